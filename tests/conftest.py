@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from expert.telemetry.cpu import CpuSampler, own_seconds
+from expert.telemetry.cpu import CpuSampler, cores_seen, own_seconds
 
 # Two workers with two threads each would only get in each other's way on two cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -22,6 +22,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # into rewriting asserts where the environment forbids to keep the result.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# Nothing that imports and the collection of tests make is garbage: looking for it took 2 s of each
+# worker.
+gc.disable()
 
 # A shell without job control starts what it puts in the background with Ctrl-C ignored, and a run
 # that was started so leaves it ignored. Tests send the signal themselves.
@@ -68,14 +72,32 @@ def pytest_runtest_teardown() -> None:
     _put_imports_aside()
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores: a quarter of the time of two workers on two cores was waiting
+    for child processes and for sleeps."""
+    return len(cores_seen()) + 1
+
+
+# What is forked from one process that has imported everything (`tests/forked.py`).
+FORKED = {"parallel", "benchmark", "test_training_signals.py", "test_signals_anywhere.py"}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest first: following the documents takes half a minute, and at the end of the tests
-    one worker would wait for it."""
-    items.sort(key=lambda item: item.path.name != "test_command_blocks.py")
+    one worker would wait for it. Then what one worker had better do: it starts that process once.
+    """
+    items.sort(
+        key=lambda item: (
+            item.path.name != "test_command_blocks.py",
+            FORKED.isdisjoint(item.path.parts),
+        )
+    )
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     _put_imports_aside()
+    gc.enable()
 
 
 def _put_imports_aside(known: list[int] = [0]) -> None:  # noqa: B006 - how many there were before

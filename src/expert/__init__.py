@@ -6,7 +6,7 @@
     plan = expert.plan(read, gpu="rtx-4090")
     print(plan.kernels.precision, plan.memory.peak_bytes)
 
-The commands of `expert` use these same functions. Importing this package imports nothing else.
+The `expert` commands use these same functions. They are imported on first use.
 """
 
 from __future__ import annotations

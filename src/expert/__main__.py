@@ -1,4 +1,4 @@
-"""`python -m expert`, and where the commands `expert` and `expert-cli` start."""
+"""Entry point of `python -m expert`, `expert` and `expert-cli`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from expert.core.interrupts import Interrupted, leave_at_once, leave_when_asked
 
 
 def main() -> None:
-    """Listen for signals before anything slow is imported, then run the command line."""
+    """Install the signal handlers before slow imports, then run the command line."""
     leave_when_asked()
     code: object = 1
     try:

@@ -38,5 +38,5 @@ def test_two_ranks_on_one_card_train_as_one_does(kind, base, tmp_path):
     options = {"device": "cuda"}
     alone = run(write_expert(tmp_path / "one", base, config)).folder
     manifest = write_expert(tmp_path / "two", base, config)
-    together = fine(ranks(2, trained, manifest, options, start="spawn"))[0]
+    together = fine(ranks(2, trained, manifest, options, spawn=True))[0]
     assert numbers_of(together) == pytest.approx(numbers_of(alone), rel=1e-2)

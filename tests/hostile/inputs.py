@@ -17,8 +17,9 @@ ROWS = ROW * 30
 Make = Callable[[Path], None]
 
 
-def _bytes(content: bytes) -> Make:
-    return lambda file: (file.write_bytes(content), None)[1]
+def _bytes(content: bytes, more: bytes = b"", times: int = 0) -> Make:
+    """`more` comes so many times after it; made only when it is written: there are 300 MB of it."""
+    return lambda file: (file.write_bytes(content + more * times), None)[1]
 
 
 def _pipe(file: Path) -> None:
@@ -46,10 +47,11 @@ def _sparse(size: int) -> Make:
     return make
 
 
-def _packed(block: bytes, times: int) -> Make:
-    """A .gz of so many equal blocks, of which each is packed once."""
+def _packed(piece: bytes, pieces: int, times: int) -> Make:
+    """A .gz of so many equal blocks of pieces."""
 
     def make(file: Path) -> None:
+        block = piece * pieces
         with gzip.open(file, "wb", compresslevel=6) as stream:
             for _ in range(times):
                 stream.write(block)
@@ -137,12 +139,12 @@ REFUSED: dict[str, tuple[str, Make]] = {
     "a device without end, as text": ("rows.txt", _link_to("/dev/zero")),
     "a device of chance": ("rows.json", _link_to("/dev/urandom")),
     "a link to itself": ("rows.jsonl", _link_to("rows.jsonl")),
-    "ten gigabytes of zeros in 10 MB": ("rows.jsonl.gz", _packed(b"\0" * 10**8, 100)),
-    "gigabytes of rows in a few megabytes": ("rows.jsonl.gz", _packed(ROW * 200_000, 120)),
-    "gigabytes of text in a few megabytes": ("rows.txt.gz", _packed(b"a" * 10**7, 300)),
+    "ten gigabytes of zeros in 10 MB": ("rows.jsonl.gz", _packed(b"\0", 10**8, 100)),
+    "gigabytes of rows in a few megabytes": ("rows.jsonl.gz", _packed(ROW, 200_000, 120)),
+    "gigabytes of text in a few megabytes": ("rows.txt.gz", _packed(b"a", 10**7, 300)),
     "gigabytes of CSV in a few megabytes": (
         "rows.csv.gz",
-        _packed((b"a," + b"b" * 1000 + b"\n") * 10**4, 100),
+        _packed(b"a," + b"b" * 1000 + b"\n", 10**4, 100),
     ),
     "gigabytes of rows, by zstd": ("rows.jsonl.zst", _packed_by_zstd),
     "a cell of 1.2 GB": ("rows.parquet", _cell(1_200_000_000)),
@@ -166,8 +168,8 @@ REFUSED: dict[str, tuple[str, Make]] = {
         "rows.json",
         _bytes(b'[{"instruction": "a", "response": "b", "response": "c"}]'),
     ),
-    "a line of 200 MB": ("rows.jsonl", _bytes(b'{"instruction": "' + b"x" * 200_000_000)),
-    "brackets without end": ("rows.json", _bytes(b"[" * 3_000_000)),
+    "a line of 200 MB": ("rows.jsonl", _bytes(b'{"instruction": "', b"x", 200_000_000)),
+    "brackets without end": ("rows.json", _bytes(b"", b"[", 3_000_000)),
     "a number of a million digits": ("rows.jsonl", _rows('{"a": ' + "9" * 10**6 + "}")),
     "a stream of zlib": ("rows.jsonl", _bytes(zlib.compress(ROWS))),
 }

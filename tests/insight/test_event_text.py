@@ -121,8 +121,8 @@ def test_an_epoch_without_validation_shows_nothing_about_it():
         ),
         (
             {"event": "high_loss", "step": 341, "loss": 9.5, "median": 1.7, "z": 12.1, "stays": 5},
-            "step 341: high loss: 9.50 (median 1.70, z 12.1); a spike where 5 steps in a row are "
-            "so high",
+            "step 341: high loss: 9.50 (median 1.70, z 12.1); counts as a spike after 5 steps in a "
+            "row",
         ),
         (
             {"event": "rolled_back", "to_step": 300, "skipped": list(range(12))},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from tests.insight.records import (
     CPU,
     GIB,
     H200,
+    PLAN,
     evidence,
     finished_events,
     found_in,
@@ -56,8 +58,8 @@ NO_NAME = {"gpu_process_memory_bytes": None}
     [
         ("host-sync", "loop.py:9", DRY, [SYNC], "", {}),
         ("launch-bound", wording("ran-dry-in"), DRY, [], "", {}),
-        ("other-process", "14.5 GiB are another's", {"gpu_memory_bytes": 60 * GIB}, [], "", {}),
-        ("other-process", "are another's", {"gpu_memory_bytes": 60 * GIB, **NO_NAME}, [], "", {}),
+        ("other-process", "14.5 GiB by other", {"gpu_memory_bytes": 60 * GIB}, [], "", {}),
+        ("other-process", "by other", {"gpu_memory_bytes": 60 * GIB, **NO_NAME}, [], "", {}),
         ("fp32-on-a-bf16-card", "NVIDIA H200", {}, [], "", FP32),
         (
             *("tf32-off", "you set use_tf32: false", {}, [], "kernels.tf32"),
@@ -383,3 +385,30 @@ def test_slow_copies_out_of_page_locked_memory_are_not_mended_by_page_locking():
     assert "pin_memory" not in found.fix
     assert not found.overrides
     assert "nvidia-smi -q" in found.fix
+
+
+ODD: tuple[Any, ...] = ("odd", ["odd", None], {"odd": 1}, [], -1, True)
+
+
+def test_odd_values_in_the_plan_or_the_machine_of_a_foreign_run_do_no_harm():
+    """A run folder may come from anyone, and its files may hold anything."""
+    steps = [e | {"allocator_retries": 9 * n} for n, e in enumerate(step_events(100))]
+    lines, wrong = finished_events(steps), []
+    for odd in ODD:
+        plans = {
+            f"{part}.{key}": planned(**{f"{part}__{key}": odd})
+            for part, values in PLAN.items()
+            if isinstance(values, dict)
+            for key in {**values, "expected_seconds": 0, "precision": 0}
+        }
+        runs = {name: record(lines, plan) for name, plan in plans.items()}
+        for name in H200:
+            gpu = {**H200, name: {"value": odd}}
+            runs[f"gpu {name}"] = record(lines, planned(kernels__precision="fp32"), gpus=(gpu,))
+        for name, run in runs.items():
+            try:
+                find(evidence(run))
+                judge(evidence(run))
+            except Exception as error:  # noqa: BLE001 - any error is a fault
+                wrong.append(f"{name}={odd!r}: {type(error).__name__}: {error}")
+    assert "\n".join(wrong) == ""

@@ -67,6 +67,7 @@ def test_damaged_files_are_reported_and_the_rest_is_shown(tmp_path: Path):
         {"tokens": -5, "seconds": 0, "updates": 0},
         {"event": ["step"]},
         {"time_forward": {}, "gpu_utilization": "x"},
+        {"loss": 1e308, "mfu": 1e308, "seconds": 1e308},
     ],
     ids=lambda odd: "-".join(odd),
 )

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from expert.insight.findings.finding import Finding
+from expert.insight.ladder.pairs import in_turns
 from expert.insight.page.blocks import CaseExample, Folded
 from expert.insight.page.contents import ladder_page, make_page
 from expert.insight.page.environment import FIRST_EDGE
@@ -17,6 +18,8 @@ from expert.insight.page.html import page_html
 from expert.insight.page.markdown import page_markdown
 from expert.insight.step.bound import Verdict
 from expert.jobs.report import gather
+from tests.insight.ladders import ladder as measured_ladder
+from tests.insight.ladders import rung
 from tests.insight.pages import (
     FIGURES,
     GPU_FIGURES,
@@ -413,6 +416,15 @@ def test_a_ladder_alone_makes_a_page(tmp_path: Path):
     page = ladder_page(ladder(), made=START)
     check_harmless(page_html(page))
     assert wording("demo-on-a-card") in page_markdown(page)
+
+
+def test_markdown_does_not_call_the_speed_relative_to_the_baseline_tokens_per_second():
+    direct = in_turns("baseline", [(100.0, 250.0)] * 3)
+    rungs = [rung("baseline", 100.0, cumulative=1.0), rung("packing", 250.0, cumulative=2.5)]
+    markdown = page_markdown(ladder_page(measured_ladder(*rungs, against_baseline=direct)))
+    [bars] = [line for line in markdown.splitlines() if line.startswith("| packing")]
+    assert bars.startswith("| packing | 2.50×")
+    assert "| setting | speed |" in markdown
 
 
 def test_a_ladder_in_doubt_warns(tmp_path: Path):

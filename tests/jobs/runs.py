@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import atexit
 import json
+import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 from torch import Tensor
 
 from expert.core.events import read_events
 from expert.jobs.train import train
 from expert.model.load import LoadedModel
+from expert.run import build
 from expert.run.session.finish import RunResult
+from expert.telemetry.cpu import cores_seen
+from expert.telemetry.timeline import Timeline
 from expert.training import loop
 from expert.training.step import seed_step
 from tests.model.models import tiny_model
@@ -79,6 +85,19 @@ def write_expert(folder: Path, base: Path | str, config: dict[str, Any], **more:
 def run(manifest: Path, **more: Any) -> RunResult:
     """Train it, with the facts of the run in its folder."""
     return train(manifest, **more)
+
+
+def run_undisturbed(manifest: Path) -> RunResult:
+    """Train it, with the phases of its steps timed by what this process computes: on a busy machine
+    the threads that fill its batches wait for a core, and it would seem to wait for its data."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "Timeline", partial(Timeline, clock=time.process_time))
+        return run(manifest)
+
+
+def times_slower() -> float:
+    """How many times as long this machine may take for something while others use its cores."""
+    return max(1.0, os.getloadavg()[0] / len(cores_seen()) - 1)
 
 
 def events_of(folder: Path, *names: str) -> list[dict[str, Any]]:

@@ -21,6 +21,7 @@ from expert.jobs.export import push as pushing
 from expert.jobs.export.checks import CannotExport
 from expert.jobs.export.export import export
 from expert.jobs.export.push import ORIGIN, CannotPush, HubUnavailable, check_push, push
+from tests.cli.running import Runner
 from tests.each import each
 from tests.jobs.hub_stand_in import TOKEN, Hub, hub_stand_in
 from tests.jobs.trained_runs import finished
@@ -219,7 +220,7 @@ def test_a_hub_out_of_reach_is_a_sentence(hub, out, monkeypatch):
 # --- the command ---------------------------------------------------------------------------------
 
 
-def command(hub: Hub, *words: str) -> list[str]:
+def command(*words: str) -> list[str]:
     return [sys.executable, "-m", "expert", "export", *words]
 
 
@@ -228,36 +229,33 @@ def environment(hub: Hub) -> dict[str, str]:
     return {**os.environ, **more, "HF_HUB_OFFLINE": "0", "COLUMNS": "400"}
 
 
-def asked(hub: Hub, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(hub, *words), env=environment(hub), capture_output=True, text=True, timeout=300
-    )
-
-
-def test_the_command_lists_the_files_pushes_them_and_prints_the_commit(hub, tmp_path):
-    to = tmp_path / "out"
-    words = (str(finished("lora")), "--to", str(to), "--device", "cpu", "--push", NAME)
-    ran = asked(hub, *words)
-    assert (ran.returncode, ran.stderr) == (EXIT_OK, "")
-    assert f"{hub.url}/{NAME}/commit/{hub.repositories[NAME].commits[-1]}" in ran.stdout
-    assert all(name in ran.stdout for name in hub.repositories[NAME].files)
-    assert TOKEN not in ran.stdout
-    again = asked(hub, str(to), "--push", NAME, "--json")
-    assert json.loads(again.stdout)["pushed"]["repository"] == NAME
+def test_the_command_lists_the_files_pushes_them_and_prints_the_commit(
+    hub, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setenv("COLUMNS", "400")
+    run, to = Runner(capsys, monkeypatch), tmp_path / "out"
+    words = ("export", str(finished("lora")), "--to", str(to), "--device", "cpu", "--push", NAME)
+    ran = run(*words)
+    assert (ran.code, ran.err) == (EXIT_OK, "")
+    assert f"{hub.url}/{NAME}/commit/{hub.repositories[NAME].commits[-1]}" in ran.out
+    assert all(name in ran.out for name in hub.repositories[NAME].files)
+    assert TOKEN not in ran.out
+    again = run("export", str(to), "--push", NAME, "--json")
+    assert json.loads(again.out)["pushed"]["repository"] == NAME
     hub.faults[:] = [("whoami", 503)] * 9
-    assert asked(hub, str(to), "--push", NAME).returncode == EXIT_UNAVAILABLE
+    assert run("export", str(to), "--push", NAME).code == EXIT_UNAVAILABLE
     hub.faults.clear()
     (to / "README.md").write_text("other", encoding="utf-8")
-    assert asked(hub, str(to), "--push", NAME).returncode == EXIT_DAMAGED
-    refused = asked(hub, *words[:2], str(tmp_path / "more"), "--push", "carol/x")
-    assert refused.returncode == EXIT_USAGE
+    assert run("export", str(to), "--push", NAME).code == EXIT_DAMAGED
+    refused = run(*words[:3], str(tmp_path / "more"), "--push", "carol/x")
+    assert refused.code == EXIT_USAGE
 
 
 @pytest.mark.skipif(os.name == "nt", reason="SIGKILL is of POSIX")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["SIGKILL", "Ctrl-C"])
 def test_a_push_that_was_broken_off_commits_nothing_and_continues(hub, out, number):
     with subprocess.Popen(
-        command(hub, str(out), "--push", NAME),
+        command(str(out), "--push", NAME),
         env=environment(hub),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

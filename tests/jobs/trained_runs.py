@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.jobs.runs import base_model, place, run, write_expert
+from tests.jobs.runs import base_model, place, run_undisturbed, write_expert
 
 SOFT = [{"name": "lead", "tokens": 4}]
 CORPUS = "the cat sat on the mat.\nthe dog ran to the cat.\n" * 60
@@ -31,7 +31,7 @@ def finished(kind: str) -> Path:
     if kind in ("int8", "fp8"):
         more["model"] = {"quantization": kind}
     base = base_model(2)
-    return run(write_expert(place() / kind, base, config, **more)).folder
+    return run_undisturbed(write_expert(place() / kind, base, config, **more)).folder
 
 
 @cache
@@ -47,4 +47,4 @@ def finished_characters() -> Path:
         "batch_size: 16, learning_rate: 1e-2, trackers: []}\n"
     )
     (folder / "manifest.yaml").write_text(text, encoding="utf-8")
-    return run(folder / "manifest.yaml").folder
+    return run_undisturbed(folder / "manifest.yaml").folder

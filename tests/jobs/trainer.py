@@ -1,13 +1,11 @@
-"""A process that trains experts in processes of its own, each begun in a moment.
+"""Runs in processes of their own, each begun in a moment, with signals of its own.
 
-Everything is imported once; every line read is a run, trained in a fork with signals of its own.
-What is written back is its pid, and how it ended. A run can be held at the beginning of a step
-until it is let continue, so that what a test does meanwhile comes in time on any machine.
+A run can be held at the beginning of a step until it is let continue, so that what a test does
+meanwhile comes in time on any machine.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import pkgutil
 import signal
@@ -15,9 +13,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+from tests.forked import forked
 
 # Files beside the manifest.
 HELD = "held"
@@ -25,22 +24,19 @@ GO_ON = "go-on"
 ACKNOWLEDGED = "acknowledged"
 
 
-def main() -> None:
-    # Imported here so that the forks need not.
-    for name in ("expert.run", "expert.data", "expert.training", "expert.telemetry", "expert.cli"):
-        for module in pkgutil.walk_packages(import_module(name).__path__, f"{name}."):
-            import_module(module.name)
-    for name in ("peft", "pandas", "transformers.models.qwen3.modeling_qwen3"):
-        import_module(name)
-    _say({"ready": os.getpid()})
-    for line in sys.stdin:
-        pid = os.fork()
-        if pid == 0:
-            work = json.loads(line)
-            os._exit(_command(**work) if "words" in work else _train(work))
-        _say({"pid": pid})
-        _, status = os.waitpid(pid, 0)
-        _say({"ended": os.waitstatus_to_exitcode(status)})
+def begun(**work: Any) -> Any:
+    """The process of a run that has just begun."""
+    return forked(_act, work)
+
+
+def ended(process: Any) -> int:
+    """The exit code of a run, or minus the signal that killed it."""
+    process.join()
+    return int(process.exitcode)
+
+
+def _act(work: dict[str, Any]) -> None:
+    sys.exit(_command(**work) if "words" in work else _train(work))
 
 
 PHASES = {
@@ -135,12 +131,3 @@ def _holding(
         seed_step(seed, number, rank)
 
     return held
-
-
-def _say(fact: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(fact) + "\n")
-    sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    main()

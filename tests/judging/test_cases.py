@@ -44,6 +44,8 @@ def test_a_list_of_rows_is_no_file_of_cases(tmp_path):
             {"cases": [{"id": 1, "instruction": "x", "expected": "y"}] * 2},
             wording("was-there-before"),
         ),
+        ({"cases": [{"id": [1], "instruction": "x"}] * 2}, "[1] is used by another case"),
+        ({"cases": [3] * 9}, ": 9 problems\n"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said_with_its_place(tmp_path, data, text):

@@ -151,10 +151,10 @@ deepspeed:
 def test_values_that_contradict_the_manifest_are_named_all_at_once():
     text = error_of(MINIMAL + CONTRADICTIONS)
     for pair in (
-        ("deepspeed.gradient_clipping: says 1.0", "max_grad_norm says 0.5"),
-        ("deepspeed.train_micro_batch_size_per_gpu: says 8", "per_device_train_batch_size says 4"),
-        ("deepspeed.gradient_accumulation_steps: says 4", "gradient_accumulation_steps says 2"),
-        ("deepspeed.bf16.enabled: says true", "bf16 says false"),
+        ("deepspeed.gradient_clipping: is 1.0", "max_grad_norm is 0.5"),
+        ("deepspeed.train_micro_batch_size_per_gpu: is 8", "per_device_train_batch_size is 4"),
+        ("deepspeed.gradient_accumulation_steps: is 4", "gradient_accumulation_steps is 2"),
+        ("deepspeed.bf16.enabled: is true", "bf16 is false"),
     ):
         assert all(words in text for words in pair), pair
     assert len(text.splitlines()) == 5

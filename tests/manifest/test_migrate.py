@@ -129,9 +129,9 @@ def test_an_alias_that_contradicts_its_key_is_a_problem(alias: str):
     first, second = CONFIG_VALUES[home]
     data = _file()
     data["training"]["config"] = {home: first, alias: second}
-    (problem,) = [found for found in problems_of(data) if found.what.startswith("says ")]
+    (problem,) = [found for found in problems_of(data) if found.what.startswith("is ")]
     assert problem.path == f"training.config.{alias}"
-    assert f", but training.config.{home} says " in problem.what
+    assert f", but training.config.{home} is " in problem.what
     assert problem.fix == wording("keep-one-two")
 
 
@@ -176,7 +176,7 @@ def test_an_alias_of_the_data_set_that_contradicts_its_key_is_a_problem(alias: s
     data["training"]["dataset"].update({home: first, alias: second})
     (problem,) = problems_of(data)
     assert problem.path == f"training.dataset.{alias}"
-    assert problem.what == (f"says {second!r}, but training.dataset.{home} says {first!r}")
+    assert problem.what == (f"is {second!r}, but training.dataset.{home} is {first!r}")
 
 
 def test_a_data_set_with_a_path_may_have_a_title():
@@ -221,7 +221,7 @@ def test_a_name_of_the_base_model_ends_there(name: str, place: str):
     assert _told(data)[path] == ["read as base_models[0].name"]
     data["base_model"] = "Z"
     (problem,) = problems_of(data)
-    assert problem.what == "says 'Y', but base_model says 'Z'"
+    assert problem.what == "is 'Y', but base_model is 'Z'"
 
 
 @each("name", [*DTYPE_NAMES, *AMP_NAMES])
@@ -266,7 +266,7 @@ def test_an_auto_flag_gives_way_to_the_word_and_a_contradiction_is_reported():
     data["training"]["config"]["fp16"] = True
     (problem,) = problems_of(data)
     assert problem.path == "dtype"
-    assert problem.what == "says 'bf16', but training.config.fp16 contradicts it"
+    assert problem.what == "is 'bf16', but training.config.fp16 is true"
 
 
 @pytest.mark.parametrize("name", LOAD_IN_NAMES)
@@ -311,7 +311,7 @@ def test_use_dora_means_the_adapter_kind(text: str, kind: str):
 
 
 def test_use_dora_false_contradicts_dora():
-    assert "use_dora: says false, but adapter_type says 'dora'" in error_of(
+    assert "use_dora: is false, but adapter_type is 'dora'" in error_of(
         MINIMAL + "use_dora: false\nadapter_type: dora"
     )
 
@@ -369,6 +369,6 @@ def test_null_neither_contradicts_nor_wins_but_where_it_is_a_value():
     assert (config.training.config.learning_rate, config.training.config.epochs) == (0.1, 2)
     later = read(MINIMAL + "training: {config: {learning_rate: null}}\nlr: 0.2").manifest
     assert later.training.config.learning_rate == 0.2
-    assert "says 1.0, but training.config.max_grad_norm says null" in error_of(
+    assert "is 1.0, but training.config.max_grad_norm is null" in error_of(
         MINIMAL + "grad_clip: 1.0\ntraining: {config: {max_grad_norm: null}}"
     )

@@ -66,6 +66,10 @@ def test_a_value_is_read_as_yaml(override: str, value: object):
         ("dtype=fp16", "fp16", True),
         ("adam_beta2=0.95", "betas", (0.9, 0.95)),
         ("save_every=5", "save_strategy", "epoch"),
+        ("float16=true", "fp16", True),
+        ("min_lr=1e-5", "lr_scheduler_kwargs.min_lr", 1e-5),
+        ("fsdp_cpu_offload=true", "distributed", "sharded"),
+        ("deepspeed=ds_z3.json", "distributed", "sharded"),
     ],
 )
 def test_overrides_reach_the_config(override: str, key: str, value: object):

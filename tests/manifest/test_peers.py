@@ -12,7 +12,7 @@ import pytest
 from expert.core.errors import ManifestError
 from expert.manifest.reader import ReadManifest, read_manifest
 from tests.each import each
-from tests.manifest.reading import MANIFESTS, error_of, notices_of, read
+from tests.manifest.reading import MANIFESTS, MINIMAL, error_of, notices_of, read
 from tests.wording import wording
 
 AXOLOTL = "base_model: tiny\nsequence_len: 512\nval_set_size: 0.1\nadapter: lora\n"
@@ -122,15 +122,24 @@ def test_columns_of_a_set_are_mapped(entry, part, column):
             "{path: a, message_property_mappings: {role: speaker, content: text}}",
             wording("role-message-in-key"),
         ),
-        ("{path: a, message_property_mappings: {tool_calls: calls}}", "tool_calls of a message is"),
-        ("{path: a, message_field_content: said}", "key 'said'  (call it content or value"),
+        (
+            "{path: a, message_property_mappings: {tool_calls: calls}}",
+            "'calls' is not a known message key",
+        ),
+        ("{path: a, message_field_content: said}", "for content  (rename it to content or value"),
         ("{path: a, roles: {user: [human, customer]}}", wording("customer-speaks-in-messages")),
         ("{path: a, roles: {assistant: [gpt, system]}}", wording("speaks-as-another")),
         ("{path: a, roles_to_train: [user, assistant]}", wording("trained-on-there-answers")),
         ("{path: a, roles_to_train: all}", wording("trained-on-there-answers")),
-        ("{path: a, message_field_training: learn}", "its key 'learn'  (call it weight or"),
-        ("{path: a, message_field_training_detail: parts}", "its key 'parts'  (call it train_"),
-        ("{path: a, field_thinking: hmm}", "its key 'hmm'  (call it reasoning_content or"),
+        (
+            "{path: a, message_field_training: learn}",
+            "'learn' is not a known message key for train",
+        ),
+        (
+            "{path: a, message_field_training_detail: parts}",
+            "for train_detail  (rename it to train_",
+        ),
+        ("{path: a, field_thinking: hmm}", "(rename it to reasoning_content or"),
     ],
 )
 def test_what_cannot_be_read_of_a_set_is_refused(entry, words):
@@ -365,6 +374,18 @@ def test_a_data_set_class_of_torchtune_names_its_rows_or_is_refused():
     known = text.replace("instruct_dataset", "alpaca_dataset")
     assert read(known).manifest.training.dataset.path == "tatsu-lab/alpaca"
     assert wording("python-class-not") in error_of(text)
+
+
+@each("rate", ["lr: 1e-3", "training: {config: {learning_rate: 1e-3}}"])
+def test_a_lowest_rate_is_a_share_of_the_learning_rate_under_any_name(rate):
+    config = read(f"{MINIMAL}{rate}\ncosine_min_lr_ratio: 0.5\n").manifest.training.config
+    assert config.lr_scheduler_kwargs.min_lr == 5e-4
+
+
+def test_the_cycles_of_a_schedule_class_are_kept():
+    schedule = "{_component_: torchtune.training.get_cosine_schedule_with_warmup, num_cycles: 2}"
+    config = read(f"{MINIMAL}lr_scheduler: {schedule}\n").manifest.training.config
+    assert (config.lr_scheduler, config.lr_scheduler_kwargs.num_cycles) == ("cosine", 2)
 
 
 def test_rows_lengths_and_batches_of_torchtune_are_those_of_its_sections():

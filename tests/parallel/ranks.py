@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from expert.core.world import World
+from tests.forked import forked
 
 LIMIT_SECONDS = 120
-PRELOADED = ["torch", "transformers", "peft", "expert.jobs.train", "expert.model.load"]
 
 
 @dataclass(frozen=True)
@@ -51,31 +51,29 @@ class Started:
         ]
 
 
-def started(size: int, does: Callable[..., Any], *given: Any, start: str = "forkserver") -> Started:
-    """`does(world, *given)` in as many processes.
-
-    `start`: a process that is to use a card must be one that was spawned.
-    """
-    context: Any = multiprocessing.get_context(start)
-    if start == "forkserver":
-        context.set_forkserver_preload(PRELOADED)
+def started(size: int, does: Callable[..., Any], *given: Any, spawn: bool = False) -> Started:
+    """`does(world, *given)` in as many processes. `spawn`: a process that is to use a card must not
+    be a fork."""
     port, found = free_port(), Started([], [])
     for rank in range(size):
-        here, there = context.Pipe()
+        here, there = multiprocessing.Pipe()
         world = World(rank=rank, size=size, local_rank=rank, local_size=size)
-        process = context.Process(target=_rank, args=(world, port, there, does, given))
-        process.start()
+        process = (spawned if spawn else forked)(_rank, world, port, there, does, given)
         there.close()
         found.ends.append(here)
         found.processes.append(process)
     return found
 
 
-def ranks(
-    size: int, does: Callable[..., Any], *given: Any, start: str = "forkserver"
-) -> list[Ended]:
+def spawned(does: Callable[..., Any], *given: Any) -> Any:
+    process = multiprocessing.get_context("spawn").Process(target=does, args=given)
+    process.start()
+    return process
+
+
+def ranks(size: int, does: Callable[..., Any], *given: Any, spawn: bool = False) -> list[Ended]:
     """What as many processes ended with."""
-    return started(size, does, *given, start=start).ended()
+    return started(size, does, *given, spawn=spawn).ended()
 
 
 def fine(ended: list[Ended]) -> list[Any]:

@@ -15,11 +15,10 @@ from expert.core.publish import damage
 from expert.core.rundir import RunFolder, runs_in
 from tests.faults.counting import cases
 from tests.jobs.runs import events_of, losses_of, weights_of
-from tests.jobs.trainer import PHASES
+from tests.jobs.trainer import PHASES, begun, ended
 from tests.run.test_training_signals import (  # noqa: F401 - fixtures
     assert_equal_in_the_end,
     own,
-    trainers,
     whole,
 )
 
@@ -31,8 +30,8 @@ CALLS = {"step": 12, "evaluation": 4, "saving": 6}
 class Runs:
     """Commands that train the same manifest, each in a folder of its own."""
 
-    def __init__(self, trainers: Any, whole: tuple[Path, Path], folder: Path) -> None:  # noqa: F811
-        self.trainers, self.whole, self.folder = trainers, whole, folder
+    def __init__(self, whole: tuple[Path, Path], folder: Path) -> None:  # noqa: F811
+        self.whole, self.folder = whole, folder
         self.output = folder / "output.txt"
 
     def interrupted(self, number: int, chance: random.Random, *, twice: bool = False) -> None:
@@ -49,8 +48,8 @@ class Runs:
             shutil.rmtree(manifest.parent / "datasets_optimized")
         code = self.train(manifest, told)
         text = self.output.read_text()
-        ended = (0, 128 + number) if number != signal.SIGUSR1 else (0,)
-        assert code in ended, f"{told}: exit code {code}: {text[-2000:]}"
+        allowed = (0, 128 + number) if number != signal.SIGUSR1 else (0,)
+        assert code in allowed, f"{told}: exit code {code}: {text[-2000:]}"
         assert "Traceback" not in text, f"{told}: {text[-3000:]}"
         self.sound(manifest, told)
         if code:
@@ -64,9 +63,7 @@ class Runs:
         found = runs_in(manifest.parent / "runs")
         words = ["train", "-m", str(manifest), "--device", "cpu"]
         words += ["--resume", str(found[0].path)] if found else []
-        self.trainers.start(words=words, signals=signals, output=str(self.output))
-        code: int = self.trainers.ended()
-        return code
+        return ended(begun(words=words, signals=signals, output=str(self.output)))
 
     def sound(self, manifest: Path, told: object) -> None:
         for run in runs_in(manifest.parent / "runs"):
@@ -85,8 +82,8 @@ def test_what_is_compared_is_not_empty(whole):  # noqa: F811
 @pytest.mark.fault(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGUSR1"])
-def test_a_signal_at_any_moment_leaves_a_run_that_ends_the_same(trainers, whole, tmp_path, name):  # noqa: F811
-    runs, chance = Runs(trainers, whole, tmp_path), random.Random(name)
+def test_a_signal_at_any_moment_leaves_a_run_that_ends_the_same(whole, tmp_path, name):  # noqa: F811
+    runs, chance = Runs(whole, tmp_path), random.Random(name)
     for _ in cases(34):
         runs.interrupted(getattr(signal, name), chance)
 
@@ -94,7 +91,7 @@ def test_a_signal_at_any_moment_leaves_a_run_that_ends_the_same(trainers, whole,
 @pytest.mark.fault(5)
 @pytest.mark.slow
 @pytest.mark.parametrize("twice", [False, True], ids=["once", "twice"])
-def test_ctrl_c_at_any_moment_leaves_a_run_that_ends_the_same(trainers, whole, tmp_path, twice):  # noqa: F811
-    runs, chance = Runs(trainers, whole, tmp_path), random.Random(twice)
+def test_ctrl_c_at_any_moment_leaves_a_run_that_ends_the_same(whole, tmp_path, twice):  # noqa: F811
+    runs, chance = Runs(whole, tmp_path), random.Random(twice)
     for _ in cases(25):
         runs.interrupted(signal.SIGINT, chance, twice=twice)

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +26,7 @@ from tests.jobs.runs import (
     weights_of,
     write_expert,
 )
-from tests.jobs.trainer import ACKNOWLEDGED, GO_ON, HELD
+from tests.jobs.trainer import ACKNOWLEDGED, GO_ON, HELD, begun, ended
 from tests.wording import wording
 
 # Two epochs of six steps with accumulation, dropout and evaluation.
@@ -41,45 +38,6 @@ SETTINGS = {
     "eval_steps": 4,
 }
 PATIENCE_SECONDS = 60.0
-
-
-class Trainers:
-    """The process that begins runs in forks of itself."""
-
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.jobs.trainer"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "error"},
-            cwd=Path(__file__).parents[2],
-        )
-        self._read("ready")
-
-    def start(self, **work: object) -> int:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(work) + "\n")
-        self._process.stdin.flush()
-        return self._read("pid")
-
-    def ended(self) -> int:
-        """The exit code of the run, or minus the signal that killed it."""
-        return self._read("ended")
-
-    def close(self) -> None:
-        self._process.communicate(timeout=PATIENCE_SECONDS)
-
-    def _read(self, key: str) -> int:
-        assert self._process.stdout is not None
-        return int(json.loads(self._process.stdout.readline())[key])
-
-
-@pytest.fixture(scope="module")
-def trainers():
-    process = Trainers()
-    yield process
-    process.close()
 
 
 @pytest.fixture(scope="module")
@@ -127,20 +85,18 @@ def assert_equal_in_the_end(folder: Path, whole: tuple[Path, Path]) -> None:
 
 
 @pytest.mark.fault(4)
-def test_a_signal_saves_the_step_reached_and_the_run_is_resumed_from_there(
-    trainers, whole, tmp_path
-):
+def test_a_signal_saves_the_step_reached_and_the_run_is_resumed_from_there(whole, tmp_path):
     manifest = own(whole, tmp_path)
-    pid = trainers.start(manifest=str(manifest), hold_at=5)
+    process = begun(manifest=str(manifest), hold_at=5)
     wait_for_file(manifest, HELD)
     folder = run_folder(manifest)
     # In the meantime nobody else may train there.
-    with pytest.raises(RunInUse, match=wording("in-use-by-process", pid=pid)):
+    with pytest.raises(RunInUse, match=wording("in-use-by-process", pid=process.pid)):
         run(manifest, resume=str(folder))
-    os.kill(pid, signal.SIGTERM)
+    os.kill(process.pid, signal.SIGTERM)
     wait_for_file(manifest, ACKNOWLEDGED)
     (manifest.parent / GO_ON).touch()
-    assert trainers.ended() == 143
+    assert ended(process) == 143
     assert max(losses_of(folder)) == 6  # the step under way was taken, and no other
     assert max(saved_steps(folder)) == 6
     assert damage(folder / "checkpoints" / "step-000006") == ""
@@ -150,14 +106,14 @@ def test_a_signal_saves_the_step_reached_and_the_run_is_resumed_from_there(
 
 
 @pytest.mark.fault(5)
-def test_a_second_signal_ends_the_run_at_once_and_damages_nothing(trainers, whole, tmp_path):
+def test_a_second_signal_ends_the_run_at_once_and_damages_nothing(whole, tmp_path):
     manifest = own(whole, tmp_path)
-    pid = trainers.start(manifest=str(manifest), hold_at=2)
+    process = begun(manifest=str(manifest), hold_at=2)
     wait_for_file(manifest, HELD)
-    os.kill(pid, signal.SIGTERM)
+    os.kill(process.pid, signal.SIGTERM)
     wait_for_file(manifest, ACKNOWLEDGED)  # two signals that wait together are one
-    os.kill(pid, signal.SIGTERM)
-    assert trainers.ended() == 143
+    os.kill(process.pid, signal.SIGTERM)
+    assert ended(process) == 143
     folder = run_folder(manifest)
     assert saved_steps(folder) == [2]  # the step under way was not waited for
     assert events_of(folder, "stopped") == []
@@ -165,15 +121,13 @@ def test_a_second_signal_ends_the_run_at_once_and_damages_nothing(trainers, whol
 
 
 @pytest.mark.fault(1)
-def test_a_run_killed_after_its_first_epoch_has_the_checkpoint_of_that_epoch(
-    trainers, whole, tmp_path
-):
+def test_a_run_killed_after_its_first_epoch_has_the_checkpoint_of_that_epoch(whole, tmp_path):
     manifest = own(whole, tmp_path)
     settings = ("training.config.save_strategy=epoch", "training.config.evaluation_strategy=epoch")
-    pid = trainers.start(manifest=str(manifest), hold_at=8, overrides=settings)
+    process = begun(manifest=str(manifest), hold_at=8, overrides=settings)
     wait_for_file(manifest, HELD)
-    os.kill(pid, signal.SIGKILL)
-    assert trainers.ended() == -signal.SIGKILL
+    os.kill(process.pid, signal.SIGKILL)
+    assert ended(process) == -signal.SIGKILL
     folder = run_folder(manifest)
     assert saved_steps(folder) == [6]
     assert damage(folder / "checkpoints" / "step-000006") == ""
@@ -220,18 +174,18 @@ def test_a_signal_is_answered_wherever_it_comes(
     assert len(events_of(done.folder, "eval")) == len(events_of(whole[1], "eval"))
 
 
-def killed_at_random(trainers, whole, manifest: Path, kills: int, seed: int) -> None:
+def killed_at_random(whole, manifest: Path, kills: int, seed: int) -> None:
     """Kill, resume, kill, ... and in the end let it finish."""
     chance = random.Random(seed)
     for kill in range(kills):
         event = "resumed" if kill else "saved"
         known, resume = times_told(manifest, event), {"resume": "auto"} if kill else {}
-        pid = trainers.start(manifest=str(manifest), pause=0.01, **resume)
+        process = begun(manifest=str(manifest), pause=0.01, **resume)
         wait_until(lambda: times_told(manifest, event) > known, event)  # noqa: B023 - at once
         time.sleep(chance.uniform(0.0, 0.6))  # any moment will do
         with contextlib.suppress(ProcessLookupError):  # it may have finished by then
-            os.kill(pid, signal.SIGKILL)
-        assert trainers.ended() in (0, -signal.SIGKILL)
+            os.kill(process.pid, signal.SIGKILL)
+        assert ended(process) in (0, -signal.SIGKILL)
         folder = run_folder(manifest)
         newest = max(saved_steps(folder))
         with case():
@@ -245,12 +199,12 @@ def killed_at_random(trainers, whole, manifest: Path, kills: int, seed: int) -> 
 
 
 @pytest.mark.fault(1)
-def test_kills_at_any_moment_leave_a_run_that_ends_the_same(trainers, whole, tmp_path):
-    killed_at_random(trainers, whole, own(whole, tmp_path), kills=2, seed=1)
+def test_kills_at_any_moment_leave_a_run_that_ends_the_same(whole, tmp_path):
+    killed_at_random(whole, own(whole, tmp_path), kills=2, seed=1)
 
 
 @pytest.mark.fault(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(scaled(55)))
-def test_200_kills_at_any_moment_leave_runs_that_end_the_same(trainers, whole, tmp_path, seed):
-    killed_at_random(trainers, whole, own(whole, tmp_path), kills=5, seed=seed)
+def test_200_kills_at_any_moment_leave_runs_that_end_the_same(whole, tmp_path, seed):
+    killed_at_random(whole, own(whole, tmp_path), kills=5, seed=seed)

@@ -1,4 +1,4 @@
-"""The commands of `expert` and `expert-cli`, in the order somebody with new rows needs them."""
+"""The commands of `expert` and `expert-cli`, in the order a new user needs them."""
 
 from __future__ import annotations
 
@@ -90,14 +90,14 @@ def plain_message(message: str, option: str | None = None) -> str:
 
 
 def _plain_flags(options: Iterable[Any]) -> None:
-    """Switches take no value, so help shows no `<bool>` beside them."""
+    """Flags take no value, so help shows no `<bool>` next to them."""
     for option in options:
         if getattr(option, "is_flag", False) and option.metavar is None:
             option.metavar = ""
 
 
 class _Commands(TyperGroup):
-    """Lists commands in the order of use, and explains refused values in plain words."""
+    """Lists commands in the order of use, and explains rejected values in plain words."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         options = super().get_params(ctx)
@@ -155,5 +155,5 @@ def _root(
 
 @cache
 def command() -> Any:
-    """All commands with their options; typer would read all signatures again each time."""
+    """All commands with their options, cached: typer reads all signatures on every call."""
     return typer.main.get_command(app)

@@ -38,11 +38,11 @@ else:
     Watcher = object  # importing it takes as long as all of --help
 
 ALWAYS = ("setting", "tokens/s", "gain", "in all", "loss", "")
-"""Columns that are shown even where no value is known."""
+"""Columns shown even if they have no values."""
 FIRST_TO_GO = ("±", "rows/s", "epoch", "MFU", "off by", "GPU", "memory", "loss")
-"""Columns that a narrow terminal has no room for, in this order."""
+"""Columns dropped in this order if the terminal is too narrow."""
 BETWEEN = 3
-"""Characters between columns of a ruled table."""
+"""Characters between the columns of a table."""
 WORDS = 24
 """Width of the last column, which is wrapped."""
 
@@ -67,7 +67,7 @@ NoRemember = Annotated[
 Forget = Annotated[
     bool,
     typer.Option(
-        "--forget", help="Measure nothing: forget the winners, of the manifest's model or all."
+        "--forget", help="Measure nothing; forget the winners of the manifest's model, or all."
     ),
 ]
 
@@ -141,7 +141,7 @@ def _forget(asked: BenchmarkRequest | None, console: Console) -> None:
 
 
 def _measure(asked: BenchmarkRequest, to: Path | None, console: Console, *, as_json: bool) -> None:
-    """Runs the benchmark, shows the result, and writes it; interrupted, what was measured."""
+    """Run the benchmark, show and write the result; if interrupted, write what was measured."""
     from expert.insight.ladder.ladder import FILE
     from expert.jobs.benchmark.benchmark import benchmark as benchmark_job
     from expert.jobs.benchmark.benchmark import check_result_file, new_folder, write_result
@@ -169,8 +169,7 @@ def _measure(asked: BenchmarkRequest, to: Path | None, console: Console, *, as_j
 
 
 class BenchmarkView(Watcher):
-    """The watcher of a benchmark: a bar with the setting and the time left; plain lines outside a
-    terminal."""
+    """A bar with the setting and the time left, or plain lines outside a terminal."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self._console, self._clock = console, clock
@@ -191,12 +190,10 @@ class BenchmarkView(Watcher):
         self._open.close()
 
     def preparing(self, name: str, rows: int, tokens: int) -> None:
-        """Data is being prepared."""
         if self._preparing is not None:
             self._preparing(name, rows, tokens)
 
     def begins(self, rung: Setting, number: int, of: int, left: float) -> None:
-        """A setting starts."""
         self._of = of
         if self._preparing is not None:
             self._open.close()
@@ -217,12 +214,11 @@ class BenchmarkView(Watcher):
         self.goes_on("", 0, 0)
 
     def crowded(self, words: str) -> None:
-        """Warns while something can still be done about it."""
+        """Warn while the user can still do something about it."""
         fix = "end them, or measure again on an idle machine"
         show(self._out, f"! {words}: rates and gains are uncertain  ({fix})", "yellow")
 
     def goes_on(self, doing: str, done: int, of: int) -> None:
-        """Moves the bar."""
         if self._bar is None or self._task is None:
             return
         share = done / of if of else 0.0
@@ -232,16 +228,15 @@ class BenchmarkView(Watcher):
         self._bar.refresh()
 
     def ends(self, result: SettingResult) -> None:
-        """Prints the result of a setting."""
         style = {"kept": "green", "no difference": "green", "not here": "dim"}
         show(self._out, line_of(result), style.get(result.status, "yellow"))
 
     def cut_off(self, ladder: Ladder) -> None:
-        """Keeps what was measured, to be written."""
+        """Keep what was measured, to be written."""
         self.measured = ladder
 
     def remembered(self, file: Path) -> None:
-        """The winner is used from now on."""
+        """Report that later plans use the winner."""
         show(
             self._console,
             "later plans use the winner where the manifest says auto: expert plan --all\n"
@@ -249,7 +244,7 @@ class BenchmarkView(Watcher):
         )
 
     def not_remembered(self, because: str) -> None:
-        """The winner could not be stored."""
+        """Report that the winner could not be stored."""
         show(self._console, f"! later plans will not use the winner: {because}", "yellow")
 
     @property
@@ -306,8 +301,8 @@ def show_ladder(ladder: Ladder, console: Console) -> None:
 
 
 def _columns(columns: tuple[str, ...], rows: list[tuple[str, ...]], room: int | None) -> list[str]:
-    """Those with values, as many as fit: a number broken over two lines cannot be read. The
-    Markdown and the page have all of them."""
+    """The columns with values that fit: a number broken over two lines is unreadable. Markdown and
+    HTML have all columns."""
     cells = {column: [row[place] for row in rows] for place, column in enumerate(columns)}
     kept = [c for c in columns if c in ALWAYS or any(cell != "–" for cell in cells[c])]
     widths = {c: max(len(c), *map(len, cells[c]), 0) + BETWEEN for c in kept}
@@ -319,7 +314,7 @@ def _columns(columns: tuple[str, ...], rows: list[tuple[str, ...]], room: int | 
 
 
 def _bar(rung: SettingResult, ladder: Ladder) -> tuple[str, float, str]:
-    """The speed against the baseline, or tokens per second where that is unknown."""
+    """The speed relative to the baseline, or tokens per second if that is unknown."""
     assert rung.measured is not None
     if ladder.is_held_against_baseline and rung.cumulative is not None:
         return rung.name, rung.cumulative, f"{rung.cumulative:.2f}x"

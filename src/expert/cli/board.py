@@ -20,8 +20,8 @@ def board(
         list[Path] | None,
         typer.Argument(metavar="[FOLDER…]", help="Folders with runs and manifests; default: ."),
     ] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: a free one.")] = PORT,
-    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port.")] = PORT,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     read_only: Annotated[
         bool, typer.Option("--read-only", help="Pages show everything and change nothing.")
     ] = False,
@@ -41,7 +41,7 @@ def board(
     warning = server.warning_about(host)
     if warning:
         show(console, f"warning: {warning}", "yellow")
-    write_line(url, needed=False)  # whole: `show` hides what looks like a secret
+    write_line(url, needed=False)  # in full: `show` would hide the token
     show(console, "Ctrl-C ends the board; runs continue.")
     if open_it:
         webbrowser.open(url)

@@ -1,4 +1,4 @@
-"""`expert diagnose`: why a run is as fast as it is, or will be, and what would make it faster."""
+"""`expert diagnose`: what limits a run's speed, before or after it, and how to fix it."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def _refuse_contradictions(
 
 
 def _progress(text: str) -> None:
-    """A line in a terminal for each thing that takes a while."""
+    """A line in a terminal for each slow task."""
     notes = make_console(error=True)
     if notes.is_terminal:
         show(notes, f"{text} …", "dim")
@@ -172,7 +172,7 @@ def _try_first_fix(
     read: Callable[..., ReadManifest],
     **short: Any,
 ) -> Tried:
-    """Of what was found before a run, or, where that is None, of the diagnosis of the run."""
+    """Try the fix of the given findings, or if None, of the run's diagnosis."""
     from expert.jobs.diagnose.diagnose import diagnose_run
     from expert.jobs.diagnose.first_fix import first_fix, try_fix
 
@@ -192,7 +192,7 @@ def _try_first_fix(
 
 
 def show_diagnosis(found: Diagnosis, console: Console) -> None:
-    """The verdict; then what it rests on; then what to do."""
+    """The verdict, then its evidence, then what to do."""
     verdict, learning = found.verdict, found.learning
     good = verdict.kind == "compute-bound" and not verdict.fix
     show(console, verdict.sentence, "bold green" if good else "bold yellow")
@@ -206,7 +206,7 @@ def show_diagnosis(found: Diagnosis, console: Console) -> None:
         if learning.fix:
             show(console, f"fix: {learning.fix}")
     if found.step_verdict != verdict:
-        show(console, f"a step by itself: {found.step_verdict.sentence}")
+        show(console, f"a single step: {found.step_verdict.sentence}")
     if found.anatomy.step is not None:
         _show_step(found.anatomy.step, console)
     _show_run(found.anatomy.run, console)
@@ -231,7 +231,7 @@ def show_diagnosis(found: Diagnosis, console: Console) -> None:
 
 
 def _show_step(step: StepAnatomy, console: Console) -> None:
-    """Where every millisecond of an average step went."""
+    """Where the time of an average step went."""
     from expert.insight.step.anatomy import PHASE_NAMES
 
     first = "" if step.settled else ", the first ones: the run was too short to settle"
@@ -247,7 +247,7 @@ def _show_step(step: StepAnatomy, console: Console) -> None:
         "MFU": step.mfu,
         "idle": step.idle_share,
         "GPU use": step.gpu_utilization,
-        "steps that waited for data": step.ran_dry,
+        "steps where the device ran dry": step.ran_dry,
         "padding": step.padding,
     }
     facts = [
@@ -294,7 +294,7 @@ def _next_command(found: Diagnosis) -> str:
 
 
 def show_check(found: Check, console: Console) -> None:
-    """Kernels, then findings, the worst first, and one sentence at the end."""
+    """Kernels, then findings, worst first, then a summary."""
     if found.trials.tried:
         _show_trials(found.trials.tried, found.trials.device, console)
     rows = []
@@ -321,7 +321,6 @@ def _summary(findings: Sequence[Finding], target: str) -> tuple[str, str]:
 
 
 def _show_trials(tried: Sequence[TriedKernel], device: str, console: Console) -> None:
-    """One line for every kernel."""
     marks = {"works": "✓", "absent": "·", "not tried": "·"}
     rows = []
     for each in tried:
@@ -367,7 +366,7 @@ def _off(value: float | None, tolerance: float | None) -> str:
 
 
 def show_profile(found: Profile, console: Console) -> None:
-    """Purposes as bars, then the kernels that took most."""
+    """Purposes as bars, then the kernels that took longest."""
     steps = max(1, found.updates)
     title = f"{counted(found.updates, 'step')} on {found.device}, {duration(found.seconds / steps)}"
     show(console, f"{title} each", "bold")

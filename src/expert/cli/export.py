@@ -1,4 +1,4 @@
-"""`expert export`: the adapter, or merged weights."""
+"""`expert export`: the adapter, merged weights or a GGUF file."""
 
 from __future__ import annotations
 
@@ -35,8 +35,6 @@ EXPORT_EPILOG = (
 
 
 class Dtype(StrEnum):
-    """Of exported weights."""
-
     bf16 = "bf16"
     fp16 = "fp16"
     fp32 = "fp32"
@@ -56,10 +54,10 @@ GgufAdapter = Annotated[
     bool, typer.Option("--gguf-adapter", help="Write the LoRA adapter alone as GGUF.")
 ]
 JudgedRows = Annotated[
-    int, typer.Option(min=0, help="Held-out rows that a GGUF file is judged by; 0: none.")
+    int, typer.Option(min=0, help="Held-out rows to check a GGUF file with; 0: none.")
 ]
 OfWeights = Annotated[
-    Dtype | None, typer.Option(help="Of merged or full weights; default: that of the run.")
+    Dtype | None, typer.Option(help="Of merged or full weights; default: the run's.")
 ]
 AllowFailed = Annotated[
     bool, typer.Option("--allow-failed", help="Export even if expert validate failed.")
@@ -73,7 +71,7 @@ PushTo = Annotated[
         "export made before.",
     ),
 ]
-Public = Annotated[bool, typer.Option("--public", help="With --push: everybody may see it.")]
+Public = Annotated[bool, typer.Option("--public", help="With --push: make it public.")]
 
 
 def export(
@@ -100,9 +98,9 @@ def export(
     flags = {"--merged": merged, "--adapter": adapter, "--gguf": gguf is not None}
     asked = [flag for flag, on in {**flags, "--gguf-adapter": gguf_adapter}.items() if on]
     if len(asked) > 1:
-        raise typer.BadParameter(f"{' and '.join(asked)}: one export at a time, choose one")
+        raise typer.BadParameter(f"{' and '.join(asked)}: choose one kind of export")
     if public and not push:
-        raise typer.BadParameter("--public goes with --push")
+        raise typer.BadParameter("--public needs --push")
     if to is None and not push:
         raise typer.BadParameter("--to is missing: name the folder to write")
     if to is None and (asked or dtype or checkpoint):
@@ -138,12 +136,12 @@ def export(
 def _push(
     console: Console, folder: Path, push: str, public: bool, allow_failed: bool, as_json: bool
 ) -> Pushed:
-    """List what goes to the hub, upload it, and show where it is."""
+    """List the files, upload them to the hub, and show the address."""
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
     from expert.jobs.export.push import push as push_job
 
-    if as_json or not console.is_terminal:  # elsewhere bars would fill a log
+    if as_json or not console.is_terminal:  # bars would fill a log
         disable_progress_bars()
 
     with Stages(console) as stage:
@@ -166,13 +164,13 @@ def _push(
         )
     if not as_json:
         others = ", ".join(done.others)
-        more = [(f"warning: also there, and not of this export: {others}", "yellow")]
+        more = [(f"warning: the repository also has files of other exports: {others}", "yellow")]
         show_lines(console, [(f"✓ pushed: {done.url}", ""), *(more if others else [])])
     return done
 
 
 def exported_lines(done: Exported) -> list[Line]:
-    """What was written, how close it is to what was trained, and warnings."""
+    """What was written, how close it is to the trained model, and warnings."""
     what = {"adapter": "the adapter", "merged": "merged weights", "model": "the model"}[done.kind]
     what = f"{done.file}" if done.gguf else what
     dtype = "F32" if done.gguf == "lora" else done.gguf or done.dtype

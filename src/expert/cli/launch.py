@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 
 class Cluster(StrEnum):
-    """Who starts the processes."""
-
     slurm = "slurm"
     kubernetes = "kubernetes"
     skypilot = "skypilot"
@@ -29,11 +27,11 @@ class Cluster(StrEnum):
 On = Annotated[Cluster, typer.Option("--on", help="The scheduler of the cluster.")]
 Nodes = Annotated[int, typer.Option("--nodes", min=1, help="Machines.")]
 Gpus = Annotated[int, typer.Option("--gpus", min=1, help="GPUs of each machine; a rank on each.")]
-Name = Annotated[str | None, typer.Option("--name", help="Of the job; default: the expert's.")]
+Name = Annotated[str | None, typer.Option("--name", help="Name of the job; default: the expert's.")]
 To = Annotated[
     str | None,
     typer.Option(
-        "--to", metavar="FILE", help="File to write, - to print; default: beside the manifest."
+        "--to", metavar="FILE", help="File to write, - to print; default: next to the manifest."
     ),
 ]
 Submit = Annotated[
@@ -62,7 +60,7 @@ Python = Annotated[
 ]
 Setup = Annotated[
     list[str] | None,
-    typer.Option("--setup", metavar="LINE", help="Line of shell to run before; repeatable."),
+    typer.Option("--setup", metavar="LINE", help="Shell line to run first; repeatable."),
 ]
 Cpus = Annotated[int, typer.Option("--cpus", min=1, help="CPU cores of each rank.")]
 Memory = Annotated[
@@ -70,11 +68,9 @@ Memory = Annotated[
 ]
 Warning_ = Annotated[
     int,
-    typer.Option("--warning", min=20, help="Seconds to save a checkpoint before it is ended."),
+    typer.Option("--warning", min=20, help="Seconds to save a checkpoint before it is killed."),
 ]
-Restarts = Annotated[
-    int, typer.Option("--restarts", min=0, help="Times to start again after a crash.")
-]
+Restarts = Annotated[int, typer.Option("--restarts", min=0, help="Restarts after a crash.")]
 
 Time = Annotated[str | None, typer.Option("--time", help="Slurm: limit, HH:MM:SS.")]
 Partition = Annotated[str | None, typer.Option("--partition", help="Slurm: where to queue.")]
@@ -151,7 +147,7 @@ def launch(
 
 
 def _hand_out(job: ClusterJob, read: ReadManifest, to: str | None, *, submit: bool) -> None:
-    """Print the job's file, or write it and, where asked, submit it."""
+    """Print the job file, or write it and optionally submit it."""
     from expert.jobs.launch import submit as submitting
 
     if to == "-" and submit:

@@ -43,7 +43,7 @@ def machine(
 
 
 def cards_sheet() -> Sheet:
-    """The cards that plans can be made for; a dash where a number is unknown."""
+    """The cards that plans can be made for; a dash for unknown numbers."""
     from expert.planning.machine.cards import CARDS
 
     numbers = ("bf16_tflops", "fp16_tflops", "tf32_tflops", "fp8_tflops", "bandwidth_gbs")
@@ -61,7 +61,7 @@ def cards_sheet() -> Sheet:
 
 
 def machine_sheet(machine: Machine) -> Sheet:
-    """Fact, value and source of everything known about the machine, the GPUs first."""
+    """Fact, value and source of everything known about the machine, GPUs first."""
     host = [
         _row("CPU", machine.cpu_model),
         _row("cores available", machine.cores_available),
@@ -93,7 +93,7 @@ def _gpu_rows(gpu: Gpu) -> Iterator[FactRow]:
     yield _row(f"{label} power limit", gpu.power_limit_watts, "{:.0f} W".format)
     yield _row(f"{label} PCIe generation", gpu.pcie_generation)
     yield _row(f"{label} PCIe width", gpu.pcie_width, "x{}".format)
-    if gpu.mig_slice.source != NOT_SPLIT:  # not worth a line on every ordinary card
+    if gpu.mig_slice.source != NOT_SPLIT:  # not worth a line on ordinary cards
         yield _row(f"{label} MIG slice", gpu.mig_slice)
     yield _row(f"{label} UUID", gpu.uuid)
 
@@ -157,7 +157,7 @@ def clear_cuda_cache(
 
 
 def memory_lines(found: GpuMemory) -> list[Line]:
-    """Every card with the processes on it, then what could be done."""
+    """Every card with its processes, then what could be done."""
     if not found.cards:
         return [(f"There is no GPU here, and no GPU memory to free: {found.note}.", "")]
     lines = [line for card in found.cards for line in _card_lines(card)]
@@ -187,4 +187,4 @@ def _card_lines(card: CardMemory) -> Iterator[Line]:
         what = "the driver itself, or processes that are not visible from here"
         yield f"  {gib(card.elsewhere_bytes)}: {what}", "dim"
     if not card.holders:
-        yield "  no process holds memory on it", ""
+        yield "  no process uses its memory", ""

@@ -36,9 +36,9 @@ WHAT_IS_LEFT = {
 
 
 def run() -> None:
-    """Run the command; an error is shown in plain words, never as a traceback."""
+    """Run the command; errors are shown in plain words, never as a traceback."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a Windows pipe may not know ✓ or ×
+        if isinstance(stream, io.TextIOWrapper):  # a Windows pipe may lack ✓ or ×
             stream.reconfigure(encoding="utf-8", errors="replace")
     watched = outputs()
     try:
@@ -59,18 +59,18 @@ def run() -> None:
         _show_shortage(error)
         sys.exit(_report_fault(error))
     except BaseException as error:
-        if type(error).__name__ != "PanicException":  # of Rust, which is no Exception
+        if type(error).__name__ != "PanicException":  # from Rust, not an Exception
             raise
         _show_shortage(error)
         sys.exit(_report_fault(error))
     finally:
-        with contextlib.suppress(OSError):  # it was shown, or nobody is left to read it
+        with contextlib.suppress(OSError):  # already shown, or nobody is left to read it
             flush_outputs()
-        gc.freeze()  # Python would look through all of torch for garbage before it ends: seconds
+        gc.freeze()  # or Python would scan all of torch for garbage at exit: seconds
 
 
 def _run_command(watched: list[int]) -> None:
-    """Run the command and flush its output here, where a reader that left is noticed."""
+    """Run the command and flush its output here, where a closed pipe is noticed."""
     from expert.cli.app import command
 
     refuse_small_memory(next((word for word in sys.argv[1:] if not word.startswith("-")), ""))
@@ -79,12 +79,12 @@ def _run_command(watched: list[int]) -> None:
     except SystemExit as end:
         if isinstance(end.__context__, BrokenPipeError):  # typer and rich turn it into exit code 1
             sys.exit(_code_of_broken_pipe(end.__context__, watched))
-        flush_outputs()  # the exit code is that of the command itself
+        flush_outputs()  # the exit code stays that of the command
         raise
 
 
 def _show_shortage(error: BaseException) -> None:
-    """Leave where an error comes from too little memory, threads or open files, and say so."""
+    """Exit with a message if an error comes from a lack of memory, threads or open files."""
     found = shortage_behind(error)
     if found is not None:
         _show_failure(str(found), found.exit_code)
@@ -92,9 +92,9 @@ def _show_shortage(error: BaseException) -> None:
 
 
 def _code_of_broken_pipe(error: BrokenPipeError, watched: list[int]) -> int:
-    """The exit code where the reader of a pipe left: 0, it has what it wanted. An error that
-    nobody read keeps its own code."""
-    if not any(map(nobody_reads, watched)):  # some other pipe: not an end that anybody wanted
+    """The exit code after a pipe's reader left: 0, it has what it wanted. An error that nobody read
+    keeps its own code."""
+    if not any(map(nobody_reads, watched)):  # another pipe, so not an intended end
         return _report_fault(error)
     for stream in (sys.stdout, sys.stderr):  # Python would complain at exit
         silence(stream)
@@ -102,8 +102,8 @@ def _code_of_broken_pipe(error: BrokenPipeError, watched: list[int]) -> int:
 
 
 def _show_failure(text: str, exit_code: int, *, of_another: bool = False) -> None:
-    """Also to whoever started this process as one of several, and who shows first what the one has
-    to say that failed first."""
+    """Show a failure, and record it for the process that started this one as one of several ranks,
+    which reports the first failure."""
     from expert.parallel.launch import LAUNCH_FOLDER
 
     record_failure(text, exit_code=exit_code, of_another=of_another)
@@ -125,7 +125,7 @@ def _report_fault(error: BaseException) -> int:
 
 
 def show_interrupted(end: Interrupted, words: Sequence[str]) -> None:
-    """Write to standard error what was interrupted, once; `words` follow `expert`."""
+    """Write once to standard error what was interrupted; `words` come after `expert`."""
     if end.told:
         return
     end.told = True

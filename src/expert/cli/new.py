@@ -74,7 +74,7 @@ def new(
 
 
 def _lines(made: NewExpert) -> Iterator[Line]:
-    """What was made, from which rows, and the next commands."""
+    """What was created, from which rows, and the next commands."""
     what = "tool calls" if made.calls else made.template
     yield f"✓ made {made.folder}  (answers: {what})", "bold green"
     if made.columns:

@@ -82,7 +82,7 @@ def plan(
     ] = None,
     vram: Annotated[str | None, typer.Option(help='GPU memory, such as "16GB".')] = None,
     gpus: Annotated[
-        str | None, typer.Option(metavar="N|all", help="Plan for so many GPUs on each machine.")
+        str | None, typer.Option(metavar="N|all", help="Plan for this many GPUs per machine.")
     ] = None,
     nodes: Annotated[int | None, typer.Option(help="Machines, each with --gpus.")] = None,
     link: Annotated[
@@ -140,7 +140,7 @@ def plan(
 def how_many(
     gpus: str | None, nodes: int | None, link: str | None, *, cards_here: int
 ) -> tuple[int, int]:
-    """Processes of all machines together, and machines; every problem of the options at once."""
+    """Number of ranks on all machines, and of machines; all problems of the options at once."""
     from expert.planning.machine.links import ImpossibleCluster, cluster_problems
 
     problems = []
@@ -183,14 +183,13 @@ def show_notice(notice: Notice, console: Console) -> None:
 
 
 def show_warnings(read: ReadManifest, console: Console) -> None:
-    """Every warning of the manifest; those of the plan that runs are events of the run."""
+    """The manifest's warnings; warnings of the plan are events of the run."""
     for notice in read.notices:
         if notice.kind == "warning":
             show(console, f"warning: {read.source}: {notice.where}: {notice.text}", "yellow")
 
 
 def show_plan(plan: RunPlan, console: Console, *, everything: bool) -> None:
-    """One plan in full."""
     rows = [d for d in plan.decisions if d.path not in _NOT_IN_THE_TABLE]
     order = {name: place for place, name in enumerate(type(plan).model_fields)}
     rows.sort(key=lambda decision: order[decision.path.split(".")[0]])
@@ -225,7 +224,7 @@ def _value(decision: Decision) -> str:
 
 
 def _matters(decision: Decision) -> bool:
-    """Not a default, and not a key without a meaning for this run."""
+    """Neither a default nor a key without meaning for this run."""
     if decision.because.startswith("unknown"):
         return True
     return decision.because != _DEFAULT and decision.value not in (None, [], {})
@@ -257,7 +256,7 @@ def _show_time(plan: RunPlan, console: Console) -> None:
 
 
 def _show_rate(plan: RunPlan, console: Console) -> None:
-    """What several cards reach together, and how much of it is communication."""
+    """The combined rate of several cards, and the share of communication."""
     parallel = plan.parallel
     if parallel.engine == "single":
         return
@@ -288,7 +287,7 @@ def time_in_words(plan: RunPlan) -> str:
 
 
 def _show_remarks(plan: RunPlan, console: Console) -> None:
-    """Warnings first, then advice, then superseded keys; whether it fits last."""
+    """Warnings first, then advice, then superseded keys, then whether it fits."""
     for kind, style in _REMARKS.items():
         for remark in plan.remarks:
             if remark.kind == kind:
@@ -305,7 +304,7 @@ def _show_remarks(plan: RunPlan, console: Console) -> None:
 
 
 def _show_side_by_side(plans: Sequence[RunPlan], console: Console) -> None:
-    """Several cards next to each other: only what differs between cards."""
+    """Several cards next to each other: only what differs between them."""
     decided = [{d.path: _value(d) for d in plan.decisions} for plan in plans]
     paths = (*_SIDE_BY_SIDE, *(() if plans[0].parallel.ranks == 1 else _OF_SEVERAL))
     rows = [[path, *(values[path] for values in decided)] for path in paths]

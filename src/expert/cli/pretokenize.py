@@ -57,7 +57,7 @@ def pretokenize(
     chosen = one_manifest(file, manifest)
     if (chosen is None) == (everything is None):
         raise typer.BadParameter("give one manifest, or a folder with --all")
-    console = make_console(needed=False)  # the data is what is wanted
+    console = make_console(needed=False)  # the prepared data matters, not the output
     changes = tuple(overrides or ())
     if chosen is not None:
         with PreparingView(console, before="") as tell:
@@ -94,7 +94,7 @@ def _part(text: str) -> tuple[int, int]:
 
 
 def show_prepared(data: PreparedData, console: Console) -> None:
-    """Cache hit or miss and why, the counts of every split, and the lengths of training rows."""
+    """Cache hits and misses with reasons, the counts of every split, and row lengths."""
     for split in data.splits():
         for prepared in split.folders:
             word = "hit" if prepared.hit else "miss"
@@ -154,10 +154,10 @@ def _facts(split: PreparedSplit, train: PreparedSplit) -> dict[str, str]:
         "bad rows": f"{total.bad_rows:,}",
         "left out": dropped or "0",
     }
-    if split is not train and split.folders == train.folders:  # held out of the training rows
+    if split is not train and split.folders == train.folders:  # split from the training rows
         read = {"rows read": "split from train", "bad rows": "–", "left out": "–"}
     avoided = f"{count(packed.padding_avoided)} tokens"
-    if packed.padding_avoided < 0:  # against rows padded to the longest of a batch
+    if packed.padding_avoided < 0:  # compared with padding to the longest row of a batch
         avoided = "none: few rows per step leave sequences emptier; a larger batch_size fills them"
     return read | {
         "examples": f"{packed.examples:,}",

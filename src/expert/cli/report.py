@@ -60,7 +60,7 @@ def report(
 
 
 def _lines(done: Written) -> list[Line]:
-    """The verdict, how much was found, and where the page is."""
+    """The verdict, the number of findings, and where the page is."""
     from expert.insight.findings.finding import ORDER
 
     found = Counter(finding.severity for finding in done.findings)

@@ -1,4 +1,4 @@
-"""`expert sample`: a trained expert answers prompts, or talks in a terminal."""
+"""`expert sample`: a trained expert answers prompts, or chats in a terminal."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def sample(
 
 
 def _prompts(given: list[str] | None, *, talks: bool) -> list[str]:
-    """The prompts; none where somebody will type them."""
+    """The prompts; empty if they will be typed."""
     from expert.jobs.sample.decoding import CannotSample
 
     if not given and not talks:
@@ -127,7 +127,7 @@ def _is_terminal() -> bool:
 
 
 class _Writer:
-    """Text as it is generated; preceded by the prompt where that is continued or one of several."""
+    """Prints text as it is generated; the prompt first if it is continued or one of several."""
 
     def __init__(self, console: Console, *, several: bool, quiet: bool) -> None:
         self._console, self._several, self._quiet = console, several, quiet
@@ -143,7 +143,7 @@ class _Writer:
 
     def write(self, piece: str) -> None:
         if not self._quiet and piece:
-            sys.stdout.write(visible(piece, keep="\n\t"))  # --json has it as it is
+            sys.stdout.write(visible(piece, keep="\n\t"))  # --json has it unchanged
             sys.stdout.flush()
 
     def end(self) -> None:
@@ -178,7 +178,7 @@ def talk(
     note: Callable[[str], None],
     read: Callable[[], str] = read_line,
 ) -> None:
-    """Answer line after line. Where a line cannot be answered, the reason is shown."""
+    """Answer line after line; a line that cannot be answered gets the reason."""
     kept = f"history is kept; {NEW} starts a new conversation"
     note(f"{kept if conversation.remembers else 'every line is continued by itself'}; Ctrl-D ends")
     while True:

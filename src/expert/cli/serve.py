@@ -32,22 +32,22 @@ Places = Annotated[
 Host = Annotated[
     str,
     typer.Option(
-        help="Address to listen on. Other machines need a token, EXPERT_SERVE_TOKEN of the "
-        "environment or one that is made and printed."
+        help="Address to listen on. Other machines need a token: EXPERT_SERVE_TOKEN, or "
+        "one that is generated and printed."
     ),
 ]
-Port = Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="0: any free port.")]
 WithBase = Annotated[
     bool, typer.Option("--with-base", help="Serve the untrained base too, as the model base.")
 ]
 Parallel = Annotated[
-    int | None, typer.Option(min=1, help="Answers of a model at once; default: as many as fit.")
+    int | None, typer.Option(min=1, help="Concurrent answers per model; default: as many as fit.")
 ]
 Queue = Annotated[
     int, typer.Option(min=1, help="Answers that may wait; more are refused with status 429.")
 ]
 Seconds = Annotated[
-    float, typer.Option("--time-limit", min=1, help="Seconds that an answer may take.")
+    float, typer.Option("--time-limit", min=1, help="Longest time for an answer, in seconds.")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No line for each request.")]
 
@@ -64,7 +64,7 @@ def serve(
     time_limit: Seconds = 300,
     quiet: Quiet = False,
 ) -> None:
-    """Serve trained experts to OpenAI clients on this machine, several requests at once."""
+    """Serve trained experts to OpenAI clients on this machine, several requests concurrently."""
     from expert.jobs.serve.serve import TOKEN, in_words, serving
     from expert.parallel.launch import follow_parent
 
@@ -90,9 +90,9 @@ def serve(
         with_base=with_base,
         loading=lambda what: show(notes, f"{what} …", "dim"),
     )
-    for line in ready.lines():  # as they are: what looks like a key in them is an example
+    for line in ready.lines():  # unredacted: anything that looks like a key is an example
         write_line(visible(line), needed=False)
-    if ready.made_token:  # as it is: it is known nowhere else
+    if ready.made_token:  # unredacted: it is not stored anywhere else
         write_line(f"\nexport {TOKEN}={ready.made_token}", needed=False)
     show(console, "\nCtrl-C stops it", "dim")
     ready.run()

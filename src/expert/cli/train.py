@@ -42,7 +42,7 @@ TRAIN_EPILOG = (
 
 
 class TrainCommand(TyperCommand):
-    """`--resume` alone means `--resume auto`. Typer has no option with an optional value."""
+    """`--resume` alone means `--resume auto`; typer has no options with an optional value."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         from expert.run.stored.resume_command import with_resume_value
@@ -83,7 +83,7 @@ MaxRestarts = Annotated[
     typer.Option(
         "--max-restarts",
         min=0,
-        help="With --gpus: after a crash start all again and resume, so many times.",
+        help="With --gpus: restart and resume after a crash, up to this many times.",
     ),
 ]
 EachGpu = Annotated[
@@ -161,7 +161,7 @@ def train(
 
 
 def _run_to_resume(read: ReadManifest, resume: str | None) -> str | None:
-    """What to resume: "auto", a folder, or nothing where there is none for `if-any`."""
+    """What to resume: "auto", a folder, or None if there is nothing for `if-any`."""
     from expert.run.stored.locate import newest_that_saved
 
     if resume == "if-any":
@@ -186,7 +186,7 @@ def _dry_run(
 
 
 def _join(read: ReadManifest, group: Group, **allowed: Any) -> RunResult | None:
-    """Take part in the run of the first rank; this one writes into its log only."""
+    """Take part in the run of the first rank; this one writes only into its log."""
     from expert.jobs.train import join
     from expert.parallel.launch import log_into
 
@@ -194,7 +194,7 @@ def _join(read: ReadManifest, group: Group, **allowed: Any) -> RunResult | None:
 
 
 def _show_resumed(opened: Opened, resume: str | None) -> None:
-    """Which run is resumed, where a folder of runs or of an expert was given."""
+    """Report which run is resumed, if a folder of runs or of an expert was given."""
     if opened.resumed is None or resume == "auto":
         return
     named, path = Path(str(resume)), opened.resumed.folder.path
@@ -216,7 +216,7 @@ def _run(
         tell = before.enter_context(PreparingView(console))
 
         def show_event(event: dict[str, Any]) -> None:
-            before.close()  # the data is ready: its display makes room for that of the run
+            before.close()  # the data is ready: its display makes room for the run's
             view(event)
 
         try:
@@ -239,7 +239,7 @@ def _run(
             run = opened.resumed.folder.path if opened.resumed and resume != "auto" else None
             command = command_to_go_on(given_command(), run, started_with)
             raise ExpertError(f"{error}\n  resume it as it was started: {command}") from None
-        except Interrupted as end:  # before the run itself listens for it
+        except Interrupted as end:  # before the run itself handles signals
             before.close()
             left = "no run was started" if resume is None else "the run is unchanged"
             kept = "prepared data is kept; the same command continues from there"
@@ -251,7 +251,7 @@ def _run(
 
 
 def _show_stopping() -> None:
-    """Bypasses Python's buffers: it is called in the middle of anything, even of writing."""
+    """Bypasses Python's buffers: it may be called in the middle of a write."""
     start = b"\r\x1b[K" if os.isatty(2) else b""  # there may be a bar on this line
     with suppress(OSError):
         os.write(2, start + f"{STOPPING}\n".encode())
@@ -293,7 +293,7 @@ def _refuse_contradictions(
     *,
     each_gpu: bool,
 ) -> None:
-    """Raise where options about several GPUs or manifests do not go together; all at once."""
+    """Raise all contradictions between options about several GPUs or manifests."""
     from expert.parallel.launch import world_from_environment
 
     problems = []
@@ -312,8 +312,8 @@ def _refuse_contradictions(
 
 
 def _start_ranks(read: ReadManifest, gpus: str, max_restarts: int) -> None:
-    """Run this command on each of the cards, and leave with the exit code of all; where one card
-    is meant, it is the only visible one from now on, and the command continues here."""
+    """Run this command on each of the cards and exit with their exit code. For a single card, make
+    it the only visible one and return."""
     from expert.core.rundir import RunFolder
     from expert.jobs.launch.cards import choose_cards
     from expert.jobs.launch.local_ranks import train_on_ranks
@@ -343,7 +343,7 @@ def _show_waiting(text: str) -> None:
 
 
 def _show_of_ranks(text: str) -> None:
-    """There may be a bar of the first rank on this line."""
+    """The first rank may have a bar on this line."""
     if os.isatty(2):
         with suppress(OSError):
             os.write(2, b"\r\x1b[K")
@@ -383,7 +383,7 @@ def _train_each(
 def _options_of(
     context: typer.Context, words: Sequence[str], *, without: Sequence[str]
 ) -> list[str]:
-    """The options among the words of a command, with their values, but for some."""
+    """The options among the words of a command, with their values, except `without`."""
     flags = {
         name
         for parameter in context.command.params

@@ -44,14 +44,12 @@ if TYPE_CHECKING:
     from expert.training.evaluation import EvalResult
 
 SHOWN = 3
-"""Examples of wrong answers, losses among them, and of wins."""
+"""Examples of wrong answers (losses first), and of wins."""
 SHOWN_CHARACTERS = 160
 Domain = StrEnum("Domain", list(JUDGES))  # type: ignore[misc] # the choices of --domain
 
 
 class CheckpointChoice(StrEnum):
-    """Which checkpoints of a run are compared."""
-
     all = "all"
 
 
@@ -108,7 +106,7 @@ Compared = Annotated[
 Judge = Annotated[
     Domain | None,
     typer.Option(
-        help="Who judges; default: as the manifest says, else by the answers: text (exact match) "
+        help="The judge; default: as the manifest says, else by the answers: text (exact match) "
         "if they are short, open (loss against the base) if not."
     ),
 ]
@@ -181,7 +179,7 @@ def validate(
 
 
 def _refuse_several_starts() -> None:
-    """Raise where torchrun or Slurm has started this command several times: each would do all the
+    """Raise if torchrun or Slurm started this command several times: each process would do all the
     work and write the same file."""
     from expert.parallel.launch import started_by
 
@@ -194,7 +192,7 @@ def _refuse_several_starts() -> None:
 
 
 def _mention_gpus(console: Console, gpus: str | None, device: str) -> None:
-    """One line where there are more cards than are used."""
+    """One line if there are more cards than are used."""
     from expert.planning.machine.machine import describe_machine
     from expert.run.stored.load import pick_device
 
@@ -234,7 +232,7 @@ class ValidatingView:
         self._shown.close()
 
     def __call__(self, what: str, done: int, of: int) -> None:
-        """`done` of `of` are done; `of` is 0 where the total is unknown."""
+        """Report progress; `of` is 0 if the total is unknown."""
         now = self._clock()
         if what != self._now:
             self._now, self._pace = what, Pace((0, now))
@@ -261,7 +259,7 @@ class ValidatingView:
 
 
 def _show_validation(done: Validation, console: Console) -> None:
-    """The table, examples, whether the gate passes, and what to do where it fails."""
+    """The table, examples, whether the gate passes, and what to do if it fails."""
     show_sheet(score_sheet(done), console)
     if done.checkpoints:
         show_sheet(_checkpoint_sheet(done), console)
@@ -283,7 +281,7 @@ def _show_validation(done: Validation, console: Console) -> None:
 
 
 def score_sheet(done: Validation) -> Sheet:
-    """The scores, next to the baseline where there is one; tasks below."""
+    """The scores, next to the baseline if there is one; tasks below."""
     sides = {done.reached.name: done.reached}
     if done.baseline is not None:
         sides[f"baseline: {_baseline_name(done)}"] = done.baseline
@@ -309,7 +307,7 @@ def _task_share(side: Reached | None, task: str) -> str:
 
 
 def _what_was_judged(done: Validation) -> str:
-    """`16 cases, judged as json`; where rows have several answers each, `16 cases of 4 rows`."""
+    """`16 cases, judged as json`; if rows have several answers each, `16 cases of 4 rows`."""
     judged = done.reached.cases
     if not judged:
         return f"no answers, {counted(done.reached.rows.targets, 'token')}"
@@ -322,7 +320,6 @@ def _what_was_judged(done: Validation) -> str:
 
 
 def _checkpoint_sheet(done: Validation) -> Sheet:
-    """Every checkpoint of the run."""
     rows = [
         (
             f"{each.name}{' ← best' if each is done.best else ''}",
@@ -358,8 +355,8 @@ def gate_lines(done: Validation) -> list[Line]:
 
 
 def next_lines(folder: Path, score: Score, again: str, *, judge: bool = False) -> list[str]:
-    """What to do where the gate fails. `again`: the command that compares all checkpoints; ""
-    where there is nothing to compare or that was done."""
+    """What to do if the gate fails. `again`: the command that compares all checkpoints; "" if there
+    is nothing to compare or that was done."""
     from expert.judging.gate import MOST_WITHOUT_ORACLE
 
     if judge and score.share_without_oracle > MOST_WITHOUT_ORACLE:
@@ -411,7 +408,7 @@ def _of_rows(rows: EvalResult) -> dict[str, str]:
 
 
 def _example_lines(done: Validation) -> list[Line]:
-    """Some wrong answers; next to a baseline, those that it has right come first, and some wins."""
+    """Some wrong answers; with a baseline, first those that it got right, and some wins."""
     compared, cases = done.comparison, done.reached.cases
     wrong = [each for each in cases if each.judgement.passed is False]
     if compared is None or compared.difference is None:

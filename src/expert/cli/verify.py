@@ -44,10 +44,10 @@ def verify(
 
 
 def _lines(found: Verified) -> list[Line]:
-    """What is whole, what has no hash, then what is damaged, file by file."""
+    """What is intact, what has no hash, then what is damaged, file by file."""
     lines: list[Line] = [(f"✓ {each.path}", "") for each in found.of("whole")]
     lines += [
-        (f"· {each.path}: no hash was kept of it, by an earlier version", "dim")
+        (f"· {each.path}: written by an earlier version, without hashes", "dim")
         for each in found.of("no hash")
     ]
     damaged = found.of("damaged")

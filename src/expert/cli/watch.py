@@ -85,7 +85,7 @@ def status_sheet(status: RunStatus) -> Sheet:
 
 
 def _written(value: object, write: Callable[[float], str]) -> str | None:
-    """A number in words; the event file holds "nan" as text."""
+    """A number in words; event files store "nan" as text."""
     if value is None:
         return None
     return write(value) if isinstance(value, int | float) else str(value)

@@ -151,10 +151,8 @@ def visible(text: str, *, keep: str = "\n") -> str:
     """
     if text.isascii() and text.isprintable():
         return text
-    return "".join(
-        _written(ord(character)) if _is_unseen(character) and character not in keep else character
-        for character in text
-    )
+    unseen = {c for c in set(text) if _is_unseen(c) and c not in keep}
+    return text.translate({ord(c): _written(ord(c)) for c in unseen})
 
 
 def in_markdown(text: str) -> str:
@@ -171,10 +169,8 @@ def json_text(value: Any, indent: int | None = None) -> str:
     text = json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False)
     if text.isascii():
         return text.replace("\x7f", "\\u007f")
-    return "".join(
-        json.dumps(character)[1:-1] if character != "\n" and _is_unseen(character) else character
-        for character in text
-    )
+    unseen = {c for c in set(text) if c != "\n" and _is_unseen(c)}
+    return text.translate({ord(c): json.dumps(c)[1:-1] for c in unseen})
 
 
 def _is_unseen(character: str) -> bool:

@@ -1,7 +1,7 @@
 """Events of a run as text: the parts of a step line, and the lines of every other event.
 
-Missing fields are left out and unknown events have no lines: a file may be older or newer than the
-program that shows it.
+Missing fields are left out and unknown events have no lines: the file may be older or newer than
+this program.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ Line = tuple[str, str]
 """A line of text and its style in a terminal."""
 GAP = "  "
 NOTICEABLE = 0.02
-"""A rate may differ by this share from tokens / seconds without a note."""
+"""A rate may differ from tokens / seconds by this share without a note."""
 
 
 def number(event: Event, key: str) -> float | None:
-    """The field as a number; None where it is missing. The event file holds "nan" as text."""
+    """The field as a number; None if missing. Event files store "nan" as text."""
     value = event.get(key)
     if isinstance(value, str):
         with suppress(ValueError):
@@ -33,18 +33,18 @@ def number(event: Event, key: str) -> float | None:
 
 
 def whole(event: Event, key: str) -> int | None:
-    """The field as a whole number; None where it is not one."""
+    """The field as an integer; None if it is not one."""
     value = event.get(key)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def worded(value: float | None, form: str, write: Callable[[float], Any] = lambda v: v) -> str:
-    """The value in its form; empty where there is none."""
+    """The formatted value; empty if None."""
     return "" if value is None else form.format(write(value))
 
 
 def field(event: Event, key: str, form: str, write: Callable[[float], Any] = lambda v: v) -> str:
-    """A number of the event in its form; empty where it is missing."""
+    """A formatted number of the event; empty if missing."""
     return worded(number(event, key), form, write)
 
 
@@ -63,7 +63,7 @@ def three_digits(value: float) -> str:
 
 
 def _short_loss(value: float) -> str:
-    """Two decimals, and three digits below one: `12.34`, `1.71`, `0.0312`."""
+    """Two decimals, or three significant digits below 1: `12.34`, `1.71`, `0.0312`."""
     return f"{value:.3g}" if abs(value) < 1 else f"{value:.2f}"
 
 
@@ -80,13 +80,13 @@ def _plural(amount: float, noun: str) -> str:
 
 
 def _items(event: Event, key: str) -> list[Any]:
-    """The items of a list; none where the field holds anything else."""
+    """The items of a list field; empty for any other type."""
     value = event.get(key)
     return list(value) if isinstance(value, list | tuple) else []
 
 
 def planned_value(path: str, value: object) -> str:
-    """A value of a plan in words; unchanged where it does not have the type its path promises."""
+    """A value of a plan in words; unchanged if its type does not match its path."""
     try:
         return value_in_words(path, value)
     except (TypeError, ValueError, KeyError, AttributeError, OverflowError):
@@ -94,7 +94,7 @@ def planned_value(path: str, value: object) -> str:
 
 
 def _listed(value: Any) -> str:
-    """The items, or how many of them where the list is long."""
+    """The items, or their count and the first three if there are more than eight."""
     if not isinstance(value, list | tuple):
         return str(value)
     if len(value) > 8:
@@ -106,7 +106,7 @@ def _listed(value: Any) -> str:
 
 
 def step_parts(event: Event, *, total: int | None, epochs: float | None) -> dict[str, str]:
-    """The values of a step event in the order they are shown; unknown ones are left out."""
+    """The values of a step event in display order; unknown ones are left out."""
     step, epoch = whole(event, "step"), number(event, "epoch")
     parts = {
         "step": f"{step}/{total}" if total is not None else f"{step}",
@@ -125,8 +125,7 @@ def step_parts(event: Event, *, total: int | None, epochs: float | None) -> dict
 
 
 def _memory(event: Event) -> str:
-    """Peak GPU memory of the run, or what is in use on the GPU by any process where only that is
-    known; without a GPU the peak RAM of the process."""
+    """The run's peak GPU memory, else what all processes use; without a GPU its peak RAM."""
     for key, form in (
         ("peak_reserved_bytes", "peak {}"),
         ("gpu_memory_bytes", "{}"),
@@ -139,7 +138,7 @@ def _memory(event: Event) -> str:
 
 
 def _current_epoch(epoch: float, epochs: float) -> int:
-    """Which epoch, counted from 1: a whole number names one, a fraction is progress."""
+    """The current epoch, counted from 1: a whole number means that epoch has just ended."""
     last = max(1, math.ceil(epochs)) if math.isfinite(epochs) else int(epoch) + 1
     return min(last, int(epoch) if epoch == int(epoch) and epoch > 0 else int(epoch) + 1)
 
@@ -158,13 +157,13 @@ def lines_of(event: Event) -> list[Line]:
 
 
 def without_step(event: Event) -> list[Line]:
-    """The same where the step is shown elsewhere."""
+    """The lines of an event without its step, for callers that show the step elsewhere."""
     writer = _WRITERS.get(str(event.get("event")))
     return writer(event) if writer is not None else []
 
 
 _AFTER_STEP = {"eval": GAP, "not_finite": ": ", "spike": ": ", "high_loss": ": ", "skipped": " "}
-"""Events whose line begins with their step, and what follows it."""
+"""Events whose line starts with the step, and the separator after it."""
 
 
 def _started(event: Event) -> list[Line]:
@@ -184,7 +183,7 @@ def _started(event: Event) -> list[Line]:
 
 
 def _epochs_in_words(epochs: float, event: Event) -> str:
-    """The epochs to come; where max_steps ends the run earlier, how many of them, if known."""
+    """The planned epochs; if max_steps ends the run earlier, how many of them it reaches."""
     known = number(event, "epochs_to_come")
     if known is None or not math.isfinite(known):
         words = _plural(epochs, "epoch")
@@ -198,7 +197,7 @@ def _kernels(event: Event) -> list[Line]:
 
 
 def _without_warmup(event: Event) -> str:
-    """A note where the rates exclude the first steps, which compile and settle."""
+    """A note where the rates exclude warm-up steps."""
     tokens, seconds = number(event, "tokens"), number(event, "seconds")
     rate = number(event, "tokens_per_second")
     if not tokens or not seconds or not rate or abs(tokens / seconds / rate - 1) < NOTICEABLE:
@@ -229,7 +228,7 @@ def _spike(event: Event) -> list[Line]:
     )
     what = "loss spike" if event.get("event") == "spike" else "high loss"
     text = f"{what}: {field(event, 'loss', '{}', _short_loss)}"
-    later = field(event, "stays", "; a spike where {:.0f} steps in a row are so high")
+    later = field(event, "stays", "; counts as a spike after {:.0f} steps in a row")
     return [((f"{text} ({known})" if known else text) + later, "yellow")]
 
 
@@ -243,7 +242,7 @@ def _rolled_back(event: Event) -> list[Line]:
 
 
 def _threads(event: Event) -> list[Line]:
-    """Only where the number of threads is not the one torch would choose."""
+    """Shown only if the thread count is not torch's default."""
     used, default = whole(event, "threads"), whole(event, "own")
     if used is None:
         return []
@@ -266,7 +265,7 @@ def _final(event: Event) -> str:
 
 
 def _time_taken(event: Event) -> str:
-    """Time since the command started, and how much of it was training; a run that was resumed has
+    """Time since the command started, and how much of it was training; a resumed run may have
     trained longer than that."""
     training, waited = number(event, "seconds"), number(event, "wall_seconds")
     if waited is None or training is None:
@@ -278,7 +277,7 @@ def _time_taken(event: Event) -> str:
 
 
 def _validation_loss(event: Event) -> str:
-    """The best, and the last where it differs."""
+    """The best validation loss, and the last if it differs."""
     best, last = number(event, "eval_loss"), number(event, "last_eval_loss")
     if best is None or last is None or last == best:
         known = worded(best, "best validation loss {}", loss)
@@ -295,7 +294,7 @@ Part = Callable[[Event], str]
 
 
 def _text(form: str) -> Part:
-    """The form with the event's fields; missing ones are empty."""
+    """The form filled with the event's fields; missing ones are empty."""
     return lambda event: form.format_map(_Fields(event))
 
 
@@ -308,7 +307,7 @@ def _together(*parts: Part, gap: str = " ") -> Part:
 
 
 def _line(style: str, *parts: Part, gap: str = GAP) -> Callable[[Event], list[Line]]:
-    """One line of the parts that are known; none where all are unknown."""
+    """One line of the known parts; no line if all are unknown."""
     return lambda event: [(text, style)] if (text := _together(*parts, gap=gap)(event)) else []
 
 
@@ -317,9 +316,9 @@ def _lines(*lines: Callable[[Event], list[Line]]) -> Callable[[Event], list[Line
 
 
 def _eval_loss(event: Event) -> str:
-    """The split is no part of the form: what a foreign one has in braces would be looked up."""
-    told = field(event, "loss", "loss {}", loss)
-    return f"{event.get('split') or 'validation'} {told}" if told else ""
+    """The split is not part of a format string: braces in its name would be looked up as fields."""
+    text = field(event, "loss", "loss {}", loss)
+    return f"{event.get('split') or 'validation'} {text}" if text else ""
 
 
 _SECONDS = _number("seconds", "{}", time_in_words)
@@ -369,7 +368,7 @@ _WRITERS: Mapping[str, Callable[[Event], list[Line]]] = {
     "warning": _line("yellow", _text("warning: {text}")),
     "log_failed": _line("yellow", _text("warning: {what}: {because}")),
     "rejected": _line("yellow", _text("rejected {path}: {reason}")),
-    "took_best": _line("", _text("took the best checkpoint: step {step}")),
+    "took_best": _line("", _text("loaded the best checkpoint: step {step}")),
     "stopped": _line(
         "bold red", _text("stopped: {reason}"), _number("exit_code", "(exit code {:.0f})"), gap=" "
     ),

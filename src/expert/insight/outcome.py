@@ -15,17 +15,17 @@ from expert.insight.findings.evidence import Evidence
 from expert.insight.step.anatomy import number
 
 OVERFITTED = 1.05
-"""The last validation loss over the best; evaluations of a few hundred rows differ by 1 to 2 %."""
+"""Last validation loss over the best; evaluations of a few hundred rows differ by 1 to 2 %."""
 FAR_OVERFITTED = 1.2
 """From here on the last weights are worth a warning, unless the best ones were kept."""
 LINES_TO_JUDGE = 10
-"""Fewer log lines do not show which way the loss goes."""
+"""Fewer log lines do not show a trend."""
 HARDLY = 0.99
 """A loss that stays above this share of its first value has not fallen."""
 DIVERGED = 1.5
 DIVERGED_OF_FIRST = 0.25
-"""Risen by half above its lowest, and by a quarter of its first value: a loss near zero may double
-and mean nothing."""
+"""Risen by half above its lowest and by a quarter of its first value: a loss near zero may double
+without meaning anything."""
 FAR_APART = 3.0
 FAR_APART_LEAST = 0.5
 """A validation loss this many times the training loss, and this far above it, is worth a note."""
@@ -35,7 +35,7 @@ Kind = Literal["learning", "overfitted", "not learning", "diverged", "unknown"]
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How the learning went; `unknown` where too little was logged."""
+    """How learning went; `unknown` if too little was logged."""
 
     kind: Kind
     sentence: str
@@ -52,7 +52,7 @@ class Outcome:
 
 
 def judge_learning(found: Evidence) -> Outcome:
-    """The first of these that holds: diverged, overfitted, not learning, learning."""
+    """The first that applies: diverged, overfitted, not learning, learning."""
     seen = _Losses(found)
     return seen.diverged() or seen.overfitted() or seen.learning() or _unknown(seen)
 
@@ -65,7 +65,7 @@ def _unknown(seen: _Losses) -> Outcome:
 
 
 def held_out_losses(found: Evidence) -> list[tuple[int, float]]:
-    """Step and loss of the validations in order; of one taken twice the second."""
+    """Step and loss of the validations in order; if a step was evaluated twice, the second."""
     recorded: dict[int, float] = {}
     for event in found.run.of("eval"):
         value, step = number(event, "loss"), number(event, "step")
@@ -91,7 +91,7 @@ class _Losses:
         self.held_out = held_out_losses(found)
 
     def _fifths(self) -> list[float]:
-        """Means of five equal parts of the run; nothing where there are too few lines."""
+        """Means of five equal parts of the run; empty if there are too few lines."""
         if len(self.trained) < LINES_TO_JUDGE:
             return []
         size = len(self.trained) // 5
@@ -169,7 +169,7 @@ class _Losses:
         return Outcome(kind="learning", sentence=f"{text}.{self._gap()}{self._early()}")
 
     def _gap(self) -> str:
-        """Held-out rows that are predicted far worse than training rows."""
+        """A note if held-out rows are predicted far worse than training rows."""
         if not self.held_out:
             return " No rows were held out, so the loss on new rows is unknown."
         held_out, parts = self.held_out[-1][1], self._fifths()

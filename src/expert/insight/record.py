@@ -1,4 +1,4 @@
-"""A run folder as read from disk, however much of it is left."""
+"""A run folder as read from disk, even if parts of it are missing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from expert.core.stored_json import object_in
 
 
 def mapping(value: Any) -> dict[str, Any]:
-    """The value if it is an object, else an empty one: files may hold anything."""
+    """The value if it is an object, else an empty one: files may contain anything."""
     return value if isinstance(value, dict) else {}
 
 
@@ -25,7 +25,7 @@ def listed(value: Any) -> list[Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """Everything a reader of a run needs. Missing files are empty mappings."""
+    """Everything needed to explain a run. Missing files are empty mappings."""
 
     folder: Path
     manifest: Mapping[str, Any]
@@ -35,7 +35,7 @@ class RunRecord:
     damaged_lines: int
     validation: Mapping[str, Any] | None
     outdated: str = ""
-    """Why the validation does not apply to the present weights; "" where it does."""
+    """Why the validation does not apply to the present weights; "" if it does."""
 
     @property
     def verdict(self) -> Mapping[str, Any] | None:
@@ -48,7 +48,7 @@ class RunRecord:
 
     @cached_property
     def _by_kind(self) -> dict[object, list[Event]]:
-        """Grouped once: a page asks about forty times, of 100,000 events and more."""
+        """Grouped once: a page asks about forty times, over 100,000 events and more."""
         found: dict[object, list[Event]] = {}
         for event in self.events:
             kind = event.get("event")
@@ -57,7 +57,7 @@ class RunRecord:
         return found
 
     def planned(self, path: str) -> Any:
-        """A value of the plan such as "kernels.attention"; None where the plan has none."""
+        """A value of the plan such as "kernels.attention"; None if the plan lacks it."""
         slice_name, _, key = path.partition(".")
         return mapping(self.plan.get(slice_name)).get(key)
 
@@ -81,7 +81,6 @@ def read_run(folder: Path) -> RunRecord:
 
 
 def record_of(run: RunFolder, events: tuple[Event, ...], damaged_lines: int) -> RunRecord:
-    """The record of a run whose events were read."""
     validation = object_in(run.validation) if run.validation.is_file() else None
     return RunRecord(
         folder=run.path,

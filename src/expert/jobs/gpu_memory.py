@@ -1,4 +1,4 @@
-"""The job behind `expert clear-cuda-cache`: who holds memory of the cards, who could free it."""
+"""The job behind `expert clear-cuda-cache`: which processes use GPU memory and could free it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from expert.planning.machine.nvml import Gpu, describe_gpus
 
 @dataclass(frozen=True, kw_only=True)
 class Holding:
-    """A process that holds memory of a card; None is what cannot be known."""
+    """A process that uses GPU memory; None where something is unknown."""
 
     pid: int
     name: str | None
@@ -19,26 +19,26 @@ class Holding:
     user: str | None
     bytes: int | None
     own: bool
-    """It is this very process."""
+    """It is this process."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CardMemory:
-    """The memory of one card, and who has it."""
+    """The memory of one card, and its users."""
 
     index: int | None
     name: str | None
     total_bytes: int | None
     free_bytes: int | None
     holders: tuple[Holding, ...] | None
-    """None where the driver does not tell, with the reason in `note`."""
+    """None if the driver does not report it, with the reason in `note`."""
     note: str
     elsewhere_bytes: int | None
-    """In use, but by nobody who is listed: the driver itself, or other containers."""
+    """In use, but by no listed process: the driver itself, or other containers."""
 
     @property
     def could_be_freed_bytes(self) -> int:
-        """What comes back when every listed process ends."""
+        """What is freed when every listed process ends."""
         return sum(holding.bytes or 0 for holding in self.holders or ())
 
 
@@ -49,11 +49,11 @@ class GpuMemory:
     cards: tuple[CardMemory, ...]
     note: str
     freed_bytes: int = 0
-    """What this command freed: always nothing, a cache belongs to the process that filled it."""
+    """What this command freed: always nothing, as a cache belongs to the process that filled it."""
 
 
 def gpu_memory(nvml: ModuleType | None = None) -> GpuMemory:
-    """Who holds memory of which card at this moment, as the driver tells it."""
+    """Which processes use memory of which card right now, as the driver reports it."""
     gpus, note = describe_gpus(nvml)
     return GpuMemory(cards=tuple(map(_card, gpus)), note=note)
 
@@ -87,7 +87,7 @@ def _holding(pid: int, name: str | None, used: int | None) -> Holding:
     try:
         process = psutil.Process(pid)
         command, user = " ".join(process.cmdline()) or None, process.username()
-    except (psutil.Error, KeyError):  # it ended, is another user's, or of another container
+    except (psutil.Error, KeyError):  # it ended, or belongs to another user or container
         pass
     own = pid == os.getpid()
     return Holding(pid=pid, name=name, command=command, user=user, bytes=used, own=own)

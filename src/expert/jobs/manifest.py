@@ -31,9 +31,9 @@ class Checked:
     read: ReadManifest | None
     error: ManifestError | None
     doubts: tuple[Notice, ...] = ()
-    """What it names but is missing."""
+    """Missing things that it names."""
     plan: RunPlan | None = None
-    """The plan for this machine; None where none can be made."""
+    """The plan for this machine; None if none can be made."""
 
 
 def check_manifests(
@@ -51,8 +51,8 @@ def check_manifests(
                 yield Checked(str(path), None, ManifestError(str(path), missing.problems))
                 continue
             warned = [Notice("warning", each.path, each.text) for each in missing.remarks]
-            told = (*warned, *_settings_of_tiny(read))
-            yield Checked(str(path), read, None, told, _planned(read))
+            doubts = (*warned, *_settings_of_tiny(read))
+            yield Checked(str(path), read, None, doubts, _planned(read))
 
 
 def _planned(read: ReadManifest) -> RunPlan | None:
@@ -100,7 +100,7 @@ def upgraded_text(path: Path) -> tuple[str, tuple[Notice, ...]]:
 
 
 def upgrade_file(path: Path, *, output: Path | None = None, in_place: bool = False) -> Upgraded:
-    """Write the 2.0 manifest next to the old one, to `output`, or in its place with a backup."""
+    """Write the 2.0 manifest next to the old one, to `output`, or in place with a backup."""
     if in_place and output:
         raise WouldOverwrite("--in-place and --output: choose one")
     text, notices = upgraded_text(path)
@@ -117,5 +117,5 @@ def upgrade_file(path: Path, *, output: Path | None = None, in_place: bool = Fal
 
 
 def _refuse_overwriting(path: Path, fix: str) -> None:
-    if os.path.lexists(path):  # a link that leads nowhere yet, too
+    if os.path.lexists(path):  # also a dangling link
         raise WouldOverwrite(f"{path} exists  ({fix})")

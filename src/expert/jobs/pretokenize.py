@@ -1,4 +1,4 @@
-"""The job behind `expert pretokenize`: of one manifest or all below a folder, whole or in parts."""
+"""The job behind `expert pretokenize`: one manifest or all below a folder, whole or in parts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Attempted:
-    """What became of one manifest; a reason where it was not prepared."""
+    """The result for one manifest, with the reason if it was not prepared."""
 
     manifest: Path
     state: Literal["prepared", "unfinished", "skipped", "failed"]
@@ -27,10 +27,11 @@ class Attempted:
 
 
 def manifests_below(folder: Path) -> list[Path]:
-    """Every manifest in a folder of experts, however deep, those of a folder before those below it.
+    """Every manifest in a folder of experts, at any depth, a folder's own before those below it.
 
-    Left out: what a run has written, virtual environments, hidden folders and what caches hold. A
-    folder that links lead to twice is looked into once.
+    Skips run folders, virtual environments, hidden folders and caches. A folder that is linked
+    twice is
+    searched once.
     """
     from expert.data.records import DataError
     from expert.manifest.text.document import FILE_NAMES
@@ -60,14 +61,14 @@ _SKIPPED = re.compile(
 
 
 def _holds_no_experts(folder: Path, files: Sequence[str]) -> bool:
-    """A run, which keeps the manifest it was begun with; a virtual environment."""
+    """Whether it is a run, which keeps a copy of its manifest, or a virtual environment."""
     is_run = "plan.json" in files and ("events.jsonl" in files or "environment.json" in files)
     return is_run or "pyvenv.cfg" in files
 
 
 def is_foreign(file: Path) -> bool:
-    """Whether a file only has the name of a manifest: other tools write manifest.json, too. One
-    that cannot be read is told of by those who read it."""
+    """Whether a file only has the name of a manifest: other tools write manifest.json, too.
+    Unreadable files are reported by whoever reads them."""
     from expert.core.errors import ManifestError
     from expert.manifest.text.document import read_document
 
@@ -91,7 +92,7 @@ def prepared_by(
     overrides: tuple[str, ...],
     tell: Tell,
 ) -> PreparedData | PartsLeft:
-    """Everything that a manifest names, or one part of it; one of one is everything."""
+    """Prepare everything that a manifest names, or one part of it; part 1 of 1 is everything."""
     from expert.run.open import prepare, prepare_part
 
     if part is None or part[1] == 1:
@@ -107,8 +108,8 @@ def attempt(
     overrides: tuple[str, ...],
     tell: Tell,
 ) -> Attempted:
-    """Prepare what a manifest names. It is skipped where there is nothing to prepare on this
-    machine, and has failed where there is."""
+    """Prepare what a manifest names. It is skipped if there is nothing to prepare on this machine,
+    and failed if preparing it did not work."""
     from expert.data.prepared import PartsLeft
     from expert.data.records import DataNotHere
     from expert.data.splits import NothingToPrepare

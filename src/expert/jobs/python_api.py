@@ -1,4 +1,4 @@
-"""`expert.sample` and `expert.export`: a text and a folder, without what surrounds a command."""
+"""`expert.sample` and `expert.export`: the Python API, returning a text and a folder."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ def sample(
     device: str = "auto",
     **decoding: Any,
 ) -> str:
-    """What a trained expert answers. `run`: its run folder, a folder of runs, or its own.
+    """The answer of a trained expert. `run`: its run folder, a folder of runs, or its own.
 
-    `decoding` holds what differs from the manifest's: temperature, top_p, top_k, max_new_tokens
-    and so on; with the same `seed` the text is the same. `plain` continues the prompt as it
-    stands; `tools` is a file that names what may be called. Every call loads the model: several
-    prompts at once are `expert.jobs.sample.sample.sample`.
+    `decoding` overrides the manifest's settings: temperature, top_p, top_k, max_new_tokens and so
+    on;
+    the same `seed` gives the same text. `plain` continues the prompt verbatim; `tools` is a file
+    with
+    the tools it may call. Every call loads the model: for several prompts use
+    `expert.jobs.sample.sample.sample`.
     """
     from expert.jobs.sample.decoding import CannotSample, DecodingSettings
     from expert.jobs.sample.sample import sample as sample_job
@@ -49,8 +51,8 @@ def export(
     device: str = "auto",
     allow_failed: bool = False,
 ) -> Path:
-    """Write what a run has learned to the new folder `to`, as `expert export` does; its path.
-    `gguf`: the type of a GGUF file, such as q8_0."""
+    """Write the trained weights to the new folder `to`, as `expert export` does, and return its
+    path. `gguf`: the type of a GGUF file, such as q8_0."""
     from expert.jobs.export.export import export as export_job
     from expert.run.stored.locate import find_trained
 

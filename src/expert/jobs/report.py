@@ -1,4 +1,4 @@
-"""The job of `expert report`: reads run folders and writes the page."""
+"""The job behind `expert report`: reads run folders and writes the page."""
 
 from __future__ import annotations
 
@@ -58,45 +58,46 @@ def report(
     to: Path | None = None,
     clock: Callable[[], float] = time.time,
 ) -> Written:
-    """Write report.html and report.md into the run folder, or into the folder `to`; a name that
-    ends in .html is the page itself."""
-    made = gather(place, compare=compare, ladder=ladder, now=clock())
-    page = make_page(made)
+    """Write report.html and report.md into the run folder, or into the folder `to`; if it ends in
+    .html, it is the page itself."""
+    gathered = gather(place, compare=compare, ladder=ladder, now=clock())
+    page = make_page(gathered)
     html = page_html(page)
-    place_html, place_markdown = _places(made.run.record.folder if to is None else to)
+    place_html, place_markdown = _places(gathered.run.record.folder if to is None else to)
     try:
         _refuse_to_overwrite(place_markdown, place_html)
         write_text_atomically(place_markdown, page_markdown(page))
         write_text_atomically(place_html, html)
     except OSError as error:
-        where = made.run.record.folder if to is None else to
+        where = gathered.run.record.folder if to is None else to
         raise ReportError(
             f"{where}: cannot write a report: {error.strerror}  (give another place with --to)"
         ) from error
     blocks = (block for section in page.sections for block in section.inside)
     return Written(
-        run=made.run.record.folder,
+        run=gathered.run.record.folder,
         html=place_html,
         markdown=place_markdown,
         html_bytes=len(html.encode("utf-8")),
-        state=made.run.state,
-        verdict=made.verdict,
-        learning=made.learning,
-        findings=made.findings,
+        state=gathered.run.state,
+        verdict=gathered.verdict,
+        learning=gathered.learning,
+        findings=gathered.findings,
         figures=tuple(block.name for block in blocks if isinstance(block, Figure)),
-        compared=tuple(run.record.folder for run in made.others),
+        compared=tuple(run.record.folder for run in gathered.others),
     )
 
 
 def _places(to: Path) -> tuple[Path, Path]:
-    """The page and its Markdown twin."""
+    """The page and its Markdown version."""
     if to.suffix.lower() == ".html" and not to.is_dir():
         return to, to.with_suffix(".md")
     return to / HTML, to / MARKDOWN
 
 
 def _refuse_to_overwrite(markdown: Path, html: Path) -> None:
-    """The user named the page but not its twin: only an earlier twin is overwritten."""
+    """The user named the page but not its Markdown version: only an earlier report is
+    overwritten."""
     for place in (markdown, html):
         refuse_links(place, below=place.parent)
     if not markdown.exists():
@@ -111,7 +112,7 @@ def _refuse_to_overwrite(markdown: Path, html: Path) -> None:
 def gather(
     place: Path | None, *, compare: Sequence[Path] = (), ladder: Path | None = None, now: float
 ) -> Report:
-    """Everything a page is made of, read from the folders."""
+    """Everything a page shows, read from the folders."""
     found = diagnose_run(place)
     return Report(
         run=facts_of(found),

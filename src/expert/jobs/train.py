@@ -39,13 +39,17 @@ def train(
 ) -> RunResult:
     """Train what a manifest describes. `resume`: "auto", a checkpoint or a folder that means a run.
 
-    A manifest that was opened already is not opened again: `model`, `overrides`, `vram`, `resume`
-    and `tell` are then those it was opened with.
+    A manifest that is already opened is not opened again: `model`, `overrides`, `vram`, `resume`
+    and
+    `tell` then have no effect.
 
-    `acknowledge` is called from the handler of the first signal that asks for an end, `progress`
-    after every step that was launched, `evaluating` after every batch of an evaluation; none of
-    them may take long. `begin` is called with the run's folder. `group`: the processes that train
-    together, of which this is the first; the others call `join`.
+    `acknowledge` is called from the handler of the first stop signal, `progress` after every
+    launched
+    step, `evaluating` after every batch of an evaluation; none of them may take long. `begin` is
+    called
+    with the run's folder. `group`: the processes that train together, of which this is the first;
+    the
+    others call `join`.
     """
     from expert.core.rundir import RunFolder
     from expert.parallel.group import Group
@@ -88,7 +92,7 @@ def train(
 
 @dataclass(frozen=True)
 class Announced:
-    """What the first rank tells the others before a run starts."""
+    """What the first rank sends to the others before a run starts."""
 
     plan: RunPlan
     run: Path
@@ -105,8 +109,8 @@ def join(
     allow_remote_code: bool = False,
     begin: Callable[[Path], None] = lambda run: None,
 ) -> RunResult | None:
-    """Take part in a run that the first rank of the group has opened; None where it has found
-    nothing to do. `begin` is called with the run's folder once it is there."""
+    """Take part in a run that the first rank of the group has opened; None if it found nothing to
+    do. `begin` is called with the run's folder once it exists."""
     from expert.core.rundir import RunFolder
     from expert.planning.machine.machine import describe_machine
     from expert.run.open import as_read, open_planned
@@ -176,8 +180,8 @@ def _run(
 
 
 def _refuse_other_data(opened: Opened, group: Group) -> None:
-    """Raise on every rank where they would train on different rows, or judge by them: each has
-    found its data in folders that only look shared."""
+    """Raise on every rank if they would train or validate on different rows, as with data folders
+    that only look shared."""
     from expert.parallel.launch import refuse_differences
 
     keys = {
@@ -188,7 +192,7 @@ def _refuse_other_data(opened: Opened, group: Group) -> None:
 
 
 def _over_before(opened: Opened, resumed: Resumed) -> RunResult | None:
-    """How a run ended that is resumed and has nothing left to do; None where it has."""
+    """The result of a resumed run that has nothing left to do; None if it has."""
     from expert.run.session.finish import already_finished
     from expert.run.stored.changes import finished_before
 
@@ -203,7 +207,7 @@ def _over_before(opened: Opened, resumed: Resumed) -> RunResult | None:
 
 @contextmanager
 def _removed_if_unused(folder: RunFolder) -> Iterator[None]:
-    """Take a run folder away again that nothing was written to, because its run never began."""
+    """Remove a run folder again if nothing was written to it because its run never started."""
     try:
         yield
     except BaseException:

@@ -1,4 +1,4 @@
-"""The job behind `expert verify`: every file below a folder that has a hash is held to it."""
+"""The job behind `expert verify`: compares every file below a folder with its stored hash."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _AGAIN = "the next run puts it aside and makes it again"
 
 
 class NothingToVerify(ExpertError):
-    """A place without anything that has a hash."""
+    """A folder without anything that has a hash."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class Checked:
 
 @dataclass(frozen=True, kw_only=True)
 class Verified:
-    """All that was found below a folder."""
+    """Everything found below a folder."""
 
     folder: Path
     checked: tuple[Checked, ...]
@@ -51,7 +51,7 @@ class Verified:
 
 
 def verify(folder: Path) -> Verified:
-    """Hash every file below a folder that Expert wrote: of runs, checkpoints, finished and exported
+    """Hash every file that Expert wrote below a folder: runs, checkpoints, finished and exported
     experts, prepared caches. Nothing is changed."""
     if not folder.is_dir():
         what = "is not a folder" if folder.exists() else "there is no such folder"
@@ -90,7 +90,7 @@ def _is_tokens(name: str) -> bool:
 
 
 def _is_published(place: Path) -> bool:
-    """By its name a folder that is finished only with DONE."""
+    """Whether its name is that of a folder which is complete only with DONE."""
     beside = (place.parent / "plan.json", place.parent / "events.jsonl")
     is_final = place.name == "final" and any(file.is_file() for file in beside)
     return is_final or checkpoint_step(place.name) is not None or _is_tokens(place.name)
@@ -98,7 +98,7 @@ def _is_published(place: Path) -> bool:
 
 def _published(place: Path) -> Checked:
     tokens = _is_tokens(place.name) or (place / "recipe.json").is_file()
-    found = tuple(faults(place, more_files=tokens))  # other tools keep files beside tokens
+    found = tuple(faults(place, more_files=tokens))  # other tools keep files next to tokens
     advice = "take a checkpoint with --checkpoint, or train again"
     if tokens:
         advice = _AGAIN
@@ -120,7 +120,8 @@ def _file(path: Path) -> Checked:
 
 
 def _events(path: Path) -> Checked:
-    """Events have no hash, as they grow; but each line is JSON. The last may be torn by a kill."""
+    """Events have no hash, as they grow; but each line is JSON. A kill may truncate the last
+    one."""
     with open_regular(path) as stream:
         lines = [(number, line) for number, line in enumerate(stream, 1) if not _is_json(line)]
     if lines and not lines[-1][1].endswith(b"\n"):

@@ -1,40 +1,40 @@
-"""Answers are what a model wrote: text of any length and kind, read with care."""
+"""Careful reading of model answers, which may be text of any length and kind."""
 
 from __future__ import annotations
 
 import re
 
 MOST_CHARACTERS = 100_000
-"""Longer answers are not looked at: no parser here needs to see more."""
+"""Longer answers are not parsed."""
 DEEPEST = 200
-"""Brackets inside brackets: far more than people write, far less than breaks a parser."""
+"""Nested brackets: far more than people write, far less than breaks a parser."""
 
 _FENCE = re.compile(r"\s*```[\w+-]*[ \t]*\n(.*?)\n?[ \t]*```\s*", re.DOTALL)
 _OPENING, _CLOSING = frozenset("([{"), frozenset(")]}")
 
 
 def unfenced(answer: str) -> str:
-    """The inside of a Markdown fence around the whole answer; without one the answer itself."""
+    """The content of a Markdown fence around the whole answer, else the answer itself."""
     found = _FENCE.fullmatch(answer)
     return found[1] if found and "```" not in found[1] else answer
 
 
 def short(text: str, most: int = 60) -> str:
-    """The beginning of what a model or a row says, for a reason."""
+    """The start of a text, for use in a reason."""
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def normalised(text: str) -> str:
-    """The text with every run of white space as one blank."""
+    """The text with every run of whitespace as one space."""
     return " ".join(text.split())
 
 
 class DoesNotParse(Exception):
-    """Text that its language does not have, and why."""
+    """Text that is not valid in its language, and why."""
 
 
 def refuse_unreadable(text: str, what: str = "the answer") -> None:
-    """Raise DoesNotParse where a text is not given to a parser at all."""
+    """Raise DoesNotParse for a text that must not reach a parser."""
     if not text.strip():
         raise DoesNotParse(f"{what} is empty")
     if len(text) > MOST_CHARACTERS:
@@ -46,7 +46,7 @@ def refuse_unreadable(text: str, what: str = "the answer") -> None:
 
 
 def depth(text: str) -> int:
-    """How deep brackets nest, those in strings counted too: never less than a parser will see."""
+    """Bracket depth, counting brackets in strings too: never less than a parser will see."""
     now = deepest = 0
     for character in text:
         if character in _OPENING:

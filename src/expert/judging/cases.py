@@ -1,4 +1,4 @@
-"""Cases to judge by: what is asked, what is expected, and what the check needs besides."""
+"""Test cases: the prompt, the expected answer, and what its check needs."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any
 
 from expert.core.errors import ExpertError
 from expert.core.files import read_json
+from expert.core.text import counted
 
 VERSION = 1
 OWN_KEYS = frozenset({"id", "task", "expected", "check", "domain"})
-"""Keys of a case that are not part of what is asked."""
+"""Keys of a case that are not part of the prompt."""
 SHOWN_PROBLEMS = 5
 
 
@@ -22,48 +23,48 @@ class CasesError(ExpertError):
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One question with its answer."""
+    """One prompt with its expected answer."""
 
     id: str
     turns: tuple[tuple[str, str], ...]
-    """(role, text) up to the answer; the last is the user's, or what a tool gave back."""
+    """(role, text) up to the answer; the last turn is the user's or a tool result."""
     expected: str
     task: str = ""
     domain: str = ""
-    """Of this case alone; "": that of the whole set."""
+    """For this case alone; "": the domain of the whole set."""
     check: Mapping[str, Any] = field(default_factory=dict)
     row: str = ""
-    """The row it is of, whose other answers are cases too; "": it is one by itself."""
+    """The row it comes from, whose other answers are cases too; "": a row of its own."""
     turn: int = 0
-    """Which turn of the row the expected answer is, from 1; 0: unknown."""
+    """Which turn of the row holds the expected answer, counted from 1; 0: unknown."""
 
     @property
     def prompt(self) -> str:
-        """What was said last: the user's words, or what a tool gave back."""
+        """The last turn: the user's message or a tool result."""
         return self.turns[-1][1] if self.turns else ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CaseFile:
-    """A test_cases.json as it was read: rows such as training takes, with what judges them."""
+    """A parsed test_cases.json: rows in the training format, with what judges them."""
 
     domain: str
     cases: tuple[Mapping[str, Any], ...]
 
 
 def is_case_file(path: Path) -> bool:
-    """Whether a file holds cases rather than rows: a .json file with an object that lists them."""
+    """Whether a file holds cases rather than rows: a .json object with a list of cases."""
     if path.suffix.lower() != ".json":
         return False
     try:
         found = read_json(path)
     except (OSError, ValueError, RecursionError):
-        return False  # reading it as rows will say what is wrong
+        return False  # reading it as rows will report the error
     return isinstance(found, dict) and isinstance(found.get("cases"), list)
 
 
 def read_case_file(path: Path) -> CaseFile:
-    """The cases of a test_cases.json; CasesError names what is wrong with it."""
+    """The cases of a test_cases.json; CasesError lists what is wrong with it."""
     try:
         found = read_json(path)
     except OSError as error:
@@ -76,12 +77,13 @@ def read_case_file(path: Path) -> CaseFile:
     cases = found.get("cases")
     problems = _problems(cases)
     if problems:
-        raise CasesError("\n".join([f"{path}: {len(problems)} problem(s)", *problems]))
+        lines = [f"{path}: {counted(len(problems), 'problem')}", *problems[:SHOWN_PROBLEMS]]
+        raise CasesError("\n".join(lines))
     return CaseFile(domain=str(found.get("domain") or ""), cases=tuple(cases))
 
 
 def _problems(cases: Any) -> list[str]:
-    """What is wrong with a list of cases, each with its place."""
+    """What is wrong with a list of cases, each with its location."""
     if not isinstance(cases, Sequence) or isinstance(cases, str) or not cases:
         return ["  - cases: is not a list of cases  (write at least one)"]
     found, ids = [], set()
@@ -96,7 +98,8 @@ def _problems(cases: Any) -> list[str]:
             found.append(f"{where}: asks nothing  (write instruction, and input where needed)")
         if not isinstance(case.get("check") or {}, Mapping):
             found.append(f"{where}.check: is not an object")
-        if case.get("id") in ids and case.get("id") is not None:
-            found.append(f"{where}.id: {case['id']!r} was there before")
-        ids.add(case.get("id"))
-    return found[:SHOWN_PROBLEMS]
+        name = repr(case.get("id"))  # any JSON value, hashable or not
+        if name in ids and name != "None":
+            found.append(f"{where}.id: {name} is used by another case")
+        ids.add(name)
+    return found

@@ -1,13 +1,13 @@
-"""What a judging process gives up before it reads a foreign row: files, network, programs.
+"""The sandbox of a judging process: no files, network or programs, set up before it reads a row.
 
-Limits (`setrlimit`) everywhere but on Windows. On Linux, where the kernel has them, Landlock leaves
-only the folders to read that Python or a compiler lives in, and a seccomp filter refuses sockets,
-programs, and every way to change a file. Neither needs rights, and neither can be taken back.
-They stand behind the parsers that decide what is run at all, not instead of them.
+Limits (`setrlimit`) everywhere but on Windows. On Linux, where the kernel has them, Landlock allows
+reading only the folders of Python or a compiler, and a seccomp filter refuses sockets, programs and
+every way to change a file. Neither needs privileges, and neither can be undone. They come in
+addition to the parsers that decide what is run at all.
 
     python -P -m expert.judging.confinement FOLDER… -- PROGRAM…
 
-runs a program that may read those folders, and write nothing.
+runs a program that may read those folders and write nothing.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 MEMORY_BYTES = 4 * 2**30
-"""Of addresses: the graph database reserves 1.4 GB of them for a graph of some rows."""
+"""Of address space: the graph database reserves 1.4 GB of it for a graph of a few rows."""
 OPEN_FILES = 256
 CPU_SECONDS = 60
-"""From now on, for one case: the clock on the wall ends it earlier where somebody still looks."""
+"""For one case, counted from its start; the parent's wall-clock limit usually ends it earlier."""
 SYSTEM_FOLDERS = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/share")
 SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/localtime", "/dev/null", "/dev/urandom", "/proc/meminfo")
 
 
 def confine(readable: Iterable[Path], *, program: bool = False) -> list[str]:
-    """Give up all but reading below `readable`; what could not be given up, in words. A `program`
-    may be run, and may run others."""
+    """Restrict this process to reading below `readable`; returns what could not be blocked, in
+    words. A `program` may be executed, and may start others."""
     _limit(memory=not program)
     if not sys.platform.startswith("linux"):
         return [f"files and network are not blocked for judges on {platform.system()}"]
     lacking = []
     libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS, which both below ask for
+    libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS, required by both below
     closing: dict[str, Callable[[], None]] = {
         "reading files": lambda: _landlock(libc, readable, program=program),
         "network, programs and writing": lambda: _seccomp(libc, program=program),
@@ -65,7 +65,7 @@ def python_folders() -> list[Path]:
 
 
 def more_cpu_time() -> None:
-    """Another case: its time is counted from here."""
+    """Restart the CPU time limit for another case."""
     with contextlib.suppress(ImportError, ValueError, OSError):
         import resource
 
@@ -77,7 +77,7 @@ def more_cpu_time() -> None:
 
 
 def _limit(*, memory: bool) -> None:
-    """Less memory than the machine has, no file written, no core left behind."""
+    """Limit memory, forbid writing files and core dumps."""
     with contextlib.suppress(ImportError):
         import resource
 
@@ -86,7 +86,7 @@ def _limit(*, memory: bool) -> None:
             resource.RLIMIT_CORE: 0,
             resource.RLIMIT_NOFILE: OPEN_FILES,
         }
-        if memory:  # V8 reserves more addresses than there are bytes, and has a limit of its own
+        if memory:  # V8 reserves more address space than memory, and has its own limit
             limits[resource.RLIMIT_AS] = MEMORY_BYTES
         for kind, most in limits.items():
             with contextlib.suppress(ValueError, OSError):
@@ -100,7 +100,7 @@ def _limit(*, memory: bool) -> None:
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same on every architecture
 _EXECUTE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 2, 1 << 3
 _ACCESS_BY_ABI = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
-"""Bits of file access that each version of the interface knows."""
+"""Number of file access bits in each ABI version."""
 
 
 def _landlock(libc: ctypes.CDLL, readable: Iterable[Path], *, program: bool) -> None:
@@ -115,7 +115,7 @@ def _landlock(libc: ctypes.CDLL, readable: Iterable[Path], *, program: bool) -> 
             try:
                 descriptor = os.open(place, os.O_PATH | os.O_CLOEXEC)
             except OSError:
-                continue  # what is not there needs no rule
+                continue  # a missing file needs no rule
             try:
                 allowed |= _READ_DIR if os.path.isdir(place) else 0
                 rule = struct.pack("=Qi", allowed, descriptor)
@@ -137,7 +137,7 @@ def _checked(result: int) -> int:
 # --- seccomp ------------------------------------------------------------------------------------
 
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-# Names with their numbers on x86_64 and aarch64; 0: it has none there.
+# Names with their numbers on x86_64 and aarch64; 0: does not exist there.
 _CALLS = """
     socket:41:198 io_uring_setup:425:425 ptrace:101:117 process_vm_readv:310:270
     process_vm_writev:311:271 kill:62:129 tkill:200:130 pidfd_send_signal:424:424 bpf:321:280
@@ -150,7 +150,7 @@ _CALLS = """
     utime:132:0 utimes:235:0 futimesat:261:0 utimensat:280:88 setxattr:188:5 lsetxattr:189:6
     fsetxattr:190:7 removexattr:197:14 lremovexattr:198:15 fremovexattr:199:16
 """
-"""The second half changes files; opening one to write is looked at below."""
+"""The second half changes files; opening for writing is checked below."""
 _REFUSED = {
     name: (int(x86_64), int(aarch64))
     for name, x86_64, aarch64 in (entry.split(":") for entry in _CALLS.split())
@@ -163,7 +163,7 @@ _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 _LOAD, _EQUAL, _SET, _RETURN, _AT_LEAST = 0x20, 0x15, 0x45, 0x06, 0x35
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
-_NUMBER, _ARCHITECTURE = 0, 4  # their offsets in struct seccomp_data; arguments from 16 on
+_NUMBER, _ARCHITECTURE = 0, 4  # offsets in struct seccomp_data; arguments start at 16
 
 
 def _seccomp(libc: ctypes.CDLL, *, program: bool) -> None:
@@ -173,7 +173,7 @@ def _seccomp(libc: ctypes.CDLL, *, program: bool) -> None:
     code = _filter(machine, program=program)
     buffer = ctypes.create_string_buffer(code, len(code))
     header = struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(buffer))
-    # PR_SET_SECCOMP, SECCOMP_MODE_FILTER; threads that are started later inherit it.
+    # PR_SET_SECCOMP, SECCOMP_MODE_FILTER; threads started later inherit it.
     _checked(libc.prctl(22, 2, header, 0, 0))
 
 
@@ -185,7 +185,7 @@ def _filter(machine: str, *, program: bool) -> bytes:
         (_RETURN, 0, 0, _ERRNO | errno.EPERM),
         (_LOAD, 0, 0, _NUMBER),
     ]
-    if machine == "x86_64":  # the second set of numbers of that machine
+    if machine == "x86_64":  # the x32 ABI
         code += [(_AT_LEAST, 0, 1, 0x40000000), (_RETURN, 0, 0, _ERRNO | errno.EPERM)]
 
     def refuse(numbers: tuple[int, int], error: int = errno.EPERM) -> None:
@@ -195,7 +195,7 @@ def _filter(machine: str, *, program: bool) -> bytes:
     def look(
         numbers: tuple[int, int], argument: int, test: int, value: int, *, holds: bool
     ) -> None:
-        """Refuse a call where the test of the lower half of an argument holds, or does not."""
+        """Refuse a call if the test of an argument's lower half is true, or if it is false."""
         if numbers[side]:
             yes, no = (0, 1) if holds else (1, 0)
             code.extend(
@@ -215,14 +215,14 @@ def _filter(machine: str, *, program: bool) -> bytes:
     refuse(_OPENAT2, errno.ENOSYS)  # a filter cannot read its flags
     if not program:
         look(_CLONE, 0, _SET, _CLONE_THREAD, holds=False)
-        refuse(_CLONE3, errno.ENOSYS)  # as above: libraries fall back to clone
+        refuse(_CLONE3, errno.ENOSYS)  # as above; libraries fall back to clone
         look(_TGKILL, 0, _EQUAL, os.getpid(), holds=False)
     code.append((_RETURN, 0, 0, _ALLOW))
     return b"".join(struct.pack("HBBI", *line) for line in code)
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run a program confined; its standard error says what could not be closed to it."""
+    """Run a program in the sandbox; stderr lists what could not be blocked."""
     split = list(arguments).index("--")
     readable, command = arguments[:split], list(arguments[split + 1 :])
     lacking = confine(map(Path, readable), program=True)

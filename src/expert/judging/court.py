@@ -1,7 +1,7 @@
-"""Many answers judged, each within a time limit, in processes that may fall.
+"""Judges many answers in sandboxed processes, each within a time limit.
 
-Every judge works in an empty folder of its own and without the environment of the user; what else
-it gives up is told in confinement.
+Every judge works in an empty folder and without the user's environment; confinement describes the
+other restrictions.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from expert.planning.machine.host import cores_available
 SECONDS = 15.0
 """For one answer. Queries have 2 s each, and importing a parser takes a second or two."""
 CASES_FOR_ANOTHER = 40
-"""Answers that pay for the start of another process."""
+"""Answers for which starting another process pays off."""
 MOST_PROCESSES = 8
 MOST_CHARACTERS = 10_000_000
-"""Of a case with its check and the answer: more than any graph or table that is worth making."""
+"""Of a case with its check and answer: more than any useful graph or table."""
 
 Tell = Callable[[int, int], None]
 
@@ -47,8 +47,8 @@ def judge_all(
     tell: Tell = lambda done, of: None,
     notice: Callable[[str], None] = lambda text: None,
 ) -> list[Judgement]:
-    """Judge every answer by its case; in their order. `tsc`: the compiler, where there is one.
-    `notice` gets what the system could not block for the judges."""
+    """Judge every answer by its case, in order. `tsc`: path of the compiler. `notice` receives what
+    the system could not block for the judges."""
     pairs = list(zip(cases, answers, strict=True))
     several = max(
         1,
@@ -81,7 +81,7 @@ def judge_all(
 def _with_types(
     pairs: Sequence[tuple[Case, str]], found: list[Judgement], tsc: str | None, *, strict: bool
 ) -> list[Judgement]:
-    """The judgements with those that were left to the compiler made by it, where it is there."""
+    """The judgements, with those left to the compiler made by it if it is installed."""
     left = [place for place, judgement in enumerate(found) if judgement.kind == TYPES]
     if not left or tsc is None:
         return found
@@ -94,7 +94,7 @@ def _with_types(
             programs += [_surrounded(case, JudgeOptions(strict=strict).inside(answer))]
         errors = type_errors(programs, tsc, tsx=tsx)
         if errors is None:
-            continue  # it stays as it is: without an oracle
+            continue  # stays without an oracle
         for number, place in enumerate(some):
             found[place] = _typed(errors[2 * number], errors[2 * number + 1])
     return found
@@ -112,14 +112,14 @@ def _typed(of_expected: str | None, of_answer: str | None) -> Judgement:
 
 
 class Bench:
-    """One process that judges; started when it is needed, and again when it had to be ended."""
+    """One judging process, started on demand and restarted after it was stopped."""
 
     def __init__(self, seconds: float, statement_seconds: float = JudgeOptions.seconds) -> None:
         self._seconds, self._statement_seconds = seconds, statement_seconds
         self._child: Child | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self.open: tuple[str, ...] = ()
-        """What the system could not close to the process."""
+        """What the system could not block for the process."""
 
     def __enter__(self) -> Bench:
         return self
@@ -128,7 +128,7 @@ class Bench:
         self.stop()
 
     def judge(self, case: Case, answer: str, *, domain: str, strict: bool) -> Judgement:
-        """What the process says; whatever happens in there, this returns."""
+        """The process's judgement; returns whatever happens in the process."""
         asked = {
             "case": vars(case),
             "answer": answer,
@@ -145,20 +145,19 @@ class Bench:
         begun, ends_at = False, time.monotonic() + self._seconds
         self._child.ask(asked)  # if it has ended, the next line notices
         while True:
-            told = self._child.next(ends_at)
-            if told is None:
+            message = self._child.next(ends_at)
+            if message is None:
                 late = time.monotonic() >= ends_at
                 self.stop()
-                return _fallen(self._seconds if late else None, begun=begun)
-            if told.get("begun"):
+                return _no_judgement(self._seconds if late else None, begun=begun)
+            if message.get("begun"):
                 begun = True
-            elif "open" in told:
-                self.open = tuple(map(str, told["open"]))
+            elif "open" in message:
+                self.open = tuple(map(str, message["open"]))
             else:
-                return Judgement(**told)
+                return Judgement(**message)
 
     def stop(self) -> None:
-        """End the process."""
         child, self._child = self._child, None
         if child is not None:
             child.stop()
@@ -178,7 +177,7 @@ class Bench:
 
 
 def _unaskable(asked: Mapping[str, Any]) -> str:
-    """Why a case is not handed to a judge; "" where it is."""
+    """Why a case is not passed to a judge; "" if it is."""
     try:
         size = len(json.dumps(asked))
     except RecursionError:
@@ -190,7 +189,7 @@ def _unaskable(asked: Mapping[str, Any]) -> str:
     return ""
 
 
-def _fallen(seconds: float | None, *, begun: bool) -> Judgement:
-    """Nobody answered: that is the answer's fault once the case itself was understood."""
+def _no_judgement(seconds: float | None, *, begun: bool) -> Judgement:
+    """For a process that gave no judgement: the answer's fault once the case was understood."""
     what = f"takes longer than {seconds:g} s" if seconds else "ends the judging process"
     return wrong("run", f"the answer {what}") if begun else unknown(f"the case itself {what}")

@@ -1,4 +1,4 @@
-"""The judges, one row each, and which of them the answers of an expert need."""
+"""The table of judges, and which of them an expert's answers need."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from expert.judging.answers import normalised
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeKind:
-    """Who judges the answers of a domain, and how people name it."""
+    """The judge of a domain, and its names."""
 
     file: str
-    """Of judging/oracles, with a function `judge(case, answer, how)`."""
+    """Module in judging/oracles with a function `judge(case, answer, how)`."""
     names: tuple[str, ...] = ()
-    """What a manifest may call it besides."""
+    """Other names for it in a manifest."""
     tagged: bool = True
-    """Whether a tag like format:json names it. format:text does not say how to judge."""
+    """Whether a tag like format:json selects it; format:text does not say how to judge."""
     packages: tuple[str, ...] = ()
     title: str = ""
-    """In output, where it differs from the name."""
+    """Name in output, if it differs."""
 
 
 JUDGES = {
@@ -41,12 +41,12 @@ NAMES = {
     name: domain for domain, kind in JUDGES.items() if kind.tagged for name in (domain, *kind.names)
 }
 WRITTEN = {**NAMES, "text": "text", "open": "open"}
-"""What grammar_type may say; calls are seen in the rows."""
+"""Values of grammar_type; calls are detected in the rows."""
 STRICT = ("parser-strict", "schema-strict")
 
 
 def domain_of(capabilities: Iterable[str], decoding: Mapping[str, Any]) -> str:
-    """By grammar_type or validation of the decoding, else by a tag like language:sql; "" where the
+    """By grammar_type or validation of the decoding, else by a tag like language:sql; "" if the
     manifest does not say."""
     grammar = str(decoding.get("grammar_type") or "").lower().partition("-")[0]
     if grammar in WRITTEN:
@@ -58,25 +58,25 @@ def domain_of(capabilities: Iterable[str], decoding: Mapping[str, Any]) -> str:
 
 
 def is_strict(decoding: Mapping[str, Any]) -> bool:
-    """Whether an answer must stand without the Markdown fence that models like to put around it."""
+    """Whether a Markdown fence around an answer makes it wrong."""
     return decoding.get("validation") in STRICT
 
 
 TEXT, OPEN = "text", "open"
 MOST_WORDS = 5
 MOST_CHARACTERS = 60
-"""Of a short answer: a date, a number with its unit, a name, a label. Some languages write no
-blanks between words."""
+"""Limits of a short answer: a date, a number with its unit, a name, a label. Some languages write
+no spaces between words."""
 NEARLY_ALL = 0.9
 REPEATED = 0.2
-"""Different answers as a share of all, at most, where they are taken for labels …"""
+"""Largest share of distinct answers for them to count as labels …"""
 ENOUGH_TO_REPEAT = 20
 LONGEST_LABEL = 200
-"""… of at most so many characters: one sentence."""
+"""… of at most this many characters: one sentence."""
 
 
 def kind_of_answers(expected: Sequence[str]) -> tuple[str, str]:
-    """ "text" for answers compared with the expected one, "open" for others; and why."""
+    """ "text" for answers that are compared with the expected one, else "open"; and why."""
     answers = [normalised(text) for text in expected]
     count, different = len(answers), len(set(answers))
     short = sum(

@@ -1,4 +1,4 @@
-"""The gate: whether an expert is good enough to be let out."""
+"""The quality gate: whether an expert is good enough to be released."""
 
 from __future__ import annotations
 
@@ -11,32 +11,30 @@ from expert.judging.score import Score
 MIN_ACCURACY = 0.95
 MAX_REGRESSION = 0.05
 MOST_WITHOUT_ORACLE = 0.05
-"""Share of the cases. They do not count for accuracy; with more of them it says too little."""
+"""Share of the cases. They do not count for accuracy, and with more of them it means too little."""
 ENOUGH_NEW_CASES = 10
-"""Cases that must remain before those trained on are left out: of fewer a single one decides,
-at an accuracy of 95 % that is asked for."""
+"""New cases needed to leave out those that were trained on: with fewer, a single case decides
+whether 95 % are reached."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Demands:
-    """What is asked of an expert."""
+    """What the gate requires."""
 
     min_accuracy: float = MIN_ACCURACY
-    """Of the answers that could be judged; compared with the share itself, not its interval."""
+    """Of the judged answers; the accuracy itself is compared, not its interval."""
     max_regression: float = MAX_REGRESSION
     """How much worse than the baseline it may be, as a share of the baseline's accuracy."""
     min_improvement: float = 0.0
-    """Of open text: how far below the base's the loss is to be, as a share of it; 0: below it."""
+    """For open text: required reduction of the loss, as a share of the base's loss; 0: any."""
     min_token_accuracy: float | None = None
-    """Of open text: share of tokens that are to be right; None: at least the base's share."""
+    """For open text: required share of correct tokens; None: at least the base's share."""
     min_score: float = MIN_SCORE
-    """Mean score that is asked for, where a judge command gives scores."""
+    """Required mean score of a judge command."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """What a judge command said."""
-
     mean: float | None
     scored: int
     cases: int
@@ -44,28 +42,25 @@ class Scores:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelResult:
-    """What a model reached."""
-
     loss: float | None
     score: Score = field(default_factory=Score)
     token_accuracy: float | None = None
     scores: Scores | None = None
-    """Where a judge command had the word."""
+    """Set if a judge command scored the answers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gate:
-    """The verdict, what was asked for, and what speaks against it; empty where it passed."""
+    """The verdict, the requirements, and the reasons against; no reasons if it passes."""
 
     passed: bool | None
-    """None: there was nothing to judge, neither an answer nor a baseline."""
+    """None: there was nothing to judge, neither answers nor a baseline."""
     reasons: tuple[str, ...]
     asked: tuple[str, ...] = ()
-    """In words."""
 
 
 def score_for_the_gate(every: Score, new: Score) -> Score:
-    """What the gate counts: the cases the run was not trained on, where enough of them are left."""
+    """The score the gate uses: of cases that were not trained on, if enough of them are left."""
     return new if new.cases >= min(ENOUGH_NEW_CASES, every.cases) else every
 
 
@@ -76,9 +71,9 @@ def gate_of(
     *,
     base: ModelResult | None = None,
 ) -> Gate:
-    """Hold what a model reached to what is asked, and to the baseline where there is one. Rows
-    without answers have no accuracy that could be asked for; answers without an oracle have. Open
-    text is compared with its `base`."""
+    """Compare a model's results with the requirements, and with the baseline if there is one. Rows
+    without answers have no accuracy to require; answers without an oracle do. Open text is compared
+    with its `base`."""
     parts = []
     if now.scores is not None:
         parts.append(_of_scores(demands, now.scores))
@@ -94,7 +89,7 @@ def gate_of(
 
 
 Part = tuple[str, str]
-"""What is asked for, and what speaks against it; "" where nothing does."""
+"""The requirement, and the reason against; "" if it is met."""
 
 
 def _of_accuracy(demands: Demands, score: Score) -> Part:
@@ -128,7 +123,7 @@ def _of_improvement(demands: Demands, now: ModelResult, base: ModelResult) -> Pa
     asked = f"loss on the held-out answers below the base's{by}"
     if now.loss is None or base.loss is None:
         return asked, "the loss on the held-out answers is not a number"
-    if now.loss < base.loss and now.loss <= base.loss * (1 - least):  # nor where it is NaN
+    if now.loss < base.loss and now.loss <= base.loss * (1 - least):  # False for NaN
         return asked, ""
     return asked, f"loss {loss(now.loss)} is not below the base's {loss(base.loss)}{by}"
 
@@ -146,7 +141,7 @@ def _of_tokens(demands: Demands, now: ModelResult, base: ModelResult) -> Part:
 
 
 def _of_regression(demands: Demands, now: ModelResult, before: ModelResult) -> Part:
-    """Scores or accuracy where both have them, else the loss on the held-out rows."""
+    """By score or accuracy if both have them, else by the loss on the held-out rows."""
     most = f"by more than {demands.max_regression:.0%} of it"
     asked = f"at most {demands.max_regression:.0%} worse than the baseline"
     mean = (
@@ -163,7 +158,7 @@ def _of_regression(demands: Demands, now: ModelResult, before: ModelResult) -> P
             said = f"{name} {form.format(ours)} is below the baseline's {form.format(theirs)}"
             return asked, f"{said} {most}"
     if now.loss is not None and before.loss is not None:
-        if now.loss <= before.loss * (1 + demands.max_regression):  # nor where it is NaN
+        if now.loss <= before.loss * (1 + demands.max_regression):  # False for NaN
             return asked, ""
         return asked, (f"loss {loss(now.loss)} is above the baseline's {loss(before.loss)} {most}")
     return asked, "the baseline could not be compared: no answer of one of the two was judged"

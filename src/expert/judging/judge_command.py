@@ -1,10 +1,10 @@
-"""A program of the user's own that scores answers.
+"""A user-supplied program that scores answers.
 
-It reads one JSON object a line on standard input, `id`, `task`, `turns` (a list of `role` and
-`content`), `prompt` (the last of them), `expected` and `answer`, until the end of the input, and
-writes one JSON object a line to standard output: the `id`, a `score` from 0 (wrong) to 1 (right),
-true and false count as 1 and 0, and a `reason` where it has one, in any order. It is run once for
-all cases, as the user and where the user stands, and never because a manifest or a row says so.
+It reads one JSON object per line on standard input, `id`, `task`, `turns` (a list of `role` and
+`content`), `prompt` (the last turn), `expected` and `answer`, until the end of the input, and
+writes one JSON object per line to standard output in any order: the `id`, a `score` from 0 (wrong)
+to 1 (right), where true and false count as 1 and 0, and optionally a `reason`. It runs once for all
+cases, as the user and in the current folder, and never because a manifest or a row says so.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ class NoJudge(ExpertError):
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeCommand:
-    """What is run, and how long it may take for all cases together."""
+    """The command, and its time limit for all cases together."""
 
     command: str
     seconds: float = SECONDS
     min_score: float = MIN_SCORE
-    """From here on a case counts as passed; the gate asks for such a mean."""
+    """Score at which a case passes; the gate requires it as the mean."""
 
     def parts(self) -> list[str]:
-        """The program with its arguments; NoJudge where there is no such program."""
+        """The program with its arguments; NoJudge if there is no such program."""
         try:
             parts = shlex.split(self.command, posix=os.name == "posix")
         except ValueError as error:
@@ -58,7 +58,7 @@ class JudgeCommand:
 
 @dataclass(frozen=True, kw_only=True)
 class Scored:
-    """A judgement with the score it rests on; None where the command gave none."""
+    """A judgement and its score; None if the command gave none."""
 
     judgement: Judgement
     score: float | None
@@ -95,7 +95,7 @@ def _asked(case: Case, answer: str) -> dict[str, Any]:
 
 
 def _run(judge: JudgeCommand, asked: str) -> tuple[str, str]:
-    """What the command writes, and what is wrong with how it ended."""
+    """The command's output, and what is wrong with how it ended."""
     try:
         said, complained, code = run_program(judge.parts(), asked, seconds=judge.seconds)
     except OSError as error:
@@ -109,7 +109,7 @@ def _run(judge: JudgeCommand, asked: str) -> tuple[str, str]:
 
 
 def _read(said: str, known: set[str]) -> tuple[dict[str, tuple[float, str]], list[str]]:
-    """Score and reason by id, and what could not be understood."""
+    """Score and reason by id, and which lines could not be read."""
     found: dict[str, tuple[float, str]] = {}
     faults: list[str] = []
     for number, line in enumerate(said.splitlines(), 1):

@@ -1,4 +1,4 @@
-"""How many are right, how sure that is, and whether two differ."""
+"""Accuracy, its confidence interval, and whether two models differ."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 Z_95 = 1.959963984540054
-"""The normal quantile of a two-sided interval of 95 %."""
+"""The normal quantile of a two-sided 95 % interval."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """Answers that were right and wrong; those without an oracle are neither."""
+    """Right and wrong answers; those without an oracle are neither."""
 
     passed: int = 0
     failed: int = 0
     without_oracle: int = 0
     rows: int | None = None
-    """Rows that the judged ones are of; None: each is of its own."""
+    """Distinct rows behind the judged answers; None: one row each."""
 
     @property
     def judged(self) -> int:
@@ -30,13 +30,13 @@ class Score:
 
     @property
     def accuracy(self) -> float | None:
-        """Of those that could be judged; None where none could."""
+        """Of the judged answers; None if none was judged."""
         return self.passed / self.judged if self.judged else None
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Wilson's 95 % interval of the accuracy. Answers of one row go together, at worst
-        entirely: the interval is that of as many answers as there are rows."""
+        """Wilson's 95 % interval of the accuracy. Answers of one row are correlated, at worst
+        fully, so the number of rows is used as the sample size."""
         if not self.judged:
             return None
         rows = self.judged if self.rows is None else self.rows
@@ -48,7 +48,7 @@ class Score:
 
 
 def score_of(verdicts: Sequence[bool | None], rows: Sequence[str] | None = None) -> Score:
-    """The score of many verdicts; `rows`: which row each is of."""
+    """The score of many verdicts; `rows`: the row of each."""
     judged = None
     if rows is not None:
         pairs = zip(verdicts, rows, strict=True)
@@ -62,7 +62,7 @@ def score_of(verdicts: Sequence[bool | None], rows: Sequence[str] | None = None)
 
 
 def wilson(passed: float, judged: int, z: float = Z_95) -> tuple[float, float]:
-    """The interval in which the true share lies; it stays inside 0 and 1 at both ends."""
+    """Wilson's interval for the true share; it stays within 0 and 1."""
     share = passed / judged
     centre = (share + z * z / (2 * judged)) / (1 + z * z / judged)
     spread = share * (1 - share) / judged + z * z / (4 * judged * judged)
@@ -74,22 +74,22 @@ def wilson(passed: float, judged: int, z: float = Z_95) -> tuple[float, float]:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Two models on the same cases, those that both could be judged on."""
+    """Two models on the cases that both could be judged on."""
 
     cases: int
     rows: int
-    """Rows that these are of; interval and p-value are those of as many answers."""
+    """Rows behind these cases; interval and p-value use this as the sample size."""
     wins: tuple[str, ...]
     """Right now and wrong before, by id."""
     losses: tuple[str, ...]
     """Wrong now and right before."""
     difference: float | None
-    """Accuracy now less accuracy before; None without a case in common."""
+    """Accuracy now minus accuracy before; None without a common case."""
     interval: tuple[float, float] | None
     """Newcombe's 95 % interval of that difference, for pairs."""
     p_value: float | None
-    """Of McNemar's exact test: how often chance alone makes wins and losses as unlike as these.
-    A row that won more answers than it lost is one win."""
+    """McNemar's exact test: the probability of wins and losses this unequal by chance. A row with
+    more answers won than lost is one win."""
 
 
 def compare(
@@ -97,8 +97,7 @@ def compare(
     before: Mapping[str, bool | None],
     rows: Mapping[str, str] | None = None,
 ) -> Comparison:
-    """Hold two lists of verdicts, by id of the case, against each other; `rows`: the row that a
-    case is of, where a row has several."""
+    """Compare two sets of verdicts by case id; `rows`: the row of each case."""
     both = [
         case
         for case, verdict in now.items()
@@ -134,9 +133,9 @@ def compare(
 def paired_interval(
     both_right: float, wins: float, losses: float, cases: int
 ) -> tuple[float, float]:
-    """Newcombe's interval (his method 10, 1998) of the difference of two shares of the same cases.
+    """Newcombe's interval (method 10, 1998) of the difference of two shares of the same cases.
 
-    It is made of the two Wilson intervals and of how the two go together.
+    It combines the two Wilson intervals with the correlation of the two.
     """
     now, before = (both_right + wins) / cases, (both_right + losses) / cases
     low_now, high_now = wilson(both_right + wins, cases)
@@ -160,9 +159,9 @@ def paired_interval(
 
 
 def mcnemar(wins: int, losses: int) -> float:
-    """The exact two-sided p-value: a fair coin thrown once for each case that changed."""
+    """The exact two-sided p-value: a fair coin tossed once for each case that changed."""
     count, less = wins + losses, min(wins, losses)
-    if count >= 1000:  # 0.5 ** count is nearly zero there, and the normal curve exact enough
+    if count >= 1000:  # 0.5 ** count underflows, and the normal approximation is exact enough
         return math.erfc(max(0.0, abs(wins - losses) - 1) / math.sqrt(2 * count))
     term, tail = 0.5**count, 0.0
     for place in range(less + 1):

@@ -1,8 +1,8 @@
-"""The process in which answers are judged: it may hang or fall, and takes nobody with it.
+"""The process that judges answers; it may hang or crash without affecting the caller.
 
-First it gives up what it does not need (see confinement) and says what of that it could not, as
-`{"open": […]}`. Then one JSON object a line in, two out: `{"begun": true}` when the case is
-understood and the answer comes next, then the judgement.
+It first drops its permissions (see confinement) and reports those it could not drop, as
+`{"open": […]}`. Then it reads one JSON object per line and writes two: `{"begun": true}` when the
+case is understood and the answer comes next, then the judgement.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ LONGEST_REASON = 2000
 
 
 def main() -> None:
-    """Judge what comes on standard input until it ends."""
-    # What a library writes to standard output would be read as an answer.
+    """Judge the requests on standard input until it ends."""
+    # A library's output on standard output would be read as an answer.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     logging.getLogger("sqlglot").setLevel(logging.CRITICAL)
-    _tell(answers, {"open": confine(python_folders())})
+    _send(answers, {"open": confine(python_folders())})
     for line in sys.stdin:
         more_cpu_time()
         asked = json.loads(line)
@@ -38,18 +38,18 @@ def _answer(asked: dict[str, Any], answers: IO[str]) -> None:
     turns = tuple((role, text) for role, text in asked["case"].pop("turns"))
     case = Case(turns=turns, **asked["case"])
     found = asdict(_judged(asked, case, answers))
-    _tell(answers, {**found, "reason": found["reason"][:LONGEST_REASON]})
+    _send(answers, {**found, "reason": found["reason"][:LONGEST_REASON]})
 
 
 def _judged(asked: dict[str, Any], case: Case, answers: IO[str]) -> Judgement:
-    """What the oracle says. A check is any JSON and an answer any text: what they break is this
-    case alone, and once the case is understood it is the answer's fault."""
+    """The oracle's judgement. A check is any JSON and an answer any text: whatever they break
+    affects this case alone, and once the case is understood it is the answer's fault."""
     begun = False
 
     def begin() -> None:
         nonlocal begun
         begun = True
-        _tell(answers, {"begun": True})
+        _send(answers, {"begun": True})
 
     try:
         how = JudgeOptions(strict=asked["strict"], seconds=asked["seconds"], begin=begin)
@@ -61,7 +61,7 @@ def _judged(asked: dict[str, Any], case: Case, answers: IO[str]) -> Judgement:
     return wrong("run", f"the answer {why}") if begun else unknown(f"the case itself {why}")
 
 
-def _tell(answers: IO[str], fact: dict[str, Any]) -> None:
+def _send(answers: IO[str], fact: dict[str, Any]) -> None:
     answers.write(json.dumps(fact) + "\n")
     answers.flush()
 

@@ -1,4 +1,4 @@
-"""A JSON Schema for editors: every layout and name the reader takes, old ones marked as such."""
+"""A JSON Schema for editors: all layouts and names that are read, old ones as deprecated."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _KEPT = (
     *("type", "enum", "const", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
     *("minLength", "minItems", "maxItems"),
 )
-_TOLD = ("description", "default", "deprecated", "deprecationMessage")
-# Keys without which the reader cannot go on; all others it can find elsewhere or do without.
+_ANNOTATIONS = ("description", "default", "deprecated", "deprecationMessage")
+# All other keys may be missing, or be elsewhere in the file.
 _REQUIRED = {"SoftPrompt": ["name"], "Task": ["train"]}
-# What values.py understands besides the words in its tables.
+# Values that migrate/values.py converts in code rather than by its tables.
 _OTHER_WORDS = {
     "adapter_type": {"qlora": "lora on an int4 base"},
     "prompt_template": {"vicuna": "auto", "custom": "auto"},
@@ -54,7 +54,7 @@ _OTHER_FORMS: dict[str, list[Schema]] = {
 
 
 def editor_schema() -> Schema:
-    """JSON Schema, draft 7, that a manifest which reads is valid against."""
+    """JSON Schema, draft 7; every readable manifest is valid against it."""
     definitions = {name: _section(name, node) for name, node in schema()["$defs"].items()}
     config = definitions["TrainingConfig"]["properties"]
     model = definitions["BaseModelSpec"]["properties"]
@@ -78,7 +78,7 @@ def editor_schema() -> Schema:
     root = {**_section("Manifest", schema()), "allOf": _LOOSE_KEYS}
     keys = root["properties"] = {**root["properties"], **_old_top_level()}
     keys["base_models"]["items"] = _widened(keys["base_models"]["items"], _TEXT)
-    del keys["base_models"]["minItems"]  # `model` and its like fill an empty list
+    del keys["base_models"]["minItems"]  # `model` and others fill an empty list
     keys["version"] = _widened(keys["version"], {"type": "number"})
     keys["schema_version"] = _widened(keys["schema_version"], {"enum": ["1.0"]}, {})
     return {
@@ -93,7 +93,7 @@ def editor_schema() -> Schema:
 
 
 def _section(name: str, node: Mapping[str, Any]) -> Schema:
-    """An object whose comment keys are free, and unknown ones where the reader keeps them."""
+    """An object; comment keys are allowed, and unknown keys where they are kept as metadata."""
     section = {
         "type": ["object", "null"],
         "description": node.get("description", ""),
@@ -105,23 +105,23 @@ def _section(name: str, node: Mapping[str, Any]) -> Schema:
 
 
 def _property(node: Mapping[str, Any]) -> Schema:
-    """A key with its meaning and default; null is another way to leave it out."""
-    told: Schema = {}
+    """A key with its meaning and default; null means not set."""
+    notes: Schema = {}
     if "description" in node:
-        told["description"] = node["description"]
+        notes["description"] = node["description"]
         if node["description"].startswith("Superseded"):
-            told |= {"deprecated": True, "deprecationMessage": node["description"]}
+            notes |= {"deprecated": True, "deprecationMessage": node["description"]}
     if "default" in node and not isinstance(node["default"], dict):
-        told["default"] = node["default"]
+        notes["default"] = node["default"]
     choices = [_value(choice) for choice in node.get("anyOf", [node])]
     if len(choices) > 1 or not isinstance(choices[0].get("type", ""), str):
-        return {**told, "anyOf": choices if _NULL in choices else [*choices, _NULL]}
+        return {**notes, "anyOf": choices if _NULL in choices else [*choices, _NULL]}
     only = choices[0]
     if "$ref" in only:
-        return {**told, "allOf": [only]}  # draft 7 reads nothing beside a $ref; null is in there
+        return {**notes, "allOf": [only]}  # draft 7 ignores keys beside a $ref; it allows null
     if "enum" in only or "const" in only:
-        return {**told, "enum": [*only.get("enum", [only.get("const")]), None]}
-    return {**told, **only, "type": [only["type"], "null"]} if only else told
+        return {**notes, "enum": [*only.get("enum", [only.get("const")]), None]}
+    return {**notes, **only, "type": [only["type"], "null"]} if only else notes
 
 
 def _value(node: Mapping[str, Any]) -> Schema:
@@ -138,7 +138,7 @@ def _value(node: Mapping[str, Any]) -> Schema:
     return value
 
 
-# --- what the reader takes besides -----------------------------------------------------------
+# --- aliases and older layouts ---------------------------------------------------------------
 
 
 def _at(section: str, key: str) -> Schema:
@@ -146,22 +146,22 @@ def _at(section: str, key: str) -> Schema:
 
 
 def _read_as(home: str, *values: Schema) -> Schema:
-    """A key under a name that is understood but not the one to write."""
+    """A key under a deprecated name."""
     text = f"read as {home}"
-    told = {"description": text, "deprecated": True, "deprecationMessage": text}
-    return {**told, "anyOf": [*values, _NULL]}
+    notes = {"description": text, "deprecated": True, "deprecationMessage": text}
+    return {**notes, "anyOf": [*values, _NULL]}
 
 
 def _widened(entry: Schema, *more: Schema) -> Schema:
-    """The same key, which may be something else besides."""
-    told = {key: entry[key] for key in entry if key in _TOLD}
-    bare = {key: entry[key] for key in entry if key not in _TOLD}
+    """The same key with more allowed values."""
+    notes = {key: entry[key] for key in entry if key in _ANNOTATIONS}
+    bare = {key: entry[key] for key in entry if key not in _ANNOTATIONS}
     choices = bare.get("anyOf") or bare.get("allOf") or [bare]
-    return {**told, "anyOf": [*choices, *more]}
+    return {**notes, "anyOf": [*choices, *more]}
 
 
 def _loose_keys() -> Schema:
-    """Aliases and special names, understood in training.config and above it."""
+    """Aliases and special names, allowed in training.config and in the sections above it."""
     loose = {
         name: _read_as(f"{CONFIG}.{home}", _at("TrainingConfig", home))
         for name, home in CONFIG_ALIASES.items()
@@ -191,13 +191,13 @@ def _special_values(name: str) -> list[Schema]:
 
 
 def _model_section() -> Schema:
-    """`model` of the flat layouts: a bag of model settings, or the shape of the character model."""
+    """`model` of flat layouts: settings of a model, or the shape of the character model."""
     fields = schema()["$defs"]["BaseModelSpec"]["properties"]
     settings = {key: _read_as(f"base_models[].{key}", _at("BaseModelSpec", key)) for key in fields}
     shape = {
         name: _read_as(f"base_models[].architecture.{home}", _at("CharGptShape", home))
         for name, home in SHAPE_ALIASES.items()
-        if name != "dropout"  # that of the character model or of the adapter; a loose key
+        if name != "dropout"  # of the character model or of the adapter; in the loose keys
     }
     names = {key: _read_as("base_models[].name", _TEXT) for key in ("name", "type", "base_model")}
     return {
@@ -210,10 +210,10 @@ def _model_section() -> Schema:
 
 def _old_top_level() -> Schema:
     model: Schema = {"$ref": "#/definitions/BaseModelSpec"}
-    bag: Schema = {"$ref": "#/definitions/Model"}
+    settings: Schema = {"$ref": "#/definitions/Model"}
     old = {
         "base_model": _read_as("base_models", _TEXT, model),
-        "model": _read_as("base_models", _TEXT, bag),
+        "model": _read_as("base_models", _TEXT, settings),
         "adapters": _read_as("base_models[].adapters", _at("BaseModelSpec", "adapters")),
     }
     old |= {key: _read_as(DATASET, _at("Training", "dataset")) for key in ("dataset", "data")}
@@ -221,7 +221,7 @@ def _old_top_level() -> Schema:
 
 
 def _add_spellings(properties: Schema, table: Mapping[str, Mapping[Any, Any]]) -> None:
-    """Other words for a value, and every word in any case."""
+    """Allow other spellings of a value, in upper or lower case."""
     for key, in_table in table.items():
         spellings = {**in_table, **_OTHER_WORDS.get(key, {})}
         entry = properties[key]
@@ -246,7 +246,7 @@ def _shown(word: Any) -> str:
 
 
 def _in_any_case(words: Iterable[str]) -> str:
-    """Draft 7 has no flag for it."""
+    """A case-insensitive pattern; draft 7 has no flag for it."""
     patterns = [
         "".join(
             f"[{letter.lower()}{letter.upper()}]"

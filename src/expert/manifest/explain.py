@@ -1,4 +1,4 @@
-"""What each key of a manifest means, from the schema: one text for the file and the help."""
+"""Help for manifest keys, from the schema's docstrings."""
 
 from __future__ import annotations
 
@@ -35,8 +35,6 @@ SHAPE = f"{MODEL}.architecture"
 
 @dataclass(frozen=True)
 class KeyHelp:
-    """One key: what it may be, its default, its meaning, its other names."""
-
     path: str
     expected: str
     default: str
@@ -46,7 +44,7 @@ class KeyHelp:
 
 @dataclass(frozen=True)
 class SpecialName:
-    """A name that is understood as something other than one key under another name."""
+    """A name that is more than an alias: it sets several keys, or converts its value."""
 
     expected: str
     meaning: str
@@ -54,15 +52,13 @@ class SpecialName:
 
 
 class UnknownKey(ExpertError):
-    """A key that no manifest has."""
-
     def __init__(self, key: str, near: str | None) -> None:
         hint = f"  (did you mean {near!r}?)" if near else ""
         super().__init__(f"{key!r} is not a key of a manifest{hint}")
 
 
 def explain(key: str | None = None) -> list[KeyHelp]:
-    """Help for every key (None), for a section, or for a key under any of its names."""
+    """Help for all keys (None), a section, or a key by any of its names."""
     if key is None:
         return list(_all_keys())
     wanted = key.strip()
@@ -80,7 +76,7 @@ def explain(key: str | None = None) -> list[KeyHelp]:
 
 
 def special_names() -> dict[str, SpecialName]:
-    """Names that become another value, or several keys."""
+    """Names that set several keys, or convert their value."""
     precision = (f"{CONFIG}.bf16", f"{CONFIG}.fp16")
     words = '"bfloat16", "float16", "float32" or "auto"'
     names = dict.fromkeys(
@@ -118,7 +114,7 @@ def _walk(node: Mapping[str, Any], path: str) -> Iterator[KeyHelp]:
 
 
 def _section_below(node: Mapping[str, Any]) -> tuple[Mapping[str, Any] | None, str]:
-    """The section a key holds, directly, in a list, or under names that the user chooses."""
+    """The section under a key: directly, in a list, or under user-chosen names; and its suffix."""
     node = resolve(node)
     for choice in map(resolve, node.get("anyOf", [node])):
         inner, extra = choice.get("items"), choice.get("additionalProperties")
@@ -136,12 +132,12 @@ def _help(path: str, node: Mapping[str, Any], *, required: bool) -> KeyHelp:
     default = "required" if required else ""
     if "default" in node and not isinstance(node["default"], dict):
         default = json.dumps(node["default"], ensure_ascii=False)
-    meaning = " ".join(str(node.get("description", "")).split())  # it is broken into lines there
+    meaning = " ".join(str(node.get("description", "")).split())  # joins wrapped lines
     return KeyHelp(path, expected(node), default, meaning, tuple(other_names(path)))
 
 
 def other_names(path: str) -> list[str]:
-    """Under which other names the key at a canonical path is understood."""
+    """The aliases of the key at a canonical path."""
     section, _, key = path.rpartition(".")
     table = {CONFIG: CONFIG_ALIASES, DATASET: DATASET_ALIASES, SHAPE: SHAPE_ALIASES}
     names = [name for name, home in table.get(section, {}).items() if home == key != name]
@@ -159,7 +155,7 @@ _WHOLE_SECTIONS = {
 
 
 def _at(wanted: str) -> list[KeyHelp]:
-    """The key at exactly this path, with all below it where it is a section."""
+    """The key at exactly this path, and all keys of it if it is a section."""
     steps = _steps(wanted)
     found = []
     for entry in _all_keys():
@@ -167,7 +163,7 @@ def _at(wanted: str) -> list[KeyHelp]:
         fits = all(part in (step, "<name>") for part, step in zip(pattern, steps, strict=False))
         if len(pattern) == len(steps) and fits:
             found.append(entry)
-    # `name` is more than the key of the top level: others end in it too.
+    # A single name such as `name` may be a key in several sections: see _ending_in.
     return found if len(found) > 1 or "." in wanted else []
 
 
@@ -176,23 +172,23 @@ def _steps(path: str) -> list[str]:
 
 
 def _ending_in(wanted: str) -> list[KeyHelp]:
-    """Every key of this name, with all below those that are sections."""
+    """All keys with this name, and all keys of those that are sections."""
     heads = [entry.path for entry in _all_keys() if _steps(entry.path)[-1] == wanted]
     below = tuple(f"{head}{mark}" for head in heads for mark in ".[")
     return [e for e in _all_keys() if e.path in heads or (below and e.path.startswith(below))]
 
 
 def _special(wanted: str, name: str) -> list[KeyHelp]:
-    """A name that becomes something else, followed by what it becomes."""
+    """Help for a special name, followed by the keys it sets."""
     special = special_names().get(name)
     if special is None:
         return []
-    told = KeyHelp(wanted, special.expected, "", special.meaning)
-    return [told, *(entry for path in special.becomes for entry in _at(path))]
+    own = KeyHelp(wanted, special.expected, "", special.meaning)
+    return [own, *(entry for path in special.becomes for entry in _at(path))]
 
 
 def _of_another_trainer(wanted: str, name: str) -> list[KeyHelp]:
-    """What the reader reports of a key that only other trainers have."""
+    """Help for a key that only other trainers have."""
     answer, meaning = answer_to(name), ""
     if answer is not None:
         how = "Refused" if answer.kind is None else answer.kind.capitalize()

@@ -1,4 +1,4 @@
-"""What the reader did with a key that was not simply honoured."""
+"""Notices about keys that were renamed, superseded, or need attention."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ Kind = Literal["read as", "superseded", "note", "warning"]
 
 @dataclass(frozen=True)
 class Notice:
-    """One thing the reader reports: a renamed key, a superseded one, or one to look at."""
-
     kind: Kind
     path: str
     text: str
@@ -23,5 +21,4 @@ class Notice:
 
     @property
     def where(self) -> str:
-        """Line and key."""
         return f"line {self.line}: {self.path}" if self.line else self.path

@@ -1,4 +1,4 @@
-"""From a file to a Manifest: parse, bring into the 2.0 layout, override, validate, check rules."""
+"""Reads a manifest: parse, migrate to the 2.0 layout, apply --set, validate, check rules."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from expert.manifest.text.item import Item, is_comment
 
 @dataclass(frozen=True)
 class ReadManifest:
-    """A manifest, where it came from, and what the reader reports of it."""
+    """A manifest, its source, and the notices about it."""
 
     manifest: Manifest
     source: str
     folder: Path
     notices: tuple[Notice, ...] = ()
     root: Item | None = None
-    """The canonical tree with lines and comments; what `upgrade` writes."""
+    """The canonical tree with lines and comments."""
 
 
 def read_manifest(
@@ -48,17 +48,17 @@ def understand(
 ) -> ReadManifest:
     """Turn a parsed document into a Manifest. The document's tree is rewritten in place."""
     root = document.root
-    set_by_hand = dict(one.split("=", 1) for one in overrides if "=" in one)
-    remember_secrets([root.plain(), set_by_hand])
+    set_values = dict(text.split("=", 1) for text in overrides if "=" in text)
+    remember_secrets([root.plain(), set_values])
     problems = list(document.problems)
     only_at_top = root.get("training") is None
     work = migrate(root, document.folder)
-    laid_over = apply_overrides(root, overrides)
+    overridden = apply_overrides(root, overrides)
     complete_layout(work)
     _name_after_place(root, document)
     convert_values(work)
-    notices = [*work.notices, *laid_over.notices]
-    problems += [*work.problems, *laid_over.problems]
+    notices = [*work.notices, *overridden.notices]
+    problems += [*work.problems, *overridden.problems]
     unknown, kept = unknown_keys(
         root, strict=strict, flat=_is_flat(work.notices), only_at_top=only_at_top
     )
@@ -67,19 +67,19 @@ def understand(
     manifest, violations = _validate(root, {problem.path for problem in problems})
     problems += violations
     findings = check_rules(manifest, root) if manifest is not None else Findings(root)
-    problems += [found for found in findings.problems if not _rests_on(found, problems)]
-    if "no rows" in work.seen:  # reported in words of its own
-        problems = [each for each in problems if each.path not in ("training", "training.dataset")]
+    problems += [problem for problem in findings.problems if not _caused_by(problem, problems)]
+    if "no rows" in work.seen:  # already reported
+        problems = [p for p in problems if p.path not in ("training", "training.dataset")]
     if problems or manifest is None:
         problems.sort(key=lambda problem: problem.line or 0)
-        raise ManifestError(document.source, problems, [str(one) for one in kept])
+        raise ManifestError(document.source, problems, [str(notice) for notice in kept])
     notices = list(dict.fromkeys([*notices, *findings.notices]))
     notices.sort(key=lambda notice: notice.line or 0)
     return ReadManifest(manifest, document.source, document.folder, tuple(notices), root)
 
 
-def _rests_on(rule: Problem, problems: Sequence[Problem]) -> bool:
-    """Whether a rule speaks of a key that is itself wrong, and so had only its default to go by."""
+def _caused_by(rule: Problem, problems: Sequence[Problem]) -> bool:
+    """Whether a rule is about a key that is itself wrong: the rule only saw its default."""
     for problem in problems:
         key = problem.path.rpartition(".")[2]
         inside = problem.path.startswith((f"{rule.path}.", f"{rule.path}["))
@@ -89,7 +89,7 @@ def _rests_on(rule: Problem, problems: Sequence[Problem]) -> bool:
 
 
 def _data(item: Item, node: Mapping[str, Any] | None) -> Any:
-    """Plain data for the schema; null is left out where it only means "not given"."""
+    """Plain data for the schema, without nulls that mean "not set"."""
     if isinstance(item.value, list):
         return [_data(entry, below(node, i)) for i, entry in enumerate(item.value)]
     if not isinstance(item.value, dict):
@@ -104,12 +104,12 @@ def _data(item: Item, node: Mapping[str, Any] | None) -> Any:
 
 
 def _validate(root: Item, reported: set[str]) -> tuple[Manifest | None, list[Problem]]:
-    """The manifest and its schema problems; broken keys are left out so that rules still run."""
+    """The manifest and its schema problems; invalid keys are left out so that rules can run."""
     data = _data(root, schema())
     try:
         return Manifest.model_validate(data), []
     except ValidationError as error:
-        problems = [found for found in schema_problems(error, root) if found.path not in reported]
+        problems = [p for p in schema_problems(error, root) if p.path not in reported]
         for place in broken_places(error, root):
             _remove(data, place)
     try:
@@ -119,7 +119,7 @@ def _validate(root: Item, reported: set[str]) -> tuple[Manifest | None, list[Pro
 
 
 def _remove(data: Any, place: tuple[str | int, ...]) -> None:
-    """Take the innermost key out that holds a broken value: for an entry of a list, the list."""
+    """Remove the innermost key around an invalid value: for a list entry, the key of the list."""
     holder, key = data, None
     for step in place:
         if isinstance(data, dict) and step in data:
@@ -131,13 +131,13 @@ def _remove(data: Any, place: tuple[str | int, ...]) -> None:
 
 
 def _is_flat(notices: Sequence[Notice]) -> bool:
-    """Settings were found at the top level of the file."""
+    """Whether the file has settings at its top level."""
     home = f"{CONFIG}."
     return any(n.kind == "read as" and "." not in n.path and home in n.text for n in notices)
 
 
 def _name_after_place(root: Item, document: Document) -> None:
-    """A file without a name is called after its folder, or after itself where that says more."""
+    """Default name: the file's, or the folder's for manifest.* and config.*."""
     if root.get("name") is not None:
         return
     path = Path(document.source)

@@ -1,4 +1,4 @@
-"""Any manifest as a 2.0 file: the user's values and comments, with every speed switch in sight."""
+"""Rewrites any manifest as a 2.0 file, with its comments and every performance key."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from expert.manifest.text.document import Document
 from expert.manifest.text.item import Item, add_entry, is_comment
 from expert.manifest.text.write import to_json, to_yaml
 
-# Written out so that the reader of a file sees what there is to set. pretokenized_cache is not
-# among them: its null means a folder keyed by content.
+# Written out so that users see what they can set. Not pretokenized_cache: its null means a folder
+# keyed by content.
 PERFORMANCE_KEYS = (
     *("bf16", "fp16", "use_tf32", "attention", "torch_compile", "gradient_checkpointing", "optim"),
     *("packing", "micro_batch_size", "eval_batch_size", "fused_loss", "dataloader_num_workers"),
@@ -28,7 +28,7 @@ Entries = dict[str, Item]
 
 
 def upgrade(document: Document) -> tuple[str, list[Notice]]:
-    """The 2.0 text in the file's own format, and what was done; ManifestError on a broken file."""
+    """The 2.0 text in the format of the file, and notices; ManifestError on a broken file."""
     root = document.root
     header = _take_header(root)
     texts = [
@@ -52,18 +52,18 @@ def upgrade(document: Document) -> tuple[str, list[Notice]]:
 
 
 def _take_header(root: Item) -> list[str]:
-    """Comments at the head of the file, which stay there whatever becomes of the first key."""
-    for key, item in root.fields().items():
-        set_apart = (item.line or 0) - 1 > len(item.above)
-        if set_apart or key in ("schema_version", "name"):
-            header, item.above = item.above, []
-            return header
-        break
-    return []
+    """Remove and return the comments at the top of the file: they stay there even if the first key
+    moves."""
+    key, first = next(iter(root.fields().items()), ("", Item(None)))
+    has_blank_line = (first.line or 0) - 1 > len(first.above)
+    if not has_blank_line and key not in ("schema_version", "name"):
+        return []
+    header, first.above = first.above, []
+    return header
 
 
 def _write_out_performance_keys(root: Item) -> list[str]:
-    """Add the absent ones behind the user's own keys."""
+    """Add missing performance keys after the user's keys; return their names."""
     training = root.get("training")
     assert training is not None, "a manifest that reads has a training section"
     config = training.fields().setdefault("config", Item({}))
@@ -73,7 +73,7 @@ def _write_out_performance_keys(root: Item) -> list[str]:
 
 
 def _in_file_order(root: Item) -> None:
-    """Sort moved keys back to where their lines were; those that no line has come last."""
+    """Sort keys by their line in the original file; keys without a line come last."""
     for item in root.walk():
         if isinstance(item.value, dict):
             item.value = dict(sorted(item.value.items(), key=lambda pair: _place(*pair)))
@@ -81,18 +81,18 @@ def _in_file_order(root: Item) -> None:
     first = models.below(0) if models is not None else None
     name = first.get("name") if first is not None else None
     if first is not None and name is not None:
-        put_together = name.line is None or not name.path.startswith("base_models[")
-        first.value = {"name": name, **first.fields()} if put_together else first.value
+        was_moved = name.line is None or not name.path.startswith("base_models[")
+        first.value = {"name": name, **first.fields()} if was_moved else first.value
 
 
 def _place(key: str, item: Item) -> float:
-    """The item's line; one that nobody wrote, or that repeats a released adapter, has none."""
+    """The item's line; infinity for added keys and for the kind copied from a released adapter."""
     is_copy = key == "adapter_type" and item.path.endswith("].type")
     return math.inf if item.line is None or is_copy else item.line
 
 
 def _well_known_first(entries: Entries) -> Entries:
-    """The usual keys in their usual order, then the rest; comment keys stay behind their key."""
+    """FIRST_KEYS in their order, then the rest; comment keys stay after the key they follow."""
     groups: dict[str, Entries] = {"": {}}
     last = ""
     for key, item in entries.items():
@@ -104,22 +104,22 @@ def _well_known_first(entries: Entries) -> Entries:
     }
 
 
-# --- comments stay with their key, wherever it moved ---------------------------------------------
+# --- comments move with their key ----------------------------------------------------------------
 
 
 def _restore_comments(
     root: Item, texts: list[tuple[str, int | None, list[str]]], keyed: list[tuple[str, Item]]
 ) -> list[str]:
-    """Bring back comments that got lost, and drop copies; what has no place left is returned.
+    """Put lost comments back and drop copies; return those whose section is gone.
 
-    `texts`: the path, line and YAML comments of each item as the user wrote it; `keyed`: the
-    entries under comment keys."""
+    `texts`: the path, line and YAML comments of each original item; `keyed`: the entries under
+    comment keys."""
     present = {id(item) for _, item in _comment_entries(root)}
     for key, item in keyed:
         if id(item) not in present:
             add_entry(_section_for(root, item.path), key, item, [])
     wanted = Counter(text for _, _, written in texts for text in written)
-    for item in root.walk():  # as many of each comment as the user wrote
+    for item in root.walk():  # each comment as often as the user wrote it
         above = item.above
         item.above = []
         for text in above:
@@ -131,7 +131,7 @@ def _restore_comments(
         else:
             item.beside = ""
     homeless: list[str] = []
-    for path, line, written in reversed(texts):  # each is put before those that follow it
+    for path, line, written in reversed(texts):  # each is prepended
         lost = [text for text in written if wanted[text] > 0]
         wanted.subtract(lost)
         home = _home(root, path, line) if lost else None
@@ -140,12 +140,12 @@ def _restore_comments(
 
 
 def _comment_entries(root: Item) -> list[tuple[str, Item]]:
-    found = ((key, entry) for item in root.walk() for key, entry in item.fields().items())
-    return [(key, entry) for key, entry in found if is_comment(key)]
+    entries = ((key, entry) for item in root.walk() for key, entry in item.fields().items())
+    return [(key, entry) for key, entry in entries if is_comment(key)]
 
 
 def _section_for(root: Item, path: str) -> Entries:
-    """Where a comment key goes whose section is gone: to the model, the data or the top."""
+    """The section for a comment key whose section is gone: model, dataset or top level."""
     section, home = path.split(".")[0], None
     if section in ("model", "base_model"):
         models = root.get("base_models")
@@ -156,7 +156,7 @@ def _section_for(root: Item, path: str) -> Entries:
 
 
 def _home(root: Item, path: str, line: int | None) -> Item | None:
-    """The first value that came from the comment's line, or from inside its section."""
+    """The first item from the comment's line, or else from its section."""
     items = [item for item in root.walk() if item is not root]
     same_line = (item for item in items if item.line is not None and item.line == line)
     inside = (item for item in items if item.path.startswith((f"{path}.", f"{path}[")))

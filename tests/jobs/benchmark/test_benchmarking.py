@@ -18,6 +18,7 @@ from expert.jobs.benchmark.benchmark import (
 from expert.jobs.benchmark.numbers import _clumping
 from expert.planning.ladder import BASELINE, SETTINGS, TOLERANCE_FP32
 from expert.planning.models.model_files import UnfitModelFolder
+from tests.forked import start_server
 from tests.insight.ladders import measured
 from tests.jobs.benchmark.played import BRISK, Heard, be_brisk, request
 from tests.jobs.runs import events_of, write_expert
@@ -29,6 +30,7 @@ NAMES = [setting.name for setting in (BASELINE, *SETTINGS)]
 
 @pytest.fixture(autouse=True)
 def brisk(monkeypatch, tmp_path):
+    start_server()
     be_brisk(monkeypatch)
     monkeypatch.setenv("EXPERT_HOME", str(tmp_path / "home"))
 

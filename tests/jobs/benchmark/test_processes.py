@@ -16,7 +16,9 @@ import pytest
 
 from expert.jobs.benchmark import child, processes
 from expert.jobs.benchmark.processes import Job, Ready, SettingLost, SettingProcess, Window
+from tests.forked import forked
 from tests.jobs.benchmark.played import a_job
+from tests.jobs.runs import times_slower
 from tests.wording import wording
 
 READY = Ready(step_seconds=0.1, steps=5, cores=2, threads=2, environment={"python": "x"})
@@ -61,6 +63,7 @@ def hangs(job: Job, connection: Any, log: str, environ: dict[str, str]) -> None:
 @pytest.fixture
 def start(tmp_path, monkeypatch):
     """Starts processes; they are ended with the test."""
+    forked(int).join()  # the server has imported everything
     monkeypatch.setattr(processes, "START_SECONDS", 0.0)
     made: list[SettingProcess] = []
 
@@ -134,8 +137,9 @@ def test_a_setting_with_slow_steps_is_not_given_up(start):
 
 @pytest.mark.skipif(os.name != "posix", reason="process groups are POSIX")
 def test_a_setting_that_hangs_is_ended_with_all_that_it_started(start, tmp_path):
-    with pytest.raises(SettingLost, match=wording("no-answer-for")):
-        start(hangs, limit=3.0)
+    limit = round(3 * times_slower())
+    with pytest.raises(SettingLost, match=wording("no-answer-for", seconds=limit)):
+        start(hangs, limit=float(limit))
     pid = int((tmp_path / "log.txt").read_text(encoding="utf-8"))
     for _ in range(100):
         if not _lives(pid):

@@ -257,6 +257,19 @@ def test_data_files_are_listed_and_files_without_rows_are_not(tmp_path):
     assert len(found_in(tmp_path, data, data)) == 3
 
 
+def test_a_link_that_leads_nowhere_and_an_odd_cache_do_not_stop_the_search(tmp_path):
+    write(tmp_path / "rows.jsonl", "{}\n")
+    for name in ("gone.jsonl", "gone.json"):
+        (tmp_path / name).symlink_to(tmp_path / "deleted")
+    write(tmp_path / "cache" / "a" / "default" / "dataset_info.json", '{"splits": {"train": null}}')
+    environ = {"HF_DATASETS_CACHE": str(tmp_path / "cache"), "HF_HUB_CACHE": str(tmp_path / "hub")}
+    found = find_datasets([tmp_path], environ=environ, home=tmp_path)
+    assert [(entry.kind, entry.name, entry.rows) for entry in found] == [
+        ("datasets cache", "a", None),
+        ("file", "rows.jsonl", 1),
+    ]
+
+
 def test_what_a_run_wrote_is_no_data(tmp_path):
     run = tmp_path / "runs" / "json-20260101-120000"
     run.mkdir(parents=True)

@@ -1,7 +1,8 @@
 """Problems planted in real runs on the CPU, found by a diagnosis that sees the run folder alone.
 
 Waiting is planted with sleeps that are many times as long as the tiny model's steps (10 to 100 ms
-on two idle cores; up to 0.7 s were seen on busy ones).
+on two idle cores), and longer where others use the cores. Runs that nothing waits in are timed by
+what they compute.
 """
 
 from __future__ import annotations
@@ -19,21 +20,22 @@ import torch
 
 from expert.core.errors import ExpertError
 from expert.jobs.diagnose.diagnose import Diagnosis, diagnose_run
-from tests.jobs.runs import inject, run, write_expert
+from tests.jobs.runs import inject, run, run_undisturbed, times_slower, write_expert
 from tests.jobs.trained_runs import finished, finished_characters
 from tests.wording import wording
 
 Plant = Callable[[pytest.MonkeyPatch], Any]
 ALARMS = ("error", "warning")
+WAITING = ("data-bound", "evaluation-bound")
 PADDED: dict[str, Any] = {"packing": False, "group_by_length": False, "dataloader_num_workers": 0}
 
 
 def slowed(monkeypatch: pytest.MonkeyPatch, place: Any, name: str, seconds: float) -> None:
-    """Let a function take so much longer."""
+    """Let a function take so much longer; more where each core has several processes."""
     real = getattr(place, name)
 
     def slow(*args: Any, **more: Any) -> Any:
-        time.sleep(seconds)
+        time.sleep(seconds * times_slower())
         return real(*args, **more)
 
     monkeypatch.setattr(place, name, slow)
@@ -215,7 +217,7 @@ def test_what_is_planted_is_found_and_nothing_else(case, tmp_path, base, monkeyp
     manifest = write_expert(tmp_path / "made", base, {"epochs": 2, **case.config}, **case.more)
     case.plant(monkeypatch)
     try:
-        folder = run(manifest).folder
+        folder = (run if case.verdict in WAITING else run_undisturbed)(manifest).folder
     except ExpertError:
         [folder] = (tmp_path / "made" / "runs").iterdir()
     found = diagnosed(folder, tmp_path)
@@ -241,6 +243,6 @@ def test_a_healthy_run_draws_no_alarm(kind, tmp_path):
 def test_a_healthy_run_with_rows_alone_draws_no_alarm(tmp_path, base):
     same = [{"instruction": f"say {n:02}", "response": "cat and dog"} for n in range(48)]
     config = {**PADDED, "epochs": 2, "micro_batch_size": 8, "group_by_length": True}
-    folder = run(write_expert(tmp_path / "made", base, config, rows=same)).folder
+    folder = run_undisturbed(write_expert(tmp_path / "made", base, config, rows=same)).folder
     found = diagnosed(folder, tmp_path)
     assert [each.name for each in found.findings if each.severity in ALARMS] == []

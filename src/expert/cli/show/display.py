@@ -1,4 +1,4 @@
-"""Everything a person sees: tables in a terminal, plain lines anywhere else."""
+"""All terminal output: tables in a terminal, plain lines anywhere else."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ Row = Sequence[str]
 Line = tuple[str, str]
 """A line of text and its style in a terminal."""
 PLAIN_WIDTH = 100
-"""Columns of a table outside a terminal: what a log or a mail shows without wrapping."""
+"""Width of a table outside a terminal: what a log or an email shows without wrapping."""
 NARROWEST = 24
-"""A sentence in fewer columns is a ladder of words."""
+"""Narrowest column for wrapped sentences."""
 MOST_NARROWED = 2
 """Three columns of wrapped sentences side by side are hard to read."""
 GAP = "  "
@@ -46,8 +46,8 @@ class Sheet:
 
 
 class _Optional:
-    """A stream for output nobody needs: the first write that fails is reported on standard error,
-    the rest is discarded. A log on a full disk must not end a run of hours."""
+    """A stream for optional output: the first failed write is reported on standard error, later
+    output is discarded. A log on a full disk must not end a run of hours."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
@@ -77,11 +77,11 @@ class _Optional:
 def make_console(*, error: bool = False, needed: bool = True) -> Console:
     """A console on standard output, or on standard error for problems.
 
-    Whatever is shown on it may quote what others wrote: no character of it moves the cursor, sets
-    the title of the window or reverses the direction of writing.
-    When the reader of a pipe leaves, it falls silent (`quiet`) and the command continues to its own
-    end and exit code: rich would end it with 1, in the middle of training too. Output that is not
-    `needed` may also be lost on a full disk; so may all that goes to standard error.
+    Untrusted text shown on it cannot move the cursor, set the window title or reverse the writing
+    direction. When the reader of a pipe leaves, it falls silent (`quiet`) and the command continues
+    to
+    its own exit code; rich would exit with 1, even in the middle of training. Output that is not
+    `needed`, like everything on standard error, may also be lost on a full disk.
     """
     from rich.console import Console
     from rich.segment import Segment
@@ -103,7 +103,7 @@ def make_console(*, error: bool = False, needed: bool = True) -> Console:
 
 
 def silence(stream: IO[str]) -> None:
-    """Discard whatever else is written to a pipe without a reader."""
+    """Discard everything else written to a pipe without a reader."""
     # A stream in memory has no descriptor, and a closed one is None.
     with contextlib.suppress(OSError, ValueError, AttributeError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -112,7 +112,7 @@ def silence(stream: IO[str]) -> None:
 
 
 def nobody_reads(descriptor: int) -> bool:
-    """Whether the reader of a pipe has gone; assumed where the system cannot tell."""
+    """Whether the reader of a pipe has left; assumed if the system cannot tell."""
     if not hasattr(select, "poll"):
         return True
     watch = select.poll()
@@ -124,8 +124,8 @@ def nobody_reads(descriptor: int) -> bool:
 
 
 def outputs() -> list[int]:
-    """Duplicates of standard output and error, to check later whether somebody reads them: rich and
-    typer redirect a closed pipe before they leave."""
+    """Duplicates of standard output and error, to check later whether they are read: rich and typer
+    redirect a closed pipe before they exit."""
     found = []
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, OSError, ValueError):  # closed, or in memory
@@ -134,7 +134,7 @@ def outputs() -> list[int]:
 
 
 def flush_outputs() -> None:
-    """Write what is buffered; discard it where the reader has gone, or Python complains at exit."""
+    """Flush buffered output; discard it if the reader left, or Python complains at exit."""
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None:  # `>&-`, and programs without a console
@@ -172,7 +172,8 @@ def show_sheet(sheet: Sheet, console: Console) -> None:
 def plain_lines(sheet: Sheet) -> list[str]:
     """The table as text lines, at most PLAIN_WIDTH wide where words allow.
 
-    Columns are aligned. Where that would squeeze the long ones, each of them is a paragraph under
+    Columns are aligned. If that would squeeze the long ones, each of those becomes a paragraph
+    under
     its row instead.
     """
     rows = [[cell.replace("\n", "; ") for cell in row] for row in sheet.rows()]
@@ -184,7 +185,7 @@ def plain_lines(sheet: Sheet) -> list[str]:
     short = [n for n, width in enumerate(widths) if n == 0 or width <= NARROWEST]
     kept = [widths[n] for n in short]
     heads = [sheet.columns[n] for n in short]
-    # The other columns are named in their paragraphs; one name alone heads nothing.
+    # The other columns are named in their paragraphs; a header for one column alone is useless.
     lines += _aligned([heads], kept) if sum(map(bool, heads)) > 1 else []
     for row in rows:
         lines += _aligned([[row[n] for n in short]], kept)
@@ -203,8 +204,8 @@ def _aligned(rows: Sequence[Row], widths: Sequence[int]) -> list[str]:
 
 
 def _in_columns(parts: Row, widths: Sequence[int]) -> list[str]:
-    """One line, or several: what follows a word that is longer than its column, such as a path,
-    is in its own column on the next."""
+    """One line, or several: after a word longer than its column, such as a path, the next cell
+    starts on a new line in its own column."""
     lines, line, start = [], "", 0
     for part, width in zip(parts, widths, strict=True):
         if part and line and len(line) > start - len(GAP):
@@ -216,7 +217,7 @@ def _in_columns(parts: Row, widths: Sequence[int]) -> list[str]:
 
 
 def _narrowed(widths: Sequence[int]) -> list[int] | None:
-    """The widths with the widest taken in until a line fits; None where they would be too narrow.
+    """The widths with the widest reduced until a line fits; None if they would be too narrow.
 
     The first column holds names, which stay whole.
     """
@@ -236,7 +237,7 @@ def _paragraph(name: str, text: str) -> list[str]:
 
 
 def _wrapped(cell: str, width: int) -> list[str]:
-    """The lines of a cell; a word that is longer stays whole, so that it can be copied."""
+    """The lines of a cell; longer words stay whole, so that they can be copied."""
     if len(cell) <= width:
         return [cell]
     return wrap(cell, width, break_long_words=False, break_on_hyphens=False) or [""]
@@ -265,15 +266,15 @@ def show_problems(text: str) -> None:
     from rich.text import Text
 
     console = make_console(error=True)
-    first, _, rest = redacted(text).partition("\n")  # messages quote what files hold
+    first, _, rest = redacted(text).partition("\n")  # messages may quote file contents
     console.print(Text(first, style="bold red"))
     if rest:
         console.print(Text(rest))
 
 
 def write_line(text: str, *, needed: bool = True) -> None:
-    """Machine-readable output: no colours, no wrapping; as it is, but in a terminal. What is also
-    in a file is not `needed`: a full disk that cannot take it ends nothing."""
+    """Machine-readable output without colours or wrapping, verbatim except in a terminal. Output
+    that is also in a file is not `needed` and may be lost on a full disk."""
     if sys.stdout is None:  # `>&-`: nobody wants it
         return
     if sys.stdout.isatty():
@@ -288,7 +289,7 @@ def write_line(text: str, *, needed: bool = True) -> None:
 
 
 def write_json(found: Any, *, needed: bool = True) -> None:
-    """A result as indented JSON, without secrets; records as objects, paths as text."""
+    """A result as indented JSON without secrets; dataclasses as objects, paths as text."""
     data = asdict(found) if is_dataclass(found) and not isinstance(found, type) else found
     write_line(json_text(plain(data, known_secrets()), indent=2), needed=needed)
 
@@ -316,6 +317,5 @@ def show(console: Console, text: str, style: str = "") -> None:
 
 
 def show_lines(console: Console, lines: Sequence[Line]) -> None:
-    """Lines of text, each with its style."""
     for text, style in lines:
         show(console, text, style)

@@ -1,7 +1,7 @@
-"""Options that several commands share, declared once, and the manifest they name.
+"""Options that several commands share, and the manifest they name.
 
-An alias is an option that means the same in every command. A function is one whose help says what
-it means there. An option of a single command stands above that command.
+Aliases are options with the same meaning in every command; functions are for those whose help
+differs. Options of a single command are defined next to it.
 """
 
 from __future__ import annotations
@@ -29,8 +29,6 @@ _OF_OWN_ROWS = ("tasks", "type", "format", "validation_path", "test_path")
 
 
 class Device(StrEnum):
-    """Where to compute."""
-
     auto = "auto"
     cuda = "cuda"
     cpu = "cpu"
@@ -41,38 +39,38 @@ class UsageError(ExpertError):
 
 
 def manifest_option(what: str) -> Any:
-    """`--manifest FILE`, with what it is for; a folder means the manifest in it."""
+    """`--manifest FILE` with its purpose; a folder means the manifest in it."""
     text = f"{what}; a folder means the manifest in it."
     return typer.Option("--manifest", "-m", help=text, callback=named_file)
 
 
 def output_option(what: str) -> Any:
-    """`--output PATH`, with what goes there."""
+    """`--output PATH` with its purpose."""
     return typer.Option("--output", "-o", help=what)
 
 
 def gpus_option(what: str) -> Any:
-    """`--gpus all|N|0,2`, with what several GPUs are for."""
+    """`--gpus all|N|0,2` with its purpose."""
     return typer.Option("--gpus", metavar="all|N|0,2", help=what)
 
 
 def unused_gpus(count: int) -> str:
-    """What is said where more GPUs are visible than the one that is used."""
+    """The note shown if only one of several visible GPUs is used."""
     return f"{count} GPUs are visible and one is used: add --gpus all to use them"
 
 
 def json_option(what: str) -> Any:
-    """`--json`, with what is printed instead of text."""
+    """`--json` with what is printed instead of text."""
     return typer.Option("--json", help=what)
 
 
 def remote_code_option(what: str) -> Any:
-    """`--allow-remote-code`, with what it permits."""
+    """`--allow-remote-code` with what it permits."""
     return typer.Option("--allow-remote-code", help=what)
 
 
 def named_file(place: Path | None) -> Path | None:
-    """The manifest file; where a folder was given, the one in it, whose path is shown."""
+    """The manifest file; for a folder the one in it, whose path is shown."""
     from expert.jobs.launch.local_ranks import GIVEN
     from expert.manifest.text.document import manifest_in
 
@@ -81,7 +79,7 @@ def named_file(place: Path | None) -> Path | None:
     file = manifest_in(place)
     if file is None:
         return place  # reading it reports what is wrong
-    if GIVEN not in os.environ:  # else whoever started this process has shown it
+    if GIVEN not in os.environ:  # else the parent process has shown it
         show(make_console(error=True), f"manifest: {file}", "dim")
     return file
 
@@ -130,7 +128,7 @@ ResultAsJson = Annotated[
 
 
 def one_manifest(file: Path | None, manifest: Path | None) -> Path | None:
-    """The manifest that was given, as an argument or with --manifest."""
+    """The manifest, given as an argument or with --manifest."""
     if file is not None and manifest is not None:
         raise typer.BadParameter(f"{file} and --manifest {manifest}: give one manifest")
     return file or manifest
@@ -158,7 +156,7 @@ def flag_overrides(
 def asked_manifest(
     manifest: Path | None, dataset: str | None, overrides: tuple[str, ...]
 ) -> ReadManifest:
-    """The manifest that was given; without one, that of the character GPT on the given text."""
+    """The given manifest; without one, the character GPT's on the given text."""
     from expert.manifest.migrate.aliases import CORPORA
     from expert.manifest.reader import read_manifest
     from expert.run.text_manifest import character_manifest
@@ -183,7 +181,7 @@ def asked_manifest(
 
 
 def _with_settings_file(dataset: str, overrides: tuple[str, ...]) -> ReadManifest:
-    """With the settings of config.yaml in the working directory; whether it is used is shown."""
+    """With the settings of config.yaml in the working directory; reports whether it is used."""
     from expert.manifest.text.document import read_document
     from expert.run.text_manifest import OfSomethingElse, character_manifest, configured_manifest
 
@@ -196,7 +194,7 @@ def _with_settings_file(dataset: str, overrides: tuple[str, ...]) -> ReadManifes
     except ManifestError:
         try:
             read_document(file)
-        except ManifestError as error:  # a file of that name that holds no settings
+        except ManifestError as error:  # a file of that name without settings
             show(console, f"{SETTINGS_FILE} is not used: {error.problems[0].what}", "yellow")
             return character_manifest(dataset, overrides)
         raise

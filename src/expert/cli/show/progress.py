@@ -1,4 +1,4 @@
-"""How far a command is: bars in a terminal, plain lines anywhere else.
+"""Progress of a command: bars in a terminal, plain lines anywhere else.
 
 `RunView` reads events as plain dictionaries, one at a time, from a live run or from a file.
 """
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 SECONDS_BETWEEN_FRAMES = 0.1
-"""The bar is drawn at most this often: a frame costs about 1 ms of the thread that trains."""
+"""The bar is drawn at most this often: a frame costs about 1 ms of the training thread."""
 SECONDS_BETWEEN_STEPS = 20.0
 """Outside a terminal, a run that logs rarely prints its step this often."""
 SECONDS_BETWEEN_LINES = 5.0
 """Outside a terminal, preparing and validating print their progress this often."""
 SECONDS_UNSEEN = 2.0
-"""A shorter evaluation is over before anybody asks how far it is."""
+"""Shorter evaluations show no progress."""
 WIDE = 130
 BAR_CELLS, BAR_CELLS_WIDE = 8, 24
 """With 8 cells everything but the data wait fits into 100 columns."""
-# Dropped in this order where a terminal is too narrow for everything.
+# Dropped in this order if a terminal is too narrow.
 DISPENSABLE = ("data_wait", "epoch", "rate", "memory", "steps", "gpu", "speed", "eta", "loss")
 ONLY_IN_THE_BAR = ("epoch",)
 """A log is read as a column of numbers, and has a line at the end of every epoch."""
@@ -38,7 +38,7 @@ ONLY_IN_THE_BAR = ("epoch",)
 
 def facts_bar(console: Console, cells: int, **more: Any) -> Progress:
     """A bar with a line of facts. It is drawn on request: a drawing thread would take Python's lock
-    from training, or a core from what is measured."""
+    from training, or a core from a measurement."""
     from rich.progress import BarColumn, Progress, TextColumn
 
     facts = TextColumn("{task.fields[facts]}", markup=False)
@@ -47,28 +47,26 @@ def facts_bar(console: Console, cells: int, **more: Any) -> Progress:
 
 @dataclass
 class Pace:
-    """How fast something goes, from the first that is seen of it on: what came before was made
-    earlier, or loading and compiling is in it."""
+    """The rate of something since it was first seen: earlier progress was made before, or includes
+    loading and compiling."""
 
     first: tuple[int, float] | None = None
 
     def rate(self, done: int, now: float) -> float | None:
-        """Things a second; None where there is nothing to go by yet."""
+        """Items per second; None if there is no progress yet."""
         before, since = self.first = self.first or (done, now)
         return (done - before) / (now - since) if done > before and now > since else None
 
 
 @dataclass
 class Evaluation:
-    """Progress of one evaluation."""
-
     split: str
     total: int
     began: float
     pace: Pace = field(default_factory=Pace)
 
     def parts(self, rows: int, now: float) -> dict[str, str]:
-        """What is shown, in order; the rate is unknown before the second batch."""
+        """The shown parts in order; the rate is unknown before the second batch."""
         words = {"step": f"evaluating {self.split}: {rows:,}/{self.total:,} rows"}
         rate = self.pace.rate(rows, now) if rows else None
         if rate is None:
@@ -111,15 +109,14 @@ class ProgressView:
             self._gone = True
 
     def __call__(self, event: Event) -> None:
-        """Shows one event."""
         if not self._gone:
             with self._until_closed():
                 self._show(event)
 
     def progress(self, step: int) -> None:
-        """A step was launched: the bar moves, plain output has a line now and then.
+        """A step was launched: move the bar, or print a line now and then.
 
-        Called after every step by the thread that trains, so mostly it only reads the clock.
+        The training thread calls it after every step, so mostly it only reads the clock.
         """
         now = self._clock()
         if self._gone:
@@ -176,14 +173,14 @@ class ProgressView:
             # Until the first step line, which may be ten steps away.
             evaluations = number(self._started, "evaluation_updates") or 0.0
             parts["eta"] = f"ETA {time_in_words((total - step + evaluations) / rate)}"
-        if step == total:  # the estimate of the last step line is over
+        if step == total:  # the ETA of the last step line is outdated
             parts.pop("eta", None)
         if self._console.is_terminal:
             self._draw(step, total, parts)
             return
         if self._printed is not None and now - self._printed < SECONDS_BETWEEN_STEPS:
             return
-        # With logging_steps 1 the first step has a line of its own.
+        # With logging_steps 1 the first step has its own line.
         if self._printed is not None or whole(self._started, "logging_steps") != 1:
             self._print(f"step {parts['step']}")
         self._printed = now
@@ -193,7 +190,7 @@ class ProgressView:
         return whole(self._started, "total_steps")
 
     def close(self) -> None:
-        """Leaves the bar at the last step."""
+        """Leave the bar at the last step."""
         with suppress(OSError):  # closed, as above
             if self._bar is not None and self._undrawn is not None:
                 now = self._clock()
@@ -216,7 +213,7 @@ class ProgressView:
             return
         if kind in ("finished", "stopped"):
             self.close()
-        known = {"epochs": self._started.get("epochs")}  # an epoch event has its own number only
+        known = {"epochs": self._started.get("epochs")}  # an epoch event has only its own number
         show_lines(self._console, lines_of({**known, **event}))
 
     def _print(self, text: str) -> None:
@@ -232,7 +229,7 @@ class ProgressView:
             return
         step = whole(event, "step") or 0
         self._parts = parts
-        if step == total:  # no more steps: the evaluations at the end are left
+        if step == total:  # only the final evaluations are left
             self._parts = {name: text for name, text in parts.items() if name != "eta"}
             parts = parts if number(event, "eta_seconds") else self._parts
         self._draw(step, total, parts)
@@ -248,7 +245,7 @@ class ProgressView:
         return self._bar
 
     def _draw(self, step: int, total: int | None, parts: Mapping[str, str]) -> None:
-        """Move the bar, and draw it if the last frame is long enough ago."""
+        """Move the bar, and draw it if the last frame is old enough."""
         self._undrawn = None
         bar = self._opened()
         assert self._task is not None
@@ -260,7 +257,7 @@ class ProgressView:
 
 
 def fitting(parts: Mapping[str, str], room: int) -> str:
-    """As many parts as fit, the dispensable ones dropped first."""
+    """As many parts as fit, dropping dispensable ones first."""
     left = dict(parts)
     for name in DISPENSABLE:
         if len(GAP.join(left.values())) <= room:
@@ -270,7 +267,7 @@ def fitting(parts: Mapping[str, str], room: int) -> str:
 
 
 class Stages:
-    """What is being waited for, one thing after the other."""
+    """Shows what is being waited for, one thing after the other."""
 
     def __init__(self, console: Console) -> None:
         self._console, self._now = console, ExitStack()
@@ -282,15 +279,15 @@ class Stages:
         self._now.close()
 
     def __call__(self, what: str = "") -> None:
-        """The next thing; nothing where `what` is empty."""
+        """The next thing; none if `what` is empty."""
         self._now.close()
         if what:
             self._now.enter_context(waiting(self._console, what))
 
 
 class RunView(ProgressView):
-    """The progress view of a whole run; a spinner while the model loads. Where the run is `live`,
-    its failure is shown by the error itself."""
+    """The progress view of a whole run; a spinner while the model loads. The failure of a `live`
+    run is shown by the error itself."""
 
     def __init__(self, console: Console, *, live: bool = False) -> None:
         super().__init__(console)
@@ -310,8 +307,8 @@ class RunView(ProgressView):
 
 
 class PreparingView:
-    """Progress of preparing data: bars in a terminal, a line now and then elsewhere; for whom it
-    waits in both. `before`: what is shown until there is something to show."""
+    """Progress of preparing data: bars in a terminal, a line now and then elsewhere. `before`: what
+    is shown until there is progress."""
 
     def __init__(
         self,
@@ -335,15 +332,15 @@ class PreparingView:
         self._shown.close()
 
     def waits(self, sentence: str) -> None:
-        """Shows for whom this process waits."""
+        """Show which process this one waits for."""
         show(self._console, sentence, "dim")
 
     def expect(self, name: str, rows: int) -> None:
-        """A source will have so many rows."""
+        """Set the number of rows of a source."""
         self._sources[name] = _Preparing(rows)
 
     def __call__(self, name: str, rows: int, tokens: int) -> None:
-        """Rows and tokens of a source that are done."""
+        """Report the rows and tokens of a source that are done."""
         now = self._clock()
         source = self._sources.setdefault(name, _Preparing())
         words = source.words(rows, tokens, now)
@@ -368,15 +365,13 @@ class PreparingView:
 
 @dataclass
 class _Preparing:
-    """A source while it is tokenised."""
-
     total: int | None = None
     rows: Pace = field(default_factory=Pace)
     tokens: Pace = field(default_factory=Pace)
     task: TaskID | None = None
 
     def words(self, rows: int, tokens: int, now: float) -> str:
-        """How far it is, how fast, and for how long still, as far as that is known."""
+        """Progress, rate and time left, as far as known."""
         of = f" of {max(self.total, rows):,}" if self.total else ""
         words = f"{rows:,}{of} rows, {count(tokens)} tokens"
         rate, pace = self.tokens.rate(tokens, now), self.rows.rate(rows, now)

@@ -1,4 +1,4 @@
-"""Rows as the model sees them: what is trained on in colour, or in brackets where there is none."""
+"""Rows as the model sees them: trained text in colour, or in brackets without colours."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from expert.data.inspect.shown_rows import ShownRow, ShownSegment
 
 BRACKETS = (("⟦", "⟧"), ("⟪", "⟫"), ("⦃", "⦄"), ("⸨", "⸩"), ("⟬", "⟭"))
-"""Around what is trained on: the first pair of which neither occurs in any of the rows."""
+"""Around trained text: the first pair that does not occur in any of the rows."""
 TRAINED, CONTEXT, SPECIAL, LOST, ASIDE = "black on green", "", "bold cyan", "red strike", "dim"
 SEEN_LINE, LOST_LINE, ASIDE_LINE = "  │ ", "  ✂ ", "  ┊ "
-"""Margins: of what the model sees, of what it does not, and of notes."""
+"""Margins of what the model sees, of what it does not see, and of notes."""
 NEW_LINE = "↵"
 
 
@@ -52,7 +52,7 @@ def _brackets(rows: Sequence[ShownRow]) -> tuple[str, str]:
 
 
 def _head(row: ShownRow) -> str:
-    """Where the row is, why it is shown, and its tokens."""
+    """The row's location, why it is shown, and its tokens."""
     place = f"{visible(row.place, keep='')} ({row.split}, {row.because})"
     parts = []
     if row.tokens is not None:
@@ -69,7 +69,7 @@ def _head(row: ShownRow) -> str:
 
 
 def _lines(row: ShownRow, marks: tuple[str, str] | None) -> list[Text]:
-    """The row in lines, each after a bar; what is lost after scissors."""
+    """The row in lines, each after a bar; cut text after scissors."""
     page = _Page(marks)
     for one in row.segments:
         if one.is_gap:

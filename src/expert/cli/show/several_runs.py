@@ -1,4 +1,4 @@
-"""Several runs at once: a line each while they last, and a table at the end."""
+"""Several concurrent runs: a line each while they last, and a table at the end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class RunsView:
-    """Lines that change in a terminal; elsewhere a line when a run moves, now and then."""
+    """Lines that change in a terminal; elsewhere a line now and then when a run makes progress."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

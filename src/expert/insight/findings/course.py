@@ -1,4 +1,4 @@
-"""The course of a run: how it ends, what it learns, and what it does besides training."""
+"""How a run goes: its end, its loss, and the time it spends outside training."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from expert.manifest.schema.manifest import CHAR_GPT
 from expert.planning.machine.cards import card_named
 
 PAUSING_SHARE = 0.25
-"""Evaluating or saving for a quarter of the time is too often."""
+"""Share of the time; evaluating or saving for longer is too often."""
 PAUSING_SECONDS = 30.0
-"""Where the interval is the planner's, it is reported only when it costs this much."""
+"""An interval the planner chose is reported only if it costs this much."""
 LINES_PER_SECOND = 20.0
 LOGGING_SHARE = 0.2
 SKIPPED_SHARE = 0.05
-"""float16 finds its scale in a few skipped steps; one in twenty is more than finding it."""
+"""float16 finds its loss scale within a few skipped steps; one step in twenty is too many."""
 LINES_TO_JUDGE = 20
 BELOW_MEASURED = 0.7
-"""Two runs of one setting differ by a few percent on a card; this is not chance."""
+"""Two runs with the same settings differ by a few percent on a card; this is not chance."""
 CLIPPED_SHARE = 0.95
-"""A few clipped steps are what the limit is for; nearly all of them are another learning rate."""
+"""A few clipped steps are what the limit is for; nearly all of them point to the learning rate."""
 CLIPPED_LINES = 10
 FAR_CLIPPED = 10.0
-"""Gradients so many times the limit: what is left of them is their direction alone."""
+"""With gradients this many times the limit, clipping leaves only their direction."""
 LONG_RUN_SECONDS = 24 * 3600
 
 
 def failed(found: Evidence) -> Seen | None:
     error = found.newest("failed").get("error")
-    went_on = found.run.events and found.run.events[-1].get("event") != "failed"
-    if not error or went_on:
+    continued = found.run.events and found.run.events[-1].get("event") != "failed"
+    if not error or continued:
         return None
     command = found.go_on or (
         f"expert train --manifest {named_manifest(found.newest('started'))} "
@@ -84,7 +84,7 @@ def spikes(found: Evidence) -> Seen | None:
 
 
 def skipped_steps(found: Evidence) -> Seen | None:
-    """float16 that overflows: the scale is halved and the step skipped."""
+    """float16 overflow: the scale is halved and the step skipped."""
     lines = found.anatomy.lines
     lost = [line for line in lines if line.event.get("grad_norm") in ("inf", "nan", "-inf")]
     if found.planned("kernels.precision") != "fp16" or not lost:
@@ -119,7 +119,7 @@ def _pauses(found: Evidence, event: str, path: str, seconds: float, *, asked: bo
     key, interval = advised_interval(found, event, seconds)
     asker = f"; {found.who(path)}" if found.asked(path) else ""
     return seen(
-        f"{count} times for {span(seconds)} beside {span(spent.training)} of training "
+        f"{count} times for {span(seconds)}, next to {span(spent.training)} of training "
         f"({percent(seconds / whole)}){asker}",
         keys=(f"{key}={interval}",),
         gain=whole / (whole - seconds + CADENCE_SHARE * spent.training)
@@ -156,12 +156,12 @@ def logs_often(found: Evidence) -> Seen | None:
 
 
 def below_measured_rate(found: Evidence) -> Seen | None:
-    """Slower than this card was in a run like this one: the plan has looked for the same model,
-    length, packing and settings, and here the threads must be those of a free machine."""
+    """Slower than this card was in a comparable run. The planner matched model, length, packing and
+    settings; runs with fewer threads because of other processes are excluded here."""
     expected, step = found.amount("length.tokens_per_second"), found.step
     rate = step.tokens_per_second if step is not None else None
     if not expected or rate is None or rate >= BELOW_MEASURED * expected or found.had_neighbours:
-        return None  # other processes are another finding
+        return None  # other processes are a separate finding
     because = found.decision("length.tokens_per_second").get("because")
     return seen(
         f"{rate:,.0f} tokens/s; {expected:,.0f} tokens/s {because}",
@@ -172,9 +172,9 @@ def below_measured_rate(found: Evidence) -> Seen | None:
 
 
 def below_the_band(found: Evidence) -> Seen | None:
-    """Slower than models of this size are on this card, by what was measured for the package."""
-    step, size = found.step, found.gpu_fact("memory_total_bytes")
-    card = card_named(str(found.gpu_fact("name")), size) if isinstance(size, int) else None
+    """Slower than models of this size run on this card, according to the shipped measurements."""
+    step, size = found.step, found.gpu_bytes
+    card = card_named(str(found.gpu_fact("name")), size) if size is not None else None
     parameters = found.amount("model.parameters")
     if not found.on_gpu or card is None or step is None or not parameters:
         return None
@@ -229,7 +229,7 @@ def overfits(found: Evidence) -> Seen | None:
 
 
 def always_clipped(found: Evidence) -> Seen | None:
-    """Gradients above max_grad_norm in nearly every step: all steps have the same length."""
+    """Gradients above max_grad_norm in nearly every step, so all steps have the same length."""
     limit = found.amount("optim.max_grad_norm")
     known = (number(line.event, "grad_norm") for line in found.anatomy.lines)
     norms = [norm for norm in known if norm is not None]
@@ -256,11 +256,11 @@ def damaged(found: Evidence) -> Seen | None:
     if found.run.validation is not None:
         files.append(("validation.json", found.run.validation))
     lines = found.run.damaged_lines
-    told = [f"{lines} lines of events.jsonl cannot be read"] if lines else []
-    told += [f"{name} is missing or damaged" for name, content in files if not content]
-    if not told or found.before is not None:
+    problems = [f"{lines} lines of events.jsonl cannot be read"] if lines else []
+    problems += [f"{name} is missing or damaged" for name, content in files if not content]
+    if not problems or found.before is not None:
         return None
-    return seen("; ".join(told), numbers={"damaged_lines": float(lines)})
+    return seen("; ".join(problems), numbers={"damaged_lines": float(lines)})
 
 
 # --- before a run --------------------------------------------------------------------------------
@@ -296,9 +296,11 @@ def no_warm_up(found: Evidence) -> Seen | None:
 
 
 def long_run(found: Evidence) -> Seen | None:
+    if found.before is None:
+        return None
     expected = found.planned("length.expected_seconds") or (0.0, 0.0)
     seconds = found.amount("length.seconds") or math.sqrt(expected[0] * expected[1])
-    if found.before is None or seconds <= LONG_RUN_SECONDS:
+    if seconds <= LONG_RUN_SECONDS:
         return None
     tokens = (found.amount("length.tokens_per_epoch") or 0) * (found.amount("length.epochs") or 0)
     characters = found.written("dataset", "max_chars")

@@ -1,4 +1,4 @@
-"""What a rule looks at: a run with its events, or a plan and the machine before it."""
+"""The evidence that rules examine: a run with its events, or a plan and the machine before it."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from expert.planning.run_plan import RunPlan
 
 CONTEXT_BYTES = H200.context_bytes
-"""What a process holds on a card outside torch's allocator."""
+"""What a process uses on a card outside torch's allocator."""
 
 CROWDED_CORES = 0.3
-"""Share of the cores that other processes may use; threads are lowered from here on."""
+"""Share of the cores that other processes may use; above it, threads are lowered."""
 
 PADDING_SHARE = 0.2
-"""Rows grouped by length pad less than a tenth; from a fifth on, packing is worth its change."""
+"""Rows grouped by length need less than 10 % padding; from 20 % on, packing is worth the change."""
 PACKED_PADDING_SHARE = 0.4
-"""Sequences of packed rows are filled to 90 % and more, except where there are few rows in all."""
+"""Packed sequences are at least 90 % full, except with very few rows."""
 
 KEYS = {
     "kernels.attention": "attention",
@@ -50,7 +50,7 @@ KEYS = {
     "watch.save_steps": "save_steps",
     "watch.save_strategy": "save_strategy",
 }
-"""Where in training.config a value of the plan is set."""
+"""The key in training.config that sets a value of the plan."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,18 +61,18 @@ class Before:
     windows: bool
     cores: int
     gpu_here: str
-    """Name of this machine's card; empty where there is none."""
+    """Name of this machine's card; empty if there is none."""
     named_card: bool
-    """The plan is for a card that is not here."""
+    """The plan is for a card that is not in this machine."""
     mean_tokens: float | None = None
-    """Of a row, where it is known or was sampled."""
+    """Mean tokens of a row, if known or sampled."""
     longest_tokens: int | None = None
     replan: Callable[[tuple[str, ...]], RunPlan | None] = lambda overrides: None
-    """The plan with overrides; None where they are refused."""
+    """Plans again with overrides; None if they are refused."""
 
 
 def evidence_before(manifest: Manifest, plan: RunPlan, before: Before) -> Evidence:
-    """Evidence of a run that has not started: its plan, and no event."""
+    """Evidence for a run that has not started: its plan and no events."""
     run = RunRecord(
         folder=Path(),
         manifest=manifest.model_dump(mode="json", exclude_unset=True),
@@ -87,14 +87,14 @@ def evidence_before(manifest: Manifest, plan: RunPlan, before: Before) -> Eviden
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """Everything a rule may look at."""
+    """Everything a rule may examine."""
 
     run: RunRecord
     anatomy: Anatomy
     before: Before | None = None
     """None for a run that has started."""
     go_on: str = ""
-    """The command that continues the run, where it is known how it was started."""
+    """The command that continues the run; empty if it is unknown how the run was started."""
 
     @property
     def step(self) -> StepAnatomy | None:
@@ -111,16 +111,16 @@ class Evidence:
 
     @property
     def padded(self) -> bool:
-        """Rows are not packed; blocks of a corpus are full without padding."""
+        """Rows are padded rather than packed; blocks of a corpus need no padding."""
         alone = self.planned("data.packing") == "none"
         return bool(alone and self.planned("model.name") != CHAR_GPT)
 
     def written(self, part: str, key: str) -> Any:
-        """A value as the manifest has it in `training`; None where it has none."""
+        """A value of the manifest's `training` section; None if unset."""
         return mapping(mapping(self.run.manifest.get("training")).get(part)).get(key)
 
     def amount(self, path: str) -> float | None:
-        """A number of the plan; None where there is none."""
+        """A finite number of the plan; None if there is none."""
         value = self.run.planned(path)
         if isinstance(value, bool) or not isinstance(value, int | float):
             return None
@@ -144,14 +144,14 @@ class Evidence:
         return f"{key} {shown}" + (f" ({because})" if because else "")
 
     def advice(self, path: str) -> str:
-        """What the planner advised before the run; empty where it had no advice."""
+        """The planner's advice before the run; empty if there was none."""
         for one in map(mapping, listed(self.run.plan.get("remarks"))):
             if (one.get("kind"), one.get("path")) == ("advice", path):
                 return str(one.get("text", ""))
         return ""
 
     def part(self, name: str) -> float:
-        """Bytes of one purpose, as the plan estimated them."""
+        """Bytes the plan estimated for one purpose."""
         return number(mapping(self.run.planned("memory.parts")), name) or 0.0
 
     # --- the machine ---------------------------------------------------------------------------
@@ -165,8 +165,13 @@ class Evidence:
         return [gpu for gpu in listed(self._machine.get("gpus")) if isinstance(gpu, dict)]
 
     def gpu_fact(self, name: str) -> Any:
-        """A fact of the first card, which is the one a run takes."""
+        """A fact about the first card, the one a run uses."""
         return mapping(self.gpus[0].get(name)).get("value") if self.gpus else None
+
+    @property
+    def gpu_bytes(self) -> int | None:
+        size = self.gpu_fact("memory_total_bytes")
+        return size if isinstance(size, int) else None
 
     @property
     def cores(self) -> int | None:
@@ -177,11 +182,12 @@ class Evidence:
 
     @property
     def has_bf16(self) -> bool:
-        """Whether the card has bf16 and TF32 units: from 8.0 on, and assumed of a planned one."""
+        """Whether the card has bf16 and TF32 units: compute capability 8.0 and up; assumed for a
+        card that is only planned for."""
         if self.before is not None:
             return self.on_gpu and (self.before.capability or (8, 0)) >= (8, 0)
-        found = self.gpu_fact("capability")
-        return self.on_gpu and isinstance(found, list | tuple) and list(found) >= [8, 0]
+        major, *_ = listed(self.gpu_fact("capability")) or [None]
+        return self.on_gpu and isinstance(major, int) and major >= 8
 
     # --- what was seen -------------------------------------------------------------------------
 
@@ -189,7 +195,7 @@ class Evidence:
         return median(self.anatomy.steady, name)
 
     def last(self, name: str) -> float | None:
-        """The newest value of the step events."""
+        """The newest value in the step events."""
         for line in reversed(self.anatomy.lines):
             value = number(line.event, name)
             if value is not None:
@@ -197,37 +203,37 @@ class Evidence:
         return None
 
     def grown(self, name: str) -> float:
-        """By how much a count grew over the settled lines."""
+        """By how much a counter grew over the steady lines."""
         found = [number(line.event, name) for line in self.anatomy.steady]
         known = [value for value in found if value is not None]
         return max(0.0, known[-1] - known[0]) if known else 0.0
 
     def newest(self, kind: str) -> Event:
-        """The newest event of a kind; empty where there is none."""
+        """The newest event of a kind; empty if there is none."""
         found = self.run.of(kind)
         return found[-1] if found else {}
 
     @property
     def feed_kind(self) -> str:
-        """packed, padded, stream or late; without an event what the plan makes likely."""
-        told = self.newest("feed").get("kind")
-        if isinstance(told, str):
-            return told
+        """packed, padded, stream or late; without a feed event, what the plan implies."""
+        kind = self.newest("feed").get("kind")
+        if isinstance(kind, str):
+            return kind
         if self.run.planned("data.tokenize") == "late":
             return "late"
         return "padded" if self.run.planned("data.packing") == "none" else "packed"
 
     @property
     def workers(self) -> int:
-        """Processes that make batches; a packed feed is filled by a thread."""
-        told = number(self.newest("feed"), "workers")
-        if told is not None:
-            return int(told)
+        """Processes that make batches; packed batches are filled by a thread."""
+        workers = number(self.newest("feed"), "workers")
+        if workers is not None:
+            return int(workers)
         return 0 if self.feed_kind == "packed" else int(self.amount("loader.workers") or 0)
 
     @property
     def syncs(self) -> int:
-        """Times the host waited for the device in the one step that was watched."""
+        """How often the host waited for the device in the one step that was watched."""
         return int(number(self.newest("syncs"), "count") or 0)
 
     @property
@@ -240,24 +246,24 @@ class Evidence:
 
     @property
     def retries_per_update(self) -> float:
-        """How often the allocator had to empty its cache."""
+        """How often per step the allocator had to empty its cache."""
         updates = sum(line.updates for line in self.anatomy.steady)
         return self.grown("allocator_retries") / updates if updates else 0.0
 
     @property
     def peak_bytes(self) -> float | None:
-        """The most memory the run held on its card, its context included; else the estimate."""
+        """Peak memory of the run on its card, CUDA context included; before a run the estimate."""
         seen = self.last("peak_reserved_bytes")
         return seen + CONTEXT_BYTES if seen is not None else self.amount("memory.peak_bytes")
 
     @property
     def crowded(self) -> tuple[int, int, float] | None:
-        """(threads, cores, cores that others used) of a run that computed with more threads than
-        it had free cores; None where they sufficed, or where that is unknown."""
-        told, share = self.newest("threads"), self.median("cpu_others")
-        threads, cores = number(told, "threads"), number(told, "cores")
+        """(threads, cores, cores used by other processes) if the run computed with more threads
+        than it had free cores; None if there were enough, or if that is unknown."""
+        event, share = self.newest("threads"), self.median("cpu_others")
+        threads, cores = number(event, "threads"), number(event, "cores")
         if self.on_gpu:
-            threads, cores = 1.0, float(self.cores or 0)  # the one that launches
+            threads, cores = 1.0, float(self.cores or 0)  # the launching thread
         if share is None or not threads or not cores:
             return None
         others = share * cores
@@ -267,7 +273,7 @@ class Evidence:
 
     @property
     def neighbours(self) -> str:
-        """Which processes took the cores, where the run has looked: `, most of all …`."""
+        """The processes that used the cores, if the run recorded them: `, most of all …`."""
         names = [
             f"{one.get('name') or 'a process'} (pid {one.get('pid')}, {cores:.1f} cores)"
             for one in map(mapping, listed(self.newest("neighbours").get("processes")))
@@ -277,7 +283,7 @@ class Evidence:
 
     @property
     def wasted(self) -> float | None:
-        """The share of what is computed that is padding, where it is more than usual."""
+        """The share of the computation spent on padding, if it is unusually high."""
         padding = self.step.padding if self.step is not None else None
         packed = self.run.planned("data.packing") != "none"
         usual = PACKED_PADDING_SHARE if packed else PADDING_SHARE
@@ -286,12 +292,12 @@ class Evidence:
     @property
     def had_neighbours(self) -> bool:
         """Whether other processes slowed a CPU run down."""
-        told = self.newest("threads")
-        threads, own = number(told, "threads"), number(told, "own")
+        event = self.newest("threads")
+        threads, own = number(event, "threads"), number(event, "own")
         fewer = threads is not None and own is not None and threads < own
-        return fewer or bool(told.get("lowered")) or self.crowded is not None
+        return fewer or bool(event.get("lowered")) or self.crowded is not None
 
     def fell_back(self, failure: str) -> Event | None:
-        """The newest fallback of a kind."""
+        """The newest fallback with this failure."""
         found = [e for e in self.run.of("fell_back") if e.get("failure") == failure]
         return found[-1] if found else None

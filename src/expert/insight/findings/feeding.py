@@ -1,4 +1,4 @@
-"""How batches are made and brought to the device."""
+"""How batches are made and copied to the device."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from expert.manifest.schema.manifest import CHAR_GPT
 from expert.planning.choose.length import CACHE_BYTES_PER_TOKEN
 
 SLOW_TOKENS_PER_SECOND = 5e6
-"""The feeder's thread made 22 to 50 million tokens a second from a warm cache on two cores
-(docs/benchmarks/data-loading.json); below a fifth of that, something holds its reads up."""
+"""The feeder thread filled 22 to 50 million tokens a second from a warm cache on two cores
+(docs/benchmarks/data-loading.json); below a fifth of that, its reads are held up."""
 WORSE_THAN_ALONE = 0.6
-"""Of packed rows: most rows that are padded to the longest of their batch waste less."""
+"""Padding share of packed rows; padding each batch to its longest row mostly wastes less."""
 SHORT_ROWS = 8
-"""Rows so many times shorter than a sequence leave most of a launch unused when they go alone."""
+"""Rows this many times shorter than a sequence leave most of a launch unused unless packed."""
 GROUPED_GAIN, MOST_GAIN = 1.2, 3.0
-"""Of packing rows that are grouped by length already, and at most of others."""
+"""Gain of packing rows that are already grouped by length, and the most it gains otherwise."""
 
 
 def tokenised_late(found: Evidence) -> Seen | None:
@@ -46,7 +46,7 @@ def tokenised_late(found: Evidence) -> Seen | None:
 
 
 def no_workers(found: Evidence) -> Seen | None:
-    """Before a run; prepared tokens are fed by a thread and need none."""
+    """Before a run; prepared tokens are fed by a thread and need no workers."""
     if found.before is None or found.amount("loader.workers") or not found.on_gpu:
         return None
     padded = "0 workers, and rows are tokenised or padded while training"
@@ -95,7 +95,7 @@ def few_cores(found: Evidence) -> Seen | None:
     if (cores := found.before.cores) >= needed:
         return None
     return seen(
-        f"{cores} available, {needed} needed: the loop and what makes its batches",
+        f"{cores} available, {needed} needed for the training loop and its batches",
         numbers={"cores": cores, "needed": needed},
     )
 
@@ -129,7 +129,7 @@ def not_packed(found: Evidence) -> Seen | None:
     if mean > longest / 2:
         return None
     grouped = bool(found.planned("data.group_by_length"))
-    sliced = found.micro_batches > 1  # a whole step at once is padded to its longest
+    sliced = found.micro_batches > 1  # a step in one micro-batch is padded to its longest row
     return seen(
         f"rows of {mean:.0f} tokens on average, {longest} the longest, "
         f"{'' if grouped else 'not '}grouped by length",
@@ -139,7 +139,7 @@ def not_packed(found: Evidence) -> Seen | None:
 
 
 def slow_disk(found: Evidence) -> Seen | None:
-    """Prepared tokens that arrive late: the disk or its cache is too slow, or its host too busy."""
+    """Prepared tokens arrive late: the disk or its cache is too slow, or the host too busy."""
     step = found.step
     if step is None or found.feed_kind != "packed" or not _waits(found) or _copies_hold_up(found):
         return None
@@ -182,13 +182,13 @@ def padding_waste(found: Evidence) -> Seen | None:
 
 
 def packing_off(found: Evidence) -> Seen | None:
-    """Rows alone with little padding: on a card short ones still leave most of a launch unused."""
+    """Unpacked rows with little padding: short ones still leave most of a kernel launch unused."""
     step = found.step
     alone = found.planned("data.packing") == "none"
     if step is None or not alone or found.planned("model.name") == CHAR_GPT:
         return None
     if step.padding is not None and step.padding >= PADDING_SHARE:
-        return None  # that is padding-waste
+        return None  # reported as padding-waste
     length, rows = found.amount("data.max_seq_length"), None
     if step.tokens_per_second and step.samples_per_second:
         rows = step.tokens_per_second / step.samples_per_second
@@ -203,7 +203,7 @@ def packing_off(found: Evidence) -> Seen | None:
 
 
 def slow_copies(found: Evidence) -> Seen | None:
-    """Copies that the device waits for, or that go through pageable memory."""
+    """Copies that the device waits for, or that come from pageable memory."""
     step = found.step
     if step is None or not found.on_gpu:
         return None
@@ -273,8 +273,8 @@ def _numbers(found: Evidence) -> dict[str, float]:
     step = found.step
     if step is None:
         return {"workers": float(found.workers)}
-    told = {"data_wait": step.of("data_wait"), "wall": step.wall, "workers": float(found.workers)}
-    return told | ({"feed": step.feed} if step.feed is not None else {})
+    known = {"data_wait": step.of("data_wait"), "wall": step.wall, "workers": float(found.workers)}
+    return known | ({"feed": step.feed} if step.feed is not None else {})
 
 
 LOOKS: dict[str, Look] = {

@@ -1,4 +1,4 @@
-"""One thing that was found, and the rows of the table that findings come from."""
+"""A finding, and the rules that findings come from."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 
 Severity = Literal["error", "warning", "note", "good"]
 ORDER: dict[Severity, int] = {"error": 0, "warning": 1, "note": 2, "good": 3}
-"""Worst first. An error stops a run or ruins it, a warning costs time, a note is worth knowing."""
+"""Worst first. An error stops or ruins a run, a warning costs time, a note is worth knowing."""
 CONFIG = "training.config"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What was found. `name` is stable, for tests and scripts; the rest is for a person."""
+    """One finding. `name` is stable, for tests and scripts; the other fields are for people."""
 
     name: str
     severity: Severity
@@ -27,13 +27,13 @@ class Finding:
     """The numbers that show it."""
     consequence: str = ""
     fix: str = ""
-    """The command or the manifest key that fixes it; empty where nothing is to be fixed."""
+    """The command or manifest key that fixes it; empty if there is nothing to fix."""
     overrides: tuple[str, ...] = ()
-    """The same fix as `--set` takes it, such as "training.config.batch_size=8", for `--try`."""
+    """The same fix for `--set` and `--try`, such as "training.config.batch_size=8"."""
     gain: float | None = None
-    """How many times as fast the run would be, where that is known."""
+    """Expected speedup factor, if known."""
     numbers: dict[str, float] = field(default_factory=dict)
-    """The evidence for machines."""
+    """The evidence in machine-readable form."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -46,46 +46,45 @@ def worst_first(findings: list[Finding]) -> list[Finding]:
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """What a rule saw: the evidence, and where it differs from its row in the table."""
+    """What a rule saw: the evidence, and fields that differ from its row in the table."""
 
     evidence: str
     changes: dict[str, Any]
-    """Fields of the finding; `keys` instead of `overrides`."""
+    """Fields of the finding, with `keys` in place of `overrides`."""
 
 
 def seen(evidence: str, *, numbers: dict[str, float] | None = None, **changes: Any) -> Seen:
-    """Evidence for a finding. `changes` are fields that are not as the table has them."""
+    """Evidence for a finding. `changes` override fields of the table row."""
     return Seen(evidence=evidence, changes={"numbers": numbers or {}, **changes})
 
 
 Look = Callable[["Evidence"], Seen | None]
-"""Looks at the plan before a run or at the events after it; None where nothing is wrong."""
+"""Examines the plan before a run or the events after it; None if nothing is wrong."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """A row of the table: what may be found, what it means, and the fix."""
+    """A row of the table: a possible finding, its consequence and its fix."""
 
     name: str
     title: str
     look: Look | None = None
-    """None for what only a look at the machine or the rows can find (jobs/diagnose)."""
+    """None for findings that only jobs/diagnose makes, from the machine or the rows."""
     consequence: str = ""
     keys: tuple[str, ...] = ()
     """The fix as keys of training.config, such as "packing=true"."""
     fix: str = ""
-    """The fix in words; by default the keys."""
+    """The fix in words; the keys by default."""
     severity: Severity = "warning"
     repeats: tuple[str, ...] = ()
-    """Warnings of the plan, by the start of their path, that this says with more evidence."""
+    """Plan warnings, by the start of their path, that this finding repeats with more evidence."""
 
     def find(self, found: Evidence) -> Finding | None:
-        """The finding in this evidence."""
         answer = self.look(found) if self.look is not None else None
         return None if answer is None else self.finding(answer)
 
     def finding(self, answer: Seen) -> Finding:
-        """The row with what was seen."""
+        """The table row with this evidence."""
         changes = dict(answer.changes)
         keys: tuple[str, ...] = changes.pop("keys", self.keys)
         if "fix" not in changes:

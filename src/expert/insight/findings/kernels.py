@@ -1,4 +1,4 @@
-"""How the arithmetic is done: kernels, precision, activation checkpointing, compilation."""
+"""How the arithmetic runs: kernels, precision, activation checkpointing, compilation."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from expert.planning.run_plan import RunPlan
 
 RECOMPILES_PER_UPDATE = 0.1
 LEAST_RECOMPILES = 3
-"""A handful of graphs after the warm-up are odd last batches; one in ten steps is a habit."""
+"""A few graphs after warm-up come from odd last batches; one per ten steps is a pattern."""
 MANY_WEIGHTS = 10_000_000
-"""Below, the optimizer of an adapter takes under a hundredth of a step whichever it is."""
+"""Below this, an adapter's optimizer takes under 1 % of a step, whichever it is."""
 OPTIMIZER_SHARE = 0.05
 LOSS_SHARE = 0.1
-"""Logits that take a tenth of the budget would hold more rows at once."""
+"""Logits that take a tenth of the memory budget leave room for fewer rows per micro-batch."""
 FUSED_GAIN, TF32_GAIN, BF16_GAIN, CARD_GAIN, DEQUANTISING_GAIN = 1.05, 1.5, 2.0, 10.0, 1.2
 """What guides to the RTX 4080 Super, 4090 and 5090 state for one switch alone; not measured."""
 WON_BACK_SECONDS = COLD_COMPILE / (1 - 1 / COMPILED)
-"""Of training without compilation, after which it would have been the faster one."""
+"""Seconds of uncompiled training after which compiling would have paid off."""
 
 
 def eager_attention(found: Evidence) -> Seen | None:
@@ -45,7 +45,7 @@ def eager_attention(found: Evidence) -> Seen | None:
 
 
 def needless_recomputing(found: Evidence) -> Seen | None:
-    """Activation checkpointing although everything would have fitted."""
+    """Activation checkpointing although all activations would fit."""
     budget, peak = found.amount("memory.budget_bytes"), found.peak_bytes
     if not found.recomputes or budget is None or peak is None:
         return None
@@ -68,7 +68,7 @@ def needless_recomputing(found: Evidence) -> Seen | None:
 
 
 def _freed_by_recomputing(found: Evidence) -> float | None:
-    """Bytes that keeping all activations would take; None where the plan does not tell."""
+    """Bytes that keeping all activations would take; None if the plan does not show it."""
     try:
         work = workload_of(RunPlan.model_validate(found.run.plan))
     except (ValidationError, KeyError, TypeError):
@@ -76,7 +76,7 @@ def _freed_by_recomputing(found: Evidence) -> float | None:
     if work is not None:
         kept = replace(work, recomputed_blocks=0)
         return float(activation_bytes(kept) - activation_bytes(work))
-    # One block's activations are at most all that is kept now: more is not known of older plans.
+    # For older plans: one block's activations are at most everything that is kept now.
     blocks, now = found.amount("kernels.recomputed_blocks"), found.part("activations")
     return blocks * now if blocks and now else None
 
@@ -111,12 +111,12 @@ def recompiling(found: Evidence) -> Seen | None:
     often = graphs >= LEAST_RECOMPILES and graphs >= RECOMPILES_PER_UPDATE * updates
     if storm is None and not often:
         return None
-    told = f"{graphs:.0f} graphs were compiled after the warm-up in {updates} steps"
+    what = f"{graphs:.0f} graphs were compiled after the warm-up in {updates} steps"
     if storm is not None:
-        told = f"{storm.get('reason') or told}; the run continued uncompiled"
+        what = f"{storm.get('reason') or what}; the run continued uncompiled"
     alone = found.planned("data.packing") == "none"
     return seen(
-        f"{told}; {found.who('kernels.compile')}",
+        f"{what}; {found.who('kernels.compile')}",
         keys=("packing=true",) if alone else ("torch_compile=false",),
         fix=f"{CONFIG}.packing: true, so that every batch has one shape; else torch_compile: false",
         numbers={"recompiles": graphs, "updates": float(updates)},
@@ -132,7 +132,7 @@ def compile_failed(found: Evidence) -> Seen | None:
 
 
 def kernel_fell_back(found: Evidence) -> Seen | None:
-    """Another kernel or precision took the place of the planned one."""
+    """A different kernel or precision replaced the planned one."""
     lost = found.fell_back("KernelUnavailable") or found.fell_back("PrecisionUnsupported")
     return seen(str(lost.get("reason") or "the reason is unknown")) if lost is not None else None
 
@@ -172,7 +172,7 @@ def compile_off(found: Evidence) -> Seen | None:
 
 
 def compile_cannot(found: Evidence) -> Seen | None:
-    """Before a run: compilation that was asked for and costs more than it gains, or fails."""
+    """Before a run: compilation that was requested but costs more than it gains, or fails."""
     before = found.before
     if before is None or not found.planned("kernels.compile"):
         return None
@@ -206,14 +206,14 @@ def full_precision(found: Evidence) -> Seen | None:
         return None
     if precision == "fp16":
         if found.before is None:
-            return None  # fp16-skips speaks of what it cost
+            return None  # fp16-skips reports what it cost
         return seen(
             f"{place} has bf16 tensor cores",
             name="fp16",
             title="the run computes in float16",
             consequence="loss scaling, and steps lost where a gradient overflows; bf16 is as fast",
         )
-    card = card_named(str(place), int(found.gpu_fact("memory_total_bytes") or 0))
+    card = card_named(str(place), found.gpu_bytes or 0)
     gain = BF16_GAIN if found.before is not None else None
     if card and card.bf16_tflops and card.tf32_tflops and found.planned("kernels.tf32"):
         gain = card.bf16_tflops / card.tf32_tflops

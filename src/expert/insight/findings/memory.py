@@ -1,4 +1,4 @@
-"""How the device is used: too little work at once, waiting, other processes, heat, memory."""
+"""How the device is used: batch size, waiting, other processes, heat, memory."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from expert.insight.step.anatomy import number
 from expert.planning.memory.fitting import MARGIN
 
 TOKENS_FILL_A_CARD = 8192
-"""From here on 0.6B and 8B models computed at full use on an H200 (training-speed-h200.json)."""
+"""From here on 0.6B and 8B models fully used an H200 (training-speed-h200.json)."""
 TWICE = 2
-"""A larger micro-batch is advised where at least twice as many sequences fit."""
+"""A larger micro-batch is advised if at least twice as many sequences fit."""
 OTHERS_BYTES = 1.5 * 2**30
-"""Driver and display hold up to about 1 GiB of a card that nobody else uses."""
+"""Driver and display use up to about 1 GiB of an otherwise idle card."""
 HEAT_SHARE = 0.2
 POWER_SHARE = 0.9
-"""A loaded card meets its power limit and is fine; that is worth a note, heat is not normal."""
+"""Reaching the power limit under load is normal and only worth a note; heat is not normal."""
 NEARLY_FULL = 0.97
 
 
@@ -44,7 +44,7 @@ def host_syncs(found: Evidence) -> Seen | None:
 
 
 def slow_launches(found: Evidence) -> Seen | None:
-    """Too little work in a launch, so that the host sets the pace."""
+    """Too little work per launch, so that the host sets the pace."""
     step = found.step
     if step is None or not found.on_gpu or found.syncs or not is_starved(step):
         return None
@@ -89,10 +89,10 @@ def small_micro_batch(found: Evidence) -> Seen | None:
     if possible < TWICE * micro:
         return None
     tokens = (found.step.tokens or 0.0) / found.micro_batches if found.step else 0.0
-    at_once = f"; {tokens:,.0f} tokens at once" if found.step else ""
+    per_batch = f"; {tokens:,.0f} tokens a micro-batch" if found.step else ""
     return seen(
         f"{found.who('batch.micro_batch')}; the run holds {gib(peak)} of {gib(budget)}, one more "
-        f"sequence takes {gib(per_row)}{at_once}",
+        f"sequence takes {gib(per_row)}{per_batch}",
         severity="note" if tokens >= TOKENS_FILL_A_CARD and found.on_gpu else "warning",
         title=f"micro-batch size {micro:.0f} although {possible} would fit",
         consequence=f"a step takes {found.micro_batches} passes instead of "
@@ -102,7 +102,7 @@ def small_micro_batch(found: Evidence) -> Seen | None:
 
 
 def other_process(found: Evidence) -> Seen | None:
-    """Memory of the card that this run does not hold."""
+    """GPU memory in use that is not this run's."""
     used, own = found.median("gpu_memory_bytes"), found.median("gpu_process_memory_bytes")
     if own is None:
         reserved = found.last("peak_reserved_bytes")
@@ -117,22 +117,22 @@ def other_process(found: Evidence) -> Seen | None:
     )
     at_start = f"; at the start: {words}" if words else ""
     return seen(
-        f"{gib(used)} of the card are in use, {gib(own)} by this run: {gib(used - own)} are "
-        f"another's{at_start}",
+        f"{gib(used)} in use on the card: {gib(own)} by this run, {gib(used - own)} by other "
+        f"processes{at_start}",
         numbers={"others_bytes": used - own},
     )
 
 
 def busy_cores(found: Evidence) -> Seen | None:
-    """A run whose threads do not have a core each, because other processes take them: on a CPU all
-    threads wait for the last one, beside a GPU the one that launches falls behind."""
+    """Other processes take cores that this run's threads need. On a CPU all threads wait for the
+    slowest; with a GPU the launching thread falls behind."""
     crowded = found.crowded
     if crowded is None:
         return None
     threads, cores, others = crowded
     waits = not found.on_gpu or (found.step is not None and is_starved(found.step))
     return seen(
-        f"{counted(threads, 'thread')} on {cores} cores, of which others used "
+        f"{counted(threads, 'thread')} on {cores} cores, of which other processes used "
         f"{others:.1f} ({percent(others / cores)}){found.neighbours}",
         severity="warning" if waits else "note",
         consequence="threads wait for the one without a core; steps take several times as long"
@@ -164,7 +164,7 @@ def throttled(found: Evidence) -> Seen | None:
 
 
 def memory_full(found: Evidence) -> Seen | None:
-    """Before a run by the estimate, after it by how often the allocator had to empty its cache."""
+    """Judged by the estimate before a run, and by allocator retries after it."""
     if found.before is not None:
         peak, budget = found.amount("memory.peak_bytes"), found.amount("memory.budget_bytes")
         share = peak / budget if peak and budget else 0.0
@@ -179,8 +179,8 @@ def memory_full(found: Evidence) -> Seen | None:
             numbers={"memory_share": share},
         )
     retries = found.retries_per_update
-    used, total = found.median("gpu_memory_bytes"), found.gpu_fact("memory_total_bytes")
-    full = bool(used and isinstance(total, int) and used >= NEARLY_FULL * total)
+    used, total = found.median("gpu_memory_bytes"), found.gpu_bytes
+    full = bool(used and total and used >= NEARLY_FULL * total)
     count = found.last("allocator_retries") or 0
     if retries < RETRIES_PER_UPDATE and not (full and count > 0):
         return None

@@ -1,4 +1,4 @@
-"""What holds several GPUs up: one that is slower, or the link between them."""
+"""What slows several GPUs down: one slow rank, or the link between them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from expert.insight.findings.finding import Look, Seen, seen
 from expert.insight.step.anatomy import COMMUNICATION, number
 
 SLOWER = 1.15
-"""A rank that computes so much longer than the middle one, on most lines: shares of a step differ
-by the rows in them, but not always for the same rank. Chosen, not measured."""
+"""A rank that computes this much longer than the median one on most log lines: shares of a step
+differ by their rows, but not always for the same rank. Chosen, not measured."""
 OFTEN = 0.6
-"""Of the lines: where it is always another rank, the rows are uneven and not the machine."""
+"""Share of the lines; if the slowest rank keeps changing, the rows are uneven, not the machine."""
 LONG_TALK = 0.2
-"""Of a step. 168 MB of adapter gradients take 13 ms over PCIe 4, where a step takes a second."""
+"""Share of a step. 168 MB of adapter gradients take 13 ms over PCIe 4, of a step of a second."""
 
 
 def straggler(found: Evidence) -> Seen | None:
@@ -27,19 +27,19 @@ def straggler(found: Evidence) -> Seen | None:
     lines = sum(map(len, slow.values()))
     if lines < 2:
         return None
-    rank, ratios = max(slow.items(), key=lambda each: len(each[1]))
+    rank, ratios = max(slow.items(), key=lambda item: len(item[1]))
     ratio = sorted(ratios)[len(ratios) // 2]
     if ratio < SLOWER:
         return None
     if len(ratios) < OFTEN * lines:
         return seen(
-            f"in each step another rank takes longest, {percent(ratio - 1)} longer than the middle",
+            f"the slowest rank changes from step to step, {percent(ratio - 1)} behind the median",
             name="uneven-ranks",
             title="ranks have uneven shares of a step",
             fix="packing: true, or a larger batch_size",
         )
     return seen(
-        f"rank {rank} takes {percent(ratio - 1)} longer than the middle one, in {len(ratios)} of "
+        f"rank {rank} takes {percent(ratio - 1)} longer than the median rank, in {len(ratios)} of "
         f"{lines} lines",
         gain=ratio,
     )
@@ -60,14 +60,14 @@ def long_talk(found: Evidence) -> Seen | None:
 
 
 def _waited_for_slowest(found: Evidence) -> float:
-    """Seconds of a step in which the fastest rank waits for the slowest, about: the middle one is
-    halfway. Nothing is sent meanwhile."""
+    """About how many seconds of a step the fastest rank waits for the slowest, taking the median
+    rank as halfway. Nothing is sent meanwhile."""
     waits = [2 * (slowest - middle) for _, slowest, middle in _rank_seconds(found)]
     return statistics.median(waits) if waits else 0.0
 
 
 def _rank_seconds(found: Evidence) -> Iterator[tuple[float | None, float, float]]:
-    """Of each settled line: the slowest rank, its seconds, and those of the middle one."""
+    """For each steady line: the slowest rank, its seconds, and the median rank's seconds."""
     keys = ("slowest_rank", "slowest_rank_seconds", "median_rank_seconds")
     for line in found.anatomy.steady:
         rank, slowest, middle = (number(line.event, key) for key in keys)

@@ -1,11 +1,11 @@
-"""The table of findings: every rule looks at one run, before it or after it.
+"""The table of findings, and the rules that examine one run, before or after it.
 
 Before a run the evidence is the plan and the machine, after it the plan and the events; a rule that
-needs events finds nothing before. What counts is what will really happen: a key that the plan
-overrules is at most a note. Thresholds are constants beside their rules, each with its reason. They
-were fixed before the runs they were tried on, but for three that false alarms in small runs on a
-CPU taught: THREAD_SWITCH_SECONDS, PAUSES_MATTER_SECONDS, and that a single evaluation or save is
-never too many. A healthy run draws no warning and no error.
+needs events finds nothing before. The effective plan counts: a key that the plan overrules is at
+most a note. Thresholds are constants next to their rules, each with its reason. They were fixed
+before the runs they were tried on, except for three changed after false alarms in small CPU runs:
+THREAD_SWITCH_SECONDS, PAUSES_MATTER_SECONDS, and that a single evaluation or save is never too
+many. A healthy run gets no warning and no error.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ BY_NAME = {rule.name: rule for rule in RULES}
 
 
 def find(found: Evidence) -> list[Finding]:
-    """Everything the rules find, the worst first."""
+    """All findings, worst first."""
     return worst_first([finding for rule in RULES if (finding := rule.find(found)) is not None])
 
 
 def looked_at(row: str, evidence: str, /, **changes: Any) -> Finding:
-    """A row of the table with what was seen; `changes` are fields that differ from the row."""
+    """A row of the table with its evidence; `changes` are fields that differ from the row."""
     return BY_NAME[row].finding(seen(evidence, **changes))

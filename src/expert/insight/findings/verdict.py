@@ -1,7 +1,7 @@
-"""What a run is bound by, in one sentence with numbers, and what fixing it would gain.
+"""What limits a run's speed, in one sentence with numbers, and what fixing it would gain.
 
-The rules are asked in a fixed order and the first that holds is the verdict: a device that waits
-for data tells nothing about its kernels, so the feeding is judged before the computing.
+The rules run in a fixed order and the first match is the verdict: a device that waits for data says
+nothing about its kernels, so feeding is judged before computing.
 """
 
 from __future__ import annotations
@@ -16,40 +16,40 @@ from expert.insight.step.bound import Gain, Kind, Verdict
 from expert.planning.choose.kernels import NOT_RECOMPUTED
 
 WAITING_SHARE = 0.10
-"""Less waiting than a tenth is not worth a change; healthy runs on an H200 waited below 1 %."""
+"""Less than 10 % of waiting is not worth a change; healthy runs on an H200 waited below 1 %."""
 THREAD_SWITCH_SECONDS = 0.005
-"""Python passes its lock on every 5 ms: shorter waits are a thread's price, not the data's."""
+"""Python's thread switch interval is 5 ms: shorter waits come from threading, not from the data."""
 COPY_OF_WAIT = 0.5
-"""The device waits for the copy rather than for the batch where copying takes half of the wait."""
+"""If copying takes half of the wait, the device waits for the copy rather than for the batch."""
 COPIES_FILL = 0.9
-"""One copy after the other for nine tenths of a step: they set its pace. Where a copy out of
-ordinary memory held up the loss's way back to the host, a device was idle in none of its phases
-(H200, copies of 1.01 s in steps of 1.00 s: docs/benchmarks/planted-faults-h200.json)."""
+"""Back-to-back copies for nine tenths of a step set its pace. The phases need not show idle time:
+on an H200 a copy from pageable memory delayed reading the loss back, and the device was idle in
+none of its phases (copies of 1.01 s in steps of 1.00 s: docs/benchmarks/planted-faults-h200.json).
+"""
 DRY_SHARE = 0.5
 """Half of the steps were launched too late: the host sets the pace."""
 LOW_UTILIZATION = 0.7
-"""For older runs, which do not tell whether the device ran dry: 0.58 was seen launch-bound on an
+"""For older runs, which do not record whether the device ran dry: 0.58 was seen launch-bound on an
 H200, 0.91 and more where it was not (docs/benchmarks/char-gpt-h200.json)."""
 FULL_UTILIZATION = 0.97
-"""A device that is used so well loses nothing, even where its queue ran dry once in each step: on
-an H200 an 8B model on NF4 weights did in all of them, at 100 % (training-speed-h200.json)."""
+"""A device this busy loses nothing even if its queue runs dry once in each step: on an H200 an 8B
+model on NF4 weights did so in every step, at 100 % (training-speed-h200.json)."""
 RETRIES_PER_UPDATE = 0.1
-"""Emptying the allocator's cache waits for the device; once in ten steps is not the start."""
+"""Emptying the allocator's cache waits for the device; once in ten steps is more than warm-up."""
 START_MATTERS_SECONDS = 60.0
-"""Loading and compiling of a shorter start are not worth a word."""
+"""A shorter start (loading and compiling) is not reported."""
 PAUSES_MATTER_SECONDS = 2.0
-"""Evaluating and saving that took less in all are nothing to change, whatever their share."""
+"""Less evaluating and saving in total is not worth a change, whatever its share."""
 CADENCE_SHARE = 0.05
-"""What evaluating or saving may take beside the training; the advised interval comes from it."""
+"""Allowed time of evaluating or saving relative to training; sets the advised interval."""
 
 
 def judge(found: Evidence) -> Verdict:
-    """The verdict: by the whole time where most of it was not training, else by a step."""
+    """The verdict on the whole run if most of its time was not training, else on a step."""
     return judge_run(found) or judge_step(found)
 
 
 def judge_step(found: Evidence) -> Verdict:
-    """The verdict on an average step."""
     step = found.step
     if step is None or step.wall <= 0:
         return _unreported(found)
@@ -59,12 +59,12 @@ def judge_step(found: Evidence) -> Verdict:
 
 
 def _unreported(found: Evidence) -> Verdict:
-    """No log line: the run never came that far, or nobody asked for lines so often."""
+    """No log line: the run ended before the first, or logging_steps is too large."""
     done = max((number(event, "step") or 0 for event in found.run.events), default=0)
     if done:
         every = found.amount("watch.logging_steps")
         asked = "" if every is None else f": logging_steps is {every:.0f}"
-        why = f"{done:.0f} steps were made, but no log line shows how long they took{asked}."
+        why = f"{done:.0f} steps finished, but no log line shows how long they took{asked}."
         fix, overrides = "training.config.logging_steps: 1", ("training.config.logging_steps=1",)
         return Verdict(kind="unknown", sentence=f"unknown: {why}", fix=fix, overrides=overrides)
     error = found.newest("failed").get("error") or found.newest("stopped").get("reason")
@@ -74,12 +74,12 @@ def _unreported(found: Evidence) -> Verdict:
 
 
 def is_worth_telling(waited: float, step: StepAnatomy) -> bool:
-    """Whether a wait is a tenth of the step, and longer than two threads need to change over."""
+    """Whether a wait is at least a tenth of the step, and longer than a thread switch."""
     return waited >= max(WAITING_SHARE * step.wall, THREAD_SWITCH_SECONDS)
 
 
 def copies_set_the_pace(step: StepAnatomy) -> bool:
-    """Whether copies beside the computation take all of a step, and the device does not."""
+    """Whether overlapped copies fill the whole step while the device does not."""
     fill = step.copies_beside and step.of("copy") >= COPIES_FILL * step.wall
     return fill and is_worth_telling(step.wall - step.compute, step)
 
@@ -87,20 +87,21 @@ def copies_set_the_pace(step: StepAnatomy) -> bool:
 def feeding_verdict(
     step: StepAnatomy, *, kind: str = "late", workers: int = 0, pinned: bool = False
 ) -> Verdict | None:
-    """Data-bound or copy-bound by a timeline alone; None where the device hardly waits.
+    """Data-bound or copy-bound, from a step's phases alone; None if the device hardly waits.
 
-    `kind` is how batches are made: "late" where rows are tokenised when they are asked for;
-    `pinned`: out of page-locked memory.
+    `kind` is how batches are made: "late" if rows are tokenised on demand. `pinned`: copies come
+    from
+    page-locked memory.
     """
     if copies_set_the_pace(step):
         return _copy_bound(step, step.wall - step.compute, pinned=pinned)
     waited, copied = step.of("data_wait"), step.exposed_copy
-    stood = waited + copied
-    if not is_worth_telling(stood, step):
+    idle = waited + copied
+    if not is_worth_telling(idle, step):
         return None
     beside = step.of("copy") if step.copies_beside else 0.0
     if copied > waited or beside >= COPY_OF_WAIT * waited > 0:
-        return _copy_bound(step, stood, pinned=pinned)
+        return _copy_bound(step, idle, pinned=pinned)
     doing, change, fix, overrides = _FEEDING.get(kind, _FEEDING["packed"])
     fix = fix.format(workers=max(2, 2 * workers))
     what = f"made it wait {span(waited)} for {doing}"
@@ -109,7 +110,7 @@ def feeding_verdict(
     kept = step.wall - waited
     gains = [_gain(change, step, kept)]
     if copied:
-        gains.append(_gain("and copies beside the computation, up to", step, kept - copied))
+        gains.append(_gain("and copies that overlap with computing, up to", step, kept - copied))
     return Verdict(
         kind="data-bound",
         sentence=f"data-bound: the device computes {span(step.compute)} of a step's "
@@ -122,11 +123,13 @@ def feeding_verdict(
 
 
 def _gain(what: str, step: StepAnatomy, kept: float) -> Gain:
-    """What a step would gain that takes only what is kept of it."""
+    """The gain if a step took only `kept` seconds."""
     return Gain(what=what, factor=step.wall / kept, reckoned=f"{span(step.wall)} / {span(kept)}")
 
 
-PINNED = "training.config.dataloader_pin_memory: true and packing: true (copies run beside)"
+PINNED = (
+    "training.config.dataloader_pin_memory: true and packing: true (copies overlap with computing)"
+)
 
 
 _PREPARE = "training.config.tokenize: ahead (or once: expert pretokenize)"
@@ -141,7 +144,7 @@ _FEEDING: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
     "padded": ("padding rows", "pack the rows", _PACK, ("training.config.packing=true",)),
     "packed": ("reading its tokens", "read from a faster disk", _CACHE, ()),
 }
-"""By how batches are made: what the device waits for, what to change in a word, and the key."""
+"""By how batches are made: what the device waits for, the change in brief, the fix, its keys."""
 
 
 NARROW_LINK = (
@@ -150,21 +153,21 @@ NARROW_LINK = (
 )
 
 
-def _copy_bound(step: StepAnatomy, stood: float, *, pinned: bool) -> Verdict:
-    """Where copies run beside the computation out of page-locked memory already, it is the link."""
-    kept, narrow = step.wall - stood, pinned and step.copies_beside
-    what = "a link that keeps up, up to" if narrow else "copies beside the computation, up to"
+def _copy_bound(step: StepAnatomy, idle: float, *, pinned: bool) -> Verdict:
+    """If copies already overlap and come from page-locked memory, the link is the limit."""
+    kept, narrow = step.wall - idle, pinned and step.copies_beside
+    what = "a link that keeps up, up to" if narrow else "copies that overlap with computing, up to"
     return Verdict(
         kind="copy-bound",
         sentence=f"copy-bound: copying batches takes {span(step.of('copy'))} a step, and the "
-        f"device is idle for {span(stood)} of its {span(step.wall)}.",
+        f"device is idle for {span(idle)} of its {span(step.wall)}.",
         fix=NARROW_LINK if narrow else PINNED,
         gains=(_gain(what, step, kept),) if kept > 0 else (),
     )
 
 
 def _memory(found: Evidence, step: StepAnatomy) -> Verdict | None:
-    """Memory that is short: asked for again and again, or bought with recomputation."""
+    """Memory is short: the allocator keeps retrying, or blocks are checkpointed to save memory."""
     if found.retries_per_update >= RETRIES_PER_UPDATE:
         return Verdict(
             kind="memory-bound",
@@ -202,7 +205,7 @@ def _reason(event: Any) -> str:
 
 
 def is_starved(step: StepAnatomy) -> bool:
-    """The device waits for the host, and not only for a moment."""
+    """Whether the device repeatedly waits for the host."""
     dry, use = step.ran_dry, step.gpu_utilization
     if dry is None:
         return use is not None and use < LOW_UTILIZATION
@@ -210,7 +213,7 @@ def is_starved(step: StepAnatomy) -> bool:
 
 
 def _host(found: Evidence, step: StepAnatomy) -> Verdict | None:
-    """The device waits for the host: because that waits for it, or launches too slowly."""
+    """The device waits for the host, which stops to read from it or launches too slowly."""
     if not found.run.on_gpu:
         return None
     use = step.gpu_utilization
@@ -247,7 +250,7 @@ def sync_places(found: Evidence) -> str:
 
 
 def launch_fix(found: Evidence) -> tuple[str, tuple[str, ...]]:
-    """More work per launch first, then fewer launches: the key in words, and as `--set` has it."""
+    """More work per launch first, then fewer launches: the fix in words, and as `--set` keys."""
     micro = found.amount("batch.micro_batch")
     sequences = found.amount("batch.sequences_per_update")
     alone = found.run.planned("data.packing") == "none"
@@ -274,7 +277,7 @@ def padding_fix(found: Evidence) -> str:
 
 
 def free_cores_fix(threads: int, cores: int, others: float) -> str:
-    """What gives every thread a core: fewer threads, or fewer neighbours."""
+    """Fewer threads, or fewer other processes."""
     if threads < 2:
         return "stop the other processes, or train on a machine with free cores"
     fewer = max(1, min(threads - 1, int(cores - others + 0.5)))
@@ -295,7 +298,9 @@ def _computing(found: Evidence, step: StepAnatomy) -> Verdict:
     crowded = found.crowded if not found.run.on_gpu else None
     if crowded is not None:
         good = "compute-bound, on crowded cores."
-        more = f", while others used {crowded[2]:.1f} of {crowded[1]} cores{found.neighbours}"
+        more = (
+            f", while other processes used {crowded[2]:.1f} of {crowded[1]} cores{found.neighbours}"
+        )
         fix = free_cores_fix(*crowded)
         if found.wasted is not None:
             more += f"; {percent(found.wasted)} of what is computed is padding"
@@ -312,7 +317,7 @@ def _computing(found: Evidence, step: StepAnatomy) -> Verdict:
 
 
 def judge_run(found: Evidence) -> Verdict | None:
-    """A verdict where something else took longer than the training itself."""
+    """A verdict if something else took longer than the training itself."""
     spent = found.anatomy.run
     parts: dict[str, float] = {}
     if len(found.run.of("eval")) > 1:  # a single one at the end is not too many
@@ -350,7 +355,7 @@ def judge_run(found: Evidence) -> Verdict | None:
 
 
 def advised_interval(found: Evidence, event: str, seconds: float) -> tuple[str, int]:
-    """The key and the steps between two, so that all of them take a twentieth of the training."""
+    """The key and the interval in steps at which they take 5 % of the training time in total."""
     key = "eval_steps" if event == "eval" else "save_steps"
     updates = sum(line.updates for line in found.anatomy.lines)
     count = max(1, len(found.run.of(event)))
@@ -364,7 +369,7 @@ def _start_bound(found: Evidence) -> Verdict:
     fix = "train longer, or several experts one after the other on the same machine"
     gains: tuple[Gain, ...] = ()
     if spent.compiling > spent.loading:
-        fix = "training.config.torch_compile: false (a run this short does not win it back)"
+        fix = "training.config.torch_compile: false (a run this short does not earn the time back)"
         factor = spent.total / max(1e-9, spent.total - spent.compiling)
         reckoned = f"{span(spent.total)} / ({span(spent.total)} - {span(spent.compiling)})"
         gains = (Gain(what="not compiling, at most", factor=factor, reckoned=reckoned),)

@@ -1,4 +1,4 @@
-"""Two benchmarks or two runs side by side, and whether they can be compared at all."""
+"""Two benchmarks or two runs side by side, and whether they are comparable."""
 
 from __future__ import annotations
 
@@ -16,19 +16,18 @@ class Data(NamedTuple):
     """What a run was trained on."""
 
     hashes: tuple[str, ...]
-    """Of the training rows; empty in older runs."""
+    """Hashes of the training rows; empty in older runs."""
     named: str
-    """The file, and how many rows."""
+    """File name and number of rows."""
     rows: int | None
     validation: str
     tokenizer: str
-    """The base, by which texts become tokens."""
+    """The base model, which determines the tokenizer."""
 
 
 def data_of(run: RunRecord) -> Data:
-    """By what the run itself has recorded."""
-    told = [event for event in run.of("data") if event.get("split") == "train"]
-    hashes = sorted({str(event["rows"]) for event in told if event.get("rows")})
+    prepared = [event for event in run.of("data") if event.get("split") == "train"]
+    hashes = sorted({str(event["rows"]) for event in prepared if event.get("rows")})
     spec = mapping(run.planned("data.dataset"))
     path = str(spec.get("path") or ", ".join(mapping(spec.get("tasks"))))
     rows = run.planned("length.rows")
@@ -45,7 +44,7 @@ def data_of(run: RunRecord) -> Data:
 
 
 def not_comparable(runs: Sequence[RunRecord], names: Sequence[str]) -> list[str]:
-    """Why these runs should not be compared, in sentences; empty where all is the same."""
+    """Why these runs should not be compared, in sentences; empty if they can be."""
     found = [data_of(run) for run in runs]
     first, said = found[0], []
     if any(_differ(first, other) for other in found[1:]):
@@ -61,14 +60,14 @@ def not_comparable(runs: Sequence[RunRecord], names: Sequence[str]) -> list[str]
         )
     if any(first.tokenizer != other.tokenizer for other in found[1:]):
         said.append(
-            "These runs have different base models: a token may be another piece of text in each, "
+            "These runs have different base models: their tokens may differ, "
             "so losses per token and tokens a second cannot be compared."
         )
     return said
 
 
 def _differ(one: Data, other: Data) -> bool:
-    """By the hash of the rows where both have it, else by name and number."""
+    """Compares row hashes if both have them, else names and row counts."""
     if one.hashes and other.hashes:
         return one.hashes != other.hashes
     names = one.named.partition(" (")[0] != other.named.partition(" (")[0]
@@ -78,11 +77,11 @@ def _differ(one: Data, other: Data) -> bool:
 # --- side by side --------------------------------------------------------------------------------
 
 Compared = tuple[str, float | None, float | None, float | None]
-"""What, the first, the second, and the second over the first."""
+"""Name, first value, second value, second / first."""
 
 
 def compare(first: Path, second: Path) -> list[Compared]:
-    """Two results of a benchmark setting by setting, or two run folders number by number."""
+    """Compares two benchmarks setting by setting, or two run folders number by number."""
     are_runs = [(path / "events.jsonl").is_file() for path in (first, second)]
     if all(are_runs):
         pair = [_run_numbers(read_run(path)) for path in (first, second)]
@@ -136,12 +135,12 @@ def _ladder_numbers(ladder: Ladder) -> dict[str, float | None]:
 
 
 def _run_numbers(run: RunRecord) -> dict[str, float | None]:
-    """Medians over the settled log lines, and how it ended."""
+    """Medians over the steady log lines, and the final losses and seconds."""
     settled = dissect(run).steady
 
     def numbers(event: str, key: str, split: str | None = None) -> list[float]:
-        told = [e for e in run.of(event) if split in (None, e.get("split", "validation"))]
-        return [float(e[key]) for e in told if isinstance(e.get(key), int | float)]
+        events = [e for e in run.of(event) if split in (None, e.get("split", "validation"))]
+        return [float(e[key]) for e in events if isinstance(e.get(key), int | float)]
 
     def last(event: str, key: str, split: str | None = None) -> float | None:
         return next(reversed(numbers(event, key, split)), None)

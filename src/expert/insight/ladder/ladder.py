@@ -1,4 +1,4 @@
-"""What a benchmark found: the ladder as a file, what becomes of a setting, and when to trust it."""
+"""The result of a benchmark: its file, the status of each setting, and when not to trust it."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from expert.insight.findings.evidence import CROWDED_CORES
 from expert.insight.ladder.pairs import Paired
 
 FORMAT = 3
-"""Version of the file; a reader refuses what is newer, and reads what is older. 2: settings are
-timed in turns with the one they are compared with (`paired`); other processes and threads. 3:
-whether rows of one length share a step (`clumping`)."""
+"""File version; newer files are refused, older ones are read. 2: settings are timed in turns with
+the one they are compared with (`paired`); other processes and threads are recorded. 3: whether rows
+of one length share a step (`clumping`)."""
 MOST_CLUMPED = 2.0
-"""Times the variance that chance gives the mean length of a step. Rows of 22 to 24 tokens, packed
-longest first, have 15 of 16, and their best validation loss was 5 to 23 % worse; packed as they
-come, 1.1. Of few steps chance alone makes more of it: five standard deviations are tolerated."""
+"""Allowed ratio of the variance of a step's mean row length to that of random batches. Rows of 22
+to 24 tokens, packed longest first, have 15 of 16, and their best validation loss was 5 to 23 %
+worse; packed in order, 1.1. With few steps chance alone gives more, so five standard deviations are
+allowed."""
 TOO_WIDE = 0.25
-"""Distance of the quartiles as a share of the rate: beyond it the median means nothing. A host with
-other work had 5 to 15 %, two cores with three processes on them 20 to 60 %."""
+"""Interquartile range as a share of the rate; beyond it the median means nothing. A host with other
+work had 5 to 15 %, two cores with three processes on them 20 to 60 %."""
 HOST_CORES = 2
-"""What a run on a card needs of the host: one core launches, one makes batches."""
+"""Cores that a GPU run needs: one launches, one makes batches."""
 FILE = "ladder.json"
 
 Status = Literal[
@@ -43,35 +44,35 @@ MARKS: dict[Status, tuple[str, str]] = {
     "not here": ("–", ""),
     "no time": ("–", "not measured by itself"),
 }
-"""A sign and a word for what became of a setting."""
+"""A sign and a word for each status."""
 STAND = ("kept", "no difference")
-"""What later settings build on."""
+"""Statuses that later settings build on."""
 
 
 def outcome(setting: SettingResult) -> str:
-    """What became of a setting, and why, in words; empty for one that was kept."""
+    """Why a setting has its status, in words; empty if it was kept."""
     return ": ".join(filter(None, (MARKS[setting.status][1], setting.because)))
 
 
 class NoLadder(ExpertError):
-    """A file or folder that is not a result of a benchmark."""
+    """A file or folder that is not a benchmark result."""
 
 
 class Facts(BaseModel):
-    """A part of the file; an unknown key is an error, so that nothing is lost."""
+    """A part of the file; unknown keys are errors, so that nothing is lost."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
 
 class Measured(Facts):
-    """What was measured of a setting; None is what could not be known."""
+    """Measurements of a setting; None where something could not be measured."""
 
     tokens_per_second: float
-    """Real tokens, padding does not count: the median over the windows."""
+    """Real tokens without padding; the median over the windows."""
     windows: list[float]
-    """Tokens a second of each window of steps."""
+    """Tokens per second in each window of steps."""
     spread: float
-    """Distance of the quartiles of the windows, tokens a second."""
+    """Interquartile range of the windows, in tokens per second."""
     samples_per_second: float
     seconds_per_update: float
     seconds_per_epoch: float
@@ -84,63 +85,62 @@ class Measured(Facts):
     examples_per_update: float
     updates_measured: int
     updates_before: int
-    """Steps before the first that was measured; the loss is that after `updates_learnt`."""
+    """Steps before the first measured one; `loss` is the loss after `updates_learnt`."""
     updates_learnt: int
     compile_seconds: float | None
     loss: float | None
-    """Of the held-out rows after `updates_learnt` steps, in the way all settings are judged."""
+    """On the held-out rows after `updates_learnt` steps, evaluated alike for all settings."""
     own_loss: float | None = None
-    """The same weights and rows, computed as this setting trains, where that was needed."""
+    """The loss of the same weights and rows, computed as this setting trains, where needed."""
     micro_batch: int
     accumulation: int
     fallbacks: list[str]
     clumping: float | None = None
-    """Variance of the mean length of a step's rows over that of rows drawn at random; None where
-    all rows are of one length, or in older results."""
+    """Variance of the mean row length of a step over that of rows drawn at random; None if all rows
+    have one length, or in older results."""
     others: float | None = None
-    """Cores that other processes used while it was timed: the median over the windows."""
+    """Cores that other processes used while it was timed; the median over the windows."""
     cores: int | None = None
     threads: int | None = None
-    """Of a CPU; None on a card."""
+    """CPU threads; None on a card."""
     lowered: bool | None = None
-    """Fewer threads than cores, because other processes used them at the start."""
+    """Fewer threads than cores, because other processes used the cores at the start."""
 
 
 class SettingResult(Facts):
-    """One setting: what it was, what came of it, and against what."""
+    """One setting: what it changes, its result, and what it was compared with."""
 
     name: str
     adds: str
     status: Status
     because: str
-    """Why it was left out, or what was measured where no difference was; empty for one that was
-    kept."""
+    """Why it was left out, or the measured ratio where there was no difference; empty if kept."""
     changes: dict[str, tuple[Any, Any]]
-    """What differs from the setting below, by path of the plan: before and after."""
+    """Differences from the setting below, by plan path: before and after."""
     settings: dict[str, Any]
     plan_hash: str
     seconds: float
-    """Wall time of the whole setting, start and evaluation included."""
+    """Wall time of the whole setting, including start and evaluation."""
     measured: Measured | None = None
     below: str | None = None
     """The setting it was compared with."""
     gain: float | None = None
-    """Times as fast as the setting below: the median of the pairs."""
+    """Speedup over the setting below: the median of the pairs."""
     paired: Paired | None = None
-    """How that was found; None in results of format 1, which divided rates of different minutes."""
+    """How the gain was measured; None in format 1, which divided rates of different minutes."""
     cumulative: float | None = None
-    """Times as fast as the baseline: the gains of the settings up to it that were measured as
-    faster, multiplied. Of the best it is what `against_baseline` of the ladder says, where that was
-    measured."""
+    """Speedup over the baseline: the product of the gains of all settings up to this one that were
+    measured as faster. For the best it is the ladder's `against_baseline`, where measured."""
     loss_difference: float | None = None
-    """From the setting below, as a share of its loss."""
+    """Relative to the loss of the setting below."""
     own_difference: float | None = None
-    """Of its weights' loss computed in its own way from that in the common way; where the weights
-    cannot be those of the setting below, this is what must be within the tolerance."""
+    """Difference between the loss computed as this setting trains and the common evaluation, for
+    the same weights. Where the weights cannot match those of the setting below, this is checked
+    against the tolerance instead."""
     tolerance: float | None = None
     tolerance_because: str = ""
     same_rows: bool | None = None
-    """Whether every step held the same rows as in the setting below."""
+    """Whether every step had the same rows as in the setting below."""
 
 
 class Ladder(Facts):
@@ -172,15 +172,14 @@ class Ladder(Facts):
     against_baseline: Paired | None = None
     """The best and the baseline, compared directly at the end."""
     doubts: list[str] = []
-    """Why the best cannot be trusted: then no later plan uses it."""
+    """Why the best cannot be trusted; if any, no later plan uses it."""
 
     @property
     def kept(self) -> list[SettingResult]:
-        """The settings that are kept, from the baseline on."""
+        """The kept settings, from the baseline on."""
         return [setting for setting in self.rungs if setting.status in STAND]
 
     def as_text(self) -> str:
-        """As it is in a file."""
         return json.dumps(self.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n"
 
     @property
@@ -189,17 +188,17 @@ class Ladder(Facts):
 
     @property
     def is_held_against_baseline(self) -> bool:
-        """Whether the best was compared with the baseline directly, so that gains in all can be
-        shown: a product alone may be far off."""
+        """Whether the best was compared with the baseline directly; without that, products of gains
+        may be far off and are not shown."""
         seen = [setting for setting in self.rungs if setting.measured is not None]
         known = bool(seen) and all(setting.cumulative is not None for setting in seen)
         return known and self.against_baseline is not None
 
     @property
     def times_as_fast(self) -> tuple[float, float] | None:
-        """The best against the baseline: twice the same where it was measured. A product of gains
-        multiplies their errors, and rates are of different minutes: where there is nothing else,
-        it lies between the two."""
+        """Speedup of the best over the baseline, as a range; both ends are equal if it was measured
+        directly. Otherwise it lies between the product of the gains, which multiplies their errors,
+        and the ratio of rates taken at different times."""
         won, base = self.winner, next((r for r in self.rungs if r.cumulative == 1.0), None)
         if won is None or won.cumulative is None or won.measured is None:
             return None
@@ -211,7 +210,7 @@ class Ladder(Facts):
 
 
 def read_ladder(path: Path) -> Ladder:
-    """The result in a file, or in a folder that holds one."""
+    """The result in a file, or in a folder that contains one."""
     file = path / FILE if path.is_dir() else path
     try:
         data = read_json(file)
@@ -250,15 +249,18 @@ def verdict(
     cost: str = "",
     comparable: bool = True,
 ) -> tuple[Status, str]:
-    """What becomes of a setting: judged by its steps first, then its loss, then its speed.
+    """The status of a setting: judged by its batches first, then its loss, then its speed.
 
-    A setting that puts other rows into a step has other weights, and its loss cannot be compared:
-    a step of rows of one length, which trains less, would not show there. So the steps themselves
-    are looked at.
+    A setting that puts different rows into a step ends up with different weights, so its loss
+    cannot be
+    compared with the one below. Steps whose rows all have one length train worse, and the loss
+    would
+    not show it, so the batches themselves are checked.
 
-    One that is faster beyond the spread of the pairs is kept, one that is slower beyond it is left
-    out. Without a measured difference it stays, as later settings are made for it and chance would
-    decide otherwise; unless it costs memory or precision (`cost`), which nobody pays for nothing.
+    A setting that is faster beyond the spread of the pairs is kept, one that is slower beyond it is
+    left out. Without a measured difference it stays: later settings build on it, and otherwise
+    chance
+    would decide. The exception is a setting that costs memory or precision (`cost`).
     """
     if clumped := rows_of_one_length(here):
         return "disagrees", clumped
@@ -270,7 +272,7 @@ def verdict(
         return "disagrees", f"the loss differs by {difference:+.2%}{way}, allowed is {allowed:.1%}"
     found = paired.difference
     if found == "slower":
-        return "slower", f"{paired.words} as fast as '{paired.against}', the last that is kept"
+        return "slower", f"{paired.words} as fast as '{paired.against}', the last kept setting"
     if found == "none":
         words = f"{paired.words} of '{paired.against}'"
         return ("no gain", f"{words}, and it {cost}") if cost else ("no difference", words)
@@ -278,7 +280,7 @@ def verdict(
 
 
 def rows_of_one_length(here: Measured) -> str:
-    """Why the steps of a setting train less; "" where their rows are mixed as by chance."""
+    """Why the steps of a setting train worse; "" if their rows are mixed as well as by chance."""
     if here.clumping is None:
         return ""
     rows = max(1.0, here.samples_per_second * here.seconds_per_epoch)
@@ -292,14 +294,14 @@ def rows_of_one_length(here: Measured) -> str:
 
 
 def loss_difference(below: Measured, here: Measured) -> float | None:
-    """How far the loss is from that of the setting below, as a share of it."""
+    """Relative difference of the loss from that of the setting below."""
     if here.loss is None or not below.loss or here.loss != here.loss:
         return None
     return (here.loss - below.loss) / abs(below.loss)
 
 
 def own_difference(here: Measured) -> float | None:
-    """How far the loss computed as the setting trains is from the common one, as a share of it."""
+    """Relative difference between the loss computed as the setting trains and the common one."""
     if here.own_loss is None or not here.loss or here.own_loss != here.own_loss:
         return None
     return (here.own_loss - here.loss) / abs(here.loss)
@@ -309,15 +311,17 @@ def own_difference(here: Measured) -> float | None:
 
 
 def crowded(seen: Measured) -> str:
-    """How other processes slowed a setting down; empty where they did not, or where it is unknown.
+    """How other processes slowed a setting down; empty if they did not, or if that is unknown.
 
-    The rule is that of runs: together they had more to do than there are cores.
+    The same rule as for runs: together they needed more cores than there are.
     """
     if seen.others is None or not seen.cores:
         return ""
     if seen.lowered:
         threads = counted(seen.threads or 1, "thread")
-        return f"other processes use so much of the {seen.cores} cores that {threads} had to do"
+        return (
+            f"other processes use so much of the {seen.cores} cores that only {threads} could run"
+        )
     needed = min(seen.threads or HOST_CORES, seen.cores)
     if needed + seen.others <= seen.cores + CROWDED_CORES:
         return ""
@@ -325,7 +329,7 @@ def crowded(seen: Measured) -> str:
 
 
 def doubts_of(ladder: Ladder) -> list[str]:
-    """Why the best must not settle later plans; empty where it may."""
+    """Why the best must not be used for later plans; empty if it may be."""
     seen = [setting.measured for setting in ladder.rungs if setting.measured is not None]
     busy = sorted((one for one in seen if crowded(one)), key=lambda one: one.others or 0.0)
     found = [crowded(busy[(len(busy) - 1) // 2])] if busy and 2 * len(busy) >= len(seen) else []

@@ -1,9 +1,9 @@
-"""Two settings timed against each other: what one is worth, and whether that is certain.
+"""Two settings timed against each other: the speedup, and whether it is significant.
 
-A rate that was measured minutes ago cannot be compared: clocks and other processes have changed. On
-an H200 whose host was busy, the same character model made 804,000 and 600,000 tokens a second
-within minutes. So windows of both settings are timed in turns, and each pair gives one ratio: what
-slows the machine slows both of its halves.
+A rate measured minutes ago cannot be compared: clocks and other processes have changed. On an H200
+with a busy host, the same character model made 804,000 and 600,000 tokens a second within minutes.
+So windows of both settings are timed in turns, and each pair gives one ratio: whatever slows the
+machine slows both.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 AS_FAST = 0.02
-"""Ratios closer to 1 than this are no difference: a shared machine is no steadier."""
+"""Ratios closer to 1 than this count as equal: a shared machine is not steadier."""
 ENOUGH_PAIRS = 5
-"""That all of five fall on one side happens by chance once in sixteen times, of two every second
-time: on two cores with five processes a setting that changes nothing of the arithmetic measured
-0.68 and 0.68."""
+"""All of five ratios fall on one side by chance once in sixteen times, both of two every second
+time: on two cores with five processes a setting that does not change the arithmetic measured 0.68
+and 0.68."""
 HALF = 0.5
 BY_CHANCE = 0.125
-"""How often chance may put as few of the pairs on the other side of 1: of five and seven none may
-lie there, of eight one. A row of 0.88, 0.85, 0.77, 1.12 and 0.85 was once called slower."""
+"""Allowed probability of as few pairs on the other side of 1 by chance: none of five to seven, one
+of eight. Ratios of 0.88, 0.85, 0.77, 1.12 and 0.85 were once called slower."""
 
 Difference = Literal["faster", "slower", "none"]
 
@@ -37,20 +37,20 @@ class Paired(BaseModel):
     against: str
     """The name of the setting it was compared with."""
     how: Literal["in turns", "one after the other"]
-    """In turns: both processes lived, and windows alternated. One after the other: memory did not
-    hold both; every window of one was divided by every window of the other."""
+    """In turns: both processes were alive, and windows alternated. One after the other: memory did
+    not hold both, so every window of one is divided by every window of the other."""
     ratios: list[float]
-    """Tokens a second of the setting over those of the other, pair by pair."""
+    """Tokens per second of the setting over the other's, pair by pair."""
     gain: float
     """The median of the ratios."""
     spread: float
-    """Distance of the quartiles of the ratios."""
+    """Interquartile range of the ratios."""
 
     @property
     def difference(self) -> Difference:
-        """A ratio beyond 1 by more than its spread, and by more than 2 %. Quartiles of few pairs
-        are close together by chance, so there it is twice the spread, and slower is what is half
-        as fast; of many nearly all have to lie on one side of 1."""
+        """Whether the gain differs from 1 by more than its spread and more than 2 %. Quartiles of
+        few pairs are close together by chance, so few pairs need twice the spread, and a setting is
+        slower only if half as fast; with many pairs nearly all must lie on one side of 1."""
         if self.how == "in turns" and not self._on_one_side:
             return "none"
         few = self.how == "in turns" and len(self.ratios) < ENOUGH_PAIRS
@@ -61,8 +61,8 @@ class Paired(BaseModel):
 
     @property
     def _on_one_side(self) -> bool:
-        """Whether so few pairs contradict the others that it is hardly chance; two to four may not
-        contradict each other at all."""
+        """Whether too few pairs contradict the rest for it to be chance; of two to four none
+        may."""
         count = len(self.ratios)
         others = sum((ratio > 1) != (self.gain > 1) for ratio in self.ratios)
         ways = sum(math.comb(count, few) for few in range(others + 1))
@@ -70,7 +70,7 @@ class Paired(BaseModel):
 
     @property
     def looks_slower(self) -> bool:
-        """Whether more pairs may show that it is slower."""
+        """Whether more pairs might show that it is slower."""
         return self.difference != "slower" and self.gain + max(self.spread, AS_FAST) < 1
 
     @property
@@ -80,18 +80,18 @@ class Paired(BaseModel):
 
 
 def in_turns(against: str, pairs: Sequence[tuple[float, float]]) -> Paired:
-    """From pairs of rates, the other setting's first."""
+    """From pairs of rates, the other setting's rate first."""
     return _paired(against, "in turns", [here / there for there, here in pairs])
 
 
 def one_after_the_other(against: str, there: Sequence[float], here: Sequence[float]) -> Paired:
-    """From windows that were not timed in turns: each of one over each of the other."""
+    """From windows that did not alternate: each of one over each of the other."""
     return _paired(against, "one after the other", [one / other for one in here for other in there])
 
 
 def spread_of(values: Sequence[float]) -> float:
-    """Distance of the quartiles; 0 for a single value. Of two or three it is half their range, so
-    that the median and the spread together reach about as far as the outermost of them."""
+    """Interquartile range; 0 for a single value. For two or three values it is half their range, so
+    that median ± spread reaches about as far as the outermost."""
     if len(values) < 2:
         return 0.0
     low, _, high = statistics.quantiles(values, n=4, method="inclusive")

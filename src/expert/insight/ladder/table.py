@@ -11,7 +11,7 @@ COLUMNS: tuple[str, ...] = (
 
 
 def table_rows(ladder: Ladder) -> list[tuple[str, ...]]:
-    """Every setting as one row of text in the order of COLUMNS."""
+    """One row of text per setting, in the order of COLUMNS."""
     return [_row(setting) for setting in ladder.rungs]
 
 
@@ -38,7 +38,7 @@ def _row(setting: SettingResult) -> tuple[str, ...]:
 
 
 def gain_words(setting: SettingResult) -> str:
-    """`1.24x ±0.03`; without the spread in older results; empty where there is no gain."""
+    """`1.24x ±0.03`; without the spread in older results; empty if there is no gain."""
     if setting.gain is None:
         return ""
     spread = f" ±{setting.paired.spread:.2f}" if setting.paired is not None else ""
@@ -46,7 +46,7 @@ def gain_words(setting: SettingResult) -> str:
 
 
 def _off_by(setting: SettingResult) -> str:
-    """How far the loss is off, and how far it may be; a footnote explains the starred ones."""
+    """How far the loss is off, and the tolerance; a footnote explains starred values."""
     if setting.tolerance is None:
         return "–"
     if setting.own_difference is not None:
@@ -63,7 +63,7 @@ def _time(seconds: float) -> str:
 
 
 def headline(ladder: Ladder) -> str:
-    """One sentence: the result."""
+    """The result in one sentence."""
     won = ladder.winner
     if won is None or won.measured is None:
         return f"{ladder.name} on {ladder.card}: nothing could be measured"
@@ -74,8 +74,8 @@ def headline(ladder: Ladder) -> str:
 
 
 def _losses(ladder: Ladder) -> str:
-    """Whether the losses of the kept settings agree with the one below, or where the weights cannot
-    be the same, whether each computes its own loss right."""
+    """Whether the kept settings' losses agree with the one below or, where the weights cannot be
+    the same, whether each computes its own loss correctly."""
 
     def all_of(rungs: list[SettingResult]) -> str:
         return "the setting" if len(rungs) == 1 else f"all {len(rungs)} settings"
@@ -111,7 +111,7 @@ def as_markdown(ladder: Ladder, *, level: int = 1) -> str:
 
 
 def how_measured(ladder: Ladder) -> list[str]:
-    """What a reader must know to trust the table, or to make it again."""
+    """What a reader needs to trust the table, or to reproduce it."""
     versions = ladder.environment.get("versions") or {}
     named = [f"{name} {versions[name]}" for name in ("torch", "transformers") if versions.get(name)]
     first = next((setting.measured for setting in ladder.rungs if setting.measured), None)
@@ -135,7 +135,7 @@ def how_measured(ladder: Ladder) -> list[str]:
 
 
 def _how_gained(ladder: Ladder) -> list[str]:
-    """How gains were measured; results of format 1 know of one way only."""
+    """How gains were measured; format 1 knew one way only."""
     if not any(setting.paired for setting in ladder.rungs):
         return ["gain: over the last kept setting, measured before it; in all: over the baseline, "
                 "measured first"]  # fmt: skip
@@ -165,7 +165,7 @@ def _how_gained(ladder: Ladder) -> list[str]:
 
 
 def _held_to_themselves(ladder: Ladder) -> list[str]:
-    """A footnote for settings whose losses cannot be those of the setting below, by the reason."""
+    """Footnotes, by reason, for settings whose losses cannot match the setting below."""
     reasons: dict[str, list[SettingResult]] = {}
     for setting in ladder.rungs:
         if setting.own_difference is not None:
@@ -192,7 +192,7 @@ def _footnote(why: str, rungs: list[SettingResult]) -> str:
 
 
 def _surroundings(ladder: Ladder) -> list[str]:
-    """Threads, and what other processes took of the cores."""
+    """Threads, and how many cores other processes used."""
     seen = [setting.measured for setting in ladder.rungs if setting.measured]
     used = [one.others for one in seen if one.others is not None]
     cores = next((one.cores for one in seen if one.cores), None)
@@ -204,6 +204,6 @@ def _surroundings(ladder: Ladder) -> list[str]:
 
 
 def _cell(text: str) -> str:
-    """Text that stays inside its cell, whatever a name holds."""
+    """Text that stays inside its table cell, whatever a name contains."""
     plain = " ".join(text.replace("|", "\\|").split())
     return plain.replace("<", "&lt;")

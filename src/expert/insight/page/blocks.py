@@ -1,4 +1,4 @@
-"""What a page is made of, independent of its looks: text, numbers, tables and figures."""
+"""The building blocks of a page, independent of its format: text, numbers, tables and figures."""
 
 from __future__ import annotations
 
@@ -10,16 +10,14 @@ Unit = Literal["number", "count", "percent", "bytes", "seconds", "ms", "watts", 
 Tone = Literal["error", "warning", "note", "good", "plain"]
 Look = Literal["line", "faint", "dots"]
 Point = tuple[float, float | None]
-"""Place and value; None where nothing finite was measured, which breaks the line."""
+"""Position and value; None if nothing finite was measured, which breaks the line."""
 
 MADE_BY = "Made by expert "
-"""How the footer of every page begins, by which a page is recognised."""
+"""The start of every page's footer; it identifies a page."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """One line of a chart."""
-
     name: str
     points: Sequence[Point]
     colour: int
@@ -57,7 +55,7 @@ class BarPart:
 
 @dataclass(frozen=True, kw_only=True)
 class WideBar:
-    """One bar made of parts, such as an average step."""
+    """One bar of several parts, such as an average step."""
 
     segments: tuple[BarPart, ...]
 
@@ -74,8 +72,6 @@ class Bar:
 
 @dataclass(frozen=True, kw_only=True)
 class Bars:
-    """Horizontal bars, one below the other."""
-
     bars: tuple[Bar, ...]
 
 
@@ -100,7 +96,7 @@ class Timeline:
 
     lanes: tuple[str, ...]
     counts: tuple[int, ...]
-    """Events of every lane, including those not drawn."""
+    """Events per lane, including those not drawn."""
     marks: tuple[Mark, ...]
     end: float
     """Seconds since the run started, without pauses."""
@@ -117,7 +113,7 @@ class Figure:
     chart: Chart
     note: str = ""
     look: str = ""
-    """What its colours and lines mean; not for Markdown."""
+    """Legend of its colours and lines; left out of Markdown."""
     wide: bool = False
 
 
@@ -159,7 +155,7 @@ class Lines:
 
 @dataclass(frozen=True, kw_only=True)
 class CaseExample:
-    """A case of the validation: prompt, expected and answer."""
+    """A validation case: prompt, expected and answer."""
 
     passed: bool | None
     texts: tuple[tuple[str, str], ...]
@@ -172,7 +168,7 @@ class Folded:
     title: str
     inside: tuple[Block, ...]
     shown: bool = False
-    """Open from the start."""
+    """Open by default."""
 
 
 Block = Figure | Tiles | Words | Grid | Lines | CaseExample | Folded

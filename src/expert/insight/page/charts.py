@@ -1,5 +1,5 @@
-"""The figures, drawn as SVG. A drawing is stretched to its space; the labels next to it are text of
-the page, as large on a phone as on a screen. Nothing here needs a script."""
+"""Figures drawn as SVG without scripts. A drawing is stretched to its space; its labels are page
+text, as large on a phone as on a screen."""
 
 from __future__ import annotations
 
@@ -24,22 +24,21 @@ from expert.insight.page.markup import Markup, joined, path, tag
 from expert.insight.page.scales import SIZE, Scale, labels, scale_of, thinned, written
 
 TOOLTIPS = 80
-"""Columns of a chart that show their values under the pointer or where a finger taps."""
+"""Columns of a chart that show their values on hover or tap."""
 LISTED = 10
-"""Rows of the table of values below a chart, for keyboards, screen readers and paper."""
+"""Rows of the value table below a chart, for keyboards, screen readers and paper."""
 DOTS = 30
 """Up to this many points are also drawn as dots."""
 ROOM_ON_A_PHONE = 4
-"""Labels under a drawing; of more, every other one is hidden on a phone."""
+"""Labels under a drawing; if there are more, every other one is hidden on a phone."""
 LABEL_SHARE = 0.12
-"""A part of a bar at least this wide has its number written into it."""
+"""Parts of a bar at least this wide have their number written inside."""
 
 SPARK_LOG_FROM = 30.0
-"""A small curve that spans more than this factor is drawn by its logarithm."""
+"""A sparkline that spans more than this factor uses a log scale."""
 
 
 def draw(chart: Chart) -> Markup:
-    """The figure as HTML and SVG."""
     match chart:
         case LineChart():
             return _lines(chart)
@@ -56,7 +55,7 @@ def draw(chart: Chart) -> Markup:
 
 
 def sparkline(points: Sequence[Point], words: str) -> Markup:
-    """A small curve without axes; `words` say it to whoever cannot see it."""
+    """A small curve without axes; `words` describe it for screen readers."""
     known = [value for _, value in points if value is not None]
     if len(known) < 2:
         return tag("span", class_="spark")
@@ -75,7 +74,7 @@ def sparkline(points: Sequence[Point], words: str) -> Markup:
 def _frame(
     drawn: Sequence[Markup], y: Scale, unit: Unit, *, below: Markup, x_name: str, tips: list[Markup]
 ) -> Markup:
-    """The drawing between its axes, and over it the columns with the values."""
+    """The drawing between its axes, with the tooltip columns on top."""
     shown = zip(y.ticks, labels(y.ticks, unit), strict=True)
     beside = [tag("span", text, style=f"bottom:{_percent(y.share(t))}") for t, text in shown]
     grid = "".join(f"M0 {_down(y.share(tick))}H{SIZE}" for tick in y.ticks)
@@ -91,7 +90,7 @@ def _frame(
 
 
 def _below(x: Scale, unit: Unit) -> Markup:
-    """The labels under the drawing; those at the edges stay inside."""
+    """The labels under the drawing; labels at the edges stay inside."""
     words = []
     for tick, text in zip(x.ticks, labels(x.ticks, unit), strict=True):
         share = x.share(tick)
@@ -109,7 +108,7 @@ def _svg(*inside: Markup) -> Markup:
 def _rect(
     colour: int, left: float, width: float, *, top: float = 0.0, title: str | None = None
 ) -> Markup:
-    """A filled rectangle; all of it in shares of the drawing, down to its lower edge."""
+    """A filled rectangle in shares of the drawing, down to its lower edge."""
     return tag(
         "rect",
         tag("title", title) if title else None,
@@ -126,7 +125,7 @@ def _percent(share: float) -> str:
 
 
 def _down(share: float) -> str:
-    """The distance from the top; SVG counts downwards."""
+    """Distance from the top, as SVG counts it."""
     return f"{SIZE * (1 - share):.0f}"
 
 
@@ -144,8 +143,7 @@ def _legend(names: Sequence[tuple[str, int]]) -> Markup:
 
 
 def _tip(left: float, right: float, *texts: str) -> Markup:
-    """A column that shows its texts under the pointer, by the style sheet alone, on the side where
-    there is room."""
+    """A column that shows its texts on hover, by CSS alone, on the side with room."""
     style = f"left:{_percent(left)};width:{_percent(max(0.0, right - left))}"
     side = "tip late" if left + right > 1 else "tip"
     return tag("span", tag("b", "\n".join(texts)), class_=side, style=style, tabindex="-1")
@@ -155,7 +153,7 @@ def _tip(left: float, right: float, *texts: str) -> Markup:
 
 
 def _lines(chart: LineChart) -> Markup:
-    thin = [thinned(line.points) for line in chart.series]  # the extremes are in it
+    thin = [thinned(line.points) for line in chart.series]  # keeps the extremes
     known = [(x, y) for points in thin for x, y in points if y is not None]
     x = scale_of(
         [place for place, _ in known],
@@ -181,7 +179,7 @@ def _lines(chart: LineChart) -> Markup:
 
 
 def _ends(line: Series, chart: LineChart) -> str:
-    """`: 0.0090, lowest 1.01 at step 300`: the last value, and of a loss its lowest before that."""
+    """`: 0.0090, lowest 1.01 at step 300`: the last value, and a loss's lowest before that."""
     known = [(at, value) for at, value in line.points if value is not None]
     if not known:
         return ""
@@ -194,8 +192,7 @@ def _ends(line: Series, chart: LineChart) -> str:
 
 
 def _values(chart: LineChart, shown: Sequence[Series]) -> Markup:
-    """Some of the values as a table, folded: the first, the last and some between; short series
-    whole."""
+    """A folded table of values: the first, the last and some between; short series in full."""
     places = [{at for at, value in line.points if value is not None} for line in shown]
     every = sorted(set().union(*places))
     step = max(1, (len(every) - 1) / (LISTED - 1))
@@ -222,7 +219,7 @@ def _line(line: Series, points: Sequence[Point], x: Scale, y: Scale) -> Markup:
     alone = list(_alone(points))
     dotted = points if line.look == "dots" or len(points) <= DOTS else alone
     if line.look != "faint" or alone:
-        # Lines without length: their round ends stay round however the drawing is stretched.
+        # Lines of zero length: their round ends stay round however the drawing is stretched.
         dots = "".join(
             f"M{_at(place, value, x, y)}z" for place, value in dotted if value is not None
         )
@@ -245,7 +242,7 @@ def _path(points: Sequence[Point], x: Scale, y: Scale) -> str:
 
 
 def _alone(points: Sequence[Point]) -> Iterator[Point]:
-    """Points without a neighbour, of which a line would show nothing."""
+    """Points without a neighbour, which a line would not show."""
     values = [None, *(value for _, value in points), None]
     for place, point in enumerate(points):
         if point[1] is not None and values[place] is None and values[place + 2] is None:
@@ -267,7 +264,7 @@ def _tips(chart: LineChart, x: Scale) -> Iterator[Markup]:
 
 
 def _stack(chart: StackChart) -> Markup:
-    """Shares of every column, one part on top of the other."""
+    """Shares of every column, stacked."""
     count = len(chart.columns)
     heights = []
     for column in chart.columns:

@@ -21,14 +21,13 @@ Curves = Sequence[Sequence[Point]]
 
 
 def comparison_section(runs: Sequence[RunFacts]) -> PageSection:
-    """Curves over steps, tokens and time, then the numbers, then the plans."""
     names = labels(runs)
     losses = [_smooth_loss(run) for run in runs]
     evals = [[(float(e["step"]), number(e.get("loss"))) for e in run.evals()] for run in runs]
     rates = [run.points("tokens_per_second") for run in runs]
 
     def drawn(name: str, title: str, curves: Curves, **how: Any) -> list[Figure]:
-        """One curve of every run, each run in its colour."""
+        """One curve per run, each in its colour."""
         colours = (1 + place % COLOURS for place in range(len(names)))
         curve_of = zip(names, curves, colours, strict=True)
         return line_figure(name, title, *curve_of, **{"log": True, **how})
@@ -50,7 +49,7 @@ def comparison_section(runs: Sequence[RunFacts]) -> PageSection:
 
 
 def labels(runs: Sequence[RunFacts]) -> list[str]:
-    """The names of the folders; equal ones are numbered."""
+    """The folder names; equal ones are numbered."""
     found: list[str] = []
     for run in runs:
         again = sum(other.name == run.name for other in runs[: len(found)])
@@ -68,7 +67,7 @@ def _smooth_loss(run: RunFacts) -> list[Point]:
 def _over(
     runs: Sequence[RunFacts], losses: Sequence[Sequence[Point]], key: str
 ) -> list[list[Point]]:
-    """The curves over a sum along the run instead of over steps."""
+    """The curves over a running sum instead of over steps."""
     result = []
     for run, points in zip(runs, losses, strict=True):
         at = list(accumulate(run.amounts(key)))

@@ -1,4 +1,4 @@
-"""The whole page of a run, in the order of a reader's questions: verdict, numbers, why, on what."""
+"""The whole page of a run: verdict, numbers, reasons, environment."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ UNFINISHED = {"stopped": "stopped early", "failed": "failed", "gone": "killed"}
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Everything a page is made of."""
+    """Everything a page shows."""
 
     run: RunFacts
     verdict: Verdict
@@ -49,7 +49,7 @@ class Report:
 
 
 def make_page(report: Report) -> Page:
-    """The page of a run, on the same axes with others where there are any."""
+    """The page of a run, with other runs on the same axes if there are any."""
     run, heads = report.run, _heads(report)
     model, device = run.started.get("model"), run.started.get("device")
     more = [
@@ -72,7 +72,7 @@ def _sections(report: Report) -> list[PageSection]:
     run = report.run
     return [
         numbers_section(run),
-        *validation_sections(run),  # its answers are what a reader came for
+        *validation_sections(run),  # first, as readers look for the answers
         *finding_sections(report.findings),
         *([comparison_section([run, *report.others])] if report.others else []),
         learning_section(run),
@@ -94,7 +94,7 @@ class _Head(NamedTuple):
 
 
 def _heads(report: Report) -> list[_Head]:
-    """How it went, the most important first: answers, whether it ended, learning, speed."""
+    """How it went, the most important first: answers, how it ended, learning, speed."""
     run, learning = report.run, report.learning
     heads = []
     answers = Validated(run.record.verdict or {}).sentence()
@@ -110,7 +110,6 @@ def _heads(report: Report) -> list[_Head]:
 
 
 def ladder_page(ladder: Ladder, *, made: float | None = None) -> Page:
-    """A benchmark alone as a page."""
     tone: Tone = "warning" if ladder.doubts else "good"
     return Page(
         title=ladder.name,
@@ -130,7 +129,7 @@ def footer(made: float) -> str:
 
 
 def _tone(report: Report) -> Tone:
-    """The colour of the head: by how the run ended, else by the worst finding."""
+    """The colour of the header: by how the run ended, else by the worst finding."""
     run, learning = report.run, report.learning
     severities = [finding.severity for finding in report.findings]
     diverged = learning is not None and learning.kind == "diverged"
@@ -147,8 +146,8 @@ def _tone(report: Report) -> Tone:
 
 
 def _sentence(report: Report) -> str:
-    """The sentence without the kind shown above it; a head that warns does not start with "Good.",
-    it names what to fix."""
+    """The verdict without its kind, which is shown above it. With warnings it does not start with
+    "Good." but names what to fix."""
     rest = report.verdict.sentence.removeprefix(f"{report.verdict.kind}: ")
     rest = rest[:1].upper() + rest[1:]
     of_speed = [one for one in report.findings if one.name not in ABOUT_LEARNING]

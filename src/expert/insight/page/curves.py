@@ -27,7 +27,7 @@ LOG_FROM = 30.0
 MIN_SMOOTHED = 20
 """Fewer points are readable without smoothing."""
 COLUMNS = 100
-"""Of the figure of phases along the run."""
+"""Columns of the figure of phases along the run."""
 HELD_CLOCK = 0.9
 """A clock that stays above this share of its highest is steady."""
 _COLOURS = {"data_wait": 2, "copy": 6, "forward": 1, "backward": 4, "communication": 5,
@@ -56,7 +56,7 @@ def has_values(points: Sequence[Point]) -> bool:
 
 
 def spans_far(points: Sequence[Point]) -> bool:
-    """Whether a linear axis would press most of the values flat."""
+    """Whether a linear axis would flatten most of the values."""
     values = [value for _, value in points if value is not None]
     return bool(values) and min(values) > 0 and max(values) / min(values) > LOG_FROM
 
@@ -72,8 +72,7 @@ def line_figure(
     note: str = "",
     x: tuple[str, Unit] = ("step", "count"),
 ) -> list[Figure]:
-    """A figure of the curves that hold values; none where there are none. `x`: the name of the
-    axis and its unit."""
+    """A figure of the curves that have values, if any. `x`: name and unit of the axis."""
     look: Look = "dots" if dots else "line"
     series = tuple(
         Series(name=label, points=points, colour=colour, look=look)
@@ -95,7 +94,7 @@ def line_figure(
 def learning_section(run: RunFacts) -> PageSection:
     """The loss, and what drives it."""
     accuracy = [(float(e["step"]), number(e.get("token_accuracy"))) for e in run.evals()]
-    # Without the steps that a rollback skipped: their rate was that before the rollback.
+    # Without the steps that a rollback skipped: they had the learning rate from before it.
     rates = [
         (step, rate)
         for step, rate in run.points("rate")
@@ -140,7 +139,7 @@ def _loss(run: RunFacts) -> list[Figure]:
 
 
 def speed_sections(run: RunFacts) -> list[PageSection]:
-    """Throughput and the GPU along the run, then where a step and the run spent their time."""
+    """Throughput and GPU use along the run, then where a step and the run spent their time."""
     rate = ("tokens per second", run.points("tokens_per_second"), 1)
     memory = [(name, run.points(key), colour) for name, key, colour in MEMORY]
     power = ("power", run.points("power_watts"), 2)
@@ -171,7 +170,7 @@ def _utilisation(run: RunFacts) -> list[Figure]:
 
 
 def _clock(run: RunFacts) -> list[Figure]:
-    """The GPU clock where it was throttled or not steady; a flat line is not worth a figure."""
+    """The GPU clock if it was throttled or unsteady; a flat line is not worth a figure."""
     throttled = [value for value in run.column("throttle") if value]
     clocks = run.values("sm_clock_mhz")
     if not clocks or (not throttled and min(clocks) > HELD_CLOCK * max(clocks)):
@@ -217,7 +216,7 @@ def _wide_bar(
 
 
 def _phases(run: RunFacts) -> list[Figure]:
-    """The share of every phase along the run, in columns of equally many lines."""
+    """The share of every phase along the run, each column covering equally many log lines."""
     forward, steps = run.column("time_forward"), run.step_numbers
     timed = [place for place, seconds in enumerate(forward) if seconds is not None]
     if not timed:

@@ -1,4 +1,4 @@
-"""What the run was made from: prepared data, base model, machine, versions, hashes."""
+"""What a run used: prepared data, base model, machine, versions, hashes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from expert.insight.record import RunRecord
 
 Fact = tuple[str, str]
 FIRST_EDGE = 16
-"""Of the histogram in statistics.json: at most 16 tokens, then each edge twice the one before."""
+"""First bin of the histogram in statistics.json: at most 16 tokens; each next edge is doubled."""
 MAX_BYTES = 1_000_000
 """Larger statistics files are not read."""
 SHOWN_REJECTS = 5
@@ -43,7 +43,7 @@ _RECIPE_NAMES = {"learn_prompt": "prompts are trained on", "checks": "row checks
 
 
 def data_sections(run: RunFacts) -> list[PageSection]:
-    """Every prepared folder of the run, as far as it still exists."""
+    """Every prepared-token folder of the run that still exists."""
     folders: dict[str, list[str]] = {}
     for event in run.record.of("data"):
         if event.get("folder"):
@@ -81,7 +81,7 @@ def _prepared(record: RunRecord, folder: str, splits: str, place: int) -> Iterat
 
 
 def _recipe(recipe: Path) -> Iterator[Fact]:
-    """What determined the tokens."""
+    """The settings that determined the tokens."""
     for name, value in read_small_json(recipe).items():
         text = ("yes" if value else "no") if isinstance(value, bool) else value
         if name == "columns":
@@ -94,8 +94,8 @@ def _recipe(recipe: Path) -> Iterator[Fact]:
 
 
 def candidates(record: RunRecord, folder: str) -> list[Path]:
-    """Where the folder may be: the run may have been moved, and a relative path is relative to
-    where it was started."""
+    """Where the folder may be: the run may have been moved, and a relative path depends on the
+    folder it was started in."""
     output = record.planned("watch.output_dir")
     then = output if isinstance(output, str) and output else "runs"
     now = record.folder.resolve().parent
@@ -103,7 +103,7 @@ def candidates(record: RunRecord, folder: str) -> list[Path]:
 
 
 def read_small_json(path: Path) -> Mapping[str, Any]:
-    """The object in a small file; empty where it is missing, damaged or too large."""
+    """The object in a small file; empty if missing, damaged or too large."""
     try:
         return mapping(read_json(path, max_bytes=MAX_BYTES))
     except (OSError, BadFile, LinkRefused):
@@ -150,7 +150,7 @@ def _histogram(facts: Mapping[str, Any], place: int) -> Figure | None:
 
 
 def _rejects(path: Path) -> Iterator[Fact]:
-    """The first rows that could not be used, with the reasons; the file may be long."""
+    """The first unusable rows with their reasons; the file may be long."""
     try:
         with io.TextIOWrapper(open_regular(path), "utf-8", "replace") as stream:
             for _, line in zip(range(SHOWN_REJECTS), stream, strict=False):
@@ -166,7 +166,7 @@ def _rejects(path: Path) -> Iterator[Fact]:
 
 
 def environment_section(run: RunFacts) -> PageSection:
-    """Facts in groups; what was not recorded is left out."""
+    """Facts in groups; anything not recorded is left out."""
     environment = run.record.environment
     inside: list[Block] = []
     if not environment:
@@ -207,7 +207,7 @@ def _machine(machine: Mapping[str, Any]) -> Iterator[Fact]:
 
 
 def _fact(prefix: str, key: str, fact: object) -> Iterator[Fact]:
-    """A fact of the machine, which may be recorded with its source."""
+    """A fact about the machine, which may be recorded with its source."""
     value = fact.get("value") if isinstance(fact, dict) and "value" in fact else fact
     if value is not None and not isinstance(value, dict):
         name = key.removesuffix("_bytes").replace("_", " ")
@@ -231,7 +231,7 @@ def _data_keys(run: RunFacts) -> Iterator[Fact]:
 
 
 def _results(run: RunFacts) -> list[Block]:
-    """The files of the finished expert as DONE lists them."""
+    """The files of the finished expert as listed in DONE."""
     files = read_small_json(run.record.folder / "final" / "DONE")
     if not files:
         missing = Words(text="final/DONE is missing, so there are no hashes.", tone="note")

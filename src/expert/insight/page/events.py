@@ -40,19 +40,19 @@ LANES: dict[str, tuple[str, Tone]] = {
     "warning": ("warnings", "warning"),
     "log_failed": ("warnings", "warning"),
 }
-"""In which lane an event is drawn, and how."""
+"""The lane an event is drawn in, and its tone."""
 ROUTINE = ("eval", "saved", "started", "compiled")
 """Drawn, but listed in a folded table."""
 SHOWN = 200
-"""Events listed in a table; the rest are counted."""
+"""Events listed in a table; the rest are only counted."""
 MARKS_A_LANE = 400
-"""Timeline drawn in one lane; of more, every n-th."""
+"""Marks drawn in one lane; if there are more, every n-th."""
 
 Timed = list[tuple[Event, float]]
 
 
 def event_sections(run: RunFacts) -> list[PageSection]:
-    """The timeline with its tables, and what the kernels reported."""
+    """The timeline with its tables, and the kernel report."""
     timed = [
         (event, at)
         for event, at in zip(run.record.events, run.clock, strict=True)
@@ -118,8 +118,8 @@ def _kernels(run: RunFacts) -> list[PageSection]:
     """What was enabled and what was not, at the last start."""
     reports = run.record.of("kernels")
     lines = [str(line) for line in listed(reports[-1].get("lines"))] if reports else []
+    if not lines:
+        return []
     tones: dict[str, Tone] = {"✓": "good", "✗": "note"}
     marked = tuple((tones.get(line[:1], "plain"), line.lstrip("✓✗ ")) for line in lines)
-    return [PageSection(name="kernels", title="Kernels", inside=(Lines(lines=marked),))] * bool(
-        lines
-    )
+    return [PageSection(name="kernels", title="Kernels", inside=(Lines(lines=marked),))]

@@ -1,4 +1,4 @@
-"""The numbers of a run as they were measured; None where one is missing."""
+"""The measured numbers of a run; None where one is missing."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ class RunFacts:
 
     @cached_property
     def total_steps(self) -> float | None:
-        """Planned steps; a resumed run may have been made longer."""
+        """Planned steps; a resumed run may have been extended."""
         recorded = numbers([event.get("total_steps") for event in self.record.of("started")])
         return recorded[-1] if recorded else None
 
     @cached_property
     def updates(self) -> float | None:
-        """Steps so far; log lines come only now and then, and the last may be earlier."""
+        """Steps so far; the last log line may be earlier."""
         ends = ("finished", "stopped", "saved", "epoch", "step")
         recorded = [event for event in self.record.events if event.get("event") in ends]
         known = [step for step in numbers([e.get("step") for e in recorded]) if step is not None]
@@ -52,7 +52,7 @@ class RunFacts:
 
     @cached_property
     def tokens(self) -> float | None:
-        """Tokens so far: the run's own sum, or else those of its epochs and of the lines after."""
+        """Tokens so far: the run's own total, else its epochs plus the log lines after them."""
         recorded = number(self.finished.get("tokens"))
         if recorded is not None and self.finished.get("step") == self.updates:
             return recorded
@@ -70,7 +70,7 @@ class RunFacts:
 
     @cached_property
     def steps(self) -> list[Event]:
-        """The log lines in order; of a step taken twice the second."""
+        """The log lines in order; if a step was taken twice, the second."""
         return [line.event for line in self.lines]
 
     @cached_property
@@ -95,11 +95,11 @@ class RunFacts:
 
     @cached_property
     def settled(self) -> list[Event]:
-        """The lines after the warm-up, or all where there are no others."""
+        """The lines after warm-up, or all if there are no others."""
         return [line.event for line in self.anatomy.steady]
 
     def points(self, key: str) -> list[Point]:
-        """A value of the log lines by step; None where a line has none."""
+        """A value of the log lines by step; None where a line lacks it."""
         return list(zip(self.step_numbers, self.column(key), strict=True))
 
     def column(self, key: str) -> list[float | None]:
@@ -111,16 +111,15 @@ class RunFacts:
         return [value or 0.0 for value in self.column("step")]
 
     def values(self, key: str) -> list[float]:
-        """The values after warm-up."""
         found = numbers([event.get(key) for event in self.settled])
         return [value for value in found if value is not None]
 
     def amounts(self, key: str) -> list[float]:
-        """A value of every log line, 0 where it has none: for sums along the run."""
+        """A value of every log line, 0 where missing: for running sums."""
         return [value or 0.0 for value in self.column(key)]
 
     def evals(self) -> list[Event]:
-        """Evaluations in order; of one taken twice the second."""
+        """Evaluations in order; if a step was evaluated twice, the second."""
         recorded: dict[float, Event] = {}
         for event in self.record.of("eval"):
             step = number(event.get("step"))
@@ -146,7 +145,7 @@ class RunFacts:
 
     @cached_property
     def tokens_per_second(self) -> float | None:
-        """Tokens by the time of their steps, after warm-up."""
+        """Tokens over the time of their steps, after warm-up."""
         tokens_of = numbers([event.get("tokens") for event in self.settled])
         seconds_of = numbers([event.get("seconds") for event in self.settled])
         pairs = zip(tokens_of, seconds_of, strict=True)
@@ -161,7 +160,7 @@ class RunFacts:
 
     @cached_property
     def clock(self) -> list[float]:
-        """The seconds since the start of every event, without pauses before a resume."""
+        """Seconds since the start for every event, without pauses before a resume."""
         result: list[float] = []
         first = last = offset = None
         for event in self.record.events:

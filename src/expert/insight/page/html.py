@@ -1,4 +1,4 @@
-"""A page as one HTML file: no script, no link to anywhere, no request. It opens from the disk."""
+"""A page as one HTML file that opens from disk: no script, no external link, no request."""
 
 from __future__ import annotations
 
@@ -26,14 +26,13 @@ POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
     "form-action 'none'"
 )
-"""A browser may load nothing, so a text that slipped past the escaping could still do nothing."""
+"""The browser may load nothing, so text that slipped past escaping could do nothing."""
 SIGNS: dict[Tone, str] = {"good": "✓", "note": "–", "warning": "!", "error": "✗", "plain": "·"}
 STACKED_FROM = 3
 """Tables with at least this many columns turn into blocks on a phone."""
 
 
 def page_html(page: Page) -> str:
-    """The whole file."""
     style = files("expert.insight.page").joinpath("style.css").read_text(encoding="utf-8")
     head = tag(
         "head",
@@ -68,13 +67,13 @@ def page_html(page: Page) -> str:
 
 
 def section_html(section: PageSection) -> Markup:
-    """A section with its heading, as the report and the board show it."""
+    """A section with its heading, for the report and the board."""
     inside = tag("div", *(block_html(block) for block in _paired(section.inside)), class_="grid")
     return tag("section", tag("h2", section.title), inside, id=section.name)
 
 
 def _paired(blocks: Sequence[Block]) -> list[Block]:
-    """Figures of half the width stand two in a row; the last one alone takes all of it."""
+    """Half-width figures come in pairs; a last one without a partner takes the full width."""
     alone: list[int] = []
     for place, block in enumerate(blocks):
         if isinstance(block, Figure) and not block.wide:
@@ -88,7 +87,6 @@ def _paired(blocks: Sequence[Block]) -> list[Block]:
 
 
 def block_html(block: Block) -> Markup:
-    """One block of a section."""
     match block:
         case Figure():
             return _figure(block)

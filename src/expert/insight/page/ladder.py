@@ -13,7 +13,7 @@ HOW = " The last was measured against the baseline; those before it are products
 
 
 def ladder_section(ladder: Ladder, run: RunFacts | None = None) -> PageSection:
-    """Every setting as a bar; those that were left out are grey, with the reason."""
+    """Every setting as a bar; left-out settings are grey, with the reason."""
     by_gain = ladder.is_held_against_baseline
     figure = Figure(
         name="ladder",
@@ -26,7 +26,7 @@ def ladder_section(ladder: Ladder, run: RunFacts | None = None) -> PageSection:
     table = Grid(columns=COLUMNS, rows=tuple(table_rows(ladder)), numbers=numbers)
     how = Lines(lines=tuple(("plain", line.replace("`", "")) for line in how_measured(ladder)))
     details = Folded(title="Numbers, and how they were measured", inside=(table, how))
-    # A page about the benchmark alone begins with the headline.
+    # A page about the benchmark alone already starts with the headline.
     words = [] if run is None else [Words(text=f"{headline(ladder)}."), *_of_the_run(ladder, run)]
     return PageSection(name="ladder", title="Benchmark", inside=(*words, figure, details))
 
@@ -47,7 +47,7 @@ def _of_the_run(ladder: Ladder, run: RunFacts) -> list[Words]:
 
 def _bar(rung: SettingResult, *, by_gain: bool) -> Bar:
     """Its length is the speed relative to the baseline: rates were measured at different times, and
-    a host that was busy at one of them makes a better setting look slower."""
+    a busy host makes a better setting look slower."""
     marked = rung.status not in STAND
     if rung.measured is None:
         word = MARKS[rung.status][1]

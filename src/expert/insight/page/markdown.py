@@ -1,4 +1,4 @@
-"""The same page as Markdown: figures become a line of blocks and the numbers that matter."""
+"""The same page as Markdown: figures become sparklines and the numbers that matter."""
 
 from __future__ import annotations
 
@@ -35,7 +35,6 @@ SIGNS: dict[Tone, str] = {"good": "✓ ", "note": "– ", "warning": "! ", "erro
 
 
 def page_markdown(page: Page) -> str:
-    """The whole file."""
     lines = [f"# {text(page.title)}", "", text(page.subtitle), ""]
     kind = f"{text(page.kind)}: " if page.kind else ""
     lines += [f"**{kind}{text(page.verdict)}**", ""]
@@ -120,7 +119,7 @@ def _chart(chart: Chart) -> Iterator[str]:
                 yield f"- {text(part.name)}: {part.words}, {part.amount / whole:.1%}"
         case Bars():
             rows_ = [(bar.name, bar.words, bar.note) for bar in chart.bars]
-            yield from _table(("setting", "tokens/s", ""), rows_, ("tokens/s",))
+            yield from _table(("setting", "speed", ""), rows_, ("speed",))
         case Histogram():
             pairs = [
                 (label, f"{count:,}")
@@ -148,7 +147,7 @@ def _spark_line(line: Series, chart: LineChart) -> str:
 
 
 def spark(values: Sequence[float], *, low: float | None = None, high: float | None = None) -> str:
-    """The values as a line of blocks, each the mean of its part."""
+    """The values as a sparkline, each block the mean of its part."""
     count = min(SPARK_WIDTH, len(values))
     means = []
     for place in range(count):

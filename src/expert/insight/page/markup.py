@@ -1,4 +1,4 @@
-"""HTML that no text can break: every tag is made here, every text escaped here."""
+"""HTML that no text can break: all tags are made and all text is escaped here."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _HTML_PLACES = re.compile("[&<>\"'`]")
 
 
 class Markup(str):
-    """Text that is HTML already: only `tag` and `joined` make it."""
+    """Text that is already HTML: only `tag` and `joined` make it."""
 
     __slots__ = ()
 
 
 def cut(text: object) -> str:
-    """The text, or as much of it as is shown; what looks like a secret is not."""
+    """The text without secrets, cut to the shown length."""
     shown = redacted(str(text), ())
     if len(shown) > MAX_TEXT:
         shown = f"{shown[:MAX_TEXT]}… ({len(shown) - MAX_TEXT:,} more characters)"
@@ -36,10 +36,10 @@ def escape(text: object) -> str:
 
 
 def tag(name: str, /, *inside: object, **attributes: Any) -> Markup:
-    """An element. Text inside is escaped, None is left out; `class_` and `aria_label` are names."""
+    """An element. Content is escaped and None left out; `class_` and `aria_label` work."""
     parts = [f"<{name}"]
     for key, value in attributes.items():
-        if key == "style":  # hundreds of labels and columns are placed by one
+        if key == "style":  # used for hundreds of labels and columns
             assert _STYLE.fullmatch(value), "a style holds names and numbers only"
             parts.append(f' style="{value}"')
         elif value is not None:
@@ -53,14 +53,14 @@ def tag(name: str, /, *inside: object, **attributes: Any) -> Markup:
 
 
 def path(d: str, **attributes: Any) -> Markup:
-    """A line of a drawing; `d` is made of numbers and may be longer than any text."""
+    """An SVG path; `d` is made of numbers and may be longer than any text."""
     assert not set(d) - set("MLHVZz0123456789.- "), "a path holds commands and numbers only"
     start = tag("path", **attributes).removesuffix("></path>")
     return Markup(f'{start} d="{d}"></path>')
 
 
 def joined(*inside: object) -> Markup:
-    """Several pieces in a row; what is not markup is escaped."""
+    """Several pieces in a row; anything that is not markup is escaped."""
     return Markup(
         "".join(
             piece if isinstance(piece, Markup) else escape(piece)

@@ -1,4 +1,4 @@
-"""What a reader wants first: the key numbers, and what was found."""
+"""What a reader wants first: the key numbers and the findings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def numbers_section(run: RunFacts) -> PageSection:
 
 
 def finding_sections(findings: Sequence[Finding]) -> list[PageSection]:
-    """What was found, the worst first; good findings are folded."""
+    """The findings, worst first; good ones are folded."""
     if not findings:
         return []
     ordered = worst_first(list(findings))

@@ -1,4 +1,4 @@
-"""The plan: what was decided, on what basis and why."""
+"""The plan: every decision with its source and reason."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ GROUPS = {
     "disk": "Disk",
 }
 OPEN = ("kernels", "batch")
-"""Open from the start: what decides about speed, and whatever a fallback changed."""
+"""Open by default: what decides speed, and anything a fallback changed."""
 REMARKS: dict[str, Tone] = {"warning": "warning", "advice": "note", "superseded": "plain"}
 
 
 def plan_section(run: RunFacts) -> PageSection:
-    """Every decided value with its reason; defaults are folded away."""
+    """Every decided value with its reason; defaults are folded."""
     taken = [mapping(one) for one in listed(run.record.plan.get("decisions"))]
     taken = [one for one in taken if one.get("path") and one["path"] not in NOT_SHOWN]
     if not taken:

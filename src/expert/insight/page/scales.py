@@ -1,4 +1,4 @@
-"""Axes and series: where a value is, how it is written, and long series made short."""
+"""Axes and series: positions, labels, thinning and smoothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SIZE = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """Maps values from `low` to `high` to 0 to 1; optionally logarithmic."""
+    """Maps values from `low` to `high` onto 0 to 1, optionally on a log scale."""
 
     low: float
     high: float
@@ -119,7 +119,7 @@ def _sizes(unit: Unit, largest: float) -> tuple[float, str]:
 
 
 def clock_words(seconds: float) -> str:
-    """`0`, `40 s`, `2:30`, `1:15 h`: short enough for an axis."""
+    """`0`, `40 s`, `2:30 min`, `1:15 h`: short enough for an axis."""
     if seconds < 60:
         return f"{seconds:.3g} s" if seconds else "0"
     minutes, rest = divmod(round(seconds), 60)
@@ -138,7 +138,7 @@ def si(value: float) -> str:
 
 
 def written(value: float, unit: Unit) -> str:
-    """One value in words, as in a tooltip."""
+    """One value in words, for tooltips."""
     if unit == "seconds":
         return duration(value)
     if unit in ("count", "si"):
@@ -151,7 +151,7 @@ def written(value: float, unit: Unit) -> str:
 
 
 BUCKETS = 400
-"""Of a drawn line; each keeps its lowest and its highest point, so that every spike is seen."""
+"""Buckets of a drawn line; each keeps its lowest and highest point, so that every spike shows."""
 SMOOTH_SHARE = 1 / 25
 """Share of the run that the smoothed loss averages over."""
 
@@ -167,7 +167,7 @@ def thinned(points: Sequence[Point], buckets: int = BUCKETS) -> list[Point]:
         part = inner[start : (number + 1) * len(inner) // buckets]
         known = [point for point in part if point[1] is not None]
         if not known:
-            kept.extend(part[:1])  # a hole stays a hole
+            kept.extend(part[:1])  # a gap stays a gap
             continue
         low = min(known, key=lambda point: point[1] or 0.0)
         high = max(known, key=lambda point: point[1] or 0.0)
@@ -177,8 +177,8 @@ def thinned(points: Sequence[Point], buckets: int = BUCKETS) -> list[Point]:
 
 
 def smoothed(points: Sequence[Point], weights: Sequence[float]) -> list[Point]:
-    """The weighted mean around every point. The window is centred, so nothing is drawn later than
-    it happened; it is cut at the ends."""
+    """The weighted mean around every point. The window is centred, so that the curve has no lag,
+    and cut at the ends."""
     half = max(1, round(len(points) * SMOOTH_SHARE / 2))
     total, weight = [0.0], [0.0]
     for (_, value), size in zip(points, weights, strict=True):

@@ -12,14 +12,14 @@ from expert.insight.page.facts import RunFacts, listed, mapping, number
 SHOWN_CASES = 20
 """Of each kind; validation.json has all."""
 OPEN_CASES = 3
-"""Of the wrong ones and of the correct ones, shown without a click."""
+"""Wrong ones and correct ones that are open by default."""
 TEXTS = ("id", "prompt", "expected", "answer", "baseline answer", "reason")
 WORDS = (("wrong", False), ("correct", True))
 Case = Mapping[str, Any]
 
 
 class Validated:
-    """The numbers in validation.json; None where one is missing or of another type."""
+    """The numbers in validation.json; None where one is missing or has the wrong type."""
 
     def __init__(self, facts: Mapping[str, Any]) -> None:
         gate, rows = mapping(facts.get("gate")), mapping(facts.get("rows"))
@@ -44,11 +44,11 @@ class Validated:
 
     @property
     def is_open_text(self) -> bool:
-        """Whether it was judged by the loss and not by answers."""
+        """Whether it was judged by loss rather than by answers."""
         return None not in (self.new_loss, self.base_loss) and self.accuracy is None
 
     def doubts(self) -> Iterator[str]:
-        """What makes the accuracy mean less than it seems to."""
+        """What makes the accuracy less meaningful than it looks."""
         learnt, part = mapping(self.facts.get("learnt")), mapping(self.facts.get("partial"))
         seen, others = number(learnt.get("cases")), number(learnt.get("accuracy_of_others"))
         if seen:
@@ -59,7 +59,7 @@ class Validated:
             yield f"only {len(self.cases):,} of {of:,.0f} cases were judged"
 
     def sentence(self) -> tuple[str, str] | None:
-        """How good the expert is, in two words and in a sentence; None where nobody judged it."""
+        """How good the expert is, in two words and in a sentence; None if it was not judged."""
         if self.gate is None:
             return None
         if self.mean_score is not None:
@@ -101,7 +101,7 @@ class Validated:
 
 
 def _beside_the_baseline(facts: Mapping[str, Any]) -> list[Case]:
-    """The cases, each with what the baseline answered where there was one."""
+    """The cases, each with the baseline's answer if there is one."""
     others = [mapping(case) for case in listed(mapping(facts.get("baseline")).get("cases"))]
     answers = {str(case.get("id")): case.get("answer") for case in others}
     cases = [mapping(case) for case in listed(facts.get("cases"))]
@@ -109,7 +109,7 @@ def _beside_the_baseline(facts: Mapping[str, Any]) -> list[Case]:
 
 
 def validation_sections(run: RunFacts) -> list[PageSection]:
-    """What the validation found; nothing where there was none."""
+    """The validation; nothing if there was none."""
     if run.record.validation is None:
         return []
     found, old = Validated(run.record.validation), run.record.outdated
@@ -141,7 +141,7 @@ def validation_sections(run: RunFacts) -> list[PageSection]:
 
 
 def _gate(found: Validated) -> list[Block]:
-    """Whether it is good enough, what is required, and doubts."""
+    """Whether the gate passes, what it requires, and doubts."""
     if found.gate is None:
         plain = "The rows are plain text: there are no answers to judge."
         return [Words(text=plain)] if found.has_no_gate and found.is_plain_text else []
@@ -158,14 +158,14 @@ def _gate(found: Validated) -> list[Block]:
 
 
 def _groups(found: Validated) -> Iterator[tuple[str, list[Case]]]:
-    """Cases with a title each; those that nobody could judge are neither correct nor wrong."""
+    """Titled groups of cases; cases without a verdict are neither correct nor wrong."""
     for title, key in (
         ("answers that the baseline got wrong", "wins"),
         ("answers that the baseline got right", "losses"),
     ):
         ids = {str(name) for name in listed(found.facts.get(key))}
         yield title, [case for case in found.cases if str(case.get("id")) in ids]
-    for word, passed in WORDS:  # after those shown without a click
+    for word, passed in WORDS:  # beyond those that are open by default
         cases = [case for case in found.cases if case.get("passed") is passed]
         yield f"more {word} answers", cases[OPEN_CASES:]
     neither = [case for case in found.cases if not isinstance(case.get("passed"), bool)]
@@ -176,7 +176,7 @@ def _groups(found: Validated) -> Iterator[tuple[str, list[Case]]]:
 def _example(case: Case) -> CaseExample:
     passed = case.get("passed")
     known = {name: str(case[name]) for name in TEXTS if case.get(name) is not None}
-    if not known.get("reason"):  # a correct answer needs none
+    if not known.get("reason"):  # a correct answer has no reason
         known.pop("reason", None)
     texts = tuple((name, text or "(empty)") for name, text in known.items())
     return CaseExample(passed=passed if isinstance(passed, bool) else None, texts=texts)

@@ -1,7 +1,7 @@
-"""Where the time went: of the whole run, and of an average step once it had settled.
+"""Where the time went: in the whole run, and in an average step after warm-up.
 
-Everything is read from events. Medians over the log lines stand for a step, so that one hiccup
-does not rule; what a run does not tell is None.
+Everything is read from events. A step is the median over the log lines, so that one hiccup does not
+dominate; anything a run did not record is None.
 """
 
 from __future__ import annotations
@@ -29,30 +29,32 @@ PHASE_NAMES = {
     "update": "not separated",
     "other": "between and other",
 }
-"""As people read them."""
 COMMUNICATION = "communication"
 NOT_COMPUTING = ("data_wait", "copy", "other", COMMUNICATION)
 SETTLING_UPDATES = 3
-"""Updates after a start or a change of plan that compile and fill caches, as the meter counts."""
+"""Steps that compile and fill caches after a start or a change of plan, as the meter counts
+them."""
 SITTINGS = ("started", "resumed", "rejected")
-"""What a trainer says first: before such an event nobody may have been at work."""
+"""The first events of a session; the time before them may be a pause."""
+MOST = 1e100
+"""Larger numbers are damaged or hostile: sums and axes of them overflow."""
 BEGINNINGS = ("started", "resumed", "fell_back", "rolled_back", "compiled")
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepAnatomy:
-    """One average step, in seconds. Where there is a device, phases are its own time."""
+    """One average step, in seconds. On a device, phases are device time."""
 
     phases: Mapping[str, float]
     copies_beside: bool = False
-    """Copies ran on a stream of their own while the device computed: they take no time here."""
+    """Copies overlapped with computing on a separate stream, so they take no time of the step."""
     feed: float | None = None
-    """Seconds somebody spent making the batches, whether or not the device waited for it."""
+    """Seconds spent making the batches, whether or not the device waited for them."""
     updates: int = 1
     settled: bool = True
-    """False where the run was too short for a settled step, so that its first ones stand here."""
+    """False if the run was too short for a steady step, so that this is one of its first."""
     timed: bool = True
-    """False where a run tells only how long a step took, and nothing of its phases."""
+    """False if the run recorded only the time of a step, without phases."""
     tokens: float | None = None
     tokens_per_second: float | None = None
     samples_per_second: float | None = None
@@ -60,7 +62,7 @@ class StepAnatomy:
     padding: float | None = None
     ran_dry: float | None = None
     gpu_utilization: float | None = None
-    """0 to 1, as NVML counts it: the share of time in which any kernel ran."""
+    """0 to 1, from NVML: the share of time in which any kernel ran."""
 
     def of(self, phase: str) -> float:
         return self.phases.get(phase, 0.0)
@@ -71,7 +73,7 @@ class StepAnatomy:
 
     @property
     def exposed_copy(self) -> float:
-        """Copying for which the device had to wait."""
+        """Copying that the device waited for."""
         return 0.0 if self.copies_beside else self.of("copy")
 
     @property
@@ -99,7 +101,7 @@ class StepAnatomy:
 
 @dataclass(frozen=True, kw_only=True)
 class RunTimes:
-    """Seconds of the whole run, sessions added up; the time between two sessions is nobody's."""
+    """Seconds of the whole run, added up over sessions; pauses between sessions do not count."""
 
     loading: float = 0.0
     compiling: float = 0.0
@@ -123,7 +125,7 @@ class RunTimes:
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """A log line: how many updates it stands for, and whether these had settled."""
+    """A log line: how many steps it covers, and whether they came after warm-up."""
 
     event: Event
     updates: int
@@ -132,7 +134,7 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Anatomy:
-    """Both pictures; without one finished step there is no step."""
+    """Both views; `step` is None if no step finished."""
 
     run: RunTimes
     step: StepAnatomy | None
@@ -140,12 +142,12 @@ class Anatomy:
 
     @cached_property
     def steady(self) -> list[Line]:
-        """The lines that medians are taken over: settled ones, or all where there are none."""
+        """The lines that medians are taken over: those after warm-up, or all if there are none."""
         return _steady(self.lines)
 
 
 def dissect(run: RunRecord) -> Anatomy:
-    """Where the time of a run and of its updates went."""
+    """Where the time of a run and of its steps went."""
     lines = list(log_lines(run.events))
     step = average_step(lines, on_gpu=run.on_gpu)
     usual = step.wall if step is not None and step.settled else 0.0
@@ -156,17 +158,17 @@ def dissect(run: RunRecord) -> Anatomy:
 
 
 def log_lines(events: Sequence[Event]) -> Iterator[Line]:
-    """Every step event with its count of updates, told by the event or by the numbers around it."""
+    """Every step event with the number of steps it covers, from the event or the step numbers."""
     before, unsettled_until = 0, SETTLING_UPDATES
     for event in events:
         step = number(event, "step")
         if event.get("event") in BEGINNINGS:
             here = int(step or 0) - (event["event"] == "compiled")  # written after that step
             unsettled_until = max(0, here) + SETTLING_UPDATES
-            before = min(before, max(0, here))  # a rollback takes updates once more
+            before = min(before, max(0, here))  # a rollback repeats steps
         elif event.get("event") == "step" and step is not None:
-            told = number(event, "updates")
-            count = int(told) if told else max(1, int(step) - before)
+            recorded = number(event, "updates")
+            count = int(recorded) if recorded else max(1, int(step) - before)
             yield Line(event=event, updates=count, settled=int(step) - count >= unsettled_until)
             before = int(step)
 
@@ -176,20 +178,20 @@ def _steady(lines: Sequence[Line]) -> list[Line]:
 
 
 def average_step(lines: Sequence[Line], *, on_gpu: bool) -> StepAnatomy | None:
-    """The median step; None where no line tells how long one took."""
+    """The median step; None if no line has its time."""
     chosen = _steady(lines)
     walls = per_update(chosen, "seconds")
     if not walls:
         return None
     phases = {name: per_update(chosen, f"time_{name}") for name in PHASES}
     times = {name: statistics.median(found) for name, found in phases.items() if found}
-    beside = on_gpu  # packed batches are copied on a stream of their own
+    beside = on_gpu  # packed batches are copied on a separate stream
     together = sum(s for name, s in times.items() if not (beside and name == "copy"))
     wall = statistics.median(walls)
     timed_at_all = bool(times)
-    if not timed_at_all:  # an old or torn run: only the clock is known
+    if not timed_at_all:  # an old or damaged run: only the total is known
         times = {"update": wall}
-    elif wall > together:  # what lies between two updates: logging, Python, a device that waits
+    elif wall > together:  # time between steps: logging, Python, a waiting device
         times["other"] = times.get("other", 0.0) + wall - together
     feed = per_update(chosen, "time_feed")
     use = median(chosen, "gpu_utilization")
@@ -212,43 +214,39 @@ def average_step(lines: Sequence[Line], *, on_gpu: bool) -> StepAnatomy | None:
 
 
 def per_update(lines: Sequence[Line], name: str) -> list[float]:
-    """A sum of each line, divided by its updates."""
+    """A sum of each line, divided by its steps."""
     found = zip(numbers([line.event.get(name) for line in lines]), lines, strict=True)
     return [value / line.updates for value, line in found if value is not None]
 
 
 def median(lines: Sequence[Line], name: str) -> float | None:
-    told = numbers([line.event.get(name) for line in lines])
-    found = [value for value in told if value is not None]
-    return float(statistics.median(found)) if found else None
+    values = numbers([line.event.get(name) for line in lines])
+    known = [value for value in values if value is not None]
+    return float(statistics.median(known)) if known else None
 
 
 def number(event: Mapping[str, Any], name: str) -> float | None:
-    """A finite number of an event; text such as "nan", and anything odd, is None."""
+    """A finite number of an event; None for text such as "nan" and anything else."""
     return finite(event.get(name))
 
 
 def finite(value: object) -> float | None:
-    """A finite number; None for anything else."""
-    if type(value) is float:  # nearly always, and a page asks millions of times
-        return value if math.isfinite(value) else None
+    """A number below MOST; None for anything else."""
+    if type(value) is float:  # nearly always; a page asks millions of times
+        return value if -MOST < value < MOST else None
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    try:
-        return float(value) if math.isfinite(value) else None
-    except OverflowError:  # an integer of 400 digits
-        return None
+    return float(value) if -MOST < value < MOST else None
 
 
 def numbers(values: list[Any]) -> list[float | None]:
-    """Every value as a finite number or None; quick where all are numbers, as nearly always, or
-    where there is none at all."""
+    """Every value as a finite number or None; fast in the usual cases, all numbers or none."""
     kinds = set(map(type, values))
     if kinds <= {type(None)}:
         return values
     if kinds <= {float, int}:
         with suppress(OverflowError):  # an integer of 400 digits
-            if all(map(math.isfinite, values)):
+            if all(map(math.isfinite, values)) and -MOST < min(values) <= max(values) < MOST:
                 return values
     return [finite(value) for value in values]
 
@@ -267,7 +265,7 @@ _PARTS = {
 
 
 def run_times(events: Sequence[Event], usual_update: float = 0.0) -> RunTimes:
-    """Seconds by purpose. `usual_update` is taken off the updates that also compiled."""
+    """Seconds by purpose. `usual_update` is subtracted from steps that also compiled."""
     sums = dict.fromkeys(_PARTS.values(), 0.0)
     for event in events:
         kind = event.get("event")
@@ -276,14 +274,14 @@ def run_times(events: Sequence[Event], usual_update: float = 0.0) -> RunTimes:
             sums[_PARTS[kind]] += max(0.0, seconds - usual_update * (kind == "compiled"))
     ended = [e for e in events if e.get("event") == "finished"]
     whole = number(ended[-1], "seconds") if ended else None
-    training = max(sums["training"], whole or 0.0)  # updates behind the last line are in the whole
+    training = max(sums["training"], whole or 0.0)  # `whole` includes steps after the last log line
     sums["training"] = max(0.0, training - sums["compiling"])
     total = sum(map(_length, _sessions(events)))
     return RunTimes(**sums, total=max(total, sum(sums.values())))
 
 
 def _sessions(events: Sequence[Event]) -> list[list[Event]]:
-    """The events from each start to the next; what was said of resuming stands before a start."""
+    """The events from each start to the next; events about resuming come before a start."""
     found: list[list[Event]] = []
     for event in events:
         if event.get("event") in SITTINGS or not found:

@@ -1,9 +1,9 @@
-"""How many tokens a second to expect of a card and a model, and how good a rate is beside that.
+"""The tokens per second to expect of a card and a model, and how good a rate is in comparison.
 
-The reference is the share of the card's peak in the one table of rates (planning/choose/rates.py):
-measured on an H200, an estimate on other cards, which says so. The borders follow a guide to the
-RTX 4080 Super with the character GPT: 1500 samples a second are good there, 2000 excellent, 1000
-acceptable, below 500 something is wrong.
+The reference is a share of the card's peak, from the table of rates in planning/choose/rates.py:
+measured on an H200, an estimate on other cards, which is stated. The thresholds follow a guide to
+the RTX 4080 Super with the character GPT: 1500 samples a second are good there, 2000 excellent,
+1000 acceptable, below 500 something is wrong.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ Word = Literal["something is wrong", "slow", "acceptable", "good", "excellent"]
 
 WRONG, ACCEPTABLE, EXCELLENT = 500 / 1500, 1000 / 1500, 2000 / 1500
 LEAST_PARAMETERS = 67e6
-"""Models half as large as any in the table wait for launches, which no peak tells of."""
+"""Half the size of the smallest model in the table: below, launches and not the peak decide."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Band:
-    """Tokens a second: the rate that can be had, and from where on it is how good."""
+    """Tokens per second: the reachable rate, and thresholds for how good a rate is."""
 
     reference: float
     measured: bool
-    """False: an estimate, scaled by arithmetic and peak."""
+    """False: an estimate, scaled by FLOPs and peak."""
     because: str
 
     @property
@@ -42,7 +42,6 @@ class Band:
         return self.reference * EXCELLENT
 
     def word(self, tokens_per_second: float) -> Word:
-        """How good a rate is."""
         if tokens_per_second < self.wrong_below:
             return "something is wrong"
         if tokens_per_second < self.acceptable_from:
@@ -60,8 +59,8 @@ def expected_band(
     peak_flops: float | None,
     characters: bool = False,
 ) -> Band | None:
-    """The band for a model of so many parameters on a card (its slug); None where none is known.
-    `characters`: the built-in character model."""
+    """The band for a model of this size on a card (its slug); None if unknown. `characters`: the
+    built-in character model."""
     if parameters is None or not flops_per_token or not peak_flops:
         return None
     if parameters < LEAST_PARAMETERS and not characters:

@@ -1,4 +1,4 @@
-"""What a run is bound by, as it is shown: a sentence, what fixes it, and what that would gain."""
+"""What limits a run's speed: a sentence, a fix, and the expected gain."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Kind = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class Gain:
-    """One change, how many times as fast it would be at most, and how that was computed."""
+    """One change, its largest possible speedup, and how that was computed."""
 
     what: str
     factor: float
@@ -35,13 +35,13 @@ class Gain:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What the run is bound by; `gains` is empty where nothing is to be gained."""
+    """What limits the run; `gains` is empty if nothing can be gained."""
 
     kind: Kind
     sentence: str
     fix: str = ""
     overrides: tuple[str, ...] = ()
-    """The fix as `--set` takes it, where a key alone fixes it."""
+    """The fix as `--set` takes it, if a key alone fixes it."""
     gains: tuple[Gain, ...] = ()
 
     @property

@@ -1,7 +1,7 @@
-"""The job behind `expert benchmark`: what each setting is worth on a user's own model and data.
+"""The job behind `expert benchmark`: what each setting gains on the user's own model and data.
 
-Every setting is a run through the product's own loop, in a process of its own; it is kept for the
-settings after it where it is faster and the loss agrees.
+Every setting is a real run through the training loop, in its own process; it is kept for the
+settings after it if it is faster and the loss agrees.
 """
 
 from __future__ import annotations
@@ -52,17 +52,17 @@ class NothingMeasured(ExpertError):
 def benchmark(
     request: BenchmarkRequest, *, folder: Path | None = None, watcher: Watcher | None = None
 ) -> Ladder:
-    """Measure; runs and result go to `folder`, or to one that is removed.
+    """Run the benchmark; runs and result go to `folder`, or to a temporary one.
 
-    Where it is interrupted, the watcher is handed what was measured by then.
+    If interrupted, the watcher receives what was measured so far.
     """
-    made = Benchmark(request, watcher or Watcher())
+    bench = Benchmark(request, watcher or Watcher())
     place = folder or Path(tempfile.mkdtemp(prefix="expert-benchmark-"))
     try:
-        ladder = made.run(place, partial(SettingProcess, target=main))
+        ladder = bench.run(place, partial(SettingProcess, target=main))
     except Interrupted as end:
-        if made.so_far is not None:
-            made.watcher.cut_off(_cut_off(made.so_far, end.by))
+        if bench.so_far is not None:
+            bench.watcher.cut_off(_cut_off(bench.so_far, end.by))
         raise
     finally:
         if folder is None:
@@ -73,37 +73,37 @@ def benchmark(
             f"no setting could be measured: {last.because if last else 'none was tried'}"
         )
     if request.remember and not request.only:
-        _keep(made, ladder)
+        _keep(bench, ladder)
     return ladder
 
 
 def _cut_off(ladder: Ladder, by: str) -> Ladder:
-    """What was measured, with a note that it is not the whole."""
+    """What was measured, with a note that it is incomplete."""
     last = ladder.rungs[-1].name
     note = f"interrupted by {by} after '{last}': later settings were not measured"
     return ladder.model_copy(update={"notes": [*ladder.notes, note]})
 
 
-def _keep(made: Benchmark, ladder: Ladder) -> None:
-    """Remember the best setting where it can be trusted, and report what becomes of it."""
+def _keep(bench: Benchmark, ladder: Ladder) -> None:
+    """Remember the best settings if they can be trusted, and report whether they were."""
     if ladder.doubts:
-        made.watcher.not_remembered("; ".join(ladder.doubts))
+        bench.watcher.not_remembered("; ".join(ladder.doubts))
         return
     if not tried_paths(ladder):
         words = f"no setting was measured by itself, only '{THE_REST}'"
-        made.watcher.not_remembered(f"{words}  (--minutes N for more time)")
+        bench.watcher.not_remembered(f"{words}  (--minutes N for more time)")
         return
     try:
-        kept = remember(made, ladder)
-    except OSError as error:  # what was measured is worth more than remembering it
-        made.watcher.not_remembered(f"{error.filename}: {error.strerror}")
+        kept = remember(bench, ladder)
+    except OSError as error:  # the result matters more than remembering it
+        bench.watcher.not_remembered(f"{error.filename}: {error.strerror}")
     else:
         if kept is not None:
-            made.watcher.remembered(kept)
+            bench.watcher.remembered(kept)
 
 
 def new_folder(request: BenchmarkRequest) -> Path:
-    """A new folder below the output folder; another one for each of two that start at once."""
+    """A new folder below the output folder, unique for each of two concurrent starts."""
     read = request.read(())
     runs = runs_folder(read)
     place = runs / "benchmarks"
@@ -112,12 +112,12 @@ def new_folder(request: BenchmarkRequest) -> Path:
 
 
 def check_result_file(file: Path) -> None:
-    """Refuse, before anything is measured, a file that the result could not be written to."""
+    """Refuse, before anything is measured, a file the result could not be written to."""
     if file.is_dir():
         raise CannotBenchmark(f"--to {file}: is a folder  (--to {file / 'ladder.json'})")
     if file.suffix in (".md", ".html"):
         raise CannotBenchmark(
-            f"--to {file}: the result is JSON, and {file.suffix} is written beside it  (--to "
+            f"--to {file}: the result is JSON, and {file.suffix} is written next to it  (--to "
             f"{file.with_suffix('.json')})"
         )
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -126,7 +126,7 @@ def check_result_file(file: Path) -> None:
 
 
 def write_result(ladder: Ladder, file: Path) -> list[Path]:
-    """The result as JSON, and beside it as Markdown and as a page."""
+    """Write the result as JSON, and next to it as Markdown and HTML."""
     texts = {
         file: ladder.as_text(),
         file.with_suffix(".md"): as_markdown(ladder),
@@ -137,17 +137,17 @@ def write_result(ladder: Ladder, file: Path) -> list[Path]:
     return list(texts)
 
 
-def remember(made: Benchmark, ladder: Ladder) -> Path | None:
-    """Keep the best settings for later plans; the file, or None where nothing was measured."""
-    won, plan = made.standing.result, made.standing.plan
+def remember(bench: Benchmark, ladder: Ladder) -> Path | None:
+    """Store the best settings for later plans; the file, or None if nothing was measured."""
+    won, plan = bench.standing.result, bench.standing.plan
     if won is None or won.measured is None or plan is None:
         return None
     settings = {path: value_at(plan, path) for path in tried_paths(ladder)}
     if "batch.micro_batch" in settings:
         settings["batch.micro_batch"] = won.measured.micro_batch
-    gains = made.standing.gains
+    gains = bench.standing.gains
     rate = MeasuredRate(
-        card=_card_key(made),
+        card=_card_key(bench),
         model=basename(plan.model.name).lower(),
         parameters=plan.model.parameters,
         adapter=plan.adapter.type,
@@ -166,7 +166,7 @@ def remember(made: Benchmark, ladder: Ladder) -> Path | None:
 
 
 def forget(request: BenchmarkRequest | None) -> tuple[Path, int]:
-    """Forget remembered benchmarks: of a manifest's model, or all; the file, and how many."""
+    """Forget stored benchmarks of a manifest's model, or all; returns the file and the count."""
     file, model = measurements_file(), None
     if request is not None:
         model = basename(choose_model(request.read(()).manifest, request.model).name).lower()
@@ -174,7 +174,7 @@ def forget(request: BenchmarkRequest | None) -> tuple[Path, int]:
 
 
 def tried_paths(ladder: Ladder) -> list[str]:
-    """Values of the plan that were measured both ways, of those that later plans may take over."""
+    """Plan values that were measured both ways, among those that later plans may reuse."""
     tried = {
         setting.name for setting in ladder.rungs if setting.status not in ("not here", "no time")
     }
@@ -184,8 +184,8 @@ def tried_paths(ladder: Ladder) -> list[str]:
     return [path for path in REMEMBERED if path in about]
 
 
-def _card_key(made: Benchmark) -> str:
-    """What measurements call the card, as plans look it up."""
-    device = made.top.kernels.device
-    target = choose_target(made.machine, vram=made.request.vram, device=device)
+def _card_key(bench: Benchmark) -> str:
+    """The card's name in measurements, as plans look it up."""
+    device = bench.top.kernels.device
+    target = choose_target(bench.machine, vram=bench.request.vram, device=device)
     return target.card.slug if target.card else target.name

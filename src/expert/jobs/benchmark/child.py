@@ -1,9 +1,9 @@
-"""Inside the process that measures one setting: a real run through the product's own loop.
+"""The process that measures one setting with a real run through the training loop.
 
-It trains a few steps, judges their loss on the held-out rows, and then times windows of steps
-whenever it is asked to. Between two windows it waits inside the loop, where the next step's batches
-are asked for: model, optimizer and feed stay as they are, and neither a core nor the card is used,
-so that another setting can be timed meanwhile.
+It trains a few steps, evaluates their loss on the held-out rows, and then times windows of steps on
+request. Between two windows it waits inside the loop, where the next step's batches are requested:
+model, optimizer and feed stay as they are and use neither a core nor the card, so that another
+setting can be timed meanwhile.
 """
 
 from __future__ import annotations
@@ -47,35 +47,35 @@ if TYPE_CHECKING:
     from expert.telemetry.meter import Meter
 
 FEWEST_STEPS = 2
-"""Trained where one step alone takes longer than all of them should."""
+"""Trained if a single step takes longer than the whole budget."""
 FIRST_STEPS = 3
-"""Enough to compile, to fill caches, and to know how long a step takes."""
+"""Enough to compile, to fill caches, and to measure the time of a step."""
 LEAST_STEPS = 5
-"""Fewer would hardly show a difference of the loss, where there is time for more."""
+"""Fewer would hardly show a difference in the loss; used if time allows."""
 SLOW_SECONDS = 1.0
-"""Steps that take longer are few: each of them is long enough to be timed alone."""
+"""Of slower steps few are needed: each is long enough to be timed alone."""
 WARM_UP = 3
-"""Steps of a feed that has just started: they are not timed."""
+"""Untimed steps of a feed that has just started."""
 UNTIL_CAPTURED = 6
-"""Steps: CUDA graphs are captured at the third batch of a shape, the optimizer's when its gradients
-have stayed where they are for two."""
+"""Steps: CUDA graphs are captured at the third batch of a shape, the optimizer's once its gradients
+have kept their addresses for two."""
 ENOUGH_STEPS = 10_000_000
-"""More than any windows need: the feed of a setting that is timed has no end."""
+"""More than any windows need: the feed of a timed setting does not end."""
 SECONDS_BETWEEN_EVENTS = 0.1
-"""Looking at the card and writing a line takes a fraction of a millisecond, so not at each step of
-a fast run."""
+"""Sampling the card and writing a line takes a fraction of a millisecond: too long for fast
+steps."""
 NVML_LOOKS_BACK = 1.0
-"""Seconds: NVML's utilization is that of a sixth of a second up to one before."""
+"""Seconds: NVML's utilization covers the last sixth of a second to one second."""
 LOOK_SECONDS = 1.0
-"""For free cores: the threads that the first setting settles count for all, and a fifth of a second
-misses much."""
+"""How long to watch for free cores: the first setting fixes the threads for all, and a fifth of a
+second misses much."""
 BECAUSE = "a benchmark measures steps alone"
 
 Say = Callable[[dict[str, Any]], None]
-"""Sends a fact to the parent."""
+"""Sends a message to the parent."""
 Hear = Callable[[], dict[str, int] | None]
-"""Waits for the parent's next order: a window of `steps` after `skip` others, or empty for what was
-measured. None where the parent wants no more."""
+"""Waits for the parent's next order: a window of `steps` after `skip` untimed ones, or empty for
+the results. None if the parent wants no more."""
 
 
 class SettingFailed(ExpertError):
@@ -83,14 +83,14 @@ class SettingFailed(ExpertError):
 
 
 def main(job: Job, connection: Connection, log: str, environ: dict[str, str]) -> None:
-    """Measure, and send what was measured or why nothing was; never returns."""
+    """Measure, and send the results or why there are none; never returns."""
     if hasattr(os, "setsid"):
-        os.setsid()  # the parent ends it with all that it has started
+        os.setsid()  # the parent ends it with everything it has started
     os.environ.update(environ | {"TOKENIZERS_PARALLELISM": "false"})
     handle = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     for stream in (1, 2):
         os.dup2(handle, stream)
-    gc.freeze()  # or every collection looks through all that was imported before the fork
+    gc.freeze()  # or every collection scans all modules imported before the fork
     logging.disable(logging.WARNING)
     limit = int(job.pace.limit_seconds) + 60
 
@@ -99,7 +99,7 @@ def main(job: Job, connection: Connection, log: str, environ: dict[str, str]) ->
         connection.send(fact)
 
     def hear() -> dict[str, int] | None:
-        _alarm(0)  # it may take as long as it likes, but the parent must be there
+        _alarm(0)  # no limit while waiting, but the parent must be alive
         try:
             order: dict[str, int] = connection.recv()
         except EOFError:
@@ -125,7 +125,7 @@ def main(job: Job, connection: Connection, log: str, environ: dict[str, str]) ->
 
 
 def _alarm(seconds: int) -> None:
-    """End this process after so long: the parent has gone, or it would have done so before."""
+    """End this process after this time: the parent is gone, or it would have ended it before."""
     if hasattr(signal, "alarm"):
         signal.alarm(seconds)
 
@@ -138,7 +138,7 @@ def _cuda_is_spoilt() -> bool:
 
 
 def measure(job: Job, say: Say, hear: Hear) -> None:
-    """Train, judge the loss on the held-out rows, and time the windows that are asked for."""
+    """Train, evaluate the loss on the held-out rows, and time windows on request."""
     say({"doing": "opening the data", "done": 0, "of": 0})
     plan = for_measuring(job.plan, beside=job.beside)
     ready = open_planned(plan, job.read, describe_machine(job.read.folder))
@@ -170,7 +170,7 @@ def _measured(run: Session, job: Job, events: list[dict[str, Any]], say: Say, he
 
     steps = _train_first_steps(run, events, job)
     weights = None if job.only_rate else copied(model_of(run).tensors())
-    if run.plan.kernels.cuda_graphs:  # the weights are copied; what is timed is to be captured
+    if run.plan.kernels.cuda_graphs:  # timed steps must run from captured graphs
         _train_to(run, run.state.done + UNTIL_CAPTURED)
 
     def judge() -> dict[str, Any]:
@@ -178,7 +178,7 @@ def _measured(run: Session, job: Job, events: list[dict[str, Any]], say: Say, he
             return {}
         say({"doing": "judging the loss on held-out rows", "done": 0, "of": 0})
         found = judged(run, weights, job)
-        set_switches(run.plan.kernels)  # what follows is timed as the setting trains
+        set_switches(run.plan.kernels)  # the windows are timed with the setting's own switches
         return found
 
     found = judge() if job.stays else {}
@@ -219,9 +219,9 @@ def _ready(events: list[dict[str, Any]], steps: int) -> Ready:
 
 
 def for_measuring(plan: RunPlan, *, beside: bool = False) -> RunPlan:
-    """The plan without what is not part of a step, and with a learning rate that is the same in all
-    settings however many steps each of them makes."""
-    made = plan.with_values(
+    """The plan without evaluation, saving and so on, and with a learning rate that does not depend
+    on the number of steps."""
+    bare = plan.with_values(
         {
             **WITHOUT_PAUSES,
             "watch.early_stopping_patience": None,
@@ -236,23 +236,23 @@ def for_measuring(plan: RunPlan, *, beside: bool = False) -> RunPlan:
         "preset",
     )
     if not beside:
-        return made
-    # Or the other setting's memory would be taken for this one's when plans are calibrated.
+        return bare
+    # Or calibrating plans would count the other setting's memory as this one's.
     shared = Remark(
         kind="warning", path="memory.budget_bytes", text="another setting is on the card"
     )
-    return made.model_copy(update={"remarks": [*made.remarks, shared]})
+    return bare.model_copy(update={"remarks": [*bare.remarks, shared]})
 
 
 # --- training ------------------------------------------------------------------------------------
 
 
 def _train_first_steps(run: Session, events: list[dict[str, Any]], job: Job) -> int:
-    """Train so many steps, or as many as there is time for; how many they were."""
+    """Train the given number of steps, or as many as there is time for; returns how many."""
     steps, seconds = job.steps, job.pace.learn_seconds
     if steps is None:
         _train_to(run, FEWEST_STEPS)
-        # The quicker of the two: the first one loads kernels as well.
+        # The faster of the two: the first one also loads kernels.
         if min(_step_times(events)) > seconds:
             return FEWEST_STEPS
         _train_to(run, FIRST_STEPS)
@@ -264,7 +264,7 @@ def _train_first_steps(run: Session, events: list[dict[str, Any]], job: Job) -> 
 
 
 def _train_to(run: Session, total: int) -> None:
-    """Train up to so many steps; a smaller micro-batch is the only change that is allowed."""
+    """Train up to `total` steps; a smaller micro-batch is the only fallback allowed."""
     from expert.training.step import StepInterrupted
 
     run.now.plan = _with(run.plan, **{"length.total_steps": total})
@@ -286,8 +286,7 @@ def _train_to(run: Session, total: int) -> None:
 
 
 def _checked(run: Session, through: Through = iter) -> None:
-    """Train until the plan's end or until the steps run out; an error where something else ends
-    it."""
+    """Train until the end of the plan or of the steps; raise if something else ends it."""
     ending = attempt(run, through=through)
     if ending.trouble is not None:
         raise SettingFailed(f"step {run.state.done}: the loss or a gradient is not finite")
@@ -307,13 +306,13 @@ def _log_every(run: Session, every: int) -> None:
 
 
 def _step_seconds(events: list[dict[str, Any]]) -> float:
-    """Of the last two lines the slower: a host that runs ahead of its device has launched the
-    second step before the first is done, and knows only from the third on how long they take."""
+    """The slower of the last two lines: a host that runs ahead of its device has launched the
+    second step before the first is done, and sees real step times only from the third on."""
     return max(1e-4, *_step_times(events))
 
 
 def _step_times(events: list[dict[str, Any]]) -> list[float]:
-    """Seconds a step took, by each of the last two lines."""
+    """Seconds per step in each of the last two log lines."""
     lines = [event for event in events if event["event"] == "step"][-2:]
     return [float(event["seconds"]) / max(1, event.get("updates") or 1) for event in lines]
 
@@ -322,7 +321,7 @@ def _step_times(events: list[dict[str, Any]]) -> list[float]:
 
 
 class Windows:
-    """Lets steps pass to the training loop while a window is timed, and waits in between."""
+    """Passes steps to the training loop while a window is timed, and waits in between."""
 
     def __init__(
         self,
@@ -346,7 +345,7 @@ class Windows:
         self.over = self.ends_with_loss = False
 
     def __call__(self, steps: Iterable[Any]) -> Iterator[Any]:
-        """The steps of one feed; a window that a feed could not finish starts again."""
+        """The steps of one feed; a window that a feed could not finish starts over."""
         coming, fresh = iter(steps), self._fresh
         while (order := self._order or self._next_order()) is not None:
             self._order = order
@@ -366,7 +365,7 @@ class Windows:
             self._say({"window": self.timed[-1]})
 
     def _next_order(self) -> dict[str, int] | None:
-        """Wait for a window that is to be timed; None where there will be none."""
+        """Wait for a window to time; None if there will be none."""
         while True:
             with self._meter().paused():
                 order = self._hear()
@@ -379,7 +378,7 @@ class Windows:
             return None
 
     def _mark(self) -> tuple[float, float, float]:
-        """Once the device is idle: the time, and CPU seconds of everybody and of this process."""
+        """Once the device is idle: the time, and CPU seconds of all processes and of this one."""
         if self._device.type == "cuda":
             import torch
 
@@ -406,15 +405,14 @@ class Windows:
 
 
 def _busy_and_own() -> tuple[float, float]:
-    """Seconds that the cores worked, and of them those of this process and of what it started:
-    processes that make batches belong to it."""
+    """CPU seconds of all processes, and of this one including its batch workers."""
     import psutil
 
     own = own_seconds()
     for child in psutil.Process().children(recursive=True):
         try:
             used = child.cpu_times()
-        except psutil.Error:  # it has just ended, and is counted with its parent
+        except psutil.Error:  # it has just ended and is counted with its parent
             continue
         own += used.user + used.system
     return busy_seconds(), own

@@ -1,8 +1,9 @@
-"""Two settings timed against each other: in turns where both fit on the device, else alternately.
+"""Times two settings against each other: in turns if both fit on the device, else one after the
+other.
 
-Two processes share one device. The one that is not timed waits and computes nothing, but keeps its
-memory: so both live only where the plan's estimates of their peaks fit together. Elsewhere one is
-timed after the other, and the first once more where that leaves a doubt.
+Two processes share one device. The one that is not timed waits and computes nothing but keeps its
+memory, so both are alive only if the plan's estimates of their peaks fit together. Otherwise one is
+timed after the other, and the first again if that leaves a doubt.
 
 Sequential runs alone (one process per setting, drift corrected by the baseline's first and last
 rate) were tried instead of windows in turns: docs/LOG.md has the numbers, and why turns stay.
@@ -30,18 +31,18 @@ Start = Callable[[Job], SettingProcess]
 
 @dataclass
 class Timed:
-    """A setting that can be timed, and timed again."""
+    """A setting that can be timed repeatedly."""
 
     job: Job
     process: SettingProcess | None = None
     stays: bool = True
-    """Whether its process stays after its loss was judged."""
+    """Whether its process stays after its loss was evaluated."""
     steps: int | None = None
-    """Trained before its loss was judged; None before its first process."""
+    """Trained before its loss was evaluated; None before its first process."""
     rates: list[float] = field(default_factory=list)
-    """Tokens a second of the windows that were timed last."""
+    """Tokens per second of the most recent windows."""
     found: dict[str, Any] | None = None
-    """What was measured; None before it was timed for the first time."""
+    """The results; None before it was timed for the first time."""
 
     @property
     def plan(self) -> RunPlan:
@@ -52,14 +53,13 @@ class Timed:
         return self.process is not None and self.process.alive
 
     def open(self, start: Start, *, beside: Timed) -> SettingProcess:
-        """Its process, started where there is none; of one that was measured before only the speed
-        is of interest."""
+        """Its process, started if needed; a setting measured before is only timed again."""
         if self.process is not None and self.process.alive:
             return self.process
         others = [beside.plan] if beside.alive else []
         job = replace(self.job, beside=bool(others))
         if self.found is None:
-            self.stays = fit_together(*others, self.plan, self.plan)  # the judged model, too
+            self.stays = fit_together(*others, self.plan, self.plan)  # and the evaluated model
             job = replace(job, stays=self.stays)
         else:
             job = replace(job, only_rate=True, steps=min(self.steps or FEW_STEPS, FEW_STEPS))
@@ -68,7 +68,7 @@ class Timed:
         return self.process
 
     def finish(self) -> None:
-        """Fetch what was measured, the first time that it was timed."""
+        """Fetch the results after it was timed for the first time."""
         if self.found is not None or self.process is None:
             return
         ready = self.process.ready
@@ -78,7 +78,6 @@ class Timed:
             self.close()
 
     def close(self) -> None:
-        """End its process, where it has one."""
         process, self.process = self.process, None
         if process is not None:
             process.stop()
@@ -86,7 +85,7 @@ class Timed:
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """How settings are timed: by which processes, for how long, and who is shown the progress."""
+    """How settings are timed: processes, time limits and progress."""
 
     start: Start
     pace: Pace
@@ -94,9 +93,9 @@ class Timing:
     progress: Progress
 
     def compare(self, there: Timed | None, here: Timed, *, again: bool = False) -> Paired | None:
-        """How much faster `here` is than `there`; SettingLost where that cannot be measured.
+        """How much faster `here` is than `there`; SettingLost if that cannot be measured.
 
-        `again`: rates of `there` that were measured before are not enough.
+        `again`: earlier rates of `there` are not enough.
         """
         on_card, fresh = here.plan.kernels.device == "cuda", here.found is None
         if there is None:
@@ -108,13 +107,13 @@ class Timing:
                 paired = self._in_turns(there, here)
             except SettingLost:
                 if there.alive and not on_card:
-                    raise  # this setting failed, and not for want of the card's memory
+                    raise  # this setting failed, and not for lack of GPU memory
             else:
                 shrunk = fresh and on_card and here.found is not None and here.found["fallbacks"]
                 if not shrunk:
                     return paired
                 here.found = None
-            # The estimate was wrong about the room for both, or one of them was lost: alone, then.
+            # The estimate for both was wrong, or one of them was lost: time it alone.
             here.close()
         there.close()
         return self._one_after_the_other(there, here, again=again)
@@ -128,11 +127,12 @@ class Timing:
         return in_turns(there.job.name, pairs)
 
     def _pairs(self, there: Timed, here: Timed) -> list[tuple[float, float]]:
-        """Rates of pairs of windows. The order changes from pair to pair, so that a machine that
-        slows down favours neither.
+        """Rates of pairs of windows. The order alternates, so that a machine that slows down
+        favours neither.
 
-        A setting is rejected only after so many pairs that chance is unlikely, as what it is worth
-        would be lost to all later plans: one that looks slower may take its time twice.
+        A setting is rejected only after enough pairs to rule out chance, as later plans would lose
+        its
+        gain: one that looks slower may take twice its time.
         """
         clock, pace = self.clock, self.pace
         ends = clock.spent + clock.for_windows(pace)
@@ -164,7 +164,7 @@ class Timing:
         paired = one_after_the_other(name, there.rates, here.rates)
         if not again and (paired.difference == "faster" or self.clock.is_up()):
             return paired
-        # Slower than it was minutes ago, or about as fast: that may be the machine's doing.
+        # Slower than minutes ago, or about as fast: the machine may be the cause.
         here.close()
         try:
             there.rates = [*there.rates, *self._alone(there)]
@@ -190,7 +190,7 @@ class Timing:
 
 
 def _window(one: Timed, seconds: float, *, first: bool = False) -> float:
-    """The rate of one window; before the first it waited while the other one was made ready."""
+    """The rate of one window; before the first, it waited while the other setting was prepared."""
     assert one.process is not None
     steps, skip = window_steps(one.process.ready.step_seconds, seconds)
     return one.process.window(steps, max(skip, int(first))).rate

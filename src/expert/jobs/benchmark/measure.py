@@ -1,4 +1,4 @@
-"""One setting after the other: what is measured, what is kept, and what it is compared with."""
+"""Measures one setting after the other: what is kept, and what it is compared with."""
 
 from __future__ import annotations
 
@@ -55,17 +55,15 @@ class CannotBenchmark(ExpertError):
 
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkRequest:
-    """What is to be measured, and how."""
-
     read: ReadWith
     command: str
     model: str | None = None
     vram: str | None = None
     quick: bool = False
     minutes: float | None = None
-    """About as long as it may take; None: two with `quick`, else ten."""
+    """Approximate time limit; None: two with `quick`, else ten."""
     only: tuple[str, ...] = ()
-    """Names of settings; the others are applied without being measured. Empty: all are measured."""
+    """Names of settings; others are applied without being measured. Empty: all are measured."""
     remember: bool = True
     allow_remote_code: bool = False
 
@@ -92,7 +90,7 @@ class Watcher:
         """A setting was measured, or skipped."""
 
     def cut_off(self, ladder: Ladder) -> None:
-        """Interrupted; this is what was measured by then."""
+        """Interrupted; this is what was measured so far."""
 
     def remembered(self, file: Path) -> None:
         """The best setting is remembered for later plans."""
@@ -102,7 +100,7 @@ class Watcher:
 
 
 def wanted_settings(names: tuple[str, ...]) -> list[str]:
-    """The full names of these settings; an error lists the known ones."""
+    """The full names of these settings; the error for an unknown one lists all."""
     found = []
     for name in names:
         setting = find_setting(name)
@@ -114,12 +112,12 @@ def wanted_settings(names: tuple[str, ...]) -> list[str]:
 
 
 class Benchmark:
-    """One benchmark: what it is made on, and where it stands."""
+    """One benchmark: its inputs and its state."""
 
     def __init__(self, request: BenchmarkRequest, watcher: Watcher) -> None:
         self.request, self.watcher = request, watcher
         self.pace = pace_of(quick=request.quick, minutes=request.minutes)
-        wanted = wanted_settings(request.only)  # an unknown one is refused before preparing
+        wanted = wanted_settings(request.only)  # an unknown name is refused before preparing
         first = request.read(())
         if first.manifest.training.dataset.streaming:
             raise CannotBenchmark(
@@ -135,14 +133,14 @@ class Benchmark:
         )
         self.standing = Standing(ground=self.rows.ground, values=BASELINE.values(self.rows.ground))
         self.expected = self._expected()
-        """Names of the settings that are likely to be measured: those that change something."""
+        """Names of the settings that change something here and are likely to be measured."""
         below = [
             self.expected[place - 1]
             for place, name in enumerate(self.expected)
             if place and name in wanted
         ]
         self.named = {*wanted, *below} if wanted else set(NAMES)
-        """Settings to be measured: all, or those that were named and the one below each."""
+        """Settings to measure: all, or the named ones and the one below each."""
         self.clock = Clock(self.pace.total_seconds)
         self.place = Path()
         """Where runs, logs and the result go."""
@@ -153,13 +151,13 @@ class Benchmark:
         self.environment: Mapping[str, Any] = {}
         self.steps: int | None = None
         self.threads: int | None = None
-        """Of a CPU: settled by the first setting, and the same for all."""
+        """CPU threads: fixed by the first setting, the same for all."""
         self.lowered = self.warned = False
         self.baseline: Timed | None = None
         self.against_baseline: Paired | None = None
         self.processes: list[SettingProcess] = []
         self.so_far: Ladder | None = None
-        """What was measured, as soon as there is something."""
+        """What was measured so far, if anything."""
 
     # --- planning ------------------------------------------------------------------------------
 
@@ -181,7 +179,7 @@ class Benchmark:
         return replace(self.rows.ground, packed=values.get("packing") is True)
 
     def _expected(self) -> list[str]:
-        """Settings that change something here, if each of them is kept."""
+        """Settings that change something here if every one of them is kept."""
         found, values = [BASELINE.name], self.standing.values
         before = self._planned(values)[1]
         for setting in SETTINGS:
@@ -191,7 +189,7 @@ class Benchmark:
             more = {**values, **setting.values(ground)}
             try:
                 plan = self._planned(more)[1]
-            except ManifestError:  # it will fail, and what follows builds on the one before it
+            except ManifestError:  # it will fail, and the next one builds on the one before
                 continue
             if not not_here(setting, before, plan):
                 values, before = more, plan
@@ -199,15 +197,15 @@ class Benchmark:
         return found
 
     def _to_come(self, setting: Setting) -> list[str]:
-        """This setting and those after it that are likely to be measured."""
+        """This setting and later ones that are likely to be measured."""
         after = NAMES[NAMES.index(setting.name) + 1 :] if setting.name in NAMES else ()
         return [setting.name, *(n for n in after if n in self.expected and n in self.named)]
 
     # --- measuring -----------------------------------------------------------------------------
 
     def run(self, place: Path, start: Starter) -> Ladder:
-        """Measure every setting from the baseline on, and the best against the baseline; results
-        go to `place` after each of them."""
+        """Measure every setting from the baseline on, and the best against the baseline; writes the
+        results to `place` after each."""
         self.clock, self.place = Clock(self.pace.total_seconds), place
         (place / "logs").mkdir(parents=True, exist_ok=True)
         timing = self._timing(start)
@@ -238,7 +236,6 @@ class Benchmark:
         return ladder
 
     def _ladder(self) -> Ladder:
-        """What was measured so far."""
         top, counts = self.top, self.counts
         ladder = Ladder(
             name=top.expert,
@@ -267,18 +264,18 @@ class Benchmark:
         return ladder.model_copy(update={"doubts": doubts_of(ladder)})
 
     def _tried(self, setting: Setting, timing: Timing) -> SettingResult | None:
-        """Measure a setting where that means something; None for one that was not asked for."""
+        """Measure a setting if it changes something; None if it was not requested."""
         here = self.standing
         if self.left_out and setting.name in self._to_come(BASELINE):
             return self._no_time(setting)
         ground = self._ground_of(here.values)
         values = {**here.values, **setting.values(ground)}
         reason, plan = setting.needs(ground) if setting is not BASELINE else "", None
-        with suppress(ManifestError):  # measuring it says why it fails
+        with suppress(ManifestError):  # measuring shows why it fails
             plan = self._planned(values)[1] if not reason else None
         if here.plan is not None and plan is not None:
             reason = not_here(setting, here.plan, plan)
-            # It changes nothing here, but a later choice may look at it.
+            # It changes nothing here, but a later choice may depend on it.
             self.standing = replace(here, values=values) if reason else here
         if reason:
             asked = setting.name in self.named
@@ -288,7 +285,7 @@ class Benchmark:
                 here.timed.close()
             self.standing = replace(here, values=values, plan=plan, result=None, timed=None)
             return None
-        # The last one is measured however late it is, and so is one that was asked for by name.
+        # The last one is always measured, and so are settings requested by name.
         to_come = len(self._to_come(setting)) - 1
         if to_come > 0 and not self.request.only and self.clock.is_up(to_come):
             return self._no_time(setting)
@@ -304,12 +301,12 @@ class Benchmark:
         return result_of(self.standing, setting, "no time", f"{words}{hint}")
 
     def _measure(self, setting: Setting, values: dict[str, Any], timing: Timing) -> SettingResult:
-        """Measure the setting against those that are kept, and keep it where it is worth it."""
+        """Measure the setting against the kept ones, and keep it if it is worth it."""
         here, to_come = self.standing, len(self._to_come(setting))
         try:
             read, plan = self._planned(values)
         except ManifestError as error:
-            what = f"does not combine with the others: {error.problems[0].what}"
+            what = f"cannot be combined with the kept settings: {error.problems[0].what}"
             return result_of(here, setting, "failed", what)
         number = len([r for r in self.results if r.measured or r.status == "failed"]) + 1
         self.watcher.begins(setting, number, number + to_come - 1, self.clock.left(to_come + 1))
@@ -319,13 +316,13 @@ class Benchmark:
             paired = timing.compare(here.timed, new)
             if self._fewer_threads(new):
                 new.close()
-                self.clock.start_setting(to_come + 1)  # or every setting would seem to take twice
+                self.clock.start_setting(to_come + 1)  # or it would seem to take twice as long
                 new = Timed(replace(new.job, threads=self.threads))
                 paired = timing.compare(here.timed, new)
         except SettingLost as lost:
             new.close()
             if here.result is None:
-                # Nothing before it could be measured, so this setting cannot be blamed.
+                # Nothing before it could be measured, so this setting may not be at fault.
                 self.standing = replace(here, values=values, plan=plan, result=None, timed=None)
             seconds = self.clock.end_setting()
             return result_of(here, setting, "failed", str(lost), plan, seconds)
@@ -376,11 +373,10 @@ class Benchmark:
         return Timing(start=started, pace=self.pace, clock=self.clock, progress=progress)
 
     def _fewer_threads(self, new: Timed) -> bool:
-        """Whether the first setting has shown that other processes use the cores: then all compute
-        with fewer threads. One look before it started may have missed that, and threads that wait
-        for each other on crowded cores are slowed down more than anything a setting could gain: of
-        one setting windows of 104 and of 635 tokens a second were seen with two threads on two
-        such cores."""
+        """Whether the first setting showed that other processes use the cores; then all settings
+        use fewer threads. The check before the start may miss it, and threads that wait for each
+        other on crowded cores lose more than any setting gains: with two threads on two such cores,
+        windows of one setting ranged from 104 to 635 tokens a second."""
         assert new.found is not None
         threads, cores = new.found["threads"], new.found["cores"]
         if self.threads is not None or threads is None:
@@ -397,7 +393,7 @@ class Benchmark:
         return chosen.lowered
 
     def _measured(self, new: Timed) -> Measured:
-        """With what all settings have in common; warns of other processes once."""
+        """The results with what all settings share; warns once about other processes."""
         assert new.found is not None
         found = {"loss": None, **new.found, "lowered": self.lowered}
         counts = {key: int(found.pop(key)) for key in COUNTS if key in found}

@@ -1,5 +1,5 @@
-"""What was measured of a setting: its windows, what the log lines of its run add to them, and its
-loss on the held-out rows, computed in one way whatever trained the weights."""
+"""Results of a setting: its windows, values from its log lines, and its loss on the held-out rows,
+evaluated the same way for all settings."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from expert.training.evaluation import EvalSums
 
 FIRST_STEPS = 3
-"""Not settled: they compile and fill caches."""
+"""Warm-up: they compile and fill caches."""
 
 
 def numbers_of(
     run: Session, events: list[dict[str, Any]], windows: list[Window], trained: int
 ) -> dict[str, Any]:
-    """The fields of `Measured`, but for the loss; `trained`: steps before the loss was judged."""
+    """The fields of `Measured` except the loss; `trained`: steps before the loss was evaluated."""
     steps = _steady(events, windows, trained)
     plan, train, order = run.plan, run.data.train, run.data.order
     assert train is not None
@@ -81,9 +81,8 @@ def _clumping(index: PackIndex, order: DataOrder) -> float | None:
 def _steady(
     events: list[dict[str, Any]], windows: list[Window], trained: int
 ) -> list[dict[str, Any]]:
-    """Log lines that lie inside a window, without its first step, which waited for the window to
-    start. Where windows are too short for any, those before the loss was judged, without the first
-    steps."""
+    """Log lines inside a window, without its first step, which waited for the window to start. If
+    windows are too short for any, the lines before the loss was evaluated, without warm-up."""
     lines = [event for event in events if event["event"] == "step"]
     inside = [
         line
@@ -113,7 +112,7 @@ def _mfu(plan: RunPlan, tokens_per_second: float) -> tuple[float | None, str]:
 
 
 def _peak_memory(events: list[dict[str, Any]]) -> int | None:
-    """Of the card as the allocator holds it before the loss is judged; on a CPU of the process."""
+    """GPU memory reserved before the loss is evaluated; on a CPU the process's RAM."""
     held = [e["peak_reserved_bytes"] for e in events if e.get("peak_reserved_bytes") is not None]
     return int(max(held)) if held else peak_memory_bytes()
 
@@ -124,12 +123,12 @@ BECAUSE = "all settings are judged in the same way"
 
 
 def judged(run: Session, weights: Groups, job: Job) -> dict[str, Any]:
-    """Loss of the weights on the first held-out rows: not packed, SDPA, nothing compiled. Where it
-    is asked for, also as the setting trains. The model is built again beside the trained one."""
+    """Loss of the weights on the first held-out rows: not packed, SDPA, nothing compiled. With
+    `own_way` also as the setting trains. The model is built again next to the trained one."""
     if run.data.validation is None:
         return {"loss": None, "held_out_rows": 0, "held_out_tokens": 0}
     own = {
-        # That these compute the same is a setting of its own.
+        # Whether these compute the same is a setting of its own.
         "kernels.compile": False,
         "kernels.fused_blocks": False,
         "kernels.loss_scaling": False,
@@ -154,13 +153,13 @@ def judged(run: Session, weights: Groups, job: Job) -> dict[str, Any]:
 
 
 def _mean(sums: EvalSums) -> float | None:
-    """None also where it is not finite: JSON has no word for that, and it agrees with nothing."""
+    """None also if not finite: JSON cannot hold that, and it agrees with nothing."""
     loss = sums.loss_sum.item() / sums.targets if sums.targets else math.nan
     return loss if math.isfinite(loss) else None
 
 
 def _evaluated(plan: RunPlan, run: Session, weights: Groups, job: Job) -> EvalSums:
-    """The held-out rows under a plan, with a model that is gone again afterwards."""
+    """Evaluate the held-out rows under a plan, with a temporary model."""
     from itertools import islice
 
     from expert.data.feed.run_data import split_batches
@@ -177,7 +176,7 @@ def _evaluated(plan: RunPlan, run: Session, weights: Groups, job: Job) -> EvalSu
 
 
 def _held_out(plan: RunPlan, data: RunData, most: int) -> tuple[PreparedSplit, int, int]:
-    """The first validation rows as the plan lays them out, the batch size, and the batches."""
+    """The first validation rows as the plan lays them out, the batch size, and the batch count."""
     import numpy as np
 
     from expert.data.pack.pack import pack_best_fit, pack_none

@@ -1,4 +1,4 @@
-"""The time of a benchmark: how long each part of it may take, and what is left for the rest."""
+"""Time limits of a benchmark: how long each part may take, and what is left for the rest."""
 
 from __future__ import annotations
 
@@ -9,43 +9,42 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 LONGEST = 1.5
-"""Times the announced time: no setting is started by itself where the benchmark would end later."""
+"""Times the announced time: no setting is started by itself if the benchmark would end later."""
 REST = 2
-"""Settings' time for all that are left together: most of them are quicker, but they compile."""
+"""Settings' worth of time for all remaining ones together: most are faster, but they compile."""
 TRAINING_SHARE = 0.25
-"""Of a setting's time, before it is timed: every later setting has to train as many steps."""
+"""Share of a setting's time before it is timed: every later setting trains as many steps."""
 WORTH = 0.5
-"""Of the time it took to get a setting ready, for timing it: a setting of 17 s was timed for a
-fifth of a second on an H200, because its share of the benchmark was used up by then."""
+"""Timing takes at least this share of the time it took to get a setting ready: on an H200 a setting
+of 17 s was timed for a fifth of a second, because its share of the benchmark was used up."""
 LEAST_WINDOWS = 2
-"""However slow the steps are: one window alone has no spread."""
+"""However slow the steps are: a single window has no spread."""
 SLOW_STEP_SECONDS = 0.3
-"""Slower steps need no untimed ones before them: a device that was idle is at work again long
-before they end."""
+"""Slower steps need no untimed ones first: an idle device is back at full speed long before."""
 SETTLING_STEPS = 2
-"""After a pause the host is not yet ahead of its device, and batches are ready that were made in
-the meantime."""
+"""Untimed steps after a pause: the host is not yet ahead of its device, and batches made during the
+pause are waiting."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
-    """How long a benchmark and its settings may take for what."""
+    """Time limits of a benchmark and its settings."""
 
     total_seconds: float
-    """Of the whole benchmark, as it is announced."""
+    """Of the whole benchmark, as announced."""
     learn_seconds: float
-    """Training before the loss is judged, and at most so many steps of it."""
+    """Training before the loss is evaluated, and at most `most_learnt` steps of it."""
     most_learnt: int
     window_seconds: float
     """Steps that take longer are a window each."""
     least_pairs: int
-    """Windows of a setting, each beside one of the setting it is compared with."""
+    """Windows of a setting, each paired with one of the setting it is compared with."""
     most_pairs: int
-    """Where fewer leave it open whether there is a difference."""
+    """If fewer pairs leave the result open."""
     held_out: int
-    """Rows that the loss is judged on."""
+    """Rows that the loss is evaluated on."""
     limit_seconds: float
-    """A process that prints nothing for so long is killed."""
+    """A process that is silent for this long is killed."""
 
 
 QUICK = Pace(
@@ -69,11 +68,10 @@ THOROUGH = Pace(
     limit_seconds=600.0,
 )
 THOROUGH_FROM_MINUTES = 5.0
-"""With less time windows are short and pairs are few, as with --quick."""
+"""With less time, windows are short and pairs few, as with --quick."""
 
 
 def pace_of(*, quick: bool, minutes: float | None) -> Pace:
-    """The pace for the time that was asked for."""
     if minutes is None:
         return QUICK if quick else THOROUGH
     pace = QUICK if minutes < THOROUGH_FROM_MINUTES else THOROUGH
@@ -81,7 +79,7 @@ def pace_of(*, quick: bool, minutes: float | None) -> Pace:
 
 
 class Clock:
-    """What is left of the announced time, and what one setting may take of it."""
+    """What is left of the announced time, and the share of one setting."""
 
     def __init__(self, total_seconds: float, now: Callable[[], float] = time.monotonic) -> None:
         self.total, self._now = total_seconds, now
@@ -101,29 +99,28 @@ class Clock:
 
     @property
     def usual(self) -> float:
-        """What a setting has taken so far; 0 before the first."""
+        """Median time of a setting so far; 0 before the first."""
         return statistics.median(self._took) if self._took else 0.0
 
     def start_setting(self, to_come: int) -> float:
-        """One of so many settings starts; the seconds it may take."""
+        """Start one of `to_come` settings; returns the seconds it may take."""
         self._setting_started = self._now()
         self.share = max(0.0, self.total - self.elapsed) / max(1, to_come)
         return self.share
 
     def end_setting(self) -> float:
-        """The seconds that the setting took."""
         self._took.append(self.spent)
         return self._took[-1]
 
     def is_up(self, to_come: int = 0) -> bool:
-        """Whether one setting more would end after the longest time; with so many after it, also
-        where these together and the comparison with the baseline would."""
+        """Whether one more setting would exceed the longest time; with `to_come` after it, also
+        counting those together and the comparison with the baseline."""
         more = 1 + min(to_come, REST) + bool(to_come)
         return bool(self._took) and self.elapsed + more * self.usual > LONGEST * self.total
 
     def left(self, to_come: int) -> float:
-        """Seconds that are likely left for so many settings: as those before took, within the
-        limit; before the first what was announced, and never less than one of them."""
+        """Seconds likely left for `to_come` settings, judging by earlier ones and within the limit;
+        before the first the announced time, and never less than one setting."""
         if not self._took:
             return max(0.0, self.total - self.elapsed)
         return max(self.usual, min(to_come * self.usual, LONGEST * self.total - self.elapsed))
@@ -135,6 +132,6 @@ class Clock:
 
 
 def window_steps(step_seconds: float, window_seconds: float) -> tuple[int, int]:
-    """(timed, untimed before them): so many steps that a window lasts so long, one at least."""
+    """(timed, untimed before them): the steps that make up a window, at least one."""
     steps = max(1, math.ceil(window_seconds / step_seconds))
     return steps, 0 if step_seconds > SLOW_STEP_SECONDS else SETTLING_STEPS

@@ -1,8 +1,9 @@
-"""The process that measures a setting, from outside: asked, listened to, and killed when it hangs.
+"""Controls the process that measures a setting: sends orders, waits for answers, kills it if it
+hangs.
 
-Each setting is a process of its own, forked from a server that has imported everything (9 s of CPU
-time for each of them otherwise): nothing of one setting is left for the next, and a crash ends
-nobody else. Standard library's forkserver; where there is no fork, a process that starts afresh.
+Each setting has its own process, forked from a server that has imported everything (otherwise 9 s
+of CPU time each): nothing is left over for the next setting, and a crash ends only one. Uses the
+standard library's forkserver; without fork, a fresh process.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ if TYPE_CHECKING:
 START_SECONDS = 180.0
 """For importing torch from a slow disk."""
 LEAST_WAIT_SECONDS = 60.0
-"""For a window, however short it should be: another process may hold everything up."""
+"""For a window, however short: another process may delay everything."""
 IMPORTED = (
     *("torch", "transformers.modeling_utils", "expert.data.feed.loader", "expert.model.load"),
     *("expert.run.session.execute", "expert.telemetry.gpu", "expert.training.loop"),
 )
 
 Progress = Callable[[str, int, int], None]
-"""What is being done, how much of it, and of how much."""
+"""What is being done, how much of it is done, and the total."""
 
 
 class SettingLost(Exception):
-    """A setting that cannot be measured any more; the text says why."""
+    """A setting that can no longer be measured; the message says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,20 +53,20 @@ class Job:
     """Where its run folder goes."""
     pace: Pace
     steps: int | None
-    """Trained before the loss is judged; None: as many as there is time for."""
+    """Trained before the loss is evaluated; None: as many as there is time for."""
     judged_in: str
-    """Precision of the judging, the same for all settings."""
+    """Precision of the evaluation, the same for all settings."""
     own_way: bool = False
-    """Judge the loss as this setting trains, too."""
+    """Evaluate the loss also as this setting trains."""
     only_rate: bool = False
-    """Measured before: only its speed is wanted, so few steps are trained and no loss judged."""
+    """Measured before: only its speed is needed, so few steps are trained and no loss computed."""
     stays: bool = True
-    """There is room for the judged model beside the trained one, so the loss comes first and the
-    process stays ready for windows. Else the loss is judged last, and the process ends."""
+    """The evaluated model fits next to the trained one, so the loss comes first and the process
+    stays ready for windows. Otherwise the loss comes last and the process ends."""
     beside: bool = False
     """Another setting is on the device, paused."""
     threads: int | None = None
-    """Of a CPU, as the first setting has settled them; None: this is the first."""
+    """CPU threads fixed by the first setting; None: this is the first."""
     allow_remote_code: bool = False
 
 
@@ -77,32 +78,31 @@ class Ready:
     steps: int
     """Trained so far."""
     threads: int | None = None
-    """Of a CPU; None on a card."""
+    """CPU threads; None on a card."""
     cores: int | None = None
     lowered: bool | None = None
-    """Fewer threads than cores, because other processes use them."""
+    """Fewer threads than cores, because other processes use the cores."""
     environment: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """Steps that were timed together, the device idle before and after them."""
+    """Steps timed together, with the device idle before and after."""
 
     first: int
     """Steps of the run before it."""
     steps: int
     tokens: int
-    """Real ones, without padding."""
+    """Without padding."""
     examples: int
     seconds: float
     others: float
     """Cores that other processes used meanwhile."""
     gpu_percent: float | None = None
-    """Utilization by NVML at its end; None where it was too short to know."""
+    """NVML utilization at its end; None if it was too short."""
 
     @property
     def rate(self) -> float:
-        """Tokens a second."""
         return self.tokens / self.seconds
 
 
@@ -112,8 +112,8 @@ class SettingProcess:
     def __init__(
         self, job: Job, *, log: Path, progress: Progress, target: Callable[..., None]
     ) -> None:
-        """`target` is what the process runs: with the job, its end of a pipe, a file for what it
-        prints, and the environment."""
+        """`target` is the function the process runs, with the job, its end of a pipe, a file for
+        its output, and the environment."""
         self._log, self._progress, self.alive = log, progress, True
         self._limit = job.pace.limit_seconds
         method = "forkserver" if os.name == "posix" else "spawn"
@@ -126,32 +126,32 @@ class SettingProcess:
                 self.alive = True
                 self._start(target, job, "spawn")
                 answer = self._wait_for(("ready",), max(START_SECONDS, self._limit))
-        except BaseException:  # Ctrl-C, too: nothing may be left behind
+        except BaseException:  # also on Ctrl-C: nothing may be left behind
             self.stop()
             raise
         self.ready: Ready = answer["ready"]
 
     def window(self, steps: int, skip: int) -> Window:
-        """Time so many steps, after some that are not timed."""
+        """Time `steps` steps, after `skip` untimed ones."""
         expected = (steps + skip) * self.ready.step_seconds
         self._send({"steps": steps, "skip": skip})
         found: Window = self._wait_for(("window",), LEAST_WAIT_SECONDS + 10 * expected)["window"]
         return found
 
     def measured(self) -> dict[str, Any]:
-        """What was measured so far; a process that does not stay judges its loss now, and ends."""
+        """The results so far; a process that does not stay evaluates its loss now and ends."""
         self._send({})
         found: dict[str, Any] = self._wait_for(("measured",), self._limit)["measured"]
         return found
 
     def stop(self) -> None:
-        """Kill the process and everything that it started."""
+        """Kill the process and everything it started."""
         if not self.alive:
             return
         self.alive = False
         with contextlib.suppress(ProcessLookupError, PermissionError, AttributeError):
             os.killpg(self._process.pid or 0, signal.SIGKILL)
-        self._process.kill()  # before it had a group of its own
+        self._process.kill()  # before it had its own group
         self._process.join()
         self._connection.close()
 
@@ -161,11 +161,11 @@ class SettingProcess:
         context: Any = multiprocessing.get_context(method)
         _track_quietly()
         if method == "forkserver":
-            # Importing peft imports bitsandbytes, which initialises CUDA: then each process
-            # imports peft by itself, in two seconds.
+            # Importing peft imports bitsandbytes, which initialises CUDA; then each process imports
+            # peft itself, in two seconds.
             cuda = job.plan.kernels.device == "cuda" and find_spec("bitsandbytes")
             context.set_forkserver_preload([*IMPORTED, *(() if cuda else ("peft",))])
-            # cuInit before a fork would spoil CUDA after it; this way torch asks NVML instead.
+            # cuInit before a fork would break CUDA after it; with this, torch asks NVML instead.
             os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
         self._connection, theirs = context.Pipe()
         self._process = context.Process(
@@ -181,8 +181,8 @@ class SettingProcess:
             raise self._lost() from None
 
     def _wait_for(self, wanted: tuple[str, ...], limit: float) -> dict[str, Any]:
-        """The answer of such a name. The limit is one of silence: a setting whose steps are slow
-        reports after each of them."""
+        """The answer with one of these names; slow settings report each step, so silence is
+        limited."""
         while True:
             try:
                 if not self._connection.poll(limit):
@@ -200,7 +200,7 @@ class SettingProcess:
                 self._progress(answer["doing"], answer["done"], answer["of"])
 
     def _lost(self) -> SettingLost:
-        """It has gone without an answer: by which signal, or with which last words."""
+        """The error for a process that ended without an answer: its signal, or its last output."""
         self._process.join(LEAST_WAIT_SECONDS)
         code = self._process.exitcode
         self.stop()
@@ -211,8 +211,8 @@ class SettingProcess:
 
 
 def _track_quietly() -> None:
-    """Start Python's resource tracker without its warning: a process that is killed leaves
-    semaphores, which the tracker cleans up and would report to the user at the end."""
+    """Start Python's resource tracker without its warning: a killed process leaves semaphores,
+    which the tracker cleans up and would report to the user."""
     from multiprocessing import resource_tracker
 
     before = os.environ.get("PYTHONWARNINGS")

@@ -1,4 +1,4 @@
-"""A benchmark as a result: what was measured, on what, and whether it can be trusted."""
+"""The result of a setting: what was measured, compared with what, and its status."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from expert.planning.run_plan import RunPlan
 
 SAME_ROWS_AN_UPDATE = 0.02
-"""How far the rows of a step may be from those of the other settings, as a share."""
+"""Tolerance for the rows of a step relative to the other settings."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """The settings that are kept so far; the next one is compared with them."""
+    """The settings kept so far; the next one is compared with them."""
 
     ground: Ground
     values: dict[str, Any]
@@ -46,21 +46,21 @@ class Standing:
     result: SettingResult | None = None
     gains: dict[str, float] = field(default_factory=dict)
     timed: Timed | None = None
-    """None where nothing could be measured yet."""
+    """None if nothing could be measured yet."""
 
 
 def notes_on(results: Sequence[SettingResult], planned: int) -> list[str]:
-    """What was measured together, and which settings had other rows in a step, or not `planned`."""
+    """Which settings were measured together, or had different rows per step than `planned`."""
     said: dict[str, list[str]] = {}
     for result in results:
         if result.measured is None:
             continue
         rows = result.measured.examples_per_update
-        # Packed sequences hold a number of rows on average that is seldom a whole one.
+        # The average number of rows in packed sequences is rarely a whole number.
         if abs(rows - planned) > max(0.5, SAME_ROWS_AN_UPDATE * planned):
             said.setdefault(f"{rows:.1f} rows a step, not {planned}", []).append(result.name)
         elif result.same_rows is False:
-            said.setdefault(f"{rows:.1f} rows a step on average, other ones", []).append(
+            said.setdefault(f"{rows:.1f} rows a step on average, in different batches", []).append(
                 result.name
             )
     rest = [f"{one.name}: {one.adds}" for one in results if one.name == THE_REST]
@@ -75,7 +75,7 @@ def judged(
     paired: Paired | None,
     seconds: float,
 ) -> SettingResult:
-    """What becomes of a setting that was measured."""
+    """The status of a measured setting."""
     before, below = standing.plan, standing.result
     if paired is None or below is None or below.measured is None or before is None:
         cumulative = 1.0 if setting is BASELINE else None
@@ -107,9 +107,9 @@ def judged(
 
 
 def in_all(below: float | None, gain: float, status: Status) -> float | None:
-    """Times as fast as the baseline. A setting without a measured difference counts for nothing:
-    windows that look faster end the timing and others are timed longer, so that gains of settings
-    that change nothing come to more than 1. Of seven settings on two cores they came to 2.6 in all,
+    """Speedup over the baseline. A setting without a measured difference counts as 1: windows that
+    look faster end the timing while others are timed longer, so that the gains of settings that
+    change nothing multiply to more than 1. For seven settings on two cores the product was 2.6,
     where 1.6 was measured against the baseline."""
     if below is None:
         return None
@@ -125,7 +125,6 @@ def result_of(
     seconds: float = 0.0,
     **more: Any,
 ) -> SettingResult:
-    """A setting's result, measured or not."""
     before = standing.plan
     return SettingResult(
         name=setting.name,

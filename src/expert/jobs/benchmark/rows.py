@@ -1,4 +1,4 @@
-"""The rows of a benchmark: prepared once, and as many to a step in every setting."""
+"""The rows of a benchmark: prepared once, with the same number per step in every setting."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from expert.planning.run_plan import RunPlan
 
 HELD_OUT_SHARE = 0.1
-"""Of the training rows, where the manifest holds none out."""
+"""Of the training rows, if the manifest holds none out."""
 
 ReadWith = Callable[[tuple[str, ...]], "ReadManifest"]
-"""Reads the manifest once more, with further overrides."""
+"""Reads the manifest again with further overrides."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """The rows, and what is the same for every setting."""
+    """The rows, and what all settings share."""
 
     ground: Ground
     examples: int
-    """Rows of a step."""
+    """Rows per step."""
     overrides: tuple[str, ...]
     """Overrides of the manifest that all settings share."""
     notes: tuple[str, ...]
@@ -39,7 +39,7 @@ class Rows:
 
 
 def prepare_rows(read: ReadWith, top: RunPlan, *, model: str | None, tell: Tell) -> Rows:
-    """Prepare the rows, and see how many make up a step."""
+    """Prepare the rows, and determine how many make up a step."""
     characters = top.model.name == CHAR_GPT
     index, overrides, notes = _prepared(read, model, tell, characters=characters)
     from expert.data.pack.pack import bins_per_update
@@ -69,20 +69,20 @@ def prepare_rows(read: ReadWith, top: RunPlan, *, model: str | None, tell: Tell)
 def _prepared(
     read: ReadWith, model: str | None, tell: Tell, *, characters: bool
 ) -> tuple[PackIndex, tuple[str, ...], tuple[str, ...]]:
-    """The packed training rows, and what was changed so that some are held out."""
+    """The packed training rows, and what was changed to hold some out."""
     make = partial(prepare, model=model, tell=tell)
     packed: tuple[str, ...] = ("training.config.tokenize=ahead",)
     packed += () if characters else ("training.config.packing=true",)
-    made = make(read(packed))
-    if made.validation is not None:
-        return made.train.index, (), ()
+    prepared = make(read(packed))
+    if prepared.validation is not None:
+        return prepared.train.index, (), ()
     share = f"training.dataset.validation_split={HELD_OUT_SHARE}"
     note = f"the manifest has no validation rows: {HELD_OUT_SHARE:.0%} of the rows were held out"
     return make(read((share, *packed))).train.index, (share,), (note,)
 
 
 def _rows_at_once(read: ReadManifest, examples: int, *, characters: bool) -> int:
-    """The micro-batch size of the manifest: what people run before they tune anything."""
+    """The manifest's micro-batch size: what people run before they tune anything."""
     config = read.manifest.training.config
     for written in (config.micro_batch_size, config.batch_size):
         if written != "auto":
@@ -91,7 +91,7 @@ def _rows_at_once(read: ReadManifest, examples: int, *, characters: bool) -> int
 
 
 def _not_late(read: ReadManifest, top: RunPlan, *, characters: bool) -> str:
-    """Why these rows cannot be tokenised on the fly."""
+    """Why these rows cannot be tokenised on the fly; "" if they can."""
     training = read.manifest.training
     if characters:
         return "a corpus of characters needs no tokenizer"

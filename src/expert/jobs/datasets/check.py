@@ -1,4 +1,4 @@
-"""The job behind `expert dataset check`: rows read as preparing reads them; nothing is written."""
+"""The job behind `expert dataset check`: reads rows as preparing does and writes nothing."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def check_dataset(
     overrides: tuple[str, ...] = (),
     show: RowsToShow | None = None,
 ) -> DatasetReport:
-    """Read every row as preparing would, and report what is in it; nothing is written.
+    """Read every row as preparing would, and report its contents; nothing is written.
 
-    `show`: which rows come back as the model sees them; none by default.
+    `show`: which rows to return as the model sees them; none by default.
     """
     from expert.data.inspect.check_rows import DatasetReport, check_rows
     from expert.data.inspect.pick_rows import RowsToShow, rows_as_text
@@ -48,7 +48,7 @@ def check_dataset(
 
 
 def first_row_of(opened: Opened, *, most_tokens: int | None) -> tuple[ShownRow | None, str]:
-    """The first good training row under a plan; None with the reason where it is not here."""
+    """The first good training row under a plan; None and the reason if it is not available."""
     from expert.data.inspect.pick_rows import FIRST
     from expert.data.inspect.shown_rows import show_row
     from expert.data.line import open_line, reading_of
@@ -64,9 +64,9 @@ def first_row_of(opened: Opened, *, most_tokens: int | None) -> tuple[ShownRow |
         ):
             return None, f"the rows of {source.name} are not fetched for it"
         line = open_line(plan, opened.read, opened.named, writes=False, has_tokenizer=has_tokenizer)
-        for row, made in reading_of(line, line.sources_of("train")[0]).formatted():
-            if isinstance(made, list):
-                return show_row(line, row, made, "train", FIRST, most_tokens=most_tokens), ""
+        for row, segments in reading_of(line, line.sources_of("train")[0]).formatted():
+            if isinstance(segments, list):
+                return show_row(line, row, segments, "train", FIRST, most_tokens=most_tokens), ""
         return None, "no row can be used"
     except (ExpertError, OSError) as error:  # the next reader of the rows raises it again
         return None, str(error)

@@ -1,4 +1,4 @@
-"""The job behind `expert find-datasets`: data on this machine, and who uses it."""
+"""The job behind `expert find-datasets`: data on this machine, and which experts use it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from expert.data.read.folders import SPLIT_NAMES, saved_files, saved_splits
 from expert.data.read.rows import is_markdown, suffix_format
 from expert.data.read.streams import open_bytes
 from expert.data.records import DataError
+from expert.insight.record import mapping
 from expert.jobs.pretokenize import is_foreign, manifests_below
 from expert.manifest.reader import read_manifest
 from expert.planning.models.resolve import hf_cache_folder
@@ -28,8 +29,8 @@ _PATH_KEYS = ("path", "validation_path", "test_path")
 _TASK_KEYS = ("train", "valid", "test")
 _SKIPPED_FOLDERS = {"__pycache__", "node_modules", "site-packages"}
 BENCHMARK_BYTES = 4_000_000
-"""A larger file of JSON is no benchmark, and is not read to see that."""
-# JSON and text files that lie beside data and models and hold no rows.
+"""Larger JSON files are not benchmarks and are not read to check."""
+# JSON and text files next to data and models that hold no rows.
 _NOT_DATA = re.compile(
     r"(manifest|config|.*_config|tokenizer.*|special_tokens_map|added_tokens|vocab|package.*"
     r"|dataset_infos?|dataset_dict|state|metadata|.*\.index)\.json"
@@ -39,7 +40,7 @@ _NOT_DATA = re.compile(
 
 @dataclass(frozen=True)
 class FoundDataset:
-    """A data set on this machine; None for what is not known without reading it all."""
+    """A dataset on this machine; None for what is unknown without reading all of it."""
 
     kind: Kind
     name: str
@@ -48,14 +49,14 @@ class FoundDataset:
     rows: int | None
     size: int
     last_used: float | None
-    """Seconds since 1970 of the last reading or writing."""
+    """Last access or modification, in seconds since 1970."""
     tokens: int | None = None
     used_by: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class DatasetUser:
-    """An expert's manifest and the data it names: key of the manifest -> value."""
+    """An expert's manifest and the data it names, by manifest key."""
 
     name: str
     source: str
@@ -99,7 +100,7 @@ def find_datasets(
     home: Path,
     users: Sequence[DatasetUser] = (),
 ) -> list[FoundDataset]:
-    """Data sets in the Hugging Face caches and in the given folders, with who uses them."""
+    """Datasets in the Hugging Face caches and in the given folders, and which experts use them."""
     for folder in folders:
         if not folder.is_dir():
             raise DataError(f"{folder}: there is no such folder")
@@ -112,13 +113,13 @@ def find_datasets(
 
 
 def hub_cache(environ: Mapping[str, str], home: Path) -> Path:
-    """Where the hub's files are kept: by the variables of huggingface_hub, below `home` else."""
+    """The hub cache: from huggingface_hub's variables, else below `home`."""
     given = {key: value for key, value in environ.items() if value}
     return hf_cache_folder({"XDG_CACHE_HOME": str(home / ".cache"), **given})
 
 
 def datasets_cache(environ: Mapping[str, str], home: Path) -> Path:
-    """Where the package datasets keeps what it has made of the hub's files."""
+    """Where the `datasets` package keeps what it made of the hub's files."""
     if environ.get("HF_DATASETS_CACHE"):
         return Path(environ["HF_DATASETS_CACHE"])
     if environ.get("HF_HOME"):
@@ -136,15 +137,15 @@ def _in_hub_cache(cache: Path) -> Iterator[FoundDataset]:
 
 
 def _in_datasets_cache(cache: Path) -> Iterator[FoundDataset]:
-    """One entry for every configuration; where it was made several times, the newest counts."""
+    """One entry per configuration; if it was made several times, the newest."""
     for config in sorted(cache.glob("*/*")):
         infos = sorted(config.rglob("dataset_info.json"), key=lambda path: path.stat().st_mtime)
         if not infos:
             continue
-        described = object_in(infos[-1]).get("splits")
-        splits = described if isinstance(described, dict) else {}
-        counts = [entry.get("num_examples") for entry in splits.values()]
-        rows = sum(counts) if counts and all(isinstance(n, int) for n in counts) else None
+        splits = mapping(object_in(infos[-1]).get("splits"))
+        counts = [entry.get("num_examples") for entry in map(mapping, splits.values())]
+        known = [number for number in counts if isinstance(number, int)]
+        rows = sum(known) if known and len(known) == len(counts) else None
         name = config.parent.name.replace("___", "/")
         name += "" if config.name == "default" else f" ({config.name})"
         files = _files_below(config)
@@ -160,7 +161,7 @@ def _in_folder(top: Path) -> Iterator[FoundDataset]:
         folder = Path(here)
         names[:] = sorted(n for n in names if not n.startswith(".") and n not in _SKIPPED_FOLDERS)
         if (folder / "events.jsonl").is_file() and (folder / "plan.json").is_file():
-            names.clear()  # a run: its events and plans are no rows
+            names.clear()  # a run: its events and plans are not rows
             continue
         if (folder / "recipe.json").is_file() and (folder / "DONE").is_file():
             names.clear()
@@ -182,6 +183,8 @@ def _in_folder(top: Path) -> Iterator[FoundDataset]:
         for path in sorted(folder / name for name in files if not name.startswith(".")):
             if suffix_format(path) in (None, "arrow") or _NOT_DATA.fullmatch(path.name.lower()):
                 continue
+            if not path.is_file():  # a dangling link, a pipe
+                continue
             if is_markdown(path) or _is_benchmark(path):
                 continue
             splits = _splits_in_names([path.name])
@@ -189,7 +192,7 @@ def _in_folder(top: Path) -> Iterator[FoundDataset]:
 
 
 def _is_benchmark(path: Path) -> bool:
-    """Whether a file is what `expert benchmark` wrote, under whatever name."""
+    """Whether a file is a benchmark result, whatever its name."""
     small = path.suffix.lower() == ".json" and path.stat().st_size < BENCHMARK_BYTES
     return small and object_in(path).get("kind") == "ladder"
 
@@ -203,7 +206,7 @@ def _found(
     files: Iterable[Path],
     tokens: int | None = None,
 ) -> FoundDataset:
-    # What a link points to is counted where it lies: the hub's snapshots link to its blobs.
+    # A link's target is counted at its own path: the hub's snapshots link to its blobs.
     states = [file.stat() for file in files if kind == "file" or not file.is_symlink()]
     used = max((max(state.st_atime, state.st_mtime) for state in states), default=None)
     size = sum(state.st_size for state in states)
@@ -211,7 +214,7 @@ def _found(
 
 
 def count_rows(path: Path) -> int | None:
-    """Lines of a jsonl, or of a csv less its header; None for other formats and broken files."""
+    """Lines of a jsonl, or of a csv without its header; None for other formats and broken files."""
     kind = suffix_format(path)
     if kind not in ("jsonl", "csv", "tsv"):
         return None
@@ -228,7 +231,7 @@ def count_rows(path: Path) -> int | None:
 
 
 def _saved_counts(folders: Iterable[Path]) -> tuple[int | None, int | None]:
-    """Rows of saved data sets and, where they are tokens, how many with their padding."""
+    """Rows of saved datasets and, if they are tokenised, tokens including padding."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -257,7 +260,7 @@ def _splits_in_names(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def same_id(one: str, other: str) -> bool:
-    """Whether two ids of the hub are one: `datasets` writes them its own way."""
+    """Whether two hub ids are the same: `datasets` spells them differently."""
     plain = [re.sub(r"[^a-z0-9/]", "", name.lower()) for name in (one, other)]
     return plain[0] == plain[1]
 

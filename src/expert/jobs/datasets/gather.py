@@ -1,4 +1,4 @@
-"""The job behind `expert find-datasets --consolidate`: what manifests need, copied to one place."""
+"""The job behind `expert find-datasets --consolidate`: copies what manifests need to one place."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from expert.planning.survey import local_path, looks_local
 
 @dataclass(frozen=True)
 class Copy:
-    """A file that was copied, or that was there already with the same content."""
+    """A file that was copied, or that already existed with the same content."""
 
     source: str
     target: str
@@ -32,7 +32,7 @@ class Copy:
 
 @dataclass(frozen=True)
 class Gathered:
-    """What `--consolidate` did for one expert, and the options that make it use the copies."""
+    """What `--consolidate` did for one expert, and the options that use the copies."""
 
     expert: str
     manifest: str
@@ -47,7 +47,7 @@ class _CopyPlan:
     user: DatasetUser
     files: list[tuple[Path, Path]] = field(default_factory=list)
     texts: dict[Path, str] = field(default_factory=dict)
-    """Files that describe the copies, by their place."""
+    """Files that describe the copies, by path."""
     options: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
 
@@ -55,8 +55,8 @@ class _CopyPlan:
 def consolidate(
     users: Sequence[DatasetUser], destination: Path, caches: Caches | None = None
 ) -> list[Gathered]:
-    """Copy the data of every manifest into DEST/<expert>/, that of the hub out of its caches; all
-    of it, or an error first."""
+    """Copy the data of every manifest into DEST/<expert>/, hub data from its caches; raises before
+    copying if anything conflicts."""
     destination = destination.resolve()
     plans = [_plan_copies(user, destination, caches) for user in users]
     wanted: dict[Path, str] = {}
@@ -119,8 +119,8 @@ def _plan_of_hub(
 
 
 def _kept_name(path: Path, folder: Path) -> Path:
-    """The path below the manifest's folder, so that a/train.jsonl and b/train.jsonl stay two;
-    the name alone for what lies elsewhere."""
+    """The path below the manifest's folder, so that a/train.jsonl and b/train.jsonl stay apart; the
+    name alone for files elsewhere."""
     path, folder = path.resolve(), folder.resolve()
     if path != folder and path.is_relative_to(folder):
         return path.relative_to(folder)
@@ -136,7 +136,7 @@ def _gather(plan: _CopyPlan, digests: Mapping[Path, str]) -> Gathered:
             done = "copied"
         size = target.stat().st_size
         copies.append(Copy(str(source), str(target), size, digests[target], done))
-    for target, text in plan.texts.items():  # last: without them it is not a data set yet
+    for target, text in plan.texts.items():  # last: without them it is not a dataset yet
         if not target.exists():
             write_text_atomically(target, text)
     options = " ".join(plan.options)
@@ -144,7 +144,7 @@ def _gather(plan: _CopyPlan, digests: Mapping[Path, str]) -> Gathered:
 
 
 def _copy_verified(source: Path, target: Path, digest: str) -> None:
-    """Copy under another name, read the copy back, and only then give it its name."""
+    """Copy under a temporary name, verify the copy, and only then rename it."""
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:

@@ -1,7 +1,7 @@
-"""Rows of the hub that lie in a cache of this machine, in a form that is read without a network.
+"""Hub datasets in a cache of this machine, copied in a form that is read without a network.
 
-The package `datasets` keeps Arrow files of every split: with two descriptions beside them they are
-a saved data set. What was only downloaded is a folder of data files as its owner has uploaded them.
+The `datasets` package keeps Arrow files of every split: with two description files next to them
+they are a saved dataset. What was only downloaded is a folder of data files as uploaded.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from expert.jobs.datasets.find import same_id
 from expert.manifest.schema.dataset import DatasetSpec
 
 _PLAIN = re.compile(r"[\w.+\-]*[\w+\-][\w.+\-]*")
-"""Names something in the same folder, and nothing outside: manifests may come from anyone."""
+"""A name inside the same folder and nothing outside: manifests may come from anyone."""
 
 
 @dataclass(frozen=True)
 class Caches:
-    """Where the hub's files are kept, and what the package `datasets` has made of them."""
+    """The hub's files, and what the `datasets` package made of them."""
 
     hub: Path
     datasets: Path
@@ -32,23 +32,23 @@ class Caches:
 
 @dataclass
 class CachedRows:
-    """What is to be copied of a cache: files by their place in the copy, and texts beside them."""
+    """What to copy from a cache: files by their path in the copy, and texts next to them."""
 
     folder: str
     """The name of the copy."""
     path: str
-    """What names the rows in it, after the folder: "" or `::split`."""
+    """The suffix that names the rows in it, after the folder: "" or `::split`."""
     files: dict[Path, Path] = field(default_factory=dict)
-    """Place in the copy -> file."""
+    """Path in the copy -> file."""
     texts: dict[Path, str] = field(default_factory=dict)
 
 
 class NotCached(Exception):
-    """Why rows of the hub cannot be copied."""
+    """Why hub rows cannot be copied."""
 
 
 def cached_rows(value: str, caches: Caches) -> CachedRows:
-    """The files behind `id::split::configuration`; NotCached where they are not here."""
+    """The files behind `id::split::configuration`; NotCached if they are not here."""
     name, *parts = value.split("::")
     split, config = [*parts, "", ""][:2]
     split = split or "train"
@@ -57,20 +57,20 @@ def cached_rows(value: str, caches: Caches) -> CachedRows:
     if "[" in split:
         raise NotCached(f"names a slice of a split, which a copy cannot: take {name}::train")
     copy_name = name.replace("/", "--") + (f"--{config}" if config else "")
-    made = _in_datasets_cache(name, config, caches.datasets)
-    if made is not None:
-        return _as_saved(copy_name, split, made)
+    cached = _in_datasets_cache(name, config, caches.datasets)
+    if cached is not None:
+        return _as_saved(copy_name, split, cached)
     snapshot = _snapshot(name, caches.hub)
     if snapshot is None:
         raise NotCached(f"is not in a cache here ({caches.datasets} and {caches.hub}): fetch it")
     return _as_folder(copy_name, split, config, snapshot)
 
 
-# --- what the package datasets has made ----------------------------------------------------------
+# --- the cache of the datasets package ------------------------------------------------------------
 
 
 def _in_datasets_cache(name: str, config: str, cache: Path) -> Path | None:
-    """The folder of a configuration, where it was made several times the newest."""
+    """The folder of a configuration; if it was made several times, the newest."""
     infos = [
         info
         for folder in sorted(cache.glob("*"))
@@ -85,24 +85,24 @@ def _in_datasets_cache(name: str, config: str, cache: Path) -> Path | None:
     return newest.parent if newest is not None else None
 
 
-def _as_saved(copy_name: str, split: str, made: Path) -> CachedRows:
+def _as_saved(copy_name: str, split: str, cached: Path) -> CachedRows:
     from expert.data.tokens.documents import dataset_files
 
-    info = object_in(made / "dataset_info.json")
+    info = object_in(cached / "dataset_info.json")
     splits = info.get("splits")
     names = [each for each in splits if _PLAIN.fullmatch(each)] if isinstance(splits, dict) else []
     if split not in names:
-        raise NotCached(f"has no split {split!r} in {made}; its splits: {', '.join(names)}")
+        raise NotCached(f"has no split {split!r} in {cached}; its splits: {', '.join(names)}")
     found = CachedRows(copy_name, f"::{split}")
     prefix = re.escape(str(info.get("dataset_name") or "")) or ".+"
     for each in names:
-        # `name-train.arrow`, or the parts of it; not what `map` has left beside them.
+        # `name-train.arrow` or its parts; not what `map` has left next to them.
         shape = re.compile(rf"{prefix}-{re.escape(each)}(-\d+-of-\d+)?\.arrow")
-        files = sorted(path for path in made.glob("*.arrow") if shape.fullmatch(path.name))
+        files = sorted(path for path in cached.glob("*.arrow") if shape.fullmatch(path.name))
         if not files:
-            raise NotCached(f"has no Arrow files of {each!r} in {made}")
+            raise NotCached(f"has no Arrow files of {each!r} in {cached}")
         found.files |= {Path(each, file.name): file for file in files}
-        described = dataset_files([file.name for file in files], made.name)
+        described = dataset_files([file.name for file in files], cached.name)
         found.texts |= {Path(each, file): text for file, text in described.items()}
     found.texts[Path("dataset_dict.json")] = json.dumps({"splits": names})
     return found
@@ -112,7 +112,7 @@ def _as_saved(copy_name: str, split: str, made: Path) -> CachedRows:
 
 
 def _snapshot(name: str, cache: Path) -> Path | None:
-    """The files of the newest state that was fetched: that of the branch main, where known."""
+    """The files of the newest downloaded revision: of the branch main, if known."""
     for folder in sorted(cache.glob("datasets--*")):
         if not same_id(folder.name.removeprefix("datasets--").replace("--", "/"), name):
             continue
@@ -129,7 +129,7 @@ def _snapshot(name: str, cache: Path) -> Path | None:
 
 
 def _as_folder(copy_name: str, split: str, config: str, snapshot: Path) -> CachedRows:
-    """The data files as they were uploaded, where their names show the split."""
+    """The data files as uploaded, if their names show the split."""
     top = snapshot / config
     if not top.is_dir():
         raise NotCached(f"has no folder of its configuration {config!r} in {snapshot}")
@@ -141,7 +141,7 @@ def _as_folder(copy_name: str, split: str, config: str, snapshot: Path) -> Cache
         except DataError as error:
             why = why or str(error).partition("  (")[0]
             continue
-        # Every file but those that describe the repository, where all of them are the rows.
+        # If all files are the rows, every file except those that describe the repository.
         every = (p for p in sorted(top.rglob("*")) if p.is_file() and p.suffix.lower() != ".md")
         read = source.files if path else [p for p in every if not p.name.startswith(".")]
         return CachedRows(copy_name, path, {file.relative_to(top): file for file in read})

@@ -1,7 +1,7 @@
 """The job behind `expert diagnose` before a run: machine, kernels, data and configuration.
 
-What the plan fixes by itself is a note. Nothing is trained, and nothing is written but what
-remembers the hash of a data file.
+What the plan fixes by itself is a note. Nothing is trained, and nothing is written except cached
+hashes of data files.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """Everything that was found before a run."""
+    """All findings before a run."""
 
     findings: tuple[Finding, ...]
     trials: Trials
@@ -42,7 +42,7 @@ class Check:
 
     @property
     def exit_code(self) -> int:
-        """0, or 2 where an error says that a run would not start."""
+        """0, or 2 if an error would keep a run from starting."""
         stops = any(finding.severity == "error" for finding in self.findings)
         return EXIT_USAGE if stops else EXIT_OK
 
@@ -75,7 +75,7 @@ def check(
     machine: Machine | None = None,
     memory: GpuMemory | None = None,
 ) -> Check:
-    """Look at everything. `replan` reads the manifest again with further overrides."""
+    """Check everything. `replan` reads the manifest again with further overrides."""
     from pathlib import Path
 
     here = machine or describe_machine(read.folder if read is not None else Path())
@@ -117,7 +117,7 @@ def _trials(
     wanted: bool,
     tell: Callable[[str], None],
 ) -> Trials:
-    """The kernels on this machine's card, or on its CPU where a run would use that."""
+    """Run the kernels on this machine's card, or on its CPU if a run would use that."""
     device = target.device if target.is_this_machine else "cpu"
     if named is not None:
         return not_tried("cuda", f"{target.name} is not this machine's card")
@@ -128,7 +128,7 @@ def _trials(
     if not wanted:
         return not_tried(device, "--no-kernels")
     compiles = plan is not None and plan.kernels.compile
-    # Compiling for a CPU takes 20 s, and no plan does it unasked.
+    # Compiling for a CPU takes 20 s, and no plan does it by default.
     names = [name for name in TRIALS if name != "torch.compile" or device == "cuda" or compiles]
     return try_kernels(device, names, tell=lambda name: tell(f"trying {name}"))
 
@@ -139,7 +139,7 @@ def _disk(plan: RunPlan, target: Target) -> list[Finding]:
         return []
     evidence = (
         f"{needed / 2**30:.2f} GiB needed for tokens and checkpoints, {free / 2**30:.1f} free "
-        "beside the manifest"
+        "on the manifest's disk"
     )
     numbers = {"needed_bytes": needed, "free_bytes": free}
     return [looked_at("disk" if needed <= free else "disk-full", evidence, numbers=numbers)]
@@ -197,7 +197,7 @@ def _configuration(
 
 
 def expected(plan: RunPlan, target: Target) -> Band | None:
-    """The band of tokens a second for the plan's model on its card."""
+    """The band of tokens per second for the plan's model on its card."""
     return expected_band(
         card=target.card.slug if target.card is not None else None,
         parameters=plan.model.parameters,
@@ -208,7 +208,7 @@ def expected(plan: RunPlan, target: Target) -> Band | None:
 
 
 def _both_rates(plan: RunPlan, tokens: float) -> str:
-    """Tokens a second and, for the character model, samples: its guides count those."""
+    """Tokens per second and, for the character model, samples, as its guides count."""
     rate = f"{tokens:,.0f} tokens/s"
     if plan.model.name != CHAR_GPT:
         return rate
@@ -217,7 +217,7 @@ def _both_rates(plan: RunPlan, tokens: float) -> str:
 
 
 def _length(plan: RunPlan, band: Band | None) -> list[Finding]:
-    """Steps, and the time they take as far as that is known."""
+    """Steps, and their time as far as known."""
     length = plan.length
     numbers: dict[str, float] = {}
     words = ["the number of steps is known when the data has been read"]

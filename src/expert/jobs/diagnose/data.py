@@ -1,6 +1,6 @@
-"""The data before a run: is it there, is it prepared, what is cut, how fast is it read.
+"""The data before a run: whether it exists and is prepared, what is cut, and how fast it is read.
 
-Nothing is prepared here. Where tokens are ready they are counted; else the first rows are sampled.
+Nothing is prepared here. Prepared tokens are counted; otherwise the first rows are sampled.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 SAMPLED_ROWS = 256
 TO_FIX = "fix what the message names"
 NOT_PACKED = "the tokens are prepared, and not packed for this plan yet"
-# What a run reads a second at most: 4 bytes a token. The fastest run measured (char-gpt on an H200,
-# 3.9 million tokens/s) reads 16 MB/s; raw text that is tokenised once comes at 10 to 40 MB/s.
+# The most a run reads: 4 bytes per token. The fastest run measured (char-gpt on an H200, 3.9
+# million tokens/s) reads 16 MB/s; raw text that is tokenised once comes at 10 to 40 MB/s.
 SLOW_MEGABYTES = 40.0
 NOTICEABLE = 0.01
 """A share of rows that is worth a warning."""
@@ -39,7 +39,7 @@ NOTICEABLE = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class DataFacts:
-    """What was found, and what the other checks need."""
+    """The findings, and what the other checks need."""
 
     findings: list[Finding] = field(default_factory=list)
     mean_tokens: float | None = None
@@ -52,16 +52,16 @@ def check_data(opened: Opened) -> DataFacts:
     try:
         sources = opened.named.first
     except ExpertError as error:
-        return DataFacts(findings=[_told("data-missing", str(error), TO_FIX)])
+        return DataFacts(findings=[_from_message("data-missing", str(error), TO_FIX)])
     except OSError as error:
         missing = f"{error.filename}: {error.strerror}"
-        return DataFacts(findings=[_told("data-missing", missing, TO_FIX)])
+        return DataFacts(findings=[_from_message("data-missing", missing, TO_FIX)])
     files = sorted({path for source in sources.every for path in source.files if path.is_file()})
     size = sum(path.stat().st_size for path in files)
     try:
         looked = _look(opened)
     except ExpertError as error:
-        looked = DataFacts(findings=[_told("data-unusable", str(error), TO_FIX)])
+        looked = DataFacts(findings=[_from_message("data-unusable", str(error), TO_FIX)])
     return DataFacts(
         findings=[*looked.findings, *_storage(plan, files), *_size(plan, files, size)],
         mean_tokens=looked.mean_tokens,
@@ -69,8 +69,8 @@ def check_data(opened: Opened) -> DataFacts:
     )
 
 
-def _told(name: str, text: str, otherwise: str = "") -> Finding:
-    """A finding of a message, which ends with what to do: `…  (…)`."""
+def _from_message(name: str, text: str, otherwise: str = "") -> Finding:
+    """A finding from a message that ends with what to do: `…  (…)`."""
     first, _, rest = text.partition("\n")
     evidence, _, fix = first.partition("  (")
     fix = fix.removesuffix(")") or " ".join(rest.split()) or otherwise
@@ -94,13 +94,14 @@ def _look(opened: Opened) -> DataFacts:
     found = None if reason else _prepared(line)
     found = found or _sampled(line, reason or NOT_PACKED)
     folders = [
-        _told("token-folder", each.text, f"look at {each.path}") for each in remarks_on_tokens(line)
+        _from_message("token-folder", each.text, f"look at {each.path}")
+        for each in remarks_on_tokens(line)
     ]
     return replace(found, findings=[*folders, *found.findings])
 
 
 def _why_not_prepared(line: Line) -> str:
-    """Why tokens are not prepared; "" where every one is."""
+    """Why tokens are not prepared; "" if all are."""
     from expert.data.line import recipe_of
     from expert.data.tokens.prepare import look
 
@@ -115,19 +116,19 @@ def _why_not_prepared(line: Line) -> str:
 
 
 def _prepared(line: Line) -> DataFacts | None:
-    """Exact counts of the prepared tokens; None where they are not packed yet."""
+    """Exact counts of the prepared tokens; None if they are not packed yet."""
     from expert.data.splits import prepare_splits
     from expert.data.tokens.statistics import DocumentStatistics
 
-    plan, made = line.plan, prepare_splits(line)
-    if made is None:
+    plan, data = line.plan, prepare_splits(line)
+    if data is None:
         return None
-    split = made.train
+    split = data.train
     total = DocumentStatistics()
     for prepared in split.folders:
         total = total.plus(prepared.statistics)
     over = split.index.overlong
-    held = made.validation is not None and made.validation.folders == split.folders
+    held = data.validation is not None and data.validation.folders == split.folders
     held_out = " (those held out for validation among them)" if held else ""
     findings = [
         looked_at(
@@ -137,8 +138,8 @@ def _prepared(line: Line) -> DataFacts | None:
         ),
         *_left_out(total.rows_in, total.bad_rows, sum(total.dropped.values()), exact=True),
         *_overlong(plan, total.documents, over.cut, over.split, over.dropped, exact=True),
-        *_unlearnt(remarks_on_length(plan, *made.splits(), cut=False)),
-        *map(_shared, made.shared),
+        *_unlearnt(remarks_on_length(plan, *data.splits(), cut=False)),
+        *map(_shared, data.shared),
     ]
     return DataFacts(
         findings=findings,
@@ -148,7 +149,7 @@ def _prepared(line: Line) -> DataFacts | None:
 
 
 def _sampled(line: Line, reason: str) -> DataFacts:
-    """What the first rows of every source say about all of them."""
+    """What the first rows of every source show about all of them."""
     from expert.data.line import reading_of
 
     plan = line.plan
@@ -156,12 +157,12 @@ def _sampled(line: Line, reason: str) -> DataFacts:
     documents: list[list[Segment]] = []
     first_bad = ""
     for source in line.sources_of("train"):
-        for _, made in islice(reading_of(line, source).formatted(), SAMPLED_ROWS):
+        for _, formatted in islice(reading_of(line, source).formatted(), SAMPLED_ROWS):
             rows += 1
-            if isinstance(made, BadRow):
-                bad, first_bad = bad + 1, first_bad or str(made)
-            elif isinstance(made, list):
-                documents.append(made)
+            if isinstance(formatted, BadRow):
+                bad, first_bad = bad + 1, first_bad or str(formatted)
+            elif isinstance(formatted, list):
+                documents.append(formatted)
             else:
                 dropped += 1
     lengths, unlearnt = _lengths(line, documents)
@@ -260,7 +261,7 @@ def _overlong(
 
 
 def _unlearnt(remarks: Iterable[Remark]) -> list[Finding]:
-    return [_told("rows-not-learnt", remark.text) for remark in remarks]
+    return [_from_message("rows-not-learnt", remark.text) for remark in remarks]
 
 
 def _shared(rows: SharedRows) -> Finding:
@@ -280,9 +281,9 @@ def _size(plan: RunPlan, files: Sequence[Path], size: int) -> list[Finding]:
     parts = [on_disk] if files else []
     parts += [counted(length.rows, "training row")] if length.rows is not None else []
     if length.tokens_per_epoch is not None:
-        told = next((d for d in plan.decisions if d.path == "length.tokens_per_epoch"), None)
-        exact = told is not None and told.source == "measurement"
-        how = "" if exact or told is None else f" ({told.because})"
+        decision = next((d for d in plan.decisions if d.path == "length.tokens_per_epoch"), None)
+        exact = decision is not None and decision.source == "measurement"
+        how = "" if exact or decision is None else f" ({decision.because})"
         parts.append(f"{'' if exact else 'about '}{length.tokens_per_epoch:,} tokens an epoch{how}")
     if length.max_steps and length.steps_per_epoch:
         share = length.max_steps / (length.steps_per_epoch * length.epochs)
@@ -297,7 +298,7 @@ def _size(plan: RunPlan, files: Sequence[Path], size: int) -> list[Finding]:
 
 
 def _storage(plan: RunPlan, files: Sequence[Path]) -> list[Finding]:
-    """How fast the prepared tokens are read where there are any, else the files of the manifest."""
+    """Read speed of the prepared tokens if there are any, else of the manifest's files."""
     cache = Path(plan.data.cache) if plan.data.cache else None
     prepared = sorted(cache.glob("tokens-*/*.arrow")) if cache and cache.is_dir() else []
     speed = read_speed(prepared or files)

@@ -1,4 +1,4 @@
-"""Why a run is as fast as it is, from its folder alone: while it lasts, afterwards, anywhere."""
+"""What limits a run's speed, from its folder alone: during the run, afterwards, on any machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from expert.run.stored.status import ENDED_BEFORE, State, status_by
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """The verdict on a run, where its time went, and everything that was found."""
+    """The verdict on a run, where its time went, and all findings."""
 
     run: RunRecord
     state: State
@@ -30,16 +30,16 @@ class Diagnosis:
     """How the run ended, in words; empty while it runs."""
     expert: str | None
     step_number: int | None
-    """The last step that is known of."""
+    """The last known step."""
     verdict: Verdict
     step_verdict: Verdict
-    """The verdict on a step alone; the same one, unless most of the time was not training."""
+    """The verdict on a step alone; the same, unless most of the time was not training."""
     learning: Outcome
     """Whether it learned, as far as its losses show."""
     anatomy: Anatomy
     findings: tuple[Finding, ...]
     go_on: str
-    """The command that resumes it as it was started, where it ended early."""
+    """The command that resumes it as it was started, if it ended early."""
 
     @property
     def folder(self) -> Path:
@@ -62,9 +62,9 @@ class Diagnosis:
 
 
 def diagnose_run(place: Path | None) -> Diagnosis:
-    """The diagnosis of a run folder, or of the newest run of a folder of runs or of an expert.
+    """The diagnosis of a run folder, or of the newest run in a folder of runs or of an expert.
 
-    A folder with events is a run however damaged it is.
+    A folder with events counts as a run however damaged it is.
     """
     folder = RunFolder(place) if place is not None else None
     if folder is None or not folder.events.is_file():
@@ -73,7 +73,6 @@ def diagnose_run(place: Path | None) -> Diagnosis:
 
 
 def diagnose_record(run: RunRecord) -> Diagnosis:
-    """The diagnosis of a run that was read."""
     folder = RunFolder(run.folder)
     status = status_by(run.events, folder, damaged_lines=run.damaged_lines)
     go_on = ""
@@ -99,7 +98,7 @@ def diagnose_record(run: RunRecord) -> Diagnosis:
 
 
 def _killed(run: RunRecord, step: int | None, go_on: str) -> Finding:
-    """A run whose trainer is gone without a last event."""
+    """The finding for a run whose trainer is gone without a final event."""
     saved, last = run.of("saved"), run.events[-1].get("event") if run.events else None
     kept = f"the last checkpoint is that of step {saved[-1].get('step')}" if saved else ""
     return looked_at(

@@ -1,6 +1,6 @@
 """The job behind `expert diagnose --try`: the first fix of a diagnosis, measured before and after.
 
-Two short runs of the same rows, one as it is and one with the fix, in folders that are thrown away.
+Two short runs on the same rows, one unchanged and one with the fix, in temporary folders.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ Read = Callable[[tuple[str, ...]], "ReadManifest"]
 
 
 class NothingToTry(ExpertError):
-    """No finding has a fix that is a key of the manifest."""
+    """No finding has a fix that is a manifest key."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What a short run did once it had settled."""
+    """Results of a short run after warm-up."""
 
     updates: int
     seconds: float
@@ -41,10 +41,10 @@ class Measured:
     examples: int
     tokens_per_second: float | None
     spread: float | None
-    """Between the quarters of the steps' own rates, relative: what the machine does besides."""
+    """Interquartile range of the per-step rates over their median: the machine's own noise."""
     seconds_an_update: float | None
     loss: float | None
-    """Mean over all steps, the settling ones included."""
+    """Mean over all steps, including warm-up."""
     data_wait: float | None
     """Share of the time in which the device waited for a batch."""
     gpu_utilization: float | None
@@ -54,8 +54,6 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Tried:
-    """A fix, before and after."""
-
     name: str
     title: str
     overrides: tuple[str, ...]
@@ -65,13 +63,13 @@ class Tried:
 
     @property
     def gain(self) -> float | None:
-        """How many times as many tokens a second."""
+        """Ratio of tokens per second."""
         before, after = self.before.tokens_per_second, self.after.tokens_per_second
         return after / before if before and after else None
 
     @property
     def certain(self) -> bool:
-        """Whether the difference is larger than what the steps of either run differ by."""
+        """Whether the difference exceeds the variation between steps of either run."""
         spread = max(self.before.spread or 0.0, self.after.spread or 0.0)
         return self.gain is not None and abs(self.gain - 1) > spread
 
@@ -85,8 +83,7 @@ def first_fix(findings: Sequence[Finding]) -> Finding:
         if finding.overrides and finding.severity in ("error", "warning"):
             return finding
     raise NothingToTry(
-        "--try: nothing that was found is fixed by a key of the manifest  (the fixes, if any, are "
-        "in the table)"
+        "--try: no finding is fixed by a key of the manifest  (the fixes, if any, are in the table)"
     )
 
 
@@ -102,7 +99,6 @@ def try_fix(
     updates: int = MEASURED_UPDATES,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Tried:
-    """Measure without and with the overrides."""
     options: dict[str, Any] = {
         "updates": SETTLING + updates,
         "model": model,
@@ -111,7 +107,7 @@ def try_fix(
     }
     tell("a short run as it is")
     before = short_run(read(()), **options)
-    gc.collect()  # the model of the first run makes room for that of the second
+    gc.collect()  # the first run's model makes room for the second's
     tell(f"a short run with {' '.join(overrides)}")
     after = short_run(read(overrides), **options)
     return Tried(
@@ -125,7 +121,7 @@ def try_fix(
 
 
 def measured(run: ShortRun) -> Measured:
-    """Sums over the settled steps; over all where the run had no more."""
+    """Sums over the steps after warm-up; over all if there are no others."""
     steps = [event for event in run.events if event["event"] == "step"]
     settled = [event for event in steps if event["step"] > SETTLING] or steps
     seconds = sum(float(event["seconds"]) for event in settled)
@@ -158,7 +154,7 @@ def measured(run: ShortRun) -> Measured:
 
 
 def _spread(rates: list[float]) -> float | None:
-    """The distance of the quartiles over the median; None of fewer than four."""
+    """Interquartile range over the median; None for fewer than four."""
     import statistics
 
     if len(rates) < 4:
@@ -171,7 +167,7 @@ def _spread(rates: list[float]) -> float | None:
 
 
 def read_again(run: Path, overrides: tuple[str, ...] = ()) -> ReadManifest:
-    """The manifest of a run from its folder, with its paths meaning what they meant then."""
+    """The manifest of a run from its folder, with its paths resolved as they were then."""
     file = run / "manifest.json"
     if not file.is_file():
         raise NothingToTry(f"{run}: has no manifest.json to try a fix on  (name a run folder)")

@@ -1,9 +1,9 @@
-"""Kernels run once, forward and backward, and compared with the same arithmetic in float32.
+"""Runs kernels once, forward and backward, and compares them with the same arithmetic in float32.
 
-A trial returns how far a kernel is off and how far it may be, or why it is absent. `try_kernels`
-runs them in a process of its own (`python -m expert.jobs.diagnose.kernels DEVICE NAME…`), because a
-kernel may take its process with it: each line that it writes is one JSON object, "begin" before a
-trial and "result" after it.
+A trial returns the error of a kernel and its tolerance, or why it is absent. `try_kernels` runs
+them in a separate process (`python -m expert.jobs.diagnose.kernels DEVICE NAME…`), because a kernel
+may crash its process: each line it writes is one JSON object, "begin" before a trial and "result"
+after it.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ SMALL = 128
 """For a CPU that has to emulate bfloat16: 4 s for a product of SIZE and its gradients."""
 # Relative to the float32 result, over all outputs and gradients. bf16 keeps 8 bits of mantissa:
 # operands rounded at 2^-9 each leave 0.003 of a product of random numbers; TF32 keeps 11: 0.0005.
-# The tolerances leave room to triple that; a kernel that is wrong is off by 1.
+# The tolerances leave room to triple that; a wrong kernel is off by 1.
 BF16, TF32, FP32 = 1e-2, 2e-3, 1e-5
-# Four bits hold 16 values: the products of NF4 weights are compared with those of the same weights
-# taken back to float32, so what is left is the rounding of bf16 or float32.
+# Four bits hold 16 values: products of NF4 weights are compared with those of the same weights
+# dequantized to float32, so only the rounding of bf16 or float32 is left.
 NF4 = 1e-2
-# One step from equal states: 8-bit moments have 256 values, their update is off by a few percent.
+# Two steps from equal states: 8-bit moments have 256 values, their update is off by a few percent.
 ADAM8 = 0.1
 TIMED = 3
 """Runs of a trial after the first, which loads or compiles."""
@@ -46,14 +46,12 @@ State = Literal["works", "wrong", "failed", "crashed", "too slow", "absent", "no
 SECONDS_A_TRIAL = 120.0
 """One trial may take this long: compiling for the first time takes 20 s, on a busy machine more."""
 SECONDS_TO_START = 180.0
-"""Importing torch from a cold network disk has been seen to take minutes."""
+"""Importing torch from a cold network disk was seen to take minutes."""
 KEPT_ERROR_LINES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tried:
-    """How a kernel did."""
-
     name: str
     state: State
     because: str = ""
@@ -61,9 +59,9 @@ class Tried:
     """Largest relative difference of outputs and gradients from float32."""
     tolerance: float | None = None
     first_seconds: float | None = None
-    """The first time, with whatever had to be loaded or compiled."""
+    """The first run, including whatever had to be loaded or compiled."""
     seconds: float | None = None
-    """Once more, forward, backward and the comparison."""
+    """A later run: forward, backward and the comparison."""
 
     @property
     def bad(self) -> bool:
@@ -79,7 +77,7 @@ class Trials:
     torch: dict[str, Any] = field(default_factory=dict)
     """version, cuda (that torch was built for), available, architectures, capability."""
     note: str = ""
-    """Why nothing was run; empty where something was."""
+    """Why nothing was run; empty if something was."""
 
     def of(self, name: str) -> Tried | None:
         return next((each for each in self.tried if each.name == name), None)
@@ -90,7 +88,7 @@ class NotHere(Exception):
 
 
 def difference(ours: list[Tensor], right: list[Tensor]) -> float:
-    """The largest relative difference of pairs of tensors; not a number where one has none."""
+    """The largest relative difference of pairs of tensors; NaN if one has NaN."""
     found = 0.0
     for one, other in zip(ours, right, strict=True):
         size = float((one.float() - other.float()).norm() / other.float().norm().clamp_min(1e-30))
@@ -109,7 +107,7 @@ def _numbers(device: torch.device, *shape: int, seed: int = 0) -> Tensor:
 def _trained(
     function: Callable[..., Tensor], inputs: Sequence[Tensor], weight: Tensor | None = None
 ) -> list[Tensor]:
-    """What a function gives, and its gradients; `weight`: what stands before it in the chain."""
+    """The output of a function and its gradients; `weight`: the gradient of its output."""
     import torch
 
     own = [each.detach().requires_grad_() for each in inputs]
@@ -126,7 +124,7 @@ def _emulates_bf16(device: torch.device) -> bool:
 
 
 def _product(device: torch.device, size: int, precision: str, dtype: str) -> list[Tensor]:
-    """A product of matrices, with as much TF32 as this precision allows."""
+    """A matrix product, with as much TF32 as this precision allows."""
     import torch
 
     parts = [_numbers(device, size, size, seed=seed).to(getattr(torch, dtype)) for seed in range(3)]
@@ -156,7 +154,7 @@ def tf32_matmul(device: torch.device) -> tuple[float, float]:
 
 
 def sdpa(device: torch.device) -> tuple[float, float]:
-    """The backend that torch chooses, against its plain one in float32."""
+    """The backend that torch chooses, against its math backend in float32."""
     import torch
     import torch.nn.functional as F
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -203,15 +201,15 @@ def compile_small(device: torch.device) -> tuple[float, float]:
 
 
 def _stepped(device: torch.device, optimizer: Callable[..., Any], **options: Any) -> list[Tensor]:
-    """How two steps change a weight; two, so that what the first has stored is read."""
+    """The change of a weight over two steps; two, so that the stored state is read."""
     import torch
 
-    # Fewer than 4096 numbers are kept in 32 bits by bitsandbytes.
+    # bitsandbytes keeps fewer than 4096 numbers in 32 bits.
     weight = torch.nn.Parameter(_numbers(device, 128, 128, seed=1))
-    made = optimizer([weight], lr=1e-2, weight_decay=0.0, **options)
+    instance = optimizer([weight], lr=1e-2, weight_decay=0.0, **options)
     for seed in (2, 3):
         weight.grad = _numbers(device, 128, 128, seed=seed)
-        made.step()
+        instance.step()
     return [weight.detach() - _numbers(device, 128, 128, seed=1)]
 
 
@@ -256,7 +254,7 @@ def nf4_linear(device: torch.device) -> tuple[float, float]:
 
 
 def fused_loss(device: torch.device) -> tuple[float, float]:
-    """The loss as training computes it here: Triton's kernel on a card, torch's elsewhere."""
+    """The loss as training computes it here: a Triton kernel on a card, torch's elsewhere."""
     import torch
 
     from expert.model.loss import NO_LABEL, kernel_for, loss_kernel_trouble, summed_loss
@@ -300,7 +298,6 @@ TRIALS: dict[str, Trial] = {
 
 
 def run_one(name: str, device: torch.device) -> Tried:
-    """One trial, and what came out of it."""
     import torch
 
     times = []
@@ -330,7 +327,6 @@ def run_one(name: str, device: torch.device) -> Tried:
 
 
 def torch_facts() -> dict[str, Any]:
-    """What torch was built for."""
     import torch
 
     cuda = torch.cuda.is_available()
@@ -379,7 +375,7 @@ def try_kernels(
     seconds: float = SECONDS_A_TRIAL,
     tell: Callable[[str], None] = lambda name: None,
 ) -> Trials:
-    """Run the named trials, or all; after one that ends its process the rest run in a new one."""
+    """Run the named trials, or all; after one that ends its process, the rest run in a new one."""
     left = list(TRIALS if names is None else names)
     done: list[Tried] = []
     facts: dict[str, Any] = {}
@@ -401,22 +397,21 @@ def _run(
     done: list[Tried],
     facts: dict[str, Any],
 ) -> str:
-    """One process of trials, until it has run all of them or one has ended it; why it started
-    none."""
-    # A kernel that fails without a synchronous launch is blamed on a later one.
+    """One process of trials, until all have run or one has ended it; why it started none."""
+    # Without synchronous launches, a failure would be blamed on a later kernel.
     child = Child(command, env={"CUDA_LAUNCH_BLOCKING": "1", "PYTHONFAULTHANDLER": "1"})
     begun: str | None = None
     limit = time.monotonic() + SECONDS_TO_START
     try:
-        while (said := child.next(limit)) is not None:
-            if "facts" in said:
-                facts |= said["facts"]
-            elif "begin" in said:
-                begun = str(said["begin"])
+        while (message := child.next(limit)) is not None:
+            if "facts" in message:
+                facts |= message["facts"]
+            elif "begin" in message:
+                begun = str(message["begin"])
                 tell(begun)
                 limit = time.monotonic() + seconds
-            elif "result" in said:
-                done.append(Tried(**said["result"]))
+            elif "result" in message:
+                done.append(Tried(**message["result"]))
                 begun = None
         if time.monotonic() >= limit:
             if begun is not None:

@@ -1,4 +1,4 @@
-"""The machine before a run: the card, who uses it, the driver, torch, its kernels."""
+"""The machine before a run: the card, its users, the driver, torch, its kernels."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from expert.planning.run_plan import RunPlan
 
 GIB = 2**30
-# What a driver and a screen take of a card before anyone computes on it: 0.3 to 0.6 GiB.
+# What driver and display take of an otherwise idle card: 0.3 to 0.6 GiB.
 UNEXPLAINED_BYTES = GIB
 BUSY_PERCENT = 20
 
 
 def check_gpus(machine: Machine, cards: tuple[CardMemory, ...]) -> list[Finding]:
-    """Whether there is a card, and whether another process is on it."""
+    """Whether there is a card, and whether another process uses it."""
     if not machine.gpus:
         return [looked_at("no-gpu", machine.gpu_note or "none was found")]
     gpu, count = machine.gpus[0], len(machine.gpus)
@@ -45,7 +45,7 @@ def check_gpus(machine: Machine, cards: tuple[CardMemory, ...]) -> list[Finding]
 
 
 def check_use(card: CardMemory, gpu: Gpu) -> Finding | None:
-    """Whether other processes hold memory of the card, or keep it busy."""
+    """Whether other processes use the card's memory, or keep it busy."""
     others = [each for each in card.holders or () if not each.own]
     busy = gpu.utilisation_percent.value or 0
     if others:
@@ -76,7 +76,7 @@ def check_use(card: CardMemory, gpu: Gpu) -> Finding | None:
 
 
 def check_torch(machine: Machine, trials: Trials, *, needed: bool) -> list[Finding]:
-    """Whether torch is there, and fits the driver and the card."""
+    """Whether torch is installed, and fits the driver and the card."""
     if machine.versions["torch"].value is None:
         how = {"severity": "error" if needed else "warning", "fix": f"{pip_install()} installs it"}
         return [looked_at("no-torch", "no kernel was run", **how)]
@@ -95,7 +95,7 @@ def check_torch(machine: Machine, trials: Trials, *, needed: bool) -> list[Findi
 
 
 def torch_unfit(facts: dict[str, Any], gpu: Gpu) -> str:
-    """Why torch cannot use the card; empty where it can."""
+    """Why torch cannot use the card; empty if it can."""
     built, driver = facts.get("cuda"), gpu.cuda_driver_version.value
     name = f"torch {facts['version']}"
     if built is None:
@@ -117,10 +117,10 @@ def _version(text: str) -> tuple[int, ...]:
 
 
 def built_for(capability: tuple[int, ...], architectures: list[str]) -> bool:
-    """Whether a list such as sm_80, sm_90, compute_90 has something for a card.
+    """Whether a list such as sm_80, sm_90, compute_90 covers a card.
 
     Machine code runs on cards of its major version from its minor version on; PTX (compute_) is
-    translated for every later card.
+    compiled for every later card.
     """
     wanted = capability[0] * 10 + capability[1]
     for name in architectures:
@@ -145,7 +145,7 @@ def check_kernels(trials: Trials, plan: RunPlan | None) -> list[Finding]:
     works = [each.name for each in trials.tried if each.state == "works"]
     if works:
         where = "on the card" if trials.device == "cuda" else "on the CPU"
-        title = f"{len(works)} kernels ran {where} and are right"
+        title = f"{len(works)} kernels run {where} and compute correctly"
         numbers = {"works": len(works), "failed": len(found)}
         found.append(looked_at("kernels", ", ".join(works), title=title, numbers=numbers))
     return found

@@ -1,16 +1,15 @@
 """The job behind `expert diagnose --parity`: do the fast paths compute the same as the baseline?
 
 On the user's own model and rows, through the functions training uses. Every comparison is of summed
-losses and of gradients, after one real step, so that no adapter is still zero; without dropout, so
-that both sides draw nothing.
+losses and of gradients, after one real step, so that no adapter is still zero, and without dropout.
 
 Tolerances follow from rounding. A value passes about OPS_A_BLOCK operations in each block, and a
 float32 sum of K terms is off by sqrt(K) roundings: u * sqrt(ops * blocks * K) in float32. In bf16
 or fp16 sums are kept in float32 and each operation's result is rounded once: u * sqrt(ops *
 blocks). The gradient passes the model twice and is multiplied on its way: GRADIENT times that. A
-sum of losses over many targets averages errors out, up to AVERAGED: what rounds alike for all
-stays. Where the same numbers twice differ by themselves (kernels that add in any order), three
-times that spread is allowed.
+sum of losses over many targets averages errors out, up to AVERAGED: errors common to all remain. If
+the same pass differs when repeated (kernels that add in any order), three times that spread is
+allowed.
 """
 
 from __future__ import annotations
@@ -49,14 +48,14 @@ OPS_A_BLOCK = 16
 GRADIENT = 4.0
 AVERAGED = 8.0
 KEPT_NUMBERS = 50_000_000
-"""Gradients that are kept for comparing; of a larger model those of the first and last layers."""
+"""Gradients kept for comparing; of a larger model those of the first and last layers."""
 
 State = Literal["equal", "differs", "left out"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """One claim, and how far it is from true."""
+    """One claim, and its error."""
 
     claim: str
     state: State
@@ -64,7 +63,7 @@ class Compared:
     """Relative difference of the summed losses."""
     loss_tolerance: float | None = None
     gradient: float | None = None
-    """Norm of the difference of the gradients over the norm of the plain one."""
+    """Norm of the difference of the gradients over the norm of the baseline's."""
     gradient_tolerance: float | None = None
     because: str = ""
     """Where the tolerance comes from, or why the claim was left out."""
@@ -72,7 +71,7 @@ class Compared:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Trained:
-    """What a pass over the sequences gave: the summed loss, and gradients in float32 on the CPU."""
+    """A pass over the sequences: the summed loss, and float32 gradients on the CPU."""
 
     loss: float
     targets: int
@@ -91,7 +90,7 @@ def skipped(claim: str, because: str) -> Compared:
 
 
 def kept_gradients(built: Built) -> list[Tensor]:
-    """Gradients of what is trained, from both ends of the model until enough are kept."""
+    """Gradients of the trainable weights, from both ends of the model until enough are kept."""
     found = list(built.engine.gradients().values())
     order = sorted(range(len(found)), key=lambda place: min(place, len(found) - 1 - place))
     kept, count = list["Tensor"](), 0
@@ -119,7 +118,7 @@ def relative(ours: list[Tensor], right: list[Tensor]) -> float:
 
 
 def tolerance(plan: RunPlan, blocks: int, width: int, targets: int) -> Tolerance:
-    """What rounding alone may make of a loss and of a gradient; see the top of the file."""
+    """The error that rounding alone may cause in a loss and a gradient; see the top of the file."""
     kernels = plan.kernels
     ops = OPS_A_BLOCK * blocks
     unit, name = {
@@ -140,7 +139,7 @@ def tolerance(plan: RunPlan, blocks: int, width: int, targets: int) -> Tolerance
 
 
 def widened(allowed: Tolerance, loss: float, gradient: float) -> Tolerance:
-    """Where the same numbers twice differ, three times that is allowed at least."""
+    """If the same pass differs when repeated, allow at least three times that."""
     if 3 * loss <= allowed.loss and 3 * gradient <= allowed.gradient:
         return allowed
     return Tolerance(
@@ -153,8 +152,6 @@ def widened(allowed: Tolerance, loss: float, gradient: float) -> Tolerance:
 
 @dataclass(frozen=True, kw_only=True)
 class Parity:
-    """All claims."""
-
     model: str
     device: str
     sequences: int
@@ -163,7 +160,7 @@ class Parity:
 
     @property
     def exit_code(self) -> int:
-        """0, or 4 where a claim does not hold."""
+        """0, or 4 if a claim does not hold."""
         wrong = any(each.state == "differs" for each in self.compared)
         return EXIT_RUN_FAILED if wrong else EXIT_OK
 
@@ -183,7 +180,7 @@ def parity(
     allow_remote_code: bool = False,
     tell: Callable[[str], None] = lambda claim: None,
 ) -> Parity:
-    """Compare every fast path of the plan with the plain one."""
+    """Compare every fast path of the plan with the baseline."""
     plan, data = prepared_plan(read, model=model, vram=vram)
     if data.train is None:
         raise NoParity(
@@ -271,7 +268,7 @@ class _Comparison:
         return self.judged(claim, loss=off_by, because=why)
 
     def kernels(self, whole: Trained) -> list[Compared]:
-        """Every kernel switch of the plan that is on against the baseline without it."""
+        """Every kernel switch that the plan turns on, against the baseline without it."""
         kernels, found = self.plan.kernels, []
         kind, characters = kernels.attention, self.plan.model.name == CHAR_GPT
         eager = "the plan is eager already" if kind == "eager" else ""
@@ -294,7 +291,7 @@ class _Comparison:
         return found
 
     def resumed(self) -> Compared:
-        """Two steps at once, and with a checkpoint on disk between them: bit for bit."""
+        """Two steps in a row, and with a checkpoint on disk between them: bit for bit."""
         claim = "resumed = uninterrupted"
         self._tell(claim)
         size = self.plan.disk.checkpoint_bytes or 0
@@ -343,7 +340,7 @@ class _Comparison:
         allowed: Tolerance | None = None,
         because: str = "",
     ) -> Compared:
-        """A claim held to the usual tolerances, or to its own."""
+        """Compare a claim with the usual tolerances, or with its own."""
         allowed = allowed or self.allowed
         right = (loss or 0.0) <= allowed.loss and (gradient or 0.0) <= allowed.gradient
         return Compared(
@@ -362,11 +359,11 @@ class _Comparison:
         from expert.run.build import build
 
         built = build(plan, self.data.encoder, device=self.device, allow_remote_code=self._remote)
-        built.loaded.module.eval()  # no dropout; gradients are computed all the same
+        built.loaded.module.eval()  # no dropout; gradients are still computed
         return built
 
     def batches(self, *, rows: int) -> Generator[Batch]:
-        """The first sequences as training would get them; valid until the next is taken."""
+        """The first sequences as training would get them; each is valid until the next is taken."""
         from expert.data.feed.run_data import split_batches
 
         with split_batches(self.plan, self.first, rows=rows, device=self.device) as batches:
@@ -379,7 +376,7 @@ class _Comparison:
         return replace(self.split, index=replace(self.split.index, bin_offsets=offsets))
 
     def trained_alone(self, built: Built) -> Trained:
-        """Every document of the sequences in a row of its own."""
+        """Every document of the sequences in its own row."""
         import numpy as np
 
         from expert.data.feed.loader import padded_rows
@@ -388,7 +385,7 @@ class _Comparison:
         pieces = self._pieces()
         index = replace(self.split.index, rule="none", bin_offsets=np.arange(pieces + 1))
         store = self.split.open()
-        # A compiled model is compiled once for every width.
+        # A fixed width, or every width would be compiled.
         width = self.split.index.length if self.plan.kernels.compile else None
         bins = (Dealt(np.array([number])) for number in range(pieces))
         rows = (padded_rows(index, some, store, self.device, width) for some in bins)
@@ -417,7 +414,7 @@ class _Comparison:
             )
 
     def two_steps_and_resumed(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The weights after two steps at once, and after a checkpoint on disk between them."""
+        """The weights after two steps in a row, and with a checkpoint on disk between them."""
         from expert.training.checkpoint import load_checkpoint, save_checkpoint
 
         with tempfile.TemporaryDirectory(prefix="expert-parity-") as place:
@@ -445,8 +442,8 @@ class _Comparison:
 
 
 def apart(batch: Batch) -> tuple[Batch, Batch, Tensor] | None:
-    """A batch of one row with the labels of all documents but the first, and with those of the
-    first; and its tokens with the first document changed. None where one of both has no label."""
+    """A one-row batch with the labels of all documents but the first, the same with those of the
+    first, and its tokens with the first document changed. None if either has no label."""
     import torch
 
     places = batch.target_places[: batch.targets].long()
@@ -454,7 +451,7 @@ def apart(batch: Batch) -> tuple[Batch, Batch, Tensor] | None:
     if not own[places].any() or own[places].all():
         return None
     tokens, end = batch.tokens.clone(), int(batch.boundaries[1])
-    # Turned round: every token is one of the vocabulary, and few stay where they were.
+    # Reversed: every token stays in the vocabulary, and few keep their place.
     tokens.view(-1)[:end] = tokens.view(-1)[:end].flip(0)
     return _labelled(batch, ~own), _labelled(batch, own), tokens
 

@@ -1,6 +1,6 @@
-"""The job behind `expert diagnose --profile N`: what the device did in N settled steps.
+"""The job behind `expert diagnose --profile N`: what the device did in N steps after warm-up.
 
-A real short run; torch's profiler looks on from where the steps pass on their way to the loop.
+A real short run; torch's profiler is started and stopped where steps are passed to the loop.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from expert.run.session.short_run import SETTLING, short_run
 if TYPE_CHECKING:
     from expert.manifest.reader import ReadManifest
 
-# Purposes in the order they are looked for: a kernel has the first that its name fits. The names
-# are those of CUDA kernels (cutlass, nvjet, triton_…) and of torch's operators on a CPU.
+# Purposes in the order they are tried: a kernel gets the first that matches its name. The names are
+# those of CUDA kernels (cutlass, nvjet, triton_…) and of torch's operators on a CPU.
 PURPOSES: tuple[tuple[str, str], ...] = (
     ("communication", r"nccl|all_?reduce|all_?gather|c10d"),
     ("copy", r"memcpy|memset|aten::copy_|aten::_to_copy|_local_scalar_dense|direct_copy"),
@@ -50,9 +50,9 @@ PURPOSES: tuple[tuple[str, str], ...] = (
 )
 OTHER = "other"
 KINETO = b"USDT:"
-"""The profiler says on standard error that it starts and stops; no level of its log hides that."""
+"""Prefix of the profiler's start and stop messages on standard error; no log level hides them."""
 GAP_MICROSECONDS = 20.0
-"""Shorter pauses lie between any two kernels."""
+"""Shorter pauses occur between any two kernels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,14 +67,14 @@ class Kernel:
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """What N steps were made of."""
+    """What N steps spent their time on."""
 
     trace: str
     device: str
     on_gpu: bool
     updates: int
     seconds: float
-    """From the first to the last thing seen."""
+    """From the first to the last span."""
     busy: float
     """Share of that in which something ran on the device."""
     gaps: int
@@ -97,7 +97,7 @@ class Span:
     start: float
     end: float
     own: float
-    """Time not spent in what it called itself."""
+    """Time not spent in the operators it called."""
 
 
 def profile(
@@ -109,7 +109,7 @@ def profile(
     allow_remote_code: bool = False,
     folder: Path | None = None,
 ) -> Profile:
-    """Run, look on, write the trace to profile/ beside the manifest, and sum it up."""
+    """Run, profile, write the trace to profile/ next to the manifest, and sum it up."""
     place = folder or read.folder / "profile"
     refuse_links(place, below=place.parent)
     looking = _Looking(updates)
@@ -137,7 +137,7 @@ def profile(
 
 
 class _Looking:
-    """The profiler around settled steps. A step ends when the loop asks for the next one."""
+    """The profiler around steps after warm-up. A step ends when the loop asks for the next one."""
 
     def __init__(self, updates: int) -> None:
         self._wanted = updates
@@ -175,19 +175,19 @@ class _Looking:
             self._profiler.stop()
 
     def finish(self) -> Any:
-        """The profiler with what it saw; an error where the data has too few steps."""
+        """The profiler with its events; an error if the data has too few steps."""
         if self._profiler is not None and self.seen < self._wanted:
             self._stop()
         if not self.seen:
             raise ExpertError(
-                f"--profile: the run has too few steps: {SETTLING} settle, then some are looked "
-                "at  (more epochs, or a smaller batch_size)"
+                f"--profile: the run has too few steps: {SETTLING} warm up, then some are "
+                "traced  (more epochs, or a smaller batch_size)"
             )
         return self._profiler
 
 
 def _write(profiler: Any, trace: Path) -> None:
-    """The trace for Perfetto, whole or not at all."""
+    """Write the trace for Perfetto, atomically."""
     trace.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".tmp-trace-", dir=trace.parent) as place:
         plain, packed = Path(place) / "trace.json", Path(place) / "trace.json.gz"
@@ -203,8 +203,7 @@ def _write(profiler: Any, trace: Path) -> None:
 
 
 def spans_of(profiler: Any, *, on_gpu: bool) -> list[Span]:
-    """Kernels and copies on the card; operators on the CPU, of which what one calls counts for what
-    was called."""
+    """Kernels and copies on the card; operators on the CPU, each without the ones it called."""
     found = []
     for event in profiler.events():
         ours = (
@@ -218,7 +217,6 @@ def spans_of(profiler: Any, *, on_gpu: bool) -> list[Span]:
 
 
 def purpose_of(name: str) -> str:
-    """What a kernel is for, by its name."""
     fitting = (each for each, pattern in PURPOSES if re.search(pattern, name, re.IGNORECASE))
     return next(fitting, OTHER)
 
@@ -226,7 +224,7 @@ def purpose_of(name: str) -> str:
 def summed(
     spans: Sequence[Span], *, trace: str, device: str, on_gpu: bool, updates: int
 ) -> Profile:
-    """Seconds by kernel and by purpose, and how much of the time something ran."""
+    """Seconds by kernel and by purpose, and the share of time in which something ran."""
     kernels: dict[str, list[float]] = {}
     for span in spans:
         kernels.setdefault(span.name, []).append(span.own / 1e6)
@@ -255,7 +253,7 @@ def summed(
 
 
 def busy_time(spans: Sequence[Span]) -> tuple[float, float, list[float]]:
-    """All the time, the time in which something ran, and the pauses worth a name."""
+    """Total time, time in which something ran, and the pauses long enough to count."""
     if not spans:
         return 0.0, 0.0, []
     ordered = sorted(spans, key=lambda span: span.start)

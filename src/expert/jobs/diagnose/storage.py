@@ -1,7 +1,7 @@
-"""How fast the disk gives what training reads, with the page cache left out where that is possible.
+"""Read speed of the disk, without the page cache if possible.
 
-A file that was read before comes from memory, which says nothing about the disk. O_DIRECT goes past
-the cache, where a file system has it.
+A file that was read before comes from memory, which says nothing about the disk. O_DIRECT bypasses
+the cache on file systems that support it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Literal
 BLOCK = 4 * 2**20
 SECONDS = 1.0
 MOST_BYTES = 2 * 2**30
-"""A fast disk gives this in a second; more would tell nothing new."""
+"""A fast disk reads this in a second; more would show nothing new."""
 LEAST_BYTES = 2**20
-"""Less is read in a moment that is mostly waiting for the first byte."""
+"""Less is mostly the latency of the first byte."""
 
 How = Literal["direct", "through the cache"]
 
@@ -35,14 +35,14 @@ class ReadSpeed:
 
     @property
     def megabytes_per_second(self) -> float | None:
-        """Millions of bytes a second; None where too little was read."""
+        """Megabytes per second; None if too little was read."""
         if self.bytes < LEAST_BYTES or self.seconds <= 0:
             return None
         return self.bytes / 1e6 / self.seconds
 
 
 def read_speed(files: Sequence[Path], *, seconds: float = SECONDS) -> ReadSpeed | None:
-    """Read real files for at most so long; None where there is nothing to read."""
+    """Read real files for at most this long; None if there is nothing to read."""
     sized = sorted(((path.stat().st_size, path) for path in files if path.is_file()), reverse=True)
     total, spent, how = 0, 0.0, None
     for size, path in sized:
@@ -58,7 +58,7 @@ def read_speed(files: Sequence[Path], *, seconds: float = SECONDS) -> ReadSpeed 
 
 def _read_one(path: Path, seconds: float, most: int) -> tuple[int, float, How]:
     direct = getattr(os, "O_DIRECT", 0)
-    with contextlib.suppress(OSError):  # tmpfs and some network file systems have none
+    with contextlib.suppress(OSError):  # tmpfs and some network file systems lack it
         count, took = _read(path, os.O_RDONLY | direct, seconds, most) if direct else (0, 0.0)
         if count:
             return count, took, "direct"
@@ -67,7 +67,7 @@ def _read_one(path: Path, seconds: float, most: int) -> tuple[int, float, How]:
 
 
 def _read(path: Path, flags: int, seconds: float, most: int) -> tuple[int, float]:
-    """Bytes and seconds; the buffer is page-aligned, as O_DIRECT needs it."""
+    """Bytes and seconds; the buffer is page-aligned, as O_DIRECT requires."""
     start, count = time.perf_counter(), 0
     with (
         open(os.open(path, flags), "rb", buffering=0) as stream,

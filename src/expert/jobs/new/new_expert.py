@@ -1,4 +1,4 @@
-"""The job behind `expert new`: a folder to start with, from a template or from a file of rows."""
+"""The job behind `expert new`: a folder to start with, from a template or from rows."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ from expert.run.open import open_run
 
 EPOCHS = 3
 FEW_ROWS, EPOCHS_OF_FEW = 1000, 5
-"""Few rows make few steps: of 360 rows of dates, `tiny` answers 91.7 % right after 3 epochs and
-100 % after 5."""
+"""Few rows make few steps: trained on 360 rows of dates, `tiny` answers 91.7 % correctly after 3
+epochs and 100 % after 5."""
 LOOKED_AT = 50
-"""Rows of a file that are read closely to see what it holds."""
+"""Rows that are read closely to understand a file."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _OPTIONS = {
     "training.dataset.json_values: true": "--json-values",
@@ -73,25 +73,23 @@ _STARTS = {
 
 
 class CannotMake(ExpertError):
-    """A new expert that cannot be made as asked."""
+    """A new expert that cannot be created as requested."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NewExpert:
-    """What was made."""
-
     folder: Path
     manifest: Path
     data: Path
     template: str
     columns: dict[str, str]
-    """Which column of the rows holds which part; empty where they are a template's."""
+    """Which column of the rows holds which part; empty for a template's rows."""
     has_answers: bool
-    """False where the rows are plain text: a model trained on it continues a text."""
+    """False if the rows are plain text: a model trained on it continues text."""
     unused: dict[str, int] = field(default_factory=dict)
-    """Columns that nothing is read from, with the number of rows that fill each."""
+    """Unused columns, with the number of rows that fill each."""
     warning: str = ""
-    """About unused columns whose names promise a part of the conversation."""
+    """About unused columns whose names suggest a part of the conversation."""
     unread: tuple[str, ...] = ()
     """Files of a folder that are not read."""
     calls: bool = False
@@ -99,12 +97,12 @@ class NewExpert:
     looked_at: int = 0
     """Rows that were read closely."""
     bad_rows: int = 0
-    """Those of them that cannot be trained on."""
+    """Rows of these that cannot be trained on."""
     model: str = TINY
     settings_because: str = ""
     """Why the manifest has this rank, alpha and learning rate."""
     length: LengthChoice | None = None
-    """max_seq_length and what it cuts; None where the rows are a template's, to be replaced."""
+    """max_seq_length and what it cuts; None for a template's rows, which are to be replaced."""
 
 
 @dataclass(frozen=True)
@@ -115,11 +113,11 @@ class _Looked:
     seen: ColumnSurvey
     examples: Sequence[Example]
     rows: int
-    """Those that were read closely."""
+    """Rows that were read closely."""
     bad_rows: int
 
     def facts(self) -> dict[str, Any]:
-        """For the record of what was made."""
+        """Fields of NewExpert."""
         return {
             "columns": self.columns.used(),
             "unused": self.columns.unused(self.seen),
@@ -142,10 +140,10 @@ def new_expert(
     json_values: bool = False,
     model: str = TINY,
 ) -> NewExpert:
-    """Make a folder that `expert manifest check` and `expert plan` accept; nothing is replaced.
+    """Create a folder that `expert manifest check` and `expert plan` accept; nothing is replaced.
 
-    A file of rows is copied: the folder can be moved, and the original stays as it is. A data set
-    of the hub, as owner/name, is named in the manifest.
+    A file of rows is copied, so that the folder can be moved and the original stays as it is. A hub
+    dataset, as owner/name, is only named in the manifest.
     """
     folder = (into or Path()) / name
     _refuse(name, folder)
@@ -166,7 +164,7 @@ def new_expert(
     path = data.as_posix() if data and on_hub else path
     rows = data if data and on_hub else folder / path
     if data is not None:
-        # Nobody knows the language of these rows.
+        # The language of these rows is unknown.
         kind = replace(kind, capabilities=tuple(c for c in kind.capabilities if c != "language:en"))
         if not on_hub:
             _copy_rows(data, rows, folder)
@@ -178,11 +176,11 @@ def new_expert(
     manifest = folder / "manifest.json"
 
     def write(base: BaseOfNew) -> None:
-        """The manifest for a base model, which must read without a complaint."""
+        """Write the manifest for a base model; it must read without complaints."""
         dataset = {"path": path, **asked}
         calls = facts["calls"]
-        made = manifest_of(folder.name, kind, dataset, base=base, epochs=epochs, calls=calls)
-        write_text_atomically(manifest, json.dumps(made, indent=2, ensure_ascii=False) + "\n")
+        document = manifest_of(folder.name, kind, dataset, base=base, epochs=epochs, calls=calls)
+        write_text_atomically(manifest, json.dumps(document, indent=2, ensure_ascii=False) + "\n")
         read_manifest(manifest, strict=True)
 
     write(base)
@@ -205,7 +203,7 @@ def new_expert(
 
 
 def _refuse(name: str, folder: Path) -> None:
-    """Names that make no folder, and folders that hold something."""
+    """Refuse names that are not valid folder names, and folders that are not empty."""
     if not _NAME.fullmatch(name):
         raise CannotMake(
             f"{name!r}: is not a valid name  (letters, digits, dots and dashes; --output sets "
@@ -216,14 +214,14 @@ def _refuse(name: str, folder: Path) -> None:
 
 
 def _base(name: str, folder: Path) -> BaseOfNew:
-    """The base model by the name that the manifest will have, with settings of its size."""
+    """The base model under its name in the manifest, with settings for its size."""
     if name == CHAR_GPT:
         raise CannotMake(
             f"--model {CHAR_GPT}: needs no manifest  (expert train --dataset FILE trains it on a "
             "text)"
         )
     if is_model_folder(Path(name)):
-        name = str(Path(name).absolute())  # the manifest lies elsewhere
+        name = str(Path(name).absolute())  # relative paths would break: the manifest is elsewhere
     found = resolve_model(BaseModelSpec(name=name), folder)
     if found.place == "hub" and found.shape is None and not is_hub_id(name):
         near = near_model(name, folder)
@@ -236,7 +234,7 @@ def _base(name: str, folder: Path) -> BaseOfNew:
 
 
 def _length(manifest: Path) -> LengthChoice | None:
-    """The max_seq_length for the rows of a new manifest; None where none of them can be used."""
+    """The max_seq_length for the rows of a new manifest; None if none of them can be used."""
     opened = open_run(manifest, data="unread")
     known, plan = measure_rows(opened), opened.plan
     if known is None:
@@ -249,7 +247,7 @@ def _length(manifest: Path) -> LengthChoice | None:
 def _asked(
     data: Path | None, mapping: Sequence[str], *, preferred: bool, json_values: bool
 ) -> dict[str, Any]:
-    """What the options say of the rows, as keys of training.dataset."""
+    """The options about the rows, as keys of training.dataset."""
     mapped = {}
     for pair in mapping:
         part, sign, column = pair.partition("=")
@@ -272,7 +270,7 @@ def _asked(
 
 
 def _look(data: Path, asked: Mapping[str, Any]) -> _Looked:
-    """What the rows of a file hold; CannotMake where they are of no use."""
+    """What the rows of a file hold; CannotMake if they cannot be used."""
     found = _first_rows(data)
     rows = [row for row in found if isinstance(row, Row)]
     if not rows:
@@ -305,7 +303,7 @@ def _look(data: Path, asked: Mapping[str, Any]) -> _Looked:
 
 
 def _refuse_columns(data: Path, mapped: Mapping[str, str], names: Sequence[str]) -> None:
-    """Columns that --map names and the rows do not have, all at once."""
+    """Refuse columns that --map names and the rows lack, all at once."""
     wrong = []
     for part, column in mapped.items():
         if column not in names:
@@ -317,7 +315,7 @@ def _refuse_columns(data: Path, mapped: Mapping[str, str], names: Sequence[str])
 
 
 def _first_rows(data: Path, most: int = LOOKED_AT) -> list[Row | BadRow]:
-    """The beginning of a file or folder; CannotMake where it cannot be read."""
+    """The first rows of a file or folder; CannotMake if it cannot be read."""
     if not data.exists() and not _is_on_hub(data):
         hub = "a dataset of the Hub is written owner/name"
         raise CannotMake(f"--from {data}: there is no such file  ({hub})")
@@ -339,7 +337,7 @@ def _first_rows(data: Path, most: int = LOOKED_AT) -> list[Row | BadRow]:
 
 
 def _is_on_hub(data: Path) -> bool:
-    """Whether it names a data set of the hub: owner/name, owner/name::split and so on."""
+    """Whether it names a hub dataset: owner/name, owner/name::split and so on."""
     return not data.exists() and not looks_local(data.as_posix(), Path())
 
 
@@ -351,8 +349,7 @@ def _source(data: Path) -> Source:
 
 
 def _copy_rows(data: Path, rows: Path, folder: Path) -> None:
-    """A file of rows, the data files of a folder, or all of a saved data set, into the new
-    folder."""
+    """Copy a file of rows, the data files of a folder, or a whole saved dataset."""
     copies = {data: rows}
     if data.is_dir():
         if saved_splits(data) is None:
@@ -370,7 +367,7 @@ def _copy_rows(data: Path, rows: Path, folder: Path) -> None:
 
 
 def _domain(examples: Sequence[Example]) -> str:
-    """The domain that every answer looks like; text where they do not agree."""
+    """The domain that every answer looks like; text if they do not agree."""
     answers = [turn.text for one in examples for turn in one.turns if turn.role == "assistant"]
     if answers and all(map(_is_json, answers)):
         return "json"
@@ -381,7 +378,7 @@ def _domain(examples: Sequence[Example]) -> str:
 
 
 def _is_json(text: str) -> bool:
-    """Whether a text is an object or a list: a bare number or word is anything."""
+    """Whether a text is an object or a list; a bare number or word could be anything."""
     try:
         return isinstance(json.loads(text), dict | list)
     except (ValueError, RecursionError):

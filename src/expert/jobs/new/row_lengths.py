@@ -1,4 +1,4 @@
-"""How long the rows of a manifest are, and the max_seq_length that cuts nearly none of them."""
+"""How long the rows of a manifest are, and the max_seq_length that cuts almost none of them."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from expert.run.open import Opened
 
 USUAL_LENGTHS = (512, 1024, 2048, 4096, 8192)
-"""No shorter, so that rows which are added later have room: packing fills what is left over. No
-longer, since the memory of a step grows with it; who has the card for more sets it."""
+"""Not shorter, so that rows added later have room: packing fills the rest. Not longer, since the
+memory of a step grows with it; users with a larger card can set more."""
 CUT_AT_MOST = 0.005
-"""Share of the rows that may lose their end: a few are far longer in many data sets."""
+"""Share of the rows that may be cut: many datasets have a few far longer rows."""
 LOOKED_AT = 400
 READ_AT_MOST = 200_000
-"""Rows of a file without lines (.json, parquet) that are drawn from."""
+"""Rows of a file without lines (.json, parquet) to sample from."""
 BYTES_PER_TOKEN = 2.9
-"""Of text where no tokenizer is at hand. Measured with Qwen3's: 2.9 on SQL with its tables, 3.1 on
-JSON, 3.6 on Cypher, 4.2 on a handbook, 4.7 on Alpaca. The least of them, so that a length is chosen
-too long rather than too short."""
+"""Estimate without a tokenizer. Measured with Qwen3's: 2.9 on SQL with its tables, 3.1 on JSON, 3.6
+on Cypher, 4.2 on a handbook, 4.7 on Alpaca. The smallest, so that a length is rather too long than
+too short."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,11 @@ class CutBy:
 
     length: int
     rows: float
-    """Rows that lose their end."""
+    """Rows that are cut."""
     answer_tokens: float
-    """Tokens that would be trained on and are lost."""
+    """Trainable tokens that are lost."""
     answers: float
-    """Rows of which nothing is trained on any more."""
+    """Rows that lose all trainable tokens."""
 
     def words(self) -> str:
         lost = f"{_share(self.rows)} of the rows and {_share(self.answer_tokens)} of the answers"
@@ -59,24 +59,24 @@ def _share(share: float) -> str:
 
 @dataclass(frozen=True)
 class LengthChoice:
-    """The length that was chosen, why, and what it and shorter ones cut."""
+    """The chosen length, why, and what it and shorter ones cut."""
 
     length: int
     because: str
     longest: int
     rows: int
-    """That were looked at."""
+    """Rows that were looked at."""
     estimated: bool
-    """By characters: the tokenizer is not on this machine."""
+    """From characters: the tokenizer is not on this machine."""
     cuts: tuple[CutBy, ...] = ()
     """The chosen length first, then shorter ones that cut more."""
     bound: str = ""
-    """What kept it from being longer; "" where nothing did."""
+    """What kept it from being longer; "" if nothing did."""
 
 
 @dataclass(frozen=True, eq=False)
 class RowLengths:
-    """Tokens of some rows, and where in them answers begin and end."""
+    """Token counts of some rows, and where their answers start and end."""
 
     lengths: NDArray[np.int64]
     spans: NDArray[np.int64]
@@ -84,7 +84,7 @@ class RowLengths:
     owners: NDArray[np.int64]
     """The row of each answer."""
     weights: NDArray[np.float64]
-    """How many rows of the files each stands for."""
+    """How many rows of the files each one represents."""
     estimated: bool
 
     def cut_by(self, length: int) -> CutBy:
@@ -92,7 +92,7 @@ class RowLengths:
 
         count = len(self.lengths)
         sizes = self.spans[:, 1] - self.spans[:, 0]
-        # A first token is never a label: nothing comes before it.
+        # The first token is never a label: nothing precedes it.
         kept = np.clip(self.spans, 1, max(1, length))
         before = np.bincount(self.owners, weights=sizes, minlength=count)
         after = np.bincount(self.owners, weights=kept[:, 1] - kept[:, 0], minlength=count)
@@ -108,9 +108,9 @@ class RowLengths:
 
 
 def choose_length(known: RowLengths, *, context: int | None, splits: bool) -> LengthChoice:
-    """The smallest usual length that cuts nearly nothing, within the model's context.
+    """The smallest usual length that cuts almost nothing, within the model's context.
 
-    `splits`: rows that are longer are split into several sequences, as plain text is.
+    `splits`: longer rows are split into several sequences, as plain text is.
     """
     most = min(USUAL_LENGTHS[-1], context or USUAL_LENGTHS[-1])
     usual = [length for length in USUAL_LENGTHS if length <= most] or [most]
@@ -146,7 +146,7 @@ def choose_length(known: RowLengths, *, context: int | None, splits: bool) -> Le
 
 
 def measure_rows(opened: Opened) -> RowLengths | None:
-    """Tokens of rows from all over the training files; None where no row can be used."""
+    """Token counts of rows sampled across the training files; None if no row can be used."""
     import numpy as np
 
     from expert.data.line import reading_of
@@ -155,8 +155,8 @@ def measure_rows(opened: Opened) -> RowLengths | None:
     source = line.sources_of("train")[0]
     reading = reading_of(line, source)
     segments_of = reading.formatter()
-    made = ((segments_of(row), weight) for row, weight in _drawn(source, reading))
-    good = [(segments, weight) for segments, weight in made if isinstance(segments, list)]
+    formatted = ((segments_of(row), weight) for row, weight in _drawn(source, reading))
+    good = [(segments, weight) for segments, weight in formatted if isinstance(segments, list)]
     if not good:
         return None
     documents = [segments for segments, _ in good]
@@ -175,17 +175,17 @@ def _line(opened: Opened) -> Line:
     from expert.data.line import open_line
 
     plan, read, named = opened.plan, opened.read, opened.named
-    # A tokenizer on the hub is not fetched for this.
+    # A hub tokenizer is not downloaded for this.
     if plan.model.place != "hub" and Path(plan.model.location).is_dir():
         try:
             return open_line(plan, read, named, writes=False)
         except ExpertError:
-            pass  # a folder whose tokenizer cannot be read: training reports it
+            pass  # a folder with an unreadable tokenizer: training reports it
     return open_line(plan, read, named, writes=False, has_tokenizer=False)
 
 
 def _drawn(source: Source, reading: Reading) -> list[tuple[Row, float]]:
-    """Good rows, each with the number of rows it stands for."""
+    """Good rows, each with the number of rows it represents."""
     spread = spread_rows(source.files, format=source.format, most=LOOKED_AT)
     if spread is not None:
         return [
@@ -196,7 +196,7 @@ def _drawn(source: Source, reading: Reading) -> list[tuple[Row, float]]:
     chance = random.Random(0)
     kept: list[Row | BadRow] = []
     for number, row in enumerate(islice(reading.rows(), READ_AT_MOST)):
-        # A reservoir: each row is as likely to be kept as any other.
+        # Reservoir sampling: each row is equally likely to be kept.
         if len(kept) < LOOKED_AT:
             kept.append(row)
         elif (place := chance.randrange(number + 1)) < LOOKED_AT:
@@ -205,7 +205,7 @@ def _drawn(source: Source, reading: Reading) -> list[tuple[Row, float]]:
 
 
 def _estimated(documents: Sequence[Any]) -> tuple[list[int], list[tuple[int, int]], list[int]]:
-    """Lengths, places of answers and their owners, by the bytes of the text."""
+    """Lengths, answer positions and their rows, from the bytes of the text."""
     lengths, spans, owners = [], [], []
     for number, segments in enumerate(documents):
         place = 0.0

@@ -9,7 +9,7 @@ from typing import Any
 from expert.planning.choose.starting_points import StartingPoint
 from expert.planning.models.resolve import TINY
 
-# Performance keys are written out so that they are seen; auto is settled for every machine.
+# Performance keys are written out to be visible; auto is decided on every machine.
 PERFORMANCE = (
     *("bf16", "use_tf32", "attention", "torch_compile", "optim", "gradient_checkpointing"),
     *("dataloader_num_workers", "dataloader_prefetch_factor"),
@@ -24,8 +24,6 @@ CITIES = "(:Person {name: STRING})-[:LIVES_IN]->(:City {name: STRING})"
 
 @dataclass(frozen=True, kw_only=True)
 class Starter:
-    """A kind of expert."""
-
     description: str
     capabilities: tuple[str, ...]
     grammar: str | None
@@ -123,7 +121,7 @@ STARTERS = {
 
 @dataclass(frozen=True)
 class BaseOfNew:
-    """The base model of a new expert, and what its settings start from."""
+    """The base model of a new expert, and its initial settings."""
 
     name: str
     start: StartingPoint
@@ -146,8 +144,8 @@ def manifest_of(
     epochs: int,
     calls: bool = False,
 ) -> dict[str, Any]:
-    """A 2.0 manifest for one base model, with settings of its size. `calls`: rows have tools, which
-    the templates of small models do not write; ChatML does for all of them."""
+    """A 2.0 manifest for one base model, with settings for its size. `calls`: rows have tools,
+    which the templates of small models do not support; ChatML supports them for all models."""
     decoding: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 256}
     if starter.grammar:
         decoding |= {"validation": "parser", "grammar_type": starter.grammar}
@@ -181,13 +179,13 @@ def manifest_of(
 def readme_of(
     name: str, starter: Starter, data: str, has_answers: bool, base: str, *, on_hub: bool = False
 ) -> str:
-    """What to do with the folder, in few words."""
+    """What to do with the folder, in brief."""
     rows, last = "The model is trained on every row as a whole.", 'expert sample . --prompt "…"'
     if has_answers:
         rows = "Every row has a prompt, optional\ninput, and an answer."
         last = "expert validate --expert ."
     larger = (
-        "\n`tiny` is a toy model, and these settings suit no other. For a real one, make the "
+        "\n`tiny` is a toy model, and these settings suit no other. For a real one, create the "
         f"folder again:\n`expert new {name} --from ROWS --model Qwen/Qwen3-0.6B`.\n"
     )
     where = f"are in `{data}`: replace or add to them."

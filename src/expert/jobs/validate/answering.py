@@ -1,4 +1,4 @@
-"""Many prompts answered at once, each as if it were alone."""
+"""Batched generation: many prompts answered together, each as if it were alone."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ if TYPE_CHECKING:
     from expert.run.stored.load import Trained
 
 NEAR = 0.5
-"""Prompts that are read together are at least so long for the longest of them."""
+"""Prompts read in one pass are at least this long relative to the longest of them."""
 WORTH_A_PASS = 8192
-"""Tokens and padding; fewer are read together however long they are: another pass has to be
-launched, too."""
+"""Tokens including padding; fewer are read in one pass whatever their lengths: passes cost a
+launch."""
 READING_SHARE = 0.2
-"""The same for reading prompts: what their layers compute, and a mask of each."""
+"""Share of free memory for reading prompts: layer activations and a mask for each prompt."""
 
 Tell = Callable[[int, int], None]
-"""Told of the answers that are done, and of how many."""
+"""Called with the number of finished answers and the total."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GivenAnswer:
-    """What was said to one prompt."""
+    """The answer to one prompt."""
 
     text: str
     marked: str
-    """The same with its special tokens: some templates mark calls of tools by them."""
+    """The same with its special tokens: some templates mark tool calls by them."""
     tokens: int
     ended: bool
-    """It came to its end; otherwise it was cut."""
+    """It ended by itself; otherwise it was cut."""
     refused: str = ""
-    """Why nothing could be said."""
+    """Why there is no answer."""
 
 
 def answer_all(
@@ -54,11 +54,13 @@ def answer_all(
     tell: Tell = lambda done, of: None,
     note: Callable[[str], None] = lambda text: None,
 ) -> list[GivenAnswer]:
-    """Answer every question, in its order; an answer does not depend on the other questions.
+    """Answer every question, in order; an answer does not depend on the other questions.
 
-    Numbers of a batch are rounded in another order than alone: a token that is a tie but for that
-    may come out otherwise. `numbers`: of the questions, where they are some of several; what is
-    drawn for an answer depends on its number. `rows`: so many at once; None: as many as fit.
+    Batched arithmetic rounds in a different order than a single prompt, so a token that is
+    otherwise a
+    tie may differ. `numbers`: the questions' indices, if they are some of several; sampling depends
+    on
+    them. `rows`: batch size; None: as many as fit.
     """
     work = _Work(trained, questions, how, seed, note, numbers)
     done = len(questions) - len(work.order)
@@ -73,7 +75,7 @@ def answer_all(
                 tell(done, len(questions))
         except RuntimeError as error:
             again = rows_after(error, at_once, note)
-        if again:  # out here, where the traceback holds no tensors any more
+        if again:  # out here, where the traceback no longer holds tensors
             done -= work.forget(some)
             most = again
             release_memory(trained.device)
@@ -83,12 +85,12 @@ def answer_all(
 
 
 def rows_after(error: RuntimeError, rows: int, note: Callable[[str], None]) -> int:
-    """How many rows to try again with: as many without cuDNN's attention where that failed, half of
-    them where memory did not hold them; the error itself where neither helps."""
+    """The batch size to retry with: the same without cuDNN's attention if that failed, half if
+    memory ran out; raises the error if neither helps."""
     from expert.model.attention import without_cudnn
 
-    if told := without_cudnn(error):
-        note(told)
+    if text := without_cudnn(error):
+        note(text)
         return rows
     if is_out_of_memory(error) and rows > 1:
         return rows // 2
@@ -96,7 +98,7 @@ def rows_after(error: RuntimeError, rows: int, note: Callable[[str], None]) -> i
 
 
 class _Work:
-    """All prompts in tokens, and what was said to them so far."""
+    """All prompts as tokens, and the answers so far."""
 
     def __init__(
         self,
@@ -126,7 +128,8 @@ class _Work:
             min(how.max_new_tokens, speaker.context - speaker.lead - len(prompt))
             for prompt in self.prompts
         ]
-        # Longest first: what does not fit shows at once, and rows of one length pad each other.
+        # Longest first: a lack of memory shows at once, and rows of similar length need less
+        # padding.
         answerable = [row for row, room in enumerate(self.room) if room > 0]
         self.order = sorted(answerable, key=lambda row: -len(self.prompts[row]))
         self._said = [self._writer() for _ in self.prompts]
@@ -158,14 +161,14 @@ class _Work:
         ]
 
     def answer(self, rows: Sequence[int]) -> Iterator[int]:
-        """Answer these rows together; yields each as it ends. Rows that have ended are taken out of
-        the batch when they are many."""
+        """Answer these rows together; yields each as it ends. Finished rows are removed from the
+        batch once there are many."""
         import torch
 
         own = [self.prompts[row] for row in rows]
         prompts = {self.numbers[row]: prompt for row, prompt in zip(rows, own, strict=True)}
         live = list(rows)
-        """The row at each place of the batch; -1 where it has ended."""
+        """The row at each place of the batch; -1 once it has ended."""
         with torch.inference_mode():
             choice = TokenChoice(self.how, prompts, self.seed, self.speaker)
             groups = _groups(self, own) if self.speaker.fixed else [own]
@@ -205,8 +208,8 @@ def _encoded(texts: Sequence[str], encoder: Any) -> list[list[int]]:
 
 
 def _rows_that_fit(work: _Work, left: Sequence[int]) -> int:
-    """As many rows as leave room for their keys and values; a model that does not tell its shape
-    gets few. The first of them is the longest."""
+    """As many rows as leave room for their keys and values; few if the model's shape is unknown.
+    The first row is the longest."""
     from expert.model.fixed_cache import even
 
     token_bytes = work.speaker.remembered_bytes
@@ -215,7 +218,7 @@ def _rows_that_fit(work: _Work, left: Sequence[int]) -> int:
     longest = len(work.prompts[left[0]]) + work.speaker.lead
     most = longest + max(work.room[row] for row in left)
     row_bytes = token_bytes * even(most)
-    # Scores are float32; sorted and added up to draw from, they are held about ten times.
+    # Scores are float32; sorting and summing them for sampling takes about ten times their size.
     row_bytes += work.speaker.vocabulary * 4 * (10 if work.how.temperature else 4)
     fitting = max(1, int(CACHE_SHARE * work.speaker.free_bytes() / row_bytes))
     return fitting if work.speaker.fixed else min(fitting, _rows_read_at_once(work, longest))
@@ -227,8 +230,8 @@ def _rows_read_at_once(work: _Work, longest: int) -> int:
     size = work.speaker.number_bytes
     hidden = getattr(config, "hidden_size", 0) or 0
     inner = getattr(config, "intermediate_size", None) or 4 * hidden
-    # What one layer has at hand of a token, its mask once as bits and once as numbers, and what
-    # all layers remember of it until that is put to the other rows'.
+    # The activations of one layer for a token, its mask once as bits and once as numbers, and its
+    # keys and values in all layers until they are merged with the other rows'.
     token_bytes = size * (8 * hidden + 3 * inner) + (1 + size) * longest
     token_bytes += work.speaker.remembered_bytes
     share = READING_SHARE * work.speaker.free_bytes()
@@ -236,8 +239,8 @@ def _rows_read_at_once(work: _Work, longest: int) -> int:
 
 
 def _groups(work: _Work, prompts: Sequence[Sequence[int]]) -> list[Sequence[Sequence[int]]]:
-    """The prompts of a batch, longest first, in groups that are read together: shorter ones are not
-    padded to the longest of the batch."""
+    """The prompts of a batch, longest first, in groups that are read together, so that short ones
+    are not padded to the longest of the batch."""
     groups: list[Sequence[Sequence[int]]] = []
     left = list(prompts)
     while left:

@@ -1,9 +1,9 @@
-"""The process that has one card of a validation: it loads models and answers its share.
+"""The process for one card of a validation: it loads models and answers its share.
 
-One JSON object a line in: `{"ask": FILE, "to": FILE}`, a pickled name and arguments of what is to
-be done, and where the pickled result goes; files are in a folder that only this user can write to.
-Out: `{"done": …}` now and then, `{"note": …}`, and at the end `{"result": FILE}`, or `{"failed":
-…}` with a message for the user. Everything else that is written goes into its log.
+It reads one JSON object per line: `{"ask": FILE, "to": FILE}`, the pickled name and arguments of a
+request, and where the pickled result goes; both are in a folder that only this user can write to.
+It writes `{"done": …}` now and then, `{"note": …}`, and at the end `{"result": FILE}`, or
+`{"failed": …}` with a message for the user. All other output goes into its log.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Do what is asked on standard input until it ends."""
-    # What a library writes to standard output would be taken for an answer.
+    """Handle the requests on standard input until it ends."""
+    # A library's output on standard output would be taken for an answer.
     said = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     requests: queue.Queue[dict[str, str]] = queue.Queue()
@@ -54,15 +54,14 @@ def main() -> None:
 
 
 def _listen(requests: queue.Queue[dict[str, str]]) -> None:
-    """In a thread: where the process that asks has died, this one ends in the middle of its
-    work."""
+    """Runs in a thread: if the parent dies, this process ends in the middle of its work."""
     for line in sys.stdin:
         requests.put(json.loads(line))
     os._exit(0)
 
 
 class _Server:
-    """One model at a time, and what is asked of it."""
+    """One model at a time, and the requests it handles."""
 
     def __init__(self, said: IO[str]) -> None:
         self._said = said
@@ -77,8 +76,8 @@ class _Server:
         self._said.flush()
 
     def load(self, run: Path, choice: Choice | None, device: str) -> dict[str, Any]:
-        """A state of a run, or its base without one; where it is, and its tokenizer."""
-        self._trained = None  # before the next one needs its place
+        """Load a state of a run, or its base if there is no choice; the device and tokenizer."""
+        self._trained = None  # before the next one needs its memory
         gc.collect()
         folder, own = RunFolder(run), pick_device(device)
         plan = read_plan(folder)

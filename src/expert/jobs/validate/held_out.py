@@ -1,6 +1,6 @@
 """The rows a run held out of its training rows, and whether another run was trained on them.
 
-Only in the very rows that a run saw: a row more, and another share would be drawn.
+They can be found only in exactly the rows that the run saw: with one more row, the split differs.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class NoTestSet(ExpertError):
 
 
 class CannotBeTold(Exception):
-    """Which rows a run was trained on is unknown; the text says why."""
+    """It is unknown which rows a run was trained on; the message says why."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run, and where the paths of its manifest start from; None where its data is not there."""
+    """A run, and the folder its manifest's paths are relative to; None if its data is gone."""
 
     folder: RunFolder
     plan: RunPlan
@@ -56,15 +56,14 @@ class Run:
 
 @dataclass(frozen=True)
 class DrawnAgain:
-    """The rows of a run, drawn as it drew them."""
+    """The rows of a run, split again as the run split them."""
 
     line: Line
     sources: Sequence[Source]
     made: PreparedData
 
     def rows_of(self, split: PreparedSplit) -> Iterator[tuple[Iterable[Row | BadRow], Columns]]:
-        """The rows of a split that was drawn from the training rows and their columns, source by
-        source."""
+        """Rows and columns of a split drawn from the training rows, source by source."""
         import numpy as np
 
         from expert.data.line import reading_of
@@ -79,7 +78,7 @@ class DrawnAgain:
             reading = reading_of(self.line, source)
             if source in self.line.chosen.tokens:
                 raise NoTestSet(TOKENS_ONLY.format(source.name))
-            columns = reading.columns  # characters are read without any
+            columns = reading.columns  # None for characters
             if columns is None:
                 columns = columns_of(survey_rows(iterate(source)), self.line.spec)
             rows = enumerate(reading.rows())
@@ -88,8 +87,8 @@ class DrawnAgain:
 
 
 def draw_again(run: Run, *, make: bool = True) -> DrawnAgain:
-    """The rows of a run, from the data as it is now; CannotBeTold where that is another, or where
-    its tokens are gone and not to be made again."""
+    """The rows of a run, from the present data; CannotBeTold if that has changed, or if its tokens
+    are gone and must not be made again."""
     from expert.data.line import open_line, recipe_of
     from expert.data.named_sources import sources_of
     from expert.data.splits import prepare_splits
@@ -110,15 +109,15 @@ def draw_again(run: Run, *, make: bool = True) -> DrawnAgain:
         raise CannotBeTold(unlike)
     if not make and any(look(tokens, recipe) for recipe, tokens in recipes):
         raise CannotBeTold("the prepared rows are gone")
-    made = prepare_splits(line)
-    assert made is not None
-    if not (learnt.has_index(made.train.index_file.name) or made.train.packed_before):
+    prepared = prepare_splits(line)
+    assert prepared is not None
+    if not (learnt.has_index(prepared.train.index_file.name) or prepared.train.packed_before):
         raise CannotBeTold("other rows would be held out now than in the run")
-    return DrawnAgain(line, trains, made)
+    return DrawnAgain(line, trains, prepared)
 
 
 def refuse_rows_of_the_baseline(judged: Sequence[Example], name: str, run: Run, other: Run) -> None:
-    """Raise NoTestSet where the baseline may be trained on rows that the run held out."""
+    """Raise NoTestSet if the baseline may have been trained on rows that the run held out."""
     ours, theirs = learnt_rows(run.folder), learnt_rows(other.folder)
     if theirs.same_as(ours):
         return
@@ -131,7 +130,7 @@ def refuse_rows_of_the_baseline(judged: Sequence[Example], name: str, run: Run, 
             f"{where} may have been trained on the rows it would be judged by ({name}): "
             f"{error}  ({remedy}, or restore the data as it was)"
         ) from error
-    # A row that occurs twice may be both trained on and held out; that holds for the run, too.
+    # A row that occurs twice may be both trained on and held out; that applies to the run, too.
     known -= _learnt_among(known, run) if known else frozenset()
     count = sum(example in known for example in judged)
     if count:
@@ -142,7 +141,7 @@ def refuse_rows_of_the_baseline(judged: Sequence[Example], name: str, run: Run, 
 
 
 def _learnt_among(judged: frozenset[Example], run: Run) -> frozenset[Example]:
-    """Those of the judged rows that the run was trained on."""
+    """The judged rows that the run was trained on."""
     drawn = draw_again(run)
     found = set()
     for group, columns in drawn.rows_of(drawn.made.train):
@@ -155,8 +154,8 @@ def _learnt_among(judged: frozenset[Example], run: Run) -> frozenset[Example]:
 def understood(
     rows: Iterable[Row | BadRow], columns: Columns
 ) -> Iterator[tuple[Row | BadRow, Example | BadRow]]:
-    """Rows of one source, each with the example in it as training understands it; those that
-    training leaves out by their label are left out."""
+    """Rows of one source, each with its example as training reads it; rows that training drops by
+    their label are left out."""
     for row in rows:
         example = row if isinstance(row, BadRow) else example_of(row, columns)
         if not isinstance(example, Dropped):
@@ -166,11 +165,11 @@ def understood(
 def learnt_cases(
     rows: Iterable[tuple[tuple[Case, ...], Example]], run: Run, *, make: bool
 ) -> tuple[frozenset[str], str]:
-    """The ids of the cases trained on; where that is unknown, a note that says why. Without `make`
-    tokens that are gone are not made again.
+    """The ids of the cases trained on, and a note with the reason if that is unknown. Without
+    `make`, missing tokens are not made again.
 
-    Cases are written and tokenised as the rows of the run were, and recognised by their tokens:
-    what is compared is what the model really saw.
+    Cases are written and tokenised as the run's rows were, and recognised by their tokens: what the
+    model really saw is compared.
     """
     import numpy as np
 
@@ -203,8 +202,8 @@ def _written(line: Line, examples: Sequence[Example]) -> list[list[Segment]]:
     assert template is not None, "the character model has no turns"
     for example in examples:
         try:
-            made = template.segments(example, learn_prompt=line.plan.data.train_on_prompt)
+            segments = template.segments(example, learn_prompt=line.plan.data.train_on_prompt)
         except TemplateError:
-            made = [Segment("", False)]
-        written.append(list(made))
+            segments = [Segment("", False)]
+        written.append(list(segments))
     return written

@@ -1,4 +1,4 @@
-"""Models that a validation asks, loaded in this process."""
+"""Models of a validation, loaded in this process."""
 
 from __future__ import annotations
 
@@ -24,23 +24,21 @@ Note = Callable[[str], None]
 
 
 class ModelsHere:
-    """Where models are loaded; one of them at a time is in use."""
+    """Loads models; one at a time is in use."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self.device = str(device)
 
     def trained(self, run: Run, choice: Choice) -> ModelHere:
-        """Load a state of a run."""
         return ModelHere(load_trained(run.folder, run.plan, choice, device=self._device))
 
     def base(self, run: Run) -> ModelHere:
-        """Load the untrained base of a run."""
         return ModelHere(load_base(run.plan, device=self._device))
 
 
 class ModelHere:
-    """A state of a run, or its base, ready to be asked."""
+    """A state of a run, or its base, ready for questions."""
 
     def __init__(self, trained: Trained) -> None:
         self._trained = trained
@@ -49,7 +47,6 @@ class ModelHere:
         """None for the character model, which answers nothing."""
 
     def losses(self, rows: Sequence[Example], *, tell: Tell, note: Note) -> EvalResult:
-        """Loss and token accuracy on rows."""
         return row_losses(self._trained, rows, tell=tell, note=note)
 
     def answers(
@@ -61,5 +58,5 @@ class ModelHere:
         tell: Tell,
         note: Note,
     ) -> list[GivenAnswer]:
-        """What it says to every question, in their order."""
+        """Its answers to every question, in order."""
         return answer_all(self._trained, questions, how, seed=seed, tell=tell, note=note)

@@ -1,7 +1,7 @@
 """A validation on several cards: one process for each, which loads the model and does its share.
 
-No process needs to know of the others. Rows and results go through files of this user's alone,
-progress through pipes; what the processes found is put together here, in the order of the rows.
+The processes do not communicate. Rows and results go through files that only this user can access,
+progress through pipes; the results are merged here, in the order of the rows.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ProcessFailed(ExpertError):
 
 
 class ReportedFailure(ExpertError):
-    """What a process says that the user can fix, as it would be said without it."""
+    """A user error reported by a process, shown as it would be without processes."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
@@ -56,8 +56,7 @@ class ReportedFailure(ExpertError):
 
 @contextlib.contextmanager
 def models_on_cards(places: Sequence[Mapping[str, str]], device: str) -> Iterator[ModelsOnCards]:
-    """Start a process for each place, which is the environment that shows it its card, and end all
-    of them however this ends."""
+    """Start a process for each environment, which selects its card; end all of them at exit."""
     folder = Path(tempfile.mkdtemp(prefix="expert-validate-"))
     work = folder / "work"
     work.mkdir()
@@ -81,13 +80,11 @@ def models_on_cards(places: Sequence[Mapping[str, str]], device: str) -> Iterato
 
 
 class _Process:
-    """One of the processes."""
-
     def __init__(self, child: Child, name: str, log: Path) -> None:
         self.child, self.name, self._log = child, name, log
 
     def lost(self) -> ProcessFailed:
-        """It has ended without an answer: how, its last words, and where the others are."""
+        """The error for a process that ended without an answer, with its last output and log."""
         code = self.child.wait()
         words = self.child.last_words()
         if code == -signal.SIGKILL and not words:
@@ -98,12 +95,12 @@ class _Process:
 
 
 class ModelsOnCards:
-    """Models in as many processes as there are cards, the same one in all of them."""
+    """One process per card, all with the same model loaded."""
 
     def __init__(self, processes: Sequence[_Process], folder: Path, device: str) -> None:
         self._processes, self._folder, self._asked_device = processes, folder, device
         self.device = device
-        """As torch calls it once a model was loaded."""
+        """Torch's name for it, once a model was loaded."""
         self.count = len(processes)
 
     def trained(self, run: Run, choice: Choice) -> ModelOnCards:
@@ -125,13 +122,13 @@ class ModelsOnCards:
         tell: Callable[[int], None] = lambda done: None,
         note: Note = lambda text: None,
     ) -> list[Any]:
-        """What the processes answer, each to arguments of its own. `tell` is given what all of them
-        have done together; what several of them note is noted once."""
+        """The answers of the processes, each to its own arguments. `tell` receives the total done
+        by all; equal notes are reported once."""
         results = [self._folder / f"result-{number}" for number in range(self.count)]
         for process, arguments, to in zip(self._processes, asked, results, strict=True):
             file = to.with_suffix(".ask")  # a line may be too long for a pipe
             file.write_bytes(pickle.dumps((do, arguments)))
-            # Where it has ended, it is noticed below.
+            # If it has ended, that is noticed below.
             process.child.ask({"ask": str(file), "to": str(to)})
         done, noted = [0] * self.count, dict[str, None]()
         waiting = dict(enumerate(self._processes))
@@ -154,10 +151,10 @@ class ModelsOnCards:
                     raise process.lost()
         for text in noted:
             note(text)
-        return [_told(file) for file in results]
+        return [_unpickled(file) for file in results]
 
 
-def _told(file: Path) -> Any:
+def _unpickled(file: Path) -> Any:
     with open_regular(file) as stream:
         return pickle.load(stream)
 
@@ -174,7 +171,7 @@ class ModelOnCards:
         count = self._models.count
         asked = [{"rows": rows, "place": place, "of": count} for place in range(count)]
         found = self._models.ask("losses", asked, _share(tell, len(rows)), note)
-        # Batches were dealt in turn: so they are put back, and added up as one process does.
+        # Batches were dealt in turn: restore their order, and sum as one process does.
         return mean_losses(
             each for turn in zip_longest(*found) for each in turn if each is not None
         )
@@ -207,8 +204,8 @@ def _share(tell: Tell, of: int) -> Callable[[int], None]:
 
 
 def dealt_by_size(sizes: Sequence[int], parts: int) -> list[list[int]]:
-    """The numbers 0, 1, … in so many parts of about the same size: dealt out from the largest on,
-    there and back."""
+    """The numbers 0, 1, … in `parts` lists of about equal size, dealt largest first, back and
+    forth."""
     order = sorted(range(len(sizes)), key=lambda number: -sizes[number])
     shares: list[list[int]] = [[] for _ in range(parts)]
     for place, number in enumerate(order):

@@ -1,4 +1,4 @@
-"""By what the answers of a validation are judged, why, and which demands fit that."""
+"""How the answers of a validation are judged, why, and which requirements apply."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class CannotValidate(ExpertError):
 
 @dataclass(frozen=True, kw_only=True)
 class Requirements:
-    """What a person asks of an expert; None: nothing was said."""
+    """The user's requirements; None: not given."""
 
     min_accuracy: float | None = None
     max_regression: float = MAX_REGRESSION
@@ -36,7 +36,7 @@ class Requirements:
     min_score: float | None = None
 
     def judge(self) -> JudgeCommand | None:
-        """The judge command; NoJudge where it cannot be run or has settings without it."""
+        """The judge command; NoJudge if it cannot be run, or if only its options are given."""
         if self.judge_command is None:
             for flag, value in (
                 ("--min-score", self.min_score),
@@ -68,7 +68,7 @@ class Requirements:
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeChoice:
-    """Who judges, and why."""
+    """The judge, and why it was chosen."""
 
     domain: str
     """Of the cases that do not name their own."""
@@ -78,10 +78,10 @@ class JudgeChoice:
     is_held: bool
     """Some answers are judged by an oracle or by the expected text."""
     to_base: bool
-    """The loss on the rows is compared with that of the base."""
+    """The loss on the rows is compared with the base's."""
 
     def settings(self, demands: Demands) -> dict[str, Any]:
-        """The demands as validation.json has them: those that do not apply are None."""
+        """The requirements for validation.json: those that do not apply are None."""
         found = asdict(demands)
         if not self.is_held:
             found["min_accuracy"] = None
@@ -95,8 +95,8 @@ class JudgeChoice:
 def way_of(
     folder: RunFolder, plan: RunPlan, test: TestSet, domain: str | None, asked: Requirements
 ) -> JudgeChoice:
-    """By what was asked for, else what the cases say, else the manifest, else the expected answers
-    themselves."""
+    """Choose the judge: as requested, else as the cases say, else the manifest, else by the
+    expected answers themselves."""
     whole = test.part_of or test  # a part is judged as the whole would be
     cases = whole.every_case
     judge = asked.judge()
@@ -125,8 +125,8 @@ def _decided(
         return domain, f"--domain {domain}"
     if test.domain:
         return test.domain, f"{test.name} names its domain"
-    told = read_object(folder.manifest).get("capabilities")
-    named = [str(tag) for tag in told] if isinstance(told, list) else []
+    tags = read_object(folder.manifest).get("capabilities")
+    named = [str(tag) for tag in tags] if isinstance(tags, list) else []
     written = domain_of(named, plan.decoding)
     if written:
         return written, "the manifest names it (decoding or capabilities)"
@@ -142,7 +142,7 @@ def _decided(
 def _refuse_what_does_not_fit(
     asked: Requirements, way: JudgeChoice, plan: RunPlan, name: str
 ) -> None:
-    """Raise where a demand says nothing of the answers there are."""
+    """Raise if a requirement does not apply to these answers."""
     if not way.has_cases:
         if asked.min_accuracy:
             raise CannotValidate(

@@ -1,4 +1,4 @@
-"""Loss and token accuracy of a trained expert on rows, computed as a run computes them."""
+"""Loss and token accuracy of a trained expert on rows, computed as in a run."""
 
 from __future__ import annotations
 
@@ -24,8 +24,6 @@ Tell = Callable[[int, int], None]
 
 
 class BatchSums(NamedTuple):
-    """Sums over the target tokens of one batch."""
-
     loss_sum: float
     correct: int
     targets: int
@@ -44,12 +42,12 @@ def row_losses(
 
 
 def mean_losses(sums: Iterable[BatchSums]) -> EvalResult:
-    """The means of all batches, added up in their order."""
+    """The means of all batches, summed in order."""
     from expert.training.evaluation import means_of
 
     found = list(sums)
     loss_sum = 0.0
-    for each in found:  # the sum of Python 3.12 rounds otherwise than a device does
+    for each in found:  # Python 3.12's sum rounds differently from a device
         loss_sum += each.loss_sum
     return means_of(
         loss_sum,
@@ -68,8 +66,8 @@ def batch_sums(
     tell: Tell = lambda done, of: None,
     note: Callable[[str], None] = lambda text: None,
 ) -> list[BatchSums]:
-    """The sums of every batch of the rows. Of several processes each takes every `of`-th batch,
-    from `place` on: the batches are those of one process, so their sums are equal, too."""
+    """The sums of every batch of the rows. Each of several processes takes every `of`-th batch,
+    starting at `place`: the batches are those of one process, so the sums are equal, too."""
     import numpy as np
 
     from expert.data.feed.order import micro_batches
@@ -77,7 +75,7 @@ def batch_sums(
     from expert.training.evaluation import evaluate
 
     plan = trained.plan
-    # Rows go alone: it is the same loss as packed, and one kernel does for every machine.
+    # One row per sequence: the loss is the same as packed, and one kernel works on every machine.
     alone = plan.model_copy(update={"data": plan.data.model_copy(update={"packing": "none"})})
     rows = plan.batch.eval_batch
     with (
@@ -103,7 +101,7 @@ def batch_sums(
             if not again:
                 break
             rows = again
-        del split  # its tokens are mapped from the folder that goes
+        del split  # its tokens are mapped from the folder that is removed
     return [
         BatchSums(each.loss_sum.item(), int(each.correct.item()), each.targets, each.examples)
         for each in found
@@ -113,8 +111,8 @@ def batch_sums(
 
 @contextmanager
 def _evaluating(trained: Trained) -> Iterator[LoadedModel]:
-    """Attention as in training, which knows of documents, and afterwards as in answering. Torch's
-    own has no cap on scores, as Gemma 2 wants one: there it is written out."""
+    """Use training's attention, which separates documents, and afterwards that of generation. SDPA
+    has no soft cap on scores, which Gemma 2 needs: it uses eager attention."""
     from expert.model.attention import IMPLEMENTATIONS
     from expert.model.fixed_cache import ANSWERING
 
@@ -133,7 +131,7 @@ def _evaluating(trained: Trained) -> Iterator[LoadedModel]:
 
 
 def _prepared(trained: Trained, examples: Sequence[Example], place: Path) -> PreparedSplit:
-    """The rows tokenised, one to a sequence."""
+    """The rows tokenised, one per sequence."""
     from expert.data.pack.pack import pack_none
     from expert.data.tokens.documents import DocumentStore
     from expert.data.tokens.prepare import Recipe, prepare

@@ -1,4 +1,4 @@
-"""The validation.json of a run: what it says, and what may take its place."""
+"""A run's validation.json: what it says, and when it may be replaced."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
 
 PARTIAL = "validation-partial.json"
 ENOUGH_CASES = 50
-"""So many cases tell something, as a set and as a part spread over one: with all of 50 right the
-true share is above 92.9 % (Wilson, 95 %), with all of 5 above 56.6 %."""
+"""From this many cases on a result is meaningful, for a whole set or a part spread over one: with
+all of 50 right the true share is above 92.9 % (Wilson, 95 %), with all of 5 above 56.6 %."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SavedVerdict:
-    """What a validation.json says of the gate; what is not known is None or empty."""
+    """The gate in a validation.json; unknown values are None or empty."""
 
     passed: bool | None
-    """None: there was nothing to judge, neither an answer nor a baseline."""
+    """None: there was nothing to judge, neither answers nor a baseline."""
     reasons: str
     checkpoint: str = ""
     test_set: str = ""
-    """Of the whole set, where only some of it was judged."""
+    """Of the whole set, if only a part was judged."""
     cases: int | None = None
     rows: int | None = None
-    """That the cases are of; answers of one row say less than as many of several."""
+    """Rows behind the cases; answers of one row mean less than as many of several."""
     of: int | None = None
-    """Cases of the whole set, where only some of it was judged."""
+    """Cases of the whole set, if only a part was judged."""
     accuracy: float | None = None
     interval: tuple[float, float] | None = None
     learnt: Mapping[str, Any] = field(default_factory=dict)
@@ -47,38 +47,38 @@ class SavedVerdict:
     examples: int | None = None
     """Rows that the loss is of."""
     asked: float | None = None
-    """The accuracy that the gate asked for."""
+    """The accuracy that the gate required."""
     demands: tuple[str, ...] = ()
-    """All that it asked for, in words."""
+    """All requirements, in words."""
     base_loss: float | None = None
-    """Of the base on the same rows, where open text was compared with it."""
+    """Of the base on the same rows, if open text was compared with it."""
     token_accuracy: float | None = None
     mean_score: float | None = None
     """Of a judge command."""
     outdated: str = ""
-    """Why it says nothing of the weights there are now; "" where it does."""
+    """Why it does not apply to the present weights; "" if it does."""
 
     @property
     def low_bar(self) -> str:
-        """What was asked for, where that is less than usual; else ""."""
+        """The required accuracy if it is below the default; else ""."""
         if self.asked is None or not self.passed or self.asked >= MIN_ACCURACY:
             return ""
         return f"asked for at least {self.asked * 100:g}%"
 
     @property
     def count(self) -> int | None:
-        """The cases; of plain text, which has none, the rows."""
+        """The cases; for plain text, which has none, the rows."""
         return self.examples if self.cases == 0 else self.cases
 
     @property
     def is_too_small(self) -> bool:
-        """Whether so few of the cases were judged that a pass says little."""
+        """Whether too few of the cases were judged for a pass to mean much."""
         few = (self.rows or 0) < ENOUGH_CASES
         return few and self.of is not None and self.cases != 0
 
     @property
     def by_loss(self) -> str:
-        """What open text was judged by; "" where it was judged by answers."""
+        """What open text was judged by; "" if it was judged by answers."""
         if self.accuracy is not None or self.mean_score is not None or self.base_loss is None:
             return ""
         known = f"loss {loss(self.loss)}" if self.loss is not None else "no loss"
@@ -91,7 +91,7 @@ class SavedVerdict:
             return ""
         if not self.cases:
             known = f"loss {loss(self.loss)}" if self.loss is not None else "no loss"
-            return f"{known}; no answer was judged: the rows have none that could be asked for"
+            return f"{known}; no answer was judged: the rows have no answers"
         text = counted(self.cases, "case")
         if self.by_loss:
             return f"{self.by_loss} ({text}{'' if self.of is None else f', a part of {self.of}'})"
@@ -107,8 +107,7 @@ class SavedVerdict:
 
 
 def read_verdict(folder: RunFolder) -> SavedVerdict | None:
-    """What the validation of a run says; None where there is none. One that cannot be read did
-    not pass."""
+    """The saved validation of a run; None if there is none. An unreadable one did not pass."""
     if not folder.validation.is_file():
         return None
     if state_of(folder.validation) == "damaged":
@@ -116,8 +115,8 @@ def read_verdict(folder: RunFolder) -> SavedVerdict | None:
     try:
         found = read_object(folder.validation)
         gate, part = found["gate"], found.get("partial") or {}
-        told, settings = found.get("rows") or {}, found.get("settings") or {}
-        told = found.get("new_rows") or told  # what the gate counted
+        rows, settings = found.get("rows") or {}, found.get("settings") or {}
+        rows = found.get("new_rows") or rows  # what the gate counted
         ends, asked = found.get("interval"), settings.get("min_accuracy")
         cases = found["cases"] if isinstance(found.get("cases"), list) else None
         return SavedVerdict(
@@ -131,12 +130,12 @@ def read_verdict(folder: RunFolder) -> SavedVerdict | None:
             accuracy=found.get("accuracy"),
             interval=(float(ends[0]), float(ends[1])) if ends else None,
             learnt=found.get("learnt") or {},
-            loss=told.get("loss"),
-            examples=told.get("examples"),
+            loss=rows.get("loss"),
+            examples=rows.get("examples"),
             asked=None if asked is None else float(asked),
             demands=tuple(map(str, (found.get("asked") or {}).get("for") or ())),
             base_loss=(found.get("base") or {}).get("loss"),
-            token_accuracy=told.get("token_accuracy"),
+            token_accuracy=rows.get("token_accuracy"),
             mean_score=found.get("mean_score"),
             outdated=outdated(found, folder),
         )
@@ -145,13 +144,13 @@ def read_verdict(folder: RunFolder) -> SavedVerdict | None:
 
 
 def _rows(cases: Sequence[Mapping[str, Any]]) -> int:
-    """Of how many rows the cases are."""
+    """The number of rows behind the cases."""
     return len({case.get("row", number) for number, case in enumerate(cases)})
 
 
 def place_for(folder: RunFolder, choice: Choice, test: TestSet) -> tuple[Path, str]:
-    """The file a validation goes to, and what is to be said of it: a part of the cases does not
-    take the place of more of the same cases, judged of the same state."""
+    """The file to write a validation to, and a note about it: a part of the cases does not replace
+    a verdict on more of the same cases for the same checkpoint."""
     before = read_verdict(folder)
     whole = test.part_of
     if whole is None or before is None or before.count is None or before.outdated:

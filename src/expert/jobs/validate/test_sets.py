@@ -1,4 +1,4 @@
-"""The rows an expert is judged by: a file that is named, or what its manifest holds out."""
+"""The rows an expert is judged by: a given file, or what its manifest holds out."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 CASE_FILE = "test_cases.json"
 SHOWN_BAD_ROWS = 3
 _ASK = ("user", "tool")
-"""Roles after which an answer is asked for."""
+"""Roles that are followed by an answer."""
 
 __all__ = ["NoTestSet", "TestSet", "data_folder", "find_test_set"]
 
@@ -46,35 +46,34 @@ __all__ = ["NoTestSet", "TestSet", "data_folder", "find_test_set"]
 class TestSet:
     """Rows that were not trained on; each answer in them is a case."""
 
-    __test__ = False  # pytest would take it for a class of tests
+    __test__ = False  # pytest would collect it as a test class
 
     name: str
     """Where they come from, in words."""
     domain: str
-    """As a file of cases says; "": it does not."""
+    """As given in a case file; "": not given."""
     examples: tuple[Example, ...]
     cases: tuple[tuple[Case, ...], ...]
-    """For each example, one for every answer in it; none for plain text, which asks nothing."""
+    """For each example, one for every answer in it; none for plain text."""
     drawn: bool = False
     """Held out of the training rows by the run: another run may have been trained on these."""
     left_out: int = 0
-    """Rows that were held out too, but whose answers do not fit the length: they are not asked."""
+    """Rows that were also held out, but whose answers start after max_seq_length: not asked."""
     part_of: TestSet | None = None
-    """The whole set, where only some of it is judged."""
+    """The whole set, if only a part is judged."""
 
     @property
     def partial(self) -> dict[str, Any] | None:
-        """Of what this is a part, and how much that is; None where it is the whole."""
+        """Name and size of the whole set; None if this is the whole."""
         whole = self.part_of
         return {"test_set": whole.name, "of": whole.count} if whole is not None else None
 
     @property
     def every_case(self) -> tuple[Case, ...]:
-        """The cases of all rows."""
         return tuple(case for own in self.cases for case in own)
 
     def asked(self) -> list[tuple[Case, Example]]:
-        """Every case with its row as far as the answer that is asked for."""
+        """Every case with its row up to and including the expected answer."""
         return [
             (case, replace(example, turns=example.turns[: case.turn]))
             for example, own in zip(self.examples, self.cases, strict=True)
@@ -83,12 +82,12 @@ class TestSet:
 
     @property
     def count(self) -> int:
-        """The cases; a row that has none counts as one."""
+        """The number of cases; a row without any counts as one."""
         return sum(len(own) or 1 for own in self.cases)
 
     def limited(self, most: int | None) -> TestSet:
-        """At most so many cases, spread over all: rows of a task often stand together. A row stays
-        as it is where a case of it does."""
+        """At most `most` cases, spread evenly, as rows of a task are often adjacent. A row is kept
+        whole if one of its cases is."""
         count = self.count
         if most is None or most >= count:
             return self
@@ -108,7 +107,7 @@ class TestSet:
 
 def find_test_set(run: Run, *, named: Path | None) -> TestSet:
     """The rows to judge by: those of `named`, else the manifest's test rows, else its cases, else
-    the validation rows of its training."""
+    its validation rows."""
     spec, place = DatasetSpec.model_validate(run.plan.data.dataset), run.place
     if named is not None:
         if not named.exists():
@@ -145,7 +144,7 @@ def find_test_set(run: Run, *, named: Path | None) -> TestSet:
 
 
 def data_folder(folder: RunFolder, plan: RunPlan, beside: Path | None) -> Path | None:
-    """The folder that the paths of the manifest start from; None where the data is not there."""
+    """The folder that the manifest's paths are relative to; None if the data is gone."""
     if beside is not None:
         return beside
     spec = DatasetSpec.model_validate(plan.data.dataset)
@@ -160,13 +159,13 @@ def data_folder(folder: RunFolder, plan: RunPlan, beside: Path | None) -> Path |
 
 
 def _folder_of_manifest(folder: RunFolder) -> list[Path]:
-    """Where the manifest lay when the run started; runs and tokens may be on other disks."""
+    """The manifest's folder when the run started; runs and tokens may be on other disks."""
     manifest = start_of(folder).get("manifest")
     return [Path(str(manifest)).parent] if manifest else []
 
 
 def _of_cases(path: Path) -> TestSet:
-    """A test_cases.json; its cases are rows of instruction, input and output to training."""
+    """A test_cases.json; its cases are read like training rows of instruction, input and output."""
     found = read_case_file(path)
     rows = []
     for number, case in enumerate(found.cases, 1):
@@ -191,7 +190,7 @@ def _of_sources(sources: Sequence[Source], spec: DatasetSpec, name: str) -> Test
 
 
 def _of_split(run: Run, spec: DatasetSpec) -> TestSet:
-    """The share of the training rows that was held out, found again by the seed of the run."""
+    """The part of the training rows that was held out, found again with the run's seed."""
     nothing = NoTestSet(
         f"{run.folder.path}: the manifest holds out no rows  (name rows with --test-set FILE, or "
         "set training.dataset.test_path)"
@@ -220,7 +219,7 @@ def _of_rows(
     *,
     domain: str = "",
 ) -> TestSet:
-    """Rows understood as training understands them; one that is not understood is an error."""
+    """Read rows as training reads them; a row that cannot be read is an error."""
     examples: list[Example] = []
     cases: list[tuple[Case, ...]] = []
     seen: dict[str, int] = {}
@@ -242,10 +241,12 @@ def _of_rows(
 
 
 def _cases(example: Example, row: Row, name: str) -> tuple[Case, ...]:
-    """The cases in a row: every answer that training would use, asked for with the
-    turns before it as they stand there.
-    What the row says of its task, its domain and its check holds of each of them; an answer that
-    calls tools is judged by its calls."""
+    """The cases in a row: every answer that training would use, with the turns before it.
+
+    The row's task, domain and check apply to each of them; an answer that calls tools is judged by
+    its
+    calls.
+    """
     turns, values = example.turns, row.values
     said = tuple((turn.role, with_calls(turn)) for turn in turns)
     answers = [
@@ -272,7 +273,7 @@ def _cases(example: Example, row: Row, name: str) -> tuple[Case, ...]:
 
 
 def _name(row: Row, seen: dict[str, int]) -> str:
-    """The id of a row, or where it stands; one that was `seen` before is numbered."""
+    """The id of a row, or its location; repeated names are numbered."""
     name = str(row.values.get("id") or place_of(Path(row.file).name, row.line))
     seen[name] = seen.get(name, 0) + 1
     return name if seen[name] == 1 else f"{name} ({seen[name]})"
@@ -292,7 +293,7 @@ _NAME = "zq0called"
 
 
 def as_written(asked: Sequence[tuple[Case, Example]], template: Template) -> list[Case]:
-    """The cases; of those that expect calls, the expected answer is what was trained on."""
+    """The cases; if one expects calls, its expected answer becomes the text that was trained on."""
     if not any(example.turns[-1].extra for _, example in asked):
         return [case for case, _ in asked]
     marks = call_marks(template)
@@ -306,10 +307,10 @@ def as_written(asked: Sequence[tuple[Case, Example]], template: Template) -> lis
 
 
 def call_marks(template: Template) -> CallMarks | None:
-    """What the template puts around calls; None where it does not write the shortest row."""
+    """The marks a template puts around calls; None if it cannot render the shortest row."""
     tool = {"name": _NAME, "description": "x", "parameters": {"type": "object", "properties": {}}}
     call = {"name": _NAME, "arguments": {"x": "y"}}
-    # Mistral's template wants an id of nine letters.
+    # Mistral's template requires an id of nine letters.
     calls = [{"type": "function", "function": call, "id": "call00001"}]
     turns = (Turn("user", "x"), Turn("assistant", "", extra=json.dumps({"tool_calls": calls})))
     tools = json.dumps([{"type": "function", "function": tool}])
@@ -317,7 +318,7 @@ def call_marks(template: Template) -> CallMarks | None:
 
 
 def _written(template: Template, example: Example) -> str:
-    """The last answer without its end; "" where the template cannot write it."""
+    """The last answer without its end token; "" if the template cannot write it."""
     try:
         *_, answer = (each.text for each in template.segments(example) if each.learn)
     except TemplateError:

@@ -1,4 +1,4 @@
-"""The job behind `expert validate`: answers of an expert judged, and the gate it has to pass."""
+"""The job behind `expert validate`: judges an expert's answers and decides the quality gate."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ __all__ = ["CannotValidate", "Validation", "find_expert", "validate"]
 ALL = "all"
 
 Tell = Callable[[str, int, int], None]
-"""Told of what is being done, how far it is, and of how much; of 0 where that is not known."""
+"""Called with the current task, progress and total; the total is 0 if unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,10 +75,9 @@ class _Task:
     learnt: frozenset[str] = frozenset()
     """Ids of the cases that the run was trained on."""
     found: list[str] = field(default_factory=list)
-    """What was noticed while they were asked."""
+    """Notes made meanwhile."""
 
     def losses(self, model: AskedModel, rows: Sequence[Example]) -> EvalResult:
-        """Loss and token accuracy of a model on rows."""
         what = f"{model.name}: loss on held-out rows"
         return model.losses(
             rows,
@@ -110,13 +109,15 @@ def validate(
 ) -> Validation:
     """Judge an expert by rows it was not trained on, and write validation.json into its run folder.
 
-    `expert`: a run folder, a folder of runs, or the folder of a manifest, whose newest run is
-    taken. `baseline`: "base" for the same base untrained, or another run. `checkpoints`: "all".
-    `min_accuracy`: 0.95 where it is not named; rows without answers have none, and no gate on it.
-    Open text is compared with its base by loss and token accuracy: `min_improvement`, as a share of
-    the base's loss, and `min_token_accuracy` ask for more. `judge_command`: a program that scores
-    the answers (see expert.judging.judge_command); `min_score` is the mean that is asked for.
-    `gpus`: "all", a number of cards, or a list such as "0,2"; a process on each does a share.
+    `expert`: a run folder, a folder of runs, or a manifest's folder, whose newest run is used.
+    `baseline`: "base" for the same base untrained, or another run. `checkpoints`: "all".
+    `min_accuracy`: 0.95 by default; it does not apply to rows without answers. Open text is
+    compared
+    with its base by loss and token accuracy: `min_improvement`, as a share of the base's loss, and
+    `min_token_accuracy` require more. `judge_command`: a program that scores the answers (see
+    expert.judging.judge_command); `min_score` is the required mean. `gpus`: "all", a number of
+    cards,
+    or a list such as "0,2"; a process on each does a share.
     """
     if checkpoints not in (None, ALL):
         raise CannotValidate(
@@ -181,7 +182,7 @@ def validate(
 def reach(
     run: Run, model: AskedModel, test: TestSet, *, device: torch.device, tell: Tell
 ) -> Reached:
-    """What a model that is loaded already reaches on rows of its run: no gate, nothing written."""
+    """The results of a loaded model on rows of its run: no gate, nothing written."""
     way = way_of(run.folder, run.plan, test, None, Requirements())
     task = _task(run, test, way, models=ModelsHere(device), tell=tell)
     return _ask(model, str(run.folder.path), task)
@@ -196,7 +197,6 @@ def _compared(reached: Reached, before: Reached | None) -> Comparison | None:
 def _gate(
     demands: Demands, reached: Reached, before: Reached | None, base: EvalResult | None
 ) -> Gate:
-    """What was reached held to what is asked for."""
     rows = None
     if base is not None:
         rows = ModelResult(loss=base.loss, token_accuracy=base.token_accuracy)
@@ -205,8 +205,8 @@ def _gate(
 
 
 def _models(gpus: str | None, device: str) -> AbstractContextManager[Models]:
-    """Where models are loaded: here, or in a process for each card, which it starts when entered.
-    Cards that are not there are refused at once."""
+    """Where models are loaded: here, or in a process for each card, started when entered. Missing
+    cards are refused immediately."""
     from expert.jobs.launch.cards import choose_cards
     from expert.planning.machine.machine import describe_machine
 
@@ -239,7 +239,7 @@ def _rows(
 
 
 def _task(run: Run, test: TestSet, way: JudgeChoice, **more: Any) -> _Task:
-    how, _ = settle_decoding(run.plan, {})  # it speaks of characters that are drawn; here none are
+    how, _ = settle_decoding(run.plan, {})  # its note is about characters
     return _Task(test=test, way=way, strict=is_strict(run.plan.decoding), decoding=how, **more)
 
 
@@ -249,7 +249,7 @@ def _notes(task: _Task, reached: Reached) -> list[str]:
 
 
 def _settings(demands: Demands, task: _Task, limit: int | None) -> dict[str, Any]:
-    """All that decides the outcome besides the expert and the rows, as validation.json has it."""
+    """Everything besides the expert and the rows that decides the outcome, for validation.json."""
     return {
         **task.way.settings(demands),
         "decoding": asdict(task.decoding),
@@ -261,25 +261,23 @@ def _settings(demands: Demands, task: _Task, limit: int | None) -> dict[str, Any
 
 
 def _reach_all(run: Run, task: _Task, known: dict[Path, Reached]) -> tuple[Reached, ...]:
-    """What every state of the run reaches; `known`: of some it was found out before."""
+    """Results of every state of the run; `known`: those already available."""
     choices = (choose(run.folder, name) for name in states(run.folder))
     return tuple(known.get(choice.path) or _reach(run, choice, task) for choice in choices)
 
 
 def _reach(run: Run, choice: Choice, task: _Task) -> Reached:
-    """Ask a state of a run."""
     task.tell(f"loading {run.plan.model.name} and {choice.name}", 0, 0)
     return _ask(task.models.trained(run, choice), str(run.folder.path), task)
 
 
 def _base(run: Run, task: _Task) -> AskedModel:
-    """The untrained base of a run."""
     task.tell(f"loading {run.plan.model.name} alone", 0, 0)
     return task.models.base(run)
 
 
 def _ask(model: AskedModel, run: str, task: _Task) -> Reached:
-    """Loss on the rows, answers to the cases, and what becomes of them."""
+    """Loss on the rows, answers to the cases, and their judgements."""
     name, step = model.name, model.step
     if task.test.every_case and model.template is None:
         raise CannotValidate(
@@ -321,7 +319,7 @@ def _ask(model: AskedModel, run: str, task: _Task) -> Reached:
 
 
 def _scored(cases: list[Case], answers: list[str], name: str, task: _Task) -> list[Scored]:
-    """What the judge command says; nothing where there is none."""
+    """The scores of the judge command; empty if there is none."""
     if task.way.judge is None:
         return []
     task.tell(f"{name}: {task.way.judge.command}", 0, 0)
@@ -331,7 +329,7 @@ def _scored(cases: list[Case], answers: list[str], name: str, task: _Task) -> li
 
 
 def _new_rows(model: AskedModel, task: _Task) -> EvalResult | None:
-    """Loss on the rows not trained on, where the loss decides and some of them were."""
+    """Loss on the rows not trained on, if the loss decides and some of the rows were trained on."""
     pairs = zip(task.test.examples, task.test.cases, strict=True)
     new = [row for row, own in pairs if not any(case.id in task.learnt for case in own)]
     enough = len(new) >= min(ENOUGH_NEW_CASES, len(task.test.examples))
@@ -341,7 +339,7 @@ def _new_rows(model: AskedModel, task: _Task) -> EvalResult | None:
 
 
 def _base_rows(run: Run, task: _Task, before: Reached | None) -> EvalResult:
-    """Loss of the base on the rows used for the comparison; it is asked nothing."""
+    """Loss of the base on the rows used for the comparison; it generates nothing."""
     if before is not None and before.name == BASE:
         return before.new_rows or before.rows
     base = _base(run, task)
@@ -362,7 +360,7 @@ def _answers(model: AskedModel, task: _Task) -> list[GivenAnswer]:
 
 
 def _said(case: Case, answer: GivenAnswer) -> str:
-    """What is judged: of an answer that is to call tools, with the marks of its calls."""
+    """The text to judge: if tool calls are expected, with the marks around them."""
     return answer.marked if case.check.get("marks") else answer.text
 
 

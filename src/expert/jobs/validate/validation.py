@@ -1,4 +1,4 @@
-"""What a validation found, and its form in validation.json."""
+"""The result of a validation, and its form in validation.json."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ VERSION = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """One case: what was asked, wanted and said, and what became of it."""
+    """One case: prompt, expected answer, answer and judgement."""
 
     case: Case
     answer: str
     judgement: Judgement
     exact: bool
-    """The answer is the expected one, letter by letter."""
+    """The answer equals the expected one exactly."""
     normalised: bool
-    """The same but for white space and a Markdown fence."""
+    """Equal except for whitespace and a Markdown fence."""
     learnt: bool = False
     """Prompt and answer are among the rows the run was trained on."""
     score: float | None = None
@@ -43,23 +43,23 @@ class Judged:
 
     @property
     def is_open(self) -> bool:
-        """Open text: no part of an accuracy."""
+        """Open text, which does not count for accuracy."""
         return self.judgement.kind == OPEN_KIND
 
     @property
     def row(self) -> str:
-        """The row it is of; a case by itself is its own."""
+        """Its row; a case without one is its own row."""
         return self.case.row or self.case.id
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reached:
-    """What one state of a model reached on the test set."""
+    """Results of one state of a model on the test set."""
 
     name: str
     """final, best, step-000400, or base."""
     run: str
-    """The run folder it is of."""
+    """Its run folder."""
     step: int | None
     rows: EvalResult
     cases: tuple[Judged, ...]
@@ -68,7 +68,7 @@ class Reached:
     seconds: float
     """For generating them."""
     new_rows: EvalResult | None = None
-    """Of the rows not trained on, where some of them were and enough others are left."""
+    """On the rows not trained on, if some were trained on and enough others are left."""
 
     @property
     def score(self) -> Score:
@@ -92,12 +92,12 @@ class Reached:
 
     @property
     def is_scored(self) -> bool:
-        """Whether a judge command had the word."""
+        """Whether a judge command scored the answers."""
         return any(each.judgement.kind == JUDGE for each in self.cases)
 
     @property
     def scores(self) -> Scores:
-        """Scores of a judge command, of the cases not trained on where enough are left."""
+        """Scores of a judge command, on the cases not trained on if enough are left."""
         new = [each for each in self.cases if not each.learnt]
         asked = new if len(new) >= min(ENOUGH_NEW_CASES, len(self.cases)) else self.cases
         known = [each.score for each in asked if each.score is not None]
@@ -108,11 +108,11 @@ class Reached:
         return {each.case.id: each.judgement.passed for each in self.cases}
 
     def rows_of_cases(self) -> dict[str, str]:
-        """The row that each case is of, by their ids."""
+        """The row of each case, by id."""
         return {each.case.id: each.row for each in self.cases}
 
     def by_task(self) -> dict[str, Score]:
-        """The score of every task, where cases name one."""
+        """The score of every task, if cases name one."""
         tasks = dict.fromkeys(each.case.task for each in self.cases)
         return {
             task: _score([each for each in self.cases if each.case.task == task])
@@ -128,7 +128,7 @@ def _score(cases: Sequence[Judged]) -> Score:
 
 @dataclass(frozen=True, kw_only=True)
 class Validation:
-    """Everything that was found; `as_dict` is what validation.json holds."""
+    """The whole result; `as_dict` is the content of validation.json."""
 
     folder: Path
     expert: str
@@ -136,22 +136,22 @@ class Validation:
     domain: str
     test_set: str
     weights: str
-    """A sha256 of the weights that were judged: a resumed run has others."""
+    """sha256 of the judged weights: resuming a run changes them."""
     reached: Reached
     baseline: Reached | None
     comparison: Comparison | None
     base: EvalResult | None
-    """The base on the same rows, where open text is compared with it."""
+    """The base on the same rows, if open text is compared with it."""
     gate: Gate
     because: str
-    """Why the answers are judged as they are."""
+    """Why the answers are judged this way."""
     judge: str
     """The judge command; "": there is none."""
     checkpoints: tuple[Reached, ...]
-    """All states of the run, where they were compared; without them none."""
+    """All states of the run, if they were compared; else empty."""
     settings: Mapping[str, Any]
     partial: Mapping[str, Any] | None
-    """Where only some of the cases were judged: the name of them all, and how many they are."""
+    """If only some of the cases were judged: the name and size of the whole set."""
     file: Path
     """Where it was written."""
     notes: tuple[str, ...]
@@ -159,8 +159,7 @@ class Validation:
 
     @property
     def best(self) -> Reached | None:
-        """The state with the best scores or the most right answers, and of two the one with the
-        lower loss."""
+        """The state with the best scores or the most correct answers; ties go to the lower loss."""
         if not self.checkpoints:
             return None
 
@@ -184,7 +183,7 @@ class Validation:
         }
 
     def learnt_remark(self) -> str:
-        """The same in words; "" where there are none."""
+        """The same in words; "" if there are none."""
         learnt = self.learnt
         if learnt is None:
             return ""
@@ -193,7 +192,9 @@ class Validation:
             f"{learnt['cases']} of {len(self.reached.cases)} cases were also in the training rows"
         )
         if self.base is not None and not self.reached.score.cases:
-            loss = "the loss is judged without them" if self.reached.new_rows else "it flatters"
+            loss = (
+                "the loss is judged without them" if self.reached.new_rows else "it looks too good"
+            )
             return f"{text}: {loss}"
         if new.accuracy is None:
             return f"{text}: memorised answers pass"
@@ -234,7 +235,7 @@ class Validation:
 
 
 def rows_of(rows: EvalResult) -> dict[str, Any]:
-    """Loss and token accuracy of a model on the rows, as JSON has them."""
+    """Loss and token accuracy of a model on the rows, for JSON."""
     perplexity = rows.perplexity
     return {
         "loss": rows.loss if math.isfinite(rows.loss) else None,
@@ -246,7 +247,7 @@ def rows_of(rows: EvalResult) -> dict[str, Any]:
 
 
 def facts_of(reached: Reached, *, cases: bool = True) -> dict[str, Any]:
-    """What a state reached, as JSON has it."""
+    """Results of a state, for JSON."""
     score, rows = reached.score, reached.rows
     facts: dict[str, Any] = {
         "run": reached.run,
@@ -293,8 +294,7 @@ def facts_of(reached: Reached, *, cases: bool = True) -> dict[str, Any]:
 
 
 def notes_on(cases: Sequence[Case], domain: str, *, left_out: int = 0) -> list[str]:
-    """What the cases do not have, what is not installed, and what that leaves out; `left_out` rows
-    are none of the set."""
+    """What the cases lack, what is not installed, and what that leaves out."""
     notes = []
     if left_out:
         notes.append(
@@ -306,8 +306,8 @@ def notes_on(cases: Sequence[Case], domain: str, *, left_out: int = 0) -> list[s
         return [*notes, f"{plain}, so no accuracy is required"]
     if len({case.row for case in cases}) < len(cases):
         notes.append(
-            "every answer of a conversation is a case, and those of one go together: intervals and "
-            "p count each row once"
+            "every answer of a conversation is a case; those of one are correlated, so intervals "
+            "and p count each row once"
         )
     domains = {case.domain or domain for case in cases}
     for each in sorted(domains):
@@ -326,7 +326,7 @@ def notes_on(cases: Sequence[Case], domain: str, *, left_out: int = 0) -> list[s
 
 
 def few_cases(score: Score) -> str:
-    """How inconclusive an accuracy of few cases is; "" where there are enough of them, or none."""
+    """How inconclusive an accuracy of few cases is; "" if there are enough of them, or none."""
     rows = score.judged if score.rows is None else score.rows
     if score.interval is None or rows >= ENOUGH_CASES:
         return ""

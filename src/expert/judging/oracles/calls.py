@@ -1,7 +1,7 @@
-"""Calls of tools: the answer calls the functions that are expected, with equal arguments.
+"""Tool calls: the answer calls the expected functions with equal arguments.
 
-Every template has a way of its own to write calls. What it puts around them is read off a call that
-it wrote itself; a template whose calls are no JSON between two marks has no oracle here.
+Every template writes calls in its own way. The marks around them are read off a call that the
+template rendered; a template whose calls are not JSON between two marks has no oracle here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Call = tuple[str, Any]
 
 
 class NotACall(Exception):
-    """What is marked as a call and is none; the text says why."""
+    """Text marked as a call that is not one; the message says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,12 +46,12 @@ class CallMarks:
 
 
 def judge(case: Case, answer: str, how: JudgeOptions) -> Judgement:
-    """`check` of a case: `calls`, those that are expected, and `marks`, what stands around them.
-    Without `calls` they are read in the expected answer; one without any is compared as text."""
+    """`check` of a case: `calls`, the expected ones, and `marks`, the text around them. Without
+    `calls` they are read from the expected answer; if it has none, answers are compared as text."""
     marks = CallMarks(**case.check.get("marks") or {})
     given = case.check.get("calls")
     try:
-        wanted = _given(given) if given else calls_in(case.expected, marks)
+        wanted = _calls_of_check(given) if given else calls_in(case.expected, marks)
     except (NotACall, DoesNotParse) as fault:
         return unknown(f"the expected answer: {fault}")
     if given and not _writes(wanted, case.expected, marks):
@@ -68,8 +68,8 @@ def judge(case: Case, answer: str, how: JudgeOptions) -> Judgement:
 
 
 def calls_in(answer: str, marks: CallMarks) -> list[Call]:
-    """The calls in an answer, in their order; NotACall where something is marked and is none. What
-    is thought before it, and what is said beside them, is passed over."""
+    """The calls in an answer, in order; NotACall for a marked one that is invalid. Thinking before
+    them and text around them are ignored."""
     text = answer.rpartition("</think>")[2].strip()
     if marks.opening:
         _, *parts = text.split(marks.opening)
@@ -91,15 +91,15 @@ def calls_in(answer: str, marks: CallMarks) -> list[Call]:
 
 
 def marks_of(written: str, name: str) -> CallMarks | None:
-    """What a template puts around calls, by an answer of it that is one call of `name` and nothing
-    else; None where that is unknown."""
+    """The marks a template puts around calls, read from an answer that consists of one call of
+    `name`; None if they cannot be determined."""
     text = written.rpartition("</think>")[2].strip()
     decoder = json.JSONDecoder()
     for place in (at for at, letter in enumerate(text) if letter in "{["):
         try:
             value, end = decoder.raw_decode(text, place)
         except (ValueError, RecursionError):
-            continue  # a bracket of the marks
+            continue  # a bracket that belongs to the marks
         each = value[0] if isinstance(value, list) and len(value) == 1 else value
         if not isinstance(each, Mapping) or each.get("name") != name:
             return None
@@ -112,7 +112,7 @@ def marks_of(written: str, name: str) -> CallMarks | None:
 
 def check_of(calls: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The check of a case that expects these calls."""
-    # As text: no number is rounded on its way to the process that judges.
+    # As text, so that no number is rounded on the way to the judging process.
     return {"calls": json.dumps(list(calls), ensure_ascii=False)}
 
 
@@ -123,8 +123,8 @@ def _writes(calls: Sequence[Call], text: str, marks: CallMarks) -> bool:
         return False
 
 
-def _given(calls: Any) -> list[Call]:
-    """The calls of a check: a list of objects with name and arguments, or that as JSON."""
+def _calls_of_check(calls: Any) -> list[Call]:
+    """The calls of a check: a list of objects with name and arguments, or the same as JSON text."""
     value = parse(calls if isinstance(calls, str) else json.dumps(calls))
     return [
         _call(each, "arguments", f"call {number}")
@@ -137,7 +137,7 @@ def _call(value: Any, field: str, where: str) -> Call:
     if not isinstance(name, str):
         raise NotACall(f"{where}: names no function")
     arguments = value.get(field)
-    if isinstance(arguments, str):  # some templates write them as JSON in a text
+    if isinstance(arguments, str):  # some templates write them as JSON inside a string
         try:
             arguments = parse(arguments)
         except DoesNotParse as fault:
@@ -148,7 +148,7 @@ def _call(value: Any, field: str, where: str) -> Call:
 
 
 def _difference(wanted: Sequence[Call], found: Sequence[Call]) -> str:
-    """Where calls differ from those that are wanted, in words; "" where they do not."""
+    """How the calls differ from the expected ones, in words; "" if they do not."""
     if not found and wanted:
         return f"no call; {wanted[0][0]} should be called"
     if found and not wanted:

@@ -1,8 +1,8 @@
-"""Cypher: the answer parses, and does in an embedded graph database what the expected one does.
+"""Cypher: the answer parses, and does the same as the expected query in an embedded graph database.
 
-The grammar is openCypher's. The database is Ladybug, which goes on from Kuzu: its dialect wants
-tables for nodes and relationships, and lacks some functions of Neo4j. What it refuses for such a
-reason has no oracle.
+The grammar is openCypher's. The database is Ladybug, the successor of Kuzu: its dialect needs
+tables for nodes and relationships, and lacks some functions of Neo4j. Queries it refuses for such
+a reason have no oracle.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from expert.judging.oracles.tables import difference
 
 MOST_ROWS = 10_000
 POOL_BYTES, DATABASE_BYTES = 2**26, 2**30
-"""Of the graph of a case; the database would otherwise take most of the machine's memory."""
+"""Limits for the graph of a case; the default is most of the machine's memory."""
 
 _DIALECT = re.compile(
     r"Parser exception|function .* does not exist|not supported|not implemented|Not implemented|"
@@ -39,7 +39,7 @@ _EVERYTHING = ("MATCH (n) RETURN n", "MATCH (a)-[r]->(b) RETURN a, r, b")
 
 
 class Refused(Exception):
-    """What the database does not run; `dialect` where another database might."""
+    """A query the database does not run; `dialect` if another database might."""
 
     def __init__(self, what: str, *, dialect: bool) -> None:
         self.dialect = dialect
@@ -47,7 +47,7 @@ class Refused(Exception):
 
 
 def judge(case: Case, answer: str, how: JudgeOptions) -> Judgement:
-    """`check` of a case: `setup`, the statements that make its graph, in Ladybug's dialect."""
+    """`check` of a case: `setup`, the statements that create its graph, in Ladybug's dialect."""
     own = how.inside(answer)
     try:
         wanted = parse(case.expected)
@@ -72,7 +72,7 @@ def judge(case: Case, answer: str, how: JudgeOptions) -> Judgement:
         return wrong("parse", str(fault))
     if found.canonical() == wanted.canonical():
         return right("equal")
-    return unknown(none) if rows is None else _held_to(wanted, rows, found, setup, how.seconds)
+    return unknown(none) if rows is None else _run_answer(wanted, rows, found, setup, how.seconds)
 
 
 def _expected_result(wanted: Parsed, setup: Sequence[str], seconds: float) -> list[list[Any]]:
@@ -85,10 +85,10 @@ def _expected_result(wanted: Parsed, setup: Sequence[str], seconds: float) -> li
             raise NoOracle(f"the expected query does not run in Ladybug: {fault}") from None
 
 
-def _held_to(
+def _run_answer(
     wanted: Parsed, expected: list[list[Any]], found: Parsed, setup: Sequence[str], seconds: float
 ) -> Judgement:
-    """Run the answer in a graph of its own, and compare."""
+    """Run the answer in a fresh graph and compare."""
     if found.reads != wanted.reads:
         what = "a query" if wanted.reads else "a statement that changes the graph"
         return wrong("run", f"is not {what}")
@@ -111,7 +111,7 @@ def _held_to(
 
 
 class Graph:
-    """A graph in memory, made by the statements of a case."""
+    """An in-memory graph created by the statements of a case."""
 
     def __init__(self, setup: Sequence[str], seconds: float) -> None:
         self._seconds = seconds
@@ -138,7 +138,7 @@ class Graph:
         self._database.close()
 
     def result_of(self, query: Parsed) -> list[list[Any]]:
-        """The rows of a query, or all of the graph after a statement that changes it."""
+        """The rows of a query, or the whole graph after a statement that changes it."""
         if query.refused:
             raise Refused(query.refused, dialect=True)
         if query.reads:
@@ -148,7 +148,7 @@ class Graph:
         return self._all()
 
     def untouched(self, now: list[list[Any]]) -> bool:
-        """Whether a graph is as this one was before it was changed."""
+        """Whether a graph equals this one before its change."""
         return self._before is not None and difference(self._before, now, ordered=False) is None
 
     def _all(self) -> list[list[Any]]:

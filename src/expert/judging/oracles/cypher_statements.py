@@ -1,10 +1,10 @@
-"""Cypher as it may be run: parsed first, and only what reads or builds a graph goes through.
+"""Parses Cypher and lets only statements through that read or build a graph.
 
 Queries are parsed by openCypher's grammar, tables by a reader of Ladybug's CREATE NODE TABLE and
-CREATE REL TABLE, which that grammar does not have. Nothing else is a statement here: LOAD, COPY,
-EXPORT, IMPORT, INSTALL, ATTACH, USE, CALL, macros and settings are refused, in a setup, an expected
-query and an answer alike. What reaches the database is rewritten from the tokens that were
-understood, so that a comment, a quotation mark or an escape cannot mean something else to it.
+CREATE REL TABLE, which that grammar lacks. Everything else is refused, in a setup, an expected
+query and an answer alike: LOAD, COPY, EXPORT, IMPORT, INSTALL, ATTACH, USE, CALL, macros and
+settings. The database receives text rewritten from the parsed tokens, so that a comment, quotation
+mark or escape cannot mean something else to it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ _REFUSED_RULES = {
     "yieldItems": "YIELD",
     "parameter": "a parameter",
 }
-"""Rules of the grammar that are not reading or building; all others are clauses, patterns and
-expressions."""
+"""Grammar rules that neither read nor build; all others are clauses, patterns and expressions."""
 FUNCTIONS = frozenset(
     """
     abs acos all any array_append array_cat array_concat array_contains array_cosine_similarity
@@ -59,7 +58,7 @@ FUNCTIONS = frozenset(
     union_extract union_tag union_value upper uuid
     """.split()  # noqa: SIM905 - one a line would be three screens
 )
-"""Functions that work on values. Those that the database lacks it refuses itself."""
+"""Functions that work on values. The database itself refuses those it lacks."""
 
 _TABLES = (["CREATE", "NODE", "TABLE"], ["CREATE", "REL", "TABLE"])
 
@@ -68,19 +67,17 @@ Token = tuple[str, str]
 
 
 class _Ambiguous(Exception):
-    """A token that another lexer may read otherwise."""
+    """A token that another lexer might read differently."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parsed:
-    """A statement that is understood."""
-
     tokens: tuple[Token, ...]
-    """Without blanks and comments."""
+    """Without whitespace and comments."""
     safe: str
-    """The statement rewritten for the database; "" where it may not be run."""
+    """The statement rewritten for the database; "" if it may not run."""
     refused: str = ""
-    """Why it may not be run; "" where it may."""
+    """Why it may not run; "" if it may."""
 
     @property
     def kinds(self) -> set[str]:
@@ -92,22 +89,22 @@ class Parsed:
 
     @property
     def ordered(self) -> bool:
-        """Whether what is returned last is sorted."""
+        """Whether the last RETURN is sorted."""
         kinds = [kind for kind, _ in self.tokens]
         last = len(kinds) - kinds[::-1].index("RETURN") if "RETURN" in kinds else len(kinds)
         return "ORDER" in kinds[last:]
 
     def canonical(self) -> tuple[str, ...]:
-        """The same for two queries that differ in white space and case of keywords alone."""
+        """Equal for queries that differ only in whitespace and keyword case."""
         words = ("ID", "ESC_LITERAL", "STRING_LITERAL", "CHAR_LITERAL")
         return tuple(text if kind in words else text.upper() for kind, text in self.tokens)
 
 
 def parse(text: str) -> Parsed:
-    """One query by openCypher's grammar, or DoesNotParse. What does something else than to read or
-    to build a graph is `refused`: it can be compared, and not run."""
+    """One query by openCypher's grammar, or DoesNotParse. A query that does anything but read or
+    build a graph is `refused`: it can be compared but not run."""
     refuse_unreadable(text)
-    # The simpler prediction is several times faster; where it fails, the full one has the word.
+    # SLL prediction is several times faster; if it fails, full LL decides.
     modes = needed("antlr4.atn.PredictionMode").PredictionMode
     for mode in (modes.SLL, modes.LL):
         tree, tokens, complaint = _parsed(text, mode)
@@ -120,8 +117,7 @@ def parse(text: str) -> Parsed:
 
 @lru_cache(maxsize=256)
 def setup_statements(text: str) -> tuple[Parsed, ...]:
-    """The statements of a setup: tables, and what fills them. DoesNotParse names the first that is
-    anything else."""
+    """The statements of a setup: tables and what fills them; DoesNotParse for any other."""
     refuse_unreadable(text, "the statement")
     found = []
     for part in _split(_lexed(text)):
@@ -164,13 +160,13 @@ def _statement(tokens: Sequence[Token], refused: str = "") -> Parsed:
 
 
 def _rewritten(token: Token) -> str:
-    """A token that every lexer takes for the same: strings without quotation marks, backslashes or
-    line ends inside, no comments."""
+    """A token that every lexer reads alike: strings without quotation marks, backslashes or
+    newlines inside, no comments."""
     kind, text = token
     if kind in _COMMENT or kind in _SPACE:
         return " "
     if kind == "ID" and not re.fullmatch(r"\w+", text):
-        # The grammar takes some blanks for letters, U+00A0 among them, and the database does not.
+        # The grammar takes some spaces for letters, U+00A0 among them; the database does not.
         raise _Ambiguous(f"the name {text[:40]!r} has a character that is not a letter or a digit")
     if kind == "ESC_LITERAL":
         if re.search(r"[`\\\x00-\x1f]", text[1:-1]):
@@ -193,7 +189,7 @@ _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL
 
 
 def _value(literal: str) -> str:
-    """What a literal says."""
+    """The value of a string literal."""
 
     def one(found: re.Match[str]) -> str:
         code = found[1] or found[2]
@@ -208,7 +204,7 @@ def _value(literal: str) -> str:
 
 
 def _split(tokens: Sequence[Token]) -> Iterator[list[Token]]:
-    """Statement by statement: a semicolon in a string is not a token."""
+    """Statement by statement; a semicolon inside a string is not a token."""
     part: list[Token] = []
     for token in tokens:
         if token[0] == "SEMI":
@@ -220,7 +216,7 @@ def _split(tokens: Sequence[Token]) -> Iterator[list[Token]]:
 
 
 def _lexed(text: str) -> list[Token]:
-    """The tokens of a text, blanks and comments with them."""
+    """The tokens of a text, including whitespace and comments."""
     stream, listener = _stream(text)
     stream.fill()
     if listener.first:
@@ -229,7 +225,7 @@ def _lexed(text: str) -> list[Token]:
 
 
 def _stream(text: str) -> tuple[Any, Any]:
-    """The tokens to come of a text, and who hears complaints."""
+    """The token stream of a text, and its error listener."""
     antlr, listener = needed("antlr4"), _listener()
     lexer = needed("antlr4_cypher").CypherLexer(antlr.InputStream(text))
     lexer.removeErrorListeners()
@@ -243,7 +239,7 @@ def _named(stream: Any) -> list[Token]:
 
 
 def _parsed(text: str, mode: Any) -> tuple[Any, list[Token], str]:
-    """The tree of a text, its tokens, and the first complaint about it."""
+    """The tree of a text, its tokens, and the first syntax error."""
     stream, listener = _stream(text)
     parser = needed("antlr4_cypher").CypherParser(stream)
     parser._interp.predictionMode = mode
@@ -257,7 +253,7 @@ def _parsed(text: str, mode: Any) -> tuple[Any, list[Token], str]:
 
 
 def _listener() -> Any:
-    """Keeps the first complaint of the parser, which would write all of them to the terminal."""
+    """Keeps the first syntax error; by default the parser prints all of them."""
     base: Any = needed("antlr4.error.ErrorListener").ErrorListener
 
     class FirstFault(base):  # type: ignore[misc, valid-type, unused-ignore]
@@ -272,7 +268,7 @@ def _listener() -> Any:
 
 
 def _foreign_part(tree: Any) -> str:
-    """What in a query neither reads nor builds a graph; "" where all of it does."""
+    """The part of a query that neither reads nor builds a graph; "" if there is none."""
     rules = needed("antlr4_cypher").CypherParser.ruleNames
     left = [tree]
     while left:
@@ -299,15 +295,16 @@ _LETTERS = {
 
 
 def _check_table(words: Sequence[Token]) -> None:
-    """Raise unless this is a table of Ladybug's dialect and nothing more:
+    """Raise unless this is a table definition of Ladybug's dialect and nothing more:
 
     CREATE NODE TABLE [IF NOT EXISTS] name (column type [DEFAULT literal] [PRIMARY KEY], …,
         [PRIMARY KEY (column)])
     CREATE REL TABLE [GROUP] [IF NOT EXISTS] name (FROM name TO name, …, column type …, [MANY_ONE])
 
-    Between the brackets are names, whole numbers and brackets, and literals after DEFAULT alone:
-    no text that could name a file, no call. Nothing behind: AS takes rows of a file, and WITH names
-    a storage. The database refuses the rest.
+    Inside the parentheses are only names, integers and brackets, and literals after DEFAULT: no
+    text
+    that could name a file, no call. Nothing may follow: AS reads rows from a file, and WITH names a
+    storage. The database refuses the rest.
     """
     upper = [word.upper() for _, word in words]
     at = 3 + (upper[1] == "REL" and upper[3:4] == ["GROUP"] and upper[4:5] != ["("])

@@ -1,4 +1,4 @@
-"""JSON: the answer parses, and is the expected value, or fits the schema of the case."""
+"""JSON: the answer parses, and equals the expected value or matches the schema of the case."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ from expert.judging.oracles.oracle import (
 
 
 class _TooLong(Exception):
-    """A schema that does not come to an end."""
+    """Schema validation that takes too long."""
 
 
 def judge(case: Case, answer: str, how: JudgeOptions) -> Judgement:
-    """`check` of a case: `equals` (true unless said otherwise) and `schema`, a JSON Schema."""
+    """`check` of a case: `schema`, a JSON Schema, and `equals` (by default true without a
+    schema)."""
     schema = case.check.get("schema")
     equals = bool(case.check.get("equals", schema is None))
     try:
@@ -68,9 +69,9 @@ def judge(case: Case, answer: str, how: JudgeOptions) -> Judgement:
 
 
 def parse(text: str) -> Any:
-    """The value of a JSON text by RFC 8259: no NaN, no key twice in an object.
+    """Parse JSON by RFC 8259: no NaN, no duplicate keys in an object.
 
-    Numbers with a point or an exponent are Decimal, so that none is rounded.
+    Numbers with a point or an exponent become Decimal, so that none is rounded.
     """
     refuse_unreadable(text)
     try:
@@ -84,9 +85,9 @@ def parse(text: str) -> Any:
 
 
 def difference(expected: Any, value: Any, path: str = "$") -> str | None:
-    """Where two values differ, in words; None where they are equal.
+    """Where two values differ, in words; None if they are equal.
 
-    The order of keys does not matter. Numbers are compared by value, 1 is 1.0, and true is not 1.
+    Key order does not matter. Numbers are compared by value: 1 is 1.0, and true is not 1.
     """
     kinds = _kind(expected), _kind(value)
     if kinds[0] != kinds[1]:
@@ -157,14 +158,14 @@ def _validator(schema: Any, seconds: float) -> Any:
         ) from None
     except (_TooLong, RecursionError, OverflowError):
         raise NoOracle("the schema of the case is too large or nested too deep") from None
-    # A registry of its own: nothing is fetched that the schema names.
+    # An empty registry: no reference in the schema is fetched.
     return kind(schema, registry=referencing.Registry())
 
 
 @contextlib.contextmanager
 def _in_time(seconds: float) -> Iterator[None]:
-    """Raise _TooLong after so many seconds, where a system has such a clock; elsewhere the court
-    ends the process later."""
+    """Raise _TooLong after this many seconds where the system has interval timers; elsewhere the
+    parent ends the process later."""
     if not hasattr(signal, "setitimer"):
         yield
         return
@@ -182,7 +183,7 @@ def _in_time(seconds: float) -> Iterator[None]:
 
 
 def _without_decimals(value: Any) -> Any:
-    """Decimals as floats: JSON Schema's types know no others."""
+    """Decimals as floats, the only type JSON Schema knows."""
     if isinstance(value, Decimal):
         return float(value)
     if isinstance(value, list):

@@ -1,11 +1,11 @@
-"""Rows for tables that a case leaves empty: data sets often give the statements that make tables,
-and nothing to put into them.
+"""Synthetic rows for tables that a case leaves empty: data sets often have CREATE TABLE statements
+without any rows.
 
-They are made around the values of the expected query: some rows meet all of its conditions, some
-miss one of them, some are like nothing in it. Two queries that mean the same return the same on any
-rows that the tables could hold; two that do not are told apart where these rows differ in what they
-ask for. So the rows keep to what tables usually hold: keys are unique, dates are dates, no value is
-NULL (COUNT(*) and COUNT(column) are the same here, as they are in most tables).
+Rows are made around the values in the expected query: some meet all of its conditions, some miss
+one of them, some are unrelated. Equivalent queries return the same on any rows the tables could
+hold; others are told apart if these rows differ in what they ask for. So the rows look like usual
+table contents: keys are unique, dates are dates, no value is NULL (COUNT(*) and COUNT(column) are
+the same here, as they are in most tables).
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from expert.judging.oracles.sqlite_sandbox import Column
 MEETING = 4
 """Rows that meet every condition."""
 MISSING_ONE = 3
-"""Rows that miss one condition, for each of them."""
+"""Rows that miss one condition, for each condition."""
 MIXED = 16
 KEYS = MEETING + MIXED
-"""As many rows as every table has at least: what refers to a row finds one."""
+"""The least number of rows of any table, so that every reference finds a row."""
 FAR = 60
-"""How far from a value others are drawn: enough that an order has few ties."""
+"""Range around a value in which others are drawn: wide enough that sorting has few ties."""
 TRIES = 20
-"""Draws until a value is taken that a row has already."""
+"""Draws before a duplicate value is accepted."""
 NUMBERS = ("INT", "REAL", "NUM", "DEC", "FLOAT", "DOUBLE")
 
 Rows = dict[str, list[tuple[Any, ...]]]
@@ -38,7 +38,7 @@ Make = Callable[[random.Random], Any]
 
 
 class _Near(int):
-    """A whole number that was drawn near another one."""
+    """An integer that was drawn near another one."""
 
     of: int
 
@@ -50,7 +50,7 @@ class _Clue:
     meets: list[Make] = field(default_factory=list)
     misses: list[Make] = field(default_factory=list)
     values: list[Any] = field(default_factory=list)
-    """That the conditions name."""
+    """Values in the conditions."""
 
     @property
     def is_flag(self) -> bool:
@@ -60,17 +60,17 @@ class _Clue:
 
 @dataclass(frozen=True)
 class _About:
-    """What a query says about columns, whatever table they are of."""
+    """What a query says about columns, whichever table they belong to."""
 
     clues: Mapping[str, _Clue]
     linked: set[str]
-    """Columns that are compared with other columns, as joins do."""
+    """Columns that are compared with other columns, as in joins."""
     reckoned: set[str]
-    """Columns that are added up or put in order: of whatever type, they get numbers."""
+    """Columns that are aggregated or sorted: they get numbers, whatever their type."""
 
 
 def rows_around(query: Any, tables: Mapping[str, Sequence[Column]], *, seed: int = 0) -> Rows:
-    """Rows for every table, the same ones whenever they are asked for."""
+    """Rows for every table; deterministic."""
     exp = needed("sqlglot").exp
     kinds = (exp.Sum, exp.Avg, exp.Min, exp.Max, exp.Ordered)
     found = (column for node in query.find_all(*kinds) for column in node.find_all(exp.Column))
@@ -107,7 +107,7 @@ def _rows(
 def _fresh(
     makes: Sequence[Make], column: Column, used: set[Any] | None, draw: random.Random
 ) -> Any:
-    """A value; where rows are put in order by the column, one that no row has yet, if there is."""
+    """A value; for sorted columns one that no row has yet, if possible."""
     for _ in range(TRIES):
         value = _fitting(draw.choice(makes)(draw), column)
         if used is None or value not in used:
@@ -118,8 +118,8 @@ def _fresh(
 
 
 def _fitting(value: Any, column: Column) -> Any:
-    """The value; in a column of text a number that is near another has as many digits as that: as
-    text they are in the same order."""
+    """The value; a text column gets a number near another one with as many digits, to sort
+    alike."""
     if not isinstance(value, _Near) or any(word in column.kind.upper() for word in NUMBERS):
         return int(value) if isinstance(value, _Near) else value
     if value.of <= 0:
@@ -131,7 +131,8 @@ def _fitting(value: Any, column: Column) -> Any:
 
 
 def _keys(table: str, columns: Sequence[Column], about: _About) -> set[str]:
-    """Columns that number the rows of their table: declared so, or named so and joined by."""
+    """Columns that number the rows of their table: declared keys, or named like one and joined
+    on."""
     own = table.lower().rstrip("s")
     found = set()
     for column in columns:
@@ -139,12 +140,12 @@ def _keys(table: str, columns: Sequence[Column], about: _About) -> set[str]:
         named = name == "id" or name in (f"{own}_id", f"{own}id", f"{table.lower()}_id")
         if name not in about.clues and (column.is_key or named):
             found.add(name)
-    # A key of several columns is unique by one of them; the others refer to other tables.
+    # A composite key is unique by one of its columns; the others refer to other tables.
     return found if len(found) == 1 else found & ({"id"} | found - about.linked)
 
 
 def _anything(column: Column, about: _About, draw: random.Random) -> Any:
-    """A value that says which column it is of, as far as its type and its use allow."""
+    """A value that names its column, as far as its type and use allow."""
     name, kind = column.name.lower(), column.kind.upper()
     clue = about.clues.get(name)
     if name in about.linked:
@@ -152,7 +153,7 @@ def _anything(column: Column, about: _About, draw: random.Random) -> Any:
     if "BOOL" in kind or (clue is not None and clue.is_flag):
         return draw.randint(0, 1)
     if clue is not None and all(isinstance(value, int) for value in clue.values):
-        # As many digits as the value it is compared with: as text they are in the same order.
+        # As many digits as the value it is compared with, so that both sort alike as text.
         digits = max(len(str(abs(value))) for value in clue.values)
         return draw.randint(10 ** (digits - 1), 10**digits - 1)
     if "DATE" in kind or "TIMESTAMP" in kind:
@@ -176,7 +177,7 @@ def _linked(query: Any) -> set[str]:
 
 
 def _clues(query: Any) -> dict[str, _Clue]:
-    """By column: what meets the conditions on it, and what does not."""
+    """By column: what meets its conditions, and what does not."""
     exp = needed("sqlglot").exp
     turned = {exp.GT: exp.LT, exp.LT: exp.GT, exp.GTE: exp.LTE, exp.LTE: exp.GTE}
     kinds = (exp.EQ, exp.NEQ, *turned, exp.Like, exp.In, exp.Between)
@@ -197,14 +198,14 @@ def _clues(query: Any) -> dict[str, _Clue]:
 
 
 def _column(side: Any, exp: Any) -> Any | None:
-    """The column that is compared as it is: what a function makes of it is not its value."""
+    """The column that is compared directly; a function of it is not its value."""
     while isinstance(side, exp.Lower | exp.Upper | exp.Paren | exp.Trim):
         side = side.this
     return side if isinstance(side, exp.Column) else None
 
 
 def _ways(kind: str, value: Any) -> tuple[list[Make], list[Make]]:
-    """How to make values that meet a comparison with this one, and values that do not."""
+    """Generators of values that meet a comparison with this one, and of values that do not."""
 
     def same(draw: random.Random) -> Any:
         return value
@@ -232,7 +233,7 @@ def _ways(kind: str, value: Any) -> tuple[list[Make], list[Make]]:
 
 
 def _literals(node: Any, exp: Any) -> list[Any]:
-    """The values that a comparison names; those of a query inside it are its own."""
+    """The values in a comparison, without those of a subquery."""
     inner = {id(one) for query in node.find_all(exp.Select) for one in query.find_all(exp.Literal)}
     found: list[Any] = []
     for literal in node.find_all(exp.Literal):
@@ -248,7 +249,7 @@ def _literals(node: Any, exp: Any) -> list[Any]:
 
 
 def _moved(value: Any, by: int) -> Any:
-    """A value so far above or below; of text, one that is sorted so."""
+    """A value this far above or below; for text, one that sorts there."""
     if isinstance(value, int):
         near = _Near(value + by)
         near.of = value

@@ -1,4 +1,4 @@
-"""Open text: many answers are right, and a text alone cannot show which; the loss on it can."""
+"""Open text: many answers are right and a comparison cannot decide; the loss is used instead."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from expert.judging.cases import Case
 from expert.judging.oracles.oracle import Judgement, JudgeOptions
 
 OPEN_KIND = "open"
-"""Kind of a judgement that is neither right nor wrong: the case does not count for accuracy."""
+"""Kind of a judgement that is neither right nor wrong and does not count for accuracy."""
 
 
 def judge(case: Case, answer: str, how: JudgeOptions) -> Judgement:

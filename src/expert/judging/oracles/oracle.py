@@ -1,6 +1,6 @@
-"""What every oracle has in common: it judges one answer by one case.
+"""What all oracles share: each judges one answer by one case.
 
-Each file here has a function `judge(case, answer, how)`; `oracle_for` finds it by its domain.
+Each file here has a function `judge(case, answer, how)`; `oracle_for` finds it by domain.
 """
 
 from __future__ import annotations
@@ -19,40 +19,38 @@ from expert.judging.domain import JUDGES
 
 
 class UnknownDomain(ExpertError):
-    """A domain that nobody here can judge."""
+    """A domain without a judge."""
 
 
 class NoOracle(Exception):
-    """This case cannot tell right from wrong; the text says why."""
+    """This case cannot be decided; the message says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """What became of an answer."""
+    """The verdict on an answer."""
 
     passed: bool | None
     """None: there is no oracle for it. That never counts as a pass."""
     reason: str
-    """Why not; "" where it passed without more to say."""
+    """Why it failed; "" if it passed without a comment."""
     kind: str
     """What decided: "equal", "rows", "state", "parse", "run", "schema", "types", "calls", "judge",
-    "none", …; "open": nothing can, nor has to."""
+    "none", …; "open": open text, which is not judged."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeOptions:
-    """How an answer is judged."""
-
     strict: bool = False
     """A Markdown fence around the answer counts as part of it."""
     seconds: float = 2.0
     """For one query on the few rows of a case, or one schema on one answer."""
     begin: Callable[[], None] = lambda: None
-    """Called when the case itself is understood and the answer comes next: whoever stops the
-    judging after that for taking too long knows that the answer is to blame."""
+    """Called when the case has been understood and the answer comes next: if judging is then
+    stopped for taking too long, the answer is to blame."""
 
     def inside(self, answer: str) -> str:
-        """The answer as it is judged."""
+        """The part of the answer that is judged."""
         return answer if self.strict else unfenced(answer)
 
 
@@ -60,7 +58,7 @@ Oracle = Callable[[Case, str, JudgeOptions], Judgement]
 
 
 def oracle_for(domain: str) -> Oracle:
-    """The oracle of a domain; UnknownDomain where there is none."""
+    """The oracle of a domain; UnknownDomain if there is none."""
     if domain not in JUDGES:
         raise UnknownDomain(f"--domain {domain}: is not known  (known: {', '.join(JUDGES)})")
     module = importlib.import_module(f"expert.judging.oracles.{JUDGES[domain].file}")
@@ -74,7 +72,7 @@ def missing_packages(domain: str) -> list[str]:
 
 
 def needed(package: str) -> Any:
-    """An optional package, or NoOracle that says how to get it."""
+    """An optional package, or NoOracle with the install command."""
     try:
         return importlib.import_module(package)
     except ImportError:

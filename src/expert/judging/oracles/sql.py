@@ -1,4 +1,4 @@
-"""SQL: the answer parses, and does in SQLite what the expected query does."""
+"""SQL: the answer parses, and does the same as the expected query in SQLite."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from expert.judging.oracles.oracle import (
 from expert.judging.oracles.sqlite_sandbox import NotAllowed, Sandbox, TooMuch
 from expert.judging.oracles.tables import difference
 
-_UNDERLINES = re.compile(r"\x1b\[\d*m")  # with which sqlglot marks a place in a terminal
+_UNDERLINES = re.compile(r"\x1b\[\d*m")  # sqlglot's terminal markup
 
 
 MADE = 3
-"""Sets of rows that are made for empty tables: on one alone two maxima agree by chance."""
+"""Sets of rows made for empty tables: on a single set two maxima may agree by chance."""
 _WORST = (False, True, None)  # a set of rows that decides nothing does not count against the others
 
 
@@ -36,17 +36,16 @@ class _Expected:
     ordered: bool
     rows: Sequence[Sequence[Any]]
     state: dict[str, Any]
-    tells: str
-    """Why the result would not tell right from wrong; "" where it does."""
+    doubt: str
+    """Why the result cannot tell right from wrong; "" if it can."""
     made: Rows
-    """Rows that were put into tables which the case leaves empty."""
+    """Rows put into tables that the case leaves empty."""
 
 
 def judge(case: Case, answer: str, how: JudgeOptions) -> Judgement:
-    """`check` of a case: `setup`, the statements that make its tables, and `dialect` where the
-    queries are not SQLite's. Without a setup the CREATE TABLE statements of the prompt are taken.
-    Where no table has a row, rows are made around the values of the expected query.
-    """
+    """`check` of a case: `setup`, the statements that create its tables, and `dialect` if the
+    queries are not SQLite's. Without a setup, the CREATE TABLE statements of the prompt are used.
+    If no table has a row, rows are made around the values of the expected query."""
     dialect = str(case.check.get("dialect") or "sqlite")
     try:
         wanted = parse(case.expected, dialect)
@@ -71,12 +70,12 @@ def judge(case: Case, answer: str, how: JudgeOptions) -> Judgement:
     if not expected:
         return unknown(none)
     own = _for_sqlite(found, how.inside(answer), dialect)
-    verdicts = (_held_to(one, found, own, setup, how.seconds) for one in expected)
+    verdicts = (_run_answer(one, found, own, setup, how.seconds) for one in expected)
     return min(verdicts, key=lambda verdict: _WORST.index(verdict.passed))
 
 
 def parse(text: str, dialect: str) -> Any:
-    """The one statement of a text as a tree, or DoesNotParse."""
+    """Parse the single statement of a text, or raise DoesNotParse."""
     sqlglot = needed("sqlglot")
     refuse_unreadable(text)
     try:
@@ -94,13 +93,13 @@ def parse(text: str, dialect: str) -> Any:
 
 
 def setup_of(case: Case) -> list[str]:
-    """The statements that make the tables of a case; none where it has none."""
+    """The statements that create the tables of a case; empty if there are none."""
     given = case.check.get("setup")
     if isinstance(given, str):
         return [given]
     if given is not None:
         return [str(statement) for statement in given]
-    # Rows of data sets carry their schema in the prompt: from the first CREATE TABLE on.
+    # Data sets often put the schema into the prompt: from the first CREATE TABLE on.
     found = re.search(r"CREATE\s+TABLE\b", case.prompt, re.IGNORECASE)
     if not found:
         return []
@@ -109,13 +108,12 @@ def setup_of(case: Case) -> list[str]:
 
 
 def _for_sqlite(tree: Any, text: str, dialect: str) -> str:
-    """A query as SQLite is given it: SQLite's own word for word, others translated."""
+    """The query for SQLite: verbatim if it is SQLite's dialect, else translated."""
     return text if dialect == "sqlite" else str(tree.sql(dialect="sqlite"))
 
 
 def _run_expected(wanted: Any, query: str, setup: list[str], seconds: float) -> list[_Expected]:
-    """What the expected query gives, on every set of rows there is; NoOracle where SQLite cannot
-    say."""
+    """Results of the expected query on every set of rows; NoOracle if SQLite cannot run it."""
     sqlglot = needed("sqlglot")
     if not setup:
         raise NoOracle("the case has no tables to run the query on")
@@ -136,7 +134,7 @@ def _run_expected(wanted: Any, query: str, setup: list[str], seconds: float) -> 
 def _run_on(
     made: Rows, wanted: Any, query: str, setup: list[str], seconds: float, *, reads: bool
 ) -> _Expected:
-    """What the expected query gives on these rows, and whether that depends on it alone."""
+    """The result of the expected query on these rows, and whether it depends on the query alone."""
     before: dict[str, Any] = {}
     after: dict[str, Any] = {}
     results = []
@@ -152,24 +150,24 @@ def _run_on(
             except (NotAllowed, TooMuch) as fault:
                 raise NoOracle(f"the expected query does not run in SQLite: {fault}") from None
             after = {} if reads else box.state()
-    rows, tells = results[0], ""
+    rows, doubt = results[0], ""
     if reads and not rows:
-        tells = "the expected query returns no rows"
+        doubt = "the expected query returns no rows"
     elif made and not any(value for row in rows for value in row):
-        tells = "the tables of the case are empty, and on rows made for them the query counts none"
+        doubt = "the tables of the case are empty, and on rows made for them the query counts none"
     elif difference(rows, results[-1], ordered=False) is not None:
-        tells = "what the expected query returns depends on the order in which tables are read"
+        doubt = "what the expected query returns depends on the order in which tables are read"
     elif not reads and after == before:
-        tells = "the expected statement changes nothing"
+        doubt = "the expected statement changes nothing"
     ordered = reads and wanted.args.get("order") is not None
     ordered = ordered and difference(rows, results[-1], ordered=True) is None  # without ties
-    return _Expected(reads=reads, ordered=ordered, rows=rows, state=after, tells=tells, made=made)
+    return _Expected(reads=reads, ordered=ordered, rows=rows, state=after, doubt=doubt, made=made)
 
 
-def _held_to(
+def _run_answer(
     expected: _Expected, found: Any, query: str, setup: list[str], seconds: float
 ) -> Judgement:
-    """Run the answer in a database of its own, and compare."""
+    """Run the answer in a fresh database and compare."""
     sqlglot = needed("sqlglot")
     if isinstance(found, sqlglot.exp.Query) != expected.reads:
         what = "a query" if expected.reads else "a statement that changes tables"
@@ -184,18 +182,18 @@ def _held_to(
         state = {} if expected.reads else box.state()
     if not expected.reads:
         same = state == expected.state
-        if same and expected.tells:
-            return unknown(expected.tells)
+        if same and expected.doubt:
+            return unknown(expected.doubt)
         return right("state") if same else wrong("state", "the tables differ afterwards")
-    if expected.made and expected.tells:
-        return unknown(expected.tells)
+    if expected.made and expected.doubt:
+        return unknown(expected.doubt)
     kind = "made rows" if expected.made else "rows"
     place = difference(expected.rows, rows, ordered=expected.ordered)
     if place is not None:
         return wrong(kind, place)
-    return unknown(f"{expected.tells}, as does the answer") if expected.tells else right(kind)
+    return unknown(f"{expected.doubt}, as does the answer") if expected.doubt else right(kind)
 
 
 def _canonical(tree: Any) -> str:
-    """A statement written out in one way: white space, case of keywords and comments are gone."""
+    """A normalized statement: whitespace, keyword case and comments do not matter."""
     return str(tree.sql(dialect="sqlite", normalize=True, comments=False))

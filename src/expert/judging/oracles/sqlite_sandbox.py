@@ -1,4 +1,4 @@
-"""A database in memory in which a foreign query can read, and do no more than it is let."""
+"""An in-memory SQLite database that restricts what untrusted queries may do."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any, NamedTuple, Self
 
 MOST_ROWS = 10_000
 MOST_BYTES = 1_000_000
-"""Of one value: zeroblob(1e9) fills no memory."""
+"""Of one value, so that zeroblob(1e9) cannot fill memory."""
 MOST_RESULT_BYTES = 50_000_000
 """Of all rows of a result: 10,000 rows of such values would be 10 GB."""
 HEAP_BYTES = 2**29
-"""Of SQLite itself, for tables, sorting and values."""
+"""SQLite's heap, for tables, sorting and values."""
 STEPS_BETWEEN_LOOKS = 20_000
-"""Of SQLite's own machine: a millisecond or so."""
+"""SQLite VM instructions, about a millisecond."""
 
 _READING = {
     sqlite3.SQLITE_SELECT,
@@ -33,14 +33,14 @@ _BUILDING = _READING | {
         *("CREATE_TEMP_TABLE", "CREATE_TEMP_INDEX", "CREATE_TEMP_VIEW", "ANALYZE"),
     )
 }
-"""What changes tables in memory. All else is refused: ATTACH (of which VACUUM INTO is a kind),
-DETACH, PRAGMA, virtual tables, and what a later SQLite may bring."""
+"""Actions that change tables in memory. All others are refused: ATTACH (which VACUUM INTO uses),
+DETACH, PRAGMA, virtual tables, and anything a later SQLite adds."""
 _NO_FUNCTIONS = {
     *("load_extension", "fts3_tokenizer", "randomblob", "zeroblob"),
     *("readfile", "writefile", "edit", "lsmode", "sqlite_compileoption_get"),
 }
 _NO_TABLES = {"dbstat", "sqlite_dbpage", "fsdir", "zipfile", "sqlite_stmt", "bytecode"}
-"""Tables that are functions, and tell of more than the rows of a case."""
+"""Table-valued functions that reveal more than the rows of a case."""
 _LIMITS = {
     sqlite3.SQLITE_LIMIT_LENGTH: MOST_BYTES,
     sqlite3.SQLITE_LIMIT_SQL_LENGTH: 200_000,
@@ -55,7 +55,7 @@ _LIMITS = {
 
 
 class Column(NamedTuple):
-    """A column as its table declares it."""
+    """A column as declared by its table."""
 
     name: str
     kind: str
@@ -64,15 +64,15 @@ class Column(NamedTuple):
 
 
 class NotAllowed(Exception):
-    """A statement that SQLite refuses, or that it is set to refuse."""
+    """A statement that SQLite refuses, or was set up to refuse."""
 
 
 class TooMuch(Exception):
-    """A statement that took too long or gave too much."""
+    """A statement that took too long or returned too much."""
 
 
 class Sandbox:
-    """A fresh database; everything in it is gone when it is closed."""
+    """A fresh database that is discarded on close."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -91,16 +91,15 @@ class Sandbox:
         self._connection.close()
 
     def set_up(self, statements: Iterable[str]) -> None:
-        """Make the tables of a case; its statements are trusted no more than they need."""
+        """Create the tables of a case, with no more permissions than that needs."""
         self._connection.set_authorizer(_changing)
-        with self._told():
+        with self._limited():
             for statement in statements:
                 self._connection.executescript(statement)
 
     def columns(self) -> dict[str, list[Column]]:
-        """The columns of every table."""
         self._connection.set_authorizer(_reading)
-        with self._told():
+        with self._limited():
             names = self._connection.execute(
                 "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
             ).fetchall()
@@ -114,9 +113,9 @@ class Sandbox:
             }
 
     def fill(self, rows: Mapping[str, Sequence[Sequence[Any]]]) -> None:
-        """Put rows into tables; those that a table does not take are left out."""
-        self._connection.set_authorizer(_changing)  # triggers and columns of the case are run
-        with self._told():
+        """Insert rows into tables; rows that a table rejects are left out."""
+        self._connection.set_authorizer(_changing)  # the case's triggers run here
+        with self._limited():
             for name, values in rows.items():
                 places = ", ".join("?" * len(values[0])) if values else ""
                 statement = f"INSERT OR IGNORE INTO {_quoted(name)} VALUES ({places})"
@@ -125,23 +124,23 @@ class Sandbox:
                         self._connection.execute(statement, row)
 
     def turn_round(self) -> None:
-        """From now on tables are read from their end: what no query asked for is another order."""
+        """From now on, read unordered tables in reverse, to detect results that depend on order."""
         self._connection.set_authorizer(None)
         self._connection.execute("PRAGMA reverse_unordered_selects = ON")
 
     def run(self, statement: str, *, reads: bool) -> list[tuple[Any, ...]]:
-        """The rows of one statement; unless it `reads` only, it may change tables."""
+        """The rows of one statement; it may change tables unless it only `reads`."""
         self._connection.set_authorizer(_reading if reads else _changing)
-        with self._told():
+        with self._limited():
             rows, more = _fetched(self._connection.execute(statement))
         if more:
             raise TooMuch(more)
         return rows
 
     def state(self) -> dict[str, Any]:
-        """Every table with its columns and rows, the rows sorted."""
+        """Every table with its columns and sorted rows."""
         self._connection.set_authorizer(_reading)
-        with self._told():
+        with self._limited():
             names = self._connection.execute(
                 "SELECT name, type FROM sqlite_master WHERE type IN ('table', 'view', 'index', "
                 "'trigger') AND name NOT LIKE 'sqlite_%' ORDER BY name"
@@ -157,8 +156,8 @@ class Sandbox:
         return {"kind": kind, "columns": columns, "rows": sorted(rows, key=repr)}
 
     @contextlib.contextmanager
-    def _told(self) -> Any:
-        """What SQLite does not do, as one of two errors."""
+    def _limited(self) -> Any:
+        """Maps SQLite's errors to NotAllowed or TooMuch."""
         self._ends_at = time.monotonic() + self._seconds
         try:
             yield
@@ -176,7 +175,7 @@ class Sandbox:
 
 
 def _fetched(cursor: sqlite3.Cursor) -> tuple[list[tuple[Any, ...]], str]:
-    """The rows there are, as many as are kept, and why there are not more."""
+    """The rows up to the limits, and why there are not more."""
     rows: list[tuple[Any, ...]] = []
     size = 0
     for row in cursor:

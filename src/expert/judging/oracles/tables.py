@@ -1,4 +1,4 @@
-"""Two results of a query: the same rows or not."""
+"""Compares two query results."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 from expert.judging.answers import short
 
 DIGITS = 9
-"""Significant digits that are compared: sums in another order differ in the 15th or so."""
+"""Significant digits that are compared: sums in a different order differ in about the 15th."""
 HIDDEN = frozenset({"_ID", "_SRC", "_DST", "_id", "_src", "_dst"})
-"""What a graph database numbers its nodes with."""
+"""Internal ids of a graph database."""
 
 Table = Sequence[Sequence[Any]]
 
 
 def difference(expected: Table, found: Table, *, ordered: bool) -> str | None:
-    """How two results differ, in words; None where they are the same.
+    """How two results differ, in words; None if they are the same.
 
-    The names of columns do not matter, their order does. The order of rows matters where `ordered`.
+    Column names do not matter, column order does. Row order matters if `ordered`.
     """
     if len(expected) != len(found):
         return f"{len(found)} rows instead of {len(expected)}"
@@ -38,7 +38,7 @@ def difference(expected: Table, found: Table, *, ordered: bool) -> str | None:
 
 
 def shown(row: Sequence[Any]) -> str:
-    """A row in words, not too long."""
+    """A row in words, shortened."""
     return short("(" + ", ".join(str(value) for value in row) + ")", 80)
 
 
@@ -47,7 +47,7 @@ def _row(row: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def _key(value: Any) -> tuple[str, Any]:
-    """A value as something that can be compared and counted; the kind keeps '1' and 1 apart."""
+    """A value as something comparable and hashable; the kind distinguishes '1' from 1."""
     if isinstance(value, bool):
         return ("bool", value)
     if isinstance(value, int):
@@ -58,7 +58,7 @@ def _key(value: Any) -> tuple[str, Any]:
         return ("number", f"{value:.{DIGITS}g}")
     if isinstance(value, Mapping):
         kept = [(str(name), _key(part)) for name, part in value.items() if name not in HIDDEN]
-        # A node of several tables has the columns of all of them, empty where they are not its own.
+        # A node matched from several tables has the columns of all of them, None where not its own.
         return ("object", tuple(sorted(part for part in kept if part[1][1] is not None)))
     if isinstance(value, list | tuple):
         return ("list", tuple(_key(part) for part in value))

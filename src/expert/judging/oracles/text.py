@@ -1,4 +1,4 @@
-"""Plain text: the answer is the expected one, except for white space."""
+"""Plain text: the answer equals the expected one, except for whitespace."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from expert.judging.oracles.oracle import Judgement, JudgeOptions, right, wrong
 
 
 def judge(case: Case, answer: str, how: JudgeOptions) -> Judgement:
-    """For tasks with one right answer; others need a domain with an oracle of its own."""
+    """For tasks with one right answer; others need a domain with its own oracle."""
     how.begin()
     pair = answer, case.expected
     same = pair[0] == pair[1] if how.strict else normalised(pair[0]) == normalised(pair[1])

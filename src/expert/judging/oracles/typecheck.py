@@ -1,7 +1,7 @@
-"""The compiler of TypeScript, where it is installed: many programs in one go, none of them run.
+"""The TypeScript compiler, if installed: checks many programs in one call and runs none of them.
 
-It works in a folder of its own, without the environment of the user, and on Linux it can read
-nothing but that folder, itself and the system's programs, and write nothing (see confinement).
+It works in a temporary folder without the user's environment. On Linux it can read only that
+folder, its own files and the system's programs, and write nothing (see confinement).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _OPTIONS = {
     "target": "es2022",
     "module": "esnext",
     "moduleResolution": "bundler",
-    # Every file is a module, so that programs that declare the same names do not meet.
+    # Every file is a module, so that equal names in different programs do not clash.
     "moduleDetection": "force",
     "jsx": "preserve",
     "types": [],
@@ -45,7 +45,7 @@ def find_tsc() -> str | None:
 def type_errors(
     programs: Sequence[str], tsc: str, *, tsx: bool = False, seconds: float = SECONDS
 ) -> list[str | None] | None:
-    """The first error of each program, None for those without; None for all where tsc failed."""
+    """The first error of each program, None for those without; None for all if tsc failed."""
     if not programs:
         return []
     with tempfile.TemporaryDirectory(prefix="expert-tsc-") as place:
@@ -65,20 +65,19 @@ def type_errors(
         if match:
             found.setdefault(int(match[1]), f"line {match[2]}: {match[3][:160]}")
     if code and not found:
-        return None  # it complained of something else than the programs
+        return None  # its error is not about the programs
     return [found.get(number) for number in range(len(programs))]
 
 
 def _run(command: list[str], folder: Path, seconds: float) -> tuple[str, int] | None:
-    """The compiler's words and its exit code; None where it cannot be started or does not come to
-    an end."""
+    """The compiler's output and exit code; None if it cannot start or does not finish."""
     own = {"HOME": str(folder), "NODE_OPTIONS": f"--max-old-space-size={HEAP_MEGABYTES}"}
     if sys.platform.startswith("linux"):
         node = shutil.which("node")
         places = {*_homes(command[0]), *(_homes(node) if node else ()), *_PROGRAMS, str(folder)}
         launcher = [sys.executable, "-P", "-m", "expert.judging.confinement"]
         command = [*launcher, *sorted(places), "--", *command]
-        own["OPENSSL_CONF"] = os.devnull  # Node does not start where it may not read its own
+        own["OPENSSL_CONF"] = os.devnull  # Node does not start if it may not read its own
     env = {**clean_environment(), **own}
     try:
         said, _, code = run_program(
@@ -90,8 +89,8 @@ def _run(command: list[str], folder: Path, seconds: float) -> tuple[str, int] | 
 
 
 def _homes(program: str) -> set[str]:
-    """Where a program lies, and what is installed with it: …/bin/tsc reads …/lib. The folder above
-    may be a person's home, and is not among them."""
+    """A program's location, and what is installed with it: …/bin/tsc reads …/lib. The folder above
+    may be a home folder and is not included."""
     found: set[Path] = set()
     for place in (Path(program).absolute(), Path(program).resolve()):
         packages = [above for above in place.parents if above.name == "node_modules"]

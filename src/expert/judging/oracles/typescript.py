@@ -1,7 +1,8 @@
-"""TypeScript: the answer parses, and is the expected program but for blanks and comments.
+"""TypeScript: the answer parses, and equals the expected program except for whitespace and
+comments.
 
-Where a case says that there are other right answers (`equals: false`), the compiler has the word:
-see typecheck. Programs are never run.
+If a case allows other right answers (`equals: false`), the compiler decides: see typecheck.
+Programs are never run.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ TYPES = "types"
 _BETWEEN = frozenset({";", ","})
 _CLOSING = frozenset({"}", ")", "]", ">", "|}"})
 _MEMBERS = frozenset({"object_type", "interface_body"})
-"""Where members may be set apart by either of those, or by a new line."""
+"""Where either of those, or a newline, may separate members."""
 
 
 def judge(case: Case, answer: str, how: JudgeOptions) -> Judgement:
-    """`check` of a case: `equals` (true unless said otherwise), `tsx`, and for the compiler
-    `before` and `after`, TypeScript around the answer that uses what it declares."""
+    """`check` of a case: `equals` (true by default), `tsx`, and for the compiler `before` and
+    `after`, TypeScript around the answer that uses its declarations."""
     tsx = bool(case.check.get("tsx"))
     try:
         wanted = tokens(case.expected, tsx=tsx)
@@ -65,8 +66,8 @@ def judge(case: Case, answer: str, how: JudgeOptions) -> Judgement:
 
 
 def tokens(text: str, *, tsx: bool = False) -> list[str]:
-    """The program word by word: no blanks, no comments, no semicolon or comma that may be left out,
-    one kind of quotation marks; DoesNotParse where it does not parse."""
+    """The tokens of a program: no whitespace, no comments, no optional semicolons or commas, one
+    kind of quotation marks; DoesNotParse if it does not parse."""
     refuse_unreadable(text)
     tree = _tree(text, tsx=tsx)
     if tree.root_node.has_error:
@@ -80,8 +81,8 @@ def tokens(text: str, *, tsx: bool = False) -> list[str]:
 
 
 def reaches_out(text: str, *, tsx: bool = False) -> str:
-    """What a program takes from other files, or changes for other programs, which the compiler sees
-    in the same go; "" where it is by itself. Packages by name are not there and need no word."""
+    """What a program takes from other files, or changes for the other programs compiled with it; ""
+    if it is self-contained. Packages by name do not exist here and need no check."""
     tree = _tree(text, tsx=tsx)
     for node in _nodes(tree):
         said = node.text.decode("utf-8", "replace") if node.child_count == 0 else ""
@@ -127,7 +128,8 @@ def _tree(text: str, *, tsx: bool) -> Any:
 
 
 def _nodes(tree: Any) -> Iterator[Any]:
-    """Every node, parents first, without recursion: a program may nest deeper than Python."""
+    """Every node, parents first, without recursion: programs may nest deeper than Python's
+    stack."""
     cursor = tree.walk()
     while True:
         yield cursor.node

@@ -1,1 +1,1 @@
-"""Rules that span keys, spelling suggestions, problems with their line."""
+"""Schema problems, rules across keys, and spelling suggestions."""

@@ -1,4 +1,4 @@
-"""Schema violations and unknown keys: where, what, and what to do."""
+"""Schema violations and unknown keys as problems: where, what, and how to fix it."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _KINDS = {int: "a whole number", float: "a number", str: "text"}
 
 
 def schema_problems(error: ValidationError, root: Item) -> list[Problem]:
-    """One problem for each place that violates the schema, in the order of the file."""
-    found: dict[tuple[str | int, ...], Problem] = {}
+    """One problem per value that violates the schema."""
+    problems: dict[tuple[str | int, ...], Problem] = {}
     for detail in error.errors(include_url=False, include_context=False):
         place, problem = _problem(detail, root)
-        found.setdefault(place, problem)
-    # `[1]` is neither a list of text nor "auto": the entry is to blame, not the list.
-    outer = {place[:length] for place in found for length in range(len(place))}
-    return [problem for place, problem in found.items() if place not in outer]
+        problems.setdefault(place, problem)
+    # `[1]` is neither a list of text nor "auto": report the entry, not the list.
+    outer = {place[:length] for place in problems for length in range(len(place))}
+    return [problem for place, problem in problems.items() if place not in outer]
 
 
 def broken_places(error: ValidationError, root: Item) -> list[tuple[str | int, ...]]:
@@ -47,7 +47,7 @@ def broken_places(error: ValidationError, root: Item) -> list[tuple[str | int, .
 
 
 def _problem(detail: Mapping[str, Any], root: Item) -> tuple[tuple[str | int, ...], Problem]:
-    """The canonical place of a violation, and its problem."""
+    """The canonical path of a violation, and its problem."""
     location = tuple(detail["loc"])
     if detail["type"] == "missing" and isinstance(location[-1], str):
         item, canonical = _locate(root, location[:-1])
@@ -60,10 +60,10 @@ def _problem(detail: Mapping[str, Any], root: Item) -> tuple[tuple[str | int, ..
     item, canonical = _locate(root, location)
     node = schema_at(canonical) or {}
     got = item.plain()
-    asked = _asked_below(item)
-    if asked is not None:
+    override = _override_below(item)
+    if override is not None:
         what = f"{item.path} is not an object, expected {expected(node)}"
-        return canonical, Problem(asked.path, what)
+        return canonical, Problem(override.path, what)
     if isinstance(got, int | float) and got > LARGEST:
         what = f"got {shown(got)}, which is too large"
     elif got == "":
@@ -73,15 +73,15 @@ def _problem(detail: Mapping[str, Any], root: Item) -> tuple[tuple[str | int, ..
     return canonical, Problem(item.path, what, _fix(got, node), item.line)
 
 
-def _asked_below(item: Item) -> Item | None:
-    """What --set put below a key that has nothing below it: `name.foo` made an object of `name`."""
+def _override_below(item: Item) -> Item | None:
+    """The value that --set put below a key, such as `name.foo`, which made `name` an object."""
     if not isinstance(item.value, dict) or item.from_command_line:
         return None
     return next((inner for inner in item.walk() if inner.from_command_line), None)
 
 
 def _locate(root: Item, location: tuple[str | int, ...]) -> tuple[Item, tuple[str | int, ...]]:
-    """The user's item for a schema location, whose steps may name branches of a union too."""
+    """The item at a pydantic location, whose steps may also name branches of a union."""
     item = root
     canonical: list[str | int] = []
     for step in location:
@@ -126,7 +126,7 @@ def _fix(got: Any, node: Mapping[str, Any]) -> str:
 
 
 def closest(word: str, choices: list[str], likeness: float = 0.75) -> str | None:
-    """The one choice that looks like a slip of the pen, or None."""
+    """The choice that `word` is probably a misspelling of, or None."""
     lower = [choice.lower() for choice in choices]
     near = difflib.get_close_matches(word.lower(), lower, 1, likeness)
     return next((choice for choice in choices if choice.lower() == near[0]), None) if near else None
@@ -135,40 +135,43 @@ def closest(word: str, choices: list[str], likeness: float = 0.75) -> str | None
 def unknown_keys(
     root: Item, *, strict: bool, flat: bool = False, only_at_top: bool = False
 ) -> tuple[list[Problem], list[Notice]]:
-    """Unknown keys: errors in training.config, with --set and where one is a known key misspelt.
+    """Problems and notices about unknown keys.
 
-    Any other is metadata, and reported as such. In a flat file, whose settings are at the top
-    level, every unknown key there was meant as a setting, so it is reported that it does nothing;
-    one that is near a setting is refused there, and in a file whose settings can be `only_at_top`.
+    An unknown key is an error in training.config, with --set, and if it is a misspelt key;
+    elsewhere it is reported as metadata. At the top level of a `flat` file, whose settings are
+    there, it was meant as a setting: a warning says that it has no effect. There, and in a file
+    whose settings can be `only_at_top`, a key similar to a setting is an error.
     """
     problems: list[Problem] = []
     notices: list[Notice] = []
     kept: dict[str, list[Item]] = {}
     for number, (item, key, node, closed) in enumerate(_unknown(root, schema())):
-        # A hint costs a comparison with every known key, 0.4 ms: no file needs hundreds of them.
-        meant = _misspelt(key, node) if number < 200 else None
-        hint = _hint(key, node, item.from_command_line) if number < 200 and not meant else ""
+        # A hint compares with every known key, 0.4 ms: 200 are enough for any file.
+        intended = _misspelt(key, node) if number < 200 else None
+        hint = _hint(key, node, item.from_command_line) if number < 200 and not intended else ""
         if (flat or only_at_top) and item.path == key and hint.startswith(_ASKS):
             problems.append(Problem(item.path, "unknown key", hint, item.line))
-        elif closed or strict or item.from_command_line or meant:
-            right = _asked(meant, item.from_command_line) if meant else hint
-            listed = "see expert manifest explain for every key"
-            other = listed if item.from_command_line else "remove it"
-            fix = right or (_known(node) if closed else other)
+        elif closed or strict or item.from_command_line or intended:
+            fix = _suggestion(intended, item.from_command_line) if intended else hint
+            if not fix and closed:
+                fix = _known(node)
+            elif not fix:
+                list_keys = "see expert manifest explain for every key"
+                fix = list_keys if item.from_command_line else "remove it"
             problems.append(Problem(item.path, "unknown key", fix, item.line))
         elif hint:
             notices.append(Notice("warning", item.path, f"kept as metadata: {hint}", item.line))
         elif flat and item.path == key:
             text = "no effect: Expert has no such key"
             notices.append(Notice("warning", item.path, text, item.line))
-        elif key != "error_injection_ratio":  # a rule reports it in words of its own
+        elif key != "error_injection_ratio":  # a rule reports it
             section = item.path.removesuffix(key).removesuffix(".")
             kept.setdefault(section, []).append(item)
     return problems, notices + [_metadata_notice(*each) for each in kept.items()]
 
 
 def _metadata_notice(section: str, items: list[Item]) -> Notice:
-    """One notice for a whole section: real manifests describe themselves at length."""
+    """One notice for all metadata of a section: real manifests have a lot."""
     names = [item.path.removeprefix(f"{section}.") for item in items]
     more = f" and {len(names) - 20} more" if len(names) > 20 else ""
     text = f"kept as metadata, without effect: {', '.join(names[:20])}{more}"
@@ -178,6 +181,7 @@ def _metadata_notice(section: str, items: list[Item]) -> Notice:
 def _unknown(
     item: Item, node: Mapping[str, Any]
 ) -> Iterator[tuple[Item, str, Mapping[str, Any], bool]]:
+    """Unknown keys: the item, its key, the schema of its section, and whether that is closed."""
     node = resolve(node)
     choices = [resolve(choice) for choice in node.get("anyOf", [node])]
     if isinstance(item.value, list):
@@ -200,17 +204,17 @@ def _unknown(
 
 
 def _misspelt(key: str, node: Mapping[str, Any]) -> str | None:
-    """The key that was meant, where this one is a slip of the pen of a key of its place.
+    """The key of this section that `key` is a misspelling of, or None.
 
-    A setting may be loose in some sections. There a name is a slip of one only where nothing
-    else can be meant: metadata is welcome in the same place.
+    Some sections may also hold settings of training.config. There only a clear misspelling of one
+    counts, because the same sections may hold metadata.
     """
     if key in _every_name():
         return None
     title = str(node.get("title"))
     section, dot, _ = key.partition(".")
     if title == "Manifest" and dot and section in ("base_models", "training"):
-        # A path, as --set takes them: as a key it would be metadata.
+        # A path as for --set; as a key it would be metadata.
         last = key.rpartition(".")[2]
         return last if last in _LOOSE_KEYS else section
     if title == "Training" and f"{key}s" in CONFIG_KEYS and key not in WORDS_OF_THEIR_OWN:
@@ -227,7 +231,7 @@ def _hint(key: str, node: Mapping[str, Any], is_override: bool) -> str:
     closed = node.get("additionalProperties") is False
     in_config = node.get("title") == "TrainingConfig"
     here = [name for name in node["properties"] if name not in _DESCRIPTIVE]
-    # Where metadata is welcome, checkpoint_path is no slip for checkpoint_step.
+    # Where metadata is allowed, checkpoint_path is not a misspelt checkpoint_step.
     likeness = 0.72 if closed else 0.85
     near = closest(key, here + (list(CONFIG_ALIASES) if in_config else []), likeness)
     if near and key not in WORDS_OF_THEIR_OWN:
@@ -237,26 +241,26 @@ def _hint(key: str, node: Mapping[str, Any], is_override: bool) -> str:
         return f"{key!r} belongs {_place(key, home, is_override)}"
     if in_config or key in WORDS_OF_THEIR_OWN:
         return ""
-    at_top = node.get("title") == "Manifest"  # free metadata lives here: only a clear slip is one
+    at_top = node.get("title") == "Manifest"  # metadata is allowed: only clear misspellings
     settings = [*CONFIG_KEYS, *(CONFIG_ALIASES if at_top else ())]
     near = closest(key.replace("-", "_"), settings, 0.88 if at_top and not is_override else 0.75)
     if near and node.get("title") in {"Manifest", "Training", "DatasetSpec"}:
-        return _asked(f"{CONFIG}.{CONFIG_ALIASES.get(near, near)}", is_override)
-    # Near enough to ask, not to refuse: too short, or near a name of another trainer.
+        return _suggestion(f"{CONFIG}.{CONFIG_ALIASES.get(near, near)}", is_override)
+    # Similar enough for a hint, not for an error: too short, or like a name of another trainer.
     doubtful = slip_of(key, _LOOSE_NAMES) if node.get("title") in _TAKES_LOOSE_KEYS else None
-    return _asked(home_of(doubtful) or doubtful, is_override) if doubtful else ""
+    return _suggestion(home_of(doubtful) or doubtful, is_override) if doubtful else ""
 
 
-def _asked(meant: str, is_override: bool) -> str:
-    """What was meant, as it can be written: --set takes a path, in a file it is no key."""
-    section, dot, key = meant.rpartition(".")
+def _suggestion(path: str, is_override: bool) -> str:
+    """`did you mean …?`: a path for --set; in a file, the key and its section."""
+    section, dot, key = path.rpartition(".")
     if is_override or not dot:
-        return f"{_ASKS} {meant!r}?"
+        return f"{_ASKS} {path!r}?"
     return f"{_ASKS} {key!r} under {section}?"
 
 
 def _place(key: str, home: str, is_override: bool) -> str:
-    """Where a key belongs, in words that are not taken for a key themselves."""
+    """Where a key belongs: a path for --set; in a file, the section."""
     section, dot, name = home.rpartition(".")
     if is_override or not dot:
         return f"at {home!r}"
@@ -265,14 +269,14 @@ def _place(key: str, home: str, is_override: bool) -> str:
 
 
 _ASKS = "did you mean"
-# Keys of the manifest that say nothing to the trainer: their neighbours are metadata, not slips.
+# Keys without effect on training: similar keys are metadata, not misspellings.
 _DESCRIPTIVE = {
     *("description", "author", "capabilities", "constraints", "limitations", "routing", "runtime"),
     *("perf", "quality_metrics", "evaluation", "integrity", "license", "repository", "homepage"),
     *("tags", "purpose", "sha256", "scaling", "size_bytes", "checkpoint_step", "checkpoint"),
     "alternative_checkpoints",
 }
-# Sections that may hold settings instead of in training.config or training.dataset.
+# Sections that may hold settings of training.config and training.dataset.
 _TAKES_LOOSE_KEYS = ("Manifest", "Training")
 _LOOSE_NAMES = (
     *CONFIG_KEYS,
@@ -282,8 +286,8 @@ _LOOSE_NAMES = (
     *BASE_MODEL_KEYS,
     *("dataset", "base_model", "adapters"),
 )
-# Of those, the keys themselves. Names of other trainers have neighbours that mean something else:
-# `lora` is not `lora_r`, `local_rank` not `lora_rank`.
+# Without aliases. Aliases are similar to names that mean something else: `lora` is not `lora_r`,
+# `local_rank` not `lora_rank`.
 _LOOSE_KEYS = (
     *CONFIG_KEYS,
     *(name for name, key in LOOSE_DATASET_KEYS.items() if name == key),
@@ -301,7 +305,7 @@ _HOMES = {
     "BaseModelSpec": "base_models[]",
     "Training": "training",
 }
-# Words too common to say where they belong, and such as change nothing wherever they stand.
+# Names too common to have one section, and names without effect anywhere.
 _AMBIGUOUS = {
     *("name", "type", "path", "format", "validation", "version", "text", "input", "config"),
     *("sha256", "revision", "checkpoint", "alternative_checkpoints"),
@@ -310,7 +314,7 @@ _AMBIGUOUS = {
 
 @cache
 def _every_name() -> frozenset[str]:
-    """Every key and every other spelling: what is known elsewhere is misplaced, not misspelt."""
+    """All keys and aliases: a key of another section is misplaced, not misspelt."""
     sections = [schema(), *schema()["$defs"].values()]
     own = {name for section in sections for name in section.get("properties", ())}
     return frozenset(

@@ -1,4 +1,4 @@
-"""Keys that are valid alone and wrong, or overruled, together."""
+"""Rules across keys: values that are valid alone, but contradict or supersede each other."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from expert.manifest.text.item import Item
 
 @dataclass
 class Findings:
-    """Problems and notices of the rules, each at the place where the user wrote the key."""
+    """Problems and notices of the rules, each with the path and line of the user's file."""
 
     root: Item
     problems: list[Problem] = field(default_factory=list)
     notices: list[Notice] = field(default_factory=list)
 
     def item(self, path: str) -> Item:
-        """The user's item at a canonical path, or one that only knows the path."""
+        """The user's item at a canonical path; without a value if there is none."""
         found = self.root
         rest = path
         while rest:
@@ -47,7 +47,7 @@ class Findings:
 
 
 def _first_step(item: Item, path: str) -> tuple[Item, str] | None:
-    """The item one step down a path, and the rest of the path; keys may hold dots themselves."""
+    """The item one step down a path, and the rest of the path; keys may contain dots."""
     index = re.match(r"\[(\d+)\]\.?", path)
     if index and isinstance(item.value, list):
         below = item.below(int(index[1]))
@@ -59,7 +59,7 @@ def _first_step(item: Item, path: str) -> tuple[Item, str] | None:
 
 
 def check_rules(manifest: Manifest, root: Item) -> Findings:
-    """Every rule that spans several keys, on a manifest whose single keys are right."""
+    """Apply all rules to a manifest that is valid by its schema."""
     findings = Findings(root)
     for rule in _RULES:
         rule(manifest, findings)
@@ -78,7 +78,7 @@ def _adapter(manifest: Manifest, found: Findings) -> None:
             if key in given and getattr(config, key) != "auto":
                 found.superseded(key, f"adapter_type {kind}: {reason}")
     if kind == "none" and not manifest.soft_prompts:
-        what = "none trains only soft prompts, but there are none"
+        what = "none trains only soft prompts, but soft_prompts is empty"
         found.wrong("training.config.adapter_type", what, "add soft_prompts or choose an adapter")
     feedforward = takes(kind, "feedforward_modules")
     if config.feedforward_modules and not feedforward:
@@ -139,8 +139,8 @@ def _char_model(manifest: Manifest, found: Findings) -> None:
             found.wrong("soft_prompts", f"{CHAR_GPT} takes no soft prompts", "remove them")
 
 
-# Names of models that read images or sound, by the last part of a name or path. What has no such
-# name is known by its config.json.
+# Models for images or sound, by the last part of their name or path. Other names are checked by
+# their config.json once it is read.
 _MEDIA_MODEL = re.compile(
     r"(?:^|[-_.\d])(?:vl|vlm|vl2|vision|v?omni|audio|ocr)(?:$|[-_.\d])"
     r"|llava|internvl|pixtral|paligemma|idefics|moondream|smolvlm|minicpm-[vo]\b|fuyu|florence-2"
@@ -150,7 +150,6 @@ _MEDIA_MODEL = re.compile(
 
 
 def _text_models(manifest: Manifest, found: Findings) -> None:
-    """A model that reads images is refused by its name; where that says nothing, by its config."""
     for number, model in enumerate(manifest.base_models):
         last = re.split(r"[\\/]", model.name.rstrip("\\/"))[-1]
         if _MEDIA_MODEL.search(last):
@@ -176,7 +175,6 @@ def _schedule(manifest: Manifest, found: Findings) -> None:
 
 
 def _batch(manifest: Manifest, found: Findings) -> None:
-    """A step is sized in rows or in tokens."""
     config, path = manifest.training.config, "training.config.batch_tokens"
     if config.batch_tokens is None:
         return
@@ -208,7 +206,7 @@ def _packing(manifest: Manifest, found: Findings) -> None:
 
 
 def _tokenising(manifest: Manifest, found: Findings) -> None:
-    """tokenize: late is the baseline to measure against: single rows, tokenised when needed."""
+    """tokenize: late is a baseline for benchmarks: single rows, tokenised when needed."""
     config, path = manifest.training.config, "training.config.tokenize"
     if config.tokenize != "late":
         return
@@ -351,7 +349,7 @@ def _descriptive(manifest: Manifest, found: Findings) -> None:
 
 
 def _room_beside_prompts(manifest: Manifest, found: Findings) -> None:
-    """Soft prompts come before every document, inside its sequence."""
+    """Soft prompts take up part of every sequence."""
     length = manifest.training.config.max_seq_length
     tokens = sum(prompt.tokens for prompt in manifest.soft_prompts)
     if length != "auto" and tokens >= length and manifest.base_models[0].name != CHAR_GPT:
@@ -360,7 +358,7 @@ def _room_beside_prompts(manifest: Manifest, found: Findings) -> None:
 
 
 def written_paths(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """Keys whose folder is written to, with their values."""
+    """Keys of folders that are written to, with their values."""
     config = manifest.training.config
     if config.output_dir:
         yield "training.config.output_dir", config.output_dir
@@ -369,7 +367,7 @@ def written_paths(manifest: Manifest) -> Iterator[tuple[str, str]]:
 
 
 def read_paths(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """Keys whose file or folder is read, with their values."""
+    """Keys of files and folders that are read, with their values."""
     data = manifest.training.dataset
     for key in ("path", "validation_path", "test_path"):
         if getattr(data, key):
@@ -384,7 +382,7 @@ def read_paths(manifest: Manifest) -> Iterator[tuple[str, str]]:
 
 
 def _names(manifest: Manifest, found: Findings) -> None:
-    """Names are shown in terminals, and are names of folders: no character of them is hidden."""
+    """Names appear in terminals and as folder names: refuse invisible characters."""
     names = {"name": manifest.name, "version": manifest.version}
     for number, model in enumerate(manifest.base_models):
         names[f"base_models[{number}].name"] = model.name
@@ -395,11 +393,11 @@ def _names(manifest: Manifest, found: Findings) -> None:
     for path, name in names.items():
         shown = visible(name, keep="")
         if shown != name:
-            found.wrong(path, f"{shown!r} contains a character that is not seen", "remove it")
+            found.wrong(path, f"{shown!r} contains an invisible character", "remove it")
 
 
 def _paths(manifest: Manifest, found: Findings) -> None:
-    """A manifest may come from anyone, so it may name only what is near it; --set anything."""
+    """Paths may not leave the folder, as a manifest may come from anyone; paths of --set may."""
     written = dict(written_paths(manifest))
     for path, value in [*read_paths(manifest), *written.items()]:
         if not value.isprintable():
@@ -411,9 +409,9 @@ def _paths(manifest: Manifest, found: Findings) -> None:
             continue
         steps = re.split(r"[\\/]", value)
         if ".." in steps:
-            what = f"{value!r}: a manifest may come from anyone, so it may not leave its folder"
-            other = "a path inside it" if path in written else "the absolute path"
-            found.wrong(path, what, f"use {other}, or --set {path}={value}")
+            what = f"{value!r}: a path in a manifest may not leave its folder"
+            instead = "a path inside it" if path in written else "the absolute path"
+            found.wrong(path, what, f"use {instead}, or --set {path}={value}")
         elif re.search(r"\$\w|\$\{|%\w+%", value):
             what = f"{value!r}: environment variables are not expanded"
             found.wrong(path, what, "write the path itself")

@@ -1,26 +1,26 @@
-"""Whether a word is another one misspelt: near enough that nobody can have meant it otherwise."""
+"""Decides whether a word is a misspelling of another: so close that nothing else can be meant."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 SHORTEST = 4
-"""A known word shorter than this has too many neighbours that mean something else."""
+"""Shorter known words are too close to words that mean something else."""
 LONG_ENOUGH_TO_REPLACE = 6
-"""Below, one letter for another is another word: `date` is not `data`, `test` not `text`."""
+"""A replaced letter makes a shorter word another one: `date` is not `data`, `test` not `text`."""
 LONG_ENOUGH_FOR_TWO = 6
 LONG_ENOUGH_ELSEWHERE = 6
-"""Of a key that belongs elsewhere: `speed` is not `seed`."""
+"""For a key of another section: `speed` is not `seed`."""
 LONG_ENOUGH_TO_BEGIN_WRONG = 9
-"""Slips seldom hit the first letter; `ranking` is not `packing`."""
+"""The first letter is rarely wrong: `ranking` is not `packing`."""
 LONG_ENOUGH_TO_REPLACE_TWO = 9
 """`tracking` is not `training`."""
 LEAST_STEM = 5
-"""Two letters wrong behind so many right ones are another ending: `generator`, `generation`."""
+"""Two wrong letters after this many right ones are another ending: `generator`, `generation`."""
 ENDINGS = ("s", "es", "d", "ed", "r", "er", "ing")
-"""What makes another word of one: `paths`, `tokenizer`."""
+"""Endings that make another word: `paths`, `tokenizer`."""
 
-# Words one or two letters away from a key that say something else in a description.
+# Words one or two letters away from a key, but common in metadata.
 WORDS_OF_THEIR_OWN = frozenset(
     (
         *("adapted", "beats", "compiled", "compiler", "complete", "completed", "datasets", "date"),
@@ -32,29 +32,29 @@ WORDS_OF_THEIR_OWN = frozenset(
 
 
 def slip_of(word: str, known: Iterable[str], *, elsewhere: bool = False) -> str | None:
-    """The known word of which this one is a slip of the pen; None where it is a word by itself.
+    """The known word that `word` is a misspelling of; None if there is none.
 
-    Where the known words belong `elsewhere`, the writer had little reason to mean one of them: a
-    single letter of a long word may be wrong.
+    If the known words belong to another section (`elsewhere`), the user is less likely to mean
+    them: only one letter of a long word may be wrong.
     """
     wrong = _plain(word)
     if wrong in WORDS_OF_THEIR_OWN:
         return None
-    found = []
+    matches = []
     for name in known:
         right = _plain(name)
         edits = _slips(wrong, right)
         if edits is None or (elsewhere and not _is_plain_slip(wrong, right, edits)):
             continue
-        found.append((edits, name))
-    return min(found)[1] if found else None
+        matches.append((edits, name))
+    return min(matches)[1] if matches else None
 
 
 def neighbour_of(name: str, known: Iterable[str]) -> str | None:
-    """The known name nearest by its letters alone: for a hint, where the name is refused anyway."""
+    """The known name with the fewest edits: a hint for a name that is refused anyway."""
     near = [other for other in known if _may_be_near(name, other)]
-    found = [(edit_distance(name, other), other) for other in near]
-    return min(((e, other) for e, other in found if e <= _allowed(other)), default=(0, None))[1]
+    matches = [(edit_distance(name, other), other) for other in near]
+    return min(((e, other) for e, other in matches if e <= _allowed(other)), default=(0, None))[1]
 
 
 def _plain(word: str) -> str:
@@ -66,13 +66,13 @@ def _is_plain_slip(wrong: str, right: str, edits: int) -> bool:
 
 
 def _slips(wrong: str, right: str) -> int | None:
-    """How many letters went wrong; None where they are more than a slip of a word so long."""
+    """Number of wrong letters; None if too many for a misspelling of a word of this length."""
     if not _may_be_near(wrong, right) or _digits(wrong) != _digits(right):
         return None
     parts, known_parts = wrong.split("_"), right.split("_")
-    if len(parts) != len(known_parts):  # a line forgotten; any more is a word left out or put in
+    if len(parts) != len(known_parts):  # a missing _; else a missing or extra word
         return 1 if wrong.replace("_", "") == right.replace("_", "") else None
-    # Nobody keeps one `max_bad_row`, but `task` is as good a word as `tasks`.
+    # `max_bad_row` is a misspelling, but `task` is as good a word as `tasks`.
     if _is_a_form(wrong, right) or (len(parts) == 1 and _is_a_form(right, wrong)):
         return None
     total = 0
@@ -89,7 +89,7 @@ def _allowed(right: str) -> int:
 
 
 def _may_be_near(wrong: str, right: str) -> bool:
-    """Spares the table of edits for nearly every word: one changes two letters of the set."""
+    """A cheap test that rules out most words: one edit changes at most two letters of the set."""
     size, allowed = len(right), _allowed(right)
     if size < SHORTEST or abs(size - len(wrong)) > allowed:
         return False
@@ -97,7 +97,7 @@ def _may_be_near(wrong: str, right: str) -> bool:
 
 
 def _slips_of_one(wrong: str, right: str) -> int | None:
-    """As _slips, of one word between underscores: `min_vram` and `max_vram` differ in a word."""
+    """_slips for one word between underscores: `min_vram` and `max_vram` differ in a word."""
     if wrong == right:
         return 0
     size = len(right)
@@ -117,18 +117,18 @@ def _slips_of_one(wrong: str, right: str) -> int | None:
 
 
 def _is_a_form(word: str, stem: str) -> bool:
-    """Whether a word is the stem with an ending: the plural of it, or who does it."""
+    """Whether a word is the stem with one of ENDINGS."""
     ending = word.removeprefix(stem)
     return word.startswith(stem) and ending in ENDINGS and not stem.endswith(ending)
 
 
 def _digits(word: str) -> str:
-    """Numbers are meant: `load_in_2bit` is not `load_in_4bit`."""
+    """Digits must match: `load_in_2bit` is not `load_in_4bit`."""
     return "".join(letter for letter in word if letter.isdigit())
 
 
 def edit_distance(one: str, other: str) -> int:
-    """Letters to put in, take out, replace or swap with their neighbour to make one the other."""
+    """Letters to insert, delete, replace or swap with the next (Damerau-Levenshtein)."""
     before: list[int] = []
     above = list(range(len(other) + 1))
     for row, letter in enumerate(one, start=1):

@@ -1,1 +1,1 @@
-"""Older layouts and other names for keys, moved to where they belong."""
+"""Moves keys of older layouts and aliases to their place in the 2.0 layout; applies --set."""

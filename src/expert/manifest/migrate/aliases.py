@@ -1,4 +1,4 @@
-"""Every other name under which people write a key, and the one home each key has here."""
+"""Aliases of keys, and the section each key belongs to."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ DATASET = "training.dataset"
 
 
 def _by_alias(names: Mapping[str, str]) -> dict[str, str]:
-    """The key for each of its other names."""
     return {alias: key for key, aliases in names.items() for alias in aliases.split()}
 
 
-# Other names of a key of training.config. They are understood there, directly under
-# `training`, under `model` and at the top level: files of other trainers differ in just this.
+# Aliases of keys of training.config. Like the keys, they are read there, under `training`, under
+# `model` and at the top level.
 CONFIG_ALIASES = _by_alias(
     {
         "epochs": "num_epochs num_train_epochs n_epochs max_epochs",
@@ -72,7 +71,7 @@ CONFIG_ALIASES = _by_alias(
     }
 )
 
-# Keys that become something other than one key of training.config (peers/converted_keys.py).
+# Names that are more than an alias of one key of training.config (peers/converted_keys.py).
 DTYPE_NAMES = ("dtype", "torch_dtype", "slm_dtype", "precision")
 AMP_NAMES = ("use_amp", "amp", "mixed_precision")
 LOAD_IN_NAMES = ("load_in_4bit", "slm_load_in_4bit", "load_in_8bit", "slm_load_in_8bit")
@@ -93,7 +92,7 @@ DATASET_ALIASES = _by_alias(
         "max_samples": "max_train_samples",
     }
 )
-# Keys of the data set that are understood at the top level and under `training` too.
+# Keys of training.dataset that are also read at the top level and under `training`.
 _LOOSE = (
     *("field_mapping", "text_field", "max_chars", "max_samples"),
     *("validation_path", "test_path", "validation_split", "streaming"),
@@ -103,10 +102,10 @@ LOOSE_DATASET_KEYS = {key: key for key in _LOOSE} | {
     for alias, home in DATASET_ALIASES.items()
     if alias not in ("dataset", "name", "file")
 }
-# Keys of `constraints` that the oldest files have at the top level.
+# Keys of `constraints` that old files have at the top level.
 LOOSE_CONSTRAINTS = ("load_order", "incompatible_with", "requires", "max_chain")
 
-# Shape of the character model as people write it under `model`.
+# Keys under `model` for the shape of the character model.
 SHAPE_ALIASES = _by_alias(
     {
         "layers": "n_layer n_layers num_layers layers",
@@ -123,7 +122,7 @@ BASE_MODEL_KEYS = ("quantization", "prompt_template")
 
 
 def home_of(key: str) -> str | None:
-    """Where a key that stands alone belongs: `batch_size` -> `training.config.batch_size`."""
+    """The path of a key or alias: `batch_size` -> `training.config.batch_size`."""
     if key in CONFIG_KEYS:
         return f"{CONFIG}.{key}"
     if key in CONFIG_ALIASES:
@@ -133,7 +132,7 @@ def home_of(key: str) -> str | None:
     return None
 
 
-# Sections whose keys --set understands by their name alone.
+# Sections whose keys --set takes without the path.
 SHORT_NAMES: tuple[tuple[tuple[str | int, ...], Iterable[str]], ...] = (
     (("training",), Training.model_fields),
     (("training", "dataset"), DatasetSpec.model_fields),
@@ -145,9 +144,8 @@ SHORT_NAMES: tuple[tuple[tuple[str | int, ...], Iterable[str]], ...] = (
 
 
 def homes_of_short_name(key: str) -> list[tuple[str | int, ...]]:
-    """The sections that have a key of this name; none where a file may have it at the top level,
-    or where it is no key at all."""
-    at_the_top = {*Manifest.model_fields, *MODEL_NAMES, *SPECIAL_NAMES, *BASE_MODEL_KEYS}
+    """The sections that have a key of this name; none if it may be at the top level of a file."""
+    at_the_top = {*Manifest.model_fields, *SPECIAL_NAMES, *BASE_MODEL_KEYS}
     at_the_top |= {"base_model", "model", "dataset", "data", "adapters", "config"}
     if key in at_the_top or home_of(key) is not None:
         return []

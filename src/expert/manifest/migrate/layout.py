@@ -1,4 +1,4 @@
-"""Any layout in the wild becomes the 2.0 layout; each move is reported as a notice."""
+"""Converts any layout to the 2.0 layout, with a notice for each moved key."""
 
 from __future__ import annotations
 
@@ -38,33 +38,33 @@ from expert.manifest.schema.kinds import AdapterType
 from expert.manifest.schema.manifest import CHAR_GPT, BaseModelSpec, CharGptShape
 from expert.manifest.text.item import Item, is_comment
 
-# Here null means "not given", not a wrong type; elsewhere the schema decides.
-_MAY_BE_LEFT_EMPTY = (
+# Keys whose null means "not set"; for other keys the schema decides.
+_MAY_BE_NULL = (
     *("schema_version", "name", "base_model", "base_models", "model", "adapters"),
     *("training", "dataset", "data", "config"),
 )
 
 
 def migrate(root: Item, folder: Path = Path()) -> Migration:
-    """Move every key under `root` to its home in the 2.0 layout, in place; `folder`: of the file,
-    beside which other trainers keep lists of data sets."""
+    """Move every key under `root` to its 2.0 place. Files that the manifest names, such as
+    LLaMA-Factory's dataset_info.json, are looked for in `folder`."""
     work = Migration(root.fields(), folder=folder)
     for zone in (work.root, work.section("training")):
-        for key in _MAY_BE_LEFT_EMPTY:
+        for key in _MAY_BE_NULL:
             if key in zone and zone[key].value is None:
                 del zone[key]
     _read_other_trainers(work)
     _move_base_model(work)
     _move_dataset(work)
     _move_model_section(work)
-    # `device` and friends at the top level belong to the run, not to the expert's description.
+    # Settings such as `device` at the top level belong in training.config.
     for zone in (work.root, work.section("training")):
         _move_loose_keys(work, zone)
     config = work.section("training", "config")
     _move_loose_keys(work, config, in_config=True)
     for key in [name for name in config if name in CONFIG_ALIASES and name not in CONFIG_KEYS]:
         work.place_in_config(CONFIG_ALIASES[key], config.pop(key))
-    # What is switched off comes last: it may only say that another switch is on.
+    # False values last: `load_in_8bit: false` beside `load_in_4bit: true` changes nothing.
     for convert, item in sorted(work.later, key=lambda pair: pair[1].value is False):
         convert(work, item)
     _drop_empty_sections(work)
@@ -72,7 +72,7 @@ def migrate(root: Item, folder: Path = Path()) -> Migration:
 
 
 def _read_other_trainers(work: Migration) -> None:
-    """Rewrite what Axolotl, LLaMA-Factory, LitGPT, torchtune, TRL and Unsloth write otherwise."""
+    """Convert keys of Axolotl, LLaMA-Factory, LitGPT, torchtune, mlx-lm, TRL and Unsloth."""
     read_python_lines(work)
     read_litgpt(work)
     read_torchtune(work)
@@ -93,24 +93,24 @@ def _read_other_trainers(work: Migration) -> None:
     zones += [item.fields() for item in (work.config, model) if item is not None]
     for zone in zones:
         convert_keys(work, zone)
-        # The shape of a character model has a `bias` too, which is not an adapter's.
+        # `bias` under `model` belongs to the character model, not to an adapter.
         answer_keys(work, zone, keep=("bias",) if model and zone is model.value else ())
 
 
 def complete_layout(work: Migration) -> None:
-    """What a whole file needs once its keys are in place: a model and the layout's version."""
+    """Add the default model and adapter kind, and set the version of the layout."""
     _default_to_char_model(work)
     _default_to_released_adapter(work)
-    given = work.root.get("schema_version")
-    if given is not None and str(given.plain()) not in {"1.0", "2.0", "1", "2"}:
-        work.report("warning", given, f"unknown version {given.plain()!r}: read by its layout")
-    source = given or Item(None, "schema_version")
+    version = work.root.get("schema_version")
+    if version is not None and str(version.plain()) not in {"1.0", "2.0", "1", "2"}:
+        work.report("warning", version, f"unknown version {version.plain()!r}: read by its layout")
+    source = version or Item(None, "schema_version")
     work.root["schema_version"] = Item("2.0", source.path, source.line, source.above, source.beside)
     _drop_empty_sections(work)
 
 
 def _move_base_model(work: Migration) -> None:
-    """1.0: `base_model` and root `adapters` become the one entry of `base_models`."""
+    """1.0: `base_model` and root `adapters` become the only entry of `base_models`."""
     single, several = work.root.get("base_model"), work.root.get("base_models")
     if single is not None and several is not None:
         fix = "keep base_models and move this model into it"
@@ -134,7 +134,7 @@ def _move_base_model(work: Migration) -> None:
 
 
 def _move_dataset(work: Migration) -> None:
-    """`dataset` or `data` at the top, and a data set that is only a path, find their place."""
+    """Move `dataset` or `data` to training.dataset; a plain path becomes an object."""
     training = work.section("training")
     if "dataset" in training:
         training["dataset"] = _as_dataset(training["dataset"])
@@ -154,13 +154,13 @@ def _move_dataset(work: Migration) -> None:
         _rename_dataset_keys(work, item.value)
         for name, entry in item.value.items():
             if is_comment(name) or name not in DATASET_KEYS:
-                target.setdefault(name, entry)  # metadata moves along, and is reported as such
+                target.setdefault(name, entry)  # metadata, reported later
             else:
                 work.place(target, name, entry, f"training.dataset.{name}")
 
 
 def _as_dataset(item: Item) -> Item:
-    """A data set given as text is one with just a path."""
+    """A path becomes an object with a path."""
     if not isinstance(item.value, str):
         return item
     path = Item(item.value, item.path, item.line, item.above, item.beside, item.from_command_line)
@@ -170,13 +170,13 @@ def _as_dataset(item: Item) -> Item:
 def _rename_dataset_keys(work: Migration, entries: Entries) -> None:
     for name in [key for key in entries if key in DATASET_ALIASES and key not in DATASET_KEYS]:
         if name == "name" and ("path" in entries or "tasks" in entries):
-            continue  # a data set with a path may have a title as well
+            continue  # with a path, `name` is a title
         home = DATASET_ALIASES[name]
         work.place(entries, home, entries.pop(name), f"training.dataset.{home}")
 
 
 def _move_model_section(work: Migration) -> None:
-    """`model`: a name, the shape of a character model, or a bag of model settings."""
+    """`model`: a name, the shape of a character model, or settings of a model."""
     if "model" not in work.root:
         return
     item = work.root.pop("model")
@@ -200,18 +200,18 @@ def _move_model_section(work: Migration) -> None:
             full_home = f"base_models[0].architecture.{home}"
             work.place(shape.fields(), home, names.pop(key), full_home)
     if "vocab_size" in names:
-        work.supersede(names.pop("vocab_size"), "the vocabulary is read off the data")
+        work.supersede(names.pop("vocab_size"), "the vocabulary is taken from the data")
     _move_loose_keys(work, names)
     for key in [key for key in names if key in BaseModelSpec.model_fields]:
         work.place_in_model(key, names.pop(key))
-    known = (CharGptShape if is_char_model else BaseModelSpec).model_fields
+    known = CharGptShape.model_fields if is_char_model else BaseModelSpec.model_fields
     for key, entry in names.items():
         if not is_comment(key):
             work.problem(entry, "unknown key", f"a model has {', '.join(known)}")
 
 
 def _move_loose_keys(work: Migration, zone: Entries, *, in_config: bool = False) -> None:
-    """Keys of training.config, of the data set and of the model outside their home."""
+    """Move keys of training.config, the dataset and the model that are outside their section."""
     for key in list(zone):
         if key in SPECIAL_NAMES:
             work.later.append((SPECIAL[key], zone.pop(key)))
@@ -226,7 +226,7 @@ def _move_loose_keys(work: Migration, zone: Entries, *, in_config: bool = False)
 
 
 def _default_to_char_model(work: Migration) -> None:
-    """A file that names no base model but a text corpus or a shape means the character model."""
+    """A file without a base model, but with a text corpus or a shape, means the character model."""
     dataset = work.dataset
     path = dataset.get("path", Item("")).value
     is_corpus = str(path).endswith(".txt") or path in CORPORA or "max_chars" in dataset
@@ -244,7 +244,7 @@ def _default_to_char_model(work: Migration) -> None:
 
 
 def _default_to_released_adapter(work: Migration) -> None:
-    """Where training.config is silent, the kind of the first released adapter is trained."""
+    """adapter_type defaults to the kind of the first released adapter."""
     none = Item(None)
     entry = work.root.get("base_models", none).below(0) or none
     adapter = (entry.get("adapters") or none).below(0) or none
@@ -258,7 +258,7 @@ def _default_to_released_adapter(work: Migration) -> None:
 
 
 def _drop_empty_sections(work: Migration) -> None:
-    """Sections that only looking for them made; one that the user wrote stays."""
+    """Remove empty sections that `Migration.section` added; keep those of the user."""
     training = work.root.get("training")
     if training is None:
         return

@@ -1,4 +1,4 @@
-"""The tree of a manifest while its keys move to their places, and what there is to report of it."""
+"""The tree of a manifest during migration, with its notices and problems."""
 
 from __future__ import annotations
 
@@ -17,33 +17,31 @@ _NULL_IS_A_VALUE = ("max_grad_norm", "save_total_limit")
 
 
 def beside(item: Item, value: Any) -> Item:
-    """Another value at the place where the user wrote `item`."""
+    """Another value with the path and line of `item`."""
     return Item(value, item.path, item.line, from_command_line=item.from_command_line)
 
 
 def take(entries: Entries, key: str) -> Item:
-    """An entry, taken out; one without a value where there is none."""
+    """Remove and return an entry; an item without a value if there is none."""
     return entries.pop(key, None) or Item(None)
 
 
 @dataclass
 class Migration:
-    """The tree being rewritten, its notices and its problems."""
-
     root: Entries
     notices: list[Notice] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     later: list[tuple[Callable[[Migration, Item], None], Item]] = field(default_factory=list)
-    """Keys that become several or another one; they wait until all plain ones are in place."""
+    """Conversions that need all other keys in place first."""
     seen: set[str] = field(default_factory=set)
-    """What another trainer's file was found to have: "rows of a list", "no rows"."""
+    """Facts about another trainer's file, such as "rows of a list", "no rows"."""
     folder: Path = Path()
-    """Of the file."""
+    """The folder of the file."""
 
     # --- places in the tree ------------------------------------------------------------------
 
     def section(self, *keys: str) -> Entries:
-        """The mapping at `keys`, made where it is missing; a stray {} where it is not a mapping."""
+        """The mapping at `keys`, added if missing; a detached {} if it is not a mapping."""
         entries = self.root
         for number, key in enumerate(keys, 1):
             item = entries.setdefault(key, Item({}, path=".".join(keys[:number])))
@@ -54,7 +52,7 @@ class Migration:
 
     @property
     def dataset(self) -> Entries:
-        """training.dataset, made where it is missing."""
+        """training.dataset, added if missing."""
         return self.section("training", "dataset")
 
     @property
@@ -64,12 +62,12 @@ class Migration:
 
     @property
     def is_whole(self) -> bool:
-        """A manifest of our own layout, whose top level describes the expert."""
+        """Whether this is an Expert manifest, whose top level describes the expert."""
         return self.config is not None
 
     @property
     def first_base_model(self) -> Entries:
-        """The first entry of base_models, made where it is missing."""
+        """The first entry of base_models, added if missing."""
         models = self.root.setdefault("base_models", Item([], "base_models"))
         if not isinstance(models.value, list):
             return {}
@@ -81,18 +79,18 @@ class Migration:
     # --- moving ------------------------------------------------------------------------------
 
     def place(self, entries: Entries, key: str, item: Item, home: str) -> None:
-        """Put a moved value where it belongs; two different values for one key are a problem."""
-        says_nothing = item.value is None and key not in _NULL_IS_A_VALUE
+        """Put a moved value into its section; two different values for one key are a problem."""
+        is_unset = item.value is None and key not in _NULL_IS_A_VALUE
         present = entries.get(key)
         if present is not None and present.value is None and key not in _NULL_IS_A_VALUE:
             present = None
         if present is None:
             entries[key] = item
-        elif not says_nothing and present.plain() != item.plain():
-            self.conflict(item, f"{present.path} says {shown(present.plain())}")
+        elif not is_unset and present.plain() != item.plain():
+            self.conflict(item, present)
             return
-        told = any(n.path == item.path and n.text.startswith(home) for n in self.notices)
-        if item.path != home and not says_nothing and not told:
+        reported = any(n.path == item.path and n.text.startswith(home) for n in self.notices)
+        if item.path != home and not is_unset and not reported:
             off = " (0: no clipping)" if key == "max_grad_norm" and item.value == 0 else ""
             self.read_as(item, home + off)
 
@@ -109,16 +107,14 @@ class Migration:
         self.place(self.first_base_model, key, item, f"base_models[0].{key}")
 
     def convert(self, zone: Entries, key: str, value: str | bool | float, item: Item) -> None:
-        """What `item` says, under our `key` in the same section; moved to its home with the others.
-
-        A notice names the home and the value."""
+        """Replace `item` by `key: value` in the same section, which is moved to its place later."""
         present = zone.get(key)
         if present is not None and present.value not in (None, "auto", value):
-            self.conflict(item, f"{present.path} says {shown(present.plain())}")
+            self.conflict(item, present)
             return
         zone[key] = beside(item, value)
-        said = value if isinstance(value, str) else shown(value)
-        self.read_as(item, f"{home_of(key) or f'base_models[0].{key}'}: {said}")
+        text = value if isinstance(value, str) else shown(value)
+        self.read_as(item, f"{home_of(key) or f'base_models[0].{key}'}: {text}")
 
     # --- reporting ---------------------------------------------------------------------------
 
@@ -137,10 +133,11 @@ class Migration:
     def problem(self, item: Item, what: str, fix: str = "") -> None:
         self.problems.append(Problem(item.path, what, fix, item.line))
 
-    def conflict(self, item: Item, other: str) -> None:
-        """`item` says one thing and another key the opposite."""
-        self.problem(item, f"says {shown(item.plain())}, but {other}", "keep one of the two")
+    def conflict(self, item: Item, other: Item) -> None:
+        """`item` contradicts another key."""
+        what = f"is {shown(item.plain())}, but {other.path} is {shown(other.plain())}"
+        self.problem(item, what, "keep one of the two")
 
     def refuse(self, item: Item, expected: str, fix: str = "") -> None:
-        """`item` has a value that its key cannot have."""
+        """`item` has a value that is not allowed."""
         self.problem(item, f"got {shown(item.plain())}, expected {expected}", fix)

@@ -1,4 +1,4 @@
-"""`--set path=value`: the one way to override a manifest from the command line."""
+"""Overrides from the command line: `--set path=value`."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _STEP = re.compile(r"([^.\[\]]+)((?:\[[0-9]{1,6}\])*)")
 
 
 class OverrideError(ExpertError):
-    """A --set that cannot be understood."""
+    """An invalid --set."""
 
 
 def parse_override(text: str) -> tuple[list[str | int], Item]:
     """`training.config.epochs=2` -> the steps of the path and the value, read as YAML."""
-    # Imported here: a plain run without --set needs no YAML parser.
+    # Imported here: without --set, JSON manifests need no YAML parser.
     from expert.manifest.text.yaml_text import parse_yaml
 
     path, equals, value = text.partition("=")
@@ -51,14 +51,14 @@ def parse_override(text: str) -> tuple[list[str | int], Item]:
 
 
 def apply_overrides(root: Item, overrides: Sequence[str]) -> Migration:
-    """Lay the overrides over the canonical tree; names are understood as in a file."""
+    """Apply the overrides to the canonical tree; the same names and aliases work as in a file."""
     work = Migration(root.fields())
     for text in overrides:
         steps, item = parse_override(text)
-        whole = _whole_path(steps, text)
-        if whole != steps:
-            work.read_as(item, _in_words(whole))
-            steps = whole
+        full = _full_path(steps, text)
+        if full != steps:
+            work.read_as(item, _path_text(full))
+            steps = full
         if any(isinstance(step, int) for step in steps):
             _set_at(root, _in_new_layout(steps), item, text)
             continue
@@ -76,25 +76,24 @@ def apply_overrides(root: Item, overrides: Sequence[str]) -> Migration:
     return work
 
 
-def _whole_path(steps: list[str | int], text: str) -> list[str | int]:
-    """The path to a key that was named alone; OverrideError where several are called so."""
+def _full_path(steps: list[str | int], text: str) -> list[str | int]:
+    """The full path of a single key; OverrideError if several sections have a key of this name."""
     if len(steps) != 1:
         return steps
     homes = homes_of_short_name(str(steps[0]))
     if len(homes) > 1:
-        names = ", ".join(_in_words([*home, *steps]) for home in homes)
+        names = ", ".join(_path_text([*home, *steps]) for home in homes)
         raise OverrideError(f"--set {text}: several keys have this name  (use one of {names})")
     return [*homes[0], *steps] if homes else steps
 
 
-def _in_words(steps: Sequence[str | int]) -> str:
-    """The steps as --set takes them."""
-    words = [f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps]
-    return "".join(words).removeprefix(".")
+def _path_text(steps: Sequence[str | int]) -> str:
+    parts = [f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps]
+    return "".join(parts).removeprefix(".")
 
 
 def _in_new_layout(steps: list[str | int]) -> list[str | int]:
-    """`adapters[0].r` and `base_model.adapters[0].r` of a 1.0 file, where they are by now."""
+    """The 2.0 path of `adapters[0].r` and `base_model.adapters[0].r`."""
     if steps[0] == "base_model":
         return ["base_models", 0, *steps[1:]]
     return ["base_models", 0, *steps] if steps[0] == "adapters" else steps
@@ -142,7 +141,7 @@ def _overlay(base: dict[str, Item], layer: dict[str, Item]) -> None:
         else:
             base[key] = item
             if key == "betas" and present is not None and isinstance(item.value, list):
-                # adam_beta2 alone says nothing of the first one
+                # --set adam_beta2 keeps the first beta of the file
                 for position, entry in enumerate(item.value):
-                    given = present.below(position)
-                    item.value[position] = entry if entry.from_command_line else given or entry
+                    from_file = present.below(position)
+                    item.value[position] = entry if entry.from_command_line else from_file or entry

@@ -1,4 +1,4 @@
-"""Other spellings of a value become the one the schema knows; each is reported as a notice."""
+"""Converts other spellings of values to those of the schema, with a notice for each."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ MODEL_VALUES: Mapping[str, Mapping[Any, Any]] = {
         **{"llama2": "llama", "llama3": "tokenizer", "default": "auto"},
     },
 }
-# Names that old schemas list but no trainer ever had a template for.
+# Names in old schemas that never had a template.
 _TEMPLATES_WITHOUT_TEXT = ("vicuna", "custom")
 REFUSED_METHODS = ("rlhf", "dpo", "orpo", "kto", "distillation")
 OTHER_TRACKERS = {
     *("wandb", "mlflow", "comet", "comet_ml", "swanlab", "neptune", "clearml", "azure_ml"),
     *("codecarbon", "dagshub", "dvclive", "flyte", "trackio", "all"),
 } - set(get_args(Tracker))
-"""What people report to elsewhere."""
+"""Trackers of other trainers that are not supported."""
 
 
 def convert_values(work: Migration) -> None:
@@ -100,17 +100,14 @@ def convert_values(work: Migration) -> None:
 
 
 def _portable_paths(root: Item, dataset: Item, config: Item) -> None:
-    """`data\\rows.jsonl` of a manifest from Windows names the same file everywhere.
-
-    A drive or a share is left as it is: messages name what was written.
-    """
+    """Replace backslashes in relative Windows paths; messages show absolute ones as written."""
     tasks = dataset.get("tasks") or Item(None)
-    found = [dataset.get(key) for key in ("path", "validation_path", "test_path")]
-    found += [config.get(key) for key in ("output_dir", "pretokenized_cache")]
-    found += [task.get(k) for task in tasks.fields().values() for k in ("train", "valid", "test")]
-    found += [model.get("name") for model in _entries(root.get("base_models"))]
-    found += [prompt.get("path") for prompt in _entries(root.get("soft_prompts"))]
-    for item in found:
+    paths = [dataset.get(key) for key in ("path", "validation_path", "test_path")]
+    paths += [config.get(key) for key in ("output_dir", "pretokenized_cache")]
+    paths += [task.get(k) for task in tasks.fields().values() for k in ("train", "valid", "test")]
+    paths += [model.get("name") for model in _entries(root.get("base_models"))]
+    paths += [prompt.get("path") for prompt in _entries(root.get("soft_prompts"))]
+    for item in paths:
         if item is None or not isinstance(item.value, str):
             continue
         if not re.match(r"[\\/]|[A-Za-z]:", item.value):
@@ -126,18 +123,18 @@ def _convert(work: Migration, entries: Entries, table: Mapping[str, Mapping[Any,
         item = entries.get(key)
         if item is None or not isinstance(item.value, str | bool):
             continue
-        asked = item.value.lower() if isinstance(item.value, str) else item.value
-        known = spellings.get(asked)
-        if known is None and isinstance(asked, str) and key != "target_modules":
-            known = asked
+        spelling = item.value.lower() if isinstance(item.value, str) else item.value
+        known = spellings.get(spelling)
+        if known is None and isinstance(spelling, str) and key != "target_modules":
+            known = spelling
         if known is not None:
-            if asked != known:
+            if spelling != known:
                 work.read_as(item, f'"{known}"')
             item.value = known
 
 
 def _convert_config(work: Migration, config: Entries) -> None:
-    """`q_proj,v_proj` is a list of two; `report_to: none` an empty one."""
+    """Convert values that need more than a table: `q_proj,v_proj` is a list of two."""
     targets = config.get("target_modules", Item(None))
     if isinstance(targets.value, str) and re.search(r"[\\(\[*+?|^$]", targets.value):
         del config["target_modules"]
@@ -166,12 +163,12 @@ def _convert_config(work: Migration, config: Entries) -> None:
     method = config.get("method", Item(None))
     if method.value in REFUSED_METHODS:
         del config["method"]
-        what = f"{method.value} is not built: only sft (supervised fine-tuning) is"
+        what = f"{method.value} is not supported: only sft (supervised fine-tuning) is"
         work.problem(method, what, "use rows with answers and method: sft")
 
 
 def _convert_trackers(work: Migration, config: Entries) -> None:
-    """`report_to: [wandb, comet]`: what is trained does not depend on those that are not built."""
+    """Drop unsupported trackers of `report_to` with a notice; they do not affect training."""
     trackers = config.get("trackers")
     if trackers is None:
         return
@@ -184,7 +181,7 @@ def _convert_trackers(work: Migration, config: Entries) -> None:
     if others and trackers.path.endswith("report_to"):
         kept = [entry for entry in _entries(trackers) if entry.value not in OTHER_TRACKERS]
         known = ", ".join(str(entry.value) for entry in kept) or "TensorBoard files"
-        text = f"{', '.join(others)} is not supported; {known} and events.jsonl are written"
+        text = f"not supported: {', '.join(others)}; {known} and events.jsonl are written"
         work.supersede(trackers, text)
         trackers.value = kept
         if not kept:
@@ -196,10 +193,10 @@ def _convert_qlora(work: Migration, config: Entries) -> None:
     if adapter is None or adapter.value != "qlora":
         return
     for model in _entries(work.root.get("base_models")):
-        given = model.fields().get("quantization")
-        if given is None or given.value in (None, "auto"):
+        bits = model.fields().get("quantization")
+        if bits is None or bits.value in (None, "auto"):
             model.fields()["quantization"] = Item("int4", adapter.path, adapter.line)
-        elif given.value not in ("int4", "nf4", "4bit"):
-            work.conflict(adapter, f"{given.path} says {shown(given.plain())}")
+        elif bits.value not in ("int4", "nf4", "4bit"):
+            work.conflict(adapter, bits)
     adapter.value = "lora"
     work.read_as(adapter, "lora on an int4 base")

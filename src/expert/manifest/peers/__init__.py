@@ -1,1 +1,1 @@
-"""Keys and files of other trainers: what each means here."""
+"""Converts config files of other trainers."""

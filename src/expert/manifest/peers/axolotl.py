@@ -1,4 +1,4 @@
-"""Axolotl's files: its data sets, its packed batches, and no adapter where none is named."""
+"""Axolotl: its datasets, packed batches, and full training if no adapter is named."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ from expert.manifest.peers.unsupported_keys import answer_keys
 from expert.manifest.schema.message_names import ROLES
 from expert.manifest.text.item import Item, shown
 
-# Any of them beside micro_batch_size says that the file is one of Axolotl's.
+# With any of these, a file with micro_batch_size is Axolotl's.
 SIGNS = (
     *("datasets", "pretraining_dataset", "sequence_len", "sample_packing", "train_on_inputs"),
     *("val_set_size", "dataset_prepared_path", "lora_target_linear"),
 )
-_DEFAULT_LENGTH = 512
-"""Of sequence_len."""
+_DEFAULT_SEQUENCE_LEN = 512
 _COLUMNS = {"field_instruction": "instruction", "field_input": "input", "field_output": "response"}
 _FORMATS = ("json", "jsonl", "csv", "parquet", "text", "arrow")
 _TEXT_TYPES = ("completion", "pretrain", "pretraining")
@@ -41,11 +40,11 @@ _CADENCES = {
     "evals_per_epoch": ("evaluation_strategy", "eval_steps"),
     "saves_per_epoch": ("save_strategy", "save_steps"),
 }
-_WRITTEN = "the columns and the model's own template decide how a row is written"
+_FORMATTED = "rows are formatted by their columns and the model's template"
 
 
 def read_axolotl(work: Migration) -> None:
-    """Bring what is Axolotl's own into words that mean the same here."""
+    """Convert what only Axolotl has."""
     _cadences(work)
     listed = take(work.root, "datasets")
     if isinstance(listed.value, list) and listed.value:
@@ -53,11 +52,11 @@ def read_axolotl(work: Migration) -> None:
         sets = [_data_set(work, entry) for entry in listed.value]
         put_rows(work, [named for named in sets if named is not None])
     elif listed.value not in (None, []):
-        work.root["datasets"] = listed  # no list: it describes the expert
-    tests = take(work.root, "test_datasets")  # evaluated while training: validation rows here
+        work.root["datasets"] = listed  # not a list: metadata
+    tests = take(work.root, "test_datasets")  # evaluated during training: validation rows here
     if isinstance(tests.value, list):
-        one = len(tests.value) == 1
-        put_validation(work, tests, [_data_set(work, e) if one else None for e in tests.value])
+        single = len(tests.value) == 1
+        put_validation(work, tests, [_data_set(work, e) if single else None for e in tests.value])
     _take_stream(work)
     signs = [key for key in SIGNS if key in work.root]
     if "rows of a list" in work.seen:
@@ -69,34 +68,34 @@ def read_axolotl(work: Migration) -> None:
 
 
 def _batches(work: Migration, signs: list[str]) -> None:
-    """micro_batch_size × gradient_accumulation_steps make a step there. With sample_packing it
-    counts packed sequences, which hold as many rows as fit: their tokens are what is comparable."""
+    """Convert micro_batch_size, which counts rows there, or packed sequences with sample_packing;
+    those become batch_tokens."""
     count = work.root.get("micro_batch_size", Item(None))
     if not signs or "batch_size" in work.root or "batch_tokens" in work.root:
         return
     if not number_in(count):
-        return  # reported as any wrong value
+        return  # the schema reports it
     packs = bool(work.root.get("sample_packing", Item(None)).value)
-    places = number_in(work.root.get("sequence_len", Item(_DEFAULT_LENGTH)))
+    places = number_in(work.root.get("sequence_len", Item(_DEFAULT_SEQUENCE_LEN)))
     del work.root["micro_batch_size"]
     if not packs or "streaming" in work.dataset:
-        text = "training.config.batch_size: rows of a step, before gradient_accumulation_steps"
+        text = "training.config.batch_size: rows per step, before gradient_accumulation_steps"
         work.root["batch_size"] = count
         work.read_as(count, text)
         if packs:
-            text = "counts rows here, not packed sequences: those of a stream are not known before"
+            text = "counts rows here, not packed sequences: a stream is not packed in advance"
             work.report("warning", count, text)
     elif places:
         put_batch_tokens(work, count, places)
 
 
 def _no_adapter(work: Migration) -> None:
-    """Without an adapter Axolotl trains every weight; here lora is the default."""
-    given = work.root.get("adapter") or work.root.get("adapter_type")
+    """Without `adapter`, Axolotl trains all weights; the default here is lora."""
+    named = work.root.get("adapter") or work.root.get("adapter_type")
     in_config = work.config.get("adapter_type") if work.config is not None else None
-    if (given is not None and given.value) or in_config is not None:
+    if (named is not None and named.value) or in_config is not None:
         return
-    at = given or Item(None, "adapter")
+    at = named or Item(None, "adapter")
     work.root.pop("adapter", None)
     work.root["adapter_type"] = Item("full", at.path, at.line)
     text = "training.config.adapter_type: full (no adapter is named: every weight is trained)"
@@ -104,15 +103,15 @@ def _no_adapter(work: Migration) -> None:
 
 
 def _switches(work: Migration) -> None:
-    """Switches that are a value of a key here."""
+    """Convert lora_target_linear and exact_deduplication."""
     linear = _switch(work, "lora_target_linear")
     if linear.value and not work.root.get("lora_target_modules", Item(None)).value:
         work.root["lora_target_modules"] = beside(linear, "all-linear")
         work.read_as(linear, "training.config.target_modules: all-linear")
-    same = _switch(work, "exact_deduplication")
-    if same.value:
+    deduplicate = _switch(work, "exact_deduplication")
+    if deduplicate.value:
         checks = work.section("training", "dataset", "validation")
-        work.place(checks, "deduplicate", same, "training.dataset.validation.deduplicate")
+        work.place(checks, "deduplicate", deduplicate, "training.dataset.validation.deduplicate")
 
 
 def _switch(work: Migration, key: str) -> Item:
@@ -124,7 +123,7 @@ def _switch(work: Migration, key: str) -> Item:
 
 
 def _cadences(work: Migration) -> None:
-    """evals_per_epoch and saves_per_epoch: 1 is once an epoch, 0 never."""
+    """Convert evals_per_epoch and saves_per_epoch; 0 is never."""
     for key, (home, steps) in _CADENCES.items():
         item = take(work.root, key)
         if item.value is None:
@@ -136,12 +135,12 @@ def _cadences(work: Migration) -> None:
         work.root.setdefault(home, beside(item, how))
         work.read_as(item, f"training.config.{home}: {how}")
         if item.value > 1:
-            text = f"once an epoch, not {item.value} times; {steps} says after how many steps"
+            text = f"once per epoch, not {item.value} times; set {steps} for shorter intervals"
             work.report("warning", item, text)
 
 
 def _take_stream(work: Migration) -> None:
-    """pretraining_dataset: plain text that is streamed."""
+    """Convert pretraining_dataset: streamed plain text."""
     item = take(work.root, "pretraining_dataset")
     if not item.value:
         return
@@ -163,7 +162,7 @@ def _take_stream(work: Migration) -> None:
 
 
 def _data_set(work: Migration, entry: Item) -> NamedDataset | None:
-    """One entry of the list."""
+    """One entry of `datasets`."""
     if isinstance(entry.value, str):
         return NamedDataset(title_of(entry.value), entry, entry)
     if not isinstance(entry.value, dict):
@@ -181,7 +180,7 @@ def _data_set(work: Migration, entry: Item) -> NamedDataset | None:
     answer_keys(work, fields)
     for key, item in fields.items():
         if not key.startswith("_") and item.value not in (None, False, ""):
-            work.without_effect(item, "Expert has no such key of a data set")
+            work.without_effect(item, "Expert has no such dataset key")
     return named
 
 
@@ -194,7 +193,7 @@ def _place_of(work: Migration, fields: Entries, named: NamedDataset) -> None:
         if path is not None and path.value in _FORMATS:
             kind, path = path, None
         if len(listed) > 1 or path is not None:
-            what = "files are chosen out of a data set" if path is not None else "several files"
+            what = "selects files of a data set" if path is not None else "several files"
             fix = "name one file, or a folder with nothing else in it, as path"
             work.problem(files, what, fix)
         else:
@@ -203,7 +202,7 @@ def _place_of(work: Migration, fields: Entries, named: NamedDataset) -> None:
     if path is not None and isinstance(path.value, str):
         named.name = title_of(path.value)
     if path is None:
-        work.problem(named.item, "names no data", "add path")
+        work.problem(named.item, "has no path", "add path")
     splits = [take(fields, key) for key in ("split", "train_on_split")]
     named.split = next((split for split in splits if split.value is not None), None)
     subset = take(fields, "name")
@@ -212,17 +211,17 @@ def _place_of(work: Migration, fields: Entries, named: NamedDataset) -> None:
         named.more["format"] = kind
     shards = take(fields, "shards")
     if shards.value:
-        what = f"one of {shown(shards.plain())} parts of the rows"
+        what = f"selects one of {shown(shards.plain())} shards"
         work.problem(shards, what, "training.dataset.max_samples takes the first N rows")
     for key in ("shards_idx", "preprocess_shards", "trust_remote_code"):
         fields.pop(key, None)
     revision = take(fields, "revision")
     if revision.value:
-        work.without_effect(revision, "the newest rows of the hub are read")
+        work.without_effect(revision, "the latest version on the hub is read")
 
 
 def _type_of(work: Migration, fields: Entries, named: NamedDataset) -> None:
-    """How a row is written is decided by its columns and the model; plain text is plain text."""
+    """Convert `type`, as far as columns and template do not decide: plain text, refused formats."""
     kind, column = fields.get("type"), take(fields, "field")
     if kind is None or isinstance(kind.value, dict):
         return
@@ -234,13 +233,13 @@ def _type_of(work: Migration, fields: Entries, named: NamedDataset) -> None:
         work.problem(kind, f"{word}: {PREFERENCES[0]}", PREFERENCES[1])
     elif word == "input_output":
         fix = 'use messages; a message with "weight": 0 is not trained on'
-        work.problem(kind, "input_output: segments with labels of their own", fix)
+        work.problem(kind, "input_output: segments with their own labels", fix)
     elif kind.value is not None:
-        work.supersede(kind, _WRITTEN)
+        work.supersede(kind, _FORMATTED)
 
 
 def _columns_of(work: Migration, fields: Entries, named: NamedDataset) -> None:
-    """The columns that an entry names, itself or under its `type`."""
+    """Convert the column names of an entry, or of its `type`."""
     under = take(fields, "type").fields()
     for key, part in _COLUMNS.items():
         for zone in (under, fields):
@@ -250,7 +249,7 @@ def _columns_of(work: Migration, fields: Entries, named: NamedDataset) -> None:
     for key in ("format", "no_input_format", "system_prompt", "system_format", "no_input_prompt"):
         item = take(under, key)
         if item.value and item.value != "{system}":
-            work.without_effect(item, "base_models[0].prompt_template decides how a row is written")
+            work.without_effect(item, "base_models[0].prompt_template formats the rows")
     for zone in (under, fields):
         for part in ("system", "tools"):
             map_column(named, part, take(zone, f"field_{part}"))
@@ -260,7 +259,7 @@ def _columns_of(work: Migration, fields: Entries, named: NamedDataset) -> None:
 
 
 def _messages_of(work: Migration, fields: Entries) -> None:
-    """Names of the keys and of the speakers in a conversation."""
+    """Check the names of keys and roles in conversations."""
     for part, item in take(fields, "message_property_mappings").fields().items():
         keys_of_messages(work, part, item)
     for key, part in _KEYS_OF_MESSAGES.items():
@@ -270,21 +269,21 @@ def _messages_of(work: Migration, fields: Entries) -> None:
     trained = take(fields, "roles_to_train")
     speakers = trained.value if isinstance(trained.value, list) else [trained]
     if any(ROLES.get(str(name.value)) != "assistant" for name in speakers if name.value):
-        what = f"{shown(trained.plain())} are trained on there, and answers alone here"
+        what = f"got {shown(trained.plain())}, but only answers are trained on"
         fix = "write [assistant]; training.config.train_on_prompt: true trains on everything"
         work.problem(trained, what, fix)
     elif trained.value == []:
-        text = "answers that do not say whether they are trained on are, here"
+        text = "answers without a train flag are trained on here"
         work.report("warning", trained, text)
     dropped = take(fields, "drop_system_message")
     if dropped.value:
-        text = "system texts of the rows are kept; take them out of the rows"
+        text = "system messages are kept; remove them from the rows"
         work.without_effect(dropped, text)
     for key in ("conversation", "chat_template"):
-        written = take(fields, key)
-        if written.value:
-            work.supersede(written, _WRITTEN)
+        template = take(fields, key)
+        if template.value:
+            work.supersede(template, _FORMATTED)
     for key in ("field_chosen", "field_rejected"):
-        judged = take(fields, key)
-        if judged.value and "another method" not in work.seen:
-            work.problem(judged, *PREFERENCES)
+        preference = take(fields, key)
+        if preference.value and "another method" not in work.seen:
+            work.problem(preference, *PREFERENCES)

@@ -1,4 +1,4 @@
-"""Keys of other trainers that become a key here by a rule: a table of values, or a function."""
+"""Keys of other trainers that are converted by a table of values or a function."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ _FAMILIES = (
     *("llama", "qwen", "gemma", "mistral", "phi", "deepseek", "falcon", "yi", "command"),
     *("cohere", "granite", "olmo", "glm", "exaone", "smollm", "ministral"),
 )
-# Words for the arithmetic, and what they say of bf16 and fp16.
+# Names of precisions, with the values of bf16 and fp16.
 _FLOATS = {
     **dict.fromkeys(("bf16", "bfloat16", "bf16-true", "bf16-mixed"), (True, False)),
     **dict.fromkeys(("fp16", "float16", "half", "16-true", "16-mixed"), (False, True)),
     **dict.fromkeys(("fp32", "float32", "float", "no", "32-true"), (False, False)),
 }
-_NO_TOKENS = ("no tokens are added to a vocabulary", "use the tokenizer as it is; remove the key")
+_NO_TOKENS = ("tokens cannot be added to a vocabulary", "remove it")
 
 
 @dataclass(frozen=True)
 class Values:
-    """A key whose values are values of another key here."""
+    """Converts the values of a key to values of `key`."""
 
     key: str
     values: Mapping[Any, Any]
-    """By what is written there, text in lower case. None: nothing follows from it."""
+    """By the original value, text in lower case. None: dropped."""
     expected: str = ""
-    """Of any other value; empty: nothing follows from it."""
+    """For the error about any other value; empty: dropped."""
 
     def __call__(self, work: Migration, zone: Entries, item: Item) -> None:
         word = item.value.lower() if isinstance(item.value, str) else item.value
@@ -60,7 +60,7 @@ class Values:
 
 
 def convert_keys(work: Migration, zone: Entries) -> None:
-    """Every such key of a section, each with its notice or its problem."""
+    """Convert all CONVERTED keys of a section, with a notice or problem for each."""
     first = [key for key in SHARING if key in zone]
     for key in [*first, *(key for key in zone if key in CONVERTED and key not in SHARING)]:
         if key in _ONLY_OUTSIDE and (zone is not work.root or work.is_whole):
@@ -71,7 +71,7 @@ def convert_keys(work: Migration, zone: Entries) -> None:
 
 
 def read_methods(work: Migration) -> None:
-    """`stage` of LLaMA-Factory and `rl` of Axolotl: only supervised fine-tuning is built."""
+    """Refuse methods in `stage` (LLaMA-Factory) and `rl` (Axolotl) other than SFT."""
     for key in ("stage", "rl"):
         item = work.root.get(key)
         if item is None or isinstance(item.value, dict | list):
@@ -80,14 +80,14 @@ def read_methods(work: Migration) -> None:
         if word in OTHER_METHODS:
             del work.root[key]
             work.seen.add("another method")
-            what = f"{word} is not built: only sft (supervised fine-tuning) is"
+            what = f"{word} is not supported: only sft (supervised fine-tuning) is"
             work.problem(item, what, "use rows with answers, and leave the key out")
         elif key == "rl" and item.value in (None, False):
             del work.root[key]
 
 
 def read_quantization(work: Migration) -> None:
-    """quantization_bit and quantization_method of LLaMA-Factory."""
+    """Convert quantization_bit and quantization_method of LLaMA-Factory."""
     bits, method = (take(work.root, f"quantization_{part}") for part in ("bit", "method"))
     if method.value not in (None, "bnb", "bitsandbytes"):
         what = f"{shown(method.plain())}: bases are quantised with bitsandbytes only"
@@ -105,12 +105,12 @@ def read_quantization(work: Migration) -> None:
 
 
 def _template(work: Migration, zone: Entries, item: Item) -> None:
-    """`template` and `chat_template`: ours where it has that name, else the tokenizer's own."""
+    """Convert `template` and `chat_template`: a template of that name, or the tokenizer's."""
     word = str(item.value).lower()
     if not isinstance(item.value, str):
         work.refuse(item, "the name of a template")
     elif "{{" in word or "{%" in word:
-        what = "a template written out in a manifest is not read"
+        what = "inline templates are not read"
         fix = "put it into the tokenizer_config.json of the base model's folder"
         work.problem(item, what, f"{fix}; prompt_template: tokenizer uses it")
     elif MEDIA_TEMPLATE.search(word):
@@ -119,9 +119,9 @@ def _template(work: Migration, zone: Entries, item: Item) -> None:
     elif word in ("alpaca", "chatml"):
         work.convert(zone, "prompt_template", word, item)
     elif word == "jinja":
-        return  # chat_template_jinja is refused, and says why
+        return  # chat_template_jinja is refused
     elif word == "empty":
-        what = "empty: rows without any marks"
+        what = "empty: rows without a template"
         fix = "name the column with the whole text: training.dataset.text_field"
         work.problem(item, what, fix)
     elif word.startswith("tokenizer_default") or any(f in word for f in _FAMILIES):
@@ -135,17 +135,16 @@ def _quant_type(work: Migration, _: Entries, item: Item) -> None:
     if item.value == "nf4":
         work.report("note", item, "quantization: int4 is NF4")
     elif item.value == "fp4":
-        what = "fp4 is not built: quantization: int4 is NF4, which is closer to the weights"
+        what = "fp4 is not supported: quantization: int4 is NF4, which is closer to the weights"
         work.problem(item, what, "write nf4, or leave it out")
     else:
         work.refuse(item, "nf4")
 
 
 def _compute_dtype(work: Migration, zone: Entries, item: Item) -> None:
-    """Quantised weights are computed with in the precision of the run."""
     zones = [zone, work.root, work.config.fields() if work.config is not None else {}]
-    if any(name in each for name in ("bf16", "fp16", *DTYPE_NAMES) for each in zones):
-        text = "a quantised base is computed with in the precision of the run: bf16 or fp16"
+    if any(name in section for name in ("bf16", "fp16", *DTYPE_NAMES) for section in zones):
+        text = "a quantised base computes in the precision of the run: bf16 or fp16"
         work.supersede(item, text)
     else:
         zone["torch_dtype"] = item
@@ -153,30 +152,31 @@ def _compute_dtype(work: Migration, zone: Entries, item: Item) -> None:
 
 def _double_quant(work: Migration, _: Entries, item: Item) -> None:
     if item.value is True:
-        work.report("note", item, "quantization: int4 quantises its scales too")
+        work.report("note", item, "quantization: int4 always uses double quantisation")
     elif item.value is False:
-        work.supersede(item, "int4 always quantises its scales too: 0.4 bits a weight less")
+        work.supersede(item, "int4 always uses double quantisation: 0.4 bits less per weight")
     else:
         work.refuse(item, "true or false")
 
 
 def _quant_storage(work: Migration, _: Entries, item: Item) -> None:
     if str(item.value).removeprefix("torch.") != "uint8":
-        work.supersede(item, "codes are sharded as they are: no other storage type is needed")
+        text = "quantised weights are sharded as they are: no other storage type is needed"
+        work.supersede(item, text)
 
 
 def _half(work: Migration, zone: Entries, item: Item) -> None:
-    """float16: true, bfloat16: true, pure_bf16: true."""
-    key = "fp16" if item.path.rpartition(".")[2] == "float16" else "bf16"
+    """Convert `float16`, `bfloat16` and `pure_bf16`."""
+    key = "fp16" if item.key == "float16" else "bf16"
     if item.value is True:
         other = zone.get(key)
         if other is not None and other.value is False:
-            del zone[key]  # Axolotl's `float16` is another switch than its `fp16`
+            del zone[key]  # in Axolotl, `float16: true` beside `fp16: false` is valid
         work.convert(zone, key, True, item)
 
 
 def _attention(work: Migration, zone: Entries, item: Item) -> None:
-    """`attn`, `flash_attn`: a name, or true."""
+    """Convert `attn` and `flash_attn`: a name, or true."""
     if "flash-attn" in str(item.value).lower():
         work.convert(zone, "attention", "flash", item)
     else:
@@ -184,35 +184,36 @@ def _attention(work: Migration, zone: Entries, item: Item) -> None:
 
 
 def _use_rslora(work: Migration, zone: Entries, item: Item) -> None:
-    """alpha / √rank is the scale alpha·√rank would give here."""
+    """Refuse rsLoRA, with the alpha that gives the same scale: alpha·√rank."""
     if item.value is not True:
         return
     zones = [zone, work.config.fields() if work.config is not None else {}]
     rank, alpha = (
-        next((each[name].value for each in zones for name in aliases if name in each), None)
+        next((zone[name].value for zone in zones for name in aliases if name in zone), None)
         for aliases in (("lora_r", "lora_rank", "r", "rank"), ("lora_alpha", "alpha"))
     )
-    what = "rank-stabilised scaling (alpha / √rank) is not built: the scale here is alpha / rank"
+    what = "rank-stabilised scaling (alpha / √rank) is not supported; the scale is alpha / rank"
     fix = "remove it"
     if type(rank) is int and type(alpha) is int and rank > 0:
         fix = f"remove it and write alpha: {round(alpha * math.sqrt(rank))} for the same scale"
     work.problem(item, what, fix)
 
 
-def _min_rate(work: Migration, zone: Entries, item: Item) -> None:
-    """`cosine_min_lr_ratio` of Axolotl is a share of the learning rate; `min_lr` the rate."""
+def _min_rate(work: Migration, item: Item) -> None:
+    """Convert Axolotl's `cosine_min_lr_ratio`, a share of the learning rate, and `min_lr`."""
+    config = work.section("training", "config")
     rate: object = item.value
-    if item.path.rpartition(".")[2] != "min_lr":
-        peak = zone.get("learning_rate", Item(None)).value
+    if item.key != "min_lr":
+        peak = config.get("learning_rate", Item(None)).value
         if isinstance(peak, bool) or not isinstance(peak, int | float):
-            what = "a share of learning_rate, which is not given"
+            what = "a share of learning_rate, which is missing"
             work.problem(item, what, "add learning_rate")
             return
         rate = item.value * peak if isinstance(item.value, int | float) else None
     if isinstance(rate, bool) or not isinstance(rate, int | float):
         work.refuse(item, "a number")
         return
-    options = zone.setdefault("lr_scheduler_kwargs", Item({}, item.path, item.line))
+    options = config.setdefault("lr_scheduler_kwargs", Item({}, item.path, item.line))
     options.fields()["min_lr"] = Item(rate, item.path, item.line)
     work.read_as(item, f"training.config.lr_scheduler_kwargs.min_lr: {rate:g}")
 
@@ -227,14 +228,14 @@ def _percentage(work: Migration, zone: Entries, item: Item) -> None:
 def _overlong(work: Migration, zone: Entries, item: Item) -> None:
     known = {"drop": "drop", "truncate": "cut"}.get(str(item.value))
     if known is None:
-        what = f"{shown(item.plain())}: a run does not stop for a long row"
+        what = f"{shown(item.plain())}: a run does not stop at a long row"
         work.problem(item, what, "write training.config.overlong: cut, split or drop")
     else:
         work.convert(zone, "overlong", known, item)
 
 
 def _packing_strategy(work: Migration, zone: Entries, item: Item) -> None:
-    """TRL's: how rows are packed, where they are."""
+    """Convert TRL's packing_strategy, which matters only with `packing: true`."""
     known = {"bfd": "best-fit", "ffd": "best-fit", "wrapped": "concat"}.get(str(item.value))
     packing = zone.get("packing")
     if known is None:
@@ -245,7 +246,7 @@ def _packing_strategy(work: Migration, zone: Entries, item: Item) -> None:
 
 
 def _tokens(work: Migration, _: Entries, item: Item) -> None:
-    """A list of new tokens; in old files of Axolotl the special ones by their names."""
+    """A list of new tokens, or special tokens by name (old Axolotl files)."""
     if isinstance(item.value, dict):
         work.without_effect(item, "the tokenizer's own special tokens are used")
     elif item.value:
@@ -253,9 +254,9 @@ def _tokens(work: Migration, _: Entries, item: Item) -> None:
 
 
 def _rope_scaling(work: Migration, zone: Entries, item: Item) -> None:
-    """LLaMA-Factory has it at the top level."""
+    """In LLaMA-Factory it is at the top level."""
     if zone is not work.root or "model_name_or_path" not in zone:
-        zone["rope_scaling"] = item  # reported where it belongs
+        zone["rope_scaling"] = item  # reported later
     else:
         work.later.append((lambda work, item: work.place_in_model("rope_scaling", item), item))
 
@@ -266,7 +267,7 @@ def _revision(work: Migration, _: Entries, item: Item) -> None:
 
 
 def _tracker(name: str, key: str = "") -> Callable[..., None]:
-    """A key that switches a tracker on; it may also name its project or the run."""
+    """A rule for a key that turns a tracker on; its value may also set `key`."""
 
     def rule(work: Migration, zone: Entries, item: Item) -> None:
         if not item.value:
@@ -279,20 +280,20 @@ def _tracker(name: str, key: str = "") -> Callable[..., None]:
 
 
 def _add_tracker(work: Migration, item: Item, name: str) -> None:
-    """One more than the default; where the file lists its trackers, the list decides."""
+    """Add to the default trackers, unless the file lists its trackers."""
     config, added = work.section("training", "config"), "trackers by other keys"
     if "trackers" not in config:
         work.seen.add(added)
         config["trackers"] = beside(item, [beside(item, "tensorboard")])
     if added in work.seen:
-        named = config["trackers"].value
-        if isinstance(named, list) and name not in [entry.value for entry in named]:
-            named.append(beside(item, name))
+        listed = config["trackers"].value
+        if isinstance(listed, list) and name not in [entry.value for entry in listed]:
+            listed.append(beside(item, name))
         work.read_as(item, f"training.config.trackers: {name}")
 
 
 def _logger(work: Migration, zone: Entries, item: Item) -> None:
-    """`logger_name: wandb` of LitGPT, and the `metric_logger` section of torchtune."""
+    """Convert `logger_name` of LitGPT and `metric_logger` of torchtune."""
     fields = item.fields()
     word = str(fields["_component_"].value if "_component_" in fields else item.value).lower()
     name = next((name for name in get_args(Tracker) if name in word), None)
@@ -314,9 +315,8 @@ def _named(work: Migration, zone: Entries, key: str, item: Item) -> None:
 
 
 def _run_name(work: Migration, zone: Entries, item: Item) -> None:
-    """Of a whole manifest it describes the expert."""
     if zone is work.root and work.is_whole:
-        zone["run_name"] = item
+        zone["run_name"] = item  # metadata
     elif item.value:
         _named(work, zone, "tracker_run_name", item)
 
@@ -360,7 +360,9 @@ CONVERTED: dict[str, Callable[[Migration, Entries, Item], None]] = {
     "use_gradient_checkpointing": Values(
         "gradient_checkpointing", _CHECKPOINTING, 'true, false or "unsloth"'
     ),
-    **_all("cosine_min_lr_ratio min_lr", _min_rate),
+    **_all(
+        "cosine_min_lr_ratio min_lr", lambda work, _, item: work.later.append((_min_rate, item))
+    ),
     "excess_length_strategy": _overlong,
     "validation_split_percentage": _percentage,
     **_all(
@@ -392,10 +394,10 @@ _ONLY_OUTSIDE = [
     "min_lr",
     "strategy",
 ]
-"""Words that may describe an expert at the top level of a whole manifest."""
+"""At the top level of an Expert manifest, these may be metadata."""
 
 
-# --- keys that wait until the others are in place ------------------------------------------------
+# --- keys that are converted last ----------------------------------------------------------------
 
 
 def _dtype(work: Migration, item: Item) -> None:
@@ -411,7 +413,7 @@ def _dtype(work: Migration, item: Item) -> None:
     for key, flag in flags.items():
         present = config.get(key)
         if present is not None and present.value not in (None, "auto", flag):
-            work.conflict(item, f"{present.path} contradicts it")
+            work.conflict(item, present)
             return
     config.update({key: beside(item, flag) for key, flag in flags.items()})
     text = ", ".join(f"{key}: {shown(flag)}" for key, flag in flags.items())
@@ -435,14 +437,14 @@ def _load_in(work: Migration, item: Item) -> None:
     first = work.first_base_model
     models = work.root["base_models"].value
     for number, entry in enumerate(models if isinstance(models, list) else [Item(first)]):
-        given = entry.fields().get("quantization")
-        silent = given is None or given.value in (None, "auto")
-        asked = bits if item.value else "none"
-        if given is not None and not silent and item.value is not (given.value == bits):
-            work.conflict(item, f"{given.path} says {shown(given.plain())}")
-        elif item.value or silent or (given is not None and given.value == "none"):
-            entry.fields()["quantization"] = beside(item, asked)
-            work.read_as(item, f"base_models[{number}].quantization: {asked}")
+        present = entry.fields().get("quantization")
+        is_unset = present is None or present.value in (None, "auto")
+        value = bits if item.value else "none"
+        if present is not None and not is_unset and item.value is not (present.value == bits):
+            work.conflict(item, present)
+        elif item.value or is_unset or (present is not None and present.value == "none"):
+            entry.fields()["quantization"] = beside(item, value)
+            work.read_as(item, f"base_models[{number}].quantization: {value}")
 
 
 def _adam_beta(work: Migration, item: Item) -> None:
@@ -452,9 +454,9 @@ def _adam_beta(work: Migration, item: Item) -> None:
     position = 0 if item.path.endswith("beta1") else 1
     betas = config.get("betas")
     if betas is not None and betas.path.endswith("betas"):
-        given = betas.below(position)
-        if given is None or given.plain() != item.plain():
-            work.conflict(item, f"{betas.path} says {shown(betas.plain())}")
+        present = betas.below(position)
+        if present is None or present.plain() != item.plain():
+            work.conflict(item, betas)
         return
     if betas is None:
         betas = config["betas"] = Item([Item(0.9), Item(0.999)], item.path, item.line)
@@ -475,7 +477,7 @@ def _use_dora(work: Migration, item: Item) -> None:
         config["adapter_type"] = beside(item, "dora")
         work.read_as(item, "training.config.adapter_type: dora")
     elif item.value is not (word == "dora"):
-        work.conflict(item, f"{kind.path} says {shown(kind.plain())}")
+        work.conflict(item, kind)
 
 
 SPECIAL: dict[str, Callable[[Migration, Item], None]] = {

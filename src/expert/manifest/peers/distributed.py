@@ -1,6 +1,6 @@
-"""How other trainers share a run among GPUs: FSDP, DeepSpeed, DDP, strategies of Lightning, and
-accelerate's own file. What each asks for becomes training.config.distributed; a step has the same
-rows on any number of GPUs, and the plan offloads what fits no other way."""
+"""Converts settings for several GPUs to training.config.distributed: FSDP, DeepSpeed, DDP,
+strategies of Lightning, and accelerate's config file. The rows per step do not depend on the number
+of GPUs, and the plan offloads what does not fit otherwise."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from expert.manifest.text.item import Item, is_comment, shown
 
 _MAX_BYTES = 1_000_000
 _AUTO = "replicated where everything fits each GPU, sharded where it does not"
-_OFFLOADED = "the plan offloads to the memory of the machine only what fits no other way"
+_OFFLOADED = "the plan offloads to CPU memory only what does not fit otherwise"
 _STRATEGIES: dict[str, str] = {
     **dict.fromkeys(("full_shard", "1", "hybrid_shard", "4"), "sharded"),
     **dict.fromkeys(
@@ -22,7 +22,7 @@ _STRATEGIES: dict[str, str] = {
     ),
     **dict.fromkeys(("no_shard", "3"), "replicated"),
 }
-"""Of FSDP: the values of sharding_strategy, by name and by number."""
+"""FSDP's sharding_strategy, by name and by number."""
 _TYPES: dict[str, str | None] = {
     **dict.fromkeys(("multi_gpu", "multi_cpu", "ddp"), "replicated"),
     **dict.fromkeys(("fsdp", "fsdp2"), "sharded"),
@@ -31,7 +31,7 @@ _TYPES: dict[str, str | None] = {
 _DDP = ("ddp", "ddp_spawn", "ddp_fork", "ddp_notebook", "ddp_sharded", "dp", "horovod")
 _FSDP = ("fsdp", "fsdp_native", "fullyshardeddataparallel", "fsdp_cpu_offload", "modelparallel")
 _STAGE_IN_A_NAME = re.compile(r"(?:zero|stage|z|ds)[-_]?([0-3])(?!\d)", re.IGNORECASE)
-# Keys of a DeepSpeed file, the names under which a manifest has the same, and the one it gets.
+# Keys of a DeepSpeed file: the key here, and the names under which a manifest may have it.
 _BATCH = ("per_device_train_batch_size", "micro_batch_size", "batch_size", "batch_tokens")
 _ACCUMULATION = ("gradient_accumulation_steps", "gradient_accumulation", "grad_accum")
 _CLIPPING = ("max_grad_norm", "gradient_clip", "grad_clip", "gradient_clipping")
@@ -42,8 +42,8 @@ _SHARED_VALUES = {
 }
 
 
-def _say(work: Migration, zone: Entries, value: str, item: Item, more: str = "") -> None:
-    """Set `distributed`, or report that auto does what was meant."""
+def _set_engine(work: Migration, zone: Entries, value: str, item: Item, more: str = "") -> None:
+    """Set `distributed`; for auto only report it, with `more` as the reason."""
     if value == "auto":
         work.read_as(item, f"training.config.distributed: auto ({more or _AUTO})")
     else:
@@ -54,38 +54,38 @@ def _say(work: Migration, zone: Entries, value: str, item: Item, more: str = "")
 
 
 def read_fsdp(work: Migration, zone: Entries, item: Item) -> None:
-    """`fsdp: full_shard auto_wrap`, the same as a list, or true."""
+    """Convert `fsdp`: words such as `full_shard auto_wrap`, a list of them, or true."""
     if item.value is False or item.value in ("", []):
         return
     listed = item.value if isinstance(item.value, list) else None
-    given = [str(each.value) for each in listed] if listed is not None else str(item.value).split()
-    words = {word.lower().strip(",") for word in given}
-    strange = words - _STRATEGIES.keys() - {"true", "offload", "auto_wrap"}
-    if strange or isinstance(item.value, dict):
+    parts = [str(each.value) for each in listed] if listed is not None else str(item.value).split()
+    words = {word.lower().strip(",") for word in parts}
+    unknown = words - _STRATEGIES.keys() - {"true", "offload", "auto_wrap"}
+    if unknown or isinstance(item.value, dict):
         work.refuse(item, "full_shard, shard_grad_op, hybrid_shard, no_shard, offload, auto_wrap")
         return
     for value in {_STRATEGIES[word] for word in words if word in _STRATEGIES} or {"sharded"}:
-        _say(work, zone, value, item)
+        _set_engine(work, zone, value, item)
     if "offload" in words:
         work.supersede(item, f"offload: {_OFFLOADED}")
 
 
 def read_fsdp_config(work: Migration, zone: Entries, item: Item) -> None:
-    """Its keys, with or without `fsdp_` before them. Alone it means FSDP; beside an `fsdp`, also an
-    empty one, that decides."""
+    """Convert `fsdp_config`; its keys may start with `fsdp_`. Without an `fsdp` key it means FSDP;
+    with one, even empty, that decides."""
     fields = _object(work, item, "an object, or the path of a JSON file").fields()
-    said = [key for key in fields if not is_comment(key)]
-    asks = "fsdp" not in zone and bool(said)
-    strategy = any(key.removeprefix("fsdp_") == "sharding_strategy" for key in said)
-    if asks and not strategy and "distributed" not in zone:
-        _say(work, zone, "sharded", item)
-    for key in said:
+    keys = [key for key in fields if not is_comment(key)]
+    means_fsdp = "fsdp" not in zone and bool(keys)
+    strategy = any(key.removeprefix("fsdp_") == "sharding_strategy" for key in keys)
+    if means_fsdp and not strategy and "distributed" not in zone:
+        _set_engine(work, zone, "sharded", item)
+    for key in keys:
         entry = fields[key]
         name = f"fsdp_{key.removeprefix('fsdp_')}"
         if name in OF_FSDP and entry.value is not None:
             OF_FSDP[name](work, zone, entry)
         elif name not in OF_FSDP:
-            zone[name] = entry  # answered with the keys that have no meaning here
+            zone[name] = entry  # reported by unsupported_keys.py
 
 
 def _strategy(work: Migration, zone: Entries, item: Item) -> None:
@@ -93,13 +93,13 @@ def _strategy(work: Migration, zone: Entries, item: Item) -> None:
     if value is None:
         work.refuse(item, "FULL_SHARD, SHARD_GRAD_OP, HYBRID_SHARD or NO_SHARD")
     else:
-        _say(work, zone, value, item)
+        _set_engine(work, zone, value, item)
 
 
 def _reshard(work: Migration, zone: Entries, item: Item) -> None:
     """A flag in FSDP2; accelerate also writes a strategy there."""
     if item.value is False:
-        work.supersede(item, "a block is given back after the forward and gathered again")
+        work.supersede(item, "blocks are always resharded after the forward pass")
     elif isinstance(item.value, str) and item.value.lower() not in ("true", "auto"):
         _strategy(work, zone, item)
 
@@ -107,8 +107,8 @@ def _reshard(work: Migration, zone: Entries, item: Item) -> None:
 def _offload(work: Migration, zone: Entries, item: Item) -> None:
     if item.value is True:
         is_alone = "fsdp_config" not in item.path and "distributed" not in zone
-        if is_alone and item.path.rpartition(".")[2] == "fsdp_cpu_offload":
-            _say(work, zone, "sharded", item)  # torchtune's only word for it
+        if is_alone and item.key == "fsdp_cpu_offload":
+            _set_engine(work, zone, "sharded", item)  # torchtune has no other key for FSDP
         work.supersede(item, _OFFLOADED)
     elif item.value is not False:
         work.refuse(item, "true or false")
@@ -134,13 +134,13 @@ OF_FSDP = {
 
 
 def read_deepspeed(work: Migration, zone: Entries, item: Item) -> None:
-    """A ZeRO config: its path, or the object itself; accelerate's has names of its own."""
+    """Convert a ZeRO config: its path, the object, or accelerate's deepspeed_config."""
     if item.value in (False, "", []) or item.value == {}:
         return
     item = _object(work, item, "the path of a ZeRO config, or an object")
     if not isinstance(item.value, dict):
         return
-    fields = {key: each for key, each in item.value.items() if not is_comment(key)}
+    fields = {key: entry for key, entry in item.value.items() if not is_comment(key)}
     file = take(fields, "deepspeed_config_file")
     if isinstance(file.value, str) and file.value not in ("", "none"):
         read_deepspeed(work, zone, file)
@@ -156,27 +156,28 @@ def read_deepspeed(work: Migration, zone: Entries, item: Item) -> None:
 
 
 def _stage(work: Migration, zone: Entries, item: Item) -> None:
-    """0 replicates; 1 and 2 divide what adapters have little of; 3 divides the weights too."""
+    """ZeRO-0 replicates; 1 and 2 shard gradients and optimizer state, which are small for adapters;
+    3 shards the weights too."""
     meaning = {0: "replicated", 1: "auto", 2: "auto", 3: "sharded"}
     stage = item.value if isinstance(item.value, int) and not isinstance(item.value, bool) else None
     if stage not in meaning:
         work.refuse(item, "0, 1, 2 or 3")
         return
-    _say(work, zone, meaning[stage], item, f"ZeRO-{stage}; {_AUTO}")
+    _set_engine(work, zone, meaning[stage], item, f"ZeRO-{stage}; {_AUTO}")
 
 
 def _offloads(work: Migration, fields: Entries) -> None:
     for key in ("offload_optimizer", "offload_param"):
-        given = fields.get(key, Item(None)).get("device")
-        device = given or fields.get(f"{key}_device", Item(None))
+        nested = fields.get(key, Item(None)).get("device")
+        device = nested or fields.get(f"{key}_device", Item(None))
         word = str(device.value).lower()
         if word not in ("none", "null"):
-            more = "; nvme is not built" if word == "nvme" else ""
+            more = "; nvme is not supported" if word == "nvme" else ""
             work.supersede(device, f"{_OFFLOADED}{more}")
 
 
 def _values(work: Migration, zone: Entries, fields: Entries) -> None:
-    """What a manifest says too: the same, or a contradiction that is named."""
+    """Convert values that a manifest may also have; they must agree."""
     config = work.config.fields() if work.config is not None else {}
     zones = [zone, work.root, work.section("training"), config]
     for key, (home, names) in _SHARED_VALUES.items():
@@ -185,28 +186,28 @@ def _values(work: Migration, zone: Entries, fields: Entries) -> None:
             _agree(work, zones, names, home, item)
     for key in ("bf16", "fp16"):
         enabled = take(fields, key).get("enabled") or Item(None)
-        given = any(key in each for each in zones)
-        if enabled.value is True or (enabled.value is False and given):
+        in_manifest = any(key in section for section in zones)
+        if enabled.value is True or (enabled.value is False and in_manifest):
             _agree(work, zones, (key,), key, enabled)
     total = take(fields, "train_batch_size")
     if total.value not in (None, "auto"):
-        text = "rows of a step are batch_size × gradient_accumulation_steps on any number of GPUs"
+        text = "rows per step are batch_size × gradient_accumulation_steps on any number of GPUs"
         work.supersede(total, text)
 
 
 def _agree(
     work: Migration, zones: list[Entries], names: tuple[str, ...], home: str, item: Item
 ) -> None:
-    given = next((zone[name] for zone in zones for name in names if name in zone), None)
-    if given is None or given.value in (None, "auto"):
+    present = next((zone[name] for zone in zones for name in names if name in zone), None)
+    if present is None or present.value in (None, "auto"):
         zones[0][home] = item
         work.read_as(item, f"training.config.{home}: {shown(item.plain())}")
-    elif given.plain() != item.plain():
-        work.conflict(item, f"{given.path} says {shown(given.plain())}")
+    elif present.plain() != item.plain():
+        work.conflict(item, present)
 
 
 def _unused(work: Migration, item: Item, details: Entries, fields: Entries) -> None:
-    """One line for all that only DeepSpeed has a use for."""
+    """Report all keys that only DeepSpeed needs."""
     for key, instead in (
         ("optimizer", "optim, learning_rate, betas, adam_epsilon and weight_decay"),
         ("scheduler", "lr_scheduler and warmup_steps"),
@@ -226,17 +227,17 @@ def _unused(work: Migration, item: Item, details: Entries, fields: Entries) -> N
 
 
 def read_strategy(work: Migration, zone: Entries, item: Item) -> None:
-    """Of Lightning and LitGPT: a word, or a class with its arguments."""
-    made = item.get("class_path") if isinstance(item.value, dict) else item
-    word = str(made.value).rpartition(".")[2] if made is not None else ""
+    """Convert `strategy` of Lightning and LitGPT: a name, or a class with its arguments."""
+    name = item.get("class_path") if isinstance(item.value, dict) else item
+    word = str(name.value).rpartition(".")[2] if name is not None else ""
     word = re.sub(r"strategy$", "", word.lower())
     stage = re.fullmatch(r"deepspeed(?:_stage_([123]))?(_offload)?", word)
     if word in ("", "auto", "single_device", "singledevice"):
         work.read_as(item, f"training.config.distributed: auto ({_AUTO})")
     elif word.startswith("ddp_find_unused_parameters") or word in _DDP:
-        _say(work, zone, "replicated", item)
+        _set_engine(work, zone, "replicated", item)
     elif word in _FSDP:
-        _say(work, zone, "sharded", item)
+        _set_engine(work, zone, "sharded", item)
         if word.endswith("offload"):
             work.supersede(item, _OFFLOADED)
     elif stage is not None:
@@ -248,7 +249,7 @@ def read_strategy(work: Migration, zone: Entries, item: Item) -> None:
 
 
 def read_distributed_type(work: Migration, zone: Entries, item: Item) -> None:
-    """Of accelerate's file."""
+    """Convert `distributed_type` of accelerate's config file."""
     word = str(item.value).lower()
     if item.value is False:
         return
@@ -257,7 +258,7 @@ def read_distributed_type(work: Migration, zone: Entries, item: Item) -> None:
         return
     value = _TYPES[word]
     if value is not None:
-        _say(work, zone, value, item)
+        _set_engine(work, zone, value, item)
     elif word == "deepspeed" and not {"deepspeed", "deepspeed_config"} & zone.keys():
         work.read_as(item, f"training.config.distributed: auto (no ZeRO stage: {_AUTO})")
     elif word == "no":
@@ -268,8 +269,7 @@ def read_distributed_type(work: Migration, zone: Entries, item: Item) -> None:
 
 
 def _object(work: Migration, item: Item, expected: str) -> Item:
-    """The object itself, or that in the JSON file that `item` names; an item without a value where
-    there is none, and why is said."""
+    """`item`, or the content of the JSON file it names; anything but an object is a problem."""
     if isinstance(item.value, str):
         return _read_file(work, item)
     if not isinstance(item.value, dict):
@@ -278,32 +278,32 @@ def _object(work: Migration, item: Item, expected: str) -> Item:
 
 
 def _read_file(work: Migration, item: Item) -> Item:
-    """A stage in the name of a file that is not there says what it would."""
+    """The content of a JSON file; for a missing one, the ZeRO stage in its name."""
     named = Path(str(item.value).replace("\\", "/"))
     for file in (work.folder / named, named):
         try:
             if not file.is_file():
                 continue
-            found = read_json(file, _MAX_BYTES, encoding="utf-8-sig")
+            content = read_json(file, _MAX_BYTES, encoding="utf-8-sig")
         except (OSError, ValueError) as error:
             work.problem(item, f"{file} cannot be read: {error}")
             return Item(None)
-        if not isinstance(found, dict):
-            work.problem(item, f"{file} holds no object")
-        return _tree(found, item, named.name)
+        if not isinstance(content, dict):
+            work.problem(item, f"{file} is not a JSON object")
+        return _tree(content, item, named.name)
     stage = _STAGE_IN_A_NAME.search(named.stem)
     missing = f"there is no {item.value}"
-    if stage is None or not item.path.rpartition(".")[2].startswith("deepspeed"):
+    if stage is None or not item.key.startswith("deepspeed"):
         work.without_effect(item, f"{missing}; distributed: auto decides")
         return Item(None)
-    work.report("note", item, f"{missing}: it is taken by its name, as ZeRO-{stage[1]}")
+    work.report("note", item, f"{missing}: read as ZeRO-{stage[1]}, from its name")
     offload = {"device": "cpu"} if "offload" in named.stem else {}
     zero = {"stage": int(stage[1]), "offload_optimizer": offload}
     return _tree({"zero_optimization": zero}, item, named.name)
 
 
 def _tree(value: Any, at: Item, path: str) -> Item:
-    """A value of a file as items; each says where it is in it."""
+    """A value of a file as items, each with its path in the file."""
     inner: Any = value
     if isinstance(value, dict):
         inner = {str(key): _tree(entry, at, f"{path}: {key}") for key, entry in value.items()}
@@ -321,4 +321,4 @@ SHARING = {
     "deepspeed_config": read_deepspeed,
     "strategy": read_strategy,
 }
-"""In the order in which they are read: each looks for the more exact ones after it."""
+"""In the order of conversion: each may look for more specific keys after it."""

@@ -1,4 +1,4 @@
-"""Files of LitGPT and torchtune, which name Python classes: what they say in words of ours."""
+"""Converts files of LitGPT and torchtune, which name Python classes."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ _TRAIN_NAMES = {
 }
 _WITHOUT = {
     "tie_embeddings": "the model's own config.json decides",
-    "max_tokens": "epochs and max_steps say how long a run is",
-    "lr_warmup_fraction": "warmup_ratio is a key here",
+    "max_tokens": "epochs and max_steps set the length of a run",
+    "lr_warmup_fraction": "use warmup_ratio",
 }
-# Arguments of a data class that the run has keys of its own for.
-_OF_THE_LOADER = ("seed", "ignore_index", "num_workers", "include_multiturn_conversations")
+# Arguments of a data class that are settings of the run here.
+_RUN_SETTINGS = ("seed", "ignore_index", "num_workers", "include_multiturn_conversations")
 
 
 def read_litgpt(work: Migration) -> None:
-    """LitGPT's fine-tuning files: `data: {class_path}`, `train:`, `eval:`."""
+    """Convert LitGPT's fine-tuning files: `data: {class_path}`, `train:`, `eval:`."""
     data = work.root.get("data", Item(None))
-    named = isinstance(data.value, str) and data.value.lower() in _LITGPT_SETS
-    is_class = named or data.get("class_path") is not None
+    is_name = isinstance(data.value, str) and data.value.lower() in _LITGPT_SETS
+    is_class = is_name or data.get("class_path") is not None
     settings = work.root.get("train", Item(None)).fields()
     if not is_class and "global_batch_size" not in settings:
         return
@@ -56,7 +56,7 @@ def read_litgpt(work: Migration) -> None:
         work.root.setdefault("base_model", Item(name, folder.path, folder.line))
         work.read_as(folder, f"base_models[0].name: {name}")
     work.root.pop("train", None)
-    # global_batch_size is a step, micro_batch_size what is on the card at once: as here.
+    # global_batch_size is our batch_size; micro_batch_size means the same here.
     rows = settings.pop("global_batch_size", None)
     if rows is not None:
         work.place(work.root, "batch_size", rows, "training.config.batch_size")
@@ -67,8 +67,8 @@ def read_litgpt(work: Migration) -> None:
             work.supersede(item, _WITHOUT[key])
             continue
         home = _TRAIN_NAMES.get(key, key)
-        as_it_is = home == key or home.startswith("adam_beta")
-        work.place(work.root, home, item, item.path if as_it_is else f"training.config.{home}")
+        same_name = home == key or home.startswith("adam_beta")
+        work.place(work.root, home, item, item.path if same_name else f"training.config.{home}")
     _litgpt_evaluation(work, take(work.root, "eval").fields())
     _litgpt_targets(work)
     if is_class:
@@ -82,29 +82,29 @@ def _litgpt_evaluation(work: Migration, settings: Entries) -> None:
         work.place(work.root, "eval_steps", steps, "training.config.eval_steps")
     for item in settings.values():
         if item.value not in (None, False, True):
-            text = "all validation rows are evaluated, and no text is generated while training"
+            text = "all validation rows are evaluated; no text is generated during training"
             work.supersede(item, text)
 
 
 def _litgpt_targets(work: Migration) -> None:
-    """Which layers get an adapter, by switches; query and value where nothing is said."""
-    given = {key: work.root.pop(key) for key in _LITGPT_TARGETS if key in work.root}
-    if not given and "lora_r" not in work.root:
+    """Convert the switches for adapted layers; by default query and value."""
+    switches = {key: work.root.pop(key) for key in _LITGPT_TARGETS if key in work.root}
+    if not switches and "lora_r" not in work.root:
         if not {"adapter", "adapter_type"} & {*work.root}:
             at = work.root["adapter_type"] = Item("full", "lora_r")
-            text = "training.config.adapter_type: full (no rank is given: every weight is trained)"
+            text = "training.config.adapter_type: full (without lora_r all weights are trained)"
             work.read_as(at, text)
         return
     names: list[str] = []
     for key, layers in _LITGPT_TARGETS.items():
-        item = given.get(key)
+        item = switches.get(key)
         on = item.value if item is not None else key in _LITGPT_DEFAULTS
         if on and key == "lora_head" and item is not None:
-            work.problem(item, "the head gets no adapter here", "write false")
+            work.problem(item, "the head cannot have an adapter", "write false")
         elif on:
             names += layers
     if names and "lora_target_modules" not in work.root:
-        _put_targets(work, names, next(iter(given.values()), Item(None, "lora_query")))
+        _put_targets(work, names, next(iter(switches.values()), Item(None, "lora_query")))
 
 
 def _put_targets(work: Migration, names: list[str], at: Item) -> None:
@@ -114,38 +114,38 @@ def _put_targets(work: Migration, names: list[str], at: Item) -> None:
 
 
 def _litgpt_rows(work: Migration, data: Item) -> None:
-    made = data.get("class_path") or data
+    name = data.get("class_path") or data
     fields = (data.get("init_args") or Item(None)).fields()
-    word = str(made.value).rpartition(".")[2].lower()
-    _put_source(work, fields.pop("json_path", None), made, _LITGPT_SETS.get(word))
+    word = str(name.value).rpartition(".")[2].lower()
+    _put_source(work, fields.pop("json_path", None), name, _LITGPT_SETS.get(word))
     share = take(fields, "val_split_fraction")
     if share.value is not None:
         work.place_in_dataset("validation_split", share)
     style = take(fields, "prompt_style")
     if style.value is not None:
         work.root.setdefault("template", style)
-    hidden = fields.pop("mask_prompt", Item(False, made.path, made.line))
-    work.root.setdefault("mask_prompt", hidden)  # false there where nothing is said
-    _arguments_without_effect(work, {k: v for k, v in fields.items() if k not in _OF_THE_LOADER})
+    masked = fields.pop("mask_prompt", Item(False, name.path, name.line))
+    work.root.setdefault("mask_prompt", masked)  # LitGPT's default is false
+    _arguments_without_effect(work, {k: v for k, v in fields.items() if k not in _RUN_SETTINGS})
 
 
-def _put_source(work: Migration, path: Item | None, made: Item, hub: str | None) -> None:
-    """The rows by their path, by the hub set that a class stands for, or a problem."""
+def _put_source(work: Migration, path: Item | None, name: Item, hub: str | None) -> None:
+    """Set the dataset path: a file, or the hub id of a class; another class is a problem."""
     if path is not None:
         work.place_in_dataset("path", path)
     elif hub is not None:
-        work.dataset.setdefault("path", Item(hub, made.path, made.line))
-        work.read_as(made, f"training.dataset.path: {hub}")
+        work.dataset.setdefault("path", Item(hub, name.path, name.line))
+        work.read_as(name, f"training.dataset.path: {hub}")
     else:
-        what = f"{shown(made.plain())} is a Python class, which is not run"
-        work.problem(made, what, "name the rows: training.dataset.path, a file or a hub id")
+        what = f"{shown(name.plain())} is a Python class, which is not run"
+        work.problem(name, what, "set training.dataset.path to a file or a hub id")
         work.seen.add("no rows")
 
 
 def _arguments_without_effect(work: Migration, fields: Entries) -> None:
     for item in fields.values():
         if item.value is not None:
-            work.without_effect(item, "it is an argument of a class that is not used")
+            work.without_effect(item, "an argument of a class that is not used")
 
 
 # --- torchtune -----------------------------------------------------------------------------------
@@ -169,25 +169,25 @@ _TUNE_NAMES = {
 
 
 def read_torchtune(work: Migration) -> None:
-    """torchtune's recipes: `_component_` names a class in every section."""
+    """Convert torchtune's recipes: `_component_` names a class in every section."""
     model, rows = (work.root.get(key, Item(None)) for key in ("model", "dataset"))
-    made, kind = model.get("_component_"), rows.get("_component_")
-    if made is None and kind is None:
+    model_class, rows_class = model.get("_component_"), rows.get("_component_")
+    if model_class is None and rows_class is None:
         return
     _tune_checkpointer(work)
     length = work.root.get("tokenizer", Item(None)).get("max_seq_len") or Item(None)
     if length.value is not None:
         work.place(work.root, "max_seq_length", length, "training.config.max_seq_length")
-    if made is not None:
+    if model_class is not None:
         del work.root["model"]
-        _tune_adapter(work, model.fields(), made)
-    if kind is not None:
+        _tune_adapter(work, model.fields(), model_class)
+    if rows_class is not None:
         del work.root["dataset"]
-        _tune_rows(work, rows.fields(), kind)
-    judged = work.root.get("dataset_val", Item(None))
-    if (kind := judged.get("_component_")) is not None:
+        _tune_rows(work, rows.fields(), rows_class)
+    validation = work.root.get("dataset_val", Item(None))
+    if (rows_class := validation.get("_component_")) is not None:
         del work.root["dataset_val"]
-        _put_tune_source(work, "validation_path", judged.fields(), kind)
+        _put_tune_source(work, "validation_path", validation.fields(), rows_class)
     packs = work.root.get("packing", Item(None)).value is True
     if packs and number_in(length) and number_in(work.root.get("batch_size", Item(None))):
         put_batch_tokens(work, work.root.pop("batch_size"), number_in(length))
@@ -200,37 +200,37 @@ def read_torchtune(work: Migration) -> None:
     for key in ("loss", "mixed_precision"):
         item = take(work.root, key)
         if item.value and item.get("enabled") is None:
-            work.supersede(item, "the cross-entropy of the answer's tokens, in chunks: fused_loss")
+            work.supersede(item, "the loss is cross-entropy on the answers, in chunks: fused_loss")
 
 
 def _tune_checkpointer(work: Migration) -> None:
-    """The folder of the checkpointer is the base."""
-    kept = take(work.root, "checkpointer")
-    folder = kept.get("checkpoint_dir") or Item(None)
+    """The checkpointer's folder is the base model."""
+    checkpointer = take(work.root, "checkpointer")
+    folder = checkpointer.get("checkpoint_dir") or Item(None)
     if isinstance(folder.value, str):
         work.root.setdefault("base_model", Item(folder.value, folder.path, folder.line))
         work.read_as(folder, "base_models[0].name")
-    if kept.value is not None:
-        text = "the folder's own config.json and index say which files hold the weights"
-        work.supersede(kept, text)
+    if checkpointer.value is not None:
+        text = "the folder's config.json and index name the weight files"
+        work.supersede(checkpointer, text)
 
 
-def _tune_adapter(work: Migration, fields: Entries, made: Item) -> None:
-    """The class says what is trained, its arguments with what layers, rank and scale."""
-    word = str(made.value).rpartition(".")[2]
+def _tune_adapter(work: Migration, fields: Entries, name: Item) -> None:
+    """Convert a model class: its name gives the kind of adapter, its arguments the rest."""
+    word = str(name.value).rpartition(".")[2]
     kind = "qlora" if word.startswith("qlora_") else "lora" if word.startswith("lora_") else "full"
     if kind == "lora" and fields.pop("use_dora", Item(False)).value is True:
         kind = "dora"
-    work.root.setdefault("adapter_type", beside(made, kind))
-    work.read_as(made, f"training.config.adapter_type: {kind}")
+    work.root.setdefault("adapter_type", beside(name, kind))
+    work.read_as(name, f"training.config.adapter_type: {kind}")
     if kind == "full":
         return
     listed = fields.get("lora_attn_modules", Item([])).plain()
-    names = ["o_proj" if name == "output_proj" else str(name) for name in listed or []]
+    names = ["o_proj" if layer == "output_proj" else str(layer) for layer in listed or []]
     if fields.get("apply_lora_to_mlp", Item(False)).value is True:
         names += ["gate_proj", "up_proj", "down_proj"]
     if names:
-        _put_targets(work, names, fields.get("lora_attn_modules", made))
+        _put_targets(work, names, fields.get("lora_attn_modules", name))
     for key in ("lora_rank", "lora_alpha", "lora_dropout"):
         if key in fields:
             work.root.setdefault(key, fields[key])
@@ -245,13 +245,13 @@ def _tune_rows(work: Migration, fields: Entries, kind: Item) -> None:
             work.place(work.root, home, item, f"training.config.{home}")
     system = take(fields, "new_system_prompt")
     if system.value:
-        work.root["default_system"] = system  # refused with the others
+        work.root["default_system"] = system  # refused by unsupported_keys.py
     known = re.compile(r"_|conversation_style$")
     _arguments_without_effect(work, {k: v for k, v in fields.items() if not known.match(k)})
 
 
 def _put_tune_source(work: Migration, key: str, fields: Entries, kind: Item) -> None:
-    """A file, or a set of the hub with its split, as `key` of training.dataset."""
+    """Set `key` of training.dataset to a file, or to a hub id with its split."""
     source, files, split = (take(fields, name) for name in ("source", "data_files", "split"))
     if files.value and source.value in ("json", "csv", "text", "parquet"):
         source = files

@@ -1,4 +1,4 @@
-"""LLaMA-Factory's files: data sets by name in a dataset_info.json, and stages."""
+"""Converts files of LLaMA-Factory: stages, and data sets named in dataset_info.json."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from expert.manifest.text.item import Item, shown
 SIGNS = ("finetuning_type", "stage", "cutoff_len", "dataset_dir", "quantization_bit", "lora_target")
 INFO = "dataset_info.json"
 _MAX_BYTES = 5_000_000
-# Column there, the part of an example here, and the column there where none is named.
+# Column there, the part of an example here, and the default column there.
 _ALPACA = (
     ("prompt", "instruction", "instruction"),
     ("query", "input", "input"),
@@ -35,26 +35,26 @@ _OTHER_PLACES = ("ms_hub_url", "om_hub_url", "script_url", "cloud_file_name")
 
 
 def read_llama_factory(work: Migration, folder: Path) -> None:
-    """Bring what is LLaMA-Factory's own into words that mean the same here."""
+    """Convert what only LLaMA-Factory has."""
     _stage(work)
     if not any(sign in work.root for sign in SIGNS):
         return
     place = work.root.pop("dataset_dir", None)
-    dataset, judged = work.root.get("dataset"), work.root.get("eval_dataset")
+    dataset, validation = work.root.get("dataset"), work.root.get("eval_dataset")
     if dataset is not None:
         sets = _named(work, dataset, folder, place)
         if sets:
             del work.root["dataset"]
             put_rows(work, sets)
-    if judged is not None:
-        sets = _named(work, judged, folder, place)
+    if validation is not None:
+        sets = _named(work, validation, folder, place)
         if sets:
             del work.root["eval_dataset"]
-        put_validation(work, judged, sets)
+        put_validation(work, validation, sets)
 
 
 def _stage(work: Migration) -> None:
-    """`stage`: sft is what there is; pt is plain text."""
+    """Convert `stage`: sft, or pt (plain text)."""
     item = work.root.get("stage")
     word = str(item.value).lower() if item is not None else ""
     if item is None or word not in ("sft", "pt"):
@@ -64,11 +64,11 @@ def _stage(work: Migration) -> None:
         work.read_as(item, "training.config.method: sft")
     else:
         work.dataset.setdefault("text_field", beside(item, "text"))
-        work.read_as(item, "training.dataset.text_field: text: all of it is trained on")
+        work.read_as(item, "training.dataset.text_field: text (all of it is trained on)")
 
 
 def _named(work: Migration, item: Item, folder: Path, place: Item | None) -> list[NamedDataset]:
-    """The data sets that a `dataset: a,b` names; none where it is a path of its own."""
+    """The data sets of `dataset: a,b`; none if it is a path."""
     listed = item.value if isinstance(item.value, list) else None
     if not isinstance(item.value, str) and listed is None:
         return []
@@ -78,14 +78,14 @@ def _named(work: Migration, item: Item, folder: Path, place: Item | None) -> lis
     info, where = _info(work, folder, place)
     if info is None:
         if len(names) > 1 or place is not None:
-            what = f"{', '.join(names)}: named in a {INFO}, and there is none {where}"
+            what = f"{', '.join(names)}: there is no {INFO} {where}"
             fix = f"set dataset_dir to the folder of {INFO}, or write training.dataset.path: FILE"
             work.problem(item, what, fix)
             item.value = None
             work.root.pop(key, None)
             work.seen.add("no rows")
         return []
-    found = []
+    sets = []
     for name in names:
         about = info.get(name)
         if about is None and len(names) == 1 and ("/" in name or "." in name):
@@ -95,27 +95,27 @@ def _named(work: Migration, item: Item, folder: Path, place: Item | None) -> lis
             work.problem(item, f"{name} is not in {where}", f"it has {known}")
             work.seen.add("no rows")
             continue
-        beside_file = Path(where).parent
-        if beside_file.is_relative_to(folder):  # as paths of a manifest are: from its own folder
-            beside_file = beside_file.relative_to(folder)
+        info_folder = Path(where).parent
+        if info_folder.is_relative_to(folder):  # paths in a manifest are relative to its folder
+            info_folder = info_folder.relative_to(folder)
         else:
-            beside_file = beside_file.absolute()
-        found.append(_data_set(work, name, about, beside_file, item))
-    if not found:
+            info_folder = info_folder.absolute()
+        sets.append(_data_set(work, name, about, info_folder, item))
+    if not sets:
         work.root.pop(key, None)
-    return found
+    return sets
 
 
 def _info(
     work: Migration, folder: Path, place: Item | None
 ) -> tuple[Mapping[str, Any] | None, str]:
-    """The dataset_info.json and where it is, or where it was looked for."""
+    """The content of dataset_info.json and its path; None and the searched folders if missing."""
     places = [folder / "data", folder, Path("data")]
     if place is not None and isinstance(place.value, str):
         named = Path(place.value.replace("\\", "/"))
         places = [folder / named, named]
-    for each in places:
-        file = each / INFO
+    for candidate in places:
+        file = candidate / INFO
         try:
             if not file.is_file():
                 continue
@@ -125,7 +125,7 @@ def _info(
             continue
         if isinstance(info, Mapping):
             return info, str(file)
-    return None, "in " + " or ".join(str(each) for each in places[:2])
+    return None, "in " + " or ".join(str(candidate) for candidate in places[:2])
 
 
 def _data_set(
@@ -155,13 +155,13 @@ def _data_set(
     if isinstance(about.get("subset"), str):
         named.subset = at(about["subset"], "subset")
     if about.get("folder"):
-        refuse("folder", "a folder of a hub set cannot be chosen", "download it, write file_name")
+        refuse("folder", "folders of hub data sets are not read", "download it and write file_name")
     if isinstance(about.get("num_samples"), int):
         named.more["max_samples"] = at(about["num_samples"], "num_samples")
     columns: Mapping[str, Any] = _mapping(about.get("columns"))
     media = next((key for key in ("images", "videos", "audios") if columns.get(key)), None)
     if media is not None:
-        refuse(f"columns.{media}", f"the rows hold {media}", "only text is trained")
+        refuse(f"columns.{media}", f"the rows contain {media}", "only text is trained")
     if about.get("ranking") or any(columns.get(k) for k in ("chosen", "rejected", "kto_tag")):
         refuse("ranking", *PREFERENCES)
         return named
@@ -180,12 +180,12 @@ def _columns(
     columns: Mapping[str, Any],
     at: Any,
 ) -> None:
-    """Its columns, as field_mapping; speakers and keys of messages have to be known ones."""
+    """Convert the columns to field_mapping; refuse unknown roles and keys of messages."""
     for part in ("system", "tools"):
         map_column(named, part, at(columns.get(part), f"columns.{part}"))
     if columns.get("history") not in (None, "history"):
         what = f"earlier turns are in the column {shown(columns['history'])}"
-        work.problem(at(None, "columns.history"), what, "call it history in the rows")
+        work.problem(at(None, "columns.history"), what, "rename it to history in the rows")
     if about.get("formatting", "alpaca") in ("sharegpt", "openai"):
         column = columns.get("messages", "conversations")
         if column not in MESSAGES:

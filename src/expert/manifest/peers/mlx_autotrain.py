@@ -1,4 +1,4 @@
-"""Files of mlx-lm, and those of AutoTrain, whose settings are not read."""
+"""Converts files of mlx-lm; refuses those of AutoTrain."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ _NAMES = {
 
 
 def read_mlx(work: Migration) -> None:
-    """mlx-lm counts in iterations, and gives an adapter a scale."""
+    """Convert mlx-lm's files, which count iterations and give adapters a scale."""
     if "iters" not in work.root:
         return
     for key, home in _NAMES.items():
         if key in work.root:
             work.place(work.root, home, work.root.pop(key), f"training.config.{home}")
-    # false there where nothing is said
+    # mlx-lm's default is false
     work.root.setdefault("mask_prompt", Item(False, "mask_prompt", work.root["max_steps"].line))
     layers = take(work.root, "num_layers")
     if layers.value not in (None, -1):
-        what = f"the last {shown(layers.plain())} blocks; an adapter goes on every block here"
-        work.problem(layers, what, "write -1, which is all of them")
+        what = f"the last {shown(layers.plain())} blocks, but every block gets an adapter here"
+        work.problem(layers, what, "write -1 for all blocks")
     adapter = take(work.root, "lora_parameters").fields()
     rank, scale = (adapter.get(name, Item(None)) for name in ("rank", "scale"))
     if isinstance(rank.value, int) and isinstance(scale.value, int | float):
         alpha = round(rank.value * scale.value)
         work.root["lora_alpha"] = beside(scale, alpha)
-        work.read_as(scale, f"training.config.alpha: {alpha}: rank times the scale")
+        work.read_as(scale, f"training.config.alpha: {alpha} (rank × scale)")
     names = adapter.get("keys", Item(None))
     if isinstance(names.value, list):
         for name in names.value:

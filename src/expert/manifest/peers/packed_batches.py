@@ -1,4 +1,4 @@
-"""Batch sizes that count packed sequences, where ours count rows: their tokens are comparable."""
+"""Converts batch sizes in packed sequences to batch_tokens: batch_size here counts rows."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ _DEFAULT_LENGTHS = {"LLaMA-Factory": 2048, "TRL": 1024}
 
 
 def read_packed_batches(work: Migration) -> None:
-    """`per_device_train_batch_size` of TRL, Unsloth and LLaMA-Factory, beside `packing: true`.
-    Their files name the model so; in others the key is another word for our rows."""
+    """Convert `per_device_train_batch_size` beside `packing: true` in files of TRL, Unsloth and
+    LLaMA-Factory, known by the name of their model key; in others it is an alias of batch_size."""
     key = "per_device_train_batch_size"
-    named = {*work.root, *work.root.get("model", Item(None)).fields()}
-    if named.isdisjoint(_MODEL_NAMES) or key not in work.root:
+    keys = {*work.root, *work.root.get("model", Item(None)).fields()}
+    if keys.isdisjoint(_MODEL_NAMES) or key not in work.root:
         return
     packing = [work.root[name] for name in _PACKING if name in work.root]
     if not any(item.value is True for item in packing) or "streaming" in work.dataset:
         return
     if "batch_size" in work.root or "batch_tokens" in work.root:
         return
-    theirs = any(sign in work.root for sign in _SIGNS_OF_LLAMA_FACTORY)
+    is_llama_factory = any(sign in work.root for sign in _SIGNS_OF_LLAMA_FACTORY)
     length = next((work.root[name] for name in _LENGTHS if name in work.root), None)
-    places = _DEFAULT_LENGTHS["LLaMA-Factory" if theirs else "TRL"]
+    places = _DEFAULT_LENGTHS["LLaMA-Factory" if is_llama_factory else "TRL"]
     places = places if length is None else number_in(length)
-    if number_in(work.root[key]) and places:  # else reported as any wrong value
+    if number_in(work.root[key]) and places:  # else the schema reports it
         put_batch_tokens(work, work.root.pop(key), places)
 
 
 def put_batch_tokens(work: Migration, count: Item, places: int) -> None:
-    """So many packed sequences of `places` tokens make a step."""
+    """Set batch_tokens to `count` packed sequences of `places` tokens."""
     sequences = number_in(count)
     tokens = sequences * places
     work.root["batch_tokens"] = Item(tokens, count.path, count.line)
@@ -44,6 +44,6 @@ def put_batch_tokens(work: Migration, count: Item, places: int) -> None:
 
 
 def number_in(item: Item) -> int:
-    """The whole number that is given; 0 where it is none."""
+    """The value if it is a whole number, else 0."""
     value = item.value
     return value if isinstance(value, int) and not isinstance(value, bool) else 0

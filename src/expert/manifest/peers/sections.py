@@ -1,5 +1,5 @@
-"""Sections and lines of other files that stand for single keys here: `lora:`, `training_args:`, a
-class with its arguments, lines of a Python dataclass."""
+"""Converts sections such as `lora:` and `training_args:`, classes with arguments, and lines of a
+Python dataclass to single keys."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
     **dict.fromkeys(("dataloader", "data_loader", "dataloader_config"), _PLAIN),
     **dict.fromkeys(("model_args", "model_kwargs", "model_init_kwargs"), _PLAIN),
 }
-"""With the names that mean something else outside of the section."""
+"""With keys that need another name outside the section."""
 _OPTIMIZER = {"lr": "learning_rate", "eps": "adam_epsilon", "name": "optim", "type": "optim"}
 _SCHEDULER = {"num_warmup_steps": "warmup_steps", "name": "lr_scheduler", "type": "lr_scheduler"}
 LOADER_KEYS = frozenset(
@@ -31,11 +31,11 @@ LOADER_KEYS = frozenset(
         *("max_seq_length", "max_seq_len", "sequence_len", "cutoff_len"),
     )
 )
-"""Settings of a run that people write beside their rows."""
+"""Settings of a run that are often written in the dataset section."""
 
 
 def open_sections(work: Migration, zone: Entries) -> None:
-    """Put the entries of such sections beside them; they find their homes with the others."""
+    """Replace SECTIONS by their entries, which are moved to their places later."""
     for key in [key for key in zone if key in SECTIONS and isinstance(zone[key].value, dict)]:
         _spread(work, zone, zone.pop(key).fields(), SECTIONS[key])
     for key, names in (("optimizer", _OPTIMIZER), ("lr_scheduler", _SCHEDULER)):
@@ -54,22 +54,25 @@ def _spread(work: Migration, zone: Entries, fields: Entries, names: Mapping[str,
 def _spread_object(
     work: Migration, zone: Entries, fields: Entries, key: str, names: Mapping[str, str]
 ) -> None:
-    """An optimizer or a schedule given as a class with its arguments."""
+    """Convert an optimizer or schedule given as a class with arguments."""
     classes = ("_component_", "class_path")
-    made = next((fields.pop(name) for name in classes if name in fields), None)
+    class_name = next((fields.pop(name) for name in classes if name in fields), None)
     arguments = fields.pop("init_args", None)
     fields = {**fields, **(arguments.fields() if arguments is not None else {})}
     fused = fields.pop("fused", None)
-    if made is not None:
-        word = str(made.value).rpartition(".")[2].lower()
+    if class_name is not None:
+        word = str(class_name.value).rpartition(".")[2].lower()
         home, kind = "optim", _optimizer(word, fused is not None and fused.value is True)
         if key != "optimizer":
             kinds = [known for known in ("cosine", "linear", "constant") if known in word]
             home, kind = "lr_scheduler", kinds[0] if kinds else ""
         if kind:
-            zone.setdefault(home, beside(made, kind))
-            work.read_as(made, f"training.config.{home}: {kind}")
-    fields.pop("num_cycles", None)
+            zone.setdefault(home, beside(class_name, kind))
+            work.read_as(class_name, f"training.config.{home}: {kind}")
+    cycles = fields.pop("num_cycles", None)
+    if cycles is not None:
+        options = zone.setdefault("lr_scheduler_kwargs", beside(cycles, {}))
+        options.fields()["num_cycles"] = cycles
     _spread(work, zone, fields, names)
 
 
@@ -82,7 +85,7 @@ def _optimizer(word: str, fused: bool) -> str:
 
 
 def move_loader_keys(work: Migration, fields: Entries) -> None:
-    """`data: {num_workers: 8}`: settings of the run beside the rows."""
+    """Move LOADER_KEYS of a dataset section to training.config."""
     for key in [key for key in fields if key in LOADER_KEYS]:
         work.place_in_config(CONFIG_ALIASES.get(key, key), fields.pop(key))
 
@@ -97,7 +100,7 @@ _TYPES = re.compile(
 
 
 def read_python_lines(work: Migration) -> None:
-    """Give every `name: type = value` its value; one that is not a literal is refused."""
+    """Replace `name: type = value` by the value; refuse values that are not literals."""
     for item in list(Item(work.root).walk()):
         if not isinstance(item.value, str) or "=" not in item.value:
             continue
@@ -107,17 +110,17 @@ def read_python_lines(work: Migration) -> None:
         try:
             value = ast.literal_eval(line[2])
         except (ValueError, SyntaxError, RecursionError, MemoryError):
-            work.refuse(item, "a value", f"write {item.path.rpartition('.')[2]}: VALUE")
+            work.refuse(item, "a value", f"write {item.key}: VALUE")
             item.value = None
             continue
         item.value = _tree(value, item)
-        work.read_as(item, f"{shown(item.plain())}: a line of Python")
+        work.read_as(item, f"{shown(item.plain())} (a line of Python)")
 
 
 def _tree(
     value: object, at: Item
 ) -> str | int | float | bool | list[Item] | dict[str, Item] | None:
-    """A Python literal as items, where the user wrote it."""
+    """A Python literal as items with the path and line of `at`."""
     if isinstance(value, list | tuple | set):
         return [Item(_tree(entry, at), at.path, at.line) for entry in value]
     if isinstance(value, dict):

@@ -1,8 +1,5 @@
-"""Keys of other trainers that have no key here: each is reported with what happens instead, or
-refused with the reason and what to write.
-
-A key that is empty or says what happens anyway is dropped without a word; every other one gives a
-notice or a problem.
+"""Keys of other trainers without a counterpart: reported with what happens instead, or refused with
+the reason and a fix. A key that is empty, or whose value changes nothing, is dropped silently.
 """
 
 from __future__ import annotations
@@ -24,29 +21,29 @@ from expert.manifest.notices import Kind
 from expert.manifest.peers.converted_keys import CONVERTED
 from expert.manifest.text.item import Item, is_comment, shown
 
-# An entry begins at the margin: its kind, the values that change nothing (false where none are
-# named), and what happens here. Then ">" and the fix (of a refused key by default: remove it), and
-# the keys; fsdp_* is every key that begins like this and is not in the table, longest first.
+# An entry starts at the margin with its kind, the values that change nothing (default: false), and
+# what happens here. Then ">" and the fix (default for refused keys: remove it), and the keys.
+# fsdp_* matches all keys with this prefix that are not in the table; the longest prefix wins.
 _TABLE = r"""
 superseded: rows are tokenised once, on all cores
     num_proc dataset_num_proc preprocessing_num_workers dataset_processes
-superseded unless false, 0: every block is a group of its own, the embeddings and the head another
+superseded unless false, 0: each block is one FSDP group, embeddings and head another
     fsdp_transformer_layer_cls_to_wrap fsdp_auto_wrap_policy fsdp_min_num_params
     custom_sharded_layers
-superseded unless false, true: FSDP2 gathers the next block ahead and needs no such setting
+superseded unless false, true: FSDP2 prefetches the next block and needs no such setting
     fsdp_backward_prefetch fsdp_forward_prefetch fsdp_limit_all_gathers fsdp_use_orig_params
     fsdp_sync_module_states
 superseded: checkpoints load on any number of GPUs
     fsdp_state_dict_type fsdp_final_state_dict_type
 superseded unless false, true: weights are always memory-mapped while they load
     fsdp_cpu_ram_efficient_loading
-superseded unless false, 2: sharding is FSDP2's
+superseded unless false, 2: FSDP2 is used
     fsdp_version
 superseded unless false, "no": bf16 and fp16 decide
     fsdp_mixed_precision fsdp_mixed_precision_policy downcast_bf16
 superseded: settings of FSDP and DeepSpeed have no meaning here beyond distributed: sharded
     fsdp_* deepspeed_* megatron_lm_config
-superseded: gradients are summed in one buffer, once a step, which needs no setting
+superseded: gradients are summed in one buffer, once per step, which needs no setting
     ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph ddp_*
 superseded unless false, 1800: a run sets the time limits of its processes itself
     ddp_timeout
@@ -58,22 +55,22 @@ superseded unless false, 0, -1, true, "main", "static": the launcher numbers the
     rdzv_endpoint same_network main_training_function gpu_ids
 superseded: expert train --gpus N starts the processes, also under torchrun and Slurm
     resources_per_worker placement_strategy use_ray ray_*
-superseded unless false, 1, "auto": expert train --gpus N says how many GPUs train; the rows of a
+superseded unless false, 1, "auto": expert train --gpus N sets the number of GPUs; the rows per
     | step stay the same
     devices num_nodes num_gpus n_gpus nproc_per_node num_processes num_machines
-superseded unless false, 1: a sequence and a matrix are not divided among GPUs; distributed: sharded
-    | divides the weights
+superseded unless false, 1: sequences and matrices are not split across GPUs; distributed: sharded
+    | splits the weights
     context_parallel_size tensor_parallel_size tensor_parallel_dim context_parallel_dim
     sequence_parallel_degree sequence_parallel_size parallelism_config expert_parallel_size
 superseded unless false, 1, -1: weights are sharded over the ranks of a machine, or over all
     dp_shard_size dp_replicate_size data_parallel_shard_dim data_parallel_replicate_dim
 superseded: the plan checkpoints activations where they do not fit
     enable_activation_offloading activation_offloading use_reentrant_gc
-superseded: rows are dealt to GPUs in the order of the seed
+superseded: rows are assigned to GPUs in the order of the seed
     accelerator_config
 superseded unless false, "LOCAL_MACHINE": expert launch writes files for clusters
     compute_environment
-superseded: threads follow the cores that are free
+superseded: threads follow the available cores
     enable_cpu_affinity
 superseded unless false, "no": torch_compile decides
     dynamo_config dynamo_backend
@@ -81,7 +78,7 @@ superseded: TPUs are not supported
     tpu_env tpu_use_cluster tpu_use_sudo tpu_name tpu_zone tpu_num_cores tpu_metrics_debug
 superseded unless false, true: weights are always memory-mapped while they load
     low_cpu_mem_usage
-superseded unless false, "auto", "cuda", "cuda:0": distributed decides what a GPU holds; device: cpu
+superseded unless false, "auto", "cuda", "cuda:0": distributed decides the placement; device: cpu
     | trains on the CPU
     device_map
 superseded: answers are generated by torch itself
@@ -90,7 +87,7 @@ superseded: vram_limit limits the memory of a run
     gpu_memory_utilization
 superseded: prepared tokens are cached, keyed by rows, tokenizer and settings
     dataset_prepared_path tokenized_path overwrite_cache skip_prepare_dataset
-superseded: nothing is uploaded; expert export writes the folder that you can upload
+superseded: nothing is uploaded; expert export writes a folder that you can upload
     push_to_hub hub_model_id hub_strategy hub_private_repo hub_token push_dataset_to_hub
     hf_use_auth_token hub_revision hub_*
 superseded: this tracker is not supported; trackers has tensorboard, wandb, mlflow and trackio
@@ -100,11 +97,11 @@ superseded: TensorBoard files are in the run folder, and expert report draws the
 superseded: trackers read accounts, keys and addresses from the environment: WANDB_ENTITY,
     | WANDB_MODE, MLFLOW_TRACKING_URI, TRACKIO_SPACE_ID
     wandb_entity wandb_mode wandb_api_key mlflow_tracking_uri trackio_space_id
-superseded: trackers get the plan, the curves and where the result is; nothing is uploaded
+superseded: trackers get the plan, the curves and the result's path; nothing is uploaded
     hf_mlflow_log_artifacts wandb_* mlflow_* trackio_*
 superseded unless false, true: tokens per second and memory are always in events.jsonl
     log_peak_memory_stats include_tokens_per_second include_num_input_tokens_seen
-superseded unless false, true: the report shows the share of the card's peak
+superseded unless false, true: the report shows the MFU
     include_mfu
 superseded: expert diagnose shows where the time of a run goes
     profiler profile_steps
@@ -116,17 +113,17 @@ superseded: save_strategy and save_steps decide
     save_first_step save_on_each_node save_adapter_weights_only
 superseded: expert train --resume continues the newest run or the one named
     resume_from_checkpoint auto_resume_from_checkpoints resume
-superseded unless false, true, "steps": expert train trains
+superseded unless false, true, "steps": expert train always trains
     do_train logging_strategy
 superseded: expert validate judges the answers of a run, with the limits of training.decoding
     do_eval do_predict predict_with_generate eval_table_size eval_max_new_tokens
 superseded: evaluation_strategy and eval_steps decide
     eval_on_start eval_delay eval_accumulation_steps eval_causal_lm_metrics
-superseded: training.decoding says how answers are generated
+superseded: training.decoding sets how answers are generated
     generation_num_beams eval_num_beams
-superseded unless false, true: the model's own config.json and tokenizer.json decide
+superseded unless false, true: the model's config.json and tokenizer.json decide
     model_type tokenizer_type tokenizer_use_fast tokenizer_legacy use_fast_tokenizer
-superseded: the model's own config.json decides
+superseded: the model's config.json decides
     is_llama_derived_model is_mistral_derived_model is_falcon_derived_model
 superseded: the tokenizer in the base model's folder is used
     tokenizer_config tokenizer_name tokenizer_name_or_path tokenizer
@@ -136,70 +133,69 @@ superseded: Python code of a model runs only with --allow-remote-code and a pinn
     trust_remote_code
 superseded unless false, true: it follows from the model
     use_cache lora_fan_in_fan_out max_lora_rank float8_kv_cache fix_tokenizer
-warning: the tokenizer's own special tokens and the prompt template's are used
+warning: the special tokens of the tokenizer and of the prompt template are used
     special_tokens eot_tokens added_tokens_overrides pad_token eos_token bos_token
-refused: no tokens are added to a vocabulary
-    > use the tokenizer as it is, and remove the key
+refused: tokens cannot be added to a vocabulary
     new_special_tokens add_special_tokens resize_vocab
-warning: attention is computed as the model has it
+warning: attention is computed as in the model
     scaling_softmax logits_to_keep
-refused: a base that is already quantised cannot be trained on
-    > name the model it was made from, and quantization: int4
+refused: an already quantised base cannot be trained
+    > name the original model, and set quantization: int4
     gptq gptq_groupsize gptq_model_v1 gptq_disable_exllama quantization_device_map gptq_* awq_*
     hqq_* eetq_*
-refused: quantisation-aware training is not built
+refused: quantisation-aware training is not supported
     > remove it; export can quantise later
     qat
 warning: only text is trained
     processor_type image_max_pixels video_max_pixels image_size image_resize_algorithm
     freeze_vision_tower freeze_multi_modal_projector video_fps media_dir finetune_vision_layers
-warning unless true: target_modules says which layers get an adapter
+warning unless true: target_modules sets which layers get an adapter
     finetune_language_layers finetune_attention_modules finetune_mlp_modules
-refused: training does not start from a finished adapter
-    > expert train --resume continues a run; or merge the adapter and name that folder
+refused: training cannot start from a finished adapter
+    > continue the run with expert train --resume, or merge the adapter and name that folder
     lora_model_dir adapter_name_or_path peft_model_id
-refused: only the adapter is trained, no other weights
+refused: only the adapter can be trained, no other weights
     > remove it, or train all weights: adapter_type: full
     lora_modules_to_save modules_to_save additional_target save_embedding_layers
 refused: a part of the weights cannot be trained alone
     > remove it, or train all weights: adapter_type: full
     unfrozen_parameters freeze_trainable_layers freeze_trainable_modules
-refused: the rows of a mixture are tasks here
-    > training.dataset.tasks: one for each data set, with its weight
+refused: a mixture is written as tasks
+    > write training.dataset.tasks: one for each data set, with its weight
     dataset_mixture dataset_mixer
-refused: the rows are named by training.dataset
-    > write path: owner/name, and its columns in field_mapping
+refused: data sets are set in training.dataset
+    > write path: owner/name, and the columns in field_mapping
     hf_dataset
-refused: an adapter goes on every block
-    > remove it; target_modules chooses layers of a block
+refused: every block gets an adapter
+    > remove it; target_modules selects layers of a block
     layers_to_transform lora_layers_to_transform peft_layers_to_transform
-refused: block expansion is not built
+refused: block expansion is not supported
     > use adapter_type: lora or full
     use_llama_pro
-refused: LoRA+ is not built: all weights of an adapter have the same learning rate
+refused: LoRA+ is not supported: all weights of an adapter have the same learning rate
     loraplus_lr_ratio loraplus_lr_embedding
-refused unless false, true: adapters start from zero change (PEFT's default)
+refused unless false, true: adapters start without effect (PEFT's default)
     loftq_config lora_init_lora_weights
-refused unless true: adapters start from zero change (PEFT's default)
+refused unless true: adapters start without effect (PEFT's default)
     init_lora_weights
-refused: PiSSA is not built
+refused: PiSSA is not supported
     pissa_init pissa_*
 refused unless "none", false: biases are not trained with an adapter
     > write none
     bias lora_bias
-superseded unless false, "CAUSAL_LM", "LORA": decoders are trained
+superseded unless false, "CAUSAL_LM", "LORA": only causal language models are trained
     task_type lora_task_type peft_type
-refused unless false, 0: NEFTune's noise is not built
+refused unless false, 0: NEFTune's noise is not supported
     neftune_noise_alpha neftune
-refused: label smoothing is not built
+refused: label smoothing is not supported
     label_smoothing_factor
-refused: the loss is the cross-entropy of the answer's tokens
+refused: the loss is the cross-entropy of the answer tokens
     use_dft_loss use_eaft_loss use_asft_loss
-refused: that optimizer is not built
+refused: that optimizer is not supported
     > use optim: adamw_bnb_8bit for little memory, or adamw_torch_fused
     use_galore use_apollo use_badam use_adam_mini use_muon optim_target_modules galore_* apollo_*
     badam_* adam_mini_* muon_* lion_*
-warning: betas, adam_epsilon and weight_decay are keys of their own
+warning: use the keys betas, adam_epsilon and weight_decay
     optim_args
 warning: the warm-up is linear
     lr_quadratic_warmup
@@ -207,23 +203,23 @@ refused: the learning rate decays until the end of the run
     cosine_constant_lr_ratio
 refused: all weights have the same learning rate
     lr_groups embedding_lr embedding_lr_scale
-refused: ReLoRA is not built
+refused: ReLoRA is not supported
     relora_steps relora_warmup_steps relora relora_*
-refused: reward models are not built: only sft (supervised fine-tuning) is
+refused: reward models are not supported: only sft (supervised fine-tuning) is
     reward_model process_reward_model num_labels
-refused: it is not built
+refused: it is not supported
     mixture_of_depths use_mod moe_aux_loss_coef
 warning: rows are shuffled with the seed
     sample_packing_sequentially curriculum_sampling disable_shuffling
 warning unless true: rows are shuffled with the seed
     shuffle shuffle_merged_datasets shuffle_dataset
-superseded: packing decides for evaluation too
+superseded: packing applies to evaluation too
     eval_sample_packing eval_packing
 superseded: packing leaves almost no padding
     pad_to_sequence_len pad_to_multiple_of padding pad_to_max_length padding_free
-superseded: packing looks at all rows; max_seq_length is the length of a sequence
+superseded: packing considers all rows; max_seq_length is the length of a sequence
     sample_packing_group_size sample_packing_bin_size max_packed_sequence_len
-superseded unless false, true: columns and the last batch need no option
+superseded unless false, true: columns and the last batch need no setting
     remove_unused_columns dataset_kwargs dataloader_drop_last
 superseded unless false, true: padding is never trained on
     ignore_pad_token_for_loss mask_prompt_loss
@@ -234,23 +230,23 @@ refused: every answer of a conversation is trained on
     mask_history
 superseded unless false, "turn", "all": the end of every trained answer is trained on too
     train_on_eos
-refused: a template written out in a manifest is not read
+refused: inline templates are not read
     > put it into the tokenizer_config.json of the base model's folder; prompt_template:
     > tokenizer uses it
     chat_template_jinja chat_template_kwargs
-refused: system texts come from the rows
-    > put it into the rows: a column or message "system"
+refused: system messages come from the rows
+    > put it into the rows, as a column or message "system"
     default_system default_system_message
-superseded: tool calls are written as the model's own template has them
+superseded: tool calls are formatted by the model's template
     tool_format
-superseded: reasoning in the rows is written as the model's template has it
+superseded: reasoning is formatted by the model's template
     enable_thinking template_thinking_key split_thinking
-refused unless "concat": rows of several data sets are mixed by the weight of each
-    > training.dataset.tasks.<name>.weight
+refused unless "concat": data sets are mixed by their weights
+    > write training.dataset.tasks.<name>.weight
     mix_strategy interleave_probs
-superseded: streamed rows are shuffled in a window of their own
+superseded: streamed rows are shuffled in windows of bounded size
     buffer_size
-superseded: fused kernels are chosen by the plan: attention, fused_loss, fused_blocks, torch_compile
+superseded: the plan chooses fused kernels: attention, fused_loss, fused_blocks, torch_compile
     plugins lora_mlp_kernel lora_qkv_kernel lora_o_kernel lora_embedding_kernel fused_attn_kernel
     flash_optimum xformers_attention s2_attention shift_attn liger_kernel_config
     unsloth_cross_entropy_loss unsloth_lora_mlp unsloth_lora_qkv unsloth_lora_o unsloth_rope
@@ -269,15 +265,15 @@ superseded: on_loss_spike rolls back to the last checkpoint
     loss_watchdog_threshold loss_watchdog_patience
 superseded: garbage collection needs no setting
     gc_steps gc_collect_steps
-refused unless "nll": the loss is the cross-entropy of the answer's tokens
+refused unless "nll": the loss is the cross-entropy of the answer tokens
     loss_type
 refused unless "keep_start": the end of a row that is too long is cut off
     > write keep_start
     truncation_mode
-refused: a template of its own is read from the base model's folder
+refused: custom templates are read from the base model's folder
     > put it into the tokenizer_config.json there; prompt_template: tokenizer uses it
     chat_template_path tokenizer_chat_template
-refused: adapters go on linear layers only
+refused: only linear layers get adapters
     lora_target_parameters
 superseded: the non-reentrant implementation is always used
     gradient_checkpointing_use_reentrant ignore_bias_buffers
@@ -287,15 +283,15 @@ superseded: seed decides the order, and --resume keeps it
     data_seed ignore_data_skip
 superseded unless false, true, "length": loss, perplexity and token accuracy are measured
     label_names prediction_loss_only batch_eval_metrics length_column_name
-superseded unless false, true: the loss of a step is divided by all of its tokens
+superseded unless false, true: the loss is averaged over all tokens of a step
     average_tokens_across_devices
 superseded: torch_compile decides
     torchdynamo jit_mode_eval use_ipex
-superseded: a token for the hub is read from HF_TOKEN or from where hf auth login keeps it
+superseded: the hub token is read from HF_TOKEN or from hf auth login
     token
-superseded unless false, true, false: it has no effect here
+superseded unless false, true: no effect here
     strict debug test_value
-warning: it belongs to preference training, which is not built
+warning: it belongs to preference training, which is not supported
     rl_* kto_* dpo_* orpo_* ppo_* grpo_* pref_* simpo_* reward_* center_rewards_* ref_model* trl_*
 """
 
@@ -305,20 +301,20 @@ _KINDS: dict[str, Kind | None] = {"superseded": "superseded", "warning": "warnin
 
 @dataclass(frozen=True)
 class PeerAnswer:
-    """What the user of another trainer's key is told."""
+    """The answer to a key of another trainer."""
 
     text: str
     """What happens here."""
     kind: Kind | None = "superseded"
     """Kind of the notice; None: the key is refused."""
     fix: str = ""
-    """Of a refused key: what to write instead."""
+    """What to write instead of a refused key."""
     agrees: tuple[Any, ...] = (False,)
-    """Values that say what happens here anyway; null always does."""
+    """Values that change nothing; null never does."""
 
 
 def _answers(table: str) -> dict[str, PeerAnswer]:
-    found = {}
+    answers = {}
     for entry in re.split(r"\n(?=\S)", table.strip()):
         head, *lines = (line.strip() for line in entry.replace("\n    | ", " ").splitlines())
         before, _, text = head.partition(": ")
@@ -326,19 +322,19 @@ def _answers(table: str) -> dict[str, PeerAnswer]:
         agrees = tuple(json.loads(f"[{unless}]")) if unless else (False,)
         fix = " ".join(line[2:] for line in lines if line.startswith("> "))
         fix = fix or ("remove it" if kind == "refused" else "")
-        told = f"without effect: {text}" if kind == "warning" else text
-        answer = PeerAnswer(told, _KINDS[kind], fix, agrees)
+        text = f"without effect: {text}" if kind == "warning" else text
+        answer = PeerAnswer(text, _KINDS[kind], fix, agrees)
         keys = " ".join(line for line in lines if not line.startswith("> "))
-        found.update(dict.fromkeys(keys.split(), answer))
-    return found
+        answers.update(dict.fromkeys(keys.split(), answer))
+    return answers
 
 
 _ALL = _answers(_TABLE)
 ANSWERS = {key: answer for key, answer in _ALL.items() if not key.endswith("*")}
 FAMILIES = {key[:-1]: answer for key, answer in _ALL.items() if key.endswith("*")}
 _KNOWN_HERE = {*CONFIG_KEYS, *CONFIG_ALIASES, *SPECIAL_NAMES, *LOOSE_DATASET_KEYS, *CONVERTED}
-"""Keys of our own, whatever they begin with."""
-# Words that say something else in a description: of a whole manifest they are left alone.
+"""Keys that are read here, whatever their prefix."""
+# At the top level of an Expert manifest, these may be metadata.
 _PLAIN_WORDS = frozenset(
     [
         "bias",
@@ -364,31 +360,29 @@ _PLAIN_WORDS = frozenset(
 
 
 def answer_to(key: str) -> PeerAnswer | None:
-    """What is reported of a key of another trainer; None: nothing is known of it."""
-    found = ANSWERS.get(key)
-    if found is not None or key in _KNOWN_HERE:
-        return found
-    known = [start for start in FAMILIES if key.startswith(start)]
-    return FAMILIES[max(known, key=len)] if known else None
+    """The answer to a key of another trainer; None if it is unknown."""
+    answer = ANSWERS.get(key)
+    if answer is not None or key in _KNOWN_HERE:
+        return answer
+    prefixes = [prefix for prefix in FAMILIES if key.startswith(prefix)]
+    return FAMILIES[max(prefixes, key=len)] if prefixes else None
 
 
 def answer_keys(work: Migration, zone: Entries, *, keep: Iterable[str] = ()) -> None:
-    """Take the keys of other trainers out of a section, each with its answer.
-
-    `keep`: names that mean something in that section.
-    """
-    describes = zone is work.root and work.is_whole
+    """Remove and report the keys of other trainers in a section, except those of `keep`."""
+    has_metadata = zone is work.root and work.is_whole
     for key in [key for key in zone if not is_comment(key) and key not in keep]:
-        answer = None if describes and key in _PLAIN_WORDS else answer_to(key)
+        answer = None if has_metadata and key in _PLAIN_WORDS else answer_to(key)
         if answer is not None:
             _report(work, zone.pop(key), answer)
 
 
 def _report(work: Migration, item: Item, answer: PeerAnswer) -> None:
-    """The notice or the problem of one key; none where it says what happens anyway."""
+    """Report a notice or problem, unless the value changes nothing."""
     value = item.plain()
-    agrees = any(type(value) is type(each) and value == each for each in answer.agrees)
-    if value in (None, "", [], {}) or agrees:  # 1 is not true, although Python says so
+    # In Python 1 == True, so compare types too.
+    agrees = any(type(value) is type(known) and value == known for known in answer.agrees)
+    if value in (None, "", [], {}) or agrees:
         return
     if answer.kind is not None:
         work.report(answer.kind, item, answer.text)

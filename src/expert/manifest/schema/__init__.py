@@ -1,1 +1,1 @@
-"""Every key with its default, its values and one line of meaning."""
+"""All keys of a manifest with their types, defaults and help texts."""

@@ -26,7 +26,7 @@ class FieldMapping(Section):
     instruction: Text | None = None
     """Column with the request."""
     input: Text | None = None
-    """Column with the optional material the request is about."""
+    """Column with optional context for the request."""
     response: Text | None = None
     """Column with the answer."""
     text: Text | None = None
@@ -36,11 +36,11 @@ class FieldMapping(Section):
     system: Text | None = None
     """Column with the system text."""
     tools: Text | None = None
-    """Column with the tools that a conversation offers."""
+    """Column with the tools available in a conversation."""
 
 
 class Task(Section):
-    """One task of a multi-task data set, with files of its own."""
+    """One task of a multi-task data set, with its files."""
 
     train: Text
     """Training rows of the task."""
@@ -83,7 +83,7 @@ class DatasetSpec(Section):
     type: Literal["single", "huggingface", "multi_task"] | None = None
     """Kind of source; by default inferred from path and tasks."""
     format: RowFormat | None = None
-    """File format, if the suffix does not tell it."""
+    """File format, if the suffix does not show it."""
     streaming: Flag = False
     """Read rows as they are needed, with bounded memory."""
     max_in_memory_samples: Count | None = None
@@ -98,7 +98,7 @@ class DatasetSpec(Section):
     """Rows with chosen and rejected answers or a label (DPO, KTO): `preferred` trains on the
     preferred answers alone; `all` ignores a label."""
     json_values: Flag = False
-    """Train on lists and objects as JSON text; otherwise they make a row a bad row."""
+    """Train on lists and objects as JSON text; otherwise such rows are bad rows."""
     tasks: dict[str, Task] | None = None
     """Several data sets, trained together."""
     validation: RowChecks | None = None
@@ -114,8 +114,8 @@ class DatasetSpec(Section):
     max_bad_rows: CountFromZero = 0
     """Unreadable rows to tolerate; each is counted and written to rejects.jsonl."""
     max_unpacked_size: Size | None = None
-    """Most that a compressed data file may unpack to, such as "50GB"; null: 200 times its size, but
-    at least 16 MiB. It stops zip bombs."""
+    """Largest unpacked size of a compressed file, such as "50GB"; null: 200 times its size, but at
+    least 16 MiB. It stops zip bombs."""
 
     @property
     def most_unpacked(self) -> int | None:

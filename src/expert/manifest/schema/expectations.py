@@ -1,4 +1,4 @@
-"""What a key may be, in words, read off the schema."""
+"""Describes the values a key may have, from the schema."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from expert.manifest.schema.manifest import Manifest
 from expert.manifest.schema.types import LARGEST
 
-# Sections that people may write as plain text instead; migrate/layout.py makes objects of them.
+# Sections that may also be plain text; migrate/layout.py converts it to an object.
 _SHORT_FORMS = {"BaseModelSpec": "a name", "DatasetSpec": "a path"}
 
 
@@ -28,7 +28,7 @@ def resolve(node: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def schema_at(steps: tuple[str | int, ...]) -> Mapping[str, Any] | None:
-    """The schema of the key at a canonical path, or None where none is known."""
+    """The schema of the key at a canonical path, or None."""
     node: Mapping[str, Any] | None = schema()
     for step in steps:
         node = below(node, step)
@@ -36,7 +36,7 @@ def schema_at(steps: tuple[str | int, ...]) -> Mapping[str, Any] | None:
 
 
 def below(node: Mapping[str, Any] | None, step: str | int) -> Mapping[str, Any] | None:
-    """The schema one step further down, or None where nothing is known of it."""
+    """The schema of a key or entry of `node`, or None."""
     if node is None:
         return None
     node = resolve(node)
@@ -57,7 +57,7 @@ def below(node: Mapping[str, Any] | None, step: str | int) -> Mapping[str, Any] 
 
 
 def allows_null(node: Mapping[str, Any]) -> bool:
-    """Whether null is a value of the key, rather than another way to leave it out."""
+    """Whether null is a value of the key, rather than "not set"."""
     node = resolve(node)
     return not node or any(
         choice.get("type") == "null" or not (set(choice) - {"title", "description", "default"})
@@ -66,7 +66,7 @@ def allows_null(node: Mapping[str, Any]) -> bool:
 
 
 def expected(node: Mapping[str, Any]) -> str:
-    """`a whole number of at least 1 or "auto"`."""
+    """The allowed values in words: `a whole number of at least 1 or "auto"`."""
     node = resolve(node)
     parts: list[str] = []
     for choice in node.get("anyOf", [node]):

@@ -1,4 +1,4 @@
-"""Files that hold rows: the formats a manifest can name, and the endings of their names."""
+"""Formats of data files and their file endings."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ ENDINGS: dict[str, tuple[str, ...]] = {
     "arrow": (".arrow",),
     "excel": (".xlsx", ".xls", ".xlsb", ".xlsm", ".ods"),
 }
-"""Of every format that is read from a file."""
 COMPRESSED = (".gz", ".zst")
-"""Endings that may follow those, of compressed files."""
+"""Endings that may follow, of compressed files."""
 ALL_ENDINGS = (*(ending for endings in ENDINGS.values() for ending in endings), *COMPRESSED)
 
 assert {*ENDINGS} == {*get_args(RowFormat)} - {"text", "huggingface"}

@@ -1,5 +1,5 @@
-"""Optimizers, schedules, adapters and trackers: the names a manifest may use, and of each what the
-other files ask of it, in one row. A test holds names and rows together."""
+"""Optimizers, schedules, adapters, engines and trackers: their names in a manifest and their
+properties. A test checks that every name has properties."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ Optimizer = Literal["adamw_torch", "adamw_torch_fused", "adamw_bnb_8bit", "paged
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerKind:
-    """An optimizer as people call it, and what it keeps for every trained weight."""
-
     title: str
     state_bytes: float
+    """Bytes of optimizer state per trainable weight."""
     update: str = "AdamW"
-    """What it computes: runs can be resumed with another one of the same update."""
+    """Its update rule: a run can be resumed with another optimizer of the same rule."""
 
 
 # Two 8-bit moments, and a float32 scale per 256 of each.
@@ -57,10 +56,9 @@ class SchedulerOptions(StrictSection):
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleKind:
-    """The options a schedule takes, and whether it can be followed without a known last step."""
-
     options: tuple[str, ...] = ()
     needs_end: bool = True
+    """Whether the number of steps must be known."""
 
 
 SCHEDULES = {
@@ -80,18 +78,18 @@ ReleasedAdapter = Literal[AdapterName, "lora-fa"]
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterKind:
-    """What an adapter trains of a layer, and where it is not like LoRA."""
+    """Properties of an adapter; the defaults are LoRA's."""
 
     weights: Callable[[int, int, int], int]
-    """How many weights of a layer are trained, by rank, inputs and outputs."""
+    """Trainable weights of a layer, by rank, inputs and outputs."""
     rate: float = 2e-4
-    """The usual learning rate."""
+    """Default learning rate."""
     options: tuple[str, ...] = ("rank", "alpha", "dropout")
-    """Keys of training.config that it takes besides target_modules."""
+    """Keys of training.config that it uses, besides target_modules."""
     quantised: bool = True
     """Works on an int4 or int8 base."""
     transposed: bool = True
-    """Works on weights that are kept as [in, out], such as GPT-2's."""
+    """Works on weights stored as [in, out], such as GPT-2's."""
     in_float32: bool = False
     """Trained in float32, whatever the precision of the base."""
     not_captured: str = ""
@@ -107,13 +105,13 @@ def _pair_with_magnitude(rank: int, inputs: int, outputs: int) -> int:
 
 
 def _pair_with_singular_values(rank: int, inputs: int, outputs: int) -> int:
-    """Of half as many ranks again: the least useful ones are given up during the run."""
+    """AdaLoRA starts with 1.5 times the rank and prunes the least useful ranks during the run."""
     first = rank + (rank + 1) // 2
     return _pair(first, inputs, outputs) + first
 
 
 def _kronecker_factors(rank: int, inputs: int, outputs: int) -> int:
-    """Factors near the square root of the layer, one of them of low rank."""
+    """Two factors near the square root of the layer's size, one of low rank."""
     left_in, left_out = _divisor(inputs), _divisor(outputs)
     right_in, right_out = inputs // left_in, outputs // left_out
     return left_in * left_out + min(right_in * right_out, rank * (right_in + right_out))
@@ -145,7 +143,7 @@ IN_FLOAT32 = tuple(name for name, kind in ADAPTERS.items() if kind.in_float32)
 
 
 def takes(adapter: str, option: str) -> bool:
-    """Whether an adapter has such an option; full and none, which are no adapters, have none."""
+    """Whether an adapter uses an option; full and none are not adapters and use none."""
     return adapter in ADAPTERS and option in ADAPTERS[adapter].options
 
 
@@ -153,7 +151,7 @@ def takes(adapter: str, option: str) -> bool:
 
 Engine = Literal["single", "replicated", "sharded"]
 SPLITS_WEIGHTS = frozenset({"sharded"})
-"""Engines whose ranks hold a part of the weights each and gather them for every pass."""
+"""Engines whose ranks each hold a part of the weights and gather them for every pass."""
 
 # --- trackers: opened in telemetry/trackers.py ---------------------------------------------------
 

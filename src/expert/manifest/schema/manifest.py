@@ -1,4 +1,4 @@
-"""The manifest as read: complete, checked, in the 2.0 layout. It may still say "auto"."""
+"""The manifest as read, in the 2.0 layout; values may still be "auto"."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class CharGptShape(StrictSection):
     width: Width = 384
     """Size of the hidden state."""
     block_size: Width = 256
-    """Characters the model sees at once."""
+    """Context length, in characters."""
     dropout: Share = 0.0
     """Dropout in attention and feed-forward."""
 
@@ -53,9 +53,9 @@ class Adapter(Section):
     type: ReleasedAdapter | None = None
     """Kind of adapter."""
     target_modules: list[Text] | None = None
-    """Layers that have it."""
+    """Adapted layers."""
     feedforward_modules: list[Text] | None = None
-    """IA3: those scaled at their input."""
+    """IA3: layers whose input is scaled."""
     r: Rank | None = None
     """Rank."""
     alpha: PositiveNumber | None = None
@@ -80,19 +80,19 @@ class BaseModelSpec(Section):
     """A model the expert is trained on."""
 
     name: Text
-    """Folder, bare name, or hub id; foreign absolute paths are looked up by their last part."""
+    """Folder, name, or hub id; missing absolute paths are looked up by their last part."""
     sha256: str | None = None
     """Hash of the base weights; empty: not checked."""
     quantization: Quantization | Auto = AUTO
     """Base weights: int4 (NF4, double quantisation), int8, fp8; bf16, fp16, none: as they are."""
     rope_scaling: Text | dict[str, Any] | None = None
-    """Descriptive only: positions are trained as the model's own config.json says."""
+    """Descriptive only: positions follow the model's config.json."""
     prompt_template: PromptTemplate | Auto = AUTO
-    """How turns are written; auto: the tokenizer's own template, else by the model's name."""
+    """Prompt format; auto: the tokenizer's chat template, else by the model's name."""
     revision: Text | None = None
     """Hub commit to use."""
     architecture: CharGptShape | None = None
-    """Size of the built-in char-gpt; for no other model."""
+    """Size of the built-in char-gpt; only for that model."""
     adapters: list[Adapter] = []
     """Released adapters."""
 
@@ -107,9 +107,9 @@ class SoftPrompt(Section):
     path: Text | None = None
     """Where the released embedding is."""
     init_method: Literal["random", "text", "vocab_sample"] = "random"
-    """Start from noise, from the embedding of init_text, or from sampled vocabulary."""
+    """Initialise from noise, from the embedding of init_text, or from random vocabulary tokens."""
     init_text: str = ""
-    """Text to start from with init_method text."""
+    """Text for init_method text."""
     purpose: str | None = None
     """What it is for."""
 
@@ -143,9 +143,9 @@ class Manifest(Section):
     description: str = ""
     """What the expert is good at."""
     author: str | dict[str, Any] | None = None
-    """Who made it."""
+    """Author."""
     base_models: Annotated[list[BaseModelSpec], Field(min_length=1)]
-    """Models it can be trained on; the first one unless --model says otherwise."""
+    """Models it can be trained on; the first is used unless --model is given."""
     soft_prompts: list[SoftPrompt] = []
     """Virtual tokens trained in front of every example."""
     training: Training
@@ -171,8 +171,8 @@ class Manifest(Section):
     license: str | None = None
     """Licence of the expert."""
     repository: str | dict[str, Any] | None = None
-    """Where its source is."""
+    """Source repository."""
     homepage: str | None = None
-    """Its page."""
+    """Web page."""
     tags: list[str] = []
-    """Words to find it by."""
+    """Search keywords."""

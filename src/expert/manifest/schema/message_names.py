@@ -1,4 +1,4 @@
-"""Names in the messages of a row: who speaks, what is reasoning, what is trained on."""
+"""Names in messages: roles, and fields for reasoning and for what is trained on."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 """Fields with the reasoning before an answer."""
 YES_OR_NO = ("train", "trainable", "train_on_turn", "loss")
 TRAINED = ("weight", "loss_weight", *YES_OR_NO)
-"""Fields that say whether an answer is trained on, as OpenAI, Axolotl and others have them."""
+"""Fields for whether an answer is trained on, as used by OpenAI, Axolotl and others."""
 TRAINED_IN_PARTS = "train_detail"
-"""Which characters of a message are trained on: such rows are refused."""
+"""Field for which characters of a message are trained on; such rows are refused."""

@@ -1,4 +1,4 @@
-"""The kinds of value a manifest holds: strict where a silent conversion would hide a mistake."""
+"""Types of manifest values: strict where a silent conversion would hide a mistake."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _UNITS = {"gib": 2**30, "gb": 2**30, "mib": 2**20, "mb": 2**20}
 
 
 def parse_size(text: str) -> int:
-    """Bytes of "16GB" or "900 MiB". Cards are sold in GB and measured in GiB: both mean 2**30."""
+    """Bytes of "16GB" or "900 MiB". GB and GiB both mean 2**30, as for the memory of a GPU."""
     match = _SIZE.fullmatch(text.strip())
     if not match or float(match[1]) == 0:
         raise ValueError(f'{text!r} is not a memory size such as "16GB" or "900MiB"')

@@ -1,1 +1,1 @@
-"""YAML and JSON text with line numbers and comments."""
+"""Reads and writes YAML and JSON with line numbers and comments."""

@@ -1,4 +1,4 @@
-"""Read a manifest file: JSON or YAML, every value with its line, its path and its comments."""
+"""Reads a JSON or YAML manifest; each value keeps its line, path and comments."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from expert.core.files import NotRegular, read_bytes
 from expert.manifest.schema.file_formats import ALL_ENDINGS
 from expert.manifest.text.item import Item, shown
 
-# The largest manifest seen in the wild has 13 kB; a megabyte is a mistake or an attack.
+# The largest real manifest seen has 13 kB; a megabyte is a mistake or an attack.
 MAX_BYTES = 1_000_000
 
 SUFFIXES = (".json", ".yaml", ".yml")
 _ROWS = tuple(ending for ending in ALL_ENDINGS if ending not in SUFFIXES)
-"""Of files that hold rows and are named by mistake."""
+"""Endings of data files, for users who pass one by mistake."""
 FILE_NAMES = ("manifest.json", "manifest.yaml", "manifest.yml", "config.yaml")
-"""What a manifest is called where only its folder is named, in the order they are looked for."""
+"""File names of a manifest in a folder, in the order of preference."""
 
 Format = Literal["json", "yaml"]
 
 
 @dataclass
 class Document:
-    """A parsed file. `problems` are those that did not stop the parser, such as doubled keys."""
+    """A parsed file. `problems` did not stop the parser, such as duplicate keys."""
 
     source: str
     folder: Path
@@ -39,17 +39,14 @@ class Document:
 
 
 def manifest_in(folder: Path) -> Path | None:
-    """The manifest of an expert's folder, by its name; None where there is none."""
-    with contextlib.suppress(OSError):  # a name that no file system has; reading says so
+    """The manifest in a folder, or None."""
+    with contextlib.suppress(OSError):  # an invalid name, reported when it is read
         return next((path for name in FILE_NAMES if (path := folder / name).is_file()), None)
     return None
 
 
 def read_document(path: Path) -> Document:
-    """Parse a manifest file; ManifestError with file and line where it cannot be parsed.
-
-    A folder means the manifest in it.
-    """
+    """Parse a manifest file, or the manifest in a folder; ManifestError with the line."""
     path = manifest_in(path) or path
     raw = _read_bytes(path, str(path))
     try:
@@ -79,8 +76,7 @@ def _parsed(raw: bytes, path: Path, source: str) -> Document:
 def parse_document(
     text: str, kind: Format, *, source: str = "manifest", folder: Path = Path()
 ) -> Document:
-    """Parse manifest text of a known format."""
-    # Only the parser that is needed is imported: PyYAML costs 30 ms.
+    # Imported here: PyYAML costs 30 ms, and JSON needs no YAML.
     if kind == "json":
         from expert.manifest.text.json_text import parse_json
 
@@ -95,8 +91,8 @@ def parse_document(
         if root.value is not None:
             what = f"got {shown(root.plain())}, expected an object"
         fix = "add a name, a base model and a dataset"
-        many = root.value if kind == "json" and isinstance(root.value, list) else []
-        if many and all(isinstance(each.value, dict) for each in many):
+        rows = root.value if kind == "json" and isinstance(root.value, list) else []
+        if rows and all(isinstance(row.value, dict) for row in rows):
             raise _data_file(source)
         raise ManifestError(source, [Problem("", what, fix, root.line)])
     return Document(source, folder, kind, root, problems, closing)
@@ -116,15 +112,14 @@ def _read_bytes(path: Path, source: str) -> bytes:
     except (OSError, ValueError) as error:
         what = f"cannot be read: {getattr(error, 'strerror', None) or error}"
         if getattr(error, "errno", None) == errno.EFBIG:
-            size = max(path.stat().st_size, MAX_BYTES + 1)  # some systems do not tell it
+            size = max(path.stat().st_size, MAX_BYTES + 1)  # 0 for some files
             what = f"the file has {size:,} bytes; a manifest has at most {MAX_BYTES:,}"
             fix = f"if these are rows: expert new NAME --from {source}"
     raise ManifestError(source, [Problem("", what, fix)])
 
 
 def _near_manifest(path: Path) -> Path | None:
-    """A manifest beside a path that is not there, or a folder with one, whose name is nearly the
-    same."""
+    """A manifest, or a folder with one, whose name is similar to a missing path."""
     import difflib
 
     beside: list[str] = []

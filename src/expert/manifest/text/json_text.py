@@ -1,4 +1,4 @@
-"""JSON with a line for every value; the standard library's parser keeps none."""
+"""Parses JSON with a line for every value, which the standard library does not keep."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import NoReturn
 from expert.core.errors import ManifestError, Problem
 from expert.manifest.text.item import MAX_DEPTH, MAX_ITEMS, Item, add_entry, join
 
-# The standard library's own string scanner; typeshed does not list it.
+# The standard library's string scanner; typeshed does not list it.
 _scan_string: Callable[[str, int, bool], tuple[str, int]] = getattr(decoder, "scanstring")  # noqa: B009
 _SPACE = re.compile(r"[ \t\r\n]*")
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?", re.ASCII)
@@ -102,7 +102,7 @@ class _Parser:
         return entries
 
     def entries(self, at: int, closing: str) -> Iterator[int]:
-        """Where each entry between brackets begins; whoever asks reads it before the next."""
+        """The start of each entry between brackets; the caller must parse it before the next."""
         position = self.skip(at + 1)
         while self.text[position : position + 1] != closing:
             yield position

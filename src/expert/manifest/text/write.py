@@ -1,4 +1,4 @@
-"""A tree of items as JSON or YAML text that reads back to the same data, comments included."""
+"""Writes a tree of items as JSON or YAML that reads back as the same data and comments."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _STEP = "  "
 
 
 def to_json(root: Item) -> str:
-    """JSON text with short lists on one line; YAML comments have no place in it."""
+    """JSON text with short lists on one line, without YAML comments."""
     return _json_value(root, "", 0) + "\n"
 
 
 def to_yaml(root: Item, closing_comments: Iterable[str] = ()) -> str:
-    """YAML text in block style, with the comments that the items carry."""
+    """YAML text in block style, with the comments of the items."""
     blocks = [_entry_lines(_key(key, ""), item, "") for key, item in root.fields().items()]
     lines: list[str] = []
     after_section = False
@@ -34,7 +34,7 @@ def to_yaml(root: Item, closing_comments: Iterable[str] = ()) -> str:
 
 
 def _json_value(item: Item, indent: str, used: int) -> str:
-    """`used`: columns that the indentation and the key take on the line already."""
+    """`used`: columns that the indentation and the key take."""
     value, inner = item.value, indent + _STEP
     if isinstance(value, dict):
         if not value:
@@ -69,7 +69,7 @@ def _json_text(text: str) -> str:
 
 
 def _number(value: float) -> str:
-    """The shortest text that reads back to the same number: 2e-5, not 2e-05."""
+    """The shortest text that reads back as the same number: 2e-5, not 2e-05."""
     if not math.isfinite(value):
         raise ValueError(f"{value} cannot be written in a manifest")
     return re.sub(r"e([-+])0", r"e\1", repr(value))
@@ -77,7 +77,7 @@ def _number(value: float) -> str:
 
 # --- YAML ------------------------------------------------------------------------------------
 
-# Characters a parser refuses, breaks lines at or does not keep as they are.
+# Characters that a parser refuses, changes or breaks lines at.
 _ESCAPED = re.compile(
     "[^ -~\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]"
 )
@@ -86,7 +86,7 @@ _OPENS_WITH_SYNTAX = re.compile(r"[-?:,\[\]{}#&*!|>'\"%@`=~]|\.\.\.|<<")
 _HOLDS_SYNTAX = re.compile(r": | #|:$")
 _FLOW_SYNTAX = re.compile(r"[\[\]{},:?]")
 _OTHER_DIALECTS = re.compile(r"[yYnN]|0o[0-7]+")
-# A parser looks 1024 characters ahead for the colon of a plain key.
+# Parsers look 1024 characters ahead for the colon of a plain key.
 _LONGEST_KEY = 1000
 
 
@@ -103,7 +103,7 @@ def _entry_lines(head: str, item: Item, indent: str) -> list[str]:
     if isinstance(value, list):
         line = _flow_line(value, len(indent) + len(head) + 1)
         if line is not None:
-            # The parser gives a comment over `key: [a, b]` to the first value on that line.
+            # The parser attaches a comment above `key: [a, b]` to the first value on that line.
             above += [indent + comment for entry in value[:1] for comment in entry.above]
             return [*above, f"{indent}{head} {line}{beside}"]
         below = [line for entry in value for line in _entry_lines("-", entry, indent + _STEP)]
@@ -124,7 +124,7 @@ def _entry_lines(head: str, item: Item, indent: str) -> list[str]:
 
 
 def _behind_dash(lines: list[str], indent: str) -> list[str]:
-    """Put the dash before the first line, and the comments over that line before the dash."""
+    """Put the dash before the first line, and the comments above it before the dash."""
     first = next(n for n, line in enumerate(lines) if not line.lstrip().startswith("#"))
     comments = [indent + line.lstrip() for line in lines[:first]]
     start = f"{indent}- {lines[first].removeprefix(indent + _STEP)}"
@@ -132,7 +132,7 @@ def _behind_dash(lines: list[str], indent: str) -> list[str]:
 
 
 def _flow_line(entries: list[Item], used: int) -> str | None:
-    """`[a, b]`, or None where the list is long, nested, or has comments of its own."""
+    """`[a, b]`, or None if the list is long, nested or has comments."""
     if any(entry.beside for entry in entries) or any(entry.above for entry in entries[1:]):
         return None
     words = [
@@ -187,7 +187,7 @@ def _needs_quotes(text: str, *, in_flow: bool) -> bool:
         return True
     if in_flow and _FLOW_SYNTAX.search(text):
         return True
-    # What other readers take for a number, a truth value or a date is quoted for their sake.
+    # Quote what other YAML readers take for a number, a boolean or a date.
     resolvers = yaml.SafeLoader.yaml_implicit_resolvers.get(text[:1], [])
     return any(pattern.match(text) for _, pattern in resolvers) or bool(
         _OTHER_DIALECTS.fullmatch(text)
@@ -195,7 +195,7 @@ def _needs_quotes(text: str, *, in_flow: bool) -> bool:
 
 
 def _fits_block_text(text: str) -> bool:
-    """Whether `|` keeps the text as it is, also in editors that strip blanks at line ends."""
+    """Whether `|` preserves the text, even in editors that strip trailing blanks."""
     lines = text.removesuffix("\n").split("\n")
     if len(lines) < 2 or _ESCAPED.search(text.replace("\n", "")):
         return False
