@@ -186,10 +186,10 @@ def test_from_an_empty_folder_to_an_exported_expert_by_clicks_stopped_and_resume
     with ended(work), served(work) as board, browser(tmp_path / "profile") as driver:
         driver.get(board.url)
         click(driver, "a.button", "Start a run")
-        click(driver, "a.button", "Make one from a file of rows")
+        click(driver, "a.button", "Create one from a data file")
         find(driver, "input[type=file]").send_keys(str(rows))
         assert find(driver, "input[name=name]").get_attribute("value") == "rows"
-        click(driver, "button", "Make the expert")
+        click(driver, "button", "Create the expert")
         find(driver, "#plan .cards", "45")  # steps: 5 epochs of 9
         assert overflow(driver) <= 0
         field = find(driver, "input[name='training.config.epochs']")

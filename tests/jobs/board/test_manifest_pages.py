@@ -22,6 +22,7 @@ from expert.manifest.explain import explain
 from expert.manifest.reader import read_manifest
 from tests.each import each
 from tests.jobs.board.boards import ACTION, Asked
+from tests.wording import wording
 
 ROWS = b"".join(
     json.dumps({"prompt": f"Is {n} a number?", "response": "yes"}).encode() + b"\n"
@@ -208,6 +209,13 @@ def test_rows_that_are_none_are_refused_in_the_words_of_new(tmp_path):
     assert answer.status_code == 409
     assert "rows.jsonl" in answer.json()["problem"]
     assert not (tmp_path / "demo").exists()
+
+
+def test_an_expert_in_a_folder_that_is_not_searched_is_reported(tmp_path):
+    answer = send(Asked(tmp_path), name="final")
+    assert answer.status_code == 409
+    assert wording("folder-not-searched") in answer.json()["problem"]
+    assert (tmp_path / "final" / "manifest.json").is_file()
 
 
 @each("place", ["/new", "/manifest/{id}"])

@@ -1,1 +1,1 @@
-"""expert board: the report of every run of some folders, live in a browser."""
+"""expert board: live reports of all runs in a browser."""

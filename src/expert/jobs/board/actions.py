@@ -1,5 +1,5 @@
-"""What a page can do: it starts the command line, as a process of its own that outlives the board,
-and sends the signal of Ctrl-C."""
+"""Actions of the pages: start `expert` commands as processes that outlive the board, and interrupt
+them."""
 
 from __future__ import annotations
 
@@ -33,30 +33,30 @@ from expert.run.stored.resume_command import NO_FILE, command_of_run
 
 TOKEN = "EXPERT_BOARD_TOKEN"
 FOLDER = ".expert-board"
-"""In the folder that the board was given: records and output of what its pages started."""
+"""Folder below a root of the board, with records and logs of its jobs."""
 MOST_AT_ONCE = 6
 TAIL_BYTES = 60_000
 KEPT_JOBS = 100
 
 
 class NotDone(ExpertError):
-    """An action that was refused, in words for the page."""
+    """A refused action; the message is shown on the page."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A command that a page started."""
+    """A command started by a page."""
 
     id: str
     what: str
-    """train, resume, validate, export…"""
+    """train, validate or export."""
     about: str
     """The name of its run or manifest."""
     subject: str
-    """The id of that, on the board."""
+    """The id of that run or manifest on the board."""
     command: tuple[str, ...]
     holder: Holder
-    """Its process, by which it is known again after the board was started anew."""
+    """Its process, recognised again after a restart of the board."""
     folder: Path = field(compare=False)
 
     @property
@@ -65,12 +65,12 @@ class Job:
 
     @property
     def words(self) -> str:
-        """The command as a person would type it."""
+        """The command line."""
         return shlex.join(["expert", *self.command])
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs, and where it ended while no board was there to see it."""
+        """None while it runs, or if it ended while no board was running."""
         code = object_in(self.folder / f"{self.id}.end.json").get("code")
         return code if isinstance(code, int) else None
 
@@ -85,7 +85,7 @@ class Job:
         return is_process(self.holder)
 
     def output(self) -> str:
-        """The end of what it wrote."""
+        """The end of its log."""
         try:
             with open(open_plain(self.log, os.O_RDONLY), "rb") as stream:
                 size = os.fstat(stream.fileno()).st_size
@@ -96,7 +96,7 @@ class Job:
 
 
 class Jobs:
-    """Everything that pages of these folders started, also before this board."""
+    """All jobs of these folders, including those of earlier boards."""
 
     def __init__(self, roots: Sequence[Path]) -> None:
         self._roots = tuple(roots)
@@ -112,19 +112,19 @@ class Jobs:
         return self._known.get(name)
 
     def of(self, subject: str) -> list[Job]:
-        """Those about one run or manifest, newest first."""
+        """Jobs of one run or manifest, newest first."""
         return [job for job in self.all() if job.subject == subject]
 
     def start(
         self, what: str, command: Sequence[str], *, root: Path, about: str, subject: str
     ) -> Job:
-        """Start `expert COMMAND` so that nothing that happens to the board reaches it."""
+        """Start `expert COMMAND` as a process independent of the board."""
         with self._lock:
             running = [job for job in self._known.values() if job.is_running]
             if len(running) >= MOST_AT_ONCE:
-                raise NotDone(f"{len(running)} commands run already  (wait for one, or stop one)")
+                raise NotDone(f"{len(running)} commands are running already  (stop one, or wait)")
             if any(job.subject == subject and job.what == what for job in running):
-                raise NotDone(f"expert {what} of {about} runs already")
+                raise NotDone(f"expert {what} of {about} is running already")
             folder = root / FOLDER
             refuse_links(folder, below=root)
             folder.mkdir(exist_ok=True)
@@ -137,7 +137,7 @@ class Jobs:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     env=environment(),
-                    start_new_session=True,  # no Ctrl-C, no closed terminal of the board's
+                    start_new_session=True,  # not affected by the board's terminal
                 )
             holder = Holder(pid=process.pid, host=socket.gethostname(),
                             since=time.strftime("%Y-%m-%d %H:%M:%S"),
@@ -150,7 +150,7 @@ class Jobs:
         return job
 
     def resume(self, run: Path, root: Path, subject: str) -> Job:
-        """The command that `expert watch` and the trainer itself name."""
+        """Run the resume command that `expert watch` shows."""
         folder = RunFolder.open(run)
         if trainer_of(folder) is not None:
             raise NotDone(f"{run.name} is running")
@@ -167,7 +167,7 @@ class Jobs:
         return self.start("validate", command, root=root, about=run.name, subject=subject)
 
     def export(self, run: Path, root: Path, subject: str, *, merged: bool) -> Job:
-        """Into exports/ beside the runs, under a name that is free."""
+        """Export to an unused name in exports/ below the root."""
         parent = root / "exports"
         refuse_links(parent, below=root)
         kind = "merged" if merged else "adapter"
@@ -182,35 +182,35 @@ class Jobs:
 
 
 def trainer_of(folder: RunFolder) -> Holder | None:
-    """The process that trains in a run folder, if it is of this machine and surely that one."""
+    """The process that is training in a run folder, if it is on this machine."""
     holder = holder_of(folder.lock_file)
     return holder if holder is not None and is_process(holder) else None
 
 
 def is_process(holder: Holder) -> bool:
-    """Whether a process still runs, and is not another one that was given its number."""
+    """Whether a process is still running; another process with the same pid does not count."""
     if holder.host != socket.gethostname() or not is_alive(holder.pid):
         return False
     return bool(holder.process) and process_of(holder.pid) == holder.process
 
 
 def interrupt(holder: Holder) -> None:
-    """Ctrl-C for a process: the first asks it to finish its step and save, the second to end at
-    once. Whoever holds that number by then gets no signal."""
+    """Send Ctrl-C: the first lets training finish its step and save, the second ends it
+    immediately. Another process with the same pid gets no signal."""
     if holder.host != socket.gethostname():
-        raise NotDone(f"it runs on {holder.host}: stop it there")
+        raise NotDone(f"it is running on {holder.host}: stop it there")
     opened = None
     try:
         if hasattr(os, "pidfd_open"):
             opened = os.pidfd_open(holder.pid)
         if not is_process(holder) or holder.pid == os.getpid():
-            raise NotDone("it does not run any more")
+            raise NotDone("it is no longer running")
         if opened is not None:
             signal.pidfd_send_signal(opened, signal.SIGINT)
         else:
             os.kill(holder.pid, signal.SIGINT)
     except ProcessLookupError:
-        raise NotDone("it does not run any more") from None
+        raise NotDone("it is no longer running") from None
     except PermissionError:
         raise NotDone(f"{holder.name} belongs to another user") from None
     finally:
@@ -219,7 +219,7 @@ def interrupt(holder: Holder) -> None:
 
 
 def stop_run(run: Path) -> None:
-    """Ctrl-C for the trainer of a run, found by the lock that it holds."""
+    """Send Ctrl-C to the trainer of a run, which holds its lock."""
     folder = RunFolder(run)
     holder = holder_of(folder.lock_file)
     if holder is None:
@@ -228,8 +228,8 @@ def stop_run(run: Path) -> None:
 
 
 def launcher_of(rank: Holder) -> Holder:
-    """Whom a Ctrl-C in the terminal would reach: of the ranks of `expert train --gpus`, the process
-    that started them and passes it on to all; else the trainer itself."""
+    """The process that a Ctrl-C in the terminal would reach: the launcher of `expert train --gpus`,
+    which passes it on to all ranks, or the trainer itself."""
     with suppress(psutil.Error):
         process = psutil.Process(rank.pid)
         parent = process.parent() if LAUNCH_FOLDER in process.environ() else None
@@ -239,7 +239,7 @@ def launcher_of(rank: Holder) -> Holder:
 
 
 def environment() -> dict[str, str]:
-    """That of the board, without its token; output is for a page."""
+    """The environment of a command: the board's without its token, with output for a page."""
     kept = {name: value for name, value in os.environ.items() if name != TOKEN}
     return {**kept, "NO_COLOR": "1", "COLUMNS": "110", "PYTHONUNBUFFERED": "1"}
 
@@ -251,21 +251,21 @@ def _wait(process: subprocess.Popen[bytes], job: Job) -> None:
 
 
 def _record(job: Job) -> None:
-    told = {**asdict(job), "folder": None}
-    write_text_atomically(job.folder / f"{job.id}.json", json_text(told, indent=2) + "\n")
+    record = {**asdict(job), "folder": None}
+    write_text_atomically(job.folder / f"{job.id}.json", json_text(record, indent=2) + "\n")
 
 
 def _recorded(folder: Path) -> list[Job]:
-    """Jobs of earlier boards, the newest of them; what is not a record is left out."""
+    """The newest jobs of earlier boards; unreadable records are skipped."""
     if not folder.is_dir() or folder.is_symlink():
         return []
     files = sorted(path for path in folder.glob("*.json") if not path.name.endswith(".end.json"))
-    found = []
+    jobs = []
     for path in files[-KEPT_JOBS:]:
-        told: dict[str, Any] = object_in(path)
+        record: dict[str, Any] = object_in(path)
         with suppress(KeyError, TypeError, ValueError):
-            words = {key: str(told[key]) for key in ("what", "about", "subject")}
-            holder = Holder(**told["holder"])
-            command = tuple(str(word) for word in told["command"])
-            found.append(Job(id=path.stem, command=command, holder=holder, folder=folder, **words))
-    return found
+            words = {key: str(record[key]) for key in ("what", "about", "subject")}
+            holder = Holder(**record["holder"])
+            command = tuple(str(word) for word in record["command"])
+            jobs.append(Job(id=path.stem, command=command, holder=holder, folder=folder, **words))
+    return jobs

@@ -1,4 +1,4 @@
-"""What every page of the board works with, and what a request brings."""
+"""The state that all pages share, and helpers for requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Board:
-    """What every page works with; a request finds it as `request.app.state.board`."""
+    """The state that all pages share, as `request.app.state.board`."""
 
     places: Places
     read_only: bool = False
@@ -34,14 +34,14 @@ class Board:
         self.jobs = Jobs(self.places.roots)
 
     def found(self, request: Request, kind: Kind) -> Found:
-        """The run or manifest that an address names."""
+        """The run or manifest in the request's path."""
         return self.get(request.path_params["id"], kind)
 
     def get(self, name: str, kind: Kind) -> Found:
-        one = self.places.get(name, kind)
-        if one is None:
+        found = self.places.get(name, kind)
+        if found is None:
             raise Refused(404, f"There is no such {kind} in the folders of this board.")
-        return one
+        return found
 
 
 def board_of(request: Request) -> Board:
@@ -50,27 +50,27 @@ def board_of(request: Request) -> Board:
 
 
 async def body_of(request: Request) -> dict[str, Any]:
-    """The JSON object of a POST; the guard has limited its length."""
+    """The JSON object of a POST, whose length the guard limits."""
     if request.headers.get("content-type", "").partition(";")[0] != "application/json":
-        raise Refused(415, "The board takes JSON.")
+        raise Refused(415, "The Content-Type must be application/json.")
     try:
-        given = json.loads(await request.body())
+        body = json.loads(await request.body())
     except (ValueError, RecursionError):
-        raise Refused(400, "That is not JSON.") from None
-    if not isinstance(given, dict):
-        raise Refused(400, "The board takes a JSON object.")
-    return given
+        raise Refused(400, "The request is not valid JSON.") from None
+    if not isinstance(body, dict):
+        raise Refused(400, "The request must be a JSON object.")
+    return body
 
 
 async def stream(request: Request, key: str, make: Callable[[], Any]) -> Response:
-    """A view as server-sent events."""
+    """Stream a view as server-sent events."""
     from starlette.responses import Response, StreamingResponse
 
     hub = board_of(request).hub
-    if request.method == "HEAD":  # whether the board is there; a stream would not end
+    if request.method == "HEAD":  # asks whether the board is up; a stream would not end
         return Response(media_type="text/event-stream")
     if hub.streams >= MOST_STREAMS:
         raise Refused(503, "Too many pages are open.")
     view = await hub.view(key, make)
-    told = hub.stream(view, request.query_params.get("seen", ""))
-    return StreamingResponse(told, media_type="text/event-stream")
+    events = hub.stream(view, request.query_params.get("seen", ""))
+    return StreamingResponse(events, media_type="text/event-stream")

@@ -1,6 +1,6 @@
-"""The expert that pages talk to: `expert serve` as a child on a port of this machine, with a token
-that only the board has. One at a time; it ends when it is not asked for a while, and with the
-board, however that ends."""
+"""The model behind the chat page: `expert serve` as a child process on a local port, with a token
+that only the board has. One run at a time; it ends when unused for a while, and with the board,
+even if that is killed."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from expert.parallel.launch import PARENT_PIPE
 from expert.run.stored.choose_checkpoint import FINAL, states
 
 NAMES = ("expert", "base")
-"""What the child calls the two that answer."""
+"""The names of the two models in the child process."""
 SETTINGS = ("temperature", "max_tokens", "seed")
 UNUSED_SECONDS = 15 * 60.0
-"""Without a question for so long, the models are unloaded: they hold memory of the card."""
+"""The models are unloaded after this long without a question, to free GPU memory."""
 ANSWER_SECONDS = 300
 MOST_WAITING = 16
 MOST_MESSAGES = 200
@@ -44,14 +44,14 @@ class Child:
 
     found: Found
     note: str
-    """What is to be said of how it was started."""
+    """A remark for the page, or ""."""
     token: str = field(default_factory=lambda: secrets.token_urlsafe(24))
     used: float = field(default_factory=time.monotonic)
     ended_because: str = ""
     _last_output: str = ""
 
     def start(self, words: list[str]) -> None:
-        # Its standard input is closed when the board has ended, and then it ends itself.
+        # It ends when its standard input is closed, which happens when the board ends.
         more = {"EXPERT_SERVE_TOKEN": self.token, PARENT_PIPE: "0"}
         self._folder = tempfile.TemporaryDirectory(prefix="expert-chat-")
         self._log = Path(self._folder.name) / "log"
@@ -63,7 +63,7 @@ class Child:
 
     @property
     def output(self) -> str:
-        """The beginning of what it wrote, where its address is."""
+        """The beginning of its log, with its address."""
         try:
             with open_regular(self._log) as log:
                 return log.read(TAIL_BYTES).decode("utf-8", "replace")
@@ -72,16 +72,16 @@ class Child:
 
     @property
     def address(self) -> str:
-        """Where it answers; "" while it loads."""
-        told = _ADDRESS.search(self.output)
-        return told[1] if told else ""
+        """Its URL; "" while it loads."""
+        match = _ADDRESS.search(self.output)
+        return match[1] if match else ""
 
     @property
     def is_running(self) -> bool:
         return self.process.poll() is None
 
     def end(self, because: str) -> None:
-        """Give answers under way a moment, then end it."""
+        """Terminate it; kill it after 3 seconds."""
         self.ended_because = self.ended_because or because
         self.process.terminate()
         try:
@@ -91,10 +91,10 @@ class Child:
             self.process.wait()
 
     def watch(self) -> None:
-        """In a thread: end it when it is not used, and keep its last words."""
+        """Run in a thread: end it when unused, and keep its output."""
         while self.is_running:
             if time.monotonic() - self.used > UNUSED_SECONDS:
-                self.end(f"it was not asked anything for {duration(UNUSED_SECONDS)}")
+                self.end(f"no question for {duration(UNUSED_SECONDS)}")
             time.sleep(0.2)
         self._last_output = self.output
         self._folder.cleanup()
@@ -103,22 +103,22 @@ class Child:
 
 
 class Chat:
-    """The one run that is loaded, if any."""
+    """The run loaded for chat, if any."""
 
     def __init__(self) -> None:
         self._child: Child | None = None
         self._lock = threading.Lock()
 
     def load(self, found: Found, training: str = "") -> None:
-        """Load a run and its base, unless they are; another run makes room. `training`: a run that
-        trains on this machine meanwhile, from which no memory of its card is taken."""
-        there = states(RunFolder(found.path))
-        if not there:
-            raise NotDone(f"{found.name} has no expert yet: it has saved nothing")
-        note = f"It computes on the CPU: {training} trains on this machine." if training else ""
+        """Load a run and its base in place of any other run; on the CPU if `training` names a run
+        that is training on this machine."""
+        saved = states(RunFolder(found.path))
+        if not saved:
+            raise NotDone(f"{found.name} has not saved a checkpoint yet")
+        note = f"On the CPU, because {training} is training on this machine." if training else ""
         words = ["serve", f"{NAMES[0]}={found.path}", "--with-base", "--port", "0", "--quiet"]
         words += ["--queue", str(MOST_WAITING), "--time-limit", str(ANSWER_SECONDS)]
-        words += [] if there[-1] == FINAL else ["--checkpoint", there[-1]]
+        words += [] if saved[-1] == FINAL else ["--checkpoint", saved[-1]]
         words += ["--device", "cpu"] if training else []
         with self._lock:
             child = self._child
@@ -136,22 +136,22 @@ class Chat:
                 self._child.end(because)
 
     def state(self, found: Found) -> tuple[State, str, str]:
-        """How a run stands here, in a word, in a sentence, and what the server wrote."""
+        """The state of a run, a sentence about it, and the server's output."""
         child = self._child
         if child is None or (child.found.id != found.id and not child.is_running):
             return "none", "Not loaded.", ""
         if child.found.id != found.id:
-            return "other", f"{child.found.name} is loaded; loading this run ends that.", ""
+            return "other", f"{child.found.name} is loaded; loading this run unloads it.", ""
         if child.is_running:
             if child.address:
                 return "ready", child.note, child.output
             return "loading", f"Loading the expert and its base. {child.note}", child.output
         if child.ended_because:
             return "failed", f"Unloaded: {child.ended_because}.", ""
-        return "failed", "expert serve has ended:", child.output
+        return "failed", "expert serve ended:", child.output
 
     async def answer(self, found: Found, question: Mapping[str, Any]) -> AsyncIterator[bytes]:
-        """The server's events as they come; what goes wrong is one, too."""
+        """The server's events as they arrive; problems are events, too."""
         import httpx
 
         child = self._child
@@ -176,20 +176,20 @@ class Chat:
             yield _problem("The expert was unloaded, or its process ended.")
 
 
-def question_in(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What a page sent, as `expert serve` takes it; the rest is for that to judge."""
-    messages = given.get("messages")
-    if given.get("model") not in NAMES:
+def question_in(body: Mapping[str, Any]) -> dict[str, Any]:
+    """A request for `expert serve`, which checks the remaining fields."""
+    messages = body.get("messages")
+    if body.get("model") not in NAMES:
         raise Refused(400, "model: expected expert or base")
     if not isinstance(messages, list) or not 0 < len(messages) <= MOST_MESSAGES:
         raise Refused(400, f"messages: expected 1 to {MOST_MESSAGES} of them")
-    for one in messages:
-        said = isinstance(one, dict) and set(one) == {"role", "content"}
-        if not said or one["role"] not in ("user", "assistant"):
+    for message in messages:
+        is_turn = isinstance(message, dict) and set(message) == {"role", "content"}
+        if not is_turn or message["role"] not in ("user", "assistant"):
             raise Refused(400, "messages: expected turns of user and assistant")
-    settings = {key: given[key] for key in SETTINGS if given.get(key) is not None}
+    settings = {key: body[key] for key in SETTINGS if body.get(key) is not None}
     return {
-        "model": given["model"],
+        "model": body["model"],
         "messages": messages,
         "stream": True,
         "stream_options": {"include_usage": True},
@@ -205,4 +205,4 @@ def _words(body: bytes) -> str:
     try:
         return str(json.loads(body)["error"]["message"])
     except (ValueError, KeyError, TypeError):
-        return "The expert gave no answer."
+        return "The expert did not answer."

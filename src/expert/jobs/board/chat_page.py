@@ -1,4 +1,4 @@
-"""Talk to an expert, its base beside it."""
+"""The chat page: an expert and its base side by side."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WORDS = {"none": "not loaded", "other": "another run is loaded", "failed": "not 
 TONES = {"loading": "note", "ready": "good", "failed": "error"}
 FIELDS = (
     ("temperature", "Temperature", {"min": "0", "max": "2", "step": "any"}),
-    ("max_tokens", "Most tokens", {"min": "1", "step": "1"}),
+    ("max_tokens", "Max tokens", {"min": "1", "step": "1"}),
     ("seed", "Seed", {"min": "0", "step": "1"}),
 )
 
@@ -32,28 +32,28 @@ class ChatView(View):
         state, words, output = self._chat.state(self._found)
         load = None
         if state in ("none", "other", "failed"):
-            load = button("Load it", f"/run/{self._found.id}/load", class_="primary", id="load")
-        stands = pill(WORDS.get(state, state), TONES.get(state, "plain"), data_state=state)
-        said = tag("span", words, class_="soft")
-        head = tag("div", stands, said, load, class_="row", role="status")
+            load = button("Load", f"/run/{self._found.id}/load", class_="primary", id="load")
+        state_mark = pill(WORDS.get(state, state), TONES.get(state, "plain"), data_state=state)
+        sentence = tag("span", words, class_="soft")
+        head = tag("div", state_mark, sentence, load, class_="row", role="status")
         lines = output_lines(output)
         log: Markup | None = log_html(lines) if lines else None
         if log is not None and state != "failed":
-            log = tag("details", tag("summary", "What expert serve says"), log, class_="notes")
+            log = tag("details", tag("summary", "Output of expert serve"), log, class_="notes")
         return {"status": tag("div", head, log, id="status"), "order": "status"}
 
 
 def chat_page(found: Found, view: View) -> str:
-    """Two conversations beside each other and one field for both; the rest is the script's."""
+    """Two conversations and one input for both; the script does the rest."""
     columns = [
         tag("section", tag("h2", name.title()),
             tag("div", tag("p", note, class_="soft"), id=f"talk-{name}", class_="talk", role="log",
                 tabindex="0", aria_label=f"Conversation with the {name}"))
-        for name, note in zip(NAMES, ("What was trained.", "The same model, untrained."),
+        for name, note in zip(NAMES, ("The trained model.", "The same model before training."),
                               strict=True)
     ]  # fmt: skip
     settings = [
-        tag("label", words, tag("input", type="number", name=name, placeholder="of the manifest",
+        tag("label", words, tag("input", type="number", name=name, placeholder="from the manifest",
                                 autocomplete="off", **limits))
         for name, words, limits in FIELDS
     ]  # fmt: skip
@@ -64,7 +64,7 @@ def chat_page(found: Found, view: View) -> str:
         tag("div", tag("button", "Send", class_="primary", data_for="ready"),
             tag("button", "Stop", type="button", id="halt", hidden=""),
             tag("button", "New conversation", type="button", id="anew"),
-            tag("small", "Enter sends, Shift+Enter begins a line", id="keys"), class_="row"),
+            tag("small", "Enter sends, Shift+Enter starts a new line", id="keys"), class_="row"),
         tag("details", tag("summary", "Settings"), tag("div", *settings, class_="row")),
         id="chat", data_run=found.id, class_="card fields", aria_label="message",
     )  # fmt: skip
@@ -82,7 +82,7 @@ def chat_page(found: Found, view: View) -> str:
 
 
 def chats_page(runs: Sequence[Summary]) -> str:
-    """Every run that has something to talk to."""
+    """All runs that can be loaded."""
     cards = [
         tag("article",
             tag("div", tag("h2", tag("a", run.found.name, href=f"/run/{run.found.id}/chat")),
@@ -91,6 +91,6 @@ def chats_page(runs: Sequence[Summary]) -> str:
         for run in runs
     ]  # fmt: skip
     if not cards:
-        text = "No run of these folders has saved an expert yet."
+        text = "No run in these folders has saved an expert yet."
         cards = [tag("div", tag("p", text), class_="card empty")]
     return page("Chat", title_row("Chat"), *cards, here="chat")

@@ -1,4 +1,4 @@
-"""What pages started: the list of manifests to start, and a command with its output."""
+"""The start page with all manifests, and the page of a job with its output."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TONES = {"running": "note", "finished": "good", "failed": "error", "ended": "pla
 
 
 class JobView(View):
-    """How a command stands, what it wrote, and the run that it trains."""
+    """State and output of a job, and its run."""
 
     def __init__(self, job: Job, places: Places, *, read_only: bool) -> None:
         super().__init__()
@@ -59,13 +59,13 @@ class JobView(View):
         )  # fmt: skip
 
     def _find_run(self) -> Found | None:
-        """The run that is about this command: the one it was for, or that its process holds."""
+        """The run that the job was started for, or that its process has locked."""
         self._places.look()
-        for one in self._places.runs():
-            holder = holder_of(one.path / ".lock")
+        for run in self._places.runs():
+            holder = holder_of(run.path / ".lock")
             is_own = holder is not None and launcher_of(holder).pid == self.job.holder.pid
-            if one.id == self.job.subject or is_own:
-                return one
+            if run.id == self.job.subject or is_own:
+                return run
         return None
 
 
@@ -83,21 +83,21 @@ def job_page(view: View, *, read_only: bool) -> str:
 
 
 def start_page(manifests: Sequence[Found], jobs: Sequence[Job]) -> str:
-    """Every manifest of the folders with a button, and what was started before."""
+    """All manifests with a start button, and earlier jobs."""
     cards = [
         tag(
             "article",
-            tag("div", tag("h2", one.name), tag("small", f"{one.where}/{one.path.name}"),
+            tag("div", tag("h2", found.name), tag("small", f"{found.where}/{found.path.name}"),
                 class_="who"),
-            tag("div", tag("a", "Plan and settings", href=f"/manifest/{one.id}"),
-                button("Start training", f"/manifest/{one.id}/train", class_="primary"),
+            tag("div", tag("a", "Plan and settings", href=f"/manifest/{found.id}"),
+                button("Start training", f"/manifest/{found.id}/train", class_="primary"),
                 class_="row"),
             class_="card run short",
         )
-        for one in sorted(manifests, key=lambda one: one.name)
+        for found in sorted(manifests, key=lambda found: found.name)
     ]  # fmt: skip
     if not cards:
-        link = tag("a", "Make one from a file of rows", href="/new", class_="button")
+        link = tag("a", "Create one from a data file", href="/new", class_="button")
         text = "There is no manifest in these folders yet."
         cards = [tag("div", tag("p", text), link, class_="card empty")]
     lines = [
@@ -106,18 +106,17 @@ def start_page(manifests: Sequence[Found], jobs: Sequence[Job]) -> str:
             tag("small", job.holder.since), class_="row")
         for job in jobs[:SHOWN_JOBS]
     ]  # fmt: skip
-    before = [tag("h2", "Started here"), tag("ul", *lines, class_="plain")] if lines else []
-    return page("Start", title_row("Start"), *cards, *before, here="start")
+    earlier = [tag("h2", "Started here"), tag("ul", *lines, class_="plain")] if lines else []
+    return page("Start", title_row("Start"), *cards, *earlier, here="start")
 
 
 def output_lines(text: str) -> list[str]:
-    """The last lines of a terminal's output, without what only a terminal understands."""
+    """The last lines of terminal output, without control sequences."""
     plain = _CONTROL.sub("", text)
     lines = [line.rpartition("\r")[2] for line in plain.replace("\r\n", "\n").split("\n")]
     return [visible(line) for line in lines if line.strip()][-SHOWN_LINES:]
 
 
 def log_html(lines: Sequence[str], name: str | None = "log") -> Markup:
-    """The output of a command."""
-    text = Markup("\n".join(escape(line) for line in lines) or "Nothing was written yet.")
+    text = Markup("\n".join(escape(line) for line in lines) or "No output yet.")
     return tag("pre", text, id=name, class_="log", tabindex="0", aria_label="output")

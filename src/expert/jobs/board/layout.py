@@ -1,4 +1,4 @@
-"""What all pages of the board share: head, navigation, and small pieces."""
+"""Shared parts of all pages: head, navigation, small elements."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAV: tuple[tuple[str, str, str], ...] = (
     ("/new", "New", "new"),
     ("/chat", "Chat", "chat"),
 )
-"""Address, words and name of every page in the navigation. A page adds its line here."""
+"""Path, label and name of every page in the navigation."""
 STATE_TONES = {"running": "note", "finished": "good", "stopped": "warning", "failed": "error",
                "gone": "error", "unreadable": "plain"}  # fmt: skip
 
@@ -25,7 +25,7 @@ STATE_TONES = {"running": "note", "finished": "good", "stopped": "warning", "fai
 def page(
     title: str, *inside: object, here: str = "", read_only: bool = False, script: str = ""
 ) -> str:
-    """A whole page with the navigation, `here` marked, and a script of its own where it has one."""
+    """A complete page; `here`: its name in the navigation, `script`: one besides board.js."""
     items = [
         tag("a", words, href=place, aria_current="page" if name == here else None)
         for place, words, name in NAV
@@ -51,11 +51,11 @@ def page(
 
 
 def plain_page(title: str, text: str, field: str) -> str:
-    """A page for somebody who is not let in: no navigation, no script."""
+    """A page for refused requests, without navigation and scripts; `field`: an input to show."""
     form = None
     if field:
-        given = tag("input", name=field, type="password", aria_label=field, autocomplete="off")
-        form = tag("form", given, tag("button", "Open"), method="get", action="/", class_="row")
+        entry = tag("input", name=field, type="password", aria_label=field, autocomplete="off")
+        form = tag("form", entry, tag("button", "Open"), method="get", action="/", class_="row")
     inside = tag("main", tag("h1", title), tag("p", text), form, class_="alone")
     return _document(title, tag("body", inside))
 
@@ -76,7 +76,7 @@ def _document(title: str, body: Markup, scripts: Sequence[str] = ()) -> str:
 
 
 def live(view: View, address: str, names: Sequence[str] | None = None) -> Markup:
-    """The place of a view's pieces, which the script keeps up to date."""
+    """A view's elements, which the script keeps up to date."""
     shown = view.html("order").split() if names is None else names
     inside = [Markup(view.html(name)) for name in shown]
     return tag("div", *inside, id="parts", data_live=address, data_seen=view.seen)
@@ -95,7 +95,7 @@ def state_pill(state: str) -> Markup:
 
 
 def progress_bar(share: float | None, label: str) -> Markup | None:
-    """A bar for eyes and for screen readers."""
+    """A progress bar, also for screen readers."""
     if share is None:
         return None
     percent = round(100 * share)
@@ -105,12 +105,12 @@ def progress_bar(share: float | None, label: str) -> Markup | None:
 
 
 def button(words: object, action: str, **attributes: Any) -> Markup:
-    """A button that the script answers: `action` is a path to POST to, or copy."""
+    """A button handled by the script; `action`: a path to POST to, or `copy`."""
     return tag("button", words, type="button", data_action=action, **attributes)
 
 
 def fact(name: str, value: object) -> Markup | None:
-    """A small number with its name; nothing where it is not known."""
+    """A value with its name; None if unknown."""
     if value in (None, ""):
         return None
     return tag("span", tag("b", value), tag("small", name), class_="fact")

@@ -1,4 +1,4 @@
-"""All runs of the folders: how each stands, its loss, and what people wrote about it."""
+"""The list of all runs: state, loss, tags and notes."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from expert.jobs.board.places import MOST_FOLDERS, Places
 from expert.jobs.board.summaries import Summaries, Summary
 
 SHARE = 1 / 300
-"""Of a core that the list may take."""
+"""Share of a core that the list may use."""
 STATES = ("running", "finished", "stopped", "failed", "gone")
 
 
 class ListView(View):
-    """One piece for every run, newest first, those that run before all."""
+    """One card per run, running ones first, then the newest."""
 
     def __init__(self, places: Places, summaries: Summaries, *, read_only: bool) -> None:
         super().__init__()
@@ -37,14 +37,14 @@ class ListView(View):
 
     def refresh(self) -> dict[str, str]:
         if not self.parts:
-            return self._made()  # reads all runs, once
-        return self._pace.run(self._made) if self._pace.due() else {}
+            return self._cards()  # reads all runs, once
+        return self._pace.run(self._cards) if self._pace.due() else {}
 
-    def _made(self) -> dict[str, str]:
+    def _cards(self) -> dict[str, str]:
         self._places.look()
         found = self._places.runs()
-        self._summaries.forget({one.path for one in found})
-        runs = [(self._summaries.of(one), read_notes(one.path)) for one in found]
+        self._summaries.forget({run.path for run in found})
+        runs = [(self._summaries.of(run), read_notes(run.path)) for run in found]
         runs.sort(key=lambda pair: newest_first(pair[0]))
         parts = {f"run-{run.found.id}": _card(run, notes) for run, notes in runs}
         order = " ".join(parts) or "nothing"
@@ -56,12 +56,12 @@ class ListView(View):
         count = Counter(run.state for run in runs)
         words = [f"{number} {state_word(state)}" for state, number in count.most_common()]
         if self._places.cut:
-            words.append(f"not looked into: folders after the first {MOST_FOLDERS:,}")
+            words.append(f"only the first {MOST_FOLDERS:,} folders were searched")
         return tag("span", ", ".join(words), id="counts", class_="soft")
 
 
 def list_page(view: View, *, read_only: bool) -> str:
-    """The page of all runs; filters and the comparison are the script's."""
+    """The page of all runs; the script filters and compares."""
     states = [tag("option", "all states", value="")]
     states += [tag("option", state_word(s), value=s) for s in STATES]
     tools = tag(
@@ -81,7 +81,7 @@ def list_page(view: View, *, read_only: bool) -> str:
 
 
 def newest_first(run: Summary) -> tuple[bool, float, str]:
-    """By when something happened, those that run before all."""
+    """Sort key: running runs first, then by last event."""
     last = run.status.last_event if run.status is not None else None
     return (run.state != "running", -(last or 0.0), run.found.name)
 
@@ -97,7 +97,7 @@ def _card(run: Summary, notes: Notes) -> Markup:
               aria_label=f"Select {found.name} to compare")  # fmt: skip
     title = tag("a", found.name, href=f"/run/{found.id}")
     model = f"{status.model} on {status.device}" if status and status.model else found.where
-    tags = [tag("span", one, class_="tag") for one in notes.tags]
+    tags = [tag("span", name, class_="tag") for name in notes.tags]
     note = tag("small", notes.text.splitlines()[0], class_="note") if notes.text else None
     head = tag("div", box, tag("h2", title), class_="name")
     about = [tag("div", state_pill(run.state), tag("small", run.problem or model), class_="row")]
@@ -115,6 +115,6 @@ def _card(run: Summary, notes: Notes) -> Markup:
 
 def _nothing(places: Places, *, read_only: bool) -> Markup:
     where = ", ".join(str(root) for root in places.roots)
-    text = f"No run yet in {where}. One that is started appears by itself."
+    text = f"No runs in {where} yet. New runs appear here automatically."
     link = None if read_only else tag("a", "Start a run", href="/start", class_="button")
     return tag("div", tag("p", text), link, id="nothing", class_="card empty")

@@ -1,5 +1,5 @@
-"""Pages that follow what happens: a view is a few pieces of HTML, made once however many tabs show
-them, and only while one does."""
+"""Live pages: a view is a set of HTML elements, rendered once for all tabs, and only while a tab
+shows it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Any
 
 TICK_SECONDS = 1.0
 KEPT_SECONDS = 20.0
-"""A view that nobody looks at is forgotten after this long."""
+"""Views without tabs are dropped after this long."""
 HEARTBEAT_SECONDS = 15.0
 MOST_STREAMS = 40
-"""Tabs that are told of changes at the same time; others show what they have."""
+"""Largest number of tabs with live updates."""
 STARTED = secrets.token_hex(4)
-"""Of this server: versions of an earlier one say nothing."""
+"""Identifies this server: versions of an earlier one do not count."""
 
 
 class Pace:
-    """Keeps repeated work below a share of one core: what took long is done less often."""
+    """Keeps repeated work below a share of one core: slow work is done less often."""
 
     def __init__(self, share: float, least: float = TICK_SECONDS) -> None:
         self._share, self._least, self._next = share, least, 0.0
@@ -39,8 +39,8 @@ class Pace:
 
 
 class View:
-    """Pieces of one page by the id of their element. A page shows those that `order` names, and
-    others where it has a place for them."""
+    """HTML elements of one page by id. The page shows those listed in `order`, and others if it has
+    an element with that id."""
 
     def __init__(self) -> None:
         self.parts: dict[str, tuple[int, str]] = {}
@@ -50,7 +50,7 @@ class View:
         self.changed = asyncio.Event()
 
     def refresh(self) -> dict[str, str]:
-        """Pieces that may have changed, made in a thread; the first time all of them."""
+        """Elements that may have changed, at first all; called in a thread."""
         raise NotImplementedError
 
     def put(self, fresh: dict[str, str]) -> None:
@@ -69,12 +69,12 @@ class View:
 
     @property
     def seen(self) -> str:
-        """What a page that shows all this has seen."""
+        """The version of a page that shows all elements."""
         return f"{STARTED}.{self.version}"
 
 
 class Hub:
-    """The views that somebody looks at, each with one task that follows it."""
+    """The views that tabs show, each with a task that refreshes it."""
 
     def __init__(self) -> None:
         self.views: dict[str, View] = {}
@@ -84,7 +84,7 @@ class Hub:
         self._opening: dict[str, asyncio.Lock] = {}
 
     async def view(self, key: str, make: Callable[[], View]) -> View:
-        """The view of that name with all its pieces."""
+        """The view of that key, with all its elements."""
         async with self._opening.setdefault(key, asyncio.Lock()):
             view = self.views.get(key)
             if view is None:
@@ -105,7 +105,7 @@ class Hub:
             self._tasks.pop(key, None)
 
     async def stream(self, view: View, seen: str) -> AsyncIterator[bytes]:
-        """Server-sent events: every piece that changed since, always in its newest state."""
+        """Server-sent events with the elements that changed since `seen`, in their newest state."""
         server, _, number = seen.partition(".")
         known = int(number) if server == STARTED and number.isdigit() else 0
         self.streams += 1
@@ -114,7 +114,7 @@ class Hub:
             yield b"retry: 2000\n\n"
             while not self.closing.is_set():
                 waiting, version = view.changed, view.version
-                fresh = {name: html for name, (made, html) in view.parts.items() if made > known}
+                fresh = {name: html for name, (at, html) in view.parts.items() if at > known}
                 if fresh:
                     data = json.dumps({"seen": view.seen, "parts": fresh})
                     yield f"data: {data}\n\n".encode()
@@ -127,13 +127,13 @@ class Hub:
             view.used = time.monotonic()
 
     async def _wait(self, changed: asyncio.Event) -> bool:
-        """Until something changed, the server ends or it is time for a sign of life."""
-        waits = [asyncio.ensure_future(one.wait()) for one in (changed, self.closing)]
+        """Wait for a change, the end of the server, or the time of a heartbeat (False)."""
+        waits = [asyncio.ensure_future(event.wait()) for event in (changed, self.closing)]
         try:
             done, _ = await asyncio.wait(
                 waits, timeout=HEARTBEAT_SECONDS, return_when=asyncio.FIRST_COMPLETED
             )
             return bool(done)
         finally:
-            for one in waits:
-                one.cancel()
+            for wait in waits:
+                wait.cancel()

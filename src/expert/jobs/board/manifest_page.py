@@ -1,5 +1,5 @@
-"""One manifest: a form made from the schema, the plan for a card beside it, rows as the model sees
-them. What is typed is `--set` of the command line; the manifest itself is not changed."""
+"""The page of a manifest: a form generated from the schema, the plan, and example rows as the model
+sees them. Changes are passed as `--set`; the manifest itself is not changed."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ GROUPS = (
     ("training.", "Packaging"),
     ("", "About the expert"),
 )
-"""Keys by how their paths begin; the first that fits."""
+"""Groups of keys by prefix; the first match counts."""
 FIRST = ("epochs", "learning_rate", "batch_size", "max_seq_length", "adapter_type", "rank",
          "packing", "optim")  # fmt: skip
-"""Shown without a click."""
+"""Keys shown without opening a group."""
 SECONDS = 90.0
 MOST_AT_ONCE = 2
 MOST_SET, LONGEST_VALUE, LONGEST_OBJECT = 60, 400, 20_000
 SECTIONS = ("training", "training.config", "training.dataset", "training.decoding")
-"""Objects whose every key has a field of its own."""
+"""Objects without a field, since each of their keys has one."""
 _SHORT = re.compile(r"^(training\.((config|dataset|decoding)\.)?|base_models\[0\]\.)")
 _ENTRY = r"[^.\[\]=]{1,80}"
 _GPU = re.compile(r"[\w. -]{1,60}")
@@ -56,18 +56,18 @@ _turns = threading.BoundedSemaphore(MOST_AT_ONCE)
 
 @cache
 def keys() -> list[tuple[re.Pattern[str], KeyHelp]]:
-    """Every key of the schema, each with the paths under which `--set` takes it in a manifest:
-    entries of lists by their number, those of objects by their name."""
-    found = []
-    for one in explain():
-        if one.path not in SECTIONS:
-            path = re.escape(one.path).replace(r"\[\]", r"\[\d{1,3}\]")
-            found.append((re.compile(path.replace("<name>", _ENTRY)), one))
-    return found
+    """All keys of the schema with a pattern of their paths in `--set`: entries of lists by number,
+    those of objects by name."""
+    patterns = []
+    for key in explain():
+        if key.path not in SECTIONS:
+            path = re.escape(key.path).replace(r"\[\]", r"\[\d{1,3}\]")
+            patterns.append((re.compile(path.replace("<name>", _ENTRY)), key))
+    return patterns
 
 
 def manifest_page(found: Found, written: Mapping[str, Any]) -> str:
-    """The form; the script asks for the plan and the rows."""
+    """The form; the script requests the plan and the rows."""
     fields = dict(_fields(written))
     first = [fields.pop(f"{CONFIG}{name}") for name in FIRST]
     groups = []
@@ -80,10 +80,10 @@ def manifest_page(found: Found, written: Mapping[str, Any]) -> str:
     gpu = tag("select", tag("option", "this machine", value=""), *cards, name="gpu")
     start = button("Start training", f"/manifest/{found.id}/train", class_="primary", id="start")
     form = tag(
-        "form", tag("label", "Plan for the card", gpu), *first, *groups, id="settings",
+        "form", tag("label", "Plan for the GPU", gpu), *first, *groups, id="settings",
         data_manifest=found.id, class_="card fields", aria_label="training settings",
     )  # fmt: skip
-    note = "Values here are for the run that you start; the manifest stays as it is."
+    note = "Changes apply to the run you start; the manifest is not changed."
     return page(
         found.name,
         tag("p", tag("a", "Start", href="/start"), f" / {found.where}", class_="crumbs"),
@@ -97,15 +97,15 @@ def manifest_page(found: Found, written: Mapping[str, Any]) -> str:
 
 
 def _fields(written: Mapping[str, Any]) -> Iterator[tuple[str, Markup]]:
-    """A field for every key, by its path; those of entries for as many as the manifest has."""
-    for _, one in keys():
-        for path, now in _places(one.path, written):
-            yield path, _field(path, one, now)
+    """A field for every key by its path; keys of entries once per entry of the manifest."""
+    for _, key in keys():
+        for path, value in _places(key.path, written):
+            yield path, _field(path, key, value)
 
 
 def _places(path: str, written: Any) -> Iterator[tuple[str, Any]]:
-    """Where a key of the schema is in a manifest, and what that says. Of several base models it is
-    the first: that is the one which is trained."""
+    """The paths and values of a key in a manifest; of several base models, only the first, which is
+    trained."""
     head, mark, rest = re.split(r"(\[\]|\.<name>|$)", path, maxsplit=1)
     for key in head.split("."):
         written = written.get(key) if isinstance(written, Mapping) else None
@@ -119,22 +119,22 @@ def _places(path: str, written: Any) -> Iterator[tuple[str, Any]]:
     if head == "base_models":
         entries = {"[0]": entries.get("[0]")}
     for entry, inside in entries.items():
-        for below, now in _places(rest[1:], inside):
-            yield f"{head}{entry}.{below}", now
+        for below, value in _places(rest[1:], inside):
+            yield f"{head}{entry}.{below}", value
 
 
-def _field(path: str, one: KeyHelp, written: Any) -> Markup:
-    whole = _is_object(one)
+def _field(path: str, key: KeyHelp, written: Any) -> Markup:
+    is_object = _is_object(key)
     now = "" if written is None else written if isinstance(written, str) else json.dumps(
-        written, indent=2 if whole else None, ensure_ascii=False)  # fmt: skip
-    words = re.findall(r'"([^"]+)"', one.expected)
-    if re.search(r"\btrue or false\b|\btrue, false\b", one.expected):
+        written, indent=2 if is_object else None, ensure_ascii=False)  # fmt: skip
+    words = re.findall(r'"([^"]+)"', key.expected)
+    if re.search(r"\btrue or false\b|\btrue, false\b", key.expected):
         words = [*words, "true", "false"]
-    is_choice = not re.search(r"number|text|list|path|folder|size", one.expected) and words
-    default = one.default.strip('"')
+    is_choice = not re.search(r"number|text|list|path|folder|size", key.expected) and words
+    default = key.default.strip('"')
     default = "not set" if default in ("", "null") else default
-    about = {"name": path, "title": one.meaning, "data_was": now}
-    if whole:
+    about = {"name": path, "title": key.meaning, "data_was": now}
+    if is_object:
         lines = str(min(12, now.count("\n") + 2))
         about |= {"placeholder": f"JSON or YAML; default: {default}", "spellcheck": "false"}
         field = tag("textarea", now, rows=lines, class_="code", autocomplete="off", **about)
@@ -146,53 +146,53 @@ def _field(path: str, one: KeyHelp, written: Any) -> Markup:
     else:
         field = tag("input", value=now, placeholder=default, autocomplete="off", **about)
     name = tag("span", _SHORT.sub("", path), class_="code")
-    return tag("label", name, field, tag("small", one.meaning))
+    return tag("label", name, field, tag("small", key.meaning))
 
 
-def _is_object(one: KeyHelp) -> bool:
-    return "object" in one.expected
+def _is_object(key: KeyHelp) -> bool:
+    return "object" in key.expected
 
 
 def settings_in(given: Mapping[str, Any]) -> list[str]:
-    """What a page sent as `--set` words; only keys that the form has."""
-    told = given.get("set", {})
-    if not isinstance(told, dict) or len(told) > MOST_SET:
+    """The `--set` options for the fields changed in the form."""
+    changed = given.get("set", {})
+    if not isinstance(changed, dict) or len(changed) > MOST_SET:
         raise NotDone("settings: expected an object of keys and values")
     words = []
-    for path, value in sorted(told.items()):  # an object before its own keys
-        one = next((one for places, one in keys() if places.fullmatch(path)), None)
-        most = LONGEST_OBJECT if one and _is_object(one) else LONGEST_VALUE
-        if one is None or not isinstance(value, str) or len(value) > most:
-            raise NotDone(f"{path[:60]}: not a key of the form, or too long a value")
-        nothing = "null"
-        if _is_object(one):
-            if "list of" not in one.expected:  # what is left out of an object is gone, too
+    for path, value in sorted(changed.items()):  # an object before its keys
+        key = next((key for pattern, key in keys() if pattern.fullmatch(path)), None)
+        most = LONGEST_OBJECT if key and _is_object(key) else LONGEST_VALUE
+        if key is None or not isinstance(value, str) or len(value) > most:
+            raise NotDone(f"{path[:60]}: not a key of the form, or its value is too long")
+        empty = "null"
+        if _is_object(key):
+            if "list of" not in key.expected:  # clear it: --set would keep keys that were removed
                 words += ["--set", f"{path}=null"]
-            if "null" not in one.expected:
-                nothing = "[]" if "list" in one.expected else "{}"
-        elif one.expected.startswith("text") and (value or one.expected == "text"):
-            value = json.dumps(value)  # whatever it looks like
-        words += ["--set", f"{path}={value or nothing}"]
+            if "null" not in key.expected:
+                empty = "[]" if "list" in key.expected else "{}"
+        elif key.expected.startswith("text") and (value or key.expected == "text"):
+            value = json.dumps(value)  # text, even if it looks like a number
+        words += ["--set", f"{path}={value or empty}"]
     return words
 
 
 def plan_told(manifest: Path, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The plan of `expert plan --json` with these settings; or its problems, and which of the
-    settings they are about."""
+    """The plan of `expert plan --json` with these settings as HTML; or its problems, and which
+    settings are wrong."""
     gpu = given.get("gpu") or ""
     if not isinstance(gpu, str) or (gpu and not _GPU.fullmatch(gpu)):
-        raise NotDone("gpu: expected the name of a card")
+        raise NotDone("gpu: expected the name of a GPU")
     more = ["--gpu", gpu] if gpu else []
     words = ["plan", "--manifest", str(manifest), "--json", *more, *settings_in(given)]
-    code, out, said = run_command(words)
+    code, out, errors = run_command(words)
     try:
         plan = json.loads(out) if code in (0, EXIT_DOES_NOT_FIT) else None
     except ValueError:
         plan = None
     if not isinstance(plan, dict):
-        problems = output_lines(said or out)[:40]
-        told = re.compile(r"(?:--set |^ +- (?!--set))([^\s=:]+)", re.MULTILINE)
-        about = "\n".join(told.findall("\n".join(problems)))
+        problems = output_lines(errors or out)[:40]
+        keys_named = re.compile(r"(?:--set |^ +- (?!--set))([^\s=:]+)", re.MULTILINE)
+        about = "\n".join(keys_named.findall("\n".join(problems)))
         wrong = [path for path in given.get("set", {})
                  if re.search(rf"^{re.escape(path)}([.\[]|$)", about, re.MULTILINE)]  # fmt: skip
         return {"html": log_html(problems, name=None), "wrong": wrong}
@@ -231,14 +231,14 @@ def _plan(plan: dict[str, Any]) -> PageSection:
 
 
 def rows_html(manifest: Path) -> Markup:
-    """What `expert dataset check` prints of the rows: counts, columns, three rows in full."""
+    """The output of `expert dataset check`: counts, columns, three rows in full."""
     words = ["dataset", "check", "--manifest", str(manifest), "--rows", "3"]
-    _, out, said = run_command(words)
-    return log_html(output_lines(out + said), name=None)
+    _, out, errors = run_command(words)
+    return log_html(output_lines(out + errors), name=None)
 
 
 def run_command(words: Sequence[str]) -> tuple[int, str, str]:
-    """A short command of the command line to its end: exit code, output, errors."""
+    """Run a short `expert` command: exit code, output, errors."""
     with _turns:
         try:
             done = subprocess.run(
@@ -252,17 +252,17 @@ def run_command(words: Sequence[str]) -> tuple[int, str, str]:
 
 
 def written_in(manifest: Path) -> dict[str, Any]:
-    """What the manifest says, as the newest layout has it; nothing where it cannot be read."""
+    """The manifest in the newest format; empty if it cannot be read."""
     from expert.manifest.reader import read_manifest
 
     try:
         return read_manifest(manifest).manifest.model_dump(mode="json", exclude_unset=True)
-    except (ExpertError, OSError):  # the plan beside the form says what is wrong
+    except (ExpertError, OSError):  # the plan shows the problem
         return {}
 
 
 def start_with(jobs: Jobs, found: Found, given: Mapping[str, Any]) -> str:
-    """Start the training of a manifest with the settings of the form; the address to go to."""
+    """Start training with the settings of the form; returns the path of the job's page."""
     words = ["train", "--manifest", str(found.path), *settings_in(given)]
     job = jobs.start("train", words, root=found.root, about=found.name, subject=found.id)
     return f"/job/{job.id}"

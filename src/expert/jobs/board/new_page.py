@@ -1,4 +1,4 @@
-"""A file of rows becomes an expert: it is dropped here, and `expert new` recognises it."""
+"""The page that creates an expert from an uploaded data file, with `expert new`."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ _MODEL = re.compile(r"[A-Za-z0-9][\w./-]{0,120}")
 
 
 def new_page(roots: Sequence[Path]) -> str:
-    """The form; the script sends the file as it is."""
+    """The form; the script uploads the file."""
     places = [tag("option", root.name or str(root), value=str(place))
               for place, root in enumerate(roots)]  # fmt: skip
-    where = tag("label", "In the folder", tag("select", *places, name="root"))
+    where = tag("label", "Folder", tag("select", *places, name="root"))
     form = tag(
         "form",
-        tag("label", tag("b", "Drop a file of rows here"), tag("small", "JSONL, CSV, Parquet, "
+        tag("label", tag("b", "Drop a data file here"), tag("small", "JSONL, CSV, Parquet, "
             "Excel or text; or click to choose one"), tag("input", type="file", name="file",
             required=""), class_="drop"),
         tag("label", "Name of the expert", tag("input", name="name", required="",
             pattern="[A-Za-z0-9][A-Za-z0-9_.\\-]*", autocomplete="off")),
         tag("label", "Base model", tag("input", name="model", value="tiny", autocomplete="off"),
-            tag("small", "a name such as Qwen/Qwen3-0.6B, or a folder; tiny is built in, to try "
-                "things out")),
+            tag("small", "a hub id such as Qwen/Qwen3-0.6B, or a model folder; tiny is built in, "
+                "for trying things out")),
         where if len(roots) > 1 else None,
-        tag("button", "Make the expert", class_="primary"),
+        tag("button", "Create the expert", class_="primary"),
         tag("pre", "", id="said", hidden="", role="status"),
         data_upload="/upload/rows", class_="card fields new",
     )  # fmt: skip
@@ -48,8 +48,8 @@ def new_page(roots: Sequence[Path]) -> str:
 
 
 async def receive(parts: AsyncIterator[bytes], root: Path, name: str) -> Path:
-    """Write a file that is sent into a folder of its own below the board's; nothing is overwritten
-    and no more is taken than there may be."""
+    """Write an uploaded file to a new folder below the board's; NotDone if it is too large or
+    stalls."""
     folder = root / FOLDER / f"rows-{secrets.token_hex(6)}"
     refuse_links(folder, below=root)
     folder.mkdir(parents=True)
@@ -62,13 +62,13 @@ async def receive(parts: AsyncIterator[bytes], root: Path, name: str) -> Path:
                     async with asyncio.timeout(IDLE_SECONDS):
                         part = await anext(parts, None)
                 except TimeoutError:
-                    raise NotDone("the file stopped arriving") from None
+                    raise NotDone("the upload stalled") from None
                 if part is None:
                     return file
                 seen += len(part)
                 if seen > MOST_BYTES:
-                    raise NotDone(f"at most {gib(MOST_BYTES)} can be sent; name the file with "
-                                  "expert new --from")  # fmt: skip
+                    raise NotDone(f"uploads are limited to {gib(MOST_BYTES)}; use expert new "
+                                  "--from FILE")  # fmt: skip
                 await asyncio.to_thread(stream.write, part)
     except BaseException:
         remove(file)
@@ -80,12 +80,12 @@ def remove(file: Path) -> None:
 
 
 def make_expert(rows: Path, root: Path, name: str, model: str) -> Path:
-    """`expert new`: its manifest, or its own words about what is wrong."""
+    """Run `expert new`; returns the manifest, or raises NotDone with its error message."""
     if not _NAME.fullmatch(name) or not _MODEL.fullmatch(model) or ".." in model:
         raise NotDone("name: letters, digits, dots and dashes; model: a name or a hub id")
     words = ["new", name, "--from", str(rows), "--model", model, "--output", str(root)]
-    code, out, said = run_command(words)
+    code, out, errors = run_command(words)
     manifest = root / name / "manifest.json"
     if code != 0 or not manifest.is_file():
-        raise NotDone("\n".join(output_lines(said or out)[:30]))
+        raise NotDone("\n".join(output_lines(errors or out)[:30]))
     return manifest

@@ -1,5 +1,5 @@
-"""Tags and notes that people write about a run, in a file of the board's own in the run folder:
-it belongs to nothing that is hashed, and goes along when the run is moved."""
+"""Tags and notes of a run, in a file of the run folder: they move with the run, and are not part of
+anything hashed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Notes:
 
 
 def read_notes(run: Path) -> Notes:
-    """What was written about a run; nothing where the file is missing or damaged."""
+    """The notes of a run; empty if the file is missing or damaged."""
     file = run / FILE
     try:
         status = os.lstat(file)
@@ -37,19 +37,19 @@ def read_notes(run: Path) -> Notes:
     return _known[file][1]
 
 
-def notes_in(told: dict[str, Any]) -> Notes:
-    """Tags and text of an object, as far as they are what they should be."""
-    tags, text = told.get("tags"), told.get("note")
-    given = tags if isinstance(tags, list) and all(isinstance(one, str) for one in tags) else []
-    words = [" ".join(one.split())[:TAG_LENGTH] for one in given]
+def notes_in(record: dict[str, Any]) -> Notes:
+    """The valid tags and text of an object."""
+    tags, text = record.get("tags"), record.get("note")
+    valid = tags if isinstance(tags, list) and all(isinstance(tag, str) for tag in tags) else []
+    words = [" ".join(tag.split())[:TAG_LENGTH] for tag in valid]
     kept = tuple(dict.fromkeys(word for word in words if word))[:MOST_TAGS]
     return Notes(kept, text[:NOTE_LENGTH] if isinstance(text, str) else "")
 
 
 def write_notes(run: Path, notes: Notes) -> None:
-    """Replace what is written about a run; two tabs take turns."""
+    """Replace the notes of a run, under a lock."""
     file = run / FILE
     refuse_links(file, below=run)
     with alone(file):
-        told = {"tags": list(notes.tags), "note": notes.text}
-        write_text_atomically(file, json_text(told, indent=2) + "\n")
+        record = {"tags": list(notes.tags), "note": notes.text}
+        write_text_atomically(file, json_text(record, indent=2) + "\n")

@@ -1,5 +1,5 @@
-"""Every address of the board. A page is a GET that opens a view; an action is a POST that answers
-with where to go, or with the problem in words."""
+"""All routes of the board. Pages are GETs; actions are POSTs that return the path to open next, or
+a problem to show."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from starlette.responses import HTMLResponse, JSONResponse, StreamingResponse
 from starlette.routing import Route
 
 from expert.core.rundir import RunFolder
-from expert.jobs.board.actions import interrupt, stop_run, trainer_of
+from expert.jobs.board.actions import NotDone, interrupt, stop_run, trainer_of
 from expert.jobs.board.board import board_of, body_of, stream
 from expert.jobs.board.chat import question_in
 from expert.jobs.board.chat_page import ChatView, chat_page, chats_page
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
     from expert.jobs.board.board import Board
 
 Opening = tuple[str, Callable[[], Any]]
-"""The name of a view, and how it is made."""
+"""The key of a view, and how to create it."""
 MOST_COMPARED = 6
-TRAINING = "a training was started, which may need the memory"
+TRAINING = "training was started and may need the memory"
 
 
 def routes() -> list[Route]:
-    """All pages and actions; those of a further page are added here."""
+    """All pages and actions."""
     return [
         Route("/", _list),
         Route("/live/runs", _live),
@@ -74,7 +74,7 @@ def routes() -> list[Route]:
 
 
 async def _live(request: Request) -> Response:
-    """What changes on a page, as it changes."""
+    """Live updates of a page."""
     kind = request.path_params.get("kind", "runs")
     if kind not in VIEWS:
         raise Refused(404, "There is no such page.")
@@ -120,7 +120,7 @@ async def _compare(request: Request) -> Response:
 
 
 async def _view(board: Board, name: str) -> RunView:
-    """The view of a run; looked for once more where it may be new."""
+    """The view of a run, after searching for new runs."""
     await asyncio.to_thread(board.places.look)
     found = board.get(name, "run")
     view = await board.hub.view(f"run {name}", partial(RunView, found, board.summaries))
@@ -148,11 +148,11 @@ async def _manifest(request: Request) -> Response:
 async def _chats(request: Request) -> Response:
     board = _that_changes(request)
     await asyncio.to_thread(board.places.look)
-    return HTMLResponse(await run_in_threadpool(_talkative, board))
+    return HTMLResponse(await run_in_threadpool(_runs_to_chat_with, board))
 
 
-def _talkative(board: Board) -> str:
-    runs = [one for one in board.places.runs() if states(RunFolder(one.path))]
+def _runs_to_chat_with(board: Board) -> str:
+    runs = [run for run in board.places.runs() if states(RunFolder(run.path))]
     return chats_page(sorted(map(board.summaries.of, runs), key=newest_first))
 
 
@@ -169,7 +169,7 @@ def _chat_view(request: Request) -> Opening:
 
 
 def _that_changes(request: Request) -> Board:
-    """For pages that are there to act."""
+    """The board; Refused if it is read-only."""
     board = board_of(request)
     if board.read_only:
         raise Refused(403, "This board is read-only.")
@@ -186,7 +186,7 @@ def _job_view(request: Request) -> Opening:
     board = board_of(request)
     job = board.jobs.get(request.path_params["id"])
     if job is None:
-        raise Refused(404, "That command is not known here.")
+        raise Refused(404, "The board has no record of this command.")
     return f"job {job.id}", partial(JobView, job, board.places, read_only=board.read_only)
 
 
@@ -217,7 +217,7 @@ async def _rows(request: Request) -> Response:
 
 
 async def _upload(request: Request) -> Response:
-    """A file of rows, and an expert made from it."""
+    """Receive a data file and create an expert from it."""
     places, asked = board_of(request).places, request.query_params
     try:
         root = places.roots[int(asked.get("root", "0"))]
@@ -230,7 +230,10 @@ async def _upload(request: Request) -> Response:
     finally:
         remove(rows)
     await asyncio.to_thread(places.look, now=True)
-    found = next(one for one in places.manifests() if one.path == manifest)
+    found = next((found for found in places.manifests() if found.path == manifest), None)
+    if found is None:  # in a folder that is not searched, such as "final"
+        raise NotDone(f"{manifest} was created, but the board does not search that folder  (train "
+                      f"it with expert train --manifest {manifest})")  # fmt: skip
     return JSONResponse({"go": f"/manifest/{found.id}"})
 
 
@@ -243,7 +246,7 @@ async def _act(request: Request) -> Response:
     match request.path_params["action"]:
         case "stop":
             await run_in_threadpool(stop_run, found.path)
-            return JSONResponse({"done": "Asked to stop: it finishes its step and saves."})
+            return JSONResponse({"done": "Stopping: the run finishes its step and saves."})
         case "resume":
             work = partial(jobs.resume, found.path, found.root, found.id)
         case "validate":
@@ -261,13 +264,13 @@ async def _act(request: Request) -> Response:
 
 
 async def _load(request: Request) -> Response:
-    """Load a run to talk to; where another trains on this machine, its card is left to it."""
+    """Load a run for chat; on the CPU while a run is training on this machine."""
     board = board_of(request)
     await body_of(request)
     found = board.found(request, "run")
 
     def load() -> None:
-        training = [one.name for one in board.places.runs() if trainer_of(RunFolder(one.path))]
+        training = [run.name for run in board.places.runs() if trainer_of(RunFolder(run.path))]
         board.chat.load(found, next(iter(training), ""))
 
     await run_in_threadpool(load)
@@ -275,7 +278,7 @@ async def _load(request: Request) -> Response:
 
 
 async def _ask(request: Request) -> Response:
-    """One message; the answer comes as it is made, and ends with the request."""
+    """Stream the answer to a message; it ends with the request."""
     board = board_of(request)
     question = question_in(await body_of(request))
     events = board.chat.answer(board.found(request, "run"), question)
@@ -297,6 +300,6 @@ async def _stop_job(request: Request) -> Response:
     job = board_of(request).jobs.get(request.path_params["id"])
     await body_of(request)
     if job is None:
-        raise Refused(404, "That command is not known here.")
+        raise Refused(404, "The board has no record of this command.")
     await run_in_threadpool(interrupt, job.holder)
-    return JSONResponse({"done": "Asked to stop."})
+    return JSONResponse({"done": "Stopping."})

@@ -1,5 +1,5 @@
-"""What lies in the folders of a board. A page names a run by a short name made from its path, and
-never a path: what was not found here does not exist for it."""
+"""The runs and manifests in the folders of a board. Pages refer to them by a hash of their path, so
+that nothing else can be reached."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from expert.core.rundir import RunFolder
 from expert.manifest.text.document import FILE_NAMES
 
 DEPTH = 5
-"""Folders below a given one that are looked into."""
+"""Levels of folders that are searched."""
 MOST_FOLDERS = 20_000
 NOT_LOOKED_INTO = {"checkpoints", "final", "tensorboard", "datasets_optimized", "node_modules",
                    "site-packages", "__pycache__"}  # fmt: skip
 LOOK_SHARE = 1 / 300
-"""Of the time that may be spent looking for new runs."""
+"""Share of the time that may be spent on searching."""
 LOOK_SECONDS = 2.0
 Kind = Literal["run", "manifest"]
 
 
 class NoFolder(ExpertError):
-    """A folder that the board was given and that is not there."""
+    """A folder of the board does not exist."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """A run folder or a manifest below one of the folders."""
+    """A run folder or a manifest below a root."""
 
     id: str
     kind: Kind
@@ -45,19 +45,18 @@ class Found:
 
     @property
     def where(self) -> str:
-        """The way to it from the folder that the board was given."""
-        way = self.path.relative_to(self.root)
-        return str(Path(self.root.name) / way.parent)
+        """Its folder, relative to the parent of the root."""
+        return str(Path(self.root.name) / self.path.relative_to(self.root).parent)
 
 
 @dataclass
 class Places:
-    """The folders, and what was found in them the last time."""
+    """The roots, and what the last search found below them."""
 
     roots: tuple[Path, ...]
     found: dict[str, Found] = field(default_factory=dict)
     cut: bool = False
-    """Whether there were more folders than are looked into."""
+    """Whether there were more than MOST_FOLDERS."""
     _next_look: float = 0.0
 
     @classmethod
@@ -73,34 +72,33 @@ class Places:
         return cls(roots=tuple(roots))
 
     def look(self, *, now: bool = False) -> None:
-        """Find new runs, unless that was done just now."""
+        """Search for runs and manifests, unless that was done recently and not `now`."""
         began = time.monotonic()
         if began < self._next_look and not now:
             return
         self.cut = False
         found: dict[str, Found] = {}
         for root in self.roots:
-            for one in self._below(root):
-                found.setdefault(one.id, one)
+            for item in self._below(root):
+                found.setdefault(item.id, item)
         self.found = found
         took = time.monotonic() - began
         self._next_look = began + max(LOOK_SECONDS, took / LOOK_SHARE)
 
     def runs(self) -> list[Found]:
-        return [one for one in self.found.values() if one.kind == "run"]
+        return [found for found in self.found.values() if found.kind == "run"]
 
     def manifests(self) -> list[Found]:
-        return [one for one in self.found.values() if one.kind == "manifest"]
+        return [found for found in self.found.values() if found.kind == "manifest"]
 
     def get(self, name: str, kind: Kind) -> Found | None:
-        """What a page named; None where it is not, or no longer, a plain thing of these folders."""
-        one = self.found.get(name)
-        if one is None:
+        """The run or manifest with this id; None if it does not exist or is behind a link."""
+        if name not in self.found:
             self.look()
-            one = self.found.get(name)
-        if one is None or one.kind != kind or not is_inside(one.path, one.root):
+        found = self.found.get(name)
+        if found is None or found.kind != kind or not is_inside(found.path, found.root):
             return None
-        return one
+        return found
 
     def _below(self, root: Path) -> Iterator[Found]:
         waiting, seen = [(root, 0)], 0
@@ -115,23 +113,21 @@ class Places:
                 yield Found(_name_of(folder), "run", folder, root)
                 continue
             inside = _inside(folder)
-            for name in FILE_NAMES[:3]:  # config.yaml may be of anything
+            for name in FILE_NAMES[:3]:  # config.yaml may belong to anything
                 if name in inside and not inside[name]:
                     yield Found(_name_of(folder / name), "manifest", folder / name, root)
                     break
             if depth < DEPTH:
-                folders = [
-                    name for name, is_dir in inside.items() if is_dir and _is_looked_into(name)
-                ]
+                folders = [name for name, is_dir in inside.items() if is_dir and _is_searched(name)]
                 waiting += [(folder / name, depth + 1) for name in folders]
 
 
-def _is_looked_into(name: str) -> bool:
+def _is_searched(name: str) -> bool:
     return not name.startswith(".") and name not in NOT_LOOKED_INTO
 
 
 def is_inside(path: Path, root: Path) -> bool:
-    """Whether a path is what it says: no link on the way could lead elsewhere."""
+    """Whether a path is below the root without passing a link."""
     try:
         return path.resolve(strict=True) == path and path.is_relative_to(root)
     except (OSError, RuntimeError):
@@ -139,16 +135,16 @@ def is_inside(path: Path, root: Path) -> bool:
 
 
 def _inside(folder: Path) -> dict[str, bool]:
-    """Plain files and folders by name, and whether it is a folder; links are left alone."""
-    found = {}
+    """Files and folders by name, and whether each is a folder; links are skipped."""
+    is_dir = {}
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
                 if not entry.is_symlink():
-                    found[entry.name] = entry.is_dir(follow_symlinks=False)
+                    is_dir[entry.name] = entry.is_dir(follow_symlinks=False)
     except OSError:
         return {}
-    return found
+    return is_dir
 
 
 def _name_of(path: Path) -> str:

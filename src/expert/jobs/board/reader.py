@@ -1,6 +1,5 @@
-"""The events of a run, read from where the last look ended. Of a long run as many log lines are
-kept as a screen can show: two become one that stands for the steps of both, as if the run had
-logged half as often."""
+"""Reads the events of a run incrementally. Of a long run, only as many log lines are kept as a
+screen can show: pairs are merged, as if the run had logged half as often."""
 
 from __future__ import annotations
 
@@ -13,36 +12,36 @@ from expert.core.events import MAX_LINE_BYTES, Event, event_of, refuse_endless
 from expert.core.links import open_plain
 
 WHOLE_BYTES = 1_500_000
-"""A file up to this long is read line by line: about 2,500 log lines, 0.1 s."""
+"""Up to this size every line is read: about 2,500 log lines, 0.1 s."""
 CHUNK = 8 * 2**20
 _NOT_STEP = re.compile(rb'\n(?!\{"event": "step")[^\n]+')
-"""Also lines of another writer, in whatever order: each of them is looked at."""
+"""Also matches lines whose keys are in another order; all of them are parsed."""
 _SUMS = ("tokens", "targets", "examples", "seconds", "updates")
 _PEAKS = ("peak_reserved_bytes", "peak_allocated_bytes", "gpu_memory_bytes",
           "gpu_process_memory_bytes", "cpu_peak_memory_bytes")  # fmt: skip
 MOST_OTHERS = 5_000
-"""Events that are not log lines; of more the newest are kept."""
+"""Events that are not log lines; the newest are kept."""
 
 
 class EventReader:
-    """One shared reader of a run. `look` takes in what was written since."""
+    """Reads the events of a run; `look` reads what is new."""
 
     def __init__(self, path: Path, most: int = 600) -> None:
         self.path = path
         self.most = most
-        """Log lines kept: up to twice as many, then every two become one."""
+        """Up to twice as many log lines are kept, then pairs are merged."""
         self.begin()
 
     def begin(self) -> None:
         self.events: list[Event] = []
         self.damaged = 0
         self.sampled = False
-        """Whether log lines were skipped: a line then stands for those before it."""
+        """Whether log lines were skipped or merged."""
         self._position, self._file, self._steps = 0, (0, 0), 0
         self._last_step = 0.0
 
     def look(self) -> bool:
-        """Read on; whether there was anything new."""
+        """Read new events; returns whether there were any."""
         try:
             stream = open(open_plain(self.path, os.O_RDONLY), "rb")  # noqa: SIM115 - closed below
         except FileNotFoundError:
@@ -51,7 +50,7 @@ class EventReader:
             status = os.fstat(stream.fileno())
             file = (status.st_dev, status.st_ino)
             if file != self._file or status.st_size < self._position:
-                self.begin()  # another file, or one that became shorter
+                self.begin()  # replaced or truncated
                 self._file = file
             if status.st_size <= self._position:
                 return False
@@ -66,7 +65,7 @@ class EventReader:
         return self._position > before
 
     def _take(self, raw: bytes) -> None:
-        """All lines that end; what follows the last of them waits for the next look."""
+        """Add all complete lines; the rest is read by the next look."""
         end = raw.rfind(b"\n") + 1
         if not end and len(raw) > MAX_LINE_BYTES:
             self._position += len(raw)  # no event is that long
@@ -77,7 +76,7 @@ class EventReader:
             self._add(line)
 
     def _skim(self, stream: BinaryIO, size: int) -> None:
-        """A long file: every event that is no log line, and of those every n-th by its place."""
+        """Read a long file: log lines at regular positions, and all other events."""
         stride = max(1, (size - self._position) // self.most)
         wanted = self._position + stride
         rest = b""
@@ -93,7 +92,7 @@ class EventReader:
                 self.damaged, rest = self.damaged + 1, b""
 
     def _pick(self, whole: bytes, wanted: int, stride: int, *, is_last: bool) -> int:
-        """Add what is kept of a chunk, which starts with the end of the line before it; the place
+        """Add the events to keep of a chunk, which starts with a line break; returns the position
         of the next log line."""
         lines = {found.start() + 1: found[0][1:] for found in _NOT_STEP.finditer(whole)}
         base = self._position - 1
@@ -130,7 +129,7 @@ class EventReader:
 
 
 def stretched(event: Event, updates: float) -> Event:
-    """A log line that stands for more steps than its own."""
+    """A log line scaled to represent `updates` steps."""
     factor = updates / (_number(event, "updates") or 1)
     if factor <= 1:
         return event
@@ -139,7 +138,7 @@ def stretched(event: Event, updates: float) -> Event:
 
 
 def halved(events: list[Event]) -> list[Event]:
-    """Every two log lines that follow each other as one."""
+    """Events with pairs of consecutive log lines merged."""
     kept: list[Event] = []
     alone: Event | None = None
     for event in events:
@@ -152,16 +151,16 @@ def halved(events: list[Event]) -> list[Event]:
         else:
             kept[-1] = joined_lines(alone, event)
             alone = None
-    if len(kept) == len(events):  # other events between all of them: every second line goes
+    if len(kept) == len(events):  # no consecutive ones: drop every second
         steps = [place for place, event in enumerate(events) if event["event"] == "step"]
-        gone = set(steps[:-1:2])
-        return [event for place, event in enumerate(events) if place not in gone]
+        dropped = set(steps[:-1:2])
+        return [event for place, event in enumerate(events) if place not in dropped]
     return kept
 
 
 def joined_lines(first: Event, second: Event) -> Event:
-    """One log line for the steps of two: sums added, the loss by tokens, peaks kept, the rest as
-    in the second."""
+    """Merge two log lines: sums added, the loss weighted by tokens, the larger peak, the rest from
+    the second."""
     both = dict(second)
     for key, value in second.items():
         other = first.get(key)
@@ -177,12 +176,12 @@ def joined_lines(first: Event, second: Event) -> Event:
     return both
 
 
-def _newest(events: list[Event], gone: int) -> list[Event]:
-    """Without the oldest events that are neither log lines nor the start."""
+def _newest(events: list[Event], excess: int) -> list[Event]:
+    """Events without the `excess` oldest ones that are neither log lines nor the start."""
     kept = []
     for event in events:
-        if gone and event["event"] not in ("step", "started"):
-            gone -= 1
+        if excess and event["event"] not in ("step", "started"):
+            excess -= 1
         else:
             kept.append(event)
     return kept

@@ -1,4 +1,4 @@
-"""One run: the sections of its report, alive."""
+"""The page of a run: its report, updated live."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ from expert.jobs.diagnose.diagnose import diagnose_record
 from expert.jobs.report import facts_of
 
 STATUS_SHARE, CURVES_SHARE, WHOLE_SHARE = 0.0015, 0.0025, 0.0015
-"""Of a core: the numbers on top, the curves, and the diagnosis with all the rest."""
+"""Shares of a core for the numbers on top, the curves, and the diagnosis with the rest."""
 LEAST_SECONDS = 2.0
 SKIPPED = (
-    "A long run: a point of a curve stands for several log lines, and sums are estimated from "
-    "them. expert report reads every line."
+    "This run is long: a point of a curve represents several log lines, and sums are estimates. "
+    "expert report reads every line."
 )
 FIRST = ("verdict", "learning", "findings", "validation", "speed", "time", "story")
-"""Who watches a run wants its curves before the table of all its numbers."""
+"""Sections shown first: curves before tables."""
 NOT_A_STATE = "The run is still running; this page shows it as of when the page was made."
 
 
 class RunView(View):
-    """The sections of one run, each made again where its events changed and its turn has come."""
+    """The sections of a run, rendered again when events are new and their pace allows it."""
 
     def __init__(self, found: Found, summaries: Summaries) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class RunView(View):
         self._shown: tuple[object, ...] = ()
         self._drawn_whole: object = None
         self._drawn_last: object = None
-        """The last event that the whole page shows, and that the curves do."""
+        """The last events shown by the whole page and by the curves."""
 
     def refresh(self) -> dict[str, str]:
         try:
@@ -94,7 +94,7 @@ class RunView(View):
         return parts
 
     def _judged(self) -> object:
-        """Changes where the run was validated."""
+        """Changes when the run is validated."""
         try:
             return self.folder.validation.lstat().st_mtime_ns
         except OSError:
@@ -109,16 +109,16 @@ class RunView(View):
         return {s.name: section_html(s) for s in (learning_section(run), *speed_sections(run))}
 
     def _all(self) -> dict[str, str]:
-        found = diagnose_record(self.record())
-        report = Report(run=facts_of(found), verdict=found.verdict, learning=found.learning,
-                        findings=found.findings)  # fmt: skip
+        diagnosis = diagnose_record(self.record())
+        report = Report(run=facts_of(diagnosis), verdict=diagnosis.verdict,
+                        learning=diagnosis.learning, findings=diagnosis.findings)  # fmt: skip
         made = make_page(report)
         parts = {"verdict": _verdict(made, sampled=self._reader.sampled)}
         for section in made.sections:
-            drawn = section_html(section)
             if section.name == "findings":
-                drawn = findings_html(found.findings)
-            parts[section.name] = drawn
+                parts[section.name] = findings_html(diagnosis.findings)
+            else:
+                parts[section.name] = section_html(section)
         order = sorted(parts, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
         titles = {section.name: section.title for section in made.sections}
         links = [tag("a", titles[name], href=f"#{name}") for name in order if name in titles]
@@ -128,7 +128,7 @@ class RunView(View):
 
 
 def run_page(view: RunView, notes: Notes, tools: Sequence[object], *, read_only: bool) -> str:
-    """The page of one run: what it is, what can be done with it, and its sections."""
+    """The page of a run; `tools`: its buttons."""
     name = view.found.name
     return page(
         name,
@@ -143,7 +143,7 @@ def run_page(view: RunView, notes: Notes, tools: Sequence[object], *, read_only:
 
 
 def run_tools(found: Found, state: str, jobs: Sequence[Job]) -> list[Markup]:
-    """What can be done with a run as it stands; the script shows others when that changes."""
+    """Buttons for the state of a run; the script shows others when it changes."""
     at = f"/run/{found.id}"
 
     def tool(words: str, action: str, states: str, **more: str) -> Markup:
@@ -168,7 +168,7 @@ def run_tools(found: Found, state: str, jobs: Sequence[Job]) -> list[Markup]:
 
 
 def compare_page(views: Sequence[RunView], *, read_only: bool) -> str:
-    """Several runs on the same axes, as `expert report --compare` draws them."""
+    """Several runs on the same axes, like `expert report --compare`."""
     runs = [facts_of(diagnose_record(view.record())) for view in views]
     links = [tag("a", view.found.name, href=f"/run/{view.found.id}", class_="tag")
              for view in views]  # fmt: skip
@@ -186,22 +186,22 @@ def compare_page(views: Sequence[RunView], *, read_only: bool) -> str:
 
 
 def _status(summary: Summary) -> Markup:
-    """Where the run stands, in numbers that change while one looks."""
+    """State, numbers and progress of the run."""
     status = summary.status
     assert status is not None
     facts = [fact(name, value) for name, value in summary.numbers.items()
              if name != "best validation"]  # fmt: skip
     because = tag("span", status.because, class_="soft") if status.because else None
-    fell = None
+    fallbacks = None
     if status.fallbacks:
         words = f"{counted(len(status.fallbacks), 'fallback')}: {status.fallbacks[-1]}"
-        fell = tag("p", tag("a", words, href="#story"), class_="words tone-warning")
+        fallbacks = tag("p", tag("a", words, href="#story"), class_="words tone-warning")
     model = f"{status.model} on {status.device}" if status.model else ""
     return tag(
         "div",
         tag("div", state_pill(summary.state), tag("span", model, class_="soft"), because,
             class_="row", role="status"),
-        fell,
+        fallbacks,
         tag("div", *facts, class_="facts"),
         progress_bar(summary.progress, "progress"),
         id="status",
@@ -222,7 +222,7 @@ def _verdict(made: Page, *, sampled: bool) -> Markup:
 
 
 def findings_html(findings: Sequence[Finding]) -> Markup:
-    """What was found, the worst first; a fix that is a change of the manifest can be copied."""
+    """Findings, worst first; fixes that change the manifest can be copied."""
     ordered = worst_first(list(findings))
     bad = [_finding(one) for one in ordered if one.severity != "good"]
     good = [one for one in ordered if one.severity == "good"]
@@ -257,7 +257,7 @@ def _finding(one: Finding) -> Markup:
 
 
 def manifest_change(overrides: Sequence[str]) -> str:
-    """Keys as `--set` takes them, as the lines of a YAML manifest."""
+    """`--set` overrides as YAML for the manifest."""
     import yaml
 
     tree: dict[str, Any] = {}

@@ -1,5 +1,5 @@
-"""Who may ask the board what: a token once, then a cookie; this machine's names only; and nothing
-that another site could send."""
+"""Access checks of the board: a token once, then a cookie; only Host names of this machine; no
+requests from other sites."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 COOKIE = "expert_board"
 ASKED_BY_PAGE = "x-expert-board"
-"""A header that a form cannot send, and a script of another site only after asking us first."""
+"""A header that forms cannot send, and scripts of other sites only after a CORS preflight."""
 MAX_BODY_BYTES = 256 * 1024
 BODY_SECONDS = 15.0
 POLICY = (
@@ -29,8 +29,8 @@ POLICY = (
     "img-src 'self' data:; connect-src 'self'; form-action 'self'; base-uri 'none'; "
     "frame-ancestors 'none'"
 )
-"""No inline script and nothing from elsewhere: a text that slipped past the escaping does nothing.
-Charts place their labels by style attributes."""
+"""No inline scripts and nothing from other sites, so that unescaped text would be harmless. Charts
+place labels with style attributes."""
 HEADERS = {
     "content-security-policy": POLICY,
     "x-content-type-options": "nosniff",
@@ -42,11 +42,11 @@ HEADERS = {
 }
 LOOPBACK_NAMES = ("localhost", "localhost.localdomain")
 UPLOADS = "/upload/"
-"""Paths whose body is a file: longer, and slower, than others. Their route counts the bytes."""
+"""Paths whose body is a file; their routes limit size and time."""
 
 
 class Refused(Exception):
-    """A request that is not answered: the status, and why."""
+    """A refused request: status and reason."""
 
     def __init__(self, status: int, why: str) -> None:
         self.status, self.why = status, why
@@ -54,7 +54,7 @@ class Refused(Exception):
 
 
 class Guard:
-    """Around the whole application; nothing behind it sees a request that is refused here."""
+    """Wraps the application, which never sees a refused request."""
 
     def __init__(self, app: App, *, token: str, host: str, read_only: bool) -> None:
         self.app = app
@@ -85,22 +85,22 @@ class Guard:
             await _answer(sender, no.status, _page(no.status, no.why))
 
     def _check(self, scope: Scope, headers: dict[str, str]) -> str | None:
-        """Raise Refused, or give the place to go to where the request brought the token."""
+        """Raise Refused, or return the path to open if the request has the token."""
         if sum(key == b"host" for key, _ in scope["headers"]) != 1:
             raise Refused(400, "The request needs one Host header.")
         host = headers["host"]
         if not self.is_own(host):
-            raise Refused(421, "This board does not go by that name.")
+            raise Refused(421, "This board does not serve that host name.")
         origin, site = headers.get("origin"), headers.get("sec-fetch-site", "none")
         if origin not in (None, f"http://{host}", f"https://{host}"):
             raise Refused(403, "The request comes from another site.")
         method = scope["method"]
         if method not in ("GET", "HEAD", "POST"):
-            raise Refused(405, "The board knows GET and POST only.")
+            raise Refused(405, "The board supports GET and POST only.")
         query = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         if method == "GET" and "token" in query and self._is_token(query["token"][0]):
             rest = urlencode({key: values for key, values in query.items() if key != "token"}, True)
-            # Quoted: a browser drops tabs, and "/<tab>/x" would be another site.
+            # Quoted: browsers drop tabs, which would turn "/<tab>/x" into another site.
             return "/" + quote(scope["path"].lstrip("/\\")) + (f"?{rest}" if rest else "")
         if not self._is_known(headers.get("cookie", "")):
             raise Refused(401, "no token")
@@ -114,8 +114,8 @@ class Guard:
         return None
 
     def is_own(self, host: str) -> bool:
-        """Whether a Host header names this machine: a name that somebody else owns could lead
-        here by DNS, and its pages would then count as ours. A tunnel may end at any port."""
+        """Whether a Host header names this machine: with DNS rebinding, pages of another name would
+        count as ours. A tunnel may use any port."""
         name = host.rpartition(":")[0] if _has_port(host) else host
         name = name.strip("[]").lower()
         if name in self._own:
@@ -131,8 +131,8 @@ class Guard:
 
     def _is_known(self, cookies: str) -> bool:
         pairs = (pair.strip().partition("=") for pair in cookies.split(";"))
-        given = [value for name, _, value in pairs if name == COOKIE]
-        return any(hmac.compare_digest(value.encode(), self.cookie.encode()) for value in given)
+        values = [value for name, _, value in pairs if name == COOKIE]
+        return any(hmac.compare_digest(value.encode(), self.cookie.encode()) for value in values)
 
     def _set_cookie(self) -> list[tuple[bytes, bytes]]:
         text = f"{COOKIE}={self.cookie}; HttpOnly; SameSite=Strict; Path=/"
@@ -145,7 +145,7 @@ def _has_port(host: str) -> bool:
 
 
 def _limited(scope: Scope, headers: dict[str, str], receive: Receive) -> Receive:
-    """The body, up to its limit and not slower than it may be."""
+    """Receive the body within its limits of size and time."""
     if scope["path"].startswith(UPLOADS):
         return receive
     length = headers.get("content-length", "0")
@@ -156,7 +156,7 @@ def _limited(scope: Scope, headers: dict[str, str], receive: Receive) -> Receive
 
     async def next_part() -> MutableMapping[str, Any]:
         nonlocal seen, whole
-        if whole:  # from here on only whether the client is still there
+        if whole:  # only disconnects follow
             return await receive()
         try:
             async with asyncio.timeout_at(ends):
@@ -175,10 +175,10 @@ def _limited(scope: Scope, headers: dict[str, str], receive: Receive) -> Receive
 def _with_headers(send: Send) -> Send:
     async def sender(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
-            given = {key.lower() for key, _ in message["headers"]}
-            more = [(key.encode(), value.encode()) for key, value in HEADERS.items()]
-            kept = [pair for pair in more if pair[0] not in given]
-            message = {**message, "headers": [*message["headers"], *kept]}
+            present = {key.lower() for key, _ in message["headers"]}
+            ours = [(key.encode(), value.encode()) for key, value in HEADERS.items()]
+            missing = [pair for pair in ours if pair[0] not in present]
+            message = {**message, "headers": [*message["headers"], *missing]}
         await send(message)
 
     return sender
@@ -196,13 +196,13 @@ async def _answer(
 
 
 def _welcome(place: str) -> str:
-    """Sets the cookie, and goes on by itself: a cookie that no other site can send along does not
-    go with a redirect that another site began."""
+    """A page that continues to `place` by itself: browsers do not send SameSite=Strict cookies with
+    a redirect that started on another site."""
     from expert.insight.page.markup import tag
 
-    again = tag("meta", http_equiv="refresh", content=f"0;url={place}")
+    refresh = tag("meta", http_equiv="refresh", content=f"0;url={place}")
     icon = tag("link", rel="icon", href="data:,")
-    return f"<!DOCTYPE html>\n{tag('html', tag('head', again, icon), lang='en')}"
+    return f"<!DOCTYPE html>\n{tag('html', tag('head', refresh, icon), lang='en')}"
 
 
 def _page(status: int, why: str) -> str:
@@ -210,5 +210,5 @@ def _page(status: int, why: str) -> str:
 
     if status != 401:
         return plain_page(f"{status}", why, "")
-    text = "Open the address that expert board printed in its terminal; it holds the token."
+    text = "Open the address that expert board printed in its terminal; it contains the token."
     return plain_page("The board needs its token", text, "token")

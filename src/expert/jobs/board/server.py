@@ -1,5 +1,4 @@
-"""The application and its server: which address shows what, and how much of everything there may
-be."""
+"""The board as an ASGI application, and its server."""
 
 from __future__ import annotations
 
@@ -34,7 +33,6 @@ STATIC = {
 
 
 def make_app(board: Board, *, token: str, host: str = "127.0.0.1") -> Guard:
-    """The application behind its guard."""
     from starlette.applications import Starlette
     from starlette.routing import Route
 
@@ -65,7 +63,7 @@ def _file(package: str, path: str) -> bytes:
 
 
 async def _refused(request: Request, error: Exception) -> Response:
-    """An error in words: a page for a reader, JSON for the script."""
+    """Show an error: as a page, or as JSON for the script."""
     from starlette.responses import HTMLResponse, JSONResponse
 
     status = error.status if isinstance(error, Refused) else 409
@@ -73,7 +71,7 @@ async def _refused(request: Request, error: Exception) -> Response:
     if request.method == "POST":
         return JSONResponse({"problem": why}, status_code=status)
     read_only = board_of(request).read_only
-    inside = tag("div", tag("h1", "Not found" if status == 404 else "That did not work"),
+    inside = tag("div", tag("h1", "Not found" if status == 404 else "Something went wrong"),
                  tag("p", why), class_="card empty")  # fmt: skip
     return HTMLResponse(page(str(status), inside, read_only=read_only), status_code=status)
 
@@ -87,8 +85,8 @@ async def _nothing(request: Request, error: Exception) -> Response:
 
 
 def make_server(board: Board, *, token: str, host: str = "127.0.0.1") -> Any:
-    """A server that answers until Ctrl-C, and then ends the streams of all tabs and the chat before
-    it waits for them; runs and commands that pages started continue."""
+    """The server. On Ctrl-C it ends the streams of all tabs and the chat before waiting for them;
+    runs and commands continue."""
 
     def stopping() -> None:
         board.hub.closing.set()
@@ -103,10 +101,10 @@ def make_board(folders: Sequence[Path], *, read_only: bool) -> Board:
 
 
 def warning_about(host: str) -> str:
-    """What whoever opens the board to a network should know; "" on loopback."""
+    """A warning for hosts that others can reach; "" on loopback."""
     if listen.is_loopback(host):
         return ""
     return (
-        f"{host} is not loopback: whoever has the token can start programs here, and nothing is "
-        "encrypted. An SSH tunnel to 127.0.0.1 is safer; --read-only lets others only look."
+        f"{host} is not loopback: anyone with the token can start programs here, and nothing is "
+        "encrypted. An SSH tunnel to 127.0.0.1 is safer; --read-only disables all actions."
     )

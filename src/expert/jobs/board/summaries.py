@@ -1,4 +1,4 @@
-"""How every run stands, from as few of its events as that needs."""
+"""Summaries of all runs, from few of their events."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from expert.jobs.board.reader import EventReader
 from expert.run.stored.status import RunStatus, status_by
 
 LINES = 60
-"""Log lines kept of a run in the list: a sparkline is 120 pixels wide."""
+"""Log lines kept per run: a sparkline is 120 pixels wide."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """A run in one line; `problem` where it cannot be read."""
+    """A run in the list; `problem`: why it cannot be read, or ""."""
 
     found: Found
     status: RunStatus | None
@@ -37,14 +37,14 @@ class Summary:
 
     @property
     def progress(self) -> float | None:
-        """Share of the steps taken."""
+        """Share of the steps done."""
         if self.status is None or self.status.step is None or not self.status.total_steps:
             return None
         return min(1.0, self.status.step / self.status.total_steps)
 
     @property
     def numbers(self) -> dict[str, str]:
-        """Where it stands, by names that people know; what is not known is empty."""
+        """Numbers to show, by label; "" if unknown."""
         status = self.status
         if status is None:
             return {}
@@ -65,7 +65,7 @@ class Summary:
 
 
 class Summaries:
-    """Kept per run and made again where its files changed; shared by all pages."""
+    """A cache of summaries, updated when the files of a run change; shared by all pages."""
 
     def __init__(self) -> None:
         self._known: dict[Path, tuple[object, Summary]] = {}
@@ -76,23 +76,23 @@ class Summaries:
         with self._lock:
             files = _files(RunFolder(found.path))
             known = self._known.get(found.path)
-            # Whether the trainer still lives is not in any file.
+            # Files do not show that a trainer has died.
             if known is not None and known[0] == files and known[1].state != "running":
                 return known[1]
-            made = self._made(found)
-            self._known[found.path] = (files, made)
-            if made.state != "running":
+            summary = self._read(found)
+            self._known[found.path] = (files, summary)
+            if summary.state != "running":
                 self._readers.pop(found.path, None)
-            return made
+            return summary
 
     def forget(self, kept: set[Path]) -> None:
-        """Drop what is known of runs that are no longer there."""
+        """Drop the summaries of all other runs."""
         with self._lock:
             for path in [path for path in self._known if path not in kept]:
                 self._known.pop(path)
                 self._readers.pop(path, None)
 
-    def _made(self, found: Found) -> Summary:
+    def _read(self, found: Found) -> Summary:
         folder = RunFolder(found.path)
         reader = self._readers.setdefault(found.path, EventReader(folder.events, LINES))
         try:

@@ -1,4 +1,4 @@
-"""An expert as a GGUF file, or its adapter alone as one: written, read back, compared, judged."""
+"""Writes an expert or its adapter as a GGUF file, reads it back and checks it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,13 @@ from expert.jobs.export.gguf_file.file import (
     write_model,
 )
 from expert.jobs.export.gguf_file.vocabulary import Vocabulary, vocabulary
-from expert.jobs.export.modelfile import MODELFILE, context_length, modelfile
+from expert.jobs.export.modelfile import (
+    BASE_FILE,
+    MODELFILE,
+    base_file,
+    context_length,
+    modelfile,
+)
 from expert.jobs.export.quality import Quality, QualityCheck
 from expert.jobs.sample.decoding import end_tokens, settle_decoding
 from expert.manifest.schema.kinds import ADAPTERS
@@ -43,29 +49,31 @@ if TYPE_CHECKING:
     from expert.planning.run_plan import RunPlan
     from expert.run.stored.load import Trained
 
-_BASE = "base-f16.gguf"
-
 
 def settle_gguf(plan: RunPlan, gguf: str | None, *, adapter: bool, dtype: str | None) -> Kind:
-    """What the export will be; what cannot be a GGUF file is refused before anything is loaded."""
+    """The kind of the export; CannotExport, before anything is loaded, if GGUF cannot hold it."""
     flag = "--gguf-adapter" if adapter else "--gguf"
     if plan.model.name == CHAR_GPT:
-        raise CannotExport(f"{flag}: llama.cpp has no character model  (export it without {flag})")
+        raise CannotExport(
+            f"{flag}: llama.cpp does not support the character model  (export it without {flag})"
+        )
     if dtype is not None:
-        raise CannotExport(f"--dtype: {flag} has a type of its own  (leave --dtype out)")
+        raise CannotExport(f"--dtype: cannot be combined with {flag}  (leave --dtype out)")
     if adapter:
         refuse_adapter(plan.adapter)
     else:
         refuse_type(str(gguf))
         if plan.adapter.soft_prompts:
-            raise CannotExport(f"{flag}: llama.cpp has no soft prompts  (export with --adapter)")
+            raise CannotExport(
+                f"{flag}: llama.cpp does not support soft prompts  (export with --adapter)"
+            )
     refuse_without_package(flag)
     return "adapter" if adapter else "model" if plan.adapter.type == "full" else "merged"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """What is to be written, and with what it is compared."""
+    """What to write, and the logits to compare it with."""
 
     run: Run
     target: Path
@@ -82,18 +90,18 @@ class Order:
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """A GGUF file, and how it does."""
+    """A GGUF file and the results of its checks."""
 
     file: str
     difference: Difference
     quality: Quality | None
     tensors: Mapping[str, int]
-    """How many have which type."""
+    """Number of tensors of each type."""
     notes: tuple[str, ...]
 
 
 def write_expert(order: Order, trained: Trained, kind: str) -> Written:
-    """The whole expert as `kind`. The model that is handed over is rounded by it."""
+    """Write the whole expert as `kind`; the weights of `trained` become those of the file."""
     trained = _plain(trained)
     model = trained.loaded.causal_lm
     family, words = _described(trained, order.asking)
@@ -116,8 +124,8 @@ def write_expert(order: Order, trained: Trained, kind: str) -> Written:
 
 
 def write_lora(order: Order, trained: Trained, save: Callable[[Path], None]) -> Written:
-    """The adapter alone; `save` writes it as PEFT has it. A base that comes with Expert, and is
-    found nowhere else, is written beside it."""
+    """Write the adapter alone; `save` writes it in PEFT's format. A built-in base is written next
+    to it, since it is not on the hub."""
     import gguf
     import torch
 
@@ -129,22 +137,22 @@ def write_lora(order: Order, trained: Trained, save: Callable[[Path], None]) -> 
         path = order.target / file
         changed = write_adapter(path, Path(place), config, family, order.about)
     base = model.unload()
-    is_built_in = order.run.plan.model.place == "built-in"
-    if is_built_in:
-        own = replace(order.about, name=order.run.plan.model.name)
-        write_model(order.target / _BASE, base, family, words, "f16", own)
+    base_plan = order.run.plan.model
+    if base_plan.place == "built-in":
+        about = replace(order.about, name=base_plan.name)
+        write_model(order.target / BASE_FILE, base, family, words, "f16", about)
     reader = gguf.GGUFReader(path)
-    found = {tensor.name: torch.from_numpy(tensor.data.copy()) for tensor in reader.tensors}
+    factors = {tensor.name: torch.from_numpy(tensor.data.copy()) for tensor in reader.tensors}
     alpha = float(reader.fields["adapter.lora.alpha"].contents())
     with torch.no_grad():
-        for one in stored_tensors(base, family):
-            if f"{one.name}.lora_a" in found:
-                a, b = found[f"{one.name}.lora_a"], found[f"{one.name}.lora_b"]
-                back = turned(one.name, family, config)[1](b)
-                weight = base.state_dict()[one.source]
-                weight += (alpha / a.shape[0] * (back @ a)).to(weight)
+        for stored in stored_tensors(base, family):
+            if f"{stored.name}.lora_a" in factors:
+                a, b = factors[f"{stored.name}.lora_a"], factors[f"{stored.name}.lora_b"]
+                b = turned(stored.name, family, config)[1](b)
+                weight = base.state_dict()[stored.source]
+                weight += (alpha / a.shape[0] * (b @ a)).to(weight)
     difference = compare(order.logits, [logits_of(base, ids) for ids in order.ids])
-    note = _write_modelfile(order, trained, _BASE if is_built_in else "BASE.gguf", adapter=file)
+    note = _write_modelfile(order, trained, base_file(base_plan), adapter=file)
     return Written(
         file=file,
         difference=difference,
@@ -155,7 +163,7 @@ def write_lora(order: Order, trained: Trained, save: Callable[[Path], None]) -> 
 
 
 def _plain(trained: Trained) -> Trained:
-    """The expert with its adapter merged, to be used as any other."""
+    """The expert with its adapter merged into the weights."""
     loaded = trained.loaded
     if loaded.adapter.type not in ADAPTERS:
         return trained
@@ -186,8 +194,8 @@ def _window_note(config: Any, family: Family) -> list[str]:
     if family.windows or not window or window >= config.max_position_embeddings:
         return []
     return [
-        f"llama.cpp lets every token of this model see all before it, not the last {window:,} "
-        "alone: answers are the same up to that length"
+        f"llama.cpp ignores this model's sliding window of {window:,} tokens: longer conversations "
+        "get different answers"
     ]
 
 
@@ -212,8 +220,8 @@ def _write_modelfile(order: Order, trained: Trained, file: str, adapter: str = "
 
 
 def refuse_broken(written: Written, tolerance: float | None) -> None:
-    """CannotExport where the file says something else than the expert: what is only rounded to 16
-    bits stays within the tolerance, and no weight may be other than a number."""
+    """CannotExport if the logits differ by more than the tolerance, or are NaN; quantised files
+    have no tolerance (None)."""
     share = written.difference.share
     if not share <= (tolerance if tolerance is not None else float("inf")):
         allowed = f" (tolerance {tolerance:.1%})" if tolerance is not None else ""
@@ -224,7 +232,7 @@ def refuse_broken(written: Written, tolerance: float | None) -> None:
 
 
 def record_of(done: Exported, written: Written) -> dict[str, object]:
-    """What was written and how it does, for export.json."""
+    """The file and the results of its checks, for export.json."""
     return {
         "file": written.file,
         "type": done.gguf,

@@ -1,8 +1,8 @@
-"""The code in a model card that loads an export and asks it, as `expert sample` would.
+"""The code in a model card that loads an export and answers a question like `expert sample`.
 
-It names the dtype, the base's quantisation, the prompt as it was written in training and the
-settings of the decoding: with the base in another dtype 60 of 100 answers were right instead of 68.
-A test runs it as it stands in the card and holds its answer to that of the run.
+It sets the dtype, the base's quantization, the prompt format of training and the decoding settings:
+with the base in another dtype, 60 of 100 answers were right instead of 68. A test runs the code of
+a card and compares its answer with that of the run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 FOLDER = "PATH/TO/THIS/FOLDER"
 QUESTION = "{question}"
 _DTYPES = {"bf16": "torch.bfloat16", "fp32": "torch.float32"}
-# Nothing computes in float16 on a CPU here: `expert sample` takes float32 there too.
+# `expert sample` uses float32 on a CPU, too.
 _HALF = 'torch.float16 if device == "cuda" else torch.float32'
 _QUANTISED = {
     "int4": 'load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, '
@@ -34,18 +34,18 @@ _QUANTISED = {
 
 
 class Asking(NamedTuple):
-    """How a question is put to the model, and where its answer ends."""
+    """The prompt for a question, and where the answer ends."""
 
     text: str
-    """What the model is given, with `QUESTION` where the question goes."""
+    """The prompt, with `QUESTION` in place of the question."""
     plain: bool
-    """A text is continued: nothing is stripped."""
+    """The model continues text: answers are not stripped."""
     stops: tuple[str, ...] = ()
-    """Texts that end an answer beside the tokens in generation_config.json."""
+    """Texts that end an answer, besides the tokens in generation_config.json."""
 
 
 def asked_as(trained: Trained) -> Asking | None:
-    """How `expert sample` would put a question to it; None for the character model."""
+    """The prompt that `expert sample` would use; None for the character model."""
     from expert.data.plain_text import FirstRow, trained_on_text
     from expert.data.tokens.encoder import TextEncoder
 
@@ -59,17 +59,17 @@ def asked_as(trained: Trained) -> Asking | None:
     if not plain and encoder.tokenizer.token_to_id(template.stop) is None:
         stops.append(template.stop)
     text = prompt_text(template, QUESTION, plain=plain, tools="" if plain else first.tools)
-    # What the tokenizer puts before every text; the code adds no special tokens by itself.
+    # The tokenizer's prefix (bos): the code calls it with add_special_tokens=False.
     before = encoder.decode(encoder.prefix) if encoder.prefix else ""
     return Asking(before + text, plain, tuple(stops))
 
 
 def loading_code(plan: RunPlan, done: Exported, base: PortableBase, asking: Asking | None) -> str:
-    """Python in Markdown that loads the export and answers a question."""
+    """A Markdown block of Python that loads the export and answers a question."""
     if plan.model.name == CHAR_GPT or asking is None:
         return _fenced(_characters())
     prompts = [prompt["name"] for prompt in plan.adapter.soft_prompts]
-    own = plan.kernels.precision if done.kind == "adapter" else done.dtype
+    dtype = plan.kernels.precision if done.kind == "adapter" else done.dtype
     adapter = done.kind == "adapter" and plan.adapter.type != "none"
     quantised = _QUANTISED.get(plan.model.quantization, "") if done.kind == "adapter" else ""
     names = ["AutoModelForCausalLM", "AutoTokenizer", "GenerationConfig"]
@@ -82,7 +82,8 @@ def loading_code(plan: RunPlan, done: Exported, base: PortableBase, asking: Aski
     lines += [f'folder = "{FOLDER}"']
     lines += base.lines if done.kind == "adapter" else ()
     lines += ['device = "cuda" if torch.cuda.is_available() else "cpu"']
-    lines += [f"dtype = {_DTYPES.get(own, _HALF)}  # as it was {_made(done)}: answers depend on it"]
+    verb = "trained" if done.kind == "adapter" else "exported"
+    lines += [f"dtype = {_DTYPES.get(dtype, _HALF)}  # as it was {verb}: answers depend on it"]
     source = base.arguments if done.kind == "adapter" else "folder"
     lines += ["", *_model(plan, source, quantised=quantised, adapter=adapter), ""]
     lines += _question(asking)
@@ -90,16 +91,12 @@ def loading_code(plan: RunPlan, done: Exported, base: PortableBase, asking: Aski
     return _fenced(lines)
 
 
-def _made(done: Exported) -> str:
-    return "trained" if done.kind == "adapter" else "exported"
-
-
 def _model(plan: RunPlan, source: str, *, quantised: str, adapter: bool) -> list[str]:
     call = f"model = AutoModelForCausalLM.from_pretrained({source}, dtype=dtype"
     lines = ["tokenizer = AutoTokenizer.from_pretrained(folder)"]
     if quantised:
-        lines += [f"eight_or_four_bits = BitsAndBytesConfig({quantised})"]
-        lines += [f"{call}, quantization_config=eight_or_four_bits, device_map=device)"]
+        lines += [f"quantization = BitsAndBytesConfig({quantised})"]
+        lines += [f"{call}, quantization_config=quantization, device_map=device)"]
     else:
         lines += [f"{call}).to(device)"]
     if adapter:
@@ -108,8 +105,8 @@ def _model(plan: RunPlan, source: str, *, quantised: str, adapter: bool) -> list
 
 
 def keeps_adapter_dtype(plan: RunPlan) -> bool:
-    """Whether adapters stay in the base's dtype: PEFT would make float32 of bfloat16. Beside a
-    float16 base, and for AdaLoRA, that is what was trained."""
+    """Whether the adapter stays in bfloat16; by default PEFT converts it to float32, which is what
+    was trained with a float16 base and with AdaLoRA."""
     return plan.kernels.precision == "bf16" and plan.adapter.type not in IN_FLOAT32
 
 
@@ -144,28 +141,28 @@ def _answer(asking: Asking, plan: RunPlan, prompts: list[str]) -> list[str]:
     lines = ["settings = GenerationConfig.from_pretrained(folder)"]
     if prompts:
         lines += [
-            "words = model.get_input_embeddings()(tokens)",
+            "embedded = model.get_input_embeddings()(tokens)",
             f"files = [{', '.join(prompts)}]",
             'rows = torch.cat([load_file(file)["prompt_embeddings"] for file in files])',
-            "given = torch.cat([rows[None].to(words), words], dim=1)",
-            "seen = torch.ones(given.shape[:2], dtype=torch.long, device=device)",
-            "said = model.generate(",
-            "    inputs_embeds=given, attention_mask=seen, generation_config=settings",
+            "inputs = torch.cat([rows[None].to(embedded), embedded], dim=1)",
+            "mask = torch.ones(inputs.shape[:2], dtype=torch.long, device=device)",
+            "output = model.generate(",
+            "    inputs_embeds=inputs, attention_mask=mask, generation_config=settings",
             ")[0]",
         ]
     else:
         lines += [
-            "said = model.generate(",
+            "output = model.generate(",
             "    input_ids=tokens, attention_mask=torch.ones_like(tokens), "
             "generation_config=settings",
             ")[0, tokens.shape[1] :]",
         ]
     if not asking.stops:
-        lines += ["answer = tokenizer.decode(said, skip_special_tokens=True)"]
+        lines += ["answer = tokenizer.decode(output, skip_special_tokens=True)"]
     else:
         lines += [
-            "said = [token for token in said.tolist() if token not in settings.eos_token_id]",
-            "answer = tokenizer.decode(said)",
+            "output = [token for token in output.tolist() if token not in settings.eos_token_id]",
+            "answer = tokenizer.decode(output)",
             f"for stop in [{', '.join(map(_literal, asking.stops))}]:",
             "    answer = answer.partition(stop)[0]",
         ]
@@ -184,13 +181,13 @@ def _characters() -> list[str]:
         "text = characters[0]",
         "tokens = torch.tensor([[characters.index(letter) for letter in text]])",
         "seed = torch.Generator().manual_seed(0)",
-        "said = model.generate(tokens, 200, 0.8, None, seed)  # temperature, top k",
-        'print("".join(characters[number] for number in said[0].tolist()))',
+        "output = model.generate(tokens, 200, 0.8, None, seed)  # length, temperature, top k",
+        'print("".join(characters[number] for number in output[0].tolist()))',
     ]
 
 
 def _literal(text: str) -> str:
-    """A text as Python has it, in a fence of Markdown: backticks would end that."""
+    """A Python string literal without backticks, which could end the Markdown block."""
     return repr(text).replace("`", "\\x60")
 
 

@@ -1,5 +1,5 @@
-"""How conversations are written, for programs that write them themselves: a chat template in Jinja
-for transformers, vLLM and llama.cpp, and the same in Go for Ollama."""
+"""The prompt format as a chat template: Jinja for transformers, vLLM and llama.cpp, Go for
+Ollama."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _FIRST = "loop.first or (loop.index0 == 1 and messages[0]['role'] == 'system')"
 
 
 def chat_template_of(encoder: TextEncoder, template: Template) -> str:
-    """The chat template that writes what was trained on: the tokenizer's own, or that of a layout
-    which Expert knows by name."""
+    """The chat template used in training: the tokenizer's, or that of a layout named in the
+    manifest."""
     if isinstance(template, NamedTemplate):
         return jinja_of(template)
     return encoder.special.chat_template or ""
 
 
 def jinja_of(template: NamedTemplate, start: str = "") -> str:
-    """A layout as a chat template; it writes no tools. `start`: the bos that the tokenizer puts
-    before every text, which programs that use a chat template leave to that."""
+    """A layout as a chat template, without tools. `start`: the tokenizer's bos, since programs that
+    apply a chat template expect it to write the bos."""
     layout, quoted = template.layout, json.dumps
     before, end = layout.answer
     system = f"{quoted(layout.system[0])} + turn['content'] + {quoted(layout.system[1])}"
@@ -52,36 +52,36 @@ def jinja_of(template: NamedTemplate, start: str = "") -> str:
 
 
 class Pieces(NamedTuple):
-    """What stands between the texts of a conversation."""
+    """The fixed texts of a prompt format, between the messages of a conversation."""
 
     first: str
-    """Before the first user text, where there is no system text."""
+    """Before the first user text, without a system text."""
     system: tuple[str, str]
     """Before the system text, and between it and the first user text."""
     answer: str
-    """Between a user text and the answer to it."""
+    """Between a user text and its answer."""
     next: str
     """Between an answer and the next user text."""
     last: str
-    """After the last user text: the model answers behind it."""
+    """Between the last user text and the answer to generate."""
 
     def written(self, system: str, texts: Sequence[str]) -> str:
-        """A conversation of user texts and answers by turns, as the template would write it."""
+        """The prompt for alternating user texts and answers, as the template would write it."""
         start, between = self.system
-        found = f"{start}{system}{between}" if system else self.first
+        prompt = f"{start}{system}{between}" if system else self.first
         for place, text in enumerate(texts):
-            found += ("", self.answer, self.next)[0 if not place else 2 - place % 2] + text
-        return found + self.last
+            prompt += ("", self.answer, self.next)[0 if not place else 2 - place % 2] + text
+        return prompt + self.last
 
 
-# Of different lengths and beginnings: a template may look at either.
+# Different lengths and first letters, in case a template depends on them.
 _TEXTS = ("zqfirst", "yqsecond", "Xqthirdly", "wq-fourthly", "4 qlast")
 _SYSTEM = "zqsystem"
 
 
 def pieces_of(template: Template) -> Pieces | str:
-    """The pieces that a template is made of, found by writing conversations with it; or why it is
-    not made of such pieces."""
+    """The fixed texts of a template, found by applying it to test conversations; or the reason why
+    it is more than that."""
     try:
         alone, with_system = _asked(template, 1, ""), _asked(template, 1, _SYSTEM)
         longer = _asked(template, 3, "")
@@ -100,9 +100,9 @@ def pieces_of(template: Template) -> Pieces | str:
             return pieces
     except DataError as error:
         return str(error)
-    except ValueError:  # a text that is there twice, or not at all
+    except ValueError:  # a text is repeated or missing
         pass
-    return "the chat template does more than put pieces between texts"
+    return "the chat template does more than put fixed text between messages"
 
 
 def _asked(template: Template, count: int, system: str) -> str:
@@ -115,7 +115,7 @@ def _asked(template: Template, count: int, system: str) -> str:
 
 
 def go_template(pieces: Pieces) -> str:
-    """The same for Ollama."""
+    """The prompt format as a template for Ollama."""
 
     def text(piece: str) -> str:
         return f"{{{{ {_go(piece)} }}}}" if piece else ""
@@ -132,6 +132,6 @@ def go_template(pieces: Pieces) -> str:
 
 
 def _go(piece: str) -> str:
-    """A text in Go's quotes, without the three that would end it in a Modelfile."""
+    """A Go string literal without inner quotes: three in a row would end it in a Modelfile."""
     inner = json.dumps(piece)[1:-1].replace('\\"', "\\u0022").replace("\\/", "/")
     return f'"{inner}"'

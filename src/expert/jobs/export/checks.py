@@ -1,4 +1,4 @@
-"""What is asked before an export loads anything: may it be, what will it be, can it be written."""
+"""Checks before an export loads anything: the quality gate, the options, the target folder."""
 
 from __future__ import annotations
 
@@ -24,51 +24,47 @@ CANNOT_WRITE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQU
 
 
 class CannotExport(ExpertError):
-    """An export that makes no sense, or that would not say what the trained model says."""
+    """An export that is not possible, or that would differ from the trained model."""
 
 
 def gate_remark(folder: RunFolder, choice: Choice, *, allow_failed: bool) -> str:
-    """A remark on the run's validation, "" without one; CannotExport where its gate failed, or
-    passed on too few cases. A verdict on other weights counts as none."""
+    """A warning about the run's validation, or ""; CannotExport if its gate failed, or passed on
+    too few cases. A verdict on earlier weights only gives a warning."""
     found, file = read_verdict(folder), folder.validation
     if found is None:
         return ""
     if found.outdated:
         return f"{file} {found.outdated}  (expert validate --expert {folder.path})"
     if found.passed is False:
-        said = f"{file}: the quality gate failed: {found.reasons}"
+        warning = f"{file}: the quality gate failed: {found.reasons}"
         if not allow_failed:
             raise CannotExport(
-                f"{said}  (train longer, validate another checkpoint with expert validate "
+                f"{warning}  (train longer, validate another checkpoint with expert validate "
                 "--checkpoint, or export it anyway with --allow-failed)"
             )
-        return said
+        return warning
     if found.is_too_small:
-        said = f"{file}: the quality gate passed on only {found.cases} of {found.of} cases"
+        warning = f"{file}: the quality gate passed on only {found.cases} of {found.of} cases"
         if found.rows != found.cases:
-            said += f", from {counted(found.rows or 0, 'row')}"
+            warning += f", from {counted(found.rows or 0, 'row')}"
         if not allow_failed:
             raise CannotExport(
-                f"{said}  (validate them all with expert validate --expert {folder.path}, or "
+                f"{warning}  (validate them all with expert validate --expert {folder.path}, or "
                 "export it anyway with --allow-failed)"
             )
-        return said
+        return warning
     judged = found.checkpoint
     if judged and judged != choice.name:
-        done = (
-            f"the quality gate was passed by {judged}"
-            if found.passed
-            else f"{judged} was validated"
-        )
+        done = "passed the quality gate" if found.passed else "was validated"
         return (
-            f"{done}, and {choice.name} is exported  (validate it with expert validate --expert "
-            f"{folder.path})"
+            f"{judged} {done}, but {choice.name} is exported  (validate it with expert validate "
+            f"--expert {folder.path})"
         )
     return ""
 
 
 def settle_kind(plan: RunPlan, asked: str | None, dtype: str | None) -> Kind:
-    """What the export will be; what the run cannot give is refused."""
+    """The kind of the export; CannotExport if the run has no such thing."""
     if plan.adapter.type == "full":
         if asked is not None:
             flag = f"--{asked}"
@@ -94,14 +90,14 @@ def settle_kind(plan: RunPlan, asked: str | None, dtype: str | None) -> Kind:
 
 
 def refuse_place(to: Path) -> None:
-    """Nothing is overwritten, but an empty folder is as good as none; and it must be writable."""
-    if to.is_symlink():  # the export takes the place of what is there: that would be the link
+    """CannotExport unless the target is missing or an empty folder, and can be written."""
+    if to.is_symlink():  # publishing would replace the link itself
         raise CannotExport(
             f"{to}: is a link to {to.readlink()}  (name that folder itself, or a new one)"
         )
     if to.exists() and not (to.is_dir() and not any(to.iterdir())):
         raise CannotExport(f"{to}: exists already  (name a new folder: nothing is overwritten)")
-    # The export gets its name when it is whole, in place of the folder that is there.
+    # The finished export is renamed to `to`, replacing an empty folder.
     if to.resolve() == Path.cwd():
         raise CannotExport(
             f"{to}: is the folder you are in, which cannot be replaced  (name a new folder in it)"
@@ -118,7 +114,7 @@ def refuse_place(to: Path) -> None:
 
 @contextmanager
 def naming(to: Path) -> Iterator[None]:
-    """Errors of writing name the folder the user gave, not the temporary one."""
+    """Make write errors name the user's folder instead of the temporary one."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Logits of an export compared with those of the trained model, on a few texts."""
+"""Compares the logits of an export with those of the trained model, on a few texts."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
     from expert.planning.run_plan import RunPlan
     from expert.run.stored.load import Trained
 
-# Prompts for both models; ASCII and short, so that every tokenizer and card can take them.
+# Short and ASCII, so that every tokenizer and GPU can handle them.
 CHECKED_TEXTS = (
     "Hello! What can you do?",
     "Write a short answer to this question: why is the sky blue?",
     'Return {"name": "Ada", "year": 1843} as a table with 2 columns.',
 )
 TOLERANCE = {"fp32": 1e-3, "fp16": 2.5e-2, "bf16": 2e-1}
-"""Largest allowed difference of logits, as a share of their spread (standard deviation). Another
-order of sums moves the farthest float32 logit by 5e-6 of it. Weights and activations of 8 bits
-(bfloat16) moved it by up to 11 % in random models 64 wide, those of 11 bits (float16) by up to
-1.4 %; the tolerance is almost twice that."""
+"""Largest allowed difference of logits, as a share of their spread (standard deviation). Summing in
+another order changes float32 logits by up to 5e-6 of it. Rounding weights and activations to
+bfloat16 (8 bits) changed them by up to 11 % in random models of width 64, to float16 (11 bits) by
+up to 1.4 %; the tolerance is almost twice that."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """The two logits that are farthest apart, over all positions and tokens."""
+    """The largest difference of two logits, over all positions and tokens."""
 
     largest: float
     """In logits."""
@@ -46,19 +46,19 @@ class Difference:
     """Of the spread of the expected logits."""
 
 
-def compare(expected: Sequence[Tensor], found: Sequence[Tensor]) -> Difference:
-    """How far the found logits are from the expected ones, text by text."""
+def compare(expected: Sequence[Tensor], actual: Sequence[Tensor]) -> Difference:
+    """The largest difference between the logits of the same texts."""
     import torch
 
-    pairs = list(zip(expected, found, strict=True))
-    # On tensors, so that a NaN stays the largest.
-    largest = float(torch.stack([(one - other).abs().max() for one, other in pairs]).max())
-    spread = float(torch.cat([one.flatten() for one in expected]).std())
+    pairs = zip(expected, actual, strict=True)
+    # Tensor.max propagates NaN; Python's max does not.
+    largest = float(torch.stack([(left - right).abs().max() for left, right in pairs]).max())
+    spread = float(torch.cat([logits.flatten() for logits in expected]).std())
     return Difference(largest=largest, share=largest / max(spread, 1e-12))
 
 
 def checked_ids(trained: Trained) -> list[list[int]]:
-    """The texts as tokens; for the character model only the characters it knows."""
+    """The texts as tokens; for the character model, only the characters it knows."""
     from expert.data.tokens.encoder import CharacterEncoder
 
     if isinstance(trained.encoder, CharacterEncoder):
@@ -73,8 +73,8 @@ def checked_ids(trained: Trained) -> list[list[int]]:
 
 
 def logits_of(model: Any, ids: Sequence[int], soft_rows: Tensor | None = None) -> Tensor:
-    """[positions, vocabulary] in float32 on the CPU, at the positions of `ids`; soft prompts come
-    before them. A model without input embeddings is the character model."""
+    """Logits of `ids` after the soft prompts: [positions, vocabulary], float32, on the CPU. A model
+    without input embeddings is the character model."""
     import torch
 
     with torch.no_grad():
@@ -85,17 +85,16 @@ def logits_of(model: Any, ids: Sequence[int], soft_rows: Tensor | None = None) -
         embedding = model.get_input_embeddings()
         tokens = torch.tensor([list(ids)], device=embedding.weight.device)
         if soft_rows is None:
-            found = model(input_ids=tokens, use_cache=False)
+            output = model(input_ids=tokens, use_cache=False)
         else:
             words = embedding(tokens)
             rows = soft_rows.to(words.device, words.dtype)[None]
-            found = model(inputs_embeds=torch.cat([rows, words], dim=1), use_cache=False)
-        logits: Tensor = found.logits[0, -len(ids) :]
+            output = model(inputs_embeds=torch.cat([rows, words], dim=1), use_cache=False)
+        logits: Tensor = output.logits[0, -len(ids) :]
         return logits.float().cpu()
 
 
 def logits_of_trained(trained: Trained, texts: list[list[int]]) -> list[Tensor]:
-    """The trained model's logits at every position of the texts."""
     model = trained.loaded.module if trained.template is None else trained.loaded.causal_lm
     prompts = trained.loaded.soft_prompts
     rows = prompts.rows().detach() if prompts is not None else None
@@ -105,8 +104,8 @@ def logits_of_trained(trained: Trained, texts: list[list[int]]) -> list[Tensor]:
 def load_exported(
     folder: Path, plan: RunPlan, kind: Kind, *, dtype: str, device: torch.device
 ) -> Any:
-    """The model in a folder, through transformers and PEFT alone, except for a quantised base and
-    the character model."""
+    """Load an export with transformers and PEFT only, except for a quantised base and the character
+    model."""
     from expert.model.chargpt import load_char_gpt
     from expert.model.load import DTYPES
 
@@ -121,13 +120,13 @@ def load_exported(
     if plan.adapter.type == "none":
         return base.eval()
     peft: Any = importlib.import_module("peft")
-    own = {"autocast_adapter_dtype": False} if keeps_adapter_dtype(plan) else {}
-    return peft.PeftModel.from_pretrained(base, folder, **own).eval()
+    options = {"autocast_adapter_dtype": False} if keeps_adapter_dtype(plan) else {}
+    return peft.PeftModel.from_pretrained(base, folder, **options).eval()
 
 
 def _load_base(folder: Path, plan: RunPlan, device: torch.device) -> Any:
-    """The base in the dtype it was trained in, as the model card's code loads it; a quantised one
-    as the run does."""
+    """The base in the dtype of training, as the model card's code loads it; a quantised base as the
+    run loads it."""
     from expert.model.load import DTYPES, load_model
     from expert.model.quantised import QUANTISED
 

@@ -1,10 +1,11 @@
-"""Programs that take an export as it is: what each of them needs, what is missing, its command."""
+"""Servers that can load an export: their commands, and what prevents it."""
 
 from __future__ import annotations
 
 import shlex
 from typing import TYPE_CHECKING, NamedTuple
 
+from expert.jobs.export.card_code import FOLDER
 from expert.manifest.schema.manifest import CHAR_GPT
 
 if TYPE_CHECKING:
@@ -15,14 +16,13 @@ if TYPE_CHECKING:
     from expert.jobs.export.portable_base import PortableBase
     from expert.planning.run_plan import RunPlan
 
-FOLDER = "PATH/TO/THIS/FOLDER"
 VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Values that vLLM takes for --max-lora-rank; without the flag it is 16."""
+"""Values that vLLM accepts for --max-lora-rank (default 16)."""
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
 class Engine(NamedTuple):
-    """A server and how it is started with an export."""
+    """A server and the command that starts it with an export."""
 
     name: str
     command: str
@@ -31,7 +31,7 @@ class Engine(NamedTuple):
 def engines(
     plan: RunPlan, kind: Kind, dtype: str, base: PortableBase, *, template: bool, name: str
 ) -> list[Engine]:
-    """The commands; none where no server can take it. `template`: the export has its own."""
+    """Commands, if the servers can load it. `template`: the export has its own chat template."""
     if list(_problems(plan, kind)):
         return []
     own_dtype = _DTYPES[plan.kernels.precision if kind == "adapter" else dtype]
@@ -48,19 +48,19 @@ def engines(
         ]
     under = shlex.quote(_base(plan, base))
     rank = plan.adapter.rank or 1
-    most = min(each for each in VLLM_RANKS if each >= rank)
-    written = f" --chat-template {FOLDER}/chat_template.jinja" if template else ""
+    vllm_rank = min(allowed for allowed in VLLM_RANKS if allowed >= rank)
+    chat_template = f" --chat-template {FOLDER}/chat_template.jinja" if template else ""
     four_bits = " --quantization bitsandbytes" if plan.model.quantization == "int4" else ""
     return [
         Engine(
             "vLLM",
-            f"vllm serve {under} --dtype {own_dtype} --enable-lora --max-lora-rank {most} "
-            f"--lora-modules {short}={FOLDER}{written}{four_bits}",
+            f"vllm serve {under} --dtype {own_dtype} --enable-lora --max-lora-rank {vllm_rank} "
+            f"--lora-modules {short}={FOLDER}{chat_template}{four_bits}",
         ),
         Engine(
             "SGLang",
             f"python -m sglang.launch_server --model-path {under} --dtype {own_dtype} "
-            f"--enable-lora --max-lora-rank {rank} --lora-paths {short}={FOLDER}{written}"
+            f"--enable-lora --max-lora-rank {rank} --lora-paths {short}={FOLDER}{chat_template}"
             f"{four_bits}",
         ),
         Engine(
@@ -72,7 +72,7 @@ def engines(
 
 
 def gguf_commands(file: str, name: str, *, plain: bool, lora: bool, base: str) -> list[Engine]:
-    """The same for a GGUF file; `lora`: it is an adapter beside a base in GGUF."""
+    """Commands for a GGUF file; `lora`: it is an adapter for the GGUF file `base`."""
     model = (
         f"-m {shlex.quote(base)} --lora {shlex.quote(file)}" if lora else f"-m {shlex.quote(file)}"
     )
@@ -92,9 +92,9 @@ def _base(plan: RunPlan, base: PortableBase) -> str:
 
 
 def problems(plan: RunPlan, kind: Kind, folder: Path | None = None) -> list[str]:
-    """What keeps vLLM, SGLang and TGI from taking an export; `folder`: the one it lies in."""
+    """Why vLLM, SGLang and TGI cannot load an export; `folder`: the export, if written."""
     if plan.model.name == CHAR_GPT:
-        return []  # nobody would try
+        return []  # its model card names the only program that can
     found = list(_problems(plan, kind))
     if folder is not None:
         wanted = ["tokenizer.json", "tokenizer_config.json", "generation_config.json"]
@@ -107,15 +107,15 @@ def problems(plan: RunPlan, kind: Kind, folder: Path | None = None) -> list[str]
 def _problems(plan: RunPlan, kind: Kind) -> Iterator[str]:
     adapter = plan.adapter
     if plan.model.name == CHAR_GPT:
-        yield "the character model is known to Expert alone"
+        yield "only Expert can load the character model"
         return
     if adapter.soft_prompts:
-        yield "soft prompts are unknown to them"
+        yield "they do not support soft prompts"
     if kind != "adapter" or adapter.type == "none":
         return
     if adapter.type != "lora":
-        yield f"their adapters are LoRA, this is {adapter.type}: export it with --merged"
+        yield f"they support LoRA adapters only, not {adapter.type}: export with --merged"
     elif (adapter.rank or 0) > VLLM_RANKS[-1]:
-        yield f"vLLM takes ranks up to {VLLM_RANKS[-1]}, this is {adapter.rank}"
+        yield f"vLLM supports ranks up to {VLLM_RANKS[-1]}, not {adapter.rank}"
     if plan.model.quantization == "int8":
-        yield "they do not compute with this base as it was trained on (8 bits): use --merged"
+        yield "they cannot load the base in 8 bits as in training: export with --merged"

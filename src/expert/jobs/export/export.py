@@ -1,4 +1,4 @@
-"""The job behind `expert export`: an adapter or a whole model to take away, checked."""
+"""The job behind `expert export`: writes an adapter or a whole model, and checks it."""
 
 from __future__ import annotations
 
@@ -80,12 +80,12 @@ if TYPE_CHECKING:
 
 CHAT_TEMPLATE = "chat_template.jinja"
 UNHARMED_SPREADS = 4
-"""How far an adapter may move the logits, in their spreads, before the tolerance grows with it."""
+"""The tolerance grows with an adapter that moves the logits by more than this many spreads."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Source:
-    """What is exported, and as what."""
+    """What to export, and how."""
 
     folder: RunFolder
     plan: RunPlan
@@ -94,13 +94,13 @@ class _Source:
     dtype: str
     device: torch.device
     gguf: str = ""
-    """The type of a GGUF file, `lora` for the adapter alone."""
+    """The type of a GGUF file, `lora` for an adapter; "" for other exports."""
     judged_rows: int = ROWS
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Expected:
-    """What the trained model gives for the checked texts, and how it is asked."""
+    """Logits of the trained model on the checked texts, and its prompt."""
 
     ids: list[list[int]]
     asking: Asking | None
@@ -123,13 +123,13 @@ def export(
     allow_failed: bool = False,
     tell: Callable[[str], None] = lambda what: None,
 ) -> Exported:
-    """Write what a run has trained to a new folder, whole or not at all.
+    """Write the trained model of a run to a new folder, completely or not at all.
 
     `gguf`: as a GGUF file of this type, judged on at most `judged_rows` held-out rows;
-    `gguf_adapter`: the adapter alone as one. A run whose validation failed is refused, unless
+    `gguf_adapter`: the adapter alone as GGUF. Runs that failed the quality gate are refused unless
     `allow_failed`.
     """
-    # Everything that may be refused comes before the import of torch, which takes seconds.
+    # All checks of the request come before importing torch, which takes seconds.
     folder = find_run(run)
     plan = read_plan(folder)
     as_gguf = gguf is not None or gguf_adapter
@@ -169,22 +169,22 @@ def export(
             del trained, prompts
             release_memory(source.device)
             tell(f"comparing logits on {len(CHECKED_TEXTS)} texts")
-            found = _check(source, expected, temporary, prompt_names)
-            done, more = _exported(source, expected, to, temporary, found, remarks), {}
+            difference = _check(source, expected, temporary, prompt_names)
+            done, more = _exported(source, expected, to, temporary, difference, remarks), {}
         _write_card(source, expected, temporary, done)
         write_origin(temporary, folder, choice, done, {**_to_serve(source), **more})
     return done
 
 
 def _to_serve(source: _Source) -> dict[str, Any]:
-    """What `expert serve` of the export alone needs, besides its files."""
+    """What `expert serve` needs to know of the export, besides its files."""
     plan = source.plan
     decoding = {key: plan.decoding[key] for key in DecodingSettings.__annotations__
                 if key in plan.decoding}  # fmt: skip
     base = {"quantization": plan.model.quantization, "revision": hub_reference(plan.model)[1],
             "weights": weights_trained_on(source.folder)}  # fmt: skip
-    own = {"base": base} if source.kind == "adapter" else {}
-    return {"name": plan.expert, "decoding": decoding, **own}
+    of_adapter = {"base": base} if source.kind == "adapter" else {}
+    return {"name": plan.expert, "decoding": decoding, **of_adapter}
 
 
 def _write_gguf(
@@ -261,13 +261,13 @@ def _load_trained(source: _Source, *, quantised: bool) -> Trained:
         device=source.device,
         quantised=quantised,
         precision=source.dtype if merged else None,
-        # The sum of a weight and the adapter's part is rounded once.
+        # Merged in float32 and rounded once.
         adapter_dtype=torch.float32 if merged else None,
     )
 
 
 def _write(source: _Source, trained: Trained, target: Path, to: Path) -> None:
-    """Weights, tokenizer and generation config; `to` is where the folder will be."""
+    """Write weights, tokenizer and generation config; `to`: the folder's final path."""
     from expert.model.load import DTYPES
     from expert.model.saving import save_trained
 
@@ -295,8 +295,8 @@ def _write(source: _Source, trained: Trained, target: Path, to: Path) -> None:
 
 
 def _write_chat_template(trained: Trained, target: Path) -> None:
-    """The template that conversations were written with, for programs which take a folder's own: a
-    layout that is known by its name is not in the tokenizer's files."""
+    """Write the chat template of a layout named in the manifest, which the tokenizer's files do not
+    have."""
     from expert.data.template.templates import NamedTemplate
 
     if not isinstance(trained.template, NamedTemplate):
@@ -326,8 +326,8 @@ def _write_adapter(source: _Source, trained: Trained, target: Path) -> None:
 
 
 def _name_base(plan: RunPlan, target: Path) -> None:
-    """The base by the name that others know: PEFT writes the folder it was in on this machine. A
-    base that comes with Expert and is on no hub is copied beside its adapter."""
+    """Replace the local path of the base, as PEFT writes it, with a name that works elsewhere; a
+    built-in base is copied into the export."""
     for file in target.rglob("adapter_config.json"):
         settings = read_object(file)
         settings["base_model_name_or_path"] = portable_base(plan.model, needed=False).name
@@ -337,7 +337,7 @@ def _name_base(plan: RunPlan, target: Path) -> None:
 
 
 def _write_soft_prompts(trained: Trained, target: Path, *, base: str) -> None:
-    """The prompts beside the weights they were trained with, which are those of the export."""
+    """Write the soft prompts next to the exported weights, their base."""
     from expert.model.soft_prompts import save_soft_prompt
 
     prompts = trained.loaded.soft_prompts
@@ -351,7 +351,7 @@ def _write_soft_prompts(trained: Trained, target: Path, *, base: str) -> None:
 def _check(
     source: _Source, expected: _Expected, target: Path, prompt_names: tuple[str, ...]
 ) -> Difference:
-    """Load what was written as anyone else would, and compare its logits with the trained ones."""
+    """Load the export like any user would, and compare its logits with the trained model's."""
     import torch
 
     kind, dtype, device = source.kind, source.dtype, source.device
@@ -362,26 +362,33 @@ def _check(
     tolerance = _tolerance(source, expected)
     assert tolerance is not None
     if not difference.share <= tolerance:
-        fix = "try --dtype fp32, or export the adapter"
+        fixes = {
+            "adapter": "try --merged --dtype fp32",
+            "merged": "try --dtype fp32, or export the adapter",
+            "model": "try --dtype fp32",
+        }
         raise CannotExport(
             f"{source.folder.path}: the export differs from the trained model: its "
             f"logits differ by up to {difference.largest:.3g}, {difference.share:.1%} of their "
             f"spread (tolerance {tolerance:.1%}); nothing was written  "
-            f"({'try --merged --dtype fp32' if kind == 'adapter' else fix})"
+            f"({fixes[kind]})"
         )
     return difference
 
 
 def _tolerance(source: _Source, expected: _Expected) -> float | None:
-    """The coarser of what was trained in and what is written; in proportion more where an adapter
-    moves the logits by more than four spreads, since what is rounded is larger: float16 was off by
-    3.6 % where it moved them by eight, bfloat16 in 32 layers by 26 % at 6.6."""
-    own = source.dtype if source.kind == "merged" else source.plan.kernels.precision
-    more = max(1.0, (expected.adapter_effect or 0.0) / UNHARMED_SPREADS)
+    """The tolerance of the coarser dtype of training and export; None for quantised GGUF files.
+
+    It grows in proportion if an adapter moves the logits by more than four spreads, since larger
+    numbers are rounded: float16 differed by 3.6 % for an adapter that moved them by eight,
+    bfloat16 with 32 layers by 26 % at 6.6.
+    """
+    loaded = source.dtype if source.kind == "merged" else source.plan.kernels.precision
+    growth = max(1.0, (expected.adapter_effect or 0.0) / UNHARMED_SPREADS)
     if source.gguf:
         rounded = "fp32" if source.gguf == "lora" else UNQUANTISED.get(source.gguf)
-        return TOLERANCE[rounded] * more if rounded is not None else None
-    return max(TOLERANCE[own], TOLERANCE[source.dtype]) * more
+        return TOLERANCE[rounded] * growth if rounded is not None else None
+    return max(TOLERANCE[loaded], TOLERANCE[source.dtype]) * growth
 
 
 def _exported(
@@ -389,11 +396,11 @@ def _exported(
     expected: _Expected,
     to: Path,
     written: Path,
-    found: Difference,
+    difference: Difference,
     remarks: tuple[str, str],
     gguf: Written | None = None,
 ) -> Exported:
-    """The record of an export; `remarks` are on its validation and on its base."""
+    """The result of the export; `remarks`: warnings about its validation and its base."""
     verdict = read_verdict(source.folder)
     notes = gguf.notes if gguf is not None else _engine_notes(source, written)
     return Exported(
@@ -404,8 +411,8 @@ def _exported(
         dtype=source.dtype,
         bytes=sum(path.stat().st_size for path in written.rglob("*") if path.is_file()),
         texts=len(expected.ids),
-        largest_difference=found.largest,
-        share=found.share,
+        largest_difference=difference.largest,
+        share=difference.share,
         tolerance=_tolerance(source, expected),
         adapter_effect=expected.adapter_effect,
         quantised_share=expected.quantised_share,

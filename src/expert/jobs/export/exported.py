@@ -1,4 +1,4 @@
-"""What an export is, and how far it is from what was trained."""
+"""The result of an export, and how far it is from the trained model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Kind = Literal["adapter", "merged", "model"]
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """What was written, and how far it is from what was trained."""
+    """The result of an export, and how far it is from the trained model."""
 
     run: Path
     folder: Path
@@ -25,33 +25,33 @@ class Exported:
     texts: int
     """Texts on which the logits were compared."""
     largest_difference: float
-    """Of the logits of the export and of the trained model."""
+    """Between the logits of the export and of the trained model."""
     share: float
     """The same, as a share of the logits' spread."""
     tolerance: float | None
-    """The largest share that is accepted; None: quantised weights, judged by held-out rows."""
+    """The largest accepted share; None for quantised GGUF files, judged on held-out rows."""
     adapter_effect: float | None
-    """How far the adapter itself moves the logits, as a share of their spread."""
+    """How far the adapter moves the logits, as a share of their spread."""
     quantised_share: float | None
-    """How far the base as quantised in training is from the full one, as a share."""
+    """How far quantising the base in training moved the logits, as a share of their spread."""
     validation: str = ""
-    """What is to be said of its validation; "" where it passed the gate or never was validated."""
+    """A warning about its validation; "" if it passed the gate or was never validated."""
     judged: str = ""
-    """What the validation found, in words; "" where there was none."""
+    """The result of the validation in words; "" without one."""
     base: str = ""
-    """What is to be said of its base; "" where it is known to be the one that was trained upon."""
+    """A warning about the base; "" if it is known to be the one used in training."""
     gguf: str = ""
-    """The type of a GGUF file, `lora` for an adapter; "" where it is none."""
+    """The type of a GGUF file, `lora` for an adapter; "" for other exports."""
     file: str = ""
     """The GGUF file."""
     quality: Quality | None = None
-    """What rounding costs, where it was judged."""
+    """The quality lost by quantising, if measured."""
     notes: tuple[str, ...] = ()
-    """What else is to be said of it."""
+    """Further warnings."""
 
     def warnings(self) -> list[str]:
-        """What is right and yet worth to know."""
-        found = [said for said in (self.validation, self.base) if said]
+        """Warnings for the terminal and the model card."""
+        found = [warning for warning in (self.validation, self.base) if warning]
         lost = self.adapter_effect is not None and self.share > 0.5 * self.adapter_effect
         if lost and self.kind == "merged" and self.tolerance is not None:
             found.append(
@@ -65,5 +65,5 @@ class Exported:
                 f"by up to {self.quantised_share:.1%} of their spread"
             )
         if self.quality is not None and self.quality.unknown:
-            found.append(f"what the rounding costs is unknown: {self.quality.unknown}")
+            found.append(f"the quality lost by quantising is unknown: {self.quality.unknown}")
         return [*found, *self.notes]

@@ -1,4 +1,4 @@
-"""The README.md of an export: what it is, how to load it, how it was trained, how well it does."""
+"""The model card (README.md) of an export: usage, training, evaluation."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from expert.core.text import counted, in_markdown, loss, visible
 from expert.core.version import __version__
 from expert.jobs.export.card_code import loading_code
 from expert.jobs.export.engines import Engine, engines, gguf_commands
+from expert.jobs.export.modelfile import base_file
 from expert.jobs.export.portable_base import PortableBase, portable_base
 from expert.manifest.schema.manifest import CHAR_GPT
 from expert.planning.plan import folder_name
@@ -33,11 +34,11 @@ _SPOKEN = (
     "os pa pi pl ps pt qu rm rn ro ru rw sa sc sd se sg si sk sl sm sn so sq sr ss st su sv sw ta "
     "te tg th ti tk tl tn to tr tt tw ty ug uk ur uz ve vi vo wa wo xh yi yo za zh zu "
 )
-"""ISO 639-1, by which model hubs list languages; without `ts` (Tsonga), TypeScript in manifests."""
+"""ISO 639-1 codes, as on model hubs; without `ts` (Tsonga), which means TypeScript in manifests."""
 
 
 class Known(NamedTuple):
-    """What is known of the run beside its plan."""
+    """What is known of the run besides its plan."""
 
     events: Sequence[Event] = ()
     environment: Mapping[str, Any] = {}
@@ -45,11 +46,11 @@ class Known(NamedTuple):
     verdict: SavedVerdict | None = None
     asking: Asking | None = None
     has_template: bool = False
-    """The export has a chat template of its own."""
+    """Whether the export has its own chat template."""
 
 
 def model_card(plan: RunPlan, done: Exported, known: Known) -> str:
-    """The card as Markdown, with the head that model hubs read."""
+    """The card as Markdown, with the YAML header that model hubs read."""
     base = portable_base(plan.model, needed=done.kind == "adapter")
     parts = [
         _head(plan, done, base, known.manifest),
@@ -73,22 +74,20 @@ def model_card(plan: RunPlan, done: Exported, known: Known) -> str:
 
 
 def _usage(plan: RunPlan, done: Exported, base: PortableBase, known: Known) -> list[str]:
-    """How to load and serve it."""
     name = folder_name(plan.expert)
     if done.gguf:
-        built_in = plan.model.place == "built-in"
         commands = gguf_commands(
             done.file,
             name,
             plain=known.asking is not None and known.asking.plain,
             lora=done.gguf == "lora",
-            base="base-f16.gguf" if built_in else "BASE.gguf",
+            base=base_file(plan.model),
         )
         parts = ["In this folder:\n", _commands(commands)]
-        if done.gguf == "lora" and not built_in:
+        if done.gguf == "lora" and plan.model.place != "built-in":
             parts.append(
                 f"`BASE.gguf` is {in_markdown(base.name)} as a GGUF file, whose tokenizer and chat "
-                "template are used; name it in `Modelfile` too.\n"
+                "template are used; set it in `Modelfile`, too.\n"
             )
         return parts
     parts = [loading_code(plan, done, base, known.asking), _about_loading(plan, done, base)]
@@ -96,14 +95,14 @@ def _usage(plan: RunPlan, done: Exported, base: PortableBase, known: Known) -> l
     if serving:
         parts += ["## Serving\n", _commands(serving)]
         parts.append(
-            "Each has an OpenAI-compatible endpoint, whose `model` is "
-            f"`{in_markdown(name)}`; generation_config.json holds where answers end.\n"
+            "Each offers an OpenAI-compatible endpoint with the model name "
+            f"`{in_markdown(name)}`; generation_config.json lists the tokens that end an answer.\n"
         )
     return parts
 
 
-def _commands(found: Sequence[Engine]) -> str:
-    lines = [line for each in found for line in (f"# {each.name}", each.command)]
+def _commands(servers: Sequence[Engine]) -> str:
+    lines = [line for server in servers for line in (f"# {server.name}", server.command)]
     return "\n".join(["```bash", *lines, "```", ""])
 
 
@@ -114,7 +113,7 @@ def _tolerance(done: Exported) -> str:
 
 
 def _quality(done: Exported) -> list[str]:
-    """What quantising costs, measured at export."""
+    """The quality lost by quantising, measured at export."""
     if done.quality is None or done.quality.unknown:
         return []
     head = ["| | before | this file | change |", "|---|---|---|---|"]
@@ -132,7 +131,7 @@ def _head(plan: RunPlan, done: Exported, base: PortableBase, manifest: Mapping[s
     tags = dict.fromkeys([plan.adapter.type, "expert", *(["code"] if machines else []), *machines])
     tags |= {"gguf": None} if done.gguf else {}
     lines = ["---"]
-    if base.hub_id is not None:  # hubs take it for the id of a repository
+    if base.hub_id is not None:  # hubs expect the id of a repository
         lines.append(f"base_model: {json.dumps(base.hub_id)}")
     if people:
         lines += ["language:", *(f"- {json.dumps(code)}" for code in people)]
@@ -144,8 +143,8 @@ def _head(plan: RunPlan, done: Exported, base: PortableBase, manifest: Mapping[s
 
 
 def languages(capabilities: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Those that people speak and those that machines read, by tags like `language:de`,
-    `language:sql` and `format:json`; empty where the manifest names none: nothing is guessed."""
+    """Human languages and formal ones, from tags like `language:de`, `language:sql` and
+    `format:json`; nothing is guessed."""
     people, machines = [], []
     for tag in capabilities:
         kind, _, name = str(tag).lower().partition(":")
@@ -170,7 +169,7 @@ def _what(plan: RunPlan, done: Exported, base: PortableBase) -> str:
 
 
 def _dtype(plan: RunPlan, done: Exported) -> str:
-    """In which dtype it is used."""
+    """The dtype in which it is used."""
     if done.gguf:
         return "F32" if done.gguf == "lora" else done.gguf
     return plan.kernels.precision if done.kind == "adapter" else done.dtype
@@ -192,19 +191,19 @@ def _about_loading(plan: RunPlan, done: Exported, base: PortableBase) -> str:
     )
     if done.kind == "adapter" and plan.model.quantization == "int8":
         notes.append(
-            "In training the base's 8-bit weights were multiplied with inputs in full; "
-            "bitsandbytes rounds the inputs too, so that single answers can differ."
+            "In training the base's 8-bit weights were multiplied with unrounded inputs; "
+            "bitsandbytes rounds the inputs, too, so that some answers can differ."
         )
     if done.kind == "adapter" and plan.model.quantization == "fp8":
         notes.append(
-            "In training the base's weights were in FP8; the code above loads them as they are in "
-            "its files, so that single answers can differ."
+            "In training the base's weights were in FP8; the code above loads them in the dtype of "
+            "its files, so that some answers can differ."
         )
     prompts = [prompt["name"] for prompt in plan.adapter.soft_prompts]
     if prompts and plan.adapter.type != "none":
         notes.append(
-            f"The soft prompts {in_markdown(', '.join(prompts))} lie in soft_prompts/ as PEFT "
-            "prompt tuning; their rows come before every conversation."
+            f"The soft prompts {in_markdown(', '.join(prompts))} are in soft_prompts/ as PEFT "
+            "prompt tuning; their rows precede every conversation."
         )
     return "\n\n".join(notes) + "\n"
 
@@ -243,7 +242,7 @@ def _settings(
 
 
 def _source(spec: Mapping[str, Any]) -> str:
-    """The data by name; folders of this machine are nobody's business."""
+    """The data by name, without folders of this machine."""
     path = str(spec.get("path") or "")
     if PurePath(path).is_absolute() or PureWindowsPath(path).is_absolute():
         path = PureWindowsPath(path).name
@@ -251,7 +250,7 @@ def _source(spec: Mapping[str, Any]) -> str:
 
 
 def trained_for(plan: RunPlan, done: Exported, events: Sequence[Event]) -> tuple[str, str]:
-    """Steps and epochs that the exported weights were trained for, beside what was planned."""
+    """Steps and epochs of training of the exported weights, with those planned if different."""
     step, seen = _step_of(done, events), None
     for event in events:
         if event["event"] == "step" and step is not None and event["step"] <= step:
@@ -263,13 +262,13 @@ def trained_for(plan: RunPlan, done: Exported, events: Sequence[Event]) -> tuple
     epoch = seen.get("epoch") if seen else None
     if not isinstance(epoch, int | float) or not seen:
         return steps, f"unknown (asked for: {plan.length.epochs:g})"
-    real = epoch * step / seen["step"]  # the log may have ended some steps before
-    told = f"{real:.3g}"
+    real = epoch * step / seen["step"]  # the last log line may be some steps earlier
+    shown = f"{real:.3g}"
     asked = f"{plan.length.epochs:.3g}"
-    if told == asked:
-        return steps, told
+    if shown == asked:
+        return steps, shown
     ended = f"; max_steps: {plan.length.max_steps:,}" if plan.length.max_steps else ""
-    return steps, f"{told} (asked for: {asked}{ended})"
+    return steps, f"{shown} (asked for: {asked}{ended})"
 
 
 def _step_of(done: Exported, events: Sequence[Event]) -> int | None:
@@ -284,16 +283,16 @@ def _step_of(done: Exported, events: Sequence[Event]) -> int | None:
 
 
 def _answers(verdict: SavedVerdict | None) -> list[tuple[str, str]]:
-    """What `expert validate` found; where nobody judged the answers, it says so."""
+    """The results of `expert validate`, or why there are none."""
     if verdict is None or verdict.cases is None:
         return [("answers", "not judged: expert validate was not run")]
     if verdict.outdated:
         return [("answers", f"not judged: the validation {verdict.outdated}")]
     if not verdict.cases:
-        none = ("answers", "not judged: the rows have none that could be asked for")
+        none = ("answers", "not judged: the rows have no answers to ask for")
         return [none, (f"loss on {verdict.test_set}", _number(verdict.loss, loss))]
     if verdict.by_loss:
-        rows = [("answers", "open text: judged by the loss on them, not one by one")]
+        rows = [("answers", "open text: judged by loss, not individually")]
         rows += [
             ("loss on them", _number(verdict.loss, loss)),
             ("loss of the base", _number(verdict.base_loss, loss)),
@@ -313,7 +312,7 @@ def _answers(verdict: SavedVerdict | None) -> list[tuple[str, str]]:
         without = _number(verdict.learnt.get("accuracy_of_others"), "{:.1%}".format)
         also = f"{verdict.learnt.get('cases')}; answers right without them: {without}"
         rows.append(("cases also in the training rows", also))
-    gate = "passed" if verdict.passed else f"not passed: {verdict.reasons}"
+    gate = "passed" if verdict.passed else f"failed: {verdict.reasons}"
     bar = f", {verdict.low_bar}" if verdict.low_bar else ""
     rows.append(("quality gate", f"{gate} ({verdict.checkpoint}){bar}"))
     if verdict.demands:

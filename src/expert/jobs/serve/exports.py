@@ -1,4 +1,4 @@
-"""Exported experts, loaded from their folder alone: merged weights, or an adapter and its base."""
+"""Loads exported experts from their folder: merged weights, or an adapter and its base."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ _CONFIG = "adapter_config.json"
 
 @dataclass(frozen=True)
 class Export:
-    """An exported folder, as far as its small files tell."""
+    """An exported folder, described by its small files."""
 
     path: Path
     name: str
     plan: RunPlan
-    """Only the parts by which a model is loaded and asked."""
+    """Only the parts needed to load and sample a model."""
     has_base: bool
     """Whether it is an adapter."""
     base_weights: str | None
-    """Those of the training, where the export says so."""
+    """Identity of the base's weights in training, if the export records it."""
 
 
 def is_export(path: Path) -> bool:
@@ -53,7 +53,7 @@ def is_export(path: Path) -> bool:
 
 
 def read_export(path: Path) -> Export:
-    """What an export is; every file of it is held to its hash."""
+    """Read an export and check the hashes of its files."""
     fault = damage_once(path)
     if fault:
         raise Damaged(f"{path}: {fault}  (export it again, or download it again)")
@@ -82,20 +82,20 @@ def read_export(path: Path) -> Export:
 
 
 def _object(path: Path) -> dict[str, Any]:
-    """What a file of an export says, through a link of the hub's cache: its hash was checked."""
+    """A JSON file of an export; links (in the hub's cache) are followed, as hashes were checked."""
     return object_in(path.resolve())
 
 
 def _partly(kind: Any, **values: Any) -> Any:
-    """A part of a plan with these values alone: whoever reads others fails at once."""
+    """A plan with these values only: reading any other raises."""
     return kind.model_construct(**values)
 
 
 def _model(path: Path, settings: dict[str, Any], base: dict[str, Any]) -> ModelPlan:
-    """The folder itself, or the base of its adapter: the copy in it, else as a manifest that lay
-    there would find it."""
-    of_characters = _object(path / "config.json").get("model_type") == CHAR_GPT
-    name, place, location = CHAR_GPT if of_characters else path.name, "folder", str(path)
+    """The folder itself, or the base of its adapter: the copy in it, or resolved as for a manifest
+    in that folder."""
+    is_char_gpt = _object(path / "config.json").get("model_type") == CHAR_GPT
+    name, place, location = CHAR_GPT if is_char_gpt else path.name, "folder", str(path)
     if settings and (path / COPY).is_dir():
         location = str(path / COPY)
     elif settings:
@@ -111,14 +111,13 @@ def _model(path: Path, settings: dict[str, Any], base: dict[str, Any]) -> ModelP
 
 
 def _decoding(path: Path) -> dict[str, Any]:
-    """That of an export by an earlier version: all but the texts that end an answer."""
-    told = _object(path / "generation_config.json")
-    kept = {key: told[key] for key in DecodingSettings.__annotations__ if told.get(key)}
-    return kept if told.get("do_sample") else {**kept, "temperature": 0.0}
+    """Decoding settings of an export by an earlier version; stop sequences are not known."""
+    config = _object(path / "generation_config.json")
+    kept = {key: config[key] for key in DecodingSettings.__annotations__ if config.get(key)}
+    return kept if config.get("do_sample") else {**kept, "temperature": 0.0}
 
 
 def load_export(export: Export, *, device: torch.device) -> Trained:
-    """The model of an export, ready to answer."""
     from expert.data.template.text_tools import text_tools
     from expert.run.session.identity import BaseWeights
 
@@ -127,11 +126,11 @@ def load_export(export: Export, *, device: torch.device) -> Trained:
     if not export.has_base:
         return replace(trained, choice=Choice(name=EXPORT, path=path, step=None))
     here, then = BaseWeights(plan)()["weights"] or "", export.base_weights or ""
-    # A commit of the hub and a hash of files say nothing of each other.
+    # A hub commit cannot be compared with a hash of files.
     if here != then and here.split()[:1] == then.split()[:1]:
         raise AnotherBase(
             f"{plan.model.location}: its weights are not those {path} was trained on  (put the "
-            "right ones there, or merge the adapter into them with expert export --merged)"
+            "right ones there, or export the run with --merged)"
         )
     from peft import PeftModel
 

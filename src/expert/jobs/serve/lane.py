@@ -1,9 +1,9 @@
-"""The answers of one model while they are generated: rows join and leave between tokens.
+"""Continuous batching for one model: rows join and leave between tokens.
 
-Rows that share a batch are rounded otherwise than alone. In float32 a likeliest token that leads by
-less than TIE is not taken from the batch: its row continues alone, from its prompt on, exactly as
-`expert sample` would. Greedy answers are therefore those of `expert sample` however many others
-are asked. In bfloat16 and float16 rounding is as large as many leads, and ties may fall otherwise.
+Rounding depends on the batch. In float32, if the best token leads by less than TIE, its row leaves
+the batch and is repeated alone from its prompt, exactly as in `expert sample`. Greedy answers
+therefore equal those of `expert sample` at any load. In bfloat16 and float16 rounding exceeds many
+leads, and close decisions may differ.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from expert.jobs.sample.decoding import DecodingSettings
 
 TIE = 1e-3
-"""In float32 scores of a batch differ from those alone by up to 3e-5 with `tiny`, 9e-5 with
+"""Float32 logits in a batch differ from those of a row alone by up to 3e-5 with `tiny`, 9e-5 with
 SmolLM2-135M."""
 READ_AT_ONCE = {"cpu": 2048, "cuda": 16384}
-"""Prompt tokens read between two tokens of the answers that are under way; one prompt at least."""
+"""Prompt tokens prefilled between two tokens of running answers; at least one prompt."""
 REPLAYED = 8
-"""Tokens of a row that continues alone which are repeated between two tokens of the others."""
+"""Tokens that a row which left the batch repeats between two tokens of the others."""
 FEW = 8
-"""Rows at once of a model that does not tell how much it remembers, or answers row by row."""
+"""Largest batch if the size of the KV cache is unknown, or the model cannot batch."""
 
 
 class Row:
@@ -49,8 +49,8 @@ class Row:
         number: int,
         end: Callable[[str], None],
     ) -> None:
-        """`end` is called once, with the reason where the answer failed. Nothing is on a device
-        yet: another thread may be recording there."""
+        """`end` is called once, with the reason if the answer failed. Uses no device, since another
+        thread may be capturing a CUDA graph."""
         self.prompt, self.how, self.writer, self.end = list(prompt), how, writer, end
         self.cancelled = False
         self.draws: Tensor | None = None
@@ -59,23 +59,23 @@ class Row:
             self.draws = row_draws(how, [number], seed)[0]
 
     def begin(self, speaker: Speaker) -> None:
-        """Before its first token, on the thread that computes."""
+        """Called before the first token, on the engine's thread."""
         if self.how.repetition_penalty != 1.0 and self.penalty is None:
             seen = seen_tokens([self.prompt], speaker.vocabulary).to(speaker.device)
             self.penalty = Penalty(self.how.repetition_penalty, seen)
 
     @property
     def ids(self) -> list[int]:
-        """The prompt and what was said so far."""
+        """The prompt and the answer so far."""
         return self.prompt + self.writer.ids
 
     @property
     def most(self) -> int:
-        """Tokens that prompt and answer may have together."""
+        """Largest length of prompt and answer."""
         return len(self.prompt) + self.how.max_new_tokens
 
     def take(self, token: int) -> bool:
-        """One token more; whether that was the last."""
+        """Add a token; returns whether it was the last."""
         import torch
 
         self.writer.take(token)
@@ -90,20 +90,20 @@ class Row:
 
 @dataclass(eq=False)
 class _Alone:
-    """A row that is answered by itself."""
+    """A row outside the batch."""
 
     row: Row
     behind: deque[int]
-    """What it said among others and has to repeat."""
+    """Tokens generated in the batch, to be repeated."""
     steps: Steps | None = None
-    """None before its prompt is read."""
+    """None before the prefill."""
 
 
 class Lane:
     """All rows of one model; used by one thread."""
 
     def __init__(self, speaker: Speaker, *, most: int | None = None, share: float = 1.0) -> None:
-        """`share`: of the memory for keys and values, beside the lanes of other models."""
+        """`share`: of the KV cache memory, which the lanes of all models share."""
         kind = speaker.device.type
         self.waiting: deque[Row] = deque()
         self._speaker, self.device, self._on_cpu = speaker, speaker.device, kind == "cpu"
@@ -121,21 +121,21 @@ class Lane:
         self._steps: FixedSteps | None = None
         self._alone: list[_Alone] = []
         self._joining: list[Row] = []
-        """Whose prompts are being read."""
+        """Rows being prefilled."""
 
     @property
     def rows(self) -> list[Row]:
-        """Those that are being answered."""
-        there = [row for row in self._slots if row] + [each.row for each in self._alone]
-        return there + self._joining
+        """Running rows."""
+        batch = [row for row in self._slots if row]
+        return [*batch, *(single.row for single in self._alone), *self._joining]
 
     @property
     def busy(self) -> bool:
         return bool(self.waiting or self._alone or any(self._slots))
 
     def turn(self) -> int:
-        """One token more for every row; returns how many were said."""
-        self._let_go()
+        """Generate one token for every row; returns the number of tokens."""
+        self._drop_cancelled()
         with self._products():
             self._admit()
         rows = self.rows
@@ -147,21 +147,21 @@ class Lane:
 
     @contextmanager
     def _products(self) -> Iterator[None]:
-        """On ARM oneDNN multiplies some dozens of rows 2 to 10 times as slowly as BLAS does (LoRA
-        on 256 x 512, one thread of a Neoverse-N1: 10 rows 1.74 ms, not 0.17; 100 rows 2.76, not
-        0.91). Rows that are alone are computed as `expert sample` does."""
+        """Disable oneDNN on ARM, where it multiplies some dozens of rows 2 to 10 times slower than
+        BLAS (LoRA on 256 x 512, one thread of a Neoverse-N1: 10 rows 1.74 ms, not 0.17; 100 rows
+        2.76, not 0.91). Not for rows outside the batch, which compute like `expert sample`."""
         import torch
 
-        known = torch._C._get_mkldnn_enabled()
+        was_enabled = torch._C._get_mkldnn_enabled()
         if self._without_onednn:
             torch._C._set_mkldnn_enabled(False)
         try:
             yield
         finally:
-            torch._C._set_mkldnn_enabled(known)
+            torch._C._set_mkldnn_enabled(was_enabled)
 
     def fail(self, reason: str, *, waiting: bool) -> None:
-        """Every row that is being answered ends with this reason; those that wait, too."""
+        """End all running rows with this reason; with `waiting`, queued ones too."""
         rows = self.rows
         self._clear()
         if waiting:
@@ -171,12 +171,12 @@ class Lane:
             row.end(reason)
 
     def rest(self) -> None:
-        """Nobody is left: from here on as many at once as before memory ran out."""
+        """Called when idle: restore the batch size from before memory ran out."""
         self.most = self._most_at_first
 
     def start_over(self, *, halve: bool) -> bool:
-        """Put all rows back, to be read again, half as many at once where memory ran out; False
-        where one alone was too many."""
+        """Queue all rows again, in batches of half the size if `halve`; False if a single row ran
+        out of memory."""
         rows = self.rows
         if halve and len(rows) <= 1:
             return False
@@ -189,23 +189,22 @@ class Lane:
     def _clear(self) -> None:
         self._slots, self._steps, self._alone, self._joining = [], None, [], []
 
-    def _let_go(self) -> None:
-        """Rows that nobody waits for."""
+    def _drop_cancelled(self) -> None:
         self.waiting = deque(row for row in self.waiting if not row.cancelled)
         self._slots = [None if row and row.cancelled else row for row in self._slots]
-        self._alone = [each for each in self._alone if not each.row.cancelled]
+        self._alone = [single for single in self._alone if not single.row.cancelled]
 
     # --- rows that join ---------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        here, tokens = self.rows, 0
+        running, tokens = self.rows, 0
         joining = self._joining
-        while self.waiting and len(here) + len(joining) < self.most:
+        while self.waiting and len(running) + len(joining) < self.most:
             row = self.waiting[0]
             tokens += len(row.ids)
             if joining and tokens > self._read_at_once:
                 break
-            if (here or joining) and not self._fits([*here, *joining, row]):
+            if (running or joining) and not self._fits([*running, *joining, row]):
                 break
             joining.append(self.waiting.popleft())
         if not joining:
@@ -233,13 +232,13 @@ class Lane:
         free = [slot for slot, row in enumerate(self._slots) if row is None]
         more = len(joining) - len(free)
         if more > 0:
-            there = len(self._slots)
-            # On a card every number of rows is captured once: powers of two are few.
-            room = more if self._on_cpu else 2 ** (there + more - 1).bit_length() - there
-            index = torch.tensor([*range(there), *[0] * room], device=self.device)
+            slots = len(self._slots)
+            # On a GPU a CUDA graph is captured per batch size: powers of two keep them few.
+            room = more if self._on_cpu else 2 ** (slots + more - 1).bit_length() - slots
+            index = torch.tensor([*range(slots), *[0] * room], device=self.device)
             self._steps.keep(index)
             self._slots += [None] * room
-            free += range(there, there + room)
+            free += range(slots, slots + room)
         self._steps.join(groups, free[: len(joining)])
         for slot, row in zip(free, joining, strict=False):
             self._slots[slot] = row
@@ -254,17 +253,17 @@ class Lane:
             rows = [row for row in self._slots if row]
             index = torch.tensor(live, device=self.device)
             tokens, doubtful = chosen(self._steps.scores[index], rows, exact=self._exact)
-            said = dict(zip(live, tokens, strict=True))
+            taken = dict(zip(live, tokens, strict=True))
             for slot, row, doubt in zip(live, rows, doubtful, strict=True):
                 if doubt:
                     self._alone.append(_Alone(row, deque(row.writer.ids)))
-                if doubt or row.take(said[slot]):
+                if doubt or row.take(taken[slot]):
                     self._slots[slot] = None
-            self._go_on(said)
+            self._advance(taken)
         if not any(self._slots):
             self._slots, self._steps = [], None
 
-    def _go_on(self, said: dict[int, int]) -> None:
+    def _advance(self, taken: dict[int, int]) -> None:
         import torch
 
         assert self._steps is not None
@@ -272,11 +271,11 @@ class Lane:
         live = [slot for slot, row in enumerate(self._slots) if row]
         if not live:
             return
-        tokens = [said.get(slot, 0) for slot in range(len(self._slots))]
+        tokens = [taken.get(slot, 0) for slot in range(len(self._slots))]
         if len(live) <= self._steps.clear_below * len(self._slots):
             self._steps.keep(torch.tensor(live, device=device))
             self._slots = [self._slots[slot] for slot in live]
-            tokens = [said[slot] for slot in live]
+            tokens = [taken[slot] for slot in live]
             live = list(range(len(live)))
         self._steps.make_room(torch.tensor(live, device=device))
         self._steps.go_on(torch.tensor(tokens, device=device))
@@ -287,23 +286,23 @@ class Lane:
         def one(token: int) -> Tensor:
             return torch.tensor([token], device=self.device)
 
-        for each in list(self._alone):
-            if each.steps is None:
-                room = each.row.how.max_new_tokens
-                each.steps = self._speaker.begin([[each.row.prompt]], room)
-            for _ in range(min(REPLAYED, len(each.behind))):
-                each.steps.go_on(one(each.behind.popleft()))
-            if not each.behind:
-                (token,), _ = chosen(each.steps.scores.clone(), [each.row], exact=False)
-                if each.row.take(token):
-                    self._alone.remove(each)
+        for single in list(self._alone):
+            if single.steps is None:
+                room = single.row.how.max_new_tokens
+                single.steps = self._speaker.begin([[single.row.prompt]], room)
+            for _ in range(min(REPLAYED, len(single.behind))):
+                single.steps.go_on(one(single.behind.popleft()))
+            if not single.behind:
+                (token,), _ = chosen(single.steps.scores.clone(), [single.row], exact=False)
+                if single.row.take(token):
+                    self._alone.remove(single)
                 else:
-                    each.steps.go_on(one(token))
+                    single.steps.go_on(one(token))
 
 
 def chosen(scores: Tensor, rows: Sequence[Row], *, exact: bool) -> tuple[list[int], list[bool]]:
-    """The next token of every row, and whether rounding may have decided it; `scores` are used up.
-    Rows that draw alike draw together."""
+    """The next token of every row, and whether rounding may have decided it; changes `scores`. Rows
+    with the same sampling settings are sampled together."""
     import torch
 
     alike: dict[tuple[object, ...], list[int]] = {}
@@ -321,18 +320,17 @@ def chosen(scores: Tensor, rows: Sequence[Row], *, exact: bool) -> tuple[list[in
         doubtful = (first - second < TIE).tolist()
     for places in alike.values():
         index = torch.tensor(places, device=scores.device)
-        some = [rows[place] for place in places]
-        draws = torch.stack([r.draws[len(r.writer.ids)] for r in some if r.draws is not None])
-        tokens[index] = drawn(scores[index], some[0].how, draws.to(scores.device))
+        group = [rows[place] for place in places]
+        draws = torch.stack([r.draws[len(r.writer.ids)] for r in group if r.draws is not None])
+        tokens[index] = drawn(scores[index], group[0].how, draws.to(scores.device))
         for place in places:
             doubtful[place] = False
-    found: list[int] = tokens.tolist()
-    return found, doubtful
+    ids: list[int] = tokens.tolist()
+    return ids, doubtful
 
 
 def _near_in_length(prompts: Sequence[list[int]]) -> list[list[list[int]]]:
-    """Prompts, longest first, in groups that are read together: none is padded to twice its
-    length."""
+    """Group prompts, longest first, for prefill: none is padded to more than twice its length."""
     groups: list[list[list[int]]] = []
     for prompt in prompts:
         if groups and 2 * len(prompt) >= len(groups[-1][0]):

@@ -1,7 +1,7 @@
-"""A socket, the server under the endpoint, and its end.
+"""The socket and the HTTP server, and its shutdown.
 
-Ctrl-C and SIGTERM: nothing new is taken, what is under way has GRACE seconds, then it is cut with
-an error. A second Ctrl-C does not wait.
+On Ctrl-C or SIGTERM new requests are refused; running ones have GRACE seconds to finish, then end
+with an error. A second Ctrl-C does not wait.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ if TYPE_CHECKING:
     import uvicorn
 
 GRACE = 10.0
-"""Seconds for what is under way when the server is stopped."""
+"""Seconds for running requests when the server is stopped."""
 HEADER_SECONDS = 10.0
-"""For the first line and all headers of a request."""
+"""To receive the request line and all headers."""
 HEADER_BYTES = 16 * 2**10
 IDLE_SECONDS = 30
-"""That a connection is kept for the next request."""
+"""How long an idle connection is kept open."""
 
 
 class CannotServe(ExpertError):
-    """What cannot be answered with, or not under this name or at this address."""
+    """A model that cannot be served, or a name or address that cannot be used."""
 
 
 def refuse_without_packages() -> None:
-    """CannotServe where the server's packages are not installed."""
+    """CannotServe if the server's packages are not installed."""
     for name in ("starlette", "uvicorn", "h11"):
         if importlib.util.find_spec(name) is None:
             raise CannotServe(f"{name} is not installed  ({pip_install('serve')})")
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is of this machine alone."""
+    """Whether an address can only be reached from this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -51,7 +51,7 @@ def is_loopback(host: str) -> bool:
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """A socket that listens there; CannotServe with the reason where it cannot."""
+    """A listening socket; CannotServe if the address cannot be used."""
     try:
         kind = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(kind[4][:2], family=kind[0], backlog=512)
@@ -68,7 +68,7 @@ def bound(host: str, port: int) -> socket.socket:
 
 
 def address_of(listening: socket.socket) -> str:
-    """Where a socket is found, as a browser or a client takes it."""
+    """The URL of a listening socket."""
     name, port = listening.getsockname()[:2]
     name = socket.gethostname() if name in ("0.0.0.0", "::") else name
     return f"http://{f'[{name}]' if ':' in name else name}:{port}"
@@ -77,14 +77,13 @@ def address_of(listening: socket.socket) -> str:
 def make_server(
     app: Any, *, most: int, stopping: Callable[[], None], stopped: Callable[[], None] = lambda: None
 ) -> uvicorn.Server:
-    """A server for at most so many connections. `stopping` is called when it takes nothing new,
-    `stopped` when what was under way has had its time."""
+    """A server for at most `most` connections. `stopping` is called when it stops accepting
+    requests, `stopped` after GRACE seconds."""
     import uvicorn
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
     class Bounded(H11Protocol):
-        """Closes connections whose next request is not there in time, byte by byte or not at all:
-        uvicorn itself waits for headers for ever."""
+        """Closes connections whose request headers are late; uvicorn has no timeout for them."""
 
         _late: asyncio.TimerHandle | None = None
 

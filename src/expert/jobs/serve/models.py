@@ -1,4 +1,4 @@
-"""The models that are served: experts by name, and one base in memory for all of its adapters."""
+"""The served models: experts by name; adapters of the same base share it in memory."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}")
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """One expert, or a base, that answers."""
+    """An expert or a base."""
 
     name: str
     run: Path
@@ -55,12 +55,12 @@ class Model:
     speaker: Speaker
     template: Template
     decoding: DecodingSettings
-    """Where a request does not say otherwise: that of the manifest."""
+    """Default settings, from the manifest."""
     marks: CallMarks | None
-    """What its template puts around calls; None where that cannot be read."""
+    """How its template marks tool calls; None if that cannot be parsed."""
     notes: tuple[str, ...]
     fingerprint: str
-    """Changes with the weights."""
+    """`system_fingerprint`, which changes with the weights."""
     created: int
 
 
@@ -72,35 +72,35 @@ def load_models(
     with_base: bool = False,
     loading: Callable[[str], None] = lambda what: None,
 ) -> list[Model]:
-    """The experts of these places (`NAME=PLACE` or a place alone), and on request the bases they
-    were trained on."""
-    asked = [_asked(place, checkpoint) for place in places]
-    names = [each.name for each in asked]
+    """Load the experts of these places (`PLACE` or `NAME=PLACE`), and their bases if
+    `with_base`."""
+    sources = [_source(place, checkpoint) for place in places]
+    names = [source.name for source in sources]
     for name in names:
         if names.count(name) > 1:
             raise CannotServe(f"two experts would be called {name}  (name them: NAME=FOLDER)")
     on = pick_device(device)
     loaded: list[Model] = []
     bases: dict[str, Trained] = {}
-    for each in asked:
-        plan = each.plan
-        loading(f"loading {plan.model.name} and {each.state} of {each.path}")
+    for source in sources:
+        plan = source.plan
+        loading(f"loading {plan.model.name} and {source.state} of {source.path}")
         key = _base_of(plan)
         shared = bases.get(key) if plan.adapter.type in ADAPTERS else None
-        trained = each.load(device=_reading_place(plan, shared, on))
+        trained = source.load(device=_loading_device(plan, shared, on))
         if shared is not None:
             trained = _on_base(trained, shared, on)
         elif plan.adapter.type != "full":
             bases[key] = trained
-        loaded.append(_model(each.name, each, trained, each.notes))
+        loaded.append(_model(source.name, source, trained, source.notes))
     if with_base:
-        loaded += _bases(asked, bases, on, taken=names)
+        loaded += _bases(sources, bases, on, taken=names)
     return loaded
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Asked:
-    """A run or an export that is to be served, before anything large is read."""
+class _Source:
+    """A run or an export to serve, before its weights are loaded."""
 
     name: str
     path: Path
@@ -111,32 +111,32 @@ class _Asked:
     has_base: bool = True
 
 
-def _asked(place: str, checkpoint: str | None) -> _Asked:
-    given, sign, path = place.partition("=")
+def _source(place: str, checkpoint: str | None) -> _Source:
+    given_name, sign, path = place.partition("=")
     if not sign or Path(place).exists():
-        given, path = "", place
+        given_name, path = "", place
     found = _export(Path(path), checkpoint) if is_export(Path(path)) else _run(path, checkpoint)
     if found.plan.model.name == CHAR_GPT:
         raise CannotServe(
             f"{found.path}: the character model has no conversations to answer  (expert sample "
             "continues its text)"
         )
-    name = given or _safe(found.name) or found.path.name
+    name = given_name or _safe(found.name) or found.path.name
     if not _NAME.fullmatch(name):
         raise CannotServe(
             f"{visible(place)}: {visible(name)!r} cannot be the name of a model  (up to 100 "
-            "letters, digits and . _ : -; give another: NAME=FOLDER)"
+            "letters, digits and . _ : -; set one with NAME=FOLDER)"
         )
     return replace(found, name=name)
 
 
-def _run(path: str, checkpoint: str | None) -> _Asked:
+def _run(path: str, checkpoint: str | None) -> _Source:
     folder = find_trained(Path(path))
     plan = read_plan(folder)
-    if plan.model.name == CHAR_GPT:  # whatever it has saved
-        return _Asked(name="", path=folder.path, plan=plan, state="", load=load_trained)
+    if plan.model.name == CHAR_GPT:  # refused by the caller
+        return _Source(name="", path=folder.path, plan=plan, state="", load=load_trained)
     choice = choose(folder, checkpoint or plan.watch.packaging_checkpoint)
-    return _Asked(
+    return _Source(
         name=manifest_of_run(folder).name,
         path=folder.path,
         plan=plan,
@@ -147,7 +147,7 @@ def _run(path: str, checkpoint: str | None) -> _Asked:
 
 
 def _about_rows(plan: RunPlan) -> str:
-    """How an expert wants to be asked, by its training rows."""
+    """How to prompt an expert, judging by its training rows."""
     from expert.data.plain_text import FirstRow, trained_on_text
 
     first = FirstRow(plan)
@@ -159,11 +159,11 @@ def _about_rows(plan: RunPlan) -> str:
     return f"trained with tools ({offered}): send tools with every request"
 
 
-def _export(path: Path, checkpoint: str | None) -> _Asked:
+def _export(path: Path, checkpoint: str | None) -> _Source:
     if checkpoint is not None:
-        raise CannotServe(f"--checkpoint: {path} is an export, which has one state  (leave it out)")
+        raise CannotServe(f"--checkpoint: {path} is an export, without checkpoints  (leave it out)")
     export = read_export(path)
-    return _Asked(
+    return _Source(
         name=export.name,
         path=path,
         plan=export.plan,
@@ -177,9 +177,9 @@ def _safe(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._:-]+", "-", name).strip("-._:")
 
 
-def _reading_place(plan: RunPlan, shared: Trained | None, device: torch.device) -> torch.device:
-    """Where a model is read: a base that is on the card already is read where it takes no memory of
-    the card, unless its numbers would be others there (quantised weights; float16 on a CPU)."""
+def _loading_device(plan: RunPlan, shared: Trained | None, device: torch.device) -> torch.device:
+    """The device to load a model on: the CPU if its base is on the GPU already, unless the weights
+    would differ there (quantised ones, or float16)."""
     import torch
 
     alike = plan.model.quantization == "none" and plan.kernels.precision != "fp16"
@@ -192,14 +192,13 @@ def _base_of(plan: RunPlan) -> str:
     return json.dumps([model, plan.kernels.precision], sort_keys=True)
 
 
-def _on_base(trained: Trained, other: Trained, device: torch.device) -> Trained:
-    """An adapter upon the base of another expert: layers without weights of the adapter are the
-    other's own."""
-    mine, theirs = trained.loaded.causal_lm, _base_layers(other.loaded.causal_lm)
-    for name, (path, module) in _base_layers(mine).items():
-        if name in theirs and type(theirs[name][1]) is type(module):
+def _on_base(trained: Trained, shared: Trained, device: torch.device) -> Trained:
+    """Replace the base layers of an expert by those of another that shares its base."""
+    model, layers = trained.loaded.causal_lm, _base_layers(shared.loaded.causal_lm)
+    for name, (path, module) in _base_layers(model).items():
+        if name in layers and type(layers[name][1]) is type(module):
             parent, _, child = path.rpartition(".")
-            setattr(mine.get_submodule(parent), child, theirs[name][1])
+            setattr(model.get_submodule(parent), child, layers[name][1])
     trained.loaded.module.to(device)
     if trained.loaded.soft_prompts is not None:
         trained.loaded.soft_prompts.to(device)
@@ -207,8 +206,7 @@ def _on_base(trained: Trained, other: Trained, device: torch.device) -> Trained:
 
 
 def _base_layers(model: Any) -> dict[str, tuple[str, Any]]:
-    """The innermost layers of a model but for those of its adapter, by their names without it, with
-    their paths in it."""
+    """Paths and leaf modules of a model, except its adapter's, by their names in the base."""
     adapter = {
         id(inner)
         for layer in model.modules()
@@ -225,48 +223,51 @@ def _base_layers(model: Any) -> dict[str, tuple[str, Any]]:
 
 
 def _bases(
-    asked: Sequence[_Asked], bases: dict[str, Trained], device: torch.device, taken: Sequence[str]
+    sources: Sequence[_Source],
+    bases: dict[str, Trained],
+    device: torch.device,
+    taken: Sequence[str],
 ) -> list[Model]:
-    found: list[Model] = []
-    for each in {_base_of(each.plan): each for each in asked}.values():
-        if not each.has_base:
+    models: list[Model] = []
+    for source in {_base_of(source.plan): source for source in sources}.values():
+        if not source.has_base:
             raise CannotServe(
-                f"--with-base: {each.path} is merged, its base is not in it  (leave it out)"
+                f"--with-base: {source.path} is merged and has no base  (leave --with-base out)"
             )
-        shared = bases.get(_base_of(each.plan))
-        trained = load_base(each.plan, device=_reading_place(each.plan, shared, device))
+        shared = bases.get(_base_of(source.plan))
+        trained = load_base(source.plan, device=_loading_device(source.plan, shared, device))
         if shared is not None:
             trained = _on_base(trained, shared, device)
-        name = BASE if not found else f"{BASE}-{len(found) + 1}"
+        name = BASE if not models else f"{BASE}-{len(models) + 1}"
         if name in taken:
             raise CannotServe(f"--with-base: an expert is called {name}  (name it: NAME=FOLDER)")
-        found.append(_model(name, each, trained, ()))
-    return found
+        models.append(_model(name, source, trained, ()))
+    return models
 
 
-def _model(name: str, asked: _Asked, trained: Trained, notes: Sequence[str]) -> Model:
+def _model(name: str, source: _Source, trained: Trained, notes: Sequence[str]) -> Model:
     template = trained.template
     assert template is not None
-    decoding, told = settle_decoding(trained.plan, {})
-    if not (speaker := Speaker(trained, told.append)).fixed:
-        told.append("its layers see a window only: requests take turns instead of sharing a batch")
-    hashes = trained.choice.path / DONE  # of every file; a base has none
+    decoding, remarks = settle_decoding(trained.plan, {})
+    if not (speaker := Speaker(trained, remarks.append)).fixed:
+        remarks.append("sliding-window layers: requests are answered one by one, not in a batch")
+    hashes = trained.choice.path / DONE  # of all files; a base has none
     weights = read_bytes(hashes) if hashes.is_file() else name.encode()
     return Model(
         name=name,
-        run=asked.path,
+        run=source.path,
         checkpoint=trained.choice.name,
         trained=trained,
         speaker=speaker,
         template=template,
         decoding=decoding,
         marks=call_marks(template),
-        notes=(*notes, *told),
+        notes=(*notes, *remarks),
         fingerprint=f"fp_{hashlib.sha256(weights).hexdigest()[:12]}",
-        created=int(asked.path.stat().st_mtime),
+        created=int(source.path.stat().st_mtime),
     )
 
 
 def as_listed(model: Model) -> dict[str, Any]:
-    """As `/v1/models` has it."""
+    """A model in the format of `/v1/models`."""
     return {"id": model.name, "object": "model", "created": model.created, "owned_by": "expert"}

@@ -1,6 +1,6 @@
-"""OpenAI's requests, field by field: honoured, harmless, or refused with the reason.
+"""OpenAI's requests: every field is supported, ignored as harmless, or refused with the reason.
 
-A field that is not known is refused, so that nothing a client asks for is dropped in silence.
+Unknown fields are refused, so that nothing a client asks for is dropped silently.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from expert.data.records import Turn, UnfitRow
 from expert.jobs.serve.engine import Question
 
 DEEPEST = 64
-"""Lists and objects inside each other; schemas of tools have about ten."""
+"""Nested lists and objects; schemas of tools have about ten levels."""
 LONGEST_ANSWER = 2**17
 MOST_ANSWERS = 16
 MOST_STOPS = 4
@@ -26,12 +26,12 @@ IGNORED = (
     *("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
     *("service_tier", "prediction"),
 )
-"""They change no answer: labels of the caller, and hints to OpenAI's own service."""
+"""Fields that do not affect answers: labels, and hints for OpenAI's service."""
 _TEXT_ONLY = "answers are plain text"
 ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "logprobs": ((False, 0), "probabilities are not reported"),
     "top_logprobs": ((0,), "probabilities are not reported"),
-    "logit_bias": (({},), "single tokens cannot be weighed"),
+    "logit_bias": (({},), "biases of tokens are not supported"),
     "frequency_penalty": ((0,), "use repetition_penalty"),
     "presence_penalty": ((0,), "use repetition_penalty"),
     "response_format": (({"type": "text"},), _TEXT_ONLY),
@@ -47,14 +47,14 @@ ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "echo": ((False,), "the prompt is not repeated"),
     "suffix": (("",), "text is continued, not filled in"),
 }
-"""Fields that are accepted with these values alone, and why."""
+"""Fields with the only accepted values, and why."""
 
 
 Request = TypeVar("Request", bound="_Common")
 
 
 class BadRequest(Exception):
-    """What is wrong with a request, and with which field first."""
+    """The problems of a request, and the first field concerned."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -94,20 +94,20 @@ class _Common(BaseModel):
 
     @property
     def counts_usage(self) -> bool:
-        """Whether the last chunk of a stream says how many tokens there were."""
+        """Whether a stream ends with a chunk of token counts."""
         return self.stream_options is not None and self.stream_options.include_usage
 
     def _question(self, **what: Any) -> Question:
-        given = self.model_dump(
+        decoding = self.model_dump(
             include={"temperature", "top_p", "top_k", "min_p", "repetition_penalty"},
             exclude_none=True,
         )
         longest = getattr(self, "max_completion_tokens", None) or self.max_tokens
         if longest is not None:
-            given["max_new_tokens"] = longest
+            decoding["max_new_tokens"] = longest
         return Question(
             model=self.model,
-            decoding=given,
+            decoding=decoding,
             stop=tuple(self.stop or ()),
             seed=self.seed,
             count=self.n,
@@ -125,7 +125,7 @@ class ChatRequest(_Common):
     max_completion_tokens: int | None = Field(None, ge=1, le=LONGEST_ANSWER)
 
     def question(self) -> Question:
-        """What is asked; BadRequest where messages or tools cannot be written by a template."""
+        """The question; BadRequest if the messages or tools are invalid."""
         try:
             turns = _turns(self.messages)
         except UnfitRow as fault:
@@ -147,10 +147,10 @@ class TextRequest(_Common):
 
 
 def read_json(body: bytes) -> dict[str, Any]:
-    """The object of a body; BadRequest where it is not one, or holds what no text can."""
+    """The JSON object of a body; BadRequest if it is not one, or is not valid Unicode."""
     try:
         value = json.loads(body.decode("utf-8"), parse_constant=_no_number)
-        # Half a pair of UTF-16 is no character, and no tokenizer takes it.
+        # Tokenizers cannot encode lone UTF-16 surrogates.
         json.dumps(value, ensure_ascii=False).encode("utf-8")
     except RecursionError:
         raise BadRequest(f"nested more than {DEEPEST} deep") from None
@@ -167,28 +167,28 @@ def read_json(body: bytes) -> dict[str, Any]:
 
 
 def chat_request(body: Mapping[str, Any]) -> ChatRequest:
-    """The request of a conversation; BadRequest with everything that is wrong."""
+    """A chat completion request; BadRequest with all problems."""
     return _checked(ChatRequest, body)
 
 
 def text_request(body: Mapping[str, Any]) -> TextRequest:
-    """The request to continue a text; BadRequest with everything that is wrong."""
+    """A text completion request; BadRequest with all problems."""
     return _checked(TextRequest, body)
 
 
 def _checked(kind: type[Request], body: Mapping[str, Any]) -> Request:
-    given = {k: v for k, v in body.items() if v is not None and k not in IGNORED}
+    fields = {k: v for k, v in body.items() if v is not None and k not in IGNORED}
     problems: list[tuple[str, str]] = []
     for name, (allowed, why) in ONLY.items():
-        if name in given and given[name] not in allowed:
+        if name in fields and fields[name] not in allowed:
             values = " or ".join(json.dumps(value) for value in allowed)
             only = f"only {values} is supported" if values else "is not supported"
             problems.append((name, f"{only}: {why}"))
-            del given[name]
-        elif name in given and name not in kind.model_fields:
-            del given[name]
+            del fields[name]
+        elif name in fields and name not in kind.model_fields:
+            del fields[name]
     try:
-        found = kind.model_validate(given)
+        request = kind.model_validate(fields)
     except ValidationError as error:
         for fault in error.errors(include_url=False, include_input=False):
             where = ".".join(map(str, fault["loc"]))
@@ -197,21 +197,21 @@ def _checked(kind: type[Request], body: Mapping[str, Any]) -> Request:
     if problems:
         text = "; ".join(f"{visible(name, keep='')[:100]}: {what}" for name, what in problems[:10])
         raise BadRequest(text, visible(problems[0][0], keep="")[:100])
-    return found
+    return request
 
 
 def _turns(messages: list[dict[str, Any]]) -> tuple[Turn, ...]:
-    """The turns of a conversation that ends where an answer is expected."""
+    """The turns of a conversation, which must end with a user or tool message."""
     for number, message in enumerate(messages, 1):
-        strange = [name for name in unused_fields([message]) if message[name]]
-        if strange:
+        unknown = [name for name in unused_fields([message]) if message[name]]
+        if unknown:
             raise UnfitRow(
-                f"messages[{number}]: unknown field {visible(strange[0], keep='')[:100]!r}"
+                f"messages[{number}]: unknown field {visible(unknown[0], keep='')[:100]!r}"
             )
     turns = turns_in(messages, "messages")
     if turns[-1].role not in ("user", "tool"):
-        raise UnfitRow("the last message is not of the role user or tool: nothing is asked")
-    # The rules of training rows, with the answer that is to come.
+        raise UnfitRow("the last message must have the role user or tool")
+    # Checked like a training row, with a placeholder for the answer.
     return conversation([*turns, Turn("assistant", "…")]).turns[:-1]
 
 
@@ -222,7 +222,7 @@ def _no_number(name: str) -> None:
 def _depth(value: Any) -> int:
     deep, level = 0, [value]
     while level:
-        inner = [each for each in level if isinstance(each, dict | list)]
-        deep += bool(inner)
-        level = [e for each in inner for e in (each.values() if isinstance(each, dict) else each)]
+        nested = [item for item in level if isinstance(item, dict | list)]
+        deep += bool(nested)
+        level = [i for item in nested for i in (item.values() if isinstance(item, dict) else item)]
     return deep

@@ -1,5 +1,4 @@
-"""The job behind `expert serve`: models loaded, a socket bound, and requests answered until a
-signal."""
+"""The job behind `expert serve`: loads models and answers requests until a signal."""
 
 from __future__ import annotations
 
@@ -29,9 +28,9 @@ if TYPE_CHECKING:
 
 TOKEN = "EXPERT_SERVE_TOKEN"
 SHORTEST_TOKEN = 16
-"""Letters of a token that other machines need."""
+"""Characters of a token, if other machines can connect."""
 SPARE = 64
-"""Connections beyond those that may be answered or wait."""
+"""Connections beyond the running and queued answers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,11 +42,11 @@ class Serving:
     server: uvicorn.Server
     socket: socket.socket
     made_token: str
-    """One that was made here, because other machines need one and none was given."""
+    """A generated token, if other machines can connect and none was given; else ""."""
     needs_token: bool
 
     def run(self) -> None:
-        """Answer until a signal ends it."""
+        """Answer requests until a signal."""
         try:
             self.server.run(sockets=[self.socket])
         finally:
@@ -55,17 +54,17 @@ class Serving:
             self.socket.close()
 
     def lines(self) -> list[str]:
-        """Where it is, what it serves, and how to ask it."""
+        """The address, the models and example requests, for the terminal."""
         models = list(self.engine.models.values())
         width = max(len(model.name) for model in models)
-        found = [f"serving {self.address}/v1"]
+        lines = [f"serving {self.address}/v1"]
         for model in models:
-            found.append(f"  {model.name.ljust(width)}  {visible(model.checkpoint)} of {model.run}")
-            found += [f"  {' ' * width}  {note}" for note in model.notes]
-        return [*found, "", *self.examples(models[0]), "", *outgrown(models[0])]
+            lines.append(f"  {model.name.ljust(width)}  {visible(model.checkpoint)} of {model.run}")
+            lines += [f"  {' ' * width}  {note}" for note in model.notes]
+        return [*lines, "", *self.examples(models[0]), "", *outgrown(models[0])]
 
     def examples(self, model: Model) -> list[str]:
-        """A request with curl, and one with OpenAI's client."""
+        """Example requests with curl and with OpenAI's client."""
         body = f'{{"model": "{model.name}", "messages": [{{"role": "user", "content": "…"}}]}}'
         head = ["-H 'Content-Type: application/json'"]
         if self.needs_token:
@@ -79,7 +78,7 @@ class Serving:
 
 
 def outgrown(model: Model) -> list[str]:
-    """What to do where this server is too small."""
+    """How to serve more users, with vLLM."""
     if model.checkpoint == EXPORT:
         return [f"for more users than one process can answer: {model.run / 'README.md'} has the "
                 "command for vLLM"]  # fmt: skip
@@ -105,9 +104,9 @@ def serving(
     note: Callable[[str], None] = lambda text: None,
     **which: Any,
 ) -> Serving:
-    """Everything but the running; what is wrong is said before a model is loaded.
+    """Prepare a server; addresses and tokens are checked before models are loaded.
 
-    `which`: what `load_models` takes. `told` hears of every request, `note` of trouble, the latter
+    `which`: arguments of `load_models`. `told` is called for every request, `note` for problems,
     from another thread.
     """
     refuse_without_packages()
@@ -123,7 +122,7 @@ def serving(
     limits = Limits(token=token, loopback=is_loopback(host), answer_seconds=seconds)
     front: list[str] = []
     app = make_app(engine, limits, told=told, front=front)
-    found = Serving(
+    prepared = Serving(
         address=address_of(listening),
         engine=engine,
         server=server_of(engine, app),
@@ -131,18 +130,18 @@ def serving(
         made_token=made,
         needs_token=bool(token),
     )
-    front += found.lines()
-    return found
+    front += prepared.lines()
+    return prepared
 
 
 def server_of(engine: Engine, app: Any) -> uvicorn.Server:
-    """The server of an engine: as many connections as can be answered or wait, and some more."""
+    """The HTTP server of an engine, with a connection for every running or queued answer."""
     most = engine.most + SPARE
     return make_server(app, most=most, stopping=engine.refuse, stopped=engine.cut)
 
 
 def _settle_threads(device: str, note: Callable[[str], None]) -> None:
-    """On a CPU no more threads than cores that nobody else uses: they wait for each other."""
+    """On a CPU, use no more threads than idle cores: they wait for each other."""
     import torch
 
     from expert.run.session.start import look_for_threads
@@ -154,22 +153,22 @@ def _settle_threads(device: str, note: Callable[[str], None]) -> None:
 
 
 def _token(given: str, host: str) -> tuple[str, str]:
-    """The token that requests need, and the same where it was made here."""
+    """The required token, and the same if it was generated here."""
     if given and not (given.isascii() and given.isprintable() and " " not in given):
-        raise CannotServe(f"{TOKEN}: a token has letters, digits and signs only, without blanks")
+        raise CannotServe(f"{TOKEN}: a token must be printable ASCII without spaces")
     if is_loopback(host):
         return given, ""
     if given and len(given) < SHORTEST_TOKEN:
         raise CannotServe(
-            f"{TOKEN}: a token for other machines has at least {SHORTEST_TOKEN} characters  (leave "
-            "it out: one is made)"
+            f"{TOKEN}: a token for other machines needs at least {SHORTEST_TOKEN} characters  "
+            "(leave it out to generate one)"
         )
     made = "" if given else secrets.token_urlsafe(24)
     return given or made, made
 
 
 def in_words(entry: Entry, engine: Engine) -> str:
-    """One line of what became of a request."""
+    """A log line for a request."""
     asked = visible(entry.model or entry.path, keep="")[:100]
     parts = [str(entry.status or "cut"), asked]
     if entry.prompt_tokens:

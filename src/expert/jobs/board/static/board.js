@@ -1,9 +1,9 @@
-// The board's script: keeps pieces of a page up to date, sends actions, filters and copies.
-// Everything it shows was made, and escaped, by the server.
+// The board's script: live updates, actions, filters and copying.
+// All HTML it shows was rendered and escaped by the server.
 "use strict";
 
 const byId = (id) => document.getElementById(id);
-const sources = new WeakMap(); // what an element was made of
+const sources = new WeakMap(); // the HTML an element was created from
 
 function parsed(html) {
   const template = document.createElement("template");
@@ -11,7 +11,7 @@ function parsed(html) {
   return template.content.firstElementChild;
 }
 
-// --- pieces ---------------------------------------------------------------------------------
+// --- live elements --------------------------------------------------------------------------
 
 const CONTAINERS = "section, .grid";
 
@@ -21,24 +21,24 @@ function inUse(element) {
   return element.matches("figure") && element.matches(":hover");
 }
 
-// Give `old` the contents of `fresh`; what did not change stays, and so does what is in use.
+// Replace `old` by `fresh`; unchanged children stay, and so do those in use (returns false).
 function morph(old, fresh) {
   const source = fresh.outerHTML;
   if (sources.get(old) === source || old.outerHTML === source) return;
   const nested = old.matches(CONTAINERS) && fresh.matches(CONTAINERS);
   if (nested && old.children.length === fresh.children.length) {
-    let all = true;
+    let complete = true;
     [...fresh.children].forEach((child, place) => {
-      all = morph(old.children[place], child) !== false && all;
+      complete = morph(old.children[place], child) !== false && complete;
     });
-    if (all) sources.set(old, source);
-    return all;
+    if (complete) sources.set(old, source);
+    return complete;
   }
   if (inUse(old)) return false;
-  const opened = [...old.querySelectorAll("details")].map((each) => each.open);
+  const opened = [...old.querySelectorAll("details")].map((details) => details.open);
   if (old.matches("details")) fresh.open = old.open;
-  [...fresh.querySelectorAll("details")].forEach((each, place) => {
-    if (place < opened.length) each.open = opened[place];
+  [...fresh.querySelectorAll("details")].forEach((details, place) => {
+    if (place < opened.length) details.open = opened[place];
   });
   const checked = old.querySelector("input[type=checkbox]");
   const box = fresh.querySelector("input[type=checkbox]");
@@ -49,7 +49,7 @@ function morph(old, fresh) {
   if (log) fresh.scrollTop = fresh.scrollHeight;
 }
 
-const waiting = new Map(); // pieces that could not be shown because they were in use
+const waiting = new Map(); // updates of elements in use
 
 function show(parts) {
   const place = byId("parts");
@@ -85,12 +85,13 @@ function follow() {
   if (!place || !place.dataset.live) return;
   let source = null;
   const open = () => {
+    if (source?.readyState < EventSource.CLOSED) return; // another check opened it
     source = new EventSource(`${place.dataset.live}?seen=${place.dataset.seen}`);
     source.onopen = () => connection("live");
     source.onmessage = (message) => {
-      const told = JSON.parse(message.data);
-      place.dataset.seen = told.seen;
-      show(told.parts);
+      const update = JSON.parse(message.data);
+      place.dataset.seen = update.seen;
+      show(update.parts);
     };
     source.onerror = () => {
       connection("lost");
@@ -98,7 +99,7 @@ function follow() {
       setTimeout(check, 2000);
     };
   };
-  // A browser does not say why a stream ended: ask, so that a new token is asked for.
+  // A browser does not report why a stream ended: ask, to find out if the token is invalid.
   const check = async () => {
     try {
       const answer = await fetch(place.dataset.live, { method: "HEAD" });
@@ -122,21 +123,21 @@ function connection(state) {
   const words = {
     live: "live",
     paused: "paused",
-    lost: "connection lost, trying again",
-    token: "the board was restarted: open the address that it printed",
+    lost: "connection lost, reconnecting",
+    token: "the board was restarted: open the address it printed",
   };
   const place = byId("connection");
   place.textContent = words[state];
   place.dataset.state = state;
 }
 
-// --- after every change ---------------------------------------------------------------------
+// --- after every update ---------------------------------------------------------------------
 
 function afterwards() {
   filter();
   const state = document.querySelector("#status [data-state]")?.dataset.state;
-  document.querySelectorAll("[data-for]").forEach((each) => {
-    each.hidden = !each.dataset.for.split(" ").includes(state);
+  document.querySelectorAll("[data-for]").forEach((element) => {
+    element.hidden = !element.dataset.for.split(" ").includes(state);
   });
   const done = document.querySelector("#status .progress")?.getAttribute("aria-valuenow");
   const title = document.title.replace(/^\d+ % · /, "");
@@ -172,7 +173,7 @@ function toast(text, tone = "note") {
   toast.timer = setTimeout(() => (place.className = ""), 7000);
 }
 
-// Sends an action; the header is what a page of another site cannot send.
+// Send an action, with a header that pages of other sites cannot send.
 async function post(path, body) {
   try {
     const answer = await fetch(path, {
@@ -181,12 +182,12 @@ async function post(path, body) {
       body: JSON.stringify(body ?? {}),
     });
     const kind = answer.headers.get("content-type") ?? "";
-    const told = kind.includes("json") ? await answer.json() : {};
-    if (!answer.ok) toast(told.problem ?? `The board answered ${answer.status}.`, "error");
-    else if (told.done) toast(told.done, "good");
-    return answer.ok ? told : null;
+    const result = kind.includes("json") ? await answer.json() : {};
+    if (!answer.ok) toast(result.problem ?? `The board answered ${answer.status}.`, "error");
+    else if (result.done) toast(result.done, "good");
+    return answer.ok ? result : null;
   } catch {
-    toast("The board does not answer.", "error");
+    toast("The board is not responding.", "error");
     return null;
   }
 }
@@ -199,9 +200,9 @@ async function act(button) {
   }
   if (question && !window.confirm(question)) return;
   button.disabled = true;
-  const told = await post(action, body ? JSON.parse(body) : {});
+  const result = await post(action, body ? JSON.parse(body) : {});
   button.disabled = false;
-  if (told?.go) location.href = told.go;
+  if (result?.go) location.href = result.go;
 }
 
 async function copyText(text) {
@@ -220,11 +221,11 @@ async function copyText(text) {
 
 async function send(form) {
   const fields = Object.fromEntries(new FormData(form));
-  const told = await post(form.dataset.action, fields);
-  if (told?.go) location.href = told.go;
+  const result = await post(form.dataset.action, fields);
+  if (result?.go) location.href = result.go;
 }
 
-// --- a manifest: the plan beside the form, as one types -------------------------------------
+// --- a manifest: the plan is updated while typing --------------------------------------------
 
 function changedFields() {
   const set = {};
@@ -239,12 +240,12 @@ async function plan() {
   const turn = ++asked;
   const place = byId("plan");
   place.classList.add("stale");
-  const told = await post(`/manifest/${byId("settings").dataset.manifest}/plan`, changedFields());
-  if (turn !== asked) return; // something was typed since
-  if (told) {
-    place.innerHTML = told.html;
+  const result = await post(`/manifest/${byId("settings").dataset.manifest}/plan`, changedFields());
+  if (turn !== asked) return; // outdated by further typing
+  if (result) {
+    place.innerHTML = result.html;
     byId("settings").querySelectorAll("[data-was]").forEach((field) => {
-      field.setAttribute("aria-invalid", told.wrong.includes(field.name));
+      field.setAttribute("aria-invalid", result.wrong.includes(field.name));
     });
   }
   place.classList.remove("stale");
@@ -260,11 +261,11 @@ async function planAndRows() {
     byId("start").dataset.body = JSON.stringify(changedFields());
   });
   await plan();
-  const told = await post(`/manifest/${form.dataset.manifest}/rows`);
-  if (told) byId("rows").innerHTML = told.html;
+  const result = await post(`/manifest/${form.dataset.manifest}/rows`);
+  if (result) byId("rows").innerHTML = result.html;
 }
 
-// --- a file of rows -------------------------------------------------------------------------
+// --- upload of a data file ------------------------------------------------------------------
 
 async function upload(form) {
   const { file, name, model, root } = form.elements;
@@ -275,18 +276,18 @@ async function upload(form) {
   const said = byId("said");
   button.disabled = true;
   said.hidden = false;
-  said.textContent = "Sending, and looking at the rows…";
+  said.textContent = "Uploading and checking the rows…";
   try {
     const answer = await fetch(`${form.dataset.upload}?${query}`, {
       method: "POST",
       headers: { "content-type": "application/octet-stream", "x-expert-board": "1" },
       body: chosen,
     });
-    const told = await answer.json();
-    if (answer.ok) location.href = told.go;
-    else said.textContent = told.problem;
+    const result = await answer.json();
+    if (answer.ok) location.href = result.go;
+    else said.textContent = result.problem;
   } catch {
-    said.textContent = "The file could not be sent.";
+    said.textContent = "The upload failed.";
   }
   button.disabled = false;
 }

@@ -1,23 +1,23 @@
-// The chat page: one message goes to the expert and to its base, and both answer as they write.
-// What people and models say is put into the page as text, never as HTML.
+// The chat page: each message goes to the expert and to its base, and both answers are streamed.
+// Messages are added to the page as text, never as HTML.
 "use strict";
 
 const form = byId("chat");
 const NAMES = ["expert", "base"];
-const talks = { expert: [], base: [] }; // each answers to its own conversation
+const talks = { expert: [], base: [] }; // each model has its own conversation
 let running = null;
 
 function bubble(name, kind, text) {
   const place = byId(`talk-${name}`);
-  const made = document.createElement("div");
-  made.className = `said ${kind}`;
-  made.textContent = text;
-  place.append(made);
+  const element = document.createElement("div");
+  element.className = `said ${kind}`;
+  element.textContent = text;
+  place.append(element);
   place.scrollTop = place.scrollHeight;
-  return made;
+  return element;
 }
 
-// The objects of server-sent events, from bytes that may end anywhere.
+// The objects of server-sent events; chunks may be split anywhere.
 async function* eventsOf(answer) {
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
@@ -40,7 +40,7 @@ async function ask(name, settings, signal) {
   let text = "";
   let end = "";
   let tokens = 0;
-  place.setAttribute("aria-busy", "true"); // read aloud when it is whole
+  place.setAttribute("aria-busy", "true"); // screen readers wait for the complete answer
   try {
     const answer = await fetch(`/run/${form.dataset.run}/ask`, {
       method: "POST",
@@ -50,23 +50,23 @@ async function ask(name, settings, signal) {
     });
     if (!answer.ok) {
       const kind = answer.headers.get("content-type") ?? "";
-      const told = kind.includes("json") ? await answer.json() : {};
-      throw new Error(told.problem ?? `The board answered ${answer.status}.`);
+      const result = kind.includes("json") ? await answer.json() : {};
+      throw new Error(result.problem ?? `The board answered ${answer.status}.`);
     }
-    for await (const told of eventsOf(answer)) {
-      if (told.error) throw new Error(told.error.message);
-      const choice = told.choices[0];
+    for await (const event of eventsOf(answer)) {
+      if (event.error) throw new Error(event.error.message);
+      const choice = event.choices[0];
       const low = place.scrollTop + place.clientHeight >= place.scrollHeight - 40;
       text += choice?.delta.content ?? "";
       if (text) shown.textContent = text;
       if (low) place.scrollTop = place.scrollHeight;
-      if (choice?.finish_reason === "length") end = "cut: the most tokens";
-      if (told.notes) end = told.notes.join("; ");
-      tokens = told.usage?.completion_tokens ?? tokens;
+      if (choice?.finish_reason === "length") end = "stopped at max tokens";
+      if (event.notes) end = event.notes.join("; ");
+      tokens = event.usage?.completion_tokens ?? tokens;
     }
     const seconds = (performance.now() - began) / 1000;
     end = [`${tokens} tokens in ${seconds.toFixed(1)} s`, end].filter(Boolean).join(", ");
-    if (!text) shown.textContent = "(an empty answer)";
+    if (!text) shown.textContent = "(empty answer)";
   } catch (fault) {
     end = signal.aborted ? "stopped" : fault.message;
     if (!signal.aborted) bubble(name, "problem", fault.message);
@@ -75,18 +75,18 @@ async function ask(name, settings, signal) {
   }
   place.setAttribute("aria-busy", "false");
   if (text) talk.push({ role: "assistant", content: text });
-  else talk.pop(); // nothing was answered: the question can be asked again
+  else talk.pop(); // no answer: the question can be repeated
   const about = document.createElement("small");
   about.textContent = end;
   if (shown.isConnected) shown.append(about);
 }
 
 function settingsIn() {
-  const given = {};
+  const settings = {};
   for (const name of ["temperature", "max_tokens", "seed"]) {
-    if (form.elements[name].value !== "") given[name] = Number(form.elements[name].value);
+    if (form.elements[name].value !== "") settings[name] = Number(form.elements[name].value);
   }
-  return given;
+  return settings;
 }
 
 async function say() {

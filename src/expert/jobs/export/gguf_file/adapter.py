@@ -1,4 +1,4 @@
-"""A LoRA adapter alone as GGUF, as llama.cpp loads it beside a base in GGUF."""
+"""Writes a LoRA adapter as GGUF, which llama.cpp loads with a base in GGUF."""
 
 from __future__ import annotations
 
@@ -21,40 +21,40 @@ _WEIGHT = re.compile(r"base_model\.model\.(.+)\.lora_(A|B)\.weight")
 
 
 def refuse_adapter(adapter: AdapterPlan) -> None:
-    """CannotExport where llama.cpp cannot load such an adapter."""
+    """CannotExport if llama.cpp cannot load such an adapter."""
     why = ""
     if adapter.soft_prompts:
-        why = "llama.cpp has no soft prompts"
+        why = "llama.cpp does not support soft prompts"
     elif adapter.type == "full":
         why = "all weights were trained, there is no adapter"
     elif adapter.type != "lora":
-        why = f"llama.cpp loads LoRA alone, and this is {adapter.type}"
+        why = f"llama.cpp supports LoRA only, not {adapter.type}"
     if why:
         raise CannotExport(f"--gguf-adapter: {why}  (write the merged model with --gguf q8_0)")
 
 
 def write_adapter(path: Path, folder: Path, config: Any, family: Family, about: About) -> int:
-    """Write the adapter in a folder of PEFT; returns how many matrices it changes.
+    """Write the adapter of a PEFT folder; returns how many matrices it changes.
 
-    llama.cpp multiplies by alpha / rank: any other scaling (rslora, ranks of single modules) is put
-    into the second matrix."""
+    llama.cpp scales by alpha / rank; other scaling (rslora, per-module ranks) is multiplied into B.
+    """
     from safetensors.torch import load_file
 
     settings = read_object(folder / "adapter_config.json")
     pairs: dict[str, dict[str, Tensor]] = {}
-    strange = []
+    unsupported = []
     for key, tensor in load_file(folder / "adapter_model.safetensors").items():
-        found = _WEIGHT.fullmatch(key)
-        name = file_name(f"{found[1]}.weight", family, config) if found else None
-        if found is None or name is None or name == "token_embd.weight":
-            strange.append(key)
+        match = _WEIGHT.fullmatch(key)
+        name = file_name(f"{match[1]}.weight", family, config) if match else None
+        if match is None or name is None or name == "token_embd.weight":
+            unsupported.append(key)
             continue
         values = tensor.float()
-        if found[2] == "B":
-            values = turned(name, family, config)[0](values * _scaling(settings, found[1]))
-        pairs.setdefault(name, {})[f"{name}.lora_{found[2].lower()}"] = values
-    if strange or settings.get("use_dora"):
-        shown = ", ".join(sorted(strange)[:3]) or "use_dora"
+        if match[2] == "B":
+            values = turned(name, family, config)[0](values * _scaling(settings, match[1]))
+        pairs.setdefault(name, {})[f"{name}.lora_{match[2].lower()}"] = values
+    if unsupported or settings.get("use_dora"):
+        shown = ", ".join(sorted(unsupported)[:3]) or "use_dora"
         raise CannotExport(
             f"--gguf-adapter: llama.cpp cannot load {shown}  (write the merged model with "
             "--gguf q8_0)"
@@ -69,7 +69,7 @@ def write_adapter(path: Path, folder: Path, config: Any, family: Family, about: 
 
 
 def _scaling(settings: Mapping[str, Any], module: str) -> float:
-    """What is left of PEFT's scaling beside llama.cpp's alpha / rank."""
+    """PEFT's scaling of a module divided by llama.cpp's alpha / rank."""
     alpha, rank = float(settings["lora_alpha"]), int(settings["r"])
     own_rank = _by_pattern(settings.get("rank_pattern"), module, rank)
     own_alpha = _by_pattern(settings.get("alpha_pattern"), module, alpha)

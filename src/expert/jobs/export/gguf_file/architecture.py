@@ -1,4 +1,4 @@
-"""Models as llama.cpp knows them: families, their settings, and their tensors under its names."""
+"""Model families of llama.cpp: hyperparameters, and tensors under its names."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Family:
-    """What a model_type of transformers is to llama.cpp."""
+    """How llama.cpp treats a model_type of transformers."""
 
     arch: str
-    """Of MODEL_ARCH of the package gguf."""
+    """Name in gguf.MODEL_ARCH."""
     paired: bool = False
-    """Rotary embeddings turn neighbours: rows of q and k are stored in that order."""
+    """RoPE rotates neighbouring rows, so rows of q and k are stored in that order."""
     norm_from_one: bool = False
-    """Norms are stored with the one that the model adds to them."""
+    """Norm weights are stored plus one, which transformers adds when it computes."""
     activation: str = "silu"
     windows: bool = False
-    """llama.cpp knows its sliding windows."""
+    """llama.cpp supports its sliding windows."""
     tied: bool = False
-    """llama.cpp takes the embedding for the head, whatever the file holds."""
+    """llama.cpp always uses the embedding as the head."""
 
 
 FAMILIES = {
@@ -49,18 +49,18 @@ _ROPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 
 
 def family_of(config: Any) -> Family:
-    """The family of a model; CannotExport where llama.cpp, or this writer, has no such model, with
-    all that does not fit."""
+    """The family of a model; CannotExport, with all reasons, if llama.cpp or this writer does not
+    support it."""
     family = FAMILIES.get(config.model_type)
     if family is None:
         raise CannotExport(
-            f"--gguf: model_type {config.model_type!r} cannot be written as GGUF here  (possible: "
-            f"{', '.join(FAMILIES)}; or export --merged and use a converter of llama.cpp)"
+            f"--gguf: model_type {config.model_type!r} is not supported  (supported: "
+            f"{', '.join(FAMILIES)}; or export --merged and convert it with llama.cpp)"
         )
     wrong = list(_misfits(config, family))
     if wrong:
         raise CannotExport(
-            f"--gguf: llama.cpp would compute this model otherwise: {'; '.join(wrong)}  (export "
+            f"--gguf: llama.cpp would compute this model differently: {'; '.join(wrong)}  (export "
             "it with --merged)"
         )
     return family
@@ -74,23 +74,23 @@ def _misfits(config: Any, family: Family) -> Iterator[str]:
     rope = _rope(config)
     kind = rope.get("rope_type", "default")
     if kind not in _ROPES:
-        yield f"rope_type {kind} is unknown there"
+        yield f"rope_type {kind} is not supported"
     if family.arch != "PHI3" and rope.get("partial_rotary_factor", 1.0) != 1.0:
-        yield "only a part of each head is rotated"
+        yield "RoPE rotates only a part of each head"
     if family.arch == "PHI3" and _head(config) * config.num_attention_heads != config.hidden_size:
-        yield "its heads are not as wide together as the model"
+        yield "heads times head_dim is not hidden_size"
     scalar = getattr(config, "query_pre_attn_scalar", None)
     if scalar is not None and not math.isclose(scalar, _expected_scalar(config)):
         yield f"query_pre_attn_scalar is {scalar}, not {_expected_scalar(config):g}"
     if family.tied and not config.tie_word_embeddings:
-        yield "its head is not its embedding"
+        yield "its head is not tied to its embedding"
     if getattr(config, "use_bidirectional_attention", False):
-        yield "its attention looks ahead"
+        yield "its attention is bidirectional"
 
 
 def _expected_scalar(config: Any) -> float:
-    """llama.cpp knows the largest Gemma by its layers, and scales that by the width of the model
-    over its heads."""
+    """llama.cpp recognises the largest Gemma by its number of layers, and uses hidden_size / heads
+    for it."""
     largest = {"gemma2": 46, "gemma3_text": 62}.get(config.model_type)
     if config.num_hidden_layers == largest:
         return float(config.hidden_size // config.num_attention_heads)
@@ -103,23 +103,23 @@ def _head(config: Any) -> int:
 
 
 def _rope(config: Any, layers: str = "full_attention") -> Mapping[str, Any]:
-    """The rotary settings; models with windows have them for each kind of layer."""
-    own: Mapping[str, Any] = config.rope_parameters
-    found: Mapping[str, Any] = own.get(layers, own)
-    return found
+    """RoPE parameters; models with sliding windows have them per kind of layer."""
+    parameters: Mapping[str, Any] = config.rope_parameters
+    of_layers: Mapping[str, Any] = parameters.get(layers, parameters)
+    return of_layers
 
 
 def window_of(config: Any) -> int | None:
-    """The sliding window of some layers; None: every token sees all before it."""
+    """The sliding window of some layers; None for full attention."""
     kinds = getattr(config, "layer_types", None) or []
     window = getattr(config, "sliding_window", None)
-    if config.model_type in ("mistral", "phi3"):  # all layers, whatever the list says
+    if config.model_type in ("mistral", "phi3"):  # in all layers, whatever layer_types says
         return window
     return window if "sliding_attention" in kinds else None
 
 
 def add_settings(writer: Any, config: Any, family: Family) -> None:
-    """The hyperparameters, under llama.cpp's keys."""
+    """Write the hyperparameters under llama.cpp's keys."""
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
@@ -176,11 +176,11 @@ def _long_attention(config: Any, rope: Mapping[str, Any], original: int) -> floa
 
 
 class Stored(NamedTuple):
-    """A tensor of the file, and the one of the model that it holds."""
+    """A tensor of the file and its source in the model."""
 
     name: str
     source: str
-    """Its name in the model; "": it is made from the settings, and in none."""
+    """Its name in the model; "" for tensors computed from the config."""
     shape: tuple[int, ...]
     to_file: Callable[[Tensor], Tensor]
     to_model: Callable[[Tensor], Tensor]
@@ -188,9 +188,9 @@ class Stored(NamedTuple):
 
 
 def stored_tensors(model: Any, family: Family) -> list[Stored]:
-    """Every tensor of a model, as the file has it."""
+    """Every tensor of the file, in order."""
     config = model.config
-    found = list(_made(config))
+    stored = list(_made(config))
     for source, tensor in model.state_dict().items():
         if source == "lm_head.weight" and config.tie_word_embeddings:
             continue
@@ -200,15 +200,15 @@ def stored_tensors(model: Any, family: Family) -> list[Stored]:
                 f"--gguf: llama.cpp has no name for the tensor {source}  (export it with --merged)"
             )
         to_file, to_model = turned(name, family, config)
-        found.append(Stored(name, source, tuple(tensor.shape), to_file, to_model))
-    return found
+        stored.append(Stored(name, source, tuple(tensor.shape), to_file, to_model))
+    return stored
 
 
 def file_name(source: str, family: Family, config: Any) -> str | None:
-    """What llama.cpp calls a tensor of transformers; None: nothing."""
+    """llama.cpp's name for a tensor of transformers; None if it has none."""
     names = _names(family.arch, config.num_hidden_layers)
-    found: str | None = names.get_name(source, try_suffixes=(".weight", ".bias"))
-    return found
+    name: str | None = names.get_name(source, try_suffixes=(".weight", ".bias"))
+    return name
 
 
 @lru_cache(maxsize=2)
@@ -219,7 +219,7 @@ def _names(arch: str, layers: int) -> Any:
 
 
 def turned(name: str, family: Family, config: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """How the values of a tensor are changed for the file, and back."""
+    """Functions that convert a tensor for the file, and back."""
     part = name.split(".")[-2]
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
     if family.paired and part in heads:
@@ -235,7 +235,7 @@ def _same(tensor: Tensor) -> Tensor:
 
 
 def _pairs(tensor: Tensor, heads: int) -> Tensor:
-    """Rows of each head so that those which are turned together are neighbours."""
+    """Order the rows of each head so that RoPE rotates neighbours."""
     rows = tensor.reshape(heads, 2, tensor.shape[0] // heads // 2, -1)
     return rows.transpose(1, 2).reshape(tensor.shape)
 
@@ -246,7 +246,7 @@ def _halves(tensor: Tensor, heads: int) -> Tensor:
 
 
 def _made(config: Any) -> Iterator[Stored]:
-    """Factors by which the rotation of each pair of a head is slowed down."""
+    """RoPE factors, which slow down the rotation of each pair of a head."""
     import torch
 
     rope = _rope(config)
@@ -262,12 +262,12 @@ def _made(config: Any) -> Iterator[Stored]:
 
 
 def _llama3_factors(rope: Mapping[str, Any], head: int) -> list[float]:
-    """1 for fast pairs, the factor for slow ones, and between them a mean of both."""
+    """1 for fast pairs, the factor for slow ones, interpolated in between."""
     factor, low, high = rope["factor"], rope["low_freq_factor"], rope["high_freq_factor"]
     before = rope["original_max_position_embeddings"]
-    found = []
+    factors = []
     for pair in range(0, head, 2):
         turns = before * rope["rope_theta"] ** (-pair / head) / (2 * math.pi)
         part = min(max((turns - low) / (high - low), 0.0), 1.0)
-        found.append(1 / ((1 - part) / factor + part))
-    return found
+        factors.append(1 / ((1 - part) / factor + part))
+    return factors

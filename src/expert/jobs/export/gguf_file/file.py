@@ -1,4 +1,4 @@
-"""A GGUF file: written tensor by tensor, and read back into the model it was made of."""
+"""Writes GGUF files tensor by tensor, and reads them back into the model."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 _QUANTIZATION_VERSION = 2
 _PHI3_MARKS = ("</s>", "<unk>", "<s>", "<|endoftext|>")
-_AT_ONCE = 2**24  # values that are rounded at once: memory stays flat
+_AT_ONCE = 2**24  # values quantised per call, which bounds memory
 
 
 @dataclass(frozen=True, kw_only=True)
 class About:
-    """What a file says of itself."""
+    """Metadata of a file."""
 
     name: str
     license: str = ""
@@ -37,26 +37,26 @@ class About:
 
 
 def refuse_without_package(flag: str) -> None:
-    """CannotExport where the package that writes GGUF is missing."""
+    """CannotExport if the gguf package is not installed."""
     from importlib.util import find_spec
 
     if find_spec("gguf") is None:
-        raise CannotExport(f"{flag}: the package gguf is missing  ({pip_install('gguf')})")
+        raise CannotExport(f"{flag}: the gguf package is not installed  ({pip_install('gguf')})")
 
 
 def refuse_type(kind: str) -> None:
-    """CannotExport for a type that is not written here, with those that are."""
+    """CannotExport for an unsupported type."""
     if kind not in FILE_TYPES:
         raise CannotExport(
-            f"--gguf {kind}: this type is not written here  (use {', '.join(FILE_TYPES)}; others "
-            "with llama-quantize of llama.cpp from f16)"
+            f"--gguf {kind}: this type is not supported  (use {', '.join(FILE_TYPES)}; for others, "
+            "export f16 and run llama-quantize of llama.cpp)"
         )
 
 
 def write_model(
     path: Path, model: Any, family: Family, words: Vocabulary, kind: str, about: About
 ) -> dict[str, int]:
-    """Write a model as `kind`; returns how many tensors have which type."""
+    """Write a model as `kind`; returns the number of tensors of each type."""
     import gguf
 
     writer = begin(path, family, about, words)
@@ -67,18 +67,18 @@ def write_model(
     stored = stored_tensors(model, family)
     layers, tied = model.config.num_hidden_layers, "output.weight" not in {s.name for s in stored}
     types = {s.name: tensor_type(s.name, s.shape, kind, layers=layers, tied=tied) for s in stored}
-    own = model.state_dict()
+    weights = model.state_dict()
 
-    def values(one: Stored) -> Tensor:
-        tensor: Tensor = one.made if one.made is not None else own[one.source]
-        return one.to_file(tensor.detach().float())
+    def values(tensor: Stored) -> Tensor:
+        source: Tensor = tensor.made if tensor.made is not None else weights[tensor.source]
+        return tensor.to_file(source.detach().float())
 
-    write_tensors(writer, {one.name: one.shape for one in stored}, types, iter(map(values, stored)))
+    write_tensors(writer, {s.name: s.shape for s in stored}, types, iter(map(values, stored)))
     return dict(Counter(types.values()))
 
 
 def begin(path: Path, family: Family, about: About, words: Vocabulary | None) -> Any:
-    """A file that says what it is."""
+    """A writer with the metadata; `words`: the vocabulary of a model, None for an adapter."""
     import gguf
 
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[gguf.MODEL_ARCH[family.arch]])
@@ -97,8 +97,8 @@ def begin(path: Path, family: Family, about: About, words: Vocabulary | None) ->
 
 
 def _name(name: str, words: Vocabulary | None) -> str:
-    """llama.cpp looks for "phi-3" in the name of a model to drop spaces after its markers, and ends
-    where such a model lacks some of them."""
+    """llama.cpp drops spaces after the markers of a model with "phi-3" in its name, and aborts if
+    some of those markers are missing."""
     plain = re.sub("phi-?3", "phi 3", name, flags=re.IGNORECASE)
     strips = words is not None and words.strips_after and set(_PHI3_MARKS) <= set(words.tokens)
     return f"{plain} (Phi-3)" if strips else plain
@@ -107,7 +107,7 @@ def _name(name: str, words: Vocabulary | None) -> str:
 def write_tensors(
     writer: Any, shapes: Mapping[str, tuple[int, ...]], types: Mapping[str, str], values: Any
 ) -> None:
-    """All tensors, one in memory at a time: their table first, which the types decide."""
+    """Write the table of all tensors, then the tensors, one in memory at a time."""
     import gguf
     import numpy as np
 
@@ -131,7 +131,7 @@ def write_tensors(
 
 
 def rounded(tensor: Tensor, kind: str) -> npt.NDArray[Any]:
-    """The values of a tensor in a type of GGUF."""
+    """A tensor converted to a GGUF type."""
     import gguf
     import numpy as np
 
@@ -151,15 +151,15 @@ def rounded(tensor: Tensor, kind: str) -> npt.NDArray[Any]:
 
 
 def read_into(path: Path, model: Any, family: Family) -> None:
-    """Put the weights of a file back into the model it was made of, as they are there."""
+    """Load the dequantised weights of a file into the model it was written from."""
     import gguf
     import torch
 
     written = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
-    own = model.state_dict()
+    weights = model.state_dict()
     with torch.no_grad():
-        for one in stored_tensors(model, family):
-            tensor = written[one.name]
-            if one.source:
-                values = gguf.dequantize(tensor.data, tensor.tensor_type).reshape(one.shape)
-                own[one.source].copy_(one.to_model(torch.from_numpy(values.copy())))
+        for stored in stored_tensors(model, family):
+            tensor = written[stored.name]
+            if stored.source:
+                values = gguf.dequantize(tensor.data, tensor.tensor_type).reshape(stored.shape)
+                weights[stored.source].copy_(stored.to_model(torch.from_numpy(values.copy())))

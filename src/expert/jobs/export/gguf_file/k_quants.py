@@ -1,8 +1,8 @@
-"""Weights rounded to llama.cpp's K types: Q4_K, Q5_K and Q6_K.
+"""Quantises weights to llama.cpp's K types: Q4_K, Q5_K and Q6_K.
 
-256 values share a float16 scale. Q4_K and Q5_K cut them into 8 groups of 32, each with a scale and
-an offset of 6 bits; Q6_K into 16 groups of 16, each with a scale of 8 bits. The scale of a group is
-searched for: 21 candidates, of which each gets the least-squares fit, and the best one stays.
+Blocks of 256 values share a float16 scale. Q4_K and Q5_K split a block into 8 groups of 32, each
+with a scale and an offset of 6 bits; Q6_K into 16 groups of 16, each with a scale of 8 bits. The
+scale of a group is the best of 21 candidates after a least-squares fit of each.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 BLOCK = 256
-_AT_ONCE = 2048  # blocks: 2 MB of float32, about what a core keeps near
+_AT_ONCE = 2048  # blocks: 2 MB of float32, about a core's cache
 _BITS = {"Q4_K": 4, "Q5_K": 5}
 _CANDIDATES = [step / 10 for step in range(-10, 11)]
 K_TYPES = (*_BITS, "Q6_K")
 
 
 def k_quantised(values: Tensor, kind: str) -> npt.NDArray[Any]:
-    """[rows, bytes] of a matrix whose rows are whole blocks."""
+    """The bytes of each row; the width must be a multiple of BLOCK."""
     import torch
 
     blocks = values.float().reshape(-1, BLOCK)
     parts = [
-        (_signed(some) if kind == "Q6_K" else _with_offset(some, _BITS[kind])).cpu()
-        for some in (blocks[n : n + _AT_ONCE] for n in range(0, len(blocks), _AT_ONCE))
+        (_signed(part) if kind == "Q6_K" else _with_offset(part, _BITS[kind])).cpu()
+        for part in (blocks[n : n + _AT_ONCE] for n in range(0, len(blocks), _AT_ONCE))
     ]
-    found: npt.NDArray[Any] = torch.cat(parts).reshape(values.shape[0], -1).numpy()
-    return found
+    rows: npt.NDArray[Any] = torch.cat(parts).reshape(values.shape[0], -1).numpy()
+    return rows
 
 
 def _with_offset(blocks: Tensor, bits: int) -> Tensor:
-    """Blocks of scale * sub-scale * code - offset * sub-offset."""
+    """Quantise to scale * sub-scale * code - offset * sub-offset."""
     import torch
 
     x = blocks.reshape(-1, 8, 32)
@@ -46,16 +46,16 @@ def _with_offset(blocks: Tensor, bits: int) -> Tensor:
     codes = _codes(x + (d_offset.float() * offsets)[..., None], step, 2**bits - 1).to(torch.uint8)
     head = torch.cat([d, d_offset], 1).view(torch.uint8)
     packed = _six_bits(scales.to(torch.uint8), offsets.to(torch.uint8))
-    pairs = codes.reshape(-1, 4, 2, 32)  # low and high half of a byte
+    pairs = codes.reshape(-1, 4, 2, 32)  # low and high half of each byte
     low = (pairs[:, :, 0] & 15) | ((pairs[:, :, 1] & 15) << 4)
     parts = [head, packed, low.flatten(1)]
-    if bits == 5:  # the fifth bit of all 8 groups, group by group from the lowest bit on
+    if bits == 5:  # the fifth bits of all 8 groups, lowest bit first
         parts.insert(2, _or_all([(codes[:, group] >> 4) << group for group in range(8)]))
     return torch.cat(parts, 1)
 
 
 def _fit_with_offset(x: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """Scale and offset (not negative) of each group: large values count for more."""
+    """Scale and offset (not negative) of each group; large values have more weight."""
     import torch
 
     w = x.square().mean(-1, keepdim=True).sqrt() + x.abs()
@@ -64,17 +64,17 @@ def _fit_with_offset(x: Tensor, most: int) -> tuple[Tensor, Tensor]:
     best, scale = torch.full_like(low, torch.inf), torch.zeros_like(low)
     flat = high == low
     for more in (None, *_CANDIDATES):
-        # The best line so far is where the next candidate begins.
+        # Each candidate starts from the best fit so far.
         spread = (high - low).clamp(min=1e-30)
         levels = (most if more is None else most + more) / spread
         code = ((x - low[..., None]) * levels[..., None]).round_().clamp_(0, most)
-        if more is None:  # without a fit: its ends lie on the smallest and the largest value
+        if more is None:  # no fit: from the smallest to the largest value
             own_scale, own_low = spread / most, low
         else:
             own_scale, own_low = _line(w, x, code, sum_w, sum_x)
         missed = own_scale[..., None] * code + own_low[..., None] - x
         error = (w * missed.square()).sum(-1)
-        better = error < best  # never so for a fit that is not a number
+        better = error < best  # False for NaN
         best = torch.where(better, error, best)
         scale = torch.where(better, own_scale, scale)
         low = torch.where(better, own_low, low)
@@ -84,7 +84,7 @@ def _fit_with_offset(x: Tensor, most: int) -> tuple[Tensor, Tensor]:
 def _line(
     w: Tensor, x: Tensor, code: Tensor, sum_w: Tensor, sum_x: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The line through the codes with the least weighted squares; it may not begin above zero."""
+    """Weighted least-squares line through the codes, starting at zero or below."""
     import torch
 
     weighted = w * code
@@ -97,17 +97,16 @@ def _line(
 
 
 def _codes(values: Tensor, step: Tensor, most: int, least: int = 0) -> Tensor:
-    """Values in whole steps; 0 where there is no step."""
+    """Values divided by the step and rounded; 0 if the step is 0."""
     import torch
 
     step = step.float()
-    found = (values / torch.where(step == 0, torch.inf, step)).round()
-    return found.clamp(least, most)
+    return (values / torch.where(step == 0, torch.inf, step)).round().clamp(least, most)
 
 
 def _six_bits(scales: Tensor, offsets: Tensor) -> Tensor:
-    """8 scales and 8 offsets of 6 bits in 12 bytes: of the last four the upper two bits are in the
-    bytes of the first four."""
+    """Pack 8 scales and 8 offsets of 6 bits into 12 bytes; the bytes of the first four hold the
+    upper two bits of the last four."""
     import torch
 
     first = scales[:, :4] | ((scales[:, 4:] >> 4) << 6)
@@ -117,7 +116,7 @@ def _six_bits(scales: Tensor, offsets: Tensor) -> Tensor:
 
 
 def _signed(blocks: Tensor) -> Tensor:
-    """Blocks of scale * sub-scale * (code - 32)."""
+    """Quantise to scale * sub-scale * (code - 32)."""
     import torch
 
     x = blocks.reshape(-1, 16, 16)
@@ -140,7 +139,7 @@ def _signed(blocks: Tensor) -> Tensor:
 
 
 def _fit(x: Tensor) -> Tensor:
-    """The scale of each group for codes from -32 to 31: the largest value is at -32."""
+    """Scale of each group for codes from -32 to 31; the largest value gets -32."""
     import torch
 
     w = x.square()
@@ -152,7 +151,7 @@ def _fit(x: Tensor) -> Tensor:
         weighted = w * code
         sum_cx = (weighted * x).sum(-1, keepdim=True)
         sum_cc = (weighted * code).sum(-1, keepdim=True).clamp(min=1e-38)
-        gain = sum_cx.square() / sum_cc  # what the fit takes from the squared error
+        gain = sum_cx.square() / sum_cc  # reduction of the squared error
         better = gain > best
         best = torch.where(better, gain, best)
         scale = torch.where(better, sum_cx / sum_cc, scale)
@@ -160,7 +159,7 @@ def _fit(x: Tensor) -> Tensor:
 
 
 def _or_all(parts: list[Tensor]) -> Tensor:
-    found = parts[0]
+    combined = parts[0]
     for part in parts[1:]:
-        found = found | part
-    return found
+        combined = combined | part
+    return combined

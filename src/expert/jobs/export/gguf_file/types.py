@@ -1,7 +1,7 @@
-"""The types of GGUF files that can be asked for, and the type of each tensor in one.
+"""Types of GGUF files, and the type of each tensor in them.
 
-The mixes are those of llama.cpp's own quantising, so that a file behaves as its name says there:
-the `_m` types keep more bits in some layers of two tensors, and the head has at least 6 bits.
+The mixes are those of llama-quantize: the `_m` types keep more bits for two tensors in some layers,
+and the head has at least 6 bits.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 
 class FileType(NamedTuple):
-    """A type by the names of the package gguf."""
+    """Names of a type in the gguf package."""
 
     file: str
-    """Of LlamaFileType."""
+    """In LlamaFileType."""
     tensors: str
-    """Of GGMLQuantizationType, for most tensors."""
+    """In GGMLQuantizationType, for most tensors."""
 
 
 FILE_TYPES = {
@@ -34,7 +34,7 @@ FILE_TYPES = {
     "q4_0": FileType("MOSTLY_Q4_0", "Q4_0"),
 }
 UNQUANTISED = {"f32": "fp32", "f16": "fp16", "bf16": "bf16"}
-"""Types that only round, by the name of the same dtype in an export."""
+"""Floating-point types, and the same dtype in Expert."""
 _PLAIN = ("F32", "F16", "BF16")
 _WITHOUT_BLOCKS_OF_256 = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 

@@ -1,4 +1,4 @@
-"""Tokenizers as llama.cpp has them: byte-level BPE with a named way to cut text, SentencePiece."""
+"""Tokenizers for llama.cpp: byte-level BPE with a named pre-tokenizer, or SentencePiece."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _START, _SLASHES = r"[^\r\n\p{L}\p{N}]?", _REST.replace(r"[\r\n]*|", r"[\r\n/]*|
 
 
 def _cased(suffixes: str, digits: str) -> str:
-    """Words that begin anew where a capital letter follows a small one."""
+    """A pattern that starts a new word where a capital follows a lower-case letter."""
     words = f"{_START}{_UPPER}*{_LOWER}+{suffixes}|{_START}{_UPPER}+{_LOWER}*{suffixes}"
     return f"{words}|{digits}|{_SLASHES}"
 
@@ -36,18 +36,17 @@ PRE_TOKENIZERS = {
     (_cased("", r"\p{N}"), "bytes"): "tekken",
     (_cased(f"{_SUFFIXES}?", r"\p{N}{1,3}"), "bytes"): "gpt-4o",
 }
-"""llama.cpp's names for the ways to cut text before BPE. `Bytes` cuts as GPT-2 does, `bytes` does
-not cut."""
+"""llama.cpp's names of pre-tokenizers. `Bytes` splits like GPT-2, `bytes` does not split."""
 _WHOLE_WORDS = ("llama-bpe", "tekken")
-"""Words in the vocabulary are taken as they are there, whatever the merges say."""
-# Texts on which SentencePiece must give the same tokens here and there.
+"""Pre-tokenizers with ignore_merges: words in the vocabulary become one token."""
+# Texts on which llama.cpp's SentencePiece must give the same tokens.
 PROBES = (
     "Hello! What can you do?",
     "  two  spaces,\n\nlines\tand 3.14159 = \u03c0",
     "\u00e9t\u00e9 \u6771\u4eac \U0001f600 \u0000\u00a0end ",
 )
 _END_NAMES = ("</s>", "<eos>", "<EOT>", "[EOT]", "[EOS]", "<|end|>", "<end_of_turn>", "<|im_end|>")
-"""Some of the texts that llama.cpp takes for the end of an answer wherever a token has them."""
+"""Some of the tokens that llama.cpp always takes for the end of an answer."""
 _CONTROL, _USER, _NORMAL, _UNKNOWN, _BYTE, _UNUSED = 3, 4, 1, 2, 6, 5
 
 
@@ -65,10 +64,10 @@ class Vocabulary:
     space_prefix: bool
     add_bos: bool
     ids: dict[str, int]
-    """Special tokens by llama.cpp's names: bos, eos, eot, unk, pad."""
+    """Ids of special tokens: bos, eos, eot, unk, pad."""
     chat_template: str
     strips_after: bool
-    """Spaces after its markers are dropped, which llama.cpp does for models called Phi-3 alone."""
+    """Spaces after markers are dropped, which llama.cpp only does for models named Phi-3."""
     notes: tuple[str, ...]
 
     def add_to(self, writer: Any) -> None:
@@ -98,14 +97,14 @@ def vocabulary(
     ends: Sequence[int],
     chat_template: str,
 ) -> Vocabulary:
-    """The tokenizer of an expert, as many tokens as the model has rows; CannotExport where
-    llama.cpp cannot do what it does."""
+    """The tokenizer of an expert, one token per row of the embedding; CannotExport if llama.cpp
+    cannot reproduce it."""
     whole: dict[str, Any] = json.loads(encoder.tokenizer.to_str())
     model = whole["model"]
     if model["type"] != "BPE":
         raise CannotExport(
-            f"--gguf: a tokenizer of type {model['type']} cannot be written as GGUF here  "
-            "(possible: BPE, byte-level or with byte fallback; export it with --merged)"
+            f"--gguf: tokenizers of type {model['type']} are not supported  "
+            "(supported: BPE, byte-level or with byte fallback; export it with --merged)"
         )
     tokens, types, notes = _tokens(whole, rows)
     merges = [each if isinstance(each, str) else " ".join(each) for each in model["merges"]]
@@ -122,7 +121,7 @@ def vocabulary(
         t for t, kind in zip(tokens, types, strict=True) if kind == _NORMAL and t in _END_NAMES
     ]
     if plain:
-        notes.append(f"llama.cpp takes {', '.join(plain)} in a text for the end of an answer")
+        notes.append(f"llama.cpp ends an answer at {', '.join(plain)}, even within text")
     added = whole["added_tokens"]
     return Vocabulary(
         model="llama" if like_spm else "gpt2",
@@ -141,8 +140,8 @@ def vocabulary(
 
 
 def _tokens(whole: Mapping[str, Any], rows: int) -> tuple[list[str], list[int], list[str]]:
-    """Texts and kinds of all tokens. Rows that no token belongs to get a name; tokens that have no
-    row (markers of pictures, say) are left out."""
+    """Texts and types of all tokens, and notes. Rows without a token get a placeholder; tokens
+    without a row (image markers, for example) are left out."""
     by_number = {number: text for text, number in whole["model"]["vocab"].items()}
     unknown = whole["model"].get("unk_token")
     is_byte = re.compile(r"<0x[0-9A-F]{2}>").fullmatch
@@ -160,8 +159,8 @@ def _tokens(whole: Mapping[str, Any], rows: int) -> tuple[list[str], list[int], 
     tokens = [by_number.get(number) or _unused(number, taken) for number in range(rows)]
     types = [kinds.get(number, _UNUSED) for number in range(rows)]
     left = sorted(text for number, text in by_number.items() if number >= rows)
-    said = f"tokens without a row in the model are left out: {', '.join(left[:3])}"
-    return tokens, types, [said] if left else []
+    note = f"tokens without a row in the embedding are left out: {', '.join(left[:3])}"
+    return tokens, types, [note] if left else []
 
 
 def _unused(number: int, taken: set[str]) -> str:
@@ -173,7 +172,7 @@ def _unused(number: int, taken: set[str]) -> str:
 
 
 def _pre_tokenizer(whole: Mapping[str, Any]) -> str:
-    """llama.cpp's name for how the text is cut before BPE."""
+    """llama.cpp's name of the pre-tokenizer."""
     own = whole.get("pre_tokenizer") or {}
     steps = own.get("pretokenizers", [own])
     cuts = tuple(map(_cut, steps))
@@ -182,8 +181,8 @@ def _pre_tokenizer(whole: Mapping[str, Any]) -> str:
     if found is None or normaliser != "NFC":
         kinds = ", ".join(str(step.get("type")) for step in steps)
         raise CannotExport(
-            f"--gguf: llama.cpp has no name for how the tokenizer cuts text (normalizer "
-            f"{normaliser}, {kinds})  (known: {', '.join(PRE_TOKENIZERS.values())}; export it "
+            f"--gguf: llama.cpp does not support this pre-tokenizer (normalizer "
+            f"{normaliser}, {kinds})  (supported: {', '.join(PRE_TOKENIZERS.values())}; export it "
             "with --merged)"
         )
     return found
@@ -204,14 +203,14 @@ def _bpe_notes(whole: Mapping[str, Any], pre: str) -> list[str]:
     notes = []
     if bool(whole["model"].get("ignore_merges")) != (pre in _WHOLE_WORDS):
         notes.append(
-            f"llama.cpp's pre-tokenizer {pre} {'takes' if pre in _WHOLE_WORDS else 'does not take'}"
-            " words of the vocabulary whole, and the tokenizer differs: rare words may have other "
+            f"llama.cpp's pre-tokenizer {pre} {'ignores' if pre in _WHOLE_WORDS else 'applies'} "
+            "merges for words in the vocabulary, unlike this tokenizer: rare words may have other "
             "tokens"
         )
     if whole.get("normalizer"):
         notes.append(
-            "the tokenizer composes characters first (NFC), llama.cpp does not: text with loose "
-            "accents has other tokens there"
+            "llama.cpp does not normalise text to NFC as this tokenizer does: text with combining "
+            "accents gets other tokens"
         )
     return notes
 
@@ -232,17 +231,17 @@ def _ids(encoder: TextEncoder, ends: Sequence[int], model: Mapping[str, Any]) ->
 
 
 def _spaced(tokens: list[str], types: list[int]) -> list[str]:
-    """Words that users added are looked for in the text as it is, where spaces are spaces."""
+    """llama.cpp searches added tokens in the raw text, so their spaces must be plain spaces."""
     taken = set(tokens)
-    found = []
+    spaced = []
     for text, kind in zip(tokens, types, strict=True):
         plain = text.replace("▁", " ")
-        found.append(plain if kind == _USER and plain not in taken else text)
-    return found
+        spaced.append(plain if kind == _USER and plain not in taken else text)
+    return spaced
 
 
 def _scores(tokens: Sequence[str], merges: Sequence[str]) -> list[float]:
-    """llama.cpp joins the pair with the highest score first: that of the earliest merge."""
+    """Scores by merge rank: llama.cpp joins the pair with the highest score first."""
     ranks: dict[str, int] = {}
     for rank, merge in enumerate(merges):
         ranks.setdefault(merge.replace(" ", "", 1), rank)
@@ -256,7 +255,7 @@ def _space_prefix(
     types: Sequence[int],
     scores: Sequence[float],
 ) -> bool:
-    """Whether a space is put before text: as the tokenizer's own tokens are found again."""
+    """Whether a space goes before text, so that llama.cpp gets the tokenizer's tokens."""
     from expert.data.records import Turn
 
     asked = template.prompt([Turn("user", PROBES[0])])
@@ -270,7 +269,7 @@ def _space_prefix(
         ):
             return prefix
     raise CannotExport(
-        "--gguf: llama.cpp's SentencePiece would cut text into other tokens than this tokenizer  "
+        "--gguf: llama.cpp's SentencePiece would give other tokens than this tokenizer  "
         "(export it with --merged)"
     )
 
@@ -278,20 +277,20 @@ def _space_prefix(
 def _sentence_piece(
     text: str, numbers: Mapping[str, int], marks: list[str], scores: Sequence[float], prefix: bool
 ) -> list[int]:
-    """A text's tokens as llama.cpp finds them; markers are found first, the longest before."""
+    """The tokens of a text in llama.cpp, which splits at markers first, longest first."""
     words = sorted(marks, key=len, reverse=True)
     pattern = "|".join(map(re.escape, words)) or r"(?!)"
-    found: list[int] = []
+    ids: list[int] = []
     after_mark = True
     for part in re.split(f"({pattern})", text):
         if part in numbers and part in marks:
-            found.append(numbers[part])
+            ids.append(numbers[part])
             after_mark = True
         elif part:
             spaced = (" " if prefix and after_mark else "") + part
-            found += _merged(spaced.replace(" ", "▁"), numbers, scores)
+            ids += _merged(spaced.replace(" ", "▁"), numbers, scores)
             after_mark = False
-    return found
+    return ids
 
 
 def _merged(text: str, numbers: Mapping[str, int], scores: Sequence[float]) -> list[int]:
@@ -317,10 +316,10 @@ def _merged(text: str, numbers: Mapping[str, int], scores: Sequence[float]) -> l
             before[after[left]] = left
         offer(before[left], left)
         offer(left, after[left])
-    found: list[int] = []
+    ids: list[int] = []
     for piece in filter(None, pieces):
         if piece in numbers:
-            found.append(numbers[piece])
+            ids.append(numbers[piece])
         else:
-            found += [numbers.get(f"<0x{byte:02X}>", -1) for byte in piece.encode("utf-8")]
-    return found
+            ids += [numbers.get(f"<0x{byte:02X}>", -1) for byte in piece.encode("utf-8")]
+    return ids
