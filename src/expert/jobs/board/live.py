@@ -112,7 +112,8 @@ class Hub:
         view.streams += 1
         try:
             yield b"retry: 2000\n\n"
-            while not self.closing.is_set():
+            # A view whose refresh failed is gone; the page then connects again to a new one.
+            while not self.closing.is_set() and view in self.views.values():
                 waiting, version = view.changed, view.version
                 fresh = {name: html for name, (at, html) in view.parts.items() if at > known}
                 if fresh:
