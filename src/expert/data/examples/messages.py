@@ -1,4 +1,4 @@
-"""The messages of a row as turns: roles, weights, thoughts and tools of the usual formats."""
+"""Messages of a row as turns: roles, weights, reasoning and tools of the common formats."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ UNDERSTOOD = frozenset(
         *("name", "tool_call_id", "tool_calls", "function_call"),
     }
 )
-# Fields that decide what is trained on, or hold part of a message, in a way that is not built.
+# Fields that select what is trained on, or are part of a message, in unsupported ways.
 NOT_BUILT = frozenset(
     {
         *(TRAINED_IN_PARTS, "loss_mask", "loss_scale", "mask", "masked"),
@@ -35,7 +35,7 @@ _SAID = frozenset({"content", "value", "tool_calls", "function_call"})
 
 
 def unused_fields(messages: Any) -> list[str]:
-    """Fields of messages that nothing is read from, each once."""
+    """Names of message fields that are not read."""
     given = messages if isinstance(messages, list | tuple) else ()
     said = [message for message in given if isinstance(message, Mapping)]
     filled = (name for each in said for name in each if each[name] not in (None, "", [], {}))
@@ -45,14 +45,14 @@ def unused_fields(messages: Any) -> list[str]:
 
 
 def overrules(messages: Any, system: Any) -> bool:
-    """Whether the messages begin with a system text other than that of the column."""
+    """Whether the messages begin with a system text that differs from the system column."""
     first = messages[0] if is_messages(messages) else {}
     role = ROLES.get(first.get("role", first.get("from", "")))
     return bool(system and role == "system" and first.get("content", first.get("value")) != system)
 
 
 def is_message(value: Any) -> bool:
-    """{role, content} or {from, value}: who says something, and what."""
+    """Whether a value is a message: {role, content} or {from, value}."""
     if not isinstance(value, Mapping) or not isinstance(value.get("role", value.get("from")), str):
         return False
     return not _SAID.isdisjoint(value)
@@ -63,12 +63,12 @@ def is_messages(value: Any) -> bool:
 
 
 def is_text_part(value: Any) -> bool:
-    """{"type": "text", "text": …}, as contents of several parts have it."""
+    """{"type": "text", "text": …}, a part of a content list."""
     return isinstance(value, Mapping) and value.get("type") == "text"
 
 
 def decoded_messages(text: str) -> list[Any] | None:
-    """Messages that a text holds as JSON, as CSV has to; None where it is anything else."""
+    """Messages stored as JSON text, as in CSV; None for other text."""
     start = text[:2]
     if not start.startswith("[") or start[1:].strip() not in ("", "{"):
         return None
@@ -80,7 +80,7 @@ def decoded_messages(text: str) -> list[Any] | None:
 
 
 def text_of_part(part: Mapping[str, Any], where: str) -> str:
-    """What a part of type "text" says."""
+    """The text of a part of type "text"."""
     text = next((part[name] for name in _TEXT_FIELDS if name in part), None)
     if not isinstance(text, str):
         raise UnfitRow(f"{where}: a part of type 'text' without text")
@@ -88,7 +88,7 @@ def text_of_part(part: Mapping[str, Any], where: str) -> str:
 
 
 def turns_in(messages: Sequence[Any], column: str) -> list[Turn]:
-    """Every message as a turn; UnfitRow where one cannot be trained on."""
+    """The messages as turns; UnfitRow if one cannot be trained on."""
     return [_turn(message, f"{column}[{number}]") for number, message in enumerate(messages, 1)]
 
 
@@ -101,7 +101,7 @@ def _turn(message: Any, where: str) -> Turn:
     role = known_role(name, where)
     content = message.get("content", message.get("value"))
     plain = role != "tool" and name != "function_call"
-    if plain and type(content) is str and len(message) == 2:  # most messages are no more than that
+    if plain and type(content) is str and len(message) == 2:  # most messages
         return Turn(role, content)
     _refuse_fields(message, where)
     extra = ""
@@ -124,7 +124,6 @@ def _turn(message: Any, where: str) -> Turn:
 
 
 def known_role(name: Any, where: str = "") -> Role:
-    """The role that a name stands for."""
     role = ROLES.get(name) if isinstance(name, str) else None
     if role is None:
         at = f"{where}: " if where else ""
@@ -160,7 +159,7 @@ def _is_trained(message: Mapping[str, Any], role: Role, where: str) -> bool:
 
 
 def _with_thoughts(message: Mapping[str, Any], text: str, role: Role, where: str) -> str:
-    """The answer with the reasoning before it, as Qwen3's template writes it."""
+    """The answer preceded by its reasoning, as in Qwen3's template."""
     thoughts = [message[name] for name in THOUGHTS if message.get(name)]
     if not thoughts:
         return text
@@ -173,7 +172,7 @@ def _with_thoughts(message: Mapping[str, Any], text: str, role: Role, where: str
 
 
 def _joined(content: Any, where: str) -> str:
-    """The text of a message whose content is a list of parts."""
+    """The text of a content list."""
     if is_text_part(content):
         return text_of_part(content, where)
     if not isinstance(content, list | tuple):
@@ -191,8 +190,8 @@ def _joined(content: Any, where: str) -> str:
 
 
 def conversation(turns: Iterable[Turn], system: str = "", tools: str = "") -> Example:
-    """The turns as an example; a conversation that no template can write is refused. Two user turns
-    in a row become one, with a blank line between."""
+    """The turns as an example; UnfitRow if no template could render them. Consecutive user turns
+    are joined by a blank line."""
     said: list[Turn] = []
     for turn in turns:
         if turn.role == "user" and said and said[-1].role == "user":
@@ -236,7 +235,7 @@ def _check_turn(turn: Turn, before: Turn, number: int) -> None:
 
 
 def kind_of(value: Any) -> str:
-    """A value of a row in words."""
+    """The type of a row's value, for messages."""
     if isinstance(value, bool):
         return str(value).lower()
     words = {str: "text", dict: "an object", list: "a list", int: "a number", float: "a number"}
