@@ -1,6 +1,6 @@
-"""Rows of a .json file: an array of objects, {"data": [...]}, or JSON lines under a wrong name.
+"""Rows of a .json file: an array of objects, {"data": [...]}, or JSON Lines with the wrong suffix.
 
-The array is read through a window that moves along the file, so its size does not matter.
+Files of any size are read through a moving window.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from expert.data.records import BadRow, Row, UnfitRow, place_of
 
 _BLOCK_BYTES = 2**18
 _TRIED = 2**12
-"""Characters that are decoded at first, or twice as many as a row had that was longer: an error
-of the decoder counts the lines before it, which of a whole block takes longer than all else."""
+"""Characters decoded at first; after a longer row, twice its length. A decoding error counts the
+lines before it, which would dominate the time if a whole block was decoded."""
 _SPACE = re.compile(r"[ \t\r\n]*")
 _STRUCTURE = re.compile(r'["{}\[\],]')
 _IN_STRING = re.compile(r'\\.|"', re.DOTALL)
@@ -33,7 +33,7 @@ LineReader = Callable[[io.BufferedReader, str], Iterator[Row | BadRow]]
 def read_json(
     stream: io.BufferedReader, file: str, *, read_lines: LineReader
 ) -> Iterator[Row | BadRow]:
-    """The objects of the array; `read_lines` takes over where the file is JSON lines."""
+    """The objects of the array; `read_lines` takes over if the file is JSON Lines."""
     head = stream.peek(_BLOCK_BYTES).lstrip()
     if head.startswith(b"{") and _is_object_with_more_below(head):
         yield from read_lines(stream, file)
@@ -65,7 +65,7 @@ def read_json(
 
 
 def _is_object_with_more_below(head: bytes) -> bool:
-    """Whether the first line is a whole object and something follows: a JSON lines file."""
+    """Whether the first line is a whole object and something follows: a JSON Lines file."""
     first, newline, rest = head.partition(b"\n")
     if not newline or not rest.strip():
         return False
@@ -76,7 +76,8 @@ def _is_object_with_more_below(head: bytes) -> bool:
 
 
 def _enter_data(window: _Window, file: str) -> Row | None:
-    """Move to the first row of the array under "data"; a single object on one line is a row."""
+    """Move to the first row of the array under "data"; a single object on one line is returned as a
+    row."""
     line = window.line()
     whole = _value_at(window, window.place)
     if whole and isinstance(whole[0], dict) and not isinstance(whole[0].get("data"), list):
@@ -106,7 +107,7 @@ def _enter_data(window: _Window, file: str) -> Row | None:
 
 
 def _enter_value(window: _Window) -> str | None:
-    """Move from a key to its value; None where there is neither."""
+    """Move from a key to its value and return the key; None if the JSON is broken."""
     key = _value_at(window, window.place)
     if key is None:
         return None
@@ -118,16 +119,16 @@ def _enter_value(window: _Window) -> str | None:
 
 
 def _refuse_split(key: str, window: _Window, file: str) -> None:
-    """Rows beside those under "data" would be left out."""
+    """Refuse rows next to "data", which would be left out."""
     if key in _SPLITS and window.next_character() == "[":
         what = f'there are rows under {key!r} as well as under "data"'
         raise unusable(file, what, "save each as a file of its own")
 
 
 def _read_array(window: _Window, file: str) -> Iterator[Row | BadRow]:
-    """Every element up to the closing bracket; the window stands after the opening one.
+    """Every element up to the closing bracket; the window is after the opening one.
 
-    A row that begins on the line of the row before it is named by its number.
+    A row that begins on the same line as the row before it is identified by its number.
     """
     before, tried = window.line(), _TRIED
     if window.next_character() == "]":
@@ -161,7 +162,7 @@ def _read_array(window: _Window, file: str) -> Iterator[Row | BadRow]:
 
 
 def _value_at(window: _Window, start: int, most: int = _BLOCK_BYTES) -> tuple[Any, int] | None:
-    """The JSON value and its end; None: broken, or not wholly in the window, or longer."""
+    """The JSON value and its end; None if it is broken, or longer than `most` or the window."""
     try:
         values, end = DECODER.raw_decode(window.text_between(start, start + most))
     except (ValueError, RecursionError, UnfitRow):
@@ -182,7 +183,7 @@ def _row_of(values: Any, raw: str, file: str, line: int) -> Row | BadRow:
 
 
 def _decoded_again(raw: str, file: str, line: int) -> Row | BadRow:
-    """A row that lay across the edge of the window, or the reason why it is broken."""
+    """Decode a row that was not completely in the window, or report why it is broken."""
     try:
         return _row_of(DECODER.decode(raw), raw, file, line)
     except (ValueError, RecursionError) as error:
@@ -195,8 +196,8 @@ def _decoded_again(raw: str, file: str, line: int) -> Row | BadRow:
 
 
 def _end_of_value(window: _Window) -> tuple[int, tuple[int, str] | None]:
-    """Where the value that starts here ends, by brackets and quotes alone, and, where it is over
-    the limit, its size and beginning; such a value leaves the window while it is skipped."""
+    """The end of the value that starts here, by brackets and quotes alone; and, if it is over the
+    limit, its size and beginning. Such a value is dropped from the window while it is skipped."""
     start = place = window.place
     head = ""
     depth = 0
@@ -232,7 +233,7 @@ def _end_of_value(window: _Window) -> tuple[int, tuple[int, str] | None]:
 
 
 class _Window:
-    """A stretch of a file's text, and a place in it; places count characters of the file."""
+    """A part of a file's text and a position in it; positions count characters of the file."""
 
     def __init__(self, stream: io.BufferedReader) -> None:
         self._stream = stream
@@ -241,17 +242,17 @@ class _Window:
         self._counted = 0
         self._ended = False
         self.base = 0
-        """Place of the first character in `text`."""
+        """Position of the first character in `text`."""
         self.text = ""
         self.place = 0
 
     def grow(self) -> bool:
-        """Drop what lies before the place and read further; False at the end of the file."""
+        """Drop the text before `place` and read more; False at the end of the file."""
         if self._ended:
             return False
         self.line()
         kept = self.text[self.place - self.base :]
-        # At least as much as is kept, so that a long row is not copied once for every block.
+        # At least as much as is kept, so that a long row is not copied for every block.
         block = self._stream.read(max(_BLOCK_BYTES, len(kept)))
         self._ended = not block
         self.base = self.place
@@ -259,13 +260,14 @@ class _Window:
         return bool(block) or len(self.text) > len(kept)
 
     def line(self) -> int:
-        """The line of the place."""
+        """The line number of `place`."""
         self._lines += self.text.count("\n", self._counted - self.base, self.place - self.base)
         self._counted = self.place
         return self._lines
 
     def next_character(self, place: int | None = None) -> str:
-        """The first character that is not a space, here (moving there) or at another place."""
+        """The next character that is not a space: from `place`, or from the current place, which
+        moves to it."""
         start = self.place if place is None else place
         while True:
             found = _SPACE.match(self.text, start - self.base)
