@@ -228,8 +228,7 @@ def _rows_in_footers(source: Source) -> int | None:
 def _tokenised(
     line: Line, source: Source, rows: Sequence[Row | BadRow | None]
 ) -> tuple[list[int], tuple[Remark, ...]]:
-    """Tokens of each row, 0 if it is unusable; and a warning if some rows have no tokens to train
-    on."""
+    """Tokens of each row, 0 if it is unusable; and a warning if some have nothing to train on."""
     segments_of = reading_of(line, source).formatter()
     lengths, places, documents = [0] * len(rows), [], []
     for place, row in enumerate(rows):

@@ -69,8 +69,7 @@ class Cache:
     """Where prepared data is kept."""
 
     folder: Path
-    """Parent of token folders named by their key; or a token folder itself, if the manifest names
-    it."""
+    """Parent of token folders named by key; or a token folder itself, if the manifest names it."""
     beside: Path
     """Where indexes, further splits and row keys go: `folder`, or the parent of a named one, or
     beside the manifest if that is read-only."""
@@ -90,8 +89,7 @@ class Reading:
     segments_of: Callable[[Row], Made]
     """The outcome of a row, without the manifest's checks."""
     formatter: Callable[[], Callable[[Row], Made]]
-    """The same with the checks. One per pass, since the duplicate check remembers the rows it has
-    seen."""
+    """The same with the checks; one per pass, since the duplicate check remembers rows."""
     decided_by: str
     """Everything that determines the segments, as text; part of the cache key."""
     columns: Columns | None = None

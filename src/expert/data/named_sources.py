@@ -202,8 +202,7 @@ def _fallen_back(named: NamedSources, misfits: list[str]) -> ChosenSources:
 
 
 def checked_before(folder: Path) -> TokenCheck | None:
-    """The check made when the tokens were converted; None if they were not, or the file is
-    damaged."""
+    """The check made when the tokens were converted; None if they were not, or it is damaged."""
     file = folder / CHECKED
     try:
         if sha256_of(file) != listed_hash(folder, CHECKED):

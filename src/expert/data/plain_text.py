@@ -1,5 +1,4 @@
-"""Whether rows are plain text or conversations, that is whether a prompt is continued or
-answered."""
+"""Whether rows are plain text or conversations: whether a prompt is continued or answered."""
 
 from __future__ import annotations
 
@@ -114,8 +113,7 @@ def are_plain_text(spec: DatasetSpec, named: NamedSources, *, fetch: bool = Fals
 def _understood(
     rows: Iterable[Row | BadRow], spec: DatasetSpec
 ) -> tuple[Columns, Example | BadRow | Dropped] | None:
-    """The columns according to the first rows, and the first row parsed; None if there are no
-    rows."""
+    """The columns according to the first rows, and the first row parsed; None without rows."""
     looked_at = list(islice(rows, FIRST_ROWS))
     first = next((row for row in looked_at if isinstance(row, Row)), None)
     if first is None:

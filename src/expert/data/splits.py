@@ -84,15 +84,13 @@ def refuse_streaming(spec: DatasetSpec) -> None:
 
 
 def room_for(line: Line) -> AbstractContextManager[None]:
-    """Context for preparing data: an error about a full disk includes the space the plan
-    expects."""
+    """Context for preparing: an error about a full disk includes the space the plan expects."""
     place, needed = line.cache.beside, line.plan.disk.cache_bytes
     return within_room(place, PREPARED_DATA, needed, fix=MORE_ROOM)
 
 
 def prepare_splits(line: Line) -> PreparedData | None:
-    """Every split, tokenised and packed; None if something is missing and the cache is
-    read-only."""
+    """Every split, tokenised and packed; None if something is missing in a read-only cache."""
     tokens = all_tokens(line, "train")
     given = {
         name: given_split(line, name) for name in ("validation", "test") if line.sources_of(name)
@@ -141,8 +139,8 @@ def prepare_splits(line: Line) -> PreparedData | None:
 
 
 def prepare_part(line: Line, part: Part) -> PreparedData | PartsLeft:
-    """Tokenise one part of the rows of every split; if it was the last missing part, finish the
-    preparation."""
+    """Tokenise one part of the rows of every split; with the last missing part, prepare the
+    rest."""
     # Splits with the same rows share a folder; it is prepared as the first of them.
     folders: dict[Path, tuple[Tokenising, Recipe, Path]] = {}
     for split in ("train", "validation", "test"):
@@ -224,8 +222,7 @@ def pack_split(
     *,
     drawn_beside: PreparedSplit | None = None,
 ) -> PreparedSplit | None:
-    """Documents as a split, packed by a stored index or a new one; None if missing and
-    read-only."""
+    """Documents as a split, by a stored index or a new one; None if missing and read-only."""
     plan = line.plan
     # Keep only the lengths while packing, which takes the most memory per row of all preparation.
     store = DocumentStore(*(prepared.folder for prepared in tokens))
@@ -298,8 +295,7 @@ def _packing(line: Line, name: str, rows: RowsToPack) -> Packing:
 
 
 def data_order(plan: RunPlan, split: PreparedSplit) -> DataOrder:
-    """The order of a split's bins; a step has as many bins as hold the planned examples on
-    average."""
+    """The order of a split's bins; a step has as many as hold the planned examples on average."""
     index = split.index
     count = bins_per_update(index, plan.batch.examples_per_update)
     grouped = index.bin_lengths() if plan.data.group_by_length else None

@@ -12,8 +12,7 @@ from expert.manifest.schema.dataset import RowChecks
 
 
 class RowFilter:
-    """Returns why an example is left out, "" if it is kept. Remembers the rows it has seen, for
-    duplicates."""
+    """Why an example is left out, if it is. Remembers examples, to find duplicates."""
 
     def __init__(self, checks: RowChecks | None) -> None:
         self.checks = checks or RowChecks()

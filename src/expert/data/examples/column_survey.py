@@ -99,7 +99,7 @@ class ColumnSurvey:
         return bool(found) and found.keys() <= set(shapes)
 
     def readable(self, name: str) -> bool:
-        """Whether the column has text in some row; an empty column counts, since text may come
+        """Whether some row has text in the column; an empty column counts, as text may come
         later."""
         found = self.shapes.get(name)
         return not found or not READABLE.isdisjoint(found)

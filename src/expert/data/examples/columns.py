@@ -407,8 +407,7 @@ def _instruction_columns(
 
 
 def _with_history(columns: Columns, known: Mapping[str, str], seen: ColumnSurvey) -> Columns:
-    """Add earlier exchanges; they must be a list, since a text named history is not a
-    conversation."""
+    """Add earlier exchanges, which must be a list: a text named history is not a conversation."""
     column = known.get("history", "")
     listed = not seen.filled(column) or seen.holds(column, LIST, MESSAGES)
     if columns.kind != "instruction" or not column or not listed:

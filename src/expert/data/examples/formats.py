@@ -274,8 +274,7 @@ def _optional(values: Values, column: str, columns: Columns) -> str:
 
 
 def _as_text(value: Any, column: str, columns: Columns) -> str:
-    """Text unchanged, numbers as JSON, text parts joined; lists and objects as JSON if the manifest
-    allows it."""
+    """Text as it is, numbers as JSON, text parts joined; lists and objects as JSON if allowed."""
     if type(value) is str:
         return value
     if isinstance(value, int | float) and not isinstance(value, bool):

@@ -64,8 +64,7 @@ def _has_files(source: Source) -> bool:
 
 
 def _remembered(memory: Path, state: str, make: Callable[[], Any], keep: bool, waits: Waits) -> Any:
-    """The stored value of a state, or a new one; one of several processes makes it while the others
-    wait."""
+    """The stored value of a state, or a new one; one process makes it while others wait."""
     known = _known(memory)
     if state in known or not keep:
         return known[state] if state in known else make()

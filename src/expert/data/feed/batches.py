@@ -79,8 +79,7 @@ class BatchArrays:
     soft_mask: NDArray[np.bool_]
     """Places of the soft prompt."""
     target_places: NDArray[np.int32]
-    """Places with a label, in order; the rest is filled with the last place, which never has
-    one."""
+    """Places with a label, in order; the rest is the last place, which never has one."""
 
     @classmethod
     def allocate(cls, shape: BatchShape) -> BatchArrays:
@@ -197,8 +196,7 @@ def _counted_from(firsts: Numbers, counts: Numbers) -> NDArray[np.int64]:
 
 
 def _count_positions(positions: NDArray[np.int32], edges: Numbers) -> None:
-    """Count from 0 between edges: a cumulative sum of ones that is reset where a document
-    begins."""
+    """Count from 0 between edges: a cumulative sum of ones, reset where a document begins."""
     positions.fill(1)
     positions[0] = 0
     positions[edges[1:-1]] = 1 - np.diff(edges)[:-1]
@@ -215,8 +213,7 @@ class PaddedBatch(NamedTuple):
     positions: Any
     soft_mask: Any
     target_places: Any
-    """Flat places of this batch with a label, in order; the rest is the last place, which has
-    none."""
+    """Flat places with a label, in order; the rest is the last place, which has none."""
     counts: BatchCounts
 
     def pin_memory(self) -> PaddedBatch:

@@ -133,8 +133,7 @@ class PaddedFeed:
         self._loader: Loader | None = None
 
     def _begin(self, first: int) -> Loader:
-        """The loader from batch `first` of the epoch on; reused if its workers are still
-        running."""
+        """The loader from batch `first` of the epoch on; reused if its workers still run."""
         self._sampler.first = first
         if self._loader is None or self._loader.ended:
             dataset, options = self._dataset, self._options

@@ -20,8 +20,7 @@ from expert.core.world import ALONE, World
 
 
 class Draw(IntEnum):
-    """Purpose of a shuffle; different purposes with the same seed get independent random
-    numbers."""
+    """Purpose of a shuffle; each gets independent random numbers from the same seed."""
 
     PIECES = 0
     BINS = 1

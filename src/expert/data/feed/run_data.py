@@ -232,8 +232,7 @@ def evaluation_shape(
 def evaluation_order(plan: RunPlan, index: PackIndex) -> NDArray[np.int64]:
     """The order in which the sequences of a split are evaluated."""
     if is_padded(plan) or plan.data.trim or plan.data.flat:
-        # Longest first: running out of memory shows early, and rows of similar length need little
-        # padding.
+        # Longest first: out of memory shows early, and rows of similar length need little padding.
         return np.argsort(-index.bin_lengths(), kind="stable")
     return np.arange(index.bins)
 

@@ -33,8 +33,7 @@ from expert.planning.run_plan import LoaderPlan
 
 WINDOW_CHARACTERS = 8_000_000
 SPARE_BOUNDARIES = 1.5
-"""Later windows may have shorter rows than the first; bins with more documents than this are
-divided."""
+"""Later windows may have shorter rows; bins with this many more documents are divided."""
 
 Pack = Callable[[FlatDocuments, int], PackIndex]
 """Packs documents into bins with a seed."""
@@ -56,8 +55,7 @@ class Place(NamedTuple):
 
 
 class StreamedRows(IterableDataset[StreamWindow]):
-    """The windows of one pass over the rows, starting with `first`; each worker tokenises its
-    share."""
+    """The windows of one pass over the rows, from `first` on; each worker tokenises its share."""
 
     def __init__(
         self,
@@ -123,8 +121,8 @@ class StreamShape:
         return BatchShape(rows, length, rows * (self.boundaries_per_bin + 1))
 
     def batches_per_update(self, rows: int, world: World = ALONE) -> int:
-        """Room for the largest step: windows are divided evenly, so a step may have more bins than
-        the average."""
+        """Room for the largest step: windows are divided evenly, so steps may exceed the
+        average."""
         return -(-(2 * self.bins_per_update) // (rows * world.size))
 
 

@@ -150,8 +150,7 @@ class ExampleCollector:
         self._places[1].append(line)
 
     def add_tokens(self, batch: EncodedBatch, keys: RowKeys, room: int | None = None) -> None:
-        """Add the tokens of the examples added since the last batch; `room`: length at which rows
-        are cut."""
+        """Add the tokens of the examples added since the last batch; `room`: where rows are cut."""
         longest = int(batch.lengths.max(initial=0))
         kept = learnt_tokens(batch, longest if room is None else room)
         self._keys.append(keys)
@@ -187,8 +186,7 @@ def duplicates(examples: ExampleTable) -> Pairs:
 
 
 def leaks(train: ExampleTable, other: ExampleTable) -> dict[str, Pairs]:
-    """Examples of another split that are also trained on, each counted once under its worst
-    kind."""
+    """Examples of another split that are also trained on, each once under its worst kind."""
     found = {}
     left = np.ones(len(other), np.bool_)
     for kind, column in LEAKS.items():

@@ -191,8 +191,7 @@ class _Checker:
     def _encode(
         self, split: SplitReport, rows: Sequence[tuple[Row, Any]], collector: ExampleCollector
     ) -> None:
-        """Count the tokens of some examples, and keep the keys that preparing identifies them
-        by."""
+        """Count the tokens of some examples, and keep the keys that preparing uses."""
         batch = self.line.encoder.encode([made for _, made in rows])
         keys = keys_of_batch(batch)
         if split.name == "train":

@@ -26,8 +26,7 @@ from expert.data.tokens.encoder import Encoder
 from expert.planning.choose.sequences import Packing
 
 CONTEXT_TOKENS = 8
-"""Tokens decoded before a segment and removed again: some tokenizers drop the space of a first
-word."""
+"""Decoded before a segment and removed again: some tokenizers drop the space of a first word."""
 MOST_STRETCHES = 40
 SHOWN_PIECES = 3
 """Sequences shown of a row that is split into more: the first two and the last."""
@@ -313,8 +312,7 @@ def _shortened(
     if room is None or stop - start <= room:
         return _decoded(ids, start, stop, encoder), 0, ""
     head, tail = start + room // 2, stop - room // 2
-    # A character has at most four bytes, and so tokens: one of the next places is between two
-    # characters.
+    # A character has at most four bytes, and so tokens: a nearby place is between two.
     for head_end in range(head, head - 4, -1):
         text = _decoded(ids, start, head_end, encoder)
         if not text.endswith(_HALF_A_CHARACTER):

@@ -47,8 +47,7 @@ def draw_documents(
 
 
 def repeats_held_out(keys: RowKeys, train: Numbers, held_out: Numbers) -> str:
-    """A warning if held-out rows, or their prompts with another answer, are also trained on; else
-    ""."""
+    """A warning if held-out rows, or their prompts with another answer, are trained on; else ""."""
     learnt = int(np.isin(keys.whole[held_out], keys.whole[train]).sum())
     if not learnt:
         return _doubt_of_requests(keys, train, held_out)

@@ -304,8 +304,8 @@ class _Waiting:
         return places.pop()
 
     def best_for(self, free: int, tight: int, *, alone: bool) -> tuple[int, ...]:
-        """The one or two sizes that leave the fewest of `free` places empty, or at most `tight`; ()
-        if nothing fits."""
+        """The one or two sizes that fill `free` places best, or up to `tight`; () if nothing
+        fits."""
         known = self.sizes
         count = bisect_right(known, free)
         if not count:

@@ -24,8 +24,7 @@ TRIED_ROWS = 2048
 MORE_SEQUENCES = 4
 """Numbers of sequences that are tried: 16 rows, 7 of which fill one, go into 4 that hold 4 each."""
 MOST_ROWS_TRIED = (1.0, 1.25, 1.5, 2.0)
-"""Relative to the mean rows per sequence: a sequence filled by one long row has few, so others may
-have more."""
+"""Times the mean rows per sequence: one long row may fill a sequence, so others may have more."""
 
 
 def soft_tokens(plan: RunPlan) -> int:
@@ -34,8 +33,7 @@ def soft_tokens(plan: RunPlan) -> int:
 
 
 def is_padded(plan: RunPlan) -> bool:
-    """Whether each row is padded to the longest; blocks of a corpus are full and need no
-    padding."""
+    """Whether each row is padded to the longest; blocks of a corpus need no padding."""
     return plan.data.packing == "none" and plan.model.name != CHAR_GPT
 
 

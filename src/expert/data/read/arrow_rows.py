@@ -42,7 +42,7 @@ def read_parquet(
         size = sum(group.total_byte_size for group in groups)
         UnpackLimit(path, max_unpacked).check(size, path.stat().st_size)
         for number in range(len(groups)):
-            # On damaged column metadata, reading a row raises, but accessing the metadata would
+            # With damaged column metadata, reading a row raises; accessing the metadata would
             # crash.
             next(file.iter_batches(1, row_groups=[number]), None)
         batches = _counted(file.iter_batches(_rows_at_once(groups)), file.metadata, groups, path)
@@ -76,8 +76,7 @@ def _rows_at_once(groups: list[Any]) -> int:
 
 
 def _up_to(most: int | None, batches: Iterable[Any], path: Path) -> Iterator[Any]:
-    """The batches up to the limit: a value stored once, such as a system prompt, may be repeated in
-    every row."""
+    """The batches up to the limit: a value stored once may be repeated in every row."""
     size, limit, packed = 0, UnpackLimit(path, most, _REPEATED_BYTES), path.stat().st_size
     for batch in batches:
         repeated = [column for column in batch.columns if pa.types.is_dictionary(column.type)]

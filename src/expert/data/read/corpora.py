@@ -1,5 +1,4 @@
-"""Named text corpora: `shakespeare`, provided by the user or downloaded once, and
-`python-stdlib`."""
+"""Named text corpora: `shakespeare`, from the user or downloaded once, and `python-stdlib`."""
 
 from __future__ import annotations
 
@@ -59,8 +58,7 @@ def _fetch(address: str) -> bytes:
 
 
 def python_stdlib_text(max_chars: int | None = None, library: Path | None = None) -> str:
-    """The sources of Python's standard library, sorted by name, so that the order is the same on
-    every machine."""
+    """The sources of Python's standard library, sorted by name, the same on every machine."""
     root = library or Path(sysconfig.get_paths()["stdlib"])
     found = (path.relative_to(root) for path in root.rglob("*.py"))
     names = sorted(path.as_posix() for path in found if not _LEFT_OUT.intersection(path.parts))

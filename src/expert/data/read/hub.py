@@ -40,8 +40,7 @@ def read_hub(
 
 
 def hub_fingerprint(name: str, *, split: str, config: str | None, streaming: bool) -> str:
-    """Changes when the rows do. For a stream only the name is hashed, without looking at the
-    rows."""
+    """Changes when the rows do. Of a stream only the name is hashed, not the rows."""
     if streaming:
         return hashlib.sha256(json.dumps([name, split, config]).encode()).hexdigest()
     fingerprint: str = _load(name, split=split, config=config, streaming=False)._fingerprint
@@ -129,8 +128,7 @@ def _is_of_network(error: Exception) -> bool:
 
 
 def _hub_error(name: str, split: str, error: Exception, *, certain: bool = False) -> DataError:
-    """A failure of the hub as an error with a fix; `certain`: the hub is known to be
-    unreachable."""
+    """A failure of the hub as an error with a fix; `certain`: the hub is unreachable."""
     text = " ".join(str(error).split()) or type(error).__name__
     text = text[:300] + " …" if len(text) > 300 else text
     lower = f"{type(error).__name__} {text}".lower()

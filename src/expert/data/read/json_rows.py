@@ -76,8 +76,7 @@ def _is_object_with_more_below(head: bytes) -> bool:
 
 
 def _enter_data(window: _Window, file: str) -> Row | None:
-    """Move to the first row of the array under "data"; a single object on one line is returned as a
-    row."""
+    """Move to the first row of the array under "data"; a single object on one line is a row."""
     line = window.line()
     whole = _value_at(window, window.place)
     if whole and isinstance(whole[0], dict) and not isinstance(whole[0].get("data"), list):
@@ -266,8 +265,8 @@ class _Window:
         return self._lines
 
     def next_character(self, place: int | None = None) -> str:
-        """The next character that is not a space: from `place`, or from the current place, which
-        moves to it."""
+        """The next character that is not a space, from `place` or the current place (which
+        moves)."""
         start = self.place if place is None else place
         while True:
             found = _SPACE.match(self.text, start - self.base)

@@ -1,5 +1,4 @@
-"""Strict JSON, and checks for invalid text in rows: NUL, lone surrogates, bytes that are not
-UTF-8."""
+"""Strict JSON, and checks for invalid text: NUL, lone surrogates, bytes that are not UTF-8."""
 
 from __future__ import annotations
 

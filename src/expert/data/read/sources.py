@@ -92,8 +92,7 @@ class Sources:
 
 
 def resolve_sources(spec: DatasetSpec, folder: Path) -> Sources:
-    """Find all sources named in the manifest, relative to its folder; reads and downloads
-    nothing."""
+    """Find all sources in the manifest, relative to its folder; reads and downloads nothing."""
     finder = _Finder(spec, folder)
     if spec.tasks:
         tasks = tuple(
@@ -190,8 +189,7 @@ def _what_is_empty(source: Source) -> str:
 
 
 def content_hash(source: Source) -> str:
-    """SHA-256 of the content that the rows come from, regardless of `max_samples` and file
-    names."""
+    """SHA-256 of the content of the rows, regardless of `max_samples` and file names."""
     if source.kind == "hub":
         return hub_fingerprint(source.name, **source.on_hub)
     whole = hashlib.sha256()
@@ -306,8 +304,8 @@ class _Finder:
         return self._files(path, files)
 
     def _no_such_file(self, path: str, file: Path) -> DataError:
-        """The error for a missing path. If a similar name exists it is a misspelling, and no file
-        is missing."""
+        """The error for a missing path. With a similar name it is misspelt, and no file is
+        missing."""
         what = f"there is no {file}" if str(file) != path else "there is no such file"
         try:
             beside = [entry.name for entry in file.parent.iterdir()]

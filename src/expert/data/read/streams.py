@@ -68,8 +68,7 @@ class UnpackLimit:
 
 
 def open_bytes(path: Path, most: int | None = None) -> io.BufferedReader:
-    """Open a regular file; .gz and .zst are decompressed while reading, up to a limit or `most`
-    bytes."""
+    """Open a regular file; .gz and .zst are decompressed up to a limit, or `most` bytes."""
     suffix = path.suffix.lower()
     plain = open_regular(path)  # also raises "no such file" and "permission denied"
     if plain.peek(len(_LFS_POINTER)).startswith(_LFS_POINTER):

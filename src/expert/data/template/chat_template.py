@@ -176,8 +176,8 @@ class ChatTemplate(Template):
         )
 
     def _folded(self, turns: Sequence[Turn]) -> Sequence[Turn]:
-        """The turns, with the system text moved into the first user turn if the template has no
-        system turn."""
+        """The turns; without a system turn in the template, its text goes into the first user
+        turn."""
         if not self._folds_system or turns[0].role != "system" or len(turns) < 2:
             return turns
         return (Turn("user", f"{turns[0].text}\n\n{turns[1].text}"), *turns[2:])
@@ -306,8 +306,7 @@ class ChatTemplate(Template):
 
     def _tool_segments(self, turns: Sequence[Turn], tools: str, end: str) -> list[Segment]:
         """The text in segments that are trained on or not: an answer is what a text with it has
-        beyond one that asks for it. `end`: the text that ends an answer followed by another
-        turn."""
+        beyond one that asks for it. `end`: what ends an answer followed by another turn."""
         text = self._finished(turns, tools)
         self._refuse_what_is_left_out(turns, tools, text)
         spans: list[tuple[int, int]] = []
@@ -316,7 +315,7 @@ class ChatTemplate(Template):
                 continue
             start, stop = self._start_with_tools(turns[:place], tools, text), len(text)
             if place < len(turns) - 1:
-                # A rendering that ends here would not do: it may include the reasoning of the last
+                # Not by a rendering that ends here, which may include the reasoning of a last
                 # answer.
                 stop = text.find(end, start) + len(end)
             if not (spans[-1][1] if spans else 0) <= start < stop:

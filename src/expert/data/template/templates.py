@@ -34,8 +34,7 @@ class Template(ABC):
 
     @abstractmethod
     def prompt(self, turns: Sequence[Turn], tools: str = "") -> str:
-        """The prompt for an answer to the last turn, including tools; the same text as in
-        training."""
+        """The prompt for an answer to the last turn, with tools; the same text as in training."""
 
     @property
     @abstractmethod

@@ -27,6 +27,5 @@ def text_tools(folder: Path, prompt_template: str | None) -> tuple[TextEncoder, 
 
 @lru_cache(maxsize=8)
 def _compiled(source: str, bos: str, eos: str) -> Template:
-    """Cached: compiling Qwen3's template takes 47 ms, and a command opens its data several
-    times."""
+    """Cached: compiling Qwen3's template takes 47 ms, and commands open their data repeatedly."""
     return ChatTemplate(source, bos=bos, eos=eos)

@@ -1,5 +1,4 @@
-"""Documents end to end in flat arrays; prepared ones in memory-mapped Arrow files, which `datasets`
-can open too."""
+"""Documents in flat arrays; prepared ones in memory-mapped Arrow files that `datasets` can open."""
 
 from __future__ import annotations
 

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from expert.planning.run_plan import RunPlan
 
 Ids = npt.NDArray[np.int32]
-# Encoding by words holds Python's lock, about 30 us for a row of 84 tokens; the tokenizer took 140
-# us of a core.
+# Words hold Python's lock, about 30 us for a row of 84 tokens; the tokenizer took 140 us of a core.
 FEW_CORES = 4
 _TELLS_CORES = hasattr(os, "sched_getaffinity")
 
@@ -348,8 +347,7 @@ class CharacterEncoder:
 
 
 def read_special_tokens(folder: Path) -> SpecialTokens:
-    """Special tokens and chat template of a model folder, from tokenizer_config.json and related
-    files."""
+    """Special tokens and chat template of a model folder, from tokenizer_config.json and others."""
     config = _read_json(folder / "tokenizer_config.json")
     more = _read_json(folder / "special_tokens_map.json")
     template = config.get("chat_template")

@@ -180,8 +180,7 @@ def give_memory_back() -> None:
 
 def inspect(folder: Path, recipe: Recipe, *, made_for: str = "") -> str | None:
     """None if the folder can be used, else why not; a damaged one is moved aside, a foreign one
-    raises. Call only within `in_turn`: otherwise a process might move aside what another just
-    made."""
+    raises. Only within `in_turn`: a process might move aside what another just made."""
     if not folder.exists() or _is_empty(folder):
         return _why_missing(folder, recipe, made_for)
     why = misfit(folder, recipe)
@@ -207,8 +206,8 @@ def inspect(folder: Path, recipe: Recipe, *, made_for: str = "") -> str | None:
 
 
 def misfit(folder: Path, recipe: Recipe) -> str:
-    """Why a named folder cannot hold the tokens of a recipe; "" if it can: missing, empty, matching
-    or damaged."""
+    """Why a named folder cannot hold the tokens of a recipe; "" if missing, empty, theirs or
+    damaged."""
     if short_key_of(folder) == short_key(recipe.key()):
         return ""  # its name rules out anything else
     if not folder.is_dir() or _is_empty(folder):

@@ -58,8 +58,7 @@ class Tokenising:
     row_count: int | None = None
     """Rows of the source, if known."""
     made_for: str = ""
-    """The split and its source, for messages; a cache miss is explained by comparing with others of
-    the same name."""
+    """The split and its source, for messages; a cache miss is explained by others of this name."""
     max_bad_rows: int = 0
     listed_by: str = ""
     """The command that lists all bad rows."""
@@ -89,8 +88,7 @@ class Blocks:
 
     @classmethod
     def dealt(cls, parts: int, work: Tokenising) -> Blocks:
-        """Blocks as long as shards, which then need no copying; shorter ones if there are few
-        rows."""
+        """Blocks as long as shards, which then need no copying; shorter ones for few rows."""
         share = -(-(work.row_count or sys.maxsize) // (parts * BLOCKS_OF_A_PART))
         return cls(parts, max(1, min(work.shard_rows, share)))
 
@@ -156,8 +154,7 @@ class Piece:
         return [made for made in self.left_out.values() if isinstance(made, BadRow)]
 
     def write(self, place: Path, encoder: Encoder) -> int:
-        """Encode and write it, metadata last, unless it already exists. Returns its number of
-        tokens."""
+        """Encode and write it, metadata last, unless it exists. Returns its number of tokens."""
         there = written(place, self.first)
         if there is not None:
             return there.statistics.tokens
@@ -205,8 +202,7 @@ def written(place: Path, first: int) -> Piece | None:
 
 
 def pieces_of(place: Path, blocks: Blocks, rows: int, *, check: bool = False) -> list[Piece] | None:
-    """All pieces of a part; None if one is missing. With `check`, a piece with the wrong hash is
-    removed."""
+    """All pieces of a part; None if one is missing. `check`: remove one with the wrong hash."""
     found, first = [], 0
     while first < rows:
         if not blocks.has(first):
@@ -285,8 +281,7 @@ class _Pass:
             yield piece
 
     def _at(self, row: int) -> tuple[Piece | None, int]:
-        """The piece to make from a row on and its latest end; or None and the next row with work to
-        do."""
+        """The piece to make from a row on and its latest end; or None and the next row to do."""
         if not self.blocks.has(row):
             return None, self.blocks.end(row)
         self._pieces += 1

@@ -114,8 +114,7 @@ def find_cuts(tokenizer: Any) -> Cuts | None:
 
 
 def _definition(component: Any) -> dict[str, Any]:
-    """The definition of a component in tokenizer.json, without settings that only affect
-    offsets."""
+    """The definition of a component in tokenizer.json, without what only affects offsets."""
     if component is None:
         return {}
     try:
@@ -231,8 +230,8 @@ class PieceEncoder:
 
 
 def _join_unrepeated(pieces: list[str], seen: Counter[str]) -> list[str]:
-    """Join neighbouring pieces that occur once: encoding them separately takes a third longer for a
-    line of verse."""
+    """Join neighbours that occur once: a separate encoding costs a third of the time of a line of
+    verse."""
     joined: list[str] = []
     goes_on = False
     for piece in pieces:

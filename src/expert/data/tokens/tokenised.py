@@ -148,8 +148,8 @@ class TokenRows:
         return ids, mask == 1
 
     def _without_pads(self, ids: Numbers) -> npt.NDArray[np.bool_]:
-        """Without a mask, pad tokens at both ends are padding. One is kept at the end if it is also
-        the eos token."""
+        """Without a mask, pad tokens at both ends are padding. One is kept at the end if it is the
+        eos."""
         pad = self._pad
         kept = np.ones(len(ids), np.bool_)
         if pad is None or not len(ids) or not (ids == pad).any():
@@ -214,8 +214,7 @@ def _rows_of(batch: Any, file: str, first: int) -> Iterator[Row | BadRow]:
 
 
 def _lists_in(column: Any) -> tuple[Numbers, Numbers] | None:
-    """The flattened numbers of a column of lists, and where each list begins; None for other
-    columns."""
+    """The flattened numbers of a column of lists, and where each begins; None for other columns."""
     kind = column.type
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
     is_list = is_list or pa.types.is_fixed_size_list(kind)
@@ -405,8 +404,7 @@ def _count(found: TokenCheck, made: Sequence[TokenSegment], ends: Numbers) -> No
 
 
 class _Sample:
-    """An even sample of rows whose number is not known in advance: the interval doubles as they
-    come."""
+    """An even sample of rows whose number is not known: the interval doubles as they come."""
 
     def __init__(self) -> None:
         self.rows: list[Sequence[TokenSegment]] = []
