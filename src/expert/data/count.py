@@ -73,16 +73,16 @@ def count_rows(read: ReadManifest, plan: RunPlan, named: NamedSources) -> Counts
         sources = line.chosen.sources
         if any(source.kind == "hub" for source in sources.trains):
             return None
-        found = _prepared(line) or _sampled(line)
-        if found is None and plan.length.rows is None:
-            found = _read_through(sources, line)
-        if found is None:
+        counts = _prepared(line) or _sampled(line)
+        if counts is None and plan.length.rows is None:
+            counts = _read_through(sources, line)
+        if counts is None:
             return None
         about_tokens = line.chosen.remarks
         if line.cache.folder.exists():
             about_tokens = tuple(remarks_on_tokens(line))
-        more = [remark for remark in about_tokens if remark not in found.remarks]
-        return replace(found, remarks=(*more, *found.remarks))
+        more = [remark for remark in about_tokens if remark not in counts.remarks]
+        return replace(counts, remarks=(*more, *counts.remarks))
     except (TokensDoNotFit, UnfitModelFolder):
         raise
     except (ExpertError, OSError):  # raised again when the data is read
@@ -101,11 +101,11 @@ def _prepared(line: Line) -> Counts | None:
         return None
     survey = _survey(line, tokens)
     try:
-        made = prepare_splits(line)
+        prepared_data = prepare_splits(line)
     except NothingLeft as error:
         return Counts(survey, remarks=(Remark.warning(MAX_LENGTH, str(error)),))
-    if made is not None:
-        return replace(counts_of(line, made.train), remarks=made.doubts)
+    if prepared_data is not None:
+        return replace(counts_of(line, prepared_data.train), remarks=prepared_data.doubts)
     if not line.is_text:  # one text, all of it trained on
         return Counts(survey)
     store = DocumentStore(*(prepared.folder for prepared in tokens))
@@ -165,9 +165,9 @@ def _read_through(sources: Sources, line: Line | None) -> Counts | None:
     files, CSV with line breaks in cells) or when only the first rows are used. Tokens come from a
     sample, or from bytes without a tokenizer."""
     weights = [task.weight for task in sources.tasks] or [1.0]
-    found = [_read_source(source, line) for source in sources.trains]
-    known = [each for each in found if each is not None]
-    if not known or len(known) < len(found):
+    counted_sources = [_read_source(source, line) for source in sources.trains]
+    known = [each for each in counted_sources if each is not None]
+    if not known or len(known) < len(counted_sources):
         return None
     rows = sum(int(each[0] * weight) for each, weight in zip(known, weights, strict=True))
     tokens = round(sum(each[1] * weight for each, weight in zip(known, weights, strict=True)))
@@ -232,10 +232,10 @@ def _tokenised(
     segments_of = reading_of(line, source).formatter()
     lengths, places, documents = [0] * len(rows), [], []
     for place, row in enumerate(rows):
-        made = segments_of(row) if isinstance(row, Row) else None
-        if isinstance(made, list):
+        segments = segments_of(row) if isinstance(row, Row) else None
+        if isinstance(segments, list):
             places.append(place)
-            documents.append(made)
+            documents.append(segments)
     if not documents:
         return lengths, ()
     batch = line.encoder.encode(documents)

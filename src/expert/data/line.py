@@ -151,8 +151,8 @@ class Line:
     def sources_of(self, split: str) -> list[Source]:
         """The sources of a split: one per task, or just one."""
         sources = self.chosen.sources
-        found = [getattr(task, split) for task in sources.tasks] or [getattr(sources, split)]
-        return [source for source in found if source is not None]
+        of_split = [getattr(task, split) for task in sources.tasks] or [getattr(sources, split)]
+        return [source for source in of_split if source is not None]
 
     @property
     def weights(self) -> list[float]:
@@ -345,8 +345,8 @@ def _is_one_text(line: Line, source: Source, columns: Columns | None) -> bool:
         return len(rows) == 1
     if not isinstance(rows[0], Row) or columns.kind != "text" or line.plan.data.overlong != "split":
         return False
-    made = example_of(rows[0], columns)  # an example with turns is a conversation
-    return isinstance(made, Example) and len(made.text) >= LONG_TEXT
+    example = example_of(rows[0], columns)  # an example with turns is a conversation
+    return isinstance(example, Example) and len(example.text) >= LONG_TEXT
 
 
 def unread_columns(line: Line) -> list[Remark]:
@@ -432,9 +432,9 @@ def _may_be_the_named_folder(line: Line, split: str) -> bool:
 
 def remarks_on_tokens(line: Line) -> list[Remark]:
     """Warnings about token folders named in the manifest that do not fit."""
-    found = list(line.chosen.remarks)
-    if found or not _may_be_the_named_folder(line, "train"):
-        return found
+    remarks = list(line.chosen.remarks)
+    if remarks or not _may_be_the_named_folder(line, "train"):
+        return remarks
     for source in line.sources_of("train"):
         if source in line.chosen.tokens:
             continue
@@ -442,8 +442,8 @@ def remarks_on_tokens(line: Line) -> list[Remark]:
         why = misfit(line.cache.folder, recipe)
         if why:
             text = f"{CACHE_KEY}: {line.cache.folder} is left as it is: {why}. The tokens are in "
-            found.append(Remark.warning(CACHE_KEY, f"{text}{folder}"))
-    return found
+            remarks.append(Remark.warning(CACHE_KEY, f"{text}{folder}"))
+    return remarks
 
 
 def _recipe(line: Line, source: Source) -> Recipe:

@@ -57,9 +57,9 @@ class NamedSources:
     @property
     def first(self) -> Sources:
         """The data to use unless the tokens do not fit."""
-        found = self.tokens or self.rows
-        assert found is not None, "a manifest names rows or tokens"
-        return found
+        sources = self.tokens or self.rows
+        assert sources is not None, "a manifest names rows or tokens"
+        return sources
 
 
 def named_sources(read: ReadManifest, *, fetch: bool = True) -> NamedSources:
@@ -75,15 +75,15 @@ def sources_of(
 ) -> NamedSources:
     """Like `named_sources`, for a data set relative to a folder."""
     plain = not spec.streaming and not spec.tasks
-    given = _tokens_in(local_path(cache, folder), spec) if cache and plain else None
+    tokens = _tokens_in(local_path(cache, folder), spec) if cache and plain else None
     try:
         rows = resolve_sources(spec, folder)
     except FilesNotHere:
-        if given is None:
+        if tokens is None:
             raise
-        return NamedSources(None, given, CACHE_KEY)
-    if given is not None:
-        return NamedSources(rows, _with_rest(given, rows), CACHE_KEY)
+        return NamedSources(None, tokens, CACHE_KEY)
+    if tokens is not None:
+        return NamedSources(rows, _with_rest(tokens, rows), CACHE_KEY)
     trains = rows.trains
     here = fetch or all(source.kind != "hub" for source in trains)
     if not spec.use_pretokenized or not here:
@@ -103,10 +103,10 @@ def _tokens_in(folder: Path, spec: DatasetSpec) -> Sources | None:
         if not folder.is_dir() or is_prepared(folder) or saved_splits(folder) is None:
             return None
         named = DatasetSpec(path=str(folder.absolute()), max_samples=spec.max_samples)
-        found = resolve_sources(named, folder.parent)
+        sources = resolve_sources(named, folder.parent)
     except DataError:  # an unreadable folder is left alone
         return None
-    return found if found.train is not None and columns_in(found.train) is not None else None
+    return sources if sources.train is not None and columns_in(sources.train) is not None else None
 
 
 def is_token_folder(folder: Path) -> bool:
@@ -181,8 +181,8 @@ def choose_sources(
         misfits += [f"{source.name}: {text}" for text in checks[source].misfits]
     if misfits:
         return _fallen_back(named, misfits)
-    found = [text for check in checks.values() for text in check.doubts()]
-    remarks = [Remark.warning(named.key, text) for text in found]
+    doubts = [text for check in checks.values() for text in check.doubts()]
+    remarks = [Remark.warning(named.key, text) for text in doubts]
     if spec.validation is not None:
         text = "training.dataset.validation: its checks need text and are not applied to tokens"
         remarks.append(Remark.warning("training.dataset.validation", text))

@@ -100,8 +100,8 @@ def are_plain_text(spec: DatasetSpec, named: NamedSources, *, fetch: bool = Fals
 
     # With both tokens and rows that may replace them, both must be text: truncating rows gives a
     # warning, splitting them does not.
-    given = [each for each in (named.tokens, named.rows) if each is not None]
-    trains = [each.train for each in given if each.train is not None] or named.first.trains
+    sources = [each for each in (named.tokens, named.rows) if each is not None]
+    trains = [each.train for each in sources if each.train is not None] or named.first.trains
     if not fetch and any(source.kind == "hub" for source in trains):
         return None
     try:
@@ -133,8 +133,8 @@ def rows_here(plan: RunPlan, spec: DatasetSpec) -> Iterator[Row]:
         named = [task.train for task in (spec.tasks or {}).values()] or [spec.path or ""]
         if not all((folder / name.partition("::")[0]).exists() for name in named):
             continue
-        found = resolve_sources(spec, folder)
-        sources = [found.train] if found.train else [task.train for task in found.tasks]
+        resolved = resolve_sources(spec, folder)
+        sources = [resolved.train] if resolved.train else [task.train for task in resolved.tasks]
         for source in sources:
             if source.kind != "hub":
                 yield from (row for row in iterate(source) if isinstance(row, Row))

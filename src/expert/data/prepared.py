@@ -66,8 +66,8 @@ class PreparedData:
     """Results of checking token rows that were made elsewhere."""
 
     def splits(self) -> list[PreparedSplit]:
-        found = (self.train, self.validation, self.test)
-        return [split for split in found if split is not None]
+        splits = (self.train, self.validation, self.test)
+        return [split for split in splits if split is not None]
 
 
 @dataclass(frozen=True)

@@ -158,20 +158,20 @@ def prepare_part(line: Line, part: Part) -> PreparedData | PartsLeft:
         return PartsLeft(tuple(sorted(missing)), part.of)
     for work, recipe, folder in folders.values():
         publish_parts(work, recipe, folder)
-    made = prepare_splits(line)
-    assert made is not None
-    return made
+    prepared = prepare_splits(line)
+    assert prepared is not None
+    return prepared
 
 
 def all_tokens(line: Line, split: str) -> tuple[Prepared, ...] | None:
     """The tokens of all sources of a split; None if any are missing."""
-    found = []
+    tokens = []
     for source in line.sources_of(split):
-        made = tokens_of(line, source, split)
-        if made is None:
+        prepared = tokens_of(line, source, split)
+        if prepared is None:
             return None
-        found.append(made)
-    return tuple(found)
+        tokens.append(prepared)
+    return tuple(tokens)
 
 
 def given_split(line: Line, name: str) -> PreparedSplit | None:
@@ -187,14 +187,14 @@ def keys_of(line: Line, tokens: tuple[Prepared, ...]) -> RowKeys | None:
     """Keys to recognise the documents of prepared sources; None if they are not stored and the
     cache is read-only, since making them reads every token."""
     beside, saves = line.cache.beside, line.cache.writes
-    found = [
+    per_source = [
         saved_keys(each, beside, line.waits, line.damaged.append)
         if saves
         else kept_keys(each, beside)
         for each in tokens
     ]
-    there = [keys for keys in found if keys is not None]
-    return RowKeys.joined(there) if len(there) == len(found) else None
+    known = [keys for keys in per_source if keys is not None]
+    return RowKeys.joined(known) if len(known) == len(per_source) else None
 
 
 def _shared(

@@ -95,14 +95,14 @@ class ColumnSurvey:
 
     def holds_only(self, name: str, *shapes: str) -> bool:
         """Whether the column is filled, and only with these types."""
-        found = self.shapes.get(name, {})
-        return bool(found) and found.keys() <= set(shapes)
+        counts = self.shapes.get(name, {})
+        return bool(counts) and counts.keys() <= set(shapes)
 
     def readable(self, name: str) -> bool:
         """Whether some row has text in the column; an empty column counts, as text may come
         later."""
-        found = self.shapes.get(name)
-        return not found or not READABLE.isdisjoint(found)
+        counts = self.shapes.get(name)
+        return not counts or not READABLE.isdisjoint(counts)
 
     def surprise(self, values: Mapping[str, Any]) -> str:
         """A column that this row fills and no surveyed row did; "" if there is none."""

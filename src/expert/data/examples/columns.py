@@ -109,9 +109,9 @@ class Columns:
         names = ("kind", "instruction", "input", "response", "system", "text", "messages")
         later = ("tools", "history", "label", "json_values", "structured")
         shown = (*names, *(name for name in later if getattr(self, name)))
-        told = [f"{name}={getattr(self, name)!r}" for name in shown]
-        told += [f"read={MESSAGES_READ}"] if self.kind == "messages" else []
-        return f"Columns({', '.join(told)})"
+        fields = [f"{name}={getattr(self, name)!r}" for name in shown]
+        fields += [f"read={MESSAGES_READ}"] if self.kind == "messages" else []
+        return f"Columns({', '.join(fields)})"
 
     def used(self) -> dict[str, str]:
         """The column of each part that has one."""
@@ -302,16 +302,16 @@ def _of_readings(seen: ColumnSurvey, asked: Mapping[str, str], json_values: bool
     usual, wide = (USUAL_REQUESTS, USUAL_ANSWERS), (INSTRUCTION_COLUMNS, RESPONSE_COLUMNS)
     for readable in (True, False):
         for known, names in ((written, usual), (plain, usual), (plain, wide)):
-            found = _multi_task_columns(known, asked, seen)
-            if found:
-                return found
+            columns = _multi_task_columns(known, asked, seen)
+            if columns:
+                return columns
             any_value = json_values or not readable
             kept = {
                 name: column for name, column in known.items() if any_value or seen.readable(column)
             }
-            found = _instruction_columns(kept, asked, names)
-            if found:
-                return _with_history(found, known, seen)
+            columns = _instruction_columns(kept, asked, names)
+            if columns:
+                return _with_history(columns, known, seen)
     return None
 
 
@@ -419,12 +419,12 @@ def _exchange_columns(
     known: Mapping[str, str], asked: Mapping[str, str], names: tuple[Sequence[str], Sequence[str]]
 ) -> tuple[str, str]:
     """The columns of request and answer, "" if missing."""
-    given = {column for part, column in asked.items() if part != "system"}
+    taken = {column for part, column in asked.items() if part != "system"}
     doubtful = {known[name] for name in SPEAKERS & known.keys() if "assistant" not in known}
-    instruction = asked.get("instruction") or _first(names[0], known, given | doubtful)
-    response = asked.get("response") or _first(names[1], known, given | {instruction})
+    instruction = asked.get("instruction") or _first(names[0], known, taken | doubtful)
+    response = asked.get("response") or _first(names[1], known, taken | {instruction})
     if not instruction and response:
-        instruction = _first(("input",), known, given)
+        instruction = _first(("input",), known, taken)
     return instruction, response
 
 

@@ -176,8 +176,8 @@ def _messages_example(values: Values, columns: Columns) -> Example:
         value = value["messages"]
     turns = _turns_of(value, values, columns)
     if columns.response:
-        given = values.get(columns.response)
-        said = decoded_messages(given) if isinstance(given, str) else _messages_in(given)
+        answer = values.get(columns.response)
+        said = decoded_messages(answer) if isinstance(answer, str) else _messages_in(answer)
         after = _turns_or_text(values, columns.response, "assistant", said, columns)
         turns = _joined_once(turns, after, columns.messages, columns.response)
     offered = tools_of(tools, columns.tools or columns.messages) if tools is not None else ""
@@ -228,9 +228,9 @@ def _multi_task_example(values: Values, columns: Columns) -> Example:
     columns = replace(columns, json_values=True)
     answer = _needed(values, columns.response, columns)
     _refuse_empty(answer, columns.response, "the answer is empty")
-    given = values.get(columns.input)
-    if isinstance(given, Mapping):
-        request = _labelled(given, columns)
+    task_input = values.get(columns.input)
+    if isinstance(task_input, Mapping):
+        request = _labelled(task_input, columns)
     else:
         request = _needed(values, columns.input, columns)
     _refuse_empty(request, columns.input, "the request is empty")

@@ -36,8 +36,8 @@ _SAID = frozenset({"content", "value", "tool_calls", "function_call"})
 
 def unused_fields(messages: Any) -> list[str]:
     """Names of message fields that are not read."""
-    given = messages if isinstance(messages, list | tuple) else ()
-    said = [message for message in given if isinstance(message, Mapping)]
+    listed = messages if isinstance(messages, list | tuple) else ()
+    said = [message for message in listed if isinstance(message, Mapping)]
     filled = (name for each in said for name in each if each[name] not in (None, "", [], {}))
     names = dict.fromkeys(filled)
     people = any(each.get("name") and each.get("role") not in ("tool", "function") for each in said)
@@ -110,8 +110,8 @@ def _turn(message: Any, where: str) -> Turn:
     elif role == "assistant":
         extra = calls_in(message, where)
     elif role == "tool":
-        given = {key: message[key] for key in ("name", "tool_call_id") if message.get(key)}
-        extra = json.dumps(given, ensure_ascii=False, default=str)
+        tool_fields = {key: message[key] for key in ("name", "tool_call_id") if message.get(key)}
+        extra = json.dumps(tool_fields, ensure_ascii=False, default=str)
     elif message.get("tool_calls") or message.get("function_call"):
         raise UnfitRow(f"{where}: tool calls of the role {name!r}; only an assistant makes them")
     if content is None:
@@ -142,20 +142,20 @@ def _refuse_fields(message: Mapping[str, Any], where: str) -> None:
 
 def _is_trained(message: Mapping[str, Any], role: Role, where: str) -> bool:
     """Whether an answer is trained on: `weight` of OpenAI, `train` of Axolotl and the like."""
-    given = {name: message[name] for name in TRAINED if message.get(name) is not None}
-    for name, value in given.items():
+    flags = {name: message[name] for name in TRAINED if message.get(name) is not None}
+    for name, value in flags.items():
         if isinstance(value, str) or value not in (0, 1):
             allowed = "true or false" if name in YES_OR_NO else "1, or 0 to leave the answer out"
             raise UnfitRow(f"{where}: {name} {value!r}; allowed: {allowed}")
-    if len(set(map(bool, given.values()))) > 1:
-        both = ", ".join(f"{name} {value!r}" for name, value in given.items())
+    if len(set(map(bool, flags.values()))) > 1:
+        both = ", ".join(f"{name} {value!r}" for name, value in flags.items())
         raise UnfitRow(f"{where}: {both} contradict each other")
-    if role != "assistant" and any(given.get(name) for name in YES_OR_NO):
+    if role != "assistant" and any(flags.get(name) for name in YES_OR_NO):
         raise UnfitRow(
             f"{where}: train is true, and only answers are trained on one by one  "
             "(train_on_prompt: true trains on everything)"
         )
-    return role != "assistant" or all(given.values())
+    return role != "assistant" or all(flags.values())
 
 
 def _with_thoughts(message: Mapping[str, Any], text: str, role: Role, where: str) -> str:
@@ -192,25 +192,25 @@ def _joined(content: Any, where: str) -> str:
 def conversation(turns: Iterable[Turn], system: str = "", tools: str = "") -> Example:
     """The turns as an example; UnfitRow if no template could render them. Consecutive user turns
     are joined by a blank line."""
-    said: list[Turn] = []
+    merged: list[Turn] = []
     for turn in turns:
-        if turn.role == "user" and said and said[-1].role == "user":
-            both = (text for text in (said[-1].text, turn.text) if text.strip())
-            said[-1] = Turn("user", "\n\n".join(both))
+        if turn.role == "user" and merged and merged[-1].role == "user":
+            both = (text for text in (merged[-1].text, turn.text) if text.strip())
+            merged[-1] = Turn("user", "\n\n".join(both))
         elif turn.role != "system" or turn.text.strip():
-            said.append(turn)
-    if system and not (said and said[0].role == "system"):
-        said.insert(0, Turn("system", system))
+            merged.append(turn)
+    if system and not (merged and merged[0].role == "system"):
+        merged.insert(0, Turn("system", system))
     before = Turn("system", "")
-    for number, turn in enumerate(said, 1):
+    for number, turn in enumerate(merged, 1):
         _check_turn(turn, before, number)
         before = turn
-    answers = [turn.learn for turn in said if turn.role == "assistant"]
+    answers = [turn.learn for turn in merged if turn.role == "assistant"]
     if not answers:
         raise UnfitRow("there is no assistant turn")
     if not any(answers):
         raise UnfitRow("no assistant turn is trained on: weight 0 or train: false in every one")
-    return Example(tuple(said), tools=tools)
+    return Example(tuple(merged), tools=tools)
 
 
 def _check_turn(turn: Turn, before: Turn, number: int) -> None:

@@ -53,9 +53,9 @@ def remembered_survey(
         def survey() -> dict[str, Any]:
             return asdict(survey_rows(iterate(source), most))
 
-        made = _remembered(cache / COLUMNS_MEMORY, state, survey, keep, waits)
+        stored = _remembered(cache / COLUMNS_MEMORY, state, survey, keep, waits)
         with contextlib.suppress(TypeError):  # damaged
-            return ColumnSurvey(**made)
+            return ColumnSurvey(**stored)
     return survey_rows(iterate(source), most)
 
 

@@ -46,10 +46,10 @@ def _bare(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 def _function_in(value: Any, nameless: str) -> Mapping[str, Any]:
     """The function of a tool or a call, bare or under "function"."""
-    given = value.get("function", value) if isinstance(value, Mapping) else None
-    if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
+    function = value.get("function", value) if isinstance(value, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise UnfitRow(nameless)
-    return given
+    return function
 
 
 def calls_in(message: Mapping[str, Any], where: str) -> str:
@@ -72,14 +72,14 @@ def call_in_text(value: Any, where: str) -> str:
 
 
 def _call(call: Any, where: str) -> dict[str, Any]:
-    given = _function_in(call, f"{where}: a tool call has no name")
-    arguments = given.get("arguments", {})
+    function = _function_in(call, f"{where}: a tool call has no name")
+    arguments = function.get("arguments", {})
     if isinstance(arguments, str):  # JSON text, as in OpenAI's format
-        arguments = _parsed(arguments or "{}", f"{where}: the arguments of {given['name']}")
+        arguments = _parsed(arguments or "{}", f"{where}: the arguments of {function['name']}")
     if not isinstance(arguments, Mapping):
-        raise UnfitRow(f"{where}: the arguments of {given['name']} are not a JSON object")
-    made = {"type": "function", "function": {"name": given["name"], "arguments": arguments}}
-    return {**made, "id": call["id"]} if call.get("id") else made
+        raise UnfitRow(f"{where}: the arguments of {function['name']} are not a JSON object")
+    result = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
+    return {**result, "id": call["id"]} if call.get("id") else result
 
 
 def _parsed(text: str, where: str) -> Any:
@@ -140,16 +140,16 @@ def in_chatml(example: Example) -> tuple[Turn, ...]:
         if turns[0].role == "system":
             preface = f"{turns.pop(0).text}\n\n{preface}"
         turns.insert(0, Turn("system", preface))
-    found: list[Turn] = []
+    written: list[Turn] = []
     for before, turn in zip([None, *turns], turns, strict=False):
         if turn.role == "tool":
-            given = f"<tool_response>\n{turn.text}\n</tool_response>"
+            response = f"<tool_response>\n{turn.text}\n</tool_response>"
             if before and before.role == "tool":
-                given = f"{found.pop().text}\n{given}"
-            found.append(Turn("user", given))
+                response = f"{written.pop().text}\n{response}"
+            written.append(Turn("user", response))
         else:
-            found.append(Turn(turn.role, with_calls(turn), turn.learn) if turn.extra else turn)
-    return tuple(found)
+            written.append(Turn(turn.role, with_calls(turn), turn.learn) if turn.extra else turn)
+    return tuple(written)
 
 
 def with_calls(turn: Turn) -> str:

@@ -185,14 +185,14 @@ def _shaped(tensors: dict[str, Tensor | None], shape: tuple[int, int]) -> dict[s
     if tensors["tokens"].shape == shape:  # type: ignore[union-attr]
         return tensors
     rows, length = shape
-    found = dict(tensors)
+    shaped = dict(tensors)
     for name in ("tokens", "labels", "positions", "soft_mask"):
         tensor = tensors[name]
         if tensor is not None:
-            found[name] = tensor.flatten()[: rows * length].view(rows, length)
+            shaped[name] = tensor.flatten()[: rows * length].view(rows, length)
     places = tensors["target_places"]
-    found["target_places"] = None if places is None else places[: rows * length]
-    return found
+    shaped["target_places"] = None if places is None else places[: rows * length]
+    return shaped
 
 
 class _Filled(NamedTuple):
@@ -302,12 +302,12 @@ class PackedFeed:
                 torch.cuda.set_device(self._device)
             began = time.perf_counter()
             for work in self._works:
-                found = time.perf_counter() - began
+                found_seconds = time.perf_counter() - began
                 slot = self._next_free()
                 if slot is None:
                     return
                 slot.wait_until_sent()
-                self._ready.put(self._fill(slot, work, found))
+                self._ready.put(self._fill(slot, work, found_seconds))
                 began = time.perf_counter()
             self._ready.put(None)
         except BaseException as error:  # noqa: BLE001 - raised again in __iter__
@@ -324,23 +324,23 @@ class PackedFeed:
     def _fill(self, slot: _Slot, work: UpdateWork, found_seconds: float) -> _Filled:
         began = time.perf_counter()
         batches = dealt(work.update.bins, self._shape.rows, self._world)
-        shapes = [self._rows_of(work.index, some.bins) for some in batches]
+        shapes = [self._rows_of(work.index, batch.bins) for batch in batches]
         counts = [
-            self._fill_one(out.shaped(*shape), work, some)
-            for out, shape, some in zip(slot.arrays, shapes, batches, strict=False)
+            self._fill_one(out.shaped(*shape), work, batch)
+            for out, shape, batch in zip(slot.arrays, shapes, batches, strict=False)
         ]
         if len(counts) < len(batches):
             room = len(slot.arrays)
             raise ValueError(f"{len(batches)} batches in an update with room for {room}")
-        bins = [some.bins for some in batches]
+        bins = [batch.bins for batch in batches]
         seconds = found_seconds + time.perf_counter() - began
         slot.send(len(counts), self._stream, self._new_event)
         return _Filled(slot, work.update, shapes, counts, bins, seconds)
 
-    def _fill_one(self, out: BatchArrays, work: UpdateWork, some: Dealt) -> BatchCounts:
-        given = (out, work.index, some.bins, work.store)
+    def _fill_one(self, out: BatchArrays, work: UpdateWork, batch: Dealt) -> BatchCounts:
+        given = (out, work.index, batch.bins, work.store)
         counts = fill_batch(*given, flat=self._flat)
-        if not some.silent:
+        if not batch.silent:
             return counts
         out.silence()
         return BatchCounts()

@@ -65,10 +65,10 @@ class RowsTokenisedLate(Dataset[Any]):
 
     def __getitem__(self, number: int) -> EncodedBatch:
         row = self.rows[number]
-        made = self.segments_of(row)
-        if not isinstance(made, list) or not all(isinstance(part, Segment) for part in made):
-            raise DataError(f"{row.place}: cannot be used: {made}")
-        return self.encoder.encode([made])
+        parts = self.segments_of(row)
+        if not isinstance(parts, list) or not all(isinstance(part, Segment) for part in parts):
+            raise DataError(f"{row.place}: cannot be used: {parts}")
+        return self.encoder.encode([parts])
 
     def together(self, documents: list[EncodedBatch]) -> PaddedBatch:
         """The collate function: pads rows to the longest of the batch."""
@@ -97,9 +97,9 @@ class MicroBatches(Sampler[list[int]]):
         return dealt(update.bins, self._rows, self._world)
 
     def __iter__(self) -> Iterator[list[int]]:
-        batches = (some for update in self.updates for some in self.of(update))
-        for some in islice(batches, self.first, None):
-            yield some.bins.tolist()
+        batches = (batch for update in self.updates for batch in self.of(update))
+        for batch in islice(batches, self.first, None):
+            yield batch.bins.tolist()
 
 
 class PaddedFeed:
@@ -166,23 +166,23 @@ class PaddedFeed:
     def _taken(self, update: Update, batches: Iterator[PaddedBatch]) -> FedUpdate:
         began = time.perf_counter()
         own = self._sampler.of(update)
-        found = [next(batches) for _ in own]
+        padded = [next(batches) for _ in own]
         waited = time.perf_counter() - began
-        made = tuple(
-            on_device(tensors, some, self._device, soft=self._soft)
-            for tensors, some in zip(found, own, strict=True)
+        sent = tuple(
+            on_device(tensors, batch, self._device, soft=self._soft)
+            for tensors, batch in zip(padded, own, strict=True)
         )
         return FedUpdate(
             update=update,
-            batches=made,
+            batches=sent,
             made_seconds=waited if self._options.workers == 0 else None,
         )
 
 
-def on_device(made: PaddedBatch, some: Dealt, device: torch.device, *, soft: bool) -> Batch:
+def on_device(made: PaddedBatch, dealt_bins: Dealt, device: torch.device, *, soft: bool) -> Batch:
     """A padded batch on the device; its rows, including the padding, count as documents."""
     rows, width = made.tokens.shape
-    if some.silent:
+    if dealt_bins.silent:
         made.labels[:] = IGNORED
         made.target_places[:] = rows * width - 1
         made = made._replace(counts=BatchCounts())
@@ -201,7 +201,7 @@ def on_device(made: PaddedBatch, some: Dealt, device: torch.device, *, soft: boo
         counts=made.counts,
         longest=width,
         whole_rows=True,
-        bins=tuple(some.bins.tolist()),
+        bins=tuple(dealt_bins.bins.tolist()),
     )
 
 

@@ -145,7 +145,7 @@ def dealt(bins: NDArray[np.int64], rows: int, world: World = ALONE) -> list[Deal
     one with the most bins, because ranks that share a model run in lockstep; silent batches fill
     the gap.
     """
-    own = [Dealt(some) for some in micro_batches(bins[world.rank :: world.size], rows)]
+    own = [Dealt(batch) for batch in micro_batches(bins[world.rank :: world.size], rows)]
     most = -(-len(bins) // world.size)
     missing = -(-most // rows) - len(own)
     return own + [Dealt(bins[:1], silent=True)] * missing

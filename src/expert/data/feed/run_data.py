@@ -80,8 +80,8 @@ class RunData:
 
     def splits(self) -> list[PreparedSplit]:
         """The prepared splits."""
-        found = (self.train, self.validation, self.test)
-        return [split for split in found if split is not None]
+        splits = (self.train, self.validation, self.test)
+        return [split for split in splits if split is not None]
 
 
 def run_data(line: Line, made: PreparedData | None) -> RunData:
@@ -224,8 +224,8 @@ def evaluation_shape(
     if not plan.kernels.compile or is_padded(plan) or len(splits) < 2:
         return None
     rows = min(rows, -(-splits[0].index.bins // world.size))
-    found = [BatchShape.for_index(split.index, rows) for split in splits]
-    length, documents = (max(getattr(s, k) for s in found) for k in ("length", "max_documents"))
+    shapes = [BatchShape.for_index(split.index, rows) for split in splits]
+    length, documents = (max(getattr(s, k) for s in shapes) for k in ("length", "max_documents"))
     return EvaluationShape(BatchShape(rows, length, documents), all(map(has_whole_rows, splits)))
 
 

@@ -33,7 +33,7 @@ from expert.planning.run_plan import LoaderPlan
 
 WINDOW_CHARACTERS = 8_000_000
 SPARE_BOUNDARIES = 1.5
-"""Later windows may have shorter rows; bins with this many more documents are divided."""
+"""Factor for later windows, whose rows may be shorter; fuller bins are divided."""
 
 Pack = Callable[[FlatDocuments, int], PackIndex]
 """Packs documents into bins with a seed."""

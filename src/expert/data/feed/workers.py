@@ -83,21 +83,21 @@ class Loader(DataLoader[Any]):
         """Silences torch's warning about more workers than cores; the plan already gives it."""
 
     def __iter__(self) -> Any:
-        there = set(multiprocessing.active_children())
+        before = set(multiprocessing.active_children())
         try:
-            found = super().__iter__()
+            iterator = super().__iter__()
         except (OSError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and NO_THREAD not in str(error):
                 raise
-            _kill(set(multiprocessing.active_children()) - there)
+            _kill(set(multiprocessing.active_children()) - before)
             reason = getattr(error, "strerror", None) or str(error)
             hook, sys.unraisablehook = sys.unraisablehook, lambda unraisable: None
             traceback.clear_frames(error.__traceback__)  # a half-built iterator fails to clean up
             sys.unraisablehook = hook
             raise WorkersUnavailable(reason) from None
-        new = set(multiprocessing.active_children()) - there
+        new = set(multiprocessing.active_children()) - before
         self.workers = tuple(new) or self.workers
-        return found
+        return iterator
 
     def end(self) -> None:
         """Kill the processes, including stopped ones, which would never exit."""
@@ -111,7 +111,7 @@ def data_loader(dataset: Dataset[Any], options: LoaderPlan, **more: Any) -> Load
     """A loader with the number of workers in `options`."""
     _fork_between_seeds()
     stacks = tempfile.TemporaryFile() if options.workers else None  # noqa: SIM115 - of the loader
-    made = Loader(
+    loader = Loader(
         dataset,
         num_workers=options.workers,
         prefetch_factor=options.prefetch if options.workers else None,
@@ -120,8 +120,8 @@ def data_loader(dataset: Dataset[Any], options: LoaderPlan, **more: Any) -> Load
         worker_init_fn=functools.partial(_begin_worker, stacks.fileno()) if stacks else None,
         **more,
     )
-    made.stacks = stacks
-    return made
+    loader.stacks = stacks
+    return loader
 
 
 @functools.cache
@@ -224,8 +224,8 @@ def _next(
 
 def _how_they_died(loader: Loader) -> str:
     died = [worker for worker in loader.workers if worker.exitcode is not None]
-    told = [f"process {worker.pid} {how_it_ended(int(worker.exitcode or 0))}" for worker in died]
-    return f"a data worker died: {'; '.join(told) or 'it ended without a word'}"
+    endings = [f"process {worker.pid} {how_it_ended(int(worker.exitcode or 0))}" for worker in died]
+    return f"a data worker died: {'; '.join(endings) or 'it ended without a word'}"
 
 
 def _hang(loader: Loader, seconds: float) -> WorkersFailed:

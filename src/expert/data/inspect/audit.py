@@ -81,8 +81,8 @@ def remnants_in(example: Example) -> list[str]:
     """Markers of prompt templates, then unfilled placeholders, each once."""
     texts = [example.text, *(turn.text for turn in example.turns)]
     patterns = (_MARKER, _PLACEHOLDER)
-    found = (each for pattern in patterns for text in texts for each in pattern.findall(text))
-    return list(dict.fromkeys(found))
+    matches = (each for pattern in patterns for text in texts for each in pattern.findall(text))
+    return list(dict.fromkeys(matches))
 
 
 def is_empty_answer(bad: BadRow, response_column: str) -> bool:
@@ -187,16 +187,16 @@ def duplicates(examples: ExampleTable) -> Pairs:
 
 def leaks(train: ExampleTable, other: ExampleTable) -> dict[str, Pairs]:
     """Examples of another split that are also trained on, each once under its worst kind."""
-    found = {}
+    pairs = {}
     left = np.ones(len(other), np.bool_)
     for kind, column in LEAKS.items():
         first = _first_places(getattr(train, column), getattr(other, column))
         hit = left & (first >= 0)
         numbers = np.flatnonzero(hit)
         shown = [(other.place(n), train.place(int(first[n]))) for n in numbers[:SHOWN_PAIRS]]
-        found[kind] = Pairs(len(numbers), tuple(shown))
+        pairs[kind] = Pairs(len(numbers), tuple(shown))
         left &= ~hit
-    return found
+    return pairs
 
 
 def _first_places(known: Keys, asked: Keys) -> npt.NDArray[np.int64]:
@@ -309,9 +309,9 @@ class SplitReport:
     def bad_row_lines(self) -> list[str]:
         """Bad rows for display: every kind with its first rows, the most frequent kind first."""
         kinds = sorted(self.kinds_of_bad_rows.values(), key=lambda kind: -kind.count)
-        found = [line for kind in kinds[:SHOWN_KINDS] for line in kind.lines()]
+        lines = [line for kind in kinds[:SHOWN_KINDS] for line in kind.lines()]
         rest = sum(kind.count for kind in kinds[SHOWN_KINDS:])
-        return [*found, *([f"… and {rest:,} more"] if rest else [])]
+        return [*lines, *([f"… and {rest:,} more"] if rest else [])]
 
     def note_remnants(self, example: Example, place: str) -> None:
         self.transcripts += bool(_TRANSCRIPT.match(example.text))
@@ -324,8 +324,8 @@ class SplitReport:
         """Note what a template leaves out, and nulls that tables put into tools."""
         if len(example.turns) < 3 and not has_tools(example):
             return  # every template renders a request and an answer
-        found = sorted(left_out(example, "".join(segment.text for segment in segments)))
-        kinds = [f"{kind}, {_LEFT_OUT}" for kind in found]
+        missing = sorted(left_out(example, "".join(segment.text for segment in segments)))
+        kinds = [f"{kind}, {_LEFT_OUT}" for kind in missing]
         kinds += [_NULLS] if has_nulls(example) else []
         for kind in kinds:
             self.doubtful[kind] = self.doubtful.get(kind, 0) + 1
@@ -334,21 +334,21 @@ class SplitReport:
 
     def warnings(self) -> list[str]:
         """Warnings; lines that begin with spaces belong to the line before."""
-        found = []
+        warnings = []
         if self.empty_answers:
-            found.append(f"{self.name}: {counted(self.empty_answers, 'row')} without an answer")
+            warnings.append(f"{self.name}: {counted(self.empty_answers, 'row')} without an answer")
         kinds = sorted(self.remnants.items(), key=lambda each: -each[1])
         for marker, number in kinds[:SHOWN_KINDS]:
             places = [place for shown, place in self.first_remnants if shown == marker]
             kind = "placeholder" if _PLACEHOLDER.fullmatch(marker) else "template remnant"
-            found.append(
+            warnings.append(
                 f"{self.name}: {kind} {marker} in {counted(number, 'example')}"
                 + (f": {', '.join(places)}" if places else "")
             )
         if len(kinds) > SHOWN_KINDS:
-            found.append(f"{self.name}: {len(kinds) - SHOWN_KINDS} more such markers")
+            warnings.append(f"{self.name}: {len(kinds) - SHOWN_KINDS} more such markers")
         if self.transcripts:
-            found.append(
+            warnings.append(
                 f"{self.name}: {counted(self.transcripts, 'example')} of plain text written as a "
                 "conversation (User: … Assistant: …): the requests are trained on like the "
                 "answers; rows with messages, or with a request and an answer, train on answers"
@@ -356,19 +356,19 @@ class SplitReport:
         for kind, number in self.doubtful.items():
             places = [place for shown, place in self.first_doubtful if shown == kind]
             where = ", ".join(places)
-            found.append(f"{self.name}: {counted(number, 'example')} with {kind}: {where}")
+            warnings.append(f"{self.name}: {counted(number, 'example')} with {kind}: {where}")
         repeats = {"earlier in the split": self.duplicates}
         repeats |= {f"in train ({kind})": pairs for kind, pairs in self.leaks.items()}
         for where, pairs in repeats.items():
             if pairs is not None and pairs.count:
-                found.append(f"{self.name}: {counted(pairs.count, 'example')} also {where}")
-                found += [f"  {place} repeats {known}" for place, known in pairs.shown]
+                warnings.append(f"{self.name}: {counted(pairs.count, 'example')} also {where}")
+                warnings += [f"  {place} repeats {known}" for place, known in pairs.shown]
         lost = self.lengths.get("tokens_lost")
         if lost:
             over, share = self.lengths["over_long"], lost / self.lengths["tokens"]
-            found.append(
+            warnings.append(
                 f"{self.name}: {counted(over, 'example')} longer than max_seq_length: {lost:,} "
                 f"tokens ({share:.1%}) are lost"
             )
-        found += [self.not_learnt] if self.not_learnt else []
-        return found
+        warnings += [self.not_learnt] if self.not_learnt else []
+        return warnings

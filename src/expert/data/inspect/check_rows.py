@@ -125,10 +125,10 @@ class _Checker:
         self, split: SplitReport, examples: ExampleTable, train: ExampleTable | None = None
     ) -> None:
         plan = self.line.plan
-        found = split.lengths = length_summary(examples, self.room, plan.data.overlong)
-        numbers = (found["unlearnt"], found["examples"], found["longest"])
+        summary = split.lengths = length_summary(examples, self.room, plan.data.overlong)
+        numbers = (summary["unlearnt"], summary["examples"], summary["longest"])
         too_long = too_long_to_learn(plan, split.name, *numbers)
-        if found["left"] or not len(examples):
+        if summary["left"] or not len(examples):
             split.not_learnt = too_long
         elif examples.learnt.any():  # otherwise the reason is already among the problems
             self.report.problems.append(
@@ -152,23 +152,23 @@ class _Checker:
         collector = ExampleCollector()
         waiting: list[tuple[Row, Any]] = []
         characters = bad_rows = 0
-        for row, made in reading.formatted():
+        for row, outcome in reading.formatted():
             split.rows += 1
-            self.picker.look_at(split.name, row, made)
-            if isinstance(made, BadRow):
+            self.picker.look_at(split.name, row, outcome)
+            if isinstance(outcome, BadRow):
                 bad_rows += 1
-                split.note_bad(made, response)
-            elif isinstance(made, Dropped):
-                split.dropped[made.reason] = split.dropped.get(made.reason, 0) + 1
+                split.note_bad(outcome, response)
+            elif isinstance(outcome, Dropped):
+                split.dropped[outcome.reason] = split.dropped.get(outcome.reason, 0) + 1
             else:
                 assert isinstance(row, Row), "only a row has segments"
                 example = self._example(row, source, reading.columns)
                 collector.add(example, row.file, row.line)
                 if example is not None:
                     split.note_remnants(example, row.place)
-                    split.note_doubts(example, made, row.place)
-                waiting.append((row, made))
-                characters += sum(len(segment.text) for segment in made)
+                    split.note_doubts(example, outcome, row.place)
+                waiting.append((row, outcome))
+                characters += sum(len(segment.text) for segment in outcome)
             if len(waiting) >= _BATCH_EXAMPLES or characters >= _BATCH_CHARACTERS:
                 self._encode(split, waiting, collector)
                 waiting, characters = [], 0
@@ -192,11 +192,11 @@ class _Checker:
         self, split: SplitReport, rows: Sequence[tuple[Row, Any]], collector: ExampleCollector
     ) -> None:
         """Count the tokens of some examples, and keep the keys that preparing uses."""
-        batch = self.line.encoder.encode([made for _, made in rows])
+        batch = self.line.encoder.encode([segments for _, segments in rows])
         keys = keys_of_batch(batch)
         if split.name == "train":
-            for (row, made), tokens in zip(rows, batch.lengths.tolist(), strict=True):
-                self.picker.add(row, made, tokens)
+            for (row, segments), tokens in zip(rows, batch.lengths.tolist(), strict=True):
+                self.picker.add(row, segments, tokens)
         cut = self.line.plan.data.overlong == "cut"
         collector.add_tokens(batch, keys, self.room if cut else None)
         self.keys.append(keys)
@@ -205,8 +205,8 @@ class _Checker:
         """Note which columns, message fields and files of a folder are used and which are not."""
         notes = []
         for file in source.files if source.kind == "files" else ():
-            if found := unusual_separator(file, source.format):
-                notes.append(f"{file.name}: {found} separate its columns")
+            if separator := unusual_separator(file, source.format):
+                notes.append(f"{file.name}: {separator} separate its columns")
         columns, seen = reading.columns, reading.seen
         if columns is not None and seen is not None:
             doubt = columns.worth_a_warning(seen)

@@ -58,18 +58,18 @@ class RowPicker:
 
     def add(self, row: Row, segments: list[Segment], tokens: int) -> None:
         """Offer the next good training row with its segments and token count."""
-        one = _Candidate(row, segments, self._seen, tokens)
+        candidate = _Candidate(row, segments, self._seen, tokens)
         self._seen += 1
         if self.asked.count <= 0:
             return
-        self._first = self._first or one
+        self._first = self._first or candidate
         if self._longest is None or tokens > self._longest.tokens:
-            self._longest = one
+            self._longest = candidate
         # Reservoir sampling: each row is equally likely to be kept.
         if len(self._drawn) < self.asked.count:
-            self._drawn.append(one)
+            self._drawn.append(candidate)
         elif (place := self._random.randrange(self._seen)) < len(self._drawn):
-            self._drawn[place] = one
+            self._drawn[place] = candidate
 
     def look_at(self, split: str, row: Row | BadRow, made: Made) -> None:
         """Offer any row of any split, to find those requested by line."""
@@ -78,8 +78,8 @@ class RowPicker:
         for number, (file, line) in enumerate(self._named):
             meant = _same_file(row.file, file) if file else split == "train"
             if abs(row.line) == line and meant:
-                one = _Candidate(row, made, self._good - 1 if good else -1)
-                self._found.setdefault(number, []).append((split, one))
+                candidate = _Candidate(row, made, self._good - 1 if good else -1)
+                self._found.setdefault(number, []).append((split, candidate))
 
     def shown(self, line: Line, held_out: Sequence[int] = ()) -> list[ShownRow]:
         """The rows to show, requested ones first; `held_out`: documents drawn for validation."""
@@ -109,12 +109,12 @@ class RowPicker:
             return
         ends = {self._longest.number} if self.asked.count == 1 else set()
         ends = ends or {self._first.number, self._longest.number}
-        others = [one for one in self._drawn if one.number not in ends]
+        others = [candidate for candidate in self._drawn if candidate.number not in ends]
         room = self.asked.count - len(ends)
-        chosen = sorted(others[: max(0, room)], key=lambda one: one.number)
+        chosen = sorted(others[: max(0, room)], key=lambda candidate: candidate.number)
         if self._first.number in ends and self._first is not self._longest:
             yield self._first, FIRST
-        yield from ((one, DRAWN) for one in chosen)
+        yield from ((candidate, DRAWN) for candidate in chosen)
         both = self._first is self._longest and self._seen > 1
         yield self._longest, f"{FIRST} and {LONGEST}" if both else LONGEST
 
@@ -141,8 +141,8 @@ def rows_as_text(line: Line, asked: RowsToShow) -> list[ShownRow]:
     picker = RowPicker(asked)
     for split in ("train", "validation", "test"):
         for source in line.sources_of(split):
-            for row, made in reading_of(line, source).formatted():
-                picker.look_at(split, row, made)
-                if split == "train" and isinstance(row, Row) and isinstance(made, list):
-                    picker.add(row, made, sum(len(each.text) for each in made))
+            for row, outcome in reading_of(line, source).formatted():
+                picker.look_at(split, row, outcome)
+                if split == "train" and isinstance(row, Row) and isinstance(outcome, list):
+                    picker.add(row, outcome, sum(len(each.text) for each in outcome))
     return picker.shown(line)

@@ -198,8 +198,8 @@ def _seen_tokens(store: FlatDocuments, index: PackIndex) -> SeenTokens:
     number[order] = np.arange(len(order), dtype=np.int32)
     together = max(1, min(BINS_TOGETHER, index.bins))
     out = BatchArrays.allocate(BatchShape.for_index(index, together))
-    for one in range(0, index.bins, together):
-        bins = range(one, min(index.bins, one + together))
+    for first_bin in range(0, index.bins, together):
+        bins = range(first_bin, min(index.bins, first_bin + together))
         fill_batch(out, index, bins, store)
         for at, place in _places(index, bins, out.shape.length):
             first, last = int(index.piece_start[at]), int(index.piece_stop[at])
@@ -213,9 +213,9 @@ def _seen_tokens(store: FlatDocuments, index: PackIndex) -> SeenTokens:
 
 def _places(index: PackIndex, bins: range, row: int) -> Iterator[tuple[int, int]]:
     """The pieces of bins in a batch with one bin per row, and where each begins."""
-    for number, one in enumerate(bins):
+    for number, bin_number in enumerate(bins):
         place = number * row
-        for at in range(int(index.bin_offsets[one]), int(index.bin_offsets[one + 1])):
+        for at in range(int(index.bin_offsets[bin_number]), int(index.bin_offsets[bin_number + 1])):
             place += index.soft_tokens
             yield at, place
             place += int(index.piece_stop[at] - index.piece_start[at])
@@ -233,13 +233,13 @@ def _shown_segments(
     stretches = list(pairwise(edges))
     kept, gap = _kept(stretches, seen, most_tokens)
     room = _room([stop - start for start, stop in kept], most_tokens)
-    found: list[ShownSegment] = []
+    segments: list[ShownSegment] = []
     for start, stop in kept:
         if gap is not None and start == gap[1]:
             hidden = gap[1] - gap[0]
-            found.append(ShownSegment("", False, hidden, not_shown=hidden, is_gap=True))
+            segments.append(ShownSegment("", False, hidden, not_shown=hidden, is_gap=True))
         text, hidden, after = _shortened(seen.ids, start, stop, encoder, room)
-        found.append(
+        segments.append(
             ShownSegment(
                 text=text,
                 trained=bool(seen.trained[start]),
@@ -251,19 +251,19 @@ def _shown_segments(
                 after=after,
             )
         )
-    return tuple(found)
+    return tuple(segments)
 
 
 def _as_text(segments: Sequence[Segment], most: int | None) -> tuple[ShownSegment, ...]:
     """Segments without a tokenizer: their text, and whether they are trained on."""
-    found = []
+    shown = []
     for segment in segments:
         text, hidden, after = segment.text, 0, ""
         if most is not None and len(text) > most:
             hidden = len(text) - most
             text, after = text[: most // 2], text[most // 2 + hidden :]
-        found.append(ShownSegment(text, segment.learn, None, not_shown=hidden, after=after))
-    return tuple(found)
+        shown.append(ShownSegment(text, segment.learn, None, not_shown=hidden, after=after))
+    return tuple(shown)
 
 
 def _special_counts(ids: NDArray[np.int32], special: dict[int, str]) -> dict[str, int]:

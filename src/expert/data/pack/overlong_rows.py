@@ -31,10 +31,10 @@ def too_long_to_learn(
         return ""
     share = unlearnt / max(1, rows)
     verb = "is" if unlearnt == 1 else "are"
-    told = f"{name}: {unlearnt:,} of {of or counted(rows, 'row')} ({share:.0%}) {verb} left out"
+    what = f"{name}: {unlearnt:,} of {of or counted(rows, 'row')} ({share:.0%}) {verb} left out"
     known = f" (the longest row has {longest:,} tokens)" if longest else ""
     return (
-        f"{told}: the answer starts after max_seq_length {plan.data.max_seq_length}"
+        f"{what}: the answer starts after max_seq_length {plan.data.max_seq_length}"
         f"{known}  (a larger training.config.max_seq_length; or overlong: split, which trains on "
         "the answers without what comes before them)"
     )
@@ -90,11 +90,11 @@ def not_empty(
     if split.index.bins or not (dropped or unlearnt):
         return split
     if unlearnt:
-        told = too_long_to_learn(plan, split.name, unlearnt, split.rows, split.longest)
+        text = too_long_to_learn(plan, split.name, unlearnt, split.rows, split.longest)
         # If training rows are left out as well, other rows would not help.
         if drawn_beside is not None and not drawn_beside.index.overlong.unlearnt:
-            told += "; another training.config.seed or a larger validation_split draws other rows"
-        raise NothingLeft(told)
+            text += "; another training.config.seed or a larger validation_split draws other rows"
+        raise NothingLeft(text)
     rows = "its only row is" if dropped == 1 else f"all of its {dropped} rows are"
     raise NothingLeft(
         f"{split.name}: {rows} longer than max_seq_length {plan.data.max_seq_length}, and "

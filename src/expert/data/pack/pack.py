@@ -389,9 +389,9 @@ def pack_concat(
     if in_bin:
         per_bin.append(in_bin)
     narrow = [np.asarray(column, dtype=np.int32) for column in (document, start, stop)]
-    made = Pieces(narrow[0], narrow[1], narrow[2], counts)
+    cut = Pieces(narrow[0], narrow[1], narrow[2], counts)
     offsets = _offsets(np.asarray(per_bin, dtype=np.int64))
-    return made.in_bins(offsets, "concat", length, soft_tokens=soft_tokens, examples=examples)
+    return cut.in_bins(offsets, "concat", length, soft_tokens=soft_tokens, examples=examples)
 
 
 def pack_none(

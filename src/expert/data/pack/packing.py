@@ -165,11 +165,11 @@ def tried_packing(
     plain = tried(length, None)
     if plain[0] <= ROWS_OFF:
         return plain[2]
-    found = [plain]
+    tries = [plain]
     for places, most in _candidates(examples, total / len(sizes), length, shortest):
-        found.append(tried(places, most))
-    near = [one for one in found if one[0] <= ROWS_OFF]
-    best = min(near, key=lambda one: one[1:2]) if near else min(found, key=lambda one: one[:2])
+        tries.append(tried(places, most))
+    near = [one for one in tries if one[0] <= ROWS_OFF]
+    best = min(near, key=lambda one: one[1:2]) if near else min(tries, key=lambda one: one[:2])
     return best[2]
 
 
@@ -190,10 +190,10 @@ def _candidates(
         for room in (each * mean / PACKED_FILL, math.ceil(each) * shortest):
             places = LENGTHS_OF * math.ceil(max(room, shortest) / LENGTHS_OF)
             for most in (None, *(max(1, round(share * each)) for share in MOST_ROWS_TRIED)):
-                one = (min(length, places), most)
-                if one not in tried:
-                    tried.add(one)
-                    yield one
+                candidate = (min(length, places), most)
+                if candidate not in tried:
+                    tried.add(candidate)
+                    yield candidate
 
 
 def packed(

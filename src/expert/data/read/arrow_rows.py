@@ -49,16 +49,16 @@ def read_parquet(
         yield from rows_of_batches(_up_to(max_unpacked, batches, path), str(path), unread)
 
 
-def _counted(batches: Iterable[Any], told: Any, groups: list[Any], path: Path) -> Iterator[Any]:
+def _counted(batches: Iterable[Any], metadata: Any, groups: list[Any], path: Path) -> Iterator[Any]:
     """The batches, checked against both row counts of the file: Arrow believes one of them and
     ignores the other."""
-    found = 0
+    rows = 0
     for batch in batches:
-        found += batch.num_rows
+        rows += batch.num_rows
         yield batch
-    said = {told.num_rows, sum(group.num_rows for group in groups)}
-    if said != {found}:
-        what = f"it says that it has {' and '.join(map(str, sorted(said)))} rows, and has {found}"
+    declared = {metadata.num_rows, sum(group.num_rows for group in groups)}
+    if declared != {rows}:
+        what = f"it says that it has {' and '.join(map(str, sorted(declared)))} rows, and has {rows}"
         raise unusable(str(path), what, "the file is damaged; write or download it again")
 
 

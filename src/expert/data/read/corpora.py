@@ -60,8 +60,8 @@ def _fetch(address: str) -> bytes:
 def python_stdlib_text(max_chars: int | None = None, library: Path | None = None) -> str:
     """The sources of Python's standard library, sorted by name, the same on every machine."""
     root = library or Path(sysconfig.get_paths()["stdlib"])
-    found = (path.relative_to(root) for path in root.rglob("*.py"))
-    names = sorted(path.as_posix() for path in found if not _LEFT_OUT.intersection(path.parts))
+    paths = (path.relative_to(root) for path in root.rglob("*.py"))
+    names = sorted(path.as_posix() for path in paths if not _LEFT_OUT.intersection(path.parts))
     parts: list[str] = []
     size = 0
     for name in names:

@@ -45,7 +45,7 @@ def _share_that_fits(sample: str, separator: str) -> float:
     others = others[:-1] or others  # the last one may be cut off
     if width < 2:
         return 0.0
-    return sum(found == width for found in others) / len(others) if others else 1.0
+    return sum(columns == width for columns in others) / len(others) if others else 1.0
 
 
 class _RecordTooLong(Exception):

@@ -32,16 +32,16 @@ def _data_files(folder: Path, format: str | None) -> list[Path]:
     """Files with rows, in the folder and its subfolders, sorted. Markdown and spreadsheets next to
     rows of another format are taken as documentation."""
     wanted = FORMATS if format is None else _ASKED_FORMATS.get(format, (format,))
-    found = {path: suffix_format(path) for path in _visible_files(folder)}
-    found = {
+    formats = {path: suffix_format(path) for path in _visible_files(folder)}
+    formats = {
         path: kind
-        for path, kind in found.items()
+        for path, kind in formats.items()
         if path.name.lower() not in _NOT_DATA and kind in wanted
     }
-    others = set(found.values()) - {"txt", "excel"}
-    described = (path for path, kind in found.items() if is_markdown(path) or kind == "excel")
+    others = set(formats.values()) - {"txt", "excel"}
+    described = (path for path, kind in formats.items() if is_markdown(path) or kind == "excel")
     left_out = set(described) if others else set()
-    return [path for path in found if path not in left_out]
+    return [path for path in formats if path not in left_out]
 
 
 def _visible_files(folder: Path) -> list[Path]:
@@ -63,14 +63,14 @@ def unread_files(folder: Path, format: str | None = None) -> list[str]:
 
 def files_by_split(folder: Path, format: str | None) -> dict[Split | None, list[Path]]:
     """The data files of a folder and its subfolders, sorted; None: no split in the name."""
-    found = _data_files(folder, format)
-    kinds = Counter(str(suffix_format(path)) for path in found)
+    files = _data_files(folder, format)
+    kinds = Counter(str(suffix_format(path)) for path in files)
     if len(kinds) > 1 and format is None:
         counts = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
         fix = "say which are the rows with training.dataset.format"
         raise unusable(str(folder), f"files of several formats: {counts}", fix)
     parts: dict[Split | None, list[Path]] = {"train": [], "validation": [], "test": [], None: []}
-    for path in found:
+    for path in files:
         parts[_split_in_name(path.relative_to(folder))].append(path)
     return parts
 

@@ -138,9 +138,9 @@ def _read_array(window: _Window, file: str) -> Iterator[Row | BadRow]:
         began = window.line()
         line, before = began if began != before else -number, began
         start = window.place
-        found = _value_at(window, start, tried)
-        if found is not None and window.next_character(found[1]) in (",", "]"):
-            values, end = found
+        value = _value_at(window, start, tried)
+        if value is not None and window.next_character(value[1]) in (",", "]"):
+            values, end = value
             yield _row_of(values, window.text_between(start, end), file, line)
         else:
             end, overlong = _end_of_value(window)
@@ -204,8 +204,8 @@ def _end_of_value(window: _Window) -> tuple[int, tuple[int, str] | None]:
     while True:
         text = window.text
         pattern = _IN_STRING if in_string else _STRUCTURE
-        found = pattern.search(text, place - window.base)
-        if found is None:
+        match = pattern.search(text, place - window.base)
+        if match is None:
             cut_escape = in_string and place < window.base + len(text) and text.endswith("\\")
             place = window.base + len(text) - cut_escape  # its other half is in the next block
             if place - start > MAX_ROW_BYTES:
@@ -215,8 +215,8 @@ def _end_of_value(window: _Window) -> tuple[int, tuple[int, str] | None]:
                 place = window.base + len(text)
                 break
             continue
-        place = window.base + found.end()
-        mark = found.group()
+        place = window.base + match.end()
+        mark = match.group()
         if in_string or mark == '"':
             in_string = (mark != '"') if in_string else True
         elif mark in "{[":
@@ -269,8 +269,8 @@ class _Window:
         moves)."""
         start = self.place if place is None else place
         while True:
-            found = _SPACE.match(self.text, start - self.base)
-            end = self.base + (found.end() if found else 0)
+            spaces = _SPACE.match(self.text, start - self.base)
+            end = self.base + (spaces.end() if spaces else 0)
             if place is None:
                 self.place = end
             if end - self.base < len(self.text):

@@ -140,6 +140,6 @@ def invalid_utf8(byte: int, place: str) -> str:
 
 def undecodable(text: str, of: str = "") -> str | None:
     """The first byte that is not UTF-8, in text read with surrogateescape."""
-    if text.isascii() or not (found := _ESCAPED_BYTE.search(text)):
+    if text.isascii() or not (match := _ESCAPED_BYTE.search(text)):
         return None
-    return invalid_utf8(ord(found.group()) - 0xDC00, f"character {found.start() + 1}{of}")
+    return invalid_utf8(ord(match.group()) - 0xDC00, f"character {match.start() + 1}{of}")

@@ -90,8 +90,8 @@ def unusual_separator(path: Path, format: str | None = None) -> str:
     if file_format(path, format) != "csv":
         return ""
     with _file_errors(path), open_text(path) as stream:
-        found = separator_of(stream)
-    return "" if found == "," else SEPARATORS[found]
+        separator = separator_of(stream)
+    return "" if separator == "," else SEPARATORS[separator]
 
 
 def suffix_format(path: Path) -> str | None:

@@ -223,32 +223,32 @@ class _Finder:
     def find(self, path: str, split: Split) -> Source:
         """The source that `path` names for a split, or DataError."""
         if path in CORPORA:
-            given = given_shakespeare(self._folder) if path == "shakespeare" else None
-            files = (given,) if given else ()
+            user_file = given_shakespeare(self._folder) if path == "shakespeare" else None
+            files = (user_file,) if user_file else ()
             return Source(path, "corpus", files, "txt", max_chars=self._spec.max_chars)
-        found = local_path(path, self._folder)
+        local = local_path(path, self._folder)
         _, *parts = path.split("::")
-        if found.is_dir():
-            return self._in_folder(path, found, split, parts[0] if parts else None)
-        if found.exists():
+        if local.is_dir():
+            return self._in_folder(path, local, split, parts[0] if parts else None)
+        if local.exists():
             if parts:
                 raise unusable(path, "a file has no splits", "leave out what follows '::'")
-            file_format(found, self._format)
-            return self._files(path, [found])
+            file_format(local, self._format)
+            return self._files(path, [local])
         if self._hub_meant or not looks_local(path, self._folder) or _is_hub_split(path):
             return self._on_hub(path)
-        raise self._no_such_file(path, found)
+        raise self._no_such_file(path, local)
 
     def beside(self, train: str, split: Split) -> Source | None:
         """Another split in the folder of the training rows, found by name."""
-        found = local_path(train, self._folder)
-        if train in CORPORA or "::" in train or not found.is_dir():
+        local = local_path(train, self._folder)
+        if train in CORPORA or "::" in train or not local.is_dir():
             return None
-        saved = saved_splits(found)
+        saved = saved_splits(local)
         if saved is not None:
             name = next((name for name in saved if SPLIT_NAMES.get(name) == split), None)
             return self._saved(f"{train}::{name}", saved[name]) if name else None
-        files = files_by_split(found, self._format)[split]
+        files = files_by_split(local, self._format)[split]
         return self._files(train, files) if files else None
 
     def _files(self, name: str, files: Sequence[Path]) -> Source:

@@ -132,12 +132,12 @@ def _draw(texts: Sequence[tuple[int, bytes]], draws: int) -> list[Counter[int]]:
     total = sum(len(text) for _, text in texts)
     chance = random.Random(SEED)
     places = [int((number + chance.random()) * total / draws) for number in range(draws)]
-    found, before = [], 0
+    starts, before = [], 0
     for _, text in texts:
         own = [place - before for place in places if before <= place < before + len(text)]
         before += len(text)
-        found.append(Counter(text.rfind(b"\n", 0, place) + 1 for place in own))
-    return found
+        starts.append(Counter(text.rfind(b"\n", 0, place) + 1 for place in own))
+    return starts
 
 
 def _rows_of(lines: list[bytes], path: Path, kind: str) -> list[Row | BadRow | None] | None:

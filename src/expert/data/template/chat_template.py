@@ -206,14 +206,14 @@ class ChatTemplate(Template):
         """The shape of conversations with these roles, measured with placeholders."""
         trace, turns = self._stand_ins(roles)
         text = self._finished(turns)
-        found = {
+        measured = {
             place: self._measured_answer(turns, place, text)
             for place, role in enumerate(roles)
             if role == "assistant"
         }
-        pieces = segments_at(text, [span for _, span in found.values()])
+        pieces = segments_at(text, [span for _, span in measured.values()])
         parts = tuple((piece.learn, _parts(piece.text)) for piece in pieces)
-        answers = {place: answer for place, (answer, _) in found.items()}
+        answers = {place: answer for place, (answer, _) in measured.items()}
         return _Shape(parts, answers, trace.answers())
 
     def _stand_ins(self, roles: Sequence[Role]) -> tuple[Trace, list[Turn]]:
@@ -339,9 +339,9 @@ class ChatTemplate(Template):
     def _leaves_out(self) -> str:
         """What the template omits from a conversation with tools; "" if nothing, or if it needs
         more than this conversation has. Uses names that do not occur in text by chance."""
-        offered, called, given, result = "zq0offered", "zq1called", "zq2given", "zq3told"
+        offered, called, argument, result = "zq0offered", "zq1called", "zq2given", "zq3told"
         tool = {"name": offered, "description": "", "parameters": {"type": "object"}}
-        call = {"name": called, "arguments": {"x": given}}
+        call = {"name": called, "arguments": {"x": argument}}
         extra = json.dumps({"tool_calls": [{"type": "function", "function": call}]})
         turns = (
             Turn("user", "x"),
@@ -356,7 +356,7 @@ class ChatTemplate(Template):
         parts = {
             "the tools": offered,
             "calls": called,
-            "arguments": given,
+            "arguments": argument,
             "tools' answers": result,
         }
         return next((words for words, part in parts.items() if part not in text), "")

@@ -103,16 +103,16 @@ class Allowance:
         size = 0
         left = [value]
         while left and size <= self.largest:
-            one = left.pop()
+            item = left.pop()
             size += STEP
-            if isinstance(one, str):
-                size += str.__len__(one)  # even if a tracked text overrides len
-            elif isinstance(one, dict):
-                left += one.keys()
-                left += one.values()
-            elif type(one) in _CONTAINERS:
-                size += STEP * len(one)
-                left += one
+            if isinstance(item, str):
+                size += str.__len__(item)  # even if a tracked text overrides len
+            elif isinstance(item, dict):
+                left += item.keys()
+                left += item.values()
+            elif type(item) in _CONTAINERS:
+                size += STEP * len(item)
+                left += item
         return size
 
     def replace(self, text: str, old: str, new: str, /, count: int = -1) -> str:
@@ -261,8 +261,8 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
         self.allowance.spend_on(value)
         if indent is not None and not 0 <= indent <= INDENT_CHARACTERS:
             raise LimitReached("it indents by more than a line")
-        given: dict[str, Any] = {"indent": indent, "separators": separators}
-        text = json.dumps(value, ensure_ascii=ensure_ascii, sort_keys=sort_keys, **given)
+        layout: dict[str, Any] = {"indent": indent, "separators": separators}
+        text = json.dumps(value, ensure_ascii=ensure_ascii, sort_keys=sort_keys, **layout)
         self.allowance.spend(len(text))
         return text
 
@@ -293,8 +293,8 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
         self.allowance.spend(self.source_characters if type(obj) is Macro else STEP)
         text = getattr(obj, "__self__", None)
         if type(text) is str and obj.__name__ in ("replace", "join"):
-            given = {key: value for key, value in kwargs.items() if key not in _JINJAS_OWN}
-            return getattr(self.allowance, obj.__name__)(text, *args, **given)
+            keywords = {key: value for key, value in kwargs.items() if key not in _JINJAS_OWN}
+            return getattr(self.allowance, obj.__name__)(text, *args, **keywords)
         return self._written(super().call(context, obj, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
@@ -340,9 +340,9 @@ class SandboxedTemplate:
 
     def render(self, messages: list[dict[str, Any]], *, further: int = 0, **variables: Any) -> str:
         """Render the conversation; `further`: characters of input besides the messages."""
-        given = further + sum(str.__len__(message["content"]) for message in messages)
+        characters = further + sum(str.__len__(message["content"]) for message in messages)
         with self._lock:
-            self._environment.allowance.start(given)
+            self._environment.allowance.start(characters)
             try:
                 return self._template.render(messages=messages, **variables)
             except LimitReached as error:

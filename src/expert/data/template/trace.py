@@ -66,9 +66,9 @@ class Tracked(str):
 
 
 def tracked(text: str, trace: Trace, turn: int | None = None) -> Tracked:
-    made = Tracked(text)
-    made.trace, made.turn = trace, turn
-    return made
+    result = Tracked(text)
+    result.trace, result.turn = trace, turn
+    return result
 
 
 def stand_in(place: int) -> str:

@@ -89,7 +89,7 @@ class FlatDocuments:
     ) -> NDArray[np.bool_]:
         """Whether each document has a label between `starts` and `stops`: a token to train on that
         is not the first of that range."""
-        found = np.zeros(len(documents), np.bool_)
+        has_target = np.zeros(len(documents), np.bool_)
         shards = np.searchsorted(self._starts, documents, side="right")
         for number, shard in enumerate(self.shards()):
             here = np.flatnonzero(shards == number)
@@ -103,8 +103,8 @@ class FlatDocuments:
             second = begins + starts[here] + 1
             at = np.searchsorted(ends, second, side="right")
             there = np.append(firsts, np.iinfo(np.int64).max)[at]
-            found[here] = np.maximum(there, second) < begins + stops[here]
-        return found
+            has_target[here] = np.maximum(there, second) < begins + stops[here]
+        return has_target
 
     def gather(
         self, documents: Numbers, starts: Numbers, stops: Numbers, *, out: Ids, places: Numbers
@@ -123,14 +123,14 @@ class FlatDocuments:
         size = stops - starts
         span_start, span_stop = self._span_offsets[at], self._span_offsets[at + 1]
         columns = (shards, first, first + size, places, places + size, span_start, span_stop)
-        found = []
+        gathered = []
         tokens, spans = self._tokens, self._spans
         for shard, a, b, to, end, c, d in zip(
             *(column.tolist() for column in columns), strict=True
         ):
             out[to:end] = tokens[shard][a:b]
-            found.append(spans[shard][c:d])
-        return np.concatenate(found).reshape(-1, 2), (span_stop - span_start) // 2
+            gathered.append(spans[shard][c:d])
+        return np.concatenate(gathered).reshape(-1, 2), (span_stop - span_start) // 2
 
     def _shard(self, document: int) -> int:
         # For one number, bisect on a list takes a tenth of the time of numpy's searchsorted.

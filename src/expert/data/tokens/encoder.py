@@ -153,8 +153,8 @@ class TextEncoder:
         return self._id_of(self.special.pad)
 
     def _id_of(self, token: str) -> int | None:
-        found = self.tokenizer.token_to_id(token) if token else None
-        return None if found is None else int(found)
+        number = self.tokenizer.token_to_id(token) if token else None
+        return None if number is None else int(number)
 
     @cached_property
     def _pieces(self) -> PieceEncoder:
@@ -239,14 +239,14 @@ class _Parts:
 
     def add_pieces(self, pieces: list[list[str]], learnt: list[bool]) -> None:
         self._begin(learnt)
-        for some in pieces:
-            self._order.extend(map(self._pieces.__getitem__, some))
-            self._stretches.append(len(some))
+        for segment in pieces:
+            self._order.extend(map(self._pieces.__getitem__, segment))
+            self._stretches.append(len(segment))
 
     def add_tokens(self, tokens: list[list[int]], learnt: list[bool]) -> None:
         self._begin(learnt)
-        for some in tokens:
-            self._tokens.append(some)
+        for segment in tokens:
+            self._tokens.append(segment)
             self._order.append(-len(self._tokens))
             self._stretches.append(1)
 
@@ -427,7 +427,7 @@ def tokenizer_folder(plan: RunPlan, folder: Path) -> Path:
         ) from None
     files = ["tokenizer*", "special_tokens_map.json", "chat_template*", "vocab*", "merges.txt"]
     try:
-        found = snapshot_download(
+        downloaded = snapshot_download(
             plan.model.location, revision=plan.model.revision, allow_patterns=files
         )
     except LocalEntryNotFoundError as error:
@@ -438,7 +438,7 @@ def tokenizer_folder(plan: RunPlan, folder: Path) -> Path:
             f"{plan.model.location} is not on this machine and could not be fetched from the hub: "
             f"{reason}  ({_slip(plan, folder)}put its folder into models/ beside the manifest)"
         ) from None
-    return Path(found)
+    return Path(downloaded)
 
 
 def _slip(plan: RunPlan, folder: Path) -> str:

@@ -229,12 +229,12 @@ def _made_by(folder: Path) -> dict[str, Any] | None:
     """The recipe of a folder; None if it is damaged."""
     try:
         text = read_bytes(folder / RECIPE)
-        found = json.loads(text)
+        recipe = json.loads(text)
     except (OSError, ValueError, RecursionError):
         return None
     listed = listed_hash(folder, RECIPE)
     other = listed and hashlib.sha256(text).hexdigest() != listed
-    return found if isinstance(found, dict) and not other else None
+    return recipe if isinstance(recipe, dict) and not other else None
 
 
 def _is_empty(folder: Path) -> bool:
@@ -258,10 +258,10 @@ def _why_missing(folder: Path, recipe: Recipe, made_for: str) -> str:
     for neighbour in neighbours:
         try:
             other = read_json(neighbour)
-            told = read_text(neighbour.with_name(MADE_FOR)).strip()
+            purpose = read_text(neighbour.with_name(MADE_FOR)).strip()
         except (OSError, ValueError):  # damaged, or from a version that did not record its purpose
             continue
-        if told == made_for and isinstance(other, dict):
+        if purpose == made_for and isinstance(other, dict):
             return recipe.difference(other)
     return "it was not prepared before"
 
@@ -357,8 +357,8 @@ def _dealt(folder: Path, recipe: Recipe) -> list[Blocks]:
     """How rows are distributed over the parts in progress."""
     own = re.compile(re.escape(_pieces_folder(folder, recipe, Blocks()).name) + r"-(\d+)x(\d+)")
     names = sorted(os.listdir(folder.parent)) if folder.parent.is_dir() else []
-    found = filter(None, map(own.fullmatch, names))
-    return [Blocks(int(match[1]), int(match[2])) for match in found]
+    matches = filter(None, map(own.fullmatch, names))
+    return [Blocks(int(match[1]), int(match[2])) for match in matches]
 
 
 @contextlib.contextmanager
@@ -439,11 +439,11 @@ def refuse_other_parts(recipe: Recipe, folder: Path, part: Part) -> None:
 
 def _done(place: Path) -> dict[int, int]:
     """The parts that are done, and how many rows each has counted."""
-    found = {}
+    done = {}
     for path in place.glob("part-*.json"):
         if state_of(path) != "sound":  # those of earlier versions are done again
             continue
         with contextlib.suppress(OSError, ValueError):
             rows = int(read_json(path))
-            found[int(path.stem.removeprefix("part-"))] = rows
-    return found
+            done[int(path.stem.removeprefix("part-"))] = rows
+    return done

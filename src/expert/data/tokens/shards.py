@@ -147,11 +147,11 @@ class Piece:
 
     def dropped(self, start: int, stop: int) -> Counter[str]:
         """How many of some rows the checks left out, by reason."""
-        some = (made for row, made in self.left_out.items() if start <= row < stop)
-        return Counter(made.reason for made in some if isinstance(made, Dropped))
+        outcomes = (outcome for row, outcome in self.left_out.items() if start <= row < stop)
+        return Counter(outcome.reason for outcome in outcomes if isinstance(outcome, Dropped))
 
     def bad(self) -> list[BadRow]:
-        return [made for made in self.left_out.values() if isinstance(made, BadRow)]
+        return [outcome for outcome in self.left_out.values() if isinstance(outcome, BadRow)]
 
     def write(self, place: Path, encoder: Encoder) -> int:
         """Encode and write it, metadata last, unless it exists. Returns its number of tokens."""
@@ -172,13 +172,13 @@ class Piece:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-        told = {
+        metadata = {
             "sizes": self.sizes.tolist(),
-            "left_out": [(row, asdict(made)) for row, made in self.left_out.items()],
+            "left_out": [(row, asdict(outcome)) for row, outcome in self.left_out.items()],
             "statistics": facts.to_json(),
             "file": [size, sha256],
         }
-        write_hashed(place / f"{self.name}.json", json.dumps(told))
+        write_hashed(place / f"{self.name}.json", json.dumps(metadata))
         return facts.tokens
 
 
@@ -189,12 +189,12 @@ def written(place: Path, first: int) -> Piece | None:
     if state_of(facts) != "sound":  # damaged, or from an earlier version: made again
         return None
     try:
-        told = read_json(facts)
-        for row, made in told["left_out"]:
-            piece.left_out[row] = BadRow(**made) if "file" in made else Dropped(**made)
-        piece.sizes = array("q", told["sizes"])
-        piece.statistics = DocumentStatistics.from_json(told["statistics"])
-        piece.file = (told["file"][0], told["file"][1])
+        metadata = read_json(facts)
+        for row, outcome in metadata["left_out"]:
+            piece.left_out[row] = BadRow(**outcome) if "file" in outcome else Dropped(**outcome)
+        piece.sizes = array("q", metadata["sizes"])
+        piece.statistics = DocumentStatistics.from_json(metadata["statistics"])
+        piece.file = (metadata["file"][0], metadata["file"][1])
         whole = (place / piece.name).stat().st_size == piece.file[0]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError):
         return None
@@ -203,7 +203,7 @@ def written(place: Path, first: int) -> Piece | None:
 
 def pieces_of(place: Path, blocks: Blocks, rows: int, *, check: bool = False) -> list[Piece] | None:
     """All pieces of a part; None if one is missing. `check`: remove one with the wrong hash."""
-    found, first = [], 0
+    pieces, first = [], 0
     while first < rows:
         if not blocks.has(first):
             first = blocks.end(first)
@@ -214,9 +214,9 @@ def pieces_of(place: Path, blocks: Blocks, rows: int, *, check: bool = False) ->
         if check and sha256_of(place / piece.name) != piece.file[1]:
             (place / piece.name).unlink(missing_ok=True)
             return None
-        found.append(piece)
+        pieces.append(piece)
         first = piece.end
-    return found
+    return pieces
 
 
 def make_pieces(
@@ -263,10 +263,10 @@ class _Pass:
                 if work.in_order and isinstance(row, Row):
                     segments_of(row)
                 continue
-            made = row if isinstance(row, BadRow) else segments_of(row)
-            piece.add(made)
-            if isinstance(made, BadRow):
-                self.bad.append(made)
+            outcome = row if isinstance(row, BadRow) else segments_of(row)
+            piece.add(outcome)
+            if isinstance(outcome, BadRow):
+                self.bad.append(outcome)
                 if len(self.bad) > self.most_bad:
                     # The rows that follow are parsed, since there is a piece.
                     rest = (r if isinstance(r, BadRow) else segments_of(r) for r in coming)
@@ -333,9 +333,9 @@ def refusal(
     Counts later rows too, so that not each bad row costs another attempt. `some`: not all earlier
     rows were examined."""
     every, looked_at = [*bad], 0
-    for made in islice(coming, LOOKED_AT_FURTHER):
+    for outcome in islice(coming, LOOKED_AT_FURTHER):
         looked_at += 1
-        every += [made] if isinstance(made, BadRow) else []
+        every += [outcome] if isinstance(outcome, BadRow) else []
     least = "at least " if some or looked_at == LOOKED_AT_FURTHER else ""
     words = "a row" if len(every) == 1 else f"{least}{len(every):,} rows"
     lines = [f"  - {row}" for row in every[:SHOWN_BAD_ROWS]]
@@ -398,14 +398,14 @@ def _cut(pieces: Sequence[Piece], shard_rows: int) -> Iterator[list[Stretch]]:
 
 def _joined(place: Path, stretches: Sequence[Stretch]) -> tuple[EncodedBatch, Ids]:
     """The documents of some rows, end to end, and their row numbers."""
-    found: list[tuple[Ids, ...]] = [(np.zeros(0, np.int32),) * 5]
+    parts: list[tuple[Ids, ...]] = [(np.zeros(0, np.int32),) * 5]
     for piece, start, stop in stretches:
         if not piece.statistics.documents:
             continue
         [(shard, numbers)] = open_shards(place / piece.name)
         a, b = np.searchsorted(numbers, [start, stop])
         tokens, spans = shard.offsets[a : b + 1], shard.span_offsets[a : b + 1]
-        found.append(
+        parts.append(
             (
                 shard.tokens[tokens[0] : tokens[-1]],
                 np.diff(tokens).astype(np.int32),
@@ -414,7 +414,7 @@ def _joined(place: Path, stretches: Sequence[Stretch]) -> tuple[EncodedBatch, Id
                 numbers[a:b],
             )
         )
-    *columns, rows = (np.concatenate(each) for each in zip(*found, strict=True))
+    *columns, rows = (np.concatenate(each) for each in zip(*parts, strict=True))
     return EncodedBatch(*columns), rows
 
 

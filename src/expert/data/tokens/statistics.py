@@ -67,9 +67,9 @@ class DocumentStatistics:
 
 def _largest(one: DocumentStatistics, other: DocumentStatistics) -> int | None:
     """The largest token of both; None if it is unknown for one that has tokens."""
-    told = [each for each in (one, other) if each.tokens]
-    known = [each.largest_id for each in told if each.largest_id is not None]
-    return max(known) if known and len(known) == len(told) else None
+    filled = [each for each in (one, other) if each.tokens]
+    known = [each.largest_id for each in filled if each.largest_id is not None]
+    return max(known) if known and len(known) == len(filled) else None
 
 
 def percentiles(lengths: Any) -> list[int]:

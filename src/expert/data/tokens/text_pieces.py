@@ -121,10 +121,10 @@ def _definition(component: Any) -> dict[str, Any]:
         state = component.__getstate__()
     except Exception:  # noqa: BLE001 - a component written in Python has no state
         return {"type": "unknown"}
-    made: dict[str, Any] = json.loads(
+    definition: dict[str, Any] = json.loads(
         state, object_hook=lambda part: {k: v for k, v in part.items() if k != "trim_offsets"}
     )
-    return made
+    return definition
 
 
 def without_normalizer(tokenizer: Any) -> Any:
@@ -138,8 +138,8 @@ def without_normalizer(tokenizer: Any) -> Any:
     plain = Tokenizer(tokenizer.model)
     plain.pre_tokenizer = tokenizer.pre_tokenizer
     plain.add_tokens([token for _, token in added])
-    made = sorted(plain.get_added_tokens_decoder().items())
-    return plain if repr(made) == repr(added) else tokenizer
+    copied = sorted(plain.get_added_tokens_decoder().items())
+    return plain if repr(copied) == repr(added) else tokenizer
 
 
 class PieceEncoder:
@@ -187,15 +187,15 @@ class PieceEncoder:
 
     def _words_apart(self, segments: Sequence[Segment], words: list[str]) -> list[list[str]] | None:
         ends = list(accumulate(map(len, words)))
-        made, position, first = [], 0, 0
+        pieces_of_segments, position, first = [], 0, 0
         for segment in segments[:-1]:
             position += len(segment.text)
             last = bisect_right(ends, position)
             if position and (last == 0 or ends[last - 1] != position):
                 return None
-            made.append(words[first:last])
+            pieces_of_segments.append(words[first:last])
             first = last
-        return [*made, words[first:]]
+        return [*pieces_of_segments, words[first:]]
 
     def _lines(self, segments: Sequence[Segment], text: str) -> list[list[str]] | None:
         assert self.cuts is not None
@@ -217,13 +217,13 @@ class PieceEncoder:
         others = [piece for piece in new if not piece.isascii()]
         plain = self._plain.encode_batch_fast(ascii_pieces, add_special_tokens=False)
         other = self.tokenizer.encode_batch_fast(others, add_special_tokens=False)
-        made = {piece: found.ids for piece, found in zip(ascii_pieces, plain, strict=True)}
-        made |= {piece: found.ids for piece, found in zip(others, other, strict=True)}
-        found = [made[piece] if piece in made else kept[piece] for piece in pieces]
+        encoded = {piece: found.ids for piece, found in zip(ascii_pieces, plain, strict=True)}
+        encoded |= {piece: found.ids for piece, found in zip(others, other, strict=True)}
+        found = [encoded[piece] if piece in encoded else kept[piece] for piece in pieces]
         # Lines of text that is not ASCII are among the pieces; they seldom repeat.
         kept |= {
             piece: ids
-            for piece, ids in made.items()
+            for piece, ids in encoded.items()
             if len(piece) <= LONGEST_KEPT_WORD and " " not in piece[1:]
         }
         return found

@@ -94,12 +94,12 @@ def columns_in(source: Source) -> TokenColumns | None:
         row = first_row(source)
     except DataError:
         return None
-    found = token_columns(row.values)
-    if found is None:
+    columns = token_columns(row.values)
+    if columns is None:
         return None
-    made = TokenRows(source, found, None).segments_of(row)
-    whole = not isinstance(made, list) or all(segment.learn for segment in made)
-    return replace(found, is_text=whole)
+    segments = TokenRows(source, columns, None).segments_of(row)
+    whole = not isinstance(segments, list) or all(segment.learn for segment in segments)
+    return replace(columns, is_text=whole)
 
 
 class TokenRows:
@@ -173,9 +173,9 @@ class TokenRows:
         if name != LABELS:
             return np.not_equal(labels, 0)
         trained = np.not_equal(labels, NOT_TRAINED)
-        told = trained & kept
-        if (labels[told] != ids[told]).any():
-            shifted = len(ids) > 1 and np.array_equal(labels[:-1][told[:-1]], ids[1:][told[:-1]])
+        used = trained & kept
+        if (labels[used] != ids[used]).any():
+            shifted = len(ids) > 1 and np.array_equal(labels[:-1][used[:-1]], ids[1:][used[:-1]])
             raise UnfitRow(
                 f"{LABELS} are {IDS} shifted by one place: they belong at the same place, the "
                 "trainer shifts them"
@@ -241,10 +241,10 @@ def _numbers(values: Mapping[str, Any], name: str) -> Numbers:
         raise UnfitRow(f"column {name!r} {what}")
     if not value:
         return np.zeros(0, np.int64)
-    found = np.asarray(value) if all(type(each) in (int, bool) for each in value) else None
-    if found is None or found.dtype.kind not in "ib":
+    numbers = np.asarray(value) if all(type(each) in (int, bool) for each in value) else None
+    if numbers is None or numbers.dtype.kind not in "ib":
         raise UnfitRow(f"column {name!r} is not a list of whole numbers")
-    return found.astype(np.int64)
+    return numbers.astype(np.int64)
 
 
 def _in_spans(spans: Numbers, length: int) -> npt.NDArray[np.bool_]:
@@ -302,38 +302,38 @@ class TokenCheck:
     @property
     def misfits(self) -> list[str]:
         """Why these tokens do not fit this model; empty if they may be used."""
-        found = []
+        reasons = []
         if self.bad_rows > self.max_bad_rows:
-            found.append(f"{counted(self.bad_rows, 'row')} cannot be used: {self.first_bad}")
+            reasons.append(f"{counted(self.bad_rows, 'row')} cannot be used: {self.first_bad}")
         if self.beyond:
-            found.append(
+            reasons.append(
                 f"{counted(self.beyond, 'row')} with ids beyond the tokenizer's {self.vocabulary:,}"
                 f" tokens (up to {self.largest_id:,}): another tokenizer made them"
             )
         elif self.same_again is not None and self.same_again < SAME_TOKENIZER_FROM:
-            found.append(
+            reasons.append(
                 f"only {self.same_again:.0%} of the ids are the same when their text is tokenised "
                 f"again: another tokenizer made them (as text they begin {self.sample[:80]!r})"
             )
-        if not found and not self.trained_tokens:
-            found.append("there is no token to train on")
-        return found
+        if not reasons and not self.trained_tokens:
+            reasons.append("there is no token to train on")
+        return reasons
 
     def doubts(self) -> list[str]:
         """Warnings about tokens that are used."""
-        found = []
+        warnings = []
         if self.eos and not self.ended:
-            found.append(
+            warnings.append(
                 f"{self.name}: no row ends with {self.eos} or another special token: the model "
                 "would not learn to stop  (add it to each row when tokenising)"
             )
         if self.one_length and self.trained_tokens == self.tokens:
-            found.append(
+            warnings.append(
                 f"{self.name}: every row has {self.one_length:,} tokens: they were joined and cut "
                 "before, and documents in one row see each other  (name the rows they were made "
                 "from to keep them apart)"
             )
-        return found
+        return warnings
 
     def notes(self) -> list[str]:
         """What was checked, in words."""
@@ -360,7 +360,7 @@ UNKNOWN = (
 def check_tokens(rows: TokenRows, encoder: TextEncoder) -> TokenCheck:
     """Check every row of tokens against the tokenizer."""
     columns = rows.columns
-    found = TokenCheck(
+    check = TokenCheck(
         rows.source.name,
         vocabulary=1 + max(encoder.tokenizer.get_vocab(with_added_tokens=True).values()),
         used=columns.used,
@@ -371,24 +371,24 @@ def check_tokens(rows: TokenRows, encoder: TextEncoder) -> TokenCheck:
     sampled = _Sample()
     lengths: set[int] = set()
     for row in rows.rows():
-        made = row if isinstance(row, BadRow) else rows.segments_of(row)
-        found.rows += 1
-        if isinstance(made, BadRow):
-            found.bad_rows += 1
-            found.first_bad = found.first_bad or str(made)
-        elif isinstance(made, list) and isinstance(row, Row):
-            found.padding += len(row.values[IDS])
-            _count(found, made, ends)
-            lengths.add(sum(len(part.ids) for part in made))
-            sampled.add(made)
-    found.padding -= found.tokens
-    found.one_length = lengths.pop() if len(lengths) == 1 and found.rows > 1 else None
+        segments = row if isinstance(row, BadRow) else rows.segments_of(row)
+        check.rows += 1
+        if isinstance(segments, BadRow):
+            check.bad_rows += 1
+            check.first_bad = check.first_bad or str(segments)
+        elif isinstance(segments, list) and isinstance(row, Row):
+            check.padding += len(row.values[IDS])
+            _count(check, segments, ends)
+            lengths.add(sum(len(part.ids) for part in segments))
+            sampled.add(segments)
+    check.padding -= check.tokens
+    check.one_length = lengths.pop() if len(lengths) == 1 and check.rows > 1 else None
     if sampled.rows:
         first = np.concatenate([part.ids for part in sampled.rows[0]])
-        in_range = first[first < found.vocabulary][:SAMPLED_TOKENS].tolist()
-        found.sample = encoder.decode(in_range)[:SHOWN_CHARACTERS]
-        found.same_again = None if found.beyond else _same_again(sampled.rows, encoder)
-    return found
+        in_range = first[first < check.vocabulary][:SAMPLED_TOKENS].tolist()
+        check.sample = encoder.decode(in_range)[:SHOWN_CHARACTERS]
+        check.same_again = None if check.beyond else _same_again(sampled.rows, encoder)
+    return check
 
 
 def _count(found: TokenCheck, made: Sequence[TokenSegment], ends: Numbers) -> None:
