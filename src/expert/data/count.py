@@ -173,7 +173,7 @@ def _read_through(sources: Sources, line: Line | None) -> Counts | None:
     tokens = round(sum(each[1] * weight for each, weight in zip(known, weights, strict=True)))
     how = f"counted on a sample of {counted(min(SAMPLED_ROWS, rows), 'row')}"
     if line is None:
-        how = f"from bytes: {FILE_BYTES_PER_TOKEN} of a row a token"
+        how = f"from the row size: {FILE_BYTES_PER_TOKEN} bytes per token"
     remarks = tuple(remark for each in known for remark in each[3])
     return Counts(Survey(rows, tokens, known[0][2], how), remarks=remarks)
 
@@ -198,7 +198,7 @@ def _read_source(
     times, because = 1.0, "rows counted"
     recorded = _rows_in_footers(source) if rows > MOST_READ else None
     if recorded is not None:
-        times, because = recorded / rows, "rows by the files' own count"
+        times, because = recorded / rows, "rows according to the files' metadata"
     elif rows > MOST_READ:
         whole = sum(path.stat().st_size for path in source.files if path.is_file())
         if any(path.suffix.lower() in _PACKED for path in source.files) or not whole:
@@ -241,6 +241,6 @@ def _tokenised(
     batch = line.encoder.encode(documents)
     for place, length in zip(places, batch.lengths, strict=True):
         lengths[place] = int(length)
-    tried = f"{counted(len(documents), 'row')} that were tried"
+    tried = counted(len(documents), "sampled row")
     unlearnt = unlearnt_rows(line.plan, batch)
     return lengths, tuple(remark_on_unlearnt(line.plan, unlearnt, len(documents), of=tried))

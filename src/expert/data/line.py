@@ -52,8 +52,8 @@ Tell = Callable[[str, int, int], None]
 """Progress: name of what is tokenised, rows and tokens so far. May also have `expect(name, rows)`
 for the total number of rows, and `waits(sentence)`."""
 LATE_COLUMN = (
-    "column {!r} is filled here for the first time, and none of the first {:,} rows of the stream "
-    "has it  (set training.dataset.streaming: false, or fill it in an earlier row)"
+    "column {!r} first appears here; none of the first {:,} rows of the stream has it  "
+    "(set training.dataset.streaming: false, or fill it in an earlier row)"
 )
 STREAM_WINDOW_ROWS = 4096
 """Rows of a stream that are tokenised and packed together; the first window decides the columns."""
@@ -441,8 +441,8 @@ def remarks_on_tokens(line: Line) -> list[Remark]:
         recipe, folder = recipe_of(line, source, "train")
         why = misfit(line.cache.folder, recipe)
         if why:
-            text = f"{CACHE_KEY}: {line.cache.folder} is left as it is: {why}. The tokens are in "
-            remarks.append(Remark.warning(CACHE_KEY, f"{text}{folder}"))
+            text = f"{CACHE_KEY}: {line.cache.folder} is not used or changed: {why}. The tokens are"
+            remarks.append(Remark.warning(CACHE_KEY, f"{text} in {folder}"))
     return remarks
 
 

@@ -196,7 +196,7 @@ def _fallen_back(named: NamedSources, misfits: list[str]) -> ChosenSources:
             f"{named.key}: these tokens cannot be used with this model: {why}  (tokenise with the "
             "model's own tokenizer, or name the rows they were made from in training.dataset.path)"
         )
-    text = f"{named.key}: the tokens do not fit and are left as they are: {why}. The rows are"
+    text = f"{named.key}: the tokens do not fit and are not used: {why}. The rows are"
     text += " tokenised instead  (remove the key, or tokenise again)"
     return ChosenSources(named.rows, remarks=(Remark.warning(named.key, text),))
 

@@ -150,7 +150,7 @@ class Columns:
         fix = f"name the columns to use in {key}, or write what they hold into those"
         if self.kind == "text":
             fix = f"the rows are plain text; {key} with instruction and response gives them answers"
-        return f"columns that are not read: {', '.join(named)}  ({fix})"
+        return f"unused columns: {', '.join(named)}  ({fix})"
 
 
 def understand_columns(seen: ColumnSurvey, spec: DatasetSpec | None = None) -> Columns:
@@ -233,9 +233,9 @@ def _preferred(seen: ColumnSurvey, asked: dict[str, str], rows: str | None) -> s
     if rows != PREFERRED:
         raise DataError(
             f"the column {label!r} says of each answer whether it is good, and all of them would "
-            "be trained on as good; only supervised fine-tuning is built  (to train on those where "
-            f"it is true: {_ASK_FOR_IT}, or expert new --preferred; where it means something else: "
-            f"training.dataset.preference_rows: {ALL})"
+            "be trained on as good; only supervised fine-tuning is supported  (to train on those "
+            f"where it is true: {_ASK_FOR_IT}, or expert new --preferred; if it means something "
+            f"else: training.dataset.preference_rows: {ALL})"
         )
     return label
 

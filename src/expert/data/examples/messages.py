@@ -97,7 +97,7 @@ def _turn(message: Any, where: str) -> Turn:
         raise UnfitRow(f"{where} is {kind_of(message)}, not a message")
     name = message.get("role", message.get("from"))
     if name is None:
-        raise UnfitRow(f"{where}: no 'role' or 'from' says who speaks; it has {', '.join(message)}")
+        raise UnfitRow(f"{where}: no 'role' or 'from'; its fields: {', '.join(message)}")
     role = known_role(name, where)
     content = message.get("content", message.get("value"))
     plain = role != "tool" and name != "function_call"
@@ -116,7 +116,7 @@ def _turn(message: Any, where: str) -> Turn:
         raise UnfitRow(f"{where}: tool calls of the role {name!r}; only an assistant makes them")
     if content is None:
         if not extra:
-            raise UnfitRow(f"{where}: has no content; it has {', '.join(message)}")
+            raise UnfitRow(f"{where}: no content; its fields: {', '.join(message)}")
         content = ""
     text = content if type(content) is str else _joined(content, where)
     text = _with_thoughts(message, text, role, where)
@@ -152,7 +152,7 @@ def _is_trained(message: Mapping[str, Any], role: Role, where: str) -> bool:
         raise UnfitRow(f"{where}: {both} contradict each other")
     if role != "assistant" and any(flags.get(name) for name in YES_OR_NO):
         raise UnfitRow(
-            f"{where}: train is true, and only answers are trained on one by one  "
+            f"{where}: train is true, but only answers can be selected  "
             "(train_on_prompt: true trains on everything)"
         )
     return role != "assistant" or all(flags.values())

@@ -157,8 +157,8 @@ class Stream:
             raise DataError("the stream has no rows that can be used")
         if not len(first.documents.spans):
             raise DataError(
-                "there is nothing to train on in the first rows of the stream: no token of them is "
-                "an answer  (check the columns with expert dataset check)"
+                "there is nothing to train on in the first rows of the stream: none of their "
+                "tokens belongs to an answer  (check the columns with expert dataset check)"
             )
         index = self._pack(FlatDocuments([shard_of(first.documents)]), self._seed)
         if not index.bins:

@@ -225,7 +225,7 @@ def _next(
 def _how_they_died(loader: Loader) -> str:
     died = [worker for worker in loader.workers if worker.exitcode is not None]
     endings = [f"process {worker.pid} {how_it_ended(int(worker.exitcode or 0))}" for worker in died]
-    return f"a data worker died: {'; '.join(endings) or 'it ended without a word'}"
+    return f"a data worker died: {'; '.join(endings) or 'it ended without a message'}"
 
 
 def _hang(loader: Loader, seconds: float) -> WorkersFailed:

@@ -206,7 +206,7 @@ class _Checker:
         notes = []
         for file in source.files if source.kind == "files" else ():
             if separator := unusual_separator(file, source.format):
-                notes.append(f"{file.name}: {separator} separate its columns")
+                notes.append(f"{file.name}: columns are separated by {separator}")
         columns, seen = reading.columns, reading.seen
         if columns is not None and seen is not None:
             doubt = columns.worth_a_warning(seen)
@@ -217,9 +217,10 @@ class _Checker:
             talks = [row.get(columns.messages) for row in rows]
             fields = dict.fromkeys(name for each in talks for name in unused_fields(each))
             if any(map(overrules, talks, (row.get(columns.system) for row in rows))):
-                doubt = "is not read where messages begin with a system text of their own"
+                doubt = "is ignored where messages begin with their own system text"
                 self.report.doubts.append(f"{source.name}: {columns.system!r} {doubt}")
-            notes += [f"{source.name}: not used of messages: {', '.join(fields)}"] if fields else []
+            if fields:
+                notes.append(f"{source.name}: unused message fields: {', '.join(fields)}")
             folder = local_path(source.name, self.line.folder)
             if source.kind == "files" and folder.is_dir():
                 unread = unread_files(folder, source.format)
@@ -237,6 +238,6 @@ class _Checker:
         if not examples.learnt.any():
             self.report.problems.append(
                 f"{where}: there is nothing to train on: {counted(len(examples), 'example')}, "
-                "no token of them is an answer  (check training.dataset.field_mapping and "
-                "training.dataset.validation)"
+                "none of their tokens belongs to an answer  (check training.dataset.field_mapping "
+                "and training.dataset.validation)"
             )

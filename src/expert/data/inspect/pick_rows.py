@@ -125,7 +125,7 @@ def _line_named(text: str) -> tuple[str, int]:
     line = line.strip().removeprefix("row").strip()
     if not line.isdecimal() or not int(line):
         raise NoSuchRow(
-            f"--row {text}: is not a row  (its line, as 17, or with its file, as train.jsonl:17)"
+            f"--row {text}: not a row  (give its line, as 17, or file and line, as train.jsonl:17)"
         )
     return file.strip(), int(line)
 

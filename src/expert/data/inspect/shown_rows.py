@@ -145,7 +145,7 @@ def _left_out(line: Line, index: PackIndex, seen: SeenTokens) -> str:
         return f"{len(seen.ids):,} tokens, longer than {limit}, and overlong: drop leaves it out"
     if not seen.answer.any():
         return "no token of it is trained on"
-    return f"nothing that is trained on comes before {limit}"
+    return f"the answer starts after {limit}"
 
 
 def _notes(line: Line, index: PackIndex, split: str) -> Iterator[str]:

@@ -54,8 +54,8 @@ def _cut_short(plan: RunPlan, split: PreparedSplit) -> str:
     if share < CUT_IS_TOLD_FROM:
         return ""
     return (
-        f"{split.name}: {cut:,} of {split.rows:,} rows ({share:.0%}) lose their end, where answers "
-        f"are, to max_seq_length {plan.data.max_seq_length} (the longest row has "
+        f"{split.name}: {cut:,} of {split.rows:,} rows ({share:.0%}) are cut at max_seq_length "
+        f"{plan.data.max_seq_length} and lose the end of their answers (the longest row has "
         f"{split.longest:,} tokens)  (a larger {MAX_LENGTH})"
     )
 

@@ -58,7 +58,8 @@ def _counted(batches: Iterable[Any], metadata: Any, groups: list[Any], path: Pat
         yield batch
     declared = {metadata.num_rows, sum(group.num_rows for group in groups)}
     if declared != {rows}:
-        what = f"it says that it has {' and '.join(map(str, sorted(declared)))} rows, and has {rows}"
+        counts = " and ".join(map(str, sorted(declared)))
+        what = f"its metadata says {counts} rows, but it has {rows}"
         raise unusable(str(path), what, "the file is damaged; write or download it again")
 
 

@@ -41,7 +41,7 @@ def fetched_shakespeare() -> Path:
         return path
     content = _fetch(SHAKESPEARE_ADDRESS)
     if hashlib.sha256(content).hexdigest() != SHAKESPEARE_SHA256:
-        what = f"what came from {SHAKESPEARE_ADDRESS} is not the known file: wrong checksum"
+        what = f"the file downloaded from {SHAKESPEARE_ADDRESS} has a wrong checksum"
         raise unusable("shakespeare", what, _GIVE_IT)
     write_text_atomically(path, content.decode())
     return path

@@ -67,7 +67,7 @@ def files_by_split(folder: Path, format: str | None) -> dict[Split | None, list[
     kinds = Counter(str(suffix_format(path)) for path in files)
     if len(kinds) > 1 and format is None:
         counts = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
-        fix = "say which are the rows with training.dataset.format"
+        fix = "choose one with training.dataset.format"
         raise unusable(str(folder), f"files of several formats: {counts}", fix)
     parts: dict[Split | None, list[Path]] = {"train": [], "validation": [], "test": [], None: []}
     for path in files:

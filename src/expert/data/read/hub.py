@@ -55,7 +55,7 @@ def _load(name: str, *, split: str, config: str | None, streaming: bool) -> Any:
         raise unusable(name, what, pip_install("hub")) from error
     sliced = _SLICE.fullmatch(split) if streaming else None
     if streaming and "[" in split and sliced is None:
-        what = "streamed rows can be cut by their numbers only"
+        what = "streamed rows can only be sliced by row number"
         fix = "write the slice as [start:end], or set streaming: false"
         raise unusable(f"{name}::{split}", what, fix)
     dataset = _opened(name, config, sliced["split"] if sliced else split, streaming)

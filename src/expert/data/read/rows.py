@@ -176,13 +176,13 @@ def _first_undecodable(path: Path) -> BadRow:
 def _unreadable(path: Path, error: Exception) -> DataError:
     """The error for an unreadable file, with the fix."""
     if isinstance(error, NotRegular):
-        what, fix = str(error.strerror), "write what it gives to a file, and name that"
+        what, fix = str(error.strerror), "write its output to a file, and name that"
     elif isinstance(error, FileNotFoundError):
         what, fix = "there is no such file", "paths are relative to the folder of the manifest"
     elif isinstance(error, IsADirectoryError):
         what, fix = "this is a folder, not a file", "name a file in it"
     elif isinstance(error, PermissionError):
-        what, fix = "it may not be read", "give yourself permission to read it"
+        what, fix = "permission denied", "give yourself permission to read it"
     elif path.suffix.lower() in COMPRESSED:
         what = f"it cannot be unpacked: {error}"
         fix = "the file is cut off or damaged; copy or download it again"

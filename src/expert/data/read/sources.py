@@ -172,7 +172,7 @@ def first_row(source: Source) -> Row:
         bad = [*bad[:SHOWN_BAD_ROWS], row]
     if bad:
         shown = "\n".join(f"  - {row}" for row in bad[:SHOWN_BAD_ROWS])
-        raise unusable(source.name, f"no row of it can be read\n{shown}\n", "fix the data")
+        raise unusable(source.name, f"none of its rows can be read\n{shown}\n", "fix the data")
     raise unusable(source.name, _what_is_empty(source), "put rows into it, or name another file")
 
 

@@ -241,7 +241,8 @@ class ChatTemplate(Template):
         slot = stand_in(place)
         if text.count(slot) != 1:
             raise TemplateError(
-                f"the tokenizer's chat template does not write turn {place + 1} (assistant) once"
+                f"the tokenizer's chat template does not write turn {place + 1} (assistant) "
+                "exactly once"
             )
         position = text.index(slot)
         behind = position + len(slot)

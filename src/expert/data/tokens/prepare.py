@@ -275,7 +275,7 @@ def find_damage(folder: Path, recipe: Recipe) -> str:
     files.
     """
     same = _made_by(folder) == recipe.as_dict()
-    return damage_once(folder) or ("" if same else f"{RECIPE} is that of other tokens")
+    return damage_once(folder) or ("" if same else f"{RECIPE} belongs to other tokens")
 
 
 def read_statistics(folder: Path) -> DocumentStatistics:
@@ -299,7 +299,7 @@ def _publish(work: Tokenising, recipe: Recipe, folder: Path, blocks: Blocks, row
     if is_finished(folder):
         return
     if pieces is None:
-        raise DataError(f"{place}: pieces of the tokens vanish or change  (remove it, try again)")
+        raise DataError(f"{place}: token pieces disappear or change  (remove it, try again)")
     bad = [row for piece in pieces for row in piece.bad()]
     if len(bad) > work.max_bad_rows:
         raise refusal(bad, rows, (), work)
@@ -333,7 +333,7 @@ def _nothing_to_learn(total: DocumentStatistics) -> str:
     detail = f"{counted(total.rows_in, 'row')} read, {total.bad_rows} bad"
     detail += f", left out: {left_out}" if left_out else ""
     return (
-        f"there is nothing to train on: {detail}, no token of the rest is an answer  "
+        f"there is nothing to train on: {detail}, none of the other tokens belongs to an answer  "
         "(check the columns with expert dataset check, or set train_on_prompt: true)"
     )
 
@@ -431,8 +431,8 @@ def refuse_other_parts(recipe: Recipe, folder: Path, part: Part) -> None:
         if blocks.parts != part.of and not is_finished(folder):
             place = _pieces_folder(folder, recipe, blocks)
             raise DataError(
-                f"{folder}: {blocks.parts} parts are under way, {len(_done(place))} of them done, "
-                f"and not {part.of}  (use --part K/{blocks.parts}; to share the work out again, "
+                f"{folder}: the work was started in {blocks.parts} parts ({len(_done(place))} "
+                f"done), not {part.of}  (use --part K/{blocks.parts}; to divide it differently, "
                 f"stop them and remove {place})"
             )
 

@@ -352,7 +352,7 @@ class TokenCheck:
 
 
 UNKNOWN = (
-    "Not recorded in such a folder, and not to be told from ids: the very tokenizer, and the prompt"
+    "Not recorded in the folder and not visible in the ids: the exact tokenizer and the prompt"
     " template"
 )
 
