@@ -183,9 +183,10 @@ def _read_source(
 ) -> tuple[int, float, str, tuple[Remark, ...]] | None:
     """Rows of a source, estimated tokens, how they were counted, and warnings; None if there are
     too many rows to count."""
-    chance, rows, size = random.Random(0), 0, 0
+    chance, read, rows, size = random.Random(0), 0, 0, 0
     kept: list[Row] = []
     for row in islice(iterate(source), MOST_READ + 1):
+        read += 1
         if not isinstance(row, Row):
             continue
         rows += 1
@@ -196,10 +197,10 @@ def _read_source(
     if not rows:
         return None
     times, because = 1.0, "rows counted"
-    recorded = _rows_in_footers(source) if rows > MOST_READ else None
+    recorded = _rows_in_footers(source) if read > MOST_READ else None
     if recorded is not None:
-        times, because = recorded / rows, "rows according to the files' metadata"
-    elif rows > MOST_READ:
+        times, because = recorded / read, "rows according to the files' metadata"
+    elif read > MOST_READ:
         whole = sum(path.stat().st_size for path in source.files if path.is_file())
         if any(path.suffix.lower() in _PACKED for path in source.files) or not whole:
             return None
