@@ -63,7 +63,7 @@ def read_rows(
             elif kind in ("json", "jsonl"):
                 yield from read_json(stream, str(path), read_lines=_read_jsonl)
             elif kind == "txt":
-                yield from _read_text(stream, path, max_chars)
+                yield from _read_text(stream, path, max_chars, max_unpacked)
             else:
                 yield from read_csv(stream, str(path), delimiter="\t" if kind == "tsv" else None)
 
@@ -146,14 +146,14 @@ def _read_jsonl(
 
 
 def _read_text(
-    stream: io.BufferedReader, path: Path, max_chars: int | None
+    stream: io.BufferedReader, path: Path, max_chars: int | None, max_unpacked: int | None
 ) -> Iterator[Row | BadRow]:
     """The whole text as one row, with \\n as line break."""
     try:
         with io.TextIOWrapper(stream, encoding="utf-8") as reader:
             text = reader.read(max_chars or -1)
     except UnicodeDecodeError:
-        yield _first_undecodable(path)
+        yield _first_undecodable(path, max_unpacked)
         return
     if (place := text.find("\0")) >= 0:
         line = text.count("\n", 0, place) + 1
@@ -162,8 +162,8 @@ def _read_text(
         yield Row({"text": text}, str(path), 1)
 
 
-def _first_undecodable(path: Path) -> BadRow:
-    with open_text(path) as stream:
+def _first_undecodable(path: Path, max_unpacked: int | None) -> BadRow:
+    with open_text(path, max_unpacked) as stream:
         for number, line in enumerate(stream, 1):
             try:
                 line.decode()
