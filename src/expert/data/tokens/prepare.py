@@ -250,9 +250,7 @@ def look(folder: Path, recipe: Recipe, *, made_for: str = "") -> str | None:
 
 def _why_missing(folder: Path, recipe: Recipe, made_for: str) -> str:
     """Compare with the newest neighbour of the same split, to explain what changed."""
-    neighbours = sorted(
-        folder.parent.glob(f"*/{RECIPE}"), key=lambda path: path.stat().st_mtime, reverse=True
-    )
+    neighbours = sorted(folder.parent.glob(f"*/{RECIPE}"), key=_written_at, reverse=True)
     if not neighbours:
         return "first use of this data"
     for neighbour in neighbours:
@@ -264,6 +262,13 @@ def _why_missing(folder: Path, recipe: Recipe, made_for: str) -> str:
         if purpose == made_for and isinstance(other, dict):
             return recipe.difference(other)
     return "it was not prepared before"
+
+
+def _written_at(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:  # another process has just published or removed its folder
+        return 0.0
 
 
 def find_damage(folder: Path, recipe: Recipe) -> str:
