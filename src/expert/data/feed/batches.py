@@ -132,7 +132,7 @@ def fill_batch(
         too_long |= int(index.lengths_of(numbers).max(initial=0)) > shape.length
     if too_long:
         what = f"{len(bins)} bins of {index.length} places"
-        raise ValueError(f"{what} do not go into {shape.rows} rows of {shape.length}")
+        raise ValueError(f"{what} do not fit into {shape.rows} rows of {shape.length}")
     row_starts = np.arange(shape.rows + 1) * shape.length
     out.tokens.fill(PAD_ID)
     ends, counts = _fill_rows(out, index, numbers, store, flat=flat)
@@ -237,7 +237,7 @@ def padded_batch(
     longest = int(sizes.max(initial=1))
     shape = BatchShape(len(numbers), width or longest, len(numbers))
     if longest > shape.length:
-        raise ValueError(f"a row of {longest} places does not go into {shape.length}")
+        raise ValueError(f"a row of {longest} places does not fit into {shape.length}")
     out = BatchArrays.allocate(shape)
     out.tokens.fill(PAD_ID)
     out.positions[:] = np.tile(np.arange(shape.length, dtype=np.int32), shape.rows)

@@ -331,7 +331,7 @@ class PackedFeed:
         ]
         if len(counts) < len(batches):
             room = len(slot.arrays)
-            raise ValueError(f"{len(batches)} batches in an update with room for {room}")
+            raise ValueError(f"{len(batches)} batches in a step with room for {room}")
         bins = [batch.bins for batch in batches]
         seconds = found_seconds + time.perf_counter() - began
         slot.send(len(counts), self._stream, self._new_event)

@@ -68,7 +68,7 @@ class DataOrder:
         """`grouped`: the tokens of every bin. The bins of a step are then sorted by length, so that
         rows of similar length share a micro-batch and need the least padding."""
         if count < 1 or bins_per_update < 1:
-            raise ValueError(f"{count} bins in updates of {bins_per_update} make no order")
+            raise ValueError(f"cannot order {count} bins in steps of {bins_per_update}")
         self.count = count
         self.bins_per_update = bins_per_update
         self.seed = seed

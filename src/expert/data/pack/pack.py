@@ -24,9 +24,7 @@ Lengths = NDArray[np.integer[Any]]
 
 WINDOW = 4096
 """Pieces packed together: enough for 99 % fill, few enough to keep the order random."""
-_LOOKED_FOR = (
-    1.5  # in mean piece sizes: a smaller hole is filled by the best fit, not by the next piece
-)
+_LOOKED_FOR = 1.5  # mean piece sizes: a smaller hole is filled by best fit, not the next piece
 _PAIRS_TRIED = 8  # first sizes tried when filling a hole with two pieces
 _TIGHT = 512  # a bin with less than 1/512 of its places empty counts as full
 _WORTH_MATCHING = 1.01  # longest-first is considered if it needs this much fewer bins
