@@ -150,7 +150,7 @@ class Columns:
         fix = f"name the columns to use in {key}, or write what they hold into those"
         if self.kind == "text":
             fix = f"the rows are plain text; {key} with instruction and response gives them answers"
-        return f"unused columns: {', '.join(named)}  ({fix})"
+        return f"columns that are not used: {', '.join(named)}  ({fix})"
 
 
 def understand_columns(seen: ColumnSurvey, spec: DatasetSpec | None = None) -> Columns:

@@ -36,7 +36,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(values) != len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for place, name in enumerate(names) if name in names[:place])
-        raise UnfitRow(f"duplicate key {twice[:100]!r}")
+        raise UnfitRow(f"the key {twice[:100]!r} occurs more than once")
     return values
 
 
