@@ -113,6 +113,12 @@ def test_a_miss_says_what_changed(tmp_path, change, words):
     assert (made.hit, made.because) == (False, words)
 
 
+def test_a_neighbour_that_is_renamed_meanwhile_is_not_compared_with(tmp_path, monkeypatch):
+    gone = tmp_path / ".tokens" / module.RECIPE
+    monkeypatch.setattr(Path, "glob", lambda folder, pattern: iter([gone]))
+    assert module.look(tmp_path / "tokens", RECIPE) == wording("not-prepared-before")
+
+
 def test_a_key_follows_from_the_recipe_and_a_limit_that_is_not_set_keeps_the_one_there_was():
     recipe = {"columns": "c", "data": "d", "format": 1, "learn_prompt": False, "template": "p"}
     without = json.dumps({"checks": "", **recipe, "tokenizer": "t"})

@@ -231,6 +231,13 @@ def test_more_rows_than_are_read_are_told_by_their_bytes_or_their_footer(tmp_pat
     assert exact.length.rows == 108
 
 
+def test_a_bad_row_does_not_hide_that_there_are_more_rows_than_are_read(tmp_path, monkeypatch):
+    monkeypatch.setattr("expert.data.count.MOST_READ", 50)
+    (tmp_path / "rows.json").write_text(json.dumps(["no object", *ROWS]), encoding="utf-8")
+    made = expert.plan(an_expert(tmp_path, dataset={"path": "rows.json"}))
+    assert made.length.rows == pytest.approx(108, rel=0.1)
+
+
 def test_prepared_rows_change_the_expected_time_by_their_tokens(tmp_path):
     from expert.run.open import as_packed, prepare
 

@@ -1,8 +1,8 @@
-"""The line that rows walk: source → rows → examples → segments → tokens; `splits` continues it.
+"""The data pipeline: source → rows → examples → segments → tokens; splits.py continues it.
 
-A `Line` says with what: plan, sources, tokenizer, template, cache. Everything else is a function of
-it. Looking without writing is the same functions with a cache that is not written to: they return
-None where something would have to be made.
+A `Line` holds its inputs: plan, sources, tokenizer, template, cache. Everything else is a function
+of it. With a read-only cache, the same functions return None where something would have to be
+written.
 """
 
 from __future__ import annotations
@@ -49,18 +49,19 @@ if TYPE_CHECKING:
     from expert.planning.run_plan import RunPlan
 
 Tell = Callable[[str, int, int], None]
-"""Progress of preparing: what is tokenised, its rows and its tokens so far. One that is an object
-may have `expect(name, rows)`, the number of rows there will be, and `waits(sentence)`."""
+"""Progress: name of what is tokenised, rows and tokens so far. May also have `expect(name, rows)`
+for the total number of rows, and `waits(sentence)`."""
 LATE_COLUMN = (
-    "column {!r} is filled here for the first time, and none of the first {:,} rows of the stream "
-    "has it  (set training.dataset.streaming: false, or fill it in an earlier row)"
+    "column {!r} first appears here; none of the first {:,} rows of the stream has it  "
+    "(set training.dataset.streaming: false, or fill it in an earlier row)"
 )
 STREAM_WINDOW_ROWS = 4096
-"""Rows of a stream that are tokenised and packed together; the first window gives the columns."""
+"""Rows of a stream that are tokenised and packed together; the first window decides the columns."""
 LONG_TEXT = 4000
-"""Characters of a single text from which its end is held out; a shorter end would show nothing."""
+"""Characters from which the end of a single text is held out; of a shorter text it would be too
+short to be conclusive."""
 ENOUGH_FOR_TWO = 4_000_000
-"""Bytes of data from which a second process pays: loading its own tokenizer takes half a second."""
+"""Bytes of data from which a second process pays off: loading its tokenizer takes half a second."""
 
 
 @dataclass(frozen=True)
@@ -68,14 +69,14 @@ class Cache:
     """Where prepared data is kept."""
 
     folder: Path
-    """Of tokens: folders named by their content, or itself one where the manifest names it."""
+    """Parent of token folders named by key; or a token folder itself, if the manifest names it."""
     beside: Path
-    """Where indexes, further splits and row keys go: in the folder, or beside a named one; beside
-    the manifest where nothing can be written there."""
+    """Where indexes, further splits and row keys go: `folder`, or the parent of a named one, or
+    beside the manifest if that is read-only."""
     named: bool
     """The manifest names the folder."""
     writes: bool = True
-    """False: nothing is made, only found."""
+    """False: only look, write nothing."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,24 +84,23 @@ class Reading:
     """How the rows of one source become segments."""
 
     rows: Callable[..., Iterator[Row | BadRow]]
-    """A new pass over the rows but those that are `Unread`. A single text comes in two parts where
-    its end is held out."""
+    """Start a new pass over the rows; takes an optional `Unread`. A single text whose end is held
+    out comes as two rows."""
     segments_of: Callable[[Row], Made]
-    """What becomes of a row that the manifest's checks keep."""
+    """The outcome of a row, without the manifest's checks."""
     formatter: Callable[[], Callable[[Row], Made]]
-    """The same with the checks, for one pass: that for duplicates remembers what it has seen."""
+    """The same with the checks; one per pass, since the duplicate check remembers rows."""
     decided_by: str
-    """What decides the segments, as text."""
+    """Everything that determines the segments, as text; part of the cache key."""
     columns: Columns | None = None
-    """Of text; None for characters and tokens."""
+    """None for characters and tokens."""
     seen: ColumnSurvey | None = None
     end_apart: bool = False
-    """One text, whose end is held out as the second row."""
+    """A single text, whose end is held out as a second row."""
     in_order: bool = False
-    """What becomes of a row depends on those before it."""
+    """The outcome of a row depends on the rows before it."""
 
     def formatted(self) -> Iterator[tuple[Row | BadRow, Made]]:
-        """Every row with what becomes of it."""
         segments_of = self.formatter()
         for row in self.rows():
             yield row, row if isinstance(row, BadRow) else segments_of(row)
@@ -108,55 +108,55 @@ class Reading:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Line:
-    """With what the rows of a manifest become batches."""
+    """The inputs of the data pipeline."""
 
     plan: RunPlan
     spec: DatasetSpec
     chosen: ChosenSources
     encoder: Encoder
     template: Template | None
-    """None: the text is tokenised by characters."""
+    """None for the character model."""
     cache: Cache
     folder: Path
-    """Of the manifest."""
+    """Folder of the manifest."""
     manifest_file: str = ""
     has_tokenizer: bool = True
-    """False: the model's tokenizer is not here; rows can be shown as text, and no more."""
+    """False: the model's tokenizer is not on this machine, so rows can only be shown as text."""
     own_indexes: frozenset[str] = frozenset()
-    """Names of the indexes of the run whose rows these are to be."""
+    """Names of the pack indexes of the run that is being resumed."""
     tell: Tell = lambda name, rows, tokens: None
     most_rows: int | None = None
-    """Rows that are read to know the columns; None: all of them."""
+    """Rows read to detect the columns; None: all."""
     readings: dict[Source, Reading] = field(default_factory=dict, repr=False)
-    """Of the sources that were read so far: the rows are surveyed once."""
+    """Cached by source, so that rows are surveyed once."""
     damaged: list[str] = field(default_factory=list, repr=False)
-    """What of the cache was damaged and has been made again, in words."""
+    """Messages about damaged parts of the cache that were rebuilt."""
 
     @property
     def waits(self) -> Callable[[str], None]:
-        """Shows for whom this process waits."""
+        """Shows what this process is waiting for."""
         shows: Callable[[str], None] = getattr(self.tell, "waits", lambda sentence: None)
         return shows
 
     @property
     def is_text(self) -> bool:
-        """Rows of text, rather than one text of characters."""
+        """Rows of text rather than one text of characters."""
         return self.template is not None
 
     @property
     def listed_by(self) -> str:
-        """Where bad and shared rows are listed."""
+        """How to list bad and shared rows."""
         return f"expert dataset check --manifest {self.manifest_file} lists them"
 
     def sources_of(self, split: str) -> list[Source]:
-        """Where the rows of a split come from: a source for each task, or the only one."""
+        """The sources of a split: one per task, or just one."""
         sources = self.chosen.sources
-        found = [getattr(task, split) for task in sources.tasks] or [getattr(sources, split)]
-        return [source for source in found if source is not None]
+        of_split = [getattr(task, split) for task in sources.tasks] or [getattr(sources, split)]
+        return [source for source in of_split if source is not None]
 
     @property
     def weights(self) -> list[float]:
-        """Of the training sources."""
+        """Weights of the training sources."""
         return [task.weight for task in self.chosen.sources.tasks] or [1.0]
 
 
@@ -170,8 +170,8 @@ def open_line(
     has_tokenizer: bool = True,
     own_indexes: frozenset[str] = frozenset(),
 ) -> Line:
-    """The line of a manifest under a plan; a tokenizer on the hub is fetched. With
-    `has_tokenizer=False` nothing is, and rows can only be written as text."""
+    """Open the pipeline of a manifest; downloads a tokenizer from the hub if needed. With
+    `has_tokenizer=False` nothing is downloaded and rows can only be rendered as text."""
     config, spec = read.manifest.training.config, read.manifest.training.dataset
     cache = _cache(plan, read, named=config.pretokenized_cache is not None, writes=writes)
     sources = named.rows or named.first
@@ -210,7 +210,7 @@ def open_line(
 
 
 def text_template(plan: RunPlan) -> Template:
-    """The template by its name, where the tokenizer's own is not here."""
+    """The template by name, without the tokenizer; ChatML in place of the tokenizer's."""
     asked = plan.model.prompt_template or "tokenizer"
     return named_template("chatml" if asked == "tokenizer" else asked, eos="<eos>", bos="<bos>")
 
@@ -225,8 +225,8 @@ def _cache(plan: RunPlan, read: ReadManifest, *, named: bool, writes: bool) -> C
 
 
 def refuse_links_of_cache(cache: Path, folder: Path, *, explicit: bool) -> None:
-    """Raise where the cache of an expert's folder, which may come from somebody else, is a link or
-    holds one. Beside a cache that was named lies what is not Expert's."""
+    """Refuse links in the cache of an expert's folder, which may come from someone else. Next to an
+    explicitly named cache there may be other people's files, which are not checked."""
     elsewhere = "tokens go to another disk with training.config.pretokenized_cache: FOLDER"
     refuse_links(cache, below=folder, instead=elsewhere)
     if not explicit:
@@ -237,7 +237,7 @@ def refuse_links_of_cache(cache: Path, folder: Path, *, explicit: bool) -> None:
 
 
 def reading_of(line: Line, source: Source) -> Reading:
-    """How the rows of a source become segments; made once."""
+    """How the rows of a source become segments; cached."""
     if source not in line.readings:
         line.readings[source] = _reading(line, source)
     return line.readings[source]
@@ -278,14 +278,13 @@ def _reading(line: Line, source: Source) -> Reading:
 
 
 def _columns_in(line: Line, source: Source) -> tuple[Columns, ColumnSurvey]:
-    """The columns of a source, and what was seen of them: in all of its rows, or in the first
-    window of a stream."""
+    """The columns of a source and their survey, over all rows or the first window of a stream."""
     streamed = line.spec.streaming and source is line.chosen.sources.train
     most = STREAM_WINDOW_ROWS if streamed else line.most_rows
     keep = line.cache.writes and not streamed
     seen = remembered_survey(source, line.cache.beside, most, keep=keep, waits=line.waits)
     if not seen.rows:
-        first_row(source)  # raises, with the reason
+        first_row(source)  # raises with the reason
     return columns_of(seen, line.spec), seen
 
 
@@ -299,7 +298,7 @@ def _formatter(
 
     def segments_of(row: Row) -> Made:
         late = seen.surprise(row.values) if watched else ""
-        if late and late not in used:  # one that the manifest names may come late
+        if late and late not in used:  # columns named in the manifest may appear late
             return BadRow(row.file, row.line, LATE_COLUMN.format(late, seen.rows))
         example = example_of(row, columns)
         if isinstance(example, BadRow | Dropped):
@@ -318,7 +317,7 @@ def _formatter(
 def _rows(
     line: Line, source: Source, divided: str, unread: Unread = lambda: 0
 ) -> Iterator[Row | BadRow]:
-    """The rows of a source; `divided`: the column of a text that comes in two parts."""
+    """The rows of a source; `divided`: the column of a text that is split in two."""
     if not divided:
         yield from iterate(source, unread)
         return
@@ -328,15 +327,15 @@ def _rows(
             continue
         text = str(row.values.get(divided, ""))
         cut = int(len(text) * (1 - line.spec.validation_split))
-        if line.is_text:  # between two lines or words, not inside of one
+        if line.is_text:  # between lines or words, not inside one
             cut = max(text.rfind("\n", cut // 2, cut), text.rfind(" ", cut // 2, cut)) + 1
         yield Row({divided: text[:cut]}, row.file, row.line)
         yield Row({divided: text[cut:]}, row.file, row.line)
 
 
 def _is_one_text(line: Line, source: Source, columns: Columns | None) -> bool:
-    """True for a source that is one text and has no validation text of its own: other rows are
-    held out one by one, but of one text only a part can be, and that is its end."""
+    """Whether the source is one text without a validation text. Such a text is validated on its
+    end, since there are no rows to hold out."""
     sources, spec = line.chosen.sources, line.spec
     own = sources.validation is not None or source is not sources.train
     if own or not spec.validation_split or spec.streaming:
@@ -346,12 +345,12 @@ def _is_one_text(line: Line, source: Source, columns: Columns | None) -> bool:
         return len(rows) == 1
     if not isinstance(rows[0], Row) or columns.kind != "text" or line.plan.data.overlong != "split":
         return False
-    made = example_of(rows[0], columns)  # one with turns is a conversation
-    return isinstance(made, Example) and len(made.text) >= LONG_TEXT
+    example = example_of(rows[0], columns)  # an example with turns is a conversation
+    return isinstance(example, Example) and len(example.text) >= LONG_TEXT
 
 
 def unread_columns(line: Line) -> list[Remark]:
-    """Warnings about columns of the training rows that look like content and are not read."""
+    """Warnings about unused columns of the training rows that look like content."""
     key = "training.dataset.field_mapping"
     return [
         Remark.warning(key, f"{source.name}: {text}")
@@ -361,14 +360,14 @@ def unread_columns(line: Line) -> list[Remark]:
 
 
 def columns_read(line: Line) -> tuple[str, ...]:
-    """For each source of training rows: which columns are read, and which are not."""
+    """For each source of training rows: which columns are used and which are not."""
     return tuple(
         f"{source.name}: {columns.told(seen)}" for source, columns, seen in _text_sources(line)
     )
 
 
 def _text_sources(line: Line) -> Iterator[tuple[Source, Columns, ColumnSurvey]]:
-    """Sources of training rows with columns: neither one text of characters nor tokens."""
+    """Training sources with columns, that is neither characters nor tokens."""
     for source in line.sources_of("train"):
         reading = reading_of(line, source)
         if reading.columns is not None and reading.seen is not None:
@@ -379,7 +378,7 @@ def _text_sources(line: Line) -> Iterator[tuple[Source, Columns, ColumnSurvey]]:
 
 
 def tokens_of(line: Line, source: Source, split: str) -> Prepared | None:
-    """The tokens of a source, made where they are not there; None where nothing is made."""
+    """The tokens of a source, prepared if missing; None if missing and the cache is read-only."""
     if not line.cache.writes and not line.cache.folder.exists():
         return None
     recipe, folder = recipe_of(line, source, split)
@@ -396,7 +395,7 @@ def tokens_of(line: Line, source: Source, split: str) -> Prepared | None:
 
 
 def tokenising(line: Line, source: Source, split: str, part: str = "") -> Tokenising:
-    """What it takes to make the tokens of a source; `part`: as it is shown, which part of them."""
+    """How to tokenise a source; `part`: shown with the progress."""
     checked, reading = line.chosen.checks.get(source), reading_of(line, source)
     name = f"{split} {source.name}"
     shown = f"{name}, {part}" if part else name
@@ -420,7 +419,7 @@ def tokenising(line: Line, source: Source, split: str, part: str = "") -> Tokeni
 
 
 def recipe_of(line: Line, source: Source, split: str) -> tuple[Recipe, Path]:
-    """What decides the tokens of a source, and the folder they are in or would go to."""
+    """What determines the tokens of a source, and their folder, whether it exists or not."""
     recipe = _recipe(line, source)
     if _may_be_the_named_folder(line, split) and not misfit(line.cache.folder, recipe):
         return recipe, line.cache.folder
@@ -432,19 +431,19 @@ def _may_be_the_named_folder(line: Line, split: str) -> bool:
 
 
 def remarks_on_tokens(line: Line) -> list[Remark]:
-    """Warnings about token folders that the manifest names and that do not fit."""
-    found = list(line.chosen.remarks)
-    if found or not _may_be_the_named_folder(line, "train"):
-        return found
+    """Warnings about token folders named in the manifest that do not fit."""
+    remarks = list(line.chosen.remarks)
+    if remarks or not _may_be_the_named_folder(line, "train"):
+        return remarks
     for source in line.sources_of("train"):
         if source in line.chosen.tokens:
             continue
         recipe, folder = recipe_of(line, source, "train")
         why = misfit(line.cache.folder, recipe)
         if why:
-            text = f"{CACHE_KEY}: {line.cache.folder} is left as it is: {why}. The tokens are in "
-            found.append(Remark.warning(CACHE_KEY, f"{text}{folder}"))
-    return found
+            text = f"{CACHE_KEY}: {line.cache.folder} is not used or changed: {why}. The tokens are"
+            remarks.append(Remark.warning(CACHE_KEY, f"{text} in {folder}"))
+    return remarks
 
 
 def _recipe(line: Line, source: Source) -> Recipe:
@@ -466,8 +465,7 @@ def _recipe(line: Line, source: Source) -> Recipe:
 def _recipe_of_tokens(
     source: Source, columns: TokenColumns, encoder: Encoder, cache: Cache, *, keep: bool = True
 ) -> Recipe:
-    """The same of tokens that were made elsewhere: neither template nor columns of text decide
-    them."""
+    """The recipe of tokens made elsewhere, which depend on neither template nor text columns."""
     return Recipe(
         data=remembered_content_hash(source, cache.beside, keep=keep),
         tokenizer=encoder.fingerprint,
@@ -479,6 +477,6 @@ def _recipe_of_tokens(
 
 
 def _pays_for_a_helper(line: Line, source: Source) -> bool:
-    """Two processes where words are encoded under Python's lock and there is enough to do."""
+    """Whether a second process pays off: enough data, and an encoder that holds Python's lock."""
     size = sum(file.stat().st_size for file in source.files if file.is_file())
     return getattr(line.encoder, "by_words", False) and size > ENOUGH_FOR_TWO

@@ -1,5 +1,5 @@
-"""Folders of tokens made elsewhere that a manifest names: used where they fit the model, else the
-rows are tokenised. Such a folder is only read."""
+"""Token rows made elsewhere that a manifest names: used if they fit the model, else the text rows
+are tokenised. Folders of such tokens are never written to."""
 
 from __future__ import annotations
 
@@ -32,39 +32,39 @@ if TYPE_CHECKING:
     from expert.manifest.reader import ReadManifest
 
 CHECKED = "checked.json"
-"""In a prepared folder: what was found in the tokens it was made from."""
+"""In a prepared folder: the result of checking the tokens it was converted from."""
 CACHE_KEY = "training.config.pretokenized_cache"
 PATH_KEY = "training.dataset.path"
 FLAG_KEY = "training.dataset.use_pretokenized"
 TEXT_LOOKED_FOR_IN = 256
-"""Rows of tokens, in columns beside them."""
+"""Token rows searched for columns of text."""
 
 
 class TokensDoNotFit(DataError):
-    """Tokens that are not for this model, and no rows to make others from."""
+    """Tokens that do not fit this model, without text rows to tokenise instead."""
 
 
 @dataclass(frozen=True)
 class NamedSources:
-    """Where the rows of a manifest come from: rows, tokens made elsewhere, or both of them."""
+    """The data named in a manifest: text rows, token rows made elsewhere, or both."""
 
     rows: Sources | None
     tokens: Sources | None = None
     key: str = ""
-    """Of the manifest, that names the tokens."""
+    """The manifest key that names the tokens."""
     remarks: tuple[Remark, ...] = ()
 
     @property
     def first(self) -> Sources:
-        """What is used, unless the tokens do not fit."""
-        found = self.tokens or self.rows
-        assert found is not None, "a manifest names rows or tokens"
-        return found
+        """The data to use unless the tokens do not fit."""
+        sources = self.tokens or self.rows
+        assert sources is not None, "a manifest names rows or tokens"
+        return sources
 
 
 def named_sources(read: ReadManifest, *, fetch: bool = True) -> NamedSources:
-    """Find everything the manifest names; of tokens the first row is looked at. `fetch`: rows on
-    the hub may be asked for."""
+    """Find all data named in the manifest; reads the first row of tokens. `fetch`: rows may be
+    downloaded from the hub."""
     training = read.manifest.training
     cache = training.config.pretokenized_cache
     return sources_of(training.dataset, read.folder, cache, fetch=fetch)
@@ -73,17 +73,17 @@ def named_sources(read: ReadManifest, *, fetch: bool = True) -> NamedSources:
 def sources_of(
     spec: DatasetSpec, folder: Path, cache: str | None, *, fetch: bool = True
 ) -> NamedSources:
-    """The same for a data set, relative to a folder."""
+    """Like `named_sources`, for a data set relative to a folder."""
     plain = not spec.streaming and not spec.tasks
-    given = _tokens_in(local_path(cache, folder), spec) if cache and plain else None
+    tokens = _tokens_in(local_path(cache, folder), spec) if cache and plain else None
     try:
         rows = resolve_sources(spec, folder)
     except FilesNotHere:
-        if given is None:
+        if tokens is None:
             raise
-        return NamedSources(None, given, CACHE_KEY)
-    if given is not None:
-        return NamedSources(rows, _with_rest(given, rows), CACHE_KEY)
+        return NamedSources(None, tokens, CACHE_KEY)
+    if tokens is not None:
+        return NamedSources(rows, _with_rest(tokens, rows), CACHE_KEY)
     trains = rows.trains
     here = fetch or all(source.kind != "hub" for source in trains)
     if not spec.use_pretokenized or not here:
@@ -98,24 +98,24 @@ def sources_of(
 
 
 def _tokens_in(folder: Path, spec: DatasetSpec) -> Sources | None:
-    """The tokens in a folder that is not a prepared one; None where there are none."""
+    """Token rows in a folder that Expert did not prepare; None if there are none."""
     try:
         if not folder.is_dir() or is_prepared(folder) or saved_splits(folder) is None:
             return None
         named = DatasetSpec(path=str(folder.absolute()), max_samples=spec.max_samples)
-        found = resolve_sources(named, folder.parent)
-    except DataError:  # a folder that cannot be read as one is left as it is
+        sources = resolve_sources(named, folder.parent)
+    except DataError:  # an unreadable folder is left alone
         return None
-    return found if found.train is not None and columns_in(found.train) is not None else None
+    return sources if sources.train is not None and columns_in(sources.train) is not None else None
 
 
 def is_token_folder(folder: Path) -> bool:
-    """Whether a folder holds tokens that were made elsewhere."""
+    """Whether a folder holds tokens made elsewhere."""
     return _tokens_in(folder, DatasetSpec()) is not None
 
 
 def _with_rest(tokens: Sources, rows: Sources) -> Sources:
-    """Splits that the folder of tokens does not have are those of the rows."""
+    """Take splits that the token folder lacks from the text rows."""
     return replace(
         tokens,
         validation=tokens.validation or rows.validation,
@@ -124,7 +124,7 @@ def _with_rest(tokens: Sources, rows: Sources) -> Sources:
 
 
 def _has_text(source: Source, spec: DatasetSpec) -> bool:
-    """Whether rows of tokens hold the text as well, in columns that are understood."""
+    """Whether token rows also have text, in known columns."""
     try:
         columns_of(survey_rows(iterate(source), TEXT_LOOKED_FOR_IN), spec)
     except DataError:
@@ -134,11 +134,11 @@ def _has_text(source: Source, spec: DatasetSpec) -> bool:
 
 @dataclass(frozen=True)
 class ChosenSources:
-    """What a run reads, and what there is to say of it."""
+    """The data of a run, and what is to be reported about it."""
 
     sources: Sources
     tokens: Mapping[Source, TokenRows] = field(default_factory=dict)
-    """Those of them whose rows are tokens."""
+    """The sources whose rows are tokens."""
     checks: Mapping[Source, TokenCheck] = field(default_factory=dict)
     remarks: tuple[Remark, ...] = ()
 
@@ -152,10 +152,10 @@ def choose_sources(
     spec: DatasetSpec,
     converted: Callable[[Source, TokenColumns], Path],
 ) -> ChosenSources:
-    """The tokens where they fit the encoder, else the rows, with what does not fit.
+    """The tokens if they fit the encoder, else the text rows with a warning why.
 
-    `converted`: the folder that such tokens are in or would go to; those that are there were
-    checked.
+    `converted`: the folder of converted tokens, whether it exists or not; if it does, the tokens
+    are not checked again.
     """
     if named.tokens is None:
         assert named.rows is not None
@@ -181,8 +181,8 @@ def choose_sources(
         misfits += [f"{source.name}: {text}" for text in checks[source].misfits]
     if misfits:
         return _fallen_back(named, misfits)
-    found = [text for check in checks.values() for text in check.doubts()]
-    remarks = [Remark.warning(named.key, text) for text in found]
+    doubts = [text for check in checks.values() for text in check.doubts()]
+    remarks = [Remark.warning(named.key, text) for text in doubts]
     if spec.validation is not None:
         text = "training.dataset.validation: its checks need text and are not applied to tokens"
         remarks.append(Remark.warning("training.dataset.validation", text))
@@ -196,14 +196,13 @@ def _fallen_back(named: NamedSources, misfits: list[str]) -> ChosenSources:
             f"{named.key}: these tokens cannot be used with this model: {why}  (tokenise with the "
             "model's own tokenizer, or name the rows they were made from in training.dataset.path)"
         )
-    text = f"{named.key}: the tokens do not fit and are left as they are: {why}. The rows are"
+    text = f"{named.key}: the tokens do not fit and are not used: {why}. The rows are"
     text += " tokenised instead  (remove the key, or tokenise again)"
     return ChosenSources(named.rows, remarks=(Remark.warning(named.key, text),))
 
 
 def checked_before(folder: Path) -> TokenCheck | None:
-    """What was found in tokens when they were converted; None where they are not, or the file is
-    damaged."""
+    """The check made when the tokens were converted; None if they were not, or it is damaged."""
     file = folder / CHECKED
     try:
         if sha256_of(file) != listed_hash(folder, CHECKED):

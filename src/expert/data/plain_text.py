@@ -1,4 +1,4 @@
-"""Whether rows are plain text or conversations: a prompt is continued, or answered."""
+"""Whether rows are plain text or conversations: whether a prompt is continued or answered."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 _TEXT_SUFFIXES = tuple(kind + packed for kind in ENDINGS["txt"] for packed in ("", *COMPRESSED))
 FIRST_ROWS = 256
-"""Read to know the columns; a row may be a whole text."""
+"""Rows read to detect the columns; few, since a row may be a whole text."""
 _TEXT_COLUMNS = ("Columns(kind='text'", "Tokens(kind='text'")
 
 
 class FirstRow:
-    """The first row that a run was trained on, as far as its file is still here. It is read when it
-    is asked for, and once: a row may be a whole text."""
+    """The first training row of a run, if its file still exists. Read on demand and only once,
+    since a row may be a whole text."""
 
     def __init__(self, plan: RunPlan) -> None:
         self._plan = plan
@@ -46,17 +46,17 @@ class FirstRow:
         try:
             spec = DatasetSpec.model_validate(self._plan.data.dataset)
             return _understood(rows_here(self._plan, spec), spec)
-        except (ValidationError, DataError, OSError):  # of another version, moved or changed since
+        except (ValidationError, DataError, OSError):  # another version, moved or changed since
             return None
 
     @property
     def is_text(self) -> bool | None:
-        """Whether it is a text without answers; None where it cannot be read here."""
+        """Whether it is a text without answers; None if it cannot be read."""
         return _is_plain_text(*self._understood) if self._understood is not None else None
 
     @property
     def tools(self) -> str:
-        """The tools that it offers, as JSON; "" where it has none."""
+        """The tools offered in it, as JSON; "" if there are none."""
         example = self._understood[1] if self._understood is not None else None
         return getattr(example, "tools", "")
 
@@ -64,8 +64,8 @@ class FirstRow:
 def trained_on_text(plan: RunPlan, first: FirstRow | None = None) -> bool:
     """Whether the data was plain text, so that a prompt is continued rather than answered.
 
-    By the first row where its file is still there, else by what the prepared data says of its
-    columns, else by the manifest alone. Nothing is fetched. `first`: for those who ask it more.
+    Decided by the first row if its file exists, else by the columns recorded with the prepared
+    data, else by the manifest alone. Nothing is downloaded. `first`: avoids reading the row again.
     """
     data = plan.data.dataset
     path = str(data.get("path") or "")
@@ -74,7 +74,7 @@ def trained_on_text(plan: RunPlan, first: FirstRow | None = None) -> bool:
         return True
     try:
         spec = DatasetSpec.model_validate(data)
-    except ValidationError:  # of another version
+    except ValidationError:  # from another version
         return False
     known = (first or FirstRow(plan)).is_text
     known = _by_preparation(plan) if known is None else known
@@ -84,11 +84,11 @@ def trained_on_text(plan: RunPlan, first: FirstRow | None = None) -> bool:
 
 
 def are_plain_text(spec: DatasetSpec, named: NamedSources, *, fetch: bool = False) -> bool | None:
-    """Whether the training rows are texts without answers, by the first of each source; None where
-    they are not here. `fetch`: rows on the hub may be asked for."""
+    """Whether the training rows are texts without answers, by the first row of each source; None if
+    they are not on this machine. `fetch`: rows may be downloaded from the hub."""
 
     def is_text(source: Source) -> bool:
-        """A text file is not read for that: it may be large, or not fetched yet."""
+        """Text files are recognised by name: they may be large or not downloaded yet."""
         by_name = source.files and file_format(source.files[0], source.format) == "txt"
         if source.kind == "corpus" or by_name:
             return True
@@ -98,21 +98,22 @@ def are_plain_text(spec: DatasetSpec, named: NamedSources, *, fetch: bool = Fals
         found = _understood(iterate(source), spec)
         return found is not None and _is_plain_text(*found)
 
-    # Of tokens and rows that may replace them, both: cut rows get a warning, split ones do not.
-    given = [each for each in (named.tokens, named.rows) if each is not None]
-    trains = [each.train for each in given if each.train is not None] or named.first.trains
+    # With both tokens and rows that may replace them, both must be text: truncating rows gives a
+    # warning, splitting them does not.
+    sources = [each for each in (named.tokens, named.rows) if each is not None]
+    trains = [each.train for each in sources if each.train is not None] or named.first.trains
     if not fetch and any(source.kind == "hub" for source in trains):
         return None
     try:
         return all(map(is_text, trains))
-    except (ExpertError, OSError):  # raised again by those who read the data
+    except (ExpertError, OSError):  # raised again when the data is read
         return None
 
 
 def _understood(
     rows: Iterable[Row | BadRow], spec: DatasetSpec
 ) -> tuple[Columns, Example | BadRow | Dropped] | None:
-    """The columns by the first rows, and what is in the first of them; None where there is none."""
+    """The columns according to the first rows, and the first row parsed; None without rows."""
     looked_at = list(islice(rows, FIRST_ROWS))
     first = next((row for row in looked_at if isinstance(row, Row)), None)
     if first is None:
@@ -126,24 +127,24 @@ def _is_plain_text(columns: Columns, example: Example | BadRow | Dropped) -> boo
 
 
 def rows_here(plan: RunPlan, spec: DatasetSpec) -> Iterator[Row]:
-    """Good rows of the training files, looked for where the manifest was."""
+    """Good rows of the training files, searched for in the folder of the manifest."""
     beside = Path(plan.data.cache).parents[1:2] if plan.data.cache else ()
     for folder in dict.fromkeys([*beside, Path(plan.watch.output_dir).parent]):
         named = [task.train for task in (spec.tasks or {}).values()] or [spec.path or ""]
         if not all((folder / name.partition("::")[0]).exists() for name in named):
             continue
-        found = resolve_sources(spec, folder)
-        sources = [found.train] if found.train else [task.train for task in found.tasks]
+        resolved = resolve_sources(spec, folder)
+        sources = [resolved.train] if resolved.train else [task.train for task in resolved.tasks]
         for source in sources:
             if source.kind != "hub":
                 yield from (row for row in iterate(source) if isinstance(row, Row))
 
 
 def _by_preparation(plan: RunPlan) -> bool | None:
-    """What the prepared folders of the run's cache were made of; None where they do not agree."""
+    """Whether the prepared folders of the run's cache are of plain text; None if they disagree."""
     cache = Path(plan.data.cache) if plan.data.cache else None
     kinds = set()
-    # Beside a folder that the manifest names, where the tokens of the run did not go into it.
+    # The tokens of the run may be next to a named folder instead of in it.
     places = [cache, cache.parent] if cache else []
     files = [each for place in places for each in place.glob("tokens-*/recipe.json")]
     for recipe in [cache / "recipe.json", *files] if cache else []:

@@ -1,4 +1,4 @@
-"""What preparing leaves: the tokens of every split, packed, and the warnings about them."""
+"""Prepared data: the packed tokens of every split, and warnings about them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class PreparedSplit:
-    """Training, validation or test rows: the tokens, and the sequences they were packed into."""
+    """Training, validation or test rows: their tokens and the sequences they are packed into."""
 
     name: str
     folders: tuple[Prepared, ...]
@@ -25,13 +25,13 @@ class PreparedSplit:
     index_file: Path
     index_hit: bool
     rows: int = 0
-    """Rows that belong to it, with those that packing left out."""
+    """All rows of the split, including those that packing left out."""
     packed_before: bool = False
-    """The rows are those of the run that is resumed, which an earlier version had packed."""
+    """An earlier version packed these rows, for the run that is being resumed."""
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest row of the files it is made from."""
+        """Tokens of the longest row in its files."""
         return max((each.statistics.longest for each in self.folders), default=0)
 
     def __repr__(self) -> str:
@@ -41,7 +41,7 @@ class PreparedSplit:
         return f"<PreparedSplit {self.name}: {rows}, in {where}>"
 
     def open(self) -> DocumentStore:
-        """The documents, memory-mapped; `index` says which of them are this split's."""
+        """The documents, memory-mapped; `index` selects those of this split."""
         from expert.data.tokens.documents import DocumentStore
 
         return DocumentStore(*(prepared.folder for prepared in self.folders))
@@ -49,7 +49,7 @@ class PreparedSplit:
 
 @dataclass(frozen=True)
 class PreparedData:
-    """Everything a run reads, and the warnings about it."""
+    """All data of a run, and the warnings about it."""
 
     train: PreparedSplit
     validation: PreparedSplit | None
@@ -57,22 +57,22 @@ class PreparedData:
     encoder: Encoder
     template: str
     doubts: tuple[Remark, ...] = ()
-    """Warnings about the rows, those that are trained on or those that it is judged by."""
+    """Warnings about the rows of any split."""
     shared: tuple[SharedRows, ...] = ()
-    """Rows of files for validation and test that are trained on as well; `doubts` name them."""
+    """Rows of validation and test files that are also trained on; `doubts` includes them."""
     columns: tuple[str, ...] = ()
-    """For each source of training rows: which columns are read, and which are not."""
+    """For each source of training rows: which columns are used and which are not."""
     notes: tuple[str, ...] = ()
-    """What was checked of tokens that were made elsewhere."""
+    """Results of checking token rows that were made elsewhere."""
 
     def splits(self) -> list[PreparedSplit]:
-        found = (self.train, self.validation, self.test)
-        return [split for split in found if split is not None]
+        splits = (self.train, self.validation, self.test)
+        return [split for split in splits if split is not None]
 
 
 @dataclass(frozen=True)
 class PartsLeft:
-    """The parts that are still to do, of so many."""
+    """Which parts are still missing, out of how many."""
 
     missing: tuple[int, ...]
     of: int

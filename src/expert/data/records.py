@@ -1,4 +1,4 @@
-"""What walks the line from a file to tokens: rows, examples, segments."""
+"""The stages of data from a file to tokens: rows, examples, segments."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ if TYPE_CHECKING:
 
 
 class DataError(ExpertError):
-    """Data that cannot be used as a whole: where, what, and what to do."""
+    """Data that cannot be used at all. The message says where, what is wrong and what to do."""
 
 
 class DataNotHere(DataError):
-    """What is not on this machine: not made yet, or to be fetched from where nothing is reached."""
+    """Data that is not on this machine: not written yet, or on a host that cannot be reached."""
 
 
 class FilesNotHere(DataNotHere):
-    """Files that were to be on this machine, none of which is: somebody has yet to make them."""
+    """None of the local files that were named exists."""
 
 
 class UnfitRow(Exception):
-    """Why a row gives no example; it becomes a BadRow where file and line are known."""
+    """Why a row cannot become an example; turned into a BadRow where file and line are known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One record of a data set and where it stands."""
+    """One record of a data set and its position."""
 
     values: Mapping[str, Any]
     file: str
     line: int
-    """Line of a text file, or number of the row where a format has no lines; from 1. Below 0 it is
-    the number of the row in a file whose lines hold several: -17 is the seventeenth."""
+    """Line in a text file, or row number in a format without lines; counted from 1. Negative: the
+    row number in a file that has several rows per line (-17 is row 17)."""
 
     @property
     def place(self) -> str:
@@ -47,7 +47,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A row that cannot be used, where it stands, and why. It travels as a value: the reader of
+    """A row that cannot be used, its position, and why. A value, not an exception: the reader of
     the rows decides whether it stops the run or is counted."""
 
     file: str
@@ -60,67 +60,67 @@ class BadRow:
         return f"{place_of(self.file, self.line)}: {self.reason}"
 
     def to_json(self) -> dict[str, Any]:
-        """As rejects.jsonl has it."""
+        """The entry in rejects.jsonl."""
         number = {"line": self.line} if self.line > 0 else {"row": -self.line}
         return {"file": self.file, **number, "reason": self.reason, "raw": self.raw}
 
 
 UNREAD = Row({}, "", 0)
-"""Stands for a row that was passed over without reading it."""
+"""Placeholder for a row that was skipped without parsing it."""
 Unread = Callable[[], int]
-"""How many of the rows that come next nobody needs; whoever reads them may put UNREAD there."""
+"""How many of the next rows are not needed; the reader may yield UNREAD for them."""
 
 
 def place_of(file: str, line: int) -> str:
-    """Where a row stands, in words: `rows.jsonl:17`, `rows.json: row 17`."""
+    """The position of a row for messages: `rows.jsonl:17`, `rows.json: row 17`."""
     return f"{file}:{line}" if line > 0 else f"{file}: row {-line}"
 
 
 @dataclass(frozen=True)
 class Dropped:
-    """A row that a check of the manifest leaves out, and which one."""
+    """A row excluded by a check of the manifest."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What one side says in a conversation."""
+    """One message of a conversation."""
 
     role: Role
     text: str
     learn: bool = True
-    """Of an answer: whether it is trained on."""
+    """Whether an answer is trained on."""
     extra: str = ""
-    """Further fields of the message as JSON: the calls of an answer, which call a tool answers."""
+    """Other fields of the message as JSON, such as tool calls or the id of the call it answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A row understood: a conversation, or plain text that is trained on as a whole."""
+    """A parsed row: a conversation, or plain text that is all trained on."""
 
     turns: tuple[Turn, ...] = ()
     text: str = ""
     tools: str = ""
-    """The tools that the model is offered, as JSON."""
+    """The tools offered to the model, as JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A stretch of the text that is fed to the model, and whether it is trained on."""
+    """A piece of the text given to the model, and whether it is trained on."""
 
     text: str
     learn: bool
 
     @property
     def size(self) -> int:
-        """Characters, by which the memory that tokenising takes is bounded."""
+        """Characters; bounds the memory that tokenising takes."""
         return len(self.text)
 
 
 @dataclass(frozen=True, slots=True)
 class TokenSegment(Segment):
-    """A stretch of tokens that were made elsewhere; it has no text."""
+    """A piece that is already tokenised; it has no text."""
 
     ids: npt.NDArray[np.int32]
 
@@ -130,4 +130,4 @@ class TokenSegment(Segment):
 
 
 Made = list[Segment] | BadRow | Dropped
-"""What becomes of a row."""
+"""The outcome of a row."""

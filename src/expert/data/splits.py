@@ -1,4 +1,4 @@
-"""Tokens → index → what a run reads: rows held out, packed, streamed, or tokenised late."""
+"""From tokens to the data of a run: splits, packing, streaming, and tokenising while training."""
 
 from __future__ import annotations
 
@@ -71,11 +71,11 @@ if TYPE_CHECKING:
 
 
 class NothingToPrepare(ExpertError):
-    """Rows that are tokenised while training."""
+    """There is nothing to prepare because rows are tokenised while training."""
 
 
 def refuse_streaming(spec: DatasetSpec) -> None:
-    """A stream has nothing to prepare."""
+    """Raise NothingToPrepare for a stream."""
     if spec.streaming:
         raise NothingToPrepare(
             "training.dataset.streaming is true: its rows are tokenised while training, there is "
@@ -84,14 +84,13 @@ def refuse_streaming(spec: DatasetSpec) -> None:
 
 
 def room_for(line: Line) -> AbstractContextManager[None]:
-    """Entered while data is prepared: a full disk is told with what the plan expects it to take."""
+    """Context for preparing: an error about a full disk includes the space the plan expects."""
     place, needed = line.cache.beside, line.plan.disk.cache_bytes
     return within_room(place, PREPARED_DATA, needed, fix=MORE_ROOM)
 
 
 def prepare_splits(line: Line) -> PreparedData | None:
-    """Every split, tokenised and packed; None where the cache is not written to and something of
-    it is missing."""
+    """Every split, tokenised and packed; None if something is missing in a read-only cache."""
     tokens = all_tokens(line, "train")
     given = {
         name: given_split(line, name) for name in ("validation", "test") if line.sources_of(name)
@@ -140,8 +139,9 @@ def prepare_splits(line: Line) -> PreparedData | None:
 
 
 def prepare_part(line: Line, part: Part) -> PreparedData | PartsLeft:
-    """One part of the rows of every split, tokenised; everything where no other part is missing."""
-    # Two splits may have the same rows: they are prepared as those of the first.
+    """Tokenise one part of the rows of every split; with the last missing part, prepare the
+    rest."""
+    # Splits with the same rows share a folder; it is prepared as the first of them.
     folders: dict[Path, tuple[Tokenising, Recipe, Path]] = {}
     for split in ("train", "validation", "test"):
         for source in line.sources_of(split):
@@ -158,24 +158,24 @@ def prepare_part(line: Line, part: Part) -> PreparedData | PartsLeft:
         return PartsLeft(tuple(sorted(missing)), part.of)
     for work, recipe, folder in folders.values():
         publish_parts(work, recipe, folder)
-    made = prepare_splits(line)
-    assert made is not None
-    return made
+    prepared = prepare_splits(line)
+    assert prepared is not None
+    return prepared
 
 
 def all_tokens(line: Line, split: str) -> tuple[Prepared, ...] | None:
-    """The tokens of every source of a split; None where those of one are not there."""
-    found = []
+    """The tokens of all sources of a split; None if any are missing."""
+    tokens = []
     for source in line.sources_of(split):
-        made = tokens_of(line, source, split)
-        if made is None:
+        prepared = tokens_of(line, source, split)
+        if prepared is None:
             return None
-        found.append(made)
-    return tuple(found)
+        tokens.append(prepared)
+    return tuple(tokens)
 
 
 def given_split(line: Line, name: str) -> PreparedSplit | None:
-    """A split that has files of its own; None where it has none, or is not prepared."""
+    """A split with its own files; None if it has none or they are not prepared."""
     tokens = all_tokens(line, name)
     if not tokens:
         return None
@@ -184,28 +184,28 @@ def given_split(line: Line, name: str) -> PreparedSplit | None:
 
 
 def keys_of(line: Line, tokens: tuple[Prepared, ...]) -> RowKeys | None:
-    """What the documents of prepared sources are recognised by; None where that is not kept, and
-    every token would have to be read."""
+    """Keys to recognise the documents of prepared sources; None if they are not stored and the
+    cache is read-only, since making them reads every token."""
     beside, saves = line.cache.beside, line.cache.writes
-    found = [
+    per_source = [
         saved_keys(each, beside, line.waits, line.damaged.append)
         if saves
         else kept_keys(each, beside)
         for each in tokens
     ]
-    there = [keys for keys in found if keys is not None]
-    return RowKeys.joined(there) if len(there) == len(found) else None
+    known = [keys for keys in per_source if keys is not None]
+    return RowKeys.joined(known) if len(known) == len(per_source) else None
 
 
 def _shared(
     line: Line, split: PreparedSplit, train: PreparedSplit, trained: Documents
 ) -> SharedRows | None:
-    """The rows of a split with files of its own that are trained on as well."""
+    """Rows of a split with its own files that are also trained on."""
     rows = []
     for each in (split, train):
         keys = keys_of(line, each.folders)
         if keys is None:
-            return None  # the next run makes the keys, and reports them
+            return None  # the next run makes the keys and reports shared rows
         names = [source.name for source in line.sources_of(each.name)]
         rows.append(SplitRows(names=names, folders=each.folders, keys=keys))
     return find_shared(split.name, rows[0], rows[1], trained)
@@ -222,9 +222,9 @@ def pack_split(
     *,
     drawn_beside: PreparedSplit | None = None,
 ) -> PreparedSplit | None:
-    """Some documents as a split, by the index that is there or is made; None where nothing is."""
+    """Documents as a split, by a stored index or a new one; None if missing and read-only."""
     plan = line.plan
-    # Only the lengths are kept while packing: this is where preparing takes most memory a row.
+    # Keep only the lengths while packing, which takes the most memory per row of all preparation.
     store = DocumentStore(*(prepared.folder for prepared in tokens))
     rows = rows_to_pack(plan, store, documents, is_text=line.is_text)
     del store
@@ -260,8 +260,8 @@ def pack_split(
 
 
 def _save_index(line: Line, index: PackIndex, file: Path) -> None:
-    """Write an index in place of one that is damaged, or of which no hash was kept: that of an
-    earlier version, which may stay where nothing can be written and it is equal."""
+    """Write an index. A damaged one is replaced. One without a hash, from an earlier version, may
+    stay if the folder is read-only and the content is equal."""
     state = state_of(file)
     if state == "damaged":
         line.damaged.append(told_aside(file, "packed"))
@@ -273,8 +273,8 @@ def _save_index(line: Line, index: PackIndex, file: Path) -> None:
 
 
 def _index_file(line: Line, named: IndexName) -> tuple[Path, bool]:
-    """Where the index is or goes to, and whether an earlier version packed the same rows for the
-    run that is resumed: then its own index is used, since the order of a run never changes."""
+    """The file of the index, and whether the run being resumed has its own index of the same rows
+    from an earlier version: that one is used, because a run's order must not change."""
     own, beside = line.own_indexes, line.cache.beside
     if named.split != "train" or not own or named.file in own:
         return beside / named.file, False
@@ -283,7 +283,7 @@ def _index_file(line: Line, named: IndexName) -> tuple[Path, bool]:
     state = state_of(beside / before) if before is not None else "missing"
     if before is None or state in ("missing", "damaged"):
         return beside / named.file, before is not None
-    if state == "unknown":  # nothing can make it again: it is held to what it is now
+    if state == "unknown":  # it cannot be rebuilt, so its current content counts as correct
         PackIndex.open(beside / before)
         with suppress(OSError):
             keep_hash(beside / before, sha256_of(beside / before))
@@ -295,7 +295,7 @@ def _packing(line: Line, name: str, rows: RowsToPack) -> Packing:
 
 
 def data_order(plan: RunPlan, split: PreparedSplit) -> DataOrder:
-    """The order of a split's bins: steps of as many as hold the planned examples on average."""
+    """The order of a split's bins; a step has as many as hold the planned examples on average."""
     index = split.index
     count = bins_per_update(index, plan.batch.examples_per_update)
     grouped = index.bin_lengths() if plan.data.group_by_length else None
@@ -303,7 +303,7 @@ def data_order(plan: RunPlan, split: PreparedSplit) -> DataOrder:
 
 
 def packed_counts(plan: RunPlan, split: PreparedSplit) -> PackedCounts:
-    """What a plan is settled by once its rows are packed."""
+    """Counts of the packed rows, which the plan is settled by."""
     index, order = split.index, data_order(plan, split)
     return PackedCounts(
         rows=index.examples,
@@ -320,7 +320,7 @@ def packed_counts(plan: RunPlan, split: PreparedSplit) -> PackedCounts:
 
 
 def stream_of(line: Line) -> Stream:
-    """The training rows, tokenised and packed as they are read."""
+    """The training rows, tokenised and packed while they are read."""
     from expert.data.feed.streaming import Stream, StreamedRows
 
     source = line.chosen.sources.train
@@ -333,7 +333,7 @@ def stream_of(line: Line) -> Stream:
     packing: Packing | None = None
 
     def pack(store: FlatDocuments, seed: int) -> PackIndex:
-        """Every window is packed as the first one was: steps are cut by that."""
+        """Windows are packed like the first one, which decides the bins per step."""
         nonlocal packing
         rows = rows_to_pack(plan, store, np.arange(len(store)), is_text=line.is_text)
         packing = packing or _packing(line, "train", rows)
@@ -350,10 +350,10 @@ def stream_of(line: Line) -> Stream:
 
 
 def late_rows(line: Line, split: PreparedSplit) -> RowsTokenisedLate:
-    """The rows of a split as text, one for each of its sequences, all in memory.
+    """The rows of a split as text, one per sequence, all in memory.
 
-    What was prepared decides which rows are used and in what order, so that a run trains on the
-    same; their tokens are made again each time a batch asks for them.
+    The prepared data decides which rows are used and in what order, so a run trains on the same
+    rows; a row is tokenised again each time it is in a batch.
     """
     from expert.data.feed.loader import RowsTokenisedLate
 

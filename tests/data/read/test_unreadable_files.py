@@ -135,6 +135,13 @@ def test_a_file_that_unpacks_to_much_more_than_its_size_is_refused(name, tmp_pat
     assert next(iter(read_rows(path, max_unpacked=10**9)))
 
 
+def test_a_byte_that_is_not_utf8_is_found_up_to_the_limit_that_was_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setattr("expert.data.read.streams.MOST_UNPACKED", 2**17)
+    path = written(tmp_path, "a.txt.gz", gzip.compress(b"x\n" * 200_000 + b"\xff"))
+    [row] = read_rows(path, max_unpacked=10**9)
+    assert row.line == 200_001
+
+
 def test_cells_of_many_megabytes_are_bad_rows(tmp_path):
     noise = os.urandom(3_000_000).hex()
     pq.write_table(pa.table({"a": ["x", noise, "y"]}), tmp_path / "a.parquet")

@@ -1,4 +1,4 @@
-"""Rows that the checks of the manifest leave out, each with its reason."""
+"""The row checks of a manifest."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from expert.manifest.schema.dataset import RowChecks
 
 
 class RowFilter:
-    """Why an example is left out, if it is. It remembers what it has seen for duplicates."""
+    """Why an example is left out, if it is. Remembers examples, to find duplicates."""
 
     def __init__(self, checks: RowChecks | None) -> None:
         self.checks = checks or RowChecks()

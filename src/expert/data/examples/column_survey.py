@@ -1,7 +1,7 @@
-"""Which columns the rows of a source fill, how many rows fill each, and with which kind of value.
+"""Which columns the rows of a source have, how many rows fill each, and with what type of value.
 
-Every row counts: a column that the first row lacks, or fills with another kind of value than later
-rows do, is seen all the same. Of a stream the first window is looked at.
+All rows are read, since later rows may have other columns or types than the first. Of a stream,
+only the first window.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ TEXT, NUMBER, TRUTH = "text", "number", "truth"
 PART, MESSAGE, MESSAGES, CONVERSATION = "part", "message", "messages", "conversation"
 MEDIA, LIST, OBJECT = "media", "list", "object"
 READABLE = frozenset({TEXT, NUMBER, TRUTH, PART, MESSAGE, MESSAGES})
-"""Kinds of values that hold what somebody says."""
+"""Types of values that may hold text of a request or an answer."""
 _MEDIA_FIELDS = ({"bytes", "path"}, {"array", "sampling_rate"})
 
 
 def shape_of(value: Any) -> str:
-    """The kind of a value that decides how it is read; "" for an empty one."""
+    """The type of a value, which decides how it is read; "" if empty."""
     if isinstance(value, str):
         if len(value) <= 5 and value.lower() in ("true", "false"):
             return TRUTH
@@ -58,19 +58,17 @@ def _shape_of_object(value: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class ColumnSurvey:
-    """What was seen of the columns."""
-
     shapes: dict[str, dict[str, int]] = field(default_factory=dict)
-    """For each column, in the order of its first appearance: how many rows fill it with what."""
+    """For each column, in order of first appearance: rows by type of value."""
     rows: int = 0
     whole: bool = True
-    """False where more rows follow that were not looked at."""
+    """False if there are more rows that were not read."""
     file: str = ""
     """The file of the first row, for messages."""
 
     @classmethod
     def of(cls, rows: Iterable[Mapping[str, Any]], *, whole: bool = True) -> Self:
-        """Of rows that are in memory."""
+        """A survey of rows in memory."""
         shapes: dict[str, dict[str, int]] = {}
         count = 0
         for values in rows:
@@ -92,27 +90,28 @@ class ColumnSurvey:
         return sum(self.shapes.get(name, {}).values())
 
     def holds(self, name: str, *shapes: str) -> bool:
-        """Whether a row fills the column with one of these kinds."""
+        """Whether any row has one of these types in the column."""
         return any(shape in self.shapes.get(name, {}) for shape in shapes)
 
     def holds_only(self, name: str, *shapes: str) -> bool:
-        """Whether rows fill the column, and with nothing else."""
-        found = self.shapes.get(name, {})
-        return bool(found) and found.keys() <= set(shapes)
+        """Whether the column is filled, and only with these types."""
+        counts = self.shapes.get(name, {})
+        return bool(counts) and counts.keys() <= set(shapes)
 
     def readable(self, name: str) -> bool:
-        """Whether a row has something said in the column; an empty column may get it later."""
-        found = self.shapes.get(name)
-        return not found or not READABLE.isdisjoint(found)
+        """Whether some row has text in the column; an empty column counts, as text may come
+        later."""
+        counts = self.shapes.get(name)
+        return not counts or not READABLE.isdisjoint(counts)
 
     def surprise(self, values: Mapping[str, Any]) -> str:
-        """A column that a row fills and no row that was looked at did; "" where there is none."""
+        """A column that this row fills and no surveyed row did; "" if there is none."""
         new = (n for n, value in values.items() if not self.shapes.get(n) and shape_of(value))
         return next(new, "")
 
 
 def survey_rows(rows: Iterable[Row | BadRow], most: int | None = None) -> ColumnSurvey:
-    """The survey of rows as they are read, of at most so many of them."""
+    """Survey rows while reading them, at most `most`."""
     left = iter(rows)
     file = ""
 

@@ -1,4 +1,4 @@
-"""Which column of a data set holds which part of an example: as the manifest says, or by name."""
+"""Which column holds which part of an example: from the manifest, or by column name."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from expert.manifest.schema.dataset import DatasetSpec, FieldMapping
 
 Kind = Literal["instruction", "messages", "text", "multi_task"]
 
-# In the order in which they are tried where the manifest names no column.
+# In the order in which they are tried if the manifest names no column.
 USUAL_REQUESTS = ("instruction", "prompt", "question", "text", "sql_prompt")
 USUAL_ANSWERS = ("response", "output", "answer", "completion", "text", "cypher", "sql")
-# Names that may as well stand for something else, after those that do not.
+# Ambiguous names come last.
 INSTRUCTION_COLUMNS = (*USUAL_REQUESTS, "query", "request", "user", "human")
 RESPONSE_COLUMNS = (*USUAL_ANSWERS, "reply", "assistant", "query")
 SPEAKERS = frozenset({"user", "human"})
-"""Such a column holds what was said only beside "assistant"; else it may say who it was."""
+"""Columns that hold a request only next to "assistant"; otherwise they may name the speaker."""
 INPUT_COLUMNS = ("input", "context", "schema", "sql_context")
 SYSTEM_COLUMNS = ("system", "system_prompt", "system_message")
 MESSAGE_COLUMNS = ("messages", "conversations")
@@ -49,7 +49,7 @@ CHANGES_WHAT_IS_SAID = frozenset(
         *("split", "mask", "train", "is_correct", "correct", "approved", "reward"),
     }
 )
-"""Columns that are worth a warning where rows fill them and nothing is read from them."""
+"""Columns worth a warning if they are filled but not read."""
 BESIDE_AN_EXCHANGE = frozenset(
     {
         *(*RESPONSE_COLUMNS, "answers", "target", "targets", "label", "labels", "label_text"),
@@ -60,12 +60,12 @@ BESIDE_AN_EXCHANGE = frozenset(
         *("cot", "complex_cot", "chain_of_thought"),
     }
 )
-"""As well, but not where the rows are conversations: those hold it all."""
+"""The same, except in conversations, whose messages are complete."""
 MESSAGES_READ = 4
-"""Changes with how messages are understood: tokens that were prepared before are not reused."""
+"""Increased when messages are read differently, so that old prepared tokens are not reused."""
 PREFERRED, ALL = "preferred", "all"
-"""Values of training.dataset.preference_rows: only supervised fine-tuning is built, but the
-preferred half of rows that compare answers can be trained on, on request."""
+"""Values of training.dataset.preference_rows. Only supervised fine-tuning is supported, but it can
+use the preferred answers of preference rows on request."""
 _PAIRS = (
     ("chosen", "rejected"),
     ("preferred_output", "non_preferred_output"),
@@ -73,18 +73,18 @@ _PAIRS = (
 )
 _LABELS = ("label", "kto_tag")
 _OPTIONAL = ("input", "system", "tools")
-"""Parts that a row may lack: in a stream they may come after the first window."""
+"""Parts that rows may lack; in a stream they may first appear after the first window."""
 NAMELESS = "(no name)"
-"""A column without a name, as an index is written into CSV."""
+"""A column without a name, such as an index in CSV."""
 
 
 class ColumnsNotFound(DataError):
-    """A file whose columns do not hold what is looked for."""
+    """The expected columns are not in the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """What the rows of a data set are, and which column holds which part; "": none does."""
+    """The kind of rows, and the column of each part; "" if there is none."""
 
     kind: Kind
     instruction: str = ""
@@ -96,25 +96,25 @@ class Columns:
     tools: str = ""
     history: str = ""
     label: str = ""
-    """Says of each row whether its answer is good; the others are left out."""
+    """Marks the good answers; rows with other answers are left out."""
     json_values: bool = False
     """Lists and objects are trained on as JSON text."""
     structured: bool = False
-    """A column of an exchange holds messages or parts, lists or objects in some rows. They were
-    trained on as JSON text once: tokens that were prepared so are not used any more."""
+    """Some rows have messages, parts, lists or objects in a column of the exchange. Older versions
+    trained on them as JSON text, and tokens prepared that way are not reused."""
 
     def __str__(self) -> str:
-        """What decides how a row is read: prepared tokens are kept by it. Parts that came later
-        stand in it only where they are used."""
+        """Everything that decides how rows are read; part of the cache key. Fields added later
+        appear only if set, so that older keys stay valid."""
         names = ("kind", "instruction", "input", "response", "system", "text", "messages")
         later = ("tools", "history", "label", "json_values", "structured")
         shown = (*names, *(name for name in later if getattr(self, name)))
-        told = [f"{name}={getattr(self, name)!r}" for name in shown]
-        told += [f"read={MESSAGES_READ}"] if self.kind == "messages" else []
-        return f"Columns({', '.join(told)})"
+        fields = [f"{name}={getattr(self, name)!r}" for name in shown]
+        fields += [f"read={MESSAGES_READ}"] if self.kind == "messages" else []
+        return f"Columns({', '.join(fields)})"
 
     def used(self) -> dict[str, str]:
-        """Which part of an example is in which column."""
+        """The column of each part that has one."""
         parts = (
             *("system", "history", "instruction", "input", "response", "tools"),
             *("messages", "text", "label"),
@@ -122,27 +122,27 @@ class Columns:
         return {part: getattr(self, part) for part in parts if getattr(self, part)}
 
     def unused(self, seen: ColumnSurvey) -> dict[str, int]:
-        """The columns that nothing is read from, with the number of rows that fill each."""
+        """Columns that are not read, with the number of rows that fill each."""
         taken = set(self.used().values())
         filled = {name or NAMELESS: seen.filled(name) for name in seen.names if name not in taken}
         return {name: rows for name, rows in filled.items() if rows}
 
     def told(self, seen: ColumnSurvey) -> str:
-        """Which columns are read and which are not, in words."""
+        """Which columns are used and which are not, in words."""
         used = ", ".join(f"{part}={column}" for part, column in self.used().items())
         unused = (f"{n} (in {counted(rows, 'row')})" for n, rows in self.unused(seen).items())
         left = ", ".join(unused)
         return f"{used}; not used: {left}" if left else used
 
     def worth_a_warning(self, seen: ColumnSurvey) -> str:
-        """What to say of unused columns whose names promise a part of what is said; else ""."""
+        """A warning about unused columns whose names suggest content; "" if there are none."""
         whole = self.kind == "messages"
         telling = CHANGES_WHAT_IS_SAID if whole else CHANGES_WHAT_IS_SAID | BESIDE_AN_EXCHANGE
         named = [
             f"{name} (filled in {rows:,} of {counted(seen.rows, 'row')})"
             for name, rows in self.unused(seen).items()
             if name.strip().lower() in telling
-            and (name not in RESPONSE_COLUMNS or seen.readable(name))  # Spider has a parsed answer
+            and (name not in RESPONSE_COLUMNS or seen.readable(name))  # Spider has parsed answers
         ]
         if not named:
             return ""
@@ -150,11 +150,11 @@ class Columns:
         fix = f"name the columns to use in {key}, or write what they hold into those"
         if self.kind == "text":
             fix = f"the rows are plain text; {key} with instruction and response gives them answers"
-        return f"columns that are not read: {', '.join(named)}  ({fix})"
+        return f"columns that are not used: {', '.join(named)}  ({fix})"
 
 
 def understand_columns(seen: ColumnSurvey, spec: DatasetSpec | None = None) -> Columns:
-    """The kind of rows and their columns: as the manifest says, otherwise by their names."""
+    """The kind of rows and their columns, from the manifest or by name."""
     spec = spec or DatasetSpec()
     _refuse_media(seen)
     asked = _asked_columns(seen, spec.field_mapping, spec.text_field)
@@ -175,14 +175,14 @@ def understand_columns(seen: ColumnSurvey, spec: DatasetSpec | None = None) -> C
 
 
 def _tools_beside_messages(found: Columns, seen: ColumnSurvey) -> str:
-    """Tools are offered in a conversation: here one whose answer has a column of its own."""
+    """The column of tools, if the rows are conversations whose answer has its own column."""
     parts = (found.instruction, found.response)
     talks = any(seen.holds(column, MESSAGES, MESSAGE) for column in parts)
     return _first(TOOL_COLUMNS, _by_plain_name(seen.names)) if talks else ""
 
 
 def columns_of(seen: ColumnSurvey, spec: DatasetSpec) -> Columns:
-    """As `understand_columns`; an error names the file."""
+    """`understand_columns`, with the file in the error."""
     try:
         return understand_columns(seen, spec)
     except DataError as error:
@@ -190,7 +190,7 @@ def columns_of(seen: ColumnSurvey, spec: DatasetSpec) -> Columns:
 
 
 def _refuse_media(seen: ColumnSurvey) -> None:
-    """Rows with pictures or sound: without them their texts would be answers to nothing."""
+    """Refuse rows with images, video or audio: their text makes no sense alone."""
     for name in seen.names:
         rows = seen.filled(name)
         if rows and (name.strip().lower() in MEDIA_COLUMNS or seen.holds(name, MEDIA)):
@@ -203,7 +203,7 @@ def _refuse_media(seen: ColumnSurvey) -> None:
 
 
 def _refuse_single_messages(found: Columns, seen: ColumnSurvey) -> None:
-    """Trees of messages have one message in a row, answers and requests alike."""
+    """Refuse trees of messages, with one message per row, requests and answers alike."""
     known = _by_plain_name(seen.names)
     if found.kind == "text" and {"role", "parent_id"} <= known.keys():
         raise DataError(
@@ -214,8 +214,8 @@ def _refuse_single_messages(found: Columns, seen: ColumnSurvey) -> None:
 
 
 def _preferred(seen: ColumnSurvey, asked: dict[str, str], rows: str | None) -> str:
-    """Of rows that compare answers: the column with the good answers joins those that are asked
-    for, or the column that labels them is returned. Refused where nobody asked for one half."""
+    """For preference pairs, set `asked["response"]` to the preferred answers; for labelled answers,
+    return the label column. Raises unless the manifest asks for the preferred half."""
     known = _by_plain_name(seen.names)
     pair = next((pair for pair in _PAIRS if known.keys() >= {*pair}), None)
     if pair and "response" not in asked:
@@ -233,9 +233,9 @@ def _preferred(seen: ColumnSurvey, asked: dict[str, str], rows: str | None) -> s
     if rows != PREFERRED:
         raise DataError(
             f"the column {label!r} says of each answer whether it is good, and all of them would "
-            "be trained on as good; only supervised fine-tuning is built  (to train on those where "
-            f"it is true: {_ASK_FOR_IT}, or expert new --preferred; where it means something else: "
-            f"training.dataset.preference_rows: {ALL})"
+            "be trained on as good; only supervised fine-tuning is supported  (to train on those "
+            f"where it is true: {_ASK_FOR_IT}, or expert new --preferred; if it means something "
+            f"else: training.dataset.preference_rows: {ALL})"
         )
     return label
 
@@ -254,7 +254,8 @@ def refused_pairs(chosen: str, rejected: str) -> DataError:
 def _find_request(
     seen: ColumnSurvey, known: Mapping[str, str], asked: dict[str, str], chosen: str
 ) -> None:
-    """Where the request of a pair stands: in a column of its own, before the pair, or in it."""
+    """Find the request of a preference pair: in its own column, in messages before the pair, or
+    inside the answers."""
     for name in (*MESSAGE_COLUMNS, "input"):
         column = known.get(name)
         if column and seen.holds(column, MESSAGES, CONVERSATION):
@@ -269,7 +270,7 @@ def _find_request(
 
 
 def _messages_columns(seen: ColumnSurvey, asked: Mapping[str, str]) -> Columns | None:
-    """Conversations, in the column that was asked for or in one of a usual name."""
+    """Conversations, in the named column or one with a common name."""
     plain = _by_plain_name(seen.names)
     asked_apart = (
         "response" in asked and "messages" not in asked and _first(INSTRUCTION_COLUMNS, plain)
@@ -294,30 +295,29 @@ def _messages_columns(seen: ColumnSurvey, asked: Mapping[str, str]) -> Columns |
 def _of_readings(seen: ColumnSurvey, asked: Mapping[str, str], json_values: bool) -> Columns | None:
     """Requests and answers, or plain text.
 
-    The strictest reading that finds something counts: what is understood by usual names, as they
-    are usually written, must not be understood otherwise because more is tried after it. A column
-    in which something is said comes before one with parsed structures; those are tried last.
+    The strictest interpretation that finds something wins, so that adding looser ones never changes
+    how common names are understood. Readable columns come before parsed structures.
     """
     written, plain = {name: name for name in seen.names}, _by_plain_name(seen.names)
     usual, wide = (USUAL_REQUESTS, USUAL_ANSWERS), (INSTRUCTION_COLUMNS, RESPONSE_COLUMNS)
     for readable in (True, False):
         for known, names in ((written, usual), (plain, usual), (plain, wide)):
-            found = _multi_task_columns(known, asked, seen)
-            if found:
-                return found
+            columns = _multi_task_columns(known, asked, seen)
+            if columns:
+                return columns
             any_value = json_values or not readable
             kept = {
                 name: column for name, column in known.items() if any_value or seen.readable(column)
             }
-            found = _instruction_columns(kept, asked, names)
-            if found:
-                return _with_history(found, known, seen)
+            columns = _instruction_columns(kept, asked, names)
+            if columns:
+                return _with_history(columns, known, seen)
     return None
 
 
 def _by_plain_name(names: Iterable[str]) -> dict[str, str]:
-    """The columns by their names in small letters without blanks around them, in their order; of
-    two that are alike then, the one that is written so, else the first."""
+    """Columns by their name in lower case without surrounding spaces, in order. If two names become
+    equal, the one already written that way wins, else the first."""
     known: dict[str, str] = {}
     for name in names:
         plain = name.strip().lower()
@@ -329,10 +329,10 @@ def _by_plain_name(names: Iterable[str]) -> dict[str, str]:
 def _asked_columns(
     seen: ColumnSurvey, mapping: FieldMapping | None, text_field: str | None
 ) -> dict[str, str]:
-    """Parts of an example that the manifest gives a column, all of which exist."""
+    """The columns that the manifest names, by part; all of them exist."""
     names = seen.names
     mapped = {} if mapping is None else mapping.model_dump(include=set(FieldMapping.model_fields))
-    # A part mapped to its own name is the default written out: the automatic choice still applies.
+    # A part mapped to its own name is the default written out: automatic detection still applies.
     asked = {
         part: column
         for part, column in mapped.items()
@@ -357,7 +357,7 @@ def _asked_columns(
 
 
 def _refuse_contradictions(asked: Mapping[str, str], names: Iterable[str]) -> None:
-    """Parts that exclude each other, and a column that was to be two parts."""
+    """Refuse parts that exclude each other, and one column for two parts."""
     whole = {"text": {"messages", "instruction", "response"}, "messages": {"instruction"}}
     for part, excluded in whole.items():
         if part in asked and asked.keys() & excluded:
@@ -377,7 +377,7 @@ def _refuse_contradictions(asked: Mapping[str, str], names: Iterable[str]) -> No
 def _multi_task_columns(
     known: Mapping[str, str], asked: Mapping[str, str], seen: ColumnSurvey
 ) -> Columns | None:
-    """Rows of several tasks, whose input is an object with parts of its own."""
+    """Rows of several tasks, whose input is an object."""
     response = asked.get("response") or known.get("output", "")
     if "instruction" in {*known, *asked} or "input" not in known or not response:
         return None
@@ -391,7 +391,7 @@ def _multi_task_columns(
 def _instruction_columns(
     known: Mapping[str, str], asked: Mapping[str, str], names: tuple[Sequence[str], Sequence[str]]
 ) -> Columns | None:
-    """Request and answer, or plain text; None where neither is there."""
+    """Request and answer, or plain text; None if there is neither."""
     instruction, response = _exchange_columns(known, asked, names)
     if instruction and response:
         return Columns(
@@ -407,7 +407,7 @@ def _instruction_columns(
 
 
 def _with_history(columns: Columns, known: Mapping[str, str], seen: ColumnSurvey) -> Columns:
-    """Earlier exchanges are a list; a text of that name is not a conversation."""
+    """Add earlier exchanges, which must be a list: a text named history is not a conversation."""
     column = known.get("history", "")
     listed = not seen.filled(column) or seen.holds(column, LIST, MESSAGES)
     if columns.kind != "instruction" or not column or not listed:
@@ -418,18 +418,18 @@ def _with_history(columns: Columns, known: Mapping[str, str], seen: ColumnSurvey
 def _exchange_columns(
     known: Mapping[str, str], asked: Mapping[str, str], names: tuple[Sequence[str], Sequence[str]]
 ) -> tuple[str, str]:
-    """The columns with the request and with the answer, "" for one that is not there."""
-    given = {column for part, column in asked.items() if part != "system"}
+    """The columns of request and answer, "" if missing."""
+    taken = {column for part, column in asked.items() if part != "system"}
     doubtful = {known[name] for name in SPEAKERS & known.keys() if "assistant" not in known}
-    instruction = asked.get("instruction") or _first(names[0], known, given | doubtful)
-    response = asked.get("response") or _first(names[1], known, given | {instruction})
+    instruction = asked.get("instruction") or _first(names[0], known, taken | doubtful)
+    response = asked.get("response") or _first(names[1], known, taken | {instruction})
     if not instruction and response:
-        instruction = _first(("input",), known, given)
+        instruction = _first(("input",), known, taken)
     return instruction, response
 
 
 def _first(names: Sequence[str], known: Mapping[str, str], taken: Collection[str] = ()) -> str:
-    """The first of these columns that exists and is not taken; "" where none is."""
+    """The first of these columns that exists and is not taken, else ""."""
     return next((known[n] for n in names if n in known and known[n] not in taken), "")
 
 
@@ -463,12 +463,11 @@ def _not_understood(
 
 
 def near_column(column: str, names: Iterable[str]) -> str | None:
-    """The column whose name is nearly this one."""
+    """The column with the most similar name, if any is close."""
     by_letters = {name.lower(): name for name in names}
     near = neighbour_of(column.lower(), by_letters)
     return by_letters[near] if near is not None else None
 
 
 def columns_found(names: Iterable[str]) -> str:
-    """The columns that there are, in words."""
     return f"columns found: {', '.join(names) or 'none'}"

@@ -1,4 +1,4 @@
-"""Rows of many formats, understood as one: the example in a row."""
+"""Parses rows of all supported formats into examples."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def example_of(row: Row, columns: Columns) -> Example | BadRow | Dropped:
 
 
 def _is_preferred(value: Any, column: str) -> bool:
-    """Whether a label says that the answer is good."""
+    """Whether a label marks the answer as good."""
     if isinstance(value, bool):
         return value
     if isinstance(value, str) and value.strip().lower() in ("true", "false"):
@@ -77,7 +77,7 @@ def _instruction_example(values: Values, columns: Columns) -> Example:
 
 
 def _offered(values: Values, columns: Columns) -> str:
-    """The tools of a row, as JSON; "" where it has none."""
+    """The tools of a row as JSON; "" if there are none."""
     tools = values.get(columns.tools) if columns.tools else None
     return tools_of(tools, columns.tools) if tools is not None else ""
 
@@ -88,8 +88,7 @@ def _refuse_empty(text: str, column: str, what: str) -> None:
 
 
 def _messages_in(value: Any) -> Sequence[Any] | None:
-    """The messages of a value: a list of them, or one alone. A text is a text, whatever it holds:
-    an answer may well be JSON."""
+    """A list of messages, or a single one. Text is never parsed: an answer may well be JSON."""
     if type(value) is str:
         return None
     if is_message(value):
@@ -98,7 +97,7 @@ def _messages_in(value: Any) -> Sequence[Any] | None:
 
 
 def _history(pairs: Any, column: str) -> list[Turn]:
-    """Earlier requests and answers, which are trained on like the last one."""
+    """Earlier requests and answers, which are trained on like the last."""
     if is_messages(pairs):
         return turns_in(pairs, column)
     turns = []
@@ -116,7 +115,7 @@ def _exchange(system: str, request: str, answer: str) -> Example:
 
 
 def _with_input(request: str, column: str, material: str) -> str:
-    """The request with the material under a label; without a request, the material alone."""
+    """The request with the input under a label, or the input alone if there is no request."""
     if not request or request.isspace():
         return material
     name = column.lower()
@@ -129,7 +128,7 @@ def _with_input(request: str, column: str, material: str) -> str:
 def _prompt_completion_example(
     values: Values, columns: Columns, asked: Sequence[Any] | None, answered: Sequence[Any] | None
 ) -> Example:
-    """A request and an answer, one of which at least is a list of messages."""
+    """A request and an answer, at least one of which is a list of messages."""
     before = _turns_or_text(values, columns.instruction, "user", asked, columns)
     after = _turns_or_text(values, columns.response, "assistant", answered, columns)
     if after[-1].role != "assistant":
@@ -155,8 +154,8 @@ def _turns_or_text(
 def _joined_once(
     before: list[Turn], after: list[Turn], asked_in: str, answered_in: str
 ) -> list[Turn]:
-    """The turns before and the answer. Some data sets have the whole conversation in the column of
-    the answer as well: then it counts once, and what was asked must be in it."""
+    """The request's turns and the answer's. Some data sets repeat the conversation in the answer
+    column: then it is used once, and must contain the requests."""
     users = [turn.text.strip() for turn in after if turn.role == "user"]
     if not users:
         return [*before, *after]
@@ -177,8 +176,8 @@ def _messages_example(values: Values, columns: Columns) -> Example:
         value = value["messages"]
     turns = _turns_of(value, values, columns)
     if columns.response:
-        given = values.get(columns.response)
-        said = decoded_messages(given) if isinstance(given, str) else _messages_in(given)
+        answer = values.get(columns.response)
+        said = decoded_messages(answer) if isinstance(answer, str) else _messages_in(answer)
         after = _turns_or_text(values, columns.response, "assistant", said, columns)
         turns = _joined_once(turns, after, columns.messages, columns.response)
     offered = tools_of(tools, columns.tools or columns.messages) if tools is not None else ""
@@ -186,8 +185,8 @@ def _messages_example(values: Values, columns: Columns) -> Example:
 
 
 def _turns_of(value: Any, values: Values, columns: Columns) -> list[Turn]:
-    """The turns of a conversation: a list of messages, as it is or as JSON, or a transcript; a
-    plain text is a request where its answer has a column of its own."""
+    """The turns of a conversation: a list of messages, its JSON text, or a transcript. Plain text
+    is a request if the answer has its own column."""
     column = columns.messages
     if isinstance(value, str):
         messages = decoded_messages(value)
@@ -225,13 +224,13 @@ def _marked_role(name: str) -> Role:
 
 
 def _multi_task_example(values: Values, columns: Columns) -> Example:
-    """Rows of tasks have parts of their own, which are JSON where they are not text."""
+    """Inputs of tasks have several parts; those that are not text become JSON."""
     columns = replace(columns, json_values=True)
     answer = _needed(values, columns.response, columns)
     _refuse_empty(answer, columns.response, "the answer is empty")
-    given = values.get(columns.input)
-    if isinstance(given, Mapping):
-        request = _labelled(given, columns)
+    task_input = values.get(columns.input)
+    if isinstance(task_input, Mapping):
+        request = _labelled(task_input, columns)
     else:
         request = _needed(values, columns.input, columns)
     _refuse_empty(request, columns.input, "the request is empty")
@@ -239,7 +238,7 @@ def _multi_task_example(values: Values, columns: Columns) -> Example:
 
 
 def _labelled(parts: Values, columns: Columns) -> str:
-    """The instruction, then everything else under the name it has in the row."""
+    """The instruction, followed by the other parts under their names."""
     blocks = [_optional(parts, "instruction", columns)]
     for name in parts:
         text = "" if name in METADATA_OF_A_TASK else _optional(parts, name, columns)
@@ -259,7 +258,7 @@ def _needed(values: Values, column: str, columns: Columns) -> str:
 
 
 def _not_held(values: Values, column: str, wanted: str) -> UnfitRow:
-    """What is wrong with a value that is absent, null or of the wrong kind."""
+    """The error for a value that is missing, null or of the wrong type."""
     if column not in values:
         return UnfitRow(f"column {column!r} is missing; {columns_found(values)}")
     if values[column] is None:
@@ -268,15 +267,14 @@ def _not_held(values: Values, column: str, wanted: str) -> UnfitRow:
 
 
 def _optional(values: Values, column: str, columns: Columns) -> str:
-    """The text of a column that may be absent, null or blank: then ""."""
+    """The text of a column, "" if missing, null or blank."""
     value = values.get(column) if column else None
     text = "" if value is None else _as_text(value, column, columns)
     return "" if text.isspace() else text
 
 
 def _as_text(value: Any, column: str, columns: Columns) -> str:
-    """Text as it is, numbers as JSON writes them, text parts joined; lists and objects as JSON
-    where the manifest asks for that."""
+    """Text as it is, numbers as JSON, text parts joined; lists and objects as JSON if allowed."""
     if type(value) is str:
         return value
     if isinstance(value, int | float) and not isinstance(value, bool):

@@ -1,5 +1,5 @@
-"""Text that carries turn markers, ChatML or the older `<|user|> … <|end|>`, taken apart again, so
-that the model's own template can write the turns."""
+"""Splits text with turn markers (ChatML or the older `<|user|> … <|end|>`) into turns, so that the
+model's own template can render them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SHOWN_CHARACTERS = 40
 
 
 def marked_turns(text: str) -> list[tuple[str, str]] | None:
-    """(role, text) of every turn; None where the text has no markers and is plain."""
+    """(role, text) of every turn; None for plain text without markers."""
     if "<|" not in text:
         return None
     if text.lstrip().startswith(CHATML_START):
@@ -36,8 +36,8 @@ def marked_turns(text: str) -> list[tuple[str, str]] | None:
 
 
 def transcript_turns(text: str) -> list[tuple[str, str]] | None:
-    """(role, text) of a conversation written as "Human: … Assistant: …", each after a blank line;
-    None where the text does not begin so."""
+    """(role, text) of a conversation written as "Human: … Assistant: …", separated by blank lines;
+    None for other text."""
     parts = _SPEAKER.split(text)
     if len(parts) < 3 or parts[0].strip():
         return None
@@ -61,7 +61,7 @@ def _chatml_turns(text: str) -> list[tuple[str, str]]:
 
 def _legacy_turns(text: str) -> list[tuple[str, str]]:
     turns: list[tuple[str, str]] = []
-    # [before, tag, text, tag, text, …]: every second text stands between two turns.
+    # [before, tag, text, tag, text, …]: every second text is between two turns.
     parts = _LEGACY_TAG.split(text)
     for at in range(1, len(parts), 4):
         role, body = parts[at], parts[at + 1]
@@ -76,7 +76,7 @@ def _legacy_turns(text: str) -> list[tuple[str, str]]:
 
 
 def _nothing_outside(gap: str) -> None:
-    """Only blanks, or an end of text, stand between and after turns."""
+    """Allow only blanks or an end of text between and after turns."""
     left = gap.strip()
     if left and left != END_OF_TEXT:
         raise UnfitRow(f"text outside the turns: {left[:_SHOWN_CHARACTERS]!r}")

@@ -1,4 +1,4 @@
-"""The messages of a row as turns: roles, weights, thoughts and tools of the usual formats."""
+"""Messages of a row as turns: roles, weights, reasoning and tools of the common formats."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ UNDERSTOOD = frozenset(
         *("name", "tool_call_id", "tool_calls", "function_call"),
     }
 )
-# Fields that decide what is trained on, or hold part of a message, in a way that is not built.
+# Fields that select what is trained on, or are part of a message, in unsupported ways.
 NOT_BUILT = frozenset(
     {
         *(TRAINED_IN_PARTS, "loss_mask", "loss_scale", "mask", "masked"),
@@ -35,9 +35,9 @@ _SAID = frozenset({"content", "value", "tool_calls", "function_call"})
 
 
 def unused_fields(messages: Any) -> list[str]:
-    """Fields of messages that nothing is read from, each once."""
-    given = messages if isinstance(messages, list | tuple) else ()
-    said = [message for message in given if isinstance(message, Mapping)]
+    """Names of message fields that are not read."""
+    listed = messages if isinstance(messages, list | tuple) else ()
+    said = [message for message in listed if isinstance(message, Mapping)]
     filled = (name for each in said for name in each if each[name] not in (None, "", [], {}))
     names = dict.fromkeys(filled)
     people = any(each.get("name") and each.get("role") not in ("tool", "function") for each in said)
@@ -45,14 +45,14 @@ def unused_fields(messages: Any) -> list[str]:
 
 
 def overrules(messages: Any, system: Any) -> bool:
-    """Whether the messages begin with a system text other than that of the column."""
+    """Whether the messages begin with a system text that differs from the system column."""
     first = messages[0] if is_messages(messages) else {}
     role = ROLES.get(first.get("role", first.get("from", "")))
     return bool(system and role == "system" and first.get("content", first.get("value")) != system)
 
 
 def is_message(value: Any) -> bool:
-    """{role, content} or {from, value}: who says something, and what."""
+    """Whether a value is a message: {role, content} or {from, value}."""
     if not isinstance(value, Mapping) or not isinstance(value.get("role", value.get("from")), str):
         return False
     return not _SAID.isdisjoint(value)
@@ -63,12 +63,12 @@ def is_messages(value: Any) -> bool:
 
 
 def is_text_part(value: Any) -> bool:
-    """{"type": "text", "text": …}, as contents of several parts have it."""
+    """{"type": "text", "text": …}, a part of a content list."""
     return isinstance(value, Mapping) and value.get("type") == "text"
 
 
 def decoded_messages(text: str) -> list[Any] | None:
-    """Messages that a text holds as JSON, as CSV has to; None where it is anything else."""
+    """Messages stored as JSON text, as in CSV; None for other text."""
     start = text[:2]
     if not start.startswith("[") or start[1:].strip() not in ("", "{"):
         return None
@@ -80,7 +80,7 @@ def decoded_messages(text: str) -> list[Any] | None:
 
 
 def text_of_part(part: Mapping[str, Any], where: str) -> str:
-    """What a part of type "text" says."""
+    """The text of a part of type "text"."""
     text = next((part[name] for name in _TEXT_FIELDS if name in part), None)
     if not isinstance(text, str):
         raise UnfitRow(f"{where}: a part of type 'text' without text")
@@ -88,7 +88,7 @@ def text_of_part(part: Mapping[str, Any], where: str) -> str:
 
 
 def turns_in(messages: Sequence[Any], column: str) -> list[Turn]:
-    """Every message as a turn; UnfitRow where one cannot be trained on."""
+    """The messages as turns; UnfitRow if one cannot be trained on."""
     return [_turn(message, f"{column}[{number}]") for number, message in enumerate(messages, 1)]
 
 
@@ -97,11 +97,11 @@ def _turn(message: Any, where: str) -> Turn:
         raise UnfitRow(f"{where} is {kind_of(message)}, not a message")
     name = message.get("role", message.get("from"))
     if name is None:
-        raise UnfitRow(f"{where}: no 'role' or 'from' says who speaks; it has {', '.join(message)}")
+        raise UnfitRow(f"{where}: no 'role' or 'from'; its fields: {', '.join(message)}")
     role = known_role(name, where)
     content = message.get("content", message.get("value"))
     plain = role != "tool" and name != "function_call"
-    if plain and type(content) is str and len(message) == 2:  # most messages are no more than that
+    if plain and type(content) is str and len(message) == 2:  # most messages
         return Turn(role, content)
     _refuse_fields(message, where)
     extra = ""
@@ -110,13 +110,13 @@ def _turn(message: Any, where: str) -> Turn:
     elif role == "assistant":
         extra = calls_in(message, where)
     elif role == "tool":
-        given = {key: message[key] for key in ("name", "tool_call_id") if message.get(key)}
-        extra = json.dumps(given, ensure_ascii=False, default=str)
+        tool_fields = {key: message[key] for key in ("name", "tool_call_id") if message.get(key)}
+        extra = json.dumps(tool_fields, ensure_ascii=False, default=str)
     elif message.get("tool_calls") or message.get("function_call"):
         raise UnfitRow(f"{where}: tool calls of the role {name!r}; only an assistant makes them")
     if content is None:
         if not extra:
-            raise UnfitRow(f"{where}: has no content; it has {', '.join(message)}")
+            raise UnfitRow(f"{where}: no content; its fields: {', '.join(message)}")
         content = ""
     text = content if type(content) is str else _joined(content, where)
     text = _with_thoughts(message, text, role, where)
@@ -124,7 +124,6 @@ def _turn(message: Any, where: str) -> Turn:
 
 
 def known_role(name: Any, where: str = "") -> Role:
-    """The role that a name stands for."""
     role = ROLES.get(name) if isinstance(name, str) else None
     if role is None:
         at = f"{where}: " if where else ""
@@ -143,24 +142,24 @@ def _refuse_fields(message: Mapping[str, Any], where: str) -> None:
 
 def _is_trained(message: Mapping[str, Any], role: Role, where: str) -> bool:
     """Whether an answer is trained on: `weight` of OpenAI, `train` of Axolotl and the like."""
-    given = {name: message[name] for name in TRAINED if message.get(name) is not None}
-    for name, value in given.items():
+    flags = {name: message[name] for name in TRAINED if message.get(name) is not None}
+    for name, value in flags.items():
         if isinstance(value, str) or value not in (0, 1):
             allowed = "true or false" if name in YES_OR_NO else "1, or 0 to leave the answer out"
             raise UnfitRow(f"{where}: {name} {value!r}; allowed: {allowed}")
-    if len(set(map(bool, given.values()))) > 1:
-        both = ", ".join(f"{name} {value!r}" for name, value in given.items())
+    if len(set(map(bool, flags.values()))) > 1:
+        both = ", ".join(f"{name} {value!r}" for name, value in flags.items())
         raise UnfitRow(f"{where}: {both} contradict each other")
-    if role != "assistant" and any(given.get(name) for name in YES_OR_NO):
+    if role != "assistant" and any(flags.get(name) for name in YES_OR_NO):
         raise UnfitRow(
-            f"{where}: train is true, and only answers are trained on one by one  "
+            f"{where}: train is true, but only answers can be selected  "
             "(train_on_prompt: true trains on everything)"
         )
-    return role != "assistant" or all(given.values())
+    return role != "assistant" or all(flags.values())
 
 
 def _with_thoughts(message: Mapping[str, Any], text: str, role: Role, where: str) -> str:
-    """The answer with the reasoning before it, as Qwen3's template writes it."""
+    """The answer preceded by its reasoning, as in Qwen3's template."""
     thoughts = [message[name] for name in THOUGHTS if message.get(name)]
     if not thoughts:
         return text
@@ -173,7 +172,7 @@ def _with_thoughts(message: Mapping[str, Any], text: str, role: Role, where: str
 
 
 def _joined(content: Any, where: str) -> str:
-    """The text of a message whose content is a list of parts."""
+    """The text of a content list."""
     if is_text_part(content):
         return text_of_part(content, where)
     if not isinstance(content, list | tuple):
@@ -191,27 +190,27 @@ def _joined(content: Any, where: str) -> str:
 
 
 def conversation(turns: Iterable[Turn], system: str = "", tools: str = "") -> Example:
-    """The turns as an example; a conversation that no template can write is refused. Two user turns
-    in a row become one, with a blank line between."""
-    said: list[Turn] = []
+    """The turns as an example; UnfitRow if no template could render them. Consecutive user turns
+    are joined by a blank line."""
+    merged: list[Turn] = []
     for turn in turns:
-        if turn.role == "user" and said and said[-1].role == "user":
-            both = (text for text in (said[-1].text, turn.text) if text.strip())
-            said[-1] = Turn("user", "\n\n".join(both))
+        if turn.role == "user" and merged and merged[-1].role == "user":
+            both = (text for text in (merged[-1].text, turn.text) if text.strip())
+            merged[-1] = Turn("user", "\n\n".join(both))
         elif turn.role != "system" or turn.text.strip():
-            said.append(turn)
-    if system and not (said and said[0].role == "system"):
-        said.insert(0, Turn("system", system))
+            merged.append(turn)
+    if system and not (merged and merged[0].role == "system"):
+        merged.insert(0, Turn("system", system))
     before = Turn("system", "")
-    for number, turn in enumerate(said, 1):
+    for number, turn in enumerate(merged, 1):
         _check_turn(turn, before, number)
         before = turn
-    answers = [turn.learn for turn in said if turn.role == "assistant"]
+    answers = [turn.learn for turn in merged if turn.role == "assistant"]
     if not answers:
         raise UnfitRow("there is no assistant turn")
     if not any(answers):
         raise UnfitRow("no assistant turn is trained on: weight 0 or train: false in every one")
-    return Example(tuple(said), tools=tools)
+    return Example(tuple(merged), tools=tools)
 
 
 def _check_turn(turn: Turn, before: Turn, number: int) -> None:
@@ -236,7 +235,7 @@ def _check_turn(turn: Turn, before: Turn, number: int) -> None:
 
 
 def kind_of(value: Any) -> str:
-    """A value of a row in words."""
+    """The type of a row's value, for messages."""
     if isinstance(value, bool):
         return str(value).lower()
     words = {str: "text", dict: "an object", list: "a list", int: "a number", float: "a number"}

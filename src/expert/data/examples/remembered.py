@@ -1,5 +1,5 @@
-"""What is read off all rows of a source, once for every state of its files: a hash of their
-content, and which columns they fill."""
+"""Results that need all rows of a source, cached until its files change: the hash of their content
+and the survey of their columns."""
 
 from __future__ import annotations
 
@@ -18,20 +18,19 @@ from expert.data.examples.column_survey import ColumnSurvey, survey_rows
 from expert.data.read.sources import Source, content_hash, iterate
 
 Waits = Callable[[str], None]
-"""Shows for whom this process waits."""
+"""Shows what this process is waiting for."""
 MEMORY = ".hashes.json"
 COLUMNS_MEMORY = ".columns.json"
 SURVEY_FORMAT = 2
-# Older states are dropped: nobody switches between more versions of a data set.
+# Old states are dropped: nobody switches between more versions of a data set.
 STATES_KEPT = 50
 
 
 def remembered_content_hash(
     source: Source, cache: Path, *, keep: bool = True, waits: Waits = lambda sentence: None
 ) -> str:
-    """The hash of a source's bytes. Files whose path, size and time are as they were when they
-    were hashed last are not read again, so opening a large prepared data set takes no longer.
-    `keep`: a hash that was not known may be written down."""
+    """The hash of a source's bytes. Files whose path, size and time have not changed are not read
+    again, so that opening a large prepared data set is fast. `keep`: store a new hash."""
     if not _has_files(source):
         return content_hash(source)
     state = _state(source)
@@ -46,17 +45,17 @@ def remembered_survey(
     keep: bool = True,
     waits: Waits = lambda sentence: None,
 ) -> ColumnSurvey:
-    """Which columns the rows of a source fill. Every row is read for that once: 25,000 rows of 300
-    bytes take 0.2 s. `most`: only the first rows, of a stream; `keep`: for the next time."""
+    """The columns of a source. Reads every row once: 25,000 rows of 300 bytes take 0.2 s. `most`:
+    only the first rows, for a stream; `keep`: store the result."""
     if _has_files(source):
         state = json.dumps([SURVEY_FORMAT, _state(source), source.max_samples, most])
 
         def survey() -> dict[str, Any]:
             return asdict(survey_rows(iterate(source), most))
 
-        made = _remembered(cache / COLUMNS_MEMORY, state, survey, keep, waits)
+        stored = _remembered(cache / COLUMNS_MEMORY, state, survey, keep, waits)
         with contextlib.suppress(TypeError):  # damaged
-            return ColumnSurvey(**made)
+            return ColumnSurvey(**stored)
     return survey_rows(iterate(source), most)
 
 
@@ -65,7 +64,7 @@ def _has_files(source: Source) -> bool:
 
 
 def _remembered(memory: Path, state: str, make: Callable[[], Any], keep: bool, waits: Waits) -> Any:
-    """What is known of a state, or is made; of several processes one makes it, the others wait."""
+    """The stored value of a state, or a new one; one process makes it while others wait."""
     known = _known(memory)
     if state in known or not keep:
         return known[state] if state in known else make()
@@ -74,14 +73,14 @@ def _remembered(memory: Path, state: str, make: Callable[[], Any], keep: bool, w
         if state not in known:
             known[state] = make()
             kept = dict(list(known.items())[-STATES_KEPT:])
-            with contextlib.suppress(OSError):  # a cache that is only read: made at each start
+            with contextlib.suppress(OSError):  # a read-only cache: made again at each start
                 write_hashed(memory, json.dumps(kept, indent=2))
     return known[state]
 
 
 def _known(memory: Path) -> dict[str, Any]:
-    """What was written down; nothing where that is damaged, or has no hash: then it is made again,
-    as a wrong hash or column would have other rows trained on."""
+    """Stored values; empty if damaged or without a hash, since a wrong hash or column would train
+    on the wrong rows."""
     if state_of(memory) != "sound":
         return {}
     try:

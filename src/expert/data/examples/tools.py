@@ -1,7 +1,7 @@
-"""Tools in conversations: what a row says of them as JSON, and how ChatML writes them.
+"""Tools in conversations: parsed from rows into JSON, and rendered in ChatML.
 
-ChatML here is that of Qwen and Hermes: tools in the system turn between <tools> tags, calls in the
-answer between <tool_call> tags, what a tool gives back in a user turn between <tool_response> tags.
+ChatML as in Qwen and Hermes: tools in the system turn between <tools> tags, calls in the answer
+between <tool_call> tags, results in a user turn between <tool_response> tags.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PREFACE = (
 
 
 def tools_of(value: Any, column: str) -> str:
-    """The tools of a row as JSON, each as OpenAI writes them; "" where there are none."""
+    """The tools of a row as JSON in OpenAI's format; "" if there are none."""
     where = f"column {column!r}"
     tools = _parsed(value, where) if isinstance(value, str) and value.strip() else value
     if tools is None or tools in ("", [], {}):
@@ -40,20 +40,20 @@ def tools_of(value: Any, column: str) -> str:
 
 
 def _bare(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """A function without the word "function", which OpenAI's newer format has beside its name."""
+    """A function without OpenAI's newer "type": "function" beside its name."""
     return {key: value for key, value in tool.items() if (key, value) != ("type", "function")}
 
 
 def _function_in(value: Any, nameless: str) -> Mapping[str, Any]:
     """The function of a tool or a call, bare or under "function"."""
-    given = value.get("function", value) if isinstance(value, Mapping) else None
-    if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
+    function = value.get("function", value) if isinstance(value, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise UnfitRow(nameless)
-    return given
+    return function
 
 
 def calls_in(message: Mapping[str, Any], where: str) -> str:
-    """The calls of an assistant's message as the fields of a template; "" where there are none."""
+    """The calls of an assistant message as JSON fields for a template; "" if there are none."""
     calls = message.get("tool_calls")
     if not calls and message.get("function_call"):
         calls = [message["function_call"]]
@@ -65,21 +65,21 @@ def calls_in(message: Mapping[str, Any], where: str) -> str:
 
 
 def call_in_text(value: Any, where: str) -> str:
-    """As `calls_in`, of a message whose whole text is a call, or a list of them, as JSON."""
+    """The same for a message whose whole text is a call, or a list of calls, as JSON."""
     calls = _parsed(value, where) if isinstance(value, str) else value
     calls = [calls] if isinstance(calls, Mapping) else calls
     return calls_in({"tool_calls": calls}, where)
 
 
 def _call(call: Any, where: str) -> dict[str, Any]:
-    given = _function_in(call, f"{where}: a tool call has no name")
-    arguments = given.get("arguments", {})
-    if isinstance(arguments, str):  # as OpenAI has them: JSON in a text
-        arguments = _parsed(arguments or "{}", f"{where}: the arguments of {given['name']}")
+    function = _function_in(call, f"{where}: a tool call has no name")
+    arguments = function.get("arguments", {})
+    if isinstance(arguments, str):  # JSON text, as in OpenAI's format
+        arguments = _parsed(arguments or "{}", f"{where}: the arguments of {function['name']}")
     if not isinstance(arguments, Mapping):
-        raise UnfitRow(f"{where}: the arguments of {given['name']} are not a JSON object")
-    made = {"type": "function", "function": {"name": given["name"], "arguments": arguments}}
-    return {**made, "id": call["id"]} if call.get("id") else made
+        raise UnfitRow(f"{where}: the arguments of {function['name']} are not a JSON object")
+    result = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
+    return {**result, "id": call["id"]} if call.get("id") else result
 
 
 def _parsed(text: str, where: str) -> Any:
@@ -97,23 +97,23 @@ def _text(value: Any) -> str:
 
 
 def has_tools(example: Example) -> bool:
-    """Whether there is more in a conversation than what is said."""
+    """Whether a conversation has tools or calls."""
     return bool(example.tools) or any(turn.extra for turn in example.turns)
 
 
 def calls_of(turn: Turn) -> list[dict[str, Any]]:
-    """The functions that a turn calls, with their arguments."""
+    """The functions a turn calls, with arguments."""
     calls = json.loads(turn.extra).get("tool_calls", []) if turn.extra else []
     return [call["function"] for call in calls]
 
 
 def has_nulls(example: Example) -> bool:
-    """Whether tools, or the arguments of calls, say null of something other than a default."""
+    """Whether tools or call arguments contain null other than as a default."""
     return any(map(_NULL.search, (example.tools, *(turn.extra for turn in example.turns))))
 
 
 def left_out(example: Example, text: str) -> set[str]:
-    """What a text of the example, as a template writes it, lacks of what is said in it."""
+    """Which parts of the example are missing from its rendered text."""
     lacks = set()
     for turn in example.turns:
         before, _, words = turn.text.rpartition("</think>")
@@ -126,13 +126,13 @@ def left_out(example: Example, text: str) -> set[str]:
 
 
 def tool_names(turns: Sequence[Turn], tools: str) -> Iterator[str]:
-    """Names of the tools that are offered, and of those that are called."""
+    """Names of the offered and the called tools."""
     yield from (tool["function"]["name"] for tool in json.loads(tools or "[]"))
     yield from (call["name"] for turn in turns for call in calls_of(turn))
 
 
 def in_chatml(example: Example) -> tuple[Turn, ...]:
-    """The conversation in turns of system, user and assistant alone."""
+    """The conversation with only system, user and assistant turns."""
     turns = list(example.turns)
     if example.tools:
         listed = "\n".join(_text(tool) for tool in json.loads(example.tools))
@@ -140,20 +140,20 @@ def in_chatml(example: Example) -> tuple[Turn, ...]:
         if turns[0].role == "system":
             preface = f"{turns.pop(0).text}\n\n{preface}"
         turns.insert(0, Turn("system", preface))
-    found: list[Turn] = []
+    written: list[Turn] = []
     for before, turn in zip([None, *turns], turns, strict=False):
         if turn.role == "tool":
-            given = f"<tool_response>\n{turn.text}\n</tool_response>"
+            response = f"<tool_response>\n{turn.text}\n</tool_response>"
             if before and before.role == "tool":
-                given = f"{found.pop().text}\n{given}"
-            found.append(Turn("user", given))
+                response = f"{written.pop().text}\n{response}"
+            written.append(Turn("user", response))
         else:
-            found.append(Turn(turn.role, with_calls(turn), turn.learn) if turn.extra else turn)
-    return tuple(found)
+            written.append(Turn(turn.role, with_calls(turn), turn.learn) if turn.extra else turn)
+    return tuple(written)
 
 
 def with_calls(turn: Turn) -> str:
-    """The text of a turn, and its calls below, as ChatML writes them."""
+    """The text of a turn followed by its calls, in ChatML."""
     shape = '<tool_call>\n{{"name": "{}", "arguments": {}}}\n</tool_call>'
     calls = (shape.format(call["name"], _text(call["arguments"])) for call in calls_of(turn))
     return "\n".join([*([turn.text] if turn.text else []), *calls])

@@ -1,7 +1,7 @@
 """Bins of documents as the arrays that a model reads, always of the same shape.
 
-Labels are shifted here: the label of a place is the token that follows it in the same document,
-if that token is trained on. Nobody downstream shifts them again.
+Labels are shifted here: the label of a place is the next token of the same document, if that token
+is trained on. They must not be shifted again later.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from expert.data.pack.pack_index import PackIndex
 from expert.data.tokens.documents import FlatDocuments
 
 IGNORED = -100
-"""The label of a place without a label."""
+"""The label of places that are not trained on."""
 PAD_ID = 0
-"""Padding has no label and is seen by no document, so any token will do."""
+"""Padding has no label and no document attends to it, so any token works."""
 
 Numbers = NDArray[np.integer[Any]]
 Places = NDArray[np.int32]
@@ -28,13 +28,13 @@ Bins = Sequence[int] | Numbers
 
 @dataclass(frozen=True, slots=True)
 class BatchShape:
-    """The one shape of every batch of a run."""
+    """The shape of all batches of a run."""
 
     rows: int
     length: int
-    """Places in a row, and so the longest that a document can be."""
+    """Places in a row, and the longest possible document."""
     max_documents: int
-    """Documents there are boundaries for, the padding at the end of a row counted as one."""
+    """Documents there are boundaries for; padding at the end of a row counts as one."""
 
     @property
     def places(self) -> int:
@@ -42,19 +42,19 @@ class BatchShape:
 
     @classmethod
     def for_index(cls, index: PackIndex, rows: int, *, multiple: int = 8) -> BatchShape:
-        """As few boundaries as hold the fullest `rows` bins, each with padding."""
+        """The fewest boundaries that fit the `rows` fullest bins, each with padding."""
         most = int(np.sort(np.diff(index.bin_offsets))[-rows:].sum()) + rows
         return cls(rows, index.length, -(-most // multiple) * multiple)
 
 
 @dataclass(frozen=True, slots=True)
 class BatchCounts:
-    """What a batch holds; the counts of an update are the sum over its batches."""
+    """Contents of a batch; the counts of a step are the sum over its batches."""
 
     targets: int = 0
-    """Places with a label: what the loss is divided by."""
+    """Places with a label; the loss is divided by this."""
     real_tokens: int = 0
-    """Tokens of documents: no padding, no soft prompt."""
+    """Tokens of documents, without padding and soft prompt."""
     examples: int = 0
 
     def __add__(self, other: BatchCounts) -> BatchCounts:
@@ -67,23 +67,22 @@ class BatchCounts:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class BatchArrays:
-    """One packed batch, its rows end to end; filled over and over, so it can be pinned memory."""
+    """One packed batch with its rows end to end; reusable, so it can be in pinned memory."""
 
     shape: BatchShape
     tokens: NDArray[np.int32]
     labels: NDArray[np.int32]
     positions: NDArray[np.int32]
-    """Counted from 0 in each document, soft prompt included."""
+    """From 0 in each document, including the soft prompt."""
     boundaries: NDArray[np.int32]
-    """Where each document begins, then the number of places up to a constant length."""
+    """The start of each document; the rest is filled with the number of places."""
     soft_mask: NDArray[np.bool_]
     """Places of the soft prompt."""
     target_places: NDArray[np.int32]
-    """Places with a label, in order, then the last place, which never has one."""
+    """Places with a label, in order; the rest is the last place, which never has one."""
 
     @classmethod
     def allocate(cls, shape: BatchShape) -> BatchArrays:
-        """Arrays in ordinary memory."""
         return cls(
             shape,
             tokens=np.empty(shape.places, np.int32),
@@ -95,7 +94,7 @@ class BatchArrays:
         )
 
     def shaped(self, rows: int, length: int) -> BatchArrays:
-        """The beginning of the same memory as so many rows of so many places."""
+        """The beginning of the same memory with this number of rows and length."""
         shape = BatchShape(rows, length, self.shape.max_documents)
         flat = {
             name: getattr(self, name)[: shape.places]
@@ -104,7 +103,7 @@ class BatchArrays:
         return BatchArrays(shape, boundaries=self.boundaries, **flat)
 
     def silence(self) -> None:
-        """Take every label away: what is computed of the batch then changes nothing."""
+        """Remove all labels, so that the batch does not affect training."""
         self.labels.fill(IGNORED)
         self.target_places.fill(self.shape.places - 1)
 
@@ -117,11 +116,11 @@ def fill_batch(
     *,
     flat: bool = False,
 ) -> BatchCounts:
-    """Fill every array with the documents of `bins`, a bin to a row; rows left over are padding.
-    `flat`: bin after bin in one row.
+    """Fill the arrays with the documents of `bins`, one bin per row; unused rows are padding.
+    `flat`: all bins end to end in one row.
 
-    Padding at the end of a row is a document of its own without labels, so no document ever sees
-    another one, and none is longer than a row.
+    Padding at the end of a row is a document of its own without labels, so that no document attends
+    to another and none is longer than a row.
     """
     shape = out.shape
     numbers = np.asarray(bins, dtype=np.int64)
@@ -133,7 +132,7 @@ def fill_batch(
         too_long |= int(index.lengths_of(numbers).max(initial=0)) > shape.length
     if too_long:
         what = f"{len(bins)} bins of {index.length} places"
-        raise ValueError(f"{what} do not go into {shape.rows} rows of {shape.length}")
+        raise ValueError(f"{what} do not fit into {shape.rows} rows of {shape.length}")
     row_starts = np.arange(shape.rows + 1) * shape.length
     out.tokens.fill(PAD_ID)
     ends, counts = _fill_rows(out, index, numbers, store, flat=flat)
@@ -155,8 +154,8 @@ def _fill_rows(
     *,
     flat: bool = False,
 ) -> tuple[Numbers, BatchCounts]:
-    """Write the documents of each bin into its row, or all of them end to end; all but padding and
-    positions. What comes back: where each document ends, and the counts."""
+    """Write the documents of each bin into its row, or all of them end to end: everything except
+    padding and positions. Returns where each document ends, and the counts."""
     soft, places = index.soft_tokens, out.shape.places
     row_starts = np.arange(len(numbers)) * out.shape.length
     in_bin = index.bin_offsets[numbers + 1] - index.bin_offsets[numbers]
@@ -181,14 +180,14 @@ def _fill_rows(
     out.soft_mask[:places] = False
     if soft:
         out.soft_mask[_counted_from(begins - soft, np.full(len(begins), soft))] = True
-    limits: Any = (starts, stops)  # the sum is the same for arrays as for numbers
+    limits: Any = (starts, stops)  # examples_in works for arrays as well as numbers
     examples = int(np.sum(index.examples_in(*limits)))
     real = int(ends[-1]) - soft * len(pieces)
     return ends[1:] + shifts, BatchCounts(len(targets), real, examples)
 
 
 def _counted_from(firsts: Numbers, counts: Numbers) -> NDArray[np.int64]:
-    """Stretches of numbers that rise by one, end to end: so many from each of `firsts` on."""
+    """Concatenated ranges: `counts[i]` consecutive numbers starting at `firsts[i]`."""
     stops = np.cumsum(counts)
     total = int(stops[-1]) if len(stops) else 0
     numbers: NDArray[np.int64] = np.arange(total)
@@ -197,7 +196,7 @@ def _counted_from(firsts: Numbers, counts: Numbers) -> NDArray[np.int64]:
 
 
 def _count_positions(positions: NDArray[np.int32], edges: Numbers) -> None:
-    """Count from 0 between each two edges: rise by one, and fall back where a document begins."""
+    """Count from 0 between edges: a cumulative sum of ones, reset where a document begins."""
     positions.fill(1)
     positions[0] = 0
     positions[edges[1:-1]] = 1 - np.diff(edges)[:-1]
@@ -205,20 +204,20 @@ def _count_positions(positions: NDArray[np.int32], edges: Numbers) -> None:
 
 
 class PaddedBatch(NamedTuple):
-    """A document to a row, padded on the right. Arrays, as it may come from a worker: torch would
-    put tensors into shared memory, which is 64 MB in many containers, and lose those for which
-    there is no room."""
+    """One document per row, padded on the right. Arrays rather than tensors, because they may come
+    from a worker: torch would put tensors into shared memory, which is 64 MB in many containers,
+    and lose those that do not fit."""
 
     tokens: Any
     labels: Any
     positions: Any
     soft_mask: Any
     target_places: Any
-    """Flat: places of this batch with a label, in order, then its last place, which has none."""
+    """Flat places with a label, in order; the rest is the last place, which has none."""
     counts: BatchCounts
 
     def pin_memory(self) -> PaddedBatch:
-        """The same in page-locked memory, as tensors; the DataLoader's thread asks for it."""
+        """The same as tensors in page-locked memory; called by the DataLoader's thread."""
         import torch
 
         *arrays, counts = self
@@ -229,7 +228,7 @@ class PaddedBatch(NamedTuple):
 def padded_batch(
     index: PackIndex, bins: Bins, store: FlatDocuments, width: int | None = None
 ) -> PaddedBatch:
-    """Rows of one document each, padded to the longest of them or else to `width`."""
+    """One document per row, padded to the longest or to `width`."""
     numbers = np.asarray(bins, dtype=np.int64)
     pieces = index.bin_offsets[numbers]
     if np.any(index.bin_offsets[numbers + 1] - pieces != 1):
@@ -238,7 +237,7 @@ def padded_batch(
     longest = int(sizes.max(initial=1))
     shape = BatchShape(len(numbers), width or longest, len(numbers))
     if longest > shape.length:
-        raise ValueError(f"a row of {longest} places does not go into {shape.length}")
+        raise ValueError(f"a row of {longest} places does not fit into {shape.length}")
     out = BatchArrays.allocate(shape)
     out.tokens.fill(PAD_ID)
     out.positions[:] = np.tile(np.arange(shape.length, dtype=np.int32), shape.rows)

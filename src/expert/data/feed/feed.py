@@ -1,8 +1,8 @@
-"""Updates for the model, always ready: a thread fills a ring of buffers ahead of the card.
+"""Batches for the model, prefetched: a thread fills a ring of buffers ahead of the GPU.
 
-A buffer holds all batches of one update. It is filled in page-locked memory, copied to the card
-with one call on a stream of its own, and filled again when the model has done with it. Nothing is
-read back from the card. On a CPU the model reads the buffer itself.
+A buffer holds all batches of one step. It is filled in page-locked memory, copied to the GPU with
+one call on its own stream, and reused when the model has finished with it. Nothing is read back
+from the GPU. On a CPU the model reads the buffer directly.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ from expert.data.feed.order import Dealt, Update, dealt
 from expert.data.pack.pack_index import PackIndex
 from expert.data.tokens.documents import FlatDocuments
 
-ALIGNMENT = 16  # int32 numbers: every array of a buffer begins on a 64-byte line
+ALIGNMENT = 16  # int32 numbers: every array of a buffer starts at a multiple of 64 bytes
 POLL_SECONDS = 0.2
 TRIMMED_TO = 64
-"""Rows that need not all be of one length are cut to multiples of so many places."""
+"""Rows of varying length are trimmed to multiples of this."""
 FLAT_TO = 256
-"""Rows end to end are filled up to a multiple of so many places: tiles of matrix products, and not
-too many different numbers of them."""
+"""Rows laid end to end are padded to a multiple of this: it suits the tiles of matrix products and
+keeps the number of different sizes small."""
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class Batch:
-    """What the model reads at once. Valid until the next update is taken."""
+    """A micro-batch. Valid until the next step is taken."""
 
     tokens: Tensor
     labels: Tensor
-    """Shifted already: the token that follows a place, or IGNORED."""
+    """Already shifted: the token that follows each place, or IGNORED."""
     positions: Tensor
     boundaries: Tensor
     soft_mask: Tensor | None
     target_places: Tensor
-    """Flat places with a label, `targets` of them, then one that has none."""
+    """Flat places with a label, `targets` of them, followed by a place without one."""
     counts: BatchCounts
     longest: int
-    """No document is longer."""
+    """Upper bound for the length of a document."""
     whole_rows: bool
-    """Every row is one document, so that plain causal attention is right."""
+    """Every row is one document, so that plain causal attention is correct."""
     bins: tuple[int, ...]
 
     @property
@@ -60,14 +60,14 @@ class Batch:
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class FedUpdate:
-    """The batches of one update, and what making them took."""
+    """The batches of one step, and how long they took."""
 
     update: Update
     batches: tuple[Batch, ...]
     made_seconds: float | None = None
-    """How long somebody worked on them; None where processes did."""
+    """Time spent making them; None if worker processes did."""
     copied: tuple[Any, Any] | None = None
-    """Events with timing around the copy to the card, where somebody gave them."""
+    """CUDA events with timing around the copy, if `new_event` was given."""
 
     @property
     def counts(self) -> BatchCounts:
@@ -76,7 +76,7 @@ class FedUpdate:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class UpdateWork:
-    """Which bins an update is made of, and where they lie."""
+    """The bins of a step, and where their data is."""
 
     update: Update
     index: PackIndex
@@ -84,7 +84,7 @@ class UpdateWork:
 
 
 class _Layout:
-    """Where the arrays of one batch lie in a block of int32 numbers."""
+    """Positions of the arrays of one batch in a block of int32 numbers."""
 
     def __init__(self, shape: BatchShape, *, soft: bool) -> None:
         self.shape = shape
@@ -108,13 +108,13 @@ class _Layout:
         """Views of a block in ordinary or page-locked memory, to be filled."""
         parts = {name: block[where] for name, where in self._slices.items()}
         flags = parts.pop("soft_mask")
-        soft_mask = np.zeros(self.shape.places, np.bool_)  # never sent where there is no prompt
+        soft_mask = np.zeros(self.shape.places, np.bool_)  # not sent without a soft prompt
         if self.soft:
             soft_mask = flags.view(np.bool_)[: self.shape.places]
         return BatchArrays(shape=self.shape, soft_mask=soft_mask, **parts)
 
     def tensors(self, block: Tensor) -> dict[str, Tensor | None]:
-        """The same views of a block on the card, in rows."""
+        """The same views of a block on the device, in rows."""
         parts = {name: block[where] for name, where in self._slices.items()}
         rows, length = self.shape.rows, self.shape.length
         soft_mask = None
@@ -132,7 +132,7 @@ class _Layout:
 
 
 class _Slot:
-    """A buffer for one update, here and on the card."""
+    """A buffer for one step, on the host and on the device."""
 
     def __init__(self, layout: _Layout, batches: int, device: torch.device, *, pin: bool) -> None:
         cuda = device.type == "cuda"
@@ -145,12 +145,12 @@ class _Slot:
         self.sent = event() if cuda else None
         self.released = event() if cuda else None
         if self.released is not None:
-            # The memory may have been somebody's whose work is still queued on the model's stream.
+            # The memory may have been freed while work on the model's stream still uses it.
             self.released.record(torch.cuda.current_stream(device))
         self.copied: tuple[Any, Any] | None = None
 
     def send(self, batches: int, stream: Any, new_event: Callable[[], Any] | None) -> None:
-        """Copy what was filled, after whatever the model still does with the old content."""
+        """Copy what was filled, after the model has finished with the old content."""
         if self.sent is None:
             return
         self.copied = (new_event(), new_event()) if new_event else None
@@ -164,35 +164,35 @@ class _Slot:
             self.sent.record(stream)
 
     def wait_until_sent(self) -> None:
-        """Wait until the buffer here may be filled again; the thread waits, not the model."""
+        """Wait until the host buffer may be filled again; only the thread waits, not the model."""
         if self.sent is not None:
             self.sent.synchronize()
 
     def take(self) -> None:
-        """From here on the model's stream may read the content."""
+        """Let the model's stream read the content from here on."""
         if self.sent is not None:
             torch.cuda.current_stream().wait_event(self.sent)
 
     def release(self) -> None:
-        """What the model was told to do so far is the last that reads the content."""
+        """Mark the work queued so far as the last that reads the content."""
         if self.released is not None:
             self.released.record(torch.cuda.current_stream())
 
 
 def _shaped(tensors: dict[str, Tensor | None], shape: tuple[int, int]) -> dict[str, Tensor | None]:
-    """The same memory as so many rows of so many places; views are made only where they differ,
-    since this is done while the card waits for its next update."""
+    """The same memory with another number of rows and length. Views are made only if needed, since
+    the GPU is waiting for its next step."""
     if tensors["tokens"].shape == shape:  # type: ignore[union-attr]
         return tensors
     rows, length = shape
-    found = dict(tensors)
+    shaped = dict(tensors)
     for name in ("tokens", "labels", "positions", "soft_mask"):
         tensor = tensors[name]
         if tensor is not None:
-            found[name] = tensor.flatten()[: rows * length].view(rows, length)
+            shaped[name] = tensor.flatten()[: rows * length].view(rows, length)
     places = tensors["target_places"]
-    found["target_places"] = None if places is None else places[: rows * length]
-    return found
+    shaped["target_places"] = None if places is None else places[: rows * length]
+    return shaped
 
 
 class _Filled(NamedTuple):
@@ -205,7 +205,7 @@ class _Filled(NamedTuple):
 
 
 class PackedFeed:
-    """The updates of `works`, in order, each in batches of one fixed shape."""
+    """The steps of `works`, in order, in batches of one fixed shape."""
 
     def __init__(
         self,
@@ -223,8 +223,8 @@ class PackedFeed:
         new_event: Callable[[], Any] | None = None,
         world: World = ALONE,
     ) -> None:
-        """`trim`: rows are as long as the fullest of a batch, not all of one length; `flat`: all of
-        a batch are one row, end to end. `world`: only this rank's share of each update is made."""
+        """`trim`: rows are as long as the longest of their batch; `flat`: a batch is one row, with
+        its bins end to end. `world`: only this rank's share of each step is made."""
         self._world = world
         self._new_event = new_event
         self._trim, self._flat = trim, flat
@@ -232,7 +232,7 @@ class PackedFeed:
         self._shape = shape
         self._whole_rows = whole_rows
         layout = _Layout(shape, soft=soft)
-        # One in the model's hands, and as many ready as hold `ready_ahead` batches.
+        # One in use by the model, and enough for `ready_ahead` batches.
         count = 1 + max(1, -(-ready_ahead // batches_per_update))
         slots = [_Slot(layout, batches_per_update, device, pin=pin) for _ in range(count)]
         self._free: queue.SimpleQueue[_Slot] = queue.SimpleQueue()
@@ -254,7 +254,7 @@ class PackedFeed:
         self._closed.set()
         self._thread.join()
         if self._stream is not None:
-            self._stream.synchronize()  # a copy under way still writes to memory about to be freed
+            self._stream.synchronize()  # a pending copy still writes to memory about to be freed
 
     def __iter__(self) -> Iterator[FedUpdate]:
         while True:
@@ -296,21 +296,21 @@ class PackedFeed:
         )
 
     def _run(self) -> None:
-        """In the thread: fill buffer after buffer; an error is handed over."""
+        """The thread: fills buffer after buffer; passes errors on."""
         try:
             if self._device.type == "cuda" and self._device.index is not None:
                 torch.cuda.set_device(self._device)
             began = time.perf_counter()
             for work in self._works:
-                found = time.perf_counter() - began
+                found_seconds = time.perf_counter() - began
                 slot = self._next_free()
                 if slot is None:
                     return
                 slot.wait_until_sent()
-                self._ready.put(self._fill(slot, work, found))
+                self._ready.put(self._fill(slot, work, found_seconds))
                 began = time.perf_counter()
             self._ready.put(None)
-        except BaseException as error:  # noqa: BLE001 - raised again where updates are taken
+        except BaseException as error:  # noqa: BLE001 - raised again in __iter__
             self._ready.put(error)
 
     def _next_free(self) -> _Slot | None:
@@ -324,29 +324,29 @@ class PackedFeed:
     def _fill(self, slot: _Slot, work: UpdateWork, found_seconds: float) -> _Filled:
         began = time.perf_counter()
         batches = dealt(work.update.bins, self._shape.rows, self._world)
-        shapes = [self._rows_of(work.index, some.bins) for some in batches]
+        shapes = [self._rows_of(work.index, batch.bins) for batch in batches]
         counts = [
-            self._fill_one(out.shaped(*shape), work, some)
-            for out, shape, some in zip(slot.arrays, shapes, batches, strict=False)
+            self._fill_one(out.shaped(*shape), work, batch)
+            for out, shape, batch in zip(slot.arrays, shapes, batches, strict=False)
         ]
         if len(counts) < len(batches):
             room = len(slot.arrays)
-            raise ValueError(f"{len(batches)} batches in an update with room for {room}")
-        bins = [some.bins for some in batches]
+            raise ValueError(f"{len(batches)} batches in a step with room for {room}")
+        bins = [batch.bins for batch in batches]
         seconds = found_seconds + time.perf_counter() - began
         slot.send(len(counts), self._stream, self._new_event)
         return _Filled(slot, work.update, shapes, counts, bins, seconds)
 
-    def _fill_one(self, out: BatchArrays, work: UpdateWork, some: Dealt) -> BatchCounts:
-        given = (out, work.index, some.bins, work.store)
+    def _fill_one(self, out: BatchArrays, work: UpdateWork, batch: Dealt) -> BatchCounts:
+        given = (out, work.index, batch.bins, work.store)
         counts = fill_batch(*given, flat=self._flat)
-        if not some.silent:
+        if not batch.silent:
             return counts
         out.silence()
         return BatchCounts()
 
     def _rows_of(self, index: PackIndex, bins: NDArray[np.int64]) -> tuple[int, int]:
-        """Rows of a batch and places in each."""
+        """Rows and row length of a batch."""
         rows, length = self._shape.rows, self._shape.length
         if self._flat:
             needed = -(-int(index.lengths_of(bins).sum()) // FLAT_TO) * FLAT_TO

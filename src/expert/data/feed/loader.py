@@ -1,7 +1,7 @@
-"""Padded batches through torch's DataLoader: rows alone, grouped by length or not.
+"""Padded batches from torch's DataLoader: one document per row, grouped by length or not.
 
-Also the way most people begin, kept as an honest baseline: rows are tokenised when they are asked
-for, one after the other, and nothing is prepared.
+Also the usual approach, kept as a fair baseline: rows are tokenised one by one when a batch needs
+them, and nothing is prepared.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from expert.planning.run_plan import LoaderPlan
 
 
 class PreparedBins(Dataset[Any]):
-    """Prepared documents, a padded batch at a time; every worker maps the files for itself."""
+    """Prepared documents as padded batches; every worker maps the files itself."""
 
     def __init__(self, folders: Sequence[Path], index_file: Path) -> None:
         self._folders = tuple(folders)
@@ -40,7 +40,7 @@ class PreparedBins(Dataset[Any]):
         self._opened: tuple[PackIndex, DocumentStore] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_opened": None}  # maps of files do not travel
+        return {**self.__dict__, "_opened": None}  # memory maps cannot be pickled
 
     def __getitems__(self, bins: list[int]) -> PaddedBatch:
         if self._opened is None:
@@ -51,8 +51,8 @@ class PreparedBins(Dataset[Any]):
 
 @dataclass(eq=False, kw_only=True)
 class RowsTokenisedLate(Dataset[Any]):
-    """Rows as text, tokenised one by one when they are asked for: the slow way, for comparison. A
-    row is a row here: what does not fit is cut, also where preparing would split it."""
+    """Rows as text, tokenised one by one on demand: the slow way, for comparison. Overlong rows are
+    always cut, even where preparing would split them."""
 
     rows: Sequence[Row]
     segments_of: Callable[[Row], Any]
@@ -65,45 +65,45 @@ class RowsTokenisedLate(Dataset[Any]):
 
     def __getitem__(self, number: int) -> EncodedBatch:
         row = self.rows[number]
-        made = self.segments_of(row)
-        if not isinstance(made, list) or not all(isinstance(part, Segment) for part in made):
-            raise DataError(f"{row.place}: cannot be used: {made}")
-        return self.encoder.encode([made])
+        parts = self.segments_of(row)
+        if not isinstance(parts, list) or not all(isinstance(part, Segment) for part in parts):
+            raise DataError(f"{row.place}: cannot be used: {parts}")
+        return self.encoder.encode([parts])
 
     def together(self, documents: list[EncodedBatch]) -> PaddedBatch:
-        """The collate function: rows of a batch padded to the longest."""
+        """The collate function: pads rows to the longest of the batch."""
         store = FlatDocuments([shard_of(document) for document in documents])
         index = pack_none(store.lengths, self.length, overlong="cut", soft_tokens=self.soft_tokens)
         return padded_batch(index, range(index.bins), store)
 
 
 def as_it_is(batch: Any) -> Any:
-    """What a dataset that makes whole batches needs for a collate function."""
+    """The collate function for a dataset that returns whole batches."""
     return batch
 
 
 class MicroBatches(Sampler[list[int]]):
-    """The bins of each batch of one epoch; the epoch's updates are laid in before it begins."""
+    """The bins of each batch of one epoch; `updates` is set before the epoch begins."""
 
     def __init__(self, rows: int, world: World) -> None:
         super().__init__()
         self._rows, self._world = rows, world
         self.updates: list[Update] = []
         self.first = 0
-        """Batches of the epoch that were taken already."""
+        """Batches of the epoch that were already taken."""
 
     def of(self, update: Update) -> list[Dealt]:
-        """The batches of an update that are this rank's."""
+        """This rank's batches of a step."""
         return dealt(update.bins, self._rows, self._world)
 
     def __iter__(self) -> Iterator[list[int]]:
-        batches = (some for update in self.updates for some in self.of(update))
-        for some in islice(batches, self.first, None):
-            yield some.bins.tolist()
+        batches = (batch for update in self.updates for batch in self.of(update))
+        for batch in islice(batches, self.first, None):
+            yield batch.bins.tolist()
 
 
 class PaddedFeed:
-    """The updates of an order, each in padded batches whose width varies."""
+    """The steps of an order, in padded batches of varying width."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class PaddedFeed:
         self._loader: Loader | None = None
 
     def _begin(self, first: int) -> Loader:
-        """The loader from that batch of the epoch on: the last one, where its workers are kept."""
+        """The loader from batch `first` of the epoch on; reused if its workers still run."""
         self._sampler.first = first
         if self._loader is None or self._loader.ended:
             dataset, options = self._dataset, self._options
@@ -166,23 +166,23 @@ class PaddedFeed:
     def _taken(self, update: Update, batches: Iterator[PaddedBatch]) -> FedUpdate:
         began = time.perf_counter()
         own = self._sampler.of(update)
-        found = [next(batches) for _ in own]
+        padded = [next(batches) for _ in own]
         waited = time.perf_counter() - began
-        made = tuple(
-            on_device(tensors, some, self._device, soft=self._soft)
-            for tensors, some in zip(found, own, strict=True)
+        sent = tuple(
+            on_device(tensors, batch, self._device, soft=self._soft)
+            for tensors, batch in zip(padded, own, strict=True)
         )
         return FedUpdate(
             update=update,
-            batches=made,
+            batches=sent,
             made_seconds=waited if self._options.workers == 0 else None,
         )
 
 
-def on_device(made: PaddedBatch, some: Dealt, device: torch.device, *, soft: bool) -> Batch:
-    """A padded batch where the model is. Its rows are documents, padding behind them included."""
+def on_device(made: PaddedBatch, dealt_bins: Dealt, device: torch.device, *, soft: bool) -> Batch:
+    """A padded batch on the device; its rows, including the padding, count as documents."""
     rows, width = made.tokens.shape
-    if some.silent:
+    if dealt_bins.silent:
         made.labels[:] = IGNORED
         made.target_places[:] = rows * width - 1
         made = made._replace(counts=BatchCounts())
@@ -201,7 +201,7 @@ def on_device(made: PaddedBatch, some: Dealt, device: torch.device, *, soft: boo
         counts=made.counts,
         longest=width,
         whole_rows=True,
-        bins=tuple(some.bins.tolist()),
+        bins=tuple(dealt_bins.bins.tolist()),
     )
 
 
@@ -212,13 +212,13 @@ def padded_rows(
     device: torch.device,
     width: int | None = None,
 ) -> Batch:
-    """The documents of some bins where the model is, a row each."""
+    """The documents of some bins on the device, one per row."""
     made = padded_batch(index, some.bins, store, width)
     return on_device(made, some, device, soft=index.soft_tokens > 0)
 
 
 def _by_epoch(updates: Iterator[Update]) -> Iterator[list[Update]]:
-    """Updates gathered epoch by epoch: one pass of the DataLoader each."""
+    """Group steps by epoch: one pass of the DataLoader each."""
     epoch: list[Update] = []
     for update in updates:
         if epoch and epoch[-1].epoch != update.epoch:

@@ -1,4 +1,4 @@
-"""Prepared or streamed data to the steps and batches of a run."""
+"""From prepared or streamed data to the steps and batches of a run."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ from expert.planning.run_plan import RunPlan
 
 
 class FeedStart(Protocol):
-    """Where a run stands in its data."""
+    """The position of a run in its data."""
 
     @property
     def done(self) -> int:
-        """Steps behind us."""
+        """Completed steps."""
 
     @property
     def place(self) -> tuple[int, int, int] | None:
-        """Epoch, window and step in it from which a stream continues."""
+        """Epoch, window and step within it from which a stream continues."""
 
     @property
     def skipped(self) -> Container[int]:
-        """Steps that are passed over."""
+        """Steps to skip."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunData:
-    """What a run reads: a prepared split in its order, or a stream; and what it is judged by."""
+    """The data of a run: a prepared split with its order, or a stream; and evaluation splits."""
 
     train: PreparedSplit | None
     order: DataOrder | None
@@ -65,27 +65,27 @@ class RunData:
     soft: bool
     """Every document begins with a soft prompt."""
     late: RowsTokenisedLate | None = None
-    """The training rows as text, where they are tokenised only when a batch asks for them."""
+    """The training rows as text, if they are tokenised when a batch needs them."""
     columns: tuple[str, ...] = ()
-    """For each source of training rows: which columns are read, and which are not."""
+    """For each source of training rows: which columns are used and which are not."""
     doubts: tuple[str, ...] = ()
-    """Warnings about the rows, those that are trained on or those that it is judged by."""
+    """Warnings about the rows of any split."""
 
     @property
     def prepared(self) -> tuple[PreparedSplit, DataOrder]:
-        """The training rows of a run that streams none, and their order."""
+        """The training rows of a run that does not stream, and their order."""
         assert self.train is not None
         assert self.order is not None
         return self.train, self.order
 
     def splits(self) -> list[PreparedSplit]:
-        """Those that are prepared."""
-        found = (self.train, self.validation, self.test)
-        return [split for split in found if split is not None]
+        """The prepared splits."""
+        splits = (self.train, self.validation, self.test)
+        return [split for split in splits if split is not None]
 
 
 def run_data(line: Line, made: PreparedData | None) -> RunData:
-    """What a run reads of its prepared data; of a stream where none is prepared."""
+    """The data of a run: the prepared data, or a stream if there is none."""
     plan, stream = line.plan, None
     if made is None:
         splits = [given_split(line, name) for name in ("validation", "test")]
@@ -111,7 +111,7 @@ def run_data(line: Line, made: PreparedData | None) -> RunData:
 
 
 def largest_ids(data: RunData) -> list[int | None]:
-    """The largest token of each prepared folder, as far as it is known."""
+    """The largest token of each prepared folder, if known."""
     folders = [prepared for split in data.splits() for prepared in split.folders]
     return [prepared.statistics.largest_id for prepared in folders]
 
@@ -126,8 +126,8 @@ def training_feed(
     world: World = ALONE,
     restart: Restart = lambda error: False,
 ) -> AbstractContextManager[Any]:
-    """The updates that are left of the run, as batches on the device: those of one rank. `restart`
-    is asked whether workers that failed are started once more."""
+    """The remaining steps of the run as batches on the device, for one rank. `restart` decides
+    whether failed workers are restarted once."""
     more: dict[str, Any] = {"device": device, "soft": data.soft, "world": world}
     rows, total = plan.batch.micro_batch, plan.length.total_steps
     patience = plan.watch.hang_seconds or math.inf
@@ -180,7 +180,7 @@ def training_feed(
 
 
 def feed_facts(plan: RunPlan, data: RunData) -> dict[str, Any]:
-    """What an event says of the way batches are made."""
+    """How batches are made, for an event."""
     kind = "packed"
     if data.stream is not None:
         kind = "stream"
@@ -194,7 +194,7 @@ def feed_facts(plan: RunPlan, data: RunData) -> dict[str, Any]:
 def _prepared_works(
     updates: Iterator[Update], index: PackIndex, store: DocumentStore, *, seed: int
 ) -> Iterator[UpdateWork]:
-    """Updates over prepared tokens; blocks of a corpus are cut anew in every epoch."""
+    """Steps over prepared tokens; blocks of a corpus are shifted in every epoch."""
     epoch, here = 0, index
     for update in updates:
         if index.rule == "blocks" and update.epoch != epoch:
@@ -204,12 +204,12 @@ def _prepared_works(
 
 
 def has_whole_rows(split: PreparedSplit) -> bool:
-    """Whether every sequence is one document, so that plain causal attention is right."""
+    """Whether every sequence is one document, so that plain causal attention is correct."""
     return bool(np.diff(split.index.bin_offsets).max(initial=0) <= 1)
 
 
 class EvaluationShape(NamedTuple):
-    """The one shape of all evaluations of a run."""
+    """The shape of all evaluation batches of a run."""
 
     batch: BatchShape
     whole_rows: bool
@@ -218,21 +218,21 @@ class EvaluationShape(NamedTuple):
 def evaluation_shape(
     plan: RunPlan, splits: Sequence[PreparedSplit], *, rows: int, world: World = ALONE
 ) -> EvaluationShape | None:
-    """What the batches of all these splits have in common, so that the blocks are compiled for one
-    shape; None where each split has its own, which is faster where nothing is compiled. The first
-    split is not padded up to a large batch."""
+    """A shape for the batches of all these splits, so that blocks are compiled once; None if each
+    split has its own shape, which is faster without compilation. Limited to the size of the first
+    split, so that it is not padded to a large batch."""
     if not plan.kernels.compile or is_padded(plan) or len(splits) < 2:
         return None
     rows = min(rows, -(-splits[0].index.bins // world.size))
-    found = [BatchShape.for_index(split.index, rows) for split in splits]
-    length, documents = (max(getattr(s, k) for s in found) for k in ("length", "max_documents"))
+    shapes = [BatchShape.for_index(split.index, rows) for split in splits]
+    length, documents = (max(getattr(s, k) for s in shapes) for k in ("length", "max_documents"))
     return EvaluationShape(BatchShape(rows, length, documents), all(map(has_whole_rows, splits)))
 
 
 def evaluation_order(plan: RunPlan, index: PackIndex) -> NDArray[np.int64]:
-    """The sequences of a split as they are evaluated."""
+    """The order in which the sequences of a split are evaluated."""
     if is_padded(plan) or plan.data.trim or plan.data.flat:
-        # Longest first: what does not fit shows at once, and rows of one length pad each other.
+        # Longest first: out of memory shows early, and rows of similar length need little padding.
         return np.argsort(-index.bin_lengths(), kind="stable")
     return np.arange(index.bins)
 
@@ -248,11 +248,10 @@ def split_batches(
     shape: EvaluationShape | None = None,
     bins: NDArray[np.int64] | None = None,
 ) -> Iterator[Iterator[Batch]]:
-    """All batches of a split once, those of one rank; where they vary in width, longest first.
-
-    `bins`: only these sequences, in this order."""
+    """All batches of a split once, for one rank; longest first if their width varies. `bins`: only
+    these sequences, in this order."""
     index, store = split.index, split.open()
-    # A small split is not padded up to a large batch.
+    # A small split is not padded to a large batch.
     rows = shape.batch.rows if shape else min(rows, -(-index.bins // world.size))
     bins = evaluation_order(plan, index) if bins is None else bins
     if is_padded(plan):

@@ -1,8 +1,8 @@
-"""Rows that are read while training: tokenised and packed a window at a time, never all at once.
+"""Rows read while training, tokenised and packed one window at a time.
 
-A window is a run of rows of bounded size. What becomes of it depends on nothing but the seed, the
-epoch and its number, so the place in a stream is three numbers, and more workers change nothing:
-they share the windows out between them and the DataLoader takes them in turn.
+A window is a number of consecutive rows of bounded size. Its batches depend only on the seed, the
+epoch and its number, so that the position in a stream is three numbers, and the number of workers
+makes no difference: they share the windows, and the DataLoader takes them in turn.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from expert.planning.run_plan import LoaderPlan
 
 WINDOW_CHARACTERS = 8_000_000
 SPARE_BOUNDARIES = 1.5
-"""Later windows may have shorter rows than the first; fuller bins than this are divided."""
+"""Factor for later windows, whose rows may be shorter; fuller bins are divided."""
 
 Pack = Callable[[FlatDocuments, int], PackIndex]
-"""Documents and a seed to bins."""
+"""Packs documents into bins with a seed."""
 
 
 class StreamWindow(NamedTuple):
-    """A run of rows, tokenised."""
+    """Consecutive rows, tokenised."""
 
     documents: EncodedBatch
     bad: list[BadRow]
 
 
 class Place(NamedTuple):
-    """Where a stream goes on: the next update to take."""
+    """The position in a stream: the next step."""
 
     epoch: int = 0
     window: int = 0
@@ -80,7 +80,7 @@ class StreamedRows(IterableDataset[StreamWindow]):
                 yield self._tokenised(rows, segments_of)
 
     def _cut(self) -> Iterator[list[Row | BadRow]]:
-        """Runs of so many rows, or of so many characters where rows are long."""
+        """Windows of `window_rows` rows, or fewer if rows are long."""
         rows: list[Row | BadRow] = []
         characters = 0
         for row in self._open_rows():
@@ -111,7 +111,7 @@ def _characters(value: Any) -> int:
 
 @dataclass(frozen=True)
 class StreamShape:
-    """What the first window says about the whole stream; it holds until the end."""
+    """Sizes derived from the first window and used for the whole stream."""
 
     bins_per_update: int
     boundaries_per_bin: int
@@ -121,12 +121,13 @@ class StreamShape:
         return BatchShape(rows, length, rows * (self.boundaries_per_bin + 1))
 
     def batches_per_update(self, rows: int, world: World = ALONE) -> int:
-        """Batches that hold any update: windows are cut evenly, so one bin more is possible."""
+        """Room for the largest step: windows are divided evenly, so steps may exceed the
+        average."""
         return -(-(2 * self.bins_per_update) // (rows * world.size))
 
 
 class Stream:
-    """Updates from rows that are read as they are needed."""
+    """Steps from rows that are read as needed."""
 
     def __init__(
         self,
@@ -145,7 +146,7 @@ class Stream:
         self._max_bad_rows = max_bad_rows
         self._bad_rows = 0
         self.first_rows = self.first_unlearnt = 0
-        """Rows of the first window, and those of them that are left out when it is packed."""
+        """Rows of the first window, and how many of them packing leaves out."""
         self.shape = self._look_ahead(examples_per_update)
 
     def _look_ahead(self, examples_per_update: int) -> StreamShape:
@@ -156,8 +157,8 @@ class Stream:
             raise DataError("the stream has no rows that can be used")
         if not len(first.documents.spans):
             raise DataError(
-                "there is nothing to train on in the first rows of the stream: no token of them is "
-                "an answer  (check the columns with expert dataset check)"
+                "there is nothing to train on in the first rows of the stream: none of their "
+                "tokens belongs to an answer  (check the columns with expert dataset check)"
             )
         index = self._pack(FlatDocuments([shard_of(first.documents)]), self._seed)
         if not index.bins:
@@ -186,8 +187,8 @@ class Stream:
         patience: float = math.inf,
         restart: Restart = lambda error: False,
     ) -> Iterator[UpdateWork]:
-        """The updates from `place` on, `done` of them being behind us. `patience`: seconds without
-        a window after which idle workers count as hanging."""
+        """The steps from `place` on; `done` are completed. `patience`: seconds without a window
+        after which idle workers count as hanging."""
         for epoch in range(place.epoch, -int(-epochs // 1)):
             here = place if epoch == place.epoch else Place(epoch)
             for work in self._epoch(here, patience, restart):
@@ -204,7 +205,7 @@ class Stream:
             return data_loader(self._rows, self._options, batch_size=None)
 
         def patient() -> Patience:
-            # Rows before the first window are read again, however many there are.
+            # Rows before the first window are read again, which may take any time.
             return Patience(patience, math.inf) if self._rows.first else Patience(patience)
 
         for number, window in enumerate(taken(begin, patient, restart), start=place.window):
@@ -216,11 +217,11 @@ class Stream:
     def _window(
         self, epoch: int, number: int, documents: EncodedBatch, skipped: int
     ) -> Iterator[UpdateWork]:
-        """The updates of a window: its bins in random order, cut as evenly as they go."""
+        """The steps of a window: its bins in random order, divided evenly."""
         store = FlatDocuments([shard_of(documents)])
         turn = epoch << 32 | number
         index = divided(self._pack(store, self._seed), self.shape.boundaries_per_bin)
-        if not index.bins:  # nothing in this window to train on
+        if not index.bins:  # nothing to train on in this window
             return
         order = shuffled(index.bins, seed=self._seed, draw=Draw.WINDOW, number=turn)
         count = max(1, round(index.bins / self.shape.bins_per_update))
@@ -240,7 +241,7 @@ class Stream:
 
 
 def divided(index: PackIndex, most: int) -> PackIndex:
-    """The same pieces with at most `most` in a bin; fuller bins become several."""
+    """The same pieces with at most `most` per bin; fuller bins are divided."""
     counts = np.diff(index.bin_offsets)
     if counts.max(initial=0) <= most:
         return index

@@ -1,8 +1,8 @@
-"""Worker processes that make batches: found when they die or hang, and started once more.
+"""Worker processes that make batches: detects workers that died or hang, and restarts them once.
 
-What a worker makes depends on nothing but its number in the run, so batches that are asked for
-again are equal. Torch would raise in the middle of whatever the main thread is in when a worker
-dies, and wait without end for one that is stopped.
+A batch depends only on its number in the run, so a batch made again is identical. Torch itself
+would raise at a random point of the main thread when a worker dies, and wait forever for one that
+is stopped.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from expert.planning.run_plan import LoaderPlan
 
 POLL_SECONDS = 0.2
 PAUSE_SECONDS = 1.0
-"""Who looks so much later than it wanted to has not been running."""
+"""A poll that is later than this means that this process itself was paused."""
 BUSY_SECONDS = 600.0
-"""The longest that workers may compute on what is waited for, where that is not known better."""
+"""The longest that workers may compute on one item, unless a better limit is known."""
 STACKS_SECONDS = 3.0
-"""For one worker to write down what it is in."""
+"""Time for one worker to write its stack."""
 STACKS_POLL_SECONDS = 0.1
-"""A worker that has written nothing more for so long has written all."""
+"""A worker that has written nothing for this long is done."""
 DIED = "DataLoader worker (pid"
-"""How torch's message begins where a worker has gone."""
+"""The beginning of torch's message about a dead worker."""
 NO_THREAD = "can't start new thread"
 
 
 class WorkersFailed(ExpertError):
-    """A worker died or hangs; `stacks`: what each was in, as far as they could tell."""
+    """A worker died or hangs; `stacks`: where each of them was, if known."""
 
     exit_code = EXIT_RUN_FAILED
 
@@ -57,50 +57,50 @@ class WorkersFailed(ExpertError):
 
 
 class WorkersUnavailable(Exception):
-    """No workers can be started here: no shared memory, no processes, no memory."""
+    """No workers can be started: too little shared memory or memory, or too many processes."""
 
 
 Restart = Callable[[WorkersFailed], bool]
-"""Given why workers failed: whether they are started once more."""
+"""Decides whether failed workers are restarted."""
 
 
 class Patience(NamedTuple):
-    """Seconds that may pass without a batch; math.inf: any number."""
+    """Seconds that may pass without a batch; math.inf: no limit."""
 
     idle: float
-    """Where no worker computes."""
+    """While no worker uses the CPU."""
     busy: float = BUSY_SECONDS
 
 
 class Loader(DataLoader[Any]):
-    """Torch's DataLoader, which knows its processes."""
+    """Torch's DataLoader that knows its processes."""
 
     workers: tuple[BaseProcess, ...] = ()
     stacks: IO[bytes] | None = None
     ended: bool = False
 
     def check_worker_number_rationality(self) -> None:
-        """The plan says already that there are more workers than cores."""
+        """Silences torch's warning about more workers than cores; the plan already gives it."""
 
     def __iter__(self) -> Any:
-        there = set(multiprocessing.active_children())
+        before = set(multiprocessing.active_children())
         try:
-            found = super().__iter__()
+            iterator = super().__iter__()
         except (OSError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and NO_THREAD not in str(error):
                 raise
-            _kill(set(multiprocessing.active_children()) - there)
+            _kill(set(multiprocessing.active_children()) - before)
             reason = getattr(error, "strerror", None) or str(error)
             hook, sys.unraisablehook = sys.unraisablehook, lambda unraisable: None
-            traceback.clear_frames(error.__traceback__)  # what is half built fails to end itself
+            traceback.clear_frames(error.__traceback__)  # a half-built iterator fails to clean up
             sys.unraisablehook = hook
             raise WorkersUnavailable(reason) from None
-        new = set(multiprocessing.active_children()) - there
+        new = set(multiprocessing.active_children()) - before
         self.workers = tuple(new) or self.workers
-        return found
+        return iterator
 
     def end(self) -> None:
-        """End the processes, also those that are stopped and would never end by themselves."""
+        """Kill the processes, including stopped ones, which would never exit."""
         _kill(self.workers)
         self.workers, self.ended = (), True
         if self.stacks is not None:
@@ -108,26 +108,26 @@ class Loader(DataLoader[Any]):
 
 
 def data_loader(dataset: Dataset[Any], options: LoaderPlan, **more: Any) -> Loader:
-    """A loader with the workers that were asked for."""
+    """A loader with the number of workers in `options`."""
     _fork_between_seeds()
     stacks = tempfile.TemporaryFile() if options.workers else None  # noqa: SIM115 - of the loader
-    made = Loader(
+    loader = Loader(
         dataset,
         num_workers=options.workers,
         prefetch_factor=options.prefetch if options.workers else None,
-        # Its own generator: taking an iterator would otherwise move torch's global one.
+        # Its own generator, so that creating an iterator does not advance torch's global one.
         generator=torch.Generator(),
         worker_init_fn=functools.partial(_begin_worker, stacks.fileno()) if stacks else None,
         **more,
     )
-    made.stacks = stacks
-    return made
+    loader.stacks = stacks
+    return loader
 
 
 @functools.cache
 def _fork_between_seeds() -> None:
-    """Let no process be forked while another thread seeds torch: each step does, under locks that
-    the worker would then wait for without end, since it seeds as well."""
+    """Prevent forks while another thread seeds torch. Every step does so under locks, which the
+    worker would inherit locked and wait for forever, since it seeds too."""
     for module in (torch.cuda, torch.mtia, torch.xpu) if hasattr(os, "register_at_fork") else ():
         lock: Any = module._initialization_lock
         os.register_at_fork(
@@ -136,7 +136,7 @@ def _fork_between_seeds() -> None:
 
 
 def _begin_worker(descriptor: int, number: int) -> None:
-    """In a worker: write down what it is in when it is asked to."""
+    """In a worker: write its stack on a signal."""
     if hasattr(faulthandler, "register") and multiprocessing.get_start_method() == "fork":
         faulthandler.register(signal.SIGUSR2, file=descriptor, all_threads=True)
 
@@ -144,8 +144,8 @@ def _begin_worker(descriptor: int, number: int) -> None:
 def taken(
     begin: Callable[[int], Loader], patience: Callable[[], Patience], restart: Restart
 ) -> Iterator[Any]:
-    """The items of a loader, whose workers are started once more where `restart` allows it.
-    `begin` is given how many items are taken already."""
+    """The items of a loader; failed workers are restarted once if `restart` allows it. `begin` gets
+    the number of items already taken."""
     count = 0
     while True:
         loader = begin(count)
@@ -164,9 +164,9 @@ def taken(
 
 
 def _items(loader: Loader, patience: Callable[[], Patience]) -> Iterator[Any]:
-    """A thread takes each item: one that a worker died in the middle of is never whole, and whoever
-    reads it waits for ever. It starts the workers too: in the main thread torch would set a handler
-    that raises wherever that is when a worker dies, in a save for example."""
+    """Take items in a thread: an item whose worker died while sending it is never complete, and
+    reading it blocks forever. The thread also starts the workers: in the main thread torch would
+    install a signal handler that raises anywhere when a worker dies, for example during a save."""
     asked: queue.SimpleQueue[bool] = queue.SimpleQueue()
     got: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
     thread = threading.Thread(target=_take, args=(loader, asked, got), daemon=True)
@@ -180,7 +180,7 @@ def _items(loader: Loader, patience: Callable[[], Patience]) -> Iterator[Any]:
             yield item
     finally:
         asked.put(False)
-    thread.join()  # where workers are not kept, it ends them
+    thread.join()  # ends the workers unless they are persistent
 
 
 def _take(
@@ -193,7 +193,7 @@ def _take(
         while asked.get():
             item = next(items, end)
             got.put((item is not end, None if item is end else item))
-    except BaseException as error:  # noqa: BLE001 - raised again where items are taken
+    except BaseException as error:  # noqa: BLE001 - raised again by _next
         got.put((False, error))
 
 
@@ -213,7 +213,7 @@ def _next(
         if any(worker.exitcode not in (None, 0) for worker in loader.workers):
             raise WorkersFailed(_how_they_died(loader))
         now, used = time.monotonic(), _cpu_seconds(loader)
-        if now - looked > POLL_SECONDS + PAUSE_SECONDS:  # this process was stopped, as by Ctrl-Z
+        if now - looked > POLL_SECONDS + PAUSE_SECONDS:  # this process was paused, as by Ctrl-Z
             began, idle_since = now, now
         looked = now
         if used > worked:
@@ -224,8 +224,8 @@ def _next(
 
 def _how_they_died(loader: Loader) -> str:
     died = [worker for worker in loader.workers if worker.exitcode is not None]
-    told = [f"process {worker.pid} {how_it_ended(int(worker.exitcode or 0))}" for worker in died]
-    return f"a data worker died: {'; '.join(told) or 'it ended without a word'}"
+    endings = [f"process {worker.pid} {how_it_ended(int(worker.exitcode or 0))}" for worker in died]
+    return f"a data worker died: {'; '.join(endings) or 'it ended without a message'}"
 
 
 def _hang(loader: Loader, seconds: float) -> WorkersFailed:
@@ -235,7 +235,7 @@ def _hang(loader: Loader, seconds: float) -> WorkersFailed:
 
 
 def _stacks(loader: Loader) -> str:
-    """One worker after the other: all write to one file, and would write into each other."""
+    """The stacks of the workers, one after the other, since all write to the same file."""
     if loader.stacks is None or not hasattr(signal, "SIGUSR2"):
         return ""
     for worker in loader.workers:
@@ -243,7 +243,7 @@ def _stacks(loader: Loader) -> str:
         with contextlib.suppress(OSError):
             assert worker.pid is not None
             os.kill(worker.pid, signal.SIGUSR2)
-            os.kill(worker.pid, signal.SIGCONT)  # one that is stopped answers nothing
+            os.kill(worker.pid, signal.SIGCONT)  # a stopped process does not handle signals
             _wait_until_written(loader.stacks)
     loader.stacks.seek(0)
     return loader.stacks.read().decode(errors="replace")
@@ -260,7 +260,7 @@ def _wait_until_written(stream: IO[bytes]) -> None:
 
 
 def _cpu_seconds(loader: Loader) -> float:
-    """What workers have computed so far; those that are gone count for nothing."""
+    """CPU time of the running workers so far."""
     total = 0.0
     for worker in loader.workers:
         with contextlib.suppress(psutil.Error):

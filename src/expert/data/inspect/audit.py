@@ -1,7 +1,7 @@
-"""What a look at all examples finds: repeats, rows of one split in another, leftovers of templates.
+"""Checks over all examples: duplicates, overlap between splits, leftovers of templates.
 
-An example is kept as three numbers it is recognised by, its file and line, and its numbers of
-tokens: 44 bytes, whatever its length.
+Each example is stored as three keys, its file and line, and its token counts: 44 bytes, whatever
+its length.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SHOWN_PAIRS = 5
 SHOWN_OF_A_KIND = 5
 SHOWN_KINDS = 20
 
-# How an example occurs in another split, the gravest first.
+# How an example occurs in another split, worst first.
 SAME = "same prompt and answer"
 NEARLY = "same request and answer; system text, case or spacing differ"
 SAME_PROMPT = "same prompt, another answer"
@@ -45,8 +45,8 @@ _TRANSCRIPT = re.compile(
     r"\s*(?:User|Human|Question|Q) ?:.*?\n\s*(?:Assistant|AI|Bot|Answer|A) ?:",
     re.DOTALL | re.IGNORECASE,
 )
-# What was to be filled in before training: {{name}}, where an image or a sound stood, and an empty
-# cell of a table as pandas writes it, alone or as the material of a request.
+# Things that should have been filled in: {{name}}, image or audio placeholders, and an empty table
+# cell as written by pandas, alone or as the input of a request.
 _PLACEHOLDER = re.compile(
     r"\{\{\s*[A-Za-z_][\w.]*\s*\}\}|<\|?(?:image|video|audio|img)(?:_\d+|_pad)?\|?>"
     r"|(?:(?<=:\n)|\A)(?:nan|NaN)\Z"
@@ -60,7 +60,7 @@ _EMPTY_ANSWER = re.compile(
     r"the answer is empty$|^turn \d+ \(assistant\) is empty$|^there is no assistant turn$"
 )
 
-# Numbers and what is quoted: "turn 3", "unknown role 'narrator'".
+# Numbers and quoted values: "turn 3", "unknown role 'narrator'".
 _DIFFERS = re.compile(r"0x[0-9a-f]+|[0-9][0-9.,]*|'[^']*'")
 
 Keys = npt.NDArray[np.uint64]
@@ -68,34 +68,33 @@ Numbers = npt.NDArray[np.int32]
 
 
 def near_key(example: Example) -> int:
-    """What nearly equal examples share: without the system text, in lower case, every gap one
-    space."""
+    """A key that nearly equal examples share: ignores the system text, case and spacing."""
     turns = [("", example.text), *((turn.role, turn.text) for turn in example.turns)]
     said = [(role, " ".join(text.split()).casefold()) for role, text in turns if role != "system"]
-    # Lengths between the parts: ["ab", "c"] and ["a", "bc"] are different examples.
+    # Include lengths: ["ab", "c"] and ["a", "bc"] are different examples.
     text = "".join(f"{role}\0{len(part)}\0{part}" for role, part in said)
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
 
 def remnants_in(example: Example) -> list[str]:
-    """Markers of prompt templates, then placeholders that nobody filled in, each once."""
+    """Markers of prompt templates, then unfilled placeholders, each once."""
     texts = [example.text, *(turn.text for turn in example.turns)]
     patterns = (_MARKER, _PLACEHOLDER)
-    found = (each for pattern in patterns for text in texts for each in pattern.findall(text))
-    return list(dict.fromkeys(found))
+    matches = (each for pattern in patterns for text in texts for each in pattern.findall(text))
+    return list(dict.fromkeys(matches))
 
 
 def is_empty_answer(bad: BadRow, response_column: str) -> bool:
-    """Whether a row is bad because nothing is answered in it."""
+    """Whether a row is bad because its answer is missing."""
     if response_column and bad.reason == f"column {response_column!r} is null":
         return True
     return bool(_EMPTY_ANSWER.search(bad.reason))
 
 
 def learnt_tokens(batch: EncodedBatch, first: int | None = None) -> Numbers:
-    """Learnt tokens of every document of a batch, or those among its `first` tokens that another
-    one comes before."""
+    """Tokens trained on in every document; with `first`, only among its first tokens, excluding a
+    document's very first token, which nothing predicts."""
     spans = batch.spans.reshape(-1, 2)
     if first is not None:
         spans = np.clip(spans, 1, max(1, first))
@@ -118,7 +117,7 @@ class ExampleTable:
     learnt: Numbers
     """Tokens that are trained on."""
     kept: Numbers
-    """Those of them that are left when a row longer than there is room for is cut."""
+    """Those left if overlong rows are cut."""
 
     def __len__(self) -> int:
         return len(self.length)
@@ -135,7 +134,7 @@ COLUMNS = ("whole", "near", "prompt", "file", "line", "length", "learnt", "kept"
 
 
 class ExampleCollector:
-    """Takes examples one by one and gives them back as columns."""
+    """Collects examples one by one into columns."""
 
     def __init__(self) -> None:
         self._files: dict[str, int] = {}
@@ -145,13 +144,13 @@ class ExampleCollector:
         self._tokens: list[list[Numbers]] = []
 
     def add(self, example: Example | None, file: str, line: int) -> None:
-        """None: tokens that were made elsewhere, which have no text to be nearly equal."""
+        """`example` is None for tokens made elsewhere, which have no text to compare."""
         self._near.append(near_key(example) if example else 0)
         self._places[0].append(self._files.setdefault(file, len(self._files)))
         self._places[1].append(line)
 
     def add_tokens(self, batch: EncodedBatch, keys: RowKeys, room: int | None = None) -> None:
-        """The tokens of the examples added since the last batch; `room`: what is cut at."""
+        """Add the tokens of the examples added since the last batch; `room`: where rows are cut."""
         longest = int(batch.lengths.max(initial=0))
         kept = learnt_tokens(batch, longest if room is None else room)
         self._keys.append(keys)
@@ -171,7 +170,7 @@ class ExampleCollector:
 
 @dataclass(frozen=True)
 class Pairs:
-    """How many examples occur a second time, and where the first few of them stand."""
+    """How many examples occur twice, and where the first few are."""
 
     count: int
     shown: tuple[tuple[str, str], ...]
@@ -187,21 +186,21 @@ def duplicates(examples: ExampleTable) -> Pairs:
 
 
 def leaks(train: ExampleTable, other: ExampleTable) -> dict[str, Pairs]:
-    """Examples of another split that training sees too: each once, under its gravest kind."""
-    found = {}
+    """Examples of another split that are also trained on, each once under its worst kind."""
+    pairs = {}
     left = np.ones(len(other), np.bool_)
     for kind, column in LEAKS.items():
         first = _first_places(getattr(train, column), getattr(other, column))
         hit = left & (first >= 0)
         numbers = np.flatnonzero(hit)
         shown = [(other.place(n), train.place(int(first[n]))) for n in numbers[:SHOWN_PAIRS]]
-        found[kind] = Pairs(len(numbers), tuple(shown))
+        pairs[kind] = Pairs(len(numbers), tuple(shown))
         left &= ~hit
-    return found
+    return pairs
 
 
 def _first_places(known: Keys, asked: Keys) -> npt.NDArray[np.int64]:
-    """Where each key occurs first among the known ones; -1: nowhere."""
+    """The first position of each key among the known ones; -1 if missing."""
     if not len(known):
         return np.full(len(asked), -1, np.int64)
     order = np.argsort(known, kind="stable")
@@ -213,8 +212,8 @@ def _first_places(known: Keys, asked: Keys) -> npt.NDArray[np.int64]:
 def length_summary(
     examples: ExampleTable, room: int | None, overlong: str = "cut"
 ) -> dict[str, Any]:
-    """Examples, tokens, the share trained on, percentiles, the share longer than `room`, and what
-    is lost of those."""
+    """Counts of examples and tokens, the share trained on, percentiles, the share longer than
+    `room`, and what those lose."""
     lengths = examples.length
     tokens, learnt = (int(n.sum(dtype=np.int64)) for n in (lengths, examples.learnt))
     longer = lengths > room if room is not None else np.zeros(len(lengths), np.bool_)
@@ -238,7 +237,7 @@ def length_summary(
 
 
 def joined(parts: Sequence[ExampleTable]) -> ExampleTable:
-    """Examples of several sources one after the other."""
+    """The examples of several sources in one table."""
     files: dict[str, int] = {}
     columns: dict[str, list[Any]] = {name: [] for name in COLUMNS}
     for part in parts:
@@ -251,7 +250,7 @@ def joined(parts: Sequence[ExampleTable]) -> ExampleTable:
 
 @dataclass
 class KindOfBadRows:
-    """Rows that are bad for one reason: how many, the first of them, and the lines of more."""
+    """Rows that are bad for one reason: how many, the first messages, and the lines of others."""
 
     count: int = 0
     first: list[str] = field(default_factory=list)
@@ -273,14 +272,14 @@ class KindOfBadRows:
 
 @dataclass
 class SplitReport:
-    """What was read for a split, and what it amounts to."""
+    """The counts and findings of a split."""
 
     name: str
     rows: int = 0
     bad_rows: int = 0
     first_bad_rows: list[str] = field(default_factory=list)
     kinds_of_bad_rows: dict[str, KindOfBadRows] = field(default_factory=dict)
-    """By their reason without what differs from row to row."""
+    """By reason, with the parts that vary between rows removed."""
     dropped: dict[str, int] = field(default_factory=dict)
     empty_answers: int = 0
     remnants: dict[str, int] = field(default_factory=dict)
@@ -289,15 +288,15 @@ class SplitReport:
     transcripts: int = 0
     """Plain texts that are conversations."""
     doubtful: dict[str, int] = field(default_factory=dict)
-    """Examples by what is doubtful in them."""
+    """Number of examples by kind of doubt."""
     first_doubtful: list[tuple[str, str]] = field(default_factory=list)
     lengths: dict[str, Any] = field(default_factory=dict)
     duplicates: Pairs | None = None
     leaks: dict[str, Pairs] = field(default_factory=dict)
     not_learnt: str = ""
-    """A warning about examples of which nothing is trained on; "" where there are none."""
+    """A warning about examples without anything to train on; "" if there are none."""
     split_off: bool = False
-    """Its examples were drawn from the training rows, and counted there while reading."""
+    """Drawn from the training rows, so its rows were counted there."""
 
     def note_bad(self, bad: BadRow, response_column: str) -> None:
         self.bad_rows += 1
@@ -308,11 +307,11 @@ class SplitReport:
         kind.note(bad)
 
     def bad_row_lines(self) -> list[str]:
-        """Bad rows for a person: every kind with its first rows, the most frequent kind first."""
+        """Bad rows for display: every kind with its first rows, the most frequent kind first."""
         kinds = sorted(self.kinds_of_bad_rows.values(), key=lambda kind: -kind.count)
-        found = [line for kind in kinds[:SHOWN_KINDS] for line in kind.lines()]
+        lines = [line for kind in kinds[:SHOWN_KINDS] for line in kind.lines()]
         rest = sum(kind.count for kind in kinds[SHOWN_KINDS:])
-        return [*found, *([f"… and {rest:,} more"] if rest else [])]
+        return [*lines, *([f"… and {rest:,} more"] if rest else [])]
 
     def note_remnants(self, example: Example, place: str) -> None:
         self.transcripts += bool(_TRANSCRIPT.match(example.text))
@@ -322,11 +321,11 @@ class SplitReport:
                 self.first_remnants.append((marker, place))
 
     def note_doubts(self, example: Example, segments: Sequence[Segment], place: str) -> None:
-        """What a template leaves out, and what tables put into tools."""
+        """Note what a template leaves out, and nulls that tables put into tools."""
         if len(example.turns) < 3 and not has_tools(example):
-            return  # templates write a request and an answer
-        found = sorted(left_out(example, "".join(segment.text for segment in segments)))
-        kinds = [f"{kind}, {_LEFT_OUT}" for kind in found]
+            return  # every template renders a request and an answer
+        missing = sorted(left_out(example, "".join(segment.text for segment in segments)))
+        kinds = [f"{kind}, {_LEFT_OUT}" for kind in missing]
         kinds += [_NULLS] if has_nulls(example) else []
         for kind in kinds:
             self.doubtful[kind] = self.doubtful.get(kind, 0) + 1
@@ -334,22 +333,22 @@ class SplitReport:
                 self.first_doubtful.append((kind, place))
 
     def warnings(self) -> list[str]:
-        """What a person should look at; lines that begin with blanks belong to the one before."""
-        found = []
+        """Warnings; lines that begin with spaces belong to the line before."""
+        warnings = []
         if self.empty_answers:
-            found.append(f"{self.name}: {counted(self.empty_answers, 'row')} without an answer")
+            warnings.append(f"{self.name}: {counted(self.empty_answers, 'row')} without an answer")
         kinds = sorted(self.remnants.items(), key=lambda each: -each[1])
         for marker, number in kinds[:SHOWN_KINDS]:
             places = [place for shown, place in self.first_remnants if shown == marker]
             kind = "placeholder" if _PLACEHOLDER.fullmatch(marker) else "template remnant"
-            found.append(
+            warnings.append(
                 f"{self.name}: {kind} {marker} in {counted(number, 'example')}"
                 + (f": {', '.join(places)}" if places else "")
             )
         if len(kinds) > SHOWN_KINDS:
-            found.append(f"{self.name}: {len(kinds) - SHOWN_KINDS} more such markers")
+            warnings.append(f"{self.name}: {len(kinds) - SHOWN_KINDS} more such markers")
         if self.transcripts:
-            found.append(
+            warnings.append(
                 f"{self.name}: {counted(self.transcripts, 'example')} of plain text written as a "
                 "conversation (User: … Assistant: …): the requests are trained on like the "
                 "answers; rows with messages, or with a request and an answer, train on answers"
@@ -357,19 +356,19 @@ class SplitReport:
         for kind, number in self.doubtful.items():
             places = [place for shown, place in self.first_doubtful if shown == kind]
             where = ", ".join(places)
-            found.append(f"{self.name}: {counted(number, 'example')} with {kind}: {where}")
+            warnings.append(f"{self.name}: {counted(number, 'example')} with {kind}: {where}")
         repeats = {"earlier in the split": self.duplicates}
         repeats |= {f"in train ({kind})": pairs for kind, pairs in self.leaks.items()}
         for where, pairs in repeats.items():
             if pairs is not None and pairs.count:
-                found.append(f"{self.name}: {counted(pairs.count, 'example')} also {where}")
-                found += [f"  {place} repeats {known}" for place, known in pairs.shown]
+                warnings.append(f"{self.name}: {counted(pairs.count, 'example')} also {where}")
+                warnings += [f"  {place} repeats {known}" for place, known in pairs.shown]
         lost = self.lengths.get("tokens_lost")
         if lost:
             over, share = self.lengths["over_long"], lost / self.lengths["tokens"]
-            found.append(
+            warnings.append(
                 f"{self.name}: {counted(over, 'example')} longer than max_seq_length: {lost:,} "
                 f"tokens ({share:.1%}) are lost"
             )
-        found += [self.not_learnt] if self.not_learnt else []
-        return found
+        warnings += [self.not_learnt] if self.not_learnt else []
+        return warnings

@@ -1,4 +1,4 @@
-"""All that `expert dataset check` reports: the rows of all splits, read as preparing does."""
+"""`expert dataset check`: reads the rows of all splits the way preparing does, and reports."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ from expert.data.records import BadRow, Dropped, Example, Row
 from expert.data.tokens.row_keys import RowKeys, keys_of_batch
 from expert.planning.survey import local_path
 
-# Examples, or characters, that are tokenised together: what is in memory at a time.
+# Limits for tokenising together, which bound memory.
 _BATCH_EXAMPLES = 1024
 _BATCH_CHARACTERS = 8_000_000
 FIELDS_LOOKED_AT = 1000
-"""Rows in which fields of messages are looked for that nothing is read from."""
+"""Rows searched for unused fields of messages."""
 
 
 @dataclass
 class DatasetReport:
-    """`problems` are what preparing would refuse."""
+    """`problems` would stop preparing."""
 
     name: str
     template: str
@@ -51,9 +51,9 @@ class DatasetReport:
     splits: list[SplitReport] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    """Which columns and files are read and which are not, and how."""
+    """Which columns and files are used and which are not, and how."""
     doubts: list[str] = field(default_factory=list)
-    """Warnings that are of no single split."""
+    """Warnings that do not belong to one split."""
     rows: list[ShownRow] = field(default_factory=list)
     """Some rows as the model sees them."""
 
@@ -61,7 +61,7 @@ class DatasetReport:
         return [*self.doubts, *(line for split in self.splits for line in split.warnings())]
 
     def verdict(self) -> str:
-        """In one line, where nothing keeps the data from being prepared."""
+        """The summary if nothing prevents preparing."""
         count = sum(not line.startswith(" ") for line in self.warnings())
         if not count:
             return "✓ no problems found in the data"
@@ -70,7 +70,7 @@ class DatasetReport:
 
 
 def check_rows(line: Line, name: str, show: RowsToShow) -> DatasetReport:
-    """Read the splits of one manifest, one source after the other."""
+    """Check the splits of a manifest, one source after the other."""
     template = line.template.name if line.template else "characters"
     report = DatasetReport(name, template, line.plan.data.max_seq_length)
     report.notes += line.chosen.notes()
@@ -87,7 +87,7 @@ class _Checker:
         whole = line.template is None or data.packing == "concat"
         self.room = None if whole else data.max_seq_length - soft
         self.keys: list[RowKeys] = []
-        """Of the examples that were read, batch by batch."""
+        """Keys of the examples read so far, in batches."""
 
     def check(self) -> None:
         line, spec = self.line, self.line.spec
@@ -104,7 +104,7 @@ class _Checker:
         )
         if reading_of(line, line.sources_of("train")[0]).end_apart:
             chosen, held_out = np.array([0], np.int32), np.array([1], np.int32)
-        # A weight above 1 takes rows several times: that is not a duplicate in the data.
+        # A weight above 1 repeats rows, which is not a duplicate in the data.
         train = every.take(np.unique(chosen))
         self._sum_up(split, train)
         if line.is_text and spec.validation_split and not len(held_out) and not others:
@@ -125,12 +125,12 @@ class _Checker:
         self, split: SplitReport, examples: ExampleTable, train: ExampleTable | None = None
     ) -> None:
         plan = self.line.plan
-        found = split.lengths = length_summary(examples, self.room, plan.data.overlong)
-        numbers = (found["unlearnt"], found["examples"], found["longest"])
+        summary = split.lengths = length_summary(examples, self.room, plan.data.overlong)
+        numbers = (summary["unlearnt"], summary["examples"], summary["longest"])
         too_long = too_long_to_learn(plan, split.name, *numbers)
-        if found["left"] or not len(examples):
+        if summary["left"] or not len(examples):
             split.not_learnt = too_long
-        elif examples.learnt.any():  # else the reason is among the problems already
+        elif examples.learnt.any():  # otherwise the reason is already among the problems
             self.report.problems.append(
                 too_long
                 or f"{split.name}: {counted(len(examples), 'example')}, each longer than "
@@ -152,23 +152,23 @@ class _Checker:
         collector = ExampleCollector()
         waiting: list[tuple[Row, Any]] = []
         characters = bad_rows = 0
-        for row, made in reading.formatted():
+        for row, outcome in reading.formatted():
             split.rows += 1
-            self.picker.look_at(split.name, row, made)
-            if isinstance(made, BadRow):
+            self.picker.look_at(split.name, row, outcome)
+            if isinstance(outcome, BadRow):
                 bad_rows += 1
-                split.note_bad(made, response)
-            elif isinstance(made, Dropped):
-                split.dropped[made.reason] = split.dropped.get(made.reason, 0) + 1
+                split.note_bad(outcome, response)
+            elif isinstance(outcome, Dropped):
+                split.dropped[outcome.reason] = split.dropped.get(outcome.reason, 0) + 1
             else:
                 assert isinstance(row, Row), "only a row has segments"
                 example = self._example(row, source, reading.columns)
                 collector.add(example, row.file, row.line)
                 if example is not None:
                     split.note_remnants(example, row.place)
-                    split.note_doubts(example, made, row.place)
-                waiting.append((row, made))
-                characters += sum(len(segment.text) for segment in made)
+                    split.note_doubts(example, outcome, row.place)
+                waiting.append((row, outcome))
+                characters += sum(len(segment.text) for segment in outcome)
             if len(waiting) >= _BATCH_EXAMPLES or characters >= _BATCH_CHARACTERS:
                 self._encode(split, waiting, collector)
                 waiting, characters = [], 0
@@ -179,7 +179,7 @@ class _Checker:
         return examples
 
     def _example(self, row: Row, source: Source, columns: Columns | None) -> Example | None:
-        """The example in a good row; None where there is no text but tokens."""
+        """The example in a good row; None for tokens without text."""
         if source in self.line.chosen.tokens:
             return None
         if columns is None:
@@ -191,22 +191,22 @@ class _Checker:
     def _encode(
         self, split: SplitReport, rows: Sequence[tuple[Row, Any]], collector: ExampleCollector
     ) -> None:
-        """Count the tokens of some examples, and keep the keys by which preparing knows them."""
-        batch = self.line.encoder.encode([made for _, made in rows])
+        """Count the tokens of some examples, and keep the keys that preparing uses."""
+        batch = self.line.encoder.encode([segments for _, segments in rows])
         keys = keys_of_batch(batch)
         if split.name == "train":
-            for (row, made), tokens in zip(rows, batch.lengths.tolist(), strict=True):
-                self.picker.add(row, made, tokens)
+            for (row, segments), tokens in zip(rows, batch.lengths.tolist(), strict=True):
+                self.picker.add(row, segments, tokens)
         cut = self.line.plan.data.overlong == "cut"
         collector.add_tokens(batch, keys, self.room if cut else None)
         self.keys.append(keys)
 
     def _note(self, source: Source, reading: Reading) -> None:
-        """Which columns, fields of messages and files of a folder are read and which are not."""
+        """Note which columns, message fields and files of a folder are used and which are not."""
         notes = []
         for file in source.files if source.kind == "files" else ():
-            if found := unusual_separator(file, source.format):
-                notes.append(f"{file.name}: {found} separate its columns")
+            if separator := unusual_separator(file, source.format):
+                notes.append(f"{file.name}: columns are separated by {separator}")
         columns, seen = reading.columns, reading.seen
         if columns is not None and seen is not None:
             doubt = columns.worth_a_warning(seen)
@@ -217,9 +217,10 @@ class _Checker:
             talks = [row.get(columns.messages) for row in rows]
             fields = dict.fromkeys(name for each in talks for name in unused_fields(each))
             if any(map(overrules, talks, (row.get(columns.system) for row in rows))):
-                doubt = "is not read where messages begin with a system text of their own"
+                doubt = "is ignored where messages begin with their own system text"
                 self.report.doubts.append(f"{source.name}: {columns.system!r} {doubt}")
-            notes += [f"{source.name}: not used of messages: {', '.join(fields)}"] if fields else []
+            if fields:
+                notes.append(f"{source.name}: unused message fields: {', '.join(fields)}")
             folder = local_path(source.name, self.line.folder)
             if source.kind == "files" and folder.is_dir():
                 unread = unread_files(folder, source.format)
@@ -237,6 +238,6 @@ class _Checker:
         if not examples.learnt.any():
             self.report.problems.append(
                 f"{where}: there is nothing to train on: {counted(len(examples), 'example')}, "
-                "no token of them is an answer  (check training.dataset.field_mapping and "
-                "training.dataset.validation)"
+                "none of their tokens belongs to an answer  (check training.dataset.field_mapping "
+                "and training.dataset.validation)"
             )

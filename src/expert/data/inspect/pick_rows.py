@@ -1,4 +1,4 @@
-"""Which rows a check shows: the first, the longest, random ones, those at given lines."""
+"""Chooses the rows to show: the first, the longest, random ones, or those at given lines."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from expert.data.records import BadRow, Made, Row, Segment
 
 DEFAULT_ROWS = 3
 SCREEN_TOKENS = 400
-"""About as many tokens of a row are shown: a screen full."""
+"""About how many tokens of a row are displayed: a screenful."""
 JSON_TOKENS = 20_000
-"""Of a row in JSON: a row may be a text of a hundred megabytes."""
+"""The same in JSON output; a row may be a text of a hundred megabytes."""
 FIRST, LONGEST, DRAWN, ASKED = "the first", "the longest", "random", "asked for"
 
 
 class NoSuchRow(ExpertError):
-    """A row that was asked for and is not in the files."""
+    """A requested row that is not in the files."""
 
 
 @dataclass(frozen=True)
 class RowsToShow:
-    """How many rows, and those at these lines (`17` or `train.jsonl:17`)."""
+    """How many rows to show, and at which lines (`17` or `train.jsonl:17`)."""
 
     count: int = DEFAULT_ROWS
     lines: tuple[str, ...] = ()
     most_tokens: int | None = SCREEN_TOKENS
-    """About as many tokens of each; None: all."""
+    """About how many tokens of each are displayed; None: all."""
 
 
 @dataclass
@@ -39,12 +39,12 @@ class _Candidate:
     row: Row | BadRow
     made: Made
     number: int
-    """Of the document among those of its split; -1: it is none."""
+    """The document number within its split; -1 if it is not a document."""
     tokens: int = 0
 
 
 class RowPicker:
-    """Sees every row of a check once, and keeps those that will be shown."""
+    """Sees every row of a check once, and keeps those to show."""
 
     def __init__(self, asked: RowsToShow) -> None:
         self.asked = asked
@@ -57,32 +57,32 @@ class RowPicker:
         self._found: dict[int, list[tuple[str, _Candidate]]] = {}
 
     def add(self, row: Row, segments: list[Segment], tokens: int) -> None:
-        """The next good training row with its segments and its tokens."""
-        one = _Candidate(row, segments, self._seen, tokens)
+        """Offer the next good training row with its segments and token count."""
+        candidate = _Candidate(row, segments, self._seen, tokens)
         self._seen += 1
         if self.asked.count <= 0:
             return
-        self._first = self._first or one
+        self._first = self._first or candidate
         if self._longest is None or tokens > self._longest.tokens:
-            self._longest = one
-        # A reservoir: each row is as likely to be kept as any other.
+            self._longest = candidate
+        # Reservoir sampling: each row is equally likely to be kept.
         if len(self._drawn) < self.asked.count:
-            self._drawn.append(one)
+            self._drawn.append(candidate)
         elif (place := self._random.randrange(self._seen)) < len(self._drawn):
-            self._drawn[place] = one
+            self._drawn[place] = candidate
 
     def look_at(self, split: str, row: Row | BadRow, made: Made) -> None:
-        """Any row of any split, to find those that were asked for by their line."""
+        """Offer any row of any split, to find those requested by line."""
         good = split == "train" and isinstance(made, list)
         self._good += good
         for number, (file, line) in enumerate(self._named):
             meant = _same_file(row.file, file) if file else split == "train"
             if abs(row.line) == line and meant:
-                one = _Candidate(row, made, self._good - 1 if good else -1)
-                self._found.setdefault(number, []).append((split, one))
+                candidate = _Candidate(row, made, self._good - 1 if good else -1)
+                self._found.setdefault(number, []).append((split, candidate))
 
     def shown(self, line: Line, held_out: Sequence[int] = ()) -> list[ShownRow]:
-        """The rows, asked for first; `held_out`: documents that validation was drawn from."""
+        """The rows to show, requested ones first; `held_out`: documents drawn for validation."""
         missing = [text for n, text in enumerate(self.asked.lines) if n not in self._found]
         if missing:
             where = "a bare number is a line of the training files; FILE:LINE one of any file"
@@ -109,40 +109,40 @@ class RowPicker:
             return
         ends = {self._longest.number} if self.asked.count == 1 else set()
         ends = ends or {self._first.number, self._longest.number}
-        others = [one for one in self._drawn if one.number not in ends]
+        others = [candidate for candidate in self._drawn if candidate.number not in ends]
         room = self.asked.count - len(ends)
-        chosen = sorted(others[: max(0, room)], key=lambda one: one.number)
+        chosen = sorted(others[: max(0, room)], key=lambda candidate: candidate.number)
         if self._first.number in ends and self._first is not self._longest:
             yield self._first, FIRST
-        yield from ((one, DRAWN) for one in chosen)
+        yield from ((candidate, DRAWN) for candidate in chosen)
         both = self._first is self._longest and self._seen > 1
         yield self._longest, f"{FIRST} and {LONGEST}" if both else LONGEST
 
 
 def _line_named(text: str) -> tuple[str, int]:
-    """`17`, `train.jsonl:17` or `rows.json: row 17`, as messages name a row."""
+    """Parse `17`, `train.jsonl:17` or `rows.json: row 17`, the forms used in messages."""
     file, _, line = text.rpartition(":")
     line = line.strip().removeprefix("row").strip()
     if not line.isdecimal() or not int(line):
         raise NoSuchRow(
-            f"--row {text}: is not a row  (its line, as 17, or with its file, as train.jsonl:17)"
+            f"--row {text}: not a row  (give its line, as 17, or file and line, as train.jsonl:17)"
         )
     return file.strip(), int(line)
 
 
 def _same_file(file: str, named: str) -> bool:
-    """Whether a file is the one that is meant: by its path, or by the end of it."""
+    """Whether `named` is the path of the file, or the end of it."""
     parts, end = PurePath(file).parts, PurePath(named.replace("\\", "/")).parts
     return file == named or parts[-len(end) :] == end
 
 
 def rows_as_text(line: Line, asked: RowsToShow) -> list[ShownRow]:
-    """Rows as a check shows them where the tokenizer is not here, the longest by its characters."""
+    """Rows to show without a tokenizer; the longest is by characters."""
     picker = RowPicker(asked)
     for split in ("train", "validation", "test"):
         for source in line.sources_of(split):
-            for row, made in reading_of(line, source).formatted():
-                picker.look_at(split, row, made)
-                if split == "train" and isinstance(row, Row) and isinstance(made, list):
-                    picker.add(row, made, sum(len(each.text) for each in made))
+            for row, outcome in reading_of(line, source).formatted():
+                picker.look_at(split, row, outcome)
+                if split == "train" and isinstance(row, Row) and isinstance(outcome, list):
+                    picker.add(row, outcome, sum(len(each.text) for each in outcome))
     return picker.shown(line)

@@ -1,7 +1,7 @@
-"""Rows that a file for validation or test shares with the training rows.
+"""Rows of validation or test files that are also trained on.
 
-Rows that are split off have no twin in training, because they are drawn so. A separate file may
-hold anything, and a loss on rows that were trained on measures memorisation.
+Rows split off from the training data never are, by construction. A separate file may hold anything,
+and the loss on rows that were trained on measures memorisation.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from expert.data.tokens.row_keys import RowKeys
 
 @dataclass(frozen=True, kw_only=True)
 class SplitRows:
-    """The rows of a split: where they come from, their tokens, and what they are recognised by."""
+    """The rows of a split: their sources, tokens and keys."""
 
     names: Sequence[str]
     folders: Sequence[Prepared]
     keys: RowKeys
 
     def place(self, document: int) -> str:
-        """The row that a document was made from, counted from 1, and its source."""
+        """The row number, from 1, and source of a document."""
         counts = [prepared.statistics.documents for prepared in self.folders]
         ends = np.cumsum(counts)
         source = int(np.searchsorted(ends, document, side="right"))
@@ -39,17 +39,17 @@ class SplitRows:
 
 @dataclass(frozen=True, kw_only=True)
 class SharedRows:
-    """How many rows of a split are trained on as well, and one of them."""
+    """How many rows of a split are also trained on, and one of them."""
 
     split: str
     count: int
     of: int
     example: str
-    """Where the first of them is, and where in training, in words."""
+    """The position of the first one, and of its copy in training."""
 
     @property
     def key(self) -> str:
-        """The key of the manifest that names their file; with tasks each has its own."""
+        """The manifest key that names their file; with tasks, each has its own."""
         return f"training.dataset.{self.split}_path"
 
     @property
@@ -61,7 +61,7 @@ class SharedRows:
         return f"the {self.split} loss is lower than on unseen rows"
 
     def told(self, listed_by: str) -> str:
-        """All of it in one line, with what to do."""
+        """The warning in one line, with what to do."""
         verb = "is" if self.count == 1 else "are"
         return (
             f"{self.split}: {self.count:,} of {counted(self.of, 'row')} {verb} in the training "
@@ -73,10 +73,10 @@ class SharedRows:
 def find_shared(
     split: str, own: SplitRows, train: SplitRows, trained: NDArray[np.integer[Any]]
 ) -> SharedRows | None:
-    """The rows of a split that are, prompt and answer, trained on as well; None: there are none.
+    """The rows of a split whose prompt and answer are also trained on; None if there are none.
 
-    Only keys are compared, and only those of the split sorted: 0.15 s on a busy core for a million
-    training rows and ten thousand others, where sorting all of them takes 0.65 s.
+    Compares keys, and sorts only those of the split: 0.15 s on a busy core for a million training
+    rows and ten thousand others; sorting all of them takes 0.65 s.
     """
     known = train.keys.whole[trained]
     asked = np.unique(own.keys.whole)

@@ -1,8 +1,8 @@
-"""A row as the model sees it: read back from the arrays that a batch is made of.
+"""A row as the model sees it, read back from the arrays of a batch.
 
-A row is formatted, tokenised, cut and laid into a batch by the functions that training uses, with
-the plan of the run. The ids and labels that are shown are those of that batch; this module only
-decodes them and reports which tokens are trained on, which are context and which are lost.
+A row is rendered, tokenised, cut and put into a batch by the functions that training uses, with the
+plan of the run. The ids and labels shown are those of the batch; this module only decodes them and
+marks which tokens are trained on, which are context and which are lost.
 """
 
 from __future__ import annotations
@@ -26,54 +26,54 @@ from expert.data.tokens.encoder import Encoder
 from expert.planning.choose.sequences import Packing
 
 CONTEXT_TOKENS = 8
-"""Decoded before a stretch and taken off again: some tokenizers drop the space of a first word."""
+"""Decoded before a segment and removed again: some tokenizers drop the space of a first word."""
 MOST_STRETCHES = 40
 SHOWN_PIECES = 3
-"""Sequences that are shown of a row that is split into more: the first two and the last."""
+"""Sequences shown of a row that is split into more: the first two and the last."""
 LEAST_TOKENS = 24
-"""Of a stretch that are always shown."""
+"""Tokens of a segment that are always shown."""
 BINS_TOGETHER = 64
 _HALF_A_CHARACTER = "\ufffd"
 
 
 @dataclass(frozen=True)
 class ShownSegment:
-    """Tokens next to each other with which the same happens."""
+    """Consecutive tokens that are treated the same."""
 
     text: str
     trained: bool
     tokens: int | None
-    """None where there is no tokenizer to count them."""
+    """None without a tokenizer."""
     seen: bool = True
-    """False: after the cut; the model never sees them."""
+    """False: cut off; the model never sees them."""
     piece: int = 0
-    """Which part of a row that is split; each is a sequence of its own."""
+    """Part of a split row; each part is a sequence."""
     special: bool = False
     """A special token of the tokenizer."""
     not_shown: int = 0
-    """Tokens between `text` and `after` that are left out of the display."""
+    """Tokens between `text` and `after` that are not displayed."""
     after: str = ""
     is_gap: bool = False
-    """Stands for many segments, none of which is shown."""
+    """Stands for many segments that are not displayed."""
 
 
 @dataclass(frozen=True)
 class ShownRow:
-    """One row, and what becomes of its tokens."""
+    """One row, and what happens to its tokens."""
 
     place: str
     split: str
     because: str
-    """Why this row is shown: the first, the longest, a random one or one asked for."""
+    """Why this row is shown: first, longest, random or asked for."""
     tokens: int | None = None
     trained_tokens: int | None = None
     lost_tokens: int = 0
     lost_answer_tokens: int = 0
-    """Lost tokens that would be trained on."""
+    """Lost tokens that would have been trained on."""
     lost_because: str = ""
     pieces: int = 1
     left_out: str = ""
-    """Why the model never sees the row; "" where it does."""
+    """Why the model never sees the row; "" if it does."""
     notes: tuple[str, ...] = ()
     special_tokens: dict[str, int] = field(default_factory=dict)
     segments: tuple[ShownSegment, ...] = ()
@@ -88,7 +88,7 @@ def show_row(
     *,
     most_tokens: int | None,
 ) -> ShownRow:
-    """A row and what becomes of it; `most_tokens`: about as many are shown, None: all."""
+    """A row and what happens to it; `most_tokens`: about how many are displayed, None: all."""
     place = place_of(row.file, row.line)
     if isinstance(made, BadRow | Dropped):
         bad = "a bad row: " if isinstance(made, BadRow) else ""
@@ -120,12 +120,12 @@ def show_row(
 
 
 def _index(line: Line, store: FlatDocuments, split: str) -> PackIndex:
-    """How this row alone is laid into sequences by the rule of the run."""
+    """How the run would pack this row alone."""
     plan = line.plan
     rows = rows_to_pack(plan, store, np.arange(1), is_text=line.is_text)
     length = plan.data.max_seq_length
     if line.is_text and plan.data.packing == "concat":
-        # Among other rows it is cut where a sequence ends by chance; alone it is shown whole.
+        # Among other rows it is cut wherever a sequence ends; alone it is shown whole.
         length = max(length, int(store.lengths[0]) + soft_tokens(plan))
     packing = Packing(1, length, None)
     return packed(plan, split, rows, plan.optim.seed, packing, is_text=line.is_text)
@@ -145,7 +145,7 @@ def _left_out(line: Line, index: PackIndex, seen: SeenTokens) -> str:
         return f"{len(seen.ids):,} tokens, longer than {limit}, and overlong: drop leaves it out"
     if not seen.answer.any():
         return "no token of it is trained on"
-    return f"nothing that is trained on comes before {limit}"
+    return f"the answer starts after {limit}"
 
 
 def _notes(line: Line, index: PackIndex, split: str) -> Iterator[str]:
@@ -180,13 +180,13 @@ class SeenTokens:
     trained: NDArray[np.bool_]
     """The token is the label of the place before it."""
     answer: NDArray[np.bool_]
-    """The token is marked for training, whether or not it is reached."""
+    """The token is marked for training, even if it is cut off."""
     piece: NDArray[np.int32]
-    """Number of the part that the token is in; -1: in none, it is lost."""
+    """The part that contains the token; -1: lost."""
 
 
 def _seen_tokens(store: FlatDocuments, index: PackIndex) -> SeenTokens:
-    """The only document of a store, by the batches that its index gives."""
+    """The only document of a store, from the batches of its index."""
     size = int(store.lengths[0])
     trained, answer = np.zeros(size, np.bool_), np.zeros(size, np.bool_)
     piece = np.full(size, -1, np.int32)
@@ -198,13 +198,13 @@ def _seen_tokens(store: FlatDocuments, index: PackIndex) -> SeenTokens:
     number[order] = np.arange(len(order), dtype=np.int32)
     together = max(1, min(BINS_TOGETHER, index.bins))
     out = BatchArrays.allocate(BatchShape.for_index(index, together))
-    for one in range(0, index.bins, together):
-        bins = range(one, min(index.bins, one + together))
+    for first_bin in range(0, index.bins, together):
+        bins = range(first_bin, min(index.bins, first_bin + together))
         fill_batch(out, index, bins, store)
         for at, place in _places(index, bins, out.shape.length):
             first, last = int(index.piece_start[at]), int(index.piece_stop[at])
             end = place + last - first
-            # What a batch holds is what is shown, even if it were not what was tokenised.
+            # Show what the batch holds, even if it differed from what was tokenised.
             ids[first:last] = out.tokens[place:end]
             trained[first + 1 : last] = out.labels[place : end - 1] != IGNORED
             piece[first:last] = number[at]
@@ -212,10 +212,10 @@ def _seen_tokens(store: FlatDocuments, index: PackIndex) -> SeenTokens:
 
 
 def _places(index: PackIndex, bins: range, row: int) -> Iterator[tuple[int, int]]:
-    """The pieces of bins in a batch of rows, a bin to each, and where each begins."""
-    for number, one in enumerate(bins):
+    """The pieces of bins in a batch with one bin per row, and where each begins."""
+    for number, bin_number in enumerate(bins):
         place = number * row
-        for at in range(int(index.bin_offsets[one]), int(index.bin_offsets[one + 1])):
+        for at in range(int(index.bin_offsets[bin_number]), int(index.bin_offsets[bin_number + 1])):
             place += index.soft_tokens
             yield at, place
             place += int(index.piece_stop[at] - index.piece_start[at])
@@ -224,22 +224,22 @@ def _places(index: PackIndex, bins: range, row: int) -> Iterator[tuple[int, int]
 def _shown_segments(
     seen: SeenTokens, encoder: Encoder, most_tokens: int | None
 ) -> tuple[ShownSegment, ...]:
-    """The stretches of a document as text."""
+    """The segments of a document as text."""
     is_special = np.isin(seen.ids, np.asarray(list(encoder.special_ids), np.int64))
-    # Every special token is a stretch: two of them in a row are two.
+    # Every special token is a segment of its own, even next to another.
     state = seen.piece.astype(np.int64) * 4 + seen.trained * 2 + is_special
     changes = np.flatnonzero((np.diff(state) != 0) | is_special[1:]) + 1
     edges = [0, *changes.tolist(), len(state)] if len(state) else [0]
     stretches = list(pairwise(edges))
     kept, gap = _kept(stretches, seen, most_tokens)
     room = _room([stop - start for start, stop in kept], most_tokens)
-    found: list[ShownSegment] = []
+    segments: list[ShownSegment] = []
     for start, stop in kept:
         if gap is not None and start == gap[1]:
             hidden = gap[1] - gap[0]
-            found.append(ShownSegment("", False, hidden, not_shown=hidden, is_gap=True))
+            segments.append(ShownSegment("", False, hidden, not_shown=hidden, is_gap=True))
         text, hidden, after = _shortened(seen.ids, start, stop, encoder, room)
-        found.append(
+        segments.append(
             ShownSegment(
                 text=text,
                 trained=bool(seen.trained[start]),
@@ -251,31 +251,31 @@ def _shown_segments(
                 after=after,
             )
         )
-    return tuple(found)
+    return tuple(segments)
 
 
 def _as_text(segments: Sequence[Segment], most: int | None) -> tuple[ShownSegment, ...]:
-    """Segments where there is no tokenizer: their text and which of them is trained on."""
-    found = []
+    """Segments without a tokenizer: their text, and whether they are trained on."""
+    shown = []
     for segment in segments:
         text, hidden, after = segment.text, 0, ""
         if most is not None and len(text) > most:
             hidden = len(text) - most
             text, after = text[: most // 2], text[most // 2 + hidden :]
-        found.append(ShownSegment(text, segment.learn, None, not_shown=hidden, after=after))
-    return tuple(found)
+        shown.append(ShownSegment(text, segment.learn, None, not_shown=hidden, after=after))
+    return tuple(shown)
 
 
 def _special_counts(ids: NDArray[np.int32], special: dict[int, str]) -> dict[str, int]:
-    """How often each special token of a tokenizer stands in a row, in the order of their places."""
+    """How often each special token occurs in a row, in order of appearance."""
     return dict(Counter(special[token] for token in ids.tolist() if token in special))
 
 
 def _kept(
     stretches: list[tuple[int, int]], seen: SeenTokens, most_tokens: int | None
 ) -> tuple[list[tuple[int, int]], tuple[int, int] | None]:
-    """The stretches that are shown, and the tokens from where to where that are not: those in the
-    middle of very many, or of a row that is split into many sequences."""
+    """The ranges to show, and the range of tokens that is hidden: the middle of very many ranges,
+    or of a row that is split into many sequences."""
     if most_tokens is None or not stretches:
         return stretches, None
     last = int(seen.piece.max(initial=0))
@@ -292,8 +292,8 @@ def _kept(
 
 
 def _room(sizes: list[int], most_tokens: int | None) -> int | None:
-    """Tokens that each stretch may show, so that all together show about so many: what short ones
-    do not need is left to the long ones. None: there is room for all."""
+    """Tokens to show per range for about `most_tokens` in all: what short ranges do not need goes
+    to the long ones. None: show everything."""
     if most_tokens is None or sum(sizes) <= most_tokens:
         return None
     left = most_tokens
@@ -308,11 +308,11 @@ def _room(sizes: list[int], most_tokens: int | None) -> int | None:
 def _shortened(
     ids: NDArray[np.int32], start: int, stop: int, encoder: Encoder, room: int | None
 ) -> tuple[str, int, str]:
-    """The text of a stretch: its beginning, how many tokens follow that are not shown, its end."""
+    """The text of a range: its beginning, the number of hidden tokens, and its end."""
     if room is None or stop - start <= room:
         return _decoded(ids, start, stop, encoder), 0, ""
     head, tail = start + room // 2, stop - room // 2
-    # A character has at most four bytes, and so tokens: a place near by is between two.
+    # A character has at most four bytes, and so tokens: a nearby place is between two.
     for head_end in range(head, head - 4, -1):
         text = _decoded(ids, start, head_end, encoder)
         if not text.endswith(_HALF_A_CHARACTER):

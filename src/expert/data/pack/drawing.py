@@ -1,4 +1,4 @@
-"""Which documents an epoch has: weighted tasks, and a share held out for validation."""
+"""Selects the documents of an epoch: weighted tasks, and a share held out for validation."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def draw_documents(
     seed: int,
     keys: RowKeys | None = None,
 ) -> tuple[Numbers, Numbers]:
-    """(training, validation): numbers of documents, those of the tasks one after the other.
+    """(training, validation): document numbers, task after task.
 
-    Rows are held out before weights are applied, so a row that a weight takes twice is never on
-    both sides. A weight below 1 draws a share of a task's rows, one above 1 takes them again.
-    With `keys`, rows that stand in the data twice stay on one side too.
+    Rows are held out before weights are applied, so that a repeated row is never on both sides. A
+    weight below 1 samples a share of a task's rows, a weight above 1 repeats them. With `keys`,
+    duplicate rows stay on one side too.
     """
     total = sum(counts)
     held_out = np.zeros(total, np.bool_)
@@ -47,8 +47,7 @@ def draw_documents(
 
 
 def repeats_held_out(keys: RowKeys, train: Numbers, held_out: Numbers) -> str:
-    """What to say where rows that are held out stand among those that are trained on, whole or with
-    another answer to the same request; else nothing."""
+    """A warning if held-out rows, or their prompts with another answer, are trained on; else ""."""
     learnt = int(np.isin(keys.whole[held_out], keys.whole[train]).sum())
     if not learnt:
         return _doubt_of_requests(keys, train, held_out)
@@ -61,7 +60,7 @@ def repeats_held_out(keys: RowKeys, train: Numbers, held_out: Numbers) -> str:
 
 
 def _doubt_of_requests(keys: RowKeys, train: Numbers, held_out: Numbers) -> str:
-    """The data has so few requests that rows with one request could not be kept on one side."""
+    """The same for prompts: there are too few to keep all rows with a prompt on one side."""
     shared = int(np.isin(keys.prompt[held_out], keys.prompt[train]).sum())
     if not shared:
         return ""
@@ -76,12 +75,11 @@ def _doubt_of_requests(keys: RowKeys, train: Numbers, held_out: Numbers) -> str:
 def _held_out(total: int, share: float, seed: int, keys: RowKeys | None) -> NDArray[np.bool_]:
     """Marks the rows that are held out.
 
-    Rows with one prompt stay together where about as many as asked for can be held out so; where
-    the data has too few prompts for that, rows that are wholly equal do; where even those stand so
-    often that far more would be held out than asked for, nothing is kept apart. Without a repeated
-    row it is the same draw in each case.
+    Rows with the same prompt stay together if that holds out about the requested number. If there
+    are too few prompts, only identical rows stay together; if even those would hold out far too
+    many, nothing is kept together. Without repeated rows, all three draws are the same.
     """
-    # The share as it was written: in floating point 100 rows x 0.07 would be 8.
+    # Exact arithmetic: in floating point 100 rows x 0.07 would be 8.
     wanted = math.ceil(total * Fraction(str(share)))
     if keys is not None:
         assert len(keys.whole) == total, "a key for every document"
@@ -97,11 +95,11 @@ def _held_out(total: int, share: float, seed: int, keys: RowKeys | None) -> NDAr
 
 
 def _whole_groups(keys: Keys, wanted: int, seed: int) -> NDArray[np.bool_]:
-    """Marks about `wanted` rows: groups of equal keys, in the order of the draw, that fit; where
-    none does the smallest, unless it is more than twice as many and one, or than half of all."""
+    """Marks about `wanted` rows: groups of equal keys that fit, in random order. If none fits, the
+    smallest, unless it has more than 2 * wanted + 1 rows or more than half of all."""
     _, first, group = np.unique(keys, return_index=True, return_inverse=True)
-    # Groups are counted by their first rows, not by their keys, so that single rows are drawn as
-    # those without keys are.
+    # Groups are numbered by their first rows, not by their keys, so that without repeated rows the
+    # draw is the same as without keys.
     rank = np.empty(len(first), np.int64)
     rank[np.argsort(first, kind="stable")] = np.arange(len(first))
     group = rank[group]

@@ -1,4 +1,4 @@
-"""Warnings about rows so long that none of their tokens, or not all, are trained on."""
+"""Warnings about rows too long to be trained on completely, or at all."""
 
 from __future__ import annotations
 
@@ -15,47 +15,47 @@ if TYPE_CHECKING:
 
 MAX_LENGTH = "training.config.max_seq_length"
 CUT_IS_TOLD_FROM = 0.05
-"""Share of rows that lose their end. A few long ones are in every data set."""
+"""Share of truncated rows from which there is a warning; every data set has a few long rows."""
 
 
 class NothingLeft(DataError):
-    """A split of which every row is left out."""
+    """Every row of a split is left out."""
 
 
 def too_long_to_learn(
     plan: RunPlan, name: str, unlearnt: int, rows: int, longest: int = 0, *, of: str = ""
 ) -> str:
-    """A warning about rows that are left out because none of their tokens would be trained on; ""
-    where there are none. `of`: which rows were looked at, where that is not all of them."""
+    """A warning about rows left out because none of their tokens would be trained on; "" if there
+    are none. `of`: the rows that were examined, if not all."""
     if not unlearnt:
         return ""
     share = unlearnt / max(1, rows)
     verb = "is" if unlearnt == 1 else "are"
-    told = f"{name}: {unlearnt:,} of {of or counted(rows, 'row')} ({share:.0%}) {verb} left out"
+    what = f"{name}: {unlearnt:,} of {of or counted(rows, 'row')} ({share:.0%}) {verb} left out"
     known = f" (the longest row has {longest:,} tokens)" if longest else ""
     return (
-        f"{told}: the answer starts after max_seq_length {plan.data.max_seq_length}"
+        f"{what}: the answer starts after max_seq_length {plan.data.max_seq_length}"
         f"{known}  (a larger training.config.max_seq_length; or overlong: split, which trains on "
         "the answers without what comes before them)"
     )
 
 
 def remark_on_unlearnt(plan: RunPlan, unlearnt: int, rows: int, **more: object) -> list[Remark]:
-    """The same of training rows, as a remark on the plan."""
+    """The same about training rows, as a remark on the plan."""
     text = too_long_to_learn(plan, "train", unlearnt, rows, **more)  # type: ignore[arg-type]
     return [Remark.warning(MAX_LENGTH, text)] if text else []
 
 
 def _cut_short(plan: RunPlan, split: PreparedSplit) -> str:
-    """A warning about rows that lose their end, which is where their answers are."""
+    """A warning about truncated rows, which lose the end of their answers."""
     over = split.index.overlong
-    cut = over.cut - over.unlearnt  # those were cut, too, and have a warning of their own
+    cut = over.cut - over.unlearnt  # unlearnt rows were cut too, but have their own warning
     share = cut / max(1, split.rows)
     if share < CUT_IS_TOLD_FROM:
         return ""
     return (
-        f"{split.name}: {cut:,} of {split.rows:,} rows ({share:.0%}) lose their end, where answers "
-        f"are, to max_seq_length {plan.data.max_seq_length} (the longest row has "
+        f"{split.name}: {cut:,} of {split.rows:,} rows ({share:.0%}) are cut at max_seq_length "
+        f"{plan.data.max_seq_length} and lose the end of their answers (the longest row has "
         f"{split.longest:,} tokens)  (a larger {MAX_LENGTH})"
     )
 
@@ -63,7 +63,7 @@ def _cut_short(plan: RunPlan, split: PreparedSplit) -> str:
 def remarks_on_length(
     plan: RunPlan, *splits: PreparedSplit | None, cut: bool = True
 ) -> list[Remark]:
-    """Warnings about rows that packing left out and, with `cut`, about those it cut."""
+    """Warnings about rows that packing left out and, with `cut`, about truncated ones."""
     texts: list[str] = []
     for each in filter(None, splits):
         unlearnt = each.index.overlong.unlearnt
@@ -73,7 +73,7 @@ def remarks_on_length(
 
 
 def remarks_on_stream(plan: RunPlan, stream: Stream, *splits: PreparedSplit | None) -> list[Remark]:
-    """Warnings about the first rows of a stream, and about the splits beside it."""
+    """Warnings about the first rows of a stream and the other splits."""
     rows = stream.first_rows
     first = remark_on_unlearnt(plan, stream.first_unlearnt, rows, of=f"the first {rows:,} rows")
     return [*first, *remarks_on_length(plan, *splits)]
@@ -82,19 +82,19 @@ def remarks_on_stream(plan: RunPlan, stream: Stream, *splits: PreparedSplit | No
 def not_empty(
     plan: RunPlan, split: PreparedSplit, drawn_beside: PreparedSplit | None = None
 ) -> PreparedSplit:
-    """The split; NothingLeft where no row of it is left to train on or to judge by.
+    """The split; NothingLeft if none of its rows are left.
 
-    `drawn_beside`: the training rows, where this split was drawn from the same files.
+    `drawn_beside`: the training rows, if this split was drawn from the same files.
     """
     dropped, unlearnt = split.index.overlong.dropped, split.index.overlong.unlearnt
     if split.index.bins or not (dropped or unlearnt):
         return split
     if unlearnt:
-        told = too_long_to_learn(plan, split.name, unlearnt, split.rows, split.longest)
-        # Where training rows are left out as well, other rows would be no better.
+        text = too_long_to_learn(plan, split.name, unlearnt, split.rows, split.longest)
+        # If training rows are left out as well, other rows would not help.
         if drawn_beside is not None and not drawn_beside.index.overlong.unlearnt:
-            told += "; another training.config.seed or a larger validation_split draws other rows"
-        raise NothingLeft(told)
+            text += "; another training.config.seed or a larger validation_split draws other rows"
+        raise NothingLeft(text)
     rows = "its only row is" if dropped == 1 else f"all of its {dropped} rows are"
     raise NothingLeft(
         f"{split.name}: {rows} longer than max_seq_length {plan.data.max_seq_length}, and "

@@ -1,7 +1,7 @@
-"""From the lengths of documents to an index of bins that they fill. No token is touched.
+"""Packs documents into bins by their lengths, without reading tokens.
 
-A piece is a stretch of a document; a bin is a row of at most `length` places that holds pieces.
-Where a soft prompt is learnt, each piece takes its places too.
+A piece is a range of a document; a bin is a row of at most `length` places that holds pieces. With
+a soft prompt, each piece also needs places for it.
 """
 
 from __future__ import annotations
@@ -23,27 +23,25 @@ Overlong = Literal["cut", "split", "drop"]
 Lengths = NDArray[np.integer[Any]]
 
 WINDOW = 4096
-"""Pieces that are fitted together: enough for 99 % fill, few enough to keep the order random."""
-_LOOKED_FOR = (
-    1.5  # mean pieces: a hole no larger is closed by pieces that fit, not by the next ones
-)
-_PAIRS_TRIED = 8  # for a hole that no piece fits
-_TIGHT = 512  # a bin with less than this part of it empty is full
-_WORTH_MATCHING = 1.01  # bins over those of longest-first from which that is looked at
-_ALIKE = 0.05  # correlation of the lengths in a bin that longest-first may have above chance
-_TAKEN_APART = 16  # at most one bin in so many waits for the next window
-_FULL = 0.99  # bins that are not taken apart
-_TIMES_THE_MEAN = 4  # pieces that a bin may have, against the mean
-_FEW_PIECES = 8  # and as many it may have in any case
+"""Pieces packed together: enough for 99 % fill, few enough to keep the order random."""
+_LOOKED_FOR = 1.5  # mean piece sizes: a smaller hole is filled by best fit, not the next piece
+_PAIRS_TRIED = 8  # first sizes tried when filling a hole with two pieces
+_TIGHT = 512  # a bin with less than 1/512 of its places empty counts as full
+_WORTH_MATCHING = 1.01  # longest-first is considered if it needs this much fewer bins
+_ALIKE = 0.05  # how much it may increase the correlation of lengths within a bin
+_TAKEN_APART = 16  # at most one bin in 16 is emptied into the next window
+_FULL = 0.99  # bins filled this much are not emptied
+_TIMES_THE_MEAN = 4  # most pieces in a bin, relative to the mean
+_FEW_PIECES = 8  # but at least this many
 SHIFTED_FROM_BLOCKS = 8
-"""Texts of at least so many blocks are cut anew in every epoch."""
+"""Texts of at least this many blocks are cut differently in every epoch."""
 _SORTED_IN = 16
-_CHUNK = 65536  # pieces that are Python ints at any one time
+_CHUNK = 65536  # pieces converted to Python ints at a time
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Pieces:
-    """The stretches of documents that are kept, in the order of the documents."""
+    """The ranges of documents that are used, in document order."""
 
     document: NDArray[np.int32]
     start: NDArray[np.int32]
@@ -54,7 +52,7 @@ class Pieces:
         return len(self.document)
 
     def without(self, unlearnt: Lengths | None) -> Pieces:
-        """The pieces but those with these numbers, with nothing to train on."""
+        """The pieces without these, which have nothing to train on."""
         if unlearnt is None or not len(unlearnt):
             return self
         kept = np.ones(len(self), np.bool_)
@@ -80,7 +78,7 @@ class Pieces:
         soft_tokens: int = 0,
         examples: int | None = None,
     ) -> PackIndex:
-        """The index of these pieces: those of the first bin, of the second, and so on."""
+        """The index of these pieces, which are in bin order."""
         return PackIndex(
             rule=rule,
             length=length,
@@ -131,16 +129,15 @@ def pack_best_fit(
     most_pieces: int | None = None,
     unlearnt: Lengths | None = None,
 ) -> PackIndex:
-    """Fit pieces into bins, a window of the shuffled pieces at a time.
+    """Fit pieces into bins, one window of shuffled pieces at a time.
 
-    What stands together and what comes first is left to the seed: bins are filled as the shuffled
-    pieces come, only their last holes by what fits, and the bins are shuffled at the end.
-    `most_pieces` closes a bin that has room left;
-    `unlearnt` are the numbers of pieces that are left out.
+    The composition and the order of bins stay random: bins take the shuffled pieces as they come,
+    only their last holes are filled by best fit, and the bins are shuffled at the end.
+    `most_pieces` limits the pieces per bin; `unlearnt`: numbers of pieces to leave out.
     """
     pieces = cut_pieces(lengths, length - soft_tokens, overlong).without(unlearnt)
-    # 32 bits wherever numbers are kept for every piece, and nothing kept longer than needed: this
-    # is where preparation takes most memory a row.
+    # 32 bits for all numbers per piece, and nothing kept longer than needed: this is where
+    # preparation needs the most memory per row.
     order = shuffled(len(pieces), seed=seed, draw=Draw.PIECES).astype(np.int32)
     sizes = (pieces.stop - pieces.start + soft_tokens)[order]
     bin_of, bins = _fit_windows(sizes, length, window, most_pieces)
@@ -158,9 +155,9 @@ def bins_for(sizes: NDArray[np.int32], length: int, *, most_pieces: int | None =
 
 
 def _by_bin(order: NDArray[np.int32], bin_of: NDArray[np.int32], bins: int) -> NDArray[np.int32]:
-    """The pieces of the first bin, of the second, ..., each in their order.
+    """The pieces sorted by bin, keeping their order.
 
-    Sorted some bins at a time: sorting all of them at once would take 16 bytes a piece.
+    Sorted in groups of bins: sorting all together would take 16 bytes per piece.
     """
     sorted_pieces = np.empty_like(order)
     end, step = 0, max(1, bins // _SORTED_IN)
@@ -172,21 +169,21 @@ def _by_bin(order: NDArray[np.int32], bin_of: NDArray[np.int32], bins: int) -> N
 
 
 class Room(NamedTuple):
-    """What goes into a bin."""
+    """The capacity of a bin."""
 
     places: int
     pieces: int
-    """Most pieces: every batch has boundaries for the fullest bins there can be, and attention
-    is slower for each of them (3.35 ms with 512, 2.57 ms with 128, for the same documents)."""
+    """Limited because every batch has boundaries for the fullest bins possible, and each makes
+    attention slower (3.35 ms with 512, 2.57 ms with 128, for the same documents)."""
 
 
 def _fit_windows(
     sizes: NDArray[np.int32], length: int, window: int, most_pieces: int | None
 ) -> tuple[NDArray[np.int32], int]:
-    """The bin of each piece, and how many bins there are.
+    """The bin of each piece, and the number of bins.
 
-    What fills no whole bin at the end of a window goes into the next one, and so do the pieces of
-    its emptiest bins, which are taken apart again.
+    Pieces at the end of a window that do not fill a whole bin move to the next window, and so do
+    those of its emptiest bins.
     """
     bin_of = np.empty(len(sizes), dtype=np.int32)
     waiting = np.empty(0, dtype=np.int64)
@@ -216,13 +213,12 @@ def _fit_windows(
 
 
 def _fit(sizes: list[int], room: Room) -> tuple[NDArray[np.int64], int]:
-    """The bin of each piece, and how many bins there are; pieces come in random order.
+    """The bin of each piece, and the number of bins; pieces come in random order.
 
-    Fitting the longest first is the usual way to fill bins, and sorts them by length: of 2,000 rows
-    of 22 to 24 tokens 109 of 112 bins held rows of one length, and what was learnt from them was
-    5 to 23 % worse. So bins are filled as pieces come. Where two or three long pieces fill a bin,
-    they have to be matched: longest first is taken if it needs clearly fewer bins and does not put
-    like to like.
+    The usual way, longest first, sorts bins by length: of 2,000 rows of 22 to 24 tokens, 109 of 112
+    bins held rows of one length, and training on them was 5 to 23 % worse. So bins take pieces as
+    they come. Where two or three long pieces fill a bin they need matching: then longest-first is
+    used if it needs clearly fewer bins and does not group similar lengths.
     """
     placed, bins = _fit_as_they_come(sizes, room)
     least = -(-sum(sizes) // room.places)
@@ -238,8 +234,8 @@ def _fit(sizes: list[int], room: Room) -> tuple[NDArray[np.int64], int]:
 
 
 def _likeness(sizes: NDArray[np.float64], placed: NDArray[np.int64], bins: int) -> float:
-    """The correlation of the sizes of two pieces in one bin: 0 for chance, 1 where bins hold pieces
-    of one size."""
+    """The correlation between the sizes of two pieces in a bin: 0 for random bins, 1 if each bin
+    has pieces of one size."""
     away = sizes - sizes.mean()
     counts = np.bincount(placed, minlength=bins)
     pairs, spread = float((counts * (counts - 1)).sum()), float(away.var())
@@ -250,8 +246,8 @@ def _likeness(sizes: NDArray[np.float64], placed: NDArray[np.int64], bins: int) 
 
 
 def _fit_as_they_come(sizes: list[int], room: Room) -> tuple[NDArray[np.int64], int]:
-    """Fill one bin after the other with the pieces as they come; when its hole is small, or the
-    next piece does not fit, close it with one or two of those to come that fit best."""
+    """Fill one bin after the other with the pieces as they come; when the hole is small, or the
+    next piece does not fit, fill it with the best-fitting one or two of the remaining pieces."""
     waiting = _Waiting(sizes)
     placed = [-1] * len(sizes)
     small, tight = _LOOKED_FOR * sum(sizes) / max(1, len(sizes)), room.places // _TIGHT
@@ -281,24 +277,24 @@ def _fit_as_they_come(sizes: list[int], room: Room) -> tuple[NDArray[np.int64], 
 
 
 class _Waiting:
-    """Pieces that are in no bin yet, to be found by size."""
+    """Pieces that are not in a bin yet, by size."""
 
     def __init__(self, sizes: list[int]) -> None:
         self._places: dict[int, list[int]] = {}
         for place in range(len(sizes) - 1, -1, -1):
-            self._places.setdefault(sizes[place], []).append(place)  # the next to come last
+            self._places.setdefault(sizes[place], []).append(place)  # the next one is last
         self._left = {size: len(places) for size, places in self._places.items()}
         self.sizes = sorted(self._left)
-        """Every size that is left, once."""
+        """Every remaining size, once."""
 
     def remove(self, size: int) -> None:
-        """One piece of this size is in a bin now."""
+        """Count a piece of this size as placed."""
         self._left[size] -= 1
         if not self._left[size]:
             del self.sizes[bisect_left(self.sizes, size)]
 
     def take(self, size: int, placed: list[int]) -> int:
-        """The next piece of this size that is in no bin; it is counted as placed."""
+        """The next unplaced piece of this size, which is then counted as placed."""
         places = self._places[size]
         while placed[places[-1]] >= 0:
             places.pop()
@@ -306,8 +302,8 @@ class _Waiting:
         return places.pop()
 
     def best_for(self, free: int, tight: int, *, alone: bool) -> tuple[int, ...]:
-        """The size, or two, that leave least of so many places empty, or so few that the bin is
-        full; none where none fits."""
+        """The one or two sizes that fill `free` places best, or up to `tight`; () if nothing
+        fits."""
         known = self.sizes
         count = bisect_right(known, free)
         if not count:
@@ -327,10 +323,10 @@ class _Waiting:
 
 
 def _fit_longest_first(sizes: list[int], room: Room) -> tuple[NDArray[np.int64], int]:
-    """Every piece into the fullest bin that has room, the longest pieces first."""
+    """Each piece goes into the fullest bin with room, longest pieces first."""
     placed = np.empty(len(sizes), dtype=np.int64)
     counts: list[int] = []
-    free: list[int] = []  # of the open bins, fullest first
+    free: list[int] = []  # free places of the open bins, ascending
     names: list[int] = []
     for piece in np.argsort(-np.asarray(sizes), kind="stable").tolist():
         size = sizes[piece]
@@ -357,11 +353,11 @@ def pack_concat(
     soft_tokens: int = 0,
     unlearnt: Lengths | None = None,
 ) -> PackIndex:
-    """Lay documents end to end in shuffled order and cut at the borders of the bins.
+    """Concatenate documents in shuffled order and cut them at the ends of bins.
 
-    A document that is cut goes on in the next bin as a new piece. Every bin but the last is full;
-    with a soft prompt a few places may be left, too few for the prompt and a token. `unlearnt`
-    are the numbers of the documents with tokens that are left out.
+    A document that is cut continues in the next bin as a new piece. Every bin but the last is full;
+    with a soft prompt a few places may stay empty, too few for the prompt and a token. `unlearnt`:
+    numbers, among the non-empty documents, of those to leave out.
     """
     limit = length - soft_tokens
     split = cut_pieces(lengths, limit, "split").overlong
@@ -391,9 +387,9 @@ def pack_concat(
     if in_bin:
         per_bin.append(in_bin)
     narrow = [np.asarray(column, dtype=np.int32) for column in (document, start, stop)]
-    made = Pieces(narrow[0], narrow[1], narrow[2], counts)
+    cut = Pieces(narrow[0], narrow[1], narrow[2], counts)
     offsets = _offsets(np.asarray(per_bin, dtype=np.int64))
-    return made.in_bins(offsets, "concat", length, soft_tokens=soft_tokens, examples=examples)
+    return cut.in_bins(offsets, "concat", length, soft_tokens=soft_tokens, examples=examples)
 
 
 def pack_none(
@@ -404,21 +400,21 @@ def pack_none(
     soft_tokens: int = 0,
     unlearnt: Lengths | None = None,
 ) -> PackIndex:
-    """One piece to a bin, in the order of the documents; the epoch's order groups by length."""
+    """One piece per bin, in document order; grouping by length is up to the order of the epoch."""
     pieces = cut_pieces(lengths, length - soft_tokens, overlong).without(unlearnt)
     return pieces.in_bins(_one_each(pieces), "none", length, soft_tokens=soft_tokens)
 
 
 def pack_blocks(lengths: Lengths, length: int) -> PackIndex:
-    """Full blocks of a corpus, one to a bin, with room to move by up to a block.
+    """Full blocks of a corpus, one per bin, which can be shifted by up to a block.
 
-    Of a long text the blocks of an epoch begin a little later each time (`shifted_blocks`), so that
-    no two epochs are cut alike; for that the last part of it, less than a block, is left out. Of a
-    short text nothing is left out, and its blocks stay where they are.
+    In a long text the blocks are shifted in each epoch (`shifted_blocks`), so that no two epochs
+    are cut alike; this leaves out its last part, less than a block. A short text is used completely
+    and its blocks are not shifted.
     """
     plain = cut_pieces(lengths, length, "split")
     long = (lengths >= SHIFTED_FROM_BLOCKS * length)[plain.document]
-    reach = lengths[plain.document] - length  # a block may begin here after the longest shift
+    reach = lengths[plain.document] - length  # the last possible start of a shifted block
     kept = ~long | (plain.start + length - 1 <= reach)
     blocks = plain[kept]
     return blocks.in_bins(_one_each(blocks), "blocks", length)
@@ -429,7 +425,7 @@ def _one_each(pieces: Pieces) -> NDArray[np.int64]:
 
 
 def shifted_blocks(index: PackIndex, lengths: Lengths, *, seed: int, epoch: int) -> PackIndex:
-    """The blocks as one epoch sees them: those of long texts begin later, by less than a block."""
+    """The blocks of one epoch: in long texts they start later, by less than a block."""
     if epoch == 0:
         return index
     key = np.random.SeedSequence(seed, spawn_key=(int(Draw.SHIFT), epoch))
@@ -442,7 +438,7 @@ def shifted_blocks(index: PackIndex, lengths: Lengths, *, seed: int, epoch: int)
 
 
 def bins_per_update(index: PackIndex, examples_per_update: int) -> int:
-    """Bins that hold so many examples on average, at least one."""
+    """Bins that hold this many examples on average, at least one."""
     return sequences_for(examples_per_update, rows=index.examples, sequences=index.bins)
 
 

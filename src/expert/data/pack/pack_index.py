@@ -1,4 +1,4 @@
-"""The index of a packed data set: which pieces of which documents fill which bin, and its name."""
+"""The index of a packed data set (which pieces of documents fill which bin), and its file name."""
 
 from __future__ import annotations
 
@@ -23,33 +23,31 @@ PackRule = Literal["best-fit", "concat", "none", "blocks"]
 
 FORMAT_VERSION = 1
 PADDED_BATCH = 8
-"""Rows in the padded batches that packing is compared with."""
+"""Batch size of the padded batches that packing is compared with."""
 _METADATA = b"expert.pack"
 _PIECE = pa.struct([(name, pa.int32()) for name in ("document", "start", "stop")])
 
 
 @dataclass(frozen=True, slots=True)
 class OverlongCounts:
-    """What became of documents that are longer than a bin."""
+    """What happened to documents longer than a bin."""
 
     cut: int = 0
     split: int = 0
     dropped: int = 0
     tokens_lost: int = 0
     unlearnt: int = 0
-    """Those of which nothing is left to train on: they are in no bin."""
+    """Documents with nothing left to train on; they are in no bin."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackStatistics:
-    """What packing made of the documents, in numbers."""
-
     bins: int
     pieces: int
     examples: int
     tokens: int
     fill: float
-    """Share of the places in all bins that hold a token or a soft prompt."""
+    """Share of all places that hold a token or a soft prompt."""
     examples_per_bin: float
     padding: int
     """Empty places in all bins."""
@@ -63,16 +61,16 @@ class PackStatistics:
 
 @dataclass(frozen=True, eq=False, slots=True, repr=False)
 class PackIndex:
-    """Pieces of documents in bins. Flat arrays: the pieces of bin b are those from
-    `bin_offsets[b]` to `bin_offsets[b + 1]`."""
+    """Pieces of documents in bins. Flat arrays: bin b has the pieces from `bin_offsets[b]` to
+    `bin_offsets[b + 1]`."""
 
     rule: PackRule
     length: int
     """Places in a bin."""
     soft_tokens: int
-    """Places that each piece takes before its tokens, for a soft prompt."""
+    """Places before the tokens of each piece, for a soft prompt."""
     examples: int
-    """Rows to train on: documents, an overlong one counted once for each chunk it fills."""
+    """Rows to train on: documents, with an overlong one counted once per chunk."""
     overlong: OverlongCounts
     piece_document: NDArray[np.int32]
     piece_start: NDArray[np.int32]
@@ -88,7 +86,7 @@ class PackIndex:
         return len(self.bin_offsets) - 1
 
     def pieces(self, number: int) -> Iterator[tuple[int, int, int]]:
-        """Document, start and stop of each piece in one bin."""
+        """Document, start and stop of each piece in a bin."""
         here = slice(int(self.bin_offsets[number]), int(self.bin_offsets[number + 1]))
         return zip(
             self.piece_document[here].tolist(),
@@ -98,19 +96,19 @@ class PackIndex:
         )
 
     def examples_in(self, start: Any, stop: Any) -> Any:
-        """Examples that begin in a piece: a document goes on for one more each time it has filled
-        a bin, so that a piece cut off by a border counts as none."""
+        """Examples that begin in a piece: a document counts once per `limit` tokens, so that the
+        rest of a document cut at the end of a bin does not count again."""
         limit = self.length - self.soft_tokens
         return -start // limit - -stop // limit
 
     def bin_lengths(self) -> NDArray[np.int64]:
-        """Places taken in every bin."""
+        """Used places of every bin."""
         ends = np.zeros(len(self.piece_stop) + 1, dtype=np.int64)
         np.cumsum(self.piece_stop - self.piece_start + self.soft_tokens, out=ends[1:])
         return np.diff(ends[self.bin_offsets])
 
     def lengths_of(self, bins: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
-        """Places taken in each of some bins."""
+        """Used places of some bins."""
         begins, ends = self.bin_offsets[bins], self.bin_offsets[bins + 1]
         taken = [
             int((self.piece_stop[begin:end] - self.piece_start[begin:end]).sum())
@@ -120,7 +118,7 @@ class PackIndex:
         return np.array(taken, dtype=np.int64)
 
     def statistics(self) -> PackStatistics:
-        """How well the bins are filled, and what padding would have cost."""
+        """How well the bins are filled, and how much padding that avoids."""
         sizes = self.piece_stop - self.piece_start + self.soft_tokens
         places, taken = self.bins * self.length, int(sizes.sum(dtype=np.int64))
         return PackStatistics(
@@ -135,12 +133,11 @@ class PackIndex:
         )
 
     def equals(self, other: PackIndex) -> bool:
-        """Whether another index says the same."""
         mine, its = ([getattr(each, name) for name in self.__slots__] for each in (self, other))
         return all(np.array_equal(a, b) for a, b in zip(mine, its, strict=True))
 
     def save(self, path: Path) -> None:
-        """Write the index as an Arrow file: the old one or the whole new one, never half of it."""
+        """Write the index as an Arrow file, atomically."""
         fields = [
             pa.array(column) for column in (self.piece_document, self.piece_start, self.piece_stop)
         ]
@@ -162,7 +159,7 @@ class PackIndex:
 
     @classmethod
     def open(cls, path: Path) -> PackIndex:
-        """Map a saved index into memory; nothing is read until it is used, nothing copied."""
+        """Memory-map a saved index, without reading or copying it."""
         try:
             batch = pa.ipc.open_file(pa.memory_map(str(path))).get_batch(0)
             facts: dict[str, Any] = json.loads((batch.schema.metadata or {})[_METADATA])
@@ -196,18 +193,18 @@ def _padding_to_longest(sizes: NDArray[np.int32]) -> int:
 
 NAME_FORMAT = 3
 FITTED = "as they come"
-"""How best-fit packing lays rows into sequences. Earlier versions laid the longest first; the names
-of their indexes say nothing of it."""
+"""How best-fit packing fills sequences; part of the name. Names of indexes from earlier versions,
+which packed the longest first, do not contain it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class IndexName:
-    """All that an index depends on."""
+    """Everything that determines an index."""
 
     split: str
     tokens: tuple[str, ...]
     documents: str
-    """A hash of the numbers of the rows that were drawn."""
+    """A hash of the numbers of the selected rows."""
     packing: str
     length: int
     overlong: str
@@ -215,16 +212,16 @@ class IndexName:
     seed: int
     most_rows: int | None
     leaves_out: bool
-    """Some rows are left out, as there is nothing to train on in them."""
+    """Rows without tokens to train on are left out."""
 
     @property
     def file(self) -> str:
         return self._file(FITTED if self.packing == "best-fit" else None)
 
     def before(self, known: Collection[str], *, longest: int, most: int) -> str | None:
-        """Of some names, the one that an index of the same rows had when the longest were laid
-        first; None where there is none. At that time sequences of another length, up to `longest`,
-        and with another number of rows, up to `most`, may have been chosen for them."""
+        """The name in `known` of an index of the same rows by an earlier version, which packed the
+        longest first; None if there is none. It may have chosen sequences of another length, up to
+        `longest`, and with another number of rows, up to `most`."""
         if self.packing != "best-fit":
             return None
         wanted = {name for name in known if name.startswith(f"index-{self.split}-")}

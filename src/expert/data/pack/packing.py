@@ -1,4 +1,4 @@
-"""How the rows of a split are laid into sequences."""
+"""How the rows of a split are packed into sequences."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 TRIED_ROWS = 2048
 MORE_SEQUENCES = 4
-"""Numbers of sequences that are tried: 16 rows of which 7 fill one go into 4 that hold 4 each."""
+"""Numbers of sequences that are tried: 16 rows, 7 of which fill one, go into 4 that hold 4 each."""
 MOST_ROWS_TRIED = (1.0, 1.25, 1.5, 2.0)
-"""Times the rows of a sequence: bins that one long row fills have few, so others may have more."""
+"""Times the mean rows per sequence: one long row may fill a sequence, so others may have more."""
 
 
 def soft_tokens(plan: RunPlan) -> int:
@@ -33,24 +33,24 @@ def soft_tokens(plan: RunPlan) -> int:
 
 
 def is_padded(plan: RunPlan) -> bool:
-    """Whether rows go alone, padded to the longest; blocks of a corpus are full without padding."""
+    """Whether each row is padded to the longest; blocks of a corpus need no padding."""
     return plan.data.packing == "none" and plan.model.name != CHAR_GPT
 
 
 @dataclass(frozen=True, eq=False)
 class RowsToPack:
-    """What packing needs to know of the rows of a split; their tokens it does not touch."""
+    """What packing needs to know about the rows of a split; not their tokens."""
 
     lengths: NDArray[np.integer[Any]]
     unlearnt: NDArray[np.integer[Any]]
-    """Numbers of the pieces, as rows are cut, with nothing to train on: they are left
-    out, since computing them costs as much as computing others."""
+    """Numbers of the pieces (after cutting) with nothing to train on: they are left out, since they
+    would cost as much compute as others."""
 
 
 def rows_to_pack(
     plan: RunPlan, store: FlatDocuments, documents: NDArray[np.integer[Any]], *, is_text: bool
 ) -> RowsToPack:
-    """The lengths of some documents, and which of their pieces hold nothing to train on."""
+    """The lengths of some documents, and which of their pieces have nothing to train on."""
     import numpy as np
 
     from expert.data.pack.pack import cut_pieces
@@ -70,14 +70,14 @@ def rows_to_pack(
 
 
 def unlearnt_rows(plan: RunPlan, batch: EncodedBatch) -> int:
-    """How many of some rows, as the tokenizer gave them, packing would leave out."""
+    """How many of these rows packing would leave out."""
     from expert.data.tokens.documents import FlatDocuments, shard_of
 
     return unlearnt_in(plan, FlatDocuments([shard_of(batch)]))
 
 
 def unlearnt_in(plan: RunPlan, store: FlatDocuments) -> int:
-    """How many of some tokenised rows packing would leave out."""
+    """How many of these tokenised rows packing would leave out."""
     import numpy as np
 
     from expert.data.pack.pack import cut_pieces
@@ -88,8 +88,8 @@ def unlearnt_in(plan: RunPlan, store: FlatDocuments) -> int:
 
 
 def _cut_as(plan: RunPlan, lengths: NDArray[np.integer[Any]]) -> tuple[int, Overlong]:
-    """The most tokens of a row in a sequence, and what becomes of longer ones. Rows that are laid
-    end to end are cut only where a sequence ends, and go on in the next."""
+    """The most tokens of a row in a sequence, and what happens to longer rows. Concatenated rows
+    are only cut at the end of a sequence and continue in the next."""
     if plan.data.packing == "concat":
         return max(1, int(lengths.max(initial=0))), "cut"
     return plan.data.max_seq_length - soft_tokens(plan), plan.data.overlong
@@ -98,7 +98,8 @@ def _cut_as(plan: RunPlan, lengths: NDArray[np.integer[Any]]) -> tuple[int, Over
 def packing_for(
     plan: RunPlan, name: str, rows: RowsToPack, *, is_text: bool, streaming: bool
 ) -> Packing:
-    """Sequences as long as the rows may be; of training rows, such as hold whole updates."""
+    """How to pack: for training rows, sequences that divide a step well; otherwise of
+    `max_seq_length`."""
     from expert.data.pack.pack import cut_pieces
     from expert.planning.choose.sequences import Packing, concatenation_of
 
@@ -107,7 +108,7 @@ def packing_for(
     if name != "train" or not is_text or data.packing == "none":
         return Packing(1, length, None)
     if data.packing == "concat":
-        # What is longer than a sequence goes on in the next, as a row of its own.
+        # What exceeds a sequence continues in the next one as another row.
         parts = -(-rows.lengths // max(1, length - soft))
         mean = float(rows.lengths.sum() / max(1, parts.sum())) + soft
         return concatenation_of(_rows_per_step(plan, mean), mean=mean, length=length)
@@ -116,15 +117,15 @@ def packing_for(
     if not len(pieces):
         return Packing(1, length, None)
     sizes = pieces.stop - pieces.start + soft
-    # Every window of a stream has sequences of one length, and rows that nobody has seen yet.
-    # Rows that are left out count here: at another length they would be cut elsewhere.
+    # All windows of a stream have sequences of the same length, and later rows are unknown. Rows
+    # that are left out count here: at another length they would be cut elsewhere.
     shortest = length if streaming else int((every.stop - every.start).max()) + soft
     examples = _rows_per_step(plan, float(sizes.mean()))
     return tried_packing(sizes, examples, length, shortest=shortest)
 
 
 def _rows_per_step(plan: RunPlan, mean: float) -> int:
-    """As planned; where tokens were asked for, by the rows themselves, which are known by now."""
+    """As planned; if given in tokens, derived from the rows, whose lengths are known by now."""
     from expert.planning.choose.sequences import rows_of_tokens
 
     tokens = plan.batch.tokens_per_step
@@ -134,11 +135,11 @@ def _rows_per_step(plan: RunPlan, mean: float) -> int:
 def tried_packing(
     sizes: NDArray[np.int32], examples: int, length: int, *, shortest: int
 ) -> Packing:
-    """The packing that brings an update of so many rows nearest to what was asked for; of those
-    that are near enough the one that leaves the fewest places empty.
+    """The packing whose steps come closest to the requested number of rows; among those close
+    enough, the one with the fewest empty places.
 
-    Each is tried with some of the rows: how many go into a sequence depends on how they fit. Plain
-    sequences of `length` are taken where they will do.
+    Tried on a sample, because the rows per sequence depend on how they fit. Sequences of `length`
+    are preferred if they are close enough.
     """
     import numpy as np
 
@@ -152,10 +153,10 @@ def tried_packing(
     total = int(sizes.sum(dtype=np.int64))
 
     def tried(places: int, most: int | None) -> tuple[float, float, Packing]:
-        """How far the rows of an update are off, the share of empty places, and the packing."""
+        """The relative error in rows per step, the share of empty places, and the packing."""
         bins = bins_for(sizes, places, most_pieces=most)
         sequences = sequences_for(examples, rows=len(sizes), sequences=bins)
-        # Of few rows the last sequence is seldom full: that says nothing about an update.
+        # With few rows the last sequence is seldom full, which says nothing about a step.
         off = min(
             abs(sequences * len(sizes) / each / examples - 1) for each in (bins, bins - 1 or 1)
         )
@@ -164,18 +165,18 @@ def tried_packing(
     plain = tried(length, None)
     if plain[0] <= ROWS_OFF:
         return plain[2]
-    found = [plain]
+    tries = [plain]
     for places, most in _candidates(examples, total / len(sizes), length, shortest):
-        found.append(tried(places, most))
-    near = [one for one in found if one[0] <= ROWS_OFF]
-    best = min(near, key=lambda one: one[1:2]) if near else min(found, key=lambda one: one[:2])
+        tries.append(tried(places, most))
+    near = [one for one in tries if one[0] <= ROWS_OFF]
+    best = min(near, key=lambda one: one[1:2]) if near else min(tries, key=lambda one: one[:2])
     return best[2]
 
 
 def _candidates(
     examples: int, mean: float, length: int, shortest: int
 ) -> Iterator[tuple[int, int | None]]:
-    """Lengths of sequences, and most rows in them, that are worth trying."""
+    """Sequence lengths, and limits of rows in them, that are worth trying."""
     import math
 
     from expert.planning.choose.sequences import LENGTHS_OF, PACKED_FILL
@@ -189,16 +190,15 @@ def _candidates(
         for room in (each * mean / PACKED_FILL, math.ceil(each) * shortest):
             places = LENGTHS_OF * math.ceil(max(room, shortest) / LENGTHS_OF)
             for most in (None, *(max(1, round(share * each)) for share in MOST_ROWS_TRIED)):
-                one = (min(length, places), most)
-                if one not in tried:
-                    tried.add(one)
-                    yield one
+                candidate = (min(length, places), most)
+                if candidate not in tried:
+                    tried.add(candidate)
+                    yield candidate
 
 
 def packed(
     plan: RunPlan, name: str, rows: RowsToPack, seed: int, packing: Packing, *, is_text: bool
 ) -> PackIndex:
-    """The index of these rows."""
     from expert.data.pack.pack import pack_best_fit, pack_blocks, pack_concat, pack_none
 
     data, length, soft = plan.data, packing.length, soft_tokens(plan)

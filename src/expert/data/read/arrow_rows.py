@@ -1,4 +1,4 @@
-"""Rows of Parquet and Arrow files, batch by batch; the line of a row is its number in the file."""
+"""Rows of Parquet and Arrow files in batches; the line of a row is its number in the file."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _FILE_MAGIC = b"ARROW1"
 def read_parquet(
     path: Path, unread: Unread = lambda: 0, max_unpacked: int | None = None
 ) -> Iterator[Row | BadRow]:
-    """The rows of a Parquet file; a page is in memory at a time, not a row group."""
+    """The rows of a Parquet file; holds a page in memory, not a row group."""
     with (
         open_seekable(path, max_unpacked) as stream,
         arrow_errors(path, "Parquet"),
@@ -42,28 +42,30 @@ def read_parquet(
         size = sum(group.total_byte_size for group in groups)
         UnpackLimit(path, max_unpacked).check(size, path.stat().st_size)
         for number in range(len(groups)):
-            # Reading a row raises over damaged facts of a column; asking for them ends the process.
+            # With damaged column metadata, reading a row raises; accessing the metadata would
+            # crash.
             next(file.iter_batches(1, row_groups=[number]), None)
         batches = _counted(file.iter_batches(_rows_at_once(groups)), file.metadata, groups, path)
         yield from rows_of_batches(_up_to(max_unpacked, batches, path), str(path), unread)
 
 
-def _counted(batches: Iterable[Any], told: Any, groups: list[Any], path: Path) -> Iterator[Any]:
-    """The batches, which must have as many rows as the file says in every place: Arrow reads as
-    many as there are in one of them, and is silent about the others."""
-    found = 0
+def _counted(batches: Iterable[Any], metadata: Any, groups: list[Any], path: Path) -> Iterator[Any]:
+    """The batches, checked against both row counts of the file: Arrow believes one of them and
+    ignores the other."""
+    rows = 0
     for batch in batches:
-        found += batch.num_rows
+        rows += batch.num_rows
         yield batch
-    said = {told.num_rows, sum(group.num_rows for group in groups)}
-    if said != {found}:
-        what = f"it says that it has {' and '.join(map(str, sorted(said)))} rows, and has {found}"
+    declared = {metadata.num_rows, sum(group.num_rows for group in groups)}
+    if declared != {rows}:
+        counts = " and ".join(map(str, sorted(declared)))
+        what = f"its metadata says {counts} rows, but it has {rows}"
         raise unusable(str(path), what, "the file is damaged; write or download it again")
 
 
 def _rows_at_once(groups: list[Any]) -> int:
-    """Rows of a batch: fewer where a page of repeated values is so large that a thousand of its
-    values might not fit memory."""
+    """Rows per batch: fewer if a dictionary page is so large that a thousand of its values might
+    not fit into memory."""
     largest = 1.0
     for group in groups:
         for chunk in (group.column(n) for n in range(group.num_columns)):
@@ -75,8 +77,7 @@ def _rows_at_once(groups: list[Any]) -> int:
 
 
 def _up_to(most: int | None, batches: Iterable[Any], path: Path) -> Iterator[Any]:
-    """The batches, up to the limit: what a file holds once, as a system prompt, may stand in every
-    row."""
+    """The batches up to the limit: a value stored once may be repeated in every row."""
     size, limit, packed = 0, UnpackLimit(path, most, _REPEATED_BYTES), path.stat().st_size
     for batch in batches:
         repeated = [column for column in batch.columns if pa.types.is_dictionary(column.type)]
@@ -92,7 +93,7 @@ def _up_to(most: int | None, batches: Iterable[Any], path: Path) -> Iterator[Any
 
 
 def _with_own_values(batch: Any) -> Any:
-    """The batch with every value in its row, also those that are kept once for all rows."""
+    """The batch with dictionary-encoded columns decoded."""
     columns = [
         column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
         for column in batch.columns
@@ -103,7 +104,7 @@ def _with_own_values(batch: Any) -> Any:
 def read_arrow(
     path: Path, unread: Unread = lambda: 0, max_unpacked: int | None = None
 ) -> Iterator[Row | BadRow]:
-    """The rows of an Arrow IPC stream (as `save_to_disk` writes it) or IPC file."""
+    """The rows of an Arrow IPC stream (as written by `save_to_disk`) or IPC file."""
     with open_seekable(path, max_unpacked) as stream, arrow_errors(path, "Arrow"):
         is_file = stream.read(len(_FILE_MAGIC)) == _FILE_MAGIC
         stream.seek(0)
@@ -117,7 +118,7 @@ def read_arrow(
 
 @contextmanager
 def arrow_errors(path: Path, format: str) -> Iterator[None]:
-    """An error of Arrow as a DataError that names the file and the fix."""
+    """Turn Arrow's errors into a DataError with the file and the fix."""
     try:
         yield
     except (pa.ArrowException, OSError, UnicodeDecodeError, MemoryError) as error:
@@ -155,7 +156,7 @@ def rows_of_batches(
 
 
 def _is_padded(field: Any) -> bool:
-    """Tools and their calls: as structs they have the keys of all rows, most of them null."""
+    """Tools and calls: as structs they have the keys of all rows, most of them null."""
     kind = str(field.type)
     return "arguments: struct<" in kind or (field.name in _TOOLS and "struct<" in kind)
 
@@ -167,8 +168,8 @@ def _unpadded(value: Any) -> Any:
 
 
 def _values_of(batch: Any) -> Iterator[dict[str, Any] | str]:
-    """The values of every row, or why there are none. Arrow itself checks neither offsets nor UTF-8
-    when it opens a file: unchecked, a damaged one is read past its end."""
+    """The values of every row, or why it is bad. Validated first, because Arrow checks neither
+    offsets nor UTF-8 on opening, and would read past the end of a damaged file."""
     fault = _fault_of(batch) or ("too long" if batch.nbytes > MAX_ROW_BYTES else "")
     if not fault:
         yield from batch.to_pylist()

@@ -1,4 +1,4 @@
-"""Named text corpora: `shakespeare`, given by the user or downloaded once, and `python-stdlib`."""
+"""Named text corpora: `shakespeare`, from the user or downloaded once, and `python-stdlib`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _GIVE_IT = (
     f"put the text at corpora/{_SHAKESPEARE_FILE} beside the manifest, "
     f"or at $EXPERT_CORPORA/{_SHAKESPEARE_FILE}"
 )
-# Neither the tests nor what was installed beside the standard library belong to it.
+# Tests, and packages installed next to the standard library.
 _LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 
 
 def given_shakespeare(folder: Path) -> Path | None:
-    """The user's own file: in $EXPERT_CORPORA, or in corpora/ beside the manifest."""
+    """The user's file in $EXPERT_CORPORA, or in corpora/ beside the manifest."""
     named = os.environ.get("EXPERT_CORPORA")
     folders = [*([Path(named).expanduser()] if named else []), folder / "corpora"]
     files = (place / _SHAKESPEARE_FILE for place in folders)
@@ -33,7 +33,7 @@ def given_shakespeare(folder: Path) -> Path | None:
 
 
 def fetched_shakespeare() -> Path:
-    """The corpus in the user's cache, downloaded where it is not there yet."""
+    """The corpus in the user's cache, downloaded if missing."""
     home = os.environ.get("LOCALAPPDATA" if os.name == "nt" else "XDG_CACHE_HOME")
     cache = Path(home) if home else Path.home() / ".cache"
     path = cache / "expert" / "corpora" / _SHAKESPEARE_FILE
@@ -41,7 +41,7 @@ def fetched_shakespeare() -> Path:
         return path
     content = _fetch(SHAKESPEARE_ADDRESS)
     if hashlib.sha256(content).hexdigest() != SHAKESPEARE_SHA256:
-        what = f"what came from {SHAKESPEARE_ADDRESS} is not the known file: wrong checksum"
+        what = f"the file downloaded from {SHAKESPEARE_ADDRESS} has a wrong checksum"
         raise unusable("shakespeare", what, _GIVE_IT)
     write_text_atomically(path, content.decode())
     return path
@@ -51,18 +51,17 @@ def _fetch(address: str) -> bytes:
     try:
         with urllib.request.urlopen(address, timeout=30) as answer:
             content: bytes = answer.read(4 * 2**20)
-    except OSError as error:  # no network, no such name, refused, too slow, HTTP errors
+    except OSError as error:  # no network, unknown host, refused, timeout, HTTP errors
         what = f"it could not be fetched from {address}: {getattr(error, 'reason', None) or error}"
         raise not_here("shakespeare", what, _GIVE_IT) from error
     return content
 
 
 def python_stdlib_text(max_chars: int | None = None, library: Path | None = None) -> str:
-    """The sources of the running Python's standard library, in the order of their names, the same
-    on every machine."""
+    """The sources of Python's standard library, sorted by name, the same on every machine."""
     root = library or Path(sysconfig.get_paths()["stdlib"])
-    found = (path.relative_to(root) for path in root.rglob("*.py"))
-    names = sorted(path.as_posix() for path in found if not _LEFT_OUT.intersection(path.parts))
+    paths = (path.relative_to(root) for path in root.rglob("*.py"))
+    names = sorted(path.as_posix() for path in paths if not _LEFT_OUT.intersection(path.parts))
     parts: list[str] = []
     size = 0
     for name in names:

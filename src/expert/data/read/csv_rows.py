@@ -1,4 +1,4 @@
-"""Rows of CSV and TSV files with a header, each with the line that it starts on."""
+"""Rows of CSV and TSV files with a header, each with its first line number."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from expert.data.read.streams import (
 from expert.data.records import BadRow, Row
 
 SAMPLE_BYTES = 2**16
-"""Of the beginning of a file, by which its separator is found."""
+"""Bytes at the beginning of a file used to detect the separator."""
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 
 
 def separator_of(stream: io.BufferedReader) -> str:
-    """What separates the columns, by the header and the first records; nothing is consumed.
+    """Detect the column separator from the first records, without consuming them.
 
-    The one with which most records are as wide as the header, the comma where several are as good.
-    The sample is parsed as it will be when read: a separator inside quotes does not count.
+    The separator with which most records have as many columns as the header wins; the comma wins
+    ties. The sample is parsed like the file, so that separators inside quotes do not count.
     """
     sample = stream.peek(SAMPLE_BYTES)[:SAMPLE_BYTES].decode("utf-8", "surrogateescape")
     return max(SEPARATORS, key=lambda separator: _share_that_fits(sample, separator))
 
 
 def _share_that_fits(sample: str, separator: str) -> float:
-    """The share of records as wide as the header; 0 where there is only one column."""
+    """The share of records as wide as the header; 0 if there is only one column."""
     records = []
     with contextlib.suppress(csv.Error):
         for record in csv.reader(io.StringIO(sample, newline=""), delimiter=separator):
@@ -45,7 +45,7 @@ def _share_that_fits(sample: str, separator: str) -> float:
     others = others[:-1] or others  # the last one may be cut off
     if width < 2:
         return 0.0
-    return sum(found == width for found in others) / len(others) if others else 1.0
+    return sum(columns == width for columns in others) / len(others) if others else 1.0
 
 
 class _RecordTooLong(Exception):
@@ -56,12 +56,12 @@ class _Line(NamedTuple):
     number: int
     text: str
     overlong: int = 0
-    """Size of a line that was skipped; 0: the text is all of it."""
+    """Size of a skipped line; 0 if the text is complete."""
 
 
 class _Lines:
-    """Feeds csv.reader and keeps the lines of the current record, to return to its second line
-    when the record turns out broken: a stray quote must not swallow the rows after it."""
+    """Feeds csv.reader and keeps the lines of the current record, so that reading can continue at
+    its second line if it is broken: a stray quote must not swallow the rows after it."""
 
     def __init__(self, stream: io.BufferedReader) -> None:
         self._coming = numbered_lines(stream)
@@ -100,7 +100,7 @@ class _Lines:
 def read_csv(
     stream: io.BufferedReader, file: str, *, delimiter: str | None = None
 ) -> Iterator[Row | BadRow]:
-    """The records below the header; every value is a text. Without a delimiter the file decides."""
+    """The records below the header; all values are text. The delimiter is detected if None."""
     delimiter = delimiter or separator_of(stream)
     if csv.field_size_limit() < MAX_ROW_BYTES + 2:  # one limit for the whole process
         csv.field_size_limit(MAX_ROW_BYTES + 2)
@@ -134,9 +134,9 @@ def read_csv(
 
 
 def _read_header(reader: Iterator[list[str]], lines: _Lines, file: str) -> list[str] | None:
-    """Names of the columns; None: the file is empty."""
+    """The column names; None if the file is empty."""
     header: list[str] = []
-    while not header:  # blank lines before it
+    while not header:  # skips blank lines
         lines.begin_record()
         try:
             header = next(reader)

@@ -1,4 +1,4 @@
-"""Rows of a spreadsheet (.xlsx, .xls, .xlsb, .ods) with a header, through `python-calamine`."""
+"""Rows of a spreadsheet (.xlsx, .xls, .xlsb, .ods) with a header, read with `python-calamine`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from expert.data.records import BadRow, Row
 
 
 def read_excel(path: Path, max_unpacked: int | None = None) -> Iterator[Row | BadRow]:
-    """The rows of the only sheet that has any; the line of a row is its number in the sheet."""
+    """The rows of the only non-empty sheet; the line of a row is its number in the sheet."""
     with open_seekable(path, max_unpacked) as stream:
         _refuse_bomb(stream, UnpackLimit(path, max_unpacked))
         book = _opened(stream, str(path))
@@ -34,7 +34,7 @@ def read_excel(path: Path, max_unpacked: int | None = None) -> Iterator[Row | Ba
 
 
 def _refuse_bomb(stream: IO[bytes], limit: UnpackLimit) -> None:
-    """DataError where a workbook, which is a zip file, says that it unpacks to more than it may."""
+    """DataError if a workbook, which is a zip file, declares an unpacked size over the limit."""
     with contextlib.suppress(zipfile.BadZipFile, ValueError, NotImplementedError):
         members = zipfile.ZipFile(stream).infolist()
         limit.check(sum(member.file_size for member in members), stream.seek(0, 2))
@@ -77,7 +77,7 @@ def _rows_of(sheet: Sequence[Sequence[Any]], file: str) -> Iterator[Row | BadRow
 
 
 def _value(cell: Any) -> Any:
-    """A cell as JSON would have it: 3.0 is 3, dates in ISO 8601; an empty one is ""."""
+    """A cell as in JSON: 3.0 becomes 3, dates ISO 8601, an empty cell ""."""
     if isinstance(cell, float) and cell.is_integer():
         return int(cell)
     if isinstance(cell, datetime | date | time):

@@ -1,4 +1,4 @@
-"""What lies in a folder: data files, sorted into splits by their names, or a saved data set."""
+"""The content of a folder: data files, assigned to splits by name, or a saved data set."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ SPLIT_NAMES: dict[str, Split] = {
     "test": "test",
 }
 _ASKED_FORMATS = {"text": ("txt",), "csv": ("csv", "tsv")}
-# Files that describe a data set and hold no rows of it.
+# Files that describe a data set and hold no rows.
 _NOT_DATA = {
     *("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"),
     *("metadata.json", "license.txt", "readme.txt", "requirements.txt"),
     *("license.md", "readme.md", "changelog.md", "contributing.md"),
-    *("manifest.json", "test_cases.json"),  # of an expert that lies there
+    *("manifest.json", "test_cases.json"),  # of an expert in the same folder
 }
 
 
 def _data_files(folder: Path, format: str | None) -> list[Path]:
-    """The files of a folder and of the folders in it that may hold rows, sorted. Markdown and
-    spreadsheets beside rows of another format describe them; otherwise they hold the rows."""
+    """Files with rows, in the folder and its subfolders, sorted. Markdown and spreadsheets next to
+    rows of another format are taken as documentation."""
     wanted = FORMATS if format is None else _ASKED_FORMATS.get(format, (format,))
-    found = {path: suffix_format(path) for path in _visible_files(folder)}
-    found = {
+    formats = {path: suffix_format(path) for path in _visible_files(folder)}
+    formats = {
         path: kind
-        for path, kind in found.items()
+        for path, kind in formats.items()
         if path.name.lower() not in _NOT_DATA and kind in wanted
     }
-    others = set(found.values()) - {"txt", "excel"}
-    described = (path for path, kind in found.items() if is_markdown(path) or kind == "excel")
+    others = set(formats.values()) - {"txt", "excel"}
+    described = (path for path, kind in formats.items() if is_markdown(path) or kind == "excel")
     left_out = set(described) if others else set()
-    return [path for path in found if path not in left_out]
+    return [path for path in formats if path not in left_out]
 
 
 def _visible_files(folder: Path) -> list[Path]:
@@ -54,7 +54,7 @@ def _visible_files(folder: Path) -> list[Path]:
 
 
 def unread_files(folder: Path, format: str | None = None) -> list[str]:
-    """Files of a folder of rows that no row comes from, by their paths in it."""
+    """Files of a data folder that are not read, as relative paths."""
     if saved_splits(folder) is not None:
         return []
     read = set(_data_files(folder, format))
@@ -62,15 +62,15 @@ def unread_files(folder: Path, format: str | None = None) -> list[str]:
 
 
 def files_by_split(folder: Path, format: str | None) -> dict[Split | None, list[Path]]:
-    """The data files of a folder and of the folders in it, sorted; None: no name of a split."""
-    found = _data_files(folder, format)
-    kinds = Counter(str(suffix_format(path)) for path in found)
+    """The data files of a folder and its subfolders, sorted; None: no split in the name."""
+    files = _data_files(folder, format)
+    kinds = Counter(str(suffix_format(path)) for path in files)
     if len(kinds) > 1 and format is None:
         counts = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
-        fix = "say which are the rows with training.dataset.format"
+        fix = "choose one with training.dataset.format"
         raise unusable(str(folder), f"files of several formats: {counts}", fix)
     parts: dict[Split | None, list[Path]] = {"train": [], "validation": [], "test": [], None: []}
-    for path in found:
+    for path in files:
         parts[_split_in_name(path.relative_to(folder))].append(path)
     return parts
 
@@ -81,7 +81,7 @@ def _split_in_name(path: Path) -> Split | None:
 
 
 def saved_splits(folder: Path) -> dict[str, Path] | None:
-    """The splits of a `save_to_disk` folder; one without a name for a single data set."""
+    """The splits of a `save_to_disk` folder; a single data set has the name ""."""
     described = folder / "dataset_dict.json"
     if described.is_file():
         names = _read_description(described).get("splits")
@@ -94,7 +94,7 @@ def saved_splits(folder: Path) -> dict[str, Path] | None:
 
 
 def _is_plain_name(name: object) -> bool:
-    """Whether it names something in the same folder, and nothing outside."""
+    """Whether it is a plain file name, which cannot point outside the folder."""
     return isinstance(name, str) and bool(re.fullmatch(r"[\w.\-]*[\w\-][\w.\-]*", name))
 
 

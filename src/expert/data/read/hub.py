@@ -1,4 +1,4 @@
-"""Rows of a data set on the Hugging Face hub, through the optional package `datasets`."""
+"""Rows of a data set on the Hugging Face hub, read with the optional package `datasets`."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from expert.data.read.streams import not_here, unusable
 from expert.data.records import BadRow, DataError, Row
 
 SECONDS_TO_ANSWER = 5.0
-"""A hub that has not answered by then is not there; its client would try six times, for 25 s."""
+"""Without an answer by then, the hub is unreachable; its client would try six times, for 25 s."""
 SECONDS_LOST = 60.0
-"""So long the hub is not asked again; a network may come back to a notebook."""
+"""How long an unreachable hub is not asked again; a notebook's network may come back."""
 _SLICE = re.compile(r"(?P<split>[^\[]+)\[(?P<start>\d*):(?P<end>\d*)\]")
 _NETWORK = ("connect", "offline", "network", "resolve", "timed out", "max retries", "unreachable")
 
@@ -27,7 +27,7 @@ _NETWORK = ("connect", "offline", "network", "resolve", "timed out", "max retrie
 def read_hub(
     name: str, *, split: str, config: str | None, streaming: bool
 ) -> Iterator[Row | BadRow]:
-    """The rows of `name`, downloaded into the hub's own cache or streamed."""
+    """The rows of `name`, downloaded into the hub's cache or streamed."""
     dataset = _load(name, split=split, config=config, streaming=streaming)
     from expert.data.read.arrow_rows import rows_of_batches
 
@@ -40,7 +40,7 @@ def read_hub(
 
 
 def hub_fingerprint(name: str, *, split: str, config: str | None, streaming: bool) -> str:
-    """Changes when the rows do. Streamed rows are not looked at: the name has to do."""
+    """Changes when the rows do. Of a stream only the name is hashed, not the rows."""
     if streaming:
         return hashlib.sha256(json.dumps([name, split, config]).encode()).hexdigest()
     fingerprint: str = _load(name, split=split, config=config, streaming=False)._fingerprint
@@ -55,7 +55,7 @@ def _load(name: str, *, split: str, config: str | None, streaming: bool) -> Any:
         raise unusable(name, what, pip_install("hub")) from error
     sliced = _SLICE.fullmatch(split) if streaming else None
     if streaming and "[" in split and sliced is None:
-        what = "streamed rows can be cut by their numbers only"
+        what = "streamed rows can only be sliced by row number"
         fix = "write the slice as [start:end], or set streaming: false"
         raise unusable(f"{name}::{split}", what, fix)
     dataset = _opened(name, config, sliced["split"] if sliced else split, streaming)
@@ -69,44 +69,44 @@ def _load(name: str, *, split: str, config: str | None, streaming: bool) -> Any:
 
 @cache
 def _opened(name: str, config: str | None, split: str, streaming: bool) -> Any:
-    """The data set as the hub gives it. A command opens it several times, to plan, to hash and to
-    read; the hub is asked the first time only, and all of them see the same rows."""
+    """Open a data set. Cached, because a command opens it several times (to plan, hash and read):
+    the hub is asked once, and all see the same rows."""
     datasets = importlib.import_module("datasets")
     lost = _lost(int(time.monotonic() // SECONDS_LOST))
     try:
         with _offline(datasets, lost is not None):
             return datasets.load_dataset(name, config, split=split, streaming=streaming)
-    except Exception as error:  # the hub's client raises dozens of kinds
+    except Exception as error:  # the hub's client raises dozens of types
         why = lost if lost is not None and _is_of_network(error) else error
         raise _hub_error(name, split, why, certain=why is lost) from error
 
 
 @lru_cache(maxsize=1)
 def _lost(minute: int) -> Exception | None:
-    """Why the hub cannot be reached, asked once for all data sets; None where it can."""
+    """Why the hub cannot be reached, asked once for all data sets; None if it can."""
     return _unreachable()
 
 
 def forget_the_hub() -> None:
-    """Ask the hub again, about everything."""
+    """Clear the caches, so that the hub is asked again."""
     _lost.cache_clear()
     _opened.cache_clear()
 
 
 def _unreachable() -> Exception | None:
-    """Why the hub does not answer; None where it does."""
+    """Why the hub does not answer; None if it does."""
     try:
         endpoint = importlib.import_module("huggingface_hub.constants").ENDPOINT
         session = importlib.import_module("huggingface_hub").get_session()
         session.head(endpoint, timeout=SECONDS_TO_ANSWER)
-    except Exception as error:  # noqa: BLE001 - of two clients, each with its own kinds
-        return error.with_traceback(None)  # it is kept, what its frames hold need not be
+    except Exception as error:  # noqa: BLE001 - of two clients with different exceptions
+        return error.with_traceback(None)  # the error is cached; its frames need not be
     return None
 
 
 @contextmanager
 def _offline(datasets: Any, lost: bool) -> Iterator[None]:
-    """Where the hub cannot be reached its client looks only into its cache, at once."""
+    """If the hub is unreachable, make its client use only its cache, without delay."""
     if not lost:
         yield
         return
@@ -128,7 +128,7 @@ def _is_of_network(error: Exception) -> bool:
 
 
 def _hub_error(name: str, split: str, error: Exception, *, certain: bool = False) -> DataError:
-    """A failure of the hub in words; `certain`: it did not answer, whatever its error is called."""
+    """A failure of the hub as an error with a fix; `certain`: the hub is unreachable."""
     text = " ".join(str(error).split()) or type(error).__name__
     text = text[:300] + " …" if len(text) > 300 else text
     lower = f"{type(error).__name__} {text}".lower()

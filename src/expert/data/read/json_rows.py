@@ -1,6 +1,6 @@
-"""Rows of a .json file: an array of objects, {"data": [...]}, or JSON lines under a wrong name.
+"""Rows of a .json file: an array of objects, {"data": [...]}, or JSON Lines with the wrong suffix.
 
-The array is read through a window that moves along the file, so its size does not matter.
+Files of any size are read through a moving window.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from expert.data.records import BadRow, Row, UnfitRow, place_of
 
 _BLOCK_BYTES = 2**18
 _TRIED = 2**12
-"""Characters that are decoded at first, or twice as many as a row had that was longer: an error
-of the decoder counts the lines before it, which of a whole block takes longer than all else."""
+"""Characters decoded at first; after a longer row, twice its length. A decoding error counts the
+lines before it, which would dominate the time if a whole block was decoded."""
 _SPACE = re.compile(r"[ \t\r\n]*")
 _STRUCTURE = re.compile(r'["{}\[\],]')
 _IN_STRING = re.compile(r'\\.|"', re.DOTALL)
@@ -33,7 +33,7 @@ LineReader = Callable[[io.BufferedReader, str], Iterator[Row | BadRow]]
 def read_json(
     stream: io.BufferedReader, file: str, *, read_lines: LineReader
 ) -> Iterator[Row | BadRow]:
-    """The objects of the array; `read_lines` takes over where the file is JSON lines."""
+    """The objects of the array; `read_lines` takes over if the file is JSON Lines."""
     head = stream.peek(_BLOCK_BYTES).lstrip()
     if head.startswith(b"{") and _is_object_with_more_below(head):
         yield from read_lines(stream, file)
@@ -65,7 +65,7 @@ def read_json(
 
 
 def _is_object_with_more_below(head: bytes) -> bool:
-    """Whether the first line is a whole object and something follows: a JSON lines file."""
+    """Whether the first line is a whole object and something follows: a JSON Lines file."""
     first, newline, rest = head.partition(b"\n")
     if not newline or not rest.strip():
         return False
@@ -106,7 +106,7 @@ def _enter_data(window: _Window, file: str) -> Row | None:
 
 
 def _enter_value(window: _Window) -> str | None:
-    """Move from a key to its value; None where there is neither."""
+    """Move from a key to its value and return the key; None if the JSON is broken."""
     key = _value_at(window, window.place)
     if key is None:
         return None
@@ -118,16 +118,16 @@ def _enter_value(window: _Window) -> str | None:
 
 
 def _refuse_split(key: str, window: _Window, file: str) -> None:
-    """Rows beside those under "data" would be left out."""
+    """Refuse rows next to "data", which would be left out."""
     if key in _SPLITS and window.next_character() == "[":
         what = f'there are rows under {key!r} as well as under "data"'
         raise unusable(file, what, "save each as a file of its own")
 
 
 def _read_array(window: _Window, file: str) -> Iterator[Row | BadRow]:
-    """Every element up to the closing bracket; the window stands after the opening one.
+    """Every element up to the closing bracket; the window is after the opening one.
 
-    A row that begins on the line of the row before it is named by its number.
+    A row that begins on the same line as the row before it is identified by its number.
     """
     before, tried = window.line(), _TRIED
     if window.next_character() == "]":
@@ -138,9 +138,9 @@ def _read_array(window: _Window, file: str) -> Iterator[Row | BadRow]:
         began = window.line()
         line, before = began if began != before else -number, began
         start = window.place
-        found = _value_at(window, start, tried)
-        if found is not None and window.next_character(found[1]) in (",", "]"):
-            values, end = found
+        value = _value_at(window, start, tried)
+        if value is not None and window.next_character(value[1]) in (",", "]"):
+            values, end = value
             yield _row_of(values, window.text_between(start, end), file, line)
         else:
             end, overlong = _end_of_value(window)
@@ -161,7 +161,7 @@ def _read_array(window: _Window, file: str) -> Iterator[Row | BadRow]:
 
 
 def _value_at(window: _Window, start: int, most: int = _BLOCK_BYTES) -> tuple[Any, int] | None:
-    """The JSON value and its end; None: broken, or not wholly in the window, or longer."""
+    """The JSON value and its end; None if it is broken, or longer than `most` or the window."""
     try:
         values, end = DECODER.raw_decode(window.text_between(start, start + most))
     except (ValueError, RecursionError, UnfitRow):
@@ -182,7 +182,7 @@ def _row_of(values: Any, raw: str, file: str, line: int) -> Row | BadRow:
 
 
 def _decoded_again(raw: str, file: str, line: int) -> Row | BadRow:
-    """A row that lay across the edge of the window, or the reason why it is broken."""
+    """Decode a row that was not completely in the window, or report why it is broken."""
     try:
         return _row_of(DECODER.decode(raw), raw, file, line)
     except (ValueError, RecursionError) as error:
@@ -195,8 +195,8 @@ def _decoded_again(raw: str, file: str, line: int) -> Row | BadRow:
 
 
 def _end_of_value(window: _Window) -> tuple[int, tuple[int, str] | None]:
-    """Where the value that starts here ends, by brackets and quotes alone, and, where it is over
-    the limit, its size and beginning; such a value leaves the window while it is skipped."""
+    """The end of the value that starts here, by brackets and quotes alone; and, if it is over the
+    limit, its size and beginning. Such a value is dropped from the window while it is skipped."""
     start = place = window.place
     head = ""
     depth = 0
@@ -204,8 +204,8 @@ def _end_of_value(window: _Window) -> tuple[int, tuple[int, str] | None]:
     while True:
         text = window.text
         pattern = _IN_STRING if in_string else _STRUCTURE
-        found = pattern.search(text, place - window.base)
-        if found is None:
+        match = pattern.search(text, place - window.base)
+        if match is None:
             cut_escape = in_string and place < window.base + len(text) and text.endswith("\\")
             place = window.base + len(text) - cut_escape  # its other half is in the next block
             if place - start > MAX_ROW_BYTES:
@@ -215,8 +215,8 @@ def _end_of_value(window: _Window) -> tuple[int, tuple[int, str] | None]:
                 place = window.base + len(text)
                 break
             continue
-        place = window.base + found.end()
-        mark = found.group()
+        place = window.base + match.end()
+        mark = match.group()
         if in_string or mark == '"':
             in_string = (mark != '"') if in_string else True
         elif mark in "{[":
@@ -232,7 +232,7 @@ def _end_of_value(window: _Window) -> tuple[int, tuple[int, str] | None]:
 
 
 class _Window:
-    """A stretch of a file's text, and a place in it; places count characters of the file."""
+    """A part of a file's text and a position in it; positions count characters of the file."""
 
     def __init__(self, stream: io.BufferedReader) -> None:
         self._stream = stream
@@ -241,17 +241,17 @@ class _Window:
         self._counted = 0
         self._ended = False
         self.base = 0
-        """Place of the first character in `text`."""
+        """Position of the first character in `text`."""
         self.text = ""
         self.place = 0
 
     def grow(self) -> bool:
-        """Drop what lies before the place and read further; False at the end of the file."""
+        """Drop the text before `place` and read more; False at the end of the file."""
         if self._ended:
             return False
         self.line()
         kept = self.text[self.place - self.base :]
-        # At least as much as is kept, so that a long row is not copied once for every block.
+        # At least as much as is kept, so that a long row is not copied for every block.
         block = self._stream.read(max(_BLOCK_BYTES, len(kept)))
         self._ended = not block
         self.base = self.place
@@ -259,17 +259,18 @@ class _Window:
         return bool(block) or len(self.text) > len(kept)
 
     def line(self) -> int:
-        """The line of the place."""
+        """The line number of `place`."""
         self._lines += self.text.count("\n", self._counted - self.base, self.place - self.base)
         self._counted = self.place
         return self._lines
 
     def next_character(self, place: int | None = None) -> str:
-        """The first character that is not a space, here (moving there) or at another place."""
+        """The next character that is not a space, from `place` or the current place (which
+        moves)."""
         start = self.place if place is None else place
         while True:
-            found = _SPACE.match(self.text, start - self.base)
-            end = self.base + (found.end() if found else 0)
+            spaces = _SPACE.match(self.text, start - self.base)
+            end = self.base + (spaces.end() if spaces else 0)
             if place is None:
                 self.place = end
             if end - self.base < len(self.text):

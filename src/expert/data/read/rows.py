@@ -1,6 +1,6 @@
-"""Rows of a file of any format, one after the other, in bounded memory.
+"""Rows of a file of any format, in bounded memory.
 
-A row that cannot be read is a BadRow among the others; a file that cannot is a DataError.
+An unreadable row is yielded as a BadRow; an unreadable file raises DataError.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def read_rows(
     max_unpacked: int | None = None,
     unread: Unread = lambda: 0,
 ) -> Iterator[Row | BadRow]:
-    """The rows of a file; `format` wins over the suffix, `max_chars` cuts plain text, and
-    `max_unpacked` is the limit of bytes for a compressed file. Of JSON lines and Arrow, those that
-    are `unread` are not parsed."""
+    """The rows of a file. `format` overrides the suffix, `max_chars` truncates plain text,
+    `max_unpacked` limits a compressed file. `unread` rows of JSON Lines and Arrow are not
+    parsed."""
     kind = file_format(path, format)
     with _file_errors(path):
         if kind in ("parquet", "arrow"):
@@ -63,13 +63,13 @@ def read_rows(
             elif kind in ("json", "jsonl"):
                 yield from read_json(stream, str(path), read_lines=_read_jsonl)
             elif kind == "txt":
-                yield from _read_text(stream, path, max_chars)
+                yield from _read_text(stream, path, max_chars, max_unpacked)
             else:
                 yield from read_csv(stream, str(path), delimiter="\t" if kind == "tsv" else None)
 
 
 def rows_of_lines(lines: bytes, path: Path, *, format: str | None = None) -> Iterator[Row | BadRow]:
-    """Rows of lines that were taken from a file of JSON lines or, with its header, of CSV; their
+    """Rows of lines taken from a file of JSON Lines, or of CSV if the header comes first; their
     `line` counts within `lines`."""
     stream: io.BufferedReader = io.BufferedReader(io.BytesIO(lines))
     is_csv = file_format(path, format) == "csv"
@@ -78,7 +78,7 @@ def rows_of_lines(lines: bytes, path: Path, *, format: str | None = None) -> Ite
 
 @contextmanager
 def _file_errors(path: Path) -> Iterator[None]:
-    """A file that cannot be read is a DataError, whichever library reads it."""
+    """Turn the errors of all readers into DataError."""
     try:
         yield
     except (OSError, EOFError, zlib.error) as error:
@@ -86,16 +86,16 @@ def _file_errors(path: Path) -> Iterator[None]:
 
 
 def unusual_separator(path: Path, format: str | None = None) -> str:
-    """What separates the columns of a CSV file, in words; "" for commas and for other formats."""
+    """The column separator of a CSV file in words; "" for commas and other formats."""
     if file_format(path, format) != "csv":
         return ""
     with _file_errors(path), open_text(path) as stream:
-        found = separator_of(stream)
-    return "" if found == "," else SEPARATORS[found]
+        separator = separator_of(stream)
+    return "" if separator == "," else SEPARATORS[separator]
 
 
 def suffix_format(path: Path) -> str | None:
-    """The format by the suffix of a file, below .gz or .zst; None: an unknown suffix."""
+    """The format by suffix, ignoring .gz and .zst; None if unknown."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     if suffixes and suffixes[-1] in COMPRESSED:
         suffixes.pop()
@@ -103,12 +103,12 @@ def suffix_format(path: Path) -> str | None:
 
 
 def is_markdown(path: Path) -> bool:
-    """Markdown is read as text; beside other data it usually describes them."""
+    """Markdown is read as text; next to other data it is usually documentation."""
     return any(suffix.lower() in MARKDOWN for suffix in path.suffixes[-2:])
 
 
 def file_format(path: Path, format: str | None = None) -> str:
-    """One of FORMATS for a file: the given one, otherwise by its suffix."""
+    """One of FORMATS: the given one, else by suffix."""
     by_suffix = suffix_format(path)
     if format is None or format == "huggingface":
         if by_suffix is None:
@@ -146,14 +146,14 @@ def _read_jsonl(
 
 
 def _read_text(
-    stream: io.BufferedReader, path: Path, max_chars: int | None
+    stream: io.BufferedReader, path: Path, max_chars: int | None, max_unpacked: int | None
 ) -> Iterator[Row | BadRow]:
-    """The whole text as one row, with \\n at the end of every line."""
+    """The whole text as one row, with \\n as line break."""
     try:
         with io.TextIOWrapper(stream, encoding="utf-8") as reader:
             text = reader.read(max_chars or -1)
     except UnicodeDecodeError:
-        yield _first_undecodable(path)
+        yield _first_undecodable(path, max_unpacked)
         return
     if (place := text.find("\0")) >= 0:
         line = text.count("\n", 0, place) + 1
@@ -162,8 +162,8 @@ def _read_text(
         yield Row({"text": text}, str(path), 1)
 
 
-def _first_undecodable(path: Path) -> BadRow:
-    with open_text(path) as stream:
+def _first_undecodable(path: Path, max_unpacked: int | None) -> BadRow:
+    with open_text(path, max_unpacked) as stream:
         for number, line in enumerate(stream, 1):
             try:
                 line.decode()
@@ -174,15 +174,15 @@ def _first_undecodable(path: Path) -> BadRow:
 
 
 def _unreadable(path: Path, error: Exception) -> DataError:
-    """The file as a whole cannot be read: in words, with what to do."""
+    """The error for an unreadable file, with the fix."""
     if isinstance(error, NotRegular):
-        what, fix = str(error.strerror), "write what it gives to a file, and name that"
+        what, fix = str(error.strerror), "write its output to a file, and name that"
     elif isinstance(error, FileNotFoundError):
         what, fix = "there is no such file", "paths are relative to the folder of the manifest"
     elif isinstance(error, IsADirectoryError):
         what, fix = "this is a folder, not a file", "name a file in it"
     elif isinstance(error, PermissionError):
-        what, fix = "it may not be read", "give yourself permission to read it"
+        what, fix = "permission denied", "give yourself permission to read it"
     elif path.suffix.lower() in COMPRESSED:
         what = f"it cannot be unpacked: {error}"
         fix = "the file is cut off or damaged; copy or download it again"

@@ -29,25 +29,23 @@ MAKES_ROWS = "make_data.py"
 
 @dataclass(frozen=True)
 class Source:
-    """One place that rows come from."""
-
     name: str
-    """As the manifest has it, for messages."""
+    """As in the manifest, for messages."""
     kind: Literal["files", "saved", "hub", "corpus"]
     files: tuple[Path, ...] = ()
     format: str | None = None
-    """Format of the files where their names do not tell."""
+    """Overrides the format by file name."""
     split: str = "train"
-    """Split on the hub, slice included."""
+    """Split on the hub, possibly with a slice."""
     config: str | None = None
     """Configuration on the hub."""
     streaming: bool = False
     max_chars: int | None = None
     """Use only this many characters of plain text."""
     max_samples: int | None = None
-    """Use only the first so many rows."""
+    """Use only this many rows."""
     max_unpacked: int | None = None
-    """Bytes that a compressed file may unpack to; None: by its size."""
+    """Bytes that a compressed file may unpack to; None: depends on its size."""
 
     @property
     def on_hub(self) -> dict[str, Any]:
@@ -71,7 +69,7 @@ class TaskSources:
 
 @dataclass(frozen=True)
 class Sources:
-    """Where each split comes from; `tasks` instead of `train` for a multi-task data set."""
+    """The source of each split; `tasks` instead of `train` for a multi-task data set."""
 
     train: Source | None
     validation: Source | None = None
@@ -80,7 +78,7 @@ class Sources:
 
     @property
     def trains(self) -> list[Source]:
-        """The sources of training rows: one for each task, or the only one."""
+        """The sources of training rows: one per task, or just one."""
         own = [self.train] if self.train is not None else []
         return [task.train for task in self.tasks] or own
 
@@ -94,7 +92,7 @@ class Sources:
 
 
 def resolve_sources(spec: DatasetSpec, folder: Path) -> Sources:
-    """Find everything the manifest names, relative to its folder; nothing is read or fetched."""
+    """Find all sources in the manifest, relative to its folder; reads and downloads nothing."""
     finder = _Finder(spec, folder)
     if spec.tasks:
         tasks = tuple(
@@ -121,18 +119,17 @@ def resolve_sources(spec: DatasetSpec, folder: Path) -> Sources:
 
 
 def find_source(path: str, split: Split, spec: DatasetSpec, folder: Path) -> Source:
-    """Where the rows of one path come from, as a split of that manifest's data set."""
+    """The source of one path, for a split of the data set."""
     return _Finder(spec, folder).find(path, split)
 
 
 def iterate(source: Source, unread: Unread = lambda: 0) -> Iterator[Row | BadRow]:
-    """The rows of a source, whatever it is."""
     most = source.max_samples
     return up_to(most, _every_row(source, unread if most is None else lambda: 0))
 
 
 def up_to(most: int | None, rows: Iterator[Row | BadRow]) -> Iterator[Row | BadRow]:
-    """The rows up to so many good ones, or all of them; bad ones count for nothing."""
+    """The rows up to the given number of good ones; bad rows do not count."""
     for row in rows:
         yield row
         if most is not None and isinstance(row, Row):
@@ -167,8 +164,7 @@ def _every_row(source: Source, unread: Unread) -> Iterator[Row | BadRow]:
 
 
 def first_row(source: Source) -> Row:
-    """The first row that can be read, by which the columns are understood; DataError where there is
-    none."""
+    """The first readable row; DataError if there is none."""
     bad: list[BadRow] = []
     for row in iterate(source):
         if isinstance(row, Row):
@@ -176,12 +172,12 @@ def first_row(source: Source) -> Row:
         bad = [*bad[:SHOWN_BAD_ROWS], row]
     if bad:
         shown = "\n".join(f"  - {row}" for row in bad[:SHOWN_BAD_ROWS])
-        raise unusable(source.name, f"no row of it can be read\n{shown}\n", "fix the data")
+        raise unusable(source.name, f"none of its rows can be read\n{shown}\n", "fix the data")
     raise unusable(source.name, _what_is_empty(source), "put rows into it, or name another file")
 
 
 def _what_is_empty(source: Source) -> str:
-    """Why there are no rows, in words."""
+    """Why there are no rows."""
     if len(source.files) > 1:
         return f"its {len(source.files)} files have no rows"
     if source.files and source.files[0].is_file():
@@ -193,8 +189,7 @@ def _what_is_empty(source: Source) -> str:
 
 
 def content_hash(source: Source) -> str:
-    """SHA-256 of what the rows are made of, however many are taken of them: equal content has an
-    equal hash under any name."""
+    """SHA-256 of the content of the rows, regardless of `max_samples` and file names."""
     if source.kind == "hub":
         return hub_fingerprint(source.name, **source.on_hub)
     whole = hashlib.sha256()
@@ -228,32 +223,32 @@ class _Finder:
     def find(self, path: str, split: Split) -> Source:
         """The source that `path` names for a split, or DataError."""
         if path in CORPORA:
-            given = given_shakespeare(self._folder) if path == "shakespeare" else None
-            files = (given,) if given else ()
+            user_file = given_shakespeare(self._folder) if path == "shakespeare" else None
+            files = (user_file,) if user_file else ()
             return Source(path, "corpus", files, "txt", max_chars=self._spec.max_chars)
-        found = local_path(path, self._folder)
+        local = local_path(path, self._folder)
         _, *parts = path.split("::")
-        if found.is_dir():
-            return self._in_folder(path, found, split, parts[0] if parts else None)
-        if found.exists():
+        if local.is_dir():
+            return self._in_folder(path, local, split, parts[0] if parts else None)
+        if local.exists():
             if parts:
                 raise unusable(path, "a file has no splits", "leave out what follows '::'")
-            file_format(found, self._format)
-            return self._files(path, [found])
+            file_format(local, self._format)
+            return self._files(path, [local])
         if self._hub_meant or not looks_local(path, self._folder) or _is_hub_split(path):
             return self._on_hub(path)
-        raise self._no_such_file(path, found)
+        raise self._no_such_file(path, local)
 
     def beside(self, train: str, split: Split) -> Source | None:
-        """The part of the folder of the training rows that is named like another split."""
-        found = local_path(train, self._folder)
-        if train in CORPORA or "::" in train or not found.is_dir():
+        """Another split in the folder of the training rows, found by name."""
+        local = local_path(train, self._folder)
+        if train in CORPORA or "::" in train or not local.is_dir():
             return None
-        saved = saved_splits(found)
+        saved = saved_splits(local)
         if saved is not None:
             name = next((name for name in saved if SPLIT_NAMES.get(name) == split), None)
             return self._saved(f"{train}::{name}", saved[name]) if name else None
-        files = files_by_split(found, self._format)[split]
+        files = files_by_split(local, self._format)[split]
         return self._files(train, files) if files else None
 
     def _files(self, name: str, files: Sequence[Path]) -> Source:
@@ -309,8 +304,8 @@ class _Finder:
         return self._files(path, files)
 
     def _no_such_file(self, path: str, file: Path) -> DataError:
-        """A path that is not there. With a name beside it that is nearly the same, it is misspelt
-        and nothing is missing."""
+        """The error for a missing path. With a similar name it is misspelt, and no file is
+        missing."""
         what = f"there is no {file}" if str(file) != path else "there is no such file"
         try:
             beside = [entry.name for entry in file.parent.iterdir()]
@@ -323,7 +318,7 @@ class _Finder:
         return self._not_here(path, what, "check training.dataset.path", file)
 
     def _not_here(self, path: str, what: str, fix: str, wanted: Path) -> FilesNotHere:
-        """Files that are missing, with the command that makes them where there is one."""
+        """The error for missing files, with the command that makes them if there is one."""
         script = self._folder / MAKES_ROWS
         if script.is_file() and wanted.is_relative_to(self._folder):
             fix = f"python {script} makes it"
@@ -331,6 +326,6 @@ class _Finder:
 
 
 def _is_hub_split(path: str) -> bool:
-    """`id::split` where `id` has no owner and looks like no file."""
+    """`id::split` where `id` has no owner and does not look like a file."""
     name, marks, _ = path.partition("::")
     return bool(marks) and bool(re.fullmatch(r"[\w-]+", name))

@@ -1,6 +1,6 @@
-"""Rows drawn from all over the files of a source, and estimates of all rows from them.
+"""Samples rows evenly over the files of a source, and estimates totals from them.
 
-Files of JSON lines and of CSV only: there a row can be read without those before it.
+Only for JSON Lines and CSV, where a row can be read without the rows before it.
 """
 
 from __future__ import annotations
@@ -29,34 +29,35 @@ SEED = 0
 
 @dataclass(frozen=True)
 class DrawnLine:
-    """A line that was drawn, with what it holds."""
+    """A sampled line and its row."""
 
     row: Row | BadRow | None
     """None: a blank line."""
     size: int
-    """Bytes, line break included."""
+    """Bytes, including the line break."""
     times: int
-    """How often it was drawn: a line is, in proportion to its bytes."""
+    """How often it was drawn; the probability is proportional to its bytes."""
 
 
 @dataclass(frozen=True)
 class SpreadRows:
-    """Lines from all over some files, beside the number and the bytes of all lines."""
+    """Lines sampled over files, with the number and the bytes of all lines."""
 
     drawn: tuple[DrawnLine, ...]
     whole: bool
-    """Every line is there, once."""
+    """All lines are included, once."""
     lines: float
-    """Of all files: counted, or estimated from the parts that were looked at."""
+    """In all files: counted, or estimated from the parts that were read."""
     all_bytes: float
     because: str
     """How the lines were counted."""
 
     def total(self, values: Sequence[float]) -> float:
-        """The sum over all lines of what is known of the drawn ones: so much a byte, for all bytes.
+        """The estimated sum over all lines of a value known for the drawn ones: the mean per byte,
+        times all bytes.
 
-        Drawn by bytes, for a few long rows hold most tokens of some data sets: by numbers of the
-        row the same sample was off by two to three times as much.
+        Lines are drawn by bytes because in some data sets a few long rows hold most tokens: with
+        rows drawn by number, the error of the same sample was two to three times as large.
         """
         if self.whole:
             return sum(values)
@@ -65,15 +66,15 @@ class SpreadRows:
         return self.all_bytes * sum(line.times * value / line.size for line, value in pairs) / draws
 
     def share(self, chosen: Sequence[bool]) -> float:
-        """Which part of all lines is like the chosen ones; a long line was drawn more often."""
+        """The estimated share of all lines that are like the chosen ones, corrected for long lines
+        being drawn more often."""
         weights = [1.0 if self.whole else line.times / line.size for line in self.drawn]
         like = sum(weight for weight, is_one in zip(weights, chosen, strict=True) if is_one)
         return 1.0 if all(chosen) else like / sum(weights)
 
 
 def spread_rows(files: Sequence[Path], *, format: str | None, most: int) -> SpreadRows | None:
-    """Every row where there are at most `most`, else that many draws; None where a row is not a
-    line."""
+    """Every row if there are at most `most`, else that many draws; None if rows are not lines."""
     kinds = [file_format(path, format) if has_a_row_a_line(path) else "" for path in files]
     if not all(kind in ("jsonl", "json", "csv") for kind in kinds):
         return None
@@ -126,21 +127,21 @@ def _every_line(text: bytes) -> Counter[int]:
 
 
 def _draw(texts: Sequence[tuple[int, bytes]], draws: int) -> list[Counter[int]]:
-    """Where the drawn lines of each text begin, and how often each was drawn: all texts together
-    are cut into equal stretches, and the line around one random byte of each is drawn."""
+    """Where the drawn lines of each text begin, and how often each was drawn. All texts together
+    are divided into equal ranges, and the line around one random byte of each is drawn."""
     total = sum(len(text) for _, text in texts)
     chance = random.Random(SEED)
     places = [int((number + chance.random()) * total / draws) for number in range(draws)]
-    found, before = [], 0
+    starts, before = [], 0
     for _, text in texts:
         own = [place - before for place in places if before <= place < before + len(text)]
         before += len(text)
-        found.append(Counter(text.rfind(b"\n", 0, place) + 1 for place in own))
-    return found
+        starts.append(Counter(text.rfind(b"\n", 0, place) + 1 for place in own))
+    return starts
 
 
 def _rows_of(lines: list[bytes], path: Path, kind: str) -> list[Row | BadRow | None] | None:
-    """What each line holds; None where a record of CSV goes over several lines."""
+    """The row of each line; None if a CSV record spans several lines."""
     header: list[bytes] = []
     if kind == "csv":
         with open_text(path) as stream:

@@ -1,4 +1,4 @@
-"""Files as streams of bytes, decompressed while read, and their lines in bounded memory."""
+"""Files as byte streams, decompressed while reading, and their lines in bounded memory."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ RAW_CHARACTERS = 200
 MOST_UNPACKED = 2**24
 """Bytes that any file may unpack to."""
 MOST_TIMES = 200
-"""How many times its own size a file may unpack to, beyond that. Rows of real data sets take 3 to
-30 times; zip bombs of gzip a thousand times, of others more."""
+"""Beyond that, the largest compression ratio. Real data sets have 3 to 30; zip bombs have 1000 with
+gzip and more with other formats."""
 _WIDE_BOMS = {
-    codecs.BOM_UTF32_LE: "utf-32",  # before UTF-16's, which begins alike
+    codecs.BOM_UTF32_LE: "utf-32",  # before UTF-16, whose mark is a prefix
     codecs.BOM_UTF32_BE: "utf-32",
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
@@ -49,7 +49,7 @@ class Overlong:
 
 @dataclass(frozen=True)
 class UnpackLimit:
-    """How many bytes a file may unpack to: as many as were asked for, or by its packed size."""
+    """How many bytes a file may unpack to: set in the manifest, or derived from its packed size."""
 
     path: Path
     asked: int | None = None
@@ -58,7 +58,7 @@ class UnpackLimit:
     """What any file may unpack to; None: MOST_UNPACKED."""
 
     def check(self, unpacked: int, packed: int) -> None:
-        """DataError where so many bytes of a file unpack to more than they may."""
+        """DataError if `packed` bytes unpacked to more than they may."""
         most = self.asked or max(self.least or MOST_UNPACKED, MOST_TIMES * packed)
         if unpacked > most:
             what = f"{gib(packed)} of it unpack to more than {gib(most)}, as a zip bomb would"
@@ -68,10 +68,9 @@ class UnpackLimit:
 
 
 def open_bytes(path: Path, most: int | None = None) -> io.BufferedReader:
-    """The content of a regular file; .gz and .zst are decompressed while they are read, up to a
-    limit, or to `most` bytes."""
+    """Open a regular file; .gz and .zst are decompressed up to a limit, or `most` bytes."""
     suffix = path.suffix.lower()
-    plain = open_regular(path)  # also the plain "no such file" and "permission denied"
+    plain = open_regular(path)  # also raises "no such file" and "permission denied"
     if plain.peek(len(_LFS_POINTER)).startswith(_LFS_POINTER):
         plain.close()
         what, fix = "only the Git LFS pointer is here, not the data", "run 'git lfs pull'"
@@ -79,7 +78,7 @@ def open_bytes(path: Path, most: int | None = None) -> io.BufferedReader:
     if suffix == ".gz":
         unpacked: Any = gzip.GzipFile(fileobj=plain)
     elif suffix == ".zst":
-        # Unlike zstandard's reader, pyarrow's notices a stream that was cut off.
+        # pyarrow notices a truncated stream, zstandard's own reader does not.
         import pyarrow
 
         unpacked = pyarrow.input_stream(plain, compression="zstd")
@@ -92,11 +91,11 @@ def open_bytes(path: Path, most: int | None = None) -> io.BufferedReader:
 
 
 def _refuse_holes(plain: IO[bytes], path: Path, most: int | None) -> None:
-    """A file most of which was never written reads as zeros without end."""
+    """Refuse a sparse file, which would read as endless zeros."""
     size = os.fstat(plain.fileno()).st_size
     try:
         has_holes = os.lseek(plain.fileno(), 0, os.SEEK_HOLE) < size
-    except (OSError, AttributeError):  # a system that does not tell
+    except (OSError, AttributeError):  # not supported by this system
         has_holes = False
     plain.seek(0)
     if has_holes and size > (most or MOST_UNPACKED):
@@ -106,7 +105,7 @@ def _refuse_holes(plain: IO[bytes], path: Path, most: int | None) -> None:
 
 
 class _Unpacked(io.RawIOBase):
-    """What a file unpacks to, while it is read; DataError beyond the limit."""
+    """The unpacked content of a file; DataError beyond the limit."""
 
     def __init__(self, unpacked: Any, packed: IO[bytes], limit: UnpackLimit) -> None:
         self._unpacked, self._packed, self._limit = unpacked, packed, limit
@@ -118,7 +117,7 @@ class _Unpacked(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         count = int(self._unpacked.readinto(buffer))
         self._read += count
-        if self._read > MOST_UNPACKED:  # by what was read of the file: a bomb shows at once
+        if self._read > MOST_UNPACKED:  # compared with the bytes read so far, to stop early
             self._limit.check(self._read, self._packed.tell())
         return count
 
@@ -131,8 +130,8 @@ class _Unpacked(io.RawIOBase):
 
 @contextmanager
 def open_text(path: Path, most: int | None = None) -> Iterator[io.BufferedReader]:
-    """The text of a file as UTF-8 without its byte-order mark, whichever Unicode encoding the mark
-    names; what is not text is refused. `most`: as for `open_bytes`."""
+    """The text of a file as UTF-8 without byte-order mark, converted from the encoding that the
+    mark names; refuses binary data. `most`: as for `open_bytes`."""
     with open_bytes(path, most) as stream:
         start = stream.peek(_MARK_BYTES)[:_MARK_BYTES]
         wide = next((name for mark, name in _WIDE_BOMS.items() if start.startswith(mark)), None)
@@ -148,7 +147,7 @@ def open_text(path: Path, most: int | None = None) -> Iterator[io.BufferedReader
 
 
 class _Transcoded(io.RawIOBase):
-    """Bytes of another Unicode encoding as UTF-8, while they are read."""
+    """Bytes of another Unicode encoding, converted to UTF-8 while reading."""
 
     def __init__(self, stream: io.BufferedReader, encoding: str, file: str) -> None:
         self._text = io.TextIOWrapper(stream, encoding=encoding, newline="")
@@ -172,7 +171,7 @@ class _Transcoded(io.RawIOBase):
 
 @contextmanager
 def open_seekable(path: Path, most: int | None = None) -> Iterator[IO[bytes]]:
-    """The bytes of a file whose reader seeks; a compressed one is decompressed into a temporary."""
+    """A file for readers that seek; a compressed one is unpacked into a temporary file."""
     with open_bytes(path, most) as stream:
         if path.suffix.lower() not in COMPRESSED:
             yield stream
@@ -198,17 +197,17 @@ def numbered_lines(stream: io.BufferedReader) -> Iterator[tuple[int, bytes | Ove
 
 
 def unusable(file: str, what: str, fix: str = "") -> DataError:
-    """The error for data that cannot be used as a whole: which, what, and what to do."""
+    """The error for data that cannot be used at all: file, problem, fix."""
     return DataError(f"{file}: {what}" + (f"  ({fix})" if fix else ""))
 
 
 def not_here(file: str, what: str, fix: str = "") -> DataNotHere:
-    """As `unusable`, for data that is not on this machine."""
+    """The same for data that is not on this machine."""
     return DataNotHere(str(unusable(file, what, fix)))
 
 
 def bad_row(file: str, line: int, reason: str, raw: bytes | str = "") -> BadRow:
-    """A bad row that keeps only the beginning of what was read, as text that can be written."""
+    """A bad row with only the beginning of its content, as valid text."""
     if isinstance(raw, bytes):
         start = raw[: RAW_CHARACTERS * 4].decode("utf-8", "replace")
     else:
@@ -217,5 +216,4 @@ def bad_row(file: str, line: int, reason: str, raw: bytes | str = "") -> BadRow:
 
 
 def too_long(size: int) -> str:
-    """Why a row of `size` bytes is not read."""
     return f"{size / 1e6:.1f} MB long, the limit is {MAX_ROW_BYTES / 1e6:g} MB"

@@ -1,4 +1,4 @@
-"""The tokenizer's own chat template. Which part of its text is the answer is found by rendering."""
+"""The tokenizer's own chat template; finds the answers in its output by rendering."""
 
 from __future__ import annotations
 
@@ -43,33 +43,33 @@ from expert.manifest.schema.message_names import Role
 
 _SLOT = re.compile(f"{SLOT_START}([0-9]+){SLOT_END}")
 _Parts = tuple[str | int, ...]
-"""Text, and the numbers of the turns that stand between."""
+"""Text, and the numbers of the turns in between."""
 _SHOWN_CHARACTERS = 40
-# Rows of a shape that are rendered although their texts are known, to see that they truly are.
+# Rows of each shape that are rendered even if the trace covers them, to verify the trace.
 _ROWS_CHECKED = 16
 
 
 @dataclass(frozen=True)
 class _Answer:
-    """Where an answer stands in a conversation of some shape, apart from what is said in it."""
+    """How to locate an answer in conversations of one shape, whatever their texts."""
 
     opened: bool
-    """It begins where the generation prompt ends; otherwise right where its text begins."""
+    """It begins where the generation prompt ends; otherwise where its text begins."""
     before: str
-    """The template's own text right before it."""
+    """The template's text right before it."""
     end: str
-    """The template's own text that ends it."""
+    """The template's text that ends it."""
 
 
 @dataclass
 class _Shape:
-    """The text around the turns of a conversation whose roles come in a certain order."""
+    """The template's text around the turns, for one sequence of roles."""
 
     pieces: tuple[tuple[bool, _Parts], ...]
-    """Stretches (trained on or not) of text and of numbers of turns."""
+    """Segments (trained on or not) of text and turn numbers."""
     answers: Mapping[int, _Answer]
     questions: tuple[Question, ...] | None
-    """What the template asks about the texts; None: it does more than to ask."""
+    """What the template asks about the texts; None if it does more with them."""
     checked: int = 0
 
     def segments(self, texts: list[str]) -> list[Segment]:
@@ -77,13 +77,13 @@ class _Shape:
 
 
 class ChatTemplate(Template):
-    """Conversations as the model saw them before.
+    """Renders conversations the way the model was trained on them before.
 
-    Every text is rendered. Where the answer lies is known from the shape of the conversation, for
-    which stand-ins are rendered once: one rendering a row. Where the template does more with a
-    text than to write it (trims it, cuts out thoughts), the beginnings of the conversation are
-    rendered as well: an answer is what a rendering with it has beyond one that ends before it.
-    It is checked on a small conversation.
+    The positions of the answers are known from the shape of the conversation, measured once with
+    placeholders, so that a row needs at most one rendering. If the template changes a text (trims
+    it, removes reasoning), the beginnings of the conversation are rendered as well: an answer is
+    what a rendering with it has beyond one that ends before it. The template is tested on a small
+    conversation first.
     """
 
     name = "tokenizer"
@@ -110,7 +110,7 @@ class ChatTemplate(Template):
             self._finish = eos  # without it no answer would ever end
         self.stop = end.strip() or eos
         self.adds_bos = bool(bos) and exchange.startswith(bos)
-        # A bos that occurs in every turn is a marker of turns: plain text does not begin with it.
+        # A bos that occurs in every turn marks turns, so plain text does not begin with it.
         self._plain_bos = bos if self.adds_bos and exchange.count(bos) == 1 else ""
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -119,7 +119,7 @@ class ChatTemplate(Template):
     @property
     def fingerprint(self) -> str:
         today = str(WRITTEN_DATE) if "strftime_now" in self._source else ""
-        # "{}": no variables of its own, when there could be some.
+        # "{}": no variables; kept from when there could be some.
         return fingerprint_of("chat", self._source, self._bos, self._eos, "{}", today)
 
     def segments(self, example: Example, *, learn_prompt: bool = False) -> list[Segment]:
@@ -176,14 +176,14 @@ class ChatTemplate(Template):
         )
 
     def _folded(self, turns: Sequence[Turn]) -> Sequence[Turn]:
-        """The turns, with the system text in the first user turn where the template has no place
-        for it."""
+        """The turns; without a system turn in the template, its text goes into the first user
+        turn."""
         if not self._folds_system or turns[0].role != "system" or len(turns) < 2:
             return turns
         return (Turn("user", f"{turns[0].text}\n\n{turns[1].text}"), *turns[2:])
 
     def _probe(self, roles: Sequence[Role]) -> str:
-        """A small conversation, rendered. A template that cannot write it is of no use."""
+        """Render a small conversation; DataError if the template cannot."""
         try:
             text = self._render([Turn(role, stand_in(place)) for place, role in enumerate(roles)])
         except TemplateError as error:
@@ -203,17 +203,17 @@ class ChatTemplate(Template):
         return shape
 
     def _measured(self, roles: tuple[Role, ...]) -> _Shape:
-        """The shape of conversations with these roles, from renderings of stand-ins."""
+        """The shape of conversations with these roles, measured with placeholders."""
         trace, turns = self._stand_ins(roles)
         text = self._finished(turns)
-        found = {
+        measured = {
             place: self._measured_answer(turns, place, text)
             for place, role in enumerate(roles)
             if role == "assistant"
         }
-        pieces = segments_at(text, [span for _, span in found.values()])
+        pieces = segments_at(text, [span for _, span in measured.values()])
         parts = tuple((piece.learn, _parts(piece.text)) for piece in pieces)
-        answers = {place: answer for place, (answer, _) in found.items()}
+        answers = {place: answer for place, (answer, _) in measured.items()}
         return _Shape(parts, answers, trace.answers())
 
     def _stand_ins(self, roles: Sequence[Role]) -> tuple[Trace, list[Turn]]:
@@ -222,7 +222,7 @@ class ChatTemplate(Template):
         return trace, [Turn(role, text) for role, text in zip(roles, said, strict=True)]
 
     def _opening(self, turns: Sequence[Turn]) -> str:
-        """The text with which an answer to these turns is asked for; rendered only if need be."""
+        """The text that asks for an answer to these turns; rendered only if needed."""
         roles = tuple([turn.role for turn in turns])
         if roles not in self._openings:
             with self._watching:
@@ -241,14 +241,15 @@ class ChatTemplate(Template):
         slot = stand_in(place)
         if text.count(slot) != 1:
             raise TemplateError(
-                f"the tokenizer's chat template does not write turn {place + 1} (assistant) once"
+                f"the tokenizer's chat template does not write turn {place + 1} (assistant) "
+                "exactly once"
             )
         position = text.index(slot)
         behind = position + len(slot)
         asked = self._render(turns[:place], generate=True)
         opened = text.startswith(asked) and len(asked) <= position
         if opened and text[len(asked) : position].strip():
-            # A template without a generation prompt: the header of the answer is not the answer.
+            # A template without a generation prompt: the header is not part of the answer.
             opened = asked != self._render(turns[:place])
         end = text[behind:] if place == len(turns) - 1 else self._end(turns, place, text[behind:])
         start = len(asked) if opened else position
@@ -256,7 +257,7 @@ class ChatTemplate(Template):
         return _Answer(opened, before, end), (start, behind + len(end))
 
     def _end(self, turns: Sequence[Turn], place: int, rest: str) -> str:
-        """What ends an answer that is followed by another turn."""
+        """The text that ends an answer followed by another turn."""
         alone = self._render(turns[: place + 1]).partition(stand_in(place))[2]
         following = _SLOT.split(rest, maxsplit=1)[0]
         end: str = commonprefix([alone, following])  # noqa: RUF071 - of characters, not of paths
@@ -269,7 +270,7 @@ class ChatTemplate(Template):
         return end
 
     def _found(self, turns: Sequence[Turn], text: str, shape: _Shape) -> list[Segment]:
-        """The segments of a text in which some turn is not written as it stands."""
+        """The segments of a text in which the template changed some turn."""
         spans: list[tuple[int, int]] = []
         for place, answer in shape.answers.items():
             done = spans[-1][1] if spans else 0
@@ -290,7 +291,7 @@ class ChatTemplate(Template):
                 return len(asked), len(answered)
         before, since = ("", len(asked)) if opened else (answer.before, done)
         said = turns[place].text
-        # As it is, without blanks around it, or without the thoughts before it.
+        # Unchanged, stripped, or without the reasoning before it.
         for written in (said, said.strip(), said.rpartition("</think>")[2].strip()):
             at = text.find(before + written + answer.end, since) if written else -1
             if at >= 0:
@@ -305,8 +306,8 @@ class ChatTemplate(Template):
     # --- conversations with tools ----------------------------------------------------------------
 
     def _tool_segments(self, turns: Sequence[Turn], tools: str, end: str) -> list[Segment]:
-        """The text in stretches that are trained on and that are not: an answer is what a text with
-        it has beyond one that asks for it. `end`: what ends an answer that another turn follows."""
+        """The text in segments that are trained on or not: an answer is what a text with it has
+        beyond one that asks for it. `end`: what ends an answer followed by another turn."""
         text = self._finished(turns, tools)
         self._refuse_what_is_left_out(turns, tools, text)
         spans: list[tuple[int, int]] = []
@@ -315,7 +316,8 @@ class ChatTemplate(Template):
                 continue
             start, stop = self._start_with_tools(turns[:place], tools, text), len(text)
             if place < len(turns) - 1:
-                # Not by a rendering that ends here: of a last answer thoughts may be written.
+                # Not by a rendering that ends here, which may include the reasoning of a last
+                # answer.
                 stop = text.find(end, start) + len(end)
             if not (spans[-1][1] if spans else 0) <= start < stop:
                 raise TemplateError(
@@ -326,8 +328,8 @@ class ChatTemplate(Template):
         return segments_at(text, spans)
 
     def _start_with_tools(self, before: Sequence[Turn], tools: str, text: str) -> int:
-        """Where the answer to these turns begins in the text; -1 where it is not found. A template
-        may write thoughts after the last question alone, and the text may have a later one."""
+        """Where the answer to these turns begins in the text; -1 if not found. A template may keep
+        only reasoning after the last question, and the text may have a later one."""
         for turns in (before, [_without_thoughts(turn) for turn in before]):
             asked = self._render(turns, generate=True, tools=tools)
             if text.startswith(asked):
@@ -336,11 +338,11 @@ class ChatTemplate(Template):
 
     @cached_property
     def _leaves_out(self) -> str:
-        """What the template does not write of a conversation with tools; "" where it writes all of
-        it, or wants more than this conversation has. Names that no text has by chance."""
-        offered, called, given, result = "zq0offered", "zq1called", "zq2given", "zq3told"
+        """What the template omits from a conversation with tools; "" if nothing, or if it needs
+        more than this conversation has. Uses names that do not occur in text by chance."""
+        offered, called, argument, result = "zq0offered", "zq1called", "zq2given", "zq3told"
         tool = {"name": offered, "description": "", "parameters": {"type": "object"}}
-        call = {"name": called, "arguments": {"x": given}}
+        call = {"name": called, "arguments": {"x": argument}}
         extra = json.dumps({"tool_calls": [{"type": "function", "function": call}]})
         turns = (
             Turn("user", "x"),
@@ -355,7 +357,7 @@ class ChatTemplate(Template):
         parts = {
             "the tools": offered,
             "calls": called,
-            "arguments": given,
+            "arguments": argument,
             "tools' answers": result,
         }
         return next((words for words, part in parts.items() if part not in text), "")
@@ -387,6 +389,6 @@ def _filled(parts: _Parts, texts: list[str]) -> str:
 
 
 def _parts(text: str) -> _Parts:
-    """Text cut at its stand-ins, which become the numbers of their turns."""
+    """Split a text at its placeholders, which become turn numbers."""
     parts = _SLOT.split(text)
     return tuple(int(part) if at % 2 else part for at, part in enumerate(parts) if part)

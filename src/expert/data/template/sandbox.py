@@ -1,12 +1,12 @@
-"""Where a tokenizer's chat template runs: jinja's own sandbox, with a limit on what it may spend.
+"""Runs a tokenizer's chat template in jinja's sandbox, with limits on time and memory.
 
 A template is a program that comes with a model. jinja's ImmutableSandboxedEnvironment keeps it from
-Python's internals and from changing what it is given; it limits neither time nor memory beyond
-`range`, so `{{ "a" * 10**10 }}`, nested loops, `x ~ x` in a loop or `replace` on a long text would
-take the machine down (all of them in tests/data/template/test_template_sandbox.py). So every loop,
-call, concatenation and list is charged here to one allowance of characters and to one clock, what
-could grow in a single step before it is done, and only the methods and filters that a chat template
-has a use for are there.
+Python's internals and from changing its inputs, but limits neither time nor memory beyond `range`:
+`{{ "a" * 10**10 }}`, nested loops, `x ~ x` in a loop or `replace` on a long text could take the
+machine down (all in tests/data/template/test_template_sandbox.py). So every loop, call,
+concatenation and list is charged to an allowance of characters and checked against a deadline,
+operations that could grow in a single step are charged in advance, and only the methods and filters
+that chat templates need are available.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from expert.data.template.templates import TemplateError
 
 SECONDS = 2.0
 SOURCE_CHARACTERS = 64 * 1024  # Qwen3's has 4,116; compiling the densest 64 Ki takes about 1 s
-# Per rendering: characters of everything made on the way, and of any one text or list.
+# Per rendering: characters of all intermediate results, and of any one text or list.
 ALLOWANCE, ALLOWANCE_PER_CHARACTER = 64 * 2**20, 64
 LARGEST, LARGEST_PER_CHARACTER = 2**20, 8
-STEP = 64  # charged for one turn of a loop, one call or one member of a list
+STEP = 64  # charged for one loop iteration, one call or one list item
 INTEGER_BITS = 4096
 INDENT_CHARACTERS = 64
 
 WRITTEN_DATE = datetime(2024, 7, 26)
-"""What a template may write, the same for all rows and on all days, so that what was prepared
-yesterday is found today; Llama 3's own falls back to it where it is told none."""
+"""The date a template may write: constant, so that data prepared yesterday is found today. Llama
+3's template uses the same one by default."""
 OTHERWISE = "  (set base_models[0].prompt_template: chatml)"
 
-# Methods of texts and numbers whose result can be of any length, and the way to bytes.
+# Methods of texts and numbers whose result can be of any length, and conversions to bytes.
 # fmt: off
 _REFUSED_METHODS = frozenset({
     "center", "encode", "expandtabs", "format", "format_map", "from_bytes", "ljust", "maketrans",
@@ -62,19 +62,19 @@ _FILTERS = (
 _TEXT_METHODS = frozenset(name for name in dir(str) if name[0] != "_") - _REFUSED_METHODS
 _DICT_ATTRIBUTES = frozenset(dir(dict))
 _CONTAINERS = frozenset({list, tuple, dict})
-_JINJAS_OWN = frozenset({"_loop_vars", "_block_vars"})  # handed to every call inside a loop
+_JINJAS_OWN = frozenset({"_loop_vars", "_block_vars"})  # passed to every call inside a loop
 
 
 class LimitReached(Exception):
-    """The template spends more than a chat template can need."""
+    """The template uses more time or memory than a chat template can need."""
 
 
 class Refusal(jinja2.TemplateError):
-    """The template itself says that it cannot write a conversation."""
+    """The template itself refuses a conversation."""
 
 
 class Allowance:
-    """What one rendering has left of its characters and its time."""
+    """The remaining characters and time of one rendering."""
 
     def __init__(self) -> None:
         self.left = self.largest = 0
@@ -93,7 +93,7 @@ class Allowance:
             raise LimitReached(f"it runs for more than {SECONDS:g} s")
 
     def spend_on(self, value: Any) -> None:
-        """Charge a value that was made: a text by its length, a list with all that is in it."""
+        """Charge a new value: a text by its length, a list with all its content."""
         if type(value) is str:
             self.spend(len(value))
         elif type(value) in _CONTAINERS:
@@ -103,16 +103,16 @@ class Allowance:
         size = 0
         left = [value]
         while left and size <= self.largest:
-            one = left.pop()
+            item = left.pop()
             size += STEP
-            if isinstance(one, str):
-                size += str.__len__(one)  # its own, whatever a stand-in makes of len
-            elif isinstance(one, dict):
-                left += one.keys()
-                left += one.values()
-            elif type(one) in _CONTAINERS:
-                size += STEP * len(one)
-                left += one
+            if isinstance(item, str):
+                size += str.__len__(item)  # even if a tracked text overrides len
+            elif isinstance(item, dict):
+                left += item.keys()
+                left += item.values()
+            elif type(item) in _CONTAINERS:
+                size += STEP * len(item)
+                left += item
         return size
 
     def replace(self, text: str, old: str, new: str, /, count: int = -1) -> str:
@@ -126,14 +126,14 @@ class Allowance:
 
 
 class ShownNamespace(Namespace):
-    """A namespace whose printed form does not show what is in it."""
+    """A namespace that does not print its content."""
 
     def __repr__(self) -> str:
         return "<namespace>"
 
 
 class GenerationBlock(Extension):
-    """`{% generation %}` marks answers for other trainers; here its content is simply written."""
+    """`{% generation %}` marks answers for other trainers; here its content is just rendered."""
 
     tags = {"generation"}
 
@@ -143,7 +143,7 @@ class GenerationBlock(Extension):
 
 
 class Charges(NodeTransformer):
-    """Puts a charge on every loop, list, slice and `~` of a template."""
+    """Adds a charge to every loop, list, slice and `~` of a template."""
 
     def charged(self, node: Any, by: str, *arguments: int) -> nodes.Filter:
         args = [nodes.Const(argument) for argument in arguments]
@@ -209,9 +209,9 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
         self.allowance.spend_on(value)
         return value
 
-    # --- filters: those that `Charges` puts around nodes, and those of transformers, charged ------
+    # --- filters: added by `Charges`, and those of transformers with charges ----------------------
 
-    @jinja2.pass_context  # keeps jinja from working it out when the template is compiled
+    @jinja2.pass_context  # keeps jinja from evaluating it at compile time
     def _filter_loop(self, context: Context, values: Iterable[Any], cost: int) -> Iterator[Any]:
         for value in values:
             self.allowance.spend(cost)
@@ -257,20 +257,20 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
         separators: tuple[str, str] | None = None,
         sort_keys: bool = False,
     ) -> str:
-        """As transformers has it: nothing is escaped for HTML."""
+        """As in transformers: nothing is escaped for HTML."""
         self.allowance.spend_on(value)
         if indent is not None and not 0 <= indent <= INDENT_CHARACTERS:
             raise LimitReached("it indents by more than a line")
-        given: dict[str, Any] = {"indent": indent, "separators": separators}
-        text = json.dumps(value, ensure_ascii=ensure_ascii, sort_keys=sort_keys, **given)
+        layout: dict[str, Any] = {"indent": indent, "separators": separators}
+        text = json.dumps(value, ensure_ascii=ensure_ascii, sort_keys=sort_keys, **layout)
         self.allowance.spend(len(text))
         return text
 
     # --- attributes, calls and operators ----------------------------------------------------------
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """As in the sandbox, but without asking where the answer is known: a third of the time
-        of a rendering goes into `message.content` and the like."""
+        """The sandbox's check with shortcuts for known cases: `message.content` and the like take a
+        third of the time of a rendering."""
         kind = type(obj)
         if kind is dict and attribute in obj and attribute not in _DICT_ATTRIBUTES:
             return obj[attribute]
@@ -287,18 +287,18 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
         raise SecurityError(f"{attribute!r} of {type(obj).__name__!r} is not accessible")
 
     def wrap_str_format(self, value: Any) -> None:
-        """`format` stays what it is, and is_safe_attribute refuses it."""
+        """Leave `format` alone; is_safe_attribute refuses it."""
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         self.allowance.spend(self.source_characters if type(obj) is Macro else STEP)
         text = getattr(obj, "__self__", None)
         if type(text) is str and obj.__name__ in ("replace", "join"):
-            given = {key: value for key, value in kwargs.items() if key not in _JINJAS_OWN}
-            return getattr(self.allowance, obj.__name__)(text, *args, **given)
+            keywords = {key: value for key, value in kwargs.items() if key not in _JINJAS_OWN}
+            return getattr(self.allowance, obj.__name__)(text, *args, **keywords)
         return self._written(super().call(context, obj, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """`*`, `**` and `%` whose result would be too large are refused before it is made."""
+        """Refuse `*`, `**` and `%` in advance if the result would be too large."""
         if operator == "+":
             return self._written(left + right)
         spend = self.allowance.spend
@@ -317,7 +317,7 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
 
 
 class SandboxedTemplate:
-    """A template that has been compiled and may be rendered by one thread at a time."""
+    """A compiled template; renders in one thread at a time."""
 
     def __init__(self, source: str, *, environment: MeteredEnvironment) -> None:
         if len(source) > SOURCE_CHARACTERS:
@@ -326,7 +326,7 @@ class SandboxedTemplate:
                 f"{SOURCE_CHARACTERS:,}{OTHERWISE}"
             )
         self._environment = environment
-        self._environment.allowance.start(len(source))  # constant parts are worked out right here
+        self._environment.allowance.start(len(source))  # constants are evaluated here
         self._lock = threading.Lock()
         try:
             self._template = self._environment.from_string(source)
@@ -339,11 +339,10 @@ class SandboxedTemplate:
             ) from None
 
     def render(self, messages: list[dict[str, Any]], *, further: int = 0, **variables: Any) -> str:
-        """The conversation as the template writes it; `further`: characters it is given besides
-        what is said."""
-        given = further + sum(str.__len__(message["content"]) for message in messages)
+        """Render the conversation; `further`: characters of input besides the messages."""
+        characters = further + sum(str.__len__(message["content"]) for message in messages)
         with self._lock:
-            self._environment.allowance.start(given)
+            self._environment.allowance.start(characters)
             try:
                 return self._template.render(messages=messages, **variables)
             except LimitReached as error:

@@ -1,4 +1,4 @@
-"""How a conversation is written: one engine for training, evaluation and sampling."""
+"""Prompt templates, shared by training, evaluation and sampling."""
 
 from __future__ import annotations
 
@@ -16,52 +16,50 @@ from expert.data.records import DataError, Example, Segment, Turn
 
 
 class TemplateError(DataError):
-    """A template cannot write this one example; others it may."""
+    """A template cannot render this example, but perhaps others."""
 
 
 class Template(ABC):
-    """Writes examples as text, and knows which part of it is the answer."""
+    """Renders examples as text, and knows which parts are answers."""
 
     name: str
     adds_bos: bool
-    """Texts begin with the bos token already: the encoder adds none."""
+    """Texts already begin with the bos token; the encoder must not add one."""
     stop: str
-    """What ends an answer: generation may stop there."""
+    """The text that ends an answer, where generation may stop."""
 
     @abstractmethod
     def segments(self, example: Example, *, learn_prompt: bool = False) -> list[Segment]:
-        """The text in stretches that are trained on (answers, each with its end) and that are
-        not."""
+        """The text in segments that are trained on (answers, each with its end) or not."""
 
     @abstractmethod
     def prompt(self, turns: Sequence[Turn], tools: str = "") -> str:
-        """What an answer to the last turn starts from, with the tools that the model is offered:
-        the same text as in training."""
+        """The prompt for an answer to the last turn, with tools; the same text as in training."""
 
     @property
     @abstractmethod
     def fingerprint(self) -> str:
-        """Changes with everything that decides the text."""
+        """Changes with everything that affects the text."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The pieces around what is said. `{eos}` and `{bos}` stand for the tokenizer's tokens."""
+    """The text around the turns; `{eos}` and `{bos}` are the tokenizer's tokens."""
 
     system: tuple[str, str]
     """Before and after the system text."""
     user: tuple[str, str]
     """Before and after the user's text."""
     answer: tuple[str, str]
-    """What the model is given before it answers, and what ends an answer (trained on)."""
+    """The generation prompt, and what ends an answer (trained on)."""
     lead: str = ""
-    """Trained on with the answer: tokenizers join a space to the word after it."""
+    """Trained on with the answer: tokenizers merge a space with the next word."""
     system_in_user: bool = False
-    """The format has no system turn: the system text opens the first user turn."""
+    """The format has no system turn: the system text is part of the first user turn."""
     between: str = ""
     """Before every user turn but the first."""
     finish: str = ""
-    """Trained on after the last answer, where `answer` does not end with the eos token."""
+    """Trained on after the last answer, if `answer` does not end with the eos token."""
 
 
 LAYOUTS = {
@@ -118,7 +116,7 @@ _INPUT_LABEL = re.compile(r"\n\n(Schema|Context|Input):\n")
 
 @dataclass(frozen=True)
 class NamedTemplate(Template):
-    """A template that is known by its name."""
+    """One of LAYOUTS, for a tokenizer."""
 
     name: str
     layout: Layout
@@ -127,7 +125,7 @@ class NamedTemplate(Template):
 
     @cached_property
     def adds_bos(self) -> bool:  # type: ignore[override]
-        # Only where the tokenizer's bos is the marker that opens every turn.
+        # Only if the tokenizer's bos opens every turn.
         openings = (self.layout.system[0], self.layout.user[0])
         return bool(self.bos) and all(opening.startswith(self.bos) for opening in openings)
 
@@ -184,13 +182,13 @@ class NamedTemplate(Template):
         return "".join(written) + opening
 
     def _before_answer(self, turns: Sequence[Turn], place: int) -> str:
-        """A system or user turn as it is written at its place in the conversation."""
+        """A system or user turn at its position in the conversation."""
         layout = self.layout
         turn = turns[place]
         if turn.role == "system":
             return "" if layout.system_in_user else _between(layout.system, turn.text)
         text = turn.text
-        if self.name == "alpaca":  # its material has a heading of its own, like the request
+        if self.name == "alpaca":  # the input has its own heading, like the request
             text = _INPUT_LABEL.sub(r"\n\n### \1:\n", text, count=1)
         if layout.system_in_user and place == 1 and turns[0].role == "system":
             text = _between(layout.system, turns[0].text) + text
@@ -200,8 +198,8 @@ class NamedTemplate(Template):
 
 
 def named_template(name: str, *, eos: str, bos: str = "") -> NamedTemplate:
-    """One of LAYOUTS with the tokenizer's tokens put in. It writes no bos before the first turn:
-    whether a text begins with one is the tokenizer's own habit, which the encoder follows."""
+    """One of LAYOUTS with the tokenizer's tokens filled in. It writes no bos before the first turn:
+    whether a text begins with one is up to the encoder."""
     if name not in LAYOUTS:
         raise DataError(f"unknown prompt template {name!r}  (known: {', '.join(LAYOUTS)})")
     layout = LAYOUTS[name]
@@ -226,28 +224,28 @@ def _between(pieces: tuple[str, str], text: str) -> str:
 
 
 def segments_at(text: str, answers: Sequence[tuple[int, int]]) -> list[Segment]:
-    """The text in stretches, of which those at these places are trained on."""
+    """The text in segments; those at these positions are trained on."""
     edges = [0, *(edge for span in answers for edge in span), len(text)]
     spans = enumerate(pairwise(edges))
     return [Segment(text[a:b], learn=n % 2 == 1) for n, (a, b) in spans if a < b]
 
 
 def plain_segments(text: str, *, eos: str, bos: str = "") -> list[Segment]:
-    """Plain text: trained on as a whole, with its end."""
+    """Plain text, all of it trained on, including the eos token."""
     trained = Segment(text + eos, learn=True)
     return [Segment(bos, learn=False), trained] if bos else [trained]
 
 
 def learn_all(segments: Sequence[Segment]) -> list[Segment]:
-    """The same text as one stretch that is trained on from its first token."""
+    """The same text as one segment, all of it trained on."""
     return [Segment("".join(segment.text for segment in segments), learn=True)]
 
 
 def as_learnt(
     segments: list[Segment], turns: Sequence[Turn], *, learn_prompt: bool
 ) -> list[Segment]:
-    """Segments whose answers are all marked, as the row wants them: with the prompt or without,
-    and without the answers that are not to be trained on."""
+    """Adjust segments in which all answers are marked: train on the prompt too if asked, and not on
+    answers that are excluded."""
     if all(turn.learn for turn in turns):
         return learn_all(segments) if learn_prompt else segments
     wanted = iter([turn.learn for turn in turns if turn.role == "assistant"])

@@ -1,6 +1,6 @@
-"""The tokenizer of a model folder, and the template that prompts are written with.
+"""The tokenizer of a model folder, and its prompt template.
 
-One place for preparing, evaluating and sampling, so that a model is asked as it was trained.
+Used by preparing, evaluation and sampling alike, so that prompts are the same as in training.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from expert.data.tokens.encoder import TextEncoder, read_special_tokens
 
 
 def text_tools(folder: Path, prompt_template: str | None) -> tuple[TextEncoder, Template]:
-    """The tokenizer of a folder and the named template, or the tokenizer's own."""
+    """The tokenizer of a folder, and the named template or the tokenizer's own."""
     special = read_special_tokens(folder)
     name = prompt_template or "tokenizer"
     if name == "tokenizer" and special.chat_template:
@@ -27,5 +27,5 @@ def text_tools(folder: Path, prompt_template: str | None) -> tuple[TextEncoder, 
 
 @lru_cache(maxsize=8)
 def _compiled(source: str, bos: str, eos: str) -> Template:
-    """Kept: compiling Qwen3's template takes 47 ms, and a command opens its data several times."""
+    """Cached: compiling Qwen3's template takes 47 ms, and commands open their data repeatedly."""
     return ChatTemplate(source, bos=bos, eos=eos)

@@ -1,5 +1,4 @@
-"""Documents that lie end to end in flat arrays; prepared ones in Arrow files that `datasets` opens
-and that we memory-map."""
+"""Documents in flat arrays; prepared ones in memory-mapped Arrow files that `datasets` can open."""
 
 from __future__ import annotations
 
@@ -22,19 +21,19 @@ Numbers = NDArray[np.integer[Any]]
 
 
 class Shard(NamedTuple):
-    """Documents in flat arrays, in memory or mapped from a file."""
+    """Documents in flat arrays, in memory or memory-mapped."""
 
     tokens: Ids
     offsets: Numbers
     """Where each document begins in `tokens`, and the end of the last one."""
     spans: Ids
-    """Start and stop of each stretch that is trained on, from the document's first token."""
+    """Start and stop of each range that is trained on, relative to the document."""
     span_offsets: Numbers
     """Where each document begins in `spans`, and the end of the last one."""
 
 
 def shard_of(batch: EncodedBatch) -> Shard:
-    """Documents as the tokenizer gave them."""
+    """Documents as encoded by the tokenizer."""
     return Shard(batch.ids, _starts(batch.lengths), batch.spans, _starts(batch.span_counts))
 
 
@@ -43,15 +42,15 @@ def _starts(lengths: Ids) -> Numbers:
 
 
 class FlatDocuments:
-    """Shards as one row of documents. Their offsets are copied, 12 bytes a document with their
-    lengths, so that many documents are looked up at once; their tokens and spans are not."""
+    """Several shards as one list of documents. Offsets are copied, 12 bytes per document including
+    lengths, so that many documents can be looked up together; tokens and spans are not."""
 
     def __init__(self, shards: Sequence[Shard]) -> None:
         self._tokens = [shard.tokens for shard in shards]
         self._spans = [shard.spans for shard in shards]
         self._first = [0, *accumulate(len(shard.offsets) - 1 for shard in shards)]
         self._starts = np.array(self._first[1:-1], np.int64)
-        # A shard has an offset more than documents: document d of shard s is found at d + s.
+        # A shard has one more offset than documents: document d of shard s is at d + s.
         self._offsets = _joined([shard.offsets for shard in shards])
         self._span_offsets = _joined([shard.span_offsets for shard in shards])
         self.lengths: Numbers = _joined([np.diff(shard.offsets) for shard in shards])
@@ -60,7 +59,7 @@ class FlatDocuments:
         return self._first[-1]
 
     def shards(self) -> Iterator[Shard]:
-        """The documents as they lie: views of the tokens and spans of one shard after the other."""
+        """The documents shard by shard, as views."""
         for number, (tokens, spans) in enumerate(zip(self._tokens, self._spans, strict=True)):
             here = slice(self._first[number] + number, self._first[number + 1] + number + 1)
             yield Shard(tokens, self._offsets[here], spans, self._span_offsets[here])
@@ -72,7 +71,7 @@ class FlatDocuments:
         return self._tokens[shard][self._offsets[at] : self._offsets[at + 1]]
 
     def spans(self, document: int) -> Ids:
-        """(start, stop) of each stretch that is trained on, shape [n, 2]."""
+        """(start, stop) of each range that is trained on, shape [n, 2]."""
         shard = self._shard(document)
         at = document + shard
         return self._spans[shard][self._span_offsets[at] : self._span_offsets[at + 1]].reshape(
@@ -80,7 +79,7 @@ class FlatDocuments:
         )
 
     def without_spans(self, documents: Numbers) -> NDArray[np.bool_]:
-        """Which of the documents have nothing to train on, however long they are."""
+        """Which of the documents have nothing to train on, whatever their length."""
         at = documents + np.searchsorted(self._starts, documents, side="right")
         empty: NDArray[np.bool_] = self._span_offsets[at] == self._span_offsets[at + 1]
         return empty
@@ -88,33 +87,33 @@ class FlatDocuments:
     def have_targets(
         self, documents: Numbers, starts: Numbers, stops: Numbers
     ) -> NDArray[np.bool_]:
-        """Whether there is a label between `starts` and `stops` of each document: a token to train
-        on that another one of the same stretch comes before."""
-        found = np.zeros(len(documents), np.bool_)
+        """Whether each document has a label between `starts` and `stops`: a token to train on that
+        is not the first of that range."""
+        has_target = np.zeros(len(documents), np.bool_)
         shards = np.searchsorted(self._starts, documents, side="right")
         for number, shard in enumerate(self.shards()):
             here = np.flatnonzero(shards == number)
             if not len(here) or not len(shard.spans):
                 continue
             spans = shard.spans.reshape(-1, 2)
-            # Counted from the shard's first token, spans rise from one document to the next.
+            # Counted from the shard's first token, spans are ascending over all documents.
             of_owner = np.repeat(shard.offsets[:-1], np.diff(shard.span_offsets) // 2)
             firsts, ends = spans[:, 0] + of_owner, spans[:, 1] + of_owner
             begins = shard.offsets[documents[here] - self._first[number]]
             second = begins + starts[here] + 1
             at = np.searchsorted(ends, second, side="right")
             there = np.append(firsts, np.iinfo(np.int64).max)[at]
-            found[here] = np.maximum(there, second) < begins + stops[here]
-        return found
+            has_target[here] = np.maximum(there, second) < begins + stops[here]
+        return has_target
 
     def gather(
         self, documents: Numbers, starts: Numbers, stops: Numbers, *, out: Ids, places: Numbers
     ) -> tuple[Ids, Numbers]:
-        """Copy tokens `starts` to `stops` of each document to its place in `out`; its spans come
-        back end to end and in order, shape [n, 2], with how many are whose.
+        """Copy tokens `starts` to `stops` of each document to its place in `out`; returns all spans
+        in order, shape [n, 2], and the number of spans of each document.
 
-        What needs Python for each document is two slices: 0.6 us, whatever the number of shards.
-        Reading all of a shard's documents at once is faster only while there are few shards.
+        Per document, Python only makes two slices: 0.6 us, whatever the number of shards. Reading
+        all documents of a shard together is faster only with few shards.
         """
         if not len(documents):
             return np.zeros((0, 2), np.int32), np.zeros(0, np.int64)
@@ -124,17 +123,17 @@ class FlatDocuments:
         size = stops - starts
         span_start, span_stop = self._span_offsets[at], self._span_offsets[at + 1]
         columns = (shards, first, first + size, places, places + size, span_start, span_stop)
-        found = []
+        gathered = []
         tokens, spans = self._tokens, self._spans
         for shard, a, b, to, end, c, d in zip(
             *(column.tolist() for column in columns), strict=True
         ):
             out[to:end] = tokens[shard][a:b]
-            found.append(spans[shard][c:d])
-        return np.concatenate(found).reshape(-1, 2), (span_stop - span_start) // 2
+            gathered.append(spans[shard][c:d])
+        return np.concatenate(gathered).reshape(-1, 2), (span_stop - span_start) // 2
 
     def _shard(self, document: int) -> int:
-        # bisect on a list takes a tenth of numpy's searchsorted for one number.
+        # For one number, bisect on a list takes a tenth of the time of numpy's searchsorted.
         return bisect_right(self._first, document) - 1
 
 
@@ -154,7 +153,7 @@ SCHEMA = pa.schema(
 
 
 def write_shard(path: Path, batch: EncodedBatch, rows: Ids) -> None:
-    """One shard as an Arrow stream file; the caller renames it when it is whole."""
+    """Write one shard as an Arrow stream file; the caller renames it when it is complete."""
     columns = [
         _lists(batch.ids, batch.lengths),
         _lists(batch.spans, batch.span_counts),
@@ -172,13 +171,13 @@ def _lists(values: Ids, lengths: Ids) -> pa.Array:
 
 
 def write_dataset_files(folder: Path, shards: Sequence[str], fingerprint: str) -> None:
-    """What `datasets.load_from_disk` wants to find beside the shards."""
+    """Write the files that `datasets.load_from_disk` expects beside the shards."""
     for name, text in dataset_files(shards, fingerprint).items():
         (folder / name).write_text(text, encoding="utf-8")
 
 
 def dataset_files(shards: Sequence[str], fingerprint: str) -> dict[str, str]:
-    """The same as texts, by the names of the files."""
+    """The content of these files, by name."""
     state: dict[str, Any] = {
         "_data_files": [{"filename": name} for name in shards],
         "_fingerprint": fingerprint[:16],
@@ -194,7 +193,7 @@ def dataset_files(shards: Sequence[str], fingerprint: str) -> dict[str, str]:
 
 
 class DocumentStore(FlatDocuments):
-    """Documents of prepared folders, one after the other, memory-mapped: no token is read yet."""
+    """Documents of prepared folders, memory-mapped; tokens are read only when used."""
 
     def __init__(self, *folders: Path) -> None:
         opened = [
@@ -207,13 +206,13 @@ class DocumentStore(FlatDocuments):
         self._rows = [rows for _, rows in opened]
 
     def row(self, document: int) -> int:
-        """Number of the source row the document was made from, from 0."""
+        """The number of the source row of a document, from 0."""
         shard = self._shard(document)
         return int(self._rows[shard][document - self._first[shard]])
 
 
 def open_shards(path: Path) -> Iterator[tuple[Shard, Ids]]:
-    """The documents of a file, mapped, and the numbers of their rows."""
+    """The documents of a file, memory-mapped, and their row numbers."""
     for batch in pa.ipc.open_stream(pa.memory_map(str(path))):
         ids, spans, rows = batch.columns
         lists = (ids.values, ids.offsets, spans.values, spans.offsets)
@@ -221,9 +220,9 @@ def open_shards(path: Path) -> Iterator[tuple[Shard, Ids]]:
 
 
 def numbers_in(column: Any) -> NDArray[Any]:
-    """The numbers of an Arrow array without nulls, as a view of its memory.
+    """The numbers of an Arrow array without nulls, as a view.
 
-    Arrow's own to_numpy imports pandas where it is installed: 0.3 s, and 37 MB that stay.
+    Arrow's to_numpy imports pandas if it is installed, which takes 0.3 s and 37 MB.
     """
     if not len(column):
         return np.zeros(0, str(column.type))

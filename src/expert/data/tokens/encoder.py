@@ -27,25 +27,25 @@ if TYPE_CHECKING:
     from expert.planning.run_plan import RunPlan
 
 Ids = npt.NDArray[np.int32]
-# Words take Python's lock, about 30 us for a row of 84 tokens; the tokenizer took 140 us of a core.
+# Words hold Python's lock, about 30 us for a row of 84 tokens; the tokenizer took 140 us of a core.
 FEW_CORES = 4
 _TELLS_CORES = hasattr(os, "sched_getaffinity")
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedBatch:
-    """Documents laid end to end, with the stretches of each that are trained on."""
+    """Documents end to end, with the ranges of each that are trained on."""
 
     ids: Ids
     lengths: Ids
     spans: Ids
-    """Pairs (start, stop) of tokens to train on, counted from the document's first token."""
+    """Pairs (start, stop) of tokens to train on, relative to the document."""
     span_counts: Ids
-    """Numbers in `spans` that belong to each document: twice the number of its pairs."""
+    """Numbers in `spans` per document: twice the number of its pairs."""
 
 
 class Encoder(Protocol):
-    """What turns segments into ids: a tokenizer, or the characters of a corpus."""
+    """Turns segments into ids: a tokenizer, or the characters of a corpus."""
 
     @property
     def fingerprint(self) -> str: ...
@@ -63,7 +63,7 @@ class Encoder(Protocol):
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """Texts of the tokens that begin and end a document, and the chat template if there is one."""
+    """Texts of the special tokens, and the chat template if there is one."""
 
     bos: str
     eos: str
@@ -72,10 +72,9 @@ class SpecialTokens:
 
 
 class TextEncoder:
-    """A fast tokenizer. Segments are encoded together, as one text, in pieces that have the same
-    tokens alone, or else whole and told apart by offsets; where a token would straddle two
-    segments, they are encoded one by one, as they are when a model answers: the prompt first, the
-    answer after it."""
+    """A fast tokenizer. Segments are encoded together as one text: in pieces that have the same
+    tokens alone, or else whole and separated by offsets. If a token would straddle two segments,
+    they are encoded one by one, as in generation: the prompt first, then the answer."""
 
     def __init__(
         self,
@@ -93,8 +92,8 @@ class TextEncoder:
 
     @classmethod
     def of_folder(cls, folder: Path, *, template_adds_bos: bool) -> TextEncoder:
-        """The tokenizer of a model folder, loaded when it is first needed: a vocabulary of 150,000
-        takes most of a second, and a run that finds its tokens prepared needs none of it."""
+        """The tokenizer of a model folder, loaded on first use: a vocabulary of 150,000 takes most
+        of a second, and a run whose tokens are prepared does not need it."""
         special = read_special_tokens(folder)
         file = folder / "tokenizer.json"
         if file.is_file():
@@ -115,24 +114,24 @@ class TextEncoder:
         return tokenizer
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of tokens, with those that begin and end a turn."""
+        """The text of tokens, including special ones."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
 
     @cached_property
     def special_ids(self) -> dict[int, str]:
-        """Tokens that are markers and no text, by their number."""
+        """Special tokens by id."""
         added = self.tokenizer.get_added_tokens_decoder()
         return {number: token.content for number, token in added.items() if token.special}
 
     @cached_property
     def prefix(self) -> list[int]:
-        """What the tokenizer puts before any text: a bos, or nothing. The template's own bos takes
-        its place, so that no document begins with two."""
+        """What the tokenizer puts before a text: a bos, or nothing. Nothing if the template writes
+        the bos, so that no document begins with two."""
         if self._template_adds_bos:
             return []
         plain = self.tokenizer.encode("a", add_special_tokens=False).ids
         full = self.tokenizer.encode("a", add_special_tokens=True).ids
-        # What stands behind the text (an eos) is the template's business; some bos are also eos.
+        # Whatever follows the text (an eos) is up to the template; some bos tokens are also eos.
         starts = range(len(full) - len(plain) + 1)
         at = next((at for at in starts if full[at : at + len(plain)] == plain), 0)
         return list(full[:at])
@@ -154,17 +153,17 @@ class TextEncoder:
         return self._id_of(self.special.pad)
 
     def _id_of(self, token: str) -> int | None:
-        found = self.tokenizer.token_to_id(token) if token else None
-        return None if found is None else int(found)
+        number = self.tokenizer.token_to_id(token) if token else None
+        return None if number is None else int(number)
 
     @cached_property
     def _pieces(self) -> PieceEncoder:
         return PieceEncoder(self.tokenizer)
 
     def encode(self, documents: Sequence[Sequence[Segment]]) -> EncodedBatch:
-        """The documents of a shard. On few cores they are put together from words, whose tokens are
-        remembered; on many the tokenizer, which uses all of them, is asked for whole lines. What
-        is tokens already is laid end to end."""
+        """Encode the documents of a shard. With few cores they are assembled from words, whose
+        tokens are cached; with many, the tokenizer, which uses all cores, gets whole lines. Token
+        rows are just concatenated."""
         if documents and documents[0] and isinstance(documents[0][0], TokenSegment):
             return _batch_of_tokens(documents)
         with tokenizer_errors("base_models[].name"):
@@ -193,7 +192,7 @@ class TextEncoder:
         return parts.joined(partial(encoder.encode, keep=by_words))
 
     def _encode_whole(self, documents: Sequence[Sequence[Segment]]) -> Iterator[list[list[int]]]:
-        """The tokens of each segment of documents that cannot be cut where segments meet."""
+        """The tokens of each segment, for documents that cannot be cut between segments."""
         texts = ["".join(segment.text for segment in segments) for segments in documents]
         encodings = self.tokenizer.encode_batch(texts, add_special_tokens=False)
         for segments, encoding in zip(documents, encodings, strict=True):
@@ -201,7 +200,7 @@ class TextEncoder:
             yield [tokens[first:last] for first, last in pairwise(edges)]
 
     def _edges(self, segments: Sequence[Segment], encoding: Any) -> tuple[list[int], list[int]]:
-        """The tokens of a document, and the token at which each segment begins, and the end."""
+        """The tokens of a document; the index of each segment's first token, and the end."""
         edges = [0]
         position = 0
         for segment in segments[:-1]:
@@ -222,32 +221,32 @@ class TextEncoder:
 
 
 class _Parts:
-    """Documents as parts of which each different one is kept once, until they are laid end to end.
-    Every document begins with a stretch without labels: what the tokenizer puts before it."""
+    """Collects documents as parts, keeping each distinct part once, and concatenates them in the
+    end. Every document begins with a segment without labels: the tokenizer's prefix."""
 
     def __init__(self, prefix: list[int]) -> None:
         self._prefix = prefix
-        # Every new piece gets the next number, in the order in which they are met.
+        # Every new piece gets the next number.
         self._pieces: defaultdict[str, int] = defaultdict(count().__next__)
         self._tokens: list[list[int]] = []
         self._order: list[int] = []
-        """Parts of all documents: of pieces their number, of tokens -1 - theirs."""
+        """The parts of all documents: piece numbers, or -1 - i for `_tokens[i]`."""
         self._stretches: list[int] = []
-        """Parts in each stretch."""
+        """Number of parts in each segment."""
         self._learnt: list[bool] = []
         self._documents: list[int] = []
-        """Stretches in each document."""
+        """Number of segments in each document."""
 
     def add_pieces(self, pieces: list[list[str]], learnt: list[bool]) -> None:
         self._begin(learnt)
-        for some in pieces:
-            self._order.extend(map(self._pieces.__getitem__, some))
-            self._stretches.append(len(some))
+        for segment in pieces:
+            self._order.extend(map(self._pieces.__getitem__, segment))
+            self._stretches.append(len(segment))
 
     def add_tokens(self, tokens: list[list[int]], learnt: list[bool]) -> None:
         self._begin(learnt)
-        for some in tokens:
-            self._tokens.append(some)
+        for segment in tokens:
+            self._tokens.append(segment)
             self._order.append(-len(self._tokens))
             self._stretches.append(1)
 
@@ -260,7 +259,7 @@ class _Parts:
         self._documents.append(1 + len(learnt))
 
     def joined(self, encode: Callable[[list[str]], list[list[int]]]) -> EncodedBatch:
-        # Numbers of tokens count from the end of the table, as negative places do.
+        # Negative numbers index `_tokens` from the end of the table.
         table = encode(list(self._pieces)) + self._tokens[::-1]
         order = np.array(self._order, np.int64)
         sizes = np.array([len(tokens) for tokens in table], np.int64)
@@ -272,8 +271,8 @@ class _Parts:
         kept = np.array(self._learnt, bool) & (edges[1:] > edges[:-1])
         pairs = np.stack((edges[:-1], edges[1:]), axis=1) - edges[of_documents[:-1]][document, None]
         flat = np.fromiter(chain.from_iterable(table), np.int32, int(sizes.sum()))
-        # The token at place p of a part lies at p plus what the part lies apart from its twin in
-        # the table.
+        # A token at position p of the result is in the table at p plus the distance between the two
+        # copies of its part.
         apart = (_edges_of(sizes)[:-1][order] - ends[:-1]).repeat(lengths)
         return EncodedBatch(
             flat[apart + np.arange(len(apart))],
@@ -284,12 +283,12 @@ class _Parts:
 
 
 def _edges_of(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Where each of so many begins when they lie end to end, and the end of the last."""
+    """Cumulative sums starting with 0: where each range begins, and the end of the last."""
     return np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
 
 
 def _batch_of_tokens(documents: Sequence[Sequence[Segment]]) -> EncodedBatch:
-    """Documents of tokens that were made elsewhere."""
+    """Documents of tokens made elsewhere."""
     parts: list[Ids] = []
     lengths, spans, span_counts = [], [], []
     for document in documents:
@@ -308,7 +307,7 @@ def _batch_of_tokens(documents: Sequence[Sequence[Segment]]) -> EncodedBatch:
 
 
 class CharacterEncoder:
-    """Every character of a corpus is a token, in the order of their code points."""
+    """Every character of a corpus is a token, in code point order."""
 
     def __init__(self, characters: str) -> None:
         self.characters = "".join(sorted(set(characters)))
@@ -348,7 +347,7 @@ class CharacterEncoder:
 
 
 def read_special_tokens(folder: Path) -> SpecialTokens:
-    """bos, eos and chat template of a model folder: tokenizer_config.json and its neighbours."""
+    """Special tokens and chat template of a model folder, from tokenizer_config.json and others."""
     config = _read_json(folder / "tokenizer_config.json")
     more = _read_json(folder / "special_tokens_map.json")
     template = config.get("chat_template")
@@ -388,7 +387,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """The fast tokenizer of a model folder; one without tokenizer.json is converted."""
+    """The fast tokenizer of a model folder; converted if there is no tokenizer.json."""
     file = folder / "tokenizer.json"
     if file.is_file():
         return load_tokenizer_json(file)
@@ -412,9 +411,9 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 def tokenizer_folder(plan: RunPlan, folder: Path) -> Path:
-    """The model's folder on this machine; for a hub model its tokenizer files are fetched.
+    """The model's folder on this machine; for a hub model its tokenizer files are downloaded.
 
-    `folder`: that of the manifest, near which models are looked for.
+    `folder`: that of the manifest, near which similar model names are searched.
     """
     if plan.model.place != "hub":
         return Path(plan.model.location)
@@ -428,7 +427,7 @@ def tokenizer_folder(plan: RunPlan, folder: Path) -> Path:
         ) from None
     files = ["tokenizer*", "special_tokens_map.json", "chat_template*", "vocab*", "merges.txt"]
     try:
-        found = snapshot_download(
+        downloaded = snapshot_download(
             plan.model.location, revision=plan.model.revision, allow_patterns=files
         )
     except LocalEntryNotFoundError as error:
@@ -439,11 +438,11 @@ def tokenizer_folder(plan: RunPlan, folder: Path) -> Path:
             f"{plan.model.location} is not on this machine and could not be fetched from the hub: "
             f"{reason}  ({_slip(plan, folder)}put its folder into models/ beside the manifest)"
         ) from None
-    return Path(found)
+    return Path(downloaded)
 
 
 def _slip(plan: RunPlan, folder: Path) -> str:
-    """The model that may be meant; the name that this one has anyway is no slip of it."""
+    """A suggestion if a model with a similar, but not the same, name exists."""
     near = near_model(plan.model.name, folder)
     if near is None or near.lower() == plan.model.name.rpartition("/")[2].lower():
         return ""
@@ -451,7 +450,7 @@ def _slip(plan: RunPlan, folder: Path) -> str:
 
 
 def _unreachable(name: str, error: Exception, meant: str) -> str:
-    """What to do about a model where the hub does not answer: nothing is known of its name."""
+    """The error if the hub cannot be reached, with what to do."""
     cause = error.__cause__ or error
     why = str(cause).splitlines()[0].rstrip(".") if str(cause) else type(cause).__name__
     return (

@@ -1,10 +1,11 @@
-"""Tokenise once: documents and their answer spans as Arrow, keyed by everything that decides them.
+"""Tokenises once: documents and their answer spans as Arrow files, keyed by everything that
+determines them.
 
-A prepared folder is published whole. Its tokens are made piece by piece in a `.parts` folder beside
-it, so a crash loses at most one of them. Of several processes one works and the others wait; where
-a file system has no locks they make the same pieces, and whoever renames first wins. With `--part`
-each makes its own, and whoever finds that no part is missing publishes. The last step is DONE, with
-the size and sha256 of every file, and the name of the folder.
+A prepared folder is published complete. Its tokens are made piece by piece in a `.parts` folder
+beside it, so that a crash loses at most one piece. One of several processes works while the others
+wait; on a file system without locks they make the same pieces, and the first to rename wins. With
+`--part` each process makes its own pieces, and the one that finds none missing publishes. The last
+steps write DONE, with the size and sha256 of every file, and rename the folder.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ STATISTICS = "statistics.json"
 REJECTS = "rejects.jsonl"
 MADE_FOR = "made_for.txt"
 TRIES = 20
-"""To make again what is found to be damaged, a piece each time."""
+"""Attempts to rebuild damaged pieces, one piece each."""
 DAMAGED = "the cache was damaged"
 PREPARED_DATA = "the prepared data"
 MORE_ROOM = (
@@ -55,14 +56,14 @@ MORE_ROOM = (
     "training.config.pretokenized_cache to a folder on another disk"
 )
 SURELY_NEEDED = 0.5
-"""Of what the tokens are estimated to take: with less free, preparing them does not begin."""
+"""Share of the estimated size: with less free space, preparing does not start."""
 _TOKENS = "tokens-"
 _KEY_DIGITS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Everything that decides the tokens. Two equal recipes give the same folder."""
+    """Everything that determines the tokens; equal recipes give the same folder."""
 
     data: str
     tokenizer: str
@@ -71,11 +72,11 @@ class Recipe:
     learn_prompt: bool
     checks: str = ""
     max_samples: int | None = None
-    """Rows taken of the data, where not all are."""
+    """Rows used, if limited."""
     format: int = FORMAT
 
     def as_dict(self) -> dict[str, Any]:
-        """A limit that is not set is left out: keys stay those from before there was one."""
+        """Omits a limit that is not set, so that keys from before there was one stay valid."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     def key(self) -> str:
@@ -100,17 +101,17 @@ class Recipe:
 
 
 def short_key(key: str) -> str:
-    """The digits of a recipe's key that the name of its folder has."""
+    """The digits of a recipe's key that are part of its folder's name."""
     return key[:_KEY_DIGITS]
 
 
 def tokens_folder(key: str) -> str:
-    """The name of the folder with the tokens of a recipe, by its key."""
+    """The folder name for a recipe's key."""
     return _TOKENS + short_key(key)
 
 
 def short_key_of(folder: Path) -> str:
-    """The digits of the key in the name of a folder; "" where the user has named it."""
+    """The key digits in a folder's name; "" if the user chose the name."""
     digits = folder.name.removeprefix(_TOKENS)
     is_ours = len(digits) == _KEY_DIGITS and folder.name == tokens_folder(digits)
     return digits if is_ours else ""
@@ -118,28 +119,28 @@ def short_key_of(folder: Path) -> str:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A finished folder, whether it was there already, and why or why not."""
+    """A finished folder, whether it existed before, and why or why not."""
 
     folder: Path
     hit: bool
     because: str
     statistics: DocumentStatistics
     key: str
-    """What the content follows from, whatever the folder is called."""
+    """Identifies the content, whatever the folder is called."""
     damaged: bool = False
-    """One that was there was put aside."""
+    """A damaged folder was moved aside."""
 
     @property
     def left_out(self) -> str:
-        """What there is to say of bad rows that were tolerated; "" where there were none."""
+        """A message about tolerated bad rows; "" if there were none."""
         count = self.statistics.bad_rows
         rows = "1 bad row was" if count == 1 else f"{count:,} bad rows were"
         return f"{rows} left out, and kept in {self.folder / REJECTS}" if count else ""
 
 
 def prepare(work: Tokenising, recipe: Recipe, folder: Path) -> Prepared:
-    """Open the prepared folder if it is there and made by this recipe, else build it; where another
-    process does that already, wait for it."""
+    """Open the prepared folder if it exists and matches the recipe, else build it, or wait for
+    another process that does."""
     because = "made from the same data and settings"
     state = look(folder, recipe, made_for=work.made_for)
     if state is not None:
@@ -160,7 +161,7 @@ def _preparing(work: Tokenising) -> str:
 
 
 def _build(work: Tokenising, recipe: Recipe, folder: Path) -> None:
-    """Make and publish everything; what was begun in parts is finished with their pieces."""
+    """Make and publish everything, reusing the pieces of unfinished parts."""
     blocks = next(iter(_dealt(folder, recipe)), Blocks())
     begun = _pieces_folder(folder, recipe, blocks).exists()
     if not begun and free_bytes(folder) < SURELY_NEEDED * (work.expected_bytes or 0):
@@ -171,15 +172,15 @@ def _build(work: Tokenising, recipe: Recipe, folder: Path) -> None:
 
 
 def give_memory_back() -> None:
-    """Return to the system what encoding has used: the C library keeps freed pieces for itself,
-    more than 100 MB of them after a data set of any size."""
-    with contextlib.suppress(OSError, AttributeError):  # only glibc knows the call
+    """Return memory used for encoding to the system: the C library keeps more than 100 MB of freed
+    memory after a data set of any size."""
+    with contextlib.suppress(OSError, AttributeError):  # glibc only
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def inspect(folder: Path, recipe: Recipe, *, made_for: str = "") -> str | None:
-    """None where the folder can be used; otherwise why not, and one that is damaged has been put
-    aside. A foreign folder is an error. Only in turn: two would put aside what the other made."""
+    """None if the folder can be used, else why not; a damaged one is moved aside, a foreign one
+    raises. Only within `in_turn`: a process might move aside what another just made."""
     if not folder.exists() or _is_empty(folder):
         return _why_missing(folder, recipe, made_for)
     why = misfit(folder, recipe)
@@ -205,10 +206,10 @@ def inspect(folder: Path, recipe: Recipe, *, made_for: str = "") -> str | None:
 
 
 def misfit(folder: Path, recipe: Recipe) -> str:
-    """Why a folder that somebody has named cannot hold the tokens of a recipe; "" where it can, as
-    it is not there, is empty, holds them, or is damaged."""
+    """Why a named folder cannot hold the tokens of a recipe; "" if missing, empty, theirs or
+    damaged."""
     if short_key_of(folder) == short_key(recipe.key()):
-        return ""  # by its name nothing else can be in it
+        return ""  # its name rules out anything else
     if not folder.is_dir() or _is_empty(folder):
         return "it is a file" if folder.exists() and not folder.is_dir() else ""
     if not is_prepared(folder):
@@ -220,20 +221,20 @@ def misfit(folder: Path, recipe: Recipe) -> str:
 
 
 def is_prepared(folder: Path) -> bool:
-    """Whether a folder was made here, whole or damaged."""
+    """Whether Expert made this folder, complete or damaged."""
     return is_finished(folder) or (folder / RECIPE).is_file()
 
 
 def _made_by(folder: Path) -> dict[str, Any] | None:
-    """The recipe of a folder; None where that is damaged."""
+    """The recipe of a folder; None if it is damaged."""
     try:
         text = read_bytes(folder / RECIPE)
-        found = json.loads(text)
+        recipe = json.loads(text)
     except (OSError, ValueError, RecursionError):
         return None
     listed = listed_hash(folder, RECIPE)
     other = listed and hashlib.sha256(text).hexdigest() != listed
-    return found if isinstance(found, dict) and not other else None
+    return recipe if isinstance(recipe, dict) and not other else None
 
 
 def _is_empty(folder: Path) -> bool:
@@ -241,39 +242,45 @@ def _is_empty(folder: Path) -> bool:
 
 
 def look(folder: Path, recipe: Recipe, *, made_for: str = "") -> str | None:
-    """As `inspect`, for those who only want to know: nothing is moved or raised."""
+    """`inspect` without side effects: nothing is moved or raised."""
     if not folder.exists():
         return _why_missing(folder, recipe, made_for)
     return misfit(folder, recipe) or find_damage(folder, recipe) or None
 
 
 def _why_missing(folder: Path, recipe: Recipe, made_for: str) -> str:
-    """Compare with the newest neighbour of the same split, so that a miss says what changed."""
-    neighbours = sorted(
-        folder.parent.glob(f"*/{RECIPE}"), key=lambda path: path.stat().st_mtime, reverse=True
-    )
+    """Compare with the newest neighbour of the same split, to explain what changed."""
+    neighbours = sorted(folder.parent.glob(f"*/{RECIPE}"), key=_written_at, reverse=True)
     if not neighbours:
         return "first use of this data"
     for neighbour in neighbours:
         try:
             other = read_json(neighbour)
-            told = read_text(neighbour.with_name(MADE_FOR)).strip()
-        except (OSError, ValueError):  # damaged, or of a version that did not say what it is for
+            purpose = read_text(neighbour.with_name(MADE_FOR)).strip()
+        except (OSError, ValueError):  # damaged, or from a version that did not record its purpose
             continue
-        if told == made_for and isinstance(other, dict):
+        if purpose == made_for and isinstance(other, dict):
             return recipe.difference(other)
     return "it was not prepared before"
 
 
-def find_damage(folder: Path, recipe: Recipe) -> str:
-    """What is wrong with a finished folder, or nothing. Other tools, such as `datasets`, keep files
-    of their own in it.
+def _written_at(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:  # another process has just published or removed its folder
+        return 0.0
 
-    Every process hashes every file once: a flipped bit changes neither size nor time, and a run
-    must not train on it. A core hashes 1.2 GB/s, the tokens of 300 million; four share the files.
+
+def find_damage(folder: Path, recipe: Recipe) -> str:
+    """What is wrong with a finished folder; "" if nothing. Files of other tools in it, such as
+    `datasets`, are ignored.
+
+    Every process hashes every file once: a flipped bit changes neither size nor time, and must not
+    be trained on. A core hashes 1.2 GB/s, which is 300 million tokens; four threads share the
+    files.
     """
     same = _made_by(folder) == recipe.as_dict()
-    return damage_once(folder) or ("" if same else f"{RECIPE} is that of other tokens")
+    return damage_once(folder) or ("" if same else f"{RECIPE} belongs to other tokens")
 
 
 def read_statistics(folder: Path) -> DocumentStatistics:
@@ -282,12 +289,12 @@ def read_statistics(folder: Path) -> DocumentStatistics:
 
 
 def is_finished(folder: Path) -> bool:
-    """DONE is written last, and the folder gets its name after that."""
+    """DONE is written last, before the folder gets its name."""
     return (folder / DONE).is_file()
 
 
 def _publish(work: Tokenising, recipe: Recipe, folder: Path, blocks: Blocks, rows: int) -> None:
-    """Give the finished pieces their name, after making those that are missing or damaged."""
+    """Publish the finished pieces, after making those that are missing or damaged."""
     place = _pieces_folder(folder, recipe, blocks)
     pieces, tries = pieces_of(place, blocks, rows, check=True), 0
     while pieces is None and tries < TRIES:
@@ -297,13 +304,13 @@ def _publish(work: Tokenising, recipe: Recipe, folder: Path, blocks: Blocks, row
     if is_finished(folder):
         return
     if pieces is None:
-        raise DataError(f"{place}: pieces of the tokens vanish or change  (remove it, try again)")
+        raise DataError(f"{place}: token pieces disappear or change  (remove it, try again)")
     bad = [row for piece in pieces for row in piece.bad()]
     if len(bad) > work.max_bad_rows:
         raise refusal(bad, rows, (), work)
     sweep(folder.parent, name=folder.name)
     if _is_empty(folder):
-        folder.rmdir()  # made by the user, for the tokens
+        folder.rmdir()  # created by the user for the tokens
     try:
         with publishing(folder) as temporary:
             names, total = write_shards(place, pieces, temporary, work.shard_rows)
@@ -321,7 +328,7 @@ def _publish(work: Tokenising, recipe: Recipe, folder: Path, blocks: Blocks, row
             for name, text in texts.items():
                 (temporary / name).write_text(text, encoding="utf-8")
     except PublishError:
-        # The name is taken: another process was first, and its folder is as good as ours.
+        # Another process published first, with the same content.
         if not is_finished(folder):
             raise
 
@@ -331,7 +338,7 @@ def _nothing_to_learn(total: DocumentStatistics) -> str:
     detail = f"{counted(total.rows_in, 'row')} read, {total.bad_rows} bad"
     detail += f", left out: {left_out}" if left_out else ""
     return (
-        f"there is nothing to train on: {detail}, no token of the rest is an answer  "
+        f"there is nothing to train on: {detail}, none of the other tokens belongs to an answer  "
         "(check the columns with expert dataset check, or set train_on_prompt: true)"
     )
 
@@ -352,17 +359,17 @@ def _pieces_folder(folder: Path, recipe: Recipe, blocks: Blocks) -> Path:
 
 
 def _dealt(folder: Path, recipe: Recipe) -> list[Blocks]:
-    """How the rows were dealt out to the parts that are under way."""
+    """How rows are distributed over the parts in progress."""
     own = re.compile(re.escape(_pieces_folder(folder, recipe, Blocks()).name) + r"-(\d+)x(\d+)")
     names = sorted(os.listdir(folder.parent)) if folder.parent.is_dir() else []
-    found = filter(None, map(own.fullmatch, names))
-    return [Blocks(int(match[1]), int(match[2])) for match in found]
+    matches = filter(None, map(own.fullmatch, names))
+    return [Blocks(int(match[1]), int(match[2])) for match in matches]
 
 
 @contextlib.contextmanager
 def _pieces_at(blocks: Blocks, recipe: Recipe, folder: Path) -> Iterator[Path]:
-    """The folder of the pieces. Once the tokens are published nobody needs it; after an error it is
-    kept where there is something in it, to continue from there."""
+    """The folder of the pieces: removed once the tokens are published; after an error it is kept,
+    unless empty, to continue from."""
     place = _pieces_folder(folder, recipe, blocks)
     refuse_links(place, below=folder.parent)
     refuse_links_inside(place)
@@ -370,7 +377,7 @@ def _pieces_at(blocks: Blocks, recipe: Recipe, folder: Path) -> Iterator[Path]:
     try:
         yield place
     except FileNotFoundError:
-        # Another process published the folder and cleared the pieces that this one was filling.
+        # Another process published the folder and removed the pieces.
         if not is_finished(folder):
             raise
     finally:
@@ -380,7 +387,7 @@ def _pieces_at(blocks: Blocks, recipe: Recipe, folder: Path) -> Iterator[Path]:
 
 
 def _clear(recipe: Recipe, folder: Path) -> bool:
-    """Remove all pieces where the folder is published; whoever still makes some notices."""
+    """Remove all pieces if the folder is published; processes still making some will notice."""
     if not is_finished(folder):
         return False
     for blocks in (Blocks(), *_dealt(folder, recipe)):
@@ -393,13 +400,13 @@ def make_part(work: Tokenising, recipe: Recipe, folder: Path, part: Part) -> Non
     with in_turn(folder, _preparing(work), work.waits):
         state = inspect(folder, recipe, made_for=work.made_for)
     if state is None:
-        _clear(recipe, folder)  # left by a process that ended before it could
+        _clear(recipe, folder)  # left by an interrupted process
         return
     refuse_other_parts(recipe, folder, part)
     blocks = next(iter(_dealt(folder, recipe)), Blocks.dealt(part.of, work))
     own, published = replace(blocks, part=part.number - 1), partial(is_finished, folder)
     with _pieces_at(blocks, recipe, folder) as place:
-        refuse_other_parts(recipe, folder, part)  # begun in the same moment
+        refuse_other_parts(recipe, folder, part)  # started at the same moment
         if part.number not in _done(place):
             rows = make_pieces(work, place, own, published)
             if not published():
@@ -408,7 +415,7 @@ def make_part(work: Tokenising, recipe: Recipe, folder: Path, part: Part) -> Non
 
 
 def missing_parts(recipe: Recipe, folder: Path, parts: int) -> set[int]:
-    """The parts that are still to do."""
+    """The parts that are not done yet."""
     if is_finished(folder):
         return set()
     places = [_pieces_folder(folder, recipe, blocks) for blocks in _dealt(folder, recipe)]
@@ -416,7 +423,7 @@ def missing_parts(recipe: Recipe, folder: Path, parts: int) -> set[int]:
 
 
 def publish_parts(work: Tokenising, recipe: Recipe, folder: Path) -> None:
-    """Publish what all parts have made, unless another process has."""
+    """Publish the pieces of all parts, unless another process has."""
     with in_turn(folder, _preparing(work), work.waits):
         for blocks in [] if is_finished(folder) else _dealt(folder, recipe):
             with _pieces_at(blocks, recipe, folder) as place:
@@ -424,24 +431,24 @@ def publish_parts(work: Tokenising, recipe: Recipe, folder: Path) -> None:
 
 
 def refuse_other_parts(recipe: Recipe, folder: Path, part: Part) -> None:
-    """Raise where the work was begun in another number of parts."""
+    """Raise if the work was started with another number of parts."""
     for blocks in _dealt(folder, recipe):
         if blocks.parts != part.of and not is_finished(folder):
             place = _pieces_folder(folder, recipe, blocks)
             raise DataError(
-                f"{folder}: {blocks.parts} parts are under way, {len(_done(place))} of them done, "
-                f"and not {part.of}  (use --part K/{blocks.parts}; to share the work out again, "
+                f"{folder}: the work was started in {blocks.parts} parts ({len(_done(place))} "
+                f"done), not {part.of}  (use --part K/{blocks.parts}; to divide it differently, "
                 f"stop them and remove {place})"
             )
 
 
 def _done(place: Path) -> dict[int, int]:
     """The parts that are done, and how many rows each has counted."""
-    found = {}
+    done = {}
     for path in place.glob("part-*.json"):
-        if state_of(path) != "sound":  # one of an earlier version is done again
+        if state_of(path) != "sound":  # those of earlier versions are done again
             continue
         with contextlib.suppress(OSError, ValueError):
             rows = int(read_json(path))
-            found[int(path.stem.removeprefix("part-"))] = rows
-    return found
+            done[int(path.stem.removeprefix("part-"))] = rows
+    return done

@@ -1,7 +1,7 @@
-"""What documents are recognised by: one number for the prompt and one for the whole of each.
+"""Keys to recognise documents by: one for the prompt and one for the whole document.
 
-The numbers are of 64 bits: of a million documents two unlike ones share a number once in 37 million
-draws, and then they merely stay on one side of a split.
+Keys have 64 bits: among a million documents, the chance that two different ones share a key is 1 in
+37 million, and they would merely stay on the same side of a split.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ Keys = NDArray[np.uint64]
 
 
 class RowKeys(NamedTuple):
-    """Two numbers for each document, in the order of the documents."""
+    """Two keys per document, in document order."""
 
     prompt: Keys
-    """Of all that stands before the last answer; of the whole where nothing does."""
+    """Of everything before the last answer, or of the whole document if there is nothing."""
     whole: Keys
 
     @classmethod
     def of(cls, documents: FlatDocuments) -> Self:
-        """Read every token once, a shard at a time: 7 us a document of 80 tokens on a busy core."""
+        """Reads every token once, shard by shard: 7 us per document of 80 tokens on a busy core."""
         parts = [_keys_of(shard) for shard in documents.shards()]
         return cls.joined(parts) if parts else cls(*np.zeros((2, 0), np.uint64))
 
@@ -44,7 +44,7 @@ class RowKeys(NamedTuple):
 
 
 def keys_of_batch(batch: EncodedBatch) -> RowKeys:
-    """The keys of documents that were encoded just now."""
+    """The keys of documents just encoded."""
     return _keys_of(shard_of(batch))
 
 
@@ -54,7 +54,7 @@ def saved_keys(
     waits: Callable[[str], None] = lambda sentence: None,
     damaged: Callable[[str], None] = lambda sentence: None,
 ) -> RowKeys:
-    """The keys of a prepared folder, made once and kept beside it: training starts many times."""
+    """The keys of a prepared folder, stored beside it because training starts many times."""
     file = _file_of(prepared, cache)
     saved = kept_keys(prepared, cache)
     if saved is None:
@@ -64,15 +64,15 @@ def saved_keys(
                 if state_of(file) == "damaged":
                     damaged(told_aside(file, "made"))
                 saved = RowKeys.of(DocumentStore(prepared.folder))
-                # A cache that is only read: the next start makes them again.
+                # With a read-only cache they are made again at the next start.
                 with contextlib.suppress(OSError), writing_hashed(file) as sink:
                     np.save(sink, np.stack(saved))
     return saved
 
 
 def kept_keys(prepared: Prepared, cache: Path) -> RowKeys | None:
-    """The keys that were kept; None where they are not made yet, are damaged, or have no hash: they
-    decide which rows are held out."""
+    """The stored keys; None if they are missing, damaged or without a hash, since they decide which
+    rows are held out."""
     file = _file_of(prepared, cache)
     if state_of(file) != "sound":
         return None
@@ -88,8 +88,8 @@ def _file_of(prepared: Prepared, cache: Path) -> Path:
 
 
 def _keys_of(shard: Shard) -> RowKeys:
-    """The sum of a number for each token at its place; sums from the beginning of the shard give
-    those of every stretch of it by one subtraction, modulo 2 to the 64th."""
+    """The sum of a hash of each token and its position, modulo 2**64. Cumulative sums over the
+    shard give those of any range by one subtraction."""
     starts, stops = shard.offsets[:-1].astype(np.int64), shard.offsets[1:].astype(np.int64)
     first, last = (int(starts[0]), int(stops[-1])) if len(starts) else (0, 0)
     places = np.arange(first, last) - np.repeat(starts, stops - starts)
@@ -104,7 +104,7 @@ def _keys_of(shard: Shard) -> RowKeys:
 
 
 def _mixed(values: Keys) -> Keys:
-    """Numbers that tell nothing of their order: the finalizer of splitmix64 (Vigna)."""
+    """Hash numbers with the finalizer of splitmix64 (Vigna)."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     mixed: Keys = values ^ (values >> np.uint64(31))

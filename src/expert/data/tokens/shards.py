@@ -1,9 +1,10 @@
-"""Rows made into pieces of tokens, by one process or by many, and the pieces into shards.
+"""Tokenises rows into pieces, in one process or several, and joins pieces into shards.
 
-A piece is a stretch of rows, named by its first one. One process cuts pieces as shards are cut, and
-they become shards by another name. Several (`--part`) take turns in blocks of rows and cut each
-block on its own; joined, their pieces give the same shards byte for byte. A piece counts once its
-facts are written, so a crash loses at most one, and whoever comes later makes only what is missing.
+A piece is a range of rows, named after the first. A single process cuts pieces like shards, so that
+they only need renaming. Several processes (`--part`) take turns in blocks of rows and cut each
+block separately; joined, their pieces give the same shards byte for byte. A piece counts once its
+metadata is written, so that a crash loses at most one, and a later process makes only what is
+missing.
 """
 
 from __future__ import annotations
@@ -34,60 +35,60 @@ from expert.data.tokens.encoder import EncodedBatch, Encoder
 from expert.data.tokens.statistics import DocumentStatistics
 
 SHARD_ROWS = 4096
-# A tokenizer holds about 150 bytes for each token while it encodes: this bounds it at 0.15 GB.
+# A tokenizer needs about 150 bytes per token while encoding: this limits it to 0.15 GB.
 SHARD_CHARACTERS = 4_000_000
 BLOCKS_OF_A_PART = 8
-"""At least, where there are rows enough: parts then take about as long as each other."""
+"""At least this many, if there are enough rows, so that parts take about equally long."""
 SHOWN_BAD_ROWS = 5
 LOOKED_AT_FURTHER = 100_000
-"""Rows behind the first bad one that are looked at, to tell how many are: some seconds."""
+"""Rows read after the first bad one to count the others: takes some seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tokenising:
-    """What it takes to tokenise a source: its rows, what makes segments of them, an encoder."""
+    """How to tokenise a source: its rows, a formatter and an encoder."""
 
     rows: Callable[[Unread], Iterator[Row | BadRow]]
-    """A new pass over all rows, but those that need not be read."""
+    """Start a new pass over all rows; unneeded ones may be skipped."""
     formatter: Callable[[], Callable[[Row], Made]]
-    """What makes segments of the rows of one pass."""
+    """Turns the rows of one pass into segments."""
     encoder: Encoder
     in_order: bool = False
-    """What becomes of a row depends on those before it: duplicates are left out."""
+    """The outcome of a row depends on the rows before it: duplicates are left out."""
     row_count: int | None = None
-    """Rows of the source, where that is known."""
+    """Rows of the source, if known."""
     made_for: str = ""
-    """The split and its source, as people name them; a miss is explained by others of the same."""
+    """The split and its source, for messages; a cache miss is explained by others of this name."""
     max_bad_rows: int = 0
     listed_by: str = ""
     """The command that lists all bad rows."""
     tell: Callable[[int, int], None] = field(default=lambda rows, tokens: None)
     expect: Callable[[int], None] = field(default=lambda rows: None)
-    """Called with the number of rows that are to be tokenised here, where it is known."""
+    """Called with the number of rows to be tokenised, if known."""
     waits: Callable[[str], None] = field(default=lambda text: None)
-    """Called with a sentence where another process is waited for."""
+    """Called with a sentence when waiting for another process."""
     shard_rows: int = SHARD_ROWS
     records: Mapping[str, str] = field(default_factory=dict)
-    """Further files of the folder, by name: what else is to be known of the tokens."""
+    """Additional files of the folder, by name."""
     expected_bytes: int | None = None
-    """What the tokens will take on the disk, about, where that is known."""
+    """Estimated size on disk, if known."""
     with_helper: bool = False
-    """Let a second process encode every other piece, where processes can be forked."""
+    """Let a second process encode every other piece, if forking is possible."""
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """How rows are dealt out, block after block to one part after the other; whose are meant."""
+    """How rows are distributed: blocks are assigned to the parts in turn. `part` selects one."""
 
     parts: int = 1
     rows: int = sys.maxsize
-    """In a block."""
+    """Rows per block."""
     part: int | None = None
-    """Counted from 0; None: all of them."""
+    """From 0; None: all."""
 
     @classmethod
     def dealt(cls, parts: int, work: Tokenising) -> Blocks:
-        """Blocks as long as shards, which are not copied then; shorter ones of few rows."""
+        """Blocks as long as shards, which then need no copying; shorter ones for few rows."""
         share = -(-(work.row_count or sys.maxsize) // (parts * BLOCKS_OF_A_PART))
         return cls(parts, max(1, min(work.shard_rows, share)))
 
@@ -96,7 +97,7 @@ class Blocks:
         return self.part is None or row // self.rows % self.parts == self.part
 
     def end(self, row: int) -> int:
-        """The row after the block of a row."""
+        """The first row after the block of a row."""
         return (row // self.rows + 1) * self.rows
 
     def count(self, rows: int) -> int:
@@ -110,21 +111,21 @@ class Blocks:
 
 @dataclass
 class Piece:
-    """A stretch of rows: what became of each, and what is to be tokenised."""
+    """A range of rows: the outcome of each, and the documents to tokenise."""
 
     first: int
     index: int = 0
-    """Which of the pieces that one process makes."""
+    """Number among the pieces of this process."""
     sizes: array[int] = field(default_factory=lambda: array("q"))
-    """Characters of each row; 0 where it is bad or left out."""
+    """Characters of each row; 0 if it is bad or left out."""
     left_out: dict[int, Dropped | BadRow] = field(default_factory=dict)
-    """By the number of the row."""
+    """By row number."""
     numbers: list[int] = field(default_factory=list)
     documents: list[list[Segment]] = field(default_factory=list)
     characters: int = 0
     statistics: DocumentStatistics = field(default_factory=DocumentStatistics)
     file: tuple[int, str] = (0, "")
-    """Size and hash of its tokens, once they are written."""
+    """Size and hash of its tokens, once written."""
 
     @property
     def name(self) -> str:
@@ -145,16 +146,15 @@ class Piece:
             self.sizes.append(0)
 
     def dropped(self, start: int, stop: int) -> Counter[str]:
-        """How many of some rows the checks have left out, by reason."""
-        some = (made for row, made in self.left_out.items() if start <= row < stop)
-        return Counter(made.reason for made in some if isinstance(made, Dropped))
+        """How many of some rows the checks left out, by reason."""
+        outcomes = (outcome for row, outcome in self.left_out.items() if start <= row < stop)
+        return Counter(outcome.reason for outcome in outcomes if isinstance(outcome, Dropped))
 
     def bad(self) -> list[BadRow]:
-        return [made for made in self.left_out.values() if isinstance(made, BadRow)]
+        return [outcome for outcome in self.left_out.values() if isinstance(outcome, BadRow)]
 
     def write(self, place: Path, encoder: Encoder) -> int:
-        """Encode and write it, its facts last; unless an earlier run or another process has done
-        that. Returns how many tokens it has."""
+        """Encode and write it, metadata last, unless it exists. Returns its number of tokens."""
         there = written(place, self.first)
         if there is not None:
             return there.statistics.tokens
@@ -162,7 +162,7 @@ class Piece:
         facts = DocumentStatistics.of(
             batch, rows_in=len(self.sizes), dropped=self.dropped(self.first, self.end)
         )
-        # Processes of several machines may write the same piece, and have the same number.
+        # Processes on several machines may write the same piece and have the same pid.
         temporary = place / f".{self.name}.{uuid.uuid4().hex}"
         try:
             write_shard(temporary, batch, np.array(self.numbers, np.int32))
@@ -172,29 +172,29 @@ class Piece:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-        told = {
+        metadata = {
             "sizes": self.sizes.tolist(),
-            "left_out": [(row, asdict(made)) for row, made in self.left_out.items()],
+            "left_out": [(row, asdict(outcome)) for row, outcome in self.left_out.items()],
             "statistics": facts.to_json(),
             "file": [size, sha256],
         }
-        write_hashed(place / f"{self.name}.json", json.dumps(told))
+        write_hashed(place / f"{self.name}.json", json.dumps(metadata))
         return facts.tokens
 
 
 def written(place: Path, first: int) -> Piece | None:
-    """The piece that begins at a row, where it is whole; its documents stay on disk."""
+    """The piece that begins at a row, if it is complete; its documents stay on disk."""
     piece = Piece(first)
     facts = place / f"{piece.name}.json"
-    if state_of(facts) != "sound":  # damaged, or of an earlier version: it is made again
+    if state_of(facts) != "sound":  # damaged, or from an earlier version: made again
         return None
     try:
-        told = read_json(facts)
-        for row, made in told["left_out"]:
-            piece.left_out[row] = BadRow(**made) if "file" in made else Dropped(**made)
-        piece.sizes = array("q", told["sizes"])
-        piece.statistics = DocumentStatistics.from_json(told["statistics"])
-        piece.file = (told["file"][0], told["file"][1])
+        metadata = read_json(facts)
+        for row, outcome in metadata["left_out"]:
+            piece.left_out[row] = BadRow(**outcome) if "file" in outcome else Dropped(**outcome)
+        piece.sizes = array("q", metadata["sizes"])
+        piece.statistics = DocumentStatistics.from_json(metadata["statistics"])
+        piece.file = (metadata["file"][0], metadata["file"][1])
         whole = (place / piece.name).stat().st_size == piece.file[0]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError):
         return None
@@ -202,9 +202,8 @@ def written(place: Path, first: int) -> Piece | None:
 
 
 def pieces_of(place: Path, blocks: Blocks, rows: int, *, check: bool = False) -> list[Piece] | None:
-    """All pieces of a part; None where one is missing. With `check` one with other bytes than were
-    written is removed."""
-    found, first = [], 0
+    """All pieces of a part; None if one is missing. `check`: remove one with the wrong hash."""
+    pieces, first = [], 0
     while first < rows:
         if not blocks.has(first):
             first = blocks.end(first)
@@ -215,18 +214,18 @@ def pieces_of(place: Path, blocks: Blocks, rows: int, *, check: bool = False) ->
         if check and sha256_of(place / piece.name) != piece.file[1]:
             (place / piece.name).unlink(missing_ok=True)
             return None
-        found.append(piece)
+        pieces.append(piece)
         first = piece.end
-    return found
+    return pieces
 
 
 def make_pieces(
     work: Tokenising, place: Path, blocks: Blocks, published: Callable[[], bool]
 ) -> int:
-    """Finish the pieces of a part one by one, and say how many rows the source has; stops early
-    where another process has published the folder.
+    """Finish the pieces of a part and return the number of rows of the source; stops early if
+    another process publishes the folder.
 
-    What a helper was to make and has not, because it was killed, is made here after all.
+    Pieces that a helper did not finish, because it was killed, are made here.
     """
     if work.row_count is not None:
         work.expect(blocks.count(work.row_count))
@@ -239,7 +238,7 @@ def make_pieces(
 
 
 class _Pass:
-    """One reading of the rows, in pieces; what other parts have or is there is passed over."""
+    """One pass over the rows, in pieces; skips pieces that exist or belong to other parts."""
 
     def __init__(self, work: Tokenising, place: Path, blocks: Blocks) -> None:
         self.work, self.place, self.blocks = work, place, blocks
@@ -264,12 +263,12 @@ class _Pass:
                 if work.in_order and isinstance(row, Row):
                     segments_of(row)
                 continue
-            made = row if isinstance(row, BadRow) else segments_of(row)
-            piece.add(made)
-            if isinstance(made, BadRow):
-                self.bad.append(made)
+            outcome = row if isinstance(row, BadRow) else segments_of(row)
+            piece.add(outcome)
+            if isinstance(outcome, BadRow):
+                self.bad.append(outcome)
                 if len(self.bad) > self.most_bad:
-                    # The rows that follow are read, as there is a piece.
+                    # The rows that follow are parsed, since there is a piece.
                     rest = (r if isinstance(r, BadRow) else segments_of(r) for r in coming)
                     raise refusal(self.bad, number + 1, rest, work, some=self.blocks.parts > 1)
             full = len(piece.sizes) >= work.shard_rows or piece.characters >= SHARD_CHARACTERS
@@ -282,8 +281,7 @@ class _Pass:
             yield piece
 
     def _at(self, row: int) -> tuple[Piece | None, int]:
-        """The piece to be made from a row on and where it ends at the latest, or None and the row
-        up to which there is nothing to do."""
+        """The piece to make from a row on and its latest end; or None and the next row to do."""
         if not self.blocks.has(row):
             return None, self.blocks.end(row)
         self._pieces += 1
@@ -299,8 +297,8 @@ class _Pass:
 def _pass_over(this: _Pass, published: Callable[[], bool], *, helped: bool) -> int:
     """Read and format the rows and finish the pieces, or every other one; returns the rows.
 
-    A thread encodes: where the tokenizer does it, on every core and outside the interpreter's lock,
-    the next piece is read and formatted meanwhile.
+    A thread encodes, so that the next piece can be read and formatted meanwhile: the tokenizer runs
+    on all cores without Python's lock.
     """
     with ThreadPoolExecutor(1) as encoder_thread:
         waiting: Future[int] | None = None
@@ -318,7 +316,7 @@ def _pass_over(this: _Pass, published: Callable[[], bool], *, helped: bool) -> i
 
 
 def _help(this: _Pass, published: Callable[[], bool]) -> None:
-    """In the helper: every other piece. Bad rows are the first process's business."""
+    """In the helper: every other piece. Bad rows are reported by the main process."""
     began_under = os.getppid()
     this.most_bad = sys.maxsize
     for piece in this.pieces():
@@ -331,20 +329,20 @@ def _help(this: _Pass, published: Callable[[], bool]) -> None:
 def refusal(
     bad: list[BadRow], seen: int, coming: Iterable[Made], work: Tokenising, *, some: bool = False
 ) -> DataError:
-    """The error for too many bad rows, after `seen` rows: the first of them, and how many there
-    are. Later rows are counted too, so that not each bad row costs another attempt. `some`: rows
-    before were not looked at."""
+    """The error for too many bad rows after `seen` rows: the first ones and how many there are.
+    Counts later rows too, so that not each bad row costs another attempt. `some`: not all earlier
+    rows were examined."""
     every, looked_at = [*bad], 0
-    for made in islice(coming, LOOKED_AT_FURTHER):
+    for outcome in islice(coming, LOOKED_AT_FURTHER):
         looked_at += 1
-        every += [made] if isinstance(made, BadRow) else []
+        every += [outcome] if isinstance(outcome, BadRow) else []
     least = "at least " if some or looked_at == LOOKED_AT_FURTHER else ""
     words = "a row" if len(every) == 1 else f"{least}{len(every):,} rows"
     lines = [f"  - {row}" for row in every[:SHOWN_BAD_ROWS]]
     if rest := len(every) - len(lines):
         lines.append(f"  … and {rest:,} more" + (f": {work.listed_by}" if work.listed_by else ""))
     fix = "fix the data"
-    if len(every) < seen + looked_at:  # else nothing would be left to learn
+    if len(every) < seen + looked_at:  # else nothing would be left to train on
         fix += f", or leave them out: --set training.dataset.max_bad_rows={len(every)}"
     shown = "\n".join(lines)
     return DataError(f"{words} cannot be used\n{shown}\n  ({fix})")
@@ -359,8 +357,8 @@ Stretch = tuple[Piece, int, int]
 def write_shards(
     place: Path, pieces: Sequence[Piece], to: Path, shard_rows: int
 ) -> tuple[list[str], DocumentStatistics]:
-    """Write the shards that the rows of all pieces make; returns their names and what they hold. A
-    piece that is a shard is not copied where the file system has hard links."""
+    """Write the shards made of the rows of all pieces; returns their names and statistics. A piece
+    that is exactly a shard is hard-linked if possible."""
     names: list[str] = []
     total = DocumentStatistics()
     for stretches in _cut(pieces, shard_rows):
@@ -381,7 +379,7 @@ def write_shards(
 
 
 def _cut(pieces: Sequence[Piece], shard_rows: int) -> Iterator[list[Stretch]]:
-    """The rows of every shard: so many, or fewer where they have enough characters."""
+    """The rows of every shard: `shard_rows`, or fewer if they have enough characters."""
     stretches: list[Stretch] = []
     rows = characters = 0
     for piece in pieces:
@@ -399,15 +397,15 @@ def _cut(pieces: Sequence[Piece], shard_rows: int) -> Iterator[list[Stretch]]:
 
 
 def _joined(place: Path, stretches: Sequence[Stretch]) -> tuple[EncodedBatch, Ids]:
-    """The documents of some rows, end to end, and the numbers of their rows."""
-    found: list[tuple[Ids, ...]] = [(np.zeros(0, np.int32),) * 5]
+    """The documents of some rows, end to end, and their row numbers."""
+    parts: list[tuple[Ids, ...]] = [(np.zeros(0, np.int32),) * 5]
     for piece, start, stop in stretches:
         if not piece.statistics.documents:
             continue
         [(shard, numbers)] = open_shards(place / piece.name)
         a, b = np.searchsorted(numbers, [start, stop])
         tokens, spans = shard.offsets[a : b + 1], shard.span_offsets[a : b + 1]
-        found.append(
+        parts.append(
             (
                 shard.tokens[tokens[0] : tokens[-1]],
                 np.diff(tokens).astype(np.int32),
@@ -416,7 +414,7 @@ def _joined(place: Path, stretches: Sequence[Stretch]) -> tuple[EncodedBatch, Id
                 numbers[a:b],
             )
         )
-    *columns, rows = (np.concatenate(each) for each in zip(*found, strict=True))
+    *columns, rows = (np.concatenate(each) for each in zip(*parts, strict=True))
     return EncodedBatch(*columns), rows
 
 
@@ -434,11 +432,11 @@ def _link(file: Path, to: Path) -> None:
 
 @contextlib.contextmanager
 def helped(work: Callable[[], None], *, wanted: bool) -> Iterator[bool]:
-    """While it is entered, a forked process does its work; leaving waits for it, or ends it where
-    something was raised. What it did not do is left undone: whoever needs it looks for the result.
-    Gives whether there is one.
+    """Context with a forked process that does `work`; leaving it waits for the process, or kills it
+    after an exception. Unfinished work is left undone: the caller checks the results. Yields
+    whether there is a helper.
 
-    Nothing of the first process is shut down in it, and it writes nothing to the terminal.
+    The helper shuts down nothing of the main process and writes nothing to the terminal.
     """
     pid = _forked(work) if wanted and hasattr(os, "fork") else None
     try:
@@ -455,10 +453,10 @@ def helped(work: Callable[[], None], *, wanted: bool) -> Iterator[bool]:
 def _forked(work: Callable[[], None]) -> int | None:
     try:
         with warnings.catch_warnings():
-            # A thread that draws progress may be there; the helper never draws.
+            # There may be a thread that draws progress; the helper never draws.
             warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
-    except OSError:  # no room for another process
+    except OSError:  # no resources for another process
         return None
     if pid == 0:
         code = 1
@@ -466,5 +464,5 @@ def _forked(work: Callable[[], None]) -> int | None:
             work()
             code = 0
         finally:
-            os._exit(code)  # no handler, no buffer and no traceback of the first process
+            os._exit(code)  # no exit handlers, buffers or traceback of the main process
     return pid

@@ -1,4 +1,4 @@
-"""What a data set amounts to: rows in and left out, tokens, lengths."""
+"""Statistics of a data set: rows read and left out, tokens, lengths."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 
 from expert.data.tokens.encoder import EncodedBatch
 
-# Upper edges of the histogram: documents of at most so many tokens.
+# Upper edges of the histogram, in tokens per document.
 EDGES = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 
 
 @dataclass
 class DocumentStatistics:
-    """Counts that add up over shards."""
+    """Counts that can be added over shards."""
 
     rows_in: int = 0
     bad_rows: int = 0
@@ -26,7 +26,7 @@ class DocumentStatistics:
     trainable_tokens: int = 0
     longest: int = 0
     largest_id: int | None = None
-    """Of all tokens; None where there are none, or in a file of before it was kept."""
+    """Of all tokens; None if there are none, or in older files without it."""
     histogram: list[int] = field(default_factory=lambda: [0] * (len(EDGES) + 1))
 
     @classmethod
@@ -48,7 +48,6 @@ class DocumentStatistics:
         )
 
     def plus(self, other: DocumentStatistics) -> DocumentStatistics:
-        """Both together."""
         summed = ("rows_in", "bad_rows", "documents", "tokens", "trainable_tokens")
         return DocumentStatistics(
             **{name: getattr(self, name) + getattr(other, name) for name in summed},
@@ -67,10 +66,10 @@ class DocumentStatistics:
 
 
 def _largest(one: DocumentStatistics, other: DocumentStatistics) -> int | None:
-    """The largest token of both; unknown where one of them has tokens and does not tell."""
-    told = [each for each in (one, other) if each.tokens]
-    known = [each.largest_id for each in told if each.largest_id is not None]
-    return max(known) if known and len(known) == len(told) else None
+    """The largest token of both; None if it is unknown for one that has tokens."""
+    filled = [each for each in (one, other) if each.tokens]
+    known = [each.largest_id for each in filled if each.largest_id is not None]
+    return max(known) if known and len(known) == len(filled) else None
 
 
 def percentiles(lengths: Any) -> list[int]:

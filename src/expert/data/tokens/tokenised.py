@@ -1,7 +1,8 @@
-"""Rows that are tokens already (`input_ids`, `attention_mask`, `labels`), as other tools save them.
+"""Rows that are already tokenised (`input_ids`, `attention_mask`, `labels`), as saved by other
+tools.
 
-They are checked against the tokenizer of the model and written once as prepared documents, without
-their padding, so that they are packed like any others. The folder itself is only read.
+They are checked against the model's tokenizer and written once as prepared documents, without
+padding, so that they are packed like any others. Their folder is never written to.
 """
 
 from __future__ import annotations
@@ -39,15 +40,16 @@ IDS = "input_ids"
 MASK = "attention_mask"
 LABELS = "labels"
 SPANS = "answer_spans"
-"""As prepared folders have them: pairs of the first token that is trained on and the first not."""
-# Other names of what is trained on, 1 for each token that is: TRL writes the first two.
+"""As in prepared folders: pairs (start, stop) of tokens to train on."""
+# Other masks with 1 for each token to train on; TRL writes the first two.
 TRAINED_MASKS = ("completion_mask", "assistant_masks", "loss_mask")
 NOT_TRAINED = -100
-"""The label of a token that is not trained on, as in every loss of torch."""
+"""The label of a token that is not trained on, as in torch's losses."""
 SAMPLED_ROWS = 64
 SAMPLED_TOKENS = 512
-# Ids whose text gives the same ids again: 1.000 with the tokenizer that made them, at most 0.89
-# with another one (three tokenizers of 4,096 to 151,669 tokens on JSON, SQL and Alpaca rows).
+# Share of ids that are the same after decoding and encoding: 1.000 with the tokenizer that made
+# them, at most 0.89 with another (three tokenizers of 4,096 to 151,669 tokens on JSON, SQL and
+# Alpaca rows).
 SAME_TOKENIZER_FROM = 0.93
 SHOWN_CHARACTERS = 300
 
@@ -60,23 +62,23 @@ class TokenColumns:
 
     mask: str = ""
     trained: str = ""
-    """`labels`, or a mask of what is trained on; "": everything but padding is."""
+    """`labels`, or a mask of what is trained on; "": everything but padding."""
     ignored: tuple[str, ...] = ()
     is_text: bool = True
-    """Whether the first row is trained on whole: a text, without a prompt before an answer."""
+    """Whether the whole first row is trained on: a text, not a prompt and an answer."""
 
     @property
     def used(self) -> tuple[str, ...]:
         return tuple(name for name in (IDS, self.mask, self.trained) if name)
 
     def __str__(self) -> str:
-        """What decides how a row is read: prepared tokens are kept by it."""
+        """Everything that decides how rows are read; part of the cache key."""
         kind = "text" if self.is_text else "labels"
         return f"Tokens(kind={kind!r}, used={self.used!r}, read={FORMAT})"
 
 
 def token_columns(names: Iterable[str]) -> TokenColumns | None:
-    """How rows with these columns are read; None where they hold no tokens."""
+    """How rows with these columns are read; None if they have no tokens."""
     known = list(names)
     if IDS not in known:
         return None
@@ -87,17 +89,17 @@ def token_columns(names: Iterable[str]) -> TokenColumns | None:
 
 
 def columns_in(source: Source) -> TokenColumns | None:
-    """The token columns of a source, by its first row; None where it has none or no rows."""
+    """The token columns of a source, by its first row; None if it has none, or no rows."""
     try:
         row = first_row(source)
     except DataError:
         return None
-    found = token_columns(row.values)
-    if found is None:
+    columns = token_columns(row.values)
+    if columns is None:
         return None
-    made = TokenRows(source, found, None).segments_of(row)
-    whole = not isinstance(made, list) or all(segment.learn for segment in made)
-    return replace(found, is_text=whole)
+    segments = TokenRows(source, columns, None).segments_of(row)
+    whole = not isinstance(segments, list) or all(segment.learn for segment in segments)
+    return replace(columns, is_text=whole)
 
 
 class TokenRows:
@@ -115,7 +117,7 @@ class TokenRows:
         return iterate(self.source, unread)
 
     def segments_of(self, row: Row) -> list[TokenSegment] | BadRow | Dropped:
-        """The tokens of a row without its padding, in stretches that are trained on or not."""
+        """The tokens of a row without padding, in segments that are trained on or not."""
         try:
             ids, kept = self._ids_of(row.values)
             trained = self._trained(row.values, ids, kept)
@@ -146,8 +148,8 @@ class TokenRows:
         return ids, mask == 1
 
     def _without_pads(self, ids: Numbers) -> npt.NDArray[np.bool_]:
-        """Without a mask: pad tokens at both ends are padding. One is left at the end where the
-        tokenizer ends texts with the same token."""
+        """Without a mask, pad tokens at both ends are padding. One is kept at the end if it is the
+        eos."""
         pad = self._pad
         kept = np.ones(len(ids), np.bool_)
         if pad is None or not len(ids) or not (ids == pad).any():
@@ -171,9 +173,9 @@ class TokenRows:
         if name != LABELS:
             return np.not_equal(labels, 0)
         trained = np.not_equal(labels, NOT_TRAINED)
-        told = trained & kept
-        if (labels[told] != ids[told]).any():
-            shifted = len(ids) > 1 and np.array_equal(labels[:-1][told[:-1]], ids[1:][told[:-1]])
+        used = trained & kept
+        if (labels[used] != ids[used]).any():
+            shifted = len(ids) > 1 and np.array_equal(labels[:-1][used[:-1]], ids[1:][used[:-1]])
             raise UnfitRow(
                 f"{LABELS} are {IDS} shifted by one place: they belong at the same place, the "
                 "trainer shifts them"
@@ -184,8 +186,8 @@ class TokenRows:
 
 
 def _arrow_rows(files: Sequence[Path], names: Sequence[str]) -> Iterator[Row | BadRow]:
-    """The rows of saved Arrow files, each column a view of the mapped file: as Python numbers they
-    would take 5 times as long. What is not plain lists of whole numbers is read that way."""
+    """The rows of saved Arrow files, as views of the mapped file: converting to Python numbers
+    would take 5 times as long. Anything but plain lists of integers is read that way."""
     for path in files:
         number = 0
         with arrow_errors(path, "Arrow"), pa.memory_map(str(path)) as stream:
@@ -212,7 +214,7 @@ def _rows_of(batch: Any, file: str, first: int) -> Iterator[Row | BadRow]:
 
 
 def _lists_in(column: Any) -> tuple[Numbers, Numbers] | None:
-    """The numbers of a column of lists, end to end, and where each begins; None for others."""
+    """The flattened numbers of a column of lists, and where each begins; None for other columns."""
     kind = column.type
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
     is_list = is_list or pa.types.is_fixed_size_list(kind)
@@ -239,10 +241,10 @@ def _numbers(values: Mapping[str, Any], name: str) -> Numbers:
         raise UnfitRow(f"column {name!r} {what}")
     if not value:
         return np.zeros(0, np.int64)
-    found = np.asarray(value) if all(type(each) in (int, bool) for each in value) else None
-    if found is None or found.dtype.kind not in "ib":
+    numbers = np.asarray(value) if all(type(each) in (int, bool) for each in value) else None
+    if numbers is None or numbers.dtype.kind not in "ib":
         raise UnfitRow(f"column {name!r} is not a list of whole numbers")
-    return found.astype(np.int64)
+    return numbers.astype(np.int64)
 
 
 def _in_spans(spans: Numbers, length: int) -> npt.NDArray[np.bool_]:
@@ -261,7 +263,7 @@ def _same_length(ids: Numbers, other: Numbers, name: str) -> None:
 
 @dataclass
 class TokenCheck:
-    """What was found in rows of tokens, and why they cannot be used where they cannot."""
+    """What was found in rows of tokens, and why they cannot be used if so."""
 
     name: str
     rows: int = 0
@@ -272,13 +274,13 @@ class TokenCheck:
     trained_tokens: int = 0
     longest: int = 0
     one_length: int | None = None
-    """The length of every row, where they have one and are several."""
+    """The length of every row, if there are several and all are equal."""
     largest_id: int = -1
     beyond: int = 0
     """Rows with an id beyond the vocabulary."""
     vocabulary: int = 0
     same_again: float | None = None
-    """Share of the sampled ids that their text gives again."""
+    """Share of the sampled ids that are the same when their text is tokenised again."""
     ended: int = 0
     """Rows that end with a special token."""
     eos: str = ""
@@ -287,7 +289,7 @@ class TokenCheck:
     sample: str = ""
     """The beginning of the first row as text."""
     max_bad_rows: int = 0
-    """As many are tolerated."""
+    """How many are tolerated."""
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "not_known": UNKNOWN}
@@ -299,42 +301,42 @@ class TokenCheck:
 
     @property
     def misfits(self) -> list[str]:
-        """Why these tokens are not for this model; empty where they may be used."""
-        found = []
+        """Why these tokens do not fit this model; empty if they may be used."""
+        reasons = []
         if self.bad_rows > self.max_bad_rows:
-            found.append(f"{counted(self.bad_rows, 'row')} cannot be used: {self.first_bad}")
+            reasons.append(f"{counted(self.bad_rows, 'row')} cannot be used: {self.first_bad}")
         if self.beyond:
-            found.append(
+            reasons.append(
                 f"{counted(self.beyond, 'row')} with ids beyond the tokenizer's {self.vocabulary:,}"
                 f" tokens (up to {self.largest_id:,}): another tokenizer made them"
             )
         elif self.same_again is not None and self.same_again < SAME_TOKENIZER_FROM:
-            found.append(
+            reasons.append(
                 f"only {self.same_again:.0%} of the ids are the same when their text is tokenised "
                 f"again: another tokenizer made them (as text they begin {self.sample[:80]!r})"
             )
-        if not found and not self.trained_tokens:
-            found.append("there is no token to train on")
-        return found
+        if not reasons and not self.trained_tokens:
+            reasons.append("there is no token to train on")
+        return reasons
 
     def doubts(self) -> list[str]:
-        """What to look at although the tokens are used."""
-        found = []
+        """Warnings about tokens that are used."""
+        warnings = []
         if self.eos and not self.ended:
-            found.append(
+            warnings.append(
                 f"{self.name}: no row ends with {self.eos} or another special token: the model "
                 "would not learn to stop  (add it to each row when tokenising)"
             )
         if self.one_length and self.trained_tokens == self.tokens:
-            found.append(
+            warnings.append(
                 f"{self.name}: every row has {self.one_length:,} tokens: they were joined and cut "
                 "before, and documents in one row see each other  (name the rows they were made "
                 "from to keep them apart)"
             )
-        return found
+        return warnings
 
     def notes(self) -> list[str]:
-        """What was checked, for people."""
+        """What was checked, in words."""
         padding = f", {self.padding:,} places of padding removed" if self.padding else ""
         again = "" if self.same_again is None else f"; {self.same_again:.1%} of a sample of"
         again += " the ids are the same when their text is tokenised again" if again else ""
@@ -350,15 +352,15 @@ class TokenCheck:
 
 
 UNKNOWN = (
-    "Not recorded in such a folder, and not to be told from ids: the very tokenizer, and the prompt"
+    "Not recorded in the folder and not visible in the ids: the exact tokenizer and the prompt"
     " template"
 )
 
 
 def check_tokens(rows: TokenRows, encoder: TextEncoder) -> TokenCheck:
-    """Read every row of tokens and hold it against the tokenizer."""
+    """Check every row of tokens against the tokenizer."""
     columns = rows.columns
-    found = TokenCheck(
+    check = TokenCheck(
         rows.source.name,
         vocabulary=1 + max(encoder.tokenizer.get_vocab(with_added_tokens=True).values()),
         used=columns.used,
@@ -369,24 +371,24 @@ def check_tokens(rows: TokenRows, encoder: TextEncoder) -> TokenCheck:
     sampled = _Sample()
     lengths: set[int] = set()
     for row in rows.rows():
-        made = row if isinstance(row, BadRow) else rows.segments_of(row)
-        found.rows += 1
-        if isinstance(made, BadRow):
-            found.bad_rows += 1
-            found.first_bad = found.first_bad or str(made)
-        elif isinstance(made, list) and isinstance(row, Row):
-            found.padding += len(row.values[IDS])
-            _count(found, made, ends)
-            lengths.add(sum(len(part.ids) for part in made))
-            sampled.add(made)
-    found.padding -= found.tokens
-    found.one_length = lengths.pop() if len(lengths) == 1 and found.rows > 1 else None
+        segments = row if isinstance(row, BadRow) else rows.segments_of(row)
+        check.rows += 1
+        if isinstance(segments, BadRow):
+            check.bad_rows += 1
+            check.first_bad = check.first_bad or str(segments)
+        elif isinstance(segments, list) and isinstance(row, Row):
+            check.padding += len(row.values[IDS])
+            _count(check, segments, ends)
+            lengths.add(sum(len(part.ids) for part in segments))
+            sampled.add(segments)
+    check.padding -= check.tokens
+    check.one_length = lengths.pop() if len(lengths) == 1 and check.rows > 1 else None
     if sampled.rows:
         first = np.concatenate([part.ids for part in sampled.rows[0]])
-        in_range = first[first < found.vocabulary][:SAMPLED_TOKENS].tolist()
-        found.sample = encoder.decode(in_range)[:SHOWN_CHARACTERS]
-        found.same_again = None if found.beyond else _same_again(sampled.rows, encoder)
-    return found
+        in_range = first[first < check.vocabulary][:SAMPLED_TOKENS].tolist()
+        check.sample = encoder.decode(in_range)[:SHOWN_CHARACTERS]
+        check.same_again = None if check.beyond else _same_again(sampled.rows, encoder)
+    return check
 
 
 def _count(found: TokenCheck, made: Sequence[TokenSegment], ends: Numbers) -> None:
@@ -402,7 +404,7 @@ def _count(found: TokenCheck, made: Sequence[TokenSegment], ends: Numbers) -> No
 
 
 class _Sample:
-    """Rows from all over a source whose length is not known: every so many, ever further apart."""
+    """An even sample of rows whose number is not known: the interval doubles as they come."""
 
     def __init__(self) -> None:
         self.rows: list[Sequence[TokenSegment]] = []
@@ -419,8 +421,8 @@ class _Sample:
 
 
 def _same_again(rows: Sequence[Sequence[TokenSegment]], encoder: TextEncoder) -> float | None:
-    """Share of ids that come back when their text is tokenised. Stretches are taken one by one:
-    prompt and answer are often tokenised apart."""
+    """Share of ids that are the same when their text is tokenised again. Segments are checked one
+    by one, since prompt and answer are often tokenised separately."""
     same = count = 0
     for row in rows:
         for part in row:
