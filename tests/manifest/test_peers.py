@@ -401,6 +401,11 @@ def test_rows_lengths_and_batches_of_torchtune_are_those_of_its_sections():
     assert wording("system-texts-come") in error_of(system)
 
 
+def test_mixed_precision_of_torchtune_has_a_notice():
+    found = read(f"{TUNE}mixed_precision: {{enabled: false}}\n")
+    assert "mixed_precision" in [notice.path for notice in found.notices]
+
+
 # --- mlx-lm, AutoTrain, mixtures -----------------------------------------------------------------
 
 

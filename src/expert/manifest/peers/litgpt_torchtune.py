@@ -160,6 +160,10 @@ _TUNE_SETS = {
     "wikitext_dataset": "EleutherAI/wikitext_document_level",
 }
 _TUNE_COLUMNS = {"input": "instruction", "instruction": "instruction", "output": "response"}
+_TUNE_WITHOUT_EFFECT = {
+    "loss": "the loss is cross-entropy on the answers, in chunks: fused_loss",
+    "mixed_precision": "the precision is that of dtype: bf16, fp16 or neither",
+}
 _TUNE_NAMES = {
     "enable_activation_checkpointing": "gradient_checkpointing",
     "log_every_n_steps": "logging_steps",
@@ -197,10 +201,10 @@ def read_torchtune(work: Migration) -> None:
     limit = take(work.root, "max_steps_per_epoch")
     if limit.value:
         work.without_effect(limit, "max_steps limits the whole run")
-    for key in ("loss", "mixed_precision"):
+    for key, text in _TUNE_WITHOUT_EFFECT.items():
         item = take(work.root, key)
-        if item.value and item.get("enabled") is None:
-            work.supersede(item, "the loss is cross-entropy on the answers, in chunks: fused_loss")
+        if item.value:
+            work.supersede(item, text)
 
 
 def _tune_checkpointer(work: Migration) -> None:
