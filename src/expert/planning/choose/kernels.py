@@ -14,8 +14,8 @@ FLEX_PAYS_AFTER_SECONDS = 900
 """FlexAttention alone took 36 s to compile on an H200 with 16 cores, and made fused blocks of 0.6B
 1.047x as fast (fused-blocks-h200.json): 36 s are recovered after 13 minutes."""
 FLASH4_WIDTHS = (64, 128)
-"""Head sizes for which outputs and gradients were correct on an H200 (4.0.0b36): with 16 and 32
-the gradient of queries was off by 1.1."""
+"""Head sizes for which outputs and gradients were correct on an H200 (4.0.0b36). With 16 the
+gradient of queries was off by 1.1; others were not tried."""
 FLASH4_PAYS_AFTER_SECONDS = 120
 """FlashAttention 4 compiles its kernels once per machine: loading took 24 s instead of 13 on an
 H200 with 16 cores, and 0.6B ran 1.12x as fast: recovered after 100 s."""
