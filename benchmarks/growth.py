@@ -1,7 +1,7 @@
 """How cost grows: tokens a second and memory against length, tokens a step, size, rank and rows.
 
     python benchmarks/growth.py --data FOLDER --out FOLDER [--axes length tokens size rank rows]
-        [--at POINT …] [--shape qwen3-0.6b] [--steps 12] [--peer]
+        [--at POINT …] [--shape qwen3-0.6b] [--steps 40] [--peer]
 
 FOLDER of --data as for training_speed.py. Every point is a whole run through `expert.train` with
 nothing set but what the axis is about; those of rows are `expert pretokenize` in a process of its
@@ -80,7 +80,7 @@ def asked() -> argparse.Namespace:
     parser.add_argument("--axes", nargs="*", default=list(POINTS), choices=list(POINTS))
     parser.add_argument("--at", nargs="*", help="only these points")
     parser.add_argument("--shape", default="qwen3-0.6b", choices=list(SHAPES))
-    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--peer", action="store_true")
     args = parser.parse_args()
     args.work = Path(tempfile.mkdtemp(prefix="growth-"))
@@ -99,6 +99,8 @@ def measured_by(axis: str, args: argparse.Namespace) -> dict[str, Measure]:
 
 def tried(measure: Measure, axis: str, at: Any, args: argparse.Namespace) -> dict[str, Any]:
     """A point that does not run is a point too."""
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()  # of the point before
     try:
         return measure(axis, at, args)
     except Exception as error:  # noqa: BLE001 - the other points are still worth measuring
@@ -145,8 +147,15 @@ def trained(axis: str, at: Any, args: argparse.Namespace) -> dict[str, Any]:
     began = time.perf_counter()
     done = train(folder / "manifest.json")
     facts = facts_of(done.folder)
-    kept = ["tokens_per_second", "mfu", "peak_reserved_bytes", "planned_bytes", "batch"]
-    kept += ["recomputed_blocks", "first_loss", "last_loss", "fallbacks", "gpu_utilization"]
+    kept = ["tokens_per_second", "mfu", "peak_reserved_bytes", "planned_bytes", "batch", "kernels"]
+    kept += [
+        "kernels",
+        "recomputed_blocks",
+        "first_loss",
+        "last_loss",
+        "fallbacks",
+        "gpu_utilization",
+    ]
     shutil.rmtree(folder)
     return {**{key: facts[key] for key in kept}, "seconds": time.perf_counter() - began}
 

@@ -95,7 +95,7 @@ CASES = [
     Case(
         "0.6b lora in 8GB",
         *("qwen3-0.6b", 16, LORA),
-        _held("", 8, "--micro 2", "--micro 4 --recompute", "--micro 8 --recompute"),
+        _held("", 8, "--micro 1", "--micro 4 --recompute", "--micro 8 --recompute"),
         vram="8GB",
     ),
     Case(
@@ -159,6 +159,8 @@ def run_case(case: Case, args: argparse.Namespace) -> dict[str, Any]:
         if done == args.steps:
             os.kill(os.getpid(), signal.SIGINT)
 
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()  # of the case before
     began = time.perf_counter()
     with (
         added_by_peft() if case.special.get("as_peft") else nullcontext(),
@@ -283,6 +285,7 @@ def facts_of(folder: Path) -> dict[str, Any]:
         "ran_dry": median("ran_dry"),
         "recompiles": late[-1].get("recompiles"),
         "batch": plan["batch"],
+        "kernels": plan["kernels"],
         "recomputed_blocks": plan["kernels"]["recomputed_blocks"],
         "planned_bytes": plan["memory"]["peak_bytes"],
         "first_loss": steps[0]["loss"],

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -92,10 +93,9 @@ def chosen(steps: int, args: argparse.Namespace) -> dict[str, Any]:
     return {"attention": kernels["attention"], "compiled": kernels["compile"]}
 
 
-def compared(ways: dict[str, dict[str, Any]], args: argparse.Namespace) -> list[dict[str, Any]]:
+def compared(ways: dict[str, dict[str, Any]], args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """For each length: the fastest way, and the way that `auto` takes, in whole seconds."""
     able = {name: way for name, way in ways.items() if "error" not in way}
-    found = []
     for seconds in args.lengths:
         fastest = min(way["step"] for way in able.values())
         steps = max(1, round(seconds / fastest))
@@ -110,8 +110,7 @@ def compared(ways: dict[str, dict[str, Any]], args: argparse.Namespace) -> list[
         line = {"seconds": seconds, "steps": steps, "best": best, "best_seconds": whole[best]}
         line |= {"auto": own[0] if own else str(choice)}
         line |= {"auto_seconds": whole[own[0]] if own else None, "every_way": whole}
-        found.append(line)
-    return found
+        yield line
 
 
 def asked() -> argparse.Namespace:
@@ -140,16 +139,16 @@ def main() -> None:
     record: dict[str, Any] = {"environment": environment(), "shape": args.shape}
     for state in ("cold", "warm") if args.twice else ("cold",):
         ways = {name: measured(name, WAYS[name], args) for name in args.ways}
-        record[state] = {"ways": ways}
+        record[state] = {"ways": ways, "lengths": []}
         for name, way in ways.items():
             shown = {k: round(v, 2) for k, v in way.items() if isinstance(v, float)}
             print(state, name, shown or way, flush=True)
         write_text_atomically(args.out, json.dumps(record, indent=2) + "\n")
-        record[state]["lengths"] = compared(ways, args)
-        for line in record[state]["lengths"]:
+        for line in compared(ways, args):
+            record[state]["lengths"].append(line)
             told = {key: value for key, value in line.items() if key != "every_way"}
             print(state, json.dumps(told), flush=True)
-        write_text_atomically(args.out, json.dumps(record, indent=2) + "\n")
+            write_text_atomically(args.out, json.dumps(record, indent=2) + "\n")
 
 
 if __name__ == "__main__":
