@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import repeat
@@ -27,6 +28,7 @@ _BATCH_ROWS = 1000
 _BATCH_BYTES = 2**25
 _REPEATED_BYTES = 2**31
 _FILE_MAGIC = b"ARROW1"
+_INTERVAL = re.compile(r"\b(month|day_time)_interval\b(?!:)")
 
 
 def read_parquet(
@@ -112,8 +114,18 @@ def read_arrow(
             reader = pa.ipc.open_file(stream)
             batches = (reader.get_batch(n) for n in range(reader.num_record_batches))
         else:
-            batches = iter(pa.ipc.open_stream(stream))
+            reader = pa.ipc.open_stream(stream)
+            batches = iter(reader)
+        _refuse_intervals(reader.schema, path)
         yield from rows_of_batches(_up_to(max_unpacked, batches, path), str(path), unread)
+
+
+def _refuse_intervals(schema: Any, path: Path) -> None:
+    """Types that Arrow knows and Python has no values for."""
+    for field in schema:
+        if _INTERVAL.search(str(field.type)):
+            what = f"the column {field.name!r} has the type {field.type}, which cannot be read"
+            raise unusable(str(path), what, "leave the column out, or write it as text")
 
 
 @contextmanager
