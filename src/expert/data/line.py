@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,13 @@ from expert.data.examples.checks import RowFilter
 from expert.data.examples.column_survey import ColumnSurvey
 from expert.data.examples.columns import Columns, columns_of
 from expert.data.examples.formats import example_of
-from expert.data.examples.remembered import remembered_content_hash, remembered_survey
+from expert.data.examples.messages import overrules
+from expert.data.examples.remembered import (
+    remembered_content_hash,
+    remembered_survey,
+    remembered_warnings,
+)
+from expert.data.examples.text_warnings import TextWarnings
 from expert.data.named_sources import CACHE_KEY, CHECKED, ChosenSources, choose_sources
 from expert.data.read.sources import Source, first_row, iterate
 from expert.data.records import BadRow, Dropped, Example, Made, Row, Segment, Unread
@@ -55,6 +62,8 @@ LATE_COLUMN = (
     "column {!r} first appears here; none of the first {:,} rows of the stream has it  "
     "(set training.dataset.streaming: false, or fill it in an earlier row)"
 )
+FIRST_ROWS = 300
+"""Training rows whose text is looked at before every run: about 10 ms."""
 STREAM_WINDOW_ROWS = 4096
 """Rows of a stream that are tokenised and packed together; the first window decides the columns."""
 LONG_TEXT = 4000
@@ -357,6 +366,44 @@ def unread_columns(line: Line) -> list[Remark]:
         for source, columns, seen in _text_sources(line)
         if (text := columns.worth_a_warning(seen))
     ]
+
+
+def doubtful_texts(line: Line) -> list[Remark]:
+    """Warnings about the text of the first training rows."""
+    remarks = []
+    for source, columns, _ in _text_sources(line):
+        reading = reading_of(line, source)
+        read_as = f"{reading.decided_by} {line.template.fingerprint if line.template else ''}"
+        texts = remembered_warnings(
+            source,
+            line.cache.beside,
+            read_as,
+            partial(_warnings_about, reading, source.name, columns),
+            keep=line.cache.writes,
+            waits=line.waits,
+        )
+        remarks += [Remark.warning("training.dataset", text) for text in texts]
+    return remarks
+
+
+def _warnings_about(reading: Reading, name: str, columns: Columns) -> list[str]:
+    found, looked_at, overruled = TextWarnings(), 0, 0
+    for row in islice(reading.rows(), FIRST_ROWS):
+        made = reading.segments_of(row) if isinstance(row, Row) else None
+        if not isinstance(row, Row) or not isinstance(made, list):
+            continue
+        looked_at += 1
+        overruled += overrules(row.values.get(columns.messages), row.values.get(columns.system))
+        example = example_of(row, columns)
+        assert isinstance(example, Example), "the row was good when it was formatted"
+        found.note(example, made, row.place)
+    texts = found.lines(name, looked_at)
+    return [*texts, system_overruled(name, columns.system)] if overruled else texts
+
+
+def system_overruled(source: str, column: str) -> str:
+    """The warning for a system column that is not used where messages have their own."""
+    return f"{source}: {column!r} is ignored where messages begin with their own system text"
 
 
 def columns_read(line: Line) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from expert.data.inspect.shared_rows import SharedRows, SplitRows, find_shared
 from expert.data.line import (
     Line,
     columns_read,
+    doubtful_texts,
     reading_of,
     recipe_of,
     remarks_on_tokens,
@@ -129,6 +130,7 @@ def prepare_splits(line: Line) -> PreparedData | None:
             *(Remark.warning(CACHE_KEY, text) for text in dict.fromkeys(line.damaged)),
             *([Remark.warning("training.dataset.validation_split", repeats)] if repeats else []),
             *unread_columns(line),
+            *doubtful_texts(line),
             *(Remark.warning(each.key, each.told(line.listed_by)) for each in shared if each),
             *remarks_on_length(line.plan, train, validation, test),
         ),

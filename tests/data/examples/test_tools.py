@@ -215,7 +215,7 @@ def test_words_beside_a_call_that_a_template_leaves_out_are_warned_of():
         [(row, family(SILENT)), (thoughts, family(SILENT)), (row, chatml())], 1
     ):
         made = example_in(given)
-        split.note_doubts(made, template.segments(made), f"rows.jsonl:{line}")
+        split.texts.note(made, template.segments(made), f"rows.jsonl:{line}")
     assert split.warnings() == [
         wording("train-examples-with-reasoning"),
         wording("train-example-with-words"),
@@ -234,7 +234,7 @@ def test_reasoning_of_earlier_answers_that_a_template_leaves_out_is_warned_of():
     split = SplitReport("train")
     for line, said in enumerate(([ask, answers[0]], [ask, answers[0], ask, answers[1]]), 1):
         made = example_in({"messages": said})
-        split.note_doubts(made, last_only.segments(made), f"rows.jsonl:{line}")
+        split.texts.note(made, last_only.segments(made), f"rows.jsonl:{line}")
     assert split.warnings() == [wording("train-example-with-reasoning")]
 
 
@@ -249,6 +249,6 @@ def test_nulls_that_a_table_puts_into_calls_are_warned_of():
     for line, key in enumerate(("required", "default"), 1):
         row["tools"][0]["function"]["parameters"] = {"type": "object", key: None}
         made = example_in(row)
-        split.note_doubts(made, chatml().segments(made), f"rows.jsonl:{line}")
+        split.texts.note(made, chatml().segments(made), f"rows.jsonl:{line}")
     [warning] = split.warnings()
     assert wording("null-in-tools") in warning

@@ -7,9 +7,9 @@ import random
 import numpy as np
 import pytest
 
+from expert.data.examples.text_warnings import MARKERS, remnants_in
 from expert.data.inspect.audit import (
     LEAKS,
-    MARKERS,
     NEARLY,
     SAME,
     SAME_PROMPT,
@@ -25,7 +25,6 @@ from expert.data.inspect.audit import (
     learnt_tokens,
     length_summary,
     near_key,
-    remnants_in,
 )
 from expert.data.records import BadRow, Example, Segment, Turn
 from expert.data.tokens.encoder import EncodedBatch
@@ -179,7 +178,7 @@ def test_an_example_costs_44_bytes():
 def test_a_split_warns_of_everything_a_person_should_look_at():
     split = SplitReport("test")
     split.note_bad(BadRow("t", 4, "column 'output': the answer is empty"), "output")
-    split.note_remnants(talk("a", "[INST] b"), "t:5")
+    split.texts.note(talk("a", "[INST] b"), (), "t:5")
     train = collected([talk("a", "1")], "train")
     documents = collected([talk("a", "1")] * 2, "t")
     split.duplicates = duplicates(documents)
@@ -201,10 +200,11 @@ def test_only_the_first_bad_rows_and_remnants_are_kept():
     split = SplitReport("train")
     for line in range(1, 131):
         split.note_bad(BadRow("t", line, "broken"), "")
-        split.note_remnants(Example(text="<|end|>"), f"t:{line}")
+        split.texts.note(Example(text="<|end|>"), (), f"t:{line}")
     assert (split.bad_rows, len(split.first_bad_rows)) == (130, 100)
     assert split.first_bad_rows[-1] == "t:100: broken"
-    assert (split.remnants, len(split.first_remnants)) == ({"<|end|>": 130}, 5)
+    found = split.texts.remnants["<|end|>"]
+    assert (found.count, len(found.places)) == (130, 5)
 
 
 @each(
@@ -223,7 +223,7 @@ def test_placeholders_that_nobody_filled_in_are_found(text, found):
 def test_placeholders_are_warned_about_each_with_its_places():
     split = SplitReport("train")
     for number in range(8):
-        split.note_remnants(Example(text="{{name}} [INST]"), f"rows:{number}")
+        split.texts.note(Example(text="{{name}} [INST]"), (), f"rows:{number}")
     places = ": rows:0, rows:1, rows:2, rows:3, rows:4"
     assert split.warnings() == [
         f"train: template remnant [INST] in 8 examples{places}",
@@ -242,5 +242,5 @@ def test_placeholders_are_warned_about_each_with_its_places():
 )
 def test_plain_text_that_is_a_conversation_is_warned_about(text, told):
     split = SplitReport("train")
-    split.note_remnants(Example(text=text), "rows:1")
+    split.texts.note(Example(text=text), (), "rows:1")
     assert any(wording("written-as-a-conversation") in line for line in split.warnings()) == told

@@ -186,6 +186,29 @@ def test_remnants_of_a_template_and_overlong_rows_are_warned_of(tmp_path):
     assert concat.splits[0].lengths["over_long"] is None
 
 
+def test_preparing_warns_of_the_text_of_its_first_rows_and_again_from_the_cache(tmp_path):
+    file = an_expert(tmp_path, dataset={"path": "train.jsonl", "validation_split": 0})
+    marked = {"instruction": "a {{name}}", "output": "b [INST] c"}
+    write(tmp_path / "train.jsonl", lines([*ROWS[:3], marked]))
+    place = f"{tmp_path / 'train.jsonl'}:4"
+    told = [
+        wording("remnant-in-first-rows", place=place),
+        wording("placeholder-in-first-rows", place=place),
+    ]
+    assert [doubt.text for doubt in prepare(file).doubts] == told
+    assert [doubt.text for doubt in prepare(file).doubts] == told
+    write(tmp_path / "train.jsonl", lines(ROWS[:4]))
+    assert prepare(file).doubts == ()
+
+
+def test_a_system_column_that_messages_overrule_is_warned_of_when_preparing(tmp_path):
+    file = an_expert(tmp_path, dataset={"path": "train.jsonl", "validation_split": 0})
+    said = [{"role": role, "content": role} for role in ("system", "user", "assistant")]
+    write(tmp_path / "train.jsonl", lines([{"system": "Be brief.", "messages": said}] * 2))
+    (doubt,) = [each for each in prepare(file).doubts if "system" in each.text]
+    assert doubt.text in check_dataset(file).warnings()
+
+
 def test_a_character_corpus_is_checked_too(tmp_path):
     write(tmp_path / "corpus.txt", "To be, or not to be.\n" * 20)
     data = {"name": "bard", "dataset": "corpus.txt", "model": {"block_size": 32, "n_layer": 1}}

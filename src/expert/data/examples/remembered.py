@@ -1,5 +1,5 @@
-"""Results that need all rows of a source, cached until its files change: the hash of their content
-and the survey of their columns."""
+"""Results that need the rows of a source, cached until its files change: the hash of their content,
+the survey of their columns and the warnings about their text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ Waits = Callable[[str], None]
 """Shows what this process is waiting for."""
 MEMORY = ".hashes.json"
 COLUMNS_MEMORY = ".columns.json"
+TEXTS_MEMORY = ".texts.json"
 SURVEY_FORMAT = 2
+TEXTS_FORMAT = 1
 # Old states are dropped: nobody switches between more versions of a data set.
 STATES_KEPT = 50
 
@@ -57,6 +59,25 @@ def remembered_survey(
         with contextlib.suppress(TypeError):  # damaged
             return ColumnSurvey(**stored)
     return survey_rows(iterate(source), most)
+
+
+def remembered_warnings(
+    source: Source,
+    cache: Path,
+    read_as: str,
+    make: Callable[[], list[str]],
+    *,
+    keep: bool = True,
+    waits: Waits = lambda sentence: None,
+) -> list[str]:
+    """Warnings about the text of a source. `read_as`: everything else that determines them."""
+    if not _has_files(source):
+        return make()
+    how = hashlib.sha256(read_as.encode("utf-8", "surrogatepass")).hexdigest()
+    state = json.dumps([TEXTS_FORMAT, _state(source), source.max_samples, how])
+    stored = _remembered(cache / TEXTS_MEMORY, state, make, keep, waits)
+    sound = isinstance(stored, list) and all(isinstance(text, str) for text in stored)
+    return stored if sound else make()
 
 
 def _has_files(source: Source) -> bool:

@@ -24,7 +24,7 @@ from expert.data.feed.loader import (
 from expert.data.feed.order import DataOrder, Update, dealt, micro_batches
 from expert.data.feed.streaming import Place, Stream
 from expert.data.feed.workers import Restart
-from expert.data.line import Line, columns_read, unread_columns
+from expert.data.line import Line, columns_read, doubtful_texts, unread_columns
 from expert.data.pack.overlong_rows import remarks_on_stream
 from expert.data.pack.pack import shifted_blocks
 from expert.data.pack.pack_index import PackIndex
@@ -90,7 +90,8 @@ def run_data(line: Line, made: PreparedData | None) -> RunData:
     if made is None:
         splits = [given_split(line, name) for name in ("validation", "test")]
         stream = stream_of(line)
-        remarks = [*unread_columns(line), *remarks_on_stream(plan, stream, *splits)]
+        remarks = [*unread_columns(line), *doubtful_texts(line)]
+        remarks += remarks_on_stream(plan, stream, *splits)
     else:
         splits, remarks = [made.train, made.validation, made.test], [*made.doubts]
     folders = [each for split in splits if split is not None for each in split.folders]

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from expert.core.text import counted
-from expert.data.examples.tools import has_nulls, has_tools, left_out
-from expert.data.records import BadRow, Example, Segment, place_of
+from expert.data.examples.text_warnings import TextWarnings
+from expert.data.records import BadRow, Example, place_of
 from expert.data.tokens.encoder import EncodedBatch
 from expert.data.tokens.row_keys import RowKeys
 from expert.data.tokens.statistics import percentiles
@@ -34,28 +34,6 @@ NEARLY = "same request and answer; system text, case or spacing differ"
 SAME_PROMPT = "same prompt, another answer"
 LEAKS = {SAME: "whole", NEARLY: "near", SAME_PROMPT: "prompt"}
 
-MARKERS = (
-    *("<|im_start|>", "<|im_end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"),
-    *("<|endoftext|>", "<|begin_of_text|>", "<|start_header_id|>", "<|eot_id|>"),
-    *("<start_of_turn>", "<end_of_turn>", "[INST]", "[/INST]", "<<SYS>>", "<</SYS>>"),
-    *("### Instruction:", "### Response:", "### Human:", "### User:", "### Assistant:"),
-)
-_MARKER = re.compile("|".join(map(re.escape, MARKERS)))
-_TRANSCRIPT = re.compile(
-    r"\s*(?:User|Human|Question|Q) ?:.*?\n\s*(?:Assistant|AI|Bot|Answer|A) ?:",
-    re.DOTALL | re.IGNORECASE,
-)
-# Things that should have been filled in: {{name}}, image or audio placeholders, and an empty table
-# cell as written by pandas, alone or as the input of a request.
-_PLACEHOLDER = re.compile(
-    r"\{\{\s*[A-Za-z_][\w.]*\s*\}\}|<\|?(?:image|video|audio|img)(?:_\d+|_pad)?\|?>"
-    r"|(?:(?<=:\n)|\A)(?:nan|NaN)\Z"
-)
-_LEFT_OUT = "which the model's own template leaves out: the model does not see it"
-_NULLS = (
-    "null among its tools or in the arguments of a call, which tables such as Parquet put where "
-    "other rows have a key; write tools and arguments as JSON text"
-)
 _EMPTY_ANSWER = re.compile(
     r"the answer is empty$|^turn \d+ \(assistant\) is empty$|^there is no assistant turn$"
 )
@@ -75,14 +53,6 @@ def near_key(example: Example) -> int:
     text = "".join(f"{role}\0{len(part)}\0{part}" for role, part in said)
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "little")
-
-
-def remnants_in(example: Example) -> list[str]:
-    """Markers of prompt templates, then unfilled placeholders, each once."""
-    texts = [example.text, *(turn.text for turn in example.turns)]
-    patterns = (_MARKER, _PLACEHOLDER)
-    matches = (each for pattern in patterns for text in texts for each in pattern.findall(text))
-    return list(dict.fromkeys(matches))
 
 
 def is_empty_answer(bad: BadRow, response_column: str) -> bool:
@@ -282,14 +252,7 @@ class SplitReport:
     """By reason, with the parts that vary between rows removed."""
     dropped: dict[str, int] = field(default_factory=dict)
     empty_answers: int = 0
-    remnants: dict[str, int] = field(default_factory=dict)
-    first_remnants: list[tuple[str, str]] = field(default_factory=list)
-    """(marker, file:line)"""
-    transcripts: int = 0
-    """Plain texts that are conversations."""
-    doubtful: dict[str, int] = field(default_factory=dict)
-    """Number of examples by kind of doubt."""
-    first_doubtful: list[tuple[str, str]] = field(default_factory=list)
+    texts: TextWarnings = field(default_factory=TextWarnings)
     lengths: dict[str, Any] = field(default_factory=dict)
     duplicates: Pairs | None = None
     leaks: dict[str, Pairs] = field(default_factory=dict)
@@ -313,50 +276,12 @@ class SplitReport:
         rest = sum(kind.count for kind in kinds[SHOWN_KINDS:])
         return [*lines, *([f"… and {rest:,} more"] if rest else [])]
 
-    def note_remnants(self, example: Example, place: str) -> None:
-        self.transcripts += bool(_TRANSCRIPT.match(example.text))
-        for marker in remnants_in(example):
-            self.remnants[marker] = self.remnants.get(marker, 0) + 1
-            if sum(shown == marker for shown, _ in self.first_remnants) < SHOWN_PAIRS:
-                self.first_remnants.append((marker, place))
-
-    def note_doubts(self, example: Example, segments: Sequence[Segment], place: str) -> None:
-        """Note what a template leaves out, and nulls that tables put into tools."""
-        if len(example.turns) < 3 and not has_tools(example):
-            return  # every template renders a request and an answer
-        missing = sorted(left_out(example, "".join(segment.text for segment in segments)))
-        kinds = [f"{kind}, {_LEFT_OUT}" for kind in missing]
-        kinds += [_NULLS] if has_nulls(example) else []
-        for kind in kinds:
-            self.doubtful[kind] = self.doubtful.get(kind, 0) + 1
-            if sum(shown == kind for shown, _ in self.first_doubtful) < SHOWN_PAIRS:
-                self.first_doubtful.append((kind, place))
-
     def warnings(self) -> list[str]:
         """Warnings; lines that begin with spaces belong to the line before."""
         warnings = []
         if self.empty_answers:
             warnings.append(f"{self.name}: {counted(self.empty_answers, 'row')} without an answer")
-        kinds = sorted(self.remnants.items(), key=lambda each: -each[1])
-        for marker, number in kinds[:SHOWN_KINDS]:
-            places = [place for shown, place in self.first_remnants if shown == marker]
-            kind = "placeholder" if _PLACEHOLDER.fullmatch(marker) else "template remnant"
-            warnings.append(
-                f"{self.name}: {kind} {marker} in {counted(number, 'example')}"
-                + (f": {', '.join(places)}" if places else "")
-            )
-        if len(kinds) > SHOWN_KINDS:
-            warnings.append(f"{self.name}: {len(kinds) - SHOWN_KINDS} more such markers")
-        if self.transcripts:
-            warnings.append(
-                f"{self.name}: {counted(self.transcripts, 'example')} of plain text written as a "
-                "conversation (User: … Assistant: …): the requests are trained on like the "
-                "answers; rows with messages, or with a request and an answer, train on answers"
-            )
-        for kind, number in self.doubtful.items():
-            places = [place for shown, place in self.first_doubtful if shown == kind]
-            where = ", ".join(places)
-            warnings.append(f"{self.name}: {counted(number, 'example')} with {kind}: {where}")
+        warnings += self.texts.lines(self.name)
         repeats = {"earlier in the split": self.duplicates}
         repeats |= {f"in train ({kind})": pairs for kind, pairs in self.leaks.items()}
         for where, pairs in repeats.items():

@@ -24,7 +24,7 @@ from expert.data.inspect.audit import (
 )
 from expert.data.inspect.pick_rows import RowPicker, RowsToShow
 from expert.data.inspect.shown_rows import ShownRow
-from expert.data.line import Line, Reading, reading_of
+from expert.data.line import Line, Reading, reading_of, system_overruled
 from expert.data.pack.drawing import draw_documents, repeats_held_out
 from expert.data.pack.overlong_rows import too_long_to_learn
 from expert.data.read.folders import unread_files
@@ -165,8 +165,7 @@ class _Checker:
                 example = self._example(row, source, reading.columns)
                 collector.add(example, row.file, row.line)
                 if example is not None:
-                    split.note_remnants(example, row.place)
-                    split.note_doubts(example, outcome, row.place)
+                    split.texts.note(example, outcome, row.place)
                 waiting.append((row, outcome))
                 characters += sum(len(segment.text) for segment in outcome)
             if len(waiting) >= _BATCH_EXAMPLES or characters >= _BATCH_CHARACTERS:
@@ -217,8 +216,7 @@ class _Checker:
             talks = [row.get(columns.messages) for row in rows]
             fields = dict.fromkeys(name for each in talks for name in unused_fields(each))
             if any(map(overrules, talks, (row.get(columns.system) for row in rows))):
-                doubt = "is ignored where messages begin with their own system text"
-                self.report.doubts.append(f"{source.name}: {columns.system!r} {doubt}")
+                self.report.doubts.append(system_overruled(source.name, columns.system))
             if fields:
                 notes.append(f"{source.name}: unused message fields: {', '.join(fields)}")
             folder = local_path(source.name, self.line.folder)
