@@ -311,7 +311,7 @@ def test_a_torn_last_line_is_left_out_and_damaged_lines_are_counted(
 def followed(path: Path, changes: list[Callable[[], object]]) -> list[str]:
     """What is read while the file changes between two looks, and after the last change."""
     left = list(changes)
-    found = follow(path, lambda: not left, 0.25, sleep=lambda seconds: left.pop(0)())
+    found = follow(path, lambda: not left, 0.25, sleep=lambda seconds: (left.pop(0)(), None)[1])
     return [event["event"] for event in found]
 
 

@@ -112,6 +112,7 @@ TOO_MUCH = STOPPED + wording("makes-far-more-text")
 )
 def test_a_hostile_template_is_refused_before_any_row(hostile, text, monkeypatch):
     monkeypatch.setattr(template_sandbox, "SECONDS", 600.0)  # by what it makes, on any machine
+    monkeypatch.setattr(template_sandbox, "ALLOWANCE", 2**22)  # a sixteenth, in as much less time
     if text is None:
         assert ChatTemplate(hostile + CHATML, eos="")
         return
