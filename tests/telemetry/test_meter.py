@@ -211,17 +211,6 @@ def test_rates_leave_out_the_steps_that_compile_and_the_seconds_do_not(meter, cl
         assert facts["steps_per_second"] == pytest.approx(2 / 3)
 
 
-def test_sums_of_a_version_that_counted_no_settled_steps_give_no_wrong_rate(meter, clock):
-    make(meter, clock, 1.0, 1.0, 1.0, 1.0, 1.0)
-    state = meter.state()
-    for sums in state.values():
-        del sums["settled_updates"]
-    meter.restore(state)
-    make(meter, clock, 1.0, first=6)
-    assert meter.run_line()["steps_per_second"] is None
-    assert meter.run_line()["tokens_per_second"] == 90.0
-
-
 def test_a_resumed_meter_continues_with_its_sums(meter, clock):
     make(meter, clock, 1.0, 3.0, loss_sum=100.0)
     other = Meter(clock, total_steps=100)
