@@ -17,6 +17,7 @@ from expert.core.errors import ExpertError
 from expert.core.hashed import writing_hashed
 from expert.data.feed.order import Draw, shuffled
 from expert.data.tokens.documents import numbers_in
+from expert.data.tokens.encoder import edges_of
 from expert.planning.choose.sequences import LENGTHS_OF
 
 PackRule = Literal["best-fit", "concat", "none", "blocks"]
@@ -103,8 +104,7 @@ class PackIndex:
 
     def bin_lengths(self) -> NDArray[np.int64]:
         """Used places of every bin."""
-        ends = np.zeros(len(self.piece_stop) + 1, dtype=np.int64)
-        np.cumsum(self.piece_stop - self.piece_start + self.soft_tokens, out=ends[1:])
+        ends = edges_of(self.piece_stop - self.piece_start + self.soft_tokens)
         return np.diff(ends[self.bin_offsets])
 
     def lengths_of(self, bins: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
