@@ -82,6 +82,6 @@ def test_what_it_started_ends_with_it(begun):
 
 
 def test_an_end_in_words():
-    words = {0: "ended-with-code", -9: "was-ended-by-sigkill", -250: "was-ended-by-signal"}
-    for code, key in words.items():
-        assert how_it_ended(code) == wording(key)
+    assert how_it_ended(0) == wording("ended-with-code")
+    assert how_it_ended(-9) == wording("was-ended-by-sigkill")
+    assert how_it_ended(-250) == wording("was-ended-by-signal")

@@ -405,8 +405,8 @@ def test_a_file_that_is_no_index_is_named_and_may_be_deleted(damage: str, tmp_pa
         schema = pa.schema([("x", pa.int32())], metadata=facts)
         with pa.ipc.new_file(str(path), schema) as writer:
             writer.write_batch(pa.record_batch([pa.array([1], pa.int32())], schema=schema))
-    is_old = damage == "another version"
-    kind = wording("another-version-of-expert" if is_old else "not-index-packed")
+    kinds = {"another version": wording("another-version-of-expert")}
+    kind = kinds.get(damage, wording("not-index-packed"))
     with pytest.raises(ExpertError, match=kind) as error:
         PackIndex.open(path)
     assert str(error.value).startswith(str(path))

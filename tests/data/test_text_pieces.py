@@ -120,23 +120,18 @@ def test_ascii_text_is_cut_into_the_words_of_the_tokenizer():
     assert cut == [[words], [["naïve it's"]]]
 
 
-def test_segments_that_meet_inside_a_word_are_not_cut():
+def test_segments_that_meet_inside_a_word_or_at_no_cut_are_not_cut():
     pieces = PieceEncoder(tokenizer_of("qwen"))
-    meet = [Segment("one two", False), Segment(" three", True)]
-    assert pieces.cut([meet], by_words=True) == [[["one", " two"], [" three"]]]
-    split = [Segment("one tw", False), Segment("o three", True)]
-    assert pieces.cut([split], by_words=True) == [None]
-
-
-def test_segments_that_meet_at_no_cut_are_not_cut():
-    pieces = PieceEncoder(tokenizer_of("qwen"))
-    assert pieces.cut([[Segment("a\n", False), Segment("b", True)]]) == [[["a\n"], ["b"]]]
-    assert pieces.cut([[Segment("a\n", False), Segment(" b", True)]]) == [None]
-    assert pieces.cut([[Segment("a", False), Segment("b", True)]]) == [None]
-
-
-def test_nothing_is_encoded_as_nothing():
-    made = encoder_of(tokenizer_of("qwen")).encode([])
+    for first, second, by_words, cut in (
+        ("one two", " three", True, [["one", " two"], [" three"]]),
+        ("one tw", "o three", True, None),
+        ("a\n", "b", False, [["a\n"], ["b"]]),
+        ("a\n", " b", False, None),
+        ("a", "b", False, None),
+    ):
+        meeting = [[Segment(first, False), Segment(second, True)]]
+        assert pieces.cut(meeting, by_words=by_words) == [cut]
+    made = encoder_of(pieces.tokenizer).encode([])  # nothing is encoded as nothing
     assert [len(part) for part in (made.ids, made.lengths, made.spans, made.span_counts)] == [0] * 4
 
 

@@ -107,7 +107,7 @@ def test_the_input_block_is_labelled_by_its_text_and_its_column(column, material
     assert turns_of(row, field_mapping=mapping)[0] == ("user", f"Q\n\n{label}:\n{material}")
 
 
-@pytest.mark.parametrize(
+@each(
     ("answer", "text"),
     [({"a": [1, "ä"]}, '{"a":[1,"ä"]}'), ([1, 2], "[1,2]"), ([{"x": 1}], '[{"x":1}]'), ([], "[]")],
 )
@@ -166,16 +166,13 @@ def test_an_instruction_row_that_cannot_be_used_says_why(row, reason):
     assert reason_of(row, INSTRUCTION) == reason
 
 
-def test_a_completion_that_is_no_answer_is_refused():
-    row = {"prompt": "Q", "completion": said("user A")}
-    assert reason_of(row) == wording("column-completion-last-message")
-
-
-def test_a_bad_row_shows_its_beginning_only():
+def test_a_bad_row_shows_its_beginning_only_and_a_completion_that_is_no_answer_is_one():
     bad = example_of(Row({"output": "x" * 5000}, "a.jsonl", 3), INSTRUCTION)
     assert isinstance(bad, BadRow)
     assert bad.raw == '{"output": "' + "x" * 488
     assert str(bad) == "a.jsonl:3: column 'instruction' is missing; columns found: output"
+    row = {"prompt": "Q", "completion": said("user A")}
+    assert reason_of(row) == wording("column-completion-last-message")
 
 
 def test_several_turns_keep_their_order_and_every_name_of_a_role_is_known():

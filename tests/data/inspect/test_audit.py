@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 
 import numpy as np
-import pytest
 
 from expert.data.inspect.audit import (
     LEAKS,
@@ -168,12 +167,8 @@ def test_joined_and_taken_documents_keep_their_places():
     taken = both.take(np.array([2, 0]))
     assert [taken.place(n) for n in range(2)] == ["two:2", "one:1"]
     assert taken.length.tolist() == [both.length[2], both.length[0]]
-
-
-def test_an_example_costs_44_bytes():
-    documents = collected([talk("a" * 1000, "b" * 1000)] * 10)
-    columns = [part for part in vars(documents).values() if isinstance(part, np.ndarray)]
-    assert sum(column.nbytes for column in columns) == 44 * 10
+    columns = [part for part in vars(both).values() if isinstance(part, np.ndarray)]
+    assert sum(column.nbytes for column in columns) == 44 * 3
 
 
 def test_a_split_warns_of_everything_a_person_should_look_at():
@@ -197,14 +192,18 @@ def test_a_split_warns_of_everything_a_person_should_look_at():
     ]
 
 
-def test_only_the_first_bad_rows_and_remnants_are_kept():
+def test_only_the_first_bad_rows_and_remnants_are_kept_and_told_each_with_its_places():
     split = SplitReport("train")
     for line in range(1, 131):
         split.note_bad(BadRow("t", line, "broken"), "")
-        split.note_remnants(Example(text="<|end|>"), f"t:{line}")
+        split.note_remnants(Example(text="{{name}} [INST]"), f"t:{line}")
     assert (split.bad_rows, len(split.first_bad_rows)) == (130, 100)
     assert split.first_bad_rows[-1] == "t:100: broken"
-    assert (split.remnants, len(split.first_remnants)) == ({"<|end|>": 130}, 5)
+    places = ": t:1, t:2, t:3, t:4, t:5"
+    assert split.warnings() == [
+        f"train: template remnant [INST] in 130 examples{places}",
+        f"train: placeholder {{{{name}}}} in 130 examples{places}",
+    ]
 
 
 @each(
@@ -220,18 +219,7 @@ def test_placeholders_that_nobody_filled_in_are_found(text, found):
     assert remnants_in(talk(text, "a")) == remnants_in(Example(text=text)) == found
 
 
-def test_placeholders_are_warned_about_each_with_its_places():
-    split = SplitReport("train")
-    for number in range(8):
-        split.note_remnants(Example(text="{{name}} [INST]"), f"rows:{number}")
-    places = ": rows:0, rows:1, rows:2, rows:3, rows:4"
-    assert split.warnings() == [
-        f"train: template remnant [INST] in 8 examples{places}",
-        f"train: placeholder {{{{name}}}} in 8 examples{places}",
-    ]
-
-
-@pytest.mark.parametrize(
+@each(
     ("text", "told"),
     [
         ("User: What is a river?\nAssistant: Water.", True),

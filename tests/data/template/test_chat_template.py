@@ -67,7 +67,7 @@ def test_a_conversation_is_written_by_the_template_and_its_answers_are_found(nam
     assert shown(family(name).segments(Example(SHAPES[shape]))) == text
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@each("shape", SHAPES)
 def test_a_chatml_template_and_the_chatml_of_that_name_are_the_same(shape):
     example = Example(SHAPES[shape])
     named = named_template("chatml", eos="<|im_end|>")
@@ -184,11 +184,6 @@ def test_answers_are_found_where_a_template_changes_them_or_does_not_end_them():
     assert text == "Q[[A</s>]]"
 
 
-def test_nothing_is_generated_without_a_question():
-    with pytest.raises(TemplateError, match=wording("only-after-user-turn")):
-        family("chatml").prompt([USER, ANSWER])
-
-
 # Tokens at the beginning and the end
 
 
@@ -210,30 +205,24 @@ def test_a_bos_is_written_once(template, adds_bos, plain):
     assert whole == Segment(plain.replace("[[", "").replace("]]", ""), True)
 
 
-@pytest.mark.parametrize(
-    ("name", "stop"),
-    [("chatml", "<|im_end|>"), ("headers", "<|eot|>"), ("endless answers", "</s>")],
-)
-def test_a_template_knows_what_ends_an_answer(name, stop):
-    assert family(name).stop == stop
+def test_a_template_knows_what_ends_an_answer_and_can_be_sent_to_another_process():
+    stops = {"chatml": "<|im_end|>", "headers": "<|eot|>", "endless answers": "</s>"}
+    example = Example(SHAPES["system"])
+    for name, stop in stops.items():
+        template = pickle.loads(pickle.dumps(family(name)))
+        assert template.stop == stop
+        assert template.segments(example) == family(name).segments(example)
 
 
-def test_the_date_that_a_template_writes_is_the_same_on_all_days():
+def test_the_date_is_the_same_on_all_days_and_json_is_written_without_escapes():
     template = ChatTemplate("{{ strftime_now('%d %b %Y %H:%M:%S') }}" + CHATML, eos="")
     assert template.prompt([USER]).startswith("26 Jul 2024 00:00:00<|im_start|>")
     assert template.fingerprint != ChatTemplate(CHATML, eos="").fingerprint
+    with pytest.raises(TemplateError, match=wording("only-after-user-turn")):
+        template.prompt([USER, ANSWER])
     # Written down once: tokens that were prepared before are found by it.
     known = ChatTemplate(BARE, bos="<s>", eos="</s>").fingerprint
     assert known == "b0513f96932fb72d3b3567000c977acb4e5e9006a03225830596e109be9483c0"
-
-
-def test_a_template_can_be_sent_to_another_process():
-    template = pickle.loads(pickle.dumps(family("headers")))
-    example = Example(SHAPES["turns"])
-    assert template.segments(example) == family("headers").segments(example)
-
-
-def test_json_is_written_without_escapes():
     source = "{{ {'ä': '<b>'} | tojson }}{{ [1] | tojson(indent=2) }}" + CHATML
     assert ChatTemplate(source, eos="").prompt([USER]).startswith('{"ä": "<b>"}[\n  1\n]<|im')
 
