@@ -21,14 +21,13 @@ from expert.core.hashed import state_of
 from expert.data.pack import pack as packing
 from expert.data.pack.pack import (
     bins_per_update,
-    cut_pieces,
     pack_best_fit,
     pack_blocks,
     pack_concat,
     pack_none,
     shifted_blocks,
 )
-from expert.data.pack.pack_index import OverlongCounts, PackIndex
+from expert.data.pack.pack_index import PackIndex
 from tests.each import each
 from tests.wording import wording
 
@@ -92,24 +91,6 @@ def test_every_token_is_in_one_piece_or_counted_as_lost(pack: Pack, lengths, len
     if pack is pack_none:
         assert {len(some) for some in bins} <= {1}
         assert (np.diff(index.piece_document) >= 0).all()
-
-
-@each(
-    ("policy", "pieces", "counts"),
-    [
-        ("cut", [(0, 0, 4), (1, 0, 5), (3, 0, 5)], OverlongCounts(cut=1, tokens_lost=7)),
-        (
-            "split",
-            [(0, 0, 4), (1, 0, 5), (3, 0, 5), (3, 5, 10), (3, 10, 12)],
-            OverlongCounts(split=1),
-        ),
-        ("drop", [(0, 0, 4), (1, 0, 5)], OverlongCounts(dropped=1, tokens_lost=12)),
-    ],
-)
-def test_overlong_documents_are_cut_split_or_dropped(policy, pieces, counts):
-    made = cut_pieces(np.array([4, 5, 0, 12]), 5, policy)
-    assert list(zip(made.document, made.start, made.stop, strict=True)) == pieces
-    assert made.overlong == counts
 
 
 @every_rule

@@ -216,27 +216,23 @@ def test_each_part_formats_its_own_rows_only_and_one_that_is_done_reads_nothing_
     assert all(28 <= len(share) <= 40 for share in shares)
 
 
-def test_another_number_of_parts_is_refused_with_what_to_do(tmp_path):
-    run_part(work(row_count=100), tmp_path / "tokens", Part(2, 3))
+def test_another_number_of_parts_is_refused_with_what_to_do(tmp_path, monkeypatch):
+    tokens, whole = tmp_path / "tokens", work(row_count=100)
+    run_part(whole, tokens, Part(2, 3))
     with pytest.raises(DataError) as caught:
-        run_part(work(row_count=100), tmp_path / "tokens", Part(1, 4))
+        run_part(whole, tokens, Part(1, 4))
     [place] = tmp_path.glob("tokens.parts-*")
-    assert str(caught.value) == wording(
-        "another-number-of-parts", folder=tmp_path / "tokens", place=place
-    )
-
-
-def test_of_two_numbers_of_parts_that_begin_in_the_same_moment_none_stays(tmp_path, monkeypatch):
-    dealt = Blocks.dealt
+    assert str(caught.value) == wording("another-number-of-parts", folder=tokens, place=place)
+    dealt, later = Blocks.dealt, tmp_path / "later"
 
     def while_another_begins(parts: int, work: Tokenising) -> Blocks:
-        module._pieces_folder(tmp_path / "tokens", RECIPE, dealt(3, work)).mkdir()
+        module._pieces_folder(later, RECIPE, dealt(3, work)).mkdir()
         return dealt(parts, work)
 
     monkeypatch.setattr(Blocks, "dealt", while_another_begins)
     with pytest.raises(DataError, match="--part K/3"):
-        run_part(work(row_count=100), tmp_path / "tokens", Part(1, 4))
-    assert len(list(tmp_path.glob("tokens.parts-*"))) == 1
+        run_part(whole, later, Part(1, 4))
+    assert len(list(tmp_path.glob("later.parts-*"))) == 1
 
 
 def test_one_process_finishes_what_was_begun_in_parts(tmp_path, monkeypatch):

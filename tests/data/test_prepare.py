@@ -230,25 +230,19 @@ def test_where_no_row_is_good_nobody_is_told_to_leave_them_out(tmp_path, bad, le
     assert (wording("or-leave-them-out") in str(caught.value)) is left
 
 
-def test_tolerated_bad_rows_are_counted_and_kept_aside(tmp_path):
-    made = prepare(
-        work(rows=lambda: with_bad_rows(50, {3, 20}), max_bad_rows=2), RECIPE, tmp_path / "tokens"
-    )
-    assert (made.statistics.bad_rows, made.statistics.documents) == (2, 48)
+def test_tolerated_bad_rows_are_kept_aside_and_rows_left_out_counted_by_reason(tmp_path):
+    def short_ones(row: Row) -> list[Segment] | BadRow | Dropped:
+        return Dropped("shorter than 10") if row.line > 30 else segments_of(row)
+
+    bad = work(rows=lambda: with_bad_rows(50, {3, 20}), max_bad_rows=2, segments_of=short_ones)
+    made = prepare(bad, RECIPE, tmp_path / "tokens")
+    assert (made.statistics.bad_rows, made.statistics.documents) == (2, 28)
+    assert made.statistics.dropped == {"shorter than 10": 20}
     rejects = made.folder / "rejects.jsonl"
     assert made.left_out == wording("bad-rows-left-out", rejects=rejects)
-    lines = (made.folder / "rejects.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = rejects.read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["line"] for line in lines] == [4, 21]
     assert DocumentStore(made.folder).row(3) == 4  # rows keep their numbers
-
-
-def test_rows_left_out_by_checks_are_counted_by_reason(tmp_path):
-    def short_ones(row: Row) -> list[Segment] | BadRow | Dropped:
-        return Dropped("shorter than 10") if row.line % 2 else segments_of(row)
-
-    made = prepare(work(segments_of=short_ones), RECIPE, tmp_path / "tokens")
-    assert made.statistics.dropped == {"shorter than 10": 50}
-    assert made.statistics.documents == 50
 
 
 @pytest.mark.fault(21)

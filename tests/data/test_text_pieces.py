@@ -80,17 +80,6 @@ documents = st.lists(st.builds(Segment, texts, st.booleans()), min_size=1, max_s
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "qwen", "llama"])
-@given(text=texts)
-def test_pieces_of_a_text_have_the_tokens_of_the_whole(kind, text):
-    pieces = PieceEncoder(tokenizer_of(kind))
-    cut, _ = pieces.cut([[Segment(text, True)]] * 2)  # twice, so that no pieces are joined again
-    assert cut is not None
-    assert "".join(cut[0]) == text
-    together = [token for tokens in pieces.encode(cut[0]) for token in tokens]
-    assert together == pieces.tokenizer.encode(text, add_special_tokens=False).ids
-
-
-@pytest.mark.parametrize("kind", ["gpt2", "qwen", "llama"])
 @given(batch=st.lists(documents, min_size=1, max_size=4))
 def test_documents_are_encoded_as_whole_texts_are(kind, batch):
     encoder = encoder_of(tokenizer_of(kind))

@@ -21,13 +21,11 @@ from expert.data.inspect.audit import (
     is_empty_answer,
     joined,
     leaks,
-    learnt_tokens,
     length_summary,
     near_key,
     remnants_in,
 )
 from expert.data.records import BadRow, Example, Segment, Turn
-from expert.data.tokens.encoder import EncodedBatch
 from expert.data.tokens.row_keys import keys_of_batch
 from tests.data.tokenizers import small_encoder
 from tests.each import each
@@ -99,12 +97,6 @@ def test_every_marker_is_found_in_what_is_said(marker):
 )
 def test_an_empty_answer_is_told_from_other_faults(reason, empty):
     assert is_empty_answer(BadRow("a", 1, reason), "output") is empty
-
-
-def test_learnt_tokens_are_summed_for_every_document():
-    lists = ([0] * 9, [4, 2, 3], [0, 1, 2, 4, 1, 3], [4, 0, 2])
-    batch = EncodedBatch(*(np.array(part, np.int32) for part in lists))
-    assert learnt_tokens(batch).tolist() == [3, 0, 2]
 
 
 def test_duplicates_are_counted_and_the_first_few_point_to_the_first_occurrence():

@@ -38,8 +38,12 @@ from tests.wording import wording
 # What is written and what is learnt
 
 
+def thought(text: str) -> Turn:
+    return Turn("assistant", f"<think>\nWhy {text}.\n</think>\n{text}")
+
+
 @each(
-    ("name", "shape", "text"),
+    ("name", "turns", "text"),
     [
         ("headers", "user", "<s><|h|>user<|/h|>\n\nQ<|eot|><|h|>assistant<|/h|>\n\n[[A<|eot|>]]"),
         ("brackets", "system", "<s>[INST] S\n\nQ [/INST][[ A</s>]]"),
@@ -61,10 +65,34 @@ from tests.wording import wording
         ("bare", "system", "<|system|>\nS<|e|>\n<|user|>\nQ<|e|>\n<|assistant|>\n[[A<|e|>\n]]"),
         ("endless answers", "user", "user: Q\nassistant: [[A\n</s>]]"),
         ("generation", "user", "U:Q;A:[[A<e>]]"),
+        # A trimmed text is found by rendering the beginnings.
+        (
+            "headers",
+            (Turn("user", " Q\n"), Turn("assistant", "A \n"), USER, Turn("assistant", "\nB")),
+            "<s><|h|>user<|/h|>\n\nQ<|eot|><|h|>assistant<|/h|>\n\n[[A<|eot|>]]"
+            "<|h|>user<|/h|>\n\nQ<|eot|><|h|>assistant<|/h|>\n\n[[B<|eot|>]]",
+        ),
+        # Thoughts are kept in the last answer and gone from earlier ones.
+        (
+            "thinking",
+            (USER, thought("A"), Turn("user", "R"), thought("B")),
+            "<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\n[[A<|im_end|>\n]]"
+            "<|im_start|>user\nR<|im_end|>\n<|im_start|>assistant\n"
+            "[[<think>\nWhy B.\n</think>\n\nB<|im_end|>\n]]",
+        ),
+        # An answer is found behind its header where the beginning of the text moves,
+        (MOVING, "turns", "[INST] Q [/INST] [[A</s>]][S]S[/S][INST] R [/INST][[ B</s>]]"),
+        # and a question that contains the answer is not taken for it.
+        (
+            MOVING,
+            (SYSTEM, Turn("user", "A</s>"), ANSWER, Turn("user", "R"), Turn("assistant", "B")),
+            "[INST] A</s> [/INST] [[A</s>]][S]S[/S][INST] R [/INST][[ B</s>]]",
+        ),
     ],
 )
-def test_a_conversation_is_written_by_the_template_and_its_answers_are_found(name, shape, text):
-    assert shown(family(name).segments(Example(SHAPES[shape]))) == text
+def test_a_conversation_is_written_by_the_template_and_its_answers_are_found(name, turns, text):
+    said = SHAPES[turns] if isinstance(turns, str) else turns
+    assert shown(family(name).segments(Example(said))) == text
 
 
 @each("shape", SHAPES)
@@ -112,39 +140,6 @@ def test_the_text_is_that_of_a_plain_rendering_whatever_is_said(name, example):
     assert text_of(segments) == plain
     answers = [turn for turn in turns if turn.role == "assistant"]
     assert [segment.learn for segment in segments] == [False, True] * len(answers)
-
-
-def test_a_trimmed_text_is_found_by_rendering_the_beginnings():
-    turns = (Turn("user", " Q\n"), Turn("assistant", "A \n"), USER, Turn("assistant", "\nB"))
-    assert shown(family("headers").segments(Example(turns))) == (
-        "<s><|h|>user<|/h|>\n\nQ<|eot|><|h|>assistant<|/h|>\n\n[[A<|eot|>]]"
-        "<|h|>user<|/h|>\n\nQ<|eot|><|h|>assistant<|/h|>\n\n[[B<|eot|>]]"
-    )
-
-
-def test_thoughts_are_kept_in_the_last_answer_and_gone_from_earlier_ones():
-    def thought(text: str) -> Turn:
-        return Turn("assistant", f"<think>\nWhy {text}.\n</think>\n{text}")
-
-    turns = (USER, thought("A"), Turn("user", "R"), thought("B"))
-    assert shown(family("thinking").segments(Example(turns))) == (
-        "<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\n[[A<|im_end|>\n]]"
-        "<|im_start|>user\nR<|im_end|>\n<|im_start|>assistant\n"
-        "[[<think>\nWhy B.\n</think>\n\nB<|im_end|>\n]]"
-    )
-
-
-def test_an_answer_is_found_behind_its_header_where_the_beginning_of_the_text_moves():
-    turns = SHAPES["turns"]
-    assert shown(family(MOVING).segments(Example(turns))) == (
-        "[INST] Q [/INST][[ A</s>]][S]S[/S][INST] R [/INST][[ B</s>]]".replace("[[ A", " [[A")
-    )
-    # The question contains the answer, and is not taken for it.
-    turns = (SYSTEM, Turn("user", "A</s>"), ANSWER, Turn("user", "R"), Turn("assistant", "B"))
-    assert [one.text for one in family(MOVING).segments(Example(turns)) if one.learn] == [
-        "A</s>",
-        " B</s>",
-    ]
 
 
 REPLACED = CHATML.replace("message.content +", "message.content | replace('b', 'c') +")
