@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -225,15 +226,11 @@ class IndexName:
         if self.packing != "best-fit":
             return None
         wanted = {name for name in known if name.startswith(f"index-{self.split}-")}
-        for one in self._lengths_and_rows(longest, most) if wanted else ():
-            if (file := one._file(None)) in wanted:
+        lengths = {longest, *range(LENGTHS_OF, longest, LENGTHS_OF)} if wanted else set()
+        for length, rows in product(lengths, (None, *range(1, most + 1))):
+            if (file := replace(self, length=length, most_rows=rows)._file(None)) in wanted:
                 return file
         return None
-
-    def _lengths_and_rows(self, longest: int, most: int) -> Iterator[IndexName]:
-        for length in {longest, *range(LENGTHS_OF, longest, LENGTHS_OF)}:
-            for rows in (None, *range(1, most + 1)):
-                yield replace(self, length=length, most_rows=rows)
 
     def _file(self, fitted: str | None) -> str:
         decides: dict[str, Any] = {
