@@ -5,14 +5,12 @@ from __future__ import annotations
 from datetime import date
 from typing import Any
 
-import pytest
-
 from expert.data.examples.formats import example_of
-from expert.data.records import BadRow, Example, Row, Turn
+from expert.data.records import BadRow, Example, Row
 from expert.manifest.schema.dataset import FieldMapping
 from expert.manifest.schema.message_names import ROLES
 from tests.data.examples.understood import INSTRUCTION, MESSAGES, TASKS, TEXT, reason_of, turns_of
-from tests.data.real_rows import REAL_SAMPLES, real_examples, real_rows
+from tests.data.real_rows import real_rows
 from tests.each import each
 from tests.wording import wording
 
@@ -236,24 +234,6 @@ def test_a_conversation_that_cannot_be_used_says_why(messages, reason):
 )
 def test_a_task_that_cannot_be_used_says_why(row, reason):
     assert reason_of(row, TASKS) == reason
-
-
-# Real rows
-
-
-@pytest.mark.parametrize(("name", "every"), REAL_SAMPLES)
-def test_every_real_row_gives_an_example_with_its_own_answer(name, every):
-    count = 0
-    for row, example in real_examples(name, every):
-        *before, answer = example.turns
-        assert answer.role == "assistant"
-        assert [turn.role for turn in before] in (["user"], ["system", "user"])
-        if "output" in row.values:
-            assert answer == Turn("assistant", row.values["output"])
-        else:
-            assert row.values["text"].endswith(f"<|assistant|>\n{answer.text}\n<|end|>")
-        count += 1
-    assert count > 300 // every
 
 
 def test_real_plain_text_stays_plain():

@@ -226,12 +226,18 @@ def test_the_date_is_the_same_on_all_days_and_json_is_written_without_escapes():
 
 
 @pytest.mark.parametrize(("file", "every"), REAL_SAMPLES)
-def test_every_real_answer_is_learnt_exactly_once_by_a_real_template(file, every):
-    source = qwen3_source()
+def test_every_real_row_gives_its_own_answer_which_a_real_template_learns_exactly_once(file, every):
+    source, number = qwen3_source(), 0
     template = ChatTemplate(source, eos="<|im_end|>")
-    for number, (_, example) in enumerate(real_examples(file, every)):
+    for number, (row, example) in enumerate(real_examples(file, every)):
+        *before, said = example.turns
+        assert [turn.role for turn in before] in (["user"], ["system", "user"])
+        if "output" in row.values:
+            assert said == Turn("assistant", row.values["output"])
+        else:
+            assert row.values["text"].endswith(f"<|assistant|>\n{said.text}\n<|end|>")
         opening, learnt = template.segments(example)
-        answer = example.turns[-1].text.lstrip("\n")
+        answer = said.text.lstrip("\n")
         assert (opening.learn, learnt.learn) == (False, True)
         assert opening.text.endswith("<|im_end|>\n<|im_start|>assistant\n")
         assert learnt.text == f"<think>\n\n</think>\n\n{answer}<|im_end|>\n"
@@ -239,6 +245,7 @@ def test_every_real_answer_is_learnt_exactly_once_by_a_real_template(file, every
             assert template.prompt(example.turns[:-1]) == opening.text
             plain = as_transformers_does(source, example.turns)
             assert opening.text + learnt.text == plain
+    assert number >= 300 // every
 
 
 def test_a_real_template_keeps_the_thoughts_of_the_last_answer():
