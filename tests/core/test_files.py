@@ -66,27 +66,6 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(
     assert _names(tmp_path) == ["a.txt"]
 
 
-def test_the_text_is_on_the_disk_before_the_rename_and_the_rename_after(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    order: list[str] = []
-    fsync, replace = os.fsync, os.replace
-
-    def note_fsync(descriptor: int) -> None:
-        is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
-        order.append("folder" if is_folder else "file")
-        fsync(descriptor)
-
-    def note_replace(source: str, target: Path) -> None:
-        order.append("rename")
-        replace(source, target)
-
-    monkeypatch.setattr(os, "fsync", note_fsync)
-    monkeypatch.setattr(os, "replace", note_replace)
-    write_text_atomically(tmp_path / "a.txt", "x")
-    assert order == ["file", "rename", "folder"]
-
-
 def _pipe(folder: Path) -> Path:
     os.mkfifo(folder / "pipe")
     return folder / "pipe"

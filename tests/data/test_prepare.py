@@ -134,26 +134,6 @@ def test_a_folder_made_from_something_else_or_of_other_things_is_refused_and_lef
     assert (tmp_path / "mine" / "thesis.txt").exists()
 
 
-@pytest.mark.fault(23)
-@pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
-def test_a_damaged_cache_is_put_aside_and_built_again(tmp_path, damage):
-    folder = prepare(work(), RECIPE, tmp_path / "tokens").folder
-    file = folder / "data-00002.arrow"
-    whole = bytearray(file.read_bytes())
-    if damage == "flip":
-        whole[len(whole) // 2] ^= 1
-        file.write_bytes(whole)
-    elif damage == "cut":
-        file.write_bytes(whole[:-10])
-    else:
-        file.unlink()
-    made = prepare(work(), RECIPE, tmp_path / "tokens")
-    assert not made.hit
-    assert made.because.startswith(wording("the-cache-was-damaged"))
-    assert (tmp_path / "tokens.bad").is_dir()
-    assert len(DocumentStore(made.folder)) == 100
-
-
 class Crash(Exception):
     """What a power cut would be."""
 
