@@ -98,17 +98,18 @@ def test_names_of_new_parent_folders_reach_the_disk(
     assert synced[:2] == [tmp_path, tmp_path / "run"]
 
 
-@each("sealing", [False, True])
 @pytest.mark.parametrize("error", [OSError(5, "Input/output error"), KeyboardInterrupt()])
-def test_after_an_exception_nothing_is_left(tmp_path, monkeypatch, sealing, error):
+def test_after_an_exception_in_the_filling_or_the_sealing_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+):
     def fail(*_: object) -> None:
         raise error
 
+    with pytest.raises(type(error)), publishing(tmp_path / "x"):
+        fail()
     monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(type(error)), publishing(tmp_path / "x") as temporary:  # noqa: PT012
-        fill(temporary)
-        if not sealing:
-            fail()
+    with pytest.raises(type(error)):
+        published(tmp_path / "x")
     assert names(tmp_path) == []
 
 
