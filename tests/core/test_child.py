@@ -33,48 +33,31 @@ def soon() -> float:
     return time.monotonic() + PATIENCE
 
 
-def test_it_answers_what_it_is_asked(begun):
-    child = begun("for line in sys.stdin: print(json.dumps({'got': json.loads(line)}), flush=True)")
+def test_it_answers_what_it_is_asked_and_lines_of_others_are_passed_over(begun):
+    child = begun(
+        """print("a library's line"); print("[1]")\n"""
+        "for line in sys.stdin: print(json.dumps({'got': json.loads(line)}), flush=True)"
+    )
     for number in (1, 2):
         assert child.ask({"number": number})
         assert child.next(soon()) == {"got": {"number": number}}
-
-
-def test_lines_of_others_are_passed_over(begun):
-    child = begun("""print("a library's line"); print("[1]"); print('{"ours": 1}', flush=True)""")
-    assert child.next(soon()) == {"ours": 1}
-    assert child.next(soon()) is None
-    assert child.wait() == 0
-
-
-def test_who_says_nothing_is_not_waited_for_longer_than_allowed(begun):
-    child = begun("sys.stdin.read()")
-    assert child.next(time.monotonic() + 0.05) is None
+    assert child.next(time.monotonic() + 0.05) is None  # who says nothing is not waited for
     assert not child.has_ended
 
 
-def test_its_last_words_are_kept_and_an_end_is_reported(begun):
-    child = begun("print('one', file=sys.stderr); sys.exit('two')")
+def test_its_last_words_are_kept_and_an_end_is_reported(begun, tmp_path):
+    log = tmp_path / "log.txt"
+    log.write_text("before\n", encoding="utf-8")
+    child = begun("print('one', file=sys.stderr); sys.exit('two')", log=log)
     assert child.next(soon()) is None
     assert child.wait() == 1
+    assert child.has_ended
+    assert child.ask({"anybody": "there"}) is False
     assert child.last_words() == "two"
     assert child.last_words(2) == "one / two"
     child.stop()
     assert child.last_words() == "two"
-
-
-def test_nobody_is_asked_who_has_ended(begun):
-    child = begun("sys.exit()")
-    child.wait()
-    assert child.has_ended
-    assert child.ask({"anybody": "there"}) is False
-
-
-def test_errors_are_added_to_a_log(begun, tmp_path):
-    log = tmp_path / "log.txt"
-    log.write_text("before\n", encoding="utf-8")
-    begun("sys.exit('after')", log=log).wait()
-    assert log.read_text(encoding="utf-8") == "before\nafter\n"
+    assert log.read_text(encoding="utf-8") == "before\none\ntwo\n"
 
 
 @pytest.mark.skipif(os.name != "posix", reason="groups of processes are POSIX")
@@ -98,13 +81,7 @@ def test_what_it_started_ends_with_it(begun):
     pytest.fail("it still runs")
 
 
-@pytest.mark.parametrize(
-    ("code", "words"),
-    [
-        (0, wording("ended-with-code")),
-        (-9, wording("was-ended-by-sigkill")),
-        (-250, wording("was-ended-by-signal")),
-    ],
-)
-def test_an_end_in_words(code, words):
-    assert how_it_ended(code) == words
+def test_an_end_in_words():
+    assert how_it_ended(0) == wording("ended-with-code")
+    assert how_it_ended(-9) == wording("was-ended-by-sigkill")
+    assert how_it_ended(-250) == wording("was-ended-by-signal")

@@ -5,14 +5,13 @@ from __future__ import annotations
 import copy
 import pickle
 
-import pytest
-
 from expert.core import errors
 from expert.core.errors import EXIT_MEANINGS, ManifestError, Problem
+from tests.each import each
 from tests.wording import wording
 
 
-@pytest.mark.parametrize(
+@each(
     ("problem", "text"),
     [
         (Problem("a.b", "unknown key", "remove it", 3), "line 3: a.b: unknown key  (remove it)"),
@@ -25,19 +24,13 @@ def test_a_problem_says_where_what_and_what_to_do(problem: Problem, text: str):
     assert str(problem) == text
 
 
-def test_a_manifest_error_lists_every_problem_under_its_source():
+def test_a_manifest_error_lists_every_problem_and_survives_the_way_to_another_process():
     one = ManifestError("m.yaml", [Problem("a", "is wrong")])
     two = ManifestError("m.yaml", [Problem("a", "is wrong"), Problem("b", "is too", line=2)])
     assert str(one) == "m.yaml: 1 problem\n  - a: is wrong"
-    assert str(two) == "m.yaml: 2 problems\n  - a: is wrong\n  - line 2: b: is too"
-    assert two.problems[1].line == 2
-
-
-def test_a_manifest_error_survives_the_way_to_another_process():
-    error = ManifestError("m.yaml", [Problem("a", "is wrong", "mend it", 1)])
-    for twin in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
-        assert str(twin) == str(error)
-        assert twin.problems == error.problems
+    for twin in (two, pickle.loads(pickle.dumps(two)), copy.copy(two)):
+        assert str(twin) == "m.yaml: 2 problems\n  - a: is wrong\n  - line 2: b: is too"
+        assert twin.problems[1].line == 2
 
 
 def test_every_exit_code_has_a_meaning_of_its_own():

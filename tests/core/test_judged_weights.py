@@ -14,7 +14,7 @@ from tests.wording import wording
 
 OTHER = wording("other-weights-run-went")
 OLDER = wording("older-weights-does-not")
-PASSED, FAILED = ({"gate": {"passed": passed}} for passed in (True, False))
+GATES = PASSED, FAILED = [{"gate": {"passed": passed}} for passed in (True, False)]
 
 
 def state(path: Path, weights: bytes, **others: str) -> Path:
@@ -51,22 +51,17 @@ def test_a_verdict_holds_for_the_state_it_names(folder):
     assert outdated({**half, "step": 5}, folder) == OTHER  # it is not kept
 
 
-@pytest.mark.parametrize("gate", [PASSED, FAILED])
-def test_a_verdict_on_other_weights_is_outdated_whatever_it_says(folder, gate):
-    judged = {**gate, "step": None, "weights": weights_of(folder.final)}
+def test_a_verdict_on_other_weights_is_outdated_whatever_it_says(folder):
+    judged = [{**gate, "step": None, "weights": weights_of(folder.final)} for gate in GATES]
     folder.final.rename(folder.path / ".old-final")
-    assert outdated(judged, folder) == OTHER
+    assert {outdated(verdict, folder) for verdict in judged} == {OTHER}
     state(folder.final, b"second")
-    assert outdated(judged, folder) == OTHER
+    assert {outdated(verdict, folder) for verdict in judged} == {OTHER}
 
 
 def test_a_pass_of_an_earlier_version_is_doubted_where_the_weights_are_younger(folder):
-    assert outdated(PASSED, folder) == ""
+    others: list[dict[str, Any]] = [{}, {"gate": 1}, {"step": True}, {"step": "4", "gate": []}]
+    assert {outdated(found, folder) for found in (PASSED, *others)} == {""}
     os.utime(folder.validation, (1, 1))
     assert outdated(PASSED, folder) == OLDER
     assert outdated(FAILED, folder) == ""  # a copy of the run must not open the gate
-
-
-@pytest.mark.parametrize("found", [{}, {"gate": 1}, {"step": True}, {"step": "4", "gate": []}])
-def test_a_file_of_another_shape_does_no_harm(folder, found: dict[str, Any]):
-    assert outdated(found, folder) == ""

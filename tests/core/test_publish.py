@@ -7,17 +7,18 @@ import json
 import os
 import shutil
 import socket
-import subprocess
-import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from expert.core import publish
 from expert.core.publish import DONE, PublishError, damage, faults, is_alive, publishing, sweep
+from tests.core.forking import fork
 from tests.each import each
 from tests.wording import wording
 
+OTHER_CONTENT = wording("with-other-content")
 FILES = {"a.bin": b"a" * 100, "sub/deep/b.txt": b"text\n", "empty": b""}
 
 
@@ -38,9 +39,11 @@ def names(folder: Path) -> list[str]:
 
 
 def dead_pid() -> int:
-    with subprocess.Popen([sys.executable, "-c", ""]) as process:
-        process.wait()
-    return process.pid
+    child = fork()
+    if not child:
+        os._exit(0)
+    os.waitpid(child, 0)
+    return child
 
 
 def test_done_lists_every_file_with_its_size_and_hash(tmp_path: Path):
@@ -95,106 +98,62 @@ def test_names_of_new_parent_folders_reach_the_disk(
     assert synced[:2] == [tmp_path, tmp_path / "run"]
 
 
-@pytest.mark.parametrize("error", [ValueError("x"), KeyboardInterrupt()])
-def test_after_an_exception_nothing_is_left(tmp_path: Path, error: BaseException):
-    def fail() -> None:
-        with publishing(tmp_path / "x") as temporary:
-            fill(temporary)
-            raise error
-
-    with pytest.raises(type(error)):
-        fail()
-    assert names(tmp_path) == []
-
-
-def test_a_disk_that_fails_while_sealing_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), KeyboardInterrupt()])
+def test_after_an_exception_in_the_filling_or_the_sealing_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ):
-    def fail(descriptor: int) -> None:
-        raise OSError(5, "Input/output error")
+    def fail(*_: object) -> None:
+        raise error
 
+    with pytest.raises(type(error)), publishing(tmp_path / "x"):
+        fail()
     monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(OSError, match="Input/output"):
+    with pytest.raises(type(error)):
         published(tmp_path / "x")
     assert names(tmp_path) == []
 
 
-def test_a_finished_target_is_never_overwritten(tmp_path: Path):
-    target = published(tmp_path / "x")
-    with pytest.raises(PublishError, match=wording("x-already-with-other")):
-        published(target, {"a.bin": b"other"})
-    assert damage(target) == ""
-    assert (target / "a.bin").read_bytes() == FILES["a.bin"]
-    assert names(tmp_path) == ["x"]
-
-
-def test_a_target_with_the_same_content_is_as_good(tmp_path: Path):
+def test_a_finished_target_is_never_overwritten_and_the_same_content_is_as_good(tmp_path: Path):
     target = published(tmp_path / "x")
     inode = target.stat().st_ino
+    with pytest.raises(PublishError, match=wording("x-already-with-other")):
+        published(target, {"a.bin": b"other"})
     published(target)
     assert target.stat().st_ino == inode
+    assert damage(target) == ""
     assert names(tmp_path) == ["x"]
-
-
-def test_a_damaged_target_is_not_taken_for_a_twin(tmp_path: Path):
-    target = published(tmp_path / "x")
     (target / "a.bin").write_bytes(b"b" * 100)
     with pytest.raises(PublishError, match=wording("x-already-damaged-has")):
         published(target)
 
 
-@pytest.mark.parametrize("kind", ["folder", "empty", "file", "link to nothing"])
-def test_what_was_never_finished_is_not_overwritten(tmp_path: Path, kind: str):
-    target = tmp_path / "x"
-    if kind == "folder":
-        fill(target)
-    elif kind == "empty":
-        target.mkdir()
-    elif kind == "file":
-        target.write_text("mine")
-    else:
-        target.symlink_to(tmp_path / "nowhere")
+@each(
+    "make",
+    [fill, Path.mkdir, lambda x: x.write_text("mine"), lambda x: x.symlink_to("nowhere")],
+    ids=["folder", "empty", "file", "link to nothing"],
+)
+def test_what_was_never_finished_is_not_overwritten(tmp_path: Path, make):
+    make(tmp_path / "x")
     with pytest.raises(PublishError, match=wording("x-already-never-finished")):
-        published(target)
+        published(tmp_path / "x")
     assert names(tmp_path) == ["x"]
 
 
-def test_another_process_that_was_first_with_the_same_wins(tmp_path: Path):
-    other = published(tmp_path / "elsewhere" / "x")
-    with publishing(tmp_path / "x") as temporary:
+@each("theirs", [FILES, {"a": b"theirs"}], ids=["the same", "something else"])
+def test_another_process_that_was_first_wins_and_something_else_is_an_error(tmp_path, theirs):
+    other = published(tmp_path / "elsewhere" / "x", theirs)
+    same = nullcontext() if theirs is FILES else pytest.raises(PublishError, match=OTHER_CONTENT)
+    with same, publishing(tmp_path / "x") as temporary:
         fill(temporary)
         other.rename(tmp_path / "x")
     assert damage(tmp_path / "x") == ""
+    assert {name: (tmp_path / "x" / name).read_bytes() for name in theirs} == theirs
     assert names(tmp_path) == ["elsewhere", "x"]
-
-
-def test_another_process_that_was_first_with_something_else_is_an_error(tmp_path: Path):
-    other = published(tmp_path / "elsewhere" / "x", {"a": b"theirs"})
-
-    def late() -> None:
-        with publishing(tmp_path / "x") as temporary:
-            fill(temporary)
-            other.rename(tmp_path / "x")
-
-    with pytest.raises(PublishError, match=wording("with-other-content")):
-        late()
-    assert (tmp_path / "x" / "a").read_bytes() == b"theirs"
-    assert names(tmp_path) == ["elsewhere", "x"]
-
-
-def test_one_target_at_a_time_in_one_process(tmp_path: Path):
-    with publishing(tmp_path / "x") as temporary:
-        fill(temporary)
-        with pytest.raises(AssertionError, match="by another thread"):
-            published(tmp_path / "x")
-    assert damage(tmp_path / "x") == ""
 
 
 def test_a_link_is_not_published(tmp_path: Path):
-    with (
-        pytest.raises(PublishError, match=wording("l-no-plain-file")),
-        publishing(tmp_path / "x") as new,
-    ):
+    refused = pytest.raises(PublishError, match=wording("l-no-plain-file"))
+    with refused, publishing(tmp_path / "x") as new:
         (new / "l").symlink_to("/etc/passwd")
     assert names(tmp_path) == []
 
@@ -218,24 +177,9 @@ def flip(path: Path, offset: int, bit: int) -> None:
         stream.write(bytes([byte ^ (1 << bit)]))
 
 
-def emptied(folder: Path) -> None:
-    shutil.rmtree(folder)
-    folder.mkdir()
-
-
-def turned_into_a_file(folder: Path) -> None:
-    shutil.rmtree(folder)
-    folder.write_text("")
-
-
-def linked(folder: Path) -> None:
-    (folder / "a.bin").unlink()
-    (folder / "a.bin").symlink_to("/dev/zero")
-
-
-def harmed_twice(folder: Path) -> None:
-    (folder / "a.bin").unlink()
-    os.truncate(folder / "sub/deep/b.txt", 1)
+def without(folder: Path) -> Path:
+    shutil.rmtree(folder) if folder.is_dir() else folder.unlink()
+    return folder
 
 
 def in_hub_cache(cache: Path, source: Path) -> Path:
@@ -286,13 +230,13 @@ def test_what_the_hub_adds_to_a_copy_is_no_damage(tmp_path: Path):
 @each(
     ("harm", "words"),
     [
-        (lambda x: (x / "a.bin").unlink(), "a.bin is missing"),
+        (lambda x: without(x / "a.bin"), "a.bin is missing"),
         (lambda x: os.truncate(x / "a.bin", 99), wording("has-bytes-instead-of")),
         (lambda x: os.truncate(x / "a.bin", 0), wording("has-bytes-instead")),
         (lambda x: flip(x / "a.bin", 50, 3), wording("has-other-bytes-done")),
         (lambda x: flip(x / "sub/deep/b.txt", 0, 0), wording("has-other-bytes")),
         (lambda x: (x / "sub/new").write_text(""), wording("not-listed-in-done")),
-        (lambda x: (x / DONE).unlink(), wording("done-missing-never-finished")),
+        (lambda x: without(x / DONE), wording("done-missing-never-finished")),
         (lambda x: (x / DONE).write_text(""), "DONE is damaged"),
         (lambda x: (x / DONE).write_text("[]"), "DONE is damaged"),
         (lambda x: (x / DONE).write_text("[" * 100_000), "DONE is damaged"),
@@ -303,11 +247,14 @@ def test_what_the_hub_adds_to_a_copy_is_no_damage(tmp_path: Path):
         ),
         (lambda x: (x / DONE).write_bytes(b"\xff\xfe"), "DONE is damaged"),
         (lambda x: os.truncate(x / DONE, 20_000_000), wording("done-too-large-to")),
-        (emptied, wording("it-is-empty")),
-        (lambda x: shutil.rmtree(x), wording("it-does-not-exist")),
-        (turned_into_a_file, wording("it-is-no-folder")),
-        (linked, wording("is-no-plain-file")),
-        (harmed_twice, wording("missing-has-bytes-instead")),
+        (lambda x: without(x).mkdir(), wording("it-is-empty")),
+        (without, wording("it-does-not-exist")),
+        (lambda x: without(x).write_text(""), wording("it-is-no-folder")),
+        (lambda x: without(x / "a.bin").symlink_to("/dev/zero"), wording("is-no-plain-file")),
+        (
+            lambda x: os.truncate(without(x / "a.bin").parent / "sub/deep/b.txt", 1),
+            wording("missing-has-bytes-instead"),
+        ),
     ],
 )
 def test_what_is_wrong_is_reported_in_words(tmp_path: Path, harm, words: str):
@@ -323,13 +270,8 @@ def test_a_listing_that_names_files_outside_reads_none_of_them(tmp_path: Path):
     (target / DONE).write_text(json.dumps({"../secret": entry, str(tmp_path / "secret"): entry}))
     assert "../secret is missing" in damage(target)
     assert f"{tmp_path / 'secret'} is missing" in damage(target)
-
-
-def test_many_faults_are_counted(tmp_path: Path):
-    target = published(tmp_path / "x", {f"f{number}": b"" for number in range(9)})
-    for path in target.glob("f*"):
-        path.unlink()
-    assert damage(target).endswith("; and 4 more")
+    (target / DONE).write_text(json.dumps({f"f{number}": entry for number in range(9)}))
+    assert damage(target).endswith("; and 7 more")
 
 
 def test_a_flip_of_any_bit_of_done_is_seen(tmp_path: Path):
@@ -384,29 +326,20 @@ def test_leftovers_of_another_machine_stay_as_nobody_knows_whether_their_makers_
     fill(tmp_path / f".tmp-x@elsewhere-{os.getpid()}")
     assert [path.name for path in sweep(tmp_path, name="x")] == [f".tmp-x@{here}-{dead}"]
     assert [path.name for path in sweep(tmp_path)] == [f".tmp-y@{here}-{dead}"]
+    assert all(map(is_alive, (os.getpid(), 1)))
+    assert not any(map(is_alive, (dead, 0, 10**12)))
 
 
-def test_a_folder_that_is_being_filled_is_not_swept(
+def test_a_folder_that_is_being_filled_is_not_swept_and_what_was_there_is_no_obstacle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
+    fill(tmp_path / f".tmp-x@{socket.gethostname()}-{os.getpid()}", {"old": b"old"})
     with publishing(tmp_path / "x") as temporary:
         fill(temporary)
         monkeypatch.chdir(tmp_path)
         assert sweep(Path(), alone=True) == []
         assert sweep(tmp_path) == []
-    assert damage(tmp_path / "x") == ""
-
-
-def test_an_earlier_process_with_the_same_number_is_no_obstacle(tmp_path: Path):
-    fill(tmp_path / f".tmp-x@{socket.gethostname()}-{os.getpid()}", {"old": b"old"})
-    published(tmp_path / "x")
+        with pytest.raises(AssertionError, match="by another thread"):
+            published(tmp_path / "x")
     assert damage(tmp_path / "x") == ""
     assert not (tmp_path / "x" / "old").exists()
-
-
-def test_who_lives_is_known():
-    assert is_alive(os.getpid())
-    assert is_alive(1)
-    assert not is_alive(dead_pid())
-    assert not is_alive(0)
-    assert not is_alive(10**12)

@@ -7,8 +7,6 @@ from pathlib import Path, PureWindowsPath
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from expert.core import rundir
 from expert.core.rundir import found_again
 
@@ -29,35 +27,21 @@ def test_what_was_recorded_from_another_folder_is_found_beside_the_runs(tmp_path
 
 def test_what_was_moved_with_its_runs_is_found_and_a_copy_has_its_own(tmp_path):
     old, new = tmp_path / "fruit", tmp_path / "deep" / "pears"
-    for home in (old, new):
-        made(home / "datasets_optimized" / "fruit")
-    found = found_again(
-        str(old / "datasets_optimized" / "fruit"),
-        runs_then=str(old / "runs"),
-        runs_now=new / "runs",
-    )
-    assert found == new / "datasets_optimized" / "fruit"
+    recorded = str(old / "datasets_optimized")
+    # Tokens that were thrown away would be made beside the moved runs.
+    for home in ((), (old, new)):
+        for each in home:
+            made(each / "datasets_optimized")
+        found = found_again(recorded, runs_then=str(old / "runs"), runs_now=new / "runs")
+        assert found == new / "datasets_optimized"
 
 
-def test_tokens_that_were_thrown_away_would_be_made_beside_the_moved_runs(tmp_path):
-    found = found_again(
-        str(tmp_path / "fruit" / "datasets_optimized"),
-        runs_then=str(tmp_path / "fruit" / "runs"),
-        runs_now=tmp_path / "pears" / "runs",
-    )
-    assert found == tmp_path / "pears" / "datasets_optimized"
-
-
-@pytest.mark.parametrize("is_there", [True, False])
-def test_what_lay_apart_from_the_runs_stays_where_it_is(tmp_path, is_there):
-    cache = tmp_path / "large-disk" / "tokens"
-    if is_there:
-        made(cache)
+def test_what_lay_apart_from_the_runs_stays_where_it_is_and_was_there_or_not(tmp_path):
+    cache, now = tmp_path / "large-disk" / "tokens", tmp_path / "a" / "b" / "c" / "runs"
     for runs_then in (str(tmp_path / "fruit" / "runs"), "fruit/runs"):
-        found = found_again(
-            str(cache), runs_then=runs_then, runs_now=tmp_path / "a" / "b" / "c" / "runs"
-        )
-        assert found == cache
+        assert found_again(str(cache), runs_then=runs_then, runs_now=now) == cache
+        cache.mkdir(parents=True, exist_ok=True)
+        assert found_again(str(cache), runs_then=runs_then, runs_now=now) == cache
 
 
 class AbsentWindowsPath(PureWindowsPath):

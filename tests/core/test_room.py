@@ -54,12 +54,9 @@ def test_what_was_being_written_is_named_and_not_the_source_of_a_copy(tmp_path: 
     assert full_disk_behind(OSError(errno.ENOSPC, FULL)) is None  # of no file: of the output
 
 
-def test_other_errors_pass(tmp_path: Path):
+def test_other_errors_pass_and_the_room_of_a_folder_to_come_is_that_of_its_disk(tmp_path: Path):
     with pytest.raises(FileNotFoundError), within_room(tmp_path, "it", 1):
         raise OTHER["a missing file"]
-
-
-def test_the_room_of_a_folder_that_is_not_there_yet_is_that_of_its_disk(tmp_path: Path):
     assert free_bytes(tmp_path / "a" / "b") > 0
 
 

@@ -38,20 +38,19 @@ def started(parent: Path, name: str) -> RunFolder:
     return RunFolder(parent / name)
 
 
-def test_a_run_is_named_after_the_expert_and_the_time(tmp_path: Path):
-    made = [RunFolder.create(tmp_path / "runs", "sql", clock=lambda: NOON) for _ in range(3)]
-    names = ["sql-20260504-120000", "sql-20260504-120000-2", "sql-20260504-120000-3"]
-    assert [run.path for run in made] == [tmp_path / "runs" / name for name in names]
-    assert all(run.path.is_dir() for run in made)
-
-
-def test_many_that_start_in_one_second_get_folders_of_their_own(tmp_path: Path):
+def test_a_run_is_named_after_the_expert_and_the_time_and_many_get_folders_of_their_own(tmp_path):
     def create(_: int) -> Path:
-        return RunFolder.create(tmp_path, "sql", clock=lambda: NOON).path
+        return RunFolder.create(tmp_path / "runs", "sql", clock=lambda: NOON).path
 
+    names = ["sql-20260504-120000", "sql-20260504-120000-2", "sql-20260504-120000-3"]
+    assert [create(n) for n in range(3)] == [tmp_path / "runs" / name for name in names]
     with ThreadPoolExecutor(8) as threads:
-        made = list(threads.map(create, range(40)))
-    assert len(set(made)) == 40
+        made = set(threads.map(create, range(40)))
+    assert len(made) == 40
+    assert all(path.is_dir() for path in made)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunFolderError, match=wording("no-run-folder-can")):
+        RunFolder.create(tmp_path / "file" / "runs", "sql")
 
 
 @each(
@@ -61,27 +60,6 @@ def test_many_that_start_in_one_second_get_folders_of_their_own(tmp_path: Path):
 def test_a_name_never_leaves_the_folder(tmp_path: Path, expert: str, name: str):
     run = RunFolder.create(tmp_path, expert, clock=lambda: NOON)
     assert run.path == tmp_path / f"{name}-20260504-120000"
-
-
-def test_a_place_where_nothing_can_be_made_is_reported(tmp_path: Path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(RunFolderError, match=wording("no-run-folder-can")):
-        RunFolder.create(tmp_path / "file" / "runs", "sql")
-
-
-def test_the_places_in_it_are_those_of_the_architecture(run: RunFolder):
-    names = {
-        "manifest": "manifest.json",
-        "plan": "plan.json",
-        "environment": "environment.json",
-        "events": "events.jsonl",
-        "checkpoints": "checkpoints",
-        "final": "final",
-        "validation": "validation.json",
-    }
-    assert {name: getattr(run, name) for name in names} == {
-        name: run.path / file for name, file in names.items()
-    }
 
 
 def test_opening_wants_the_plan_of_a_run(tmp_path: Path, run: RunFolder):
@@ -207,15 +185,11 @@ def test_a_living_holder_is_respected_and_a_dead_one_is_not(
     assert not run.lock_file.exists()
 
 
-def test_the_name_of_a_dead_holder_is_overwritten_to_its_last_letter(run: RunFolder):
+def test_the_name_of_a_dead_holder_is_overwritten_and_the_lock_of_another_is_not_removed(run):
     longer = {"pid": 999_999_999, "host": "a-long-name." * 9, "since": "", "process": "gone"}
     run.lock_file.write_text(json.dumps(longer))
     with run.locked():
         assert json.loads(run.lock_file.read_text())["pid"] == os.getpid()
-
-
-def test_the_lock_of_somebody_else_is_not_removed_with_ones_own(run: RunFolder):
-    with run.locked():
         run.lock_file.unlink()  # a person was sure that it is gone
         run.lock_file.write_text("another's")
     assert run.lock_file.read_text() == "another's"
@@ -272,47 +246,38 @@ def test_a_number_that_another_process_got_since_is_no_holder(run: RunFolder):
         assert previous.pid == os.getppid()
 
 
-@pytest.mark.parametrize("has_locks", [True, False])
 def test_a_holder_on_another_machine_counts_only_where_there_are_no_locks(
-    run: RunFolder, monkeypatch: pytest.MonkeyPatch, has_locks: bool
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("filelock.FileLock", Locks(there=has_locks))
     told = {"pid": 1, "host": "elsewhere", "since": "yesterday", "process": "b:1"}
     run.lock_file.write_text(json.dumps(told))
-    if has_locks:
-        with run.locked() as previous:
-            assert previous
-            assert previous.host == "elsewhere"
-    else:
-        with pytest.raises(RunInUse, match="process 1 on elsewhere since yesterday"), run.locked():
-            pass
-
-
-@pytest.mark.parametrize("content", ["", "rubbish", "[]", '{"pid": "x"}', "[" * 5000])
-def test_a_lock_file_that_says_nothing_is_free(run: RunFolder, content: str):
-    run.lock_file.write_text(content)
+    monkeypatch.setattr("filelock.FileLock", Locks(there=False))
+    with pytest.raises(RunInUse, match="process 1 on elsewhere since yesterday"), run.locked():
+        pass
+    monkeypatch.setattr("filelock.FileLock", Locks(there=True))
     with run.locked() as previous:
-        assert previous is None
+        assert previous
+        assert previous.host == "elsewhere"
+
+
+def test_a_lock_file_that_says_nothing_is_free_and_is_given_back_after_an_exception(run: RunFolder):
+    for content in ("", "rubbish", "[]", '{"pid": "x"}', "[" * 5000):
+        run.lock_file.write_text(content)
+        with pytest.raises(ValueError, match="x"), run.locked() as previous:  # noqa: PT012
+            assert previous is None
+            raise ValueError("x")
+        assert not run.lock_file.exists()
 
 
 @pytest.mark.fault(30)
 def test_a_folder_that_cannot_be_written_is_reported(run: RunFolder, tmp_path: Path):
     run.lock_file.mkdir()
-    with (
-        pytest.raises(RunFolderError, match=wording("cannot-written-directory")),
-        run.locked(),
-    ):
+    refused = pytest.raises(RunFolderError, match=wording("cannot-written-directory"))
+    with refused, run.locked():
         pass
     gone = RunFolder(tmp_path / "none")
     with pytest.raises(RunFolderError, match=wording("no-such-folder")), gone.locked():
         pass
-
-
-def test_the_lock_is_given_back_after_an_exception(run: RunFolder):
-    with pytest.raises(ValueError, match="x"), run.locked():
-        raise ValueError("x")
-    with run.locked() as previous:
-        assert previous is None
 
 
 def test_a_folder_nobody_wrote_to_is_removed_and_no_other(tmp_path: Path):

@@ -24,6 +24,7 @@ from expert.data.tokens.documents import (
 from expert.data.tokens.encoder import EncodedBatch
 from expert.data.tokens.statistics import DocumentStatistics
 from tests.data.shards import shard_of
+from tests.each import each
 
 
 def encoded(tokens: list[list[int]], spans: list[list[int]]) -> EncodedBatch:
@@ -55,15 +56,11 @@ def test_documents_of_all_folders_and_shards_are_counted_through(tmp_path):
     assert [store.tokens(number).tolist() for number in range(3, 6)] == [[1, 2, 3], [], [4, 5]]
     assert store.spans(5).tolist() == [[0, 1], [1, 2]]
     assert [store.row(number) for number in range(6)] == [0, 2, 7] * 2
+    assert not store.tokens(0).flags.owndata, "they lie in the mapped file"
+    assert not store.tokens(0).flags.writeable
 
 
-def test_tokens_lie_in_the_mapped_file(tmp_path):
-    tokens = DocumentStore(written(tmp_path)).tokens(0)
-    assert not tokens.flags.owndata
-    assert not tokens.flags.writeable
-
-
-@pytest.mark.parametrize("kind", [pa.int32(), pa.int64()])
+@each("kind", [pa.int32(), pa.int64()])
 def test_numbers_of_an_arrow_array_are_seen_through_its_offset(kind):
     column = pa.array([1, 2, 3, 4], kind)
     assert numbers_in(column[1:3]).tolist() == [2, 3]
@@ -162,18 +159,14 @@ def shard(*ids: int) -> DocumentStatistics:
     return DocumentStatistics.of(batch, rows_in=1, dropped={})
 
 
-def test_the_largest_token_of_all_shards_is_kept():
+def test_the_largest_token_of_all_shards_is_kept_or_unknown_from_an_earlier_file():
     total = DocumentStatistics()
     for part in (shard(3, 9, 4), shard(), shard(7, 8)):
         total = total.plus(part)
     assert (total.tokens, total.largest_id) == (5, 9)
     assert DocumentStatistics.from_json(total.to_json()) == total
     assert DocumentStatistics().largest_id is None
-
-
-def test_a_file_of_before_the_largest_token_was_kept_is_read_and_says_nothing_of_it():
-    old = shard(3, 9).to_json()
-    del old["largest_id"]
+    old = {name: value for name, value in shard(3, 9).to_json().items() if name != "largest_id"}
     read = DocumentStatistics.from_json(old)
     assert (read.tokens, read.largest_id) == (2, None)
     assert read.plus(shard(4)).largest_id is None

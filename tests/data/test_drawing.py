@@ -11,23 +11,20 @@ from expert.data.tokens.documents import FlatDocuments
 from expert.data.tokens.encoder import EncodedBatch
 from expert.data.tokens.row_keys import RowKeys, keys_of_batch
 from tests.data.shards import shard_of
+from tests.each import each
 from tests.wording import wording
 
 counts = st.lists(st.integers(0, 60), min_size=1, max_size=4)
 
 
-@given(counts, st.floats(0.1, 3.0), st.floats(0, 0.5), st.integers(0, 9))
+@given(counts, st.just(1.0) | st.floats(0.1, 3.0), st.floats(0, 0.5), st.integers(0, 9))
 def test_no_document_is_trained_on_and_held_out(sizes, weight, share, seed):
     weights = [weight] * len(sizes)
     train, held_out = draw_documents(sizes, weights, held_out_share=share, seed=seed)
     assert not set(train.tolist()) & set(held_out.tolist())
     assert set(train.tolist()) | set(held_out.tolist()) <= set(range(sum(sizes)))
-
-
-@given(counts, st.floats(0, 0.5), st.integers(0, 9))
-def test_with_a_weight_of_one_every_document_is_on_one_side(sizes, share, seed):
-    train, held_out = draw_documents(sizes, [1.0] * len(sizes), held_out_share=share, seed=seed)
-    assert sorted([*train.tolist(), *held_out.tolist()]) == list(range(sum(sizes)))
+    if weight == 1:  # every document is on one side
+        assert sorted([*train.tolist(), *held_out.tolist()]) == list(range(sum(sizes)))
 
 
 def test_a_weight_of_two_takes_every_row_twice_and_a_half_takes_half():
@@ -38,20 +35,16 @@ def test_a_weight_of_two_takes_every_row_twice_and_a_half_takes_half():
     assert times[10:].max() == 1
 
 
-def test_the_draw_depends_on_the_seed_alone():
-    first = draw_documents([50], [0.5], held_out_share=0.2, seed=3)
-    assert np.array_equal(first[0], draw_documents([50], [0.5], held_out_share=0.2, seed=3)[0])
-    assert not np.array_equal(first[0], draw_documents([50], [0.5], held_out_share=0.2, seed=4)[0])
-
-
 def held_out(count: int, share: float, seed: int) -> list[int]:
     _, found = draw_documents([count], [1.0], held_out_share=share, seed=seed)
     return [int(number) for number in found]
 
 
-def test_the_split_is_the_same_for_the_same_seed_and_another_for_another():
+def test_the_draw_is_the_same_for_the_same_seed_and_another_for_another():
     np.random.seed(1)
     before = np.random.get_state()[1].tolist()  # type: ignore[index]
+    draws = [draw_documents([50], [0.5], held_out_share=0.2, seed=seed) for seed in (3, 3, 4)]
+    assert draws[0][0].tolist() == draws[1][0].tolist() != draws[2][0].tolist()
     assert held_out(1000, 0.1, 42) == held_out(1000, 0.1, 42) != held_out(1000, 0.1, 43)
     # Pinned: a run that is resumed later must hold back the rows it held back before.
     assert held_out(40, 0.1, 42) == [7, 18, 32, 39]
@@ -93,35 +86,28 @@ def test_without_a_repeated_row_the_draw_is_what_it_would_be_without_keys(count,
     assert drawn(keys(list(range(count))), share, seed) == tuple(side.tolist() for side in plain)
 
 
-def test_where_all_rows_have_one_prompt_only_equal_answers_stay_together():
-    answers = [row // 2 for row in range(40)]
-    train, held = drawn(keys([7] * 40, answers), 0.1)
-    assert len(held) == 4
-    assert not {answers[row] for row in train} & {answers[row] for row in held}
-
-
-def test_rows_that_all_stand_three_times_are_held_out_together_even_when_one_was_asked_for():
-    rows = [row // 3 for row in range(9)]
-    train, held = drawn(keys(rows), 0.1)
-    assert len(held) == 3
-    assert not {rows[row] for row in train} & {rows[row] for row in held}
-
-
-def test_where_two_rows_stand_five_hundred_times_each_the_share_that_was_asked_for_is_held_out():
-    known = keys([row % 2 for row in range(1000)])
-    train, held = drawn(known, 0.01)
-    assert len(held) == 10
-    assert wording("much-rows") in repeats_held_out(known, np.array(train), np.array(held))
-
-
-def test_of_rows_that_are_kept_apart_nothing_is_to_be_told():
-    known = keys([row // 3 for row in range(9)])
-    train, held = drawn(known, 0.1)
-    assert repeats_held_out(known, np.array(train), np.array(held)) == ""
-
-
-def test_of_rows_that_are_all_equal_the_share_is_held_out_nevertheless():
-    assert len(drawn(keys([1] * 10), 0.2)[1]) == 2
+@each(
+    ("prompts", "answers", "share", "many", "told"),
+    [
+        # All have one prompt: only equal answers stay together.
+        ([7] * 40, [row // 2 for row in range(40)], 0.1, 4, False),
+        # All stand three times: they are held out together even when one was asked for.
+        ([row // 3 for row in range(9)], None, 0.1, 3, False),
+        # Two stand five hundred times each, or all are equal: as many as were asked for.
+        ([row % 2 for row in range(1000)], None, 0.01, 10, True),
+        ([1] * 100, None, 0.1, 10, True),
+    ],
+    ids=["prompt", "three times", "two rows", "equal"],
+)
+def test_rows_that_repeat_stay_together_as_far_as_the_share_allows(
+    prompts, answers, share, many, told
+):
+    known = keys(prompts, answers)
+    train, held = drawn(known, share)
+    assert len(held) == many
+    assert bool(set(known.whole[train].tolist()) & set(known.whole[held].tolist())) is told
+    said = repeats_held_out(known, np.array(train), np.array(held))
+    assert (wording("much-rows") in said) is told
 
 
 def test_keys_of_a_batch_are_those_of_the_same_documents_on_disk():

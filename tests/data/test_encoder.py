@@ -15,12 +15,7 @@ from expert.data.tokens.encoder import (
     read_special_tokens,
 )
 from expert.planning.models.model_files import UnfitModelFolder
-from tests.data.tokenizers import (
-    model_folder,
-    small_encoder,
-    small_tokenizer,
-    tokenizer_json,
-)
+from tests.data.tokenizers import model_folder, small_encoder, small_tokenizer, tokenizer_json
 from tests.wording import wording
 
 texts = st.text(alphabet=st.sampled_from('abc \n{}":,é漢<|im_end|>'), min_size=1, max_size=30)
@@ -79,41 +74,34 @@ def test_an_answer_is_encoded_after_its_prompt_alone(prompt, answer):
     assert made.spans[-1] == len(ids)  # the end token is learnt
 
 
-def test_a_tokenizer_s_bos_begins_every_document_once():
+def test_a_bos_begins_every_document_once_whoever_writes_it():
     bos = small_tokenizer().token_to_id("<s>")
-    encoder = small_encoder(adds_bos=True)
-    made = encoder.encode([[Segment("fox", True)], [Segment("dog", True)]])
+    made = small_encoder(adds_bos=True).encode([[Segment("fox", True)], [Segment("dog", True)]])
     first, second = np.split(made.ids, [made.lengths[0]])
     assert first[0] == second[0] == bos
     assert made.spans.reshape(-1, 2)[:, 0].tolist() == [1, 1]  # and is not learnt
-
-
-def test_a_template_s_own_bos_is_not_doubled():
-    bos = small_tokenizer().token_to_id("<s>")
     encoder = small_encoder(adds_bos=True, template_adds_bos=True)
     made = encoder.encode([[Segment("<s>fox", True)]])
     assert made.ids.tolist().count(bos) == 1
 
 
-def test_the_fingerprint_follows_the_files_and_the_template_s_bos(tmp_path):
-    def fingerprint(**config: str) -> str:
-        folder = model_folder(tmp_path, **config)
-        return TextEncoder.of_folder(folder, template_adds_bos=False).fingerprint
-
-    first = fingerprint()
-    assert fingerprint() == first
-    assert fingerprint(eos_token="<|endoftext|>") != first
-    (tmp_path / "tokenizer.json").write_text(tokenizer_json(True), encoding="utf-8")
-    again = TextEncoder.of_folder(tmp_path, template_adds_bos=False).fingerprint
-    with_bos = TextEncoder.of_folder(tmp_path, template_adds_bos=True).fingerprint
-    assert len({first, again, with_bos}) == 3
-
-
-def test_the_tokenizer_is_loaded_only_when_it_is_needed(tmp_path, monkeypatch):
+def test_the_fingerprint_follows_the_files_and_the_bos_and_loads_no_tokenizer(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(
         "expert.data.tokens.encoder.load_tokenizer", lambda _: pytest.fail("loaded")
     )
-    assert TextEncoder.of_folder(model_folder(tmp_path), template_adds_bos=False).fingerprint
+
+    def fingerprint(adds_bos: bool = False) -> str:
+        return TextEncoder.of_folder(tmp_path, template_adds_bos=adds_bos).fingerprint
+
+    model_folder(tmp_path)
+    prints = [fingerprint(), fingerprint()]
+    model_folder(tmp_path, eos_token="<|endoftext|>")
+    prints.append(fingerprint())
+    (tmp_path / "tokenizer.json").write_text(tokenizer_json(True), encoding="utf-8")
+    prints += [fingerprint(), fingerprint(True)]
+    assert len(set(prints)) == 4
 
 
 def test_characters_are_tokens_in_the_order_of_their_code_points():
@@ -124,11 +112,8 @@ def test_characters_are_tokens_in_the_order_of_their_code_points():
     assert made.lengths.tolist() == [4, 1]
     assert made.spans.tolist() == [0, 4, 0, 1]
     assert encoder.vocabulary == 9
-
-
-def test_a_character_the_corpus_never_had_is_refused():
     with pytest.raises(DataError, match=wording("character-z-not-in")):
-        CharacterEncoder("abc").encode([[Segment("az", True)]])
+        encoder.encode([[Segment("hz", True)]])
 
 
 def test_special_tokens_are_read_from_the_model_folder(tmp_path):
@@ -145,21 +130,13 @@ def test_special_tokens_are_read_from_the_model_folder(tmp_path):
     assert read_special_tokens(folder).chat_template == "c"
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        ("tokenizer.json", "{}", wording("not-a-tokenizer")),
-        ("tokenizer_config.json", "{", wording("cannot-be-read")),
-    ],
-)
-def test_broken_tokenizer_files_are_told(tmp_path, name, text, message):
+def test_broken_tokenizer_files_and_a_missing_folder_are_told(tmp_path):
     folder = model_folder(tmp_path)
-    (folder / name).write_text(text, encoding="utf-8")
-    read = load_tokenizer if name == "tokenizer.json" else read_special_tokens
-    with pytest.raises((DataError, UnfitModelFolder), match=message):
-        read(folder)
-
-
-def test_a_missing_model_folder_is_told(tmp_path):
+    (folder / "tokenizer.json").write_text("{}", encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text("{", encoding="utf-8")
+    with pytest.raises(UnfitModelFolder, match=wording("not-a-tokenizer")):
+        load_tokenizer(folder)
+    with pytest.raises(DataError, match=wording("cannot-be-read")):
+        read_special_tokens(folder)
     with pytest.raises(DataError, match=wording("no-such-model-folder")):
         load_tokenizer(tmp_path / "absent")

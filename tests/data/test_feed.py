@@ -141,24 +141,16 @@ def documents_in(batch: Batch) -> list[tuple[list[int], ...]]:
     return [document for document in cut if set(document[0]) != {PAD_ID}]
 
 
-def test_the_number_of_rows_at_once_changes_neither_order_nor_counts():
+def test_neither_the_rows_at_once_nor_the_place_to_go_on_from_changes_order_or_counts():
     case = Case()
 
-    def seen(rows: int) -> list[tuple[Any, ...]]:
-        with case.feed(rows) as feed:
+    def seen(rows: int, done: int = 0) -> list[tuple[Any, ...]]:
+        with case.feed(rows, done=done) as feed:
             return [(sum((b.bins for b in fed.batches), ()), fed.counts) for fed in feed]
 
     assert seen(1) == seen(2) == seen(5)
-
-
-def test_a_feed_goes_on_from_any_place():
-    case = Case()
-    with case.feed(2) as feed:
-        whole = [sum((b.bins for b in fed.batches), ()) for fed in feed]
-    with case.feed(2, done=4) as feed:
-        rest = [sum((b.bins for b in fed.batches), ()) for fed in feed]
-    assert rest == whole[4:]
-    assert len(rest) == 5
+    assert seen(2, done=4) == seen(2)[4:]
+    assert len(seen(2)) == 9
 
 
 def test_an_update_stays_as_it_is_until_the_next_one_is_taken():
@@ -181,21 +173,13 @@ def test_what_goes_wrong_in_the_thread_is_raised_where_updates_are_taken():
         raise OSError("the disk is gone")
 
     with case.feed(5, works=works()) as feed, pytest.raises(OSError, match="the disk is gone"):
-        for _ in feed:
-            pass
-
-
-def test_leaving_early_ends_the_thread():
-    case = Case()
+        list(feed)
+    few = case.feed(1, batches=2)
+    with few, pytest.raises(ValueError, match=wording("batches-in-update-with")):
+        next(iter(few))
     with case.feed(1, total=9) as feed:
         next(iter(feed))
     assert not any(thread.name == "expert-feed" for thread in threading.enumerate())
-
-
-def test_an_update_with_too_many_batches_is_an_error_rather_than_a_loss():
-    feed = Case().feed(1, batches=2)
-    with feed, pytest.raises(ValueError, match=wording("batches-in-update-with")):
-        next(iter(feed))
 
 
 @pytest.mark.gpu

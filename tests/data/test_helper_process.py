@@ -44,8 +44,15 @@ def test_two_processes_make_what_one_makes(tmp_path, monkeypatch):
 def test_what_a_helper_that_dies_leaves_undone_is_made_all_the_same(tmp_path, monkeypatch):
     alone = prepare(work(), RECIPE, tmp_path / "alone")
     monkeypatch.setattr(module, "_help", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-    helped = prepare(work(with_helper=True), RECIPE, tmp_path / "helped")
-    assert listed(helped.folder) == listed(alone.folder)
+    made = prepare(work(with_helper=True), RECIPE, tmp_path / "helped")
+    assert listed(made.folder) == listed(alone.folder)
+
+    def no_room() -> int:
+        raise OSError("no room")
+
+    monkeypatch.setattr(os, "fork", no_room)
+    with helped(lambda: None, wanted=True) as is_there:
+        assert not is_there
 
 
 def test_bad_rows_are_counted_once(tmp_path):
@@ -63,12 +70,3 @@ def test_bad_rows_are_counted_once(tmp_path):
     with pytest.raises(DataError, match=r"rows\.jsonl:41: broken"):
         prepare(work(rows=some_bad, with_helper=True, max_bad_rows=2), RECIPE, tmp_path / "other")
     assert psutil.Process().children() == before  # nobody is left behind
-
-
-def test_without_room_for_a_process_there_is_none(monkeypatch):
-    def no_room() -> int:
-        raise OSError("no room")
-
-    monkeypatch.setattr(os, "fork", no_room)
-    with helped(lambda: None, wanted=True) as is_there:
-        assert not is_there

@@ -16,16 +16,26 @@ PADDED: dict[str, Any] = {
 }
 
 
+BAD_ROWS = [{"instruction": "", "response": ""}, *ROWS[:20], {"wrong": 1}, *ROWS[20:]]
+
+
 @pytest.mark.parametrize(
     ("config", "more"),
     [
         ({}, {}),
-        ({"group_by_length": False, "dataloader_num_workers": 1}, {}),
-        ({"max_seq_length": 24}, {}),  # a third of the rows is cut
-        ({"max_seq_length": 30, "overlong": "drop"}, {}),
-        ({}, {"soft_prompts": [{"name": "lead", "tokens": 3}]}),
+        # A third of the rows is cut.
+        ({"group_by_length": False, "dataloader_num_workers": 1, "max_seq_length": 24}, {}),
+        # Bad and overlong rows are left out.
+        (
+            {"max_seq_length": 33, "overlong": "drop"},
+            {
+                "rows": BAD_ROWS,
+                "dataset": {"max_bad_rows": 2},
+                "soft_prompts": [{"name": "lead", "tokens": 3}],
+            },
+        ),
     ],
-    ids=["plain", "a worker", "cut", "dropped", "soft prompt"],
+    ids=["plain", "cut, by a worker", "left out, with a soft prompt"],
 )
 def test_a_run_that_tokenises_late_learns_exactly_what_a_prepared_one_learns(
     tmp_path, base, config, more
@@ -39,12 +49,3 @@ def test_a_run_that_tokenises_late_learns_exactly_what_a_prepared_one_learns(
     assert weights_of(late) == weights_of(ahead)
     assert {event["kind"] for event in events_of(ahead, "feed")} == {"padded"}
     assert {event["kind"] for event in events_of(late, "feed")} == {"late"}
-
-
-def test_rows_that_preparing_left_out_are_left_out_late_too(tmp_path, base):
-    rows = [{"instruction": "", "response": ""}, *ROWS[:20], {"wrong": 1}, *ROWS[20:]]
-    dataset = {"max_bad_rows": 2}
-    settings = {**PADDED, "tokenize": "late"}
-    late = write_expert(tmp_path / "late", base, settings, rows=rows, dataset=dataset)
-    ahead = write_expert(tmp_path / "ahead", base, PADDED, rows=rows, dataset=dataset)
-    assert losses_of(run(late).folder) == losses_of(run(ahead).folder)

@@ -83,39 +83,38 @@ def test_workers_change_nothing_but_who_makes_the_batches(prepared, options):
     assert contents(a_feed(prepared, **options)) == alone
 
 
-def test_a_row_is_a_document_padded_to_the_longest(prepared):
+def test_a_row_is_a_document_padded_to_the_longest_and_its_targets_have_labels(prepared):
     with a_feed(prepared) as feed:
-        for fed in feed:
-            for batch in fed.batches:
-                texts = [LINES[number][:LENGTH] for number in batch.bins]
-                assert batch.tokens.shape == (len(texts), max(map(len, texts)))
-                assert batch.whole_rows
-                for text, tokens in zip(texts, batch.tokens.tolist(), strict=True):
-                    assert ENCODER.decode(tokens)[: len(text)] == text
+        for batch in (batch for fed in feed for batch in fed.batches):
+            texts = [LINES[number][:LENGTH] for number in batch.bins]
+            assert batch.tokens.shape == (len(texts), max(map(len, texts)))
+            assert batch.whole_rows
+            for text, tokens in zip(texts, batch.tokens.tolist(), strict=True):
+                assert ENCODER.decode(tokens)[: len(text)] == text
+            labels, places = batch.labels.flatten(), batch.target_places
+            expected = torch.nonzero(labels >= 0).flatten()
+            torch.testing.assert_close(places[: batch.targets].long(), expected)
+            assert bool((labels[places[batch.targets :].long()] < 0).all())
 
 
-def test_targets_are_the_places_that_have_a_label(prepared):
-    with a_feed(prepared) as feed:
-        for fed in feed:
-            for batch in fed.batches:
-                labels = batch.labels.flatten()
-                places = batch.target_places
-                expected = torch.nonzero(labels >= 0).flatten()
-                torch.testing.assert_close(places[: batch.targets].long(), expected)
-                assert bool((labels[places[batch.targets :].long()] < 0).all())
-
-
-def test_a_feed_goes_on_from_any_place(prepared):
+def test_a_feed_goes_on_from_any_place_and_leaves_the_global_random_numbers_alone(prepared):
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
     whole = contents(a_feed(prepared))
+    assert torch.equal(torch.rand(3), expected)
     assert contents(a_feed(prepared, done=5)) == whole[10:]
 
 
-def test_the_rows_of_an_update_are_the_same_however_many_go_at_once(prepared):
-    def seen(rows: int) -> list[tuple[Any, ...]]:
-        with a_feed(prepared, rows=rows, grouped=True) as feed:
-            return [sum((b.bins for b in fed.batches), ()) for fed in feed]
+def test_rows_grouped_by_length_are_the_same_however_many_go_at_once_and_pad_less(prepared):
+    def seen(rows: int, grouped: bool = True) -> tuple[list[tuple[int, ...]], int]:
+        with a_feed(prepared, rows=rows, grouped=grouped) as feed:
+            batches = [[(b.bins, b.tokens.numel()) for b in fed.batches] for fed in feed]
+        bins = [sum((bins for bins, _ in some), ()) for some in batches]
+        return bins, sum(places for some in batches for _, places in some)
 
-    assert seen(1) == seen(2) == seen(4)
+    assert seen(1)[0] == seen(2)[0] == seen(4)[0]
+    assert seen(2)[1] < seen(2, grouped=False)[1]
 
 
 def test_ranks_share_the_rows_and_a_silent_batch_counts_nothing(prepared):
@@ -132,35 +131,11 @@ def test_ranks_share_the_rows_and_a_silent_batch_counts_nothing(prepared):
     assert (total, silent) == (whole, 2)
 
 
-def test_grouping_by_length_pads_less(prepared):
-    def places(grouped: bool) -> int:
-        with a_feed(prepared, rows=2, grouped=grouped) as feed:
-            return sum(batch.tokens.numel() for fed in feed for batch in fed.batches)
-
-    assert places(True) < places(False)
-
-
-def test_feeding_leaves_the_global_random_numbers_alone(prepared):
-    torch.manual_seed(1)
-    expected = torch.rand(3)
-    torch.manual_seed(1)
-    contents(a_feed(prepared))
-    assert torch.equal(torch.rand(3), expected)
-
-
-def test_tokenising_late_gives_the_batches_that_preparing_gives(prepared):
+def test_tokenising_late_gives_the_batches_that_preparing_gives_and_names_a_bad_row(prepared):
     late = RowsTokenisedLate(rows=rows(), segments_of=segments_of, encoder=ENCODER, length=LENGTH)
     expected = [(bins, tokens) for bins, tokens, _, _ in contents(a_feed(prepared, rows=1))]
     found = [(bins, tokens) for bins, tokens, _, _ in contents(a_feed(late, rows=1))]
     assert found == expected
-
-
-def test_a_bad_row_met_late_is_named():
-    late = RowsTokenisedLate(
-        rows=rows(),
-        segments_of=lambda row: BadRow(row.file, row.line, "no answer"),
-        encoder=ENCODER,
-        length=LENGTH,
-    )
+    late.segments_of = lambda row: BadRow(row.file, row.line, "no answer")
     with pytest.raises(DataError, match=wording("cannot-be-used")):
         late[2]

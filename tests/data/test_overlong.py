@@ -3,7 +3,6 @@ left out and told, or refused where none is left."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 from expert.data.records import DataError
 from expert.jobs.datasets.check import check_dataset
 from expert.jobs.diagnose.data import check_data
-from expert.manifest.reader import read_manifest
 from expert.run.open import open_run, plan, prepare
 from tests.each import each
 from tests.run.test_preparing import ROWS, an_expert, lines, texts_of
@@ -21,6 +19,7 @@ from tests.wording import wording
 WORDS = " ".join(f"word{n}" for n in range(400))
 LONG = [{"instruction": f"Read this. {'word ' * 400}", "output": f"answer {n}"} for n in range(30)]
 TOLD = wording("train-rows-left-out")
+SEED = wording("another-larger-draws-other")
 
 
 def an_expert_of(folder: Path, rows: list[dict[str, Any]] | None, **config: Any) -> Path:
@@ -36,7 +35,7 @@ def an_expert_of(folder: Path, rows: list[dict[str, Any]] | None, **config: Any)
     return manifest
 
 
-@pytest.mark.parametrize("rows", [None, [{"text": WORDS}] * 2])
+@each("rows", [None, [{"text": WORDS}] * 2])
 def test_long_texts_are_learnt_to_their_end(tmp_path, rows):
     manifest = an_expert_of(tmp_path, rows)
     made = prepare(manifest)
@@ -75,17 +74,10 @@ def test_rows_that_are_not_here_yet_are_cut_for_now(tmp_path):
     assert wording("when-they-are-here") in decisions["data.overlong"].because
 
 
-def test_a_manifest_that_names_what_happens_is_read_as_before(tmp_path):
-    for asked in ("cut", "split", "drop"):
-        manifest = an_expert(tmp_path, overlong=asked)
-        assert read_manifest(manifest).manifest.training.config.overlong == asked
-        assert json.loads(plan(manifest).model_dump_json())["data"]["overlong"] == asked
-
-
 # --- rows of which nothing would be learnt --------------------------------------------------------
 
 
-@pytest.mark.parametrize("packing", [True, False])
+@each("packing", [True, False])
 def test_rows_whose_answer_is_cut_off_are_left_out_and_told(tmp_path, packing):
     manifest = an_expert_of(tmp_path, ROWS[:30] + LONG, packing=packing)
     for _ in range(2):  # and again where the index lies in the cache
@@ -99,36 +91,25 @@ def test_rows_whose_answer_is_cut_off_are_left_out_and_told(tmp_path, packing):
         assert wording("the-longest-row-has") in doubt.text
 
 
-def test_a_row_that_keeps_a_part_of_its_answer_stays(tmp_path):
+def test_a_row_that_keeps_a_part_of_its_answer_stays_and_many_are_told_of(tmp_path):
     partly = [{"instruction": "a", "output": "word " * 400}] * 3
-    made = prepare(an_expert_of(tmp_path, ROWS[:30] + partly))
+    few = prepare(an_expert_of(tmp_path / "few", ROWS[:30] + partly[:1]))
+    assert (few.train.index.overlong.cut, few.doubts) == (1, ())
+    made = prepare(an_expert_of(tmp_path / "many", ROWS[:30] + partly))
     assert (made.train.index.examples, made.train.index.overlong.unlearnt) == (33, 0)
     (doubt,) = made.doubts
     assert doubt.text.startswith(wording("train-rows-lose-end"))
     assert "a larger training.config.max_seq_length" in doubt.text
 
 
-def test_a_few_rows_that_lose_their_end_are_not_told_of(tmp_path):
-    partly = [{"instruction": "a", "output": "word " * 400}]
-    made = prepare(an_expert_of(tmp_path, ROWS[:30] + partly))
-    assert (made.train.index.overlong.cut, made.doubts) == (1, ())
-
-
-def test_rows_that_are_learnt_whole_lose_nothing_but_their_end(tmp_path):
-    manifest = an_expert_of(tmp_path, ROWS[:30] + LONG, train_on_prompt=True)
-    assert prepare(manifest).train.index.overlong.unlearnt == 0
-
-
-def test_split_rows_leave_out_the_parts_before_the_answer(tmp_path):
-    manifest = an_expert_of(tmp_path, ROWS[:30] + LONG, overlong="split")
-    made = prepare(manifest)
-    assert (made.train.index.examples, made.train.index.overlong.unlearnt) == (60, 0)
+def test_rows_that_are_learnt_whole_split_or_laid_end_to_end_leave_no_answer_out(tmp_path):
+    manifest = an_expert_of(tmp_path, ROWS[:30] + LONG)
+    for setting in ("train_on_prompt=true", "packing=concat", "overlong=split"):
+        made = prepare(manifest, overrides=(setting,))
+        assert made.train.index.overlong.unlearnt == 0
+    # Of split rows the parts before the answer are left out.
+    assert made.train.index.examples == 60
     assert sum("answer" in text for text in texts_of(made, "train")) == 30
-
-
-def test_rows_laid_end_to_end_lose_nothing(tmp_path):
-    manifest = an_expert_of(tmp_path, ROWS[:30] + LONG, packing="concat")
-    assert prepare(manifest).train.index.overlong.unlearnt == 0
 
 
 def test_the_places_of_a_soft_prompt_count(tmp_path):
@@ -146,7 +127,7 @@ def test_the_places_of_a_soft_prompt_count(tmp_path):
         prepare(manifest, overrides=("max_seq_length=66",))
 
 
-@pytest.mark.parametrize("split", ["train", "validation", "test"])
+@each("split", ["train", "validation", "test"])
 def test_a_split_of_which_no_answer_is_left_is_refused(tmp_path, split):
     names = {name: f"{name}.jsonl" for name in ("train", "validation", "test")}
     dataset = {"path": names["train"], "validation_path": names["validation"]}
@@ -156,35 +137,30 @@ def test_a_split_of_which_no_answer_is_left_is_refused(tmp_path, split):
         (tmp_path / file).write_text(lines(rows), encoding="utf-8")
     words = wording("rows-left-out-larger", split=split)
     for _ in range(2):
-        with pytest.raises(DataError, match=words):
+        with pytest.raises(DataError, match=words) as refused:
             prepare(manifest)
+        assert SEED not in str(refused.value), "they have a file of their own"
     problems = check_dataset(manifest).problems
     assert [text.partition(" are")[0] for text in problems] == [f"{split}: 30 of 30 rows (100%)"]
 
 
-def test_a_plan_tells_before_and_after_preparing(tmp_path):
+def test_a_plan_tells_before_and_after_preparing_and_packing(tmp_path):
     manifest = an_expert_of(tmp_path, ROWS[:30] + LONG)
 
-    def told() -> list[str]:
-        return [each.text for each in plan(manifest).remarks if "left out" in each.text]
+    def told() -> str:
+        (remark,) = [each for each in plan(manifest).remarks if "left out" in each.text]
+        assert remark.path == "training.config.max_seq_length"
+        return remark.text
 
-    (before,) = told()
-    assert before.startswith(wording("train-rows-tried-left"))
-    prepare(manifest)
-    (after,) = told()
-    assert after.startswith(TOLD)
-
-
-def test_a_plan_tells_of_prepared_rows_that_another_length_would_leave_out(tmp_path):
-    manifest = an_expert_of(tmp_path, ROWS[:30] + LONG)
+    assert told().startswith(wording("train-rows-tried-left"))
     prepare(manifest, overrides=("max_seq_length=2048",))  # nothing is packed for another one
-    told = [each for each in plan(manifest).remarks if "left out" in each.text]
-    assert [each.path for each in told] == ["training.config.max_seq_length"]
-    assert told[0].text.startswith(TOLD)
-    assert wording("the-longest-row-has") in told[0].text
+    assert told().startswith(TOLD)
+    assert wording("the-longest-row-has") in told()
+    prepare(manifest)
+    assert told().startswith(TOLD)
 
 
-@pytest.mark.parametrize("overlong", ["cut", "drop"])
+@each("overlong", ["cut", "drop"])
 def test_a_plan_tells_what_preparing_has_refused(tmp_path, overlong):
     manifest = an_expert_of(tmp_path, LONG, overlong=overlong)
     with pytest.raises(DataError) as refused:
@@ -192,10 +168,7 @@ def test_a_plan_tells_what_preparing_has_refused(tmp_path, overlong):
     assert str(refused.value) in [each.text for each in plan(manifest).remarks]
 
 
-SEED = wording("another-larger-draws-other")
-
-
-@pytest.mark.parametrize(
+@each(
     ("long_rows", "split", "other_rows_would_do"),
     [(range(60), "train", False), (range(40), "validation", False), (None, "validation", True)],
 )
@@ -217,15 +190,6 @@ def test_other_rows_are_advised_only_where_those_that_are_learnt_have_answers(
     ) as refused:
         prepare(manifest)
     assert (SEED in str(refused.value)) == other_rows_would_do
-
-
-def test_other_rows_are_not_advised_where_they_have_a_file_of_their_own(tmp_path):
-    manifest = an_expert(tmp_path, dataset={"path": "a.jsonl", "validation_path": "b.jsonl"})
-    for name, rows in (("a", ROWS[:30]), ("b", LONG)):
-        (tmp_path / f"{name}.jsonl").write_text(lines(rows), encoding="utf-8")
-    with pytest.raises(DataError, match=r"^validation: ") as refused:
-        prepare(manifest)
-    assert SEED not in str(refused.value)
 
 
 def test_a_check_of_the_data_tells_them_and_the_tokens_that_are_lost(tmp_path):

@@ -21,14 +21,13 @@ from expert.core.hashed import state_of
 from expert.data.pack import pack as packing
 from expert.data.pack.pack import (
     bins_per_update,
-    cut_pieces,
     pack_best_fit,
     pack_blocks,
     pack_concat,
     pack_none,
     shifted_blocks,
 )
-from expert.data.pack.pack_index import OverlongCounts, PackIndex
+from expert.data.pack.pack_index import PackIndex
 from tests.each import each
 from tests.wording import wording
 
@@ -66,11 +65,8 @@ def pieces_of(index: PackIndex) -> list[list[tuple[int, int, int]]]:
 def test_every_token_is_in_one_piece_or_counted_as_lost(pack: Pack, lengths, length, policy, soft):
     policy = "split" if pack is concat else policy
     index = pack(lengths, length, overlong=policy, soft_tokens=soft)
-    tokens = Counter(
-        (document, place)
-        for document, start, stop in chain(*pieces_of(index))
-        for place in range(start, stop)
-    )
+    bins, pieces = pieces_of(index), list(chain(*pieces_of(index)))
+    tokens = Counter((document, at) for document, a, b in pieces for at in range(a, b))
     assert set(tokens.values()) <= {1}
     limit = length - soft
     kept = {
@@ -81,50 +77,20 @@ def test_every_token_is_in_one_piece_or_counted_as_lost(pack: Pack, lengths, len
     expected = {(d, place) for d, stop in enumerate(kept[policy]) for place in range(stop)}
     assert set(tokens) == expected
     assert index.overlong.tokens_lost == lengths.sum() - len(expected)
-    overlong = int((lengths > limit).sum())
     counted = {"cut": index.overlong.cut, "split": index.overlong.split}
-    assert counted.get(policy, index.overlong.dropped) == overlong
-
-
-@every_rule
-@given(lengths=document_lengths, length=st.integers(5, 40), policy=policies, soft=st.integers(0, 4))
-def test_no_bin_is_empty_or_too_long(pack: Pack, lengths, length, policy, soft):
-    policy = "split" if pack is concat else policy
-    index = pack(lengths, length, overlong=policy, soft_tokens=soft)
-    taken = [sum(stop - start + soft for _, start, stop in pieces) for pieces in pieces_of(index)]
+    assert counted.get(policy, index.overlong.dropped) == int((lengths > limit).sum())
+    # No bin is empty or too long.
+    taken = [sum(stop - start + soft for _, start, stop in some) for some in bins]
     assert all(0 < places <= length for places in taken)
     assert index.bin_lengths().tolist() == taken
-
-
-@every_rule
-@given(lengths=document_lengths, length=st.integers(5, 40), policy=policies, soft=st.integers(0, 4))
-def test_examples_of_all_pieces_are_the_rows_an_unpacked_run_would_have(
-    pack: Pack, lengths, length, policy, soft
-):
-    policy = "split" if pack is concat else policy
-    index = pack(lengths, length, overlong=policy, soft_tokens=soft)
-    counted = [index.examples_in(start, stop) for _, start, stop in chain(*pieces_of(index))]
-    assert min(counted, default=0) >= 0
+    # The examples of all pieces are the rows that an unpacked run would have.
+    examples = [index.examples_in(start, stop) for _, start, stop in pieces]
+    assert min(examples, default=0) >= 0
     unpacked = pack_none(lengths, length, overlong=policy, soft_tokens=soft)
-    assert sum(counted) == index.examples == unpacked.bins
-
-
-@pytest.mark.parametrize(
-    ("policy", "pieces", "counts"),
-    [
-        ("cut", [(0, 0, 4), (1, 0, 5), (3, 0, 5)], OverlongCounts(cut=1, tokens_lost=7)),
-        (
-            "split",
-            [(0, 0, 4), (1, 0, 5), (3, 0, 5), (3, 5, 10), (3, 10, 12)],
-            OverlongCounts(split=1),
-        ),
-        ("drop", [(0, 0, 4), (1, 0, 5)], OverlongCounts(dropped=1, tokens_lost=12)),
-    ],
-)
-def test_overlong_documents_are_cut_split_or_dropped(policy, pieces, counts):
-    made = cut_pieces(np.array([4, 5, 0, 12]), 5, policy)
-    assert list(zip(made.document, made.start, made.stop, strict=True)) == pieces
-    assert made.overlong == counts
+    assert sum(examples) == index.examples == unpacked.bins
+    if pack is pack_none:
+        assert {len(some) for some in bins} <= {1}
+        assert (np.diff(index.piece_document) >= 0).all()
 
 
 @every_rule
@@ -168,38 +134,23 @@ def full_enough(index: PackIndex, lengths: np.ndarray) -> bool:
     return kept.mean() > index.length / 3 and index.bins <= 1.04 * bins
 
 
+DRAWN: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
+    "equal rows, 22 to 24": lambda rng, count: rng.integers(22, 25, count),
+    "long rows, 900 to 1000": lambda rng, count: rng.integers(900, 1001, count),
+    "rows of a table": lambda rng, count: rng.normal(80, 20, count).clip(30, 263),
+    "instructions": lambda rng, count: rng.lognormal(np.log(51), 0.6, count).clip(16, 336),
+    "queries with a schema": lambda rng, count: rng.uniform(108, 985, count),
+    "objects, a few very long": (
+        lambda rng, count: rng.lognormal(np.log(198), 1.2, count).clip(27, 20_000)
+    ),
+    "paragraphs": lambda rng, count: rng.normal(370, 60, count).clip(31, 788),
+}
+"""Lengths like those of real data sets, but for the first two."""
+
+
 def drawn(kind: str, count: int) -> np.ndarray:
-    """Lengths like those of real data sets."""
-    rng = np.random.default_rng(5)
-    some = {
-        "equal rows, 22 to 24": lambda: rng.integers(22, 25, count),
-        "rows of a table": lambda: rng.normal(80, 20, count).clip(30, 263),
-        "instructions": lambda: rng.lognormal(np.log(51), 0.6, count).clip(16, 336),
-        "queries with a schema": lambda: rng.uniform(108, 985, count),
-        "objects, a few very long": lambda: rng.lognormal(np.log(198), 1.2, count).clip(27, 20_000),
-        "paragraphs": lambda: rng.normal(370, 60, count).clip(31, 788),
-        "long rows, 900 to 1000": lambda: rng.integers(900, 1001, count),
-    }
-    return some[kind]().astype(np.int32)
+    return DRAWN[kind](np.random.default_rng(5), count).astype(np.int32)
 
-
-KINDS = [
-    "rows of a table",
-    "instructions",
-    "queries with a schema",
-    "objects, a few very long",
-    "paragraphs",
-]
-
-
-@each("length", [512, 1024, 2048, 4096])
-@each("kind", KINDS)
-def test_best_fit_fills_97_percent_or_what_long_rows_allow(kind: str, length: int):
-    lengths = drawn(kind, 5000)
-    assert full_enough(pack_best_fit(lengths, length, 7), lengths)
-
-
-# --- what stands together ------------------------------------------------------------------------
 
 TOGETHER = [
     ("equal rows, 22 to 24", 384),
@@ -213,6 +164,16 @@ TOGETHER = [
     ("paragraphs", 2048),
     ("long rows, 900 to 1000", 2048),
 ]
+
+
+@each("length", [512, 1024, 2048, 4096])
+@each("kind", list(DRAWN)[2:])
+def test_best_fit_fills_97_percent_or_what_long_rows_allow(kind: str, length: int):
+    lengths = drawn(kind, 5000)
+    assert full_enough(pack_best_fit(lengths, length, 7), lengths)
+
+
+# --- what stands together ------------------------------------------------------------------------
 
 
 def by_chance(lengths: np.ndarray, length: int) -> list[np.ndarray]:
@@ -255,13 +216,13 @@ def stands_together_by_chance(index: PackIndex, lengths: np.ndarray) -> bool:
     return alike and spread_of_means(packed) <= 1.25 * spread_of_means(shuffled_rows)
 
 
-@pytest.mark.parametrize(("kind", "length"), TOGETHER)
+@each(("kind", "length"), TOGETHER)
 def test_what_stands_together_is_as_random_as_a_shuffle(kind: str, length: int):
     lengths = drawn(kind, 8000)
     assert stands_together_by_chance(pack_best_fit(lengths, length, 7), lengths)
 
 
-@pytest.mark.parametrize(("kind", "length"), [one for one in TOGETHER if one[1] in (384, 512)])
+@each(("kind", "length"), [one for one in TOGETHER if one[1] in (384, 512)])
 def test_packing_longest_first_would_be_seen(kind: str, length: int, monkeypatch):
     monkeypatch.setattr(packing, "_fit", packing._fit_longest_first)
     lengths = drawn(kind, 8000)
@@ -315,30 +276,16 @@ def test_the_seed_alone_decides_how_documents_are_packed():
 
 
 @given(document_lengths, st.integers(5, 40), st.integers(0, 5))
-def test_concat_fills_every_bin_but_the_last(lengths, length, seed):
+def test_concat_fills_every_bin_but_the_last_and_goes_on_with_a_cut_document(lengths, length, seed):
     index = pack_concat(lengths, length, seed)
     assert set(index.bin_lengths()[:-1].tolist()) <= {length}
-
-
-@given(document_lengths, st.integers(5, 40), st.integers(0, 5))
-def test_concat_goes_on_with_a_cut_document_at_the_start_of_the_next_bin(lengths, length, seed):
-    bins = pieces_of(pack_concat(lengths, length, seed))
-    for before, after in pairwise(bins):
+    for before, after in pairwise(pieces_of(index)):
         document, _, stop = before[-1]
-        if stop < lengths[document]:
-            assert after[0][:2] == (document, stop)
-        else:
-            assert after[0][1] == 0
+        goes_on = stop < lengths[document]
+        assert after[0][:2] == (document, stop) if goes_on else after[0][1] == 0
 
 
-@given(document_lengths, st.integers(5, 40), policies)
-def test_without_packing_a_bin_is_a_piece(lengths, length, policy):
-    index = pack_none(lengths, length, overlong=policy)
-    assert {len(pieces) for pieces in pieces_of(index)} <= {1}
-    assert (np.diff(index.piece_document) >= 0).all()
-
-
-def test_an_update_has_as_many_examples_packed_as_unpacked():
+def test_an_update_has_as_many_examples_packed_as_unpacked_and_at_least_one_bin():
     lengths = lognormal_lengths(404, 20_000)
     for pack in (pack_best_fit, pack_concat):
         index = pack(lengths, 2048, 3)
@@ -346,6 +293,9 @@ def test_an_update_has_as_many_examples_packed_as_unpacked():
         assert bins * index.examples / index.bins == pytest.approx(64, rel=0.05)
         # The same number of updates for the same number of rows.
         assert index.bins / bins == pytest.approx(len(lengths) / 64, rel=0.05)
+    index = pack_best_fit(np.full(100, 10), 1000, 0)
+    assert (index.bins, bins_per_update(index, 1)) == (1, 1)
+    assert bins_per_update(pack_none(np.array([], int), 10), 8) == 1
 
 
 @given(document_lengths, st.integers(5, 40), st.integers(1, 6), policies)
@@ -359,12 +309,6 @@ def test_a_bin_is_closed_when_it_has_as_many_pieces_as_it_may(lengths, length, m
 def test_bins_with_few_pieces_are_about_as_many_as_the_pieces_need():
     index = best_fit(lognormal_lengths(20, 4000), 2048, most_pieces=8)
     assert index.bins == pytest.approx(4000 / 8, rel=0.01)
-
-
-def test_an_update_has_at_least_one_bin():
-    index = pack_best_fit(np.full(100, 10), 1000, 0)
-    assert (index.bins, bins_per_update(index, 1)) == (1, 1)
-    assert bins_per_update(pack_none(np.array([], int), 10), 8) == 1
 
 
 def test_statistics_count_what_packing_saved():
@@ -382,8 +326,8 @@ def test_statistics_count_what_packing_saved():
     assert (statistics.bins, statistics.fill, statistics.padding_to_longest) == (0, 0.0, 0)
 
 
-@every_rule
-@pytest.mark.parametrize("count", [0, 1, 300])
+@each("pack", [best_fit, concat, pack_none])
+@each("count", [0, 1, 300])
 def test_an_index_is_the_same_after_saving_and_opening(pack: Pack, count: int, tmp_path: Path):
     made = pack(lognormal_lengths(60, count), 100, overlong="split", soft_tokens=3)
     made.save(tmp_path / "a folder" / "index.arrow")
@@ -429,7 +373,7 @@ def test_an_index_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch):
     assert PackIndex.open(path).bins == 3
 
 
-@pytest.mark.parametrize("damage", ["text", "truncated", "foreign", "another version"])
+@each("damage", ["text", "truncated", "foreign", "another version"])
 def test_a_file_that_is_no_index_is_named_and_may_be_deleted(damage: str, tmp_path: Path):
     path = tmp_path / "index.arrow"
     pack_none(np.array([1, 2, 3]), 10).save(path)
@@ -442,11 +386,8 @@ def test_a_file_that_is_no_index_is_named_and_may_be_deleted(damage: str, tmp_pa
         schema = pa.schema([("x", pa.int32())], metadata=facts)
         with pa.ipc.new_file(str(path), schema) as writer:
             writer.write_batch(pa.record_batch([pa.array([1], pa.int32())], schema=schema))
-    kind = (
-        wording("another-version-of-expert")
-        if damage == "another version"
-        else wording("not-index-packed")
-    )
+    kinds = {"another version": wording("another-version-of-expert")}
+    kind = kinds.get(damage, wording("not-index-packed"))
     with pytest.raises(ExpertError, match=kind) as error:
         PackIndex.open(path)
     assert str(error.value).startswith(str(path))

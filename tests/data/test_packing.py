@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from expert.data.pack.pack import bins_per_update, pack_best_fit, pack_concat
 from expert.data.pack.packing import tried_packing
 from expert.planning.choose.sequences import ROWS_OFF, concatenation_of
+from tests.each import each
 
 
 def packed(lengths: np.ndarray, length: int, examples: int, *, streaming: bool = False):
@@ -31,13 +32,13 @@ def packed(lengths: np.ndarray, length: int, examples: int, *, streaming: bool =
 def test_an_update_has_the_rows_that_were_asked_for(examples, mean, spread, length):
     draw = np.random.default_rng(0)
     low, high = max(1, int(mean * (1 - spread))), int(mean * (1 + spread)) + 1
-    lengths = np.minimum(draw.integers(low, high + 1, 2000), length)
+    lengths = np.minimum(draw.integers(low, high + 1, 1000), length)
     rows, _ = packed(lengths, length, examples)
-    # Half of the rows were tried. And half a row: 9 rows in 2 sequences are 4 or 5 in each.
+    # And half a row: 9 rows in 2 sequences are 4 or 5 in each.
     assert rows == pytest.approx(examples, rel=1.5 * ROWS_OFF, abs=0.5)
 
 
-@pytest.mark.parametrize(
+@each(
     ("lengths", "length", "examples"),
     [
         (np.full(3000, 130), 1024, 16),
@@ -55,25 +56,14 @@ def test_rows_of_every_kind_make_updates_of_the_rows_asked_for(lengths, length, 
     assert rows == pytest.approx(examples, rel=0.07)
 
 
-def test_a_stream_has_sequences_of_one_length_with_as_many_rows_as_are_wanted():
-    rows, _ = packed(np.full(2000, 22), 1024, 16, streaming=True)
+def test_sequences_are_as_they_were_as_full_and_as_long_as_the_rows_allow():
+    rows, _ = packed(np.full(2000, 22), 1024, 16, streaming=True)  # of one length in a stream
     assert rows == pytest.approx(16, rel=0.01)
-
-
-def test_sequences_stay_as_they_are_where_whole_ones_hold_the_rows():
     lengths = np.random.default_rng(0).integers(20, 180, 4000).astype(np.int32)
-    made = tried_packing(lengths, 64, 1024, shortest=180)
-    assert (made.sequences, made.length, made.most_rows) == (6, 1024, None)
-
-
-def test_short_sequences_are_full_where_no_row_is_long():
+    assert tried_packing(lengths, 64, 1024, shortest=180) == (6, 1024, None)  # whole ones do
     _, fill = packed(np.random.default_rng(0).integers(10, 40, 4000), 1024, 16)
     assert fill > 0.93
-
-
-def test_a_step_of_one_row_is_one_row():
-    made = tried_packing(np.arange(10, 41, dtype=np.int32), 1, 512, shortest=40)
-    assert (made.sequences, made.length, made.most_rows) == (1, 40, 1)
+    assert tried_packing(np.arange(10, 41, dtype=np.int32), 1, 512, shortest=40) == (1, 40, 1)
 
 
 @pytest.mark.parametrize("longest", [28, 900])

@@ -32,6 +32,7 @@ from expert.data.tokens.prepare import Part, make_part, missing_parts, prepare, 
 from expert.data.tokens.shards import Blocks, Piece, Tokenising
 from tests.data.test_prepare import RECIPE, work
 from tests.data.tokenizers import small_encoder
+from tests.each import each
 from tests.wording import wording
 
 posix = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that fork")
@@ -161,7 +162,7 @@ def crashes_in_any_order(
 
 
 @settings(
-    max_examples=25,
+    max_examples=15,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
@@ -183,18 +184,16 @@ def test_a_hundred_data_sets_give_the_bytes_of_one_process(moments, tmp_path):
         crashes_in_any_order(kinds, parts, number, moments, tmp_path / str(number))
 
 
-@pytest.mark.parametrize("rows", [1, 2, 5])
+@each("rows", [1, 2, 5])
 def test_more_parts_than_rows_leave_some_of_them_nothing_to_do(tmp_path, rows):
-    prepare(source(["good"] * rows), RECIPE, tmp_path / "alone")
-    done = [
-        run_part(source(["good"] * rows), tmp_path / "tokens", Part(part, 4))
-        for part in (4, 3, 2, 1)
-    ]
+    few = source(["good"] * rows)
+    prepare(few, RECIPE, tmp_path / "alone")
+    done = [run_part(few, tmp_path / "tokens", Part(part, 4)) for part in (4, 3, 2, 1)]
     assert done == [False, False, False, True]
     assert files(tmp_path / "tokens") == files(tmp_path / "alone")
 
 
-def test_each_part_formats_and_encodes_its_own_rows_only(tmp_path):
+def test_each_part_formats_its_own_rows_only_and_one_that_is_done_reads_nothing_again(tmp_path):
     formatted: list[int] = []
 
     def counting() -> Callable[[Row], Any]:
@@ -204,46 +203,36 @@ def test_each_part_formats_and_encodes_its_own_rows_only(tmp_path):
 
         return segments_of
 
-    own = work(100, formatter=counting, row_count=100)
+    def no_rows() -> Iterator[Row]:
+        raise AssertionError("rows are read")
+
     shares = []
     for part in (1, 2, 3):
         formatted.clear()
-        run_part(own, tmp_path / "tokens", Part(part, 3))
+        run_part(work(100, formatter=counting, row_count=100), tmp_path / "t", Part(part, 3))
         shares.append(sorted(formatted))
+        run_part(work(rows=no_rows, row_count=100), tmp_path / "t", Part(part, 3))
     assert sorted(row for share in shares for row in share) == list(range(100))
     assert all(28 <= len(share) <= 40 for share in shares)
 
 
-def test_a_part_that_is_done_reads_nothing_again(tmp_path):
-    run_part(work(row_count=100), tmp_path / "tokens", Part(2, 3))
-
-    def no_rows() -> Iterator[Row]:
-        raise AssertionError("rows are read")
-
-    run_part(work(rows=no_rows, row_count=100), tmp_path / "tokens", Part(2, 3))
-
-
-def test_another_number_of_parts_is_refused_with_what_to_do(tmp_path):
-    run_part(work(row_count=100), tmp_path / "tokens", Part(2, 3))
+def test_another_number_of_parts_is_refused_with_what_to_do(tmp_path, monkeypatch):
+    tokens, whole = tmp_path / "tokens", work(row_count=100)
+    run_part(whole, tokens, Part(2, 3))
     with pytest.raises(DataError) as caught:
-        run_part(work(row_count=100), tmp_path / "tokens", Part(1, 4))
+        run_part(whole, tokens, Part(1, 4))
     [place] = tmp_path.glob("tokens.parts-*")
-    assert str(caught.value) == wording(
-        "another-number-of-parts", folder=tmp_path / "tokens", place=place
-    )
-
-
-def test_of_two_numbers_of_parts_that_begin_in_the_same_moment_none_stays(tmp_path, monkeypatch):
-    dealt = Blocks.dealt
+    assert str(caught.value) == wording("another-number-of-parts", folder=tokens, place=place)
+    dealt, later = Blocks.dealt, tmp_path / "later"
 
     def while_another_begins(parts: int, work: Tokenising) -> Blocks:
-        module._pieces_folder(tmp_path / "tokens", RECIPE, dealt(3, work)).mkdir()
+        module._pieces_folder(later, RECIPE, dealt(3, work)).mkdir()
         return dealt(parts, work)
 
     monkeypatch.setattr(Blocks, "dealt", while_another_begins)
     with pytest.raises(DataError, match="--part K/3"):
-        run_part(work(row_count=100), tmp_path / "tokens", Part(1, 4))
-    assert len(list(tmp_path.glob("tokens.parts-*"))) == 1
+        run_part(whole, later, Part(1, 4))
+    assert len(list(tmp_path.glob("later.parts-*"))) == 1
 
 
 def test_one_process_finishes_what_was_begun_in_parts(tmp_path, monkeypatch):
@@ -264,7 +253,7 @@ def test_one_process_finishes_what_was_begun_in_parts(tmp_path, monkeypatch):
     assert files(tmp_path / "tokens") == files(tmp_path / "alone")
 
 
-@pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
+@each("damage", ["flip", "cut", "remove"])
 def test_damaged_pieces_are_made_again_by_whoever_publishes(tmp_path, damage):
     prepare(work(row_count=100), RECIPE, tmp_path / "alone")
     run_part(work(row_count=100), tmp_path / "tokens", Part(1, 2))
@@ -294,15 +283,9 @@ def test_bad_rows_of_all_parts_together_may_be_too_many(tmp_path):
     assert files(tmp_path / "tokens") == files(tmp_path / "alone")
 
 
-@pytest.mark.parametrize(
-    ("missing", "told"),
-    [
-        ((2, 5, 6, 7, 8), wording("parts-still-to-do")),
-        ((4,), wording("a-part-still-to-do")),
-    ],
-)
-def test_what_is_left_is_named(missing, told):
-    assert str(PartsLeft(missing, 8)) == told
+def test_what_is_left_is_named():
+    assert str(PartsLeft((2, 5, 6, 7, 8), 8)) == wording("parts-still-to-do")
+    assert str(PartsLeft((4,), 8)) == wording("a-part-still-to-do")
 
 
 # --- real processes ------------------------------------------------------------------------------
@@ -377,15 +360,15 @@ def test_a_part_that_is_killed_and_one_that_runs_twice_give_the_bytes_of_one_pro
     twice = [in_a_process(tmp_path, Part(2, 2)) for _ in range(2)]
     until(lambda: len(list(tmp_path.glob("tokens.parts-*/*.json"))) > 3)
     killed.kill()
-    for each in (killed, *twice):
-        each.join(60)
-    assert [each.exitcode for each in (killed, *twice)] == [-signal.SIGKILL, 0, 0]
+    for process in (killed, *twice):
+        process.join(60)
+    assert [process.exitcode for process in (killed, *twice)] == [-signal.SIGKILL, 0, 0]
     assert not (tmp_path / "tokens").exists()
     before = encoded(tmp_path)
     again = [in_a_process(tmp_path, Part(1, 2)) for _ in range(2)]
-    for each in again:
-        each.join(60)
-    assert [each.exitcode for each in again] == [0, 0]
+    for process in again:
+        process.join(60)
+    assert [process.exitcode for process in again] == [0, 0]
     assert encoded(tmp_path) > before
     assert files(tmp_path / "tokens") == expected
     assert not list(tmp_path.glob("tokens.parts-*"))
@@ -396,14 +379,14 @@ def test_of_three_processes_one_prepares_and_when_it_dies_the_next_takes_over(tm
     first = in_a_process(tmp_path, None, most=3)
     until(lambda: len(list(tmp_path.glob("tokens.parts-*/*.json"))) == 3)
     others = [in_a_process(tmp_path, None) for _ in range(2)]
-    until(lambda: all(told(tmp_path, each) for each in others))
+    until(lambda: all(told(tmp_path, other) for other in others))
     host = socket.gethostname()
     waiting = wording("waiting-for-a-process", pid=first.pid, host=host)
-    assert [told(tmp_path, each) for each in others] == [[waiting], [waiting]]
+    assert [told(tmp_path, other) for other in others] == [[waiting], [waiting]]
     first.kill()
-    for each in (first, *others):
-        each.join(60)
-    assert sorted(told(tmp_path, each)[-1] for each in others) == ["hit", "made"]
+    for process in (first, *others):
+        process.join(60)
+    assert sorted(told(tmp_path, other)[-1] for other in others) == ["hit", "made"]
     assert files(tmp_path / "tokens") == expected
     assert encoded(tmp_path) == len([name for name in expected if name.endswith(".arrow")])
 

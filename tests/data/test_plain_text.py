@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from expert.core.rundir import RunFolder
 from expert.data.plain_text import trained_on_text
 from expert.jobs.validate.test_sets import data_folder
@@ -44,22 +42,18 @@ def test_the_first_row_says_whether_it_is_a_text_or_a_conversation(
     assert trained_on_text(planned(tmp_path, **dataset)) is is_text
 
 
-def test_the_rows_of_a_stream_are_found_beside_the_runs(tmp_path: Path):
+def test_rows_are_found_beside_the_runs_where_nothing_lies_above_the_cache(tmp_path: Path):
     (tmp_path / "train.jsonl").write_text('{"text": "once upon"}\n', encoding="utf-8")
-    made = planned(tmp_path, streaming=True)
-    assert made.data.cache is None
-    assert trained_on_text(made)
+    stream = planned(tmp_path, streaming=True)
+    assert stream.data.cache is None
+    assert trained_on_text(stream)
+    for cache in ("/cache", "cache"):
+        made = planned(tmp_path).with_values({"data.cache": cache}, "", "manifest")
+        assert trained_on_text(made)
+        assert data_folder(RunFolder(tmp_path / "runs" / "a"), made, None) == tmp_path
 
 
-@pytest.mark.parametrize("cache", ["/cache", "cache"])
-def test_rows_are_found_beside_the_runs_where_nothing_lies_above_the_cache(cache, tmp_path: Path):
-    (tmp_path / "train.jsonl").write_text('{"text": "once upon"}\n', encoding="utf-8")
-    made = planned(tmp_path).with_values({"data.cache": cache}, "", "manifest")
-    assert trained_on_text(made)
-    assert data_folder(RunFolder(tmp_path / "runs" / "a"), made, None) == tmp_path
-
-
-@pytest.mark.parametrize("task", [{"text": "once upon"}, CHAT])
+@each("task", [{"text": "once upon"}, CHAT])
 def test_the_first_task_decides_for_all(task: dict[str, str], tmp_path: Path):
     (tmp_path / "a.jsonl").write_text(json.dumps(task) + "\n", encoding="utf-8")
     data = manifest()
@@ -67,7 +61,7 @@ def test_the_first_task_decides_for_all(task: dict[str, str], tmp_path: Path):
     assert trained_on_text(plan(data, None, folder=tmp_path)) is ("text" in task)
 
 
-@pytest.mark.parametrize("kinds", [["text"], ["messages"], ["text", "messages"], []])
+@each("kinds", [["text"], ["messages"], ["text", "messages"], []])
 def test_rows_that_are_not_here_are_known_by_their_prepared_tokens(
     kinds: list[str], tmp_path: Path
 ):
@@ -80,11 +74,8 @@ def test_rows_that_are_not_here_are_known_by_their_prepared_tokens(
     assert trained_on_text(made) is (kinds == ["text"])
 
 
-@pytest.mark.parametrize("path", ["shakespeare", "a/b.txt", "a/b.TXT.gz"])
-def test_texts_and_corpora_are_known_by_their_name(path: str, tmp_path: Path):
-    assert trained_on_text(planned(tmp_path, path=path))
-
-
-def test_without_rows_and_tokens_the_manifest_decides(tmp_path: Path):
+def test_texts_are_known_by_their_name_and_others_that_are_not_here_by_the_manifest(tmp_path: Path):
+    for path in ("shakespeare", "a/b.txt", "a/b.TXT.gz"):
+        assert trained_on_text(planned(tmp_path, path=path))
     assert trained_on_text(planned(tmp_path, text_field="body"))
     assert not trained_on_text(planned(tmp_path))

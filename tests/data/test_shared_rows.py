@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 import expert
 from expert.data.count import count_rows
 from expert.data.named_sources import named_sources
@@ -16,6 +14,7 @@ from expert.jobs.diagnose.check import check
 from expert.manifest.reader import read_manifest
 from expert.planning.run_plan import RunPlan
 from expert.run.open import prepare
+from tests.each import each
 from tests.jobs.runs import ROWS, base_model, events_of, run, write_expert
 from tests.wording import wording
 
@@ -33,7 +32,7 @@ def an_expert(folder: Path, *, base: Any = "tiny", **files: Any) -> Path:
     return write_expert(folder, base, {"epochs": 1}, dataset=paths)
 
 
-@pytest.mark.parametrize("split", SPLITS)
+@each("split", SPLITS)
 def test_rows_that_are_judged_and_learnt_are_counted_and_one_is_named(tmp_path, split):
     file = an_expert(tmp_path, **{split: [NEW[0], NEW[1], ROWS[6], ROWS[3]]})
     made = prepare(file, overrides=("training.dataset.validation_split=0",))
@@ -42,15 +41,10 @@ def test_rows_that_are_judged_and_learnt_are_counted_and_one_is_named(tmp_path, 
     assert doubt.text == wording("rows-stand-in-training", split=split, file=file)
 
 
-def test_a_single_shared_row_is_told_as_one(tmp_path):
-    (told,) = prepare(an_expert(tmp_path, validation=[ROWS[0]])).doubts
-    assert told.text.startswith(wording("validation-row-stands-in"))
-
-
-@pytest.mark.parametrize("split", SPLITS)
-def test_rows_that_are_new_or_answer_the_same_otherwise_are_not_told(tmp_path, split):
+def test_rows_that_are_new_or_answer_the_same_otherwise_are_not_told(tmp_path):
     others = [{**row, "response": f"{row['response']}!"} for row in ROWS[:4]]
-    assert prepare(an_expert(tmp_path, **{split: [*NEW, *others]})).doubts == ()
+    rows = {split: [*NEW, *others] for split in SPLITS}
+    assert prepare(an_expert(tmp_path, **rows)).doubts == ()
 
 
 def test_a_test_row_whose_twin_is_held_out_for_validation_is_not_learnt(tmp_path):
@@ -80,9 +74,13 @@ def test_rows_that_bad_ones_stand_before_keep_their_number(tmp_path):
     assert shared.example.startswith("row 3 of validation.jsonl")
 
 
-def test_what_rows_are_recognised_by_is_made_once(tmp_path, monkeypatch):
+def test_what_rows_are_recognised_by_is_made_once_and_a_single_row_is_told_as_one(
+    tmp_path, monkeypatch
+):
     file = an_expert(tmp_path, validation=[ROWS[1]])
     first = prepare(file)
+    (told,) = first.doubts
+    assert told.text.startswith(wording("validation-row-stands-in"))
 
     def refuse(documents: Any) -> RowKeys:
         raise AssertionError("the tokens are read again")

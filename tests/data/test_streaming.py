@@ -17,6 +17,7 @@ from expert.data.pack.pack import pack_best_fit
 from expert.data.records import BadRow, DataError, Row, Segment
 from expert.data.tokens.encoder import CharacterEncoder
 from tests.data.shards import loader_plan
+from tests.each import each
 from tests.wording import wording
 
 ENCODER = CharacterEncoder("abcdefghijklmnopqrstuvwxyz0123456789 ")
@@ -73,30 +74,22 @@ def seen(stream: Stream, **more) -> list[tuple[Any, ...]]:
     return [(w.update.done, w.update.epoch, w.update.window, texts_of(w)) for w in found]
 
 
-def test_every_row_comes_once_an_epoch():
+def test_every_row_comes_once_an_epoch_in_another_order_and_updates_of_the_asked_for_size():
     updates = seen(a_stream(Source()), epochs=2)
-    for epoch in (0, 1):
-        texts = [text for _, at, _, some in updates if at == epoch for text in some]
-        assert len(texts) == ROWS
-        assert len(set(texts)) == ROWS
+    orders = [[some for _, at, _, some in updates if at == epoch] for epoch in (0, 1)]
+    for order in orders:
+        texts = [text for some in order for text in some]
+        assert len(texts) == len(set(texts)) == ROWS
+    assert orders[0] != orders[1]
     assert [done for done, *_ in updates] == list(range(len(updates)))
+    # Windows of 40 rows are cut evenly.
+    assert np.mean([len(texts) for *_, texts in updates]) == pytest.approx(10, rel=0.25)
+    assert len(seen(a_stream(Source()), total=3)) == 3
 
 
-def test_epochs_come_in_different_orders():
-    updates = seen(a_stream(Source()), epochs=2)
-    first = [texts for _, epoch, _, texts in updates if epoch == 0]
-    second = [texts for _, epoch, _, texts in updates if epoch == 1]
-    assert first != second
-
-
-@pytest.mark.parametrize("workers", [1, 2, 3])
+@each("workers", [1, 3])
 def test_more_workers_change_no_update(workers: int):
     assert seen(a_stream(Source(), workers)) == seen(a_stream(Source()))
-
-
-def test_updates_have_the_asked_for_examples_on_average():
-    counts = [len(texts) for *_, texts in seen(a_stream(Source()))]
-    assert np.mean(counts) == pytest.approx(10, rel=0.25)  # windows of 40 rows are cut evenly
 
 
 def test_a_stream_goes_on_from_any_place():
@@ -115,28 +108,11 @@ def test_no_more_is_read_than_the_windows_in_use():
     assert source.read <= 40 + 41  # looking at the first window, then reading it
 
 
-def test_a_total_stops_the_stream():
-    assert len(seen(a_stream(Source()), total=3)) == 3
-
-
-def test_bad_rows_stop_the_stream_and_are_named():
+def test_bad_rows_stop_the_stream_and_are_named_unless_they_are_tolerated():
     with pytest.raises(DataError, match=wording("row-stream-broken")):
         seen(a_stream(Source(bad=90)))
-
-
-def test_bad_rows_can_be_tolerated():
     texts = [text for *_, some in seen(a_stream(Source(bad=90), max_bad_rows=1)) for text in some]
     assert len(texts) == ROWS - 1
-
-
-def test_an_empty_stream_is_an_error():
-    with pytest.raises(DataError, match=wording("no-rows-can-used")):
-        a_stream(Source(count=0))
-
-
-def test_a_stream_with_nothing_to_learn_is_an_error():
-    with pytest.raises(DataError, match=wording("nothing-to-learn")):
-        a_stream(Source(), encoder=Unlearnt(ENCODER.characters))
 
 
 class Unlearnt(CharacterEncoder):
@@ -146,6 +122,25 @@ class Unlearnt(CharacterEncoder):
         batch = super().encode(documents)
         nothing = np.zeros(0, np.int32)
         return type(batch)(batch.ids, batch.lengths, nothing, np.zeros_like(batch.span_counts))
+
+
+def unlearnt(store, seed):
+    """Bins of nothing: of no row anything is learnt."""
+    return pack_best_fit(store.lengths, LENGTH, seed, unlearnt=np.arange(len(store)))
+
+
+@each(
+    ("count", "encoder", "pack", "told"),
+    [
+        (0, ENCODER, pack, wording("no-rows-can-used")),
+        (ROWS, Unlearnt(ENCODER.characters), pack, wording("nothing-to-learn")),
+        (ROWS, ENCODER, unlearnt, wording("first-rows-stream-nothing")),
+    ],
+    ids=["empty", "no answer", "answers cut off"],
+)
+def test_a_stream_of_whose_first_rows_nothing_is_learnt_is_an_error(count, encoder, pack, told):
+    with pytest.raises(DataError, match=told):
+        a_stream(Source(count), encoder=encoder, pack=pack)
 
 
 def test_fuller_bins_than_there_are_boundaries_for_are_divided():
@@ -184,11 +179,3 @@ def test_a_window_of_which_nothing_is_learnt_makes_no_update():
     rows = [len(texts_of(work)) for work in works(stream)]
     assert (sum(rows), min(rows) > 0) == (40, True)
     assert (stream.first_rows, stream.first_unlearnt) == (40, 0)
-
-
-def test_a_stream_whose_first_rows_teach_nothing_is_an_error():
-    def nothing(store, seed):
-        return pack_best_fit(store.lengths, LENGTH, seed, unlearnt=np.arange(len(store)))
-
-    with pytest.raises(DataError, match=wording("first-rows-stream-nothing")):
-        a_stream(Source(), pack=nothing)

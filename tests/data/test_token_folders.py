@@ -17,8 +17,10 @@ from expert.data.prepared import PreparedData
 from expert.data.records import DataError
 from expert.jobs.datasets.check import check_dataset
 from expert.jobs.datasets.find import find_datasets, read_users
+from expert.jobs.diagnose.data import check_data
 from expert.run.open import open_run, prepare
 from tests.data.tokenizers import model_folder, small_tokenizer
+from tests.each import each
 from tests.run.test_preparing import an_expert, texts_of
 from tests.wording import wording
 
@@ -119,25 +121,16 @@ def test_tokens_that_the_path_names_are_used_with_the_splits_of_their_folder(tmp
     assert "SELECT 32 FROM town" in "".join(texts_of(made, "test"))
 
 
-def test_without_labels_all_but_the_padding_is_trained_on(tmp_path):
-    model_folder(tmp_path / "models" / "small", pad_token="<pad>")
-    rows = [token_row(n, labels=False) for n in range(20)]
+@each("mask", [True, False])
+def test_without_labels_all_but_the_padding_is_trained_on(tmp_path, mask):
+    """Without a mask, pad tokens at the end are padding."""
+    rows = [token_row(n, labels=False, mask=mask) for n in range(20)]
     file = token_expert(tmp_path, rows)
-    made = prepare(file)
-    statistics = made.train.folders[0].statistics
-    assert (
-        statistics.trainable_tokens
-        == statistics.tokens
-        == sum(sum(row["attention_mask"]) for row in rows)
-    )
-
-
-def test_without_a_mask_pad_tokens_at_the_end_are_padding(tmp_path):
-    rows = [token_row(n, labels=False, mask=False) for n in range(20)]
+    pad = "<pad>" if mask else TOKENIZER.id_to_token(0)
+    model_folder(tmp_path / "models" / "small", pad_token=pad)
+    statistics = prepare(file).train.folders[0].statistics
     real = sum(token != 0 for row in rows for token in row["input_ids"])
-    file = token_expert(tmp_path, rows)
-    model_folder(tmp_path / "models" / "small", pad_token=TOKENIZER.id_to_token(0))
-    assert prepare(file).train.folders[0].statistics.tokens == real
+    assert statistics.trainable_tokens == statistics.tokens == real
 
 
 def test_ids_beyond_the_vocabulary_do_not_fit_and_the_rows_are_tokenised_instead(tmp_path):
@@ -157,13 +150,18 @@ def test_ids_of_another_tokenizer_are_known_by_the_text_they_make(tmp_path):
     rows = [token_row(n, labels=False) for n in range(20)]
     for row in rows:
         row["input_ids"] = [(id * 7 + 11) % 300 for id in row["input_ids"]]
-    file, _ = cached_expert(tmp_path, rows)
+    file, folder = cached_expert(tmp_path, rows)
     made = prepare(file)
     assert wording("same-when-text-tokenised") in made.doubts[0].text
     assert "FROM city" in texts_of(made, "train")[0]
+    shutil.rmtree(folder)
+    save(folder, [{"input_ids": [9_999] * 8}] * 20)
+    facts = check_data(open_run(file, data="counted"))
+    found = {finding.name: finding for finding in facts.findings}
+    assert wording("beyond-the-tokenizers") in found["token-folder"].evidence
 
 
-@pytest.mark.parametrize(
+@each(
     ("spoil", "told"),
     [
         (
@@ -203,17 +201,25 @@ def test_text_beside_the_tokens_is_what_is_fallen_back_to(tmp_path):
     assert wording("rows-tokenised-instead") in made.doubts[0].text
 
 
-def test_rows_without_tokens_are_tokenised_although_tokens_were_said_to_be_there(tmp_path):
+def test_tokens_that_are_not_there_or_not_said_to_be_there_are_told_of(tmp_path):
     file = an_expert(tmp_path, dataset={"path": "train.jsonl", "use_pretokenized": True})
     made = prepare(file)
     assert made.train.rows == 108
     assert "train.jsonl has no input_ids" in made.doubts[0].text
+    save(tmp_path / "tokens", ROWS)
+    with pytest.raises(DataError, match=r"tokens already.*use_pretokenized: true"):
+        prepare(an_expert(tmp_path, dataset={"path": "tokens"}))
 
 
-def test_tokens_are_used_where_the_rows_they_were_made_from_are_gone(tmp_path):
-    file, _ = cached_expert(tmp_path, ROWS)
+def test_a_changed_token_folder_is_converted_again_and_used_where_its_rows_are_gone(tmp_path):
+    file, folder = cached_expert(tmp_path, ROWS)
+    first = prepare(file).train.folders[0]
+    shutil.rmtree(folder)
+    save(folder, [*ROWS, token_row(20)])
     (tmp_path / "train.jsonl").unlink()
-    assert prepare(file).train.rows == 18
+    second = prepare(file).train
+    assert first.key != second.folders[0].key
+    assert (second.folders[0].statistics.documents, second.rows) == (21, 18)
 
 
 def test_what_was_checked_and_what_cannot_be_known_is_written_beside_the_tokens(tmp_path):
@@ -239,21 +245,14 @@ def test_rows_longer_than_the_length_are_cut_or_left_out_like_others(tmp_path):
     assert made.train.index.overlong.dropped > 0
 
 
-def test_rows_joined_and_cut_to_one_length_are_told_of(tmp_path):
+def test_rows_joined_and_cut_to_one_length_or_that_nothing_ends_are_told_of(tmp_path):
     text = encoded("".join(f"Row {n} says so.<|im_end|>" for n in range(400)))
     chunks = [text[start : start + 32] for start in range(0, len(text) - 32, 32)]
-    file = token_expert(tmp_path, [{"input_ids": ids, "labels": ids} for ids in chunks])
+    file = token_expert(tmp_path / "a", [{"input_ids": ids, "labels": ids} for ids in chunks])
     assert any(wording("every-row-has-tokens") in doubt.text for doubt in prepare(file).doubts)
-
-
-def test_a_changed_token_folder_is_converted_again(tmp_path):
-    file, folder = cached_expert(tmp_path, ROWS)
-    first = prepare(file).train.folders[0]
-    shutil.rmtree(folder)
-    save(folder, [*ROWS, token_row(20)])
-    second = prepare(file).train.folders[0]
-    assert first.key != second.key
-    assert second.statistics.documents == 21
+    rows = [{"input_ids": encoded(f"Row {n} says so.")} for n in range(20)]
+    file = token_expert(tmp_path / "b", rows)
+    assert wording("would-not-learn-to") in prepare(file).doubts[0].text
 
 
 def test_prepared_tokens_of_another_expert_keep_what_they_train_on(tmp_path):
@@ -281,25 +280,12 @@ def test_the_check_of_a_data_set_and_the_plan_understand_tokens(tmp_path):
     assert sorted(tmp_path.rglob("*")) == before, "neither of them writes anything"
 
 
-def test_tokens_without_the_key_that_says_so_are_refused_with_it(tmp_path):
-    save(tmp_path / "tokens", ROWS)
-    file = an_expert(tmp_path, dataset={"path": "tokens"})
-    with pytest.raises(DataError, match=r"tokens already.*use_pretokenized: true"):
-        prepare(file)
-
-
 def test_token_folders_are_found_with_who_uses_them(tmp_path):
     cached_expert(tmp_path, ROWS)
     users, _ = read_users(tmp_path)
     found = find_datasets([tmp_path], environ={}, home=tmp_path / "home", users=users)
     tokens = next(entry for entry in found if entry.kind == "tokenised")
     assert (tokens.rows, tokens.tokens, tokens.used_by) == (20, 20 * PADDED, ("counter",))
-
-
-def test_rows_that_no_special_token_ends_are_told_of(tmp_path):
-    rows = [{"input_ids": encoded(f"Row {n} says so.")} for n in range(20)]
-    file = token_expert(tmp_path, rows)
-    assert wording("would-not-learn-to") in prepare(file).doubts[0].text
 
 
 def test_a_run_is_trained_on_tokens_and_is_not_judged_by_them_unasked(tmp_path):
@@ -316,21 +302,11 @@ def test_a_run_is_trained_on_tokens_and_is_not_judged_by_them_unasked(tmp_path):
         validate(result.folder)
 
 
-def test_a_look_before_the_run_warns_of_tokens_that_do_not_fit(tmp_path):
-    from expert.jobs.diagnose.data import check_data
-
-    file, _ = cached_expert(tmp_path, [{"input_ids": [9_999] * 8}] * 20)
-    facts = check_data(open_run(file, data="counted"))
-    found = {each.name: each for each in facts.findings}
-    assert wording("beyond-the-tokenizers") in found["token-folder"].evidence
-
-
 def test_files_of_tokens_are_read_like_a_saved_folder(tmp_path):
     file = an_expert(tmp_path, dataset={"path": "tokens.jsonl", "use_pretokenized": True})
-    rows = ROWS
-    text = "".join(json.dumps(row) + "\n" for row in rows)
+    text = "".join(json.dumps(row) + "\n" for row in ROWS)
     (tmp_path / "tokens.jsonl").write_text(text, encoding="utf-8")
-    datasets.Dataset.from_list(rows).to_parquet(str(tmp_path / "tokens.parquet"))
+    datasets.Dataset.from_list(ROWS).to_parquet(str(tmp_path / "tokens.parquet"))
     made = prepare(file)
     other = prepare(file, overrides=("training.dataset.path=tokens.parquet",))
     assert sorted(trained_texts(made)) == sorted(trained_texts(other))

@@ -218,11 +218,7 @@ REFUSED: dict[str, Make] = {
 }
 """What no command may use, by what is hostile about it."""
 
-FEW = (
-    "an index names a pickle",
-    "a gigabyte of vocabulary",
-    "a config that is a pipe",
-)
+FEW = ("an index names a pickle", "a gigabyte of vocabulary")
 """Those that every test run takes."""
 
 HARMLESS: dict[str, Make] = {

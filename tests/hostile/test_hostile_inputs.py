@@ -9,33 +9,17 @@ import pytest
 from tests.hostile.inputs import FEW, REFUSED, ROW, hostile_rows, write_manifest
 from tests.hostile.limits import MOST_MEMORY, limited
 
-MANY = [name for name in REFUSED if name not in FEW]
+NAMES = [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in REFUSED]
 
 
-def refused(name: str, folder: Path) -> None:
-    hostile_rows(name, folder)
-    ended = limited("pretokenize", "-m", "manifest.json", folder=folder)
+@pytest.mark.fault(20)
+@pytest.mark.parametrize("name", NAMES)
+def test_hostile_rows_are_refused(name: str, tmp_path: Path):
+    hostile_rows(name, tmp_path)
+    ended = limited("pretokenize", "-m", "manifest.json", folder=tmp_path)
     assert ended.code == 2, ended.text
     assert not ended.is_fault, ended.text
     assert ended.memory < MOST_MEMORY
-
-
-def test_there_are_many_of_them():
-    assert len(REFUSED) >= 25
-    assert set(FEW) < set(REFUSED)
-
-
-@pytest.mark.fault(20)
-@pytest.mark.parametrize("name", FEW)
-def test_hostile_rows_are_refused(name: str, tmp_path: Path):
-    refused(name, tmp_path)
-
-
-@pytest.mark.fault(20)
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MANY)
-def test_all_hostile_rows_are_refused(name: str, tmp_path: Path):
-    refused(name, tmp_path)
 
 
 @pytest.mark.fault(20)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from expert.telemetry.meter import Ahead, Meter, StepCounts
+from tests.each import each
 from tests.telemetry.clocks import HandClock
 
 
@@ -15,7 +14,7 @@ def made(meter: Meter, clock: HandClock, done: int, seconds: float = 1.0) -> Non
         meter.add(StepCounts(step=step, real_tokens=1, places=1, examples=1, targets=1))
 
 
-@pytest.mark.parametrize(
+@each(
     ("total", "every", "left"),
     [
         (40, 10, {0: 4, 9: 4, 10: 4, 11: 3, 39: 1, 40: 1}),
@@ -36,18 +35,12 @@ def test_one_that_was_made_is_no_longer_to_come():
     assert ahead.evaluations(40) == 0
 
 
-def test_the_time_left_has_the_evaluations_in_it_before_one_was_measured():
-    clock = HandClock()
-    ahead = Ahead(total_steps=40, at_end=True, validation=60.0, test=30.0)
-    meter = Meter(clock, total_steps=40, ahead=ahead, settling=0)
-    made(meter, clock, 10, seconds=0.5)
-    assert meter.eta_seconds() == 30 * 0.5 + 90 * 0.5
-
-
-def test_after_the_last_step_the_time_left_is_that_of_the_evaluations():
+def test_the_time_left_has_the_evaluations_in_it_before_and_after_one_was_measured():
     clock = HandClock()
     ahead = Ahead(total_steps=4, at_end=True, validation=60.0, test=30.0)
     meter = Meter(clock, total_steps=4, ahead=ahead, settling=0)
+    made(meter, clock, 1)
+    assert meter.eta_seconds() == 3 + 90.0
     made(meter, clock, 4)
     assert meter.eta_seconds() == 90.0
     ahead.measured(20.0, cost=60.0, done=4)  # three times as fast as thought

@@ -55,8 +55,10 @@ def sampled(nvml: FakeNvml, clock: HandClock, *uses: int, gpu: int = 0) -> GpuSa
     return sampler
 
 
-def test_step_fields_average_since_the_last_line_and_fall_back_to_the_newest(clock):
-    sampler = sampled(BusyNvml(), clock, 10, 90, 100)
+def test_step_fields_average_since_the_last_line_and_fall_back_to_the_newest(clock, monkeypatch):
+    monkeypatch.setattr(gpu_module, "KEPT_SAMPLES", 4)
+    nvml = BusyNvml()
+    sampler = sampled(nvml, clock, 10, 90, 100)
     assert sampler.step_fields(since=clock.now - 1) == {
         "gpu_utilization": 95.0,
         "gpu_memory_bytes": 3 * GIB,
@@ -67,21 +69,12 @@ def test_step_fields_average_since_the_last_line_and_fall_back_to_the_newest(clo
         "throttled_heat": 0.0,
     }
     assert sampler.step_fields(since=clock.now + 1)["gpu_utilization"] == 100.0
-
-
-def test_old_samples_leave_the_ring(clock, monkeypatch):
-    monkeypatch.setattr(gpu_module, "KEPT_SAMPLES", 2)
-    assert sampled(BusyNvml(), clock, 10, 20, 40).step_fields(0.0)["gpu_utilization"] == 30.0
-
-
-def test_what_holds_the_clock_down_is_a_share_of_the_samples(clock):
-    nvml = BusyNvml()
-    sampler = sampled(nvml, clock, 98)
     nvml.bits = pynvml.nvmlClocksThrottleReasonSwPowerCap
     for _ in range(3):
         sampler.sample()
-    fields = sampler.step_fields(0.0)
-    assert (fields["throttled_power"], fields["throttled_heat"]) == (0.75, 0.0)
+    fields = sampler.step_fields(0.0)  # the oldest have left the ring
+    assert (fields["gpu_utilization"], fields["throttled_power"]) == (100.0, 0.75)
+    assert fields["throttled_heat"] == 0.0
 
 
 @each(
@@ -105,15 +98,11 @@ def test_nvmls_bits_are_read_as_the_driver_means_them(bits, power, heat):
 
 def test_a_value_the_card_does_not_report_is_none_and_the_rest_stays(clock):
     nvml = BusyNvml(broken={"nvmlDeviceGetPowerUsage": pynvml.NVML_ERROR_NOT_SUPPORTED})
-    fields = sampled(nvml, clock, 98).step_fields(0.0)
-    assert (fields["power_watts"], fields["gpu_utilization"]) == (None, 98.0)
-
-
-@pytest.mark.parametrize("listed", [[], [process(os.getpid(), None)]], ids=["not listed", "hidden"])
-def test_a_process_whose_memory_the_driver_does_not_report_has_unknown_memory(clock, listed):
-    nvml = BusyNvml()
-    nvml.compute = listed
-    assert sampled(nvml, clock, 98).step_fields(0.0)["gpu_process_memory_bytes"] is None
+    for listed in ([], [process(os.getpid(), None)]):  # this process is not listed, or hidden
+        nvml.compute = listed
+        fields = sampled(nvml, clock, 98).step_fields(0.0)
+        assert (fields["power_watts"], fields["gpu_utilization"]) == (None, 98.0)
+        assert fields["gpu_process_memory_bytes"] is None
 
 
 def _gone_after_the_description() -> FakeNvml:

@@ -16,9 +16,7 @@ from expert.core.install import pip_install
 from expert.telemetry import trackers
 from expert.telemetry.trackers import (
     TRACKERS,
-    MakeFiles,
     ProcessWriter,
-    TensorBoardWriter,
     Tracker,
     TrackerKind,
     close_trackers,
@@ -39,13 +37,6 @@ STEP = {
     "mfu": None,
     "gpu_utilization": 98.0,
 }
-
-
-def kind_with(make: MakeFiles) -> TrackerKind:
-    """TensorBoard with other files."""
-    return replace(
-        TRACKERS["tensorboard"], open=lambda run, tell: TensorBoardWriter(run, tell, make)
-    )
 
 
 class FakeWriter:
@@ -77,11 +68,17 @@ class FakeWriter:
 class Desk:
     """A sink with its writers and what it said."""
 
-    def __init__(self) -> None:
+    def __init__(self, run: Path = Path("run")) -> None:
+        self.run = run
         self.said: list[str] = []
         self.writers: list[FakeWriter] = []
         self.full = False
-        self.sink = Tracker(kind_with(self.make), Path("run"), warn=self.said.append)
+        self.sink = Tracker(TRACKERS["tensorboard"], run, warn=self.warn)
+
+    def warn(self, text: str) -> None:
+        """What is said comes back as an event."""
+        self.said.append(text)
+        self.sink({"event": "warning", "text": text})
 
     def shown(self, *events: dict[str, Any]) -> list[FakeWriter]:
         """The writers once they have these events."""
@@ -91,37 +88,39 @@ class Desk:
         return self.writers
 
     def make(self, folder: Path, first_step: int | None) -> FakeWriter:
-        assert folder == Path("run/tensorboard")
+        assert folder == self.run / "tensorboard"
         self.writers.append(FakeWriter(first_step))
         self.writers[-1].full = self.full
         return self.writers[-1]
 
 
 @pytest.fixture
-def desk() -> Desk:
-    return Desk()
+def desk(tmp_path, monkeypatch) -> Desk:
+    made = Desk(tmp_path)
+    monkeypatch.setattr(trackers, "_summary_writer", made.make)
+    return made
 
 
-def test_a_step_becomes_one_point_of_every_curve_it_has_a_value_for(desk):
-    [writer] = desk.shown(STEP)
-    assert writer.scalars == [
-        ("loss/train", 1.5, 10, 1000.0),
-        ("rate", 2e-4, 10, 1000.0),
-        ("grad_norm", 0.7, 10, 1000.0),
-        ("tokens_per_second", 104_000.0, 10, 1000.0),
-        ("gpu/utilization_percent", 98.0, 10, 1000.0),
-    ]
-
-
-def test_evaluations_tests_and_memory_have_curves_of_their_own(desk):
+def test_events_become_points_of_every_curve_they_have_a_value_for(desk):
     asked = {"event": "eval", "step": 10, "perplexity": 3.5, "token_accuracy": 0.5}
     facts = {"steps_per_second": 2.5, "peak_reserved_bytes": 7, "cpu_peak_memory_bytes": 9}
     [writer] = desk.shown(
+        STEP,
         {**asked, "loss": 1.25, "split": "validation"},
         {**asked, "loss": 1.5, "split": "test"},
         {"event": "step", "step": 1, **facts},
+        {"event": "step", "step": 3, "loss": "nan"},
     )
-    assert [(tag, value) for tag, value, _, _ in writer.scalars] == [
+    assert {when for *_, when in writer.scalars[:5]} == {1000.0}
+    *others, (tag, value, step, _) = writer.scalars
+    assert (tag, step) == ("loss/train", 3)
+    assert math.isnan(value)
+    assert [(tag, value) for tag, value, _, _ in others] == [
+        ("loss/train", 1.5),
+        ("rate", 2e-4),
+        ("grad_norm", 0.7),
+        ("tokens_per_second", 104_000.0),
+        ("gpu/utilization_percent", 98.0),
         ("loss/eval", 1.25),
         ("eval/perplexity", 3.5),
         ("eval/token_accuracy", 0.5),
@@ -134,24 +133,16 @@ def test_evaluations_tests_and_memory_have_curves_of_their_own(desk):
     ]
 
 
-def test_a_loss_that_is_no_number_is_drawn_as_such(desk):
-    [writer] = desk.shown({"event": "step", "step": 3, "loss": "nan"})
-    [(tag, value, step, _)] = writer.scalars
-    assert (tag, step) == ("loss/train", 3)
-    assert math.isnan(value)
+def test_files_are_brought_up_to_date_at_the_moments_that_matter(desk):
+    told = ("started", "eval", "step", "saved", "step", "finished", "stopped")
+    [writer] = desk.shown(*({"event": event, "step": n} for n, event in enumerate(told)))
+    assert writer.flushes == 4
 
 
-@pytest.mark.parametrize(
-    ("event", "flushes"), [("eval", 1), ("saved", 1), ("finished", 1), ("stopped", 1), ("step", 0)]
-)
-def test_files_are_brought_up_to_date_at_the_moments_that_matter(desk, event, flushes):
-    [writer] = desk.shown({"event": "started", "step": 0}, {"event": event, "step": 5})
-    assert writer.flushes == flushes
-
-
-def test_after_a_failure_it_says_so_once_and_is_silent(desk):
+@pytest.mark.parametrize("events", [[STEP] * 3, [{"event": "started", "step": 0}]])
+def test_a_full_disk_is_said_once_in_the_middle_or_at_the_end_and_not_raised(desk, events):
     desk.full = True
-    desk.shown(STEP, STEP, STEP)
+    desk.shown(*events)
     [sentence] = desk.said
     assert wording("no-longer-written-oserror") in sentence
     assert wording("has-all-values") in sentence
@@ -182,22 +173,6 @@ def test_the_thread_of_tensorboard_that_finds_no_room_prints_nothing(tmp_path, c
     assert capfd.readouterr().err == ""
 
 
-def test_what_it_says_may_come_back_to_it_as_an_event():
-    writer = FakeWriter()
-    writer.full = True
-    sink: Tracker
-    heard = []
-
-    def tell(text: str) -> None:
-        heard.append(text)
-        sink({"event": "warning", "text": text})
-
-    sink = Tracker(kind_with(lambda folder, step: writer), Path("x"), warn=tell)
-    sink(STEP)
-    sink.close()
-    assert len(heard) == 1
-
-
 def test_a_run_that_never_began_opens_nothing(desk):
     assert desk.shown({"event": "warning", "text": "x"}, {"event": "failed", "step": 0}) == []
 
@@ -218,32 +193,22 @@ class Stuck:
 
 
 @pytest.mark.fault(7)
-def test_a_tracker_that_takes_nothing_keeps_nobody_waiting(monkeypatch):
+def test_a_tracker_that_takes_nothing_keeps_nobody_waiting_and_others_are_closed(desk, monkeypatch):
     writer = Stuck()
     said: list[str] = []
     kind = replace(TRACKERS["tensorboard"], open=lambda run, tell: writer)
     sink = Tracker(kind, Path("run"), warn=said.append, waiting=3)
     sink(STEP)
+    desk.sink(STEP)
     writer.entered.wait()
     for step in range(1, 8):
         sink(STEP | {"step": step})
     assert [wording("too-slow-and-miss") in text for text in said] == [True]
-    monkeypatch.setattr(trackers, "CLOSING_SECONDS", 0.01)
-    sink.close()
-    assert [wording("not-finished-within") in text for text in said] == [False, True]
-    writer.free.set()
-
-
-def test_one_that_hangs_takes_no_time_from_the_others(desk, monkeypatch):
-    stuck = Stuck()
-    kind = replace(TRACKERS["tensorboard"], open=lambda run, tell: stuck)
-    sink = Tracker(kind, Path("run"), warn=desk.said.append)
-    sink(STEP)
-    desk.sink(STEP)
     monkeypatch.setattr(trackers, "CLOSING_SECONDS", 0.05)
     close_trackers([sink, desk.sink])
-    stuck.free.set()
+    assert [wording("not-finished-within") in text for text in said] == [False, True]
     assert desk.writers[0].closed
+    writer.free.set()
 
 
 def child(code: str) -> TrackerKind:
@@ -302,12 +267,6 @@ def test_a_process_that_hangs_is_ended(monkeypatch):
     assert wording("not-finished-within") in said[0]
 
 
-def test_a_full_disk_at_the_end_is_said_not_raised(desk):
-    desk.full = True
-    desk.shown({"event": "started", "step": 0})
-    assert len(desk.said) == 1
-
-
 def test_points_that_were_undone_are_hidden_after_a_rollback_and_a_resume(desk):
     rolled_back = {"event": "rolled_back", "step": 340, "to_step": 300, "skipped": [4]}
     resumed = {"event": "resumed", "step": 400, "path": "x"}
@@ -346,22 +305,12 @@ def test_tensorboard_reads_what_was_written(tmp_path):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="links need a privilege on Windows")
-def test_curves_are_not_written_through_a_link_that_appears_while_a_run_lasts(tmp_path):
+def test_curves_are_not_written_through_a_link_that_appears_while_a_run_lasts(desk, tmp_path):
     folder, elsewhere = tmp_path / "tensorboard", tmp_path / "photos"
     elsewhere.mkdir()
-    told: list[str] = []
-    made: list[Path] = []
-
-    def make(place: Path, first_step: int | None) -> FakeWriter:
-        made.append(place)
-        return FakeWriter(first_step)
-
-    sink = Tracker(kind_with(make), folder.parent, warn=told.append)
-    sink(STEP)
-    while not made:
+    desk.sink(STEP)
+    while not desk.writers:
         threading.Event().wait(0.01)
     folder.symlink_to(elsewhere)
-    sink({"event": "rolled_back", "step": 5, "to_step": 3})
-    sink.close()
-    assert len(made) == 1
-    assert wording("is-a-link-to-5", folder=folder, elsewhere=elsewhere) in told[0]
+    assert len(desk.shown({"event": "rolled_back", "step": 5, "to_step": 3})) == 1
+    assert wording("is-a-link-to-5", folder=folder, elsewhere=elsewhere) in desk.said[0]

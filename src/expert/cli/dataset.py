@@ -136,6 +136,7 @@ def _facts(split: SplitReport, max_seq_length: int) -> dict[str, str]:
     }
     if split.split_off:
         read = {**dict.fromkeys(read, "–"), "rows read": "split from train"}
+    remnants = sum(found.count for found in split.texts.remnants.values())
     return {
         **read,
         "examples": f"{lengths['examples']:,}",
@@ -148,7 +149,7 @@ def _facts(split: SplitReport, max_seq_length: int) -> dict[str, str]:
         "without trainable tokens": f"{lengths['unlearnt']:,}",
         "duplicates": f"{split.duplicates.count:,}" if split.duplicates else "0",
         "also in train": f"{leaked:,}" if split.leaks else "–",
-        "template remnants": "–" if split.split_off else f"{sum(split.remnants.values()):,}",
+        "template remnants": "–" if split.split_off else f"{remnants:,}",
     }
 
 

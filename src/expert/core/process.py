@@ -51,18 +51,8 @@ class Child:
         start."""
         self._log = _opened(log)
         self._last_lines: list[str] = []
-        self._process = subprocess.Popen(
-            list(command),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            text=True,
-            encoding="utf-8",
-            errors="replace",
-            env={**(clean_environment() if clean else os.environ), **(env or {})},
-            cwd=cwd,
-            start_new_session=os.name == "posix",  # compilers start child processes
-        )
+        whole = {**(clean_environment() if clean else os.environ), **(env or {})}
+        self._process = _started(command, self._log, whole, cwd)
         self._answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
         reader = (self._process.stdout, self._answers)
         threading.Thread(target=_read, args=reader, daemon=True).start()
@@ -120,6 +110,23 @@ class Child:
         return [line.strip() for line in lines if line.strip()][-KEPT_LINES:]
 
 
+def _started(
+    command: Sequence[str], stderr: IO[bytes] | int, env: Mapping[str, str] | None, cwd: Path | None
+) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        list(command),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+        encoding="utf-8",
+        errors="replace",
+        env=env,
+        cwd=cwd,
+        start_new_session=os.name == "posix",  # compilers start child processes
+    )
+
+
 def _kill(process: subprocess.Popen[str]) -> None:
     """Kill a process and everything it started, which may outlive it."""
     if os.name == "posix":
@@ -141,18 +148,7 @@ def run_program(
     """Run a program on the input `given`: its stdout, stderr and exit code, which is None if it was
     killed at the time limit with everything it started. OSError if it cannot start.
     `leaves_nothing`: kill the processes it started in any case."""
-    process = subprocess.Popen(
-        list(command),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        encoding="utf-8",
-        errors="replace",
-        env=env,
-        cwd=cwd,
-        start_new_session=os.name == "posix",
-    )
+    process = _started(command, subprocess.PIPE, env, cwd)
     try:
         return *process.communicate(given, timeout=seconds), process.returncode
     except subprocess.TimeoutExpired:

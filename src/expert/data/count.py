@@ -67,7 +67,9 @@ def count_rows(read: ReadManifest, plan: RunPlan, named: NamedSources) -> Counts
     try:
         if any(source.kind == "hub" for source in named.first.trains):
             return None
-        if not _has_tokenizer(plan):
+        # Whether text can be tokenised without downloading anything.
+        location = Path(plan.model.location)
+        if plan.model.place == "hub" or not (location / "tokenizer.json").is_file():
             return None if plan.length.rows is not None else _read_through(named.first, None)
         line = open_line(plan, read, named, writes=False)
         sources = line.chosen.sources
@@ -87,11 +89,6 @@ def count_rows(read: ReadManifest, plan: RunPlan, named: NamedSources) -> Counts
         raise
     except (ExpertError, OSError):  # raised again when the data is read
         return None
-
-
-def _has_tokenizer(plan: RunPlan) -> bool:
-    """Whether text can be tokenised without downloading anything."""
-    return plan.model.place != "hub" and (Path(plan.model.location) / "tokenizer.json").is_file()
 
 
 def _prepared(line: Line) -> Counts | None:

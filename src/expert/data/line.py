@@ -187,7 +187,10 @@ def open_line(
     encoder: Any = None
     template: Template | None = None
     if not has_tokenizer:
-        template = text_template(plan)
+        # By name, without the tokenizer; ChatML in place of the tokenizer's.
+        asked = plan.model.prompt_template or "tokenizer"
+        asked = "chatml" if asked == "tokenizer" else asked
+        template = named_template(asked, eos="<eos>", bos="<bos>")
     elif plan.model.name == CHAR_GPT:
         assert sources.train is not None, "the character model has one text"
         rows = iterate(sources.train)
@@ -216,12 +219,6 @@ def open_line(
         own_indexes=own_indexes,
         tell=tell,
     )
-
-
-def text_template(plan: RunPlan) -> Template:
-    """The template by name, without the tokenizer; ChatML in place of the tokenizer's."""
-    asked = plan.model.prompt_template or "tokenizer"
-    return named_template("chatml" if asked == "tokenizer" else asked, eos="<eos>", bos="<bos>")
 
 
 def _cache(plan: RunPlan, read: ReadManifest, *, named: bool, writes: bool) -> Cache:
@@ -447,6 +444,9 @@ def tokenising(line: Line, source: Source, split: str, part: str = "") -> Tokeni
     name = f"{split} {source.name}"
     shown = f"{name}, {part}" if part else name
     expect: Callable[[str, int], None] = getattr(line.tell, "expect", lambda name, rows: None)
+    # A second process pays off for enough data and an encoder that holds Python's lock.
+    size = sum(file.stat().st_size for file in source.files if file.is_file())
+    pays = getattr(line.encoder, "by_words", False) and size > ENOUGH_FOR_TWO
     return Tokenising(
         rows=reading.rows,
         formatter=reading.formatter,
@@ -460,7 +460,7 @@ def tokenising(line: Line, source: Source, split: str, part: str = "") -> Tokeni
         expect=lambda rows: expect(shown, rows),
         waits=line.waits,
         expected_bytes=line.plan.disk.cache_bytes if split == "train" else None,
-        with_helper=checked is None and _pays_for_a_helper(line, source),
+        with_helper=checked is None and pays,
         records={CHECKED: json.dumps(checked.to_json(), indent=2)} if checked else {},
     )
 
@@ -521,9 +521,3 @@ def _recipe_of_tokens(
         learn_prompt=False,
         max_samples=source.max_samples,
     )
-
-
-def _pays_for_a_helper(line: Line, source: Source) -> bool:
-    """Whether a second process pays off: enough data, and an encoder that holds Python's lock."""
-    size = sum(file.stat().st_size for file in source.files if file.is_file())
-    return getattr(line.encoder, "by_words", False) and size > ENOUGH_FOR_TWO

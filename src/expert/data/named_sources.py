@@ -83,7 +83,9 @@ def sources_of(
             raise
         return NamedSources(None, tokens, CACHE_KEY)
     if tokens is not None:
-        return NamedSources(rows, _with_rest(tokens, rows), CACHE_KEY)
+        # Splits that the token folder lacks are taken from the text rows.
+        validation, test = tokens.validation or rows.validation, tokens.test or rows.test
+        return NamedSources(rows, replace(tokens, validation=validation, test=test), CACHE_KEY)
     trains = rows.trains
     here = fetch or all(source.kind != "hub" for source in trains)
     if not spec.use_pretokenized or not here:
@@ -112,15 +114,6 @@ def _tokens_in(folder: Path, spec: DatasetSpec) -> Sources | None:
 def is_token_folder(folder: Path) -> bool:
     """Whether a folder holds tokens made elsewhere."""
     return _tokens_in(folder, DatasetSpec()) is not None
-
-
-def _with_rest(tokens: Sources, rows: Sources) -> Sources:
-    """Take splits that the token folder lacks from the text rows."""
-    return replace(
-        tokens,
-        validation=tokens.validation or rows.validation,
-        test=tokens.test or rows.test,
-    )
 
 
 def _has_text(source: Source, spec: DatasetSpec) -> bool:

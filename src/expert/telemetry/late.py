@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-
-
-@dataclass(frozen=True, eq=False)
-class _Pending:
-    key: int
-    host: Tensor
-    event: Any
 
 
 class LateNumbers:
@@ -27,26 +19,27 @@ class LateNumbers:
     def __init__(self, device: torch.device, *, lag: int | None = None) -> None:
         self._cuda = device.type == "cuda"
         self.lag = lag if lag is not None else int(self._cuda)
-        self._pending: deque[_Pending] = deque()
+        # The key of each step, its numbers on the host, and the event that says they are there.
+        self._pending: deque[tuple[int, Tensor, Any]] = deque()
 
     def add(self, key: int, numbers: list[Tensor]) -> None:
         """Start copying the numbers of one step to the host."""
         together = torch.stack([number.detach().double().reshape(()) for number in numbers])
         if not self._cuda:
-            self._pending.append(_Pending(key, together, None))
+            self._pending.append((key, together, None))
             return
         host = torch.empty(together.shape, dtype=together.dtype, pin_memory=True)
         host.copy_(together, non_blocking=True)
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
-        self._pending.append(_Pending(key, host, event))
+        self._pending.append((key, host, event))
 
     def take(self, *, everything: bool = False) -> list[tuple[int, list[float]]]:
         """Numbers of the steps that are far enough back, or of all."""
         taken = []
         while len(self._pending) > (0 if everything else self.lag):
-            oldest = self._pending.popleft()
-            if oldest.event is not None:
-                oldest.event.synchronize()
-            taken.append((oldest.key, oldest.host.tolist()))
+            key, host, event = self._pending.popleft()
+            if event is not None:
+                event.synchronize()
+            taken.append((key, host.tolist()))
         return taken

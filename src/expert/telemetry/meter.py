@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any, Self
+from typing import Any
 
 from expert.telemetry.timeline import StepTimes
 
@@ -67,8 +67,7 @@ class _Sums:
     settled_seconds: float = 0.0
     settled_tokens: int = 0
     settled_examples: int = 0
-    settled_updates: int | None = 0
-    """None if the sums are from a version that did not count them."""
+    settled_updates: int = 0
 
     def add(self, counts: StepCounts, seconds: float, *, settled: bool) -> None:
         self.updates += 1
@@ -79,8 +78,7 @@ class _Sums:
             self.settled_seconds += seconds
             self.settled_tokens += counts.real_tokens
             self.settled_examples += counts.examples
-            if self.settled_updates is not None:
-                self.settled_updates += 1
+            self.settled_updates += 1
 
     def add_loss(self, loss_sum: float, targets: int) -> None:
         self.loss_sum += loss_sum
@@ -102,13 +100,8 @@ class _Sums:
             "tokens": self.tokens,
             "tokens_per_second": _ratio(tokens, seconds),
             "samples_per_second": _ratio(examples, seconds),
-            "steps_per_second": None if updates is None else _ratio(updates, seconds),
+            "steps_per_second": _ratio(updates, seconds),
         }
-
-    @classmethod
-    def of(cls, state: Mapping[str, Any]) -> Self:
-        """Restore sums from a state, which may be empty."""
-        return cls(**({"settled_updates": None, **state} if state else {}))
 
 
 @dataclass
@@ -215,12 +208,12 @@ class Meter:
     def restore(self, state: Mapping[str, Mapping[str, Any]]) -> None:
         """Continue from `state` in a resumed run."""
         names = ("line", "epoch", "run")
-        self._line, self._epoch, self._run = (_Sums.of(state.get(name, {})) for name in names)
+        self._line, self._epoch, self._run = (_Sums(**state.get(name, {})) for name in names)
 
     def restore_losses(self, state: Mapping[str, Mapping[str, Any]]) -> None:
         """Drop the losses of steps that were rolled back; their time stays counted."""
         for name, sums in (("line", self._line), ("epoch", self._epoch), ("run", self._run)):
-            before = _Sums.of(state.get(name, {}))
+            before = _Sums(**state.get(name, {}))
             sums.loss_sum, sums.loss_targets = before.loss_sum, before.loss_targets
 
     @contextmanager

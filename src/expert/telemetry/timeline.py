@@ -9,8 +9,8 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -87,27 +87,6 @@ class _Step:
             yield from (start, end)
 
 
-class _Phase:
-    """A phase as a context manager; created once and entered again for every micro-batch."""
-
-    __slots__ = ("_name", "_timeline")
-
-    def __init__(self, timeline: Timeline, name: str) -> None:
-        self._timeline = timeline
-        self._name = name
-
-    def __enter__(self) -> None:
-        self._timeline._enter(self._name)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._timeline._leave(failed=kind is not None)
-
-
 class Timeline:
     """Times the phases of steps; `ready` returns those that the device has finished."""
 
@@ -129,7 +108,6 @@ class Timeline:
         self._new_event = new_event
         self._stream: Any = None
         self._clock = clock
-        self._phases = {name: _Phase(self, name) for name in (*PHASES, COMMUNICATION)}
         self._open: _Step | None = None
         self._ended: deque[_Step] = deque()
         # The feeder's thread adds to these two; append and pop of a deque are atomic.
@@ -146,12 +124,21 @@ class Timeline:
         self._stream = self._current_stream()
         self._open = _Step(step, self._clock(), self._recorded())
 
-    def phase(self, name: str) -> _Phase:
-        """A context manager for a phase; several intervals of a step add up.
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Times a phase; several intervals of a step add up.
 
         Outside of a step (in an evaluation) it measures nothing.
         """
-        return self._phases[name]
+        assert name in (*PHASES, COMMUNICATION), name
+        step = self._enter(name)
+        try:
+            yield
+        except BaseException:  # a failed device cannot record; do not hide its error behind another
+            self._forget()
+            raise
+        if step is not None and step is self._open:
+            self._leave(step, name)
 
     def end(self) -> None:
         """End the step; its times can be read once the device has reached this point."""
@@ -183,7 +170,7 @@ class Timeline:
 
         The events come from `take_event` and return to the timeline with this call.
         """
-        assert phase in self._phases, phase
+        assert phase in (*PHASES, COMMUNICATION), phase
         self._handed_over.append((phase, start, end))
 
     # --- reading -------------------------------------------------------------------------------
@@ -212,24 +199,16 @@ class Timeline:
         event.record(self._stream)
         return event
 
-    def _enter(self, name: str) -> None:
+    def _enter(self, name: str) -> _Step | None:
         step = self._open
-        if step is None:
-            return
-        assert step.inside is None, f"phase {name} inside {step.inside}"
-        step.inside = name
-        step.host_entered = self._clock()
-        step.entered = self._recorded()
+        if step is not None:
+            assert step.inside is None, f"phase {name} inside {step.inside}"
+            step.inside = name
+            step.host_entered = self._clock()
+            step.entered = self._recorded()
+        return step
 
-    def _leave(self, *, failed: bool) -> None:
-        step = self._open
-        if step is None:
-            return
-        if failed:  # a failed device cannot record; do not hide its error behind another
-            self._forget()
-            return
-        name = step.inside
-        assert name is not None
+    def _leave(self, step: _Step, name: str) -> None:
         step.host[name] = step.host.get(name, 0.0) + self._clock() - step.host_entered
         if step.entered is not None:
             end = self._recorded()

@@ -188,26 +188,12 @@ class Tracker:
             self._warn(self._said.popleft())
 
 
-class CurveWriter(Protocol):
-    """The part of SummaryWriter that is used."""
-
-    def add_scalar(
-        self, tag: str, scalar_value: float, global_step: int, walltime: float | None
-    ) -> None: ...
-    def flush(self) -> None: ...
-    def close(self) -> None: ...
-
-
-MakeFiles = Callable[[Path, int | None], CurveWriter]
-"""Creates files in a folder; points from the given step on in older files are hidden."""
-
-
 class TensorBoardWriter:
     """Event files in the run folder."""
 
-    def __init__(self, run: Path, tell: Tell, make: MakeFiles | None = None) -> None:
-        self._folder, self._make = run / "tensorboard", make or _summary_writer
-        self._files: CurveWriter | None = None
+    def __init__(self, run: Path, tell: Tell) -> None:
+        self._folder = run / "tensorboard"
+        self._files: Any = None
 
     def write(self, event: Mapping[str, Any]) -> None:
         kind = event.get("event", "")
@@ -217,7 +203,7 @@ class TensorBoardWriter:
         if self._files is None:
             first = int(event.get("to_step", event["step"])) + 1 if undone else None
             refuse_links(self._folder, below=self._folder.parent)  # every time it is opened
-            self._files = self._make(self._folder, first)
+            self._files = _summary_writer(self._folder, first)
         for curve, value in points(event).items():
             self._files.add_scalar(curve, value, int(event["step"]), event.get("time"))
         if kind in FLUSHED_AFTER:
@@ -239,14 +225,14 @@ def _thread_ended(about: threading.ExceptHookArgs) -> None:
         _excepthook[0](about)
 
 
-def _summary_writer(folder: Path, first_step: int | None) -> CurveWriter:
+def _summary_writer(folder: Path, first_step: int | None) -> Any:
+    """Files in a folder; points from this step on in older files are hidden."""
     from torch.utils.tensorboard import SummaryWriter
 
     if threading.excepthook is not _thread_ended:
         _excepthook[:] = [threading.excepthook]
         threading.excepthook = _thread_ended
-    writer: CurveWriter = SummaryWriter(str(folder), purge_step=first_step)
-    return writer
+    return SummaryWriter(str(folder), purge_step=first_step)
 
 
 class ProcessWriter:

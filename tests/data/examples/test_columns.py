@@ -155,9 +155,6 @@ def test_rows_nobody_understands_are_refused_with_the_columns_and_what_to_set(na
     with pytest.raises(DataError) as caught:
         understand(names.split(), {}, **asked)
     assert str(caught.value) == text
-
-
-def test_no_columns_at_all_are_told_as_none():
     with pytest.raises(DataError, match="columns found: none"):
         understand([], {})
 
@@ -187,7 +184,7 @@ def test_a_label_that_is_a_word_and_columns_that_are_named_are_taken():
     assert (text.used(), text.unused(seen)) == ({"text": "text"}, {"label": 1})
 
 
-@pytest.mark.parametrize(
+@each(
     "row",
     [
         {"messages": [{"role": "user", "content": "<image>a"}], "images": ["a.png"]},
@@ -217,7 +214,7 @@ def test_a_mapped_column_that_the_first_window_of_a_stream_lacks_may_come_later(
         understand_columns(seen, DatasetSpec(field_mapping=FieldMapping(response="reply")))
 
 
-@pytest.mark.parametrize("answer", [{"a": 1}, [1], {"role": "assistant", "content": "A"}])
+@each("answer", [{"a": 1}, [1], {"role": "assistant", "content": "A"}])
 def test_tokens_of_answers_that_were_trained_on_as_json_text_are_not_used_again(answer):
     """The columns decide whether prepared tokens are used."""
     plain = {"prompt": "Q", "completion": "A"}

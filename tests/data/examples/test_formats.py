@@ -5,14 +5,12 @@ from __future__ import annotations
 from datetime import date
 from typing import Any
 
-import pytest
-
 from expert.data.examples.formats import example_of
-from expert.data.records import BadRow, Example, Row, Turn
+from expert.data.records import BadRow, Example, Row
 from expert.manifest.schema.dataset import FieldMapping
 from expert.manifest.schema.message_names import ROLES
 from tests.data.examples.understood import INSTRUCTION, MESSAGES, TASKS, TEXT, reason_of, turns_of
-from tests.data.real_rows import REAL_SAMPLES, real_examples, real_rows
+from tests.data.real_rows import real_rows
 from tests.each import each
 from tests.wording import wording
 
@@ -107,7 +105,7 @@ def test_the_input_block_is_labelled_by_its_text_and_its_column(column, material
     assert turns_of(row, field_mapping=mapping)[0] == ("user", f"Q\n\n{label}:\n{material}")
 
 
-@pytest.mark.parametrize(
+@each(
     ("answer", "text"),
     [({"a": [1, "ä"]}, '{"a":[1,"ä"]}'), ([1, 2], "[1,2]"), ([{"x": 1}], '[{"x":1}]'), ([], "[]")],
 )
@@ -166,16 +164,13 @@ def test_an_instruction_row_that_cannot_be_used_says_why(row, reason):
     assert reason_of(row, INSTRUCTION) == reason
 
 
-def test_a_completion_that_is_no_answer_is_refused():
-    row = {"prompt": "Q", "completion": said("user A")}
-    assert reason_of(row) == wording("column-completion-last-message")
-
-
-def test_a_bad_row_shows_its_beginning_only():
+def test_a_bad_row_shows_its_beginning_only_and_a_completion_that_is_no_answer_is_one():
     bad = example_of(Row({"output": "x" * 5000}, "a.jsonl", 3), INSTRUCTION)
     assert isinstance(bad, BadRow)
     assert bad.raw == '{"output": "' + "x" * 488
     assert str(bad) == "a.jsonl:3: column 'instruction' is missing; columns found: output"
+    row = {"prompt": "Q", "completion": said("user A")}
+    assert reason_of(row) == wording("column-completion-last-message")
 
 
 def test_several_turns_keep_their_order_and_every_name_of_a_role_is_known():
@@ -239,24 +234,6 @@ def test_a_conversation_that_cannot_be_used_says_why(messages, reason):
 )
 def test_a_task_that_cannot_be_used_says_why(row, reason):
     assert reason_of(row, TASKS) == reason
-
-
-# Real rows
-
-
-@pytest.mark.parametrize(("name", "every"), REAL_SAMPLES)
-def test_every_real_row_gives_an_example_with_its_own_answer(name, every):
-    count = 0
-    for row, example in real_examples(name, every):
-        *before, answer = example.turns
-        assert answer.role == "assistant"
-        assert [turn.role for turn in before] in (["user"], ["system", "user"])
-        if "output" in row.values:
-            assert answer == Turn("assistant", row.values["output"])
-        else:
-            assert row.values["text"].endswith(f"<|assistant|>\n{answer.text}\n<|end|>")
-        count += 1
-    assert count > 300 // every
 
 
 def test_real_plain_text_stays_plain():

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from expert.data.examples.checks import RowFilter
 from expert.data.examples.column_survey import ColumnSurvey
 from expert.data.examples.columns import understand_columns
@@ -92,12 +90,9 @@ def test_fields_that_change_what_is_learnt_are_refused_in_words(fields, reason):
     assert reason_of({"messages": talk(**fields)}, MESSAGES).startswith(reason)
 
 
-def test_a_row_of_which_no_answer_is_learnt_is_refused():
+def test_a_row_of_which_no_answer_is_learnt_or_a_request_alone_is_refused():
     said = [TALK[0], {**TALK[1], "weight": 0}]
     assert reason_of({"messages": said}, MESSAGES).startswith(wording("no-assistant-turn-learnt"))
-
-
-def test_a_user_turn_cannot_be_learnt_alone():
     said = [{**TALK[0], "train": True}, TALK[1]]
     assert wording("train-true-only-answers") in reason_of({"messages": said}, MESSAGES)
     assert turns_of({"messages": [{**TALK[0], "train": False}, TALK[1]]})
@@ -169,21 +164,19 @@ def test_prepared_messages_of_an_earlier_reading_are_not_taken_for_these():
     )
 
 
-@pytest.mark.parametrize("first", [{}, {"history": []}, {"history": None}])
-def test_a_history_that_later_rows_have_is_read(first):
-    rows = [{**first, "instruction": "a", "output": "b"}]
-    rows.append({"instruction": "c", "output": "d", "history": [["a", "b"]]})
-    columns = understand_columns(ColumnSurvey.of(rows))
-    made = example_of(Row(rows[1], "rows.jsonl", 2), columns)
-    assert isinstance(made, Example)
-    assert [turn.text for turn in made.turns] == ["a", "b", "c", "d"]
-
-
-def test_tools_that_later_rows_have_are_read():
-    rows = [{"messages": TALK}, {"messages": TALK, "tools": [{"name": "add"}]}]
+def test_tools_and_a_history_that_later_rows_have_are_read():
+    rows: list[dict[str, Any]] = [{"messages": TALK}]
+    rows.append({**rows[0], "tools": [{"name": "add"}]})
     columns = understand_columns(ColumnSurvey.of(rows))
     made = [example_of(Row(row, "rows.jsonl", 1), columns) for row in rows]
     assert [isinstance(each, Example) and bool(each.tools) for each in made] == [False, True]
+    firsts: list[dict[str, Any]] = [{}, {"history": []}, {"history": None}]
+    for first in firsts:
+        rows = [{**first, "instruction": "a", "output": "b"}]
+        rows.append({"instruction": "c", "output": "d", "history": [["a", "b"]]})
+        later = example_of(Row(rows[1], "rows.jsonl", 2), understand_columns(ColumnSurvey.of(rows)))
+        assert isinstance(later, Example)
+        assert [turn.text for turn in later.turns] == ["a", "b", "c", "d"]
 
 
 def test_rows_that_differ_in_what_is_learnt_or_offered_are_no_duplicates():

@@ -19,27 +19,19 @@ def source(tmp_path: Path) -> Source:
     return Source("a.jsonl", "files", (file,))
 
 
-def test_the_hash_is_that_of_the_content(source, tmp_path):
-    assert remembered_content_hash(source, tmp_path / "cache") == content_hash(source)
-
-
-def test_files_that_did_not_change_are_not_read_again(source, tmp_path, monkeypatch):
+def test_the_hash_is_that_of_the_content_and_files_that_did_not_change_are_not_read_again(
+    source, tmp_path, monkeypatch
+):
     first = remembered_content_hash(source, tmp_path / "cache")
-    monkeypatch.setattr(remembered, "content_hash", lambda _: pytest.fail("read again"))
+    assert first == content_hash(source)
+    (tmp_path / "cache" / remembered.MEMORY).write_text("{", encoding="utf-8")  # is forgotten
     assert remembered_content_hash(source, tmp_path / "cache") == first
-
-
-def test_a_file_of_the_same_size_with_other_bytes_has_another_hash(source, tmp_path):
-    first = remembered_content_hash(source, tmp_path / "cache")
-    source.files[0].write_text('{"a": 2}\n', encoding="utf-8")
+    with monkeypatch.context() as patch:
+        patch.setattr(remembered, "content_hash", lambda _: pytest.fail("read again"))
+        assert remembered_content_hash(source, tmp_path / "cache") == first
+    source.files[0].write_text('{"a": 2}\n', encoding="utf-8")  # of the same size
     os.utime(source.files[0], ns=(1, 1))
     assert remembered_content_hash(source, tmp_path / "cache") != first
-
-
-def test_a_damaged_memory_is_forgotten(source, tmp_path):
-    first = remembered_content_hash(source, tmp_path / "cache")
-    (tmp_path / "cache" / remembered.MEMORY).write_text("{", encoding="utf-8")
-    assert remembered_content_hash(source, tmp_path / "cache") == first
 
 
 def test_a_cache_that_takes_no_file_costs_the_memory_and_nothing_else(source, tmp_path):

@@ -86,21 +86,18 @@ def test_a_models_own_template_is_given_the_tools_and_its_answers_are_learnt(row
 
 @each("name", [name for name in LAYOUTS if name != "chatml"])
 def test_a_template_without_a_way_to_write_tools_refuses_them(name):
-    template = named_template(name, eos="</s>")
+    template, made = named_template(name, eos="</s>"), example_in(OPENAI)
     with pytest.raises(TemplateError, match=wording("no-way-to-write")):
-        template.segments(example_in(OPENAI))
+        template.segments(made)
+    with pytest.raises(TemplateError, match=wording("no-way-to")):
+        template.prompt(made.turns[:2], made.tools)
 
 
 def test_a_models_own_template_that_leaves_tools_out_refuses_them():
     with pytest.raises(TemplateError, match=wording("does-not-write-tools")):
         family(CHATML).segments(example_in(OPENAI))
-
-
-def test_a_tool_whose_name_is_in_the_text_is_not_taken_for_a_call_that_was_written():
-    text = json.dumps(OPENAI).replace("get_weather", "rain")
-    row = json.loads(text)
-    row["messages"][1]["content"] = "Will it rain?"
-    assert "rain" in row["messages"][1]["content"]
+    row = json.loads(json.dumps(OPENAI).replace("get_weather", "rain"))
+    row["messages"][1]["content"] = "Will it rain?"  # no call that was written
     with pytest.raises(TemplateError, match=wording("does-not-write")):
         family(CHATML).segments(example_in(row))
 
@@ -144,6 +141,10 @@ def test_without_tools_the_older_field_for_one_call_is_read():
     text = shown(chatml().segments(example_in(row)))
     assert '[[<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call><|im_end|>\n]]' in text
     assert "<tool_response>\n1\n</tool_response>" in text
+    # A function beside its type is written once.
+    row = {**OPENAI, "tools": [{"type": "function", "name": "weather", "parameters": {}}]}
+    [tool] = json.loads(example_in(row).tools)
+    assert tool == {"type": "function", "function": {"name": "weather", "parameters": {}}}
 
 
 # Thoughts stand before the calls and the answers of what comes after the last question alone.
@@ -173,12 +174,6 @@ def test_what_asks_for_an_answer_is_what_stands_before_it_in_training(row):
                 learnt = [each.text for each in template.segments(made) if each.learn]
                 assert whole.startswith(asked)
                 assert any(whole[len(asked) :].startswith(text) for text in learnt)
-
-
-def test_a_template_without_a_way_to_write_tools_asks_for_no_answer_with_them():
-    made = example_in(OPENAI)
-    with pytest.raises(TemplateError, match=wording("no-way-to")):
-        named_template("alpaca", eos="</s>").prompt(made.turns[:2], made.tools)
 
 
 def test_thoughts_before_a_call_do_not_spoil_a_row_that_goes_on_with_another_question():
@@ -236,12 +231,6 @@ def test_reasoning_of_earlier_answers_that_a_template_leaves_out_is_warned_of():
         made = example_in({"messages": said})
         split.texts.note(made, last_only.segments(made), f"rows.jsonl:{line}")
     assert split.warnings() == [wording("train-example-with-reasoning")]
-
-
-def test_a_function_beside_its_type_is_written_once():
-    row = {**OPENAI, "tools": [{"type": "function", "name": "weather", "parameters": {}}]}
-    [tool] = json.loads(example_in(row).tools)
-    assert tool == {"type": "function", "function": {"name": "weather", "parameters": {}}}
 
 
 def test_nulls_that_a_table_puts_into_calls_are_warned_of():

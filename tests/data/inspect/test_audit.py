@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 
 import numpy as np
-import pytest
 
 from expert.data.examples.text_warnings import MARKERS, remnants_in
 from expert.data.inspect.audit import (
@@ -22,12 +21,10 @@ from expert.data.inspect.audit import (
     is_empty_answer,
     joined,
     leaks,
-    learnt_tokens,
     length_summary,
     near_key,
 )
 from expert.data.records import BadRow, Example, Segment, Turn
-from expert.data.tokens.encoder import EncodedBatch
 from expert.data.tokens.row_keys import keys_of_batch
 from tests.data.tokenizers import small_encoder
 from tests.each import each
@@ -101,12 +98,6 @@ def test_an_empty_answer_is_told_from_other_faults(reason, empty):
     assert is_empty_answer(BadRow("a", 1, reason), "output") is empty
 
 
-def test_learnt_tokens_are_summed_for_every_document():
-    lists = ([0] * 9, [4, 2, 3], [0, 1, 2, 4, 1, 3], [4, 0, 2])
-    batch = EncodedBatch(*(np.array(part, np.int32) for part in lists))
-    assert learnt_tokens(batch).tolist() == [3, 0, 2]
-
-
 def test_duplicates_are_counted_and_the_first_few_point_to_the_first_occurrence():
     a, b, c = talk("a", "1"), talk("b", "2"), talk("c", "3")
     found = duplicates(collected([a, b, a, c, b, *[a] * 20]))
@@ -167,12 +158,8 @@ def test_joined_and_taken_documents_keep_their_places():
     taken = both.take(np.array([2, 0]))
     assert [taken.place(n) for n in range(2)] == ["two:2", "one:1"]
     assert taken.length.tolist() == [both.length[2], both.length[0]]
-
-
-def test_an_example_costs_44_bytes():
-    documents = collected([talk("a" * 1000, "b" * 1000)] * 10)
-    columns = [part for part in vars(documents).values() if isinstance(part, np.ndarray)]
-    assert sum(column.nbytes for column in columns) == 44 * 10
+    columns = [part for part in vars(both).values() if isinstance(part, np.ndarray)]
+    assert sum(column.nbytes for column in columns) == 44 * 3
 
 
 def test_a_split_warns_of_everything_a_person_should_look_at():
@@ -196,15 +183,18 @@ def test_a_split_warns_of_everything_a_person_should_look_at():
     ]
 
 
-def test_only_the_first_bad_rows_and_remnants_are_kept():
+def test_only_the_first_bad_rows_and_remnants_are_kept_and_told_each_with_its_places():
     split = SplitReport("train")
     for line in range(1, 131):
         split.note_bad(BadRow("t", line, "broken"), "")
-        split.texts.note(Example(text="<|end|>"), (), f"t:{line}")
+        split.texts.note(Example(text="{{name}} [INST]"), (), f"t:{line}")
     assert (split.bad_rows, len(split.first_bad_rows)) == (130, 100)
     assert split.first_bad_rows[-1] == "t:100: broken"
-    found = split.texts.remnants["<|end|>"]
-    assert (found.count, len(found.places)) == (130, 5)
+    places = ": t:1, t:2, t:3, t:4, t:5"
+    assert split.warnings() == [
+        f"train: template remnant [INST] in 130 examples{places}",
+        f"train: placeholder {{{{name}}}} in 130 examples{places}",
+    ]
 
 
 @each(
@@ -220,18 +210,7 @@ def test_placeholders_that_nobody_filled_in_are_found(text, found):
     assert remnants_in(talk(text, "a")) == remnants_in(Example(text=text)) == found
 
 
-def test_placeholders_are_warned_about_each_with_its_places():
-    split = SplitReport("train")
-    for number in range(8):
-        split.texts.note(Example(text="{{name}} [INST]"), (), f"rows:{number}")
-    places = ": rows:0, rows:1, rows:2, rows:3, rows:4"
-    assert split.warnings() == [
-        f"train: template remnant [INST] in 8 examples{places}",
-        f"train: placeholder {{{{name}}}} in 8 examples{places}",
-    ]
-
-
-@pytest.mark.parametrize(
+@each(
     ("text", "told"),
     [
         ("User: What is a river?\nAssistant: Water.", True),

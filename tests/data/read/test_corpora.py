@@ -16,6 +16,7 @@ from expert.data.read.sources import content_hash
 from expert.data.records import DataError
 from tests.data import SHARED
 from tests.data.read.source_folders import refusal_while_reading, train_of, values
+from tests.each import each
 from tests.wording import wording
 
 
@@ -73,15 +74,7 @@ def test_shakespeare_is_fetched_once_and_its_checksum_checked(home, monkeypatch)
 GIVE_IT = wording("put-text-at-beside")
 
 
-def test_another_text_under_the_address_of_shakespeare_is_refused(home, monkeypatch):
-    answer_with(monkeypatch, b"<html>not found</html>")
-    assert refusal_while_reading(train_of(home, "shakespeare")) == wording(
-        "shakespeare-what-came-from", shakespeare_address=SHAKESPEARE_ADDRESS, give_it=GIVE_IT
-    )
-    assert not (home / "cache").exists()
-
-
-@pytest.mark.parametrize(
+@each(
     ("failure", "reason"),
     [
         (urllib.error.URLError(OSError("Name or service not known")), "Name or service not known"),
@@ -90,9 +83,14 @@ def test_another_text_under_the_address_of_shakespeare_is_refused(home, monkeypa
     ],
     ids=["name", "slow", "reset"],
 )
-def test_shakespeare_without_a_network_says_where_to_put_the_file(
+def test_shakespeare_without_a_network_or_another_text_says_where_to_put_the_file(
     failure, reason, home, monkeypatch
 ):
+    answer_with(monkeypatch, b"<html>not found</html>")
+    assert refusal_while_reading(train_of(home, "shakespeare")) == wording(
+        "shakespeare-what-came-from", shakespeare_address=SHAKESPEARE_ADDRESS, give_it=GIVE_IT
+    )
+    assert not (home / "cache").exists()
     answer_with(monkeypatch, failure)
     assert refusal_while_reading(train_of(home, "shakespeare")) == wording(
         "shakespeare-could-not",
@@ -134,9 +132,7 @@ def test_the_standard_library_is_sorted_and_leaves_out_tests_and_installed_packa
     assert python_stdlib_text(library=tmp_path) == "A\nZ\nB = 1\n"
     assert python_stdlib_text(4, library=tmp_path) == "A\nZ\n"
     assert python_stdlib_text(3, library=tmp_path) == "A\nZ"
-
-
-def test_a_python_without_sources_is_told(tmp_path):
+    none = tmp_path / "none"
     with pytest.raises(DataError) as caught:
-        python_stdlib_text(library=tmp_path)
-    assert str(caught.value) == wording("python-stdlib-no-sources-standard", folder=tmp_path)
+        python_stdlib_text(library=none)
+    assert str(caught.value) == wording("python-stdlib-no-sources-standard", folder=none)

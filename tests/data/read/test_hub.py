@@ -54,16 +54,13 @@ def test_an_id_of_the_hub_carries_split_slice_and_configuration(path, expected, 
     assert (source.name, source.split, source.config) == expected
 
 
-def test_a_manifest_that_says_huggingface_means_the_hub(tmp_path):
+def test_a_manifest_that_says_huggingface_means_the_hub_unless_a_folder_is_there(tmp_path):
     assert train_of(tmp_path, "imdb", type="huggingface").kind == "hub"
     assert train_of(tmp_path, "imdb", format="huggingface").kind == "hub"
     assert refusal(tmp_path, "imdb") == wording("imdb-no-check")
     assert refusal(tmp_path, "a/b::c::d::e") == (
         "a/b::c::d::e: too many '::'  (write id::split or id::split::configuration)"
     )
-
-
-def test_a_local_folder_wins_over_an_id_of_the_hub(tmp_path):
     fill(tmp_path, "owner/name/train.jsonl", "owner/name/test.jsonl")
     source = train_of(tmp_path, "owner/name::test", format="huggingface")
     assert (source.kind, names(source, tmp_path)) == ("files", ["owner/name/test.jsonl"])
@@ -111,14 +108,21 @@ def hub(monkeypatch: pytest.MonkeyPatch, failure: Exception | None = None) -> Fa
     return module
 
 
-def test_rows_of_the_hub_are_numbered_under_their_name(monkeypatch, tmp_path):
+def test_rows_of_the_hub_are_numbered_under_their_name_and_hashed_by_their_fingerprint(
+    monkeypatch, tmp_path
+):
     module = hub(monkeypatch)
-    found = list(iterate(train_of(tmp_path, "a/b::train[:5]::c")))
-    assert found == [Row({"n": n}, "a/b::train[:5]", n + 1) for n in range(5)]
+    source = train_of(tmp_path, "a/b::train[:5]::c")
+    assert list(iterate(source)) == [Row({"n": n}, "a/b::train[:5]", n + 1) for n in range(5)]
     assert module.asked == [("a/b", "c", "train[:5]", False)]
+    assert content_hash(source) == hashlib.sha256(b"a/b c train[:5]").hexdigest()
+    module.asked.clear()
+    streamed = [train_of(tmp_path, f"a/b::{split}", streaming=True) for split in ("train", "test")]
+    assert len({*map(content_hash, streamed)}) == 2
+    assert module.asked == [], "of a stream the name"
 
 
-@pytest.mark.parametrize(
+@each(
     ("split", "expected"),
     [
         ("train", [0, 1, 2, 3, 4]),
@@ -129,17 +133,13 @@ def test_rows_of_the_hub_are_numbered_under_their_name(monkeypatch, tmp_path):
     ],
 )
 def test_streamed_rows_are_cut_as_the_slice_says(split, expected, monkeypatch, tmp_path):
+    reader._opened.cache_clear()
     module = hub(monkeypatch)
     source = train_of(tmp_path, f"a/b::{split}", streaming=True)
     assert [row["n"] for row in values(source)] == expected
     assert module.asked == [("a/b", None, "train", True)]
-
-
-def test_a_share_of_streamed_rows_is_refused(monkeypatch, tmp_path):
-    hub(monkeypatch)
-    assert refusal_while_reading(train_of(tmp_path, "a/b::train[:10%]", streaming=True)) == wording(
-        "streamed-rows-can-cut"
-    )
+    share = train_of(tmp_path, "a/b::train[:10%]", streaming=True)
+    assert refusal_while_reading(share) == wording("streamed-rows-can-cut")
 
 
 def test_the_hub_without_its_package_says_what_to_install(monkeypatch, tmp_path):
@@ -150,7 +150,7 @@ def test_the_hub_without_its_package_says_what_to_install(monkeypatch, tmp_path)
         content_hash(train_of(tmp_path, "a/b"))
 
 
-@pytest.mark.parametrize(
+@each(
     ("failure", "what", "fix"),
     [
         (
@@ -215,10 +215,11 @@ def counted_questions(monkeypatch: pytest.MonkeyPatch, answer: Exception | None)
     return asked
 
 
-@pytest.mark.parametrize("streaming", [False, True])
+@each("streaming", [False, True])
 def test_the_hub_is_asked_once_for_a_data_set_however_often_it_is_opened(
     streaming, monkeypatch, tmp_path
 ):
+    reader.forget_the_hub()
     asked, module = counted_questions(monkeypatch, None), hub(monkeypatch)
     source = train_of(tmp_path, "a/b", streaming=streaming)
     assert values(source) == values(source)
@@ -273,14 +274,3 @@ def test_the_package_datasets_reads_rows_and_slices_as_the_hub_does(monkeypatch,
     assert values(source("train[2:5]", streaming=True)) == rows[2:5]
     assert content_hash(source("train")) == content_hash(source("train"))
     assert content_hash(source("train")) != content_hash(source("train[:5]"))
-
-
-def test_the_hash_of_the_hub_is_the_fingerprint_or_the_name_of_a_stream(monkeypatch, tmp_path):
-    module = hub(monkeypatch)
-    loaded = content_hash(train_of(tmp_path, "a/b::train"))
-    assert loaded == hashlib.sha256(b"a/b None train").hexdigest()
-    assert module.asked
-    module.asked.clear()
-    streamed = content_hash(train_of(tmp_path, "a/b", streaming=True))
-    assert streamed != content_hash(train_of(tmp_path, "a/b::test", streaming=True))
-    assert module.asked == []

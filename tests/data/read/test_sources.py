@@ -20,35 +20,23 @@ from tests.wording import wording
 # ---- files and folders
 
 
-def test_a_path_is_relative_to_the_folder_of_the_manifest(tmp_path):
+def test_a_path_is_relative_to_the_folder_of_the_manifest_or_absolute(tmp_path):
     fill(tmp_path, "datasets/train.jsonl", "datasets/valid.jsonl", "held/back.jsonl")
     sources = resolve(
         tmp_path,
-        "datasets/train.jsonl",
+        "datasets\\train.jsonl",
         validation_path="datasets/valid.jsonl",
         test_path="held/back.jsonl",
     )
-    assert names(sources.train, tmp_path) == ["datasets/train.jsonl"]
-    assert names(sources.validation, tmp_path) == ["datasets/valid.jsonl"]
-    assert names(sources.test, tmp_path) == ["held/back.jsonl"]
+    named = (sources.train, sources.validation, sources.test)
+    expected = ["datasets/train.jsonl", "datasets/valid.jsonl", "held/back.jsonl"]
+    assert [names(source, tmp_path) for source in named] == [[name] for name in expected]
     assert sources.tasks == ()
-    assert sources.train is not None
-    assert values(sources.train) == [{"from": "datasets/train.jsonl"}]
-
-
-def test_windows_separators_and_absolute_paths_work(tmp_path):
-    fill(tmp_path, "datasets/train.jsonl")
-    assert train_of(tmp_path, "datasets\\train.jsonl").files == (
-        tmp_path / "datasets" / "train.jsonl",
-    )
     absolute = str(tmp_path / "datasets" / "train.jsonl")
-    assert train_of(Path("elsewhere"), absolute).files == (Path(absolute),)
-
-
-def test_a_file_alone_has_no_validation_and_no_test(tmp_path):
-    fill(tmp_path, "train.jsonl", "valid.jsonl", "test.jsonl")
-    sources = resolve(tmp_path, "train.jsonl")
-    assert (sources.validation, sources.test) == (None, None)
+    alone = resolve(Path("elsewhere"), absolute)
+    assert alone.train is not None
+    assert (alone.train.files, alone.validation, alone.test) == ((Path(absolute),), None, None)
+    assert values(alone.train) == [{"from": "datasets/train.jsonl"}]
 
 
 def test_the_format_of_the_manifest_reads_a_file_without_a_suffix(tmp_path):
@@ -88,22 +76,19 @@ def test_files_of_a_folder_become_the_splits_they_are_named_for(
     assert told == [train, validation, test]
 
 
-def test_a_named_validation_file_wins_and_the_folders_own_is_not_trained_on(tmp_path):
+def test_a_named_file_or_folder_wins_over_what_lies_beside_the_training_rows(tmp_path):
     fill(tmp_path, "rows/train.jsonl", "rows/valid.jsonl", "own.jsonl")
     sources = resolve(tmp_path, "rows", validation_path="own.jsonl")
     assert names(sources.train, tmp_path) == ["rows/train.jsonl"]
     assert names(sources.validation, tmp_path) == ["own.jsonl"]
-
-
-def test_a_folder_for_validation_gives_its_files_whatever_they_are_called(tmp_path):
-    fill(tmp_path, "train.jsonl", "held/part1.jsonl", "both/train.jsonl", "both/valid.jsonl")
-    fill(tmp_path, "odd/test.jsonl")
-    held = resolve(tmp_path, "train.jsonl", validation_path="held", test_path="both")
+    fill(tmp_path, "train.jsonl", "held/part1.jsonl", "odd/test.jsonl")
+    held = resolve(tmp_path, "train.jsonl", validation_path="held", test_path="odd")
     assert names(held.validation, tmp_path) == ["held/part1.jsonl"]
-    assert names(held.test, tmp_path) == ["both/train.jsonl", "both/valid.jsonl"]
-    both = resolve(tmp_path, "train.jsonl", validation_path="both", test_path="both::train")
-    assert names(both.validation, tmp_path) == ["both/valid.jsonl"]
-    assert names(both.test, tmp_path) == ["both/train.jsonl"]
+    both = resolve(tmp_path, "train.jsonl", validation_path="rows", test_path="rows")
+    assert names(both.validation, tmp_path) == ["rows/valid.jsonl"]
+    assert names(both.test, tmp_path) == ["rows/train.jsonl", "rows/valid.jsonl"]
+    asked = resolve(tmp_path, "train.jsonl", test_path="rows::train")
+    assert names(asked.test, tmp_path) == ["rows/train.jsonl"]
 
 
 def test_a_folder_of_several_formats_needs_the_format_said(tmp_path):
@@ -114,23 +99,16 @@ def test_a_folder_of_several_formats_needs_the_format_said(tmp_path):
     assert values(source) == [{"from": "rows/a.jsonl"}, {"from": "rows/b.jsonl"}]
 
 
-def test_a_folder_without_training_files_is_refused(tmp_path):
+def test_paths_that_lead_to_no_rows_are_refused_with_what_is_there(tmp_path):
     (tmp_path / "empty").mkdir()
-    fill(tmp_path, "held/test.jsonl")
+    fill(tmp_path, "held/test.jsonl", "datasets/train.jsonl")
     fix = wording("put-jsonl-csv-parquet")
     assert refusal(tmp_path, "empty") == wording("empty-folder-has-no", fix=fix)
     assert refusal(tmp_path, "held") == wording("held-folder-has-no", fix=fix)
     assert refusal(tmp_path, "held::dev") == wording("folder-has-no-data", fix=fix)
-
-
-def test_a_path_that_is_not_there_is_refused_with_what_is(tmp_path):
-    fill(tmp_path, "datasets/train.jsonl")
     assert refusal(tmp_path, "datasets/train.json1") == wording("no-did-you-mean")
     assert refusal(tmp_path, "datasets/zzz.csv") == wording("there-is-no-check")
     assert refusal(tmp_path, "nowhere/train.jsonl") == wording("no-paths-relative-to")
-
-
-def test_splits_of_a_file_and_a_data_set_without_a_path_are_refused(tmp_path):
     fill(tmp_path, "train.jsonl")
     assert refusal(tmp_path, "train.jsonl::test") == wording("file-has-no-splits")
     assert refusal(tmp_path) == wording("names-no-rows-set")
@@ -198,7 +176,11 @@ def test_a_hash_depends_on_the_content_and_not_on_the_name_or_the_rows_taken(tmp
     hashes |= {remembered_content_hash(source, tmp_path / "cache") for source in same}
     assert [len(each) for each in hashes] == [64]
     (tmp_path / "a.jsonl").write_bytes(content.replace(b"from", b"form"))
-    assert content_hash(train_of(tmp_path, "a.jsonl")) not in hashes
+    assert content_hash(same[0]) not in hashes
+    (tmp_path / "a.jsonl").unlink()
+    with pytest.raises(DataError) as caught:
+        content_hash(same[0])
+    assert str(caught.value) == wording("cannot-read-no-such", a=tmp_path / "a.jsonl")
 
 
 def test_a_hash_depends_on_how_the_bytes_are_read_and_where_files_end(tmp_path):
@@ -217,15 +199,6 @@ def test_a_hash_depends_on_how_the_bytes_are_read_and_where_files_end(tmp_path):
         content_hash(train_of(tmp_path, "packed.txt.gz")),
     ]
     assert len(set(hashes)) == len(hashes)
-
-
-def test_hashing_a_file_that_went_away_is_refused(tmp_path):
-    fill(tmp_path, "a.jsonl")
-    source = train_of(tmp_path, "a.jsonl")
-    (tmp_path / "a.jsonl").unlink()
-    with pytest.raises(DataError) as caught:
-        content_hash(source)
-    assert str(caught.value) == wording("cannot-read-no-such", a=tmp_path / "a.jsonl")
 
 
 def test_markdown_is_read_as_text_and_beside_rows_it_tells_of_them(tmp_path):

@@ -10,6 +10,7 @@ import pytest
 from expert.data.read.spread_rows import SpreadRows, spread_rows
 from expert.data.records import BadRow, Row
 from expert.planning import survey
+from tests.each import each
 from tests.wording import wording
 
 
@@ -37,7 +38,7 @@ def test_few_rows_are_all_taken_and_counted_exactly(tmp_path):
     assert (found.lines, found.total(words_in(found))) == (4, 51)
 
 
-@pytest.mark.parametrize(
+@each(
     "words",
     [list(range(2000)), list(range(2000, 0, -1)), [1, 100] * 1000, [2] * 1990 + [5000] * 10],
     ids=["sorted", "the longest first", "kinds that take turns", "ten rows that hold most of it"],
@@ -48,11 +49,7 @@ def test_words_are_told_within_three_percent_wherever_the_long_rows_are(tmp_path
     assert found.lines == 2000
     # Of 200 seeds none was off by more than 2.4 %, which was where kinds take turns.
     assert found.total(words_in(found)) == pytest.approx(sum(words), rel=0.03)
-
-
-def test_the_same_files_give_the_same_sample(tmp_path):
-    file = jsonl(tmp_path / "a.jsonl", list(range(1000)))
-    assert spread(file) == spread(file)
+    assert spread(tmp_path / "a.jsonl") == found
 
 
 def test_the_share_of_rows_is_not_that_of_the_draws(tmp_path):
@@ -78,23 +75,20 @@ def test_rows_of_csv_are_read_with_the_header_and_without_counting_it(tmp_path):
     assert found.total(words_in(found)) == pytest.approx(sum(range(1, 900)), rel=0.03)
 
 
-def test_csv_whose_cells_hold_line_breaks_cannot_be_drawn_from(tmp_path):
-    file = tmp_path / "a.csv"
-    file.write_text("text,n\n" + '"two\nlines",1\n' * 900)
-    assert spread_rows([file], format=None, most=300) is None
-
-
-@pytest.mark.parametrize(
-    ("name", "format"), [("a.json", None), ("a.jsonl.gz", None), ("a.jsonl", "txt")]
+@each(
+    ("name", "text", "format"),
+    [
+        ("a.csv", "text,n\n" + '"two\nlines",1\n' * 900, None),
+        ("a.json", "[]", None),
+        ("a.jsonl.gz", "[]", None),
+        ("a.jsonl", "[]", "txt"),
+        ("a.jsonl", "", None),
+    ],
+    ids=["cells with line breaks", "an array", "packed", "a text", "empty"],
 )
-def test_formats_without_a_row_a_line_cannot_be_drawn_from(tmp_path, name, format):
-    (tmp_path / name).write_text("[]")
+def test_files_without_a_row_a_line_cannot_be_drawn_from(tmp_path, name, text, format):
+    (tmp_path / name).write_text(text)
     assert spread_rows([tmp_path / name], format=format, most=300) is None
-
-
-def test_an_empty_file_has_nothing_to_draw(tmp_path):
-    (tmp_path / "a.jsonl").write_text("")
-    assert spread_rows([tmp_path / "a.jsonl"], format=None, most=300) is None
 
 
 def test_of_large_files_parts_are_looked_at_that_lie_all_over_them(tmp_path, monkeypatch):

@@ -7,8 +7,6 @@ import json
 import sys
 from typing import Any
 
-import pytest
-
 from expert.data.read.spread_rows import spread_rows
 from expert.planning.survey import survey_file
 from tests.data.read.row_files import RIVERS, good, outline, refusal, written, xlsx
@@ -19,18 +17,15 @@ HEADER = list(RIVERS[0])
 SHEET: list[list[Any]] = [HEADER, *([row[name] for name in HEADER] for row in RIVERS)]
 
 
-@pytest.mark.parametrize("indent", [None, 2])
-@pytest.mark.parametrize("name", ["rows.jsonl", "rows.ndjson"])
+@each("indent", [None, 2])
+@each("name", ["rows.jsonl", "rows.ndjson"])
 def test_an_array_in_a_file_of_json_lines_is_read_as_the_rows_it_holds(tmp_path, name, indent):
     path = written(tmp_path, name, json.dumps(RIVERS, indent=indent))
     assert good(path) == RIVERS
     assert survey_file(path).rows is None
     assert spread_rows([path], format=None, most=10) is None
-
-
-def test_lines_that_hold_arrays_are_still_bad_rows(tmp_path):
-    path = written(tmp_path, "rows.jsonl", '[1]\n{"a": 1}\n')
-    assert outline(path) == [(1, wording("line-holds-array-not")), (2, {"a": 1})]
+    lines = written(tmp_path, name, '[1]\n{"a": 1}\n')  # those are bad rows still
+    assert outline(lines) == [(1, wording("line-holds-array-not")), (2, {"a": 1})]
 
 
 @each("encoding", ["utf-16", "utf-32"])
@@ -48,14 +43,11 @@ def test_a_text_and_a_csv_in_utf16_are_read(tmp_path):
     path = written(tmp_path, "a.csv", "question;answer\r\nwas?;grün\r\n".encode("utf-16"))
     assert good(path) == [{"question": "was?", "answer": "grün"}]
     assert spread_rows([path], format=None, most=10) is None
+    cut_off = '{"a": "x"}\n'.encode("utf-16")[:-1]
+    assert refusal(written(tmp_path, "a.jsonl", cut_off)) == wording("broken-truncated-data-save")
 
 
-def test_utf16_that_is_cut_off_is_refused(tmp_path):
-    content = '{"a": "x"}\n'.encode("utf-16")[:-1]
-    assert refusal(written(tmp_path, "a.jsonl", content)) == wording("broken-truncated-data-save")
-
-
-@pytest.mark.parametrize("name", ["rows.xlsx", "rows.xlsx.gz"])
+@each("name", ["rows.xlsx", "rows.xlsx.gz"])
 def test_a_spreadsheet_gives_the_rows_below_its_header(tmp_path, name):
     path = xlsx(tmp_path / "rows.xlsx", SHEET)
     if name.endswith("gz"):

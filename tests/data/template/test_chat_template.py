@@ -38,8 +38,12 @@ from tests.wording import wording
 # What is written and what is learnt
 
 
+def thought(text: str) -> Turn:
+    return Turn("assistant", f"<think>\nWhy {text}.\n</think>\n{text}")
+
+
 @each(
-    ("name", "shape", "text"),
+    ("name", "turns", "text"),
     [
         ("headers", "user", "<s><|h|>user<|/h|>\n\nQ<|eot|><|h|>assistant<|/h|>\n\n[[A<|eot|>]]"),
         ("brackets", "system", "<s>[INST] S\n\nQ [/INST][[ A</s>]]"),
@@ -61,13 +65,37 @@ from tests.wording import wording
         ("bare", "system", "<|system|>\nS<|e|>\n<|user|>\nQ<|e|>\n<|assistant|>\n[[A<|e|>\n]]"),
         ("endless answers", "user", "user: Q\nassistant: [[A\n</s>]]"),
         ("generation", "user", "U:Q;A:[[A<e>]]"),
+        # A trimmed text is found by rendering the beginnings.
+        (
+            "headers",
+            (Turn("user", " Q\n"), Turn("assistant", "A \n"), USER, Turn("assistant", "\nB")),
+            "<s><|h|>user<|/h|>\n\nQ<|eot|><|h|>assistant<|/h|>\n\n[[A<|eot|>]]"
+            "<|h|>user<|/h|>\n\nQ<|eot|><|h|>assistant<|/h|>\n\n[[B<|eot|>]]",
+        ),
+        # Thoughts are kept in the last answer and gone from earlier ones.
+        (
+            "thinking",
+            (USER, thought("A"), Turn("user", "R"), thought("B")),
+            "<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\n[[A<|im_end|>\n]]"
+            "<|im_start|>user\nR<|im_end|>\n<|im_start|>assistant\n"
+            "[[<think>\nWhy B.\n</think>\n\nB<|im_end|>\n]]",
+        ),
+        # An answer is found behind its header where the beginning of the text moves,
+        (MOVING, "turns", "[INST] Q [/INST] [[A</s>]][S]S[/S][INST] R [/INST][[ B</s>]]"),
+        # and a question that contains the answer is not taken for it.
+        (
+            MOVING,
+            (SYSTEM, Turn("user", "A</s>"), ANSWER, Turn("user", "R"), Turn("assistant", "B")),
+            "[INST] A</s> [/INST] [[A</s>]][S]S[/S][INST] R [/INST][[ B</s>]]",
+        ),
     ],
 )
-def test_a_conversation_is_written_by_the_template_and_its_answers_are_found(name, shape, text):
-    assert shown(family(name).segments(Example(SHAPES[shape]))) == text
+def test_a_conversation_is_written_by_the_template_and_its_answers_are_found(name, turns, text):
+    said = SHAPES[turns] if isinstance(turns, str) else turns
+    assert shown(family(name).segments(Example(said))) == text
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@each("shape", SHAPES)
 def test_a_chatml_template_and_the_chatml_of_that_name_are_the_same(shape):
     example = Example(SHAPES[shape])
     named = named_template("chatml", eos="<|im_end|>")
@@ -114,39 +142,6 @@ def test_the_text_is_that_of_a_plain_rendering_whatever_is_said(name, example):
     assert [segment.learn for segment in segments] == [False, True] * len(answers)
 
 
-def test_a_trimmed_text_is_found_by_rendering_the_beginnings():
-    turns = (Turn("user", " Q\n"), Turn("assistant", "A \n"), USER, Turn("assistant", "\nB"))
-    assert shown(family("headers").segments(Example(turns))) == (
-        "<s><|h|>user<|/h|>\n\nQ<|eot|><|h|>assistant<|/h|>\n\n[[A<|eot|>]]"
-        "<|h|>user<|/h|>\n\nQ<|eot|><|h|>assistant<|/h|>\n\n[[B<|eot|>]]"
-    )
-
-
-def test_thoughts_are_kept_in_the_last_answer_and_gone_from_earlier_ones():
-    def thought(text: str) -> Turn:
-        return Turn("assistant", f"<think>\nWhy {text}.\n</think>\n{text}")
-
-    turns = (USER, thought("A"), Turn("user", "R"), thought("B"))
-    assert shown(family("thinking").segments(Example(turns))) == (
-        "<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\n[[A<|im_end|>\n]]"
-        "<|im_start|>user\nR<|im_end|>\n<|im_start|>assistant\n"
-        "[[<think>\nWhy B.\n</think>\n\nB<|im_end|>\n]]"
-    )
-
-
-def test_an_answer_is_found_behind_its_header_where_the_beginning_of_the_text_moves():
-    turns = SHAPES["turns"]
-    assert shown(family(MOVING).segments(Example(turns))) == (
-        "[INST] Q [/INST][[ A</s>]][S]S[/S][INST] R [/INST][[ B</s>]]".replace("[[ A", " [[A")
-    )
-    # The question contains the answer, and is not taken for it.
-    turns = (SYSTEM, Turn("user", "A</s>"), ANSWER, Turn("user", "R"), Turn("assistant", "B"))
-    assert [one.text for one in family(MOVING).segments(Example(turns)) if one.learn] == [
-        "A</s>",
-        " B</s>",
-    ]
-
-
 REPLACED = CHATML.replace("message.content +", "message.content | replace('b', 'c') +")
 UPPER = THINKING.replace("{{- content +", "{{- content | upper +")
 SHORT = "{% if messages | length > 2 %}{{ raise_exception('too long') }}{% endif %}" + CHATML
@@ -184,11 +179,6 @@ def test_answers_are_found_where_a_template_changes_them_or_does_not_end_them():
     assert text == "Q[[A</s>]]"
 
 
-def test_nothing_is_generated_without_a_question():
-    with pytest.raises(TemplateError, match=wording("only-after-user-turn")):
-        family("chatml").prompt([USER, ANSWER])
-
-
 # Tokens at the beginning and the end
 
 
@@ -210,30 +200,24 @@ def test_a_bos_is_written_once(template, adds_bos, plain):
     assert whole == Segment(plain.replace("[[", "").replace("]]", ""), True)
 
 
-@pytest.mark.parametrize(
-    ("name", "stop"),
-    [("chatml", "<|im_end|>"), ("headers", "<|eot|>"), ("endless answers", "</s>")],
-)
-def test_a_template_knows_what_ends_an_answer(name, stop):
-    assert family(name).stop == stop
+def test_a_template_knows_what_ends_an_answer_and_can_be_sent_to_another_process():
+    stops = {"chatml": "<|im_end|>", "headers": "<|eot|>", "endless answers": "</s>"}
+    example = Example(SHAPES["system"])
+    for name, stop in stops.items():
+        template = pickle.loads(pickle.dumps(family(name)))
+        assert template.stop == stop
+        assert template.segments(example) == family(name).segments(example)
 
 
-def test_the_date_that_a_template_writes_is_the_same_on_all_days():
+def test_the_date_is_the_same_on_all_days_and_json_is_written_without_escapes():
     template = ChatTemplate("{{ strftime_now('%d %b %Y %H:%M:%S') }}" + CHATML, eos="")
     assert template.prompt([USER]).startswith("26 Jul 2024 00:00:00<|im_start|>")
     assert template.fingerprint != ChatTemplate(CHATML, eos="").fingerprint
+    with pytest.raises(TemplateError, match=wording("only-after-user-turn")):
+        template.prompt([USER, ANSWER])
     # Written down once: tokens that were prepared before are found by it.
     known = ChatTemplate(BARE, bos="<s>", eos="</s>").fingerprint
     assert known == "b0513f96932fb72d3b3567000c977acb4e5e9006a03225830596e109be9483c0"
-
-
-def test_a_template_can_be_sent_to_another_process():
-    template = pickle.loads(pickle.dumps(family("headers")))
-    example = Example(SHAPES["turns"])
-    assert template.segments(example) == family("headers").segments(example)
-
-
-def test_json_is_written_without_escapes():
     source = "{{ {'ä': '<b>'} | tojson }}{{ [1] | tojson(indent=2) }}" + CHATML
     assert ChatTemplate(source, eos="").prompt([USER]).startswith('{"ä": "<b>"}[\n  1\n]<|im')
 
@@ -242,12 +226,18 @@ def test_json_is_written_without_escapes():
 
 
 @pytest.mark.parametrize(("file", "every"), REAL_SAMPLES)
-def test_every_real_answer_is_learnt_exactly_once_by_a_real_template(file, every):
-    source = qwen3_source()
+def test_every_real_row_gives_its_own_answer_which_a_real_template_learns_exactly_once(file, every):
+    source, number = qwen3_source(), 0
     template = ChatTemplate(source, eos="<|im_end|>")
-    for number, (_, example) in enumerate(real_examples(file, every)):
+    for number, (row, example) in enumerate(real_examples(file, every)):
+        *before, said = example.turns
+        assert [turn.role for turn in before] in (["user"], ["system", "user"])
+        if "output" in row.values:
+            assert said == Turn("assistant", row.values["output"])
+        else:
+            assert row.values["text"].endswith(f"<|assistant|>\n{said.text}\n<|end|>")
         opening, learnt = template.segments(example)
-        answer = example.turns[-1].text.lstrip("\n")
+        answer = said.text.lstrip("\n")
         assert (opening.learn, learnt.learn) == (False, True)
         assert opening.text.endswith("<|im_end|>\n<|im_start|>assistant\n")
         assert learnt.text == f"<think>\n\n</think>\n\n{answer}<|im_end|>\n"
@@ -255,6 +245,7 @@ def test_every_real_answer_is_learnt_exactly_once_by_a_real_template(file, every
             assert template.prompt(example.turns[:-1]) == opening.text
             plain = as_transformers_does(source, example.turns)
             assert opening.text + learnt.text == plain
+    assert number >= 300 // every
 
 
 def test_a_real_template_keeps_the_thoughts_of_the_last_answer():

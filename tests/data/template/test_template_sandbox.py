@@ -112,6 +112,7 @@ TOO_MUCH = STOPPED + wording("makes-far-more-text")
 )
 def test_a_hostile_template_is_refused_before_any_row(hostile, text, monkeypatch):
     monkeypatch.setattr(template_sandbox, "SECONDS", 600.0)  # by what it makes, on any machine
+    monkeypatch.setattr(template_sandbox, "ALLOWANCE", 2**22)  # a sixteenth, in as much less time
     if text is None:
         assert ChatTemplate(hostile + CHATML, eos="")
         return
@@ -121,7 +122,7 @@ def test_a_hostile_template_is_refused_before_any_row(hostile, text, monkeypatch
     assert str(caught.value).endswith("  (set base_models[0].prompt_template: chatml)")
 
 
-def test_a_template_that_turns_hostile_on_some_row_stops_the_whole_data_set():
+def test_a_template_that_turns_hostile_or_runs_too_long_stops_the_whole_data_set(monkeypatch):
     source = "{% if 'x' in messages[0].content %}{{ 'a' * 99999999 }}{% endif %}" + CHATML
     template = ChatTemplate(source, eos="")
     assert template.segments(Example((USER, ANSWER)))
@@ -129,9 +130,6 @@ def test_a_template_that_turns_hostile_on_some_row_stops_the_whole_data_set():
         template.segments(Example((Turn("user", "x"), ANSWER)))
     assert not isinstance(caught.value, TemplateError)
     assert str(caught.value).startswith(TOO_MUCH)
-
-
-def test_a_template_that_runs_too_long_is_stopped_by_the_clock(monkeypatch):
     monkeypatch.setattr(template_sandbox, "SECONDS", -1.0)
     with pytest.raises(DataError, match=wording("stopped-runs-for-more")):
         ChatTemplate(CHATML, eos="")
@@ -143,9 +141,7 @@ def test_long_rows_have_a_larger_allowance():
     assert len(text_of(family("headers").segments(example))) > 2 * len(long) - 10
 
 
-@pytest.mark.parametrize(
-    ("source", "role"), [("{{ messages[0].content }}", "assistant"), ("hello", "user")]
-)
+@each(("source", "role"), [("{{ messages[0].content }}", "assistant"), ("hello", "user")])
 def test_a_template_that_leaves_out_what_is_said_is_of_no_use(source, role):
     with pytest.raises(DataError) as caught:
         ChatTemplate(source, eos="")

@@ -133,10 +133,6 @@ def test_every_template_a_manifest_may_name_is_there():
 @each(("name", "shape"), GOLDEN)
 def test_a_template_is_written_to_the_letter(name, shape):
     assert shown(named(name).segments(Example(SHAPES[shape]))) == GOLDEN[name, shape]
-
-
-@each(("name", "shape"), GOLDEN)
-def test_the_prompt_is_what_stands_before_the_answer_in_training(name, shape):
     check_segments(named(name), Example(SHAPES[shape]))
 
 
@@ -168,7 +164,7 @@ def test_a_question_at_the_end_is_written_and_not_learnt(name):
     assert following.startswith(text_of(segments))
 
 
-@pytest.mark.parametrize("label", ["Schema", "Context", "Input"])
+@each("label", ["Schema", "Context", "Input"])
 def test_alpaca_gives_the_first_block_of_material_a_heading(label):
     turn = Turn("user", f"Q\n\n{label}:\nX\n\nInput:\nY")
     text = named("alpaca").prompt([turn])
@@ -176,30 +172,18 @@ def test_alpaca_gives_the_first_block_of_material_a_heading(label):
 
 
 @each("name", LAYOUTS)
-def test_plain_text_is_learnt_whole_with_its_end(name):
-    template = named(name)
-    assert template.segments(Example(text="abc")) == [Segment("abc</s>", True)]
-    assert template.segments(Example(text="abc"), learn_prompt=True) == [Segment("abc</s>", True)]
+def test_plain_text_is_learnt_whole_with_its_end_here_and_in_another_process(name):
+    for template in (named(name), pickle.loads(pickle.dumps(named(name)))):
+        for learn_prompt in (False, True):
+            made = template.segments(Example(text="abc"), learn_prompt=learn_prompt)
+            assert made == [Segment("abc</s>", True)]
 
 
-@each(
-    ("name", "stop"),
-    [
-        ("alpaca", "</s>"),
-        ("chatml", "<|im_end|>"),
-        ("llama", "</s>"),
-        ("mistral", "</s>"),
-        ("phi", "</s>"),
-        ("deepseek", "</s>"),
-        ("gemma", "<end_of_turn>"),
-    ],
-)
-def test_a_template_knows_what_ends_an_answer(name, stop):
-    assert named(name).stop == stop
-
-
-def test_a_bos_is_left_to_the_encoder_unless_it_is_the_marker_that_opens_a_turn():
+def test_a_template_knows_what_ends_an_answer_and_leaves_a_bos_to_the_encoder():
+    own = {"chatml": "<|im_end|>", "gemma": "<end_of_turn>"}
+    assert {name: named(name).stop for name in LAYOUTS} == dict.fromkeys(LAYOUTS, EOS) | own
     assert not any(named(name).adds_bos for name in LAYOUTS)
+    # Unless it is the marker that opens a turn.
     assert named_template("chatml", eos="<|im_end|>", bos="<|im_start|>").adds_bos
     assert not named_template("chatml", eos="<|im_end|>").adds_bos
 
@@ -211,30 +195,19 @@ def test_a_template_has_a_fingerprint_of_all_that_decides_its_text():
 
 
 @each("name", LAYOUTS)
-def test_a_template_can_be_sent_to_another_process(name):
-    template = pickle.loads(pickle.dumps(named(name)))
-    assert template.segments(Example((USER, ANSWER))) == named(name).segments(
-        Example((USER, ANSWER))
-    )
-
-
-def test_an_unknown_template_is_refused_with_the_known_ones():
-    with pytest.raises(DataError) as caught:
-        named_template("vicuna", eos=EOS)
-    assert str(caught.value) == wording("unknown-prompt-template-vicuna")
-
-
-@each("name", LAYOUTS)
-def test_a_template_without_an_end_is_refused(name):
+def test_a_template_without_an_end_and_an_unknown_one_are_refused(name):
     if name in ("chatml", "gemma"):
         assert named_template(name, eos="").stop
         return
     with pytest.raises(DataError) as caught:
         named_template(name, eos="")
     assert str(caught.value) == wording("template-ends-answer-with", name=name)
+    with pytest.raises(DataError) as caught:
+        named_template("vicuna", eos=EOS)
+    assert str(caught.value) == wording("unknown-prompt-template-vicuna")
 
 
-@pytest.mark.parametrize("turns", [[], [SYSTEM], [USER, ANSWER]])
+@each("turns", [[], [SYSTEM], [USER, ANSWER]])
 def test_nothing_is_generated_without_a_question(turns):
     with pytest.raises(TemplateError) as caught:
         named("chatml").prompt(turns)

@@ -33,15 +33,11 @@ def tools_of(value: Any, column: str) -> str:
         raise UnfitRow(f"{where}: not a list of tools")
     for number, tool in enumerate(tools, 1):
         _function_in(tool, f"{where}: tool {number} has no name")
+    # Bare functions, some with OpenAI's newer "type": "function" beside their name, are wrapped.
     wrap = {"type": "function"}
-    return _text(
-        [tool if "function" in tool else wrap | {"function": _bare(tool)} for tool in tools]
-    )
-
-
-def _bare(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """A function without OpenAI's newer "type": "function" beside its name."""
-    return {key: value for key, value in tool.items() if (key, value) != ("type", "function")}
+    bare = ({k: v for k, v in tool.items() if (k, v) != ("type", "function")} for tool in tools)
+    pairs = zip(tools, bare, strict=True)
+    return _text([tool if "function" in tool else wrap | {"function": own} for tool, own in pairs])
 
 
 def _function_in(value: Any, nameless: str) -> Mapping[str, Any]:

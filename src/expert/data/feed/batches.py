@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from expert.data.pack.pack_index import PackIndex
 from expert.data.tokens.documents import FlatDocuments
+from expert.data.tokens.encoder import edges_of
 
 IGNORED = -100
 """The label of places that are not trained on."""
@@ -163,8 +164,7 @@ def _fill_rows(
     documents, starts, stops = (
         column[pieces] for column in (index.piece_document, index.piece_start, index.piece_stop)
     )
-    ends = np.zeros(len(pieces) + 1, np.int64)
-    np.cumsum(stops - starts + soft, out=ends[1:])
+    ends = edges_of(stops - starts + soft)
     before_row = ends[np.cumsum(in_bin) - in_bin]
     shifts = np.repeat((before_row if flat else row_starts) - before_row, in_bin)
     begins = ends[:-1] + shifts + soft

@@ -76,6 +76,7 @@ class ShownRow:
     """Why the model never sees the row; "" if it does."""
     notes: tuple[str, ...] = ()
     special_tokens: dict[str, int] = field(default_factory=dict)
+    """How often each special token occurs, in order of appearance."""
     segments: tuple[ShownSegment, ...] = ()
 
 
@@ -101,7 +102,10 @@ def show_row(
     store = FlatDocuments([shard_of(encoder.encode([made]))])
     index = _index(line, store, split)
     seen = _seen_tokens(store, index)
-    lost = seen.piece < 0
+    lost, special = seen.piece < 0, encoder.special_ids
+    because_lost = f"cut at max_seq_length {line.plan.data.max_seq_length}"
+    if not line.is_text:
+        because_lost = "after the last whole block of this epoch"
     return ShownRow(
         place,
         split,
@@ -110,11 +114,11 @@ def show_row(
         trained_tokens=int(seen.trained.sum()),
         lost_tokens=int(lost.sum()),
         lost_answer_tokens=int((lost & seen.answer).sum()),
-        lost_because=_lost_because(line) if lost.any() else "",
+        lost_because=because_lost if lost.any() else "",
         pieces=len(index.piece_start),
         left_out=_left_out(line, index, seen),
         notes=tuple(_notes(line, index, split)),
-        special_tokens=_special_counts(seen.ids, encoder.special_ids),
+        special_tokens=dict(Counter(special[id] for id in seen.ids.tolist() if id in special)),
         segments=_shown_segments(seen, encoder, most_tokens),
     )
 
@@ -129,12 +133,6 @@ def _index(line: Line, store: FlatDocuments, split: str) -> PackIndex:
         length = max(length, int(store.lengths[0]) + soft_tokens(plan))
     packing = Packing(1, length, None)
     return packed(plan, split, rows, plan.optim.seed, packing, is_text=line.is_text)
-
-
-def _lost_because(line: Line) -> str:
-    if not line.is_text:
-        return "after the last whole block of this epoch"
-    return f"cut at max_seq_length {line.plan.data.max_seq_length}"
 
 
 def _left_out(line: Line, index: PackIndex, seen: SeenTokens) -> str:
@@ -264,11 +262,6 @@ def _as_text(segments: Sequence[Segment], most: int | None) -> tuple[ShownSegmen
             text, after = text[: most // 2], text[most // 2 + hidden :]
         shown.append(ShownSegment(text, segment.learn, None, not_shown=hidden, after=after))
     return tuple(shown)
-
-
-def _special_counts(ids: NDArray[np.int32], special: dict[int, str]) -> dict[str, int]:
-    """How often each special token occurs in a row, in order of appearance."""
-    return dict(Counter(special[token] for token in ids.tolist() if token in special))
 
 
 def _kept(

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from expert.data.feed.order import Draw, shuffled
 from expert.data.pack.pack_index import OverlongCounts, PackIndex, PackRule
+from expert.data.tokens.encoder import edges_of
 from expert.planning.survey import sequences_for
 
 Overlong = Literal["cut", "split", "drop"]
@@ -144,7 +145,7 @@ def pack_best_fit(
     del sizes
     bin_of = shuffled(bins, seed=seed, draw=Draw.BINS).astype(np.int32)[bin_of]
     by_bin = _by_bin(order, bin_of, bins)
-    bin_offsets = _offsets(np.bincount(bin_of, minlength=bins))
+    bin_offsets = edges_of(np.bincount(bin_of, minlength=bins))
     del order, bin_of
     return pieces[by_bin].in_bins(bin_offsets, "best-fit", length, soft_tokens=soft_tokens)
 
@@ -388,7 +389,7 @@ def pack_concat(
         per_bin.append(in_bin)
     narrow = [np.asarray(column, dtype=np.int32) for column in (document, start, stop)]
     cut = Pieces(narrow[0], narrow[1], narrow[2], counts)
-    offsets = _offsets(np.asarray(per_bin, dtype=np.int64))
+    offsets = edges_of(per_bin)
     return cut.in_bins(offsets, "concat", length, soft_tokens=soft_tokens, examples=examples)
 
 
@@ -440,10 +441,3 @@ def shifted_blocks(index: PackIndex, lengths: Lengths, *, seed: int, epoch: int)
 def bins_per_update(index: PackIndex, examples_per_update: int) -> int:
     """Bins that hold this many examples on average, at least one."""
     return sequences_for(examples_per_update, rows=index.examples, sequences=index.bins)
-
-
-def _offsets(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where each bin's pieces begin, and the end of the last."""
-    offsets = np.zeros(len(counts) + 1, dtype=np.int64)
-    np.cumsum(counts, out=offsets[1:])
-    return offsets

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +18,7 @@ from expert.core.errors import ExpertError
 from expert.core.hashed import writing_hashed
 from expert.data.feed.order import Draw, shuffled
 from expert.data.tokens.documents import numbers_in
+from expert.data.tokens.encoder import edges_of
 from expert.planning.choose.sequences import LENGTHS_OF
 
 PackRule = Literal["best-fit", "concat", "none", "blocks"]
@@ -103,8 +105,7 @@ class PackIndex:
 
     def bin_lengths(self) -> NDArray[np.int64]:
         """Used places of every bin."""
-        ends = np.zeros(len(self.piece_stop) + 1, dtype=np.int64)
-        np.cumsum(self.piece_stop - self.piece_start + self.soft_tokens, out=ends[1:])
+        ends = edges_of(self.piece_stop - self.piece_start + self.soft_tokens)
         return np.diff(ends[self.bin_offsets])
 
     def lengths_of(self, bins: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
@@ -225,15 +226,11 @@ class IndexName:
         if self.packing != "best-fit":
             return None
         wanted = {name for name in known if name.startswith(f"index-{self.split}-")}
-        for one in self._lengths_and_rows(longest, most) if wanted else ():
-            if (file := one._file(None)) in wanted:
+        lengths = {longest, *range(LENGTHS_OF, longest, LENGTHS_OF)} if wanted else set()
+        for length, rows in product(lengths, (None, *range(1, most + 1))):
+            if (file := replace(self, length=length, most_rows=rows)._file(None)) in wanted:
                 return file
         return None
-
-    def _lengths_and_rows(self, longest: int, most: int) -> Iterator[IndexName]:
-        for length in {longest, *range(LENGTHS_OF, longest, LENGTHS_OF)}:
-            for rows in (None, *range(1, most + 1)):
-                yield replace(self, length=length, most_rows=rows)
 
     def _file(self, fitted: str | None) -> str:
         decides: dict[str, Any] = {

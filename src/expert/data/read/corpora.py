@@ -60,11 +60,14 @@ def _fetch(address: str) -> bytes:
 def python_stdlib_text(max_chars: int | None = None, library: Path | None = None) -> str:
     """The sources of Python's standard library, sorted by name, the same on every machine."""
     root = library or Path(sysconfig.get_paths()["stdlib"])
-    paths = (path.relative_to(root) for path in root.rglob("*.py"))
-    names = sorted(path.as_posix() for path in paths if not _LEFT_OUT.intersection(path.parts))
+    names = []
+    for place, folders, files in os.walk(root):
+        folders[:] = [name for name in folders if name not in _LEFT_OUT]
+        here = Path(place).relative_to(root)
+        names += [(here / name).as_posix() for name in files if name.endswith(".py")]
     parts: list[str] = []
     size = 0
-    for name in names:
+    for name in sorted(names):
         try:
             text = read_text(root / name)
         except UnicodeDecodeError:

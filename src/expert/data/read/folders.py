@@ -71,13 +71,11 @@ def files_by_split(folder: Path, format: str | None) -> dict[Split | None, list[
         raise unusable(str(folder), f"files of several formats: {counts}", fix)
     parts: dict[Split | None, list[Path]] = {"train": [], "validation": [], "test": [], None: []}
     for path in files:
-        parts[_split_in_name(path.relative_to(folder))].append(path)
+        names = reversed(path.relative_to(folder).parts)
+        words = (word for name in names for word in re.split(r"[^a-z]+", name.lower()))
+        split = next((SPLIT_NAMES[word] for word in words if word in SPLIT_NAMES), None)
+        parts[split].append(path)
     return parts
-
-
-def _split_in_name(path: Path) -> Split | None:
-    words = (w for name in reversed(path.parts) for w in re.split(r"[^a-z]+", name.lower()))
-    return next((SPLIT_NAMES[word] for word in words if word in SPLIT_NAMES), None)
 
 
 def saved_splits(folder: Path) -> dict[str, Path] | None:

@@ -235,7 +235,8 @@ class _Finder:
                 raise unusable(path, "a file has no splits", "leave out what follows '::'")
             file_format(local, self._format)
             return self._files(path, [local])
-        if self._hub_meant or not looks_local(path, self._folder) or _is_hub_split(path):
+        is_id_and_split = re.fullmatch(r"[\w-]+::.*", path)  # without an owner, unlike a file
+        if self._hub_meant or not looks_local(path, self._folder) or is_id_and_split:
             return self._on_hub(path)
         raise self._no_such_file(path, local)
 
@@ -323,9 +324,3 @@ class _Finder:
         if script.is_file() and wanted.is_relative_to(self._folder):
             fix = f"python {script} makes it"
         return FilesNotHere(str(unusable(path, what, fix)))
-
-
-def _is_hub_split(path: str) -> bool:
-    """`id::split` where `id` has no owner and does not look like a file."""
-    name, marks, _ = path.partition("::")
-    return bool(marks) and bool(re.fullmatch(r"[\w-]+", name))

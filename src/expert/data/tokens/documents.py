@@ -14,7 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from expert.core.files import read_json
-from expert.data.tokens.encoder import EncodedBatch
+from expert.data.tokens.encoder import EncodedBatch, edges_of
 
 Ids = NDArray[np.int32]
 Numbers = NDArray[np.integer[Any]]
@@ -34,11 +34,7 @@ class Shard(NamedTuple):
 
 def shard_of(batch: EncodedBatch) -> Shard:
     """Documents as encoded by the tokenizer."""
-    return Shard(batch.ids, _starts(batch.lengths), batch.spans, _starts(batch.span_counts))
-
-
-def _starts(lengths: Ids) -> Numbers:
-    return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    return Shard(batch.ids, edges_of(batch.lengths), batch.spans, edges_of(batch.span_counts))
 
 
 class FlatDocuments:
@@ -165,8 +161,7 @@ def write_shard(path: Path, batch: EncodedBatch, rows: Ids) -> None:
 
 
 def _lists(values: Ids, lengths: Ids) -> pa.Array:
-    offsets = np.zeros(len(lengths) + 1, np.int32)
-    np.cumsum(lengths, out=offsets[1:])
+    offsets = edges_of(lengths).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))
 
 

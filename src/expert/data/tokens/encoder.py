@@ -264,16 +264,16 @@ class _Parts:
         order = np.array(self._order, np.int64)
         sizes = np.array([len(tokens) for tokens in table], np.int64)
         lengths = sizes[order]
-        ends = _edges_of(lengths)
-        edges = ends[_edges_of(np.array(self._stretches, np.int64))]
-        of_documents = _edges_of(np.array(self._documents, np.int64))
+        ends = edges_of(lengths)
+        edges = ends[edges_of(self._stretches)]
+        of_documents = edges_of(self._documents)
         document = np.repeat(np.arange(len(self._documents)), self._documents)
         kept = np.array(self._learnt, bool) & (edges[1:] > edges[:-1])
         pairs = np.stack((edges[:-1], edges[1:]), axis=1) - edges[of_documents[:-1]][document, None]
         flat = np.fromiter(chain.from_iterable(table), np.int32, int(sizes.sum()))
         # A token at position p of the result is in the table at p plus the distance between the two
         # copies of its part.
-        apart = (_edges_of(sizes)[:-1][order] - ends[:-1]).repeat(lengths)
+        apart = (edges_of(sizes)[:-1][order] - ends[:-1]).repeat(lengths)
         return EncodedBatch(
             flat[apart + np.arange(len(apart))],
             np.diff(edges[of_documents]).astype(np.int32),
@@ -282,9 +282,11 @@ class _Parts:
         )
 
 
-def _edges_of(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def edges_of(counts: npt.ArrayLike) -> npt.NDArray[np.int64]:
     """Cumulative sums starting with 0: where each range begins, and the end of the last."""
-    return np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
+    edges = np.zeros(len(counts) + 1, np.int64)  # type: ignore[arg-type]
+    np.cumsum(counts, out=edges[1:])
+    return edges
 
 
 def _batch_of_tokens(documents: Sequence[Sequence[Segment]]) -> EncodedBatch:

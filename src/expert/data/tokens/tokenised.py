@@ -32,7 +32,7 @@ from expert.data.records import (
     Unread,
 )
 from expert.data.tokens.documents import numbers_in
-from expert.data.tokens.encoder import TextEncoder
+from expert.data.tokens.encoder import TextEncoder, edges_of
 
 FORMAT = 1
 _BATCH_ROWS = 1000
@@ -228,8 +228,7 @@ def _lists_in(column: Any) -> tuple[Numbers, Numbers] | None:
     if flat.null_count:
         return None
     lengths = numbers_in(pc.list_value_length(column).cast(pa.int64()))
-    ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-    return numbers_in(flat).astype(np.int64), ends
+    return numbers_in(flat).astype(np.int64), edges_of(lengths)
 
 
 def _numbers(values: Mapping[str, Any], name: str) -> Numbers:
