@@ -21,6 +21,21 @@ def beside(item: Item, value: Any) -> Item:
     return Item(value, item.path, item.line, from_command_line=item.from_command_line)
 
 
+def as_item(value: Any, at: Item, file: str = "") -> Item:
+    """Plain data as items with the path and line of `at`, or with their paths in a file."""
+    inner: Any = value
+    if isinstance(value, dict):
+        inner = {
+            str(key): as_item(entry, at, f"{file}: {key}" if file else "")
+            for key, entry in value.items()
+        }
+    elif isinstance(value, list | tuple | set):
+        inner = [as_item(entry, at, file) for entry in value]
+    elif not isinstance(value, str | int | float | None):
+        inner = str(value)
+    return Item(inner, file or at.path, at.line, from_command_line=at.from_command_line)
+
+
 def take(entries: Entries, key: str) -> Item:
     """Remove and return an entry; an item without a value if there is none."""
     return entries.pop(key, None) or Item(None)
