@@ -41,7 +41,7 @@ def home(tmp_path, monkeypatch):
 @pytest.fixture(scope="module")
 def bench():
     """One process for all attacks, as in a validation: what one leaves in it the next meets."""
-    with Bench(10, statement_seconds=0.2) as found:
+    with Bench(10, statement_seconds=0.1) as found:
         yield found
 
 
@@ -132,7 +132,7 @@ def test_a_library_of_the_data_set_is_not_loaded(attacked, home, tmp_path_factor
 @each(
     "statement",
     [
-        "UNWIND range(1, 100000000) AS x CREATE (:P {id: x})",
+        "UNWIND range(1, 10000000) AS x CREATE (:P {id: x})",
         "UNWIND range(1, 3000) AS x UNWIND range(1, 3000) AS y UNWIND range(1, 3000) AS z "
         "WITH x, y, z WHERE x + y + z < 0 CREATE (:P {id: x})",
         "RETURN " + "(" * 5000 + "1" + ")" * 5000,
@@ -191,12 +191,12 @@ ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELEC
     [
         ENDLESS.format("x"),
         ENDLESS.format("sum(x)"),
-        ENDLESS.format("printf('%900000d', x)"),
+        ENDLESS.format("printf('%90000d', x)"),
         ENDLESS.format("group_concat(x)"),
         "SELECT count(*) FROM " + ", ".join(["(SELECT 1 UNION SELECT 2 UNION SELECT 3)"] * 40),
         "SELECT " + "(" * 3000 + "1" + ")" * 3000,
-        "SELECT " + "+".join(["1"] * 20000),
-        "SELECT " + "NOT " * 20000 + "1",
+        "SELECT " + "+".join(["1"] * 5000),
+        "SELECT " + "NOT " * 5000 + "1",
         "SELECT 'a' LIKE '" + "%a" * 400 + "b'",
         "SELECT replace(hex(zeroblob(900000)), '00', printf('%90000d', 1))",
     ],
@@ -282,7 +282,7 @@ def test_a_check_that_nests_without_end_or_is_of_the_wrong_kinds_is_no_pass(atta
 @each("domain", ["json", "sql", "cypher", "typescript", "calls"])
 @each(
     "text",
-    ["[" * 90_000, '{"a":' * 20_000, "9" * 90_000, "<" * 9_000, "`" * 9_000],
+    ["[" * 90_000, '{"a":' * 20_000, "9" * 90_000, "<" * 3_000, "`" * 3_000],
 )
 def test_an_answer_that_nests_without_end_is_wrong(attacked, domain, text):
     setup = {"cypher": [NODES, ONE], "sql": ["CREATE TABLE t(a)"]}.get(domain, [])
