@@ -141,6 +141,7 @@ def test_a_problem_has_the_path_and_the_line_of_what_is_wrong(text: str, problem
             wording("line-warning-honoured-though"),
         ),
         ("adapter_type: full\nrank: auto", None),
+        ("adapter_type: ia3\ndropout: 0.1", wording("ia3-has-no-dropout")),
         (
             "soft_prompts: [{name: p}]\nadapter_type: none\ndropout: 0.1",
             wording("line-dropout-superseded-none"),

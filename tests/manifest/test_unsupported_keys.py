@@ -125,6 +125,7 @@ def test_not_8_bits_says_nothing_against_4():
         ("completion_only_loss: false", "train_on_prompt", True),
         ("packing: true\npacking_strategy: wrapped", "packing", "concat"),
         ("lora:\n  r: 4\n  alpha: 8", "rank", 4),
+        ("lora_r: 16\nuse_rslora: false", "rank", 16),
         ("dataloader: {num_workers: 3}", "dataloader_num_workers", 3),
         ("training: {data: {num_workers: 3}}", "dataloader_num_workers", 3),
         ("training_args: {num_train_epochs: 2}", "epochs", 2),

@@ -14,6 +14,9 @@ from tests.planning.planning import GIB, plan
 from tests.planning.planning import own_blocks as manifest
 from tests.wording import wording
 
+UNKNOWN = {"packing": False}
+"""Widths of padded rows vary, whatever the size of the model."""
+
 
 def rows(folder, count=400):
     made = [json.dumps({"instruction": "x" * 300, "response": "y" * 40})] * count
@@ -76,6 +79,8 @@ def test_what_cannot_be_captured_is_not_and_says_why(tmp_path, config, because):
     found, made = decided(tmp_path, use_cuda_graphs=True, **config)
     assert (found.value, found.source) == (False, "fallback")
     assert any(because in remark.text for remark in made.remarks if remark.kind == "warning")
+    unknown = manifest({"use_cuda_graphs": True, **UNKNOWN}, base_models=[{"name": "who/knows"}])
+    assert not plan(unknown).kernels.cuda_graphs
 
 
 def long_rows(card="h200", model="Qwen3-0.6B", survey=None, **config):
