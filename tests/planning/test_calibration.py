@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 
 from expert.planning.machine.host import package_version
+from expert.planning.measurements import read_records
 from expert.planning.memory.calibration import (
     Calibrations,
     MemoryProbe,
     calibrations_of,
     estimated_again,
     kind_of,
-    read_probes,
     remember,
     shape_key,
     workload_of,
@@ -95,16 +95,16 @@ def test_probes_are_kept_by_card_and_torch_and_the_newest_of_a_kind_stays(tmp_pa
     remember(probe_of(WORK, card="A", torch="2.14.0", context_bytes=4), file)
     assert [one.context_bytes for one in calibrations_of("A", "2.13.0", file).probes] == [3]
     assert [one.context_bytes for one in calibrations_of("B", "2.13.0", file).probes] == [2]
-    assert len(read_probes(file)) == 3
+    assert len(read_records(file, MemoryProbe)) == 3
 
 
 @each("text", ["", "[", "{}", '[{"card": 1}]', "null"])
 def test_a_damaged_file_has_no_probes_and_is_written_anew(tmp_path, text):
     file = tmp_path / "probes.json"
     file.write_text(text)
-    assert read_probes(file) == []
+    assert read_records(file, MemoryProbe) == []
     remember(probe_of(WORK), file)
-    assert len(read_probes(file)) == 1
+    assert len(read_records(file, MemoryProbe)) == 1
 
 
 def test_autocast_copies_come_and_go_with_an_update():

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from expert.planning.choose.communication import SLOW_LINK, Range, reached_by, traffic_of
+from expert.planning.choose.communication import SLOW_LINK, reached_by, traffic_of
+from expert.planning.choose.rates import Range
 from expert.planning.machine.links import LINKS
 from expert.planning.memory.workload import Workload
 from expert.planning.run_plan import ParallelPlan

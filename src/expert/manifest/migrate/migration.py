@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -120,6 +120,12 @@ class Migration:
 
     def place_in_model(self, key: str, item: Item) -> None:
         self.place(self.first_base_model, key, item, f"base_models[0].{key}")
+
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Give keys of the top level their names in training.config."""
+        for key in [key for key in names if key in self.root]:
+            home = names[key]
+            self.place(self.root, home, self.root.pop(key), f"training.config.{home}")
 
     def convert(self, zone: Entries, key: str, value: str | bool | float, item: Item) -> None:
         """Replace `item` by `key: value` in the same section, which is moved to its place later."""
