@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 
 from expert.judging.court import Bench, judge_all
+from expert.judging.oracles.oracle import right
 from expert.judging.oracles.typecheck import type_errors
+from tests.each import each
 from tests.judging.asking import case_of
 from tests.wording import wording
 
@@ -39,7 +41,7 @@ def home(tmp_path, monkeypatch):
 @pytest.fixture(scope="module")
 def bench():
     """One process for all attacks, as in a validation: what one leaves in it the next meets."""
-    with Bench(10, statement_seconds=0.3) as found:
+    with Bench(10, statement_seconds=0.1) as found:
         yield found
 
 
@@ -100,25 +102,20 @@ CYPHER = {
 }
 
 
-@pytest.mark.parametrize("name", CYPHER)
-def test_a_cypher_setup_only_builds_a_graph(attacked, home, name):
-    setup = [NODES, ONE, CYPHER[name].format(home=home)]
+@each("name", CYPHER)
+def test_what_is_more_than_a_graph_is_neither_set_up_nor_run(attacked, home, name):
+    attack = CYPHER[name].format(home=home)
+    setup = [NODES, ONE, attack]
     found = attacked("cypher", NAMES, "MATCH (b:P) RETURN b.name AS name", setup=setup)
     assert found.passed is None
     assert wording("graph-case-cannot-made") in found.reason
     assert wording("not-allowed-in-setup") in found.reason
-
-
-@pytest.mark.parametrize("name", CYPHER)
-def test_a_cypher_answer_and_an_expected_query_stay_in_the_graph(attacked, home, name):
-    attack = CYPHER[name].format(home=home)
     assert attacked("cypher", NAMES, attack, setup=[NODES, ONE]).passed is not True
     assert attacked("cypher", attack, NAMES, setup=[NODES, ONE]).passed is None
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
-@pytest.mark.parametrize("statement", ["LOAD EXTENSION '{so}'", "LOAD '{so}'", "INSTALL '{so}'"])
-def test_a_library_of_the_data_set_is_not_loaded(attacked, home, tmp_path_factory, statement):
+def test_a_library_of_the_data_set_is_not_loaded(attacked, home, tmp_path_factory):
     place = tmp_path_factory.mktemp("library")
     source, library = place / "evil.c", place / "evil.so"
     source.write_text(
@@ -127,14 +124,15 @@ def test_a_library_of_the_data_set_is_not_loaded(attacked, home, tmp_path_factor
         encoding="utf-8",
     )
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
-    setup = [NODES, statement.format(so=library)]
-    assert attacked("cypher", NAMES, "RETURN 1", setup=setup).passed is None
+    for verb in ("LOAD EXTENSION", "LOAD", "INSTALL"):
+        setup = [NODES, f"{verb} '{library}'"]
+        assert attacked("cypher", NAMES, "RETURN 1", setup=setup).passed is None
 
 
-@pytest.mark.parametrize(
+@each(
     "statement",
     [
-        "UNWIND range(1, 100000000) AS x CREATE (:P {id: x})",
+        "UNWIND range(1, 10000000) AS x CREATE (:P {id: x})",
         "UNWIND range(1, 3000) AS x UNWIND range(1, 3000) AS y UNWIND range(1, 3000) AS z "
         "WITH x, y, z WHERE x + y + z < 0 CREATE (:P {id: x})",
         "RETURN " + "(" * 5000 + "1" + ")" * 5000,
@@ -172,7 +170,7 @@ SQL = {
 }
 
 
-@pytest.mark.parametrize("name", SQL)
+@each("name", SQL)
 def test_a_sql_setup_an_answer_and_an_expected_query_stay_in_memory(attacked, home, name):
     attack = SQL[name].format(home=home)
     tables = ["CREATE TABLE t(a)", "INSERT INTO t VALUES (1)"]
@@ -188,17 +186,17 @@ def test_a_sql_setup_an_answer_and_an_expected_query_stay_in_memory(attacked, ho
 ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT {} FROM c"
 
 
-@pytest.mark.parametrize(
+@each(
     "query",
     [
         ENDLESS.format("x"),
         ENDLESS.format("sum(x)"),
-        ENDLESS.format("printf('%900000d', x)"),
+        ENDLESS.format("printf('%90000d', x)"),
         ENDLESS.format("group_concat(x)"),
         "SELECT count(*) FROM " + ", ".join(["(SELECT 1 UNION SELECT 2 UNION SELECT 3)"] * 40),
         "SELECT " + "(" * 3000 + "1" + ")" * 3000,
-        "SELECT " + "+".join(["1"] * 20000),
-        "SELECT " + "NOT " * 20000 + "1",
+        "SELECT " + "+".join(["1"] * 5000),
+        "SELECT " + "NOT " * 5000 + "1",
         "SELECT 'a' LIKE '" + "%a" * 400 + "b'",
         "SELECT replace(hex(zeroblob(900000)), '00', printf('%90000d', 1))",
     ],
@@ -214,7 +212,7 @@ def test_a_sql_statement_that_takes_too_much_is_ended(attacked, query):
 # --- JSON ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     "reference",
     [
         "file://{home}/canary.json",
@@ -225,7 +223,7 @@ def test_a_sql_statement_that_takes_too_much_is_ended(attacked, query):
         "urn:x",
     ],
 )
-@pytest.mark.parametrize("key", ["$ref", "$dynamicRef", "$schema"])
+@each("key", ["$ref", "$dynamicRef", "$schema"])
 def test_a_schema_fetches_nothing(attacked, home, listening, reference, key):
     schema = {key: reference.format(home=home, port=listening.port)}
     if key == "$schema":
@@ -236,7 +234,7 @@ def test_a_schema_fetches_nothing(attacked, home, listening, reference, key):
     assert listening.calls == []
 
 
-@pytest.mark.parametrize(
+@each(
     ("schema", "answer"),
     [
         ({"patternProperties": {"^(a|a)*$": True}}, '{"' + "a" * 40 + 'b": 1}'),
@@ -255,37 +253,36 @@ def test_a_schema_fetches_nothing(attacked, home, listening, reference, key):
     ids=["names", "each other", "no pattern", "deep", "wide", "tiny"],
 )
 def test_a_schema_that_takes_too_much_has_no_oracle(attacked, schema, answer):
-    found = attacked("json", "1", answer, schema=schema)
-    assert found.passed is not True
+    assert attacked("json", "1", answer, schema=schema).passed is not True
 
 
-def test_a_schema_that_never_ends_is_the_fault_of_the_case(attacked):
-    answer = '"' + "a" * 40 + 'b"'
-    found = attacked("json", "1", answer, schema={"pattern": "^(a+)+$"})
-    assert found.passed is None
-    assert wording("schema-case-takes-longer") in found.reason
-    found = attacked("json", "1", "1", schema={"$ref": "#"})
-    assert (found.passed, wording("refers-to-itself") in found.reason) == (None, True)
+def test_what_no_judge_could_end_is_the_fault_of_the_case(attacked):
+    endless = attacked("json", "1", '"' + "a" * 40 + 'b"', schema={"pattern": "^(a+)+$"})
+    circle = attacked("json", "1", "1", schema={"$ref": "#"})
+    large = attacked("sql", "SELECT 1", "SELECT 2", setup=["-- " + "x" * 30_000_000])
+    for found, why in (
+        (endless, wording("schema-case-takes-longer")),
+        (circle, wording("refers-to-itself")),
+        (large, "characters"),
+    ):
+        assert (found.passed, why in found.reason) == (None, True)
 
 
-def _nested(depth: int) -> dict[str, Any]:
-    schema: dict[str, Any] = {}
-    for _ in range(depth):
-        schema = {"not": schema}
-    return schema
-
-
-@pytest.mark.parametrize("domain", ["json", "sql", "cypher", "typescript", "calls", "text"])
-def test_a_check_that_nests_without_end_has_no_oracle(attacked, domain):
-    deep = _nested(100_000)
+@each("domain", ["json", "sql", "cypher", "typescript", "calls", "text"])
+def test_a_check_that_nests_without_end_or_is_of_the_wrong_kinds_is_no_pass(attacked, domain):
+    deep: dict[str, Any] = {}
+    for _ in range(100_000):
+        deep = {"not": deep}
     found = attacked(domain, "1", "2", schema=deep, setup=[deep], calls=[deep], marks=deep)
     assert found.passed is not True
+    wrong = dict.fromkeys(("setup", "schema", "calls", "marks", "dialect"), 3)
+    assert attacked(domain, "x: [1", "y", **wrong).passed is not True
 
 
-@pytest.mark.parametrize("domain", ["json", "sql", "cypher", "typescript", "calls"])
-@pytest.mark.parametrize(
+@each("domain", ["json", "sql", "cypher", "typescript", "calls"])
+@each(
     "text",
-    ["[" * 90_000, '{"a":' * 20_000, "9" * 90_000, "<" * 9_000, "`" * 9_000],
+    ["[" * 90_000, '{"a":' * 20_000, "9" * 90_000, "<" * 3_000, "`" * 3_000],
 )
 def test_an_answer_that_nests_without_end_is_wrong(attacked, domain, text):
     setup = {"cypher": [NODES, ONE], "sql": ["CREATE TABLE t(a)"]}.get(domain, [])
@@ -293,16 +290,10 @@ def test_an_answer_that_nests_without_end_is_wrong(attacked, domain, text):
     assert attacked(domain, expected, text, setup=setup).passed is not True
 
 
-@pytest.mark.parametrize("domain", ["json", "sql", "cypher", "typescript", "calls", "text"])
-@pytest.mark.parametrize("check", [{"setup": 3, "schema": 3, "calls": 3, "marks": 3, "dialect": 3}])
-def test_a_check_of_the_wrong_kinds_is_no_pass(attacked, domain, check):
-    assert attacked(domain, "x: [1", "y", **check).passed is not True
-
-
 # --- TypeScript ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     "program",
     [
         'import secret from "{home}/canary.json"; export const x = secret.const',
@@ -380,25 +371,26 @@ TRIES = {
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="closed on Linux alone")
-@pytest.mark.parametrize("name", TRIES)
-def test_a_judge_that_was_taken_over_can_do_nothing(home, listening, tmp_path_factory, name):
+def test_a_judge_that_was_taken_over_can_do_nothing(home, listening, tmp_path_factory):
     """Not what a row can reach: what would be left to one that ran code in the process."""
     before = _seen(home)
     code = (
         "import os, socket, subprocess\n"
         "from expert.judging.confinement import confine, python_folders\n"
         "lacking = confine(python_folders())\n"
-        f"try:\n    {TRIES[name].format(home=home, port=listening.port)}\n"
-        "except (OSError, subprocess.SubprocessError):\n    os.write(1, b'refused')\n"
-        "os.write(1, str(lacking).encode())\n"
     )
+    for name, attempt in TRIES.items():
+        code += f"try:\n    {attempt.format(home=home, port=listening.port)}\n"
+        code += f"    os.write(1, b'{name}\\n')\n"
+        code += "except (OSError, subprocess.SubprocessError):\n    pass\n"
+    code += "os.write(1, str(lacking).encode())\n"
     empty = tmp_path_factory.mktemp("empty")
     done = subprocess.run(
         [sys.executable, "-P", "-c", code], cwd=empty, capture_output=True, text=True, check=True
     )
-    if done.stdout.removeprefix("refused") != "[]":
+    if not done.stdout.endswith("[]"):
         pytest.skip(f"this kernel cannot: {done.stdout}")
-    assert done.stdout.startswith("refused")
+    assert done.stdout == "[]"
     assert _seen(home) == before
     assert list(empty.iterdir()) == []
     assert listening.calls == []
@@ -421,19 +413,11 @@ def test_a_judge_works_in_an_empty_folder_and_without_the_users_environment(benc
 
 def test_what_the_system_cannot_close_is_told(monkeypatch):
     told: list[str] = []
-    monkeypatch.setattr("expert.judging.court.Bench.judge", _judge_in_the_open)
+
+    def judge_in_the_open(self, case, answer, **more):
+        self.open = ("network: not closed",)
+        return right("equal")
+
+    monkeypatch.setattr("expert.judging.court.Bench.judge", judge_in_the_open)
     judge_all([case_of("1")], ["1"], domain="json", notice=told.append)
     assert told == ["network: not closed"]
-
-
-def _judge_in_the_open(self, case, answer, **more):
-    from expert.judging.oracles.oracle import right
-
-    self.open = ("network: not closed",)
-    return right("equal")
-
-
-def test_a_row_as_large_as_a_disk_is_not_judged(attacked):
-    found = attacked("sql", "SELECT 1", "SELECT 2", setup=["-- " + "x" * 30_000_000])
-    assert found.passed is None
-    assert "characters" in found.reason

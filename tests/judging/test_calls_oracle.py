@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import Any
-
-import pytest
 
 from expert.judging.oracles.calls import CallMarks, check_of, marks_of
 from expert.judging.oracles.oracle import Judgement
@@ -63,9 +60,6 @@ def test_where_no_call_is_expected_the_text_is_judged():
     assert judged("calls", "It rains.", "It snows.").reason == wording("text-another-one")
     found = judged("calls", "It rains.", f"It rains.\n{CALL}")
     assert (found.passed, found.reason) == (False, wording("f-called-where-nothing"))
-
-
-def test_an_expected_answer_that_is_no_call_has_no_oracle():
     found = judged("calls", "<tool_call>f()</tool_call>", CALL)
     assert (found.passed, found.kind) == (None, "none")
     assert found.reason.startswith(wording("no-oracle-expected-answer"))
@@ -109,7 +103,7 @@ def test_what_a_template_puts_around_calls_is_read_off_a_call_it_wrote(way):
     assert asked(other).passed is False
 
 
-@pytest.mark.parametrize(
+@each(
     "written",
     [
         "<tool_call>\n<function=zq>\n<parameter=x>\ny\n</parameter>\n</function>\n</tool_call>",
@@ -125,25 +119,14 @@ def test_calls_in_a_way_that_is_not_understood_have_no_oracle(written):
     assert wording("writes-these-calls-in") in found.reason
 
 
-def test_calls_that_the_expected_text_does_not_hold_have_no_oracle():
-    found = judged("calls", CALL, CALL, **check_of([ONE]))
-    assert found.passed is None
-
-
-def test_numbers_of_calls_are_not_rounded():
-    calls = '[{"name": "f", "arguments": {"x": 0.1000000000000000055511151231257827}}]'
-    text = f"<tool_call>{calls[1:-1]}</tool_call>"
-    check: dict[str, Any] = {"calls": calls}
-    assert judged("calls", text, text, **check).passed is True
-    assert judged("calls", text, text.replace("7827", "7828"), **check).passed is False
-
-
-def test_calls_of_a_check_may_be_a_list_too():
+def test_calls_of_a_check_may_be_a_list_or_text_whose_numbers_are_not_rounded():
     wanted = [{"name": "g", "arguments": {}}]
     assert judged("calls", OTHER, OTHER, calls=wanted).passed is True
     assert judged("calls", OTHER, OTHER, calls=json.dumps(wanted)).passed is True
-
-
-def test_a_long_name_is_shown_by_its_beginning():
-    answer = CALL.replace('"f"', json.dumps("h" * 5000))
-    assert len(judged("calls", CALL, answer).reason) < 100
+    calls = '[{"name": "f", "arguments": {"x": 0.1000000000000000055511151231257827}}]'
+    text = f"<tool_call>{calls[1:-1]}</tool_call>"
+    assert judged("calls", text, text, calls=calls).passed is True
+    assert judged("calls", text, text.replace("7827", "7828"), calls=calls).passed is False
+    assert judged("calls", CALL, CALL, **check_of([ONE])).passed is None  # the text lacks it
+    long = judged("calls", CALL, CALL.replace('"f"', json.dumps("h" * 5000)))
+    assert len(long.reason) < 100  # shown by its beginning

@@ -9,85 +9,69 @@ from dataclasses import replace
 import pytest
 
 from expert.core.install import pip_install
+from expert.judging.cases import Case
 from expert.judging.court import Bench, judge_all
 from expert.judging.domain import JUDGES, domain_of, is_strict
-from expert.judging.oracles.oracle import UnknownDomain, missing_packages, oracle_for
+from expert.judging.oracles.oracle import (
+    Judgement,
+    UnknownDomain,
+    missing_packages,
+    oracle_for,
+)
 from tests.each import each
 from tests.judging.asking import case_of, judged
 from tests.wording import wording
 
 
-def test_answers_are_judged_in_their_order_by_several_processes():
-    answers = ["1", "2"] * 60
+def test_answers_are_judged_in_their_order_by_several_processes_each_by_its_domain():
+    answers = ["1", "2"] * 59 + ["yes ", "[1,2]"]
+    cases = [case_of("1")] * 118 + [replace(case_of("yes"), domain="text"), case_of("[1, 2]")]
     told: list[tuple[int, int]] = []
-    found = judge_all(
-        [case_of("1")] * 120, answers, domain="json", tell=lambda *more: told.append(more)
-    )
-    assert [each.passed for each in found] == [True, False] * 60
+    found = judge_all(cases, answers, domain="json", tell=lambda *more: told.append(more))
+    assert [each.passed for each in found] == [True, False] * 59 + [True, True]
     assert sorted(told) == [(done, 120) for done in range(1, 121)]
 
 
-def test_a_case_may_have_a_domain_of_its_own():
-    from dataclasses import replace
-
-    cases = [case_of("yes"), replace(case_of("[1, 2]"), domain="json")]
-    found = judge_all(cases, ["yes ", "[1,2]"], domain="text")
-    assert [each.passed for each in found] == [True, True]
-
-
-def test_an_answer_that_takes_too_long_is_wrong_and_the_next_is_judged():
-    # A compound of nested WITH that SQLite needs 2 s to give up; the bench gives it less.
+@pytest.mark.skipif(sys.platform == "win32", reason="ends a process by a signal")
+def test_after_a_judge_that_hung_or_was_killed_the_next_answer_is_judged():
+    # SQLite needs 2 s to give it up; the bench gives it less.
     endless = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x+1 FROM c) SELECT sum(x) FROM c"
-    case = case_of("SELECT 1 FROM t", setup=["CREATE TABLE t(a)", "INSERT INTO t VALUES (1)"])
+    setup = ["CREATE TABLE t(a)", "INSERT INTO t VALUES (1)"]
+    case = case_of("SELECT 1 FROM t", setup=setup)
     with Bench(60) as bench:
-        assert bench.judge(case, "SELECT a FROM t", domain="sql", strict=False).passed is True
+
+        def judged(case: Case, answer: str) -> Judgement:
+            return bench.judge(case, answer, domain="sql", strict=False)
+
+        assert judged(case, "SELECT a FROM t").passed is True
         bench._seconds = 0.5
-        found = bench.judge(case, endless, domain="sql", strict=False)
+        found = judged(case, endless)
         assert (found.passed, found.reason) == (False, wording("answer-takes-longer-s"))
         bench._seconds = 60
-        assert bench.judge(case, "SELECT a FROM t", domain="sql", strict=False).passed is True
-
-
-def test_a_case_that_takes_too_long_itself_has_no_oracle():
-    endless = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x+1 FROM c) SELECT sum(x) FROM c"
-    case = case_of(endless, setup=["CREATE TABLE t(a)", "INSERT INTO t VALUES (1)"])
-    with Bench(60) as bench:
-        assert bench.judge(case_of("SELECT 1"), "SELECT 1", domain="sql", strict=False).passed
+        assert judged(case, "SELECT a FROM t").passed is True
         bench._seconds = 0.5
-        found = bench.judge(case, "SELECT 1", domain="sql", strict=False)
-    assert found.passed is None
-    assert found.reason == wording("no-oracle-case-itself")
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="ends a process by a signal")
-def test_a_process_that_was_killed_is_started_again():
-    with Bench(60) as bench:
-        assert bench.judge(case_of("1"), "1", domain="json", strict=False).passed is True
+        found = judged(case_of(endless, setup=setup), "SELECT 1")
+        assert (found.passed, found.reason) == (None, wording("no-oracle-case-itself"))
+        bench._seconds = 60
+        assert judged(case, "SELECT a FROM t").passed is True
         assert bench._child is not None
         os.kill(bench._child.pid, 9)
         bench._child.wait()
-        assert bench.judge(case_of("1"), "1", domain="json", strict=False).passed is True
+        assert judged(case, "SELECT a FROM t").passed is True
 
 
-@pytest.mark.parametrize("domain", ["sql", "cypher", "typescript"])
+@each("domain", ["sql", "cypher", "typescript"])
 def test_without_its_packages_a_domain_has_no_oracle_and_says_how_to_get_them(domain, monkeypatch):
+    assert missing_packages(domain) == []
     for name in JUDGES[domain].packages:
         monkeypatch.setitem(sys.modules, name, None)
         monkeypatch.setitem(sys.modules, "antlr4", None)
     found = judged(domain, "SELECT 1", "SELECT 1")
     assert found.passed is None
     assert found.reason.endswith(f"({pip_install('validate')})")
-
-
-def test_packages_that_are_missing_are_named(monkeypatch):
-    assert missing_packages("sql") == []
-    monkeypatch.setitem(
-        JUDGES, "sql", replace(JUDGES["sql"], packages=("sqlglot", "no_such_package"))
-    )
-    assert missing_packages("sql") == ["no_such_package"]
-
-
-def test_an_unknown_domain_is_refused_with_those_there_are():
+    lacking = replace(JUDGES[domain], packages=("jsonschema", "no_such_package"))
+    monkeypatch.setitem(JUDGES, domain, lacking)
+    assert missing_packages(domain) == ["no_such_package"]
     with pytest.raises(UnknownDomain, match=wording("known-json-sql-cypher")):
         oracle_for("cobol")
 

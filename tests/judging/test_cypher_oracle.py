@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from expert.judging.oracles.cypher_statements import setup_statements
 from tests.each import each
 from tests.judging.asking import judged
@@ -22,7 +20,7 @@ def asked(expected: str, answer: str, **check):
     return judged("cypher", expected, answer, **{"setup": SETUP, **check})
 
 
-@pytest.mark.parametrize(
+@each(
     ("expected", "answer"),
     [
         (KNOWN, "MATCH (x:P)-[r:K]->(y:P) RETURN y.name AS who"),

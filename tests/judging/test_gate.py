@@ -37,13 +37,10 @@ def test_a_regression_is_a_share_of_the_baseline():
     assert gate.reasons == (wording("accuracy-below-baselines-by"),)
 
 
-def test_rows_without_answers_have_no_gate():
-    gate = gate_of(Demands(), standing(0), None)
-    assert (gate.passed, gate.reasons) == (None, ())
-
-
 def test_rows_without_answers_are_compared_by_their_loss():
     demands = Demands()
+    nothing = gate_of(demands, standing(0), None)
+    assert (nothing.passed, nothing.reasons) == (None, ())
     assert gate_of(demands, standing(0, loss=2.1), standing(0, loss=2.0)).passed is True
     assert gate_of(demands, standing(0, loss=float("nan")), standing(0)).passed is False
     gate = gate_of(demands, standing(0, loss=2.2), standing(0, loss=2.0))
@@ -83,13 +80,9 @@ def test_open_text_is_held_to_its_base(now, demands, reasons):
     assert gate.reasons == reasons
     assert gate.passed is (not reasons)
     assert gate.asked[0].startswith(wording("loss-on-held-out-answers"))
-
-
-def test_answers_that_an_oracle_judges_are_asked_for_beside_open_text():
-    now = ModelResult(
-        score=Score(passed=1, failed=1, without_oracle=0), loss=1.0, token_accuracy=0.5
-    )
-    gate = gate_of(Demands(), now, None, base=on_rows(2.0, 0.4))
+    # Answers that an oracle judges are asked for beside it.
+    both = ModelResult(score=Score(passed=1, failed=1), loss=1.0, token_accuracy=0.5)
+    gate = gate_of(Demands(), both, None, base=on_rows(2.0, 0.4))
     assert gate.reasons == ("accuracy 50.0% is below 95.0%",)
     assert len(gate.asked) == 3
 

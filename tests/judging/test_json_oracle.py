@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -79,7 +78,7 @@ def test_a_schema_judges_where_there_are_many_right_answers():
     assert found.reason == wording("x-not-type-integer")
 
 
-@pytest.mark.parametrize(
+@each(
     ("expected", "check", "reason"),
     [
         ("{", {}, wording("expected-answer-no-json")),

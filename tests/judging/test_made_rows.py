@@ -139,32 +139,22 @@ def test_a_query_that_means_something_else_is_wrong(expected, answer):
     assert asked(expected, answer).passed is False
 
 
-def test_a_query_that_no_row_answers_tells_nothing():
+def test_the_same_rows_are_made_and_only_where_there_are_none():
+    columns = (("color", "TEXT"), ("age", "INT"))
+    tables = {"cars": [Column(*each, False) for each in columns]}
+    query = sqlglot.parse_one(TWO, read="sqlite")
+    rows = rows_around(query, tables)
+    assert rows == rows_around(query, tables) != rows_around(query, tables, seed=1)
+    # Some meet every condition, and some miss each of them.
+    met = {(color == "red", isinstance(age, int) and age > 3) for color, age in rows["cars"]}
+    assert met >= {(True, True), (True, False), (False, True)}
+    setup = [f"{CARS}; {SCHOOLS}", "INSERT INTO cars VALUES (1, 'a', 'red', 9, 1)"]
+    found = judged("sql", TWO, "SELECT name FROM cars WHERE id = 1", setup=setup)
+    assert (found.passed, found.kind) == (True, "rows")
     nobody = "SELECT name FROM cars WHERE age > 3 AND age < 2"
     found = asked(nobody, "SELECT name FROM cars WHERE 1 = 2")
     assert found.passed is None
     assert wording("returns-no-rows") in found.reason
-
-
-def test_rows_of_a_case_are_left_as_they_are():
-    setup = [f"{CARS}; {SCHOOLS}", "INSERT INTO cars VALUES (1, 'a', 'red', 9, 1)"]
-    found = judged("sql", TWO, "SELECT name FROM cars WHERE id = 1", setup=setup)
-    assert (found.passed, found.kind) == (True, "rows")
-
-
-def test_the_same_rows_are_made_whenever_they_are_asked_for():
-    columns = (("name", "TEXT"), ("age", "INT"), ("color", "TEXT"))
-    tables = {"cars": [Column(*each, False) for each in columns]}
-    query = sqlglot.parse_one(TWO, read="sqlite")
-    assert rows_around(query, tables) == rows_around(query, tables)
-    assert rows_around(query, tables) != rows_around(query, tables, seed=1)
-
-
-def test_some_rows_meet_every_condition_and_some_miss_each_of_them():
-    tables = {"cars": [Column("color", "TEXT", False), Column("age", "INT", False)]}
-    rows = rows_around(sqlglot.parse_one(TWO, read="sqlite"), tables)["cars"]
-    met = {(color == "red", isinstance(age, int) and age > 3) for color, age in rows}
-    assert met >= {(True, True), (True, False), (False, True)}
 
 
 # --- real questions ------------------------------------------------------------------------------

@@ -12,54 +12,20 @@ from expert.judging.score import compare, mcnemar, paired_interval, score_of, wi
 from tests.each import each
 
 
-@pytest.mark.parametrize(
-    ("passed", "judged", "low", "high"),
-    [
-        # Newcombe (1998), two-sided intervals for the single proportion, table I, method 3.
+def test_the_intervals_are_the_published_ones():
+    # Newcombe (1998), two-sided intervals for the single proportion, table I, method 3: four
+    # digits.
+    for passed, judged, low, high in (
         (81, 263, 0.2553, 0.3662),
         (15, 148, 0.0624, 0.1605),
         (0, 20, 0.0, 0.1611),
         (1, 29, 0.0061, 0.1718),
-    ],
-)
-def test_the_interval_is_the_published_one(passed, judged, low, high):
-    # The table has four digits.
-    assert [*wilson(passed, judged)] == pytest.approx([low, high], abs=5e-5)
-
-
-def test_the_interval_of_all_right_ends_at_one():
+    ):
+        assert [*wilson(passed, judged)] == pytest.approx([low, high], abs=5e-5)
     low, high = wilson(300, 300)
-    assert high == 1.0
-    assert 0.98 < low < 1.0
-
-
-def test_cases_without_an_oracle_are_neither_right_nor_wrong():
-    score = score_of([True, True, False, None, None])
-    assert (score.passed, score.failed, score.without_oracle) == (2, 1, 2)
-    assert score.accuracy == 2 / 3
-    assert score.share_without_oracle == 2 / 5
-
-
-def test_without_a_judged_case_nothing_is_known():
-    score = score_of([None])
-    assert (score.accuracy, score.interval) == (None, None)
-    assert score_of([]).share_without_oracle == 0.0
-
-
-def test_two_models_are_compared_on_the_cases_both_were_judged_on():
-    now = {"a": True, "b": True, "c": False, "d": True, "e": None}
-    before = {"a": True, "b": False, "c": True, "d": None, "e": False}
-    found = compare(now, before)
-    assert (found.cases, found.wins, found.losses, found.difference) == (3, ("b",), ("c",), 0.0)
-    assert compare({"a": None}, {"a": True}).difference is None
-
-
-def test_the_paired_interval_is_the_published_one():
+    assert 0.98 < low < high == 1.0
     # Newcombe (1998), improved intervals for paired data, example of 36, 12, 2, 0: method 10.
     assert [*paired_interval(36, 12, 2, 50)] == pytest.approx([0.0569, 0.3404], abs=5e-5)
-
-
-def test_two_models_that_go_together_are_told_apart_more_surely():
     # By hand: Wilson's ends of 25 and 23 of 50, and phi = (20 * 22 - 5 * 3 - 50 / 2) / sqrt(25 * 25
     # * 23 * 27), with the continuity correction of half a case in the numerator.
     phi = 400 / math.sqrt(25 * 25 * 23 * 27)
@@ -71,6 +37,24 @@ def test_two_models_that_go_together_are_told_apart_more_surely():
         0.04 + math.sqrt(other_up**2 - 2 * phi * other_up * other_down + other_down**2),
     ]
     assert [*paired_interval(20, 5, 3, 50)] == pytest.approx(expected, rel=1e-12)
+
+
+def test_cases_without_an_oracle_are_neither_right_nor_wrong():
+    score = score_of([True, True, False, None, None])
+    assert (score.passed, score.failed, score.without_oracle) == (2, 1, 2)
+    assert score.accuracy == 2 / 3
+    assert score.share_without_oracle == 2 / 5
+    nothing = score_of([None])
+    assert (nothing.accuracy, nothing.interval) == (None, None)
+    assert score_of([]).share_without_oracle == 0.0
+
+
+def test_two_models_are_compared_on_the_cases_both_were_judged_on():
+    now = {"a": True, "b": True, "c": False, "d": True, "e": None}
+    before = {"a": True, "b": False, "c": True, "d": None, "e": False}
+    found = compare(now, before)
+    assert (found.cases, found.wins, found.losses, found.difference) == (3, ("b",), ("c",), 0.0)
+    assert compare({"a": None}, {"a": True}).difference is None
 
 
 @given(st.tuples(*[st.integers(0, 40)] * 4).filter(lambda four: sum(four) > 0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,16 @@ def error_of(
     with pytest.raises(ExpertError) as caught:
         read(text, kind, overrides=overrides, strict=strict)
     return str(caught.value)
+
+
+def value_at(made: ReadManifest, path: str) -> Any:
+    """A value by its path below `config`, `data` or `model`: those of the training, the rows and
+    the first base model."""
+    training = made.manifest.training
+    zones = {"config": training.config, "data": training.dataset}
+    return attrgetter(path.partition(".")[2])(
+        zones.get(path.partition(".")[0], made.manifest.base_models[0])
+    )
 
 
 def problems_of(data: Any) -> list[Problem]:

@@ -10,11 +10,59 @@ import pytest
 
 from expert.manifest.peers.distributed import SHARING
 from expert.manifest.reader import ReadManifest, read_manifest
+from tests.each import each
 from tests.manifest.reading import MANIFESTS, MINIMAL, WHOLE, error_of, problems_of, read
 
+DUMP = """fsdp: []
+fsdp_config: {min_num_params: 0, xla: false, xla_fsdp_v2: false}
+deepspeed: null
+ddp_timeout: 1800
+local_rank: 0"""
+OF_LIGHTNING = "lightning.pytorch.strategies"
+ENGINES = {
+    "auto": [
+        *("", DUMP, "fsdp: shard_grad_op", "fsdp: []", 'fsdp: ""', "fsdp: false"),
+        *("fsdp_cpu_offload: false", "strategy: auto", "strategy: deepspeed"),
+        *("strategy: deepspeed_stage_2", "deepspeed: mine.json"),
+    ],
+    "replicated": [
+        *("distributed: DDP", "fsdp: no_shard", "strategy: ddp"),
+        "fsdp_config: {fsdp_sharding_strategy: NO_SHARD}",
+        "strategy: ddp_find_unused_parameters_true",
+        f"strategy: {{class_path: {OF_LIGHTNING}.DDPStrategy}}",
+        "deepspeed: examples/deepspeed/ds_z0_config.json",
+    ],
+    "sharded": [
+        *("distributed: fsdp", "distributed: sharded", "fsdp: true", "fsdp: hybrid_shard"),
+        *("fsdp: full_shard auto_wrap", "fsdp: [full_shard, auto_wrap, offload]"),
+        *("fsdp: [auto_wrap]", "fsdp_config: {sharding_strategy: FULL_SHARD}"),
+        *("fsdp_config: {sharding_strategy: 1}", "fsdp_config: {sharding_strategy: HYBRID_SHARD}"),
+        *("fsdp_cpu_offload: true", "strategy: fsdp", "strategy: deepspeed_stage_3"),
+        "strategy: deepspeed_stage_3_offload",
+        f"strategy: {{class_path: {OF_LIGHTNING}.FSDPStrategy, init_args: {{}}}}",
+        "deepspeed: deepspeed_configs/zero3_bf16.json",  # by its name: it is not there
+    ],
+}
 
-def distributed(text: str) -> str:
-    return read(MINIMAL + text).manifest.training.config.distributed
+
+@each(("line", "engine"), [(line, kind) for kind, lines in ENGINES.items() for line in lines])
+def test_the_engine_that_the_words_of_others_mean(line, engine):
+    made = read(f"{MINIMAL}{line}\n")
+    assert made.manifest.training.config.distributed == engine
+    key, _, value = line.partition(": ")
+    if key in ("fsdp", "strategy"):
+        assert bool(kinds(made, key)) == (value not in ("[]", '""', "false", DUMP[6:]))
+    if "\n" not in line and key in ("fsdp", "deepspeed"):
+        whole = read(f"{WHOLE}    {line}\n").manifest.training.config
+        assert whole.distributed == engine
+
+
+def test_what_the_engine_cannot_say_is_a_notice_and_a_word_about_an_expert_is_left_alone():
+    offloads = read(MINIMAL + "fsdp_cpu_offload: true\n")
+    assert kinds(offloads, "fsdp_cpu_offload") == {"read as", "superseded"}
+    assert kinds(read(MINIMAL + "deepspeed: mine.json\n"), "deepspeed") == {"warning"}
+    described = read(WHOLE + "strategy: careful answers\n")
+    assert described.manifest.training.config.distributed == "auto"
 
 
 def kinds(made: ReadManifest, key: str) -> set[str]:
@@ -22,37 +70,7 @@ def kinds(made: ReadManifest, key: str) -> set[str]:
     return {n.kind for n in made.notices if n.path.replace(": ", ".").split(".")[-1] == key}
 
 
-def test_the_default_is_auto_and_the_words_of_others_are_understood():
-    assert distributed("") == "auto"
-    for word, engine in (("DDP", "replicated"), ("fsdp", "sharded"), ("sharded", "sharded")):
-        assert distributed(f"distributed: {word}\n") == engine
-    assert "distributed" in error_of(MINIMAL + "distributed: everywhere\n")
-
-
 # --- FSDP ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("value", "engine"),
-    [
-        ("full_shard auto_wrap", "sharded"),
-        ("[full_shard, auto_wrap, offload]", "sharded"),
-        ("[auto_wrap]", "sharded"),
-        ("true", "sharded"),
-        ("hybrid_shard", "sharded"),
-        ("shard_grad_op", "auto"),
-        ("no_shard", "replicated"),
-        ("[]", "auto"),
-        ('""', "auto"),
-        ("false", "auto"),
-    ],
-)
-@pytest.mark.parametrize("before", [MINIMAL, WHOLE + "    "], ids=["flat", "config"])
-def test_fsdp_says_what_is_sharded(before, value, engine):
-    made = read(f"{before}fsdp: {value}\n")
-    assert made.manifest.training.config.distributed == engine
-    said = [n for n in made.notices if n.path.endswith("fsdp")]
-    assert bool(said) == (value not in ("[]", '""', "false"))
 
 
 def test_keys_of_fsdp_mean_the_same_with_and_without_their_prefix():
@@ -60,24 +78,6 @@ def test_keys_of_fsdp_mean_the_same_with_and_without_their_prefix():
     plain, prefixed = (read(each) for each in (text, text.replace("\n  ", "\n  fsdp_")))
     assert plain.manifest == prefixed.manifest
     assert [(n.kind, n.text) for n in plain.notices] == [(n.kind, n.text) for n in prefixed.notices]
-
-
-def test_a_dump_of_training_arguments_that_did_not_shard_does_not():
-    text = "fsdp: []\nfsdp_config: {min_num_params: 0, xla: false, xla_fsdp_v2: false}\n"
-    assert distributed(text + "deepspeed: null\nddp_timeout: 1800\nlocal_rank: 0\n") == "auto"
-
-
-@pytest.mark.parametrize("value", ["FULL_SHARD", "1", "HYBRID_SHARD"])
-def test_a_strategy_by_its_name_or_number(value):
-    assert distributed(f"fsdp_config: {{sharding_strategy: {value}}}\n") == "sharded"
-    assert distributed("fsdp_config: {fsdp_sharding_strategy: NO_SHARD}\n") == "replicated"
-
-
-def test_cpu_offload_of_torchtune_is_sharded_and_the_plan_offloads():
-    made = read(MINIMAL + "fsdp_cpu_offload: true\n")
-    assert made.manifest.training.config.distributed == "sharded"
-    assert kinds(made, "fsdp_cpu_offload") == {"read as", "superseded"}
-    assert distributed("fsdp_cpu_offload: false\n") == "auto"
 
 
 # --- DeepSpeed -----------------------------------------------------------------------------------
@@ -94,9 +94,7 @@ def zero(stage: int, **more: Any) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize(
-    ("stage", "engine"), [(0, "replicated"), (1, "auto"), (2, "auto"), (3, "sharded")]
-)
+@each(("stage", "engine"), [(0, "replicated"), (1, "auto"), (2, "auto"), (3, "sharded")])
 def test_a_zero_config_is_read_inline_and_from_its_file(tmp_path, stage, engine):
     inline = read(f"{MINIMAL}deepspeed: {json.dumps(zero(stage))}\n")
     assert inline.manifest.training.config.distributed == engine
@@ -118,15 +116,7 @@ def test_offloading_of_zero_is_left_to_the_plan():
         assert kinds(silent, "device") == set()
 
 
-def test_a_file_that_is_not_there_is_taken_by_its_name_or_warned_of():
-    assert distributed("deepspeed: deepspeed_configs/zero3_bf16.json\n") == "sharded"
-    assert distributed("deepspeed: examples/deepspeed/ds_z0_config.json\n") == "replicated"
-    made = read(MINIMAL + "deepspeed: mine.json\n")
-    assert made.manifest.training.config.distributed == "auto"
-    assert kinds(made, "deepspeed") == {"warning"}
-
-
-@pytest.mark.parametrize("text", ["{", "[1]", '"x"'])
+@each("text", ["{", "[1]", '"x"'])
 def test_a_file_that_is_no_config_is_an_error_with_its_name(tmp_path, text):
     (tmp_path / "ds.json").write_text(text, encoding="utf-8")
     (tmp_path / "m.yaml").write_text(f"{MINIMAL}deepspeed: ds.json\n", encoding="utf-8")
@@ -163,32 +153,6 @@ def test_values_that_contradict_the_manifest_are_named_all_at_once():
 # --- strategies, accelerate, DDP -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("value", "engine"),
-    [
-        ("auto", "auto"),
-        ("ddp", "replicated"),
-        ("ddp_find_unused_parameters_true", "replicated"),
-        ("fsdp", "sharded"),
-        ("deepspeed", "auto"),
-        ("deepspeed_stage_2", "auto"),
-        ("deepspeed_stage_3", "sharded"),
-        ("deepspeed_stage_3_offload", "sharded"),
-        ("{class_path: lightning.pytorch.strategies.FSDPStrategy, init_args: {}}", "sharded"),
-        ("{class_path: lightning.pytorch.strategies.DDPStrategy}", "replicated"),
-    ],
-)
-def test_a_strategy_of_lightning(value, engine):
-    made = read(f"{MINIMAL}strategy: {value}\n")
-    assert made.manifest.training.config.distributed == engine
-    assert "read as" in kinds(made, "strategy")
-
-
-def test_a_strategy_that_describes_an_expert_is_left_alone():
-    made = read(WHOLE + "strategy: careful answers\n")
-    assert made.manifest.training.config.distributed == "auto"
-
-
 ACCELERATE = """
 compute_environment: LOCAL_MACHINE
 distributed_type: {type}
@@ -207,7 +171,7 @@ use_cpu: false
 """
 
 
-@pytest.mark.parametrize(
+@each(
     ("kind", "section", "engine"),
     [
         ("'NO'", "", "auto"),
@@ -226,34 +190,26 @@ def test_the_keys_of_accelerates_file_are_read(kind, section, engine):
         assert kinds(made, key) == {"superseded"}, key
 
 
-@pytest.mark.parametrize(
+@each(
     "line",
     [
-        "fsdp: half_shard",
-        "fsdp: {a: 1}",
-        "fsdp_config: 3",
-        "fsdp_config: {sharding_strategy: SOME}",
-        "fsdp_offload_params: maybe",
-        "deepspeed: 3",
-        "deepspeed: {zero_optimization: {stage: 4}}",
+        *("fsdp: half_shard", "fsdp: {a: 1}", "fsdp_config: 3", "distributed: everywhere"),
+        *("fsdp_config: {sharding_strategy: SOME}", "fsdp_offload_params: maybe", "deepspeed: 3"),
+        *("deepspeed: {zero_optimization: {stage: 4}}", "strategy: tpu", "distributed_type: XLA"),
         "deepspeed: {zero_optimization: {stage: true}}",
-        "strategy: tpu",
-        "distributed_type: XLA",
     ],
 )
 def test_a_value_that_means_nothing_is_refused_with_those_that_do(line):
     text = error_of(f"{MINIMAL}{line}\n")
     assert line.partition(":")[0] in text
     assert "expected" in text
-
-
-def test_two_keys_that_say_the_opposite_are_a_problem():
+    # And so are two keys that say the opposite.
     assert "strategy" in error_of(MINIMAL + "fsdp: full_shard\nstrategy: ddp\n")
     assert "fsdp" in error_of(MINIMAL + "distributed: replicated\nfsdp: full_shard\n")
 
 
-@pytest.mark.parametrize("value", [None, False, True, 0, 3, 1.5, "", "x", [], ["x"], {}, {"a": 1}])
-@pytest.mark.parametrize("key", SHARING)
+@each("value", [None, False, True, 0, 3, 1.5, "", "x", [], ["x"], {}, {"a": 1}])
+@each("key", SHARING)
 def test_any_value_is_read_or_refused_and_never_breaks(key, value):
     found = problems_of({"base_model": "X", "dataset": "a.jsonl", key: value})
     assert all(key in problem.path for problem in found)

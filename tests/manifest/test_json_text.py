@@ -65,7 +65,7 @@ def test_it_refuses_what_the_standard_library_refuses(text: str):
         assert everything(item) == expected
 
 
-def test_a_value_knows_its_path_and_the_line_of_its_key():
+def test_a_value_knows_its_path_its_line_and_its_kind():
     item, _ = parse_json('{\n "a": {\n  "b": [\n   1,\n   {"c":\n 2}]}}', "m.json")
     assert [(entry.path, entry.line) for entry in item.walk()] == [
         ("", 1),
@@ -75,9 +75,8 @@ def test_a_value_knows_its_path_and_the_line_of_its_key():
         ("a.b[1]", 5),
         ("a.b[1].c", 5),
     ]
-
-
-def test_a_doubled_key_keeps_the_first_value_and_a_doubled_comment_both():
+    item, _ = parse_json("[1, 1.0, 1e3, -0, 5e-5]", "m.json")
+    assert [repr(value) for value in everything(item)] == ["1", "1.0", "1000.0", "0", "5e-05"]
     item, problems = parse_json('{"a": 1, "_a": 1,\n"a": 2, "_a": 2, "_a": 3}', "m.json")
     assert [str(problem) for problem in problems] == [wording("line-key-appears-twice")]
     assert everything(item) == {"a": 1, "_a": 1, "_a_2": 2, "_a_4": 3}
@@ -104,8 +103,3 @@ def test_a_doubled_key_keeps_the_first_value_and_a_doubled_comment_both():
 )
 def test_a_refusal_says_line_fault_and_remedy(text: str, refusal: str):
     assert _refusal(text) == refusal
-
-
-def test_numbers_keep_their_kind():
-    item, _ = parse_json("[1, 1.0, 1e3, -0, 5e-5]", "m.json")
-    assert [repr(value) for value in everything(item)] == ["1", "1.0", "1000.0", "0", "5e-05"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -96,51 +98,80 @@ def test_the_tables_are_not_empty_and_lead_to_keys_that_exist():
     assert set(DATASET_ALIASES.values()) | set(LOOSE_DATASET_KEYS.values()) <= DATASET_KEYS
     assert set(SHAPE_ALIASES.values()) == set(schema()["$defs"]["CharGptShape"]["properties"])
     assert set(BASE_MODEL_KEYS) <= set(schema()["$defs"]["BaseModelSpec"]["properties"])
-
-
-def test_no_alias_is_itself_a_key_of_the_same_section():
     assert not set(CONFIG_ALIASES) & CONFIG_KEYS
     assert not set(SPECIAL_NAMES) & (CONFIG_KEYS | set(CONFIG_ALIASES))
 
 
-@pytest.mark.parametrize("place", ["training.config", "training", "model", ""])
-def test_an_alias_of_the_config_ends_at_its_home_from_every_place(place: str):
-    for alias, home in CONFIG_ALIASES.items():
-        value = CONFIG_VALUES[home][0]
-        data = _file()
-        section = {
-            "training.config": data["training"].setdefault("config", {}),
-            "training": data["training"],
-            "model": {},
-            "": data,
-        }[place]
-        section[alias] = value
-        if place == "model":
-            del data["base_model"]
-            data["model"] = {"name": "X", **section}
-        assert _config(read_data(data).manifest, home) == value, alias
-        path = f"{place}.{alias}" if place else alias
-        assert _told(data)[path][0] == f"read as training.config.{home}"
+def _names() -> Iterator[tuple[str, str, str, Any, Any]]:
+    """Section, name, home, a value and another one, of all that may be written elsewhere."""
+    for name, key in CONFIG_ALIASES.items():
+        for place in ("training.config", "training", "model", ""):
+            yield place, name, f"training.config.{key}", *CONFIG_VALUES[key]
+    for name, key in DATASET_ALIASES.items():
+        yield "training.dataset", name, f"training.dataset.{key}", *DATASET_VALUES[key]
+    for name, key in LOOSE_DATASET_KEYS.items():
+        for place in ("", "training"):
+            yield place, name, f"training.dataset.{key}", *DATASET_VALUES[key]
+    for name in MODEL_NAMES:
+        for place in ("", "model", "training"):
+            yield place, name, "base_models[0].name", "Y", "Z"
+    for name, key in SHAPE_ALIASES.items():
+        values = (0.5, 0.1) if key == "dropout" else (12, 24)
+        yield "model", name, f"base_models[0].architecture.{key}", *values
+    for place in ("", "training", "model"):
+        yield place, "quantization", "base_models[0].quantization", "int8", "int4"
+        yield place, "prompt_template", "base_models[0].prompt_template", "phi", "gemma"
+    for name in LOOSE_CONSTRAINTS:
+        yield "", name, f"constraints.{name}", 3, 4
 
 
-@each("alias", CONFIG_ALIASES)
-def test_an_alias_that_contradicts_its_key_is_a_problem(alias: str):
-    home = CONFIG_ALIASES[alias]
-    first, second = CONFIG_VALUES[home]
-    data = _file()
-    data["training"]["config"] = {home: first, alias: second}
+def _steps(path: str) -> list[str | int]:
+    return [int(step) if step.isdigit() else step for step in re.findall(r"\w+", path)]
+
+
+def _put(data: Any, path: str, value: Any) -> None:
+    *above, last = _steps(path)
+    for step in above:
+        if isinstance(step, int):
+            data += [{}] * (step >= len(data))
+            data = data[step]
+        else:
+            data = data.setdefault(step, [] if step == "base_models" else {})
+    data[last] = value
+
+
+def _file_with(place: str, name: str, home: str, value: Any) -> dict[str, Any]:
+    """A file that lacks nothing but what `name` says."""
+    data: dict[str, Any] = {"training": {"dataset": {}}}
+    if "architecture" in home:
+        _put(data, "base_models[0].name", "char-gpt")
+    elif home != "base_models[0].name":
+        _put(data, "base_models[0].name", "X")
+    if home != "training.dataset.path":
+        _put(data, "training.dataset.path", "rows.jsonl")
+    _put(data, f"{place}.{name}", value)
+    return data
+
+
+@each(("place", "name", "home", "value", "other"), list(_names()))
+def test_a_name_ends_at_its_home_from_every_place_and_may_not_contradict_it(
+    place: str, name: str, home: str, value: Any, other: Any
+):
+    data, path = _file_with(place, name, home, value), f"{place}.{name}".removeprefix(".")
+    found: Any = read_data(data).manifest.model_dump(mode="json", exclude_unset=True)
+    for step in _steps(home):
+        found = found[step]
+    assert found == value
+    assert _told(data)[path][0] == f"read as {home}"
+    if name == "name":  # beside a path it is a title
+        return
+    _put(data, home, value)
+    assert read_data(data)
+    _put(data, home, other)
     (problem,) = [found for found in problems_of(data) if found.what.startswith("is ")]
-    assert problem.path == f"training.config.{alias}"
-    assert f", but training.config.{home} is " in problem.what
+    assert problem.path == path
+    assert f", but {home} is " in problem.what
     assert problem.fix == wording("keep-one-two")
-
-
-@each("alias", CONFIG_ALIASES)
-def test_an_alias_that_agrees_with_its_key_is_fine(alias: str):
-    home = CONFIG_ALIASES[alias]
-    data = _file(**{alias: CONFIG_VALUES[home][0]})
-    data["training"]["config"] = {home: CONFIG_VALUES[home][0]}
-    assert _config(read_data(data).manifest, home) == CONFIG_VALUES[home][0]
 
 
 @each("key", sorted(CONFIG_KEYS))
@@ -157,28 +188,6 @@ def test_a_key_of_the_config_is_understood_outside_it(key: str):
         assert _told(data)[f"training.{key}"][0] == f"read as training.config.{key}"
 
 
-@each("alias", DATASET_ALIASES)
-def test_an_alias_of_the_data_set_ends_at_its_home(alias: str):
-    home = DATASET_ALIASES[alias]
-    value = DATASET_VALUES[home][0]
-    data = {"base_model": "X", "training": {"dataset": {alias: value}}}
-    if home != "path":
-        data["training"]["dataset"]["path"] = "rows.jsonl"  # type: ignore[index]
-    assert getattr(read_data(data).manifest.training.dataset, home) == value
-    assert _told(data)[f"training.dataset.{alias}"] == [f"read as training.dataset.{home}"]
-
-
-@each("alias", [alias for alias in DATASET_ALIASES if alias != "name"])
-def test_an_alias_of_the_data_set_that_contradicts_its_key_is_a_problem(alias: str):
-    home = DATASET_ALIASES[alias]
-    first, second = DATASET_VALUES[home]
-    data = _file()
-    data["training"]["dataset"].update({home: first, alias: second})
-    (problem,) = problems_of(data)
-    assert problem.path == f"training.dataset.{alias}"
-    assert problem.what == (f"is {second!r}, but training.dataset.{home} is {first!r}")
-
-
 def test_a_data_set_with_a_path_may_have_a_title():
     data = _file()
     data["training"]["dataset"]["name"] = "rows of birds"
@@ -188,40 +197,6 @@ def test_a_data_set_with_a_path_may_have_a_title():
     assert [text.partition("training")[2] for text in told] == [
         wording("dataset-note-kept-metadata")
     ]
-
-
-@each("place", ["", "training"])
-@each("key", LOOSE_DATASET_KEYS)
-def test_a_loose_key_of_the_data_set_ends_there(key: str, place: str):
-    home = LOOSE_DATASET_KEYS[key]
-    value = DATASET_VALUES[home][0]
-    data = _file()
-    (data if not place else data["training"])[key] = value
-    assert _plain(getattr(read_data(data).manifest.training.dataset, home)) == value
-    path = f"{place}.{key}" if place else key
-    assert _told(data)[path][0] == f"read as training.dataset.{home}"
-
-
-@pytest.mark.parametrize("key", LOOSE_CONSTRAINTS)
-def test_a_loose_constraint_ends_in_constraints(key: str):
-    read_back = read_data(_file(**{key: 3}))
-    assert read_back.manifest.constraints == {key: 3}
-    assert [str(notice) for notice in read_back.notices] == [
-        f"line 8: {key}: read as constraints.{key}"
-    ]
-
-
-@each("name", MODEL_NAMES)
-@each("place", ["", "model", "training"])
-def test_a_name_of_the_base_model_ends_there(name: str, place: str):
-    data: dict[str, Any] = {"training": {"dataset": "a.jsonl"}}
-    (data.setdefault(place, {}) if place else data)[name] = "Y"
-    assert read_data(data).manifest.base_models[0].name == "Y"
-    path = f"{place}.{name}" if place else name
-    assert _told(data)[path] == ["read as base_models[0].name"]
-    data["base_model"] = "Z"
-    (problem,) = problems_of(data)
-    assert problem.what == "is 'Y', but base_model is 'Z'"
 
 
 @each("name", [*DTYPE_NAMES, *AMP_NAMES])
@@ -308,32 +283,8 @@ def test_one_beta_leaves_the_other_alone(name: str, betas: tuple[float, float]):
 )
 def test_use_dora_means_the_adapter_kind(text: str, kind: str):
     assert read(MINIMAL + text).manifest.training.config.adapter_type == kind
-
-
-def test_use_dora_false_contradicts_dora():
-    assert "use_dora: is false, but adapter_type is 'dora'" in error_of(
-        MINIMAL + "use_dora: false\nadapter_type: dora"
-    )
-
-
-@each("alias", SHAPE_ALIASES)
-def test_a_name_of_the_shape_ends_in_the_architecture(alias: str):
-    home = SHAPE_ALIASES[alias]
-    value = 0.5 if home == "dropout" else 12
-    model = read_data({"model": {alias: value}, "dataset": "shakespeare"}).manifest.base_models[0]
-    assert model.name == "char-gpt"
-    assert getattr(model.architecture, home) == value
-    told = _told({"model": {alias: value}, "dataset": "shakespeare"})
-    assert told[f"model.{alias}"] == [f"read as base_models[0].architecture.{home}"]
-
-
-@each("key", BASE_MODEL_KEYS)
-@each("place", ["", "training", "model"])
-def test_a_loose_key_of_the_model_ends_there(key: str, place: str):
-    value = {"quantization": "int8", "prompt_template": "phi"}[key]
-    data: dict[str, Any] = {"model": {"name": "X"}, "training": {"dataset": "a.jsonl"}}
-    (data[place] if place else data)[key] = value
-    assert getattr(read_data(data).manifest.base_models[0], key) == value
+    contradiction = error_of(MINIMAL + "use_dora: false\nadapter_type: dora")
+    assert "use_dora: is false, but adapter_type is 'dora'" in contradiction
 
 
 def test_a_model_section_may_hold_all_that_a_base_model_holds():
@@ -343,17 +294,10 @@ def test_a_model_section_may_hold_all_that_a_base_model_holds():
     assert found == ("X", "abc", "", "yarn")
 
 
-@pytest.mark.parametrize(
-    ("dataset", "model"),
-    [("shakespeare", "char-gpt"), ("python-stdlib", "char-gpt"), ("corpus.txt", "char-gpt")],
-)
-def test_a_corpus_without_a_model_means_the_character_model(dataset: str, model: str):
-    read_back = read(f"dataset: {dataset}")
-    assert read_back.manifest.base_models[0].name == model
-    assert read_back.manifest.training.config.adapter_type == "full"
-
-
-def test_rows_without_a_model_mean_no_model():
+def test_a_corpus_without_a_model_means_the_character_model():
+    for corpus in ("shakespeare", "python-stdlib", "corpus.txt"):
+        made = read(f"dataset: {corpus}").manifest
+        assert (made.base_models[0].name, made.training.config.adapter_type) == ("char-gpt", "full")
     assert error_of("dataset: a.jsonl") == wording("problem-line-missing-models")
 
 

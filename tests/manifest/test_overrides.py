@@ -33,28 +33,15 @@ def test_short_names_and_aliases_win_over_any_name_in_the_file(override: str, fi
     assert _config(file, override).epochs == 5
 
 
-def test_a_later_override_wins():
-    assert _config(MINIMAL, "lr=0.1", "learning_rate=0.2").learning_rate == 0.2
-
-
-@each(
-    ("override", "value"),
-    [
-        ("output_dir=runs", "runs"),
-        ("output_dir='1'", "1"),
-        ('output_dir="a: b"', "a: b"),
-        ("output_dir=a=b", "a=b"),
-        ("output_dir=~", None),
-        ("output_dir=null", None),
-    ],
-)
-def test_a_value_is_read_as_yaml(override: str, value: object):
-    assert _config(MINIMAL, override).output_dir == value
-
-
 @each(
     ("override", "key", "value"),
     [
+        ("output_dir=runs", "output_dir", "runs"),
+        ("output_dir='1'", "output_dir", "1"),
+        ('output_dir="a: b"', "output_dir", "a: b"),
+        ("output_dir=a=b", "output_dir", "a=b"),
+        ("output_dir=~", "output_dir", None),
+        ("output_dir=null", "output_dir", None),
         ("lr=2e-5", "learning_rate", 2e-5),
         ("packing=off", "packing", False),
         ("target_modules=[q_proj, v_proj]", "target_modules", ["q_proj", "v_proj"]),
@@ -79,16 +66,24 @@ def test_overrides_reach_the_config(override: str, key: str, value: object):
     assert found == value
 
 
-def test_one_beta_keeps_the_other_of_the_file():
+def test_overrides_are_laid_over_what_the_file_says():
+    assert _config(MINIMAL, "lr=0.1", "learning_rate=0.2").learning_rate == 0.2
     assert _config(MINIMAL + "betas: [0.5, 0.6]", "adam_beta2=0.7").betas == (0.5, 0.7)
     assert _config(MINIMAL + "betas: [0.5, 0.6]", "betas=[0.7, 0.8]").betas == (0.7, 0.8)
-
-
-def test_sections_are_made_where_they_are_missing():
-    manifest = _manifest("base_model: X", "training.dataset.path=b.jsonl", "decoding.top_k=3")
-    assert manifest.training.dataset.path == "b.jsonl"
-    made = _manifest(MINIMAL, "training.decoding.top_k=3")
-    assert made.training.decoding.top_k == 3
+    assert error_of(MINIMAL + "epochs: three")
+    assert _config(MINIMAL + "epochs: three", "epochs=3").epochs == 3
+    missing = _manifest("base_model: X", "training.dataset.path=b.jsonl", "decoding.top_k=3")
+    assert missing.training.dataset.path == "b.jsonl"
+    assert _manifest(MINIMAL, "training.decoding.top_k=3").training.decoding.top_k == 3
+    lists = MINIMAL + "tags: [a, b]\ntarget_modules: [q, v]"
+    assert _manifest(lists, "tags[1]=c").tags == ["a", "c"]
+    assert _config(lists, "training.config.target_modules[0]=k").target_modules == ["k", "v"]
+    for path in ("base_models[0].adapters", "adapters", "base_model.adapters"):
+        adapters = _manifest(OLD, f"{path}[1].r=32").base_models[0].adapters
+        assert [adapter.r for adapter in adapters] == [8, 32]
+    models = _manifest(OLD, "base_models=[A, {name: B, quantization: int4}]").base_models
+    assert [(model.name, model.quantization) for model in models] == [("A", "auto"), ("B", "int4")]
+    assert models[0].adapters == []
 
 
 @each("override", ["model=Y", "base_model=Y", "base_model.name=Y", "model_name=Y", "model.name=Y"])
@@ -97,30 +92,6 @@ def test_the_first_model_is_renamed_and_keeps_the_rest(override: str):
         "base_model: {name: X, quantization: int8}\ndataset: a", override
     ).base_models[0]
     assert (model.name, model.quantization) == ("Y", "int8")
-
-
-def test_base_models_as_a_whole_replace_those_of_the_file():
-    manifest = _manifest(OLD, "base_models=[A, {name: B, quantization: int4}]")
-    assert [(model.name, model.quantization) for model in manifest.base_models] == [
-        ("A", "auto"),
-        ("B", "int4"),
-    ]
-    assert manifest.base_models[0].adapters == []
-
-
-@pytest.mark.parametrize(
-    "override",
-    ["base_models[0].adapters[1].r=32", "adapters[1].r=32", "base_model.adapters[1].r=32"],
-)
-def test_an_index_reaches_into_a_list_in_either_layout(override: str):
-    adapters = _manifest(OLD, override).base_models[0].adapters
-    assert [adapter.r for adapter in adapters] == [8, 32]
-
-
-def test_an_index_may_be_the_last_step():
-    text = MINIMAL + "tags: [a, b]\ntarget_modules: [q, v]"
-    assert _manifest(text, "tags[1]=c").tags == ["a", "c"]
-    assert _config(text, "training.config.target_modules[0]=k").target_modules == ["k", "v"]
 
 
 def test_the_data_set_may_be_given_as_a_path_that_leaves_the_folder():
@@ -144,23 +115,8 @@ def test_a_key_of_any_section_is_understood_by_its_name_alone(override: str, hom
     key = override.partition("=")[0]
     assert f"--set {key}: read as {home}" in notices_of(MINIMAL, overrides=[override])
     assert _manifest(MINIMAL, override) == _manifest(MINIMAL, f"{home}={override.split('=')[1]}")
-
-
-def test_a_name_that_two_keys_have_is_refused_with_both():
-    with pytest.raises(OverrideError) as caught:
-        read(MINIMAL, overrides=["validation={deduplicate: true}"])
-    assert str(caught.value) == wording("several-keys-called-name")
-
-
-def test_a_renamed_override_is_reported():
-    assert "--set lr: read as training.config.learning_rate" in notices_of(
-        MINIMAL, overrides=["lr=0.1"]
-    )
-
-
-def test_an_override_fixes_a_broken_file():
-    assert error_of(MINIMAL + "epochs: three")
-    assert _config(MINIMAL + "epochs: three", "epochs=3").epochs == 3
+    renamed = notices_of(MINIMAL, overrides=["lr=0.1"])
+    assert "--set lr: read as training.config.learning_rate" in renamed
 
 
 @each(
@@ -185,6 +141,7 @@ def test_an_override_fixes_a_broken_file():
         ("base_model=~", wording("cannot-be-null")),
         ("description=#1", wording("begins-comment-put-value")),
         ("a={b: 1, b: 2}", wording("b-line-b-key")),
+        ("validation={deduplicate: true}", wording("several-keys-called-name")),
         (".".join("a" * 61) + "=1", wording("path-has-more-steps", value=('a.' * 60)[:60])),
     ],
 )  # fmt: skip
@@ -210,11 +167,8 @@ def test_a_wrong_override_is_refused_by_its_text(override: str, text: str):
 )  # fmt: skip
 def test_a_wrong_value_names_the_override(override: str, text: str):
     assert error_of(MINIMAL, overrides=[override]).startswith(text)
-
-
-def test_an_override_of_a_model_that_is_not_a_list_leaves_the_problem_reported():
-    text = error_of("base_models: {a: 1}\ndataset: a", overrides=["model=Y"])
-    assert text.endswith(wording("got-object-expected-list"))
+    no_list = error_of("base_models: {a: 1}\ndataset: a", overrides=["model=Y"])
+    assert no_list.endswith(wording("got-object-expected-list"))
 
 
 def test_a_path_is_taken_apart_into_steps():

@@ -12,10 +12,19 @@ import pytest
 from expert.core.errors import ManifestError
 from expert.manifest.reader import ReadManifest, read_manifest
 from tests.each import each
-from tests.manifest.reading import MANIFESTS, MINIMAL, error_of, notices_of, read
+from tests.manifest.reading import (
+    MANIFESTS,
+    MINIMAL,
+    WHOLE,
+    error_of,
+    notices_of,
+    read,
+    value_at,
+)
 from tests.wording import wording
 
 AXOLOTL = "base_model: tiny\nsequence_len: 512\nval_set_size: 0.1\nadapter: lora\n"
+LOWEST = "config.lr_scheduler_kwargs.min_lr"
 FACTORY = "model_name_or_path: tiny\nstage: sft\nfinetuning_type: lora\ncutoff_len: 512\n"
 
 
@@ -42,70 +51,95 @@ def axolotl(*lines: str) -> str:
     return AXOLOTL + "\n".join(("datasets:", *lines)) + "\n"
 
 
-def test_an_axolotl_file_without_an_adapter_trains_every_weight():
-    """Here lora is the default, there it is none at all."""
-    for line in ("", "adapter:\n"):
-        text = axolotl("  - {path: a.jsonl}").replace("adapter: lora\n", line)
-        assert read(text).manifest.training.config.adapter_type == "full"
-        assert any(wording("no-adapter-named-every") in n for n in notices_of(text))
-    assert read(axolotl("  - {path: a.jsonl}")).manifest.training.config.adapter_type == "lora"
-    ours = "base_model: tiny\ndataset: a.jsonl\n"
-    assert read(ours).manifest.training.config.adapter_type == "lora"
+def entry(fields: str) -> str:
+    return axolotl(f"  - {{{fields}}}")
+
+
+SCHEDULE = "{_component_: torchtune.training.get_cosine_schedule_with_warmup, num_cycles: 2}"
 
 
 @each(
-    ("entry", "path"),
+    ("text", "path", "value"),
     [
-        ("{path: owner/set, split: 'train[:10%]'}", "owner/set::train[:10%]"),
-        ("{path: owner/set, name: en}", "owner/set::train::en"),
-        ("{path: owner/set, name: en, split: test}", "owner/set::test::en"),
-        ("{path: json, data_files: rows.jsonl, type: alpaca}", "rows.jsonl"),
-        ("{path: json, data_files: [rows.jsonl]}", "rows.jsonl"),
-        ("rows.jsonl", "rows.jsonl"),
+        (entry("path: owner/set, split: 'train[:10%]'"), "data.path", "owner/set::train[:10%]"),
+        (entry("path: owner/set, name: en"), "data.path", "owner/set::train::en"),
+        (entry("path: owner/set, name: en, split: test"), "data.path", "owner/set::test::en"),
+        (entry("path: json, data_files: rows.jsonl, type: alpaca"), "data.path", "rows.jsonl"),
+        (entry("path: json, data_files: [rows.jsonl]"), "data.path", "rows.jsonl"),
+        (axolotl("  - rows.jsonl"), "data.path", "rows.jsonl"),
+        (entry("path: a.jsonl, ds_type: json, split: train"), "data.path", "a.jsonl"),
+        (entry("path: owner/a, split: train"), "data.path", "owner/a::train"),
+        (entry("path: rows.data, ds_type: json"), "data.format", "json"),
+        (entry("path: a, type: completion"), "data.field_mapping.text", "text"),
+        (entry("path: a, type: pretrain, field: body"), "data.field_mapping.text", "body"),
+        (entry("path: a, field_output: reply"), "data.field_mapping.response", "reply"),
+        (entry("path: a, type: {field_input: about}"), "data.field_mapping.input", "about"),
+        (entry("path: a, field_messages: talk"), "data.field_mapping.messages", "talk"),
+        (entry("path: a, field_system: persona"), "data.field_mapping.system", "persona"),
+        (entry("path: a, field_tools: api"), "data.field_mapping.tools", "api"),
+        (
+            entry("path: a") + "lora_target_linear: true\nlora_target_modules: [q_proj]\n",
+            "config.target_modules",
+            ["q_proj"],
+        ),
+        *(
+            (MINIMAL + rate + "\ncosine_min_lr_ratio: 0.5\n", LOWEST, 5e-4)
+            for rate in ("lr: 1e-3", "training: {config: {learning_rate: 1e-3}}")
+        ),
+        (f"{MINIMAL}lr_scheduler: {SCHEDULE}\n", "config.lr_scheduler", "cosine"),
+        (f"{MINIMAL}lr_scheduler: {SCHEDULE}\n", "config.lr_scheduler_kwargs.num_cycles", 2),
+        # A whole manifest may speak of templates.
+        (WHOLE + "template: {a: 1}\n", "model.prompt_template", "auto"),
     ],
 )
-def test_where_a_set_of_axolotl_lies(entry, path):
-    assert read(axolotl(f"  - {entry}")).manifest.training.dataset.path == path
+def test_what_a_file_of_another_trainer_sets(text, path, value):
+    assert value_at(read(text), path) == value
 
 
-def test_the_format_of_a_set_is_kept():
-    data = read(axolotl("  - {path: rows.data, ds_type: json}")).manifest.training.dataset
-    assert (data.path, data.format) == ("rows.data", "json")
+def test_an_axolotl_file_without_an_adapter_trains_every_weight():
+    """Here lora is the default, there it is none at all."""
+    for line in ("", "adapter:\n"):
+        text = entry("path: a.jsonl").replace("adapter: lora\n", line)
+        assert read(text).manifest.training.config.adapter_type == "full"
+        assert any(wording("no-adapter-named-every") in n for n in notices_of(text))
+    for ours in (entry("path: a.jsonl"), MINIMAL):
+        assert read(ours).manifest.training.config.adapter_type == "lora"
 
 
-def test_several_sets_become_tasks_of_one_data_set():
+def test_several_sets_become_tasks_unless_their_columns_differ():
     text = axolotl("  - {path: a.jsonl, type: alpaca}", "  - {path: deep/a.jsonl, type: alpaca}")
     data = read(text).manifest.training.dataset
     assert data.type == "multi_task"
-    assert {name: task.train for name, task in (data.tasks or {}).items()} == {
-        "a": "a.jsonl",
-        "a-2": "deep/a.jsonl",
-    }
-
-
-def test_sets_with_other_columns_are_not_mixed_in_silence():
-    text = axolotl(
-        "  - {path: a.jsonl, type: alpaca, field_output: reply}",
-        "  - {path: b.jsonl, type: completion}",
-    )
+    tasks = {name: task.train for name, task in (data.tasks or {}).items()}
+    assert tasks == {"a": "a.jsonl", "a-2": "deep/a.jsonl"}
+    text = axolotl("  - {path: a, field_output: reply}", "  - {path: b, type: completion}")
     assert wording("b-have-other-columns") in error_of(text)
 
 
 @each(
-    ("entry", "part", "column"),
+    ("text", "words"),
     [
-        ("type: completion", "text", "text"),
-        ("type: pretrain, field: body", "text", "body"),
-        ("type: alpaca, field_output: reply", "response", "reply"),
-        ("type: {field_input: about}", "input", "about"),
-        ("field_messages: talk", "messages", "talk"),
-        ("field_system: persona", "system", "persona"),
-        ("field_tools: api", "tools", "api"),
+        *(
+            (
+                FACTORY.replace("stage: sft", line) + "dataset: a\n",
+                wording("not-built-only-sft", word=line.partition(": ")[2]),
+            )
+            for line in ("stage: dpo", "stage: ppo", "stage: kto", "stage: rm", "rl: dpo")
+        ),
+        (f"{FACTORY}dataset: a\nquantization_bit: 3\n", "quantization_bit: got 3, expected 4 or 8"),
+        (f"{FACTORY}dataset: a\nquantization_method: hqq\n", wording("hqq-bases-quantised-with")),
+        # The letters of a family, as in "saying", say nothing here.
+        (
+            f"{FACTORY}dataset: a\nchat_template: '{{{{ x }}}} saying'\n",
+            wording("template-written-out"),
+        ),
+        (f"{MINIMAL}task: llm-sft\nparams: {{lr: 0.1}}\n", wording("autotrain-not-read")),
+        (MINIMAL + "dataset_mixer: {owner/a: 1.0}\n", wording("mixture-is-tasks")),
+        (MINIMAL + "dataset_mixture: {datasets: [{id: owner/a}]}\n", wording("mixture-is-tasks")),
     ],
 )
-def test_columns_of_a_set_are_mapped(entry, part, column):
-    made = read(axolotl(f"  - {{path: a.jsonl, {entry}}}")).manifest.training.dataset
-    assert getattr(made.field_mapping, part) == column
+def test_what_is_not_supported_is_refused_with_the_reason(text, words):
+    assert words in error_of(text)
 
 
 @each(
@@ -173,21 +207,11 @@ def test_usual_names_in_messages_are_understood():
     assert not [notice for notice in made.notices if notice.kind == "warning"]
 
 
-def test_answers_that_say_nothing_of_training_are_trained_on_with_a_warning():
-    told = notices_of(axolotl("  - {path: a, message_field_training: train, roles_to_train: []}"))
-    assert any("roles_to_train: warning: answers" in line for line in told)
-
-
-def test_the_only_split_of_a_file_is_the_file():
-    entries = "  - {path: a.jsonl, ds_type: json, split: train}"
-    assert read(axolotl(entries)).manifest.training.dataset.path == "a.jsonl"
-    entries = "  - {path: owner/a, split: train}"
-    assert read(axolotl(entries)).manifest.training.dataset.path == "owner/a::train"
-
-
 def test_a_key_of_a_set_that_changes_the_rows_is_warned_of():
     entry = "{path: a, drop_system_message: true, revision: abc, odd_one: 3, type: {format: x}}"
     told = "\n".join(notices_of(axolotl(f"  - {entry}")))
+    silent = notices_of(axolotl("  - {path: a, message_field_training: train, roles_to_train: []}"))
+    assert any("roles_to_train: warning: answers" in line for line in silent)
     assert "without effect: base_models[0].prompt_template" in told
     assert wording("warning-without-effect-system") in told
     assert "datasets[0].revision: warning: without" in told
@@ -229,18 +253,7 @@ def test_packed_sequences_of_trl_and_llama_factory_are_counted_in_tokens(more, t
     assert ours.training.config.batch_size == 4
 
 
-def test_named_layers_win_over_all_linear_ones():
-    text = axolotl("  - {path: a}") + "lora_target_linear: true\nlora_target_modules: [q_proj]\n"
-    assert read(text).manifest.training.config.target_modules == ["q_proj"]
-
-
 # --- LLaMA-Factory -------------------------------------------------------------------------------
-
-
-@each("line", ["stage: dpo", "stage: ppo", "stage: kto", "stage: rm", "rl: dpo"])
-def test_other_methods_are_refused(line):
-    text = error_of(FACTORY.replace("stage: sft", line) + "dataset: rows.jsonl\n")
-    assert wording("not-built-only-sft", word=line.partition(": ")[2]) in text
 
 
 @each(
@@ -270,18 +283,20 @@ def test_what_cannot_be_read_of_a_listed_set_is_refused(tmp_path, about, words):
     assert words in refused(tmp_path, f"{FACTORY}dataset: x\n", {"x": about})
 
 
-def test_columns_beside_a_conversation_are_mapped(tmp_path):
+def test_names_in_a_list_of_data_sets_are_found_there_or_reported(tmp_path):
     about = {"file_name": "a.json", "columns": {"system": "persona", "prompt": "question"}}
-    made = in_folder(tmp_path, f"{FACTORY}dataset: x\n", {"x": about}).manifest.training.dataset
+    listed = {"x": about}
+    made = in_folder(tmp_path, f"{FACTORY}dataset: x\n", listed).manifest.training.dataset
     assert made.field_mapping is not None
     assert (made.field_mapping.system, made.field_mapping.instruction) == ("persona", "question")
-
-
-def test_a_name_that_is_not_in_the_list_is_reported_what_is(tmp_path):
+    rows = in_folder(tmp_path, f"{FACTORY}dataset: rows.jsonl\n", {}).manifest.training.dataset
+    assert rows.path == "rows.jsonl"
     text = refused(tmp_path, f"{FACTORY}dataset: mein\n", {"mine": {"file_name": "mine.json"}})
     assert wording("mein-is-not-in") in text
     assert "(it has mine)" in text
     assert wording("names-no-data") not in text
+    (tmp_path / "data" / "dataset_info.json").write_text("{", encoding="utf-8")
+    assert wording("dataset-info-json-cannot") in refused(tmp_path, f"{FACTORY}dataset: a,b\n")
 
 
 def test_names_without_a_list_say_where_it_was_looked_for(tmp_path):
@@ -290,17 +305,6 @@ def test_names_without_a_list_say_where_it_was_looked_for(tmp_path):
     assert wording("names-no-data") not in text
     text = refused(tmp_path, f"{FACTORY}dataset: mine\ndataset_dir: elsewhere\n")
     assert str(tmp_path / "elsewhere") in text
-
-
-def test_a_path_stays_a_path_beside_a_list(tmp_path):
-    data = in_folder(tmp_path, f"{FACTORY}dataset: rows.jsonl\n", {}).manifest.training.dataset
-    assert data.path == "rows.jsonl"
-
-
-def test_a_broken_list_of_data_sets_is_reported(tmp_path):
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "dataset_info.json").write_text("{", encoding="utf-8")
-    assert wording("dataset-info-json-cannot") in refused(tmp_path, f"{FACTORY}dataset: a,b\n")
 
 
 def test_a_list_in_the_current_folder_names_its_files_whole(tmp_path, monkeypatch):
@@ -314,12 +318,6 @@ def test_a_list_in_the_current_folder_names_its_files_whole(tmp_path, monkeypatc
     assert made.manifest.training.dataset.path == (tmp_path / "data" / "a.json").as_posix()
     text = f"{FACTORY}dataset: a\n"
     assert in_folder(Path(), text).manifest.training.dataset.path == "data/a.json"
-
-
-def test_other_bits_and_methods_are_refused():
-    text = f"{FACTORY}dataset: a.jsonl\nquantization_bit: 3\nquantization_method: hqq\n"
-    assert "quantization_bit: got 3, expected 4 or 8" in error_of(text)
-    assert wording("hqq-bases-quantised-with") in error_of(text)
 
 
 # --- templates -----------------------------------------------------------------------------------
@@ -341,17 +339,6 @@ def test_templates_of_others_are_ours_or_the_tokenizers(key, word, ours, kind):
     made = read(f"{FACTORY}dataset: a.jsonl\n{key}: {word}\n")
     assert made.manifest.base_models[0].prompt_template == ours
     assert [each.kind for each in made.notices if each.path == key] == [kind]
-
-
-def test_a_template_written_out_is_not_taken_for_the_name_of_one():
-    """The letters of a family, as in "saying", say nothing here."""
-    text = f"{FACTORY}dataset: a.jsonl\nchat_template: '{{{{ messages }}}} saying'\n"
-    assert wording("template-written-out") in error_of(text)
-
-
-def test_a_whole_manifest_may_speak_of_templates():
-    text = "name: x\nbase_model: tiny\ntemplate: {a: 1}\ntraining: {dataset: a.jsonl, config: {}}\n"
-    assert read(text).manifest.base_models[0].prompt_template == "auto"
 
 
 # --- LitGPT and torchtune ------------------------------------------------------------------------
@@ -376,18 +363,6 @@ def test_a_data_set_class_of_torchtune_names_its_rows_or_is_refused():
     assert wording("python-class-not") in error_of(text)
 
 
-@each("rate", ["lr: 1e-3", "training: {config: {learning_rate: 1e-3}}"])
-def test_a_lowest_rate_is_a_share_of_the_learning_rate_under_any_name(rate):
-    config = read(f"{MINIMAL}{rate}\ncosine_min_lr_ratio: 0.5\n").manifest.training.config
-    assert config.lr_scheduler_kwargs.min_lr == 5e-4
-
-
-def test_the_cycles_of_a_schedule_class_are_kept():
-    schedule = "{_component_: torchtune.training.get_cosine_schedule_with_warmup, num_cycles: 2}"
-    config = read(f"{MINIMAL}lr_scheduler: {schedule}\n").manifest.training.config
-    assert (config.lr_scheduler, config.lr_scheduler_kwargs.num_cycles) == ("cosine", 2)
-
-
 def test_rows_lengths_and_batches_of_torchtune_are_those_of_its_sections():
     text = TUNE.replace("  source: json\n  data_files: rows.json\n", "  source: owner/a\n")
     text = text.replace("  packed: true\n", "  packed: true\n  split: part\n")
@@ -397,13 +372,10 @@ def test_rows_lengths_and_batches_of_torchtune_are_those_of_its_sections():
     assert (training.dataset.path, training.dataset.validation_path) == ("owner/a::part", "b.json")
     assert (training.config.max_seq_length, training.config.eval_steps) == (512, 9)
     assert (training.config.batch_size, training.config.batch_tokens) == ("auto", 2 * 512)
-    system = text.replace("  packed: true\n", "  new_system_prompt: Be brief.\n")
-    assert wording("system-texts-come") in error_of(system)
-
-
-def test_mixed_precision_of_torchtune_has_a_notice():
     found = read(f"{TUNE}mixed_precision: {{enabled: false}}\n")
     assert "mixed_precision" in [notice.path for notice in found.notices]
+    system = text.replace("  packed: true\n", "  new_system_prompt: Be brief.\n")
+    assert wording("system-texts-come") in error_of(system)
 
 
 # --- mlx-lm, AutoTrain, mixtures -----------------------------------------------------------------
@@ -418,18 +390,6 @@ def test_iterations_and_scales_of_mlx_are_steps_and_alphas():
     assert (config.adapter_type, config.rank, config.alpha) == ("dora", 4, 8)
     assert (config.target_modules, config.train_on_prompt) == (["q_proj"], True)
     assert wording("adapter-on-every-block") in error_of(text + "num_layers: 16\n")
-
-
-@each(
-    ("lines", "words"),
-    [
-        ("task: llm-sft\nparams: {lr: 0.1}\n", wording("autotrain-not-read")),
-        ("dataset_mixer: {owner/a: 1.0}\n", wording("mixture-is-tasks")),
-        ("dataset_mixture: {datasets: [{id: owner/a}]}\n", wording("mixture-is-tasks")),
-    ],
-)
-def test_settings_that_would_go_unread_are_refused(lines, words):
-    assert words in error_of(f"base_model: tiny\ndataset: a.jsonl\n{lines}")
 
 
 def test_a_file_of_trl_that_is_silent_about_the_loss_gets_a_note():

@@ -83,40 +83,43 @@ def test_a_rule_leaves_right_settings_alone(text: str):
     assert read(MINIMAL + text).manifest.name == "m"
 
 
-@each(
-    "path", ["/data/rows.jsonl", "C:/rows.jsonl", "~/rows.jsonl", "a b.jsonl", "org/x::train[:10%]"]
-)
-def test_rows_may_be_read_from_anywhere_but_above(path: str):
-    assert read(f"base_model: X\ndataset: {path!r}").manifest.training.dataset.path == path
-
-
-@each("checkpoint", ["/etc", "checkpoint-", "checkpoint-1/..", "Final", "weights"])
-def test_only_a_checkpoint_of_the_run_is_packaged(checkpoint: str):
-    text = error_of(MINIMAL + f"training: {{packaging_checkpoint: '{checkpoint}'}}")
-    assert wording("got-expected-final-best", checkpoint=checkpoint) in text
-
-
-def test_the_character_model_reads_as_it_should():
+def test_rows_may_be_read_from_anywhere_but_above_and_the_character_model_reads():
+    places = ("/data/rows.jsonl", "C:/rows.jsonl", "~/rows.jsonl", "a b.jsonl")
+    for path in (*places, "org/x::train[:10%]"):
+        assert read(f"base_model: X\ndataset: {path!r}").manifest.training.dataset.path == path
     assert read(CHAR).manifest.training.config.adapter_type == "full"
     assert read(CHAR + "quantization: bf16").manifest.base_models[0].quantization == "bf16"
 
 
-def test_a_problem_with_a_missing_key_has_the_line_of_its_section():
-    text = MINIMAL + "soft_prompts:\n  - name: p\n  - name: q\n    init_method: text\n"
-    assert "line 5: soft_prompts[1].init_text: init_method is text" in error_of(text)
+TASKS = "base_model: X\ntraining:\n  dataset:\n    tasks:\n      a: {train: x.jsonl}\n"
 
 
-def test_a_task_with_a_dot_in_its_name_is_found_beside_one_without():
-    text = (
-        "base_model: X\ntraining:\n  dataset:\n    tasks:\n"
-        "      a: {train: x.jsonl}\n      a.b:\n        train: ../x.jsonl\n"
-    )
-    assert "line 7: training.dataset.tasks.a.b.train: '../x.jsonl'" in error_of(text)
-
-
-def test_the_second_of_two_models_is_checked_too():
-    text = "base_models: [X, {name: Y, quantization: int8}]\ndataset: a\nadapter_type: full"
-    assert error_of(text) == wording("problem-line-base-cannot")
+@each(
+    ("text", "problem"),
+    [
+        (
+            MINIMAL + "soft_prompts:\n  - name: p\n  - name: q\n    init_method: text\n",
+            "line 5: soft_prompts[1].init_text: init_method is text",
+        ),
+        (  # found beside a task without a dot
+            TASKS + "      a.b:\n        train: ../x.jsonl\n",
+            "line 7: training.dataset.tasks.a.b.train: '../x.jsonl'",
+        ),
+        (
+            "base_models: [X, {name: Y, quantization: int8}]\ndataset: a\nadapter_type: full",
+            wording("problem-line-base-cannot"),
+        ),
+        *(
+            (
+                MINIMAL + f"training: {{packaging_checkpoint: '{checkpoint}'}}",
+                wording("got-expected-final-best", checkpoint=checkpoint),
+            )
+            for checkpoint in ("/etc", "checkpoint-", "checkpoint-1/..", "Final", "weights")
+        ),
+    ],
+)
+def test_a_problem_has_the_path_and_the_line_of_what_is_wrong(text: str, problem: str):
+    assert problem in error_of(text)
 
 
 @each(
@@ -138,6 +141,7 @@ def test_the_second_of_two_models_is_checked_too():
             wording("line-warning-honoured-though"),
         ),
         ("adapter_type: full\nrank: auto", None),
+        ("adapter_type: ia3\ndropout: 0.1", wording("ia3-has-no-dropout")),
         (
             "soft_prompts: [{name: p}]\nadapter_type: none\ndropout: 0.1",
             wording("line-dropout-superseded-none"),

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.running import EXAMPLES, Runner
+from tests.each import each
 from tests.manifest.reading import error_of
 from tests.wording import wording
 
@@ -49,6 +50,7 @@ COMMANDS = {
     "watch -n 1 nvidia-smi": "watch --help",
     "load_base_model, setup_trainer of expert_trainer.py": "plan --manifest",
 }
+"""The scripts of the documents, and what is run in their place."""
 
 
 @pytest.fixture
@@ -65,23 +67,19 @@ def expert_json(tmp_path: Path) -> Path:
     return folder / "manifest.json"
 
 
-@pytest.mark.parametrize("script", COMMANDS)
-def test_what_takes_the_place_of_a_script_runs(script, expert_json, capsys, monkeypatch):
+@each(("script", "command"), COMMANDS.items())
+def test_what_takes_the_place_of_a_script_runs_and_is_in_the_document(
+    script, command, expert_json, capsys, monkeypatch
+):
+    text = (EXAMPLES.parent / "docs" / "COMING_FROM.md").read_text(encoding="utf-8")
+    name = script.split("/")[-1].split(" --")[0].removeprefix("python ")
+    assert name.split(" of ")[-1] in text, script
+    assert f"expert {command.split()[0]}" in text
     monkeypatch.chdir(expert_json.parent.parent)
     monkeypatch.setenv("HF_HOME", str(expert_json.parent / "hub"))
-    command = COMMANDS[script].split()
-    if command[-1] == "--manifest":
-        command.append("expert-json/manifest.json")
-    ran = Runner(capsys, monkeypatch)(*command)
+    manifest = ["expert-json/manifest.json"] if command.endswith("--manifest") else []
+    ran = Runner(capsys, monkeypatch)(*command.split(), *manifest)
     assert ran.code == 0, ran.err
-
-
-def test_the_commands_are_those_of_the_document():
-    text = (EXAMPLES.parent / "docs" / "COMING_FROM.md").read_text(encoding="utf-8")
-    for script, command in COMMANDS.items():
-        name = script.split("/")[-1].split(" --")[0].removeprefix("python ")
-        assert name.split(" of ")[-1] in text, script
-        assert f"expert {command.split()[0]}" in text
 
 
 def test_a_class_instead_of_its_lines_is_refused_with_what_to_keep():

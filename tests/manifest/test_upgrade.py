@@ -15,11 +15,12 @@ from expert.manifest.reader import understand
 from expert.manifest.schema.config import TrainingConfig
 from expert.manifest.text.document import Document, parse_document, read_document
 from expert.manifest.text.write import to_json, to_yaml
-from expert.manifest.upgrade import FIRST_KEYS, PERFORMANCE_KEYS, upgrade
+from expert.manifest.upgrade import PERFORMANCE_KEYS, upgrade
 from tests.each import each
-from tests.manifest.items import as_item
+from tests.manifest.items import as_item, manifest_item
 from tests.manifest.reading import REAL_FILES, files_in
 from tests.manifest.strategies import any_manifest, any_spelling, document_of, manifest_of
+from tests.manifest.test_editor_schema import faults
 from tests.wording import wording
 
 OLD: dict[str, Any] = {
@@ -50,10 +51,6 @@ def upgraded(data: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def upgraded_yaml(text: str) -> str:
-    return upgrade(parse_document(text, "yaml"))[0]
-
-
 def check_upgrade(data: Mapping[str, Any]) -> None:
     before = manifest_of(data).model_dump()
     tree = as_item(dict(data))
@@ -67,69 +64,42 @@ def check_upgrade(data: Mapping[str, Any]) -> None:
 
 
 def test_the_old_layout_becomes_the_new_one_with_canonical_names_and_values():
-    after = upgraded(OLD)
+    text, notices = upgrade(document_of(OLD))
+    after = json.loads(text)
     assert after["schema_version"] == "2.0"
     assert after["base_models"] == [
         {"name": "m", "quantization": "int4", "adapters": [{"type": "lora", "r": 8}]}
     ]
-    assert "base_model" not in after
-    assert "adapters" not in after
     assert after["training"]["dataset"] == {"path": "a.jsonl"}
-    config = after["training"]["config"]
-    assert (config["epochs"], config["learning_rate"], config["optim"]) == (2, 2e-4, "adamw_torch")
     assert after["made_by"] == OLD["made_by"]
     assert list(after["base_models"][0]["adapters"][0]) == ["type", "r"]
-
-
-def test_every_performance_key_is_written_out_as_auto_unless_the_user_set_it():
-    config = upgraded(OLD)["training"]["config"]
+    # Known keys in their order, then those of the user in theirs.
+    assert list(after) == [
+        *("schema_version", "name", "version", "base_models", "training"),
+        *("capabilities", "made_by"),
+    ]
+    config = after["training"]["config"]
+    assert (config["epochs"], config["learning_rate"], config["optim"]) == (2, 2e-4, "adamw_torch")
+    # Every performance key is written out, unless the user set it: that says nothing new.
+    added = [key for key in PERFORMANCE_KEYS if key not in ("torch_compile", "optim")]
+    theirs = ["epochs", "_comment", "learning_rate", "optim", "torch_compile", "rank"]
+    assert list(config) == [*theirs, "adapter_type", *added]
     assert config["torch_compile"] is False
-    assert config["optim"] == "adamw_torch"
-    absent = [key for key in PERFORMANCE_KEYS if key not in ("torch_compile", "optim")]
-    assert len(absent) == len(PERFORMANCE_KEYS) - 2
-    assert {config[key] for key in absent} == {"auto"}
-    assert "pretokenized_cache" not in config
-
-
-def test_writing_auto_out_says_nothing_new():
+    assert {config[key] for key in added} == {"auto"}
     assert {TrainingConfig.model_fields[key].default for key in PERFORMANCE_KEYS} == {"auto"}
-
-
-def test_the_notices_tell_what_was_renamed_and_what_was_written_out():
-    _, notices = upgrade(document_of(OLD))
     texts = [str(told) for told in notices]
     assert any("num_epochs: read as training.config.epochs" in text for text in texts)
     assert texts[-1].startswith(wording("note-written-out-auto"))
 
 
-def test_top_level_keys_stand_in_the_usual_order_and_the_rest_in_their_own():
-    assert list(upgraded(OLD)) == [
-        *("schema_version", "name", "version", "base_models", "training"),
-        *("capabilities", "made_by"),
-    ]
-    assert tuple(key for key in FIRST_KEYS if key in upgraded(OLD)) == (
-        *("schema_version", "name", "version", "base_models", "training"),
-    )
-
-
-def test_config_keys_keep_the_order_of_the_user_and_the_added_ones_follow():
-    keys = list(upgraded(OLD)["training"]["config"])
-    assert keys[:6] == ["epochs", "_comment", "learning_rate", "optim", "torch_compile", "rank"]
-    added = [key for key in PERFORMANCE_KEYS if key not in ("torch_compile", "optim")]
-    assert keys[6:] == ["adapter_type", *added]
-
-
-def test_a_top_level_comment_key_stays_behind_the_key_it_followed():
+def test_comment_keys_stay_behind_the_key_they_followed_and_doubled_ones_are_kept():
     after = list(upgraded({"_file": "f", **OLD, "tags": [], "_tags": "t", "license": "l"}))
     assert after[0] == "_file"
     assert after[-3:] == ["tags", "_tags", "license"]
-
-
-def test_doubled_comment_keys_are_all_kept():
     text = to_json(as_item({**OLD, "training": {"dataset": "a.jsonl"}}))
     text = text.replace('"name": "x"', '"_comment": "one", "_comment": "two", "name": "x"', 1)
-    after = json.loads(upgrade(parse_document(text, "json"))[0])
-    assert (after["_comment"], after["_comment_2"]) == ("one", "two")
+    doubled = json.loads(upgrade(parse_document(text, "json"))[0])
+    assert (doubled["_comment"], doubled["_comment_2"]) == ("one", "two")
 
 
 def test_comment_keys_of_a_section_that_dissolves_find_a_new_home():
@@ -149,15 +119,12 @@ def test_comment_keys_of_a_section_that_dissolves_find_a_new_home():
 
 
 def test_sections_that_only_hold_looking_for_them_do_not_appear():
-    after = upgraded({"base_model": "m", "training": {"dataset": "a.jsonl"}, "name": "x"})
-    assert list(after["training"]) == ["dataset", "config"]
-    assert list(after) == ["schema_version", "name", "base_models", "training"]
-    assert list(after["training"]["config"]) == list(PERFORMANCE_KEYS)
-
-
-def test_a_config_of_null_becomes_one_with_the_performance_keys():
-    data = {"base_model": "m", "training": {"dataset": "a.jsonl", "config": None}}
-    assert list(upgraded(data)["training"]["config"]) == list(PERFORMANCE_KEYS)
+    for config in ({}, {"config": None}):
+        training = {"dataset": "a.jsonl", **config}
+        after = upgraded({"base_model": "m", "training": training, "name": "x"})
+        assert list(after["training"]) == ["dataset", "config"]
+        assert list(after) == ["schema_version", "name", "base_models", "training"]
+        assert list(after["training"]["config"]) == list(PERFORMANCE_KEYS)
 
 
 FLAT_YAML = """\
@@ -227,17 +194,14 @@ license: mit  # ours
 
 def test_a_flat_yaml_file_is_nested_and_keeps_every_comment():
     document = parse_document(FLAT_YAML, "yaml", source="sonnets.yaml")
-    text, _ = upgrade(document)
-    assert text == UPGRADED_YAML
-
-
-def test_the_upgraded_yaml_stays_as_it_is():
-    assert upgraded_yaml(UPGRADED_YAML) == UPGRADED_YAML
+    assert upgrade(document)[0] == UPGRADED_YAML
+    assert upgrade(parse_document(UPGRADED_YAML, "yaml"))[0] == UPGRADED_YAML
 
 
 def test_a_header_stays_at_the_head_though_other_keys_come_first():
-    text = upgraded_yaml("# header\nname: x\nbase_model: m\ntraining: {dataset: a.jsonl}\n")
-    assert text.startswith('# header\nschema_version: "2.0"\nname: x\n')
+    text = "# header\nname: x\nbase_model: m\ntraining: {dataset: a.jsonl}\n"
+    after = upgrade(parse_document(text, "yaml"))[0]
+    assert after.startswith('# header\nschema_version: "2.0"\nname: x\n')
 
 
 def test_a_broken_manifest_is_not_upgraded():
@@ -282,14 +246,16 @@ def comment_texts(data: Any) -> list[str]:
     return sorted([*found, *(text for value in data.values() for text in comment_texts(value))])
 
 
-@given(any_manifest())
-def test_any_manifest_reads_the_same_after_its_upgrade(data):
-    check_upgrade(data)
-
-
 @given(st.data())
-def test_any_spelling_of_a_manifest_is_upgraded_to_the_same_manifest(draws):
+def test_any_manifest_in_any_spelling_is_valid_and_reads_the_same_written_or_upgraded(draws):
     data = draws.draw(any_manifest())
     spelt = draws.draw(any_spelling(data))
-    assert manifest_of(spelt).model_dump() == manifest_of(data).model_dump()
+    manifest = manifest_of(data)
+    assert manifest_of(spelt).model_dump() == manifest.model_dump()
+    assert faults(data) == faults(spelt) == faults(upgraded(data)) == []
+    tree = manifest_item(manifest)
+    for kind, text in (("json", to_json(tree)), ("yaml", to_yaml(tree))):
+        again = understand(parse_document(text, kind)).manifest  # type: ignore[arg-type]
+        assert again == manifest, kind
+        assert again.model_dump() == manifest.model_dump(), kind
     check_upgrade(spelt)

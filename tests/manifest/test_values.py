@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from expert.manifest.migrate.values import CONFIG_VALUES, MODEL_VALUES, REFUSED_METHODS
 from tests.each import each
-from tests.manifest.reading import MINIMAL, error_of, notices_of, read, read_data
+from tests.manifest.reading import MINIMAL, error_of, notices_of, read, read_data, value_at
 from tests.wording import wording
 
 _TABLES = [("config", CONFIG_VALUES), ("model", MODEL_VALUES)]
@@ -40,6 +38,27 @@ def test_a_spelling_is_understood_and_reported(place: str, key: str, word: Any, 
     ]
 
 
+@each(
+    ("line", "path", "value"),
+    [
+        ("target_modules: 'Wqkv, out_proj,'", "config.target_modules", ["Wqkv", "out_proj"]),
+        ("report_to: none", "config.trackers", []),
+        ("report_to: [none]", "config.trackers", []),
+        ("report_to: []", "config.trackers", []),
+        ("report_to: tensorboard", "config.trackers", ["tensorboard"]),
+        ("report_to: ~", "config.trackers", ["tensorboard"]),
+        *(
+            (f"early_stopping: {said}", "config.early_stopping_patience", patience)
+            for said, patience in {"true": 3, "false": None, "5": 5, "~": None}.items()
+        ),
+    ],
+)
+def test_a_value_may_be_written_shorter(line: str, path: str, value: Any):
+    assert value_at(read(f"{MINIMAL}{line}\n"), path) == value
+    versions = [read(f"{MINIMAL}version: {n}\n").manifest.version for n in ("1.0", "2", "1.2.3")]
+    assert versions == ["1.0", "2", "1.2.3"]
+
+
 def test_capitals_do_not_matter_and_are_not_worth_a_notice():
     read_back = read_data(_file({"lr_scheduler": "Cosine", "method": "SFT"}, quantization="INT4"))
     assert read_back.manifest.training.config.lr_scheduler == "cosine"
@@ -47,12 +66,7 @@ def test_capitals_do_not_matter_and_are_not_worth_a_notice():
     assert read_back.notices == ()
 
 
-def test_names_of_layers_keep_their_capitals():
-    text = MINIMAL + "target_modules: 'Wqkv, out_proj,'"
-    assert read(text).manifest.training.config.target_modules == ["Wqkv", "out_proj"]
-
-
-@pytest.mark.parametrize("word", ["vicuna", "custom", "Vicuna"])
+@each("word", ["vicuna", "custom", "Vicuna"])
 def test_a_template_without_text_gives_way_to_the_tokenizers_own(word: str):
     read_back = read_data(_file({}, prompt_template=word))
     assert read_back.manifest.base_models[0].prompt_template == "auto"
@@ -65,28 +79,6 @@ def test_a_method_that_is_not_built_is_refused_by_name(method: str):
     assert error_of(MINIMAL + f"method: {method}") == wording(
         "problem-line-method-not", method=method
     )
-
-
-@each(
-    ("said", "trackers"),
-    [
-        ("none", []),
-        ("[none]", []),
-        ("[]", []),
-        ("tensorboard", ["tensorboard"]),
-        ("~", ["tensorboard"]),
-    ],
-)
-def test_trackers_may_be_one_word(said: str, trackers: list[str]):
-    assert read(MINIMAL + f"report_to: {said}").manifest.training.config.trackers == trackers
-
-
-@pytest.mark.parametrize(
-    ("said", "patience"), [("true", 3), ("false", None), ("5", 5), ("~", None)]
-)
-def test_early_stopping_may_be_a_switch(said: str, patience: int | None):
-    manifest = read(MINIMAL + f"early_stopping: {said}").manifest
-    assert manifest.training.config.early_stopping_patience == patience
 
 
 @each("quantization", ["null", "auto", "int4", "nf4", "4bit"])
@@ -103,8 +95,3 @@ def test_the_length_of_a_soft_prompt_is_its_tokens():
     assert [prompt.tokens for prompt in read(text).manifest.soft_prompts] == [32, 64]
     assert notices_of(text)[1] == "line 3: soft_prompts[1].length: read as soft_prompts[1].tokens"
     assert read(MINIMAL + "soft_prompts: [{name: q, length: 6, tokens: 6}]").manifest.soft_prompts
-
-
-@pytest.mark.parametrize(("said", "version"), [("1.0", "1.0"), ("2", "2"), ("1.2.3", "1.2.3")])
-def test_a_version_may_be_a_number(said: str, version: str):
-    assert read(MINIMAL + f"version: {said}").manifest.version == version

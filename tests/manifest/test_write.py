@@ -10,13 +10,12 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from expert.manifest.reader import understand
 from expert.manifest.text.document import parse_document
 from expert.manifest.text.item import Item
 from expert.manifest.text.write import WIDTH, to_json, to_yaml
 from tests.each import each
 from tests.manifest.items import as_item, everything, manifest_item
-from tests.manifest.strategies import KEYS, SCALARS, any_manifest, manifest_of
+from tests.manifest.strategies import KEYS, SCALARS, manifest_of
 from tests.wording import wording
 
 TREES = st.dictionaries(
@@ -75,11 +74,7 @@ def reread(data: Any, kind: Any) -> Any:
 def test_tricky_text_reads_back_as_itself_wherever_it_stands(text, kind):
     data = {"value": text, "list": [text, 1], "block": [{"in": text}, [[text]]], text: {text: 1}}
     assert with_types(reread(data, kind)) == with_types(data)
-
-
-@each("text", TRICKY)
-def test_tricky_text_is_the_same_text_to_another_yaml_reader(text):
-    data = {"value": text, "list": [text, 1], "block": [{"in": text}]}
+    del data[text]  # another reader has no keys of this length
     assert yaml.safe_load(to_yaml(as_item(data))) == data
 
 
@@ -107,13 +102,6 @@ def test_a_number_stays_the_same_number_in_every_reader(value):
 def test_a_number_that_cannot_be_read_back_is_refused(value):
     with pytest.raises(ValueError, match=wording("cannot-written-in-manifest")):
         to_json(as_item({"value": value}))
-
-
-def test_a_learning_rate_is_written_as_people_write_it():
-    tree = as_item({"learning_rate": 2e-5, "weight_decay": 0.01, "epochs": 3.0})
-    wanted = '{\n  "learning_rate": 2e-5,\n  "weight_decay": 0.01,\n  "epochs": 3.0\n}\n'
-    assert to_json(tree) == wanted
-    assert to_yaml(tree) == "learning_rate: 2.0e-5\nweight_decay: 0.01\nepochs: 3.0\n"
 
 
 def test_only_text_that_needs_quotes_gets_them():
@@ -171,36 +159,31 @@ base_models:
 def test_yaml_with_comments_is_written_as_it_was_read():
     document = parse_document(COMMENTED, "yaml")
     assert to_yaml(document.root, document.closing_comments) == COMMENTED
-
-
-def test_a_comment_beside_an_entry_that_cannot_carry_it_moves_above():
+    quoted = parse_document('a: "one\n  # two"\nb: 1\n', "yaml")  # no comment
+    assert to_yaml(quoted.root) == 'a: "one # two"\nb: 1\n'
     entry = Item({"a": Item(1)}, beside="# about the entry", above=["# over it"])
-    text = to_yaml(Item({"list": Item([entry])}))
+    text = to_yaml(Item({"list": Item([entry])}))  # an entry cannot carry it
     assert text == "list:\n  # over it\n  # about the entry\n  - a: 1\n"
 
 
-def test_text_of_several_lines_is_written_as_lines():
-    assert to_yaml(as_item({"a": "one\ntwo\n", "b": 1})) == "a: |\n  one\n  two\n\nb: 1\n"
-
-
-def test_blanks_at_line_ends_are_shown_in_quotes():
-    assert to_yaml(as_item({"a": "one \ntwo"})) == 'a: "one \\ntwo"\n'
-
-
-def test_text_of_other_scripts_is_kept_readable():
-    tree = as_item({"é": ["日本", "😀\n"]})
-    assert to_json(tree) == '{\n  "é": ["日本", "😀\\n"]\n}\n'
-    assert to_yaml(tree) == 'é: [日本, "😀\\n"]\n'
-
-
-def test_a_quoted_text_over_several_lines_holds_no_comments():
-    document = parse_document('a: "one\n  # two"\nb: 1\n', "yaml")
-    assert to_yaml(document.root) == 'a: "one # two"\nb: 1\n'
-
-
-def test_an_empty_tree_is_an_empty_object():
-    assert to_json(Item({})) == "{}\n"
-    assert to_yaml(Item({})) == "{}\n"
+@each(
+    ("data", "as_json", "as_yaml"),
+    [
+        ({}, "{}\n", "{}\n"),
+        ({"lr": 2e-5}, '{\n  "lr": 2e-5\n}\n', "lr: 2.0e-5\n"),  # as people write it
+        (
+            {"decay": 0.01, "k": 3.0},
+            '{\n  "decay": 0.01,\n  "k": 3.0\n}\n',
+            "decay: 0.01\nk: 3.0\n",
+        ),
+        ({"é": ["日本", "😀\n"]}, '{\n  "é": ["日本", "😀\\n"]\n}\n', 'é: [日本, "😀\\n"]\n'),
+        ({"a": "one\ntwo\n", "b": 1}, None, "a: |\n  one\n  two\n\nb: 1\n"),
+        ({"a": "one \ntwo"}, None, 'a: "one \\ntwo"\n'),  # blanks at line ends are shown
+    ],
+)
+def test_data_is_written_readably(data, as_json, as_yaml):
+    assert to_yaml(as_item(data)) == as_yaml
+    assert as_json is None or to_json(as_item(data)) == as_json
 
 
 def test_a_written_manifest_holds_what_was_set_and_its_metadata_but_no_defaults():
@@ -213,15 +196,3 @@ def test_a_written_manifest_holds_what_was_set_and_its_metadata_but_no_defaults(
     manifest = manifest_of(data)
     assert json.loads(to_json(manifest_item(manifest))) == {"schema_version": "2.0", **data}
     assert yaml.safe_load(to_yaml(manifest_item(manifest))) == {"schema_version": "2.0", **data}
-
-
-@given(any_manifest())
-def test_any_manifest_reads_back_equal_from_json_and_yaml(data):
-    manifest = manifest_of(data)
-    for kind, text in (
-        ("json", to_json(manifest_item(manifest))),
-        ("yaml", to_yaml(manifest_item(manifest))),
-    ):
-        again = understand(parse_document(text, kind)).manifest  # type: ignore[arg-type]
-        assert again == manifest, kind
-        assert again.model_dump() == manifest.model_dump(), kind

@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 
 from expert.planning.machine.host import package_version
+from expert.planning.measurements import read_records
 from expert.planning.memory.calibration import (
     Calibrations,
     MemoryProbe,
     calibrations_of,
     estimated_again,
     kind_of,
-    read_probes,
     remember,
     shape_key,
     workload_of,
@@ -59,18 +59,15 @@ def test_a_plan_of_the_kind_that_was_probed_counts_as_it_was_measured():
     )
     assert guess.total == pytest.approx(probe.reserved + probe.context_bytes, rel=1e-6)
     assert because == wording("calibrated-by-run")
-
-
-def test_a_probe_that_saw_little_slack_leaves_room_for_more():
-    assert probe_of(WORK, reserved=resting_bytes(WORK)).calibration().slack == 0.05
-
-
-def test_other_batch_sizes_scale_with_the_tokens_and_the_weights_stay():
-    calibration, _ = Calibrations(probes=(probe_of(WORK),)).of(replace(WORK, rows=8))
+    # Other batch sizes scale with the tokens, and the weights stay.
     twice = estimate(replace(WORK, rows=8), calibration)
-    once = estimate(WORK, calibration)
-    assert twice.base_weights == once.base_weights
-    assert twice.activations == pytest.approx(2 * once.activations, rel=1e-6)
+    assert twice.base_weights == guess.base_weights
+    assert twice.activations == pytest.approx(2 * guess.activations, rel=1e-6)
+    # The probe with the most tokens counts; one that saw little slack leaves room for more.
+    large = probe_of(replace(WORK, rows=16), moving_measured=1)
+    assert Calibrations(probes=(large, probe)).of(WORK)[0] == large.calibration()
+    assert probe_of(WORK, reserved=resting_bytes(WORK)).calibration().slack == 0.05
+    assert Calibrations().of(WORK) == (H200, "counted")
 
 
 @each(
@@ -91,16 +88,6 @@ def test_another_kind_takes_only_the_context_from_a_probe(other):
     assert because == wording("counted-context-measured-here")
 
 
-def test_without_probes_the_built_in_constants_count():
-    assert Calibrations().of(WORK) == (H200, "counted")
-
-
-def test_the_probe_with_the_most_tokens_counts():
-    small, large = probe_of(WORK), probe_of(replace(WORK, rows=16), moving_measured=1)
-    calibration, _ = Calibrations(probes=(large, small)).of(WORK)
-    assert calibration == large.calibration()
-
-
 def test_probes_are_kept_by_card_and_torch_and_the_newest_of_a_kind_stays(tmp_path):
     file = tmp_path / "deep" / "probes.json"
     for card, context in (("A", 1), ("B", 2), ("A", 3)):
@@ -108,16 +95,16 @@ def test_probes_are_kept_by_card_and_torch_and_the_newest_of_a_kind_stays(tmp_pa
     remember(probe_of(WORK, card="A", torch="2.14.0", context_bytes=4), file)
     assert [one.context_bytes for one in calibrations_of("A", "2.13.0", file).probes] == [3]
     assert [one.context_bytes for one in calibrations_of("B", "2.13.0", file).probes] == [2]
-    assert len(read_probes(file)) == 3
+    assert len(read_records(file, MemoryProbe)) == 3
 
 
 @each("text", ["", "[", "{}", '[{"card": 1}]', "null"])
 def test_a_damaged_file_has_no_probes_and_is_written_anew(tmp_path, text):
     file = tmp_path / "probes.json"
     file.write_text(text)
-    assert read_probes(file) == []
+    assert read_records(file, MemoryProbe) == []
     remember(probe_of(WORK), file)
-    assert len(read_probes(file)) == 1
+    assert len(read_records(file, MemoryProbe)) == 1
 
 
 def test_autocast_copies_come_and_go_with_an_update():
@@ -132,11 +119,6 @@ def test_a_plan_knows_the_workload_that_it_was_made_for():
     work = workload_of(made)
     assert estimate(work).total == made.memory.peak_bytes
     assert json.loads(made.model_dump_json())["memory"]["workload"]["rows"] == work.rows
-
-
-def test_a_changed_plan_is_estimated_again_for_what_it_runs_now():
-    made = plan(manifest())
-    work = workload_of(made)
     less = made.with_values({"batch.micro_batch": 1}, "a test", "fallback")
     again = estimated_again(less, Calibrations())
     expected = estimate(replace(work, rows=1, accumulates=made.batch.accumulation != 1))

@@ -20,50 +20,6 @@ def test_the_table_holds_at_least_sixty_cards_with_unique_slugs():
     assert len({card.slug for card in CARDS}) == len(CARDS)
 
 
-@every_card
-def test_no_card_has_a_unit_its_generation_lacks(card: Card):
-    if card.capability < (8, 0):
-        assert card.bf16_tflops is None
-        assert card.tf32_tflops is None
-    if card.capability < (8, 9):
-        assert card.fp8_tflops is None
-
-
-@every_card
-def test_peaks_are_known_all_together_or_not_at_all(card: Card):
-    known = {peak is not None for peak in peaks_of(card)}
-    if card.capability >= (8, 9):
-        assert len(known) == 1
-    elif card.capability >= (8, 0):
-        assert len({peak is not None for peak in peaks_of(card)[:3]}) == 1
-    else:
-        assert card.fp16_tflops is not None
-
-
-@every_card
-def test_narrower_numbers_are_never_slower(card):
-    bf16, fp16, tf32, fp8 = peaks_of(card)
-    if bf16 is not None:
-        assert fp16 == bf16
-        # The data sheets round: L40S is the furthest off, 183 of 362 here and 733 below.
-        assert tf32 == pytest.approx(bf16 / 2, rel=0.012)
-    if fp8 is not None:
-        assert fp8 == pytest.approx(2 * bf16, rel=0.015)
-
-
-@every_card
-def test_memory_and_bandwidth_are_those_of_a_real_card(card: Card):
-    assert 4 <= card.memory_gib <= 288
-    assert card.bandwidth_gbs is None or 100 < card.bandwidth_gbs <= 8000
-
-
-@every_card
-def test_compute_outruns_memory_on_every_card(card: Card):
-    """FLOP per byte: 26 (P100) to 453 (RTX 5000 Ada); a sparse figure of a large card falls out."""
-    if card.fp16_tflops is not None and card.bandwidth_gbs is not None:
-        assert 20 < card.fp16_tflops * 1000 / card.bandwidth_gbs < 500
-
-
 @each(
     ("slug", "bf16", "tf32", "fp8"),
     [
@@ -82,25 +38,34 @@ def test_compute_outruns_memory_on_every_card(card: Card):
 def test_peaks_are_dense_and_accumulate_in_fp32(slug, bf16, tf32, fp8):
     card = find_card(slug)
     assert (card.bf16_tflops, card.tf32_tflops, card.fp8_tflops) == (bf16, tf32, fp8)
-
-
-def test_turing_geforce_halves_the_fp16_rate_that_titan_and_quadro_keep():
-    rates = {slug: find_card(slug) for slug in ("rtx-2080-ti", "titan-rtx", "quadro-rtx-8000")}
-    assert {slug: card and card.fp16_tflops for slug, card in rates.items()} == {
-        "rtx-2080-ti": 53.8,
-        "titan-rtx": 130.5,
-        "quadro-rtx-8000": 130.5,
-    }
+    # Turing's GeForce halves the rate that Titan and Quadro keep.
+    halved = {"rtx-2080-ti": 53.8, "titan-rtx": 130.5, "quadro-rtx-8000": 130.5}
+    assert {slug: find_card(slug).fp16_tflops for slug in halved} == halved
 
 
 @every_card
-def test_a_slug_finds_its_own_card(card: Card):
+def test_every_row_is_physically_possible_and_found_by_its_names(card: Card):
+    bf16, fp16, tf32, fp8 = peaks_of(card)
+    if card.capability < (8, 0):
+        assert bf16 is tf32 is None
+        assert fp16 is not None
+    else:  # known all together or not at all
+        of_generation = peaks_of(card)[: 3 if card.capability < (8, 9) else 4]
+        assert len({peak is not None for peak in of_generation}) == 1
+    if card.capability < (8, 9):
+        assert fp8 is None
+    if bf16 is not None:
+        assert fp16 == bf16
+        # The data sheets round: L40S is the furthest off, 183 of 362 here and 733 below.
+        assert tf32 == pytest.approx(bf16 / 2, rel=0.012)
+        assert fp8 is None or fp8 == pytest.approx(2 * bf16, rel=0.015)
+    assert 4 <= card.memory_gib <= 288
+    assert card.bandwidth_gbs is None or 100 < card.bandwidth_gbs <= 8000
+    # FLOP per byte: 26 (P100) to 453 (RTX 5000 Ada); a sparse figure of a large card falls out.
+    if fp16 is not None and card.bandwidth_gbs is not None:
+        assert 20 < fp16 * 1000 / card.bandwidth_gbs < 500
     assert find_card(card.slug) is card
     assert find_card(card.slug.upper().replace("-", " ")) is card
-
-
-@every_card
-def test_the_name_a_driver_gives_finds_the_card_with_its_memory(card: Card):
     for name in card.nvml_names:
         assert card_named(name, round(card.memory_gib * 2**30)) is card
 
@@ -127,15 +92,7 @@ def test_the_name_a_driver_gives_finds_the_card_with_its_memory(card: Card):
         ("NVIDIA H100 80GB HBM3", "h100"),
         ("4090 laptop", "rtx-4090-laptop"),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", "rtx-4090-laptop"),
-    ],
-)
-def test_the_usual_ways_to_type_a_card_find_it(typed, slug):
-    assert find_card(typed).slug == slug
-
-
-@each(
-    ("typed", "slug"),
-    [
+        # A bare name means the smallest memory, and a size picks its own.
         ("a100", "a100-40gb"),
         ("a100 pcie", "a100-pcie-40gb"),
         ("v100", "v100-16gb"),
@@ -148,7 +105,7 @@ def test_the_usual_ways_to_type_a_card_find_it(typed, slug):
         ("A100 80GB", "a100-80gb"),
     ],
 )
-def test_a_bare_name_means_the_smallest_memory_and_a_size_picks_its_own(typed, slug):
+def test_the_usual_ways_to_type_a_card_find_it(typed, slug):
     assert find_card(typed).slug == slug
 
 

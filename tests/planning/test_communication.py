@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from expert.planning.choose.communication import SLOW_LINK, reached_by, traffic_of
+from expert.planning.choose.rates import Range
 from expert.planning.machine.links import LINKS
 from expert.planning.memory.workload import Workload
 from expert.planning.run_plan import ParallelPlan
+from tests.each import each
 from tests.planning.planning import shape_of
 
 LLAMA = shape_of("Llama-3.1-8B")
@@ -30,10 +32,7 @@ def test_replicated_ranks_send_gradients_around_a_ring_once_a_step():
     assert one.sent_bytes == 2 * 3 / 4 * 4 * LORA.trainable_parameters
     assert one.hidden_seconds == 0
     assert one.seconds == pytest.approx(one.sent_bytes / PCIE)
-
-
-def test_the_slowest_link_of_the_ring_decides():
-    over = traffic_of(LORA, ranks(8, nodes=2, network="eth100"), 1)
+    over = traffic_of(LORA, ranks(8, nodes=2, network="eth100"), 1)  # the slowest link decides
     assert over.seconds == pytest.approx(over.sent_bytes / ETHERNET)
 
 
@@ -60,13 +59,10 @@ def test_full_fine_tuning_scatters_gradients_too_and_sums_shards_over_machines()
     assert two.summed_bytes == pytest.approx(4 * LLAMA.parameters / 4)
     # The four ranks of a machine divide its one network link.
     assert two.waiting_seconds == pytest.approx(4 * two.summed_bytes / ETHERNET)
-
-
-def test_weights_that_are_sharded_over_machines_come_over_their_network():
-    work = replace(FULL, shards=8)
-    found = traffic_of(work, ranks(8, nodes=2, network="eth100"), 1)
-    assert found.summed_bytes == 0
-    assert found.hidden_seconds == pytest.approx(found.gathered_bytes / ETHERNET)
+    # Weights that are sharded over machines come over it too.
+    all_eight = traffic_of(replace(FULL, shards=8), ranks(8, nodes=2, network="eth100"), 1)
+    assert all_eight.summed_bytes == 0
+    assert all_eight.hidden_seconds == pytest.approx(all_eight.gathered_bytes / ETHERNET)
 
 
 def test_offloaded_weights_come_over_the_slot_twice_and_gradients_go_back():
@@ -82,7 +78,7 @@ def test_offloaded_weights_come_over_the_slot_twice_and_gradients_go_back():
     assert lora.optimizer_seconds == 0
 
 
-@pytest.mark.parametrize(
+@each(
     ("work", "parallel"),
     [
         (LORA, ParallelPlan(ranks=4)),
@@ -107,32 +103,18 @@ def test_a_step_lasts_as_long_as_the_longer_of_computing_and_fetching():
     assert found.step_seconds(fast) == pytest.approx(found.hidden_seconds + found.waiting_seconds)
 
 
-def test_ranks_without_communication_that_matters_are_as_fast_as_so_many_cards():
-    found = reached_by(
-        traffic_of(LORA, ranks(), 1), (1e3, 2e3), (1e3, 2e3), tokens=1e6, sequences=8, ranks=4
-    )
+def test_what_ranks_reach_together():
+    def reached(rank: Range, alone: Range | None = None, sequences: int = 8, work: Any = LORA):
+        traffic = traffic_of(work, ranks(), 1)
+        return reached_by(traffic, rank, alone, tokens=1e6, sequences=sequences, ranks=4)
+
+    found = reached((1e3, 2e3), (1e3, 2e3))  # no communication that matters
     assert found.efficiency == pytest.approx((1.0, 1.0), rel=1e-3)
     assert found.tokens_per_second == pytest.approx((4e3, 8e3), rel=1e-3)
-
-
-def test_ranks_without_a_sequence_cost_efficiency():
-    found = reached_by(
-        traffic_of(LORA, ranks(), 1), (1e3, 1e3), None, tokens=1e6, sequences=5, ranks=4
-    )
-    assert found.balance == pytest.approx(5 / 8)
-    assert found.efficiency[1] == pytest.approx(5 / 8, rel=1e-3)
-
-
-def test_a_card_that_is_faster_alone_lowers_the_efficiency():
-    found = reached_by(
-        traffic_of(LORA, ranks(), 1), (1e3, 1e3), (2e3, 2e3), tokens=1e6, sequences=8, ranks=4
-    )
-    assert found.efficiency == pytest.approx((0.5, 0.5), rel=1e-3)
-
-
-def test_the_slow_end_does_not_count_on_the_whole_link():
-    found = reached_by(
-        traffic_of(FULL, ranks(), 1), (1e9, 1e9), None, tokens=1e6, sequences=4, ranks=4
-    )
-    low, high = found.tokens_per_second
-    assert low / high == pytest.approx(SLOW_LINK)
+    idle = reached((1e3, 1e3), sequences=5)
+    assert idle.balance == pytest.approx(5 / 8)
+    assert idle.efficiency[1] == pytest.approx(5 / 8, rel=1e-3)
+    faster_alone = reached((1e3, 1e3), (2e3, 2e3))
+    assert faster_alone.efficiency == pytest.approx((0.5, 0.5), rel=1e-3)
+    low, high = reached((1e9, 1e9), sequences=4, work=FULL).tokens_per_second
+    assert low / high == pytest.approx(SLOW_LINK)  # not the whole link is counted on

@@ -16,6 +16,10 @@ def test_blocks_of_known_families_are_fused_and_not_compiled(model):
     made = plan(manifest(base_models=[{"name": model}]))
     assert (made.kernels.fused_blocks, made.kernels.compile) == (True, False)
     assert decision(made, "kernels.compile")[1] == wording("fused-blocks-need-no")
+    config = {"batch_size": 64, "micro_batch_size": 8}
+    compiled = {**config, "torch_compile": True}
+    peaks = [plan(manifest(c), "h200").memory.peak_bytes for c in (config, compiled)]
+    assert peaks[0] < 0.9 * peaks[1]
 
 
 @each(
@@ -34,10 +38,7 @@ def test_what_stands_in_the_way_is_said(config, model, card, words):
     value, because, _ = decision(made, PATH)
     assert value is False
     assert words in because
-
-
-def test_fused_blocks_that_were_asked_for_and_cannot_be_are_warned_of():
-    made = plan(manifest({"fused_blocks": True, "adapter_type": "ia3"}))
+    made = plan(manifest({**config, "fused_blocks": True}, base_models=[{"name": model}]), card)
     assert decision(made, PATH)[2] == "fallback"
     assert any(remark.path == PATH for remark in made.remarks)
 
@@ -59,14 +60,6 @@ def test_dora_dropout_some_layers_and_quantised_weights_are_fused_too(config, qu
     models = [{"name": "Qwen3-0.6B", "quantization": quantization}]
     made = plan(manifest(config, base_models=models))
     assert (made.kernels.fused_blocks, made.kernels.compile) == (True, False)
-
-
-def test_they_keep_less_than_compiled_blocks_do():
-    config = {"batch_size": 64, "micro_batch_size": 8}
-    fused = plan(manifest(config), "h200")
-    compiled = plan(manifest({**config, "torch_compile": True}), "h200")
-    peaks = [made.memory.peak_bytes for made in (fused, compiled)]
-    assert peaks[0] < 0.9 * peaks[1]
 
 
 @each(("rows", "attention"), [(4_000, "flash"), (400_000, "flex")])

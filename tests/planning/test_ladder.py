@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from expert.manifest.schema.config import TrainingConfig
 from expert.planning import ladder
 from expert.planning.ladder import BASELINE, SETTINGS, Ground, as_overrides, changes, not_here
@@ -51,17 +49,20 @@ def climbed(ground: Ground) -> list[tuple[str, dict[str, Any], str]]:
     return found
 
 
-def test_the_settings_come_in_the_order_of_the_ladder():
+def test_the_settings_and_the_baseline_that_people_begin_with():
     assert [setting.name for setting in SETTINGS] == [
         *("pre-tokenised", "loader", "packing", "bf16 + TF32", "attention", "fused AdamW"),
         *("fused loss", "compile", "fused blocks", "batch size", "no checkpointing", "CUDA graphs"),
     ]
-
-
-def test_settings_set_keys_that_exist_and_the_baseline_begins_with_every_one_of_them():
-    known = TrainingConfig.model_fields.keys()
     set_above = {key for setting in SETTINGS for key in setting.settings}
-    assert set_above <= BASELINE.settings.keys() <= known
+    assert set_above <= BASELINE.settings.keys() <= TrainingConfig.model_fields.keys()
+    made = planned(BASELINE.values(GROUND))
+    assert (made.data.tokenize, made.data.packing, made.loader.workers) == ("late", "none", 0)
+    assert (made.kernels.precision, made.kernels.loss_scaling) == ("fp16", True)
+    assert (made.kernels.attention, made.optim.optimizer) == ("eager", "adamw_torch")
+    assert (made.kernels.tf32, made.kernels.compile, made.kernels.fused_loss) == (False,) * 3
+    assert (made.kernels.checkpointing, made.loader.pin_memory) == ("full", False)
+    assert (made.batch.micro_batch, made.batch.examples_per_update) == (4, 32)
 
 
 def test_every_setting_changes_what_it_is_about_on_a_card():
@@ -73,28 +74,12 @@ def test_every_setting_changes_what_it_is_about_on_a_card():
         assert set(setting.about) & changed.keys(), name
 
 
-def test_the_baseline_is_what_people_begin_with():
-    made = planned(BASELINE.values(GROUND))
-    assert (made.data.tokenize, made.data.packing, made.loader.workers) == ("late", "none", 0)
-    assert (made.kernels.precision, made.kernels.loss_scaling) == ("fp16", True)
-    assert (made.kernels.attention, made.optim.optimizer) == ("eager", "adamw_torch")
-    assert (made.kernels.tf32, made.kernels.compile, made.kernels.fused_loss) == (False,) * 3
-    assert (made.kernels.checkpointing, made.loader.pin_memory) == ("full", False)
-    assert (made.batch.micro_batch, made.batch.examples_per_update) == (4, 32)
-
-
 def test_the_top_of_the_ladder_is_the_plan_that_nobody_touched():
     values = BASELINE.values(GROUND)
     for setting in SETTINGS:
         values |= setting.values(GROUND)
-    assert changes(planned({}), planned(values)) == {}
-
-
-def test_rows_of_an_step_are_the_same_on_every_setting():
-    values = BASELINE.values(GROUND)
-    for setting in SETTINGS:
-        values |= setting.values(GROUND)
         assert planned(values).batch.examples_per_update == 32, setting.name
+    assert changes(planned({}), planned(values)) == {}
 
 
 def test_what_a_cpu_cannot_do_is_passed_over_with_the_plans_own_reason():
@@ -108,7 +93,7 @@ def test_what_a_cpu_cannot_do_is_passed_over_with_the_plans_own_reason():
     }
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "ground", "words"),
     [
         ("pre-tokenised", replace(GROUND, not_late="rows are split"), wording("rows-are-split")),
@@ -122,41 +107,35 @@ def test_a_setting_that_cannot_be_tried_says_why(name, ground, words):
     assert words in setting.needs(ground)
 
 
-def test_packing_takes_as_many_rows_at_once_as_before():
-    setting = ladder.find_setting("packing")
-    assert setting.values(replace(GROUND, rows_at_once=24))["micro_batch_size"] == 3
-    assert setting.values(replace(GROUND, rows_at_once=2))["micro_batch_size"] == 1
-    assert setting.values(replace(GROUND, rows_at_once=900))["micro_batch_size"] == 4
-
-
 def test_a_setting_is_found_however_it_is_written():
     assert ladder.find_setting("BF16+tf32") is SETTINGS[3]
     assert ladder.find_setting("Fused-AdamW") is SETTINGS[5]
     assert ladder.find_setting("rocket") is None
+    packing = ladder.find_setting("packing")  # as many rows at once as before
+    for rows, sequences in ((24, 3), (2, 1), (900, 4)):
+        values = packing.values(replace(GROUND, rows_at_once=rows))
+        assert values["micro_batch_size"] == sequences
+    assert as_overrides({"packing": False, "attention": "auto", "micro_batch_size": 4}) == (
+        "training.config.packing=false",
+        'training.config.attention="auto"',
+        "training.config.micro_batch_size=4",
+    )
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "share", "because"),
-    [
-        ({"fp16": True, "bf16": False}, {"bf16": True}, 0.01, wording("same-rows-in-bits")),
-        (EXACT | {"attention": "eager"}, EXACT, 0.001, wording("the-same-rows-in")),
-        (EXACT, {"bf16": False, "fp16": False}, 0.01, wording("same-rows-in-bits")),
-    ],
-)
-def test_how_far_losses_may_differ_depends_on_what_differs(before, after, share, because):
-    assert ladder.tolerance(planned(before), planned(after)) == (share, because)
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "because"),
-    [
+def test_how_far_losses_may_differ_depends_on_what_differs():
+    half = {"bf16": False, "fp16": False}
+    for before, after, allowed in (
+        ({"fp16": True, "bf16": False}, {"bf16": True}, (0.01, wording("same-rows-in-bits"))),
+        (EXACT | {"attention": "eager"}, EXACT, (0.001, wording("the-same-rows-in"))),
+        (EXACT, half, (0.01, wording("same-rows-in-bits"))),
+    ):
+        assert ladder.tolerance(planned(before), planned(after)) == allowed
+    for before, after, because in (  # weights that were trained on other rows are not compared
         ({}, {"packing": False}, wording("other-rows-share-update")),
         ({"dropout": 0.1}, {"dropout": 0.1}, wording("dropout-draws-other-numbers")),
         ({}, {"attention": "eager"}, ""),
-    ],
-)
-def test_weights_that_learnt_other_rows_are_not_compared(before, after, because):
-    assert ladder.not_comparable(planned(before), planned(after)) == because
+    ):
+        assert ladder.not_comparable(planned(before), planned(after)) == because
 
 
 def test_the_hash_of_a_plan_is_that_of_what_it_settles():
@@ -165,14 +144,6 @@ def test_the_hash_of_a_plan_is_that_of_what_it_settles():
     assert ladder.plan_hash(one) == ladder.plan_hash(reworded)
     other = planned({"torch_compile": not one.kernels.compile})
     assert ladder.plan_hash(one) != ladder.plan_hash(other)
-
-
-def test_settings_become_overrides_as_json():
-    assert as_overrides({"packing": False, "attention": "auto", "micro_batch_size": 4}) == (
-        "training.config.packing=false",
-        'training.config.attention="auto"',
-        "training.config.micro_batch_size=4",
-    )
 
 
 def with_memory(made: RunPlan, peak: int | None, budget: int = 100) -> RunPlan:
@@ -194,15 +165,11 @@ def with_kernels(made: RunPlan, **values: Any) -> RunPlan:
         (60, 40, False),
     ],
 )
-def test_a_setting_costs_memory_where_it_needs_more_of_what_is_short(before, after, costs):
+def test_a_setting_costs_memory_that_is_short_and_precision(before, after, costs):
     made = planned({})
     found = ladder.cost_of(with_memory(made, before), with_memory(made, after))
     assert (found != "") == costs
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "words"),
-    [
+    for less, more, words in (
         ({"precision": "fp32"}, {"precision": "bf16"}, "computes in bf16 instead of fp32"),
         ({"precision": "fp16"}, {"precision": "bf16", "tf32": True}, ""),  # as few bits
         (
@@ -211,11 +178,8 @@ def test_a_setting_costs_memory_where_it_needs_more_of_what_is_short(before, aft
             "computes in TF32 instead of fp32",
         ),
         ({"precision": "bf16"}, {"precision": "fp32"}, ""),
-    ],
-)
-def test_a_setting_costs_precision_where_it_computes_with_fewer_bits(before, after, words):
-    made = planned({})
-    assert ladder.cost_of(with_kernels(made, **before), with_kernels(made, **after)) == words
+    ):
+        assert ladder.cost_of(with_kernels(made, **less), with_kernels(made, **more)) == words
 
 
 def test_settings_fit_together_when_the_sum_of_their_peaks_does():

@@ -16,6 +16,7 @@ from expert.planning.machine.links import (
     share_of_target,
 )
 from expert.planning.machine.target import choose_target
+from tests.each import each
 from tests.planning.planning import GIB, gpu, machine, target
 from tests.wording import wording
 
@@ -24,7 +25,7 @@ def cluster(card: str | None = "rtx-4090", **asked: Any) -> Cluster:
     return choose_cluster(target(card), **{"ranks": 4, "nodes": 1, "link": None, **asked})
 
 
-@pytest.mark.parametrize(
+@each(
     ("card", "link"),
     [
         ("rtx-2080-ti", "pcie3"),
@@ -66,15 +67,7 @@ def test_the_slot_of_a_card_is_the_one_the_driver_reports():
     assert [host_link(4, 16), host_link(5, 16), host_link(5, 8)] == ["pcie4", "pcie5", None]
 
 
-def test_every_problem_of_the_numbers_is_reported_at_once():
-    with pytest.raises(ImpossibleCluster) as caught:
-        cluster(ranks=0, nodes=0, link="foo,eth100")
-    lines = str(caught.value).splitlines()
-    assert len(lines) == 3
-    assert all(name in str(caught.value) for name in LINKS)
-
-
-@pytest.mark.parametrize(
+@each(
     ("asked", "told"),
     [
         ({"ranks": 3, "nodes": 2}, wording("processes-cannot-divide")),
@@ -82,9 +75,13 @@ def test_every_problem_of_the_numbers_is_reported_at_once():
         ({"ranks": 4, "nodes": 2, "link": "pcie4,nvlink"}, wording("two-links-of-a-kind")),
     ],
 )
-def test_numbers_that_do_not_go_together_are_refused(asked, told):
+def test_numbers_that_do_not_go_together_are_refused_all_at_once(asked, told):
     with pytest.raises(ImpossibleCluster, match=told):
         cluster(**asked)
+    with pytest.raises(ImpossibleCluster) as caught:
+        cluster(ranks=0, nodes=0, link="foo,eth100")
+    assert len(str(caught.value).splitlines()) == 3
+    assert all(name in str(caught.value) for name in LINKS)
 
 
 def test_processes_on_a_cpu_divide_its_memory_and_cores():

@@ -36,11 +36,8 @@ def test_a_card_is_described_with_every_fact_and_its_source():
     assert gpu.pcie_generation == Fact(5, wording("nvml-link-maximum"))
     assert gpu.pcie_width == Fact(16, wording("nvml-at-present"))
     assert nvml.running == 0
-
-
-def test_names_that_come_as_bytes_are_read_as_text():
-    nvml = FakeNvml()
     nvml.names = [b"NVIDIA GeForce RTX 4090"]
+    nvml.broken = {"nvmlShutdown": pynvml.NVML_ERROR_UNINITIALIZED}  # a failing goodbye
     assert describe(nvml).gpus[0].name.value == "NVIDIA GeForce RTX 4090"
 
 
@@ -55,20 +52,17 @@ def test_holders_are_compute_and_graphics_processes_once_each_and_the_largest_fi
     )
 
 
-def test_a_holder_whose_memory_and_name_nobody_tells_is_still_listed():
+def test_what_nobody_tells_of_holders_is_unknown_and_the_rest_is_kept():
+    graphics, compute = (f"nvmlDeviceGet{kind}RunningProcesses" for kind in ("Graphics", "Compute"))
     nvml = FakeNvml(broken={"nvmlSystemGetProcessName": pynvml.NVML_ERROR_NO_PERMISSION})
     nvml.compute = [process(NO_SUCH_PID, None)]
     assert describe(nvml).gpus[0].holders.value == (GpuProcess(NO_SUCH_PID, None, None),)
-
-
-def test_one_missing_list_of_processes_is_named_while_the_other_is_kept():
-    nvml = FakeNvml(
-        broken={"nvmlDeviceGetGraphicsRunningProcesses": pynvml.NVML_ERROR_NOT_SUPPORTED}
-    )
-    nvml.compute = [process(os.getpid(), GIB)]
+    nvml.broken = {graphics: pynvml.NVML_ERROR_NOT_SUPPORTED}
     holders = describe(nvml).gpus[0].holders
     assert len(holders.value) == 1
     assert holders.source == wording("nvml-graphics-processes-unknown")
+    nvml.broken = dict.fromkeys((graphics, compute), pynvml.NVML_ERROR_NO_PERMISSION)
+    assert describe(nvml).gpus[0].holders == Fact(None, wording("unknown-user-may-not"))
 
 
 @each(
@@ -96,15 +90,6 @@ def test_a_call_the_card_does_not_support_makes_only_its_own_facts_unknown(funct
         assert card[name] == {"value": None, "source": reason}
 
 
-def test_both_process_lists_missing_leave_the_holders_unknown():
-    broken = {
-        "nvmlDeviceGetComputeRunningProcesses": pynvml.NVML_ERROR_NO_PERMISSION,
-        "nvmlDeviceGetGraphicsRunningProcesses": pynvml.NVML_ERROR_NO_PERMISSION,
-    }
-    holders = describe(FakeNvml(broken=broken)).gpus[0].holders
-    assert holders == Fact(None, wording("unknown-user-may-not"))
-
-
 def test_pynvmls_own_complaint_about_an_older_driver_is_one_unknown_fact():
     class MismatchError(Exception):
         pass
@@ -118,11 +103,6 @@ def test_pynvmls_own_complaint_about_an_older_driver_is_one_unknown_fact():
     holders = describe(nvml).gpus[0].holders
     assert holders.value == ()
     assert wording("compute-processes-unknown-nvidia") in holders.source
-
-
-def test_a_failing_goodbye_does_not_lose_the_facts():
-    nvml = FakeNvml(broken={"nvmlShutdown": pynvml.NVML_ERROR_UNINITIALIZED})
-    assert len(describe(nvml).gpus) == 1
 
 
 def test_a_card_that_cannot_be_opened_is_named_and_the_others_are_kept():
@@ -161,20 +141,18 @@ def test_nvml_that_does_not_start_means_no_cards_and_a_reason_to_act_on(code, wo
     assert machine.gpus == ()
     assert words in machine.gpu_note
     assert nvml.running == 0
+    assert "CUDA_VISIBLE_DEVICES" not in describe(nvml, "0").gpu_note
 
 
 def test_a_driver_without_a_card_says_so():
-    machine = describe(FakeNvml(cards=0))
-    assert machine.gpus == ()
-    assert machine.gpu_note == wording("nvidia-driver-loaded-but")
-
-
-def test_cards_that_cannot_be_counted_are_unknown_and_nvml_is_closed():
-    nvml = FakeNvml(broken={"nvmlDeviceGetCount": pynvml.NVML_ERROR_UNKNOWN})
-    machine = describe(nvml)
-    assert machine.gpus == ()
-    assert machine.gpu_note == wording("number-gpus-unknown-nvml")
-    assert nvml.running == 0
+    none = FakeNvml(cards=0)
+    uncounted = FakeNvml(broken={"nvmlDeviceGetCount": pynvml.NVML_ERROR_UNKNOWN})
+    for nvml, note in (
+        (none, wording("nvidia-driver-loaded-but")),
+        (uncounted, wording("number-gpus-unknown-nvml")),
+    ):
+        machine = describe(nvml)
+        assert (machine.gpus, machine.gpu_note, nvml.running) == ((), note, 0)
 
 
 def test_nvml_is_closed_even_when_reading_a_card_breaks_down():
@@ -216,24 +194,13 @@ def test_nvml_is_closed_even_when_reading_a_card_breaks_down():
 def test_cuda_visible_devices_chooses_the_cards_and_their_order(visible, indices):
     machine = describe(FakeNvml(cards=3), visible)
     assert [gpu.index.value for gpu in machine.gpus] == indices
-
-
-@pytest.mark.parametrize(
-    ("visible", "note"),
-    [
+    for hides, note in (
         ("1", "CUDA_VISIBLE_DEVICES='1' shows 1 of 3 GPUs"),
         ("", wording("hides-every-gpu-found")),
         ("-1", wording("hides-every-gpu")),
         ("2,1,0", ""),
-    ],
-)
-def test_the_note_says_what_cuda_visible_devices_hides(visible, note):
-    assert describe(FakeNvml(cards=3), visible).gpu_note == note
-
-
-def test_a_missing_driver_is_not_blamed_on_cuda_visible_devices():
-    nvml = FakeNvml(broken={"nvmlInit": pynvml.NVML_ERROR_DRIVER_NOT_LOADED})
-    assert "CUDA_VISIBLE_DEVICES" not in describe(nvml, "0").gpu_note
+    ):
+        assert describe(FakeNvml(cards=3), hides).gpu_note == note
 
 
 def test_the_process_environment_is_asked_when_none_is_given(monkeypatch):
@@ -261,25 +228,16 @@ def test_a_split_card_shows_the_memory_of_its_first_slice_and_says_so():
     assert gpu.uuid.value == "GPU-aaaa1111"
     assert gpu.memory_total_bytes == Fact(10 * GIB, wording("nvml-one-mig-slice"))
     assert machine.gpu_note == wording("mig-splits-gpu-program")
-
-
-def test_a_slice_is_chosen_by_its_uuid():
-    nvml = FakeNvml()
-    nvml.split, nvml.slices = 1, ["MIG-1111", "MIG-2222"]
-    (gpu,) = describe(nvml, "MIG-22,MIG-11").gpus
-    assert gpu.mig_slice.value == "MIG-2222"
-
-
-def test_a_split_card_without_slices_has_unknown_memory():
-    nvml = FakeNvml()
-    nvml.split = 1
+    (chosen,) = describe(nvml, "MIG-22,MIG-11").gpus
+    assert chosen.mig_slice.value == "MIG-2222"
+    nvml.slices = []
     (gpu,) = describe(nvml).gpus
     assert gpu.memory_total_bytes.value is None
     assert wording("has-no-slice-yet") in gpu.memory_total_bytes.source
     assert gpu.holders.value is None
 
 
-@pytest.mark.parametrize(
+@each(
     ("code", "source"),
     [
         (pynvml.NVML_ERROR_NOT_SUPPORTED, wording("not-split-by-mig")),

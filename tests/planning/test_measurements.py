@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from expert.core.hashed import hash_file
 from expert.planning.decisions import Decision
 from expert.planning.measurements import (
     MeasuredRate,
@@ -60,7 +61,7 @@ def planned(home: Path, config: dict[str, Any] | None = None, **options: Any) ->
     return plan(data, environ={"EXPERT_HOME": str(home.parent)}, **options)
 
 
-@pytest.mark.parametrize(
+@each(
     "changed",
     [
         {"settings": {"batch.micro_batch": 0}},
@@ -71,21 +72,19 @@ def planned(home: Path, config: dict[str, Any] | None = None, **options: Any) ->
         {"tokens_per_second": 0.0},
         {"tokens_per_second": float("nan")},
     ],
-    ids=str,
 )
-def test_a_record_that_somebody_damaged_breaks_no_plan(home, changed):
-    home.parent.mkdir(parents=True)
-    record = rate().model_dump(mode="json") | changed
-    home.write_text(json.dumps([record]), encoding="utf-8")
+def test_a_record_that_somebody_damaged_breaks_no_plan(tmp_path, changed):
+    home = tmp_path / "measurements.json"
+    home.write_text(json.dumps([rate().model_dump(mode="json") | changed]), encoding="utf-8")
     assert read_rates(home) == []
-    assert planned(home) == planned(home.parent / "none" / home.name)
+    assert planned(home) == planned(tmp_path / "none" / home.name)
 
 
 def test_a_flipped_bit_in_what_was_measured_is_not_planned_by_and_is_a_warning(home):
     remember_rate(home, rate())
     without = planned(home.parent / "none" / home.name)
     assert planned(home).kernels != without.kernels
-    for seed in range(20):
+    for seed in range(8):
         whole = home.read_bytes()
         damage(home, "bit", random.Random(seed))
         found = planned(home)
@@ -112,24 +111,28 @@ def test_a_new_record_takes_the_place_of_an_older_one_of_the_same_shape_only(hom
     }
 
 
-def test_records_of_another_version_are_kept_to_the_letter(home):
-    home.parent.mkdir()
-    strange = [{"from": "the future", "x": [1, 2.5]}, 7]
-    home.write_text(json.dumps(strange), encoding="utf-8")
-    remember_rate(home, rate())
-    kept = json.loads(home.read_text(encoding="utf-8"))
-    assert kept[:2] == strange
-    assert len(kept) == 3
-    assert [each.card for each in read_rates(home)] == ["rtx-4090"]
-
-
-def test_a_damaged_file_is_put_aside_and_not_lost(home):
+def test_records_of_another_version_are_kept_to_the_letter_and_a_damaged_file_aside(home):
     home.parent.mkdir()
     home.write_text('[{"card": "half', encoding="utf-8")
     remember_rate(home, rate())
     assert len(read_rates(home)) == 1
     [aside] = home.parent.glob("measurements.json.damaged-*")
     assert aside.read_text(encoding="utf-8") == '[{"card": "half'
+    strange = [{"from": "the future", "x": [1, 2.5]}, 7]
+    hash_file(home).unlink()
+    home.write_text(json.dumps(strange), encoding="utf-8")
+    remember_rate(home, rate())
+    kept = json.loads(home.read_text(encoding="utf-8"))
+    assert (kept[:2], len(kept)) == (strange, 3)
+    assert [each.card for each in read_rates(home)] == ["rtx-4090"]
+    assert forget_rates(home) == 1
+    assert json.loads(home.read_text(encoding="utf-8")) == strange
+    of_before = ("settings", "gains", "max_seq_length", "packing", "parameters")
+    old = {key: value for key, value in rate().model_dump().items() if key not in of_before}
+    hash_file(home).unlink()
+    home.write_text(json.dumps([old]), encoding="utf-8")
+    assert read_rates(home)[0].tokens_per_second == 1000.0
+    assert decision(planned(home), "kernels.attention")[2] == "machine"
 
 
 def test_what_was_measured_is_forgotten_of_one_model_or_of_all(home):
@@ -142,28 +145,10 @@ def test_what_was_measured_is_forgotten_of_one_model_or_of_all(home):
     assert not home.exists()
 
 
-def test_forgetting_keeps_what_another_version_wrote(home):
-    home.parent.mkdir()
-    home.write_text(json.dumps([{"from": "the future"}]), encoding="utf-8")
-    remember_rate(home, rate())
-    assert forget_rates(home) == 1
-    assert json.loads(home.read_text(encoding="utf-8")) == [{"from": "the future"}]
-
-
 def test_many_writers_at_once_lose_nothing(home):
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda n: remember_rate(home, rate(max_seq_length=n)), range(1, 41)))
     assert sorted(each.max_seq_length or 0 for each in read_rates(home)) == list(range(1, 41))
-
-
-def test_records_without_settings_from_before_are_still_rates(home):
-    home.parent.mkdir()
-    old = {k: v for k, v in rate().model_dump().items() if k not in ("settings", "gains")}
-    for key in ("max_seq_length", "packing", "parameters"):
-        del old[key]
-    home.write_text(json.dumps([old]), encoding="utf-8")
-    assert read_rates(home)[0].tokens_per_second == 1000.0
-    assert decision(planned(home), "kernels.attention")[2] == "machine"
 
 
 def test_a_later_plan_takes_what_won_and_says_so(home):
@@ -177,6 +162,13 @@ def test_a_later_plan_takes_what_won_and_says_so(home):
     )
     assert decision(made, "kernels.compile") == (False, words, "measurement")
     assert decision(made, "optim.optimizer") == ("adamw_torch", words, "measurement")
+    # Checkpointing that won is kept although less would fit, and fused blocks that lost are not.
+    remember_rate(home, rate(settings={"kernels.checkpointing": "full"}))
+    assert decision(planned(home), "kernels.checkpointing") == ("full", words, "measurement")
+    remember_rate(home, rate(settings={**WON, "kernels.fused_blocks": False}))
+    lost = planned(home, {"fused_blocks": "auto"})
+    assert decision(lost, "kernels.fused_blocks")[::2] == (False, "measurement")
+    assert planned(home, {"fused_blocks": True}).kernels.fused_blocks
 
 
 def test_the_micro_batch_that_won_are_taken_where_more_would_fit(home, tmp_path):
@@ -188,15 +180,6 @@ def test_the_micro_batch_that_won_are_taken_where_more_would_fit(home, tmp_path)
     value, because, source = decision(planned(home, folder=tmp_path), "batch.micro_batch")
     assert (value, source) == (1, "measurement")
     assert because == wording("at-once-fastest-in")
-
-
-def test_recomputing_that_won_is_kept_although_less_would_fit(home):
-    remember_rate(home, rate(settings={"kernels.checkpointing": "full"}))
-    assert decision(planned(home), "kernels.checkpointing") == (
-        "full",
-        wording("fastest-in-ladder"),
-        "measurement",
-    )
 
 
 def test_what_the_manifest_says_is_not_overruled(home):
@@ -212,7 +195,7 @@ def test_what_the_manifest_says_is_not_overruled(home):
         assert decision(made, path)[2] == "manifest", path
 
 
-@pytest.mark.parametrize(
+@each(
     "changes",
     [
         {"card": "h200"},
@@ -224,9 +207,9 @@ def test_what_the_manifest_says_is_not_overruled(home):
         {"settings": {}},
     ],
 )
-def test_a_benchmark_of_something_else_settles_nothing(home, changes):
-    remember_rate(home, rate(**changes))
-    found = planned(home)
+def test_a_benchmark_of_something_else_settles_nothing(tmp_path, changes):
+    remember_rate(tmp_path / "measurements.json", rate(**changes))
+    found = planned(tmp_path / "measurements.json")
     sources = {each.source for each in found.decisions if each.path.startswith("kernels.")}
     assert "measurement" not in sources
 
@@ -315,9 +298,11 @@ def test_a_run_tells_its_rate_to_the_plans_of_runs_like_it_and_settles_nothing(h
     assert other == [f"length.{key}" for key in ("tokens_per_second", "seconds", *times)]
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
+def test_a_run_that_is_set_otherwise_has_no_time(home, tmp_path):
+    (tmp_path / "train.jsonl").write_text(ROWS, encoding="utf-8")
+    remember_rate(home, a_run(planned(home, folder=tmp_path)))
+    assert planned(home, folder=tmp_path).length.seconds is not None
+    for config in (
         {"batch_size": 4},
         {"micro_batch_size": 1},
         {"gradient_checkpointing": "full"},
@@ -326,18 +311,8 @@ def test_a_run_tells_its_rate_to_the_plans_of_runs_like_it_and_settles_nothing(h
         {"lora_r": 64},
         {"deterministic": True},
         {"max_seq_length": 512},
-    ],
-    ids=str,
-)
-def test_a_run_that_is_set_otherwise_has_no_time(home, tmp_path, config):
-    (tmp_path / "train.jsonl").write_text(ROWS, encoding="utf-8")
-    remember_rate(home, a_run(planned(home, folder=tmp_path)))
-    assert planned(home, folder=tmp_path).length.seconds is not None
-    assert planned(home, config, folder=tmp_path).length.seconds is None
-
-
-def test_rows_that_are_tokenised_late_have_no_time_of_a_run_whose_rows_were_ready(home, tmp_path):
-    (tmp_path / "train.jsonl").write_text(ROWS, encoding="utf-8")
+    ):
+        assert planned(home, config, folder=tmp_path).length.seconds is None, config
     padded = {"packing": False, "dataloader_num_workers": 2}
     made = planned(home, padded, folder=tmp_path)
     remember_rate(home, a_run(made, packing=made.data.packing))
@@ -345,12 +320,12 @@ def test_rows_that_are_tokenised_late_have_no_time_of_a_run_whose_rows_were_read
     assert planned(home, {**padded, "tokenize": "late"}, folder=tmp_path).length.seconds is None
 
 
-@pytest.mark.parametrize(("longer", "known"), [(1.2, True), (1.4, False), (0.7, False)])
-def test_the_rate_of_a_run_holds_for_rows_about_as_long(home, tmp_path, longer, known):
+def test_the_rate_of_a_run_holds_for_rows_about_as_long(home, tmp_path):
     (tmp_path / "train.jsonl").write_text(ROWS, encoding="utf-8")
     found = a_run(planned(home, folder=tmp_path))
-    remember_rate(home, found.model_copy(update={"row_tokens": found.row_tokens * longer}))
-    assert (planned(home, folder=tmp_path).length.seconds is not None) is known
+    for longer, known in ((1.4, False), (0.7, False), (1.2, True)):
+        remember_rate(home, found.model_copy(update={"row_tokens": found.row_tokens * longer}))
+        assert (planned(home, folder=tmp_path).length.seconds is not None) is known
 
 
 def test_runs_and_benchmarks_take_only_the_place_of_their_like(home, tmp_path):
@@ -372,11 +347,3 @@ def test_a_rate_on_a_cpu_holds_for_as_many_cores_and_threads():
         for cores, environ in ((2, {}), (4, {}), (2, {"OMP_NUM_THREADS": "1"}), (None, {}))
     ]
     assert len({json.dumps(each) for each in told}) == 4
-
-
-def test_fused_blocks_that_lost_a_benchmark_are_not_chosen(home):
-    remember_rate(home, rate(settings={**WON, "kernels.fused_blocks": False}))
-    made = planned(home, {"fused_blocks": "auto"})
-    assert made.kernels.fused_blocks is False
-    assert decision(made, "kernels.fused_blocks")[2] == "measurement"
-    assert planned(home, {"fused_blocks": True}).kernels.fused_blocks

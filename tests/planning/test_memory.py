@@ -92,13 +92,15 @@ def guess_of(record: dict[str, Any]) -> float:
     return guess
 
 
-def test_there_are_at_least_fifty_measured_cases():
-    assert len(modelled_records()) >= 50
-
-
 @each("record", modelled_records(), ids=lambda record: f"{record['name']}-{record['tokens']}")
 def test_the_estimate_is_near_the_measured_peak(record: dict[str, Any]):
     assert guess_of(record) == pytest.approx(record["peak"], rel=TOLERANCE)
+
+
+def test_enough_was_measured_of_adapters_and_whole_models_of_two_sizes():
+    assert len(modelled_records()) >= 50
+    assert len(measured_runs()) >= 30
+    assert len({(run["shape"], run["case"]) for run in measured_runs()}) >= 10
 
 
 def measured_runs() -> list[dict[str, Any]]:
@@ -112,19 +114,13 @@ def workload_of_run(result: dict[str, Any]) -> Workload:
     return Workload(**{**stored, "shape": shape, "targets": targets})
 
 
-def test_runs_of_adapters_and_whole_models_of_two_sizes_were_measured():
-    kinds = {(run["shape"], run["case"]) for run in measured_runs()}
-    assert len(kinds) >= 10
-    assert len(measured_runs()) >= 30
-
-
 @each("result", measured_runs(), ids=lambda run: f"{run['case']}-{run['rows']}-{run['segments']}")
 def test_the_estimate_is_near_the_peak_of_a_real_run(result: dict[str, Any]):
     guess = estimate(workload_of_run(result)).allocated
     assert guess == pytest.approx(result["allocated_bytes"], rel=RUN_TOLERANCE)
 
 
-@pytest.mark.parametrize(
+@each(
     ("model", "tokens", "peak_gib"),
     [
         ("Qwen3-0.6B", 32768, 41.1),
@@ -150,7 +146,7 @@ def test_the_total_covers_what_the_card_reported_as_used_in_the_middle_of_the_ca
 
 
 # Published for LoRA r=16 on all linear layers, mean document 1024 tokens, causal attention.
-@pytest.mark.parametrize(
+@each(
     ("model", "lora", "recomputed", "full"),
     [
         ("Qwen3-0.6B", 2.86, 3.85, 3.99),
@@ -188,56 +184,27 @@ workloads = st.builds(
 
 
 @given(workloads)
-def test_no_part_is_negative_and_the_parts_make_up_the_total(work: Workload):
-    parts = estimate(work).parts()
+def test_less_never_takes_more_and_the_parts_make_up_the_total(work: Workload):
+    parts, total = estimate(work).parts(), estimate(work).total
     assert min(parts.values()) >= 0
-    assert sum(parts.values()) == estimate(work).total
-
-
-@given(workloads)
-def test_soft_prompts_take_places_of_a_sequence_and_no_more_of_them(work: Workload):
-    """max_seq_length counts them, packed or not, so that a batch of them is no larger."""
+    assert sum(parts.values()) == total
+    assert estimate(replace(work, rows=work.rows + 1)).total > total
+    assert estimate(replace(work, recomputed_blocks=work.shape.layers)).total <= total
+    # max_seq_length counts soft prompts, packed or not, so that a batch of them is no larger.
     with_prompts, without = replace(work, soft_tokens=48), replace(work, soft_tokens=0)
     assert with_prompts.tokens == without.tokens == work.rows * work.row_tokens
     assert estimate(with_prompts).activations == estimate(without).activations
+    if work.adapter != "full":
+        bases = [estimate(replace(work, quantization=q)) for q in ("int4", "int8", "none")]
+        weights = [base.base_weights + base.quantisation_tables for base in bases]
+        assert weights == sorted(weights)
 
 
-@given(workloads)
-def test_one_more_row_never_takes_less(work: Workload):
-    assert estimate(replace(work, rows=work.rows + 1)).total > estimate(work).total
-
-
-@given(workloads)
-def test_recomputing_everything_never_takes_more(work: Workload):
-    everything = replace(work, recomputed_blocks=work.shape.layers)
-    assert estimate(everything).total <= estimate(work).total
-
-
-@given(workloads.filter(lambda work: work.adapter != "full"))
-def test_a_smaller_base_takes_less(work: Workload):
-    weights = [
-        estimate(replace(work, quantization=kind)).base_weights
-        + estimate(replace(work, quantization=kind)).quantisation_tables
-        for kind in ("int4", "int8", "none")
-    ]
-    assert weights == sorted(weights)
-
-
-@pytest.mark.parametrize(
-    ("adapter", "parameters"),
-    [
-        ("lora", 10_092_544),  # as PEFT counts r=16 on all seven projections of Qwen3-0.6B
-        ("full", 596_049_920),
-        ("none", 0),
-    ],
-)
-def test_trainable_parameters_are_those_of_the_adapter(adapter, parameters):
-    work = Workload(shape=shape_of("Qwen3-0.6B"), rows=1, row_tokens=1, adapter=adapter)
-    assert work.trainable_parameters == parameters
-
-
-def test_dora_learns_a_magnitude_per_output_besides():
+def test_trainable_parameters_are_those_of_the_adapter():
     lora = Workload(shape=shape_of("Qwen3-0.6B"), rows=1, row_tokens=1)
     outputs = sum(columns for _, columns in lora.shape.linear_sizes.values())
-    more = replace(lora, adapter="dora").trainable_parameters - lora.trainable_parameters
-    assert more == lora.shape.layers * outputs
+    count = 10_092_544  # as PEFT counts r=16 on all seven projections of Qwen3-0.6B
+    magnitudes = lora.shape.layers * outputs
+    counts = {"lora": count, "dora": count + magnitudes, "full": 596_049_920, "none": 0}
+    for adapter, parameters in counts.items():
+        assert replace(lora, adapter=adapter).trainable_parameters == parameters

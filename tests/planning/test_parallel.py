@@ -17,6 +17,7 @@ from expert.planning.plan import make_plan
 from expert.planning.run_plan import RunPlan
 from expert.planning.settle import PackedCounts, settled_by_rows, settled_by_stream
 from expert.planning.survey import Survey
+from tests.each import each
 from tests.manifest.strategies import any_manifest
 from tests.planning.planning import (
     GIB,
@@ -55,22 +56,51 @@ def made(
 # --- the engine ----------------------------------------------------------------------------------
 
 
-def test_one_process_is_single_and_sends_nothing():
-    parallel = made().parallel
-    assert (parallel.engine, parallel.ranks, parallel.nodes, parallel.link) == (
-        "single",
-        1,
-        1,
-        None,
-    )
-    assert parallel.sent_bytes is None
-    assert parallel.tokens_per_second is None
+FULL, SHARDED = {"adapter_type": "full"}, {"distributed": "sharded"}
+SMALL, UNKNOWN = {"name": "Qwen3-0.6B"}, {"name": "somebody/unheard-of"}
 
 
-def test_an_adapter_on_a_base_that_fits_is_replicated():
-    found = made(ranks=4)
-    assert (found.parallel.engine, found.parallel.shard_ranks) == ("replicated", 1)
+@each(
+    ("card", "config", "options", "engine", "shards"),
+    [
+        ("rtx-4090", {}, {"ranks": 4}, "replicated", 1),
+        ("h100", FULL, {"ranks": 8}, "sharded", 8),
+        ("h100", FULL, {"ranks": 8, "base": SMALL}, "replicated", 1),
+        # Machines hold copies where one of them holds the model.
+        ("h100", FULL, {"ranks": 16, "nodes": 2, "link": "ib400"}, "sharded", 8),
+        ("rtx-4090", FULL, {"ranks": 16, "nodes": 4, "link": "eth100"}, "sharded", 16),
+        ("h200", FULL, {"ranks": 4, "nodes": 4, "link": "ib400"}, "sharded", 4),
+        # As the manifest says where the size is not known.
+        ("rtx-4090", {}, {"ranks": 4, "base": UNKNOWN}, "replicated", 1),
+        ("rtx-4090", SHARDED, {"ranks": 4, "base": UNKNOWN}, "sharded", 4),
+    ],
+)
+def test_the_engine_follows_what_fits(card, config, options, engine, shards):
+    found = made(card, config=config, **options)
+    assert (found.parallel.engine, found.parallel.shard_ranks) == (engine, shards)
     assert found.fits
+    assert not found.parallel.offload
+    if options.get("nodes") == 4 == shards:  # one card in each machine
+        assert (found.parallel.link, found.parallel.network) == (None, "ib400")
+    if options.get("base") is UNKNOWN:
+        assert found.parallel.sent_bytes is None
+
+
+def test_one_process_is_single_and_an_engine_that_the_manifest_names_is_taken_for_several():
+    parallel = made().parallel
+    alone = (parallel.engine, parallel.ranks, parallel.nodes, parallel.link)
+    assert alone == ("single", 1, 1, None)
+    assert (parallel.sent_bytes, parallel.tokens_per_second) == (None, None)
+    for engine in ("replicated", "sharded"):
+        found = made("h200", config={"distributed": engine}, ranks=2)
+        assert decision(found, "parallel.engine") == asked(engine)
+        found = made(config={"distributed": engine})
+        assert found.parallel.engine == "single"
+        [text] = [t for t in remarks(found, "superseded") if t.startswith("parallel.engine")]
+        assert engine in text
+    graphs = made("h200", config={**SHARDED, "use_cuda_graphs": True}, ranks=2)
+    assert not graphs.kernels.cuda_graphs
+    assert any(text.startswith("kernels.cuda_graphs") for text in remarks(graphs, "warning"))
 
 
 def test_the_base_is_what_it_would_be_on_one_card_where_one_card_can():
@@ -81,59 +111,11 @@ def test_the_base_is_what_it_would_be_on_one_card_where_one_card_can():
         assert several.parallel.engine == "replicated"
 
 
-def test_full_fine_tuning_that_does_not_fit_one_card_is_sharded():
-    found = made("h100", config={"adapter_type": "full"}, ranks=8)
-    assert (found.parallel.engine, found.parallel.shard_ranks) == ("sharded", 8)
-    assert not found.parallel.offload
-    assert found.fits
-    assert (
-        made(
-            "h100", base={"name": "Qwen3-0.6B"}, config={"adapter_type": "full"}, ranks=8
-        ).parallel.engine
-        == "replicated"
-    )
-
-
-def test_machines_hold_copies_where_one_of_them_holds_the_model():
-    found = made("h100", config={"adapter_type": "full"}, ranks=16, nodes=2, link="ib400")
-    assert (found.parallel.engine, found.parallel.shard_ranks) == ("sharded", 8)
-    small = made("rtx-4090", config={"adapter_type": "full"}, ranks=16, nodes=4, link="eth100")
-    assert (small.parallel.engine, small.parallel.shard_ranks) == ("sharded", 16)
-
-
-def test_a_machine_with_one_card_shards_over_machines():
-    found = made("h200", config={"adapter_type": "full"}, ranks=4, nodes=4, link="ib400")
-    assert (found.parallel.engine, found.parallel.shard_ranks) == ("sharded", 4)
-    assert (found.parallel.link, found.parallel.network) == (None, "ib400")
-
-
-@pytest.mark.parametrize("engine", ["replicated", "sharded"])
-def test_an_engine_that_the_manifest_names_is_taken(engine):
-    found = made("h200", config={"distributed": engine}, ranks=2)
-    assert decision(found, "parallel.engine") == asked(engine)
-
-
 def test_an_engine_that_the_manifest_names_does_not_fit_by_being_named():
     found = made("h100", config={"distributed": "replicated", "adapter_type": "full"}, ranks=8)
     assert not found.fits
     [text] = [text for text in remarks(found, "warning") if text.startswith("memory.fits")]
     assert "distributed: sharded" in text
-
-
-@pytest.mark.parametrize("engine", ["replicated", "sharded"])
-def test_one_process_has_nothing_to_share_and_says_so(engine):
-    found = made(config={"distributed": engine})
-    assert found.parallel.engine == "single"
-    [text] = [t for t in remarks(found, "superseded") if t.startswith("parallel.engine")]
-    assert engine in text
-
-
-def test_a_model_of_unknown_size_is_replicated_or_as_the_manifest_says():
-    base = {"name": "somebody/unheard-of"}
-    found = made(base=base, ranks=4)
-    assert (found.parallel.engine, found.parallel.sent_bytes) == ("replicated", None)
-    sharded = made(base=base, ranks=4, config={"distributed": "sharded"})
-    assert (sharded.parallel.engine, sharded.parallel.shard_ranks) == ("sharded", 4)
 
 
 # --- offload -------------------------------------------------------------------------------------
@@ -151,52 +133,42 @@ def test_full_fine_tuning_that_no_card_holds_is_offloaded_also_with_one():
         assert any(text.startswith("parallel.host_bytes") for text in told)
 
 
-@pytest.mark.parametrize(
-    ("config", "free_gib", "warned"),
+@each(
+    ("config", "card", "free_gib", "warned"),
     [
-        ({"adapter_type": "full"}, 48, True),
-        ({"adapter_type": "full"}, 88, True),
-        ({"adapter_type": "full"}, 91, False),  # 12 bytes for each of 8.03 G weights: 89.7 GiB
-        ({"distributed": "sharded"}, 4, False),  # adapters are small and whole on every rank
+        (FULL, "H100", 48, True),
+        (FULL, "H100", 88, True),
+        (FULL, "H100", 91, False),  # 12 bytes for each of 8.03 G weights: 89.7 GiB
+        (SHARDED, "H100", 4, False),  # adapters are small and whole on every rank
+        (FULL, "4090", 200, True),  # beside 119.7 GiB of offloaded shards
+        (FULL, "4090", 210, False),
     ],
 )
-def test_a_checkpoint_that_the_first_machine_cannot_gather_is_warned_of(config, free_gib, warned):
-    here = machine(*[gpu("NVIDIA H100 80GB HBM3", 80, (9, 0))] * 8)
-    here = replace(here, ram_available_bytes=Fact(free_gib * GIB, "test"))
-    found = made(None, config=config, machine=here, ranks=8)
-    assert (found.parallel.engine, found.parallel.offload) == ("sharded", False)
+def test_a_checkpoint_that_the_first_machine_cannot_gather_is_warned_of(
+    config, card, free_gib, warned
+):
+    cards = [gpu("NVIDIA H100 80GB HBM3", 80, (9, 0))] * 8
+    if card == "4090":
+        cards = [gpu("NVIDIA GeForce RTX 4090", 24, (8, 9))]
+    here = replace(machine(*cards), ram_available_bytes=Fact(free_gib * GIB, "test"))
+    found = made(None, config=config, machine=here, ranks=len(cards))
+    assert (found.parallel.engine, found.parallel.offload) == ("sharded", card == "4090")
     told = [text for text in remarks(found, "warning") if wording("gathers-a-checkpoint") in text]
     assert len(told) == warned
-    assert all(f"89.7 GiB, and {free_gib}.0 GiB" in text for text in told)
+    if card == "H100":
+        assert all(f"89.7 GiB, and {free_gib}.0 GiB" in text for text in told)
 
 
-def test_where_weights_wait_in_the_machine_a_checkpoint_is_gathered_beside_them():
-    for free_gib, warned in ((200, True), (210, False)):  # 119.7 GiB of shards, 89.7 gathered
-        here = machine(gpu("NVIDIA GeForce RTX 4090", 24, (8, 9)))
-        here = replace(here, ram_available_bytes=Fact(free_gib * GIB, "test"))
-        found = made(None, config={"adapter_type": "full"}, machine=here)
-        assert found.parallel.offload
-        told = [t for t in remarks(found, "warning") if wording("gathers-a-checkpoint") in t]
-        assert len(told) == warned
-
-
-def test_nothing_is_offloaded_that_the_machine_has_no_room_for():
+def test_nothing_is_offloaded_that_the_machine_has_no_room_for_or_that_cannot_be():
     here = machine(gpu("NVIDIA GeForce RTX 4090", 24, (8, 9)))  # and 48 GiB beside it
-    found = made(None, config={"adapter_type": "full"}, machine=here)
+    found = made(None, config=FULL, machine=here)
     assert not found.fits
     assert found.parallel.engine == "single"
     [text] = [t for t in remarks(found, "warning") if t.startswith("parallel.offload")]
     assert "48.0 GiB" in text
-
-
-@pytest.mark.parametrize(
-    "config",
-    [{"distributed": "replicated"}, {"optim": "adamw_bnb_8bit"}],
-)
-def test_offloading_is_left_out_where_it_cannot_be(config):
-    found = made(config={"adapter_type": "full", **config})
-    assert not found.parallel.offload
-    assert not found.fits
+    for config in ({"distributed": "replicated"}, {"optim": "adamw_bnb_8bit"}):
+        found = made(config={**FULL, **config})
+        assert (found.parallel.offload, found.fits) == (False, False)
 
 
 @pytest.mark.parametrize("asked", ["adamw_bnb_8bit", "paged_adamw_8bit"])
@@ -213,17 +185,13 @@ def test_an_8_bit_optimizer_gives_way_where_all_weights_are_spread(asked, card, 
 
 
 def test_an_8_bit_optimizer_stays_where_every_rank_has_its_whole_state():
-    full = {"adapter_type": "full", "distributed": "replicated", "optim": "adamw_bnb_8bit"}
-    adapter = {"distributed": "sharded", "optim": "adamw_bnb_8bit"}
-    for config in (full, adapter):
+    replicated = {**FULL, "distributed": "replicated", "optim": "adamw_bnb_8bit"}
+    for config in (replicated, {**SHARDED, "optim": "adamw_bnb_8bit"}):
         found = made("h200", config=config, ranks=4)
         assert found.optim.optimizer == "adamw_bnb_8bit"
         assert remarks(found, "superseded") == []
-
-
-def test_an_8_bit_optimizer_is_no_advice_for_weights_that_are_spread():
-    config = {"adapter_type": "full", "optim": "adamw_torch", "distributed": "sharded"}
-    small = made("rtx-4090", config={**config, "vram_limit": "3GB"}, ranks=2)
+    spread = {**FULL, **SHARDED, "optim": "adamw_torch", "vram_limit": "3GB"}
+    small = made("rtx-4090", config=spread, ranks=2)
     assert not small.fits
     assert not any("8bit" in text for text in remarks(small, "advice") + remarks(small, "warning"))
 
@@ -242,12 +210,6 @@ def test_where_sending_takes_longer_than_computing_micro_batches_are_as_large_as
     assert found.batch.micro_batch > 1
     asked = made(config={"adapter_type": "full", "gradient_checkpointing": "none"})
     assert asked.kernels.checkpointing == "none"
-
-
-def test_sharded_passes_are_not_captured():
-    found = made("h200", config={"distributed": "sharded", "use_cuda_graphs": True}, ranks=2)
-    assert not found.kernels.cuda_graphs
-    assert any(text.startswith("kernels.cuda_graphs") for text in remarks(found, "warning"))
 
 
 # --- each rank's share of a step -----------------------------------------------------------------
@@ -332,16 +294,11 @@ def test_more_cards_are_faster_and_less_efficient_each():
     assert all(after[0] > before[0] for before, after in pairwise(rates))
     times = [p.length.expected_seconds or (0, 0) for p in plans]
     assert all(after[1] < before[1] for before, after in pairwise(times))
-
-
-def test_a_slower_link_is_slower():
-    found = []
-    for link in ("pcie4", "nvlink"):
-        parallel = made("h100", config={"adapter_type": "full"}, ranks=8, link=link).parallel
-        found.append((parallel.communication_seconds, parallel.efficiency[1]))
-    (slow, little), (fast, much) = found
-    assert slow > fast
-    assert little < much
+    slow, fast = (made("h100", config=FULL, ranks=8, link=n).parallel for n in ("pcie4", "nvlink"))
+    assert slow.communication_seconds > fast.communication_seconds
+    assert slow.efficiency[1] < fast.efficiency[1]
+    alone, four = (made("h200", ranks=count).length.seconds_at_peak or 0 for count in (1, 4))
+    assert 0 < four == pytest.approx(alone / 4)
 
 
 def test_a_link_nobody_named_leaves_the_rate_unknown_with_the_reason():
@@ -352,11 +309,6 @@ def test_a_link_nobody_named_leaves_the_rate_unknown_with_the_reason():
             assert because.startswith("unknown: ")
             assert because.endswith("--link")
         assert found.length.expected_seconds is None
-
-
-def test_the_floor_of_the_arithmetic_is_that_of_all_cards():
-    alone, four = (made("h200", ranks=count).length.seconds_at_peak or 0 for count in (1, 4))
-    assert 0 < four == pytest.approx(alone / 4)
 
 
 RATE = {

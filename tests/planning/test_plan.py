@@ -45,7 +45,16 @@ def leaves(value: Any, path: str = "") -> dict[str, Any]:
 @given(any_manifest(), st.sampled_from([*(card.slug for card in CARDS), None]))
 def test_any_plan_is_settled_keeps_the_rows_per_step_and_knows_whether_it_fits(data, card):
     made = plan(data, card)
+    assert RunPlan.model_validate_json(made.model_dump_json()) == made
+    paths = [d.path for d in made.decisions]
+    assert len(paths) == len(set(paths))
+    assert all(d.because for d in made.decisions)
     settled = made.model_dump(mode="json", exclude={"decisions", "remarks"})
+    sections = {
+        f"{key}.{leaf}" for key, part in settled.items() if isinstance(part, dict) for leaf in part
+    }
+    sections = {path for path in sections if not path.startswith("decoding")} | {"decoding"}
+    assert sections == set(paths)
     del settled["data"]["dataset"], settled["decoding"]
     del settled["expert"], settled["model"]["name"], settled["model"]["location"]
     del settled["adapter"]["soft_prompts"], settled["model"]["revision"]
@@ -65,12 +74,6 @@ def test_any_plan_is_settled_keeps_the_rows_per_step_and_knows_whether_it_fits(d
         assert made.fits or any(text.startswith("memory.fits") for text in remarks(made, "warning"))
 
 
-@given(any_manifest(), st.sampled_from([card.slug for card in CARDS]))
-def test_any_plan_round_trips_through_json(data, card):
-    made = plan(data, card)
-    assert RunPlan.model_validate_json(made.model_dump_json()) == made
-
-
 @pytest.mark.skipif(not WILD.is_dir(), reason="the real manifests are not beside this checkout")
 @pytest.mark.parametrize("card", CARDS_OF_THE_GUIDES)
 def test_every_real_manifest_fits_the_cards_of_the_guides_unmodified(card):
@@ -79,16 +82,6 @@ def test_every_real_manifest_fits_the_cards_of_the_guides_unmodified(card):
     for file in files:
         made = plan(json.loads(file.read_text(encoding="utf-8")), card)
         assert made.fits, file.name
-
-
-def test_every_settled_value_has_exactly_one_reason():
-    made = plan(manifest())
-    paths = [d.path for d in made.decisions]
-    assert len(paths) == len(set(paths))
-    assert all(d.because for d in made.decisions)
-    settled = made.model_dump(exclude={"decisions", "remarks", "expert", "target"})
-    sections = {f"{key}.{leaf}" for key, part in settled.items() for leaf in part}
-    assert {p for p in sections if not p.startswith("decoding")} | {"decoding"} == set(paths)
 
 
 # A value for each key of training.config that differs from what the plan would do by itself, and
@@ -185,13 +178,10 @@ COMPANY: dict[str, dict[str, Any]] = {
 ONE_VALUE = {"method", "torch_compile_backend"}
 
 
-def test_the_table_of_changes_covers_every_key():
-    assert CHANGES.keys() | ONE_VALUE == TrainingConfig.model_fields.keys()
-
-
 @each("key", CHANGES)
 def test_no_key_of_the_config_does_nothing(key):
     """Each key changes the plan, or the reader or the plan says what overrules it."""
+    assert CHANGES.keys() | ONE_VALUE == TrainingConfig.model_fields.keys()
     company = COMPANY.get(key, {})
     card = None if key == "device" else "rtx-4090"
     here = machine(gpu("NVIDIA GeForce RTX 4090", 24, (8, 9)))
@@ -204,13 +194,10 @@ def test_no_key_of_the_config_does_nothing(key):
     assert values != {d.path: d.value for d in before.decisions} or told or noticed
 
 
-def test_the_second_base_model_is_planned_when_asked_for():
+def test_another_base_model_of_the_manifest_is_planned_and_one_it_lacks_is_refused():
     data = manifest(base_models=[{"name": "Qwen3-0.6B"}, {"name": "HuggingFaceTB/SmolLM2-135M"}])
     assert plan(data).model.parameters == 596_049_920
     assert plan(data, model="smollm2-135m").model.parameters == 134_515_008
-
-
-def test_a_base_model_the_manifest_does_not_have_is_refused():
     with pytest.raises(UnknownModel, match=wording("llama-the-manifest-has")):
         plan(manifest(), model="llama")
 
@@ -233,12 +220,11 @@ def test_what_does_not_fit_says_by_how_much_and_what_would():
     [text] = [text for text in remarks(made, "warning") if text.startswith("memory.fits")]
     assert text.startswith("memory.fits: needs 18.")
     assert text.endswith("and has 11.6 GiB: quantization: int4 would fit")
-
-
-def test_a_model_that_cannot_fit_at_all_says_so():
-    made = plan(manifest(base_models=[{"name": "microsoft/phi-4"}]), "gtx-1650")
-    [text] = [text for text in remarks(made, "warning") if text.startswith("memory.fits")]
+    never = plan(manifest(base_models=[{"name": "microsoft/phi-4"}]), "gtx-1650")
+    [text] = [text for text in remarks(never, "warning") if text.startswith("memory.fits")]
     assert text.endswith(wording("no-setting-makes-model"))
+    rows = plan(manifest({"micro_batch_size": 64, "packing": False, "batch_size": 64}), "rtx-3060")
+    assert (rows.batch.micro_batch, rows.fits) == (64, False)
 
 
 def test_a_base_that_fits_is_not_quantised_and_one_that_does_not_is():
@@ -252,11 +238,23 @@ def test_a_base_that_fits_is_not_quantised_and_one_that_does_not_is():
     )
 
 
-def test_an_explicit_int4_is_honoured_with_advice():
-    made = plan(manifest(base_models=[{"name": "Qwen3-0.6B", "quantization": "int4"}]))
-    assert decision(made, "model.quantization") == asked("int4")
-    [text] = remarks(made, "advice")
-    assert text.endswith(wording("quantization-none-faster-more"))
+def test_what_is_given_up_needlessly_is_honoured_with_advice():
+    int4 = plan(manifest(base_models=[{"name": "Qwen3-0.6B", "quantization": "int4"}]))
+    assert decision(int4, "model.quantization") == asked("int4")
+    full = plan(manifest({"gradient_checkpointing": True}))
+    assert decision(full, "kernels.checkpointing") == asked("full")
+    told = (remarks(made, "advice") for made in (int4, full))
+    ends = (wording("quantization-none-faster-more"), wording("false-up-to-faster"))
+    assert all(text.endswith(end) for [text], end in zip(told, ends, strict=True))
+
+
+def test_a_memory_limit_is_kept_and_what_others_hold_is_left_alone():
+    made = plan(manifest({"vram_limit": "8GB"}), "h200")
+    assert made.memory.peak_bytes <= made.memory.budget_bytes == 8 * GIB
+    here = machine(gpu("NVIDIA GeForce RTX 4090", 24, (8, 9), held_gib=10))
+    made = plan(manifest(), None, machine=here)
+    assert made.memory.budget_bytes == 14 * GIB
+    assert wording("gib-card-held-by") in remarks(made, "warning")
 
 
 def test_recomputation_takes_as_few_blocks_as_needed():
@@ -267,32 +265,6 @@ def test_recomputation_takes_as_few_blocks_as_needed():
     blocks = small.kernels.recomputed_blocks
     assert 0 < blocks < 32
     assert small.fits
-
-
-def test_recomputation_that_was_asked_for_needlessly_is_honoured_with_advice():
-    made = plan(manifest({"gradient_checkpointing": True}))
-    assert decision(made, "kernels.checkpointing") == asked("full")
-    [text] = remarks(made, "advice")
-    assert text.endswith(wording("false-up-to-faster"))
-
-
-def test_a_memory_limit_in_the_manifest_is_kept():
-    made = plan(manifest({"vram_limit": "8GB"}), "h200")
-    assert made.memory.budget_bytes == 8 * GIB
-    assert made.memory.peak_bytes <= 8 * GIB
-
-
-def test_an_explicit_micro_batch_is_honoured_even_where_it_does_not_fit():
-    made = plan(manifest({"micro_batch_size": 64, "packing": False, "batch_size": 64}), "rtx-3060")
-    assert made.batch.micro_batch == 64
-    assert not made.fits
-
-
-def test_memory_held_by_others_is_reported_and_left_alone():
-    here = machine(gpu("NVIDIA GeForce RTX 4090", 24, (8, 9), held_gib=10))
-    made = plan(manifest(), None, machine=here)
-    assert made.memory.budget_bytes == 14 * GIB
-    assert wording("gib-card-held-by") in remarks(made, "warning")
 
 
 def test_a_machine_without_a_gpu_gets_a_plan_for_its_cpu():
@@ -318,21 +290,6 @@ def test_data_that_is_there_gives_steps_and_sequences(tmp_path):
     assert made.memory.workload["row_tokens"] == 2048
 
 
-def test_without_a_measured_rate_the_time_is_unknown_and_the_reason_says_so(tmp_path):
-    (tmp_path / "train.jsonl").write_text('{"text": "abc"}\n' * 1000, encoding="utf-8")
-    made = plan(manifest(), folder=tmp_path)
-    assert decision(made, "length.seconds")[:2] == (None, wording("unknown-because-no-rate"))
-
-
-def test_a_card_of_unknown_peak_has_no_invented_floor(tmp_path):
-    (tmp_path / "train.jsonl").write_text('{"text": "abc"}\n' * 1000, encoding="utf-8")
-    made = plan(manifest(), None, vram="16GB", folder=tmp_path)
-    assert decision(made, "length.seconds_at_peak")[:2] == (
-        None,
-        wording("unknown-because-peak-card"),
-    )
-
-
 LONG_ROWS = (json.dumps({"text": "word " * 300}) + "\n") * 4000
 
 
@@ -343,6 +300,7 @@ def expected(made: RunPlan) -> Any:
 def test_a_card_that_was_never_used_gets_an_estimate_that_says_what_it_rests_on(tmp_path):
     (tmp_path / "train.jsonl").write_text(LONG_ROWS, encoding="utf-8")
     made = plan(manifest(), folder=tmp_path)
+    assert decision(made, "length.seconds")[:2] == (None, wording("unknown-because-no-rate"))
     value, because, source = decision(made, "length.expected_seconds")
     assert source == "machine"
     assert because.startswith("estimated: ")
@@ -351,6 +309,18 @@ def test_a_card_that_was_never_used_gets_an_estimate_that_says_what_it_rests_on(
     assert floor < value[0] < value[1]
     h200 = expected(plan(manifest(), "h200", folder=tmp_path))
     assert h200[1] < value[1]
+    cpu = plan(manifest(), None, folder=tmp_path)
+    assert decision(cpu, "length.expected_seconds")[1] == wording("estimated-roughly-to-on")
+    assert expected(cpu)[0] > 10 * value[0]
+    evaluated = [
+        (plan(manifest(config), folder=tmp_path).length.expected_parts or {})["evaluate"][0]
+        for config in ({"evaluation_strategy": "no"}, {}, {"eval_steps": 10})
+    ]
+    assert evaluated[0] == 0 < evaluated[1] < evaluated[2]
+    nowhere = decision(plan(manifest()), "length.expected_seconds")
+    assert nowhere[:2] == (None, wording("unknown-because-not"))
+    at_most = decision(plan(manifest({"max_steps": 10})), "length.expected_seconds")
+    assert at_most[0] is None
 
 
 def test_a_card_known_by_its_memory_spans_the_cards_that_have_as_much(tmp_path):
@@ -360,39 +330,13 @@ def test_a_card_known_by_its_memory_spans_the_cards_that_have_as_much(tmp_path):
     low, high = expected(made)
     named = expected(plan(manifest(), "rtx-4090", folder=tmp_path))
     assert low <= named[0] < named[1] <= high
+    no_floor = decision(made, "length.seconds_at_peak")[:2]
+    assert no_floor == (None, wording("unknown-because-peak-card"))
     strange = plan(manifest(), None, vram="500GB", folder=tmp_path)
     assert decision(strange, "length.expected_seconds")[:2] == (
         None,
         wording("unknown-because-peak"),
     )
-
-
-def test_a_cpu_has_a_time_too_and_says_that_it_is_rough(tmp_path):
-    (tmp_path / "train.jsonl").write_text(LONG_ROWS, encoding="utf-8")
-    made = plan(manifest(), None, folder=tmp_path)
-    assert decision(made, "length.expected_seconds")[1] == wording("estimated-roughly-to-on")
-    assert expected(made)[0] > 10 * expected(plan(manifest(), folder=tmp_path))[0]
-
-
-def test_rows_that_are_not_here_leave_the_time_unknown_with_the_reason():
-    value, because, _ = decision(plan(manifest()), "length.expected_seconds")
-    assert value is None
-    assert because == wording("unknown-because-not")
-    at_most = decision(plan(manifest({"max_steps": 10})), "length.expected_seconds")
-    assert at_most[0] is None
-
-
-def test_evaluating_more_often_takes_longer(tmp_path):
-    (tmp_path / "train.jsonl").write_text('{"text": "abc"}\n' * 10_000, encoding="utf-8")
-    found = [
-        (made.length.expected_parts or {})["evaluate"][0]
-        for made in (
-            plan(manifest({"evaluation_strategy": "no"}), folder=tmp_path),
-            plan(manifest(), folder=tmp_path),
-            plan(manifest({"eval_steps": 10}), folder=tmp_path),
-        )
-    ]
-    assert found[0] == 0 < found[1] < found[2]
 
 
 def test_a_value_is_changed_by_a_path_that_the_plan_has():

@@ -14,15 +14,12 @@ from tests.wording import wording
 RELEASED = {"type": "lora", "r": 8, "alpha": 8, "dropout": 0.05, "target_modules": ["q_proj"]}
 
 
-def test_the_config_falls_back_to_the_released_adapter():
+def test_the_config_falls_back_to_the_released_adapter_and_else_to_rank_16_everywhere():
     data = manifest(base_models=[{"name": "Qwen3-0.6B", "adapters": [RELEASED]}])
     made = plan(data)
     assert (made.adapter.rank, made.adapter.alpha, made.adapter.dropout) == (8, 8, 0.05)
     assert made.adapter.target_modules == ["q_proj"]
     assert decision(made, "adapter.rank")[1] == wording("of-the-base-model")
-
-
-def test_without_any_word_the_adapter_is_rank_16_on_every_linear_layer():
     made = plan(manifest())
     assert (made.adapter.rank, made.adapter.alpha, made.adapter.dropout) == (16, 32, 0)
     assert made.adapter.target_modules == "all-linear"
@@ -34,6 +31,12 @@ def test_soft_prompts_alone_train_only_their_tokens():
     made = plan(manifest({"adapter_type": "none"}, soft_prompts=[prompt]))
     assert made.adapter.trainable_parameters == 48 * 1024
     assert made.adapter.soft_prompts[0]["tokens"] == 48
+    prompts = [{"name": f"part-{number}", "tokens": 512} for number in range(4)]
+    with pytest.raises(NoRoomForText) as caught:  # they fill the length that was left open
+        plan(manifest(soft_prompts=prompts))
+    assert str(caught.value) == wording("tokens-leave-no-room")
+    prompts[0]["tokens"] = 511
+    plan(manifest(soft_prompts=prompts))
 
 
 NO_RANK = {"adapter.rank": None, "adapter.alpha": None}
@@ -111,20 +114,18 @@ def test_the_template_of_a_folder_follows_the_last_part_of_the_model_s_name(
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}", encoding="utf-8")
     assert plan(manifest(base_models=[{"name": str(folder)}])).model.prompt_template == template
+    config = json.dumps({"chat_template": "{{ messages }}"})
+    (folder / "tokenizer_config.json").write_text(config, encoding="utf-8")
+    assert plan(manifest(base_models=[{"name": str(folder)}])).model.prompt_template == "tokenizer"
 
 
-@pytest.mark.parametrize("name", ["Qwen/Qwen3-0.6B", "Qwen3-0.6B", "openai-community/gpt2"])
-def test_a_model_of_the_hub_is_asked_by_its_own_template(name):
-    made = plan(manifest(base_models=[{"name": name}]))
-    assert decision(made, "model.prompt_template")[:2] == (
-        "tokenizer",
-        wording("tokenizers-own-template-once"),
-    )
-    asked = plan(manifest(base_models=[{"name": name, "prompt_template": "phi"}]))
-    assert asked.model.prompt_template == "phi"
-
-
-def test_a_model_of_the_hub_is_asked_the_same_way_once_it_was_fetched(tmp_path):
+def test_a_model_of_the_hub_is_asked_by_its_own_template_before_and_after_the_download(tmp_path):
+    for name in ("Qwen/Qwen3-0.6B", "Qwen3-0.6B", "openai-community/gpt2"):
+        made = plan(manifest(base_models=[{"name": name}]))
+        own = ("tokenizer", wording("tokenizers-own-template-once"))
+        assert decision(made, "model.prompt_template")[:2] == own
+        asked = plan(manifest(base_models=[{"name": name, "prompt_template": "phi"}]))
+        assert asked.model.prompt_template == "phi"
     cached = tmp_path / "hub" / "models--openai-community--gpt2" / "snapshots" / "abc"
     cached.mkdir(parents=True)
     (cached / "config.json").write_text("{}", encoding="utf-8")
@@ -132,21 +133,3 @@ def test_a_model_of_the_hub_is_asked_the_same_way_once_it_was_fetched(tmp_path):
     base = [{"name": "openai-community/gpt2"}]
     made = plan(manifest(base_models=base), environ={"HF_HOME": str(tmp_path)})
     assert (made.model.place, made.model.prompt_template) == ("hf cache", "tokenizer")
-
-
-def test_a_tokenizer_with_a_template_of_its_own_is_used(tmp_path):
-    folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "config.json").write_text("{}", encoding="utf-8")
-    config = {"chat_template": "{{ messages }}"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
-    assert plan(manifest(base_models=[{"name": str(folder)}])).model.prompt_template == "tokenizer"
-
-
-def test_soft_prompts_that_fill_a_length_left_open_are_refused():
-    prompts = [{"name": f"part-{number}", "tokens": 512} for number in range(4)]
-    with pytest.raises(NoRoomForText) as caught:
-        plan(manifest(soft_prompts=prompts))
-    assert str(caught.value) == wording("tokens-leave-no-room")
-    prompts[0]["tokens"] = 511
-    plan(manifest(soft_prompts=prompts))

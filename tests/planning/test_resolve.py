@@ -59,44 +59,41 @@ def test_a_folder_as_written_comes_first(tmp_path):
     found = resolve("mine", tmp_path)
     assert (found.place, found.location) == ("folder", str(tmp_path / "mine"))
     assert found.shape.hidden == 64
-
-
-def test_a_folder_with_only_a_tokenizer_is_a_model_too(tmp_path):
+    model_folder(tmp_path / "m" / "mine")
+    assert resolve(".\\m\\mine", tmp_path).place == "folder"
     (tmp_path / "Qwen3-0.6B").mkdir()
     (tmp_path / "Qwen3-0.6B" / "tokenizer.json").write_text("{}", encoding="utf-8")
-    found = resolve("Qwen3-0.6B", tmp_path)
-    assert found.place == "folder"
-    assert found.shape_from == wording("known-sizes-of")
+    only_a_tokenizer = resolve("Qwen3-0.6B", tmp_path)
+    assert only_a_tokenizer.place == "folder"
+    assert only_a_tokenizer.shape_from == wording("known-sizes-of")
+    for name in ("~nosuchuser/model", "x" * 400, "./not-there"):
+        assert resolve(name, tmp_path).shape is None
 
 
-def test_a_foreign_absolute_path_is_found_by_its_last_part_in_a_models_folder(tmp_path):
+def test_a_foreign_path_is_found_by_its_last_part_in_the_models_folders(tmp_path):
     model_folder(tmp_path / "models" / "Qwen3-0.6B")
     found = resolve(FOREIGN, tmp_path)
     assert found.place == "models folder"
     assert found.location == str(tmp_path / "models" / "Qwen3-0.6B")
-
-
-def test_the_models_folder_of_the_environment_comes_before_others(tmp_path):
     model_folder(tmp_path / "elsewhere" / "Qwen3-0.6B")
-    model_folder(tmp_path / "models" / "Qwen3-0.6B")
     found = resolve(FOREIGN, tmp_path, EXPERT_MODELS=str(tmp_path / "elsewhere"))
     assert found.location == str(tmp_path / "elsewhere" / "Qwen3-0.6B")
+    paths = {"F:/a/b/Qwen3": "Qwen3", "F:\\a\\b\\Qwen3\\": "Qwen3", "Qwen/Qwen3": "Qwen3"}
+    for name, last in {**paths, "Qwen3": "Qwen3", "/a/b/": "b"}.items():
+        assert basename(name) == last
 
 
-@pytest.mark.parametrize("name", ["Qwen/Qwen3-0.6B", "Qwen3-0.6B", FOREIGN])
+@each("name", ["Qwen/Qwen3-0.6B", "Qwen3-0.6B", FOREIGN])
 def test_a_model_downloaded_before_is_found_in_the_hub_cache(tmp_path, name):
     cached = snapshot(tmp_path / "hub", "Qwen--Qwen3-0.6B")
     found = resolve(name, tmp_path / "manifest", HF_HOME=str(tmp_path))
     assert (found.place, found.location) == ("hf cache", str(cached))
     assert found.because == wording("downloaded-before-in")
+    by_variable = resolve(name, tmp_path / "m", HF_HUB_CACHE=str(tmp_path / "hub"))
+    assert by_variable.place == "hf cache"
 
 
-def test_the_hub_cache_variable_counts(tmp_path):
-    snapshot(tmp_path / "c", "Qwen--Qwen3-0.6B")
-    assert resolve("Qwen3-0.6B", tmp_path, HF_HUB_CACHE=str(tmp_path / "c")).place == "hf cache"
-
-
-@pytest.mark.parametrize("name", ["Qwen/Qwen3-0.6B", "Qwen3-0.6B", "mine/unheard-of"])
+@each("name", ["Qwen/Qwen3-0.6B", "Qwen3-0.6B", "mine/unheard-of"])
 def test_another_owner_s_model_of_the_same_name_is_not_taken(tmp_path, name):
     snapshot(tmp_path / "hub", f"somebody--{basename(name)}")
     assert resolve(name, tmp_path / "m", HF_HOME=str(tmp_path)).place == "hub"
@@ -145,45 +142,29 @@ def test_a_model_that_was_fetched_in_part_is_fetched_and_its_config_counts(tmp_p
     assert resolve("a/big", tmp_path / "m", HF_HOME=str(tmp_path)).place == "hf cache"
 
 
-def test_a_hub_id_is_left_to_be_fetched(tmp_path):
+def test_a_model_that_is_not_here_is_left_to_be_fetched(tmp_path):
     found = resolve("Qwen/Qwen3-0.6B", tmp_path)
     assert (found.place, found.location) == ("hub", "Qwen/Qwen3-0.6B")
     assert found.shape.parameters == 596_049_920
-
-
-def test_a_foreign_path_to_a_known_model_becomes_its_hub_id(tmp_path):
-    found = resolve(FOREIGN, tmp_path)
-    assert (found.place, found.location) == ("hub", "Qwen/Qwen3-0.6B")
-    assert found.because == wording("not-on-machine-will")
-
-
-def test_an_unknown_model_says_that_it_is_not_known(tmp_path):
-    found = resolve("Qwen3-1.5B", tmp_path)
-    assert found.shape is None
-    assert found.shape_from == wording("not-on-machine-not")
+    foreign = resolve(FOREIGN, tmp_path)
+    assert (foreign.place, foreign.location) == ("hub", "Qwen/Qwen3-0.6B")
+    assert foreign.because == wording("not-on-machine-will")
+    small = resolve("smollm2-135m", tmp_path)
+    assert small.shape.parameters == 134_515_008
+    assert small.because.startswith(wording("not-on-machine-yet"))
+    unknown = resolve("Qwen3-1.5B", tmp_path)
+    assert (unknown.shape, unknown.shape_from) == (None, wording("not-on-machine-not"))
+    assert char_gpt_shape(CharGptShape()).parameters == 10_756_992
 
 
 @each(
-    ("name", "last"),
-    [
-        ("F:/a/b/Qwen3", "Qwen3"),
-        ("F:\\a\\b\\Qwen3\\", "Qwen3"),
-        ("Qwen/Qwen3", "Qwen3"),
-        ("Qwen3", "Qwen3"),
-        ("/a/b/", "b"),
-    ],
-)
-def test_the_last_part_of_any_path(name, last):
-    assert basename(name) == last
-
-
-@pytest.mark.parametrize(
     ("text", "reason"),
     [
         ("{", wording("cannot-be-read-2")),
         ("[]", wording("is-not-an-object-2")),
         ('{"num_local_experts": 8}', wording("mixture-experts-not-modelled")),
         ("{}", wording("has-no-usable")),
+        (" " * 5_000_001, wording("too-large-for")),
     ],
 )
 def test_a_config_we_cannot_use_says_why(tmp_path, text, reason):
@@ -191,27 +172,6 @@ def test_a_config_we_cannot_use_says_why(tmp_path, text, reason):
     shape, why = read_shape(tmp_path / "config.json")
     assert shape is None
     assert reason in why
-
-
-def test_the_character_model_has_ten_million_weights():
-    assert char_gpt_shape(CharGptShape()).parameters == 10_756_992
-
-
-def test_a_config_of_absurd_size_is_not_read(tmp_path):
-    (tmp_path / "config.json").write_text(" " * 5_000_001, encoding="utf-8")
-    shape, why = read_shape(tmp_path / "config.json")
-    assert shape is None
-    assert wording("too-large-for") in why
-
-
-@pytest.mark.parametrize("name", ["~nosuchuser/model", "x" * 400, "./not-there"])
-def test_names_that_no_folder_can_have_are_not_found(tmp_path, name):
-    assert resolve(name, tmp_path).shape is None
-
-
-def test_windows_separators_find_a_folder_beside_the_manifest(tmp_path):
-    model_folder(tmp_path / "m" / "mine")
-    assert resolve(".\\m\\mine", tmp_path).place == "folder"
 
 
 def test_tiny_is_the_folder_that_comes_with_the_package(tmp_path, monkeypatch):
@@ -223,10 +183,7 @@ def test_tiny_is_the_folder_that_comes_with_the_package(tmp_path, monkeypatch):
     assert found.shape.context == 512
     assert found.shape_from == wording("of-the-model")
     assert resolve("./tiny", tmp_path).place == "folder"
-
-
-def test_tiny_that_was_left_out_of_a_build_is_said_to_be_missing(tmp_path, monkeypatch):
-    monkeypatch.setattr(resolving, "BUILT_IN", tmp_path)
+    monkeypatch.setattr(resolving, "BUILT_IN", tmp_path / "left-out")
     with pytest.raises(ModelNotBuiltIn) as caught:
         resolve("tiny", tmp_path)
     assert str(caught.value) == wording("tiny-does-not-come")
@@ -237,12 +194,6 @@ def test_a_model_made_on_this_machine_is_found_by_its_name(tmp_path):
     model_folder(home / "models" / "smollm2-135m")
     found = resolve("smollm2-135m", tmp_path / "manifest", EXPERT_HOME=str(home))
     assert (found.place, found.location) == ("models folder", str(home / "models" / "smollm2-135m"))
-
-
-def test_smollm2_that_was_not_made_yet_has_a_shape_and_says_how_to_get_it(tmp_path):
-    found = resolve("smollm2-135m", tmp_path)
-    assert found.shape.parameters == 134_515_008
-    assert found.because.startswith(wording("not-on-machine-yet"))
 
 
 def test_a_plan_for_tiny_is_that_of_a_language_model_and_not_of_the_character_model(
@@ -278,14 +229,9 @@ def test_a_plan_for_tiny_is_that_of_a_language_model_and_not_of_the_character_mo
     ],
 )
 def test_a_model_that_reads_images_is_refused_by_its_config(tmp_path, config, part):
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    model_folder(tmp_path / "mine", config)
     with pytest.raises(NotATextModel, match=wording("model-reads-images", part=part)):
-        resolve_model(BaseModelSpec(name="mine"), tmp_path, {"HF_HOME": str(tmp_path)})
-
-
-def test_a_model_for_text_is_not_refused(tmp_path):
-    config = {"architectures": ["LlamaForCausalLM"], "vision_config": None}
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    assert resolve_model(BaseModelSpec(name="mine"), tmp_path, {}).place == "folder"
+        resolve("mine", tmp_path)
+    text = {"architectures": ["LlamaForCausalLM"], "vision_config": None}
+    model_folder(tmp_path / "text", text)
+    assert resolve("text", tmp_path).place == "folder"

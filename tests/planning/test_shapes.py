@@ -28,6 +28,10 @@ LATENT = {**LLAMA_32_1B, "model_type": "minicpm3", "kv_lora_rank": 256}
 BART = {**LLAMA_32_1B, "model_type": "bart", "is_encoder_decoder": True}
 
 
+def without(*keys: str) -> dict[str, Any]:
+    return {key: value for key, value in LLAMA_32_1B.items() if key not in keys}
+
+
 @each("name", [name for name in CONFIGS if name not in ("opt-125m", "gemma-3-4b")])
 def test_a_config_gives_the_very_shape_the_known_model_has(name: str):
     assert shape_from_config(CONFIGS[name]) == shape_of(name)
@@ -57,18 +61,6 @@ def test_a_nested_text_config_is_read_with_the_defaults_of_its_class():
     assert shape.qk_norm
 
 
-def test_a_head_of_its_own_costs_one_more_table():
-    tied = shape_from_config(LLAMA_32_1B)
-    untied = shape_from_config({**LLAMA_32_1B, "tie_word_embeddings": False})
-    assert untied.parameters - tied.parameters == 128256 * 2048
-
-
-def test_a_bias_on_queries_keys_and_values_is_counted_once_per_layer():
-    plain = shape_from_config(LLAMA_32_1B)
-    biased = shape_from_config({**LLAMA_32_1B, "attention_bias": True})
-    assert biased.parameters - plain.parameters == 16 * (32 + 8 + 8) * 64
-
-
 def test_linear_sizes_name_every_projection_and_a_plain_mlp_has_no_gate():
     gated, plain = shape_from_config(LLAMA_32_1B), shape_from_config(GPT2)
     assert set(gated.linear_sizes) == set(PROJECTIONS)
@@ -84,6 +76,12 @@ def test_the_parts_of_a_shape_add_up_to_the_whole():
     assert shape.block_linear_parameters == 2 * 8 * 8 + 2 * 8 * 4 + 3 * 8 * 16
     assert shape.block_parameters == shape.block_linear_parameters + 2 * 8
     assert shape.parameters == 2 * shape.block_parameters + 10 * 8 + 8
+    counts = [
+        shape_from_config({**LLAMA_32_1B, **more}).parameters
+        for more in ({}, {"tie_word_embeddings": False}, {"attention_bias": True})
+    ]
+    assert counts[1] - counts[0] == 128256 * 2048  # one more table
+    assert counts[2] - counts[0] == 16 * (32 + 8 + 8) * 64  # once per layer
 
 
 @each(
@@ -94,24 +92,17 @@ def test_the_parts_of_a_shape_add_up_to_the_whole():
         (DEEPSEEK, wording("a-mixture-of-256")),
         (LATENT, wording("multi-head-latent-attention-not")),
         (BART, wording("encoder-decoder-model-not-modelled")),
+        # Missing numbers are named all at once.
+        (without("vocab_size"), wording("config-json-has-no")),
+        (without("intermediate_size"), wording("config-json-has-no-usable")),
+        (
+            without("num_attention_heads", "hidden_size"),
+            wording("config-json-has-no-usable-hidden"),
+        ),
+        ({}, wording("has-no-usable-2")),
     ],
 )
 def test_what_we_cannot_model_is_refused_with_its_reason(config: dict[str, Any], reason: str):
-    with pytest.raises(UnknownShape) as refusal:
-        shape_from_config(config)
-    assert str(refusal.value) == reason
-
-
-@pytest.mark.parametrize(
-    ("without", "reason"),
-    [
-        (["vocab_size"], wording("config-json-has-no")),
-        (["intermediate_size"], wording("config-json-has-no-usable")),
-        (["num_attention_heads", "hidden_size"], wording("config-json-has-no-usable-hidden")),
-    ],
-)
-def test_missing_numbers_are_named_all_at_once(without: list[str], reason: str):
-    config = {key: value for key, value in LLAMA_32_1B.items() if key not in without}
     with pytest.raises(UnknownShape) as refusal:
         shape_from_config(config)
     assert str(refusal.value) == reason
@@ -121,9 +112,3 @@ def test_missing_numbers_are_named_all_at_once(without: list[str], reason: str):
 def test_a_number_that_is_none_counts_as_missing(value: object):
     with pytest.raises(UnknownShape, match=wording("config-json-has-no-usable-num")):
         shape_from_config({**LLAMA_32_1B, "num_hidden_layers": value})
-
-
-def test_an_empty_config_names_every_number_it_lacks():
-    with pytest.raises(UnknownShape) as refusal:
-        shape_from_config({})
-    assert str(refusal.value) == wording("has-no-usable-2")

@@ -17,7 +17,7 @@ def survey(folder: Path, characters: bool = False, **spec: object) -> Survey:
     return survey_data(DatasetSpec.model_validate(spec), folder, characters=characters)
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "text", "rows"),
     [
         ("a.jsonl", '{"a":1}\n{"a":2}\n', 2),
@@ -31,29 +31,20 @@ def test_lines_are_counted(tmp_path, name, text, rows):
     assert survey_file(tmp_path / name).rows == rows
 
 
-def test_tokens_are_judged_by_the_size_of_the_file(tmp_path):
-    (tmp_path / "a.jsonl").write_text(("x" * 379 + "\n") * 100, encoding="utf-8")
-    found = survey(tmp_path, path="a.jsonl")
-    assert found.tokens == 10_000
-    assert found.mean_tokens == 100
-
-
-def test_weights_of_tasks_multiply_their_rows(tmp_path):
-    for name in ("a", "b"):
-        (tmp_path / f"{name}.jsonl").write_text("{}\n" * 10, encoding="utf-8")
-    tasks = {"a": Task(train="a.jsonl", weight=0.5), "b": Task(train="b.jsonl", weight=2)}
-    assert survey(tmp_path, tasks=tasks).rows == 25
-
-
-def test_rows_beyond_max_samples_are_not_counted(tmp_path):
+def test_rows_of_tasks_and_up_to_max_samples_are_counted(tmp_path):
+    (tmp_path / "sized.jsonl").write_text(("x" * 379 + "\n") * 100, encoding="utf-8")
+    by_size = survey(tmp_path, path="sized.jsonl")
+    assert (by_size.tokens, by_size.mean_tokens) == (10_000, 100)
     for name in ("a", "b"):
         (tmp_path / f"{name}.jsonl").write_text("{}\n" * 100, encoding="utf-8")
     every, some = (survey(tmp_path, path="a.jsonl", max_samples=most) for most in (None, 25))
     assert (some.rows, some.tokens) == (25, round((every.tokens or 0) / 4))
     assert some.because == "max_samples; lines counted"
     assert survey(tmp_path, path="a.jsonl", max_samples=100) == every
-    tasks = {"a": Task(train="a.jsonl"), "b": Task(train="b.jsonl", weight=2)}
-    assert survey(tmp_path, tasks=tasks, max_samples=25).rows == 75
+    tasks = {"a": Task(train="a.jsonl", weight=0.5), "b": Task(train="b.jsonl", weight=2)}
+    assert survey(tmp_path, tasks=tasks).rows == 250
+    assert survey(tmp_path, tasks=tasks, max_samples=20).rows == 50
+    assert local_path("data\\train.jsonl", tmp_path) == tmp_path / "data" / "train.jsonl"
 
 
 @each(
@@ -67,39 +58,24 @@ def test_rows_beyond_max_samples_are_not_counted(tmp_path):
         ({"path": "shakespeare"}, wording("corpus-shakespeare-has-not")),
         ({"path": "a.jsonl", "streaming": True}, wording("streamed-rows-not-counted")),
         ({"tasks": {"a": {"train": "a.jsonl"}}}, wording("a-jsonl-is-not")),
+        ({"path": "rows"}, "a folder"),
+        ({"path": "a.parquet"}, ".parquet"),
+        ({"path": "~nosuchuser/a.jsonl"}, wording("is-not-there-2")),
+        ({"path": "x" * 400 + ".jsonl"}, wording("cannot-be-looked-at")),
     ],
 )
 def test_what_cannot_be_counted_says_why(tmp_path, spec, because):
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "a.parquet").write_bytes(b"PAR1")
     found = survey(tmp_path, **spec)
     assert found.rows is None
     assert because in found.because
-
-
-def test_a_folder_and_other_formats_are_counted_later(tmp_path):
-    (tmp_path / "rows").mkdir()
-    (tmp_path / "a.parquet").write_bytes(b"PAR1")
-    assert "a folder" in survey(tmp_path, path="rows").because
-    assert ".parquet" in survey(tmp_path, path="a.parquet").because
 
 
 def test_characters_of_a_corpus_are_its_bytes_up_to_the_limit(tmp_path):
     (tmp_path / "a.txt").write_text("x" * 1000, encoding="utf-8")
     assert survey(tmp_path, True, path="a.txt").tokens == 1000
     assert survey(tmp_path, True, path="a.txt", max_chars=300).tokens == 300
-
-
-def test_windows_separators_work_everywhere(tmp_path):
-    assert local_path("data\\train.jsonl", tmp_path) == tmp_path / "data" / "train.jsonl"
-
-
-@pytest.mark.parametrize("path", ["~nosuchuser/a.jsonl", "x" * 400 + ".jsonl"])
-def test_paths_that_no_file_can_have_are_reported(tmp_path, path):
-    found = survey(tmp_path, path=path)
-    assert found.rows is None
-    assert (
-        wording("is-not-there-2") in found.because
-        or wording("cannot-be-looked-at") in found.because
-    )
 
 
 def test_rows_of_a_large_file_are_counted_by_parts_all_over_it(tmp_path, monkeypatch):
@@ -110,9 +86,6 @@ def test_rows_of_a_large_file_are_counted_by_parts_all_over_it(tmp_path, monkeyp
     # Of 9 % of the bytes, which are short lines, 1 of 16 parts and a piece of another tell.
     assert found.rows == pytest.approx(10_000, rel=0.2)
     assert found.because == wording("lines-mib-spread-over")
-
-
-def test_rows_too_long_for_the_parts_looked_at_are_not_counted_as_none(tmp_path, monkeypatch):
     monkeypatch.setattr(survey_module, "_COUNTED_BYTES", 1600)
-    (tmp_path / "a.jsonl").write_text(("x" * 999 + "\n") * 5)
+    (tmp_path / "a.jsonl").write_text(("x" * 999 + "\n") * 5)  # too long for the parts
     assert survey_file(tmp_path / "a.jsonl").rows is None

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from expert.planning.machine.threads import Threads, choose_threads, threads_as_before
 from tests.each import each
 from tests.wording import wording
@@ -27,24 +25,17 @@ def test_a_run_takes_the_cores_that_nobody_else_uses(cores, busy, count):
     assert chosen(busy, own=cores, cores=cores).count == count
 
 
-def test_the_reason_names_the_neighbours():
+def test_the_reason_names_the_neighbours_the_quota_or_what_the_user_says():
     assert chosen(1.0) == Threads(1, wording("other-processes-use-1"), lowered=True)
     assert chosen(0.0) == Threads(2, wording("torchs-own-number"))
-
-
-@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "MKL_NUM_THREADS"])
-def test_what_the_user_says_is_kept_however_busy_the_machine_is(name):
-    assert chosen(1.9, name) == Threads(2, f"{name} is set")
-
-
-def test_a_quota_of_a_container_counts_where_its_machine_is_large():
+    assert chosen(0.0, own=4, cores=8).count == 4  # never raised
+    troubles = Path(__file__).parents[2].joinpath("docs/TROUBLESHOOTING.md").read_text("utf-8")
+    assert "OMP_NUM_THREADS" in troubles
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        assert chosen(1.9, name) == Threads(2, f"{name} is set")
     found = chosen(10.0, own=64, granted=4, cores=64)
     assert (found.count, found.lowered) == (4, False)
     assert found.because == wording("process-may-use-cores")
-
-
-def test_torch_s_own_number_is_never_raised():
-    assert chosen(0.0, own=4, cores=8).count == 4
 
 
 def before(threads: object, began_on: int | None, *, granted: int, cores: int) -> Threads | None:
@@ -52,21 +43,9 @@ def before(threads: object, began_on: int | None, *, granted: int, cores: int) -
     return threads_as_before(told, granted=granted, cores=cores)
 
 
-def test_a_run_resumed_on_as_many_cores_keeps_its_threads():
+def test_a_resumed_run_keeps_its_threads_on_as_many_cores_and_else_chooses_again():
     assert before(1, 2, granted=2, cores=2) == Threads(1, wording("as-the-run-began"), kept=True)
-
-
-@each(("threads", "began_on"), [(64, 64), (1, 1), (2, None), (None, 2), (0, 2)])
-def test_a_run_resumed_on_other_cores_chooses_again(threads, began_on):
-    assert before(threads, began_on, granted=2, cores=2) is None
-
-
-def test_a_resumed_run_takes_no_more_threads_than_are_granted_now():
-    assert before(64, 64, granted=4, cores=64) == Threads(
-        4, wording("run-began-with-process"), kept=True
-    )
-
-
-def test_names_of_the_environment_are_documented():
-    text = Path(__file__).parents[2].joinpath("docs/TROUBLESHOOTING.md").read_text(encoding="utf-8")
-    assert "OMP_NUM_THREADS" in text
+    fewer = Threads(4, wording("run-began-with-process"), kept=True)
+    assert before(64, 64, granted=4, cores=64) == fewer
+    for threads, began_on in ((64, 64), (1, 1), (2, None), (None, 2), (0, 2)):
+        assert before(threads, began_on, granted=2, cores=2) is None

@@ -42,7 +42,6 @@ def judge_all(
     *,
     domain: str,
     strict: bool = False,
-    seconds: float = SECONDS,
     tsc: str | None = None,
     tell: Tell = lambda done, of: None,
     notice: Callable[[str], None] = lambda text: None,
@@ -71,7 +70,7 @@ def judge_all(
 
     with contextlib.ExitStack() as stack, ThreadPoolExecutor(several) as pool:
         for _ in range(several):
-            benches.put(stack.enter_context(Bench(seconds)))
+            benches.put(stack.enter_context(Bench(SECONDS)))
         found = list(pool.map(judged, pairs))
         for text in dict.fromkeys(text for bench in benches.queue for text in bench.open):
             notice(text)

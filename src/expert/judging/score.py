@@ -61,9 +61,9 @@ def score_of(verdicts: Sequence[bool | None], rows: Sequence[str] | None = None)
     )
 
 
-def wilson(passed: float, judged: int, z: float = Z_95) -> tuple[float, float]:
+def wilson(passed: float, judged: int) -> tuple[float, float]:
     """Wilson's interval for the true share; it stays within 0 and 1."""
-    share = passed / judged
+    share, z = passed / judged, Z_95
     centre = (share + z * z / (2 * judged)) / (1 + z * z / judged)
     spread = share * (1 - share) / judged + z * z / (4 * judged * judged)
     half = z * math.sqrt(spread) / (1 + z * z / judged)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 
+from expert.manifest.migrate.migration import Entries
 from expert.manifest.notices import Notice
 from expert.manifest.reader import understand
 from expert.manifest.schema.types import AUTO
@@ -23,8 +24,6 @@ FIRST_KEYS = (
     *("schema_version", "name", "version", "description", "author"),
     *("base_models", "soft_prompts", "training"),
 )
-
-Entries = dict[str, Item]
 
 
 def upgrade(document: Document) -> tuple[str, list[Notice]]:

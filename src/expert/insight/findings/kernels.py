@@ -13,8 +13,7 @@ from expert.insight.findings.finding import CONFIG, Look, Seen, seen
 from expert.insight.record import listed
 from expert.planning.choose.kernels import COMPILED, NOT_RECOMPUTED
 from expert.planning.choose.rates import COLD_COMPILE
-from expert.planning.machine.card_table import VOLTA
-from expert.planning.machine.cards import card_named
+from expert.planning.machine.cards import VOLTA, card_named
 from expert.planning.memory.calibration import workload_of
 from expert.planning.memory.fitting import MARGIN
 from expert.planning.memory.memory import activation_bytes

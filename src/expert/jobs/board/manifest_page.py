@@ -27,7 +27,7 @@ from expert.jobs.board.job_pages import log_html, output_lines
 from expert.jobs.board.layout import button, page
 from expert.jobs.board.places import Found
 from expert.manifest.explain import KeyHelp, explain
-from expert.planning.machine.card_table import CARDS
+from expert.planning.machine.cards import CARDS
 
 CONFIG = "training.config."
 GROUPS = (

@@ -42,9 +42,7 @@ def find_tsc() -> str | None:
     return shutil.which("tsc") if shutil.which("node") else None
 
 
-def type_errors(
-    programs: Sequence[str], tsc: str, *, tsx: bool = False, seconds: float = SECONDS
-) -> list[str | None] | None:
+def type_errors(programs: Sequence[str], tsc: str, *, tsx: bool = False) -> list[str | None] | None:
     """The first error of each program, None for those without; None for all if tsc failed."""
     if not programs:
         return []
@@ -55,7 +53,7 @@ def type_errors(
             (folder / name).write_text(text, encoding="utf-8", errors="replace")
         config = {"compilerOptions": _OPTIONS, "files": names}
         (folder / "tsconfig.json").write_text(json.dumps(config), encoding="utf-8")
-        done = _run([tsc, "--noEmit", "--pretty", "false", "-p", place], folder, seconds)
+        done = _run([tsc, "--noEmit", "--pretty", "false", "-p", place], folder)
     if done is None:
         return None
     said, code = done
@@ -69,7 +67,7 @@ def type_errors(
     return [found.get(number) for number in range(len(programs))]
 
 
-def _run(command: list[str], folder: Path, seconds: float) -> tuple[str, int] | None:
+def _run(command: list[str], folder: Path) -> tuple[str, int] | None:
     """The compiler's output and exit code; None if it cannot start or does not finish."""
     own = {"HOME": str(folder), "NODE_OPTIONS": f"--max-old-space-size={HEAP_MEGABYTES}"}
     if sys.platform.startswith("linux"):
@@ -81,7 +79,7 @@ def _run(command: list[str], folder: Path, seconds: float) -> tuple[str, int] | 
     env = {**clean_environment(), **own}
     try:
         said, _, code = run_program(
-            command, seconds=seconds, env=env, cwd=folder, leaves_nothing=True
+            command, seconds=SECONDS, env=env, cwd=folder, leaves_nothing=True
         )
     except OSError:
         return None

@@ -271,15 +271,13 @@ _SUPERSEDED: dict[str, Callable[[TrainingConfig], str]] = {
 
 def _cadence(manifest: Manifest, found: Findings) -> None:
     config = manifest.training.config
-    if config.save_steps and config.save_strategy in ("epoch", "no"):
-        found.superseded("save_steps", f"save_strategy is {config.save_strategy}")
-    if config.eval_steps and config.evaluation_strategy in ("epoch", "no"):
-        found.superseded("eval_steps", f"evaluation_strategy is {config.evaluation_strategy}")
-    for key, strategy in (("save", config.save_strategy), ("eval", config.evaluation_strategy)):
-        if strategy == "steps" and getattr(config, f"{key}_steps") is None:
-            name = "save_strategy" if key == "save" else "evaluation_strategy"
-            what = f"steps, but {key}_steps is not given"
-            found.wrong(f"training.config.{name}", what, f"add {key}_steps")
+    for key, name in (("save_steps", "save_strategy"), ("eval_steps", "evaluation_strategy")):
+        steps, strategy = getattr(config, key), getattr(config, name)
+        if steps and strategy in ("epoch", "no"):
+            found.superseded(key, f"{name} is {strategy}")
+        if steps is None and strategy == "steps":
+            what = f"steps, but {key} is not given"
+            found.wrong(f"training.config.{name}", what, f"add {key}")
     if config.evaluation_strategy == "no":
         for key in ("load_best_model_at_end", "early_stopping_patience"):
             if getattr(config, key) not in (None, False, "auto"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,21 @@ _NULL_IS_A_VALUE = ("max_grad_norm", "save_total_limit")
 def beside(item: Item, value: Any) -> Item:
     """Another value with the path and line of `item`."""
     return Item(value, item.path, item.line, from_command_line=item.from_command_line)
+
+
+def as_item(value: Any, at: Item, file: str = "") -> Item:
+    """Plain data as items with the path and line of `at`, or with their paths in a file."""
+    inner: Any = value
+    if isinstance(value, dict):
+        inner = {
+            str(key): as_item(entry, at, f"{file}: {key}" if file else "")
+            for key, entry in value.items()
+        }
+    elif isinstance(value, list | tuple | set):
+        inner = [as_item(entry, at, file) for entry in value]
+    elif not isinstance(value, str | int | float | None):
+        inner = str(value)
+    return Item(inner, file or at.path, at.line, from_command_line=at.from_command_line)
 
 
 def take(entries: Entries, key: str) -> Item:
@@ -105,6 +120,12 @@ class Migration:
 
     def place_in_model(self, key: str, item: Item) -> None:
         self.place(self.first_base_model, key, item, f"base_models[0].{key}")
+
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Give keys of the top level their names in training.config."""
+        for key in [key for key in names if key in self.root]:
+            home = names[key]
+            self.place(self.root, home, self.root.pop(key), f"training.config.{home}")
 
     def convert(self, zone: Entries, key: str, value: str | bool | float, item: Item) -> None:
         """Replace `item` by `key: value` in the same section, which is moved to its place later."""

@@ -384,16 +384,10 @@ CONVERTED: dict[str, Callable[[Migration, Entries, Item], None]] = {
     **_all("run_name wandb_name wandb_run_name mlflow_run_name trackio_run_name", _run_name),
     **SHARING,
 }
-_ONLY_OUTSIDE = [
-    "tokens",
-    "rope_scaling",
-    "template",
-    "chat_template",
-    "quantize",
-    "attn",
-    "min_lr",
+_ONLY_OUTSIDE = (
+    *("tokens", "rope_scaling", "template", "chat_template", "quantize", "attn", "min_lr"),
     "strategy",
-]
+)
 """At the top level of an Expert manifest, these may be metadata."""
 
 

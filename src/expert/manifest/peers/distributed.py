@@ -6,10 +6,9 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 from expert.core.files import read_json
-from expert.manifest.migrate.migration import Entries, Migration, beside, take
+from expert.manifest.migrate.migration import Entries, Migration, as_item, beside, take
 from expert.manifest.text.item import Item, is_comment, shown
 
 _MAX_BYTES = 1_000_000
@@ -290,7 +289,7 @@ def _read_file(work: Migration, item: Item) -> Item:
             return Item(None)
         if not isinstance(content, dict):
             work.problem(item, f"{file} is not a JSON object")
-        return _tree(content, item, named.name)
+        return as_item(content, item, named.name)
     stage = _STAGE_IN_A_NAME.search(named.stem)
     missing = f"there is no {item.value}"
     if stage is None or not item.key.startswith("deepspeed"):
@@ -299,17 +298,7 @@ def _read_file(work: Migration, item: Item) -> Item:
     work.report("note", item, f"{missing}: read as ZeRO-{stage[1]}, from its name")
     offload = {"device": "cpu"} if "offload" in named.stem else {}
     zero = {"stage": int(stage[1]), "offload_optimizer": offload}
-    return _tree({"zero_optimization": zero}, item, named.name)
-
-
-def _tree(value: Any, at: Item, path: str) -> Item:
-    """A value of a file as items, each with its path in the file."""
-    inner: Any = value
-    if isinstance(value, dict):
-        inner = {str(key): _tree(entry, at, f"{path}: {key}") for key, entry in value.items()}
-    elif isinstance(value, list):
-        inner = [_tree(entry, at, path) for entry in value]
-    return Item(inner, path, at.line, from_command_line=at.from_command_line)
+    return as_item({"zero_optimization": zero}, item, named.name)
 
 
 SHARING = {

@@ -195,9 +195,7 @@ def read_torchtune(work: Migration) -> None:
     packs = work.root.get("packing", Item(None)).value is True
     if packs and number_in(length) and number_in(work.root.get("batch_size", Item(None))):
         put_batch_tokens(work, work.root.pop("batch_size"), number_in(length))
-    for key, home in _TUNE_NAMES.items():
-        if key in work.root:
-            work.place(work.root, home, work.root.pop(key), f"training.config.{home}")
+    work.rename(_TUNE_NAMES)
     limit = take(work.root, "max_steps_per_epoch")
     if limit.value:
         work.without_effect(limit, "max_steps limits the whole run")

@@ -19,9 +19,7 @@ def read_mlx(work: Migration) -> None:
     """Convert mlx-lm's files, which count iterations and give adapters a scale."""
     if "iters" not in work.root:
         return
-    for key, home in _NAMES.items():
-        if key in work.root:
-            work.place(work.root, home, work.root.pop(key), f"training.config.{home}")
+    work.rename(_NAMES)
     # mlx-lm's default is false
     work.root.setdefault("mask_prompt", Item(False, "mask_prompt", work.root["max_steps"].line))
     layers = take(work.root, "num_layers")

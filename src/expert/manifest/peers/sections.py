@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 
 from expert.manifest.migrate.aliases import CONFIG_ALIASES
-from expert.manifest.migrate.migration import Entries, Migration, beside
+from expert.manifest.migrate.migration import Entries, Migration, as_item, beside
 from expert.manifest.text.item import Item, is_comment, shown
 
 _LORA = {"r": "rank", "lora_r": "rank"}
@@ -113,18 +113,5 @@ def read_python_lines(work: Migration) -> None:
             work.refuse(item, "a value", f"write {item.key}: VALUE")
             item.value = None
             continue
-        item.value = _tree(value, item)
+        item.value = as_item(value, item).value
         work.read_as(item, f"{shown(item.plain())} (a line of Python)")
-
-
-def _tree(
-    value: object, at: Item
-) -> str | int | float | bool | list[Item] | dict[str, Item] | None:
-    """A Python literal as items with the path and line of `at`."""
-    if isinstance(value, list | tuple | set):
-        return [Item(_tree(entry, at), at.path, at.line) for entry in value]
-    if isinstance(value, dict):
-        return {str(key): Item(_tree(entry, at), at.path, at.line) for key, entry in value.items()}
-    if value is None or isinstance(value, str | int | float | bool):
-        return value
-    return str(value)

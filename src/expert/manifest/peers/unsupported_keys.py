@@ -336,26 +336,11 @@ _KNOWN_HERE = {*CONFIG_KEYS, *CONFIG_ALIASES, *SPECIAL_NAMES, *LOOSE_DATASET_KEY
 """Keys that are read here, whatever their prefix."""
 # At the top level of an Expert manifest, these may be metadata.
 _PLAIN_WORDS = frozenset(
-    [
-        "bias",
-        "debug",
-        "devices",
-        "model_type",
-        "padding",
-        "plugins",
-        "resume",
-        "shuffle",
-        "strict",
-        "tokenizer",
-        "tokens",
-        "profiler",
-        "task_type",
-        "tool_format",
-        "relora",
-        "qat",
-        "neftune",
-        "run",
-    ]
+    (
+        *("bias", "debug", "devices", "model_type", "neftune", "padding", "plugins", "profiler"),
+        *("qat", "relora", "resume", "run", "shuffle", "strict", "task_type", "tokenizer"),
+        *("tokens", "tool_format"),
+    )
 )
 
 

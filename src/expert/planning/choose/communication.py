@@ -18,13 +18,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from expert.manifest.schema.kinds import OPTIMIZERS
+from expert.planning.choose.rates import Range
 from expert.planning.machine.links import Cluster, bytes_per_second
 from expert.planning.memory.memory import BYTES_OF, base_bytes
 from expert.planning.memory.shards import MASTER_BYTES, SUMMED_BYTES
 from expert.planning.memory.workload import Workload
 from expert.planning.run_plan import ParallelPlan
-
-Range = tuple[float, float]
 
 # Bytes per second that torch's fused AdamW moves on a CPU: 5.4e9 on two cores of an Arm server, so
 # about this on eight. Other processors were not measured.

@@ -14,7 +14,7 @@ from expert.planning.choose.sequences import FULL_ENOUGH
 from expert.planning.compilations import CompileSeconds, expected_compile
 from expert.planning.decisions import Source
 from expert.planning.draft import SET, PlanDraft
-from expert.planning.machine.card_table import VOLTA
+from expert.planning.machine.cards import VOLTA
 from expert.planning.measurements import ranks_of, rows_alike
 from expert.planning.memory.workload import Workload
 

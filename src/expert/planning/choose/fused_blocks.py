@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from expert.planning.choose.cuda_graphs import choose_capture
 from expert.planning.draft import KEPT, PlanDraft
-from expert.planning.machine.card_table import AMPERE
+from expert.planning.machine.cards import AMPERE
 from expert.planning.memory.workload import Workload
 from expert.planning.models.shapes import PROJECTIONS
 

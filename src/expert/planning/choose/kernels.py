@@ -5,7 +5,7 @@ from __future__ import annotations
 from expert.core.install import pip_install
 from expert.planning.choose.sequences import FULL_ENOUGH
 from expert.planning.draft import KEPT, SET, PlanDraft
-from expert.planning.machine.card_table import ADA, AMPERE, HOPPER
+from expert.planning.machine.cards import ADA, AMPERE, HOPPER
 from expert.planning.machine.host import package_version
 from expert.planning.memory.fitting import budget_of
 from expert.planning.memory.memory import chunk_for

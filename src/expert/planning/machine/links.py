@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from expert.core.errors import ExpertError
-from expert.planning.machine.card_table import AMPERE, HOPPER
+from expert.planning.machine.cards import AMPERE, HOPPER
 from expert.planning.machine.target import Target
 
 

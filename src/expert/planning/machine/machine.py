@@ -44,15 +44,15 @@ def describe_machine(
     folder: Path = Path("."),
     *,
     nvml: ModuleType | None = None,
-    roots: Path = Path("/"),
     environ: Mapping[str, str] | None = None,
 ) -> Machine:
     """The machine as seen from this process; `folder` is where disk space is needed.
 
-    `nvml`, `roots` (the folder /proc and /sys are in) and `environ` default to the real ones.
+    `nvml` and `environ` default to the real ones.
     """
     import platform
 
+    roots = Path("/")
     gpus, gpu_note = visible_gpus(nvml, os.environ if environ is None else environ)
     ram_total, ram_available = host.ram(roots)
     return Machine(

@@ -91,15 +91,10 @@ def calibrations_file(environ: Mapping[str, str] = os.environ) -> Path:
     return measurements_file(environ).parent / "memory-probes.json"
 
 
-def read_probes(path: Path) -> list[MemoryProbe]:
-    """Every readable probe; none if the file is missing or damaged."""
-    return read_records(path, MemoryProbe)
-
-
 def calibrations_of(card: str, torch: str | None, path: Path) -> Calibrations:
     """The stored probes of this card with this torch."""
-    probes = [probe for probe in read_probes(path) if (probe.card, probe.torch) == (card, torch)]
-    return Calibrations(probes=tuple(probes))
+    probes = read_records(path, MemoryProbe)
+    return Calibrations(probes=tuple(p for p in probes if (p.card, p.torch) == (card, torch)))
 
 
 def remember(probe: MemoryProbe, path: Path) -> None:
