@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from expert.insight.findings.table import LOOKS, RULES, find
+from expert.insight.findings import course, feeding, kernels, memory, ranks
+from expert.insight.findings.table import RULES, find
 from expert.insight.findings.verdict import judge
 from expert.insight.record import RunRecord
 from tests.each import each
@@ -289,7 +290,16 @@ def test_no_rule_stumbles_over_a_damaged_run(events, plan):
 
 def test_every_rule_is_in_the_table_once_and_has_a_test():
     assert len(RULES) > 50
-    assert LOOKS.keys() == {rule.name for rule in RULES if rule.look is not None}
+    files = (course, feeding, kernels, memory, ranks)
+    written = [
+        name.replace("_", "-")
+        for file in files
+        for name, function in vars(file).items()
+        if getattr(function, "__module__", "") == file.__name__
+        and not name.startswith("_")
+        and function.__annotations__.get("return") == "Seen | None"
+    ]
+    assert sorted(written) == sorted(rule.name for rule in RULES if rule.look is not None)
     tests = Path(__file__).parents[1]
     files = [*tests.glob("insight/test_*.py"), *tests.glob("jobs/**/test_planted*.py")]
     texts = "".join(file.read_text(encoding="utf-8") for file in files)
