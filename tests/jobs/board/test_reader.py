@@ -10,7 +10,7 @@ import pytest
 
 from expert.core.links import LinkRefused
 from expert.jobs.board import reader as reading
-from expert.jobs.board.reader import EventReader, halved, joined_lines
+from expert.jobs.board.reader import EventReader, halved
 from tests.insight.pages import eval_event, started, step_event, usual
 
 
@@ -92,30 +92,13 @@ def test_a_link_is_not_followed(tmp_path):
         EventReader(tmp_path / "events.jsonl").look()
 
 
-def test_two_log_lines_are_one_that_stands_for_the_steps_of_both():
-    first = step_event(1, loss=1.0, targets=100, peak_reserved_bytes=9)
-    second = step_event(2, loss=4.0, targets=300, peak_reserved_bytes=5)
-    both = joined_lines(first, second)
-    assert both["step"] == 2
-    assert both["updates"] == 2
-    assert both["tokens"] == 2000
-    assert both["seconds"] == 1.0
-    assert both["time_forward"] == pytest.approx(0.3)
-    assert both["loss"] == pytest.approx((1.0 * 100 + 4.0 * 300) / 400)
-    assert both["peak_reserved_bytes"] == 9
-    assert both["rate"] == second["rate"]
-
-
-def test_a_loss_that_is_not_a_number_stays_one(tmp_path):
-    assert joined_lines(step_event(1), step_event(2, loss="nan"))["loss"] == "nan"
-
-
 def test_log_lines_with_other_events_between_them_are_halved_too():
     mixed = [each for n in range(1, 9) for each in (step_event(n), eval_event(n))]
     kept = halved(mixed)
     assert sum(event["event"] == "eval" for event in kept) == 8
     assert sum(event["event"] == "step" for event in kept) == 4
     assert kept[-2]["step"] == 8
+    assert sum(event.get("tokens", 0) for event in kept) == 8000
 
 
 def test_a_run_that_grows_keeps_few_lines_and_every_sum(tmp_path):
