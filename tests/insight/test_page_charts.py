@@ -112,17 +112,18 @@ def test_numbers_and_times_are_short_on_an_axis():
 
 
 def test_a_long_series_keeps_its_spike_its_dip_and_its_ends():
-    values = [random.Random(0).random() for _ in range(100_000)]
-    values[33_333], values[77_777] = 99.0, -99.0
-    points = list(zip(map(float, range(100_000)), values, strict=True))
+    draw_number = random.Random(0).random
+    values = [draw_number() for _ in range(10_000)]
+    values[3_333], values[7_777] = 99.0, -99.0
+    points = list(zip(map(float, range(10_000)), values, strict=True))
     thin = thinned(points)
     assert len(thin) <= 2 * BUCKETS + 2
-    assert {points[0], points[-1], points[33_333], points[77_777]} <= set(thin)
+    assert {points[0], points[-1], points[3_333], points[7_777]} <= set(thin)
     assert [x for x, _ in thin] == sorted(x for x, _ in thin)
 
 
 def test_a_stretch_without_values_stays_a_hole():
-    points = [(float(x), None if 20_000 <= x < 40_000 else 1.0) for x in range(60_000)]
+    points = [(float(x), None if 2_000 <= x < 4_000 else 1.0) for x in range(6_000)]
     assert any(value is None for _, value in thinned(points))
 
 
