@@ -25,7 +25,7 @@ from tests.jobs.trained_runs import finished
 from tests.wording import wording
 
 PROMPTS = [
-    f"say {word} {number} {'please ' * (number * 7 % 11)}" for number in range(4) for word in WORDS
+    f"say {word} {number} {'please ' * (number * 7 % 11)}" for number in range(2) for word in WORDS
 ]
 LENGTHS = [1 + (7 * place) % 12 for place in range(len(PROMPTS))]
 
@@ -76,7 +76,7 @@ def test_answers_among_others_are_those_of_expert_sample(parallel, monkeypatch):
         assert all_at_once(engine) == alone()
     finally:
         engine.close()
-    assert len(set(alone())) > 8, "all alike would prove nothing"
+    assert len(set(alone())) > 5, "all alike would prove nothing"
 
 
 def test_rows_join_and_leave_steps_that_are_recorded(monkeypatch):
