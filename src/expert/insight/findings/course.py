@@ -188,10 +188,11 @@ def below_the_band(found: Evidence) -> Seen | None:
     rate = step.tokens_per_second
     if band is None or rate is None or rate >= band.acceptable_from:
         return None
+    word = "something is wrong" if rate < band.wrong_below else "slow"
     return seen(
         f"{rate:,.0f} tokens/s where {band.reference:,.0f} can be reached; {band.because}",
         severity="warning" if band.measured and rate < band.wrong_below else "note",
-        title=f"throughput on this card: {band.word(rate)}",
+        title=f"throughput on this card: {word}",
         consequence=f"{percent(rate / band.reference)} of what this card does with such a model",
         gain=band.reference / rate if rate else None,
         numbers={"tokens_per_second": rate, "expected": band.reference},
