@@ -123,11 +123,11 @@ CUT = STARTED | {"total_steps": 40, "ends_by": "max_steps"}
             )
         ),
         *(
-            ({"event": "finished", "eval_loss": best, "last_eval_loss": last}, wording(key))
-            for best, last, key in (
-                (1.2, 1.9, "finished-best-validation-loss"),
-                (1.2, 1.2, "finished-best-validation"),
-                (None, 1.9, "finished-last-validation-loss"),
+            ({"event": "finished", "eval_loss": best, "last_eval_loss": last}, words)
+            for best, last, words in (
+                (1.2, 1.9, wording("finished-best-validation-loss")),
+                (1.2, 1.2, wording("finished-best-validation")),
+                (None, 1.9, wording("finished-last-validation-loss")),
             )
         ),
         (

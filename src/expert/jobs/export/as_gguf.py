@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from expert.core.stored_json import object_in
 from expert.jobs.export.chat_format import chat_template_of
 from expert.jobs.export.checks import CannotExport
-from expert.jobs.export.comparison import Difference, compare, logits_of
+from expert.jobs.export.comparison import Difference, Expected, Source, compare, logits_of
 from expert.jobs.export.gguf_file.adapter import refuse_adapter, write_adapter
 from expert.jobs.export.gguf_file.architecture import (
     Family,
@@ -44,7 +44,7 @@ from expert.manifest.schema.manifest import CHAR_GPT
 from expert.planning.plan import folder_name
 
 if TYPE_CHECKING:
-    from expert.jobs.export.exported import Expected, Exported, Kind, Source
+    from expert.jobs.export.exported import Exported, Kind
     from expert.planning.run_plan import RunPlan
     from expert.run.stored.load import Trained
 

@@ -33,6 +33,8 @@ from expert.jobs.export.comparison import (
     CHECKED_TEXTS,
     TOLERANCE,
     Difference,
+    Expected,
+    Source,
     checked_ids,
     compare,
     load_exported,
@@ -40,7 +42,7 @@ from expert.jobs.export.comparison import (
     logits_of_trained,
 )
 from expert.jobs.export.engines import problems
-from expert.jobs.export.exported import Expected, Exported, Source
+from expert.jobs.export.exported import Exported
 from expert.jobs.export.gguf_file.types import UNQUANTISED
 from expert.jobs.export.model_card import Known, model_card
 from expert.jobs.export.portable_base import copy_base, hub_reference, portable_base

@@ -1,4 +1,4 @@
-"""What is exported and how, and the result: how far it is from the trained model."""
+"""The result of an export, and how far it is from the trained model."""
 
 from __future__ import annotations
 
@@ -6,44 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from expert.jobs.export.quality import ROWS, Quality
-
 if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-    from expert.core.rundir import RunFolder
-    from expert.jobs.export.card_code import Asking
-    from expert.planning.run_plan import RunPlan
-    from expert.run.stored.choose_checkpoint import Choice
+    from expert.jobs.export.quality import Quality
 
 Kind = Literal["adapter", "merged", "model"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Source:
-    """What to export, and how."""
-
-    folder: RunFolder
-    plan: RunPlan
-    choice: Choice
-    kind: Kind
-    dtype: str
-    device: torch.device
-    gguf: str = ""
-    """The type of a GGUF file, `lora` for an adapter; "" for other exports."""
-    judged_rows: int = ROWS
-
-
-@dataclass(frozen=True, kw_only=True)
-class Expected:
-    """Logits of the trained model on the checked texts, and its prompt."""
-
-    ids: list[list[int]]
-    asking: Asking | None
-    logits: list[Tensor]
-    adapter_effect: float | None
-    quantised_share: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
