@@ -411,7 +411,7 @@ def test_servers_get_their_command_or_the_reason_why_not(adapter, kind, expected
         plan, kind, "fp32", portable_base(plan.model, needed=False), template=True, name="demo"
     )
     assert bool(found) == (expected is not None) == (not problems(plan, kind))
-    assert expected is None or expected in found[0].command
+    assert expected is None or expected in found[0][1]
 
 
 def test_the_cards_of_folders_have_the_commands_and_warnings_name_what_is_missing():
