@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from expert.cli.export import exported_lines
+from expert.core.hashed import write_hashed
 from expert.core.publish import damage
 from expert.core.rundir import RunFolder
 from expert.data.records import Turn
@@ -39,7 +40,7 @@ from tests.jobs.gguf_models import MODELS, small_tokenizer
 from tests.jobs.runs import base_model, place, run, write_expert
 from tests.jobs.test_model_card import held_to_the_run
 from tests.jobs.trained_runs import exported, finished, finished_characters
-from tests.model.models import tiny_model
+from tests.model.models import family_config, tiny_model
 from tests.wording import wording
 
 
@@ -97,23 +98,16 @@ def test_each_tensor_has_the_type_of_llama_cpps_mix(name, shape, file, expected)
 
 
 def test_every_tensor_of_a_model_has_a_name_in_the_file_and_comes_back_as_it_was():
-    from tests.model.models import family_config
+    from transformers import AutoModelForCausalLM
 
     for family in ("llama", "mistral", "qwen2", "qwen3"):
-        transformers_model = _model(family_config(family))
-        stored = stored_tensors(transformers_model, family_of(transformers_model.config))
-        own = transformers_model.state_dict()
-        for one in stored:
+        model = AutoModelForCausalLM.from_config(family_config(family))
+        own = model.state_dict()
+        for one in stored_tensors(model, family_of(model.config)):
             values = own[one.source]
             assert torch.equal(one.to_model(one.to_file(values)), values), one.name
     assert {name.partition("_")[0] for name in FAMILIES} >= {"llama", "gemma3", "phi3"}
     assert {config for config, _, _ in MODELS.values()}  # all of them in the real llama.cpp (slow)
-
-
-def _model(config: Any) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_config(config)
 
 
 @each(
@@ -161,15 +155,11 @@ def test_a_layout_as_a_chat_template_writes_what_training_writes(name):
         assert pieces.written("s" if len(said) < len(turns) else "", said) == expected
 
 
-def test_pieces_are_quoted_so_that_neither_go_nor_the_modelfile_ends_early():
-    pieces = Pieces('"""{{', ("", "`\\"), "\n", "é", "")
-    text = go_template(pieces)
+def test_pieces_are_quoted_so_that_nothing_ends_early_and_a_template_that_does_more_is_left():
+    text = go_template(Pieces('"""{{', ("", "`\\"), "\n", "é", ""))
     assert '"""' not in text
     assert "\\u0022\\u0022\\u0022{{" in text
     assert "\\n" in text
-
-
-def test_a_template_that_does_more_is_left_to_the_file_with_the_reason():
     odd = ChatTemplate(
         "{% for m in messages %}{{ m.content|length }}:{{ m.content }}<e>{% endfor %}"
         "{% if add_generation_prompt %}>{% endif %}",
@@ -228,7 +218,7 @@ def test_a_gguf_export_is_whole_and_a_changed_byte_is_found(tmp_path):
     assert done.file in checked.faults[0]
 
 
-def test_the_file_has_tokenizer_template_and_settings():
+def test_the_file_has_tokenizer_template_and_settings_and_the_modelfile_those_of_ollama():
     reader = gguf.GGUFReader(as_q8().folder / as_q8().file)
     fields = {name: field.contents() for name, field in reader.fields.items()}
     assert fields["general.architecture"] == "qwen3"
@@ -239,6 +229,11 @@ def test_the_file_has_tokenizer_template_and_settings():
     assert fields["tokenizer.ggml.add_bos_token"] is False
     assert "<|im_start|>assistant" in fields["tokenizer.chat_template"]
     assert {tensor.tensor_type.name for tensor in reader.tensors} == {"F32", "Q8_0"}
+    text = (as_q8().folder / "Modelfile").read_text(encoding="utf-8")
+    assert text.startswith("FROM ./demo-q8_0.gguf\n")
+    assert 'TEMPLATE """{{ if .System }}' in text
+    for setting in ('stop "<|im_end|>"', "temperature 0", "num_ctx 256", "repeat_penalty 1"):
+        assert f"PARAMETER {setting}\n" in text
 
 
 def test_what_rounding_costs_is_printed_recorded_and_in_the_card():
@@ -261,14 +256,6 @@ def test_what_rounding_costs_is_printed_recorded_and_in_the_card():
     assert "ollama create demo -f Modelfile" in card
     assert "llama-server -m demo-q8_0.gguf --jinja" in card
     assert "\nlibrary_name: gguf\n" in card
-
-
-def test_the_modelfile_names_file_template_stop_and_decoding():
-    text = (as_q8().folder / "Modelfile").read_text(encoding="utf-8")
-    assert text.startswith("FROM ./demo-q8_0.gguf\n")
-    assert 'TEMPLATE """{{ if .System }}' in text
-    for setting in ('stop "<|im_end|>"', "temperature 0", "num_ctx 256", "repeat_penalty 1"):
-        assert f"PARAMETER {setting}\n" in text
 
 
 def test_a_whole_model_in_16_bits_is_held_to_the_tolerance(tmp_path):
@@ -308,8 +295,6 @@ def test_rows_that_are_gone_leave_the_cost_unknown_with_the_reason(tmp_path):
     plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
     plan["watch"]["output_dir"] = "/gone/runs"
     plan["data"]["cache"] = None
-    from expert.core.hashed import write_hashed
-
     write_hashed(folder / "plan.json", json.dumps(plan))
     done = exported_to(folder, tmp_path / "out", gguf="q8_0")
     assert done.quality is not None
@@ -361,8 +346,6 @@ def test_a_missing_package_is_named_with_the_command_that_adds_it(tmp_path, monk
 
 
 def test_a_model_that_llama_cpp_would_compute_otherwise_is_refused_with_all_reasons():
-    from tests.model.models import family_config
-
     with pytest.raises(CannotExport, match=wording("cannot-written-as-gguf")):
         family_of(family_config("gpt2"))
     odd = family_config("gemma2", query_pre_attn_scalar=5, tie_word_embeddings=False)

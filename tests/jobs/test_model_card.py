@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from expert.core.hashed import write_hashed
 from expert.core.rundir import RunFolder
@@ -254,9 +255,7 @@ def test_the_epochs_of_the_card_are_those_that_were_trained(tmp_path):
     facts = facts_of((tmp_path / "three" / "README.md").read_text(encoding="utf-8"))
     assert facts["epochs"].startswith("0.5")
     assert facts["steps"] == "3 of 6"
-
-
-def test_a_run_that_did_all_it_was_asked_for_says_only_that(tmp_path):
+    # A run that did all it was asked for says only that.
     export(learnt("lora", "chat"), tmp_path / "out", device="cpu")
     facts = facts_of((tmp_path / "out" / "README.md").read_text(encoding="utf-8"))
     assert facts["epochs"] == "12"
@@ -274,10 +273,7 @@ def test_the_head_of_a_card_has_language_licence_and_tags_of_the_manifest():
     done, plan = exported("lora"), read_plan(RunFolder(finished("lora")))
     manifest = {"capabilities": ["language:sql", "language:de"], "license": "mit", "tags": ["shop"]}
     card = model_card(plan, done, Known(manifest=manifest))
-    head = card.split("---")[1]
-    import yaml
-
-    told = yaml.safe_load(head)
+    told = yaml.safe_load(card.split("---")[1])
     assert told["language"] == ["de"]
     assert told["license"] == "mit"
     assert told["tags"] == ["lora", "expert", "code", "sql", "shop"]
