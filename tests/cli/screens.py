@@ -79,8 +79,3 @@ class Screen:
 
 def plain(*events: dict[str, Any]) -> list[str]:
     return Screen(terminal=False).show(*events).lines()
-
-
-def only_line(**event: Any) -> str:
-    [line] = plain(event)
-    return line

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from expert.insight.step.anatomy import StepAnatomy, dissect, finite, log_lines, numbers, run_times
 from tests.each import each
-from tests.insight.records import PLAN, finished_events, planned, record, step_events
+from tests.insight.records import finished_events, planned, record, step_events
 
 
-def test_a_given_timeline_adds_up():
+def step_of(events: list[Any], **plan: Any) -> Any:
+    return dissect(record(finished_events(events), planned(**plan))).step
+
+
+def test_a_given_timeline_adds_up_and_copies_beside_the_computation_take_no_time():
     step = StepAnatomy(phases={"data_wait": 0.2, "copy": 0.03, "compute": 0.05})
     assert step.wall == pytest.approx(0.28)
     assert step.idle_share == pytest.approx(1 - 50 / 280)
     assert step.share("copy") == pytest.approx(30 / 280)
-
-
-def test_copies_beside_the_computation_take_no_time():
     step = StepAnatomy(phases={"copy": 0.03, "compute": 0.05}, copies_beside=True)
     assert (step.wall, step.exposed_copy, step.idle_share) == (0.05, 0.0, 0.0)
 
@@ -26,7 +29,7 @@ def test_an_update_is_the_median_of_the_settled_lines():
     steps = step_events(9)
     steps[0] |= slow  # updates 1 to 5 compile
     steps[5] |= slow  # a hiccup
-    step = dissect(record(finished_events(steps))).step
+    step = step_of(steps)
     assert step.settled
     assert step.updates == 40
     assert step.of("forward") == pytest.approx(0.668 / 5)
@@ -44,50 +47,29 @@ def test_lines_after_a_compilation_or_a_fallback_have_not_settled():
     assert [line.settled for line in log_lines(events)] == [False] * 3 + [True, False, False]
 
 
-def test_an_old_run_without_counts_is_counted_by_its_numbers():
+def test_updates_without_counts_are_counted_by_their_numbers_and_never_backwards():
     steps = step_events(4, every=10, updates=None)
     assert [line.updates for line in log_lines(steps)] == [10, 10, 10, 10]
-
-
-def test_a_rollback_does_not_count_backwards():
-    steps = step_events(3, updates=None)
-    again = step_events(2, updates=None)[1]
+    steps, again = step_events(3, updates=None), step_events(2, updates=None)[1]
     events = [*steps, {"event": "rolled_back", "step": 5}, again]
     assert [line.updates for line in log_lines(events)] == [5, 5, 5, 5]
 
 
-def test_a_run_of_one_update_is_judged_by_it():
-    step = dissect(record(finished_events(step_events(1, every=1, updates=1)))).step
-    assert not step.settled
-    assert step.updates == 1
-
-
-def test_without_phases_only_the_clock_is_known():
-    gone = dict.fromkeys([f"time_{n}" for n in ("data_wait", "copy", "forward")])
-    gone |= dict.fromkeys([f"time_{n}" for n in ("backward", "optimizer", "other", "feed")])
-    step = dissect(record(finished_events(step_events(4, **gone)))).step
-    assert dict(step.phases) == {"update": pytest.approx(1.4934 / 5)}
-    assert step.idle_share is None
-
-
-def test_without_an_update_there_is_no_step():
-    found = dissect(record([{"event": "started", "time": 1.0}, {"event": "failed", "time": 4.0}]))
-    assert found.step is None
-    assert found.run.total == 3.0
-
-
-def test_numbers_that_are_none_are_left_out():
+def test_however_little_a_run_recorded_its_step_is_what_is_known():
+    alone = step_of(step_events(1, every=1, updates=1))
+    assert (alone.settled, alone.updates) == (False, 1)
+    phases = ("data_wait", "copy", "forward", "backward", "optimizer", "other", "feed")
+    clock = step_of(step_events(4, **dict.fromkeys(f"time_{name}" for name in phases)))
+    assert dict(clock.phases) == {"update": pytest.approx(1.4934 / 5)}
+    assert clock.idle_share is None
     steps = step_events(4)
     steps[1] |= {"seconds": "nan", "time_forward": None, "mfu": True}
     steps[2] |= {"step": "x"}
-    step = dissect(record(finished_events(steps))).step
-    assert step.mfu == 0.2917
-
-
-def test_a_cpu_has_no_copies_beside():
-    run = record(finished_events(step_events(4)), planned(kernels__device="cpu"))
-    step = dissect(run).step
-    assert not step.copies_beside
+    assert step_of(steps).mfu == 0.2917
+    assert not step_of(step_events(4), kernels__device="cpu").copies_beside
+    assert dissect(record(finished_events(step_events(4)), {})).step is not None
+    nothing = dissect(record([{"event": "started", "time": 1.0}, {"event": "failed", "time": 4.0}]))
+    assert (nothing.step, nothing.run.total) == (None, 3.0)
 
 
 def test_the_whole_run_is_split_by_purpose():
@@ -120,11 +102,6 @@ def test_the_time_between_two_sessions_is_nobodys():
     ]
     times = run_times(events)
     assert (times.total, times.training) == (10.0, 10.0)
-
-
-def test_a_plan_is_not_needed():
-    assert dissect(record(finished_events(step_events(4)), {})).step is not None
-    assert PLAN["kernels"]["device"] == "cuda"
 
 
 @each(

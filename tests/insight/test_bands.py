@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from expert.insight.step.bands import Band, expected_band
+from expert.insight.step.bands import expected_band
 from tests.each import each
-from tests.wording import wording
 
 KNOWN = {"card": "h200", "parameters": 8 * 10**9, "flops_per_token": 1e9, "peak_flops": 1e15}
 
@@ -36,17 +35,3 @@ def test_the_rate_is_the_share_of_the_peak_that_such_models_reach(changes, share
 )
 def test_what_is_unknown_gives_no_band(unknown):
     assert expected_band(**{**KNOWN, **unknown}) is None
-
-
-@each(
-    ("rate", "word"),
-    [
-        (499, wording("something-is-wrong")),
-        (501, "slow"),
-        (1001, "acceptable"),
-        (1500, "good"),
-        (2001, "excellent"),
-    ],
-)
-def test_the_words_are_those_of_the_guide_to_the_4080_super(rate, word):
-    assert Band(reference=1500, measured=True, because="").word(rate) == word

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from expert.insight.findings.table import LOOKS, RULES, find
+from expert.insight.findings import course, feeding, kernels, memory, ranks
+from expert.insight.findings.table import RULES, find
 from expert.insight.findings.verdict import judge
 from expert.insight.record import RunRecord
 from tests.each import each
@@ -143,7 +144,7 @@ def test_other_faults_are_named_with_their_evidence():
     check_told("below-measured-rate", slow, words)
 
 
-@pytest.mark.parametrize(
+@each(
     ("rate", "threads", "told"),
     [
         (50_000.0, {"threads": 2, "own": 2, "lowered": False}, True),
@@ -171,19 +172,15 @@ def test_recomputing_is_left_alone_where_memory_is_short():
     assert "16-fit" in found.evidence
 
 
-def test_reads_that_cost_nothing_are_a_note_only():
-    syncs = {"event": "syncs", "step": 4, "count": 1, "places": ["a.py:1"]}
+def test_reads_that_cost_nothing_are_a_note_and_a_failure_got_over_is_no_fault():
     plan = planned(batch__micro_batch=4, batch__accumulation=4)
-    found = found_in(record(finished_events(step_events(), syncs), plan))
+    found = found_in(record(finished_events(step_events(), SYNC), plan))
     assert found["host-sync"].severity == "note"
-
-
-def test_a_failure_that_the_run_got_over_is_no_fault():
     events = [{"event": "failed", "error": "x"}, *finished_events(step_events())]
     assert "failed" not in found_in(record(events))
 
 
-@pytest.mark.parametrize(
+@each(
     ("last", "kept", "severity"),
     [(1.1, False, "note"), (1.5, False, "warning"), (1.5, True, "note")],
 )
@@ -232,10 +229,7 @@ def test_the_gain_of_a_mended_feed_is_the_time_it_takes():
 
 
 def test_other_holders_are_named_as_the_start_saw_them():
-    holders = [
-        {"pid": 7, "name": "python", "used_bytes": 1},
-        {"pid": 99, "name": "blender", "used_bytes": 2},
-    ]
+    holders = [{"pid": 7, "name": "python"}, {"pid": 99, "name": "blender"}]
     card = {**H200, "holders": {"value": holders, "source": "NVML"}}
     steps = step_events(gpu_memory_bytes=60 * GIB)
     found = found_in(record(finished_events(steps), gpus=(card,)))["other-process"]
@@ -279,17 +273,22 @@ def test_no_rule_stumbles_over_a_damaged_run(events, plan):
         validation=None,
     )
     found = evidence(run)
-    assert {each.name for each in find(found)} <= {
-        "damaged-files",
-        "eager-attention",
-        "not-finite",
-        "loss-spikes",
-    }
+    allowed = {"damaged-files", "eager-attention", "not-finite", "loss-spikes"}
+    assert {each.name for each in find(found)} <= allowed
 
 
 def test_every_rule_is_in_the_table_once_and_has_a_test():
     assert len(RULES) > 50
-    assert LOOKS.keys() == {rule.name for rule in RULES if rule.look is not None}
+    files = (course, feeding, kernels, memory, ranks)
+    written = [
+        name.replace("_", "-")
+        for file in files
+        for name, function in vars(file).items()
+        if getattr(function, "__module__", "") == file.__name__
+        and not name.startswith("_")
+        and function.__annotations__.get("return") == "Seen | None"
+    ]
+    assert sorted(written) == sorted(rule.name for rule in RULES if rule.look is not None)
     tests = Path(__file__).parents[1]
     files = [*tests.glob("insight/test_*.py"), *tests.glob("jobs/**/test_planted*.py")]
     texts = "".join(file.read_text(encoding="utf-8") for file in files)
@@ -297,14 +296,40 @@ def test_every_rule_is_in_the_table_once_and_has_a_test():
     assert [rule.name for rule in looks if f'"{rule.name}"' not in texts] == []
 
 
+# --- several GPUs ---------------------------------------------------------------------------------
+
+RANKS = {"slowest_rank": 2, "slowest_rank_seconds": 0.5, "median_rank_seconds": 0.4}
+CHANGING = [e | {"slowest_rank": n % 4} for n, e in enumerate(step_events(**RANKS))]
+NAMED = {"slow-rank": "rank 2 takes 25"}
+LINK = {"slow-link": ""}
+
+
+@each(
+    ("steps", "told"),
+    [
+        (step_events(**RANKS), NAMED),
+        (step_events(**{**RANKS, "slowest_rank_seconds": 0.42}), {}),  # hardly slower
+        (CHANGING, {"uneven-ranks": ""}),  # another each time: a matter of the rows
+        (step_events(time_communication=10.0), LINK),
+        (step_events(time_communication=1.0, **RANKS), NAMED),  # waiting is not the link
+        # 2 s of each step, less 0.2 s of waiting
+        (step_events(time_communication=10.0, **RANKS), NAMED | {"slow-link": "1.8 s"}),
+    ],
+)
+def test_what_holds_several_gpus_up_is_a_rank_the_rows_or_the_link(steps, told):
+    found = found_in(record(finished_events(steps)))
+    assert {"slow-rank", "uneven-ranks", "slow-link"} & found.keys() == told.keys()
+    assert all(words in found[name].evidence for name, words in told.items())
+
+
 # --- a run on a CPU with neighbours --------------------------------------------------------------
 
 
-def crowded_run(threads: int, others: float, *, cores: int = 2) -> RunRecord:
+def crowded_run(threads: int, others: float, *more: Any, cores: int = 2) -> RunRecord:
     told = {"event": "threads", "step": 0, "threads": threads, "cores": cores, "because": "x"}
     gone = {"gpu_utilization": None, "gpu_memory_bytes": None, "gpu_process_memory_bytes": None}
     steps = step_events(cpu_others=others, mfu=None, **gone)
-    return record(finished_events(steps, told), planned(**ON_CPU), gpus=())
+    return record(finished_events(steps, told, *more), planned(**ON_CPU), gpus=())
 
 
 def test_threads_that_share_their_cores_with_others_are_told():
@@ -318,7 +343,7 @@ def test_threads_that_share_their_cores_with_others_are_told():
     assert verdict.fix == finding.fix
 
 
-@pytest.mark.parametrize(
+@each(
     ("threads", "others", "cores"),
     [(2, 0.0, 2), (2, 0.1, 2), (1, 0.5, 2), (4, 0.4, 8)],
 )
@@ -326,6 +351,8 @@ def test_threads_that_have_a_core_each_are_not(threads, others, cores):
     run = crowded_run(threads, others, cores=cores)
     assert "busy-cores" not in found_in(run)
     assert judge(evidence(run)).sentence.startswith("compute-bound: good.")
+    untold = record(finished_events(step_events(cpu_others=0.9)), planned(**ON_CPU), gpus=())
+    assert "busy-cores" not in found_in(untold)  # a run that does not tell of its threads
 
 
 def test_a_single_thread_whose_core_is_taken_is_told_and_nobody_calls_that_good():
@@ -345,17 +372,13 @@ def test_neighbours_are_named_where_the_run_has_looked():
         {"name": "python3", "pid": 77, "cores": 1.12},
         {"name": "rustc", "pid": 8, "cores": 0.4},
     ]
-    named = {"event": "neighbours", "step": 5, "processes": seen}
-    told = {"event": "threads", "step": 0, "threads": 2, "cores": 2, "because": "x"}
-    gone = {"gpu_utilization": None, "gpu_memory_bytes": None, "gpu_process_memory_bytes": None}
-    steps = step_events(cpu_others=0.75, mfu=None, **gone)
-    run = record(finished_events(steps, told, named), planned(**ON_CPU), gpus=())
+    run = crowded_run(2, 0.75, {"event": "neighbours", "step": 5, "processes": seen})
     who = wording("most-all-pid-cores")
     assert found_in(run)["busy-cores"].evidence.endswith(who)
     assert who in judge(evidence(run)).sentence
 
 
-@pytest.mark.parametrize(("dry", "severity"), [(0.9, "warning"), (0.0, "note")])
+@each(("dry", "severity"), [(0.9, "warning"), (0.0, "note")])
 def test_beside_a_gpu_cores_that_are_all_taken_are_told(dry, severity):
     steps = step_events(cpu_others=0.99, ran_dry=dry, gpu_utilization=60.0 if dry else 99.0)
     finding = found_in(record(finished_events(steps)))["busy-cores"]
@@ -372,11 +395,6 @@ def test_a_device_that_computes_padding_is_not_called_good():
     assert verdict.fix == "training.config.packing: true"
     healthy = judge(evidence(record(finished_events(step_events()))))
     assert healthy.sentence.startswith("compute-bound: good.")
-
-
-def test_a_run_that_does_not_tell_of_its_threads_is_not_judged_by_them():
-    run = record(finished_events(step_events(cpu_others=0.9)), planned(**ON_CPU), gpus=())
-    assert "busy-cores" not in found_in(run)
 
 
 def test_slow_copies_out_of_page_locked_memory_are_not_mended_by_page_locking():

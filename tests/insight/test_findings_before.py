@@ -6,8 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from expert.insight.findings.evidence import Before, evidence_before
 from expert.insight.findings.finding import Finding
 from expert.insight.findings.table import find
@@ -16,6 +14,7 @@ from expert.planning.machine.machine import describe_machine
 from expert.planning.machine.target import choose_target
 from expert.planning.run_plan import RunPlan
 from expert.run.open import plan
+from tests.each import each
 from tests.jobs.runs import write_expert
 
 CARD = "rtx-4090"
@@ -54,7 +53,7 @@ def looked_at(
 
 def test_a_healthy_configuration_draws_no_warning(tmp_path):
     found = looked_at(write_expert(tmp_path, "tiny", QUIET))
-    assert [each.name for each in found if each.severity in ("error", "warning")] == []
+    assert [one.name for one in found if one.severity in ("error", "warning")] == []
 
 
 FP32 = {"bf16": False, "fp16": False}
@@ -63,12 +62,7 @@ PADDED = {"packing": False}
 PLANTED: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     ({"tokenize": "late", **PADDED}, {}, "tokenised-late", "warning"),
     ({"dataloader_num_workers": 0, **PADDED}, {}, "no-workers", "warning"),
-    (
-        {"dataloader_num_workers": 16, **PADDED},
-        {},
-        "too-many-workers",
-        "warning",
-    ),
+    ({"dataloader_num_workers": 16, **PADDED}, {}, "too-many-workers", "warning"),
     ({}, {"cores": 1}, "few-cores", "warning"),
     ({"dataloader_pin_memory": False}, {}, "pin-memory-off", "warning"),
     ({"dataloader_prefetch_factor": 1}, {}, "no-prefetch", "warning"),
@@ -80,12 +74,7 @@ PLANTED: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     ),
     ({"batch_size": 1}, {}, "batch-1", "warning"),
     ({"micro_batch_size": 1, **PADDED}, {}, "small-micro-batch", "warning"),
-    (
-        {"gradient_checkpointing": True},
-        {},
-        "needless-recomputing",
-        "warning",
-    ),
+    ({"gradient_checkpointing": True}, {}, "needless-recomputing", "warning"),
     (PADDED, {}, "no-packing", "warning"),
     (FP32, {}, "fp32-on-a-bf16-card", "warning"),
     ({"fp16": True, "bf16": False}, {}, "fp16", "warning"),
@@ -94,12 +83,7 @@ PLANTED: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     ({"attention": "eager"}, {}, "eager-attention", "warning"),
     ({"optim": "adamw_torch"}, {}, "plain-optimizer", "warning"),
     ({"fused_loss": False}, {}, "whole-logits", "warning"),
-    (
-        {"torch_compile": False, "fused_blocks": False, "epochs": 1e8},
-        {},
-        "compile-off",
-        "warning",
-    ),
+    ({"torch_compile": False, "fused_blocks": False, "epochs": 1e8}, {}, "compile-off", "warning"),
     ({"torch_compile": True}, {"windows": True}, "compile-cannot", "warning"),
     ({"torch_compile": True}, {"capability": (6, 1)}, "compile-cannot", "warning"),
     ({"torch_compile": True, **PADDED}, {}, "compile-padded", "warning"),
@@ -113,43 +97,38 @@ PLANTED: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("config", "facts", "name", "severity"), PLANTED)
+@each(("config", "facts", "name", "severity"), PLANTED)
 def test_what_is_planted_is_found_and_gone_with_its_fix(tmp_path, config, facts, name, severity):
     manifest = write_expert(tmp_path, "tiny", {**QUIET, **config})
-    found = {each.name: each for each in looked_at(manifest, **facts)}
+    found = {one.name: one for one in looked_at(manifest, **facts)}
     assert name in found
     assert found[name].severity == severity
     assert found[name].evidence
     mended = found[name].overrides
     if mended and not facts:
-        left = {each.name: each.severity for each in looked_at(manifest, overrides=mended)}
+        left = {one.name: one.severity for one in looked_at(manifest, overrides=mended)}
         assert left.get(name) != severity
 
 
 def test_what_does_not_fit_is_an_error(tmp_path):
     config = {**QUIET, "adapter_type": "full", "rank": "auto", "distributed": "replicated"}
     manifest = write_expert(tmp_path, "meta-llama/Llama-3.1-8B", config)
-    found = {each.name: each.severity for each in looked_at(manifest)}
+    found = {one.name: one.severity for one in looked_at(manifest)}
     assert found["does-not-fit"] == "error"
 
 
 def test_quantised_weights_that_need_not_be_are_found(tmp_path):
     model = {"quantization": "int4"}
     manifest = write_expert(tmp_path, "Qwen/Qwen3-0.6B", QUIET, model=model)
-    found = {each.name: each for each in looked_at(manifest)}
+    found = {one.name: one for one in looked_at(manifest)}
     mended = found["needless-quantisation"].overrides
     assert mended
-    left = [each.name for each in looked_at(manifest, overrides=mended)]
+    left = [one.name for one in looked_at(manifest, overrides=mended)]
     assert "needless-quantisation" not in left
 
 
-def test_a_cpu_that_was_asked_for_beside_a_gpu_is_found(tmp_path):
-    manifest = write_expert(tmp_path, "tiny", {**QUIET, "device": "cpu"})
-    found = {each.name: each for each in looked_at(manifest, gpu=None, gpu_here="NVIDIA H200")}
-    assert found["cpu-asked"].overrides == ("training.config.device=auto",)
-
-
-def test_compiling_for_a_cpu_is_found(tmp_path):
+def test_a_cpu_that_was_asked_for_beside_a_gpu_and_compiling_for_it_are_found(tmp_path):
     manifest = write_expert(tmp_path, "tiny", {**QUIET, "torch_compile": True, "device": "cpu"})
-    found = {each.name for each in looked_at(manifest, gpu=None)}
+    found = {one.name: one for one in looked_at(manifest, gpu=None, gpu_here="NVIDIA H200")}
+    assert found["cpu-asked"].overrides == ("training.config.device=auto",)
     assert "compile-on-cpu" in found

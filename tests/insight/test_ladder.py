@@ -20,6 +20,7 @@ from expert.insight.ladder.pairs import Paired, in_turns
 from expert.insight.ladder.table import COLUMNS, as_markdown, headline, how_measured, table_rows
 from tests.each import each
 from tests.insight.ladders import ladder, measured, rung
+from tests.insight.pages import write_run
 from tests.wording import wording
 
 CLIMBED = ladder(
@@ -60,7 +61,7 @@ def test_speed_decides_beyond_the_spread_and_what_costs_nothing_stays_within_it(
     assert found == (status, words)
 
 
-@pytest.mark.parametrize(
+@each(
     ("here", "status", "words"),
     [
         (measured(150.0, loss=2.0019), "kept", ""),
@@ -85,7 +86,7 @@ def test_a_result_is_read_back_as_it_was_written(tmp_path):
     assert read_ladder(tmp_path / "ladder.json").winner == CLIMBED.rungs[1]
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "words"),
     [
         ("{", wording("no-result-expert")),
@@ -95,10 +96,9 @@ def test_a_result_is_read_back_as_it_was_written(tmp_path):
     ],
 )
 def test_what_is_no_result_is_refused_in_words(tmp_path, text, words):
-    file = tmp_path / "ladder.json"
-    file.write_text(text, encoding="utf-8")
+    (tmp_path / "ladder.json").write_text(text, encoding="utf-8")
     with pytest.raises(NoLadder, match=words):
-        read_ladder(file)
+        read_ladder(tmp_path / "ladder.json")
 
 
 def test_every_setting_has_a_row_of_the_tables_width():
@@ -113,13 +113,8 @@ def test_every_setting_has_a_row_of_the_tables_width():
 
 def test_settings_judged_by_their_own_loss_share_a_footnote_by_the_reason():
     def other(name: str, why: str, apart: float) -> SettingResult:
-        return rung(
-            name,
-            250.0,
-            own_difference=apart,
-            tolerance=0.001,
-            tolerance_because=f"{why}: judged by its own loss",
-        )
+        own = {"own_difference": apart, "tolerance": 0.001, "tolerance_because": f"{why}: x"}
+        return rung(name, 250.0, **own)
 
     shown = ladder(
         rung("baseline", 100.0),
@@ -231,15 +226,11 @@ def test_two_results_are_compared_setting_by_setting(tmp_path):
 
 def test_two_runs_are_compared_by_their_settled_steps(tmp_path):
     for name, rate in (("one", 100.0), ("two", 150.0)):
-        (tmp_path / name).mkdir()
         lines = [{"event": "step", "step": 1, "tokens_per_second": 1.0, "loss": 3.0}]
         lines += [
-            {"event": "step", "step": n, "tokens_per_second": rate, "loss": 2.0}
-            for n in range(2, 8)
+            {**lines[0], "step": n, "tokens_per_second": rate, "loss": 2.0} for n in range(2, 8)
         ]
-        lines.append({"event": "finished", "seconds": 4.0})
-        text = "".join(json.dumps({"time": 0.0, **line}) + "\n" for line in lines)
-        (tmp_path / name / "events.jsonl").write_text(text, encoding="utf-8")
+        write_run(tmp_path / name, [*lines, {"event": "finished", "seconds": 4.0}])
     found = {row[0]: row[1:] for row in compare(tmp_path / "one", tmp_path / "two")}
     assert found[wording("tokens-per-second")] == (100.0, 150.0, 1.5)
     assert found["training loss"] == (2.0, 2.0, 1.0)
@@ -254,9 +245,7 @@ def test_the_test_loss_of_two_runs_is_compared_apart_from_their_validation_loss(
             {"event": "eval", "step": 3, "loss": 1.5 + more, "split": "validation"},
             {"event": "eval", "step": 3, "loss": 4.0 + more, "split": "test"},
         ]
-        (tmp_path / name).mkdir()
-        text = "".join(json.dumps({"time": 0.0, **line}) + "\n" for line in lines)
-        (tmp_path / name / "events.jsonl").write_text(text, encoding="utf-8")
+        write_run(tmp_path / name, lines)
     found = {row[0]: row[1:3] for row in compare(tmp_path / "one", tmp_path / "two")}
     assert found["validation loss"] == (1.5, 2.5)
     assert found[wording("best-validation-loss")] == (1.0, 2.0)
@@ -270,7 +259,7 @@ def test_a_run_is_not_compared_with_a_result(tmp_path):
         compare(tmp_path, tmp_path / "ladder.json")
 
 
-@pytest.mark.parametrize("comparable", [True, False])
+@each("comparable", [True, False])
 def test_a_setting_whose_steps_hold_rows_of_one_length_does_not_hold(comparable):
     """Its weights come from other rows than those below, so that no loss would tell."""
     mixed, sorted_rows = (
@@ -282,8 +271,6 @@ def test_a_setting_whose_steps_hold_rows_of_one_length_does_not_hold(comparable)
     ]
     assert found[0] == ("kept", "")
     assert found[1] == ("disagrees", wording("rows-one-length-share"))
-
-
-def test_few_steps_are_unlike_each_other_by_chance():
+    # Few steps are unlike each other by chance.
     few = measured(150.0, clumping=3.5, seconds_per_epoch=32.0)  # 48 rows, 6 steps
     assert verdict(measured(100.0), few, 0.001, paired=FASTER) == ("kept", "")

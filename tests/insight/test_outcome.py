@@ -7,11 +7,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from expert.insight.outcome import judge_learning
+from expert.insight.outcome import Outcome, judge_learning
 from expert.insight.page.blocks import CaseExample, Folded
 from expert.insight.page.html import page_html
+from tests.each import each
 from tests.insight.pages import (
     START,
     finished,
@@ -24,6 +23,12 @@ from tests.insight.pages import (
 from tests.insight.records import evidence, finished_events, record, step_events
 from tests.wording import wording
 
+FALLING = [2.0 * 0.9**n for n in range(50)]
+MEMORISED = [1.2 * 0.9**n for n in range(50)]
+STEEP = [1.2 * 0.8**n for n in range(50)]
+KEPT = {"event": "took_best", "step": 20}
+STOPPED = {"event": "not_finite", "step": 3, "policy": "stop"}
+
 
 def steps_of(losses: list[Any]) -> list[dict[str, Any]]:
     return [{**step_events(1)[0], "step": n, "loss": loss} for n, loss in enumerate(losses, 1)]
@@ -34,15 +39,39 @@ def evals_of(*losses: float, every: int = 10) -> list[dict[str, Any]]:
     return [{**told, "step": n * every, "loss": loss} for n, loss in enumerate(losses, 1)]
 
 
-def outcome(losses: list[Any], *more: dict[str, Any]):
+def outcome(losses: list[Any], *more: dict[str, Any]) -> Outcome:
     return judge_learning(evidence(record(finished_events(steps_of(losses), *more))))
 
 
-FALLING = [2.0 * 0.9**n for n in range(50)]
+@each(
+    ("losses", "evals", "kind", "words"),
+    [
+        (FALLING, (2.0, 1.0, 1.8, KEPT), "overfitted", wording("weights-step-kept")),
+        (FALLING, (1.0, 1.2), "overfitted", ""),  # two evaluations are enough
+        (FALLING, (1.5, 1.0, 1.03), "learning", ""),  # and noise is not
+        ([2.0] * 30, (), "not learning", wording("did-not-fall")),
+        ([2.0] * 30, (2.0, 2.0), "not learning", wording("did-not-fall")),
+        ([2.0, 2.01] * 15, (), "not learning", wording("did-not-fall")),
+        ([*FALLING[:30], *([3.0] * 20)], (), "diverged", ""),
+        ([*FALLING[:20], "nan"], (), "diverged", ""),
+        (FALLING[:3], (STOPPED,), "diverged", ""),
+        ([*FALLING, *([0.02] * 10)], (), "learning", ""),  # a loss near zero may double
+        (FALLING, (1.5, 0.9, 0.8), "learning", wording("validation-loss-fell-from")),
+        (FALLING, (), "learning", wording("no-rows-held-out")),
+        (STEEP, (1.80,), "learning", wording("far-above-training-loss")),
+        *((FALLING[:lines], (), "unknown", "") for lines in (0, 1, 9)),
+    ],
+)
+def test_what_became_of_a_run_is_told_by_its_losses(losses, evals, kind, words):
+    told = [one for one in evals if isinstance(one, dict)]
+    found = outcome(losses, *evals_of(*(one for one in evals if one not in told)), *told)
+    assert found.kind == kind
+    assert words in found.sentence
+    assert found.is_good == (kind == "learning" or KEPT in told)
 
 
 def test_a_run_that_memorised_its_rows_is_overfitted():
-    found = outcome([1.2 * 0.9**n for n in range(50)], *evals_of(1.01, 1.4, 1.8))
+    found = outcome(MEMORISED, *evals_of(1.01, 1.4, 1.8))
     assert found.kind == "overfitted"
     assert found.sentence.startswith(wording("validation-loss-rose-from"))
     assert "1.0100 → 1.8000 at step 30" in found.sentence
@@ -51,81 +80,18 @@ def test_a_run_that_memorised_its_rows_is_overfitted():
     assert not found.is_good
 
 
-def test_a_run_that_kept_its_best_weights_is_overfitted_and_none_the_worse():
-    best = {"event": "took_best", "step": 20}
-    found = outcome(FALLING, *evals_of(2.0, 1.0, 1.8), best)
-    assert (found.kind, found.is_good) == ("overfitted", True)
-    assert wording("weights-step-kept") in found.sentence
-
-
-def test_two_evaluations_are_enough_to_see_it_and_noise_is_not():
-    assert outcome(FALLING, *evals_of(1.0, 1.2)).kind == "overfitted"
-    assert outcome(FALLING, *evals_of(1.5, 1.0, 1.03)).kind == "learning"
-
-
-@pytest.mark.parametrize(
-    ("losses", "evals"),
-    [([2.0] * 30, ()), ([2.0] * 30, (2.0, 2.0)), ([2.0, 2.01] * 15, ())],
-)
-def test_a_loss_that_stays_is_not_learning(losses, evals):
-    found = outcome(losses, *evals_of(*evals))
-    assert found.kind == "not learning"
-    assert wording("did-not-fall") in found.sentence
-    assert not found.is_good
-
-
-@pytest.mark.parametrize(
-    "losses",
-    [
-        [*FALLING[:30], *([3.0] * 20)],
-        [*FALLING[:20], "nan"],
-    ],
-)
-def test_a_loss_that_rises_far_or_is_not_a_number_has_diverged(losses):
-    assert outcome(losses).kind == "diverged"
-
-
-def test_a_run_that_was_stopped_by_its_numbers_has_diverged():
-    stop = {"event": "not_finite", "step": 3, "policy": "stop"}
-    assert outcome(FALLING[:3], stop).kind == "diverged"
-
-
-def test_a_loss_near_zero_may_double():
-    assert outcome([*FALLING, *([0.02] * 10)]).kind == "learning"
-
-
-def test_a_run_that_learns_shows_from_where_to_where():
-    found = outcome(FALLING, *evals_of(1.5, 0.9, 0.8))
-    assert found.kind == "learning"
-    assert found.sentence.startswith(wording("validation-loss-fell-from"))
-    alone = outcome(FALLING)
-    assert wording("no-rows-held-out") in alone.sentence
-
-
-def test_a_validation_loss_far_above_the_training_loss_is_reported():
-    found = outcome([1.2 * 0.8**n for n in range(50)], *evals_of(1.80))
-    assert found.kind == "learning"
-    assert wording("far-above-training-loss") in found.sentence
-
-
 def test_early_stopping_is_reported():
     ended = {"event": "finished", "step": 50, "early": True}
-    events = finished_events(steps_of(FALLING), *evals_of(1.5, 1.0, 1.01))
-    run = record([*(event for event in events if event["event"] != "finished"), ended])
-    assert wording("early-stopping-ended-it") in judge_learning(evidence(run)).sentence
-
-
-@pytest.mark.parametrize("lines", [0, 1, 9])
-def test_too_few_lines_are_not_judged(lines):
-    assert outcome(FALLING[:lines]).kind == "unknown"
+    events = finished_events(steps_of(FALLING), *evals_of(1.5, 1.0, 1.01))[:-1]
+    found = judge_learning(evidence(record([*events, ended])))
+    assert wording("early-stopping-ended-it") in found.sentence
 
 
 # --- on the page ---------------------------------------------------------------------------------
 
 
 def overfitted_run(folder: Path, **files: Any) -> Path:
-    losses = [1.2 * 0.9**n for n in range(50)]
-    steps = [step_event(n, loss=loss) for n, loss in enumerate(losses, 1)]
+    steps = [step_event(n, loss=loss) for n, loss in enumerate(MEMORISED, 1)]
     evals = [{**event, "time": START + event["step"]} for event in evals_of(1.01, 1.4, 1.8)]
     return write_run(folder, [started(), *steps, *evals, finished(50)], **files)
 

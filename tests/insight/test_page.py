@@ -7,17 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from expert.insight.findings.finding import Finding
 from expert.insight.ladder.pairs import in_turns
-from expert.insight.page.blocks import CaseExample, Folded
+from expert.insight.page.blocks import CaseExample, Folded, Page
 from expert.insight.page.contents import ladder_page, make_page
 from expert.insight.page.environment import FIRST_EDGE
 from expert.insight.page.html import page_html
 from expert.insight.page.markdown import page_markdown
 from expert.insight.step.bound import Verdict
 from expert.jobs.report import gather
+from tests.each import each
 from tests.insight.ladders import ladder as measured_ladder
 from tests.insight.ladders import rung
 from tests.insight.pages import (
@@ -33,7 +32,6 @@ from tests.insight.pages import (
     grids_of,
     html_of,
     ladder,
-    markdown_of,
     page_of,
     started,
     step_event,
@@ -44,6 +42,13 @@ from tests.insight.pages import (
 from tests.jobs.trained_runs import finished as finished_run
 from tests.jobs.trained_runs import finished_characters
 from tests.wording import wording
+
+
+def page_with(tmp_path: Path, events: list[dict[str, Any]] | None = None, **files: Any) -> Page:
+    """The page of a run with these events, or of one that went well."""
+    run = write_run(tmp_path / "run", usual() if events is None else events, **files)
+    return page_of(run)
+
 
 # --- what stands on it ---------------------------------------------------------------------------
 
@@ -68,25 +73,31 @@ def test_a_run_of_a_character_model_has_its_page_too():
     check_harmless(page_html(page))
 
 
-def test_a_cpu_run_leaves_out_what_a_gpu_would_show_and_shows_why(tmp_path: Path):
-    page = page_of(write_run(tmp_path / "run", usual()))
+def test_a_cpu_run_shows_its_losses_its_plan_and_why_there_is_nothing_of_a_gpu(tmp_path: Path):
+    page = page_with(tmp_path)
     assert not GPU_FIGURES & set(figures_of(page))
     assert not {"GPU utilization", "MFU", "Peak memory"} & set(cards_of(page))
     assert wording("gpu-utilisation-run-had") in words_of(page)
     assert wording("mfu-peak-processor-not") in words_of(page)
-
-
-def test_a_run_without_a_gpu_shows_the_peak_memory_of_its_process(tmp_path: Path):
-    events = usual()
-    for event in events:
-        if event["event"] == "step":
-            event["cpu_peak_memory_bytes"] = 3 * 2**29
-    cards = cards_of(page_of(write_run(tmp_path / "run", events)))
+    chart: Any = figures_of(page)["loss"].chart
+    assert [(line.name, line.look) for line in chart.series] == [
+        ("logged loss", "faint"),
+        ("training, smoothed", "line"),
+        ("validation", "dots"),
+    ]
+    folded = [block.title for block in blocks_of(page) if isinstance(block, Folded)]
+    assert "Kernels: device cpu" in folded
+    assert wording("at-defaults-without-meaning") in folded
+    first, defaults = grids_of(page, "plan")
+    assert first.rows == (("kernels.device", "cpu", "no GPU", "machine"),)
+    assert defaults.rows == (("optim.seed", "42", "the default", "preset"),)
+    events = [{**event, "cpu_peak_memory_bytes": 3 * 2**29} for event in usual()]
+    cards = cards_of(page_with(tmp_path, events))
     assert cards["Peak memory"].value == "1.5 GiB"
 
 
 def test_a_gpu_run_has_utilisation_memory_and_power(tmp_path: Path):
-    page = page_of(write_run(tmp_path / "run", usual(gpu=True), gpu=True))
+    page = page_with(tmp_path, usual(gpu=True), gpu=True)
     assert set(figures_of(page)) >= FIGURES | GPU_FIGURES
     cards = cards_of(page)
     assert cards["GPU utilization"].value == "93 %"
@@ -97,7 +108,7 @@ def test_a_gpu_run_has_utilisation_memory_and_power(tmp_path: Path):
 def test_the_usual_speed_is_shown_with_the_mean_after_the_warm_up(tmp_path: Path):
     lines = [step_event(number, tokens=1000, seconds=0.5) for number in range(1, 20)]
     lines += [step_event(20, tokens=5000, seconds=0.5)]
-    cards = cards_of(page_of(write_run(tmp_path / "run", [started(), *lines, finished(20)])))
+    cards = cards_of(page_with(tmp_path, [started(), *lines, finished(20)]))
     # Three updates warm up; then 16 × 1,000 and 5,000 tokens in 17 half seconds.
     speed = cards[wording("tokens-second")]
     assert speed.value == "2,000"
@@ -111,7 +122,7 @@ def test_a_finished_run_has_all_its_steps_though_the_last_line_came_before(tmp_p
     lines = [step_event(number) for number in (10, 20)]
     epoch = {"event": "epoch", "time": START + 30, "step": 30, "epoch": 1, "tokens": 31_000}
     events = [started(), *lines, epoch, finished(30)]
-    card = cards_of(page_of(write_run(tmp_path / "run", events)))["Steps"]
+    card = cards_of(page_with(tmp_path, events))["Steps"]
     assert (card.value, card.note) == ("30", "of 30, 1 epoch, 31,000 tokens")
 
 
@@ -123,14 +134,14 @@ def test_the_loss_is_that_of_the_last_line_and_the_last_validation_is_named_wher
         {"event": "eval", "time": START + at, "step": at, "split": "validation", "loss": loss}
         for at, loss in ((20, 1.1), (50, 1.5))
     ]
-    cards = cards_of(page_of(write_run(tmp_path / "run", [started(), *lines, *evals])))
+    cards = cards_of(page_with(tmp_path, [started(), *lines, *evals]))
     assert (cards["Loss"].value, cards["Loss"].note) == ("1.0000", wording("last-line-at"))
     assert cards["Validation loss"].note.startswith(wording("best-at-step-last"))
 
 
 def test_missing_numbers_are_never_shown_as_zero(tmp_path: Path):
     bare = [started(), {"event": "step", "step": 1, "time": START, "loss": "nan"}]
-    page = page_of(write_run(tmp_path / "run", bare))
+    page = page_with(tmp_path, bare)
     assert set(cards_of(page)) <= {"Duration", "Steps"}
     text = words_of(page)
     assert wording("loss-no-finite-loss") in text
@@ -138,20 +149,11 @@ def test_missing_numbers_are_never_shown_as_zero(tmp_path: Path):
     assert wording("tokens-second-no-update") in text
 
 
-def test_the_smoothed_loss_is_drawn_over_the_single_steps_and_evaluations_beside(tmp_path: Path):
-    chart: Any = figures_of(page_of(write_run(tmp_path / "run", usual())))["loss"].chart
-    assert [(line.name, line.look) for line in chart.series] == [
-        ("logged loss", "faint"),
-        ("training, smoothed", "line"),
-        ("validation", "dots"),
-    ]
-
-
 def test_of_an_step_taken_twice_the_second_is_drawn(tmp_path: Path):
     again = [step_event(n, loss=9.0) for n in range(5, 11)]
     back = {"event": "rolled_back", "time": START, "step": 4, "from_step": 10, "to_step": 4}
     events = [started(), *(step_event(n) for n in range(1, 11)), back, *again, finished(10)]
-    page = page_of(write_run(tmp_path / "run", events))
+    page = page_with(tmp_path, events)
     chart: Any = figures_of(page)["loss"].chart
     points = chart.series[0].points
     assert [x for x, _ in points] == list(range(1, 11))
@@ -165,7 +167,7 @@ def test_an_step_that_was_undone_and_skipped_draws_no_tooth_into_the_rate(tmp_pa
     back = {"event": "rolled_back", "time": START, "step": 4, "from_step": 10, "to_step": 4}
     after = [step_event(n, rate=1e-4) for n in range(5, 13) if n not in (8, 9)]
     events = [started(), *before, {**back, "skipped": [[7, 8]]}, *after, finished(12)]
-    figures = figures_of(page_of(write_run(tmp_path / "run", events)))
+    figures = figures_of(page_with(tmp_path, events))
     rate: Any = figures["rate"].chart
     loss: Any = figures["loss"].chart
     assert {y for x, y in rate.series[0].points if x >= 5} == {1e-4}
@@ -182,7 +184,7 @@ def test_a_pause_before_a_resume_takes_no_place_on_the_time_line(tmp_path: Path)
         started(time=START + day),
         finished(9, time=START + day + 20),
     ]
-    page = page_of(write_run(tmp_path / "run", events))
+    page = page_with(tmp_path, events)
     assert cards_of(page)["Duration"].value == "30 s"
 
 
@@ -191,21 +193,11 @@ def test_fallbacks_and_warnings_are_reported_with_their_reasons(tmp_path: Path):
     fell = {"event": "fell_back", "time": START + 5, "step": 3, "failure": "OutOfMemory"}
     fell |= {"reason": "1 GiB too much", "changes": [change]}
     warned = {"event": "warning", "time": START + 6, "text": "the disk is nearly full"}
-    page = page_of(write_run(tmp_path / "run", [*usual()[:5], fell, warned, finished(9)]))
+    page = page_with(tmp_path, [*usual()[:5], fell, warned, finished(9)])
     texts = [row[3] for grid in grids_of(page, "story") for row in grid.rows]
     assert "fell back: OutOfMemory: 1 GiB too much – batch.micro_batch = 2 (b)" in texts
     assert f"warning: {warned['text']}" in texts
     assert "No fallback" not in words_of(page)
-
-
-def test_decisions_are_in_groups_and_defaults_are_apart(tmp_path: Path):
-    page = page_of(write_run(tmp_path / "run", usual()))
-    folded = [block.title for block in blocks_of(page) if isinstance(block, Folded)]
-    assert "Kernels: device cpu" in folded
-    assert wording("at-defaults-without-meaning") in folded
-    first, defaults = grids_of(page, "plan")
-    assert first.rows == (("kernels.device", "cpu", "no GPU", "machine"),)
-    assert defaults.rows == (("optim.seed", "42", "the default", "preset"),)
 
 
 def test_validation_shows_its_accuracy_and_the_wrong_answers_first(tmp_path: Path):
@@ -214,7 +206,7 @@ def test_validation_shows_its_accuracy_and_the_wrong_answers_first(tmp_path: Pat
         {"prompt": "p2", "expected": "e2", "answer": "<b>a2</b>", "passed": False},
     ]
     facts = {"accuracy": 0.5, "interval": [0.1, 0.9], "cases": cases, "odd": {"x": 1}}
-    page = page_of(write_run(tmp_path / "run", usual(), validation=facts))
+    page = page_with(tmp_path, validation=facts)
     card = cards_of(page)["Correct answers"]
     assert (card.value, card.note) == ("50.0%", "10.0% to 90.0%")
     examples = [block for block in blocks_of(page) if isinstance(block, CaseExample)]
@@ -252,7 +244,7 @@ def test_a_page_on_plain_text_shows_the_loss_and_shows_that_nothing_could_be_jud
     assert wording("answers-right-rows-plain") in text
 
 
-@pytest.mark.parametrize("facts", [{}, {"accuracy": "x", "cases": "y"}, {"cases": [1, None]}])
+@each("facts", [{}, {"accuracy": "x", "cases": "y"}, {"cases": [1, None]}])
 def test_a_validation_of_another_shape_does_no_harm(tmp_path: Path, facts: dict[str, Any]):
     assert html_of(write_run(tmp_path / "run", usual(), validation=facts))
 
@@ -298,7 +290,7 @@ def test_a_page_shows_first_how_good_the_expert_is_and_then_how_fast_it_was_trai
         "learnt": {"cases": 4, "accuracy_of_others": 0.875},
         "partial": {"test_set": "rows", "of": 60},
     }
-    page = page_of(write_run(tmp_path / "run", usual(), validation=facts))
+    page = page_with(tmp_path, validation=facts)
     assert page.kind == "gate fails"
     assert page.verdict == wording("answers-right-interval-to")
     assert page.reasons.startswith(wording("learning-training-loss-fell-from"))
@@ -320,7 +312,7 @@ def test_every_part_of_the_data_has_its_name_above_it(tmp_path: Path):
         (tmp_path / name).mkdir()
         for file, facts in (("statistics", {"rows_in": 3}), ("recipe", recipe)):
             (tmp_path / name / f"{file}.json").write_text(json.dumps(facts), encoding="utf-8")
-    page = page_of(write_run(tmp_path / "run", [*usual()[:1], *told, *usual()[1:]]))
+    page = page_with(tmp_path, [*usual()[:1], *told, *usual()[1:]])
     titles = [section.title for section in page.sections if section.name.startswith("data")]
     assert titles == ["Data: train", "Data: validation", "Data: test"]
     rows = {row[0]: row[1] for row in grids_of(page, "data")[0].rows}
@@ -332,12 +324,9 @@ def test_every_part_of_the_data_has_its_name_above_it(tmp_path: Path):
 def test_markdown_has_no_words_on_colours_no_double_bullets_and_no_empty_reasons(tmp_path: Path):
     case = {"prompt": "p", "expected": "e", "answer": "", "reason": "", "passed": True}
     facts = {"accuracy": 1.0, "cases": [case], "gate": {"passed": True, "reasons": []}}
-    run = write_run(tmp_path / "run", usual(steps=60), validation=facts)
-    made = ladder().model_copy(
-        update={"command": "expert benchmark", "environment": {"threads": 2}}
-    )
-    (run / "ladder.json").write_text(made.model_dump_json(), encoding="utf-8")
-    text, html = markdown_of(run), page_html(page_of(run))
+    made = json.loads(ladder().model_dump_json()) | {"environment": {"threads": 2}}
+    page = page_with(tmp_path, usual(steps=60), validation=facts, ladder=made)
+    text, html = page_markdown(page), page_html(page)
     for word in ("Faint", "Grey settings", "- ·", "\\`", "reason:"):
         assert word not in text
     assert wording("faint-log-lines-each") in html
@@ -348,11 +337,9 @@ def test_markdown_has_no_words_on_colours_no_double_bullets_and_no_empty_reasons
 def test_a_ladder_beside_a_run_shows_with_how_many_threads_each_was_measured(tmp_path: Path):
     because = wording("other-processes-use-cores")
     threads = {"event": "threads", "time": START, "threads": 1, "cores": 2, "because": because}
-    run = write_run(tmp_path / "run", [usual()[0], threads, *usual()[1:]])
-    made = ladder().model_copy(update={"environment": {"threads": 2}})
-    (run / "ladder.json").write_text(made.model_dump_json(), encoding="utf-8")
-    words = wording("run-itself-with-thread", because=because)
-    assert words in words_of(page_of(run))
+    made = json.loads(ladder().model_dump_json()) | {"environment": {"threads": 2}}
+    page = page_with(tmp_path, [usual()[0], threads, *usual()[1:]], ladder=made)
+    assert wording("run-itself-with-thread", because=because) in words_of(page)
 
 
 # --- several runs, a ladder ----------------------------------------------------------------------
@@ -401,9 +388,7 @@ def test_compared_runs_have_the_steps_and_tokens_that_their_own_pages_show(tmp_p
 
 
 def test_a_ladder_in_the_run_folder_is_drawn_as_bars(tmp_path: Path):
-    run = write_run(tmp_path / "run", usual())
-    (run / "ladder.json").write_text(ladder().model_dump_json(), encoding="utf-8")
-    page = page_of(run)
+    page = page_with(tmp_path, ladder=json.loads(ladder().model_dump_json()))
     chart: Any = figures_of(page)["ladder"].chart
     assert [(bar.name, bar.words, bar.marked) for bar in chart.bars] == [
         ("baseline", "100", False),
@@ -412,25 +397,19 @@ def test_a_ladder_in_the_run_folder_is_drawn_as_bars(tmp_path: Path):
     check_harmless(page_html(page))
 
 
-def test_a_ladder_alone_makes_a_page(tmp_path: Path):
+def test_a_ladder_alone_makes_a_page_that_warns_in_doubt_and_tells_rates_from_ratios():
     page = ladder_page(ladder(), made=START)
     check_harmless(page_html(page))
     assert wording("demo-on-a-card") in page_markdown(page)
-
-
-def test_markdown_does_not_call_the_speed_relative_to_the_baseline_tokens_per_second():
+    doubted = ladder().model_copy(update={"doubts": ["others used 1.4 of 2 cores"]})
+    assert (ladder_page(ladder()).tone, ladder_page(doubted).tone) == ("good", "warning")
+    assert wording("not-to-relied-on") in page_markdown(ladder_page(doubted))
     direct = in_turns("baseline", [(100.0, 250.0)] * 3)
     rungs = [rung("baseline", 100.0, cumulative=1.0), rung("packing", 250.0, cumulative=2.5)]
     markdown = page_markdown(ladder_page(measured_ladder(*rungs, against_baseline=direct)))
     [bars] = [line for line in markdown.splitlines() if line.startswith("| packing")]
     assert bars.startswith("| packing | 2.50×")
     assert "| setting | speed |" in markdown
-
-
-def test_a_ladder_in_doubt_warns(tmp_path: Path):
-    doubted = ladder().model_copy(update={"doubts": ["others used 1.4 of 2 cores"]})
-    assert (ladder_page(ladder()).tone, ladder_page(doubted).tone) == ("good", "warning")
-    assert wording("not-to-relied-on") in page_markdown(ladder_page(doubted))
 
 
 def test_a_head_that_warns_calls_nothing_good_and_shows_of_what_it_warns(tmp_path: Path):

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from expert.insight.ladder.comparison import doubts_about
 from expert.insight.page.html import page_html
+from tests.each import each
 from tests.insight.pages import page_of, usual, words_of, write_run
 from tests.wording import wording
 
@@ -40,36 +39,25 @@ def doubts(one: Path, other: Path) -> list[str]:
     return found
 
 
-def test_runs_of_different_files_are_told_apart(tmp_path: Path):
-    one = trained_on(tmp_path / "one", "a.jsonl", 1200)
-    other = trained_on(tmp_path / "other", "/home/me/b.jsonl", 300)
-    [text] = doubts(one, other)
-    assert text.startswith(wording("these-runs-trained-on"))
+HASHED = {"path": "a.jsonl", "rows": 100, "told": "aa"}
 
 
-def test_the_rows_decide_and_not_the_name_of_their_file(tmp_path: Path):
-    one = trained_on(tmp_path / "one", "a.jsonl", 100, told="aa")
-    same = trained_on(tmp_path / "same", "/moved/b.jsonl", 100, told="aa")
-    other = trained_on(tmp_path / "other", "a.jsonl", 100, told="bb")
-    assert doubts(one, same) == []
-    [text] = doubts(one, other)
-    assert "different data" in text
-
-
-def test_the_same_file_with_more_rows_is_other_data(tmp_path: Path):
-    one = trained_on(tmp_path / "one", "a.jsonl", 100)
-    assert doubts(one, trained_on(tmp_path / "same", "a.jsonl", 100)) == []
-    assert len(doubts(one, trained_on(tmp_path / "more", "a.jsonl", 200))) == 1
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
+@each(
+    ("first", "second", "words"),
     [
-        ({"validation": "val.jsonl"}, wording("validated-on-different-rows")),
-        ({"base": "x"}, "base models"),
+        ({"rows": 1200}, {"path": "/me/b.jsonl", "rows": 300}, wording("these-runs-trained-on")),
+        ({}, {}, None),
+        ({}, {"rows": 200}, "different data"),  # the same file with more rows
+        # The rows decide, not the name of their file.
+        (HASHED, {**HASHED, "path": "/moved/b.jsonl"}, None),
+        (HASHED, {**HASHED, "told": "bb"}, "different data"),
+        (HASHED, {**HASHED, "validation": "val.jsonl"}, wording("validated-on-different-rows")),
+        (HASHED, {**HASHED, "base": "x"}, "base models"),
     ],
 )
-def test_other_validation_rows_and_other_bases_are_told(tmp_path: Path, change, words):
-    one = trained_on(tmp_path / "one", "a.jsonl", 100, told="aa")
-    [text] = doubts(one, trained_on(tmp_path / "other", "a.jsonl", 100, told="aa", **change))
-    assert words in text
+def test_runs_that_should_not_be_compared_are_told_apart(tmp_path: Path, first, second, words):
+    usual_data = {"path": "a.jsonl", "rows": 100}
+    one = trained_on(tmp_path / "one", **{**usual_data, **first})
+    found = doubts(one, trained_on(tmp_path / "other", **{**usual_data, **second}))
+    assert len(found) == (words is not None)
+    assert all(words in text for text in found)

@@ -21,6 +21,7 @@ from expert.model import fixed_cache
 from expert.run.stored.choose_checkpoint import BASE, NothingTrained, choose
 from expert.run.stored.load import load_base, load_trained, read_plan
 from expert.training import evaluation
+from tests.each import each
 from tests.jobs.runs import WORDS
 from tests.jobs.trained_runs import finished, finished_characters
 from tests.parallel.again import Again
@@ -58,7 +59,7 @@ def asked(
     kind: str, how: DecodingSettings, *, rows: int | None = None, seed: int = 0, prompts=PROMPTS
 ):
     found = answer_all(loaded(kind), [question(p) for p in prompts], how, seed=seed, rows=rows)
-    return [(each.text, each.tokens, each.ended) for each in found]
+    return [(one.text, one.tokens, one.ended) for one in found]
 
 
 WAYS = {
@@ -69,7 +70,7 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize(
+@each(
     ("kind", "way"), [*(("lora", way) for way in WAYS), ("soft", "drawn"), ("lora+soft", "greedy")]
 )
 def test_batched_answers_are_those_of_each_prompt_alone(kind, way):
@@ -79,15 +80,15 @@ def test_batched_answers_are_those_of_each_prompt_alone(kind, way):
     assert len({text for text, _, _ in together}) > 1, "all alike would prove nothing"
 
 
-@pytest.mark.parametrize("way", ["greedy", "penalised", "stopped"])
+@each("way", ["greedy", "penalised", "stopped"])
 def test_answers_are_those_of_expert_sample(way):
     how = WAYS[way]
     given = {name: getattr(how, name) for name in DecodingSettings.__annotations__}
     alone = sample(finished("lora"), PROMPTS, plain=False, seed=0, device="cpu", decoding=given)
-    assert [text for text, _, _ in asked("lora", how)] == [each.text for each in alone.samples]
+    assert [text for text, _, _ in asked("lora", how)] == [one.text for one in alone.samples]
 
 
-@pytest.mark.parametrize("way", ["greedy", "penalised"])
+@each("way", ["greedy", "penalised"])
 def test_answers_are_those_of_transformers(way):
     """Its own generate, prompt by prompt; the others are drawn with other numbers."""
     how, trained = WAYS[way], loaded("lora")
@@ -110,15 +111,11 @@ def test_a_seed_decides_drawn_answers():
     first = asked("lora", how, seed=1)
     assert asked("lora", how, seed=1, rows=3) == first
     assert asked("lora", how, seed=2) != first
+    for one_token in ({"top_k": 1}, {"top_p": 1e-9}, {"min_p": 1.0}):  # which is the likeliest
+        assert asked("lora", replace(how, **one_token)) == asked("lora", GREEDY)
 
 
-def test_drawing_from_one_token_is_taking_the_likeliest():
-    assert asked("lora", with_changes(temperature=1.5, top_k=1)) == asked("lora", GREEDY)
-    assert asked("lora", with_changes(temperature=1.5, top_p=1e-9)) == asked("lora", GREEDY)
-    assert asked("lora", with_changes(temperature=1.5, min_p=1.0)) == asked("lora", GREEDY)
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@each("temperature", [0.0, 0.9])
 def test_rows_that_have_ended_are_cleared_away(temperature, monkeypatch):
     how = with_changes(repetition_penalty=1.3, temperature=temperature)
     # A stop that the first answer says, so that it ends before others do.
@@ -150,7 +147,7 @@ def test_what_does_not_fit_is_halved_and_nothing_is_lost(monkeypatch):
         GREEDY,
         tell=lambda *more: told.append(more),
     )
-    assert [(each.text, each.tokens, each.ended) for each in found] == expected
+    assert [(one.text, one.tokens, one.ended) for one in found] == expected
     assert {8, 4, 2} <= set(sizes)
     assert told[-1] == (8, 8)
 
@@ -178,7 +175,7 @@ def test_where_cudnns_kernel_fails_answers_and_losses_come_from_others(monkeypat
         monkeypatch.setattr(module, name, lambda *given, own=own: failing_cudnn() or own(*given))
     told: list[str] = []
     found = answer_all(loaded("lora"), [question(p) for p in PROMPTS], GREEDY, note=told.append)
-    assert [(each.text, each.tokens, each.ended) for each in found] == expected
+    assert [(one.text, one.tokens, one.ended) for one in found] == expected
     torch.backends.cuda.enable_cudnn_sdp(True)
     assert row_losses(loaded("lora"), rows, note=told.append) == losses
     assert [text.partition(":")[0] for text in told] == [
@@ -196,7 +193,7 @@ def test_answers_to_some_of_the_questions_are_drawn_as_among_all():
         assert found == expected[place::3]
 
 
-@pytest.mark.parametrize("most", [3, 1])
+@each("most", [3, 1])
 def test_batches_that_are_shared_out_are_those_of_one_process(most, monkeypatch):
     """Also where one process has to halve its own."""
     said = (Turn("assistant", "cat"),)
@@ -218,14 +215,14 @@ def test_batches_that_are_shared_out_are_those_of_one_process(most, monkeypatch)
     monkeypatch.setattr(evaluation, "evaluate", small_card)
     last = batch_sums(trained, rows, place=2, of=4)
     assert len(last) == -(-2 // most)
-    assert sum(each.examples for each in last) == expected[2].examples
-    assert sum(each.targets for each in last) == expected[2].targets
+    assert sum(one.examples for one in last) == expected[2].examples
+    assert sum(one.targets for one in last) == expected[2].targets
 
 
 LENGTHS = [question(f"say {'cat and ' * count}dog") for count in (20, 19, 5, 14, 1, 0, 2, 6)]
 
 
-@pytest.mark.parametrize("way", WAYS)
+@each("way", WAYS)
 def test_prompts_of_all_lengths_are_read_in_groups_and_answered_alike(way, monkeypatch):
     how = replace(WAYS[way], max_new_tokens=16)  # more than there is room for at first
     expected = answer_all(loaded("lora"), LENGTHS, how, rows=1)
@@ -254,7 +251,7 @@ class Undone(Again):
         return found
 
 
-@pytest.mark.parametrize("way", WAYS)
+@each("way", WAYS)
 def test_recorded_steps_say_what_others_say(way, monkeypatch):
     how = replace(WAYS[way], max_new_tokens=20)
     expected = answer_all(loaded("lora"), LENGTHS, how)
@@ -274,7 +271,7 @@ def test_recorded_steps_say_what_others_say(way, monkeypatch):
     assert recorder.replayed > 30
 
 
-def test_a_step_that_cannot_be_recorded_is_run_and_told_of(monkeypatch):
+def test_a_step_that_cannot_be_recorded_is_run_and_told_of_once(monkeypatch):
     def refuses(run):
         raise RuntimeError("operation not permitted when stream is capturing")
 
@@ -283,13 +280,6 @@ def test_a_step_that_cannot_be_recorded_is_run_and_told_of(monkeypatch):
     notes: list[str] = []
     assert answer_all(loaded("lora"), LENGTHS, GREEDY, rows=3, note=notes.append) == expected
     assert notes == [wording("answers-took-longer-might")]
-
-
-def test_a_sample_tells_once_that_its_steps_cannot_be_recorded(monkeypatch):
-    def refuses(run):
-        raise RuntimeError("operation not permitted when stream is capturing")
-
-    monkeypatch.setattr(answer_steps, "recorder_of", lambda device: refuses)
     given = {name: getattr(GREEDY, name) for name in DecodingSettings.__annotations__}
     done = sample(finished("lora"), PROMPTS[:3], plain=False, seed=0, device="cpu", decoding=given)
     told = [note for note in done.notes if wording("step-cannot-recorded") in note]
@@ -302,7 +292,7 @@ def test_models_that_cannot_be_fixed_say_the_same(monkeypatch):
     assert answer_all(loaded("lora"), LENGTHS, WAYS["penalised"]) == expected
 
 
-@pytest.mark.parametrize("tokens", [2, 60])
+@each("tokens", [2, 60])
 def test_what_is_remembered_fits_into_its_share_of_the_memory(tokens, monkeypatch):
     """Forty prompts, one of which is long: its memory is not taken forty times."""
     questions = [LENGTHS[0], *([LENGTHS[5]] * 39)]
@@ -337,7 +327,7 @@ def test_what_was_said_is_told_with_its_special_tokens_too():
     assert (answer.text, answer.marked) == ("cat", "<|im_start|>cat")
 
 
-def test_the_base_of_a_run_has_nothing_of_what_was_learnt():
+def test_the_base_of_a_run_has_nothing_of_what_was_learnt_and_characters_have_none():
     folder = RunFolder(finished("full"))
     base = load_base(read_plan(folder), device=CPU)
     assert (base.choice.name, base.loaded.adapter.type) == (BASE, "none")
@@ -347,9 +337,6 @@ def test_the_base_of_a_run_has_nothing_of_what_was_learnt():
     other = load_base(read_plan(RunFolder(finished("lora"))), device=CPU)
     for name, value in other.loaded.module.named_parameters():
         assert torch.equal(value, own[name]), name
-
-
-def test_the_character_model_has_no_base():
     plan = read_plan(RunFolder(Path(finished_characters())))
     with pytest.raises(NothingTrained, match=wording("trained-from-scratch-has")):
         load_base(plan, device=CPU)

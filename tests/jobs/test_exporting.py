@@ -6,6 +6,8 @@ import errno
 import json
 import os
 import re
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,7 @@ from expert.jobs.export.model_card import Known, model_card
 from expert.run.stored.choose_checkpoint import NothingTrained, choose
 from expert.run.stored.load import Trained, load_trained, pick_device, read_plan
 from tests.each import each
-from tests.jobs.trained_runs import finished, finished_characters
+from tests.jobs.trained_runs import exported, finished, finished_characters
 from tests.wording import wording
 
 
@@ -49,19 +51,26 @@ def plain_base(run: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(read_plan(RunFolder(run)).model.location)
 
 
-def exported(run: Path, to: Path, **more: Any) -> Exported:
-    return export(run, to, device="cpu", **more)
+def exported_to(to: Path, run: Path | None = None, **more: Any) -> Exported:
+    return export(run or finished("lora"), to, device="cpu", **more)
 
 
-def test_an_exported_adapter_loads_in_plain_peft_with_equal_logits(tmp_path):
+def json_in(*parts: Path | str) -> Any:
+    return json.loads(Path(*parts).read_text(encoding="utf-8"))
+
+
+def copied(to: Path) -> Path:
+    return Path(shutil.copytree(finished("lora"), to))
+
+
+def test_an_exported_adapter_loads_in_plain_peft_with_equal_logits():
     from peft import PeftModel
 
-    run = finished("lora")
-    done = exported(run, tmp_path / "out")
+    run, done = finished("lora"), exported("lora")
     assert (done.kind, done.checkpoint, done.dtype) == ("adapter", "final", "fp32")
     ours = trained(run)
     ids = checked_ids(ours)
-    stranger = PeftModel.from_pretrained(plain_base(run), tmp_path / "out").eval()
+    stranger = PeftModel.from_pretrained(plain_base(run), done.folder).eval()
     found = [logits_of(stranger, each) for each in ids]
     # The same weights; some CPUs add float32 numbers in another order there (2e-6 was seen).
     assert compare(logits_of_trained(ours, ids), found).share < 1e-4
@@ -70,15 +79,13 @@ def test_an_exported_adapter_loads_in_plain_peft_with_equal_logits(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["lora", "dora", "lora+soft"])
-def test_merged_weights_say_what_the_adapter_says(kind, tmp_path):
+def test_merged_weights_say_what_the_adapter_says(kind):
     """Float32 sums in another order: up to 5e-6 of the logits' spread was seen."""
     from transformers import AutoModelForCausalLM
 
-    run = finished(kind)
-    done = exported(run, tmp_path / "out", kind="merged")
-    ours = trained(run)
+    ours, done = trained(finished(kind)), exported(kind, "merged")
     ids = checked_ids(ours)
-    stranger = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    stranger = AutoModelForCausalLM.from_pretrained(done.folder).eval()
     prompts = ours.loaded.soft_prompts
     rows = prompts.rows() if prompts is not None else None
     found = [logits_of(stranger, each, rows) for each in ids]
@@ -86,16 +93,19 @@ def test_merged_weights_say_what_the_adapter_says(kind, tmp_path):
     assert done.share < 1e-4
     assert done.adapter_effect is not None
     assert done.adapter_effect > 0.5
-    assert (tmp_path / "out" / "soft_prompts" / "lead").is_dir() == (prompts is not None)
+    prompt = done.folder / "soft_prompts" / "lead" / "adapter_config.json"
+    assert prompt.is_file() == (prompts is not None)
+    if prompts is not None:  # its base is two folders above, wherever that will be
+        assert json_in(prompt)["base_model_name_or_path"] == done.folder.name
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_merged_weights_are_rounded_once_to_the_type_asked_for(dtype, tmp_path):
-    done = exported(finished("lora"), tmp_path / "out", kind="merged", dtype=dtype)
+    done = exported_to(tmp_path / "out", kind="merged", dtype=dtype)
     tensors = load_file(tmp_path / "out" / "model.safetensors")
     types = {"bf16": torch.bfloat16, "fp16": torch.float16}
     assert {tensor.dtype for tensor in tensors.values()} == {types[dtype]}
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"].endswith("16")
+    assert json_in(tmp_path, "out", "config.json")["dtype"].endswith("16")
     assert done.adapter_effect is not None
     assert 1e-4 < done.share <= done.tolerance
     assert done.tolerance == TOLERANCE[dtype] * max(1.0, done.adapter_effect / UNHARMED_SPREADS)
@@ -114,8 +124,8 @@ def test_the_guide_says_how_far_an_export_may_be_off():
 
 
 def test_a_checkpoint_is_exported_as_it_was_saved(tmp_path):
-    exported(finished("lora"), tmp_path / "three", checkpoint="3")
-    exported(finished("lora"), tmp_path / "six", checkpoint="6")
+    exported_to(tmp_path / "three", checkpoint="3")
+    exported_to(tmp_path / "six", checkpoint="6")
     files = ["three", "six"]
     three, six = (load_file(tmp_path / name / "adapter_model.safetensors") for name in files)
     final = load_file(finished("lora") / "final" / "adapter_model.safetensors")
@@ -124,32 +134,25 @@ def test_a_checkpoint_is_exported_as_it_was_saved(tmp_path):
 
 
 def test_the_checkpoint_of_the_manifest_is_the_default(tmp_path):
-    import shutil
-
-    run = tmp_path / "run"
-    shutil.copytree(finished("lora"), run)
-    plan = json.loads((run / "plan.json").read_text(encoding="utf-8"))
+    run = copied(tmp_path / "run")
+    plan = json_in(run, "plan.json")
     plan["watch"]["packaging_checkpoint"] = "checkpoint-3"
     write_hashed(run / "plan.json", json.dumps(plan))
-    assert exported(run, tmp_path / "out").checkpoint == "step-000003"
+    assert exported_to(tmp_path / "out", run).checkpoint == "step-000003"
 
 
 def test_a_whole_model_is_exported_in_the_type_asked_for(tmp_path):
-    done = exported(finished("full"), tmp_path / "out", dtype="bf16")
+    done = exported_to(tmp_path / "out", finished("full"), dtype="bf16")
     assert done.kind == "model"
     tensors = load_file(tmp_path / "out" / "model.safetensors")
     assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
-    assert exported(finished("full"), tmp_path / "same").largest_difference == 0
 
 
-def test_soft_prompts_alone_are_an_export_too(tmp_path):
-    assert exported(finished("soft"), tmp_path / "out").largest_difference == 0
-    config = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
-    assert config["peft_type"] == "PROMPT_TUNING"
-
-
-def test_a_character_model_is_exported_to_the_bit(tmp_path):
-    done = exported(finished_characters(), tmp_path / "out")
+def test_whole_models_soft_prompts_and_character_models_are_exported_to_the_bit(tmp_path):
+    assert exported_to(tmp_path / "same", finished("full")).largest_difference == 0
+    assert exported_to(tmp_path / "soft", finished("soft")).largest_difference == 0
+    assert json_in(tmp_path, "soft", "adapter_config.json")["peft_type"] == "PROMPT_TUNING"
+    done = exported_to(tmp_path / "out", finished_characters())
     assert (done.kind, done.largest_difference) == ("model", 0)
     names = {path.name for path in (tmp_path / "out").iterdir()}
     own = {"DONE", "README.md", "export.json", "config.json", "model.safetensors"}
@@ -157,7 +160,7 @@ def test_a_character_model_is_exported_to_the_bit(tmp_path):
 
 
 def test_a_quantised_base_is_merged_unquantised_and_the_distance_is_told(tmp_path):
-    done = exported(finished("int8"), tmp_path / "out", kind="merged")
+    done = exported_to(tmp_path / "out", finished("int8"), kind="merged")
     assert done.share < 1e-4
     assert done.quantised_share is not None
     assert 1e-3 < done.quantised_share < 0.5
@@ -165,42 +168,27 @@ def test_a_quantised_base_is_merged_unquantised_and_the_distance_is_told(tmp_pat
 
 
 def test_rounding_that_outweighs_the_adapter_is_a_warning():
-    done = Exported(
-        run=Path(),
-        folder=Path(),
-        kind="merged",
-        checkpoint="final",
-        dtype="bf16",
-        bytes=1,
-        texts=3,
-        largest_difference=0.1,
-        share=0.08,
-        tolerance=0.2,
-        adapter_effect=0.1,
-        quantised_share=None,
-    )
-    [warning] = done.warnings()
+    done = exported("lora", "merged")
+    [warning] = replace(done, dtype="bf16", share=0.08, adapter_effect=0.1, notes=()).warnings()
     assert warning.startswith(wording("rounding-to-moves-logits"))
 
 
 # --- what lies in it -----------------------------------------------------------------------------
 
 
-def test_an_export_is_sealed_and_has_tokenizer_generation_config_and_card(tmp_path):
-    out = tmp_path / "deep" / "out"
-    exported(finished("lora"), out, kind="merged")
+def test_an_export_is_sealed_and_has_tokenizer_generation_config_and_card():
+    out = exported("lora", "merged").folder
     assert damage(out) == ""
     assert (out / "tokenizer.json").is_file()
-    generation = json.loads((out / "generation_config.json").read_text())
+    generation = json_in(out, "generation_config.json")
     assert (generation["do_sample"], generation["max_new_tokens"]) == (False, 12)
     assert generation["eos_token_id"] == [2]
-    assert json.loads((out / "config.json").read_text())["use_cache"] is True
+    assert json_in(out, "config.json")["use_cache"] is True
 
 
-def test_the_card_tells_base_data_settings_losses_and_how_to_load(tmp_path):
-    run = finished("lora")
-    done = exported(run, tmp_path / "out")
-    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+def test_the_card_tells_base_data_settings_losses_and_how_to_load():
+    run, done = finished("lora"), exported("lora")
+    card = (done.folder / "README.md").read_text(encoding="utf-8")
     assert card.startswith("---\nlibrary_name: peft\n")
     assert "AutoModelForCausalLM.from_pretrained(base, dtype=dtype)" in card
     assert "| data | train.jsonl, " in card
@@ -213,13 +201,10 @@ def test_the_card_tells_base_data_settings_losses_and_how_to_load(tmp_path):
 
 
 def test_a_card_names_what_it_does_not_know(tmp_path):
-    import shutil
-
-    run = tmp_path / "run"
-    shutil.copytree(finished("lora"), run)
+    run = copied(tmp_path / "run")
     (run / "events.jsonl").unlink()
     (run / "environment.json").unlink()
-    exported(run, tmp_path / "out")
+    exported_to(tmp_path / "out", run)
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     assert wording("training-loss-mean-unknown") in card
     assert "| with | unknown |" in card
@@ -234,7 +219,7 @@ def test_an_export_that_says_something_else_is_refused_and_leaves_nothing(tmp_pa
     # What a merge that forgets the adapter would give.
     monkeypatch.setattr(PeftModel, "merge_and_unload", lambda self: self.unload(), raising=False)
     with pytest.raises(CannotExport, match=wording("does-not-say-what")):
-        exported(finished("lora"), tmp_path / "out", kind="merged")
+        exported_to(tmp_path / "out", kind="merged")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -245,7 +230,7 @@ def test_an_adapter_that_says_something_else_is_refused_with_what_else_there_is(
 
     monkeypatch.setattr(PeftModel, "from_pretrained", lambda base, folder, **how: base)
     with pytest.raises(CannotExport, match=wording("nothing-was-written-try")):
-        exported(finished("lora"), tmp_path / "out", kind="adapter")
+        exported_to(tmp_path / "out", kind="adapter")
 
 
 def test_logits_that_are_no_numbers_are_never_let_pass():
@@ -257,9 +242,9 @@ def test_logits_that_are_no_numbers_are_never_let_pass():
 
 def test_nothing_is_overwritten_but_an_empty_folder_will_do(tmp_path):
     (tmp_path / "empty").mkdir()
-    exported(finished("lora"), tmp_path / "empty")
+    exported_to(tmp_path / "empty")
     with pytest.raises(CannotExport, match=wording("empty-already-name-new")):
-        exported(finished("lora"), tmp_path / "empty")
+        exported_to(tmp_path / "empty")
 
 
 def test_a_disk_that_fills_while_writing_is_told_by_the_name_the_user_gave(tmp_path, monkeypatch):
@@ -268,7 +253,7 @@ def test_a_disk_that_fills_while_writing_is_told_by_the_name_the_user_gave(tmp_p
 
     monkeypatch.setattr("expert.jobs.export.export._write", full)
     with pytest.raises(CannotExport) as told:
-        exported(finished("lora"), tmp_path / "out")
+        exported_to(tmp_path / "out")
     assert str(told.value).startswith(wording("cannot-written-no-space", out=tmp_path / "out"))
     assert list(tmp_path.iterdir()) == []
 
@@ -281,7 +266,7 @@ def test_a_base_that_cannot_be_read_is_not_called_a_place_that_cannot_be_written
 
     monkeypatch.setattr("expert.jobs.export.export._check", locked)
     with pytest.raises(PermissionError, match="elsewhere"):
-        exported(finished("lora"), tmp_path / "out")
+        exported_to(tmp_path / "out")
 
 
 def test_the_folder_that_one_is_in_is_refused_before_anything_is_loaded(tmp_path, monkeypatch):
@@ -290,14 +275,14 @@ def test_the_folder_that_one_is_in_is_refused_before_anything_is_loaded(tmp_path
     monkeypatch.setattr("expert.jobs.export.export.load_trained", None)
     for place in (Path(), Path.cwd()):
         with pytest.raises(CannotExport, match=wording("folder-you-in-cannot")):
-            exported(finished("lora"), place)
+            exported_to(place)
     assert (tmp_path / "empty").is_dir()
 
 
 def test_an_empty_folder_stays_where_an_export_is_refused(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(NothingTrained):
-        exported(finished("lora"), tmp_path / "empty", checkpoint="99")
+        exported_to(tmp_path / "empty", checkpoint="99")
     assert (tmp_path / "empty").is_dir()
 
 
@@ -314,71 +299,53 @@ def test_an_empty_folder_stays_where_an_export_is_refused(tmp_path):
 def test_what_a_run_cannot_give_is_told(kind, flags, text, tmp_path):
     run = finished_characters() if kind == "characters" else finished(kind)
     with pytest.raises(CannotExport, match=text):
-        exported(run, tmp_path / "out", **flags)
+        exported_to(tmp_path / "out", run, **flags)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_soft_prompts_beside_merged_weights_name_the_weights_of_the_export(tmp_path):
-    exported(finished("lora+soft"), tmp_path / "out", kind="merged")
-    prompt = tmp_path / "out" / "soft_prompts" / "lead" / "adapter_config.json"
-    base = json.loads(prompt.read_text())["base_model_name_or_path"]
-    assert base == "out"  # two folders above, wherever that will be
-
-
 def test_a_finished_expert_with_other_bytes_or_a_link_is_not_exported(tmp_path):
-    import shutil
-
-    run = tmp_path / "run"
-    shutil.copytree(finished("lora"), run)
+    run = copied(tmp_path / "run")
     settings = run / "final" / "adapter_config.json"
     whole = settings.read_bytes()
     settings.write_bytes(whole.replace(b"  ", b" \n", 1))
     with pytest.raises(Damaged, match=wording("has-other-bytes-done-lists")):
-        exported(run, tmp_path / "out")
+        exported_to(tmp_path / "out", run)
     elsewhere = tmp_path / "elsewhere.json"
     elsewhere.write_bytes(whole)
     settings.unlink()
     settings.symlink_to(elsewhere)
     with pytest.raises(LinkRefused, match=wording("adapter-config-json-is")):
-        exported(run, tmp_path / "out")
+        exported_to(tmp_path / "out", run)
     assert not (tmp_path / "out").exists()
 
 
 def test_an_expert_on_fp8_answers_alike_and_its_card_says_what_it_was_trained_on(tmp_path):
     run = finished("fp8")
     assert read_plan(RunFolder(run)).model.quantization == "fp8"
-    done = exported(run, tmp_path / "out", kind="adapter")
+    done = exported_to(tmp_path / "out", run, kind="adapter")
     assert done.share < 1e-4
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     assert wording("training-base-weights-fp8") in card
-    merged = exported(run, tmp_path / "merged", kind="merged")
+    merged = exported_to(tmp_path / "merged", run, kind="merged")
     assert merged.quantised_share is not None
     assert 1e-3 < merged.quantised_share < 0.5
 
 
-@pytest.mark.parametrize("kind", ["adapter", "merged"])
-def test_the_card_of_tiny_is_that_of_a_transformers_model(kind, tmp_path):
-    run = finished("lora")
-    done = exported(run, tmp_path / "out", kind=kind)
-    plan = read_plan(RunFolder(run))
-    tiny = plan.model.model_copy(update={"name": "tiny", "place": "built-in"})
-    asking = Asking("{question}", plain=True)
-    card = model_card(plan.model_copy(update={"model": tiny}), done, Known(asking=asking))
-    assert f"library_name: {'peft' if kind == 'adapter' else 'transformers'}\n" in card
-    assert wording("from-transformers-import") in card
-    assert "load_char_gpt" not in card
+def test_cards_name_their_library_and_a_cached_base_its_hub_id_and_commit():
+    plan, known = read_plan(RunFolder(finished("lora"))), Known(asking=Asking("{question}", True))
 
+    def card(how: Any, **changes: str) -> str:
+        model = plan.model.model_copy(update=changes)
+        return model_card(plan.model_copy(update={"model": model}), exported("lora", how), known)
 
-def test_the_card_of_a_cached_base_names_its_hub_id_and_commit(tmp_path):
-    run = finished("lora")
-    done = exported(run, tmp_path / "out")
-    plan = read_plan(RunFolder(run))
-    place = "/home/me/hub/models--Qwen--Qwen3-0.6B/snapshots/abc"
-    changes = {"name": "Qwen3-0.6B", "place": "hf cache", "location": place}
-    cached = plan.model.model_copy(update=changes)
-    asking = Asking("{question}", plain=True)
-    card = model_card(plan.model_copy(update={"model": cached}), done, Known(asking=asking))
-    assert card.startswith('---\nbase_model: "Qwen/Qwen3-0.6B"\nlibrary_name: peft\n')
-    assert 'base = "Qwen/Qwen3-0.6B"' in card
-    assert 'from_pretrained(base, revision="abc", dtype=dtype)' in card
-    assert "/home/me" not in card
+    for how, library in (("adapter", "peft"), ("merged", "transformers")):
+        tiny = card(how, name="tiny", place="built-in")
+        assert f"library_name: {library}\n" in tiny
+        assert wording("from-transformers-import") in tiny
+        assert "load_char_gpt" not in tiny
+    location = "/home/me/hub/models--Qwen--Qwen3-0.6B/snapshots/abc"
+    cached = card("adapter", name="Qwen3-0.6B", place="hf cache", location=location)
+    assert cached.startswith('---\nbase_model: "Qwen/Qwen3-0.6B"\nlibrary_name: peft\n')
+    assert 'base = "Qwen/Qwen3-0.6B"' in cached
+    assert 'from_pretrained(base, revision="abc", dtype=dtype)' in cached
+    assert "/home/me" not in cached

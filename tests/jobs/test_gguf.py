@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from expert.cli.export import exported_lines
+from expert.core.hashed import write_hashed
 from expert.core.publish import damage
 from expert.core.rundir import RunFolder
 from expert.data.records import Turn
@@ -38,19 +39,19 @@ from tests.each import each
 from tests.jobs.gguf_models import MODELS, small_tokenizer
 from tests.jobs.runs import base_model, place, run, write_expert
 from tests.jobs.test_model_card import held_to_the_run
-from tests.jobs.trained_runs import finished, finished_characters
-from tests.model.models import tiny_model
+from tests.jobs.trained_runs import exported, finished, finished_characters
+from tests.model.models import family_config, tiny_model
 from tests.wording import wording
 
 
-def exported(run_folder: Path, to: Path, **more: Any) -> Exported:
+def exported_to(run_folder: Path, to: Path, **more: Any) -> Exported:
     return export(run_folder, to, device="cpu", **more)
 
 
 @cache
 def as_q8() -> Exported:
     """An export that several tests only read."""
-    return exported(finished("lora"), place() / "exported q8", gguf="q8_0")
+    return exported_to(finished("lora"), place() / "exported q8", gguf="q8_0")
 
 
 # --- tensors -------------------------------------------------------------------------------------
@@ -97,23 +98,16 @@ def test_each_tensor_has_the_type_of_llama_cpps_mix(name, shape, file, expected)
 
 
 def test_every_tensor_of_a_model_has_a_name_in_the_file_and_comes_back_as_it_was():
-    from tests.model.models import family_config
+    from transformers import AutoModelForCausalLM
 
     for family in ("llama", "mistral", "qwen2", "qwen3"):
-        transformers_model = _model(family_config(family))
-        stored = stored_tensors(transformers_model, family_of(transformers_model.config))
-        own = transformers_model.state_dict()
-        for one in stored:
+        model = AutoModelForCausalLM.from_config(family_config(family))
+        own = model.state_dict()
+        for one in stored_tensors(model, family_of(model.config)):
             values = own[one.source]
             assert torch.equal(one.to_model(one.to_file(values)), values), one.name
     assert {name.partition("_")[0] for name in FAMILIES} >= {"llama", "gemma3", "phi3"}
     assert {config for config, _, _ in MODELS.values()}  # all of them in the real llama.cpp (slow)
-
-
-def _model(config: Any) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_config(config)
 
 
 @each(
@@ -161,15 +155,11 @@ def test_a_layout_as_a_chat_template_writes_what_training_writes(name):
         assert pieces.written("s" if len(said) < len(turns) else "", said) == expected
 
 
-def test_pieces_are_quoted_so_that_neither_go_nor_the_modelfile_ends_early():
-    pieces = Pieces('"""{{', ("", "`\\"), "\n", "é", "")
-    text = go_template(pieces)
+def test_pieces_are_quoted_so_that_nothing_ends_early_and_a_template_that_does_more_is_left():
+    text = go_template(Pieces('"""{{', ("", "`\\"), "\n", "é", ""))
     assert '"""' not in text
     assert "\\u0022\\u0022\\u0022{{" in text
     assert "\\n" in text
-
-
-def test_a_template_that_does_more_is_left_to_the_file_with_the_reason():
     odd = ChatTemplate(
         "{% for m in messages %}{{ m.content|length }}:{{ m.content }}<e>{% endfor %}"
         "{% if add_generation_prompt %}>{% endif %}",
@@ -179,11 +169,10 @@ def test_a_template_that_does_more_is_left_to_the_file_with_the_reason():
     assert wording("template-does-more") in str(pieces_of(odd))
 
 
-def test_a_folder_has_the_chat_template_it_was_trained_with(tmp_path):
+def test_a_folder_has_the_chat_template_it_was_trained_with():
     from transformers import AutoTokenizer
 
-    exported(finished("lora"), tmp_path / "out", kind="merged")
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    tokenizer = AutoTokenizer.from_pretrained(exported("lora", "merged").folder)
     text = tokenizer.apply_chat_template(
         [{"role": "user", "content": "hello"}], tokenize=False, add_generation_prompt=True
     )
@@ -200,12 +189,12 @@ def test_a_token_that_stands_before_every_text_is_in_the_template_and_in_the_car
     (base / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
     config = {"epochs": 12, "learning_rate": 5e-2, "load_best_model_at_end": False}
     folder = run(write_expert(tmp_path / "expert", base, config)).folder
-    exported(folder, tmp_path / "out", kind="merged")
+    exported_to(folder, tmp_path / "out", kind="merged")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     text = tokenizer.apply_chat_template([{"role": "user", "content": "hello"}], tokenize=False)
     assert text.startswith("<s><|im_start|>user")
     held_to_the_run("say red 1", (folder, tmp_path / "out"))
-    exported(folder, tmp_path / "file", gguf="f16", judged_rows=0)
+    exported_to(folder, tmp_path / "file", gguf="f16", judged_rows=0)
     fields = gguf.GGUFReader(tmp_path / "file" / "demo-f16.gguf").fields
     assert fields["tokenizer.ggml.add_bos_token"].contents() is True
     assert not fields["tokenizer.chat_template"].contents().startswith('{{ "<s>')
@@ -229,7 +218,7 @@ def test_a_gguf_export_is_whole_and_a_changed_byte_is_found(tmp_path):
     assert done.file in checked.faults[0]
 
 
-def test_the_file_has_tokenizer_template_and_settings():
+def test_the_file_has_tokenizer_template_and_settings_and_the_modelfile_those_of_ollama():
     reader = gguf.GGUFReader(as_q8().folder / as_q8().file)
     fields = {name: field.contents() for name, field in reader.fields.items()}
     assert fields["general.architecture"] == "qwen3"
@@ -240,6 +229,11 @@ def test_the_file_has_tokenizer_template_and_settings():
     assert fields["tokenizer.ggml.add_bos_token"] is False
     assert "<|im_start|>assistant" in fields["tokenizer.chat_template"]
     assert {tensor.tensor_type.name for tensor in reader.tensors} == {"F32", "Q8_0"}
+    text = (as_q8().folder / "Modelfile").read_text(encoding="utf-8")
+    assert text.startswith("FROM ./demo-q8_0.gguf\n")
+    assert 'TEMPLATE """{{ if .System }}' in text
+    for setting in ('stop "<|im_end|>"', "temperature 0", "num_ctx 256", "repeat_penalty 1"):
+        assert f"PARAMETER {setting}\n" in text
 
 
 def test_what_rounding_costs_is_printed_recorded_and_in_the_card():
@@ -264,16 +258,8 @@ def test_what_rounding_costs_is_printed_recorded_and_in_the_card():
     assert "\nlibrary_name: gguf\n" in card
 
 
-def test_the_modelfile_names_file_template_stop_and_decoding():
-    text = (as_q8().folder / "Modelfile").read_text(encoding="utf-8")
-    assert text.startswith("FROM ./demo-q8_0.gguf\n")
-    assert 'TEMPLATE """{{ if .System }}' in text
-    for setting in ('stop "<|im_end|>"', "temperature 0", "num_ctx 256", "repeat_penalty 1"):
-        assert f"PARAMETER {setting}\n" in text
-
-
 def test_a_whole_model_in_16_bits_is_held_to_the_tolerance(tmp_path):
-    done = exported(finished("full"), tmp_path / "out", gguf="bf16", judged_rows=0)
+    done = exported_to(finished("full"), tmp_path / "out", gguf="bf16", judged_rows=0)
     assert (done.kind, done.gguf) == ("model", "bf16")
     assert done.tolerance is not None
     assert 0 < done.share <= done.tolerance
@@ -281,7 +267,7 @@ def test_a_whole_model_in_16_bits_is_held_to_the_tolerance(tmp_path):
 
 
 def test_an_adapter_alone_adds_up_to_the_expert(tmp_path):
-    done = exported(finished("lora"), tmp_path / "out", gguf_adapter=True)
+    done = exported_to(finished("lora"), tmp_path / "out", gguf_adapter=True)
     assert done.share < 1e-4
     reader = gguf.GGUFReader(tmp_path / "out" / "demo-lora.gguf")
     assert reader.fields["adapter.type"].contents() == "lora"
@@ -297,7 +283,7 @@ def test_weights_that_are_written_wrong_are_refused_and_nothing_is_left(tmp_path
     zeros = lambda tensor, kind: np.zeros(tensor.shape, np.float32)  # noqa: E731
     monkeypatch.setattr(file, "rounded", zeros)
     with pytest.raises(CannotExport, match=wording("export-differs-from-trained")):
-        exported(finished("lora"), tmp_path / "out", gguf="f32", judged_rows=0)
+        exported_to(finished("lora"), tmp_path / "out", gguf="f32", judged_rows=0)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -309,10 +295,8 @@ def test_rows_that_are_gone_leave_the_cost_unknown_with_the_reason(tmp_path):
     plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
     plan["watch"]["output_dir"] = "/gone/runs"
     plan["data"]["cache"] = None
-    from expert.core.hashed import write_hashed
-
     write_hashed(folder / "plan.json", json.dumps(plan))
-    done = exported(folder, tmp_path / "out", gguf="q8_0")
+    done = exported_to(folder, tmp_path / "out", gguf="q8_0")
     assert done.quality is not None
     assert done.quality.unknown
     assert wording("what-rounding-costs-unknown") in done.warnings()[-1]
@@ -322,7 +306,7 @@ def test_a_model_whose_attention_caps_its_scores_can_be_judged(tmp_path):
     base = tiny_model(tmp_path / "base", "gemma2", query_pre_attn_scalar=16)
     own = {"max_steps": 1, "attention": "eager"}
     folder = run(write_expert(tmp_path / "expert", base, own)).folder
-    done = exported(folder, tmp_path / "out", gguf="q4_0")
+    done = exported_to(folder, tmp_path / "out", gguf="q4_0")
     assert done.quality is not None
     assert done.quality.unknown == ""
 
@@ -349,7 +333,7 @@ def test_what_llama_cpp_cannot_have_is_refused_before_anything_is_loaded(
     run_folder = finished_characters() if kind == "characters" else finished(kind)
     monkeypatch.setattr("expert.jobs.export.export.load_trained", None)
     with pytest.raises(CannotExport, match=text) as refused:
-        exported(run_folder, tmp_path / "out", **flags)
+        exported_to(run_folder, tmp_path / "out", **flags)
     if flags.get("gguf") == "q3_k_m":
         assert all(name in str(refused.value) for name in FILE_TYPES)
     assert list(tmp_path.iterdir()) == []
@@ -358,12 +342,10 @@ def test_what_llama_cpp_cannot_have_is_refused_before_anything_is_loaded(
 def test_a_missing_package_is_named_with_the_command_that_adds_it(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(CannotExport, match=wording("package-gguf-missing")):
-        exported(finished("lora"), tmp_path / "out", gguf="f16")
+        exported_to(finished("lora"), tmp_path / "out", gguf="f16")
 
 
 def test_a_model_that_llama_cpp_would_compute_otherwise_is_refused_with_all_reasons():
-    from tests.model.models import family_config
-
     with pytest.raises(CannotExport, match=wording("cannot-written-as-gguf")):
         family_of(family_config("gpt2"))
     odd = family_config("gemma2", query_pre_attn_scalar=5, tie_word_embeddings=False)
@@ -412,15 +394,14 @@ def test_servers_get_their_command_or_the_reason_why_not(adapter, kind, expected
         plan, kind, "fp32", portable_base(plan.model, needed=False), template=True, name="demo"
     )
     assert bool(found) == (expected is not None) == (not problems(plan, kind))
-    assert expected is None or expected in found[0].command
+    assert expected is None or expected in found[0][1]
 
 
-def test_the_cards_of_folders_have_the_commands_and_warnings_name_what_is_missing(tmp_path):
-    done = exported(finished("lora"), tmp_path / "out")
-    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+def test_the_cards_of_folders_have_the_commands_and_warnings_name_what_is_missing():
+    done, dora = exported("lora"), exported("dora")
+    card = (done.folder / "README.md").read_text(encoding="utf-8")
     assert "--enable-lora --max-lora-rank 8 --lora-modules demo=PATH/TO/THIS/FOLDER" in card
     assert "--chat-template PATH/TO/THIS/FOLDER/chat_template.jinja" in card
     assert done.warnings() == []
-    dora = exported(finished("dora"), tmp_path / "dora")
     assert wording("not-for-servers") in dora.warnings()[0]
-    assert "vllm serve" not in (tmp_path / "dora" / "README.md").read_text(encoding="utf-8")
+    assert "vllm serve" not in (dora.folder / "README.md").read_text(encoding="utf-8")

@@ -24,7 +24,7 @@ from expert.jobs.export.push import ORIGIN, CannotPush, HubUnavailable, check_pu
 from tests.cli.running import Runner
 from tests.each import each
 from tests.jobs.hub_stand_in import TOKEN, Hub, hub_stand_in
-from tests.jobs.trained_runs import finished
+from tests.jobs.trained_runs import exported, finished
 from tests.wording import wording
 
 NAME = "anna/colours"
@@ -50,17 +50,10 @@ def hub(monkeypatch) -> Iterator[Hub]:
         yield made
 
 
-@pytest.fixture(scope="module")
-def once(tmp_path_factory) -> Path:
-    to: Path = tmp_path_factory.mktemp("exported") / "out"
-    export(finished("lora"), to, device="cpu")
-    return to
-
-
 @pytest.fixture
-def out(once, tmp_path) -> Path:
+def out(tmp_path) -> Path:
     """A copy of an export that passed no gate and failed none."""
-    return Path(shutil.copytree(once, tmp_path / "out"))
+    return Path(shutil.copytree(exported("lora").folder, tmp_path / "out"))
 
 
 def failing(run: Path) -> str:
@@ -90,25 +83,17 @@ def test_the_repository_has_every_file_of_the_export_and_verifies(hub, out, tmp_
         (downloaded / name).write_bytes(data)
     assert damage(downloaded) == ""
     assert {*there.files} == {p.relative_to(out).as_posix() for p in out.rglob("*") if p.is_file()}
-
-
-def test_what_goes_to_the_hub_names_no_place_of_this_machine(hub, out):
-    push(out, NAME)
-    texts = [data for name, data in hub.repositories[NAME].files.items() if name.endswith("json")]
+    texts = [data for name, data in there.files.items() if name.endswith("json")]
     assert [text for text in texts if str(finished("lora").parent).encode() in text] == []
-
-
-def test_only_public_makes_a_repository_that_everybody_sees(hub, out):
-    assert not push(out, NAME, public=True).private
-    assert not hub.repositories[NAME].private
 
 
 @each(
     ("public", "words"),
     [(True, wording("is-private-on-hub")), (False, wording("is-public-on-hub"))],
 )
-def test_a_repository_stays_as_visible_as_it_is(hub, out, public, words):
-    push(out, NAME, public=not public)
+def test_a_repository_is_made_and_stays_as_visible_as_asked(hub, out, public, words):
+    assert push(out, NAME, public=not public).private is public
+    assert hub.repositories[NAME].private is public
     with pytest.raises(CannotPush, match=words):
         push(out, NAME, public=public)
     hub.repositories.clear()

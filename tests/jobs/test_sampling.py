@@ -23,6 +23,7 @@ from expert.run.open import prepare
 from expert.run.stored.choose_checkpoint import NothingTrained, choose
 from expert.run.stored.load import load_trained, pick_device, read_plan
 from tests.data.tokenizers import model_folder
+from tests.each import each
 from tests.jobs.runs import base_model, write_expert
 from tests.jobs.trained_runs import finished, finished_characters
 from tests.wording import wording
@@ -75,7 +76,7 @@ def test_the_first_row_that_was_learnt_is_read_once(monkeypatch):
 # --- the text the model is given -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("settings", [{}, {"chat_template": CHATML}], ids=["named", "own"])
+@each("settings", [{}, {"chat_template": CHATML}], ids=["named", "own"])
 def test_prompts_are_written_by_the_same_template_and_tokenizer_as_the_training_rows(
     settings, tmp_path
 ):
@@ -91,16 +92,12 @@ def test_prompts_are_written_by_the_same_template_and_tokenizer_as_the_training_
     assert bool(read_special_tokens(base).chat_template) == bool(settings)
 
 
-def test_a_prompt_ends_where_the_answer_begins():
+def test_a_prompt_ends_where_the_answer_begins_and_plain_text_before_its_end():
     _, template = text_tools(finished("lora") / "final", "chatml")
     turns = (Turn("system", "be brief"), Turn("user", "say cat 2"), Turn("assistant", "cat"))
     asked, learnt = template.segments(Example(turns=turns))
     assert prompt_text(template, "say cat 2", system="be brief") == asked.text
     assert learnt.learn
-
-
-def test_a_plain_prompt_is_the_text_of_training_without_its_end():
-    _, template = text_tools(finished("lora") / "final", "chatml")
     whole = "".join(s.text for s in template.segments(Example(text="once upon")))
     assert prompt_text(template, "once upon", plain=True) == "once upon"
     assert whole == "once upon<|im_end|>"
@@ -109,31 +106,19 @@ def test_a_plain_prompt_is_the_text_of_training_without_its_end():
 # --- the model that answers ----------------------------------------------------------------------
 
 
-def test_the_answer_is_that_of_the_base_with_the_adapter_in_plain_peft():
+@each("kind", ["lora", "soft"])
+def test_the_answer_is_that_of_the_base_with_the_adapter_in_plain_peft(kind):
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    run = finished("lora")
+    run = finished(kind)
     base = AutoModelForCausalLM.from_pretrained(read_plan(RunFolder(run)).model.location)
     tokenizer = text_tools(run / "final", "chatml")[0].tokenizer
     ids = prompt_ids(run, "say cat 2")
     without = greedy_ids(base, ids, 6)
     expected = greedy_ids(PeftModel.from_pretrained(base, run / "final").eval(), ids, 6)
-    assert expected != without  # it has learnt something
+    assert expected != without or kind == "soft"  # it has learnt something
     [text] = texts(run, "say cat 2", decoding={"max_new_tokens": 6})
-    assert text == said(tokenizer, expected)
-
-
-def test_soft_prompts_stand_in_front_as_plain_peft_puts_them():
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM
-
-    run = finished("soft")
-    base = AutoModelForCausalLM.from_pretrained(read_plan(RunFolder(run)).model.location)
-    tuned = PeftModel.from_pretrained(base, run / "final").eval()
-    expected = greedy_ids(tuned, prompt_ids(run, "say dog 1"), 6)
-    tokenizer = text_tools(run / "final", "chatml")[0].tokenizer
-    [text] = texts(run, "say dog 1", decoding={"max_new_tokens": 6})
     assert text == said(tokenizer, expected)
 
 
@@ -154,9 +139,7 @@ def test_the_same_seed_gives_the_same_text_and_another_seed_another():
     assert texts(finished("lora"), "say cat 2", "say red 1", seed=7, decoding=hot) == first
     assert texts(finished("lora"), "say red 1", seed=7, decoding=hot) == first[1:]
     assert texts(finished("lora"), "say cat 2", seed=8, decoding=hot) != first[:1]
-
-
-def test_the_generator_of_the_caller_is_left_as_it_was():
+    # The generator of the caller is left as it was.
     torch.manual_seed(3)
     expected = torch.rand(1)
     torch.manual_seed(3)
@@ -262,28 +245,18 @@ def test_a_character_model_is_sampled_warm_unless_asked_otherwise_and_says_so():
     assert found.notes == (wording("temperature-with-text-would"),)
 
 
-def test_a_stop_sequence_ends_characters_too():
-    how = {"max_new_tokens": 50, "temperature": 0.0, "stop_sequences": ("t",)}
-    found = sample(finished_characters(), ["the ca"], decoding=how).samples[0]
-    assert found.ended
-    assert "t" not in found.text
-
-
-def test_characters_of_a_stop_sequence_are_not_shown():
+def test_a_stop_sequence_ends_characters_and_is_not_shown():
     pieces: list[str] = []
     how: dict[str, Any] = {"max_new_tokens": 30, "temperature": 0.0}
     [whole] = texts(finished_characters(), "the ca", decoding=how, tell=pieces.append)
     assert "".join(pieces) == whole
     for stops in ((whole[3:6],), (whole[-2:] + "…",)):
         pieces.clear()
-        [text] = texts(
-            finished_characters(),
-            "the ca",
-            decoding={**how, "stop_sequences": stops},
-            tell=pieces.append,
-        )
-        assert "".join(pieces) == text
-        assert text == whole.partition(stops[0])[0]
+        given = {**how, "stop_sequences": stops}
+        found = sample(finished_characters(), ["the ca"], decoding=given, tell=pieces.append)
+        [one] = found.samples
+        assert "".join(pieces) == one.text == whole.partition(stops[0])[0]
+        assert one.ended == (stops[0] in whole)
 
 
 def test_what_the_character_model_cannot_do_is_told():
@@ -363,13 +336,10 @@ def test_a_newest_run_that_has_not_finished_names_the_newest_one_that_has(tmp_pa
         assert str(told.value).endswith(advice)
 
 
-def test_a_plan_of_another_version_is_told(tmp_path):
+def test_a_plan_of_another_version_and_a_card_that_is_not_there_are_told(tmp_path, monkeypatch):
     (tmp_path / "plan.json").write_text('{"expert": "x"}', encoding="utf-8")
     with pytest.raises(Exception, match=wording("no-plan-version-target")):
         texts(tmp_path, "hello")
-
-
-def test_a_card_that_is_not_there_is_told(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(Exception, match=wording("cuda-torch-finds-no")):
         pick_device("cuda")

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from tests.jobs.runs import base_model, place, run_undisturbed, write_expert
+
+if TYPE_CHECKING:
+    from expert.jobs.export.exported import Exported
 
 SOFT = [{"name": "lead", "tokens": 4}]
 CORPUS = "the cat sat on the mat.\nthe dog ran to the cat.\n" * 60
@@ -32,6 +35,18 @@ def finished(kind: str) -> Path:
         more["model"] = {"quantization": kind}
     base = base_model(2)
     return run_undisturbed(write_expert(place() / kind, base, config, **more)).folder
+
+
+def exported(kind: str, how: Literal["adapter", "merged"] = "adapter") -> Exported:
+    """An export of such a run that tests only read."""
+    return _exported(kind, how)
+
+
+@cache
+def _exported(kind: str, how: Literal["adapter", "merged"]) -> Exported:
+    from expert.jobs.export.export import export
+
+    return export(finished(kind), place() / "exports" / f"{kind}-{how}", kind=how, device="cpu")
 
 
 @cache

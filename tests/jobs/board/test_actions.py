@@ -17,7 +17,16 @@ from expert.core.errors import EXIT_INTERRUPTED
 from expert.core.links import LinkRefused
 from expert.core.rundir import Holder, RunFolder, process_of
 from expert.jobs.board import actions
-from expert.jobs.board.actions import FOLDER, Jobs, NotDone, interrupt, stop_run, trainer_of
+from expert.jobs.board.actions import (
+    FOLDER,
+    Jobs,
+    NotDone,
+    export_command,
+    interrupt,
+    stop_run,
+    trainer_of,
+)
+from expert.jobs.board.places import Found
 from tests.each import each
 from tests.insight.pages import started, step_event, usual, write_run
 from tests.jobs.board.boards import Asked, until
@@ -37,6 +46,10 @@ def sleeping() -> Any:
 def holder_for(pid: int, **changed: Any) -> Holder:
     facts = {"pid": pid, "host": socket.gethostname(), "since": "", "process": process_of(pid)}
     return Holder(**{**facts, **changed})
+
+
+def about(root: Path, name: str) -> Found:
+    return Found(name, "run", root / name, root)
 
 
 def lock(run: Path, holder: Holder) -> None:
@@ -110,7 +123,7 @@ def test_the_board_itself_and_a_process_that_is_gone_get_no_signal(run):
 
 def test_a_command_runs_in_a_session_of_its_own_and_its_output_and_code_are_kept(tmp_path):
     jobs = Jobs([tmp_path])
-    job = jobs.start("version", ["--version"], root=tmp_path, about="x", subject="s")
+    job = jobs.start("version", ["--version"], about(tmp_path, "s"))
     assert os.getsid(job.holder.pid) == job.holder.pid != os.getsid(0)
     until(lambda: job.exit_code is not None)
     assert job.exit_code == 0
@@ -139,18 +152,16 @@ def test_a_command_that_fails_says_so_with_its_output(tmp_path):
 
 def test_a_command_is_not_started_twice_and_not_without_end(tmp_path, monkeypatch):
     jobs = Jobs([tmp_path])
-    monkeypatch.setattr(Jobs, "start", Jobs.start)
     monkeypatch.setattr(actions.sys, "executable", "/bin/sleep")
     monkeypatch.setattr(actions, "MOST_AT_ONCE", 2)
     real = subprocess.Popen
     monkeypatch.setattr(
         actions.subprocess, "Popen", lambda command, **how: real(["/bin/sleep", "600"], **how)
     )
-    started_jobs = [jobs.start("train", [], root=tmp_path, about="a", subject=s) for s in "ab"]
-    with pytest.raises(NotDone, match="already"):
-        jobs.start("train", [], root=tmp_path, about="a", subject="a")
-    with pytest.raises(NotDone, match="already"):
-        jobs.start("train", [], root=tmp_path, about="c", subject="c")
+    started_jobs = [jobs.start("train", [], about(tmp_path, name)) for name in "ab"]
+    for name in "ac":
+        with pytest.raises(NotDone, match="already"):
+            jobs.start("train", [], about(tmp_path, name))
     for job in started_jobs:
         interrupt(job.holder)
         until(lambda job=job: not job.is_running)
@@ -165,6 +176,14 @@ def test_a_run_that_goes_on_is_not_resumed_and_one_without_its_manifest_says_so(
     lock(run, holder_for(os.getppid()))
     assert asked.post(place).status_code == 409
     assert not (run.parent / FOLDER).exists()
+
+
+def test_an_export_goes_to_a_name_that_is_free(run):
+    found = Found("x", "run", run, run.parent)
+    first = export_command(found, merged=True)
+    assert first == ["export", str(run), "--to", f"{run.parent}/exports/{RUN}-merged", "--merged"]
+    (run.parent / "exports" / f"{RUN}-adapter").mkdir(parents=True)
+    assert export_command(found, merged=False)[3] == f"{run.parent}/exports/{RUN}-adapter-2"
 
 
 @each("action", ["delete", "..", "notes%2f", "stop%00"])
@@ -186,5 +205,5 @@ def test_the_folder_of_commands_may_not_be_a_link(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / FOLDER).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(LinkRefused):
-        Jobs([tmp_path]).start("train", [], root=tmp_path, about="a", subject="a")
+        Jobs([tmp_path]).start("train", [], about(tmp_path, "a"))
     assert list((tmp_path / "elsewhere").iterdir()) == []

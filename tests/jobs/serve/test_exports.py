@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +15,13 @@ from expert.jobs.sample.sample import sample
 from expert.jobs.serve.models import load_models
 from expert.run.stored.load import AnotherBase
 from tests.core.test_publish import in_hub_cache
-from tests.jobs.runs import base_model, place
+from tests.jobs.runs import base_model
 from tests.jobs.serve.served import served
-from tests.jobs.trained_runs import finished, finished_characters
+from tests.jobs.trained_runs import exported, finished, finished_characters
 from tests.model.models import tiny_model
 from tests.wording import wording
 
 PROMPT = "say red 1"
-
-
-@cache
-def exported(kind: Any, run: str = "lora") -> Path:
-    to = place() / "exports" / f"{run}-{kind}"
-    export(finished(run), to, kind=kind, device="cpu")
-    return to
 
 
 @pytest.fixture(autouse=True)
@@ -49,14 +41,14 @@ def changed(folder: Path, to: Path, name: str, content: bytes) -> Path:
 
 def test_an_adapter_and_a_merged_folder_answer_as_their_run_does(tmp_path):
     merged = tmp_path / "moved"
-    shutil.copytree(exported("merged"), merged)
+    shutil.copytree(exported("lora", "merged").folder, merged)
     (merged / ".gitattributes").write_text("x")  # of the hub
     earlier = changed(
-        exported("adapter"), tmp_path / "earlier", "export.json", b'{"dtype": "fp32"}'
+        exported("lora").folder, tmp_path / "earlier", "export.json", b'{"dtype": "fp32"}'
     )
     (alone,) = sample(finished("lora"), [PROMPT], device="cpu").samples
-    cached = in_hub_cache(tmp_path, exported("adapter"))
-    places = [f"adapter={cached}", f"dora={exported('adapter', 'dora')}",
+    cached = in_hub_cache(tmp_path, exported("lora").folder)
+    places = [f"adapter={cached}", f"dora={exported('dora').folder}",
               f"merged={merged}", f"earlier={earlier}"]  # fmt: skip
     with served(*places) as here:
         asked: Any = [{"role": "user", "content": PROMPT}]
@@ -75,14 +67,14 @@ def test_an_adapter_and_a_merged_folder_answer_as_their_run_does(tmp_path):
 
 
 def test_a_base_is_served_beside_an_adapter_and_not_beside_merged_weights():
-    (own, base) = load_models([str(exported("adapter"))], device="cpu", with_base=True)
+    (own, base) = load_models([str(exported("lora").folder)], device="cpu", with_base=True)
     assert (own.name, base.name) == ("demo", "base")
     with pytest.raises(ExpertError, match=wording("merged-has-no-base")):
-        load_models([str(exported("merged"))], device="cpu", with_base=True)
+        load_models([str(exported("lora", "merged").folder)], device="cpu", with_base=True)
 
 
 def test_a_damaged_export_is_refused(tmp_path):
-    shutil.copytree(exported("adapter"), tmp_path / "x")
+    shutil.copytree(exported("lora").folder, tmp_path / "x")
     weights = tmp_path / "x" / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")
     with pytest.raises(Damaged, match=r"adapter_model\.safetensors"):
@@ -93,18 +85,18 @@ def test_another_base_of_the_same_name_is_refused(tmp_path, monkeypatch):
     tiny_model(tmp_path / "qwen3", num_hidden_layers=2, seed=7)
     monkeypatch.setenv("EXPERT_MODELS", str(tmp_path))
     with pytest.raises(AnotherBase, match=wording("weights-not-those-of")):
-        load_models([str(exported("adapter"))], device="cpu")
+        load_models([str(exported("lora").folder)], device="cpu")
 
 
 def test_what_cannot_be_served_says_so(tmp_path):
     characters = tmp_path / "characters"
     export(finished_characters(), characters, device="cpu")
-    gguf = changed(exported("merged"), tmp_path / "gguf", "x.gguf", b"")
+    gguf = changed(exported("lora", "merged").folder, tmp_path / "gguf", "x.gguf", b"")
     for folder, more, words in (
         (characters, {}, wording("characters-not-served")),
         (gguf, {}, wording("gguf-for-llama-server")),
-        (exported("adapter", "lora+soft"), {}, wording("soft-prompts-of-exports")),
-        (exported("adapter"), {"checkpoint": "final"}, wording("export-has-one-state")),
+        (exported("lora+soft").folder, {}, wording("soft-prompts-of-exports")),
+        (exported("lora").folder, {"checkpoint": "final"}, wording("export-has-one-state")),
     ):
         with pytest.raises(ExpertError, match=words):
             load_models([str(folder)], device="cpu", **more)

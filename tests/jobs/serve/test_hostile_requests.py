@@ -171,21 +171,15 @@ def head(length: int) -> bytes:
     ).encode()
 
 
-def test_a_body_that_does_not_come_is_given_up(here):
+def test_a_body_that_does_not_come_is_given_up_and_one_that_is_too_long_is_not_read(here):
     with raw(here, head(1000) + b'{"model"') as connection, connection.makefile("rb") as answer:
         assert b" 408 " in answer.read(), "which ends: the connection is closed"
-
-
-def test_a_body_that_is_longer_than_it_says_it_may_be_is_not_read(here):
     with raw(here, head(10**12)) as connection:
         assert b" 413 " in connection.recv(1000)
     chunked = head(0).replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
     with raw(here, chunked + b"ffff\r\n" + b"x" * 0xFFFF) as connection:
         assert b" 413 " in connection.recv(1000)
     still_fine(here)
-
-
-def test_headers_without_end_are_refused(here):
     with raw(here, b"GET /health HTTP/1.1\r\nHost: localhost\r\nA: " + b"x" * 70_000) as connection:
         assert b" 400 " in connection.recv(1000)
 
@@ -289,7 +283,7 @@ def test_a_port_in_use_is_said_plainly(here):
         listen.bound("nowhere.invalid", 0)
 
 
-def test_a_damaged_expert_is_not_served(tmp_path):
+def test_a_damaged_expert_and_one_whose_name_is_none_are_not_served(tmp_path):
     run = tmp_path / "run"
     shutil.copytree(finished("lora"), run)
     file = run / "final" / "adapter_model.safetensors"
@@ -298,8 +292,5 @@ def test_a_damaged_expert_is_not_served(tmp_path):
     file.write_bytes(content)
     with pytest.raises(Damaged):
         load_models([str(run)], device="cpu")
-
-
-def test_a_name_that_is_not_one_is_refused():
     with pytest.raises(CannotServe, match=wording("not-a-model-name")):
         load_models([f"a b\x1b={finished('lora')}"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -11,10 +10,11 @@ import openai
 import pytest
 
 from expert.jobs.sample.sample import prompt_text, sample
-from expert.jobs.serve.engine import Engine, Question
+from expert.jobs.serve.listen import CannotServe
+from expert.jobs.serve.models import load_models
 from tests.each import each
 from tests.jobs.runs import WORDS
-from tests.jobs.serve.served import Served, served, until
+from tests.jobs.serve.served import Served, served
 from tests.jobs.test_validated_calls import TOOLS, WRITTEN, calling
 from tests.jobs.trained_runs import finished, finished_characters
 from tests.wording import wording
@@ -54,6 +54,10 @@ def test_an_answer_is_that_of_expert_sample_with_its_tokens_counted(here):
     assert found.usage is not None
     assert found.usage.completion_tokens == expected.tokens
     assert found.usage.total_tokens == found.usage.prompt_tokens + expected.tokens
+    model = here.engine.models["demo"]
+    text = prompt_text(model.template, PROMPTS[0])
+    ids = model.trained.encoder.tokenizer.encode(text, add_special_tokens=False).ids
+    assert found.usage.prompt_tokens == len(ids)
     assert found.model == "demo"
     assert here.entries[-1].tokens == expected.tokens
 
@@ -86,7 +90,7 @@ def test_every_model_answers_by_its_name_and_adapters_share_their_base(here):
     assert len(set(weights)) == 1
 
 
-def test_the_same_seed_draws_what_expert_sample_draws(here):
+def test_the_same_seed_draws_what_expert_sample_draws_and_several_answers_apart(here):
     how = {"temperature": 0.9, "top_p": 0.9, "max_tokens": 10}
     extra = {"top_k": 20, "min_p": 0.01}
     first = said(here, PROMPTS[3], seed=3, extra_body=extra, **how)
@@ -95,9 +99,6 @@ def test_the_same_seed_draws_what_expert_sample_draws(here):
     assert [first] == alone("lora", PROMPTS[3], **asked)
     others = {said(here, PROMPTS[3], seed=seed, extra_body=extra, **how) for seed in range(8)}
     assert len(others) > 1
-
-
-def test_several_answers_are_drawn_apart(here):
     found = here.client.chat.completions.create(
         **asking(PROMPTS[4], n=3, temperature=1.0, seed=3, max_completion_tokens=8)
     )
@@ -179,19 +180,7 @@ def test_a_call_in_the_words_of_the_template_becomes_a_tool_call(caller, stream)
     assert len(call.id) == 9
 
 
-def test_what_a_tool_gave_back_is_part_of_the_question(caller):
-    call = {"id": "abcdefghi", "type": "function", "function": {"name": "ok", "arguments": "{}"}}
-    asked = [
-        {"role": "user", "content": "say cat 1"},
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "abcdefghi", "content": "done"},
-    ]
-    found = caller.client.chat.completions.create(model="demo", messages=asked, tools=TOOLS)
-    assert found.usage is not None
-    assert found.usage.prompt_tokens > 20
-
-
-def test_without_tools_or_with_an_unreadable_call_the_answer_stays_text(caller):
+def test_without_tools_or_with_an_unreadable_call_an_answer_is_text_and_tools_may_answer(caller):
     plain = caller.client.chat.completions.create(
         **asking("say cat 1", tools=TOOLS, tool_choice="none")
     )
@@ -205,6 +194,15 @@ def test_without_tools_or_with_an_unreadable_call_the_answer_stays_text(caller):
     (note,) = cut.model_extra["notes"]
     assert note.startswith(wording("calls-left-as-text"))
     assert any(wording("trained-with-tools") in n for n in caller.engine.models["demo"].notes)
+    call = {"id": "abcdefghi", "type": "function", "function": {"name": "ok", "arguments": "{}"}}
+    given_back = [
+        {"role": "user", "content": "say cat 1"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "abcdefghi", "content": "done"},
+    ]
+    found = caller.client.chat.completions.create(model="demo", messages=given_back, tools=TOOLS)
+    assert found.usage is not None
+    assert found.usage.prompt_tokens > 20
 
 
 # --- errors ---------------------------------------------------------------------------------------
@@ -251,21 +249,14 @@ def test_what_is_not_honoured_is_refused_by_name(here, change, param, what):
     assert what in refused.value.body["message"]
 
 
-def test_every_problem_is_named_at_once(here):
+def test_every_problem_is_named_at_once_and_what_means_nothing_is_accepted(here):
     with pytest.raises(openai.BadRequestError) as refused:
         here.client.chat.completions.create(**asking("x", temperature=9, n=0, logprobs=True))
     message = refused.value.body["message"]
     assert all(f"{name}: " in message for name in ("temperature", "n", "logprobs"))
-
-
-def test_labels_and_values_that_mean_nothing_are_accepted(here):
     more = {"user": "me", "metadata": {"a": "b"}, "logprobs": False, "presence_penalty": 0}
-    more |= {
-        "tool_choice": "auto",
-        "response_format": {"type": "text"},
-        "parallel_tool_calls": True,
-    }
-    assert said(here, PROMPTS[0], **more) == said(here, PROMPTS[0])
+    more |= {"response_format": {"type": "text"}, "parallel_tool_calls": True}
+    assert said(here, PROMPTS[0], tool_choice="auto", **more) == said(here, PROMPTS[0])
 
 
 def test_a_full_queue_is_a_rate_limit_with_a_time_to_wait(here, monkeypatch):
@@ -276,49 +267,7 @@ def test_a_full_queue_is_a_rate_limit_with_a_time_to_wait(here, monkeypatch):
 
 
 def test_the_character_model_is_refused_before_it_is_loaded():
-    from expert.jobs.serve.listen import CannotServe
-    from expert.jobs.serve.models import load_models
-
     with pytest.raises(CannotServe, match=wording("characters-not-served")):
         load_models([str(finished_characters())])
     with pytest.raises(CannotServe, match=wording("two-experts-one-name")):
         load_models([str(finished("lora")), str(finished("dora"))])
-
-
-# --- the engine by itself, as the board uses it ---------------------------------------------------
-
-
-def test_an_engine_is_asked_without_a_server(here):
-    engine: Engine = here.engine
-    from expert.data.records import Turn
-
-    async def answer() -> list[Any]:
-        question = Question(model="demo", turns=(Turn("user", PROMPTS[0]),))
-        return [piece async for piece in engine.answer(question)]
-
-    *pieces, last = asyncio.run(answer())
-    assert "".join(piece.text for piece in pieces) == last.text == alone("lora", PROMPTS[0])[0]
-
-
-def test_who_stops_listening_cancels_the_answer(here):
-    engine: Engine = here.engine
-    from expert.data.records import Turn
-
-    async def first_piece() -> None:
-        question = Question(
-            model="demo", turns=(Turn("user", "say"),), decoding={"max_new_tokens": 400}
-        )
-        async for _ in engine.answer(question):
-            break
-
-    asyncio.run(first_piece())
-    until(lambda: engine.running == 0)
-
-
-def test_the_prompt_is_the_template_s(here):
-    model = here.engine.models["demo"]
-    text = prompt_text(model.template, "say cat 1")
-    ids = model.trained.encoder.tokenizer.encode(text, add_special_tokens=False).ids
-    found = here.client.chat.completions.create(**asking("say cat 1", max_tokens=1))
-    assert found.usage is not None
-    assert found.usage.prompt_tokens == len(ids)

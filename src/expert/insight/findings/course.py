@@ -8,7 +8,7 @@ import statistics
 from expert.core.rundir import named_manifest
 from expert.core.text import percent, span
 from expert.insight.findings.evidence import Evidence
-from expert.insight.findings.finding import CONFIG, Look, Seen, seen
+from expert.insight.findings.finding import CONFIG, Seen, seen
 from expert.insight.findings.verdict import (
     CADENCE_SHARE,
     PAUSES_MATTER_SECONDS,
@@ -66,7 +66,7 @@ def not_finite(found: Evidence) -> Seen | None:
     )
 
 
-def spikes(found: Evidence) -> Seen | None:
+def loss_spikes(found: Evidence) -> Seen | None:
     events, back = found.run.of("spike"), found.run.of("rolled_back")
     if not events and not back:
         return None
@@ -83,7 +83,7 @@ def spikes(found: Evidence) -> Seen | None:
     )
 
 
-def skipped_steps(found: Evidence) -> Seen | None:
+def fp16_skips(found: Evidence) -> Seen | None:
     """float16 overflow: the scale is halved and the step skipped."""
     lines = found.anatomy.lines
     lost = [line for line in lines if line.event.get("grad_norm") in ("inf", "nan", "-inf")]
@@ -98,12 +98,12 @@ def skipped_steps(found: Evidence) -> Seen | None:
     )
 
 
-def evaluates_often(found: Evidence) -> Seen | None:
+def evaluation_often(found: Evidence) -> Seen | None:
     asked = found.asked("watch.eval_steps") or found.asked("watch.evaluation_strategy")
     return _pauses(found, "eval", "watch.eval_steps", found.anatomy.run.evaluating, asked=asked)
 
 
-def saves_often(found: Evidence) -> Seen | None:
+def saving_often(found: Evidence) -> Seen | None:
     asked = found.asked("watch.save_steps") or found.asked("watch.save_strategy")
     return _pauses(found, "saved", "watch.save_steps", found.anatomy.run.saving, asked=asked)
 
@@ -129,7 +129,7 @@ def _pauses(found: Evidence, event: str, path: str, seconds: float, *, asked: bo
     )
 
 
-def logs_often(found: Evidence) -> Seen | None:
+def logging_often(found: Evidence) -> Seen | None:
     step, every = found.step, found.amount("watch.logging_steps")
     if found.before is not None:
         return (
@@ -188,10 +188,11 @@ def below_the_band(found: Evidence) -> Seen | None:
     rate = step.tokens_per_second
     if band is None or rate is None or rate >= band.acceptable_from:
         return None
+    word = "something is wrong" if rate < band.wrong_below else "slow"
     return seen(
         f"{rate:,.0f} tokens/s where {band.reference:,.0f} can be reached; {band.because}",
         severity="warning" if band.measured and rate < band.wrong_below else "note",
-        title=f"throughput on this card: {band.word(rate)}",
+        title=f"throughput on this card: {word}",
         consequence=f"{percent(rate / band.reference)} of what this card does with such a model",
         gain=band.reference / rate if rate else None,
         numbers={"tokens_per_second": rate, "expected": band.reference},
@@ -251,7 +252,7 @@ def always_clipped(found: Evidence) -> Seen | None:
     )
 
 
-def damaged(found: Evidence) -> Seen | None:
+def damaged_files(found: Evidence) -> Seen | None:
     files = [("plan.json", found.run.plan), ("environment.json", found.run.environment)]
     if found.run.validation is not None:
         files.append(("validation.json", found.run.validation))
@@ -266,7 +267,7 @@ def damaged(found: Evidence) -> Seen | None:
 # --- before a run --------------------------------------------------------------------------------
 
 
-def saves_at_the_end(found: Evidence) -> Seen | None:
+def saves_only_at_the_end(found: Evidence) -> Seen | None:
     strategy, total = found.planned("watch.save_strategy"), found.amount("length.total_steps")
     every = found.amount("watch.save_steps") or 0
     if found.before is None:
@@ -278,7 +279,7 @@ def saves_at_the_end(found: Evidence) -> Seen | None:
     return None
 
 
-def never_evaluates(found: Evidence) -> Seen | None:
+def no_evaluation(found: Evidence) -> Seen | None:
     held_out = found.planned("data.validation")
     off = found.planned("watch.evaluation_strategy") == "no" and held_out != "none"
     return seen(f"evaluation_strategy: no; {held_out}") if found.before and off else None
@@ -310,25 +311,3 @@ def long_run(found: Evidence) -> Seen | None:
         fix=f"check the number of rows; --set {limit}=… or fewer epochs limit it",
         numbers={"hours": seconds / 3600},
     )
-
-
-LOOKS: dict[str, Look] = {
-    "failed": failed,
-    "not-finite": not_finite,
-    "loss-spikes": spikes,
-    "fp16-skips": skipped_steps,
-    "evaluation-often": evaluates_often,
-    "saving-often": saves_often,
-    "logging-often": logs_often,
-    "below-measured-rate": below_measured_rate,
-    "below-the-band": below_the_band,
-    "loss-stays": loss_stays,
-    "overfits": overfits,
-    "always-clipped": always_clipped,
-    "damaged-files": damaged,
-    "saves-only-at-the-end": saves_at_the_end,
-    "no-evaluation": never_evaluates,
-    "no-clipping": no_clipping,
-    "no-warm-up": no_warm_up,
-    "long-run": long_run,
-}

@@ -7,7 +7,7 @@ from typing import Any
 
 from expert.core.text import percent, span
 from expert.insight.findings.evidence import PADDING_SHARE, Evidence
-from expert.insight.findings.finding import Look, Seen, Severity, seen
+from expert.insight.findings.finding import Seen, Severity, seen
 from expert.insight.findings.verdict import (
     COPY_OF_WAIT,
     NARROW_LINK,
@@ -100,18 +100,18 @@ def few_cores(found: Evidence) -> Seen | None:
     )
 
 
-def pin_memory(found: Evidence) -> Seen | None:
+def pin_memory_off(found: Evidence) -> Seen | None:
     off = found.planned("loader.pin_memory") is False
     return seen("pin_memory is off") if found.before and found.on_gpu and off else None
 
 
-def prefetch(found: Evidence) -> Seen | None:
+def no_prefetch(found: Evidence) -> Seen | None:
     ready = found.amount("loader.prefetch") or 0
     few = found.before is not None and found.on_gpu and ready <= 1
     return seen(f"prefetch {ready:.0f}") if few else None
 
 
-def persistent_workers(found: Evidence) -> Seen | None:
+def workers_restart(found: Evidence) -> Seen | None:
     workers, epochs = found.amount("loader.workers"), found.amount("length.epochs") or 1
     if found.before is None or not workers or found.planned("loader.persistent_workers"):
         return None
@@ -120,7 +120,7 @@ def persistent_workers(found: Evidence) -> Seen | None:
     )
 
 
-def not_packed(found: Evidence) -> Seen | None:
+def no_packing(found: Evidence) -> Seen | None:
     """Before a run: short rows that will be padded."""
     before, length = found.before, int(found.amount("data.max_seq_length") or 0)
     if before is None or not found.padded or before.mean_tokens is None:
@@ -275,20 +275,3 @@ def _numbers(found: Evidence) -> dict[str, float]:
         return {"workers": float(found.workers)}
     known = {"data_wait": step.of("data_wait"), "wall": step.wall, "workers": float(found.workers)}
     return known | ({"feed": step.feed} if step.feed is not None else {})
-
-
-LOOKS: dict[str, Look] = {
-    "tokenised-late": tokenised_late,
-    "no-workers": no_workers,
-    "too-few-workers": too_few_workers,
-    "too-many-workers": too_many_workers,
-    "few-cores": few_cores,
-    "pin-memory-off": pin_memory,
-    "no-prefetch": prefetch,
-    "workers-restart": persistent_workers,
-    "no-packing": not_packed,
-    "slow-disk": slow_disk,
-    "padding-waste": padding_waste,
-    "packing-off": packing_off,
-    "slow-copies": slow_copies,
-}

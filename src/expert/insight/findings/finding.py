@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from expert.insight.findings.evidence import Evidence
@@ -44,8 +44,7 @@ def worst_first(findings: list[Finding]) -> list[Finding]:
     return sorted(findings, key=lambda found: (ORDER[found.severity], -(found.gain or 1.0)))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Seen:
+class Seen(NamedTuple):
     """What a rule saw: the evidence, and fields that differ from its row in the table."""
 
     evidence: str
@@ -53,9 +52,9 @@ class Seen:
     """Fields of the finding, with `keys` in place of `overrides`."""
 
 
-def seen(evidence: str, *, numbers: dict[str, float] | None = None, **changes: Any) -> Seen:
+def seen(evidence: str, **changes: Any) -> Seen:
     """Evidence for a finding. `changes` override fields of the table row."""
-    return Seen(evidence=evidence, changes={"numbers": numbers or {}, **changes})
+    return Seen(evidence, changes)
 
 
 Look = Callable[["Evidence"], Seen | None]

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from expert.core.text import gib, percent, span
 from expert.insight.findings.evidence import Evidence
-from expert.insight.findings.finding import CONFIG, Look, Seen, seen
+from expert.insight.findings.finding import CONFIG, Seen, seen
 from expert.insight.record import listed
 from expert.planning.choose.kernels import COMPILED, NOT_RECOMPUTED
 from expert.planning.choose.rates import COLD_COMPILE
@@ -136,7 +136,7 @@ def kernel_fell_back(found: Evidence) -> Seen | None:
     return seen(str(lost.get("reason") or "the reason is unknown")) if lost is not None else None
 
 
-def compiled_too_briefly(found: Evidence) -> Seen | None:
+def too_short_to_compile(found: Evidence) -> Seen | None:
     spent = found.anatomy.run
     short = spent.training < WON_BACK_SECONDS
     if not found.run.of("finished") or not short:
@@ -197,7 +197,7 @@ def compile_cannot(found: Evidence) -> Seen | None:
     )
 
 
-def full_precision(found: Evidence) -> Seen | None:
+def fp32_on_a_bf16_card(found: Evidence) -> Seen | None:
     precision = found.planned("kernels.precision")
     because = found.decision("kernels.precision").get("because", "")
     place = found.gpu_fact("name") or found.run.plan.get("target")
@@ -277,22 +277,3 @@ def gpu_unused(found: Evidence) -> Seen | None:
     why = "" if cuda else "; torch is installed without CUDA"
     other: dict[str, Any] = {"keys": (), "fix": "install torch with CUDA"}
     return seen(f"{name} is there; {found.who('kernels.device')}{why}", **({} if cuda else other))
-
-
-LOOKS: dict[str, Look] = {
-    "eager-attention": eager_attention,
-    "needless-recomputing": needless_recomputing,
-    "needless-quantisation": needless_quantisation,
-    "recompiling": recompiling,
-    "compile-failed": compile_failed,
-    "kernel-fell-back": kernel_fell_back,
-    "too-short-to-compile": compiled_too_briefly,
-    "compile-off": compile_off,
-    "compile-cannot": compile_cannot,
-    "fp32-on-a-bf16-card": full_precision,
-    "tf32-off": tf32_off,
-    "plain-optimizer": plain_optimizer,
-    "whole-logits": whole_logits,
-    "cpu-asked": cpu_asked,
-    "gpu-unused": gpu_unused,
-}

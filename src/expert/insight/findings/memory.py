@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from expert.core.text import counted, gib, percent, span
 from expert.insight.findings.evidence import CONTEXT_BYTES, Evidence
-from expert.insight.findings.finding import Look, Seen, seen
+from expert.insight.findings.finding import Seen, seen
 from expert.insight.findings.verdict import (
     RETRIES_PER_UPDATE,
     free_cores_fix,
@@ -29,7 +29,7 @@ POWER_SHARE = 0.9
 NEARLY_FULL = 0.97
 
 
-def host_syncs(found: Evidence) -> Seen | None:
+def host_sync(found: Evidence) -> Seen | None:
     """Reads from the device inside a step."""
     count, step = found.syncs, found.step
     if not count or step is None:
@@ -43,7 +43,7 @@ def host_syncs(found: Evidence) -> Seen | None:
     )
 
 
-def slow_launches(found: Evidence) -> Seen | None:
+def launch_bound(found: Evidence) -> Seen | None:
     """Too little work per launch, so that the host sets the pace."""
     step = found.step
     if step is None or not found.on_gpu or found.syncs or not is_starved(step):
@@ -65,7 +65,7 @@ def slow_launches(found: Evidence) -> Seen | None:
     )
 
 
-def one_row(found: Evidence) -> Seen | None:
+def batch_1(found: Evidence) -> Seen | None:
     if found.amount("batch.examples_per_update") != 1:
         return None
     tokens = f"; {found.step.tokens or 0:,.0f} tokens a step" if found.step else ""
@@ -205,17 +205,3 @@ def memory_words(found: Evidence) -> str:
 def out_of_memory(found: Evidence) -> Seen | None:
     fallen = found.fell_back("OutOfMemory")
     return seen(str(fallen.get("reason") or "the reason is unknown")) if fallen else None
-
-
-LOOKS: dict[str, Look] = {
-    "host-sync": host_syncs,
-    "launch-bound": slow_launches,
-    "batch-1": one_row,
-    "small-micro-batch": small_micro_batch,
-    "other-process": other_process,
-    "busy-cores": busy_cores,
-    "throttled": throttled,
-    "memory-full": memory_full,
-    "does-not-fit": does_not_fit,
-    "out-of-memory": out_of_memory,
-}

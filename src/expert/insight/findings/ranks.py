@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from expert.core.text import percent, span
 from expert.insight.findings.evidence import Evidence
-from expert.insight.findings.finding import Look, Seen, seen
+from expert.insight.findings.finding import Seen, seen
 from expert.insight.step.anatomy import COMMUNICATION, number
 
 SLOWER = 1.15
@@ -19,7 +19,7 @@ LONG_TALK = 0.2
 """Share of a step. 168 MB of adapter gradients take 13 ms over PCIe 4, of a step of a second."""
 
 
-def straggler(found: Evidence) -> Seen | None:
+def slow_rank(found: Evidence) -> Seen | None:
     slow: dict[int, list[float]] = {}
     for rank, slowest, middle in _rank_seconds(found):
         if rank is not None and middle:
@@ -45,7 +45,7 @@ def straggler(found: Evidence) -> Seen | None:
     )
 
 
-def long_talk(found: Evidence) -> Seen | None:
+def slow_link(found: Evidence) -> Seen | None:
     step = found.step
     if step is None or not step.timed or step.wall <= 0:
         return None
@@ -73,9 +73,3 @@ def _rank_seconds(found: Evidence) -> Iterator[tuple[float | None, float, float]
         rank, slowest, middle = (number(line.event, key) for key in keys)
         if slowest is not None and middle is not None:
             yield rank, slowest, middle
-
-
-LOOKS: dict[str, Look] = {
-    "slow-rank": straggler,
-    "slow-link": long_talk,
-}

@@ -19,12 +19,15 @@ from expert.insight.findings import course, feeding, kernels, memory, ranks
 from expert.insight.findings.evidence import Evidence
 from expert.insight.findings.finding import Finding, Rule, seen, worst_first
 
-LOOKS = feeding.LOOKS | kernels.LOOKS | memory.LOOKS | ranks.LOOKS | course.LOOKS
+_FILES = (feeding, kernels, memory, ranks, course)
 
 
 def _rule(name: str, row: dict[str, Any]) -> Rule:
+    """A row, and the function of its name that looks for it, if there is one."""
+    function = name.replace("-", "_")
+    looks = [vars(file)[function] for file in _FILES if function in vars(file)]
     lists = {key: tuple(value) for key, value in row.items() if isinstance(value, list)}
-    return Rule(name=name, look=LOOKS.get(name), **{**row, **lists})
+    return Rule(name=name, look=looks[0] if looks else None, **{**row, **lists})
 
 
 _TABLE = tomllib.loads(read_text(Path(__file__).with_name("findings.toml")))

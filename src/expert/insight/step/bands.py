@@ -9,11 +9,8 @@ the RTX 4080 Super with the character GPT: 1500 samples a second are good there,
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from expert.planning.choose.rates import MEASURED_CARD, is_measured_size, share_of_peak
-
-Word = Literal["something is wrong", "slow", "acceptable", "good", "excellent"]
 
 WRONG, ACCEPTABLE, EXCELLENT = 500 / 1500, 1000 / 1500, 2000 / 1500
 LEAST_PARAMETERS = 67e6
@@ -40,15 +37,6 @@ class Band:
     @property
     def excellent_from(self) -> float:
         return self.reference * EXCELLENT
-
-    def word(self, tokens_per_second: float) -> Word:
-        if tokens_per_second < self.wrong_below:
-            return "something is wrong"
-        if tokens_per_second < self.acceptable_from:
-            return "slow"
-        if tokens_per_second < self.reference:
-            return "acceptable"
-        return "excellent" if tokens_per_second >= self.excellent_from else "good"
 
 
 def expected_band(

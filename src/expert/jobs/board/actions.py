@@ -28,6 +28,7 @@ from expert.core.publish import is_alive
 from expert.core.rundir import Holder, RunFolder, holder_of, process_of
 from expert.core.stored_json import object_in
 from expert.core.text import json_text
+from expert.jobs.board.places import Found
 from expert.parallel.launch import LAUNCH_FOLDER
 from expert.run.stored.resume_command import NO_FILE, command_of_run
 
@@ -99,7 +100,6 @@ class Jobs:
     """All jobs of these folders, including those of earlier boards."""
 
     def __init__(self, roots: Sequence[Path]) -> None:
-        self._roots = tuple(roots)
         self._known: dict[str, Job] = {}
         self._lock = threading.Lock()
         for root in roots:
@@ -115,18 +115,17 @@ class Jobs:
         """Jobs of one run or manifest, newest first."""
         return [job for job in self.all() if job.subject == subject]
 
-    def start(
-        self, what: str, command: Sequence[str], *, root: Path, about: str, subject: str
-    ) -> Job:
-        """Start `expert COMMAND` as a process independent of the board."""
+    def start(self, what: str, command: Sequence[str], found: Found) -> Job:
+        """Start `expert COMMAND`, about a run or a manifest, as a process independent of the
+        board."""
         with self._lock:
             running = [job for job in self._known.values() if job.is_running]
             if len(running) >= MOST_AT_ONCE:
                 raise NotDone(f"{len(running)} commands are running already  (stop one, or wait)")
-            if any(job.subject == subject and job.what == what for job in running):
-                raise NotDone(f"expert {what} of {about} is running already")
-            folder = root / FOLDER
-            refuse_links(folder, below=root)
+            if any(job.subject == found.id and job.what == what for job in running):
+                raise NotDone(f"expert {what} of {found.name} is running already")
+            folder = found.root / FOLDER
+            refuse_links(folder, below=found.root)
             folder.mkdir(exist_ok=True)
             name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL
@@ -142,43 +141,35 @@ class Jobs:
             holder = Holder(pid=process.pid, host=socket.gethostname(),
                             since=time.strftime("%Y-%m-%d %H:%M:%S"),
                             process=process_of(process.pid))  # fmt: skip
-            job = Job(id=name, what=what, about=about, subject=subject, command=tuple(command),
-                      holder=holder, folder=folder)  # fmt: skip
+            job = Job(id=name, what=what, about=found.name, subject=found.id,
+                      command=tuple(command), holder=holder, folder=folder)  # fmt: skip
             _record(job)
             self._known[name] = job
         threading.Thread(target=_wait, args=(process, job), daemon=True).start()
         return job
 
-    def resume(self, run: Path, root: Path, subject: str) -> Job:
-        """Run the resume command that `expert watch` shows."""
-        folder = RunFolder.open(run)
-        if trainer_of(folder) is not None:
-            raise NotDone(f"{run.name} is running")
-        words = shlex.split(command_of_run(folder))
-        words = words[words.index("train") :]
-        if NO_FILE in words:
-            raise NotDone(f"{run.name}: its manifest is not where it was  (put it back, or resume "
-                          "it with expert train --manifest FILE --resume)")  # fmt: skip
-        return self.start("train", words, root=root, about=run.name, subject=subject)
 
-    def validate(self, run: Path, root: Path, subject: str, *, base: bool) -> Job:
-        more = ["--baseline", "base"] if base else []
-        command = ["validate", "--expert", str(run), *more]
-        return self.start("validate", command, root=root, about=run.name, subject=subject)
+def resume_command(run: Path) -> list[str]:
+    """The resume command that `expert watch` shows."""
+    folder = RunFolder.open(run)
+    if trainer_of(folder) is not None:
+        raise NotDone(f"{run.name} is running")
+    words = shlex.split(command_of_run(folder))
+    words = words[words.index("train") :]
+    if NO_FILE in words:
+        raise NotDone(f"{run.name}: its manifest is not where it was  (put it back, or resume "
+                      "it with expert train --manifest FILE --resume)")  # fmt: skip
+    return words
 
-    def export(self, run: Path, root: Path, subject: str, *, merged: bool) -> Job:
-        """Export to an unused name in exports/ below the root."""
-        parent = root / "exports"
-        refuse_links(parent, below=root)
-        kind = "merged" if merged else "adapter"
-        name = next(
-            path for number in range(1, 1000)
-            if not (path := parent / f"{run.name}-{kind}{f'-{number}' if number > 1 else ''}"
-                    ).exists()
-        )  # fmt: skip
-        more = ["--merged"] if merged else []
-        command = ["export", str(run), "--to", str(name), *more]
-        return self.start("export", command, root=root, about=run.name, subject=subject)
+
+def export_command(found: Found, *, merged: bool) -> list[str]:
+    """Export to an unused name in exports/ below the root."""
+    parent = found.root / "exports"
+    refuse_links(parent, below=found.root)
+    name = f"{found.name}-{'merged' if merged else 'adapter'}"
+    names = (name, *(f"{name}-{number}" for number in range(2, 1000)))
+    to = next(path for one in names if not (path := parent / one).exists())
+    return ["export", str(found.path), "--to", str(to), *(["--merged"] if merged else [])]
 
 
 def trainer_of(folder: RunFolder) -> Holder | None:

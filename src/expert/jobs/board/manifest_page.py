@@ -264,5 +264,4 @@ def written_in(manifest: Path) -> dict[str, Any]:
 def start_with(jobs: Jobs, found: Found, given: Mapping[str, Any]) -> str:
     """Start training with the settings of the form; returns the path of the job's page."""
     words = ["train", "--manifest", str(found.path), *settings_in(given)]
-    job = jobs.start("train", words, root=found.root, about=found.name, subject=found.id)
-    return f"/job/{job.id}"
+    return f"/job/{jobs.start('train', words, found).id}"

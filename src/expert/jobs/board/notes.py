@@ -3,7 +3,6 @@ anything hashed."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from expert.core.text import json_text
 
 FILE = "board.json"
 MOST_TAGS, TAG_LENGTH, NOTE_LENGTH = 12, 40, 4_000
-_known: dict[Path, tuple[object, Notes]] = {}
 
 
 @dataclass(frozen=True)
@@ -26,15 +24,7 @@ class Notes:
 
 def read_notes(run: Path) -> Notes:
     """The notes of a run; empty if the file is missing or damaged."""
-    file = run / FILE
-    try:
-        status = os.lstat(file)
-    except OSError:
-        return Notes()
-    mark = (status.st_ino, status.st_mtime_ns, status.st_size)
-    if file not in _known or _known[file][0] != mark:
-        _known[file] = (mark, notes_in(object_in(file)))
-    return _known[file][1]
+    return notes_in(object_in(run / FILE))
 
 
 def notes_in(record: dict[str, Any]) -> Notes:

@@ -13,7 +13,14 @@ from starlette.responses import HTMLResponse, JSONResponse, StreamingResponse
 from starlette.routing import Route
 
 from expert.core.rundir import RunFolder
-from expert.jobs.board.actions import NotDone, interrupt, stop_run, trainer_of
+from expert.jobs.board.actions import (
+    NotDone,
+    export_command,
+    interrupt,
+    resume_command,
+    stop_run,
+    trainer_of,
+)
 from expert.jobs.board.board import board_of, body_of, stream
 from expert.jobs.board.chat import question_in
 from expert.jobs.board.chat_page import ChatView, chat_page, chats_page
@@ -242,23 +249,22 @@ async def _act(request: Request) -> Response:
     board = board_of(request)
     given = await body_of(request)
     found = board.found(request, "run")
-    jobs = board.jobs
-    match request.path_params["action"]:
+    run, what = found.path, request.path_params["action"]
+    match what:
         case "stop":
-            await run_in_threadpool(stop_run, found.path)
+            await run_in_threadpool(stop_run, run)
             return JSONResponse({"done": "Stopping: the run finishes its step and saves."})
         case "resume":
-            work = partial(jobs.resume, found.path, found.root, found.id)
+            what, words = "train", await run_in_threadpool(resume_command, run)
         case "validate":
-            base = given.get("base") is True
-            work = partial(jobs.validate, found.path, found.root, found.id, base=base)
+            base = ["--baseline", "base"] if given.get("base") is True else []
+            words = ["validate", "--expert", str(run), *base]
         case "export":
-            merged = given.get("merged") is True
-            work = partial(jobs.export, found.path, found.root, found.id, merged=merged)
+            words = export_command(found, merged=given.get("merged") is True)
         case _:
             raise Refused(404, "There is no such action.")
-    job = await run_in_threadpool(work)
-    if job.what == "train":
+    job = await run_in_threadpool(board.jobs.start, what, words, found)
+    if what == "train":
         await run_in_threadpool(board.chat.end, TRAINING)
     return JSONResponse({"go": f"/job/{job.id}"})
 

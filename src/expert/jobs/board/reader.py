@@ -1,5 +1,5 @@
 """Reads the events of a run incrementally. Of a long run, only as many log lines are kept as a
-screen can show: pairs are merged, as if the run had logged half as often."""
+screen can show, each of them standing for the steps since the one before."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ CHUNK = 8 * 2**20
 _NOT_STEP = re.compile(rb'\n(?!\{"event": "step")[^\n]+')
 """Also matches lines whose keys are in another order; all of them are parsed."""
 _SUMS = ("tokens", "targets", "examples", "seconds", "updates")
-_PEAKS = ("peak_reserved_bytes", "peak_allocated_bytes", "gpu_memory_bytes",
-          "gpu_process_memory_bytes", "cpu_peak_memory_bytes")  # fmt: skip
 MOST_OTHERS = 5_000
 """Events that are not log lines; the newest are kept."""
 
@@ -29,14 +27,14 @@ class EventReader:
     def __init__(self, path: Path, most: int = 600) -> None:
         self.path = path
         self.most = most
-        """Up to twice as many log lines are kept, then pairs are merged."""
+        """Up to twice as many log lines are kept, then every second is dropped."""
         self.begin()
 
     def begin(self) -> None:
         self.events: list[Event] = []
         self.damaged = 0
         self.sampled = False
-        """Whether log lines were skipped or merged."""
+        """Whether log lines were skipped."""
         self._position, self._file, self._steps = 0, (0, 0), 0
         self._last_step = 0.0
 
@@ -130,7 +128,8 @@ class EventReader:
 
 def stretched(event: Event, updates: float) -> Event:
     """A log line scaled to represent `updates` steps."""
-    factor = updates / (_number(event, "updates") or 1)
+    own = event.get("updates")
+    factor = updates / (own if type(own) in (int, float) and own else 1)
     if factor <= 1:
         return event
     sums = {key: value * factor for key, value in event.items() if _is_sum(key, value)}
@@ -138,42 +137,20 @@ def stretched(event: Event, updates: float) -> Event:
 
 
 def halved(events: list[Event]) -> list[Event]:
-    """Events with pairs of consecutive log lines merged."""
-    kept: list[Event] = []
-    alone: Event | None = None
-    for event in events:
-        if event["event"] != "step":
-            alone = None
-            kept.append(event)
-        elif alone is None:
-            alone = event
-            kept.append(event)
+    """Events without every second log line; the last one stays."""
+    steps = [place for place, event in enumerate(events) if event["event"] == "step"]
+    dropped = set(steps[-2::-2])
+    kept, last = [], 0.0
+    for place, event in enumerate(events):
+        if place in dropped:
+            continue
+        step = event.get("step") or 0
+        if event["event"] == "step":
+            kept.append(stretched(event, step - last))
+            last = step
         else:
-            kept[-1] = joined_lines(alone, event)
-            alone = None
-    if len(kept) == len(events):  # no consecutive ones: drop every second
-        steps = [place for place, event in enumerate(events) if event["event"] == "step"]
-        dropped = set(steps[:-1:2])
-        return [event for place, event in enumerate(events) if place not in dropped]
+            kept.append(event)
     return kept
-
-
-def joined_lines(first: Event, second: Event) -> Event:
-    """Merge two log lines: sums added, the loss weighted by tokens, the larger peak, the rest from
-    the second."""
-    both = dict(second)
-    for key, value in second.items():
-        other = first.get(key)
-        if _is_sum(key, value) and _is_sum(key, other):
-            both[key] = value + other
-        elif key in _PEAKS and isinstance(value, int) and isinstance(other, int):
-            both[key] = max(value, other)
-    losses = [_number(first, "loss"), _number(second, "loss")]
-    if None not in losses:
-        weights = [_number(event, "targets") or 1.0 for event in (first, second)]
-        pairs = zip(losses, weights, strict=True)
-        both["loss"] = sum((loss or 0.0) * weight for loss, weight in pairs) / sum(weights)
-    return both
 
 
 def _newest(events: list[Event], excess: int) -> list[Event]:
@@ -189,8 +166,3 @@ def _newest(events: list[Event], excess: int) -> list[Event]:
 
 def _is_sum(key: str, value: Any) -> bool:
     return (key in _SUMS or key.startswith("time_")) and type(value) in (int, float)
-
-
-def _number(event: Event, key: str) -> float | None:
-    value = event.get(key)
-    return float(value) if isinstance(value, int | float) else None

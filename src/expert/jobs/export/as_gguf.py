@@ -8,9 +8,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from expert.core.stored_json import object_in
 from expert.jobs.export.chat_format import chat_template_of
 from expert.jobs.export.checks import CannotExport
-from expert.jobs.export.comparison import Difference, compare, logits_of
+from expert.jobs.export.comparison import Difference, Expected, Source, compare, logits_of
 from expert.jobs.export.gguf_file.adapter import refuse_adapter, write_adapter
 from expert.jobs.export.gguf_file.architecture import (
     Family,
@@ -27,6 +28,7 @@ from expert.jobs.export.gguf_file.file import (
     write_model,
 )
 from expert.jobs.export.gguf_file.vocabulary import Vocabulary, vocabulary
+from expert.jobs.export.model_card import languages
 from expert.jobs.export.modelfile import (
     BASE_FILE,
     MODELFILE,
@@ -34,6 +36,7 @@ from expert.jobs.export.modelfile import (
     context_length,
     modelfile,
 )
+from expert.jobs.export.portable_base import portable_base
 from expert.jobs.export.quality import Quality, QualityCheck
 from expert.jobs.sample.decoding import end_tokens, settle_decoding
 from expert.manifest.schema.kinds import ADAPTERS
@@ -41,11 +44,7 @@ from expert.manifest.schema.manifest import CHAR_GPT
 from expert.planning.plan import folder_name
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from expert.jobs.export.card_code import Asking
     from expert.jobs.export.exported import Exported, Kind
-    from expert.jobs.validate.held_out import Run
     from expert.planning.run_plan import RunPlan
     from expert.run.stored.load import Trained
 
@@ -72,23 +71,6 @@ def settle_gguf(plan: RunPlan, gguf: str | None, *, adapter: bool, dtype: str | 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
-    """What to write, and the logits to compare it with."""
-
-    run: Run
-    target: Path
-    about: About
-    ids: list[list[int]]
-    logits: list[Tensor]
-    asking: Asking
-    judged_rows: int
-    tell: Callable[[str], None]
-
-    def name(self, kind: str) -> str:
-        return f"{folder_name(self.run.plan.expert)}-{kind}.gguf"
-
-
-@dataclass(frozen=True, kw_only=True)
 class Written:
     """A GGUF file and the results of its checks."""
 
@@ -100,20 +82,31 @@ class Written:
     notes: tuple[str, ...]
 
 
-def write_expert(order: Order, trained: Trained, kind: str) -> Written:
-    """Write the whole expert as `kind`; the weights of `trained` become those of the file."""
-    trained = _plain(trained)
+def write_expert(
+    source: Source,
+    expected: Expected,
+    trained: Trained,
+    target: Path,
+    tell: Callable[[str], None],
+) -> Written:
+    """Write the whole expert; the weights of `trained` become those of the file."""
+    from expert.jobs.validate.held_out import Run
+    from expert.jobs.validate.test_sets import data_folder
+
+    trained, kind = _plain(trained), source.gguf
     model = trained.loaded.causal_lm
-    family, words = _described(trained, order.asking)
-    check = QualityCheck(order.run, trained, order.judged_rows, order.tell)
-    file = order.name(kind)
-    order.tell(f"writing {file}")
-    tensors = write_model(order.target / file, model, family, words, kind, order.about)
-    order.tell(f"reading {file} back")
-    read_into(order.target / file, model, family)
-    difference = compare(order.logits, [logits_of(model, ids) for ids in order.ids])
+    family, words = _described(trained, expected)
+    folder, plan = source.folder, source.plan
+    run = Run(folder, plan, data_folder(folder, plan, None))
+    check = QualityCheck(run, trained, source.judged_rows, tell)
+    file = _file_name(source)
+    tell(f"writing {file}")
+    tensors = write_model(target / file, model, family, words, kind, _about(source))
+    tell(f"reading {file} back")
+    read_into(target / file, model, family)
+    difference = compare(expected.logits, [logits_of(model, ids) for ids in expected.ids])
     quality = check.after(trained, kind)
-    note = _write_modelfile(order, trained, file)
+    note = _write_modelfile(expected, trained, target, file)
     return Written(
         file=file,
         difference=difference,
@@ -123,24 +116,30 @@ def write_expert(order: Order, trained: Trained, kind: str) -> Written:
     )
 
 
-def write_lora(order: Order, trained: Trained, save: Callable[[Path], None]) -> Written:
+def write_lora(
+    source: Source,
+    expected: Expected,
+    trained: Trained,
+    target: Path,
+    save: Callable[[Path], None],
+) -> Written:
     """Write the adapter alone; `save` writes it in PEFT's format. A built-in base is written next
     to it, since it is not on the hub."""
     import gguf
     import torch
 
     model: Any = trained.loaded.module
-    family, words = _described(trained, order.asking)
-    file, config = order.name("lora"), trained.loaded.causal_lm.config
+    family, words = _described(trained, expected)
+    file, config, about = _file_name(source), trained.loaded.causal_lm.config, _about(source)
     with tempfile.TemporaryDirectory(prefix="expert-adapter-") as place:
         save(Path(place))
-        path = order.target / file
-        changed = write_adapter(path, Path(place), config, family, order.about)
+        path = target / file
+        changed = write_adapter(path, Path(place), config, family, about)
     base = model.unload()
-    base_plan = order.run.plan.model
+    base_plan = source.plan.model
     if base_plan.place == "built-in":
-        about = replace(order.about, name=base_plan.name)
-        write_model(order.target / BASE_FILE, base, family, words, "f16", about)
+        about = replace(about, name=base_plan.name)
+        write_model(target / BASE_FILE, base, family, words, "f16", about)
     reader = gguf.GGUFReader(path)
     factors = {tensor.name: torch.from_numpy(tensor.data.copy()) for tensor in reader.tensors}
     alpha = float(reader.fields["adapter.lora.alpha"].contents())
@@ -151,14 +150,29 @@ def write_lora(order: Order, trained: Trained, save: Callable[[Path], None]) -> 
                 b = turned(stored.name, family, config)[1](b)
                 weight = base.state_dict()[stored.source]
                 weight += (alpha / a.shape[0] * (b @ a)).to(weight)
-    difference = compare(order.logits, [logits_of(base, ids) for ids in order.ids])
-    note = _write_modelfile(order, trained, base_file(base_plan), adapter=file)
+    difference = compare(expected.logits, [logits_of(base, ids) for ids in expected.ids])
+    note = _write_modelfile(expected, trained, target, base_file(base_plan), adapter=file)
     return Written(
         file=file,
         difference=difference,
         quality=None,
         tensors={"F32": 2 * changed},
         notes=(*words.notes, *filter(None, (note,))),
+    )
+
+
+def _file_name(source: Source) -> str:
+    return f"{folder_name(source.plan.expert)}-{source.gguf}.gguf"
+
+
+def _about(source: Source) -> About:
+    manifest = object_in(source.folder.manifest)
+    return About(
+        name=source.plan.expert,
+        license=str(manifest.get("license") or ""),
+        base=portable_base(source.plan.model, needed=False).name,
+        languages=tuple(languages(manifest.get("capabilities") or ())[0]),
+        tags=tuple(str(tag) for tag in manifest.get("tags") or ()),
     )
 
 
@@ -172,19 +186,20 @@ def _plain(trained: Trained) -> Trained:
     return replace(trained, loaded=replace(loaded, module=module.merge_and_unload(), adapter=none))
 
 
-def _described(trained: Trained, asking: Asking) -> tuple[Family, Vocabulary]:
+def _described(trained: Trained, expected: Expected) -> tuple[Family, Vocabulary]:
     from expert.data.tokens.encoder import TextEncoder
 
     model, encoder, template = trained.loaded.causal_lm, trained.encoder, trained.template
     assert isinstance(encoder, TextEncoder)
     assert template is not None
+    assert expected.asking is not None
     family = family_of(model.config)
     words = vocabulary(
         encoder,
         template,
         rows=model.get_input_embeddings().weight.shape[0],
         ends=end_tokens(encoder, template),
-        chat_template="" if asking.plain else chat_template_of(encoder, template),
+        chat_template="" if expected.asking.plain else chat_template_of(encoder, template),
     )
     return family, words
 
@@ -199,23 +214,26 @@ def _window_note(config: Any, family: Family) -> list[str]:
     ]
 
 
-def _write_modelfile(order: Order, trained: Trained, file: str, adapter: str = "") -> str:
-    plan, config = trained.plan, trained.loaded.causal_lm.config
+def _write_modelfile(
+    expected: Expected, trained: Trained, target: Path, file: str, adapter: str = ""
+) -> str:
+    plan, config, asking = trained.plan, trained.loaded.causal_lm.config, expected.asking
     assert trained.template is not None
+    assert asking is not None
     how, _ = settle_decoding(plan, {})
     family = family_of(config)
     window = None if family.windows else window_of(config)
-    stop = [trained.template.stop] if trained.template.stop and not order.asking.plain else []
+    stop = [trained.template.stop] if trained.template.stop and not asking.plain else []
     text, note = modelfile(
         file,
         trained.template,
-        plain=order.asking.plain,
-        stops=list(dict.fromkeys([*stop, *order.asking.stops])),
+        plain=asking.plain,
+        stops=list(dict.fromkeys([*stop, *asking.stops])),
         how=how,
         context=context_length(plan.data.max_seq_length, config.max_position_embeddings, window),
         adapter=adapter,
     )
-    (order.target / MODELFILE).write_text(text, encoding="utf-8")
+    (target / MODELFILE).write_text(text, encoding="utf-8")
     return note
 
 

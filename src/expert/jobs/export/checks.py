@@ -17,6 +17,7 @@ from expert.manifest.schema.manifest import CHAR_GPT
 
 if TYPE_CHECKING:
     from expert.core.rundir import RunFolder
+    from expert.jobs.validate.saved_verdict import SavedVerdict
     from expert.planning.run_plan import RunPlan
     from expert.run.stored.choose_checkpoint import Choice
 
@@ -27,6 +28,15 @@ class CannotExport(ExpertError):
     """An export that is not possible, or that would differ from the trained model."""
 
 
+def refusal(found: SavedVerdict) -> str:
+    """Why a verdict forbids to export; "" if it does not."""
+    if found.passed is False:
+        return f"the quality gate failed: {found.reasons}"
+    if found.is_too_small:
+        return f"the quality gate passed on only {found.cases} of {found.of} cases"
+    return ""
+
+
 def gate_remark(folder: RunFolder, choice: Choice, *, allow_failed: bool) -> str:
     """A warning about the run's validation, or ""; CannotExport if its gate failed, or passed on
     too few cases. A verdict on earlier weights only gives a warning."""
@@ -35,24 +45,16 @@ def gate_remark(folder: RunFolder, choice: Choice, *, allow_failed: bool) -> str
         return ""
     if found.outdated:
         return f"{file} {found.outdated}  (expert validate --expert {folder.path})"
+    warning, fix = refusal(found), "validate them all with expert validate --expert {}"
     if found.passed is False:
-        warning = f"{file}: the quality gate failed: {found.reasons}"
-        if not allow_failed:
-            raise CannotExport(
-                f"{warning}  (train longer, validate another checkpoint with expert validate "
-                "--checkpoint, or export it anyway with --allow-failed)"
-            )
-        return warning
-    if found.is_too_small:
-        warning = f"{file}: the quality gate passed on only {found.cases} of {found.of} cases"
-        if found.rows != found.cases:
-            warning += f", from {counted(found.rows or 0, 'row')}"
-        if not allow_failed:
-            raise CannotExport(
-                f"{warning}  (validate them all with expert validate --expert {folder.path}, or "
-                "export it anyway with --allow-failed)"
-            )
-        return warning
+        fix = "train longer, validate another checkpoint with expert validate --checkpoint"
+    elif warning and found.rows != found.cases:
+        warning += f", from {counted(found.rows or 0, 'row')}"
+    if warning and not allow_failed:
+        or_anyway = f"{fix.format(folder.path)}, or export it anyway with --allow-failed"
+        raise CannotExport(f"{file}: {warning}  ({or_anyway})")
+    if warning:
+        return f"{file}: {warning}"
     judged = found.checkpoint
     if judged and judged != choice.name:
         done = "passed the quality gate" if found.passed else "was validated"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from expert.jobs.export.card_code import FOLDER
 from expert.manifest.schema.manifest import CHAR_GPT
@@ -21,11 +21,8 @@ VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
-class Engine(NamedTuple):
-    """A server and the command that starts it with an export."""
-
-    name: str
-    command: str
+Engine = tuple[str, str]
+"""A server and the command that starts it with an export."""
 
 
 def engines(
@@ -38,13 +35,13 @@ def engines(
     short = shlex.quote(name)
     if kind != "adapter":
         return [
-            Engine("vLLM", f"vllm serve {FOLDER} --dtype {own_dtype} --served-model-name {short}"),
-            Engine(
+            ("vLLM", f"vllm serve {FOLDER} --dtype {own_dtype} --served-model-name {short}"),
+            (
                 "SGLang",
                 f"python -m sglang.launch_server --model-path {FOLDER} --dtype {own_dtype} "
                 f"--served-model-name {short}",
             ),
-            Engine("TGI", f"text-generation-launcher --model-id {FOLDER} --dtype {own_dtype}"),
+            ("TGI", f"text-generation-launcher --model-id {FOLDER} --dtype {own_dtype}"),
         ]
     under = shlex.quote(_base(plan, base))
     rank = plan.adapter.rank or 1
@@ -52,18 +49,18 @@ def engines(
     chat_template = f" --chat-template {FOLDER}/chat_template.jinja" if template else ""
     four_bits = " --quantization bitsandbytes" if plan.model.quantization == "int4" else ""
     return [
-        Engine(
+        (
             "vLLM",
             f"vllm serve {under} --dtype {own_dtype} --enable-lora --max-lora-rank {vllm_rank} "
             f"--lora-modules {short}={FOLDER}{chat_template}{four_bits}",
         ),
-        Engine(
+        (
             "SGLang",
             f"python -m sglang.launch_server --model-path {under} --dtype {own_dtype} "
             f"--enable-lora --max-lora-rank {rank} --lora-paths {short}={FOLDER}{chat_template}"
             f"{four_bits}",
         ),
-        Engine(
+        (
             "TGI",
             f"LORA_ADAPTERS={short}={FOLDER} text-generation-launcher --model-id {under} "
             f"--dtype {own_dtype}",
@@ -79,9 +76,9 @@ def gguf_commands(file: str, name: str, *, plain: bool, lora: bool, base: str) -
     ask = "-no-cnv -p 'The beginning of a text'" if plain else "--jinja -p 'Your question'"
     short = shlex.quote(name)
     return [
-        Engine("llama.cpp", f"llama-cli {model} {ask} --temp 0"),
-        Engine("llama.cpp server", f"llama-server {model}{'' if plain else ' --jinja'}"),
-        Engine("Ollama", f"ollama create {short} -f Modelfile && ollama run {short}"),
+        ("llama.cpp", f"llama-cli {model} {ask} --temp 0"),
+        ("llama.cpp server", f"llama-server {model}{'' if plain else ' --jinja'}"),
+        ("Ollama", f"ollama create {short} -f Modelfile && ollama run {short}"),
     ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,7 +13,6 @@ from expert.core.events import read_events
 from expert.core.publish import publishing
 from expert.core.stored_json import object_in, read_object
 from expert.jobs.export.as_gguf import (
-    Order,
     Written,
     record_of,
     refuse_broken,
@@ -21,7 +20,7 @@ from expert.jobs.export.as_gguf import (
     write_expert,
     write_lora,
 )
-from expert.jobs.export.card_code import Asking, asked_as
+from expert.jobs.export.card_code import asked_as
 from expert.jobs.export.chat_format import jinja_of
 from expert.jobs.export.checks import (
     CannotExport,
@@ -34,6 +33,8 @@ from expert.jobs.export.comparison import (
     CHECKED_TEXTS,
     TOLERANCE,
     Difference,
+    Expected,
+    Source,
     checked_ids,
     compare,
     load_exported,
@@ -41,10 +42,9 @@ from expert.jobs.export.comparison import (
     logits_of_trained,
 )
 from expert.jobs.export.engines import problems
-from expert.jobs.export.exported import Exported, Kind
-from expert.jobs.export.gguf_file.file import About
+from expert.jobs.export.exported import Exported
 from expert.jobs.export.gguf_file.types import UNQUANTISED
-from expert.jobs.export.model_card import Known, languages, model_card
+from expert.jobs.export.model_card import Known, model_card
 from expert.jobs.export.portable_base import copy_base, hub_reference, portable_base
 from expert.jobs.export.push import write_origin
 from expert.jobs.export.quality import ROWS
@@ -58,7 +58,7 @@ from expert.jobs.validate.saved_verdict import read_verdict
 from expert.manifest.schema.kinds import ADAPTERS
 from expert.model.base_folder import copy_tokenizer
 from expert.run.session.session import release_memory
-from expert.run.stored.choose_checkpoint import Choice, choose
+from expert.run.stored.choose_checkpoint import choose
 from expert.run.stored.load import (
     Trained,
     base_remark,
@@ -72,41 +72,11 @@ from expert.run.stored.load import (
 from expert.run.stored.locate import find_run
 
 if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-    from expert.core.rundir import RunFolder
     from expert.planning.run_plan import RunPlan
 
 CHAT_TEMPLATE = "chat_template.jinja"
 UNHARMED_SPREADS = 4
 """The tolerance grows with an adapter that moves the logits by more than this many spreads."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Source:
-    """What to export, and how."""
-
-    folder: RunFolder
-    plan: RunPlan
-    choice: Choice
-    kind: Kind
-    dtype: str
-    device: torch.device
-    gguf: str = ""
-    """The type of a GGUF file, `lora` for an adapter; "" for other exports."""
-    judged_rows: int = ROWS
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Expected:
-    """Logits of the trained model on the checked texts, and its prompt."""
-
-    ids: list[list[int]]
-    asking: Asking | None
-    logits: list[Tensor]
-    adapter_effect: float | None
-    quantised_share: float | None
 
 
 def export(
@@ -140,7 +110,7 @@ def export(
     refuse_place(to)
     choice = choose(folder, checkpoint or plan.watch.packaging_checkpoint)
     remarks = gate_remark(folder, choice, allow_failed=allow_failed), base_remark(folder, plan)
-    source = _Source(
+    source = Source(
         folder=folder,
         plan=plan,
         choice=choice,
@@ -158,7 +128,12 @@ def export(
         to.rmdir()  # it is empty
     with naming(to), publishing(to) as temporary, without_progress_bar():
         if source.gguf:
-            written = _write_gguf(source, trained, expected, temporary, tell)
+            if source.kind == "adapter":
+                save = partial(_write_adapter, source, trained)
+                written = write_lora(source, expected, trained, temporary, save)
+            else:
+                written = write_expert(source, expected, trained, temporary, tell)
+            refuse_broken(written, _tolerance(source, expected))
             done = _exported(source, expected, to, temporary, written.difference, remarks, written)
             more = record_of(done, written)
         else:
@@ -176,7 +151,7 @@ def export(
     return done
 
 
-def _to_serve(source: _Source) -> dict[str, Any]:
+def _to_serve(source: Source) -> dict[str, Any]:
     """What `expert serve` needs to know of the export, besides its files."""
     plan = source.plan
     decoding = {key: plan.decoding[key] for key in DecodingSettings.__annotations__
@@ -187,45 +162,7 @@ def _to_serve(source: _Source) -> dict[str, Any]:
     return {"name": plan.expert, "decoding": decoding, **of_adapter}
 
 
-def _write_gguf(
-    source: _Source,
-    trained: Trained,
-    expected: _Expected,
-    target: Path,
-    tell: Callable[[str], None],
-) -> Written:
-    from expert.jobs.validate.held_out import Run
-    from expert.jobs.validate.test_sets import data_folder
-
-    plan, folder = source.plan, source.folder
-    manifest = object_in(folder.manifest)
-    people, _ = languages(manifest.get("capabilities") or ())
-    assert expected.asking is not None
-    order = Order(
-        run=Run(folder, plan, data_folder(folder, plan, None)),
-        target=target,
-        about=About(
-            name=plan.expert,
-            license=str(manifest.get("license") or ""),
-            base=portable_base(plan.model, needed=False).name,
-            languages=tuple(people),
-            tags=tuple(str(tag) for tag in manifest.get("tags") or ()),
-        ),
-        ids=expected.ids,
-        logits=expected.logits,
-        asking=expected.asking,
-        judged_rows=source.judged_rows,
-        tell=tell,
-    )
-    if source.kind == "adapter":
-        written = write_lora(order, trained, lambda to: _write_adapter(source, trained, to))
-    else:
-        written = write_expert(order, trained, source.gguf)
-    refuse_broken(written, _tolerance(source, expected))
-    return written
-
-
-def _load(source: _Source) -> tuple[Trained, _Expected]:
+def _load(source: Source) -> tuple[Trained, Expected]:
     """The trained model, and its logits on the checked texts."""
     from expert.model.quantised import QUANTISED
 
@@ -241,7 +178,7 @@ def _load(source: _Source) -> tuple[Trained, _Expected]:
     if trained.loaded.adapter.type in ADAPTERS:
         with trained.loaded.module.disable_adapter():  # type: ignore[operator]
             effect = compare(logits, logits_of_trained(trained, ids)).share
-    return trained, _Expected(
+    return trained, Expected(
         ids=ids,
         asking=asked_as(trained),
         logits=logits,
@@ -250,7 +187,7 @@ def _load(source: _Source) -> tuple[Trained, _Expected]:
     )
 
 
-def _load_trained(source: _Source, *, quantised: bool) -> Trained:
+def _load_trained(source: Source, *, quantised: bool) -> Trained:
     import torch
 
     merged = source.kind == "merged" or bool(source.gguf)
@@ -266,7 +203,7 @@ def _load_trained(source: _Source, *, quantised: bool) -> Trained:
     )
 
 
-def _write(source: _Source, trained: Trained, target: Path, to: Path) -> None:
+def _write(source: Source, trained: Trained, target: Path, to: Path) -> None:
     """Write weights, tokenizer and generation config; `to`: the folder's final path."""
     from expert.model.load import DTYPES
     from expert.model.saving import save_trained
@@ -311,7 +248,7 @@ def _write_chat_template(trained: Trained, target: Path) -> None:
             file.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
-def _write_adapter(source: _Source, trained: Trained, target: Path) -> None:
+def _write_adapter(source: Source, trained: Trained, target: Path) -> None:
     from expert.model.saving import save_trained
 
     place = source.choice.path
@@ -349,7 +286,7 @@ def _write_soft_prompts(trained: Trained, target: Path, *, base: str) -> None:
 
 
 def _check(
-    source: _Source, expected: _Expected, target: Path, prompt_names: tuple[str, ...]
+    source: Source, expected: Expected, target: Path, prompt_names: tuple[str, ...]
 ) -> Difference:
     """Load the export like any user would, and compare its logits with the trained model's."""
     import torch
@@ -376,7 +313,7 @@ def _check(
     return difference
 
 
-def _tolerance(source: _Source, expected: _Expected) -> float | None:
+def _tolerance(source: Source, expected: Expected) -> float | None:
     """The tolerance of the coarser dtype of training and export; None for quantised GGUF files.
 
     It grows in proportion if an adapter moves the logits by more than four spreads, since larger
@@ -392,8 +329,8 @@ def _tolerance(source: _Source, expected: _Expected) -> float | None:
 
 
 def _exported(
-    source: _Source,
-    expected: _Expected,
+    source: Source,
+    expected: Expected,
     to: Path,
     written: Path,
     difference: Difference,
@@ -426,12 +363,12 @@ def _exported(
     )
 
 
-def _engine_notes(source: _Source, written: Path) -> list[str]:
+def _engine_notes(source: Source, written: Path) -> list[str]:
     found = problems(source.plan, source.kind, written)
     return [f"not for vLLM, SGLang or TGI: {'; '.join(found)}"] if found else []
 
 
-def _write_card(source: _Source, expected: _Expected, target: Path, done: Exported) -> None:
+def _write_card(source: Source, expected: Expected, target: Path, done: Exported) -> None:
     folder = source.folder
     events = list(read_events(folder.events))
     known = Known(

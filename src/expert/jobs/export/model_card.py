@@ -102,7 +102,7 @@ def _usage(plan: RunPlan, done: Exported, base: PortableBase, known: Known) -> l
 
 
 def _commands(servers: Sequence[Engine]) -> str:
-    lines = [line for server in servers for line in (f"# {server.name}", server.command)]
+    lines = [line for name, command in servers for line in (f"# {name}", command)]
     return "\n".join(["```bash", *lines, "```", ""])
 
 

@@ -23,7 +23,7 @@ from expert.core.rundir import weights_of
 from expert.core.secrets import redacted
 from expert.core.stored_json import object_in
 from expert.core.version import __version__
-from expert.jobs.export.checks import CannotExport
+from expert.jobs.export.checks import CannotExport, refusal
 from expert.jobs.export.exported import Exported
 from expert.jobs.validate.saved_verdict import read_verdict
 
@@ -71,11 +71,6 @@ def write_origin(
     """Write the origin of an export and `more`, without any local path."""
     verdict = read_verdict(folder)
     judged = verdict if verdict is not None and not verdict.outdated else None
-    because = ""
-    if judged is not None and judged.passed is False:
-        because = f"the quality gate failed: {judged.reasons}"
-    elif judged is not None and judged.is_too_small:
-        because = f"the quality gate passed on only {judged.cases} of {judged.of} cases"
     record = {
         "expert": __version__,
         "run": folder.path.name,
@@ -83,7 +78,10 @@ def write_origin(
         "weights": weights_of(choice.path),
         "kind": done.kind,
         "dtype": done.dtype,
-        "gate": {"passed": judged.passed if judged is not None else None, "refused": because},
+        "gate": {
+            "passed": judged.passed if judged is not None else None,
+            "refused": refusal(judged) if judged is not None else "",
+        },
         **more,
     }
     text = json.dumps(record, indent=2, ensure_ascii=False)

@@ -13,16 +13,7 @@ from typing import TYPE_CHECKING, Any
 from expert.core.errors import ExpertError
 from expert.core.text import duration, gib
 from expert.jobs.serve.answers import Reply
-from expert.jobs.serve.engine import (
-    Asked,
-    Busy,
-    CannotAnswer,
-    Engine,
-    Finished,
-    NoSuchModel,
-    Stopped,
-    TimeIsUp,
-)
+from expert.jobs.serve.engine import Asked, Engine, Finished, NotAnswered, Stopped
 from expert.jobs.serve.models import as_listed
 from expert.jobs.serve.requests import (
     BadRequest,
@@ -255,7 +246,10 @@ class Endpoint:
             question = wanted.question()
         except BadRequest as fault:
             raise Refused(400, str(fault), param=fault.param) from None
-        asked = await _putting(self._engine, question)
+        try:
+            asked = await self._engine.ask(question)
+        except ExpertError as fault:
+            raise _refused(fault) from None
         reply = Reply(
             self._engine.models[question.model],
             asked.prompt_tokens,
@@ -312,7 +306,7 @@ class Endpoint:
                 raise Refused(499, "the client left")
             return await both[0]  # type: ignore[return-value]
         except Stopped as fault:
-            raise _stopped(fault) from None
+            raise _refused(fault) from None
         finally:
             asked.cancel()
             for task in both:
@@ -332,7 +326,7 @@ class Endpoint:
         except Stopped as fault:
             ended = True
             entry.note = str(fault)
-            yield _event({"error": _stopped(fault).body()})
+            yield _event({"error": _refused(fault).body()})
         finally:
             asked.cancel()
             entry.tokens = reply.tokens
@@ -341,26 +335,11 @@ class Endpoint:
             )
 
 
-async def _putting(engine: Engine, question: Any) -> Asked:
-    """Put a question into the queue; Refused with the reason if that fails."""
-    try:
-        return await engine.ask(question)
-    except NoSuchModel as fault:
-        raise Refused(404, str(fault), param="model", code=fault.code) from None
-    except Busy as fault:
-        raise Refused(429, str(fault), code="rate_limit_exceeded") from None
-    except Stopped as fault:
-        raise _stopped(fault) from None
-    except CannotAnswer as fault:
-        raise Refused(400, str(fault), param="messages", code=fault.code or None) from None
-    except ExpertError as fault:  # from the template
-        raise Refused(400, str(fault), param="messages") from None
-
-
-def _stopped(fault: Stopped) -> Refused:
-    if isinstance(fault, TimeIsUp):
-        return Refused(504, str(fault), code="timeout")
-    return Refused(503, str(fault))
+def _refused(fault: ExpertError) -> Refused:
+    """The error of a question without an answer, or of the template that cannot write it."""
+    if not isinstance(fault, NotAnswered):
+        return Refused(400, str(fault), param="messages")
+    return Refused(fault.status, str(fault), param=fault.param, code=fault.code)
 
 
 def _event(data: dict[str, Any]) -> str:

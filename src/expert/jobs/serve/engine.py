@@ -34,33 +34,40 @@ LARGEST_SEED = 2**43
 """Seeds are taken modulo this: generators are seeded with about a million times a seed."""
 
 
-class CannotAnswer(ExpertError):
-    """A question that the model cannot answer."""
+class NotAnswered(ExpertError):
+    """A question without an answer, with what OpenAI's errors say of it."""
 
-    code = ""
-    """The `code` of OpenAI's errors."""
+    status = 400
+    code: str | None = None
+    param: str | None = "messages"
 
 
-class TooLong(CannotAnswer):
+class TooLong(NotAnswered):
     """A prompt that fills the context."""
 
     code = "context_length_exceeded"
 
 
-class NoSuchModel(CannotAnswer):
-    code = "model_not_found"
+class NoSuchModel(NotAnswered):
+    status, code, param = 404, "model_not_found", "model"
 
 
-class Busy(ExpertError):
+class Busy(NotAnswered):
     """The queue is full."""
 
+    status, code, param = 429, "rate_limit_exceeded", None
 
-class Stopped(ExpertError):
+
+class Stopped(NotAnswered):
     """The engine failed, or is shutting down."""
+
+    status, param = 503, None
 
 
 class TimeIsUp(Stopped):
     """An answer took longer than the time limit."""
+
+    status, code = 504, "timeout"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,7 +199,7 @@ class Engine:
             asked.cancel()
 
     async def ask(self, question: Question) -> Asked:
-        """Put a question into the queue; raises CannotAnswer, Busy or Stopped."""
+        """Put a question into the queue; raises NotAnswered."""
         model = self.models.get(question.model)
         if model is None:
             raise NoSuchModel(
@@ -381,7 +388,7 @@ def _settled(model: Model, question: Question, tokens: int) -> tuple[DecodingSet
     how = replace(model.decoding, **question.decoding)
     taken = tokens + model.speaker.lead
     if not tokens:
-        raise CannotAnswer("an empty text cannot be continued")
+        raise NotAnswered("an empty text cannot be continued")
     if taken >= model.speaker.context:
         raise TooLong(
             f"the prompt has {taken:,} tokens with its template, and the context of {model.name} "
