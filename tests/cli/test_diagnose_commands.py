@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from expert.core.rundir import RunFolder
-from tests.cli.running import run_without
 from tests.insight.records import HEALTHY_STEP, PLAN, finished_events, step_events
 from tests.jobs.trained_runs import finished
 from tests.wording import wording
@@ -110,9 +109,3 @@ def test_damaged_files_are_counted_and_the_rest_is_judged(run, tmp_path):
     words = " ".join(ran.out.split())
     assert wording("lines-cannot-read-missing") in words
     assert f"{HEALTHY_STEP['tokens_per_second']:,.0f} tokens/s" in ran.out
-
-
-def test_a_run_is_diagnosed_where_torch_is_not_installed(moved):
-    done = run_without("diagnose", str(moved))
-    assert done.code == 0, done.err
-    assert done.out.startswith("compute-bound: good. The CPU computes ")

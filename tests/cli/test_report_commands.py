@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from expert.core import events, links
-from tests.cli.running import run_without
 from tests.insight.pages import FIGURES, finished, step_event, usual, write_run
 from tests.jobs.trained_runs import finished as finished_run
 from tests.wording import wording
@@ -130,13 +129,6 @@ def test_findings_are_counted_in_the_terminal(run, tmp_path):
     assert ran.out.startswith(wording("learning-training-loss-fell"))
     assert ran.out.splitlines()[1].startswith("data-bound: ")
     assert wording("see-page-expert-diagnose", folder=folder) in ran.out
-
-
-def test_a_report_needs_none_of_the_packages_that_train(tmp_path: Path):
-    folder = write_run(tmp_path / "run", usual(4))
-    done = run_without("report", str(folder))
-    assert done.code == 0, done.err
-    assert (folder / "report.html").is_file()
 
 
 def test_the_events_of_a_run_are_read_once(run, tmp_path, monkeypatch):

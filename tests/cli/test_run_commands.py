@@ -108,30 +108,29 @@ def test_a_folder_that_is_there_is_never_overwritten(run, tmp_path):
     assert (tmp_path / "mine").read_text(encoding="utf-8") == "mine"
 
 
-@pytest.mark.parametrize("what", ["taken", "gate", "below a file", "in a system folder"])
-def test_an_export_that_is_refused_is_reported_before_torch_is_imported(what, tmp_path):
-    folder, to = tmp_path / "run", tmp_path / "out"
-    shutil.copytree(finished("lora"), folder)
-    (tmp_path / "file").touch()
-    if what == "taken":
-        shutil.copytree(folder, to)
-        words = f"{to}: exists already"
-    elif what == "gate":
-        gate = {"gate": {"passed": False, "reasons": ["too bad"]}}
-        write_hashed(folder / "validation.json", json.dumps(gate))
-        words = wording("gate-not-passed-too")
-    elif what == "below a file":
-        to = tmp_path / "file" / "deep" / "out"
-        words = wording("cannot-written-no-folder", to=to, file=tmp_path / "file")
-    else:
-        to = Path("/proc/self/out")  # even root cannot make a folder there
-        if not to.parent.is_dir():
-            pytest.skip("there is no /proc")
-        words = wording("cannot-be-written", to=to)
-    done = run_without("export", str(folder), "--to", str(to))
-    assert done.code == 2
-    assert words in done.err
-    assert ".tmp-" not in done.err
+def test_an_export_that_is_refused_is_reported_before_torch_is_imported(tmp_path):
+    folder, judged, file = tmp_path / "run", tmp_path / "judged", tmp_path / "file"
+    for copy in (folder, judged):
+        shutil.copytree(finished("lora"), copy)
+    gate = {"gate": {"passed": False, "reasons": ["too bad"]}}
+    write_hashed(judged / "validation.json", json.dumps(gate))
+    file.touch()
+    below, system = file / "deep" / "out", Path("/proc/self/out")  # where not even root may write
+    refused = [
+        (folder, judged, f"{judged}: exists already"),
+        (judged, tmp_path / "out", wording("gate-not-passed-too")),
+        (folder, below, wording("cannot-written-no-folder", to=below, file=file)),
+        *(
+            [(folder, system, wording("cannot-be-written", to=system))]
+            if system.parent.is_dir()
+            else ()
+        ),
+    ]
+    done = run_without(*(("export", str(run), "--to", str(to)) for run, to, _ in refused))
+    for ran, (_, _, words) in zip(done, refused, strict=True):
+        assert ran.code == 2
+        assert words in ran.err
+        assert ".tmp-" not in ran.err
 
 
 # --- memory of the cards -------------------------------------------------------------------------

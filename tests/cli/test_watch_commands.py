@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from tests.cli.running import run_without
 from tests.jobs.trained_runs import finished, finished_characters
 from tests.run.test_status import FINISHED, NO_SUCH_PID, STARTED, STEP, a_run
 from tests.wording import wording
@@ -132,11 +131,3 @@ def test_no_run_is_reported(run, tmp_path, monkeypatch):
     ran = run("watch")
     assert ran.code == 2
     assert ran.err.startswith(wording("runs-no-run-below"))
-
-
-def test_watching_needs_no_torch(tmp_path):
-    a_run(tmp_path / "r", STARTED, STEP, FINISHED)
-    for once in ((), ("--once",)):
-        done = run_without("watch", str(tmp_path / "r"), *once)
-        assert (done.code, done.err) == (0, "")
-        assert "step" in done.out
