@@ -258,14 +258,14 @@ def test_a_fault_of_our_own_is_reported_in_plain_words_and_kept_in_a_file(run, m
         ("--help", 0),
         ("nonsense 2>&1", 2),  # a complaint that nobody reads keeps its code
         ("machine --cards --json", 0),  # written at once
-        ("presets", 0),  # short enough to wait in a buffer until the end
+        ("machine --cards", 0),  # short enough to wait in a buffer until the end
         (f"plan -m {EXAMPLES / 'llama-8b' / 'manifest.yaml'} --vram 2GB --all", 3),
         *(
             pytest.param(arguments, code, marks=pytest.mark.slow)
             for arguments, code in (
                 ("train --help", 0),
                 ("plan nowhere.json 2>&1", 2),
-                ("machine --cards", 0),
+                ("presets", 0),
                 ("manifest explain", 0),
                 (f"plan -m {EXAMPLES / 'llama-8b' / 'manifest.yaml'} --vram 2GB --json", 3),
             )
@@ -280,7 +280,7 @@ def test_a_reader_that_leaves_a_pipe_gets_no_complaint_and_changes_no_exit_code(
 
 
 @pytest.mark.skipif(os.name != "posix", reason="a shell closes standard output with >&-")
-@pytest.mark.parametrize("arguments", ["presets", "machine --cards --json", "--help"])
+@pytest.mark.parametrize("arguments", ["machine --cards", "machine --cards --json", "--help"])
 def test_a_command_without_standard_output_ends_as_it_should(arguments):
     ended = subprocess.run(
         ["sh", "-c", f"{sys.executable} -m expert {arguments} >&-"],
@@ -301,7 +301,7 @@ def test_a_reader_of_the_first_line_of_help_gets_it_and_no_complaint():
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk that is always full")
-@pytest.mark.parametrize("arguments", ["presets", "machine --cards --json", "--help"])
+@pytest.mark.parametrize("arguments", ["machine --cards", "machine --cards --json", "--help"])
 def test_what_cannot_be_written_is_an_error_that_is_reported_once(arguments):
     command = f"{sys.executable} -m expert {arguments} > /dev/full"
     ran = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
