@@ -360,6 +360,10 @@ def test_a_folder_that_is_not_there_is_told(tmp_path):
     assert str(told.value) == wording("there-is-no-such-folder", absent=tmp_path / "absent")
 
 
+def caches_in(tmp_path: Path) -> Caches:
+    return Caches(tmp_path / "hf" / "hub", tmp_path / "hf" / "datasets")
+
+
 def two_tasks(tmp_path: Path) -> Path:
     tasks = {"one": {"train": "one/train.jsonl"}, "two": {"train": "two/train.jsonl"}}
     file = an_expert(tmp_path / "a", dataset={"tasks": tasks})
@@ -371,7 +375,7 @@ def two_tasks(tmp_path: Path) -> Path:
 def test_gathered_data_is_copied_and_the_told_options_use_it(tmp_path):
     file = two_tasks(tmp_path)
     users, _ = read_users(tmp_path / "a")
-    [gathered] = consolidate(users, tmp_path / "fast")
+    [gathered] = consolidate(users, tmp_path / "fast", caches_in(tmp_path))
     target = tmp_path / "fast" / "counter"
     copied = target / "two" / "train.jsonl"
     assert copied.read_text(encoding="utf-8") == lines(ROWS[60:])
@@ -389,14 +393,14 @@ def test_gathered_data_is_copied_and_the_told_options_use_it(tmp_path):
 def test_gathering_again_copies_nothing_and_a_different_file_stays(tmp_path):
     two_tasks(tmp_path)
     users, _ = read_users(tmp_path / "a")
-    consolidate(users, tmp_path / "fast")
-    [again] = consolidate(users, tmp_path / "fast")
+    consolidate(users, tmp_path / "fast", caches_in(tmp_path))
+    [again] = consolidate(users, tmp_path / "fast", caches_in(tmp_path))
     assert [copy.done for copy in again.copies] == ["there already", "there already"]
     target = tmp_path / "fast" / "counter" / "two" / "train.jsonl"
     write(target, "mine\n")
     (tmp_path / "fast" / "counter" / "one" / "train.jsonl").unlink()
     with pytest.raises(DataError) as told:
-        consolidate(users, tmp_path / "fast")
+        consolidate(users, tmp_path / "fast", caches_in(tmp_path))
     assert str(told.value) == wording(
         "nothing-copied-no-file",
         fast=tmp_path / "fast",
@@ -414,7 +418,7 @@ def test_two_experts_of_one_name_with_different_files_are_refused(tmp_path):
     users, _ = read_users(tmp_path)
     target = tmp_path / "fast" / "counter" / "train.jsonl"
     with pytest.raises(DataError) as told:
-        consolidate(users, tmp_path / "fast")
+        consolidate(users, tmp_path / "fast", caches_in(tmp_path))
     assert wording("two-manifests-name-different", target=target, other=other) in str(told.value)
     assert not (tmp_path / "fast").exists()
 
@@ -425,15 +429,13 @@ def test_folders_are_gathered_whole_and_what_stays_is_told_with_its_reason(tmp_p
     an_expert(tmp_path / "a", dataset=dataset)
     write(tmp_path / "rows" / "train" / "x.jsonl", lines(ROWS))
     users, _ = read_users(tmp_path / "a")
-    [gathered] = consolidate(users, tmp_path / "my fast disk")
+    [gathered] = consolidate(users, tmp_path / "my fast disk", caches_in(tmp_path))
     folder = tmp_path / "my fast disk" / "counter" / "rows"
     assert (folder / "train" / "x.jsonl").is_file()
     assert gathered.set_options == f"--set 'training.dataset.path={folder}::train'"
-    assert gathered.left == (wording("hub-id-hubs-cache"), wording("is-not-there"))
-
-
-def caches_in(tmp_path: Path) -> Caches:
-    return Caches(tmp_path / "hf" / "hub", tmp_path / "hf" / "datasets")
+    hub, gone = gathered.left
+    assert wording("not-in-cache-here") in hub
+    assert gone == wording("is-not-there")
 
 
 def fill_datasets_cache(caches: Caches) -> None:
@@ -512,7 +514,7 @@ def test_a_token_folder_that_a_manifest_names_is_gathered(tmp_path):
     datasets = pytest.importorskip("datasets")
     an_expert(tmp_path / "a", pretokenized_cache="mine")
     datasets.Dataset.from_list([{"input_ids": [1, 2]}]).save_to_disk(str(tmp_path / "a" / "mine"))
-    [gathered] = consolidate(read_users(tmp_path / "a")[0], tmp_path / "fast")
+    [gathered] = consolidate(read_users(tmp_path / "a")[0], tmp_path / "fast", caches_in(tmp_path))
     copied = tmp_path / "fast" / "counter" / "mine"
     assert f"--set training.config.pretokenized_cache={copied}" in gathered.set_options
     assert (copied / "state.json").is_file()
@@ -553,7 +555,7 @@ def test_a_manifest_of_another_tool_is_passed_over_and_told(tmp_path):
 def test_a_named_corpus_is_not_copied(tmp_path):
     data = {"name": "bard", "dataset": "python-stdlib", "model": {"block_size": 32, "n_layer": 1}}
     write(tmp_path / "a" / "manifest.json", json.dumps(data))
-    [gathered] = consolidate(read_users(tmp_path / "a")[0], tmp_path / "fast")
+    [gathered] = consolidate(read_users(tmp_path / "a")[0], tmp_path / "fast", caches_in(tmp_path))
     assert gathered.left == (wording("python-stdlib-corpus-with-name"),)
     assert (gathered.copies, gathered.set_options) == ((), "")
 
@@ -567,7 +569,7 @@ def test_a_copy_that_differs_is_refused_and_removed(tmp_path, monkeypatch, kept)
     monkeypatch.setattr("shutil.copy2", lambda source, target: write(target, damaged))
     target = tmp_path / "fast" / "counter" / "one" / "train.jsonl"
     with pytest.raises(DataError) as told:
-        consolidate(users, tmp_path / "fast")
+        consolidate(users, tmp_path / "fast", caches_in(tmp_path))
     assert str(told.value) == wording("copy-differs-from-file", target=target, source=source)
     assert files_below(tmp_path / "fast") == {}
 
