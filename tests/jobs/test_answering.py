@@ -225,7 +225,7 @@ def test_batches_that_are_shared_out_are_those_of_one_process(most, monkeypatch)
 LENGTHS = [question(f"say {'cat and ' * count}dog") for count in (20, 19, 5, 14, 1, 0, 2, 6)]
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["penalised", "drawn"])
 def test_prompts_of_all_lengths_are_read_in_groups_and_answered_alike(way, monkeypatch):
     how = replace(WAYS[way], max_new_tokens=16)  # more than there is room for at first
     expected = answer_all(loaded("lora"), LENGTHS, how, rows=1)
@@ -254,7 +254,7 @@ class Undone(Again):
         return found
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["penalised", "drawn", "stopped"])
 def test_recorded_steps_say_what_others_say(way, monkeypatch):
     how = replace(WAYS[way], max_new_tokens=20)
     expected = answer_all(loaded("lora"), LENGTHS, how)

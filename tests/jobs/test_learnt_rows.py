@@ -100,18 +100,15 @@ def test_what_was_learnt_is_known_by_the_events_or_by_the_checkpoints(tmp_path, 
 
 def test_a_baseline_that_held_out_other_rows_is_refused_with_how_many_it_has_learnt(tmp_path):
     folder, other = own_run(tmp_path / "a"), own_run(tmp_path / "b", seed=7)
+    everything = own_run(tmp_path / "c", validation_split=0)
+    with pytest.raises(NoTestSet, match="trained on 5 of the 5 rows"):
+        validate(folder, baseline=everything, device="cpu")
     words = wording("b-baseline-has-learnt")
     with pytest.raises(NoTestSet, match=words):
         validate(folder, baseline=other, device="cpu")
     named = tmp_path / "a" / "test.jsonl"
     done = validate(folder, test_set=named, baseline=other, device="cpu", min_accuracy=0.0, limit=2)
     assert done.baseline is not None
-
-
-def test_a_baseline_that_held_nothing_out_has_learnt_them_all(tmp_path):
-    folder, other = own_run(tmp_path / "a"), own_run(tmp_path / "b", validation_split=0)
-    with pytest.raises(NoTestSet, match="trained on 5 of the 5 rows"):
-        validate(folder, baseline=other, device="cpu")
 
 
 def test_a_baseline_that_held_out_the_same_rows_may_read_them_otherwise(tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,10 +11,11 @@ from expert.core.interrupts import Interrupted
 from expert.insight.ladder.ladder import Measured, SettingResult, read_ladder
 from expert.jobs.benchmark.benchmark import Watcher, benchmark, remember, write_result
 from expert.jobs.benchmark.measure import Benchmark
-from expert.jobs.benchmark.pace import THOROUGH, Clock
+from expert.jobs.benchmark.pace import THOROUGH, Clock, pace_of
 from expert.planning.choose.sequences import Packing
 from expert.planning.ladder import BASELINE, SETTINGS, Setting
 from expert.planning.measurements import read_rates
+from tests.each import each
 from tests.insight.ladders import measured
 from tests.jobs.benchmark.played import (
     Heard,
@@ -304,14 +304,11 @@ def test_a_rest_that_fails_leaves_the_best_as_it_was(path, tmp_path, monkeypatch
     assert found.winner.name == "pre-tokenised"
 
 
-@pytest.mark.parametrize(
-    ("more", "seconds", "thorough"),
-    [({}, 600, True), ({"minutes": 1.2}, 72, False), ({"minutes": 30.0}, 1800, True)],
-)
-def test_a_benchmark_takes_as_long_as_was_asked_for(path, tmp_path, more, seconds, thorough):
-    made = Benchmark(replace(request(path), quick=False, **more), Watcher())
-    assert made.clock.total == pytest.approx(seconds)
-    assert (made.pace.window_seconds == THOROUGH.window_seconds) is thorough
+@each(("minutes", "seconds", "thorough"), [(None, 600, True), (1.2, 72, False), (30.0, 1800, True)])
+def test_a_benchmark_takes_as_long_as_was_asked_for(minutes, seconds, thorough):
+    found = pace_of(quick=False, minutes=minutes)
+    assert found.total_seconds == pytest.approx(seconds)
+    assert (found.window_seconds == THOROUGH.window_seconds) is thorough
 
 
 def test_a_first_setting_on_crowded_cores_is_measured_again_with_fewer_threads(
