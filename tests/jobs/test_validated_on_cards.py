@@ -16,8 +16,8 @@ import pytest
 from expert.core.errors import EXIT_RUN_FAILED
 from expert.data.records import Example, Turn
 from expert.jobs.sample.decoding import DecodingSettings
-from expert.jobs.validate import processes
-from expert.jobs.validate.processes import (
+from expert.jobs.validate import models as model_module
+from expert.jobs.validate.models import (
     ModelOnCards,
     ProcessFailed,
     ReportedFailure,
@@ -119,7 +119,7 @@ def test_any_number_of_processes_writes_the_verdict_of_one(gpus):
 def program(monkeypatch, tmp_path):
     file = tmp_path / "program.py"
     file.write_text(PROGRAM)
-    monkeypatch.setattr(processes, "COMMAND", (sys.executable, str(file)))
+    monkeypatch.setattr(model_module, "COMMAND", (sys.executable, str(file)))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     return tmp_path
 
@@ -178,13 +178,13 @@ def test_what_the_user_can_fix_is_said_as_one_process_says_it(program):
 
 def test_an_end_that_is_asked_for_ends_all_processes(program, monkeypatch):
     pids = []
-    own = processes.Child.ask
+    own = model_module.Child.ask
 
     def ask(child, request):
         pids.append(child.pid)
         return own(child, request)
 
-    monkeypatch.setattr(processes.Child, "ask", ask)
+    monkeypatch.setattr(model_module.Child, "ask", ask)
 
     def interrupt(done: int, of: int) -> None:
         raise KeyboardInterrupt
@@ -217,7 +217,7 @@ def test_cards_that_are_not_there_are_refused_before_anything_is_read():
 @pytest.mark.skipif(os.name != "posix", reason="signals are POSIX")
 def test_where_the_command_is_killed_its_processes_end():
     code = (
-        "import sys\nfrom expert.jobs.validate.processes import models_on_cards\n"
+        "import sys\nfrom expert.jobs.validate.models import models_on_cards\n"
         "with models_on_cards([{}, {}], 'cpu') as models:\n"
         "    print(*(each.child.pid for each in models._processes), flush=True)\n"
         "    sys.stdin.read()\n"
