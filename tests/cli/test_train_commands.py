@@ -421,10 +421,10 @@ NO_RUN = wording("stopped-by-ctrl-c-before")
 def test_ctrl_c_before_the_first_step_is_reported_and_leaves_no_folder(
     run, expert, monkeypatch, tracked
 ):
-    words = ("train", "-m", str(expert), "--device", "cpu")
+    words = ["train", "-m", str(expert), "--device", "cpu"]
     if tracked:
         pytest.importorskip("tensorboard")
-        words = (*words, "--set", 'training.config.trackers=["tensorboard"]')
+        words += ["--set", 'training.config.trackers=["tensorboard"]']
 
     def interrupted(*_: Any, **__: Any) -> None:
         assert list((expert.parent / "runs").iterdir())
