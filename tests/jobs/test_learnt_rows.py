@@ -13,7 +13,7 @@ import pytest
 from expert.jobs.validate.test_sets import NoTestSet
 from expert.jobs.validate.validate import validate
 from tests.jobs.runs import ROWS as RUN_ROWS
-from tests.jobs.runs import run, write_expert
+from tests.jobs.runs import events_of, run, write_expert
 from tests.jobs.validated_runs import ROWS, YES, own_run, written
 from tests.wording import wording
 
@@ -93,6 +93,22 @@ def test_what_was_learnt_is_known_by_the_events_or_by_the_checkpoints(tmp_path, 
     else:
         done = validate(folder, device="cpu", min_accuracy=0.0)
         assert done.test_set == wording("rows-held-out-of")
+
+
+def test_a_run_of_an_earlier_version_is_known_by_the_folder_of_its_tokens(tmp_path):
+    folder = own_run(tmp_path)
+    shutil.rmtree(folder / "checkpoints")
+    events = events_of(folder)
+    for event in events:
+        if event["event"] == "data":  # such versions said less
+            del event["key"], event["index"]
+    lines = "".join(json.dumps(event) + "\n" for event in events)
+    (folder / "events.jsonl").write_text(lines, encoding="utf-8")
+    done = validate(folder, device="cpu", min_accuracy=0.0)
+    assert done.test_set == wording("rows-held-out-of")
+    append_a_row(tmp_path)
+    with pytest.raises(NoTestSet, match=wording("data-changed-since-run")):
+        validate(folder, device="cpu")
 
 
 # --- rows that a baseline may have learnt --------------------------------------------------------

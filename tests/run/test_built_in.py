@@ -83,6 +83,14 @@ def replace_weights(folder: Path) -> None:
     save_file(weights, file, metadata={"format": "pt"})
 
 
+def forget_the_weights(folder: Path) -> None:
+    """A run as versions left it that did not record which weights a name stood for."""
+    plan_file = folder / "plan.json"
+    settled = json.loads(plan_file.read_text(encoding="utf-8"))
+    settled["model"]["revision"] = None
+    write_hashed(plan_file, json.dumps(settled))
+
+
 def test_the_plan_tells_which_tiny_it_is(tiny, tmp_path):
     manifest = write_expert(tmp_path / "expert", "tiny", {"max_steps": 2})
     before = plan(manifest).model.revision
@@ -103,6 +111,10 @@ def test_what_was_learned_upon_another_tiny_is_not_used(tiny, tmp_path):
     for use in uses:
         with pytest.raises(AnotherBase, match=wording("trained-on-another-tiny")):
             use()
+    forget_the_weights(folder)
+    assert wording("does-not-tell-tiny") in sample(folder, ["a"], device="cpu", seed=0).notes[-1]
+    done = export(folder, tmp_path / "out", device="cpu")
+    assert wording("does-not-tell-tiny") in done.warnings()[0]
 
 
 def test_a_run_does_not_continue_upon_another_tiny(tiny, tmp_path):
@@ -112,3 +124,16 @@ def test_a_run_does_not_continue_upon_another_tiny(tiny, tmp_path):
     longer = write_expert(tmp_path / "expert", "tiny", settings | {"max_steps": 3})
     with pytest.raises(CheckpointError, match=r"model\.revision: was "):
         run(longer, resume=str(folder))
+
+
+def test_a_run_that_recorded_no_weights_continues_and_is_reported_so(tiny, tmp_path, monkeypatch):
+    settings = {"max_steps": 2, "save_steps": 1}
+    with monkeypatch.context() as earlier:
+        earlier.setattr("expert.planning.models.resolve.weights_digits", lambda folder: None)
+        folder = run(write_expert(tmp_path / "expert", "tiny", settings)).folder
+    longer = write_expert(tmp_path / "expert", "tiny", settings)
+    run(longer, resume=str(folder / "checkpoints" / "step-000001"))
+    (told,) = events_of(folder, "resumed")
+    assert [line.partition(", is ")[0] for line in told["changed"]] == [
+        "model.revision: was not set"
+    ]

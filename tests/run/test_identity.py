@@ -27,10 +27,11 @@ from expert.planning.run_plan import RunPlan
 from expert.planning.survey import Survey
 from expert.run.session.identity import MOVES, MOVES_NO_WEIGHT, BaseWeights, identity
 from expert.run.stored.changes import kept_of
-from expert.training.checkpoint import IDENTITY, CheckpointError
+from expert.training.checkpoint import IDENTITY, LATER_IDENTITY, CheckpointError
 from tests.each import each
 from tests.jobs.runs import copied, events_of, losses_of, run, weights_of, write_expert
 from tests.planning.planning import decision, manifest, plan
+from tests.wording import wording
 
 SETTINGS = {"epochs": 1, "save_steps": 2, "evaluation_strategy": "no", "max_steps": 4}
 NO_ROWS: Any = SimpleNamespace(
@@ -145,7 +146,7 @@ def test_another_value_of_a_key_is_another_identity(key):
 
 def test_a_checkpoint_keeps_all_that_is_compared():
     kept = identity(plan(manifest(), survey=COUNTED), NO_ROWS, {})
-    assert set(IDENTITY) == set(kept)
+    assert {*IDENTITY, *LATER_IDENTITY} == set(kept)
     assert set(OPTIMIZERS) == set(get_args(Optimizer))
 
 
@@ -306,6 +307,21 @@ def rewrite(checkpoint: Path, change: Any) -> None:
     listed = json.loads(done.read_text())
     listed["state.json"] = {"size": file.stat().st_size, "sha256": sha256_of(file)}
     done.write_text(json.dumps(listed))
+
+
+def test_of_a_checkpoint_of_an_earlier_version_it_is_told_what_was_not_compared(whole, tmp_path):
+    copy = copied(whole[1], tmp_path / "copy")
+    checkpoint = copy / "checkpoints" / "step-000002"
+
+    def earlier(state: dict[str, Any]) -> None:
+        for name in LATER_IDENTITY:
+            del state["identity"][name]
+
+    rewrite(checkpoint, earlier)
+    run(whole[0], resume=str(checkpoint))
+    told = [event["text"] for event in events_of(copy, "warning")]
+    assert told == [wording("earlier-version-not-compared")]
+    assert weights_of(copy) == weights_of(whole[1])
 
 
 def base_of(**model: Any) -> dict[str, Any]:

@@ -217,7 +217,7 @@ def test_rows_that_are_grouped_by_length_are_another_run(base, tmp_path):
     settings = SETTINGS | {"packing": False, "max_steps": 2, "group_by_length": False}
     manifest = write_expert(tmp_path, base, settings)
     folder = run(manifest).folder
-    told = r"data\.group_by_length: was false, is true"
+    told = wording("false-in-each-step")
     with pytest.raises(CheckpointError, match=told):
         run(
             manifest,

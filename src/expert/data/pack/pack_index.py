@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ from expert.core.errors import ExpertError
 from expert.core.hashed import writing_hashed
 from expert.data.feed.order import Draw, shuffled
 from expert.data.tokens.documents import numbers_in
+from expert.planning.choose.sequences import LENGTHS_OF
 
 PackRule = Literal["best-fit", "concat", "none", "blocks"]
 
@@ -192,7 +193,8 @@ def _padding_to_longest(sizes: NDArray[np.int32]) -> int:
 
 NAME_FORMAT = 3
 FITTED = "as they come"
-"""How best-fit packing fills sequences; part of the name."""
+"""How best-fit packing fills sequences; part of the name. Names of indexes from earlier versions,
+which packed the longest first, do not contain it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,14 +216,34 @@ class IndexName:
 
     @property
     def file(self) -> str:
+        return self._file(FITTED if self.packing == "best-fit" else None)
+
+    def before(self, known: Collection[str], *, longest: int, most: int) -> str | None:
+        """The name in `known` of an index of the same rows by an earlier version, which packed the
+        longest first; None if there is none. It may have chosen sequences of another length, up to
+        `longest`, and with another number of rows, up to `most`."""
+        if self.packing != "best-fit":
+            return None
+        wanted = {name for name in known if name.startswith(f"index-{self.split}-")}
+        for one in self._lengths_and_rows(longest, most) if wanted else ():
+            if (file := one._file(None)) in wanted:
+                return file
+        return None
+
+    def _lengths_and_rows(self, longest: int, most: int) -> Iterator[IndexName]:
+        for length in {longest, *range(LENGTHS_OF, longest, LENGTHS_OF)}:
+            for rows in (None, *range(1, most + 1)):
+                yield replace(self, length=length, most_rows=rows)
+
+    def _file(self, fitted: str | None) -> str:
         decides: dict[str, Any] = {
             "tokens": list(self.tokens),
             "documents": self.documents,
             "rule": [self.packing, self.length, self.overlong, self.soft_tokens, self.seed],
             "format": NAME_FORMAT,
         }
-        if self.packing == "best-fit":
-            decides["fitted"] = FITTED
+        if fitted is not None:
+            decides["fitted"] = fitted
         if self.most_rows is not None:
             decides["most rows"] = self.most_rows
         if self.leaves_out:

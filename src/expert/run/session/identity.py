@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from expert.planning.run_plan import ModelPlan, RunPlan
     from expert.run.stored.changes import Option
 
+GROUPED = "in each step"
+"""How rows are grouped by length; earlier versions, which grouped whole steps, stored true."""
 AS_THEY_ARE = ("none", "bf16", "fp16")
 """Kinds of `quantization` that leave the base unchanged."""
 
@@ -162,7 +164,7 @@ def _order_of(plan: RunPlan, data: RunData) -> dict[str, Any]:
 
     order: dict[str, Any] = {}
     if is_padded(plan):
-        order["group_by_length"] = plan.data.group_by_length
+        order["group_by_length"] = GROUPED if plan.data.group_by_length else False
     if data.stream is not None:
         order |= {
             "max_seq_length": plan.data.max_seq_length,
@@ -176,12 +178,21 @@ def _order_of(plan: RunPlan, data: RunData) -> dict[str, Any]:
     return order
 
 
-def that_count(changed: Sequence[str], options: Sequence[Option]) -> list[str]:
+def that_count(
+    changed: Sequence[str], options: Sequence[Option], saved: dict[str, Any], plan: RunPlan
+) -> list[str]:
     """The differences that forbid resuming. Reported only: another kernel chosen by a machine or a
-    failure, which merely rounds differently."""
+    failure, which merely rounds differently, and the unrecorded weights of a built-in base in runs
+    of earlier versions."""
+    unrecorded = plan.model.place == "built-in" and saved.get("model", {}).get("revision") is None
     asked = {MOVES.get(path.rpartition(".")[2]) for path, _, _ in options}
+    excused = {"model.revision"} if unrecorded else set()
     paths = [(line, line.partition(":")[0]) for line in changed]
-    return [line for line, path in paths if not path.startswith("kernels.") or path in asked]
+    return [
+        line
+        for line, path in paths
+        if path not in excused and (not path.startswith("kernels.") or path in asked)
+    ]
 
 
 def that_move(options: Sequence[Option]) -> list[Option]:

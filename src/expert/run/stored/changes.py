@@ -142,6 +142,30 @@ def _changed_rows(tokens: Sequence[str] | None, plan: RunPlan, data: RunData) ->
     return f"the rows changed ({before:,} → {count:,})"
 
 
+EARLIER = "an earlier version of Expert"
+"""For an order of rows that this version no longer produces."""
+
+
+def changed_orders(saved: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
+    """Why unchanged rows would come in another order than in the run, in words, by identity key.
+    `saved`, `now`: the data parts of the two identities."""
+    reasons: dict[str, str] = {}
+    same_rows = saved.get("tokens") == now.get("tokens")
+    if same_rows and now.get("index") and saved.get("index") != now["index"]:
+        reasons["data.index"] = (
+            f"its rows were packed differently, perhaps by {EARLIER}, and the index it started "
+            f"with, {saved.get('index')}, no longer exists"
+        )
+    if "fitted" in now and "fitted" not in saved:
+        reasons["data.fitted"] = f"{EARLIER} packed the rows of the stream, longest first"
+    if saved.get("group_by_length") is True and now.get("group_by_length"):
+        reasons["data.group_by_length"] = (
+            f"{EARLIER} made each step of rows of one length; now the rows of a step are random, "
+            "and only its micro-batches are sorted"
+        )
+    return reasons
+
+
 def _shown(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:g}"  # 8 epochs, not 8.0

@@ -103,9 +103,15 @@ def base_remark(folder: RunFolder, plan: RunPlan) -> str:
     trained_on = plan.model.revision
     if here is None or trained_on == here:
         return ""
+    name = plan.model.name
+    if trained_on is None:
+        return (
+            f"the run does not record which `{name}` it was trained on: an earlier version may "
+            "have shipped another one  (train it again if its answers make no sense)"
+        )
     raise AnotherBase(
-        f"{folder.path}: was trained on another `{plan.model.name}` ({trained_on}; this version of "
-        f"Expert comes with {here}): train it again, or use the version of Expert it was made with"
+        f"{folder.path}: was trained on another `{name}` ({trained_on}; this version of Expert "
+        f"comes with {here}): train it again, or use the version of Expert it was made with"
     )
 
 
@@ -293,10 +299,11 @@ def _usable(plan: RunPlan, choice: Choice, loaded: LoadedModel, device: torch.de
 
 
 def _characters_of(folder: RunFolder) -> str:
-    """The vocabulary of a character model."""
-    file = folder.path / "vocabulary.json"
-    if file.is_file():
-        return str(read_object(file).get("characters", ""))
+    """The vocabulary of a character model; older runs stored it with the finished expert only."""
+    for place in (folder.path, folder.final):
+        file = place / "vocabulary.json"
+        if file.is_file():
+            return str(read_object(file).get("characters", ""))
     raise NothingTrained(
         f"{folder.path}: vocabulary.json is missing: the characters of the model are unknown  "
         "(let the run finish with --resume)"

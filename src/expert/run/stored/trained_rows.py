@@ -26,7 +26,8 @@ class LearntRows:
     """Short keys of the prepared rows, as in the names of their folders; a key depends on the
     content of the rows and on their formatting."""
     indexes: frozenset[str]
-    """Names of the pack indexes, which depend on the keys and the rows drawn."""
+    """Names of the pack indexes, which depend on the keys and the rows drawn. Empty for runs of
+    earlier versions whose checkpoints are gone."""
     mixed: bool
     """It continued with other rows than it started with."""
     folders: frozenset[Path] = frozenset()
@@ -51,6 +52,10 @@ class LearntRows:
         """Whether two runs surely drew the same rows from the same data."""
         known = bool(self.tokens and self.indexes) and not (self.mixed or other.mixed)
         return known and (self.tokens, self.indexes) == (other.tokens, other.indexes)
+
+    def has_index(self, name: str) -> bool:
+        """Whether the rows were drawn as in this index; if none is known the recipes decide."""
+        return not self.indexes or self.indexes == {name}
 
     def _recipes_gone(self, today: Iterable[str], cache: Path) -> list[dict[str, Any]]:
         """Recipes of rows the run was trained on that today's manifest no longer produces."""
@@ -88,8 +93,9 @@ def _what_changed(new: Sequence[Recipe], gone: Sequence[Mapping[str, Any]]) -> s
 
 
 def learnt_rows(folder: RunFolder) -> LearntRows:
-    """Collected from events and checkpoints, of which either may have been removed."""
-    from expert.data.tokens.prepare import short_key
+    """Collected from events and checkpoints: checkpoints may have been removed, and events of
+    earlier versions have no keys."""
+    from expert.data.tokens.prepare import short_key, short_key_of
     from expert.training.checkpoint import CheckpointError, read_state
 
     tokens: set[str] = set()
@@ -98,9 +104,11 @@ def learnt_rows(folder: RunFolder) -> LearntRows:
     mixed = False
     for event in read_events(folder.events):
         if event["event"] == "data" and event.get("split") == "train":
-            tokens.update([short_key(str(event["key"]))] if event.get("key") else ())
+            place = Path(str(event.get("folder", "")))
+            key = short_key(str(event["key"])) if event.get("key") else short_key_of(place)
+            tokens.update([key] if key else ())
             indexes.update([str(event["index"])] if event.get("index") else ())
-            folders.add(Path(str(event.get("folder", ""))))
+            folders.add(place)
         elif event["event"] == "resumed":
             lines = event.get("changed") or ()
             mixed = mixed or any(str(line).startswith(SAYS_OTHER_ROWS) for line in lines)
