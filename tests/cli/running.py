@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -43,11 +44,22 @@ class Runner:
 TRAINING_PACKAGES = ("torch", "transformers", "peft", "pyarrow", "numpy")
 
 
-def run_without(*arguments: str, absent: tuple[str, ...] = TRAINING_PACKAGES) -> Ran:
-    """The command in a fresh interpreter where these packages are not installed."""
-    code = (
-        f"import sys\nsys.modules.update(dict.fromkeys({absent!r}))\n"
-        f"sys.argv = ['expert', *{arguments!r}]\nfrom expert.__main__ import main\nmain()\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    return Ran(done.returncode, done.stdout, done.stderr)
+def run_without(*commands: tuple[str, ...]) -> list[Ran]:
+    """Commands, one after the other, in an interpreter without the packages that train."""
+    code = f"""
+import contextlib, io, json, sys
+sys.modules.update(dict.fromkeys({TRAINING_PACKAGES!r}))
+from expert.__main__ import main
+done = []
+for words in {commands!r}:
+    sys.argv, out, err = ["expert", *words], io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main()
+        except SystemExit as end:
+            done.append((end.code or 0, out.getvalue(), err.getvalue()))
+json.dump(done, sys.stdout)
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    return [Ran(*each) for each in json.loads(ran.stdout)]

@@ -71,33 +71,25 @@ def test_what_cannot_be_measured_is_refused_with_the_reason(
     assert words in " ".join(ran.err.split())
 
 
-def test_two_results_side_by_side(run: Runner, tmp_path):
-    for name, one in (("a.json", CLIMBED), ("b.json", ladder(rung("baseline", 150.0)))):
+def test_two_results_side_by_side_and_what_differs_between_them(run: Runner, tmp_path):
+    other = CLIMBED.model_copy(update={"dataset": "other.jsonl", "model": "big", "card": "H200"})
+    written = {"a": CLIMBED, "b": ladder(rung("baseline", 150.0)), "c": other}
+    for name, one in written.items():
         (tmp_path / name).write_text(one.model_dump_json(), encoding="utf-8")
-    pair = (str(tmp_path / "a.json"), str(tmp_path / "b.json"))
+    pair = (str(tmp_path / "a"), str(tmp_path / "b"))
     ran = run("benchmark", "--compare", *pair)
     assert ran.code == 0
     line = next(line for line in ran.out.splitlines() if line.startswith("baseline: tokens/s"))
     assert line.split()[2:] == ["100", "150", "1.500x"]
     assert "different" not in ran.out
     rows = json.loads(run("benchmark", "--compare", *pair, "--json").out)
-    assert rows[0] == {
-        "what": "baseline: tokens/s",
-        "first": 100.0,
-        "second": 150.0,
-        "ratio": 1.5,
-    }
-
-
-def test_results_of_different_data_or_models_are_not_compared_in_silence(run: Runner, tmp_path):
-    other = CLIMBED.model_copy(update={"dataset": "other.jsonl", "model": "big", "card": "H200"})
-    for name, one in (("a.json", CLIMBED), ("b.json", other)):
-        (tmp_path / name).write_text(one.model_dump_json(), encoding="utf-8")
-    pair = (str(tmp_path / "a.json"), str(tmp_path / "b.json"))
-    told = " ".join(run("benchmark", "--compare", *pair).out.split())
+    first = {"what": "baseline: tokens/s", "first": 100.0, "second": 150.0, "ratio": 1.5}
+    assert rows[0] == first
+    unlike = (pair[0], str(tmp_path / "c"))
+    told = " ".join(run("benchmark", "--compare", *unlike).out.split())
     assert wording("these-benchmarks-have-different", dataset=CLIMBED.dataset) in told
     assert f"different models: {CLIMBED.model} and big." in told
-    ran = run("benchmark", "--compare", *pair, "--json")
+    ran = run("benchmark", "--compare", *unlike, "--json")
     assert "different data" in ran.err
     json.loads(ran.out)
 
@@ -136,7 +128,7 @@ def test_a_setting_in_a_line_shows_what_it_gained():
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_the_time_left_is_what_the_benchmark_expects_less_what_has_passed(terminal):
+def test_the_time_left_is_what_the_benchmark_expects_less_what_has_passed(terminal, tmp_path):
     now = [0.0]
     shown, file = recorded(terminal=terminal, width=160)
     with BenchmarkView(shown, clock=lambda: now[0]) as view:
@@ -149,7 +141,10 @@ def test_the_time_left_is_what_the_benchmark_expects_less_what_has_passed(termin
         now[0] = 80.0
         view.goes_on("training", 1, 10)
         view.compares("packing", 15.0)
+        view.remembered(tmp_path / "measurements.json")
     text = file.getvalue()
+    assert str(tmp_path / "measurements.json") in text.replace("\n", "")
+    assert "expert benchmark --forget" in text
     assert "baseline: 100 tokens/s" in text
     assert "(about 2 min left)" in text
     assert "(about 3 min left)" in text
@@ -172,12 +167,3 @@ def test_what_won_is_forgotten_and_the_file_is_named(run: Runner, manifest, tmp_
     assert text.startswith("forgot2benchmarks:")
     assert text.endswith("measurements.json")
     assert not file.exists()
-
-
-def test_the_end_of_a_benchmark_names_the_file_that_keeps_it(tmp_path):
-    shown, file = recorded(terminal=False, width=160)
-    with BenchmarkView(shown) as view:
-        view.remembered(tmp_path / "measurements.json")
-    text = file.getvalue()
-    assert str(tmp_path / "measurements.json") in text.replace("\n", "")
-    assert "expert benchmark --forget" in text

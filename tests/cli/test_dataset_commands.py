@@ -31,6 +31,17 @@ def test_clean_data_is_a_table_and_exits_with_0(run, tmp_path):
     assert table[wording("also-in-train")] == ["–", "0"]
     assert wording("nothing-wrong-with-data") in ran.out
     assert not (tmp_path / "datasets_optimized").exists()
+    write(tmp_path / "train.jsonl", lines(ROWS[:1]))  # too few to hold any out
+    file = str(tmp_path / "manifest.json")
+    ran = run("dataset", "check", "-m", file)
+    assert ran.code == 0
+    assert wording("warning-train-example-too") in ran.out
+    assert ran.out.splitlines()[-1] == wording("usable-warning-look-at")
+    assert run("dataset", "check", "-m", file, "--set", "validation_split=0").code == 0
+    (tmp_path / "train.jsonl").unlink()
+    ran = run("dataset", "check", "-m", file)
+    assert ran.code == 2
+    assert wording("there-is-no", train=tmp_path / "train.jsonl") in ran.err
 
 
 def test_columns_that_no_commas_separate_are_reported(run, tmp_path):
@@ -71,16 +82,6 @@ def test_preparing_warns_of_a_validation_file_that_is_trained_on_as_well(run, tm
     ran = run("pretokenize", "-m", str(file))
     assert ran.code == 0, ran.err
     assert ran.out.count(wording("warning-validation-row-stands")) == 1
-
-
-def test_too_few_rows_to_hold_any_out_are_no_good_data(run, tmp_path):
-    file = an_expert(tmp_path)
-    write(tmp_path / "train.jsonl", lines(ROWS[:1]))
-    ran = run("dataset", "check", "-m", str(file))
-    assert ran.code == 0
-    assert wording("warning-train-example-too") in ran.out
-    assert ran.out.splitlines()[-1] == wording("usable-warning-look-at")
-    assert run("dataset", "check", "-m", str(file), "--set", "validation_split=0").code == 0
 
 
 @pytest.mark.parametrize(
@@ -130,14 +131,6 @@ def test_findings_as_json_hold_every_count_and_the_same_exit_code(run, tmp_path)
     assert len(found["problems"]) == 1
 
 
-def test_a_file_that_is_not_there_is_reported_in_plain_words(run, tmp_path):
-    file = an_expert(tmp_path)
-    (tmp_path / "train.jsonl").unlink()
-    ran = run("dataset", "check", "-m", str(file))
-    assert ran.code == 2
-    assert wording("there-is-no", train=tmp_path / "train.jsonl") in ran.err
-
-
 def test_a_packed_table_that_is_cut_off_is_reported_in_plain_words(run, tmp_path):
     file = an_expert(tmp_path, dataset={"path": "t.csv.gz"})
     text = "question,answer\n" + "".join(f"what is {n},it is {n}\n" for n in range(500))
@@ -162,27 +155,16 @@ def test_data_sets_are_listed_with_who_uses_them(run, tmp_path):
     assert head == ["kind", "name", "splits", "rows", "size", "last", "used", "used", "by"]
     file = str(tmp_path / "experts" / "a" / "train.jsonl")
     assert (row[:4], row[-1]) == (["file", file, "train", "120"], "counter")
-
-
-def test_the_caches_of_this_environment_are_listed_as_json(run, tmp_path):
-    write(tmp_path / "hf" / "hub" / "datasets--org--set" / "blobs" / "a", "x" * 10)
-    (tmp_path / "empty").mkdir()
-    [found] = json.loads(run("find-datasets", str(tmp_path / "empty"), "--json").out)["datasets"]
-    assert (found["kind"], found["name"], found["size"]) == ("hub cache", "org/set", 10)
-
-
-def test_nothing_found_is_reported(run, tmp_path):
+    run("pretokenize", "-m", str(tmp_path / "experts" / "a" / "manifest.json"))
+    out = run("find-datasets", str(tmp_path / "experts")).out
+    assert " 120 (" in out
+    assert " tokens)" in out
     (tmp_path / "empty").mkdir()
     out = run("find-datasets", str(tmp_path / "empty")).out
     assert out.startswith(wording("no-data-sets-found"))
-
-
-def test_a_prepared_cache_shows_its_tokens(run, tmp_path):
-    file = an_expert(tmp_path / "a")
-    run("pretokenize", "-m", str(file))
-    out = run("find-datasets", str(tmp_path / "a")).out
-    assert " 120 (" in out
-    assert " tokens)" in out
+    write(tmp_path / "hf" / "hub" / "datasets--org--set" / "blobs" / "a", "x" * 10)
+    [found] = json.loads(run("find-datasets", str(tmp_path / "empty"), "--json").out)["datasets"]
+    assert (found["kind"], found["name"], found["size"]) == ("hub cache", "org/set", 10)
 
 
 def test_consolidating_shows_what_was_copied_and_how_to_use_it(run, tmp_path):
@@ -199,9 +181,6 @@ def test_consolidating_shows_what_was_copied_and_how_to_use_it(run, tmp_path):
     assert f"  there already: {target}  (" in run("find-datasets", *arguments).out
     [gathered] = json.loads(run("find-datasets", *arguments, "--json").out)["gathered"]
     assert gathered["copies"][0]["done"] == "there already"
-
-
-def test_consolidating_needs_manifests(run, tmp_path):
     ran = run("find-datasets", "--consolidate", str(tmp_path))
     assert ran.code == 2
     assert "--consolidate needs --manifests FOLDER" in ran.err

@@ -17,19 +17,17 @@ def shown(terminal: bool) -> str:
     return file.getvalue()
 
 
-def test_outside_a_terminal_a_table_is_plain_aligned_lines():
+def test_a_table_is_ruled_in_a_terminal_and_plain_aligned_lines_elsewhere():
     assert shown(terminal=False) == "title\nkey     value\na       1\nlonger  [bold]2\n"
-
-
-def test_in_a_terminal_a_table_is_ruled_and_brackets_are_not_markup():
     text = shown(terminal=True)
     assert "───" in text
-    assert "[bold]2" in text
-
-
-def test_a_long_word_is_never_cut_outside_a_terminal():
-    wide = Sheet(("key",), [[("x" * 500,)]])
-    assert plain_lines(wide)[1] == "x" * 500
+    assert "[bold]2" in text  # brackets are not markup
+    assert plain_lines(Sheet(("key",), [[("x" * 500,)]]))[1] == "x" * 500  # no word is cut
+    fits = plain_lines(Sheet(("k", "v"), [[("a", "x y " * 20)]]))
+    assert fits[1] == "a  " + "x y " * 19 + "x y"
+    words = "word " * 60
+    lines = plain_lines(Sheet(("", "name", "found", "fix", "why"), [[("!", "a", *[words] * 3)]]))
+    assert lines[0] == "!  a"  # a name alone does not head a table
 
 
 def test_a_wide_table_is_wrapped_within_its_columns():
@@ -64,16 +62,6 @@ def test_what_follows_a_long_path_is_in_its_own_column_on_the_next_line():
     assert lines[2].startswith(" " * because + "keyed")
     assert any(line[source:] == "preset" for line in lines)
     assert lines[-1][because:].split() == ["why", "machine"]
-
-
-def test_a_name_alone_does_not_head_a_table():
-    words = "word " * 60
-    lines = plain_lines(Sheet(("", "name", "found", "fix", "why"), [[("!", "a", *[words] * 3)]]))
-    assert lines[0] == "!  a"
-
-
-def test_a_table_that_fits_stays_as_it_is():
-    assert plain_lines(Sheet(("k", "v"), [[("a", "x y " * 20)]]))[1] == "a  " + "x y " * 19 + "x y"
 
 
 @each(

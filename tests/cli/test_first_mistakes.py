@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from tests.jobs.runs import base_model
 from tests.run.test_preparing import ROWS, lines
 from tests.wording import wording
 
@@ -17,6 +18,11 @@ def a_manifest(folder, *, model="tiny", rows="train.jsonl", more="", count=12):
     path = folder / "manifest.yaml"
     path.write_text(TINY.format(model, rows) + more, encoding="utf-8")
     return str(path)
+
+
+def a_trainable_manifest(folder, **more):
+    """With a base that is made up, whose steps take a tenth of those of `tiny`."""
+    return a_manifest(folder, model=f"{{name: {base_model()}, prompt_template: chatml}}", **more)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +65,7 @@ def test_a_base_model_that_the_manifest_has_not_is_reported_how_it_is_used(run, 
 
 
 def test_a_warning_of_the_manifest_names_its_file_once(run, tmp_path):
-    file = a_manifest(tmp_path, more="training: {quality: {lora: 1}}\nmood: good\n")
+    file = a_trainable_manifest(tmp_path, more="training: {quality: {lora: 1}}\nmood: good\n")
     ran = run("train", "-m", file)
     assert ran.code == 0, ran.err
     [told] = [line for line in ran.out.splitlines() if "mood" in line]
@@ -67,7 +73,7 @@ def test_a_warning_of_the_manifest_names_its_file_once(run, tmp_path):
 
 
 def test_rows_that_were_left_out_are_reported_and_recorded(run, tmp_path):
-    file = a_manifest(tmp_path)
+    file = a_trainable_manifest(tmp_path)
     with (tmp_path / "train.jsonl").open("a", encoding="utf-8") as stream:
         stream.write("{\n" * 3)
     bad = run("train", "-m", file)
@@ -85,17 +91,17 @@ def test_rows_that_were_left_out_are_reported_and_recorded(run, tmp_path):
 
 
 def test_a_run_that_held_nothing_out_is_to_be_judged_by_other_rows(run, tmp_path):
-    ran = run("train", "-m", a_manifest(tmp_path, count=1))
+    ran = run("train", "-m", a_trainable_manifest(tmp_path, count=1))
     assert ran.code == 0, ran.err
     assert " --test-set FILE --baseline base" in ran.out
-    ran = run("train", "-m", a_manifest(tmp_path))
+    ran = run("train", "-m", a_trainable_manifest(tmp_path))
     assert "--test-set" not in ran.out
 
 
 def test_a_run_that_is_resumed_with_other_options_is_reported_which_and_the_whole_command(
     run, tmp_path, monkeypatch
 ):
-    file = a_manifest(tmp_path)
+    file = a_trainable_manifest(tmp_path)
     assert run("train", file, "--epochs", "2").code == 0
     [folder] = (tmp_path / "runs").iterdir()
     ran = run("train", file, "--resume")
@@ -117,9 +123,9 @@ def test_a_run_that_is_resumed_with_other_options_is_reported_which_and_the_whol
 
 
 def test_a_run_that_is_resumed_on_other_rows_is_reported_how_many(run, tmp_path):
-    file = a_manifest(tmp_path)
+    file = a_trainable_manifest(tmp_path)
     assert run("train", file).code == 0
-    a_manifest(tmp_path, count=13)
+    a_trainable_manifest(tmp_path, count=13)
     ran = run("train", file, "--resume")
     assert ran.code == 2
     told = ran.err.splitlines()

@@ -201,11 +201,6 @@ def test_a_signal_that_was_ignored_from_the_start_stays_ignored(run):
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
-def test_the_name_and_the_code_of_an_interruption():
-    found = [(end.by, end.code) for end in map(Interrupted, (signal.SIGINT, signal.SIGTERM))]
-    assert found == [("Ctrl-C", 130), ("SIGTERM", 143)]
-
-
 WAITS_FOR_A_SIGNAL = f"""
 import sys, time
 from expert.data.tokens import shards

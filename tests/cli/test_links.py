@@ -132,17 +132,17 @@ def test_a_run_with_a_link_in_it_is_not_resumed(run, expert, outside, name):
     refused(run(*typed("resume", expert)), run_of(expert) / name, target)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("name", ["events.jsonl", "checkpoints", ".lock"])
-def test_no_command_follows_a_link_in_a_run_folder(run, expert, outside, command, name):
+def test_no_command_follows_a_link_in_a_run_folder(run, expert, outside, name):
     target = outside / ("letter.txt" if name in FILES else "photos")
     if name == "events.jsonl":  # a run whose events lie elsewhere, and are added to
         target = outside.parent / "events-of-others.jsonl"
         shutil.copyfile(run_of(expert) / name, target)
     there = target.read_bytes() if target.is_file() else b""
     link(run_of(expert) / name, target)
-    refused(run(*typed(command, expert)), run_of(expert) / name, target)
-    assert not target.is_file() or target.read_bytes() == there
+    for command in COMMANDS:
+        refused(run(*typed(command, expert)), run_of(expert) / name, target)
+        assert not target.is_file() or target.read_bytes() == there
 
 
 @pytest.mark.parametrize("command", ["report-of-expert", "resume-newest"])
@@ -156,15 +156,15 @@ def test_a_run_that_is_itself_a_link_is_not_taken_for_the_newest(run, expert, tm
     assert state_of(elsewhere) == before
 
 
-@pytest.mark.parametrize("command", ["resume", "report", "diagnose", "watch", "watch-once"])
 @pytest.mark.parametrize("name", ["events.jsonl", ".lock", "validation.json"])
-def test_a_pipe_in_a_run_folder_is_refused_and_not_waited_for(run, expert, command, name):
+def test_a_pipe_in_a_run_folder_is_refused_and_not_waited_for(run, expert, name):
     path = run_of(expert) / name
     path.unlink(missing_ok=True)
     os.mkfifo(path)
-    ran = run(*typed(command, expert))
-    assert ran.code == 2
-    assert f"{path}: is a pipe" in ran.err
+    for command in ("resume", "report", "diagnose", "watch", "watch-once"):
+        ran = run(*typed(command, expert))
+        assert ran.code == 2
+        assert f"{path}: is a pipe" in ran.err
 
 
 @pytest.mark.parametrize("name", [".lock", "events.jsonl"])

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from expert.cli.machine import machine_sheet
 from expert.planning.machine.machine import Fact, Gpu, GpuProcess, Machine, unknown
-from tests.each import each
 from tests.wording import wording
 
 GIB = 2**30
@@ -50,9 +49,10 @@ def lines_of(machine: Machine) -> list[str]:
     return [line for line in lines if line][1:]
 
 
-@each(
-    "line",
-    [
+def test_the_table_has_a_line_for_every_fact_with_its_source():
+    assert machine_sheet(MACHINE).columns == ("fact", "value", "source")
+    lines = lines_of(MACHINE)
+    assert {
         "GPU 0 memory 80.0 GiB NVML",
         "GPU 0 memory free 75.8 GiB NVML",
         wording("gpu-memory-held-by"),
@@ -67,41 +67,20 @@ def lines_of(machine: Machine) -> list[str]:
         wording("disk-free-gib-disk"),
         "torch 2.9.1 importlib.metadata",
         "peft – not installed",
-    ],
-)
-def test_the_table_has_a_line_for(line):
-    assert line in lines_of(MACHINE)
+    } <= set(lines)
+    assert not any("MIG" in line or line.startswith("GPU note") for line in lines)
 
 
-def test_the_columns_are_fact_value_and_source():
-    assert machine_sheet(MACHINE).columns == ("fact", "value", "source")
-
-
-def test_the_gpus_come_first():
+def test_cards_come_first_and_what_is_special_about_them_has_a_row():
     second = replace(GPU, index=Fact(1, "NVML"), name=Fact("NVIDIA A100", "NVML"))
     lines = lines_of(replace(MACHINE, gpus=(GPU, second)))
     assert lines[0] == "GPU 0 NVIDIA H100 80GB HBM3 NVML"
     assert lines.index("GPU 1 NVIDIA A100 NVML") < lines.index("CPU Some [bold] CPU /proc/cpuinfo")
-
-
-def test_without_a_gpu_the_first_row_is_reported_with_the_reason():
     reason = wording("nvidia-driver-not-installed")
-    lines = lines_of(replace(MACHINE, gpus=(), gpu_note=reason))
-    assert lines[0] == f"GPU none {reason}"
-
-
-def test_a_note_about_the_gpus_gets_a_row_and_no_note_gets_none():
+    assert lines_of(replace(MACHINE, gpus=(), gpu_note=reason))[0] == f"GPU none {reason}"
     noted = replace(MACHINE, gpu_note="CUDA_VISIBLE_DEVICES='0' shows 1 of 2 GPUs")
     assert "GPU note CUDA_VISIBLE_DEVICES='0' shows 1 of 2 GPUs" in lines_of(noted)
-    assert not any(line.startswith("GPU note") for line in lines_of(MACHINE))
-
-
-def test_a_card_nobody_uses_shows_nobody():
     idle = replace(GPU, holders=Fact((), "NVML"))
     assert wording("gpu-memory-held") in lines_of(replace(MACHINE, gpus=(idle,)))
-
-
-def test_the_mig_slice_is_shown_only_where_a_card_is_split():
     split = replace(GPU, mig_slice=Fact("MIG-1111", "NVML"))
     assert "GPU 0 MIG slice MIG-1111 NVML" in lines_of(replace(MACHINE, gpus=(split,)))
-    assert not any("MIG" in line for line in lines_of(MACHINE))

@@ -34,15 +34,16 @@ def test_four_cards_are_planned_with_engine_memory_communication_and_rate(run, l
     [rate] = [line for line in ran.out.splitlines() if line.startswith("replicated on ")]
     assert " tokens/s, efficiency " in rate
     assert ran.out.splitlines()[-1].endswith(" 4 × GeForce RTX 4090")
-
-
-def test_the_same_as_json(run, large):
     plan = json.loads(run("plan", large, "--gpu", "rtx-4090", "--gpus", "4", "--json").out)
     parallel = plan["parallel"]
     assert (parallel["engine"], parallel["ranks"], parallel["link"]) == ("replicated", 4, "pcie4")
     assert parallel["tokens_per_second"][0] > 0
     reasons = {each["path"]: each["because"] for each in plan["decisions"]}
     assert all(reasons[f"parallel.{key}"] for key in parallel)
+    for options in ((), ("--gpus", "1")):
+        one = run("plan", large, "--gpu", "rtx-4090", *options).out
+        assert "parallel." not in one
+        assert "tokens/s, efficiency" not in one
 
 
 def test_two_machines_are_planned_with_their_network(run, large):
@@ -61,13 +62,6 @@ def test_cards_are_compared_with_what_several_of_them_reach(run, large):
     assert "parallel.tokens_per_second" in ran.out
     one = run("plan", large, "--gpu", "rtx-4090", "--gpu", "h200")
     assert "parallel." not in one.out
-
-
-def test_a_plan_for_one_card_shows_nothing_of_several(run, large):
-    for options in ((), ("--gpus", "1")):
-        ran = run("plan", large, "--gpu", "rtx-4090", *options)
-        assert "parallel." not in ran.out
-        assert "tokens/s, efficiency" not in ran.out
 
 
 def test_a_rate_that_is_not_known_says_what_is_missing(run, large):

@@ -16,20 +16,23 @@ from tests.run.test_preparing import ROWS, an_expert, lines
 from tests.wording import wording
 
 
-def test_pretokenize_shows_hit_or_miss_and_shows_the_counts(run, tmp_path):
+def test_pretokenize_shows_hit_or_miss_and_the_counts(run, tmp_path):
     file = str(an_expert(tmp_path))
-    first = run("pretokenize", "--manifest", file)
+    first = run("pretokenize", "--manifest", file, "--part", "1/1")  # which is everything
     assert first.code == 0
     assert wording("train-cache-miss-nothing") in first.out
     assert wording("examples-per-sequence") in first.out
     assert wording("lengths-in-tokens") in first.out
-    assert wording("train-cache-hit-made") in run("pretokenize", "-m", file).out
-
-
-def test_rows_that_are_held_out_of_the_training_rows_are_not_counted_twice(run, tmp_path):
-    told = run("pretokenize", "--manifest", str(an_expert(tmp_path))).out
-    (line,) = [line for line in told.splitlines() if line.startswith("rows read")]
+    # Rows that are held out of the training rows are not counted twice.
+    (line,) = [line for line in first.out.splitlines() if line.startswith("rows read")]
     assert line.split(maxsplit=3)[2:] == ["120", wording("drawn-from-train")]
+    assert wording("train-cache-hit-made") in run("pretokenize", "-m", file).out
+    streamed = run("pretokenize", file, "--part", "1/3", "--set", "training.dataset.streaming=true")
+    assert streamed.code == 2
+    assert "streaming is true" in streamed.err
+    nothing = run("pretokenize")
+    assert nothing.code == 2
+    assert wording("name-one-manifest-folder") in nothing.err
 
 
 def test_pretokenize_prepares_every_manifest_below_a_folder(run, tmp_path):
@@ -93,12 +96,6 @@ def test_pretokenize_offers_to_make_rows_only_where_rows_are_missing(run, tmp_pa
     assert "make_data.py" not in ran.out + ran.err
 
 
-def test_pretokenize_wants_one_manifest_or_a_folder(run):
-    ran = run("pretokenize")
-    assert ran.code == 2
-    assert wording("name-one-manifest-folder") in ran.err
-
-
 SPLITS = {"path": "train.jsonl", "validation_path": "v.jsonl", "test_path": "t.csv"}
 
 
@@ -145,24 +142,12 @@ def test_parts_make_the_cache_that_one_process_makes(run, tmp_path, checks):
     assert run("pretokenize", str(shared), "--part", "2/3").out.count("cache hit") == 3
 
 
-def test_one_part_of_one_is_everything(run, tmp_path):
-    ran = run("pretokenize", str(with_splits(tmp_path)), "--part", "1/1")
-    assert wording("train-cache-miss-nothing") in ran.out
-
-
 @pytest.mark.parametrize("part", ["0/3", "4/3", "1", "1/0", "a/b", "-1/3", "1/3/5", "1.0/2", ""])
 def test_what_is_not_a_part_is_refused_with_the_form(run, tmp_path, part):
     ran = run("pretokenize", str(with_splits(tmp_path)), "--part", part)
     assert ran.code == 2
     assert ran.err.endswith(wording("is-not-a-part", part=repr(part)) + "\n")
     assert not (tmp_path / "datasets_optimized").exists()
-
-
-def test_rows_that_are_streamed_have_no_parts(run, tmp_path):
-    file = an_expert(tmp_path, dataset={"path": "train.jsonl", "streaming": True})
-    ran = run("pretokenize", str(file), "--part", "1/3")
-    assert ran.code == 2
-    assert "streaming is true" in ran.err
 
 
 def test_another_number_of_parts_is_refused_and_changes_nothing(run, tmp_path):

@@ -45,14 +45,11 @@ def test_a_step_line_is_a_sign_of_life_too():
         screen.now = 30.0
         screen.view.progress(130)
     assert screen.lines()[-2:] == ["step 1/900", PLAIN_STEP]
-
-
-def test_where_every_step_has_its_line_the_first_has_no_other():
-    screen = Screen(terminal=False)
-    with screen.view:
-        screen.view(STARTED | {"logging_steps": 1})
-        screen.view.progress(1)
-    assert screen.lines()[-1] == "run folder: runs/a"
+    every = Screen(terminal=False)  # where every step has its line the first has no other
+    with every.view:
+        every.view(STARTED | {"logging_steps": 1})
+        every.view.progress(1)
+    assert every.lines()[-1] == "run folder: runs/a"
 
 
 def test_before_the_first_step_line_the_bar_shows_the_time_left_by_the_pace_of_steps():
@@ -114,11 +111,10 @@ def test_in_a_terminal_a_step_moves_a_bar_that_fits_a_hundred_columns():
     assert "━" in text
     drawn = re.split(r"[\r\n]", re.sub(r"\x1b\[[?0-9;]*[a-zA-Z]", "", screen.file.getvalue()))
     assert max(map(len, drawn)) <= 100
-
-
-def test_lines_are_printed_above_the_bar_and_brackets_are_not_markup():
-    screen = Screen(terminal=True).show(STARTED, STEP, {"event": "warning", "text": "[red]hot"})
-    assert "warning: [red]hot" in screen.console.export_text()
+    above = Screen(terminal=True).show(STARTED, STEP, {"event": "warning", "text": "[red]hot"})
+    assert "warning: [red]hot" in above.console.export_text()  # brackets are not markup
+    last = Screen(terminal=True).show(STARTED, STEP | {"step": 900, "eta_seconds": 60})
+    assert "ETA 60 s" in last.console.export_text()  # of the evaluations that are left
 
 
 def test_the_bar_is_drawn_at_most_ten_times_a_second_and_always_at_the_end():
@@ -135,25 +131,16 @@ def test_the_bar_is_drawn_at_most_ten_times_a_second_and_always_at_the_end():
         assert "900/900" in screen.file.getvalue()
 
 
-def test_a_run_that_starts_again_without_an_end_gets_a_new_bar_too():
+@each("end", [(), ({"event": "stopped", "reason": "Ctrl-C"},)], ids=["without an end", "stopped"])
+def test_the_bar_ends_with_the_run_and_a_resumed_run_gets_a_new_one(end):
     screen = Screen(terminal=True)
     with screen.view as view:
-        view(STARTED)
-        view(STEP)
-        view(STARTED)
-        assert "\x1b[?25h" in screen.file.getvalue()
-
-
-def test_the_bar_ends_with_the_run_and_a_resumed_run_gets_a_new_one():
-    screen = Screen(terminal=True)
-    with screen.view as view:
-        view(STARTED)
-        view(STEP)
-        view({"event": "stopped", "reason": "Ctrl-C"})
-        assert "\x1b[?25h" in screen.file.getvalue()  # the cursor is back
+        for event in (STARTED, STEP, *end):
+            view(event)
         before = len(screen.file.getvalue())
         screen.now = 1.0
         view(STARTED | {"total_steps": 950})
+        assert "\x1b[?25h" in screen.file.getvalue()  # the cursor is back
         view(STEP)
     assert "120/950" in screen.file.getvalue()[before:]
 
@@ -163,10 +150,7 @@ def test_the_bar_never_takes_more_than_one_line(width):
     parts = step_parts(STEP, total=900, epochs=3)
     assert len(fitting(parts, width - 9)) <= width - 9
     assert fitting(parts, width - 9).startswith("120/900")
-
-
-def test_in_a_narrow_terminal_the_loss_is_the_last_to_go():
-    assert fitting(step_parts(STEP, total=900, epochs=3), 20) == "120/900  loss 1.2345"
+    assert fitting(parts, 20) == "120/900  loss 1.2345"  # the loss is the last to go
 
 
 @each(
@@ -249,11 +233,3 @@ def test_before_the_first_step_line_the_time_left_has_the_evaluations_in_it():
         for screen.now, step in ((0.0, 1), (2.0, 3)):
             screen.view.progress(step)
     assert "3/40  ETA 2 min" in screen.console.export_text()  # 37 updates and 100
-
-
-def test_at_the_last_step_the_bar_shows_how_long_the_evaluations_will_take():
-    screen = Screen(terminal=True)
-    with screen.view:
-        screen.view(STARTED)
-        screen.view(STEP | {"step": 900, "eta_seconds": 60})
-    assert "ETA 60 s" in screen.console.export_text()

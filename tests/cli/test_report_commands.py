@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from expert.core import events, links
-from tests.cli.running import run_without
 from tests.insight.pages import FIGURES, finished, step_event, usual, write_run
 from tests.jobs.trained_runs import finished as finished_run
 from tests.wording import wording
@@ -44,14 +43,26 @@ def test_a_report_goes_to_the_folder_named_and_a_folder_of_runs_means_its_newest
     assert not (newest / "report.html").exists()
 
 
-def test_a_name_that_ends_in_html_is_that_of_the_page(run, tmp_path):
+def test_a_name_that_ends_in_html_is_that_of_the_page(run, tmp_path, monkeypatch):
     folder = write_run(tmp_path / "run", usual(3))
+    (folder / "plan.json").unlink()  # its events are enough
+    opened: list[str] = []
+    open_file = links.open_plain
+
+    def counted(path: Path, flags: int) -> int:
+        opened.append(path.name)
+        return open_file(path, flags)
+
+    monkeypatch.setattr(events, "open_plain", counted)
     ran = run("report", str(folder), "--to", str(tmp_path / "out" / "mine.html"), "--json")
+    assert opened.count("events.jsonl") == 1
     told = json.loads(ran.out)
     assert told["html"] == str(tmp_path / "out" / "mine.html")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["mine.html", "mine.md"]
     page = (tmp_path / "out" / "mine.html").read_text(encoding="utf-8")
     assert page.lower().startswith("<!doctype html>")
+    # A report makes room for a newer one.
+    assert run("report", str(folder), "--to", str(tmp_path / "out" / "mine.html")).code == 0
     (tmp_path / "old.html").mkdir()  # a folder is a folder, whatever its name
     told = json.loads(run("report", str(folder), "--to", str(tmp_path / "old.html"), "--json").out)
     assert told["html"] == str(tmp_path / "old.html" / "report.html")
@@ -68,13 +79,6 @@ def test_a_text_of_the_user_beside_the_page_is_not_overwritten(run, tmp_path):
     assert not (tmp_path / "README.html").exists()
 
 
-def test_a_report_makes_room_for_a_newer_one(run, tmp_path):
-    folder = write_run(tmp_path / "run", usual(3))
-    for _ in range(2):
-        assert run("report", str(folder), "--to", str(tmp_path / "mine.html")).code == 0
-        assert run("report", str(folder)).code == 0
-
-
 def test_runs_to_compare_may_be_repeated_or_follow(run, tmp_path):
     runs = [str(write_run(tmp_path / f"run{n}", usual(4 + n))) for n in range(3)]
     repeated = run("report", runs[0], "--compare", runs[1], "--compare", runs[2], "--json")
@@ -84,19 +88,7 @@ def test_runs_to_compare_may_be_repeated_or_follow(run, tmp_path):
     assert "loss-by-tokens" in json.loads(repeated.out)["figures"]
 
 
-def test_a_second_run_without_compare_is_refused(run, tmp_path):
-    ran = run("report", str(tmp_path), str(tmp_path))
-    assert ran.code == 2
-    assert wording("name-one-run-others") in ran.err
-
-
-def test_a_run_without_a_plan_is_reported_by_its_events(run, tmp_path):
-    folder = write_run(tmp_path / "run", usual(4))
-    (folder / "plan.json").unlink()
-    assert run("report", str(folder)).code == 0
-
-
-def test_a_place_that_cannot_be_written_is_reported(run, tmp_path):
+def test_what_cannot_be_reported_or_written_is_refused_with_the_reason(run, tmp_path):
     folder = write_run(tmp_path / "run", usual(4))
     (tmp_path / "file").write_text("x", encoding="utf-8")
     ran = run("report", str(folder), "--to", str(tmp_path / "file"))
@@ -104,13 +96,13 @@ def test_a_place_that_cannot_be_written_is_reported(run, tmp_path):
     assert wording("no-report-can-written") in ran.err
     assert f"{tmp_path / 'file'}: cannot write" in ran.err
     assert wording("name-another-place-with") in ran.err
-
-
-def test_a_ladder_that_is_none_is_refused(run, tmp_path):
-    folder = write_run(tmp_path / "run", usual(4))
-    ran = run("report", str(folder), "--ladder", str(folder / "plan.json"))
-    assert ran.code == 2
-    assert wording("no-result-expert") in ran.err
+    for words, told in (
+        ((str(folder), "--ladder", str(folder / "plan.json")), wording("no-result-expert")),
+        ((str(folder), str(folder)), wording("name-one-run-others")),
+    ):
+        ran = run("report", *words)
+        assert ran.code == 2
+        assert told in ran.err
 
 
 def test_open_shows_the_file_in_the_browser(run, tmp_path, monkeypatch):
@@ -130,27 +122,6 @@ def test_findings_are_counted_in_the_terminal(run, tmp_path):
     assert ran.out.startswith(wording("learning-training-loss-fell"))
     assert ran.out.splitlines()[1].startswith("data-bound: ")
     assert wording("see-page-expert-diagnose", folder=folder) in ran.out
-
-
-def test_a_report_needs_none_of_the_packages_that_train(tmp_path: Path):
-    folder = write_run(tmp_path / "run", usual(4))
-    done = run_without("report", str(folder))
-    assert done.code == 0, done.err
-    assert (folder / "report.html").is_file()
-
-
-def test_the_events_of_a_run_are_read_once(run, tmp_path, monkeypatch):
-    folder = write_run(tmp_path / "run", usual(3))
-    opened: list[str] = []
-    open_file = links.open_plain
-
-    def counted(path: Path, flags: int) -> int:
-        opened.append(path.name)
-        return open_file(path, flags)
-
-    monkeypatch.setattr(events, "open_plain", counted)
-    assert run("report", str(folder)).code == 0
-    assert opened.count("events.jsonl") == 1
 
 
 def test_the_loss_of_the_last_line_is_the_same_in_train_watch_and_report(run, tmp_path):

@@ -73,65 +73,54 @@ def test_a_checkpoint_that_is_not_there_exits_with_2(run):
 # --- exporting -----------------------------------------------------------------------------------
 
 
-def test_an_export_shows_where_it_is_and_how_near(run, tmp_path):
-    ran = run("export", str(finished("lora")), "--to", str(tmp_path / "out"), "--merged", *CPU)
+def test_an_export_shows_where_it_is_and_how_near_and_is_never_written_over(run, tmp_path):
+    to = ("--to", str(tmp_path / "out"))
+    ran = run("export", str(finished("lora")), *to, "--merged", "--adapter")
+    assert ran.code == 2
+    assert wording("and-are-two-exports") in " ".join(ran.err.split())
+    ran = run("export", str(finished("lora")), *to, "--merged", *CPU)
     assert ran.code == 0
     lines = ran.out.splitlines()
     assert lines[1:3] == ["writing …", wording("comparing-logits-on-texts")]
     assert lines[3].startswith("✓ wrote merged weights (final, fp32, ")
     assert lines[3].endswith(str(tmp_path / "out"))
     assert lines[4].startswith(wording("logits-on-texts-differ"))
-    assert (tmp_path / "out" / "DONE").is_file()
-
-
-def test_an_export_as_json(run, tmp_path):
-    ran = run("export", str(finished("lora")), "--to", str(tmp_path / "out"), "--json", *CPU)
+    before = (tmp_path / "out" / "DONE").read_bytes()
+    ran = run("export", str(finished("lora")), *to, *CPU)
+    assert ran.code == 2
+    assert wording("already-name-new-folder") in ran.err
+    assert (tmp_path / "out" / "DONE").read_bytes() == before
+    ran = run("export", str(finished("lora")), "--to", str(tmp_path / "two"), "--json", *CPU)
     found = json.loads(ran.out)
     assert (found["kind"], found["warnings"]) == ("adapter", [])
     assert found["largest_difference"] < 1e-4  # float32 sums in another order: 2e-6 was seen
-    assert Path(found["folder"]) == tmp_path / "out"
+    assert Path(found["folder"]) == tmp_path / "two"
     assert "comparing logits" in ran.err
 
 
-def test_two_kinds_of_export_at_once_are_refused(run, tmp_path):
-    flags = ("--to", str(tmp_path / "out"), "--merged", "--adapter")
-    ran = run("export", str(finished("lora")), *flags)
-    assert ran.code == 2
-    assert wording("and-are-two-exports") in " ".join(ran.err.split())
-
-
-def test_a_folder_that_is_there_is_never_overwritten(run, tmp_path):
-    (tmp_path / "mine").write_text("mine", encoding="utf-8")
-    ran = run("export", str(finished("lora")), "--to", str(tmp_path), *CPU)
-    assert ran.code == 2
-    assert wording("already-name-new-folder") in ran.err
-    assert (tmp_path / "mine").read_text(encoding="utf-8") == "mine"
-
-
-@pytest.mark.parametrize("what", ["taken", "gate", "below a file", "in a system folder"])
-def test_an_export_that_is_refused_is_reported_before_torch_is_imported(what, tmp_path):
-    folder, to = tmp_path / "run", tmp_path / "out"
-    shutil.copytree(finished("lora"), folder)
-    (tmp_path / "file").touch()
-    if what == "taken":
-        shutil.copytree(folder, to)
-        words = f"{to}: exists already"
-    elif what == "gate":
-        gate = {"gate": {"passed": False, "reasons": ["too bad"]}}
-        write_hashed(folder / "validation.json", json.dumps(gate))
-        words = wording("gate-not-passed-too")
-    elif what == "below a file":
-        to = tmp_path / "file" / "deep" / "out"
-        words = wording("cannot-written-no-folder", to=to, file=tmp_path / "file")
-    else:
-        to = Path("/proc/self/out")  # even root cannot make a folder there
-        if not to.parent.is_dir():
-            pytest.skip("there is no /proc")
-        words = wording("cannot-be-written", to=to)
-    done = run_without("export", str(folder), "--to", str(to))
-    assert done.code == 2
-    assert words in done.err
-    assert ".tmp-" not in done.err
+def test_an_export_that_is_refused_is_reported_before_torch_is_imported(tmp_path):
+    folder, judged, file = tmp_path / "run", tmp_path / "judged", tmp_path / "file"
+    for copy in (folder, judged):
+        shutil.copytree(finished("lora"), copy)
+    gate = {"gate": {"passed": False, "reasons": ["too bad"]}}
+    write_hashed(judged / "validation.json", json.dumps(gate))
+    file.touch()
+    below, system = file / "deep" / "out", Path("/proc/self/out")  # where not even root may write
+    refused = [
+        (folder, judged, f"{judged}: exists already"),
+        (judged, tmp_path / "out", wording("gate-not-passed-too")),
+        (folder, below, wording("cannot-written-no-folder", to=below, file=file)),
+        *(
+            [(folder, system, wording("cannot-be-written", to=system))]
+            if system.parent.is_dir()
+            else ()
+        ),
+    ]
+    done = run_without(*(("export", str(run), "--to", str(to)) for run, to, _ in refused))
+    for ran, (_, _, words) in zip(done, refused, strict=True):
+        assert ran.code == 2
+        assert words in ran.err
+        assert ".tmp-" not in ran.err
 
 
 # --- memory of the cards -------------------------------------------------------------------------
@@ -151,7 +140,9 @@ def test_without_a_card_that_is_reported_and_nothing_failed(run, cards):
     ran = run("clear-cuda-cache")
     assert ran.code == 0
     assert ran.out.startswith(wording("no-gpu-here-no"))
-    assert json.loads(run("clear-cuda-cache", "--json").out)["cards"] == []
+    found = json.loads(run("clear-cuda-cache", "--json").out)
+    assert (found["cards"], found["freed_bytes"]) == ([], 0)
+    assert wording("driver-is-not-installed") in found["note"]
 
 
 def test_holders_are_named_and_what_would_free_their_memory(run, cards):
@@ -166,7 +157,11 @@ def test_holders_are_named_and_what_would_free_their_memory(run, cards):
     assert lines[-1].startswith(wording("nothing-freed-pytorchs-cache"))
     [card] = json.loads(run("clear-cuda-cache", "--json").out)["cards"]
     assert card["could_be_freed_bytes"] == 6 * 2**30
-    assert card["holders"][0]["pid"] == NO_SUCH_PID
+    first, second = card["holders"]
+    assert (first["pid"], first["bytes"], first["own"]) == (NO_SUCH_PID, 5 * 2**30, False)
+    assert first["command"] is None
+    assert second["own"]
+    assert "python" in second["command"]
 
 
 def test_a_card_that_nobody_holds(run, cards):
@@ -179,7 +174,10 @@ def test_a_driver_that_shows_nothing_about_processes(run, cards):
     for kind in ("Compute", "Graphics"):
         name = f"nvmlDeviceGet{kind}RunningProcesses"
         cards.broken[name] = pynvml.NVML_ERROR_NO_PERMISSION
-    assert wording("who-holds-not-told") in (run("clear-cuda-cache").out)
+    assert wording("who-holds-not-told") in run("clear-cuda-cache").out
+    [card] = json.loads(run("clear-cuda-cache", "--json").out)["cards"]
+    assert card["holders"] is None
+    assert wording("user-may-not-read") in card["note"]
 
 
 def test_a_prompt_may_come_from_standard_input(run, monkeypatch):

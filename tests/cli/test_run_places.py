@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.running import run_without
 from tests.jobs.trained_runs import finished
 from tests.run.test_locate import expert_folder
 from tests.wording import wording
@@ -28,6 +29,21 @@ def test_every_command_on_a_run_takes_an_expert_s_folder(run, tmp_path, command)
     assert (expert / "manifest.json").is_file()
     ran = run(*(word.replace("{}", str(expert)).format(out=tmp_path / "out") for word in command))
     assert (ran.code, "Error" in ran.err) == (0, False), ran.err
+
+
+def test_a_run_is_reported_watched_and_diagnosed_where_torch_is_not_installed(tmp_path):
+    run = str(shutil.copytree(finished("lora"), tmp_path / "run"))
+    report, watched, once, diagnosed, machine = run_without(
+        ("report", run), ("watch", run), ("watch", run, "--once"), ("diagnose", run),
+        ("diagnose", "--no-kernels"),
+    )  # fmt: skip
+    for ran in (report, watched, once, diagnosed):
+        assert (ran.code, ran.err) == (0, "")
+    assert (tmp_path / "run" / "report.html").is_file()
+    assert "step" in watched.out
+    assert "step" in once.out
+    assert diagnosed.out.startswith("compute-bound: good. The CPU computes ")
+    assert machine.code in (0, 2)
 
 
 def test_two_runs_are_compared_by_any_folder_that_means_them(run, tmp_path):

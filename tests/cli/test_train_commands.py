@@ -18,6 +18,7 @@ from expert.cli.train import _show_stopping
 from expert.core.interrupts import Interrupted
 from expert.run.session.finish import RunResult
 from expert.run.stored.resume_command import command_to_go_on, with_resume_value
+from tests.cli.running import ROOT
 from tests.each import each
 from tests.jobs.runs import base_model, write_expert
 from tests.jobs.trained_runs import CORPUS
@@ -149,59 +150,61 @@ training:
 """
 
 
-def test_settings_beside_a_text_that_is_trained_by_its_name_are_used(run, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "config.yaml").write_text(SEED, encoding="utf-8")
-    ran = run("train", "--dataset", "shakespeare", "--dry-run", "--json", "--device", "cpu")
-    assert wording("settings-those-in-folder") in ran.err
-    plan = json.loads(ran.out)["plan"]
-    assert plan["expert"] == "char-shakespeare"
-    assert plan["model"]["name"] == "char-gpt"
-    assert plan["batch"]["examples_per_update"] == 128
-    assert plan["optim"]["max_grad_norm"] == 0.5
-    assert plan["watch"]["logging_steps"] == 100
-    assert plan["length"]["epochs"] == 25
-    assert plan["adapter"]["type"] == "full"
+EXAMPLE = (ROOT / "examples" / "char-shakespeare" / "config.yaml").read_text(encoding="utf-8")
+NOT_USED = wording("folder-not-used")
 
 
-def test_the_example_beside_another_text_keeps_all_but_the_text(run, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    example = Path(__file__).parents[2] / "examples" / "char-shakespeare" / "config.yaml"
-    (tmp_path / "config.yaml").write_text(example.read_text(encoding="utf-8"), encoding="utf-8")
-    (tmp_path / "fox.txt").write_text(CORPUS, encoding="utf-8")
-    ran = run("train", "--dataset", "fox.txt", "--dry-run", "--json", "--device", "cpu")
-    plan = json.loads(ran.out)["plan"]
-    assert plan["data"]["dataset"]["path"] == str(tmp_path / "fox.txt")
-    assert plan["watch"]["save_every_epochs"] == 5
-    assert plan["watch"]["keep_checkpoints"] is None
-
-
-@pytest.mark.parametrize(
-    ("text", "why"),
+@each(
+    ("settings", "text", "told", "expected"),
     [
-        ("title: my site\ntheme: dark\n", wording("has-no-section-training")),
-        ("base_model: tiny\ntraining: {dataset: {path: rows.jsonl}}\n", "it trains tiny"),
-        ("- just\n- a list\n", wording("expected-an-object")),
+        (
+            SEED,
+            "shakespeare",
+            [wording("settings-those-in-folder")],
+            {
+                "expert": "char-shakespeare",
+                "model.name": "char-gpt",
+                "batch.examples_per_update": 128,
+                "optim.max_grad_norm": 0.5,
+                "watch.logging_steps": 100,
+                "length.epochs": 25,
+                "adapter.type": "full",
+            },
+        ),
+        # The example beside another text keeps all but the text.
+        (EXAMPLE, "fox.txt", [], {"watch.save_every_epochs": 5, "watch.keep_checkpoints": None}),
+        # Settings of something else are reported not to be used.
+        *(
+            (settings, "shakespeare", [NOT_USED, why], {"expert": "char-shakespeare"})
+            for settings, why in (
+                ("title: my site\ntheme: dark\n", wording("has-no-section-training")),
+                ("base_model: tiny\ntraining: {dataset: {path: rows.jsonl}}\n", "it trains tiny"),
+                ("- just\n- a list\n", wording("expected-an-object")),
+            )
+        ),
     ],
 )
-def test_settings_of_something_else_are_reported_not_to_be_used(
-    run, tmp_path, monkeypatch, text, why
+def test_settings_beside_a_text_are_used_if_they_are_for_one(
+    run, tmp_path, monkeypatch, settings, text, told, expected
 ):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "config.yaml").write_text(text, encoding="utf-8")
-    ran = run("train", "--dataset", "shakespeare", "--dry-run", "--json", "--device", "cpu")
-    assert wording("folder-not-used") in ran.err
-    assert why in ran.err
-    assert json.loads(ran.out)["plan"]["expert"] == "char-shakespeare"
-
-
-def test_a_slip_in_the_settings_beside_is_an_error(run, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.yaml").write_text(settings, encoding="utf-8")
+    (tmp_path / "fox.txt").write_text(CORPUS, encoding="utf-8")
+    ran = run("train", "--dataset", text, "--dry-run", "--json", "--device", "cpu")
+    assert all(words in ran.err for words in told)
+    plan = json.loads(ran.out)["plan"]
+    for path, value in expected.items():
+        found = plan
+        for key in path.split("."):
+            found = found[key]
+        assert found == value, path
+    path = "shakespeare" if text == "shakespeare" else str(tmp_path / text)
+    assert plan["data"]["dataset"]["path"] == path
     (tmp_path / "config.yaml").write_text("training: {config: {batch_sise: 4}}\n", encoding="utf-8")
-    ran = run("train", "--dataset", "shakespeare", "--dry-run", "--device", "cpu")
-    assert ran.code == 2
-    assert "config.yaml" in ran.err
-    assert wording("did-you-mean-batch") in ran.err
+    slip = run("train", "--dataset", text, "--dry-run", "--device", "cpu")
+    assert slip.code == 2
+    assert "config.yaml" in slip.err
+    assert wording("did-you-mean-batch") in slip.err
 
 
 def flags(**given: Any) -> list[str]:
@@ -414,32 +417,25 @@ def test_a_key_is_set_once_in_the_command_that_resumes(given, key, words):
 NO_RUN = wording("stopped-by-ctrl-c-before")
 
 
-def test_ctrl_c_before_the_first_step_is_reported_and_leaves_no_folder(run, expert, monkeypatch):
-    def interrupted(self, **options):
-        assert list((expert.parent / "runs").iterdir())
-        raise Interrupted(signal.SIGINT)
-
-    monkeypatch.setattr("expert.run.session.session.Session.__init__", interrupted)
-    ran = run("train", "-m", str(expert), "--device", "cpu")
-    assert ran.code == 130
-    assert ran.out.endswith(NO_RUN)
-    assert ran.err == ""
-    assert list((expert.parent / "runs").iterdir()) == []
-
-
-def test_ctrl_c_after_trackers_were_opened_leaves_no_folder_either(run, expert, monkeypatch):
-    pytest.importorskip("tensorboard")
+@each("tracked", [False, True])
+def test_ctrl_c_before_the_first_step_is_reported_and_leaves_no_folder(
+    run, expert, monkeypatch, tracked
+):
+    words = ["train", "-m", str(expert), "--device", "cpu"]
+    if tracked:
+        pytest.importorskip("tensorboard")
+        words += ["--set", 'training.config.trackers=["tensorboard"]']
 
     def interrupted(*_: Any, **__: Any) -> None:
-        assert "TensorBoard files" in [thread.name for thread in threading.enumerate()]
+        assert list((expert.parent / "runs").iterdir())
+        names = [thread.name for thread in threading.enumerate()]
+        assert ("TensorBoard files" in names) is tracked
         raise Interrupted(signal.SIGINT)
 
     monkeypatch.setattr("expert.run.session.session.instruments_for", interrupted)
-    wanted = 'training.config.trackers=["tensorboard"]'
-    ran = run("train", "-m", str(expert), "--device", "cpu", "--set", wanted)
-    assert ran.code == 130, ran.err
+    ran = run(*words)
+    assert (ran.code, ran.err) == (130, "")
     assert ran.out.endswith(NO_RUN)
-    assert ran.err == ""
     assert list((expert.parent / "runs").iterdir()) == []
 
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.running import run_without
-from tests.jobs.trained_runs import finished, finished_characters
+from tests.jobs.trained_runs import finished
 from tests.run.test_status import FINISHED, NO_SUCH_PID, STARTED, STEP, a_run
 from tests.wording import wording
 
@@ -29,25 +28,6 @@ def test_watching_a_finished_run_shows_all_of_it_and_ends(run):
     assert sum(line.startswith("step 3/6  loss ") for line in lines) == 1
 
 
-def test_once_is_a_table_of_the_status_of_the_run(run):
-    facts = facts_of(run, finished_characters())
-    assert (facts["state"], facts["fallbacks"]) == ("finished", "none")
-    assert {"mean loss", "tokens/s", "last checkpoint"} <= facts.keys()
-    for name in ("step", "epoch"):
-        done, of = facts[name].split(" of ")
-        assert float(done) == float(of)
-
-
-def test_best_and_last_loss_on_the_validation_rows_have_rows_of_their_own(run, tmp_path):
-    evals = [{"event": "eval", "step": s, "loss": v} for s, v in ((4, 1.25), (9, 1.75))]
-    a_run(tmp_path / "r", STARTED, *evals, {**FINISHED, "eval_loss": 1.25})
-    facts = facts_of(run, tmp_path / "r")
-    assert facts[wording("validation-loss-last")] == "1.7500"
-    assert facts[wording("validation-loss-best")] == "1.2500 at step 4"
-    found = json.loads(run("watch", str(tmp_path / "r"), "--json").out)
-    assert (found["eval_loss"], found["best_eval_loss"]) == (1.75, 1.25)
-
-
 def test_speed_and_memory_of_a_run_on_this_cpu_are_shown_by_every_kind_of_watching(run):
     folder = str(finished("lora"))
     [line] = [one for one in run("watch", folder).out.splitlines() if one.startswith("step 6/6 ")]
@@ -55,6 +35,10 @@ def test_speed_and_memory_of_a_run_on_this_cpu_are_shown_by_every_kind_of_watchi
     assert " RAM" in line
     assert "GPU" not in line
     facts = facts_of(run, folder)
+    assert (facts["state"], facts["fallbacks"]) == ("finished", "none")
+    assert {"mean loss", "tokens/s", "last checkpoint"} <= facts.keys()
+    done, of = facts["step"].split(" of ")
+    assert float(done) == float(of)
     assert float(facts["steps/s"]) > 0
     assert facts["peak memory"].endswith("B RAM")
     assert "GPU use" not in facts
@@ -64,13 +48,19 @@ def test_speed_and_memory_of_a_run_on_this_cpu_are_shown_by_every_kind_of_watchi
     assert (found["gpu_utilization"], found["gpu_peak_memory_bytes"]) == (None, None)
 
 
-def test_speed_and_memory_of_a_run_on_a_card_are_shown(run, tmp_path):
+def test_losses_speed_and_memory_of_a_run_on_a_card_are_shown(run, tmp_path):
     card = {"steps_per_second": 2.5, "gpu_utilization": 97.4, "peak_reserved_bytes": 3 * 2**30}
+    evals = [{"event": "eval", "step": s, "loss": v} for s, v in ((4, 1.25), (9, 1.75))]
     test = {"event": "eval", "step": 9, "loss": 1.75, "split": "test"}
-    a_run(tmp_path / "r", STARTED, STEP | card, test, FINISHED)
+    ending = {**FINISHED, "eval_loss": 1.25}
+    a_run(tmp_path / "r", STARTED, STEP | card, *evals, test, ending)
     facts = facts_of(run, tmp_path / "r")
     assert (facts["steps/s"], facts["GPU use"]) == ("2.50", "97 %")
     assert (facts["peak memory"], facts["test loss"]) == (wording("gib-of-the-gpu"), "1.7500")
+    assert facts[wording("validation-loss-last")] == "1.7500"
+    assert facts[wording("validation-loss-best")] == "1.2500 at step 4"
+    found = json.loads(run("watch", str(tmp_path / "r"), "--json").out)
+    assert (found["eval_loss"], found["best_eval_loss"]) == (1.75, 1.25)
     a_run(tmp_path / "n", STARTED, STEP | {"steps_per_second": "nan"})  # as a file has it
     assert run("watch", str(tmp_path / "n"), "--once").code == 0
 
@@ -132,11 +122,3 @@ def test_no_run_is_reported(run, tmp_path, monkeypatch):
     ran = run("watch")
     assert ran.code == 2
     assert ran.err.startswith(wording("runs-no-run-below"))
-
-
-def test_watching_needs_no_torch(tmp_path):
-    a_run(tmp_path / "r", STARTED, STEP, FINISHED)
-    for once in ((), ("--once",)):
-        done = run_without("watch", str(tmp_path / "r"), *once)
-        assert (done.code, done.err) == (0, "")
-        assert "step" in done.out

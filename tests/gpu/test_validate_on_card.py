@@ -7,7 +7,7 @@ import functools
 import pytest
 
 from expert.jobs.validate import validate as validating
-from expert.jobs.validate.processes import models_on_cards
+from expert.jobs.validate.models import models_on_cards
 from tests.gpu.real_model import needs_card
 from tests.jobs.test_validated_on_cards import verdict
 from tests.jobs.validated_runs import as_it_was, learnt

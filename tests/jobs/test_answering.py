@@ -283,7 +283,7 @@ def test_a_step_that_cannot_be_recorded_is_run_and_told_of_once(monkeypatch):
     given = {name: getattr(GREEDY, name) for name in DecodingSettings.__annotations__}
     done = sample(finished("lora"), PROMPTS[:3], plain=False, seed=0, device="cpu", decoding=given)
     told = [note for note in done.notes if wording("step-cannot-recorded") in note]
-    assert len(told) == 1
+    assert len(told) == 1  # once for all of them
 
 
 def test_models_that_cannot_be_fixed_say_the_same(monkeypatch):

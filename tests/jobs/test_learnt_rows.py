@@ -35,6 +35,10 @@ def test_rows_are_not_held_out_of_data_that_changed_since_the_run(tmp_path):
         validate(folder, device="cpu")
     # The refusal comes before anything is prepared from the other rows.
     assert not list(tmp_path.glob("datasets_optimized/tokens-*"))
+    # Rows that are named may be used whatever became of the training rows.
+    named = tmp_path / "test.jsonl"
+    done = validate(folder, test_set=named, device="cpu", min_accuracy=0.0, limit=2)
+    assert done.reached.rows.examples == 2
 
 
 def test_rows_that_are_read_otherwise_than_in_the_run_are_told_from_changed_data(
@@ -60,14 +64,6 @@ def test_test_rows_of_their_own_may_be_used_whatever_became_of_the_training_rows
     append_a_row(tmp_path)
     done = validate(folder, device="cpu", min_accuracy=0.0, limit=2)
     assert done.test_set == "2 of 16: test rows: test.jsonl"
-
-
-def test_a_named_test_set_may_be_used_whatever_became_of_the_training_rows(tmp_path):
-    folder = own_run(tmp_path)
-    append_a_row(tmp_path)
-    named = tmp_path / "test.jsonl"
-    done = validate(folder, test_set=named, device="cpu", min_accuracy=0.0, limit=2)
-    assert done.reached.rows.examples == 2
 
 
 def test_a_run_that_went_on_with_other_rows_has_held_none_out(tmp_path):
@@ -120,18 +116,15 @@ def test_a_run_of_an_earlier_version_is_known_by_the_folder_of_its_tokens(tmp_pa
 
 def test_a_baseline_that_held_out_other_rows_is_refused_with_how_many_it_has_learnt(tmp_path):
     folder, other = own_run(tmp_path / "a"), own_run(tmp_path / "b", seed=7)
+    everything = own_run(tmp_path / "c", validation_split=0)
+    with pytest.raises(NoTestSet, match="trained on 5 of the 5 rows"):
+        validate(folder, baseline=everything, device="cpu")
     words = wording("b-baseline-has-learnt")
     with pytest.raises(NoTestSet, match=words):
         validate(folder, baseline=other, device="cpu")
     named = tmp_path / "a" / "test.jsonl"
     done = validate(folder, test_set=named, baseline=other, device="cpu", min_accuracy=0.0, limit=2)
     assert done.baseline is not None
-
-
-def test_a_baseline_that_held_nothing_out_has_learnt_them_all(tmp_path):
-    folder, other = own_run(tmp_path / "a"), own_run(tmp_path / "b", validation_split=0)
-    with pytest.raises(NoTestSet, match="trained on 5 of the 5 rows"):
-        validate(folder, baseline=other, device="cpu")
 
 
 def test_a_baseline_that_held_out_the_same_rows_may_read_them_otherwise(tmp_path):

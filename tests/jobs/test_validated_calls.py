@@ -166,27 +166,23 @@ def test_expected_calls_are_those_that_the_template_of_the_model_writes(tmp_path
     judge = oracle_for(CALLS)
     assert judge(case, case.expected, JudgeOptions()).passed is True
     assert judge(case, WRITTEN, JudgeOptions()).passed is False
+    # Calls that nothing here can read never count as right.
+    case = asked_of(NO_JSON, rows_file(tmp_path, [row("a")]))
+    assert case.expected == 'ok{"yes": true}'
+    for answer in (case.expected, WRITTEN, IN_CHATML):
+        assert judge(case, answer, JudgeOptions()).passed is None
+    # Calls are judged with the special tokens that mark them.
+    case = asked_of(TEMPLATE, rows)
+    bare = WRITTEN.removeprefix("[CALL]").removesuffix("[/CALL]")
+    given = GivenAnswer(text=bare, marked=WRITTEN, tokens=9, ended=True)
+    assert _said(case, given) == WRITTEN
+    assert _said(replace(case, check={}), given) == bare
 
 
 def test_the_empty_thought_of_qwen3_is_no_mark_of_a_call(tmp_path):
     case = asked_of(qwen3_source(), rows_file(tmp_path, [row("a")]))
     assert case.expected == f"<think>\n\n</think>\n\n{IN_CHATML}"
     assert case.check["marks"] == asdict(CallMarks())
-
-
-def test_calls_that_nothing_here_can_read_never_count_as_right(tmp_path):
-    case = asked_of(NO_JSON, rows_file(tmp_path, [row("a")]))
-    assert case.expected == 'ok{"yes": true}'
-    for answer in (case.expected, WRITTEN, IN_CHATML):
-        assert oracle_for(CALLS)(case, answer, JudgeOptions()).passed is None
-
-
-def test_calls_are_judged_with_the_special_tokens_that_mark_them(tmp_path):
-    case = asked_of(TEMPLATE, rows_file(tmp_path, [row("a")]))
-    bare = WRITTEN.removeprefix("[CALL]").removesuffix("[/CALL]")
-    answer = GivenAnswer(text=bare, marked=WRITTEN, tokens=9, ended=True)
-    assert _said(case, answer) == WRITTEN
-    assert _said(replace(case, check={}), answer) == bare
 
 
 def test_what_a_row_says_of_its_domain_holds_of_answers_without_calls(tmp_path):

@@ -41,18 +41,23 @@ def test_every_answer_of_a_conversation_is_asked_for_with_the_turns_before_it(tm
     assert done.reached.rows.examples == 6
 
 
-def test_a_row_with_one_answer_keeps_its_name(tmp_path):
-    done = validate(learnt(), test_set=rows_file(tmp_path, [talk("a", YES)]), device="cpu")
-    assert [each.case.id for each in done.reached.cases] == ["rows.jsonl:1"]
-    assert written(learnt())["cases"][0]["row"] == "rows.jsonl:1"
-
-
-def test_a_user_turn_that_nobody_answers_is_left_out(tmp_path):
-    rows = rows_file(tmp_path, [talk("say cat", YES, "Thanks!"), talk("say dog", YES, "Bye.")])
-    done = validate(learnt(), test_set=rows, device="cpu")
+def test_turns_without_an_answer_or_of_no_weight_are_no_cases(tmp_path):
+    unlearnt = talk("say cat", "dog", "No, really.", YES)
+    unlearnt["messages"][1]["weight"] = 0
+    talks = [talk("say cat", YES, "Thanks!"), talk("say dog", YES, "Bye."), unlearnt]
+    done = validate(learnt(), test_set=rows_file(tmp_path, talks), device="cpu")
     assert done.gate.passed
-    assert [each.case.prompt for each in done.reached.cases] == ["say cat", "say dog"]
+    assert [each.case.prompt for each in done.reached.cases] == [
+        "say cat",
+        "say dog",
+        "No, really.",
+    ]
     assert not any("plain text" in note for note in done.notes)
+    # A row with one answer keeps its name.
+    assert [each.case.id for each in done.reached.cases[:2]] == ["rows.jsonl:1", "rows.jsonl:2"]
+    assert written(learnt())["cases"][0]["row"] == "rows.jsonl:1"
+    last = done.reached.cases[-1].case
+    assert (last.expected, last.turns[1]) == (YES, ("assistant", "dog"))
 
 
 def test_the_interval_and_the_comparison_count_each_conversation_once(tmp_path):
@@ -83,8 +88,9 @@ def test_a_limit_counts_answers_and_the_part_says_of_how_many(tmp_path):
     assert done.reached.rows.examples == 4
     with pytest.raises(CannotExport, match=wording("passed-by-cases-only")):
         export(learnt(), tmp_path / "out", device="cpu")
-    whole = validate(learnt(), test_set=rows, device="cpu")
+    whole = validate(learnt(), test_set=rows, device="cpu", checkpoints="all")
     assert len(whole.reached.cases) == 12
+    assert {len(each.cases) for each in whole.checkpoints} == {12}
     again = validate(learnt(), test_set=rows, device="cpu", limit=8)
     assert wording("judged-these-cases-kept") in again.notes
     again.file.unlink()
@@ -98,12 +104,6 @@ def test_many_answers_of_a_few_conversations_are_too_few_for_an_export(tmp_path)
         export(learnt(), tmp_path / "out", device="cpu")
 
 
-def test_states_of_a_run_are_compared_by_all_answers(tmp_path):
-    rows = rows_file(tmp_path, [talk(f"a {n}", YES, "b", YES) for n in range(2)])
-    done = validate(learnt(), test_set=rows, device="cpu", checkpoints="all")
-    assert {len(each.cases) for each in done.checkpoints} == {4}
-
-
 def test_all_answers_of_a_conversation_that_was_learnt_were_learnt(tmp_path):
     rows = [talk(f"a {n}", YES, "b", YES) for n in range(8)]
     folder = own_run(tmp_path / "own", rows=rows, validation_split=0)
@@ -112,15 +112,6 @@ def test_all_answers_of_a_conversation_that_was_learnt_were_learnt(tmp_path):
         folder, test_set=rows_file(tmp_path, [*rows[:2], *other]), device="cpu", min_accuracy=0.0
     )
     assert [each.learnt for each in done.reached.cases] == [True] * 4 + [False] * 2
-
-
-def test_answers_of_no_weight_are_context_and_no_cases(tmp_path):
-    row = talk("say cat", "dog", "No, really.", YES)
-    row["messages"][1]["weight"] = 0
-    done = validate(learnt(), test_set=rows_file(tmp_path, [row]), device="cpu")
-    (case,) = (each.case for each in done.reached.cases)
-    assert case.expected == YES
-    assert case.turns[1] == ("assistant", "dog")
 
 
 def test_rows_that_were_held_out_and_are_not_asked_are_told():

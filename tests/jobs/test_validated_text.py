@@ -70,16 +70,12 @@ def test_the_loss_of_plain_text_is_held_to_that_of_a_baseline(tmp_path):
     assert worse.gate.reasons[0].startswith("loss ")
 
 
-def test_a_part_of_a_text_does_not_take_the_place_of_all_of_it(tmp_path):
+def test_a_part_of_a_text_and_another_state_do_not_take_the_place_of_the_validated(tmp_path):
     validate(learnt_text(), device="cpu")
     part = validate(learnt_text(), device="cpu", limit=1)
     assert part.file.name == "validation-partial.json"
     assert wording("looked-at-these-rows") in part.notes
     part.file.unlink()
-
-
-def test_another_state_than_the_validated_one_is_told(tmp_path):
-    validate(learnt_text(), device="cpu")
     out = export(learnt_text(), tmp_path / "out", device="cpu", checkpoint="1")
     assert out.warnings()[0].startswith(wording("final-validated-exported"))
 

@@ -47,15 +47,12 @@ def test_an_expert_that_learnt_its_task_passes_and_its_base_does_not():
     assert found["tasks"]["cat"] == {"accuracy": 1.0, "passed": 2, "cases": 2}
     assert found["cases"][0]["prompt"] == TESTS[0]["instruction"]
     assert {"decoding", "seed", "min_accuracy", "max_regression"} <= set(found["settings"])
-
-
-def test_the_loss_is_the_one_that_the_run_itself_found_on_its_test_rows():
     [finished_event] = events_of(learnt(), "finished")
-    done = validate(learnt(), device="cpu")
     # Rows are padded to other widths, so that sums are rounded otherwise: 1e-7 of float32 a few
     # times over.
     assert done.reached.rows.loss == pytest.approx(finished_event["test_loss"], rel=1e-5)
     assert done.reached.rows.examples == len(TESTS)
+    assert expert.validate is validate
 
 
 def test_a_gate_that_fails_says_why_and_the_answers_are_kept():
@@ -194,7 +191,7 @@ def test_what_makes_no_sense_is_refused_in_words(given, error, text):
     assert text in str(raised.value)
 
 
-def test_rows_that_cannot_be_read_are_named(tmp_path):
+def test_rows_and_columns_that_cannot_be_read_are_named(tmp_path):
     row = {"instruction": "a", "output": "b"}
     for bad, text in (
         ({"output": ""}, wording("the-answer-is-empty")),
@@ -202,9 +199,6 @@ def test_rows_that_cannot_be_read_are_named(tmp_path):
     ):
         with pytest.raises(DataError, match=text):
             validate(learnt(), test_set=rows_file(tmp_path, [row | bad]), device="cpu")
-
-
-def test_a_test_set_with_other_columns_is_named(tmp_path):
     path = tmp_path / "ok.csv"
     path.write_text("a,b\n1,2\n", encoding="utf-8")
     with pytest.raises(NoTestSet) as raised:
@@ -230,10 +224,6 @@ def test_data_that_was_moved_is_asked_for(tmp_path):
     rewrite_events(copy, lambda text: text.replace(there, str(tmp_path / "gone")))
     with pytest.raises(NoTestSet, match=wording("data-run-not-where")):
         validate(copy, device="cpu")
-
-
-def test_the_function_is_offered_by_the_package():
-    assert expert.validate is validate
 
 
 def test_rows_are_found_by_the_manifest_where_runs_and_tokens_lie_elsewhere(tmp_path):

@@ -28,6 +28,7 @@ SLOW_BF16 = pytest.mark.skipif(
     ids=["parts of an update", "all weights", "bf16", "recomputed"],
 )
 def test_a_recorded_run_equals_one_that_is_not(base, tmp_path, monkeypatch, config):
+    config |= {"epochs": 1}
     plain = run(write_expert(tmp_path / "plain", base, config))
     recorder = Again()
     monkeypatch.setattr(building, "capture_for", lambda plan, device: recorder)
@@ -54,7 +55,7 @@ def test_a_run_whose_steps_are_recorded_learns_the_same(base, tmp_path, monkeypa
 
 
 def test_a_run_that_cannot_be_recorded_continues_without(base, tmp_path, monkeypatch):
-    plain = run(write_expert(tmp_path / "plain", base, {}))
+    plain = run(write_expert(tmp_path / "plain", base, {"epochs": 1}))
 
     def refuses(passes):
         raise RuntimeError("operation not permitted when stream is capturing")
@@ -63,7 +64,7 @@ def test_a_run_that_cannot_be_recorded_continues_without(base, tmp_path, monkeyp
     monkeypatch.setattr(
         building, "capture_for", lambda plan, device: refuses if plan.kernels.cuda_graphs else None
     )
-    done = run(write_expert(tmp_path / "expert", base, {"use_cuda_graphs": True}))
+    done = run(write_expert(tmp_path / "expert", base, {"use_cuda_graphs": True, "epochs": 1}))
     (told,) = events_of(done.folder, "fell_back")
     assert "not permitted when stream is capturing" in told["reason"]
     assert plan_of(done.folder)["kernels"]["cuda_graphs"] is False

@@ -54,18 +54,8 @@ def test_memory_that_runs_out_while_compiling_is_missing_memory():
         failure = failure_of(error)
         assert isinstance(failure, OutOfMemory)
         assert "Tried to allocate 2 GiB" in failure.message
-
-
-def test_training_continues_with_other_attention_where_cudnns_kernel_fails():
-    error = RuntimeError("Expected mha_graph.execute(handle).is_good() to be true, but got false.")
-    failure = failure_of(error)
-    assert isinstance(failure, KernelUnavailable)
-    assert failure.kernel == "attention"
-
-
-def test_errors_that_refer_to_each_other_are_looked_at_once():
     one, other = ValueError("one"), ValueError("other")
-    one.__context__, other.__context__ = other, one
+    one.__context__, other.__context__ = other, one  # each is looked at once
     assert failure_of(one) is None
 
 
@@ -89,7 +79,11 @@ def test_what_compiles_is_given_up_in_turn(error):
         assert failure.kernel == "triton"
 
 
-def test_attention_that_is_not_deterministic_is_given_up_only_where_that_was_asked_for():
+def test_attention_that_fails_or_is_not_deterministic_where_that_was_asked_for_is_given_up():
+    cudnn = RuntimeError("Expected mha_graph.execute(handle).is_good() to be true, but got false.")
+    failed = failure_of(cudnn)
+    assert isinstance(failed, KernelUnavailable)
+    assert failed.kernel == "attention"
     error = RuntimeError("flex backward does not have a deterministic implementation, but ...")
     asked = plan(attention="flex", deterministic=True)
     failure = failure_of(error, "training", asked)
@@ -139,29 +133,20 @@ def test_flash_attention_is_tried_with_the_heads_of_the_model(monkeypatch):
     assert len(asked) == 2
 
 
-def test_what_the_card_does_goes_into_step_events_as_numbers_alone(monkeypatch):
-    gpu = SimpleNamespace(step_fields=lambda since: {"power_watts": 300.0})
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    meter = SimpleNamespace(settled_at=None)
-    looking: Any = SimpleNamespace(gpu=gpu, device=CARD, meter=meter, emit=None, group=Group())
-    fields = instruments.device_fields(looking, workers=1)(1)
-    assert fields["power_watts"] == 300.0
-    assert "because" not in fields
-    assert not any(isinstance(value, str) for value in fields.values())
-
-
-def test_what_a_card_does_while_it_compiles_is_not_told_as_training(monkeypatch):
+def test_what_the_card_does_goes_into_step_events_as_numbers_without_compiling(monkeypatch):
     asked: list[float] = []
-    gpu = SimpleNamespace(step_fields=lambda since: asked.append(since) or {})
+    gpu = SimpleNamespace(step_fields=lambda since: asked.append(since) or {"power_watts": 300.0})
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     now = iter([100.0, 130.0, 140.0])
     monkeypatch.setattr(instruments.time, "monotonic", lambda: next(now))
     meter = SimpleNamespace(settled_at=125.0)
     looking: Any = SimpleNamespace(gpu=gpu, device=CARD, meter=meter, emit=None, group=Group())
     fields = instruments.device_fields(looking, workers=1)
-    fields(1)
+    found = fields(1)
     fields(2)
     assert asked == [125.0, 130.0]
+    assert found["power_watts"] == 300.0
+    assert not any(isinstance(value, str) for value in found.values())
 
 
 def test_loss_scaling_alone_is_no_state_of_an_optimizer():

@@ -34,7 +34,7 @@ SETTINGS: dict[str, Any] = {"epochs": 1, "micro_batch_size": 2, "save_steps": 2}
 def test_a_run_with_fused_blocks_has_the_losses_of_other_blocks(tmp_path, base, config):
     losses = []
     for fused in (True, False):
-        settings = {**SETTINGS, **config, "fused_blocks": fused}
+        settings = {**SETTINGS, **config, "fused_blocks": fused, "max_steps": 3}
         done = run(write_expert(tmp_path / str(fused), base, settings)).folder
         assert plan_of(done)["kernels"]["fused_blocks"] is fused
         losses.append({step: float.fromhex(loss) for step, loss in losses_of(done).items()})

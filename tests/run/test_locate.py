@@ -45,29 +45,17 @@ def test_a_manifest_is_found_by_any_of_its_names(tmp_path, name):
 
 def test_runs_beside_a_manifest_are_found_where_its_own_runs_folder_has_none(tmp_path):
     expert = expert_folder(tmp_path / "demo")
+    with pytest.raises(RunFolderError, match=wording("no-run-demo")):
+        find_trained(expert)
+    other = _started(expert / "other-20260102-000000")  # found, but not taken for its own
+    found, beside = find_expert(expert)
+    assert (found.path, beside) == (other, None)
     run = _started(expert / "demo-20260101-000000")
-    _started(expert / "other-20260102-000000")
     assert find_expert(expert) == find_expert(expert / "manifest.json")
     assert (find_trained(expert).path, find_expert(expert)[1]) == (run, expert)
     _started(expert / "runs" / "demo-20250101-000000")
     assert find_trained(expert).path.parent.name == "runs"
-
-
-def test_a_run_of_another_expert_is_found_beside_a_manifest_but_not_taken_for_its_own(tmp_path):
-    expert = expert_folder(tmp_path / "demo")
-    run = _started(expert / "other-20260101-000000")
-    found, beside = find_expert(expert)
-    assert (found.path, beside) == (run, None)
-
-
-def test_an_expert_without_a_run_is_reported_how_to_train_it(tmp_path):
-    expert = expert_folder(tmp_path / "demo")
-    with pytest.raises(RunFolderError, match=wording("no-run-demo")):
-        find_trained(expert)
-
-
-def test_a_run_without_a_plan_is_not_taken_for_an_expert(tmp_path):
-    damaged = expert_folder(tmp_path / "demo-20260101-000000")
+    damaged = expert_folder(tmp_path / "demo-20260101-000000")  # a run without its plan
     (damaged / "events.jsonl").write_text("", encoding="utf-8")
     with pytest.raises(RunFolderError, match=wording("no-run-folder")):
         find_trained(damaged)

@@ -56,6 +56,12 @@ def test_misspelt_models_and_rows_are_all_told_with_what_was_meant(tmp_path):
 def test_what_is_there_or_may_be_on_the_hub_raises_no_doubt(tmp_path, model, rows):
     (tmp_path / "rows.jsonl").write_text(ROW)
     assert doubts(tmp_path, f"base_model: {model}\ndataset: {rows}\n") == []
+    (tmp_path / "held").mkdir(exist_ok=True)  # with validation rows alone
+    (tmp_path / "held" / "validation.jsonl").write_text(ROW)
+    data = "{path: rows.jsonl, validation_path: held}"
+    assert doubts(tmp_path, f"base_model: tiny\ntraining: {{dataset: {data}}}\n") == []
+    (tmp_path / "lines.jsonl").write_text('{"line": "a"}\n')  # characters need no columns
+    assert doubts(tmp_path, "base_model: char-gpt\ndataset: lines.jsonl\n") == []
 
 
 MAPPED = "field_mapping: {instruction: questiom, response: answer}"
@@ -108,16 +114,3 @@ def test_only_the_first_rows_are_read_to_know_the_columns(tmp_path, monkeypatch)
     asked.clear()
     assert doubts(tmp_path, "base_model: tiny\ndataset: book.txt\n") == []
     assert [len(row.values["text"]) for row in asked] == [1]
-
-
-def test_a_corpus_of_characters_is_asked_for_no_columns(tmp_path):
-    (tmp_path / "rows.jsonl").write_text('{"line": "a"}\n')
-    assert doubts(tmp_path, "base_model: char-gpt\ndataset: rows.jsonl\n") == []
-
-
-def test_a_folder_with_validation_rows_alone_may_be_named_for_validation(tmp_path):
-    (tmp_path / "rows.jsonl").write_text(ROW)
-    (tmp_path / "held").mkdir()
-    (tmp_path / "held" / "validation.jsonl").write_text(ROW)
-    data = "{path: rows.jsonl, validation_path: held}"
-    assert doubts(tmp_path, f"base_model: tiny\ntraining: {{dataset: {data}}}\n") == []

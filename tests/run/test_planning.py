@@ -19,15 +19,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "expert-json" / "manifest.jso
 def test_a_path_and_a_manifest_that_was_read_give_the_same_plan():
     read = expert.read_manifest(EXAMPLE)
     assert expert.plan(EXAMPLE, gpu="rtx-4090") == expert.plan(read, gpu="rtx-4090")
-
-
-def test_overrides_count_for_a_path():
-    plan = expert.plan(EXAMPLE, gpu="rtx-4090", overrides=("epochs=9",))
-    assert plan.length.epochs == 9
-
-
-def test_overrides_for_a_manifest_that_was_read_come_too_late():
-    read = expert.read_manifest(EXAMPLE)
+    assert expert.plan(EXAMPLE, gpu="rtx-4090", overrides=("epochs=9",)).length.epochs == 9
     with pytest.raises(ValueError, match=wording("overrides-belong-to")):
         expert.plan(read, overrides=("epochs=9",))
 
@@ -37,9 +29,6 @@ def test_the_package_shows_what_it_has_and_nothing_else():
         assert getattr(expert, name)
     with pytest.raises(AttributeError, match=wording("module-expert-has-no")):
         expert.nonsense  # noqa: B018
-
-
-def test_dir_of_the_package_lists_what_it_has():
     assert {*expert.__all__, "__version__"} <= set(dir(expert))
     assert {"sample", "export", "train", "prepare"} <= set(expert.__all__)
 
@@ -120,33 +109,19 @@ def test_prepared_tokens_give_the_plan_the_numbers_of_the_run(tmp_path):
     assert plan.length.total_steps == order.updates_in(plan.length.epochs)
     assert plan.length.rows == made.index.examples == 450
     assert _reason(plan, "length.total_steps").startswith("prepared: 450 rows")
-
-
-def test_a_plan_neither_reads_the_tokens_nor_writes_what_rows_are_recognised_by(tmp_path):
-    path = _expert(tmp_path, 500)
-    cache = expert.prepare(path).train.index_file.parent
+    other = expert.plan(path, overrides=("max_seq_length=256",))  # packed for other sequences
+    assert _reason(other, "length.tokens_per_epoch") == "prepared"
+    # A plan neither reads the tokens nor writes what rows are recognised by.
+    cache = made.index_file.parent
     (keys,) = cache.glob("rows-*.npy")
-    keys.unlink()  # as an earlier version left it
+    keys.unlink()
     before = sorted(cache.iterdir())
-    plan = expert.plan(path)
+    assert _reason(expert.plan(path), "length.tokens_per_epoch") == "prepared"
     assert sorted(cache.iterdir()) == before
-    assert _reason(plan, "length.tokens_per_epoch") == "prepared"
-
-
-def test_tokens_prepared_for_other_sequences_still_count(tmp_path):
-    path = _expert(tmp_path, 500)
-    expert.prepare(path)
-    plan = expert.plan(path, overrides=("max_seq_length=256",))
-    assert _reason(plan, "length.tokens_per_epoch") == "prepared"
-
-
-def test_rows_that_changed_after_they_were_prepared_are_sampled_again(tmp_path):
-    path = _expert(tmp_path, 500)
-    expert.prepare(path)
-    _expert(tmp_path, 300)
-    plan = expert.plan(path)
-    assert _reason(plan, "length.tokens_per_epoch") == "counted"
-    assert plan.length.rows == 270
+    _expert(tmp_path, 300)  # rows that changed are sampled again
+    changed = expert.plan(path)
+    assert _reason(changed, "length.tokens_per_epoch") == "counted"
+    assert changed.length.rows == 270
 
 
 def test_a_model_that_is_not_here_leaves_the_bytes_to_go_by(tmp_path):
@@ -223,19 +198,13 @@ def test_more_rows_than_are_read_are_told_by_their_bytes_or_their_footer(tmp_pat
     import pyarrow.parquet
 
     monkeypatch.setattr("expert.data.count.MOST_READ", 50)
-    (tmp_path / "rows.json").write_text(json.dumps(ROWS), encoding="utf-8")
-    made = expert.plan(an_expert(tmp_path, dataset={"path": "rows.json"}))
-    assert made.length.rows == pytest.approx(108, rel=0.1)
+    for rows in (ROWS, ["no object", *ROWS]):
+        (tmp_path / "rows.json").write_text(json.dumps(rows), encoding="utf-8")
+        made = expert.plan(an_expert(tmp_path, dataset={"path": "rows.json"}))
+        assert made.length.rows == pytest.approx(108, rel=0.1)
     pyarrow.parquet.write_table(pa.Table.from_pylist(ROWS), tmp_path / "rows.parquet")
     exact = expert.plan(an_expert(tmp_path, dataset={"path": "rows.parquet"}))
     assert exact.length.rows == 108
-
-
-def test_a_bad_row_does_not_hide_that_there_are_more_rows_than_are_read(tmp_path, monkeypatch):
-    monkeypatch.setattr("expert.data.count.MOST_READ", 50)
-    (tmp_path / "rows.json").write_text(json.dumps(["no object", *ROWS]), encoding="utf-8")
-    made = expert.plan(an_expert(tmp_path, dataset={"path": "rows.json"}))
-    assert made.length.rows == pytest.approx(108, rel=0.1)
 
 
 def test_prepared_rows_change_the_expected_time_by_their_tokens(tmp_path):

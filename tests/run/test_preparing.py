@@ -154,7 +154,7 @@ def test_a_split_of_which_no_row_is_left_is_refused(tmp_path, packing):
         prepare(manifest)
 
 
-def test_every_row_is_written_with_the_template_and_lands_in_one_split(tmp_path):
+def test_every_row_is_written_with_the_template_and_its_answer_is_learnt(tmp_path):
     made = prepare(an_expert(tmp_path))
     train, held_out = texts_of(made, "train"), texts_of(made, "validation")
     assert (len(train), len(held_out)) == (108, 12)
@@ -164,10 +164,6 @@ def test_every_row_is_written_with_the_template_and_lands_in_one_split(tmp_path)
         "<|im_start|>assistant\nSELECT 7 FROM city;<|im_end|>\n"
     )
     assert expected in train + held_out
-
-
-def test_only_answers_and_their_end_are_learnt(tmp_path):
-    made = prepare(an_expert(tmp_path))
     store, tokenizer = made.train.open(), small_tokenizer()
     for document in range(len(store)):
         ids = store.tokens(document)
@@ -175,14 +171,10 @@ def test_only_answers_and_their_end_are_learnt(tmp_path):
         [text] = [tokenizer.decode(part, skip_special_tokens=False) for part in learnt]
         row = ROWS[store.row(document)]
         assert text.rstrip("\n") == row["output"] + "<|im_end|>"
-
-
-def test_the_prompt_is_learnt_too_when_asked_for(tmp_path):
-    alone = prepare(an_expert(tmp_path / "a"))
-    both = prepare(an_expert(tmp_path / "b", train_on_prompt=True))
-    statistics = [made.train.folders[0].statistics for made in (alone, both)]
-    assert statistics[1].trainable_tokens == statistics[1].tokens
-    assert statistics[0].trainable_tokens < statistics[0].tokens
+    alone = made.train.folders[0].statistics
+    assert alone.trainable_tokens < alone.tokens
+    both = prepare(an_expert(tmp_path / "b", train_on_prompt=True)).train.folders[0].statistics
+    assert both.trainable_tokens == both.tokens
 
 
 def test_a_cache_that_takes_no_new_file_is_read_all_the_same(tmp_path):
@@ -197,33 +189,21 @@ def test_a_cache_that_takes_no_new_file_is_read_all_the_same(tmp_path):
     assert not [path for path in cache.glob(".rows-*") if path.suffix != ".sha256"]
 
 
-def test_another_length_packs_again_but_tokenises_nothing(tmp_path):
+def test_what_is_tokenised_again_is_told_with_the_reason(tmp_path):
     file = an_expert(tmp_path)
-    prepare(file)
-    other = prepare(file, overrides=("max_seq_length=96",))
-    assert other.train.folders[0].hit
-    assert not other.train.index_hit
-    assert other.train.index.length == 96
-
-
-def test_changed_rows_are_tokenised_again_and_the_reason_is_told(tmp_path):
-    file = an_expert(tmp_path)
-    prepare(file)
+    assert prepare(file).train.folders[0].because == wording("nothing-was-prepared-yet")
+    shorter = prepare(file, overrides=("max_seq_length=96",)).train
+    assert shorter.folders[0].hit
+    assert not shorter.index_hit
+    assert shorter.index.length == 96
     (tmp_path / "train.jsonl").write_text(lines(ROWS[:50]), encoding="utf-8")
-    made = prepare(file)
-    assert not made.train.folders[0].hit
-    assert made.train.folders[0].because == "the data changed"
-
-
-def test_another_number_of_rows_is_told_as_the_setting_and_not_as_changed_data(tmp_path):
-    file = an_expert(tmp_path)
+    changed = prepare(file).train.folders[0]
+    assert (changed.hit, changed.because) == (False, "the data changed")
     told = [
-        prepare(file, overrides=overrides).train.folders[0].because
-        for overrides in ((), ("max_samples=30",), ("max_samples=40",), ("max_samples=40",))
+        prepare(file, overrides=(f"max_samples={count}",)).train.folders[0].because
+        for count in (30, 40, 40)
     ]
-    changed = "max_samples changed"
-    same = wording("made-from-same-data")
-    assert told == [wording("nothing-was-prepared-yet"), changed, changed, same]
+    assert told == [*["max_samples changed"] * 2, wording("made-from-same-data")]
 
 
 def test_a_split_is_compared_with_what_was_prepared_for_the_same_split(tmp_path):

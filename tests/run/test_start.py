@@ -38,26 +38,20 @@ def neighbours(count: int):
             process.wait()
 
 
-def test_with_every_core_taken_one_thread_is_left(free_to_choose):
+def test_with_every_core_taken_one_thread_is_left_and_kept_when_the_run_resumes(
+    tmp_path, free_to_choose
+):
+    manifest = write_expert(tmp_path, base_model(), {"max_steps": 2, "save_steps": 1})
+    progress: list[int] = []
     with neighbours(len(cores_seen())):
         found = look_for_threads(2)
+        folder = run(manifest, progress=progress.append).folder
     assert (found.count, found.lowered) == (1, True)
-
-
-def test_a_run_reports_its_threads_and_gives_torch_its_own_number_back(tmp_path, free_to_choose):
-    manifest = write_expert(tmp_path, base_model(), {"max_steps": 2})
-    with neighbours(len(cores_seen())):
-        folder = run(manifest).folder
     [told] = events_of(folder, "threads")
     assert (told["threads"], told["lowered"]) == (1, True)
     assert all(0 <= step["cpu_others"] <= 1 for step in events_of(folder, "step"))
     assert torch.get_num_threads() == 2
-
-
-def test_a_resumed_run_computes_with_the_threads_it_began_with(tmp_path, free_to_choose):
-    manifest = write_expert(tmp_path, base_model(), {"max_steps": 2, "save_steps": 1})
-    with neighbours(len(cores_seen())):
-        folder = run(manifest).folder
+    assert progress == [1, 2]
     run(manifest, resume=str(folder / "checkpoints" / "step-000001"))
     told = events_of(folder, "threads")[-1]
     assert (told["threads"], told["because"]) == (1, wording("as-the-run-began"))
@@ -73,13 +67,6 @@ def test_a_run_resumed_on_another_machine_chooses_again(tmp_path, free_to_choose
     told = events_of(folder, "threads")[-1]
     assert told["threads"] <= len(cores_seen())
     assert told["kept"] is False
-
-
-def test_progress_is_reported_after_every_step(tmp_path):
-    manifest = write_expert(tmp_path, base_model(), {"max_steps": 3})
-    seen: list[int] = []
-    run(manifest, progress=seen.append)
-    assert seen == [1, 2, 3]
 
 
 def test_a_run_names_who_takes_its_cores_and_its_diagnosis_too(tmp_path, monkeypatch):

@@ -58,14 +58,13 @@ def kinds(folder: RunFolder, **more: Any) -> list[str]:
 def test_the_newest_run_is_that_with_the_latest_time_in_its_name_whatever_its_expert(tmp_path):
     for name in ("z-20260101-000000", "a-20260102-000000", "a-20260102-000000-2", "b-20260101-1"):
         a_run(tmp_path / name)
+    (tmp_path / "a-20260103-000000").mkdir()  # it was never started
     assert find_run(tmp_path).path.name == "a-20260102-000000-2"
     assert find_run(tmp_path / "z-20260101-000000").path.name == "z-20260101-000000"
-
-
-def test_a_folder_that_was_never_started_is_passed_over(tmp_path):
-    a_run(tmp_path / "a-20260101-000000")
-    (tmp_path / "a-20260102-000000").mkdir()
-    assert find_run(tmp_path).path.name == "a-20260101-000000"
+    with pytest.raises(RunFolderError, match=wording("no-run-folder")):
+        find_run(tmp_path / "a-20260103-000000")
+    with pytest.raises(RunFolderError, match=wording("no-such-folder")):
+        find_run(tmp_path / "nowhere")
 
 
 def test_without_a_name_the_newest_run_of_this_folder_is_meant(tmp_path, monkeypatch):
@@ -76,13 +75,6 @@ def test_without_a_name_the_newest_run_of_this_folder_is_meant(tmp_path, monkeyp
     assert find_run(None).path == Path("runs/a-20260101-000000")
 
 
-def test_what_is_no_run_is_reported(tmp_path):
-    with pytest.raises(RunFolderError, match=wording("no-run-folder")):
-        find_run(tmp_path)
-    with pytest.raises(RunFolderError, match=wording("no-such-folder")):
-        find_run(tmp_path / "nowhere")
-
-
 # --- how it stands -------------------------------------------------------------------------------
 
 
@@ -90,9 +82,12 @@ def test_a_finished_run_says_where_it_ended(tmp_path):
     saved = {"event": "saved", "time": 2.5, "path": "checkpoints/step-000004"}
     eval_ = {"event": "eval", "time": 2.4, "step": 4, "loss": 1.6}
     test = {"event": "eval", "time": 2.4, "step": 4, "loss": 9.0, "split": "test"}
-    status = run_status(a_run(tmp_path / "r", STARTED, STEP, eval_, test, saved, FINISHED))
+    events = (STARTED, STEP, eval_, test, saved, FINISHED)
+    status = run_status(a_run(tmp_path / "r", *events))
     assert (status.state, status.step, status.total_steps) == ("finished", 9, 9)
-    assert status.eval_loss == 1.6
+    assert (status.eval_loss, status.best_eval_loss, status.test_loss) == (1.6, 1.6, 9.0)
+    again = {"event": "resumed", "time": 9.0, "step": 4}
+    assert run_status(a_run(tmp_path / "a", *events, again)).test_loss is None
     # The path was written where the run was started; it is told as it leads there from here.
     assert status.last_checkpoint == str(tmp_path / "r" / "checkpoints" / "step-000004")
     assert status.final == str(tmp_path / "r" / "final")
@@ -113,17 +108,6 @@ def test_speed_use_of_the_card_and_peak_memory_are_reported(tmp_path):
         a_run(tmp_path / "f", STARTED, STEP | host, FINISHED | {"steps_per_second": 2.0})
     )
     assert (over.steps_per_second, over.cpu_peak_memory_bytes) == (2.0, 7)
-
-
-def test_the_test_loss_is_reported_apart_from_the_validation_loss(tmp_path):
-    evals = [
-        {"event": "eval", "time": 2.0, "step": 9, "loss": loss, "split": split}
-        for split, loss in (("validation", 1.2), ("test", 1.9))
-    ]
-    status = run_status(a_run(tmp_path / "r", STARTED, *evals, FINISHED))
-    assert (status.eval_loss, status.best_eval_loss, status.test_loss) == (1.2, 1.2, 1.9)
-    again = {"event": "resumed", "time": 9.0, "step": 4}
-    assert run_status(a_run(tmp_path / "a", STARTED, *evals, FINISHED, again)).test_loss is None
 
 
 def test_a_finished_run_says_nothing_of_an_earlier_step_as_if_it_were_the_last(tmp_path):
@@ -153,12 +137,6 @@ def test_the_best_and_the_last_loss_on_the_validation_rows_are_reported_apart(tm
     assert (undone.eval_loss, undone.best_eval_loss, undone.best_eval_step) == (1.4, 1.4, 3)
 
 
-def test_a_run_that_continues_shows_the_last_step_it_reported(tmp_path):
-    saved = {"event": "saved", "time": 2.5, "step": 6, "path": "checkpoints/step-000006"}
-    status = run_status(a_run(tmp_path / "r", STARTED, STEP, saved, pid=os.getpid()))
-    assert (status.step, status.loss, status.mean_loss) == (6, 1.5, None)
-
-
 def test_a_torn_last_line_is_left_out_and_damaged_ones_are_counted(tmp_path):
     folder = a_run(tmp_path / "r", STARTED)
     with folder.events.open("a", encoding="utf-8") as stream:
@@ -168,18 +146,23 @@ def test_a_torn_last_line_is_left_out_and_damaged_ones_are_counted(tmp_path):
 
 
 def test_a_run_whose_trainer_lives_is_running_and_one_whose_trainer_died_is_gone(tmp_path):
-    assert run_status(a_run(tmp_path / "a", STARTED, STEP, pid=os.getpid())).state == "running"
-    gone = run_status(a_run(tmp_path / "b", STARTED, STEP, pid=NO_SUCH_PID))
-    assert gone.state == "gone"
-    assert wording("trainer-ended-without-word") in gone.because
-    assert run_status(a_run(tmp_path / "c", STARTED, STEP)).state == "gone"
-
-
-def test_a_run_on_another_machine_counts_as_running(tmp_path):
-    folder = a_run(tmp_path / "a", STARTED)
+    saved = {"event": "saved", "time": 2.5, "step": 6, "path": "checkpoints/step-000006"}
+    fell = {"event": "fell_back", "time": 2.0, "failure": "OutOfMemory", "reason": "2 GiB"}
+    lives = a_run(tmp_path / "a", STARTED, STEP, fell, saved, pid=os.getpid())
+    status = run_status(lives)
+    assert (status.state, status.step, status.loss, status.mean_loss) == ("running", 6, 1.5, None)
+    assert status.fallbacks == ("OutOfMemory: 2 GiB",)
+    died = a_run(tmp_path / "b", STARTED, STEP, pid=NO_SUCH_PID)
+    assert run_status(died).state == "gone"
+    assert wording("trainer-ended-without-word") in run_status(died).because
+    assert kinds(died, sleep=lambda seconds: None) == ["started", "step"]
     holder = {"pid": 1, "host": "elsewhere", "since": "", "process": ""}
-    folder.lock_file.write_text(json.dumps(holder), encoding="utf-8")
-    assert run_status(folder).state == "running"
+    died.lock_file.write_text(json.dumps(holder), encoding="utf-8")  # on another machine
+    assert run_status(died).state == "running"
+    died.lock_file.unlink()
+    died.events.unlink()
+    bare = run_status(died)
+    assert (bare.state, bare.step, bare.last_event) == ("gone", None, None)
 
 
 def test_an_end_before_the_run_was_taken_up_again_does_not_count(tmp_path):
@@ -189,18 +172,6 @@ def test_an_end_before_the_run_was_taken_up_again_does_not_count(tmp_path):
     assert (run_status(folder).state, run_status(folder).because) == ("stopped", "signal")
     write(folder, resumed, STARTED)
     assert (run_status(folder).state, run_status(folder).step) == ("running", 2)
-
-
-def test_fallbacks_are_listed(tmp_path):
-    fell = {"event": "fell_back", "time": 2.0, "failure": "OutOfMemory", "reason": "2 GiB"}
-    assert run_status(a_run(tmp_path / "a", fell)).fallbacks == ("OutOfMemory: 2 GiB",)
-
-
-def test_a_run_without_events_has_nothing_to_tell(tmp_path):
-    folder = a_run(tmp_path / "a")
-    folder.events.unlink()
-    status = run_status(folder)
-    assert (status.state, status.step, status.last_event) == ("gone", None, None)
 
 
 # --- following -----------------------------------------------------------------------------------
@@ -217,8 +188,3 @@ def test_following_ends_when_the_run_has_finished_and_not_at_an_end_before(tmp_p
 
     told = ["started", *(event["event"] for event in before), "step", "finished"]
     assert kinds(folder, sleep=sleep) == told
-
-
-def test_following_ends_when_the_trainer_is_gone(tmp_path):
-    folder = a_run(tmp_path / "a", STARTED, STEP, pid=NO_SUCH_PID)
-    assert kinds(folder, sleep=lambda seconds: None) == ["started", "step"]

@@ -42,6 +42,9 @@ def test_a_run_learns_and_leaves_a_whole_run_folder(whole):
     told = [event["event"] for event in events_of(folder)]
     assert told[0] == "started"
     assert told[-1] == "finished"
+    evaluated = [event["step"] for event in events_of(folder, "eval")]
+    last = max(losses_of(folder))
+    assert evaluated == sorted({*range(3, last + 1, 3), last})
 
 
 def test_a_run_says_that_its_epochs_end_before_max_steps(base, tmp_path):
@@ -73,13 +76,6 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(whole, tmp_path,
         with case():
             assert rest == {number: expected[number] for number in expected if number > step}
             assert weights_of(done.folder) == weights
-
-
-def test_evaluation_happens_when_asked_for_and_at_the_end(whole):
-    _, folder = whole
-    steps = [event["step"] for event in events_of(folder, "eval")]
-    last = max(losses_of(folder))
-    assert steps == sorted({*range(3, last + 1, 3), last})
 
 
 @pytest.mark.fault(13)

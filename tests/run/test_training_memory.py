@@ -163,6 +163,13 @@ def test_blocks_are_recomputed_where_one_sequence_does_not_fit(tmp_path, monkeyp
 
 @pytest.mark.fault(17)
 def test_a_model_that_never_fits_ends_with_a_sentence_and_a_code(base, tmp_path, monkeypatch):
+    def never(self, batch):
+        raise no_room()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LoadedModel, "evaluate", never)
+        with pytest.raises(RunFailed, match=wording("out-memory-in-evaluation")):
+            run(write_expert(tmp_path / "evaluated", base, SETTINGS))
     inject(monkeypatch, out_of_memory_above(0))
     with pytest.raises(RunFailed, match=wording("out-memory-in")):
         run(write_expert(tmp_path, base, SETTINGS))
@@ -221,16 +228,6 @@ def test_an_evaluation_too_large_is_halved_and_counts_the_same(base, whole, tmp_
     # Sums of float32 batch sums in another order.
     assert [e["loss"] for e in found] == pytest.approx([e["loss"] for e in expected], rel=1e-6)
     assert [e["tokens"] for e in found] == [e["tokens"] for e in expected]
-
-
-@pytest.mark.fault(17)
-def test_an_evaluation_that_never_fits_ends_with_a_sentence(base, tmp_path, monkeypatch):
-    def never(self, batch):
-        raise no_room()
-
-    monkeypatch.setattr(LoadedModel, "evaluate", never)
-    with pytest.raises(RunFailed, match=wording("out-memory-in-evaluation")):
-        run(write_expert(tmp_path, base, SETTINGS))
 
 
 def test_the_widest_batch_is_tried_before_the_first_step(base, tmp_path, monkeypatch):

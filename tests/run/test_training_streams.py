@@ -65,6 +65,12 @@ def test_a_stream_trains_to_the_end_of_its_rows(streamed):
     ]
     assert [event["step"] for event in events_of(folder, "eval")] == [last // 2, last]
     assert [event["event"] for event in events_of(folder)][-1] == "finished"
+    # Without an end the rate stays, and the plan says so.
+    rates = {event["rate"] for event in events_of(folder, "step")}
+    assert rates == {SETTINGS.get("learning_rate", 1e-2)}
+    decisions = {each["path"]: each for each in plan_of(folder)["decisions"]}
+    assert decisions["optim.scheduler"]["value"] == "constant"
+    assert "max_steps" in decisions["optim.scheduler"]["because"]
 
 
 def test_a_batch_of_a_stream_has_room_for_no_more_sequences_than_a_step_makes(base, tmp_path):
@@ -87,15 +93,6 @@ def test_the_memory_of_a_stream_is_that_of_the_batch_its_first_rows_make(base, t
     parts = estimate(work, H200).parts() | {"cuda_context": 0}
     assert (settled.memory.parts, settled.memory.peak_bytes) == (parts, sum(parts.values()))
     assert settled.memory.peak_bytes < before.memory.peak_bytes
-
-
-def test_without_an_end_the_rate_stays_and_the_plan_says_so(streamed):
-    _, folder = streamed
-    rates = {event["rate"] for event in events_of(folder, "step")}
-    assert rates == {SETTINGS.get("learning_rate", 1e-2)}
-    decisions = {each["path"]: each for each in plan_of(folder)["decisions"]}
-    assert decisions["optim.scheduler"]["value"] == "constant"
-    assert "max_steps" in decisions["optim.scheduler"]["because"]
 
 
 def test_a_schedule_that_was_asked_for_asks_for_an_end(base, tmp_path):

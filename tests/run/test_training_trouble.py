@@ -42,6 +42,9 @@ SETTINGS = {
     "evaluation_strategy": "no",
     "micro_batch_size": 2,
 }
+UNSAVED = {key: value for key, value in SETTINGS.items() if key != "save_steps"} | {
+    "save_strategy": "no"
+}
 # Long enough that a spike can be told from noise: it needs 25 losses before it.
 LONG = SETTINGS | {
     "epochs": 6,
@@ -242,9 +245,7 @@ def test_a_spike_is_only_reported_where_the_manifest_says_so(base, tmp_path, mon
 
 def test_without_a_checkpoint_a_rollback_starts_over(base, tmp_path, monkeypatch):
     inject(monkeypatch, at({2}, lambda loss: loss * float("nan")))
-    settings = SETTINGS | {"save_strategy": "no", "on_not_finite": "rollback"}
-    settings.pop("save_steps")
-    done = run(write_expert(tmp_path, base, settings))
+    done = run(write_expert(tmp_path, base, UNSAVED | {"on_not_finite": "rollback"}))
     assert events_of(done.folder, "rolled_back")[0]["to_step"] == 0
     steps = [event["step"] for event in events_of(done.folder, "step")]
     assert steps == [1, 2, 3, 1, 2, 4, 5, 6]
@@ -253,9 +254,7 @@ def test_without_a_checkpoint_a_rollback_starts_over(base, tmp_path, monkeypatch
 
 
 def test_a_run_that_stops_keeps_what_it_had_learned(base, tmp_path, monkeypatch):
-    settings = SETTINGS | {"save_strategy": "no"}
-    settings.pop("save_steps")
-    manifest = write_expert(tmp_path, base, settings)
+    manifest = write_expert(tmp_path, base, UNSAVED)
     with monkeypatch.context() as patch:
         inject(patch, at({2}, lambda loss: loss * float("nan")))
         with pytest.raises(RunFailed, match=wording("checkpoint-after-update-saved")):
@@ -274,10 +273,8 @@ def test_a_run_that_stops_and_cannot_save_says_so(base, tmp_path, monkeypatch):
 
     inject(monkeypatch, at({2}, lambda loss: loss * float("nan")))
     monkeypatch.setattr(Checkpoints, "save", full)
-    settings = SETTINGS | {"save_strategy": "no"}
-    settings.pop("save_steps")
     with pytest.raises(RunFailed, match=wording("update-3-is-not")) as caught:
-        run(write_expert(tmp_path, base, settings))
+        run(write_expert(tmp_path, base, UNSAVED))
     assert "--resume" not in str(caught.value)
     folder = next((tmp_path / "runs").iterdir())
     told = [event["text"] for event in events_of(folder, "warning")]
@@ -295,9 +292,7 @@ def test_troubles_that_are_read_together_are_reported_and_undone_once(base, tmp_
 
     inject(monkeypatch, fault)
     monkeypatch.setattr(recorder_module, "LateNumbers", lambda d: LateNumbers(d, lag=3))
-    settings = SETTINGS | {"on_not_finite": "rollback", "save_strategy": "no"}
-    settings.pop("save_steps")
-    done = run(write_expert(tmp_path, base, settings))
+    done = run(write_expert(tmp_path, base, UNSAVED | {"on_not_finite": "rollback"}))
     assert [event["step"] for event in events_of(done.folder, "not_finite")] == [4]
     told = events_of(done.folder, "rolled_back")
     assert [(e["from_step"], e["to_step"], e["rate_factor"]) for e in told] == [(5, 0, 0.5)]
@@ -320,9 +315,7 @@ def test_a_run_that_starts_over_holds_no_second_model(base, clean, tmp_path, mon
             alive.append(sum(model() is not None for model in models))
             models.append(weakref.ref(loaded.blocks[0]))
 
-    settings = SETTINGS | {"save_strategy": "no", "on_not_finite": "rollback"}
-    settings |= {"gradient_checkpointing": True}
-    settings.pop("save_steps")
+    settings = UNSAVED | {"on_not_finite": "rollback", "gradient_checkpointing": True}
     manifest = write_expert(tmp_path, base, settings)
     gc.collect()
     gc.disable()

@@ -51,9 +51,10 @@ def pretokenize(
 ) -> None:
     """Tokenize and pack the data ahead of training; otherwise training does it first."""
     from expert.data.prepared import PartsLeft
-    from expert.jobs.pretokenize import attempt, manifests_below, prepared_by
+    from expert.jobs.pretokenize import attempt, manifests_below
+    from expert.run.open import prepare_part
 
-    share = _part(part) if part is not None else None
+    share = _part(part) if part is not None else (1, 1)
     chosen = one_manifest(file, manifest)
     if (chosen is None) == (everything is None):
         raise typer.BadParameter("give one manifest, or a folder with --all")
@@ -61,11 +62,11 @@ def pretokenize(
     changes = tuple(overrides or ())
     if chosen is not None:
         with PreparingView(console, before="") as tell:
-            done = prepared_by(chosen, share, model=model, overrides=changes, tell=tell)
+            done = prepare_part(chosen, share, model=model, overrides=changes, tell=tell)
         if isinstance(done, PartsLeft):
             show(console, str(done))
             return
-        if share is not None:
+        if part is not None:
             show(console, f"all {share[1]} parts are done")
         show_prepared(done, console)
         return

@@ -13,7 +13,7 @@ from expert.core.errors import ExpertError
 
 if TYPE_CHECKING:
     from expert.data.line import Tell
-    from expert.data.prepared import PartsLeft, PreparedData
+    from expert.data.prepared import PreparedData
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,25 +84,9 @@ _OWN_KEYS = frozenset(
 )
 
 
-def prepared_by(
-    manifest: Path,
-    part: tuple[int, int] | None,
-    *,
-    model: str | None,
-    overrides: tuple[str, ...],
-    tell: Tell,
-) -> PreparedData | PartsLeft:
-    """Prepare everything that a manifest names, or one part of it; part 1 of 1 is everything."""
-    from expert.run.open import prepare, prepare_part
-
-    if part is None or part[1] == 1:
-        return prepare(manifest, model=model, overrides=overrides, tell=tell)
-    return prepare_part(manifest, part, model=model, overrides=overrides, tell=tell)
-
-
 def attempt(
     manifest: Path,
-    part: tuple[int, int] | None = None,
+    part: tuple[int, int],
     *,
     model: str | None,
     overrides: tuple[str, ...],
@@ -113,12 +97,13 @@ def attempt(
     from expert.data.prepared import PartsLeft
     from expert.data.records import DataNotHere
     from expert.data.splits import NothingToPrepare
+    from expert.run.open import prepare_part
 
     if is_foreign(manifest):
         reason = "it names neither a model nor rows to train on"
         return Attempted(manifest=manifest, state="skipped", reason=reason)
     try:
-        data = prepared_by(manifest, part, model=model, overrides=overrides, tell=tell)
+        data = prepare_part(manifest, part, model=model, overrides=overrides, tell=tell)
     except (DataNotHere, NothingToPrepare) as error:
         return Attempted(manifest=manifest, state="skipped", reason=str(error))
     except ExpertError as error:

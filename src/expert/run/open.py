@@ -247,12 +247,10 @@ def prepare(
     tell: Tell = lambda name, rows, tokens: None,
 ) -> PreparedData:
     """Tokenise and pack the rows of a manifest; a second call finds them done."""
-    from expert.data.splits import prepare_splits, room_for
+    from expert.data.prepared import PreparedData
 
-    line = _line_to_prepare(manifest, model, overrides, tell)
-    with room_for(line):
-        prepared = prepare_splits(line)
-    assert prepared is not None
+    prepared = prepare_part(manifest, (1, 1), model=model, overrides=overrides, tell=tell)
+    assert isinstance(prepared, PreparedData)
     return prepared
 
 
@@ -266,25 +264,21 @@ def prepare_part(
 ) -> PreparedData | PartsLeft:
     """`prepare` for the K-th of N processes that share the work; `part` is (K, N), from 1. The last
     one publishes; the earlier ones return the parts still to do."""
-    from expert.data.splits import prepare_part, room_for
+    from expert.data import splits
+    from expert.data.line import open_line
     from expert.data.tokens.prepare import Part
 
-    line = _line_to_prepare(manifest, model, overrides, tell)
-    with room_for(line):
-        return prepare_part(line, Part(*part))
-
-
-def _line_to_prepare(
-    manifest: str | Path | ReadManifest, model: str | None, overrides: tuple[str, ...], tell: Tell
-) -> Line:
-    from expert.data.line import open_line
-    from expert.data.splits import refuse_streaming
-
     read = as_read(manifest, overrides)
-    refuse_streaming(read.manifest.training.dataset)
+    splits.refuse_streaming(read.manifest.training.dataset)
     provide_model(read, model)
     opened = open_run(read, data="unread", model=model)
-    return open_line(opened.plan, read, opened.named, tell=tell)
+    line = open_line(opened.plan, read, opened.named, tell=tell)
+    with splits.room_for(line):
+        if part[1] > 1:
+            return splits.prepare_part(line, Part(*part))
+        prepared = splits.prepare_splits(line)
+    assert prepared is not None
+    return prepared
 
 
 def as_read(manifest: str | Path | ReadManifest, overrides: tuple[str, ...]) -> ReadManifest:

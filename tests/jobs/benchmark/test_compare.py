@@ -9,6 +9,7 @@ import pytest
 from expert.jobs.benchmark.compare import Timed, Timing
 from expert.jobs.benchmark.pace import QUICK, Clock
 from expert.jobs.benchmark.processes import Job, Ready, SettingLost, Window
+from tests.each import each
 from tests.jobs.benchmark.played import a_job
 from tests.wording import wording
 
@@ -49,8 +50,8 @@ class Machine:
     def pairs(self, *, left: float) -> list[tuple[float, float]]:
         """Pairs of A and B, both ready."""
         one, other = timed("A"), timed("B")
-        for each, beside in ((one, other), (other, one)):
-            each.open(self.timing.start, beside=beside)
+        for seat, beside in ((one, other), (other, one)):
+            seat.open(self.timing.start, beside=beside)
         self.timing.clock.total = left
         self.timing.clock.start_setting(1)
         return self.timing._pairs(one, other)
@@ -84,38 +85,37 @@ class Process:
 # --- what fits together --------------------------------------------------------------------------
 
 
-def test_both_live_and_stay_ready_where_they_fit():
-    machine, old, new = Machine(), timed("old"), timed("new")
+@each(
+    ("peaks", "started", "how", "alive"),
+    [
+        ((10, 10), [("old", False, True, False), ("new", True, True, False)], "in turns", (1, 1)),
+        # Without room for the judged model the process ends with its loss.
+        ((30, 40), [("old", False, True, False), ("new", True, False, False)], "in turns", (1, 0)),
+        # One that has ended is started again to be timed beside the next.
+        (
+            (60, 30),
+            [
+                ("old", False, False, False),
+                ("old", False, True, True),
+                ("new", True, False, False),
+            ],
+            "in turns",
+            (1, 0),
+        ),
+        (
+            (60, 50),
+            [("old", False, False, False), ("new", False, True, False)],
+            wording("one-after-the-other"),
+            (0, 1),
+        ),
+    ],
+)
+def test_both_live_and_stay_ready_as_far_as_they_fit(peaks, started, how, alive):
+    machine, old, new = Machine(), timed("old", peak=peaks[0]), timed("new", peak=peaks[1])
     paired = machine.compare(old, new)
-    assert machine.started == [("old", False, True, False), ("new", True, True, False)]
-    assert (paired.how, paired.gain, paired.against) == ("in turns", 2.0, "old")
-    assert old.alive
-    assert new.alive
-
-
-def test_without_room_for_the_judged_model_the_process_ends_with_its_loss():
-    machine, old, new = Machine(), timed("old", peak=30), timed("new", peak=40)
-    assert machine.compare(old, new).how == "in turns"
-    assert machine.started[1] == ("new", True, False, False)
-    assert old.alive
-    assert not new.alive
-
-
-def test_one_that_has_ended_is_started_again_to_be_timed_beside_the_next():
-    machine, old, new = Machine(), timed("old", peak=60), timed("new", peak=30)
-    assert machine.compare(old, new).how == "in turns"
-    assert machine.started == [
-        ("old", False, False, False),
-        ("old", False, True, True),
-        ("new", True, False, False),
-    ]
-
-
-def test_what_does_not_fit_is_timed_one_after_the_other():
-    machine, old, new = Machine(), timed("old", peak=60), timed("new", peak=50)
-    paired = machine.compare(old, new)
-    assert machine.started == [("old", False, False, False), ("new", False, True, False)]
-    assert (paired.how, paired.gain) == (wording("one-after-the-other"), 2.0)
+    assert machine.started == started
+    assert (paired.how, paired.gain, paired.against) == (how, 2.0, "old")
+    assert (old.alive, new.alive) == alive
 
 
 def test_what_is_compared_again_is_timed_after_it_once_more():

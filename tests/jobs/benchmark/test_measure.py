@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,10 +11,11 @@ from expert.core.interrupts import Interrupted
 from expert.insight.ladder.ladder import Measured, SettingResult, read_ladder
 from expert.jobs.benchmark.benchmark import Watcher, benchmark, remember, write_result
 from expert.jobs.benchmark.measure import Benchmark
-from expert.jobs.benchmark.pace import THOROUGH, Clock
+from expert.jobs.benchmark.pace import THOROUGH, Clock, pace_of
 from expert.planning.choose.sequences import Packing
 from expert.planning.ladder import BASELINE, SETTINGS, Setting
 from expert.planning.measurements import read_rates
+from tests.each import each
 from tests.insight.ladders import measured
 from tests.jobs.benchmark.played import (
     Heard,
@@ -226,6 +226,36 @@ def time_for(rungs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Clock, "is_up", lambda clock, to_come=0: next(up, True))
 
 
+def test_a_short_benchmark_keeps_what_a_long_one_settled(path, tmp_path, monkeypatch):
+    rate, kept = rising(), []
+    for name in ("long", "short"):
+        found, _, made = benchmarked(path, tmp_path / name, lambda name, plan: measured(rate(name)))
+        remember(made, found)
+        kept += read_rates(tmp_path / "home" / "measurements.json")
+        time_for(2, monkeypatch)
+    long, short = kept
+    assert short.tokens_per_second > long.tokens_per_second
+    assert short.settings == long.settings != {}
+    assert short.gains == long.gains
+
+
+def test_the_last_setting_and_those_that_are_named_are_measured_however_late_it_is(
+    path, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(Clock, "is_up", lambda clock, to_come=0: to_come == 0)
+    rate = rising()
+    found, _, _ = benchmarked(path, tmp_path / "out", lambda name, plan: measured(rate(name)))
+    by = {setting.name: setting for setting in found.rungs}
+    assert by["no checkpointing"].status == "kept"
+    assert "the rest" not in by
+    time_for(0, monkeypatch)
+    found, played, _ = benchmarked(
+        path, tmp_path / "two", lambda name, plan: measured(100.0), only=("loader", "attention")
+    )
+    assert list(played.plans) == ["pre-tokenised", "loader", "packing", "attention"]
+    assert all(setting.measured for setting in found.rungs)
+
+
 def test_settings_without_time_are_listed_and_measured_together(path, tmp_path, monkeypatch):
     rate = rising()
     time_for(3, monkeypatch)
@@ -248,20 +278,6 @@ def test_settings_without_time_are_listed_and_measured_together(path, tmp_path, 
     assert any(note.startswith("the rest: packing, ") for note in found.notes)
 
 
-def test_a_short_benchmark_keeps_what_a_long_one_settled(path, tmp_path, monkeypatch):
-    rate = rising()
-    found, _, made = benchmarked(path, tmp_path / "long", lambda name, plan: measured(rate(name)))
-    remember(made, found)
-    [long] = read_rates(tmp_path / "home" / "measurements.json")
-    time_for(2, monkeypatch)
-    found, _, made = benchmarked(path, tmp_path / "short", lambda name, plan: measured(rate(name)))
-    remember(made, found)
-    [kept] = read_rates(tmp_path / "home" / "measurements.json")
-    assert kept.tokens_per_second > long.tokens_per_second
-    assert kept.settings == long.settings != {}
-    assert kept.gains == long.gains
-
-
 def test_a_benchmark_without_single_settings_is_not_remembered(path, tmp_path, monkeypatch):
     rate, heard = rising(), Heard()
     time_for(1, monkeypatch)
@@ -272,24 +288,6 @@ def test_a_benchmark_without_single_settings_is_not_remembered(path, tmp_path, m
     assert found.winner.name == "the rest"
     assert wording("no-setting-tried-by") in heard.forgotten
     assert not (tmp_path / "home" / "measurements.json").exists()
-
-
-def test_the_last_setting_is_measured_by_itself_however_late_it_is(path, tmp_path, monkeypatch):
-    monkeypatch.setattr(Clock, "is_up", lambda clock, to_come=0: to_come == 0)
-    rate = rising()
-    found, _, _ = benchmarked(path, tmp_path / "out", lambda name, plan: measured(rate(name)))
-    by = {setting.name: setting for setting in found.rungs}
-    assert by["no checkpointing"].status == "kept"
-    assert "the rest" not in by
-
-
-def test_named_settings_are_measured_however_late_it_is(path, tmp_path, monkeypatch):
-    time_for(0, monkeypatch)
-    found, played, _ = benchmarked(
-        path, tmp_path / "out", lambda name, plan: measured(100.0), only=("loader", "attention")
-    )
-    assert list(played.plans) == ["pre-tokenised", "loader", "packing", "attention"]
-    assert all(setting.measured for setting in found.rungs)
 
 
 def test_a_rest_that_fails_leaves_the_best_as_it_was(path, tmp_path, monkeypatch):
@@ -306,14 +304,11 @@ def test_a_rest_that_fails_leaves_the_best_as_it_was(path, tmp_path, monkeypatch
     assert found.winner.name == "pre-tokenised"
 
 
-@pytest.mark.parametrize(
-    ("more", "seconds", "thorough"),
-    [({}, 600, True), ({"minutes": 1.2}, 72, False), ({"minutes": 30.0}, 1800, True)],
-)
-def test_a_benchmark_takes_as_long_as_was_asked_for(path, tmp_path, more, seconds, thorough):
-    made = Benchmark(replace(request(path), quick=False, **more), Watcher())
-    assert made.clock.total == pytest.approx(seconds)
-    assert (made.pace.window_seconds == THOROUGH.window_seconds) is thorough
+@each(("minutes", "seconds", "thorough"), [(None, 600, True), (1.2, 72, False), (30.0, 1800, True)])
+def test_a_benchmark_takes_as_long_as_was_asked_for(minutes, seconds, thorough):
+    found = pace_of(quick=False, minutes=minutes)
+    assert found.total_seconds == pytest.approx(seconds)
+    assert (found.window_seconds == THOROUGH.window_seconds) is thorough
 
 
 def test_a_first_setting_on_crowded_cores_is_measured_again_with_fewer_threads(

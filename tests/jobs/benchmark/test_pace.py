@@ -13,7 +13,7 @@ class Now:
         return self.time
 
 
-def test_what_is_left_is_shared_among_the_settings_to_come():
+def test_what_is_left_is_shared_among_the_settings_to_come_within_the_longest_time():
     now = Now()
     clock = Clock(120.0, now)
     assert clock.left(12) == 120.0  # what was announced
@@ -21,16 +21,8 @@ def test_what_is_left_is_shared_among_the_settings_to_come():
     now.time = 32.0
     assert clock.end_setting() == 32.0
     assert clock.start_setting(11) == 8.0  # the others pay for it
-
-
-def test_the_time_left_follows_the_settings_before_within_the_longest_time():
-    now = Now()
-    clock = Clock(120.0, now)
-    clock.start_setting(4)
-    now.time = 20.0
-    clock.end_setting()
-    assert clock.left(3) == 60.0
-    assert clock.left(30) == 160.0  # no setting starts after 180 s
+    assert clock.left(3) == 96.0
+    assert clock.left(30) == 148.0  # no setting starts after 180 s
 
 
 def test_no_setting_starts_that_would_end_after_one_and_a_half_times_the_announced_time():
@@ -70,8 +62,5 @@ def test_getting_ready_pays_for_being_timed():
     assert clock.for_windows(QUICK) == 15.0
     clock.start_setting(1)
     assert clock.for_windows(QUICK) == 4.0  # two pairs of windows
-
-
-def test_fast_steps_fill_a_window_after_some_that_are_not_timed():
-    assert window_steps(0.01, 1.0) == (100, 2)
+    assert window_steps(0.01, 1.0) == (100, 2)  # after some that are not timed
     assert window_steps(4.0, 1.0) == (1, 0)

@@ -94,12 +94,25 @@ def test_bad_rows_are_listed_and_are_a_problem_beyond_what_is_tolerated(tmp_path
     assert report.warnings() == [wording("train-row-without-answer")]
     tolerant = check_dataset(file, overrides=("training.dataset.max_bad_rows=2",))
     assert tolerant.problems == []
+    short = check_dataset(file, overrides=("training.dataset.validation.min_length=1000",))
+    assert short.problems[-1] == wording("train-nothing-to-learn")
 
 
-def test_nothing_to_learn_is_a_problem(tmp_path):
-    dataset = {"path": "train.jsonl", "validation": {"min_length": 1000}}
-    report = check_dataset(an_expert(tmp_path, dataset=dataset))
-    assert report.problems == [wording("train-nothing-to-learn")]
+def test_bad_rows_of_one_kind_stand_together_and_columns_are_told(tmp_path):
+    file = an_expert(tmp_path)
+    empty = {"instruction": "a", "output": ""}
+    rows = [{**row, "id": 1} for row in ROWS]
+    write(tmp_path / "train.jsonl", lines([*rows, *[empty] * 30, {"instruction": "b"}]))
+    report = check_dataset(file)
+    assert report.notes == [
+        "train.jsonl: instruction=instruction, input=input, response=output; "
+        "not used: id (in 120 rows)"
+    ]
+    told = report.splits[0].bad_row_lines()
+    assert len(told) == 7
+    assert told[0].endswith(wording("train-jsonl-121-column"))
+    assert told[5].startswith(wording("and-25-more-of"))
+    assert "is missing" in told[6]
 
 
 def test_rows_of_other_splits_that_training_sees_are_found(tmp_path):
@@ -270,6 +283,8 @@ def test_data_files_are_listed_and_files_without_rows_are_not(tmp_path):
     for name in ("manifest.json", "tokenizer.json", "merges.txt", "notes.md", ".hidden.jsonl"):
         write(data / name, "{}")
     write(data / ".git" / "x.jsonl", "{}")
+    for name in ("events.jsonl", "plan.json", "environment.json"):  # what a run wrote is no data
+        write(data / "runs" / "json-20260101-120000" / name, '{"text": "a"}\n')
     found = {Path(entry.path).name: entry for entry in found_in(tmp_path, data, data)}
     assert {name: (entry.rows, entry.splits) for name, entry in found.items()} == {
         "corpus.txt": (None, ()),
@@ -278,6 +293,9 @@ def test_data_files_are_listed_and_files_without_rows_are_not(tmp_path):
     }
     assert found["corpus.txt"].size == 4
     assert len(found_in(tmp_path, data, data)) == 3
+    with pytest.raises(DataError) as told:
+        found_in(tmp_path, tmp_path / "absent")
+    assert str(told.value) == wording("there-is-no-such-folder", absent=tmp_path / "absent")
 
 
 def test_a_link_that_leads_nowhere_and_an_odd_cache_do_not_stop_the_search(tmp_path):
@@ -291,16 +309,6 @@ def test_a_link_that_leads_nowhere_and_an_odd_cache_do_not_stop_the_search(tmp_p
         ("datasets cache", "a", None),
         ("file", "rows.jsonl", 1),
     ]
-
-
-def test_what_a_run_wrote_is_no_data(tmp_path):
-    run = tmp_path / "runs" / "json-20260101-120000"
-    run.mkdir(parents=True)
-    for name in ("events.jsonl", "plan.json", "environment.json"):
-        (run / name).write_text('{"text": "a"}\n')
-    (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n')
-    found = find_datasets([tmp_path], environ={}, home=tmp_path / "nobody")
-    assert [entry.name for entry in found] == ["rows.jsonl"]
 
 
 def test_rows_are_lines_also_of_packed_files_and_unknown_of_broken_ones(tmp_path):
@@ -369,18 +377,20 @@ def test_users_are_known_by_path_by_folder_and_by_hub_id(tmp_path):
     }
 
 
-def test_a_manifest_that_does_not_read_is_passed_over_and_told(tmp_path):
+def test_a_manifest_that_does_not_read_or_is_another_tools_is_passed_over_and_told(tmp_path):
     an_expert(tmp_path / "a")
-    write(tmp_path / "b" / "manifest.json", '{"base_model": "x"}')
+    broken = write(tmp_path / "b" / "manifest.json", '{"base_model": "x"}')
+    other = write(tmp_path / "web" / "public" / "manifest.json", '{"short_name": "app"}')
     users, unread = read_users(tmp_path)
     assert [user.name for user in users] == ["counter"]
-    assert unread == [f"{tmp_path / 'b' / 'manifest.json'}: not read: 1 problem"]
+    assert unread == [
+        f"{broken}: not read: 1 problem",
+        wording("not-read-names-neither", other=other),
+    ]
 
 
-def test_a_folder_that_is_not_there_is_told(tmp_path):
-    with pytest.raises(DataError) as told:
-        found_in(tmp_path, tmp_path / "absent")
-    assert str(told.value) == wording("there-is-no-such-folder", absent=tmp_path / "absent")
+def caches_in(tmp_path: Path) -> Caches:
+    return Caches(tmp_path / "hf" / "hub", tmp_path / "hf" / "datasets")
 
 
 def two_tasks(tmp_path: Path) -> Path:
@@ -394,7 +404,7 @@ def two_tasks(tmp_path: Path) -> Path:
 def test_gathered_data_is_copied_and_the_told_options_use_it(tmp_path):
     file = two_tasks(tmp_path)
     users, _ = read_users(tmp_path / "a")
-    [gathered] = consolidate(users, tmp_path / "fast")
+    [gathered] = consolidate(users, tmp_path / "fast", caches_in(tmp_path))
     target = tmp_path / "fast" / "counter"
     copied = target / "two" / "train.jsonl"
     assert copied.read_text(encoding="utf-8") == lines(ROWS[60:])
@@ -412,14 +422,14 @@ def test_gathered_data_is_copied_and_the_told_options_use_it(tmp_path):
 def test_gathering_again_copies_nothing_and_a_different_file_stays(tmp_path):
     two_tasks(tmp_path)
     users, _ = read_users(tmp_path / "a")
-    consolidate(users, tmp_path / "fast")
-    [again] = consolidate(users, tmp_path / "fast")
+    consolidate(users, tmp_path / "fast", caches_in(tmp_path))
+    [again] = consolidate(users, tmp_path / "fast", caches_in(tmp_path))
     assert [copy.done for copy in again.copies] == ["there already", "there already"]
     target = tmp_path / "fast" / "counter" / "two" / "train.jsonl"
     write(target, "mine\n")
     (tmp_path / "fast" / "counter" / "one" / "train.jsonl").unlink()
     with pytest.raises(DataError) as told:
-        consolidate(users, tmp_path / "fast")
+        consolidate(users, tmp_path / "fast", caches_in(tmp_path))
     assert str(told.value) == wording(
         "nothing-copied-no-file",
         fast=tmp_path / "fast",
@@ -437,7 +447,7 @@ def test_two_experts_of_one_name_with_different_files_are_refused(tmp_path):
     users, _ = read_users(tmp_path)
     target = tmp_path / "fast" / "counter" / "train.jsonl"
     with pytest.raises(DataError) as told:
-        consolidate(users, tmp_path / "fast")
+        consolidate(users, tmp_path / "fast", caches_in(tmp_path))
     assert wording("two-manifests-name-different", target=target, other=other) in str(told.value)
     assert not (tmp_path / "fast").exists()
 
@@ -446,17 +456,19 @@ def test_folders_are_gathered_whole_and_what_stays_is_told_with_its_reason(tmp_p
     rows = f"{tmp_path / 'rows'}::train"
     dataset = {"path": rows, "validation_path": "org/set", "test_path": "gone.jsonl"}
     an_expert(tmp_path / "a", dataset=dataset)
+    bard = {"name": "bard", "dataset": "python-stdlib", "model": {"block_size": 32, "n_layer": 1}}
+    write(tmp_path / "a" / "bard" / "manifest.json", json.dumps(bard))
     write(tmp_path / "rows" / "train" / "x.jsonl", lines(ROWS))
     users, _ = read_users(tmp_path / "a")
-    [gathered] = consolidate(users, tmp_path / "my fast disk")
+    gathered, corpus = consolidate(users, tmp_path / "my fast disk", caches_in(tmp_path))
+    assert corpus.left == (wording("python-stdlib-corpus-with-name"),)
+    assert (corpus.copies, corpus.set_options) == ((), "")
     folder = tmp_path / "my fast disk" / "counter" / "rows"
     assert (folder / "train" / "x.jsonl").is_file()
     assert gathered.set_options == f"--set 'training.dataset.path={folder}::train'"
-    assert gathered.left == (wording("hub-id-hubs-cache"), wording("is-not-there"))
-
-
-def caches_in(tmp_path: Path) -> Caches:
-    return Caches(tmp_path / "hf" / "hub", tmp_path / "hf" / "datasets")
+    hub, gone = gathered.left
+    assert wording("not-in-cache-here") in hub
+    assert gone == wording("is-not-there")
 
 
 def fill_datasets_cache(caches: Caches) -> None:
@@ -535,7 +547,7 @@ def test_a_token_folder_that_a_manifest_names_is_gathered(tmp_path):
     datasets = pytest.importorskip("datasets")
     an_expert(tmp_path / "a", pretokenized_cache="mine")
     datasets.Dataset.from_list([{"input_ids": [1, 2]}]).save_to_disk(str(tmp_path / "a" / "mine"))
-    [gathered] = consolidate(read_users(tmp_path / "a")[0], tmp_path / "fast")
+    [gathered] = consolidate(read_users(tmp_path / "a")[0], tmp_path / "fast", caches_in(tmp_path))
     copied = tmp_path / "fast" / "counter" / "mine"
     assert f"--set training.config.pretokenized_cache={copied}" in gathered.set_options
     assert (copied / "state.json").is_file()
@@ -555,30 +567,11 @@ def test_manifests_are_found_at_any_depth_and_what_runs_and_tools_keep_is_not(tm
     (tmp_path / "a" / "b" / "loop").symlink_to(tmp_path)
     found = [str(path.relative_to(tmp_path)) for path in manifests_below(tmp_path)]
     assert found == wanted
-
-
-def test_a_linked_expert_is_found_once(tmp_path):
-    write(tmp_path / "elsewhere" / "manifest.json", "{}")
-    (tmp_path / "experts").mkdir()
-    for name in ("one", "two"):
-        (tmp_path / "experts" / name).symlink_to(tmp_path / "elsewhere")
-    assert manifests_below(tmp_path / "experts") == [tmp_path / "experts" / "one" / "manifest.json"]
-
-
-def test_a_manifest_of_another_tool_is_passed_over_and_told(tmp_path):
-    an_expert(tmp_path / "a" / "b" / "c")
-    other = write(tmp_path / "web" / "public" / "manifest.json", '{"short_name": "app"}')
-    users, unread = read_users(tmp_path)
-    assert [user.name for user in users] == ["counter"]
-    assert unread == [wording("not-read-names-neither", other=other)]
-
-
-def test_a_named_corpus_is_not_copied(tmp_path):
-    data = {"name": "bard", "dataset": "python-stdlib", "model": {"block_size": 32, "n_layer": 1}}
-    write(tmp_path / "a" / "manifest.json", json.dumps(data))
-    [gathered] = consolidate(read_users(tmp_path / "a")[0], tmp_path / "fast")
-    assert gathered.left == (wording("python-stdlib-corpus-with-name"),)
-    assert (gathered.copies, gathered.set_options) == ((), "")
+    linked = tmp_path / "linked"
+    linked.mkdir()
+    for name in ("one", "two"):  # found once
+        (linked / name).symlink_to(tmp_path / "z" / "e")
+    assert manifests_below(linked) == [linked / "one" / "config.yaml"]
 
 
 @pytest.mark.parametrize("kept", [0.5, 1.0], ids=["shorter", "as long"])
@@ -590,27 +583,6 @@ def test_a_copy_that_differs_is_refused_and_removed(tmp_path, monkeypatch, kept)
     monkeypatch.setattr("shutil.copy2", lambda source, target: write(target, damaged))
     target = tmp_path / "fast" / "counter" / "one" / "train.jsonl"
     with pytest.raises(DataError) as told:
-        consolidate(users, tmp_path / "fast")
+        consolidate(users, tmp_path / "fast", caches_in(tmp_path))
     assert str(told.value) == wording("copy-differs-from-file", target=target, source=source)
     assert files_below(tmp_path / "fast") == {}
-
-
-def test_bad_rows_of_one_kind_stand_together(tmp_path):
-    file = an_expert(tmp_path)
-    empty = {"instruction": "a", "output": ""}
-    write(tmp_path / "train.jsonl", lines([*ROWS, *[empty] * 30, {"instruction": "b"}]))
-    split = check_dataset(file).splits[0]
-    told = split.bad_row_lines()
-    assert len(told) == 7
-    assert told[0].endswith(wording("train-jsonl-121-column"))
-    assert told[5].startswith(wording("and-25-more-of"))
-    assert "is missing" in told[6]
-
-
-def test_columns_that_are_used_and_those_that_are_not_are_told(tmp_path):
-    file = an_expert(tmp_path)
-    write(tmp_path / "train.jsonl", lines([{**row, "id": 1} for row in ROWS]))
-    assert check_dataset(file).notes == [
-        "train.jsonl: instruction=instruction, input=input, response=output; "
-        "not used: id (in 120 rows)"
-    ]

@@ -141,6 +141,9 @@ def test_the_longest_row_the_first_and_one_more_are_shown(tmp_path):
     assert [row.because for row in shown(file, RowsToShow(count=1))] == ["the longest"]
     drawn = [row.place for row in every if row.split == "validation"]
     assert len(drawn) == 12
+    row, _ = first_row_of(open_run(read_manifest(file), data="unread"), most_tokens=None)
+    assert row is not None
+    assert row.segments == rows[0].segments
 
 
 def test_a_cut_row_has_its_lost_tokens_counted_and_marked(tmp_path):
@@ -194,6 +197,11 @@ def test_a_long_row_is_shortened_in_the_middle_and_what_is_missing_is_counted(tm
     assert (cut.tokens or 0) - cut.not_shown <= 400
     (whole,) = shown(file, RowsToShow(count=1, most_tokens=None))
     assert [one.text for one in whole.segments if answer in one.text]
+    # One that fits the screen is not shortened, however many stretches it has.
+    (tmp_path / "train.jsonl").write_text(lines(CHAT), encoding="utf-8")
+    (row,) = shown(file, RowsToShow(count=1))
+    assert (row.tokens or 0) < 400
+    assert not [one for one in row.segments if one.not_shown]
 
 
 def test_without_the_tokenizer_the_text_is_shown_and_the_lack_of_it_said(tmp_path, monkeypatch):
@@ -208,14 +216,6 @@ def test_without_the_tokenizer_the_text_is_shown_and_the_lack_of_it_said(tmp_pat
     assert first.segments[1].text == "SELECT 1 FROM city;<|im_end|>\n"
 
 
-def test_a_plan_shows_its_first_row_as_the_check_does(tmp_path):
-    file = an_expert(tmp_path)
-    read = read_manifest(file)
-    row, _ = first_row_of(open_run(read, data="unread"), most_tokens=None)
-    assert row is not None
-    assert row.segments == shown(file, RowsToShow(count=2))[0].segments
-
-
 def test_a_plan_fetches_nothing_to_show_a_row(tmp_path, monkeypatch):
     def fetch(*_: Any) -> Any:
         raise AssertionError("fetched")
@@ -228,14 +228,6 @@ def test_a_plan_fetches_nothing_to_show_a_row(tmp_path, monkeypatch):
     read = read_manifest(file)
     row, why = first_row_of(open_run(read, data="unread"), most_tokens=None)
     assert (row, why) == (None, wording("rows-shakespeare-not-fetched"))
-
-
-def test_a_row_that_fits_the_screen_is_not_shortened_however_many_stretches_it_has(tmp_path):
-    file = an_expert(tmp_path, max_seq_length=1024)
-    (tmp_path / "train.jsonl").write_text(lines(CHAT), encoding="utf-8")
-    (row,) = shown(file, RowsToShow(count=1))
-    assert (row.tokens or 0) < 400
-    assert not [one for one in row.segments if one.not_shown]
 
 
 def test_of_a_text_in_many_sequences_the_first_two_and_the_last_are_shown(tmp_path):

@@ -41,25 +41,20 @@ def quiet() -> FakeNvml:
     return nvml
 
 
-def test_a_free_card_is_good_and_nothing_else_is_said():
-    found = found_on(quiet())
+def test_a_card_is_looked_at_with_who_uses_it_or_why_there_is_none():
+    nvml = quiet()
+    found = found_on(nvml)
     assert [(name, each.severity) for name, each in found.items()] == [("gpu", "good")]
     assert "79.6 of 80.0 GiB free" in found["gpu"].evidence
-
-
-def test_a_machine_without_a_card_is_told_with_the_reason():
-    found = found_on(FakeNvml(broken={"nvmlInit": pynvml.NVML_ERROR_LIBRARY_NOT_FOUND}))
-    assert found["no-gpu"].severity == "warning"
-    assert wording("driver-is-not-installed") in found["no-gpu"].evidence
-
-
-def test_another_process_on_the_card_is_named():
-    nvml = quiet()
     nvml.compute = [SimpleNamespace(pid=NO_SUCH_PID, usedGpuMemory=5 * GIB)]
     shared = found_on(nvml)["other-process"]
     assert shared.severity == "warning"
     assert f"pid {NO_SUCH_PID}, 5.0 GiB" in shared.evidence
     assert shared.numbers["held_bytes"] == 5 * GIB
+    assert found_on(FakeNvml(cards=2))["several-gpus"].severity == "note"
+    none = found_on(FakeNvml(broken={"nvmlInit": pynvml.NVML_ERROR_LIBRARY_NOT_FOUND}))["no-gpu"]
+    assert none.severity == "warning"
+    assert wording("driver-is-not-installed") in none.evidence
 
 
 @pytest.mark.parametrize(("free", "busy"), [(40, 0), (79.6, 90)])
@@ -70,10 +65,6 @@ def test_somebody_in_another_container_is_seen_by_memory_or_use(free, busy):
     )
     nvml.answers["nvmlDeviceGetUtilizationRates"] = lambda handle: SimpleNamespace(gpu=busy)
     assert wording("cannot-be-seen") in found_on(nvml)["other-process"].title
-
-
-def test_of_several_cards_one_is_used():
-    assert found_on(FakeNvml(cards=2))["several-gpus"].severity == "note"
 
 
 # --- torch and the driver ------------------------------------------------------------------------
@@ -139,8 +130,5 @@ def test_a_kernel_that_failed_is_a_finding_with_its_reason():
     ]
     assert found[0].evidence == "crashed: ended by SIGSEGV"
     assert "attention: flash" in found[0].fix
-
-
-def test_without_trials_the_reason_is_told():
-    [found] = check_kernels(Trials(device="cuda", tried=(), note="torch is not installed"), None)
-    assert (found.severity, found.evidence) == ("note", wording("torch-is-not-installed"))
+    [none] = check_kernels(Trials(device="cuda", tried=(), note="torch is not installed"), None)
+    assert (none.severity, none.evidence) == ("note", wording("torch-is-not-installed"))

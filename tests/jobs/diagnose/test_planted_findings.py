@@ -42,10 +42,10 @@ def slowed(monkeypatch: pytest.MonkeyPatch, place: Any, name: str, seconds: floa
 
 
 def slow_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that takes most of a second for what a batch reads."""
+    """A disk that takes nearly half a second for what a batch reads."""
     from expert.data.feed import feed
 
-    slowed(monkeypatch, feed, "fill_batch", 0.6)
+    slowed(monkeypatch, feed, "fill_batch", 0.4)
 
 
 def slow_rows(monkeypatch: pytest.MonkeyPatch) -> None:

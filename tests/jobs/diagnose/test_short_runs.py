@@ -30,26 +30,16 @@ from tests.wording import wording
 
 
 def test_a_rehearsal_learns_as_the_run_would_and_leaves_only_tokens(tmp_path, base):
-    config = {"lr_scheduler": "constant", "warmup_steps": 0}
-    manifest = write_expert(tmp_path, base, config)
-    done = short_run(read_manifest(manifest), updates=3)
+    config = {"lr_scheduler": "constant", "warmup_steps": 0, "eval_steps": 1, "save_steps": 1}
+    manifest = write_expert(tmp_path, base, config | {"max_steps": 2})
+    done = short_run(read_manifest(manifest), updates=3)  # one more than the run
     assert done.updates == 3
+    assert {"eval", "saved"} & {event["event"] for event in done.events} == set()
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {"manifest.json", "train.jsonl", "datasets_optimized"}
     seen = {e["step"]: float(e["loss"]).hex() for e in done.events if e["event"] == "step"}
     real = losses_of(run(manifest).folder)
-    assert seen == {step: real[step] for step in (1, 2, 3)}
-
-
-def test_a_rehearsal_may_be_longer_than_the_run(tmp_path, base):
-    manifest = write_expert(tmp_path, base, {"max_steps": 1})
-    assert short_run(read_manifest(manifest), updates=4).updates == 4
-
-
-def test_nothing_is_evaluated_or_saved_in_a_rehearsal(tmp_path, base):
-    manifest = write_expert(tmp_path, base, {"eval_steps": 1, "save_steps": 1})
-    done = short_run(read_manifest(manifest), updates=2)
-    assert {"eval", "saved"} & {event["event"] for event in done.events} == set()
+    assert {step: seen[step] for step in (1, 2)} == real
 
 
 @pytest.fixture
@@ -161,9 +151,6 @@ def test_the_first_fix_is_the_worst_finding_that_a_key_mends():
         finding("saves-only-at-the-end", "warning", ("d=1",), 9.0),
     ]
     assert first_fix(found).name == "large"
-
-
-def test_without_a_fix_that_is_a_key_there_is_nothing_to_try():
     with pytest.raises(NothingToTry, match=wording("nothing-found-mended-by")):
         first_fix([finding("note", "note", ("a=1",)), finding("by hand", "error", ())])
 
@@ -193,9 +180,6 @@ def test_the_manifest_of_a_run_is_read_again_with_its_own_data(tmp_path, base):
     assert again.folder == tmp_path / "expert"
     assert again.manifest.training.config.batch_size == 4
     assert short_run(again, updates=1).updates == 1
-
-
-def test_a_run_without_a_manifest_cannot_be_tried(tmp_path):
     with pytest.raises(NothingToTry, match=r"has no manifest\.json"):
         read_again(tmp_path)
 

@@ -8,32 +8,18 @@ from expert.jobs.diagnose.storage import LEAST_BYTES, ReadSpeed, read_speed
 from tests.wording import wording
 
 
-def test_real_bytes_are_read_and_counted(tmp_path):
-    (tmp_path / "a").write_bytes(os.urandom(3 * 2**20))
-    found = read_speed([tmp_path / "a"])
+def test_real_bytes_are_read_and_counted_until_the_time_is_over(tmp_path):
+    for name, size in (("a", 3 * 2**20), ("b", 2**20), ("empty", 0)):
+        (tmp_path / name).write_bytes(os.urandom(size))
+    found = read_speed([tmp_path / "a", tmp_path / "b"])
     assert found is not None
-    assert found.bytes == 3 * 2**20
+    assert found.bytes == 4 * 2**20
     assert found.megabytes_per_second is not None
     assert found.megabytes_per_second > 0
     assert found.how in ("direct", wording("through-the-cache"))
-
-
-def test_several_files_are_read_until_the_time_is_over(tmp_path):
-    for name in "ab":
-        (tmp_path / name).write_bytes(bytes(2**20))
-    both = read_speed([tmp_path / "a", tmp_path / "b"])
-    assert both is not None
-    assert both.bytes == 2 * 2**20
     assert read_speed([tmp_path / "a"], seconds=0.0) is None
-
-
-def test_files_that_are_not_there_or_empty_give_nothing(tmp_path):
-    (tmp_path / "empty").touch()
     assert read_speed([tmp_path / "empty", tmp_path / "absent"]) is None
-
-
-def test_a_few_bytes_say_nothing_about_a_disk():
-    few = ReadSpeed(bytes=LEAST_BYTES - 1, seconds=0.1, how="direct")
+    few = ReadSpeed(bytes=LEAST_BYTES - 1, seconds=0.1, how="direct")  # too few to tell
     assert few.megabytes_per_second is None
 
 

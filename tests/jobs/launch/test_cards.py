@@ -8,8 +8,9 @@ import pytest
 
 from expert.core.publish import publishing
 from expert.jobs.launch.cards import Cards, choose_cards
-from expert.jobs.launch.local_ranks import GIVEN, given_command, resuming, without_options
+from expert.jobs.launch.local_ranks import GIVEN, given_command, resuming
 from expert.parallel.launch import WorldError
+from expert.run.stored.resume_command import without_options
 from tests.parallel.test_launch import TORCHRUN
 from tests.planning.fake_nvml import UUIDS, FakeNvml, describe
 

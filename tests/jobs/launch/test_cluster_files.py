@@ -51,11 +51,11 @@ def test_a_slurm_script_has_a_task_for_each_rank_and_bash_reads_it(tmp_path):
     manifest = f"'{tmp_path / 'my expert' / 'manifest.json'}'"
     wanted = f'-P -m expert train --manifest {manifest} --output "$runs" --resume if-any &'
     assert command.strip() == f"{sys.executable} {wanted}"
-
-
-def test_on_a_cpu_no_gpu_is_asked_for(tmp_path):
-    script = text_of(job(tmp_path, "slurm", config={"device": "cpu"}))
-    assert "gpus-per-node" not in directives(script)
+    on_cpu = text_of(job(tmp_path, "slurm", config={"device": "cpu"}))
+    assert "gpus-per-node" not in directives(on_cpu)
+    assert job_name("My Expert_v2 (SQL)") == "my-expert-v2-sql"  # as every scheduler takes it
+    assert job_name("…") == "expert"
+    assert len(job_name("x" * 100)) == 40
 
 
 def test_kubernetes_has_a_pod_for_each_machine_and_a_name_for_the_first(tmp_path):
@@ -118,12 +118,6 @@ def test_what_is_missing_or_does_not_belong_there_is_refused_all_at_once(
         job(tmp_path, on, **asked)
     assert refused.value.exit_code == EXIT_USAGE
     assert len(str(refused.value).splitlines()) == problems + 1
-
-
-def test_names_are_such_that_every_scheduler_takes_them():
-    assert job_name("My Expert_v2 (SQL)") == "my-expert-v2-sql"
-    assert job_name("…") == "expert"
-    assert len(job_name("x" * 100)) == 40
 
 
 def fake_program(folder: Path, name: str, code: int) -> None:

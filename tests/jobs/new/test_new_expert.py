@@ -37,14 +37,6 @@ def test_every_template_reads_strictly_plans_and_its_data_has_nothing_wrong(temp
     assert "expert train" in (tmp_path / "mine" / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_language_of_rows_that_somebody_brings_is_not_guessed(tmp_path):
-    rows = [{"instruction": f"Wie heißt {n}?", "response": f"Zahl {n}."} for n in range(4)]
-    made = new_expert("mine", data=write_rows(tmp_path / "rows.jsonl", rows), into=tmp_path)
-    assert "language:en" not in read_manifest(made.manifest).manifest.capabilities
-    own = new_expert("own", template="text", into=tmp_path)  # whose rows are English
-    assert read_manifest(own.manifest).manifest.capabilities == ["language:en"]
-
-
 def test_a_data_set_of_the_hub_is_named_and_not_copied(monkeypatch, tmp_path):
     from expert.data.read import hub
     from expert.jobs.datasets.check import check_dataset
@@ -75,12 +67,6 @@ def test_a_data_set_of_the_hub_is_named_and_not_copied(monkeypatch, tmp_path):
         new_expert("other", data=Path("owner/names.jsonl"), into=tmp_path)
 
 
-def test_what_commands_leave_in_a_new_expert_is_not_for_git(tmp_path):
-    made = new_expert("mine", template="json", into=tmp_path)
-    ignored = (made.folder / ".gitignore").read_text(encoding="utf-8").split()
-    assert ignored == ["runs/", "datasets_optimized/", "profile/"]
-
-
 def test_a_new_expert_trains_as_it_is(tmp_path):
     from expert.jobs.train import train
 
@@ -105,6 +91,11 @@ def test_the_answers_tell_the_domain(answers, domain, tmp_path):
     made = new_expert("mine", data=write_rows(tmp_path / "rows.jsonl", rows), into=tmp_path)
     assert made.template == domain
     assert made.columns == {"instruction": "question", "response": "answer"}
+    # The language of rows that somebody brings is not guessed.
+    assert "language:en" not in read_manifest(made.manifest).manifest.capabilities
+    talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": answers[0]}]
+    file = write_rows(tmp_path / "talk.jsonl", [{"messages": talk}])
+    assert new_expert("talk", data=file, into=tmp_path).columns == {"messages": "messages"}
 
 
 def test_rows_are_copied_for_a_template_too_and_the_original_stays(tmp_path):
@@ -117,16 +108,6 @@ def test_rows_are_copied_for_a_template_too_and_the_original_stays(tmp_path):
     read = read_manifest(made.manifest)
     assert read.manifest.training.dataset.path == "datasets/rows.jsonl"
     assert plan(read).fits
-
-
-def test_a_csv_and_conversations_are_understood(tmp_path):
-    table = tmp_path / "table.csv"
-    table.write_text("question,answer\nwho?,anna\n", encoding="utf-8")
-    assert new_expert("one", data=table, into=tmp_path).template == "text"
-    talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": '{"b": 1}'}]
-    file = write_rows(tmp_path / "talk.jsonl", [{"messages": talk}])
-    made = new_expert("two", data=file, into=tmp_path)
-    assert (made.template, made.columns) == ("json", {"messages": "messages"})
 
 
 def test_columns_nobody_knows_can_be_named(tmp_path):
@@ -145,6 +126,10 @@ def test_columns_nobody_knows_can_be_named(tmp_path):
 def test_nothing_is_replaced(tmp_path):
     (tmp_path / "mine").mkdir()
     new_expert("mine", into=tmp_path)  # an empty folder is none
+    ignored = (tmp_path / "mine" / ".gitignore").read_text(encoding="utf-8").split()
+    assert ignored == ["runs/", "datasets_optimized/", "profile/"]
+    own = read_manifest(tmp_path / "mine" / "manifest.json").manifest
+    assert own.capabilities == ["language:en"]  # that of the rows it begins with
     before = (tmp_path / "mine" / "manifest.json").read_bytes()
     with pytest.raises(CannotMake, match=wording("mine-already-choose-another")):
         new_expert("mine", template="sql", into=tmp_path)

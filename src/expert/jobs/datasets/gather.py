@@ -52,9 +52,7 @@ class _CopyPlan:
     left: list[str] = field(default_factory=list)
 
 
-def consolidate(
-    users: Sequence[DatasetUser], destination: Path, caches: Caches | None = None
-) -> list[Gathered]:
+def consolidate(users: Sequence[DatasetUser], destination: Path, caches: Caches) -> list[Gathered]:
     """Copy the data of every manifest into DEST/<expert>/, hub data from its caches; raises before
     copying if anything conflicts."""
     destination = destination.resolve()
@@ -79,7 +77,7 @@ def consolidate(
     return [_gather(plan, wanted) for plan in plans]
 
 
-def _plan_copies(user: DatasetUser, destination: Path, caches: Caches | None) -> _CopyPlan:
+def _plan_copies(user: DatasetUser, destination: Path, caches: Caches) -> _CopyPlan:
     plan = _CopyPlan(user)
     folder = destination / folder_name(user.name)
     for key, value in user.paths.items():
@@ -101,12 +99,7 @@ def _plan_copies(user: DatasetUser, destination: Path, caches: Caches | None) ->
     return plan
 
 
-def _plan_of_hub(
-    plan: _CopyPlan, key: str, value: str, folder: Path, caches: Caches | None
-) -> None:
-    if caches is None:
-        plan.left.append(f"{key}: {value} is a hub id; the hub's cache holds it")
-        return
+def _plan_of_hub(plan: _CopyPlan, key: str, value: str, folder: Path, caches: Caches) -> None:
     try:
         rows = cached_rows(value, caches)
     except NotCached as why:

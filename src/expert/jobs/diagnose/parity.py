@@ -26,9 +26,9 @@ from expert.core.errors import EXIT_OK, EXIT_RUN_FAILED, ExpertError
 from expert.data.pack.packing import is_padded
 from expert.manifest.schema.manifest import CHAR_GPT
 from expert.run.build import Built, device_of
+from expert.run.open import open_run
 from expert.run.session.failures import is_out_of_memory
 from expert.run.session.session import copied, release_memory
-from expert.run.session.short_run import prepared_plan
 
 if TYPE_CHECKING:
     import torch
@@ -181,12 +181,13 @@ def parity(
     tell: Callable[[str], None] = lambda claim: None,
 ) -> Parity:
     """Compare every fast path of the plan with the baseline."""
-    plan, data = prepared_plan(read, model=model, vram=vram)
+    opened = open_run(read, model=model, vram=vram)
+    data = opened.data
     if data.train is None:
         raise NoParity(
             "--parity: streamed rows cannot be read twice  (set training.dataset.streaming: false)"
         )
-    return _Comparison(plan, data, data.train, allow_remote_code, tell).all()
+    return _Comparison(opened.plan, data, data.train, allow_remote_code, tell).all()
 
 
 class _Comparison:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from expert.core.rundir import RunFolder
 from expert.run.stored.locate import has_saved
-from expert.run.stored.resume_command import RESUME, with_resume_value
+from expert.run.stored.resume_command import RESUME, with_resume_value, without_options
 
 if TYPE_CHECKING:
     from expert.jobs.launch.cards import Cards
@@ -49,15 +49,3 @@ def resuming(words: Sequence[str], run: Path | None) -> list[str]:
     if run is None or not has_saved(RunFolder(run)):
         return list(words)
     return [*without_options(with_resume_value(list(words)), (RESUME,)), RESUME, str(run)]
-
-
-def without_options(words: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Remove options with a value, as `--option value` or `--option=value`, from a command line."""
-    kept, waiting = [], list(words)
-    while waiting:
-        word = waiting.pop(0)
-        if word in names:
-            del waiting[:1]
-        elif word.partition("=")[0] not in names:
-            kept.append(word)
-    return kept

@@ -15,8 +15,7 @@ from expert.core.rundir import weights_of
 from expert.jobs.sample.decoding import DecodingSettings, settle_decoding
 from expert.jobs.validate.answering import GivenAnswer
 from expert.jobs.validate.held_out import Run, learnt_cases, refuse_rows_of_the_baseline
-from expert.jobs.validate.models import ModelsHere
-from expert.jobs.validate.processes import models_on_cards
+from expert.jobs.validate.models import ModelsHere, models_on_cards
 from expert.jobs.validate.requirements import CannotValidate, JudgeChoice, Requirements, way_of
 from expert.jobs.validate.saved_verdict import place_for
 from expert.jobs.validate.test_sets import TestSet, as_written, data_folder, find_test_set
@@ -44,8 +43,7 @@ if TYPE_CHECKING:
     import torch
 
     from expert.data.records import Example
-    from expert.jobs.validate.models import ModelHere
-    from expert.jobs.validate.processes import ModelOnCards, ModelsOnCards
+    from expert.jobs.validate.models import ModelHere, ModelOnCards, ModelsOnCards
     from expert.judging.cases import Case
     from expert.run.stored.choose_checkpoint import Choice
     from expert.training.evaluation import EvalResult

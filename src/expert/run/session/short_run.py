@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,8 +14,6 @@ from expert.run.session.execute import Through, run_session
 from expert.run.session.session import Start, open_session
 
 if TYPE_CHECKING:
-    from expert.core.events import Sink
-    from expert.data.feed.run_data import RunData
     from expert.manifest.reader import ReadManifest
     from expert.planning.run_plan import RunPlan
 
@@ -43,14 +40,6 @@ class ShortRun:
     updates: int
 
 
-def prepared_plan(
-    read: ReadManifest, *, model: str | None = None, vram: str | None = None
-) -> tuple[RunPlan, RunData]:
-    """The plan that a run of this manifest would start with, and its prepared data."""
-    opened = open_run(read, model=model, vram=vram)
-    return opened.plan, opened.data
-
-
 def short_run(
     read: ReadManifest,
     *,
@@ -59,25 +48,24 @@ def short_run(
     vram: str | None = None,
     allow_remote_code: bool = False,
     through: Through = iter,
-    sinks: Sequence[Sink] = (),
 ) -> ShortRun:
     """Train for `updates` steps, fewer if a stream ends, and keep only the events.
 
     The plan is that of the full run, so it compiles the same; only its end differs, and may exceed
     that of a shorter run.
     """
-    plan, data = prepared_plan(read, model=model, vram=vram)
+    full = open_run(read, model=model, vram=vram)
     cut = {"length.total_steps": updates, "length.max_steps": updates, **WITHOUT_PAUSES}
-    plan = plan.with_values(cut, "a short run", "machine")
+    plan = full.plan.with_values(cut, "a short run", "machine")
     events: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="expert-short-run-") as place:
         folder = RunFolder.create(Path(place), plan.expert)
         opened = open_session(
             folder=folder,
             plan=plan,
-            data=data,
+            data=full.data,
             manifest=read.manifest,
-            sinks=(events.append, *sinks),
+            sinks=(events.append,),
             start=Start(allow_remote_code=allow_remote_code),
             keep=False,
         )

@@ -98,10 +98,7 @@ def command_to_go_on(
         program = "python -m expert"
     elif known is not None and Path(known).resolve() == Path(program).resolve():
         program = Path(program).name
-    words = [word for word in with_resume_value(words) if not word.startswith(f"{RESUME}=")]
-    if RESUME in words:
-        place = words.index(RESUME)
-        del words[place : place + 2]
+    words = without_options(with_resume_value(words), (RESUME,))
     for path, value in options:
         words = _with_option(words, path, value)
     return f"{program} {shlex.join([*words, RESUME, *([str(folder)] if folder else [])])}"
@@ -111,12 +108,11 @@ def _with_option(words: list[str], path: str, value: Any) -> list[str]:
     """The command with a manifest key set, replacing earlier settings; --epochs is a key too."""
     name = option_name(path)
     text = value if isinstance(value, str) else json.dumps(value)
-    words = _without(words, lambda option, set_to: option == SET and _names(set_to, path))
+    words = without_options(words, (SET,), lambda set_to: _names(set_to, path))
     if name != "epochs":
         return [*words, SET, f"{name}={text}"]
-    words = _without(words, lambda option, _: option == EPOCHS)
     text = f"{value:g}" if isinstance(value, float) else text
-    return [*words, EPOCHS, text]
+    return [*without_options(words, (EPOCHS,)), EPOCHS, text]
 
 
 def _names(set_to: str, path: str) -> bool:
@@ -124,15 +120,18 @@ def _names(set_to: str, path: str) -> bool:
     return f".{path}".endswith(f".{set_to.partition('=')[0].strip()}")
 
 
-def _without(words: list[str], unwanted: Callable[[str, str], bool]) -> list[str]:
-    """The command without unwanted options, written as `--option value` or `--option=value`."""
+def without_options(
+    words: Sequence[str],
+    names: Sequence[str],
+    unwanted: Callable[[str], bool] = lambda value: True,
+) -> list[str]:
+    """A command line without these options where their value is unwanted, written as `--option
+    value` or `--option=value`."""
     kept, waiting = [], list(words)
     while waiting:
         word = waiting.pop(0)
         option, joined, value = word.partition("=")
-        if not joined and waiting:
-            value = waiting[0]
-        if option in (SET, EPOCHS) and unwanted(option, value):
+        if option in names and unwanted(value if joined else "".join(waiting[:1])):
             del waiting[: 0 if joined else 1]
         else:
             kept.append(word)
