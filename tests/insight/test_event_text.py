@@ -12,8 +12,10 @@ from tests.wording import wording
 
 GIB = 2**30
 CARD = {"event": "step", "step": 1, "gpu_memory_bytes": 3 * GIB}
-UNKNOWN = ("gpu_utilization", "data_wait", "eta_seconds", "steps_per_second")
-UNKNOWN += ("peak_reserved_bytes", "gpu_memory_bytes")
+UNKNOWN = (
+    *("gpu_utilization", "data_wait", "eta_seconds", "steps_per_second"),
+    *("peak_reserved_bytes", "gpu_memory_bytes"),
+)
 WARMED_UP = {"event": "epoch", "epoch": 1, "seconds": 4.0, "tokens": 7871}
 WARMED_UP |= {"samples_per_second": 176.7}
 THREADS = {"event": "threads", "threads": 1, "cores": 2}

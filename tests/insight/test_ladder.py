@@ -113,8 +113,8 @@ def test_every_setting_has_a_row_of_the_tables_width():
 
 def test_settings_judged_by_their_own_loss_share_a_footnote_by_the_reason():
     def other(name: str, why: str, apart: float) -> SettingResult:
-        own = {"own_difference": apart, "tolerance": 0.001, "tolerance_because": f"{why}: x"}
-        return rung(name, 250.0, **own)
+        because = f"{why}: x"
+        return rung(name, 250.0, own_difference=apart, tolerance=0.001, tolerance_because=because)
 
     shown = ladder(
         rung("baseline", 100.0),
