@@ -89,7 +89,7 @@ class TrainingConfig(StrictSection):
     lr_scheduler: Scheduler = "cosine"
     """How the learning rate decays after warm-up."""
     lr_scheduler_kwargs: SchedulerOptions = SchedulerOptions()
-    """num_cycles, power, lr_end or min_lr of the schedule."""
+    """Options of the schedule, listed below."""
     optim: Optimizer | Auto = AUTO
     """Optimizer; auto: fused AdamW on a GPU, plain AdamW on a CPU."""
     weight_decay: NumberFromZero = 0.0
