@@ -10,6 +10,7 @@ from typing import Any, Literal
 from expert.core.files import read_json
 from expert.data.read.rows import FORMATS, is_markdown, suffix_format
 from expert.data.read.streams import unusable
+from expert.manifest.schema.file_formats import WITHOUT_ROWS
 
 Split = Literal["train", "validation", "test"]
 
@@ -19,13 +20,6 @@ SPLIT_NAMES: dict[str, Split] = {
     "test": "test",
 }
 _ASKED_FORMATS = {"text": ("txt",), "csv": ("csv", "tsv")}
-# Files that describe a data set and hold no rows.
-_NOT_DATA = {
-    *("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"),
-    *("metadata.json", "license.txt", "readme.txt", "requirements.txt"),
-    *("license.md", "readme.md", "changelog.md", "contributing.md"),
-    *("manifest.json", "test_cases.json"),  # of an expert in the same folder
-}
 
 
 def _data_files(folder: Path, format: str | None) -> list[Path]:
@@ -36,7 +30,7 @@ def _data_files(folder: Path, format: str | None) -> list[Path]:
     formats = {
         path: kind
         for path, kind in formats.items()
-        if path.name.lower() not in _NOT_DATA and kind in wanted
+        if path.name.lower() not in WITHOUT_ROWS and kind in wanted
     }
     others = set(formats.values()) - {"txt", "excel"}
     described = (path for path, kind in formats.items() if is_markdown(path) or kind == "excel")

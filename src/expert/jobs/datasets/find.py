@@ -20,6 +20,7 @@ from expert.data.records import DataError
 from expert.insight.record import mapping
 from expert.jobs.pretokenize import is_foreign, manifests_below
 from expert.manifest.reader import read_manifest
+from expert.manifest.schema.file_formats import WITHOUT_ROWS
 from expert.planning.models.resolve import hf_cache_folder
 from expert.planning.plan import folder_name
 from expert.planning.survey import local_path
@@ -181,7 +182,10 @@ def _in_folder(top: Path) -> Iterator[FoundDataset]:
             yield _found(kind, folder.name, folder, splits, rows, _files_below(folder), tokens)
             continue
         for path in sorted(folder / name for name in files if not name.startswith(".")):
-            if suffix_format(path) in (None, "arrow") or _NOT_DATA.fullmatch(path.name.lower()):
+            name = path.name.lower()
+            if suffix_format(path) in (None, "arrow") or name in WITHOUT_ROWS:
+                continue
+            if _NOT_DATA.fullmatch(name):
                 continue
             if not path.is_file():  # a dangling link, a pipe
                 continue

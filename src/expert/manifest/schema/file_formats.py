@@ -21,5 +21,12 @@ ENDINGS: dict[str, tuple[str, ...]] = {
 COMPRESSED = (".gz", ".zst")
 """Endings that may follow, of compressed files."""
 ALL_ENDINGS = (*(ending for endings in ENDINGS.values() for ending in endings), *COMPRESSED)
+WITHOUT_ROWS = {
+    *("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"),
+    *("metadata.json", "license.txt", "readme.txt", "requirements.txt"),
+    *("license.md", "readme.md", "changelog.md", "contributing.md"),
+    *("manifest.json", "test_cases.json"),  # of an expert in the same folder
+}
+"""Names of files that have such an ending, and describe something."""
 
 assert {*ENDINGS} == {*get_args(RowFormat)} - {"text", "huggingface"}
