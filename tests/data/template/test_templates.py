@@ -18,7 +18,7 @@ from expert.data.template.templates import (
     TemplateError,
     named_template,
 )
-from expert.manifest.schema.manifest import PromptTemplate
+from expert.manifest.schema.kinds import PromptTemplate
 from tests.each import each
 from tests.wording import wording
 

@@ -17,7 +17,7 @@ from expert.manifest.migrate.aliases import (
 )
 from expert.manifest.migrate.migration import Entries, Migration, beside, take
 from expert.manifest.peers.distributed import SHARING
-from expert.manifest.schema.kinds import Tracker
+from expert.manifest.schema.kinds import PromptTemplate, Tracker
 from expert.manifest.text.item import Item, shown
 
 OTHER_METHODS = ("dpo", "ppo", "kto", "rm", "orpo", "ipo", "simpo", "grpo", "gdpo", "rloo")
@@ -30,6 +30,10 @@ _FAMILIES = (
     *("llama", "qwen", "gemma", "mistral", "phi", "deepseek", "falcon", "yi", "command"),
     *("cohere", "granite", "olmo", "glm", "exaone", "smollm", "ministral"),
 )
+_OWN_TEMPLATES = [
+    name for name in get_args(PromptTemplate) if not any(family in name for family in _FAMILIES)
+]
+"""Templates with a name of their own; that of a family means the tokenizer's template."""
 # Names of precisions, with the values of bf16 and fp16.
 _FLOATS = {
     **dict.fromkeys(("bf16", "bfloat16", "bf16-true", "bf16-mixed"), (True, False)),
@@ -116,7 +120,7 @@ def _template(work: Migration, zone: Entries, item: Item) -> None:
     elif MEDIA_TEMPLATE.search(word):
         what = f"{word} is a template for images or sound"
         work.problem(item, what, "only text is trained: name a model and a template for text")
-    elif word in ("alpaca", "chatml"):
+    elif word in _OWN_TEMPLATES:
         work.convert(zone, "prompt_template", word, item)
     elif word == "jinja":
         return  # chat_template_jinja is refused

@@ -1,5 +1,5 @@
-"""Optimizers, schedules, adapters, engines and trackers: their names in a manifest and their
-properties. A test checks that every name has properties."""
+"""Optimizers, schedules, adapters, engines, prompt templates and trackers: their names in a
+manifest and their properties. A test checks that every name has properties."""
 
 from __future__ import annotations
 
@@ -152,6 +152,12 @@ def takes(adapter: str, option: str) -> bool:
 Engine = Literal["single", "replicated", "sharded"]
 SPLITS_WEIGHTS = frozenset({"sharded"})
 """Engines whose ranks each hold a part of the weights and gather them for every pass."""
+
+# --- prompt templates: their layouts are in data/template/templates.py ---------------------------
+
+PromptTemplate = Literal[
+    "tokenizer", "alpaca", "chatml", "llama", "mistral", "phi", "deepseek", "gemma"
+]
 
 # --- trackers: opened in telemetry/trackers.py ---------------------------------------------------
 
