@@ -23,7 +23,7 @@ $(READY): pyproject.toml constraints.txt
 DEMO := experts/expert-json
 DEMO_OUT := build/demo
 
-demo: $(READY)        ## train, validate, benchmark and report an example; about 4 minutes without a GPU
+demo: $(READY)        ## train, validate, benchmark and report an example; 4 to 7 minutes without a GPU
 	@$(BIN)/python $(DEMO)/make_data.py --rows 8000 --seed 7
 	@$(BIN)/expert pretokenize --manifest $(DEMO)/manifest.json
 	@$(BIN)/expert train --manifest $(DEMO)/manifest.json --output $(DEMO_OUT)/runs
