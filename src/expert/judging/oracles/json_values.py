@@ -79,7 +79,8 @@ def parse(text: str) -> Any:
             text, object_pairs_hook=_object, parse_float=_number, parse_constant=_refuse
         )
     except json.JSONDecodeError as error:
-        raise DoesNotParse(f"{error.msg} at line {error.lineno}, column {error.colno}") from None
+        what = error.msg.removesuffix(" at")
+        raise DoesNotParse(f"{what} at line {error.lineno}, column {error.colno}") from None
     except (ValueError, RecursionError) as error:  # an integer of thousands of digits
         raise DoesNotParse(short(str(error))) from None
 
