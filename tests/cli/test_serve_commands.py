@@ -45,6 +45,7 @@ def meanwhile(port: int, act: Callable[[Any], None]) -> threading.Thread:
         try:
             act(client)
         finally:
+            client.close()
             os.kill(os.getpid(), signal.SIGTERM)
 
     thread = threading.Thread(target=wait_and_act)

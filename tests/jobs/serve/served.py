@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,8 +30,9 @@ class Served:
     server: Any
     notes: list[str] = field(default_factory=list)
 
-    @property
+    @cached_property
     def client(self) -> openai.OpenAI:
+        """Closed with the server: a socket that is left to the collector warns in a later test."""
         import openai
 
         return openai.OpenAI(base_url=f"{self.address}/v1", api_key="-", max_retries=0)
@@ -72,7 +74,10 @@ def served(
     until(lambda: server.started)
     try:
         address = f"http://127.0.0.1:{socket.getsockname()[1]}"
-        yield Served(address, engine, entries, server, notes)
+        found = Served(address, engine, entries, server, notes)
+        yield found
+        if "client" in vars(found):
+            found.client.close()
     finally:
         server.should_exit = True
         thread.join()
