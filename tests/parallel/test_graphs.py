@@ -183,6 +183,16 @@ def test_every_shape_is_recorded_once_and_not_too_many_of_them():
     assert recorder.recorded == 2 * MOST_GRAPHS
 
 
+def test_passes_that_are_not_compiled_warm_up_once_for_all_shapes():
+    """A pass that is run takes as much memory beside what is captured."""
+    recorder = Again()
+    model, replayed = watched(recorder, warm_each=False)
+    for number, places in enumerate((12, 13, 12, 14, 12, 13, 14, 15)):
+        replayed.accumulate(batch(number, places=places), divisor=7)
+    assert model.run == WARM_UPS
+    assert recorder.recorded == 2 * 4
+
+
 class Watched(Model):
     """Counts the passes that are run on their own: each takes memory beside what is captured."""
 
@@ -195,10 +205,10 @@ class Watched(Model):
         return super().loss_sum(given)
 
 
-def watched(recorder: Any) -> tuple[Watched, SingleDevice]:
+def watched(recorder: Any, **options: Any) -> tuple[Watched, SingleDevice]:
     model = Watched(torch.float32)
     learns = learner.OptimizerLearner(model.named, optim_plan(), device=CPU, capture=recorder)
-    return model, SingleDevice(model, learns, device=CPU, capture=recorder)
+    return model, SingleDevice(model, learns, device=CPU, capture=recorder, **options)
 
 
 def test_once_a_shape_is_captured_no_number_of_targets_is_run_beside_it(monkeypatch):

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from expert.planning.choose.sequences import concatenation_of, packing_of
+from expert.planning.memory.calibration import workload_of
+from expert.planning.memory.memory import captured_gradient_bytes
+from expert.planning.memory.workload import CAPTURED_WIDTHS
 from expert.planning.survey import PackedRows, Survey
 from tests.each import each
 from tests.planning.planning import decision, plan
@@ -57,6 +62,28 @@ def test_full_sequences_are_compiled_and_all_of_one_width():
     assert decision(made, "data.trim")[1] == wording("compiled-blocks-want-one")
 
 
+def test_captured_sequences_with_much_padding_are_laid_end_to_end_in_a_few_widths():
+    captured = {"batch_size": 8, "torch_compile": False, "use_cuda_graphs": True}
+    flat = plan(manifest(captured), survey=packed(0.4))
+    assert (flat.kernels.cuda_graphs, flat.data.flat, flat.data.trim) == (True, True, False)
+    assert wording("few-widths-are-captured") in decision(flat, "data.flat")[1]
+    others = ({"attention": "sdpa"}, {"torch_compile": True}, {"adapter_type": "full"})
+    for fixed, fill in ((captured, 0.9), *((captured | other, 0.4) for other in others)):
+        assert not plan(manifest(fixed), survey=packed(fill)).data.flat
+    wide = workload_of(flat)
+    one = replace(wide, widths=1)
+    of_others = (CAPTURED_WIDTHS - 1) * 2 * wide.trainable_parameters
+    assert captured_gradient_bytes(wide) - captured_gradient_bytes(one) == of_others
+
+
+def test_steps_of_long_and_short_rows_are_captured_where_launching_takes_longer():
+    """Ten rows of a step in five sequences: all of one width would compute 2.4 times as much."""
+    rows = PackedRows(rows=10_000, sequences=5_000, length=2048, fill=0.41)
+    survey = Survey(10_000, 4_280_000, "prepared rows", "prepared", 2048, rows)
+    made = plan(manifest({"batch_size": 10, "fused_blocks": "auto"}), "h200", survey=survey)
+    assert (made.kernels.cuda_graphs, made.data.flat) == (True, True)
+
+
 def test_without_boundaries_it_is_the_fill_that_decides():
     config = {"batch_size": 8, "torch_compile": False, "use_cuda_graphs": False}
     for fill, trims in ((0.97, False), (0.8, True)):
@@ -64,8 +91,8 @@ def test_without_boundaries_it_is_the_fill_that_decides():
         assert (made.data.trim, made.data.flat) == (trims, False)
         by_boundaries = plan(manifest(config), survey=packed(fill))
         assert (by_boundaries.data.trim, by_boundaries.data.flat) == (False, trims)
-        recorded = plan(manifest(config | {"use_cuda_graphs": True}), survey=packed(fill))
-        assert decision(recorded, "data.trim")[:2] == (False, wording("recorded-passes-have-one"))
+    recorded = plan(manifest(config | {"use_cuda_graphs": True}), survey=packed(0.97))
+    assert decision(recorded, "data.trim")[:2] == (False, wording("recorded-passes-have-one"))
     flex = plan(manifest(config | {"attention": "flex"}), "h200", survey=packed(0.5))
     assert flex.kernels.attention == "flex"
     assert decision(flex, "data.trim")[:2] == (False, wording("flexattention-compiled-for-one"))

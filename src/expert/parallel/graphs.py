@@ -29,7 +29,7 @@ WARM_UPS = 2
 """Passes of a shape before it is captured: kernels are compiled, tuned and given workspace on first
 use, none of which can be captured."""
 MOST_GRAPHS = 8
-"""Captured shapes; each has its own gradients. All batches of a run have one shape."""
+"""Captured shapes; each has its own gradients. Batches of a run have one shape, or a few widths."""
 TARGETS_IN_STEPS_OF = 8192
 """The number of targets is a host value and thus fixed in the graph; unlabelled positions fill it
 up. 8192 is at most one chunk of the fused loss."""
@@ -172,8 +172,10 @@ class Captured:
 class CapturedPasses:
     """The captured passes of every batch shape so far."""
 
-    def __init__(self, passes: Passes, capture: Capture) -> None:
-        self._passes, self._capture = passes, capture
+    def __init__(self, passes: Passes, capture: Capture, *, warm_each: bool = True) -> None:
+        """`warm_each`: compiled passes warm up for every shape; others only once, since the same
+        kernels compute all shapes."""
+        self._passes, self._capture, self._warm_each = passes, capture, warm_each
         self._met: dict[Hashable, int] = {}
         self._captured: dict[Hashable, list[Captured]] = {}
 
@@ -182,7 +184,8 @@ class CapturedPasses:
         shape, targets = _shape(batch), _targets(batch)
         known = self._captured.get(shape)
         if known is None:
-            if self._meet(shape) <= WARM_UPS or len(self._captured) >= MOST_GRAPHS:
+            met = self._meet(shape if self._warm_each else None)
+            if met <= WARM_UPS or len(self._captured) >= MOST_GRAPHS:
                 return None
             known = self._captured[shape] = []
         enough = [graph for graph in known if graph.batch.targets >= targets]

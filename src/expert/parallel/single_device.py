@@ -53,12 +53,16 @@ class SingleDevice:
         phase: Phase = lambda name: nullcontext(),
         after_step: Callable[[int], None] = lambda step: None,
         capture: Capture | None = None,
+        warm_each: bool = True,
     ) -> None:
-        """`capture`: used to capture passes for replay; None: run them each time."""
+        """`capture`: used to capture passes for replay; None: run them each time. `warm_each`: run
+        them for every shape first."""
         self.device = device
         self._model, self._learner = model, learner
         self._autocast, self._phase, self._after_step = autocast, phase, after_step
-        self._captured = CapturedPasses(self, capture) if capture is not None else None
+        self._captured = None
+        if capture is not None:
+            self._captured = CapturedPasses(self, capture, warm_each=warm_each)
 
     def total(self, *counts: int) -> tuple[int, ...]:
         return counts

@@ -176,6 +176,7 @@ def build(
         "phase": timeline.phase,
         "after_step": loaded.after_update,
         "capture": capture,
+        "warm_each": plan.kernels.compile,
     }
     engine: Engine
     if shards is not None:

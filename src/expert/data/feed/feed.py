@@ -22,6 +22,7 @@ from torch import Tensor
 from expert.core.world import ALONE, World
 from expert.data.feed.batches import BatchArrays, BatchCounts, BatchShape, fill_batch
 from expert.data.feed.order import Dealt, Update, dealt
+from expert.data.feed.widths import FLAT_TO
 from expert.data.pack.pack_index import PackIndex
 from expert.data.tokens.documents import FlatDocuments
 
@@ -29,9 +30,6 @@ ALIGNMENT = 16  # int32 numbers: every array of a buffer starts at a multiple of
 POLL_SECONDS = 0.2
 TRIMMED_TO = 64
 """Rows of varying length are trimmed to multiples of this."""
-FLAT_TO = 256
-"""Rows laid end to end are padded to a multiple of this: it suits the tiles of matrix products and
-keeps the number of different sizes small."""
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -220,14 +218,16 @@ class PackedFeed:
         pin: bool = True,
         trim: bool = False,
         flat: bool = False,
+        widths: tuple[int, ...] = (),
         new_event: Callable[[], Any] | None = None,
         world: World = ALONE,
     ) -> None:
         """`trim`: rows are as long as the longest of their batch; `flat`: a batch is one row, with
-        its bins end to end. `world`: only this rank's share of each step is made."""
+        its bins end to end, padded to the next of `widths`. `world`: only this rank's share of each
+        step is made."""
         self._world = world
         self._new_event = new_event
-        self._trim, self._flat = trim, flat
+        self._trim, self._flat, self._widths = trim, flat, widths
         self._works = iter(works)
         self._shape = shape
         self._whole_rows = whole_rows
@@ -350,6 +350,7 @@ class PackedFeed:
         rows, length = self._shape.rows, self._shape.length
         if self._flat:
             needed = -(-int(index.lengths_of(bins).sum()) // FLAT_TO) * FLAT_TO
+            needed = next((width for width in self._widths if width >= needed), needed)
             return 1, min(rows * length, max(FLAT_TO, needed))
         if not self._trim:
             return rows, length

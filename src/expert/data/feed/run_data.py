@@ -23,6 +23,7 @@ from expert.data.feed.loader import (
 )
 from expert.data.feed.order import DataOrder, Update, dealt, micro_batches
 from expert.data.feed.streaming import Place, Stream
+from expert.data.feed.widths import widths_of
 from expert.data.feed.workers import Restart
 from expert.data.line import Line, columns_read, doubtful_texts, unread_columns
 from expert.data.pack.overlong_rows import remarks_on_stream
@@ -33,6 +34,7 @@ from expert.data.prepared import PreparedData, PreparedSplit
 from expert.data.splits import data_order, given_split, late_rows, stream_of
 from expert.data.tokens.documents import DocumentStore
 from expert.data.tokens.encoder import Encoder
+from expert.planning.memory.workload import CAPTURED_WIDTHS
 from expert.planning.run_plan import RunPlan
 
 
@@ -132,6 +134,7 @@ def training_feed(
     more: dict[str, Any] = {"device": device, "soft": data.soft, "world": world}
     rows, total = plan.batch.micro_batch, plan.length.total_steps
     patience = plan.watch.hang_seconds or math.inf
+    widths: tuple[int, ...] = ()
     if data.stream is not None:
         known = data.stream.shape
         shape = known.batch_shape(rows, plan.data.max_seq_length)
@@ -166,6 +169,8 @@ def training_feed(
         whole_rows = has_whole_rows(split)
         updates = order.updates(state.done, total)
         works = _prepared_works(updates, split.index, split.open(), seed=plan.optim.seed)
+        if plan.data.flat and plan.kernels.cuda_graphs:
+            widths = widths_of(order, split.index, rows, CAPTURED_WIDTHS)
     return PackedFeed(
         (work for work in works if work.update.done not in state.skipped),
         shape,
@@ -175,6 +180,7 @@ def training_feed(
         pin=plan.loader.pin_memory,
         trim=plan.data.trim,
         flat=plan.data.flat,
+        widths=widths,
         new_event=new_event,
         **more,
     )

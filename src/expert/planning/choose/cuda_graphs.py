@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 
 from expert.manifest.schema.kinds import ADAPTERS, SPLITS_WEIGHTS
 from expert.planning.choose.fastest import WORTH, Way, drops, way_of
+from expert.planning.choose.sequences import captured_flat
 from expert.planning.decisions import Source
 from expert.planning.draft import SET, PlanDraft
-from expert.planning.memory.workload import Workload
+from expert.planning.memory.workload import CAPTURED_WIDTHS, Workload
 
 PATH = "kernels.cuda_graphs"
 NO_ROOM = "too little memory: captured passes keep theirs"
@@ -75,9 +76,11 @@ def choose_capture(draft: PlanDraft, base: Workload, sequences: int | None) -> C
 def _captured(draft: PlanDraft, base: Workload) -> Workload:
     """The captured workload, with an evaluation beside it."""
     asked = draft.config.eval_batch_size
+    flat = not base.compiled and captured_flat(draft, base.attention)
     return replace(
         base,
         captured=True,
+        widths=CAPTURED_WIDTHS if flat else 1,
         evaluated_rows=None if asked == "auto" else asked,
         evaluated_row_tokens=draft["data.max_seq_length"],
     )

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from expert.planning.choose.length import peaks_of, total_tokens
 from expert.planning.choose.rates import PassSeconds, pass_seconds
+from expert.planning.choose.sequences import CAPTURED_FILL
 from expert.planning.draft import PlanDraft
 from expert.planning.memory.fitting import (
     MARGIN,
@@ -99,8 +100,9 @@ def _pass_tokens(draft: PlanDraft, work: Workload, passes: int) -> float:
     if not tokens or not steps:
         return float(work.tokens)
     known = draft.survey.packed
-    fixed = known is not None and (work.compiled or work.captured)
-    fill = known.fill if fixed and known is not None else 1.0
+    fill = 1.0
+    if known is not None and (work.compiled or work.captured):
+        fill = known.fill if work.widths == 1 else CAPTURED_FILL
     of_a_pass: float = tokens / steps / draft.cluster.ranks / passes / fill
     return min(float(work.tokens), of_a_pass)
 

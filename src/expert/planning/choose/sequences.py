@@ -22,6 +22,11 @@ whole sequences rarely hold exactly that many rows."""
 FLAT_PAYS = 0.97
 """Below this fill sequences are laid end to end: every new number of tokens costs 10 to 20 ms once,
 while cuBLAS chooses its kernels (1.7 % of a run of 24 steps at 0.6B on an H200)."""
+CAPTURED_FILL = 0.85
+"""Fill of rows end to end in a few widths, which can be captured: 0.82 with 2 rows per step, 0.89
+with 5 and 0.94 with 16, of 438 tokens on average and up to 2,048."""
+BY_BOUNDARIES = ("flash", "flash4")
+"""Kinds of attention that are given where documents begin, however rows are laid out."""
 FULL_ENOUGH = 0.9
 """Below this fill batches vary in width: memory is planned for the widest."""
 LENGTHS_OF = 8
@@ -88,7 +93,9 @@ def concatenation_of(examples: int, *, mean: float, length: int) -> Packing:
 def settle_widths(draft: PlanDraft) -> None:
     """Whether padding is removed from batches, or they are trimmed to the fullest sequence."""
     path, known = "data.trim", draft.survey.packed
-    fixed = "captured passes have a fixed width" if draft["kernels.cuda_graphs"] else ""
+    fixed, captured = "", draft["kernels.cuda_graphs"]
+    if captured and not captured_flat(draft, draft["kernels.attention"]):
+        fixed = "captured passes have a fixed width"
     if draft["kernels.attention"] == "flex":
         fixed = "FlexAttention is compiled for a fixed width"
     if draft["kernels.compile"]:
@@ -112,7 +119,7 @@ def settle_widths(draft: PlanDraft) -> None:
 def _settle_flat(draft: PlanDraft, fixed: str) -> bool:
     """Whether the sequences of a batch lie end to end. `fixed`: why widths are fixed, or ""."""
     path, known = "data.flat", draft.survey.packed
-    by_boundaries = draft["kernels.attention"] in ("flash", "flash4")
+    by_boundaries = draft["kernels.attention"] in BY_BOUNDARIES
     if fixed or not (draft.packed and draft.on_gpu and by_boundaries):
         draft.settle(path, False, fixed or "sequences are rows of a matrix for this attention")
     elif known is None:
@@ -121,8 +128,18 @@ def _settle_flat(draft: PlanDraft, fixed: str) -> bool:
         draft.settle(path, False, f"sequences are {known.fill:.0%} full")
     else:
         because = f"sequences are {known.fill:.0%} full: their padding is not computed"
+        if draft["kernels.cuda_graphs"]:
+            because = f"sequences are {known.fill:.0%} full; end to end, a few widths are captured"
         draft.settle(path, True, because)
     return bool(draft[path])
+
+
+def captured_flat(draft: PlanDraft, attention: str) -> bool:
+    """Whether uncompiled passes over rows laid end to end would be captured in a few widths: each
+    keeps its gradients, which are small for adapters only."""
+    known = draft.survey.packed
+    narrow = attention in BY_BOUNDARIES and draft.config.adapter_type != "full"
+    return narrow and draft.packed and known is not None and known.fill < CAPTURED_FILL
 
 
 def settle_sequences(draft: PlanDraft) -> None:

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict
 
 from expert.planning.measurements import measurements_file, read_records, remember_record
 from expert.planning.memory.memory import H200, Calibration, estimate
-from expert.planning.memory.workload import QUANTISED, Workload
+from expert.planning.memory.workload import CAPTURED_WIDTHS, QUANTISED, Workload
 from expert.planning.models.shapes import ModelShape
 from expert.planning.run_plan import RunPlan
 
@@ -165,6 +165,7 @@ def workload_of(plan: RunPlan) -> Workload | None:
         offload=parallel.offload,
         loss_rows=kernels.loss_chunk,
         captured=kernels.cuda_graphs,
+        widths=CAPTURED_WIDTHS if kernels.cuda_graphs and plan.data.flat else 1,
         evaluated_rows=plan.batch.eval_batch if kernels.cuda_graphs else None,
         evaluated_row_tokens=plan.data.max_seq_length if kernels.cuda_graphs else None,
     )

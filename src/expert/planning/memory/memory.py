@@ -213,10 +213,12 @@ def gradient_bytes(work: Workload) -> int:
 
 
 def captured_gradient_bytes(work: Workload) -> int:
-    """Gradients of a second captured pass, for batches with more targets; and the accumulated ones
-    outside the graphs, unless counted with the masters of an adapter."""
+    """Gradients of a second captured pass, for batches with more targets, and of every further
+    width; and the accumulated ones outside the graphs, unless counted with the masters of an
+    adapter."""
     narrow = work.precision == "bf16" and not work.trains_everything
-    return (2 if narrow else 4 + 4) * work.trainable_parameters
+    of_a_pass = 2 if narrow else 4
+    return (of_a_pass * work.widths + (0 if narrow else 4)) * work.trainable_parameters
 
 
 def evaluation_bytes(work: Workload) -> int:

@@ -11,6 +11,8 @@ from expert.planning.models.shapes import ModelShape
 
 QUANTISED = ("int4", "int8", "fp8")
 """Formats of base weights below 16 bits."""
+CAPTURED_WIDTHS = 7
+"""Widths of batches without padding that are captured as CUDA graphs; more pad little less."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +51,8 @@ class Workload:
     """Rows of logits per chunk of the fused loss; None: by the vocabulary alone."""
     captured: bool = False
     """Passes are CUDA graphs, which keep their memory: an evaluation needs its own in addition."""
+    widths: int = 1
+    """Widths of batches that are captured, each with its own gradients."""
     evaluated_rows: int | None = None
     """Evaluation batch size; None: as in training."""
     evaluated_row_tokens: int | None = None
