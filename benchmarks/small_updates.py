@@ -3,7 +3,9 @@
 Every case is a whole run through the product with random weights of a real shape and made-up short
 rows, or the character GPT. Rates are medians over the second half of the updates.
 
-    python benchmarks/small_updates.py --out FILE [--only TEXT ...] [--updates N]
+    python benchmarks/small_updates.py --out FILE [--only TEXT ...] [--updates N] [--data FOLDER]
+
+With --data (as for training_speed.py) also a few real rows of very different lengths to an update.
 """
 
 import argparse
@@ -20,6 +22,7 @@ from typing import Any
 import torch
 from planted_faults import write_model, write_rows
 from surroundings import environment
+from training_speed import write_model as write_model_for
 
 import expert
 from expert.core.events import read_events
@@ -32,6 +35,11 @@ WORK: dict[str, tuple[str, dict[str, Any]]] = {
     "char-gpt, 64 blocks": ("char-gpt", {**CHARACTERS, "batch_size": 64}),
     "char-gpt, 128 blocks": ("char-gpt", {**CHARACTERS, "batch_size": 128}),
 }
+CORPUS = {**ADAPTER, "max_seq_length": 2048}
+REAL_WORK = {
+    f"0.6b, {rows} real rows": ("qwen3-0.6b", {**CORPUS, "batch_size": rows})
+    for rows in (2, 5, 10, 16)
+}
 WAYS: dict[str, dict[str, Any]] = {
     "run": {"torch_compile": False, "use_cuda_graphs": False},
     "recorded": {"torch_compile": False, "use_cuda_graphs": True},
@@ -40,11 +48,19 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-def write_manifest(shape: str, config: dict[str, Any], folder: Path, models: Path) -> Path:
+def write_manifest(
+    shape: str, config: dict[str, Any], folder: Path, models: Path, data: Path | None
+) -> Path:
     characters = shape == "char-gpt"
-    rows = write_rows(folder, "characters" if characters else "mixed", few=False)
+    if data is None:
+        rows = write_rows(folder, "characters" if characters else "mixed", few=False)
+    else:
+        rows = shutil.copyfile(data / "corpus.jsonl", folder / "corpus.jsonl").name
     base: dict[str, Any] = {"name": "char-gpt"}
-    if not characters:
+    if data is not None:
+        write_model_for(shape, models / f"{shape}-real", data / "tok")
+        base = {"name": str(models / f"{shape}-real")}
+    elif not characters:
         write_model(shape, models / shape)
         base = {"name": str(models / shape), "prompt_template": "chatml"}
     training = {"dataset": {"path": rows, "validation_split": 0.1}, "config": config}
@@ -53,7 +69,9 @@ def write_manifest(shape: str, config: dict[str, Any], folder: Path, models: Pat
     return path
 
 
-def measured(shape: str, config: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
+def measured(
+    shape: str, config: dict[str, Any], data: Path | None, args: argparse.Namespace
+) -> dict[str, Any]:
     folder = Path(tempfile.mkdtemp(prefix="small-"))
     settings = {
         "max_steps": args.updates * (4 if shape == "char-gpt" else 1),
@@ -65,11 +83,14 @@ def measured(shape: str, config: dict[str, Any], args: argparse.Namespace) -> di
         **config,
     }
     began = time.perf_counter()
-    done = expert.train(write_manifest(shape, settings, folder, args.work / "models"))
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()  # of the case before
+    done = expert.train(write_manifest(shape, settings, folder, args.work / "models", data))
     if done.exit_code in (130, 143):  # somebody wants all of this to end, not the one case
         sys.exit(done.exit_code)
     seconds = time.perf_counter() - began
     events = list(read_events(done.folder / "events.jsonl"))
+    plan = json.loads((done.folder / "plan.json").read_text(encoding="utf-8"))
     shutil.rmtree(folder)
     gc.collect()
     if torch.cuda.is_available():
@@ -88,6 +109,13 @@ def measured(shape: str, config: dict[str, Any], args: argparse.Namespace) -> di
         "gpu_utilization": median("gpu_utilization"),
         "phases": {key: median(key) for key in late[-1] if key.startswith("time_")},
         "loss": steps[-1]["loss"],
+        "losses": [event["loss"] for event in steps],
+        "rates": [event["tokens_per_second"] for event in steps],
+        "peak_reserved_bytes": steps[-1].get("peak_reserved_bytes"),
+        "planned_bytes": plan["memory"]["peak_bytes"],
+        "flat": plan["data"]["flat"],
+        "batch": plan["batch"],
+        "kernels": plan["kernels"],
         "seconds": seconds,
         "fallbacks": [event["reason"] for event in events if event["event"] == "fell_back"],
     }
@@ -98,17 +126,19 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--updates", type=int, default=40)
+    parser.add_argument("--data", type=Path)
     args = parser.parse_args()
     args.work = Path(tempfile.mkdtemp(prefix="small-work-"))
     results = []
-    for name, (shape, config) in WORK.items():
+    for name, (shape, config) in {**WORK, **(REAL_WORK if args.data else {})}.items():
         for way, switches in WAYS.items():
             if args.only and not any(text in f"{name}, {way}" for text in args.only):
                 continue
             found: dict[str, Any] = {"case": name, "way": way}
             results.append(found)
             try:
-                found |= measured(shape, {**config, **switches}, args)
+                data = args.data if name in REAL_WORK else None
+                found |= measured(shape, {**config, **switches}, data, args)
             except Exception as error:  # noqa: BLE001 - the other ways are still worth knowing
                 found["error"] = f"{type(error).__name__}: {error}"
                 print(f"{name:22}{way:20}{found['error'][:200]}", flush=True)

@@ -1,15 +1,15 @@
 """Tokens a second of `expert.train` with nothing set, and of TRL beside it, on real rows.
 
     python benchmarks/training_speed.py --data FOLDER --out FILE [--only TEXT ...] [--peers [N]]
-        [--steps 60] [--planned 2000] [--models FOLDER] [--list]
+        [--unsloth FOLDER] [--steps 60] [--planned 2000] [--models FOLDER] [--list]
 
 FOLDER of --data holds corpus.jsonl (a `text` column) and tok/ (a tokenizer). Models have random
 weights of real shapes. Every case is a whole run through the product: manifest, plan, prepared
 tokens, the loop, events. It is planned as one of --planned steps, since a plan may compile more for
 a longer run, and stopped after --steps, as by Ctrl-C. Rates leave out the first half; tokens are
 real ones, padding does not count. With --peers TRL (peer_trl.py) follows each case at once, on the
-same rows, tokens a step and card, in each way that is listed, or the first N; the best of them is
-compared.
+same rows, tokens a step and card, in each way that is listed, or the first N, and so does Unsloth
+(peer_unsloth.py) where --unsloth names a folder of its packages; the best of them is compared.
 """
 
 import argparse
@@ -64,6 +64,8 @@ class Case:
     base: str = "none"
     vram: str | None = None
     """Held to the memory of a smaller card."""
+    unsloth: tuple[str, ...] = ()
+    """The same for Unsloth."""
     special: dict[str, bool] = field(default_factory=dict)
 
 
@@ -72,9 +74,9 @@ def _held(flags: str, gigabytes: int, *micro: str) -> tuple[str, ...]:
 
 
 CASES = [
-    Case("0.6b lora", "qwen3-0.6b", 16, LORA, BEST),
-    Case("8b lora", "llama-8b", 8, LORA, BEST),
-    Case("1b lora", "llama-1b", 16, LORA, BEST),
+    Case("0.6b lora", "qwen3-0.6b", 16, LORA, BEST, unsloth=("",)),
+    Case("8b lora", "llama-8b", 8, LORA, BEST, unsloth=("",)),
+    Case("1b lora", "llama-1b", 16, LORA, BEST, unsloth=("",)),
     Case("8b lora fp8", "llama-8b", 8, LORA, base="fp8"),
     Case("0.6b full", "qwen3-0.6b", 16, FULL, ("--full --liger --compile", "--full --liger")),
     Case("1b full", "llama-1b", 16, FULL, ("--full --liger --compile", "--full --liger")),
@@ -84,6 +86,7 @@ CASES = [
         _held("--nf4", 24, "--micro 1", "--micro 2 --recompute", "--micro 4 --recompute"),
         base="int4",
         vram="24GB",
+        unsloth=("--nf4 --memory 24 --micro 2 --recompute",),
     ),
     Case(
         "8b lora nf4 in 16GB",
@@ -91,22 +94,26 @@ CASES = [
         _held("--nf4", 16, "--micro 2 --recompute", "--micro 1 --recompute"),
         base="int4",
         vram="16GB",
+        unsloth=("--nf4 --memory 16 --micro 2 --recompute",),
     ),
     Case(
         "0.6b lora in 8GB",
         *("qwen3-0.6b", 16, LORA),
         _held("", 8, "--micro 1", "--micro 4 --recompute", "--micro 8 --recompute"),
         vram="8GB",
+        unsloth=("--memory 8 --micro 4 --recompute",),
     ),
     Case(
         "0.6b dora nf4",
         *("qwen3-0.6b", 16, DORA, ("--dora --nf4 --rank 14 --liger",)),
         base="int4",
+        unsloth=("--dora --nf4 --rank 14",),
     ),
     Case(
         "8b dora nf4",
         *("llama-8b", 8, DORA, ("--dora --nf4 --rank 14 --liger --micro 4",)),
         base="int4",
+        unsloth=("--dora --nf4 --rank 14 --micro 4",),
     ),
 ]
 SIDE_CASES = [  # measured where they are named
@@ -217,25 +224,29 @@ def model_of(shape: str, args: argparse.Namespace) -> Path:
 
 def run_peers(case: Case, args: argparse.Namespace) -> list[dict[str, Any]]:
     """Each way by itself in a process: what does not fit ends there."""
-    found = []
-    for number, flags in enumerate(case.peers[: args.peers]):
-        file = args.work / f"trl-{case.name.replace(' ', '-')}-{number}.json"
-        given = ["--data", args.data, "--model", model_of(case.shape, args), "--out", file]
-        given += ["--rows", case.rows, "--steps", min(args.steps, 30), *flags.split()]
-        program = Path(__file__).parent / "peer_trl.py"
-        command = [sys.executable, str(program), *map(str, given)]
-        try:
-            ended = subprocess.run(
-                command, capture_output=True, text=True, check=False, timeout=PEER_SECONDS
-            )
-            error = ended.stderr[-600:]
-        except subprocess.TimeoutExpired:
-            error = f"not done after {PEER_SECONDS} s"
-        if file.exists():
-            found.append({"flags": flags, **json.loads(file.read_text(encoding="utf-8"))})
-        else:
-            found.append({"flags": flags, "error": error})
+    found = [run_peer("peer_trl.py", flags, case, args) for flags in case.peers[: args.peers]]
+    if args.unsloth:
+        found += [run_peer("peer_unsloth.py", flags, case, args) for flags in case.unsloth]
     return found
+
+
+def run_peer(program: str, flags: str, case: Case, args: argparse.Namespace) -> dict[str, Any]:
+    file = args.work / f"peer-{time.time_ns()}.json"
+    given = ["--data", args.data, "--model", model_of(case.shape, args), "--out", file]
+    given += ["--rows", case.rows, "--steps", min(args.steps, 30), *flags.split()]
+    command = [sys.executable, str(Path(__file__).parent / program), *map(str, given)]
+    environ = dict(os.environ)
+    if program == "peer_unsloth.py":
+        environ["PYTHONPATH"] = f"{args.unsloth.resolve()}:{environ.get('PYTHONPATH', '')}"
+    options: dict[str, Any] = {"capture_output": True, "text": True, "check": False}
+    try:
+        ended = subprocess.run(command, env=environ, timeout=PEER_SECONDS, **options)
+        error = ended.stderr[-1500:]
+    except subprocess.TimeoutExpired:
+        error = f"not done after {PEER_SECONDS} s"
+    if file.exists():
+        return {"flags": flags, **json.loads(file.read_text(encoding="utf-8"))}
+    return {"peer": program, "flags": flags, "error": error}
 
 
 @contextmanager
@@ -302,7 +313,12 @@ def line_of(result: dict[str, Any]) -> str:
     best = max(rates, default=None)
     own = result.get("tokens_per_second")
     cells = [result["case"], f"{own:,.0f}" if own else result.get("error", "")[:60]]
-    cells.append(f"{best:,.0f}" if best else "")
+    whose = [
+        peer["peer"]
+        for peer in result.get("peers", [])
+        if best and peer.get("tokens_per_second") == best
+    ]
+    cells.append(f"{best:,.0f} {whose[0]}" if best else "")
     cells.append(f"{own / best:.2f}x" if own and best else "")
     memory = [result.get("peak_reserved_bytes")]
     memory += [
@@ -330,6 +346,7 @@ def asked() -> argparse.Namespace:
     parser.add_argument("--planned", type=int, default=2000)
     ways = {"nargs": "?", "type": int, "const": 9, "default": 0}
     parser.add_argument("--peers", **ways, help="TRL after each case, in its first N ways")
+    parser.add_argument("--unsloth", type=Path, help="folder of its packages; it runs after TRL")
     parser.add_argument("--list", action="store_true", help="the cases, and nothing else")
     args = parser.parse_args()
     if not args.list and not (args.data and args.out):
@@ -348,7 +365,7 @@ def main() -> None:
         print("\n".join(case.name for case in chosen))
         return
     results: list[dict[str, Any]] = []
-    print("| case | tokens/s | TRL's best | | GiB reserved | loss at the end |")
+    print("| case | tokens/s | best peer | | GiB reserved | loss at the end |")
     print("|---|---|---|---|---|---|", flush=True)
     for case in chosen:
         try:
@@ -356,7 +373,7 @@ def main() -> None:
         except Exception as error:  # noqa: BLE001 - the other cases are still worth measuring
             results.append({"case": case.name, "error": f"{type(error).__name__}: {error}"[:2000]})
         keep(results, args.out)
-        if args.peers and case.peers:
+        if (args.peers and case.peers) or (args.unsloth and case.unsloth):
             results[-1]["peers"] = run_peers(case, args)
             keep(results, args.out)
         print(line_of(results[-1]), flush=True)

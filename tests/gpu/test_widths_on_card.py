@@ -1,4 +1,4 @@
-"""Packed batches as wide as their fullest sequence learn on a card what batches of one width do."""
+"""Packed rows laid end to end, captured or not, learn on a card what batches of one width do."""
 
 from __future__ import annotations
 
@@ -41,13 +41,26 @@ def trained(folder: Path, **config: Any) -> Path:
 
 
 def test_batches_that_vary_in_width_learn_what_batches_of_one_width_learn(tmp_path, request):
-    one = trained(tmp_path / "one", torch_compile=False, use_cuda_graphs=True)
-    varied = trained(tmp_path / "varied", torch_compile=False, use_cuda_graphs=False)
-    assert (plan_of(one)["data"]["flat"], plan_of(varied)["data"]["flat"]) == (False, True)
-    losses = [[float(e["loss"]) for e in events_of(run, "step")] for run in (one, varied)]
-    apart = [abs(a / b - 1) for a, b in zip(*losses, strict=True)]
-    padding = [max(e["padding"] for e in events_of(run, "step")) for run in (one, varied)]
-    note("widths.jsonl", request.node.name, {"losses apart": apart, "padding": padding})
-    assert apart[0] <= FIRST_LOSS
-    assert max(apart) <= LATER_LOSSES
-    assert padding[1] < padding[0]
+    runs = {
+        "one width": trained(
+            tmp_path / "one", torch_compile=False, attention="sdpa", use_cuda_graphs=True
+        ),
+        "end to end": trained(tmp_path / "flat", torch_compile=False, use_cuda_graphs=False),
+        "captured": trained(tmp_path / "few", torch_compile=False, use_cuda_graphs=True),
+    }
+    assert [plan_of(run)["data"]["flat"] for run in runs.values()] == [False, True, True]
+    assert [plan_of(run)["kernels"]["cuda_graphs"] for run in runs.values()] == [True, False, True]
+    assert not [event for run in runs.values() for event in events_of(run, "fell_back")]
+    steps = {name: events_of(run, "step") for name, run in runs.items()}
+    losses = {name: [float(event["loss"]) for event in of_run] for name, of_run in steps.items()}
+    padding = {name: max(event["padding"] for event in of_run) for name, of_run in steps.items()}
+    planned = plan_of(runs["captured"])["memory"]["peak_bytes"]
+    reserved = steps["captured"][-1]["peak_reserved_bytes"]
+    facts = {"losses": losses, "padding": padding, "planned": planned, "reserved": reserved}
+    note("widths.jsonl", request.node.name, facts)
+    for name in ("end to end", "captured"):
+        apart = [abs(a / b - 1) for a, b in zip(losses["one width"], losses[name], strict=True)]
+        assert apart[0] <= FIRST_LOSS, facts
+        assert max(apart) <= LATER_LOSSES, facts
+        assert padding[name] < padding["one width"], facts
+    assert reserved <= planned, facts
