@@ -17,7 +17,9 @@ from expert.model.fused.launching import kernel, power, precision_of, wide_of
 tl: Any = None  # set by `kernel`
 INLINED = ("_sum", "_gate_and_up")
 TILE, TILE_BACK = (64, 64), (16, 256)
-"""Rows and columns of one program, forward and backward: the fastest of 30 tried on an H200."""
+"""Rows and columns of one program, forward and backward: the fastest of 30 tried on an H200. With
+float32 inputs Triton 3.6 computes wrong gradients with the second one there, and right ones with
+(64, 64), (32, 128), (16, 128) and (64, 256)."""
 MOST_RANKS = 128
 """Largest total rank that one program multiplies."""
 
@@ -63,11 +65,12 @@ def swiglu_of_sums_backward(
     rows, width = gradient.shape
     of_both = torch.empty_like(both)
     lacks = of_gradient is not None
-    kernel(_swiglu_of_sums_backward)[_programs(rows, width, TILE_BACK)](
+    tile = TILE if both.dtype == torch.float32 else TILE_BACK
+    kernel(_swiglu_of_sums_backward)[_programs(rows, width, tile)](
         both, gradient, of_both, both if bias is None else bias, rows, width,
         both.stride(0), gradient.stride(0), **rest.given("made"),
         **(of_gradient or rest).given("given"), BIASED=bias is not None, LACKS=lacks,
-        ROWS=TILE_BACK[0], COLUMNS=TILE_BACK[1], PRECISION=precision_of(both), num_warps=4,
+        ROWS=tile[0], COLUMNS=tile[1], PRECISION=precision_of(both), num_warps=4,
     )  # fmt: skip
     return of_both
 
