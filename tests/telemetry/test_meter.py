@@ -75,6 +75,24 @@ def test_the_wait_for_data_is_a_share_of_the_steps_that_were_measured(meter, clo
     assert meter.step_line(3)["data_wait"] is None
 
 
+def test_a_host_far_ahead_of_its_device_does_not_make_steps_faster(meter, clock):
+    """As with captured passes, which are launched at once: three steps settle, two are counted."""
+    make(meter, clock, 1.0, 1.0, 1.0, 0.01, 0.01, flops=800.0)
+    for step in range(1, 6):
+        meter.add_times(times(step, wall=2.0, data_wait=0.0))
+    line, run = meter.step_line(5), meter.run_line()
+    assert line["seconds"] == run["seconds"] == 3 + 2 * 2.0
+    for told in (line, run):
+        assert told["tokens_per_second"] == 2 * 90 / (2 * 2.0)
+        assert told["steps_per_second"] == 0.5
+    assert line["mfu"] == pytest.approx(0.4)
+    assert line["eta_seconds"] == 2.0 * (100 - 6)
+    make(meter, clock, 3.0, 3.0, first=6)  # the host waits for data outside of any step
+    for step in (6, 7):
+        meter.add_times(times(step, wall=2.0, data_wait=0.0))
+    assert meter.step_line(7)["tokens_per_second"] == 30.0
+
+
 def test_the_time_left_leaves_out_compiling_and_pauses(meter, clock):
     make(meter, clock, 60.0, 20.0, 20.0)
     assert meter.eta_seconds() is None
