@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from expert.planning.choose.length import peaks_of, total_tokens
 from expert.planning.choose.rates import PassSeconds, pass_seconds
-from expert.planning.choose.sequences import CAPTURED_FILL
+from expert.planning.choose.sequences import captured_fill
 from expert.planning.draft import PlanDraft
 from expert.planning.memory.fitting import (
     MARGIN,
@@ -102,7 +102,8 @@ def _pass_tokens(draft: PlanDraft, work: Workload, passes: int) -> float:
     known = draft.survey.packed
     fill = 1.0
     if known is not None and (work.compiled or work.captured):
-        fill = known.fill if work.widths == 1 else CAPTURED_FILL
+        rows = draft["batch.examples_per_update"] / draft.cluster.ranks / passes
+        fill = known.fill if work.widths == 1 else captured_fill(rows)
     of_a_pass: float = tokens / steps / draft.cluster.ranks / passes / fill
     return min(float(work.tokens), of_a_pass)
 

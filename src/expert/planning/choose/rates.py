@@ -39,18 +39,20 @@ _ON_OTHER_CARDS = (0.55, 1.35)
 """Factors for the share of the peak: cards differ in memory bandwidth, clocks and cooling."""
 # Seconds the host needs to launch the forward and backward of a block. The slow end is from
 # shared cores beside the H200: with graphs 0.5 to 0.7 ms (experts-h200.json), compiled 2.8 to 4.3,
-# eager 7.7 to 9.1 (small-updates-h200.json, ladder-expert-h200.json).
+# eager 7.7 to 9.1 (small-updates-h200.json, ladder-expert-h200.json); fused 3.4 to 4.9
+# (small-steps-h200.json).
 _LAUNCH: Mapping[str, Range] = {
     "recorded": (0.15e-3, 0.8e-3),
+    "fused": (0.4e-3, 5.0e-3),
     "compiled": (0.4e-3, 4.5e-3),
     "eager": (0.6e-3, 9.5e-3),
 }
 # The same for a typical host, to decide by: eager 2.2 ms with sixteen dedicated cores, 8 on shared
-# ones; compiled about half of that. Blocks without adapters: 2.6 and 2.1 ms for the character GPT
-# (small-updates-h200.json, ladder-char-gpt-h200.json).
+# ones; compiled about half of that; fused 3.4 to 4.9 on shared ones. Blocks without adapters: 2.6
+# and 2.1 ms for the character GPT (small-updates-h200.json, ladder-char-gpt-h200.json).
 _USUAL_LAUNCH: Mapping[str, Mapping[str, float]] = {
-    "adapter": {"recorded": 0.1e-3, "compiled": 2.0e-3, "eager": 4.2e-3},
-    "plain": {"recorded": 0.1e-3, "compiled": 2.1e-3, "eager": 2.6e-3},
+    "adapter": {"recorded": 0.1e-3, "fused": 3.0e-3, "compiled": 2.0e-3, "eager": 4.2e-3},
+    "plain": {"recorded": 0.1e-3, "fused": 2.1e-3, "compiled": 2.1e-3, "eager": 2.6e-3},
 }
 BLOCK_SECONDS = {"compiled": 0.24e-3, "eager": 0.35e-3}
 """Fixed time of a block in a pass, however few its tokens: kernel tails, small tiles. Compiled, 8B
@@ -143,12 +145,17 @@ def pass_seconds(
         size = work.shape.block_linear_parameters / _UNPACKED_WEIGHTS
         slower = MEASURED_BANDWIDTH / (bandwidth or MEASURED_BANDWIDTH)
         fixed += work.shape.layers * UNPACK_SECONDS * size * slower
-    how = "recorded" if work.captured else "compiled" if fast else "eager"
+    how = _launched_how(work, compiled=work.compiled, captured=work.captured)
     kind = "plain" if work.adapter in ("full", "none") else "adapter"
     return PassSeconds(
         computing=tokens * flops_per_token(work, mean_tokens) / (share * peak) + fixed,
         launching=_launched_blocks(work) * _USUAL_LAUNCH[kind][how],
     )
+
+
+def _launched_how(work: Workload, *, compiled: bool, captured: bool) -> str:
+    ways = {"recorded": captured, "fused": work.is_fused, "compiled": compiled, "eager": True}
+    return next(way for way, holds in ways.items() if holds)
 
 
 def _launched_blocks(work: Workload) -> float:
@@ -188,7 +195,7 @@ def gpu_rate(run: RunShape, *, peak: Range, measured_card: bool) -> Range:
     low *= _losses(run)
     flops = flops_per_token(run.work, run.mean_tokens)
     tokens = run.tokens / max(1, run.steps)
-    how = "recorded" if run.recorded else "compiled" if fast else "eager"
+    how = _launched_how(run.work, compiled=run.compiled, captured=run.recorded)
     blocks = run.micro_batches * _launched_blocks(run.work)
     least, most = (blocks * seconds for seconds in _LAUNCH[how])
     slowest = max(tokens * flops / (low * peak[0]), most)

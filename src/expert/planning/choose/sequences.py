@@ -22,9 +22,9 @@ whole sequences rarely hold exactly that many rows."""
 FLAT_PAYS = 0.97
 """Below this fill sequences are laid end to end: every new number of tokens costs 10 to 20 ms once,
 while cuBLAS chooses its kernels (1.7 % of a run of 24 steps at 0.6B on an H200)."""
-CAPTURED_FILL = 0.85
-"""Fill of rows end to end in a few widths, which can be captured: 0.82 with 2 rows per step, 0.89
-with 5 and 0.94 with 16, of 438 tokens on average and up to 2,048."""
+_CAPTURED_PADDING = 0.25
+"""Padding of one row in a few widths that are captured; of n rows, by the square root of n less:
+0.18 with 2 rows per pass, 0.11 with 5 and 0.06 with 16, of 438 tokens on average and up to 2,048."""
 BY_BOUNDARIES = ("flash", "flash4")
 """Kinds of attention that are given where documents begin, however rows are laid out."""
 FULL_ENOUGH = 0.9
@@ -139,7 +139,14 @@ def captured_flat(draft: PlanDraft, attention: str) -> bool:
     keeps its gradients, which are small for adapters only."""
     known = draft.survey.packed
     narrow = attention in BY_BOUNDARIES and draft.config.adapter_type != "full"
-    return narrow and draft.packed and known is not None and known.fill < CAPTURED_FILL
+    if not narrow or not draft.packed or known is None:
+        return False
+    return known.fill < FLAT_PAYS * captured_fill(draft["batch.examples_per_update"])
+
+
+def captured_fill(rows: float) -> float:
+    """The fill of `rows` rows of a pass end to end, in a few widths."""
+    return 1 - _CAPTURED_PADDING / math.sqrt(max(1.0, rows))
 
 
 def settle_sequences(draft: PlanDraft) -> None:
