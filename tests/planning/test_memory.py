@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from expert.planning.memory.memory import (
     GIB,
     estimate,
+    evaluated_chunk_rows,
     loss_bytes,
     loss_chunk_rows,
     workspace_bytes,
@@ -198,6 +199,12 @@ def test_less_never_takes_more_and_the_parts_make_up_the_total(work: Workload):
         bases = [estimate(replace(work, quantization=q)) for q in ("int4", "int8", "none")]
         weights = [base.base_weights + base.quantisation_tables for base in bases]
         assert weights == sorted(weights)
+
+
+def test_an_evaluation_has_smaller_chunks_of_logits_unless_they_are_small_anyway():
+    assert evaluated_chunk_rows(151_936) == 512 < loss_chunk_rows(151_936)
+    assert evaluated_chunk_rows(151_936, planned=256) == 256
+    assert evaluated_chunk_rows(65) == loss_chunk_rows(65)
 
 
 def test_trainable_parameters_are_those_of_the_adapter():

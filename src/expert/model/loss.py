@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from expert.model.loss_kernel import losses_and_gradients, triton_installed
-from expert.planning.memory.memory import loss_chunk_rows
+from expert.planning.memory.memory import evaluated_chunk_rows, loss_chunk_rows
 
 Kernel = Literal["torch", "triton"]
 
@@ -121,6 +121,8 @@ def evaluated(
     rules = HeadRules(scale=scale, softcap=softcap)
     hidden, head, labels = hidden.to(dtype), head.to(dtype), labels.reshape(-1)
     size = _chunk_rows(chunk, hidden, head)
+    if hidden.device.type == "cuda":
+        size = min(size, evaluated_chunk_rows(head.shape[0]))
     loss = torch.zeros((), dtype=_wide(dtype), device=hidden.device)
     correct = torch.zeros((), dtype=torch.int64, device=hidden.device)
     logits = hidden.new_empty(size if targets else 0, head.shape[0])

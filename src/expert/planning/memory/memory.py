@@ -47,6 +47,7 @@ LOGIT_BYTES = 2**30  # of one chunk of the fused loss, at two bytes per logit
 LOGIT_SHARE = 1 / 32
 """Of the memory of a small card: 256 MiB of 8 GiB."""
 FEW_WORDS = 512
+EVALUATED_ROWS = 512
 
 BYTES_OF = {"bf16": 2, "fp16": 2, "fp32": 4}
 # NF4 with double quantisation: 4 bits per weight, an 8-bit scale per 64 weights, and a float32
@@ -226,7 +227,7 @@ def evaluation_bytes(work: Workload) -> int:
     s, tokens = work.shape, work.evaluated_tokens
     width = BYTES_OF[work.precision]
     block = kept_per_token(work) + 2 * width * s.hidden
-    rows = min(tokens, loss_chunk_rows(s.vocab, work.loss_rows))
+    rows = min(tokens, evaluated_chunk_rows(s.vocab, work.loss_rows))
     return tokens * block + rows * s.vocab * (width if width == 4 else width + 4)
 
 
@@ -393,6 +394,13 @@ def loss_chunk_rows(vocabulary: int, planned: int | None = None) -> int:
     if vocabulary <= FEW_WORDS:
         return 1 << 20  # logits of characters are smaller than the hidden states: no chunks
     return planned or _power_of_two(LOGIT_BYTES // (2 * vocabulary))
+
+
+def evaluated_chunk_rows(vocabulary: int, planned: int | None = None) -> int:
+    """The same for an evaluation, whose logits also exist in float32, beside captured passes: with
+    152k words 2048 rows take 1.9 GB, 512 rows a quarter of that."""
+    rows = loss_chunk_rows(vocabulary, planned)
+    return rows if vocabulary <= FEW_WORDS else min(rows, EVALUATED_ROWS)
 
 
 def chunk_for(vocabulary: int, budget: int) -> int | None:
