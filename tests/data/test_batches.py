@@ -147,11 +147,25 @@ def test_packed_batches_equal_one_document_at_a_time(some, rule, policy, length,
             in_rows.pad_to((row + 1) * length)
         assert_equal(out, counts, in_rows)
         total += counts
-        laid = out.shaped(1, min(int(index.lengths_of(bins).sum()) + cut % 4, rows * length))
+        used = int(index.lengths_of(bins).sum())
+        laid = out.shaped(1, min(used + cut % 4 * length, rows * length))
         counts = fill_batch(laid, index, bins, store, flat=True)
+        for end in range(used + length, laid.shape.places, length):
+            flat.pad_to(end)  # no document of padding is longer than a sequence
         assert_equal(laid, counts, flat)
     kept = sum(len(tokens) for tokens, _ in some) - index.overlong.tokens_lost
     assert (total.real_tokens, total.examples) == (kept, index.examples)
+
+
+def test_padding_of_rows_laid_end_to_end_is_cut_into_documents_no_longer_than_a_sequence():
+    """Kernels compute as much of a document as a sequence has, and leave the rest undefined."""
+    store = FlatDocuments([shard_of([[7] * 5], [[(0, 5)]])])
+    index = pack_none(store.lengths, 8)
+    out = spoiled(BatchArrays.allocate(BatchShape.for_index(index, 3)))
+    fill_batch(out.shaped(1, 24), index, np.array([0]), store, flat=True)
+    length = index.length
+    assert out.boundaries.tolist()[:4] == [0, 5, 5 + length, 5 + 2 * length]
+    assert np.diff(out.boundaries).max() <= length
 
 
 @settings_of_a_batch

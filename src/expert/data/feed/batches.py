@@ -121,7 +121,7 @@ def fill_batch(
     `flat`: all bins end to end in one row.
 
     Padding at the end of a row is a document of its own without labels, so that no document attends
-    to another and none is longer than a row.
+    to another; flat, it is several if it is longer than a sequence.
     """
     shape = out.shape
     numbers = np.asarray(bins, dtype=np.int64)
@@ -137,7 +137,11 @@ def fill_batch(
     row_starts = np.arange(shape.rows + 1) * shape.length
     out.tokens.fill(PAD_ID)
     ends, counts = _fill_rows(out, index, numbers, store, flat=flat)
-    edges = np.unique(np.concatenate((row_starts, ends)))
+    padding = ends[:0]
+    if flat:
+        # At most as long as a document: a kernel computes no more, and leaves the rest undefined.
+        padding = np.arange(int(ends[-1]) if len(ends) else 0, shape.places, index.length)
+    edges = np.unique(np.concatenate((row_starts, ends, padding)))
     if len(edges) > len(out.boundaries):
         what = f"{len(edges) - 1} documents in a batch"
         raise ValueError(f"{what} that has boundaries for {shape.max_documents}")

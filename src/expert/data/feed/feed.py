@@ -280,7 +280,8 @@ class PackedFeed:
             Batch(
                 **_shaped(tensors, shape),  # type: ignore[arg-type]
                 counts=counts,
-                longest=min(shape[1], self._shape.length),
+                # The same for all widths: kernels may be compiled for it.
+                longest=self._shape.length if self._widths else min(shape[1], self._shape.length),
                 whole_rows=self._whole_rows and not self._flat,
                 bins=tuple(bins.tolist()),
             )

@@ -23,8 +23,8 @@ FLAT_PAYS = 0.97
 """Below this fill sequences are laid end to end: every new number of tokens costs 10 to 20 ms once,
 while cuBLAS chooses its kernels (1.7 % of a run of 24 steps at 0.6B on an H200)."""
 _CAPTURED_PADDING = 0.25
-"""Padding of one row in a few widths that are captured; of n rows, by the square root of n less:
-0.18 with 2 rows per pass, 0.11 with 5 and 0.06 with 16, of 438 tokens on average and up to 2,048."""
+"""Padding of one row in a few widths that are captured; of n rows, less by the square root of n:
+0.18 with 2 rows per pass, 0.11 with 5 and 0.06 with 16 (438 tokens on average, at most 2,048)."""
 BY_BOUNDARIES = ("flash", "flash4")
 """Kinds of attention that are given where documents begin, however rows are laid out."""
 FULL_ENOUGH = 0.9
