@@ -41,7 +41,7 @@ def test_widths_are_those_of_the_micro_batches_of_an_epoch(monkeypatch):
     assert set(widths_of(case.order, case.index, 2, 99)) == set(needed)
 
 
-def test_a_batch_is_padded_to_the_next_width_and_one_that_needs_more_has_its_own(monkeypatch):
+def test_a_batch_is_padded_to_the_next_width_and_one_that_needs_more_to_all_places(monkeypatch):
     monkeypatch.setattr(feeds, "FLAT_TO", 4)
     case = Case()
     with case.feed(5, flat=True) as feed:
@@ -49,6 +49,6 @@ def test_a_batch_is_padded_to_the_next_width_and_one_that_needs_more_has_its_own
     given = sorted(set(needed))[:-1]
     with case.feed(5, flat=True, widths=(given[0], given[-1])) as feed:
         padded = [fed.batches[0].tokens.shape[1] for fed in feed]
-    expected = [next((w for w in (given[0], given[-1]) if w >= one), one) for one in needed]
+    expected = [next(w for w in (given[0], given[-1], 5 * 64) if w >= one) for one in needed]
     assert padded == expected
     assert len(set(expected)) == 3

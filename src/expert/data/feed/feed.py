@@ -223,8 +223,8 @@ class PackedFeed:
         world: World = ALONE,
     ) -> None:
         """`trim`: rows are as long as the longest of their batch; `flat`: a batch is one row, with
-        its bins end to end, padded to the next of `widths`. `world`: only this rank's share of each
-        step is made."""
+        its bins end to end, padded to the next of `widths` or else all places. `world`: only this
+        rank's share of each step is made."""
         self._world = world
         self._new_event = new_event
         self._trim, self._flat, self._widths = trim, flat, widths
@@ -351,7 +351,8 @@ class PackedFeed:
         rows, length = self._shape.rows, self._shape.length
         if self._flat:
             needed = -(-int(index.lengths_of(bins).sum()) // FLAT_TO) * FLAT_TO
-            needed = next((width for width in self._widths if width >= needed), needed)
+            if self._widths:  # the most that there can be is a width too
+                needed = next((width for width in self._widths if width >= needed), rows * length)
             return 1, min(rows * length, max(FLAT_TO, needed))
         if not self._trim:
             return rows, length
