@@ -6,8 +6,10 @@ from itertools import combinations
 
 import numpy as np
 
+from expert.core.world import ALONE, World
 from expert.data.feed import feed as feeds
 from expert.data.feed import widths
+from expert.data.feed.order import dealt
 from expert.data.feed.widths import FLAT_TO, few_widths, widths_of
 from tests.data.test_feed import Case
 from tests.each import each
@@ -30,15 +32,17 @@ def test_no_other_choice_of_as_many_widths_leaves_less_empty(most):
     assert places(needed, chosen) == least
 
 
-def test_widths_are_those_of_the_micro_batches_of_an_epoch(monkeypatch):
+@each("world", [ALONE, World(0, 2), World(1, 2), World(2, 3)])
+def test_widths_are_those_of_a_ranks_micro_batches_of_an_epoch(world, monkeypatch):
     monkeypatch.setattr(widths, "FLAT_TO", 1)
     case = Case()
     needed = [
-        int(case.index.lengths_of(bins[first : first + 2]).sum())
-        for bins in (update.bins for update in case.order.updates(0, case.order.steps_per_epoch))
-        for first in range(0, len(bins), 2)
+        int(case.index.lengths_of(batch.bins).sum())
+        for update in case.order.updates(0, case.order.steps_per_epoch)
+        for batch in dealt(update.bins, 2, world)
+        if not batch.silent
     ]
-    assert set(widths_of(case.order, case.index, 2, 99)) == set(needed)
+    assert set(widths_of(case.order, case.index, 2, 99, world)) == set(needed)
 
 
 def test_a_batch_is_padded_to_the_next_width_and_one_that_needs_more_to_all_places(monkeypatch):

@@ -14,6 +14,7 @@ from torch.nn import Parameter
 from expert.parallel import graphs
 from expert.parallel.graphs import FIT_TARGETS, MOST_GRAPHS, OFTEN, WARM_UPS, GraphsUnavailable
 from expert.parallel.single_device import SingleDevice
+from expert.planning.memory.workload import CAPTURED_WIDTHS
 from expert.training import learner
 from tests.parallel.again import Again, UndoneStep
 from tests.training.toys import CPU, optim_plan
@@ -187,10 +188,17 @@ def test_passes_that_are_not_compiled_warm_up_once_for_all_shapes():
     """A pass that is run takes as much memory beside what is captured."""
     recorder = Again()
     model, replayed = watched(recorder, warm_each=False)
-    for number, places in enumerate((12, 13, 12, 14, 12, 13, 14, 15)):
+    for number, places in enumerate((16, 48, 32, 64, 16, 48)):
         replayed.accumulate(batch(number, places=places), divisor=7)
     assert model.run == WARM_UPS
     assert recorder.recorded == 2 * 4
+    for number in range(WARM_UPS + 1):  # kernels are compiled again for such a number of places
+        replayed.accumulate(batch(number, places=40), divisor=7)
+    assert (model.run, recorder.recorded) == (2 * WARM_UPS, 2 * 5)
+
+
+def test_every_width_and_all_places_have_their_graph():
+    assert CAPTURED_WIDTHS + 1 <= MOST_GRAPHS
 
 
 class Watched(Model):

@@ -72,7 +72,7 @@ def test_captured_sequences_with_much_padding_are_laid_end_to_end_in_a_few_width
         assert not plan(manifest(fixed), survey=packed(fill)).data.flat
     wide = workload_of(flat)
     one = replace(wide, widths=1)
-    of_others = (CAPTURED_WIDTHS - 1) * 2 * wide.trainable_parameters
+    of_others = 2 * (CAPTURED_WIDTHS - 1) * 2 * wide.trainable_parameters
     assert captured_gradient_bytes(wide) - captured_gradient_bytes(one) == of_others
 
 

@@ -93,6 +93,18 @@ def test_a_host_far_ahead_of_its_device_does_not_make_steps_faster(meter, clock)
     assert meter.step_line(7)["tokens_per_second"] == 30.0
 
 
+def test_sums_of_a_checkpoint_without_device_times_keep_their_seconds(clock):
+    """As those that an earlier version saved."""
+    saved = {"updates": 100, "seconds": 10.0, "tokens": 9000, "settled_seconds": 10.0,
+             "settled_tokens": 9000, "settled_updates": 100}  # fmt: skip
+    resumed = Meter(clock)
+    resumed.restore({"run": saved})
+    make(resumed, clock, 1.0, 1.0, 1.0, 0.5, 0.5)
+    for step in (4, 5):
+        resumed.add_times(times(step, wall=1.0, data_wait=0.0))
+    assert resumed.run_line()["seconds"] == 10 + 3 + 2.0
+
+
 def test_the_time_left_leaves_out_compiling_and_pauses(meter, clock):
     make(meter, clock, 60.0, 20.0, 20.0)
     assert meter.eta_seconds() is None

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -32,12 +33,16 @@ def made(told, **changes):
     return recorder, clock
 
 
-def take(recorder, clock, step, loss=2.0, *, applied=True, waited=0.25, norm=1.0):
-    """A step of one second and ten targets."""
+def take(
+    recorder, clock, step, loss=2.0, *, applied=True, waited=0.25, norm=1.0, seconds=1.0, card=None
+):
+    """A step of one second, or others, and ten targets."""
     recorder.begin(step)
     with recorder.waiting():
         clock.now += waited
-    clock.now += 1.0 - waited
+    clock.now += seconds - waited
+    if card is not None:
+        card.launch()
     facts = StepFacts(
         step=step,
         epoch=0.5,
@@ -98,14 +103,76 @@ def test_lines_of_a_card_that_reports_late_cover_their_own_steps_to_the_last(mon
 
 
 def test_times_of_the_phases_are_reported_once():
-    """The times of a step are read while the next is under way."""
     told = []
     recorder, clock = made(told)
     for step in range(3):
         take(recorder, clock, step)
     recorder.settle()
-    assert "time_data_wait" not in told[0]
-    assert [line["time_data_wait"] for line in told[1:]] == [0.25, 0.25]
+    assert [line["time_data_wait"] for line in told] == [0.25, 0.25, 0.25]
+
+
+class Card:
+    """A device with a queue: each step takes it 0.1 s, whenever the host has launched it."""
+
+    def __init__(self, clock: HandClock) -> None:
+        self.clock, self.free = clock, clock.now
+
+    def launch(self) -> None:
+        self.free = max(self.free, self.clock.now) + 0.1
+
+    def new_event(self) -> CardEvent:
+        return CardEvent(self)
+
+
+class CardEvent:
+    def __init__(self, card: Card) -> None:
+        self.card, self.at = card, 0.0
+
+    def record(self, stream: object = None) -> None:
+        self.at = max(self.card.free, self.card.clock.now)
+
+    def query(self) -> bool:
+        return self.at <= self.card.clock.now
+
+    def synchronize(self) -> None:
+        self.card.clock.now = max(self.card.clock.now, self.at)
+
+    def elapsed_time(self, end: CardEvent, /) -> float:
+        return 1000 * (end.at - self.at)
+
+
+@pytest.mark.parametrize("log_every", [1, 2, 5])
+def test_rates_are_the_cards_where_the_host_launches_far_ahead_of_it(log_every, monkeypatch):
+    """As replayed graphs are: the host's part of a step is 2 ms after a capture that took long."""
+    told: list[dict[str, Any]] = []
+    recorder, clock = made(told, log_every=log_every)
+    card = Card(clock)
+    recorder._timeline = Timeline(CPU, clock=clock, new_event=card.new_event)
+    late = LateNumbers(CPU, lag=1)
+    pending = late.add
+
+    def add(key: int, numbers: list[torch.Tensor]) -> None:
+        pending(key, numbers)
+        (key, numbers_there, _), event = late._pending.pop(), card.new_event()
+        event.record()
+        late._pending.append((key, numbers_there, event))
+
+    monkeypatch.setattr(late, "add", add)
+    recorder._late = late
+    for step in range(15):
+        take(recorder, clock, step, seconds=1.0 if step < 4 else 0.002, waited=0.0, card=card)
+    rates = [line["tokens_per_second"] for line in told if line["step"] > 5]
+    assert rates == pytest.approx([200.0] * len(rates))
+
+
+def test_on_a_cpu_steps_that_take_turns_being_long_are_neither_stretched_nor_shortened():
+    told = []
+    recorder, clock = made(told, log_every=2)
+    for step in range(8):
+        take(recorder, clock, step, seconds=1.0 if step % 2 else 4.0)
+    assert [line["seconds"] for line in told] == [5.0] * 4
+    assert [line["tokens_per_second"] for line in told[2:]] == [8.0] * 2
+    assert recorder.meter.run_line()["seconds"] == 20.0
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, 2.0])

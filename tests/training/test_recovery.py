@@ -226,6 +226,10 @@ def test_attention_falls_from_flex_to_flash_to_sdpa_to_eager(usual):
         assert here.kernels.attention == following
     assert wording("sdpa-cannot-run-here") in decision(here, "kernels.attention")
     assert plan_after(here, KernelUnavailable(kernel="attention", reason="?")) is None
+    flat = changed(usual, kernels={"attention": "flash4"}, data={"flat": True})
+    for following, stays in [("flash", True), ("sdpa", False)]:  # masks are for rows
+        flat = plan_after(flat, KernelUnavailable(kernel="attention", reason="?"))
+        assert (flat.kernels.attention, flat.data.flat) == (following, stays)
 
 
 def test_a_kernel_that_the_plan_does_not_use_changes_nothing(usual):

@@ -26,8 +26,10 @@ from expert.core.errors import ExpertError
 TENSORS = ("tokens", "labels", "positions", "boundaries", "soft_mask", "target_places")
 """The tensors of a batch that a model reads."""
 WARM_UPS = 2
-"""Passes of a shape before it is captured: kernels are compiled, tuned and given workspace on first
-use, none of which can be captured."""
+"""Passes before the first is captured, for each shape if they are compiled: kernels are compiled,
+tuned and given workspace on first use, none of which can be captured."""
+ALIGNED = 16
+"""Triton compiles kernels for sizes that are multiples of this, and for others."""
 MOST_GRAPHS = 8
 """Captured shapes; each has its own gradients. Batches of a run have one shape, or a few widths."""
 TARGETS_IN_STEPS_OF = 8192
@@ -174,7 +176,7 @@ class CapturedPasses:
 
     def __init__(self, passes: Passes, capture: Capture, *, warm_each: bool = True) -> None:
         """`warm_each`: compiled passes warm up for every shape; others only once, since the same
-        kernels compute all shapes."""
+        kernels compute all shapes, and once more for a number of places that is not aligned."""
         self._passes, self._capture, self._warm_each = passes, capture, warm_each
         self._met: dict[Hashable, int] = {}
         self._captured: dict[Hashable, list[Captured]] = {}
@@ -184,7 +186,7 @@ class CapturedPasses:
         shape, targets = _shape(batch), _targets(batch)
         known = self._captured.get(shape)
         if known is None:
-            met = self._meet(shape if self._warm_each else None)
+            met = self._meet(shape if self._warm_each else batch.tokens.numel() % ALIGNED)
             if met <= WARM_UPS or len(self._captured) >= MOST_GRAPHS:
                 return None
             known = self._captured[shape] = []

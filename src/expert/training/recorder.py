@@ -153,7 +153,10 @@ class Recorder:
             self._report(*unreported)
 
     def _read(self, *, everything: bool) -> list[Trouble]:
-        for times in self._timeline.drain() if everything else self._timeline.ready():
+        # Waits for the device where it is behind: after that, its times of these steps are there.
+        late = self._late.take(everything=everything)
+        timeline = self._timeline
+        for times in timeline.drain() if everything else timeline.ready(self._late.lag):
             self.meter.add_times(times)
             if self.pressure is not None:
                 self.pressure.add_times(times.wall, times.phases["data_wait"])
@@ -164,7 +167,7 @@ class Recorder:
             if times.ran_dry is not None:
                 self._dry.append(times.ran_dry)
         troubles = []
-        for step, (loss_sum, grad_norm, applied) in self._late.take(everything=everything):
+        for step, (loss_sum, grad_norm, applied) in late:
             trouble = self._arrived(self._pending.pop(step), loss_sum, grad_norm, bool(applied))
             if trouble is not None:
                 troubles.append(trouble)

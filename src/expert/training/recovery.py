@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from expert.manifest.schema.manifest import CHAR_GPT
+from expert.planning.choose.sequences import BY_BOUNDARIES
 from expert.planning.decisions import Decision
 from expert.planning.run_plan import RunPlan
 
@@ -210,6 +211,8 @@ def _without_kernel(plan: RunPlan, failure: KernelUnavailable) -> tuple[Changes,
         kernel = kernels.attention
         following = ATTENTION_AFTER.get(kernels.attention)
         values = {"kernels.attention": following} if following else {}
+        if following and following not in BY_BOUNDARIES:
+            values["data.flat"] = False  # a mask over all places of one long row
     elif kernel in ("fused_optimizer", plan.optim.optimizer):
         kernel = plan.optim.optimizer
         if kernel not in (PLAIN_OPTIMIZER, "sgd"):

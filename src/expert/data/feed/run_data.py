@@ -170,7 +170,7 @@ def training_feed(
         updates = order.updates(state.done, total)
         works = _prepared_works(updates, split.index, split.open(), seed=plan.optim.seed)
         if plan.data.flat and plan.kernels.cuda_graphs:
-            widths = widths_of(order, split.index, rows, CAPTURED_WIDTHS)
+            widths = widths_of(order, split.index, rows, CAPTURED_WIDTHS, world)
     return PackedFeed(
         (work for work in works if work.update.done not in state.skipped),
         shape,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from expert.core.world import ALONE, World
 from expert.data.feed.order import DataOrder
 from expert.data.pack.pack_index import PackIndex
 
@@ -31,10 +32,13 @@ def few_widths(needed: NDArray[np.int64], most: int) -> tuple[int, ...]:
     return tuple(chosen[-1])
 
 
-def widths_of(order: DataOrder, index: PackIndex, rows: int, most: int) -> tuple[int, ...]:
-    """Widths for batches of `rows` sequences, from those of the first epoch. Other epochs are
-    shuffled differently: a batch may need more than the largest of them."""
+def widths_of(
+    order: DataOrder, index: PackIndex, rows: int, most: int, world: World = ALONE
+) -> tuple[int, ...]:
+    """Widths for this rank's batches of `rows` sequences, from those of the first epoch. Other
+    epochs are shuffled differently: a batch may need more than the largest of them."""
     bins, step = order.epoch(0), order.bins_per_update
-    starts = np.add.outer(np.arange(0, len(bins), step), np.arange(0, step, rows)).ravel()
-    lengths = index.bin_lengths()[bins]
-    return few_widths(np.add.reduceat(lengths, starts[starts < len(bins)]), most)
+    places = np.add.outer(np.arange(0, len(bins), step), np.arange(world.rank, step, world.size))
+    lengths = np.append(index.bin_lengths()[bins], 0)[np.minimum(places, len(bins))]
+    needed = [lengths[:, first : first + rows].sum(1) for first in range(0, places.shape[1], rows)]
+    return few_widths(np.concatenate([one[one > 0] for one in needed]), most)

@@ -25,6 +25,7 @@ from expert.jobs.benchmark.numbers import judged, numbers_of
 from expert.jobs.benchmark.processes import Job, Ready, Window
 from expert.planning.decisions import Remark
 from expert.planning.machine.machine import describe_machine
+from expert.planning.memory.workload import CAPTURED_WIDTHS
 from expert.run.build import environment
 from expert.run.open import open_planned
 from expert.run.session.execute import Through, attempt
@@ -57,8 +58,10 @@ SLOW_SECONDS = 1.0
 WARM_UP = 3
 """Untimed steps of a feed that has just started."""
 UNTIL_CAPTURED = 6
-"""Steps: CUDA graphs are captured at the third batch of a shape, the optimizer's once its gradients
-have kept their addresses for two."""
+"""Steps: CUDA graphs are captured at the third batch, the optimizer's once its gradients have kept
+their addresses for two."""
+FOR_A_WIDTH = 8
+"""More of them for each width that is captured when it first comes: most come within 30 steps."""
 ENOUGH_STEPS = 10_000_000
 """More than any windows need: the feed of a timed setting does not end."""
 SECONDS_BETWEEN_EVENTS = 0.1
@@ -171,7 +174,8 @@ def _measured(run: Session, job: Job, events: list[dict[str, Any]], say: Say, he
     steps = _train_first_steps(run, events, job)
     weights = None if job.only_rate else copied(model_of(run).tensors())
     if run.plan.kernels.cuda_graphs:  # timed steps must run from captured graphs
-        _train_to(run, run.state.done + UNTIL_CAPTURED)
+        widths = CAPTURED_WIDTHS if run.plan.data.flat else 0
+        _train_to(run, run.state.done + UNTIL_CAPTURED + FOR_A_WIDTH * widths)
 
     def judge() -> dict[str, Any]:
         if weights is None:

@@ -103,7 +103,8 @@ def _pass_tokens(draft: PlanDraft, work: Workload, passes: int) -> float:
     fill = 1.0
     if known is not None and (work.compiled or work.captured):
         rows = draft["batch.examples_per_update"] / draft.cluster.ranks / passes
-        fill = known.fill if work.widths == 1 else captured_fill(rows)
+        # The widths never hold more than sequences of one width do.
+        fill = known.fill if work.widths == 1 else max(known.fill, captured_fill(rows))
     of_a_pass: float = tokens / steps / draft.cluster.ranks / passes / fill
     return min(float(work.tokens), of_a_pass)
 

@@ -13,7 +13,7 @@ Everything is in bytes. The peak of a step is
 Passes captured as CUDA graphs keep all of that between steps. What runs in between needs its own
 memory in addition:
 
-    + captured gradients          those that leave the graphs' pool, and those of a second graph
+    + captured gradients          those that leave the graphs' pool, and those of further graphs
     + evaluation                  one block's tensors and a chunk of logits, with a float32 copy
 
 What a block keeps per token is counted tensor by tensor in `kept_per_token`; constants that cannot
@@ -48,6 +48,7 @@ LOGIT_SHARE = 1 / 32
 """Of the memory of a small card: 256 MiB of 8 GiB."""
 FEW_WORDS = 512
 EVALUATED_ROWS = 512
+"""Rows of logits per chunk of an evaluation, at most."""
 
 BYTES_OF = {"bf16": 2, "fp16": 2, "fp32": 4}
 # NF4 with double quantisation: 4 bits per weight, an 8-bit scale per 64 weights, and a float32
@@ -96,7 +97,7 @@ class MemoryEstimate:
     gradient_sum: int = 0
     """Buffers for reducing gradients over ranks."""
     captured_gradients: int = 0
-    """Of captured passes: those of a second graph, and those copied out."""
+    """Of captured passes: those of further graphs, and those copied out."""
     evaluation: int = 0
     """What an evaluation needs beside captured passes, which keep their memory."""
 
@@ -214,12 +215,12 @@ def gradient_bytes(work: Workload) -> int:
 
 
 def captured_gradient_bytes(work: Workload) -> int:
-    """Gradients of a second captured pass, for batches with more targets, and of every further
-    width; and the accumulated ones outside the graphs, unless counted with the masters of an
-    adapter."""
+    """Gradients of a second captured pass, for batches with more targets, and of two passes for
+    every further width; and the accumulated ones outside the graphs, unless counted with the
+    masters of an adapter."""
     narrow = work.precision == "bf16" and not work.trains_everything
-    of_a_pass = 2 if narrow else 4
-    return (of_a_pass * work.widths + (0 if narrow else 4)) * work.trainable_parameters
+    passes = 1 + 2 * (work.widths - 1)
+    return ((2 if narrow else 4) * passes + (0 if narrow else 4)) * work.trainable_parameters
 
 
 def evaluation_bytes(work: Workload) -> int:
