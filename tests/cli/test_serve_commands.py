@@ -70,7 +70,7 @@ def test_it_says_where_it_is_and_how_to_ask_and_a_line_for_each_request(run):
     assert lines[0] == f"serving http://127.0.0.1:{port}/v1"
     assert any(line.startswith("curl http://127.0.0.1:") for line in lines)
     assert any(line.startswith("openai.OpenAI(") and 'api_key="-"' in line for line in lines)
-    assert any("&& vllm serve demo-merged --served-model-name demo" in line for line in lines)
+    assert any("&& vllm serve demo-merged --dtype bfloat16 " in line for line in lines)
     assert "  200  demo  " in lines[-1]
 
 

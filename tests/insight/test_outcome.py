@@ -20,7 +20,7 @@ from tests.insight.pages import (
     usual,
     write_run,
 )
-from tests.insight.records import evidence, finished_events, record, step_events
+from tests.insight.records import PLAN, evidence, finished_events, record, step_events
 from tests.wording import wording
 
 FALLING = [2.0 * 0.9**n for n in range(50)]
@@ -78,6 +78,13 @@ def test_a_run_that_memorised_its_rows_is_overfitted():
     assert found.sentence.endswith(wording("final-weights-last-ones"))
     assert found.fix.startswith("training.config.load_best_model_at_end: true; ")
     assert not found.is_good
+
+
+def test_a_run_that_was_not_evaluated_yet_is_not_said_to_have_no_rows_held_out():
+    plan = {**PLAN, "data": {**PLAN.get("data", {}), "validation": "5% of the rows"}}
+    found = judge_learning(evidence(record(finished_events(steps_of(FALLING)), plan)))
+    assert wording("no-evaluation-yet") in found.sentence
+    assert wording("no-rows-held-out") not in found.sentence
 
 
 def test_early_stopping_is_reported():

@@ -394,7 +394,12 @@ def test_servers_get_their_command_or_the_reason_why_not(adapter, kind, expected
         plan, kind, "fp32", portable_base(plan.model, needed=False), template=True, name="demo"
     )
     assert bool(found) == (expected is not None) == (not problems(plan, kind))
-    assert expected is None or expected in found[0][1]
+    assert expected is None or expected in found[0].command
+    for server, command, asked in found:
+        assert "model " in asked
+        # Kernels of LoRA, and TGI as a whole, compute in 16 bits only.
+        narrow = kind == "adapter" or server == "TGI"
+        assert ("--dtype float32" in command) == (not narrow), command
 
 
 def test_the_cards_of_folders_have_the_commands_and_warnings_name_what_is_missing():

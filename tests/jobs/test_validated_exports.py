@@ -37,6 +37,9 @@ def test_a_run_that_failed_the_gate_is_not_exported_unless_told_otherwise(tmp_pa
     assert not (tmp_path / "out").exists()
     done = export(copy, tmp_path / "out", device="cpu", allow_failed=True)
     assert wording("gate-not-passed") in done.warnings()[0]
+    card = (done.folder / "README.md").read_text(encoding="utf-8")
+    assert wording("gate-not-passed") in card
+    assert str(tmp_path) not in card
 
 
 def test_a_validation_that_cannot_be_read_is_no_pass(tmp_path):

@@ -104,6 +104,8 @@ def _published(place: Path) -> Checked:
         advice = _AGAIN
     elif checkpoint_step(place.name) is not None:
         advice = "--resume puts it aside and takes the one before"
+    elif found and all(one.endswith(f"is not listed in {DONE}") for one in found):
+        advice = "remove what does not belong there"
     elif place.name != "final":
         advice = "export it again, or download it again"
     return _checked(place, found, advice)

@@ -12,6 +12,7 @@ from expert.jobs.board.safety import MAX_BODY_BYTES, POLICY, Guard
 from tests.each import each
 from tests.insight.pages import usual, write_run
 from tests.jobs.board.boards import ACTION, ORIGIN, TOKEN, Asked, contents
+from tests.wording import wording
 
 RUN = "demo-20260101-120000"
 
@@ -28,7 +29,7 @@ def asked(folder: Path) -> Asked:
     return Asked(folder)
 
 
-PLACES = ("/", "/start", "/run/{id}", "/live/runs", "/live/run/{id}", "/static/board.js",
+PLACES = ("/", "/start", "/run/{id}", "/live/runs", "/live/run/{id}", "/Static/board.js",
           "/compare?run={id}&run={id}", "/job/x", "/nothing", "/chat", "/run/{id}/chat",
           "/live/chat/{id}")  # fmt: skip
 ACTIONS = ("/run/{id}/notes", "/run/{id}/stop", "/run/{id}/resume", "/run/{id}/validate",
@@ -49,9 +50,23 @@ def test_nothing_is_shown_and_no_action_is_taken_without_the_token(folder, asked
     for place in ACTIONS:
         refused(stranger.post(place.format(id=asked.id_of(RUN))))
     for given in ("", "x", TOKEN[:-1], TOKEN + "x", "ü"):
-        refused(stranger.client.get("/", params={"token": given}))
+        answer = stranger.client.get("/", params={"token": given})
+        refused(answer)
+        assert wording("wrong-board-token") in answer.text
     refused(stranger.get("/", headers={"cookie": "expert_board=abc"}))
     assert contents(folder) == before
+
+
+def test_the_page_that_asks_for_the_token_has_its_style_and_nothing_else_does(folder):
+    stranger = Asked(folder, stranger=True)
+    asks = stranger.get("/")
+    linked = [part.split('"')[0] for part in asks.text.split('href="')[1:]]
+    assert any(place.endswith(".css") for place in linked)
+    for place in linked:
+        assert stranger.get(place).status_code == 200, place
+    assert wording("wrong-board-token") not in asks.text
+    assert stranger.get("/static/../start").status_code != 200
+    assert stranger.post("/static/board.css").status_code == 401
 
 
 def test_the_token_becomes_a_cookie_that_no_script_reads_and_no_other_site_sends(folder):

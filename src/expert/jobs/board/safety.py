@@ -21,6 +21,9 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 COOKIE = "expert_board"
 ASKED_BY_PAGE = "x-expert-board"
+STATIC = "/static/"
+NO_TOKEN = "Open the address that expert board printed in its terminal; it contains the token."
+WRONG_TOKEN = f"This token is not the board's: there is a new one at every start. {NO_TOKEN}"
 """A header that forms cannot send, and scripts of other sites only after a CORS preflight."""
 MAX_BODY_BYTES = 256 * 1024
 BODY_SECONDS = 15.0
@@ -102,8 +105,10 @@ class Guard:
             rest = urlencode({key: values for key, values in query.items() if key != "token"}, True)
             # Quoted: browsers drop tabs, which would turn "/<tab>/x" into another site.
             return "/" + quote(scope["path"].lstrip("/\\")) + (f"?{rest}" if rest else "")
+        if method == "GET" and scope["path"].startswith(STATIC):
+            return None  # styles and icons, also of the page that asks for the token
         if not self._is_known(headers.get("cookie", "")):
-            raise Refused(401, "no token")
+            raise Refused(401, WRONG_TOKEN if "token" in query else NO_TOKEN)
         if method == "POST":
             if origin is None or site not in ("none", "same-origin"):
                 raise Refused(403, "The request does not come from a page of this board.")
@@ -210,5 +215,4 @@ def _page(status: int, why: str) -> str:
 
     if status != 401:
         return plain_page(f"{status}", why, "")
-    text = "Open the address that expert board printed in its terminal; it contains the token."
-    return plain_page("The board needs its token", text, "token")
+    return plain_page("The board needs its token", why, "token")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from expert.jobs.export.card_code import FOLDER
 from expert.manifest.schema.manifest import CHAR_GPT
@@ -21,8 +21,12 @@ VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
-Engine = tuple[str, str]
-"""A server and the command that starts it with an export."""
+class Engine(NamedTuple):
+    """A server, the command that starts it with an export, and how clients ask for that."""
+
+    server: str
+    command: str
+    asked: str
 
 
 def engines(
@@ -32,38 +36,52 @@ def engines(
     if list(_problems(plan, kind)):
         return []
     own_dtype = _DTYPES[plan.kernels.precision if kind == "adapter" else dtype]
+    # TGI computes in 16 bits only, and so do the LoRA kernels of the others.
+    narrow = "bfloat16" if own_dtype == "float32" else own_dtype
     short = shlex.quote(name)
     if kind != "adapter":
         return [
-            ("vLLM", f"vllm serve {FOLDER} --dtype {own_dtype} --served-model-name {short}"),
-            (
+            Engine(
+                "vLLM",
+                f"vllm serve {FOLDER} --dtype {own_dtype} --served-model-name {short}",
+                f"port 8000, model {name}",
+            ),
+            Engine(
                 "SGLang",
                 f"python -m sglang.launch_server --model-path {FOLDER} --dtype {own_dtype} "
                 f"--served-model-name {short}",
+                f"port 30000, model {name}",
             ),
-            ("TGI", f"text-generation-launcher --model-id {FOLDER} --dtype {own_dtype}"),
+            Engine(
+                "TGI",
+                f"text-generation-launcher --model-id {FOLDER} --dtype {narrow}",
+                "port 3000, model tgi",
+            ),
         ]
-    under = shlex.quote(_base(plan, base))
+    own_dtype, under = narrow, shlex.quote(_base(plan, base))
     rank = plan.adapter.rank or 1
     vllm_rank = min(allowed for allowed in VLLM_RANKS if allowed >= rank)
     chat_template = f" --chat-template {FOLDER}/chat_template.jinja" if template else ""
     four_bits = " --quantization bitsandbytes" if plan.model.quantization == "int4" else ""
     return [
-        (
+        Engine(
             "vLLM",
             f"vllm serve {under} --dtype {own_dtype} --enable-lora --max-lora-rank {vllm_rank} "
             f"--lora-modules {short}={FOLDER}{chat_template}{four_bits}",
+            f"port 8000, model {name}",
         ),
-        (
+        Engine(
             "SGLang",
             f"python -m sglang.launch_server --model-path {under} --dtype {own_dtype} "
             f"--enable-lora --max-lora-rank {rank} --lora-paths {short}={FOLDER}{chat_template}"
             f"{four_bits}",
+            f"port 30000, model {under}:{name}",
         ),
-        (
+        Engine(
             "TGI",
             f"LORA_ADAPTERS={short}={FOLDER} text-generation-launcher --model-id {under} "
             f"--dtype {own_dtype}",
+            f"port 3000, model {name}",
         ),
     ]
 
@@ -73,12 +91,20 @@ def gguf_commands(file: str, name: str, *, plain: bool, lora: bool, base: str) -
     model = (
         f"-m {shlex.quote(base)} --lora {shlex.quote(file)}" if lora else f"-m {shlex.quote(file)}"
     )
-    ask = "-no-cnv -p 'The beginning of a text'" if plain else "--jinja -p 'Your question'"
+    ask = "-no-cnv -p 'The beginning of a text'" if plain else "--jinja -st -p 'Your question'"
     short = shlex.quote(name)
     return [
-        ("llama.cpp", f"llama-cli {model} {ask} --temp 0"),
-        ("llama.cpp server", f"llama-server {model}{'' if plain else ' --jinja'}"),
-        ("Ollama", f"ollama create {short} -f Modelfile && ollama run {short}"),
+        Engine("llama.cpp", f"llama-cli {model} {ask} --temp 0", "one question in a terminal"),
+        Engine(
+            "llama.cpp server",
+            f"llama-server {model}{'' if plain else ' --jinja'} --temp 0",
+            "port 8080, any model name",
+        ),
+        Engine(
+            "Ollama",
+            f"ollama create {short} -f Modelfile && ollama run {short}",
+            f"port 11434, model {name}",
+        ),
     ]
 
 

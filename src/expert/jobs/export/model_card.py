@@ -67,10 +67,15 @@ def model_card(plan: RunPlan, done: Exported, known: Known) -> str:
         f"{done.texts} texts: the largest difference is {done.largest_difference:.3g}, "
         f"{done.share:.2%} of their spread{_tolerance(done)}.\n",
         *_quality(done),
-        *(f"Note: {in_markdown(warning)}\n" for warning in done.warnings()),
+        *(f"Note: {in_markdown(_portable(warning, done))}\n" for warning in done.warnings()),
         f"Made with Expert {__version__} ({how_to_get_it()}).\n",
     ]
     return redacted(visible("\n".join(parts)))
+
+
+def _portable(warning: str, done: Exported) -> str:
+    """A warning without the path of the run, which means nothing elsewhere."""
+    return warning.replace(f"{done.run}/", "").replace(str(done.run), "RUN")
 
 
 def _usage(plan: RunPlan, done: Exported, base: PortableBase, known: Known) -> list[str]:
@@ -95,14 +100,15 @@ def _usage(plan: RunPlan, done: Exported, base: PortableBase, known: Known) -> l
     if serving:
         parts += ["## Serving\n", _commands(serving)]
         parts.append(
-            "Each offers an OpenAI-compatible endpoint with the model name "
-            f"`{in_markdown(name)}`; generation_config.json lists the tokens that end an answer.\n"
+            "Each has an OpenAI-compatible endpoint. Send the decoding settings with every request "
+            "(`temperature=0` for those of `expert validate`, unless the manifest says otherwise): "
+            "the servers have defaults of their own.\n"
         )
     return parts
 
 
 def _commands(servers: Sequence[Engine]) -> str:
-    lines = [line for name, command in servers for line in (f"# {name}", command)]
+    lines = [line for one in servers for line in (f"# {one.server}: {one.asked}", one.command)]
     return "\n".join(["```bash", *lines, "```", ""])
 
 

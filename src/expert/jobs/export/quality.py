@@ -49,7 +49,7 @@ class Quality:
         before, after = self.before, self.after
         if before is None or after is None:
             return []
-        change = f"{after.loss - before.loss:+.4f}"
+        change = f"{round(after.loss - before.loss, 4) + 0.0:+.4f}"  # never -0.0000
         rows = [
             ("loss", f"{before.loss:.4f}", f"{after.loss:.4f}", change),
             _shares("token accuracy", before.token_accuracy, after.token_accuracy),

@@ -83,11 +83,12 @@ def outgrown(model: Model) -> list[str]:
         return [f"for more users than one process can answer: {model.run / 'README.md'} has the "
                 "command for vLLM"]  # fmt: skip
     folder = f"{model.name}-merged"
-    kind = "" if model.trained.plan.adapter.type == "full" else " --merged"
+    kind = "" if model.trained.plan.adapter.type == "full" else " --merged --dtype bf16"
+    dtype = " --dtype bfloat16" if kind else ""
     return [
         "for more users than one process can answer:",
         f"expert export {shlex.quote(str(model.run))} --to {folder}{kind} && "
-        f"vllm serve {folder} --served-model-name {model.name}",
+        f"vllm serve {folder}{dtype} --served-model-name {model.name}",
     ]
 
 
