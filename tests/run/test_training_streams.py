@@ -149,9 +149,8 @@ def test_a_device_that_waits_for_data_gets_more_workers_then_fewer(base, tmp_pat
         (event["failure"], event["step"], event["changes"][0]["value"])
         for event in events_of(done.folder, "fell_back")
     ]
-    # Three steps settle, then windows of four: quiet, too much, and after three more worse. Times
-    # are read a step late.
-    assert told == [("DataBound", 12, 2), ("DataBound", 20, 1)]
+    # Three steps settle, then windows of four: quiet, too much, and after three more worse.
+    assert told == [("DataBound", 11, 2), ("DataBound", 18, 1)]
     assert wording("of-the-time") in events_of(done.folder, "fell_back")[0]["reason"]
     assert plan_of(done.folder)["loader"]["workers"] == 1
     monkeypatch.undo()

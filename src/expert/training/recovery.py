@@ -211,7 +211,7 @@ def _without_kernel(plan: RunPlan, failure: KernelUnavailable) -> tuple[Changes,
         kernel = kernels.attention
         following = ATTENTION_AFTER.get(kernels.attention)
         values = {"kernels.attention": following} if following else {}
-        if following and following not in BY_BOUNDARIES:
+        if plan.data.flat and following and following not in BY_BOUNDARIES:
             values["data.flat"] = False  # a mask over all places of one long row
     elif kernel in ("fused_optimizer", plan.optim.optimizer):
         kernel = plan.optim.optimizer
