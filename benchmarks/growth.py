@@ -147,7 +147,7 @@ def trained(axis: str, at: Any, args: argparse.Namespace) -> dict[str, Any]:
     began = time.perf_counter()
     done = train(folder / "manifest.json")
     facts = facts_of(done.folder)
-    kept = ["tokens_per_second", "mfu", "peak_reserved_bytes", "planned_bytes", "batch", "kernels"]
+    kept = ["tokens_per_second", "mfu", "peak_reserved_bytes", "planned_bytes", "batch"]
     kept += [
         "kernels",
         "recomputed_blocks",
