@@ -15,7 +15,6 @@ import importlib
 import importlib.util
 import json
 import re
-import resource
 import shutil
 import subprocess
 import sys
@@ -194,12 +193,30 @@ def prepared(axis: str, at: int, args: argparse.Namespace) -> dict[str, Any]:
     (folder / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
     began = time.perf_counter()
     command = [sys.executable, "-m", "expert", "pretokenize", "-m", str(folder / "manifest.json")]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    largest = 0
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as child:
+        while child.poll() is None:
+            largest = max(largest, peak_bytes(child.pid))
+            time.sleep(0.1)
+    if child.returncode:
+        raise RuntimeError(f"expert pretokenize ended with {child.returncode}")
     seconds = time.perf_counter() - began
-    largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
     size = (folder / "corpus.jsonl").stat().st_size
     shutil.rmtree(folder)
     return {"rows_per_second": at / seconds, "seconds": seconds, "bytes": size, "memory": largest}
+
+
+def peak_bytes(process: int) -> int:
+    """The most memory that a process and those it started have held so far, summed. The system's
+    ru_maxrss would count what this process held when it started them."""
+    try:
+        status = Path(f"/proc/{process}/status").read_text(encoding="utf-8")
+        started = Path(f"/proc/{process}/task/{process}/children").read_text(encoding="utf-8")
+    except OSError:  # it has ended
+        return 0
+    found = re.search(r"VmHWM:\s+(\d+) kB", status)
+    own = 1024 * int(found[1]) if found else 0
+    return own + sum(peak_bytes(int(each)) for each in started.split())
 
 
 def by_trl(axis: str, at: Any, args: argparse.Namespace) -> dict[str, Any]:

@@ -153,7 +153,7 @@ def _push(
             lines.append(f"uploading {many} to {push} ({'public' if public else 'private'}) …")
             show_lines(console, [(line, "") for line in lines])
 
-        stage("asking the hub")
+        stage("preparing the upload")
         done = push_job(
             folder,
             push,
