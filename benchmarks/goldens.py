@@ -271,7 +271,8 @@ def compare_all(bench: Bench, against: Path) -> int:
         pairs[name] = (record.get(name.replace("kept run", "interrupted"), {}), values)
     different = 0
     for name, (before, after) in pairs.items():
-        difference = after.get("failed") or first_difference(before, after)
+        ended = after.get("failed") if len(after) == 1 else None  # scores have a key of that name
+        difference = ended or first_difference(before, after)
         different += bool(difference)
         print(f"{name:60} {f'DIFFERENT  {difference}' if difference else f'same  {len(before)}'}")
     print(f"{len(pairs) - different} of {len(pairs)} are the same")
