@@ -13,29 +13,24 @@ is possible without flash-attn.
 
 import argparse
 import inspect
-import json
 import tempfile
-import time
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import datasets
 import torch
 from liger_kernel.transformers import apply_liger_kernel_to_llama, apply_liger_kernel_to_qwen3
+from peer_job import LENGTH, LINEARS, Clock, asked, measure, rows_in
 from peft import LoraConfig
 from torch.nn.attention.varlen import varlen_attn
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     BitsAndBytesConfig,
-    TrainerCallback,
 )
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 from trl import SFTConfig, SFTTrainer
 
-LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 _OPTIONS = inspect.signature(varlen_attn).parameters
 MORE: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in _OPTIONS else {}
 MORE |= {"window_size": (-1, 0)} if "window_size" in _OPTIONS else {"is_causal": True}
@@ -52,40 +47,6 @@ def varlen(module: Any, q: Any, k: Any, v: Any, mask: Any, **options: Any) -> tu
     scale = options.get("scaling")
     out = varlen_attn(q, k, v, edges, edges, longest, longest, scale=scale, **MORE)
     return out.view(rows, length, -1, width), None
-
-
-class Clock(TrainerCallback):
-    """Counts real tokens and seconds after the first third of the updates."""
-
-    def __init__(self, warm: int, steps: int) -> None:
-        self.warm, self.steps = warm, steps
-        self.tokens = torch.zeros((), dtype=torch.long, device="cuda")
-        self.before = self.began = 0.0
-        self.seconds, self.counted = 0.0, 0
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if state.global_step == self.warm:
-            torch.cuda.synchronize()
-            self.began, self.before = time.perf_counter(), int(self.tokens)
-        if state.global_step == self.steps:
-            torch.cuda.synchronize()
-            self.seconds = time.perf_counter() - self.began
-            self.counted = int(self.tokens) - int(self.before)
-
-
-def asked() -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    for flag in ("--dora", "--full", "--nf4", "--liger", "--compile", "--recompute"):
-        parser.add_argument(flag, action="store_true")
-    parser.add_argument("--micro", type=int)
-    parser.add_argument("--memory", type=float)
-    parser.add_argument("--rank", type=int, default=16)
-    parser.add_argument("--rows", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=30)
-    return parser.parse_args()
 
 
 def load_base(folder: Path, *, nf4: bool, full: bool) -> Any:
@@ -109,11 +70,6 @@ def load_base(folder: Path, *, nf4: bool, full: bool) -> Any:
     return model
 
 
-def rows_in(folder: Path) -> Any:
-    lines = (folder / "corpus.jsonl").read_text(encoding="utf-8").splitlines()
-    return datasets.Dataset.from_dict({"text": [json.loads(line)["text"] for line in lines]})
-
-
 def adapter_for(args: argparse.Namespace) -> LoraConfig:
     return LoraConfig(
         r=args.rank,
@@ -125,14 +81,7 @@ def adapter_for(args: argparse.Namespace) -> LoraConfig:
 
 
 def trainer_for(args: argparse.Namespace, clock: Clock) -> SFTTrainer:
-    """TRL's own trainer; all that is added counts the real tokens of a step."""
-
-    class Counting(SFTTrainer):  # type: ignore[misc]
-        def training_step(self, model: Any, inputs: Any, *more: Any, **options: Any) -> Any:
-            clock.tokens.add_((inputs["input_ids"] != 0).sum())
-            return super().training_step(model, inputs, *more, **options)
-
-    return Counting(
+    return SFTTrainer(
         model=load_base(args.model, nf4=args.nf4, full=args.full),
         args=SFTConfig(
             output_dir=tempfile.mkdtemp(prefix="trl-"),
@@ -142,7 +91,7 @@ def trainer_for(args: argparse.Namespace, clock: Clock) -> SFTTrainer:
             bf16=True,
             tf32=True,
             packing=True,
-            max_length=2048,
+            max_length=LENGTH,
             gradient_checkpointing=args.recompute,
             torch_compile=args.compile,
             optim="adamw_torch_fused",
@@ -164,30 +113,14 @@ def trainer_for(args: argparse.Namespace, clock: Clock) -> SFTTrainer:
 
 
 def main() -> None:
-    args = asked()
+    args = asked("--dora", "--full", "--nf4", "--liger", "--compile", "--recompute")
     if args.liger:
         # On the classes, before the model is made: with TRL's own switch, use_liger_kernel, a
         # compiled 0.6B ran at 35,585 tokens/s on an H200, and at 79,068 this way in another script.
         apply_liger_kernel_to_llama()
         apply_liger_kernel_to_qwen3()
-    if args.memory:
-        card = torch.cuda.get_device_properties(0).total_memory
-        torch.cuda.set_per_process_memory_fraction(args.memory * 1e9 / card)
-    clock = Clock(args.steps // 3, args.steps)
-    trainer = trainer_for(args, clock)
-    trainer.train()
-    losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
-    result = {
-        "peer": "trl",
-        "model": args.model.name,
-        "settings": {k: v for k, v in vars(args).items() if k not in ("data", "model", "out")},
-        "tokens_per_second": clock.counted / clock.seconds,
-        "peak_reserved_bytes": torch.cuda.max_memory_reserved(),
-        "losses": losses,
-        "versions": {name: version(name) for name in ("torch", "trl", "peft", "bitsandbytes")},
-    }
-    print(json.dumps(result), flush=True)
-    args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    clock = Clock(args.steps)
+    measure("trl", trainer_for(args, clock), clock, args)
 
 
 if __name__ == "__main__":

@@ -10,65 +10,12 @@ peer_trl.py are newer, give it a folder of its own (`pip install --target`).
 import unsloth  # noqa: I001 - first: it changes the classes of the others
 
 import argparse
-import json
 import tempfile
-import time
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
-import datasets
 import torch
-from transformers import TrainerCallback
+from peer_job import LENGTH, LINEARS, Clock, asked, measure, rows_in
 from trl import SFTConfig, SFTTrainer
-
-LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-LENGTH = 2048
-
-
-class Clock(TrainerCallback):
-    """Counts real tokens and seconds after the first third of the updates."""
-
-    def __init__(self, warm: int, steps: int) -> None:
-        self.warm, self.steps = warm, steps
-        self.tokens = torch.zeros((), dtype=torch.long, device="cuda")
-        self.before = self.began = 0.0
-        self.seconds, self.counted, self.shape = 0.0, 0, ()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if state.global_step == self.warm:
-            torch.cuda.synchronize()
-            self.began, self.before = time.perf_counter(), int(self.tokens)
-        if state.global_step == self.steps:
-            torch.cuda.synchronize()
-            self.seconds = time.perf_counter() - self.began
-            self.counted = int(self.tokens) - int(self.before)
-
-    def count(self, trainer: Any) -> None:
-        """Count the tokens of every batch that is trained on."""
-        plain = trainer.training_step
-
-        def training_step(model: Any, inputs: Any, *more: Any, **options: Any) -> Any:
-            self.tokens.add_((inputs["input_ids"] != 0).sum())
-            self.shape = tuple(inputs["input_ids"].shape)
-            return plain(model, inputs, *more, **options)
-
-        trainer.training_step = training_step
-
-
-def asked() -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    for flag in ("--dora", "--nf4", "--recompute"):
-        parser.add_argument(flag, action="store_true")
-    parser.add_argument("--micro", type=int)
-    parser.add_argument("--memory", type=float)
-    parser.add_argument("--rank", type=int, default=16)
-    parser.add_argument("--rows", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=30)
-    return parser.parse_args()
 
 
 def load(args: argparse.Namespace) -> tuple[Any, Any]:
@@ -94,12 +41,10 @@ def load(args: argparse.Namespace) -> tuple[Any, Any]:
 
 def trainer_for(args: argparse.Namespace, clock: Clock) -> Any:
     model, tokenizer = load(args)
-    lines = (args.data / "corpus.jsonl").read_text(encoding="utf-8").splitlines()
-    rows = datasets.Dataset.from_dict({"text": [json.loads(line)["text"] for line in lines]})
     return SFTTrainer(
         model=model,
         processing_class=tokenizer,
-        train_dataset=rows,
+        train_dataset=rows_in(args.data),
         callbacks=[clock],
         args=SFTConfig(
             output_dir=tempfile.mkdtemp(prefix="unsloth-"),
@@ -122,27 +67,10 @@ def trainer_for(args: argparse.Namespace, clock: Clock) -> Any:
 
 
 def main() -> None:
-    args = asked()
-    if args.memory:
-        card = torch.cuda.get_device_properties(0).total_memory
-        torch.cuda.set_per_process_memory_fraction(args.memory * 1e9 / card)
-    clock = Clock(args.steps // 3, args.steps)
+    args = asked("--dora", "--nf4", "--recompute")
+    clock = Clock(args.steps)
     trainer = trainer_for(args, clock)
-    clock.count(trainer)
-    trainer.train()
-    packages = ("torch", "unsloth", "unsloth_zoo", "trl", "peft", "xformers")
-    result = {
-        "peer": "unsloth",
-        "model": args.model.name,
-        "settings": {k: v for k, v in vars(args).items() if k not in ("data", "model", "out")},
-        "tokens_per_second": clock.counted / clock.seconds,
-        "batch": clock.shape,
-        "peak_reserved_bytes": torch.cuda.max_memory_reserved(),
-        "losses": [line["loss"] for line in trainer.state.log_history if "loss" in line],
-        "versions": {name: version(name) for name in packages},
-    }
-    print(json.dumps(result), flush=True)
-    args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    measure("unsloth", trainer, clock, args, "unsloth", "unsloth_zoo", "xformers")
 
 
 if __name__ == "__main__":

@@ -83,7 +83,7 @@ CASES = [
     Case(
         "8b lora nf4 in 24GB",
         *("llama-8b", 8, LORA),
-        _held("--nf4", 24, "--micro 1", "--micro 2 --recompute", "--micro 4 --recompute"),
+        _held("--nf4", 24, "--micro 8 --recompute", "--micro 2 --recompute", "--micro 1"),
         base="int4",
         vram="24GB",
         unsloth=("--nf4 --memory 24 --micro 2 --recompute",),
@@ -91,7 +91,7 @@ CASES = [
     Case(
         "8b lora nf4 in 16GB",
         *("llama-8b", 8, LORA),
-        _held("--nf4", 16, "--micro 2 --recompute", "--micro 1 --recompute"),
+        _held("--nf4", 16, "--micro 8 --recompute", "--micro 2 --recompute"),
         base="int4",
         vram="16GB",
         unsloth=("--nf4 --memory 16 --micro 2 --recompute",),
@@ -99,7 +99,7 @@ CASES = [
     Case(
         "0.6b lora in 8GB",
         *("qwen3-0.6b", 16, LORA),
-        _held("", 8, "--micro 1", "--micro 4 --recompute", "--micro 8 --recompute"),
+        _held("", 8, "--micro 8 --recompute", "--micro 4 --recompute", "--micro 1"),
         vram="8GB",
         unsloth=("--memory 8 --micro 4 --recompute",),
     ),

@@ -171,7 +171,7 @@ class _Losses:
     def _gap(self) -> str:
         """A note if held-out rows are predicted far worse than training rows."""
         if not self.held_out and self.found.planned("data.validation") not in (None, "none"):
-            return " There was no evaluation yet, so the loss on new rows is unknown."
+            return " The held-out rows have not been evaluated, so the loss on new rows is unknown."
         if not self.held_out:
             return " No rows were held out, so the loss on new rows is unknown."
         held_out, parts = self.held_out[-1][1], self._fifths()

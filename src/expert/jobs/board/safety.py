@@ -21,10 +21,10 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 COOKIE = "expert_board"
 ASKED_BY_PAGE = "x-expert-board"
+"""A header that forms cannot send, and scripts of other sites only after a CORS preflight."""
 STATIC = "/static/"
 NO_TOKEN = "Open the address that expert board printed in its terminal; it contains the token."
 WRONG_TOKEN = f"This token is not the board's: there is a new one at every start. {NO_TOKEN}"
-"""A header that forms cannot send, and scripts of other sites only after a CORS preflight."""
 MAX_BODY_BYTES = 256 * 1024
 BODY_SECONDS = 15.0
 POLICY = (

@@ -1,0 +1,93 @@
+"""What peer_trl.py and peer_unsloth.py have in common: arguments, rows, the clock, the record.
+
+Imports nothing of the peers: Unsloth must be imported before the others.
+"""
+
+import argparse
+import json
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import datasets
+import torch
+from transformers import TrainerCallback
+
+LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+LENGTH = 2048
+
+
+class Clock(TrainerCallback):
+    """Counts real tokens and seconds after the first third of the updates."""
+
+    def __init__(self, steps: int) -> None:
+        self.warm, self.steps = steps // 3, steps
+        self.tokens = torch.zeros((), dtype=torch.long, device="cuda")
+        self.before = self.began = 0.0
+        self.seconds, self.counted = 0.0, 0
+        self.shape: tuple[int, ...] = ()
+        """Of the last batch."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == self.warm:
+            torch.cuda.synchronize()
+            self.began, self.before = time.perf_counter(), int(self.tokens)
+        if state.global_step == self.steps:
+            torch.cuda.synchronize()
+            self.seconds = time.perf_counter() - self.began
+            self.counted = int(self.tokens) - int(self.before)
+
+    def count(self, trainer: Any) -> None:
+        """Count the tokens of every batch that this trainer takes."""
+        plain = trainer.training_step
+
+        def training_step(model: Any, inputs: Any, *more: Any, **options: Any) -> Any:
+            self.tokens.add_((inputs["input_ids"] != 0).sum())
+            self.shape = tuple(inputs["input_ids"].shape)
+            return plain(model, inputs, *more, **options)
+
+        trainer.training_step = training_step
+
+
+def asked(*flags: str) -> argparse.Namespace:
+    """The arguments; the card is held to --memory."""
+    parser = argparse.ArgumentParser()
+    for name in ("--data", "--model", "--out"):
+        parser.add_argument(name, type=Path, required=True)
+    for flag in flags:
+        parser.add_argument(flag, action="store_true")
+    parser.add_argument("--micro", type=int)
+    parser.add_argument("--memory", type=float)
+    parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--rows", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=30)
+    args = parser.parse_args()
+    if args.memory:
+        card = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(args.memory * 1e9 / card)
+    return args
+
+
+def rows_in(folder: Path) -> Any:
+    lines = (folder / "corpus.jsonl").read_text(encoding="utf-8").splitlines()
+    return datasets.Dataset.from_dict({"text": [json.loads(line)["text"] for line in lines]})
+
+
+def measure(peer: str, trainer: Any, clock: Clock, args: argparse.Namespace, *also: str) -> None:
+    """Train, and write what was measured; `also`: packages whose versions matter."""
+    clock.count(trainer)
+    trainer.train()
+    packages = ("torch", "trl", "peft", "bitsandbytes", *also)
+    result = {
+        "peer": peer,
+        "model": args.model.name,
+        "settings": {k: v for k, v in vars(args).items() if k not in ("data", "model", "out")},
+        "tokens_per_second": clock.counted / clock.seconds,
+        "batch": clock.shape,
+        "peak_reserved_bytes": torch.cuda.max_memory_reserved(),
+        "losses": [line["loss"] for line in trainer.state.log_history if "loss" in line],
+        "versions": {name: version(name) for name in packages},
+    }
+    print(json.dumps(result), flush=True)
+    args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
