@@ -5,8 +5,9 @@ Imports nothing of the peers: Unsloth must be imported before the others.
 
 import argparse
 import json
-import time
+import statistics
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +20,28 @@ LENGTH = 2048
 
 
 class Clock(TrainerCallback):
-    """Counts real tokens and seconds after the first third of the updates."""
+    """Real tokens and seconds of every update, read off the card after the last one. The rate is
+    the median after the first third, so that updates which still compile do not count."""
 
     def __init__(self, steps: int) -> None:
-        self.warm, self.steps = steps // 3, steps
+        self.steps = steps
         self.tokens = torch.zeros((), dtype=torch.long, device="cuda")
-        self.before = self.began = 0.0
-        self.seconds, self.counted = 0.0, 0
+        self.ends: list[tuple[torch.cuda.Event, torch.Tensor]] = []
         self.shape: tuple[int, ...] = ()
         """Of the last batch."""
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if state.global_step == self.warm:
-            torch.cuda.synchronize()
-            self.began, self.before = time.perf_counter(), int(self.tokens)
-        if state.global_step == self.steps:
-            torch.cuda.synchronize()
-            self.seconds = time.perf_counter() - self.began
-            self.counted = int(self.tokens) - int(self.before)
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        self.ends.append((event, self.tokens.clone()))
+
+    def rates(self) -> list[float]:
+        """Tokens a second of every update after the first third."""
+        torch.cuda.synchronize()
+        return [
+            int(tokens - before) / (start.elapsed_time(end) / 1000)
+            for (start, before), (end, tokens) in pairwise(self.ends[self.steps // 3 - 1 :])
+        ]
 
     def count(self, trainer: Any) -> None:
         """Count the tokens of every batch that this trainer takes."""
@@ -78,12 +83,14 @@ def measure(peer: str, trainer: Any, clock: Clock, args: argparse.Namespace, *al
     """Train, and write what was measured; `also`: packages whose versions matter."""
     clock.count(trainer)
     trainer.train()
+    rates = clock.rates()
     packages = ("torch", "trl", "peft", "bitsandbytes", *also)
     result = {
         "peer": peer,
         "model": args.model.name,
         "settings": {k: v for k, v in vars(args).items() if k not in ("data", "model", "out")},
-        "tokens_per_second": clock.counted / clock.seconds,
+        "tokens_per_second": statistics.median(rates),
+        "rates": [round(rate) for rate in rates],
         "batch": clock.shape,
         "peak_reserved_bytes": torch.cuda.max_memory_reserved(),
         "losses": [line["loss"] for line in trainer.state.log_history if "loss" in line],
