@@ -145,6 +145,8 @@ def trained(axis: str, at: Any, args: argparse.Namespace) -> dict[str, Any]:
     (folder / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
     began = time.perf_counter()
     done = train(folder / "manifest.json")
+    if done.exit_code:
+        raise RuntimeError(f"the run ended early, with exit code {done.exit_code}")
     facts = facts_of(done.folder)
     kept = ["tokens_per_second", "mfu", "peak_reserved_bytes", "planned_bytes", "batch"]
     kept += [
