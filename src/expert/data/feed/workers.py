@@ -240,17 +240,19 @@ def _stacks(loader: Loader) -> str:
         return ""
     for worker in loader.workers:
         os.write(loader.stacks.fileno(), f"process {worker.pid}\n".encode())
+        before = os.fstat(loader.stacks.fileno()).st_size
         with contextlib.suppress(OSError):
             assert worker.pid is not None
             os.kill(worker.pid, signal.SIGUSR2)
             os.kill(worker.pid, signal.SIGCONT)  # a stopped process does not handle signals
-            _wait_until_written(loader.stacks)
+            _wait_until_written(loader.stacks, before)
     loader.stacks.seek(0)
     return loader.stacks.read().decode(errors="replace")
 
 
-def _wait_until_written(stream: IO[bytes]) -> None:
-    before = size = os.fstat(stream.fileno()).st_size
+def _wait_until_written(stream: IO[bytes], before: int) -> None:
+    """Until the file is larger than `before` and grows no more."""
+    size = before
     deadline = time.monotonic() + STACKS_SECONDS
     while time.monotonic() < deadline:
         time.sleep(STACKS_POLL_SECONDS)
