@@ -109,6 +109,21 @@ def test_a_pass_has_a_fixed_time_that_is_longer_where_weights_are_unpacked(quant
     assert slower.computing > 0.17  # 36 ms on the H200, whose memory is 4.8 times as fast
 
 
+@each(
+    ("tokens", "captured", "rate"),
+    # peers-h200.json, one and two rows of 2,048 at a time: 7 and 4 passes over 14,275 tokens.
+    [(14_275 / 7, True, 16_019), (14_275 / 7, False, 12_766), (14_275 / 4, False, 14_753)],
+)
+def test_fused_blocks_on_a_4_bit_base_take_the_seconds_that_were_measured(tokens, captured, rate):
+    shape, peak = shape_of("Llama-3.1-8B"), 1e12 * find_card("h200").bf16_tflops
+    work = Workload(
+        shape=shape, rows=2, row_tokens=2048, quantization="int4", adapter="lora", rank=16,
+        fused_blocks=True, captured=captured,
+    )  # fmt: skip
+    found = pass_seconds(work, tokens=tokens, mean_tokens=430, peak=peak)
+    assert tokens / found.seconds == pytest.approx(rate, rel=0.08)
+
+
 def test_logits_take_a_small_part_of_a_small_card():
     words, gib = 151_936, 2**30
     assert [chunk_for(words, size * gib) for size in (4, 8, 16, 140)] == [256, 512, 1024, None]

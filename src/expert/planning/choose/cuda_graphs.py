@@ -60,17 +60,15 @@ def choose_capture(draft: PlanDraft, base: Workload, sequences: int | None) -> C
         return no("the compute time of a pass is not known")
     computing, launching = 1e3 * plain.time.computing, 1e3 * plain.time.launching
     times = f"about {computing:.0f} ms of compute, {launching:.0f} ms of launches per pass"
-    rows = captured.fit.work.rows
+    saved = 1 - captured.step_seconds / plain.step_seconds
     if has_room and captured.step_seconds < WORTH * plain.step_seconds:
-        because = f"the GPU would wait for its host: {times}"
-        if rows != plain.fit.work.rows:
-            because = f"a captured micro-batch of {rows} is faster than {times}"
+        because = f"captured steps take about {saved:.0%} less time; otherwise {times}"
         return Captured(way=captured, value=True, because=because)
     if WORTH * launching <= computing:
         return no(f"the host keeps up: {times}")
     if not has_room:
         return no(f"{NO_ROOM} ({times})")
-    return no(f"captured passes keep their memory: a micro-batch of {rows} is no faster ({times})")
+    return no(f"captured passes keep their memory, so the micro-batch is no faster ({times})")
 
 
 def _captured(draft: PlanDraft, base: Workload) -> Workload:

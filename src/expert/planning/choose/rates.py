@@ -52,6 +52,7 @@ _LAUNCH: Mapping[str, Range] = {
 # and 2.1 ms for the character GPT (small-updates-h200.json, ladder-char-gpt-h200.json).
 _USUAL_LAUNCH: Mapping[str, Mapping[str, float]] = {
     "adapter": {"recorded": 0.1e-3, "fused": 3.0e-3, "compiled": 2.0e-3, "eager": 4.2e-3},
+    "4-bit adapter": {"recorded": 0.1e-3, "fused": 4.5e-3, "compiled": 2.0e-3, "eager": 4.2e-3},
     "plain": {"recorded": 0.1e-3, "fused": 2.1e-3, "compiled": 2.1e-3, "eager": 2.6e-3},
 }
 BLOCK_SECONDS = {"compiled": 0.24e-3, "eager": 0.35e-3}
@@ -59,8 +60,10 @@ BLOCK_SECONDS = {"compiled": 0.24e-3, "eager": 0.35e-3}
 with one row of 2,048 at a time ran at 15,458 tokens/s, with eight at 16,415
 (training-speed-h200.json); eager, 135M took 14.9 ms for a captured step of 880 tokens
 (experts-h200.json)."""
-UNPACK_SECONDS = 1.1e-3
-"""The same for unpacking a 4-bit block on the H200, limited by memory: 12,629 and 16,222."""
+UNPACK_SECONDS = {"fused": 0.25e-3, "others": 1.1e-3}
+"""The same for unpacking a 4-bit block on the H200, limited by memory: 8B with one row of 2,048 at
+a time, captured, ran at 16,019 tokens/s in fused blocks and in bf16 at 18,163 (peers-h200.json);
+compiled layer by layer 12,629 and 16,222."""
 _UNPACKED_WEIGHTS = 218e6
 """Weights of the block in that measurement."""
 _SLOWER = {"int4": 0.75, "int8": 0.9, "fp8": 0.9}
@@ -144,9 +147,11 @@ def pass_seconds(
     if work.quantization == "int4":
         size = work.shape.block_linear_parameters / _UNPACKED_WEIGHTS
         slower = MEASURED_BANDWIDTH / (bandwidth or MEASURED_BANDWIDTH)
-        fixed += work.shape.layers * UNPACK_SECONDS * size * slower
+        seconds = UNPACK_SECONDS["fused" if work.is_fused else "others"]
+        fixed += work.shape.layers * seconds * size * slower
     how = _launched_how(work, compiled=work.compiled, captured=work.captured)
     kind = "plain" if work.adapter in ("full", "none") else "adapter"
+    kind = "4-bit adapter" if kind == "adapter" and work.quantization == "int4" else kind
     return PassSeconds(
         computing=tokens * flops_per_token(work, mean_tokens) / (share * peak) + fixed,
         launching=_launched_blocks(work) * _USUAL_LAUNCH[kind][how],
