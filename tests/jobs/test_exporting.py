@@ -91,7 +91,6 @@ def test_merged_weights_say_what_the_adapter_says(kind):
     found = [logits_of(stranger, each, rows) for each in ids]
     assert compare(logits_of_trained(ours, ids), found).share < 1e-4
     assert done.share < 1e-4
-    assert done.adapter_effect is not None
     assert done.adapter_effect > 0.5
     prompt = done.folder / "soft_prompts" / "lead" / "adapter_config.json"
     assert prompt.is_file() == (prompts is not None)
@@ -162,7 +161,6 @@ def test_whole_models_soft_prompts_and_character_models_are_exported_to_the_bit(
 def test_a_quantised_base_is_merged_unquantised_and_the_distance_is_told(tmp_path):
     done = exported_to(tmp_path / "out", finished("int8"), kind="merged")
     assert done.share < 1e-4
-    assert done.quantised_share is not None
     assert 1e-3 < done.quantised_share < 0.5
     assert wording("base-quantised-in-training") in done.warnings()[0]
 
@@ -327,7 +325,6 @@ def test_an_expert_on_fp8_answers_alike_and_its_card_says_what_it_was_trained_on
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     assert wording("training-base-weights-fp8") in card
     merged = exported_to(tmp_path / "merged", run, kind="merged")
-    assert merged.quantised_share is not None
     assert 1e-3 < merged.quantised_share < 0.5
 
 

@@ -224,7 +224,6 @@ def test_a_character_model_that_was_not_finished_can_be_asked_by_its_checkpoint(
 
 def test_a_character_model_continues_what_it_has_learnt():
     model, characters = load_char_gpt(finished_characters() / "final")
-    assert characters is not None
     ids = torch.tensor([[characters.index(c) for c in "the cat"]])
     expected = model.generate(ids, 30, temperature=0.0)[0, ids.shape[1] :].tolist()
     how = {"temperature": 0.0, "max_new_tokens": 30}

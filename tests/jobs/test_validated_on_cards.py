@@ -226,7 +226,6 @@ def test_where_the_command_is_killed_its_processes_end():
     with subprocess.Popen(
         words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as parent:
-        assert parent.stdout is not None
         pids = list(map(int, parent.stdout.readline().split()))
         assert len(pids) == 2
         parent.send_signal(signal.SIGKILL)

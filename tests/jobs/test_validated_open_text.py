@@ -58,7 +58,6 @@ def test_open_text_whose_loss_is_below_the_bases_passes_and_may_be_exported(tmp_
     done = validate(teller(), device="cpu")
     assert done.domain == "open"
     assert sum(each.normalised for each in done.reached.cases) == 0  # none is right word by word
-    assert done.base is not None
     assert done.reached.rows.loss < done.base.loss
     assert (done.gate.passed, done.gate.reasons) == (True, ())
     found = written(teller())
@@ -110,7 +109,6 @@ def test_more_can_be_asked_of_open_text():
 
 def test_the_base_is_asked_nothing_and_a_baseline_is():
     done = validate(teller(), device="cpu", baseline="base", limit=2)
-    assert done.baseline is not None
     assert done.base == done.baseline.rows
     assert len(done.baseline.cases) == 2
     assert done.gate.asked[-1] == wording("not-worse-baseline-by")

@@ -33,10 +33,8 @@ def test_an_expert_that_learnt_its_task_passes_and_its_base_does_not():
     assert done.reached.score.accuracy == 1.0
     # Blanks differ, so that only the parser can tell that it is right.
     assert sum(each.exact for each in done.reached.cases) == 0
-    assert done.baseline is not None
     assert done.baseline.score.accuracy == 0.0
     assert done.baseline.rows.loss > done.reached.rows.loss
-    assert done.comparison is not None
     assert len(done.comparison.wins) == len(TESTS)
     found = written(learnt())
     assert found["version"] == 1
@@ -107,7 +105,6 @@ def test_all_checkpoints_are_compared_and_the_best_is_named():
     names = [each.name for each in done.checkpoints]
     assert names[-1] == "final"
     assert names[:-1] == sorted(path.name for path in (learnt() / "checkpoints").iterdir())
-    assert done.best is not None
     found = written(learnt())
     assert [each["checkpoint"] for each in found["checkpoints"]] == names
     assert found["best_checkpoint"] == done.best.name
@@ -120,7 +117,6 @@ def test_another_run_is_a_baseline():
     done = validate(
         finished("lora"), baseline=finished("dora"), device="cpu", min_accuracy=0.0, limit=3
     )
-    assert done.baseline is not None
     assert done.baseline.run == str(finished("dora"))
     assert done.gate.passed
 
