@@ -104,27 +104,6 @@ def test_packing_that_sorts_rows_by_length_is_seen(monkeypatch):
     assert said["mixed"] == ""
 
 
-@pytest.mark.slow
-def test_packing_that_sorts_rows_by_length_is_rejected(tmp_path, base, monkeypatch):
-    """Planted as above, in processes that are really measured."""
-    rows = [
-        {"instruction": f"say {'cat ' * (number % 3)}{number:03}", "response": f"{number:03}"}
-        for number in range(160)
-    ]
-    config = {"batch_size": 8, "epochs": 1, "max_seq_length": 256}
-    found = {}
-    for name, fit in (("sorted", pack._fit_longest_first), ("mixed", pack._fit)):
-        with monkeypatch.context() as patch:
-            patch.setattr(pack, "_fit", fit)
-            path = write_expert(tmp_path / name, base, config, rows=rows)
-            made = benchmark(request(path, only=("packing",)), folder=tmp_path / f"{name}-out")
-        [found[name]] = [setting for setting in made.rungs if setting.name == "packing"]
-    assert found["sorted"].status == "disagrees"
-    assert wording("rows-one-length") in found["sorted"].because
-    assert found["mixed"].status != "disagrees"
-    assert found["mixed"].measured.clumping < 2
-
-
 def test_the_character_model_can_be_benchmarked_too(tmp_path):
     (tmp_path / "corpus.txt").write_text(CORPUS, encoding="utf-8")
     shape = {"layers": 1, "heads": 2, "width": 32, "block_size": 16}

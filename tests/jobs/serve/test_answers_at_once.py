@@ -56,7 +56,7 @@ def asked(place: int, **more: Any) -> Question:
 
 
 async def last_of(engine: Engine, question: Question) -> Finished:
-    found = [piece async for piece in engine.answer(question)]
+    found = [piece async for piece in (await engine.ask(question)).pieces()]
     assert isinstance(found[-1], Finished)
     return found[-1]
 
@@ -180,8 +180,8 @@ def several(engine: Engine) -> list[str]:
     """Eight answers to one question, which begin together."""
 
     async def texts() -> list[str]:
-        pieces = engine.answer(replace(asked(11), count=8, streams=False))
-        return [piece.text async for piece in pieces]
+        eight = await engine.ask(replace(asked(11), count=8, streams=False))
+        return [piece.text async for piece in eight.pieces()]
 
     return asyncio.run(texts())
 

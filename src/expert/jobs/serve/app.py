@@ -19,9 +19,8 @@ from expert.jobs.serve.requests import (
     BadRequest,
     ChatRequest,
     TextRequest,
-    chat_request,
+    checked,
     read_json,
-    text_request,
 )
 
 if TYPE_CHECKING:
@@ -228,20 +227,20 @@ class Endpoint:
         return JSONResponse(as_listed(model))
 
     async def chat(self, request: Request) -> Response:
-        return await self._reply(request, chat_request)
+        return await self._reply(request, ChatRequest)
 
     async def complete(self, request: Request) -> Response:
-        return await self._reply(request, text_request)
+        return await self._reply(request, TextRequest)
 
     async def _reply(
-        self, request: Request, read: Callable[[dict[str, Any]], ChatRequest | TextRequest]
+        self, request: Request, kind: type[ChatRequest] | type[TextRequest]
     ) -> Response:
         from starlette.responses import JSONResponse, StreamingResponse
 
         entry: Entry = request.scope["entry"]
         body = await self._body(request)
         try:
-            wanted = read(read_json(body))
+            wanted = checked(kind, read_json(body))
             entry.model = wanted.model
             question = wanted.question()
         except BadRequest as fault:

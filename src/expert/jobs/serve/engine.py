@@ -1,7 +1,8 @@
 """Answers questions: one thread computes, any number of coroutines receive the text.
 
 engine = Engine(load_models(["runs/sql"]))
-async for piece in engine.answer(Question(model="sql", turns=(Turn("user", "…"),))):
+asked = await engine.ask(Question(model="sql", turns=(Turn("user", "…"),)))
+async for piece in asked.pieces():
     piece.text  # and at the end one Finished for every answer
 """
 
@@ -189,15 +190,6 @@ class Engine:
     def running(self) -> int:
         return sum(len(lane.rows) for lane in self._lanes.values())
 
-    async def answer(self, question: Question) -> AsyncIterator[Piece | Finished]:
-        """The pieces of the answers to a question; closing the iterator cancels it."""
-        asked = await self.ask(question)
-        try:
-            async for piece in asked.pieces():
-                yield piece
-        finally:
-            asked.cancel()
-
     async def ask(self, question: Question) -> Asked:
         """Put a question into the queue; raises NotAnswered."""
         model = self.models.get(question.model)
@@ -288,15 +280,12 @@ class Engine:
         return any(lane.busy for lane in self._lanes.values())
 
     def _turn(self, lane: Lane) -> None:
-        again = halve = False
-        reason = ""
         try:
             self.tokens += lane.turn()
+            return
         except Exception as error:  # noqa: BLE001 - other questions are still answered
             reason = _in_a_line(error)
             again, halve = _can_retry(error)
-        if not reason:
-            return
         # Outside the except block, where no traceback holds tensors.
         if again and lane.start_over(halve=halve):
             smaller = f"; batches of {lane.most} until the queue is empty"

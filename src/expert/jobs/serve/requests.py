@@ -166,17 +166,8 @@ def read_json(body: bytes) -> dict[str, Any]:
     return value
 
 
-def chat_request(body: Mapping[str, Any]) -> ChatRequest:
-    """A chat completion request; BadRequest with all problems."""
-    return _checked(ChatRequest, body)
-
-
-def text_request(body: Mapping[str, Any]) -> TextRequest:
-    """A text completion request; BadRequest with all problems."""
-    return _checked(TextRequest, body)
-
-
-def _checked(kind: type[Request], body: Mapping[str, Any]) -> Request:
+def checked(kind: type[Request], body: Mapping[str, Any]) -> Request:
+    """The request of a body; BadRequest with all problems."""
     fields = {k: v for k, v in body.items() if v is not None and k not in IGNORED}
     problems: list[tuple[str, str]] = []
     for name, (allowed, why) in ONLY.items():
