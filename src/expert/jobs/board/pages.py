@@ -30,7 +30,7 @@ from expert.jobs.board.manifest_page import (
     manifest_page,
     plan_told,
     rows_html,
-    start_with,
+    settings_in,
     written_in,
 )
 from expert.jobs.board.new_page import make_expert, new_page, receive, remove
@@ -206,9 +206,10 @@ VIEWS = {"runs": _runs, "run": _run_view, "job": _job_view, "chat": _chat_view}
 async def _train(request: Request) -> Response:
     board, given = board_of(request), await body_of(request)
     found = board.found(request, "manifest")
-    go = await run_in_threadpool(start_with, board.jobs, found, given)
+    words = ["train", "--manifest", str(found.path), *settings_in(given)]
+    job = await run_in_threadpool(board.jobs.start, "train", words, found)
     await run_in_threadpool(board.chat.end, TRAINING)
-    return JSONResponse({"go": go})
+    return JSONResponse({"go": f"/job/{job.id}"})
 
 
 async def _plan(request: Request) -> Response:

@@ -100,7 +100,8 @@ def _model(plan: RunPlan, source: str, *, quantised: str, adapter: bool) -> list
     else:
         lines += [f"{call}).to(device)"]
     if adapter:
-        lines += [f"model = PeftModel.from_pretrained(model, folder{_adapter_dtype(plan)})"]
+        own_dtype = ", autocast_adapter_dtype=False" if keeps_adapter_dtype(plan) else ""
+        lines += [f"model = PeftModel.from_pretrained(model, folder{own_dtype})"]
     return [*lines, "model.eval()"]
 
 
@@ -108,10 +109,6 @@ def keeps_adapter_dtype(plan: RunPlan) -> bool:
     """Whether the adapter stays in bfloat16; by default PEFT converts it to float32, which is what
     was trained with a float16 base and with AdaLoRA."""
     return plan.kernels.precision == "bf16" and plan.adapter.type not in IN_FLOAT32
-
-
-def _adapter_dtype(plan: RunPlan) -> str:
-    return ", autocast_adapter_dtype=False" if keeps_adapter_dtype(plan) else ""
 
 
 def _question(asking: Asking) -> list[str]:

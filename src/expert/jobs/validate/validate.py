@@ -144,7 +144,10 @@ def validate(
         learnt, unknown = learnt_cases(pairs, run, make=test.drawn)
         task = _task(run, test, way, models=models, tell=tell, seed=seed, learnt=learnt)
         reached = _reach(run, chosen, task)
-        every = _reach_all(run, task, {chosen.path: reached}) if checkpoints else ()
+        every = [choose(run.folder, name) for name in states(run.folder)] if checkpoints else []
+        compared = tuple(
+            reached if each.path == chosen.path else _reach(run, each, task) for each in every
+        )
         before = None
         if against is not None:
             before = _reach(*against, task)
@@ -166,7 +169,7 @@ def validate(
         gate=_gate(asked.demands(), reached, before, base),
         because=way.because,
         judge=way.judge.command if way.judge is not None else "",
-        checkpoints=every,
+        checkpoints=compared,
         settings=_settings(asked.demands(), task, limit),
         partial=test.partial,
         file=file,
@@ -189,7 +192,8 @@ def reach(
 def _compared(reached: Reached, before: Reached | None) -> Comparison | None:
     if before is None:
         return None
-    return compare(reached.verdicts(), before.verdicts(), reached.rows_of_cases())
+    rows = {each.case.id: each.row for each in reached.cases}
+    return compare(reached.verdicts(), before.verdicts(), rows)
 
 
 def _gate(
@@ -256,12 +260,6 @@ def _settings(demands: Demands, task: _Task, limit: int | None) -> dict[str, Any
         "strict": task.strict,
         "device": task.models.device,
     }
-
-
-def _reach_all(run: Run, task: _Task, known: dict[Path, Reached]) -> tuple[Reached, ...]:
-    """Results of every state of the run; `known`: those already available."""
-    choices = (choose(run.folder, name) for name in states(run.folder))
-    return tuple(known.get(choice.path) or _reach(run, choice, task) for choice in choices)
 
 
 def _reach(run: Run, choice: Choice, task: _Task) -> Reached:
