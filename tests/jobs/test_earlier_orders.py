@@ -22,6 +22,18 @@ from tests.jobs.runs import copied, events_of, losses_of, plan_of, run, write_ex
 from tests.wording import wording
 
 SETTINGS = {"epochs": 1, "save_steps": 1, "save_total_limit": None, "batch_size": 4}
+NAMED = IndexName(
+    split="train",
+    tokens=("a",),
+    documents="b",
+    packing="best-fit",
+    length=376,
+    overlong="cut",
+    soft_tokens=0,
+    seed=1,
+    most_rows=None,
+    leaves_out=False,
+)
 
 
 @contextmanager
@@ -64,18 +76,7 @@ def test_an_index_of_an_earlier_version_is_made_again_and_no_token_is(tmp_path, 
 
 
 def test_only_the_names_of_packed_rows_changed():
-    named = IndexName(
-        split="train",
-        tokens=("a",),
-        documents="b",
-        packing="none",
-        length=64,
-        overlong="cut",
-        soft_tokens=0,
-        seed=1,
-        most_rows=None,
-        leaves_out=False,
-    )
+    named = replace(NAMED, packing="none", length=64)
     assert named.file == named._file(None)
     assert named.before({named.file}, longest=64, most=4) is None
 
@@ -147,18 +148,6 @@ def test_steps_that_an_earlier_version_grouped_by_length_are_refused_in_words(tm
 
 
 def test_the_name_an_index_had_is_found_with_whatever_length_was_chosen():
-    named = IndexName(
-        split="train",
-        tokens=("a",),
-        documents="b",
-        packing="best-fit",
-        length=376,
-        overlong="cut",
-        soft_tokens=0,
-        seed=1,
-        most_rows=None,
-        leaves_out=False,
-    )
-    old = replace(named, length=384, most_rows=17)._file(None)
-    assert named.before({old, "index-train-x.arrow"}, longest=512, most=32) == old
-    assert replace(named, seed=2).before({old}, longest=512, most=32) is None
+    old = replace(NAMED, length=384, most_rows=17)._file(None)
+    assert NAMED.before({old, "index-train-x.arrow"}, longest=512, most=32) == old
+    assert replace(NAMED, seed=2).before({old}, longest=512, most=32) is None

@@ -268,17 +268,6 @@ def test_what_the_character_model_cannot_do_is_told():
         texts(run, "the", system="be brief")
 
 
-def test_a_checkpoint_of_the_character_model_is_another_state():
-    folder = RunFolder(finished_characters())
-    plan = read_plan(folder)
-    kept = sorted(int(path.name[5:]) for path in folder.checkpoints.iterdir())
-    states = [
-        load_trained(folder, plan, choose(folder, name), device=CPU).loaded.weights
-        for name in (str(kept[0]), str(kept[-1]))
-    ]
-    assert not torch.equal(states[0]["embedding.weight"], states[1]["embedding.weight"])
-
-
 # --- which state ---------------------------------------------------------------------------------
 
 

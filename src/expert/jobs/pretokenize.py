@@ -30,8 +30,7 @@ def manifests_below(folder: Path) -> list[Path]:
     """Every manifest in a folder of experts, at any depth, a folder's own before those below it.
 
     Skips run folders, virtual environments, hidden folders and caches. A folder that is linked
-    twice is
-    searched once.
+    twice is searched once.
     """
     from expert.data.records import DataError
     from expert.manifest.text.document import FILE_NAMES

@@ -109,18 +109,6 @@ def test_rows_are_copied_for_a_template_too_and_the_original_stays(tmp_path):
     assert plan(read).fits
 
 
-def test_columns_nobody_knows_can_be_named(tmp_path):
-    file = write_rows(tmp_path / "rows.jsonl", [{"q": "a", "a": "b"}])
-    with pytest.raises(CannotMake, match=r"columns found: q, a  \(--map instruction=COLUMN"):
-        new_expert("mine", data=file, into=tmp_path)
-    assert not (tmp_path / "mine").exists()
-    mapping = ("instruction=q", "response=a")
-    made = new_expert("mine", data=file, into=tmp_path, mapping=mapping)
-    assert made.columns == {"instruction": "q", "response": "a"}
-    found = read_manifest(made.manifest).manifest.training.dataset.field_mapping
-    assert (found.instruction, found.response) == ("q", "a")
-
-
 def test_nothing_is_replaced(tmp_path):
     (tmp_path / "mine").mkdir()
     new_expert("mine", into=tmp_path)  # an empty folder is none
@@ -238,21 +226,6 @@ def test_preference_rows_are_refused_with_the_option_that_trains_on_the_preferre
     assert made.unused == {"rejected": 1}
     written = json.loads(made.manifest.read_text())["training"]["dataset"]
     assert written["preference_rows"] == "preferred"
-
-
-def test_a_column_that_only_later_rows_fill_is_read(tmp_path):
-    rows = [{"instruction": "a", "output": "b"}]
-    rows += [{"instruction": "a", "output": "b", "input": "c", "system": "d"}] * 99
-    file = write_rows(tmp_path / "rows.jsonl", rows)
-    made = new_expert("one", data=file, into=tmp_path)
-    assert made.columns == {
-        "system": "system",
-        "instruction": "instruction",
-        "input": "input",
-        "response": "output",
-    }
-    again = new_expert("two", data=file, into=tmp_path, mapping=["input=input"])
-    assert again.columns == made.columns
 
 
 def test_a_column_that_promises_a_part_of_what_is_said_and_is_not_read_is_warned_about(tmp_path):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from expert.core.install import how_to_get_it
-from expert.jobs.sample.decoding import settle_decoding
+from expert.jobs.sample.decoding import settle_decoding, stop_texts
 from expert.jobs.sample.sample import prompt_text
 from expert.manifest.schema.kinds import IN_FLOAT32
 from expert.manifest.schema.manifest import CHAR_GPT
@@ -55,9 +55,7 @@ def asked_as(trained: Trained) -> Asking | None:
     assert isinstance(encoder, TextEncoder)
     first = FirstRow(trained.plan)
     plain = trained_on_text(trained.plan, first)
-    stops = list(settle_decoding(trained.plan, {})[0].stop_sequences)
-    if not plain and encoder.tokenizer.token_to_id(template.stop) is None:
-        stops.append(template.stop)
+    stops = stop_texts(settle_decoding(trained.plan, {})[0], encoder, template, plain=plain)
     text = prompt_text(template, QUESTION, plain=plain, tools="" if plain else first.tools)
     # The tokenizer's prefix (bos): the code calls it with add_special_tokens=False.
     before = encoder.decode(encoder.prefix) if encoder.prefix else ""

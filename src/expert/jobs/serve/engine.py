@@ -21,7 +21,7 @@ from expert.core.errors import ExpertError
 from expert.core.text import counted, duration
 from expert.data.records import Segment, Turn
 from expert.jobs.sample.answer_writer import AnswerWriter
-from expert.jobs.sample.decoding import end_tokens
+from expert.jobs.sample.decoding import end_tokens, stop_texts
 from expert.jobs.sample.sample import prompt_text
 from expert.jobs.serve.lane import Lane, Row
 
@@ -334,9 +334,7 @@ def _asked(model: Model, question: Question, loop: asyncio.AbstractEventLoop) ->
     ids = encoder.encode([[Segment(text, learn=False)]]).ids.tolist()
     how, room = _settled(model, question, len(ids))
     ends = end_tokens(encoder, model.template)
-    stops = list(dict.fromkeys([*how.stop_sequences, *question.stop]))
-    if not continues and encoder.tokenizer.token_to_id(model.template.stop) is None:
-        stops.append(model.template.stop)
+    stops = [*stop_texts(how, encoder, model.template, plain=continues), *question.stop]
     seed = secrets.randbelow(2**31) if question.seed is None else question.seed % LARGEST_SEED
     asked = Asked(len(ids), seed, loop)
     fitting = replace(how, max_new_tokens=min(how.max_new_tokens, room))

@@ -110,12 +110,10 @@ def validate(
     `expert`: a run folder, a folder of runs, or a manifest's folder, whose newest run is used.
     `baseline`: "base" for the same base untrained, or another run. `checkpoints`: "all".
     `min_accuracy`: 0.95 by default; it does not apply to rows without answers. Open text is
-    compared
-    with its base by loss and token accuracy: `min_improvement`, as a share of the base's loss, and
-    `min_token_accuracy` require more. `judge_command`: a program that scores the answers (see
-    expert.judging.judge_command); `min_score` is the required mean. `gpus`: "all", a number of
-    cards,
-    or a list such as "0,2"; a process on each does a share.
+    compared with its base by loss and token accuracy: `min_improvement`, as a share of the base's
+    loss, and `min_token_accuracy` require more. `judge_command`: a program that scores the answers
+    (see expert.judging.judge_command); `min_score` is the required mean. `gpus`: "all", a number of
+    cards, or a list such as "0,2"; a process on each does a share.
     """
     if checkpoints not in (None, ALL):
         raise CannotValidate(
