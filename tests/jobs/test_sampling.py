@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from expert.core.hashed import write_hashed
 from expert.core.rundir import RunFolder
 from expert.data import plain_text as row_kind
 from expert.data.records import DataError, Example, Turn
@@ -25,7 +24,7 @@ from expert.run.stored.load import load_trained, pick_device, read_plan
 from tests.data.tokenizers import model_folder
 from tests.each import each
 from tests.jobs.runs import base_model, write_expert
-from tests.jobs.trained_runs import finished, finished_characters
+from tests.jobs.trained_runs import finished, finished_characters, with_plan
 from tests.wording import wording
 
 CHATML = (
@@ -197,11 +196,8 @@ class _Always(torch.nn.Module):
 
 
 def test_decoding_is_the_manifests_unless_it_is_given(tmp_path):
-    run = tmp_path / "run"
-    shutil.copytree(finished("lora"), run)
-    plan = json.loads((run / "plan.json").read_text(encoding="utf-8"))
-    plan["decoding"] |= {"max_new_tokens": 3, "temperature": 0.5, "top_k": 4}
-    write_hashed(run / "plan.json", json.dumps(plan))
+    own = {"max_new_tokens": 3, "temperature": 0.5, "top_k": 4}
+    run = with_plan(finished("lora"), tmp_path / "run", decoding=own)
     found = sample(run, ["say cat 2"], seed=1, decoding={"temperature": 0.0, "top_k": None})
     assert (found.decoding.max_new_tokens, found.decoding.temperature) == (3, 0.0)
     assert found.decoding.top_k == 4

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import replace
 
 import pytest
 
 import expert
-from expert.core.hashed import write_hashed
 from expert.core.rundir import RunFolder, RunFolderError
 from expert.data.records import DataError
 from expert.jobs.validate.test_sets import NoTestSet, data_folder
@@ -20,7 +18,7 @@ from expert.judging.oracles.oracle import UnknownDomain
 from expert.run.stored.choose_checkpoint import NothingTrained
 from expert.run.stored.load import read_plan
 from tests.jobs.runs import base_model, events_of, rewrite_events, run, write_expert
-from tests.jobs.trained_runs import finished
+from tests.jobs.trained_runs import finished, with_plan
 from tests.jobs.validated_runs import TESTS, as_it_was, learnt, rows_file, written
 from tests.wording import wording
 
@@ -195,12 +193,10 @@ def test_a_baseline_that_is_not_there_is_told_before_anything_is_loaded(monkeypa
 
 
 def test_data_that_was_moved_is_asked_for(tmp_path):
+    gone = {"watch": {"output_dir": str(tmp_path / "gone" / "runs")}}
+    gone["data"] = {"cache": str(tmp_path / "gone" / "datasets_optimized" / "demo")}
     copy = tmp_path / "deep" / "runs" / "demo-20260101-000000"
-    shutil.copytree(finished("lora"), copy)
-    plan = json.loads((copy / "plan.json").read_text(encoding="utf-8"))
-    plan["data"]["cache"] = str(tmp_path / "gone" / "datasets_optimized" / "demo")
-    plan["watch"]["output_dir"] = str(tmp_path / "gone" / "runs")
-    write_hashed(copy / "plan.json", json.dumps(plan))
+    with_plan(finished("lora"), copy, **gone)
     there = str(finished("lora").parents[1])
     rewrite_events(copy, lambda text: text.replace(there, str(tmp_path / "gone")))
     with pytest.raises(NoTestSet, match=wording("data-run-not-where")):

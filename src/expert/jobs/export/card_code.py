@@ -85,7 +85,7 @@ def loading_code(plan: RunPlan, done: Exported, base: PortableBase, asking: Aski
     source = base.arguments if done.kind == "adapter" else "folder"
     lines += ["", *_model(plan, source, quantised=quantised, adapter=adapter), ""]
     lines += _question(asking)
-    lines += _answer(asking, plan, [_place(plan, name) for name in prompts])
+    lines += _answer(asking, [_place(plan, name) for name in prompts])
     return _fenced(lines)
 
 
@@ -132,7 +132,7 @@ def _place(plan: RunPlan, name: str) -> str:
     return f"folder + {_literal(f'{below}/adapter_model.safetensors')}"
 
 
-def _answer(asking: Asking, plan: RunPlan, prompts: list[str]) -> list[str]:
+def _answer(asking: Asking, prompts: list[str]) -> list[str]:
     lines = ["settings = GenerationConfig.from_pretrained(folder)"]
     if prompts:
         lines += [

@@ -35,40 +35,21 @@ LARGEST_SEED = 2**43
 """Seeds are taken modulo this: generators are seeded with about a million times a seed."""
 
 
-class NotAnswered(ExpertError):
-    """A question without an answer, with what OpenAI's errors say of it."""
+class Refused(ExpertError):
+    """A request that ends with an error, with what OpenAI's errors say of it."""
 
-    status = 400
-    code: str | None = None
-    param: str | None = "messages"
-
-
-class TooLong(NotAnswered):
-    """A prompt that fills the context."""
-
-    code = "context_length_exceeded"
+    def __init__(
+        self, status: int, message: str, *, param: str | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status, self.param, self.code = status, param, code
 
 
-class NoSuchModel(NotAnswered):
-    status, code, param = 404, "model_not_found", "model"
+class Stopped(Refused):
+    """The engine failed or is shutting down, or an answer took too long."""
 
-
-class Busy(NotAnswered):
-    """The queue is full."""
-
-    status, code, param = 429, "rate_limit_exceeded", None
-
-
-class Stopped(NotAnswered):
-    """The engine failed, or is shutting down."""
-
-    status, param = 503, None
-
-
-class TimeIsUp(Stopped):
-    """An answer took longer than the time limit."""
-
-    status, code = 504, "timeout"
+    def __init__(self, message: str, status: int = 503, code: str | None = None) -> None:
+        super().__init__(status, message, code=code)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +119,8 @@ class Asked:
                 async with asyncio.timeout_at(until):
                     piece = await self._queue.get()
             except TimeoutError:
-                raise TimeIsUp(f"not answered within {duration(seconds or 0)}") from None
+                late = f"not answered within {duration(seconds or 0)}"
+                raise Stopped(late, 504, "timeout") from None
             if isinstance(piece, Stopped):
                 raise piece
             left -= isinstance(piece, Finished)
@@ -191,12 +173,11 @@ class Engine:
         return sum(len(lane.rows) for lane in self._lanes.values())
 
     async def ask(self, question: Question) -> Asked:
-        """Put a question into the queue; raises NotAnswered."""
+        """Put a question into the queue; raises Refused."""
         model = self.models.get(question.model)
         if model is None:
-            raise NoSuchModel(
-                f"there is no model {question.model!r}  (models: {', '.join(self.models)})"
-            )
+            known = f"there is no model {question.model!r}  (models: {', '.join(self.models)})"
+            raise Refused(404, known, param="model", code="model_not_found")
         self._refuse_more(question.count)
         # In a thread: templates and tokenizers may take a while.
         asked = await asyncio.to_thread(_asked, model, question, asyncio.get_running_loop())
@@ -231,9 +212,8 @@ class Engine:
         if self._refusing:
             raise Stopped(self._refusing)
         if self.waiting + count > self._queue:
-            raise Busy(
-                f"the queue is full: {counted(self.waiting, 'answer')} waiting; try again later"
-            )
+            full = f"the queue is full: {counted(self.waiting, 'answer')} waiting; try again later"
+            raise Refused(429, full, code="rate_limit_exceeded")
 
     # --- the thread -------------------------------------------------------------------------------
 
@@ -375,10 +355,13 @@ def _settled(model: Model, question: Question, tokens: int) -> tuple[DecodingSet
     how = replace(model.decoding, **question.decoding)
     taken = tokens + model.speaker.lead
     if not tokens:
-        raise NotAnswered("an empty text cannot be continued")
+        raise Refused(400, "an empty text cannot be continued", param="messages")
     if taken >= model.speaker.context:
-        raise TooLong(
+        raise Refused(
+            400,
             f"the prompt has {taken:,} tokens with its template, and the context of {model.name} "
-            f"is {model.speaker.context:,} including the answer  (shorten the prompt)"
+            f"is {model.speaker.context:,} including the answer  (shorten the prompt)",
+            param="messages",
+            code="context_length_exceeded",
         )
     return how, model.speaker.context - taken

@@ -262,12 +262,12 @@ def _settings(demands: Demands, task: _Task, limit: int | None) -> dict[str, Any
 
 def _reach(run: Run, choice: Choice, task: _Task) -> Reached:
     task.tell(f"loading {run.plan.model.name} and {choice.name}", 0, 0)
-    return _ask(task.models.trained(run, choice), str(run.folder.path), task)
+    return _ask(task.models.load(run, choice), str(run.folder.path), task)
 
 
 def _base(run: Run, task: _Task) -> AskedModel:
     task.tell(f"loading {run.plan.model.name} alone", 0, 0)
-    return task.models.base(run)
+    return task.models.load(run, None)
 
 
 def _ask(model: AskedModel, run: str, task: _Task) -> Reached:
