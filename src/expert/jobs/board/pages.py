@@ -52,7 +52,6 @@ TRAINING = "training was started and may need the memory"
 
 
 def routes() -> list[Route]:
-    """All pages and actions."""
     return [
         Route("/", _list),
         Route("/live/runs", _live),
@@ -81,7 +80,6 @@ def routes() -> list[Route]:
 
 
 async def _live(request: Request) -> Response:
-    """Live updates of a page."""
     kind = request.path_params.get("kind", "runs")
     if kind not in VIEWS:
         raise Refused(404, "There is no such page.")
@@ -246,7 +244,6 @@ async def _upload(request: Request) -> Response:
 
 
 async def _act(request: Request) -> Response:
-    """Stop, resume, validate or export a run."""
     board = board_of(request)
     given = await body_of(request)
     found = board.found(request, "run")

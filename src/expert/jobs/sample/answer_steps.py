@@ -68,7 +68,6 @@ class Speaker:
 
     @property
     def number_bytes(self) -> int:
-        """Bytes of a number of the model."""
         return max(2, int(next(self.model.parameters()).element_size()))
 
     @property

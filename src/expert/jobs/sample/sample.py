@@ -323,7 +323,6 @@ class Conversation:
         return not self._loaded.plain and self._loaded.trained.template is not None
 
     def anew(self) -> None:
-        """Start a new conversation."""
         self._turns = [Turn("system", self._system)] if self._system else []
 
     def ask(

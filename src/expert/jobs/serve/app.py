@@ -55,8 +55,6 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Access and time limits."""
-
     token: str = ""
     """Required of every request, unless ""."""
     loopback: bool = True
