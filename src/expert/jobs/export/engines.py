@@ -66,23 +66,16 @@ def engines(
 
 def gguf_commands(file: str, name: str, *, plain: bool, lora: bool, base: str) -> list[Engine]:
     """Commands for a GGUF file; `lora`: it is an adapter for the GGUF file `base`."""
-    model = (
-        f"-m {shlex.quote(base)} --lora {shlex.quote(file)}" if lora else f"-m {shlex.quote(file)}"
-    )
+    model = f"-m {shlex.quote(base if lora else file)}"
+    model += f" --lora {shlex.quote(file)}" if lora else ""
     ask = "-no-cnv -p 'The beginning of a text'" if plain else "--jinja -st -p 'Your question'"
     short = shlex.quote(name)
+    server = f"llama-server {model}{'' if plain else ' --jinja'} --temp 0"
+    ollama = f"ollama create {short} -f Modelfile && ollama run {short}"
     return [
         Engine("llama.cpp", f"llama-cli {model} {ask} --temp 0", "one question in a terminal"),
-        Engine(
-            "llama.cpp server",
-            f"llama-server {model}{'' if plain else ' --jinja'} --temp 0",
-            "port 8080, any model name",
-        ),
-        Engine(
-            "Ollama",
-            f"ollama create {short} -f Modelfile && ollama run {short}",
-            f"port 11434, model {name}",
-        ),
+        Engine("llama.cpp server", server, "port 8080, any model name"),
+        Engine("Ollama", ollama, f"port 11434, model {name}"),
     ]
 
 
