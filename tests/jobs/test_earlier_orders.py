@@ -18,6 +18,7 @@ from expert.run.open import prepare
 from expert.run.session import identity
 from expert.run.stored.trained_rows import learnt_rows
 from expert.training.checkpoint import CheckpointError
+from tests.each import each
 from tests.jobs.runs import copied, events_of, losses_of, plan_of, run, write_expert
 from tests.wording import wording
 
@@ -125,26 +126,23 @@ def test_the_rows_of_a_run_can_be_told_whoever_packed_them(before, tmp_path, bas
         draw_again(its_rows)
 
 
-def test_a_stream_that_an_earlier_version_packed_is_refused_in_words(tmp_path, base):
-    manifest = write_expert(tmp_path, base, SETTINGS, dataset={"streaming": True})
-    with an_earlier_version():
-        folder = run(manifest, overrides=("training.config.max_steps=3",)).folder
-    with pytest.raises(CheckpointError) as told:
-        run(
-            manifest,
-            resume=str(folder / "checkpoints" / "step-000002"),
-            overrides=("training.config.max_steps=3",),
-        )
-    assert wording("earlier-version-expert-packed") in str(told.value)
-
-
-def test_steps_that_an_earlier_version_grouped_by_length_are_refused_in_words(tmp_path, base):
-    manifest = write_expert(tmp_path, base, SETTINGS | {"packing": False, "max_steps": 2})
+@each(
+    ("packing", "streaming", "text"),
+    [
+        (True, True, wording("earlier-version-expert-packed")),
+        (False, False, wording("earlier-version-expert-made")),
+    ],
+)
+def test_a_stream_or_grouped_steps_of_an_earlier_version_are_refused_in_words(
+    packing, streaming, text, tmp_path, base
+):
+    config, dataset = {"packing": packing, "max_steps": 2}, {"streaming": streaming}
+    manifest = write_expert(tmp_path, base, SETTINGS | config, dataset=dataset)
     with an_earlier_version():
         folder = run(manifest).folder
     with pytest.raises(CheckpointError) as told:
         run(manifest, resume=str(folder / "checkpoints" / "step-000001"))
-    assert wording("earlier-version-expert-made") in str(told.value)
+    assert text in str(told.value)
 
 
 def test_the_name_an_index_had_is_found_with_whatever_length_was_chosen():
