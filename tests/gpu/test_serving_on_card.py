@@ -108,8 +108,8 @@ def several(engine: Engine) -> list[str]:
     """Several answers to the first prompt, which begin together."""
 
     async def texts() -> list[str]:
-        pieces = engine.answer(replace(question(1), count=FEW))
-        return [piece.text async for piece in pieces]
+        asked = await engine.ask(replace(question(1), count=FEW))
+        return [piece.text async for piece in asked.pieces()]
 
     return asyncio.run(texts())
 

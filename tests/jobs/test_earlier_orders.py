@@ -18,10 +18,23 @@ from expert.run.open import prepare
 from expert.run.session import identity
 from expert.run.stored.trained_rows import learnt_rows
 from expert.training.checkpoint import CheckpointError
+from tests.each import each
 from tests.jobs.runs import copied, events_of, losses_of, plan_of, run, write_expert
 from tests.wording import wording
 
 SETTINGS = {"epochs": 1, "save_steps": 1, "save_total_limit": None, "batch_size": 4}
+NAMED = IndexName(
+    split="train",
+    tokens=("a",),
+    documents="b",
+    packing="best-fit",
+    length=376,
+    overlong="cut",
+    soft_tokens=0,
+    seed=1,
+    most_rows=None,
+    leaves_out=False,
+)
 
 
 @contextmanager
@@ -64,18 +77,7 @@ def test_an_index_of_an_earlier_version_is_made_again_and_no_token_is(tmp_path, 
 
 
 def test_only_the_names_of_packed_rows_changed():
-    named = IndexName(
-        split="train",
-        tokens=("a",),
-        documents="b",
-        packing="none",
-        length=64,
-        overlong="cut",
-        soft_tokens=0,
-        seed=1,
-        most_rows=None,
-        leaves_out=False,
-    )
+    named = replace(NAMED, packing="none", length=64)
     assert named.file == named._file(None)
     assert named.before({named.file}, longest=64, most=4) is None
 
@@ -124,41 +126,26 @@ def test_the_rows_of_a_run_can_be_told_whoever_packed_them(before, tmp_path, bas
         draw_again(its_rows)
 
 
-def test_a_stream_that_an_earlier_version_packed_is_refused_in_words(tmp_path, base):
-    manifest = write_expert(tmp_path, base, SETTINGS, dataset={"streaming": True})
-    with an_earlier_version():
-        folder = run(manifest, overrides=("training.config.max_steps=3",)).folder
-    with pytest.raises(CheckpointError) as told:
-        run(
-            manifest,
-            resume=str(folder / "checkpoints" / "step-000002"),
-            overrides=("training.config.max_steps=3",),
-        )
-    assert wording("earlier-version-expert-packed") in str(told.value)
-
-
-def test_steps_that_an_earlier_version_grouped_by_length_are_refused_in_words(tmp_path, base):
-    manifest = write_expert(tmp_path, base, SETTINGS | {"packing": False, "max_steps": 2})
+@each(
+    ("packing", "streaming", "text"),
+    [
+        (True, True, wording("earlier-version-expert-packed")),
+        (False, False, wording("earlier-version-expert-made")),
+    ],
+)
+def test_a_stream_or_grouped_steps_of_an_earlier_version_are_refused_in_words(
+    packing, streaming, text, tmp_path, base
+):
+    config, dataset = {"packing": packing, "max_steps": 2}, {"streaming": streaming}
+    manifest = write_expert(tmp_path, base, SETTINGS | config, dataset=dataset)
     with an_earlier_version():
         folder = run(manifest).folder
     with pytest.raises(CheckpointError) as told:
         run(manifest, resume=str(folder / "checkpoints" / "step-000001"))
-    assert wording("earlier-version-expert-made") in str(told.value)
+    assert text in str(told.value)
 
 
 def test_the_name_an_index_had_is_found_with_whatever_length_was_chosen():
-    named = IndexName(
-        split="train",
-        tokens=("a",),
-        documents="b",
-        packing="best-fit",
-        length=376,
-        overlong="cut",
-        soft_tokens=0,
-        seed=1,
-        most_rows=None,
-        leaves_out=False,
-    )
-    old = replace(named, length=384, most_rows=17)._file(None)
-    assert named.before({old, "index-train-x.arrow"}, longest=512, most=32) == old
-    assert replace(named, seed=2).before({old}, longest=512, most=32) is None
+    old = replace(NAMED, length=384, most_rows=17)._file(None)
+    assert NAMED.before({old, "index-train-x.arrow"}, longest=512, most=32) == old
+    assert replace(NAMED, seed=2).before({old}, longest=512, most=32) is None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import shutil
 import subprocess
 import sys
 from functools import cache
@@ -15,7 +14,6 @@ from typing import Any
 import pytest
 import yaml
 
-from expert.core.hashed import write_hashed
 from expert.core.rundir import RunFolder
 from expert.jobs.export.card_code import FOLDER, Asking
 from expert.jobs.export.export import export
@@ -25,7 +23,7 @@ from expert.jobs.sample.sample import sample
 from expert.run.stored.load import read_plan
 from tests.each import each
 from tests.jobs.runs import base_model, place, run, write_expert
-from tests.jobs.trained_runs import exported, finished, finished_characters
+from tests.jobs.trained_runs import exported, finished, finished_characters, with_plan
 from tests.wording import wording
 
 TEXT_ROWS = [
@@ -100,16 +98,6 @@ def test_the_cards_own_code_gives_the_answers_of_the_run(rows, tmp_path):
     export(full, tmp_path / "full", device="cpu")
     places = [(lora, tmp_path / "adapter"), (lora, tmp_path / "merged"), (full, tmp_path / "full")]
     held_to_the_run(ASKED[rows], *places, say=said_by if rows == "chat" else said_elsewhere)
-
-
-def with_plan(run_folder: Path, to: Path, **changes: dict[str, Any]) -> Path:
-    """A copy of a run whose plan says otherwise."""
-    shutil.copytree(run_folder, to)
-    settled = json.loads((to / "plan.json").read_text(encoding="utf-8"))
-    for part, values in changes.items():
-        settled[part] |= values
-    write_hashed(to / "plan.json", json.dumps(settled))
-    return to
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # CPUs without bfloat16 of their own

@@ -83,7 +83,6 @@ def test_an_expert_that_has_learnt_its_calls_passes_the_gate():
     assert done.gate.passed is True
     assert done.reached.score.failed == done.reached.score.without_oracle == 0
     assert {each.judgement.kind for each in done.reached.cases} == {"calls"}
-    assert done.baseline is not None
     assert done.baseline.score.passed == 0
     found = written(calling())["cases"][0]
     assert (found["expected"], found["answer"], found["exact"]) == (WRITTEN, WRITTEN, True)
@@ -117,7 +116,6 @@ def test_a_question_with_tools_is_asked_as_it_was_learnt():
     plan = read_plan(folder)
     trained = load_trained(folder, plan, choose(folder, "final"), device=torch.device("cpu"))
     question = Example((Turn("user", "say cat 1"),), tools=json.dumps(TOOLS))
-    assert trained.template is not None
     asked = trained.template.prompt(question.turns, question.tools)
     assert asked.startswith("<tool>ok</tool><|im_start|>user\nsay cat 1<|im_end|>")
     seen: list[str] = []

@@ -67,7 +67,6 @@ def test_the_interval_and_the_comparison_count_each_conversation_once(tmp_path):
     done = validate(learnt(), test_set=rows, baseline="base", device="cpu")
     assert (done.reached.score.judged, done.reached.score.rows) == (12, 4)
     assert done.reached.score.interval == wilson(4, 4)
-    assert done.comparison is not None
     assert (done.comparison.cases, done.comparison.rows) == (12, 4)
     assert done.comparison.p_value == pytest.approx(2 * 0.5**4)  # four rows, not twelve answers
     assert any(note.startswith(wording("every-answer-conversation-case")) for note in done.notes)

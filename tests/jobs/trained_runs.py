@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from expert.core.hashed import write_hashed
 from tests.jobs.runs import base_model, place, run_undisturbed, write_expert
 
 if TYPE_CHECKING:
@@ -35,6 +38,16 @@ def finished(kind: str) -> Path:
         more["model"] = {"quantization": kind}
     base = base_model(2)
     return run_undisturbed(write_expert(place() / kind, base, config, **more)).folder
+
+
+def with_plan(run_folder: Path, to: Path, **changes: dict[str, Any]) -> Path:
+    """A copy of a run whose plan says otherwise."""
+    shutil.copytree(run_folder, to)
+    settled = json.loads((to / "plan.json").read_text(encoding="utf-8"))
+    for part, values in changes.items():
+        settled[part] |= values
+    write_hashed(to / "plan.json", json.dumps(settled))
+    return to
 
 
 def exported(kind: str, how: Literal["adapter", "merged"] = "adapter") -> Exported:

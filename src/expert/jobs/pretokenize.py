@@ -16,22 +16,21 @@ if TYPE_CHECKING:
     from expert.data.prepared import PreparedData
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Attempted:
     """The result for one manifest, with the reason if it was not prepared."""
 
     manifest: Path
     state: Literal["prepared", "unfinished", "skipped", "failed"]
-    data: PreparedData | None = None
     reason: str = ""
+    data: PreparedData | None = None
 
 
 def manifests_below(folder: Path) -> list[Path]:
     """Every manifest in a folder of experts, at any depth, a folder's own before those below it.
 
     Skips run folders, virtual environments, hidden folders and caches. A folder that is linked
-    twice is
-    searched once.
+    twice is searched once.
     """
     from expert.data.records import DataError
     from expert.manifest.text.document import FILE_NAMES
@@ -44,7 +43,7 @@ def manifests_below(folder: Path) -> list[Path]:
     found = []
     for here, inner, files in os.walk(folder, followlinks=True):
         place = os.path.realpath(here)
-        if place in seen or (here != str(folder) and _holds_no_experts(Path(here), files)):
+        if place in seen or (here != str(folder) and _holds_no_experts(files)):
             inner.clear()
             continue
         seen.add(place)
@@ -60,7 +59,7 @@ _SKIPPED = re.compile(
 )
 
 
-def _holds_no_experts(folder: Path, files: Sequence[str]) -> bool:
+def _holds_no_experts(files: Sequence[str]) -> bool:
     """Whether it is a run, which keeps a copy of its manifest, or a virtual environment."""
     is_run = "plan.json" in files and ("events.jsonl" in files or "environment.json" in files)
     return is_run or "pyvenv.cfg" in files
@@ -100,17 +99,17 @@ def attempt(
     from expert.run.open import prepare_part
 
     if is_foreign(manifest):
-        reason = "it names neither a model nor rows to train on"
-        return Attempted(manifest=manifest, state="skipped", reason=reason)
+        return Attempted(manifest, "skipped", "it names neither a model nor rows to train on")
     try:
         data = prepare_part(manifest, part, model=model, overrides=overrides, tell=tell)
     except (DataNotHere, NothingToPrepare) as error:
-        return Attempted(manifest=manifest, state="skipped", reason=str(error))
+        return Attempted(manifest, "skipped", str(error))
     except ExpertError as error:
-        return Attempted(manifest=manifest, state="failed", reason=str(error))
+        return Attempted(manifest, "failed", str(error))
     except OSError as error:
-        reason = f"{error.filename or manifest}: {error.strerror or error}"
-        return Attempted(manifest=manifest, state="failed", reason=reason)
+        return Attempted(
+            manifest, "failed", f"{error.filename or manifest}: {error.strerror or error}"
+        )
     if isinstance(data, PartsLeft):
-        return Attempted(manifest=manifest, state="unfinished", reason=str(data))
-    return Attempted(manifest=manifest, state="prepared", data=data)
+        return Attempted(manifest, "unfinished", str(data))
+    return Attempted(manifest, "prepared", data=data)

@@ -21,10 +21,8 @@ def sample(
     """The answer of a trained expert. `run`: its run folder, a folder of runs, or its own.
 
     `decoding` overrides the manifest's settings: temperature, top_p, top_k, max_new_tokens and so
-    on;
-    the same `seed` gives the same text. `plain` continues the prompt verbatim; `tools` is a file
-    with
-    the tools it may call. Every call loads the model: for several prompts use
+    on; the same `seed` gives the same text. `plain` continues the prompt verbatim; `tools` is a
+    file with the tools it may call. Every call loads the model: for several prompts use
     `expert.jobs.sample.sample.sample`.
     """
     from expert.jobs.sample.decoding import CannotSample, DecodingSettings

@@ -63,13 +63,13 @@ def report(
     gathered = gather(place, compare=compare, ladder=ladder, now=clock())
     page = make_page(gathered)
     html = page_html(page)
-    place_html, place_markdown = _places(gathered.run.record.folder if to is None else to)
+    where = gathered.run.record.folder if to is None else to
+    place_html, place_markdown = _places(where)
     try:
         _refuse_to_overwrite(place_markdown, place_html)
         write_text_atomically(place_markdown, page_markdown(page))
         write_text_atomically(place_html, html)
     except OSError as error:
-        where = gathered.run.record.folder if to is None else to
         raise ReportError(
             f"{where}: cannot write a report: {error.strerror}  (give another place with --to)"
         ) from error

@@ -40,16 +40,12 @@ def train(
     """Train what a manifest describes. `resume`: "auto", a checkpoint or a folder that means a run.
 
     A manifest that is already opened is not opened again: `model`, `overrides`, `vram`, `resume`
-    and
-    `tell` then have no effect.
+    and `tell` then have no effect.
 
     `acknowledge` is called from the handler of the first stop signal, `progress` after every
-    launched
-    step, `evaluating` after every batch of an evaluation; none of them may take long. `begin` is
-    called
-    with the run's folder. `group`: the processes that train together, of which this is the first;
-    the
-    others call `join`.
+    launched step, `evaluating` after every batch of an evaluation; none of them may take long.
+    `begin` is called with the run's folder. `group`: the processes that train together, of which
+    this is the first; the others call `join`.
     """
     from expert.core.rundir import RunFolder
     from expert.parallel.group import Group

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from expert.jobs.benchmark.benchmark import BenchmarkRequest, Watcher
 from expert.jobs.benchmark.measure import Benchmark
 from expert.jobs.benchmark.processes import Job, Ready, SettingLost, Window
 from expert.manifest.reader import read_manifest
+from tests.insight.ladders import measured
 
 # As short as can be: what is measured here is whether it works, not how fast it is.
 BRISK = pace.Pace(
@@ -126,10 +128,18 @@ class PlayedProcess:
 
 
 class Played:
-    """Starts processes that are made up, and keeps what they were asked for."""
+    """Starts processes that are made up, and keeps what they were asked for.
 
-    def __init__(self, answer: Answer, slowness: Callable[[str], float] | None = None) -> None:
-        self.answer = answer
+    `given`: what is measured of all settings, or of those by name; the others reach 100, 200, 300,
+    … one after the other."""
+
+    def __init__(
+        self,
+        given: Answer | Mapping[str, Measured | str] = {},  # noqa: B006 - only read
+        slowness: Callable[[str], float] | None = None,
+        **facts: Any,
+    ) -> None:
+        self.given, self.rising, self.facts = given, count(100, 100), facts
         self.slowness = slowness or (lambda name: 1.0)
         """Times as long as it should take."""
         self.answers: dict[str, Measured | str] = {}
@@ -138,6 +148,11 @@ class Played:
         self.windows: list[str] = []
         self.live: list[PlayedProcess] = []
 
+    def answer(self, name: str, plan: Any) -> Measured | str:
+        if callable(self.given):
+            return self.given(name, plan)
+        return self.given.get(name) or measured(float(next(self.rising)), **self.facts)
+
     def __call__(self, job: Job, *, log: Path, progress: Any, **_: Any) -> Any:
         return PlayedProcess(self, job)
 
@@ -145,24 +160,13 @@ class Played:
 def benchmarked(
     path: Path,
     place: Path,
-    answer: Answer,
+    given: Answer | Mapping[str, Measured | str] = {},  # noqa: B006 - only read
     *,
     slowness: Callable[[str], float] | None = None,
     watcher: Watcher | None = None,
     **more: Any,
 ) -> tuple[Ladder, Played, Benchmark]:
-    made, played = Benchmark(request(path, **more), watcher or Watcher()), Played(answer, slowness)
+    made, played = Benchmark(request(path, **more), watcher or Watcher()), Played(given, slowness)
     found = made.run(place, played)
     assert played.live == []
     return found, played, made
-
-
-def rising() -> Callable[[str], float]:
-    """100, 200, 300, … for one setting after the other."""
-    seen: list[str] = []
-
-    def rate(name: str) -> float:
-        seen.append(name)
-        return 100.0 * len(seen)
-
-    return rate

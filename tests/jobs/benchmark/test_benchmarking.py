@@ -57,8 +57,6 @@ def test_every_setting_of_an_expert_on_a_cpu(tmp_path, base, monkeypatch):
     assert {wording("opening-the-data"), wording("loading-the-model"), "training"} <= heard.doing
     for setting in found.kept[1:]:
         held = setting.loss_difference if setting.own_difference is None else setting.own_difference
-        assert setting.tolerance is not None
-        assert held is not None
         assert abs(held) <= setting.tolerance, setting.name
     same = [setting for setting in found.kept[1:] if setting.same_rows]
     assert {setting.tolerance for setting in same} == {TOLERANCE_FP32}
@@ -67,13 +65,10 @@ def test_every_setting_of_an_expert_on_a_cpu(tmp_path, base, monkeypatch):
     assert [setting.name for setting in found.rungs if setting.own_difference is not None] == [
         "packing"
     ]
-    assert by["baseline"].measured is not None
-    assert by["pre-tokenised"].measured is not None
     # What is judged is trained, on a busy machine for two steps; the loss of the first step was
     # that of the untrained model.
     run = min((tmp_path / "out" / "runs").glob("baseline-*"))
     first = events_of(run, "step")[0]["loss"]
-    assert by["baseline"].measured.loss is not None
     assert by["baseline"].measured.loss < 0.99 * first
     # The same rows in the same order: not one bit may differ.
     assert by["pre-tokenised"].measured.loss == by["baseline"].measured.loss
@@ -86,7 +81,6 @@ def test_every_setting_of_an_expert_on_a_cpu(tmp_path, base, monkeypatch):
     runs = {run.name.partition("-20")[0]: run for run in made}
     assert len(runs) == len(heard.started)
     # The best was compared with the baseline at the end, in a run that only timed it.
-    assert found.against_baseline is not None
     assert found.against_baseline.against == "baseline"
     assert len([run for run in made if run.name.startswith("baseline-")]) > 1
     for name, kind in (("baseline", "late"), ("pre-tokenised", "padded"), ("packing", "packed")):
@@ -108,28 +102,6 @@ def test_packing_that_sorts_rows_by_length_is_seen(monkeypatch):
         said[name] = rows_of_one_length(measured(100.0, clumping=seen))
     assert wording("rows-one-length") in said["sorted"]
     assert said["mixed"] == ""
-
-
-@pytest.mark.slow
-def test_packing_that_sorts_rows_by_length_is_rejected(tmp_path, base, monkeypatch):
-    """Planted as above, in processes that are really measured."""
-    rows = [
-        {"instruction": f"say {'cat ' * (number % 3)}{number:03}", "response": f"{number:03}"}
-        for number in range(160)
-    ]
-    config = {"batch_size": 8, "epochs": 1, "max_seq_length": 256}
-    found = {}
-    for name, fit in (("sorted", pack._fit_longest_first), ("mixed", pack._fit)):
-        with monkeypatch.context() as patch:
-            patch.setattr(pack, "_fit", fit)
-            path = write_expert(tmp_path / name, base, config, rows=rows)
-            made = benchmark(request(path, only=("packing",)), folder=tmp_path / f"{name}-out")
-        [found[name]] = [setting for setting in made.rungs if setting.name == "packing"]
-    assert found["sorted"].status == "disagrees"
-    assert wording("rows-one-length") in found["sorted"].because
-    assert found["mixed"].status != "disagrees"
-    assert found["mixed"].measured is not None
-    assert found["mixed"].measured.clumping < 2
 
 
 def test_the_character_model_can_be_benchmarked_too(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from itertools import count
 from typing import Any
 
 import pytest
@@ -23,7 +24,6 @@ from tests.jobs.benchmark.played import (
     be_brisk,
     benchmarked,
     request,
-    rising,
 )
 from tests.jobs.runs import write_expert
 from tests.wording import wording
@@ -43,18 +43,9 @@ def path(tmp_path, base):
 
 
 def test_settings_that_fail_are_slower_or_disagree_are_left_out_of_later_ones(path, tmp_path):
-    rate = rising()
-
-    def answer(name: str, plan: Any) -> Measured | str:
-        if name == "loader":
-            return "out of memory"
-        if name == "attention":
-            return measured(1.0)
-        if name == "fused-loss":
-            return measured(10_000.0, loss=3.0)
-        return measured(rate(name))
-
-    found, played, _ = benchmarked(path, tmp_path / "out", answer)
+    given = {"loader": "out of memory", "attention": measured(1.0)}
+    given["fused-loss"] = measured(10_000.0, loss=3.0)
+    found, played, _ = benchmarked(path, tmp_path / "out", given)
     by = {setting.name: setting for setting in found.rungs}
     assert (by["loader"].status, by["loader"].because) == ("failed", wording("out-of-memory"))
     assert by["attention"].status == "slower"
@@ -69,7 +60,6 @@ def test_settings_that_fail_are_slower_or_disagree_are_left_out_of_later_ones(pa
     assert by["batch size"].gain == pytest.approx(4 / 3)
     # Directly against the baseline, however the gains in between came about.
     assert by["no checkpointing"].cumulative == pytest.approx(5.0)
-    assert found.against_baseline is not None
     assert (found.against_baseline.against, found.against_baseline.how) == ("baseline", "in turns")
     assert played.started[-1][:2] == ("baseline", True)
 
@@ -78,14 +68,8 @@ def test_a_setting_with_other_rows_is_judged_by_its_own_loss(path, tmp_path):
     """However far its weights are from those below, they must have one loss in both ways."""
 
     def climb(own_loss: float, place: str) -> SettingResult:
-        rate = rising()
-
-        def answer(name: str, plan: Any) -> Measured | str:
-            if name == "packing":
-                return measured(rate(name), loss=3.0, own_loss=own_loss)
-            return measured(rate(name))
-
-        found, _, _ = benchmarked(path, tmp_path / place, answer, only=("packing",))
+        given = {"packing": measured(200.0, loss=3.0, own_loss=own_loss)}
+        found, _, _ = benchmarked(path, tmp_path / place, given, only=("packing",))
         return next(setting for setting in found.rungs if setting.name == "packing")
 
     right, wrong = climb(3.0, "right"), climb(3.1, "wrong")
@@ -123,12 +107,11 @@ def test_what_was_measured_is_at_hand_after_every_setting(path, tmp_path):
 
 
 def test_a_baseline_that_fails_does_not_end_the_benchmark(path, tmp_path):
-    rate = rising()
+    rates = count(100, 100)
 
     def answer(name: str, plan: Any) -> Measured | str:
-        if plan.kernels.attention == "eager":
-            return "out of memory"
-        return measured(rate(name))
+        eager = plan.kernels.attention == "eager"
+        return "out of memory" if eager else measured(float(next(rates)))
 
     found, played, _ = benchmarked(path, tmp_path / "out", answer)
     by = {setting.name: setting for setting in found.rungs}
@@ -154,8 +137,7 @@ def test_only_measures_a_setting_and_the_one_below(path, tmp_path):
 
 
 def test_the_best_is_remembered_with_what_was_measured_and_no_more(path, tmp_path):
-    rate = rising()
-    found, _, made = benchmarked(path, tmp_path / "out", lambda name, plan: measured(rate(name)))
+    found, _, made = benchmarked(path, tmp_path / "out")
     remember(made, found)
     [kept] = read_rates(tmp_path / "home" / "measurements.json")
     assert kept.settings == {
@@ -164,8 +146,6 @@ def test_the_best_is_remembered_with_what_was_measured_and_no_more(path, tmp_pat
         "batch.micro_batch": 4,
     }
     assert kept.gains.keys() == kept.settings.keys()
-    assert found.winner is not None
-    assert found.winner.measured is not None
     assert kept.tokens_per_second == found.winner.measured.tokens_per_second
     again = Benchmark(request(path), Watcher())
     assert all(decision.source != "measurement" for decision in again.top.decisions)
@@ -227,9 +207,9 @@ def time_for(rungs: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_short_benchmark_keeps_what_a_long_one_settled(path, tmp_path, monkeypatch):
-    rate, kept = rising(), []
+    kept, rates = [], count(100, 100)
     for name in ("long", "short"):
-        found, _, made = benchmarked(path, tmp_path / name, lambda name, plan: measured(rate(name)))
+        found, _, made = benchmarked(path, tmp_path / name, lambda *_: measured(float(next(rates))))
         remember(made, found)
         kept += read_rates(tmp_path / "home" / "measurements.json")
         time_for(2, monkeypatch)
@@ -243,8 +223,7 @@ def test_the_last_setting_and_those_that_are_named_are_measured_however_late_it_
     path, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(Clock, "is_up", lambda clock, to_come=0: to_come == 0)
-    rate = rising()
-    found, _, _ = benchmarked(path, tmp_path / "out", lambda name, plan: measured(rate(name)))
+    found, _, _ = benchmarked(path, tmp_path / "out")
     by = {setting.name: setting for setting in found.rungs}
     assert by["no checkpointing"].status == "kept"
     assert "the rest" not in by
@@ -257,9 +236,8 @@ def test_the_last_setting_and_those_that_are_named_are_measured_however_late_it_
 
 
 def test_settings_without_time_are_listed_and_measured_together(path, tmp_path, monkeypatch):
-    rate = rising()
     time_for(3, monkeypatch)
-    found, played, _ = benchmarked(path, tmp_path / "out", lambda name, plan: measured(rate(name)))
+    found, played, _ = benchmarked(path, tmp_path / "out")
     by = {setting.name: setting for setting in found.rungs}
     assert by["loader"].status == "kept"
     for name in ("packing", "attention", "fused loss", "batch size", "no checkpointing"):
@@ -279,28 +257,20 @@ def test_settings_without_time_are_listed_and_measured_together(path, tmp_path, 
 
 
 def test_a_benchmark_without_single_settings_is_not_remembered(path, tmp_path, monkeypatch):
-    rate, heard = rising(), Heard()
+    heard = Heard()
     time_for(1, monkeypatch)
-    played = Played(lambda name, plan: measured(rate(name)))
-    monkeypatch.setattr("expert.jobs.benchmark.benchmark.SettingProcess", played)
+    monkeypatch.setattr("expert.jobs.benchmark.benchmark.SettingProcess", Played())
     found = benchmark(request(path), folder=tmp_path / "out", watcher=heard)
-    assert found.winner is not None
     assert found.winner.name == "the rest"
     assert wording("no-setting-tried-by") in heard.forgotten
     assert not (tmp_path / "home" / "measurements.json").exists()
 
 
 def test_a_rest_that_fails_leaves_the_best_as_it_was(path, tmp_path, monkeypatch):
-    rate = rising()
     time_for(2, monkeypatch)
-
-    def answer(name: str, plan: Any) -> Measured | str:
-        return "out of memory" if name == "the-rest" else measured(rate(name))
-
-    found, _, _ = benchmarked(path, tmp_path / "out", answer)
+    found, _, _ = benchmarked(path, tmp_path / "out", {"the-rest": "out of memory"})
     by = {setting.name: setting for setting in found.rungs}
     assert (by["the rest"].status, by["the rest"].because) == ("failed", wording("out-of-memory"))
-    assert found.winner is not None
     assert found.winner.name == "pre-tokenised"
 
 
@@ -316,12 +286,9 @@ def test_a_first_setting_on_crowded_cores_is_measured_again_with_fewer_threads(
 ):
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
-    rate, heard = rising(), Heard()
-
-    def answer(name: str, plan: Any) -> Measured | str:
-        return measured(rate(name), others=1.1, cores=2, threads=2)
-
-    found, played, _ = benchmarked(path, tmp_path / "out", answer, watcher=heard, only=("loader",))
+    heard, busy = Heard(), {"others": 1.1, "cores": 2, "threads": 2}
+    given = {"pre-tokenised": measured(100.0, **busy), "loader": measured(200.0, **busy)}
+    found, played, _ = benchmarked(path, tmp_path / "out", given, watcher=heard, only=("loader",))
     assert [(name, threads) for name, _, threads in played.started] == [
         ("pre-tokenised", None),
         ("pre-tokenised", 1),
@@ -334,8 +301,7 @@ def test_a_first_setting_on_crowded_cores_is_measured_again_with_fewer_threads(
 
 
 def test_the_best_on_a_busy_machine_is_not_remembered(path, tmp_path, monkeypatch):
-    rate, heard = rising(), Heard()
-    played = Played(lambda name, plan: measured(rate(name), others=1.4, cores=2, threads=1))
+    heard, played = Heard(), Played(others=1.4, cores=2, threads=1)
     monkeypatch.setattr("expert.jobs.benchmark.benchmark.SettingProcess", played)
     found = benchmark(request(path), folder=tmp_path / "out", watcher=heard)
     assert heard.forgotten == wording("other-processes-used-1")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,13 +17,6 @@ from expert.jobs.serve.listen import bound
 TOKEN = "a-token-of-the-tests"
 ORIGIN = "http://127.0.0.1:7373"
 ACTION = {"origin": ORIGIN, "x-expert-board": "1"}
-
-
-def until(holds: Callable[[], Any]) -> None:
-    ends = time.monotonic() + 120
-    while not holds():
-        assert time.monotonic() < ends
-        time.sleep(0.05)
 
 
 def contents(folder: Path) -> dict[Path, bytes]:

@@ -29,8 +29,9 @@ from expert.jobs.board.actions import (
 from expert.jobs.board.places import Found
 from tests.each import each
 from tests.insight.pages import started, step_event, usual, write_run
-from tests.jobs.board.boards import Asked, until
+from tests.jobs.board.boards import Asked
 from tests.jobs.runs import base_model, events_of, write_expert
+from tests.jobs.serve.served import until
 
 RUN = "demo-20260101-120000"
 SLEEPS = "import time; print('ready', flush=True); time.sleep(600)"

@@ -17,7 +17,8 @@ from expert.jobs.board.actions import FOLDER, interrupt
 from expert.jobs.sample.sample import sample
 from tests.each import each
 from tests.insight.pages import usual, write_run
-from tests.jobs.board.boards import Asked, contents, running, until
+from tests.jobs.board.boards import Asked, contents, running
+from tests.jobs.serve.served import until
 from tests.jobs.trained_runs import finished
 from tests.wording import wording
 

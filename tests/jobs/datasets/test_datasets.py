@@ -149,7 +149,6 @@ def test_a_duplicate_is_split_off_with_its_twin_and_preparing_draws_the_same_row
     assert splits["validation"].leaks[SAME].count == 0
     assert train + held_out == 120  # every row has one twin
     made = prepare(file)
-    assert made.validation is not None
     examples = splits["validation"].lengths["examples"]
     documents = made.validation.index.piece_document.tolist()
     assert len(set(documents)) == examples
@@ -510,7 +509,6 @@ def test_rows_of_the_hub_are_gathered_from_its_caches_and_read_without_them(tmp_
     overrides = tuple(gathered.set_options.split(" ")[1::2])
     made = prepare(file, overrides=overrides)
     assert made.train.folders[0].statistics.rows_in == 100
-    assert made.test is not None
     assert made.test.rows == 20
     assert not [path for path in target.rglob("*") if path.is_symlink()]
 

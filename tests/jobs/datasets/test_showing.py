@@ -142,7 +142,6 @@ def test_the_longest_row_the_first_and_one_more_are_shown(tmp_path):
     drawn = [row.place for row in every if row.split == "validation"]
     assert len(drawn) == 12
     row, _ = first_row_of(open_run(read_manifest(file), data="unread"), most_tokens=None)
-    assert row is not None
     assert row.segments == rows[0].segments
 
 

@@ -20,7 +20,15 @@ import torch
 
 from expert.core.errors import ExpertError
 from expert.jobs.diagnose.diagnose import Diagnosis, diagnose_run
-from tests.jobs.runs import inject, run, run_undisturbed, times_slower, write_expert
+from tests.jobs.runs import (
+    base_model,
+    events_of,
+    inject,
+    run,
+    run_undisturbed,
+    times_slower,
+    write_expert,
+)
 from tests.jobs.trained_runs import finished, finished_characters
 from tests.wording import wording
 
@@ -246,3 +254,13 @@ def test_a_healthy_run_with_rows_alone_draws_no_alarm(tmp_path, base):
     folder = run_undisturbed(write_expert(tmp_path / "made", base, config, rows=same)).folder
     found = diagnosed(folder, tmp_path)
     assert [each.name for each in found.findings if each.severity in ALARMS] == []
+
+
+def test_a_run_shorter_than_its_log_interval_can_be_diagnosed(tmp_path):
+    config = {"max_steps": 5, "logging_steps": 1000}
+    done = run(write_expert(tmp_path / "own", base_model(), config))
+    [line] = events_of(done.folder, "step")
+    assert (line["step"], line["updates"]) == (5, 5)
+    found = diagnose_run(done.folder)
+    assert found.step_verdict.kind != "unknown"
+    assert found.anatomy.step.wall > 0

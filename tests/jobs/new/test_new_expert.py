@@ -58,7 +58,6 @@ def test_a_data_set_of_the_hub_is_named_and_not_copied(monkeypatch, tmp_path):
     assert made.columns == {"instruction": "instruction", "response": "output"}
     assert made.template == "json"
     dataset = read_manifest(made.manifest).manifest.training.dataset
-    assert dataset is not None
     assert dataset.path == "owner/names"
     assert check_dataset(made.manifest).problems == []
     assert not (made.folder / "datasets").exists()
@@ -108,19 +107,6 @@ def test_rows_are_copied_for_a_template_too_and_the_original_stays(tmp_path):
     read = read_manifest(made.manifest)
     assert read.manifest.training.dataset.path == "datasets/rows.jsonl"
     assert plan(read).fits
-
-
-def test_columns_nobody_knows_can_be_named(tmp_path):
-    file = write_rows(tmp_path / "rows.jsonl", [{"q": "a", "a": "b"}])
-    with pytest.raises(CannotMake, match=r"columns found: q, a  \(--map instruction=COLUMN"):
-        new_expert("mine", data=file, into=tmp_path)
-    assert not (tmp_path / "mine").exists()
-    mapping = ("instruction=q", "response=a")
-    made = new_expert("mine", data=file, into=tmp_path, mapping=mapping)
-    assert made.columns == {"instruction": "q", "response": "a"}
-    found = read_manifest(made.manifest).manifest.training.dataset.field_mapping
-    assert found is not None
-    assert (found.instruction, found.response) == ("q", "a")
 
 
 def test_nothing_is_replaced(tmp_path):
@@ -242,21 +228,6 @@ def test_preference_rows_are_refused_with_the_option_that_trains_on_the_preferre
     assert written["preference_rows"] == "preferred"
 
 
-def test_a_column_that_only_later_rows_fill_is_read(tmp_path):
-    rows = [{"instruction": "a", "output": "b"}]
-    rows += [{"instruction": "a", "output": "b", "input": "c", "system": "d"}] * 99
-    file = write_rows(tmp_path / "rows.jsonl", rows)
-    made = new_expert("one", data=file, into=tmp_path)
-    assert made.columns == {
-        "system": "system",
-        "instruction": "instruction",
-        "input": "input",
-        "response": "output",
-    }
-    again = new_expert("two", data=file, into=tmp_path, mapping=["input=input"])
-    assert again.columns == made.columns
-
-
 def test_a_column_that_promises_a_part_of_what_is_said_and_is_not_read_is_warned_about(tmp_path):
     row = {"question": "a", "context": "b", "schema": "c", "answer": "d"}
     file = write_rows(tmp_path / "rows.jsonl", [{"question": "a", "answer": "d"}, row])
@@ -353,7 +324,6 @@ def long_rows(count: int, words: int) -> list[dict[str, Any]]:
 def test_the_length_is_the_smallest_usual_one_that_cuts_nearly_nothing(words, length, tmp_path):
     file = write_rows(tmp_path / "rows.jsonl", long_rows(60, words))
     made = new_expert("mine", data=file, into=tmp_path)
-    assert made.length is not None
     assert made.length.length == length
     assert read_manifest(made.manifest).manifest.training.config.max_seq_length == length
     assert not made.length.estimated
@@ -365,7 +335,6 @@ def test_what_shorter_lengths_would_cut_is_told_and_holds_in_a_check(tmp_path):
 
     rows = [*long_rows(40, 20), *long_rows(60, 700)]
     made = new_expert("mine", data=write_rows(tmp_path / "rows.jsonl", rows), into=tmp_path)
-    assert made.length is not None
     chosen, shorter = made.length.cuts
     assert (chosen.length, shorter.length) == (1024, 512)
     assert shorter.rows == pytest.approx(0.6)
@@ -380,13 +349,11 @@ def test_what_shorter_lengths_would_cut_is_told_and_holds_in_a_check(tmp_path):
 def test_a_context_that_is_too_short_is_named_as_what_cuts(tmp_path):
     rows = [{"instruction": "word " * 1500, "output": "a"} for _ in range(20)]
     made = new_expert("mine", data=write_rows(tmp_path / "rows.jsonl", rows), into=tmp_path)
-    assert made.length is not None
     assert made.length.length == 1024
     assert made.length.bound == wording("the-model-sees-tokens")
     assert (made.length.cuts[0].rows, made.length.cuts[0].answers) == (1.0, 1.0)
     assert made.length.cuts[0].words() == wording("cuts-rows-answers-rows")
     wider = new_expert("wide", data=tmp_path / "rows.jsonl", into=tmp_path, model="Qwen/Qwen3-0.6B")
-    assert wider.length is not None
     assert wider.length.length == 4096
     assert wider.length.estimated  # its tokenizer is on the hub
 
@@ -395,12 +362,10 @@ def test_rows_of_a_json_file_are_measured_too_and_text_is_split(tmp_path):
     file = tmp_path / "rows.json"
     file.write_text(json.dumps(long_rows(30, 600)), encoding="utf-8")
     made = new_expert("mine", data=file, into=tmp_path)
-    assert made.length is not None
     assert (made.length.length, made.length.rows) == (1024, 30)
     book = tmp_path / "book.txt"
     book.write_text("Call me Ishmael. " * 2000, encoding="utf-8")
     text = new_expert("text", data=book, into=tmp_path).length
-    assert text is not None
     assert (text.length, text.cuts) == (1024, ())
     assert wording("plain-text-is-split") in text.because
     assert new_expert("begin", into=tmp_path).length is None

@@ -17,7 +17,7 @@ from expert.jobs.sample import answer_steps
 from expert.jobs.sample.sample import Conversation, ready
 from expert.jobs.serve import engine as engines
 from expert.jobs.serve import lane
-from expert.jobs.serve.engine import Busy, Engine, Finished, Question, Stopped, TimeIsUp
+from expert.jobs.serve.engine import Engine, Finished, Question, Refused, Stopped
 from expert.jobs.serve.models import load_models
 from expert.model import fixed_cache
 from tests.jobs.runs import WORDS
@@ -56,7 +56,7 @@ def asked(place: int, **more: Any) -> Question:
 
 
 async def last_of(engine: Engine, question: Question) -> Finished:
-    found = [piece async for piece in engine.answer(question)]
+    found = [piece async for piece in (await engine.ask(question)).pieces()]
     assert isinstance(found[-1], Finished)
     return found[-1]
 
@@ -180,8 +180,8 @@ def several(engine: Engine) -> list[str]:
     """Eight answers to one question, which begin together."""
 
     async def texts() -> list[str]:
-        pieces = engine.answer(replace(asked(11), count=8, streams=False))
-        return [piece.text async for piece in pieces]
+        eight = await engine.ask(replace(asked(11), count=8, streams=False))
+        return [piece.text async for piece in eight.pieces()]
 
     return asyncio.run(texts())
 
@@ -313,11 +313,12 @@ def test_who_waits_too_long_is_told_and_a_full_queue_takes_nobody():
 
     async def late() -> None:
         first = await engine.ask(asked(0, max_new_tokens=400))
-        with pytest.raises(TimeIsUp):
+        with pytest.raises(Stopped) as late:
             async for _ in first.pieces(0.01):
                 pass
-        with pytest.raises(Busy):
+        with pytest.raises(Refused) as busy:
             await engine.ask(Question(model="demo", turns=(Turn("user", "x"),), count=3))
+        assert (late.value.status, busy.value.status) == (504, 429)
         first.cancel()
 
     asyncio.run(late())

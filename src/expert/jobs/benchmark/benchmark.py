@@ -61,8 +61,10 @@ def benchmark(
     try:
         ladder = bench.run(place, partial(SettingProcess, target=main))
     except Interrupted as end:
-        if bench.so_far is not None:
-            bench.watcher.cut_off(_cut_off(bench.so_far, end.by))
+        if (done := bench.so_far) is not None:
+            note = f"interrupted by {end.by} after '{done.rungs[-1].name}': later settings were not"
+            notes = [*done.notes, f"{note} measured"]
+            bench.watcher.cut_off(done.model_copy(update={"notes": notes}))
         raise
     finally:
         if folder is None:
@@ -75,13 +77,6 @@ def benchmark(
     if request.remember and not request.only:
         _keep(bench, ladder)
     return ladder
-
-
-def _cut_off(ladder: Ladder, by: str) -> Ladder:
-    """What was measured, with a note that it is incomplete."""
-    last = ladder.rungs[-1].name
-    note = f"interrupted by {by} after '{last}': later settings were not measured"
-    return ladder.model_copy(update={"notes": [*ladder.notes, note]})
 
 
 def _keep(bench: Benchmark, ladder: Ladder) -> None:
@@ -145,9 +140,10 @@ def remember(bench: Benchmark, ladder: Ladder) -> Path | None:
     settings = {path: value_at(plan, path) for path in tried_paths(ladder)}
     if "batch.micro_batch" in settings:
         settings["batch.micro_batch"] = won.measured.micro_batch
-    gains = bench.standing.gains
+    gains, device = bench.standing.gains, bench.top.kernels.device
+    target = choose_target(bench.machine, vram=bench.request.vram, device=device)
     rate = MeasuredRate(
-        card=_card_key(bench),
+        card=target.card.slug if target.card else target.name,  # as plans look it up
         model=basename(plan.model.name).lower(),
         parameters=plan.model.parameters,
         adapter=plan.adapter.type,
@@ -182,10 +178,3 @@ def tried_paths(ladder: Ladder) -> list[str]:
         path for setting in (BASELINE, *SETTINGS) if setting.name in tried for path in setting.about
     ]
     return [path for path in REMEMBERED if path in about]
-
-
-def _card_key(bench: Benchmark) -> str:
-    """The card's name in measurements, as plans look it up."""
-    device = bench.top.kernels.device
-    target = choose_target(bench.machine, vram=bench.request.vram, device=device)
-    return target.card.slug if target.card else target.name

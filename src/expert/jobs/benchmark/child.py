@@ -112,7 +112,10 @@ def main(job: Job, connection: Connection, log: str, environ: dict[str, str]) ->
 
     try:
         _alarm(limit)
-        if _cuda_is_spoilt():
+        import torch
+
+        # CUDA was initialised before this process was forked.
+        if getattr(torch.cuda, "_is_in_bad_fork", lambda: False)():
             say({"spawn": True})
         else:
             measure(job, say, hear)
@@ -131,13 +134,6 @@ def _alarm(seconds: int) -> None:
     """End this process after this time: the parent is gone, or it would have ended it before."""
     if hasattr(signal, "alarm"):
         signal.alarm(seconds)
-
-
-def _cuda_is_spoilt() -> bool:
-    """Whether CUDA was initialised before this process was forked."""
-    import torch
-
-    return bool(getattr(torch.cuda, "_is_in_bad_fork", lambda: False)())
 
 
 def measure(job: Job, say: Say, hear: Hear) -> None:

@@ -131,8 +131,7 @@ class Timing:
         favours neither.
 
         A setting is rejected only after enough pairs to rule out chance, as later plans would lose
-        its
-        gain: one that looks slower may take twice its time.
+        its gain: one that looks slower may take twice its time.
         """
         clock, pace = self.clock, self.pace
         ends = clock.spent + clock.for_windows(pace)

@@ -105,7 +105,7 @@ def wanted_settings(names: tuple[str, ...]) -> list[str]:
     for name in names:
         setting = find_setting(name)
         if setting is None:
-            known = ", ".join(setting.name for setting in (BASELINE, *SETTINGS))
+            known = ", ".join(NAMES)
             raise CannotBenchmark(f"--only {name}: no such setting  (settings: {known})")
         found.append(setting.name)
     return found

@@ -66,7 +66,6 @@ class Job:
 
     @property
     def words(self) -> str:
-        """The command line."""
         return shlex.join(["expert", *self.command])
 
     @property

@@ -22,7 +22,7 @@ from expert.insight.page.markup import Markup, joined, tag
 from expert.insight.page.plan import plan_section
 from expert.insight.record import RunRecord
 from expert.insight.step.anatomy import Anatomy, RunTimes
-from expert.jobs.board.actions import Jobs, NotDone, environment
+from expert.jobs.board.actions import NotDone, environment
 from expert.jobs.board.job_pages import log_html, output_lines
 from expert.jobs.board.layout import button, page
 from expert.jobs.board.places import Found
@@ -259,9 +259,3 @@ def written_in(manifest: Path) -> dict[str, Any]:
         return read_manifest(manifest).manifest.model_dump(mode="json", exclude_unset=True)
     except (ExpertError, OSError):  # the plan shows the problem
         return {}
-
-
-def start_with(jobs: Jobs, found: Found, given: Mapping[str, Any]) -> str:
-    """Start training with the settings of the form; returns the path of the job's page."""
-    words = ["train", "--manifest", str(found.path), *settings_in(given)]
-    return f"/job/{jobs.start('train', words, found).id}"

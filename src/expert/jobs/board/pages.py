@@ -30,7 +30,7 @@ from expert.jobs.board.manifest_page import (
     manifest_page,
     plan_told,
     rows_html,
-    start_with,
+    settings_in,
     written_in,
 )
 from expert.jobs.board.new_page import make_expert, new_page, receive, remove
@@ -52,7 +52,6 @@ TRAINING = "training was started and may need the memory"
 
 
 def routes() -> list[Route]:
-    """All pages and actions."""
     return [
         Route("/", _list),
         Route("/live/runs", _live),
@@ -81,7 +80,6 @@ def routes() -> list[Route]:
 
 
 async def _live(request: Request) -> Response:
-    """Live updates of a page."""
     kind = request.path_params.get("kind", "runs")
     if kind not in VIEWS:
         raise Refused(404, "There is no such page.")
@@ -206,9 +204,10 @@ VIEWS = {"runs": _runs, "run": _run_view, "job": _job_view, "chat": _chat_view}
 async def _train(request: Request) -> Response:
     board, given = board_of(request), await body_of(request)
     found = board.found(request, "manifest")
-    go = await run_in_threadpool(start_with, board.jobs, found, given)
+    words = ["train", "--manifest", str(found.path), *settings_in(given)]
+    job = await run_in_threadpool(board.jobs.start, "train", words, found)
     await run_in_threadpool(board.chat.end, TRAINING)
-    return JSONResponse({"go": go})
+    return JSONResponse({"go": f"/job/{job.id}"})
 
 
 async def _plan(request: Request) -> Response:
@@ -245,7 +244,6 @@ async def _upload(request: Request) -> Response:
 
 
 async def _act(request: Request) -> Response:
-    """Stop, resume, validate or export a run."""
     board = board_of(request)
     given = await body_of(request)
     found = board.found(request, "run")

@@ -64,12 +64,7 @@ class Places:
         missing = [str(folder) for folder in folders if not folder.is_dir()]
         if missing:
             raise NoFolder(f"{', '.join(missing)}: there is no such folder  (name folders of runs)")
-        roots: list[Path] = []
-        for folder in folders:
-            path = folder.resolve()
-            if path not in roots:
-                roots.append(path)
-        return cls(roots=tuple(roots))
+        return cls(roots=tuple(dict.fromkeys(folder.resolve() for folder in folders)))
 
     def look(self, *, now: bool = False) -> None:
         """Search for runs and manifests, unless that was done recently and not `now`."""
@@ -118,12 +113,9 @@ class Places:
                     yield Found(_name_of(folder / name), "manifest", folder / name, root)
                     break
             if depth < DEPTH:
-                folders = [name for name, is_dir in inside.items() if is_dir and _is_searched(name)]
-                waiting += [(folder / name, depth + 1) for name in folders]
-
-
-def _is_searched(name: str) -> bool:
-    return not name.startswith(".") and name not in NOT_LOOKED_INTO
+                folders = [name for name, is_dir in inside.items() if is_dir and name[0] != "."]
+                waiting += [(folder / name, depth + 1) for name in folders
+                            if name not in NOT_LOOKED_INTO]  # fmt: skip
 
 
 def is_inside(path: Path, root: Path) -> bool:

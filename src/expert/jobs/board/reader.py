@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from expert.core.events import MAX_LINE_BYTES, Event, event_of, refuse_endless
 from expert.core.links import open_plain
@@ -132,7 +132,11 @@ def stretched(event: Event, updates: float) -> Event:
     factor = updates / (own if type(own) in (int, float) and own else 1)
     if factor <= 1:
         return event
-    sums = {key: value * factor for key, value in event.items() if _is_sum(key, value)}
+    sums = {
+        key: value * factor
+        for key, value in event.items()
+        if (key in _SUMS or key.startswith("time_")) and type(value) in (int, float)
+    }
     return {**event, **sums, "updates": updates}
 
 
@@ -162,7 +166,3 @@ def _newest(events: list[Event], excess: int) -> list[Event]:
         else:
             kept.append(event)
     return kept
-
-
-def _is_sum(key: str, value: Any) -> bool:
-    return (key in _SUMS or key.startswith("time_")) and type(value) in (int, float)

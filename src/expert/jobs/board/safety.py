@@ -70,6 +70,10 @@ class Guard:
             self._own |= {socket.gethostname().lower(), socket.getfqdn().lower()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        from starlette.responses import HTMLResponse
+
+        from expert.jobs.board.layout import plain_page
+
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
@@ -81,11 +85,16 @@ class Guard:
         try:
             welcome = self._check(scope, headers)
             if welcome is not None:
-                await _answer(sender, 200, _welcome(welcome), self._set_cookie())
+                cookie = f"{COOKIE}={self.cookie}; HttpOnly; SameSite=Strict; Path=/"
+                answer = HTMLResponse(_welcome(welcome), headers={"set-cookie": cookie})
+                await answer(scope, receive, sender)
                 return
             await self.app(scope, _limited(scope, headers, receive), sender)
         except Refused as no:
-            await _answer(sender, no.status, _page(no.status, no.why))
+            asks = no.status == 401
+            title = "The board needs its token" if asks else f"{no.status}"
+            text = plain_page(title, no.why, "token" if asks else "")
+            await HTMLResponse(text, no.status)(scope, receive, sender)
 
     def _check(self, scope: Scope, headers: dict[str, str]) -> str | None:
         """Raise Refused, or return the path to open if the request has the token."""
@@ -101,7 +110,8 @@ class Guard:
         if method not in ("GET", "HEAD", "POST"):
             raise Refused(405, "The board supports GET and POST only.")
         query = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-        if method == "GET" and "token" in query and self._is_token(query["token"][0]):
+        given = query.get("token", [""])[0].encode()
+        if method == "GET" and given and hmac.compare_digest(given, self.token.encode()):
             rest = urlencode({key: values for key, values in query.items() if key != "token"}, True)
             # Quoted: browsers drop tabs, which would turn "/<tab>/x" into another site.
             return "/" + quote(scope["path"].lstrip("/\\")) + (f"?{rest}" if rest else "")
@@ -131,17 +141,10 @@ class Guard:
             return False
         return address.is_loopback or self._any_address
 
-    def _is_token(self, given: str) -> bool:
-        return hmac.compare_digest(given.encode(), self.token.encode())
-
     def _is_known(self, cookies: str) -> bool:
         pairs = (pair.strip().partition("=") for pair in cookies.split(";"))
         values = [value for name, _, value in pairs if name == COOKIE]
         return any(hmac.compare_digest(value.encode(), self.cookie.encode()) for value in values)
-
-    def _set_cookie(self) -> list[tuple[bytes, bytes]]:
-        text = f"{COOKIE}={self.cookie}; HttpOnly; SameSite=Strict; Path=/"
-        return [(b"set-cookie", text.encode("latin-1"))]
 
 
 def _has_port(host: str) -> bool:
@@ -189,17 +192,6 @@ def _with_headers(send: Send) -> Send:
     return sender
 
 
-async def _answer(
-    send: Send, status: int, text: str, headers: list[tuple[bytes, bytes]] | None = None
-) -> None:
-    body = text.encode()
-    length = (b"content-length", str(len(body)).encode())
-    kind = (b"content-type", b"text/html; charset=utf-8")
-    start = {"type": "http.response.start", "status": status}
-    await send({**start, "headers": [kind, length, *(headers or [])]})
-    await send({"type": "http.response.body", "body": body})
-
-
 def _welcome(place: str) -> str:
     """A page that continues to `place` by itself: browsers do not send SameSite=Strict cookies with
     a redirect that started on another site."""
@@ -208,11 +200,3 @@ def _welcome(place: str) -> str:
     refresh = tag("meta", http_equiv="refresh", content=f"0;url={place}")
     icon = tag("link", rel="icon", href="data:,")
     return f"<!DOCTYPE html>\n{tag('html', tag('head', refresh, icon), lang='en')}"
-
-
-def _page(status: int, why: str) -> str:
-    from expert.jobs.board.layout import plain_page
-
-    if status != 401:
-        return plain_page(f"{status}", why, "")
-    return plain_page("The board needs its token", why, "token")

@@ -185,9 +185,7 @@ def _in_folder(top: Path) -> Iterator[FoundDataset]:
             name = path.name.lower()
             if suffix_format(path) in (None, "arrow") or name in WITHOUT_ROWS:
                 continue
-            if _NOT_DATA.fullmatch(name):
-                continue
-            if not path.is_file():  # a dangling link, a pipe
+            if _NOT_DATA.fullmatch(name) or not path.is_file():  # a dangling link, a pipe
                 continue
             if is_markdown(path) or _is_benchmark(path):
                 continue

@@ -207,15 +207,6 @@ def expected(plan: RunPlan, target: Target) -> Band | None:
     )
 
 
-def _both_rates(plan: RunPlan, tokens: float) -> str:
-    """Tokens per second and, for the character model, samples, as its guides count."""
-    rate = f"{tokens:,.0f} tokens/s"
-    if plan.model.name != CHAR_GPT:
-        return rate
-    length = plan.data.max_seq_length
-    return f"{rate} ({tokens / length:,.0f} samples/s of {length} characters)"
-
-
 def _length(plan: RunPlan, band: Band | None) -> list[Finding]:
     """Steps, and their time as far as known."""
     length = plan.length
@@ -234,12 +225,16 @@ def _length(plan: RunPlan, band: Band | None) -> list[Finding]:
     found = [looked_at("length", ", ".join(words), numbers=numbers)]
     if band is not None:
         borders = ("reference", "wrong_below", "acceptable_from", "excellent_from")
+        rate, characters = f"{band.reference:,.0f} tokens/s", plan.data.max_seq_length
+        if plan.model.name == CHAR_GPT:  # as its guides count
+            samples = band.reference / characters
+            rate += f" ({samples:,.0f} samples/s of {characters} characters)"
         found.append(
             looked_at(
                 "band",
                 f"{band.because}; below {band.wrong_below:,.0f} something is wrong, "
                 f"from {band.acceptable_from:,.0f} acceptable",
-                title=f"about {_both_rates(plan, band.reference)} can be expected",
+                title=f"about {rate} can be expected",
                 numbers={name: getattr(band, name) for name in borders},
             )
         )

@@ -79,9 +79,6 @@ class Trials:
     note: str = ""
     """Why nothing was run; empty if something was."""
 
-    def of(self, name: str) -> Tried | None:
-        return next((each for each in self.tried if each.name == name), None)
-
 
 class NotHere(Exception):
     """A kernel that this machine does not have and does not need, and why."""
@@ -363,7 +360,6 @@ def _say(line: dict[str, Any]) -> None:
 
 
 def not_tried(device: str, because: str) -> Trials:
-    """No trials, and why not."""
     return Trials(device=device, tried=(), note=because)
 
 

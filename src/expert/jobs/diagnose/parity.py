@@ -216,7 +216,9 @@ class _Comparison:
         whole = self.trained(built, self.batches(rows=self.rows))
         again = self.trained(built, self.batches(rows=self.rows))
         blocks = max(1, len(built.loaded.blocks))
-        self.allowed = tolerance(self.plan, blocks, self._width(built), whole.targets)
+        sizes = [parameter.shape[-1] for parameter in built.loaded.module.parameters()]
+        width = max((size for size in sizes if size), default=1)
+        self.allowed = tolerance(self.plan, blocks, width, whole.targets)
         self.allowed = widened(self.allowed, *differences(whole, again))
         compared = [self.accumulated(built, whole), self.alone(built, whole), self.isolated(built)]
         del built
@@ -312,15 +314,16 @@ class _Comparison:
     def other(self, claim: str, values: dict[str, Any], whole: Trained) -> Compared:
         """The same sequences through a model that is built as the baseline."""
         self._tell(claim)
-        plain, trouble = None, ""
+        plain = None
         try:
             plain = self.plain(values)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            trouble = "the baseline does not fit into the memory"
         release_memory(self.device)
-        return skipped(claim, trouble) if plain is None else self.verdict(claim, whole, plain)
+        if plain is None:
+            return skipped(claim, "the baseline does not fit into the memory")
+        return self.verdict(claim, whole, plain)
 
     def plain(self, values: dict[str, Any]) -> Trained:
         built = self.build(self.plan.with_values(values, "for comparing", "machine"))
@@ -433,10 +436,6 @@ class _Comparison:
 
     def _pieces(self) -> int:
         return int(self.split.index.bin_offsets[self.count])
-
-    def _width(self, built: Built) -> int:
-        sizes = [parameter.shape[-1] for parameter in built.loaded.module.parameters()]
-        return max((size for size in sizes if size), default=1)
 
 
 # --- one document changed ------------------------------------------------------------------------

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.stored_json import object_in
-from expert.jobs.export.chat_format import chat_template_of
+from expert.data.template.templates import NamedTemplate
+from expert.jobs.export.chat_format import jinja_of
 from expert.jobs.export.checks import CannotExport
 from expert.jobs.export.comparison import Difference, Expected, Source, compare, logits_of
 from expert.jobs.export.gguf_file.adapter import refuse_adapter, write_adapter
@@ -194,12 +195,16 @@ def _described(trained: Trained, expected: Expected) -> tuple[Family, Vocabulary
     assert template is not None
     assert expected.asking is not None
     family = family_of(model.config)
+    # As in training: the tokenizer's, or that of a layout named in the manifest.
+    chat_template = encoder.special.chat_template or ""
+    if isinstance(template, NamedTemplate):
+        chat_template = jinja_of(template)
     words = vocabulary(
         encoder,
         template,
         rows=model.get_input_embeddings().weight.shape[0],
         ends=end_tokens(encoder, template),
-        chat_template="" if expected.asking.plain else chat_template_of(encoder, template),
+        chat_template="" if expected.asking.plain else chat_template,
     )
     return family, words
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from expert.core.install import how_to_get_it
-from expert.jobs.sample.decoding import settle_decoding
+from expert.jobs.sample.decoding import settle_decoding, stop_texts
 from expert.jobs.sample.sample import prompt_text
 from expert.manifest.schema.kinds import IN_FLOAT32
 from expert.manifest.schema.manifest import CHAR_GPT
@@ -55,9 +55,7 @@ def asked_as(trained: Trained) -> Asking | None:
     assert isinstance(encoder, TextEncoder)
     first = FirstRow(trained.plan)
     plain = trained_on_text(trained.plan, first)
-    stops = list(settle_decoding(trained.plan, {})[0].stop_sequences)
-    if not plain and encoder.tokenizer.token_to_id(template.stop) is None:
-        stops.append(template.stop)
+    stops = stop_texts(settle_decoding(trained.plan, {})[0], encoder, template, plain=plain)
     text = prompt_text(template, QUESTION, plain=plain, tools="" if plain else first.tools)
     # The tokenizer's prefix (bos): the code calls it with add_special_tokens=False.
     before = encoder.decode(encoder.prefix) if encoder.prefix else ""
@@ -87,7 +85,7 @@ def loading_code(plan: RunPlan, done: Exported, base: PortableBase, asking: Aski
     source = base.arguments if done.kind == "adapter" else "folder"
     lines += ["", *_model(plan, source, quantised=quantised, adapter=adapter), ""]
     lines += _question(asking)
-    lines += _answer(asking, plan, [_place(plan, name) for name in prompts])
+    lines += _answer(asking, [_place(plan, name) for name in prompts])
     return _fenced(lines)
 
 
@@ -100,7 +98,8 @@ def _model(plan: RunPlan, source: str, *, quantised: str, adapter: bool) -> list
     else:
         lines += [f"{call}).to(device)"]
     if adapter:
-        lines += [f"model = PeftModel.from_pretrained(model, folder{_adapter_dtype(plan)})"]
+        own_dtype = ", autocast_adapter_dtype=False" if keeps_adapter_dtype(plan) else ""
+        lines += [f"model = PeftModel.from_pretrained(model, folder{own_dtype})"]
     return [*lines, "model.eval()"]
 
 
@@ -108,10 +107,6 @@ def keeps_adapter_dtype(plan: RunPlan) -> bool:
     """Whether the adapter stays in bfloat16; by default PEFT converts it to float32, which is what
     was trained with a float16 base and with AdaLoRA."""
     return plan.kernels.precision == "bf16" and plan.adapter.type not in IN_FLOAT32
-
-
-def _adapter_dtype(plan: RunPlan) -> str:
-    return ", autocast_adapter_dtype=False" if keeps_adapter_dtype(plan) else ""
 
 
 def _question(asking: Asking) -> list[str]:
@@ -137,7 +132,7 @@ def _place(plan: RunPlan, name: str) -> str:
     return f"folder + {_literal(f'{below}/adapter_model.safetensors')}"
 
 
-def _answer(asking: Asking, plan: RunPlan, prompts: list[str]) -> list[str]:
+def _answer(asking: Asking, prompts: list[str]) -> list[str]:
     lines = ["settings = GenerationConfig.from_pretrained(folder)"]
     if prompts:
         lines += [

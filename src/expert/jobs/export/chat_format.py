@@ -13,17 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from expert.data.template.templates import Template
-    from expert.data.tokens.encoder import TextEncoder
 
 _FIRST = "loop.first or (loop.index0 == 1 and messages[0]['role'] == 'system')"
-
-
-def chat_template_of(encoder: TextEncoder, template: Template) -> str:
-    """The chat template used in training: the tokenizer's, or that of a layout named in the
-    manifest."""
-    if isinstance(template, NamedTemplate):
-        return jinja_of(template)
-    return encoder.special.chat_template or ""
 
 
 def jinja_of(template: NamedTemplate, start: str = "") -> str:

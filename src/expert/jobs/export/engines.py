@@ -40,71 +40,42 @@ def engines(
     narrow = "bfloat16" if own_dtype == "float32" else own_dtype
     short = shlex.quote(name)
     if kind != "adapter":
-        return [
-            Engine(
-                "vLLM",
-                f"vllm serve {FOLDER} --dtype {own_dtype} --served-model-name {short}",
-                f"port 8000, model {name}",
-            ),
-            Engine(
-                "SGLang",
-                f"python -m sglang.launch_server --model-path {FOLDER} --dtype {own_dtype} "
-                f"--served-model-name {short}",
-                f"port 30000, model {name}",
-            ),
-            Engine(
-                "TGI",
-                f"text-generation-launcher --model-id {FOLDER} --dtype {narrow}",
-                "port 3000, model tgi",
-            ),
-        ]
-    own_dtype, under = narrow, shlex.quote(_base(plan, base))
-    rank = plan.adapter.rank or 1
-    vllm_rank = min(allowed for allowed in VLLM_RANKS if allowed >= rank)
-    chat_template = f" --chat-template {FOLDER}/chat_template.jinja" if template else ""
-    four_bits = " --quantization bitsandbytes" if plan.model.quantization == "int4" else ""
+        model, before, vllm = FOLDER, "", f"--dtype {own_dtype} --served-model-name {short}"
+        sglang, names = vllm, (name, name, "tgi")
+    else:
+        model, before = shlex.quote(_base(plan, base)), f"LORA_ADAPTERS={short}={FOLDER} "
+        rank = plan.adapter.rank or 1
+        vllm_rank = min(allowed for allowed in VLLM_RANKS if allowed >= rank)
+        more = f" --chat-template {FOLDER}/chat_template.jinja" if template else ""
+        more += " --quantization bitsandbytes" if plan.model.quantization == "int4" else ""
+        lora = f"--dtype {narrow} --enable-lora --max-lora-rank"
+        vllm = f"{lora} {vllm_rank} --lora-modules {short}={FOLDER}{more}"
+        sglang = f"{lora} {rank} --lora-paths {short}={FOLDER}{more}"
+        names = (name, f"{model}:{name}", name)
+    tgi = f"{before}text-generation-launcher --model-id {model} --dtype {narrow}"
+    commands = {
+        "vLLM": (8000, f"vllm serve {model} {vllm}"),
+        "SGLang": (30000, f"python -m sglang.launch_server --model-path {model} {sglang}"),
+        "TGI": (3000, tgi),
+    }
     return [
-        Engine(
-            "vLLM",
-            f"vllm serve {under} --dtype {own_dtype} --enable-lora --max-lora-rank {vllm_rank} "
-            f"--lora-modules {short}={FOLDER}{chat_template}{four_bits}",
-            f"port 8000, model {name}",
-        ),
-        Engine(
-            "SGLang",
-            f"python -m sglang.launch_server --model-path {under} --dtype {own_dtype} "
-            f"--enable-lora --max-lora-rank {rank} --lora-paths {short}={FOLDER}{chat_template}"
-            f"{four_bits}",
-            f"port 30000, model {under}:{name}",
-        ),
-        Engine(
-            "TGI",
-            f"LORA_ADAPTERS={short}={FOLDER} text-generation-launcher --model-id {under} "
-            f"--dtype {own_dtype}",
-            f"port 3000, model {name}",
-        ),
+        Engine(server, command, f"port {port}, model {own_name}")
+        for (server, (port, command)), own_name in zip(commands.items(), names, strict=True)
     ]
 
 
 def gguf_commands(file: str, name: str, *, plain: bool, lora: bool, base: str) -> list[Engine]:
     """Commands for a GGUF file; `lora`: it is an adapter for the GGUF file `base`."""
-    model = (
-        f"-m {shlex.quote(base)} --lora {shlex.quote(file)}" if lora else f"-m {shlex.quote(file)}"
-    )
+    model = f"-m {shlex.quote(base if lora else file)}"
+    model += f" --lora {shlex.quote(file)}" if lora else ""
     ask = "-no-cnv -p 'The beginning of a text'" if plain else "--jinja -st -p 'Your question'"
     short = shlex.quote(name)
+    server = f"llama-server {model}{'' if plain else ' --jinja'} --temp 0"
+    ollama = f"ollama create {short} -f Modelfile && ollama run {short}"
     return [
         Engine("llama.cpp", f"llama-cli {model} {ask} --temp 0", "one question in a terminal"),
-        Engine(
-            "llama.cpp server",
-            f"llama-server {model}{'' if plain else ' --jinja'} --temp 0",
-            "port 8080, any model name",
-        ),
-        Engine(
-            "Ollama",
-            f"ollama create {short} -f Modelfile && ollama run {short}",
-            f"port 11434, model {name}",
-        ),
+        Engine("llama.cpp server", server, "port 8080, any model name"),
+        Engine("Ollama", ollama, f"port 11434, model {name}"),
     ]
 
 

@@ -339,7 +339,9 @@ def _exported(
 ) -> Exported:
     """The result of the export; `remarks`: warnings about its validation and its base."""
     verdict = read_verdict(source.folder)
-    notes = gguf.notes if gguf is not None else _engine_notes(source, written)
+    notes: tuple[str, ...] = gguf.notes if gguf is not None else ()
+    if gguf is None and (found := problems(source.plan, source.kind, written)):
+        notes = (f"not for vLLM, SGLang or TGI: {'; '.join(found)}",)
     return Exported(
         run=source.folder.path,
         folder=to,
@@ -359,13 +361,8 @@ def _exported(
         gguf=source.gguf,
         file=gguf.file if gguf is not None else "",
         quality=gguf.quality if gguf is not None else None,
-        notes=tuple(notes),
+        notes=notes,
     )
-
-
-def _engine_notes(source: Source, written: Path) -> list[str]:
-    found = problems(source.plan, source.kind, written)
-    return [f"not for vLLM, SGLang or TGI: {'; '.join(found)}"] if found else []
 
 
 def _write_card(source: Source, expected: Expected, target: Path, done: Exported) -> None:

@@ -246,21 +246,16 @@ def _worded(error: BaseException, repository: str) -> ExpertError | None:
         code = getattr(response, "status_code", None)
         reason = redacted(str(getattr(cause, "server_message", "") or ""))[:_LONGEST_WORDS]
         reason = f": {reason}" if reason else ""
-        if code == 401:
-            return CannotPush(
-                "the hub does not accept the token (401)  (set HF_TOKEN to a valid one, or run hf "
-                "auth login)"
-            )
-        if code == 403:
-            return CannotPush(
-                f"{repository}: the token may not write there (403){reason}  (give it write "
-                "access, or name a repository of yours)"
-            )
-        if code == 404:
-            return CannotPush(
-                f"{repository}: there is no such account or repository on the hub, or the token "
-                "may not see it (404)"
-            )
+        refused = {
+            401: "the hub does not accept the token (401)  (set HF_TOKEN to a valid one, or run hf "
+            "auth login)",
+            403: f"{repository}: the token may not write there (403){reason}  (give it write "
+            "access, or name a repository of yours)",
+            404: f"{repository}: there is no such account or repository on the hub, or the token "
+            "may not see it (404)",
+        }
+        if code in refused:
+            return CannotPush(refused[code])
         if code in (409, 412):
             return HubUnavailable(f"{repository}: has changed meanwhile ({code}){reason}{again}")
         if code == 429 or (code is not None and code >= 500):

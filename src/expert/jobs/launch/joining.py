@@ -54,7 +54,8 @@ def joined(
     card = ""
     if device == "cuda":
         gpu = machine.gpus[card_of(world, len(machine.gpus))]
-        card = f"{gpu.mig_slice.value or gpu.uuid.value or gpu.index.value} of {_host()}"
+        name = gpu.mig_slice.value or gpu.uuid.value or gpu.index.value
+        card = f"{name} of {socket.gethostname()}"
     limit = rank_timeout(LIMIT_SECONDS)
     with open_group(world, device=device, limit=limit, tell=tell) as group:
         facts = own_facts(manifest=read.manifest.model_dump_json(), overrides=overrides)
@@ -74,7 +75,3 @@ def joined(
 
 def _raise(error: BaseException) -> None:
     raise error
-
-
-def _host() -> str:
-    return socket.gethostname()

@@ -16,7 +16,6 @@ _SECONDS_TO_END = 10
 
 
 def text(job: ClusterJob) -> str:
-    """Service and Job as YAML."""
     head = [
         f"{job.name}: {job.ranks} ranks, {job.gpus} in each of {job.nodes} pods.",
         f"The claim {job.claim} must hold the folder of the expert as {job.folder}, and is where",

@@ -20,7 +20,6 @@ class SubmitFailed(LaunchError):
 
 
 def text_of(job: ClusterJob) -> str:
-    """The contents of the job file."""
     texts = {"slurm": slurm.script, "kubernetes": kubernetes.text, "skypilot": skypilot.text}
     return texts[job.on](job)
 

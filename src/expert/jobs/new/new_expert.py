@@ -13,10 +13,9 @@ from typing import Any
 
 from expert.core.errors import ExpertError
 from expert.core.files import write_text_atomically
-from expert.data.examples.column_survey import ColumnSurvey, survey_rows
+from expert.data.examples.column_survey import survey_rows
 from expert.data.examples.columns import (
     PREFERRED,
-    Columns,
     columns_found,
     near_column,
     understand_columns,
@@ -105,30 +104,6 @@ class NewExpert:
     """max_seq_length and what it cuts; None for a template's rows, which are to be replaced."""
 
 
-@dataclass(frozen=True)
-class _Looked:
-    """What the rows of a file hold: the columns of all, the examples of the first."""
-
-    columns: Columns
-    seen: ColumnSurvey
-    examples: Sequence[Example]
-    rows: int
-    """Rows that were read closely."""
-    bad_rows: int
-
-    def facts(self) -> dict[str, Any]:
-        """Fields of NewExpert."""
-        return {
-            "columns": self.columns.used(),
-            "unused": self.columns.unused(self.seen),
-            "warning": self.columns.worth_a_warning(self.seen),
-            "has_answers": any(one.turns for one in self.examples),
-            "calls": any(map(has_tools, self.examples)),
-            "looked_at": self.rows,
-            "bad_rows": self.bad_rows,
-        }
-
-
 def new_expert(
     name: str,
     *,
@@ -154,9 +129,9 @@ def new_expert(
     asked = _asked(data, mapping, preferred=preferred, json_values=json_values)
     facts: dict[str, Any] = {"columns": {}, "has_answers": True, "calls": False}
     if data is not None:
-        looked = _look(data, asked)
-        facts = looked.facts() | {"unread": tuple(unread_files(data)) if data.is_dir() else ()}
-        chosen = chosen or _domain(looked.examples)
+        facts, examples = _look(data, asked)
+        facts["unread"] = tuple(unread_files(data)) if data.is_dir() else ()
+        chosen = chosen or _domain(examples)
     chosen = chosen or "text"
     kind = calling(STARTERS[chosen]) if facts["calls"] else STARTERS[chosen]
     on_hub = data is not None and _is_on_hub(data)
@@ -269,8 +244,9 @@ def _asked(
 # --- a file of rows ------------------------------------------------------------------------------
 
 
-def _look(data: Path, asked: Mapping[str, Any]) -> _Looked:
-    """What the rows of a file hold; CannotMake if they cannot be used."""
+def _look(data: Path, asked: Mapping[str, Any]) -> tuple[dict[str, Any], list[Example]]:
+    """What the rows of a file hold, as fields of NewExpert, and the first examples; CannotMake if
+    they cannot be used."""
     found = _first_rows(data)
     rows = [row for row in found if isinstance(row, Row)]
     if not rows:
@@ -299,7 +275,16 @@ def _look(data: Path, asked: Mapping[str, Any]) -> _Looked:
             why = why.replace(key, option)
         raise CannotMake(f"--from {data}: no row can be trained on: {why}")
     good = sum(isinstance(each, Example | Dropped) for each in read)
-    return _Looked(columns, seen, examples, len(found), len(found) - good)
+    facts = {
+        "columns": columns.used(),
+        "unused": columns.unused(seen),
+        "warning": columns.worth_a_warning(seen),
+        "has_answers": any(one.turns for one in examples),
+        "calls": any(map(has_tools, examples)),
+        "looked_at": len(found),
+        "bad_rows": len(found) - good,
+    }
+    return facts, examples
 
 
 def _refuse_columns(data: Path, mapped: Mapping[str, str], names: Sequence[str]) -> None:

@@ -13,7 +13,7 @@ steps are 2.0 to 2.5 times as fast as the growing cache on an H200 (answers-h200
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -68,7 +68,6 @@ class Speaker:
 
     @property
     def number_bytes(self) -> int:
-        """Bytes of a number of the model."""
         return max(2, int(next(self.model.parameters()).element_size()))
 
     @property
@@ -145,25 +144,9 @@ def read(speaker: Speaker, group: Group) -> tuple[Any, Tensor, Tensor]:
     return output.past_key_values, output.logits[:, -1].float(), mask
 
 
-class Steps(Protocol):
-    """Rows continued token by token."""
-
-    scores: Tensor
-    """Of the next token of every row."""
-
-    def go_on(self, tokens: Tensor) -> None:
-        """Add a token to every row."""
-
-    def keep(self, index: Tensor) -> None:
-        """Keep only these rows."""
-
-    @property
-    def clear_below(self) -> float:
-        """Finished rows stay until less than this share is unfinished."""
-
-
 class GrowingSteps:
-    """With transformers' cache, which is copied at every step."""
+    """Rows continued token by token, with transformers' cache, which is copied at every step.
+    `scores`: of the next token of every row."""
 
     clear_below = CLEAR_BELOW
 
@@ -194,7 +177,7 @@ class GrowingSteps:
 
 
 class FixedSteps:
-    """With a KV cache at a fixed address, and CUDA graphs if possible."""
+    """The same with a KV cache at a fixed address, and CUDA graphs if possible."""
 
     def __init__(self, speaker: Speaker, groups: Sequence[Group], room: int) -> None:
         import torch
@@ -321,3 +304,6 @@ class FixedSteps:
         )
         self._cache.place.add_(1)
         return (output.logits[:, -1].float(),)
+
+
+Steps = GrowingSteps | FixedSteps

@@ -80,6 +80,14 @@ def generation_config(how: DecodingSettings, ends: Sequence[int]) -> Any:
     )
 
 
+def stop_texts(
+    how: DecodingSettings, encoder: Any, template: Template, *, plain: bool = False
+) -> list[str]:
+    """Texts that end an answer, besides its end tokens: the template's, if it is not a token."""
+    is_token = encoder.tokenizer.token_to_id(template.stop) is not None
+    return [*how.stop_sequences, *([] if plain or is_token else [template.stop])]
+
+
 def end_tokens(encoder: Any, template: Template) -> list[int]:
     """The tokens that end an answer: the template's and the tokenizer's."""
     tokens = (encoder.tokenizer.token_to_id(text) for text in (template.stop, encoder.special.eos))

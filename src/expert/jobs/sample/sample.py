@@ -16,7 +16,13 @@ from expert.data.examples.tools import tool_names, tools_of
 from expert.data.records import Example, Segment, Turn, UnfitRow
 from expert.jobs.sample.answer_steps import Speaker
 from expert.jobs.sample.answer_writer import AnswerWriter, Tell, begun_stop, cut_at
-from expert.jobs.sample.decoding import CannotSample, DecodingSettings, end_tokens, settle_decoding
+from expert.jobs.sample.decoding import (
+    CannotSample,
+    DecodingSettings,
+    end_tokens,
+    settle_decoding,
+    stop_texts,
+)
 from expert.jobs.sample.token_choice import TokenChoice
 from expert.run.stored.choose_checkpoint import choose
 from expert.run.stored.load import Trained, base_remark, load_trained, pick_device, read_plan
@@ -234,9 +240,7 @@ def generate(
     room = _room_left(speaker, len(ids), trained.plan.model.name)
     fitting = replace(how, max_new_tokens=min(how.max_new_tokens, room))
     ends = end_tokens(encoder, template)
-    stops = list(how.stop_sequences)
-    if not plain and encoder.tokenizer.token_to_id(template.stop) is None:
-        stops.append(template.stop)
+    stops = stop_texts(how, encoder, template, plain=plain)
     writer = AnswerWriter(encoder.tokenizer, ends, stops, tell, strip=not plain)
     begin(prompt, plain)
     with torch.inference_mode():
@@ -319,7 +323,6 @@ class Conversation:
         return not self._loaded.plain and self._loaded.trained.template is not None
 
     def anew(self) -> None:
-        """Start a new conversation."""
         self._turns = [Turn("system", self._system)] if self._system else []
 
     def ask(

@@ -13,15 +13,13 @@ from typing import TYPE_CHECKING, Any
 from expert.core.errors import ExpertError
 from expert.core.text import duration, gib
 from expert.jobs.serve.answers import Reply
-from expert.jobs.serve.engine import Asked, Engine, Finished, NotAnswered, Stopped
+from expert.jobs.serve.engine import Asked, Engine, Finished, Refused, Stopped
 from expert.jobs.serve.models import as_listed
 from expert.jobs.serve.requests import (
-    BadRequest,
     ChatRequest,
     TextRequest,
-    chat_request,
+    checked,
     read_json,
-    text_request,
 )
 
 if TYPE_CHECKING:
@@ -57,8 +55,6 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Access and time limits."""
-
     token: str = ""
     """Required of every request, unless ""."""
     loopback: bool = True
@@ -69,34 +65,23 @@ class Limits:
     answer_seconds: float = ANSWER_SECONDS
 
 
-class Refused(Exception):
-    """A request that ends with an error, in OpenAI's format."""
+def _response(refused: Refused) -> Response:
+    from starlette.responses import JSONResponse
 
-    def __init__(
-        self, status: int, message: str, *, param: str | None = None, code: str | None = None
-    ) -> None:
-        super().__init__(message)
-        self.status, self.param, self.code = status, param, code
+    headers = {"retry-after": str(RETRY_SECONDS)} if refused.status in (429, 503) else {}
+    if refused.status in (408, 413):
+        headers["connection"] = "close"  # the rest of the body is not read
+    if refused.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    return JSONResponse(_error(refused), refused.status, headers)
 
-    def response(self) -> Response:
-        from starlette.responses import JSONResponse
 
-        headers = {"retry-after": str(RETRY_SECONDS)} if self.status in (429, 503) else {}
-        if self.status in (408, 413):
-            headers["connection"] = "close"  # the rest of the body is not read
-        if self.status == 401:
-            headers["www-authenticate"] = "Bearer"
-        return JSONResponse({"error": self.body()}, self.status, headers)
-
-    def body(self) -> dict[str, Any]:
-        kinds = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
-        kind = "server_error" if self.status >= 500 else "invalid_request_error"
-        return {
-            "message": str(self),
-            "type": kinds.get(self.status, kind),
-            "param": self.param,
-            "code": self.code,
-        }
+def _error(refused: Refused) -> dict[str, Any]:
+    """In OpenAI's format."""
+    kinds = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+    kind = "server_error" if refused.status >= 500 else "invalid_request_error"
+    kind, about = kinds.get(refused.status, kind), {"param": refused.param, "code": refused.code}
+    return {"error": {"message": str(refused), "type": kind, **about}}
 
 
 def make_app(
@@ -164,16 +149,16 @@ class Guard:
             await self._app(scope, receive, send)
         except Refused as refused:
             entry.note = str(refused)
-            await refused.response()(scope, receive, send)
+            await _response(refused)(scope, receive, send)
         except HTTPException as error:
             entry.note = f"{entry.path}: {error.detail}"
-            await Refused(error.status_code, entry.note).response()(scope, receive, send)
+            await _response(Refused(error.status_code, entry.note))(scope, receive, send)
         except TimeoutError:
             raise
         except Exception as error:  # noqa: BLE001 - only this request fails
             entry.note = f"internal error: {type(error).__name__}: {error}"
             if not entry.status:
-                await Refused(500, "an internal error").response()(scope, receive, send)
+                await _response(Refused(500, "an internal error"))(scope, receive, send)
 
     def _check(self, scope: Scope) -> None:
         def of(name: bytes) -> list[str]:
@@ -228,28 +213,26 @@ class Endpoint:
         return JSONResponse(as_listed(model))
 
     async def chat(self, request: Request) -> Response:
-        return await self._reply(request, chat_request)
+        return await self._reply(request, ChatRequest)
 
     async def complete(self, request: Request) -> Response:
-        return await self._reply(request, text_request)
+        return await self._reply(request, TextRequest)
 
     async def _reply(
-        self, request: Request, read: Callable[[dict[str, Any]], ChatRequest | TextRequest]
+        self, request: Request, kind: type[ChatRequest] | type[TextRequest]
     ) -> Response:
         from starlette.responses import JSONResponse, StreamingResponse
 
         entry: Entry = request.scope["entry"]
-        body = await self._body(request)
-        try:
-            wanted = read(read_json(body))
-            entry.model = wanted.model
-            question = wanted.question()
-        except BadRequest as fault:
-            raise Refused(400, str(fault), param=fault.param) from None
+        wanted = checked(kind, read_json(await self._body(request)))
+        entry.model = wanted.model
+        question = wanted.question()
         try:
             asked = await self._engine.ask(question)
-        except ExpertError as fault:
-            raise _refused(fault) from None
+        except Refused:
+            raise
+        except ExpertError as fault:  # of the template that cannot write it
+            raise Refused(400, str(fault), param="messages") from None
         reply = Reply(
             self._engine.models[question.model],
             asked.prompt_tokens,
@@ -305,8 +288,6 @@ class Endpoint:
             if not both[0].done():
                 raise Refused(499, "the client left")
             return await both[0]  # type: ignore[return-value]
-        except Stopped as fault:
-            raise _refused(fault) from None
         finally:
             asked.cancel()
             for task in both:
@@ -326,20 +307,13 @@ class Endpoint:
         except Stopped as fault:
             ended = True
             entry.note = str(fault)
-            yield _event({"error": _refused(fault).body()})
+            yield _event(_error(fault))
         finally:
             asked.cancel()
             entry.tokens = reply.tokens
             entry.note = (
                 entry.note or "; ".join(reply.notes) or ("" if ended else "the client left")
             )
-
-
-def _refused(fault: ExpertError) -> Refused:
-    """The error of a question without an answer, or of the template that cannot write it."""
-    if not isinstance(fault, NotAnswered):
-        return Refused(400, str(fault), param="messages")
-    return Refused(fault.status, str(fault), param=fault.param, code=fault.code)
 
 
 def _event(data: dict[str, Any]) -> str:

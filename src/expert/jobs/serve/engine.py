@@ -1,7 +1,8 @@
 """Answers questions: one thread computes, any number of coroutines receive the text.
 
 engine = Engine(load_models(["runs/sql"]))
-async for piece in engine.answer(Question(model="sql", turns=(Turn("user", "…"),))):
+asked = await engine.ask(Question(model="sql", turns=(Turn("user", "…"),)))
+async for piece in asked.pieces():
     piece.text  # and at the end one Finished for every answer
 """
 
@@ -20,7 +21,7 @@ from expert.core.errors import ExpertError
 from expert.core.text import counted, duration
 from expert.data.records import Segment, Turn
 from expert.jobs.sample.answer_writer import AnswerWriter
-from expert.jobs.sample.decoding import end_tokens
+from expert.jobs.sample.decoding import end_tokens, stop_texts
 from expert.jobs.sample.sample import prompt_text
 from expert.jobs.serve.lane import Lane, Row
 
@@ -34,40 +35,21 @@ LARGEST_SEED = 2**43
 """Seeds are taken modulo this: generators are seeded with about a million times a seed."""
 
 
-class NotAnswered(ExpertError):
-    """A question without an answer, with what OpenAI's errors say of it."""
+class Refused(ExpertError):
+    """A request that ends with an error, with what OpenAI's errors say of it."""
 
-    status = 400
-    code: str | None = None
-    param: str | None = "messages"
-
-
-class TooLong(NotAnswered):
-    """A prompt that fills the context."""
-
-    code = "context_length_exceeded"
+    def __init__(
+        self, status: int, message: str, *, param: str | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status, self.param, self.code = status, param, code
 
 
-class NoSuchModel(NotAnswered):
-    status, code, param = 404, "model_not_found", "model"
+class Stopped(Refused):
+    """The engine failed or is shutting down, or an answer took too long."""
 
-
-class Busy(NotAnswered):
-    """The queue is full."""
-
-    status, code, param = 429, "rate_limit_exceeded", None
-
-
-class Stopped(NotAnswered):
-    """The engine failed, or is shutting down."""
-
-    status, param = 503, None
-
-
-class TimeIsUp(Stopped):
-    """An answer took longer than the time limit."""
-
-    status, code = 504, "timeout"
+    def __init__(self, message: str, status: int = 503, code: str | None = None) -> None:
+        super().__init__(status, message, code=code)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +119,8 @@ class Asked:
                 async with asyncio.timeout_at(until):
                     piece = await self._queue.get()
             except TimeoutError:
-                raise TimeIsUp(f"not answered within {duration(seconds or 0)}") from None
+                late = f"not answered within {duration(seconds or 0)}"
+                raise Stopped(late, 504, "timeout") from None
             if isinstance(piece, Stopped):
                 raise piece
             left -= isinstance(piece, Finished)
@@ -189,22 +172,12 @@ class Engine:
     def running(self) -> int:
         return sum(len(lane.rows) for lane in self._lanes.values())
 
-    async def answer(self, question: Question) -> AsyncIterator[Piece | Finished]:
-        """The pieces of the answers to a question; closing the iterator cancels it."""
-        asked = await self.ask(question)
-        try:
-            async for piece in asked.pieces():
-                yield piece
-        finally:
-            asked.cancel()
-
     async def ask(self, question: Question) -> Asked:
-        """Put a question into the queue; raises NotAnswered."""
+        """Put a question into the queue; raises Refused."""
         model = self.models.get(question.model)
         if model is None:
-            raise NoSuchModel(
-                f"there is no model {question.model!r}  (models: {', '.join(self.models)})"
-            )
+            known = f"there is no model {question.model!r}  (models: {', '.join(self.models)})"
+            raise Refused(404, known, param="model", code="model_not_found")
         self._refuse_more(question.count)
         # In a thread: templates and tokenizers may take a while.
         asked = await asyncio.to_thread(_asked, model, question, asyncio.get_running_loop())
@@ -239,9 +212,8 @@ class Engine:
         if self._refusing:
             raise Stopped(self._refusing)
         if self.waiting + count > self._queue:
-            raise Busy(
-                f"the queue is full: {counted(self.waiting, 'answer')} waiting; try again later"
-            )
+            full = f"the queue is full: {counted(self.waiting, 'answer')} waiting; try again later"
+            raise Refused(429, full, code="rate_limit_exceeded")
 
     # --- the thread -------------------------------------------------------------------------------
 
@@ -288,15 +260,12 @@ class Engine:
         return any(lane.busy for lane in self._lanes.values())
 
     def _turn(self, lane: Lane) -> None:
-        again = halve = False
-        reason = ""
         try:
             self.tokens += lane.turn()
+            return
         except Exception as error:  # noqa: BLE001 - other questions are still answered
             reason = _in_a_line(error)
             again, halve = _can_retry(error)
-        if not reason:
-            return
         # Outside the except block, where no traceback holds tensors.
         if again and lane.start_over(halve=halve):
             smaller = f"; batches of {lane.most} until the queue is empty"
@@ -345,9 +314,7 @@ def _asked(model: Model, question: Question, loop: asyncio.AbstractEventLoop) ->
     ids = encoder.encode([[Segment(text, learn=False)]]).ids.tolist()
     how, room = _settled(model, question, len(ids))
     ends = end_tokens(encoder, model.template)
-    stops = list(dict.fromkeys([*how.stop_sequences, *question.stop]))
-    if not continues and encoder.tokenizer.token_to_id(model.template.stop) is None:
-        stops.append(model.template.stop)
+    stops = [*stop_texts(how, encoder, model.template, plain=continues), *question.stop]
     seed = secrets.randbelow(2**31) if question.seed is None else question.seed % LARGEST_SEED
     asked = Asked(len(ids), seed, loop)
     fitting = replace(how, max_new_tokens=min(how.max_new_tokens, room))
@@ -388,10 +355,13 @@ def _settled(model: Model, question: Question, tokens: int) -> tuple[DecodingSet
     how = replace(model.decoding, **question.decoding)
     taken = tokens + model.speaker.lead
     if not tokens:
-        raise NotAnswered("an empty text cannot be continued")
+        raise Refused(400, "an empty text cannot be continued", param="messages")
     if taken >= model.speaker.context:
-        raise TooLong(
+        raise Refused(
+            400,
             f"the prompt has {taken:,} tokens with its template, and the context of {model.name} "
-            f"is {model.speaker.context:,} including the answer  (shorten the prompt)"
+            f"is {model.speaker.context:,} including the answer  (shorten the prompt)",
+            param="messages",
+            code="context_length_exceeded",
         )
     return how, model.speaker.context - taken

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,26 +36,26 @@ EXPORT = "export"
 _CONFIG = "adapter_config.json"
 
 
-@dataclass(frozen=True)
-class Export:
-    """An exported folder, described by its small files."""
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A run or an export to serve, before its weights are loaded."""
 
-    path: Path
     name: str
+    path: Path
     plan: RunPlan
-    """Only the parts needed to load and sample a model."""
-    has_base: bool
-    """Whether it is an adapter."""
-    base_weights: str | None
-    """Identity of the base's weights in training, if the export records it."""
+    """Of an export, only the parts needed to load and sample a model."""
+    state: str
+    load: Callable[..., Trained]
+    notes: tuple[str, ...] = ()
+    has_base: bool = True
 
 
 def is_export(path: Path) -> bool:
     return (path / ORIGIN).is_file() and (path / DONE).is_file()
 
 
-def read_export(path: Path) -> Export:
-    """Read an export and check the hashes of its files."""
+def read_export(path: Path) -> Source:
+    """An exported folder, described by its small files; the hashes of all are checked."""
     fault = damage_once(path)
     if fault:
         raise Damaged(f"{path}: {fault}  (export it again, or download it again)")
@@ -78,7 +80,11 @@ def read_export(path: Path) -> Export:
         length=_partly(LengthPlan, total_steps=None),
         decoding=origin.get("decoding") or _decoding(path),
     )  # fmt: skip
-    return Export(path, plan.expert, plan, kind != "none", base.get("weights"))
+    load = partial(_load, path, plan, base.get("weights") or "")
+    has_base = kind != "none"
+    return Source(
+        name=plan.expert, path=path, plan=plan, state=EXPORT, load=load, has_base=has_base
+    )
 
 
 def _object(path: Path) -> dict[str, Any]:
@@ -117,17 +123,17 @@ def _decoding(path: Path) -> dict[str, Any]:
     return kept if config.get("do_sample") else {**kept, "temperature": 0.0}
 
 
-def load_export(export: Export, *, device: torch.device) -> Trained:
+def _load(path: Path, plan: RunPlan, trained_on: str, *, device: torch.device) -> Trained:
+    """`trained_on`: identity of the base's weights in training, if the export records it."""
     from expert.data.template.text_tools import text_tools
     from expert.run.session.identity import BaseWeights
 
-    plan, path = export.plan, export.path
     trained = load_base(plan, device=device)
-    if not export.has_base:
+    if plan.adapter.type == "none":  # merged
         return replace(trained, choice=Choice(name=EXPORT, path=path, step=None))
-    here, then = BaseWeights(plan)()["weights"] or "", export.base_weights or ""
+    here = BaseWeights(plan)()["weights"] or ""
     # A hub commit cannot be compared with a hash of files.
-    if here != then and here.split()[:1] == then.split()[:1]:
+    if here != trained_on and here.split()[:1] == trained_on.split()[:1]:
         raise AnotherBase(
             f"{plan.model.location}: its weights are not those {path} was trained on  (put the "
             "right ones there, or export the run with --merged)"

@@ -125,7 +125,6 @@ class Lane:
 
     @property
     def rows(self) -> list[Row]:
-        """Running rows."""
         batch = [row for row in self._slots if row]
         return [*batch, *(single.row for single in self._alone), *self._joining]
 

@@ -36,7 +36,6 @@ class CannotServe(ExpertError):
 
 
 def refuse_without_packages() -> None:
-    """CannotServe if the server's packages are not installed."""
     for name in ("starlette", "uvicorn", "h11"):
         if importlib.util.find_spec(name) is None:
             raise CannotServe(f"{name} is not installed  ({pip_install('serve')})")

@@ -17,7 +17,7 @@ from expert.core.text import visible
 from expert.data.examples.tools import tool_names
 from expert.jobs.sample.answer_steps import Speaker
 from expert.jobs.sample.decoding import DecodingSettings, settle_decoding
-from expert.jobs.serve.exports import EXPORT, is_export, load_export, read_export
+from expert.jobs.serve.exports import Source, is_export, read_export
 from expert.jobs.serve.listen import CannotServe
 from expert.jobs.validate.test_sets import call_marks
 from expert.manifest.schema.kinds import ADAPTERS
@@ -98,30 +98,23 @@ def load_models(
     return loaded
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Source:
-    """A run or an export to serve, before its weights are loaded."""
-
-    name: str
-    path: Path
-    plan: RunPlan
-    state: str
-    load: Callable[..., Trained]
-    notes: tuple[str, ...] = ()
-    has_base: bool = True
-
-
-def _source(place: str, checkpoint: str | None) -> _Source:
+def _source(place: str, checkpoint: str | None) -> Source:
     given_name, sign, path = place.partition("=")
     if not sign or Path(place).exists():
         given_name, path = "", place
-    found = _export(Path(path), checkpoint) if is_export(Path(path)) else _run(path, checkpoint)
+    if not is_export(Path(path)):
+        found = _run(path, checkpoint)
+    elif checkpoint is None:
+        found = read_export(Path(path))
+    else:
+        raise CannotServe(f"--checkpoint: {path} is an export, without checkpoints  (leave it out)")
     if found.plan.model.name == CHAR_GPT:
         raise CannotServe(
             f"{found.path}: the character model has no conversations to answer  (expert sample "
             "continues its text)"
         )
-    name = given_name or _safe(found.name) or found.path.name
+    safe = re.sub(r"[^A-Za-z0-9._:-]+", "-", found.name).strip("-._:")
+    name = given_name or safe or found.path.name
     if not _NAME.fullmatch(name):
         raise CannotServe(
             f"{visible(place)}: {visible(name)!r} cannot be the name of a model  (up to 100 "
@@ -130,13 +123,13 @@ def _source(place: str, checkpoint: str | None) -> _Source:
     return replace(found, name=name)
 
 
-def _run(path: str, checkpoint: str | None) -> _Source:
+def _run(path: str, checkpoint: str | None) -> Source:
     folder = find_trained(Path(path))
     plan = read_plan(folder)
     if plan.model.name == CHAR_GPT:  # refused by the caller
-        return _Source(name="", path=folder.path, plan=plan, state="", load=load_trained)
+        return Source(name="", path=folder.path, plan=plan, state="", load=load_trained)
     choice = choose(folder, checkpoint or plan.watch.packaging_checkpoint)
-    return _Source(
+    return Source(
         name=manifest_of_run(folder).name,
         path=folder.path,
         plan=plan,
@@ -157,24 +150,6 @@ def _about_rows(plan: RunPlan) -> str:
         return ""
     offered = ", ".join(tool_names((), first.tools))
     return f"trained with tools ({offered}): send tools with every request"
-
-
-def _export(path: Path, checkpoint: str | None) -> _Source:
-    if checkpoint is not None:
-        raise CannotServe(f"--checkpoint: {path} is an export, without checkpoints  (leave it out)")
-    export = read_export(path)
-    return _Source(
-        name=export.name,
-        path=path,
-        plan=export.plan,
-        state=EXPORT,
-        load=partial(load_export, export),
-        has_base=export.has_base,
-    )
-
-
-def _safe(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._:-]+", "-", name).strip("-._:")
 
 
 def _loading_device(plan: RunPlan, shared: Trained | None, device: torch.device) -> torch.device:
@@ -223,7 +198,7 @@ def _base_layers(model: Any) -> dict[str, tuple[str, Any]]:
 
 
 def _bases(
-    sources: Sequence[_Source],
+    sources: Sequence[Source],
     bases: dict[str, Trained],
     device: torch.device,
     taken: Sequence[str],
@@ -245,7 +220,7 @@ def _bases(
     return models
 
 
-def _model(name: str, source: _Source, trained: Trained, notes: Sequence[str]) -> Model:
+def _model(name: str, source: Source, trained: Trained, notes: Sequence[str]) -> Model:
     template = trained.template
     assert template is not None
     decoding, remarks = settle_decoding(trained.plan, {})

@@ -15,7 +15,7 @@ from expert.core.text import visible
 from expert.data.examples.messages import conversation, turns_in, unused_fields
 from expert.data.examples.tools import tools_of
 from expert.data.records import Turn, UnfitRow
-from expert.jobs.serve.engine import Question
+from expert.jobs.serve.engine import Question, Refused
 
 DEEPEST = 64
 """Nested lists and objects; schemas of tools have about ten levels."""
@@ -51,14 +51,6 @@ ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
 
 
 Request = TypeVar("Request", bound="_Common")
-
-
-class BadRequest(Exception):
-    """The problems of a request, and the first field concerned."""
-
-    def __init__(self, message: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.param = param
 
 
 class _StreamOptions(BaseModel):
@@ -125,15 +117,15 @@ class ChatRequest(_Common):
     max_completion_tokens: int | None = Field(None, ge=1, le=LONGEST_ANSWER)
 
     def question(self) -> Question:
-        """The question; BadRequest if the messages or tools are invalid."""
+        """The question; Refused if the messages or tools are invalid."""
         try:
             turns = _turns(self.messages)
         except UnfitRow as fault:
-            raise BadRequest(str(fault), "messages") from None
+            raise Refused(400, str(fault), param="messages") from None
         try:
             tools = tools_of(self.tools, "tools") if self.tool_choice == "auto" else ""
         except UnfitRow as fault:
-            raise BadRequest(str(fault), "tools") from None
+            raise Refused(400, str(fault), param="tools") from None
         return self._question(turns=turns, tools=tools)
 
 
@@ -147,36 +139,26 @@ class TextRequest(_Common):
 
 
 def read_json(body: bytes) -> dict[str, Any]:
-    """The JSON object of a body; BadRequest if it is not one, or is not valid Unicode."""
+    """The JSON object of a body; Refused if it is not one, or is not valid Unicode."""
     try:
         value = json.loads(body.decode("utf-8"), parse_constant=_no_number)
         # Tokenizers cannot encode lone UTF-16 surrogates.
         json.dumps(value, ensure_ascii=False).encode("utf-8")
     except RecursionError:
-        raise BadRequest(f"nested more than {DEEPEST} deep") from None
+        raise Refused(400, f"nested more than {DEEPEST} deep") from None
     except ValueError as error:  # UnicodeError is one
         words = str(error).partition("\n")[0]
-        raise BadRequest(
-            f"the body is not JSON in UTF-8: {visible(words, keep='')[:200]}"
-        ) from None
+        shown = visible(words, keep="")[:200]
+        raise Refused(400, f"the body is not JSON in UTF-8: {shown}") from None
     if not isinstance(value, dict):
-        raise BadRequest("the body is not a JSON object")
+        raise Refused(400, "the body is not a JSON object")
     if _depth(value) > DEEPEST:
-        raise BadRequest(f"nested more than {DEEPEST} deep")
+        raise Refused(400, f"nested more than {DEEPEST} deep")
     return value
 
 
-def chat_request(body: Mapping[str, Any]) -> ChatRequest:
-    """A chat completion request; BadRequest with all problems."""
-    return _checked(ChatRequest, body)
-
-
-def text_request(body: Mapping[str, Any]) -> TextRequest:
-    """A text completion request; BadRequest with all problems."""
-    return _checked(TextRequest, body)
-
-
-def _checked(kind: type[Request], body: Mapping[str, Any]) -> Request:
+def checked(kind: type[Request], body: Mapping[str, Any]) -> Request:
+    """The request of a body; Refused with all problems."""
     fields = {k: v for k, v in body.items() if v is not None and k not in IGNORED}
     problems: list[tuple[str, str]] = []
     for name, (allowed, why) in ONLY.items():
@@ -196,7 +178,7 @@ def _checked(kind: type[Request], body: Mapping[str, Any]) -> Request:
             problems.append((where, "unknown field" if unknown else fault["msg"]))
     if problems:
         text = "; ".join(f"{visible(name, keep='')[:100]}: {what}" for name, what in problems[:10])
-        raise BadRequest(text, visible(problems[0][0], keep="")[:100])
+        raise Refused(400, text, param=visible(problems[0][0], keep="")[:100])
     return request
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from expert.data.records import Example, Segment
 from expert.jobs.sample.answer_steps import CACHE_SHARE, MOST_ROWS, Speaker
 from expert.jobs.sample.answer_writer import AnswerWriter
-from expert.jobs.sample.decoding import DecodingSettings, end_tokens
+from expert.jobs.sample.decoding import DecodingSettings, end_tokens, stop_texts
 from expert.jobs.sample.token_choice import TokenChoice
 from expert.run.session.failures import is_out_of_memory
 from expert.run.session.session import release_memory
@@ -57,10 +57,8 @@ def answer_all(
     """Answer every question, in order; an answer does not depend on the other questions.
 
     Batched arithmetic rounds in a different order than a single prompt, so a token that is
-    otherwise a
-    tie may differ. `numbers`: the questions' indices, if they are some of several; sampling depends
-    on
-    them. `rows`: batch size; None: as many as fit.
+    otherwise a tie may differ. `numbers`: the questions' indices, if they are some of several;
+    sampling depends on them. `rows`: batch size; None: as many as fit.
     """
     work = _Work(trained, questions, how, seed, note, numbers)
     done = len(questions) - len(work.order)
@@ -118,9 +116,7 @@ class _Work:
         self.numbers = range(len(questions)) if numbers is None else numbers
         self.tokenizer: Any = encoder.tokenizer
         self.ends = frozenset(end_tokens(encoder, template))
-        self._stops = list(how.stop_sequences)
-        if self.tokenizer.token_to_id(template.stop) is None:
-            self._stops.append(template.stop)
+        self._stops = stop_texts(how, encoder, template)
         self.speaker = speaker = Speaker(trained, note)
         asked = [template.prompt(question.turns, question.tools) for question in questions]
         self.prompts = _encoded(asked, encoder)

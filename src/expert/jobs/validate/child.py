@@ -23,8 +23,9 @@ from expert.core.errors import ExpertError
 from expert.core.files import open_regular
 from expert.core.rundir import RunFolder
 from expert.jobs.validate.answering import GivenAnswer, answer_all
+from expert.jobs.validate.models import load_state
 from expert.jobs.validate.row_losses import BatchSums, batch_sums
-from expert.run.stored.load import load_base, load_trained, pick_device, read_plan
+from expert.run.stored.load import pick_device, read_plan
 
 if TYPE_CHECKING:
     from expert.data.records import Example
@@ -81,10 +82,7 @@ class _Server:
         gc.collect()
         folder, own = RunFolder(run), pick_device(device)
         plan = read_plan(folder)
-        if choice is None:
-            self._trained = load_base(plan, device=own)
-        else:
-            self._trained = load_trained(folder, plan, choice, device=own)
+        self._trained = load_state(folder, plan, choice, own)
         return {"device": str(own), "tokenizer": self._trained.tokenizer_folder}
 
     def losses(self, rows: Sequence[Example], place: int, of: int) -> list[BatchSums]:

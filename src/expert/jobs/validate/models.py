@@ -29,6 +29,7 @@ from expert.run.stored.load import load_base, load_trained
 if TYPE_CHECKING:
     import torch
 
+    from expert.core.rundir import RunFolder
     from expert.data.records import Example
     from expert.data.template.templates import Template
     from expert.jobs.sample.decoding import DecodingSettings
@@ -53,11 +54,17 @@ class ModelsHere:
         self._device = device
         self.device = str(device)
 
-    def trained(self, run: Run, choice: Choice) -> ModelHere:
-        return ModelHere(load_trained(run.folder, run.plan, choice, device=self._device))
+    def load(self, run: Run, choice: Choice | None) -> ModelHere:
+        return ModelHere(load_state(run.folder, run.plan, choice, self._device))
 
-    def base(self, run: Run) -> ModelHere:
-        return ModelHere(load_base(run.plan, device=self._device))
+
+def load_state(
+    folder: RunFolder, plan: RunPlan, choice: Choice | None, device: torch.device
+) -> Trained:
+    """A state of a run, or its base if there is no choice."""
+    if choice is None:
+        return load_base(plan, device=device)
+    return load_trained(folder, plan, choice, device=device)
 
 
 class ModelHere:
@@ -151,16 +158,11 @@ class ModelsOnCards:
         """Torch's name for it, once a model was loaded."""
         self.count = len(processes)
 
-    def trained(self, run: Run, choice: Choice) -> ModelOnCards:
-        return self._load(run, choice, choice.name, choice.step)
-
-    def base(self, run: Run) -> ModelOnCards:
-        return self._load(run, None, BASE, None)
-
-    def _load(self, run: Run, choice: Choice | None, name: str, step: int | None) -> ModelOnCards:
+    def load(self, run: Run, choice: Choice | None) -> ModelOnCards:
         asked = {"run": run.folder.path, "choice": choice, "device": self._asked_device}
         first, *_ = self.ask("load", [asked] * self.count)
         self.device = first["device"]
+        name, step = (choice.name, choice.step) if choice is not None else (BASE, None)
         return ModelOnCards(self, name, step, _template(run.plan, first["tokenizer"]))
 
     def ask(

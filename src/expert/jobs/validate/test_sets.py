@@ -244,8 +244,7 @@ def _cases(example: Example, row: Row, name: str) -> tuple[Case, ...]:
     """The cases in a row: every answer that training would use, with the turns before it.
 
     The row's task, domain and check apply to each of them; an answer that calls tools is judged by
-    its
-    calls.
+    its calls.
     """
     turns, values = example.turns, row.values
     said = tuple((turn.role, with_calls(turn)) for turn in turns)

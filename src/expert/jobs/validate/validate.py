@@ -110,12 +110,10 @@ def validate(
     `expert`: a run folder, a folder of runs, or a manifest's folder, whose newest run is used.
     `baseline`: "base" for the same base untrained, or another run. `checkpoints`: "all".
     `min_accuracy`: 0.95 by default; it does not apply to rows without answers. Open text is
-    compared
-    with its base by loss and token accuracy: `min_improvement`, as a share of the base's loss, and
-    `min_token_accuracy` require more. `judge_command`: a program that scores the answers (see
-    expert.judging.judge_command); `min_score` is the required mean. `gpus`: "all", a number of
-    cards,
-    or a list such as "0,2"; a process on each does a share.
+    compared with its base by loss and token accuracy: `min_improvement`, as a share of the base's
+    loss, and `min_token_accuracy` require more. `judge_command`: a program that scores the answers
+    (see expert.judging.judge_command); `min_score` is the required mean. `gpus`: "all", a number of
+    cards, or a list such as "0,2"; a process on each does a share.
     """
     if checkpoints not in (None, ALL):
         raise CannotValidate(
@@ -144,7 +142,10 @@ def validate(
         learnt, unknown = learnt_cases(pairs, run, make=test.drawn)
         task = _task(run, test, way, models=models, tell=tell, seed=seed, learnt=learnt)
         reached = _reach(run, chosen, task)
-        every = _reach_all(run, task, {chosen.path: reached}) if checkpoints else ()
+        every = [choose(run.folder, name) for name in states(run.folder)] if checkpoints else []
+        compared = tuple(
+            reached if each.path == chosen.path else _reach(run, each, task) for each in every
+        )
         before = None
         if against is not None:
             before = _reach(*against, task)
@@ -166,7 +167,7 @@ def validate(
         gate=_gate(asked.demands(), reached, before, base),
         because=way.because,
         judge=way.judge.command if way.judge is not None else "",
-        checkpoints=every,
+        checkpoints=compared,
         settings=_settings(asked.demands(), task, limit),
         partial=test.partial,
         file=file,
@@ -189,7 +190,8 @@ def reach(
 def _compared(reached: Reached, before: Reached | None) -> Comparison | None:
     if before is None:
         return None
-    return compare(reached.verdicts(), before.verdicts(), reached.rows_of_cases())
+    rows = {each.case.id: each.row for each in reached.cases}
+    return compare(reached.verdicts(), before.verdicts(), rows)
 
 
 def _gate(
@@ -258,20 +260,14 @@ def _settings(demands: Demands, task: _Task, limit: int | None) -> dict[str, Any
     }
 
 
-def _reach_all(run: Run, task: _Task, known: dict[Path, Reached]) -> tuple[Reached, ...]:
-    """Results of every state of the run; `known`: those already available."""
-    choices = (choose(run.folder, name) for name in states(run.folder))
-    return tuple(known.get(choice.path) or _reach(run, choice, task) for choice in choices)
-
-
 def _reach(run: Run, choice: Choice, task: _Task) -> Reached:
     task.tell(f"loading {run.plan.model.name} and {choice.name}", 0, 0)
-    return _ask(task.models.trained(run, choice), str(run.folder.path), task)
+    return _ask(task.models.load(run, choice), str(run.folder.path), task)
 
 
 def _base(run: Run, task: _Task) -> AskedModel:
     task.tell(f"loading {run.plan.model.name} alone", 0, 0)
-    return task.models.base(run)
+    return task.models.load(run, None)
 
 
 def _ask(model: AskedModel, run: str, task: _Task) -> Reached:

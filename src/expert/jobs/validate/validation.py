@@ -107,10 +107,6 @@ class Reached:
     def verdicts(self) -> dict[str, bool | None]:
         return {each.case.id: each.judgement.passed for each in self.cases}
 
-    def rows_of_cases(self) -> dict[str, str]:
-        """The row of each case, by id."""
-        return {each.case.id: each.row for each in self.cases}
-
     def by_task(self) -> dict[str, Score]:
         """The score of every task, if cases name one."""
         tasks = dict.fromkeys(each.case.task for each in self.cases)

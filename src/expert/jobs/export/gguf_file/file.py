@@ -37,7 +37,6 @@ class About:
 
 
 def refuse_without_package(flag: str) -> None:
-    """CannotExport if the gguf package is not installed."""
     from importlib.util import find_spec
 
     if find_spec("gguf") is None:
@@ -45,7 +44,6 @@ def refuse_without_package(flag: str) -> None:
 
 
 def refuse_type(kind: str) -> None:
-    """CannotExport for an unsupported type."""
     if kind not in FILE_TYPES:
         raise CannotExport(
             f"--gguf {kind}: this type is not supported  (use {', '.join(FILE_TYPES)}; for others, "
@@ -61,7 +59,8 @@ def write_model(
 
     writer = begin(path, family, about, words)
     add_settings(writer, model.config, family)
-    writer.add_file_type(gguf.LlamaFileType[FILE_TYPES[kind].file])
+    file_type = "ALL_F32" if kind == "f32" else f"MOSTLY_{kind.upper()}"
+    writer.add_file_type(gguf.LlamaFileType[file_type])
     writer.add_quantization_version(_QUANTIZATION_VERSION)
     words.add_to(writer)
     stored = stored_tensors(model, family)

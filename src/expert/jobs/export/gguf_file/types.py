@@ -6,33 +6,10 @@ and the head has at least 6 bits.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-
-class FileType(NamedTuple):
-    """Names of a type in the gguf package."""
-
-    file: str
-    """In LlamaFileType."""
-    tensors: str
-    """In GGMLQuantizationType, for most tensors."""
-
-
-FILE_TYPES = {
-    "f32": FileType("ALL_F32", "F32"),
-    "f16": FileType("MOSTLY_F16", "F16"),
-    "bf16": FileType("MOSTLY_BF16", "BF16"),
-    "q8_0": FileType("MOSTLY_Q8_0", "Q8_0"),
-    "q6_k": FileType("MOSTLY_Q6_K", "Q6_K"),
-    "q5_k_m": FileType("MOSTLY_Q5_K_M", "Q5_K"),
-    "q5_k_s": FileType("MOSTLY_Q5_K_S", "Q5_K"),
-    "q5_1": FileType("MOSTLY_Q5_1", "Q5_1"),
-    "q5_0": FileType("MOSTLY_Q5_0", "Q5_0"),
-    "q4_k_m": FileType("MOSTLY_Q4_K_M", "Q4_K"),
-    "q4_k_s": FileType("MOSTLY_Q4_K_S", "Q4_K"),
-    "q4_1": FileType("MOSTLY_Q4_1", "Q4_1"),
-    "q4_0": FileType("MOSTLY_Q4_0", "Q4_0"),
-}
+FILE_TYPES = (
+    *("f32", "f16", "bf16", "q8_0", "q6_k", "q5_k_m", "q5_k_s", "q5_1", "q5_0"),
+    *("q4_k_m", "q4_k_s", "q4_1", "q4_0"),
+)
 UNQUANTISED = {"f32": "fp32", "f16": "fp16", "bf16": "bf16"}
 """Floating-point types, and the same dtype in Expert."""
 _PLAIN = ("F32", "F16", "BF16")
@@ -41,7 +18,7 @@ _WITHOUT_BLOCKS_OF_256 = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 
 def tensor_type(name: str, shape: tuple[int, ...], file: str, *, layers: int, tied: bool) -> str:
     """The type of one tensor, by its name in GGUF and its shape (rows, columns)."""
-    own = FILE_TYPES[file].tensors
+    own = file.upper().removesuffix("_M").removesuffix("_S")  # of most tensors
     if len(shape) < 2 or name.startswith("rope_"):
         return "F32"
     if own in _PLAIN:
