@@ -186,6 +186,7 @@ THIRTEEN = {"batch_size": 13, "packing": False, "micro_batch_size": 5}
     [
         ({}, PHI4, "gtx-1650", CHECKPOINTING, wording("even-recomputing-everything-does")),
         ({}, PHI4, "gtx-1650", BASE, wording("smallest-may-chosen-still")),
+        ({}, PHI4, "rtx-4090", BASE, wording("base-does-not-fit")),
         ({}, PHI4, "gtx-1650", "batch.micro_batch", wording("not-even-fits-gib")),
         (HALF, {}, "rtx-4090", CHECKPOINTING, wording("selective-half-blocks-more")),
         ({}, PLAIN_8B, "rtx-4090", CHECKPOINTING, wording("few-blocks-let-at")),

@@ -17,7 +17,6 @@ from expert.planning.memory.shards import (
     host_bytes,
 )
 from expert.planning.memory.workload import Workload
-from expert.planning.models.shapes import ModelShape
 from tests.each import each
 from tests.planning.planning import shape_of
 
@@ -34,29 +33,10 @@ RECORDS = Path(__file__).parents[2] / "docs" / "benchmarks" / "shards-memory-h20
 CASES = json.loads(RECORDS.read_text(encoding="utf-8"))["cases"]
 SHAPES = {
     "llama-8b": LLAMA,
-    "qwen2.5-32b": ModelShape(
-        layers=64,
-        hidden=5120,
-        ffn=27648,
-        heads=40,
-        kv_heads=8,
-        head_dim=128,
-        vocab=152064,
-        context=32768,
-        tied_head=False,
-        qkv_bias=True,
+    "qwen2.5-32b": replace(
+        LLAMA, layers=64, hidden=5120, ffn=27648, heads=40, vocab=152064, qkv_bias=True
     ),
-    "llama-70b": ModelShape(
-        layers=80,
-        hidden=8192,
-        ffn=28672,
-        heads=64,
-        kv_heads=8,
-        head_dim=128,
-        vocab=128256,
-        context=8192,
-        tied_head=False,
-    ),
+    "llama-70b": replace(LLAMA, layers=80, hidden=8192, ffn=28672, heads=64),
 }
 
 
