@@ -12,7 +12,6 @@ from expert.insight.ladder.ladder import (
     Ladder,
     NoLadder,
     SettingResult,
-    loss_difference,
     read_ladder,
     verdict,
 )
@@ -76,7 +75,6 @@ def test_a_setting_holds_only_when_its_loss_agrees(here, status, words):
 
 def test_without_held_out_rows_speed_alone_decides():
     here = measured(150.0, loss=None)
-    assert loss_difference(measured(100.0, loss=None), here) is None
     assert verdict(measured(100.0, loss=None), here, 0.001, paired=FASTER) == ("kept", "")
 
 

@@ -10,13 +10,13 @@ import pytest
 from expert.core.hashed import write_hashed
 from expert.planning.choose.rates import COLD_COMPILE, WARM_COMPILE, pass_seconds
 from expert.planning.compilations import (
+    Compilation,
     compilations_file,
     expected_compile,
-    read_compilations,
     remember_compilation,
 )
 from expert.planning.machine.cards import find_card
-from expert.planning.measurements import measurements_file, remember_rate
+from expert.planning.measurements import measurements_file, read_records, remember_rate
 from expert.planning.memory.calibration import workload_of
 from expert.planning.memory.workload import Workload
 from expert.planning.survey import Survey
@@ -104,7 +104,7 @@ def test_records_are_of_one_card_model_step_and_version(tmp_path):
     remembered(tmp_path, work, warm=False, seconds=25.0, cache=str(tmp_path))
     remembered(tmp_path, work, warm=True, seconds=3.0, cache=str(tmp_path))
     remembered(tmp_path, work, warm=True, seconds=2.5, cache=str(tmp_path))
-    known = read_compilations(file)
+    known = read_records(file, Compilation)
     assert [each.seconds for each in known] == [25.0, 2.5]
 
     def expected(of: Workload, card: str = "h200", records=known) -> float:
@@ -116,7 +116,7 @@ def test_records_are_of_one_card_model_step_and_version(tmp_path):
     other = [each.model_copy(update={"versions": {"torch": "1.0"}}) for each in known]
     assert expected(work, records=other) == COLD_COMPILE
     file.write_text("damaged", encoding="utf-8")
-    assert read_compilations(file) == ()
+    assert read_records(file, Compilation) == []
 
 
 @pytest.mark.parametrize(("reached", "compiles"), [(20_000, True), (1_000_000, False)])

@@ -7,8 +7,8 @@ a validation loss that rose from 1.01 to 1.80 was once headed "Good.".
 from __future__ import annotations
 
 import statistics
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from expert.core.text import counted, loss
 from expert.insight.findings.evidence import Evidence
@@ -46,9 +46,6 @@ class Outcome:
     @property
     def is_good(self) -> bool:
         return self.kind == "learning" or (self.kind == "overfitted" and self.kept_best)
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def judge_learning(found: Evidence) -> Outcome:

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from expert.core.text import counted
-from expert.planning.choose.communication import sending_seconds
+from expert.planning.choose.communication import traffic_of
 from expert.planning.choose.cuda_graphs import PATH as GRAPHS
 from expert.planning.choose.cuda_graphs import choose_capture
 from expert.planning.choose.fastest import Way, limit_of, most_of_a_rank, split_of
@@ -71,7 +71,7 @@ def _with_fewer_micro_batches(draft: PlanDraft, way: Way, most: int) -> Fit:
     free = draft.config.gradient_checkpointing == draft.config.micro_batch_size == "auto"
     if not free or not fit.fits or not fit.work.splits_weights or fit.work.rows >= most:
         return fit
-    sending = sending_seconds(fit.work, draft.cluster)
+    sending = traffic_of(fit.work, draft.cluster, 1).hidden_seconds
     if way.time is None or sending is None or sending <= way.time.computing:
         return fit
     work = replace(fit.work, recomputed_blocks=fit.work.shape.layers)
