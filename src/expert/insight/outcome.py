@@ -71,11 +71,6 @@ def held_out_losses(found: Evidence) -> list[tuple[int, float]]:
     return sorted(recorded.items())
 
 
-def took_best(found: Evidence, step: int) -> bool:
-    """Whether the run ended with the weights of this step."""
-    return number(found.newest("took_best"), "step") == step
-
-
 class _Losses:
     """The losses of a run, and what follows from them."""
 
@@ -127,7 +122,7 @@ class _Losses:
         step, last = self.held_out[-1]
         if last < OVERFITTED * best or best_step == step:
             return None
-        kept = took_best(self.found, best_step)
+        kept = number(self.found.newest("took_best"), "step") == best_step
         first_is_best = best_step == self.held_out[0][0] and len(self.held_out) > 2
         began = "from the first evaluation on" if first_is_best else f"after step {best_step:,}"
         text = f"The validation loss rose {began}: {loss(best)} → {loss(last)} at step {step:,}"

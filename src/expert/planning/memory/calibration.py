@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import statistics
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -126,11 +126,6 @@ def kind_of(work: Workload) -> str:
 
 
 # --- the workload of a plan ----------------------------------------------------------------------
-
-
-def workload_as_dict(work: Workload) -> dict[str, Any]:
-    """A workload in JSON types."""
-    return {**asdict(work), "targets": sorted(work.targets)}
 
 
 def workload_of(plan: RunPlan) -> Workload | None:
