@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import json
-
-import pytest
-
 from expert.judging.domain import kind_of_answers
-from tests.data import SHARED
 from tests.each import each
 from tests.wording import wording
 
@@ -57,11 +52,3 @@ def test_what_decides_is_told_in_numbers():
     assert kind_of_answers(["a b c", "d"])[1] == wording("expected-answers-have-at")
     labels = [f"The text is about topic {number % 4} and nothing else" for number in range(40)]
     assert kind_of_answers(labels)[1] == wording("expected-answers-only-different")
-
-
-def test_instructions_of_many_kinds_are_open_text():
-    file = SHARED / "alpaca" / "alpaca_libre.jsonl"
-    if not file.is_file():
-        pytest.skip("shared/data/alpaca is not here")
-    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()[:500]]
-    assert kind_of_answers([row["output"] for row in rows])[0] == "open"

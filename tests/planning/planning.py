@@ -144,6 +144,24 @@ def plan(
     )
 
 
+LONG_ROWS = Survey(4000, 4000 * 480, "counted", longest_tokens=1900)
+"""As a corpus of real rows: sequences of 2,048 hold four."""
+
+
+def long_run(
+    card: str | None = "h200",
+    model: str = "Qwen3-0.6B",
+    survey: Survey = LONG_ROWS,
+    base: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
+    **config: Any,
+) -> RunPlan:
+    """400 steps of 16 sequences of 2,048 tokens with the model's own blocks, or as asked."""
+    usual = {"batch_size": 67, "epochs": 1000, "max_steps": 400, "dropout": 0.0}
+    data = own_blocks({**usual, **config}, base_models=[{"name": model, **(base or {})}])
+    return plan(data, card, survey=survey, **(options or {}))
+
+
 def decision(plan: RunPlan, path: str) -> tuple[Any, str, str]:
     """(value, because, source) of one decision."""
     found = next(d for d in plan.decisions if d.path == path)

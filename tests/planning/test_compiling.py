@@ -19,22 +19,15 @@ from expert.planning.machine.cards import find_card
 from expert.planning.measurements import measurements_file, read_records, remember_rate
 from expert.planning.memory.calibration import workload_of
 from expert.planning.memory.workload import Workload
-from expert.planning.survey import Survey
 from tests.each import each
-from tests.planning.planning import decision, gpu, machine, plan, rate, shape_of
-from tests.planning.planning import own_blocks as manifest
+from tests.planning.planning import decision, gpu, long_run, machine, rate, shape_of
 from tests.wording import wording
 
-ROWS = Survey(4000, 4000 * 480, "counted", longest_tokens=1900)
-"""As a corpus of real rows: sequences of 2,048 hold four."""
 H200 = machine(gpu("NVIDIA H200", 139.8, (9, 0)))
 
 
 def made(steps: int, model: str = "Qwen3-0.6B", card: str | None = "h200", **options):
-    """A run of so many steps of 16 sequences."""
-    config = {"batch_size": 67, "epochs": 1000, "max_steps": steps}
-    data = manifest(config, base_models=[{"name": model}])
-    return plan(data, card, survey=ROWS, **options)
+    return long_run(card, model, options=options, max_steps=steps)
 
 
 @each(
