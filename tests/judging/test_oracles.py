@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from expert.judging.oracles.cypher_statements import setup_statements
 from expert.judging.oracles.json_values import difference, parse
 from tests.each import each
-from tests.judging.asking import judged
+from tests.judging.asking import CALL, OTHER, judged
 from tests.wording import wording
 
 TABLES = [
@@ -28,6 +28,8 @@ CHECKS: dict[str, Any] = {"sql": {"setup": TABLES}, "cypher": {"setup": GRAPH}}
 OLD = "SELECT name FROM t WHERE age > 2"
 KNOWN = "MATCH (a:P)-[:K]->(b:P) RETURN b.name"
 ADD = "function f(a: number, b: string): string {\n  return b + a;\n}"
+
+LOOKS = f"I look.\n{CALL}"
 
 
 def asked(domain: str, expected: str, answer: str, **check: Any):
@@ -71,6 +73,14 @@ RIGHT: dict[str, list[tuple[Any, ...]]] = {
         ("interface A { a: string }", "interface A {\n  a: string;\n}"),
         ("const s = 'a'", 'const s = "a";'),
     ],
+    "calls": [
+        (LOOKS, CALL),
+        (LOOKS, '<tool_call>{"arguments":{"days":2.0,"town":"K\\u00f6ln"},"name":"f"}</tool_call>'),
+        (LOOKS, f"Let me see.\n{CALL}"),
+        (LOOKS, f"{CALL}\nOne moment."),
+        (LOOKS, f"<think>\n{OTHER} or not?\n</think>\n\n{CALL}"),
+    ],
+    "text": [("the cat", " the\ncat ")],
 }
 
 
@@ -80,6 +90,8 @@ def test_an_answer_that_means_the_same_is_right(domain, expected, answer):
 
 
 ONE = '{"a": 1}'
+TWO = f"{CALL}\n{OTHER}"
+NO_JSON = '<tool_call>{"name": "f", "arguments": "x"}</tool_call>'
 BY_ID = "MATCH (a:P) RETURN a.id ORDER BY a.id"
 WRONG: dict[str, list[tuple[Any, ...]]] = {
     "json": [
@@ -131,6 +143,23 @@ WRONG: dict[str, list[tuple[Any, ...]]] = {
         ("f(a, b)", "f(a b)", "parse", ""),
         ("const a = [1, , 2]", "const a = [1, 2]", "equal", ""),
     ],
+    "calls": [
+        (TWO, "It rains.", "calls", wording("no-call-where-f")),
+        (TWO, "", "calls", wording("no-call-where-f")),
+        (TWO, CALL.replace('"f"', '"h"'), "calls", "call 1: h instead of f"),
+        (TWO, CALL.replace("2", "3"), "calls", "call 1 of f: $.days: 3 instead of 2"),
+        (TWO, CALL.replace("2", '"2"'), "calls", "$.days: a string instead of a number"),
+        (TWO, CALL, "calls", "1 call instead of 2"),
+        (TWO, f"{OTHER}\n{CALL}", "calls", "call 1: g instead of f"),
+        (TWO, f"{CALL}\n{OTHER}\n{OTHER}", "calls", "3 calls instead of 2"),
+        (TWO, CALL.removesuffix("</tool_call>"), "parse", "call 1: </tool_call> is missing"),
+        (TWO, f"{CALL}<tool_call>{{}}</tool_call>", "parse", wording("call-names-no-function")),
+        (TWO, "<tool_call>f(2)</tool_call>", "parse", "call 1: not JSON: "),
+        (TWO, '<tool_call>{"name": "f"}</tool_call>', "parse", "call 1: f has no arguments"),
+        (TWO, NO_JSON, "parse", wording("arguments-f-no")),
+        (TWO, '{"name": "f", "arguments": {}}', "calls", wording("no-call-where-f")),
+    ],
+    "text": [("the cat", "a cat", "equal", "")],
 }
 
 
@@ -186,6 +215,7 @@ def test_where_nothing_tells_right_from_wrong_there_is_no_oracle(
 
 def test_a_fence_is_part_of_a_strict_answer():
     assert judged("json", "1", "```\n1\n```", strict=True).passed is False
+    assert judged("text", "the cat", " the\ncat ", strict=True).passed is False
 
 
 def test_a_schema_judges_where_there_are_many_right_answers():
