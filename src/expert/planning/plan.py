@@ -139,18 +139,18 @@ def _settle_all(draft: PlanDraft) -> None:
     choose_switches(draft)
     choose_loss_chunk(draft)
     choose_optimizer(draft)
-    step = settle_step(draft)
+    sequences, places = settle_step(draft)
     settle_length(draft)
     _settle_loader(draft)
-    work = _workload(draft, rank=rank, targets=targets, places=step.places)
-    fused_seconds = choose_fused_blocks(draft, work, step.sequences)
-    choose_compile(draft, work, step.sequences)
+    work = _workload(draft, rank=rank, targets=targets, places=places)
+    fused_seconds = choose_fused_blocks(draft, work, sequences)
+    choose_compile(draft, work, sequences)
     choose_attention(draft, fused_seconds)
     if work is not None:
         compiled, attention = draft["kernels.compile"], draft["kernels.attention"]
         fused = draft["kernels.fused_blocks"]
         work = replace(work, compiled=compiled, attention=attention, fused_blocks=fused)
-    work = settle_fit(draft, work, step.sequences)
+    work = settle_fit(draft, work, sequences)
     settle_engine(draft, work)
     if work is None:
         settle_graphs_without_sizes(draft)
