@@ -172,8 +172,7 @@ def estimated_again(plan: RunPlan, calibrations: Calibrations) -> RunPlan:
     if work is None:
         return plan
     calibration, because = calibrations.of(work)
-    guess = estimate(work, calibration)
-    parts = guess.parts()
+    parts = dict(estimate(work, calibration))
     if plan.kernels.device != "cuda":
         parts["cuda_context"] = 0
     peak = sum(parts.values())
