@@ -146,7 +146,7 @@ def _mig_parts(nvml: ModuleType, card: Any) -> list[tuple[Any, Fact[str]]]:
     for place in range(places):
         with suppress(*faults(nvml)):  # an empty place reports "not found"
             part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(card, place)
-            parts.append((part, Fact(_text(nvml.nvmlDeviceGetUUID(part)), "NVML")))
+            parts.append((part, Fact(str(nvml.nvmlDeviceGetUUID(part)), "NVML")))
     return parts or [(None, unknown(_NO_SLICE))]
 
 
@@ -166,15 +166,15 @@ def _read_gpu(nvml: ModuleType, index: int, card: Any, part: Any, mig_slice: Fac
         holders = _holders(nvml, part)
     return Gpu(
         index=Fact(index, "NVML"),
-        name=ask(lambda: _text(nvml.nvmlDeviceGetName(card))),
-        uuid=ask(lambda: _text(nvml.nvmlDeviceGetUUID(card))),
+        name=ask(lambda: str(nvml.nvmlDeviceGetName(card))),
+        uuid=ask(lambda: str(nvml.nvmlDeviceGetUUID(card))),
         mig_slice=mig_slice,
         memory_total_bytes=total,
         memory_free_bytes=free,
         holders=holders,
         utilisation_percent=ask(lambda: int(nvml.nvmlDeviceGetUtilizationRates(card).gpu)),
         capability=ask(lambda: _pair(nvml.nvmlDeviceGetCudaComputeCapability(card))),
-        driver=ask(lambda: _text(nvml.nvmlSystemGetDriverVersion())),
+        driver=ask(lambda: str(nvml.nvmlSystemGetDriverVersion())),
         cuda_driver_version=ask(lambda: _cuda_version(nvml.nvmlSystemGetCudaDriverVersion())),
         power_limit_watts=ask(
             lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(card) / 1000, "NVML enforced limit"
@@ -211,7 +211,7 @@ def _holders(nvml: ModuleType, handle: Any) -> Fact[tuple[GpuProcess, ...]]:
 
 
 def _nvml_process_name(nvml: ModuleType, pid: int) -> str | None:
-    path = _ask(nvml, lambda: _text(nvml.nvmlSystemGetProcessName(pid))).value or ""
+    path = _ask(nvml, lambda: str(nvml.nvmlSystemGetProcessName(pid))).value or ""
     return path.replace("\\", "/").rsplit("/", 1)[-1] or None
 
 
@@ -238,10 +238,6 @@ def _code(error: Exception) -> int:
 def _why(error: Exception) -> str:
     words = _WHY_NO_FACT.get(_code(error))
     return f"{words} (NVML: {error})" if words else f"NVML: {error}"
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode("utf-8", errors="replace") if isinstance(value, bytes) else value
 
 
 def _pair(value: Sequence[int]) -> tuple[int, int]:
