@@ -130,26 +130,21 @@ def test_a_card_that_cannot_be_opened_is_named_and_the_others_are_kept():
         (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, wording("restart-the-machine")),
         (pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, wording("nvidia-driver-too-old")),
         (pynvml.NVML_ERROR_UNKNOWN, wording("nvml-did-not-start")),
+        (None, wording("nvidia-driver-loaded-but")),  # and finds no card
     ],
 )
 def test_nvml_that_does_not_start_means_no_cards_and_a_reason_to_act_on(code, words):
-    nvml = FakeNvml(broken={"nvmlInit": code})
-    machine = describe(nvml)
-    assert machine.gpus == ()
-    assert words in machine.gpu_note
-    assert nvml.running == 0
-    assert "CUDA_VISIBLE_DEVICES" not in describe(nvml, "0").gpu_note
-
-
-def test_a_driver_without_a_card_says_so():
-    none = FakeNvml(cards=0)
+    nvml = FakeNvml(cards=0) if code is None else FakeNvml(broken={"nvmlInit": code})
+    check_without_cards(nvml, words)
     uncounted = FakeNvml(broken={"nvmlDeviceGetCount": pynvml.NVML_ERROR_UNKNOWN})
-    for nvml, note in (
-        (none, wording("nvidia-driver-loaded-but")),
-        (uncounted, wording("number-gpus-unknown-nvml")),
-    ):
-        machine = describe(nvml)
-        assert (machine.gpus, machine.gpu_note, nvml.running) == ((), note, 0)
+    check_without_cards(uncounted, wording("number-gpus-unknown-nvml"))
+
+
+def check_without_cards(nvml: FakeNvml, words: str) -> None:
+    machine = describe(nvml)
+    assert (machine.gpus, nvml.running) == ((), 0)
+    assert words in machine.gpu_note
+    assert "CUDA_VISIBLE_DEVICES" not in describe(nvml, "0").gpu_note
 
 
 def test_nvml_is_closed_even_when_reading_a_card_breaks_down():
