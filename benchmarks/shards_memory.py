@@ -279,7 +279,7 @@ def _measured(
         "reserved_bytes": torch.cuda.max_memory_reserved() if CUDA else 0,
         "planned_bytes": planned.allocated,
         "planned_over_measured": planned.allocated / max(1, peak),
-        "planned_parts": planned.parts(),
+        "planned_parts": dict(planned),
         "seconds_a_step": sorted(seconds[1:])[1],
         "tokens_per_second": 2 * rows * ROW / sorted(seconds[1:])[1],
     }

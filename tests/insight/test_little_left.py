@@ -78,7 +78,13 @@ def test_every_kind_of_event_may_be_empty(tmp_path: Path):
     check_harmless(html_of(write_run(tmp_path / "run", events)))
 
 
-@each("value", [[], 3, "x", {"kernels": 1, "decisions": [1, {"path": 3}]}])
+@each(
+    "value",
+    [
+        *([], 3, "x", {}, {"kernels": 1, "decisions": [1, {"path": 3}]}),
+        *({"accuracy": "x", "cases": "y"}, {"cases": [1, None]}),
+    ],
+)
 def test_json_files_of_another_shape_do_no_harm(tmp_path: Path, value: Any):
     files = dict.fromkeys(("plan", "environment", "manifest", "validation"), value)
     check_harmless(html_of(write_run(tmp_path / "run", usual(), **files)))

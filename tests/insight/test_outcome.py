@@ -48,7 +48,7 @@ def outcome(losses: list[Any], *more: dict[str, Any]) -> Outcome:
     [
         (FALLING, (2.0, 1.0, 1.8, KEPT), "overfitted", wording("weights-step-kept")),
         (FALLING, (1.0, 1.2), "overfitted", ""),  # two evaluations are enough
-        (FALLING, (1.5, 1.0, 1.03), "learning", ""),  # and noise is not
+        (FALLING, (1.5, 1.0, 1.04), "learning", ""),  # and noise is not
         ([2.0] * 30, (), "not learning", wording("did-not-fall")),
         ([2.0] * 30, (2.0, 2.0), "not learning", wording("did-not-fall")),
         ([2.0, 2.01] * 15, (), "not learning", wording("did-not-fall")),

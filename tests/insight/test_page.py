@@ -9,14 +9,13 @@ from typing import Any
 
 from expert.insight.findings.finding import Finding
 from expert.insight.ladder.pairs import in_turns
-from expert.insight.page.blocks import CaseExample, Folded, Page
+from expert.insight.page.blocks import Folded, Page
 from expert.insight.page.contents import ladder_page, make_page
 from expert.insight.page.environment import FIRST_EDGE
 from expert.insight.page.html import page_html
 from expert.insight.page.markdown import page_markdown
 from expert.insight.step.bound import Verdict
 from expert.jobs.report import gather
-from tests.each import each
 from tests.insight.ladders import ladder as measured_ladder
 from tests.insight.ladders import rung
 from tests.insight.pages import (
@@ -200,20 +199,6 @@ def test_fallbacks_and_warnings_are_reported_with_their_reasons(tmp_path: Path):
     assert "No fallback" not in words_of(page)
 
 
-def test_validation_shows_its_accuracy_and_the_wrong_answers_first(tmp_path: Path):
-    cases = [
-        {"prompt": "p1", "expected": "e1", "answer": "a1", "passed": True},
-        {"prompt": "p2", "expected": "e2", "answer": "<b>a2</b>", "passed": False},
-    ]
-    facts = {"accuracy": 0.5, "interval": [0.1, 0.9], "cases": cases, "odd": {"x": 1}}
-    page = page_with(tmp_path, validation=facts)
-    card = cards_of(page)["Correct answers"]
-    assert (card.value, card.note) == ("50.0%", "10.0% to 90.0%")
-    examples = [block for block in blocks_of(page) if isinstance(block, CaseExample)]
-    assert [example.passed for example in examples] == [False, True]
-    assert "&lt;b&gt;a2&lt;/b&gt;" in page_html(page)
-
-
 def test_cases_without_an_oracle_are_shown_as_neither_right_nor_wrong(tmp_path: Path):
     cases = [{"id": str(n), "passed": passed} for n, passed in enumerate((True, False, None, None))]
     facts = {
@@ -242,11 +227,6 @@ def test_a_page_on_plain_text_shows_the_loss_and_shows_that_nothing_could_be_jud
     assert wording("rows-plain-text-no") in text
     assert "Loss" in text
     assert wording("answers-right-rows-plain") in text
-
-
-@each("facts", [{}, {"accuracy": "x", "cases": "y"}, {"cases": [1, None]}])
-def test_a_validation_of_another_shape_does_no_harm(tmp_path: Path, facts: dict[str, Any]):
-    assert html_of(write_run(tmp_path / "run", usual(), validation=facts))
 
 
 # --- data ----------------------------------------------------------------------------------------

@@ -43,15 +43,6 @@ FINITE = st.floats(min_value=-1e12, max_value=1e12)
 # --- axes ----------------------------------------------------------------------------------------
 
 
-def test_a_scale_ends_at_round_numbers_that_hold_every_value_and_shares_end_at_one_hundred():
-    scale = scale_of([0.31, 2.7])
-    assert scale.ticks == pytest.approx((0, 1, 2, 3))
-    assert (scale.low, scale.high) == (0, 3)
-    assert scale.share(1.5) == 0.5
-    assert scale_of([0.2, 0.9], share=True).high <= 1.0
-    assert scale_of([0.5, 1.2], share=True).high >= 1.2  # not a share at all
-
-
 @given(st.lists(FINITE, min_size=1, max_size=20), st.booleans())
 def test_every_value_is_inside_its_scale(values: list[float], from_zero: bool):
     scale = scale_of(values, from_zero=from_zero)
@@ -63,6 +54,7 @@ def test_every_value_is_inside_its_scale(values: list[float], from_zero: bool):
 @each(
     ("values", "kind", "unit", "expected"),
     [
+        ([0.31, 2.7], {}, "number", "0|1|2|3"),
         ([1, 3], {"whole": True, "tight": True}, "count", "1|2|3"),
         ([0.0, 30 * 2**30], {"from_zero": True, "binary": True}, "bytes",
          "0 GiB|8 GiB|16 GiB|24 GiB|32 GiB"),
@@ -70,7 +62,7 @@ def test_every_value_is_inside_its_scale(values: list[float], from_zero: bool):
          "0|30 s|1:00 min|1:30 min|2:00 min|2:30 min"),
         ([0.02, 50.0], {"log": True}, "number", "0.01|0.1|1|10|100"),
     ],
-    ids=["steps", "bytes", "clock", "logarithmic"],
+    ids=["values", "steps", "bytes", "clock", "logarithmic"],
 )  # fmt: skip
 def test_ticks_are_round_numbers_of_their_kind(values, kind, unit, expected):
     assert labels(scale_of(values, **kind).ticks, unit) == expected.split("|")
@@ -81,7 +73,9 @@ def test_ticks_are_round_numbers_of_their_kind(values, kind, unit, expected):
     [
         ([5.0], {"tight": True, "whole": True}, 5.0, 0.5),  # one value alone is in the middle
         ([0.02, 50.0], {"log": True}, 1.0, 0.5),  # of four powers the middle
+        ([0.31, 2.7], {}, 1.5, 0.5),  # of 0 to 3
         ([0.999], {"share": True}, 1.0, 1.0),  # shares end at 100 %
+        ([0.5, 1.2], {"share": True}, 1.2, 1.0),  # unless they are none
     ],
 )
 def test_a_value_has_its_place_on_the_scale(values, kind, value, share):

@@ -7,6 +7,9 @@ from typing import Any
 from expert.judging.cases import Case
 from expert.judging.oracles.oracle import Judgement, JudgeOptions, oracle_for
 
+CALL = '<tool_call>\n{"name": "f", "arguments": {"town": "K\u00f6ln", "days": 2}}\n</tool_call>'
+OTHER = '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>'
+
 
 def case_of(expected: str, *, prompt: str = "do it", **check: Any) -> Case:
     return Case(id="1", turns=(("user", prompt),), expected=expected, check=check)

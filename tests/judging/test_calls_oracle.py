@@ -8,51 +8,8 @@ from dataclasses import asdict
 from expert.judging.oracles.calls import CallMarks, check_of, marks_of
 from expert.judging.oracles.oracle import Judgement
 from tests.each import each
-from tests.judging.asking import judged
+from tests.judging.asking import CALL, OTHER, judged
 from tests.wording import wording
-
-CALL = '<tool_call>\n{"name": "f", "arguments": {"town": "K\u00f6ln", "days": 2}}\n</tool_call>'
-OTHER = '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>'
-
-
-@each(
-    "answer",
-    [
-        CALL,
-        '<tool_call>{"arguments":{"days":2.0,"town":"K\\u00f6ln"},"name":"f"}</tool_call>',
-        f"Let me see.\n{CALL}",
-        f"{CALL}\nOne moment.",
-        f"<think>\n{OTHER} or not?\n</think>\n\n{CALL}",
-    ],
-)
-def test_the_same_calls_are_right_whatever_is_said_beside_them(answer):
-    found = judged("calls", f"I look.\n{CALL}", answer)
-    assert (found.passed, found.kind) == (True, "calls")
-
-
-@each(
-    ("answer", "reason"),
-    [
-        ("It rains.", wording("no-call-where-f")),
-        ("", wording("no-call-where-f")),
-        (CALL.replace('"f"', '"h"'), "call 1: h instead of f"),
-        (CALL.replace("2", "3"), "call 1 of f: $.days: 3 instead of 2"),
-        (CALL.replace("2", '"2"'), "call 1 of f: $.days: a string instead of a number"),
-        (CALL, "1 call instead of 2"),
-        (f"{OTHER}\n{CALL}", "call 1: g instead of f"),
-        (f"{CALL}\n{OTHER}\n{OTHER}", "3 calls instead of 2"),
-        (CALL.removesuffix("</tool_call>"), "call 1: </tool_call> is missing"),
-        (f"{CALL}\n<tool_call>\n{{}}\n</tool_call>", wording("call-names-no-function")),
-        ("<tool_call>f(2)</tool_call>", "call 1: not JSON: "),
-        ('<tool_call>{"name": "f"}</tool_call>', "call 1: f has no arguments"),
-        ('<tool_call>{"name": "f", "arguments": "x"}</tool_call>', wording("arguments-f-no")),
-        ('{"name": "f", "arguments": {}}', wording("no-call-where-f")),
-    ],
-)
-def test_other_calls_are_wrong_and_the_reason_says_which(answer, reason):
-    found = judged("calls", f"{CALL}\n{OTHER}", answer)
-    assert found.passed is False
-    assert reason in found.reason
 
 
 def test_where_no_call_is_expected_the_text_is_judged():

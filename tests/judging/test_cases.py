@@ -20,8 +20,7 @@ def test_cases_are_read_with_their_domain(tmp_path):
     case = {"id": "a", "instruction": "x", "expected": {"b": 1}, "check": {"equals": True}}
     path = write(tmp_path / "test_cases.json", {"version": 1, "domain": "json", "cases": [case]})
     assert is_case_file(path)
-    found = read_case_file(path)
-    assert (found.domain, found.cases) == ("json", (case,))
+    assert read_case_file(path) == ("json", [case])
 
 
 def test_a_list_of_rows_is_no_file_of_cases(tmp_path):

@@ -93,9 +93,3 @@ def test_the_domain_is_what_the_manifest_says(capabilities, decoding, domain):
     assert domain_of(capabilities, decoding) == domain
     assert not is_strict(decoding)
     assert is_strict({"validation": "parser-strict"})
-
-
-def test_text_is_right_but_for_white_space():
-    assert judged("text", "the cat", " the\ncat ").passed is True
-    assert judged("text", "the cat", " the\ncat ", strict=True).passed is False
-    assert judged("text", "the cat", "a cat").passed is False

@@ -6,7 +6,7 @@ import json
 import random
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,25 @@ def asked(expected: str, answer: str):
 def test_a_query_that_means_the_same_is_right(expected, answer):
     found = asked(expected, answer)
     assert (found.passed, found.kind) == (True, "made rows"), found.reason
+
+
+@each(
+    ("expected", "answer"),
+    [
+        (TWO, "SELECT name FROM cars WHERE color = 'red'"),
+        (TWO, "SELECT name FROM cars WHERE color = 'red' OR age > 3"),
+        (TWO, "SELECT name FROM cars WHERE color = 'blue' AND age > 3"),
+        (TWO, "SELECT name FROM cars WHERE color = 'red' AND age >= 3"),
+        (TWO, "SELECT id FROM cars WHERE color = 'red' AND age > 3"),
+        ("SELECT max(age) FROM cars WHERE color = 'red'", "SELECT max(age) FROM cars"),
+        ("SELECT avg(age) FROM cars", "SELECT sum(age) FROM cars"),
+        (JOIN, JOIN.replace("48", "49")),
+        (JOIN, "SELECT name, city FROM cars, schools WHERE rank >= 48"),
+        ("SELECT name FROM cars ORDER BY age", "SELECT name FROM cars ORDER BY age DESC"),
+    ],
+)
+def test_a_query_that_means_something_else_is_wrong(expected, answer):
+    assert asked(expected, answer).passed is False
 
 
 HEADS = """CREATE TABLE head (head_id INT, name TEXT, age REAL, PRIMARY KEY (head_id));
@@ -120,25 +139,6 @@ def test_rows_that_a_table_does_not_take_harm_nobody(table, condition):
     assert judged("sql", query, f"{query} AND 1 = 1", prompt=table).passed is not False
 
 
-@each(
-    ("expected", "answer"),
-    [
-        (TWO, "SELECT name FROM cars WHERE color = 'red'"),
-        (TWO, "SELECT name FROM cars WHERE color = 'red' OR age > 3"),
-        (TWO, "SELECT name FROM cars WHERE color = 'blue' AND age > 3"),
-        (TWO, "SELECT name FROM cars WHERE color = 'red' AND age >= 3"),
-        (TWO, "SELECT id FROM cars WHERE color = 'red' AND age > 3"),
-        ("SELECT max(age) FROM cars WHERE color = 'red'", "SELECT max(age) FROM cars"),
-        ("SELECT avg(age) FROM cars", "SELECT sum(age) FROM cars"),
-        (JOIN, JOIN.replace("48", "49")),
-        (JOIN, "SELECT name, city FROM cars, schools WHERE rank >= 48"),
-        ("SELECT name FROM cars ORDER BY age", "SELECT name FROM cars ORDER BY age DESC"),
-    ],
-)
-def test_a_query_that_means_something_else_is_wrong(expected, answer):
-    assert asked(expected, answer).passed is False
-
-
 def test_the_same_rows_are_made_and_only_where_there_are_none():
     columns = (("color", "TEXT"), ("age", "INT"))
     tables = {"cars": [Column(*each, False) for each in columns]}
@@ -168,12 +168,30 @@ def in_other_words(row: dict[str, Any]) -> str:
     return text.replace("WHERE", "WHERE 1 = 1 AND") if "WHERE" in text else f"{text} WHERE 1 = 1"
 
 
+def turned(found: Any) -> None:
+    opposite = exp.LT if isinstance(found, exp.GT) else exp.GT
+    found.replace(opposite(this=found.this.copy(), expression=found.expression.copy()))
+
+
+def with_another_value(found: Any) -> None:
+    found.set("this", "zzz" if found.is_string else str(float(found.this) + 3))
+
+
+CHANGES: dict[tuple[Any, ...], Callable[[Any], object]] = {
+    (exp.Where,): lambda found: found.pop(),
+    (exp.Literal,): with_another_value,
+    (exp.GT, exp.LT): turned,
+}
+
+
 def changed(row: dict[str, Any]) -> Iterator[str]:
-    """The query without its conditions, with another value, another column, the opposite sign."""
+    """The query without its conditions, with another value, the opposite sign, another column."""
     query = sqlglot.parse_one(row["output"], read="sqlite")
-    for change in (without_conditions, with_another_value, with_another_sign):
+    for kinds, change in CHANGES.items():
         other = query.copy()
-        if change(other):
+        found = other.find(*kinds)
+        if found is not None:
+            change(found)
             yield other.sql(dialect="sqlite")
     columns = re.findall(r'"([^"]+)"', row["input"])
     other = query.copy()
@@ -183,29 +201,6 @@ def changed(row: dict[str, Any]) -> Iterator[str]:
     if rest and not query.find(exp.Count):
         chosen.this.set("this", rest[0])
         yield other.sql(dialect="sqlite")
-
-
-def without_conditions(query: Any) -> bool:
-    found = query.find(exp.Where)
-    if found is not None:
-        found.pop()
-    return found is not None
-
-
-def with_another_value(query: Any) -> bool:
-    found = query.find(exp.Literal)
-    if found is not None:
-        text = "zzz" if found.is_string else str(float(found.this) + 3)
-        found.set("this", text)
-    return found is not None
-
-
-def with_another_sign(query: Any) -> bool:
-    found = query.find(exp.GT, exp.LT)
-    if found is not None:
-        opposite = exp.LT if isinstance(found, exp.GT) else exp.GT
-        found.replace(opposite(this=found.this.copy(), expression=found.expression.copy()))
-    return found is not None
 
 
 @pytest.mark.slow

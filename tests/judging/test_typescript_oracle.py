@@ -1,4 +1,4 @@
-"""TypeScript answers: parsed, compared word by word, and checked by the compiler where it is."""
+"""TypeScript answers that the compiler decides, where it is installed."""
 
 from __future__ import annotations
 
@@ -8,48 +8,10 @@ import pytest
 
 from expert.judging.court import judge_all
 from expert.judging.oracles.typecheck import find_tsc, type_errors
-from tests.each import each
-from tests.judging.asking import case_of, judged
+from tests.judging.asking import case_of
 from tests.wording import wording
 
 ADD = "function f(a: number, b: string): string {\n  return b + a;\n}"
-
-
-@each(
-    ("expected", "answer"),
-    [
-        (ADD, "// adds\nfunction f(a:number,b:string,):string{return b+a}"),
-        (ADD, f"```typescript\n{ADD}\n```"),
-        ("type A = { a: string; b: number }", "type A = {\n  a: string,\n  b: number,\n};"),
-        ("interface A { a: string }", "interface A {\n  a: string;\n}"),
-        ("const s = 'a'", 'const s = "a";'),
-    ],
-)
-def test_the_same_program_is_right_however_it_is_laid_out(expected, answer):
-    assert judged("typescript", expected, answer).passed is True
-
-
-@each(
-    ("expected", "answer", "kind"),
-    [
-        (ADD, "function f(a: number): string { return b + a }", "equal"),
-        (ADD, "function f(a: number {", "parse"),
-        (ADD, "Sure, here is the function", "parse"),
-        (ADD, "(" * 5_000, "parse"),
-        ("const s = `a  b`", "const s = `a b`", "equal"),
-        ("f(a, b)", "f(a b)", "parse"),
-        ("const a = [1, , 2]", "const a = [1, 2]", "equal"),
-    ],
-)
-def test_another_program_is_wrong(expected, answer, kind):
-    found = judged("typescript", expected, answer)
-    assert (found.passed, found.kind) == (False, kind)
-
-
-def test_without_the_compiler_other_right_answers_have_no_oracle():
-    found = judged("typescript", ADD, "const x = 1", equals=False)
-    assert found.passed is None
-    assert wording("only-compiler-tsc-can") in found.reason
 
 
 def compiler(folder, output: str, code: int) -> str:

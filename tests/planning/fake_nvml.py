@@ -32,7 +32,7 @@ class FakeNvml(ModuleType):
         super().__init__("fake_nvml")
         self.cards = cards
         self.broken = dict(broken or {})
-        self.names: list[str | bytes] = ["NVIDIA H100 80GB HBM3"] * cards
+        self.names = ["NVIDIA H100 80GB HBM3"] * cards
         self.compute: list[SimpleNamespace] = []
         self.graphics: list[SimpleNamespace] = []
         self.slices: list[str] = []
@@ -51,10 +51,10 @@ class FakeNvml(ModuleType):
             "nvmlDeviceGetMemoryInfo": self._memory,
             "nvmlDeviceGetComputeRunningProcesses": lambda handle: self.compute,
             "nvmlDeviceGetGraphicsRunningProcesses": lambda handle: self.graphics,
-            "nvmlSystemGetProcessName": lambda pid: b"/usr/lib/xorg/Xorg",
+            "nvmlSystemGetProcessName": lambda pid: "/usr/lib/xorg/Xorg",
             "nvmlDeviceGetUtilizationRates": lambda handle: SimpleNamespace(gpu=37, memory=12),
             "nvmlDeviceGetCudaComputeCapability": lambda handle: (9, 0),
-            "nvmlSystemGetDriverVersion": lambda: b"570.86.10",
+            "nvmlSystemGetDriverVersion": lambda: "570.86.10",
             "nvmlSystemGetCudaDriverVersion": lambda: 12080,
             "nvmlDeviceGetEnforcedPowerLimit": lambda handle: 700_000,
             "nvmlDeviceGetMaxPcieLinkGeneration": lambda handle: 5,

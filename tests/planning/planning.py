@@ -12,6 +12,7 @@ from expert.manifest.text.document import parse_document
 from expert.planning.draft import Kept
 from expert.planning.machine.machine import Fact, Gpu, GpuProcess, Machine, unknown
 from expert.planning.machine.target import Target, choose_target
+from expert.planning.measurements import MeasuredRate
 from expert.planning.models.known_models import find_known_model
 from expert.planning.models.shapes import ModelShape
 from expert.planning.plan import make_plan
@@ -86,6 +87,23 @@ def own_blocks(config: Mapping[str, Any] | None = None, **changes: Any) -> dict[
     return manifest({"fused_blocks": False, **(config or {})}, **changes)
 
 
+def rate(**changes: Any) -> MeasuredRate:
+    """What was measured of Qwen3-0.6B with LoRA on a card."""
+    facts: dict[str, Any] = {
+        "card": "rtx-4090",
+        "model": "qwen3-0.6b",
+        "adapter": "lora",
+        "quantization": "none",
+        "tokens_per_second": 1000.0,
+        "measured_on": "2026-01-02",
+        "command": "expert benchmark",
+        "max_seq_length": 2048,
+        "packing": "best-fit",
+        "parameters": 596_049_920,
+    }
+    return MeasuredRate(**{**facts, **changes})
+
+
 def read(data: Mapping[str, Any], folder: Path = NOWHERE) -> ReadManifest:
     return understand(parse_document(json.dumps(data), "json", folder=folder))
 
@@ -124,6 +142,24 @@ def plan(
         nodes=nodes,
         link=link,
     )
+
+
+LONG_ROWS = Survey(4000, 4000 * 480, "counted", longest_tokens=1900)
+"""As a corpus of real rows: sequences of 2,048 hold four."""
+
+
+def long_run(
+    card: str | None = "h200",
+    model: str = "Qwen3-0.6B",
+    survey: Survey = LONG_ROWS,
+    base: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | None = None,
+    **config: Any,
+) -> RunPlan:
+    """400 steps of 16 sequences of 2,048 tokens with the model's own blocks, or as asked."""
+    usual = {"batch_size": 67, "epochs": 1000, "max_steps": 400, "dropout": 0.0}
+    data = own_blocks({**usual, **config}, base_models=[{"name": model, **(base or {})}])
+    return plan(data, card, survey=survey, **(options or {}))
 
 
 def decision(plan: RunPlan, path: str) -> tuple[Any, str, str]:

@@ -61,8 +61,8 @@ def test_a_plan_of_the_kind_that_was_probed_counts_as_it_was_measured():
     assert because == wording("calibrated-by-run")
     # Other batch sizes scale with the tokens, and the weights stay.
     twice = estimate(replace(WORK, rows=8), calibration)
-    assert twice.base_weights == guess.base_weights
-    assert twice.activations == pytest.approx(2 * guess.activations, rel=1e-6)
+    assert twice["base_weights"] == guess["base_weights"]
+    assert twice["activations"] == pytest.approx(2 * guess["activations"], rel=1e-6)
     # The probe with the most tokens counts; one that saw little slack leaves room for more.
     large = probe_of(replace(WORK, rows=16), moving_measured=1)
     assert Calibrations(probes=(large, probe)).of(WORK)[0] == large.calibration()

@@ -10,31 +10,24 @@ import pytest
 from expert.core.hashed import write_hashed
 from expert.planning.choose.rates import COLD_COMPILE, WARM_COMPILE, pass_seconds
 from expert.planning.compilations import (
+    Compilation,
     compilations_file,
     expected_compile,
-    read_compilations,
     remember_compilation,
 )
 from expert.planning.machine.cards import find_card
-from expert.planning.measurements import MeasuredRate, measurements_file, remember_rate
+from expert.planning.measurements import measurements_file, read_records, remember_rate
 from expert.planning.memory.calibration import workload_of
 from expert.planning.memory.workload import Workload
-from expert.planning.survey import Survey
 from tests.each import each
-from tests.planning.planning import decision, gpu, machine, plan, shape_of
-from tests.planning.planning import own_blocks as manifest
+from tests.planning.planning import decision, gpu, long_run, machine, rate, shape_of
 from tests.wording import wording
 
-ROWS = Survey(4000, 4000 * 480, "counted", longest_tokens=1900)
-"""As a corpus of real rows: sequences of 2,048 hold four."""
 H200 = machine(gpu("NVIDIA H200", 139.8, (9, 0)))
 
 
 def made(steps: int, model: str = "Qwen3-0.6B", card: str | None = "h200", **options):
-    """A run of so many steps of 16 sequences."""
-    config = {"batch_size": 67, "epochs": 1000, "max_steps": steps}
-    data = manifest(config, base_models=[{"name": model}])
-    return plan(data, card, survey=ROWS, **options)
+    return long_run(card, model, options=options, max_steps=steps)
 
 
 @each(
@@ -48,10 +41,10 @@ def made(steps: int, model: str = "Qwen3-0.6B", card: str | None = "h200", **opt
 def test_the_table_has_the_rates_that_were_measured_side_by_side(model, tokens, eager, compiled):
     """Within 7 %: it leaves the fixed time of a block, which was measured elsewhere, on top."""
     peak = 1e12 * find_card("h200").bf16_tflops
-    for rate, path in ((eager, False), (compiled, True)):
+    for reached, path in ((eager, False), (compiled, True)):
         work = Workload(shape=shape_of(model), rows=16, row_tokens=2048, compiled=path)
         found = pass_seconds(work, tokens=tokens, mean_tokens=480, peak=peak)
-        assert tokens / found.seconds == pytest.approx(rate, rel=0.07)
+        assert tokens / found.seconds == pytest.approx(reached, rel=0.07)
 
 
 def test_runs_are_compiled_from_where_it_saves_more_than_it_takes():
@@ -104,7 +97,7 @@ def test_records_are_of_one_card_model_step_and_version(tmp_path):
     remembered(tmp_path, work, warm=False, seconds=25.0, cache=str(tmp_path))
     remembered(tmp_path, work, warm=True, seconds=3.0, cache=str(tmp_path))
     remembered(tmp_path, work, warm=True, seconds=2.5, cache=str(tmp_path))
-    known = read_compilations(file)
+    known = read_records(file, Compilation)
     assert [each.seconds for each in known] == [25.0, 2.5]
 
     def expected(of: Workload, card: str = "h200", records=known) -> float:
@@ -116,24 +109,16 @@ def test_records_are_of_one_card_model_step_and_version(tmp_path):
     other = [each.model_copy(update={"versions": {"torch": "1.0"}}) for each in known]
     assert expected(work, records=other) == COLD_COMPILE
     file.write_text("damaged", encoding="utf-8")
-    assert read_compilations(file) == ()
+    assert read_records(file, Compilation) == []
 
 
 @pytest.mark.parametrize(("reached", "compiles"), [(20_000, True), (1_000_000, False)])
 def test_the_rate_of_an_earlier_run_goes_before_the_table(tmp_path, reached, compiles):
     """The other way is as much faster or slower as the table says."""
     file = measurements_file({"EXPERT_HOME": str(tmp_path)})
-    found = MeasuredRate(
+    found = rate(
         card="h200",
-        model="qwen3-0.6b",
-        adapter="lora",
-        quantization="none",
         tokens_per_second=reached,
-        measured_on="2026-01-02",
-        command="expert train",
-        max_seq_length=2048,
-        packing="best-fit",
-        parameters=made(1).model.parameters,
         settings={"kernels.compile": False, "batch.examples_per_update": 67},
         row_tokens=480.0,
     )

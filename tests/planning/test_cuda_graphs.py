@@ -10,7 +10,7 @@ from expert.planning.memory.calibration import workload_of
 from expert.planning.memory.memory import estimate
 from expert.planning.survey import Survey
 from tests.each import each
-from tests.planning.planning import GIB, plan
+from tests.planning.planning import GIB, long_run, plan
 from tests.planning.planning import own_blocks as manifest
 from tests.wording import wording
 
@@ -83,14 +83,6 @@ def test_what_cannot_be_captured_is_not_and_says_why(tmp_path, config, because):
     assert not plan(unknown).kernels.cuda_graphs
 
 
-def long_rows(card="h200", model="Qwen3-0.6B", survey=None, **config):
-    """Steps of 16 sequences of 2,048 real tokens, or as `survey` says."""
-    rows = survey or Survey(4000, 4000 * 480, "counted", longest_tokens=1900)
-    usual = {"batch_size": 67, "epochs": 1000, "max_steps": 400, "dropout": 0.0}
-    data = manifest({**usual, **config}, base_models=[{"name": model}])
-    return plan(data, card, survey=rows)
-
-
 @each(
     ("config", "captured"),
     [
@@ -104,7 +96,7 @@ def long_rows(card="h200", model="Qwen3-0.6B", survey=None, **config):
     ],
 )
 def test_passes_are_captured_where_the_time_of_computing_them_is_shorter(config, captured):
-    assert long_rows(**config).kernels.cuda_graphs is captured
+    assert long_run(**config).kernels.cuda_graphs is captured
 
 
 def test_short_rows_of_a_small_model_are_captured():
@@ -112,7 +104,7 @@ def test_short_rows_of_a_small_model_are_captured():
     short = Survey(4000, 4000 * 220, "counted", longest_tokens=400)
     for compiled in (False, True):
         config = {"batch_size": 16, "torch_compile": compiled}
-        made = long_rows(model="SmolLM2-135M", survey=short, **config)
+        made = long_run(model="SmolLM2-135M", survey=short, **config)
         assert made.kernels.cuda_graphs
 
 
@@ -133,7 +125,7 @@ def test_what_captured_passes_keep_and_what_runs_beside_them_is_in_the_peak():
     is 4 % above. Beside it an evaluation has room; the last batch of an epoch is captured too, and
     takes nothing more (it once took all of it again, 108.9 GiB)."""
     config = {"torch_compile": False, "eval_batch_size": 16}
-    plain, captured = (long_rows(use_cuda_graphs=on, **config) for on in (False, True))
+    plain, captured = (long_run(use_cuda_graphs=on, **config) for on in (False, True))
     assert plain.memory.peak_bytes == pytest.approx(1.04 * (55.2 + 0.82) * GIB, rel=0.02)
     parts = captured.memory.parts
     assert {"evaluation", "captured_gradients"} == parts.keys() - plain.memory.parts.keys()
@@ -147,6 +139,6 @@ def test_what_captured_passes_keep_and_what_runs_beside_them_is_in_the_peak():
 
 def test_where_both_fit_fewer_rows_are_evaluated_beside_captured_passes():
     config = {"torch_compile": True, "micro_batch_size": 1, "vram_limit": "8GB"}
-    plain, captured = (long_rows(use_cuda_graphs=on, **config) for on in (False, True))
+    plain, captured = (long_run(use_cuda_graphs=on, **config) for on in (False, True))
     assert plain.batch.eval_batch > captured.batch.eval_batch >= captured.batch.micro_batch
     assert captured.fits

@@ -12,20 +12,13 @@ from expert.planning.machine.cards import find_card
 from expert.planning.memory.fitting import even_split
 from expert.planning.memory.memory import chunk_for, loss_chunk_rows
 from expert.planning.memory.workload import Workload
-from expert.planning.survey import Survey
 from tests.each import each
-from tests.planning.planning import decision, plan, shape_of
-from tests.planning.planning import own_blocks as manifest
+from tests.planning.planning import decision, long_run, shape_of
 from tests.wording import wording
-
-ROWS = Survey(4000, 4000 * 480, "counted", longest_tokens=1900)
 
 
 def made(card="h200", model="Qwen3-0.6B", base=None, vram=None, **config):
-    """A long run of steps of 16 sequences of 2,048 tokens."""
-    usual = {"batch_size": 67, "epochs": 1000, "max_steps": 400, "dropout": 0.0}
-    data = manifest({**usual, **config}, base_models=[{"name": model, **(base or {})}])
-    found = plan(data, card, survey=ROWS, vram=vram)
+    found = long_run(card, model, base=base, options={"vram": vram}, **config)
     assert found.batch.sequences_per_update == 16
     return found
 

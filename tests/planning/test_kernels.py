@@ -175,21 +175,6 @@ def test_use_sdpa_is_reported_as_superseded_only_where_another_kernel_runs(card,
     assert not [n for n in read(manifest({"use_sdpa": True})).notices if "use_sdpa" in n.path]
 
 
-@each(
-    ("config", "card", "text"),
-    [
-        ({"attention": "eager"}, "rtx-4090", wording("eager-attention-keeps-every")),
-        ({"fused_loss": False}, "rtx-4090", wording("whole-logits-stored")),
-        ({"bf16": False, "fp16": False}, "rtx-4090", wording("leaves-tensor-cores-to")),
-        ({"bf16": True}, None, wording("on-cpu-slower")),
-        ({"max_seq_length": 100_000}, "rtx-4090", wording("longer-than-the-positions")),
-        ({"device": "cuda"}, None, wording("cuda-asked-for-but")),
-    ],
-)
-def test_costly_wishes_are_honoured_with_their_consequence(config, card, text):
-    assert any(text in line for line in remarks(plan(manifest(config), card), "warning"))
-
-
 def test_an_fp8_base_stays_one_where_the_card_multiplies_fp8():
     for name in ("Qwen3-0.6B", "nobody/knows-this-model"):
         asked = manifest(base_models=[{"name": name, "quantization": "fp8"}])

@@ -49,13 +49,7 @@ def test_hub_ids_bare_names_and_paths_find_the_model(name, hub_id):
 @each(
     "name",
     [
-        *(
-            "Qwen3-1.5B",
-            "Qwen3-0.6",
-            "Qwen2.5-72B",
-            "Qwen2.5-7B-Instruct-1M",
-            "Qwen3-0.6B-finetuned",
-        ),
+        *("Qwen3-1.5B", "Qwen3-0.6", "Qwen2.5-72B", "Qwen2.5-7B-Instruct-1M", "Qwen3-0.6B-tuned"),
         *("Llama-3-70B", "Llama-Guard-3-1B", "CodeLlama-7b-Python-hf", "gemma-3-4b-it", "gpt2-xl"),
         *("Mixtral-8x7B-v0.1", "qwen3", "instruct", "model", "/", ""),
         *("Mistral-7B", "mistral-7b-instruct", "Mistral-7B-v0.9"),  # fit two shapes

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 
-from expert.planning.machine.machine import describe_machine, machine_as_dict
-from tests.planning.fake_nvml import GIB, NO_SUCH_PID, FakeNvml, describe, process
+from expert.planning.machine.machine import describe_machine
 
 
 def test_the_machine_this_test_runs_on_is_described():
@@ -21,21 +19,6 @@ def test_the_machine_this_test_runs_on_is_described():
     assert machine.python.value == ".".join(map(str, sys.version_info[:3]))
     assert set(machine.versions) >= {"torch", "transformers", "liger-kernel", "flash-attn"}
     assert machine.gpus or machine.gpu_note
-
-
-def test_the_dict_is_json_with_a_value_and_a_source_for_every_fact():
-    nvml = FakeNvml()
-    nvml.compute = [process(NO_SUCH_PID, GIB)]
-    data = machine_as_dict(describe(nvml))
-    assert json.loads(json.dumps(data)) == data
-    card = data["gpus"][0]
-    assert card["capability"] == {"value": [9, 0], "source": "NVML"}
-    assert card["holders"] == {
-        "value": [{"pid": NO_SUCH_PID, "name": "Xorg", "used_bytes": GIB}],
-        "source": "NVML",
-    }
-    facts = [*card.values(), *data["versions"].values(), data["os"], data["cores_available"]]
-    assert all(set(fact) == {"value", "source"} for fact in facts)
 
 
 def test_importing_the_module_brings_in_nothing_heavy():

@@ -23,6 +23,7 @@ from tests.data.damaging import damage
 from tests.each import each
 from tests.planning.planning import decision, plan
 from tests.planning.planning import own_blocks as manifest
+from tests.planning.planning import rate as measured
 from tests.wording import wording
 
 WON = {
@@ -34,21 +35,8 @@ WON = {
 
 
 def rate(**changes: Any) -> MeasuredRate:
-    facts: dict[str, Any] = {
-        "card": "rtx-4090",
-        "model": "qwen3-0.6b",
-        "adapter": "lora",
-        "quantization": "none",
-        "tokens_per_second": 1000.0,
-        "measured_on": "2026-01-02",
-        "command": "expert benchmark",
-        "max_seq_length": 2048,
-        "packing": "best-fit",
-        "parameters": 596_049_920,
-        "settings": WON,
-        "gains": {"kernels.attention": 1.25},
-    }
-    return MeasuredRate(**{**facts, **changes})
+    """A benchmark that decided something."""
+    return measured(**{"settings": WON, "gains": {"kernels.attention": 1.25}, **changes})
 
 
 @pytest.fixture
@@ -195,25 +183,6 @@ def test_what_the_manifest_says_is_not_overruled(home):
         assert decision(made, path)[2] == "manifest", path
 
 
-@each(
-    "changes",
-    [
-        {"card": "h200"},
-        {"model": "qwen3-1.7b"},
-        {"adapter": "dora"},
-        {"max_seq_length": 1024},
-        {"packing": "none"},
-        {"parameters": 5},
-        {"settings": {}},
-    ],
-)
-def test_a_benchmark_of_something_else_settles_nothing(tmp_path, changes):
-    remember_rate(tmp_path / "measurements.json", rate(**changes))
-    found = planned(tmp_path / "measurements.json")
-    sources = {each.source for each in found.decisions if each.path.startswith("kernels.")}
-    assert "measurement" not in sources
-
-
 def test_a_short_run_is_not_compiled_although_compiling_won(home, tmp_path):
     (tmp_path / "train.jsonl").write_text('{"text": "a few words"}\n' * 40, encoding="utf-8")
     remember_rate(home, rate(settings={"kernels.compile": True}))
@@ -253,19 +222,23 @@ def test_a_measured_rate_gives_a_narrow_time_with_start_and_evaluation(home, tmp
 @each(
     ("config", "changes"),
     [
+        ({}, {"card": "h200"}),
+        ({}, {"model": "qwen3-1.7b"}),
+        ({}, {"adapter": "dora"}),
         ({}, {"max_seq_length": 512}),
-        ({}, {"max_seq_length": None, "packing": None, "settings": {}}),  # of older versions
         ({}, {"packing": "none"}),
         ({}, {"parameters": 5}),
-        ({}, {"adapter": "dora"}),
+        ({}, {"max_seq_length": None, "packing": None, "settings": {}}),  # of older versions
         ({"packing": False}, {}),
         ({"attention": "eager"}, {}),  # another kernel than was measured
     ],
     ids=str,
 )
-def test_a_rate_of_another_kind_of_run_gives_no_time(tmp_path, config, changes):
+def test_a_benchmark_of_something_else_settles_nothing_and_gives_no_time(tmp_path, config, changes):
     made = timed(tmp_path / "home" / "measurements.json", tmp_path, config, **changes)
     assert (made.length.seconds, made.length.tokens_per_second) == (None, None)
+    sources = {each.source for each in made.decisions if each.path.startswith("kernels.")}
+    assert "measurement" not in sources
 
 
 # ---- what a run told

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from expert.planning.machine.machine import Fact
+from expert.planning.measurements import MeasuredRate
 from expert.planning.memory.calibration import Calibrations, estimated_again, workload_of
-from expert.planning.plan import make_plan
 from expert.planning.run_plan import RunPlan
 from expert.planning.settle import PackedCounts, settled_by_rows, settled_by_stream
 from expert.planning.survey import Survey
@@ -27,9 +27,8 @@ from tests.planning.planning import (
     machine,
     manifest,
     plan,
-    read,
+    rate,
     remarks,
-    target,
 )
 from tests.wording import wording
 
@@ -311,35 +310,16 @@ def test_a_link_nobody_named_leaves_the_rate_unknown_with_the_reason():
         assert found.length.expected_seconds is None
 
 
-RATE = {
-    "card": "rtx-4090",
-    "model": "llama-3.1-8b",
-    "adapter": "lora",
-    "quantization": "none",
-    "tokens_per_second": 1000.0,
-    "measured_on": "2026-01-01",
-    "command": "expert train",
-    "max_seq_length": 2048,
-    "packing": "best-fit",
-    "parameters": 8_030_261_248,
-    "row_tokens": 400.0,
-}
-
-
-def with_rates(tmp_path, *rates, ranks: int) -> RunPlan:
-    (tmp_path / "measurements.json").write_text(json.dumps(rates), encoding="utf-8")
-    return make_plan(
-        read(manifest({"batch_size": 128}, base_models=[LLAMA])).manifest,
-        target("rtx-4090"),
-        survey=ROWS,
-        environ={"EXPERT_HOME": str(tmp_path), "HF_HOME": str(tmp_path)},
-        ranks=ranks,
-    )
+def with_rates(tmp_path, *rates: MeasuredRate, ranks: int) -> RunPlan:
+    file = tmp_path / "measurements.json"
+    file.write_text(json.dumps([each.model_dump() for each in rates]), encoding="utf-8")
+    return made(ranks=ranks, environ={"EXPERT_HOME": str(tmp_path)})
 
 
 def test_a_rate_of_one_card_is_no_rate_of_four_and_the_other_way_round(tmp_path):
-    one = {**RATE, "settings": {"kernels.precision": "bf16"}}
-    four = {**RATE, "tokens_per_second": 3600.0, "settings": {"parallel.ranks": 4}}
+    llama = {"model": "llama-3.1-8b", "parameters": 8_030_261_248, "row_tokens": 400.0}
+    one = rate(**llama, settings={"kernels.precision": "bf16"})
+    four = rate(**llama, settings={"parallel.ranks": 4}, tokens_per_second=3600.0)
     assert with_rates(tmp_path, one, four, ranks=1).length.tokens_per_second == 1000.0
     assert with_rates(tmp_path, one, ranks=4).length.tokens_per_second is None
     found = with_rates(tmp_path, one, four, ranks=4)

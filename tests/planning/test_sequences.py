@@ -46,7 +46,10 @@ def packed(fill: float) -> Survey:
     return Survey(8_000_000, int(2048e6 * fill), "prepared rows", "prepared", 2048, rows)
 
 
-def test_sequences_that_stay_half_empty_are_not_compiled_and_laid_end_to_end():
+def test_full_sequences_are_compiled_to_one_width_and_half_empty_ones_laid_end_to_end():
+    full = plan(manifest({"batch_size": 8}), survey=packed(0.97))
+    assert (full.kernels.compile, full.data.flat, full.data.trim) == (True, False, False)
+    assert decision(full, "data.trim")[1] == wording("compiled-blocks-want-one")
     large = manifest(
         {"batch_size": 128, "use_cuda_graphs": False}, base_models=[{"name": "Llama-3.1-8B"}]
     )
@@ -54,12 +57,6 @@ def test_sequences_that_stay_half_empty_are_not_compiled_and_laid_end_to_end():
     assert (made.kernels.compile, made.data.flat, made.data.trim) == (False, True, False)
     assert wording("half-full-of-one-width") in decision(made, "kernels.compile")[1]
     assert "50% full" in decision(made, "batch.sequences_per_update")[1]
-
-
-def test_full_sequences_are_compiled_and_all_of_one_width():
-    made = plan(manifest({"batch_size": 8}), survey=packed(0.97))
-    assert (made.kernels.compile, made.data.flat, made.data.trim) == (True, False, False)
-    assert decision(made, "data.trim")[1] == wording("compiled-blocks-want-one")
 
 
 def test_captured_sequences_with_much_padding_are_laid_end_to_end_in_a_few_widths():
@@ -104,10 +101,10 @@ def test_without_boundaries_it_is_the_fill_that_decides():
 
 def on_cpu(**config):
     data = manifest({"max_seq_length": 1024, "batch_size": 128, **config})
-    rows = PackedRows(rows=6000, sequences=900, length=1024, fill=0.98)
-    survey = Survey(6000, 900_000, "prepared rows", "prepared", 1000, rows)
-    packed = config.get("packing", True) is True
-    return plan(data, None, survey=survey if packed else None)
+    length = min(data["training"]["config"]["max_seq_length"], 8192)
+    rows = PackedRows(rows=6000, sequences=900, length=length, fill=0.98)
+    survey = Survey(6000, 879 * length, "prepared rows", "prepared", length - 24, rows)
+    return plan(data, None, survey=survey if config.get("packing", True) is True else None)
 
 
 def test_a_cpu_computes_no_larger_micro_batch_than_its_caches_like():
@@ -120,11 +117,7 @@ def test_a_cpu_computes_no_larger_micro_batch_than_its_caches_like():
     written = on_cpu(micro_batch_size=16, eval_batch_size=32).batch
     assert (written.micro_batch, written.eval_batch) == (16, 32)
     assert on_cpu(packing=False, batch_size=8).batch.micro_batch == 8
-    rows = PackedRows(rows=6000, sequences=900, length=8192, fill=0.98)
-    survey = Survey(6000, 7_000_000, "prepared rows", "prepared", 8000, rows)
-    data = manifest({"max_seq_length": 8192, "batch_size": 128})
-    long = decision(plan(data, None, survey=survey), "batch.micro_batch")
-    assert long[:2] == (1, because)
+    assert decision(on_cpu(max_seq_length=8192), "batch.micro_batch")[:2] == (1, because)
 
 
 # --- a step by its tokens ------------------------------------------------------------------------

@@ -7,6 +7,7 @@ this program.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -285,17 +286,12 @@ def _validation_loss(event: Event) -> str:
     return f"best validation loss {loss(best)}, last {loss(last)}"
 
 
-class _Fields(dict[str, Any]):
-    def __missing__(self, key: str) -> str:
-        return ""
-
-
 Part = Callable[[Event], str]
 
 
 def _text(form: str) -> Part:
     """The form filled with the event's fields; missing ones are empty."""
-    return lambda event: form.format_map(_Fields(event))
+    return lambda event: form.format_map(defaultdict(str, event))
 
 
 def _number(key: str, form: str, write: Callable[[float], Any] = lambda v: v) -> Part:

@@ -7,8 +7,8 @@ a validation loss that rose from 1.01 to 1.80 was once headed "Good.".
 from __future__ import annotations
 
 import statistics
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from expert.core.text import counted, loss
 from expert.insight.findings.evidence import Evidence
@@ -47,9 +47,6 @@ class Outcome:
     def is_good(self) -> bool:
         return self.kind == "learning" or (self.kind == "overfitted" and self.kept_best)
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def judge_learning(found: Evidence) -> Outcome:
     """The first that applies: diverged, overfitted, not learning, learning."""
@@ -72,11 +69,6 @@ def held_out_losses(found: Evidence) -> list[tuple[int, float]]:
         if value is not None and step is not None and event.get("split") in (None, "validation"):
             recorded[int(step)] = value
     return sorted(recorded.items())
-
-
-def took_best(found: Evidence, step: int) -> bool:
-    """Whether the run ended with the weights of this step."""
-    return number(found.newest("took_best"), "step") == step
 
 
 class _Losses:
@@ -130,7 +122,7 @@ class _Losses:
         step, last = self.held_out[-1]
         if last < OVERFITTED * best or best_step == step:
             return None
-        kept = took_best(self.found, best_step)
+        kept = number(self.found.newest("took_best"), "step") == best_step
         first_is_best = best_step == self.held_out[0][0] and len(self.held_out) > 2
         began = "from the first evaluation on" if first_is_best else f"after step {best_step:,}"
         text = f"The validation loss rose {began}: {loss(best)} → {loss(last)} at step {step:,}"

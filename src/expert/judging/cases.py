@@ -44,14 +44,6 @@ class Case:
         return self.turns[-1][1] if self.turns else ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CaseFile:
-    """A parsed test_cases.json: rows in the training format, with what judges them."""
-
-    domain: str
-    cases: tuple[Mapping[str, Any], ...]
-
-
 def is_case_file(path: Path) -> bool:
     """Whether a file holds cases rather than rows: a .json object with a list of cases."""
     if path.suffix.lower() != ".json":
@@ -63,8 +55,9 @@ def is_case_file(path: Path) -> bool:
     return isinstance(found, dict) and isinstance(found.get("cases"), list)
 
 
-def read_case_file(path: Path) -> CaseFile:
-    """The cases of a test_cases.json; CasesError lists what is wrong with it."""
+def read_case_file(path: Path) -> tuple[str, list[Mapping[str, Any]]]:
+    """The domain of a test_cases.json, and its cases: rows in the training format, with what judges
+    them. CasesError lists what is wrong with it."""
     try:
         found = read_json(path)
     except OSError as error:
@@ -79,7 +72,7 @@ def read_case_file(path: Path) -> CaseFile:
     if problems:
         lines = [f"{path}: {counted(len(problems), 'problem')}", *problems[:SHOWN_PROBLEMS]]
         raise CasesError("\n".join(lines))
-    return CaseFile(domain=str(found.get("domain") or ""), cases=tuple(cases))
+    return str(found.get("domain") or ""), cases
 
 
 def _problems(cases: Any) -> list[str]:

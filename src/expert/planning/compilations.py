@@ -19,7 +19,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from expert.planning.machine.host import package_version
-from expert.planning.measurements import measurements_file, read_records, remember_record
+from expert.planning.measurements import measurements_file, remember_record
 from expert.planning.memory.calibration import shape_key
 from expert.planning.memory.workload import Workload
 
@@ -48,20 +48,14 @@ class Compilation(BaseModel):
 
 @dataclass(frozen=True, kw_only=True)
 class CompileSeconds:
-    """The expected compile time, and when it was measured; None: never."""
+    """The expected compile time, and whether torch's cache shortens it."""
 
     seconds: float
     warm: bool = False
-    measured_on: str | None = None
 
 
 def compilations_file(environ: Mapping[str, str] = os.environ) -> Path:
     return measurements_file(environ).parent / "compilations.json"
-
-
-def read_compilations(path: Path) -> tuple[Compilation, ...]:
-    """Every readable record, oldest first; none if the file is missing or damaged."""
-    return tuple(read_records(path, Compilation))
 
 
 def cache_folder() -> str:
@@ -106,11 +100,9 @@ def expected_compile(
     if same:
         cached = [record for record in same if record.warm]
         seconds = cached[-1].seconds if cached else min(warm, same[-1].seconds)
-        return CompileSeconds(seconds=seconds, warm=True, measured_on=same[-1].measured_on)
+        return CompileSeconds(seconds=seconds, warm=True)
     before = [record for record in mine if not record.warm]
-    if before:
-        return CompileSeconds(seconds=before[-1].seconds, measured_on=before[-1].measured_on)
-    return CompileSeconds(seconds=cold)
+    return CompileSeconds(seconds=before[-1].seconds if before else cold)
 
 
 def remember_compilation(

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from expert.manifest.schema.config import TrainingConfig
 from expert.manifest.schema.dataset import DatasetSpec
-from expert.manifest.schema.manifest import CHAR_GPT, Adapter, BaseModelSpec, Manifest
+from expert.manifest.schema.manifest import CHAR_GPT, BaseModelSpec, Manifest
 from expert.planning.compilations import Compilation
 from expert.planning.decisions import Decision, Remark, Source
 from expert.planning.machine.links import ONE_PROCESS, Cluster
@@ -68,11 +68,6 @@ class PlanDraft:
         value = list(value) if isinstance(value, tuple) else value  # as in JSON
         self.decisions[path] = Decision(path=path, value=value, because=because, source=source)
         return value
-
-    def settle_again(self, path: str, value: Any, because: str) -> None:
-        """Replace a value because of a later choice."""
-        del self.decisions[path]
-        self.settle(path, value, because)
 
     def choose(
         self, path: str, key: str, value: Any, because: str, source: Source = "machine"
@@ -144,11 +139,6 @@ class PlanDraft:
         asked = self.config.model_fields_set
         every = "save_every_epochs" in asked and self.config.save_every_epochs > 1
         return every and "save_total_limit" not in asked
-
-    @property
-    def released_adapter(self) -> Adapter:
-        """The adapter metadata that training.config falls back to."""
-        return self.model.adapters[0] if self.model.adapters else Adapter()
 
     @property
     def soft_tokens(self) -> int:

@@ -242,7 +242,7 @@ def as_overrides(values: Mapping[str, Any]) -> tuple[str, ...]:
 
 def changes(before: RunPlan, after: RunPlan) -> dict[str, tuple[Any, Any]]:
     """The differences to another plan, by path: the value before and after."""
-    pairs = {path: (value_at(before, path), value_at(after, path)) for path in _DECIDES}
+    pairs = {path: (attrgetter(path)(before), attrgetter(path)(after)) for path in _DECIDES}
     return {path: pair for path, pair in pairs.items() if pair[0] != pair[1]}
 
 
@@ -252,13 +252,7 @@ def not_here(setting: Setting, before: RunPlan, after: RunPlan) -> str:
         return ""
     path = setting.about[0]
     because = next(decision.because for decision in after.decisions if decision.path == path)
-    value = value_at(after, path)
-    return f"{path} is {json.dumps(value)} already: {because}"
-
-
-def value_at(plan: RunPlan, path: str) -> Any:
-    """A value of the plan by its path."""
-    return attrgetter(path)(plan)
+    return f"{path} is {json.dumps(attrgetter(path)(after))} already: {because}"
 
 
 def tolerance(before: RunPlan, after: RunPlan) -> tuple[float, str]:

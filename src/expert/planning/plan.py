@@ -42,12 +42,12 @@ from expert.planning.choose.recipe import (
 )
 from expert.planning.choose.sequences import settle_sequences, settle_step, settle_widths
 from expert.planning.choose.starting_points import made_for_tiny
-from expert.planning.compilations import compilations_file, read_compilations
+from expert.planning.compilations import Compilation, compilations_file
 from expert.planning.draft import SET, Kept, PlanDraft
 from expert.planning.machine.host import package_version
 from expert.planning.machine.links import choose_cluster, share_of_target
 from expert.planning.machine.target import Target
-from expert.planning.measurements import find_best, measurements_file, read_rates
+from expert.planning.measurements import find_best, measurements_file, read_rates, read_records
 from expert.planning.memory.calibration import calibrations_file, calibrations_of
 from expert.planning.memory.workload import QUANTISED, Workload
 from expert.planning.models.resolve import basename, resolve_model
@@ -101,7 +101,7 @@ def make_plan(
         survey=survey or survey_data(dataset, folder, characters=is_char_model),
         rates=tuple(read_rates(measurements_file(environ))) if use_measurements else (),
         calibrations=calibrations_of(target.name, torch, calibrations_file(environ)),
-        compilations=read_compilations(compilations_file(environ)),
+        compilations=tuple(read_records(compilations_file(environ), Compilation)),
         plain_text=plain_text,
         kept=kept or Kept(),
     )
@@ -139,18 +139,18 @@ def _settle_all(draft: PlanDraft) -> None:
     choose_switches(draft)
     choose_loss_chunk(draft)
     choose_optimizer(draft)
-    step = settle_step(draft)
+    sequences, places = settle_step(draft)
     settle_length(draft)
     _settle_loader(draft)
-    work = _workload(draft, rank=rank, targets=targets, places=step.places)
-    fused_seconds = choose_fused_blocks(draft, work, step.sequences)
-    choose_compile(draft, work, step.sequences)
+    work = _workload(draft, rank=rank, targets=targets, places=places)
+    fused_seconds = choose_fused_blocks(draft, work, sequences)
+    choose_compile(draft, work, sequences)
     choose_attention(draft, fused_seconds)
     if work is not None:
         compiled, attention = draft["kernels.compile"], draft["kernels.attention"]
         fused = draft["kernels.fused_blocks"]
         work = replace(work, compiled=compiled, attention=attention, fused_blocks=fused)
-    work = settle_fit(draft, work, step.sequences)
+    work = settle_fit(draft, work, sequences)
     settle_engine(draft, work)
     if work is None:
         settle_graphs_without_sizes(draft)

@@ -213,10 +213,8 @@ class DiskPlan(Slice):
     total_bytes: int | None
 
 
-class RunPlan(BaseModel):
+class RunPlan(Slice):
     """The whole plan. It round-trips through JSON and holds no "auto"."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
     expert: str
     target: str

@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from expert.planning.machine.machine import visible_gpus
+from expert.planning.machine.nvml import faults
 
 if TYPE_CHECKING:
     import torch
@@ -82,7 +83,7 @@ class GpuSampler:
             if self._thread.is_alive():  # a lost GPU can block a call forever: keep NVML open
                 return
         if self._nvml is not None:
-            with suppress(*_faults(self._nvml)):  # a failure here loses nothing
+            with suppress(*faults(self._nvml)):  # a failure here loses nothing
                 self._nvml.nvmlShutdown()
             self._nvml = None
 
@@ -104,7 +105,7 @@ class GpuSampler:
         def value(read: Callable[[], Any]) -> Any:
             try:
                 return read()
-            except _faults(nvml):
+            except faults(nvml):
                 return None
 
         sample = GpuSample(
@@ -193,14 +194,9 @@ def _open(gpu: int, nvml: ModuleType | None) -> tuple[ModuleType | None, Any, An
         part = card
         if chosen.mig_slice.value:
             part = nvml.nvmlDeviceGetHandleByUUID(chosen.mig_slice.value)
-    except _faults(nvml):
+    except faults(nvml):
         return None, None, None
     return nvml, card, part
-
-
-def _faults(nvml: ModuleType) -> tuple[type[Exception], ...]:
-    mismatch = getattr(nvml, "NVMLLibraryMismatchError", None)
-    return (nvml.NVMLError, mismatch) if mismatch else (nvml.NVMLError,)
 
 
 def _mean(values: list[float]) -> float | None:

@@ -8,7 +8,7 @@ import statistics
 from expert.core.rundir import named_manifest
 from expert.core.text import percent, span
 from expert.insight.findings.evidence import Evidence
-from expert.insight.findings.finding import CONFIG, Seen, seen
+from expert.insight.findings.finding import CONFIG, Seen
 from expert.insight.findings.verdict import (
     CADENCE_SHARE,
     PAUSES_MATTER_SECONDS,
@@ -48,7 +48,7 @@ def failed(found: Evidence) -> Seen | None:
         f"expert train --manifest {named_manifest(found.newest('started'))} "
         f"--resume {found.run.folder}"
     )
-    return seen(str(error).strip(), fix=f"fix it and continue: {command}")
+    return Seen(str(error).strip(), fix=f"fix it and continue: {command}")
 
 
 def not_finite(found: Evidence) -> Seen | None:
@@ -59,7 +59,7 @@ def not_finite(found: Evidence) -> Seen | None:
     rows = events[-1].get("rows")
     behind = f"; rows {', '.join(map(str, rows[:5]))}" if isinstance(rows, list) and rows else ""
     steps = ", ".join(str(event.get("step")) for event in events[:5])
-    return seen(
+    return Seen(
         f"{len(events)} times, at step {steps}{behind}",
         severity="error" if stopped else "warning",
         numbers={"count": float(len(events))},
@@ -76,7 +76,7 @@ def loss_spikes(found: Evidence) -> Seen | None:
     how_far = ""
     if loss is not None and usual is not None:
         how_far = f"; the last one to {loss:.3g} from {usual:.3g}"
-    return seen(
+    return Seen(
         f"{len(events)} spikes{how_far}; {len(back)} rollbacks to a checkpoint, {lost:.0f} steps "
         "lost",
         numbers={"spikes": float(len(events)), "rollbacks": float(len(back))},
@@ -90,7 +90,7 @@ def fp16_skips(found: Evidence) -> Seen | None:
     if found.planned("kernels.precision") != "fp16" or not lost:
         return None
     share = len(lost) / len(lines)
-    return seen(
+    return Seen(
         f"{len(lost)} of {len(lines)} log lines ({percent(share)}) have a gradient that is not "
         "finite",
         severity="warning" if share >= SKIPPED_SHARE and len(lost) > 2 else "note",
@@ -118,7 +118,7 @@ def _pauses(found: Evidence, event: str, path: str, seconds: float, *, asked: bo
         return None  # a single one at the end is not too many
     key, interval = advised_interval(found, event, seconds)
     asker = f"; {found.who(path)}" if found.asked(path) else ""
-    return seen(
+    return Seen(
         f"{count} times for {span(seconds)}, next to {span(spent.training)} of training "
         f"({percent(seconds / whole)}){asker}",
         keys=(f"{key}={interval}",),
@@ -133,7 +133,7 @@ def logging_often(found: Evidence) -> Seen | None:
     step, every = found.step, found.amount("watch.logging_steps")
     if found.before is not None:
         return (
-            seen(
+            Seen(
                 "logging_steps is 1",
                 title="every step writes a log line",
                 consequence="numbers are read when they have arrived, so the device does not wait; "
@@ -147,7 +147,7 @@ def logging_often(found: Evidence) -> Seen | None:
     lines = 1 / (every * step.wall)
     if lines < LINES_PER_SECOND or step.share("other") < LOGGING_SHARE:
         return None
-    return seen(
+    return Seen(
         f"{lines:.0f} lines a second ({found.who('watch.logging_steps')}); "
         f"{percent(step.share('other'))} of a step is neither feeding nor computing",
         keys=(f"logging_steps={max(10, round(1 / step.wall))}",),
@@ -163,7 +163,7 @@ def below_measured_rate(found: Evidence) -> Seen | None:
     if not expected or rate is None or rate >= BELOW_MEASURED * expected or found.had_neighbours:
         return None  # other processes are a separate finding
     because = found.decision("length.tokens_per_second").get("because")
-    return seen(
+    return Seen(
         f"{rate:,.0f} tokens/s; {expected:,.0f} tokens/s {because}",
         consequence=f"{percent(rate / expected)} of the speed it had",
         gain=expected / rate if rate else None,
@@ -189,7 +189,7 @@ def below_the_band(found: Evidence) -> Seen | None:
     if band is None or rate is None or rate >= band.acceptable_from:
         return None
     word = "something is wrong" if rate < band.wrong_below else "slow"
-    return seen(
+    return Seen(
         f"{rate:,.0f} tokens/s where {band.reference:,.0f} can be reached; {band.because}",
         severity="warning" if band.measured and rate < band.wrong_below else "note",
         title=f"throughput on this card: {word}",
@@ -208,7 +208,7 @@ def loss_stays(found: Evidence) -> Seen | None:
     first, last = statistics.mean(losses[:fifth]), statistics.mean(losses[-fifth:])
     if last < first:
         return None
-    return seen(
+    return Seen(
         f"{first:.4g} in the first fifth of the run, {last:.4g} in the last",
         numbers={"first": first, "last": last},
     )
@@ -221,7 +221,7 @@ def overfits(found: Evidence) -> Seen | None:
     best, last = min(held_out, key=lambda one: one[1]), held_out[-1]
     far = last[1] >= FAR_OVERFITTED * best[1] and not outcome.kept_best
     kept = "; the best weights were kept" if outcome.kept_best else ""
-    return seen(
+    return Seen(
         f"best {best[1]:.4g} at step {best[0]}, {last[1]:.4g} at step {last[0]}{kept}",
         severity="warning" if far else "note",
         fix=outcome.fix,
@@ -241,7 +241,7 @@ def always_clipped(found: Evidence) -> Seen | None:
         return None
     usual = statistics.median(norms)
     wider = float(f"{2 * usual:.1g}")
-    return seen(
+    return Seen(
         f"{clipped} of {len(norms)} log lines have a gradient norm above max_grad_norm "
         f"{limit:g}; the median is {usual:.3g}",
         severity="warning" if usual >= FAR_CLIPPED * limit else "note",
@@ -261,7 +261,7 @@ def damaged_files(found: Evidence) -> Seen | None:
     problems += [f"{name} is missing or damaged" for name, content in files if not content]
     if not problems or found.before is not None:
         return None
-    return seen("; ".join(problems), numbers={"damaged_lines": float(lines)})
+    return Seen("; ".join(problems), numbers={"damaged_lines": float(lines)})
 
 
 # --- before a run --------------------------------------------------------------------------------
@@ -273,27 +273,27 @@ def saves_only_at_the_end(found: Evidence) -> Seen | None:
     if found.before is None:
         return None
     if strategy == "no":
-        return seen("save_strategy: no")
+        return Seen("save_strategy: no")
     if strategy == "steps" and total and every >= total:
-        return seen(f"save_steps {every:.0f}, and the run has {total:.0f} steps")
+        return Seen(f"save_steps {every:.0f}, and the run has {total:.0f} steps")
     return None
 
 
 def no_evaluation(found: Evidence) -> Seen | None:
     held_out = found.planned("data.validation")
     off = found.planned("watch.evaluation_strategy") == "no" and held_out != "none"
-    return seen(f"evaluation_strategy: no; {held_out}") if found.before and off else None
+    return Seen(f"evaluation_strategy: no; {held_out}") if found.before and off else None
 
 
 def no_clipping(found: Evidence) -> Seen | None:
     limit = found.amount("optim.max_grad_norm")
     off = found.before is not None and limit is not None and limit <= 0
-    return seen("max_grad_norm is 0") if off else None
+    return Seen("max_grad_norm is 0") if off else None
 
 
 def no_warm_up(found: Evidence) -> Seen | None:
     warms_up = found.amount("optim.warmup_steps") or found.amount("optim.warmup_ratio")
-    return seen("warmup_steps and warmup_ratio are 0") if found.before and not warms_up else None
+    return Seen("warmup_steps and warmup_ratio are 0") if found.before and not warms_up else None
 
 
 def long_run(found: Evidence) -> Seen | None:
@@ -306,7 +306,7 @@ def long_run(found: Evidence) -> Seen | None:
     tokens = (found.amount("length.tokens_per_epoch") or 0) * (found.amount("length.epochs") or 0)
     characters = found.written("dataset", "max_chars")
     limit = "training.dataset.max_chars" if characters else f"{CONFIG}.max_steps"
-    return seen(
+    return Seen(
         f"{tokens:,.0f} tokens, about {seconds / 3600:.0f} hours",
         fix=f"check the number of rows; --set {limit}=… or fewer epochs limit it",
         numbers={"hours": seconds / 3600},

@@ -202,12 +202,6 @@ class Evidence:
                 return value
         return None
 
-    def grown(self, name: str) -> float:
-        """By how much a counter grew over the steady lines."""
-        found = [number(line.event, name) for line in self.anatomy.steady]
-        known = [value for value in found if value is not None]
-        return max(0.0, known[-1] - known[0]) if known else 0.0
-
     def newest(self, kind: str) -> Event:
         """The newest event of a kind; empty if there is none."""
         found = self.run.of(kind)
@@ -247,8 +241,10 @@ class Evidence:
     @property
     def retries_per_update(self) -> float:
         """How often per step the allocator had to empty its cache."""
+        counts = [number(line.event, "allocator_retries") for line in self.anatomy.steady]
+        known = [count for count in counts if count is not None]
         updates = sum(line.updates for line in self.anatomy.steady)
-        return self.grown("allocator_retries") / updates if updates else 0.0
+        return max(0.0, known[-1] - known[0]) / updates if known and updates else 0.0
 
     @property
     def peak_bytes(self) -> float | None:

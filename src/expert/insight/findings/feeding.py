@@ -7,7 +7,7 @@ from typing import Any
 
 from expert.core.text import percent, span
 from expert.insight.findings.evidence import PADDING_SHARE, Evidence
-from expert.insight.findings.finding import Seen, Severity, seen
+from expert.insight.findings.finding import Seen, Severity
 from expert.insight.findings.verdict import (
     COPY_OF_WAIT,
     NARROW_LINK,
@@ -37,7 +37,7 @@ def tokenised_late(found: Evidence) -> Seen | None:
     waits = found.before is not None or _waits(found)
     feed = f"; making a batch takes {span(step.feed)}" if step and step.feed else ""
     waiting = f"; {_waiting(found)}{feed}" if step else ""
-    return seen(
+    return Seen(
         f"tokenize is late, {found.workers} workers{waiting}",
         severity="warning" if waits else "note",
         gain=_without_waiting(found) if waits else None,
@@ -50,7 +50,7 @@ def no_workers(found: Evidence) -> Seen | None:
     if found.before is None or found.amount("loader.workers") or not found.on_gpu:
         return None
     padded = "0 workers, and rows are tokenised or padded while training"
-    return seen(padded) if _makes_batches(found) else None
+    return Seen(padded) if _makes_batches(found) else None
 
 
 def too_few_workers(found: Evidence) -> Seen | None:
@@ -63,7 +63,7 @@ def too_few_workers(found: Evidence) -> Seen | None:
         needed = math.ceil(step.feed / step.compute) + 1
     more = f", or dataloader_num_workers: {min(cores, needed)}" if workers < cores else ""
     feed = f"; making a batch takes {span(step.feed)}" if step.feed else ""
-    return seen(
+    return Seen(
         f"{_waiting(found)}{feed}; {workers} workers on {cores} cores",
         name="too-few-workers" if workers < cores else "slow-loader",
         title=f"{workers} workers cannot keep up with the device",
@@ -76,11 +76,11 @@ def too_few_workers(found: Evidence) -> Seen | None:
 def too_many_workers(found: Evidence) -> Seen | None:
     retuned = str((found.fell_back("DataBound") or {}).get("reason", ""))
     if "in each other's way" in retuned:
-        return seen(retuned)
+        return Seen(retuned)
     cores, workers = found.cores, found.workers
     if cores is not None and workers > cores:
         waiting = f"; {_waiting(found)}" if found.step else ""
-        return seen(
+        return Seen(
             f"{workers} workers on {cores} cores{waiting}",
             severity="warning" if found.before is not None or _waits(found) else "note",
             numbers={"workers": float(workers), "cores": float(cores)},
@@ -94,7 +94,7 @@ def few_cores(found: Evidence) -> Seen | None:
     needed = int(found.amount("loader.workers") or 0) + 1 if _makes_batches(found) else 2
     if (cores := found.before.cores) >= needed:
         return None
-    return seen(
+    return Seen(
         f"{cores} available, {needed} needed for the training loop and its batches",
         numbers={"cores": cores, "needed": needed},
     )
@@ -102,20 +102,20 @@ def few_cores(found: Evidence) -> Seen | None:
 
 def pin_memory_off(found: Evidence) -> Seen | None:
     off = found.planned("loader.pin_memory") is False
-    return seen("pin_memory is off") if found.before and found.on_gpu and off else None
+    return Seen("pin_memory is off") if found.before and found.on_gpu and off else None
 
 
 def no_prefetch(found: Evidence) -> Seen | None:
     ready = found.amount("loader.prefetch") or 0
     few = found.before is not None and found.on_gpu and ready <= 1
-    return seen(f"prefetch {ready:.0f}") if few else None
+    return Seen(f"prefetch {ready:.0f}") if few else None
 
 
 def workers_restart(found: Evidence) -> Seen | None:
     workers, epochs = found.amount("loader.workers"), found.amount("length.epochs") or 1
     if found.before is None or not workers or found.planned("loader.persistent_workers"):
         return None
-    return seen(
+    return Seen(
         f"{workers:.0f} workers, {epochs:g} epochs", severity="warning" if epochs > 1 else "note"
     )
 
@@ -130,7 +130,7 @@ def no_packing(found: Evidence) -> Seen | None:
         return None
     grouped = bool(found.planned("data.group_by_length"))
     sliced = found.micro_batches > 1  # a step in one micro-batch is padded to its longest row
-    return seen(
+    return Seen(
         f"rows of {mean:.0f} tokens on average, {longest} the longest, "
         f"{'' if grouped else 'not '}grouped by length",
         gain=GROUPED_GAIN if grouped and sliced else min(MOST_GAIN, longest / mean),
@@ -156,7 +156,7 @@ def slow_disk(found: Evidence) -> Seen | None:
             "title": "batches are used up faster than one thread fills them",
             "keys": ("dataloader_prefetch_factor=16",),
         }
-    return seen(
+    return Seen(
         f"{_waiting(found)}; {read}, 100 MB/s and more are usual",
         gain=_without_waiting(found),
         numbers={**_numbers(found), "tokens_read_per_second": rate or 0.0},
@@ -170,7 +170,7 @@ def padding_waste(found: Evidence) -> Seen | None:
         return None
     packed = found.planned("data.packing") != "none"
     severity: Severity = "warning" if not packed or padding >= WORSE_THAN_ALONE else "note"
-    return seen(
+    return Seen(
         f"{percent(padding)} of the places of a batch hold no token; {found.who('data.packing')}",
         severity=severity,
         title=f"{percent(padding)} of what is computed is padding",
@@ -194,7 +194,7 @@ def packing_off(found: Evidence) -> Seen | None:
         rows = step.tokens_per_second / step.samples_per_second
     short = bool(rows and length and rows * SHORT_ROWS <= length)
     mean = f"; a row has {rows:,.0f} tokens on average, a sequence {length:,.0f}" if short else ""
-    return seen(
+    return Seen(
         f"{found.who('data.packing')}{mean}",
         name="short-rows-alone" if short else "packing-off",
         severity="warning" if short and found.on_gpu else "note",
@@ -218,7 +218,7 @@ def slow_copies(found: Evidence) -> Seen | None:
         "fix": NARROW_LINK,
         "keys": (),
     }
-    return seen(
+    return Seen(
         f"{found.who('loader.pin_memory')}{rate}; {_waiting(found)}",
         severity="warning" if held_up else "note",
         gain=_without_waiting(found) if held_up else None,

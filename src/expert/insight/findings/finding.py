@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from expert.insight.findings.evidence import Evidence
@@ -35,26 +35,18 @@ class Finding:
     numbers: dict[str, float] = field(default_factory=dict)
     """The evidence in machine-readable form."""
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def worst_first(findings: list[Finding]) -> list[Finding]:
     """Errors before warnings before notes; among equals the largest gain first."""
     return sorted(findings, key=lambda found: (ORDER[found.severity], -(found.gain or 1.0)))
 
 
-class Seen(NamedTuple):
-    """What a rule saw: the evidence, and fields that differ from its row in the table."""
+class Seen:
+    """What a rule saw: the evidence, and `changes`, fields of the finding that differ from its row
+    in the table, with `keys` in place of `overrides`."""
 
-    evidence: str
-    changes: dict[str, Any]
-    """Fields of the finding, with `keys` in place of `overrides`."""
-
-
-def seen(evidence: str, **changes: Any) -> Seen:
-    """Evidence for a finding. `changes` override fields of the table row."""
-    return Seen(evidence, changes)
+    def __init__(self, evidence: str, **changes: Any) -> None:
+        self.evidence, self.changes = evidence, changes
 
 
 Look = Callable[["Evidence"], Seen | None]

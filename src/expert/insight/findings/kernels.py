@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from expert.core.text import gib, percent, span
 from expert.insight.findings.evidence import Evidence
-from expert.insight.findings.finding import CONFIG, Seen, seen
+from expert.insight.findings.finding import CONFIG, Seen
 from expert.insight.record import listed
 from expert.planning.choose.kernels import COMPILED, NOT_RECOMPUTED
 from expert.planning.choose.rates import COLD_COMPILE
@@ -37,7 +37,7 @@ def eager_attention(found: Evidence) -> Seen | None:
     if found.planned("kernels.attention") != "eager":
         return None
     length = found.amount("data.max_seq_length") or 0.0
-    return seen(
+    return Seen(
         f"{found.who('kernels.attention')}; sequences of {length:,.0f} tokens",
         numbers={"max_seq_length": length},
     )
@@ -59,7 +59,7 @@ def needless_recomputing(found: Evidence) -> Seen | None:
     if fits and more is not None:
         why = f"without checkpointing it would hold {gib(peak + more)}"
     full = found.planned("kernels.checkpointing") == "full"
-    return seen(
+    return Seen(
         f"{found.who('kernels.checkpointing')}; the run holds {gib(peak)} of {gib(budget)}; {why}",
         gain=NOT_RECOMPUTED if full else 1 + (NOT_RECOMPUTED - 1) / 2,
         numbers={"peak_bytes": peak, "budget_bytes": budget},
@@ -94,7 +94,7 @@ def needless_quantisation(found: Evidence) -> Seen | None:
     if plain is None or plain.memory.fits is not True:
         return None
     peak, budget = plain.memory.peak_bytes or 0, plain.memory.budget_bytes
-    return seen(
+    return Seen(
         f"in bf16 {gib(peak)} of {gib(budget)} on {plain.target}",
         title=f"the base weights are {kind} although bf16 fits",
         keys=(key,),
@@ -114,7 +114,7 @@ def recompiling(found: Evidence) -> Seen | None:
     if storm is not None:
         what = f"{storm.get('reason') or what}; the run continued uncompiled"
     alone = found.planned("data.packing") == "none"
-    return seen(
+    return Seen(
         f"{what}; {found.who('kernels.compile')}",
         keys=("packing=true",) if alone else ("torch_compile=false",),
         fix=f"{CONFIG}.packing: true, so that every batch has one shape; else torch_compile: false",
@@ -127,13 +127,13 @@ def compile_failed(found: Evidence) -> Seen | None:
     if failed is None:
         return None
     reason = str(failed.get("reason") or "the reason is unknown")
-    return seen(reason, gain=COMPILED if found.on_gpu else None)
+    return Seen(reason, gain=COMPILED if found.on_gpu else None)
 
 
 def kernel_fell_back(found: Evidence) -> Seen | None:
     """A different kernel or precision replaced the planned one."""
     lost = found.fell_back("KernelUnavailable") or found.fell_back("PrecisionUnsupported")
-    return seen(str(lost.get("reason") or "the reason is unknown")) if lost is not None else None
+    return Seen(str(lost.get("reason") or "the reason is unknown")) if lost is not None else None
 
 
 def too_short_to_compile(found: Evidence) -> Seen | None:
@@ -143,7 +143,7 @@ def too_short_to_compile(found: Evidence) -> Seen | None:
         return None
     if spent.compiling <= spent.training or spent.compiling < 1:
         return None
-    return seen(
+    return Seen(
         f"{span(spent.compiling)} of compiling for {span(spent.training)} of training; "
         f"{found.who('kernels.compile')}",
         severity="warning" if found.asked("kernels.compile") else "note",
@@ -160,14 +160,14 @@ def compile_off(found: Evidence) -> Seen | None:
         trained = found.anatomy.run.training
         if not asked or trained < WON_BACK_SECONDS:
             return None
-        return seen(f"{who}; {span(trained)} of training", gain=COMPILED)
+        return Seen(f"{who}; {span(trained)} of training", gain=COMPILED)
     if not asked:
         return None
     other = found.before.replan((f"{CONFIG}.torch_compile=auto",))
     if other is None or not other.kernels.compile:
         return None
     because = next(d.because for d in other.decisions if d.path == "kernels.compile")
-    return seen(f"{who}; {because}", gain=COMPILED)
+    return Seen(f"{who}; {because}", gain=COMPILED)
 
 
 def compile_cannot(found: Evidence) -> Seen | None:
@@ -176,19 +176,19 @@ def compile_cannot(found: Evidence) -> Seen | None:
     if before is None or not found.planned("kernels.compile"):
         return None
     if not found.on_gpu:
-        return seen(
+        return Seen(
             "torch_compile is on",
             name="compile-on-cpu",
             title="blocks are compiled for a CPU",
             consequence="compiling takes longer than it gains",
         )
     if before.windows:
-        return seen("Triton does not ship for Windows")
+        return Seen("Triton does not ship for Windows")
     if before.capability is not None and before.capability < VOLTA:
-        return seen("the card is older than compute capability 7.0")
+        return Seen("the card is older than compute capability 7.0")
     if not found.padded:
         return None
-    return seen(
+    return Seen(
         "torch_compile is on and packing is off",
         name="compile-padded",
         title="padded rows are compiled again for every width",
@@ -206,7 +206,7 @@ def fp32_on_a_bf16_card(found: Evidence) -> Seen | None:
     if precision == "fp16":
         if found.before is None:
             return None  # fp16-skips reports what it cost
-        return seen(
+        return Seen(
             f"{place} has bf16 tensor cores",
             name="fp16",
             title="the run computes in float16",
@@ -216,7 +216,7 @@ def fp32_on_a_bf16_card(found: Evidence) -> Seen | None:
     gain = BF16_GAIN if found.before is not None else None
     if card and card.bf16_tflops and card.tf32_tflops and found.planned("kernels.tf32"):
         gain = card.bf16_tflops / card.tf32_tflops
-    return seen(f"precision fp32 on {place}; {because}".rstrip("; "), gain=gain)
+    return Seen(f"precision fp32 on {place}; {because}".rstrip("; "), gain=gain)
 
 
 def tf32_off(found: Evidence) -> Seen | None:
@@ -224,7 +224,7 @@ def tf32_off(found: Evidence) -> Seen | None:
         return None
     precision = found.planned("kernels.precision")
     matters = precision == "fp32"
-    return seen(
+    return Seen(
         f"{found.who('kernels.tf32')}; precision {precision}",
         severity="warning" if matters else "note",
         consequence="float32 products run several times slower"
@@ -238,12 +238,12 @@ def plain_optimizer(found: Evidence) -> Seen | None:
     if not found.on_gpu or found.planned("optim.optimizer") != "adamw_torch":
         return None
     if found.before is not None:
-        return seen(found.who("optim.optimizer"), gain=FUSED_GAIN)
+        return Seen(found.who("optim.optimizer"), gain=FUSED_GAIN)
     weights = found.amount("adapter.trainable_parameters") or 0
     if weights < MANY_WEIGHTS or found.step is None:
         return None
     share = found.step.share("optimizer")
-    return seen(
+    return Seen(
         f"{found.who('optim.optimizer')} for {weights:,.0f} weights; the optimizer takes "
         f"{percent(share)} of a step",
         severity="warning" if share >= OPTIMIZER_SHARE else "note",
@@ -256,7 +256,7 @@ def whole_logits(found: Evidence) -> Seen | None:
         return None
     taken, budget = found.part("loss"), found.amount("memory.budget_bytes")
     heavy = bool(budget and taken >= LOSS_SHARE * budget)
-    return seen(
+    return Seen(
         f"{found.who('kernels.fused_loss')}; {gib(taken)} for them at the peak",
         severity="warning" if heavy or found.before is not None else "note",
         numbers={"loss_bytes": taken},
@@ -267,7 +267,7 @@ def cpu_asked(found: Evidence) -> Seen | None:
     here = found.before.gpu_here if found.before is not None else ""
     if not here or found.on_gpu or found.written("config", "device") != "cpu":
         return None
-    return seen(f"device: cpu, and this machine has {here}", gain=CARD_GAIN)
+    return Seen(f"device: cpu, and this machine has {here}", gain=CARD_GAIN)
 
 
 def gpu_unused(found: Evidence) -> Seen | None:
@@ -276,4 +276,4 @@ def gpu_unused(found: Evidence) -> Seen | None:
     name, cuda = found.gpu_fact("name") or "a GPU", found.run.environment.get("cuda")
     why = "" if cuda else "; torch is installed without CUDA"
     other: dict[str, Any] = {"keys": (), "fix": "install torch with CUDA"}
-    return seen(f"{name} is there; {found.who('kernels.device')}{why}", **({} if cuda else other))
+    return Seen(f"{name} is there; {found.who('kernels.device')}{why}", **({} if cuda else other))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from expert.core.text import counted, gib, percent, span
 from expert.insight.findings.evidence import CONTEXT_BYTES, Evidence
-from expert.insight.findings.finding import Seen, seen
+from expert.insight.findings.finding import Seen
 from expert.insight.findings.verdict import (
     RETRIES_PER_UPDATE,
     free_cores_fix,
@@ -35,7 +35,7 @@ def host_sync(found: Evidence) -> Seen | None:
     if not count or step is None:
         return None
     dry = step.ran_dry or 0.0
-    return seen(
+    return Seen(
         f"{count} times in one step of {found.micro_batches} micro-batches, at "
         f"{sync_places(found)}; the device ran dry in {percent(dry)} of the steps",
         severity="warning" if is_starved(step) else "note",
@@ -56,7 +56,7 @@ def launch_bound(found: Evidence) -> Seen | None:
     ran_dry = f"the device ran dry in {percent(dry)} of the steps; " if dry is not None else ""
     used = f"GPU utilization {percent(use)}; " if use is not None else ""
     fix, keys = launch_fix(found)
-    return seen(
+    return Seen(
         f"{ran_dry}{used}{span(step.wall)} a step, {tokens:,.0f} tokens a micro-batch",
         fix=fix,
         keys=keys,
@@ -69,7 +69,7 @@ def batch_1(found: Evidence) -> Seen | None:
     if found.amount("batch.examples_per_update") != 1:
         return None
     tokens = f"; {found.step.tokens or 0:,.0f} tokens a step" if found.step else ""
-    return seen(
+    return Seen(
         f"{found.who('batch.examples_per_update')}{tokens}", numbers={"examples_per_update": 1.0}
     )
 
@@ -90,7 +90,7 @@ def small_micro_batch(found: Evidence) -> Seen | None:
         return None
     tokens = (found.step.tokens or 0.0) / found.micro_batches if found.step else 0.0
     per_batch = f"; {tokens:,.0f} tokens a micro-batch" if found.step else ""
-    return seen(
+    return Seen(
         f"{found.who('batch.micro_batch')}; the run holds {gib(peak)} of {gib(budget)}, one more "
         f"sequence takes {gib(per_row)}{per_batch}",
         severity="note" if tokens >= TOKENS_FILL_A_CARD and found.on_gpu else "warning",
@@ -116,7 +116,7 @@ def other_process(found: Evidence) -> Seen | None:
         if holder and holder.get("pid") != pid
     )
     at_start = f"; at the start: {words}" if words else ""
-    return seen(
+    return Seen(
         f"{gib(used)} in use on the card: {gib(own)} by this run, {gib(used - own)} by other "
         f"processes{at_start}",
         numbers={"others_bytes": used - own},
@@ -131,7 +131,7 @@ def busy_cores(found: Evidence) -> Seen | None:
         return None
     threads, cores, others = crowded
     waits = not found.on_gpu or (found.step is not None and is_starved(found.step))
-    return seen(
+    return Seen(
         f"{counted(threads, 'thread')} on {cores} cores, of which other processes used "
         f"{others:.1f} ({percent(others / cores)}){found.neighbours}",
         severity="warning" if waits else "note",
@@ -149,10 +149,10 @@ def throttled(found: Evidence) -> Seen | None:
     at = f"; the clock is at {clock:.0f} MHz" if clock else ""
     if heat is not None and heat >= HEAT_SHARE:
         text = f"throttled in {percent(heat)} of the samples{at}"
-        return seen(text, numbers={"throttled_heat": heat})
+        return Seen(text, numbers={"throttled_heat": heat})
     if power is None or power < POWER_SHARE:
         return None
-    return seen(
+    return Seen(
         f"in {percent(power)} of the samples{f' at {watts:.0f} W' if watts else ''}{at}",
         name="power-limit",
         severity="note",
@@ -170,7 +170,7 @@ def memory_full(found: Evidence) -> Seen | None:
         share = peak / budget if peak and budget else 0.0
         if found.planned("memory.fits") is False or share <= MARGIN:
             return None
-        return seen(
+        return Seen(
             memory_words(found),
             title="almost all of the memory is planned for",
             consequence="another program on the card is enough to end the run, or to make it use "
@@ -185,7 +185,7 @@ def memory_full(found: Evidence) -> Seen | None:
     if retries < RETRIES_PER_UPDATE and not (full and count > 0):
         return None
     filled = f"; {gib(used)} of {gib(total)} are in use" if used and total else ""
-    return seen(
+    return Seen(
         f"{count:.0f} times the allocator had to empty its cache{filled}",
         numbers={"retries_per_update": retries},
     )
@@ -193,7 +193,7 @@ def memory_full(found: Evidence) -> Seen | None:
 
 def does_not_fit(found: Evidence) -> Seen | None:
     misfit = found.before is not None and found.planned("memory.fits") is False
-    return seen(memory_words(found)) if misfit else None
+    return Seen(memory_words(found)) if misfit else None
 
 
 def memory_words(found: Evidence) -> str:
@@ -204,4 +204,4 @@ def memory_words(found: Evidence) -> str:
 
 def out_of_memory(found: Evidence) -> Seen | None:
     fallen = found.fell_back("OutOfMemory")
-    return seen(str(fallen.get("reason") or "the reason is unknown")) if fallen else None
+    return Seen(str(fallen.get("reason") or "the reason is unknown")) if fallen else None

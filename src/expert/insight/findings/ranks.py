@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from expert.core.text import percent, span
 from expert.insight.findings.evidence import Evidence
-from expert.insight.findings.finding import Seen, seen
+from expert.insight.findings.finding import Seen
 from expert.insight.step.anatomy import COMMUNICATION, number
 
 SLOWER = 1.15
@@ -32,13 +32,13 @@ def slow_rank(found: Evidence) -> Seen | None:
     if ratio < SLOWER:
         return None
     if len(ratios) < OFTEN * lines:
-        return seen(
+        return Seen(
             f"the slowest rank changes from step to step, {percent(ratio - 1)} behind the median",
             name="uneven-ranks",
             title="ranks have uneven shares of a step",
             fix="packing: true, or a larger batch_size",
         )
-    return seen(
+    return Seen(
         f"rank {rank} takes {percent(ratio - 1)} longer than the median rank, in {len(ratios)} of "
         f"{lines} lines",
         gain=ratio,
@@ -53,7 +53,7 @@ def slow_link(found: Evidence) -> Seen | None:
     share = talk / step.wall
     if share < LONG_TALK:
         return None
-    return seen(
+    return Seen(
         f"{percent(share)} of a step ({span(talk)}) goes to summing gradients",
         gain=1 / (1 - share),
     )

@@ -17,7 +17,7 @@ from typing import Any
 from expert.core.files import read_text
 from expert.insight.findings import course, feeding, kernels, memory, ranks
 from expert.insight.findings.evidence import Evidence
-from expert.insight.findings.finding import Finding, Rule, seen, worst_first
+from expert.insight.findings.finding import Finding, Rule, Seen, worst_first
 
 _FILES = (feeding, kernels, memory, ranks, course)
 
@@ -42,4 +42,4 @@ def find(found: Evidence) -> list[Finding]:
 
 def looked_at(row: str, evidence: str, /, **changes: Any) -> Finding:
     """A row of the table with its evidence; `changes` are fields that differ from the row."""
-    return BY_NAME[row].finding(seen(evidence, **changes))
+    return BY_NAME[row].finding(Seen(evidence, **changes))

@@ -90,8 +90,7 @@ def feeding_verdict(
     """Data-bound or copy-bound, from a step's phases alone; None if the device hardly waits.
 
     `kind` is how batches are made: "late" if rows are tokenised on demand. `pinned`: copies come
-    from
-    page-locked memory.
+    from page-locked memory.
     """
     if copies_set_the_pace(step):
         return _copy_bound(step, step.wall - step.compute, pinned=pinned)

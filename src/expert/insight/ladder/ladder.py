@@ -252,24 +252,22 @@ def verdict(
     """The status of a setting: judged by its batches first, then its loss, then its speed.
 
     A setting that puts different rows into a step ends up with different weights, so its loss
-    cannot be
-    compared with the one below. Steps whose rows all have one length train worse, and the loss
-    would
-    not show it, so the batches themselves are checked.
+    cannot be compared with the one below. Steps whose rows all have one length train worse, and
+    the loss would not show it, so the batches themselves are checked.
 
     A setting that is faster beyond the spread of the pairs is kept, one that is slower beyond it is
     left out. Without a measured difference it stays: later settings build on it, and otherwise
-    chance
-    would decide. The exception is a setting that costs memory or precision (`cost`).
+    chance would decide. The exception is a setting that costs memory or precision (`cost`).
     """
     if clumped := rows_of_one_length(here):
         return "disagrees", clumped
-    difference = loss_difference(below, here) if comparable else own_difference(here)
-    if difference is None and below.loss is not None:
+    pair = (here.loss, below.loss) if comparable else (here.own_loss, here.loss)
+    apart = difference(*pair)
+    if apart is None and below.loss is not None:
         return "disagrees", "the loss on the held-out rows is not a number"
-    if difference is not None and abs(difference) > allowed:
+    if apart is not None and abs(apart) > allowed:
         way = "" if comparable else " when it is computed in this way"
-        return "disagrees", f"the loss differs by {difference:+.2%}{way}, allowed is {allowed:.1%}"
+        return "disagrees", f"the loss differs by {apart:+.2%}{way}, allowed is {allowed:.1%}"
     found = paired.difference
     if found == "slower":
         return "slower", f"{paired.words} as fast as '{paired.against}', the last kept setting"
@@ -293,18 +291,11 @@ def rows_of_one_length(here: Measured) -> str:
     )
 
 
-def loss_difference(below: Measured, here: Measured) -> float | None:
-    """Relative difference of the loss from that of the setting below."""
-    if here.loss is None or not below.loss or here.loss != here.loss:
+def difference(loss: float | None, reference: float | None) -> float | None:
+    """Relative to the other loss; None if one of them is unknown."""
+    if loss is None or not reference or loss != loss:
         return None
-    return (here.loss - below.loss) / abs(below.loss)
-
-
-def own_difference(here: Measured) -> float | None:
-    """Relative difference between the loss computed as the setting trains and the common one."""
-    if here.own_loss is None or not here.loss or here.own_loss != here.own_loss:
-        return None
-    return (here.own_loss - here.loss) / abs(here.loss)
+    return (loss - reference) / abs(reference)
 
 
 # --- trusting it ---------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from expert.insight.page.blocks import (
     WideBar,
 )
 from expert.insight.page.markup import Markup, joined, path, tag
-from expert.insight.page.scales import SIZE, Scale, labels, scale_of, thinned, written
+from expert.insight.page.scales import SIZE, Scale, labels, scale_of, spans_far, thinned, written
 
 TOOLTIPS = 80
 """Columns of a chart that show their values on hover or tap."""
@@ -33,9 +33,6 @@ ROOM_ON_A_PHONE = 4
 """Labels under a drawing; if there are more, every other one is hidden on a phone."""
 LABEL_SHARE = 0.12
 """Parts of a bar at least this wide have their number written inside."""
-
-SPARK_LOG_FROM = 30.0
-"""A sparkline that spans more than this factor uses a log scale."""
 
 
 def draw(chart: Chart) -> Markup:
@@ -61,7 +58,7 @@ def sparkline(points: Sequence[Point], words: str) -> Markup:
         return tag("span", class_="spark")
     thin = thinned(points, 60)
     x = scale_of([place for place, _ in thin], tight=True)
-    y = scale_of(known, log=min(known) > 0 and max(known) / min(known) > SPARK_LOG_FROM, tight=True)
+    y = scale_of(known, log=spans_far(points), tight=True)
     box = f"0 0 {SIZE} {SIZE}"
     drawn = path(_path(thin, x, y), class_="line c1")
     about = {"role": "img", "aria_label": words, "preserveAspectRatio": "none"}

@@ -19,11 +19,9 @@ from expert.insight.page.blocks import (
     Words,
 )
 from expert.insight.page.facts import RunFacts, number
-from expert.insight.page.scales import smoothed
+from expert.insight.page.scales import smoothed, spans_far
 from expert.insight.step.anatomy import PHASE_NAMES
 
-LOG_FROM = 30.0
-"""Values that span more than this factor are drawn on a logarithmic axis."""
 MIN_SMOOTHED = 20
 """Fewer points are readable without smoothing."""
 COLUMNS = 100
@@ -53,12 +51,6 @@ Curve = tuple[str, Sequence[Point], int]
 
 def has_values(points: Sequence[Point]) -> bool:
     return any(value is not None for _, value in points)
-
-
-def spans_far(points: Sequence[Point]) -> bool:
-    """Whether a linear axis would flatten most of the values."""
-    values = [value for _, value in points if value is not None]
-    return bool(values) and min(values) > 0 and max(values) / min(values) > LOG_FROM
 
 
 def line_figure(

@@ -13,6 +13,8 @@ from expert.insight.page.blocks import Point, Unit
 LEVELS = (1, 2, 2.5, 5, 10)
 CLOCK_STEPS = [10, 15, 30, 60, 120, 300, 600, 900, 1800]
 CLOCK_STEPS += [3600 * hours for hours in (1, 2, 4, 12, 24, 48, 168)]
+LOG_FROM = 30.0
+"""Values that span more than this factor are drawn on a logarithmic axis."""
 SIZE = 1000
 """A drawing is 1000 × 1000; the page stretches it to its space."""
 
@@ -174,6 +176,12 @@ def thinned(points: Sequence[Point], buckets: int = BUCKETS) -> list[Point]:
         kept.extend(sorted({low, high}, key=lambda point: point[0]))
     kept.append(points[-1])
     return kept
+
+
+def spans_far(points: Sequence[Point]) -> bool:
+    """Whether a linear axis would flatten most of the values."""
+    values = [value for _, value in points if value is not None]
+    return bool(values) and min(values) > 0 and max(values) / min(values) > LOG_FROM
 
 
 def smoothed(points: Sequence[Point], weights: Sequence[float]) -> list[Point]:

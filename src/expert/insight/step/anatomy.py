@@ -91,12 +91,7 @@ class StepAnatomy:
         return seconds / self.wall if self.wall > 0 else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        return {
-            **asdict(self),
-            "phases": dict(self.phases),
-            "wall": self.wall,
-            "idle_share": self.idle_share,
-        }
+        return {**asdict(self), "wall": self.wall, "idle_share": self.idle_share}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,18 +25,9 @@ class Band:
     measured: bool
     """False: an estimate, scaled by FLOPs and peak."""
     because: str
-
-    @property
-    def wrong_below(self) -> float:
-        return self.reference * WRONG
-
-    @property
-    def acceptable_from(self) -> float:
-        return self.reference * ACCEPTABLE
-
-    @property
-    def excellent_from(self) -> float:
-        return self.reference * EXCELLENT
+    wrong_below: float
+    acceptable_from: float
+    excellent_from: float
 
 
 def expected_band(
@@ -57,4 +48,12 @@ def expected_band(
     measured = card == MEASURED_CARD and (characters or is_measured_size(parameters))
     kind = "measured" if measured else "an estimate"
     because = f"{kind}: {share:.0%} of the card's peak, as models of this size reach on an H200"
-    return Band(reference=share * peak_flops / flops_per_token, measured=measured, because=because)
+    reference = share * peak_flops / flops_per_token
+    return Band(
+        reference=reference,
+        measured=measured,
+        because=because,
+        wrong_below=reference * WRONG,
+        acceptable_from=reference * ACCEPTABLE,
+        excellent_from=reference * EXCELLENT,
+    )

@@ -10,6 +10,7 @@ import os
 import shutil
 import tempfile
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,7 @@ from expert.insight.page.html import page_html
 from expert.jobs.benchmark.child import main
 from expert.jobs.benchmark.measure import Benchmark, BenchmarkRequest, CannotBenchmark, Watcher
 from expert.jobs.benchmark.processes import SettingProcess
-from expert.planning.ladder import BASELINE, SETTINGS, THE_REST, value_at
+from expert.planning.ladder import BASELINE, SETTINGS, THE_REST
 from expert.planning.machine.target import choose_target
 from expert.planning.measurements import (
     REMEMBERED,
@@ -137,7 +138,7 @@ def remember(bench: Benchmark, ladder: Ladder) -> Path | None:
     won, plan = bench.standing.result, bench.standing.plan
     if won is None or won.measured is None or plan is None:
         return None
-    settings = {path: value_at(plan, path) for path in tried_paths(ladder)}
+    settings = {path: attrgetter(path)(plan) for path in tried_paths(ladder)}
     if "batch.micro_batch" in settings:
         settings["batch.micro_batch"] = won.measured.micro_batch
     gains, device = bench.standing.gains, bench.top.kernels.device

@@ -6,14 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from expert.insight.ladder.ladder import (
-    Measured,
-    SettingResult,
-    Status,
-    loss_difference,
-    own_difference,
-    verdict,
-)
+from expert.insight.ladder.ladder import Measured, SettingResult, Status, difference, verdict
 from expert.planning.ladder import (
     BASELINE,
     THE_REST,
@@ -98,8 +91,8 @@ def judged(
         gain=paired.gain,
         paired=paired,
         cumulative=in_all(below.cumulative, paired.gain, status),
-        loss_difference=loss_difference(below.measured, here),
-        own_difference=own_difference(here) if reason else None,
+        loss_difference=difference(here.loss, below.measured.loss),
+        own_difference=difference(here.own_loss, here.loss) if reason else None,
         tolerance=allowed,
         tolerance_because=f"{reason}: judged by its own loss" if reason else because,
         same_rows="data.packing" not in changes(before, plan),

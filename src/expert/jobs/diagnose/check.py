@@ -47,14 +47,10 @@ class Check:
         return EXIT_USAGE if stops else EXIT_OK
 
     def as_dict(self) -> dict[str, Any]:
-        band = None
-        if self.band is not None:
-            band = {**asdict(self.band), "wrong_below": self.band.wrong_below,
-                    "acceptable_from": self.band.acceptable_from,
-                    "excellent_from": self.band.excellent_from}  # fmt: skip
+        band = asdict(self.band) if self.band is not None else None
         return {
             "target": self.target,
-            "findings": [finding.as_dict() for finding in self.findings],
+            "findings": [asdict(finding) for finding in self.findings],
             "torch": self.trials.torch,
             "kernels": [asdict(each) for each in self.trials.tried],
             "kernels_note": self.trials.note,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +54,10 @@ class Diagnosis:
             "step": self.step_number,
             "verdict": self.verdict.as_dict(),
             "step_verdict": self.step_verdict.as_dict(),
-            "learning": self.learning.as_dict(),
+            "learning": asdict(self.learning),
             "seconds": self.anatomy.run.as_dict(),
             "update": step.as_dict() if step is not None else None,
-            "findings": [finding.as_dict() for finding in self.findings],
+            "findings": [asdict(finding) for finding in self.findings],
         }
 
 

@@ -166,15 +166,15 @@ def _folder_of_manifest(folder: RunFolder) -> list[Path]:
 
 def _of_cases(path: Path) -> TestSet:
     """A test_cases.json; its cases are read like training rows of instruction, input and output."""
-    found = read_case_file(path)
+    domain, cases = read_case_file(path)
     rows = []
-    for number, case in enumerate(found.cases, 1):
+    for number, case in enumerate(cases, 1):
         asked = {key: value for key, value in case.items() if key not in OWN_KEYS}
         facts = {key: case[key] for key in ("id", "task", "check", "domain") if key in case}
         rows.append(Row({**asked, "output": case["expected"], **facts}, str(path), number))
     spec = DatasetSpec(path="cases", json_values=True)
     columns = columns_of(survey_rows(rows), spec)
-    return _of_rows([(rows, columns)], spec, str(path), domain=found.domain)
+    return _of_rows([(rows, columns)], spec, str(path), domain=domain)
 
 
 def _of_sources(sources: Sequence[Source], spec: DatasetSpec, name: str) -> TestSet:

@@ -302,9 +302,8 @@ def _check_table(words: Sequence[Token]) -> None:
     CREATE REL TABLE [GROUP] [IF NOT EXISTS] name (FROM name TO name, …, column type …, [MANY_ONE])
 
     Inside the parentheses are only names, integers and brackets, and literals after DEFAULT: no
-    text
-    that could name a file, no call. Nothing may follow: AS reads rows from a file, and WITH names a
-    storage. The database refuses the rest.
+    text that could name a file, no call. Nothing may follow: AS reads rows from a file, and WITH
+    names a storage. The database refuses the rest.
     """
     upper = [word.upper() for _, word in words]
     at = 3 + (upper[1] == "REL" and upper[3:4] == ["GROUP"] and upper[4:5] != ["("])

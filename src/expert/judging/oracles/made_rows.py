@@ -52,11 +52,6 @@ class _Clue:
     values: list[Any] = field(default_factory=list)
     """Values in the conditions."""
 
-    @property
-    def is_flag(self) -> bool:
-        """Compared with nothing but 0 and 1."""
-        return all(value in (0, 1) for value in self.values)
-
 
 @dataclass(frozen=True)
 class _About:
@@ -150,7 +145,7 @@ def _anything(column: Column, about: _About, draw: random.Random) -> Any:
     clue = about.clues.get(name)
     if name in about.linked:
         return draw.randint(1, KEYS)
-    if "BOOL" in kind or (clue is not None and clue.is_flag):
+    if "BOOL" in kind or (clue is not None and all(value in (0, 1) for value in clue.values)):
         return draw.randint(0, 1)
     if clue is not None and all(isinstance(value, int) for value in clue.values):
         # As many digits as the value it is compared with, so that both sort alike as text.

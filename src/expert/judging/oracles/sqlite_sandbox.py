@@ -82,7 +82,9 @@ class Sandbox:
             self._connection.setlimit(limit, value)
         self._connection.execute(f"PRAGMA hard_heap_limit = {HEAP_BYTES}")
         self._connection.execute("PRAGMA temp_store = MEMORY")
-        self._connection.set_progress_handler(self._is_late, STEPS_BETWEEN_LOOKS)
+        self._connection.set_progress_handler(
+            lambda: time.monotonic() >= self._ends_at, STEPS_BETWEEN_LOOKS
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -169,9 +171,6 @@ class Sandbox:
             raise NotAllowed(str(error)[:160]) from None
         except MemoryError:
             raise TooMuch("needs too much memory") from None
-
-    def _is_late(self) -> bool:
-        return time.monotonic() >= self._ends_at
 
 
 def _fetched(cursor: sqlite3.Cursor) -> tuple[list[tuple[Any, ...]], str]:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from expert.core.text import counted
-from expert.planning.choose.communication import sending_seconds
+from expert.planning.choose.communication import traffic_of
 from expert.planning.choose.cuda_graphs import PATH as GRAPHS
 from expert.planning.choose.cuda_graphs import choose_capture
 from expert.planning.choose.fastest import Way, limit_of, most_of_a_rank, split_of
 from expert.planning.choose.kernels import base_quantization
 from expert.planning.decisions import Source
 from expert.planning.draft import KEPT, SET, PlanDraft
-from expert.planning.memory.calibration import workload_as_dict
 from expert.planning.memory.fitting import (
     CPU_PLACES_AT_ONCE,
     MARGIN,
@@ -25,7 +24,6 @@ from expert.planning.memory.fitting import (
     largest_batch,
     peak_bytes,
     way_out,
-    worth_at_once,
 )
 from expert.planning.memory.memory import GIB
 from expert.planning.memory.workload import Workload
@@ -48,15 +46,12 @@ def settle_fit(draft: PlanDraft, base: Workload | None, sequences: int | None) -
     draft.settle(GRAPHS, captured.value, captured.because, captured.source)
     if captured.warning:
         draft.warn(GRAPHS, captured.warning)
-    work = _settle_micro_batch(draft, fit, (most, limit_of(draft, base, most)), sequences)
+    work = _settle_micro_batch(
+        draft, fit, (most, limit_of(draft, base.row_tokens, most)), sequences
+    )
     # Only training sequences are shortened to make whole steps; evaluation uses the full length.
     places = draft["data.max_seq_length"]
-    largest = worth_at_once(
-        on_gpu=draft.on_gpu,
-        even=draft.packed or draft.is_char_model,
-        row_tokens=places,
-        most=LARGEST_EVAL_BATCH,
-    )
+    largest = limit_of(draft, places, LARGEST_EVAL_BATCH)
     rows = _settle_eval_batch(draft, replace(work, row_tokens=places), largest)
     if work.captured:
         work = replace(work, evaluated_rows=rows, evaluated_row_tokens=places)
@@ -71,7 +66,7 @@ def _with_fewer_micro_batches(draft: PlanDraft, way: Way, most: int) -> Fit:
     free = draft.config.gradient_checkpointing == draft.config.micro_batch_size == "auto"
     if not free or not fit.fits or not fit.work.splits_weights or fit.work.rows >= most:
         return fit
-    sending = sending_seconds(fit.work, draft.cluster)
+    sending = traffic_of(fit.work, draft.cluster, 1).hidden_seconds
     if way.time is None or sending is None or sending <= way.time.computing:
         return fit
     work = replace(fit.work, recomputed_blocks=fit.work.shape.layers)
@@ -253,7 +248,7 @@ def _settle_budget(draft: PlanDraft) -> int:
 
 def _settle_memory(draft: PlanDraft, work: Workload) -> None:
     budget, peak = _settle_budget(draft), peak_bytes(draft, work)
-    parts = estimate_here(draft, work).parts()
+    parts = dict(estimate_here(draft, work))
     if not draft.on_gpu:
         parts["cuda_context"] = 0
     largest = sorted(parts.items(), key=lambda part: -part[1])[:3]
@@ -261,7 +256,8 @@ def _settle_memory(draft: PlanDraft, work: Workload) -> None:
     _, how = draft.calibrations.of(work)
     source: Source = "measurement" if how.startswith("calibrated") else "machine"
     draft.settle("memory.peak_bytes", peak, f"estimate in GiB: {words} ({how})", source)
-    draft.settle("memory.workload", workload_as_dict(work), "the estimated workload")
+    stored = {**asdict(work), "targets": sorted(work.targets)}
+    draft.settle("memory.workload", stored, "the estimated workload")
     draft.settle("memory.parts", parts, "estimate by purpose")
     draft.settle("memory.fits", peak <= budget, f"{peak / GIB:.1f} of {budget / GIB:.1f} GiB")
     if peak > budget:

@@ -67,7 +67,7 @@ class Traffic:
         return max(computing, self.hidden_seconds / share) + self.waiting_seconds / share
 
 
-def traffic_of(work: Workload, parallel: ParallelPlan, micro_batches: int) -> Traffic:
+def traffic_of(work: Workload, parallel: ParallelPlan | Cluster, micro_batches: int) -> Traffic:
     """What a rank sends in a step of `micro_batches` micro-batches."""
     gradients, ranks = SUMMED_BYTES * work.trainable_parameters, parallel.ranks
     of_a_node = ranks // parallel.nodes
@@ -94,25 +94,13 @@ def traffic_of(work: Workload, parallel: ParallelPlan, micro_batches: int) -> Tr
     )
 
 
-def _slowest(parallel: ParallelPlan, ranks: int) -> float | None:
+def _slowest(parallel: ParallelPlan | Cluster, ranks: int) -> float | None:
     """Bytes per second of a ring through `ranks` ranks; None if a link is unknown."""
     of_a_node = parallel.ranks // parallel.nodes
     used = [parallel.link] if of_a_node > 1 else []
     used += [parallel.network] if ranks > of_a_node else []
     speeds = [bytes_per_second(name) or 0.0 for name in used]
     return min(speeds, default=0.0) or None
-
-
-def sending_seconds(work: Workload, cluster: Cluster) -> float | None:
-    """Seconds to send the weights for one micro-batch; None if a link is unknown."""
-    parallel = ParallelPlan(
-        ranks=cluster.ranks,
-        nodes=cluster.nodes,
-        link=cluster.link,
-        network=cluster.network,
-        host_link=cluster.host_link,
-    )
-    return traffic_of(work, parallel, 1).hidden_seconds
 
 
 @dataclass(frozen=True)

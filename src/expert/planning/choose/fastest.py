@@ -56,7 +56,7 @@ def way_of(draft: PlanDraft, base: Workload, sequences: int | None) -> Way:
     """The fastest way that fits, compiled and captured or not as in `base`. `sequences`: per step,
     if known."""
     most = most_of_a_rank(draft, sequences)
-    fit = find_fit(draft, base, most, limit=limit_of(draft, base, most))
+    fit = find_fit(draft, base, most, limit=limit_of(draft, base.row_tokens, most))
     return _with_more_rows(draft, _timed(draft, fit, sequences), sequences)
 
 
@@ -66,10 +66,10 @@ def most_of_a_rank(draft: PlanDraft, sequences: int | None) -> int:
     return draft.cluster.share_of(min(sequences or examples, examples))
 
 
-def limit_of(draft: PlanDraft, base: Workload, most: int) -> int:
-    """How many of them are worth computing in one pass."""
+def limit_of(draft: PlanDraft, row_tokens: int, most: int) -> int:
+    """How many of at most `most` sequences are worth computing in one pass."""
     even = draft.packed or draft.is_char_model
-    return worth_at_once(on_gpu=draft.on_gpu, even=even, row_tokens=base.row_tokens, most=most)
+    return worth_at_once(on_gpu=draft.on_gpu, even=even, row_tokens=row_tokens, most=most)
 
 
 def split_of(draft: PlanDraft, sequences: int, largest: int) -> tuple[int, int]:

@@ -75,7 +75,8 @@ def _settle_optimizer(draft: PlanDraft, work: Workload | None) -> None:
     plain = "adamw_torch_fused" if draft.on_gpu else "adamw_torch"
     taken = work.optimizer if work is not None else plain
     because = "8-bit state is quantised in blocks that cannot be sharded"
-    draft.settle_again(path, taken, because)
+    del draft.decisions[path]
+    draft.settle(path, taken, because)
     draft.supersede(path, f"optim: {asked}: {because}; {taken} takes 8 bytes per weight, sharded")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from expert.core.files import read_json
 from expert.manifest.schema.kinds import ADAPTERS, takes
-from expert.manifest.schema.manifest import CharGptShape
+from expert.manifest.schema.manifest import Adapter, CharGptShape
 from expert.planning.draft import SET, PlanDraft
 from expert.planning.models.resolve import basename
 from expert.planning.models.shapes import PROJECTIONS
@@ -99,7 +99,8 @@ def _has_chat_template(folder: Path) -> bool:
 
 def settle_adapter(draft: PlanDraft) -> tuple[int, frozenset[str]]:
     """Rank, scale, dropout and targets; returns the rank and the plain names of the targets."""
-    config, released = draft.config, draft.released_adapter
+    config, adapters = draft.config, draft.model.adapters
+    released = adapters[0] if adapters else Adapter()
     kind, rank = config.adapter_type, 0
     draft.pass_on("adapter.type", "adapter_type")
     if takes(kind, "rank"):

@@ -47,14 +47,6 @@ class Packing(NamedTuple):
     """Most rows in a sequence; None: as many as fit."""
 
 
-class Step(NamedTuple):
-    """The sequences of a step, and the places in each that memory is planned for: all of them while
-    the longest row is unknown."""
-
-    sequences: int | None
-    places: int
-
-
 def packing_of(examples: int, *, mean: float, longest: float, length: int) -> Packing:
     """Sequences that hold the rows of a step on average, estimated from the mean length; `longest`
     is 0 if unknown. Once the rows are there, packing them is tried instead.
@@ -200,19 +192,20 @@ def _settle_length(draft: PlanDraft) -> int:
     return length
 
 
-def settle_step(draft: PlanDraft) -> Step:
-    """Rows per step, independent of card and memory, and the sequences they fill."""
+def settle_step(draft: PlanDraft) -> tuple[int | None, int]:
+    """Rows per step, independent of card and memory. Returns the sequences they fill, and the
+    places in each that memory is planned for: all of them while the longest row is unknown."""
     examples = _settle_examples(draft)
     length, survey = draft["data.max_seq_length"], draft.survey
     path, long = "batch.sequences_per_update", "data.sequence_length"
     if not draft.packed:
         draft.settle(path, examples, "one row per sequence")
         draft.settle(long, length, "rows are cut to it")
-        return Step(examples, length)
+        return examples, length
     if survey.mean_tokens is None:
         draft.unknown(f"row lengths are not known: {survey.because}", path)
         draft.settle(long, length, "max_seq_length; less if rows are short")
-        return Step(None, length)
+        return None, length
     mean = survey.mean_tokens / draft.parts_of_a_row(length)
     packing = _packing(draft, examples, mean, length)
     rows_each = max(1.0, PACKED_FILL * packing.length / mean)
@@ -229,7 +222,7 @@ def settle_step(draft: PlanDraft) -> Step:
         hold = counted(packing.sequences, "sequence")
         because = f"{hold} of this length: {examples} rows on average"
     draft.settle(long, packing.length, because)
-    return Step(packing.sequences, length if survey.longest_tokens is None else packing.length)
+    return packing.sequences, length if survey.longest_tokens is None else packing.length
 
 
 def _settle_examples(draft: PlanDraft) -> int:

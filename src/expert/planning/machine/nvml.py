@@ -100,12 +100,12 @@ def describe_gpus(nvml: ModuleType | None = None) -> tuple[tuple[Gpu, ...], str]
         nvml = pynvml
     try:
         nvml.nvmlInit()
-    except _faults(nvml) as error:
+    except faults(nvml) as error:
         return (), _WHY_NO_NVML.get(_code(error), f"NVML did not start: {error}")
     try:
         return _all_gpus(nvml)
     finally:
-        with suppress(*_faults(nvml)):  # the facts are read; a failing shutdown is harmless
+        with suppress(*faults(nvml)):  # the facts are read; a failing shutdown is harmless
             nvml.nvmlShutdown()
 
 
@@ -120,7 +120,7 @@ def _all_gpus(nvml: ModuleType) -> tuple[tuple[Gpu, ...], str]:
     for index in range(count.value):
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        except _faults(nvml) as error:
+        except faults(nvml) as error:
             notes.append(f"GPU {index} cannot be opened: {_why(error)}")
             continue
         parts = _mig_parts(nvml, handle)
@@ -135,7 +135,7 @@ def _mig_parts(nvml: ModuleType, card: Any) -> list[tuple[Any, Fact[str]]]:
     """(handle, slice UUID) of the usable parts of a card: its MIG slices, or the whole card."""
     try:
         split = nvml.nvmlDeviceGetMigMode(card)[0]
-    except _faults(nvml) as error:
+    except faults(nvml) as error:
         if _code(error) in (NOT_SUPPORTED, FUNCTION_NOT_FOUND):
             return [(card, Fact(None, NOT_SPLIT))]
         return [(card, unknown(_why(error)))]
@@ -144,9 +144,9 @@ def _mig_parts(nvml: ModuleType, card: Any) -> list[tuple[Any, Fact[str]]]:
     places = _ask(nvml, lambda: int(nvml.nvmlDeviceGetMaxMigDeviceCount(card))).value or 0
     parts: list[tuple[Any, Fact[str]]] = []
     for place in range(places):
-        with suppress(*_faults(nvml)):  # an empty place reports "not found"
+        with suppress(*faults(nvml)):  # an empty place reports "not found"
             part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(card, place)
-            parts.append((part, Fact(_text(nvml.nvmlDeviceGetUUID(part)), "NVML")))
+            parts.append((part, Fact(str(nvml.nvmlDeviceGetUUID(part)), "NVML")))
     return parts or [(None, unknown(_NO_SLICE))]
 
 
@@ -166,15 +166,15 @@ def _read_gpu(nvml: ModuleType, index: int, card: Any, part: Any, mig_slice: Fac
         holders = _holders(nvml, part)
     return Gpu(
         index=Fact(index, "NVML"),
-        name=ask(lambda: _text(nvml.nvmlDeviceGetName(card))),
-        uuid=ask(lambda: _text(nvml.nvmlDeviceGetUUID(card))),
+        name=ask(lambda: str(nvml.nvmlDeviceGetName(card))),
+        uuid=ask(lambda: str(nvml.nvmlDeviceGetUUID(card))),
         mig_slice=mig_slice,
         memory_total_bytes=total,
         memory_free_bytes=free,
         holders=holders,
         utilisation_percent=ask(lambda: int(nvml.nvmlDeviceGetUtilizationRates(card).gpu)),
         capability=ask(lambda: _pair(nvml.nvmlDeviceGetCudaComputeCapability(card))),
-        driver=ask(lambda: _text(nvml.nvmlSystemGetDriverVersion())),
+        driver=ask(lambda: str(nvml.nvmlSystemGetDriverVersion())),
         cuda_driver_version=ask(lambda: _cuda_version(nvml.nvmlSystemGetCudaDriverVersion())),
         power_limit_watts=ask(
             lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(card) / 1000, "NVML enforced limit"
@@ -211,7 +211,7 @@ def _holders(nvml: ModuleType, handle: Any) -> Fact[tuple[GpuProcess, ...]]:
 
 
 def _nvml_process_name(nvml: ModuleType, pid: int) -> str | None:
-    path = _ask(nvml, lambda: _text(nvml.nvmlSystemGetProcessName(pid))).value or ""
+    path = _ask(nvml, lambda: str(nvml.nvmlSystemGetProcessName(pid))).value or ""
     return path.replace("\\", "/").rsplit("/", 1)[-1] or None
 
 
@@ -221,11 +221,11 @@ def _nvml_process_name(nvml: ModuleType, pid: int) -> str | None:
 def _ask(nvml: ModuleType, read: Callable[[], T], source: str = "NVML") -> Fact[T]:
     try:
         return Fact(read(), source)
-    except _faults(nvml) as error:
+    except faults(nvml) as error:
         return unknown(_why(error))
 
 
-def _faults(nvml: ModuleType) -> tuple[type[Exception], ...]:
+def faults(nvml: ModuleType) -> tuple[type[Exception], ...]:
     """The exceptions of NVML; pynvml has a separate class for an outdated driver library."""
     mismatch = getattr(nvml, "NVMLLibraryMismatchError", None)
     return (nvml.NVMLError, mismatch) if mismatch else (nvml.NVMLError,)
@@ -238,10 +238,6 @@ def _code(error: Exception) -> int:
 def _why(error: Exception) -> str:
     words = _WHY_NO_FACT.get(_code(error))
     return f"{words} (NVML: {error})" if words else f"NVML: {error}"
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode("utf-8", errors="replace") if isinstance(value, bytes) else value
 
 
 def _pair(value: Sequence[int]) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import statistics
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -128,11 +128,6 @@ def kind_of(work: Workload) -> str:
 # --- the workload of a plan ----------------------------------------------------------------------
 
 
-def workload_as_dict(work: Workload) -> dict[str, Any]:
-    """A workload in JSON types."""
-    return {**asdict(work), "targets": sorted(work.targets)}
-
-
 def workload_of(plan: RunPlan) -> Workload | None:
     """The workload of the plan as it is now; None if the model's sizes are unknown."""
     stored = plan.memory.workload
@@ -177,8 +172,7 @@ def estimated_again(plan: RunPlan, calibrations: Calibrations) -> RunPlan:
     if work is None:
         return plan
     calibration, because = calibrations.of(work)
-    guess = estimate(work, calibration)
-    parts = guess.parts()
+    parts = dict(estimate(work, calibration))
     if plan.kernels.device != "cuda":
         parts["cuda_context"] = 0
     peak = sum(parts.values())

@@ -180,7 +180,7 @@ def budget_of(draft: PlanDraft) -> int:
 def peak_bytes(draft: PlanDraft, work: Workload) -> int:
     """The estimated peak on this device; a CPU has no CUDA context."""
     guess = estimate_here(draft, work)
-    return guess.total if draft.on_gpu else guess.total - guess.cuda_context
+    return guess.total if draft.on_gpu else guess.total - guess["cuda_context"]
 
 
 def estimate_here(draft: PlanDraft, work: Workload) -> MemoryEstimate:
@@ -220,7 +220,7 @@ def most_at_once(plan: RunPlan, calibrations: Calibrations, sequences: int) -> i
 
     def peak(rows: int) -> int:
         guess = estimate(replace(work, rows=rows, accumulates=rows < sequences), calibration)
-        return guess.total - (0 if plan.kernels.device == "cuda" else guess.cuda_context)
+        return guess.total - (0 if plan.kernels.device == "cuda" else guess["cuda_context"])
 
     budget = plan.memory.budget_bytes
     if peak(1) <= int(MARGIN * budget):
@@ -259,8 +259,8 @@ def eval_bytes(draft: PlanDraft, work: Workload) -> int:
     guess = estimate_here(draft, work)
     one_block = replace(work, shape=replace(work.shape, layers=1), recomputed_blocks=0)
     calibration, _ = draft.calibrations.of(work)
-    peak = guess.total - guess.activations + estimate(one_block, calibration).activations
-    return peak if draft.on_gpu else peak - guess.cuda_context
+    peak = guess.total - guess["activations"] + estimate(one_block, calibration)["activations"]
+    return peak if draft.on_gpu else peak - guess["cuda_context"]
 
 
 def way_out(draft: PlanDraft, work: Workload) -> str:

@@ -74,46 +74,22 @@ H200 = Calibration()
 
 
 _NOT_ALWAYS = ("gathered_weights", "gradient_sum", "captured_gradients", "evaluation")
+"""Of several cards: blocks of sharded weights, gathered while they compute, and buffers that reduce
+gradients. Of captured passes: gradients of further graphs and those copied out, and what an
+evaluation needs beside passes that keep their memory."""
 
 
-@dataclass(frozen=True)
-class MemoryEstimate:
+class MemoryEstimate(dict[str, int]):
     """Bytes by purpose; `total` is what must be free on the card."""
-
-    base_weights: int
-    quantisation_tables: int
-    adapter: int
-    gradients: int
-    optimizer: int
-    activations: int
-    workspace: int
-    loss: int
-    data_buffers: int
-    libraries: int
-    cuda_context: int
-    allocator_slack: int
-    gathered_weights: int = 0
-    """Blocks of sharded weights, gathered while they compute."""
-    gradient_sum: int = 0
-    """Buffers for reducing gradients over ranks."""
-    captured_gradients: int = 0
-    """Of captured passes: those of further graphs, and those copied out."""
-    evaluation: int = 0
-    """What an evaluation needs beside captured passes, which keep their memory."""
 
     @property
     def allocated(self) -> int:
         """What torch's allocator hands out at the peak: max_memory_allocated."""
-        return self.total - self.cuda_context - self.allocator_slack
+        return self.total - self["cuda_context"] - self["allocator_slack"]
 
     @property
     def total(self) -> int:
-        return sum(vars(self).values())
-
-    def parts(self) -> dict[str, int]:
-        """Bytes by purpose; those of several cards and of captured passes only if present."""
-        sizes = {name: int(getattr(self, name)) for name in self.__dataclass_fields__}
-        return {name: size for name, size in sizes.items() if size or name not in _NOT_ALWAYS}
+        return sum(self.values())
 
 
 RESTING = (
@@ -133,21 +109,23 @@ def estimate(work: Workload, calibration: Calibration = H200) -> MemoryEstimate:
         "base_weights": weights,
         "quantisation_tables": tables,
         "adapter": adapter_bytes(work),
-        "optimizer": OPTIMIZERS[work.optimizer].state_bytes * trainable,
-        "data_buffers": 4 * 4 * work.tokens * (2 + work.prefetch),
-        "libraries": LIBRARY_BYTES,
         "gradients": gradient_bytes(work),
+        "optimizer": OPTIMIZERS[work.optimizer].state_bytes * trainable,
         "activations": activation_bytes(work),
         # The loss is freed before the last block's backward: only the larger of the two counts.
         "workspace": max(0, workspace_bytes(work) - loss),
         "loss": loss,
+        "data_buffers": 4 * 4 * work.tokens * (2 + work.prefetch),
+        "libraries": LIBRARY_BYTES,
+        "cuda_context": 0,  # the last two are known once the others are
+        "allocator_slack": 0,
     }
+    parts = shared_parts(parts, work, BYTES_OF[work.precision])
     if work.captured:
         parts |= {
             "captured_gradients": captured_gradient_bytes(work),
             "evaluation": evaluation_bytes(work),
         }
-    parts = shared_parts(parts, work, BYTES_OF[work.precision])
     sizes = {
         name: int((calibration.resting if name in RESTING else calibration.moving) * size)
         for name, size in parts.items()
@@ -157,7 +135,8 @@ def estimate(work: Workload, calibration: Calibration = H200) -> MemoryEstimate:
     if work.splits_weights:
         slack = max(slack, slack_bytes(work, BYTES_OF[work.precision]))
     context = calibration.context_bytes + (0 if work.engine == "single" else COMMUNICATOR_BYTES)
-    return MemoryEstimate(**sizes, cuda_context=context, allocator_slack=slack)
+    sizes |= {"cuda_context": context, "allocator_slack": slack}
+    return MemoryEstimate({n: size for n, size in sizes.items() if size or n not in _NOT_ALWAYS})
 
 
 def base_bytes(work: Workload) -> tuple[int, int]:
@@ -193,7 +172,7 @@ def autocast_bytes(work: Workload) -> int:
 
 def resting_bytes(work: Workload) -> int:
     """Counted bytes that stay between steps."""
-    parts = estimate(work).parts()
+    parts = estimate(work)
     return sum(parts[name] for name in RESTING) - autocast_bytes(work)
 
 

@@ -22,12 +22,9 @@ _CHAR_BATCHES = ((20, 192), (14, 128), (0, 96))
 
 def char_gpt_batch(memory_bytes: int) -> tuple[int, str]:
     """Rows per step for the character GPT, and why."""
-    gib = memory_bytes / GIB
-    for least, batch in _CHAR_BATCHES:
-        if gib >= least:
-            words = f"from {least} GiB on" if least else "below 14 GiB"
-            return batch, f"the character GPT's preset {words}"
-    raise AssertionError("the last preset has no lower bound")
+    least, batch = next(pair for pair in _CHAR_BATCHES if memory_bytes >= pair[0] * GIB)
+    words = f"from {least} GiB on" if least else "below 14 GiB"
+    return batch, f"the character GPT's preset {words}"
 
 
 @dataclass(frozen=True)

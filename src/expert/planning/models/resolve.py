@@ -51,7 +51,6 @@ class NotATextModel(ExpertError):
 class ResolvedModel:
     """A base model that was found, or the hub id to download; with its shape if known."""
 
-    name: str
     place: Place
     location: str
     because: str
@@ -71,7 +70,7 @@ def resolve_model(
     name = spec.name
     if name == CHAR_GPT:
         shape = char_gpt_shape(spec.architecture or CharGptShape())
-        return ResolvedModel(name, "built-in", name, "built-in character model", shape, "manifest")
+        return ResolvedModel("built-in", name, "built-in character model", shape, "manifest")
     if name == TINY:
         return _built_in(name)
     local = portable(name)
@@ -150,11 +149,11 @@ def _to_be_fetched(
     if begun is not None:
         shape, shape_from = read_shape(begun / "config.json")
         if shape is not None:
-            return ResolvedModel(name, "hub", hub_id, because, shape, shape_from)
+            return ResolvedModel("hub", hub_id, because, shape, shape_from)
     if known is None:
         why = f"{base} is not on this machine and not among the models known by name"
-        return ResolvedModel(name, "hub", hub_id, because, None, why)
-    return ResolvedModel(name, "hub", hub_id, because, known.shape, f"known sizes of {base}")
+        return ResolvedModel("hub", hub_id, because, None, why)
+    return ResolvedModel("hub", hub_id, because, known.shape, f"known sizes of {base}")
 
 
 def basename(name: str) -> str:
@@ -267,9 +266,7 @@ def _found(name: str, place: Place, location: Path, because: str) -> ResolvedMod
     known = find_known_model(name) if not (location / "config.json").is_file() else None
     if known is not None:
         shape, shape_from = known.shape, f"known sizes of {basename(name)}"
-    return ResolvedModel(
-        name, place, str(location), because, shape, shape_from, own_kernels=kernels
-    )
+    return ResolvedModel(place, str(location), because, shape, shape_from, own_kernels=kernels)
 
 
 def read_shape(config_file: Path) -> tuple[ModelShape | None, str]:
