@@ -18,9 +18,7 @@ from expert.model.attention import (
     attention_works,
     document_block_mask,
     document_mask,
-    eager_attention,
     register_attention,
-    sdpa_attention,
 )
 from tests.wording import wording
 
@@ -211,9 +209,11 @@ def test_attention_dropout_is_honoured_while_learning_only(kind):
 def test_transformers_builds_no_mask_for_these_names(monkeypatch):
     seen: list[Any] = []
 
+    eager = attention_file._FUNCTIONS["eager"]
+
     def noted(module: Any, *args: Any, **options: Any) -> tuple[Tensor, None]:
         seen.append(args[3])
-        return eager_attention(module, *args, **options)
+        return eager(module, *args, **options)
 
     model = a_model("Llama")
     monkeypatch.setitem(attention_file._FUNCTIONS, "eager", noted)
@@ -295,8 +295,10 @@ def test_the_probe_says_why_a_kernel_cannot_be_used(monkeypatch):
     assert attention_works("sdpa", *sizes) == ""
     assert attention_works("flash", *sizes).startswith("KernelUnavailable: attention 'flash'")
 
+    masked = attention_file._FUNCTIONS["sdpa"]
+
     def unmasked(*args: Any, **options: Any) -> tuple[Tensor, None]:
-        return sdpa_attention(*args, **{**options, "document_mask": None})
+        return masked(*args, **{**options, "document_mask": None})
 
     monkeypatch.setitem(attention_file._FUNCTIONS, "sdpa", unmasked)
     why = attention_works("sdpa", *sizes)
