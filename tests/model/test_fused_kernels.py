@@ -111,7 +111,8 @@ def row_scales(dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch)
 
     def run(weight: Tensor, first: Tensor, second: Tensor, vectors: Tensor) -> list[Tensor]:
         squares = weight.float().square().sum(1)
-        return list(magnitudes.row_scales(vectors, squares, weight, first, second, 0.7))
+        own = magnitudes.Magnitudes(vectors=[], all=vectors, squares=squares, places=[])
+        return list(magnitudes.row_scales(own, weight, first, second, 0.7))
 
     given = [weight, first, second, vectors]
     both_ways(run, given, device, monkeypatch, terms=inputs if dtype == torch.float32 else 1)
