@@ -74,16 +74,6 @@ def test_the_bar_moves_with_every_step_and_keeps_what_the_last_line_showed():
     assert re.search(r"121/900  loss 1\.2345", screen.file.getvalue())
 
 
-def test_steps_faster_than_the_eye_are_not_drawn():
-    screen = Screen(terminal=True)
-    with screen.view:
-        screen.view(STARTED)
-        for step in range(1, 900):
-            screen.now = 1.0 + step * 1e-5
-            screen.view.progress(step)
-        assert screen.file.getvalue().count("/900") == 1
-
-
 @pytest.mark.parametrize("last", [899, 900])
 def test_a_bar_that_is_left_shows_the_last_step_however_fast_it_came(last):
     screen = Screen(terminal=True)

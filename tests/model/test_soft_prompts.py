@@ -136,11 +136,6 @@ def test_a_folder_without_tokenizer_cannot_read_a_text(tmp_path: Path):
     assert "no tokenizer.json" in refusal(lambda: text_encoder(tmp_path))
 
 
-def test_no_prompts_are_none():
-    embedding = nn.Embedding.from_pretrained(EMBEDDING)
-    assert make_soft_prompts([], embedding, seed=0, dtype=torch.float32, encode=None) is None
-
-
 def test_first_values_are_as_large_as_what_a_scaling_embedding_gives():
     from transformers.models.gemma3.modeling_gemma3 import Gemma3TextScaledWordEmbedding
 

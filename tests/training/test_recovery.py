@@ -330,20 +330,3 @@ def test_a_fallback_replaces_the_decision_where_it_stood(usual):
     assert [d.path for d in found.decisions] == [d.path for d in usual.decisions]
     assert changes(usual, usual) == []
     assert {d.source for d in changes(usual, found)} == {"fallback"}
-
-
-def test_a_plan_after_several_failures_comes_back_from_json(usual):
-    here = changed(usual, kernels={"attention": "flash", "compile": True})
-    for failure in (
-        NO_ROOM,
-        CompileFailed(reason="?"),
-        KernelUnavailable(kernel="flash", reason="?"),
-        DataBound(share=0.5, workers=0, cores=8),
-    ):
-        here = after(here, failure)
-    assert RunPlan.model_validate_json(here.model_dump_json()) == here
-    settled = {d.path: d.value for d in here.decisions}
-    tree = here.model_dump(mode="json")
-    for path in ("batch.micro_batch", "kernels.compile", "kernels.attention", "loader.workers"):
-        name, key = path.split(".")
-        assert tree[name][key] == settled[path]
