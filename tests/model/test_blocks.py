@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from typing import Any
 
 import peft
@@ -203,8 +204,11 @@ def test_compiled_and_recomputed_blocks_on_the_card_stay_compiled(kind):
         cpu = a_batch([row * 8 for row in LAYOUTS[layout]], seed=layout)
         documents = cpu.boundaries[-1].repeat(65)
         documents[: len(cpu.boundaries)] = cpu.boundaries
-        batch: Any = type(cpu)(
-            tokens=cpu.tokens.cuda(), positions=cpu.positions.cuda(), boundaries=documents.cuda()
+        batch = dataclasses.replace(
+            cpu,
+            tokens=cpu.tokens.cuda(),
+            positions=cpu.positions.cuda(),
+            boundaries=documents.cuda(),
         )
         loss = logits_of(model, kind, batch).float().square().mean()
         loss.backward()
