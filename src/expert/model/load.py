@@ -180,7 +180,6 @@ class LoadedModel:
         return self.causal_lm.get_output_embeddings()
 
     def _head_options(self) -> dict[str, Any]:
-        """Options of the step from hidden states to logits."""
         if isinstance(self.module, CharGpt):
             return {}
         config = self.causal_lm.config

@@ -120,7 +120,6 @@ class Engine:
             return self._model.loss_sum(batch)
 
     def backward(self, loss: Tensor) -> None:
-        """Set the gradients of the computing parameters."""
         self._learner.backpropagate(loss)
 
     def computing(self) -> list[Tensor]:

@@ -265,7 +265,8 @@ def _between_steps(
         if result is not None:
             verdict = tools.best.observe(state.done, result.metric(tools.best.metric))
             improved, patience_gone = verdict.improved, verdict.stop
-            _report_evaluation(result, state, improved, pause.seconds, tools)
+            fields = {**result.fields(), "best": improved, "seconds": pause.seconds}
+            tools.emit("eval", step=state.done, split="validation", **fields)
             state = replace(state, best=tools.best.state(), evaluated=state.done)
             eval_loss = result.loss
     if moment.epoch is not None:
@@ -284,22 +285,6 @@ def _between_steps(
     if patience_gone and not moment.last:
         return state, Ending(finished=True, early=True)
     return state, None
-
-
-def _report_evaluation(
-    result: EvalResult, state: TrainState, best: bool, seconds: float, tools: Tools
-) -> None:
-    tools.emit(
-        "eval",
-        step=state.done,
-        split="validation",
-        loss=result.loss,
-        perplexity=result.perplexity,
-        token_accuracy=result.token_accuracy,
-        tokens=result.targets,
-        best=best,
-        seconds=seconds,
-    )
 
 
 def _ended(state: TrainState, plan: LoopPlan, tools: Tools) -> tuple[TrainState, Ending]:

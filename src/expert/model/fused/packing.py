@@ -135,6 +135,5 @@ def _joined(biases: Sequence[Tensor | None], sizes: Sequence[int]) -> Tensor | N
 
 
 def _move(parameter: nn.Parameter, place: Tensor) -> None:
-    """Move a parameter's data into `place`."""
     place.copy_(parameter)
     parameter.data = place

@@ -45,8 +45,6 @@ an H200."""
 
 
 class Kept(NamedTuple):
-    """What a product saves for its backward."""
-
     low: Tensor
     """s x A^T."""
     seeds: Tensor | None = None

@@ -67,7 +67,6 @@ class Instruments:
 def instruments_for(
     plan: RunPlan, data: RunData, *, device: torch.device, emit: Emit, group: Group
 ) -> Instruments:
-    """Create the instruments of a run on its device."""
     from expert.model.blocks import CompileWatch
 
     peak = plan.length.peak_flops
@@ -176,7 +175,6 @@ def loop_plan(plan: RunPlan, data: RunData, state: TrainState) -> LoopPlan:
 
 
 def best_so_far(plan: RunPlan, state: TrainState) -> BestSoFar:
-    """Tracks the plan's metric, starting from `state`."""
     watch = plan.watch
     return BestSoFar(
         watch.metric,

@@ -64,7 +64,6 @@ def read_plan(folder: RunFolder) -> RunPlan:
 
 
 def manifest_of_run(folder: RunFolder) -> Manifest:
-    """The manifest stored in the run folder."""
     return _checked(Manifest, read_object(folder.manifest), folder.manifest)
 
 
