@@ -285,14 +285,6 @@ def test_output_that_a_narrow_encoding_cannot_write_still_comes_out(tmp_path):
     assert "✓" in ran.stdout.decode("utf-8")
 
 
-def test_settings_of_a_flat_file_that_mean_nothing_are_reported(run, tmp_path):
-    file = tmp_path / "flat.yaml"
-    text = "base_model: x\ndataset: a.jsonl\nlr: 1e-4\nsample_size: 3\n"
-    file.write_text(text, encoding="utf-8")
-    out = run("manifest", "check", str(file)).out
-    assert wording("line-warning-without-effect") in out
-
-
 def test_every_view_of_a_plan_has_the_expected_time(run, tmp_path):
     from tests.run.test_preparing import an_expert
 
