@@ -18,6 +18,7 @@ from tests.model.models import (
     load,
     make_batch,
     refusal,
+    stir,
     tiny_model,
     trainable_tensors,
 )
@@ -64,14 +65,6 @@ def train(
         optimizer.zero_grad()
         losses.append(loss.item())
     return [*losses, mean_loss().item()]
-
-
-def stir(loaded: LoadedModel) -> None:
-    """Give the adapter values that change the model: fresh ones do nothing."""
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for _, parameter in loaded.trainable:
-            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.1)
 
 
 def base_weights(loaded: LoadedModel) -> dict[str, torch.Tensor]:
@@ -130,7 +123,7 @@ def plain_peft(loaded: LoadedModel, folder: Path, tmp_path: Path) -> Any:
 @pytest.mark.parametrize("kind", ["lora", "dora", "ia3", "lokr", "adalora"])
 def test_loss_and_gradients_equal_plain_peft_with_labels(qwen: Path, kind: str, tmp_path: Path):
     loaded = load(qwen, kind)
-    stir(loaded)
+    stir(parameter for _, parameter in loaded.trainable)
     found = documents(9, 6, 12)
     batch = make_batch([found[:2], found[2:]], length=16)
     loss = loaded.loss_sum(batch)

@@ -20,6 +20,7 @@ from tests.model.models import (
     documents,
     load,
     make_batch,
+    stir,
     tiny_model,
     trainable_tensors,
 )
@@ -57,14 +58,6 @@ def adapted(
         alpha = int(RANK * SCALING)
         wrapped: Any = Linear(layer, "default", config=config, r=RANK, lora_alpha=alpha).to(dtype)
     return wrapped.train()
-
-
-def stir(parameters: list[nn.Parameter]) -> None:
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in parameters:
-            noise = torch.randn(parameter.shape, generator=generator)
-            parameter.add_(noise.to(parameter.dtype), alpha=0.1)
 
 
 def pair(**options: Any) -> tuple[Any, Any]:
