@@ -191,17 +191,10 @@ def _epoch_ended(
     stop = _answer(tools.recorder.settle(), state, plan, tools)
     if stop is not None:
         return state, stop
-    return _between_steps(state, _epoch_over(state, plan), plan, tools)
-
-
-def _epoch_over(state: TrainState, plan: LoopPlan) -> Moment:
-    epoch = state.epoch + 1
-    missing = state.evaluated != state.done
-    return Moment(
-        evaluate=missing and due(epoch, plan.eval_epochs),
-        save=due(epoch, plan.save_epochs),
-        epoch=epoch,
-    )
+    epoch, missing = state.epoch + 1, state.evaluated != state.done
+    evaluate = missing and due(epoch, plan.eval_epochs)
+    moment = Moment(evaluate=evaluate, save=due(epoch, plan.save_epochs), epoch=epoch)
+    return _between_steps(state, moment, plan, tools)
 
 
 def _left_undone(state: TrainState, plan: LoopPlan) -> Moment:
