@@ -11,7 +11,7 @@ import transformers
 from torch import Tensor, nn
 
 from expert.model.attention import IMPLEMENTATIONS, attention_kwargs, register_attention
-from expert.model.blocks import CompileWatch, compile_blocks, find_blocks, recompute
+from expert.model.blocks import compile_blocks, compiled_graphs, find_blocks, recompute
 from tests.each import each
 from tests.model.test_attention import SMALL, WORDS, a_batch, a_model, logits_of
 
@@ -158,15 +158,15 @@ def test_compiled_blocks_give_equal_outputs_and_compile_once(backend, lora):
     plain = [gradients(model, seed) for seed in range(3)]
     logits = [forward(model, layout) for layout in range(3)]
     recompute(find_blocks(model), 1)
-    watch = CompileWatch()
+    before = compiled_graphs()
     compile_blocks(find_blocks(model), backend=backend, fullgraph=True)
     compiled = [gradients(model, 0)]
     # One graph for all blocks; with an adapter the first has an input that needs no gradient.
-    assert watch.recompiles() == (2 if lora else 1)
-    watch.mark()
+    assert compiled_graphs() - before == (2 if lora else 1)
+    before = compiled_graphs()
     compiled += [gradients(model, seed) for seed in (1, 2)]
     again = [forward(model, layout) for layout in range(3)]
-    assert watch.recompiles() == 0
+    assert compiled_graphs() - before == 0
     # The same operations in float64; only their fusion could round differently.
     for one, other in zip(logits, again, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
@@ -178,12 +178,11 @@ def test_compiled_blocks_give_equal_outputs_and_compile_once(backend, lora):
 def test_a_changed_shape_counts_as_a_recompile():
     torch._dynamo.reset()
     model = a_trained_model()
-    watch = CompileWatch()
     compile_blocks(find_blocks(model), backend="eager")
     forward(model)
-    watch.mark()
+    before = compiled_graphs()
     logits_of(model, "sdpa", a_batch([[4, 4], [8]]))
-    assert watch.recompiles() == 1
+    assert compiled_graphs() - before == 1
 
 
 def test_compiled_recomputation_draws_the_same_dropout():
@@ -225,7 +224,7 @@ def test_compiled_and_recomputed_blocks_on_the_card_stay_compiled(kind):
         return loss.item()
 
     step(0)
-    watch = CompileWatch()
+    before = compiled_graphs()
     losses = [step(layout) for layout in (1, 2, 0)]
-    assert watch.recompiles() == 0
+    assert compiled_graphs() - before == 0
     assert all(loss == loss for loss in losses)

@@ -67,7 +67,7 @@ class Instruments:
 def instruments_for(
     plan: RunPlan, data: RunData, *, device: torch.device, emit: Emit, group: Group
 ) -> Instruments:
-    from expert.model.blocks import CompileWatch
+    from expert.model.blocks import compiled_graphs
 
     peak = plan.length.peak_flops
     return Instruments(
@@ -78,7 +78,7 @@ def instruments_for(
         pressure=Pressure(
             data=DataWait(workers=plan.loader.workers, cores=len(cores_seen())),
             spilling=Spilling(),
-            recompiling=Recompiling(CompileWatch().recompiles),
+            recompiling=Recompiling(compiled_graphs),
         ),
         meter=Meter(
             # Of all ranks together, like the token counts.
