@@ -1,1 +1,1 @@
-"""The commands: options, help and output."""
+"""The commands: options, help and output, one file for each command."""

@@ -13,26 +13,30 @@ from typer.core import TyperGroup
 
 from expert.cli import (
     benchmark,
+    board,
     dataset,
     diagnose,
     export,
     launch,
     machine,
     manifest,
+    new,
     plan,
     pretokenize,
-    runs,
+    report,
     sample,
     serve,
     train,
     validate,
+    verify,
+    watch,
 )
 from expert.cli.show.display import write_line
 from expert.core.errors import EXIT_MEANINGS
 from expert.core.version import __version__
 
 _COMMANDS: dict[str, Any] = {
-    "new": manifest.new,
+    "new": new.new,
     "find-datasets": dataset.find_datasets,
     "manifest": manifest.app,
     "dataset": dataset.app,
@@ -42,14 +46,14 @@ _COMMANDS: dict[str, Any] = {
     "pretokenize": pretokenize.pretokenize,
     "train": train.train,
     "launch": launch.launch,
-    "watch": runs.watch,
-    "board": serve.board,
+    "watch": watch.watch,
+    "board": board.board,
     "sample": sample.sample,
     "validate": validate.validate,
     "export": export.export,
     "serve": serve.serve,
-    "verify": runs.verify,
-    "report": runs.report,
+    "verify": verify.verify,
+    "report": report.report,
     "diagnose": diagnose.diagnose,
     "benchmark": benchmark.benchmark,
     "clear-cuda-cache": machine.clear_cuda_cache,
@@ -59,7 +63,7 @@ _MORE: dict[str, dict[str, Any]] = {
     "train": {"cls": train.TrainCommand, "epilog": train.TRAIN_EPILOG},
     "export": {"epilog": export.EXPORT_EPILOG},
     "serve": {"epilog": serve.SERVE_EPILOG},
-    "verify": {"epilog": runs.VERIFY_EPILOG},
+    "verify": {"epilog": verify.VERIFY_EPILOG},
     "diagnose": {"epilog": diagnose.DIAGNOSE_EPILOG},
 }
 _EPILOG = "\n".join(

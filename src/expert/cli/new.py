@@ -1,0 +1,113 @@
+"""`expert new`: a folder to start an expert with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from expert.cli.show.display import Line, make_console, show_lines, write_json
+from expert.cli.show.options import json_option, output_option
+from expert.core.text import counted
+
+if TYPE_CHECKING:
+    from expert.jobs.new.new_expert import NewExpert
+    from expert.jobs.new.row_lengths import LengthChoice
+
+
+def new(
+    name: Annotated[str, typer.Argument(help="Name of the expert and of its folder.")],
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="ROWS",
+            help="Training rows: a file or folder, which is copied, or owner/name of the Hub.",
+        ),
+    ] = None,
+    template: Annotated[
+        str | None, typer.Option(metavar="NAME", help="json, sql, cypher, typescript or text.")
+    ] = None,
+    mapping: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--map",
+            metavar="PART=COLUMN",
+            help="Map a column: instruction, input, response, system, messages, tools or text.",
+        ),
+    ] = None,
+    preferred: Annotated[
+        bool, typer.Option("--preferred", help="Preference rows (DPO, KTO): use the preferred.")
+    ] = False,
+    json_values: Annotated[
+        bool, typer.Option("--json-values", help="Train on lists and objects as JSON text.")
+    ] = False,
+    model: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="The base model: a folder, a name or a hub id; settings fit its size.",
+        ),
+    ] = "tiny",
+    output: Annotated[Path | None, output_option("Parent folder; default: this one.")] = None,
+    as_json: Annotated[bool, json_option("Print what was made as JSON.")] = False,
+) -> None:
+    """Create a folder with a manifest, from a template, a file of rows or a dataset of the Hub."""
+    from expert.jobs.new.new_expert import new_expert
+
+    made = new_expert(
+        name,
+        data=data,
+        template=template,
+        into=output,
+        mapping=mapping or (),
+        preferred=preferred,
+        json_values=json_values,
+        model=model,
+    )
+    if as_json:
+        write_json(made)
+    else:
+        show_lines(make_console(), list(_lines(made)))
+
+
+def _lines(made: NewExpert) -> Iterator[Line]:
+    """What was created, from which rows, and the next commands."""
+    what = "tool calls" if made.calls else made.template
+    yield f"✓ made {made.folder}  (answers: {what})", "bold green"
+    if made.columns:
+        parts = ", ".join(f"{part}={column}" for part, column in made.columns.items())
+        left = ", ".join(f"{n} (in {counted(rows, 'row')})" for n, rows in made.unused.items())
+        yield f"  columns of {made.data}: {parts}{f'; not used: {left}' if left else ''}", ""
+        if made.warning:
+            yield f"  warning: {made.warning}", "yellow"
+        if made.bad_rows:
+            bad = f"{made.bad_rows} of the first {counted(made.looked_at, 'row')} cannot be used"
+            yield f"  {bad}: expert dataset check lists them", "yellow"
+        if made.unread:
+            yield f"  not read: {', '.join(made.unread)}", ""
+    else:
+        yield f"  example rows to replace: {made.data}", ""
+    yield f"  base model {made.model}: {made.settings_because}", ""
+    if made.length is not None:
+        yield from _length_lines(made.length, made.model)
+    yield "next:", ""
+    for command in ("dataset check", "plan", "train"):
+        yield f"  expert {command} --manifest {made.manifest}", ""
+    judge, ask = f"validate --expert {made.folder}", f'sample {made.folder} --prompt "…"'
+    yield f"  expert {judge if made.has_answers else ask}", ""
+
+
+def _length_lines(found: LengthChoice, model: str) -> Iterator[Line]:
+    """The chosen length, and what shorter ones would cut."""
+    yield f"  max_seq_length {found.length}: {found.because}", ""
+    if found.estimated:
+        text = f"estimated: the tokenizer of {model} is not on this machine"
+        yield f"    {text}; expert dataset check counts exactly where it is", ""
+    for one in found.cuts:
+        if one.rows and one.length == found.length and found.bound:
+            yield f"    {one.words()}: {found.bound}", "yellow"
+        elif one.rows:
+            yield f"    {one.words()}", ""
