@@ -191,7 +191,7 @@ class Parts:
 
 
 class Sharded(Replicated):
-    """Ranks each hold a part of the weights and see different rows."""
+    """An Engine whose ranks each hold a part of the weights and see different rows."""
 
     def __init__(self, *parts: Any, shards: Parts, **options: Any) -> None:
         super().__init__(*parts, **options)
