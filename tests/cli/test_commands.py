@@ -13,7 +13,6 @@ import pytest
 
 from expert.cli import app
 from expert.cli.app import IN_ORDER_OF_USE
-from expert.cli.show.display import nobody_reads
 from expert.core.errors import EXIT_MEANINGS
 from tests.cli.running import EXAMPLES, EXPERT_JSON
 from tests.wording import wording
@@ -257,30 +256,12 @@ def test_a_command_without_standard_output_ends_as_it_should(arguments):
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-@pytest.mark.skipif(os.name != "posix", reason="head and bash")
-def test_a_reader_of_the_first_line_of_help_gets_it_and_no_complaint():
-    pipe = f"{sys.executable} -m expert --help | head -2; echo ${{PIPESTATUS[0]}}"
-    ran = subprocess.run(["bash", "-c", pipe], capture_output=True, text=True, check=False)
-    assert "Usage: " in ran.stdout
-    assert ran.stdout.endswith("\n0\n")
-    assert ran.stderr == ""
-
-
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk that is always full")
 @pytest.mark.parametrize("arguments", ["machine --cards", "machine --cards --json", "--help"])
 def test_what_cannot_be_written_is_an_error_that_is_reported_once(arguments):
     command = f"{sys.executable} -m expert {arguments} > /dev/full"
     ran = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stderr) == (75, "output: No space left on device\n")
-
-
-@pytest.mark.skipif(os.name != "posix", reason="pipes are watched on POSIX")
-def test_a_pipe_is_gone_when_its_reader_is():
-    reads, writes = os.pipe()
-    with os.fdopen(writes, "w") as stream:
-        assert not nobody_reads(stream.fileno())
-        os.close(reads)
-        assert nobody_reads(stream.fileno())
 
 
 def test_completion_can_be_shown(run, monkeypatch):
@@ -302,14 +283,6 @@ def test_output_that_a_narrow_encoding_cannot_write_still_comes_out(tmp_path):
     )
     assert ran.returncode == 0
     assert "✓" in ran.stdout.decode("utf-8")
-
-
-def test_settings_of_a_flat_file_that_mean_nothing_are_reported(run, tmp_path):
-    file = tmp_path / "flat.yaml"
-    text = "base_model: x\ndataset: a.jsonl\nlr: 1e-4\nsample_size: 3\n"
-    file.write_text(text, encoding="utf-8")
-    out = run("manifest", "check", str(file)).out
-    assert wording("line-warning-without-effect") in out
 
 
 def test_every_view_of_a_plan_has_the_expected_time(run, tmp_path):

@@ -56,14 +56,6 @@ def test_a_misspelt_model_file_or_column_is_reported_by_check_and_plan_and_refus
     assert told in ran.err
 
 
-def test_a_base_model_that_the_manifest_has_not_is_reported_how_it_is_used(run, tmp_path):
-    ran = run("plan", a_manifest(tmp_path), "--model", "llama")
-    assert ran.code == 2
-    assert ran.err == wording("llama-manifest-has-tiny")
-    other = run("plan", a_manifest(tmp_path), "--set", "base_model=Qwen3-0.6B", "--json")
-    assert json.loads(other.out)["model"]["name"] == "Qwen3-0.6B"
-
-
 def test_a_warning_of_the_manifest_names_its_file_once(run, tmp_path):
     file = a_trainable_manifest(tmp_path, more="training: {quality: {lora: 1}}\nmood: good\n")
     ran = run("train", "-m", file)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from expert.core.errors import EXIT_OK, EXIT_RUN_FAILED, EXIT_TERMINATED, EXIT_USAGE
+from expert.core.errors import EXIT_OK, EXIT_TERMINATED, EXIT_USAGE
 from expert.core.publish import publishing
 from expert.manifest.reader import read_manifest
 from expert.run.stored.locate import newest_that_saved
@@ -159,18 +159,6 @@ def test_a_rank_that_is_killed_is_named_and_the_run_resumes_with_max_restarts(ma
     (folder,) = (manifest.parent / "runs").iterdir()
     assert len(events_of(folder, "resumed")) == 1
     assert len(events_of(folder, "finished")) == 1
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="finds ranks in /proc")
-def test_without_restarts_a_failure_says_how_to_resume(manifest):
-    process = started(manifest, "--gpus", "2", "--epochs", "12")
-    folder = run_of(manifest, 14)
-    os.kill(pid_of_rank(1, manifest), signal.SIGKILL)
-    _, err = process.communicate(timeout=PATIENCE_SECONDS)
-    assert process.returncode == EXIT_RUN_FAILED
-    last = err.splitlines()[-1]
-    assert last.endswith(f"--gpus 2 --epochs 12 --resume {folder}")
 
 
 @pytest.mark.slow

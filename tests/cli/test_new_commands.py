@@ -28,12 +28,6 @@ def test_columns_of_a_file_are_shown(run: Runner, tmp_path):
     assert wording("is-there-already") in again.err
 
 
-def test_what_was_made_as_json(run: Runner, tmp_path):
-    made = json.loads(run("new", "mine", "-o", str(tmp_path), "--json").out)
-    assert (made["template"], made["columns"]) == ("text", {})
-    assert made["manifest"] == str(tmp_path / "mine" / "manifest.json")
-
-
 def test_plain_text_is_to_be_sampled_rather_than_validated(run: Runner, tmp_path):
     book = tmp_path / "book.txt"
     book.write_text("Call me Ishmael.\n\nSome years ago.\n", encoding="utf-8")

@@ -35,13 +35,6 @@ def test_pretokenize_shows_hit_or_miss_and_the_counts(run, tmp_path):
     assert wording("name-one-manifest-folder") in nothing.err
 
 
-def test_pretokenize_prepares_every_manifest_below_a_folder(run, tmp_path):
-    for name in ("a", "b"):
-        an_expert(tmp_path / name)
-    out = run("pretokenize", "--all", str(tmp_path)).out
-    assert out.count("cache miss") == 4
-
-
 def test_pretokenize_continues_past_what_cannot_be_prepared_and_lists_everything(
     run, tmp_path, monkeypatch
 ):

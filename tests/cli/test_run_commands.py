@@ -58,16 +58,23 @@ def test_a_seed_gives_the_same_text_and_one_that_was_drawn_is_reported(run):
     assert wording("temperature-with-text-would") in first.err
 
 
-def test_a_prompt_that_cannot_be_read_is_reported_before_anything_is_written(run):
-    ran = run("sample", str(finished_characters()), "--prompt", "é", *CPU)
+@pytest.mark.parametrize(
+    ("characters", "words", "told"),
+    [
+        (True, ("--prompt", "é"), wording("character-not-in-corpus")),
+        (False, ("--prompt", "x", "--checkpoint", "99"), wording("no-checkpoint-update")),
+        (False, ("--prompt", ""), wording("empty-nothing-to-answer")),
+        (False, ("--prompt", "  \n"), wording("empty-nothing-to-answer")),
+        (False, (), wording("nothing-to-answer-given")),  # without a terminal
+    ],
+)
+def test_what_cannot_be_answered_is_refused_before_anything_is_written(
+    run, characters, words, told
+):
+    folder = finished_characters() if characters else finished("lora")
+    ran = run("sample", str(folder), *words, *CPU)
     assert (ran.code, ran.out) == (2, "")
-    assert wording("character-not-in-corpus") in ran.err
-
-
-def test_a_checkpoint_that_is_not_there_exits_with_2(run):
-    ran = run("sample", str(finished("lora")), "--prompt", "x", "--checkpoint", "99", *CPU)
-    assert ran.code == 2
-    assert wording("no-checkpoint-update") in ran.err
+    assert told in ran.err
 
 
 # --- exporting -----------------------------------------------------------------------------------
@@ -186,19 +193,6 @@ def test_a_prompt_may_come_from_standard_input(run, monkeypatch):
     [piped] = json.loads(run(*asked, "--prompt", "-").out)["samples"]
     [given] = json.loads(run(*asked, "--prompt", "say cat 2").out)["samples"]
     assert piped == given
-
-
-@pytest.mark.parametrize("empty", ["", "  \n"])
-def test_an_empty_prompt_is_refused_before_anything_is_loaded(run, empty):
-    ran = run("sample", str(finished("lora")), "--prompt", empty, *CPU)
-    assert (ran.code, ran.out) == (2, "")
-    assert ran.err.startswith(wording("empty-nothing-to-answer"))
-
-
-def test_without_a_prompt_and_a_terminal_it_shows_what_to_give(run):
-    ran = run("sample", str(finished("lora")), *CPU)
-    assert ran.code == 2
-    assert ran.err.startswith(wording("nothing-to-answer-given"))
 
 
 def test_in_a_terminal_it_answers_line_after_line_until_there_is_none(run, monkeypatch):

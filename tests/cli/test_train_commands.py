@@ -22,7 +22,6 @@ from tests.cli.running import ROOT
 from tests.each import each
 from tests.jobs.runs import base_model, write_expert
 from tests.jobs.trained_runs import CORPUS
-from tests.run.test_status import a_run
 from tests.wording import wording
 
 SMALL = (
@@ -131,14 +130,6 @@ def test_without_a_manifest_a_text_trains_the_character_model(run, tmp_path, mon
     assert manifest["base_models"][0]["name"] == "char-gpt"
     assert manifest["training"]["dataset"]["path"] == str(tmp_path / "fox.txt")
     assert (folder / "final" / "vocabulary.json").is_file()
-
-
-def test_a_corpus_is_trained_by_its_name_for_as_many_epochs_as_the_example():
-    read = asked_manifest(None, "shakespeare", tuple(flags(dataset="shakespeare")))
-    assert read.manifest.name == "char-shakespeare"
-    assert read.manifest.training.dataset.path == "shakespeare"
-    assert read.manifest.training.config.epochs == 25
-    assert read.manifest.training.config.adapter_type == "full"
 
 
 SEED = """
@@ -269,17 +260,6 @@ def test_resume_without_a_value_means_auto(given, meant):
     assert with_resume_value(given.split()) == meant.split()
 
 
-def test_resume_alone_resumes_the_newest_run_and_shows_from_where(run, trained):
-    shutil.rmtree(trained / "final")
-    shutil.rmtree(trained / "checkpoints" / "step-000006")
-    ran = run("train", "-m", str(trained.parents[1]), "--resume", "--device", "cpu")
-    assert ran.code == 0, ran.err
-    saved = trained / "checkpoints" / "step-000003"
-    assert wording("resumed-at-step-3", step_000003=saved) in ran.out
-    assert (trained / "final").is_dir()
-    assert len(list(trained.parent.iterdir())) == 1
-
-
 def test_a_changed_run_is_refused_with_the_difference_unless_allowed(run, trained):
     shutil.rmtree(trained / "final")
     asked = ("train", "-m", str(trained.parents[1]), "--device", "cpu", "--resume", str(trained))
@@ -311,15 +291,6 @@ def test_a_dry_run_shows_plan_and_data_and_writes_nothing(run, expert, tmp_path)
     assert found["data"]["sources"][0]["files"] == [str(rows)]
     assert found["resume"] is None
     assert tree(tmp_path) == before
-
-
-def test_a_dry_run_of_resuming_names_the_run(run, expert):
-    asked = ("train", "-m", str(expert), "--dry-run", "--device", "cpu", "--resume")
-    ran = run(*asked)
-    assert ran.code == 2
-    assert wording("no-run-demo-under") in ran.err
-    folder = a_run(expert.parent / "runs" / "demo-20260101-000000").path
-    assert wording("run-would-go-on", folder=folder) in run(*asked).out
 
 
 def test_a_dry_run_that_does_not_fit_exits_with_3(run, tmp_path):

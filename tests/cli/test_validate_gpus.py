@@ -25,12 +25,6 @@ __all__ = ["as_it_was"]  # a fixture for every test here: the runs are looked at
 PATIENCE_SECONDS = 240.0
 
 
-def test_gpus_that_are_not_there_are_refused_with_all_reasons(run):
-    ran = run("validate", "nowhere", "--device", "cpu", "--gpus", "0,0")
-    assert ran.code == EXIT_USAGE
-    assert len(ran.err.splitlines()) == 3
-
-
 def test_several_starts_by_torchrun_are_refused(run, monkeypatch):
     world = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
     for name, value in {**world, "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}.items():

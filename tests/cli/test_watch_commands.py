@@ -115,10 +115,3 @@ def test_a_stopped_run_is_shown_with_the_command_that_resumes_wherever_it_was_mo
         "go-on-with-expert-train-manifest", manifest=home / "manifest.yaml", path=folder.path
     )
     assert ran.out.splitlines()[-1] == last
-
-
-def test_no_run_is_reported(run, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    ran = run("watch")
-    assert ran.code == 2
-    assert ran.err.startswith(wording("runs-no-run-below"))

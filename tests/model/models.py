@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -182,8 +182,6 @@ class Batch:
     soft_mask: Tensor | None
     target_places: Tensor
     targets: int
-    real_tokens: int
-    examples: int
     whole_rows: bool
 
     @property
@@ -228,8 +226,6 @@ def make_batch(
         soft_mask=soft if soft_tokens else None,
         target_places=target_places,
         targets=len(places),
-        real_tokens=sum(len(document) for row in laid for document in row),
-        examples=sum(map(len, rows)),
         whole_rows=all(len(row) == 1 for row in rows),
     )
 
@@ -252,3 +248,12 @@ def trainable_tensors(loaded: LoadedModel) -> dict[str, Tensor]:
     if loaded.ranks is not None:
         tensors |= {f"adalora.{name}": value for name, value in loaded.ranks.tensors().items()}
     return tensors
+
+
+def stir(parameters: Iterable[Tensor]) -> None:
+    """Give adapters values that change the model: fresh ones do nothing."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in parameters:
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.add_(noise.to(parameter.dtype), alpha=0.1)

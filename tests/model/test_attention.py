@@ -18,10 +18,9 @@ from expert.model.attention import (
     attention_works,
     document_block_mask,
     document_mask,
-    eager_attention,
     register_attention,
-    sdpa_attention,
 )
+from tests.model.models import Batch, documents, make_batch
 from tests.wording import wording
 
 WORDS = 40
@@ -42,42 +41,11 @@ GRADIENTS: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-2}
 ROWS = [[7, 5, 4], [3, 13]]  # lengths of the documents in every row
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Batch:
-    tokens: Tensor
-    positions: Tensor
-    boundaries: Tensor
-    whole_rows: bool = False
-    soft_mask: Tensor | None = None
-    targets: int = 0
-    real_tokens: int = 0
-    examples: int = 0
-
-    @property
-    def longest(self) -> int:
-        return int(self.tokens.shape[1])
-
-    @property
-    def labels(self) -> Tensor:
-        return self.tokens
-
-    @property
-    def target_places(self) -> Tensor:
-        return self.tokens.flatten()
-
-
-def a_batch(rows: list[list[int]], *, seed: int = 0, whole_rows: bool = False) -> Batch:
-    generator = torch.Generator().manual_seed(seed)
-    lengths = torch.tensor([length for row in rows for length in row])
-    ends = lengths.cumsum(0)
-    positions = torch.cat([torch.arange(int(length)) for length in lengths])
-    tokens = torch.randint(0, WORDS, positions.shape, generator=generator)
-    return Batch(
-        tokens=tokens.view(len(rows), -1).int(),
-        positions=positions.view(len(rows), -1).int(),
-        boundaries=torch.cat([torch.zeros(1), ends, ends[-1:]]).int(),
-        whole_rows=whole_rows,
-    )
+def a_batch(rows: list[list[int]], *, seed: int = 0) -> Batch:
+    """Rows of documents of these lengths."""
+    lengths = [length for row in rows for length in row]
+    drawn = iter(documents(*lengths, vocabulary=WORDS, seed=seed))
+    return make_batch([[next(drawn) for _ in row] for row in rows])
 
 
 def a_model(family: str, **options: Any) -> nn.Module:
@@ -148,7 +116,8 @@ def test_a_document_does_not_see_its_neighbours(kind):
 
 def test_whole_rows_need_no_mask():
     model, rows = a_model("Qwen3"), [[16], [16]]
-    whole, masked = a_batch(rows, whole_rows=True), a_batch(rows)
+    whole = a_batch(rows)
+    masked = dataclasses.replace(whole, whole_rows=False)
     assert attention_kwargs("sdpa", whole) == {"document_mask": None}
     one, other = logits_of(model, "sdpa", whole), logits_of(model, "sdpa", masked)
     torch.testing.assert_close(one, other, **LOGITS)
@@ -169,7 +138,7 @@ def test_sliding_windows_are_those_of_transformers(kind):
 def test_a_window_is_kept_in_whole_rows_too():
     model, rows = a_model("Mistral", sliding_window=4), [[16], [16]]
     with torch.no_grad():
-        one = logits_of(model, "sdpa", a_batch(rows, whole_rows=True))
+        one = logits_of(model, "sdpa", a_batch(rows))
         other = logits_of(model, "eager", a_batch(rows))
     torch.testing.assert_close(one, other, **LOGITS)
 
@@ -211,9 +180,11 @@ def test_attention_dropout_is_honoured_while_learning_only(kind):
 def test_transformers_builds_no_mask_for_these_names(monkeypatch):
     seen: list[Any] = []
 
+    eager = attention_file._FUNCTIONS["eager"]
+
     def noted(module: Any, *args: Any, **options: Any) -> tuple[Tensor, None]:
         seen.append(args[3])
-        return eager_attention(module, *args, **options)
+        return eager(module, *args, **options)
 
     model = a_model("Llama")
     monkeypatch.setitem(attention_file._FUNCTIONS, "eager", noted)
@@ -295,8 +266,10 @@ def test_the_probe_says_why_a_kernel_cannot_be_used(monkeypatch):
     assert attention_works("sdpa", *sizes) == ""
     assert attention_works("flash", *sizes).startswith("KernelUnavailable: attention 'flash'")
 
+    masked = attention_file._FUNCTIONS["sdpa"]
+
     def unmasked(*args: Any, **options: Any) -> tuple[Tensor, None]:
-        return sdpa_attention(*args, **{**options, "document_mask": None})
+        return masked(*args, **{**options, "document_mask": None})
 
     monkeypatch.setitem(attention_file._FUNCTIONS, "sdpa", unmasked)
     why = attention_works("sdpa", *sizes)

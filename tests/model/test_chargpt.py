@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from expert.manifest.schema.manifest import CharGptShape
-from expert.model.attention import document_mask
 from expert.model.chargpt import CharGpt, load_char_gpt, sampled, save_char_gpt
 from expert.model.errors import ModelError
 from expert.model.saving import save_trained
@@ -70,22 +69,6 @@ def test_logits_equal_a_slow_and_obvious_reckoning():
             rtol=FLOAT_ERROR,
             atol=FLOAT_ERROR * 10,
         )
-
-
-def test_packed_documents_see_themselves_alone():
-    model = rough(CharGpt(SIZE, 11))
-    first, second, third = documents(5, 4, 7, vocabulary=11)
-    batch = make_batch([[first, second], [third]], length=10)
-    mask = document_mask(batch.positions)
-    with torch.no_grad():
-        packed = model(batch.tokens, batch.positions, mask)
-        for found, document in [
-            (packed[0, :5], first),
-            (packed[0, 5:9], second),
-            (packed[1, :7], third),
-        ]:
-            alone = model(torch.tensor([document]))[0]
-            torch.testing.assert_close(found, alone, rtol=FLOAT_ERROR, atol=FLOAT_ERROR * 10)
 
 
 def test_the_first_weights_depend_on_the_seed_alone():

@@ -20,11 +20,13 @@ from tests.model.models import (
     documents,
     load,
     make_batch,
+    stir,
     tiny_model,
     trainable_tensors,
 )
+from tests.model.test_lora import INPUTS, OUTPUTS, SCALING
+from tests.model.test_lora import adapted as adapted_layer
 
-INPUTS, OUTPUTS, RANK, SCALING = 48, 40, 3, 2.0
 # Sums of some fifty products in float64, which keeps 53 bits, leave 1e-14; room for four of them
 # after one another and for optimizer steps, and far below what a wrong term would make.
 EXACT = 1e-10
@@ -39,32 +41,7 @@ def adapted(
     base: str = "linear", *, bias: bool = True, dropout: float = 0.0, dtype: torch.dtype
 ) -> Any:
     """PEFT's layer with its own DoRA, and values that change the layer."""
-    from peft import LoraConfig
-    from peft.tuners.lora.layer import Linear
-    from transformers.pytorch_utils import Conv1D
-
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        layer: Any = nn.Linear(INPUTS, OUTPUTS, bias=bias)
-        if base == "conv1d":
-            layer = Conv1D(OUTPUTS, INPUTS)
-        nn.init.normal_(layer.weight, std=0.1)
-        if layer.bias is not None:
-            nn.init.normal_(layer.bias)
-        layer.to(dtype).requires_grad_(False)
-        turned = base == "conv1d"
-        config = LoraConfig(r=RANK, lora_dropout=dropout, use_dora=True, fan_in_fan_out=turned)
-        alpha = int(RANK * SCALING)
-        wrapped: Any = Linear(layer, "default", config=config, r=RANK, lora_alpha=alpha).to(dtype)
-    return wrapped.train()
-
-
-def stir(parameters: list[nn.Parameter]) -> None:
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in parameters:
-            noise = torch.randn(parameter.shape, generator=generator)
-            parameter.add_(noise.to(parameter.dtype), alpha=0.1)
+    return adapted_layer(base, dtype, bias=bias, dropout=dropout, size=0.1, dora=True)
 
 
 def pair(**options: Any) -> tuple[Any, Any]:

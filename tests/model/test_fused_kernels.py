@@ -21,8 +21,8 @@ from expert.model.fused import (
     kernels,
     launching,
     magnitudes,
+    packing,
     unfinished,
-    unpacking,
 )
 from expert.model.fused.kernels import Finish
 from expert.model.fused.unfinished import Rest
@@ -68,7 +68,7 @@ def both_ways(
 
     found = run(*copies())
     with monkeypatch.context() as patch:
-        for module in (kernels, dropout, float8, magnitudes, unpacking):
+        for module in (kernels, dropout, float8, magnitudes, packing):
             patch.setattr(module, "uses_triton", lambda tensor: False)
         right = run(*copies())
     for one, other in zip(found, right, strict=True):
@@ -111,7 +111,8 @@ def row_scales(dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch)
 
     def run(weight: Tensor, first: Tensor, second: Tensor, vectors: Tensor) -> list[Tensor]:
         squares = weight.float().square().sum(1)
-        return list(magnitudes.row_scales(vectors, squares, weight, first, second, 0.7))
+        own = magnitudes.Magnitudes(vectors=[], all=vectors, squares=squares, places=[])
+        return list(magnitudes.row_scales(own, weight, first, second, 0.7))
 
     given = [weight, first, second, vectors]
     both_ways(run, given, device, monkeypatch, terms=inputs if dtype == torch.float32 else 1)
@@ -173,7 +174,7 @@ def unpacked_weights(dtype: torch.dtype, device: str, monkeypatch: pytest.Monkey
         base.weight = bnb.nn.Params4bit(values, quant_type="nf4", requires_grad=False).to(device)
         bases.append(base)
     assert all(is_doubly_quantised(base) for base in bases)
-    both_ways(lambda: [unpacking.unpacked(bases, dtype)], [], device, monkeypatch)
+    both_ways(lambda: [packing.unpacked(bases, dtype)], [], device, monkeypatch)
 
 
 def finish_of(width: int, dtype: torch.dtype, device: str) -> Finish:

@@ -202,32 +202,21 @@ def test_torn_weights_are_refused(tmp_path: Path):
         load(folder)
 
 
-def test_a_model_with_an_attention_of_its_own_is_refused(tmp_path: Path):
-    from transformers import BloomConfig, BloomForCausalLM
+def test_a_model_that_mixes_places_in_its_own_way_is_refused(tmp_path: Path):
+    import transformers
 
-    BloomForCausalLM(
-        BloomConfig(vocab_size=50, n_layer=1, hidden_size=8, n_head=2)
-    ).save_pretrained(tmp_path)
-    assert refusal(lambda: load(tmp_path, "none")) == wording(
-        "bloomforcausallm-mixes-places-by", folder=tmp_path
-    )
-
-
-def test_a_model_that_mixes_places_by_other_layers_is_refused(tmp_path: Path):
-    from transformers import Lfm2Config, Lfm2ForCausalLM
-
-    config = Lfm2Config(
-        hidden_size=16,
-        intermediate_size=16,
-        vocab_size=50,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        layer_types=["conv", "full_attention"],
-    )
-    Lfm2ForCausalLM(config).save_pretrained(tmp_path)
-    text = refusal(lambda: load(tmp_path, "none"))
-    assert wording("mixes-places-by-conv") in text
+    sizes: dict[str, Any] = {"vocab_size": 50, "hidden_size": 16}
+    bloom = transformers.BloomConfig(**sizes, n_layer=1, n_head=2)
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 16}
+    sizes |= {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]}
+    lfm2 = transformers.Lfm2Config(**sizes)
+    for config, told in (
+        (bloom, wording("bloomforcausallm-mixes-places-by", folder=tmp_path / "bloom")),
+        (lfm2, wording("mixes-places-by-conv")),
+    ):
+        folder = tmp_path / config.model_type
+        transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+        assert told in refusal(lambda folder=folder: load(folder, "none"))  # type: ignore[misc]
 
 
 FOREIGN = {"AutoModelForCausalLM": "modeling_evil.Evil", "AutoConfig": "modeling_evil.EvilConfig"}

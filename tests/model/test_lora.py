@@ -19,6 +19,7 @@ from tests.model.models import (
     documents,
     load,
     make_batch,
+    stir,
 )
 
 INPUTS, OUTPUTS, RANK, SCALING = 64, 48, 4, 2.5
@@ -209,10 +210,7 @@ def test_a_whole_model_learns_as_with_peft(llama, monkeypatch, quantization):
 
     def gradients() -> list[Tensor]:
         loaded = load(llama, quantization=quantization)
-        generator = torch.Generator().manual_seed(1)
-        with torch.no_grad():
-            for _, parameter in loaded.trainable:
-                parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.1)
+        stir(parameter for _, parameter in loaded.trainable)
         loss = loaded.loss_sum(batch)
         return [loss.detach(), *torch.autograd.grad(loss, [p for _, p in loaded.trainable])]
 

@@ -12,6 +12,7 @@ from torch import nn
 from expert.model.base_folder import text_encoder
 from expert.model.saving import save_trained
 from expert.model.soft_prompts import SoftPrompts, make_soft_prompts
+from tests.each import each
 from tests.model.models import (
     documents,
     load,
@@ -117,28 +118,20 @@ def test_prompts_beside_an_adapter_have_folders_of_their_own(qwen: Path, tmp_pat
     assert files == {part + name for part in parts for name in names}
 
 
-def test_text_without_a_text_is_refused():
-    text = refusal(lambda: made({"name": "a", "tokens": 2, "init_method": "text"}))
-    assert text == wording("text-needs-tokenizer-add")
-
-
-def test_two_prompts_of_one_name_are_refused():
-    text = refusal(lambda: made({"name": "a"}, {"name": "a"}))
-    assert wording("two-prompts-have-same") in text
-
-
-@pytest.mark.parametrize("name", ["../up", "a/b", ".."])
-def test_a_name_that_leads_elsewhere_is_refused(name: str):
-    assert wording("cannot-name-folder") in refusal(lambda: made({"name": name}))
+@each(
+    ("prompts", "told"),
+    [
+        ([{"name": "a", "tokens": 2, "init_method": "text"}], wording("text-needs-tokenizer-add")),
+        ([{"name": "a"}, {"name": "a"}], wording("two-prompts-have-same")),
+        *(([{"name": name}], wording("cannot-name-folder")) for name in ("../up", "a/b", "..")),
+    ],
+)
+def test_prompts_that_cannot_be_made_are_refused(prompts, told):
+    assert told in refusal(lambda: made(*prompts))
 
 
 def test_a_folder_without_tokenizer_cannot_read_a_text(tmp_path: Path):
     assert "no tokenizer.json" in refusal(lambda: text_encoder(tmp_path))
-
-
-def test_no_prompts_are_none():
-    embedding = nn.Embedding.from_pretrained(EMBEDDING)
-    assert make_soft_prompts([], embedding, seed=0, dtype=torch.float32, encode=None) is None
 
 
 def test_first_values_are_as_large_as_what_a_scaling_embedding_gives():

@@ -36,9 +36,6 @@ PATIENCE_SECONDS = 60.0
 def short_limits(monkeypatch):
     monkeypatch.setattr(ranks, "SECONDS_TO_NOTICE", 0.5)
     monkeypatch.setattr(ranks, "SECONDS_TO_LEAVE", 0.5)
-    # torch names the caller in its debug events, and looks through all modules for the name.
-    rendezvous = "torch.distributed.elastic.rendezvous.dynamic_rendezvous"
-    monkeypatch.setattr(f"{rendezvous}.get_method_name", lambda depth=2: "method")
 
 
 def started(*what: str, number: int = 2, restarts: int = 0) -> tuple[Ended, list[str]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from expert.core.errors import EXIT_OK, EXIT_RUN_FAILED, EXIT_USAGE
+from expert.core.errors import EXIT_OK, EXIT_USAGE
 from tests.cli.running import ROOT
 from tests.jobs.runs import base_model, events_of, write_expert
 from tests.parallel.ranks import free_port
@@ -52,15 +52,6 @@ def test_a_machine_that_starts_late_is_waited_for_and_then_they_train(manifest):
     assert len(events_of(folder, "finished")) == 1
 
 
-def test_a_machine_that_never_starts_ends_the_run_with_what_to_check(manifest):
-    ((code, out),) = ends(by_hand(manifest, 0, free_port(), EXPERT_RANK_TIMEOUT="8"))
-    assert code == EXIT_RUN_FAILED, out
-    assert wording("rank-did-not-come", rank=1) in out
-    assert "Traceback" not in out
-    assert "frame #" not in out
-    assert not (manifest.parent / "runs").exists()
-
-
 def test_a_machine_with_another_manifest_is_refused_on_both(manifest, tmp_path):
     other = write_expert(tmp_path / "other", base_model(), {"epochs": 2})
     port = free_port()
@@ -69,16 +60,3 @@ def test_a_machine_with_another_manifest_is_refused_on_both(manifest, tmp_path):
         assert wording("cannot-train-together") in out
         assert "manifest: " in out
         assert "Traceback" not in out
-
-
-def test_a_machine_that_is_sent_to_another_program_is_refused(manifest):
-    words = [sys.executable, "-m", "http.server", "--bind", "127.0.0.1", str(free_port())]
-    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as other:
-        try:
-            ((code, out),) = ends(by_hand(manifest, 1, int(words[-1])))
-        finally:
-            other.kill()
-    assert code == EXIT_USAGE, out
-    assert wording("something-else-answers") in out
-    assert "frame #" not in out
-    assert "Traceback" not in out

@@ -12,6 +12,7 @@ from expert.core.errors import ExpertError
 from expert.core.world import ALONE
 from expert.parallel.launch import rank_timeout
 from expert.parallel.watch import NO_LIMIT, SILENT_SHARE, SLOWER, Sign, Watch, unanswered
+from tests.each import each
 from tests.wording import wording
 
 LIMIT = 100.0
@@ -106,21 +107,23 @@ def alone(doing: str, seconds: float, *, extra: float = 0.0, before: float | Non
     return watch._hangs() is not None
 
 
-def test_a_process_alone_hangs_where_it_does_the_same_far_longer_than_before():
-    assert not alone("computing step 8", 59.0, before=0.5)
-    assert alone("computing step 8", 62.0, before=0.5)
-    assert not alone("computing step 8", 85.0, before=15.0)
-
-
-def test_what_is_done_for_the_first_time_has_ten_times_the_limit():
-    assert not alone("computing step 1", 590.0)
-    assert alone("computing step 1", 610.0)
-
-
-def test_a_save_has_longer_by_its_size_and_loading_has_no_limit():
-    assert not alone("saving the checkpoint of step 8", 700.0, extra=200.0)
-    assert alone("saving the checkpoint of step 8", 900.0, extra=200.0)
-    assert not alone("loading the model", 1e6, extra=NO_LIMIT)
+@each(
+    ("doing", "seconds", "more", "hangs"),
+    [
+        ("computing step 8", 59.0, {"before": 0.5}, False),
+        ("computing step 8", 62.0, {"before": 0.5}, True),
+        ("computing step 8", 85.0, {"before": 15.0}, False),
+        ("computing step 1", 590.0, {}, False),  # the first time has ten times the limit
+        ("computing step 1", 610.0, {}, True),
+        ("saving the checkpoint of step 8", 700.0, {"extra": 200.0}, False),
+        ("saving the checkpoint of step 8", 900.0, {"extra": 200.0}, True),
+        ("loading the model", 1e6, {"extra": NO_LIMIT}, False),
+    ],
+)
+def test_a_process_alone_hangs_where_it_does_the_same_far_longer_than_it_may(
+    doing, seconds, more, hangs
+):
+    assert alone(doing, seconds, **more) is hangs
 
 
 def test_the_longest_of_a_kind_is_remembered_whatever_its_number():

@@ -10,13 +10,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import expert
 from expert.data import splits
 from expert.data.examples import remembered
-from expert.data.feed.batches import BatchArrays, BatchShape, fill_batch
 from expert.data.prepared import PreparedData
 from expert.data.records import DataError
 from expert.data.tokens.encoder import CharacterEncoder, TextEncoder
@@ -226,56 +224,6 @@ def test_a_task_is_not_compared_with_another_task(tmp_path):
         (tmp_path / f"{name}.jsonl").write_text(lines(ROWS[number:50]), encoding="utf-8")
     told = [prepared.because for prepared in prepare(file).train.folders]
     assert told == [wording("nothing-was-prepared-yet"), wording("not-prepared-before")]
-
-
-@pytest.mark.parametrize("packing", ["best-fit", "concat", False])
-def test_packed_batches_hold_every_example_once(tmp_path, packing):
-    made = prepare(an_expert(tmp_path, packing=packing))
-    index, store = made.train.index, made.train.open()
-    shape = BatchShape.for_index(index, 2)
-    out = BatchArrays.allocate(shape)
-    examples = targets = 0
-    for first in range(0, index.bins, 2):
-        bins = np.arange(first, min(first + 2, index.bins))
-        counts = fill_batch(out, index, bins, store)
-        examples += counts.examples
-        targets += counts.targets
-        assert (out.labels >= 0).sum() == counts.targets
-    assert examples == 108
-    assert targets > 0
-
-
-def test_separate_files_are_separate_splits(tmp_path):
-    dataset = {"path": "train.jsonl", "validation_path": "v.jsonl", "test_path": "t.jsonl"}
-    file = an_expert(tmp_path, dataset=dataset)
-    (tmp_path / "v.jsonl").write_text(lines(ROWS[:5]), encoding="utf-8")
-    (tmp_path / "t.jsonl").write_text(lines(ROWS[5:8]), encoding="utf-8")
-    made = prepare(file)
-    assert [split.index.examples for split in made.splits()] == [120, 5, 3]
-
-
-def test_weights_of_tasks_choose_rows(tmp_path):
-    dataset = {
-        "tasks": {
-            "a": {"train": "train.jsonl", "weight": 0.5},
-            "b": {"train": "b.jsonl", "weight": 2.0},
-        },
-        "validation_split": 0,
-    }
-    file = an_expert(tmp_path, dataset=dataset)
-    (tmp_path / "b.jsonl").write_text(lines(ROWS[:10]), encoding="utf-8")
-    made = prepare(file)
-    assert made.train.index.examples == 60 + 20
-    assert len(set(texts_of(made, "train"))) == 60 + 10 - _common(made)
-
-
-def _common(made: PreparedData) -> int:
-    """Rows that both tasks have and that were drawn from the first one too."""
-    store = made.train.open()
-    drawn = {int(d) for d in made.train.index.piece_document}
-    of_a = {store.row(d) for d in drawn if d < 120}
-    of_b = {store.row(d) for d in drawn if d >= 120}
-    return len(of_a & of_b)
 
 
 def test_checks_of_the_manifest_leave_rows_out(tmp_path):

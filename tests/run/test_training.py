@@ -47,15 +47,6 @@ def test_a_run_learns_and_leaves_a_whole_run_folder(whole):
     assert evaluated == sorted({*range(3, last + 1, 3), last})
 
 
-def test_a_run_says_that_its_epochs_end_before_max_steps(base, tmp_path):
-    folder = run(write_expert(tmp_path, base, {"max_steps": 1000, "epochs": 1})).folder
-    (told,) = [e["text"] for e in events_of(folder, "warning") if "max_steps" in e["text"]]
-    done = events_of(folder, "finished")[0]["step"]
-    assert told.startswith(
-        f"length.max_steps: 1 epoch ends after {done} steps, before the 1000 of max_steps"
-    )
-
-
 @pytest.mark.fault(12)
 @pytest.mark.parametrize(
     "some", [(1, 6, 7, 11), pytest.param(range(1, 12), marks=pytest.mark.slow, id="every step")]

@@ -348,7 +348,7 @@ def test_shapes_that_never_settle_end_compilation(base, whole, tmp_path, monkeyp
     monkeypatch.setattr(recorder_module, "LateNumbers", lambda d: LateNumbers(d, lag=lag))
     monkeypatch.setattr(building, "compile_blocks", lambda *_: None, raising=False)
     monkeypatch.setattr(blocks, "compile_blocks", lambda *_: None)
-    monkeypatch.setattr(blocks.CompileWatch, "recompiles", lambda self: next(graphs))
+    monkeypatch.setattr(blocks, "compiled_graphs", lambda: next(graphs))
     settings = SETTINGS | {"torch_compile": True, "epochs": 3, "evaluation_strategy": "no"}
     settings |= {"save_steps": 100}  # a save would wait for all numbers
     done = run(write_expert(tmp_path, base, settings))

@@ -170,18 +170,6 @@ def test_a_changed_run_is_resumed_when_allowed_and_its_old_end_is_kept(whole, tm
     assert old == before
 
 
-def test_weights_of_another_shape_are_refused_in_words(whole, tmp_path):
-    manifest, folder = whole
-    copy = copied(folder, tmp_path / "copy")
-    with pytest.raises(Exception, match=wording("saved-model-has")):
-        run(
-            manifest,
-            resume=str(copy / "checkpoints" / "step-000004"),
-            allow_changed=True,
-            **overridden(rank=8),
-        )
-
-
 @pytest.mark.fault(6)
 def test_a_disk_too_small_for_all_checkpoints_is_reported_before_the_first_step(
     whole, base, tmp_path, monkeypatch

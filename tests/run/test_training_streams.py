@@ -14,7 +14,6 @@ from expert.planning.memory.calibration import workload_of
 from expert.planning.memory.memory import H200, estimate
 from expert.run.open import open_run
 from expert.training import pressure
-from expert.training.checkpoint import CheckpointError
 from expert.training.pressure import DataWait
 from tests.jobs.runs import (
     ROWS,
@@ -195,34 +194,6 @@ def test_a_stream_whose_workers_change_reads_the_same_rows(streamed, base, tmp_p
     done = run(manifest)
     assert [e["changes"][0]["value"] for e in events_of(done.folder, "fell_back")] == [1]
     assert losses_of(done.folder) == losses_of(streamed[1])
-
-
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        ("max_seq_length=32", r"data\.max_seq_length: was 64, is 32"),
-        ("packing=concat", r'data\.packing: was "best-fit", is "concat"'),
-        ("train_on_prompt=true", r"data\.train_on_prompt: was false, is true"),
-    ],
-)
-def test_a_stream_that_is_cut_in_another_way_is_another_run(streamed, tmp_path, change, told):
-    manifest, folder = streamed
-    path = copied(folder, tmp_path / "copy") / "checkpoints" / "step-000002"
-    with pytest.raises(CheckpointError, match=told):
-        run(manifest, resume=str(path), overrides=(f"training.config.{change}",))
-
-
-def test_rows_that_are_grouped_by_length_are_another_run(base, tmp_path):
-    settings = SETTINGS | {"packing": False, "max_steps": 2, "group_by_length": False}
-    manifest = write_expert(tmp_path, base, settings)
-    folder = run(manifest).folder
-    told = wording("false-in-each-step")
-    with pytest.raises(CheckpointError, match=told):
-        run(
-            manifest,
-            resume=str(folder / "checkpoints" / "step-000001"),
-            overrides=("training.config.group_by_length=true",),
-        )
 
 
 def test_a_column_that_comes_after_the_first_window_of_a_stream_makes_bad_rows(

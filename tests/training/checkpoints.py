@@ -27,6 +27,7 @@ from expert.training.checkpoint import (
     save_checkpoint,
 )
 from tests.core.forking import Stages, in_child
+from tests.core.test_publish import flip
 
 Groups = dict[str, dict[str, torch.Tensor]]
 
@@ -60,14 +61,6 @@ def assert_is(path: Path | None, step: int) -> None:
     groups, state = load_checkpoint(path)
     assert state == {"step": step, "loss": 0.1}
     assert_same(groups, groups_of(step))
-
-
-def flip(path: Path, offset: int, bit: int) -> None:
-    with path.open("r+b") as stream:  # in place: ext4 flushes a file that is written again
-        stream.seek(offset)
-        byte = stream.read(1)[0]
-        stream.seek(offset)
-        stream.write(bytes([byte ^ (1 << bit)]))
 
 
 def save_in_stages(folder: Path, step: int, kill_before: int | None) -> tuple[int, str]:

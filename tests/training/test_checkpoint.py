@@ -10,10 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
-from expert.core.publish import PublishError
-from expert.training import checkpoint
 from expert.training.checkpoint import (
     IDENTITY,
     CheckpointError,
@@ -22,7 +19,7 @@ from expert.training.checkpoint import (
     save_checkpoint,
     state_difference,
 )
-from tests.training.checkpoints import FILES, assert_is, assert_same, flip, groups_of, names, saved
+from tests.training.checkpoints import FILES, assert_is, assert_same, flip, names, saved
 from tests.wording import wording
 
 
@@ -95,33 +92,6 @@ def test_views_of_one_memory_come_back_as_they_were(tmp_path: Path):
 def test_saving_a_part_of_a_large_memory_writes_the_part(tmp_path: Path):
     stored(tmp_path, {"model": {"a": torch.zeros(1_000_000)[:10]}})
     assert (tmp_path / "step-000001" / "model.safetensors").stat().st_size < 1000
-
-
-def test_weights_are_plain_safetensors_that_others_can_read(tmp_path: Path):
-    path = saved(tmp_path, 1)
-    tensors = load_file(path / "model.safetensors")
-    assert torch.equal(tensors["a"], groups_of(1)["model"]["a"])
-    assert path.joinpath("model.safetensors").stat().st_mode & 0o777 == (
-        path.joinpath("state.json").stat().st_mode & 0o777
-    )
-
-
-def test_a_step_is_never_overwritten(tmp_path: Path):
-    saved(tmp_path, 1)
-    saved(tmp_path, 1)  # the same content
-    with pytest.raises(PublishError, match=wording("already-with-other-content")):
-        save_checkpoint(tmp_path, 1, groups_of(2), {})
-    assert_is(tmp_path / "step-000001", 1)
-
-
-def test_an_exception_while_saving_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def fail(*_: object) -> None:
-        raise RuntimeError("no adapter")
-
-    monkeypatch.setattr(checkpoint, "_write_group", fail)
-    with pytest.raises(RuntimeError, match="no adapter"):
-        saved(tmp_path, 1)
-    assert names(tmp_path) == []
 
 
 def test_a_disk_that_loses_what_was_written_is_seen_at_once(

@@ -11,9 +11,7 @@ from expert.training import checkpoint
 from expert.training.checkpoint import prune, put_aside_after, save_checkpoint
 from tests.training.checkpoints import (
     check_pruning,
-    flip,
     groups_of,
-    make,
     names,
     newest_after,
     pruning_cases,
@@ -43,24 +41,6 @@ def test_those_in_between_do_not_count_and_continuece_there_is_a_newer_one(tmp_p
     assert names(tmp_path) == [f"step-00000{step}" for step in (3, 5, 6, 8)]
     prune(tmp_path, None, {5}, in_between=in_between)
     assert names(tmp_path) == [f"step-00000{step}" for step in (3, 5, 6, 8)]
-
-
-def test_nothing_goes_while_the_newest_does_not_verify(tmp_path: Path):
-    for step in (1, 2, 3):
-        saved(tmp_path, step)
-    flip(tmp_path / "step-000003" / "model.safetensors", 120, 0)
-    assert prune(tmp_path, 1, set()) == []
-    assert len(names(tmp_path)) == 3
-
-
-@pytest.mark.parametrize("kind", ["unfinished", "short", "misnamed", "file"])
-def test_what_is_no_checkpoint_neither_counts_nor_goes(tmp_path: Path, kind: str):
-    for step in (1, 3, 5):
-        make(tmp_path, step, "whole")
-    for step in (2, 6):
-        make(tmp_path, step, kind)
-    assert prune(tmp_path, 2, set()) == [tmp_path / "step-000001"]
-    assert names(tmp_path) == [f"step-00000{step}" for step in (2, 3, 5, 6)]
 
 
 def test_one_that_was_just_verified_is_not_read_again(

@@ -11,12 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from expert.core.errors import EXIT_USAGE, ExpertError
 from expert.core.publish import damage, sweep
 from expert.core.room import DiskFull
 from expert.training import checkpoint
 from expert.training.checkpoint import (
-    CheckpointError,
     bytes_needed,
     check_space,
     save_checkpoint,
@@ -121,12 +119,6 @@ def test_the_room_is_looked_at_before_a_byte_is_written(
     assert str(refusal.value).startswith(wording("too-little-room-checkpoint", folder=tmp_path))
     usage(1_200_000_000)
     check_space(tmp_path, 1_000_000_000)
-
-
-def test_a_full_disk_has_an_exit_code_of_its_own():
-    assert DiskFull("x").exit_code == 75
-    assert CheckpointError("x").exit_code == EXIT_USAGE
-    assert issubclass(DiskFull, ExpertError)
 
 
 def test_what_a_checkpoint_takes_is_known_before(tmp_path: Path):

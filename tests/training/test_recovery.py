@@ -93,34 +93,26 @@ def test_odd_batches_are_halved_downwards_and_still_covered(usual, sequences, mi
     assert found.batch.sequences_per_update == sequences
 
 
-def test_with_one_row_at_once_half_and_then_all_blocks_are_recomputed(usual):
-    failure = OutOfMemory(where="training", message="no room", blocks=28)
-    one = with_batch(usual, 16, 1)
-    half = after(one, failure)
-    assert (half.kernels.checkpointing, half.kernels.recomputed_blocks) == ("selective", 14)
-    every = after(half, failure)
-    assert (every.kernels.checkpointing, every.kernels.recomputed_blocks) == ("full", 28)
-
-
-def test_without_a_count_of_blocks_the_kind_says_how_many_are_recomputed(usual):
-    half = after(with_batch(usual, 16, 1), NO_ROOM)
-    assert (half.kernels.checkpointing, half.kernels.recomputed_blocks) == ("selective", None)
-    every = after(half, NO_ROOM)
-    assert (every.kernels.checkpointing, every.kernels.recomputed_blocks) == ("full", None)
-
-
-@pytest.mark.parametrize(("count", "following"), [(3, 14), (13, 14), (14, 28), (20, 28)])
-def test_some_recomputed_blocks_become_half_and_then_all(usual, count, following):
-    kernels = {"checkpointing": "selective", "recomputed_blocks": count}
-    some = changed(with_batch(usual, 16, 1), kernels=kernels)
-    found = after(some, OutOfMemory(where="training", message="no room", blocks=28))
-    assert found.kernels.recomputed_blocks == following
-
-
-def test_a_model_of_one_block_recomputes_it_at_once(usual):
-    failure = OutOfMemory(where="training", message="no room", blocks=1)
-    found = after(with_batch(usual, 4, 1), failure)
-    assert (found.kernels.checkpointing, found.kernels.recomputed_blocks) == ("full", 1)
+@each(
+    ("before", "blocks", "following"),
+    [
+        (("none", None), 28, [("selective", 14), ("full", 28)]),
+        (("none", None), None, [("selective", None), ("full", None)]),
+        (("selective", 3), 28, [("selective", 14)]),
+        (("selective", 13), 28, [("selective", 14)]),
+        (("selective", 14), 28, [("full", 28)]),
+        (("selective", 20), 28, [("full", 28)]),
+        (("none", None), 1, [("full", 1)]),
+    ],
+)
+def test_with_one_row_at_once_half_and_then_all_blocks_are_recomputed(
+    usual, before, blocks, following
+):
+    kernels = dict(zip(("checkpointing", "recomputed_blocks"), before, strict=True))
+    here = changed(with_batch(usual, 16, 1), kernels=kernels)
+    for expected in following:
+        here = after(here, OutOfMemory(where="training", message="no room", blocks=blocks))
+        assert (here.kernels.checkpointing, here.kernels.recomputed_blocks) == expected
 
 
 def everything_given_up(config=None, quantization="auto", card="rtx-4090", **options) -> RunPlan:
@@ -260,21 +252,22 @@ def test_other_kernels_are_switched_off(usual, kernel):
     assert plan_after(found, failure) is None
 
 
-def test_bf16_becomes_fp16_with_loss_scaling_and_then_fp32(usual):
-    assert usual.kernels.precision == "bf16"
-    half = after(usual, PrecisionUnsupported(precision="bf16", reason="compute capability 7.5"))
-    assert (half.kernels.precision, half.kernels.loss_scaling) == ("fp16", True)
-    failure = PrecisionUnsupported(precision="fp16", reason="no kernel")
-    whole = after(half, failure)
-    assert (whole.kernels.precision, whole.kernels.loss_scaling) == ("fp32", False)
-    assert plan_after(whole, failure) is None
-    assert plan_after(whole, PrecisionUnsupported(precision="fp32", reason="?")) is None
-
-
-def test_on_a_cpu_bf16_becomes_fp32_at_once(usual):
-    before = changed(usual, kernels={"device": "cpu"})
-    found = after(before, PrecisionUnsupported(precision="bf16", reason="no such instruction"))
-    assert (found.kernels.precision, found.kernels.loss_scaling) == ("fp32", False)
+@each(
+    ("device", "refused", "following"),
+    [
+        ("cuda", "bf16", ("fp16", True)),
+        ("cuda", "fp16", ("fp32", False)),
+        ("cuda", "fp32", None),
+        ("cpu", "bf16", ("fp32", False)),
+    ],
+)
+def test_a_precision_makes_way_for_the_next(usual, device, refused, following):
+    kernels = {"device": device, "precision": refused, "loss_scaling": refused == "fp16"}
+    before = changed(usual, kernels=kernels)
+    found = plan_after(before, PrecisionUnsupported(precision=refused, reason="no kernel"))
+    assert following == (found and (found.kernels.precision, found.kernels.loss_scaling))
+    other = PrecisionUnsupported(precision="fp32" if refused == "fp16" else "fp16", reason="?")
+    assert plan_after(before, other) is None  # it is not the plan's
 
 
 # --- data, numbers -------------------------------------------------------------------------------
@@ -330,20 +323,3 @@ def test_a_fallback_replaces_the_decision_where_it_stood(usual):
     assert [d.path for d in found.decisions] == [d.path for d in usual.decisions]
     assert changes(usual, usual) == []
     assert {d.source for d in changes(usual, found)} == {"fallback"}
-
-
-def test_a_plan_after_several_failures_comes_back_from_json(usual):
-    here = changed(usual, kernels={"attention": "flash", "compile": True})
-    for failure in (
-        NO_ROOM,
-        CompileFailed(reason="?"),
-        KernelUnavailable(kernel="flash", reason="?"),
-        DataBound(share=0.5, workers=0, cores=8),
-    ):
-        here = after(here, failure)
-    assert RunPlan.model_validate_json(here.model_dump_json()) == here
-    settled = {d.path: d.value for d in here.decisions}
-    tree = here.model_dump(mode="json")
-    for path in ("batch.micro_batch", "kernels.compile", "kernels.attention", "loader.workers"):
-        name, key = path.split(".")
-        assert tree[name][key] == settled[path]

@@ -150,23 +150,20 @@ def test_what_a_spike_was_is_reported():
     assert watch.observe(30 + STAYS, 22.0) is None, "it is told once"
 
 
-def test_too_little_history_judges_nothing():
-    assert alarms_at_once([1.0] * (LEAST - 1) + [50.0]) == []
-    assert alarms_at_once([1.0] * LEAST + [50.0]) == [LEAST]
-
-
-def test_a_fall_is_no_spike():
-    assert alarms([5.0] * 60 + [0.1] * 10) == []
-
-
-@pytest.mark.parametrize(("loss", "found"), [(1.49, []), (1.51, [40])])
-def test_a_rise_below_half_of_the_median_is_no_spike(loss, found):
-    assert alarms_at_once([1.0] * 40 + [loss]) == found
-
-
-@pytest.mark.parametrize(("loss", "found"), [(0.05, []), (0.06, [40])])
-def test_a_tiny_loss_may_multiply_without_alarm(loss, found):
-    assert alarms_at_once([0.001] * 40 + [loss]) == found
+@each(
+    ("losses", "found"),
+    [
+        ([1.0] * (LEAST - 1) + [50.0], []),  # too little history
+        ([1.0] * LEAST + [50.0], [LEAST]),
+        ([5.0] * 60 + [0.1] * 10, []),  # a fall
+        ([1.0] * 40 + [1.49], []),  # below half of the median
+        ([1.0] * 40 + [1.51], [40]),
+        ([0.001] * 40 + [0.05], []),  # a tiny loss may multiply
+        ([0.001] * 40 + [0.06], [40]),
+    ],
+)
+def test_a_spike_is_a_rise_that_is_high_enough_after_enough_losses(losses, found):
+    assert alarms_at_once(losses) == found
 
 
 @pytest.mark.parametrize("least_rise", [0.0, 0.05])

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import pytest
 
@@ -83,72 +82,25 @@ def test_what_is_read_back_from_a_checkpoint_continues_counting(cut):
 
 # --- signals -------------------------------------------------------------------------------------
 
-# A loop of steps that ends at the next boundary; the lines tell the test where it is.
-CHILD = """
-import os, signal, sys, time
-from expert.training.stopping import Signals
 
-signal.signal(signal.SIGINT, signal.default_int_handler)
-signal.signal(signal.SIGTERM, signal.SIG_DFL)
-with Signals(restore_terminal=lambda: os.write(1, b"restored\\n")) as signals:
-    os.write(1, b"ready\\n")
-    while signals.requested is None:
-        time.sleep(0.01)
-    os.write(1, b"saving\\n")
-    if sys.argv[1] == "slow":
-        time.sleep(60)
-os.write(1, b"saved\\n")
-sys.exit(signals.requested)
-"""
-
-
-@pytest.fixture
-def child():
-    children: list[subprocess.Popen[str]] = []
-
-    def start(mode: str) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, "-c", CHILD, mode],
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=Path(__file__).parents[2],
-        )
-        children.append(process)
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        return process
-
-    yield start
-    for process in children:
-        process.kill()
-        process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_the_first_signal_lets_the_run_save_and_sets_its_exit_code(child, number, code):
-    process = child("quick")
-    process.send_signal(number)
-    assert process.stdout.read() == "saving\nsaved\n"
-    assert process.wait(timeout=20) == code
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "code"),
+@each(
+    ("first", "second"),
     [
-        (signal.SIGINT, signal.SIGINT, 130),
-        (signal.SIGINT, signal.SIGTERM, 143),
-        (signal.SIGTERM, signal.SIGTERM, 143),
+        (signal.SIGINT, signal.SIGINT),
+        (signal.SIGINT, signal.SIGTERM),
+        (signal.SIGTERM, signal.SIGTERM),
     ],
 )
-def test_the_second_signal_ends_the_process_at_once(child, first, second, code):
-    process = child("slow")
-    process.send_signal(first)
-    assert process.stdout.readline() == "saving\n"
-    process.send_signal(second)
-    assert process.stdout.read() == "restored\n"
-    assert process.wait(timeout=20) == code
+def test_the_first_signal_sets_the_exit_code_and_the_second_ends_the_process_at_once(
+    first, second, monkeypatch
+):
+    ends: list[object] = []
+    monkeypatch.setattr(os, "_exit", ends.append)
+    with Signals(restore_terminal=lambda: ends.append("restored")) as signals:
+        os.kill(os.getpid(), first)
+        assert (signals.requested, ends) == (128 + first, [])
+        os.kill(os.getpid(), second)
+    assert ends == ["restored", 128 + second]
 
 
 def test_the_handlers_of_before_are_put_back():

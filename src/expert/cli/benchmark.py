@@ -232,11 +232,9 @@ class BenchmarkView(Watcher):
         show(self._out, line_of(result), style.get(result.status, "yellow"))
 
     def cut_off(self, ladder: Ladder) -> None:
-        """Keep what was measured, to be written."""
         self.measured = ladder
 
     def remembered(self, file: Path) -> None:
-        """Report that later plans use the winner."""
         show(
             self._console,
             "later plans use the winner where the manifest says auto: expert plan --all\n"
@@ -244,7 +242,6 @@ class BenchmarkView(Watcher):
         )
 
     def not_remembered(self, because: str) -> None:
-        """Report that the winner could not be stored."""
         show(self._console, f"! later plans will not use the winner: {because}", "yellow")
 
     @property
@@ -262,7 +259,6 @@ class BenchmarkView(Watcher):
 
 
 def line_of(result: SettingResult) -> str:
-    """The result of one setting in a line."""
     from expert.insight.ladder.ladder import MARKS, outcome
     from expert.insight.ladder.table import gain_words
 

@@ -231,7 +231,6 @@ def show_diagnosis(found: Diagnosis, console: Console) -> None:
 
 
 def _show_step(step: StepAnatomy, console: Console) -> None:
-    """Where the time of an average step went."""
     from expert.insight.step.anatomy import PHASE_NAMES
 
     first = "" if step.settled else ", the first ones: the run was too short to settle"
@@ -261,7 +260,6 @@ def _show_step(step: StepAnatomy, console: Console) -> None:
 
 
 def _show_run(spent: RunTimes, console: Console) -> None:
-    """Where the time of the whole run went."""
     if spent.total <= 0:
         return
     show(console, f"\nthe run so far: {span(spent.total)}", "bold")
@@ -395,7 +393,6 @@ def show_profile(found: Profile, console: Console) -> None:
 
 
 def show_tried(found: Tried, console: Console) -> None:
-    """Before and after, side by side."""
     before, after = _measured(found.before), _measured(found.after)
     rows = [(name, value, after[name]) for name, value in before.items()]
     title = f"{found.title}: {' '.join(f'--set {each}' for each in found.overrides)}"

@@ -178,7 +178,6 @@ def show_notices(read: ReadManifest, console: Console, *, brief: bool) -> None:
 
 
 def show_notice(notice: Notice, console: Console) -> None:
-    """One line, in the colour of its kind."""
     show(console, f"  {notice}", _NOTICES[notice.kind])
 
 
@@ -246,7 +245,6 @@ def _show_memory(plan: RunPlan, console: Console) -> None:
 
 
 def _show_time(plan: RunPlan, console: Console) -> None:
-    """How long the run is expected to take, and its parts."""
     _show_rate(plan, console)
     show(console, f"\n{time_in_words(plan)}", "bold")
     expected = plan.length.expected_parts or {}

@@ -176,13 +176,37 @@ def _run_to_resume(read: ReadManifest, resume: str | None) -> str | None:
 def _dry_run(
     read: ReadManifest, console: Console, asked: dict[str, Any], gpus: str | None, *, as_json: bool
 ) -> None:
+    """Plan, data, a row and the run folder; the exit code says whether it fits."""
+    from expert.data.inspect.pick_rows import JSON_TOKENS, SCREEN_TOKENS
+    from expert.jobs.datasets.check import first_row_of
     from expert.run.open import open_run, refuse_absent_gpu
 
     opened = open_run(read, data="counted", **asked)
     refuse_absent_gpu(opened)
     _show_resumed(opened, asked["resume"])
     _mention_cards(opened, console, gpus)
-    _show_dry_run(opened, console, as_json=as_json)
+    plan, data = opened.plan, would_prepare(opened)
+    resume = str(opened.resumed.folder.path) if opened.resumed else None
+    row, absent = first_row_of(opened, most_tokens=JSON_TOKENS if as_json else SCREEN_TOKENS)
+    if as_json:
+        found = {"plan": plan.model_dump(mode="json"), "data": data, "resume": resume}
+        write_json(found | {"row": asdict(row) if row else None, "no_row_because": absent})
+    else:
+        show_notices(opened.read, console, brief=True)
+        show_plan(plan, console, everything=False)
+        show(console, "\ndata to read", "bold")
+        for entry in data["sources"]:
+            show(console, f"  {entry['split']}: {entry['text']}")
+        show(console, f"  prepared tokens: {data['cache']}")
+        if row is not None:
+            show_rows([row], console)
+            show(console, "  expert dataset check shows more", "dim")
+        else:
+            show(console, f"  no row to show: {absent}", "dim")
+        where = f"resume {resume}" if resume else f"create a folder in {plan.watch.output_dir}"
+        show(console, f"the run would {where}; nothing was written")
+    if not plan.fits:
+        raise typer.Exit(EXIT_DOES_NOT_FIT)
 
 
 def _join(read: ReadManifest, group: Group, **allowed: Any) -> RunResult | None:
@@ -403,35 +427,6 @@ def _options_of(
 
 
 # --- --dry-run -----------------------------------------------------------------------------------
-
-
-def _show_dry_run(opened: Opened, console: Console, *, as_json: bool) -> None:
-    """Plan, data, a row and the run folder; the exit code says whether it fits."""
-    from expert.data.inspect.pick_rows import JSON_TOKENS, SCREEN_TOKENS
-    from expert.jobs.datasets.check import first_row_of
-
-    plan, data = opened.plan, would_prepare(opened)
-    resume = str(opened.resumed.folder.path) if opened.resumed else None
-    row, absent = first_row_of(opened, most_tokens=JSON_TOKENS if as_json else SCREEN_TOKENS)
-    if as_json:
-        found = {"plan": plan.model_dump(mode="json"), "data": data, "resume": resume}
-        write_json(found | {"row": asdict(row) if row else None, "no_row_because": absent})
-    else:
-        show_notices(opened.read, console, brief=True)
-        show_plan(plan, console, everything=False)
-        show(console, "\ndata to read", "bold")
-        for entry in data["sources"]:
-            show(console, f"  {entry['split']}: {entry['text']}")
-        show(console, f"  prepared tokens: {data['cache']}")
-        if row is not None:
-            show_rows([row], console)
-            show(console, "  expert dataset check shows more", "dim")
-        else:
-            show(console, f"  no row to show: {absent}", "dim")
-        where = f"resume {resume}" if resume else f"create a folder in {plan.watch.output_dir}"
-        show(console, f"the run would {where}; nothing was written")
-    if not plan.fits:
-        raise typer.Exit(EXIT_DOES_NOT_FIT)
 
 
 def would_prepare(opened: Opened) -> dict[str, Any]:

@@ -117,6 +117,8 @@ Gpus = Annotated[
         "--device cpu: that many processes."
     ),
 ]
+_NOT_ASKED = ("run", "expert", "as_json")
+"""Options that are not passed on by their names."""
 CaseLimit = Annotated[int | None, typer.Option(min=1, help="Use this many cases, evenly spread.")]
 
 
@@ -142,6 +144,7 @@ def validate(
     as_json: Annotated[bool, json_option("Print the contents of validation.json.")] = False,
 ) -> None:
     """Score answers to held-out rows and decide the quality gate; exit code 5 if it fails."""
+    asked = {key: _plain(value) for key, value in locals().items() if key not in _NOT_ASKED}
     from expert.jobs.validate.validate import validate as validate_job
 
     if run is not None and expert is not None:
@@ -150,32 +153,17 @@ def validate(
     console = make_console(error=as_json, needed=False)
     _mention_gpus(console, gpus, device.value)
     with ValidatingView(console) as view:
-        done = validate_job(
-            run or expert,
-            test_set=test_set,
-            baseline=baseline,
-            min_accuracy=min_accuracy,
-            max_regression=max_regression,
-            min_improvement=min_improvement,
-            min_token_accuracy=min_token_accuracy,
-            judge_command=judge_command,
-            judge_seconds=judge_seconds,
-            min_score=min_score,
-            checkpoint=checkpoint,
-            checkpoints=checkpoints.value if checkpoints else None,
-            domain=domain.value if domain else None,
-            limit=limit,
-            seed=seed,
-            device=device.value,
-            gpus=gpus,
-            tell=view,
-        )
+        done = validate_job(run or expert, **asked, tell=view)
     if as_json:
         write_json(done.as_dict(), needed=False)
     else:
         _show_validation(done, make_console(needed=False))
     if done.gate.passed is False:
         raise typer.Exit(EXIT_GATE_FAILED)
+
+
+def _plain(value: Any) -> Any:
+    return value.value if isinstance(value, StrEnum) else value
 
 
 def _refuse_several_starts() -> None:

@@ -27,7 +27,6 @@ class Origin(NamedTuple):
 
 @cache
 def origin() -> Origin:
-    """Where the running code came from."""
     return origin_of(Path(__file__).resolve().parents[1])
 
 

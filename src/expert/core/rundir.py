@@ -91,8 +91,6 @@ class Holder:
 
 @dataclass(frozen=True)
 class _Place:
-    """A file or folder of a run."""
-
     name: str
 
     def __get__(self, run: RunFolder, _: type) -> Path:
@@ -239,7 +237,6 @@ def _path_of(handle: int) -> Path | None:
 
 
 def checkpoint_name(step: int) -> str:
-    """The folder name of a step's checkpoint."""
     return f"step-{step:06d}"
 
 

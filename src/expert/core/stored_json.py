@@ -39,7 +39,6 @@ def read_json(path: Path, *, max_bytes: int = MAX_BYTES) -> Any:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Read a JSON file that holds an object."""
     value = read_json(path)
     if not isinstance(value, dict):
         raise _bad(path, f"holds {_kind(value)}, expected an object")

@@ -46,28 +46,22 @@ def add_adapter(
         fix = f"use quantization: none, or {_listed(able)}"
         raise ModelError("training.config.adapter_type", what, fix)
     with bitsandbytes_as_needed(quantization):
-        return _wrapped(model, plan, dtype=dtype, total_steps=total_steps, seed=seed)
-
-
-def _wrapped(
-    model: Any, plan: AdapterPlan, *, dtype: torch.dtype, total_steps: int | None, seed: int
-) -> Any:
-    peft: Any = importlib.import_module("peft")
-    config = adapter_config(model, plan, total_steps=total_steps)
-    with torch.random.fork_rng(devices=[]):
-        # Only the CPU generator: torch.manual_seed would also seed the GPU.
-        torch.default_generator.manual_seed(seed)
-        wrapped = peft.get_peft_model(model, config, autocast_adapter_dtype=False)
-    for name, parameter in wrapped.named_parameters():
-        if "ranknum" in name:  # AdaLoRA's rank counter: on a bf16 base PEFT makes it trainable
-            parameter.requires_grad_(False)
-        elif parameter.requires_grad:
-            parameter.data = parameter.data.to(dtype)
-    if plan.type == "dora":
-        settle_dora(wrapped, ADAPTER)
-    if plan.type in ("lora", "dora"):
-        settle_lora(wrapped, ADAPTER)
-    return wrapped
+        peft: Any = importlib.import_module("peft")
+        config = adapter_config(model, plan, total_steps=total_steps)
+        with torch.random.fork_rng(devices=[]):
+            # Only the CPU generator: torch.manual_seed would also seed the GPU.
+            torch.default_generator.manual_seed(seed)
+            wrapped = peft.get_peft_model(model, config, autocast_adapter_dtype=False)
+        for name, parameter in wrapped.named_parameters():
+            if "ranknum" in name:  # AdaLoRA's rank counter: on a bf16 base PEFT makes it trainable
+                parameter.requires_grad_(False)
+            elif parameter.requires_grad:
+                parameter.data = parameter.data.to(dtype)
+        if plan.type == "dora":
+            settle_dora(wrapped, ADAPTER)
+        if plan.type in ("lora", "dora"):
+            settle_lora(wrapped, ADAPTER)
+        return wrapped
 
 
 def adapter_config(model: Any, plan: AdapterPlan, *, total_steps: int | None) -> Any:

@@ -13,9 +13,9 @@ import importlib
 import inspect
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -118,54 +118,40 @@ def _documents(positions: Tensor) -> Tensor:
     return (positions == 0).cumsum(1, dtype=torch.int32)
 
 
-def eager_attention(
-    module: nn.Module | None,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    document_mask: Tensor,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    **others: Any,
-) -> tuple[Tensor, None]:
+class Asked(NamedTuple):
+    """What a model asks of a kernel, as transformers names it, and what `attention_kwargs` adds."""
+
+    scaling: float | None = None
+    dropout: float = 0.0
+    sliding_window: int | None = None
+    softcap: float | None = None
+    document_mask: Any = None
+    boundaries: Any = None
+    longest: int = 0
+    block_mask: Any = None
+
+
+def _eager(query: Tensor, key: Tensor, value: Tensor, asked: Asked) -> Tensor:
     """Reference attention: materialises all scores, softmax in float32."""
-    _refuse("eager", attention_mask, others)
     key, value = _repeated(key, query), _repeated(value, query)
-    scores = torch.matmul(query, key.transpose(2, 3)) * _scaling(scaling, query)
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
-    hidden = ~_windowed(document_mask, sliding_window, query)
+    scaling = query.shape[-1] ** -0.5 if asked.scaling is None else asked.scaling
+    scores = torch.matmul(query, key.transpose(2, 3)) * scaling
+    if asked.softcap is not None:
+        scores = asked.softcap * torch.tanh(scores / asked.softcap)
+    hidden = ~_windowed(asked.document_mask, asked.sliding_window, query)
     wide = torch.promote_types(scores.dtype, torch.float32)
     weights = scores.masked_fill(hidden, float("-inf")).softmax(-1, dtype=wide)
-    weights = F.dropout(weights.to(value.dtype), dropout)
-    return torch.matmul(weights, value).transpose(1, 2).contiguous(), None
+    weights = F.dropout(weights.to(value.dtype), asked.dropout)
+    return torch.matmul(weights, value).transpose(1, 2).contiguous()
 
 
-def sdpa_attention(
-    module: nn.Module | None,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    document_mask: Tensor | None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    **others: Any,
-) -> tuple[Tensor, None]:
+def _sdpa(query: Tensor, key: Tensor, value: Tensor, asked: Asked) -> Tensor:
     """torch's scaled_dot_product_attention: causal if rows are single documents, else masked."""
-    _refuse("sdpa", attention_mask, others, softcap=softcap)
-    mask, length = document_mask, query.shape[2]
-    if sliding_window is not None and sliding_window < length:
+    mask, length, window = asked.document_mask, query.shape[2], asked.sliding_window
+    if window is not None and window < length:
         if mask is None:
             mask = torch.ones(length, length, dtype=torch.bool, device=query.device).tril()
-        mask = _windowed(mask, sliding_window, query)
+        mask = _windowed(mask, window, query)
     options: dict[str, Any] = {"is_causal": True} if mask is None else {"attn_mask": mask}
     if query.shape[1] != key.shape[1]:
         # CUDA kernels with a mask do not support grouped heads and fall back to the math one.
@@ -175,68 +161,39 @@ def sdpa_attention(
             key, value = _repeated(key, query), _repeated(value, query)
     query, key = query.to(value.dtype), key.to(value.dtype)  # float32 after rope under autocast
     output = F.scaled_dot_product_attention(
-        query, key, value, dropout_p=dropout, scale=scaling, **options
+        query, key, value, dropout_p=asked.dropout, scale=asked.scaling, **options
     )
-    return output.transpose(1, 2).contiguous(), None
+    return output.transpose(1, 2).contiguous()
 
 
-def flash_attention(
-    module: nn.Module | None,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    boundaries: Tensor,
-    longest: int,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    **others: Any,
-) -> tuple[Tensor, None]:
+def _flash(query: Tensor, key: Tensor, value: Tensor, asked: Asked) -> Tensor:
     """torch's varlen_attn over all rows concatenated. Grouped heads are not repeated."""
-    _refuse("flash", attention_mask, others, dropout=dropout, softcap=softcap)
-    flat, left = _end_to_end("flash", query, key, value, sliding_window, longest)
+    flat, left = _end_to_end("flash", query, key, value, asked)
     options = _varlen_options(-1 if left is None else left)
-    output = _VARLEN_ATTN(*flat, boundaries, boundaries, longest, longest, scale=scaling, **options)
-    return output.view(query.transpose(1, 2).shape), None
+    ends = (asked.boundaries, asked.boundaries, asked.longest, asked.longest)
+    output: Tensor = _VARLEN_ATTN(*flat, *ends, scale=asked.scaling, **options)
+    return output.view(query.transpose(1, 2).shape)
 
 
-def flash4_attention(
-    module: nn.Module | None,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    boundaries: Tensor,
-    longest: int,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    **others: Any,
-) -> tuple[Tensor, None]:
+def _flash_4(query: Tensor, key: Tensor, value: Tensor, asked: Asked) -> Tensor:
     """FlashAttention 4 instead of torch's kernels, for Hopper and Blackwell."""
-    _refuse("flash4", attention_mask, others, dropout=dropout, softcap=softcap)
-    flat, left = _end_to_end("flash4", query, key, value, sliding_window, longest)
-    output = _flash4()(
+    flat, left = _end_to_end("flash4", query, key, value, asked)
+    output: Tensor = _flash4()(
         *flat,
-        cu_seqlens_q=boundaries,
-        cu_seqlens_k=boundaries,
-        max_seqlen_q=longest,
-        max_seqlen_k=longest,
-        softmax_scale=scaling,
+        cu_seqlens_q=asked.boundaries,
+        cu_seqlens_k=asked.boundaries,
+        max_seqlen_q=asked.longest,
+        max_seqlen_k=asked.longest,
+        softmax_scale=asked.scaling,
         causal=True,
         window_size=(left, None if left is None else 0),
         deterministic=torch.are_deterministic_algorithms_enabled(),
     )[0]
-    return output.view(query.transpose(1, 2).shape), None
+    return output.view(query.transpose(1, 2).shape)
 
 
 def _end_to_end(
-    kind: str, query: Tensor, key: Tensor, value: Tensor, window: int | None, longest: int
+    kind: str, query: Tensor, key: Tensor, value: Tensor, asked: Asked
 ) -> tuple[list[Tensor], int | None]:
     """Queries, keys and values of all rows, [tokens, heads, width], and the window to the left
     (None: unlimited)."""
@@ -246,7 +203,8 @@ def _end_to_end(
     rows, _, length, width = query.shape
     query, key = query.to(value.dtype), key.to(value.dtype)  # float32 after rope under autocast
     flat = [t.transpose(1, 2).reshape(rows * length, -1, width) for t in (query, key, value)]
-    return flat, window - 1 if window is not None and window < longest else None
+    window = asked.sliding_window
+    return flat, window - 1 if window is not None and window < asked.longest else None
 
 
 @functools.cache
@@ -266,69 +224,68 @@ def _flash4() -> Callable[..., Any]:
     return function
 
 
-def flex_attention(
-    module: nn.Module | None,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    block_mask: Any,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    **others: Any,
-) -> tuple[Tensor, None]:
+def _flex(query: Tensor, key: Tensor, value: Tensor, asked: Asked) -> Tensor:
     """torch's FlexAttention, with soft cap and sliding window compiled into the kernel."""
-    _refuse("flex", attention_mask, others, dropout=dropout)
     if not query.is_cuda and torch.is_grad_enabled() and query.requires_grad:
         raise KernelUnavailable("flex", "cannot train on a CPU", "set attention: sdpa")
-    windowed = sliding_window is not None and sliding_window < query.shape[2]
-    window = sliding_window if windowed else None
+    softcap, window = asked.softcap, asked.sliding_window
+    if window is not None and window >= query.shape[2]:
+        window = None
     score = _score_rule(window, softcap) if window is not None or softcap is not None else None
     query, key = query.to(value.dtype), key.to(value.dtype)  # float32 after rope under autocast
     grouped = query.shape[1] != key.shape[1]
-    output = _flex(query)(query, key, value, score, block_mask, scale=scaling, enable_gqa=grouped)
-    return output.transpose(1, 2).contiguous(), None
+    output = _flex_of_torch(query)(
+        query, key, value, score, asked.block_mask, scale=asked.scaling, enable_gqa=grouped
+    )
+    return output.transpose(1, 2).contiguous()
+
+
+def _for_transformers(
+    kind: AttentionKind, kernel: Callable[..., Tensor], *lacks: str
+) -> Callable[..., tuple[Tensor, None]]:
+    """A kernel as transformers calls it; `lacks`: what it does not support."""
+
+    def attend(
+        module: nn.Module | None,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        **known: Any,
+    ) -> tuple[Tensor, None]:
+        asked = Asked(**{name: known[name] for name in Asked._fields if name in known})
+        _refuse(kind, attention_mask, asked, lacks, known)
+        return kernel(query, key, value, asked), None
+
+    return attend
 
 
 _FUNCTIONS: dict[AttentionKind, Callable[..., tuple[Tensor, None]]] = {
-    "eager": eager_attention,
-    "sdpa": sdpa_attention,
-    "flash": flash_attention,
-    "flash4": flash4_attention,
-    "flex": flex_attention,
+    "eager": _for_transformers("eager", _eager),
+    "sdpa": _for_transformers("sdpa", _sdpa, "softcap"),
+    "flash": _for_transformers("flash", _flash, "dropout", "softcap"),
+    "flash4": _for_transformers("flash4", _flash_4, "dropout", "softcap"),
+    "flex": _for_transformers("flex", _flex, "dropout"),
 }
 
 
 def _refuse(
-    kind: str,
-    mask: Tensor | None,
-    others: dict[str, Any],
-    *,
-    dropout: float = 0.0,
-    softcap: float | None = None,
+    kind: str, mask: Tensor | None, asked: Asked, lacks: Sequence[str], known: dict[str, Any]
 ) -> None:
-    """Raise if the model requests something that would silently be ignored. `dropout`, `softcap`:
-    passed by kernels that do not support them."""
+    """Raise if the model requests something that would silently be ignored."""
     if mask is not None:
         what = "the model builds its own attention mask, which packed rows cannot use"
         raise KernelUnavailable(kind, what, "train a model without one")
     for name, meaning in (("s_aux", "attention sinks"), ("position_bias", "a position bias")):
-        if others.get(name) is not None:
+        if known.get(name) is not None:
             raise KernelUnavailable(
                 kind, f"does not support {meaning} ({name})", "use another model"
             )
-    if dropout > 0:
+    if asked.dropout > 0 and "dropout" in lacks:
         what = "has no dropout and the model asks for attention_dropout"
         raise KernelUnavailable(kind, what, "set attention: sdpa, or attention_dropout: 0")
-    if softcap is not None:
+    if asked.softcap is not None and "softcap" in lacks:
         raise KernelUnavailable(kind, "cannot cap scores (softcap)", "set attention: flex or eager")
-
-
-def _scaling(scaling: float | None, query: Tensor) -> float:
-    return query.shape[-1] ** -0.5 if scaling is None else scaling
 
 
 def _repeated(keys: Tensor, query: Tensor) -> Tensor:
@@ -374,7 +331,7 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compile(function, dynamic=False)
 
 
-def _flex(query: Tensor) -> Callable[..., Tensor]:
+def _flex_of_torch(query: Tensor) -> Callable[..., Tensor]:
     """flex_attention: inside the current graph, compiled by itself, or (CPU) uncompiled."""
     if torch.compiler.is_compiling():
         return torch_flex_attention
@@ -397,16 +354,12 @@ _TOLERANCES = {torch.bfloat16: 2e-2, torch.float16: 4e-3, torch.float32: 4e-3}
 
 
 def attention_works(
-    kind: AttentionKind,
-    device: torch.device,
-    dtype: torch.dtype,
-    head_dim: int,
-    heads: int,
-    kv_heads: int,
+    kind: AttentionKind, device: torch.device, dtype: torch.dtype, *heads: int
 ) -> str:
-    """Why the kernel fails here, forward or backward, or is inaccurate; empty if it works."""
+    """Why the kernel fails here, forward or backward, or is inaccurate; empty if it works. `heads`:
+    their width, those of queries and those of keys."""
     try:
-        errors = attention_errors(kind, device, dtype, head_dim, heads, kv_heads)
+        errors = attention_errors(kind, device, dtype, *heads)
     except Exception as error:  # noqa: BLE001 - whatever a kernel raises here is the answer
         return f"{type(error).__name__}: {error}"
     tolerance = attention_tolerance(dtype)
@@ -422,16 +375,11 @@ def attention_tolerance(dtype: torch.dtype) -> float:
 
 
 def attention_errors(
-    kind: AttentionKind,
-    device: torch.device,
-    dtype: torch.dtype,
-    head_dim: int,
-    heads: int,
-    kv_heads: int,
+    kind: AttentionKind, device: torch.device, dtype: torch.dtype, *heads: int
 ) -> dict[str, float]:
     """Relative errors of output and gradients against eager attention in float32."""
-    ours = _probe(kind, device, dtype, head_dim, heads, kv_heads)
-    reference = _probe("eager", device, dtype, head_dim, heads, kv_heads, torch.float32)
+    ours = _probe(kind, device, dtype, dtype, *heads)
+    reference = _probe("eager", device, dtype, torch.float32, *heads)
     names = ("output", "gradient of queries", "gradient of keys", "gradient of values")
     return {
         name: float((actual.float() - expected).norm() / expected.norm())
@@ -443,19 +391,18 @@ def _probe(
     kind: AttentionKind,
     device: torch.device,
     dtype: torch.dtype,
-    head_dim: int,
-    heads: int,
-    kv_heads: int,
-    computed_in: torch.dtype | None = None,
+    computed_in: torch.dtype,
+    *sizes: int,
 ) -> list[Tensor]:
     """Output and gradients for two rows of three documents, with fixed random numbers."""
+    head_dim, heads, kv_heads = sizes
     generator = torch.Generator().manual_seed(0)
     length, starts = 256, (0, 100, 170)
     positions = torch.cat([torch.arange(size) for size in (100, 70, 86)])
 
     def draw(count: int) -> Tensor:
         numbers = torch.randn(2, length, count, head_dim, generator=generator).to(device, dtype)
-        return numbers.to(computed_in or dtype).transpose(1, 2)
+        return numbers.to(computed_in).transpose(1, 2)
 
     parts = [draw(count).requires_grad_() for count in (heads, kv_heads, kv_heads)]
     weights = draw(heads).transpose(1, 2)

@@ -79,7 +79,6 @@ def model_folder(model: ModelPlan, *, allow_remote_code: bool = False) -> Path |
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The contents of a folder's config.json."""
     file = folder / "config.json"
     try:
         config = read_json(file, MAX_CONFIG_BYTES)
@@ -148,7 +147,6 @@ def _refuse_damaged(folder: Path) -> None:
 
 
 def fetched(model: ModelPlan) -> Path:
-    """Download a model's snapshot into the hub cache."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
 

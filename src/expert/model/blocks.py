@@ -57,21 +57,8 @@ def compile_blocks(
         )
 
 
-class CompileWatch:
-    """Counts graphs compiled since a mark, in the whole process."""
-
-    def __init__(self) -> None:
-        self.mark()
-
-    def mark(self) -> None:
-        self._before = _graphs()
-
-    def recompiles(self) -> int:
-        """Graphs compiled since the mark; 0 once shapes are stable."""
-        return max(0, _graphs() - self._before)
-
-
-def _graphs() -> int:
+def compiled_graphs() -> int:
+    """Graphs that this process has compiled so far."""
     utils = sys.modules.get("torch._dynamo.utils")  # not imported: nothing was compiled
     return 0 if utils is None else int(utils.counters["stats"]["unique_graphs"])
 

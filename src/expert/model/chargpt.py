@@ -21,8 +21,6 @@ _INIT_STD = 0.02
 
 
 class Block(nn.Module):
-    """One pre-norm transformer block."""
-
     def __init__(self, size: CharGptShape) -> None:
         super().__init__()
         width = size.width
@@ -166,7 +164,6 @@ def sampled(
 def save_char_gpt(
     model: CharGpt, folder: Path, characters: str | None, weights: dict[str, Tensor] | None = None
 ) -> None:
-    """Write config.json, model.safetensors and, if the characters are known, vocabulary.json."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = weights if weights is not None else dict(model.named_parameters())
     whole = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}

@@ -44,13 +44,5 @@ class ModelInput(Protocol):
         """Number of positions with a label."""
 
     @property
-    def real_tokens(self) -> int:
-        """Number of positions that are not padding."""
-
-    @property
-    def examples(self) -> int:
-        """Number of data set examples in the rows."""
-
-    @property
     def whole_rows(self) -> bool:
         """Whether every row is a single document, possibly padded."""

@@ -125,11 +125,7 @@ class LoadedModel:
         the gradient but not to the value."""
         loss: Tensor = self._computed(
             lambda: summed_loss(
-                self.hidden(batch),
-                self.head(),
-                batch.labels,
-                batch.target_places,
-                batch.targets,
+                *self._judged(batch),
                 fused=self.kernels.fused_loss,
                 chunk=self.kernels.loss_chunk,
                 kernel=kernel_for(batch.tokens.device),
@@ -150,11 +146,7 @@ class LoadedModel:
         try:
             result: tuple[Tensor, Tensor] = self._computed(
                 lambda: evaluated(
-                    self.hidden(batch),
-                    self.head(),
-                    batch.labels,
-                    batch.target_places,
-                    batch.targets,
+                    *self._judged(batch),
                     chunk=self.kernels.loss_chunk,
                     **self._head_options(),
                 )
@@ -163,6 +155,10 @@ class LoadedModel:
         finally:
             if was_training:
                 self.module.train()
+
+    def _judged(self, batch: ModelInput) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
+        """What a loss is computed from, first of all the hidden states."""
+        return self.hidden(batch), self.head(), batch.labels, batch.target_places, batch.targets
 
     def after_update(self, step: int) -> None:
         """Call after step `step`, counted from 1, before gradients are cleared."""
@@ -180,7 +176,6 @@ class LoadedModel:
         return self.causal_lm.get_output_embeddings()
 
     def _head_options(self) -> dict[str, Any]:
-        """Options of the step from hidden states to logits."""
         if isinstance(self.module, CharGpt):
             return {}
         config = self.causal_lm.config

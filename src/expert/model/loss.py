@@ -18,7 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from expert.model.loss_kernel import losses_and_gradients, triton_installed
+from expert.model.fused.launching import triton_installed, trouble_of
+from expert.model.loss_kernel import losses_and_gradients
 from expert.planning.memory.memory import evaluated_chunk_rows, loss_chunk_rows
 
 Kernel = Literal["torch", "triton"]
@@ -45,23 +46,19 @@ def kernel_for(device: torch.device) -> Kernel:
 
 @functools.cache
 def loss_kernel_trouble(device: torch.device) -> str:
-    """Why the installed Triton kernel does not work here, tried once per process; empty if it does.
+    """Why the installed Triton kernel does not work here, tried once per process; empty if it
+    does."""
 
-    Triton can be importable without a compiler or without support for the card.
-    """
-    if device.type != "cuda" or not triton_installed():
-        return ""
-    try:
+    def losses_are_right() -> bool:
         logits = torch.tensor([[1.0, 2.0, 3.0], [3.0, 1.0, 2.0]], device=device)
         labels = torch.tensor([2, 1], device=device)
         right = F.cross_entropy(logits, labels, reduction="none")
         losses = losses_and_gradients(logits, labels, scale=1.0, softcap=None)
-        wrong = not torch.allclose(losses, right, rtol=1e-4)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:  # noqa: BLE001 - whatever a kernel raises here is the answer
-        return f"{type(error).__name__}: {error}"
-    return "its losses are wrong" if wrong else ""
+        return torch.allclose(losses, right, rtol=1e-4)
+
+    if device.type != "cuda" or not triton_installed():
+        return ""
+    return trouble_of(losses_are_right, "its losses are wrong")
 
 
 def default_chunk(vocabulary: int, device: torch.device) -> int:

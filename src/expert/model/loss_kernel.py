@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-import importlib
-import importlib.util
 from typing import Any
 
 import torch
 from torch import Tensor
 
-# Imported on first use: CPU builds of torch come without Triton.
-tl: Any = None
+from expert.model.fused.launching import kernel, power
 
-
-def triton_installed() -> bool:
-    return importlib.util.find_spec("triton") is not None
+tl: Any = None  # set by `kernel`
 
 
 def losses_and_gradients(
@@ -27,39 +21,18 @@ def losses_and_gradients(
     assert labels.is_contiguous()
     losses = torch.empty(rows, dtype=torch.float32, device=logits.device)
     # Up to 32 elements per thread: leaves registers for several rows on one multiprocessor.
-    block = min(8192, 1 << (vocabulary - 1).bit_length())
+    block = min(8192, power(vocabulary))
     warps = max(1, min(8, block // 256))
-    _compiled_kernel()[(rows,)](
-        logits,
-        labels,
-        losses,
-        vocabulary,
-        scale,
-        softcap or 1.0,
-        CAPPED=softcap is not None,
-        BLOCK=block,
-        num_warps=warps,
-    )
+    kernel(_row_kernel)[(rows,)](
+        logits, labels, losses, vocabulary, scale, softcap or 1.0,
+        CAPPED=softcap is not None, BLOCK=block, num_warps=warps,
+    )  # fmt: skip
     return losses
-
-
-@functools.cache
-def _compiled_kernel() -> Any:
-    global tl
-    tl = importlib.import_module("triton.language")
-    return importlib.import_module("triton").jit(_row_kernel)
 
 
 # Compiled by Triton from its source, which may use no global name but tl.
 def _row_kernel(  # type: ignore[no-untyped-def]
-    logits,
-    labels,
-    losses,
-    vocabulary,
-    scale,
-    softcap,
-    CAPPED: tl.constexpr,
-    BLOCK: tl.constexpr,
+    logits, labels, losses, vocabulary, scale, softcap, CAPPED: tl.constexpr, BLOCK: tl.constexpr
 ):
     """One program handles one row: one pass for log-sum-exp, one that writes the gradient."""
     row = tl.program_id(0)

@@ -193,6 +193,15 @@ def int8_parts(layer: Any) -> tuple[Tensor, Tensor]:
     return rows, layer.state.SCB
 
 
+def _of_8_bits(layer: Any, x: Tensor) -> Tensor:
+    """What a layer of 8-bit weights gives, in the dtype of autocast if that is on."""
+    kind = x.device.type
+    if torch.is_autocast_enabled(kind):
+        x = x.to(torch.get_autocast_dtype(kind))
+    out: Tensor = int8_linear(x, *int8_parts(layer))
+    return out if layer.bias is None else out + layer.bias.to(out.dtype)
+
+
 def make_plain(model: nn.Module, device: torch.device) -> None:
     """Store quantised weights as plain tensors, which can be sharded, with their scales on
     `device`."""
@@ -230,11 +239,7 @@ class Float8Linear(nn.Linear):
             self.bias = nn.Parameter(layer.bias.detach().to(device), requires_grad=False)
 
     def forward(self, input: Tensor) -> Tensor:
-        kind = input.device.type
-        if torch.is_autocast_enabled(kind):
-            input = input.to(torch.get_autocast_dtype(kind))
-        out: Tensor = int8_linear(input, *int8_parts(self))
-        return out if self.bias is None else out + self.bias.to(out.dtype)
+        return _of_8_bits(self, input)
 
 
 def to_float8(model: nn.Module, blocks: Sequence[nn.Module], device: torch.device | str) -> None:
@@ -258,10 +263,7 @@ def weight_only_class() -> type[Any]:
                 super().__init__(inputs, outputs, bias=bias, has_fp16_weights=False)
 
             def forward(self, x: Tensor) -> Tensor:
-                if torch.is_autocast_enabled(x.device.type):
-                    x = x.to(torch.get_autocast_dtype(x.device.type))
-                out: Tensor = int8_linear(x, *int8_parts(self))
-                return out if self.bias is None else out + self.bias.to(out.dtype)
+                return _of_8_bits(self, x)
 
         _layer_class = WeightOnlyInt8
     return _layer_class

@@ -25,7 +25,6 @@ _ADALORA = "adalora."
 
 
 def save_trained(loaded: LoadedModel, folder: Path) -> None:
-    """Write the adapter or model, soft prompts and tokenizer files."""
     folder.mkdir(parents=True, exist_ok=True)
     if isinstance(loaded.module, CharGpt):
         save_char_gpt(loaded.module, folder, loaded.characters, loaded.weights)

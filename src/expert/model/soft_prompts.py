@@ -28,7 +28,6 @@ class SoftPrompts(nn.Module):
 
     @property
     def tokens(self) -> int:
-        """Virtual tokens of all prompts."""
         return sum(prompt.shape[0] for prompt in self.prompts)
 
     def rows(self) -> Tensor:

@@ -20,6 +20,8 @@ ATTENTION = {
     "sdpa": "SDPA attention",
     "eager": "eager attention",
 }
+LOW_RANK = ("lora", "dora")
+"""Adapters whose blocks can be fused."""
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 PRECISION = {
     "bf16": "bfloat16",
@@ -70,20 +72,22 @@ def fixed_segments(device: str, environ: Mapping[str, str] = os.environ) -> str:
 def list_switches(plan: RunPlan, device: torch.device) -> list[Switch]:
     kernels = plan.kernels
     why = {decision.path: decision.because for decision in plan.decisions}
+
+    def kernel(title: str, name: str) -> Switch:
+        return _switch(title, getattr(kernels, name), why.get(f"kernels.{name}", ""))
+
     loss = f"fused loss ({kernel_for(device)} kernel)" if kernels.fused_loss else "fused loss"
     lines = [
         Switch(name=f"{PRECISION[kernels.precision]} arithmetic", on=True),
-        _switch("TF32 matmuls", kernels.tf32, why.get("kernels.tf32", "")),
+        kernel("TF32 matmuls", "tf32"),
         Switch(name=ATTENTION[kernels.attention], on=kernels.attention != "eager"),
-        _switch(loss, kernels.fused_loss, why.get("kernels.fused_loss", "")),
-        *_fused_blocks(plan, why.get("kernels.fused_blocks", "")),
-        _switch("compile", kernels.compile, why.get("kernels.compile", "")),
-        _switch("CUDA graphs", kernels.cuda_graphs, why.get("kernels.cuda_graphs", "")),
+        kernel(loss, "fused_loss"),
+        *([kernel("fused blocks", "fused_blocks")] if plan.adapter.type in LOW_RANK else []),
+        kernel("compile", "compile"),
+        kernel("CUDA graphs", "cuda_graphs"),
         Switch(name=OPTIMIZERS[plan.optim.optimizer].title, on=True),
         _recomputation(plan, why.get("kernels.checkpointing", "")),
-        _switch(
-            "cuDNN autotuning", kernels.cudnn_benchmark, why.get("kernels.cudnn_benchmark", "")
-        ),
+        kernel("cuDNN autotuning", "cudnn_benchmark"),
         Switch(name="gradients set to none", on=True),
         *([Switch(name="deterministic kernels", on=True)] if kernels.deterministic else []),
         _switch("expandable memory segments", not (fixed := fixed_segments(device.type)), fixed),
@@ -104,13 +108,6 @@ def list_switches(plan: RunPlan, device: torch.device) -> list[Switch]:
         kind = kinds[plan.model.quantization]
         lines.insert(1, Switch(name=f"base weights in {kind}", on=True))
     return lines
-
-
-def _fused_blocks(plan: RunPlan, because: str) -> list[Switch]:
-    """Only for LoRA and DoRA."""
-    if plan.adapter.type not in ("lora", "dora"):
-        return []
-    return [_switch("fused blocks", plan.kernels.fused_blocks, because)]
 
 
 def _switch(name: str, on: bool, because: str) -> Switch:

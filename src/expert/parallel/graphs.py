@@ -44,17 +44,13 @@ FIT_TARGETS = 2
 
 Made = list[Tensor | None]
 Replay = Callable[[], None]
+Capture = Callable[[Callable[[], Made]], tuple[Made, Replay]]
+"""Captures a function that returns tensors: returns these tensors, and a function that computes
+them again in place. Their values are undefined before the first replay."""
 
 
 class GraphsUnavailable(ExpertError):
     """A pass that cannot be captured on this GPU."""
-
-
-class Capture(Protocol):
-    """Captures a function that returns tensors: returns these tensors, and a function that computes
-    them again in place. Their values are undefined before the first replay."""
-
-    def __call__(self, run: Callable[[], Made]) -> tuple[Made, Replay]: ...
 
 
 class CudaCapture:
@@ -160,7 +156,6 @@ class Captured:
     backward: Replay
 
     def fill(self, batch: Any, divisor: int) -> None:
-        """Copy a batch to where the passes read it."""
         pairs = [
             (getattr(self.batch, name), tensor)
             for name in TENSORS

@@ -99,7 +99,6 @@ def last_failure(env: Mapping[str, str] = os.environ) -> Path | None:
 
 
 def rank_timeout(default: float, env: Mapping[str, str] = os.environ) -> float:
-    """Seconds after which a rank that does not answer is considered lost."""
     text = env.get(RANK_TIMEOUT, "")
     try:
         seconds = float(text) if text else default
@@ -242,7 +241,6 @@ def differences(facts: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def refuse_differences(facts: Sequence[Mapping[str, str]]) -> None:
-    """Raise if ranks differ in what they must share."""
     problems = differences(facts)
     if problems:
         raise WorldError("the ranks do not have the same code, data or manifest", problems)
@@ -307,7 +305,6 @@ def _short(content: bytes) -> str:
 
 
 def rank_log(run: Path, rank: int) -> Path:
-    """The log of a rank in its run folder."""
     return run / "ranks" / f"rank-{rank}.log"
 
 

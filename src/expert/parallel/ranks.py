@@ -1,9 +1,8 @@
-"""Starts the ranks on one machine with torch elastic, and watches them until all have ended.
+"""Starts the ranks on one machine, and watches them until all have ended.
 
-Rendezvous, store, rank numbers and the restart count come from torch elastic. Starting, watching
-and ending processes is done here, because torch's agent answers the first failure with a SIGTERM to
-the other ranks, which interrupts a checkpoint being saved, waits 30 seconds for ranks that can
-never end, and drops exit codes.
+They meet at a store of this process, by the variables that torchrun sets: its own agent answers the
+first failure with a SIGTERM to the other ranks, which interrupts a checkpoint being saved, waits 30
+seconds for ranks that can never end, and drops exit codes.
 """
 
 from __future__ import annotations
@@ -16,22 +15,12 @@ import signal
 import subprocess
 import tempfile
 import time
-import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch.distributed.elastic.agent.server.api import (
-    RunResult,
-    SimpleElasticAgent,
-    WorkerGroup,
-    WorkerSpec,
-    WorkerState,
-)
-from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
-from torch.distributed.elastic.rendezvous import RendezvousParameters
-from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from expert.core.errors import (
     EXIT_HANGUP,
@@ -101,36 +90,15 @@ def start_ranks(
     that they lost it.
     """
     folder = Path(tempfile.mkdtemp(prefix="expert-ranks-"))
-    agent = None
+    started = None
     try:
-        agent = _Agent(_spec(ranks, max_restarts), command, env, folder, tell)
-        with contextlib.closing(agent), passing_on(agent.stop, agent.kill):
-            agent.run()
-        return Ended(exit_code=agent.exit_code, run=agent.run_folder(), failed=agent.failed)
+        started = _Ranks(command, ranks, env, folder, tell)
+        with contextlib.closing(started), passing_on(started.stop, started.kill):
+            started.run(max_restarts)
+        return Ended(exit_code=started.exit_code, run=started.run_folder(), failed=started.failed)
     finally:
-        if agent is None or agent.exit_code == EXIT_OK or agent.run_folder() is not None:
+        if started is None or started.exit_code == EXIT_OK or started.run_folder() is not None:
             shutil.rmtree(folder, ignore_errors=True)  # otherwise the only logs are in it
-
-
-def _spec(ranks: int, max_restarts: int) -> WorkerSpec:
-    name = uuid.uuid4().hex
-    meeting = RendezvousParameters(
-        backend="c10d",
-        endpoint="127.0.0.1:0",  # a free port, held by this process
-        run_id=name,
-        min_nodes=1,
-        max_nodes=1,
-        local_addr="127.0.0.1",
-    )
-    return WorkerSpec(
-        role="rank",
-        local_world_size=ranks,
-        rdzv_handler=get_rendezvous_handler(meeting),
-        max_restarts=max_restarts,
-        monitor_interval=SECONDS_BETWEEN_LOOKS,
-        local_addr="127.0.0.1",
-        entrypoint="expert",
-    )
 
 
 @dataclass
@@ -161,48 +129,59 @@ class _Attempt:
                 self.codes[rank] = self.processes[rank].wait(SECONDS_TO_NOTICE)
 
 
-class _Agent(SimpleElasticAgent):
-    """torch elastic's agent, with its own handling of processes."""
+class _Ranks:
+    """All ranks, over all their starts."""
 
     def __init__(
         self,
-        spec: WorkerSpec,
         command: Command,
+        ranks: int,
         env: Mapping[str, str],
         folder: Path,
         tell: Callable[[str], None],
     ) -> None:
-        super().__init__(spec)
-        self._command, self._env, self._folder, self._tell = command, env, folder, tell
+        self._command, self._ranks, self._env = command, ranks, env
+        self._folder, self._tell = folder, tell
+        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._attempts: list[_Attempt] = []
         self._asked: int | None = None
         self._pipe = os.pipe()
         """Its write end closes when this process dies, however that happens."""
         self.exit_code = EXIT_RUN_FAILED
 
-    # --- called by torch elastic
+    def run(self, max_restarts: int) -> None:
+        """Start all ranks, and again after a failure, until they have ended for good."""
+        again = True
+        try:
+            while again:
+                attempt = self._start()
+                while not self._has_ended(attempt):
+                    time.sleep(SECONDS_BETWEEN_LOOKS)
+                self._settle(attempt)
+                again = self._starts_again(attempt, max_restarts)
+        finally:
+            self.kill()
 
-    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+    def _start(self) -> _Attempt:
         run, number = self.run_folder(), len(self._attempts)
         attempt = _Attempt(self._folder / f"start-{number}")
         attempt.folder.mkdir()
         self._attempts.append(attempt)
         words = self._command(run if number else None)
-        for worker in worker_group.workers:
-            rank = worker.global_rank
+        for rank in range(self._ranks):
             env = {
                 **os.environ,
                 **self._env,
                 "RANK": str(rank),
-                "WORLD_SIZE": str(worker.world_size),
-                "LOCAL_RANK": str(worker.local_rank),
-                "LOCAL_WORLD_SIZE": str(worker_group.spec.local_world_size),
+                "WORLD_SIZE": str(self._ranks),
+                "LOCAL_RANK": str(rank),
+                "LOCAL_WORLD_SIZE": str(self._ranks),
                 "GROUP_RANK": "0",
-                "MASTER_ADDR": str(worker_group.master_addr),
-                "MASTER_PORT": str(worker_group.master_port),
-                "TORCHELASTIC_RUN_ID": worker_group.spec.rdzv_handler.get_run_id(),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(self._store.port),
+                "TORCHELASTIC_RUN_ID": self._folder.name,
                 "TORCHELASTIC_RESTART_COUNT": str(number),
-                "TORCHELASTIC_USE_AGENT_STORE": str(worker_group.spec.rdzv_handler.use_agent_store),
+                "TORCHELASTIC_USE_AGENT_STORE": "True",
                 ERROR_FILE: str(self._error_file(attempt, rank)),
                 LAUNCH_FOLDER: str(attempt.folder),
                 PARENT_PIPE: str(self._pipe[0]),
@@ -211,10 +190,9 @@ class _Agent(SimpleElasticAgent):
             attempt.processes[rank] = self._started(words, env, first_log(attempt.folder, rank))
             if self._asked is not None:  # while previous ranks were being started
                 self._send(attempt, [rank], self._asked)
-        return {rank: process.pid for rank, process in attempt.processes.items()}
+        return attempt
 
-    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        attempt = self._attempts[-1]
+    def _has_ended(self, attempt: _Attempt) -> bool:
         for rank in attempt.left:
             code = attempt.processes[rank].poll()
             if code is not None:
@@ -224,15 +202,8 @@ class _Agent(SimpleElasticAgent):
             attempt.ends_at = time.monotonic() + SECONDS_TO_LEAVE
         if attempt.left and attempt.ends_at is not None and time.monotonic() >= attempt.ends_at:
             attempt.kill()
-        elif attempt.left:
-            return RunResult(state=WorkerState.HEALTHY)
-        return self._result(attempt, worker_group)
-
-    def _stop_workers(self, worker_group: WorkerGroup, *_: Any, **__: Any) -> None:
-        self.kill()
-
-    def _shutdown(self, *_: Any, **__: Any) -> None:
-        self.kill()
+            return True
+        return not attempt.left
 
     # --- processes
 
@@ -304,7 +275,8 @@ class _Agent(SimpleElasticAgent):
             return 0 in attempt.codes  # saving may take long
         return 0 in attempt.codes or any(map(_was_asked, attempt.codes.values()))
 
-    def _result(self, attempt: _Attempt, group: WorkerGroup) -> RunResult:
+    def _settle(self, attempt: _Attempt) -> None:
+        """The exit code of all, and who did not exit."""
         own = {r: code for r, code in sorted(attempt.codes.items()) if r not in attempt.killed}
         if attempt.failed is not None:
             self.exit_code = code_of_all(own[attempt.failed])
@@ -312,31 +284,17 @@ class _Agent(SimpleElasticAgent):
             self.exit_code = code_of_all(next(filter(None, own.values()), EXIT_OK))
         for rank in sorted(attempt.killed) if attempt.failed is None else ():
             self._tell(f"rank {rank} did not exit and was killed")
-        if self.exit_code == EXIT_OK:
-            ranks = [worker.global_rank for worker in group.workers]
-            return RunResult(state=WorkerState.SUCCEEDED, return_values=dict.fromkeys(ranks))
-        self._allow_restart(attempt)
-        failures = {
-            worker.global_rank: ProcessFailure(
-                local_rank=worker.local_rank,
-                pid=attempt.processes[worker.global_rank].pid,
-                exitcode=attempt.codes.get(worker.global_rank, -signal.SIGKILL),
-                error_file=os.devnull,
-            )
-            for worker in group.workers
-        }
-        return RunResult(state=WorkerState.FAILED, failures=failures)
 
-    def _allow_restart(self, attempt: _Attempt) -> None:
-        """Leave the restart to torch elastic, or prevent it."""
-        limit = self._worker_group.spec.max_restarts
+    def _starts_again(self, attempt: _Attempt, max_restarts: int) -> bool:
         code = attempt.codes[attempt.failed] if attempt.failed is not None else self.exit_code
         if self._asked is not None or (code >= 0 and self.exit_code not in RESTARTED):
-            self._remaining_restarts = 0
-        if self._remaining_restarts > 0:
-            show_cursor()
-            this = limit - self._remaining_restarts + 1
-            self._tell(f"starting all ranks again ({this} of {limit})")
+            return False
+        this = len(self._attempts)
+        if this > max_restarts:
+            return False
+        show_cursor()
+        self._tell(f"starting all ranks again ({this} of {max_restarts})")
+        return True
 
     def _failure_in_words(self, attempt: _Attempt, rank: int) -> str:
         code, log = attempt.codes[rank], self._log_of(attempt, rank)

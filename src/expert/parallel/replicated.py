@@ -46,14 +46,12 @@ class Replicated(SingleDevice):
         return super().step(step=step, rate=rate, max_norm=max_norm)
 
     def sum_gradients(self) -> None:
-        """Give every rank the summed gradients."""
         sum_over_ranks(self._learner.to_sum_over_ranks())
 
 
 def take_from_first(
     weights: Iterable[tuple[str, Tensor]], world: World, device: torch.device
 ) -> None:
-    """Copy the weights of rank 0 to every rank."""
     with torch.no_grad():
         for _, weight in weights:
             sent = weight.detach().to(device)  # NCCL cannot send from host memory

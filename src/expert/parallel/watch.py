@@ -306,15 +306,10 @@ class Watch:
     def _tell_others(self, end: End) -> None:
         _publish_end(self._own.clone(), end)
 
-    @property
-    def _is_saving(self) -> bool:
-        """Saving is finished first: all ranks continue from that checkpoint."""
-        return self._now[0].extra > 0
-
     def _found(self) -> Found | None:
         if self._own is None:
             return self._hangs()
-        if self._is_saving:
+        if self._now[0].extra > 0:  # a save is finished first: all ranks continue from it
             return None
         now, own = time.monotonic(), self._own_sign()
         without = now - self._store_answered

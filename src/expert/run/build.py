@@ -36,8 +36,6 @@ CONTEXT_GROWTH = 64 * 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class Built:
-    """A model on its device, with its engine."""
-
     loaded: LoadedModel
     engine: Engine
     timeline: Timeline
@@ -212,7 +210,6 @@ def _load(
 
 
 def _arrange_blocks(loaded: LoadedModel, kernels: KernelPlan) -> None:
-    """Fuse, checkpoint and compile blocks as planned."""
     from expert.model.adapters import ADAPTER
     from expert.model.blocks import compile_blocks, recompute
     from expert.model.chargpt import CharGpt
@@ -260,7 +257,6 @@ def _spread(
 
 
 def capture_for(plan: RunPlan, device: torch.device) -> Capture | None:
-    """The capturer of passes and steps as CUDA graphs, if planned."""
     from expert.parallel.graphs import CudaCapture
 
     return CudaCapture() if plan.kernels.cuda_graphs and device.type == "cuda" else None

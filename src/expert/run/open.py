@@ -46,8 +46,6 @@ class NoGpuHere(ExpertError):
 
 @dataclass(frozen=True, kw_only=True)
 class Resumed:
-    """The run to resume."""
-
     folder: RunFolder
     checkpoint: Path
     """The checkpoint to start from, or the folder of checkpoints for the newest good one."""
@@ -314,7 +312,6 @@ def refuse_absent_gpu(opened: Opened) -> None:
 
 
 def _resumed(read: ReadManifest, resume: str) -> Resumed:
-    """The run to resume, and the choices it keeps."""
     runs = read.manifest.training.config.runs_beside(read.folder)
     folder, checkpoint = run_to_resume(resume, runs=runs, expert=read.manifest.name)
     folder.refuse_damaged()

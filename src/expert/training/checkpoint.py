@@ -108,7 +108,6 @@ def load_checkpoint(path: Path) -> tuple[dict[str, dict[str, torch.Tensor]], dic
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """The state without the tensors."""
     try:
         return dict(_decoded(_head(path)["state"]))
     except ValueError as error:

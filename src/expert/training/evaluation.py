@@ -38,6 +38,15 @@ class EvalResult:
     def perplexity(self) -> float:
         return math.exp(self.loss) if self.loss < 700 else math.inf
 
+    def fields(self) -> dict[str, Any]:
+        """As fields of an event."""
+        return {
+            "loss": self.loss,
+            "perplexity": self.perplexity,
+            "token_accuracy": self.token_accuracy,
+            "tokens": self.targets,
+        }
+
     def metric(self, name: str) -> float:
         """The metric that a manifest calls eval_loss, eval_perplexity or eval_token_accuracy."""
         return float(getattr(self, name.removeprefix("eval_")))

@@ -73,7 +73,6 @@ class OptimizerLearner:
         loss.backward()  # type: ignore[no-untyped-call]
 
     def collect(self, loss: Tensor) -> None:
-        """Add the gradients of this loss to the accumulated ones."""
         self._losses = loss if self._losses is None else self._losses + loss
         self._masters.collect()
 

@@ -191,17 +191,10 @@ def _epoch_ended(
     stop = _answer(tools.recorder.settle(), state, plan, tools)
     if stop is not None:
         return state, stop
-    return _between_steps(state, _epoch_over(state, plan), plan, tools)
-
-
-def _epoch_over(state: TrainState, plan: LoopPlan) -> Moment:
-    epoch = state.epoch + 1
-    missing = state.evaluated != state.done
-    return Moment(
-        evaluate=missing and due(epoch, plan.eval_epochs),
-        save=due(epoch, plan.save_epochs),
-        epoch=epoch,
-    )
+    epoch, missing = state.epoch + 1, state.evaluated != state.done
+    evaluate = missing and due(epoch, plan.eval_epochs)
+    moment = Moment(evaluate=evaluate, save=due(epoch, plan.save_epochs), epoch=epoch)
+    return _between_steps(state, moment, plan, tools)
 
 
 def _left_undone(state: TrainState, plan: LoopPlan) -> Moment:
@@ -265,7 +258,8 @@ def _between_steps(
         if result is not None:
             verdict = tools.best.observe(state.done, result.metric(tools.best.metric))
             improved, patience_gone = verdict.improved, verdict.stop
-            _report_evaluation(result, state, improved, pause.seconds, tools)
+            fields = {**result.fields(), "best": improved, "seconds": pause.seconds}
+            tools.emit("eval", step=state.done, split="validation", **fields)
             state = replace(state, best=tools.best.state(), evaluated=state.done)
             eval_loss = result.loss
     if moment.epoch is not None:
@@ -284,22 +278,6 @@ def _between_steps(
     if patience_gone and not moment.last:
         return state, Ending(finished=True, early=True)
     return state, None
-
-
-def _report_evaluation(
-    result: EvalResult, state: TrainState, best: bool, seconds: float, tools: Tools
-) -> None:
-    tools.emit(
-        "eval",
-        step=state.done,
-        split="validation",
-        loss=result.loss,
-        perplexity=result.perplexity,
-        token_accuracy=result.token_accuracy,
-        tokens=result.targets,
-        best=best,
-        seconds=seconds,
-    )
 
 
 def _ended(state: TrainState, plan: LoopPlan, tools: Tools) -> tuple[TrainState, Ending]:

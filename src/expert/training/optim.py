@@ -327,8 +327,7 @@ class Masters:
 
     def collect(self) -> None:
         """Add the parameters' gradients to the masters' in float32, and free the former."""
-        fresh, fresh_grads = list[Tensor](), list[Tensor]()
-        sums, more_grads = list[Tensor](), list[Tensor]()
+        fresh, more = list[tuple[Tensor, Tensor]](), list[tuple[Tensor, Tensor]]()
         for pair in self._pairs:
             grad = pair.parameter.grad
             if grad is None:
@@ -337,22 +336,18 @@ class Masters:
                 if pair.gradient is None:
                     pair.gradient = torch.empty_like(pair.master)
                 pair.master.grad = pair.gradient
-                fresh.append(pair.gradient)
-                fresh_grads.append(grad)
+                fresh.append((pair.gradient, grad))
             else:
-                sums.append(pair.master.grad)
-                more_grads.append(grad)
+                more.append((pair.master.grad, grad))
             pair.parameter.grad = None
         with torch.no_grad():
-            if fresh:
-                torch._foreach_copy_(fresh, fresh_grads)
-            self._add(sums, more_grads)
+            _on_pairs(torch._foreach_copy_, fresh)
+            self._add([total for total, _ in more], [grad for _, grad in more])
 
     def take(self, gradients: Sequence[Tensor | None]) -> None:
         """Add gradients, in the order of the parameters, from memory that will be overwritten;
         copies those that `collect` does not."""
-        fresh, fresh_grads = list[Tensor](), list[Tensor]()
-        sums, more_grads = list[Tensor](), list[Tensor]()
+        fresh, more = list[tuple[Tensor, Tensor]](), list[tuple[Tensor, Tensor]]()
         for parameter, gradient in zip(self._computing, gradients, strict=True):
             if gradient is None:
                 continue
@@ -361,16 +356,12 @@ class Masters:
             elif parameter.grad is None:
                 kept = self._kept.setdefault(id(parameter), torch.empty_like(parameter))
                 parameter.grad = kept
-                fresh.append(kept)
-                fresh_grads.append(gradient)
+                fresh.append((kept, gradient))
             else:
-                sums.append(parameter.grad)
-                more_grads.append(gradient)
+                more.append((parameter.grad, gradient))
         with torch.no_grad():
-            if fresh:
-                torch._foreach_copy_(fresh, fresh_grads)
-            if sums:
-                torch._foreach_add_(sums, more_grads)
+            _on_pairs(torch._foreach_copy_, fresh)
+            _on_pairs(torch._foreach_add_, more)
         self.collect()
 
     def _add(self, sums: list[Tensor], grads: list[Tensor]) -> None:
@@ -396,8 +387,11 @@ class Masters:
 
     def publish(self) -> None:
         """Round the masters into the computing parameters."""
-        if self._pairs:
-            with torch.no_grad():
-                torch._foreach_copy_(
-                    [pair.parameter for pair in self._pairs], [pair.master for pair in self._pairs]
-                )
+        with torch.no_grad():
+            _on_pairs(torch._foreach_copy_, [(pair.parameter, pair.master) for pair in self._pairs])
+
+
+def _on_pairs(change: Callable[..., Any], pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+    """Apply a multi-tensor operation to the first tensors of pairs; torch refuses empty lists."""
+    if pairs:
+        change(*map(list, zip(*pairs, strict=True)))

@@ -41,8 +41,6 @@ class RecompileStorm:
 
 @dataclass(frozen=True, kw_only=True)
 class KernelUnavailable:
-    """A kernel of the plan does not run here."""
-
     kernel: str
     """`attention` or its kind, the optimizer's name, `fused_loss`, `compile`, `tf32`, ..."""
     reason: str
@@ -72,8 +70,6 @@ class WorkersUnavailable:
 
 @dataclass(frozen=True, kw_only=True)
 class NotFinite:
-    """A loss or a gradient was NaN or infinite."""
-
     step: int
     bins: tuple[int, ...] = ()
     """The packed sequences of that step."""

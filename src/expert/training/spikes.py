@@ -56,7 +56,6 @@ class SpikeWatch:
         """The latest loss if it is too high and the one before was not."""
 
     def state(self) -> dict[str, Any]:
-        """State for a checkpoint."""
         return {
             "history": [list(seen) for seen in self._history],
             "high": [list(seen) for seen in self._high],
@@ -138,7 +137,6 @@ class Stability:
     def after_not_finite(
         self, *, skips: int, rollbacks: int
     ) -> Literal["stop", "skip", "rollback"]:
-        """What to do about a step that was not finite, given previous skips and rollbacks."""
         if self.on_not_finite == "skip" and skips < self.max_skips:
             return "skip"
         if self.on_not_finite == "rollback" and rollbacks < self.max_rollbacks:
@@ -146,7 +144,6 @@ class Stability:
         return "stop"
 
     def after_spike(self, *, rollbacks: int) -> Literal["ignore", "rollback", "stop"]:
-        """What to do about a spike, given previous rollbacks."""
         if self.on_spike == "ignore":
             return "ignore"
         return "rollback" if rollbacks < self.max_rollbacks else "stop"

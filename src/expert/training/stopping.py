@@ -46,7 +46,6 @@ class BestSoFar:
         self._reference: float | None = state.get("reference")
 
     def state(self) -> dict[str, Any]:
-        """State for a checkpoint."""
         return {
             "best": self.best,
             "best_step": self.best_step,

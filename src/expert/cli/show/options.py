@@ -45,12 +45,10 @@ def manifest_option(what: str) -> Any:
 
 
 def output_option(what: str) -> Any:
-    """`--output PATH` with its purpose."""
     return typer.Option("--output", "-o", help=what)
 
 
 def gpus_option(what: str) -> Any:
-    """`--gpus all|N|0,2` with its purpose."""
     return typer.Option("--gpus", metavar="all|N|0,2", help=what)
 
 
@@ -60,12 +58,10 @@ def unused_gpus(count: int) -> str:
 
 
 def json_option(what: str) -> Any:
-    """`--json` with what is printed instead of text."""
     return typer.Option("--json", help=what)
 
 
 def remote_code_option(what: str) -> Any:
-    """`--allow-remote-code` with what it permits."""
     return typer.Option("--allow-remote-code", help=what)
 
 

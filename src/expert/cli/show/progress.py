@@ -76,12 +76,39 @@ class Evaluation:
         return words | {"speed": f"{fast} rows/s", "eta": f"ETA {time_in_words(left)}"}
 
 
-class ProgressView:
-    """Shows the events of a run; a context manager, so that the bar is closed."""
+class Stages:
+    """Shows what is being waited for, one thing after the other."""
 
-    def __init__(self, console: Console, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, console: Console) -> None:
+        self._console, self._now = console, ExitStack()
+
+    def __enter__(self) -> Stages:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._now.close()
+
+    def __call__(self, what: str = "") -> None:
+        """The next thing; none if `what` is empty."""
+        self._now.close()
+        if what:
+            self._now.enter_context(waiting(self._console, what))
+
+
+class RunView:
+    """Shows the events of a run, with a spinner while the model of a `live` one loads; a context
+    manager, so that the bar is closed. The failure of a live run is shown by the error itself."""
+
+    def __init__(
+        self,
+        console: Console,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        live: bool = False,
+    ) -> None:
         self._console = console
         self._clock = clock
+        self._live, self._waiting = live, Stages(console)
         self._started: dict[str, Any] = {}
         self._bar: Progress | None = None
         self._task: TaskID | None = None
@@ -94,7 +121,7 @@ class ProgressView:
         self._evaluation: Evaluation | None = None
         self._evaluation_task: TaskID | None = None
 
-    def __enter__(self) -> ProgressView:
+    def __enter__(self) -> RunView:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -109,9 +136,13 @@ class ProgressView:
             self._gone = True
 
     def __call__(self, event: Event) -> None:
-        if not self._gone:
+        kind = event.get("event") if self._live else None
+        self._waiting()
+        if not self._gone and kind != "failed":
             with self._until_closed():
                 self._show(event)
+        if kind == "kernels":
+            self._waiting("loading the model")
 
     def progress(self, step: int) -> None:
         """A step was launched: move the bar, or print a line now and then.
@@ -191,6 +222,7 @@ class ProgressView:
 
     def close(self) -> None:
         """Leave the bar at the last step."""
+        self._waiting()
         with suppress(OSError):  # closed, as above
             if self._bar is not None and self._undrawn is not None:
                 now = self._clock()
@@ -266,46 +298,6 @@ def fitting(parts: Mapping[str, str], room: int) -> str:
     return GAP.join(left.values())
 
 
-class Stages:
-    """Shows what is being waited for, one thing after the other."""
-
-    def __init__(self, console: Console) -> None:
-        self._console, self._now = console, ExitStack()
-
-    def __enter__(self) -> Stages:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._now.close()
-
-    def __call__(self, what: str = "") -> None:
-        """The next thing; none if `what` is empty."""
-        self._now.close()
-        if what:
-            self._now.enter_context(waiting(self._console, what))
-
-
-class RunView(ProgressView):
-    """The progress view of a whole run; a spinner while the model loads. The failure of a `live`
-    run is shown by the error itself."""
-
-    def __init__(self, console: Console, *, live: bool = False) -> None:
-        super().__init__(console)
-        self._live = live
-        self._waiting = Stages(console)
-
-    def __call__(self, event: Event) -> None:
-        self._waiting()
-        if not (self._live and event.get("event") == "failed"):
-            super().__call__(event)
-        if self._live and event.get("event") == "kernels":
-            self._waiting("loading the model")
-
-    def close(self) -> None:
-        self._waiting()
-        super().close()
-
-
 class PreparingView:
     """Progress of preparing data: bars in a terminal, a line now and then elsewhere. `before`: what
     is shown until there is progress."""
@@ -336,7 +328,6 @@ class PreparingView:
         show(self._console, sentence, "dim")
 
     def expect(self, name: str, rows: int) -> None:
-        """Set the number of rows of a source."""
         self._sources[name] = _Preparing(rows)
 
     def __call__(self, name: str, rows: int, tokens: int) -> None:

@@ -35,8 +35,6 @@ KNOWN = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Parts:
-    """Weights and shape of a block."""
-
     qkv: Product
     out: Product
     gate_up: Product
@@ -232,7 +230,6 @@ class FusedForward:
         return run(hidden, parts, tuple(of_mlp), *parts.gate_up.trained(), *parts.down.trained())
 
     def _seeds(self, device: torch.device) -> list[Tensor | None]:
-        """Dropout seeds of each product for this call."""
         parts = self.parts
         products = (parts.qkv, parts.out, parts.gate_up, parts.down)
         if not self._adapted.training or not any(product.dropout for product in products):

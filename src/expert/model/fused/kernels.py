@@ -14,9 +14,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from expert.model.fused.launching import kernel, power, uses_triton, wide_of
+from expert.model.fused.launching import (
+    kernel,
+    power,
+    triton_installed,
+    trouble_of,
+    uses_triton,
+    wide_of,
+)
 from expert.model.fused.unfinished import Rest, swiglu_of_sums, swiglu_of_sums_backward
-from expert.model.loss_kernel import triton_installed
 
 tl: Any = None  # set by `kernel`
 
@@ -248,25 +254,20 @@ COLUMNS = 1024
 
 @functools.cache
 def triton_trouble(device: torch.device) -> str:
-    """Why Triton kernels do not work here, tried once per process; empty if they do.
+    """Why Triton kernels do not work here, tried once per process; empty if they do."""
 
-    Triton can be importable without a compiler or without support for the card.
-    """
-    if device.type != "cuda":
-        return ""
-    if not triton_installed():
-        return "Triton is not installed"
-    try:
+    def norms_are_right() -> bool:
         x = torch.randn(3, 40, generator=torch.Generator().manual_seed(0)).to(device)
         found, right = (torch.empty_like(x) for _ in range(2))
         norm(x, x[0].contiguous(), 1e-6, found)
         right.copy_(x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * x[0])
-        wrong = not torch.allclose(found, right, rtol=1e-4, atol=1e-4)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:  # noqa: BLE001 - whatever a kernel raises here is the answer
-        return f"{type(error).__name__}: {error}"
-    return "a kernel gives wrong numbers" if wrong else ""
+        return torch.allclose(found, right, rtol=1e-4, atol=1e-4)
+
+    if device.type != "cuda":
+        return ""
+    if not triton_installed():
+        return "Triton is not installed"
+    return trouble_of(norms_are_right, "a kernel gives wrong numbers")
 
 
 def _turned(x: Tensor) -> Tensor:

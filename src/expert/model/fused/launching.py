@@ -4,16 +4,33 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from expert.model.loss_kernel import triton_installed
-
 INTERPRETED = False
 """Run kernels on the CPU with Triton's interpreter: for tests."""
+
+
+def triton_installed() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def trouble_of(is_right: Callable[[], bool], wrong: str) -> str:
+    """Why a Triton kernel does not work here; `wrong` if its numbers are not right, "" if they are.
+
+    Triton can be importable without a compiler or without support for the card.
+    """
+    try:
+        return "" if is_right() else wrong
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever a kernel raises here is the answer
+        return f"{type(error).__name__}: {error}"
 
 
 def uses_triton(tensor: Tensor) -> bool:

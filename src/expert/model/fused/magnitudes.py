@@ -29,18 +29,13 @@ class Magnitudes:
     places: Sequence[tuple[int, int]]
     """The rows of each layer in `vectors`."""
 
-    def scale(
-        self, weight: Tensor, first: Tensor, second: Tensor, scaling: float
-    ) -> tuple[Tensor, Tensor]:
-        """([N] scale of the outputs, [N] norms of the rows of W + s B A)."""
-        return row_scales(self.all, self.squares, weight, first, second, scaling)
-
 
 def row_scales(
-    vectors: Tensor, squares: Tensor, weight: Tensor, first: Tensor, second: Tensor, scaling: float
+    magnitudes: Magnitudes, weight: Tensor, first: Tensor, second: Tensor, scaling: float
 ) -> tuple[Tensor, Tensor]:
-    """vectors / norms, and the norms of the rows of weight + scaling * second @ first; rounded as
-    in an unfused layer, so that a fresh adapter scales by exactly 1."""
+    """[N] magnitudes / norms, and the [N] norms of the rows of weight + scaling * second @ first;
+    rounded as in an unfused layer, so that a fresh adapter scales by exactly 1."""
+    vectors, squares = magnitudes.all, magnitudes.squares
     rows, ranks = second.shape
     padded = max(16, power(ranks))
     if not uses_triton(weight) or padded > _MOST_RANKS:

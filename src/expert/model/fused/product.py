@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from expert.model.fused.dropout import Drops, add_to_input, low_product, of_first
 from expert.model.fused.float8 import FACTOR, Float8Weight, added
 from expert.model.fused.kernels import Finish, finish_onto, scale_columns
-from expert.model.fused.magnitudes import Magnitudes
+from expert.model.fused.magnitudes import Magnitudes, row_scales
 from expert.model.fused.unfinished import MOST_RANKS, Rest
 
 ALIGNED = 8
@@ -45,8 +45,6 @@ an H200."""
 
 
 class Kept(NamedTuple):
-    """What a product saves for its backward."""
-
     low: Tensor
     """s x A^T."""
     seeds: Tensor | None = None
@@ -149,7 +147,9 @@ class Product:
         scale, lengths = None, None
         if self.magnitudes is not None:
             assert weight is not None
-            scale, lengths = self.magnitudes.scale(weight, self.first, self.second, self.scaling)
+            scale, lengths = row_scales(
+                self.magnitudes, weight, self.first, self.second, self.scaling
+            )
         return outputs, Kept(low.contiguous(), seeds, scale, lengths)
 
     def onto(

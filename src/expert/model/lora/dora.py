@@ -131,7 +131,7 @@ def reader_of(base_layer: Any) -> tuple[ReadWeight, bool]:
     from transformers.pytorch_utils import Conv1D
 
     if isinstance(base_layer, Conv1D):
-        return _transposed_weight, False
+        return lambda layer, dtype: layer.weight.T, False
     if isinstance(base_layer, Float8Linear):
         return _int8_weight, True
     bnb: Any = sys.modules.get("bitsandbytes")  # if not imported, no layer is quantised by it
@@ -141,17 +141,7 @@ def reader_of(base_layer: Any) -> tuple[ReadWeight, bool]:
             return functools.partial(_nf4_weight, read), True
         if isinstance(base_layer, weight_only_class()):
             return _int8_weight, True
-    return _plain_weight, False
-
-
-def _plain_weight(base_layer: Any, dtype: torch.dtype) -> Tensor:
-    weight: Tensor = base_layer.weight
-    return weight
-
-
-def _transposed_weight(base_layer: Any, dtype: torch.dtype) -> Tensor:
-    weight: Tensor = base_layer.weight.T
-    return weight
+    return lambda layer, dtype: layer.weight, False
 
 
 def _nf4_weight(read: Any, base_layer: Any, dtype: torch.dtype) -> Tensor:

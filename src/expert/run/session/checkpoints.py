@@ -48,7 +48,6 @@ def fallbacks_of(plan: RunPlan) -> list[dict[str, Any]]:
 
 
 def with_fallbacks(plan: RunPlan, fallbacks: list[dict[str, Any]]) -> RunPlan:
-    """The plan with the changes made after failures."""
     for decision in fallbacks:
         values = {decision["path"]: decision["value"]}
         plan = plan.with_values(values, decision["because"], "fallback")
@@ -56,8 +55,6 @@ def with_fallbacks(plan: RunPlan, fallbacks: list[dict[str, Any]]) -> RunPlan:
 
 
 class Checkpoints:
-    """The checkpoints in a run folder."""
-
     def __init__(
         self,
         folder: RunFolder,

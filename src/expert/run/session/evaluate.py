@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from expert.core.world import ALONE, World
 from expert.data.pack.packing import is_padded
 from expert.run.session.checkpoints import state_to_come
 from expert.run.session.failures import RunFailed, failure_of, nothing_left
@@ -24,7 +22,6 @@ if TYPE_CHECKING:
     from expert.data.prepared import PreparedSplit
     from expert.planning.run_plan import RunPlan
     from expert.training.evaluation import EvalResult, EvalSums
-    from expert.training.state import TrainState
 
 
 def evaluate_validation(session: Session) -> EvalResult | None:
@@ -137,6 +134,8 @@ def probe(session: Session) -> None:
     """
     import torch
 
+    from expert.data.feed.run_data import training_feed
+
     plan, data, device = session.plan, session.data, session.device
     built = model_of(session)
     later = state_to_come(built, plan)
@@ -146,7 +145,10 @@ def probe(session: Session) -> None:
         built.engine.accumulate(batch, divisor=max(1, batch.targets))
         built.engine.discard()
     elif varies_in_width(plan, device):
-        with full_width_feed(plan, data, session.state, device, session.group.world) as fed:
+        widest = {"data.trim": False, "data.flat": False}
+        whole = plan.with_values(widest, "to try the widest", "machine")
+        world = session.group.world
+        with training_feed(whole, data, session.state, device=device, world=world) as fed:
             for update in islice(fed, 1):
                 batch = update.batches[0]
                 built.engine.accumulate(batch, divisor=max(1, batch.targets))
@@ -173,21 +175,6 @@ def varies_in_width(plan: RunPlan, device: torch.device) -> bool:
     """Whether a later batch may need more GPU memory than the first; a CPU run that runs out of
     memory is killed, so trying helps nothing there."""
     return (plan.data.trim or plan.data.flat) and device.type != "cpu"
-
-
-def full_width_feed(
-    plan: RunPlan,
-    data: RunData,
-    state: TrainState,
-    device: torch.device,
-    world: World = ALONE,
-) -> AbstractContextManager[Any]:
-    """The next steps with batches of the maximum width."""
-    from expert.data.feed.run_data import training_feed
-
-    widest = {"data.trim": False, "data.flat": False}
-    whole = plan.with_values(widest, "to try the widest", "machine")
-    return training_feed(whole, data, state, device=device, world=world)
 
 
 def widest_batch(plan: RunPlan, data: RunData, device: torch.device) -> Batch:

@@ -26,8 +26,6 @@ NOT_DETERMINISTIC = "does not have a deterministic implementation"
 
 
 class RunFailed(ExpertError):
-    """A run that could not continue."""
-
     exit_code = EXIT_RUN_FAILED
 
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """How a run ended."""
-
     folder: Path
     exit_code: int
     steps: int
@@ -47,7 +45,6 @@ class RunResult:
 
 
 def finished(session: Session, *, early: bool) -> RunResult:
-    """Evaluate, publish and report the result of the run."""
     keeps = session.checkpoints is not None
     if keeps:
         seconds = seconds_to_read(session.folder.checkpoints)
@@ -79,7 +76,6 @@ def finished(session: Session, *, early: bool) -> RunResult:
 
 
 def stopped(session: Session, exit_code: int) -> RunResult:
-    """Report that the run was asked to stop."""
     reason = asked_by(exit_code)
     session.emit("stopped", step=session.state.done, reason=reason, exit_code=exit_code)
     return _result(session, exit_code=exit_code, final=None, test_loss=None)
@@ -171,10 +167,7 @@ def evaluate_test(session: Session) -> EvalResult | None:
             "eval",
             step=session.state.done if final_step is None else final_step,
             split="test",
-            loss=result.loss,
-            perplexity=result.perplexity,
-            token_accuracy=result.token_accuracy,
-            tokens=result.targets,
+            **result.fields(),
             best=False,
             seconds=time.monotonic() - began,
         )
@@ -182,7 +175,6 @@ def evaluate_test(session: Session) -> EvalResult | None:
 
 
 def publish_final(session: Session) -> Path:
-    """Publish the final weights atomically."""
     from expert.model.saving import save_trained
     from expert.training.checkpoint import bytes_needed, check_space
 

@@ -233,7 +233,9 @@ def _weights_of(model: ModelPlan) -> str | None:
     if model.place == "built-in":
         return None
     if model.place in ("hf cache", "hub"):
-        return f"commit {_snapshot_of(model).name}"
+        there = Path(model.location) if model.place == "hf cache" else None
+        there = there or snapshot_in_cache(model.location, model.revision) or fetched(model)
+        return f"commit {there.name}"
     try:
         return f"sha256 {content_hash(Path(model.location), weight_files(Path(model.location)))}"
     except (OSError, ValueError):  # loading the model reports the problem
@@ -247,10 +249,3 @@ def config_of(model: ModelPlan) -> str | None:
         return sha256_of(file) if model.place in ("folder", "models folder") else None
     except OSError:
         return None
-
-
-def _snapshot_of(model: ModelPlan) -> Path:
-    """The snapshot in the hub's cache, downloaded if missing."""
-    if model.place == "hf cache":
-        return Path(model.location)
-    return snapshot_in_cache(model.location, model.revision) or fetched(model)

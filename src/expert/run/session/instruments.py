@@ -67,8 +67,7 @@ class Instruments:
 def instruments_for(
     plan: RunPlan, data: RunData, *, device: torch.device, emit: Emit, group: Group
 ) -> Instruments:
-    """Create the instruments of a run on its device."""
-    from expert.model.blocks import CompileWatch
+    from expert.model.blocks import compiled_graphs
 
     peak = plan.length.peak_flops
     return Instruments(
@@ -79,7 +78,7 @@ def instruments_for(
         pressure=Pressure(
             data=DataWait(workers=plan.loader.workers, cores=len(cores_seen())),
             spilling=Spilling(),
-            recompiling=Recompiling(CompileWatch().recompiles),
+            recompiling=Recompiling(compiled_graphs),
         ),
         meter=Meter(
             # Of all ranks together, like the token counts.
@@ -176,7 +175,6 @@ def loop_plan(plan: RunPlan, data: RunData, state: TrainState) -> LoopPlan:
 
 
 def best_so_far(plan: RunPlan, state: TrainState) -> BestSoFar:
-    """Tracks the plan's metric, starting from `state`."""
     watch = plan.watch
     return BestSoFar(
         watch.metric,

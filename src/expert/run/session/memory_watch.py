@@ -96,14 +96,11 @@ class MemoryWatch:
 
         sample = self._gpu.sample() if self._gpu is not None else None
         used = sample.process_memory_bytes if sample is not None else None
-        if used is None and not self._plan_shares_card():
+        shared = any(remark.path == "memory.budget_bytes" for remark in self._plan.remarks)
+        if used is None and not shared:
             free, total = torch.cuda.mem_get_info(self._device)
             used = total - free
         return max(0, used - reserved) if used is not None else H200.context_bytes
-
-    def _plan_shares_card(self) -> bool:
-        """Whether other processes used the card, as far as the plan knew."""
-        return any(remark.path == "memory.budget_bytes" for remark in self._plan.remarks)
 
     def _report(self, probe: MemoryProbe) -> None:
         measured = probe.reserved + probe.context_bytes

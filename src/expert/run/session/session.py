@@ -374,7 +374,6 @@ def continue_from(session: Session, state: TrainState, groups: Groups | None) ->
 
 
 def copied(groups: Groups) -> Groups:
-    """Weights and optimizer states copied to the host."""
     return {
         group: {name: tensor.detach().cpu().clone() for name, tensor in named.items()}
         for group, named in groups.items()

@@ -32,8 +32,6 @@ WITHOUT_PAUSES: dict[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class ShortRun:
-    """A finished short run."""
-
     plan: RunPlan
     """At the end, including changes from fallbacks."""
     events: tuple[dict[str, Any], ...]

@@ -64,7 +64,6 @@ def read_plan(folder: RunFolder) -> RunPlan:
 
 
 def manifest_of_run(folder: RunFolder) -> Manifest:
-    """The manifest stored in the run folder."""
     return _checked(Manifest, read_object(folder.manifest), folder.manifest)
 
 
@@ -217,9 +216,15 @@ def _loaded(
     run: RunFolder | None = None,
 ) -> LoadedModel:
     """The model of a plan with the weights of a choice, with plain attention."""
+    import torch
+
     from expert.model.load import load_model
 
-    precision, adapter_dtype = _dtypes(plan, device, precision, adapter_dtype)
+    precision = precision or plan.kernels.precision
+    if precision == "fp16" and device.type == "cpu":
+        precision = "fp32"  # float16 is slow on CPUs, and float32 holds all its values
+    if adapter_dtype is None:
+        adapter_dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     changes = {"attention": "sdpa", "precision": precision, "device": device.type}
     model, adapter, characters = plan.model, plan.adapter, None
     of_characters = model.name == CHAR_GPT
@@ -248,23 +253,6 @@ def _loaded(
         elif not whole:
             _take_final(loaded, choice.path)
     return loaded
-
-
-def _dtypes(
-    plan: RunPlan,
-    device: torch.device,
-    precision: str | None,
-    adapter_dtype: torch.dtype | None,
-) -> tuple[str, torch.dtype]:
-    """Precision of the base and dtype of the adapter; default: those of the run."""
-    import torch
-
-    precision = precision or plan.kernels.precision
-    if precision == "fp16" and device.type == "cpu":
-        precision = "fp32"  # float16 is slow on CPUs, and float32 holds all its values
-    if adapter_dtype is None:
-        adapter_dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    return precision, adapter_dtype
 
 
 def _usable(plan: RunPlan, choice: Choice, loaded: LoadedModel, device: torch.device) -> Trained:

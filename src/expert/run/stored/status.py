@@ -122,7 +122,6 @@ _KEPT = (*_STARTED, *_STEP, *_PEAKS, "mean_loss", *_EVALS, "test_loss", "last_ch
 
 
 def _facts(event: Event) -> dict[str, Any]:
-    """What an event says about the status of the run."""
     kind = event["event"]
     if kind == "started":
         return {name: event.get(name) for name in _STARTED}
