@@ -122,8 +122,6 @@ def packed_batch(setting: Setting) -> Batch:
             soft_mask=None,
             target_places=fed.target_places.clone(),
             targets=fed.targets,
-            real_tokens=fed.counts.real_tokens,
-            examples=fed.counts.examples,
             whole_rows=fed.whole_rows,
         )
 
@@ -150,8 +148,6 @@ def unpacked(batch: Batch) -> list[Batch]:
                 soft_mask=None,
                 target_places=places,
                 targets=targets,
-                real_tokens=size,
-                examples=1,
                 whole_rows=True,
             )
         )

@@ -27,7 +27,7 @@ import torch
 
 from expert.jobs.train import train
 from expert.model import adapters
-from expert.model.blocks import CompileWatch
+from expert.model.blocks import compiled_graphs
 from expert.model.loss import kernel_for
 from expert.planning.models.resolve import SMOLLM2
 from tests.gpu.real_model import (
@@ -276,17 +276,15 @@ def test_nothing_is_compiled_again_after_the_third_update(tmp_path: Path, attent
     }
     rows = [{"text": text[start : start + 900]} for text in TEXTS for start in range(0, 1800, 450)]
     rows = [row for row in rows if row["text"].strip()]
-    watch = CompileWatch()
+    before = compiled_graphs()
     compiled: dict[int, int] = {}
 
     def look(event: Any) -> None:
         if event["event"] == "step":
-            compiled[event["step"]] = watch.recompiles()
-            if event["step"] == 3:
-                watch.mark()
+            compiled[event["step"]] = compiled_graphs() - before
 
     done = train(write_expert(tmp_path, SMOLLM2, config, rows=rows), sinks=[look])
-    later = watch.recompiles()
+    later = compiled_graphs() - before - compiled[3]
     counts = {"first three": compiled[3], "later": later}
     note("real-weights.jsonl", f"graphs compiled, {attention}", counts)
     assert done.steps == 12

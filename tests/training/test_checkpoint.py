@@ -19,7 +19,8 @@ from expert.training.checkpoint import (
     save_checkpoint,
     state_difference,
 )
-from tests.training.checkpoints import FILES, assert_is, assert_same, flip, names, saved
+from tests.core.test_publish import flip
+from tests.training.checkpoints import FILES, assert_is, assert_same, names, saved
 from tests.wording import wording
 
 

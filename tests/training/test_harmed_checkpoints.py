@@ -15,9 +15,10 @@ from safetensors.torch import save_file
 
 from expert.core.publish import publishing
 from expert.training.checkpoint import CheckpointError, find_checkpoint, load_checkpoint
+from tests.core.test_publish import flip
 from tests.each import each
 from tests.faults.counting import cases
-from tests.training.checkpoints import FILES, assert_is, flip, names, saved
+from tests.training.checkpoints import FILES, assert_is, names, saved
 from tests.wording import wording
 
 

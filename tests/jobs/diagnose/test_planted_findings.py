@@ -77,13 +77,13 @@ def a_graph_every_update(monkeypatch: pytest.MonkeyPatch) -> None:
 
     asked = 0
 
-    def recompiles(self: Any) -> int:
+    def graphs() -> int:
         nonlocal asked
         asked += 2
         return asked
 
     monkeypatch.setattr(blocks, "compile_blocks", lambda *a, **k: None)
-    monkeypatch.setattr(blocks.CompileWatch, "recompiles", recompiles)
+    monkeypatch.setattr(blocks, "compiled_graphs", graphs)
 
 
 def a_compiler_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
