@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -178,8 +178,7 @@ class _Slot:
 
 
 def _shaped(tensors: dict[str, Tensor | None], shape: tuple[int, int]) -> dict[str, Tensor | None]:
-    """The same memory with another number of rows and length. Views are made only if needed, since
-    the GPU is waiting for its next step."""
+    """The same memory with another number of rows and length."""
     if tensors["tokens"].shape == shape:  # type: ignore[union-attr]
         return tensors
     rows, length = shape
@@ -191,15 +190,6 @@ def _shaped(tensors: dict[str, Tensor | None], shape: tuple[int, int]) -> dict[s
     places = tensors["target_places"]
     shaped["target_places"] = None if places is None else places[: rows * length]
     return shaped
-
-
-class _Filled(NamedTuple):
-    slot: _Slot
-    update: Update
-    shapes: list[tuple[int, int]]
-    counts: list[BatchCounts]
-    bins: list[NDArray[np.int64]]
-    seconds: float
 
 
 class PackedFeed:
@@ -238,7 +228,8 @@ class PackedFeed:
         self._free: queue.SimpleQueue[_Slot] = queue.SimpleQueue()
         for slot in slots:
             self._free.put(slot)
-        self._ready: queue.SimpleQueue[_Filled | BaseException | None] = queue.SimpleQueue()
+        self._ready: queue.SimpleQueue[tuple[_Slot, FedUpdate] | BaseException | None]
+        self._ready = queue.SimpleQueue()
         stream: Any = torch.cuda.Stream
         self._stream = stream(device) if device.type == "cuda" else None
         self._device = device
@@ -258,43 +249,18 @@ class PackedFeed:
 
     def __iter__(self) -> Iterator[FedUpdate]:
         while True:
-            self._release()
+            if self._held is not None:
+                self._held.release()
+                self._free.put(self._held)
+                self._held = None
             filled = self._ready.get()
             if filled is None:
                 return
             if isinstance(filled, BaseException):
                 raise filled
-            yield self._handed_over(filled)
-
-    def _release(self) -> None:
-        if self._held is not None:
-            self._held.release()
-            self._free.put(self._held)
-            self._held = None
-
-    def _handed_over(self, filled: _Filled) -> FedUpdate:
-        slot = filled.slot
-        slot.take()
-        self._held = slot
-        batches = tuple(
-            Batch(
-                **_shaped(tensors, shape),  # type: ignore[arg-type]
-                counts=counts,
-                # The same for all widths: kernels may be compiled for it.
-                longest=self._shape.length if self._widths else min(shape[1], self._shape.length),
-                whole_rows=self._whole_rows and not self._flat,
-                bins=tuple(bins.tolist()),
-            )
-            for tensors, shape, counts, bins in zip(
-                slot.tensors, filled.shapes, filled.counts, filled.bins, strict=False
-            )
-        )
-        return FedUpdate(
-            update=filled.update,
-            batches=batches,
-            made_seconds=filled.seconds,
-            copied=slot.copied,
-        )
+            self._held, fed = filled
+            self._held.take()
+            yield fed
 
     def _run(self) -> None:
         """The thread: fills buffer after buffer; passes errors on."""
@@ -322,7 +288,7 @@ class PackedFeed:
                 continue
         return None
 
-    def _fill(self, slot: _Slot, work: UpdateWork, found_seconds: float) -> _Filled:
+    def _fill(self, slot: _Slot, work: UpdateWork, found_seconds: float) -> tuple[_Slot, FedUpdate]:
         began = time.perf_counter()
         batches = dealt(work.update.bins, self._shape.rows, self._world)
         shapes = [self._rows_of(work.index, batch.bins) for batch in batches]
@@ -333,10 +299,24 @@ class PackedFeed:
         if len(counts) < len(batches):
             room = len(slot.arrays)
             raise ValueError(f"{len(batches)} batches in a step with room for {room}")
-        bins = [batch.bins for batch in batches]
         seconds = found_seconds + time.perf_counter() - began
         slot.send(len(counts), self._stream, self._new_event)
-        return _Filled(slot, work.update, shapes, counts, bins, seconds)
+        fed = tuple(
+            Batch(
+                **_shaped(tensors, shape),  # type: ignore[arg-type]
+                counts=count,
+                # The same for all widths: kernels may be compiled for it.
+                longest=self._shape.length if self._widths else min(shape[1], self._shape.length),
+                whole_rows=self._whole_rows and not self._flat,
+                bins=tuple(batch.bins.tolist()),
+            )
+            for tensors, shape, count, batch in zip(
+                slot.tensors, shapes, counts, batches, strict=False
+            )
+        )
+        return slot, FedUpdate(
+            update=work.update, batches=fed, made_seconds=seconds, copied=slot.copied
+        )
 
     def _fill_one(self, out: BatchArrays, work: UpdateWork, batch: Dealt) -> BatchCounts:
         given = (out, work.index, batch.bins, work.store)

@@ -87,7 +87,7 @@ class TextEncoder:
         self._load = load
         self.special = special
         self._template_adds_bos = template_adds_bos
-        self._fingerprint = fingerprint
+        self.fingerprint = fingerprint
         self.by_words = _TELLS_CORES and 1 < len(os.sched_getaffinity(0)) <= FEW_CORES
 
     @classmethod
@@ -135,10 +135,6 @@ class TextEncoder:
         starts = range(len(full) - len(plain) + 1)
         at = next((at for at in starts if full[at : at + len(plain)] == plain), 0)
         return list(full[:at])
-
-    @property
-    def fingerprint(self) -> str:
-        return self._fingerprint
 
     @property
     def vocabulary(self) -> int:
