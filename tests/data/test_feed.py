@@ -83,6 +83,7 @@ def assert_equal_to_filling_by_hand(case: Case, feed: PackedFeed, rows: int) -> 
                 for name in ("tokens", "labels", "positions", "boundaries", "target_places"):
                     there = getattr(batch, name).flatten().cpu().numpy()
                     np.testing.assert_array_equal(there, getattr(arrays, name), err_msg=name)
+                assert (batch.soft_mask is None) == (case.index.soft_tokens == 0)
                 if batch.soft_mask is not None:
                     there = batch.soft_mask.flatten().cpu().numpy()
                     np.testing.assert_array_equal(there, arrays.soft_mask)
@@ -90,21 +91,10 @@ def assert_equal_to_filling_by_hand(case: Case, feed: PackedFeed, rows: int) -> 
     return seen
 
 
-@pytest.mark.parametrize("rows", [1, 2, 5, 8])
-def test_fed_updates_equal_the_same_bins_filled_by_hand(rows: int):
-    case = Case()
+@pytest.mark.parametrize(("rows", "soft"), [(1, 0), (2, 0), (2, 3), (5, 0), (8, 0)])
+def test_fed_updates_equal_the_same_bins_filled_by_hand(rows: int, soft: int):
+    case = Case(soft_tokens=soft)
     assert assert_equal_to_filling_by_hand(case, case.feed(rows), rows) == 9
-
-
-def test_places_of_a_soft_prompt_are_told():
-    case = Case(soft_tokens=3)
-    with case.feed(2) as feed:
-        masks = [batch.soft_mask for batch in next(iter(feed)).batches]
-    assert all(mask is not None and mask.dtype == torch.bool for mask in masks)
-    assert sum(int(mask.sum()) for mask in masks if mask is not None) % 3 == 0
-    assert assert_equal_to_filling_by_hand(case, case.feed(2), 2) == 9
-    with Case().feed(2) as feed:
-        assert next(iter(feed)).batches[0].soft_mask is None
 
 
 @pytest.mark.parametrize("soft", [0, 3])
@@ -139,18 +129,6 @@ def documents_in(batch: Batch) -> list[tuple[list[int], ...]]:
     parts = [part.flatten() for part in (batch.tokens, batch.labels, batch.positions, soft)]
     cut = [tuple(part[a:b].tolist() for part in parts) for a, b in pairwise(edges)]
     return [document for document in cut if set(document[0]) != {PAD_ID}]
-
-
-def test_neither_the_rows_at_once_nor_the_place_to_go_on_from_changes_order_or_counts():
-    case = Case()
-
-    def seen(rows: int, done: int = 0) -> list[tuple[Any, ...]]:
-        with case.feed(rows, done=done) as feed:
-            return [(sum((b.bins for b in fed.batches), ()), fed.counts) for fed in feed]
-
-    assert seen(1) == seen(2) == seen(5)
-    assert seen(2, done=4) == seen(2)[4:]
-    assert len(seen(2)) == 9
 
 
 def test_an_update_stays_as_it_is_until_the_next_one_is_taken():
