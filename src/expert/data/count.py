@@ -113,7 +113,6 @@ def _prepared(line: Line) -> Counts | None:
 
 
 def counts_of(line: Line, train: PreparedSplit) -> Counts:
-    """Exact counts of prepared and packed training rows."""
     survey = _survey(line, train.folders)
     if line.plan.data.packing != "none":
         index, fill = train.index, train.index.statistics().fill

@@ -152,7 +152,6 @@ class Line:
 
     @property
     def listed_by(self) -> str:
-        """How to list bad and shared rows."""
         return f"expert dataset check --manifest {self.manifest_file} lists them"
 
     def sources_of(self, split: str) -> list[Source]:
@@ -163,7 +162,6 @@ class Line:
 
     @property
     def weights(self) -> list[float]:
-        """Weights of the training sources."""
         return [task.weight for task in self.chosen.sources.tasks] or [1.0]
 
 
@@ -362,7 +360,6 @@ def unread_columns(line: Line) -> list[Remark]:
 
 
 def doubtful_texts(line: Line) -> list[Remark]:
-    """Warnings about the text of the first training rows."""
     remarks = []
     for source, columns, _ in _text_sources(line):
         reading = reading_of(line, source)

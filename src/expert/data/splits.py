@@ -75,7 +75,6 @@ class NothingToPrepare(ExpertError):
 
 
 def refuse_streaming(spec: DatasetSpec) -> None:
-    """Raise NothingToPrepare for a stream."""
     if spec.streaming:
         raise NothingToPrepare(
             "training.dataset.streaming is true: its rows are tokenised while training, there is "

@@ -115,7 +115,6 @@ class Columns:
         return f"Columns({', '.join(fields)})"
 
     def used(self) -> dict[str, str]:
-        """The column of each part that has one."""
         parts = (
             *("system", "history", "instruction", "input", "response", "tools"),
             *("messages", "text", "label"),
@@ -167,19 +166,16 @@ def understand_columns(seen: ColumnSurvey, spec: DatasetSpec | None = None) -> C
         raise _not_understood(seen, _by_plain_name(seen.names), asked)
     _refuse_single_messages(found, seen)
     if found.kind == "instruction":
-        found = replace(found, tools=asked.get("tools") or _tools_beside_messages(found, seen))
+        # Tools belong to conversations, also where the answer has its own column.
+        parts = (found.instruction, found.response)
+        talks = any(seen.holds(column, MESSAGES, MESSAGE) for column in parts)
+        offered = _first(TOOL_COLUMNS, _by_plain_name(seen.names)) if talks else ""
+        found = replace(found, tools=asked.get("tools") or offered)
     read = (found.instruction, found.input, found.response, found.system)
     structured = found.kind == "instruction" and any(
         seen.holds(column, PART, MESSAGE, LIST, OBJECT) for column in read if column
     )
     return replace(found, label=label, json_values=spec.json_values, structured=structured)
-
-
-def _tools_beside_messages(found: Columns, seen: ColumnSurvey) -> str:
-    """The column of tools, if the rows are conversations whose answer has its own column."""
-    parts = (found.instruction, found.response)
-    talks = any(seen.holds(column, MESSAGES, MESSAGE) for column in parts)
-    return _first(TOOL_COLUMNS, _by_plain_name(seen.names)) if talks else ""
 
 
 def columns_of(seen: ColumnSurvey, spec: DatasetSpec) -> Columns:

@@ -100,7 +100,6 @@ class DataOrder:
         return math.ceil(Fraction(str(epochs)) * self.steps_per_epoch)
 
     def step_of_bins(self) -> NDArray[np.int64]:
-        """The step of each bin in the first epoch."""
         steps = np.empty(self.count, np.int64)
         steps[self.epoch(0)] = np.arange(self.count) // self.bins_per_update
         return steps

@@ -81,7 +81,6 @@ class RunData:
         return self.train, self.order
 
     def splits(self) -> list[PreparedSplit]:
-        """The prepared splits."""
         splits = (self.train, self.validation, self.test)
         return [split for split in splits if split is not None]
 
@@ -237,7 +236,6 @@ def evaluation_shape(
 
 
 def evaluation_order(plan: RunPlan, index: PackIndex) -> NDArray[np.int64]:
-    """The order in which the sequences of a split are evaluated."""
     if is_padded(plan) or plan.data.trim or plan.data.flat:
         # Longest first: out of memory shows early, and rows of similar length need little padding.
         return np.argsort(-index.bin_lengths(), kind="stable")

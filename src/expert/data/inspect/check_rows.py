@@ -71,7 +71,6 @@ class DatasetReport:
 
 
 def check_rows(line: Line, name: str, show: RowsToShow) -> DatasetReport:
-    """Check the splits of a manifest, one source after the other."""
     template = line.template.name if line.template else "characters"
     report = DatasetReport(name, template, line.plan.data.max_seq_length)
     report.notes += line.chosen.notes()

@@ -96,8 +96,11 @@ def show_row(
         return ShownRow(place, split, because, left_out=f"{bad}{made.reason}")
     if not line.has_tokenizer:
         room = None if most_tokens is None else 4 * most_tokens // max(1, len(made))
-        notes = (_note_without_tokenizer(line),)
-        return ShownRow(place, split, because, notes=notes, segments=_as_text(made, room))
+        model = line.plan.model
+        note = f"the tokenizer of {model.name} is not on this machine: text, no tokens"
+        if (model.prompt_template or "tokenizer") == "tokenizer":
+            note += "; written as ChatML, since the model's own template is not known either"
+        return ShownRow(place, split, because, notes=(note,), segments=_as_text(made, room))
     encoder = line.encoder
     store = FlatDocuments([shard_of(encoder.encode([made]))])
     index = _index(line, store, split)
@@ -160,14 +163,6 @@ def _notes(line: Line, index: PackIndex, split: str) -> Iterator[str]:
             f"packing: concat lays rows end to end in sequences of {length} tokens: the end of one "
             "may cut it anywhere"
         )
-
-
-def _note_without_tokenizer(line: Line) -> str:
-    model = line.plan.model
-    note = f"the tokenizer of {model.name} is not on this machine: text, no tokens"
-    if (model.prompt_template or "tokenizer") == "tokenizer":
-        note += "; written as ChatML, since the model's own template is not known either"
-    return note
 
 
 @dataclass(frozen=True, eq=False)

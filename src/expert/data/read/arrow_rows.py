@@ -116,16 +116,11 @@ def read_arrow(
         else:
             reader = pa.ipc.open_stream(stream)
             batches = iter(reader)
-        _refuse_intervals(reader.schema, path)
+        for field in reader.schema:
+            if _INTERVAL.search(str(field.type)):  # Python has no values for it
+                what = f"the column {field.name!r} has the type {field.type}, which cannot be read"
+                raise unusable(str(path), what, "leave the column out, or write it as text")
         yield from rows_of_batches(_up_to(max_unpacked, batches, path), str(path), unread)
-
-
-def _refuse_intervals(schema: Any, path: Path) -> None:
-    """Types that Arrow knows and Python has no values for."""
-    for field in schema:
-        if _INTERVAL.search(str(field.type)):
-            what = f"the column {field.name!r} has the type {field.type}, which cannot be read"
-            raise unusable(str(path), what, "leave the column out, or write it as text")
 
 
 @contextmanager

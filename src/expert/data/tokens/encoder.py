@@ -119,7 +119,6 @@ class TextEncoder:
 
     @cached_property
     def special_ids(self) -> dict[int, str]:
-        """Special tokens by id."""
         added = self.tokenizer.get_added_tokens_decoder()
         return {number: token.content for number, token in added.items() if token.special}
 
@@ -286,7 +285,6 @@ def edges_of(counts: npt.ArrayLike) -> npt.NDArray[np.int64]:
 
 
 def _batch_of_tokens(documents: Sequence[Sequence[Segment]]) -> EncodedBatch:
-    """Documents of tokens made elsewhere."""
     parts: list[Ids] = []
     lengths, spans, span_counts = [], [], []
     for document in documents:

@@ -33,7 +33,6 @@ class DocumentStatistics:
     def of(
         cls, batch: EncodedBatch, *, rows_in: int, dropped: dict[str, int]
     ) -> DocumentStatistics:
-        """Statistics of one encoded shard."""
         spans = batch.spans.reshape(-1, 2)
         places = np.searchsorted(np.array(EDGES), batch.lengths, side="left")
         return cls(
