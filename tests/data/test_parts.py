@@ -30,7 +30,7 @@ from expert.data.tokens.documents import open_shards, write_shard
 from expert.data.tokens.encoder import EncodedBatch
 from expert.data.tokens.prepare import Part, make_part, missing_parts, prepare, publish_parts
 from expert.data.tokens.shards import Blocks, Piece, Tokenising
-from tests.data.test_prepare import RECIPE, work
+from tests.data.test_prepare import RECIPE, Crash, work
 from tests.data.tokenizers import small_encoder
 from tests.each import each
 from tests.wording import wording
@@ -94,10 +94,6 @@ def source(kinds: list[str], **changes: Any) -> Tokenising:
     return Tokenising(**asked | changes)
 
 
-class Crash(Exception):
-    """What a power cut would be."""
-
-
 class Moments:
     """Raises at the n-th moment at which something was written or is about to be."""
 
@@ -134,11 +130,12 @@ def moments(monkeypatch):
         yield Moments(patched)
 
 
-def crashes_in_any_order(
-    kinds: list[str], parts: int, seed: int, moments: Moments, place: Path
-) -> None:
-    chance = random.Random(seed)
-    place.mkdir()
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(kinds=st.lists(KINDS, max_size=60), parts=st.integers(2, 5), seed=st.integers(0, 2**16))
+def test_parts_that_crash_and_repeat_in_any_order_give_the_bytes_of_one_process(
+    kinds, parts, seed, moments, tmp_path_factory
+):
+    chance, place = random.Random(seed), tmp_path_factory.mktemp("p")
     whole = source([*kinds, "good"])
     prepare(whole, RECIPE, place / "alone")
     folder, published = place / "tokens", False
@@ -159,29 +156,6 @@ def crashes_in_any_order(
         "alone",
         "tokens",
     ]
-
-
-@settings(
-    max_examples=15,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
-@given(kinds=st.lists(KINDS, max_size=60), parts=st.integers(2, 5), seed=st.integers(0, 2**16))
-def test_parts_that_crash_and_repeat_in_any_order_give_the_bytes_of_one_process(
-    kinds, parts, seed, moments, tmp_path_factory
-):
-    crashes_in_any_order(kinds, parts, seed, moments, tmp_path_factory.mktemp("p") / "x")
-
-
-@pytest.mark.slow
-def test_a_hundred_data_sets_give_the_bytes_of_one_process(moments, tmp_path):
-    chance = random.Random(5)
-    names = ["good", "long", "bad", "dropped", "twice"]
-    for number in range(100):
-        kinds = chance.choices(names, k=chance.randint(0, 200))
-        parts = chance.randint(2, 9)
-        crashes_in_any_order(kinds, parts, number, moments, tmp_path / str(number))
 
 
 @each("rows", [1, 2, 5])
