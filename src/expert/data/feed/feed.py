@@ -11,7 +11,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
@@ -192,39 +192,35 @@ def _shaped(tensors: dict[str, Tensor | None], shape: tuple[int, int]) -> dict[s
     return shaped
 
 
+@dataclass(eq=False)
 class PackedFeed:
     """The steps of `works`, in order, in batches of one fixed shape."""
 
-    def __init__(
-        self,
-        works: Iterable[UpdateWork],
-        shape: BatchShape,
-        *,
-        batches_per_update: int,
-        device: torch.device,
-        soft: bool = False,
-        whole_rows: bool = False,
-        ready_ahead: int = 2,
-        pin: bool = True,
-        trim: bool = False,
-        flat: bool = False,
-        widths: tuple[int, ...] = (),
-        new_event: Callable[[], Any] | None = None,
-        world: World = ALONE,
-    ) -> None:
-        """`trim`: rows are as long as the longest of their batch; `flat`: a batch is one row, with
-        its bins end to end, padded to the next of `widths` or else all places. `world`: only this
-        rank's share of each step is made."""
-        self._world = world
-        self._new_event = new_event
-        self._trim, self._flat, self._widths = trim, flat, widths
-        self._works = iter(works)
-        self._shape = shape
-        self._whole_rows = whole_rows
-        layout = _Layout(shape, soft=soft)
+    works: Iterable[UpdateWork]
+    shape: BatchShape
+    _: KW_ONLY
+    batches_per_update: int
+    device: torch.device
+    soft: bool = False
+    whole_rows: bool = False
+    ready_ahead: int = 2
+    pin: bool = True
+    trim: bool = False
+    """Rows are as long as the longest of their batch."""
+    flat: bool = False
+    """A batch is one row, with its bins end to end, padded to the next of `widths` or else all
+    places."""
+    widths: tuple[int, ...] = ()
+    new_event: Callable[[], Any] | None = None
+    world: World = ALONE
+    """Only this rank's share of each step is made."""
+
+    def __post_init__(self) -> None:
+        layout = _Layout(self.shape, soft=self.soft)
+        batches, device = self.batches_per_update, self.device
         # One in use by the model, and enough for `ready_ahead` batches.
-        count = 1 + max(1, -(-ready_ahead // batches_per_update))
-        slots = [_Slot(layout, batches_per_update, device, pin=pin) for _ in range(count)]
+        count = 1 + max(1, -(-self.ready_ahead // batches))
+        slots = [_Slot(layout, batches, device, pin=self.pin) for _ in range(count)]
         self._free: queue.SimpleQueue[_Slot] = queue.SimpleQueue()
         for slot in slots:
             self._free.put(slot)
@@ -232,7 +228,6 @@ class PackedFeed:
         self._ready = queue.SimpleQueue()
         stream: Any = torch.cuda.Stream
         self._stream = stream(device) if device.type == "cuda" else None
-        self._device = device
         self._closed = threading.Event()
         self._held: _Slot | None = None
         self._thread = threading.Thread(target=self._run, name="expert-feed", daemon=True)
@@ -265,10 +260,10 @@ class PackedFeed:
     def _run(self) -> None:
         """The thread: fills buffer after buffer; passes errors on."""
         try:
-            if self._device.type == "cuda" and self._device.index is not None:
-                torch.cuda.set_device(self._device)
+            if self.device.type == "cuda" and self.device.index is not None:
+                torch.cuda.set_device(self.device)
             began = time.perf_counter()
-            for work in self._works:
+            for work in self.works:
                 found_seconds = time.perf_counter() - began
                 slot = self._next_free()
                 if slot is None:
@@ -290,7 +285,7 @@ class PackedFeed:
 
     def _fill(self, slot: _Slot, work: UpdateWork, found_seconds: float) -> tuple[_Slot, FedUpdate]:
         began = time.perf_counter()
-        batches = dealt(work.update.bins, self._shape.rows, self._world)
+        batches = dealt(work.update.bins, self.shape.rows, self.world)
         shapes = [self._rows_of(work.index, batch.bins) for batch in batches]
         counts = [
             self._fill_one(out.shaped(*shape), work, batch)
@@ -300,14 +295,14 @@ class PackedFeed:
             room = len(slot.arrays)
             raise ValueError(f"{len(batches)} batches in a step with room for {room}")
         seconds = found_seconds + time.perf_counter() - began
-        slot.send(len(counts), self._stream, self._new_event)
+        slot.send(len(counts), self._stream, self.new_event)
         fed = tuple(
             Batch(
                 **_shaped(tensors, shape),  # type: ignore[arg-type]
                 counts=count,
                 # The same for all widths: kernels may be compiled for it.
-                longest=self._shape.length if self._widths else min(shape[1], self._shape.length),
-                whole_rows=self._whole_rows and not self._flat,
+                longest=self.shape.length if self.widths else min(shape[1], self.shape.length),
+                whole_rows=self.whole_rows and not self.flat,
                 bins=tuple(batch.bins.tolist()),
             )
             for tensors, shape, count, batch in zip(
@@ -320,7 +315,7 @@ class PackedFeed:
 
     def _fill_one(self, out: BatchArrays, work: UpdateWork, batch: Dealt) -> BatchCounts:
         given = (out, work.index, batch.bins, work.store)
-        counts = fill_batch(*given, flat=self._flat)
+        counts = fill_batch(*given, flat=self.flat)
         if not batch.silent:
             return counts
         out.silence()
@@ -328,13 +323,13 @@ class PackedFeed:
 
     def _rows_of(self, index: PackIndex, bins: NDArray[np.int64]) -> tuple[int, int]:
         """Rows and row length of a batch."""
-        rows, length = self._shape.rows, self._shape.length
-        if self._flat:
+        rows, length = self.shape.rows, self.shape.length
+        if self.flat:
             needed = -(-int(index.lengths_of(bins).sum()) // FLAT_TO) * FLAT_TO
-            if self._widths:  # the most that there can be is a width too
-                needed = next((width for width in self._widths if width >= needed), rows * length)
+            if self.widths:  # the most that there can be is a width too
+                needed = next((width for width in self.widths if width >= needed), rows * length)
             return 1, min(rows * length, max(FLAT_TO, needed))
-        if not self._trim:
+        if not self.trim:
             return rows, length
         needed = -(-int(index.lengths_of(bins).max(initial=0)) // TRIMMED_TO) * TRIMMED_TO
         return rows, min(length, max(TRIMMED_TO, needed))

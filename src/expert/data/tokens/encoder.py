@@ -7,7 +7,7 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import cached_property, partial
 from itertools import chain, count, pairwise
 from pathlib import Path
@@ -71,23 +71,19 @@ class SpecialTokens:
     pad: str = ""
 
 
+@dataclass(eq=False)
 class TextEncoder:
     """A fast tokenizer. Segments are encoded together as one text: in pieces that have the same
     tokens alone, or else whole and separated by offsets. If a token would straddle two segments,
     they are encoded one by one, as in generation: the prompt first, then the answer."""
 
-    def __init__(
-        self,
-        load: Callable[[], Any],
-        special: SpecialTokens,
-        *,
-        template_adds_bos: bool,
-        fingerprint: str,
-    ) -> None:
-        self._load = load
-        self.special = special
-        self._template_adds_bos = template_adds_bos
-        self.fingerprint = fingerprint
+    load: Callable[[], Any]
+    special: SpecialTokens
+    _: KW_ONLY
+    template_adds_bos: bool
+    fingerprint: str
+
+    def __post_init__(self) -> None:
         self.by_words = _TELLS_CORES and 1 < len(os.sched_getaffinity(0)) <= FEW_CORES
 
     @classmethod
@@ -108,7 +104,7 @@ class TextEncoder:
 
     @cached_property
     def tokenizer(self) -> Any:
-        tokenizer = self._load()
+        tokenizer = self.load()
         tokenizer.no_padding()
         tokenizer.no_truncation()
         return tokenizer
@@ -126,7 +122,7 @@ class TextEncoder:
     def prefix(self) -> list[int]:
         """What the tokenizer puts before a text: a bos, or nothing. Nothing if the template writes
         the bos, so that no document begins with two."""
-        if self._template_adds_bos:
+        if self.template_adds_bos:
             return []
         plain = self.tokenizer.encode("a", add_special_tokens=False).ids
         full = self.tokenizer.encode("a", add_special_tokens=True).ids
