@@ -133,9 +133,7 @@ def rows_here(plan: RunPlan, spec: DatasetSpec) -> Iterator[Row]:
         named = [task.train for task in (spec.tasks or {}).values()] or [spec.path or ""]
         if not all((folder / name.partition("::")[0]).exists() for name in named):
             continue
-        resolved = resolve_sources(spec, folder)
-        sources = [resolved.train] if resolved.train else [task.train for task in resolved.tasks]
-        for source in sources:
+        for source in resolve_sources(spec, folder).trains:
             if source.kind != "hub":
                 yield from (row for row in iterate(source) if isinstance(row, Row))
 
