@@ -37,7 +37,6 @@ from expert.data.pack.packing import (
     packed,
     packing_for,
     rows_to_pack,
-    soft_tokens,
 )
 from expert.data.prepared import PartsLeft, PreparedData, PreparedSplit
 from expert.data.records import DataError, Row
@@ -266,7 +265,7 @@ def _index_name(
     decides: dict[str, Any] = {
         "tokens": [prepared.key for prepared in tokens],
         "documents": hashlib.sha256(np.ascontiguousarray(documents).data).hexdigest(),
-        "rule": [data.packing, length, data.overlong, soft_tokens(plan), plan.optim.seed],
+        "rule": [data.packing, length, data.overlong, plan.soft_tokens, plan.optim.seed],
         "format": NAME_FORMAT,
     }
     if data.packing == "best-fit":
@@ -369,5 +368,5 @@ def late_rows(line: Line, split: PreparedSplit) -> RowsTokenisedLate:
         segments_of=reading.segments_of,
         encoder=line.encoder,
         length=line.plan.data.max_seq_length,
-        soft_tokens=soft_tokens(line.plan),
+        soft_tokens=line.plan.soft_tokens,
     )

@@ -19,7 +19,7 @@ from expert.core.text import counted
 from expert.data.feed.batches import IGNORED, BatchArrays, BatchShape, fill_batch
 from expert.data.line import Line
 from expert.data.pack.pack_index import PackIndex
-from expert.data.pack.packing import packed, rows_to_pack, soft_tokens
+from expert.data.pack.packing import packed, rows_to_pack
 from expert.data.records import BadRow, Dropped, Made, Row, Segment, place_of
 from expert.data.tokens.documents import FlatDocuments, shard_of
 from expert.data.tokens.encoder import Encoder
@@ -133,7 +133,7 @@ def _index(line: Line, store: FlatDocuments, split: str) -> PackIndex:
     length = plan.data.max_seq_length
     if line.is_text and plan.data.packing == "concat":
         # Among other rows it is cut wherever a sequence ends; alone it is shown whole.
-        length = max(length, int(store.lengths[0]) + soft_tokens(plan))
+        length = max(length, int(store.lengths[0]) + plan.soft_tokens)
     packing = Packing(1, length, None)
     return packed(plan, split, rows, plan.optim.seed, packing, is_text=line.is_text)
 
@@ -150,7 +150,7 @@ def _left_out(line: Line, index: PackIndex, seen: SeenTokens) -> str:
 
 
 def _notes(line: Line, index: PackIndex, split: str) -> Iterator[str]:
-    soft, length = soft_tokens(line.plan), line.plan.data.max_seq_length
+    soft, length = line.plan.soft_tokens, line.plan.data.max_seq_length
     if soft:
         yield f"{counted(soft, 'token')} of soft prompts come before it"
     if not line.is_text and split == "train" and index.bins > 1:
