@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,10 +30,8 @@ from expert.planning.choose.sequences import (
     concatenation_of,
     rows_of_tokens,
 )
+from expert.planning.run_plan import RunPlan
 from expert.planning.survey import sequences_for
-
-if TYPE_CHECKING:
-    from expert.planning.run_plan import RunPlan
 
 TRIED_ROWS = 2048
 MORE_SEQUENCES = 4

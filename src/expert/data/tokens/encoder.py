@@ -11,7 +11,7 @@ from dataclasses import KW_ONLY, dataclass
 from functools import cached_property, partial
 from itertools import chain, count, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +22,7 @@ from expert.data.records import DataError, DataNotHere, Segment, TokenSegment
 from expert.data.tokens.text_pieces import PieceEncoder
 from expert.planning.models.model_files import load_tokenizer_json, tokenizer_errors
 from expert.planning.models.resolve import near_model
-
-if TYPE_CHECKING:
-    from expert.planning.run_plan import RunPlan
+from expert.planning.run_plan import RunPlan
 
 Ids = npt.NDArray[np.int32]
 # Words hold Python's lock, about 30 us for a row of 84 tokens; the tokenizer took 140 us of a core.
