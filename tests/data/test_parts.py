@@ -30,12 +30,10 @@ from expert.data.tokens.documents import open_shards, write_shard
 from expert.data.tokens.encoder import EncodedBatch
 from expert.data.tokens.prepare import Part, make_part, missing_parts, prepare, publish_parts
 from expert.data.tokens.shards import Blocks, Piece, Tokenising
-from tests.data.test_prepare import RECIPE, Crash, work
+from tests.data.test_prepare import RECIPE, Crash, forks, work
 from tests.data.tokenizers import small_encoder
 from tests.each import each
 from tests.wording import wording
-
-posix = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that fork")
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -326,7 +324,7 @@ def encoded(place: Path) -> int:
     return len((place / "log").read_text(encoding="utf-8").splitlines())
 
 
-@posix
+@forks
 def test_a_part_that_is_killed_and_one_that_runs_twice_give_the_bytes_of_one_process(
     tmp_path, expected
 ):
@@ -348,7 +346,7 @@ def test_a_part_that_is_killed_and_one_that_runs_twice_give_the_bytes_of_one_pro
     assert not list(tmp_path.glob("tokens.parts-*"))
 
 
-@posix
+@forks
 def test_of_three_processes_one_prepares_and_when_it_dies_the_next_takes_over(tmp_path, expected):
     first = in_a_process(tmp_path, None, most=3)
     until(lambda: len(list(tmp_path.glob("tokens.parts-*/*.json"))) == 3)

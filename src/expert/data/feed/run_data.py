@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from expert.core.world import ALONE, World
 from expert.data.feed.batches import BatchShape
-from expert.data.feed.feed import Batch, PackedFeed, UpdateWork
+from expert.data.feed.feed import Batch, PackedFeed, UpdateWork, widths_of
 from expert.data.feed.loader import (
     PaddedFeed,
     PreparedBins,
@@ -23,7 +23,6 @@ from expert.data.feed.loader import (
 )
 from expert.data.feed.order import DataOrder, Update, dealt, micro_batches
 from expert.data.feed.streaming import Place, Stream
-from expert.data.feed.widths import widths_of
 from expert.data.feed.workers import Restart
 from expert.data.line import Line, columns_read, doubtful_texts, unread_columns
 from expert.data.pack.overlong_rows import remarks_on_stream
