@@ -7,8 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from expert.data import splits
-from expert.data.pack import pack
+from expert.data.pack import pack, pack_index
 from expert.run.open import prepare
 from expert.run.session import identity
 from expert.training.checkpoint import CheckpointError
@@ -23,7 +22,7 @@ def an_earlier_version() -> Iterator[None]:
     """Longest first, under a name that says nothing of it; whole steps grouped by length."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pack, "_fit", pack._fit_longest_first)
-        patch.setattr(splits, "FITTED", None)
+        patch.setattr(pack_index, "FITTED", None)
         patch.setattr(identity, "GROUPED", True)
         order_of = identity._order_of
         patch.setattr(

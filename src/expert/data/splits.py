@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -31,7 +30,7 @@ from expert.data.named_sources import CACHE_KEY
 from expert.data.pack.drawing import draw_documents, repeats_held_out
 from expert.data.pack.overlong_rows import not_empty, remarks_on_length
 from expert.data.pack.pack import bins_per_update
-from expert.data.pack.pack_index import FITTED, PackIndex
+from expert.data.pack.pack_index import IndexName, PackIndex
 from expert.data.pack.packing import (
     RowsToPack,
     packed,
@@ -68,9 +67,6 @@ if TYPE_CHECKING:
     from expert.planning.run_plan import RunPlan
 
     Documents = npt.NDArray[np.integer[Any]]
-
-
-NAME_FORMAT = 3
 
 
 class NothingToPrepare(ExpertError):
@@ -232,8 +228,19 @@ def pack_split(
     rows = rows_to_pack(plan, store, documents, is_text=line.is_text)
     del store
     packing = _packing(line, name, rows)
-    named = _index_name(plan, name, tokens, documents, packing, leaves_out=bool(len(rows.unlearnt)))
-    file = line.cache.beside / named
+    named = IndexName(
+        split=name,
+        tokens=tuple(prepared.key for prepared in tokens),
+        documents=hashlib.sha256(np.ascontiguousarray(documents).data).hexdigest(),
+        packing=plan.data.packing,
+        length=packing.length,
+        overlong=plan.data.overlong,
+        soft_tokens=plan.soft_tokens,
+        seed=plan.optim.seed,
+        most_rows=packing.most_rows,
+        leaves_out=bool(len(rows.unlearnt)),
+    )
+    file = line.cache.beside / named.file
     state = state_of(file)
     hit, index = state == "sound", None
     if state == "missing" and not line.cache.writes:
@@ -249,33 +256,6 @@ def pack_split(
     index = index or PackIndex.open(file)
     split = PreparedSplit(name, tokens, index, file, hit, len(documents))
     return not_empty(plan, split, drawn_beside)
-
-
-def _index_name(
-    plan: RunPlan,
-    name: str,
-    tokens: tuple[Prepared, ...],
-    documents: Documents,
-    packing: Packing,
-    *,
-    leaves_out: bool,
-) -> str:
-    """The file of an index, named by everything that decides it."""
-    data, length = plan.data, packing.length
-    decides: dict[str, Any] = {
-        "tokens": [prepared.key for prepared in tokens],
-        "documents": hashlib.sha256(np.ascontiguousarray(documents).data).hexdigest(),
-        "rule": [data.packing, length, data.overlong, plan.soft_tokens, plan.optim.seed],
-        "format": NAME_FORMAT,
-    }
-    if data.packing == "best-fit":
-        decides["fitted"] = FITTED
-    if packing.most_rows is not None:
-        decides["most rows"] = packing.most_rows
-    if leaves_out:
-        decides["left out"] = "what is not learnt"
-    key = hashlib.sha256(json.dumps(decides).encode("utf-8")).hexdigest()[:16]
-    return f"index-{name}-{key}.arrow"
 
 
 def _save_index(line: Line, index: PackIndex, file: Path) -> None:

@@ -1,7 +1,8 @@
-"""The index of a packed data set: which pieces of documents fill which bin."""
+"""The index of a packed data set (which pieces of documents fill which bin), and its file name."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -21,8 +22,6 @@ from expert.data.tokens.encoder import edges_of
 PackRule = Literal["best-fit", "concat", "none", "blocks"]
 
 FORMAT_VERSION = 1
-FITTED = "as they come"
-"""How best-fit packing fills sequences; part of the name of an index."""
 PADDED_BATCH = 8
 """Batch size of the padded batches that packing is compared with."""
 _METADATA = b"expert.pack"
@@ -187,3 +186,45 @@ def _padding_to_longest(sizes: NDArray[np.int32]) -> int:
     longest = np.maximum.reduceat(sizes[order], starts).astype(np.int64)
     rows = np.minimum(PADDED_BATCH, len(sizes) - starts)
     return int((longest * rows).sum()) - int(sizes.sum(dtype=np.int64))
+
+
+# --- the name of an index ------------------------------------------------------------------------
+
+NAME_FORMAT = 3
+FITTED = "as they come"
+"""How best-fit packing fills sequences; part of the name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexName:
+    """Everything that determines an index."""
+
+    split: str
+    tokens: tuple[str, ...]
+    documents: str
+    """A hash of the numbers of the selected rows."""
+    packing: str
+    length: int
+    overlong: str
+    soft_tokens: int
+    seed: int
+    most_rows: int | None
+    leaves_out: bool
+    """Rows without tokens to train on are left out."""
+
+    @property
+    def file(self) -> str:
+        decides: dict[str, Any] = {
+            "tokens": list(self.tokens),
+            "documents": self.documents,
+            "rule": [self.packing, self.length, self.overlong, self.soft_tokens, self.seed],
+            "format": NAME_FORMAT,
+        }
+        if self.packing == "best-fit":
+            decides["fitted"] = FITTED
+        if self.most_rows is not None:
+            decides["most rows"] = self.most_rows
+        if self.leaves_out:
+            decides["left out"] = "what is not learnt"
+        key = hashlib.sha256(json.dumps(decides).encode("utf-8")).hexdigest()[:16]
+        return f"index-{self.split}-{key}.arrow"
