@@ -1,17 +1,24 @@
-"""Rows that an earlier version packed or grouped: indexes are made again, runs are refused."""
+"""Rows that an earlier version packed or grouped: indexes are made again, runs keep their order."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from expert.data.pack import pack, pack_index
+from expert.core.rundir import RunFolder
+from expert.data.pack import pack
+from expert.data.pack.pack_index import IndexName
+from expert.jobs.validate.held_out import CannotBeTold, Run, draw_again
+from expert.planning.run_plan import RunPlan
 from expert.run.open import prepare
 from expert.run.session import identity
+from expert.run.stored.trained_rows import learnt_rows
 from expert.training.checkpoint import CheckpointError
-from tests.jobs.runs import copied, run, write_expert
+from tests.jobs.runs import copied, events_of, losses_of, plan_of, run, write_expert
 from tests.wording import wording
 
 SETTINGS = {"epochs": 1, "save_steps": 1, "save_total_limit": None, "batch_size": 4}
@@ -22,7 +29,7 @@ def an_earlier_version() -> Iterator[None]:
     """Longest first, under a name that says nothing of it; whole steps grouped by length."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pack, "_fit", pack._fit_longest_first)
-        patch.setattr(pack_index, "FITTED", None)
+        patch.setattr(IndexName, "file", property(lambda self: self._file(None)))
         patch.setattr(identity, "GROUPED", True)
         order_of = identity._order_of
         patch.setattr(
@@ -31,6 +38,18 @@ def an_earlier_version() -> Iterator[None]:
             lambda *args: {k: v for k, v in order_of(*args).items() if k != "fitted"},
         )
         yield
+
+
+@pytest.fixture(scope="module")
+def before(tmp_path_factory, base) -> tuple[Path, Path]:
+    """A run of an earlier version, to its end."""
+    manifest = write_expert(tmp_path_factory.mktemp("before"), base, SETTINGS)
+    with an_earlier_version():
+        return manifest, run(manifest).folder
+
+
+def index_of(folder: Path) -> list[str]:
+    return [event["index"] for event in events_of(folder, "data") if event["split"] == "train"]
 
 
 def test_an_index_of_an_earlier_version_is_made_again_and_no_token_is(tmp_path, base):
@@ -44,18 +63,65 @@ def test_an_index_of_an_earlier_version_is_made_again_and_no_token_is(tmp_path, 
     assert prepare(manifest).train.index_hit
 
 
-def test_a_run_that_an_earlier_version_packed_is_refused_in_words_and_goes_on_when_told_to(
-    tmp_path, base
+def test_only_the_names_of_packed_rows_changed():
+    named = IndexName(
+        split="train",
+        tokens=("a",),
+        documents="b",
+        packing="none",
+        length=64,
+        overlong="cut",
+        soft_tokens=0,
+        seed=1,
+        most_rows=None,
+        leaves_out=False,
+    )
+    assert named.file == named._file(None)
+    assert named.before({named.file}, longest=64, most=4) is None
+
+
+def test_a_run_that_resumes_keeps_the_order_an_earlier_version_gave_it(before, tmp_path):
+    manifest, folder = before
+    copy = copied(folder, tmp_path / "copy")
+    done = run(manifest, resume=str(copy / "checkpoints" / "step-000002"))
+    assert set(index_of(done.folder)) == set(index_of(folder))
+    later = {step: loss for step, loss in losses_of(folder).items() if step > 2}
+    assert losses_of(done.folder) == later
+    assert later
+    [resumed] = events_of(done.folder, "resumed")
+    assert resumed["changed"] == []
+
+
+def test_a_run_whose_own_index_is_gone_is_refused_in_words_and_goes_on_when_told_to(
+    before, tmp_path, base
 ):
     manifest = write_expert(tmp_path, base, SETTINGS)
     with an_earlier_version():
         folder = run(manifest).folder
+    [name] = index_of(folder)
+    [file] = tmp_path.rglob(name)
+    file.unlink()
     last = str(copied(folder, tmp_path / "copy") / "checkpoints" / "step-000002")
     with pytest.raises(CheckpointError) as told:
         run(manifest, resume=last)
-    assert wording("rows-packed-otherwise-by") in str(told.value)
+    assert wording("rows-packed-otherwise-by", name=name) in str(told.value)
     assert "data.index: was" not in str(told.value)
     assert run(manifest, resume=last, allow_changed=True).steps > 2
+
+
+def test_the_rows_of_a_run_can_be_told_whoever_packed_them(before, tmp_path, base):
+    manifest = write_expert(tmp_path, base, SETTINGS)
+    with an_earlier_version():
+        folder = run(manifest).folder
+    for name in index_of(folder):
+        next(tmp_path.rglob(name)).unlink()
+    its_rows = Run(RunFolder(folder), RunPlan.model_validate(plan_of(folder)), tmp_path)
+    made = draw_again(its_rows)
+    assert made.made.train.index_file.name not in learnt_rows(RunFolder(folder)).indexes
+    text = (tmp_path / "train.jsonl").read_text(encoding="utf-8")
+    (tmp_path / "train.jsonl").write_text(text.replace("cat", "cow"), encoding="utf-8")
+    with pytest.raises(CannotBeTold):
+        draw_again(its_rows)
 
 
 def test_a_stream_that_an_earlier_version_packed_is_refused_in_words(tmp_path, base):
@@ -78,3 +144,21 @@ def test_steps_that_an_earlier_version_grouped_by_length_are_refused_in_words(tm
     with pytest.raises(CheckpointError) as told:
         run(manifest, resume=str(folder / "checkpoints" / "step-000001"))
     assert wording("earlier-version-expert-made") in str(told.value)
+
+
+def test_the_name_an_index_had_is_found_with_whatever_length_was_chosen():
+    named = IndexName(
+        split="train",
+        tokens=("a",),
+        documents="b",
+        packing="best-fit",
+        length=376,
+        overlong="cut",
+        soft_tokens=0,
+        seed=1,
+        most_rows=None,
+        leaves_out=False,
+    )
+    old = replace(named, length=384, most_rows=17)._file(None)
+    assert named.before({old, "index-train-x.arrow"}, longest=512, most=32) == old
+    assert replace(named, seed=2).before({old}, longest=512, most=32) is None

@@ -134,6 +134,8 @@ class Line:
     manifest_file: str = ""
     has_tokenizer: bool = True
     """False: the model's tokenizer is not on this machine, so rows can only be shown as text."""
+    own_indexes: frozenset[str] = frozenset()
+    """Names of the pack indexes of the run that is being resumed."""
     tell: Tell = lambda name, rows, tokens: None
     most_rows: int | None = None
     """Rows read to detect the columns; None: all."""
@@ -176,6 +178,7 @@ def open_line(
     tell: Tell = lambda name, rows, tokens: None,
     writes: bool = True,
     has_tokenizer: bool = True,
+    own_indexes: frozenset[str] = frozenset(),
 ) -> Line:
     """Open the pipeline of a manifest; downloads a tokenizer from the hub if needed. With
     `has_tokenizer=False` nothing is downloaded and rows can only be rendered as text."""
@@ -214,6 +217,7 @@ def open_line(
         folder=read.folder,
         manifest_file=read.source,
         has_tokenizer=has_tokenizer,
+        own_indexes=own_indexes,
         tell=tell,
     )
 

@@ -26,6 +26,8 @@ class PreparedSplit:
     index_hit: bool
     rows: int = 0
     """All rows of the split, including those that packing left out."""
+    packed_before: bool = False
+    """An earlier version packed these rows, for the run that is being resumed."""
 
     @property
     def longest(self) -> int:

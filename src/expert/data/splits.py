@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from expert.core.errors import ExpertError
-from expert.core.hashed import state_of, told_aside
+from expert.core.files import sha256_of
+from expert.core.hashed import keep_hash, state_of, told_aside
 from expert.core.room import within_room
 from expert.core.rundir import in_turn
 from expert.data.feed.order import DataOrder
@@ -240,7 +241,7 @@ def pack_split(
         most_rows=packing.most_rows,
         leaves_out=bool(len(rows.unlearnt)),
     )
-    file = line.cache.beside / named.file
+    file, packed_before = _index_file(line, named)
     state = state_of(file)
     hit, index = state == "sound", None
     if state == "missing" and not line.cache.writes:
@@ -254,13 +255,13 @@ def pack_split(
             if line.cache.writes:
                 _save_index(line, index, file)
     index = index or PackIndex.open(file)
-    split = PreparedSplit(name, tokens, index, file, hit, len(documents))
+    split = PreparedSplit(name, tokens, index, file, hit, len(documents), packed_before)
     return not_empty(plan, split, drawn_beside)
 
 
 def _save_index(line: Line, index: PackIndex, file: Path) -> None:
-    """Write an index. A damaged one is replaced; one without a hash may stay if the folder is
-    read-only and the content is equal."""
+    """Write an index. A damaged one is replaced. One without a hash, from an earlier version, may
+    stay if the folder is read-only and the content is equal."""
     state = state_of(file)
     if state == "damaged":
         line.damaged.append(told_aside(file, "packed"))
@@ -269,6 +270,24 @@ def _save_index(line: Line, index: PackIndex, file: Path) -> None:
     except OSError:
         if state != "unknown" or not index.equals(PackIndex.open(file)):
             raise
+
+
+def _index_file(line: Line, named: IndexName) -> tuple[Path, bool]:
+    """The file of the index, and whether the run being resumed has its own index of the same rows
+    from an earlier version: that one is used, because a run's order must not change."""
+    own, beside = line.own_indexes, line.cache.beside
+    if named.split != "train" or not own or named.file in own:
+        return beside / named.file, False
+    most = 2 * line.plan.batch.examples_per_update
+    before = named.before(own, longest=line.plan.data.max_seq_length, most=most)
+    state = state_of(beside / before) if before is not None else "missing"
+    if before is None or state in ("missing", "damaged"):
+        return beside / named.file, before is not None
+    if state == "unknown":  # it cannot be rebuilt, so its current content counts as correct
+        PackIndex.open(beside / before)
+        with suppress(OSError):
+            keep_hash(beside / before, sha256_of(beside / before))
+    return beside / before, True
 
 
 def _packing(line: Line, name: str, rows: RowsToPack) -> Packing:

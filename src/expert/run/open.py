@@ -20,8 +20,9 @@ from expert.planning.settle import settled_by_rows, settled_by_stream, with_an_e
 from expert.run.missing import missing_things
 from expert.run.session.memory_watch import known_calibrations
 from expert.run.smollm2 import provide_model
-from expert.run.stored.changes import kept_of
+from expert.run.stored.changes import changed_since, kept_of
 from expert.run.stored.locate import run_to_resume, runs_folder
+from expert.run.stored.trained_rows import learnt_rows
 
 if TYPE_CHECKING:
     from expert.core.rundir import RunFolder
@@ -52,6 +53,8 @@ class Resumed:
     """The checkpoint to start from, or the folder of checkpoints for the newest good one."""
     kept: Kept
     """Choices of its first machine that it keeps on another."""
+    indexes: frozenset[str]
+    """Names of its pack indexes; empty if the manifest changed since."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -315,10 +318,12 @@ def _resumed(read: ReadManifest, resume: str) -> Resumed:
     runs = read.manifest.training.config.runs_beside(read.folder)
     folder, checkpoint = run_to_resume(resume, runs=runs, expert=read.manifest.name)
     folder.refuse_damaged()
+    same = not changed_since(folder, read.manifest)
     return Resumed(
         folder=folder,
         checkpoint=checkpoint,
         kept=kept_of(folder, read),
+        indexes=learnt_rows(folder).indexes if same else frozenset(),
     )
 
 
@@ -379,8 +384,9 @@ def _with_data(opened: Opened, tell: Tell, *, again: bool) -> Opened:
     from expert.data.line import open_line
     from expert.data.splits import prepare_splits, room_for
 
-    plan, read = opened.plan, opened.read
-    line = open_line(plan, read, opened.named, tell=tell)
+    plan, read, resumed = opened.plan, opened.read, opened.resumed
+    indexes = resumed.indexes if resumed else frozenset()
+    line = open_line(plan, read, opened.named, tell=tell, own_indexes=indexes)
     known = known_calibrations(plan.target)
     counts, prepared = None, None
     if not line.spec.streaming:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterator
+from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +19,7 @@ from expert.core.hashed import writing_hashed
 from expert.data.feed.order import Draw, shuffled
 from expert.data.tokens.documents import numbers_in
 from expert.data.tokens.encoder import edges_of
+from expert.planning.choose.sequences import LENGTHS_OF
 
 PackRule = Literal["best-fit", "concat", "none", "blocks"]
 
@@ -192,7 +194,8 @@ def _padding_to_longest(sizes: NDArray[np.int32]) -> int:
 
 NAME_FORMAT = 3
 FITTED = "as they come"
-"""How best-fit packing fills sequences; part of the name."""
+"""How best-fit packing fills sequences; part of the name. Names of indexes from earlier versions,
+which packed the longest first, do not contain it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,14 +217,30 @@ class IndexName:
 
     @property
     def file(self) -> str:
+        return self._file(FITTED if self.packing == "best-fit" else None)
+
+    def before(self, known: Collection[str], *, longest: int, most: int) -> str | None:
+        """The name in `known` of an index of the same rows by an earlier version, which packed the
+        longest first; None if there is none. It may have chosen sequences of another length, up to
+        `longest`, and with another number of rows, up to `most`."""
+        if self.packing != "best-fit":
+            return None
+        wanted = {name for name in known if name.startswith(f"index-{self.split}-")}
+        lengths = {longest, *range(LENGTHS_OF, longest, LENGTHS_OF)} if wanted else set()
+        for length, rows in product(lengths, (None, *range(1, most + 1))):
+            if (file := replace(self, length=length, most_rows=rows)._file(None)) in wanted:
+                return file
+        return None
+
+    def _file(self, fitted: str | None) -> str:
         decides: dict[str, Any] = {
             "tokens": list(self.tokens),
             "documents": self.documents,
             "rule": [self.packing, self.length, self.overlong, self.soft_tokens, self.seed],
             "format": NAME_FORMAT,
         }
-        if self.packing == "best-fit":
-            decides["fitted"] = FITTED
+        if fitted is not None:
+            decides["fitted"] = fitted
         if self.most_rows is not None:
             decides["most rows"] = self.most_rows
         if self.leaves_out:

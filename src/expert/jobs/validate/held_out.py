@@ -101,7 +101,7 @@ def draw_again(run: Run, *, make: bool = True) -> DrawnAgain:
     read = ReadManifest(manifest_of_run(folder), str(folder.manifest), place)
     learnt = learnt_rows(folder)
     named = sources_of(spec, place, read.manifest.training.config.pretokenized_cache)
-    line = open_line(plan, read, named)
+    line = open_line(plan, read, named, own_indexes=learnt.indexes)
     trains = line.sources_of("train")
     recipes = [recipe_of(line, source, "train") for source in trains]
     unlike = learnt.unlike([recipe for recipe, _ in recipes], line.cache.folder)
@@ -111,7 +111,7 @@ def draw_again(run: Run, *, make: bool = True) -> DrawnAgain:
         raise CannotBeTold("the prepared rows are gone")
     prepared = prepare_splits(line)
     assert prepared is not None
-    if not learnt.has_index(prepared.train.index_file.name):
+    if not (learnt.has_index(prepared.train.index_file.name) or prepared.train.packed_before):
         raise CannotBeTold("other rows would be held out now than in the run")
     return DrawnAgain(line, trains, prepared)
 

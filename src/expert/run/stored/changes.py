@@ -152,7 +152,10 @@ def changed_orders(saved: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str
     reasons: dict[str, str] = {}
     same_rows = saved.get("tokens") == now.get("tokens")
     if same_rows and now.get("index") and saved.get("index") != now["index"]:
-        reasons["data.index"] = f"its rows were packed differently, perhaps by {EARLIER}"
+        reasons["data.index"] = (
+            f"its rows were packed differently, perhaps by {EARLIER}, and the index it started "
+            f"with, {saved.get('index')}, no longer exists"
+        )
     if "fitted" in now and "fitted" not in saved:
         reasons["data.fitted"] = f"{EARLIER} packed the rows of the stream, longest first"
     if saved.get("group_by_length") is True and now.get("group_by_length"):
