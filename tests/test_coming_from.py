@@ -125,3 +125,25 @@ def test_every_name_that_is_answered_is_in_the_document():
     told = set(re.findall(r"`([\w*]+)`", TEXT.partition("## Every name")[2]))
     missing = {*ANSWERS, *CONVERTED, *SECTIONS, *(f"{start}*" for start in FAMILIES)} - told
     assert missing == set()
+
+
+COMMANDS = {
+    "expert/cli/scripts/find_datasets.py": "find-datasets",
+    "expert/cli/scripts/pretokenize_datasets.py": "pretokenize",
+    "python cli/clear_cuda_cache.py": "clear-cuda-cache",
+    "expert-cli train --manifest": "train",
+    "expert/cli/scripts/benchmark_training.py": "benchmark",
+    "tests/test_expert.py": "validate",
+    "python train.py --dataset shakespeare": "train",
+    "python diagnose_training.py": "diagnose",
+    "watch -n 1 nvidia-smi": "watch",
+    "load_base_model, setup_trainer of expert_trainer.py": "plan",
+}
+"""The scripts of the documents, and what is run in their place."""
+
+
+@each(("script", "command"), COMMANDS.items())
+def test_what_takes_the_place_of_a_script_is_in_the_document(script, command):
+    name = script.split("/")[-1].split(" --")[0].removeprefix("python ")
+    assert name.split(" of ")[-1] in TEXT, script
+    assert f"expert {command}" in TEXT

@@ -38,20 +38,14 @@ REAL_SAMPLES = [
 ]
 
 
-def real_rows(name: str) -> Iterator[Row]:
+def real_examples(name: str, every: int) -> Iterator[tuple[Row, Example]]:
     path = SHARED / name
     if not path.is_file():
         pytest.skip(f"shared/data/{name} is not here")
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            yield Row(json.loads(line), name, number)
-
-
-def real_examples(name: str, every: int = 1) -> Iterator[tuple[Row, Example]]:
-    rows = islice(real_rows(name), 0, None, every)
-    first = next(rows)
-    columns = understand(list(first.values), first.values)
-    for row in (first, *rows):
+    lines = enumerate(path.read_text(encoding="utf-8").split("\n")[:-1], 1)
+    rows = [Row(json.loads(line), name, number) for number, line in islice(lines, 0, None, every)]
+    columns = understand(list(rows[0].values), rows[0].values)
+    for row in rows:
         example = example_of(row, columns)
         if (name, row.line) in REAL_EMPTY_ANSWERS:
             assert isinstance(example, BadRow)

@@ -157,17 +157,6 @@ def test_packed_batches_equal_one_document_at_a_time(some, rule, policy, length,
     assert (total.real_tokens, total.examples) == (kept, index.examples)
 
 
-def test_padding_of_rows_laid_end_to_end_is_cut_into_documents_no_longer_than_a_sequence():
-    """Kernels compute as much of a document as a sequence has, and leave the rest undefined."""
-    store = FlatDocuments([shard_of([[7] * 5], [[(0, 5)]])])
-    index = pack_none(store.lengths, 8)
-    out = spoiled(BatchArrays.allocate(BatchShape.for_index(index, 3)))
-    fill_batch(out.shaped(1, 24), index, np.array([0]), store, flat=True)
-    length = index.length
-    assert out.boundaries.tolist()[:4] == [0, 5, 5 + length, 5 + 2 * length]
-    assert np.diff(out.boundaries).max() <= length
-
-
 @settings_of_a_batch
 def test_padded_batches_equal_one_document_at_a_time(some, rule, policy, length, rows, soft, cut):
     store = gather(some, cut, cut // 2)
@@ -196,19 +185,6 @@ def test_padded_batches_equal_one_document_at_a_time(some, rule, policy, length,
         assert batch.tokens.flags.c_contiguous
 
 
-def test_the_first_learnt_token_is_the_target_of_the_place_before_it():
-    store = gather([([10, 11, 12, 13], [(2, 4)]), ([20, 21], [(0, 2)])])
-    index = pack_none(store.lengths, 6)
-    out = BatchArrays.allocate(BatchShape(2, 6, 4))
-    counts = fill_batch(out, index, [0, 1], store)
-    first = [-100, 12, 13, -100, -100, -100]
-    assert out.labels.tolist() == [*first, 21, -100, -100, -100, -100, -100]
-    assert out.positions.tolist() == [0, 1, 2, 3, 0, 1, 0, 1, 0, 1, 2, 3]
-    assert out.boundaries.tolist() == [0, 4, 6, 8, 12]
-    assert out.target_places.tolist() == [1, 2, 6] + [11] * 9
-    assert counts == BatchCounts(targets=3, real_tokens=6, examples=2)
-
-
 def test_the_shape_has_boundaries_for_the_fullest_bins_and_no_more():
     lengths = np.array([2] * 10 + [9] * 3)
     index = pack_best_fit(lengths, 10, 0)
@@ -233,15 +209,3 @@ def test_more_than_the_shape_holds_is_refused():
     alone = pack_none(store.lengths, 6)
     with pytest.raises(ValueError, match=wording("row-does-not-go-into")):
         padded_batch(alone, [0], store, width=1)
-
-
-def test_arrays_are_filled_in_place_with_constant_shapes_and_types():
-    store = gather([([1, 2, 3], [(1, 3)])] * 7)
-    index = pack_best_fit(store.lengths, 8, 0)
-    out = BatchArrays.allocate(BatchShape.for_index(index, 2))
-    arrays = [getattr(out, name) for name in ARRAYS]
-    before = [(array.ctypes.data, array.shape, array.dtype) for array in arrays]
-    for number in range(index.bins):
-        fill_batch(out, index, [number], store)
-    assert [(array.ctypes.data, array.shape, array.dtype) for array in arrays] == before
-    assert {array.dtype for array in arrays} == {np.dtype(np.int32), np.dtype(np.bool_)}

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from expert.core.world import World
+from expert.core.world import ALONE, World
+from expert.data.feed import feed as feeds
 from expert.data.feed.batches import (
     IGNORED,
     PAD_ID,
@@ -20,12 +21,20 @@ from expert.data.feed.batches import (
     BatchShape,
     fill_batch,
 )
-from expert.data.feed.feed import Batch, PackedFeed, UpdateWork
-from expert.data.feed.order import DataOrder, micro_batches
+from expert.data.feed.feed import (
+    FLAT_TO,
+    Batch,
+    PackedFeed,
+    UpdateWork,
+    few_widths,
+    widths_of,
+)
+from expert.data.feed.order import DataOrder, dealt, micro_batches
 from expert.data.pack.pack import pack_best_fit
 from expert.data.pack.pack_index import PackIndex
 from expert.data.tokens.documents import FlatDocuments
 from tests.data.shards import shard_of
+from tests.each import each
 from tests.wording import wording
 
 CPU = torch.device("cpu")
@@ -83,6 +92,7 @@ def assert_equal_to_filling_by_hand(case: Case, feed: PackedFeed, rows: int) -> 
                 for name in ("tokens", "labels", "positions", "boundaries", "target_places"):
                     there = getattr(batch, name).flatten().cpu().numpy()
                     np.testing.assert_array_equal(there, getattr(arrays, name), err_msg=name)
+                assert (batch.soft_mask is None) == (case.index.soft_tokens == 0)
                 if batch.soft_mask is not None:
                     there = batch.soft_mask.flatten().cpu().numpy()
                     np.testing.assert_array_equal(there, arrays.soft_mask)
@@ -90,21 +100,10 @@ def assert_equal_to_filling_by_hand(case: Case, feed: PackedFeed, rows: int) -> 
     return seen
 
 
-@pytest.mark.parametrize("rows", [1, 2, 5, 8])
-def test_fed_updates_equal_the_same_bins_filled_by_hand(rows: int):
-    case = Case()
+@pytest.mark.parametrize(("rows", "soft"), [(1, 0), (2, 0), (2, 3), (5, 0), (8, 0)])
+def test_fed_updates_equal_the_same_bins_filled_by_hand(rows: int, soft: int):
+    case = Case(soft_tokens=soft)
     assert assert_equal_to_filling_by_hand(case, case.feed(rows), rows) == 9
-
-
-def test_places_of_a_soft_prompt_are_told():
-    case = Case(soft_tokens=3)
-    with case.feed(2) as feed:
-        masks = [batch.soft_mask for batch in next(iter(feed)).batches]
-    assert all(mask is not None and mask.dtype == torch.bool for mask in masks)
-    assert sum(int(mask.sum()) for mask in masks if mask is not None) % 3 == 0
-    assert assert_equal_to_filling_by_hand(case, case.feed(2), 2) == 9
-    with Case().feed(2) as feed:
-        assert next(iter(feed)).batches[0].soft_mask is None
 
 
 @pytest.mark.parametrize("soft", [0, 3])
@@ -139,18 +138,6 @@ def documents_in(batch: Batch) -> list[tuple[list[int], ...]]:
     parts = [part.flatten() for part in (batch.tokens, batch.labels, batch.positions, soft)]
     cut = [tuple(part[a:b].tolist() for part in parts) for a, b in pairwise(edges)]
     return [document for document in cut if set(document[0]) != {PAD_ID}]
-
-
-def test_neither_the_rows_at_once_nor_the_place_to_go_on_from_changes_order_or_counts():
-    case = Case()
-
-    def seen(rows: int, done: int = 0) -> list[tuple[Any, ...]]:
-        with case.feed(rows, done=done) as feed:
-            return [(sum((b.bins for b in fed.batches), ()), fed.counts) for fed in feed]
-
-    assert seen(1) == seen(2) == seen(5)
-    assert seen(2, done=4) == seen(2)[4:]
-    assert len(seen(2)) == 9
 
 
 def test_an_update_stays_as_it_is_until_the_next_one_is_taken():
@@ -207,3 +194,49 @@ def test_a_silent_batch_of_a_rank_has_no_label_and_counts_nothing():
     with case.feed(5) as alone:
         whole = next(iter(alone)).counts
     assert sum((batch.counts for batch in batches), BatchCounts()) == whole
+
+
+# --- widths of batches whose rows lie end to end -------------------------------------------------
+
+
+def places(needed, chosen) -> int:
+    """What these batches take, each in the narrowest of the widths that holds it."""
+    return sum(min(width for width in chosen if width >= one) for one in needed)
+
+
+@each("most", [1, 2, 3, 9])
+def test_no_other_choice_of_as_many_widths_leaves_less_empty(most):
+    needed = np.random.default_rng(most).integers(100, 10 * FLAT_TO, 40)
+    chosen = few_widths(needed, most)
+    possible = sorted({-(-int(one) // FLAT_TO) * FLAT_TO for one in needed})
+    assert list(chosen) == sorted(chosen)
+    assert len(chosen) == min(most, len(possible))
+    others = combinations(possible, min(most, len(possible)))
+    least = min(places(needed, other) for other in others if other[-1] == possible[-1])
+    assert places(needed, chosen) == least
+
+
+@each("world", [ALONE, World(0, 2), World(1, 2), World(2, 3)])
+def test_widths_are_those_of_a_ranks_micro_batches_of_an_epoch(world, monkeypatch):
+    monkeypatch.setattr(feeds, "FLAT_TO", 1)
+    case = Case()
+    needed = [
+        int(case.index.lengths_of(batch.bins).sum())
+        for update in case.order.updates(0, case.order.steps_per_epoch)
+        for batch in dealt(update.bins, 2, world)
+        if not batch.silent
+    ]
+    assert set(widths_of(case.order, case.index, 2, 99, world)) == set(needed)
+
+
+def test_a_batch_is_padded_to_the_next_width_and_one_that_needs_more_to_all_places(monkeypatch):
+    monkeypatch.setattr(feeds, "FLAT_TO", 4)
+    case = Case()
+    with case.feed(5, flat=True) as feed:
+        needed = [fed.batches[0].tokens.shape[1] for fed in feed]
+    given = sorted(set(needed))[:-1]
+    with case.feed(5, flat=True, widths=(given[0], given[-1])) as feed:
+        padded = [fed.batches[0].tokens.shape[1] for fed in feed]
+    expected = [next(w for w in (given[0], given[-1], 5 * 64) if w >= one) for one in needed]
+    assert padded == expected
+    assert len(set(expected)) == 3

@@ -22,7 +22,6 @@ BAD_ROWS = [{"instruction": "", "response": ""}, *ROWS[:20], {"wrong": 1}, *ROWS
 @pytest.mark.parametrize(
     ("config", "more"),
     [
-        ({}, {}),
         # A third of the rows is cut.
         ({"group_by_length": False, "dataloader_num_workers": 1, "max_seq_length": 24}, {}),
         # Bad and overlong rows are left out.
@@ -35,7 +34,7 @@ BAD_ROWS = [{"instruction": "", "response": ""}, *ROWS[:20], {"wrong": 1}, *ROWS
             },
         ),
     ],
-    ids=["plain", "cut, by a worker", "left out, with a soft prompt"],
+    ids=["cut, by a worker", "left out, with a soft prompt"],
 )
 def test_a_run_that_tokenises_late_learns_exactly_what_a_prepared_one_learns(
     tmp_path, base, config, more

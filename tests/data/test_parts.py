@@ -30,12 +30,10 @@ from expert.data.tokens.documents import open_shards, write_shard
 from expert.data.tokens.encoder import EncodedBatch
 from expert.data.tokens.prepare import Part, make_part, missing_parts, prepare, publish_parts
 from expert.data.tokens.shards import Blocks, Piece, Tokenising
-from tests.data.test_prepare import RECIPE, work
+from tests.data.test_prepare import RECIPE, Crash, forks, work
 from tests.data.tokenizers import small_encoder
 from tests.each import each
 from tests.wording import wording
-
-posix = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that fork")
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -94,10 +92,6 @@ def source(kinds: list[str], **changes: Any) -> Tokenising:
     return Tokenising(**asked | changes)
 
 
-class Crash(Exception):
-    """What a power cut would be."""
-
-
 class Moments:
     """Raises at the n-th moment at which something was written or is about to be."""
 
@@ -134,11 +128,12 @@ def moments(monkeypatch):
         yield Moments(patched)
 
 
-def crashes_in_any_order(
-    kinds: list[str], parts: int, seed: int, moments: Moments, place: Path
-) -> None:
-    chance = random.Random(seed)
-    place.mkdir()
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(kinds=st.lists(KINDS, max_size=60), parts=st.integers(2, 5), seed=st.integers(0, 2**16))
+def test_parts_that_crash_and_repeat_in_any_order_give_the_bytes_of_one_process(
+    kinds, parts, seed, moments, tmp_path_factory
+):
+    chance, place = random.Random(seed), tmp_path_factory.mktemp("p")
     whole = source([*kinds, "good"])
     prepare(whole, RECIPE, place / "alone")
     folder, published = place / "tokens", False
@@ -159,29 +154,6 @@ def crashes_in_any_order(
         "alone",
         "tokens",
     ]
-
-
-@settings(
-    max_examples=15,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
-@given(kinds=st.lists(KINDS, max_size=60), parts=st.integers(2, 5), seed=st.integers(0, 2**16))
-def test_parts_that_crash_and_repeat_in_any_order_give_the_bytes_of_one_process(
-    kinds, parts, seed, moments, tmp_path_factory
-):
-    crashes_in_any_order(kinds, parts, seed, moments, tmp_path_factory.mktemp("p") / "x")
-
-
-@pytest.mark.slow
-def test_a_hundred_data_sets_give_the_bytes_of_one_process(moments, tmp_path):
-    chance = random.Random(5)
-    names = ["good", "long", "bad", "dropped", "twice"]
-    for number in range(100):
-        kinds = chance.choices(names, k=chance.randint(0, 200))
-        parts = chance.randint(2, 9)
-        crashes_in_any_order(kinds, parts, number, moments, tmp_path / str(number))
 
 
 @each("rows", [1, 2, 5])
@@ -352,7 +324,7 @@ def encoded(place: Path) -> int:
     return len((place / "log").read_text(encoding="utf-8").splitlines())
 
 
-@posix
+@forks
 def test_a_part_that_is_killed_and_one_that_runs_twice_give_the_bytes_of_one_process(
     tmp_path, expected
 ):
@@ -374,7 +346,7 @@ def test_a_part_that_is_killed_and_one_that_runs_twice_give_the_bytes_of_one_pro
     assert not list(tmp_path.glob("tokens.parts-*"))
 
 
-@posix
+@forks
 def test_of_three_processes_one_prepares_and_when_it_dies_the_next_takes_over(tmp_path, expected):
     first = in_a_process(tmp_path, None, most=3)
     until(lambda: len(list(tmp_path.glob("tokens.parts-*/*.json"))) == 3)

@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from expert.core.publish import DONE
 from expert.data.records import BadRow, DataError, Dropped, Row, Segment
 from expert.data.tokens import prepare as module
+from expert.data.tokens import shards
 from expert.data.tokens.documents import DocumentStore
 from expert.data.tokens.encoder import EncodedBatch
 from expert.data.tokens.prepare import Recipe, prepare
@@ -29,6 +31,7 @@ from tests.each import each
 from tests.faults.counting import cases
 from tests.wording import wording
 
+forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that fork")
 RECIPE = Recipe(data="d", tokenizer="t", template="p", columns="c", learn_prompt=False)
 
 
@@ -295,3 +298,60 @@ def test_a_killed_builder_leaves_nothing_that_looks_finished(tmp_path):
     if code == 0:
         pytest.skip("the builder was faster than the kill")
     assert not (folder / DONE).exists()
+
+
+# --- a second process helps, and nothing depends on it -------------------------------------------
+
+
+def listed(folder: Path) -> dict[str, str]:
+    done = json.loads((folder / DONE).read_text(encoding="utf-8"))
+    return {name: entry["sha256"] for name, entry in done.items()}
+
+
+@forks
+def test_two_processes_make_what_one_makes(tmp_path, monkeypatch):
+    alone = prepare(work(), RECIPE, tmp_path / "alone")
+    made_here = []
+    write = shards.Piece.write
+
+    def counted(piece, place, encoder):
+        made_here.append(piece.first)
+        return write(piece, place, encoder)
+
+    monkeypatch.setattr(shards.Piece, "write", counted)
+    helped = prepare(work(with_helper=True), RECIPE, tmp_path / "helped")
+    assert listed(helped.folder) == listed(alone.folder)
+    assert helped.statistics == alone.statistics
+    assert made_here == [0, 32, 64, 96], "the other shards came from the helper"
+
+
+@forks
+def test_what_a_helper_that_dies_leaves_undone_is_made_all_the_same(tmp_path, monkeypatch):
+    alone = prepare(work(), RECIPE, tmp_path / "alone")
+    monkeypatch.setattr(shards, "_help", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    made = prepare(work(with_helper=True), RECIPE, tmp_path / "helped")
+    assert listed(made.folder) == listed(alone.folder)
+
+    def no_room() -> int:
+        raise OSError("no room")
+
+    monkeypatch.setattr(os, "fork", no_room)
+    with shards.helped(lambda: None, wanted=True) as is_there:
+        assert not is_there
+
+
+@forks
+def test_bad_rows_are_counted_once_whoever_reads_them(tmp_path):
+    def some_bad():
+        return with_bad_rows(100, {3, 20, 40})
+
+    before = psutil.Process().children()
+    made = prepare(
+        work(rows=some_bad, with_helper=True, max_bad_rows=3), RECIPE, tmp_path / "tokens"
+    )
+    assert made.statistics.bad_rows == 3
+    lines = (made.folder / "rejects.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["line"] for line in lines] == [4, 21, 41]
+    with pytest.raises(DataError, match=r"rows\.jsonl:41: broken"):
+        prepare(work(rows=some_bad, with_helper=True, max_bad_rows=2), RECIPE, tmp_path / "other")
+    assert psutil.Process().children() == before  # nobody is left behind

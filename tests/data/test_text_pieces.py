@@ -19,7 +19,7 @@ from expert.data.records import Example, Row, Segment
 from expert.data.template.templates import named_template
 from expert.data.tokens.encoder import SpecialTokens, TextEncoder
 from expert.data.tokens.text_pieces import PieceEncoder, find_cuts, without_normalizer
-from tests.data import FILES, SHARED
+from tests.data import SHARED
 from tests.data.examples.understood import understand
 from tests.data.tokenizers import qwen3_encoder, small_tokenizer
 from tests.each import each
@@ -158,15 +158,6 @@ def rows_of(path: Path, most: int | None = None) -> list[list[Segment]]:
     examples = [example_of(row, columns) for row in rows]
     template = named_template("chatml", eos="<|im_end|>")
     return [template.segments(one) for one in examples if isinstance(one, Example)]
-
-
-@each("kind", ["gpt2", "qwen", "llama"])
-@each("name", ["cypher", "sql", "json", "alpaca", "messages", "plain_text"])
-def test_rows_in_pieces_have_the_tokens_and_spans_of_whole_rows(name, kind):
-    encoder = encoder_of(tokenizer_of(kind))
-    documents = rows_of(FILES / f"{name}.jsonl")
-    assert documents
-    assert encoded(encoder, documents) == encoded_whole(encoder, documents)
 
 
 REAL = sorted(path.relative_to(SHARED).as_posix() for path in SHARED.rglob("*.jsonl"))

@@ -236,15 +236,6 @@ def test_what_was_checked_and_what_cannot_be_known_is_written_beside_the_tokens(
     assert "Count to 0." in notes
 
 
-def test_rows_longer_than_the_length_are_cut_or_left_out_like_others(tmp_path):
-    file = token_expert(tmp_path, ROWS, max_seq_length=48)
-    longest = max(sum(row["attention_mask"]) for row in ROWS)
-    made = prepare(file, overrides=(f"max_seq_length={longest - 1}",))
-    assert made.train.index.overlong.cut > 0
-    made = prepare(file, overrides=(f"max_seq_length={longest - 1}", "overlong=drop"))
-    assert made.train.index.overlong.dropped > 0
-
-
 def test_rows_joined_and_cut_to_one_length_or_that_nothing_ends_are_told_of(tmp_path):
     text = encoded("".join(f"Row {n} says so.<|im_end|>" for n in range(400)))
     chunks = [text[start : start + 32] for start in range(0, len(text) - 32, 32)]

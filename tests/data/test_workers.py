@@ -111,7 +111,7 @@ def test_where_no_process_can_be_started_the_reason_is_given(monkeypatch):
 def test_a_feed_whose_workers_die_in_an_epoch_gives_the_same_batches(prepared, persistent):  # noqa: F811
     alone = contents(a_feed(prepared))
     feed = a_feed(prepared, workers=2, persistent=persistent)
-    feed._restart = once()
+    feed.restart = once()
     killed = send(signal.SIGKILL)
     found = []
     with feed:

@@ -175,6 +175,11 @@ def test_a_line_of_a_dataclass_has_its_value(line, key, value):
     assert any(wording("a-line-of-python") in each for each in notices_of(MINIMAL + line + "\n"))
 
 
+def test_a_class_instead_of_its_lines_is_refused_with_what_to_keep():
+    text = "from dataclasses import dataclass\n\n@dataclass\nclass Config:\n    epochs: int = 3\n"
+    assert wording("keep-name-type-value") in error_of(text)
+
+
 def test_texts_with_an_equals_sign_are_left_alone():
     made = read("base_model: tiny\ndataset: a=b.jsonl\ndescription: 'speed = 3, str = 4'\n")
     assert made.manifest.training.dataset.path == "a=b.jsonl"

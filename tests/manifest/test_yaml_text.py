@@ -158,9 +158,3 @@ def test_a_refusal_says_line_fault_and_remedy(text: str, refusal: str | None):
         assert isinstance(parse_yaml(text, "m.yaml")[0], Item)
     else:
         assert _refusal(text) == refusal
-
-
-def test_a_doubled_key_is_a_problem_and_a_doubled_comment_is_not():
-    item, problems, _ = parse_yaml("a: 1\n_a: 1\na: 2\n_a: 2\n", "m.yaml")
-    assert [str(problem) for problem in problems] == [wording("line-key-appears")]
-    assert list(item.fields()) == ["a", "_a", "_a_2"]

@@ -14,7 +14,6 @@ import pytest
 import expert
 from expert.core.hashed import write_hashed
 from expert.core.publish import damage, publishing
-from expert.data.pack.packing import is_padded
 from expert.jobs.export.export import export
 from expert.jobs.sample.sample import sample
 from expert.jobs.validate.validate import validate
@@ -40,7 +39,7 @@ def tiny(tmp_path, monkeypatch) -> Path:
 def test_tiny_is_adapted_with_its_own_tokenizer_packed_or_padded(tmp_path, tiny, packing):
     settings = {"packing": packing, "max_steps": 2, "dataloader_num_workers": 0}
     manifest = write_expert(tmp_path / "expert", "tiny", settings)
-    assert is_padded(plan(manifest)) is not packing
+    assert plan(manifest).is_padded is not packing
     done = run(manifest)
     assert [event["step"] for event in events_of(done.folder, "step")] == [1, 2]
     assert (done.folder / "final" / "adapter_model.safetensors").is_file()

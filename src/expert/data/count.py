@@ -13,30 +13,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from expert.core.errors import ExpertError
 from expert.core.text import counted
 from expert.data.line import Line, open_line, reading_of, remarks_on_tokens
-from expert.data.named_sources import TokensDoNotFit
+from expert.data.named_sources import NamedSources, TokensDoNotFit
 from expert.data.pack.overlong_rows import MAX_LENGTH, NothingLeft, remark_on_unlearnt
 from expert.data.pack.packing import unlearnt_in, unlearnt_rows
+from expert.data.prepared import PreparedSplit
 from expert.data.read.sources import Source, Sources, iterate
 from expert.data.read.spread_rows import spread_rows
 from expert.data.records import BadRow, Row
 from expert.data.splits import all_tokens, prepare_splits
 from expert.data.tokens.documents import DocumentStore
+from expert.data.tokens.prepare import Prepared
+from expert.manifest.reader import ReadManifest
 from expert.manifest.schema.manifest import CHAR_GPT
 from expert.planning.decisions import Remark
 from expert.planning.models.model_files import UnfitModelFolder
+from expert.planning.run_plan import RunPlan
 from expert.planning.survey import FILE_BYTES_PER_TOKEN, PackedRows, Survey
-
-if TYPE_CHECKING:
-    from expert.data.named_sources import NamedSources
-    from expert.data.prepared import PreparedSplit
-    from expert.data.tokens.prepare import Prepared
-    from expert.manifest.reader import ReadManifest
-    from expert.planning.run_plan import RunPlan
 
 MOST_READ = 50_000
 """Rows read at most to count a file without lines; takes about a second."""
@@ -113,7 +109,6 @@ def _prepared(line: Line) -> Counts | None:
 
 
 def counts_of(line: Line, train: PreparedSplit) -> Counts:
-    """Exact counts of prepared and packed training rows."""
     survey = _survey(line, train.folders)
     if line.plan.data.packing != "none":
         index, fill = train.index, train.index.statistics().fill

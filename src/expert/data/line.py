@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from expert.core.links import refuse_links, refuse_links_inside
 from expert.data.examples.checks import RowFilter
@@ -28,7 +28,13 @@ from expert.data.examples.remembered import (
     remembered_warnings,
 )
 from expert.data.examples.text_warnings import TextWarnings
-from expert.data.named_sources import CACHE_KEY, CHECKED, ChosenSources, choose_sources
+from expert.data.named_sources import (
+    CACHE_KEY,
+    CHECKED,
+    ChosenSources,
+    NamedSources,
+    choose_sources,
+)
 from expert.data.read.sources import Source, first_row, iterate
 from expert.data.records import BadRow, Dropped, Example, Made, Row, Segment, Unread
 from expert.data.template.templates import Template, TemplateError, named_template
@@ -44,16 +50,13 @@ from expert.data.tokens.prepare import (
     tokens_folder,
 )
 from expert.data.tokens.shards import Tokenising
+from expert.data.tokens.tokenised import TokenColumns
+from expert.manifest.reader import ReadManifest
+from expert.manifest.schema.dataset import DatasetSpec
 from expert.manifest.schema.manifest import CHAR_GPT
 from expert.planning.decisions import Remark
 from expert.planning.plan import folder_name
-
-if TYPE_CHECKING:
-    from expert.data.named_sources import NamedSources
-    from expert.data.tokens.tokenised import TokenColumns
-    from expert.manifest.reader import ReadManifest
-    from expert.manifest.schema.dataset import DatasetSpec
-    from expert.planning.run_plan import RunPlan
+from expert.planning.run_plan import RunPlan
 
 Tell = Callable[[str, int, int], None]
 """Progress: name of what is tokenised, rows and tokens so far. May also have `expect(name, rows)`
@@ -154,7 +157,6 @@ class Line:
 
     @property
     def listed_by(self) -> str:
-        """How to list bad and shared rows."""
         return f"expert dataset check --manifest {self.manifest_file} lists them"
 
     def sources_of(self, split: str) -> list[Source]:
@@ -165,7 +167,6 @@ class Line:
 
     @property
     def weights(self) -> list[float]:
-        """Weights of the training sources."""
         return [task.weight for task in self.chosen.sources.tasks] or [1.0]
 
 
@@ -366,7 +367,6 @@ def unread_columns(line: Line) -> list[Remark]:
 
 
 def doubtful_texts(line: Line) -> list[Remark]:
-    """Warnings about the text of the first training rows."""
     remarks = []
     for source, columns, _ in _text_sources(line):
         reading = reading_of(line, source)

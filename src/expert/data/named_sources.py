@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from expert.core.files import read_json, sha256_of
 from expert.core.publish import listed_hash
@@ -24,12 +23,10 @@ from expert.data.tokens.tokenised import (
     check_tokens,
     columns_in,
 )
+from expert.manifest.reader import ReadManifest
 from expert.manifest.schema.dataset import DatasetSpec
 from expert.planning.decisions import Remark
 from expert.planning.survey import local_path
-
-if TYPE_CHECKING:
-    from expert.manifest.reader import ReadManifest
 
 CHECKED = "checked.json"
 """In a prepared folder: the result of checking the tokens it was converted from."""

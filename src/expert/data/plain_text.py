@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
@@ -15,6 +14,7 @@ from expert.core.files import read_json
 from expert.data.examples.column_survey import survey_rows
 from expert.data.examples.columns import Columns, columns_of
 from expert.data.examples.formats import example_of
+from expert.data.named_sources import NamedSources
 from expert.data.read.rows import file_format
 from expert.data.read.sources import Source, iterate, resolve_sources
 from expert.data.records import BadRow, DataError, Dropped, Example, Row
@@ -23,10 +23,7 @@ from expert.manifest.migrate.aliases import CORPORA
 from expert.manifest.schema.dataset import DatasetSpec
 from expert.manifest.schema.file_formats import COMPRESSED, ENDINGS
 from expert.manifest.schema.manifest import CHAR_GPT
-
-if TYPE_CHECKING:
-    from expert.data.named_sources import NamedSources
-    from expert.planning.run_plan import RunPlan
+from expert.planning.run_plan import RunPlan
 
 _TEXT_SUFFIXES = tuple(kind + packed for kind in ENDINGS["txt"] for packed in ("", *COMPRESSED))
 FIRST_ROWS = 256
@@ -133,9 +130,7 @@ def rows_here(plan: RunPlan, spec: DatasetSpec) -> Iterator[Row]:
         named = [task.train for task in (spec.tasks or {}).values()] or [spec.path or ""]
         if not all((folder / name.partition("::")[0]).exists() for name in named):
             continue
-        resolved = resolve_sources(spec, folder)
-        sources = [resolved.train] if resolved.train else [task.train for task in resolved.tasks]
-        for source in sources:
+        for source in resolve_sources(spec, folder).trains:
             if source.kind != "hub":
                 yield from (row for row in iterate(source) if isinstance(row, Row))
 

@@ -37,7 +37,6 @@ from expert.data.pack.packing import (
     packed,
     packing_for,
     rows_to_pack,
-    soft_tokens,
 )
 from expert.data.prepared import PartsLeft, PreparedData, PreparedSplit
 from expert.data.records import DataError, Row
@@ -76,7 +75,6 @@ class NothingToPrepare(ExpertError):
 
 
 def refuse_streaming(spec: DatasetSpec) -> None:
-    """Raise NothingToPrepare for a stream."""
     if spec.streaming:
         raise NothingToPrepare(
             "training.dataset.streaming is true: its rows are tokenised while training, there is "
@@ -238,7 +236,7 @@ def pack_split(
         packing=plan.data.packing,
         length=packing.length,
         overlong=plan.data.overlong,
-        soft_tokens=soft_tokens(plan),
+        soft_tokens=plan.soft_tokens,
         seed=plan.optim.seed,
         most_rows=packing.most_rows,
         leaves_out=bool(len(rows.unlearnt)),
@@ -369,5 +367,5 @@ def late_rows(line: Line, split: PreparedSplit) -> RowsTokenisedLate:
         segments_of=reading.segments_of,
         encoder=line.encoder,
         length=line.plan.data.max_seq_length,
-        soft_tokens=soft_tokens(line.plan),
+        soft_tokens=line.plan.soft_tokens,
     )

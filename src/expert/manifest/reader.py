@@ -59,9 +59,10 @@ def understand(
     convert_values(work)
     notices = [*work.notices, *overridden.notices]
     problems += [*work.problems, *overridden.problems]
-    unknown, kept = unknown_keys(
-        root, strict=strict, flat=_is_flat(work.notices), only_at_top=only_at_top
-    )
+    # Whether the file has settings at its top level.
+    moved = [n for n in work.notices if n.kind == "read as" and "." not in n.path]
+    flat = any(f"{CONFIG}." in notice.text for notice in moved)
+    unknown, kept = unknown_keys(root, strict=strict, flat=flat, only_at_top=only_at_top)
     problems += unknown
     notices += kept
     manifest, violations = _validate(root, {problem.path for problem in problems})
@@ -128,12 +129,6 @@ def _remove(data: Any, place: tuple[str | int, ...]) -> None:
             return
         data = data[step]
     holder.pop(key, None)
-
-
-def _is_flat(notices: Sequence[Notice]) -> bool:
-    """Whether the file has settings at its top level."""
-    home = f"{CONFIG}."
-    return any(n.kind == "read as" and "." not in n.path and home in n.text for n in notices)
 
 
 def _name_after_place(root: Item, document: Document) -> None:

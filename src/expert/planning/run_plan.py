@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from expert.manifest.schema.kinds import Engine
+from expert.manifest.schema.manifest import CHAR_GPT
 from expert.planning.decisions import Decision, Remark, Source
 
 
@@ -251,6 +252,16 @@ class RunPlan(Slice):
             changed[path] = Decision(path=path, value=value, because=because, source=source)
         decisions = [changed.pop(decision.path, decision) for decision in self.decisions]
         return RunPlan.model_validate({**tree, "decisions": [*decisions, *changed.values()]})
+
+    @property
+    def soft_tokens(self) -> int:
+        """Places that soft prompts take before every row."""
+        return sum(prompt["tokens"] for prompt in self.adapter.soft_prompts)
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether each row is padded to the longest; blocks of a corpus need no padding."""
+        return self.data.packing == "none" and self.model.name != CHAR_GPT
 
     @property
     def warnings(self) -> tuple[str, ...]:

@@ -6,11 +6,10 @@ from datetime import date
 from typing import Any
 
 from expert.data.examples.formats import example_of
-from expert.data.records import BadRow, Example, Row
+from expert.data.records import BadRow, Row
 from expert.manifest.schema.dataset import FieldMapping
 from expert.manifest.schema.message_names import ROLES
-from tests.data.examples.understood import INSTRUCTION, MESSAGES, TASKS, TEXT, reason_of, turns_of
-from tests.data.real_rows import real_rows
+from tests.data.examples.understood import INSTRUCTION, MESSAGES, TASKS, reason_of, turns_of
 from tests.each import each
 from tests.wording import wording
 
@@ -234,8 +233,3 @@ def test_a_conversation_that_cannot_be_used_says_why(messages, reason):
 )
 def test_a_task_that_cannot_be_used_says_why(row, reason):
     assert reason_of(row, TASKS) == reason
-
-
-def test_real_plain_text_stays_plain():
-    for row in real_rows("typescript/handbook_text.jsonl"):
-        assert example_of(row, TEXT) == Example(text=row.values["text"])

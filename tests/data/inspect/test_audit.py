@@ -202,7 +202,6 @@ def test_only_the_first_bad_rows_and_remnants_are_kept_and_told_each_with_its_pl
     [
         ("<image>What does {{ name }} hold? {{x.y}} {}", ["<image>", "{{ name }}", "{{x.y}}"]),
         ('a {{"a": 1}} b <images> <|image_pad|>', ["<|image_pad|>"]),
-        ("[INST] a [/INST] b", ["[INST]", "[/INST]"]),
         ("SELECT [a] <b> ### Note x | y", []),
     ],
 )

@@ -34,7 +34,12 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody asks the real hub, and no test has the answers of another."""
     monkeypatch.setattr(reader, "_unreachable", lambda: None)
     monkeypatch.setattr(reader, "SECONDS_LOST", float("inf"))
-    reader.forget_the_hub()
+    forget()
+
+
+def forget() -> None:
+    reader._lost.cache_clear()
+    reader._opened.cache_clear()
 
 
 @each(
@@ -133,7 +138,7 @@ def test_rows_of_the_hub_are_numbered_under_their_name_and_hashed_by_their_finge
     ],
 )
 def test_streamed_rows_are_cut_as_the_slice_says(split, expected, monkeypatch, tmp_path):
-    reader._opened.cache_clear()
+    forget()
     module = hub(monkeypatch)
     source = train_of(tmp_path, f"a/b::{split}", streaming=True)
     assert [row["n"] for row in values(source)] == expected
@@ -219,7 +224,7 @@ def counted_questions(monkeypatch: pytest.MonkeyPatch, answer: Exception | None)
 def test_the_hub_is_asked_once_for_a_data_set_however_often_it_is_opened(
     streaming, monkeypatch, tmp_path
 ):
-    reader.forget_the_hub()
+    forget()
     asked, module = counted_questions(monkeypatch, None), hub(monkeypatch)
     source = train_of(tmp_path, "a/b", streaming=streaming)
     assert values(source) == values(source)

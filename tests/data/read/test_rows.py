@@ -48,11 +48,6 @@ def test_the_same_rows_come_out_of_every_packed_format(path, packing, tmp_path):
     assert good(packed) == RIVERS
 
 
-@each("path", sorted(FILES.glob("*.jsonl")), ids=lambda path: path.name)
-def test_every_twin_of_a_real_file_reads_without_a_bad_row(path):
-    assert len(good(path)) == len(path.read_bytes().splitlines())
-
-
 @each(
     ("name", "lines"),
     [

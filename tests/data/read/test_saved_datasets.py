@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pytest
 
 from tests.data.read.source_folders import refusal, resolve, train_of, values
 from tests.each import each
@@ -55,21 +54,6 @@ def test_the_splits_of_a_saved_data_set_are_found_by_their_names(tmp_path):
     assert sources.test is None
     assert values(train_of(tmp_path, "saved::extra")) == [{"n": 3}]
     assert refusal(tmp_path, "saved::test") == wording("saved-data-set-has")
-
-
-def test_what_the_package_datasets_saved_reads_back_equal(tmp_path):
-    datasets = pytest.importorskip("datasets")
-    datasets.disable_progress_bars()
-    rows = [{"text": f"row {n}", "n": n} for n in range(25)]
-    whole = datasets.Dataset.from_list(rows)
-    whole.save_to_disk(str(tmp_path / "one"), num_shards=3)
-    datasets.DatasetDict(train=whole, test=whole.select([3, 4])).save_to_disk(str(tmp_path / "two"))
-    assert values(train_of(tmp_path, "one")) == rows
-    sources = resolve(tmp_path, "two")
-    assert sources.train is not None
-    assert sources.test is not None
-    assert values(sources.train) == rows
-    assert values(sources.test) == rows[3:5]
 
 
 @each(

@@ -246,14 +246,3 @@ def test_every_real_row_gives_its_own_answer_which_a_real_template_learns_exactl
             plain = as_transformers_does(source, example.turns)
             assert opening.text + learnt.text == plain
     assert number >= 300 // every
-
-
-def test_a_real_template_keeps_the_thoughts_of_the_last_answer():
-    template = ChatTemplate(qwen3_source(), eos="<|im_end|>")
-    turns = (*SHAPES["turns"][:-1], Turn("assistant", "<think>\nWhy.\n</think>\nB"))
-    segments = template.segments(Example(turns))
-    assert [segment.text for segment in segments if segment.learn] == [
-        "A<|im_end|>\n",
-        "<think>\nWhy.\n</think>\n\nB<|im_end|>\n",
-    ]
-    assert template.prompt(turns[:-1]) == text_of(segments[:3])

@@ -34,57 +34,34 @@ SHAPES = {
     "turns": (SYSTEM, USER, ANSWER, Turn("user", "R"), Turn("assistant", "B")),
 }
 
-# Learnt text stands in [[ ]].
+# Learnt text stands in [[ ]]. "turns" begins as "system" does; an input is text to all but one.
 GOLDEN = {
     ("alpaca", "user"): "### Instruction:\nQ\n\n### Response:\n[[A</s>]]",
-    ("alpaca", "system"): "S\n\n### Instruction:\nQ\n\n### Response:\n[[A</s>]]",
     ("alpaca", "input"): "### Instruction:\nQ\n\n### Input:\nX\n\n### Response:\n[[A</s>]]",
     ("alpaca", "turns"): (
         "S\n\n### Instruction:\nQ\n\n### Response:\n[[A</s>]]"
         "\n\n### Instruction:\nR\n\n### Response:\n[[B</s>]]"
     ),
     ("chatml", "user"): ("<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\n[[A<|im_end|>\n]]"),
-    ("chatml", "system"): (
-        "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nQ<|im_end|>\n"
-        "<|im_start|>assistant\n[[A<|im_end|>\n]]"
-    ),
-    ("chatml", "input"): (
-        "<|im_start|>user\nQ\n\nInput:\nX<|im_end|>\n<|im_start|>assistant\n[[A<|im_end|>\n]]"
-    ),
     ("chatml", "turns"): (
         "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nQ<|im_end|>\n"
         "<|im_start|>assistant\n[[A<|im_end|>\n]]<|im_start|>user\nR<|im_end|>\n"
         "<|im_start|>assistant\n[[B<|im_end|>\n]]"
     ),
     ("llama", "user"): "[INST] Q [/INST][[ A </s>]]",
-    ("llama", "system"): "[INST] <<SYS>>\nS\n<</SYS>>\n\nQ [/INST][[ A </s>]]",
-    ("llama", "input"): "[INST] Q\n\nInput:\nX [/INST][[ A </s>]]",
     ("llama", "turns"): (
         "[INST] <<SYS>>\nS\n<</SYS>>\n\nQ [/INST][[ A </s>]]<s>[INST] R [/INST][[ B </s>]]"
     ),
     ("mistral", "user"): "[INST] Q [/INST][[ A</s>]]",
-    ("mistral", "system"): "[INST] S\n\nQ [/INST][[ A</s>]]",
-    ("mistral", "input"): "[INST] Q\n\nInput:\nX [/INST][[ A</s>]]",
     ("mistral", "turns"): "[INST] S\n\nQ [/INST][[ A</s>]][INST] R [/INST][[ B</s>]]",
     ("phi", "user"): "User: Q\nAssistant:[[ A</s>]]",
-    ("phi", "system"): "System: S\n\nUser: Q\nAssistant:[[ A</s>]]",
-    ("phi", "input"): "User: Q\n\nInput:\nX\nAssistant:[[ A</s>]]",
     ("phi", "turns"): ("System: S\n\nUser: Q\nAssistant:[[ A</s>]]\nUser: R\nAssistant:[[ B</s>]]"),
     ("deepseek", "user"): "User: Q\n\nAssistant:[[ A</s>]]",
-    ("deepseek", "system"): "System: S\n\nUser: Q\n\nAssistant:[[ A</s>]]",
-    ("deepseek", "input"): "User: Q\n\nInput:\nX\n\nAssistant:[[ A</s>]]",
     ("deepseek", "turns"): (
         "System: S\n\nUser: Q\n\nAssistant:[[ A</s>]]User: R\n\nAssistant:[[ B</s>]]"
     ),
     ("gemma", "user"): (
         "<start_of_turn>user\nQ<end_of_turn>\n<start_of_turn>model\n[[A<end_of_turn>\n</s>]]"
-    ),
-    ("gemma", "system"): (
-        "<start_of_turn>user\nS\n\nQ<end_of_turn>\n<start_of_turn>model\n[[A<end_of_turn>\n</s>]]"
-    ),
-    ("gemma", "input"): (
-        "<start_of_turn>user\nQ\n\nInput:\nX<end_of_turn>\n"
-        "<start_of_turn>model\n[[A<end_of_turn>\n</s>]]"
     ),
     ("gemma", "turns"): (
         "<start_of_turn>user\nS\n\nQ<end_of_turn>\n<start_of_turn>model\n[[A<end_of_turn>\n]]"
@@ -126,8 +103,8 @@ def check_segments(template: Template, example: Example) -> None:
 
 def test_every_template_a_manifest_may_name_is_there():
     assert {"tokenizer", *LAYOUTS} == set(get_args(PromptTemplate))
-    assert {name for name, _ in GOLDEN} == set(LAYOUTS)
-    assert len(GOLDEN) == len(LAYOUTS) * len(SHAPES)
+    shapes = {(name, shape) for name in LAYOUTS for shape in ("user", "turns")}
+    assert GOLDEN.keys() == shapes | {("alpaca", "input")}
 
 
 @each(("name", "shape"), GOLDEN)

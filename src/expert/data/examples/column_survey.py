@@ -7,7 +7,7 @@ only the first window.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Self
 
@@ -67,8 +67,7 @@ class ColumnSurvey:
     """The file of the first row, for messages."""
 
     @classmethod
-    def of(cls, rows: Iterable[Mapping[str, Any]], *, whole: bool = True) -> Self:
-        """A survey of rows in memory."""
+    def of(cls, rows: Iterable[Mapping[str, Any]]) -> Self:
         shapes: dict[str, dict[str, int]] = {}
         count = 0
         for values in rows:
@@ -79,7 +78,7 @@ class ColumnSurvey:
                     counts = shapes[name] = {}
                 if shape := shape_of(value):
                     counts[shape] = counts.get(shape, 0) + 1
-        return cls(shapes, count, whole)
+        return cls(shapes, count)
 
     @property
     def names(self) -> list[str]:
@@ -124,4 +123,4 @@ def survey_rows(rows: Iterable[Row | BadRow], most: int | None = None) -> Column
 
     survey = ColumnSurvey.of(good())
     whole = most is None or next(left, None) is None
-    return ColumnSurvey(survey.shapes, survey.rows, whole, file)
+    return replace(survey, whole=whole, file=file)

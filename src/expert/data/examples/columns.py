@@ -71,6 +71,7 @@ _PAIRS = (
     ("preferred_output", "non_preferred_output"),
     ("chosen_response", "rejected_response"),
 )
+_ASK_FOR_IT = f"training.dataset.preference_rows: {PREFERRED}"
 _LABELS = ("label", "kto_tag")
 _OPTIONAL = ("input", "system", "tools")
 """Parts that rows may lack; in a stream they may first appear after the first window."""
@@ -114,7 +115,6 @@ class Columns:
         return f"Columns({', '.join(fields)})"
 
     def used(self) -> dict[str, str]:
-        """The column of each part that has one."""
         parts = (
             *("system", "history", "instruction", "input", "response", "tools"),
             *("messages", "text", "label"),
@@ -166,19 +166,16 @@ def understand_columns(seen: ColumnSurvey, spec: DatasetSpec | None = None) -> C
         raise _not_understood(seen, _by_plain_name(seen.names), asked)
     _refuse_single_messages(found, seen)
     if found.kind == "instruction":
-        found = replace(found, tools=asked.get("tools") or _tools_beside_messages(found, seen))
+        # Tools belong to conversations, also where the answer has its own column.
+        parts = (found.instruction, found.response)
+        talks = any(seen.holds(column, MESSAGES, MESSAGE) for column in parts)
+        offered = _first(TOOL_COLUMNS, _by_plain_name(seen.names)) if talks else ""
+        found = replace(found, tools=asked.get("tools") or offered)
     read = (found.instruction, found.input, found.response, found.system)
     structured = found.kind == "instruction" and any(
         seen.holds(column, PART, MESSAGE, LIST, OBJECT) for column in read if column
     )
     return replace(found, label=label, json_values=spec.json_values, structured=structured)
-
-
-def _tools_beside_messages(found: Columns, seen: ColumnSurvey) -> str:
-    """The column of tools, if the rows are conversations whose answer has its own column."""
-    parts = (found.instruction, found.response)
-    talks = any(seen.holds(column, MESSAGES, MESSAGE) for column in parts)
-    return _first(TOOL_COLUMNS, _by_plain_name(seen.names)) if talks else ""
 
 
 def columns_of(seen: ColumnSurvey, spec: DatasetSpec) -> Columns:
@@ -221,7 +218,11 @@ def _preferred(seen: ColumnSurvey, asked: dict[str, str], rows: str | None) -> s
     if pair and "response" not in asked:
         chosen, rejected = known[pair[0]], known[pair[1]]
         if rows != PREFERRED:
-            raise refused_pairs(chosen, rejected)
+            raise DataError(
+                f"preference rows ({chosen!r} and {rejected!r}) need DPO; only supervised "
+                f"fine-tuning is built  (to train on the answers in {chosen!r} alone: "
+                f"{_ASK_FOR_IT}, or expert new --preferred)"
+            )
         asked["response"] = chosen
         if not asked.keys() & {"instruction", "messages"}:
             _find_request(seen, known, asked, chosen)
@@ -238,17 +239,6 @@ def _preferred(seen: ColumnSurvey, asked: dict[str, str], rows: str | None) -> s
             f"else: training.dataset.preference_rows: {ALL})"
         )
     return label
-
-
-_ASK_FOR_IT = f"training.dataset.preference_rows: {PREFERRED}"
-
-
-def refused_pairs(chosen: str, rejected: str) -> DataError:
-    return DataError(
-        f"preference rows ({chosen!r} and {rejected!r}) need DPO; only supervised fine-tuning is "
-        f"built  (to train on the answers in {chosen!r} alone: {_ASK_FOR_IT}, or expert new "
-        "--preferred)"
-    )
 
 
 def _find_request(
@@ -338,11 +328,8 @@ def _asked_columns(
         for part, column in mapped.items()
         if column and not (part == column and column not in names)
     }
-    if text_field is not None and asked.setdefault("text", text_field) != text_field:
-        raise DataError(
-            f"training.dataset: text_field is {text_field!r} and field_mapping.text is "
-            f"{asked['text']!r}  (keep one of them)"
-        )
+    if text_field is not None:
+        asked["text"] = text_field  # rules of the manifest refuse another field_mapping.text
     for part, column in asked.items():
         if column not in names and (seen.whole or part not in _OPTIONAL):
             key = f"field_mapping.{part}" if mapped.get(part) else "text_field"

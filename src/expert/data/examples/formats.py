@@ -41,7 +41,6 @@ def example_of(row: Row, columns: Columns) -> Example | BadRow | Dropped:
 
 
 def _is_preferred(value: Any, column: str) -> bool:
-    """Whether a label marks the answer as good."""
     if isinstance(value, bool):
         return value
     if isinstance(value, str) and value.strip().lower() in ("true", "false"):

@@ -35,7 +35,6 @@ _SAID = frozenset({"content", "value", "tool_calls", "function_call"})
 
 
 def unused_fields(messages: Any) -> list[str]:
-    """Names of message fields that are not read."""
     listed = messages if isinstance(messages, list | tuple) else ()
     said = [message for message in listed if isinstance(message, Mapping)]
     filled = (name for each in said for name in each if each[name] not in (None, "", [], {}))
@@ -80,7 +79,6 @@ def decoded_messages(text: str) -> list[Any] | None:
 
 
 def text_of_part(part: Mapping[str, Any], where: str) -> str:
-    """The text of a part of type "text"."""
     text = next((part[name] for name in _TEXT_FIELDS if name in part), None)
     if not isinstance(text, str):
         raise UnfitRow(f"{where}: a part of type 'text' without text")

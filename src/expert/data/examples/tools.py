@@ -93,7 +93,6 @@ def _text(value: Any) -> str:
 
 
 def has_tools(example: Example) -> bool:
-    """Whether a conversation has tools or calls."""
     return bool(example.tools) or any(turn.extra for turn in example.turns)
 
 
@@ -122,7 +121,6 @@ def left_out(example: Example, text: str) -> set[str]:
 
 
 def tool_names(turns: Sequence[Turn], tools: str) -> Iterator[str]:
-    """Names of the offered and the called tools."""
     yield from (tool["function"]["name"] for tool in json.loads(tools or "[]"))
     yield from (call["name"] for turn in turns for call in calls_of(turn))
 

@@ -147,7 +147,11 @@ def fill_batch(
         raise ValueError(f"{what} that has boundaries for {shape.max_documents}")
     out.boundaries.fill(shape.places)
     out.boundaries[: len(edges)] = edges
-    _count_positions(out.positions, edges)
+    # Positions count from 0 between edges: a cumulative sum of ones, reset where a document begins.
+    out.positions.fill(1)
+    out.positions[0] = 0
+    out.positions[edges[1:-1]] = 1 - np.diff(edges)[:-1]
+    np.cumsum(out.positions, out=out.positions)
     return counts
 
 
@@ -197,14 +201,6 @@ def _counted_from(firsts: Numbers, counts: Numbers) -> NDArray[np.int64]:
     numbers: NDArray[np.int64] = np.arange(total)
     numbers += np.repeat(firsts - (stops - counts), counts)
     return numbers
-
-
-def _count_positions(positions: NDArray[np.int32], edges: Numbers) -> None:
-    """Count from 0 between edges: a cumulative sum of ones, reset where a document begins."""
-    positions.fill(1)
-    positions[0] = 0
-    positions[edges[1:-1]] = 1 - np.diff(edges)[:-1]
-    np.cumsum(positions, out=positions)
 
 
 class PaddedBatch(NamedTuple):

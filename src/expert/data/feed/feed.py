@@ -11,8 +11,8 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,13 +21,15 @@ from torch import Tensor
 
 from expert.core.world import ALONE, World
 from expert.data.feed.batches import BatchArrays, BatchCounts, BatchShape, fill_batch
-from expert.data.feed.order import Dealt, Update, dealt
-from expert.data.feed.widths import FLAT_TO
+from expert.data.feed.order import DataOrder, Dealt, Update, dealt
 from expert.data.pack.pack_index import PackIndex
 from expert.data.tokens.documents import FlatDocuments
 
 ALIGNMENT = 16  # int32 numbers: every array of a buffer starts at a multiple of 64 bytes
 POLL_SECONDS = 0.2
+FLAT_TO = 256
+"""Rows laid end to end are padded to a multiple of this: it suits the tiles of matrix products and
+keeps the number of different sizes small."""
 TRIMMED_TO = 64
 """Rows of varying length are trimmed to multiples of this."""
 
@@ -178,8 +180,7 @@ class _Slot:
 
 
 def _shaped(tensors: dict[str, Tensor | None], shape: tuple[int, int]) -> dict[str, Tensor | None]:
-    """The same memory with another number of rows and length. Views are made only if needed, since
-    the GPU is waiting for its next step."""
+    """The same memory with another number of rows and length."""
     if tensors["tokens"].shape == shape:  # type: ignore[union-attr]
         return tensors
     rows, length = shape
@@ -193,55 +194,42 @@ def _shaped(tensors: dict[str, Tensor | None], shape: tuple[int, int]) -> dict[s
     return shaped
 
 
-class _Filled(NamedTuple):
-    slot: _Slot
-    update: Update
-    shapes: list[tuple[int, int]]
-    counts: list[BatchCounts]
-    bins: list[NDArray[np.int64]]
-    seconds: float
-
-
+@dataclass(eq=False)
 class PackedFeed:
     """The steps of `works`, in order, in batches of one fixed shape."""
 
-    def __init__(
-        self,
-        works: Iterable[UpdateWork],
-        shape: BatchShape,
-        *,
-        batches_per_update: int,
-        device: torch.device,
-        soft: bool = False,
-        whole_rows: bool = False,
-        ready_ahead: int = 2,
-        pin: bool = True,
-        trim: bool = False,
-        flat: bool = False,
-        widths: tuple[int, ...] = (),
-        new_event: Callable[[], Any] | None = None,
-        world: World = ALONE,
-    ) -> None:
-        """`trim`: rows are as long as the longest of their batch; `flat`: a batch is one row, with
-        its bins end to end, padded to the next of `widths` or else all places. `world`: only this
-        rank's share of each step is made."""
-        self._world = world
-        self._new_event = new_event
-        self._trim, self._flat, self._widths = trim, flat, widths
-        self._works = iter(works)
-        self._shape = shape
-        self._whole_rows = whole_rows
-        layout = _Layout(shape, soft=soft)
+    works: Iterable[UpdateWork]
+    shape: BatchShape
+    _: KW_ONLY
+    batches_per_update: int
+    device: torch.device
+    soft: bool = False
+    whole_rows: bool = False
+    ready_ahead: int = 2
+    pin: bool = True
+    trim: bool = False
+    """Rows are as long as the longest of their batch."""
+    flat: bool = False
+    """A batch is one row, with its bins end to end, padded to the next of `widths` or else all
+    places."""
+    widths: tuple[int, ...] = ()
+    new_event: Callable[[], Any] | None = None
+    world: World = ALONE
+    """Only this rank's share of each step is made."""
+
+    def __post_init__(self) -> None:
+        layout = _Layout(self.shape, soft=self.soft)
+        batches, device = self.batches_per_update, self.device
         # One in use by the model, and enough for `ready_ahead` batches.
-        count = 1 + max(1, -(-ready_ahead // batches_per_update))
-        slots = [_Slot(layout, batches_per_update, device, pin=pin) for _ in range(count)]
+        count = 1 + max(1, -(-self.ready_ahead // batches))
+        slots = [_Slot(layout, batches, device, pin=self.pin) for _ in range(count)]
         self._free: queue.SimpleQueue[_Slot] = queue.SimpleQueue()
         for slot in slots:
             self._free.put(slot)
-        self._ready: queue.SimpleQueue[_Filled | BaseException | None] = queue.SimpleQueue()
+        self._ready: queue.SimpleQueue[tuple[_Slot, FedUpdate] | BaseException | None]
+        self._ready = queue.SimpleQueue()
         stream: Any = torch.cuda.Stream
         self._stream = stream(device) if device.type == "cuda" else None
-        self._device = device
         self._closed = threading.Event()
         self._held: _Slot | None = None
         self._thread = threading.Thread(target=self._run, name="expert-feed", daemon=True)
@@ -258,51 +246,26 @@ class PackedFeed:
 
     def __iter__(self) -> Iterator[FedUpdate]:
         while True:
-            self._release()
+            if self._held is not None:
+                self._held.release()
+                self._free.put(self._held)
+                self._held = None
             filled = self._ready.get()
             if filled is None:
                 return
             if isinstance(filled, BaseException):
                 raise filled
-            yield self._handed_over(filled)
-
-    def _release(self) -> None:
-        if self._held is not None:
-            self._held.release()
-            self._free.put(self._held)
-            self._held = None
-
-    def _handed_over(self, filled: _Filled) -> FedUpdate:
-        slot = filled.slot
-        slot.take()
-        self._held = slot
-        batches = tuple(
-            Batch(
-                **_shaped(tensors, shape),  # type: ignore[arg-type]
-                counts=counts,
-                # The same for all widths: kernels may be compiled for it.
-                longest=self._shape.length if self._widths else min(shape[1], self._shape.length),
-                whole_rows=self._whole_rows and not self._flat,
-                bins=tuple(bins.tolist()),
-            )
-            for tensors, shape, counts, bins in zip(
-                slot.tensors, filled.shapes, filled.counts, filled.bins, strict=False
-            )
-        )
-        return FedUpdate(
-            update=filled.update,
-            batches=batches,
-            made_seconds=filled.seconds,
-            copied=slot.copied,
-        )
+            self._held, fed = filled
+            self._held.take()
+            yield fed
 
     def _run(self) -> None:
         """The thread: fills buffer after buffer; passes errors on."""
         try:
-            if self._device.type == "cuda" and self._device.index is not None:
-                torch.cuda.set_device(self._device)
+            if self.device.type == "cuda" and self.device.index is not None:
+                torch.cuda.set_device(self.device)
             began = time.perf_counter()
-            for work in self._works:
+            for work in self.works:
                 found_seconds = time.perf_counter() - began
                 slot = self._next_free()
                 if slot is None:
@@ -322,9 +285,9 @@ class PackedFeed:
                 continue
         return None
 
-    def _fill(self, slot: _Slot, work: UpdateWork, found_seconds: float) -> _Filled:
+    def _fill(self, slot: _Slot, work: UpdateWork, found_seconds: float) -> tuple[_Slot, FedUpdate]:
         began = time.perf_counter()
-        batches = dealt(work.update.bins, self._shape.rows, self._world)
+        batches = dealt(work.update.bins, self.shape.rows, self.world)
         shapes = [self._rows_of(work.index, batch.bins) for batch in batches]
         counts = [
             self._fill_one(out.shaped(*shape), work, batch)
@@ -333,14 +296,28 @@ class PackedFeed:
         if len(counts) < len(batches):
             room = len(slot.arrays)
             raise ValueError(f"{len(batches)} batches in a step with room for {room}")
-        bins = [batch.bins for batch in batches]
         seconds = found_seconds + time.perf_counter() - began
-        slot.send(len(counts), self._stream, self._new_event)
-        return _Filled(slot, work.update, shapes, counts, bins, seconds)
+        slot.send(len(counts), self._stream, self.new_event)
+        fed = tuple(
+            Batch(
+                **_shaped(tensors, shape),  # type: ignore[arg-type]
+                counts=count,
+                # The same for all widths: kernels may be compiled for it.
+                longest=self.shape.length if self.widths else min(shape[1], self.shape.length),
+                whole_rows=self.whole_rows and not self.flat,
+                bins=tuple(batch.bins.tolist()),
+            )
+            for tensors, shape, count, batch in zip(
+                slot.tensors, shapes, counts, batches, strict=False
+            )
+        )
+        return slot, FedUpdate(
+            update=work.update, batches=fed, made_seconds=seconds, copied=slot.copied
+        )
 
     def _fill_one(self, out: BatchArrays, work: UpdateWork, batch: Dealt) -> BatchCounts:
         given = (out, work.index, batch.bins, work.store)
-        counts = fill_batch(*given, flat=self._flat)
+        counts = fill_batch(*given, flat=self.flat)
         if not batch.silent:
             return counts
         out.silence()
@@ -348,13 +325,46 @@ class PackedFeed:
 
     def _rows_of(self, index: PackIndex, bins: NDArray[np.int64]) -> tuple[int, int]:
         """Rows and row length of a batch."""
-        rows, length = self._shape.rows, self._shape.length
-        if self._flat:
+        rows, length = self.shape.rows, self.shape.length
+        if self.flat:
             needed = -(-int(index.lengths_of(bins).sum()) // FLAT_TO) * FLAT_TO
-            if self._widths:  # the most that there can be is a width too
-                needed = next((width for width in self._widths if width >= needed), rows * length)
+            if self.widths:  # the most that there can be is a width too
+                needed = next((width for width in self.widths if width >= needed), rows * length)
             return 1, min(rows * length, max(FLAT_TO, needed))
-        if not self._trim:
+        if not self.trim:
             return rows, length
         needed = -(-int(index.lengths_of(bins).max(initial=0)) // TRIMMED_TO) * TRIMMED_TO
         return rows, min(length, max(TRIMMED_TO, needed))
+
+
+# --- a few widths for batches whose rows lie end to end: each can be captured once --------------
+
+
+def few_widths(needed: NDArray[np.int64], most: int) -> tuple[int, ...]:
+    """At most `most` widths, ascending, that hold these batches with the least padding in all."""
+    widths, counts = np.unique(-(-needed // FLAT_TO) * FLAT_TO, return_counts=True)
+    before = np.concatenate(([0], np.cumsum(counts)))
+    # least[j]: places of the batches of the j smallest widths, with as many widths as rounds so far
+    least = np.full(len(widths) + 1, np.inf)
+    least[0] = 0
+    chosen: list[list[int]] = [[] for _ in least]
+    for _ in range(min(most, len(widths))):
+        last, of_last = least.copy(), list(chosen)
+        for j in range(1, len(least)):
+            places = last[:j] + widths[j - 1] * (before[j] - before[:j])
+            first = int(places.argmin())
+            if places[first] < least[j]:
+                least[j], chosen[j] = places[first], [*of_last[first], int(widths[j - 1])]
+    return tuple(chosen[-1])
+
+
+def widths_of(
+    order: DataOrder, index: PackIndex, rows: int, most: int, world: World = ALONE
+) -> tuple[int, ...]:
+    """Widths for this rank's batches of `rows` sequences, from those of the first epoch. Other
+    epochs are shuffled differently: a batch may need more than the largest of them."""
+    bins, step = order.epoch(0), order.bins_per_update
+    places = np.add.outer(np.arange(0, len(bins), step), np.arange(world.rank, step, world.size))
+    lengths = np.append(index.bin_lengths()[bins], 0)[np.minimum(places, len(bins))]
+    needed = [lengths[:, first : first + rows].sum(1) for first in range(0, places.shape[1], rows)]
+    return few_widths(np.concatenate([one[one > 0] for one in needed]), most)

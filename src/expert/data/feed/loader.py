@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Container, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -102,48 +102,41 @@ class MicroBatches(Sampler[list[int]]):
             yield batch.bins.tolist()
 
 
+@dataclass(eq=False)
 class PaddedFeed:
     """The steps of an order, in padded batches of varying width."""
 
-    def __init__(
-        self,
-        dataset: Dataset[Any],
-        order: DataOrder,
-        *,
-        done: int,
-        total: int,
-        rows: int,
-        device: torch.device,
-        options: LoaderPlan,
-        soft: bool = False,
-        skipped: Container[int] = (),
-        world: World = ALONE,
-        patience: float = math.inf,
-        restart: Restart = lambda error: False,
-    ) -> None:
-        """`patience`: seconds without a batch after which idle workers count as hanging."""
-        self._patience, self._restart = patience, restart
-        self._skipped = skipped
-        self._order = order
-        self._done, self._total = done, total
-        self._device = device
-        self._soft = soft
-        self._sampler = MicroBatches(rows, world)
-        self._dataset, self._options = dataset, options
+    dataset: Dataset[Any]
+    order: DataOrder
+    _: KW_ONLY
+    done: int
+    total: int
+    rows: int
+    device: torch.device
+    options: LoaderPlan
+    soft: bool = False
+    skipped: Container[int] = ()
+    world: World = ALONE
+    patience: float = math.inf
+    """Seconds without a batch after which idle workers count as hanging."""
+    restart: Restart = lambda error: False
+
+    def __post_init__(self) -> None:
+        self._sampler = MicroBatches(self.rows, self.world)
         self._loader: Loader | None = None
 
     def _begin(self, first: int) -> Loader:
         """The loader from batch `first` of the epoch on; reused if its workers still run."""
         self._sampler.first = first
         if self._loader is None or self._loader.ended:
-            dataset, options = self._dataset, self._options
+            dataset, options = self.dataset, self.options
             self._loader = data_loader(
                 dataset,
                 options,
                 batch_sampler=self._sampler,
                 collate_fn=dataset.together if isinstance(dataset, RowsTokenisedLate) else as_it_is,
                 persistent_workers=options.persistent_workers and options.workers > 0,
-                pin_memory=options.pin_memory and self._device.type == "cuda",
+                pin_memory=options.pin_memory and self.device.type == "cuda",
             )
         return self._loader
 
@@ -156,10 +149,10 @@ class PaddedFeed:
             self._loader.end()
 
     def __iter__(self) -> Iterator[FedUpdate]:
-        left = self._order.updates(self._done, self._total)
-        for updates in _by_epoch(update for update in left if update.done not in self._skipped):
+        left = self.order.updates(self.done, self.total)
+        for updates in _by_epoch(update for update in left if update.done not in self.skipped):
             self._sampler.updates = updates
-            batches = taken(self._begin, lambda: Patience(self._patience), self._restart)
+            batches = taken(self._begin, lambda: Patience(self.patience), self.restart)
             for update in updates:
                 yield self._taken(update, batches)
 
@@ -169,13 +162,13 @@ class PaddedFeed:
         padded = [next(batches) for _ in own]
         waited = time.perf_counter() - began
         sent = tuple(
-            on_device(tensors, batch, self._device, soft=self._soft)
+            on_device(tensors, batch, self.device, soft=self.soft)
             for tensors, batch in zip(padded, own, strict=True)
         )
         return FedUpdate(
             update=update,
             batches=sent,
-            made_seconds=waited if self._options.workers == 0 else None,
+            made_seconds=waited if self.options.workers == 0 else None,
         )
 
 

@@ -55,24 +55,20 @@ class Update:
     """Number of the window of a stream."""
 
 
+@dataclass(eq=False)
 class DataOrder:
     """The steps of a run, from any position on."""
 
-    def __init__(
-        self,
-        count: int,
-        bins_per_update: int,
-        seed: int,
-        grouped: NDArray[np.integer[Any]] | None = None,
-    ) -> None:
-        """`grouped`: the tokens of every bin. The bins of a step are then sorted by length, so that
-        rows of similar length share a micro-batch and need the least padding."""
-        if count < 1 or bins_per_update < 1:
-            raise ValueError(f"cannot order {count} bins in steps of {bins_per_update}")
-        self.count = count
-        self.bins_per_update = bins_per_update
-        self.seed = seed
-        self._grouped = grouped
+    count: int
+    bins_per_update: int
+    seed: int
+    grouped: NDArray[np.integer[Any]] | None = None
+    """The tokens of every bin. The bins of a step are then sorted by length, so that rows of
+    similar length share a micro-batch and need the least padding."""
+
+    def __post_init__(self) -> None:
+        if self.count < 1 or self.bins_per_update < 1:
+            raise ValueError(f"cannot order {self.count} bins in steps of {self.bins_per_update}")
         self._current: tuple[int, NDArray[np.int64]] | None = None
 
     def epoch(self, number: int) -> NDArray[np.int64]:
@@ -84,9 +80,9 @@ class DataOrder:
         """
         if self._current is None or self._current[0] != number:
             order = shuffled(self.count, seed=self.seed, draw=Draw.EPOCH, number=number)
-            if self._grouped is not None:
+            if self.grouped is not None:
                 step = np.arange(self.count) // self.bins_per_update
-                order = order[np.lexsort((-self._grouped[order], step))]
+                order = order[np.lexsort((-self.grouped[order], step))]
             self._current = number, order
         return self._current[1]
 
@@ -100,7 +96,6 @@ class DataOrder:
         return math.ceil(Fraction(str(epochs)) * self.steps_per_epoch)
 
     def step_of_bins(self) -> NDArray[np.int64]:
-        """The step of each bin in the first epoch."""
         steps = np.empty(self.count, np.int64)
         steps[self.epoch(0)] = np.arange(self.count) // self.bins_per_update
         return steps

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from expert.core.world import ALONE, World
 from expert.data.feed.batches import BatchShape
-from expert.data.feed.feed import Batch, PackedFeed, UpdateWork
+from expert.data.feed.feed import Batch, PackedFeed, UpdateWork, widths_of
 from expert.data.feed.loader import (
     PaddedFeed,
     PreparedBins,
@@ -23,13 +23,11 @@ from expert.data.feed.loader import (
 )
 from expert.data.feed.order import DataOrder, Update, dealt, micro_batches
 from expert.data.feed.streaming import Place, Stream
-from expert.data.feed.widths import widths_of
 from expert.data.feed.workers import Restart
 from expert.data.line import Line, columns_read, doubtful_texts, unread_columns
 from expert.data.pack.overlong_rows import remarks_on_stream
 from expert.data.pack.pack import shifted_blocks
 from expert.data.pack.pack_index import PackIndex
-from expert.data.pack.packing import is_padded
 from expert.data.prepared import PreparedData, PreparedSplit
 from expert.data.splits import data_order, given_split, late_rows, stream_of
 from expert.data.tokens.documents import DocumentStore
@@ -81,7 +79,6 @@ class RunData:
         return self.train, self.order
 
     def splits(self) -> list[PreparedSplit]:
-        """The prepared splits."""
         splits = (self.train, self.validation, self.test)
         return [split for split in splits if split is not None]
 
@@ -150,7 +147,7 @@ def training_feed(
     else:
         split, order = data.prepared
         assert total is not None, "known once rows are packed"
-        if is_padded(plan):
+        if plan.is_padded:
             folders = [prepared.folder for prepared in split.folders]
             return PaddedFeed(
                 data.late if data.late is not None else PreparedBins(folders, split.index_file),
@@ -191,7 +188,7 @@ def feed_facts(plan: RunPlan, data: RunData) -> dict[str, Any]:
     kind = "packed"
     if data.stream is not None:
         kind = "stream"
-    elif is_padded(plan):
+    elif plan.is_padded:
         kind = "padded" if data.late is None else "late"
     loader = plan.loader
     workers = 0 if kind == "packed" else loader.workers
@@ -228,7 +225,7 @@ def evaluation_shape(
     """A shape for the batches of all these splits, so that blocks are compiled once; None if each
     split has its own shape, which is faster without compilation. Limited to the size of the first
     split, so that it is not padded to a large batch."""
-    if not plan.kernels.compile or is_padded(plan) or len(splits) < 2:
+    if not plan.kernels.compile or plan.is_padded or len(splits) < 2:
         return None
     rows = min(rows, -(-splits[0].index.bins // world.size))
     shapes = [BatchShape.for_index(split.index, rows) for split in splits]
@@ -237,8 +234,7 @@ def evaluation_shape(
 
 
 def evaluation_order(plan: RunPlan, index: PackIndex) -> NDArray[np.int64]:
-    """The order in which the sequences of a split are evaluated."""
-    if is_padded(plan) or plan.data.trim or plan.data.flat:
+    if plan.is_padded or plan.data.trim or plan.data.flat:
         # Longest first: out of memory shows early, and rows of similar length need little padding.
         return np.argsort(-index.bin_lengths(), kind="stable")
     return np.arange(index.bins)
@@ -261,7 +257,7 @@ def split_batches(
     # A small split is not padded to a large batch.
     rows = shape.batch.rows if shape else min(rows, -(-index.bins // world.size))
     bins = evaluation_order(plan, index) if bins is None else bins
-    if is_padded(plan):
+    if plan.is_padded:
         yield (padded_rows(index, some, store, device) for some in dealt(bins, rows, world))
         return
     together = rows * world.size

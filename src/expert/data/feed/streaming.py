@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -54,27 +54,20 @@ class Place(NamedTuple):
     step: int = 0
 
 
+@dataclass(eq=False)
 class StreamedRows(IterableDataset[StreamWindow]):
     """The windows of one pass over the rows, from `first` on; each worker tokenises its share."""
 
-    def __init__(
-        self,
-        open_rows: Callable[[], Iterator[Row | BadRow]],
-        formatter: Callable[[], Callable[[Row], Made]],
-        encoder: Encoder,
-        *,
-        window_rows: int = STREAM_WINDOW_ROWS,
-    ) -> None:
-        self._open_rows = open_rows
-        self._formatter = formatter
-        self._encoder = encoder
-        self._window_rows = window_rows
-        self.first = 0
+    open_rows: Callable[[], Iterator[Row | BadRow]]
+    formatter: Callable[[], Callable[[Row], Made]]
+    encoder: Encoder
+    window_rows: int = STREAM_WINDOW_ROWS
+    first: int = 0
 
     def __iter__(self) -> Iterator[StreamWindow]:
         worker = get_worker_info()
         mine, workers = (worker.id, worker.num_workers) if worker else (0, 1)
-        segments_of = self._formatter()
+        segments_of = self.formatter()
         for number, rows in enumerate(self._cut()):
             if number >= self.first and (number - self.first) % workers == mine:
                 yield self._tokenised(rows, segments_of)
@@ -83,10 +76,10 @@ class StreamedRows(IterableDataset[StreamWindow]):
         """Windows of `window_rows` rows, or fewer if rows are long."""
         rows: list[Row | BadRow] = []
         characters = 0
-        for row in self._open_rows():
+        for row in self.open_rows():
             rows.append(row)
             characters += _characters(row.values) if isinstance(row, Row) else 0
-            if len(rows) >= self._window_rows or characters >= WINDOW_CHARACTERS:
+            if len(rows) >= self.window_rows or characters >= WINDOW_CHARACTERS:
                 yield rows
                 rows, characters = [], 0
         if rows:
@@ -98,7 +91,7 @@ class StreamedRows(IterableDataset[StreamWindow]):
         piece = Piece(0)
         for row in rows:
             piece.add(row if isinstance(row, BadRow) else segments_of(row))
-        return StreamWindow(self._encoder.encode(piece.documents), piece.bad())
+        return StreamWindow(self.encoder.encode(piece.documents), piece.bad())
 
 
 def _characters(value: Any) -> int:
@@ -126,32 +119,27 @@ class StreamShape:
         return -(-(2 * self.bins_per_update) // (rows * world.size))
 
 
+@dataclass(eq=False)
 class Stream:
     """Steps from rows that are read as needed."""
 
-    def __init__(
-        self,
-        rows: StreamedRows,
-        pack: Pack,
-        *,
-        examples_per_update: int,
-        seed: int,
-        options: LoaderPlan,
-        max_bad_rows: int = 0,
-    ) -> None:
-        self._rows = rows
-        self._pack = pack
-        self._seed = seed
-        self._options = options
-        self._max_bad_rows = max_bad_rows
+    rows: StreamedRows
+    pack: Pack
+    _: KW_ONLY
+    examples_per_update: int
+    seed: int
+    options: LoaderPlan
+    max_bad_rows: int = 0
+
+    def __post_init__(self) -> None:
         self._bad_rows = 0
         self.first_rows = self.first_unlearnt = 0
         """Rows of the first window, and how many of them packing leaves out."""
-        self.shape = self._look_ahead(examples_per_update)
+        self.shape = self._look_ahead()
 
-    def _look_ahead(self, examples_per_update: int) -> StreamShape:
-        self._rows.first = 0
-        first = next(iter(self._rows), None)
+    def _look_ahead(self) -> StreamShape:
+        self.rows.first = 0
+        first = next(iter(self.rows), None)
         if first is None or not len(first.documents.lengths):
             self._judge(first.bad if first else [])
             raise DataError("the stream has no rows that can be used")
@@ -160,7 +148,7 @@ class Stream:
                 "there is nothing to train on in the first rows of the stream: none of their "
                 "tokens belongs to an answer  (check the columns with expert dataset check)"
             )
-        index = self._pack(FlatDocuments([shard_of(first.documents)]), self._seed)
+        index = self.pack(FlatDocuments([shard_of(first.documents)]), self.seed)
         if not index.bins:
             raise DataError(
                 f"the first {counted(len(first.documents.lengths), 'row')} of the stream: the "
@@ -172,7 +160,7 @@ class Stream:
         pieces = int(np.diff(index.bin_offsets).max())
         whole = pieces == 1 and index.rule == "none"
         return StreamShape(
-            bins_per_update(index, examples_per_update),
+            bins_per_update(index, self.examples_per_update),
             1 if whole else int(pieces * SPARE_BOUNDARIES) + 1,
             whole,
         )
@@ -201,12 +189,12 @@ class Stream:
         self._bad_rows = 0  # the same rows come again in every epoch
 
         def begin(count: int) -> Loader:
-            self._rows.first = place.window + count
-            return data_loader(self._rows, self._options, batch_size=None)
+            self.rows.first = place.window + count
+            return data_loader(self.rows, self.options, batch_size=None)
 
         def patient() -> Patience:
             # Rows before the first window are read again, which may take any time.
-            return Patience(patience, math.inf) if self._rows.first else Patience(patience)
+            return Patience(patience, math.inf) if self.rows.first else Patience(patience)
 
         for number, window in enumerate(taken(begin, patient, restart), start=place.window):
             self._judge(window.bad)
@@ -220,10 +208,10 @@ class Stream:
         """The steps of a window: its bins in random order, divided evenly."""
         store = FlatDocuments([shard_of(documents)])
         turn = epoch << 32 | number
-        index = divided(self._pack(store, self._seed), self.shape.boundaries_per_bin)
+        index = divided(self.pack(store, self.seed), self.shape.boundaries_per_bin)
         if not index.bins:  # nothing to train on in this window
             return
-        order = shuffled(index.bins, seed=self._seed, draw=Draw.WINDOW, number=turn)
+        order = shuffled(index.bins, seed=self.seed, draw=Draw.WINDOW, number=turn)
         count = max(1, round(index.bins / self.shape.bins_per_update))
         for step, bins in enumerate(np.array_split(order, count)):
             if step >= skipped:
@@ -231,7 +219,7 @@ class Stream:
 
     def _judge(self, bad: list[BadRow]) -> None:
         self._bad_rows += len(bad)
-        if self._bad_rows > self._max_bad_rows:
+        if self._bad_rows > self.max_bad_rows:
             shown = "\n".join(f"  - {row}" for row in bad[:10])
             words = "a row" if self._bad_rows == 1 else f"{self._bad_rows} rows"
             raise DataError(

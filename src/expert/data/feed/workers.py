@@ -219,19 +219,15 @@ def _next(
         if used > worked:
             idle_since, worked = now, used
         if now - idle_since > patience.idle or now - began > patience.busy:
-            raise _hang(loader, now - began)
+            numbers = ", ".join(str(worker.pid) for worker in loader.workers)
+            what = f"the data workers hang: no batch for {span(now - began)} from processes"
+            raise WorkersFailed(f"{what} {numbers}", _stacks(loader))
 
 
 def _how_they_died(loader: Loader) -> str:
     died = [worker for worker in loader.workers if worker.exitcode is not None]
     endings = [f"process {worker.pid} {how_it_ended(int(worker.exitcode or 0))}" for worker in died]
     return f"a data worker died: {'; '.join(endings) or 'it ended without a message'}"
-
-
-def _hang(loader: Loader, seconds: float) -> WorkersFailed:
-    numbers = ", ".join(str(worker.pid) for worker in loader.workers)
-    what = f"the data workers hang: no batch for {span(seconds)} from processes {numbers}"
-    return WorkersFailed(what, _stacks(loader))
 
 
 def _stacks(loader: Loader) -> str:

@@ -56,7 +56,6 @@ def near_key(example: Example) -> int:
 
 
 def is_empty_answer(bad: BadRow, response_column: str) -> bool:
-    """Whether a row is bad because its answer is missing."""
     if response_column and bad.reason == f"column {response_column!r} is null":
         return True
     return bool(_EMPTY_ANSWER.search(bad.reason))
@@ -96,7 +95,6 @@ class ExampleTable:
         return place_of(self.files[self.file[number]], int(self.line[number]))
 
     def take(self, numbers: npt.NDArray[np.integer[Any]]) -> ExampleTable:
-        """Only these examples, in this order."""
         return replace(self, **{name: getattr(self, name)[numbers] for name in COLUMNS})
 
 

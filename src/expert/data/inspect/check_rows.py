@@ -27,7 +27,6 @@ from expert.data.inspect.shown_rows import ShownRow
 from expert.data.line import Line, Reading, reading_of, system_overruled
 from expert.data.pack.drawing import draw_documents, repeats_held_out
 from expert.data.pack.overlong_rows import too_long_to_learn
-from expert.data.pack.packing import soft_tokens
 from expert.data.read.folders import unread_files
 from expert.data.read.rows import unusual_separator
 from expert.data.read.sources import Source
@@ -71,7 +70,6 @@ class DatasetReport:
 
 
 def check_rows(line: Line, name: str, show: RowsToShow) -> DatasetReport:
-    """Check the splits of a manifest, one source after the other."""
     template = line.template.name if line.template else "characters"
     report = DatasetReport(name, template, line.plan.data.max_seq_length)
     report.notes += line.chosen.notes()
@@ -85,7 +83,7 @@ class _Checker:
         self.line, self.report, self.picker = line, report, picker
         data = line.plan.data
         whole = line.template is None or data.packing == "concat"
-        self.room = None if whole else data.max_seq_length - soft_tokens(line.plan)
+        self.room = None if whole else data.max_seq_length - line.plan.soft_tokens
         self.keys: list[RowKeys] = []
         """Keys of the examples read so far, in batches."""
 

@@ -19,7 +19,7 @@ from expert.core.text import counted
 from expert.data.feed.batches import IGNORED, BatchArrays, BatchShape, fill_batch
 from expert.data.line import Line
 from expert.data.pack.pack_index import PackIndex
-from expert.data.pack.packing import packed, rows_to_pack, soft_tokens
+from expert.data.pack.packing import packed, rows_to_pack
 from expert.data.records import BadRow, Dropped, Made, Row, Segment, place_of
 from expert.data.tokens.documents import FlatDocuments, shard_of
 from expert.data.tokens.encoder import Encoder
@@ -96,8 +96,11 @@ def show_row(
         return ShownRow(place, split, because, left_out=f"{bad}{made.reason}")
     if not line.has_tokenizer:
         room = None if most_tokens is None else 4 * most_tokens // max(1, len(made))
-        notes = (_note_without_tokenizer(line),)
-        return ShownRow(place, split, because, notes=notes, segments=_as_text(made, room))
+        model = line.plan.model
+        note = f"the tokenizer of {model.name} is not on this machine: text, no tokens"
+        if (model.prompt_template or "tokenizer") == "tokenizer":
+            note += "; written as ChatML, since the model's own template is not known either"
+        return ShownRow(place, split, because, notes=(note,), segments=_as_text(made, room))
     encoder = line.encoder
     store = FlatDocuments([shard_of(encoder.encode([made]))])
     index = _index(line, store, split)
@@ -130,7 +133,7 @@ def _index(line: Line, store: FlatDocuments, split: str) -> PackIndex:
     length = plan.data.max_seq_length
     if line.is_text and plan.data.packing == "concat":
         # Among other rows it is cut wherever a sequence ends; alone it is shown whole.
-        length = max(length, int(store.lengths[0]) + soft_tokens(plan))
+        length = max(length, int(store.lengths[0]) + plan.soft_tokens)
     packing = Packing(1, length, None)
     return packed(plan, split, rows, plan.optim.seed, packing, is_text=line.is_text)
 
@@ -147,7 +150,7 @@ def _left_out(line: Line, index: PackIndex, seen: SeenTokens) -> str:
 
 
 def _notes(line: Line, index: PackIndex, split: str) -> Iterator[str]:
-    soft, length = soft_tokens(line.plan), line.plan.data.max_seq_length
+    soft, length = line.plan.soft_tokens, line.plan.data.max_seq_length
     if soft:
         yield f"{counted(soft, 'token')} of soft prompts come before it"
     if not line.is_text and split == "train" and index.bins > 1:
@@ -160,14 +163,6 @@ def _notes(line: Line, index: PackIndex, split: str) -> Iterator[str]:
             f"packing: concat lays rows end to end in sequences of {length} tokens: the end of one "
             "may cut it anywhere"
         )
-
-
-def _note_without_tokenizer(line: Line) -> str:
-    model = line.plan.model
-    note = f"the tokenizer of {model.name} is not on this machine: text, no tokens"
-    if (model.prompt_template or "tokenizer") == "tokenizer":
-        note += "; written as ChatML, since the model's own template is not known either"
-    return note
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,39 +2,42 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from expert.manifest.schema.manifest import CHAR_GPT
+import numpy as np
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from expert.data.pack.pack import Overlong
-    from expert.data.pack.pack_index import PackIndex
-    from expert.data.tokens.documents import FlatDocuments
-    from expert.data.tokens.encoder import EncodedBatch
-    from expert.planning.choose.sequences import Packing
-    from expert.planning.run_plan import RunPlan
+from expert.data.pack.pack import (
+    Overlong,
+    bins_for,
+    cut_pieces,
+    pack_best_fit,
+    pack_blocks,
+    pack_concat,
+    pack_none,
+)
+from expert.data.pack.pack_index import PackIndex
+from expert.data.tokens.documents import FlatDocuments, shard_of
+from expert.data.tokens.encoder import EncodedBatch
+from expert.planning.choose.sequences import (
+    LENGTHS_OF,
+    PACKED_FILL,
+    ROWS_OFF,
+    Packing,
+    concatenation_of,
+    rows_of_tokens,
+)
+from expert.planning.run_plan import RunPlan
+from expert.planning.survey import sequences_for
 
 TRIED_ROWS = 2048
 MORE_SEQUENCES = 4
 """Numbers of sequences that are tried: 16 rows, 7 of which fill one, go into 4 that hold 4 each."""
 MOST_ROWS_TRIED = (1.0, 1.25, 1.5, 2.0)
 """Times the mean rows per sequence: one long row may fill a sequence, so others may have more."""
-
-
-def soft_tokens(plan: RunPlan) -> int:
-    """Places that soft prompts take before every row."""
-    return sum(prompt["tokens"] for prompt in plan.adapter.soft_prompts)
-
-
-def is_padded(plan: RunPlan) -> bool:
-    """Whether each row is padded to the longest; blocks of a corpus need no padding."""
-    return plan.data.packing == "none" and plan.model.name != CHAR_GPT
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,10 +54,6 @@ def rows_to_pack(
     plan: RunPlan, store: FlatDocuments, documents: NDArray[np.integer[Any]], *, is_text: bool
 ) -> RowsToPack:
     """The lengths of some documents, and which of their pieces have nothing to train on."""
-    import numpy as np
-
-    from expert.data.pack.pack import cut_pieces
-
     lengths = store.lengths[documents]
     nothing = np.zeros(0, np.int64)
     if not is_text or not len(lengths):
@@ -71,17 +70,11 @@ def rows_to_pack(
 
 def unlearnt_rows(plan: RunPlan, batch: EncodedBatch) -> int:
     """How many of these rows packing would leave out."""
-    from expert.data.tokens.documents import FlatDocuments, shard_of
-
     return unlearnt_in(plan, FlatDocuments([shard_of(batch)]))
 
 
 def unlearnt_in(plan: RunPlan, store: FlatDocuments) -> int:
     """How many of these tokenised rows packing would leave out."""
-    import numpy as np
-
-    from expert.data.pack.pack import cut_pieces
-
     rows = rows_to_pack(plan, store, np.arange(len(store)), is_text=True)
     pieces = cut_pieces(rows.lengths, *_cut_as(plan, rows.lengths))
     return pieces.without(rows.unlearnt).overlong.unlearnt
@@ -92,7 +85,7 @@ def _cut_as(plan: RunPlan, lengths: NDArray[np.integer[Any]]) -> tuple[int, Over
     are only cut at the end of a sequence and continue in the next."""
     if plan.data.packing == "concat":
         return max(1, int(lengths.max(initial=0))), "cut"
-    return plan.data.max_seq_length - soft_tokens(plan), plan.data.overlong
+    return plan.data.max_seq_length - plan.soft_tokens, plan.data.overlong
 
 
 def packing_for(
@@ -100,10 +93,7 @@ def packing_for(
 ) -> Packing:
     """How to pack: for training rows, sequences that divide a step well; otherwise of
     `max_seq_length`."""
-    from expert.data.pack.pack import cut_pieces
-    from expert.planning.choose.sequences import Packing, concatenation_of
-
-    data, soft = plan.data, soft_tokens(plan)
+    data, soft = plan.data, plan.soft_tokens
     length = data.max_seq_length
     if name != "train" or not is_text or data.packing == "none":
         return Packing(1, length, None)
@@ -126,8 +116,6 @@ def packing_for(
 
 def _rows_per_step(plan: RunPlan, mean: float) -> int:
     """As planned; if given in tokens, derived from the rows, whose lengths are known by now."""
-    from expert.planning.choose.sequences import rows_of_tokens
-
     tokens = plan.batch.tokens_per_step
     return plan.batch.examples_per_update if tokens is None else rows_of_tokens(tokens, mean)
 
@@ -141,12 +129,6 @@ def tried_packing(
     Tried on a sample, because the rows per sequence depend on how they fit. Sequences of `length`
     are preferred if they are close enough.
     """
-    import numpy as np
-
-    from expert.data.pack.pack import bins_for
-    from expert.planning.choose.sequences import ROWS_OFF, Packing
-    from expert.planning.survey import sequences_for
-
     if len(sizes) > TRIED_ROWS:
         chosen = np.random.default_rng(0).choice(len(sizes), TRIED_ROWS, replace=False)
         sizes = sizes[chosen]
@@ -177,10 +159,6 @@ def _candidates(
     examples: int, mean: float, length: int, shortest: int
 ) -> Iterator[tuple[int, int | None]]:
     """Sequence lengths, and limits of rows in them, that are worth trying."""
-    import math
-
-    from expert.planning.choose.sequences import LENGTHS_OF, PACKED_FILL
-
     least = max(1, math.ceil(examples * mean / length))
     tried: set[tuple[int, int | None]] = set()
     for sequences in range(least, least + MORE_SEQUENCES):
@@ -199,9 +177,7 @@ def _candidates(
 def packed(
     plan: RunPlan, name: str, rows: RowsToPack, seed: int, packing: Packing, *, is_text: bool
 ) -> PackIndex:
-    from expert.data.pack.pack import pack_best_fit, pack_blocks, pack_concat, pack_none
-
-    data, length, soft = plan.data, packing.length, soft_tokens(plan)
+    data, length, soft = plan.data, packing.length, plan.soft_tokens
     lengths, unlearnt = rows.lengths, rows.unlearnt
     if not is_text:
         if name == "train":

@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 from expert.data.read.row_text import fault_in
 from expert.data.read.streams import (
     MAX_ROW_BYTES,
-    UnpackLimit,
     bad_row,
     open_seekable,
+    refuse_bomb,
     too_long,
     unusable,
 )
@@ -42,7 +42,7 @@ def read_parquet(
     ):
         groups = [file.metadata.row_group(n) for n in range(file.metadata.num_row_groups)]
         size = sum(group.total_byte_size for group in groups)
-        UnpackLimit(path, max_unpacked).check(size, path.stat().st_size)
+        refuse_bomb(path, max_unpacked, size, path.stat().st_size)
         for number in range(len(groups)):
             # With damaged column metadata, reading a row raises; accessing the metadata would
             # crash.
@@ -80,7 +80,7 @@ def _rows_at_once(groups: list[Any]) -> int:
 
 def _up_to(most: int | None, batches: Iterable[Any], path: Path) -> Iterator[Any]:
     """The batches up to the limit: a value stored once may be repeated in every row."""
-    size, limit, packed = 0, UnpackLimit(path, most, _REPEATED_BYTES), path.stat().st_size
+    size, packed = 0, path.stat().st_size
     for batch in batches:
         repeated = [column for column in batch.columns if pa.types.is_dictionary(column.type)]
         largest = max((column.dictionary.nbytes for column in repeated), default=1)
@@ -90,7 +90,7 @@ def _up_to(most: int | None, batches: Iterable[Any], path: Path) -> Iterator[Any
                 _with_own_values(batch.slice(start, rows)) if repeated else batch.slice(start, rows)
             )
             size += part.nbytes
-            limit.check(size, packed)
+            refuse_bomb(path, most, size, packed, _REPEATED_BYTES)
             yield part
 
 
@@ -116,16 +116,11 @@ def read_arrow(
         else:
             reader = pa.ipc.open_stream(stream)
             batches = iter(reader)
-        _refuse_intervals(reader.schema, path)
+        for field in reader.schema:
+            if _INTERVAL.search(str(field.type)):  # Python has no values for it
+                what = f"the column {field.name!r} has the type {field.type}, which cannot be read"
+                raise unusable(str(path), what, "leave the column out, or write it as text")
         yield from rows_of_batches(_up_to(max_unpacked, batches, path), str(path), unread)
-
-
-def _refuse_intervals(schema: Any, path: Path) -> None:
-    """Types that Arrow knows and Python has no values for."""
-    for field in schema:
-        if _INTERVAL.search(str(field.type)):
-            what = f"the column {field.name!r} has the type {field.type}, which cannot be read"
-            raise unusable(str(path), what, "leave the column out, or write it as text")
 
 
 @contextmanager

@@ -11,14 +11,18 @@ from pathlib import Path
 from typing import IO, Any
 
 from expert.data.read.row_text import fault_in
-from expert.data.read.streams import UnpackLimit, bad_row, open_seekable, unusable
+from expert.data.read.streams import bad_row, open_seekable, refuse_bomb, unusable
 from expert.data.records import BadRow, Row
 
 
 def read_excel(path: Path, max_unpacked: int | None = None) -> Iterator[Row | BadRow]:
     """The rows of the only non-empty sheet; the line of a row is its number in the sheet."""
     with open_seekable(path, max_unpacked) as stream:
-        _refuse_bomb(stream, UnpackLimit(path, max_unpacked))
+        # A workbook is a zip file that declares its unpacked size.
+        with contextlib.suppress(zipfile.BadZipFile, ValueError, NotImplementedError):
+            size = sum(member.file_size for member in zipfile.ZipFile(stream).infolist())
+            refuse_bomb(path, max_unpacked, size, stream.seek(0, 2))
+        stream.seek(0)
         book = _opened(stream, str(path))
         sheets = {
             name: book.get_sheet_by_name(name).to_python(skip_empty_area=False)
@@ -31,14 +35,6 @@ def read_excel(path: Path, max_unpacked: int | None = None) -> Iterator[Row | Ba
         raise unusable(str(path), f"several sheets have rows: {names}", fix)
     for cells in filled.values():
         yield from _rows_of(cells, str(path))
-
-
-def _refuse_bomb(stream: IO[bytes], limit: UnpackLimit) -> None:
-    """DataError if a workbook, which is a zip file, declares an unpacked size over the limit."""
-    with contextlib.suppress(zipfile.BadZipFile, ValueError, NotImplementedError):
-        members = zipfile.ZipFile(stream).infolist()
-        limit.check(sum(member.file_size for member in members), stream.seek(0, 2))
-    stream.seek(0)
 
 
 def _opened(stream: IO[bytes], file: str) -> Any:

@@ -87,12 +87,6 @@ def _lost(minute: int) -> Exception | None:
     return _unreachable()
 
 
-def forget_the_hub() -> None:
-    """Clear the caches, so that the hub is asked again."""
-    _lost.cache_clear()
-    _opened.cache_clear()
-
-
 def _unreachable() -> Exception | None:
     """Why the hub does not answer; None if it does."""
     try:

@@ -78,7 +78,6 @@ def rows_of_lines(lines: bytes, path: Path, *, format: str | None = None) -> Ite
 
 @contextmanager
 def _file_errors(path: Path) -> Iterator[None]:
-    """Turn the errors of all readers into DataError."""
     try:
         yield
     except (OSError, EOFError, zlib.error) as error:

@@ -84,7 +84,6 @@ class Sources:
 
     @property
     def every(self) -> list[Source]:
-        """All sources of all splits."""
         named = [self.train, self.validation, self.test]
         for task in self.tasks:
             named += [task.train, task.validation, task.test]
@@ -119,7 +118,6 @@ def resolve_sources(spec: DatasetSpec, folder: Path) -> Sources:
 
 
 def find_source(path: str, split: Split, spec: DatasetSpec, folder: Path) -> Source:
-    """The source of one path, for a split of the data set."""
     return _Finder(spec, folder).find(path, split)
 
 

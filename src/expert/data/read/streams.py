@@ -8,9 +8,10 @@ import io
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -47,24 +48,17 @@ class Overlong:
     head: bytes
 
 
-@dataclass(frozen=True)
-class UnpackLimit:
-    """How many bytes a file may unpack to: set in the manifest, or derived from its packed size."""
-
-    path: Path
-    asked: int | None = None
-    """training.dataset.max_unpacked_size"""
-    least: int | None = None
-    """What any file may unpack to; None: MOST_UNPACKED."""
-
-    def check(self, unpacked: int, packed: int) -> None:
-        """DataError if `packed` bytes unpacked to more than they may."""
-        most = self.asked or max(self.least or MOST_UNPACKED, MOST_TIMES * packed)
-        if unpacked > most:
-            what = f"{gib(packed)} of it unpack to more than {gib(most)}, as a zip bomb would"
-            room = max(100 * most, unpacked) // 2**30 + 1
-            fix = f"if it is sound: unpack it, or --set training.dataset.max_unpacked_size={room}GB"
-            raise unusable(str(self.path), what, fix)
+def refuse_bomb(
+    path: Path, asked: int | None, unpacked: int, packed: int, least: int | None = None
+) -> None:
+    """DataError if `packed` bytes unpacked to more than they may: `asked` is
+    training.dataset.max_unpacked_size, `least` what any file may."""
+    most = asked or max(least or MOST_UNPACKED, MOST_TIMES * packed)
+    if unpacked > most:
+        what = f"{gib(packed)} of it unpack to more than {gib(most)}, as a zip bomb would"
+        room = max(100 * most, unpacked) // 2**30 + 1
+        fix = f"if it is sound: unpack it, or --set training.dataset.max_unpacked_size={room}GB"
+        raise unusable(str(path), what, fix)
 
 
 def open_bytes(path: Path, most: int | None = None) -> io.BufferedReader:
@@ -87,7 +81,8 @@ def open_bytes(path: Path, most: int | None = None) -> io.BufferedReader:
         if MOST_TIMES * 512 * getattr(status, "st_blocks", status.st_size) < status.st_size:
             _refuse_holes(plain, path, most)
         return plain
-    return io.BufferedReader(_Unpacked(unpacked, plain, UnpackLimit(path, most)), _BUFFER_BYTES)
+    refuse = partial(refuse_bomb, path, most)
+    return io.BufferedReader(_Unpacked(unpacked, plain, refuse), _BUFFER_BYTES)
 
 
 def _refuse_holes(plain: IO[bytes], path: Path, most: int | None) -> None:
@@ -107,8 +102,10 @@ def _refuse_holes(plain: IO[bytes], path: Path, most: int | None) -> None:
 class _Unpacked(io.RawIOBase):
     """The unpacked content of a file; DataError beyond the limit."""
 
-    def __init__(self, unpacked: Any, packed: IO[bytes], limit: UnpackLimit) -> None:
-        self._unpacked, self._packed, self._limit = unpacked, packed, limit
+    def __init__(
+        self, unpacked: Any, packed: IO[bytes], refuse: Callable[[int, int], None]
+    ) -> None:
+        self._unpacked, self._packed, self._refuse = unpacked, packed, refuse
         self._read = 0
 
     def readable(self) -> bool:
@@ -118,7 +115,7 @@ class _Unpacked(io.RawIOBase):
         count = int(self._unpacked.readinto(buffer))
         self._read += count
         if self._read > MOST_UNPACKED:  # compared with the bytes read so far, to stop early
-            self._limit.check(self._read, self._packed.tell())
+            self._refuse(self._read, self._packed.tell())
         return count
 
     def close(self) -> None:

@@ -7,11 +7,11 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import cached_property, partial
 from itertools import chain, count, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +22,7 @@ from expert.data.records import DataError, DataNotHere, Segment, TokenSegment
 from expert.data.tokens.text_pieces import PieceEncoder
 from expert.planning.models.model_files import load_tokenizer_json, tokenizer_errors
 from expert.planning.models.resolve import near_model
-
-if TYPE_CHECKING:
-    from expert.planning.run_plan import RunPlan
+from expert.planning.run_plan import RunPlan
 
 Ids = npt.NDArray[np.int32]
 # Words hold Python's lock, about 30 us for a row of 84 tokens; the tokenizer took 140 us of a core.
@@ -71,23 +69,19 @@ class SpecialTokens:
     pad: str = ""
 
 
+@dataclass(eq=False)
 class TextEncoder:
     """A fast tokenizer. Segments are encoded together as one text: in pieces that have the same
     tokens alone, or else whole and separated by offsets. If a token would straddle two segments,
     they are encoded one by one, as in generation: the prompt first, then the answer."""
 
-    def __init__(
-        self,
-        load: Callable[[], Any],
-        special: SpecialTokens,
-        *,
-        template_adds_bos: bool,
-        fingerprint: str,
-    ) -> None:
-        self._load = load
-        self.special = special
-        self._template_adds_bos = template_adds_bos
-        self._fingerprint = fingerprint
+    load: Callable[[], Any]
+    special: SpecialTokens
+    _: KW_ONLY
+    template_adds_bos: bool
+    fingerprint: str
+
+    def __post_init__(self) -> None:
         self.by_words = _TELLS_CORES and 1 < len(os.sched_getaffinity(0)) <= FEW_CORES
 
     @classmethod
@@ -108,7 +102,7 @@ class TextEncoder:
 
     @cached_property
     def tokenizer(self) -> Any:
-        tokenizer = self._load()
+        tokenizer = self.load()
         tokenizer.no_padding()
         tokenizer.no_truncation()
         return tokenizer
@@ -119,7 +113,6 @@ class TextEncoder:
 
     @cached_property
     def special_ids(self) -> dict[int, str]:
-        """Special tokens by id."""
         added = self.tokenizer.get_added_tokens_decoder()
         return {number: token.content for number, token in added.items() if token.special}
 
@@ -127,7 +120,7 @@ class TextEncoder:
     def prefix(self) -> list[int]:
         """What the tokenizer puts before a text: a bos, or nothing. Nothing if the template writes
         the bos, so that no document begins with two."""
-        if self._template_adds_bos:
+        if self.template_adds_bos:
             return []
         plain = self.tokenizer.encode("a", add_special_tokens=False).ids
         full = self.tokenizer.encode("a", add_special_tokens=True).ids
@@ -135,10 +128,6 @@ class TextEncoder:
         starts = range(len(full) - len(plain) + 1)
         at = next((at for at in starts if full[at : at + len(plain)] == plain), 0)
         return list(full[:at])
-
-    @property
-    def fingerprint(self) -> str:
-        return self._fingerprint
 
     @property
     def vocabulary(self) -> int:
@@ -290,7 +279,6 @@ def edges_of(counts: npt.ArrayLike) -> npt.NDArray[np.int64]:
 
 
 def _batch_of_tokens(documents: Sequence[Sequence[Segment]]) -> EncodedBatch:
-    """Documents of tokens made elsewhere."""
     parts: list[Ids] = []
     lengths, spans, span_counts = [], [], []
     for document in documents:

@@ -415,7 +415,6 @@ def make_part(work: Tokenising, recipe: Recipe, folder: Path, part: Part) -> Non
 
 
 def missing_parts(recipe: Recipe, folder: Path, parts: int) -> set[int]:
-    """The parts that are not done yet."""
     if is_finished(folder):
         return set()
     places = [_pieces_folder(folder, recipe, blocks) for blocks in _dealt(folder, recipe)]

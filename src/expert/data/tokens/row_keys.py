@@ -44,7 +44,6 @@ class RowKeys(NamedTuple):
 
 
 def keys_of_batch(batch: EncodedBatch) -> RowKeys:
-    """The keys of documents just encoded."""
     return _keys_of(shard_of(batch))
 
 

@@ -93,7 +93,6 @@ class Blocks:
         return cls(parts, max(1, min(work.shard_rows, share)))
 
     def has(self, row: int) -> bool:
-        """Whether a row belongs to the part."""
         return self.part is None or row // self.rows % self.parts == self.part
 
     def end(self, row: int) -> int:

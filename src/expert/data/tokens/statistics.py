@@ -26,14 +26,13 @@ class DocumentStatistics:
     trainable_tokens: int = 0
     longest: int = 0
     largest_id: int | None = None
-    """Of all tokens; None if there are none, or in older files without it."""
+    """Of all tokens; None if there are none."""
     histogram: list[int] = field(default_factory=lambda: [0] * (len(EDGES) + 1))
 
     @classmethod
     def of(
         cls, batch: EncodedBatch, *, rows_in: int, dropped: dict[str, int]
     ) -> DocumentStatistics:
-        """Statistics of one encoded shard."""
         spans = batch.spans.reshape(-1, 2)
         places = np.searchsorted(np.array(EDGES), batch.lengths, side="left")
         return cls(
@@ -49,11 +48,12 @@ class DocumentStatistics:
 
     def plus(self, other: DocumentStatistics) -> DocumentStatistics:
         summed = ("rows_in", "bad_rows", "documents", "tokens", "trainable_tokens")
+        known = [one.largest_id for one in (self, other) if one.largest_id is not None]
         return DocumentStatistics(
             **{name: getattr(self, name) + getattr(other, name) for name in summed},
             dropped=dict(Counter(self.dropped) + Counter(other.dropped)),
             longest=max(self.longest, other.longest),
-            largest_id=_largest(self, other),
+            largest_id=max(known, default=None),
             histogram=[a + b for a, b in zip(self.histogram, other.histogram, strict=True)],
         )
 
@@ -63,13 +63,6 @@ class DocumentStatistics:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> DocumentStatistics:
         return cls(**data)
-
-
-def _largest(one: DocumentStatistics, other: DocumentStatistics) -> int | None:
-    """The largest token of both; None if it is unknown for one that has tokens."""
-    filled = [each for each in (one, other) if each.tokens]
-    known = [each.largest_id for each in filled if each.largest_id is not None]
-    return max(known) if known and len(known) == len(filled) else None
 
 
 def percentiles(lengths: Any) -> list[int]:

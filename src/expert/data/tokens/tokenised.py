@@ -319,7 +319,6 @@ class TokenCheck:
         return reasons
 
     def doubts(self) -> list[str]:
-        """Warnings about tokens that are used."""
         warnings = []
         if self.eos and not self.ended:
             warnings.append(
@@ -357,7 +356,6 @@ UNKNOWN = (
 
 
 def check_tokens(rows: TokenRows, encoder: TextEncoder) -> TokenCheck:
-    """Check every row of tokens against the tokenizer."""
     columns = rows.columns
     check = TokenCheck(
         rows.source.name,

@@ -8,7 +8,6 @@ import statistics
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from expert.data.pack.packing import is_padded
 from expert.jobs.benchmark.processes import Job, Window
 from expert.manifest.schema.manifest import CHAR_GPT
 from expert.run.build import build
@@ -190,7 +189,7 @@ def _held_out(plan: RunPlan, data: RunData, most: int) -> tuple[PreparedSplit, i
     lengths = split.open().lengths[documents]
     soft, overlong = split.index.soft_tokens, plan.data.overlong
     length = plan.data.max_seq_length
-    if is_padded(plan):
+    if plan.is_padded:
         index = pack_none(lengths, length, overlong=overlong, soft_tokens=soft)
     else:
         index = pack_best_fit(lengths, length, 0, overlong=overlong, soft_tokens=soft)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from expert.core.errors import ExpertError
 from expert.core.text import counted, gib
 from expert.data.pack.overlong_rows import remark_on_unlearnt, remarks_on_length
-from expert.data.pack.packing import unlearnt_rows
 from expert.data.records import BadRow, Segment
 from expert.insight.findings.finding import Finding
 from expert.insight.findings.table import looked_at
@@ -200,6 +199,8 @@ def _sampled(line: Line, reason: str) -> DataFacts:
 
 def _lengths(line: Line, documents: list[Any]) -> tuple[list[int], int]:
     """Tokens of each document, and how many would not be trained on."""
+    from expert.data.pack.packing import unlearnt_rows
+
     if not documents or not line.is_text:
         return [sum(len(part.text) for part in each) for each in documents], 0
     batch = line.encoder.encode(documents)

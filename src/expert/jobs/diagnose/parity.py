@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from expert.core.errors import EXIT_OK, EXIT_RUN_FAILED, ExpertError
-from expert.data.pack.packing import is_padded
 from expert.manifest.schema.manifest import CHAR_GPT
 from expert.run.build import Built, device_of
 from expert.run.open import open_run
@@ -242,10 +241,10 @@ class _Comparison:
         return self.verdict(claim, self.trained(built, self.batches(rows=1)), whole)
 
     def alone(self, built: Built, whole: Trained) -> Compared:
-        claim = "padded = alone" if is_padded(self.plan) else "packed = unpacked"
+        claim = "padded = alone" if self.plan.is_padded else "packed = unpacked"
         self._tell(claim)
         pieces = self._pieces()
-        if pieces <= self.count and not is_padded(self.plan):
+        if pieces <= self.count and not self.plan.is_padded:
             return skipped(claim, "no sequence holds two documents")
         return self.verdict(claim, whole, self.trained_alone(built))
 

@@ -59,7 +59,6 @@ def _first_step(item: Item, path: str) -> tuple[Item, str] | None:
 
 
 def check_rules(manifest: Manifest, root: Item) -> Findings:
-    """Apply all rules to a manifest that is valid by its schema."""
     findings = Findings(root)
     for rule in _RULES:
         rule(manifest, findings)

@@ -44,9 +44,11 @@ def slip_of(word: str, known: Iterable[str], *, elsewhere: bool = False) -> str 
     for name in known:
         right = _plain(name)
         edits = _slips(wrong, right)
-        if edits is None or (elsewhere and not _is_plain_slip(wrong, right, edits)):
+        if edits is None:
             continue
-        matches.append((edits, name))
+        is_short = len(right) < LONG_ENOUGH_ELSEWHERE
+        if not elsewhere or not (edits > 1 or is_short or _is_a_form(right, wrong)):
+            matches.append((edits, name))
     return min(matches)[1] if matches else None
 
 
@@ -59,10 +61,6 @@ def neighbour_of(name: str, known: Iterable[str]) -> str | None:
 
 def _plain(word: str) -> str:
     return word.lower().replace("-", "_").replace(" ", "_")
-
-
-def _is_plain_slip(wrong: str, right: str, edits: int) -> bool:
-    return edits <= 1 and len(right) >= LONG_ENOUGH_ELSEWHERE and not _is_a_form(right, wrong)
 
 
 def _slips(wrong: str, right: str) -> int | None:

@@ -155,10 +155,8 @@ class Migration:
         self.problems.append(Problem(item.path, what, fix, item.line))
 
     def conflict(self, item: Item, other: Item) -> None:
-        """`item` contradicts another key."""
         what = f"is {shown(item.plain())}, but {other.path} is {shown(other.plain())}"
         self.problem(item, what, "keep one of the two")
 
     def refuse(self, item: Item, expected: str, fix: str = "") -> None:
-        """`item` has a value that is not allowed."""
         self.problem(item, f"got {shown(item.plain())}, expected {expected}", fix)

@@ -60,7 +60,9 @@ def apply_overrides(root: Item, overrides: Sequence[str]) -> Migration:
             work.read_as(item, _path_text(full))
             steps = full
         if any(isinstance(step, int) for step in steps):
-            _set_at(root, _in_new_layout(steps), item, text)
+            if steps[0] in ("base_model", "adapters"):  # of layout 1.0
+                steps = ["base_models", 0, *steps[steps[0] == "base_model" :]]
+            _set_at(root, steps, item, text)
             continue
         layer = Item({})
         _set_at(layer, steps, item, text)
@@ -90,13 +92,6 @@ def _full_path(steps: list[str | int], text: str) -> list[str | int]:
 def _path_text(steps: Sequence[str | int]) -> str:
     parts = [f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps]
     return "".join(parts).removeprefix(".")
-
-
-def _in_new_layout(steps: list[str | int]) -> list[str | int]:
-    """The 2.0 path of `adapters[0].r` and `base_model.adapters[0].r`."""
-    if steps[0] == "base_model":
-        return ["base_models", 0, *steps[1:]]
-    return ["base_models", 0, *steps] if steps[0] == "adapters" else steps
 
 
 def _set_at(root: Item, steps: Sequence[str | int], item: Item, text: str) -> None:

@@ -69,7 +69,6 @@ OTHER_TRACKERS = {
 
 
 def convert_values(work: Migration) -> None:
-    """Rewrite known spellings of values in the canonical tree."""
     root = Item(work.root)
     version = root.get("version")
     if version is not None and type(version.value) in (int, float):

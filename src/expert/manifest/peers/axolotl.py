@@ -44,7 +44,6 @@ _FORMATTED = "rows are formatted by their columns and the model's template"
 
 
 def read_axolotl(work: Migration) -> None:
-    """Convert what only Axolotl has."""
     _cadences(work)
     listed = take(work.root, "datasets")
     if isinstance(listed.value, list) and listed.value:
@@ -103,7 +102,6 @@ def _no_adapter(work: Migration) -> None:
 
 
 def _switches(work: Migration) -> None:
-    """Convert lora_target_linear and exact_deduplication."""
     linear = _switch(work, "lora_target_linear")
     if linear.value and not work.root.get("lora_target_modules", Item(None)).value:
         work.root["lora_target_modules"] = beside(linear, "all-linear")
@@ -162,7 +160,6 @@ def _take_stream(work: Migration) -> None:
 
 
 def _data_set(work: Migration, entry: Item) -> NamedDataset | None:
-    """One entry of `datasets`."""
     if isinstance(entry.value, str):
         return NamedDataset(title_of(entry.value), entry, entry)
     if not isinstance(entry.value, dict):

@@ -91,7 +91,6 @@ def read_methods(work: Migration) -> None:
 
 
 def read_quantization(work: Migration) -> None:
-    """Convert quantization_bit and quantization_method of LLaMA-Factory."""
     bits, method = (take(work.root, f"quantization_{part}") for part in ("bit", "method"))
     if method.value not in (None, "bnb", "bitsandbytes"):
         what = f"{shown(method.plain())}: bases are quantised with bitsandbytes only"

@@ -248,7 +248,6 @@ def read_strategy(work: Migration, zone: Entries, item: Item) -> None:
 
 
 def read_distributed_type(work: Migration, zone: Entries, item: Item) -> None:
-    """Convert `distributed_type` of accelerate's config file."""
     word = str(item.value).lower()
     if item.value is False:
         return

@@ -35,7 +35,6 @@ _OTHER_PLACES = ("ms_hub_url", "om_hub_url", "script_url", "cloud_file_name")
 
 
 def read_llama_factory(work: Migration, folder: Path) -> None:
-    """Convert what only LLaMA-Factory has."""
     _stage(work)
     if not any(sign in work.root for sign in SIGNS):
         return

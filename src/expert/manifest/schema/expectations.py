@@ -15,7 +15,6 @@ _SHORT_FORMS = {"BaseModelSpec": "a name", "DatasetSpec": "a path"}
 
 @cache
 def schema() -> dict[str, Any]:
-    """The JSON Schema of the canonical manifest."""
     return Manifest.model_json_schema()
 
 

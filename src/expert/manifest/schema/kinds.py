@@ -100,10 +100,6 @@ def _pair(rank: int, inputs: int, outputs: int) -> int:
     return rank * (inputs + outputs)
 
 
-def _pair_with_magnitude(rank: int, inputs: int, outputs: int) -> int:
-    return _pair(rank, inputs, outputs) + outputs
-
-
 def _pair_with_singular_values(rank: int, inputs: int, outputs: int) -> int:
     """AdaLoRA starts with 1.5 times the rank and prunes the least useful ranks during the run."""
     first = rank + (rank + 1) // 2
@@ -124,7 +120,7 @@ def _divisor(width: int) -> int:
 
 ADAPTERS = {
     "lora": AdapterKind(weights=_pair),
-    "dora": AdapterKind(weights=_pair_with_magnitude),
+    "dora": AdapterKind(weights=lambda *sizes: _pair(*sizes) + sizes[-1]),  # magnitudes
     "ia3": AdapterKind(
         weights=lambda rank, inputs, outputs: outputs,
         rate=5e-3,

@@ -45,17 +45,13 @@ def _json_value(item: Item, indent: str, used: int) -> str:
             parts.append(head + _json_value(entry, inner, len(head)))
         return "{\n" + ",\n".join(parts) + f"\n{indent}}}"
     if isinstance(value, list):
-        line = _json_line(value)
-        if line is not None and used + len(line) < WIDTH:  # a comma may follow
+        texts = [_json_scalar(e.value) for e in value if not isinstance(e.value, dict | list)]
+        line = f"[{', '.join(texts)}]"
+        if len(texts) == len(value) and used + len(line) < WIDTH:  # a comma may follow
             return line
         parts = [inner + _json_value(entry, inner, len(inner)) for entry in value]
         return "[\n" + ",\n".join(parts) + f"\n{indent}]"
     return _json_scalar(value)
-
-
-def _json_line(entries: list[Item]) -> str | None:
-    texts = [_json_scalar(e.value) for e in entries if not isinstance(e.value, dict | list)]
-    return f"[{', '.join(texts)}]" if len(texts) == len(entries) else None
 
 
 def _json_scalar(value: Scalar) -> str:

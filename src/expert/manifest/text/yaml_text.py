@@ -98,10 +98,6 @@ def _refuse_syntax(source: str, text: str, error: yaml.YAMLError) -> NoReturn:
     raise ManifestError(source, [Problem("", f"not YAML: {what}", fix, line)]) from None
 
 
-def _is_block_text(node: yaml.Node) -> bool:
-    return isinstance(node, yaml.ScalarNode) and node.style in ("|", ">")
-
-
 class _Builder:
     def __init__(self, text: str, source: str) -> None:
         self.lines = text.splitlines()
@@ -132,7 +128,8 @@ class _Builder:
             if isinstance(item.value, str) and "\0" in item.value:
                 self.fail(node, path, "a NUL character", "remove it")
         # A block text ends at the next line; its comment follows the "|".
-        end = node.start_mark if _is_block_text(node) else node.end_mark
+        is_block = isinstance(node, yaml.ScalarNode) and node.style in ("|", ">")
+        end = node.start_mark if is_block else node.end_mark
         item.beside = self.comment_after(end.line, end.column)
         return item
 

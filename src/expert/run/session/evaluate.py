@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from expert.data.pack.packing import is_padded
 from expert.run.session.checkpoints import state_to_come
 from expert.run.session.failures import RunFailed, failure_of, nothing_left
 from expert.run.session.recover import agreed, fall_back, waits_in_passes
@@ -140,7 +139,7 @@ def probe(session: Session) -> None:
     built = model_of(session)
     later = state_to_come(built, plan)
     reserved: Any = torch.empty(later, dtype=torch.uint8, device=device) if later else None
-    if data.order is not None and is_padded(plan):
+    if data.order is not None and plan.is_padded:
         batch = widest_batch(plan, data, device)
         built.engine.accumulate(batch, divisor=max(1, batch.targets))
         built.engine.discard()
@@ -157,7 +156,7 @@ def probe(session: Session) -> None:
         began = time.monotonic()
         sums = _fitting(session, split, most=1)
         # On a card the time includes compiling, and of padded rows the longest come first.
-        if sums is not None and device.type == "cpu" and not is_padded(session.plan):
+        if sums is not None and device.type == "cpu" and not session.plan.is_padded:
             share = sums.examples / max(1, split.index.examples)
             _record_time(session, split, time.monotonic() - began, share=share)
     del reserved

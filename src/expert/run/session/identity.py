@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from expert.core.files import sha256_of
 from expert.core.publish import content_hash
-from expert.data.pack.packing import is_padded
 from expert.manifest.schema.kinds import OPTIMIZERS
 from expert.model.base_folder import fetched
 from expert.planning.models.resolve import snapshot_in_cache, weight_files
@@ -163,7 +162,7 @@ def _order_of(plan: RunPlan, data: RunData) -> dict[str, Any]:
     from expert.data.pack.pack_index import FITTED
 
     order: dict[str, Any] = {}
-    if is_padded(plan):
+    if plan.is_padded:
         order["group_by_length"] = GROUPED if plan.data.group_by_length else False
     if data.stream is not None:
         order |= {

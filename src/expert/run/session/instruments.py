@@ -6,7 +6,6 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from expert.data.pack.packing import is_padded
 from expert.telemetry.cpu import cores_seen, peak_memory_bytes
 from expert.telemetry.gpu import GpuSampler, allocator_facts
 from expert.telemetry.meter import EVALUATION_SHARE, Ahead, Meter
@@ -197,7 +196,7 @@ def ahead_of(plan: RunPlan, data: RunData) -> Ahead | None:
         """Positions the model processes for a split; padded rows are batched with rows of similar
         length, so padding is negligible."""
         index = split.index
-        return int(index.bin_lengths().sum()) if is_padded(plan) else index.bins * index.length
+        return int(index.bin_lengths().sum()) if plan.is_padded else index.bins * index.length
 
     of_step = float(plan.batch.sequences_per_update or 0) * plan.data.max_seq_length
     if data.train is not None and data.order is not None:

@@ -10,7 +10,6 @@ from expert.core.errors import EXIT_RUN_FAILED
 from expert.core.room import DiskFull
 from expert.core.rundir import RunFolder
 from expert.core.stored_json import object_in
-from expert.data.pack.packing import is_padded
 from expert.manifest.schema.kinds import SPLITS_WEIGHTS
 from expert.parallel.launch import FAILURE_FILE, last_failure
 from expert.run.session.checkpoints import Checkpoints, with_fallbacks
@@ -177,7 +176,7 @@ def _report_late(session: Session) -> tuple[Trouble, str] | None:
 def follow_sign(session: Session, sign: Any) -> None:
     """Switch plans if a sign suggests a better one; the run continues in any case."""
     # Only worker processes can be tuned, not the thread that fills packed batches.
-    has_workers = session.data.stream is not None or is_padded(session.plan)
+    has_workers = session.data.stream is not None or session.plan.is_padded
     useless = isinstance(sign, DataBound) and not has_workers
     after = None if useless else plan_after(session.plan, sign)
     if after is not None:
