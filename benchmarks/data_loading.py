@@ -140,15 +140,15 @@ def measure_thread(manifest: Path) -> dict[str, Any]:
     import torch
 
     from expert.data.feed.batches import BatchShape
-    from expert.data.feed.feed import PackedFeed, UpdateWork
+    from expert.data.feed.feed import PackedFeed, StepWork
     from expert.data.feed.order import DataOrder
 
     made = Feed(manifest)
     order = DataOrder(made.index.bins, ROWS_AT_ONCE, seed=0)
-    works = (UpdateWork(u, made.index, made.store) for u in order.updates(0, 10**9))
+    works = (StepWork(u, made.index, made.store) for u in order.steps(0, 10**9))
     shape = BatchShape.for_index(made.index, ROWS_AT_ONCE)
     cpu = torch.device("cpu")
-    feed = PackedFeed(works, shape, batches_per_update=1, device=cpu)
+    feed = PackedFeed(works, shape, batches_per_step=1, device=cpu)
     tokens, started = 0, time.perf_counter()
     with feed:
         for fed in feed:

@@ -132,7 +132,7 @@ def segments_of(template: Any, row: dict[str, str]) -> Any:
 
 def epoch_before(self: order.DataOrder, number: int) -> Any:
     """What `DataOrder.epoch` did: steps of one length, in random order."""
-    size, lengths = self.bins_per_update, self._grouped
+    size, lengths = self.bins_per_step, self._grouped
     drawn = order.shuffled(self.count, seed=self.seed, draw=order.Draw.EPOCH, number=number)
     if lengths is None:
         return drawn

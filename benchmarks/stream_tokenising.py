@@ -41,7 +41,7 @@ def one_pass(stream: Any) -> tuple[int, float]:
 
     tokens, began = 0, time.process_time()
     for work in stream.works(done=0, place=Place(), epochs=1, total=None):
-        tokens += int(work.index.bin_lengths()[work.update.bins].sum())
+        tokens += int(work.index.bin_lengths()[work.step.bins].sum())
     return tokens, time.process_time() - began
 
 

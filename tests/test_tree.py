@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -73,6 +75,14 @@ def test_the_check_finds_a_circle_of_three_and_follows_imports_inside_functions(
     assert set(circle(imports)) == {"p.a", "p.b", "p.c"}
     del imports["p.c"]
     assert circle(imports) == []
+
+
+def test_a_class_name_means_one_thing():
+    homes = defaultdict(list)
+    for name, path in files().items():
+        for found in re.findall(r"^class ([A-Za-z]\w*)", path.read_text("utf-8"), re.MULTILINE):
+            homes[found].append(name)
+    assert {found: where for found, where in homes.items() if len(where) > 1} == {}
 
 
 def folders() -> list[Path]:

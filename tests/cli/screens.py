@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from expert.cli.show.progress import RunView
+from expert.cli.show.progress import RunProgress
 
 STARTED = {
     "event": "started",
@@ -65,7 +65,7 @@ class Screen:
             file=self.file, force_terminal=terminal, width=width, record=True, color_system=None
         )
         self.now = 0.0
-        self.view = RunView(self.console, clock=lambda: self.now)
+        self.view = RunProgress(self.console, clock=lambda: self.now)
 
     def show(self, *events: dict[str, Any]) -> Screen:
         with self.view:

@@ -8,7 +8,7 @@ import re
 import pytest
 from rich.console import Console
 
-from expert.cli.show.progress import RunView, fitting
+from expert.cli.show.progress import RunProgress, fitting
 from expert.insight.event_text import step_parts
 from tests.cli.screens import EPOCH, PLAIN_STEP, STARTED, STEP, Screen, plain
 from tests.each import each
@@ -158,7 +158,7 @@ def test_a_reader_that_left_does_not_end_the_run(terminal):
             raise OSError(5, "Input/output error")
 
     console = Console(file=Closed(), force_terminal=terminal, width=100, color_system=None)
-    with RunView(console) as view:
+    with RunProgress(console) as view:
         view(STARTED)
         view(STEP)
         view(STEP)

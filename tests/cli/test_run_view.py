@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from expert.cli.show.progress import SECONDS_BETWEEN_LINES, PreparingView, RunView
+from expert.cli.show.progress import SECONDS_BETWEEN_LINES, PreparingView, RunProgress
 from tests.cli.screens import recorded
 from tests.wording import wording
 
@@ -41,7 +41,7 @@ def test_where_the_number_of_rows_is_known_preparing_shows_when_it_will_be_done(
 
 def test_in_a_terminal_a_spinner_gives_way_to_bars_and_they_to_the_run():
     console, file = recorded(terminal=True)
-    with RunView(console, live=True) as view:
+    with RunProgress(console, live=True) as view:
         with PreparingView(console) as tell:
             tell("train rows.jsonl", 10, 100)
         view({"event": "started", "expert": "demo", "model": "tiny", "total_steps": 2})
@@ -64,6 +64,6 @@ def test_a_failure_is_reported_by_its_error_while_the_run_is_live():
     failed: dict[str, Any] = {"event": "failed", "error": "no"}
     for live, expected in ((True, ""), (False, "failed: no\n")):
         console, file = recorded(terminal=False)
-        with RunView(console, live=live) as view:
+        with RunProgress(console, live=live) as view:
             view(failed)
         assert file.getvalue() == expected

@@ -25,7 +25,7 @@ from expert.data.feed.feed import (
     FLAT_TO,
     Batch,
     PackedFeed,
-    UpdateWork,
+    StepWork,
     few_widths,
     widths_of,
 )
@@ -59,14 +59,14 @@ class Case:
         self.order = DataOrder(self.index.bins, 5, seed=3)
 
     def works(self, done: int, total: int):
-        for update in self.order.updates(done, total):
-            yield UpdateWork(update, self.index, self.store)
+        for update in self.order.steps(done, total):
+            yield StepWork(update, self.index, self.store)
 
     def feed(self, rows: int, done: int = 0, total: int = 9, **more: Any) -> PackedFeed:
         return PackedFeed(
             more.pop("works", self.works(done, total)),
             BatchShape.for_index(self.index, rows),
-            batches_per_update=more.pop("batches", -(-5 // rows)),
+            batches_per_step=more.pop("batches", -(-5 // rows)),
             device=more.pop("device", CPU),
             soft=self.index.soft_tokens > 0,
             **more,
@@ -74,7 +74,7 @@ class Case:
 
     def by_hand(self, done: int, rows: int) -> list[BatchArrays]:
         made = []
-        for bins in micro_batches(self.order.update(done).bins, rows):
+        for bins in micro_batches(self.order.step(done).bins, rows):
             out = BatchArrays.allocate(BatchShape.for_index(self.index, rows))
             fill_batch(out, self.index, bins, self.store)
             made.append(out)
@@ -85,7 +85,7 @@ def assert_equal_to_filling_by_hand(case: Case, feed: PackedFeed, rows: int) -> 
     seen = 0
     with feed:
         for fed in feed:
-            expected = case.by_hand(fed.update.done, rows)
+            expected = case.by_hand(fed.step.done, rows)
             assert len(fed.batches) == len(expected)
             for batch, arrays in zip(fed.batches, expected, strict=True):
                 assert batch.tokens.shape == (rows, 64)
@@ -222,7 +222,7 @@ def test_widths_are_those_of_a_ranks_micro_batches_of_an_epoch(world, monkeypatc
     case = Case()
     needed = [
         int(case.index.lengths_of(batch.bins).sum())
-        for update in case.order.updates(0, case.order.steps_per_epoch)
+        for update in case.order.steps(0, case.order.steps_per_epoch)
         for batch in dealt(update.bins, 2, world)
         if not batch.silent
     ]

@@ -19,7 +19,7 @@ seeds = st.integers(0, 2**63)
 
 
 def run(order: DataOrder, done: int, total: int) -> list[list[int]]:
-    return [update.bins.tolist() for update in order.updates(done, total)]
+    return [update.bins.tolist() for update in order.steps(done, total)]
 
 
 @given(counts, seeds, st.integers(0, 50), st.sampled_from(Draw))
@@ -52,7 +52,7 @@ def test_an_epoch_sees_every_bin_once_in_updates_of_equal_size(count: int, size:
 @given(st.data(), counts, st.integers(1, 40), seeds, st.booleans())
 def test_going_on_at_any_update_equals_never_having_stopped(data, count, size, seed, grouped):
     lengths = np.arange(count) * 7919 % 101 if grouped else None
-    total = DataOrder(count, size, seed).updates_in(2.5)
+    total = DataOrder(count, size, seed).steps_in(2.5)
     whole = run(DataOrder(count, size, seed, lengths), 0, total)
     done = data.draw(st.integers(0, total))
     assert run(DataOrder(count, size, seed, lengths), done, total) == whole[done:]
@@ -60,8 +60,8 @@ def test_going_on_at_any_update_equals_never_having_stopped(data, count, size, s
 
 def test_steps_may_be_asked_for_in_any_sequence_and_none_of_nothing():
     order = DataOrder(30, 4, 1)
-    forwards = [order.update(done).bins.tolist() for done in range(20)]
-    backwards = [order.update(done).bins.tolist() for done in reversed(range(20))]
+    forwards = [order.step(done).bins.tolist() for done in range(20)]
+    backwards = [order.step(done).bins.tolist() for done in reversed(range(20))]
     assert backwards[::-1] == forwards
     with pytest.raises(ValueError, match=wording("bins-in-updates-make")):
         DataOrder(0, 4, 0)
@@ -70,7 +70,7 @@ def test_steps_may_be_asked_for_in_any_sequence_and_none_of_nothing():
 @given(counts, st.integers(1, 40), seeds, st.integers(1, 50), st.integers(1, 50))
 def test_another_micro_batch_has_the_same_bins_in_every_update(count, size, seed, one, other):
     order = DataOrder(count, size, seed)
-    for update in order.updates(0, order.steps_per_epoch):
+    for update in order.steps(0, order.steps_per_epoch):
         first, second = (micro_batches(update.bins, rows) for rows in (one, other))
         assert np.concatenate(first).tolist() == np.concatenate(second).tolist()
         assert max(map(len, first)) <= one
@@ -81,7 +81,7 @@ def test_another_micro_batch_has_the_same_bins_in_every_update(count, size, seed
 def test_a_fraction_of_an_epoch_is_rounded_up_once(epochs: float, updates: int):
     # 1.1 * 50 is 55.00000000000001 in floating point; that must not make 56.
     order = DataOrder(100, 2, 0)
-    assert order.updates_in(epochs) == updates
+    assert order.steps_in(epochs) == updates
 
 
 @given(counts, st.integers(1, 12), seeds, st.integers(0, 3))

@@ -20,7 +20,7 @@ from expert.core.errors import ExpertError
 from expert.core.hashed import state_of
 from expert.data.pack import pack as packing
 from expert.data.pack.pack import (
-    bins_per_update,
+    bins_per_step,
     pack_best_fit,
     pack_blocks,
     pack_concat,
@@ -289,13 +289,13 @@ def test_an_update_has_as_many_examples_packed_as_unpacked_and_at_least_one_bin(
     lengths = lognormal_lengths(404, 20_000)
     for pack in (pack_best_fit, pack_concat):
         index = pack(lengths, 2048, 3)
-        bins = bins_per_update(index, 64)
+        bins = bins_per_step(index, 64)
         assert bins * index.examples / index.bins == pytest.approx(64, rel=0.05)
         # The same number of updates for the same number of rows.
         assert index.bins / bins == pytest.approx(len(lengths) / 64, rel=0.05)
     index = pack_best_fit(np.full(100, 10), 1000, 0)
-    assert (index.bins, bins_per_update(index, 1)) == (1, 1)
-    assert bins_per_update(pack_none(np.array([], int), 10), 8) == 1
+    assert (index.bins, bins_per_step(index, 1)) == (1, 1)
+    assert bins_per_step(pack_none(np.array([], int), 10), 8) == 1
 
 
 @given(document_lengths, st.integers(5, 40), st.integers(1, 6), policies)

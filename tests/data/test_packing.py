@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from expert.data.pack.pack import bins_per_update, pack_best_fit, pack_concat
+from expert.data.pack.pack import bins_per_step, pack_best_fit, pack_concat
 from expert.data.pack.packing import tried_packing
 from expert.planning.choose.sequences import ROWS_OFF, concatenation_of
 from tests.each import each
@@ -19,7 +19,7 @@ def packed(lengths: np.ndarray, length: int, examples: int, *, streaming: bool =
     shortest = length if streaming else int(sizes.max())
     made = tried_packing(sizes, examples, length, shortest=shortest)
     index = pack_best_fit(sizes, made.length, 0, most_pieces=made.most_rows)
-    rows = bins_per_update(index, examples) * index.examples / index.bins
+    rows = bins_per_step(index, examples) * index.examples / index.bins
     return rows, index.statistics().fill
 
 

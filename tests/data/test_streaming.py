@@ -60,7 +60,7 @@ def a_stream(source: Source, workers: int = 0, pack=pack, encoder=ENCODER, **mor
 def texts_of(work) -> list[str]:
     return [
         ENCODER.decode(work.store.tokens(document)[start:stop].tolist())
-        for number in work.update.bins.tolist()
+        for number in work.step.bins.tolist()
         for document, start, stop in work.index.pieces(number)
     ]
 
@@ -71,7 +71,7 @@ def works(stream: Stream, place: Place = START, done: int = 0, epochs: float = 1
 
 def seen(stream: Stream, **more) -> list[tuple[Any, ...]]:
     found = works(stream, **more)
-    return [(w.update.done, w.update.epoch, w.update.window, texts_of(w)) for w in found]
+    return [(w.step.done, w.step.epoch, w.step.window, texts_of(w)) for w in found]
 
 
 def test_every_row_comes_once_an_epoch_in_another_order_and_updates_of_the_asked_for_size():
@@ -96,7 +96,7 @@ def test_a_stream_goes_on_from_any_place():
     whole = seen(a_stream(Source()))
     stream = a_stream(Source())
     for at, work in enumerate(works(stream)):
-        place = Place(work.update.epoch, work.update.window, work.update.step + 1)
+        place = Place(work.step.epoch, work.step.window, work.step.in_epoch + 1)
         rest = seen(a_stream(Source()), place=place, done=at + 1)
         assert rest == whole[at + 1 :]
 
@@ -158,14 +158,14 @@ def test_a_stream_is_fed_like_prepared_tokens():
     feed = PackedFeed(
         works(stream),
         shape,
-        batches_per_update=stream.shape.batches_per_update(2),
+        batches_per_step=stream.shape.batches_per_step(2),
         device=torch.device("cpu"),
     )
     expected = list(works(a_stream(Source())))
     with feed:
         for fed, work in zip(feed, expected, strict=True):
             out = BatchArrays.allocate(shape)
-            fill_batch(out, work.index, work.update.bins[:2], work.store)
+            fill_batch(out, work.index, work.step.bins[:2], work.store)
             np.testing.assert_array_equal(fed.batches[0].tokens.flatten().numpy(), out.tokens)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 
-from expert.data.feed.workers import Patience, WorkersFailed, WorkersUnavailable, data_loader, taken
+from expert.data.feed.workers import CannotStartWorkers, Patience, WorkersFailed, data_loader, taken
 from tests.data.shards import loader_plan
 from tests.data.test_loader import a_feed, contents, prepared  # noqa: F401 - a fixture
 from tests.wording import wording
@@ -102,7 +102,7 @@ def test_where_no_process_can_be_started_the_reason_is_given(monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(BaseProcess, "start", refuse)
-    with pytest.raises(WorkersUnavailable, match="No space left on device"):
+    with pytest.raises(CannotStartWorkers, match="No space left on device"):
         all_of(lambda workers: None, once())
 
 

@@ -20,7 +20,7 @@ import torch
 from expert.data.records import Turn
 from expert.jobs.sample import answer_steps
 from expert.jobs.sample.sample import Conversation, ready
-from expert.jobs.serve.engine import Engine, Question, Stopped
+from expert.jobs.serve.engine import AnswerEngine, Question, Stopped
 from expert.jobs.serve.models import load_models
 from expert.parallel.graphs import CudaCapture
 from tests.gpu.real_model import DEVICE, ON_CARD, needs_card, note
@@ -77,11 +77,11 @@ def sampled(kind: str, count: int = CLIENTS) -> list[str]:
 
 
 @contextmanager
-def serving(*places: str, with_base: bool = False) -> Iterator[tuple[Engine, list[str]]]:
+def serving(*places: str, with_base: bool = False) -> Iterator[tuple[AnswerEngine, list[str]]]:
     """Without a port: the packages of the server need not be there."""
     notes: list[str] = []
     models = load_models(places, device=DEVICE, with_base=with_base)
-    engine = Engine(models, note=notes.append)
+    engine = AnswerEngine(models, note=notes.append)
     try:
         yield engine, notes
     finally:
@@ -93,7 +93,7 @@ def question(number: int, model: str = "demo", **more: Any) -> Question:
     return Question(model=model, turns=turns, streams=number % 2 == 0, **more)
 
 
-def all_at_once(engine: Engine, *models: str, count: int = CLIENTS) -> list[Any]:
+def all_at_once(engine: AnswerEngine, *models: str, count: int = CLIENTS) -> list[Any]:
     """Every client asks one prompt of one of these models, in turn; its answer, or why not."""
     asked = [question(number, models[number % len(models)]) for number in range(count)]
 
@@ -104,7 +104,7 @@ def all_at_once(engine: Engine, *models: str, count: int = CLIENTS) -> list[Any]
     return [getattr(each, "text", each) for each in asyncio.run(together())]
 
 
-def several(engine: Engine) -> list[str]:
+def several(engine: AnswerEngine) -> list[str]:
     """Several answers to the first prompt, which begin together."""
 
     async def texts() -> list[str]:

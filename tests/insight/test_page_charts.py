@@ -14,12 +14,12 @@ from expert.insight.page.blocks import (
     BarPart,
     Bars,
     Chart,
+    EventTimeline,
     Histogram,
     LineChart,
     Mark,
     Series,
     StackChart,
-    Timeline,
     Unit,
     WideBar,
 )
@@ -210,7 +210,7 @@ def test_a_histogram_has_a_column_for_every_count():
 
 
 def test_marks_are_where_they_happened():
-    marks = Timeline(
+    marks = EventTimeline(
         lanes=("saves",), counts=(7,), marks=(Mark(lane="saves", at=5.0, words="x"),), end=10.0
     )
     html = draw(marks)

@@ -20,7 +20,7 @@ from expert.core.rundir import RunFolder
 from expert.data.records import Turn
 from expert.data.template.chat_template import ChatTemplate
 from expert.data.template.templates import LAYOUTS, named_template
-from expert.jobs.export.chat_format import Pieces, go_template, jinja_of, pieces_of
+from expert.jobs.export.chat_format import FormatTexts, go_template, jinja_of, pieces_of
 from expert.jobs.export.checks import CannotExport
 from expert.jobs.export.engines import engines, problems
 from expert.jobs.export.export import export
@@ -145,7 +145,7 @@ def test_a_layout_as_a_chat_template_writes_what_training_writes(name):
     template = named_template(name, eos="</s>", bos="<s>")
     written = jinja2.Environment().from_string(jinja_of(template))
     pieces = pieces_of(template)
-    assert isinstance(pieces, Pieces)
+    assert isinstance(pieces, FormatTexts)
     for turns in conversations():
         messages = [{"role": turn.role, "content": turn.text} for turn in turns]
         expected = template.prompt(turns)
@@ -155,7 +155,7 @@ def test_a_layout_as_a_chat_template_writes_what_training_writes(name):
 
 
 def test_pieces_are_quoted_so_that_nothing_ends_early_and_a_template_that_does_more_is_left():
-    text = go_template(Pieces('"""{{', ("", "`\\"), "\n", "é", ""))
+    text = go_template(FormatTexts('"""{{', ("", "`\\"), "\n", "é", ""))
     assert '"""' not in text
     assert "\\u0022\\u0022\\u0022{{" in text
     assert "\\n" in text

@@ -168,10 +168,10 @@ def test_an_answer_stops_at_the_end_token():
         trained.loaded.causal_lm.get_input_embeddings().weight.zero_()
         trained.loaded.causal_lm.model.norm.weight.zero_()
     from expert.jobs.sample.decoding import settle_decoding
-    from expert.jobs.sample.sample import Ready
+    from expert.jobs.sample.sample import LoadedExpert
 
     how, _ = settle_decoding(trained.plan, {"max_new_tokens": 9})
-    loaded = Ready(run=Path(), trained=trained, plain=False, seed=0, decoding=how, notes=())
+    loaded = LoadedExpert(run=Path(), trained=trained, plain=False, seed=0, decoding=how, notes=())
     zero = Conversation(loaded).ask("say cat 2")
     assert (zero.tokens, zero.ended) == (9, False)  # all logits alike: the first token, for ever
     end = trained.encoder.tokenizer.token_to_id("<|im_end|>")

@@ -13,7 +13,7 @@ from expert.model import attention as attention_file
 from expert.model.attention import (
     IMPLEMENTATIONS,
     AttentionKind,
-    KernelUnavailable,
+    AttentionUnavailable,
     attention_kwargs,
     attention_works,
     document_block_mask,
@@ -235,11 +235,11 @@ def test_what_a_kernel_cannot_do_names_the_kernel_and_another():
         ("eager", {"position_bias": torch.ones(2)}, wording("eager-a-position-bias")),
     ]
     for kind, options, text in cases:
-        with pytest.raises(KernelUnavailable, match=text):
+        with pytest.raises(AttentionUnavailable, match=text):
             run(kind, three(), **options)
-    with pytest.raises(KernelUnavailable, match=wording("eager-model-makes-attention")):
+    with pytest.raises(AttentionUnavailable, match=wording("eager-model-makes-attention")):
         run("eager", three(), mask=torch.ones(1))
-    with pytest.raises(KernelUnavailable, match=wording("flex-cannot-learn-on")):
+    with pytest.raises(AttentionUnavailable, match=wording("flex-cannot-learn-on")):
         run("flex", [each.requires_grad_() for each in three()])
 
 
@@ -253,10 +253,10 @@ def test_old_versions_of_varlen_attention_are_told_in_their_words(monkeypatch):
     assert attention_file._varlen_options(-1) == {"window_size": (-1, 0)}
     takes("is_causal")  # torch 2.10
     assert attention_file._varlen_options(-1) == {"is_causal": True}
-    with pytest.raises(KernelUnavailable, match=wording("has-no-sliding-window")):
+    with pytest.raises(AttentionUnavailable, match=wording("has-no-sliding-window")):
         attention_file._varlen_options(3)
     monkeypatch.setattr(attention_file, "_VARLEN_ATTN", None)
-    with pytest.raises(KernelUnavailable, match=r"needs torch 2\.10 or newer"):
+    with pytest.raises(AttentionUnavailable, match=r"needs torch 2\.10 or newer"):
         attention_file._varlen_options(-1)
 
 

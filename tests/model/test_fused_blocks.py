@@ -14,9 +14,9 @@ from expert.model.blocks import recompute
 from expert.model.fused import dropout, float8
 from expert.model.fused.block import (
     AttentionOutput,
+    BlockParts,
     FusedForward,
     GatedMlp,
-    Parts,
     fuse_blocks,
     why_not,
 )
@@ -302,7 +302,7 @@ def test_a_small_change_arrives_in_bfloat16(llama, name):
     assert float(share) == pytest.approx(1, abs=0.15)
 
 
-def run(parts: Parts, hidden: Tensor, name: str) -> Tensor:
+def run(parts: BlockParts, hidden: Tensor, name: str) -> Tensor:
     """The function that has the layer."""
     apply: Any = AttentionOutput.apply if name == "o_proj" else GatedMlp.apply
     given = (hidden[0],) if name == "o_proj" else ()
@@ -311,7 +311,7 @@ def run(parts: Parts, hidden: Tensor, name: str) -> Tensor:
     return made
 
 
-def a_copy(parts: Parts, dtype: torch.dtype) -> Parts:
+def a_copy(parts: BlockParts, dtype: torch.dtype) -> BlockParts:
     """The same numbers, more exactly computed with."""
 
     def of(product: Product) -> Product:

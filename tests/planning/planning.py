@@ -9,7 +9,7 @@ from typing import Any
 
 from expert.manifest.reader import ReadManifest, understand
 from expert.manifest.text.document import parse_document
-from expert.planning.draft import Kept
+from expert.planning.draft import KeptChoices
 from expert.planning.machine.machine import Fact, Gpu, GpuProcess, Machine, unknown
 from expert.planning.machine.target import Target, choose_target
 from expert.planning.measurements import MeasuredRate
@@ -120,7 +120,7 @@ def plan(
     model: str | None = None,
     environ: Mapping[str, str] | None = None,
     survey: Survey | None = None,
-    kept: Kept | None = None,
+    kept: KeptChoices | None = None,
     ranks: int = 1,
     nodes: int = 1,
     link: str | None = None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from expert.planning.draft import Kept
+from expert.planning.draft import KeptChoices
 from expert.planning.survey import Survey
 from tests.each import each
 from tests.planning.planning import decision, manifest, plan
@@ -72,5 +72,7 @@ def test_attention_is_compiled_only_for_runs_that_are_long_enough(rows, attentio
 
 @each(("kept", "fused"), [(None, True), (True, True), (False, False)])
 def test_a_run_that_is_resumed_keeps_the_blocks_it_began_with(kept, fused):
-    assert plan(manifest(), kept=Kept(fused_blocks=kept)).kernels.fused_blocks is fused
-    assert plan(manifest({"fused_blocks": True}), kept=Kept(fused_blocks=kept)).kernels.fused_blocks
+    assert plan(manifest(), kept=KeptChoices(fused_blocks=kept)).kernels.fused_blocks is fused
+    assert plan(
+        manifest({"fused_blocks": True}), kept=KeptChoices(fused_blocks=kept)
+    ).kernels.fused_blocks

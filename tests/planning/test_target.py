@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from expert.planning.draft import Kept
+from expert.planning.draft import KeptChoices
 from expert.planning.machine.machine import Fact
 from expert.planning.machine.target import UnknownTarget, choose_target
 from expert.planning.models.presets import char_gpt_batch, verdicts
@@ -82,7 +82,7 @@ def test_a_run_that_is_resumed_beside_others_keeps_its_base_unquantised():
     beside = machine(card(held_gib=12))
     assert first.model.quantization == "none"
     assert plan(large, None, machine=beside).model.quantization == "int4"
-    again = plan(large, None, machine=beside, kept=Kept(quantization="none"))
+    again = plan(large, None, machine=beside, kept=KeptChoices(quantization="none"))
     assert again.model.quantization == "none"
     assert not again.fits, "that is told, and nothing else is computed in silence"
 

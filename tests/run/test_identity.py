@@ -21,7 +21,7 @@ from expert.manifest.reader import read_manifest
 from expert.manifest.schema.config import TrainingConfig
 from expert.manifest.schema.kinds import OPTIMIZERS, Optimizer
 from expert.manifest.schema.manifest import Adapter, BaseModelSpec
-from expert.planning.draft import KEPT, Kept
+from expert.planning.draft import KEPT, KeptChoices
 from expert.planning.machine.machine import Fact
 from expert.planning.run_plan import RunPlan
 from expert.planning.survey import Survey
@@ -151,12 +151,12 @@ def test_a_checkpoint_keeps_all_that_is_compared():
 
 
 def test_the_precision_that_a_machine_chose_is_kept_on_another_that_has_it():
-    assert plan(manifest(), "t4", kept=Kept(precision="fp32")).kernels.precision == "fp32"
-    assert plan(manifest(), None, device="cpu", kept=Kept(precision="bf16")).kernels.precision == (
-        "bf16"
-    )
-    assert plan(manifest(), "t4", kept=Kept(precision="bf16")).kernels.precision == "fp16"
-    asked = plan(manifest({"bf16": False, "fp16": False}), kept=Kept(precision="bf16"))
+    assert plan(manifest(), "t4", kept=KeptChoices(precision="fp32")).kernels.precision == "fp32"
+    assert plan(
+        manifest(), None, device="cpu", kept=KeptChoices(precision="bf16")
+    ).kernels.precision == ("bf16")
+    assert plan(manifest(), "t4", kept=KeptChoices(precision="bf16")).kernels.precision == "fp16"
+    asked = plan(manifest({"bf16": False, "fp16": False}), kept=KeptChoices(precision="bf16"))
     assert asked.kernels.precision == "fp32"
 
 
@@ -179,18 +179,20 @@ def test_the_attention_that_a_machine_chose_is_kept_where_it_can_run(
     there = "expert.planning.choose.kernels.package_version"
     monkeypatch.setattr(there, lambda name: Fact("4.0", "importlib.metadata"))
     long = Survey(rows=10_000_000, tokens=5_000_000_000, because="counted")
-    settled = plan(manifest(config), card, survey=long, kept=Kept(attention=kept))
+    settled = plan(manifest(config), card, survey=long, kept=KeptChoices(attention=kept))
     assert settled.kernels.attention == attention
 
 
 def test_tf32_and_int8_that_a_machine_chose_are_kept_on_another():
     fp8 = base_model(quantization="fp8")
-    tf32 = [plan(manifest(), card, kept=Kept(tf32=False)).kernels.tf32 for card in ("t4", "h200")]
+    tf32 = [
+        plan(manifest(), card, kept=KeptChoices(tf32=False)).kernels.tf32 for card in ("t4", "h200")
+    ]
     assert tf32 == [False, False]
-    assert not plan(manifest(), "t4", kept=Kept(tf32=True)).kernels.tf32
-    assert plan(manifest({"use_tf32": True}), kept=Kept(tf32=False)).kernels.tf32
+    assert not plan(manifest(), "t4", kept=KeptChoices(tf32=True)).kernels.tf32
+    assert plan(manifest({"use_tf32": True}), kept=KeptChoices(tf32=False)).kernels.tf32
     assert plan(manifest(**fp8), "h200").model.quantization == "fp8"
-    kept = plan(manifest(**fp8), "h200", kept=Kept(quantization="int8"))
+    kept = plan(manifest(**fp8), "h200", kept=KeptChoices(quantization="int8"))
     assert decision(kept, "model.quantization")[:2] == ("int8", KEPT)
 
 
@@ -227,7 +229,7 @@ def test_a_changed_setting_that_moves_no_weight_is_not(whole, tmp_path, setting)
 
 def test_only_what_nobody_set_is_kept(whole, tmp_path):
     read, folder = read_manifest(whole[0]), RunFolder(copied(whole[1], tmp_path / "copy"))
-    base = Kept(quantization="none")
+    base = KeptChoices(quantization="none")
     assert kept_of(folder, read) == replace(base, precision="fp32")
     settled, recorded = (json.loads(file.read_text()) for file in (folder.plan, folder.manifest))
     settled["kernels"] |= {"device": "cuda", "attention": "flash", "tf32": True}

@@ -115,5 +115,5 @@ def test_a_stream_without_duplicates_has_its_rows_in_every_epoch(base, tmp_path)
     opened = open_run(write_expert(tmp_path, base, config, dataset=dataset, rows=ROWS + ROWS))
     assert opened.data.stream is not None
     works = opened.data.stream.works(done=0, place=Place(), epochs=2, total=None)
-    steps = Counter(work.update.epoch for work in works)
+    steps = Counter(work.step.epoch for work in works)
     assert steps[0] == steps[1] > 0

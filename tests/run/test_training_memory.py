@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from expert.model import load as model_load
-from expert.model.attention import KernelUnavailable
+from expert.model.attention import AttentionUnavailable
 from expert.model.load import LoadedModel
 from expert.parallel.single_device import SingleDevice
 from expert.run.session import evaluate as judging
@@ -293,7 +293,7 @@ def test_a_kernel_that_cannot_run_makes_way_for_the_next(base, whole, tmp_path, 
 
     def unavailable(kind, batch):
         if kind == "sdpa":
-            raise KernelUnavailable("sdpa", "cannot do this", "set attention: eager")
+            raise AttentionUnavailable("sdpa", "cannot do this", "set attention: eager")
         return arguments(kind, batch)
 
     monkeypatch.setattr(model_load, "attention_kwargs", unavailable)

@@ -63,8 +63,8 @@ class Run:
                 self.signal = 143
             epoch, step = divmod(done, self.updates_per_epoch)
             yield SimpleNamespace(
-                update=SimpleNamespace(
-                    done=done, epoch=epoch, step=step, window=0, bins=(0, 1, 2, 3)
+                step=SimpleNamespace(
+                    done=done, epoch=epoch, in_epoch=step, window=0, bins=(0, 1, 2, 3)
                 ),
                 batches=toy_batches(4, 2, seed=done),
                 counts=Counts(targets=4, real_tokens=24, examples=4),

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from expert.insight.step.anatomy import RunTimes, StepAnatomy
     from expert.jobs.diagnose.check import Check
     from expert.jobs.diagnose.diagnose import Diagnosis
-    from expert.jobs.diagnose.first_fix import Measured, Tried
-    from expert.jobs.diagnose.kernels import Tried as TriedKernel
+    from expert.jobs.diagnose.first_fix import MeasuredRun, TriedFix
+    from expert.jobs.diagnose.kernels import TriedKernel
     from expert.jobs.diagnose.parity import Parity
     from expert.jobs.diagnose.profile import Profile
     from expert.manifest.reader import ReadManifest
@@ -171,7 +171,7 @@ def _try_first_fix(
     findings: Sequence[Finding] | None,
     read: Callable[..., ReadManifest],
     **short: Any,
-) -> Tried:
+) -> TriedFix:
     """Try the fix of the given findings, or if None, of the run's diagnosis."""
     from expert.jobs.diagnose.diagnose import diagnose_run
     from expert.jobs.diagnose.first_fix import first_fix, try_fix
@@ -392,7 +392,7 @@ def show_profile(found: Profile, console: Console) -> None:
     show(console, f"full trace: {found.trace}  (open it at https://ui.perfetto.dev)")
 
 
-def show_tried(found: Tried, console: Console) -> None:
+def show_tried(found: TriedFix, console: Console) -> None:
     before, after = _measured(found.before), _measured(found.after)
     rows = [(name, value, after[name]) for name, value in before.items()]
     title = f"{found.title}: {' '.join(f'--set {each}' for each in found.overrides)}"
@@ -406,7 +406,7 @@ def show_tried(found: Tried, console: Console) -> None:
         show(console, words, "bold green" if found.gain > 1 else "bold yellow")
 
 
-def _measured(run: Measured) -> dict[str, str]:
+def _measured(run: MeasuredRun) -> dict[str, str]:
     def written(value: float | None, form: Callable[[float], str]) -> str:
         return "–" if value is None else form(value)
 

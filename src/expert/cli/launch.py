@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from expert.manifest.reader import ReadManifest
 
 
-class Cluster(StrEnum):
+class ClusterKind(StrEnum):
     slurm = "slurm"
     kubernetes = "kubernetes"
     skypilot = "skypilot"
 
 
-On = Annotated[Cluster, typer.Option("--on", help="The scheduler of the cluster.")]
+On = Annotated[ClusterKind, typer.Option("--on", help="The scheduler of the cluster.")]
 Nodes = Annotated[int, typer.Option("--nodes", min=1, help="Machines.")]
 Gpus = Annotated[int, typer.Option("--gpus", min=1, help="GPUs of each machine; a rank on each.")]
 Name = Annotated[str | None, typer.Option("--name", help="Name of the job; default: the expert's.")]

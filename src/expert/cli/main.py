@@ -126,9 +126,9 @@ def _report_fault(error: BaseException) -> int:
 
 def show_interrupted(end: Interrupted, words: Sequence[str]) -> None:
     """Write once to standard error what was interrupted; `words` come after `expert`."""
-    if end.told:
+    if end.shown:
         return
-    end.told = True
+    end.shown = True
     command = next((word for word in words if not word.startswith("-")), "")
     left = end.left or WHAT_IS_LEFT.get(command, STARTS_OVER)
     with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or nobody reads it

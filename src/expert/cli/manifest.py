@@ -22,7 +22,7 @@ from expert.cli.show.options import Overrides, Strict, json_option, output_optio
 from expert.core.errors import EXIT_USAGE
 
 if TYPE_CHECKING:
-    from expert.jobs.manifest import Checked
+    from expert.jobs.manifest import CheckedManifest
 
 app = typer.Typer(
     help="Check, explain and upgrade manifests.",
@@ -59,7 +59,7 @@ def check(
         raise typer.Exit(EXIT_USAGE)
 
 
-def _as_dict(result: Checked) -> dict[str, Any]:
+def _as_dict(result: CheckedManifest) -> dict[str, Any]:
     notices = (*(result.read.notices if result.read else ()), *result.doubts)
     return {
         "source": result.source,

@@ -15,7 +15,7 @@ from expert.cli.show.options import RUN_HELP, json_option
 from expert.core.text import counted, gib
 
 if TYPE_CHECKING:
-    from expert.jobs.report import Written
+    from expert.jobs.report import WrittenReport
 
 _STYLES = {"error": "bold red", "warning": "yellow", "note": ""}
 
@@ -59,7 +59,7 @@ def report(
         webbrowser.open(done.html.resolve().as_uri())
 
 
-def _lines(done: Written) -> list[Line]:
+def _lines(done: WrittenReport) -> list[Line]:
     """The verdict, the number of findings, and where the page is."""
     from expert.insight.findings.finding import ORDER
 

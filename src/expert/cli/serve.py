@@ -71,7 +71,7 @@ def serve(
     follow_parent()
     console, notes = make_console(needed=False), make_console(error=True)
 
-    def told(entry: Entry) -> None:
+    def log(entry: Entry) -> None:
         if not quiet:
             show(console, f"{datetime.now():%H:%M:%S}  {in_words(entry, ready.engine)}")
 
@@ -83,7 +83,7 @@ def serve(
         parallel=parallel,
         queue=queue,
         seconds=time_limit,
-        told=told,
+        log=log,
         note=lambda text: show(notes, text, "yellow"),
         checkpoint=checkpoint,
         device=device.value,

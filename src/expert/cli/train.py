@@ -16,7 +16,7 @@ from typer.core import TyperCommand
 from expert.cli.plan import show_notices, show_plan, show_warnings
 from expert.cli.show import options
 from expert.cli.show.display import make_console, show, show_problems, write_json
-from expert.cli.show.progress import PreparingView, RunView
+from expert.cli.show.progress import PreparingView, RunProgress
 from expert.cli.show.rows import show_rows
 from expert.cli.show.several_runs import RunsView, show_runs
 from expert.core.errors import EXIT_DOES_NOT_FIT, EXIT_OK, ExpertError
@@ -236,7 +236,7 @@ def _run(
     from expert.run.stored.resume_command import command_to_go_on
 
     resume = asked["resume"]
-    with RunView(console, live=True) as view, ExitStack() as before:
+    with RunProgress(console, live=True) as view, ExitStack() as before:
         tell = before.enter_context(PreparingView(console))
 
         def show_event(event: dict[str, Any]) -> None:
@@ -268,7 +268,7 @@ def _run(
             left = "no run was started" if resume is None else "the run is unchanged"
             kept = "prepared data is kept; the same command continues from there"
             show(console, f"stopped by {end.by} before the first step: {left}; {kept}")
-            end.told = True
+            end.shown = True
             raise
         before.close()
         return result, opened.plan

@@ -11,7 +11,7 @@ import typer
 
 from expert.cli.show.display import Sheet, make_console, show, show_sheet, write_json
 from expert.cli.show.options import RUN_HELP, json_option
-from expert.cli.show.progress import RunView
+from expert.cli.show.progress import RunProgress
 from expert.core.text import duration, loss
 from expert.insight.event_text import bytes_in_words, three_digits, worded
 
@@ -35,7 +35,7 @@ def watch(
         write_json(run_status(folder))
         return
     if not once:
-        with RunView(console) as view:
+        with RunProgress(console) as view:
             for event in follow_run(folder):
                 view(event)
                 if console.quiet:  # the reader of a pipe left

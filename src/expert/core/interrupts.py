@@ -33,7 +33,7 @@ class Interrupted(SystemExit):
         self.by = asked_by(128 + number)
         self.left = ""
         """What the interrupted work leaves behind, where its code knows more than the command."""
-        self.told = False
+        self.shown = False
         """Whether the user has already been told what is left."""
 
 

@@ -406,7 +406,7 @@ def system_overruled(source: str, column: str) -> str:
 def columns_read(line: Line) -> tuple[str, ...]:
     """For each source of training rows: which columns are used and which are not."""
     return tuple(
-        f"{source.name}: {columns.told(seen)}" for source, columns, seen in _text_sources(line)
+        f"{source.name}: {columns.as_text(seen)}" for source, columns, seen in _text_sources(line)
     )
 
 

@@ -30,7 +30,7 @@ from expert.data.line import (
 from expert.data.named_sources import CACHE_KEY
 from expert.data.pack.drawing import draw_documents, repeats_held_out
 from expert.data.pack.overlong_rows import not_empty, remarks_on_length
-from expert.data.pack.pack import bins_per_update
+from expert.data.pack.pack import bins_per_step
 from expert.data.pack.pack_index import IndexName, PackIndex
 from expert.data.pack.packing import (
     RowsToPack,
@@ -129,7 +129,7 @@ def prepare_splits(line: Line) -> PreparedData | None:
             *([Remark.warning("training.dataset.validation_split", repeats)] if repeats else []),
             *unread_columns(line),
             *doubtful_texts(line),
-            *(Remark.warning(each.key, each.told(line.listed_by)) for each in shared if each),
+            *(Remark.warning(each.key, each.as_text(line.listed_by)) for each in shared if each),
             *remarks_on_length(line.plan, train, validation, test),
         ),
         shared=tuple(each for each in shared if each is not None),
@@ -297,7 +297,7 @@ def _packing(line: Line, name: str, rows: RowsToPack) -> Packing:
 def data_order(plan: RunPlan, split: PreparedSplit) -> DataOrder:
     """The order of a split's bins; a step has as many as hold the planned examples on average."""
     index = split.index
-    count = bins_per_update(index, plan.batch.examples_per_update)
+    count = bins_per_step(index, plan.batch.examples_per_update)
     grouped = index.bin_lengths() if plan.data.group_by_length else None
     return DataOrder(index.bins, count, plan.optim.seed, grouped)
 
@@ -310,9 +310,9 @@ def packed_counts(plan: RunPlan, split: PreparedSplit) -> PackedCounts:
         sequences=index.bins,
         length=index.length,
         tokens=index.statistics().tokens,
-        sequences_per_step=order.bins_per_update,
+        sequences_per_step=order.bins_per_step,
         steps_per_epoch=order.steps_per_epoch,
-        steps=order.updates_in(plan.length.epochs),
+        steps=order.steps_in(plan.length.epochs),
     )
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Checked:
+class CheckedManifest:
     """A manifest that was read, or its problems."""
 
     source: str
@@ -38,21 +38,21 @@ class Checked:
 
 def check_manifests(
     paths: Sequence[Path], *, overrides: Sequence[str] = (), strict: bool = False
-) -> Iterator[Checked]:
+) -> Iterator[CheckedManifest]:
     """Check every file, whatever is wrong with the others."""
     for path in paths:
         try:
             read = read_manifest(path, overrides=overrides, strict=strict)
         except ManifestError as error:
-            yield Checked(str(path), None, error)
+            yield CheckedManifest(str(path), None, error)
         else:
             missing = missing_things(read)
             if missing.problems:
-                yield Checked(str(path), None, ManifestError(str(path), missing.problems))
+                yield CheckedManifest(str(path), None, ManifestError(str(path), missing.problems))
                 continue
             warned = [Notice("warning", each.path, each.text) for each in missing.remarks]
             doubts = (*warned, *_settings_of_tiny(read))
-            yield Checked(str(path), read, None, doubts, _planned(read))
+            yield CheckedManifest(str(path), read, None, doubts, _planned(read))
 
 
 def _planned(read: ReadManifest) -> RunPlan | None:

@@ -34,7 +34,7 @@ class ReportError(ExpertError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Written:
+class WrittenReport:
     """A report that was written, and its verdict."""
 
     run: Path
@@ -57,7 +57,7 @@ def report(
     ladder: Path | None = None,
     to: Path | None = None,
     clock: Callable[[], float] = time.time,
-) -> Written:
+) -> WrittenReport:
     """Write report.html and report.md into the run folder, or into the folder `to`; if it ends in
     .html, it is the page itself."""
     gathered = gather(place, compare=compare, ladder=ladder, now=clock())
@@ -74,7 +74,7 @@ def report(
             f"{where}: cannot write a report: {error.strerror}  (give another place with --to)"
         ) from error
     blocks = (block for section in page.sections for block in section.inside)
-    return Written(
+    return WrittenReport(
         run=gathered.run.record.folder,
         html=place_html,
         markdown=place_markdown,

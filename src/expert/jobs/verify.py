@@ -30,7 +30,7 @@ class NothingToVerify(ExpertError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checked:
+class VerifiedPlace:
     """A published folder or a single file, and what is wrong with it."""
 
     path: Path
@@ -44,9 +44,9 @@ class Verified:
     """Everything found below a folder."""
 
     folder: Path
-    checked: tuple[Checked, ...]
+    checked: tuple[VerifiedPlace, ...]
 
-    def of(self, state: State) -> list[Checked]:
+    def of(self, state: State) -> list[VerifiedPlace]:
         return [each for each in self.checked if each.state == state]
 
 
@@ -65,7 +65,7 @@ def verify(folder: Path) -> Verified:
     return Verified(folder=folder, checked=checked)
 
 
-def _below(folder: Path) -> Iterator[Checked]:
+def _below(folder: Path) -> Iterator[VerifiedPlace]:
     for here, inner, files in os.walk(folder):
         place = Path(here)
         if DONE in files or (_is_published(place) and (inner or files)):
@@ -96,7 +96,7 @@ def _is_published(place: Path) -> bool:
     return is_final or checkpoint_step(place.name) is not None or _is_tokens(place.name)
 
 
-def _published(place: Path) -> Checked:
+def _published(place: Path) -> VerifiedPlace:
     tokens = _is_tokens(place.name) or (place / "recipe.json").is_file()
     found = tuple(faults(place, more_files=tokens))  # other tools keep files next to tokens
     advice = "take a checkpoint with --checkpoint, or train again"
@@ -111,17 +111,17 @@ def _published(place: Path) -> Checked:
     return _checked(place, found, advice)
 
 
-def _file(path: Path) -> Checked:
+def _file(path: Path) -> VerifiedPlace:
     state = state_of(path)
     if state == "unknown":
-        return Checked(path=path, state="no hash")
+        return VerifiedPlace(path=path, state="no hash")
     said = {"missing": ("it is missing",), "damaged": ("it changed after it was written",)}
     derived = path.suffix != ".json" or path.name.startswith(".")
     advice = f"remove {hash_file(path).name} if you changed it yourself"
     return _checked(path, said.get(state, ()), _AGAIN if derived else advice)
 
 
-def _events(path: Path) -> Checked:
+def _events(path: Path) -> VerifiedPlace:
     """Events have no hash, as they grow; but each line is JSON. A kill may truncate the last
     one."""
     with open_regular(path) as stream:
@@ -139,8 +139,8 @@ def _is_json(line: bytes) -> bool:
         return False
 
 
-def _checked(path: Path, found: tuple[str, ...], advice: str) -> Checked:
-    return Checked(
+def _checked(path: Path, found: tuple[str, ...], advice: str) -> VerifiedPlace:
+    return VerifiedPlace(
         path=path,
         state="damaged" if found else "whole",
         faults=found,

@@ -54,7 +54,7 @@ IMPLEMENTATIONS: dict[AttentionKind, str] = {
 }
 
 
-class KernelUnavailable(ExpertError):
+class AttentionUnavailable(ExpertError):
     """A kernel cannot do what is requested; the message names an alternative."""
 
     def __init__(self, kind: str, what: str, instead: str) -> None:
@@ -118,7 +118,7 @@ def _documents(positions: Tensor) -> Tensor:
     return (positions == 0).cumsum(1, dtype=torch.int32)
 
 
-class Asked(NamedTuple):
+class KernelRequest(NamedTuple):
     """What a model asks of a kernel, as transformers names it, and what `attention_kwargs` adds."""
 
     scaling: float | None = None
@@ -131,7 +131,7 @@ class Asked(NamedTuple):
     block_mask: Any = None
 
 
-def _eager(query: Tensor, key: Tensor, value: Tensor, asked: Asked) -> Tensor:
+def _eager(query: Tensor, key: Tensor, value: Tensor, asked: KernelRequest) -> Tensor:
     """Reference attention: materialises all scores, softmax in float32."""
     key, value = _repeated(key, query), _repeated(value, query)
     scaling = query.shape[-1] ** -0.5 if asked.scaling is None else asked.scaling
@@ -145,7 +145,7 @@ def _eager(query: Tensor, key: Tensor, value: Tensor, asked: Asked) -> Tensor:
     return torch.matmul(weights, value).transpose(1, 2).contiguous()
 
 
-def _sdpa(query: Tensor, key: Tensor, value: Tensor, asked: Asked) -> Tensor:
+def _sdpa(query: Tensor, key: Tensor, value: Tensor, asked: KernelRequest) -> Tensor:
     """torch's scaled_dot_product_attention: causal if rows are single documents, else masked."""
     mask, length, window = asked.document_mask, query.shape[2], asked.sliding_window
     if window is not None and window < length:
@@ -166,7 +166,7 @@ def _sdpa(query: Tensor, key: Tensor, value: Tensor, asked: Asked) -> Tensor:
     return output.transpose(1, 2).contiguous()
 
 
-def _flash(query: Tensor, key: Tensor, value: Tensor, asked: Asked) -> Tensor:
+def _flash(query: Tensor, key: Tensor, value: Tensor, asked: KernelRequest) -> Tensor:
     """torch's varlen_attn over all rows concatenated. Grouped heads are not repeated."""
     flat, left = _end_to_end("flash", query, key, value, asked)
     options = _varlen_options(-1 if left is None else left)
@@ -175,7 +175,7 @@ def _flash(query: Tensor, key: Tensor, value: Tensor, asked: Asked) -> Tensor:
     return output.view(query.transpose(1, 2).shape)
 
 
-def _flash_4(query: Tensor, key: Tensor, value: Tensor, asked: Asked) -> Tensor:
+def _flash_4(query: Tensor, key: Tensor, value: Tensor, asked: KernelRequest) -> Tensor:
     """FlashAttention 4 instead of torch's kernels, for Hopper and Blackwell."""
     flat, left = _end_to_end("flash4", query, key, value, asked)
     output: Tensor = _flash4()(
@@ -193,13 +193,13 @@ def _flash_4(query: Tensor, key: Tensor, value: Tensor, asked: Asked) -> Tensor:
 
 
 def _end_to_end(
-    kind: str, query: Tensor, key: Tensor, value: Tensor, asked: Asked
+    kind: str, query: Tensor, key: Tensor, value: Tensor, asked: KernelRequest
 ) -> tuple[list[Tensor], int | None]:
     """Queries, keys and values of all rows, [tokens, heads, width], and the window to the left
     (None: unlimited)."""
     if not value.is_cuda or value.dtype not in (torch.bfloat16, torch.float16):
         what = f"needs bf16 or fp16 on a CUDA card, not {value.dtype} on {value.device.type}"
-        raise KernelUnavailable(kind, what, "set attention: sdpa")
+        raise AttentionUnavailable(kind, what, "set attention: sdpa")
     rows, _, length, width = query.shape
     query, key = query.to(value.dtype), key.to(value.dtype)  # float32 after rope under autocast
     flat = [t.transpose(1, 2).reshape(rows * length, -1, width) for t in (query, key, value)]
@@ -219,15 +219,15 @@ def _flash4() -> Callable[..., Any]:
         package: Any = importlib.import_module("flash_attn.cute")
     except ImportError as error:
         instead = f"{pip_install('flash4')}, or attention: flash"
-        raise KernelUnavailable("flash4", f"FlashAttention 4: {error}", instead) from error
+        raise AttentionUnavailable("flash4", f"FlashAttention 4: {error}", instead) from error
     function: Callable[..., Any] = package.flash_attn_varlen_func
     return function
 
 
-def _flex(query: Tensor, key: Tensor, value: Tensor, asked: Asked) -> Tensor:
+def _flex(query: Tensor, key: Tensor, value: Tensor, asked: KernelRequest) -> Tensor:
     """torch's FlexAttention, with soft cap and sliding window compiled into the kernel."""
     if not query.is_cuda and torch.is_grad_enabled() and query.requires_grad:
-        raise KernelUnavailable("flex", "cannot train on a CPU", "set attention: sdpa")
+        raise AttentionUnavailable("flex", "cannot train on a CPU", "set attention: sdpa")
     softcap, window = asked.softcap, asked.sliding_window
     if window is not None and window >= query.shape[2]:
         window = None
@@ -253,7 +253,9 @@ def _for_transformers(
         attention_mask: Tensor | None,
         **known: Any,
     ) -> tuple[Tensor, None]:
-        asked = Asked(**{name: known[name] for name in Asked._fields if name in known})
+        asked = KernelRequest(
+            **{name: known[name] for name in KernelRequest._fields if name in known}
+        )
         _refuse(kind, attention_mask, asked, lacks, known)
         return kernel(query, key, value, asked), None
 
@@ -270,22 +272,28 @@ _FUNCTIONS: dict[AttentionKind, Callable[..., tuple[Tensor, None]]] = {
 
 
 def _refuse(
-    kind: str, mask: Tensor | None, asked: Asked, lacks: Sequence[str], known: dict[str, Any]
+    kind: str,
+    mask: Tensor | None,
+    asked: KernelRequest,
+    lacks: Sequence[str],
+    known: dict[str, Any],
 ) -> None:
     """Raise if the model requests something that would silently be ignored."""
     if mask is not None:
         what = "the model builds its own attention mask, which packed rows cannot use"
-        raise KernelUnavailable(kind, what, "train a model without one")
+        raise AttentionUnavailable(kind, what, "train a model without one")
     for name, meaning in (("s_aux", "attention sinks"), ("position_bias", "a position bias")):
         if known.get(name) is not None:
-            raise KernelUnavailable(
+            raise AttentionUnavailable(
                 kind, f"does not support {meaning} ({name})", "use another model"
             )
     if asked.dropout > 0 and "dropout" in lacks:
         what = "has no dropout and the model asks for attention_dropout"
-        raise KernelUnavailable(kind, what, "set attention: sdpa, or attention_dropout: 0")
+        raise AttentionUnavailable(kind, what, "set attention: sdpa, or attention_dropout: 0")
     if asked.softcap is not None and "softcap" in lacks:
-        raise KernelUnavailable(kind, "cannot cap scores (softcap)", "set attention: flex or eager")
+        raise AttentionUnavailable(
+            kind, "cannot cap scores (softcap)", "set attention: flex or eager"
+        )
 
 
 def _repeated(keys: Tensor, query: Tensor) -> Tensor:
@@ -316,13 +324,13 @@ def _score_rule(window: int | None, softcap: float | None) -> Callable[..., Tens
 def _varlen_options(left: int) -> dict[str, Any]:
     """Arguments for this version of varlen_attn: causal, window to the left, grouped heads."""
     if _VARLEN_ATTN is None:
-        raise KernelUnavailable("flash", "needs torch 2.10 or newer", "set attention: flex")
+        raise AttentionUnavailable("flash", "needs torch 2.10 or newer", "set attention: flex")
     options: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in _VARLEN_TAKES else {}
     if "window_size" in _VARLEN_TAKES:
         return {**options, "window_size": (left, 0)}
     if left >= 0:
         what = f"torch {torch.__version__} has no sliding window here"
-        raise KernelUnavailable("flash", what, "set attention: flex")
+        raise AttentionUnavailable("flash", what, "set attention: flex")
     return {**options, "is_causal": True}
 
 

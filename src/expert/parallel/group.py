@@ -121,14 +121,14 @@ class Group:
         return nullcontext() if self._watch is None else self._watch.work(doing, extra)
 
     def watch_over(
-        self, folder: Path, told: Callable[[str], None], *, limit: float, computes: bool
+        self, folder: Path, report: Callable[[str], None], *, limit: float, computes: bool
     ) -> None:
-        """If the run hangs, write stack traces to its folder and pass the message to `told` before
-        this process ends. `limit`: seconds, for a single process; 0: never; `computes`: on the
+        """If the run hangs, write stack traces to its folder and pass the message to `report`
+        before this process ends. `limit`: seconds, for a single process; 0: never; `computes`: on the
         CPU."""
         if self._watch is None:
             return
-        self._watch.report_to(folder / "ranks" if self.talks else folder, told)
+        self._watch.report_to(folder / "ranks" if self.talks else folder, report)
         if not self.talks and limit:
             self._watch.watch_alone(limit, computes=computes)
 

@@ -24,7 +24,7 @@ KEPT = "kept from the run being resumed"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kept:
+class KeptChoices:
     """Choices that a resumed run keeps on any machine: they were made for the machine it started on
     but change the results. None: chosen again."""
 
@@ -52,7 +52,7 @@ class PlanDraft:
     """Whether the rows are texts without answers; None if not known yet."""
     compilations: tuple[Compilation, ...] = ()
     """Compile times measured on this machine."""
-    kept: Kept = Kept()
+    kept: KeptChoices = KeptChoices()
     cluster: Cluster = ONE_PROCESS
     best: MeasuredRate | None = None
     """The fastest in a benchmark of this card, model and shape."""

@@ -43,7 +43,7 @@ from expert.planning.choose.recipe import (
 from expert.planning.choose.sequences import settle_sequences, settle_step, settle_widths
 from expert.planning.choose.starting_points import made_for_tiny
 from expert.planning.compilations import Compilation, compilations_file
-from expert.planning.draft import SET, Kept, PlanDraft
+from expert.planning.draft import SET, KeptChoices, PlanDraft
 from expert.planning.machine.host import package_version
 from expert.planning.machine.links import choose_cluster, share_of_target
 from expert.planning.machine.target import Target
@@ -73,7 +73,7 @@ def make_plan(
     use_measurements: bool = True,
     survey: Survey | None = None,
     plain_text: bool | None = None,
-    kept: Kept | None = None,
+    kept: KeptChoices | None = None,
     ranks: int = 1,
     nodes: int = 1,
     link: str | None = None,
@@ -103,7 +103,7 @@ def make_plan(
         calibrations=calibrations_of(target.name, torch, calibrations_file(environ)),
         compilations=tuple(read_records(compilations_file(environ), Compilation)),
         plain_text=plain_text,
-        kept=kept or Kept(),
+        kept=kept or KeptChoices(),
     )
     _warn_of_damaged_measurements(draft, environ)
     _settle_all(draft)

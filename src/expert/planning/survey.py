@@ -170,7 +170,7 @@ def survey_file(path: Path) -> Survey:
 
 
 @dataclass(frozen=True)
-class Part:
+class ByteRange:
     """A range of bytes in one of several files."""
 
     file: int
@@ -180,11 +180,11 @@ class Part:
     """Of the whole file."""
 
 
-def parts_to_look_at(sizes: Sequence[int]) -> list[Part]:
+def parts_to_look_at(sizes: Sequence[int]) -> list[ByteRange]:
     """Every file whole, or parts spread evenly over all files if they are large."""
     total = sum(sizes)
     if total <= _COUNTED_BYTES:
-        return [Part(file, 0, size, size) for file, size in enumerate(sizes) if size]
+        return [ByteRange(file, 0, size, size) for file, size in enumerate(sizes) if size]
     length = _COUNTED_BYTES // _PARTS
     parts = []
     for number in range(_PARTS):
@@ -194,11 +194,11 @@ def parts_to_look_at(sizes: Sequence[int]) -> list[Part]:
             middle -= sizes[file]
             file += 1
         start = max(0, middle - length // 2)
-        parts.append(Part(file, start, min(sizes[file], start + length), sizes[file]))
+        parts.append(ByteRange(file, start, min(sizes[file], start + length), sizes[file]))
     return parts
 
 
-def whole_lines(path: Path, part: Part) -> bytes:
+def whole_lines(path: Path, part: ByteRange) -> bytes:
     """The lines that lie completely within a part of a file."""
     with open_regular(path) as stream:
         stream.seek(part.start)

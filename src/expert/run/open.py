@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from expert.data.line import Line, Tell
     from expert.data.named_sources import NamedSources
     from expert.data.prepared import PartsLeft, PreparedData, PreparedSplit
-    from expert.planning.draft import Kept
+    from expert.planning.draft import KeptChoices
     from expert.planning.machine.machine import Machine
     from expert.planning.run_plan import RunPlan
     from expert.planning.survey import Survey
@@ -49,7 +49,7 @@ class Resumed:
     folder: RunFolder
     checkpoint: Path
     """The checkpoint to start from, or the folder of checkpoints for the newest good one."""
-    kept: Kept
+    kept: KeptChoices
     """Choices of its first machine that it keeps on another."""
     indexes: frozenset[str]
     """Names of its pack indexes; empty if the manifest changed since."""
@@ -171,7 +171,7 @@ def open_run(
 
 
 def _planner(
-    target: Target, plain_text: bool | None, kept: Kept | None, asked: dict[str, Any]
+    target: Target, plain_text: bool | None, kept: KeptChoices | None, asked: dict[str, Any]
 ) -> Callable[[ReadManifest, Survey | None], RunPlan]:
     """A function that plans a reading of the manifest for this target; `asked`: for make_plan."""
 
@@ -397,6 +397,6 @@ def _with_data(opened: Opened, tell: Tell, *, again: bool) -> Opened:
         line = replace(line, plan=plan)
     data = run_data(line, prepared)
     if data.stream is not None:
-        plan = settled_by_stream(plan, data.stream.shape.bins_per_update)
+        plan = settled_by_stream(plan, data.stream.shape.bins_per_step)
     plan = with_an_end(estimated_again(plan, known))
     return replace(opened, plan=plan, counts=counts, line=line, run_data=data)

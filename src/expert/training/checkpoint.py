@@ -58,7 +58,7 @@ class AnotherRun(CheckpointError):
 
 
 @dataclass(frozen=True)
-class Found:
+class NewestCheckpoint:
     """The newest valid checkpoint, and the invalid ones that were renamed, with reasons."""
 
     path: Path | None
@@ -114,15 +114,15 @@ def read_state(path: Path) -> dict[str, Any]:
         raise _unusable(path, str(error)) from error
 
 
-def find_checkpoint(folder: Path) -> Found:
+def find_checkpoint(folder: Path) -> NewestCheckpoint:
     """The newest valid checkpoint. Newer invalid ones are renamed, never deleted."""
     rejected: list[tuple[Path, str]] = []
     for step, path in reversed(checkpoints_in(folder)):
         fault = damage(path) or _foreign(path, step)
         if not fault:
-            return Found(path, rejected)
+            return NewestCheckpoint(path, rejected)
         rejected.append((put_aside(path, "bad"), fault))
-    return Found(None, rejected)
+    return NewestCheckpoint(None, rejected)
 
 
 def put_aside_after(folder: Path, step: int) -> list[Path]:

@@ -101,7 +101,7 @@ def train(
             fed = next(feed, None)
         if fed is None:
             break
-        if plan.steps_per_epoch is None and state.done and fed.update.epoch > state.epoch:
+        if plan.steps_per_epoch is None and state.done and fed.step.epoch > state.epoch:
             state, stop = _epoch_ended(state, plan, tools)
             tools.reached(state)
             if stop is not None:
@@ -132,7 +132,7 @@ def train(
 def _one_step(
     engine: Engine, fed: Any, state: TrainState, plan: LoopPlan, tools: Tools
 ) -> tuple[TrainState, list[Trouble]]:
-    number = fed.update.done
+    number = fed.step.done
     seed_step(plan.seed, number, engine.world.rank)
     rate = learning_rate(number, plan.schedule)
     counts, places = fed.counts, sum(batch.tokens.numel() for batch in fed.batches)
@@ -145,22 +145,22 @@ def _one_step(
     per_epoch = plan.steps_per_epoch
     facts = StepFacts(
         step=number,
-        epoch=(number + 1) / per_epoch if per_epoch else float(fed.update.epoch),
+        epoch=(number + 1) / per_epoch if per_epoch else float(fed.step.epoch),
         rate=rate,
         targets=stats.targets,
         real_tokens=real_tokens,
         places=places,
         examples=examples,
-        bins=tuple(map(int, fed.update.bins)),
+        bins=tuple(map(int, fed.step.bins)),
         made_seconds=fed.made_seconds,
     )
     troubles = tools.recorder.end(facts, stats, fed.copied)
-    update = fed.update
+    taken = fed.step
     state = replace(
         state,
         done=number + 1,
-        epoch=update.epoch,
-        place=(update.epoch, update.window, update.step + 1),
+        epoch=taken.epoch,
+        place=(taken.epoch, taken.window, taken.in_epoch + 1),
         tokens=state.tokens + real_tokens,
         examples=state.examples + examples,
     )

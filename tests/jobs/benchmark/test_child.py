@@ -18,7 +18,7 @@ from expert.jobs.benchmark.processes import Window
 def feed(begin: int = 0, end: int = 100) -> Any:
     for number in range(begin, end):
         counts = SimpleNamespace(real_tokens=10, examples=2)
-        yield SimpleNamespace(update=SimpleNamespace(done=number), counts=counts)
+        yield SimpleNamespace(step=SimpleNamespace(done=number), counts=counts)
 
 
 class Parent:
@@ -57,7 +57,7 @@ def test_a_window_is_timed_after_steps_that_are_not_and_nothing_passes_in_betwee
     parent = Parent({"steps": 3, "skip": 1}, {"steps": 2, "skip": 0}, None)
     windows = parent.windows(fresh=2)
     for fed in windows(feed()):
-        parent.passed.append(fed.update.done)
+        parent.passed.append(fed.step.done)
     assert parent.before == [0, 5, 7]  # two of a fresh feed and three, then two
     assert [(w.first, w.steps, w.tokens, w.examples) for w in parent.timed] == [
         (2, 3, 30, 6),
@@ -90,7 +90,7 @@ def test_a_window_that_a_feed_did_not_finish_starts_again_with_the_next():
         next(first)
     first.close()
     assert not windows.over
-    assert [fed.update.done for fed in windows(feed(3, 100))] == [3, 4, 5, 6, 7]
+    assert [fed.step.done for fed in windows(feed(3, 100))] == [3, 4, 5, 6, 7]
     assert [(window.first, window.steps) for window in parent.timed] == [(4, 4)]
     assert len(parent.before) == 2  # the order was given once
 

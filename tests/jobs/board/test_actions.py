@@ -26,7 +26,7 @@ from expert.jobs.board.actions import (
     stop_run,
     trainer_of,
 )
-from expert.jobs.board.places import Found
+from expert.jobs.board.places import FoundPlace
 from tests.each import each
 from tests.insight.pages import started, step_event, usual, write_run
 from tests.jobs.board.boards import Asked
@@ -49,8 +49,8 @@ def holder_for(pid: int, **changed: Any) -> Holder:
     return Holder(**{**facts, **changed})
 
 
-def about(root: Path, name: str) -> Found:
-    return Found(name, "run", root / name, root)
+def about(root: Path, name: str) -> FoundPlace:
+    return FoundPlace(name, "run", root / name, root)
 
 
 def lock(run: Path, holder: Holder) -> None:
@@ -180,7 +180,7 @@ def test_a_run_that_goes_on_is_not_resumed_and_one_without_its_manifest_says_so(
 
 
 def test_an_export_goes_to_a_name_that_is_free(run):
-    found = Found("x", "run", run, run.parent)
+    found = FoundPlace("x", "run", run, run.parent)
     first = export_command(found, merged=True)
     assert first == ["export", str(run), "--to", f"{run.parent}/exports/{RUN}-merged", "--merged"]
     (run.parent / "exports" / f"{RUN}-adapter").mkdir(parents=True)

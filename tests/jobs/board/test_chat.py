@@ -162,10 +162,10 @@ def asleep(folder, monkeypatch) -> Iterator[Asked]:
     asked.board.chat.end()
 
 
-def load(asked: Asked, name: str) -> chat.Child:
+def load(asked: Asked, name: str) -> chat.ServeProcess:
     assert asked.post(f"/run/{asked.id_of(name)}/load").status_code == 200
     until(lambda: state(asked, name) == "ready")
-    found: chat.Child = child_of(asked)
+    found: chat.ServeProcess = child_of(asked)
     return found
 
 

@@ -16,7 +16,7 @@ from expert.insight.page.blocks import Figure
 from expert.insight.page.comparison import comparison_section
 from expert.insight.page.html import block_html
 from expert.jobs.board import live
-from expert.jobs.board.live import Hub, Pace, View
+from expert.jobs.board.live import Hub, Throttle, View
 from expert.jobs.board.notes import FILE, MOST_TAGS, Notes, read_notes
 from expert.jobs.board.places import NoFolder, Places
 from expert.jobs.board.run_page import manifest_change
@@ -255,7 +255,7 @@ def test_work_that_takes_long_is_done_less_often(monkeypatch):
     clock = {"now": 100.0, "cpu": 0.0}
     monkeypatch.setattr("expert.jobs.board.live.time.monotonic", lambda: clock["now"])
     monkeypatch.setattr("expert.jobs.board.live.time.thread_time", lambda: clock["cpu"])
-    pace = Pace(0.01, least=1.0)
+    pace = Throttle(0.01, least=1.0)
     assert pace.due()
     pace.run(lambda: clock.update(cpu=0.5))
     clock["now"] = 149.0

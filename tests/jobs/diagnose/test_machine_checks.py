@@ -9,7 +9,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from expert.jobs.diagnose.kernels import Trials, Tried
+from expert.jobs.diagnose.kernels import Trials, TriedKernel
 from expert.jobs.diagnose.machine import built_for, check_gpus, check_kernels, check_torch
 from expert.jobs.gpu_memory import gpu_memory
 from expert.planning.machine.machine import Fact, describe_machine
@@ -121,8 +121,8 @@ def test_machine_code_is_for_its_major_version_and_ptx_for_all_later_ones(
 
 
 def test_a_kernel_that_failed_is_a_finding_with_its_reason():
-    crashed = Tried(name="FlexAttention", state="crashed", because="ended by SIGSEGV")
-    works = Tried(name="bf16 matmul", state="works", off_by=0.001, tolerance=0.01)
+    crashed = TriedKernel(name="FlexAttention", state="crashed", because="ended by SIGSEGV")
+    works = TriedKernel(name="bf16 matmul", state="works", off_by=0.001, tolerance=0.01)
     found = check_kernels(Trials(device="cuda", tried=(crashed, works)), None)
     assert [(each.name, each.severity) for each in found] == [
         ("kernel-flexattention", "warning"),

@@ -13,9 +13,9 @@ import pytest
 
 from expert.insight.findings.finding import Finding
 from expert.jobs.diagnose.first_fix import (
-    Measured,
+    MeasuredRun,
     NothingToTry,
-    Tried,
+    TriedFix,
     first_fix,
     measured,
     read_again,
@@ -217,8 +217,8 @@ def test_a_gain_within_the_spread_is_not_certain():
         "peak_reserved_bytes": None,
         "fallbacks": (),
     }
-    before = Measured(**facts, tokens_per_second=100.0, spread=0.3)
+    before = MeasuredRun(**facts, tokens_per_second=100.0, spread=0.3)
     names = {"name": "n", "title": "t", "overrides": ("a=1",), "device": "d", "before": before}
-    near = Tried(**names, after=Measured(**facts, tokens_per_second=120.0, spread=0.1))
-    far = Tried(**names, after=Measured(**facts, tokens_per_second=150.0, spread=0.1))
+    near = TriedFix(**names, after=MeasuredRun(**facts, tokens_per_second=120.0, spread=0.1))
+    far = TriedFix(**names, after=MeasuredRun(**facts, tokens_per_second=150.0, spread=0.1))
     assert (near.certain, far.certain) == (False, True)

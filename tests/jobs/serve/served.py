@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from expert.jobs.serve.app import Entry, Limits, make_app
-from expert.jobs.serve.engine import Engine
+from expert.jobs.serve.engine import AnswerEngine
 from expert.jobs.serve.listen import bound
 from expert.jobs.serve.models import load_models
 from expert.jobs.serve.serve import server_of
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @dataclass
 class Served:
     address: str
-    engine: Engine
+    engine: AnswerEngine
     entries: list[Entry]
     server: Any
     notes: list[str] = field(default_factory=list)
@@ -65,9 +65,9 @@ def served(
     models = load_models(places, device=device, with_base=with_base)
     entries: list[Entry] = []
     notes: list[str] = []
-    engine = Engine(models, note=notes.append, **how)
+    engine = AnswerEngine(models, note=notes.append, **how)
     socket = bound("127.0.0.1", 0)
-    app = make_app(engine, limits or Limits(), told=entries.append, front=["hello"])
+    app = make_app(engine, limits or Limits(), log=entries.append, front=["hello"])
     server = server_of(engine, app)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [socket]})
     thread.start()

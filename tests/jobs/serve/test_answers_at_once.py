@@ -17,7 +17,7 @@ from expert.jobs.sample import answer_steps
 from expert.jobs.sample.sample import Conversation, ready
 from expert.jobs.serve import engine as engines
 from expert.jobs.serve import lane
-from expert.jobs.serve.engine import Engine, Finished, Question, Refused, Stopped
+from expert.jobs.serve.engine import AnswerEngine, Finished, Question, RequestError, Stopped
 from expert.jobs.serve.models import load_models
 from expert.model import fixed_cache
 from tests.jobs.runs import WORDS
@@ -55,20 +55,20 @@ def asked(place: int, **more: Any) -> Question:
     return Question(model="demo", turns=turns, decoding=given, seed=5, streams=place % 2 == 0)
 
 
-async def last_of(engine: Engine, question: Question) -> Finished:
+async def last_of(engine: AnswerEngine, question: Question) -> Finished:
     found = [piece async for piece in (await engine.ask(question)).pieces()]
     assert isinstance(found[-1], Finished)
     return found[-1]
 
 
 @contextmanager
-def working(kind: str = "lora", **how: Any) -> Iterator[Engine]:
-    engine = Engine(models(kind), **how)
+def working(kind: str = "lora", **how: Any) -> Iterator[AnswerEngine]:
+    engine = AnswerEngine(models(kind), **how)
     with closing(engine):
         yield engine
 
 
-def all_at_once(engine: Engine, **more: Any) -> list[str]:
+def all_at_once(engine: AnswerEngine, **more: Any) -> list[str]:
     async def together() -> list[Finished]:
         return await asyncio.gather(
             *(last_of(engine, asked(place, **more)) for place in range(len(PROMPTS)))
@@ -120,7 +120,7 @@ def test_a_model_whose_memory_cannot_be_fixed_answers_row_by_row(monkeypatch):
     monkeypatch.setattr(fixed_cache, "can_be_fixed", lambda model: False)
     loaded = load_models([f"demo={finished('lora')}"], device="cpu")
     assert any(wording("take-turns") in note for note in loaded[0].notes)
-    engine = Engine(loaded)
+    engine = AnswerEngine(loaded)
     try:
         assert all_at_once(engine) == alone()
     finally:
@@ -176,7 +176,7 @@ def test_rows_that_memory_ran_out_for_are_read_again_fewer_at_once(monkeypatch):
     assert wording("answers-at-once-until") in notes[0]
 
 
-def several(engine: Engine) -> list[str]:
+def several(engine: AnswerEngine) -> list[str]:
     """Eight answers to one question, which begin together."""
 
     async def texts() -> list[str]:
@@ -213,7 +213,7 @@ def test_a_prompt_that_memory_has_no_room_for_ends_no_answer_but_its_own(monkeyp
             raise torch.OutOfMemoryError("CUDA out of memory")
         return read(speaker, group)
 
-    engine = Engine(models(), parallel=1)
+    engine = AnswerEngine(models(), parallel=1)
     monkeypatch.setattr(answer_steps, "read", cramped)
     large = Question(model="demo", turns=(Turn("user", "word " * 42),), seed=5)
 
@@ -241,17 +241,17 @@ def test_an_answer_that_has_ended_is_not_repeated_for_a_row_that_memory_ran_out_
             raise torch.OutOfMemoryError("CUDA out of memory")
         go_on(self, tokens)
 
-    engine = Engine(load_models([f"demo={finished('lora')}"], device="cpu"), parallel=3)
+    engine = AnswerEngine(load_models([f"demo={finished('lora')}"], device="cpu"), parallel=3)
     monkeypatch.setattr(answer_steps.GrowingSteps, "go_on", step)
     ended: list[str] = []
-    take = lane.Row.take
+    take = lane.AnswerRow.take
 
     def told(row: Any, token: int) -> bool:
         over: bool = take(row, token)
         ended.extend(["over"] if over else [])
         return over
 
-    monkeypatch.setattr(lane.Row, "take", told)
+    monkeypatch.setattr(lane.AnswerRow, "take", told)
 
     async def both() -> None:
         with engine._wake:  # they begin together
@@ -291,7 +291,7 @@ def test_a_card_that_has_failed_is_told_to_everyone_who_asks(monkeypatch):
 
 
 def test_a_closed_engine_refuses_and_cuts_what_is_under_way():
-    engine = Engine(models())
+    engine = AnswerEngine(models())
 
     async def cut() -> None:
         waiting = asyncio.ensure_future(last_of(engine, asked(0, max_new_tokens=400)))
@@ -309,14 +309,14 @@ def test_a_closed_engine_refuses_and_cuts_what_is_under_way():
 
 
 def test_who_waits_too_long_is_told_and_a_full_queue_takes_nobody():
-    engine = Engine(models(), queue=2)
+    engine = AnswerEngine(models(), queue=2)
 
     async def late() -> None:
         first = await engine.ask(asked(0, max_new_tokens=400))
         with pytest.raises(Stopped) as late:
             async for _ in first.pieces(0.01):
                 pass
-        with pytest.raises(Refused) as busy:
+        with pytest.raises(RequestError) as busy:
             await engine.ask(Question(model="demo", turns=(Turn("user", "x"),), count=3))
         assert (late.value.status, busy.value.status) == (504, 429)
         first.cancel()

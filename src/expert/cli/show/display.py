@@ -79,8 +79,7 @@ def make_console(*, error: bool = False, needed: bool = True) -> Console:
 
     Untrusted text shown on it cannot move the cursor, set the window title or reverse the writing
     direction. When the reader of a pipe leaves, it falls silent (`quiet`) and the command continues
-    to
-    its own exit code; rich would exit with 1, even in the middle of training. Output that is not
+    to its own exit code; rich would exit with 1, even in the middle of training. Output that is not
     `needed`, like everything on standard error, may also be lost on a full disk.
     """
     from rich.console import Console
@@ -173,8 +172,7 @@ def plain_lines(sheet: Sheet) -> list[str]:
     """The table as text lines, at most PLAIN_WIDTH wide where words allow.
 
     Columns are aligned. If that would squeeze the long ones, each of those becomes a paragraph
-    under
-    its row instead.
+    under its row instead.
     """
     rows = [[cell.replace("\n", "; ") for cell in row] for row in sheet.rows()]
     widths = [max(map(len, column)) for column in zip(sheet.columns, *rows, strict=True)]

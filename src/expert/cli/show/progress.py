@@ -95,7 +95,7 @@ class Stages:
             self._now.enter_context(waiting(self._console, what))
 
 
-class RunView:
+class RunProgress:
     """Shows the events of a run, with a spinner while the model of a `live` one loads; a context
     manager, so that the bar is closed. The failure of a live run is shown by the error itself."""
 
@@ -121,7 +121,7 @@ class RunView:
         self._evaluation: Evaluation | None = None
         self._evaluation_task: TaskID | None = None
 
-    def __enter__(self) -> RunView:
+    def __enter__(self) -> RunProgress:
         return self
 
     def __exit__(self, *_: object) -> None:

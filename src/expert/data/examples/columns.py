@@ -127,7 +127,7 @@ class Columns:
         filled = {name or NAMELESS: seen.filled(name) for name in seen.names if name not in taken}
         return {name: rows for name, rows in filled.items() if rows}
 
-    def told(self, seen: ColumnSurvey) -> str:
+    def as_text(self, seen: ColumnSurvey) -> str:
         """Which columns are used and which are not, in words."""
         used = ", ".join(f"{part}={column}" for part, column in self.used().items())
         unused = (f"{n} (in {counted(rows, 'row')})" for n, rows in self.unused(seen).items())

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from expert.core.world import ALONE, World
 from expert.data.feed.batches import BatchArrays, BatchCounts, BatchShape, fill_batch
-from expert.data.feed.order import DataOrder, Dealt, Update, dealt
+from expert.data.feed.order import DataOrder, Dealt, StepBins, dealt
 from expert.data.pack.pack_index import PackIndex
 from expert.data.tokens.documents import FlatDocuments
 
@@ -59,10 +59,10 @@ class Batch:
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
-class FedUpdate:
+class FedStep:
     """The batches of one step, and how long they took."""
 
-    update: Update
+    step: StepBins
     batches: tuple[Batch, ...]
     made_seconds: float | None = None
     """Time spent making them; None if worker processes did."""
@@ -75,10 +75,10 @@ class FedUpdate:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class UpdateWork:
+class StepWork:
     """The bins of a step, and where their data is."""
 
-    update: Update
+    step: StepBins
     index: PackIndex
     store: FlatDocuments
 
@@ -198,10 +198,10 @@ def _shaped(tensors: dict[str, Tensor | None], shape: tuple[int, int]) -> dict[s
 class PackedFeed:
     """The steps of `works`, in order, in batches of one fixed shape."""
 
-    works: Iterable[UpdateWork]
+    works: Iterable[StepWork]
     shape: BatchShape
     _: KW_ONLY
-    batches_per_update: int
+    batches_per_step: int
     device: torch.device
     soft: bool = False
     whole_rows: bool = False
@@ -219,14 +219,14 @@ class PackedFeed:
 
     def __post_init__(self) -> None:
         layout = _Layout(self.shape, soft=self.soft)
-        batches, device = self.batches_per_update, self.device
+        batches, device = self.batches_per_step, self.device
         # One in use by the model, and enough for `ready_ahead` batches.
         count = 1 + max(1, -(-self.ready_ahead // batches))
         slots = [_Slot(layout, batches, device, pin=self.pin) for _ in range(count)]
         self._free: queue.SimpleQueue[_Slot] = queue.SimpleQueue()
         for slot in slots:
             self._free.put(slot)
-        self._ready: queue.SimpleQueue[tuple[_Slot, FedUpdate] | BaseException | None]
+        self._ready: queue.SimpleQueue[tuple[_Slot, FedStep] | BaseException | None]
         self._ready = queue.SimpleQueue()
         stream: Any = torch.cuda.Stream
         self._stream = stream(device) if device.type == "cuda" else None
@@ -244,7 +244,7 @@ class PackedFeed:
         if self._stream is not None:
             self._stream.synchronize()  # a pending copy still writes to memory about to be freed
 
-    def __iter__(self) -> Iterator[FedUpdate]:
+    def __iter__(self) -> Iterator[FedStep]:
         while True:
             if self._held is not None:
                 self._held.release()
@@ -285,9 +285,9 @@ class PackedFeed:
                 continue
         return None
 
-    def _fill(self, slot: _Slot, work: UpdateWork, found_seconds: float) -> tuple[_Slot, FedUpdate]:
+    def _fill(self, slot: _Slot, work: StepWork, found_seconds: float) -> tuple[_Slot, FedStep]:
         began = time.perf_counter()
-        batches = dealt(work.update.bins, self.shape.rows, self.world)
+        batches = dealt(work.step.bins, self.shape.rows, self.world)
         shapes = [self._rows_of(work.index, batch.bins) for batch in batches]
         counts = [
             self._fill_one(out.shaped(*shape), work, batch)
@@ -311,11 +311,9 @@ class PackedFeed:
                 slot.tensors, shapes, counts, batches, strict=False
             )
         )
-        return slot, FedUpdate(
-            update=work.update, batches=fed, made_seconds=seconds, copied=slot.copied
-        )
+        return slot, FedStep(step=work.step, batches=fed, made_seconds=seconds, copied=slot.copied)
 
-    def _fill_one(self, out: BatchArrays, work: UpdateWork, batch: Dealt) -> BatchCounts:
+    def _fill_one(self, out: BatchArrays, work: StepWork, batch: Dealt) -> BatchCounts:
         given = (out, work.index, batch.bins, work.store)
         counts = fill_batch(*given, flat=self.flat)
         if not batch.silent:
@@ -363,7 +361,7 @@ def widths_of(
 ) -> tuple[int, ...]:
     """Widths for this rank's batches of `rows` sequences, from those of the first epoch. Other
     epochs are shuffled differently: a batch may need more than the largest of them."""
-    bins, step = order.epoch(0), order.bins_per_update
+    bins, step = order.epoch(0), order.bins_per_step
     places = np.add.outer(np.arange(0, len(bins), step), np.arange(world.rank, step, world.size))
     lengths = np.append(index.bin_lengths()[bins], 0)[np.minimum(places, len(bins))]
     needed = [lengths[:, first : first + rows].sum(1) for first in range(0, places.shape[1], rows)]

@@ -20,8 +20,8 @@ from torch.utils.data import Dataset, Sampler
 
 from expert.core.world import ALONE, World
 from expert.data.feed.batches import IGNORED, BatchCounts, PaddedBatch, padded_batch
-from expert.data.feed.feed import Batch, FedUpdate
-from expert.data.feed.order import DataOrder, Dealt, Update, dealt
+from expert.data.feed.feed import Batch, FedStep
+from expert.data.feed.order import DataOrder, Dealt, StepBins, dealt
 from expert.data.feed.workers import Loader, Patience, Restart, data_loader, taken
 from expert.data.pack.pack import pack_none
 from expert.data.pack.pack_index import PackIndex
@@ -83,21 +83,21 @@ def as_it_is(batch: Any) -> Any:
 
 
 class MicroBatches(Sampler[list[int]]):
-    """The bins of each batch of one epoch; `updates` is set before the epoch begins."""
+    """The bins of each batch of one epoch; `steps` is set before the epoch begins."""
 
     def __init__(self, rows: int, world: World) -> None:
         super().__init__()
         self._rows, self._world = rows, world
-        self.updates: list[Update] = []
+        self.steps: list[StepBins] = []
         self.first = 0
         """Batches of the epoch that were already taken."""
 
-    def of(self, update: Update) -> list[Dealt]:
+    def of(self, step: StepBins) -> list[Dealt]:
         """This rank's batches of a step."""
-        return dealt(update.bins, self._rows, self._world)
+        return dealt(step.bins, self._rows, self._world)
 
     def __iter__(self) -> Iterator[list[int]]:
-        batches = (batch for update in self.updates for batch in self.of(update))
+        batches = (batch for step in self.steps for batch in self.of(step))
         for batch in islice(batches, self.first, None):
             yield batch.bins.tolist()
 
@@ -144,29 +144,29 @@ class PaddedFeed:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._sampler.updates = []
+        self._sampler.steps = []
         if self._loader is not None:
             self._loader.end()
 
-    def __iter__(self) -> Iterator[FedUpdate]:
-        left = self.order.updates(self.done, self.total)
-        for updates in _by_epoch(update for update in left if update.done not in self.skipped):
-            self._sampler.updates = updates
+    def __iter__(self) -> Iterator[FedStep]:
+        left = self.order.steps(self.done, self.total)
+        for steps in _by_epoch(step for step in left if step.done not in self.skipped):
+            self._sampler.steps = steps
             batches = taken(self._begin, lambda: Patience(self.patience), self.restart)
-            for update in updates:
-                yield self._taken(update, batches)
+            for step in steps:
+                yield self._taken(step, batches)
 
-    def _taken(self, update: Update, batches: Iterator[PaddedBatch]) -> FedUpdate:
+    def _taken(self, step: StepBins, batches: Iterator[PaddedBatch]) -> FedStep:
         began = time.perf_counter()
-        own = self._sampler.of(update)
+        own = self._sampler.of(step)
         padded = [next(batches) for _ in own]
         waited = time.perf_counter() - began
         sent = tuple(
             on_device(tensors, batch, self.device, soft=self.soft)
             for tensors, batch in zip(padded, own, strict=True)
         )
-        return FedUpdate(
-            update=update,
+        return FedStep(
+            step=step,
             batches=sent,
             made_seconds=waited if self.options.workers == 0 else None,
         )
@@ -210,13 +210,13 @@ def padded_rows(
     return on_device(made, some, device, soft=index.soft_tokens > 0)
 
 
-def _by_epoch(updates: Iterator[Update]) -> Iterator[list[Update]]:
+def _by_epoch(steps: Iterator[StepBins]) -> Iterator[list[StepBins]]:
     """Group steps by epoch: one pass of the DataLoader each."""
-    epoch: list[Update] = []
-    for update in updates:
-        if epoch and epoch[-1].epoch != update.epoch:
+    epoch: list[StepBins] = []
+    for step in steps:
+        if epoch and epoch[-1].epoch != step.epoch:
             yield epoch
             epoch = []
-        epoch.append(update)
+        epoch.append(step)
     if epoch:
         yield epoch

@@ -42,13 +42,13 @@ def shuffled(count: int, *, seed: int, draw: Draw, number: int = 0) -> NDArray[n
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Update:
+class StepBins:
     """The bins of one step."""
 
     done: int
     """Steps before this one in the run."""
     epoch: int
-    step: int
+    in_epoch: int
     """Steps before this one in its epoch, or in its window of a stream."""
     bins: NDArray[np.int64]
     window: int = 0
@@ -60,15 +60,15 @@ class DataOrder:
     """The steps of a run, from any position on."""
 
     count: int
-    bins_per_update: int
+    bins_per_step: int
     seed: int
     grouped: NDArray[np.integer[Any]] | None = None
     """The tokens of every bin. The bins of a step are then sorted by length, so that rows of
     similar length share a micro-batch and need the least padding."""
 
     def __post_init__(self) -> None:
-        if self.count < 1 or self.bins_per_update < 1:
-            raise ValueError(f"cannot order {self.count} bins in steps of {self.bins_per_update}")
+        if self.count < 1 or self.bins_per_step < 1:
+            raise ValueError(f"cannot order {self.count} bins in steps of {self.bins_per_step}")
         self._current: tuple[int, NDArray[np.int64]] | None = None
 
     def epoch(self, number: int) -> NDArray[np.int64]:
@@ -81,7 +81,7 @@ class DataOrder:
         if self._current is None or self._current[0] != number:
             order = shuffled(self.count, seed=self.seed, draw=Draw.EPOCH, number=number)
             if self.grouped is not None:
-                step = np.arange(self.count) // self.bins_per_update
+                step = np.arange(self.count) // self.bins_per_step
                 order = order[np.lexsort((-self.grouped[order], step))]
             self._current = number, order
         return self._current[1]
@@ -89,26 +89,26 @@ class DataOrder:
     @property
     def steps_per_epoch(self) -> int:
         """Steps in which every bin is seen once; the last one may be smaller."""
-        return math.ceil(self.count / self.bins_per_update)
+        return math.ceil(self.count / self.bins_per_step)
 
-    def updates_in(self, epochs: float) -> int:
+    def steps_in(self, epochs: float) -> int:
         """Steps in this many epochs, rounded up; 1.1 epochs of 50 steps are 55."""
         return math.ceil(Fraction(str(epochs)) * self.steps_per_epoch)
 
     def step_of_bins(self) -> NDArray[np.int64]:
         steps = np.empty(self.count, np.int64)
-        steps[self.epoch(0)] = np.arange(self.count) // self.bins_per_update
+        steps[self.epoch(0)] = np.arange(self.count) // self.bins_per_step
         return steps
 
-    def update(self, done: int) -> Update:
+    def step(self, done: int) -> StepBins:
         """The step that follows after `done` steps."""
         epoch, step = divmod(done, self.steps_per_epoch)
-        size = self.bins_per_update
-        return Update(done, epoch, step, self.epoch(epoch)[step * size : (step + 1) * size])
+        size = self.bins_per_step
+        return StepBins(done, epoch, step, self.epoch(epoch)[step * size : (step + 1) * size])
 
-    def updates(self, done: int, total: int) -> Iterator[Update]:
+    def steps(self, done: int, total: int) -> Iterator[StepBins]:
         """The remaining steps up to `total` after `done`."""
-        return map(self.update, range(done, total))
+        return map(self.step, range(done, total))
 
 
 def clumping(sizes: NDArray[np.integer[Any]], groups: NDArray[np.int64]) -> float | None:

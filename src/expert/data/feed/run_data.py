@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 
 from expert.core.world import ALONE, World
 from expert.data.feed.batches import BatchShape
-from expert.data.feed.feed import Batch, PackedFeed, UpdateWork, widths_of
+from expert.data.feed.feed import Batch, PackedFeed, StepWork, widths_of
 from expert.data.feed.loader import (
     PaddedFeed,
     PreparedBins,
     RowsTokenisedLate,
     padded_rows,
 )
-from expert.data.feed.order import DataOrder, Update, dealt, micro_batches
+from expert.data.feed.order import DataOrder, StepBins, dealt, micro_batches
 from expert.data.feed.streaming import Place, Stream
 from expert.data.feed.workers import Restart
 from expert.data.line import Line, columns_read, doubtful_texts, unread_columns
@@ -135,7 +135,7 @@ def training_feed(
     if data.stream is not None:
         known = data.stream.shape
         shape = known.batch_shape(rows, plan.data.max_seq_length)
-        batches, whole_rows = known.batches_per_update(rows, world), known.whole_rows
+        batches, whole_rows = known.batches_per_step(rows, world), known.whole_rows
         works = data.stream.works(
             done=state.done,
             place=Place(*(state.place or ())),
@@ -162,16 +162,16 @@ def training_feed(
                 **more,
             )
         shape = BatchShape.for_index(split.index, rows)
-        batches = -(-order.bins_per_update // (rows * world.size))
+        batches = -(-order.bins_per_step // (rows * world.size))
         whole_rows = has_whole_rows(split)
-        updates = order.updates(state.done, total)
-        works = _prepared_works(updates, split.index, split.open(), seed=plan.optim.seed)
+        steps = order.steps(state.done, total)
+        works = _prepared_works(steps, split.index, split.open(), seed=plan.optim.seed)
         if plan.data.flat and plan.kernels.cuda_graphs:
             widths = widths_of(order, split.index, rows, CAPTURED_WIDTHS, world)
     return PackedFeed(
-        (work for work in works if work.update.done not in state.skipped),
+        (work for work in works if work.step.done not in state.skipped),
         shape,
-        batches_per_update=batches,
+        batches_per_step=batches,
         whole_rows=whole_rows,
         ready_ahead=plan.loader.prefetch,
         pin=plan.loader.pin_memory,
@@ -196,15 +196,15 @@ def feed_facts(plan: RunPlan, data: RunData) -> dict[str, Any]:
 
 
 def _prepared_works(
-    updates: Iterator[Update], index: PackIndex, store: DocumentStore, *, seed: int
-) -> Iterator[UpdateWork]:
+    steps: Iterator[StepBins], index: PackIndex, store: DocumentStore, *, seed: int
+) -> Iterator[StepWork]:
     """Steps over prepared tokens; blocks of a corpus are shifted in every epoch."""
     epoch, here = 0, index
-    for update in updates:
-        if index.rule == "blocks" and update.epoch != epoch:
-            epoch = update.epoch
+    for step in steps:
+        if index.rule == "blocks" and step.epoch != epoch:
+            epoch = step.epoch
             here = shifted_blocks(index, store.lengths, seed=seed, epoch=epoch)
-        yield UpdateWork(update, here, store)
+        yield StepWork(step, here, store)
 
 
 def has_whole_rows(split: PreparedSplit) -> bool:
@@ -262,13 +262,13 @@ def split_batches(
         return
     together = rows * world.size
     works = (
-        UpdateWork(Update(number, 0, number, some), index, store)
+        StepWork(StepBins(number, 0, number, some), index, store)
         for number, some in enumerate(micro_batches(bins, together))
     )
     feed = PackedFeed(
         works,
         shape.batch if shape else BatchShape.for_index(index, rows),
-        batches_per_update=1,
+        batches_per_step=1,
         device=device,
         soft=index.soft_tokens > 0,
         whole_rows=shape.whole_rows if shape else has_whole_rows(split),

@@ -19,11 +19,11 @@ from torch.utils.data import IterableDataset, get_worker_info
 from expert.core.text import counted
 from expert.core.world import ALONE, World
 from expert.data.feed.batches import BatchShape
-from expert.data.feed.feed import UpdateWork
-from expert.data.feed.order import Draw, Update, shuffled
+from expert.data.feed.feed import StepWork
+from expert.data.feed.order import Draw, StepBins, shuffled
 from expert.data.feed.workers import Loader, Patience, Restart, data_loader, taken
 from expert.data.line import STREAM_WINDOW_ROWS
-from expert.data.pack.pack import bins_per_update
+from expert.data.pack.pack import bins_per_step
 from expert.data.pack.pack_index import PackIndex
 from expert.data.records import BadRow, DataError, Made, Row
 from expert.data.tokens.documents import FlatDocuments, shard_of
@@ -106,17 +106,17 @@ def _characters(value: Any) -> int:
 class StreamShape:
     """Sizes derived from the first window and used for the whole stream."""
 
-    bins_per_update: int
+    bins_per_step: int
     boundaries_per_bin: int
     whole_rows: bool
 
     def batch_shape(self, rows: int, length: int) -> BatchShape:
         return BatchShape(rows, length, rows * (self.boundaries_per_bin + 1))
 
-    def batches_per_update(self, rows: int, world: World = ALONE) -> int:
+    def batches_per_step(self, rows: int, world: World = ALONE) -> int:
         """Room for the largest step: windows are divided evenly, so steps may exceed the
         average."""
-        return -(-(2 * self.bins_per_update) // (rows * world.size))
+        return -(-(2 * self.bins_per_step) // (rows * world.size))
 
 
 @dataclass(eq=False)
@@ -160,7 +160,7 @@ class Stream:
         pieces = int(np.diff(index.bin_offsets).max())
         whole = pieces == 1 and index.rule == "none"
         return StreamShape(
-            bins_per_update(index, self.examples_per_update),
+            bins_per_step(index, self.examples_per_update),
             1 if whole else int(pieces * SPARE_BOUNDARIES) + 1,
             whole,
         )
@@ -174,7 +174,7 @@ class Stream:
         total: int | None,
         patience: float = math.inf,
         restart: Restart = lambda error: False,
-    ) -> Iterator[UpdateWork]:
+    ) -> Iterator[StepWork]:
         """The steps from `place` on; `done` are completed. `patience`: seconds without a window
         after which idle workers count as hanging."""
         for epoch in range(place.epoch, -int(-epochs // 1)):
@@ -182,10 +182,10 @@ class Stream:
             for work in self._epoch(here, patience, restart):
                 if total is not None and done >= total:
                     return
-                yield replace(work, update=replace(work.update, done=done))
+                yield replace(work, step=replace(work.step, done=done))
                 done += 1
 
-    def _epoch(self, place: Place, patience: float, restart: Restart) -> Iterator[UpdateWork]:
+    def _epoch(self, place: Place, patience: float, restart: Restart) -> Iterator[StepWork]:
         self._bad_rows = 0  # the same rows come again in every epoch
 
         def begin(count: int) -> Loader:
@@ -204,7 +204,7 @@ class Stream:
 
     def _window(
         self, epoch: int, number: int, documents: EncodedBatch, skipped: int
-    ) -> Iterator[UpdateWork]:
+    ) -> Iterator[StepWork]:
         """The steps of a window: its bins in random order, divided evenly."""
         store = FlatDocuments([shard_of(documents)])
         turn = epoch << 32 | number
@@ -212,10 +212,10 @@ class Stream:
         if not index.bins:  # nothing to train on in this window
             return
         order = shuffled(index.bins, seed=self.seed, draw=Draw.WINDOW, number=turn)
-        count = max(1, round(index.bins / self.shape.bins_per_update))
+        count = max(1, round(index.bins / self.shape.bins_per_step))
         for step, bins in enumerate(np.array_split(order, count)):
             if step >= skipped:
-                yield UpdateWork(Update(0, epoch, step, bins, window=number), index, store)
+                yield StepWork(StepBins(0, epoch, step, bins, window=number), index, store)
 
     def _judge(self, bad: list[BadRow]) -> None:
         self._bad_rows += len(bad)

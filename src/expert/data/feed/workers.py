@@ -56,7 +56,7 @@ class WorkersFailed(ExpertError):
         super().__init__(what)
 
 
-class WorkersUnavailable(Exception):
+class CannotStartWorkers(Exception):
     """No workers can be started: too little shared memory or memory, or too many processes."""
 
 
@@ -94,7 +94,7 @@ class Loader(DataLoader[Any]):
             hook, sys.unraisablehook = sys.unraisablehook, lambda unraisable: None
             traceback.clear_frames(error.__traceback__)  # a half-built iterator fails to clean up
             sys.unraisablehook = hook
-            raise WorkersUnavailable(reason) from None
+            raise CannotStartWorkers(reason) from None
         new = set(multiprocessing.active_children()) - before
         self.workers = tuple(new) or self.workers
         return iterator

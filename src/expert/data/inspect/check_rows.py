@@ -208,7 +208,7 @@ class _Checker:
         if columns is not None and seen is not None:
             doubt = columns.worth_a_warning(seen)
             self.report.doubts += [f"{source.name}: {doubt}"] if doubt else []
-            notes.append(f"{source.name}: {columns.told(seen)}")
+            notes.append(f"{source.name}: {columns.as_text(seen)}")
             first = islice(reading.rows(), FIELDS_LOOKED_AT if columns.messages else 0)
             rows = [row.values for row in first if isinstance(row, Row)]
             talks = [row.get(columns.messages) for row in rows]

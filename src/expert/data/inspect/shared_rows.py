@@ -60,7 +60,7 @@ class SharedRows:
     def consequence(self) -> str:
         return f"the {self.split} loss is lower than on unseen rows"
 
-    def told(self, listed_by: str) -> str:
+    def as_text(self, listed_by: str) -> str:
         """The warning in one line, with what to do."""
         verb = "is" if self.count == 1 else "are"
         return (

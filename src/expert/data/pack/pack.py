@@ -438,6 +438,6 @@ def shifted_blocks(index: PackIndex, lengths: Lengths, *, seed: int, epoch: int)
     )
 
 
-def bins_per_update(index: PackIndex, examples_per_update: int) -> int:
+def bins_per_step(index: PackIndex, examples_per_update: int) -> int:
     """Bins that hold this many examples on average, at least one."""
     return sequences_for(examples_per_update, rows=index.examples, sequences=index.bins)

@@ -91,7 +91,7 @@ class Mark:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Timeline:
+class EventTimeline:
     """A timeline with a lane for every kind of event."""
 
     lanes: tuple[str, ...]
@@ -102,7 +102,7 @@ class Timeline:
     """Seconds since the run started, without pauses."""
 
 
-Chart = LineChart | StackChart | WideBar | Bars | Histogram | Timeline
+Chart = LineChart | StackChart | WideBar | Bars | Histogram | EventTimeline
 
 
 @dataclass(frozen=True, kw_only=True)

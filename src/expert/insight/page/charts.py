@@ -10,13 +10,13 @@ from itertools import accumulate, pairwise
 from expert.insight.page.blocks import (
     Bars,
     Chart,
+    EventTimeline,
     Histogram,
     LineChart,
     Mark,
     Point,
     Series,
     StackChart,
-    Timeline,
     Unit,
     WideBar,
 )
@@ -47,7 +47,7 @@ def draw(chart: Chart) -> Markup:
             return _bars(chart)
         case Histogram():
             return _histogram(chart)
-        case Timeline():
+        case EventTimeline():
             return _marks(chart)
 
 
@@ -338,7 +338,7 @@ def _histogram(chart: Histogram) -> Markup:
 # --- the timeline --------------------------------------------------------------------------------
 
 
-def _marks(chart: Timeline) -> Markup:
+def _marks(chart: EventTimeline) -> Markup:
     x = scale_of([0.0, chart.end or 1.0], tight=True, clock=True, wanted=6)
     lanes = [
         _lane(name, count, [mark for mark in chart.marks if mark.lane == name], x)

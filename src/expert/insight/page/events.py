@@ -8,13 +8,13 @@ from expert.core.events import Event
 from expert.insight.event_text import GAP, without_step
 from expert.insight.page.blocks import (
     Block,
+    EventTimeline,
     Figure,
     Folded,
     Grid,
     Lines,
     Mark,
     PageSection,
-    Timeline,
     Tone,
     Words,
 )
@@ -88,7 +88,7 @@ def _time_line(timed: Timed) -> Figure:
         marks.append(Mark(lane=lane, at=at, words=words, tone=tone))
     lanes = tuple(dict.fromkeys(lane for lane, _ in LANES.values() if count[lane]))
     end = max(at for _, at in timed)
-    chart = Timeline(
+    chart = EventTimeline(
         lanes=lanes, marks=tuple(marks), end=end, counts=tuple(count[n] for n in lanes)
     )
     return Figure(name="story", title="Timeline", chart=chart, wide=True)

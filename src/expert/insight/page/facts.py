@@ -8,7 +8,7 @@ from functools import cached_property
 from expert.core.events import Event
 from expert.insight.page.blocks import Point
 from expert.insight.record import RunRecord, listed, mapping
-from expert.insight.step.anatomy import SITTINGS, Anatomy, Line, finite, numbers
+from expert.insight.step.anatomy import SITTINGS, Anatomy, LogLine, finite, numbers
 
 __all__ = ["RunFacts", "listed", "mapping", "number"]
 number = finite
@@ -74,7 +74,7 @@ class RunFacts:
         return [line.event for line in self.lines]
 
     @cached_property
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[LogLine]:
         recorded = {number(line.event.get("step")) or 0.0: line for line in self.anatomy.lines}
         return [recorded[step] for step in sorted(recorded)]
 

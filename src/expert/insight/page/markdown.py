@@ -11,6 +11,7 @@ from expert.insight.page.blocks import (
     Block,
     CaseExample,
     Chart,
+    EventTimeline,
     Figure,
     Folded,
     Grid,
@@ -21,7 +22,6 @@ from expert.insight.page.blocks import (
     Series,
     StackChart,
     Tiles,
-    Timeline,
     Tone,
     WideBar,
     Words,
@@ -126,7 +126,7 @@ def _chart(chart: Chart) -> Iterator[str]:
                 for label, count in zip(chart.labels, chart.counts, strict=True)
             ]
             yield from _table(("tokens", chart.what), pairs, (chart.what,))
-        case Timeline():
+        case EventTimeline():
             counted = zip(chart.lanes, chart.counts, strict=True)
             yield ", ".join(f"{text(lane)}: {count:,}" for lane, count in counted)
 

@@ -119,7 +119,7 @@ class RunTimes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class LogLine:
     """A log line: how many steps it covers, and whether they came after warm-up."""
 
     event: Event
@@ -133,10 +133,10 @@ class Anatomy:
 
     run: RunTimes
     step: StepAnatomy | None
-    lines: Sequence[Line] = field(default=(), repr=False)
+    lines: Sequence[LogLine] = field(default=(), repr=False)
 
     @cached_property
-    def steady(self) -> list[Line]:
+    def steady(self) -> list[LogLine]:
         """The lines that medians are taken over: those after warm-up, or all if there are none."""
         return _steady(self.lines)
 
@@ -152,7 +152,7 @@ def dissect(run: RunRecord) -> Anatomy:
 # --- an average step ---------------------------------------------------------------------------
 
 
-def log_lines(events: Sequence[Event]) -> Iterator[Line]:
+def log_lines(events: Sequence[Event]) -> Iterator[LogLine]:
     """Every step event with the number of steps it covers, from the event or the step numbers."""
     before, unsettled_until = 0, SETTLING_UPDATES
     for event in events:
@@ -164,15 +164,15 @@ def log_lines(events: Sequence[Event]) -> Iterator[Line]:
         elif event.get("event") == "step" and step is not None:
             recorded = number(event, "updates")
             count = int(recorded) if recorded else max(1, int(step) - before)
-            yield Line(event=event, updates=count, settled=int(step) - count >= unsettled_until)
+            yield LogLine(event=event, updates=count, settled=int(step) - count >= unsettled_until)
             before = int(step)
 
 
-def _steady(lines: Sequence[Line]) -> list[Line]:
+def _steady(lines: Sequence[LogLine]) -> list[LogLine]:
     return [line for line in lines if line.settled] or list(lines)
 
 
-def average_step(lines: Sequence[Line], *, on_gpu: bool) -> StepAnatomy | None:
+def average_step(lines: Sequence[LogLine], *, on_gpu: bool) -> StepAnatomy | None:
     """The median step; None if no line has its time."""
     chosen = _steady(lines)
     walls = per_update(chosen, "seconds")
@@ -208,13 +208,13 @@ def average_step(lines: Sequence[Line], *, on_gpu: bool) -> StepAnatomy | None:
     )
 
 
-def per_update(lines: Sequence[Line], name: str) -> list[float]:
+def per_update(lines: Sequence[LogLine], name: str) -> list[float]:
     """A sum of each line, divided by its steps."""
     found = zip(numbers([line.event.get(name) for line in lines]), lines, strict=True)
     return [value / line.updates for value, line in found if value is not None]
 
 
-def median(lines: Sequence[Line], name: str) -> float | None:
+def median(lines: Sequence[LogLine], name: str) -> float | None:
     values = numbers([line.event.get(name) for line in lines])
     known = [value for value in values if value is not None]
     return float(statistics.median(known)) if known else None

@@ -358,7 +358,7 @@ class Windows:
             for _ in range(order["steps"]):
                 if (fed := next(coming, None)) is None:
                     return
-                taken.append((fed.update.done, fed.counts.real_tokens, fed.counts.examples))
+                taken.append((fed.step.done, fed.counts.real_tokens, fed.counts.examples))
                 yield fed
             self.timed.append(self._window(start, self._mark(), taken))
             self._order = None

@@ -53,7 +53,7 @@ def numbers_of(
         "mfu_because": because,
         "padding": _share(steps, "padding"),
         "data_wait": min(1.0, waited / lasted) if lasted else None,
-        "examples_per_update": train.index.examples * order.bins_per_update / order.count,
+        "examples_per_update": train.index.examples * order.bins_per_step / order.count,
         "updates_measured": sum(window.steps for window in windows),
         "updates_before": windows[0].first,
         "updates_learnt": trained,

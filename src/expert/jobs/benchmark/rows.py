@@ -42,11 +42,11 @@ def prepare_rows(read: ReadWith, top: RunPlan, *, model: str | None, tell: Tell)
     """Prepare the rows, and determine how many make up a step."""
     characters = top.model.name == CHAR_GPT
     index, overrides, notes = _prepared(read, model, tell, characters=characters)
-    from expert.data.pack.pack import bins_per_update
+    from expert.data.pack.pack import bins_per_step
 
     written = top.batch.examples_per_update
     per_sequence = index.examples / max(1, index.bins)
-    sequences = bins_per_update(index, written)
+    sequences = bins_per_step(index, written)
     examples = written if characters else max(1, round(sequences * per_sequence))
     if examples != written:
         text = f"a step has {examples} rows, not the {written} of the manifest: as many as"

@@ -28,7 +28,7 @@ from expert.core.publish import is_alive
 from expert.core.rundir import Holder, RunFolder, holder_of, process_of
 from expert.core.stored_json import object_in
 from expert.core.text import json_text
-from expert.jobs.board.places import Found
+from expert.jobs.board.places import FoundPlace
 from expert.parallel.launch import LAUNCH_FOLDER
 from expert.run.stored.resume_command import NO_FILE, command_of_run
 
@@ -45,7 +45,7 @@ class NotDone(ExpertError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class StartedCommand:
     """A command started by a page."""
 
     id: str
@@ -99,22 +99,22 @@ class Jobs:
     """All jobs of these folders, including those of earlier boards."""
 
     def __init__(self, roots: Sequence[Path]) -> None:
-        self._known: dict[str, Job] = {}
+        self._known: dict[str, StartedCommand] = {}
         self._lock = threading.Lock()
         for root in roots:
             self._known |= {job.id: job for job in _recorded(root / FOLDER)}
 
-    def all(self) -> list[Job]:
+    def all(self) -> list[StartedCommand]:
         return sorted(self._known.values(), key=lambda job: job.holder.since, reverse=True)
 
-    def get(self, name: str) -> Job | None:
+    def get(self, name: str) -> StartedCommand | None:
         return self._known.get(name)
 
-    def of(self, subject: str) -> list[Job]:
+    def of(self, subject: str) -> list[StartedCommand]:
         """Jobs of one run or manifest, newest first."""
         return [job for job in self.all() if job.subject == subject]
 
-    def start(self, what: str, command: Sequence[str], found: Found) -> Job:
+    def start(self, what: str, command: Sequence[str], found: FoundPlace) -> StartedCommand:
         """Start `expert COMMAND`, about a run or a manifest, as a process independent of the
         board."""
         with self._lock:
@@ -140,7 +140,7 @@ class Jobs:
             holder = Holder(pid=process.pid, host=socket.gethostname(),
                             since=time.strftime("%Y-%m-%d %H:%M:%S"),
                             process=process_of(process.pid))  # fmt: skip
-            job = Job(id=name, what=what, about=found.name, subject=found.id,
+            job = StartedCommand(id=name, what=what, about=found.name, subject=found.id,
                       command=tuple(command), holder=holder, folder=folder)  # fmt: skip
             _record(job)
             self._known[name] = job
@@ -161,7 +161,7 @@ def resume_command(run: Path) -> list[str]:
     return words
 
 
-def export_command(found: Found, *, merged: bool) -> list[str]:
+def export_command(found: FoundPlace, *, merged: bool) -> list[str]:
     """Export to an unused name in exports/ below the root."""
     parent = found.root / "exports"
     refuse_links(parent, below=found.root)
@@ -234,18 +234,18 @@ def environment() -> dict[str, str]:
     return {**kept, "NO_COLOR": "1", "COLUMNS": "110", "PYTHONUNBUFFERED": "1"}
 
 
-def _wait(process: subprocess.Popen[bytes], job: Job) -> None:
+def _wait(process: subprocess.Popen[bytes], job: StartedCommand) -> None:
     code = process.wait()
     with suppress(OSError):
         write_text_atomically(job.folder / f"{job.id}.end.json", json.dumps({"code": code}))
 
 
-def _record(job: Job) -> None:
+def _record(job: StartedCommand) -> None:
     record = {**asdict(job), "folder": None}
     write_text_atomically(job.folder / f"{job.id}.json", json_text(record, indent=2) + "\n")
 
 
-def _recorded(folder: Path) -> list[Job]:
+def _recorded(folder: Path) -> list[StartedCommand]:
     """The newest jobs of earlier boards; unreadable records are skipped."""
     if not folder.is_dir() or folder.is_symlink():
         return []
@@ -257,5 +257,7 @@ def _recorded(folder: Path) -> list[Job]:
             words = {key: str(record[key]) for key in ("what", "about", "subject")}
             holder = Holder(**record["holder"])
             command = tuple(str(word) for word in record["command"])
-            jobs.append(Job(id=path.stem, command=command, holder=holder, folder=folder, **words))
+            jobs.append(
+                StartedCommand(id=path.stem, command=command, holder=holder, folder=folder, **words)
+            )
     return jobs

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from expert.jobs.board.actions import Jobs
 from expert.jobs.board.chat import Chat
 from expert.jobs.board.live import MOST_STREAMS, Hub
-from expert.jobs.board.places import Found, Kind, Places
+from expert.jobs.board.places import FoundPlace, Kind, Places
 from expert.jobs.board.safety import Refused
 from expert.jobs.board.summaries import Summaries
 
@@ -33,11 +33,11 @@ class Board:
     def __post_init__(self) -> None:
         self.jobs = Jobs(self.places.roots)
 
-    def found(self, request: Request, kind: Kind) -> Found:
+    def found(self, request: Request, kind: Kind) -> FoundPlace:
         """The run or manifest in the request's path."""
         return self.get(request.path_params["id"], kind)
 
-    def get(self, name: str, kind: Kind) -> Found:
+    def get(self, name: str, kind: Kind) -> FoundPlace:
         found = self.places.get(name, kind)
         if found is None:
             raise Refused(404, f"There is no such {kind} in the folders of this board.")

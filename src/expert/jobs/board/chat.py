@@ -21,7 +21,7 @@ from expert.core.files import open_regular
 from expert.core.rundir import RunFolder
 from expert.core.text import duration
 from expert.jobs.board.actions import TAIL_BYTES, NotDone, environment
-from expert.jobs.board.places import Found
+from expert.jobs.board.places import FoundPlace
 from expert.jobs.board.safety import Refused
 from expert.parallel.launch import PARENT_PIPE
 from expert.run.stored.choose_checkpoint import FINAL, states
@@ -39,10 +39,10 @@ State = Literal["none", "other", "loading", "ready", "failed"]
 
 
 @dataclass
-class Child:
+class ServeProcess:
     """`expert serve` of one run."""
 
-    found: Found
+    found: FoundPlace
     note: str
     """A remark for the page, or ""."""
     token: str = field(default_factory=lambda: secrets.token_urlsafe(24))
@@ -106,10 +106,10 @@ class Chat:
     """The run loaded for chat, if any."""
 
     def __init__(self) -> None:
-        self._child: Child | None = None
+        self._child: ServeProcess | None = None
         self._lock = threading.Lock()
 
-    def load(self, found: Found, training: str = "") -> None:
+    def load(self, found: FoundPlace, training: str = "") -> None:
         """Load a run and its base in place of any other run; on the CPU if `training` names a run
         that is training on this machine."""
         saved = states(RunFolder(found.path))
@@ -126,7 +126,7 @@ class Chat:
                 if child.found.id == found.id:
                     return
                 child.end(f"{found.name} was loaded instead")
-            self._child = child = Child(found, note)
+            self._child = child = ServeProcess(found, note)
             child.start(words)
         threading.Thread(target=child.watch, daemon=True).start()
 
@@ -135,7 +135,7 @@ class Chat:
             if self._child is not None and self._child.is_running:
                 self._child.end(because)
 
-    def state(self, found: Found) -> tuple[State, str, str]:
+    def state(self, found: FoundPlace) -> tuple[State, str, str]:
         """The state of a run, a sentence about it, and the server's output."""
         child = self._child
         if child is None or (child.found.id != found.id and not child.is_running):
@@ -150,7 +150,7 @@ class Chat:
             return "failed", f"Unloaded: {child.ended_because}.", ""
         return "failed", "expert serve ended:", child.output
 
-    async def answer(self, found: Found, question: Mapping[str, Any]) -> AsyncIterator[bytes]:
+    async def answer(self, found: FoundPlace, question: Mapping[str, Any]) -> AsyncIterator[bytes]:
         """The server's events as they arrive; problems are events, too."""
         import httpx
 

@@ -9,7 +9,7 @@ from expert.jobs.board.chat import NAMES, Chat
 from expert.jobs.board.job_pages import log_html, output_lines
 from expert.jobs.board.layout import button, live, page, pill, state_pill, title_row
 from expert.jobs.board.live import View
-from expert.jobs.board.places import Found
+from expert.jobs.board.places import FoundPlace
 from expert.jobs.board.summaries import Summary
 
 WORDS = {"none": "not loaded", "other": "another run is loaded", "failed": "not loaded"}
@@ -24,7 +24,7 @@ FIELDS = (
 class ChatView(View):
     """Whether the expert and its base are loaded."""
 
-    def __init__(self, found: Found, chat: Chat) -> None:
+    def __init__(self, found: FoundPlace, chat: Chat) -> None:
         super().__init__()
         self._found, self._chat = found, chat
 
@@ -43,7 +43,7 @@ class ChatView(View):
         return {"status": tag("div", head, log, id="status"), "order": "status"}
 
 
-def chat_page(found: Found, view: View) -> str:
+def chat_page(found: FoundPlace, view: View) -> str:
     """Two conversations and one input for both; the script does the rest."""
     columns = [
         tag("section", tag("h2", name.title()),

@@ -9,10 +9,10 @@ from expert.core.errors import EXIT_MEANINGS
 from expert.core.rundir import holder_of
 from expert.core.text import visible
 from expert.insight.page.markup import Markup, escape, tag
-from expert.jobs.board.actions import Job, launcher_of
+from expert.jobs.board.actions import StartedCommand, launcher_of
 from expert.jobs.board.layout import button, live, page, pill, title_row
 from expert.jobs.board.live import View
-from expert.jobs.board.places import Found, Places
+from expert.jobs.board.places import FoundPlace, Places
 
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 SHOWN_LINES = 300
@@ -23,12 +23,12 @@ TONES = {"running": "note", "finished": "good", "failed": "error", "ended": "pla
 class JobView(View):
     """State and output of a job, and its run."""
 
-    def __init__(self, job: Job, places: Places, *, read_only: bool) -> None:
+    def __init__(self, job: StartedCommand, places: Places, *, read_only: bool) -> None:
         super().__init__()
         self.job = job
         self._read_only = read_only
         self._places = places
-        self._run: Found | None = None
+        self._run: FoundPlace | None = None
         self._over = False
 
     def refresh(self) -> dict[str, str]:
@@ -58,7 +58,7 @@ class JobView(View):
             id="job",
         )  # fmt: skip
 
-    def _find_run(self) -> Found | None:
+    def _find_run(self) -> FoundPlace | None:
         """The run that the job was started for, or that its process has locked."""
         self._places.look()
         for run in self._places.runs():
@@ -82,7 +82,7 @@ def job_page(view: View, *, read_only: bool) -> str:
     )
 
 
-def start_page(manifests: Sequence[Found], jobs: Sequence[Job]) -> str:
+def start_page(manifests: Sequence[FoundPlace], jobs: Sequence[StartedCommand]) -> str:
     """All manifests with a start button, and earlier jobs."""
     cards = [
         tag(

@@ -16,7 +16,7 @@ from expert.jobs.board.layout import (
     state_word,
     title_row,
 )
-from expert.jobs.board.live import Pace, View
+from expert.jobs.board.live import Throttle, View
 from expert.jobs.board.notes import Notes, read_notes
 from expert.jobs.board.places import MOST_FOLDERS, Places
 from expert.jobs.board.summaries import Summaries, Summary
@@ -33,7 +33,7 @@ class ListView(View):
         super().__init__()
         self._read_only = read_only
         self._places, self._summaries = places, summaries
-        self._pace = Pace(SHARE)
+        self._pace = Throttle(SHARE)
 
     def refresh(self) -> dict[str, str]:
         if not self.parts:

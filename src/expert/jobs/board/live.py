@@ -20,7 +20,7 @@ STARTED = secrets.token_hex(4)
 """Identifies this server: versions of an earlier one do not count."""
 
 
-class Pace:
+class Throttle:
     """Keeps repeated work below a share of one core: slow work is done less often."""
 
     def __init__(self, share: float, least: float = TICK_SECONDS) -> None:

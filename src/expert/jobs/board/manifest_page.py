@@ -25,7 +25,7 @@ from expert.insight.step.anatomy import Anatomy, RunTimes
 from expert.jobs.board.actions import NotDone, environment
 from expert.jobs.board.job_pages import log_html, output_lines
 from expert.jobs.board.layout import button, page
-from expert.jobs.board.places import Found
+from expert.jobs.board.places import FoundPlace
 from expert.manifest.explain import KeyHelp, explain
 from expert.planning.machine.cards import CARDS
 
@@ -66,7 +66,7 @@ def keys() -> list[tuple[re.Pattern[str], KeyHelp]]:
     return patterns
 
 
-def manifest_page(found: Found, written: Mapping[str, Any]) -> str:
+def manifest_page(found: FoundPlace, written: Mapping[str, Any]) -> str:
     """The form; the script requests the plan and the rows."""
     fields = dict(_fields(written))
     first = [fields.pop(f"{CONFIG}{name}") for name in FIRST]

@@ -31,7 +31,7 @@ class NoFolder(ExpertError):
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundPlace:
     """A run folder or a manifest below a root."""
 
     id: str
@@ -54,7 +54,7 @@ class Places:
     """The roots, and what the last search found below them."""
 
     roots: tuple[Path, ...]
-    found: dict[str, Found] = field(default_factory=dict)
+    found: dict[str, FoundPlace] = field(default_factory=dict)
     cut: bool = False
     """Whether there were more than MOST_FOLDERS."""
     _next_look: float = 0.0
@@ -72,7 +72,7 @@ class Places:
         if began < self._next_look and not now:
             return
         self.cut = False
-        found: dict[str, Found] = {}
+        found: dict[str, FoundPlace] = {}
         for root in self.roots:
             for item in self._below(root):
                 found.setdefault(item.id, item)
@@ -80,13 +80,13 @@ class Places:
         took = time.monotonic() - began
         self._next_look = began + max(LOOK_SECONDS, took / LOOK_SHARE)
 
-    def runs(self) -> list[Found]:
+    def runs(self) -> list[FoundPlace]:
         return [found for found in self.found.values() if found.kind == "run"]
 
-    def manifests(self) -> list[Found]:
+    def manifests(self) -> list[FoundPlace]:
         return [found for found in self.found.values() if found.kind == "manifest"]
 
-    def get(self, name: str, kind: Kind) -> Found | None:
+    def get(self, name: str, kind: Kind) -> FoundPlace | None:
         """The run or manifest with this id; None if it does not exist or is behind a link."""
         if name not in self.found:
             self.look()
@@ -95,7 +95,7 @@ class Places:
             return None
         return found
 
-    def _below(self, root: Path) -> Iterator[Found]:
+    def _below(self, root: Path) -> Iterator[FoundPlace]:
         waiting, seen = [(root, 0)], 0
         while waiting:
             folder, depth = waiting.pop()
@@ -105,12 +105,12 @@ class Places:
                 return
             run = RunFolder(folder)
             if run.events.is_file() or (run.was_started and run.environment.is_file()):
-                yield Found(_name_of(folder), "run", folder, root)
+                yield FoundPlace(_name_of(folder), "run", folder, root)
                 continue
             inside = _inside(folder)
             for name in FILE_NAMES[:3]:  # config.yaml may belong to anything
                 if name in inside and not inside[name]:
-                    yield Found(_name_of(folder / name), "manifest", folder / name, root)
+                    yield FoundPlace(_name_of(folder / name), "manifest", folder / name, root)
                     break
             if depth < DEPTH:
                 folders = [name for name, is_dir in inside.items() if is_dir and name[0] != "."]

@@ -20,11 +20,11 @@ from expert.insight.page.html import section_html
 from expert.insight.page.markup import Markup, joined, tag
 from expert.insight.record import RunRecord, record_of
 from expert.insight.step.anatomy import dissect
-from expert.jobs.board.actions import Job
+from expert.jobs.board.actions import StartedCommand
 from expert.jobs.board.layout import button, fact, live, page, progress_bar, state_pill
-from expert.jobs.board.live import Pace, View
+from expert.jobs.board.live import Throttle, View
 from expert.jobs.board.notes import Notes
-from expert.jobs.board.places import Found
+from expert.jobs.board.places import FoundPlace
 from expert.jobs.board.reader import EventReader
 from expert.jobs.board.summaries import Summaries, Summary
 from expert.jobs.diagnose.diagnose import diagnose_record
@@ -45,15 +45,15 @@ NOT_A_STATE = "The run is still running; this page shows it as of when the page 
 class RunView(View):
     """The sections of a run, rendered again when events are new and their pace allows it."""
 
-    def __init__(self, found: Found, summaries: Summaries) -> None:
+    def __init__(self, found: FoundPlace, summaries: Summaries) -> None:
         super().__init__()
         self.found = found
         self.folder = RunFolder(found.path)
         self._summaries = summaries
         self._reader = EventReader(self.folder.events)
-        self._status = Pace(STATUS_SHARE)
-        self._curves = Pace(CURVES_SHARE, LEAST_SECONDS)
-        self._whole = Pace(WHOLE_SHARE, LEAST_SECONDS)
+        self._status = Throttle(STATUS_SHARE)
+        self._curves = Throttle(CURVES_SHARE, LEAST_SECONDS)
+        self._whole = Throttle(WHOLE_SHARE, LEAST_SECONDS)
         self._shown: tuple[object, ...] = ()
         self._drawn_whole: object = None
         self._drawn_last: object = None
@@ -142,7 +142,7 @@ def run_page(view: RunView, notes: Notes, tools: Sequence[object], *, read_only:
     )
 
 
-def run_tools(found: Found, state: str, jobs: Sequence[Job]) -> list[Markup]:
+def run_tools(found: FoundPlace, state: str, jobs: Sequence[StartedCommand]) -> list[Markup]:
     """Buttons for the state of a run; the script shows others when it changes."""
     at = f"/run/{found.id}"
 
@@ -274,7 +274,7 @@ def manifest_change(overrides: Sequence[str]) -> str:
     return yaml.safe_dump(tree, sort_keys=False).strip() if tree else ""
 
 
-def _notes(found: Found, notes: Notes, *, read_only: bool) -> Markup | None:
+def _notes(found: FoundPlace, notes: Notes, *, read_only: bool) -> Markup | None:
     tags = [tag("span", one, class_="tag") for one in notes.tags]
     text = tag("p", notes.text, class_="note") if notes.text else None
     if read_only:

@@ -32,7 +32,7 @@ class NothingToTry(ExpertError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class MeasuredRun:
     """Results of a short run after warm-up."""
 
     updates: int
@@ -53,13 +53,13 @@ class Measured:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tried:
+class TriedFix:
     name: str
     title: str
     overrides: tuple[str, ...]
     device: str
-    before: Measured
-    after: Measured
+    before: MeasuredRun
+    after: MeasuredRun
 
     @property
     def gain(self) -> float | None:
@@ -98,7 +98,7 @@ def try_fix(
     allow_remote_code: bool = False,
     updates: int = MEASURED_UPDATES,
     tell: Callable[[str], None] = lambda text: None,
-) -> Tried:
+) -> TriedFix:
     options: dict[str, Any] = {
         "updates": SETTLING + updates,
         "model": model,
@@ -110,7 +110,7 @@ def try_fix(
     gc.collect()  # the first run's model makes room for the second's
     tell(f"a short run with {' '.join(overrides)}")
     after = short_run(read(overrides), **options)
-    return Tried(
+    return TriedFix(
         name=name,
         title=title,
         overrides=overrides,
@@ -120,7 +120,7 @@ def try_fix(
     )
 
 
-def measured(run: ShortRun) -> Measured:
+def measured(run: ShortRun) -> MeasuredRun:
     """Sums over the steps after warm-up; over all if there are no others."""
     steps = [event for event in run.events if event["event"] == "step"]
     settled = [event for event in steps if event["step"] > SETTLING] or steps
@@ -137,7 +137,7 @@ def measured(run: ShortRun) -> Measured:
         for event in run.events
         if event["event"] == "fell_back"
     )
-    return Measured(
+    return MeasuredRun(
         updates=updates,
         seconds=seconds,
         tokens=tokens,

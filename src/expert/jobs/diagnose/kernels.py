@@ -51,7 +51,7 @@ KEPT_ERROR_LINES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tried:
+class TriedKernel:
     name: str
     state: State
     because: str = ""
@@ -73,7 +73,7 @@ class Trials:
     """All trials, and what torch was built for."""
 
     device: str
-    tried: tuple[Tried, ...]
+    tried: tuple[TriedKernel, ...]
     torch: dict[str, Any] = field(default_factory=dict)
     """version, cuda (that torch was built for), available, architectures, capability."""
     note: str = ""
@@ -294,7 +294,7 @@ TRIALS: dict[str, Trial] = {
 # --- the process that runs them ------------------------------------------------------------------
 
 
-def run_one(name: str, device: torch.device) -> Tried:
+def run_one(name: str, device: torch.device) -> TriedKernel:
     import torch
 
     times = []
@@ -306,13 +306,13 @@ def run_one(name: str, device: torch.device) -> Tried:
                 torch.cuda.synchronize(device)
             times.append(time.perf_counter() - start)
     except NotHere as reason:
-        return Tried(name=name, state="absent", because=str(reason))
+        return TriedKernel(name=name, state="absent", because=str(reason))
     except Exception as error:  # noqa: BLE001 - whatever a kernel raises here is the answer
         lines = [line for line in str(error).splitlines() if line.strip()]
         because = f"{type(error).__name__}: {lines[0] if lines else ''}"
-        return Tried(name=name, state="failed", because=because)
+        return TriedKernel(name=name, state="failed", because=because)
     right = off_by <= tolerance
-    return Tried(
+    return TriedKernel(
         name=name,
         state="works" if right else "wrong",
         because="" if right else f"off by {off_by:.2g} where {tolerance:.2g} is allowed",
@@ -373,7 +373,7 @@ def try_kernels(
 ) -> Trials:
     """Run the named trials, or all; after one that ends its process, the rest run in a new one."""
     left = list(TRIALS if names is None else names)
-    done: list[Tried] = []
+    done: list[TriedKernel] = []
     facts: dict[str, Any] = {}
     note = ""
     while left:
@@ -382,7 +382,7 @@ def try_kernels(
         if len(done) == before:
             break
         left = [name for name in left if name not in {each.name for each in done}]
-    done += [Tried(name=name, state="not tried", because=note) for name in left]
+    done += [TriedKernel(name=name, state="not tried", because=note) for name in left]
     return Trials(device=device, tried=tuple(done), torch=facts, note=note if not facts else "")
 
 
@@ -390,7 +390,7 @@ def _run(
     command: list[str],
     seconds: float,
     tell: Callable[[str], None],
-    done: list[Tried],
+    done: list[TriedKernel],
     facts: dict[str, Any],
 ) -> str:
     """One process of trials, until all have run or one has ended it; why it started none."""
@@ -407,19 +407,19 @@ def _run(
                 tell(begun)
                 limit = time.monotonic() + seconds
             elif "result" in message:
-                done.append(Tried(**message["result"]))
+                done.append(TriedKernel(**message["result"]))
                 begun = None
         if time.monotonic() >= limit:
             if begun is not None:
                 because = f"not done after {seconds:.0f} s"
-                done.append(Tried(name=begun, state="too slow", because=because))
+                done.append(TriedKernel(name=begun, state="too slow", because=because))
             return f"no answer for {SECONDS_TO_START:.0f} s"
         code = child.wait()
         words = child.last_words(KEPT_ERROR_LINES)
         if begun is not None:
             last = f": {child.last_words()}" if code >= 0 and words else ""
             because = f"the process {how_it_ended(code)}{last}"
-            done.append(Tried(name=begun, state="crashed", because=because))
+            done.append(TriedKernel(name=begun, state="crashed", because=because))
         return words or "the trials did not start"
     finally:
         child.stop()

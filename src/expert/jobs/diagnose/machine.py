@@ -10,7 +10,7 @@ from expert.insight.findings.finding import Finding
 from expert.insight.findings.table import looked_at
 
 if TYPE_CHECKING:
-    from expert.jobs.diagnose.kernels import Trials, Tried
+    from expert.jobs.diagnose.kernels import Trials, TriedKernel
     from expert.jobs.gpu_memory import CardMemory
     from expert.planning.machine.machine import Machine
     from expert.planning.machine.nvml import Gpu
@@ -151,7 +151,7 @@ def check_kernels(trials: Trials, plan: RunPlan | None) -> list[Finding]:
     return found
 
 
-def _failed(tried: Tried, used: frozenset[str] | None) -> Finding:
+def _failed(tried: TriedKernel, used: frozenset[str] | None) -> Finding:
     changes: dict[str, Any] = {"fix": FIXES[tried.name]} if tried.name in FIXES else {}
     if used is not None and tried.name not in used:
         changes |= {"severity": "note", "consequence": "this run does not use it"}

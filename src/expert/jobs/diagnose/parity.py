@@ -69,7 +69,7 @@ class Compared:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Trained:
+class TrainingPass:
     """A pass over the sequences: the summed loss, and float32 gradients on the CPU."""
 
     loss: float
@@ -102,7 +102,7 @@ def kept_gradients(built: Built) -> list[Tensor]:
     return kept
 
 
-def differences(one: Trained, other: Trained) -> tuple[float, float]:
+def differences(one: TrainingPass, other: TrainingPass) -> tuple[float, float]:
     """Relative differences of the losses and of the gradients."""
     loss = abs(one.loss - other.loss) / max(abs(other.loss), 1e-30)
     return loss, relative(one.gradients, other.gradients)
@@ -233,14 +233,14 @@ class _Comparison:
 
     # --- claims --------------------------------------------------------------------------------
 
-    def accumulated(self, built: Built, whole: Trained) -> Compared:
+    def accumulated(self, built: Built, whole: TrainingPass) -> Compared:
         claim = f"accumulated = whole ({self.rows} × 1 = 1 × {self.rows})"
         self._tell(claim)
         if self.rows < 2:
             return skipped(claim, "one sequence goes at once: there is nothing to accumulate")
         return self.verdict(claim, self.trained(built, self.batches(rows=1)), whole)
 
-    def alone(self, built: Built, whole: Trained) -> Compared:
+    def alone(self, built: Built, whole: TrainingPass) -> Compared:
         claim = "padded = alone" if self.plan.is_padded else "packed = unpacked"
         self._tell(claim)
         pieces = self._pieces()
@@ -269,7 +269,7 @@ class _Comparison:
         why = f"the first document of each sequence was changed, and its own loss by {own:.0%}; "
         return self.judged(claim, loss=off_by, because=why)
 
-    def kernels(self, whole: Trained) -> list[Compared]:
+    def kernels(self, whole: TrainingPass) -> list[Compared]:
         """Every kernel switch that the plan turns on, against the baseline without it."""
         kernels, found = self.plan.kernels, []
         kind, characters = kernels.attention, self.plan.model.name == CHAR_GPT
@@ -310,7 +310,7 @@ class _Comparison:
         what = "all trained weights after two steps; "
         return self.judged(claim, gradient=off_by, because=what, allowed=allowed)
 
-    def other(self, claim: str, values: dict[str, Any], whole: Trained) -> Compared:
+    def other(self, claim: str, values: dict[str, Any], whole: TrainingPass) -> Compared:
         """The same sequences through a model that is built as the baseline."""
         self._tell(claim)
         plain = None
@@ -324,13 +324,13 @@ class _Comparison:
             return skipped(claim, "the baseline does not fit into the memory")
         return self.verdict(claim, whole, plain)
 
-    def plain(self, values: dict[str, Any]) -> Trained:
+    def plain(self, values: dict[str, Any]) -> TrainingPass:
         built = self.build(self.plan.with_values(values, "for comparing", "machine"))
         assert self._groups is not None
         built.load(self._groups)
         return self.trained(built, self.batches(rows=1))
 
-    def verdict(self, claim: str, fast: Trained, plain: Trained) -> Compared:
+    def verdict(self, claim: str, fast: TrainingPass, plain: TrainingPass) -> Compared:
         loss, gradient = differences(fast, plain)
         return self.judged(claim, loss=loss, gradient=gradient)
 
@@ -378,7 +378,7 @@ class _Comparison:
         offsets = self.split.index.bin_offsets[: self.count + 1]
         return replace(self.split, index=replace(self.split.index, bin_offsets=offsets))
 
-    def trained_alone(self, built: Built) -> Trained:
+    def trained_alone(self, built: Built) -> TrainingPass:
         """Every document of the sequences in its own row."""
         import numpy as np
 
@@ -394,14 +394,14 @@ class _Comparison:
         rows = (padded_rows(index, some, store, self.device, width) for some in bins)
         return self.trained(built, rows)
 
-    def trained(self, built: Built, batches: Iterable[Batch]) -> Trained:
+    def trained(self, built: Built, batches: Iterable[Batch]) -> TrainingPass:
         loss, targets = 0.0, 0
         for batch in batches:
             loss += float(built.engine.accumulate(batch, divisor=self.divisor))
             targets += batch.targets
         gradients = kept_gradients(built)
         built.engine.discard()
-        return Trained(loss=loss, targets=targets, gradients=gradients)
+        return TrainingPass(loss=loss, targets=targets, gradients=gradients)
 
     def step(self, built: Built, number: int) -> None:
         from expert.training.step import seed_step, train_step

@@ -12,7 +12,7 @@ from expert.core.stored_json import object_in
 from expert.data.template.templates import NamedTemplate
 from expert.jobs.export.chat_format import jinja_of
 from expert.jobs.export.checks import CannotExport
-from expert.jobs.export.comparison import Difference, Expected, Source, compare, logits_of
+from expert.jobs.export.comparison import Difference, Expected, ExportSource, compare, logits_of
 from expert.jobs.export.gguf_file.adapter import refuse_adapter, write_adapter
 from expert.jobs.export.gguf_file.architecture import (
     Family,
@@ -72,7 +72,7 @@ def settle_gguf(plan: RunPlan, gguf: str | None, *, adapter: bool, dtype: str | 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Written:
+class WrittenGguf:
     """A GGUF file and the results of its checks."""
 
     file: str
@@ -84,12 +84,12 @@ class Written:
 
 
 def write_expert(
-    source: Source,
+    source: ExportSource,
     expected: Expected,
     trained: Trained,
     target: Path,
     tell: Callable[[str], None],
-) -> Written:
+) -> WrittenGguf:
     """Write the whole expert; the weights of `trained` become those of the file."""
     from expert.jobs.validate.held_out import Run
     from expert.jobs.validate.test_sets import data_folder
@@ -108,7 +108,7 @@ def write_expert(
     difference = compare(expected.logits, [logits_of(model, ids) for ids in expected.ids])
     quality = check.after(trained, kind)
     note = _write_modelfile(expected, trained, target, file)
-    return Written(
+    return WrittenGguf(
         file=file,
         difference=difference,
         quality=quality,
@@ -118,12 +118,12 @@ def write_expert(
 
 
 def write_lora(
-    source: Source,
+    source: ExportSource,
     expected: Expected,
     trained: Trained,
     target: Path,
     save: Callable[[Path], None],
-) -> Written:
+) -> WrittenGguf:
     """Write the adapter alone; `save` writes it in PEFT's format. A built-in base is written next
     to it, since it is not on the hub."""
     import gguf
@@ -153,7 +153,7 @@ def write_lora(
                 weight += (alpha / a.shape[0] * (b @ a)).to(weight)
     difference = compare(expected.logits, [logits_of(base, ids) for ids in expected.ids])
     note = _write_modelfile(expected, trained, target, base_file(base_plan), adapter=file)
-    return Written(
+    return WrittenGguf(
         file=file,
         difference=difference,
         quality=None,
@@ -162,11 +162,11 @@ def write_lora(
     )
 
 
-def _file_name(source: Source) -> str:
+def _file_name(source: ExportSource) -> str:
     return f"{folder_name(source.plan.expert)}-{source.gguf}.gguf"
 
 
-def _about(source: Source) -> About:
+def _about(source: ExportSource) -> About:
     manifest = object_in(source.folder.manifest)
     return About(
         name=source.plan.expert,
@@ -242,7 +242,7 @@ def _write_modelfile(
     return note
 
 
-def refuse_broken(written: Written, tolerance: float | None) -> None:
+def refuse_broken(written: WrittenGguf, tolerance: float | None) -> None:
     """CannotExport if the logits differ by more than the tolerance, or are NaN; quantised files
     have no tolerance (None)."""
     share = written.difference.share
@@ -254,7 +254,7 @@ def refuse_broken(written: Written, tolerance: float | None) -> None:
         )
 
 
-def record_of(done: Exported, written: Written) -> dict[str, object]:
+def record_of(done: Exported, written: WrittenGguf) -> dict[str, object]:
     """The file and the results of its checks, for export.json."""
     return {
         "file": written.file,

@@ -42,7 +42,7 @@ def jinja_of(template: NamedTemplate, start: str = "") -> str:
     )
 
 
-class Pieces(NamedTuple):
+class FormatTexts(NamedTuple):
     """The fixed texts of a prompt format, between the messages of a conversation."""
 
     first: str
@@ -70,7 +70,7 @@ _TEXTS = ("zqfirst", "yqsecond", "Xqthirdly", "wq-fourthly", "4 qlast")
 _SYSTEM = "zqsystem"
 
 
-def pieces_of(template: Template) -> Pieces | str:
+def pieces_of(template: Template) -> FormatTexts | str:
     """The fixed texts of a template, found by applying it to test conversations; or the reason why
     it is more than that."""
     try:
@@ -79,7 +79,7 @@ def pieces_of(template: Template) -> Pieces | str:
         first, last = alone.split(_TEXTS[0])
         start, rest = with_system.split(_SYSTEM)
         answer, rest_of_longer = longer.split(_TEXTS[0])[1].split(_TEXTS[1])
-        pieces = Pieces(
+        pieces = FormatTexts(
             first=first,
             system=(start, rest.split(_TEXTS[0])[0]),
             answer=answer,
@@ -105,7 +105,7 @@ def _asked(template: Template, count: int, system: str) -> str:
     return template.prompt(turns)
 
 
-def go_template(pieces: Pieces) -> str:
+def go_template(pieces: FormatTexts) -> str:
     """The prompt format as a template for Ollama."""
 
     def text(piece: str) -> str:

@@ -41,7 +41,7 @@ up to 1.4 %; the tolerance is almost twice that."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class ExportSource:
     """What to export, and how."""
 
     folder: RunFolder

@@ -21,7 +21,7 @@ VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
-class Engine(NamedTuple):
+class ModelServer(NamedTuple):
     """A server, the command that starts it with an export, and how clients ask for that."""
 
     server: str
@@ -31,7 +31,7 @@ class Engine(NamedTuple):
 
 def engines(
     plan: RunPlan, kind: Kind, dtype: str, base: PortableBase, *, template: bool, name: str
-) -> list[Engine]:
+) -> list[ModelServer]:
     """Commands, if the servers can load it. `template`: the export has its own chat template."""
     if list(_problems(plan, kind)):
         return []
@@ -59,12 +59,12 @@ def engines(
         "TGI": (3000, tgi),
     }
     return [
-        Engine(server, command, f"port {port}, model {own_name}")
+        ModelServer(server, command, f"port {port}, model {own_name}")
         for (server, (port, command)), own_name in zip(commands.items(), names, strict=True)
     ]
 
 
-def gguf_commands(file: str, name: str, *, plain: bool, lora: bool, base: str) -> list[Engine]:
+def gguf_commands(file: str, name: str, *, plain: bool, lora: bool, base: str) -> list[ModelServer]:
     """Commands for a GGUF file; `lora`: it is an adapter for the GGUF file `base`."""
     model = f"-m {shlex.quote(base if lora else file)}"
     model += f" --lora {shlex.quote(file)}" if lora else ""
@@ -73,9 +73,9 @@ def gguf_commands(file: str, name: str, *, plain: bool, lora: bool, base: str) -
     server = f"llama-server {model}{'' if plain else ' --jinja'} --temp 0"
     ollama = f"ollama create {short} -f Modelfile && ollama run {short}"
     return [
-        Engine("llama.cpp", f"llama-cli {model} {ask} --temp 0", "one question in a terminal"),
-        Engine("llama.cpp server", server, "port 8080, any model name"),
-        Engine("Ollama", ollama, f"port 11434, model {name}"),
+        ModelServer("llama.cpp", f"llama-cli {model} {ask} --temp 0", "one question in a terminal"),
+        ModelServer("llama.cpp server", server, "port 8080, any model name"),
+        ModelServer("Ollama", ollama, f"port 11434, model {name}"),
     ]
 
 

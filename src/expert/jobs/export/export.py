@@ -13,7 +13,7 @@ from expert.core.events import read_events
 from expert.core.publish import publishing
 from expert.core.stored_json import object_in, read_object
 from expert.jobs.export.as_gguf import (
-    Written,
+    WrittenGguf,
     record_of,
     refuse_broken,
     settle_gguf,
@@ -34,7 +34,7 @@ from expert.jobs.export.comparison import (
     TOLERANCE,
     Difference,
     Expected,
-    Source,
+    ExportSource,
     checked_ids,
     compare,
     load_exported,
@@ -110,7 +110,7 @@ def export(
     refuse_place(to)
     choice = choose(folder, checkpoint or plan.watch.packaging_checkpoint)
     remarks = gate_remark(folder, choice, allow_failed=allow_failed), base_remark(folder, plan)
-    source = Source(
+    source = ExportSource(
         folder=folder,
         plan=plan,
         choice=choice,
@@ -151,7 +151,7 @@ def export(
     return done
 
 
-def _to_serve(source: Source) -> dict[str, Any]:
+def _to_serve(source: ExportSource) -> dict[str, Any]:
     """What `expert serve` needs to know of the export, besides its files."""
     plan = source.plan
     decoding = {key: plan.decoding[key] for key in DecodingSettings.__annotations__
@@ -162,7 +162,7 @@ def _to_serve(source: Source) -> dict[str, Any]:
     return {"name": plan.expert, "decoding": decoding, **of_adapter}
 
 
-def _load(source: Source) -> tuple[Trained, Expected]:
+def _load(source: ExportSource) -> tuple[Trained, Expected]:
     """The trained model, and its logits on the checked texts."""
     from expert.model.quantised import QUANTISED
 
@@ -187,7 +187,7 @@ def _load(source: Source) -> tuple[Trained, Expected]:
     )
 
 
-def _load_trained(source: Source, *, quantised: bool) -> Trained:
+def _load_trained(source: ExportSource, *, quantised: bool) -> Trained:
     import torch
 
     merged = source.kind == "merged" or bool(source.gguf)
@@ -203,7 +203,7 @@ def _load_trained(source: Source, *, quantised: bool) -> Trained:
     )
 
 
-def _write(source: Source, trained: Trained, target: Path, to: Path) -> None:
+def _write(source: ExportSource, trained: Trained, target: Path, to: Path) -> None:
     """Write weights, tokenizer and generation config; `to`: the folder's final path."""
     from expert.model.load import DTYPES
     from expert.model.saving import save_trained
@@ -248,7 +248,7 @@ def _write_chat_template(trained: Trained, target: Path) -> None:
             file.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
-def _write_adapter(source: Source, trained: Trained, target: Path) -> None:
+def _write_adapter(source: ExportSource, trained: Trained, target: Path) -> None:
     from expert.model.saving import save_trained
 
     place = source.choice.path
@@ -286,7 +286,7 @@ def _write_soft_prompts(trained: Trained, target: Path, *, base: str) -> None:
 
 
 def _check(
-    source: Source, expected: Expected, target: Path, prompt_names: tuple[str, ...]
+    source: ExportSource, expected: Expected, target: Path, prompt_names: tuple[str, ...]
 ) -> Difference:
     """Load the export like any user would, and compare its logits with the trained model's."""
     import torch
@@ -313,7 +313,7 @@ def _check(
     return difference
 
 
-def _tolerance(source: Source, expected: Expected) -> float | None:
+def _tolerance(source: ExportSource, expected: Expected) -> float | None:
     """The tolerance of the coarser dtype of training and export; None for quantised GGUF files.
 
     It grows in proportion if an adapter moves the logits by more than four spreads, since larger
@@ -329,13 +329,13 @@ def _tolerance(source: Source, expected: Expected) -> float | None:
 
 
 def _exported(
-    source: Source,
+    source: ExportSource,
     expected: Expected,
     to: Path,
     written: Path,
     difference: Difference,
     remarks: tuple[str, str],
-    gguf: Written | None = None,
+    gguf: WrittenGguf | None = None,
 ) -> Exported:
     """The result of the export; `remarks`: warnings about its validation and its base."""
     verdict = read_verdict(source.folder)
@@ -365,7 +365,7 @@ def _exported(
     )
 
 
-def _write_card(source: Source, expected: Expected, target: Path, done: Exported) -> None:
+def _write_card(source: ExportSource, expected: Expected, target: Path, done: Exported) -> None:
     folder = source.folder
     events = list(read_events(folder.events))
     known = Known(

@@ -13,7 +13,7 @@ from expert.core.secrets import redacted
 from expert.core.text import counted, in_markdown, loss, visible
 from expert.core.version import __version__
 from expert.jobs.export.card_code import loading_code
-from expert.jobs.export.engines import Engine, engines, gguf_commands
+from expert.jobs.export.engines import ModelServer, engines, gguf_commands
 from expert.jobs.export.modelfile import base_file
 from expert.jobs.export.portable_base import PortableBase, portable_base
 from expert.manifest.schema.manifest import CHAR_GPT
@@ -107,7 +107,7 @@ def _usage(plan: RunPlan, done: Exported, base: PortableBase, known: Known) -> l
     return parts
 
 
-def _commands(servers: Sequence[Engine]) -> str:
+def _commands(servers: Sequence[ModelServer]) -> str:
     lines = [line for one in servers for line in (f"# {one.server}: {one.asked}", one.command)]
     return "\n".join(["```bash", *lines, "```", ""])
 

@@ -65,7 +65,7 @@ class Samples:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ready:
+class LoadedExpert:
     """A loaded expert, and how it answers."""
 
     run: Path
@@ -119,7 +119,7 @@ def ready(
     decoding: Mapping[str, Any] | None = None,
     tools: Path | None = None,
     loading: Callable[[str], None] = lambda what: None,
-) -> Ready:
+) -> LoadedExpert:
     """Load a trained run; what it cannot answer is refused before loading.
 
     `decoding`: overrides of the manifest's; `plain`: continue prompts as they are, None: decide by
@@ -140,7 +140,7 @@ def ready(
     choice = choose(folder, checkpoint or plan.watch.packaging_checkpoint)
     remark = base_remark(folder, plan)
     loading(f"loading {plan.model.name} and {choice.name} of {folder.path}")
-    return Ready(
+    return LoadedExpert(
         run=folder.path,
         trained=load_trained(folder, plan, choice, device=pick_device(device)),
         plain=continues,
@@ -180,7 +180,7 @@ def prompt_text(
 # --- characters ----------------------------------------------------------------------------------
 
 
-def _continue_characters(loaded: Ready, prompt: str, begin: Begin, tell: Tell) -> Sample:
+def _continue_characters(loaded: LoadedExpert, prompt: str, begin: Begin, tell: Tell) -> Sample:
     import torch
 
     from expert.data.tokens.encoder import CharacterEncoder
@@ -216,7 +216,7 @@ def _continue_characters(loaded: Ready, prompt: str, begin: Begin, tell: Tell) -
 
 
 def generate(
-    loaded: Ready,
+    loaded: LoadedExpert,
     prompt: str,
     text: str,
     *,
@@ -313,7 +313,7 @@ def _first_line(text: str) -> object:
 class Conversation:
     """Several prompts to a loaded expert; continued texts do not depend on earlier ones."""
 
-    def __init__(self, loaded: Ready, *, system: str = "") -> None:
+    def __init__(self, loaded: LoadedExpert, *, system: str = "") -> None:
         self._loaded, self._system = loaded, system
         self.anew()
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from expert.jobs.sample.answer_writer import begun_stop, cut_at
-from expert.jobs.serve.engine import Finished, Piece
+from expert.jobs.serve.engine import Finished, TextPiece
 from expert.judging.oracles.calls import NOT_UNDERSTOOD, CallMarks, NotACall, calls_in
 
 if TYPE_CHECKING:
-    from expert.jobs.serve.models import Model
+    from expert.jobs.serve.models import ServedModel
 
 _ID_LETTERS = string.ascii_letters + string.digits
 CALL_ID = 9
@@ -23,7 +23,7 @@ CALL_ID = 9
 
 
 @dataclass(frozen=True)
-class Parsed:
+class ParsedAnswer:
     """An answer split into text and tool calls."""
 
     text: str | None
@@ -31,17 +31,17 @@ class Parsed:
     note: str = ""
 
 
-def parsed(finished: Finished, marks: CallMarks | None) -> Parsed:
+def parsed(finished: Finished, marks: CallMarks | None) -> ParsedAnswer:
     """The tool calls of an answer and the text before them; calls that cannot be parsed stay text,
     with a note."""
     if marks is None:
-        return Parsed(finished.text, note=f"calls are left as text: {NOT_UNDERSTOOD}")
+        return ParsedAnswer(finished.text, note=f"calls are left as text: {NOT_UNDERSTOOD}")
     try:
         named = calls_in(finished.marked, marks)
     except NotACall as fault:
-        return Parsed(finished.text, note=f"calls are left as text: {fault}")
+        return ParsedAnswer(finished.text, note=f"calls are left as text: {fault}")
     if not named:
-        return Parsed(finished.text)
+        return ParsedAnswer(finished.text)
     calls = tuple(
         {
             "id": "".join(secrets.choice(_ID_LETTERS) for _ in range(CALL_ID)),
@@ -51,7 +51,7 @@ def parsed(finished: Finished, marks: CallMarks | None) -> Parsed:
         for name, arguments in named
     )
     before = finished.marked.partition(marks.opening)[0].strip() if marks.opening else ""
-    return Parsed(before or None, calls)
+    return ParsedAnswer(before or None, calls)
 
 
 class Shown:
@@ -81,7 +81,7 @@ class Shown:
 class Reply:
     """The response to one chat or text completion request."""
 
-    model: Model
+    model: ServedModel
     prompt_tokens: int
     chat: bool
     offers_tools: bool = False
@@ -111,7 +111,7 @@ class Reply:
             **self._noted(),
         }
 
-    def chunks(self, piece: Piece | Finished) -> list[dict[str, Any]]:
+    def chunks(self, piece: TextPiece | Finished) -> list[dict[str, Any]]:
         """The chunks to stream for a piece of text, or for the end of an answer."""
         number, found = piece.answer, []
         if number not in self._shown:
@@ -119,7 +119,7 @@ class Reply:
             if self.chat:
                 found.append(self._chunk(number, {"role": "assistant", "content": ""}))
         shown = self._shown[number]
-        if isinstance(piece, Piece):
+        if isinstance(piece, TextPiece):
             if text := shown.more(piece.text):
                 found.append(self._chunk(number, {"content": text}))
             return found
@@ -146,9 +146,9 @@ class Reply:
             "total_tokens": whole,
         }
 
-    def _taken(self, finished: Finished) -> tuple[Parsed, str]:
+    def _taken(self, finished: Finished) -> tuple[ParsedAnswer, str]:
         self.tokens += finished.tokens
-        found = Parsed(finished.text)
+        found = ParsedAnswer(finished.text)
         if self.offers_tools:
             found = parsed(finished, self.model.marks)
         self.notes += [note for note in (finished.note, found.note) if note]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from expert.core.errors import ExpertError
 from expert.core.text import duration, gib
 from expert.jobs.serve.answers import Reply
-from expert.jobs.serve.engine import Asked, Engine, Finished, Refused, Stopped
+from expert.jobs.serve.engine import AnswerEngine, Asked, Finished, RequestError, Stopped
 from expert.jobs.serve.models import as_listed
 from expert.jobs.serve.requests import (
     ChatRequest,
@@ -65,7 +65,7 @@ class Limits:
     answer_seconds: float = ANSWER_SECONDS
 
 
-def _response(refused: Refused) -> Response:
+def _response(refused: RequestError) -> Response:
     from starlette.responses import JSONResponse
 
     headers = {"retry-after": str(RETRY_SECONDS)} if refused.status in (429, 503) else {}
@@ -76,7 +76,7 @@ def _response(refused: Refused) -> Response:
     return JSONResponse(_error(refused), refused.status, headers)
 
 
-def _error(refused: Refused) -> dict[str, Any]:
+def _error(refused: RequestError) -> dict[str, Any]:
     """In OpenAI's format."""
     kinds = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
     kind = "server_error" if refused.status >= 500 else "invalid_request_error"
@@ -85,12 +85,12 @@ def _error(refused: Refused) -> dict[str, Any]:
 
 
 def make_app(
-    engine: Engine,
+    engine: AnswerEngine,
     limits: Limits,
     *,
-    told: Callable[[Entry], None] = lambda entry: None,
+    log: Callable[[Entry], None] = lambda entry: None,
     front: Sequence[str] = (),
-) -> Guard:
+) -> RequestGuard:
     """The endpoint as an ASGI application; `front`: the lines shown at /."""
     from starlette.responses import PlainTextResponse
     from starlette.routing import Route, Router
@@ -108,14 +108,14 @@ def make_app(
         Route("/v1/chat/completions", endpoint.chat, methods=["POST"]),
         Route("/v1/completions", endpoint.complete, methods=["POST"]),
     ]
-    return Guard(Router(routes, redirect_slashes=False), limits, told)
+    return RequestGuard(Router(routes, redirect_slashes=False), limits, log)
 
 
-class Guard:
+class RequestGuard:
     """Checks host, origin and token of every request, and reports its outcome."""
 
-    def __init__(self, app: Any, limits: Limits, told: Callable[[Entry], None]) -> None:
-        self._app, self._limits, self._told = app, limits, told
+    def __init__(self, app: Any, limits: Limits, log: Callable[[Entry], None]) -> None:
+        self._app, self._limits, self._log = app, limits, log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -138,7 +138,7 @@ class Guard:
         finally:
             entry.seconds = time.monotonic() - began
             if entry.status != 200 or scope["path"] not in QUIET:
-                self._told(entry)
+                self._log(entry)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, entry: Entry) -> None:
         from starlette.exceptions import HTTPException
@@ -147,18 +147,18 @@ class Guard:
         try:
             self._check(scope)
             await self._app(scope, receive, send)
-        except Refused as refused:
+        except RequestError as refused:
             entry.note = str(refused)
             await _response(refused)(scope, receive, send)
         except HTTPException as error:
             entry.note = f"{entry.path}: {error.detail}"
-            await _response(Refused(error.status_code, entry.note))(scope, receive, send)
+            await _response(RequestError(error.status_code, entry.note))(scope, receive, send)
         except TimeoutError:
             raise
         except Exception as error:  # noqa: BLE001 - only this request fails
             entry.note = f"internal error: {type(error).__name__}: {error}"
             if not entry.status:
-                await _response(Refused(500, "an internal error"))(scope, receive, send)
+                await _response(RequestError(500, "an internal error"))(scope, receive, send)
 
     def _check(self, scope: Scope) -> None:
         def of(name: bytes) -> list[str]:
@@ -166,17 +166,17 @@ class Guard:
 
         host, origin = of(b"host"), of(b"origin")
         if len(host) != 1:
-            raise Refused(400, "a request needs exactly one Host header")
+            raise RequestError(400, "a request needs exactly one Host header")
         if self._limits.loopback and _without_port(host[0]) not in LOOPBACK:
-            raise Refused(403, f"the host {host[0]!r} is refused: only this machine is served")
+            raise RequestError(403, f"the host {host[0]!r} is refused: only this machine is served")
         # Browsers send the origin of a page; pages of other sites are refused.
         if origin and origin[0].partition("://")[2] != host[0]:
-            raise Refused(403, f"requests from pages of {origin[0]!r} are refused")
+            raise RequestError(403, f"requests from pages of {origin[0]!r} are refused")
         if self._limits.token:
             given = (of(b"authorization") or [""])[0]
             wanted = f"Bearer {self._limits.token}"
             if not hmac.compare_digest(given.encode(), wanted.encode()):
-                raise Refused(401, "the token is missing or wrong", code="invalid_api_key")
+                raise RequestError(401, "the token is missing or wrong", code="invalid_api_key")
 
 
 def _without_port(host: str) -> str:
@@ -187,7 +187,7 @@ def _without_port(host: str) -> str:
 class Endpoint:
     """OpenAI's routes."""
 
-    def __init__(self, engine: Engine, limits: Limits) -> None:
+    def __init__(self, engine: AnswerEngine, limits: Limits) -> None:
         self._engine, self._limits = engine, limits
 
     async def health(self, request: Request) -> Response:
@@ -209,7 +209,7 @@ class Endpoint:
 
         model = self._engine.models.get(request.path_params["name"])
         if model is None:
-            raise Refused(404, "there is no such model", param="model", code="model_not_found")
+            raise RequestError(404, "there is no such model", param="model", code="model_not_found")
         return JSONResponse(as_listed(model))
 
     async def chat(self, request: Request) -> Response:
@@ -229,10 +229,10 @@ class Endpoint:
         question = wanted.question()
         try:
             asked = await self._engine.ask(question)
-        except Refused:
+        except RequestError:
             raise
         except ExpertError as fault:  # of the template that cannot write it
-            raise Refused(400, str(fault), param="messages") from None
+            raise RequestError(400, str(fault), param="messages") from None
         reply = Reply(
             self._engine.models[question.model],
             asked.prompt_tokens,
@@ -254,9 +254,9 @@ class Endpoint:
         """The body of a JSON request, a content type that pages of other sites cannot send."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
-            raise Refused(415, "the Content-Type must be application/json")
+            raise RequestError(415, "the Content-Type must be application/json")
         most, body = self._limits.body_bytes, bytearray()
-        too_large = Refused(413, f"the body is larger than {gib(most)}")
+        too_large = RequestError(413, f"the body is larger than {gib(most)}")
         length = request.headers.get("content-length", "")
         if length.isdigit() and int(length[:20]) > most:
             raise too_large
@@ -268,7 +268,7 @@ class Endpoint:
                         raise too_large
         except TimeoutError:
             within = duration(self._limits.body_seconds)
-            raise Refused(408, f"the body was not sent within {within}") from None
+            raise RequestError(408, f"the body was not sent within {within}") from None
         return bytes(body)
 
     async def _all(self, request: Request, asked: Asked) -> list[Finished]:
@@ -286,7 +286,7 @@ class Endpoint:
         try:
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             if not both[0].done():
-                raise Refused(499, "the client left")
+                raise RequestError(499, "the client left")
             return await both[0]  # type: ignore[return-value]
         finally:
             asked.cancel()

@@ -23,11 +23,11 @@ from expert.data.records import Segment, Turn
 from expert.jobs.sample.answer_writer import AnswerWriter
 from expert.jobs.sample.decoding import end_tokens, stop_texts
 from expert.jobs.sample.sample import prompt_text
-from expert.jobs.serve.lane import Lane, Row
+from expert.jobs.serve.lane import AnswerRow, Lane
 
 if TYPE_CHECKING:
     from expert.jobs.sample.decoding import DecodingSettings
-    from expert.jobs.serve.models import Model
+    from expert.jobs.serve.models import ServedModel
 
 QUEUE = 256
 """Largest number of queued answers."""
@@ -35,7 +35,7 @@ LARGEST_SEED = 2**43
 """Seeds are taken modulo this: generators are seeded with about a million times a seed."""
 
 
-class Refused(ExpertError):
+class RequestError(ExpertError):
     """A request that ends with an error, with what OpenAI's errors say of it."""
 
     def __init__(
@@ -45,7 +45,7 @@ class Refused(ExpertError):
         self.status, self.param, self.code = status, param, code
 
 
-class Stopped(Refused):
+class Stopped(RequestError):
     """The engine failed or is shutting down, or an answer took too long."""
 
     def __init__(self, message: str, status: int = 503, code: str | None = None) -> None:
@@ -74,7 +74,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Piece:
+class TextPiece:
     """A piece of an answer's text."""
 
     text: str
@@ -100,16 +100,16 @@ class Asked:
 
     def __init__(self, prompt_tokens: int, seed: int, loop: asyncio.AbstractEventLoop) -> None:
         self.prompt_tokens, self.seed = prompt_tokens, seed
-        self.rows: list[Row] = []
-        self._queue: asyncio.Queue[Piece | Finished | Stopped] = asyncio.Queue()
+        self.rows: list[AnswerRow] = []
+        self._queue: asyncio.Queue[TextPiece | Finished | Stopped] = asyncio.Queue()
         self._loop = loop
 
-    def put(self, piece: Piece | Finished | Stopped) -> None:
+    def put(self, piece: TextPiece | Finished | Stopped) -> None:
         """Called from the engine's thread."""
         with contextlib.suppress(RuntimeError):  # the event loop is closed
             self._loop.call_soon_threadsafe(self._queue.put_nowait, piece)
 
-    async def pieces(self, seconds: float | None = None) -> AsyncIterator[Piece | Finished]:
+    async def pieces(self, seconds: float | None = None) -> AsyncIterator[TextPiece | Finished]:
         """Text as it is generated, if requested, and the end of each answer; Stopped if one failed,
         or took longer than `seconds`."""
         left = len(self.rows)
@@ -132,12 +132,12 @@ class Asked:
             row.cancelled = True
 
 
-class Engine:
+class AnswerEngine:
     """Models that answer questions in batches."""
 
     def __init__(
         self,
-        models: Sequence[Model],
+        models: Sequence[ServedModel],
         *,
         parallel: int | None = None,
         queue: int = QUEUE,
@@ -153,7 +153,7 @@ class Engine:
         self._queue, self._note = queue, note
         for model in models:
             model.speaker.note = note
-        self._inbox: deque[tuple[str, Row]] = deque()
+        self._inbox: deque[tuple[str, AnswerRow]] = deque()
         self._wake = threading.Condition()
         self._closed = False
         self._refusing = ""
@@ -177,7 +177,7 @@ class Engine:
         model = self.models.get(question.model)
         if model is None:
             known = f"there is no model {question.model!r}  (models: {', '.join(self.models)})"
-            raise Refused(404, known, param="model", code="model_not_found")
+            raise RequestError(404, known, param="model", code="model_not_found")
         self._refuse_more(question.count)
         # In a thread: templates and tokenizers may take a while.
         asked = await asyncio.to_thread(_asked, model, question, asyncio.get_running_loop())
@@ -213,7 +213,7 @@ class Engine:
             raise Stopped(self._refusing)
         if self.waiting + count > self._queue:
             full = f"the queue is full: {counted(self.waiting, 'answer')} waiting; try again later"
-            raise Refused(429, full, code="rate_limit_exceeded")
+            raise RequestError(429, full, code="rate_limit_exceeded")
 
     # --- the thread -------------------------------------------------------------------------------
 
@@ -304,7 +304,7 @@ def _release(lane: Lane) -> None:
 # --- a question in tokens -------------------------------------------------------------------------
 
 
-def _asked(model: Model, question: Question, loop: asyncio.AbstractEventLoop) -> Asked:
+def _asked(model: ServedModel, question: Question, loop: asyncio.AbstractEventLoop) -> Asked:
     continues = question.text is not None
     if question.text is not None:
         text = prompt_text(model.template, question.text, plain=True)
@@ -322,12 +322,14 @@ def _asked(model: Model, question: Question, loop: asyncio.AbstractEventLoop) ->
     if room < how.max_new_tokens:
         note = f"cut after {counted(room, 'token')}: the model's context is full"
     for number in range(question.count):
-        tell = (lambda piece, n=number: asked.put(Piece(piece, n))) if question.streams else None
+        tell = (
+            (lambda piece, n=number: asked.put(TextPiece(piece, n))) if question.streams else None
+        )
         writer = AnswerWriter(
             encoder.tokenizer, ends, stops, tell, strip=not continues, special=bool(question.tools)
         )
         end = _end(asked, writer, number, note)
-        asked.rows.append(Row(ids, fitting, writer, seed=seed, number=number, end=end))
+        asked.rows.append(AnswerRow(ids, fitting, writer, seed=seed, number=number, end=end))
     return asked
 
 
@@ -350,14 +352,14 @@ def _end(asked: Asked, writer: AnswerWriter, number: int, note: str) -> Callable
     return end
 
 
-def _settled(model: Model, question: Question, tokens: int) -> tuple[DecodingSettings, int]:
+def _settled(model: ServedModel, question: Question, tokens: int) -> tuple[DecodingSettings, int]:
     """Decoding settings, and how many tokens fit into the context."""
     how = replace(model.decoding, **question.decoding)
     taken = tokens + model.speaker.lead
     if not tokens:
-        raise Refused(400, "an empty text cannot be continued", param="messages")
+        raise RequestError(400, "an empty text cannot be continued", param="messages")
     if taken >= model.speaker.context:
-        raise Refused(
+        raise RequestError(
             400,
             f"the prompt has {taken:,} tokens with its template, and the context of {model.name} "
             f"is {model.speaker.context:,} including the answer  (shorten the prompt)",

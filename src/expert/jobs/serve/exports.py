@@ -37,7 +37,7 @@ _CONFIG = "adapter_config.json"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class ServedSource:
     """A run or an export to serve, before its weights are loaded."""
 
     name: str
@@ -54,7 +54,7 @@ def is_export(path: Path) -> bool:
     return (path / ORIGIN).is_file() and (path / DONE).is_file()
 
 
-def read_export(path: Path) -> Source:
+def read_export(path: Path) -> ServedSource:
     """An exported folder, described by its small files; the hashes of all are checked."""
     fault = damage_once(path)
     if fault:
@@ -82,7 +82,7 @@ def read_export(path: Path) -> Source:
     )  # fmt: skip
     load = partial(_load, path, plan, base.get("weights") or "")
     has_base = kind != "none"
-    return Source(
+    return ServedSource(
         name=plan.expert, path=path, plan=plan, state=EXPORT, load=load, has_base=has_base
     )
 

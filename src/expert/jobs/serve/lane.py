@@ -36,7 +36,7 @@ FEW = 8
 """Largest batch if the size of the KV cache is unknown, or the model cannot batch."""
 
 
-class Row:
+class AnswerRow:
     """One answer while it is generated."""
 
     def __init__(
@@ -92,7 +92,7 @@ class Row:
 class _Alone:
     """A row outside the batch."""
 
-    row: Row
+    row: AnswerRow
     behind: deque[int]
     """Tokens generated in the batch, to be repeated."""
     steps: Steps | None = None
@@ -105,7 +105,7 @@ class Lane:
     def __init__(self, speaker: Speaker, *, most: int | None = None, share: float = 1.0) -> None:
         """`share`: of the KV cache memory, which the lanes of all models share."""
         kind = speaker.device.type
-        self.waiting: deque[Row] = deque()
+        self.waiting: deque[AnswerRow] = deque()
         self._speaker, self.device, self._on_cpu = speaker, speaker.device, kind == "cpu"
         self._read_at_once = READ_AT_ONCE.get(kind, READ_AT_ONCE["cpu"])
         self.most = most or MOST_ROWS.get(kind, MOST_ROWS["cpu"])
@@ -117,14 +117,14 @@ class Lane:
         self._exact = next(speaker.model.parameters()).element_size() == 4
         arm = platform.machine().lower() in ("aarch64", "arm64")
         self._without_onednn = self._on_cpu and self._exact and arm
-        self._slots: list[Row | None] = []
+        self._slots: list[AnswerRow | None] = []
         self._steps: FixedSteps | None = None
         self._alone: list[_Alone] = []
-        self._joining: list[Row] = []
+        self._joining: list[AnswerRow] = []
         """Rows being prefilled."""
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[AnswerRow]:
         batch = [row for row in self._slots if row]
         return [*batch, *(single.row for single in self._alone), *self._joining]
 
@@ -217,11 +217,11 @@ class Lane:
             self._alone += [_Alone(row, deque(row.writer.ids)) for row in joining]
         self._joining = []
 
-    def _fits(self, rows: Sequence[Row]) -> bool:
+    def _fits(self, rows: Sequence[AnswerRow]) -> bool:
         longest = max(row.most for row in rows) + self._speaker.lead
         return len(rows) * longest * self._bytes <= self._budget
 
-    def _join(self, joining: list[Row], groups: list[list[list[int]]]) -> None:
+    def _join(self, joining: list[AnswerRow], groups: list[list[list[int]]]) -> None:
         import torch
 
         if self._steps is None:
@@ -299,7 +299,9 @@ class Lane:
                     single.steps.go_on(one(token))
 
 
-def chosen(scores: Tensor, rows: Sequence[Row], *, exact: bool) -> tuple[list[int], list[bool]]:
+def chosen(
+    scores: Tensor, rows: Sequence[AnswerRow], *, exact: bool
+) -> tuple[list[int], list[bool]]:
     """The next token of every row, and whether rounding may have decided it; changes `scores`. Rows
     with the same sampling settings are sampled together."""
     import torch

@@ -17,7 +17,7 @@ from expert.core.text import visible
 from expert.data.examples.tools import tool_names
 from expert.jobs.sample.answer_steps import Speaker
 from expert.jobs.sample.decoding import DecodingSettings, settle_decoding
-from expert.jobs.serve.exports import Source, is_export, read_export
+from expert.jobs.serve.exports import ServedSource, is_export, read_export
 from expert.jobs.serve.listen import CannotServe
 from expert.jobs.validate.test_sets import call_marks
 from expert.manifest.schema.kinds import ADAPTERS
@@ -45,7 +45,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Model:
+class ServedModel:
     """An expert or a base."""
 
     name: str
@@ -71,7 +71,7 @@ def load_models(
     device: str = "auto",
     with_base: bool = False,
     loading: Callable[[str], None] = lambda what: None,
-) -> list[Model]:
+) -> list[ServedModel]:
     """Load the experts of these places (`PLACE` or `NAME=PLACE`), and their bases if
     `with_base`."""
     sources = [_source(place, checkpoint) for place in places]
@@ -80,7 +80,7 @@ def load_models(
         if names.count(name) > 1:
             raise CannotServe(f"two experts would be called {name}  (name them: NAME=FOLDER)")
     on = pick_device(device)
-    loaded: list[Model] = []
+    loaded: list[ServedModel] = []
     bases: dict[str, Trained] = {}
     for source in sources:
         plan = source.plan
@@ -98,7 +98,7 @@ def load_models(
     return loaded
 
 
-def _source(place: str, checkpoint: str | None) -> Source:
+def _source(place: str, checkpoint: str | None) -> ServedSource:
     given_name, sign, path = place.partition("=")
     if not sign or Path(place).exists():
         given_name, path = "", place
@@ -123,13 +123,13 @@ def _source(place: str, checkpoint: str | None) -> Source:
     return replace(found, name=name)
 
 
-def _run(path: str, checkpoint: str | None) -> Source:
+def _run(path: str, checkpoint: str | None) -> ServedSource:
     folder = find_trained(Path(path))
     plan = read_plan(folder)
     if plan.model.name == CHAR_GPT:  # refused by the caller
-        return Source(name="", path=folder.path, plan=plan, state="", load=load_trained)
+        return ServedSource(name="", path=folder.path, plan=plan, state="", load=load_trained)
     choice = choose(folder, checkpoint or plan.watch.packaging_checkpoint)
-    return Source(
+    return ServedSource(
         name=manifest_of_run(folder).name,
         path=folder.path,
         plan=plan,
@@ -198,12 +198,12 @@ def _base_layers(model: Any) -> dict[str, tuple[str, Any]]:
 
 
 def _bases(
-    sources: Sequence[Source],
+    sources: Sequence[ServedSource],
     bases: dict[str, Trained],
     device: torch.device,
     taken: Sequence[str],
-) -> list[Model]:
-    models: list[Model] = []
+) -> list[ServedModel]:
+    models: list[ServedModel] = []
     for source in {_base_of(source.plan): source for source in sources}.values():
         if not source.has_base:
             raise CannotServe(
@@ -220,7 +220,7 @@ def _bases(
     return models
 
 
-def _model(name: str, source: Source, trained: Trained, notes: Sequence[str]) -> Model:
+def _model(name: str, source: ServedSource, trained: Trained, notes: Sequence[str]) -> ServedModel:
     template = trained.template
     assert template is not None
     decoding, remarks = settle_decoding(trained.plan, {})
@@ -228,7 +228,7 @@ def _model(name: str, source: Source, trained: Trained, notes: Sequence[str]) ->
         remarks.append("sliding-window layers: requests are answered one by one, not in a batch")
     hashes = trained.choice.path / DONE  # of all files; a base has none
     weights = read_bytes(hashes) if hashes.is_file() else name.encode()
-    return Model(
+    return ServedModel(
         name=name,
         run=source.path,
         checkpoint=trained.choice.name,
@@ -243,6 +243,6 @@ def _model(name: str, source: Source, trained: Trained, notes: Sequence[str]) ->
     )
 
 
-def as_listed(model: Model) -> dict[str, Any]:
+def as_listed(model: ServedModel) -> dict[str, Any]:
     """A model in the format of `/v1/models`."""
     return {"id": model.name, "object": "model", "created": model.created, "owned_by": "expert"}

@@ -15,7 +15,7 @@ from expert.core.text import visible
 from expert.data.examples.messages import conversation, turns_in, unused_fields
 from expert.data.examples.tools import tools_of
 from expert.data.records import Turn, UnfitRow
-from expert.jobs.serve.engine import Question, Refused
+from expert.jobs.serve.engine import Question, RequestError
 
 DEEPEST = 64
 """Nested lists and objects; schemas of tools have about ten levels."""
@@ -121,11 +121,11 @@ class ChatRequest(_Common):
         try:
             turns = _turns(self.messages)
         except UnfitRow as fault:
-            raise Refused(400, str(fault), param="messages") from None
+            raise RequestError(400, str(fault), param="messages") from None
         try:
             tools = tools_of(self.tools, "tools") if self.tool_choice == "auto" else ""
         except UnfitRow as fault:
-            raise Refused(400, str(fault), param="tools") from None
+            raise RequestError(400, str(fault), param="tools") from None
         return self._question(turns=turns, tools=tools)
 
 
@@ -145,15 +145,15 @@ def read_json(body: bytes) -> dict[str, Any]:
         # Tokenizers cannot encode lone UTF-16 surrogates.
         json.dumps(value, ensure_ascii=False).encode("utf-8")
     except RecursionError:
-        raise Refused(400, f"nested more than {DEEPEST} deep") from None
+        raise RequestError(400, f"nested more than {DEEPEST} deep") from None
     except ValueError as error:  # UnicodeError is one
         words = str(error).partition("\n")[0]
         shown = visible(words, keep="")[:200]
-        raise Refused(400, f"the body is not JSON in UTF-8: {shown}") from None
+        raise RequestError(400, f"the body is not JSON in UTF-8: {shown}") from None
     if not isinstance(value, dict):
-        raise Refused(400, "the body is not a JSON object")
+        raise RequestError(400, "the body is not a JSON object")
     if _depth(value) > DEEPEST:
-        raise Refused(400, f"nested more than {DEEPEST} deep")
+        raise RequestError(400, f"nested more than {DEEPEST} deep")
     return value
 
 
@@ -178,7 +178,7 @@ def checked(kind: type[Request], body: Mapping[str, Any]) -> Request:
             problems.append((where, "unknown field" if unknown else fault["msg"]))
     if problems:
         text = "; ".join(f"{visible(name, keep='')[:100]}: {what}" for name, what in problems[:10])
-        raise Refused(400, text, param=visible(problems[0][0], keep="")[:100])
+        raise RequestError(400, text, param=visible(problems[0][0], keep="")[:100])
     return request
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from expert.core.text import counted, duration, visible
 from expert.jobs.serve.app import ANSWER_SECONDS, Entry, Limits, make_app
-from expert.jobs.serve.engine import QUEUE, Engine
+from expert.jobs.serve.engine import QUEUE, AnswerEngine
 from expert.jobs.serve.exports import EXPORT
 from expert.jobs.serve.listen import (
     CannotServe,
@@ -21,7 +21,7 @@ from expert.jobs.serve.listen import (
     make_server,
     refuse_without_packages,
 )
-from expert.jobs.serve.models import Model, load_models
+from expert.jobs.serve.models import ServedModel, load_models
 
 if TYPE_CHECKING:
     import uvicorn
@@ -38,7 +38,7 @@ class Serving:
     """A server that is ready to run."""
 
     address: str
-    engine: Engine
+    engine: AnswerEngine
     server: uvicorn.Server
     socket: socket.socket
     made_token: str
@@ -63,7 +63,7 @@ class Serving:
             lines += [f"  {' ' * width}  {note}" for note in model.notes]
         return [*lines, "", *self.examples(models[0]), "", *outgrown(models[0])]
 
-    def examples(self, model: Model) -> list[str]:
+    def examples(self, model: ServedModel) -> list[str]:
         """Example requests with curl and with OpenAI's client."""
         body = f'{{"model": "{model.name}", "messages": [{{"role": "user", "content": "…"}}]}}'
         head = ["-H 'Content-Type: application/json'"]
@@ -77,7 +77,7 @@ class Serving:
         ]
 
 
-def outgrown(model: Model) -> list[str]:
+def outgrown(model: ServedModel) -> list[str]:
     """How to serve more users, with vLLM."""
     if model.checkpoint == EXPORT:
         return [f"for more users than one process can answer: {model.run / 'README.md'} has the "
@@ -101,13 +101,13 @@ def serving(
     parallel: int | None = None,
     queue: int = QUEUE,
     seconds: float = ANSWER_SECONDS,
-    told: Callable[[Entry], None] = lambda entry: None,
+    log: Callable[[Entry], None] = lambda entry: None,
     note: Callable[[str], None] = lambda text: None,
     **which: Any,
 ) -> Serving:
     """Prepare a server; addresses and tokens are checked before models are loaded.
 
-    `which`: arguments of `load_models`. `told` is called for every request, `note` for problems,
+    `which`: arguments of `load_models`. `log` is called for every request, `note` for problems,
     from another thread.
     """
     refuse_without_packages()
@@ -116,13 +116,13 @@ def serving(
     try:
         models = load_models(places, **which)
         _settle_threads(models[0].trained.device.type, note)
-        engine = Engine(models, parallel=parallel, queue=queue, note=note)
+        engine = AnswerEngine(models, parallel=parallel, queue=queue, note=note)
     except BaseException:
         listening.close()
         raise
     limits = Limits(token=token, loopback=is_loopback(host), answer_seconds=seconds)
     front: list[str] = []
-    app = make_app(engine, limits, told=told, front=front)
+    app = make_app(engine, limits, log=log, front=front)
     prepared = Serving(
         address=address_of(listening),
         engine=engine,
@@ -135,7 +135,7 @@ def serving(
     return prepared
 
 
-def server_of(engine: Engine, app: Any) -> uvicorn.Server:
+def server_of(engine: AnswerEngine, app: Any) -> uvicorn.Server:
     """The HTTP server of an engine, with a connection for every running or queued answer."""
     most = engine.most + SPARE
     return make_server(app, most=most, stopping=engine.refuse, stopped=engine.cut)
@@ -168,7 +168,7 @@ def _token(given: str, host: str) -> tuple[str, str]:
     return given or made, made
 
 
-def in_words(entry: Entry, engine: Engine) -> str:
+def in_words(entry: Entry, engine: AnswerEngine) -> str:
     """A log line for a request."""
     asked = visible(entry.model or entry.path, keep="")[:100]
     parts = [str(entry.status or "cut"), asked]

@@ -14,7 +14,7 @@ from typing import Any
 
 from expert.judging.answers import DoesNotParse, normalised
 from expert.judging.cases import Case
-from expert.judging.oracles.cypher_statements import Parsed, parse, setup_statements
+from expert.judging.oracles.cypher_statements import ParsedQuery, parse, setup_statements
 from expert.judging.oracles.oracle import (
     Judgement,
     JudgeOptions,
@@ -38,7 +38,7 @@ _DIALECT = re.compile(
 _EVERYTHING = ("MATCH (n) RETURN n", "MATCH (a)-[r]->(b) RETURN a, r, b")
 
 
-class Refused(Exception):
+class QueryRefused(Exception):
     """A query the database does not run; `dialect` if another database might."""
 
     def __init__(self, what: str, *, dialect: bool) -> None:
@@ -75,18 +75,22 @@ def judge(case: Case, answer: str, how: JudgeOptions) -> Judgement:
     return unknown(none) if rows is None else _run_answer(wanted, rows, found, setup, how.seconds)
 
 
-def _expected_result(wanted: Parsed, setup: Sequence[str], seconds: float) -> list[list[Any]]:
+def _expected_result(wanted: ParsedQuery, setup: Sequence[str], seconds: float) -> list[list[Any]]:
     if not setup:
         raise NoOracle("the case has no graph to run the query on")
     with closing(Graph(setup, seconds)) as graph:
         try:
             return graph.result_of(wanted)
-        except Refused as fault:
+        except QueryRefused as fault:
             raise NoOracle(f"the expected query does not run in Ladybug: {fault}") from None
 
 
 def _run_answer(
-    wanted: Parsed, expected: list[list[Any]], found: Parsed, setup: Sequence[str], seconds: float
+    wanted: ParsedQuery,
+    expected: list[list[Any]],
+    found: ParsedQuery,
+    setup: Sequence[str],
+    seconds: float,
 ) -> Judgement:
     """Run the answer in a fresh graph and compare."""
     if found.reads != wanted.reads:
@@ -95,7 +99,7 @@ def _run_answer(
     with closing(Graph(setup, seconds)) as graph:
         try:
             rows = graph.result_of(found)
-        except Refused as fault:
+        except QueryRefused as fault:
             if fault.dialect:
                 return unknown(f"Ladybug's dialect does not support the answer: {fault}")
             return wrong("run", str(fault))
@@ -128,7 +132,7 @@ class Graph:
             for text in setup:
                 for statement in setup_statements(text):
                     self._rows(statement.safe)
-        except (DoesNotParse, Refused) as fault:
+        except (DoesNotParse, QueryRefused) as fault:
             self.close()
             raise NoOracle(f"the graph of the case cannot be made: {fault}") from None
         self._before: list[list[Any]] | None = None
@@ -137,10 +141,10 @@ class Graph:
         self._connection.close()
         self._database.close()
 
-    def result_of(self, query: Parsed) -> list[list[Any]]:
+    def result_of(self, query: ParsedQuery) -> list[list[Any]]:
         """The rows of a query, or the whole graph after a statement that changes it."""
         if query.refused:
-            raise Refused(query.refused, dialect=True)
+            raise QueryRefused(query.refused, dialect=True)
         if query.reads:
             return self._rows(query.safe)
         self._before = self._all()
@@ -164,10 +168,12 @@ class Graph:
             while result.has_next():
                 rows.append(list(result.get_next()))
                 if len(rows) > MOST_ROWS:
-                    raise Refused(f"returns more than {MOST_ROWS:,} rows", dialect=False)
+                    raise QueryRefused(f"returns more than {MOST_ROWS:,} rows", dialect=False)
         except RuntimeError as error:
             first = (str(error).splitlines() or [""])[0][:160]
             if first.startswith("Interrupted"):
-                raise Refused(f"takes longer than {self._seconds:g} s", dialect=False) from None
-            raise Refused(first, dialect=bool(_DIALECT.search(first))) from None
+                raise QueryRefused(
+                    f"takes longer than {self._seconds:g} s", dialect=False
+                ) from None
+            raise QueryRefused(first, dialect=bool(_DIALECT.search(first))) from None
         return rows

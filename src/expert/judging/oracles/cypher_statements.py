@@ -71,7 +71,7 @@ class _Ambiguous(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parsed:
+class ParsedQuery:
     tokens: tuple[Token, ...]
     """Without whitespace and comments."""
     safe: str
@@ -100,7 +100,7 @@ class Parsed:
         return tuple(text if kind in words else text.upper() for kind, text in self.tokens)
 
 
-def parse(text: str) -> Parsed:
+def parse(text: str) -> ParsedQuery:
     """One query by openCypher's grammar, or DoesNotParse. A query that does anything but read or
     build a graph is `refused`: it can be compared but not run."""
     refuse_unreadable(text)
@@ -116,7 +116,7 @@ def parse(text: str) -> Parsed:
 
 
 @lru_cache(maxsize=256)
-def setup_statements(text: str) -> tuple[Parsed, ...]:
+def setup_statements(text: str) -> tuple[ParsedQuery, ...]:
     """The statements of a setup: tables and what fills them; DoesNotParse for any other."""
     refuse_unreadable(text, "the statement")
     found = []
@@ -128,7 +128,7 @@ def setup_statements(text: str) -> tuple[Parsed, ...]:
     return tuple(found)
 
 
-def _setup_statement(part: Sequence[Token], words: Sequence[Token]) -> Parsed:
+def _setup_statement(part: Sequence[Token], words: Sequence[Token]) -> ParsedQuery:
     try:
         if [word.upper() for _, word in words[:3]] in _TABLES:
             _check_table(words)
@@ -147,7 +147,7 @@ def _setup_statement(part: Sequence[Token], words: Sequence[Token]) -> Parsed:
     return found
 
 
-def _statement(tokens: Sequence[Token], refused: str = "") -> Parsed:
+def _statement(tokens: Sequence[Token], refused: str = "") -> ParsedQuery:
     safe = ""
     if not refused:
         try:
@@ -156,7 +156,7 @@ def _statement(tokens: Sequence[Token], refused: str = "") -> Parsed:
             refused = str(why)
     blank = _SPACE | _COMMENT
     kept = tuple(token for token in tokens if token[0] not in blank)
-    return Parsed(tokens=kept, safe=safe, refused=refused)
+    return ParsedQuery(tokens=kept, safe=safe, refused=refused)
 
 
 def _rewritten(token: Token) -> str:

@@ -34,7 +34,7 @@ KNOWN = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Parts:
+class BlockParts:
     qkv: Product
     out: Product
     gate_up: Product
@@ -59,7 +59,7 @@ class QueriesKeysValues(torch.autograd.Function):
         hidden: Tensor,
         cos: Tensor,
         sin: Tensor,
-        parts: Parts,
+        parts: BlockParts,
         seeds: Tensor | None,
         *trained: Tensor,
     ) -> tuple[Tensor, ...]:
@@ -113,7 +113,7 @@ class AttentionOutput(torch.autograd.Function):
         ctx: Any,
         attended: Tensor,
         hidden: Tensor,
-        parts: Parts,
+        parts: BlockParts,
         seeds: Tensor | None,
         *trained: Tensor,
     ) -> Tensor:
@@ -137,7 +137,11 @@ class GatedMlp(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, parts: Parts, seeds: tuple[Tensor | None, ...], *trained: Tensor
+        ctx: Any,
+        hidden: Tensor,
+        parts: BlockParts,
+        seeds: tuple[Tensor | None, ...],
+        *trained: Tensor,
     ) -> Tensor:
         rows, product = hidden.view(-1, hidden.shape[-1]), parts.gate_up
         both = product.with_room(rows)
@@ -153,7 +157,7 @@ class GatedMlp(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         rows, inverse, gate_up, *all_kept = ctx.saved_tensors
-        parts: Parts = ctx.parts
+        parts: BlockParts = ctx.parts
         gradient = _flat(gradients[0])
         count = len(Kept._fields)
         kept, kept_down = Kept(*all_kept[:count]), Kept(*all_kept[count:])
@@ -272,7 +276,7 @@ def fuse_blocks(blocks: Sequence[nn.Module], adapter: str) -> str:
     return ""
 
 
-def parts_of(block: Any, adapter: str) -> Parts:
+def parts_of(block: Any, adapter: str) -> BlockParts:
     """Pack the block's weights; its parameters become views of the packed matrices."""
     attention, mlp = block.self_attn, block.mlp
     width = attention.head_dim
@@ -282,7 +286,7 @@ def parts_of(block: Any, adapter: str) -> Parts:
     if hasattr(attention, "q_norm"):
         norms = attention.q_norm.weight, attention.k_norm.weight
     qkv, like = (attention.q_proj, attention.k_proj, attention.v_proj), block.input_layernorm.weight
-    return Parts(
+    return BlockParts(
         qkv=pack(qkv, adapter, like),
         out=pack((attention.o_proj,), adapter, like),
         gate_up=pack((mlp.gate_proj, mlp.up_proj), adapter, like, for_swiglu=True),

@@ -104,7 +104,7 @@ def _slowest(parallel: ParallelPlan | Cluster, ranks: int) -> float | None:
 
 
 @dataclass(frozen=True)
-class Reached:
+class JointRate:
     """The joint rate of all ranks, each value as a range from slowest to fastest."""
 
     tokens_per_second: Range
@@ -118,7 +118,7 @@ class Reached:
 
 def reached_by(
     traffic: Traffic, rank: Range, alone: Range | None, *, tokens: float, sequences: int, ranks: int
-) -> Reached | None:
+) -> JointRate | None:
     """The joint rate; None if a link is unknown. `rank`: tokens per second of a computing rank;
     `alone`: of one card computing whole steps, None if it cannot; `tokens`: per step."""
     share = -(-sequences // ranks) / sequences
@@ -131,7 +131,7 @@ def reached_by(
     single = alone or rank
     efficient = sorted(rate / (ranks * card) for rate, card in zip(rates, single, strict=True))
     waiting = sorted((1 - computing[0] / slow, 1 - computing[1] / fast))
-    return Reached(
+    return JointRate(
         rates,
         (efficient[0], min(1.0, efficient[1])),
         (waiting[0], waiting[1]),

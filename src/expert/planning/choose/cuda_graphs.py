@@ -16,7 +16,7 @@ NO_ROOM = "too little memory: captured passes keep theirs"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Captured:
+class CaptureChoice:
     """Whether passes are captured, why, and the resulting way through a step."""
 
     way: Way
@@ -26,16 +26,18 @@ class Captured:
     warning: str = ""
 
 
-def choose_capture(draft: PlanDraft, base: Workload, sequences: int | None) -> Captured:
+def choose_capture(draft: PlanDraft, base: Workload, sequences: int | None) -> CaptureChoice:
     """Capture if the manifest says so, or if the GPU would wait for its host. `base`: compiled or
     not. Settles nothing."""
     asked, plain = draft.config.use_cuda_graphs, way_of(draft, base, sequences)
 
-    def no(because: str, source: Source = "machine") -> Captured:
+    def no(because: str, source: Source = "machine") -> CaptureChoice:
         warning = ""
         if asked is True:
             source, warning = "fallback", f"use_cuda_graphs: true, but {because}"
-        return Captured(way=plain, value=False, because=because, source=source, warning=warning)
+        return CaptureChoice(
+            way=plain, value=False, because=because, source=source, warning=warning
+        )
 
     if asked is False:
         return no(SET, "manifest")
@@ -48,14 +50,14 @@ def choose_capture(draft: PlanDraft, base: Workload, sequences: int | None) -> C
     if asked is True:
         if not has_room:
             return no(NO_ROOM)
-        return Captured(way=captured, value=True, because=SET, source="manifest")
+        return CaptureChoice(way=captured, value=True, because=SET, source="manifest")
     if draft.config.deterministic:
         return no("a resumed run starts uncaptured: the bits might differ")
     if measured is not None and measured[0] and not has_room:
         return no(NO_ROOM)
     if measured is not None:
         way = captured if measured[0] else plain
-        return Captured(way=way, value=measured[0], because=measured[1], source="measurement")
+        return CaptureChoice(way=way, value=measured[0], because=measured[1], source="measurement")
     if plain.time is None:
         return no("the compute time of a pass is not known")
     computing, launching = 1e3 * plain.time.computing, 1e3 * plain.time.launching
@@ -63,7 +65,7 @@ def choose_capture(draft: PlanDraft, base: Workload, sequences: int | None) -> C
     saved = 1 - captured.step_seconds / plain.step_seconds
     if has_room and captured.step_seconds < WORTH * plain.step_seconds:
         because = f"captured steps take about {saved:.0%} less time; otherwise {times}"
-        return Captured(way=captured, value=True, because=because)
+        return CaptureChoice(way=captured, value=True, because=because)
     if WORTH * launching <= computing:
         return no(f"the host keeps up: {times}")
     if not has_room:

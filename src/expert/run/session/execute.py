@@ -192,7 +192,7 @@ def _named(session: Session, steps: Iterable[Any]) -> Iterator[Any]:
             raise
         if fed is None:
             return
-        session.group.at(f"computing step {fed.update.done + 1}")
+        session.group.at(f"computing step {fed.step.done + 1}")
         yield fed
 
 

@@ -35,9 +35,8 @@ def failure_of(
     plan: RunPlan | None = None,
 ) -> Failure | None:
     """The failure behind an exception; None if another plan would not help."""
-    from expert.data.feed.workers import WorkersUnavailable
-    from expert.model.attention import CUDNN_FAILED
-    from expert.model.attention import KernelUnavailable as AttentionUnavailable
+    from expert.data.feed.workers import CannotStartWorkers
+    from expert.model.attention import CUDNN_FAILED, AttentionUnavailable
     from expert.parallel.graphs import GraphsUnavailable
     from expert.parallel.group import PeerFailed
     from expert.training import recovery
@@ -54,7 +53,7 @@ def failure_of(
             return cause.failure
         if isinstance(cause, AttentionUnavailable) or CUDNN_FAILED in str(cause):
             return recovery.KernelUnavailable(kernel="attention", reason=str(cause))
-        if isinstance(cause, WorkersUnavailable):
+        if isinstance(cause, CannotStartWorkers):
             return recovery.WorkersUnavailable(reason=str(cause))
         if isinstance(cause, GraphsUnavailable):
             return recovery.KernelUnavailable(kernel="cuda_graphs", reason=str(cause))

@@ -12,7 +12,7 @@ from expert.core.publish import damage
 from expert.core.secrets import known_secrets
 from expert.core.stored_json import object_in, read_object
 from expert.manifest.schema.config import Attention
-from expert.planning.draft import Kept
+from expert.planning.draft import KeptChoices
 from expert.run.stored.trained_rows import recipe_in
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def _changed(recorded: dict[str, Any], manifest: Manifest) -> list[Option]:
     ]
 
 
-def kept_of(folder: RunFolder, read: ReadManifest) -> Kept:
+def kept_of(folder: RunFolder, read: ReadManifest) -> KeptChoices:
     """Choices made for the machine of a run that it keeps when resumed on another or beside other
     programs; what its files do not record is chosen again."""
     try:
@@ -70,9 +70,9 @@ def kept_of(folder: RunFolder, read: ReadManifest) -> Kept:
         free = config.get("attention") == "auto" and not config.get("flash_attention_2")
         attention = on_gpu.get("attention") if free else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return Kept()
+        return KeptChoices()
     same = times == read.manifest.training.config.gradient_accumulation_steps
-    return Kept(
+    return KeptChoices(
         examples_per_update=rows if own_rows and same and isinstance(rows, int) else None,
         quantization=base if base != asked and base in ("none", "int4", "int8") else None,
         fused_blocks=fused if isinstance(fused, bool) else None,
