@@ -124,8 +124,8 @@ class Group:
         self, folder: Path, report: Callable[[str], None], *, limit: float, computes: bool
     ) -> None:
         """If the run hangs, write stack traces to its folder and pass the message to `report`
-        before this process ends. `limit`: seconds, for a single process; 0: never; `computes`: on the
-        CPU."""
+        before this process ends. `limit`: seconds, for a single process; 0: never; `computes`: on
+        the CPU."""
         if self._watch is None:
             return
         self._watch.report_to(folder / "ranks" if self.talks else folder, report)
