@@ -27,6 +27,7 @@ from tests.command_blocks import (
     words_of,
 )
 from tests.each import each
+from tests.forked import start_server
 
 DOCUMENTS = documents()
 GUIDE = ROOT / "docs" / "TRAINING_GUIDE.md"
@@ -198,6 +199,7 @@ def test_the_commands_of_a_document_run_in_their_order(document, reader, kept):
     "document", [path for path in DOCUMENTS if runnable(path, slow=True)], ids=named
 )
 def test_the_long_commands_of_a_document_run_too(document, reader, kept):
+    start_server()  # before `expert benchmark` starts one without what other tests fork
     if follows_the_guide(document):
         make_the_guides_expert(reader, kept)
     reader.follow(document, slow=True)
