@@ -15,7 +15,7 @@ FIELDS = {
 }
 OCCASIONAL = {"neighbours", "slow", "threads"}  # events that tell what else the machine did
 VOLATILE = re.compile(  # what changes from run to run, and wording
-    r"seconds|\btime|_per_second|expected_|budget_bytes|\bpid\b|location$|_memory_|created"
+    r"seconds|device_lag|\btime|_per_second|expected_|budget_bytes|\bpid\b|location$|_memory_|created"
     r"|reason|notes\b|test_set$|data\.validation$|\bbecause$|\bremarks"
 )
 RUN_NAME = re.compile(r"golden-\d{8}-\d{6}")
