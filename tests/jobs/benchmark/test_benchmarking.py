@@ -104,6 +104,7 @@ def test_packing_that_sorts_rows_by_length_is_seen(monkeypatch):
     assert said["mixed"] == ""
 
 
+@pytest.mark.slow
 def test_the_character_model_can_be_benchmarked_too(tmp_path):
     (tmp_path / "corpus.txt").write_text(CORPUS, encoding="utf-8")
     shape = {"layers": 1, "heads": 2, "width": 32, "block_size": 16}
