@@ -18,7 +18,14 @@ import numpy as np
 import pytest
 import torch
 
-from expert.data.feed.workers import CannotStartWorkers, Patience, WorkersFailed, data_loader, taken
+from expert.data.feed.workers import (
+    CannotStartWorkers,
+    Patience,
+    WorkersFailed,
+    _wait_until_written,
+    data_loader,
+    taken,
+)
 from tests.data.shards import loader_plan
 from tests.data.test_loader import a_feed, contents, prepared  # noqa: F401 - a fixture
 from tests.wording import wording
@@ -95,6 +102,18 @@ def test_workers_that_are_stopped_are_found_and_have_written_what_they_were_in()
     for worker in multiprocessing.active_children():
         worker.join(10)
     assert multiprocessing.active_children() == []  # a stopped one ends by SIGKILL alone
+
+
+def test_a_stack_that_was_written_at_once_is_not_waited_for(tmp_path, monkeypatch):
+    """A worker may have written its stack before anybody looks at the file."""
+    pauses: list[float] = []
+    monkeypatch.setattr("time.sleep", pauses.append)
+    with (tmp_path / "stacks").open("w+b") as stream:
+        before = stream.write(b"process 1\n")
+        stream.write(b"its stack\n")
+        stream.flush()
+        _wait_until_written(stream, before)
+    assert len(pauses) == 2  # once to see that there is more, once that it grows no more
 
 
 def test_where_no_process_can_be_started_the_reason_is_given(monkeypatch):

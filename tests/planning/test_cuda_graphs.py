@@ -34,7 +34,7 @@ def decided(folder, gpu="h200", count=400, **config):
 def test_small_steps_on_a_large_card_are_captured_unless_the_manifest_says_no(tmp_path):
     found, _ = decided(tmp_path)
     assert (found.value, found.source) == (True, "machine")
-    assert wording("captured-take-less-time") in found.because
+    assert wording("captured-save-time") in found.because
     large = {"batch_size": 2048, "count": 8000}
     found, _ = decided(tmp_path, **large)
     assert found.value is False

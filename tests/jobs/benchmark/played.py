@@ -20,7 +20,7 @@ from expert.manifest.reader import read_manifest
 from tests.insight.ladders import measured
 
 # As short as can be: what is measured here is whether it works, not how fast it is.
-BRISK = pace.TimeLimits(
+BRISK = pace.BenchmarkPace(
     total_seconds=100_000.0,
     learn_seconds=0.1,
     most_learnt=6,

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from expert.insight.ladder.pairs import Paired, in_turns, one_after_the_other
-from expert.jobs.benchmark.pace import LEAST_WINDOWS, Clock, TimeLimits, window_steps
+from expert.jobs.benchmark.pace import LEAST_WINDOWS, BenchmarkPace, Clock, window_steps
 from expert.jobs.benchmark.processes import Job, Progress, SettingLost, SettingProcess
 from expert.planning.ladder import fit_together
 
@@ -88,7 +88,7 @@ class Timing:
     """How settings are timed: processes, time limits and progress."""
 
     start: Start
-    pace: TimeLimits
+    pace: BenchmarkPace
     clock: Clock
     progress: Progress
 

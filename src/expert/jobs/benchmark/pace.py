@@ -27,7 +27,7 @@ pause are waiting."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class TimeLimits:
+class BenchmarkPace:
     """Time limits of a benchmark and its settings."""
 
     total_seconds: float
@@ -47,7 +47,7 @@ class TimeLimits:
     """A process that is silent for this long is killed."""
 
 
-QUICK = TimeLimits(
+QUICK = BenchmarkPace(
     total_seconds=120.0,
     learn_seconds=3.0,
     most_learnt=10,
@@ -57,7 +57,7 @@ QUICK = TimeLimits(
     held_out=64,
     limit_seconds=150.0,
 )
-THOROUGH = TimeLimits(
+THOROUGH = BenchmarkPace(
     total_seconds=600.0,
     learn_seconds=12.0,
     most_learnt=30,
@@ -71,7 +71,7 @@ THOROUGH_FROM_MINUTES = 5.0
 """With less time, windows are short and pairs few, as with --quick."""
 
 
-def pace_of(*, quick: bool, minutes: float | None) -> TimeLimits:
+def pace_of(*, quick: bool, minutes: float | None) -> BenchmarkPace:
     if minutes is None:
         return QUICK if quick else THOROUGH
     pace = QUICK if minutes < THOROUGH_FROM_MINUTES else THOROUGH
@@ -125,7 +125,7 @@ class Clock:
             return max(0.0, self.total - self.elapsed)
         return max(self.usual, min(to_come * self.usual, LONGEST * self.total - self.elapsed))
 
-    def for_windows(self, pace: TimeLimits) -> float:
+    def for_windows(self, pace: BenchmarkPace) -> float:
         """Seconds for timing the setting that is ready; enough for two pairs of windows."""
         least = 2 * LEAST_WINDOWS * pace.window_seconds
         return max(self.share - self.spent, WORTH * self.spent, least)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.process import how_it_ended, last_line
-from expert.jobs.benchmark.pace import TimeLimits
+from expert.jobs.benchmark.pace import BenchmarkPace
 
 if TYPE_CHECKING:
     from expert.manifest.reader import ReadManifest
@@ -51,7 +51,7 @@ class Job:
     read: ReadManifest
     runs: Path
     """Where its run folder goes."""
-    pace: TimeLimits
+    pace: BenchmarkPace
     steps: int | None
     """Trained before the loss is evaluated; None: as many as there is time for."""
     judged_in: str

@@ -64,13 +64,15 @@ def choose_capture(draft: PlanDraft, base: Workload, sequences: int | None) -> C
     times = f"about {computing:.0f} ms of compute, {launching:.0f} ms of launches per pass"
     saved = 1 - captured.step_seconds / plain.step_seconds
     if has_room and captured.step_seconds < WORTH * plain.step_seconds:
-        because = f"captured steps take about {saved:.0%} less time; otherwise {times}"
+        because = f"expected to save {saved:.0%} of the time: {times}"
         return CaptureChoice(way=captured, value=True, because=because)
     if WORTH * launching <= computing:
         return no(f"the host keeps up: {times}")
     if not has_room:
         return no(f"{NO_ROOM} ({times})")
-    return no(f"captured passes keep their memory, so the micro-batch is no faster ({times})")
+    return no(
+        f"captured passes keep their memory: with what still fits they are no faster ({times})"
+    )
 
 
 def _captured(draft: PlanDraft, base: Workload) -> Workload:
