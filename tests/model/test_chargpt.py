@@ -15,6 +15,7 @@ from expert.manifest.schema.manifest import CharGptShape
 from expert.model.chargpt import CharGpt, load_char_gpt, sampled, save_char_gpt
 from expert.model.errors import ModelError
 from expert.model.saving import save_trained
+from tests.each import each
 from tests.model.models import documents, load, load_characters, make_batch, refusal
 from tests.wording import wording
 
@@ -69,6 +70,19 @@ def test_logits_equal_a_slow_and_obvious_reckoning():
             rtol=FLOAT_ERROR,
             atol=FLOAT_ERROR * 10,
         )
+
+
+@each("autocast, expected", [(torch.bfloat16, torch.bfloat16), (torch.float16, torch.float32)])
+def test_blocks_add_up_in_bfloat16_under_its_autocast_alone(
+    autocast: torch.dtype, expected: torch.dtype
+):
+    model, seen = CharGpt(SIZE, 11), []
+    for block in model.blocks:
+        block.register_forward_hook(lambda module, taken, made: seen.append(made.dtype))
+    with torch.autocast("cpu", autocast):
+        model(torch.tensor([documents(9, vocabulary=11)[0]]))
+    model(torch.tensor([documents(9, vocabulary=11)[0]]))
+    assert seen == [expected] * SIZE.layers + [torch.float32] * SIZE.layers
 
 
 def test_the_first_weights_depend_on_the_seed_alone():

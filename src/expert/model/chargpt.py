@@ -56,6 +56,10 @@ class Block(nn.Module):
         return F.dropout(hidden, self.dropout, self.training) if self.dropout else hidden
 
 
+def _autocasts_to_bfloat16(device: str) -> bool:
+    return torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) is torch.bfloat16
+
+
 class CharGpt(nn.Module):
     """Learned positions, no biases, head tied to the embedding. The initial weights depend on the
     seed alone, not on the device."""
@@ -105,6 +109,10 @@ class CharGpt(nn.Module):
         hidden = self.embedding(tokens) + self.positions(positions)
         if self.size.dropout:
             hidden = F.dropout(hidden, self.size.dropout, self.training)
+        if _autocasts_to_bfloat16(hidden.device.type):
+            # Embeddings are float32, and so would be every sum they are part of: 31.8 instead of
+            # 29.0 ms per step of 512 blocks on an H200.
+            hidden = hidden.to(torch.bfloat16)
         for block in self.blocks:
             hidden = block(hidden, mask)
         out: Tensor = self.norm(hidden)
