@@ -1,4 +1,4 @@
-"""What peer_trl.py and peer_unsloth.py have in common: arguments, rows, the clock, the record.
+"""What the scripts of the peers have in common: arguments, rows, the clock, the record.
 
 Imports nothing of the peers: Unsloth must be imported before the others.
 """
@@ -55,13 +55,15 @@ class Clock(TrainerCallback):
         trainer.training_step = training_step
 
 
-def asked(*flags: str) -> argparse.Namespace:
-    """The arguments; the card is held to --memory."""
+def asked(*flags: str, **numbers: int) -> argparse.Namespace:
+    """The arguments, with those of one peer; the card is held to --memory."""
     parser = argparse.ArgumentParser()
     for name in ("--data", "--model", "--out"):
         parser.add_argument(name, type=Path, required=True)
     for flag in flags:
         parser.add_argument(flag, action="store_true")
+    for name, usual in numbers.items():
+        parser.add_argument(f"--{name}", type=int, default=usual)
     parser.add_argument("--micro", type=int)
     parser.add_argument("--memory", type=float)
     parser.add_argument("--rank", type=int, default=16)
