@@ -9,7 +9,7 @@ import pytest
 
 from expert.core.events import read_events
 from expert.core.links import LinkRefused
-from expert.core.stored_json import MAX_BYTES, BadFile, object_in, read_json, read_object
+from expert.core.stored_json import MAX_BYTES, BadFile, object_in, read_stored_json, read_object
 from tests.each import each
 from tests.wording import wording
 
@@ -52,7 +52,7 @@ def test_only_plain_files_of_a_sane_size_are_read(tmp_path: Path):
         ("gone", FileNotFoundError),
     ):
         with pytest.raises(error):
-            read_json(tmp_path / name)
+            read_stored_json(tmp_path / name)
         assert object_in(tmp_path / name) == {}
 
 

@@ -25,7 +25,7 @@ class BadFile(ExpertError, ValueError):
     """A file whose contents are not what its name promises."""
 
 
-def read_json(path: Path, *, max_bytes: int = MAX_BYTES) -> Any:
+def read_stored_json(path: Path, *, max_bytes: int = MAX_BYTES) -> Any:
     """Read a JSON file; BadFile if it is invalid, OSError if it cannot be read."""
     with open(open_plain(path, os.O_RDONLY), "rb") as stream:
         size = os.fstat(stream.fileno()).st_size
@@ -39,7 +39,7 @@ def read_json(path: Path, *, max_bytes: int = MAX_BYTES) -> Any:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    value = read_json(path)
+    value = read_stored_json(path)
     if not isinstance(value, dict):
         raise _bad(path, f"holds {_kind(value)}, expected an object")
     return value

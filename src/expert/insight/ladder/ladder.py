@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from expert.core.errors import ExpertError
-from expert.core.stored_json import read_json
+from expert.core.stored_json import read_stored_json
 from expert.core.text import counted
 from expert.insight.findings.evidence import CROWDED_CORES
 from expert.insight.ladder.pairs import Paired
@@ -213,7 +213,7 @@ def read_ladder(path: Path) -> Ladder:
     """The result in a file, or in a folder that contains one."""
     file = path / FILE if path.is_dir() else path
     try:
-        data = read_json(file)
+        data = read_stored_json(file)
     except OSError as error:
         gone = isinstance(error, FileNotFoundError)
         why = "there is no such file" if gone else error.strerror

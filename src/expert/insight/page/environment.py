@@ -11,7 +11,7 @@ from typing import Any
 from expert.core.files import open_regular
 from expert.core.links import LinkRefused
 from expert.core.rundir import found_again
-from expert.core.stored_json import BadFile, parse_json, read_json
+from expert.core.stored_json import BadFile, parse_json, read_stored_json
 from expert.core.text import count, counted, gib
 from expert.insight.event_text import planned_value
 from expert.insight.page.blocks import (
@@ -105,7 +105,7 @@ def candidates(record: RunRecord, folder: str) -> list[Path]:
 def read_small_json(path: Path) -> Mapping[str, Any]:
     """The object in a small file; empty if missing, damaged or too large."""
     try:
-        return mapping(read_json(path, max_bytes=MAX_BYTES))
+        return mapping(read_stored_json(path, max_bytes=MAX_BYTES))
     except (OSError, BadFile, LinkRefused):
         return {}
 
