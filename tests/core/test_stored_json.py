@@ -9,7 +9,7 @@ import pytest
 
 from expert.core.events import read_events
 from expert.core.links import LinkRefused
-from expert.core.stored_json import MAX_BYTES, BadFile, object_in, read_stored_json, read_object
+from expert.core.stored_json import MAX_BYTES, BadFile, object_in, read_object, read_stored_json
 from tests.each import each
 from tests.wording import wording
 
