@@ -1,7 +1,7 @@
 """The four experts on one card: their optimised manifests against the plain way to train them.
 
 Every pair learns the same rows, as many at each update, from the same base and seed: once as the
-manifest says, once with the settings of the first rung of `expert benchmark`'s ladder (rows
+manifest says, once with the baseline of `expert benchmark` (rows
 tokenised when a batch asks for them, padded, fp16, eager attention, everything recomputed, plain
 AdamW), four rows at once, as the first manifests of these experts had it. Some updates of both are
 timed alone on the card. Then all runs are made to their end beside each other, both sides answer
@@ -105,7 +105,7 @@ def some_lines(file: Path, count: int) -> list[str]:
 
 
 def plain_settings(rows_at_once: int) -> tuple[str, ...]:
-    """The first rung of the ladder, so many rows at once."""
+    """The baseline of `expert benchmark`, with this micro-batch size."""
     ground = Ground(
         on_gpu=torch.cuda.is_available(),
         characters=False,

@@ -3,7 +3,7 @@
 The model has random weights of Qwen3-0.6B's shape; the character GPT has nanoGPT's configuration
 for Shakespeare (config/train_shakespeare_char.py: six layers, 384 wide, 64 blocks of 256, dropout
 0.2). Each ladder is one `expert benchmark`; JSON, Markdown and page of each go to the folder named.
-On an H200 with a slow host the character GPT took 170 s, and the expert 330 s up to its last rung.
+On an H200 with a slow host the character GPT took 170 s, and the expert 330 s to its last setting.
 
     python benchmarks/ladder_h200.py --data FOLDER --text input.txt --out FOLDER [--minutes N]
 

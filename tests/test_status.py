@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.each import each
-from tests.insight.ladders import ladder, rung
+from tests.insight.ladders import ladder, setting
 from tests.test_generated_documents import drawing
 from tests.wording import wording
 
@@ -74,7 +74,9 @@ def test_every_measured_case_has_a_row_with_its_own_number():
 
 
 def ladder_file(path: Path) -> None:
-    made = ladder(rung("baseline", 100.0, cumulative=1.0), rung("packing", 250.0, cumulative=2.5))
+    made = ladder(
+        setting("baseline", 100.0, cumulative=1.0), setting("packing", 250.0, cumulative=2.5)
+    )
     path.write_text(made.model_dump_json(), encoding="utf-8")
 
 

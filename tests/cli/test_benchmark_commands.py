@@ -12,16 +12,16 @@ from expert.planning.ladder import SETTINGS
 from expert.planning.measurements import remember_rate
 from tests.cli.running import Runner
 from tests.cli.screens import recorded
-from tests.insight.ladders import ladder, rung
+from tests.insight.ladders import ladder, setting
 from tests.jobs.benchmark.played import be_brisk
 from tests.jobs.runs import base_model, write_expert
 from tests.planning.test_measurements import rate as a_rate
 from tests.wording import wording
 
 CLIMBED = ladder(
-    rung("baseline", 100.0, cumulative=1.0),
-    rung("packing", 250.0, gain=2.5, cumulative=2.5, loss_difference=0.001, tolerance=0.05),
-    rung("compile", None, "not here"),
+    setting("baseline", 100.0, cumulative=1.0),
+    setting("packing", 250.0, gain=2.5, cumulative=2.5, loss_difference=0.001, tolerance=0.05),
+    setting("compile", None, "not here"),
 )
 
 
@@ -56,7 +56,7 @@ def test_two_settings_measured_for_real_and_written_where_asked(
     [
         ((), wording("nothing-to-measure-named")),
         (("--dataset", "rows.jsonl"), wording("without-manifest-built-in")),
-        (("--only", "rocket", "-m", "{manifest}"), wording("rocket-no-such-rung")),
+        (("--only", "rocket", "-m", "{manifest}"), wording("rocket-no-such-setting")),
         (("--to", "{folder}", "-m", "{manifest}"), wording("is-a-folder")),
         (("--to", "x.md", "-m", "{manifest}"), wording("result-json-md-written")),
         (("--compare", "nowhere", "nowhere"), wording("nowhere-no-result-expert")),
@@ -73,7 +73,7 @@ def test_what_cannot_be_measured_is_refused_with_the_reason(
 
 def test_two_results_side_by_side_and_what_differs_between_them(run: Runner, tmp_path):
     other = CLIMBED.model_copy(update={"dataset": "other.jsonl", "model": "big", "card": "H200"})
-    written = {"a": CLIMBED, "b": ladder(rung("baseline", 150.0)), "c": other}
+    written = {"a": CLIMBED, "b": ladder(setting("baseline", 150.0)), "c": other}
     for name, one in written.items():
         (tmp_path / name).write_text(one.model_dump_json(), encoding="utf-8")
     pair = (str(tmp_path / "a"), str(tmp_path / "b"))
@@ -102,14 +102,14 @@ def test_the_ladder_is_a_sentence_a_table_and_how_it_was_measured():
         assert wording("demo-on-test-cpu") in text
         assert "expert benchmark --quick" in text
         assert "for a reason" in text
-        assert "GPU" not in text  # no rung knows it: no column
+        assert "GPU" not in text  # no setting has it: no column
         assert ("█" in text) == terminal
 
 
 def test_a_narrow_terminal_has_fewer_columns_and_no_broken_number():
     shown, file = recorded(terminal=True, width=80)
-    fast = rung("packing", 2_398_206.0, gain=1.95, cumulative=5.35, loss_difference=0.0)
-    show_ladder(ladder(rung("baseline", 640_472.0, cumulative=1.0), fast), shown)
+    fast = setting("packing", 2_398_206.0, gain=1.95, cumulative=5.35, loss_difference=0.0)
+    show_ladder(ladder(setting("baseline", 640_472.0, cumulative=1.0), fast), shown)
     text = file.getvalue()
     assert "rows/s" not in text
     for number in ("2,398,206", "1.95x", "5.35x"):
@@ -120,10 +120,10 @@ def test_a_setting_in_a_line_shows_what_it_gained():
     assert line_of(CLIMBED.rungs[1]) == (
         "  packing: 250 tokens/s, 2.50x, in all 2.50x, loss 2.0000"
     )
-    late = rung("loader", None, "no time")
+    late = setting("loader", None, "no time")
     assert line_of(late) == wording("loader-not-measured-by")
     assert line_of(CLIMBED.rungs[2]) == "  compile: not here: for a reason"
-    slower = rung("loader", 90.0, "slower", gain=0.9, cumulative=0.9)
+    slower = setting("loader", 90.0, "slower", gain=0.9, cumulative=0.9)
     assert line_of(slower).endswith("loss 2.0000, slower: for a reason")
 
 

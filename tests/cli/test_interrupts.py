@@ -16,7 +16,7 @@ import pytest
 from expert.core.interrupts import Interrupted, leave_when_asked
 from expert.data.tokens import prepare
 from expert.data.tokens import shards as making
-from tests.insight.ladders import ladder, rung
+from tests.insight.ladders import ladder, setting
 from tests.jobs.runs import base_model, write_expert
 from tests.jobs.trained_runs import finished
 from tests.wording import wording
@@ -170,7 +170,7 @@ def test_a_benchmark_that_is_stopped_keeps_the_settings_that_were_measured(
     from expert.jobs.benchmark.measure import Benchmark
 
     def measure(self: Benchmark, folder: Path, start: Any) -> Any:
-        self.so_far = ladder(rung("baseline", 100.0), rung("packing", 250.0, gain=2.5))
+        self.so_far = ladder(setting("baseline", 100.0), setting("packing", 250.0, gain=2.5))
         signal.raise_signal(number)
 
     monkeypatch.setattr(Benchmark, "run", measure)

@@ -19,7 +19,7 @@ def measured(
     return Measured(**{**facts, **more})
 
 
-def rung(name: str, rate: float | None, status: str = "kept", **more: Any) -> SettingResult:
+def setting(name: str, rate: float | None, status: str = "kept", **more: Any) -> SettingResult:
     facts: dict[str, Any] = {"adds": "something", "changes": {}, "settings": {}, "seconds": 3.0}
     facts |= {"name": name, "status": status, "plan_hash": "0" * 64}
     facts |= {"because": "" if status == "kept" else "for a reason"}
@@ -27,6 +27,6 @@ def rung(name: str, rate: float | None, status: str = "kept", **more: Any) -> Se
     return SettingResult(**{**facts, **more})
 
 
-def ladder(*rungs: SettingResult, **more: Any) -> Ladder:
-    given = list(rungs) or [rung("baseline", 100.0, cumulative=1.0)]
+def ladder(*settings: SettingResult, **more: Any) -> Ladder:
+    given = list(settings) or [setting("baseline", 100.0, cumulative=1.0)]
     return Ladder(**{**FACTS["ladder"], "rungs": given, **more})

@@ -18,7 +18,7 @@ from expert.insight.page.html import page_html
 from expert.insight.page.markdown import page_markdown
 from expert.jobs.report import gather
 from tests.insight.ladders import ladder as made_ladder
-from tests.insight.ladders import rung
+from tests.insight.ladders import setting
 
 GIB = 2**30
 START = 1_800_000_000.0
@@ -266,5 +266,5 @@ def hostile_run(folder: Path, text: str) -> Path:
 
 
 def ladder() -> Ladder:
-    failed = rung("<b>", None, "failed", because="no <room>")
-    return made_ladder(rung("baseline", 100.0), failed, card="a card", environment={})
+    failed = setting("<b>", None, "failed", because="no <room>")
+    return made_ladder(setting("baseline", 100.0), failed, card="a card", environment={})

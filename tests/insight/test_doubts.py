@@ -7,7 +7,7 @@ from typing import Any
 from expert.insight.ladder.ladder import Ladder, crowded, doubts_of
 from expert.insight.ladder.pairs import in_turns
 from tests.each import each
-from tests.insight.ladders import ladder, measured, rung
+from tests.insight.ladders import ladder, measured, setting
 from tests.wording import wording
 
 
@@ -33,21 +33,21 @@ def test_neighbours_are_in_the_way_when_there_is_more_to_do_than_cores(seen, wor
 
 
 def climbed(*others: float, spread: float = 0.0, gain: float = 2.0) -> Ladder:
-    rungs = [
-        rung(f"rung {n}", 100.0, measured=on(2, each, threads=2, spread=spread))
+    settings = [
+        setting(f"setting {n}", 100.0, measured=on(2, each, threads=2, spread=spread))
         for n, each in enumerate(others)
     ]
     direct = in_turns("baseline", [(100.0, 100.0 * gain), (100.0, 102.0 * gain)])
-    return ladder(*rungs, against_baseline=direct)
+    return ladder(*settings, against_baseline=direct)
 
 
 @each(
     ("found", "doubts"),
     [
         (climbed(0.0, 0.1, 0.2), []),
-        (climbed(0.0, 0.1, 1.2), []),  # one rung of three: the pairs see to that
+        (climbed(0.0, 0.1, 1.2), []),  # one setting of three: the pairs see to that
         (climbed(0.0, 0.9, 1.1), [wording("other-processes-used-0")]),
-        (climbed(0.0, 0.0, spread=26.0), ["windows of 'rung 1' are 26% apart"]),
+        (climbed(0.0, 0.0, spread=26.0), ["windows of 'setting 1' are 26% apart"]),
         (
             climbed(0.0, 0.0, gain=1.0),
             [wording("what-won-cannot-told")],
@@ -59,4 +59,4 @@ def test_what_won_is_in_doubt_where_it_may_be_chance(found, doubts):
 
 
 def test_a_ladder_on_which_nothing_was_measured_is_in_no_doubt():
-    assert doubts_of(ladder(rung("baseline", None, "failed"))) == []
+    assert doubts_of(ladder(setting("baseline", None, "failed"))) == []

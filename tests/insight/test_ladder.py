@@ -18,15 +18,15 @@ from expert.insight.ladder.ladder import (
 from expert.insight.ladder.pairs import Paired, in_turns
 from expert.insight.ladder.table import COLUMNS, as_markdown, headline, how_measured, table_rows
 from tests.each import each
-from tests.insight.ladders import ladder, measured, rung
+from tests.insight.ladders import ladder, measured, setting
 from tests.insight.pages import write_run
 from tests.wording import wording
 
 CLIMBED = ladder(
-    rung("baseline", 100.0, cumulative=1.0),
-    rung("packing", 250.0, gain=2.5, cumulative=2.5, loss_difference=0.001, tolerance=0.05),
-    rung("compile", None, "not here"),
-    rung("attention", 90.0, "slower", gain=0.36, cumulative=0.9),
+    setting("baseline", 100.0, cumulative=1.0),
+    setting("packing", 250.0, gain=2.5, cumulative=2.5, loss_difference=0.001, tolerance=0.05),
+    setting("compile", None, "not here"),
+    setting("attention", 90.0, "slower", gain=0.36, cumulative=0.9),
 )
 
 
@@ -109,10 +109,12 @@ def test_every_setting_has_a_row_of_the_tables_width():
 def test_settings_judged_by_their_own_loss_share_a_footnote_by_the_reason():
     def other(name: str, why: str, apart: float) -> SettingResult:
         because = f"{why}: x"
-        return rung(name, 250.0, own_difference=apart, tolerance=0.001, tolerance_because=because)
+        return setting(
+            name, 250.0, own_difference=apart, tolerance=0.001, tolerance_because=because
+        )
 
     shown = ladder(
-        rung("baseline", 100.0),
+        setting("baseline", 100.0),
         other("packing", "other rows share a step", -0.0009),
         other("attention", "dropout draws other numbers", 0.0001),
         other("fused loss", "dropout draws other numbers", -0.0002),
@@ -141,46 +143,46 @@ def test_a_product_of_gains_that_nobody_held_against_the_baseline_is_told_as_a_r
     def gained(below: str) -> Paired:
         return in_turns(below, [(100.0, 300.0)] * 2)
 
-    rungs = [
-        rung("baseline", 100.0, cumulative=1.0),
-        rung("packing", 260.0, cumulative=3.0, below="baseline", paired=gained("baseline")),
-        rung("compile", 600.0, cumulative=9.0, below="packing", paired=gained("packing")),
+    settings = [
+        setting("baseline", 100.0, cumulative=1.0),
+        setting("packing", 260.0, cumulative=3.0, below="baseline", paired=gained("baseline")),
+        setting("compile", 600.0, cumulative=9.0, below="packing", paired=gained("packing")),
     ]
-    assert wording("to-times-the-baseline") in headline(ladder(*rungs))
-    assert wording("times-the-baseline") in headline(ladder(*rungs[:2]))
+    assert wording("to-times-the-baseline") in headline(ladder(*settings))
+    assert wording("times-the-baseline") in headline(ladder(*settings[:2]))
     direct = in_turns("baseline", [(100.0, 700.0)] * 2)
-    rungs[-1] = rungs[-1].model_copy(update={"cumulative": 7.0})
-    told = headline(ladder(*rungs, against_baseline=direct))
+    settings[-1] = settings[-1].model_copy(update={"cumulative": 7.0})
+    told = headline(ladder(*settings, against_baseline=direct))
     assert wording("times-baseline") in told
 
 
 def test_what_cannot_be_told_from_the_baseline_is_not_called_so_many_times_as_fast():
     unclear = in_turns("baseline", [(100.0, 100.0), (100.0, 198.0)])
-    rungs = [
-        rung("baseline", 100.0, cumulative=1.0),
-        rung("the rest", 150.0, "no difference", gain=1.49, cumulative=1.0, paired=unclear),
+    settings = [
+        setting("baseline", 100.0, cumulative=1.0),
+        setting("the rest", 150.0, "no difference", gain=1.49, cumulative=1.0, paired=unclear),
     ]
-    told = headline(ladder(*rungs, against_baseline=unclear))
+    told = headline(ladder(*settings, against_baseline=unclear))
     assert wording("not-to-told-from") in told
 
 
 def test_a_loss_that_cannot_be_compared_is_not_said_to_agree():
     def own(name: str) -> SettingResult:
-        return rung(name, 250.0, own_difference=0.0, loss_difference=0.2)
+        return setting(name, 250.0, own_difference=0.0, loss_difference=0.2)
 
-    rungs = [rung("baseline", 100.0, cumulative=1.0), own("packing"), own("attention")]
+    settings = [setting("baseline", 100.0, cumulative=1.0), own("packing"), own("attention")]
     alone = wording("all-rungs-stayed-compute")
-    assert headline(ladder(*rungs)).endswith(alone)
-    both = headline(ladder(*rungs, rung("fused loss", 270.0, loss_difference=0.0)))
-    agrees = wording("loss-agrees-on-rung")
+    assert headline(ladder(*settings)).endswith(alone)
+    both = headline(ladder(*settings, setting("fused loss", 270.0, loss_difference=0.0)))
+    agrees = wording("loss-agrees-on-setting")
     assert both.endswith(agrees)
 
 
 def _pair() -> list[SettingResult]:
     gained = in_turns("baseline", [(100.0, 250.0)] * 3)
     return [
-        rung("baseline", 100.0, cumulative=1.0),
-        rung("packing", 250.0, gain=2.5, cumulative=2.5, paired=gained),
+        setting("baseline", 100.0, cumulative=1.0),
+        setting("packing", 250.0, gain=2.5, cumulative=2.5, paired=gained),
     ]
 
 
@@ -195,7 +197,7 @@ def test_a_result_of_the_format_before_is_still_read():
 
 def test_the_headline_is_the_last_setting_that_held():
     assert headline(CLIMBED) == wording("demo-on-test")
-    nothing = ladder(rung("baseline", None, "failed"))
+    nothing = ladder(setting("baseline", None, "failed"))
     assert headline(nothing) == wording("demo-on-test-cpu-nothing")
 
 
@@ -209,7 +211,7 @@ def test_a_name_cannot_break_out_of_the_markdown_table():
 
 
 def test_two_results_are_compared_setting_by_setting(tmp_path):
-    other = ladder(rung("baseline", 200.0), rung("loader", 220.0))
+    other = ladder(setting("baseline", 200.0), setting("loader", 220.0))
     for name, one in (("a.json", CLIMBED), ("b.json", other)):
         (tmp_path / name).write_text(one.model_dump_json(), encoding="utf-8")
     found = {row[0]: row[1:] for row in compare(tmp_path / "a.json", tmp_path / "b.json")}

@@ -17,7 +17,7 @@ from expert.insight.page.markdown import page_markdown
 from expert.insight.step.bound import Verdict
 from expert.jobs.report import gather
 from tests.insight.ladders import ladder as measured_ladder
-from tests.insight.ladders import rung
+from tests.insight.ladders import setting
 from tests.insight.pages import (
     FIGURES,
     GPU_FIGURES,
@@ -385,8 +385,11 @@ def test_a_ladder_alone_makes_a_page_that_warns_in_doubt_and_tells_rates_from_ra
     assert (ladder_page(ladder()).tone, ladder_page(doubted).tone) == ("good", "warning")
     assert wording("not-to-relied-on") in page_markdown(ladder_page(doubted))
     direct = in_turns("baseline", [(100.0, 250.0)] * 3)
-    rungs = [rung("baseline", 100.0, cumulative=1.0), rung("packing", 250.0, cumulative=2.5)]
-    markdown = page_markdown(ladder_page(measured_ladder(*rungs, against_baseline=direct)))
+    settings = [
+        setting("baseline", 100.0, cumulative=1.0),
+        setting("packing", 250.0, cumulative=2.5),
+    ]
+    markdown = page_markdown(ladder_page(measured_ladder(*settings, against_baseline=direct)))
     [bars] = [line for line in markdown.splitlines() if line.startswith("| packing")]
     assert bars.startswith("| packing | 2.50×")
     assert "| setting | speed |" in markdown

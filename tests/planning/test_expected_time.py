@@ -94,9 +94,9 @@ def measured() -> Iterator[tuple[str, RunShape, float]]:
 def _of_the_ladder() -> Iterator[tuple[str, RunShape, float]]:
     settings: dict[str, Any] = {}
     work = Workload(shape=SHAPES["qwen3-0.6b"], rows=1, row_tokens=2048)
-    for rung in results("ladder-expert-h200", "rungs"):
-        settings |= rung["settings"]
-        it = rung["measured"]
+    for setting in results("ladder-expert-h200", "rungs"):
+        settings |= setting["settings"]
+        it = setting["measured"]
         if settings["fp16"] is True or not settings["packing"]:
             continue  # float16 with eager kernels is nothing that a plan chooses
         tokens = it["tokens_per_second"] * it["seconds_per_update"]
@@ -112,7 +112,7 @@ def _of_the_ladder() -> Iterator[tuple[str, RunShape, float]]:
             compiled=settings["torch_compile"] is True,
             recorded=settings["use_cuda_graphs"] is not False,
         )
-        yield f"ladder, {rung['name']}", run, it["tokens_per_second"]
+        yield f"ladder, {setting['name']}", run, it["tokens_per_second"]
 
 
 def test_every_recorded_rate_of_the_measured_card_lies_in_its_range_and_near_its_middle():

@@ -1,4 +1,4 @@
-"""The rungs: what each asks for, where it changes a plan, and what two of them may differ in."""
+"""The settings: what each asks for, where it changes a plan, and what two of them may differ in."""
 
 from __future__ import annotations
 

@@ -193,13 +193,13 @@ class BenchmarkView(Watcher):
         if self._preparing is not None:
             self._preparing(name, rows, tokens)
 
-    def begins(self, rung: Setting, number: int, of: int, left: float) -> None:
+    def begins(self, setting: Setting, number: int, of: int, left: float) -> None:
         self._of = of
         if self._preparing is not None:
             self._open.close()
             self._preparing = None
             self._open_bar()
-        self._next(number, rung.name, left, f"[{number}/{of}] {rung.name}: {rung.adds}")
+        self._next(number, setting.name, left, f"[{number}/{of}] {setting.name}: {setting.adds}")
 
     def compares(self, name: str, left: float) -> None:
         """The last comparison: the winner against the baseline."""
@@ -285,7 +285,7 @@ def show_ladder(ladder: Ladder, console: Console) -> None:
 
     show(console, f"\n{headline(ladder)}\n", "bold")
     if console.is_terminal:
-        bars = [_bar(rung, ladder) for rung in ladder.rungs if rung.status in STAND]
+        bars = [_bar(setting, ladder) for setting in ladder.rungs if setting.status in STAND]
         show_bars(bars, max((amount for _, amount, _ in bars), default=0.0), console)
     rows = table_rows(ladder)
     room = console.width if console.is_terminal else None
@@ -309,13 +309,13 @@ def _columns(columns: tuple[str, ...], rows: list[tuple[str, ...]], room: int | 
     return kept
 
 
-def _bar(rung: SettingResult, ladder: Ladder) -> tuple[str, float, str]:
+def _bar(setting: SettingResult, ladder: Ladder) -> tuple[str, float, str]:
     """The speed relative to the baseline, or tokens per second if that is unknown."""
-    assert rung.measured is not None
-    if ladder.is_held_against_baseline and rung.cumulative is not None:
-        return rung.name, rung.cumulative, f"{rung.cumulative:.2f}x"
-    rate = rung.measured.tokens_per_second
-    return rung.name, rate, f"{rate:,.0f}"
+    assert setting.measured is not None
+    if ladder.is_held_against_baseline and setting.cumulative is not None:
+        return setting.name, setting.cumulative, f"{setting.cumulative:.2f}x"
+    rate = setting.measured.tokens_per_second
+    return setting.name, rate, f"{rate:,.0f}"
 
 
 def show_compared(first: Path, second: Path, console: Console, *, as_json: bool) -> None:

@@ -200,9 +200,9 @@ def test_where_memory_does_not_hold_both_a_doubt_times_the_other_again(path, tmp
     assert by["loader"].because.endswith(wording("fast-pre-tokenised-last-stays"))
 
 
-def time_for(rungs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def time_for(settings: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """So many are measured one by one."""
-    up = iter([False] * rungs)
+    up = iter([False] * settings)
     monkeypatch.setattr(Clock, "is_up", lambda clock, to_come=0: next(up, True))
 
 

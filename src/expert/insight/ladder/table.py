@@ -77,8 +77,8 @@ def _losses(ladder: Ladder) -> str:
     """Whether the kept settings' losses agree with the one below or, where the weights cannot be
     the same, whether each computes its own loss correctly."""
 
-    def all_of(rungs: list[SettingResult]) -> str:
-        return "the setting" if len(rungs) == 1 else f"all {len(rungs)} settings"
+    def all_of(settings: list[SettingResult]) -> str:
+        return "the setting" if len(settings) == 1 else f"all {len(settings)} settings"
 
     seen = [setting for setting in ladder.kept if setting.loss_difference is not None]
     own = [setting for setting in seen if setting.own_difference is not None]
@@ -170,13 +170,13 @@ def _held_to_themselves(ladder: Ladder) -> list[str]:
     for setting in ladder.rungs:
         if setting.own_difference is not None:
             reasons.setdefault(setting.tolerance_because.partition(":")[0], []).append(setting)
-    return [_footnote(why, rungs) for why, rungs in reasons.items()]
+    return [_footnote(why, settings) for why, settings in reasons.items()]
 
 
-def _footnote(why: str, rungs: list[SettingResult]) -> str:
-    names = ", ".join(setting.name for setting in rungs)
-    most = max((abs(setting.own_difference or 0.0) for setting in rungs), default=0.0)
-    seen = [r.measured.clumping for r in rungs if r.measured and r.measured.clumping is not None]
+def _footnote(why: str, settings: list[SettingResult]) -> str:
+    names = ", ".join(setting.name for setting in settings)
+    most = max((abs(setting.own_difference or 0.0) for setting in settings), default=0.0)
+    seen = [r.measured.clumping for r in settings if r.measured and r.measured.clumping is not None]
     mixed = ""
     if seen:
         mixed = (

@@ -18,7 +18,7 @@ def ladder_section(ladder: Ladder, run: RunFacts | None = None) -> PageSection:
     figure = Figure(
         name="ladder",
         title=f"{'Speed relative to the baseline' if by_gain else 'Tokens per second'}, by setting",
-        chart=Bars(bars=tuple(_bar(rung, by_gain=by_gain) for rung in ladder.rungs)),
+        chart=Bars(bars=tuple(_bar(setting, by_gain=by_gain) for setting in ladder.rungs)),
         look=f"Grey settings were left out, for the reason below their names.{HOW * by_gain}",
         wide=True,
     )
@@ -45,20 +45,20 @@ def _of_the_run(ladder: Ladder, run: RunFacts) -> list[Words]:
     return [Words(text=f"{text}.", tone="note")]
 
 
-def _bar(rung: SettingResult, *, by_gain: bool) -> Bar:
+def _bar(setting: SettingResult, *, by_gain: bool) -> Bar:
     """Its length is the speed relative to the baseline: rates were measured at different times, and
     a busy host makes a better setting look slower."""
-    marked = rung.status not in STAND
-    if rung.measured is None:
-        word = MARKS[rung.status][1]
-        note = rung.because or word
-        return Bar(name=rung.name, amount=None, words=word or "–", note=note, marked=marked)
-    rate, gain = rung.measured.tokens_per_second, rung.gain
+    marked = setting.status not in STAND
+    if setting.measured is None:
+        word = MARKS[setting.status][1]
+        note = setting.because or word
+        return Bar(name=setting.name, amount=None, words=word or "–", note=note, marked=marked)
+    rate, gain = setting.measured.tokens_per_second, setting.gain
     worth = f"{gain:.2f}×" if gain is not None else ""
-    if rung.status == "no difference":
+    if setting.status == "no difference":
         worth = "no measurable difference"
     parts = [worth, f"{rate:,.0f} tokens/s" if by_gain else ""]
-    note = rung.because if marked else " · ".join(part for part in parts if part)
-    amount = rung.cumulative if by_gain else rate
+    note = setting.because if marked else " · ".join(part for part in parts if part)
+    amount = setting.cumulative if by_gain else rate
     words = f"{amount:.2f}×" if by_gain else f"{rate:,.0f}"
-    return Bar(name=rung.name, amount=amount, words=words, note=note, marked=marked)
+    return Bar(name=setting.name, amount=amount, words=words, note=note, marked=marked)
