@@ -8,6 +8,7 @@ from expert.planning.choose.sequences import concatenation_of, packing_of
 from expert.planning.memory.calibration import workload_of
 from expert.planning.memory.memory import captured_gradient_bytes
 from expert.planning.memory.workload import CAPTURED_WIDTHS
+from expert.planning.run_plan import RunPlan
 from expert.planning.survey import PackedRows, Survey
 from tests.each import each
 from tests.planning.planning import decision, plan
@@ -57,6 +58,21 @@ def test_full_sequences_are_compiled_to_one_width_and_half_empty_ones_laid_end_t
     assert (made.kernels.compile, made.data.flat, made.data.trim) == (False, True, False)
     assert wording("half-full-of-one-width") in decision(made, "kernels.compile")[1]
     assert "50% full" in decision(made, "batch.sequences_per_update")[1]
+
+
+def test_sequences_that_micro_batches_lack_are_not_computed():
+    """7 of a step in four micro-batches of 2: one place in eight would be empty."""
+    asked = {"fused_blocks": True, "use_cuda_graphs": False}
+    base = [{"name": "Llama-3.1-8B", "quantization": "int4"}]
+
+    def of(rows: int) -> RunPlan:
+        given = manifest({**asked, "batch_size": rows}, base_models=base)
+        return plan(given, "rtx-4090", survey=packed(0.99))
+
+    uneven, even = of(56), of(64)
+    assert (uneven.batch.micro_batch, uneven.batch.accumulation, uneven.data.flat) == (2, 4, True)
+    assert decision(uneven, "data.flat")[1] == wording("micro-batches-lack-sequences")
+    assert (even.batch.micro_batch, even.batch.accumulation, even.data.flat) == (2, 4, False)
 
 
 def test_captured_sequences_with_much_padding_are_laid_end_to_end_in_a_few_widths():

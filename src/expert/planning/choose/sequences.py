@@ -116,14 +116,25 @@ def _settle_flat(draft: PlanDraft, fixed: str) -> bool:
         draft.settle(path, False, fixed or "sequences are rows of a matrix for this attention")
     elif known is None:
         draft.settle(path, False, "it is not known yet how full sequences are")
-    elif known.fill >= FLAT_PAYS:
-        draft.settle(path, False, f"sequences are {known.fill:.0%} full")
     else:
-        because = f"sequences are {known.fill:.0%} full: their padding is not computed"
-        if draft["kernels.cuda_graphs"]:
-            because = f"sequences are {known.fill:.0%} full; end to end, a few widths are captured"
-        draft.settle(path, True, because)
+        fill = known.fill * _occupied(draft)
+        whose = "sequences" if fill == known.fill else "micro-batches"
+        because = f"{whose} are {fill:.0%} full"
+        if fill < FLAT_PAYS and draft["kernels.cuda_graphs"]:
+            because += "; end to end, a few widths are captured"
+        elif fill < FLAT_PAYS:
+            because += ": their padding is not computed"
+        draft.settle(path, fill < FLAT_PAYS, because)
     return bool(draft[path])
+
+
+def _occupied(draft: PlanDraft) -> float:
+    """Share of the sequences of a step's micro-batches that are there: 7 in four of 2 are 7/8."""
+    sequences, passes = draft["batch.sequences_per_update"], draft["batch.accumulation"]
+    if not sequences or not passes:
+        return 1.0
+    share: float = sequences / (passes * draft["batch.micro_batch"] * draft.cluster.ranks)
+    return min(1.0, share)
 
 
 def captured_flat(draft: PlanDraft, attention: str) -> bool:
