@@ -104,8 +104,13 @@ def test_a_pass_has_a_fixed_time_that_is_longer_where_weights_are_unpacked(quant
 
 @each(
     ("tokens", "captured", "rate"),
-    # peers-h200.json, one and two rows of 2,048 at a time: 7 and 4 passes over 14,275 tokens.
-    [(14_275 / 7, True, 16_019), (14_275 / 7, False, 12_766), (14_275 / 4, False, 14_753)],
+    # peers-h200.json: 7 passes over one row of 2,048, or 4 over two, in which the last is empty.
+    [
+        (14_275 / 7, True, 16_019),
+        (14_275 / 7, False, 12_766),
+        (4_096, True, 15_298 * 4 * 4_096 / 14_275),
+        (4_096, False, 14_753 * 4 * 4_096 / 14_275),
+    ],
 )
 def test_fused_blocks_on_a_4_bit_base_take_the_seconds_that_were_measured(tokens, captured, rate):
     shape, peak = shape_of("Llama-3.1-8B"), 1e12 * find_card("h200").bf16_tflops
@@ -115,8 +120,8 @@ def test_fused_blocks_on_a_4_bit_base_take_the_seconds_that_were_measured(tokens
     )  # fmt: skip
     found = pass_seconds(work, tokens=tokens, mean_tokens=430, peak=peak)
     # The table has the share of the peak with FlexAttention; these runs had FlashAttention 4, with
-    # which 8B is 6 % faster (flash4-h200.json).
-    assert tokens / found.seconds == pytest.approx(rate, rel=0.08)
+    # which 8B is 6 % faster (flash4-h200.json), and were on machines that differ by 3 %.
+    assert tokens / found.seconds == pytest.approx(rate, rel=0.09)
 
 
 def test_logits_take_a_small_part_of_a_small_card():

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from expert.planning.choose.length import peaks_of, total_tokens
 from expert.planning.choose.rates import PassSeconds, pass_seconds
-from expert.planning.choose.sequences import captured_fill
+from expert.planning.choose.sequences import captured_fill, occupied
 from expert.planning.draft import PlanDraft
 from expert.planning.memory.fitting import (
     MARGIN,
@@ -101,10 +101,14 @@ def _pass_tokens(draft: PlanDraft, work: Workload, passes: int) -> float:
         return float(work.tokens)
     known = draft.survey.packed
     fill = 1.0
-    if known is not None and (work.compiled or work.captured):
-        rows = draft["batch.examples_per_update"] / draft.cluster.ranks / passes
-        # The widths never hold more than sequences of one width do.
-        fill = known.fill if work.widths == 1 else max(known.fill, captured_fill(rows))
+    fixed = work.compiled or work.captured or work.attention == "flex"
+    if known is not None and fixed:
+        if work.widths == 1:
+            fill = known.fill * occupied(draft, passes, work.rows)
+        else:
+            rows = draft["batch.examples_per_update"] / draft.cluster.ranks / passes
+            # The widths never hold more than sequences of one width do.
+            fill = max(known.fill, captured_fill(rows))
     of_a_pass: float = tokens / steps / draft.cluster.ranks / passes / fill
     return min(float(work.tokens), of_a_pass)
 

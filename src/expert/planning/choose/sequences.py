@@ -117,7 +117,9 @@ def _settle_flat(draft: PlanDraft, fixed: str) -> bool:
     elif known is None:
         draft.settle(path, False, "it is not known yet how full sequences are")
     else:
-        fill = known.fill * _occupied(draft)
+        passes = draft["batch.accumulation"]
+        fill = known.fill
+        fill *= occupied(draft, passes, draft["batch.micro_batch"]) if passes else 1.0
         whose = "sequences" if fill == known.fill else "micro-batches"
         because = f"{whose} are {fill:.0%} full"
         if fill < FLAT_PAYS and draft["kernels.cuda_graphs"]:
@@ -128,13 +130,11 @@ def _settle_flat(draft: PlanDraft, fixed: str) -> bool:
     return bool(draft[path])
 
 
-def _occupied(draft: PlanDraft) -> float:
-    """Share of the sequences of a step's micro-batches that are there: 7 in four of 2 are 7/8."""
-    sequences, passes = draft["batch.sequences_per_update"], draft["batch.accumulation"]
-    if not sequences or not passes:
-        return 1.0
-    share: float = sequences / (passes * draft["batch.micro_batch"] * draft.cluster.ranks)
-    return min(1.0, share)
+def occupied(draft: PlanDraft, passes: int, rows: int) -> float:
+    """Share of the sequences of a step's `passes` micro-batches of `rows` that are there: 7/8 if 7
+    sequences are computed in four micro-batches of 2."""
+    sequences = draft["batch.sequences_per_update"]
+    return min(1.0, sequences / (passes * rows * draft.cluster.ranks)) if sequences else 1.0
 
 
 def captured_flat(draft: PlanDraft, attention: str) -> bool:
