@@ -22,6 +22,7 @@ from expert.model.fused.block import (
 )
 from expert.model.fused.product import Product
 from expert.model.load import LoadedModel
+from expert.model.quantised import Float8Linear
 from expert.model.saving import save_trained
 from tests.each import each
 from tests.model.models import (
@@ -206,6 +207,13 @@ def test_fp8_layers_are_near_those_that_are_not_quantised(llama):
         assert float(found[0]) == pytest.approx(float(plain[0]), rel=0.03)
         for ours, right in zip(found[1:], plain[1:], strict=True):
             assert float((ours - right).norm() / right.norm()) < 0.35
+
+
+def test_the_last_block_of_an_fp8_base_is_not_quantised(llama):
+    first, last = load(llama, "none", quantization="fp8").blocks
+    kinds = [{type(each) for each in block.modules()} for block in (first, last)]
+    assert [Float8Linear in kind for kind in kinds] == [True, False]
+    assert [nn.Linear in kind for kind in kinds] == [False, True]
 
 
 def test_fp8_products_are_those_of_the_rounded_numbers(tmp_path):

@@ -244,8 +244,9 @@ class Float8Linear(nn.Linear):
 
 def to_float8(model: nn.Module, blocks: Sequence[nn.Module], device: torch.device | str) -> None:
     """Move a model to the device, converting the linear layers of its blocks to FP8 one by one, so
-    that the full-precision model is never on it."""
-    for block in blocks:
+    that the full-precision model is never on it. The last block stays as it is: on SmolLM2-135M it
+    alone makes up 27 % of what rounding all 30 changes (fp8-rounding-cpu.json)."""
+    for block in blocks[:-1]:
         for name, layer in list(block.named_modules()):
             if type(layer) is nn.Linear:
                 block.set_submodule(name, Float8Linear(layer, device))

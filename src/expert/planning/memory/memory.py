@@ -142,11 +142,12 @@ def estimate(work: Workload, calibration: Calibration = H200) -> MemoryEstimate:
 def base_bytes(work: Workload) -> tuple[int, int]:
     """Bytes of the base weights, and of the quantisation scales.
 
-    Only the blocks' matrices are quantised; embeddings, norms and the head are not. A fully trained
-    model keeps float32 master weights.
+    Only the blocks' matrices are quantised, in FP8 all but the last block's; embeddings, norms and
+    the head are not. A fully trained model keeps float32 master weights.
     """
     shape = work.shape
-    matrices = shape.layers * shape.block_linear_parameters
+    layers = shape.layers - (work.quantization == "fp8")
+    matrices = layers * shape.block_linear_parameters
     rest = shape.parameters - matrices
     width = BYTES_OF[work.precision]
     if work.trains_everything:
@@ -156,7 +157,7 @@ def base_bytes(work: Workload) -> tuple[int, int]:
         return half + width * rest, int(NF4_BYTES_PER_WEIGHT * matrices) - half
     if work.quantization in ("int8", "fp8"):
         outputs = sum(columns for _, columns in shape.linear_sizes.values())
-        return matrices + width * rest, 4 * shape.layers * outputs
+        return matrices + width * rest, 4 * layers * outputs
     return width * shape.parameters, 0
 
 
