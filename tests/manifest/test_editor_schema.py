@@ -184,6 +184,7 @@ ODD = [
     with_config(use_amp=False),
     with_config(quantization="NF4", val_path="b.jsonl"),
     with_config(save_strategy=False),
+    {"base_model": "X", "training": {"dataset": {"train": "a.jsonl", "validation": "b.jsonl"}}},
 ]
 
 

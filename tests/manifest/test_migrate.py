@@ -188,6 +188,17 @@ def test_a_key_of_the_config_is_understood_outside_it(key: str):
         assert _told(data)[f"training.{key}"][0] == f"read as training.config.{key}"
 
 
+def test_files_of_the_three_splits_may_be_named_by_the_splits_alone():
+    files = {"train": "a.jsonl", "validation": "b.jsonl", "test": "c.jsonl"}
+    found = read_data({"base_model": "X", "training": {"dataset": files}})
+    dataset = found.manifest.training.dataset
+    assert (dataset.path, dataset.validation_path, dataset.test_path) == tuple(files.values())
+    assert dataset.validation is None
+    both = {**files, "validation_path": "d.jsonl"}
+    [problem] = problems_of({"base_model": "X", "training": {"dataset": both}})
+    assert problem.path == "training.dataset.validation"
+
+
 def test_a_data_set_with_a_path_may_have_a_title():
     data = _file()
     data["training"]["dataset"]["name"] = "rows of birds"

@@ -89,7 +89,10 @@ def _takes(node: Mapping[str, Any], kind: str) -> bool:
 
 
 # Migration understands text for these; and numbers where text is meant.
-_TEXT_IS_FINE = {("Training", "dataset"), ("Manifest", "name"), ("TrainingConfig", "trackers")}
+_TEXT_IS_FINE = {
+    ("Training", "dataset"), ("Manifest", "name"), ("TrainingConfig", "trackers"),
+    ("DatasetSpec", "validation"),
+}  # fmt: skip
 _NUMBER_IS_FINE = {("Manifest", "version"), ("Training", "checkpoint")}
 
 

@@ -67,6 +67,7 @@ def editor_schema() -> Schema:
     for name, home in DATASET_ALIASES.items():
         dataset[name] = _read_as(f"{DATASET}.{home}", _at("DatasetSpec", home))
     dataset["name"] = {"description": f"read as {DATASET}.path where there is no path"}
+    dataset["validation"] = _widened(dataset["validation"], _TEXT)  # a file of validation rows
     prompt = definitions["SoftPrompt"]["properties"]
     prompt["length"] = _read_as("tokens", _at("SoftPrompt", "tokens"))
     training = definitions["Training"]["properties"]

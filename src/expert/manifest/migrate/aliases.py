@@ -82,11 +82,13 @@ SPECIAL_NAMES = (*DTYPE_NAMES, *AMP_NAMES, *LOAD_IN_NAMES, *MODEL_NAMES, *ADAM_B
 DATASET_ALIASES = _by_alias(
     {
         "path": (
-            "dataset name file train_file train_path data_path dataset_name train_dataset "
+            "dataset name file train train_file train_path data_path dataset_name train_dataset "
             "train_data"
         ),
-        "validation_path": "val_path valid_path validation_file eval_path eval_dataset val_data",
-        "test_path": "test_file",
+        "validation_path": (
+            "val valid val_path valid_path validation_file eval_path eval_dataset val_data"
+        ),
+        "test_path": "test test_file",
         "validation_split": "val_split val_set_size val_size test_split_size",
         "text_field": "dataset_text_field text_column_name",
         "max_samples": "max_train_samples",
@@ -100,7 +102,7 @@ _LOOSE = (
 LOOSE_DATASET_KEYS = {key: key for key in _LOOSE} | {
     alias: home
     for alias, home in DATASET_ALIASES.items()
-    if alias not in ("dataset", "name", "file")
+    if alias not in ("dataset", "name", "file", "train", "val", "valid", "test")
 }
 # Keys of `constraints` that old files have at the top level.
 LOOSE_CONSTRAINTS = ("load_order", "incompatible_with", "requires", "max_chain")
