@@ -60,8 +60,10 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(
 
     monkeypatch.setattr(os, "replace", fail)
     text = "new" if error else "new \ud800"  # text that cannot be encoded
-    with pytest.raises(type(error) if error else UnicodeEncodeError):
+    with pytest.raises(type(error) if error else UnicodeEncodeError) as failed:
         write_text_atomically(path, text)
+    if isinstance(failed.value, OSError):
+        assert failed.value.filename == str(path)  # the system names no file of a failed write
     assert path.read_text() == "old"
     assert _names(tmp_path) == ["a.txt"]
 

@@ -52,6 +52,14 @@ def page_with(tmp_path: Path, events: list[dict[str, Any]] | None = None, **file
 # --- what stands on it ---------------------------------------------------------------------------
 
 
+def test_the_kind_of_the_verdict_is_shown_once(tmp_path):
+    report = gather(write_run(tmp_path / "run", usual()), now=START)
+    for told in ("bound: good. It computes.", "bound, on crowded cores. It computes."):
+        verdict = Verdict(kind="compute-bound", sentence=f"compute-{told}")
+        page = make_page(replace(report, verdict=verdict, learning=None))
+        assert page_markdown(page).lower().count("compute-bound") == 1
+
+
 def test_a_real_run_has_every_figure_of_a_cpu_its_data_and_its_hashes():
     page = page_of(finished_run("lora"))
     assert set(figures_of(page)) == FIGURES | {"row-lengths"}

@@ -88,7 +88,9 @@ def write_text_atomically(path: Path, text: str) -> None:
             os.fsync(stream.fileno())
         _keep_mode(path, temporary)
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, OSError):
+            error.filename = str(path)  # a failed write names no file
         Path(temporary).unlink(missing_ok=True)
         raise
     sync_folder(path.parent)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from expert.core.errors import ExpertError
+from expert.core.room import no_room, said_no_room
 from expert.core.text import counted
 from expert.jobs.export.exported import Kind
 from expert.jobs.validate.saved_verdict import read_verdict
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from expert.planning.run_plan import RunPlan
     from expert.run.stored.choose_checkpoint import Choice
 
-CANNOT_WRITE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
+CANNOT_WRITE = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class CannotExport(ExpertError):
@@ -122,6 +123,8 @@ def naming(to: Path) -> Iterator[None]:
     except OSError as error:
         named = error.filename
         elsewhere = named is not None and to.absolute().parent not in Path(named).absolute().parents
+        if said_no_room(error) and not elsewhere:
+            raise no_room(to) from error
         if elsewhere or error.errno not in CANNOT_WRITE:
             raise
         raise _cannot_write(to, error) from error
