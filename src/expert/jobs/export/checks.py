@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from expert.core.errors import ExpertError
 from expert.core.room import no_room, said_no_room
-from expert.core.text import counted
+from expert.core.text import as_word, counted
 from expert.jobs.export.exported import Kind
 from expert.jobs.validate.saved_verdict import read_verdict
 from expert.manifest.schema.manifest import CHAR_GPT
@@ -45,14 +45,14 @@ def gate_remark(folder: RunFolder, choice: Choice, *, allow_failed: bool) -> str
     if found is None:
         return ""
     if found.outdated:
-        return f"{file} {found.outdated}  (expert validate --expert {folder.path})"
+        return f"{file} {found.outdated}  (expert validate --expert {as_word(folder.path)})"
     warning, fix = refusal(found), "validate them all with expert validate --expert {}"
     if found.passed is False:
         fix = "train longer, validate another checkpoint with expert validate --checkpoint"
     elif warning and found.rows != found.cases:
         warning += f", from {counted(found.rows or 0, 'row')}"
     if warning and not allow_failed:
-        or_anyway = f"{fix.format(folder.path)}, or export it anyway with --allow-failed"
+        or_anyway = f"{fix.format(as_word(folder.path))}, or export it anyway with --allow-failed"
         raise CannotExport(f"{file}: {warning}  ({or_anyway})")
     if warning:
         return f"{file}: {warning}"

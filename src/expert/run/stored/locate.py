@@ -21,6 +21,7 @@ from expert.core.rundir import (
     runs_in,
 )
 from expert.core.stored_json import read_object
+from expert.core.text import as_word
 from expert.insight.ladder.ladder import FILE
 from expert.manifest.reader import ReadManifest, read_manifest
 from expert.manifest.text.document import manifest_in
@@ -73,7 +74,7 @@ def find_expert(place: Path | None) -> tuple[RunFolder, Path | None]:
     if run is None:
         raise RunFolderError(
             f"{file}: there is no run of {read.manifest.name} under {parent}  (train it with "
-            f"expert train --manifest {file})"
+            f"expert train --manifest {as_word(file)})"
         )
     return run, read.folder
 
