@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from expert.planning.run_plan import RunPlan
     from expert.run.stored.choose_checkpoint import Choice
 
+KINDS = ("adapter", "merged")
+DTYPES = ("bf16", "fp16", "fp32")
 CANNOT_WRITE = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
@@ -68,6 +70,9 @@ def gate_remark(folder: RunFolder, choice: Choice, *, allow_failed: bool) -> str
 
 def settle_kind(plan: RunPlan, asked: str | None, dtype: str | None) -> Kind:
     """The kind of the export; CannotExport if the run has no such thing."""
+    for name, value, known in (("kind", asked, KINDS), ("dtype", dtype, DTYPES)):
+        if value is not None and value not in known:
+            raise CannotExport(f"{name} {value!r}: is not known  (known: {', '.join(known)})")
     if plan.adapter.type == "full":
         if asked is not None:
             flag = f"--{asked}"
