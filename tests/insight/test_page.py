@@ -61,8 +61,8 @@ def test_an_unknown_value_of_the_plan_has_its_reason_beside_it(tmp_path):
 
 def test_the_kind_of_the_verdict_is_shown_once(tmp_path):
     report = gather(write_run(tmp_path / "run", usual()), now=START)
-    for told in ("bound: good. It computes.", "bound, on crowded cores. It computes."):
-        verdict = Verdict(kind="compute-bound", sentence=f"compute-{told}")
+    for told in ("compute-bound: good.", wording("compute-bound-crowded")):
+        verdict = Verdict(kind="compute-bound", sentence=told)
         page = make_page(replace(report, verdict=verdict, learning=None))
         assert page_markdown(page).lower().count("compute-bound") == 1
 

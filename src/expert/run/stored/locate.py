@@ -35,13 +35,15 @@ NAME_IT = "or name the run folder you mean"
 
 
 def find_run(place: Path | None) -> RunFolder:
-    """The named run folder, or the newest run in the named folder (default: runs/)."""
+    """The named run folder, or the newest run in the named folder or in its runs/ (default: in
+    runs/ of this folder)."""
     if place is not None and RunFolder(place).was_started:
         return RunFolder.open(place)
-    parent = RUNS if place is None else place
-    if place is None:
-        refuse_links(RUNS, below=Path(), instead=NAME_IT)
-    newest = latest_run(parent)
+    folder = place or Path()
+    newest = latest_run(folder) if place is not None else None
+    if newest is None:
+        refuse_links(folder / RUNS, below=folder, instead=NAME_IT)
+        newest = latest_run(folder / RUNS)
     if newest is not None:
         return newest
     if place is None:
