@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 from tests.cli.running import Runner
 from tests.wording import wording
@@ -15,6 +16,18 @@ def test_a_new_expert_is_checked_and_planned_with_the_commands_it_names(run: Run
     [plan] = [line for line in ran.out.splitlines() if line.startswith("  expert plan")]
     assert run(*plan.split()[1:]).code == 0
     assert run("manifest", "check", "--strict", str(tmp_path / "mine" / "manifest.json")).code == 0
+
+
+def test_the_commands_it_names_can_be_copied_if_the_folder_has_a_space(run: Runner, tmp_path):
+    ran = run("new", "mine", "--output", str(tmp_path / "my experts"))
+    named = [line for line in ran.out.splitlines() if line.startswith("  expert ")]
+    plan = next(line for line in named if line.startswith("  expert plan"))
+    assert run(*shlex.split(plan)[1:]).code == 0
+    folder = tmp_path / "my experts" / "mine"
+    assert [shlex.split(line)[-1] for line in named[1:]] == [
+        *[str(folder / "manifest.json")] * 2,
+        str(folder),
+    ]
 
 
 def test_columns_of_a_file_are_shown(run: Runner, tmp_path):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 import webbrowser
 from pathlib import Path
@@ -86,6 +88,18 @@ def test_runs_to_compare_may_be_repeated_or_follow(run, tmp_path):
     assert json.loads(repeated.out)["compared"] == runs[1:]
     assert json.loads(following.out)["compared"] == runs[1:]
     assert "loss-by-tokens" in json.loads(repeated.out)["figures"]
+
+
+def test_a_report_that_finds_no_room_names_its_file_and_exits_with_75(run, tmp_path, monkeypatch):
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    folder = write_run(tmp_path / "run", usual(4))
+    monkeypatch.setattr("os.fsync", full)
+    ran = run("report", str(folder))
+    assert ran.code == 75
+    assert ran.err.startswith(f"{folder / 'report.md'}: {os.strerror(errno.ENOSPC)}: ")
+    assert not list(folder.glob(".report*"))
 
 
 def test_what_cannot_be_reported_or_written_is_refused_with_the_reason(run, tmp_path):

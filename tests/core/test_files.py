@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import stat
@@ -60,10 +61,24 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(
 
     monkeypatch.setattr(os, "replace", fail)
     text = "new" if error else "new \ud800"  # text that cannot be encoded
-    with pytest.raises(type(error) if error else UnicodeEncodeError):
+    with pytest.raises(type(error) if error else UnicodeEncodeError) as failed:
         write_text_atomically(path, text)
+    if isinstance(failed.value, OSError):
+        assert failed.value.filename == str(path)  # the system names no file of a failed write
     assert path.read_text() == "old"
     assert _names(tmp_path) == ["a.txt"]
+
+
+def test_a_file_that_cannot_be_created_is_named_and_not_a_temporary_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def fail(*given: object, **more: object) -> int:
+        raise OSError(errno.EROFS, "Read-only file system", str(tmp_path / ".a.txt.x1"))
+
+    monkeypatch.setattr(os, "open", fail)
+    with pytest.raises(OSError, match="Read-only") as failed:
+        write_text_atomically(tmp_path / "a.txt", "new")
+    assert failed.value.filename == str(tmp_path / "a.txt")
 
 
 def _pipe(folder: Path) -> Path:

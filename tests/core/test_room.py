@@ -26,6 +26,7 @@ NO_ROOM = {
     "a limit": OSError(errno.EFBIG, os.strerror(errno.EFBIG)),
     "Arrow": OSError(f"Error writing bytes to file. Detail: [errno 28] {FULL}"),
     "safetensors": ValueError(f"I/O error: {FULL} (os error 28)"),
+    "numpy": OSError("131072 requested and 3304 written"),
 }
 OTHER = {
     "too large to read": OSError(errno.EFBIG, "has 9 GiB; no more than 1 GiB are read"),

@@ -117,11 +117,20 @@ CUT = STARTED | {"total_steps": 40, "ends_by": "max_steps"}
         ({**LOWERED, "lowered": True}, wording("computing-with-thread-other")),
         # the end: what was waited, what of it was training, how good it became
         *(
-            ({"event": "finished", "seconds": seconds, "wall_seconds": wall}, words)
-            for seconds, wall, words in (
-                (6.7, 102.0, wording("finished-in-min-s")),
-                (700.0, 701.0, "finished in 12 min"),
-                (300.0, 30.0, wording("finished-in-s-min")),
+            (
+                {
+                    "event": "finished",
+                    "seconds": seconds,
+                    "wall_seconds": wall,
+                    "earlier_seconds": earlier,
+                },
+                words,
+            )
+            for seconds, wall, earlier, words in (
+                (6.7, 102.0, 0.0, wording("finished-in-min-s")),
+                (700.0, 701.0, None, "finished in 12 min"),
+                (300.0, 30.0, None, wording("finished-in-s-min")),
+                (11.0, 15.0, 8.0, wording("finished-in-s-resumed")),
             )
         ),
         *(

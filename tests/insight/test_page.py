@@ -52,6 +52,21 @@ def page_with(tmp_path: Path, events: list[dict[str, Any]] | None = None, **file
 # --- what stands on it ---------------------------------------------------------------------------
 
 
+def test_an_unknown_value_of_the_plan_has_its_reason_beside_it(tmp_path):
+    unknown = {"path": "length.seconds", "value": None, "because": "unknown: nobody measured it"}
+    page = page_with(tmp_path, plan={"expert": "demo", "decisions": [unknown]})
+    [row] = grids_of(page, "plan")[0].rows
+    assert row[:3] == ("length.seconds", "unknown", "nobody measured it")
+
+
+def test_the_kind_of_the_verdict_is_shown_once(tmp_path):
+    report = gather(write_run(tmp_path / "run", usual()), now=START)
+    for told in ("compute-bound: good.", wording("compute-bound-crowded")):
+        verdict = Verdict(kind="compute-bound", sentence=told)
+        page = make_page(replace(report, verdict=verdict, learning=None))
+        assert page_markdown(page).lower().count("compute-bound") == 1
+
+
 def test_a_real_run_has_every_figure_of_a_cpu_its_data_and_its_hashes():
     page = page_of(finished_run("lora"))
     assert set(figures_of(page)) == FIGURES | {"row-lengths"}

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from expert.core.errors import Damaged
 from expert.core.links import LinkRefused
 from expert.core.publish import damage
+from expert.core.room import DiskFull
 from expert.core.rundir import RunFolder
 from expert.jobs.export.card_code import Asking
 from expert.jobs.export.checks import CannotExport
@@ -36,6 +37,8 @@ from expert.run.stored.load import Trained, load_trained, pick_device, read_plan
 from tests.each import each
 from tests.jobs.trained_runs import exported, finished, finished_characters, with_plan
 from tests.wording import wording
+
+FULL = os.strerror(errno.ENOSPC)
 
 
 def trained(run: Path, **more: Any) -> Trained:
@@ -240,14 +243,24 @@ def test_nothing_is_overwritten_but_an_empty_folder_will_do(tmp_path):
         exported_to(tmp_path / "empty")
 
 
-def test_a_disk_that_fills_while_writing_is_told_by_the_name_the_user_gave(tmp_path, monkeypatch):
-    def full(source: object, trained: object, target: Path, to: Path) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target / "model.safetensors"))
+@each(
+    ("error", "where"),
+    [
+        (OSError(errno.ENOSPC, FULL, "model.safetensors"), "jobs.export.export._write"),
+        (ValueError(f"I/O error: {FULL} (os error 28)"), "jobs.export.export._write"),
+        (OSError(errno.ENOSPC, FULL), "core.publish._seal"),  # names no file
+    ],
+)
+def test_a_disk_that_fills_while_writing_is_told_by_the_name_the_user_gave(
+    error, where, tmp_path, monkeypatch
+):
+    def full(*given: object) -> None:
+        raise error
 
-    monkeypatch.setattr("expert.jobs.export.export._write", full)
-    with pytest.raises(CannotExport) as told:
+    monkeypatch.setattr(f"expert.{where}", full)
+    with pytest.raises(DiskFull) as told:
         exported_to(tmp_path / "out")
-    assert str(told.value).startswith(wording("cannot-written-no-space", out=tmp_path / "out"))
+    assert str(told.value).startswith(f"{tmp_path / 'out'}: ")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 import expert
+from expert.core.errors import ExpertError
 from expert.jobs.sample.decoding import CannotSample
 from expert.jobs.sample.sample import sample as sample_job
+from tests.each import each
 from tests.jobs.runs import ROWS, base_model, write_expert
 from tests.jobs.trained_runs import finished
 from tests.wording import wording
@@ -33,6 +35,21 @@ def test_an_export_is_the_folder_it_wrote(tmp_path):
     to = expert.export(finished("lora"), str(tmp_path / "out"), kind="adapter", device="cpu")
     assert to == tmp_path / "out"
     assert (to / "adapter_model.safetensors").is_file()
+
+
+@each(
+    ("asked", "words"),
+    [
+        ({"kind": "merge"}, wording("kind-not-known")),
+        ({"kind": "merged", "dtype": "bfloat16"}, wording("dtype-not-known")),
+        ({"device": "cuda:1"}, wording("device-not-known")),
+    ],
+)
+def test_a_kind_dtype_or_device_that_there_is_not_is_refused(asked, words, tmp_path):
+    with pytest.raises(ExpertError) as told:
+        expert.export(finished("lora"), tmp_path / "out", **asked)
+    assert str(told.value) == words
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_is_prepared_prints_as_a_line(tmp_path):

@@ -192,6 +192,13 @@ def test_a_baseline_that_is_not_there_is_told_before_anything_is_loaded(monkeypa
         validate(learnt(), baseline="nowhere", device="cpu")
 
 
+def test_a_run_that_cannot_be_written_is_told_before_anything_is_loaded(monkeypatch):
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    monkeypatch.setattr("expert.jobs.validate.validate._reach", None)
+    with pytest.raises(CannotValidate, match=wording("verdict-cannot-be-written")):
+        validate(finished("lora"), device="cpu")
+
+
 def test_data_that_was_moved_is_asked_for(tmp_path):
     gone = {"watch": {"output_dir": str(tmp_path / "gone" / "runs")}}
     gone["data"] = {"cache": str(tmp_path / "gone" / "datasets_optimized" / "demo")}

@@ -36,6 +36,14 @@ def test_a_run_a_folder_of_runs_and_an_expert_s_folder_mean_the_newest_run(tmp_p
     assert find_expert(newest)[1] is None
 
 
+def test_a_folder_whose_manifest_has_a_name_of_its_own_means_the_newest_of_its_runs(tmp_path):
+    expert = expert_folder(tmp_path / "demo", "short.yaml")
+    newest = _started(expert / "runs" / "demo-20260102-000000")
+    assert find_trained(expert).path == newest
+    with pytest.raises(RunFolderError, match=wording("no-run-folder")):
+        find_trained(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["manifest.json", "manifest.yaml", "manifest.yml", "config.yaml"])
 def test_a_manifest_is_found_by_any_of_its_names(tmp_path, name):
     expert = expert_folder(tmp_path / "demo", name, output_dir="trained")

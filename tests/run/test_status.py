@@ -94,6 +94,13 @@ def test_a_finished_run_says_where_it_ended(tmp_path):
     assert status.fallbacks == ()
 
 
+def test_an_evaluation_shows_how_far_a_killed_run_came(tmp_path):
+    evaluated = {"event": "eval", "time": 2.4, "step": 6, "loss": 1.6}
+    test = {"event": "eval", "time": 2.4, "step": 3, "loss": 9.0, "split": "test"}  # of the best
+    status = run_status(a_run(tmp_path / "r", STARTED, STEP, evaluated, test))
+    assert (status.step, status.best_eval_step) == (6, 6)
+
+
 def test_speed_use_of_the_card_and_peak_memory_are_reported(tmp_path):
     card = {"steps_per_second": 2.5, "gpu_utilization": 97.0, "peak_reserved_bytes": 9}
     later = {"step": 5, "peak_reserved_bytes": 8, "steps_per_second": 3.0}  # the peak was reset

@@ -261,6 +261,8 @@ def test_a_resumed_run_has_the_means_of_the_whole_and_nothing_half_made(whole, t
     for name in ("epoch", "finished"):
         [ours], [theirs] = events_of(copy, name), events_of(folder, name)
         assert ours["loss"] == theirs["loss"]
+    assert 0 < ours["earlier_seconds"] < ours["seconds"]  # what belongs to another session is known
+    assert theirs["earlier_seconds"] == 0
     assert events_of(copy, "epoch")[0]["tokens"] == events_of(folder, "epoch")[0]["tokens"]
     assert list(copy.rglob(".tmp-*")) == []
     assert run(manifest, resume=str(copy)).exit_code == 0  # with nothing left it keeps its end

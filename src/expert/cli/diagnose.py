@@ -20,7 +20,7 @@ from expert.cli.show.options import (
     remote_code_option,
 )
 from expert.core.errors import EXIT_OK
-from expert.core.text import counted, duration, gib, loss, percent, span, times
+from expert.core.text import as_word, counted, duration, gib, loss, percent, span, times
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -279,12 +279,12 @@ def _next_command(found: Diagnosis) -> str:
     if keys:
         manifest = named_manifest(next(reversed(found.run.of("started")), {}))
         sets = " ".join(f"--set {key}" for key in keys)
-        return f"next: expert train --manifest {manifest} {sets}"
+        return f"next: expert train --manifest {as_word(manifest)} {sets}"
     if found.verdict.fix and found.verdict.kind != "unknown":
         return f"next: {found.verdict.fix}"
     if found.state == "running":
-        return f"next: expert watch {found.folder}"
-    sample = f'expert sample {found.folder} --prompt "…"'
+        return f"next: expert watch {as_word(found.folder)}"
+    sample = f'expert sample {as_word(found.folder)} --prompt "…"'
     return f"next: {found.go_on or sample}"
 
 

@@ -10,7 +10,7 @@ import typer
 
 from expert.cli.show.display import Line, make_console, show_lines, write_json
 from expert.cli.show.options import json_option, output_option
-from expert.core.text import counted
+from expert.core.text import as_word, counted
 
 if TYPE_CHECKING:
     from expert.jobs.new.new_expert import NewExpert
@@ -95,8 +95,9 @@ def _lines(made: NewExpert) -> Iterator[Line]:
         yield from _length_lines(made.length, made.model)
     yield "next:", ""
     for command in ("dataset check", "plan", "train"):
-        yield f"  expert {command} --manifest {made.manifest}", ""
-    judge, ask = f"validate --expert {made.folder}", f'sample {made.folder} --prompt "…"'
+        yield f"  expert {command} --manifest {as_word(made.manifest)}", ""
+    folder = as_word(made.folder)
+    judge, ask = f"validate --expert {folder}", f'sample {folder} --prompt "…"'
     yield f"  expert {judge if made.has_answers else ask}", ""
 
 

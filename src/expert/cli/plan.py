@@ -19,7 +19,7 @@ from expert.cli.show.options import (
     one_manifest,
 )
 from expert.core.errors import EXIT_DOES_NOT_FIT
-from expert.core.text import counted, duration_range, gib, value_in_words
+from expert.core.text import as_word, counted, duration_range, gib, value_in_words
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -173,7 +173,7 @@ def show_notices(read: ReadManifest, console: Console, *, brief: bool) -> None:
         show_notice(notice, console)
     rest = len(read.notices) - len(shown)
     if rest:
-        more = f"{counted(rest, 'more notice')}: expert manifest check {read.source}"
+        more = f"{counted(rest, 'more notice')}: expert manifest check {as_word(read.source)}"
         show(console, f"  {more}", "dim")
 
 

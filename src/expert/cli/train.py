@@ -21,7 +21,7 @@ from expert.cli.show.rows import show_rows
 from expert.cli.show.several_runs import RunsView, show_runs
 from expert.core.errors import EXIT_DOES_NOT_FIT, EXIT_OK, ExpertError
 from expert.core.interrupts import Interrupted, show_cursor
-from expert.core.text import counted, gib
+from expert.core.text import as_word, counted, gib
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -297,10 +297,11 @@ def _show_result(result: RunResult, plan: RunPlan, console: Console, *, as_json:
         show(console, f"resume with: {command_to_go_on(given_command(), result.folder)}")
         return
     rows = "" if result.held_out else " --test-set FILE"  # it was trained on all its rows
+    folder = as_word(result.folder)
     commands = [
-        f"expert validate --expert {result.folder}{rows} --baseline base",
-        f'expert sample {result.folder} --prompt "…"',
-        f"expert export {result.folder} --to FOLDER",
+        f"expert validate --expert {folder}{rows} --baseline base",
+        f'expert sample {folder} --prompt "…"',
+        f"expert export {folder} --to FOLDER",
     ]
     for place, command in enumerate(commands[trained_on_text(plan) :]):  # text has no answers
         show(console, f"{'      ' if place else 'next: '}{command}")

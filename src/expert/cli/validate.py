@@ -33,7 +33,7 @@ from expert.cli.show.options import (
 )
 from expert.cli.show.progress import SECONDS_BETWEEN_LINES, Pace
 from expert.core.errors import EXIT_GATE_FAILED
-from expert.core.text import counted, duration, loss, visible
+from expert.core.text import as_word, counted, duration, loss, visible
 from expert.judging.domain import JUDGES
 
 if TYPE_CHECKING:
@@ -351,7 +351,7 @@ def next_lines(folder: Path, score: Score, again: str, *, judge: bool = False) -
         return ["next: fix what the notes report about the judge command, and validate again"]
     if score.share_without_oracle > MOST_WITHOUT_ORACLE:  # training cannot change that
         return ["next: give cases that can be judged (--test-set FILE) or a judge (--domain)"]
-    report = f"expert report {folder}"
+    report = f"expert report {as_word(folder)}"
     lines = [f"next: {report} shows whether the loss was still falling; if so, train longer"]
     return lines + ([f"      {again} finds the best checkpoint"] if again else [])
 

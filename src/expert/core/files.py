@@ -80,7 +80,11 @@ def read_json(path: Path, most: int = MAX_TEXT_BYTES, *, encoding: str = "utf-8"
 def write_text_atomically(path: Path, text: str) -> None:
     """Replace `path` by `text`: write a file beside it, flush, fsync, rename, fsync the folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    except OSError as error:
+        error.filename = str(path)
+        raise
     try:
         with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as stream:
             stream.write(text)
@@ -88,7 +92,9 @@ def write_text_atomically(path: Path, text: str) -> None:
             os.fsync(stream.fileno())
         _keep_mode(path, temporary)
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, OSError):
+            error.filename = str(path)  # a failed write names no file
         Path(temporary).unlink(missing_ok=True)
         raise
     sync_folder(path.parent)

@@ -16,6 +16,8 @@ from expert.core.text import gib
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _TOO_LARGE = errno.EFBIG
+_CUT_SHORT = re.compile(r"\d+ requested and \d+ written")
+TOO_LITTLE = "too little room"
 AGAIN = "free some space, then run the same command again"
 
 
@@ -36,19 +38,21 @@ def free_bytes(place: Path) -> int:
 def said_no_room(error: BaseException) -> str:
     """The system's message if a disk, a quota or a file is full; "" for any other error.
 
-    Arrow and safetensors give no errno but quote the message. EFBIG counts only by its message:
-    `read_bytes` uses the number for files too large to read.
+    Arrow and safetensors give no errno but quote the message, numpy counts what it wrote. EFBIG
+    counts only by its message: `read_bytes` uses the number for files too large to read.
     """
     number = error.errno if isinstance(error, OSError) else None
     if number in _FULL:
         return os.strerror(number or 0)
+    if _CUT_SHORT.fullmatch(str(error)):
+        return TOO_LITTLE
     messages = (os.strerror(number) for number in (*_FULL, _TOO_LARGE))
     return next((message for message in messages if message in str(error)), "")
 
 
 def no_room(
     place: Path,
-    said: str = "too little room",
+    said: str = TOO_LITTLE,
     *,
     what: str = "it",
     needed: int | None = None,

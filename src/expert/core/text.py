@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shlex
 import unicodedata
+from pathlib import Path
 from typing import Any
 
 
@@ -53,6 +56,14 @@ def count(number: int) -> str:
     if number >= 10**9:
         return f"{number / 10**9:.2f} B"
     return f"{number / 10**6:.1f} M" if number >= 10**6 else f"{number:,}"
+
+
+def as_word(path: Path | str) -> str:
+    """A path as one word of a command to copy."""
+    text = str(path)
+    if os.name == "nt":  # cmd.exe has no single quotes
+        return f'"{text}"' if " " in text else text
+    return shlex.quote(text)
 
 
 def counted(number: int, noun: str) -> str:

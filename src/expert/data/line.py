@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from expert.core.links import refuse_links, refuse_links_inside
+from expert.core.text import as_word
 from expert.data.examples.checks import RowFilter
 from expert.data.examples.column_survey import ColumnSurvey
 from expert.data.examples.columns import Columns, columns_of
@@ -157,7 +158,7 @@ class Line:
 
     @property
     def listed_by(self) -> str:
-        return f"expert dataset check --manifest {self.manifest_file} lists them"
+        return f"expert dataset check --manifest {as_word(self.manifest_file)} lists them"
 
     def sources_of(self, split: str) -> list[Source]:
         """The sources of a split: one per task, or just one."""

@@ -266,13 +266,13 @@ def _final(event: Event) -> str:
 
 
 def _time_taken(event: Event) -> str:
-    """Time since the command started, and how much of it was training; a resumed run may have
-    trained longer than that."""
+    """Time since the command started, and how much of it was training; the training of a resumed
+    run is that of all its sessions."""
     training, waited = number(event, "seconds"), number(event, "wall_seconds")
     if waited is None or training is None:
         return worded(training, "in {}", time_in_words)
     words, trained = f"in {time_in_words(waited)}", time_in_words(training)
-    if training > waited:
+    if training > waited or number(event, "earlier_seconds"):
         return f"{words} ({trained} of training including earlier sessions)"
     return words if trained == time_in_words(waited) else f"{words} ({trained} of it training)"
 

@@ -187,6 +187,8 @@ class Meter:
         self._marked = clock()
         self.settled_at: float | None = None
         """When steps last settled to their normal pace."""
+        self.earlier_seconds = 0.0
+        """Of training before this run was resumed."""
 
     # --- gathering -----------------------------------------------------------------------------
 
@@ -217,6 +219,7 @@ class Meter:
         """Continue from `state` in a resumed run."""
         names = ("line", "epoch", "run")
         self._line, self._epoch, self._run = (_Sums(**state.get(name, {})) for name in names)
+        self.earlier_seconds = self._run.seconds
 
     def restore_losses(self, state: Mapping[str, Mapping[str, Any]]) -> None:
         """Drop the losses of steps that were rolled back; their time stays counted."""

@@ -156,6 +156,18 @@ def _lives(pid: int) -> bool:
     return state != "Z"
 
 
+def starts_too_late(log: str, printed: str) -> None:
+    os.dup2(os.open(printed, os.O_WRONLY | os.O_CREAT), 2)
+    child.main(None, None, log, {})  # type: ignore[arg-type]
+
+
+def test_a_process_whose_benchmark_was_stopped_before_it_started_ends_without_a_word(tmp_path):
+    process = forked(starts_too_late, str(tmp_path / "gone" / "log.txt"), str(tmp_path / "printed"))
+    process.join()
+    assert process.exitcode == 1
+    assert (tmp_path / "printed").read_text() == ""
+
+
 def test_a_process_whose_cuda_is_spoilt_by_the_fork_starts_afresh(tmp_path, monkeypatch):
     methods: list[str] = []
 

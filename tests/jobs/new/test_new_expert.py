@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +123,26 @@ def test_nothing_is_replaced(tmp_path):
     with pytest.raises(CannotMake, match=wording("mine-already-choose-another")):
         new_expert("mine", template="sql", into=tmp_path)
     assert (tmp_path / "mine" / "manifest.json").read_bytes() == before
+
+
+@each("exists", [False, True])
+def test_a_folder_that_cannot_be_finished_leaves_nothing_behind(exists, tmp_path, monkeypatch):
+    file, folder = tmp_path / "rows.jsonl", tmp_path / "mine"
+    write_rows(file, [{"prompt": "a", "answer": "b"}])
+    if exists:
+        folder.mkdir()
+
+    def full(source: Path, copy: Path) -> None:
+        copy.write_bytes(b"{")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(copy))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.copy2", full)
+        with pytest.raises(OSError, match="No space"):
+            new_expert("mine", data=file, into=tmp_path)
+    assert folder.is_dir() == exists
+    assert not exists or not any(folder.iterdir())
+    assert new_expert("mine", data=file, into=tmp_path).data.read_bytes() == file.read_bytes()
 
 
 @each(

@@ -6,7 +6,7 @@ import math
 import statistics
 
 from expert.core.rundir import named_manifest
-from expert.core.text import percent, span
+from expert.core.text import as_word, percent, span
 from expert.insight.findings.evidence import Evidence
 from expert.insight.findings.finding import CONFIG, Seen
 from expert.insight.findings.verdict import (
@@ -45,8 +45,8 @@ def failed(found: Evidence) -> Seen | None:
     if not error or continued:
         return None
     command = found.go_on or (
-        f"expert train --manifest {named_manifest(found.newest('started'))} "
-        f"--resume {found.run.folder}"
+        f"expert train --manifest {as_word(named_manifest(found.newest('started')))} "
+        f"--resume {as_word(found.run.folder)}"
     )
     return Seen(str(error).strip(), fix=f"fix it and continue: {command}")
 

@@ -148,7 +148,7 @@ def _tone(report: Report) -> Tone:
 def _sentence(report: Report) -> str:
     """The verdict without its kind, which is shown above it. With warnings it does not start with
     "Good." but names what to fix."""
-    rest = report.verdict.sentence.removeprefix(f"{report.verdict.kind}: ")
+    rest = report.verdict.sentence.removeprefix(report.verdict.kind).lstrip(":, ")
     rest = rest[:1].upper() + rest[1:]
     of_speed = [one for one in report.findings if one.name not in ABOUT_LEARNING]
     bad = worst_first([one for one in of_speed if one.severity in ("error", "warning")])

@@ -87,8 +87,8 @@ def _value(one: dict[str, Any]) -> str:
 
 
 def _grid(rows: list[dict[str, Any]]) -> Grid:
-    shown = [
-        (str(one["path"]), _value(one), str(one.get("because", "")), str(one.get("source", "")))
-        for one in rows
-    ]
+    shown = []
+    for one in rows:
+        because = str(one.get("because", "")).removeprefix("unknown: ")
+        shown.append((str(one["path"]), _value(one), because, str(one.get("source", ""))))
     return Grid(columns=("key", "value", "because", "source"), rows=tuple(shown), code=("key",))

@@ -90,7 +90,10 @@ def main(job: Job, connection: Connection, log: str, environ: dict[str, str]) ->
     if hasattr(os, "setsid"):
         os.setsid()  # the parent ends it with everything it has started
     os.environ.update(environ | {"TOKENIZERS_PARALLELISM": "false"})
-    handle = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        handle = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    except FileNotFoundError:  # the benchmark was stopped while this process was starting
+        os._exit(1)
     for stream in (1, 2):
         os.dup2(handle, stream)
     gc.freeze()  # or every collection scans all modules imported before the fork

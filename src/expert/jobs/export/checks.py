@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from expert.core.errors import ExpertError
-from expert.core.text import counted
+from expert.core.room import no_room, said_no_room
+from expert.core.text import as_word, counted
 from expert.jobs.export.exported import Kind
 from expert.jobs.validate.saved_verdict import read_verdict
 from expert.manifest.schema.manifest import CHAR_GPT
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
     from expert.planning.run_plan import RunPlan
     from expert.run.stored.choose_checkpoint import Choice
 
-CANNOT_WRITE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
+KINDS = ("adapter", "merged")
+DTYPES = ("bf16", "fp16", "fp32")
+CANNOT_WRITE = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class CannotExport(ExpertError):
@@ -44,14 +47,14 @@ def gate_remark(folder: RunFolder, choice: Choice, *, allow_failed: bool) -> str
     if found is None:
         return ""
     if found.outdated:
-        return f"{file} {found.outdated}  (expert validate --expert {folder.path})"
+        return f"{file} {found.outdated}  (expert validate --expert {as_word(folder.path)})"
     warning, fix = refusal(found), "validate them all with expert validate --expert {}"
     if found.passed is False:
         fix = "train longer, validate another checkpoint with expert validate --checkpoint"
     elif warning and found.rows != found.cases:
         warning += f", from {counted(found.rows or 0, 'row')}"
     if warning and not allow_failed:
-        or_anyway = f"{fix.format(folder.path)}, or export it anyway with --allow-failed"
+        or_anyway = f"{fix.format(as_word(folder.path))}, or export it anyway with --allow-failed"
         raise CannotExport(f"{file}: {warning}  ({or_anyway})")
     if warning:
         return f"{file}: {warning}"
@@ -67,6 +70,9 @@ def gate_remark(folder: RunFolder, choice: Choice, *, allow_failed: bool) -> str
 
 def settle_kind(plan: RunPlan, asked: str | None, dtype: str | None) -> Kind:
     """The kind of the export; CannotExport if the run has no such thing."""
+    for name, value, known in (("kind", asked, KINDS), ("dtype", dtype, DTYPES)):
+        if value is not None and value not in known:
+            raise CannotExport(f"{name} {value!r}: is not known  (known: {', '.join(known)})")
     if plan.adapter.type == "full":
         if asked is not None:
             flag = f"--{asked}"
@@ -122,6 +128,8 @@ def naming(to: Path) -> Iterator[None]:
     except OSError as error:
         named = error.filename
         elsewhere = named is not None and to.absolute().parent not in Path(named).absolute().parents
+        if said_no_room(error) and not elsewhere:
+            raise no_room(to) from error
         if elsewhere or error.errno not in CANNOT_WRITE:
             raise
         raise _cannot_write(to, error) from error

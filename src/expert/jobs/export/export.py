@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from expert.core.events import read_events
 from expert.core.publish import publishing
+from expert.core.room import within_room
 from expert.core.stored_json import object_in, read_object
 from expert.jobs.export.as_gguf import (
     WrittenGguf,
@@ -126,7 +127,12 @@ def export(
     trained, expected = _load(source)
     if to.is_dir():
         to.rmdir()  # it is empty
-    with naming(to), publishing(to) as temporary, without_progress_bar():
+    with (
+        naming(to),
+        publishing(to) as temporary,
+        within_room(to, "the export", None),
+        without_progress_bar(),
+    ):
         if source.gguf:
             if source.kind == "adapter":
                 save = partial(_write_adapter, source, trained)

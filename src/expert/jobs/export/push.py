@@ -22,6 +22,7 @@ from expert.core.publish import DONE, damage
 from expert.core.rundir import weights_of
 from expert.core.secrets import redacted
 from expert.core.stored_json import object_in
+from expert.core.text import as_word
 from expert.core.version import __version__
 from expert.jobs.export.checks import CannotExport, refusal
 from expert.jobs.export.exported import Exported
@@ -151,7 +152,8 @@ def push(
         known = {file.rfilename for file in info.siblings or ()}
         url = _upload(api, folder, repository, files, tell)
     except Interrupted as end:
-        end.left = f"nothing was pushed; expert export {folder} --push {repository} continues"
+        again = f"expert export {as_word(folder)} --push {repository}"
+        end.left = f"nothing was pushed; {again} continues"
         raise
     return Pushed(
         repository=repository,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -138,33 +139,40 @@ def new_expert(
     path = f"datasets/{data.resolve().name if data else 'train.jsonl'}"
     path = data.as_posix() if data and on_hub else path
     rows = data if data and on_hub else folder / path
-    if data is not None:
-        # The language of these rows is unknown.
-        kind = replace(kind, capabilities=tuple(c for c in kind.capabilities if c != "language:en"))
-        if not on_hub:
-            _copy_rows(data, rows, folder)
-    else:
-        rows.parent.mkdir(parents=True)
-        lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in kind.rows)
-        write_text_atomically(rows, "".join(lines))
-    epochs = EPOCHS_OF_FEW if len(_first_rows(rows, FEW_ROWS)) < FEW_ROWS else EPOCHS
-    manifest = folder / "manifest.json"
+    with _removed_on_failure(folder):
+        if data is not None:
+            # The language of these rows is unknown.
+            kind = replace(
+                kind, capabilities=tuple(c for c in kind.capabilities if c != "language:en")
+            )
+            if not on_hub:
+                _copy_rows(data, rows, folder)
+        else:
+            rows.parent.mkdir(parents=True)
+            lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in kind.rows)
+            write_text_atomically(rows, "".join(lines))
+        epochs = EPOCHS_OF_FEW if len(_first_rows(rows, FEW_ROWS)) < FEW_ROWS else EPOCHS
+        manifest = folder / "manifest.json"
 
-    def write(base: BaseOfNew) -> None:
-        """Write the manifest for a base model; it must read without complaints."""
-        dataset = {"path": path, **asked}
-        calls = facts["calls"]
-        document = manifest_of(folder.name, kind, dataset, base=base, epochs=epochs, calls=calls)
-        write_text_atomically(manifest, json.dumps(document, indent=2, ensure_ascii=False) + "\n")
-        read_manifest(manifest, strict=True)
+        def write(base: BaseOfNew) -> None:
+            """Write the manifest for a base model; it must read without complaints."""
+            dataset = {"path": path, **asked}
+            calls = facts["calls"]
+            document = manifest_of(
+                folder.name, kind, dataset, base=base, epochs=epochs, calls=calls
+            )
+            write_text_atomically(
+                manifest, json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+            )
+            read_manifest(manifest, strict=True)
 
-    write(base)
-    length = _length(manifest) if data is not None else None
-    if length is not None:
-        write(replace(base, length=length.length))
-    readme = readme_of(folder.name, kind, path, facts["has_answers"], base.name, on_hub=on_hub)
-    write_text_atomically(folder / "README.md", readme)
-    write_text_atomically(folder / ".gitignore", "runs/\ndatasets_optimized/\nprofile/\n")
+        write(base)
+        length = _length(manifest) if data is not None else None
+        if length is not None:
+            write(replace(base, length=length.length))
+        readme = readme_of(folder.name, kind, path, facts["has_answers"], base.name, on_hub=on_hub)
+        write_text_atomically(folder / "README.md", readme)
+        write_text_atomically(folder / ".gitignore", "runs/\ndatasets_optimized/\nprofile/\n")
     return NewExpert(
         folder=folder,
         manifest=manifest,
@@ -175,6 +183,21 @@ def new_expert(
         length=length,
         **facts,
     )
+
+
+@contextmanager
+def _removed_on_failure(folder: Path) -> Iterator[None]:
+    """Remove what was made in a new or empty folder if it cannot be finished, so that the same
+    command can be run again."""
+    existed = folder.is_dir()
+    try:
+        yield
+    except BaseException:
+        for path in folder.iterdir() if folder.is_dir() else ():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if folder.is_dir() and not existed:
+            folder.rmdir()
+        raise
 
 
 def _refuse(name: str, folder: Path) -> None:

@@ -175,7 +175,8 @@ def checked(kind: type[Request], body: Mapping[str, Any]) -> Request:
         for fault in error.errors(include_url=False, include_input=False):
             where = ".".join(map(str, fault["loc"]))
             unknown = fault["type"] == "extra_forbidden"
-            problems.append((where, "unknown field" if unknown else fault["msg"]))
+            said = fault["msg"].removeprefix("Value error, ")
+            problems.append((where, "unknown field" if unknown else said))
     if problems:
         text = "; ".join(f"{visible(name, keep='')[:100]}: {what}" for name, what in problems[:10])
         raise RequestError(400, text, param=visible(problems[0][0], keep="")[:100])

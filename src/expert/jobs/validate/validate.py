@@ -130,6 +130,11 @@ def validate(
     )
     loading = _models(gpus, device)
     began, run = time.monotonic(), _run_at(expert)
+    if not os.access(run.folder.path, os.W_OK):
+        raise CannotValidate(
+            f"{run.folder.path}: is read-only, and the verdict is written there  (copy the run to "
+            "another folder, and name that)"
+        )
     other = _run_at(baseline) if baseline is not None and str(baseline) != BASE else None
     against = (other, _choice(other)) if other is not None else None  # before anything is loaded
     chosen = _choice(run, checkpoint)

@@ -11,6 +11,7 @@ from typing import Literal
 
 from expert.core.errors import ManifestError, Problem
 from expert.core.files import NotRegular, read_bytes
+from expert.core.text import as_word
 from expert.manifest.schema.file_formats import ALL_ENDINGS
 from expert.manifest.text.item import Item, shown
 
@@ -58,7 +59,7 @@ def read_document(path: Path) -> Document:
 
 
 def _data_file(source: str) -> ManifestError:
-    fix = f"expert new NAME --from {source} makes a manifest for it"
+    fix = f"expert new NAME --from {as_word(source)} makes a manifest for it"
     return ManifestError(source, [Problem("", "this is a data file, not a manifest", fix)])
 
 
@@ -114,7 +115,7 @@ def _read_bytes(path: Path, source: str) -> bytes:
         if getattr(error, "errno", None) == errno.EFBIG:
             size = max(path.stat().st_size, MAX_BYTES + 1)  # 0 for some files
             what = f"the file has {size:,} bytes; a manifest has at most {MAX_BYTES:,}"
-            fix = f"if these are rows: expert new NAME --from {source}"
+            fix = f"if these are rows: expert new NAME --from {as_word(source)}"
     raise ManifestError(source, [Problem("", what, fix)])
 
 

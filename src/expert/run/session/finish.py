@@ -66,6 +66,7 @@ def finished(session: Session, *, early: bool) -> RunResult:
         test_loss=test_loss,
         seconds=facts["seconds"],
         wall_seconds=time.monotonic() - session.start.began,
+        earlier_seconds=session.instruments.meter.earlier_seconds,
         tokens=facts["tokens"],
         tokens_per_second=facts["tokens_per_second"],
         steps_per_second=facts["steps_per_second"],

@@ -136,6 +136,8 @@ def pick_device(asked: str) -> torch.device:
     """The named device; `auto` is a GPU if torch can use one."""
     import torch
 
+    if asked not in ("auto", "cuda", "cpu"):
+        raise ExpertError(f"device {asked!r}: is not known  (known: auto, cuda, cpu)")
     there = torch.cuda.is_available()
     if asked == "cuda" and not there:
         raise ExpertError("--device cuda: torch finds no card it can use  (use --device cpu)")

@@ -21,6 +21,7 @@ from expert.core.rundir import (
     runs_in,
 )
 from expert.core.stored_json import read_object
+from expert.core.text import as_word
 from expert.insight.ladder.ladder import FILE
 from expert.manifest.reader import ReadManifest, read_manifest
 from expert.manifest.text.document import manifest_in
@@ -34,13 +35,15 @@ NAME_IT = "or name the run folder you mean"
 
 
 def find_run(place: Path | None) -> RunFolder:
-    """The named run folder, or the newest run in the named folder (default: runs/)."""
+    """The named run folder, or the newest run in the named folder or in its runs/ (default: in
+    runs/ of this folder)."""
     if place is not None and RunFolder(place).was_started:
         return RunFolder.open(place)
-    parent = RUNS if place is None else place
-    if place is None:
-        refuse_links(RUNS, below=Path(), instead=NAME_IT)
-    newest = latest_run(parent)
+    folder = place or Path()
+    newest = latest_run(folder) if place is not None else None
+    if newest is None:
+        refuse_links(folder / RUNS, below=folder, instead=NAME_IT)
+        newest = latest_run(folder / RUNS)
     if newest is not None:
         return newest
     if place is None:
@@ -73,7 +76,7 @@ def find_expert(place: Path | None) -> tuple[RunFolder, Path | None]:
     if run is None:
         raise RunFolderError(
             f"{file}: there is no run of {read.manifest.name} under {parent}  (train it with "
-            f"expert train --manifest {file})"
+            f"expert train --manifest {as_word(file)})"
         )
     return run, read.folder
 

@@ -115,7 +115,7 @@ _PEAKS = {
     "cpu_peak_memory_bytes": "cpu_peak_memory_bytes",
 }
 """Peaks of the run and the fields of its step events."""
-_REACHED = ("saved", "finished", "stopped", "rolled_back", "resumed")
+_REACHED = ("eval", "saved", "finished", "stopped", "rolled_back", "resumed")
 """Events that give the last step reached; step events are only written at intervals."""
 _EVALS = ("eval_loss", "best_eval_loss", "best_eval_step")
 _KEPT = (*_STARTED, *_STEP, *_PEAKS, "mean_loss", *_EVALS, "test_loss", "last_checkpoint")
