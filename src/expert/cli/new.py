@@ -10,7 +10,7 @@ import typer
 
 from expert.cli.show.display import Line, make_console, show_lines, write_json
 from expert.cli.show.options import json_option, output_option
-from expert.core.text import counted
+from expert.core.text import counted, some_of
 
 if TYPE_CHECKING:
     from expert.jobs.new.new_expert import NewExpert
@@ -87,7 +87,7 @@ def _lines(made: NewExpert) -> Iterator[Line]:
             bad = f"{made.bad_rows} of the first {counted(made.looked_at, 'row')} cannot be used"
             yield f"  {bad}: expert dataset check lists them", "yellow"
         if made.unread:
-            yield f"  not read: {', '.join(made.unread)}", ""
+            yield f"  not read: {some_of(made.unread)}", ""
     else:
         yield f"  example rows to replace: {made.data}", ""
     yield f"  base model {made.model}: {made.settings_because}", ""

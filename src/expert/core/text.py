@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -58,6 +59,12 @@ def count(number: int) -> str:
 def counted(number: int, noun: str) -> str:
     """`1 row`, `1,200 rows`."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def some_of(names: Sequence[str], most: int = 10) -> str:
+    """`a, b, c`; of more than `most`, `a, b … and 1,200 more`."""
+    rest = len(names) - most
+    return ", ".join(names[:most]) + (f" … and {rest:,} more" if rest > 0 else "")
 
 
 def loss(value: float) -> str:

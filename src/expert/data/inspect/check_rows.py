@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from expert.core.text import counted
+from expert.core.text import counted, some_of
 from expert.data.examples.columns import Columns
 from expert.data.examples.formats import example_of
 from expert.data.examples.messages import overrules, unused_fields
@@ -145,7 +145,7 @@ class _Checker:
 
     def _read_source(self, split: SplitReport, source: Source) -> ExampleTable:
         reading = reading_of(self.line, source)
-        self._note(source, reading)
+        self._note(split.name, source, reading)
         response = reading.columns.response if reading.columns else ""
         collector = ExampleCollector()
         waiting: list[tuple[Row, Any]] = []
@@ -198,7 +198,7 @@ class _Checker:
         collector.add_tokens(batch, keys, self.room if cut else None)
         self.keys.append(keys)
 
-    def _note(self, source: Source, reading: Reading) -> None:
+    def _note(self, split: str, source: Source, reading: Reading) -> None:
         """Note which columns, message fields and files of a folder are used and which are not."""
         notes = []
         for file in source.files if source.kind == "files" else ():
@@ -219,8 +219,12 @@ class _Checker:
                 notes.append(f"{source.name}: unused message fields: {', '.join(fields)}")
             folder = local_path(source.name, self.line.folder)
             if source.kind == "files" and folder.is_dir():
+                read = [str(file.relative_to(folder)) for file in source.files]
+                notes.append(
+                    f"{source.name}: {split}: {counted(len(read), 'file')}: {some_of(read)}"
+                )
                 unread = unread_files(folder, source.format)
-                notes += [f"{source.name}: not read: {', '.join(unread)}"] if unread else []
+                notes += [f"{source.name}: not read: {some_of(unread)}"] if unread else []
         self.report.notes += [each for each in notes if each not in self.report.notes]
 
     def _judge(self, where: str, bad_rows: int, examples: ExampleTable) -> None:
