@@ -148,6 +148,7 @@ def test_what_cannot_be_made_is_told_and_leaves_nothing_behind(arguments, words,
         ("rows.jsonl", b"", wording("no-row-can-read")),
         ("rows.jsonl", b"not json\n", wording("no-row-can")),
         ("rows.jsonl", b'{"prompt": "a", "completion": ""}\n', wording("no-row-can-trained")),
+        ("rows.jsonl", b'{"prompt": "a", "completion": ""}\n' * 60, wording("none-of-first-50")),
     ],
 )
 def test_a_file_without_usable_rows_is_refused_with_its_own_fix(name, content, words, tmp_path):

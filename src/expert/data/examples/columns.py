@@ -57,7 +57,7 @@ BESIDE_AN_EXCHANGE = frozenset(
         *("entities", "ner_tags", "choices", "options", "endings", "passage", "passages"),
         *("article", "document", "documents", "contexts", "paragraph", "background"),
         *("knowledge", "evidence", "dialogue", "rationale", "explanation", "thought", "thoughts"),
-        *("cot", "complex_cot", "chain_of_thought"),
+        *("cot", "complex_cot", "chain_of_thought", "definition"),
     }
 )
 """The same, except in conversations, whose messages are complete."""
