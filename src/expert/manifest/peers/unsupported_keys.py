@@ -153,7 +153,7 @@ warning unless true: target_modules sets which layers get an adapter
     finetune_language_layers finetune_attention_modules finetune_mlp_modules
 refused: training cannot start from a finished adapter
     > continue the run with expert train --resume, or merge the adapter and name that folder
-    lora_model_dir adapter_name_or_path peft_model_id
+    lora_model_dir adapter_name_or_path peft_model_id resume_adapter_file
 refused: only the adapter can be trained, no other weights
     > remove it, or train all weights: adapter_type: full
     lora_modules_to_save modules_to_save additional_target save_embedding_layers
