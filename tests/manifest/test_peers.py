@@ -70,6 +70,7 @@ SCHEDULE = "{_component_: torchtune.training.get_cosine_schedule_with_warmup, nu
         (entry("path: a.jsonl, ds_type: json, split: train"), "data.path", "a.jsonl"),
         (entry("path: owner/a, split: train"), "data.path", "owner/a::train"),
         (entry("path: rows.data, ds_type: json"), "data.format", "json"),
+        (entry("path: rows.jsonl, shards: 1"), "data.path", "rows.jsonl"),
         (entry("path: a, type: completion"), "data.field_mapping.text", "text"),
         (entry("path: a, type: pretrain, field: body"), "data.field_mapping.text", "body"),
         (entry("path: a, field_output: reply"), "data.field_mapping.response", "reply"),
