@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from expert.cli.show.display import Line, make_console, show_lines, write_json
+from expert.cli.show.display import Line, make_console, show_lines, waiting, write_json
 from expert.cli.show.options import json_option, output_option
 from expert.core.text import counted, some_of
 
@@ -57,16 +58,18 @@ def new(
     """Create a folder with a manifest, from a template, a file of rows or a dataset of the Hub."""
     from expert.jobs.new.new_expert import new_expert
 
-    made = new_expert(
-        name,
-        data=data,
-        template=template,
-        into=output,
-        mapping=mapping or (),
-        preferred=preferred,
-        json_values=json_values,
-        model=model,
-    )
+    progress = make_console(error=True)
+    with waiting(progress, "reading the rows") if progress.is_terminal else nullcontext():
+        made = new_expert(
+            name,
+            data=data,
+            template=template,
+            into=output,
+            mapping=mapping or (),
+            preferred=preferred,
+            json_values=json_values,
+            model=model,
+        )
     if as_json:
         write_json(made)
     else:

@@ -115,6 +115,16 @@ def test_bad_rows_of_one_kind_stand_together_and_columns_are_told(tmp_path):
     assert "is missing" in told[6]
 
 
+def test_rows_and_tokens_read_so_far_are_told(tmp_path):
+    file = an_expert(tmp_path, dataset={"path": "train.jsonl", "test_path": "t.jsonl"})
+    write(tmp_path / "t.jsonl", lines(ROWS[:3]))
+    told: list[tuple[str, int, int]] = []
+    report = check_dataset(file, tell=lambda *progress: told.append(progress))
+    splits = by_name(report)
+    tokens = [splits[name].lengths["tokens"] for name in ("train", "validation", "test")]
+    assert told == [("train", len(ROWS), sum(tokens[:2])), ("test", 3, tokens[2])]
+
+
 def test_the_files_of_a_folder_are_named_with_their_split(tmp_path):
     file = an_expert(tmp_path, dataset={"path": "rows"})
     names = [f"part-{number:02}.jsonl" for number in range(12)]

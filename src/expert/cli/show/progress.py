@@ -300,7 +300,7 @@ def fitting(parts: Mapping[str, str], room: int) -> str:
 
 class PreparingView:
     """Progress of preparing data: bars in a terminal, a line now and then elsewhere. `before`: what
-    is shown until there is progress."""
+    is shown until there is progress; `verb`: what is done to the rows."""
 
     def __init__(
         self,
@@ -308,8 +308,9 @@ class PreparingView:
         clock: Callable[[], float] = time.monotonic,
         *,
         before: str = "reading the data",
+        verb: str = "preparing",
     ) -> None:
-        self._console, self._clock, self._before = console, clock, before
+        self._console, self._clock, self._before, self._verb = console, clock, before, verb
         self._shown = ExitStack()
         self._bars: Progress | None = None
         self._sources: dict[str, _Preparing] = {}
@@ -339,7 +340,7 @@ class PreparingView:
             self._draw(name, source, words)
         elif now - self._printed >= SECONDS_BETWEEN_LINES:
             self._printed = now
-            show(self._console, f"preparing {name}: {words}")
+            show(self._console, f"{self._verb} {name}: {words}")
 
     def _draw(self, name: str, source: _Preparing, words: str) -> None:
         from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn

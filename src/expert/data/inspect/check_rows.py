@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -24,7 +25,7 @@ from expert.data.inspect.audit import (
 )
 from expert.data.inspect.pick_rows import RowPicker, RowsToShow
 from expert.data.inspect.shown_rows import ShownRow
-from expert.data.line import Line, Reading, reading_of, system_overruled
+from expert.data.line import Line, Reading, Tell, reading_of, system_overruled
 from expert.data.pack.drawing import draw_documents, repeats_held_out
 from expert.data.pack.overlong_rows import too_long_to_learn
 from expert.data.read.folders import unread_files
@@ -69,23 +70,25 @@ class DatasetReport:
         return f"✓ usable, {words} before training"
 
 
-def check_rows(line: Line, name: str, show: RowsToShow) -> DatasetReport:
+def check_rows(line: Line, name: str, show: RowsToShow, tell: Tell) -> DatasetReport:
     template = line.template.name if line.template else "characters"
     report = DatasetReport(name, template, line.plan.data.max_seq_length)
     report.notes += line.chosen.notes()
     report.doubts += [remark.text for remark in line.chosen.remarks]
-    _Checker(line, report, RowPicker(show)).check()
+    _Checker(line, report, RowPicker(show), tell).check()
     return report
 
 
 class _Checker:
-    def __init__(self, line: Line, report: DatasetReport, picker: RowPicker) -> None:
-        self.line, self.report, self.picker = line, report, picker
+    def __init__(self, line: Line, report: DatasetReport, picker: RowPicker, tell: Tell) -> None:
+        self.line, self.report, self.picker, self.tell = line, report, picker, tell
         data = line.plan.data
         whole = line.template is None or data.packing == "concat"
         self.room = None if whole else data.max_seq_length - line.plan.soft_tokens
         self.keys: list[RowKeys] = []
         """Keys of the examples read so far, in batches."""
+        self.tokens: Counter[str] = Counter()
+        """Tokens read so far, by split."""
 
     def check(self) -> None:
         line, spec = self.line, self.line.spec
@@ -197,6 +200,8 @@ class _Checker:
         cut = self.line.plan.data.overlong == "cut"
         collector.add_tokens(batch, keys, self.room if cut else None)
         self.keys.append(keys)
+        self.tokens[split.name] += int(batch.lengths.sum())
+        self.tell(split.name, split.rows, self.tokens[split.name])
 
     def _note(self, split: str, source: Source, reading: Reading) -> None:
         """Note which columns, message fields and files of a folder are used and which are not."""
