@@ -236,6 +236,10 @@ def test_a_column_that_promises_a_part_of_what_is_said_and_is_not_read_is_warned
     made = new_expert("one", data=file, into=tmp_path)
     assert made.columns["input"] == "context"
     assert made.warning.startswith(wording("not-trained-on-schema"))
+    talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    row = {"messages": talk, "chat_template_kwargs": {"enable_thinking": False}}
+    made = new_expert("two", data=write_rows(tmp_path / "talks.jsonl", [row]), into=tmp_path)
+    assert made.warning.startswith(wording("not-trained-on-kwargs"))
 
 
 def test_rows_that_call_tools_are_written_in_a_way_that_every_model_has(tmp_path):

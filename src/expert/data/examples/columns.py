@@ -47,6 +47,7 @@ CHANGES_WHAT_IS_SAID = frozenset(
         *(*INPUT_COLUMNS, *SYSTEM_COLUMNS, *MESSAGE_COLUMNS, *TOOL_COLUMNS, *USUAL_REQUESTS),
         *("history", "weight", "loss_weight", "reasoning", "reasoning_content", "thinking"),
         *("split", "mask", "train", "is_correct", "correct", "approved", "reward"),
+        "chat_template_kwargs",
     }
 )
 """Columns worth a warning if they are filled but not read."""
