@@ -19,7 +19,7 @@ from expert.cli.show.options import (
     manifest_option,
     one_manifest,
 )
-from expert.cli.show.progress import PreparingView
+from expert.cli.show.progress import PreparingView, reading_in
 from expert.cli.show.rows import show_rows
 from expert.core.errors import EXIT_USAGE
 from expert.core.text import count, gib
@@ -86,8 +86,7 @@ def check(
         most_tokens=None if full else JSON_TOKENS if as_json else SCREEN_TOKENS,
     )
     progress = make_console(error=True)
-    before = "reading the data" if progress.is_terminal else ""
-    with PreparingView(progress, before=before, verb="reading") as tell:
+    with PreparingView(progress, before=reading_in(progress), verb="reading") as tell:
         changes = tuple(overrides or ())
         report = check_dataset(chosen, model=model, overrides=changes, show=wanted, tell=tell)
     if as_json:

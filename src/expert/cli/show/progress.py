@@ -298,6 +298,14 @@ def fitting(parts: Mapping[str, str], room: int) -> str:
     return GAP.join(left.values())
 
 
+READING = "reading the data"
+
+
+def reading_in(console: Console) -> str:
+    """What `PreparingView` shows at first where a line that stays would be too much."""
+    return READING if console.is_terminal else ""
+
+
 class PreparingView:
     """Progress of preparing data: bars in a terminal, a line now and then elsewhere. `before`: what
     is shown until there is progress; `verb`: what is done to the rows."""
@@ -307,7 +315,7 @@ class PreparingView:
         console: Console,
         clock: Callable[[], float] = time.monotonic,
         *,
-        before: str = "reading the data",
+        before: str = READING,
         verb: str = "preparing",
     ) -> None:
         self._console, self._clock, self._before, self._verb = console, clock, before, verb
