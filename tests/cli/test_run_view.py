@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from expert.cli.show.progress import SECONDS_BETWEEN_LINES, PreparingView, RunProgress
+from expert.cli.show.progress import (
+    SECONDS_BETWEEN_LINES,
+    PreparingView,
+    RunProgress,
+    reading_in,
+)
 from tests.cli.screens import recorded
+from tests.each import each
 from tests.wording import wording
 
 
@@ -21,6 +27,20 @@ def test_outside_a_terminal_preparing_shows_a_line_now_and_then():
         wording("reading-the-data"),
         "preparing train rows.jsonl: 2,000 rows, 3.0 M tokens, 600,000 tokens/s",
     ]
+
+
+@each("terminal", [True, False])
+def test_commands_that_only_read_rows_say_so_at_once_in_a_terminal_and_later_elsewhere(terminal):
+    console, file = recorded(terminal=terminal)
+    now = [0.0]
+    before = reading_in(console)
+    with PreparingView(console, clock=lambda: now[0], before=before, verb="reading") as tell:
+        now[0] += SECONDS_BETWEEN_LINES
+        tell("train", 10, 100)
+    if terminal:
+        assert wording("reading-data") in file.getvalue()
+    else:
+        assert file.getvalue() == "reading train: 10 rows, 100 tokens\n"
 
 
 def test_where_the_number_of_rows_is_known_preparing_shows_when_it_will_be_done():

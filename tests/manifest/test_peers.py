@@ -70,6 +70,7 @@ SCHEDULE = "{_component_: torchtune.training.get_cosine_schedule_with_warmup, nu
         (entry("path: a.jsonl, ds_type: json, split: train"), "data.path", "a.jsonl"),
         (entry("path: owner/a, split: train"), "data.path", "owner/a::train"),
         (entry("path: rows.data, ds_type: json"), "data.format", "json"),
+        (entry("path: rows.jsonl, shards: 1"), "data.path", "rows.jsonl"),
         (entry("path: a, type: completion"), "data.field_mapping.text", "text"),
         (entry("path: a, type: pretrain, field: body"), "data.field_mapping.text", "body"),
         (entry("path: a, field_output: reply"), "data.field_mapping.response", "reply"),
@@ -359,7 +360,12 @@ def test_a_class_of_rows_that_nobody_knows_is_refused():
 def test_a_data_set_class_of_torchtune_names_its_rows_or_is_refused():
     text = TUNE.replace("  source: json\n  data_files: rows.json\n", "")
     known = text.replace("instruct_dataset", "alpaca_dataset")
-    assert read(known).manifest.training.dataset.path == "tatsu-lab/alpaca"
+    training = read(known).manifest.training
+    assert training.dataset.path == "tatsu-lab/alpaca"
+    assert training.config.train_on_prompt  # torchtune's default for these alone
+    masked = known.replace("  packed: true\n", "  packed: true\n  train_on_input: false\n")
+    assert not read(masked).manifest.training.config.train_on_prompt
+    assert not read(TUNE).manifest.training.config.train_on_prompt
     assert wording("python-class-not") in error_of(text)
 
 
@@ -390,6 +396,28 @@ def test_iterations_and_scales_of_mlx_are_steps_and_alphas():
     assert (config.adapter_type, config.rank, config.alpha) == ("dora", 4, 8)
     assert (config.target_modules, config.train_on_prompt) == (["q_proj"], True)
     assert wording("adapter-on-every-block") in error_of(text + "num_layers: 16\n")
+
+
+def test_every_key_of_mlx_is_read_or_answered():
+    text = "model: tiny\ndata: rows.jsonl\niters: 50\nnum_layers: -1\ngrad_accumulation_steps: 2\n"
+    quiet = "train: true\ntest: false\nval_batches: 25\ntest_batches: 9\nadapter_path: adapters\n"
+    found = read(f"{text}{quiet}resume_adapter_file: null\n")
+    assert found.manifest.training.config.gradient_accumulation_steps == 2
+    assert [notice for notice in found.notices if notice.kind == "warning"] == []
+    superseded = {notice.path for notice in found.notices if notice.kind == "superseded"}
+    assert superseded >= {"train", "test", "val_batches", "test_batches", "adapter_path"}
+    assert wording("start-from-finished-adapter") in error_of(f"{text}resume_adapter_file: a\n")
+
+
+@each(("more", "noted"), [("", True), ("use_peft: false\n", False), ("lora_r: 8\n", False)])
+def test_a_file_of_trl_that_is_silent_about_the_adapter_gets_a_note(more, noted):
+    said = notices_of(f"model_name_or_path: tiny\ndataset_name: owner/set\n{more}")
+    assert any(wording("lora-where-trl-trains-all") in line for line in said) == noted
+
+
+def test_a_length_in_tokens_of_litgpt_is_warned_of():
+    text = "checkpoint_dir: tiny\ndata: Alpaca\ntrain: {global_batch_size: 2, max_tokens: 1000}\n"
+    assert any(wording("max-tokens-without-effect") in line for line in notices_of(text))
 
 
 def test_a_file_of_trl_that_is_silent_about_the_loss_gets_a_note():

@@ -57,6 +57,25 @@ def test_every_answer_is_given_wherever_the_key_stands(before):
         assert "unknown key" not in text
 
 
+@each(
+    "key",
+    [
+        "rank_pattern: {q_proj: 4}",
+        "alpha_pattern: {q_proj: 4}",
+        "exclude_modules: [lm_head]",
+        "target_parameters: [x]",
+        "layer_replication: [[0, 2]]",
+        "trainable_token_indices: [1]",
+    ],
+)
+def test_what_an_adapter_of_peft_does_to_single_layers_is_refused(key):
+    name = key.partition(":")[0]
+    assert f"lora_config.{name}: {ANSWERS[name].text}" in error_of(
+        f"{MINIMAL}lora_config: {{r: 8, {key}}}\n"
+    )
+    assert read(f"{MINIMAL}lora_config: {{r: 8, {name}: {{}}}}\n").manifest
+
+
 def test_an_empty_key_of_another_trainer_says_nothing():
     keys = [*KEYS, *CONVERTED]
     notices = read(MINIMAL + "".join(f"{key}:\n" for key in keys)).notices

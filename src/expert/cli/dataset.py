@@ -19,6 +19,7 @@ from expert.cli.show.options import (
     manifest_option,
     one_manifest,
 )
+from expert.cli.show.progress import PreparingView, reading_in
 from expert.cli.show.rows import show_rows
 from expert.core.errors import EXIT_USAGE
 from expert.core.text import count, gib
@@ -84,7 +85,10 @@ def check(
         tuple(lines or ()),
         most_tokens=None if full else JSON_TOKENS if as_json else SCREEN_TOKENS,
     )
-    report = check_dataset(chosen, model=model, overrides=tuple(overrides or ()), show=wanted)
+    progress = make_console(error=True)
+    with PreparingView(progress, before=reading_in(progress), verb="reading") as tell:
+        changes = tuple(overrides or ())
+        report = check_dataset(chosen, model=model, overrides=changes, show=wanted, tell=tell)
     if as_json:
         write_json({**asdict(report), "warnings": report.warnings()})
     else:

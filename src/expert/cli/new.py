@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from expert.cli.show.display import Line, make_console, show_lines, write_json
+from expert.cli.show.display import Line, make_console, show_lines, waiting, write_json
 from expert.cli.show.options import json_option, output_option
-from expert.core.text import as_word, counted
+from expert.core.text import as_word, counted, some_of
 
 if TYPE_CHECKING:
     from expert.jobs.new.new_expert import NewExpert
@@ -57,16 +58,18 @@ def new(
     """Create a folder with a manifest, from a template, a file of rows or a dataset of the Hub."""
     from expert.jobs.new.new_expert import new_expert
 
-    made = new_expert(
-        name,
-        data=data,
-        template=template,
-        into=output,
-        mapping=mapping or (),
-        preferred=preferred,
-        json_values=json_values,
-        model=model,
-    )
+    progress = make_console(error=True)
+    with waiting(progress, "reading the rows") if progress.is_terminal else nullcontext():
+        made = new_expert(
+            name,
+            data=data,
+            template=template,
+            into=output,
+            mapping=mapping or (),
+            preferred=preferred,
+            json_values=json_values,
+            model=model,
+        )
     if as_json:
         write_json(made)
     else:
@@ -87,7 +90,7 @@ def _lines(made: NewExpert) -> Iterator[Line]:
             bad = f"{made.bad_rows} of the first {counted(made.looked_at, 'row')} cannot be used"
             yield f"  {bad}: expert dataset check lists them", "yellow"
         if made.unread:
-            yield f"  not read: {', '.join(made.unread)}", ""
+            yield f"  not read: {some_of(made.unread)}", ""
     else:
         yield f"  example rows to replace: {made.data}", ""
     yield f"  base model {made.model}: {made.settings_because}", ""

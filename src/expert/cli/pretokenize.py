@@ -18,7 +18,7 @@ from expert.cli.show.options import (
     manifest_option,
     one_manifest,
 )
-from expert.cli.show.progress import PreparingView
+from expert.cli.show.progress import PreparingView, reading_in
 from expert.core.errors import EXIT_USAGE
 from expert.core.text import count
 
@@ -61,7 +61,7 @@ def pretokenize(
     console = make_console(needed=False)  # the prepared data matters, not the output
     changes = tuple(overrides or ())
     if chosen is not None:
-        with PreparingView(console, before="") as tell:
+        with PreparingView(console, before=reading_in(console)) as tell:
             done = prepare_part(chosen, share, model=model, overrides=changes, tell=tell)
         if isinstance(done, PartsLeft):
             show(console, str(done))
@@ -73,7 +73,7 @@ def pretokenize(
     outcomes = []
     for each in manifests_below(everything or Path()):
         show(console, f"\n{each}", "bold")
-        with PreparingView(console, before="") as tell:
+        with PreparingView(console, before=reading_in(console)) as tell:
             outcome = attempt(each, share, model=model, overrides=changes, tell=tell)
         if outcome.data is not None:
             show_prepared(outcome.data, console)

@@ -12,9 +12,10 @@ import hashlib
 import io
 import json
 import os
+import re
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,33 @@ def alone(path: Path) -> Iterator[None]:
     os.close(open_plain(lock, os.O_RDWR | os.O_CREAT))  # refuses a link
     with FileLock(lock, fallback_to_soft=False):
         yield
+
+
+_NOT_LOOKED_INTO = re.compile(
+    r"\..+|__pycache__|node_modules|site-packages|datasets_optimized|(models|datasets)--.+"
+)
+
+
+def files_below(folder: Path) -> Iterator[Path]:
+    """Every file of a folder, at any depth, a folder's own before those below it.
+
+    Skips run folders, virtual environments, hidden folders and caches. A folder that is linked
+    twice is searched once.
+    """
+    seen: set[str] = set()
+    for here, inner, files in os.walk(folder, followlinks=True):
+        place = os.path.realpath(here)
+        if place in seen or (here != str(folder) and _is_run_or_environment(files)):
+            inner.clear()
+            continue
+        seen.add(place)
+        inner[:] = sorted(name for name in inner if not _NOT_LOOKED_INTO.fullmatch(name))
+        yield from (Path(here) / name for name in sorted(files))
+
+
+def _is_run_or_environment(files: Sequence[str]) -> bool:
+    is_run = "plan.json" in files and ("events.jsonl" in files or "environment.json" in files)
+    return is_run or "pyvenv.cfg" in files
 
 
 def sync_file(path: Path) -> None:

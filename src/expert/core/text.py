@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import unicodedata
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,12 @@ def as_word(path: Path | str) -> str:
 def counted(number: int, noun: str) -> str:
     """`1 row`, `1,200 rows`."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def some_of(names: Sequence[str], most: int = 10) -> str:
+    """`a, b, c`; of more than `most`, `a, b … and 1,200 more`."""
+    rest = len(names) - most
+    return ", ".join(names[:most]) + (f" … and {rest:,} more" if rest > 0 else "")
 
 
 def loss(value: float) -> str:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from expert.core.errors import ExpertError
+from expert.core.files import files_below
 
 if TYPE_CHECKING:
     from expert.data.line import Tell
@@ -27,42 +25,17 @@ class Attempted:
 
 
 def manifests_below(folder: Path) -> list[Path]:
-    """Every manifest in a folder of experts, at any depth, a folder's own before those below it.
-
-    Skips run folders, virtual environments, hidden folders and caches. A folder that is linked
-    twice is searched once.
-    """
+    """Every manifest in a folder of experts; runs, environments and caches are skipped."""
     from expert.data.records import DataError
     from expert.manifest.text.document import FILE_NAMES
 
     if not folder.is_dir():
         what = "is not a folder" if folder.exists() else "there is no such folder"
         raise DataError(f"--all {folder}: {what}  (name a folder of experts)")
-    names = FILE_NAMES
-    seen: set[str] = set()
-    found = []
-    for here, inner, files in os.walk(folder, followlinks=True):
-        place = os.path.realpath(here)
-        if place in seen or (here != str(folder) and _holds_no_experts(files)):
-            inner.clear()
-            continue
-        seen.add(place)
-        inner[:] = sorted(name for name in inner if not _SKIPPED.fullmatch(name))
-        found += [Path(here) / name for name in sorted(files) if name in names]
+    found = [file for file in files_below(folder) if file.name in FILE_NAMES]
     if not found:
-        raise DataError(f"{folder}: no manifest below  (looked for {', '.join(names)})")
+        raise DataError(f"{folder}: no manifest below  (looked for {', '.join(FILE_NAMES)})")
     return found
-
-
-_SKIPPED = re.compile(
-    r"\..+|__pycache__|node_modules|site-packages|datasets_optimized|(models|datasets)--.+"
-)
-
-
-def _holds_no_experts(files: Sequence[str]) -> bool:
-    """Whether it is a run, which keeps a copy of its manifest, or a virtual environment."""
-    is_run = "plan.json" in files and ("events.jsonl" in files or "environment.json" in files)
-    return is_run or "pyvenv.cfg" in files
 
 
 def is_foreign(file: Path) -> bool:

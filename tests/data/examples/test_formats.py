@@ -40,6 +40,7 @@ TOLD = 'Repair it, JSON only.\n\nBroken json:\n[1 2]\n\nSchema:\n{"type":"array"
         # A blank input or system makes no block and no turn.
         ({"instruction": "Q", "input": "  \n", "output": "A", "system": "  \n"}, QA),
         ({"instruction": "Q", "input": None, "output": "A", "system": None}, QA),
+        ({"instruction": "Q", "input": [], "output": "A", "system": {}}, QA),
         # A row without a request asks with its input.
         ({"instruction": "", "input": "Q", "output": "A"}, QA),
         ({"instruction": "Q", "output": "A", "system": "S"}, SQA),
@@ -81,6 +82,10 @@ TOLD = 'Repair it, JSON only.\n\nBroken json:\n[1 2]\n\nSchema:\n{"type":"array"
             [("user", "Description:\nA port"), ("assistant", "{}")],
         ),
         ({"task": "t", "input": "Q", "output": "A"}, QA),
+        (
+            {"task": "t", "input": {"list": []}, "output": "A"},
+            [("user", "List:\n[]"), ("assistant", "A")],
+        ),
     ],
 )
 def test_a_row_of_any_shape_becomes_a_conversation(row, turns):

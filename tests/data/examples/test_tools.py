@@ -128,6 +128,12 @@ def test_tools_and_calls_that_cannot_be_read_are_refused(change, reason):
     assert reason_of({**OPENAI, **change}) == reason
 
 
+@each("name", ["input_schema", "inputSchema"])
+def test_the_schema_of_a_tool_of_anthropic_or_mcp_is_its_parameters(name):
+    other = json.loads(json.dumps(WEATHER["function"]).replace('"parameters"', f'"{name}"'))
+    assert json.loads(example_in({**OPENAI, "tools": [other]}).tools) == [WEATHER]
+
+
 def test_without_tools_the_older_field_for_one_call_is_read():
     call = {"name": "f", "arguments": "{}"}
     row = {

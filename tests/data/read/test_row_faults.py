@@ -247,6 +247,7 @@ def test_the_edge_of_a_block_changes_nothing(block, monkeypatch, tmp_path):
         ('[{"a": 1}]\n[{"a": 2}]', wording("more-after-array-one")),
         ("hello", wording("neither-array-nor-object")),
         ('{"train": [],\n "test": []}', wording("object-has-no-array")),
+        ('{"train": [{"a": 1}], "test": {"0": "x"}}', wording("object-has-no-array")),
         ('{"data": [{"a": 1}], "v": 2,\n "test": [{}]}', wording("rows-under-test")),
         ('{"test": [{}],\n "v": 2, "data": []}', wording("rows-under-test")),
         ('{"train": [1,\n 2', wording("file-no-whole-json")),

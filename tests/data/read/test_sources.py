@@ -56,7 +56,7 @@ def test_the_format_of_the_manifest_reads_a_file_without_a_suffix(tmp_path):
         ("sql_train.csv sql-dev.csv", "sql_train.csv", "sql-dev.csv", ""),
         (
             "train/0.json train/1.json validation/0.json test/x/deep.json",
-            *("train/0.json train/1.json", "validation/0.json", ""),
+            *("train/0.json train/1.json", "validation/0.json", "test/x/deep.json"),
         ),
         (
             "train-00000-of-00002.jsonl train-00001-of-00002.jsonl eval.jsonl",
@@ -64,6 +64,22 @@ def test_the_format_of_the_manifest_reads_a_file_without_a_suffix(tmp_path):
         ),
         ("train.jsonl more.jsonl latest.jsonl", "latest.jsonl more.jsonl train.jsonl", "", ""),
         (".hidden.jsonl .git/x.jsonl a.jsonl", "a.jsonl", "", ""),
+        (
+            "en/train/a.jsonl en/dev/far/below/b.jsonl",
+            "en/train/a.jsonl",
+            "en/dev/far/below/b.jsonl",
+            "",
+        ),
+        ("a.jsonl evaluation.jsonl", "a.jsonl", "evaluation.jsonl", ""),
+        ("a.jsonl testing.jsonl holdout.jsonl", "a.jsonl", "", "holdout.jsonl testing.jsonl"),
+        ("a.jsonl runs/one/plan.json runs/one/events.jsonl", "a.jsonl", "", ""),
+        (
+            "a.jsonl one/manifest.json one/b.jsonl one/datasets/c.jsonl",
+            "a.jsonl one/b.jsonl",
+            "",
+            "",
+        ),
+        ("a.jsonl datasets_optimized/x/tokens-1/rejects.jsonl", "a.jsonl", "", ""),
     ],
 )
 def test_files_of_a_folder_become_the_splits_they_are_named_for(

@@ -47,6 +47,21 @@ def test_a_text_and_a_csv_in_utf16_are_read(tmp_path):
     assert refusal(written(tmp_path, "a.jsonl", cut_off)) == wording("broken-truncated-data-save")
 
 
+@each(
+    ("name", "content", "ending"),
+    [
+        ("rows.jsonl", gzip.compress(b'{"a": "x"}'), ".gz"),
+        ("rows.csv", b"\x28\xb5\x2f\xfd\x04", ".zst"),
+        ("rows.json", b"PAR1\x15\x04", ".parquet"),
+    ],
+)
+def test_a_file_whose_name_hides_what_it_holds_is_refused_with_its_right_ending(
+    tmp_path, name, content, ending
+):
+    told = refusal(written(tmp_path, name, content))
+    assert told == wording("content-of-another-file", name=name, ending=ending)
+
+
 @each("name", ["rows.xlsx", "rows.xlsx.gz"])
 def test_a_spreadsheet_gives_the_rows_below_its_header(tmp_path, name):
     path = xlsx(tmp_path / "rows.xlsx", SHEET)

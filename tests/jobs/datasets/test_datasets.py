@@ -115,6 +115,30 @@ def test_bad_rows_of_one_kind_stand_together_and_columns_are_told(tmp_path):
     assert "is missing" in told[6]
 
 
+def test_rows_and_tokens_read_so_far_are_told(tmp_path):
+    file = an_expert(tmp_path, dataset={"path": "train.jsonl", "test_path": "t.jsonl"})
+    write(tmp_path / "t.jsonl", lines(ROWS[:3]))
+    told: list[tuple[str, int, int]] = []
+    report = check_dataset(file, tell=lambda *progress: told.append(progress))
+    splits = by_name(report)
+    tokens = [splits[name].lengths["tokens"] for name in ("train", "validation", "test")]
+    assert told == [("train", len(ROWS), sum(tokens[:2])), ("test", 3, tokens[2])]
+
+
+def test_the_files_of_a_folder_are_named_with_their_split(tmp_path):
+    file = an_expert(tmp_path, dataset={"path": "rows"})
+    names = [f"part-{number:02}.jsonl" for number in range(12)]
+    for name in (*names, "far/down/test.jsonl"):
+        (tmp_path / "rows" / name).parent.mkdir(parents=True, exist_ok=True)
+        write(tmp_path / "rows" / name, lines([{"prompt": name, "completion": "x"}]))
+    write(tmp_path / "rows" / "far" / "code.py", "pass")
+    notes = check_dataset(file).notes
+    shown = ", ".join(names[:10])
+    assert f"rows: train: 12 files: {shown} … and 2 more" in notes
+    assert "rows: test: 1 file: far/down/test.jsonl" in notes
+    assert "rows: not read: far/code.py" in notes
+
+
 def test_rows_of_other_splits_that_training_sees_are_found(tmp_path):
     dataset = {"path": "train.jsonl", "validation_path": "v.jsonl", "test_path": "t.jsonl"}
     file = an_expert(tmp_path, dataset=dataset)

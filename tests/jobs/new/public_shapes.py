@@ -223,7 +223,7 @@ INSTRUCTIONS = {
         options=("--map", "instruction=problem", "--map", "response=solution"),
     ),
     "columns that nobody knows": of_lines(
-        *renamed(pairs(), q="problem", good="solution"), refused="--map instruction"
+        *renamed(pairs(), q="problem", good="solution"), refused=wording("map-both")
     ),
     "several tasks": of_lines(
         {"task": "t", "input": {"instruction": ASK}, "output": ANSWER},
@@ -240,6 +240,11 @@ INSTRUCTIONS = {
         {"prompt": ASK2, "completion": {"a": 2}},
         said=(exchange(ASK, '{"a":1}'), exchange(ASK2, '{"a":2}')),
         options=("--json-values",),
+    ),
+    "natural instructions": twice(
+        {"definition": ASK2, "input": ASK, "output": ANSWER},
+        exchange(ASK, ANSWER),
+        warned=wording("not-read-definition"),
     ),
     "gsm8k": twice(
         {"question": ASK, "answer": "48+24 = <<48+24=72>>72\n#### 72"},
@@ -475,7 +480,7 @@ QUERIES = {
     "calls as answers": twice(
         {"query": ASK, "tools": "[]", "answers": '[{"name": "weather"}]'},
         kind="json",
-        refused=wording("no-column-holds"),
+        refused=wording("map-response-alone"),
     ),
     "calls as answers, mapped": twice(
         {"query": ASK, "tools": "[{}]", "answers": '[{"name": "weather"}]'},

@@ -170,6 +170,7 @@ def test_what_cannot_be_made_is_told_and_leaves_nothing_behind(arguments, words,
         ("rows.jsonl", b"", wording("no-row-can-read")),
         ("rows.jsonl", b"not json\n", wording("no-row-can")),
         ("rows.jsonl", b'{"prompt": "a", "completion": ""}\n', wording("no-row-can-trained")),
+        ("rows.jsonl", b'{"prompt": "a", "completion": ""}\n' * 60, wording("none-of-first-50")),
     ],
 )
 def test_a_file_without_usable_rows_is_refused_with_its_own_fix(name, content, words, tmp_path):
@@ -257,6 +258,10 @@ def test_a_column_that_promises_a_part_of_what_is_said_and_is_not_read_is_warned
     made = new_expert("one", data=file, into=tmp_path)
     assert made.columns["input"] == "context"
     assert made.warning.startswith(wording("not-trained-on-schema"))
+    talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    row = {"messages": talk, "chat_template_kwargs": {"enable_thinking": False}}
+    made = new_expert("two", data=write_rows(tmp_path / "talks.jsonl", [row]), into=tmp_path)
+    assert made.warning.startswith(wording("not-trained-on-kwargs"))
 
 
 def test_rows_that_call_tools_are_written_in_a_way_that_every_model_has(tmp_path):

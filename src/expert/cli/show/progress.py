@@ -298,18 +298,27 @@ def fitting(parts: Mapping[str, str], room: int) -> str:
     return GAP.join(left.values())
 
 
+READING = "reading the data"
+
+
+def reading_in(console: Console) -> str:
+    """What `PreparingView` shows at first where a line that stays would be too much."""
+    return READING if console.is_terminal else ""
+
+
 class PreparingView:
     """Progress of preparing data: bars in a terminal, a line now and then elsewhere. `before`: what
-    is shown until there is progress."""
+    is shown until there is progress; `verb`: what is done to the rows."""
 
     def __init__(
         self,
         console: Console,
         clock: Callable[[], float] = time.monotonic,
         *,
-        before: str = "reading the data",
+        before: str = READING,
+        verb: str = "preparing",
     ) -> None:
-        self._console, self._clock, self._before = console, clock, before
+        self._console, self._clock, self._before, self._verb = console, clock, before, verb
         self._shown = ExitStack()
         self._bars: Progress | None = None
         self._sources: dict[str, _Preparing] = {}
@@ -339,7 +348,7 @@ class PreparingView:
             self._draw(name, source, words)
         elif now - self._printed >= SECONDS_BETWEEN_LINES:
             self._printed = now
-            show(self._console, f"preparing {name}: {words}")
+            show(self._console, f"{self._verb} {name}: {words}")
 
     def _draw(self, name: str, source: _Preparing, words: str) -> None:
         from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn

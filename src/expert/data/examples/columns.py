@@ -47,6 +47,7 @@ CHANGES_WHAT_IS_SAID = frozenset(
         *(*INPUT_COLUMNS, *SYSTEM_COLUMNS, *MESSAGE_COLUMNS, *TOOL_COLUMNS, *USUAL_REQUESTS),
         *("history", "weight", "loss_weight", "reasoning", "reasoning_content", "thinking"),
         *("split", "mask", "train", "is_correct", "correct", "approved", "reward"),
+        "chat_template_kwargs",
     }
 )
 """Columns worth a warning if they are filled but not read."""
@@ -57,7 +58,7 @@ BESIDE_AN_EXCHANGE = frozenset(
         *("entities", "ner_tags", "choices", "options", "endings", "passage", "passages"),
         *("article", "document", "documents", "contexts", "paragraph", "background"),
         *("knowledge", "evidence", "dialogue", "rationale", "explanation", "thought", "thoughts"),
-        *("cot", "complex_cot", "chain_of_thought"),
+        *("cot", "complex_cot", "chain_of_thought", "definition"),
     }
 )
 """The same, except in conversations, whose messages are complete."""

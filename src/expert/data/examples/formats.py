@@ -266,9 +266,10 @@ def _not_held(values: Values, column: str, wanted: str) -> UnfitRow:
 
 
 def _optional(values: Values, column: str, columns: Columns) -> str:
-    """The text of a column, "" if missing, null or blank."""
+    """The text of a column, "" if missing, null, blank or, unless it is JSON, an empty list."""
     value = values.get(column) if column else None
-    text = "" if value is None else _as_text(value, column, columns)
+    empty = value is None or (value in ([], {}) and not columns.json_values)
+    text = "" if empty else _as_text(value, column, columns)
     return "" if text.isspace() else text
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from expert.data.records import Example, Turn, UnfitRow
 
 _NULL = re.compile(r'(?<!"default")(?<="): null')
+_SCHEMAS = dict.fromkeys(("input_schema", "inputSchema"), "parameters")  # Anthropic's and MCP's
 _PREFACE = (
     "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
     "You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n{}\n"
@@ -35,7 +36,10 @@ def tools_of(value: Any, column: str) -> str:
         _function_in(tool, f"{where}: tool {number} has no name")
     # Bare functions, some with OpenAI's newer "type": "function" beside their name, are wrapped.
     wrap = {"type": "function"}
-    bare = ({k: v for k, v in tool.items() if (k, v) != ("type", "function")} for tool in tools)
+    bare = (
+        {_SCHEMAS.get(k, k): v for k, v in tool.items() if (k, v) != ("type", "function")}
+        for tool in tools
+    )
     pairs = zip(tools, bare, strict=True)
     return _text([tool if "function" in tool else wrap | {"function": own} for tool, own in pairs])
 

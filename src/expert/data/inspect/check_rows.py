@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -9,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from expert.core.text import counted
+from expert.core.text import counted, some_of
 from expert.data.examples.columns import Columns
 from expert.data.examples.formats import example_of
 from expert.data.examples.messages import overrules, unused_fields
@@ -24,7 +25,7 @@ from expert.data.inspect.audit import (
 )
 from expert.data.inspect.pick_rows import RowPicker, RowsToShow
 from expert.data.inspect.shown_rows import ShownRow
-from expert.data.line import Line, Reading, reading_of, system_overruled
+from expert.data.line import Line, Reading, Tell, reading_of, system_overruled
 from expert.data.pack.drawing import draw_documents, repeats_held_out
 from expert.data.pack.overlong_rows import too_long_to_learn
 from expert.data.read.folders import unread_files
@@ -69,23 +70,25 @@ class DatasetReport:
         return f"✓ usable, {words} before training"
 
 
-def check_rows(line: Line, name: str, show: RowsToShow) -> DatasetReport:
+def check_rows(line: Line, name: str, show: RowsToShow, tell: Tell) -> DatasetReport:
     template = line.template.name if line.template else "characters"
     report = DatasetReport(name, template, line.plan.data.max_seq_length)
     report.notes += line.chosen.notes()
     report.doubts += [remark.text for remark in line.chosen.remarks]
-    _Checker(line, report, RowPicker(show)).check()
+    _Checker(line, report, RowPicker(show), tell).check()
     return report
 
 
 class _Checker:
-    def __init__(self, line: Line, report: DatasetReport, picker: RowPicker) -> None:
-        self.line, self.report, self.picker = line, report, picker
+    def __init__(self, line: Line, report: DatasetReport, picker: RowPicker, tell: Tell) -> None:
+        self.line, self.report, self.picker, self.tell = line, report, picker, tell
         data = line.plan.data
         whole = line.template is None or data.packing == "concat"
         self.room = None if whole else data.max_seq_length - line.plan.soft_tokens
         self.keys: list[RowKeys] = []
         """Keys of the examples read so far, in batches."""
+        self.tokens: Counter[str] = Counter()
+        """Tokens read so far, by split."""
 
     def check(self) -> None:
         line, spec = self.line, self.line.spec
@@ -145,7 +148,7 @@ class _Checker:
 
     def _read_source(self, split: SplitReport, source: Source) -> ExampleTable:
         reading = reading_of(self.line, source)
-        self._note(source, reading)
+        self._note(split.name, source, reading)
         response = reading.columns.response if reading.columns else ""
         collector = ExampleCollector()
         waiting: list[tuple[Row, Any]] = []
@@ -197,8 +200,10 @@ class _Checker:
         cut = self.line.plan.data.overlong == "cut"
         collector.add_tokens(batch, keys, self.room if cut else None)
         self.keys.append(keys)
+        self.tokens[split.name] += int(batch.lengths.sum())
+        self.tell(split.name, split.rows, self.tokens[split.name])
 
-    def _note(self, source: Source, reading: Reading) -> None:
+    def _note(self, split: str, source: Source, reading: Reading) -> None:
         """Note which columns, message fields and files of a folder are used and which are not."""
         notes = []
         for file in source.files if source.kind == "files" else ():
@@ -219,8 +224,12 @@ class _Checker:
                 notes.append(f"{source.name}: unused message fields: {', '.join(fields)}")
             folder = local_path(source.name, self.line.folder)
             if source.kind == "files" and folder.is_dir():
+                read = [str(file.relative_to(folder)) for file in source.files]
+                notes.append(
+                    f"{source.name}: {split}: {counted(len(read), 'file')}: {some_of(read)}"
+                )
                 unread = unread_files(folder, source.format)
-                notes += [f"{source.name}: not read: {', '.join(unread)}"] if unread else []
+                notes += [f"{source.name}: not read: {some_of(unread)}"] if unread else []
         self.report.notes += [each for each in notes if each not in self.report.notes]
 
     def _judge(self, where: str, bad_rows: int, examples: ExampleTable) -> None:

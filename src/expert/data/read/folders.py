@@ -7,26 +7,30 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, Literal
 
-from expert.core.files import read_json
+from expert.core.files import files_below, read_json
 from expert.data.read.rows import FORMATS, is_markdown, suffix_format
 from expert.data.read.streams import unusable
 from expert.manifest.schema.file_formats import WITHOUT_ROWS
+from expert.manifest.text.document import FILE_NAMES
 
 Split = Literal["train", "validation", "test"]
 
 SPLIT_NAMES: dict[str, Split] = {
     **dict.fromkeys(("train", "training"), "train"),
-    **dict.fromkeys(("validation", "valid", "val", "dev", "eval"), "validation"),
-    "test": "test",
+    **dict.fromkeys(("validation", "valid", "val", "dev", "eval", "evaluation"), "validation"),
+    **dict.fromkeys(("test", "testing", "holdout", "heldout"), "test"),
 }
 _ASKED_FORMATS = {"text": ("txt",), "csv": ("csv", "tsv")}
 
 
 def _data_files(folder: Path, format: str | None) -> list[Path]:
     """Files with rows, in the folder and its subfolders, sorted. Markdown and spreadsheets next to
-    rows of another format are taken as documentation."""
+    rows of another format are taken as documentation; folders of experts have rows of their own."""
     wanted = FORMATS if format is None else _ASKED_FORMATS.get(format, (format,))
-    formats = {path: suffix_format(path) for path in _visible_files(folder)}
+    found = _visible_files(folder)
+    experts = {path.parent for path in found if path.name in FILE_NAMES} - {folder}
+    own = (path for path in found if experts.isdisjoint(path.parent.parents))
+    formats = {path: suffix_format(path) for path in own}
     formats = {
         path: kind
         for path, kind in formats.items()
@@ -39,12 +43,8 @@ def _data_files(folder: Path, format: str | None) -> list[Path]:
 
 
 def _visible_files(folder: Path) -> list[Path]:
-    return [
-        path
-        for path in sorted([*folder.glob("*"), *folder.glob("*/*")])
-        if path.is_file()
-        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
-    ]
+    found = (path for path in files_below(folder) if not path.name.startswith("."))
+    return sorted(path for path in found if path.is_file())
 
 
 def unread_files(folder: Path, format: str | None = None) -> list[str]:

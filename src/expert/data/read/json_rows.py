@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any
 
+from expert.data.examples.messages import is_messages
 from expert.data.read.row_text import DECODER, fault_in, json_fault, kind_of, undecodable
 from expert.data.read.streams import MAX_ROW_BYTES, RAW_CHARACTERS, bad_row, too_long, unusable
 from expert.data.records import BadRow, Row, UnfitRow, place_of
@@ -76,12 +77,15 @@ def _is_object_with_more_below(head: bytes) -> bool:
 
 
 def _enter_data(window: _Window, file: str) -> Row | None:
-    """Move to the first row of the array under "data"; a single object on one line is a row."""
+    """Move to the first row of the array under "data". A single object on one line is a row, unless
+    it holds only lists and objects: columns, splits or rows by their id."""
     line = window.line()
     whole = _value_at(window, window.place)
     if whole and isinstance(whole[0], dict) and not isinstance(whole[0].get("data"), list):
         values, end = whole
-        if "\n" in window.text_between(window.place, end):
+        held = values.values()
+        is_row = not held or any(is_messages(v) or not isinstance(v, dict | list) for v in held)
+        if "\n" in window.text_between(window.place, end) or not is_row:
             keys = ", ".join(repr(key) for key in list(values)[:5])
             what = f'the object has no array under "data", only {keys}'
             raise unusable(file, what, _WHAT_IS_READ)

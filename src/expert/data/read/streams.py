@@ -35,6 +35,7 @@ _WIDE_BOMS = {
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
+_OTHER_CONTENT = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst", b"PAR1": ".parquet"}
 _MARK_BYTES = 4
 _BUFFER_BYTES = 2**18
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
@@ -135,6 +136,10 @@ def open_text(path: Path, most: int | None = None) -> Iterator[io.BufferedReader
         if wide is not None:
             yield io.BufferedReader(_Transcoded(stream, wide, str(path)), _BUFFER_BYTES)
             return
+        other = next((name for mark, name in _OTHER_CONTENT.items() if start.startswith(mark)), "")
+        if other:
+            what = f"the content is that of a {other} file"
+            raise unusable(str(path), what, f"rename it so that its name ends with {other}")
         if start[1:2] == start[3:4] == b"\0" and start[:1] != b"\0":
             what, fix = "the text looks like UTF-16 without its mark", "save it as UTF-8"
             raise unusable(str(path), what, fix)

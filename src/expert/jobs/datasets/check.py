@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from expert.data.inspect.check_rows import DatasetReport
     from expert.data.inspect.pick_rows import RowsToShow
     from expert.data.inspect.shown_rows import ShownRow
+    from expert.data.line import Tell
 
 
 def check_dataset(
@@ -22,10 +23,12 @@ def check_dataset(
     model: str | None = None,
     overrides: tuple[str, ...] = (),
     show: RowsToShow | None = None,
+    tell: Tell = lambda name, rows, tokens: None,
 ) -> DatasetReport:
     """Read every row as preparing would, and report its contents; nothing is written.
 
-    `show`: which rows to return as the model sees them; none by default.
+    `show`: which rows to return as the model sees them; none by default. `tell` gets the rows and
+    tokens of a split that were read so far.
     """
     from expert.data.inspect.check_rows import DatasetReport, check_rows
     from expert.data.inspect.pick_rows import RowsToShow, rows_as_text
@@ -44,7 +47,7 @@ def check_dataset(
         report.problems.append(str(error))
         report.rows = rows_as_text(line, show)
         return report
-    return check_rows(line, read.manifest.name, show)
+    return check_rows(line, read.manifest.name, show, tell)
 
 
 def first_row_of(opened: Opened, *, most_tokens: int | None) -> tuple[ShownRow | None, str]:

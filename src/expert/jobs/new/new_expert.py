@@ -271,12 +271,13 @@ def _look(data: Path, asked: Mapping[str, Any]) -> tuple[dict[str, Any], list[Ex
     """What the rows of a file hold, as fields of NewExpert, and the first examples; CannotMake if
     they cannot be used."""
     found = _first_rows(data)
+    no_row = "no row" if len(found) < LOOKED_AT else f"none of the first {LOOKED_AT} rows"
     rows = [row for row in found if isinstance(row, Row)]
     if not rows:
         why = "it is empty  (put rows into it; without --from a few rows to start with are written)"
         if found and isinstance(found[0], BadRow):
             why = str(found[0])
-        raise CannotMake(f"--from {data}: no row can be read: {why}")
+        raise CannotMake(f"--from {data}: {no_row} can be read: {why}")
     seen = survey_rows(iterate(_source(data)))
     _refuse_columns(data, asked.get("field_mapping", {}), seen.names)
     try:
@@ -287,16 +288,20 @@ def _look(data: Path, asked: Mapping[str, Any]) -> tuple[dict[str, Any], list[Ex
         if talks:  # there is no manifest yet
             how = f"--map messages={talks[1]} reads its conversations"
         elif "field_mapping" in how:
-            how = "--map instruction=COLUMN --map response=COLUMN names them"
+            parts = {"request": "instruction", "answer": "response"}
+            lacking = [part for word, part in parts.items() if f"holds the {word} " in what]
+            named = " ".join(f"--map {part}=COLUMN" for part in lacking or parts.values())
+            how = f"{named} names {'it' if len(lacking) == 1 else 'them'}"
+            how += "; --map text=COLUMN trains on plain text"
         raise CannotMake(f"--from {data}: {what}  ({how.removesuffix(')')})") from None
     read = [example_of(row, columns) for row in rows]
     examples = [example for example in read if isinstance(example, Example)]
     if not examples:
         bad = next((each for each in read if isinstance(each, BadRow)), None)
-        why = bad.reason if bad is not None else "none is preferred"
+        why = str(bad) if bad is not None else "none is preferred"
         for key, option in _OPTIONS.items():
             why = why.replace(key, option)
-        raise CannotMake(f"--from {data}: no row can be trained on: {why}")
+        raise CannotMake(f"--from {data}: {no_row} can be trained on: {why}")
     good = sum(isinstance(each, Example | Dropped) for each in read)
     facts = {
         "columns": columns.used(),

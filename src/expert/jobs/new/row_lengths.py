@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import ExpertError
+from expert.core.text import counted
 from expert.data.read.sources import Source
 from expert.data.read.spread_rows import spread_rows
 from expert.data.records import BadRow, Row
@@ -117,7 +118,7 @@ def choose_length(known: RowLengths, *, context: int | None, splits: bool) -> Le
     usual = usual if usual[-1] == most else [*usual, most]
     longest = int(known.lengths.max(initial=0))
     how = "estimated from characters" if known.estimated else "tokenised"
-    looked = f"{len(known.lengths):,} rows {how}, the longest {longest:,} tokens"
+    looked = f"{counted(len(known.lengths), 'row')} {how}, the longest {longest:,} tokens"
     if splits:
         length = min(2048, most)
         because = f"plain text is split into sequences of this length, nothing is lost; {looked}"

@@ -27,7 +27,7 @@ from expert.manifest.peers.converted_keys import (
     read_methods,
     read_quantization,
 )
-from expert.manifest.peers.data_sets import note_loss, read_hub_parts
+from expert.manifest.peers.data_sets import note_defaults, read_hub_parts
 from expert.manifest.peers.litgpt_torchtune import read_litgpt, read_torchtune
 from expert.manifest.peers.llama_factory import read_llama_factory
 from expert.manifest.peers.mlx_autotrain import read_mlx, refuse_autotrain
@@ -85,7 +85,7 @@ def _read_other_trainers(work: Migration) -> None:
     read_llama_factory(work, work.folder)
     read_quantization(work)
     read_hub_parts(work)
-    note_loss(work)
+    note_defaults(work)
     read_axolotl(work)
     read_packed_batches(work)
     model = work.root.get("model")

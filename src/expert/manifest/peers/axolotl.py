@@ -207,7 +207,7 @@ def _place_of(work: Migration, fields: Entries, named: NamedDataset) -> None:
     if kind.value in _FORMATS:
         named.more["format"] = kind
     shards = take(fields, "shards")
-    if shards.value:
+    if shards.value not in (None, 0, 1):
         what = f"selects one of {shown(shards.plain())} shards"
         work.problem(shards, what, "training.dataset.max_samples takes the first N rows")
     for key in ("shards_idx", "preprocess_shards", "trust_remote_code"):

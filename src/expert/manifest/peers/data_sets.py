@@ -28,6 +28,7 @@ _LOSS_KEYS = {
     *("completion_only_loss", "assistant_only_loss", "train_on_responses_only"),
     *("train_on_completions_only", "train_on_prompt", "train_on_inputs"),
 }
+_ADAPTER_KEYS = re.compile(r"(lora|qlora|dora|peft|use_peft|adapter|finetuning_type).*|r|rank")
 _USUAL_COLUMNS = {"system": ("system",), "tools": ("tools", "functions")}
 
 
@@ -146,10 +147,14 @@ def read_hub_parts(work: Migration) -> None:
         work.dataset.setdefault("validation_path", held_out)
 
 
-def note_loss(work: Migration) -> None:
-    """Note the difference to TRL, which by default trains on prompts of conversations too."""
+def note_defaults(work: Migration) -> None:
+    """Note the differences to TRL, which by default trains on prompts of conversations too, and all
+    weights."""
     if not {"model_name_or_path", "model_name"} & {*work.root} or work.is_whole:
         return
+    if "dataset_name" in work.root and not any(map(_ADAPTER_KEYS.fullmatch, work.root)):
+        text = "a lora adapter is trained; TRL's default is all weights, use_peft: false here"
+        work.report("note", work.root["dataset_name"], text)
     if {"dataset_name", "dataset_text_field"} & {*work.root} and not _LOSS_KEYS & {*work.root}:
         at = work.root.get("dataset_name") or work.root["dataset_text_field"]
         text = (

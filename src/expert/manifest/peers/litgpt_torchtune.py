@@ -34,9 +34,8 @@ _TRAIN_NAMES = {
     "beta2": "adam_beta2",
 }
 _WITHOUT = {
-    "tie_embeddings": "the model's own config.json decides",
-    "max_tokens": "epochs and max_steps set the length of a run",
-    "lr_warmup_fraction": "use warmup_ratio",
+    "max_tokens": "max_steps or epochs end a run",
+    "lr_warmup_fraction": "a share of an epoch there; set warmup_steps, or warmup_ratio of the run",
 }
 # Arguments of a data class that are settings of the run here.
 _RUN_SETTINGS = ("seed", "ignore_index", "num_workers", "include_multiturn_conversations")
@@ -64,7 +63,10 @@ def read_litgpt(work: Migration) -> None:
         if key.startswith("_") or item.value is None:
             continue
         if key in _WITHOUT:
-            work.supersede(item, _WITHOUT[key])
+            work.without_effect(item, _WITHOUT[key])
+            continue
+        if key == "tie_embeddings":
+            work.supersede(item, "the model's own config.json decides")
             continue
         home = _TRAIN_NAMES.get(key, key)
         same_name = home == key or home.startswith("adam_beta")
@@ -239,6 +241,11 @@ def _tune_adapter(work: Migration, fields: Entries, name: Item) -> None:
 
 
 def _tune_rows(work: Migration, fields: Entries, kind: Item) -> None:
+    is_alpaca = str(kind.value).rpartition(".")[2].startswith("alpaca_")
+    if is_alpaca and "train_on_input" not in fields:
+        work.root.setdefault("train_on_prompt", beside(kind, True))
+        text = "training.config.train_on_prompt: true (torchtune's default for Alpaca)"
+        work.read_as(kind, text)
     _put_tune_source(work, "path", fields, kind)
     _tune_columns(work, fields)
     for key, home in (("packed", "packing"), ("train_on_input", "train_on_prompt")):

@@ -12,6 +12,14 @@ _NAMES = {
     "save_every": "save_steps",
     "fine_tune_type": "adapter_type",
     "grad_checkpoint": "gradient_checkpointing",
+    "grad_accumulation_steps": "gradient_accumulation_steps",
+}
+_SUPERSEDED = {
+    "train": "expert train trains",
+    "test": "expert validate judges a run",
+    "val_batches": "all validation rows are evaluated",
+    "test_batches": "expert validate judges all test rows",
+    "adapter_path": "the adapter is kept in the run folder",
 }
 
 
@@ -26,6 +34,10 @@ def read_mlx(work: Migration) -> None:
     if layers.value not in (None, -1):
         what = f"the last {shown(layers.plain())} blocks, but every block gets an adapter here"
         work.problem(layers, what, "write -1 for all blocks")
+    for key, text in _SUPERSEDED.items():
+        item = take(work.root, key)
+        if item.value is not None:
+            work.supersede(item, text)
     adapter = take(work.root, "lora_parameters").fields()
     rank, scale = (adapter.get(name, Item(None)) for name in ("rank", "scale"))
     if isinstance(rank.value, int) and isinstance(scale.value, int | float):

@@ -153,10 +153,11 @@ warning unless true: target_modules sets which layers get an adapter
     finetune_language_layers finetune_attention_modules finetune_mlp_modules
 refused: training cannot start from a finished adapter
     > continue the run with expert train --resume, or merge the adapter and name that folder
-    lora_model_dir adapter_name_or_path peft_model_id
+    lora_model_dir adapter_name_or_path peft_model_id resume_adapter_file
 refused: only the adapter can be trained, no other weights
     > remove it, or train all weights: adapter_type: full
     lora_modules_to_save modules_to_save additional_target save_embedding_layers
+    trainable_token_indices
 refused: a part of the weights cannot be trained alone
     > remove it, or train all weights: adapter_type: full
     unfrozen_parameters freeze_trainable_layers freeze_trainable_modules
@@ -169,6 +170,11 @@ refused: data sets are set in training.dataset
 refused: every block gets an adapter
     > remove it; target_modules selects layers of a block
     layers_to_transform lora_layers_to_transform peft_layers_to_transform
+refused: every adapted layer has the same rank and alpha
+    rank_pattern alpha_pattern
+refused: target_modules alone selects the layers
+    > remove it, and list the layers in target_modules
+    exclude_modules target_parameters layer_replication
 refused: block expansion is not supported
     > use adapter_type: lora or full
     use_llama_pro
