@@ -80,6 +80,23 @@ def test_in_a_terminal_a_spinner_gives_way_to_bars_and_they_to_the_run():
     assert places == sorted(places)
 
 
+def test_in_a_terminal_the_spinner_stays_until_the_first_step():
+    console, file = recorded(terminal=True)
+    before = {"event": "warning", "text": "rows were left out"}
+    with RunProgress(console, live=True) as view:
+        view({"event": "started", "expert": "demo", "model": "tiny", "total_steps": 2})
+        view({"event": "kernels", "lines": ["✓ packing"]})
+        for now, event in (("loading-the-model", before), ("first-step", {"event": "loaded"})):
+            view(event)
+            drawn = file.tell()
+            console.print("a line above the spinner")
+            assert wording(now) in file.getvalue()[drawn:]
+        view({"event": "step", "step": 1, "loss": 2.0})
+        drawn = file.tell()
+        console.print("a line above the bar")
+        assert wording("first-step") not in file.getvalue()[drawn:]
+
+
 def test_a_failure_is_reported_by_its_error_while_the_run_is_live():
     failed: dict[str, Any] = {"event": "failed", "error": "no"}
     for live, expected in ((True, ""), (False, "failed: no\n")):

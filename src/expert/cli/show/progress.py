@@ -32,6 +32,8 @@ BAR_CELLS, BAR_CELLS_WIDE = 8, 24
 """With 8 cells everything but the data wait fits into 100 columns."""
 # Dropped in this order if a terminal is too narrow.
 DISPENSABLE = ("data_wait", "epoch", "rate", "memory", "steps", "gpu", "speed", "eta", "loss")
+ENDS_WAITING = ("step", "finished", "stopped", "failed")
+"""Other events before the first step are lines above the spinner, which stays."""
 ONLY_IN_THE_BAR = ("epoch",)
 """A log is read as a column of numbers, and has a line at the end of every epoch."""
 
@@ -96,7 +98,7 @@ class Stages:
 
 
 class RunProgress:
-    """Shows the events of a run, with a spinner while the model of a `live` one loads; a context
+    """Shows the events of a run, with a spinner until the first step of a `live` one; a context
     manager, so that the bar is closed. The failure of a live run is shown by the error itself."""
 
     def __init__(
@@ -137,12 +139,15 @@ class RunProgress:
 
     def __call__(self, event: Event) -> None:
         kind = event.get("event") if self._live else None
-        self._waiting()
+        if kind in ENDS_WAITING:
+            self._waiting()
         if not self._gone and kind != "failed":
             with self._until_closed():
                 self._show(event)
         if kind == "kernels":
             self._waiting("loading the model")
+        elif kind == "loaded" and self._bar is None and self._console.is_terminal:
+            self._waiting("computing the first step")
 
     def progress(self, step: int) -> None:
         """A step was launched: move the bar, or print a line now and then.
@@ -271,6 +276,7 @@ class RunProgress:
 
     def _opened(self) -> Progress:
         if self._bar is None:
+            self._waiting()
             self._bar = facts_bar(self._console, self._cells(), get_time=self._clock)
             self._task = self._bar.add_task("", total=self._total, facts="")
             self._bar.start()
