@@ -100,7 +100,7 @@ def alone(doing: str, seconds: float, *, extra: float = 0.0, before: float | Non
     """Whether a process with a limit of 60 seconds counts as hanging, that has been `doing` that
     for so long; `before`: the longest that it took the last times."""
     watch = Watch(ALONE, None, limit=60.0)
-    watch._awake_since = -math.inf  # on a machine just started too
+    watch._awake_since = watch._idle_since = -math.inf  # on a machine just started too
     watch._now = (Sign(doing=doing, extra=extra), time.monotonic() - seconds)
     if before is not None:
         watch._longest[doing.split()[0]] = before
@@ -128,7 +128,7 @@ def test_a_process_alone_hangs_where_it_does_the_same_far_longer_than_it_may(
 
 def test_the_longest_of_a_kind_is_remembered_whatever_its_number():
     watch = Watch(ALONE, None, limit=60.0)
-    watch._awake_since = -math.inf  # on a machine just started too
+    watch._awake_since = watch._idle_since = -math.inf  # on a machine just started too
     watch._now = (Sign(doing="computing step 1", extra=0.0), time.monotonic() - 5.0)
     watch.at("waiting for data")
     assert watch._longest["computing"] == pytest.approx(5.0, abs=1.0)
