@@ -16,7 +16,7 @@ from typer.core import TyperCommand
 from expert.cli.plan import show_notices, show_plan, show_warnings
 from expert.cli.show import options
 from expert.cli.show.display import make_console, show, show_problems, write_json
-from expert.cli.show.progress import PreparingView, RunProgress
+from expert.cli.show.progress import PreparingView, RunProgress, Stages
 from expert.cli.show.rows import show_rows
 from expert.cli.show.several_runs import RunsView, show_runs
 from expert.core.errors import EXIT_DOES_NOT_FIT, EXIT_OK, ExpertError
@@ -148,7 +148,11 @@ def train(
     allowed = {"allow_changed": allow_changed, "allow_remote_code": remote_code}
     result: RunResult | None
     check_base(read, model, allow_remote_code=remote_code)
-    with joined(world, read, (*flags, *(overrides or ())), tell=_show_waiting) as group:
+    stage = Stages(console)
+    if world.size == 1 and console.is_terminal:
+        stage("loading PyTorch")
+    with stage, joined(world, read, (*flags, *(overrides or ())), tell=_show_waiting) as group:
+        stage()
         if world.is_first:
             show_warnings(read, console)
             result, plan = _run(read, console, asked, gpus, group=group, **allowed)
