@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
@@ -85,3 +86,12 @@ def test_an_end_in_words():
     assert how_it_ended(0) == wording("ended-with-code")
     assert how_it_ended(-9) == wording("was-ended-by-sigkill")
     assert how_it_ended(-250) == wording("was-ended-by-signal")
+
+
+def test_threads_may_stop_it_at_once(begun):
+    for _ in range(8):
+        child = begun("sys.stderr.write('over\\n'); sys.stderr.flush(); os.kill(os.getpid(), 9)")
+        child.wait()
+        with ThreadPoolExecutor(4) as threads:
+            codes = list(threads.map(lambda _: child.stop(), range(4)))
+        assert (codes, child.last_words()) == ([-9] * 4, "over")

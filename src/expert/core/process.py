@@ -51,6 +51,7 @@ class Child:
         start."""
         self._log = _opened(log)
         self._last_lines: list[str] = []
+        self._one_at_a_time = threading.RLock()  # a thread may stop it while another does
         whole = {**(clean_environment() if clean else os.environ), **(env or {})}
         self._process = _started(command, self._log, whole, cwd)
         self._answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
@@ -85,14 +86,16 @@ class Child:
 
     def stop(self) -> int:
         """Kill it and everything it started; returns its exit code, negative for a signal."""
-        _kill(self._process)
-        code = self._process.wait()
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):  # input it never read is lost
-            self._process.stdin.close()
-        self._last_lines = self._stderr_lines()
-        self._log.close()
-        return code
+        with self._one_at_a_time:
+            if not self._log.closed:
+                _kill(self._process)
+                self._process.wait()
+                assert self._process.stdin is not None
+                with contextlib.suppress(OSError):  # input it never read is lost
+                    self._process.stdin.close()
+                self._last_lines = self._stderr_lines()
+                self._log.close()
+        return self._process.wait()
 
     def wait(self) -> int:
         """Wait until it ends by itself; returns its exit code."""
@@ -103,10 +106,11 @@ class Child:
         return " / ".join(self._stderr_lines()[-lines:])
 
     def _stderr_lines(self) -> list[str]:
-        if self._log.closed:
-            return self._last_lines
-        self._log.seek(0)
-        lines = self._log.read().decode(errors="replace").splitlines()
+        with self._one_at_a_time:
+            if self._log.closed:
+                return self._last_lines
+            self._log.seek(0)
+            lines = self._log.read().decode(errors="replace").splitlines()
         return [line.strip() for line in lines if line.strip()][-KEPT_LINES:]
 
 
