@@ -93,5 +93,5 @@ def test_threads_may_stop_it_at_once(begun):
         child = begun("sys.stderr.write('over\\n'); sys.stderr.flush(); os.kill(os.getpid(), 9)")
         child.wait()
         with ThreadPoolExecutor(4) as threads:
-            codes = list(threads.map(lambda _: child.stop(), range(4)))
+            codes = list(threads.map(Child.stop, [child] * 4))
         assert (codes, child.last_words()) == ([-9] * 4, "over")
