@@ -118,7 +118,8 @@ SECTIONS = {
 
 def made() -> str:
     """The legend, a table for each section, and the names that become something else."""
-    legend = ["| since | means |", "|---|---|"]
+    legend = ["The last column of each table shows where a key comes from:", ""]
+    legend += ["| since | means |", "|---|---|"]
     legend += [f"| {origin} | {text} |" for origin, text in ORIGINS.items()]
     parts = ["\n".join(legend)]
     by_section: dict[str, list[KeyHelp]] = {}

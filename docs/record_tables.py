@@ -40,13 +40,15 @@ def training_speed(record: Record) -> str:
         for case, one in newest.items()
         if not case.endswith((" lines", AS_PEFT))  # told below
     ]
-    head = ("shape", "case", "tokens/s", "GPU use", "waits for data", "of the peak", "memory")
+    head = ("model", "case", "tokens/s", "GPU use", "waits for data", "of peak FLOPS", "memory")
     first, *_, last = (run["environment"] for run in record["runs"])
     when = f"{_card(first)[:-1]} to {last['date'][:10]})"
     text = (
         "LoRA (one case: DoRA) on all projections, real rows at length 2048, random weights at the "
-        "real model size. Padding does not count as tokens. Memory is that of the process where it "
-        "was recorded, else the allocator's. `in 24GB` and `in 32GB`: limited with `--vram`."
+        "real model size; measured before fused blocks and FlashAttention 4, whose rates are in "
+        "[Speed](docs/SPEED.md). Padding does not count as tokens. Memory is that of the process "
+        "where it was recorded, else the allocator's. `in 24GB` and `in 32GB`: limited with "
+        "`--vram`."
     )
     parts = [f"### Training on one {when}", text, _table(head, rows)]
     parts += [*map(_beside_peers, record["runs"]), *map(_rounded_once, record["runs"])]
@@ -76,8 +78,8 @@ def _rounded_once(run: Record) -> str:
         ours = case.replace(f", {AS_PEFT}", " compiled")
         if case.endswith(AS_PEFT) and ours in rates:
             told.append(
-                f"LoRA added inside the matmul, which rounds once, against LoRA added as PEFT "
-                f"does it, in the same session: {rates[ours]:,.0f} and {rates[case]:,.0f} tokens/s "
+                f"LoRA added inside the matmul, which rounds once, and LoRA added as in PEFT, "
+                f"in the same session: {rates[ours]:,.0f} and {rates[case]:,.0f} tokens/s "
                 f"(`{ours}`)."
             )
     return "\n\n".join(told)
@@ -99,8 +101,8 @@ def _cost_of_lines(record: Record) -> str:
     if few is None or many is None:
         return ""
     return (
-        f"A line and TensorBoard's values for every step changed the rate by "
-        f"{100 * (many / few - 1):+.1f} %, against a line for every 20."
+        f"Logging every step, also to TensorBoard, changed the rate by "
+        f"{100 * (many / few - 1):+.1f} % compared with every 20 steps."
     )
 
 
@@ -122,7 +124,7 @@ def char_gpt(record: Record) -> str:
     return "\n\n".join(
         [
             f"### The character GPT on one {_card(record['environment'])}",
-            _table(("a step", "samples/s", "ms", "GPU use"), speed),
+            _table(("step", "samples/s", "ms", "GPU use"), speed),
             _table(("seed", "best validation loss", "at step"), loss),
         ]
     )
@@ -173,13 +175,14 @@ def answers(record: Record) -> str:
         if way in one
     ]
     text = (
-        f"{record['model']}: prompts padded to the longest, with a growing key-value cache; "
-        "prompts without padding, with a fixed cache; the same with the decoding step as a CUDA "
-        "graph."
+        f"{record['model']}. `growing cache`: prompts padded to the longest, with a growing "
+        "key-value cache; `fixed cache`: prompts without padding, with a fixed cache; `CUDA "
+        "graph`: the same with the decoding step captured. The last column counts the answers "
+        "that are the same as with a growing cache."
     )
-    head = ("rows", "how", "tokens/s", "times as fast", "same answers")
+    head = ("rows", "mode", "tokens/s", "times as fast", "same answers")
     where = _place(record["environment"])
-    return f"### Answers on {where}\n\n{text}\n\n{_table(head, rows)}"
+    return f"### Generating answers on {where}\n\n{text}\n\n{_table(head, rows)}"
 
 
 def preparation(record: Record) -> str:
@@ -198,9 +201,9 @@ def preparation(record: Record) -> str:
     versions = record["environment"]["versions"]
     text = (
         f"On {record['environment']['cores']} cores, without fixed costs, the best of each side's "
-        f"runs; TRL {versions['trl']} with the number of processes that suited it best."
+        f"runs; TRL {versions['trl']} with the number of processes that was fastest for it."
     )
-    head = ("data", "tokens", "Expert", "TRL", "times as fast", "filled")
+    head = ("data", "tokens", "Expert", "TRL", "times as fast", "sequences filled")
     return f"### Preparing data\n\n{text}\n\n{_table(head, rows)}"
 
 
@@ -220,9 +223,16 @@ def loading(record: Record) -> str:
                     f"{warm['peak_anonymous_bytes'] / GB:.3f} GB",
                 )
             )
-    head = ("data", "rows", "first batch, new", "first batch, prepared", "tokens/s fed", "memory")
+    head = (
+        "data",
+        "rows",
+        "first batch, unprepared",
+        "first batch, prepared",
+        "tokens/s",
+        "memory",
+    )
     return (
-        f"### Feeding prepared data\n\nOn {record['environment']['cores']} cores, after imports."
+        f"### Loading prepared data\n\nOn {record['environment']['cores']} cores, after imports."
         f"\n\n{_table(head, rows)}"
     )
 
@@ -231,13 +241,13 @@ def memory_runs(record: Record) -> str:
     """Peaks of whole runs: what the process held, by case and sequences at once."""
     cases: dict[tuple[str, str], list[str]] = {}
     for one in record["results"]:
-        peaks = cases.setdefault((one["case"], one["segments"]), [])
+        peaks = cases.setdefault((_checkpointed(one["case"]), one["segments"]), [])
         peaks.append(f"{one['rows']}: {one['measured_bytes'] / GB:.1f}")
     rows = [(case, segments, ", ".join(peaks)) for (case, segments), peaks in cases.items()]
-    head = ("case", "allocator's segments", "sequences of 2048 at once: GB")
+    head = ("case", "allocator's segments", "micro-batch of 2,048-token sequences: GB")
     text = (
-        "What the driver counts for the process at the peak. Without `recomputed` every activation "
-        "is kept. Segments grow by default; `fixed` is torch's own default."
+        "Peak memory of the process as the driver counts it. `checkpointed`: with activation "
+        "checkpointing. `growing`: expandable segments, Expert's default; `fixed`: torch's default."
     )
     title = f"### Memory of runs on one {_card(record['environment'])}"
     return f"{title}\n\n{text}\n\n{_table(head, rows)}"
@@ -248,7 +258,7 @@ def memory_plans(record: Record) -> str:
     held = [one for one in record["results"] if one["role"] != "calibrates" and "error" not in one]
     rows = [
         (
-            one["case"],
+            _checkpointed(one["case"]),
             one["rows"],
             f"{one['planned_bytes'] / GB:.1f} GB",
             f"{one['measured_bytes'] / GB:.1f} GB",
@@ -256,13 +266,18 @@ def memory_plans(record: Record) -> str:
         )
         for one in held
     ]
-    head = ("case", "sequences of 2048 at once", "planned", "measured", "plan against run")
+    head = ("case", "micro-batch of 2,048 tokens", "planned", "measured", "error of the plan")
     text = (
-        "Of every kind of run one calibrates the plans of its kind; these are others. Measured: "
-        "what the driver counts for the process at the peak."
+        "One run of each kind calibrated the plans of its kind; the table has the other runs. "
+        "Measured is the peak memory of the process as the driver counts it."
     )
-    title = f"### Plans of memory on one {_card(record['environment'])}"
+    title = f"### Planned and measured memory on one {_card(record['environment'])}"
     return f"{title}\n\n{text}\n\n{_table(head, rows)}"
+
+
+def _checkpointed(case: str) -> str:
+    """The records call activation checkpointing recomputing."""
+    return case.replace(" recomputed", ", checkpointed")
 
 
 def planted_faults(record: Record) -> str:
@@ -276,8 +291,8 @@ def planted_faults(record: Record) -> str:
         )
         for one in record["results"]
     ]
-    head = ("planted", "to be found", "found", "verdict")
-    title = f"### Planted faults on one {_card(record['environment'])}"
+    head = ("planted", "expected finding", "found", "verdict")
+    title = f"### Diagnosis of planted faults on one {_card(record['environment'])}"
     note = record["environment"].get("note", "")
     return f"{title}\n\n{note[:1].upper()}{note[1:]}\n\n{_table(head, rows)}"
 
@@ -295,12 +310,12 @@ def every_expert(record: Record) -> str:
         )
         for one in record["results"]
     ]
-    head = ("expert", "right", "95 % interval", "of", "the base alone", "loss")
+    head = ("expert", "accuracy", "95 % interval", "questions", "base model alone", "loss")
     text = (
         f"`{record['model']}`, {record['rows']:,} rows each, on a CPU, as `make experts` trains "
-        "and judges them: held-out questions, answers judged by parsers and databases. A run "
-        "takes as many threads as there are idle cores, and another number of them rounds to other "
-        "bits, a difference that grows from step to step: expert-json had 195 of 200 "
+        "and validates them: held-out questions, answers judged by parsers and databases. A run "
+        "uses as many threads as there are idle cores; with another number, sums are rounded "
+        "differently, and the difference grows from step to step: expert-json had 195 of 200 "
         "right with two threads (demo-cpu.json) and 199 with one, a difference within chance."
     )
     return f"### The four experts with {record['model']}\n\n{text}\n\n{_table(head, rows)}"
@@ -318,17 +333,17 @@ def packing(record: Record) -> str:
         )
         for one in record["summary"]
     ]
-    head = ("rows", "way", "best validation loss, by seed", "mean", "over unpacked")
+    head = ("rows", "batches", "best validation loss, by seed", "mean", "relative to unpacked")
     kinds = "; ".join(
         f"{name}: {kind['rows']:,} of {kind['tokens'][0]} to {kind['tokens'][1]} tokens"
         for name, kind in record["kinds"].items()
     )
     text = (
-        f"`{record['model']}` on a CPU ({record['threads']} thread), 16 rows to a step, one epoch. "
+        f"`{record['model']}` on a CPU ({record['threads']} thread), 16 rows per step, one epoch. "
         f"{kinds}. `before`: longest rows first, as earlier versions packed them. "
         f"{record.get('note', '')}"
     ).strip()
-    return f"### Packed against unpacked\n\n{text}\n\n{_table(head, rows)}"
+    return f"### Packed and unpacked\n\n{text}\n\n{_table(head, rows)}"
 
 
 def threads(record: Record) -> str:
@@ -358,7 +373,7 @@ def four_experts(record: Record) -> str:
         fast, slow = one["optimised"], one["plain"]
         rows.append(
             (
-                one["pair"],
+                one["pair"].replace("made", "generated").replace("given", "public"),
                 f"{fast['tokens_per_second']:,.0f}",
                 f"{slow['tokens_per_second']:,.0f}",
                 f"{one['times_as_fast']:.1f}",
@@ -367,12 +382,13 @@ def four_experts(record: Record) -> str:
                 _both(one, "loss", ".4f"),
             )
         )
-    head = ("rows", "tokens/s", "baseline", "times as fast", "right", "tokens right", "loss")
+    head = ("rows", "tokens/s", "baseline", "times as fast", "accuracy", "token accuracy", "loss")
     text = (
-        f"{record['model']}: the manifests as they are against the baseline of the benchmark with "
-        "a micro-batch size of four; both train on the same rows and answer the same "
-        f"{record['judged_rows']} held-out ones. Throughput was measured over some steps, alone on "
-        "the card. In the last columns: manifest / baseline."
+        f"{record['model']} with the manifests of the experts, and with the baseline of the "
+        "benchmark (micro-batch size four); both train on the same rows, generated or of a public "
+        f"dataset, and answer the same {record['judged_rows']} held-out questions. Throughput was "
+        "measured over some steps, alone on the card. The last three columns are manifest / "
+        "baseline."
     )
     title = f"### The experts on one {_card(record['environment'])}"
     return f"{title}\n\n{text}\n\n{_table(head, rows)}"
@@ -397,7 +413,7 @@ def small_updates(record: Record) -> str:
         )
         for one in record["results"]
     ]
-    head = ("a step", "how", "tokens/s", "ms", "times as fast", "loss")
+    head = ("step", "mode", "tokens/s", "ms", "times as fast", "loss")
     text = (
         "Steps so short that the GPU waits for the host, which launches thousands of kernels. "
         "Generated rows, random weights."

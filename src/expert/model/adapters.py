@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from expert.manifest.schema.kinds import ADAPTERS
+from expert.manifest.schema.kinds import ADAPTERS, QUANTISED
 from expert.model.errors import ModelError
 from expert.model.lora.dora import settle_dora
 from expert.model.lora.lora import settle_lora
-from expert.model.quantised import QUANTISED, bitsandbytes_as_needed
+from expert.model.quantised import bitsandbytes_as_needed
 from expert.planning.run_plan import AdapterPlan
 
 ADAPTER = "default"

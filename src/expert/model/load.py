@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from expert.core.quiet import quiet_bitsandbytes, quiet_onednn
 from expert.core.room import shortage_behind
-from expert.manifest.schema.kinds import ADAPTERS, IN_FLOAT32
+from expert.manifest.schema.kinds import ADAPTERS, IN_FLOAT32, QUANTISED
 from expert.manifest.schema.manifest import CHAR_GPT, CharGptShape
 from expert.model.adapters import AdaLoraRanks, add_adapter, saved_weights
 from expert.model.attention import (
@@ -37,7 +37,6 @@ from expert.model.errors import ModelError
 from expert.model.inputs import ModelInput
 from expert.model.loss import evaluated, kernel_for, summed_loss
 from expert.model.quantised import (
-    QUANTISED,
     make_plain,
     quantization_config,
     settle_quantised,

@@ -18,7 +18,6 @@ from expert.model.errors import ModelError
 from expert.model.lora import nf4
 from expert.model.lora.added_product import gradients_of_low, start
 
-QUANTISED = ("int4", "int8", "fp8")
 _WHERE = "base_models[].quantization"
 _FLOAT8 = torch.float8_e4m3fn
 _BLOCK = 64

@@ -11,6 +11,7 @@ from pathlib import Path
 from expert.core.errors import ExpertError
 from expert.core.hashed import hash_file, state_of
 from expert.core.text import gib
+from expert.manifest.schema.kinds import QUANTISED
 from expert.manifest.schema.manifest import CHAR_GPT, BaseModelSpec, Manifest
 from expert.planning.choose.batching import settle_fit
 from expert.planning.choose.compiling import choose_compile
@@ -49,7 +50,7 @@ from expert.planning.machine.links import choose_cluster, share_of_target
 from expert.planning.machine.target import Target
 from expert.planning.measurements import find_best, measurements_file, read_rates, read_records
 from expert.planning.memory.calibration import calibrations_file, calibrations_of
-from expert.planning.memory.workload import QUANTISED, Workload
+from expert.planning.memory.workload import Workload
 from expert.planning.models.resolve import basename, resolve_model
 from expert.planning.run_plan import RunPlan
 from expert.planning.survey import Survey, survey_data

@@ -13,6 +13,7 @@ from expert.jobs.export.card_code import keeps_adapter_dtype
 from expert.jobs.export.portable_base import COPY
 from expert.jobs.export.quality import ROWS
 from expert.jobs.sample.sample import prompt_text
+from expert.manifest.schema.kinds import QUANTISED
 from expert.manifest.schema.manifest import CHAR_GPT
 from expert.model.base_folder import model_folder
 
@@ -158,7 +159,6 @@ def _load_base(folder: Path, plan: RunPlan, device: torch.device) -> Any:
     """The base in the dtype of training, as the model card's code loads it; a quantised base as the
     run loads it."""
     from expert.model.load import DTYPES, load_model
-    from expert.model.quantised import QUANTISED
 
     precision = plan.kernels.precision
     if precision == "fp16" and device.type == "cpu":

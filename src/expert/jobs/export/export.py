@@ -56,7 +56,7 @@ from expert.jobs.sample.decoding import (
     settle_decoding,
 )
 from expert.jobs.validate.saved_verdict import read_verdict
-from expert.manifest.schema.kinds import ADAPTERS
+from expert.manifest.schema.kinds import ADAPTERS, QUANTISED
 from expert.model.base_folder import copy_tokenizer
 from expert.run.session.session import release_memory
 from expert.run.stored.choose_checkpoint import choose
@@ -170,8 +170,6 @@ def _to_serve(source: ExportSource) -> dict[str, Any]:
 
 def _load(source: ExportSource) -> tuple[Trained, Expected]:
     """The trained model, and its logits on the checked texts."""
-    from expert.model.quantised import QUANTISED
-
     merged, quantised = source.kind == "merged" or bool(source.gguf), None
     if merged and source.plan.model.quantization in QUANTISED:
         trained = _load_trained(source, quantised=True)

@@ -10,7 +10,7 @@ from expert.core.errors import Problem
 from expert.core.text import visible
 from expert.manifest.notices import Kind, Notice
 from expert.manifest.schema.config import TrainingConfig
-from expert.manifest.schema.kinds import ADAPTERS, SCHEDULES, takes
+from expert.manifest.schema.kinds import ADAPTERS, QUANTISED, SCHEDULES, takes
 from expert.manifest.schema.manifest import CHAR_GPT, Manifest
 from expert.manifest.text.item import Item
 
@@ -91,7 +91,7 @@ def _adapter(manifest: Manifest, found: Findings) -> None:
                 "training.config.feedforward_modules", what, "add them there or remove them"
             )
     for number, model in enumerate(manifest.base_models):
-        is_quantised = model.quantization in ("int4", "int8", "fp8")
+        is_quantised = model.quantization in QUANTISED
         path = f"base_models[{number}].quantization"
         if kind == "full" and is_quantised and model.name != CHAR_GPT:
             what = f"adapter_type full cannot train an {model.quantization} base"

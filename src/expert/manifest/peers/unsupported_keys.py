@@ -87,7 +87,7 @@ superseded: vram_limit limits the memory of a run
     gpu_memory_utilization
 superseded: prepared tokens are cached, keyed by rows, tokenizer and settings
     dataset_prepared_path tokenized_path overwrite_cache skip_prepare_dataset
-superseded: nothing is uploaded; expert export writes a folder that you can upload
+superseded: training uploads nothing; expert export --push uploads the result
     push_to_hub hub_model_id hub_strategy hub_private_repo hub_token push_dataset_to_hub
     hf_use_auth_token hub_revision hub_*
 superseded: this tracker is not supported; trackers has tensorboard, wandb, mlflow and trackio

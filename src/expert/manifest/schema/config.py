@@ -139,8 +139,8 @@ class TrainingConfig(StrictSection):
     fused_loss: Flag | Auto = AUTO
     """Compute the cross-entropy in chunks, without the full logits; auto: on."""
     fused_blocks: Flag | Auto = AUTO
-    """Fused kernels for blocks with LoRA or DoRA, without torch.compile; auto: on a GPU, for LoRA
-    on models like Llama, Mistral and Qwen."""
+    """Fused kernels for blocks with LoRA or DoRA, without torch.compile; auto: on a GPU with
+    bf16, on models like Llama, Mistral and Qwen."""
     torch_compile: Flag | Auto = AUTO
     """Compile each block; auto: on a GPU, if it pays off including the compile time."""
     torch_compile_backend: Literal["inductor"] = "inductor"

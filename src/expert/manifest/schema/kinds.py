@@ -1,5 +1,5 @@
-"""Optimizers, schedules, adapters, engines, prompt templates and trackers: their names in a
-manifest and their properties. A test checks that every name has properties."""
+"""Optimizers, schedules, quantisations, adapters, engines, prompt templates and trackers: their
+names in a manifest and their properties. A test checks that every name has properties."""
 
 from __future__ import annotations
 
@@ -69,6 +69,12 @@ SCHEDULES = {
     "constant": ScheduleKind(needs_end=False),
 }
 
+# --- quantisations of the base: applied in model/quantised.py, counted in planning/memory/memory.py
+
+Quantization = Literal["int4", "int8", "fp8", "fp16", "bf16", "none"]
+QUANTISED = ("int4", "int8", "fp8")
+"""Those that store frozen weights in fewer than 16 bits."""
+
 # --- adapters: built in model/adapters.py --------------------------------------------------------
 
 AdapterName = Literal["lora", "dora", "ia3", "lokr", "adalora"]
@@ -87,7 +93,7 @@ class AdapterKind:
     options: tuple[str, ...] = ("rank", "alpha", "dropout")
     """Keys of training.config that it uses, besides target_modules."""
     quantised: bool = True
-    """Works on an int4 or int8 base."""
+    """Works on a quantised base."""
     transposed: bool = True
     """Works on weights stored as [in, out], such as GPT-2's."""
     in_float32: bool = False

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from expert.manifest.schema.config import TrainingConfig
 from expert.manifest.schema.dataset import DatasetSpec, Decoding
-from expert.manifest.schema.kinds import PromptTemplate, ReleasedAdapter
+from expert.manifest.schema.kinds import PromptTemplate, Quantization, ReleasedAdapter
 from expert.manifest.schema.types import (
     AUTO,
     Auto,
@@ -25,7 +25,6 @@ from expert.manifest.schema.types import (
     Width,
 )
 
-Quantization = Literal["int4", "int8", "fp8", "fp16", "bf16", "none"]
 CHAR_GPT = "char-gpt"
 
 

@@ -18,9 +18,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from expert.manifest.schema.kinds import QUANTISED
 from expert.planning.measurements import measurements_file, read_records, remember_record
 from expert.planning.memory.memory import H200, Calibration, estimate
-from expert.planning.memory.workload import CAPTURED_WIDTHS, QUANTISED, Workload
+from expert.planning.memory.workload import CAPTURED_WIDTHS, Workload
 from expert.planning.models.shapes import ModelShape
 from expert.planning.run_plan import RunPlan
 

@@ -27,9 +27,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from expert.manifest.schema.kinds import ADAPTERS, OPTIMIZERS
+from expert.manifest.schema.kinds import ADAPTERS, OPTIMIZERS, QUANTISED
 from expert.planning.memory.shards import COMMUNICATOR_BYTES, shared_parts, slack_bytes
-from expert.planning.memory.workload import QUANTISED, Workload
+from expert.planning.memory.workload import Workload
 
 GIB = 2**30
 MIB = 2**20

@@ -9,8 +9,6 @@ from functools import cached_property
 from expert.manifest.schema.kinds import ADAPTERS, SPLITS_WEIGHTS
 from expert.planning.models.shapes import ModelShape
 
-QUANTISED = ("int4", "int8", "fp8")
-"""Formats of base weights below 16 bits."""
 CAPTURED_WIDTHS = 7
 """Widths of batches without padding that are captured as CUDA graphs; more pad little less."""
 
