@@ -83,7 +83,7 @@ def _lines(made: NewExpert) -> Iterator[Line]:
     if made.columns:
         parts = ", ".join(f"{part}={column}" for part, column in made.columns.items())
         left = ", ".join(f"{n} (in {counted(rows, 'row')})" for n, rows in made.unused.items())
-        yield f"  columns of {made.data}: {parts}{f'; not used: {left}' if left else ''}", ""
+        yield f"  columns of {made.data}: {parts}{f'; not trained on: {left}' if left else ''}", ""
         if made.warning:
             yield f"  warning: {made.warning}", "yellow"
         if made.bad_rows:

@@ -104,10 +104,7 @@ def test_bad_rows_of_one_kind_stand_together_and_columns_are_told(tmp_path):
     rows = [{**row, "id": 1} for row in ROWS]
     write(tmp_path / "train.jsonl", lines([*rows, *[empty] * 30, {"instruction": "b"}]))
     report = check_dataset(file)
-    assert report.notes == [
-        "train.jsonl: instruction=instruction, input=input, response=output; "
-        "not used: id (in 120 rows)"
-    ]
+    assert report.notes == [wording("columns-in-words")]
     told = report.splits[0].bad_row_lines()
     assert len(told) == 7
     assert told[0].endswith(wording("train-jsonl-121-column"))

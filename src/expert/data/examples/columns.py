@@ -133,7 +133,7 @@ class Columns:
         used = ", ".join(f"{part}={column}" for part, column in self.used().items())
         unused = (f"{n} (in {counted(rows, 'row')})" for n, rows in self.unused(seen).items())
         left = ", ".join(unused)
-        return f"{used}; not used: {left}" if left else used
+        return f"{used}; not trained on: {left}" if left else used
 
     def worth_a_warning(self, seen: ColumnSurvey) -> str:
         """A warning about unused columns whose names suggest content; "" if there are none."""
