@@ -24,10 +24,7 @@ def test_the_commands_it_names_can_be_copied_if_the_folder_has_a_space(run: Runn
     plan = next(line for line in named if line.startswith("  expert plan"))
     assert run(*shlex.split(plan)[1:]).code == 0
     folder = tmp_path / "my experts" / "mine"
-    assert [shlex.split(line)[-1] for line in named[1:]] == [
-        *[str(folder / "manifest.json")] * 2,
-        str(folder),
-    ]
+    assert [shlex.split(line)[-1] for line in named] == [str(folder)] * 4
 
 
 def test_columns_of_a_file_are_shown(run: Runner, tmp_path):

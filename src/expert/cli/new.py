@@ -97,10 +97,10 @@ def _lines(made: NewExpert) -> Iterator[Line]:
     if made.length is not None:
         yield from _length_lines(made.length, made.model)
     yield "next:", ""
-    for command in ("dataset check", "plan", "train"):
-        yield f"  expert {command} --manifest {as_word(made.manifest)}", ""
     folder = as_word(made.folder)
-    judge, ask = f"validate --expert {folder}", f'sample {folder} --prompt "…"'
+    for command in ("dataset check", "plan", "train"):
+        yield f"  expert {command} {folder}", ""
+    judge, ask = f"validate {folder}", f'sample {folder} --prompt "…"'
     yield f"  expert {judge if made.has_answers else ask}", ""
 
 
