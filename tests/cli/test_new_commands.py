@@ -47,7 +47,7 @@ def test_plain_text_is_to_be_sampled_rather_than_validated(run: Runner, tmp_path
     assert "validate" not in readme
     assert 'expert sample . --prompt "…"' in readme
     assert run("new", "other", "-o", str(tmp_path)).out.splitlines()[-1] == (
-        f"  expert validate --expert {tmp_path / 'other'}"
+        f"  expert validate {tmp_path / 'other'}"
     )
 
 
