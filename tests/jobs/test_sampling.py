@@ -254,6 +254,17 @@ def test_a_stop_sequence_ends_characters_and_is_not_shown():
         assert one.ended == (stops[0] in whole)
 
 
+def test_overrides_that_are_unknown_or_out_of_range_are_refused_at_once():
+    given = {"temperature": 9.0, "temprature": 1.0, "max_new_tokens": 0}
+    with pytest.raises(CannotSample) as told:
+        texts(finished_characters(), "the", decoding=given)
+    assert str(told.value).splitlines() == [
+        wording("decoding-unknown"),
+        wording("decoding-too-high"),
+        wording("decoding-too-short"),
+    ]
+
+
 def test_what_the_character_model_cannot_do_is_told():
     run = finished_characters()
     with pytest.raises(DataError, match=wording("character-not-in")):

@@ -162,6 +162,8 @@ def test_packages_that_are_missing_are_told(monkeypatch):
         ({"domain": "cobol"}, UnknownDomain, wording("cobol-is-not-known")),
         ({"checkpoint": "99"}, NothingTrained, wording("there-is-no-checkpoint")),
         ({"checkpoints": "some"}, CannotValidate, "write --checkpoints all"),
+        ({"limit": 0}, CannotValidate, wording("limit-of-cases")),
+        ({"min_accuracy": 95, "min_score": -1}, CannotValidate, wording("shares-of-one")),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_words(given, error, text):

@@ -7,8 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
+from pydantic import ValidationError
+
 from expert.core.errors import ExpertError
 from expert.manifest.schema.dataset import Decoding as Defaults
+from expert.manifest.schema.expectations import expected, schema_at
 from expert.manifest.schema.manifest import CHAR_GPT
 
 if TYPE_CHECKING:
@@ -39,6 +42,7 @@ def settle_decoding(
 ) -> tuple[DecodingSettings, list[str]]:
     """The manifest's decoding with overrides, and notes for the user."""
     given = {key: value for key, value in overrides.items() if value is not None}
+    _refuse_wrong(given)
     base = {**Defaults().model_dump(), **plan.decoding}
     merged = {key: given.get(key, base[key]) for key in DecodingSettings.__annotations__}
     merged["stop_sequences"] = tuple(merged["stop_sequences"])
@@ -60,6 +64,22 @@ def settle_decoding(
         notes.append(f"{key} of the manifest is ignored: the character model supports only top_k")
         how = replace(how, **cast(Any, {key: neutral}))
     return how, notes
+
+
+def _refuse_wrong(given: Mapping[str, Any]) -> None:
+    """Raise all overrides that are not known or out of range: Python callers pass what they like."""
+    problems = []
+    known = DecodingSettings.__annotations__
+    for key in (key for key in given if key not in known):
+        problems.append(f"decoding.{key}: is not known  (there are {', '.join(known)})")
+    try:
+        Defaults.model_validate({key: value for key, value in given.items() if key in known})
+    except ValidationError as error:
+        for key in dict.fromkeys(fault["loc"][0] for fault in error.errors(include_url=False)):
+            node = schema_at(("training", "decoding", key)) or {}
+            problems.append(f"decoding.{key}: got {given[str(key)]!r}, expected {expected(node)}")
+    if problems:
+        raise CannotSample("\n".join(problems))
 
 
 def generation_config(how: DecodingSettings, ends: Sequence[int]) -> Any:

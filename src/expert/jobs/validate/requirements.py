@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from expert.planning.run_plan import RunPlan
 
 
+SHARES = ("min_accuracy", "max_regression", "min_improvement", "min_token_accuracy", "min_score")
+
+
 class CannotValidate(ExpertError):
     """A validation that makes no sense."""
 
@@ -34,6 +37,16 @@ class Requirements:
     judge_command: str | None = None
     judge_seconds: float | None = None
     min_score: float | None = None
+
+    def __post_init__(self) -> None:
+        """Raise all that no result can meet or miss, such as 95 for 95 %."""
+        problems = [
+            f"{name}: got {value!r}, expected a number from 0 to 1"
+            for name, value in asdict(self).items()
+            if name in SHARES and value is not None and not 0 <= value <= 1
+        ]
+        if problems:
+            raise CannotValidate("\n".join(problems))
 
     def judge(self) -> JudgeCommand | None:
         """The judge command; NoJudge if it cannot be run, or if only its options are given."""

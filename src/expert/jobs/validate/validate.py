@@ -119,6 +119,8 @@ def validate(
         raise CannotValidate(
             f"--checkpoints {checkpoints}: is not known  (write --checkpoints all)"
         )
+    if limit is not None and limit < 1:
+        raise CannotValidate(f"limit: got {limit}, expected a whole number of at least 1")
     asked = Requirements(
         min_accuracy=min_accuracy,
         max_regression=max_regression,
