@@ -13,7 +13,7 @@ from typing import Literal
 from expert.core.errors import ManifestError
 from expert.core.stored_json import object_in
 from expert.core.text import counted
-from expert.data.read.folders import SPLIT_NAMES, saved_files, saved_splits
+from expert.data.read.folders import SPLIT_NAMES, saved_files, saved_splits, words_of
 from expert.data.read.rows import is_markdown, suffix_format
 from expert.data.read.streams import open_bytes
 from expert.data.records import DataError
@@ -256,7 +256,7 @@ def _saved_counts(folders: Iterable[Path]) -> tuple[int | None, int | None]:
 
 
 def _splits_in_names(names: Iterable[str]) -> tuple[str, ...]:
-    words = {word for name in names for word in re.split(r"[^a-z]+", name.lower())}
+    words = {word for name in names for word in words_of(name)}
     named = {SPLIT_NAMES[word] for word in words & SPLIT_NAMES.keys()}
     return tuple(split for split in ("train", "validation", "test") if split in named)
 
