@@ -14,7 +14,7 @@ import pytest
 
 import expert
 from expert.data import splits
-from expert.data.examples import remembered
+from expert.data.examples import remembered, tools
 from expert.data.prepared import PreparedData
 from expert.data.records import DataError
 from expert.data.tokens.encoder import CharacterEncoder, TextEncoder
@@ -23,6 +23,7 @@ from expert.jobs.pretokenize import manifests_below
 from expert.manifest.reader import read_manifest
 from expert.run.open import as_packed, open_run, plan, prepare
 from tests.data.tokenizers import model_folder, small_tokenizer
+from tests.each import each
 from tests.planning.planning import gpu, machine
 from tests.wording import wording
 
@@ -63,6 +64,22 @@ def texts_of(data: PreparedData, name: str) -> list[str]:
             ids = store.tokens(document)[start:stop].tolist()
             found.append(tokenizer.decode(ids, skip_special_tokens=False))
     return found
+
+
+@each(("key", "reused"), [("parameters", True), ("input_schema", False)])
+def test_tokens_from_before_schemas_of_tools_were_renamed_are_not_reused(
+    key, reused, tmp_path, monkeypatch
+):
+    turns = [{"role": "user", "content": "Go."}, {"role": "assistant", "content": "Done."}]
+    rows = [{"messages": turns, "tools": [{"name": "f", key: {"type": "object"}}]}] * 4
+    file = an_expert(tmp_path, max_seq_length=512)
+    (tmp_path / "train.jsonl").write_text(lines(rows), encoding="utf-8")
+    with monkeypatch.context() as earlier:
+        earlier.setattr(tools, "_SCHEMAS", {})
+        before = prepare(file).train.folders[0]
+    now = prepare(file)
+    assert (now.train.folders[0].key == before.key) == reused
+    assert all('"parameters": {"type"' in text for text in texts_of(now, "train"))
 
 
 def test_an_update_of_short_rows_has_the_rows_that_the_manifest_says(tmp_path):

@@ -29,6 +29,7 @@ from expert.data.examples.remembered import (
     remembered_warnings,
 )
 from expert.data.examples.text_warnings import TextWarnings
+from expert.data.examples.tools import renames_schemas
 from expert.data.named_sources import (
     CACHE_KEY,
     CHECKED,
@@ -293,7 +294,12 @@ def _columns_in(line: Line, source: Source) -> tuple[Columns, ColumnSurvey]:
     seen = remembered_survey(source, line.cache.beside, most, keep=keep, waits=line.waits)
     if not seen.rows:
         first_row(source)  # raises with the reason
-    return columns_of(seen, line.spec), seen
+    columns = columns_of(seen, line.spec)
+    if columns.tools and not streamed:  # a stream keeps no tokens
+        rows = (row for row in islice(iterate(source), FIRST_ROWS) if isinstance(row, Row))
+        renamed = any(renames_schemas(row.values.get(columns.tools)) for row in rows)
+        columns = replace(columns, schemas=renamed)
+    return columns, seen
 
 
 def _formatter(
