@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -140,6 +143,20 @@ def test_folders_that_are_not_looked_into_are_listed_as_not_read(tmp_path):
     fill(tmp_path, "datasets_optimized/x/rejects.jsonl", "runs/x/plan.json", "runs/x/events.jsonl")
     assert names(train_of(tmp_path, "."), tmp_path) == ["a.jsonl"]
     assert unread_files(tmp_path) == ["datasets--of--me/", "runs/x/", "sub/env/"]
+
+
+def test_a_folder_that_cannot_be_opened_is_listed_as_not_read(tmp_path, monkeypatch):
+    fill(tmp_path, "a.jsonl", "sub/locked/b.jsonl")
+    listed = os.scandir
+
+    def locked(path: str) -> Any:
+        if Path(path).name == "locked":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", locked)
+    assert names(train_of(tmp_path, "."), tmp_path) == ["a.jsonl"]
+    assert unread_files(tmp_path) == ["sub/locked/"]
 
 
 def test_a_folder_of_several_formats_needs_the_format_said(tmp_path):
