@@ -80,12 +80,6 @@ def test_the_format_of_the_manifest_reads_a_file_without_a_suffix(tmp_path):
             *("threshold_out.jsonl", "", "held_out.jsonl hold-out/b.jsonl"),
         ),
         ("a.jsonl runs/one/plan.json runs/one/events.jsonl", "a.jsonl", "", ""),
-        (
-            "a.jsonl one/manifest.json one/b.jsonl one/datasets/c.jsonl",
-            "a.jsonl one/b.jsonl",
-            "",
-            "",
-        ),
         ("a.jsonl datasets_optimized/x/tokens-1/rejects.jsonl", "a.jsonl", "", ""),
     ],
 )
@@ -97,6 +91,16 @@ def test_files_of_a_folder_become_the_splits_they_are_named_for(
     sources = (found.train, found.validation, found.test)
     told = [" ".join(names(source, tmp_path / "rows") or []) for source in sources]
     assert told == [train, validation, test]
+
+
+def test_rows_of_another_expert_are_not_read_and_those_beside_a_list_of_files_are(tmp_path):
+    fill(tmp_path, "a.jsonl", "one/b.jsonl", "one/datasets/c.jsonl", "two/manifest.json")
+    fill(tmp_path, "two/part/d.jsonl")  # the manifest above lists files, as other tools write it
+    (tmp_path / "one" / "manifest.json").write_text('{"base_model": "tiny"}', encoding="utf-8")
+    found = names(train_of(tmp_path, "."), tmp_path)
+    assert found == ["a.jsonl", "one/b.jsonl", "two/part/d.jsonl"]
+    unread = ["one/datasets/c.jsonl", "one/manifest.json", "two/manifest.json"]
+    assert unread_files(tmp_path) == unread
 
 
 def test_a_named_file_or_folder_wins_over_what_lies_beside_the_training_rows(tmp_path):

@@ -12,7 +12,7 @@ from expert.core.files import files_below, read_json
 from expert.data.read.rows import FORMATS, is_markdown, suffix_format
 from expert.data.read.streams import unusable
 from expert.manifest.schema.file_formats import WITHOUT_ROWS
-from expert.manifest.text.document import FILE_NAMES
+from expert.manifest.text.document import FILE_NAMES, is_foreign
 
 Split = Literal["train", "validation", "test"]
 
@@ -31,7 +31,8 @@ def _data_files(folder: Path, format: str | None) -> list[Path]:
     rows of another format are taken as documentation; folders of experts have rows of their own."""
     wanted = FORMATS if format is None else _ASKED_FORMATS.get(format, (format,))
     found = _visible_files(folder)
-    experts = {path.parent for path in found if path.name in FILE_NAMES} - {folder}
+    manifests = (path for path in found if path.name in FILE_NAMES and path.parent != folder)
+    experts = {path.parent for path in manifests if not is_foreign(path)}
     own = (path for path in found if experts.isdisjoint(path.parent.parents))
     formats = {path: suffix_format(path) for path in own}
     formats = {

@@ -18,9 +18,10 @@ from expert.data.read.rows import is_markdown, suffix_format
 from expert.data.read.streams import open_bytes
 from expert.data.records import DataError
 from expert.insight.record import mapping
-from expert.jobs.pretokenize import is_foreign, manifests_below
+from expert.jobs.pretokenize import manifests_below
 from expert.manifest.reader import read_manifest
 from expert.manifest.schema.file_formats import WITHOUT_ROWS
+from expert.manifest.text.document import is_foreign
 from expert.planning.models.resolve import hf_cache_folder
 from expert.planning.plan import folder_name
 from expert.planning.survey import local_path
