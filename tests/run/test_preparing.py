@@ -14,7 +14,7 @@ import pytest
 
 import expert
 from expert.data import splits
-from expert.data.examples import remembered, tools
+from expert.data.examples import remembered
 from expert.data.prepared import PreparedData
 from expert.data.records import DataError
 from expert.data.tokens.encoder import CharacterEncoder, TextEncoder
@@ -31,6 +31,9 @@ ROWS = [
     {"instruction": f"Count to {n}.", "input": "x" * (n % 7), "output": f"SELECT {n} FROM city;"}
     for n in range(1, 121)
 ]
+
+
+TALK = [{"role": "user", "content": "Go."}, {"role": "assistant", "content": "Done."}]
 
 
 def lines(rows: list[dict[str, Any]]) -> str:
@@ -66,20 +69,29 @@ def texts_of(data: PreparedData, name: str) -> list[str]:
     return found
 
 
-@each(("key", "reused"), [("parameters", True), ("input_schema", False)])
-def test_tokens_from_before_schemas_of_tools_were_renamed_are_not_reused(
-    key, reused, tmp_path, monkeypatch
+@each(
+    ("row", "reused"),
+    [
+        ({"messages": TALK, "tools": [{"name": "f", "parameters": {"type": "object"}}]}, True),
+        ({"messages": TALK, "tools": [{"name": "f", "input_schema": {"type": "object"}}]}, False),
+        ({"instruction": "Go.", "input": "", "output": "Done."}, True),
+        ({"instruction": "Go.", "input": [], "output": "Done."}, False),
+        ({"messages": TALK, "system": {}}, False),
+    ],
+)
+def test_tokens_of_rows_that_earlier_versions_read_differently_are_not_reused(
+    row, reused, tmp_path, monkeypatch
 ):
-    turns = [{"role": "user", "content": "Go."}, {"role": "assistant", "content": "Done."}]
-    rows = [{"messages": turns, "tools": [{"name": "f", key: {"type": "object"}}]}] * 4
     file = an_expert(tmp_path, max_seq_length=512)
-    (tmp_path / "train.jsonl").write_text(lines(rows), encoding="utf-8")
+    filled = {"instruction": "Go.", "input": "x", "output": "Done."} if "output" in row else row
+    named = filled | ({"system": "Be brief."} if "system" in row else {})
+    (tmp_path / "train.jsonl").write_text(lines([named, row, row, row]), encoding="utf-8")
     with monkeypatch.context() as earlier:
-        earlier.setattr(tools, "_SCHEMAS", {})
+        earlier.setattr("expert.data.line.was_read_differently", lambda *given: False)
         before = prepare(file).train.folders[0]
     now = prepare(file)
     assert (now.train.folders[0].key == before.key) == reused
-    assert all('"parameters": {"type"' in text for text in texts_of(now, "train"))
+    assert not any("input_schema" in text for text in texts_of(now, "train"))
 
 
 def test_an_update_of_short_rows_has_the_rows_that_the_manifest_says(tmp_path):

@@ -21,7 +21,7 @@ from expert.core.text import as_word
 from expert.data.examples.checks import RowFilter
 from expert.data.examples.column_survey import ColumnSurvey
 from expert.data.examples.columns import Columns, columns_of
-from expert.data.examples.formats import example_of
+from expert.data.examples.formats import example_of, was_read_differently
 from expert.data.examples.messages import overrules
 from expert.data.examples.remembered import (
     remembered_content_hash,
@@ -29,7 +29,6 @@ from expert.data.examples.remembered import (
     remembered_warnings,
 )
 from expert.data.examples.text_warnings import TextWarnings
-from expert.data.examples.tools import renames_schemas
 from expert.data.named_sources import (
     CACHE_KEY,
     CHECKED,
@@ -295,10 +294,10 @@ def _columns_in(line: Line, source: Source) -> tuple[Columns, ColumnSurvey]:
     if not seen.rows:
         first_row(source)  # raises with the reason
     columns = columns_of(seen, line.spec)
-    if columns.tools and not streamed:  # a stream keeps no tokens
+    if not streamed:  # a stream keeps no tokens
         rows = (row for row in islice(iterate(source), FIRST_ROWS) if isinstance(row, Row))
-        renamed = any(renames_schemas(row.values.get(columns.tools)) for row in rows)
-        columns = replace(columns, schemas=renamed)
+        anew = any(was_read_differently(row.values, columns) for row in rows)
+        columns = replace(columns, read_anew=anew)
     return columns, seen
 
 
