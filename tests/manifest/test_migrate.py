@@ -188,15 +188,44 @@ def test_a_key_of_the_config_is_understood_outside_it(key: str):
         assert _told(data)[f"training.{key}"][0] == f"read as training.config.{key}"
 
 
+@each("names", [("name", "train"), ("train", "name"), ("name", "train_file")])
+def test_the_title_of_a_data_set_is_not_its_path_where_another_key_names_the_rows(names):
+    said = {"name": "My rows", "train": "a.jsonl", "train_file": "a.jsonl"}
+    rows = {name: said[name] for name in names}
+    found = read_data({"base_model": "X", "training": {"dataset": rows}})
+    assert found.manifest.training.dataset.path == "a.jsonl"
+
+
 def test_files_of_the_three_splits_may_be_named_by_the_splits_alone():
     files = {"train": "a.jsonl", "validation": "b.jsonl", "test": "c.jsonl"}
     found = read_data({"base_model": "X", "training": {"dataset": files}})
     dataset = found.manifest.training.dataset
     assert (dataset.path, dataset.validation_path, dataset.test_path) == tuple(files.values())
     assert dataset.validation is None
+    beside = read_data({"base_model": "X", "dataset": files})
+    moved = [n.text for n in beside.notices if n.path == "dataset.validation"]
+    assert moved == ["training.dataset.validation_path"]
+    assert beside.manifest.training.dataset == dataset
     both = {**files, "validation_path": "d.jsonl"}
     [problem] = problems_of({"base_model": "X", "training": {"dataset": both}})
     assert problem.path == "training.dataset.validation"
+
+
+@each(
+    ("written", "option"),
+    [
+        ({"validation": "a.jsonl"}, "validation_path=b.jsonl"),
+        ({"validation_path": "a.jsonl"}, "validation=b.jsonl"),
+        ({"validation": "a.jsonl"}, "validation=b.jsonl"),
+        ({"validation": {"deduplicate": True}}, "validation=b.jsonl"),
+    ],
+)
+def test_an_option_changes_the_file_of_validation_rows_and_nothing_else(written, option):
+    data = {"base_model": "X", "training": {"dataset": {"path": "rows.jsonl", **written}}}
+    read_with = read(json.dumps(data), "json", overrides=[f"training.dataset.{option}"])
+    found = read_with.manifest.training.dataset
+    assert found.validation_path == "b.jsonl"
+    assert bool(found.validation) == isinstance(written.get("validation"), dict)
 
 
 def test_a_data_set_with_a_path_may_have_a_title():

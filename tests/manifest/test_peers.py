@@ -409,7 +409,17 @@ def test_every_key_of_mlx_is_read_or_answered():
     assert wording("start-from-finished-adapter") in error_of(f"{text}resume_adapter_file: a\n")
 
 
-@each(("more", "noted"), [("", True), ("use_peft: false\n", False), ("lora_r: 8\n", False)])
+@each(
+    ("more", "noted"),
+    [
+        ("", True),
+        ("use_peft: false\n", False),
+        ("lora_r: 8\n", False),
+        ("full_finetuning: true\n", False),
+        ("use_dora: true\n", False),
+        ("training: {adapter_type: full}\n", False),
+    ],
+)
 def test_a_file_of_trl_that_is_silent_about_the_adapter_gets_a_note(more, noted):
     said = notices_of(f"model_name_or_path: tiny\ndataset_name: owner/set\n{more}")
     assert any(wording("lora-where-trl-trains-all") in line for line in said) == noted

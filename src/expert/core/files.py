@@ -132,21 +132,35 @@ _NOT_LOOKED_INTO = re.compile(
 )
 
 
-def files_below(folder: Path) -> Iterator[Path]:
+def files_below(folder: Path, skipped: list[Path] | None = None) -> Iterator[Path]:
     """Every file of a folder, at any depth, a folder's own before those below it.
 
-    Skips run folders, virtual environments, hidden folders and caches. A folder that is linked
-    twice is searched once.
+    Skips run folders, virtual environments, hidden folders and caches, which are added to
+    `skipped`, as are folders that cannot be opened. A folder with several names is searched once,
+    under its own name if that is below `folder`: links come last.
     """
+    left_out: list[Path] = [] if skipped is None else skipped
     seen: set[str] = set()
-    for here, inner, files in os.walk(folder, followlinks=True):
-        place = os.path.realpath(here)
-        if place in seen or (here != str(folder) and _is_run_or_environment(files)):
-            inner.clear()
-            continue
-        seen.add(place)
-        inner[:] = sorted(name for name in inner if not _NOT_LOOKED_INTO.fullmatch(name))
-        yield from (Path(here) / name for name in sorted(files))
+    tops = [str(folder)]
+
+    def locked(error: OSError) -> None:
+        left_out.append(Path(error.filename))
+
+    for top in tops:
+        for here, inner, files in os.walk(top, onerror=locked):
+            place = os.path.realpath(here)
+            is_own = here != str(folder) and _is_run_or_environment(files)
+            if place in seen or is_own:
+                left_out.extend([] if place in seen else [Path(here)])
+                inner.clear()
+                continue
+            seen.add(place)
+            entered = sorted(name for name in inner if not _NOT_LOOKED_INTO.fullmatch(name))
+            left_out.extend(Path(here) / name for name in inner if name not in entered)
+            links = [name for name in entered if os.path.islink(os.path.join(here, name))]
+            tops += [os.path.join(here, name) for name in links]
+            inner[:] = [name for name in entered if name not in links]
+            yield from (Path(here) / name for name in sorted(files))
 
 
 def _is_run_or_environment(files: Sequence[str]) -> bool:

@@ -21,7 +21,7 @@ from expert.core.text import as_word
 from expert.data.examples.checks import RowFilter
 from expert.data.examples.column_survey import ColumnSurvey
 from expert.data.examples.columns import Columns, columns_of
-from expert.data.examples.formats import example_of
+from expert.data.examples.formats import example_of, was_read_differently
 from expert.data.examples.messages import overrules
 from expert.data.examples.remembered import (
     remembered_content_hash,
@@ -293,7 +293,12 @@ def _columns_in(line: Line, source: Source) -> tuple[Columns, ColumnSurvey]:
     seen = remembered_survey(source, line.cache.beside, most, keep=keep, waits=line.waits)
     if not seen.rows:
         first_row(source)  # raises with the reason
-    return columns_of(seen, line.spec), seen
+    columns = columns_of(seen, line.spec)
+    if not streamed:  # a stream keeps no tokens
+        rows = (row for row in islice(iterate(source), FIRST_ROWS) if isinstance(row, Row))
+        anew = any(was_read_differently(row.values, columns) for row in rows)
+        columns = replace(columns, read_anew=anew)
+    return columns, seen
 
 
 def _formatter(

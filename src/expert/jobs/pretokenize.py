@@ -38,24 +38,6 @@ def manifests_below(folder: Path) -> list[Path]:
     return found
 
 
-def is_foreign(file: Path) -> bool:
-    """Whether a file only has the name of a manifest: other tools write manifest.json, too.
-    Unreadable files are reported by whoever reads them."""
-    from expert.core.errors import ManifestError
-    from expert.manifest.text.document import read_document
-
-    try:
-        keys = read_document(file).root.fields().keys()
-    except ManifestError:
-        return False
-    return not keys & _OWN_KEYS
-
-
-_OWN_KEYS = frozenset(
-    {"base_model", "base_models", "model", "training", "dataset", "datasets", "schema_version"}
-)
-
-
 def attempt(
     manifest: Path,
     part: tuple[int, int],
@@ -69,6 +51,7 @@ def attempt(
     from expert.data.prepared import PartsLeft
     from expert.data.records import DataNotHere
     from expert.data.splits import NothingToPrepare
+    from expert.manifest.text.document import is_foreign
     from expert.run.open import prepare_part
 
     if is_foreign(manifest):

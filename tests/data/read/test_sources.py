@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -72,13 +75,11 @@ def test_the_format_of_the_manifest_reads_a_file_without_a_suffix(tmp_path):
         ),
         ("a.jsonl evaluation.jsonl", "a.jsonl", "evaluation.jsonl", ""),
         ("a.jsonl testing.jsonl holdout.jsonl", "a.jsonl", "", "holdout.jsonl testing.jsonl"),
-        ("a.jsonl runs/one/plan.json runs/one/events.jsonl", "a.jsonl", "", ""),
         (
-            "a.jsonl one/manifest.json one/b.jsonl one/datasets/c.jsonl",
-            "a.jsonl one/b.jsonl",
-            "",
-            "",
+            "threshold_out.jsonl held_out.jsonl hold-out/b.jsonl",
+            *("threshold_out.jsonl", "", "held_out.jsonl hold-out/b.jsonl"),
         ),
+        ("a.jsonl runs/one/plan.json runs/one/events.jsonl", "a.jsonl", "", ""),
         ("a.jsonl datasets_optimized/x/tokens-1/rejects.jsonl", "a.jsonl", "", ""),
     ],
 )
@@ -90,6 +91,16 @@ def test_files_of_a_folder_become_the_splits_they_are_named_for(
     sources = (found.train, found.validation, found.test)
     told = [" ".join(names(source, tmp_path / "rows") or []) for source in sources]
     assert told == [train, validation, test]
+
+
+def test_rows_of_another_expert_are_not_read_and_those_beside_a_list_of_files_are(tmp_path):
+    fill(tmp_path, "a.jsonl", "one/b.jsonl", "one/datasets/c.jsonl", "two/manifest.json")
+    fill(tmp_path, "two/part/d.jsonl")  # the manifest above lists files, as other tools write it
+    (tmp_path / "one" / "manifest.json").write_text('{"base_model": "tiny"}', encoding="utf-8")
+    found = names(train_of(tmp_path, "."), tmp_path)
+    assert found == ["a.jsonl", "one/b.jsonl", "two/part/d.jsonl"]
+    unread = ["one/datasets/c.jsonl", "one/manifest.json", "two/manifest.json"]
+    assert unread_files(tmp_path) == unread
 
 
 def test_a_named_file_or_folder_wins_over_what_lies_beside_the_training_rows(tmp_path):
@@ -105,6 +116,51 @@ def test_a_named_file_or_folder_wins_over_what_lies_beside_the_training_rows(tmp
     assert names(both.test, tmp_path) == ["rows/train.jsonl", "rows/valid.jsonl"]
     asked = resolve(tmp_path, "train.jsonl", test_path="rows::train")
     assert names(asked.test, tmp_path) == ["rows/train.jsonl"]
+
+
+def test_rows_that_are_named_as_held_out_are_not_trained_on_with_the_folder_they_are_in(tmp_path):
+    fill(tmp_path, "rows/a.jsonl", "rows/b/c.jsonl", "rows/b/d/e.jsonl", "rows/b/d/f.jsonl")
+    held = {"validation_path": "rows/b/c.jsonl", "test_path": "rows/b/d"}
+    found = resolve(tmp_path, "rows", **held)
+    assert names(found.train, tmp_path) == ["rows/a.jsonl"]
+    assert names(found.validation, tmp_path) == ["rows/b/c.jsonl"]
+    assert names(found.test, tmp_path) == ["rows/b/d/e.jsonl", "rows/b/d/f.jsonl"]
+    task = Task(train="rows", valid="rows/b/c.jsonl", test="rows/b/d")
+    [of_task] = resolve(tmp_path, type="multi_task", tasks={"one": task}).tasks
+    assert names(of_task.train, tmp_path) == ["rows/a.jsonl"]
+    # Where nothing else is left, the rows that are in both are warned of.
+    both = resolve(tmp_path, "rows/b/d", validation_path="rows")
+    assert len(names(both.train, tmp_path) or []) == 2
+
+
+def test_a_link_to_a_folder_does_not_change_the_split_of_its_files(tmp_path):
+    fill(tmp_path, "rows/train/a.jsonl", "rows/test/b.jsonl", "elsewhere/c.jsonl")
+    for link, target in (("current", "test"), ("train/all", ".."), ("more", "../elsewhere")):
+        (tmp_path / "rows" / link).symlink_to(target)
+    found = resolve(tmp_path, "rows")
+    assert names(found.train, tmp_path) == ["rows/more/c.jsonl", "rows/train/a.jsonl"]
+    assert names(found.test, tmp_path) == ["rows/test/b.jsonl"]
+
+
+def test_folders_that_are_not_looked_into_are_listed_as_not_read(tmp_path):
+    fill(tmp_path, "a.jsonl", "datasets--of--me/b.jsonl", "sub/env/pyvenv.cfg", ".git/c.jsonl")
+    fill(tmp_path, "datasets_optimized/x/rejects.jsonl", "runs/x/plan.json", "runs/x/events.jsonl")
+    assert names(train_of(tmp_path, "."), tmp_path) == ["a.jsonl"]
+    assert unread_files(tmp_path) == ["datasets--of--me/", "runs/x/", "sub/env/"]
+
+
+def test_a_folder_that_cannot_be_opened_is_listed_as_not_read(tmp_path, monkeypatch):
+    fill(tmp_path, "a.jsonl", "sub/locked/b.jsonl")
+    listed = os.scandir
+
+    def locked(path: str) -> Any:
+        if Path(path).name == "locked":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", locked)
+    assert names(train_of(tmp_path, "."), tmp_path) == ["a.jsonl"]
+    assert unread_files(tmp_path) == ["sub/locked/"]
 
 
 def test_a_folder_of_several_formats_needs_the_format_said(tmp_path):

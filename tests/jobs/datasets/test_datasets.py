@@ -136,6 +136,23 @@ def test_the_files_of_a_folder_are_named_with_their_split(tmp_path):
     assert "rows: not read: far/code.py" in notes
 
 
+def test_the_files_of_a_folder_of_texts_are_named_for_the_character_model_too(tmp_path):
+    for name, text in (
+        ("a.txt", "some text "),
+        ("far/test.txt", "text some "),
+        ("code.py", "pass"),
+    ):
+        (tmp_path / "texts" / name).parent.mkdir(parents=True, exist_ok=True)
+        write(tmp_path / "texts" / name, text * 50)
+    data = {"name": "demo", "base_model": "char-gpt", "training": {"dataset": {"path": "texts"}}}
+    notes = check_dataset(write(tmp_path / "manifest.json", json.dumps(data))).notes
+    assert {
+        "texts: train: 1 file: a.txt",
+        "texts: test: 1 file: far/test.txt",
+        "texts: not read: code.py",
+    } <= {*notes}
+
+
 def test_rows_of_other_splits_that_training_sees_are_found(tmp_path):
     dataset = {"path": "train.jsonl", "validation_path": "v.jsonl", "test_path": "t.jsonl"}
     file = an_expert(tmp_path, dataset=dataset)

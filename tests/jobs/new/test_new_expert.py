@@ -145,6 +145,25 @@ def test_a_folder_that_cannot_be_finished_leaves_nothing_behind(exists, tmp_path
     assert new_expert("mine", data=file, into=tmp_path).data.read_bytes() == file.read_bytes()
 
 
+def test_a_folder_that_another_made_while_the_rows_were_read_is_left_as_it_is(
+    tmp_path, monkeypatch
+):
+    from expert.jobs.new import new_expert as module
+
+    file = write_rows(tmp_path / "rows.jsonl", [{"prompt": "a", "answer": "b"}])
+    look, notes = module._look, tmp_path / "mine" / "notes.txt"
+
+    def slow(*given: Any) -> Any:
+        notes.parent.mkdir()
+        notes.write_text("mine", encoding="utf-8")
+        return look(*given)
+
+    monkeypatch.setattr(module, "_look", slow)
+    with pytest.raises(CannotMake, match=wording("mine-already-choose-another")):
+        new_expert("mine", data=file, into=tmp_path)
+    assert [path.name for path in notes.parent.iterdir()] == ["notes.txt"]
+
+
 @each(
     ("arguments", "words"),
     [

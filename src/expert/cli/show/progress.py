@@ -88,7 +88,8 @@ class Stages:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._now.close()
+        with suppress(OSError):  # the terminal was closed; how the command ended counts
+            self._now.close()
 
     def __call__(self, what: str = "") -> None:
         """The next thing; none if `what` is empty."""
@@ -227,8 +228,9 @@ class RunProgress:
 
     def close(self) -> None:
         """Leave the bar at the last step."""
-        self._waiting()
         with suppress(OSError):  # closed, as above
+            self._waiting()
+        with suppress(OSError):
             if self._bar is not None and self._undrawn is not None:
                 now = self._clock()
                 self._moved(self._undrawn, now, self._pace.rate(self._undrawn, now))
@@ -336,7 +338,8 @@ class PreparingView:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._shown.close()
+        with suppress(OSError):  # as in Stages
+            self._shown.close()
 
     def waits(self, sentence: str) -> None:
         """Show which process this one waits for."""

@@ -104,12 +104,14 @@ class Columns:
     structured: bool = False
     """Some rows have messages, parts, lists or objects in a column of the exchange. Older versions
     trained on them as JSON text, and tokens prepared that way are not reused."""
+    read_anew: bool = False
+    """Older versions read some rows differently, and tokens prepared that way are not reused."""
 
     def __str__(self) -> str:
         """Everything that decides how rows are read; part of the cache key. Fields added later
         appear only if set, so that older keys stay valid."""
         names = ("kind", "instruction", "input", "response", "system", "text", "messages")
-        later = ("tools", "history", "label", "json_values", "structured")
+        later = ("tools", "history", "label", "json_values", "structured", "read_anew")
         shown = (*names, *(name for name in later if getattr(self, name)))
         fields = [f"{name}={getattr(self, name)!r}" for name in shown]
         fields += [f"read={MESSAGES_READ}"] if self.kind == "messages" else []

@@ -20,7 +20,7 @@ from expert.data.examples.messages import (
     text_of_part,
     turns_in,
 )
-from expert.data.examples.tools import tools_of
+from expert.data.examples.tools import renames_schemas, tools_of
 from expert.data.records import BadRow, Dropped, Example, Row, Turn, UnfitRow
 from expert.manifest.schema.message_names import Role
 
@@ -244,6 +244,15 @@ def _labelled(parts: Values, columns: Columns) -> str:
         if text:
             blocks.append(f"{name.replace('_', ' ').capitalize()}:\n{text}")
     return "\n\n".join(block for block in blocks if block)
+
+
+def was_read_differently(values: Values, columns: Columns) -> bool:
+    """Whether older versions read a row differently: they kept the names of schemas in tools, and
+    rejected an empty list in place of optional text."""
+    if columns.tools and renames_schemas(values.get(columns.tools)):
+        return True
+    optional = [column for column in (columns.input, columns.system) if column]
+    return not columns.json_values and any(values.get(column) in ([], {}) for column in optional)
 
 
 # --- values as text ------------------------------------------------------------------------------

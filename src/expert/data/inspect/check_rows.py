@@ -222,14 +222,12 @@ class _Checker:
                 self.report.doubts.append(system_overruled(source.name, columns.system))
             if fields:
                 notes.append(f"{source.name}: unused message fields: {', '.join(fields)}")
-            folder = local_path(source.name, self.line.folder)
-            if source.kind == "files" and folder.is_dir():
-                read = [str(file.relative_to(folder)) for file in source.files]
-                notes.append(
-                    f"{source.name}: {split}: {counted(len(read), 'file')}: {some_of(read)}"
-                )
-                unread = unread_files(folder, source.format)
-                notes += [f"{source.name}: not read: {some_of(unread)}"] if unread else []
+        folder = local_path(source.name, self.line.folder)
+        if source.kind == "files" and folder.is_dir():
+            read = [str(file.relative_to(folder)) for file in source.files]
+            notes.append(f"{source.name}: {split}: {counted(len(read), 'file')}: {some_of(read)}")
+            unread = unread_files(folder, source.format)
+            notes += [f"{source.name}: not read: {some_of(unread)}"] if unread else []
         self.report.notes += [each for each in notes if each not in self.report.notes]
 
     def _judge(self, where: str, bad_rows: int, examples: ExampleTable) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from pathlib import Path
@@ -11,7 +12,7 @@ from expert.core.files import files_below, read_json
 from expert.data.read.rows import FORMATS, is_markdown, suffix_format
 from expert.data.read.streams import unusable
 from expert.manifest.schema.file_formats import WITHOUT_ROWS
-from expert.manifest.text.document import FILE_NAMES
+from expert.manifest.text.document import FILE_NAMES, is_foreign
 
 Split = Literal["train", "validation", "test"]
 
@@ -20,6 +21,8 @@ SPLIT_NAMES: dict[str, Split] = {
     **dict.fromkeys(("validation", "valid", "val", "dev", "eval", "evaluation"), "validation"),
     **dict.fromkeys(("test", "testing", "holdout", "heldout"), "test"),
 }
+_HELD_OUT = re.compile(r"(hold|held)[^a-z]+out")
+_OWN_CACHES = ("datasets_optimized", "__pycache__")
 _ASKED_FORMATS = {"text": ("txt",), "csv": ("csv", "tsv")}
 
 
@@ -28,7 +31,8 @@ def _data_files(folder: Path, format: str | None) -> list[Path]:
     rows of another format are taken as documentation; folders of experts have rows of their own."""
     wanted = FORMATS if format is None else _ASKED_FORMATS.get(format, (format,))
     found = _visible_files(folder)
-    experts = {path.parent for path in found if path.name in FILE_NAMES} - {folder}
+    manifests = (path for path in found if path.name in FILE_NAMES and path.parent != folder)
+    experts = {path.parent for path in manifests if not is_foreign(path)}
     own = (path for path in found if experts.isdisjoint(path.parent.parents))
     formats = {path: suffix_format(path) for path in own}
     formats = {
@@ -42,17 +46,24 @@ def _data_files(folder: Path, format: str | None) -> list[Path]:
     return [path for path in formats if path not in left_out]
 
 
-def _visible_files(folder: Path) -> list[Path]:
-    found = (path for path in files_below(folder) if not path.name.startswith("."))
+def _visible_files(folder: Path, skipped: list[Path] | None = None) -> list[Path]:
+    found = (path for path in files_below(folder, skipped) if not path.name.startswith("."))
     return sorted(path for path in found if path.is_file())
 
 
 def unread_files(folder: Path, format: str | None = None) -> list[str]:
-    """Files of a data folder that are not read, as relative paths."""
+    """Files of a data folder that are not read, and folders that are not looked into, as relative
+    paths."""
     if saved_splits(folder) is not None:
         return []
     read = set(_data_files(folder, format))
-    return [str(path.relative_to(folder)) for path in _visible_files(folder) if path not in read]
+    skipped: list[Path] = []
+    files = [path for path in _visible_files(folder, skipped) if path not in read]
+    folders = [
+        path for path in skipped if not path.name.startswith(".") and path.name not in _OWN_CACHES
+    ]
+    unread = [str(path.relative_to(folder)) for path in files]
+    return sorted([*unread, *(f"{path.relative_to(folder)}{os.sep}" for path in folders)])
 
 
 def files_by_split(folder: Path, format: str | None) -> dict[Split | None, list[Path]]:
@@ -66,10 +77,15 @@ def files_by_split(folder: Path, format: str | None) -> dict[Split | None, list[
     parts: dict[Split | None, list[Path]] = {"train": [], "validation": [], "test": [], None: []}
     for path in files:
         names = reversed(path.relative_to(folder).parts)
-        words = (word for name in names for word in re.split(r"[^a-z]+", name.lower()))
+        words = (word for name in names for word in words_of(name))
         split = next((SPLIT_NAMES[word] for word in words if word in SPLIT_NAMES), None)
         parts[split].append(path)
     return parts
+
+
+def words_of(name: str) -> list[str]:
+    """The words of a file name, in which those of SPLIT_NAMES are looked for."""
+    return re.split(r"[^a-z]+", _HELD_OUT.sub(r"\1out", name.lower()))
 
 
 def saved_splits(folder: Path) -> dict[str, Path] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -104,7 +104,9 @@ def resolve_sources(spec: DatasetSpec, folder: Path) -> Sources:
             )
             for name, task in spec.tasks.items()
         )
-        return Sources(None, tasks=tasks)
+        held_out = [source for task in tasks for source in (task.validation, task.test)]
+        apart = (replace(task, train=_apart_from(task.train, held_out)) for task in tasks)
+        return Sources(None, tasks=tuple(apart))
     path = spec.path
     named: dict[Split, str | None] = {"validation": spec.validation_path, "test": spec.test_path}
     if not path:
@@ -114,7 +116,15 @@ def resolve_sources(spec: DatasetSpec, folder: Path) -> Sources:
         finder.find(value, split) if value else finder.beside(path, split)
         for split, value in named.items()
     )
-    return Sources(train, validation, test)
+    return Sources(_apart_from(train, (validation, test)), validation, test)
+
+
+def _apart_from(train: Source, held_out: Iterable[Source | None]) -> Source:
+    """The training rows of a folder without the files in it that the manifest names as held out.
+    Where no other files are left they stay, and the rows in both splits are warned of."""
+    held = {file.resolve() for source in held_out if source is not None for file in source.files}
+    left = tuple(file for file in train.files if file.resolve() not in held)
+    return replace(train, files=left) if left and len(left) < len(train.files) else train
 
 
 def find_source(path: str, split: Split, spec: DatasetSpec, folder: Path) -> Source:

@@ -13,14 +13,15 @@ from typing import Literal
 from expert.core.errors import ManifestError
 from expert.core.stored_json import object_in
 from expert.core.text import counted
-from expert.data.read.folders import SPLIT_NAMES, saved_files, saved_splits
+from expert.data.read.folders import SPLIT_NAMES, saved_files, saved_splits, words_of
 from expert.data.read.rows import is_markdown, suffix_format
 from expert.data.read.streams import open_bytes
 from expert.data.records import DataError
 from expert.insight.record import mapping
-from expert.jobs.pretokenize import is_foreign, manifests_below
+from expert.jobs.pretokenize import manifests_below
 from expert.manifest.reader import read_manifest
 from expert.manifest.schema.file_formats import WITHOUT_ROWS
+from expert.manifest.text.document import is_foreign
 from expert.planning.models.resolve import hf_cache_folder
 from expert.planning.plan import folder_name
 from expert.planning.survey import local_path
@@ -256,7 +257,7 @@ def _saved_counts(folders: Iterable[Path]) -> tuple[int | None, int | None]:
 
 
 def _splits_in_names(names: Iterable[str]) -> tuple[str, ...]:
-    words = {word for name in names for word in re.split(r"[^a-z]+", name.lower())}
+    words = {word for name in names for word in words_of(name)}
     named = {SPLIT_NAMES[word] for word in words & SPLIT_NAMES.keys()}
     return tuple(split for split in ("train", "validation", "test") if split in named)
 

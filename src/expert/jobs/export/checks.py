@@ -117,6 +117,8 @@ def refuse_place(to: Path) -> None:
         with tempfile.TemporaryDirectory(prefix=".tmp-", dir=above):
             pass
     except OSError as error:
+        if said := said_no_room(error):
+            raise no_room(to, said) from error
         raise _cannot_write(to, error) from error
 
 

@@ -190,6 +190,8 @@ def _removed_on_failure(folder: Path) -> Iterator[None]:
     """Remove what was made in a new or empty folder if it cannot be finished, so that the same
     command can be run again."""
     existed = folder.is_dir()
+    _refuse_full(folder)  # again: reading many rows takes minutes, in which it may have been made
+    folder.mkdir(parents=True, exist_ok=existed)
     try:
         yield
     except BaseException:
@@ -207,6 +209,10 @@ def _refuse(name: str, folder: Path) -> None:
             f"{name!r}: is not a valid name  (letters, digits, dots and dashes; --output sets "
             "where the folder goes)"
         )
+    _refuse_full(folder)
+
+
+def _refuse_full(folder: Path) -> None:
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         raise CannotMake(f"{folder}: already exists  (choose another name, or remove it)")
 

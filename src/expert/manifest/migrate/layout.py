@@ -168,11 +168,16 @@ def _as_dataset(item: Item) -> Item:
 
 
 def _rename_dataset_keys(work: Migration, entries: Entries) -> None:
-    for name in [key for key in entries if key in DATASET_ALIASES and key not in DATASET_KEYS]:
+    renamed = [key for key in entries if key in DATASET_ALIASES and key not in DATASET_KEYS]
+    for name in sorted(renamed, key=lambda key: key == "name"):
         if name == "name" and ("path" in entries or "tasks" in entries):
             continue  # with a path, `name` is a title
         home = DATASET_ALIASES[name]
         work.place(entries, home, entries.pop(name), f"training.dataset.{home}")
+    if isinstance(entries.get("validation", Item(None)).value, str):
+        # A file of rows. Here the key says which rows to drop.
+        rows = entries.pop("validation")
+        work.place(entries, "validation_path", rows, "training.dataset.validation_path")
 
 
 def _move_model_section(work: Migration) -> None:

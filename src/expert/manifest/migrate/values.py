@@ -86,10 +86,6 @@ def convert_values(work: Migration) -> None:
             template.value = "auto"
     dataset = root.get("training", "dataset") or Item(None)
     _portable_paths(root, dataset, config or Item(None))
-    rows = dataset.get("validation")
-    if rows is not None and isinstance(rows.value, str):  # a file; here it says which rows to drop
-        del dataset.fields()["validation"]
-        work.place_in_dataset("validation_path", rows)
     share = dataset.get("validation_split")
     if share is not None and type(share.value) in (int, float) and share.plain() > 1:
         # `val_size: 500` counts rows in other trainers.

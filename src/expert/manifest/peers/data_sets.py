@@ -28,7 +28,7 @@ _LOSS_KEYS = {
     *("completion_only_loss", "assistant_only_loss", "train_on_responses_only"),
     *("train_on_completions_only", "train_on_prompt", "train_on_inputs"),
 }
-_ADAPTER_KEYS = re.compile(r"(lora|qlora|dora|peft|use_peft|adapter|finetuning_type).*|r|rank")
+_ADAPTER_KEYS = re.compile(r".*(lora|dora|peft|adapter|finetun).*|r|rank")
 _USUAL_COLUMNS = {"system": ("system",), "tools": ("tools", "functions")}
 
 
@@ -152,7 +152,8 @@ def note_defaults(work: Migration) -> None:
     weights."""
     if not {"model_name_or_path", "model_name"} & {*work.root} or work.is_whole:
         return
-    if "dataset_name" in work.root and not any(map(_ADAPTER_KEYS.fullmatch, work.root)):
+    keys = [*work.root, *work.section("training")]
+    if "dataset_name" in work.root and not any(map(_ADAPTER_KEYS.fullmatch, keys)):
         text = "a lora adapter is trained; TRL's default is all weights, use_peft: false here"
         work.report("note", work.root["dataset_name"], text)
     if {"dataset_name", "dataset_text_field"} & {*work.root} and not _LOSS_KEYS & {*work.root}:

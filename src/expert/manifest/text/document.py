@@ -24,6 +24,10 @@ _ROWS = tuple(ending for ending in ALL_ENDINGS if ending not in SUFFIXES)
 FILE_NAMES = ("manifest.json", "manifest.yaml", "manifest.yml", "config.yaml")
 """File names of a manifest in a folder, in the order of preference."""
 
+_OWN_KEYS = frozenset(
+    {"base_model", "base_models", "model", "training", "dataset", "datasets", "schema_version"}
+)
+
 Format = Literal["json", "yaml"]
 
 
@@ -44,6 +48,16 @@ def manifest_in(folder: Path) -> Path | None:
     with contextlib.suppress(OSError):  # an invalid name, reported when it is read
         return next((path for name in FILE_NAMES if (path := folder / name).is_file()), None)
     return None
+
+
+def is_foreign(file: Path) -> bool:
+    """Whether a file only has the name of a manifest: other tools write manifest.json, too.
+    Unreadable files are reported by whoever reads them."""
+    try:
+        keys = read_document(file).root.fields().keys()
+    except ManifestError:
+        return False
+    return not keys & _OWN_KEYS
 
 
 def read_document(path: Path) -> Document:
