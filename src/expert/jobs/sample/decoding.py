@@ -67,7 +67,7 @@ def settle_decoding(
 
 
 def _refuse_wrong(given: Mapping[str, Any]) -> None:
-    """Raise all overrides that are not known or out of range: Python callers pass what they like."""
+    """Raise all overrides that are unknown or out of range: the command line checks its own."""
     problems = []
     known = DecodingSettings.__annotations__
     for key in (key for key in given if key not in known):
@@ -75,9 +75,9 @@ def _refuse_wrong(given: Mapping[str, Any]) -> None:
     try:
         Defaults.model_validate({key: value for key, value in given.items() if key in known})
     except ValidationError as error:
-        for key in dict.fromkeys(fault["loc"][0] for fault in error.errors(include_url=False)):
-            node = schema_at(("training", "decoding", key)) or {}
-            problems.append(f"decoding.{key}: got {given[str(key)]!r}, expected {expected(node)}")
+        for wrong in dict.fromkeys(str(fault["loc"][0]) for fault in error.errors()):
+            node = schema_at(("training", "decoding", wrong)) or {}
+            problems.append(f"decoding.{wrong}: got {given[wrong]!r}, expected {expected(node)}")
     if problems:
         raise CannotSample("\n".join(problems))
 
