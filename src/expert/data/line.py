@@ -294,7 +294,8 @@ def _columns_in(line: Line, source: Source) -> tuple[Columns, ColumnSurvey]:
     if not seen.rows:
         first_row(source)  # raises with the reason
     columns = columns_of(seen, line.spec)
-    if not streamed:  # a stream keeps no tokens
+    # A stream keeps no tokens, and the first row of a text may be all of it.
+    if not streamed and (columns.tools or columns.input or columns.system):
         rows = (row for row in islice(iterate(source), FIRST_ROWS) if isinstance(row, Row))
         anew = any(was_read_differently(row.values, columns) for row in rows)
         columns = replace(columns, read_anew=anew)
