@@ -70,6 +70,12 @@ def test_a_check_counts_what_preparing_counts_and_writes_nothing(tmp_path):
     assert report.problems == []
 
 
+def test_warnings_about_the_manifest_are_the_first(tmp_path):
+    dataset = {"path": "train.jsonl", "streaming": True}
+    report = check_dataset(an_expert(tmp_path, dataset=dataset))
+    assert report.warnings()[0].endswith(wording("streams-need-max-steps"))
+
+
 def test_a_batch_boundary_changes_no_count(tmp_path, monkeypatch):
     file = an_expert(tmp_path)
     whole = check_dataset(file)

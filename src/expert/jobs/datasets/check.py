@@ -46,8 +46,14 @@ def check_dataset(
         report = DatasetReport(read.manifest.name, "unknown", plan.data.max_seq_length)
         report.problems.append(str(error))
         report.rows = rows_as_text(line, show)
-        return report
-    return check_rows(line, read.manifest.name, show, tell)
+    else:
+        report = check_rows(line, read.manifest.name, show, tell)
+    report.doubts[:0] = [
+        f"{read.source}: {notice.where}: {notice.text}"
+        for notice in read.notices
+        if notice.kind == "warning"
+    ]
+    return report
 
 
 def first_row_of(opened: Opened, *, most_tokens: int | None) -> tuple[ShownRow | None, str]:
