@@ -31,6 +31,7 @@ from expert.jobs.new.row_lengths import LengthChoice, choose_length, measure_row
 from expert.jobs.new.starters import (
     STARTERS,
     BaseOfNew,
+    Starter,
     calling,
     manifest_of,
     readme_of,
@@ -139,18 +140,14 @@ def new_expert(
     path = f"datasets/{data.resolve().name if data else 'train.jsonl'}"
     path = data.as_posix() if data and on_hub else path
     rows = data if data and on_hub else folder / path
+    if data is not None:  # the language of these rows is unknown
+        able = tuple(each for each in kind.capabilities if each != "language:en")
+        kind = replace(kind, capabilities=able)
     with _removed_on_failure(folder):
-        if data is not None:
-            # The language of these rows is unknown.
-            kind = replace(
-                kind, capabilities=tuple(c for c in kind.capabilities if c != "language:en")
-            )
-            if not on_hub:
-                _copy_rows(data, rows, folder)
-        else:
-            rows.parent.mkdir(parents=True)
-            lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in kind.rows)
-            write_text_atomically(rows, "".join(lines))
+        if data is None:
+            _write_examples(kind, rows)
+        elif not on_hub:
+            _copy_rows(data, rows, folder)
         epochs = EPOCHS_OF_FEW if len(_first_rows(rows, FEW_ROWS)) < FEW_ROWS else EPOCHS
         manifest = folder / "manifest.json"
 
@@ -183,6 +180,12 @@ def new_expert(
         length=length,
         **facts,
     )
+
+
+def _write_examples(kind: Starter, rows: Path) -> None:
+    rows.parent.mkdir(parents=True)
+    lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in kind.rows)
+    write_text_atomically(rows, "".join(lines))
 
 
 @contextmanager

@@ -115,12 +115,7 @@ def validate(
     (see expert.judging.judge_command); `min_score` is the required mean. `gpus`: "all", a number of
     cards, or a list such as "0,2"; a process on each does a share.
     """
-    if checkpoints not in (None, ALL):
-        raise CannotValidate(
-            f"--checkpoints {checkpoints}: is not known  (write --checkpoints all)"
-        )
-    if limit is not None and limit < 1:
-        raise CannotValidate(f"limit: got {limit}, expected a whole number of at least 1")
+    _refuse_wrong(checkpoints, limit)
     asked = Requirements(
         min_accuracy=min_accuracy,
         max_regression=max_regression,
@@ -132,11 +127,7 @@ def validate(
     )
     loading = _models(gpus, device)
     began, run = time.monotonic(), _run_at(expert)
-    if not os.access(run.folder.path, os.W_OK):
-        raise CannotValidate(
-            f"{run.folder.path}: is read-only, and the verdict is written there  (copy the run to "
-            "another folder, and name that)"
-        )
+    _refuse_read_only(run.folder.path)
     other = _run_at(baseline) if baseline is not None and str(baseline) != BASE else None
     against = (other, _choice(other)) if other is not None else None  # before anything is loaded
     chosen = _choice(run, checkpoint)
@@ -183,6 +174,23 @@ def validate(
     )
     run.folder.write_json(file.name, done.as_dict())
     return done
+
+
+def _refuse_wrong(checkpoints: str | None, limit: int | None) -> None:
+    if checkpoints not in (None, ALL):
+        raise CannotValidate(
+            f"--checkpoints {checkpoints}: is not known  (write --checkpoints all)"
+        )
+    if limit is not None and limit < 1:
+        raise CannotValidate(f"limit: got {limit}, expected a whole number of at least 1")
+
+
+def _refuse_read_only(run: Path) -> None:
+    if not os.access(run, os.W_OK):
+        raise CannotValidate(
+            f"{run}: is read-only, and the verdict is written there  (copy the run to another "
+            "folder, and name that)"
+        )
 
 
 def reach(
