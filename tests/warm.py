@@ -1,9 +1,10 @@
 """A Python that begins in a moment: its processes are forks of one that has imported all that a run
 needs, which one server for all workers of the tests does once.
 
-`python()` is a command that is called as `sys.executable` is, with `-c` or `-m`. What it starts has
-the arguments, environment, folder and open files it was called with, and ends as it would; signals
-reach it. Its process id is another, and it shows nothing of how Python itself begins.
+`python()` is a command that is called as `sys.executable` is. What it starts has the arguments,
+environment, folder and open files it was called with, and ends as it would; signals reach it. Its
+process id is another, and it shows nothing of how Python begins and what is imported when; nor of
+the variables that packages read when they are imported, as that of the hub does.
 """
 
 from __future__ import annotations
@@ -160,12 +161,14 @@ def _output(number: int, errors: str) -> io.TextIOWrapper:
 
 def _do(arguments: list[str]) -> None:
     """What Python does with its arguments."""
-    while arguments[0] not in ("-c", "-m"):
+    while arguments[0] not in ("-c", "-m") and arguments[0].startswith("-"):
         arguments = arguments[1:]
-    kind, what, *given = arguments
+    kind, what, *given = arguments if arguments[0] in ("-c", "-m") else ("", *arguments)
     sys.modules["__main__"] = main = ModuleType("__main__")
-    sys.argv[:] = [kind, *given]
-    if kind == "-c":
+    sys.argv[:] = [kind or what, *given]
+    if not kind:
+        runpy.run_path(what, run_name="__main__")
+    elif kind == "-c":
         exec(compile(what, "<string>", "exec"), main.__dict__)
     else:
         if "." in what:  # it would be told twice of being imported
