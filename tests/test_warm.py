@@ -49,7 +49,7 @@ def test_a_process_has_what_it_was_given_and_its_imports_made(tmp_path: Path):
         ("raise ValueError", 1),
         ("raise KeyboardInterrupt", -signal.SIGINT),
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
-        ("import atexit; atexit.register(lambda: print('at the end'))", 0),
+        ("import atexit; atexit.register(lambda: print('left last'))", 0),
     ],
 )
 def test_it_ends_as_python_ends(does: str, code: int):
@@ -57,7 +57,7 @@ def test_it_ends_as_python_ends(does: str, code: int):
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == code
     assert ("words" in ended.stderr) == ("words" in does)
-    assert ("at the end" in ended.stdout) == ("atexit" in does)
+    assert ("left last" in ended.stdout) == ("atexit" in does)
 
 
 def test_a_signal_reaches_it_and_it_dies_with_what_waits_for_it():
