@@ -79,6 +79,15 @@ def pytest_xdist_auto_num_workers() -> int:
     return len(cores_seen()) + 1
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(specs: list[Any]) -> None:
+    """Workers are forked from a process that has imported what each of them would import: 8 of the
+    12 s that one needs until its first test."""
+    from tests.warm import python
+
+    specs[:] = [type(spec)(f"{spec}//id={spec.id}//python={python()}") for spec in specs]
+
+
 # What is forked from one process that has imported everything (`tests/forked.py`).
 FORKED = {"parallel", "benchmark", "test_training_signals.py", "test_signals_anywhere.py"}
 

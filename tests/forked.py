@@ -1,7 +1,8 @@
 """Processes that begin in a moment: forks of one that has imported all that a run needs.
 
-That process is Python's forkserver, one for each worker of the tests. Whoever starts it first says
-what it imports: `expert benchmark` measures each setting in a fork of the same one.
+That process is Python's forkserver, one for each worker of the tests, itself a fork of the one of
+`tests/warm.py`. Whoever starts it first says what it imports: `expert benchmark` measures each
+setting in a fork of the same one.
 """
 
 from __future__ import annotations
@@ -10,26 +11,24 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Callable
-from multiprocessing import forkserver
-from pathlib import Path
+from multiprocessing import forkserver, resource_tracker, spawn
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+from tests.warm import python
+
 PRELOADED = "tests.preloaded"
 
 
 def start_server() -> None:
     """Have the process that others are forked from; it stays until the end of the tests."""
-    before = os.environ.get("PYTHONPATH")
     forkserver.set_forkserver_preload([PRELOADED])
-    # It is told what to import but not from where, and leaves out in silence what it cannot find.
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), before]))
+    resource_tracker.ensure_running()
+    before = spawn.get_executable()
+    spawn.set_executable(python())
     try:
         forkserver.ensure_running()
     finally:
-        del os.environ["PYTHONPATH"]
-        if before is not None:
-            os.environ["PYTHONPATH"] = before
+        spawn.set_executable(before)
 
 
 def forked(does: Callable[..., Any], *given: Any) -> Any:

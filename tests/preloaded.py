@@ -17,6 +17,10 @@ for _name in (
     "peft",
     "pandas",
     "pyarrow.parquet",
+    "datasets",
+    "gguf",
+    "openai",
+    "sqlglot",
 ):
     import_module(_name)
 import_module("transformers.models.qwen3.modeling_qwen3")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from tests.planning.test_memory import (
     modelled_records,
     workload_of_run,
 )
+from tests.warm import python
 
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = ROOT / "docs" / "benchmarks"
@@ -46,9 +46,9 @@ def test_the_output_on_the_page_on_plans_is_what_the_command_prints(
     broken = "base_model: x\ndataset: a.jsonl\ntraining:\n  config:\n    epoch: 3\n    rank: two\n"
     (tmp_path / "broken.yaml").write_text(broken, encoding="utf-8")
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    program = Path(sys.executable).parent / "expert"
+    program = [python(), "-m", "expert"]
     ran = subprocess.run(
-        [program, *command.split()[1:]], capture_output=True, text=True, check=False, cwd=tmp_path
+        [*program, *command.split()[1:]], capture_output=True, text=True, check=False, cwd=tmp_path
     )
     assert ran.stdout + ran.stderr == output
 
@@ -56,7 +56,7 @@ def test_the_output_on_the_page_on_plans_is_what_the_command_prints(
 def test_the_python_example_on_the_page_on_plans_runs():
     [code] = re.findall(r"```python\n(.*?)```", PLAN, flags=re.DOTALL)
     ran = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+        [python(), "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
     )
     assert ran.stdout.startswith("bf16 2 ")
 

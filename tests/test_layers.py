@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.each import each
+from tests.imports import Imports, imports_in, imports_of
 
 SOURCE = Path(__file__).parent.parent / "src" / "expert"
 LAYERS = (
@@ -30,21 +31,21 @@ def modules() -> list[Path]:
     return found
 
 
-def imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
+def imported(statements: Imports) -> Iterator[tuple[int, str]]:
     """Line and full name of everything imported, inside functions too."""
-    for node in ast.walk(tree):
+    for node in statements:
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
+        else:
             module = "." * node.level + (node.module or "")
             names = [f"{module}.{alias.name}" for alias in node.names]
             yield from ((node.lineno, name) for name in names)
 
 
-def upward(layer: str, tree: ast.AST) -> list[str]:
+def upward(layer: str, statements: Imports) -> list[str]:
     """Imports that a module of `layer` may not have."""
     wrong = []
-    for line, name in imports(tree):
+    for line, name in imported(statements):
         if name.startswith("."):
             wrong.append(f"line {line}: {name} is a relative import")
             continue
@@ -71,7 +72,7 @@ def test_every_folder_is_a_layer():
 @each("path", modules(), ids=lambda path: str(path.relative_to(SOURCE)))
 def test_a_module_imports_only_its_own_layer_and_those_below(path: Path):
     layer = path.relative_to(SOURCE).parts[0]
-    assert upward(layer, ast.parse(path.read_text(encoding="utf-8"))) == []
+    assert upward(layer, imports_of(path)) == []
 
 
 @each(
@@ -95,4 +96,4 @@ def test_a_module_imports_only_its_own_layer_and_those_below(path: Path):
     ],
 )
 def test_the_check_itself_tells_up_from_down(layer: str, code: str, allowed: bool):
-    assert (upward(layer, ast.parse(code)) == []) is allowed
+    assert (upward(layer, imports_in(code)) == []) is allowed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +23,8 @@ OWN = {
     "jobs/diagnose/storage.py": "past the page cache; data files that were read before",
 }
 READS = {"read_text", "read_bytes"}
+WORDS = re.compile(r"\b(?:open|read_text|read_bytes)\b")
+"""No call of `reads_a_file` is without one of them."""
 LIBRARIES = {"gzip", "bz2", "lzma", "io", "zipfile", "codecs"}
 
 
@@ -57,7 +60,9 @@ def test_files_are_opened_by_the_one_place_that_refuses_pipes_and_devices():
         f"{name}:{line}"
         for path in sorted(SOURCE.rglob("*.py"))
         if (name := path.relative_to(SOURCE).as_posix()) not in OWN
-        for line in direct_reads(ast.parse(path.read_text(encoding="utf-8")))
+        # One file in seven has such a word; reading the tree of each took 2 s.
+        and WORDS.search(text := path.read_text(encoding="utf-8"))
+        for line in direct_reads(ast.parse(text))
     }
     assert found == set()
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.each import each
+from tests.imports import Imports, imports_in, imports_of
 from tests.test_generated_documents import drawing, read
 
 SOURCE = Path(__file__).parent.parent / "src" / "expert"
@@ -32,13 +33,13 @@ def files() -> dict[str, Path]:
     return found
 
 
-def imported_files(code: str, known: Iterable[str]) -> set[str]:
+def imported_files(statements: Imports, known: Iterable[str]) -> set[str]:
     """Modules among `known` that a file imports, inside functions and for types too."""
     known, found = set(known), set()
-    for node in ast.walk(ast.parse(code)):
+    for node in statements:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names} & known
-        elif isinstance(node, ast.ImportFrom) and node.module:
+        elif node.module:
             for alias in node.names:
                 full = f"{node.module}.{alias.name}"
                 found |= {full if full in known else node.module} & known
@@ -58,7 +59,7 @@ def circle(imports: Mapping[str, set[str]]) -> list[str]:
 def test_no_files_import_each_other_in_a_circle():
     known = files()
     imports = {
-        name: imported_files(path.read_text(encoding="utf-8"), known) - {name, "expert"}
+        name: imported_files(imports_of(path), known) - {name, "expert"}
         for name, path in known.items()
     }
     assert circle(imports) == []
@@ -71,7 +72,7 @@ def test_the_check_finds_a_circle_of_three_and_follows_imports_inside_functions(
         "p.b": "from p.c import x",
         "p.c": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import p.b\nimport p.a",
     }
-    imports = {name: imported_files(text, known) for name, text in code.items()}
+    imports = {name: imported_files(imports_in(text), known) for name, text in code.items()}
     assert set(circle(imports)) == {"p.a", "p.b", "p.c"}
     del imports["p.c"]
     assert circle(imports) == []

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from expert.core.errors import Damaged
+from expert.core.files import MAX_TEXT_BYTES
 from expert.core.hashed import hash_file, refuse_damaged, state_of, write_hashed
 
 
@@ -45,6 +46,17 @@ def test_a_file_is_sound_until_a_byte_of_it_or_of_its_hash_changes(tmp_path):
     hash_file(file).unlink()
     assert state_of(file) == "unknown"
     refuse_damaged(file, "copy it again")
+
+
+def test_a_text_that_is_too_large_to_be_read_is_refused_without_reading_it(tmp_path, monkeypatch):
+    file = tmp_path / "plan.json"
+    write_hashed(file, "{}")
+    os.truncate(file, MAX_TEXT_BYTES + 1)
+    monkeypatch.setattr("expert.core.hashed.sha256_of", pytest.fail)
+    with pytest.raises(Damaged, match=r"plan\.json"):
+        refuse_damaged(file, "copy it again")
+    hash_file(file).unlink()
+    refuse_damaged(file, "copy it again")  # whoever reads it refuses it
 
 
 @pytest.mark.parametrize("old", [True, False], ids=["without a hash", "with a hash"])

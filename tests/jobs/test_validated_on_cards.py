@@ -29,6 +29,7 @@ from expert.parallel.launch import WorldError
 from tests.jobs.test_answering import GREEDY
 from tests.jobs.trained_runs import finished, finished_characters
 from tests.jobs.validated_runs import as_it_was, learnt, written
+from tests.warm import python
 from tests.wording import wording
 
 __all__ = ["as_it_was"]  # a fixture for every test here: the runs are looked at by others too
@@ -83,8 +84,9 @@ def verdict(run: Path, **asked: Any) -> dict[str, Any]:
     return dict(found)
 
 
-# Each process imports for seconds: the fast tests start one.
-def test_a_process_writes_the_verdict_of_this_one():
+# Without what it imports, which takes seconds; the slow tests start real ones.
+def test_a_process_writes_the_verdict_of_this_one(monkeypatch):
+    monkeypatch.setattr(model_module, "COMMAND", (python(), *model_module.COMMAND[1:]))
     asked = {"baseline": "base", "limit": 11}
     told: list[tuple[str, int, int]] = []
     many = verdict(learnt(), gpus="1", tell=lambda *each: told.append(each), **asked)
@@ -111,7 +113,7 @@ def test_any_number_of_processes_writes_the_verdict_of_one(gpus):
 def program(monkeypatch, tmp_path):
     file = tmp_path / "program.py"
     file.write_text(PROGRAM)
-    monkeypatch.setattr(model_module, "COMMAND", (sys.executable, str(file)))
+    monkeypatch.setattr(model_module, "COMMAND", (python(), str(file)))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     return tmp_path
 

@@ -22,6 +22,7 @@ from expert.core.errors import (
 )
 from expert.parallel import ranks
 from expert.parallel.ranks import Ended, code_of_all, start_ranks
+from tests.warm import python
 from tests.wording import wording
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="ranks are started on POSIX systems")
@@ -38,19 +39,26 @@ def short_limits(monkeypatch):
     monkeypatch.setattr(ranks, "SECONDS_TO_LEAVE", 0.5)
 
 
-def started(*what: str, number: int = 2, restarts: int = 0) -> tuple[Ended, list[str]]:
+def started(
+    *what: str, number: int = 2, restarts: int = 0, interpreter: str = sys.executable
+) -> tuple[Ended, list[str]]:
     """How ranks that run these words ended, and what was told."""
     told: list[str] = []
 
     def command(run: Path | None) -> list[str]:
-        return [*PROGRAM, *what, *([f"all:say=resumes {run}"] if run is not None else [])]
+        return [
+            interpreter,
+            PROGRAM[1],
+            *what,
+            *([f"all:say=resumes {run}"] if run is not None else []),
+        ]
 
     ended = start_ranks(command, number, env=ENV, max_restarts=restarts, tell=told.append)
     return ended, told
 
 
 def test_ranks_find_each_other_and_the_first_one_has_the_terminal(capfd):
-    ended, told = started("all:sum", "1:say=unseen")
+    ended, told = started("all:sum", "1:say=unseen", interpreter=python())
     assert (ended.exit_code, told) == (EXIT_OK, [])
     assert capfd.readouterr().out == "sum 3\n"
 
@@ -164,7 +172,8 @@ sys.exit(start_ranks(
 
 def parent(*what: str, **more: object) -> subprocess.Popen[bytes]:
     env = {**os.environ, **ENV}
-    return subprocess.Popen([sys.executable, "-c", PARENT, *PROGRAM, *what], env=env, **more)  # type: ignore[call-overload,no-any-return]
+    words = [python(), "-c", PARENT, *PROGRAM, *what]
+    return subprocess.Popen(words, env=env, **more)  # type: ignore[call-overload,no-any-return]
 
 
 def wait_for(path: Path, lines: int = 1) -> None:

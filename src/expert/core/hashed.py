@@ -16,7 +16,13 @@ from pathlib import Path
 from typing import IO, Literal
 
 from expert.core.errors import Damaged
-from expert.core.files import read_bytes, sha256_of, sync_folder, write_text_atomically
+from expert.core.files import (
+    MAX_TEXT_BYTES,
+    read_bytes,
+    sha256_of,
+    sync_folder,
+    write_text_atomically,
+)
 
 SUFFIX = ".sha256"
 MAX_BYTES = 10_000
@@ -81,8 +87,13 @@ def writing_hashed(path: Path) -> Iterator[IO[bytes]]:
 
 
 def refuse_damaged(path: Path, advice: str) -> None:
-    """Raise if a file does not match its hash; files of earlier versions without one pass."""
-    if state_of(path) == "damaged":
+    """Raise if a text does not match its hash; files of earlier versions without one pass. One that
+    is too large to be read is not hashed: nobody wrote it."""
+    if path.is_file() and path.stat().st_size > MAX_TEXT_BYTES:
+        damaged = _known(path) is not None
+    else:
+        damaged = state_of(path) == "damaged"
+    if damaged:
         raise Damaged(f"{path}: changed after it was written  ({advice})")
 
 

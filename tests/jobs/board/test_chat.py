@@ -20,6 +20,7 @@ from tests.insight.pages import usual, write_run
 from tests.jobs.board.boards import Asked, contents, running
 from tests.jobs.serve.served import until
 from tests.jobs.trained_runs import finished
+from tests.warm import python
 from tests.wording import wording
 
 EMPTY = "empty-20260101-120000"
@@ -61,7 +62,9 @@ def loaded(folder: Path) -> Iterator[Asked]:
     name = finished("lora").name
     before = contents(folder)
     assert state(asked, name) == "none"
-    assert asked.post(f"/run/{asked.id_of(name)}/load").status_code == 200
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", python())
+        assert asked.post(f"/run/{asked.id_of(name)}/load").status_code == 200
     assert state(asked, name) == "loading"
     until(lambda: state(asked, name) != "loading")
     assert state(asked, name) == "ready", child_of(asked).output

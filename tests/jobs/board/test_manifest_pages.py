@@ -5,6 +5,8 @@ from __future__ import annotations
 import html
 import json
 import re
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,7 @@ from expert.manifest.explain import explain
 from expert.manifest.reader import read_manifest
 from tests.each import each
 from tests.jobs.board.boards import ACTION, Asked
+from tests.warm import python
 from tests.wording import wording
 
 ROWS = b"".join(
@@ -38,6 +41,16 @@ def send(asked: Asked, body: bytes = ROWS, **query: str):
 
 def left_over(root: Path) -> list[Path]:
     return [path for path in (root / FOLDER).glob("**/*") if path.is_file()]
+
+
+REAL = sys.executable
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _commands_begin_in_a_moment() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", python())
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +170,8 @@ def test_settings_that_the_form_does_not_have_are_refused(given, made):
 
 
 @each("gpu", ["--help", "a;b", "x" * 99, 5, ["a"]])
-def test_a_card_that_is_no_name_is_refused(gpu, made):
+def test_a_card_that_is_no_name_is_refused(gpu, made, monkeypatch):
+    monkeypatch.setattr(sys, "executable", REAL)
     answer = made.post(f"/manifest/{made.id_of('demo', 'manifest')}/plan", {"gpu": gpu})
     assert answer.status_code == 409 or "GeForce" not in answer.json()["html"]
 

@@ -1,0 +1,224 @@
+"""A Python that begins in a moment: its processes are forks of one that has imported all that a run
+needs, which one server for all workers of the tests does once.
+
+`python()` is a command that is called as `sys.executable` is. What it starts has the arguments,
+environment, folder and open files it was called with, and ends as it would; signals reach it. Its
+process id is another, and it shows nothing of how Python begins and what is imported when; nor of
+the variables that packages read when they are imported, as that of the hub does.
+"""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import io
+import marshal
+import os
+import runpy
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+COMMAND = "EXPERT_TESTS_PYTHON"  # names it to the processes that tests start
+
+
+def python() -> str:
+    """The command; its server ends with the process that asked first."""
+    if COMMAND not in os.environ:
+        folder = tempfile.TemporaryDirectory(prefix="expert-warm-")
+        command = Path(folder.name, "python")
+        asks = Path(__file__).with_name("warm_client.py").read_text(encoding="utf-8")
+        command.write_text(f"#!{sys.executable} -IS\n{asks}", encoding="utf-8")
+        command.chmod(0o700)
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(command.with_name("socket")))
+            listener.listen(64)
+            server = subprocess.Popen(
+                [sys.executable, "-m", "tests.warm", str(listener.fileno())],
+                cwd=ROOT,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[listener.fileno()],
+                # Ctrl-C comes to what is forked from the command that waits for it, once.
+                start_new_session=True,
+            )
+        atexit.register(_end, server, folder)
+        os.environ[COMMAND] = str(command)
+    return os.environ[COMMAND]
+
+
+def _end(server: subprocess.Popen[bytes], folder: tempfile.TemporaryDirectory[str]) -> None:
+    server.communicate()  # the end of its input ends it
+    folder.cleanup()
+
+
+class _Server:
+    """Forks a process for each that asks; whoever asked is told how it ended."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self.listener = listener
+        self.waiting: dict[int, socket.socket] = {}
+        self.ended, wakes = os.pipe()
+        for end in (self.ended, wakes):
+            os.set_blocking(end, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wakes)
+        self.ready = selectors.DefaultSelector()
+        for what in (0, self.ended, listener):
+            self.ready.register(what, selectors.EVENT_READ)
+
+    def serve(self) -> dict[str, Any] | None:
+        """What to do, in a fork; None at the end of the server."""
+        while True:
+            for key, _ in self.ready.select():
+                if key.fileobj == 0:
+                    return None
+                if key.fileobj == self.ended:
+                    os.read(self.ended, 100)
+                    self._tell_who_waits()
+                elif key.fileobj == self.listener:
+                    asked = self._fork()
+                    if asked is not None:
+                        return asked
+                elif key.data in self.waiting:  # whoever asked was killed
+                    os.kill(key.data, signal.SIGKILL)
+                    self.ready.unregister(key.fileobj)
+
+    def _fork(self) -> dict[str, Any] | None:
+        caller, _ = self.listener.accept()
+        head, opened, _, _ = socket.recv_fds(caller, 8, 200)
+        with caller.makefile("rb") as sent:
+            asked: dict[str, Any] = marshal.loads(sent.read(int.from_bytes(head, "big")))
+        process = os.fork()
+        if not process:
+            self.ready.close()
+            for one in (caller, self.listener, *self.waiting.values()):
+                one.close()
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            return asked | {"received": opened}
+        for descriptor in opened:
+            os.close(descriptor)
+        self.waiting[process] = caller
+        self.ready.register(caller, selectors.EVENT_READ, process)
+        caller.sendall(process.to_bytes(4, "big"))
+        return None
+
+    def _tell_who_waits(self) -> None:
+        while self.waiting:
+            process, status = os.waitpid(-1, os.WNOHANG)
+            if not process:
+                return
+            caller = self.waiting.pop(process)
+            if caller in self.ready.get_map():
+                self.ready.unregister(caller)
+            code = os.waitstatus_to_exitcode(status)
+            with suppress(OSError):  # it may have been killed
+                caller.sendall(code.to_bytes(4, "big", signed=True))
+            caller.close()
+
+
+def _become(asked: dict[str, Any]) -> None:
+    """Take on all that a process has by which it was started."""
+    os.setsid()
+    high = [fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, 500) for one in asked["received"]]
+    for one in asked["received"]:
+        os.close(one)
+    for one, number in zip(high, asked["descriptors"], strict=True):
+        os.dup2(one, number, inheritable=True)
+        os.close(one)
+    os.chdir(asked["folder"])
+    os.environb.clear()
+    os.environb.update(asked["environment"])
+    found = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:1] = ["", *(one for one in found if one and one not in sys.path)]
+    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - open until the end
+    sys.stdout, sys.stderr = _output(1, "strict"), _output(2, "backslashreplace")
+    import numpy
+
+    numpy.random.seed()  # as another process has it
+
+
+def _output(number: int, errors: str) -> io.TextIOWrapper:
+    raw = open(number, "wb", closefd=False)  # noqa: SIM115 - open until the end
+    return io.TextIOWrapper(
+        raw,
+        encoding="utf-8",
+        errors=errors,
+        line_buffering=number == 2 or raw.isatty(),
+        write_through=bool(os.environ.get("PYTHONUNBUFFERED")),
+    )
+
+
+def _do(arguments: list[str]) -> None:
+    """What Python does with its arguments."""
+    while arguments[0] not in ("-c", "-m") and arguments[0].startswith("-"):
+        arguments = arguments[1:]
+    kind, what, *given = arguments if arguments[0] in ("-c", "-m") else ("", *arguments)
+    sys.modules["__main__"] = main = ModuleType("__main__")
+    sys.argv[:] = [kind or what, *given]
+    if not kind:
+        runpy.run_path(what, run_name="__main__")
+    elif kind == "-c":
+        exec(compile(what, "<string>", "exec"), main.__dict__)
+    else:
+        if "." in what:  # it would be told twice of being imported
+            sys.modules.pop(what, None)
+        runpy.run_module(what, run_name="__main__", alter_sys=True)
+
+
+def _exit_code(arguments: list[str]) -> int:
+    try:
+        _do(arguments)
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return end.code or 0
+        sys.stderr.write(f"{end.code}\n")
+        return 1
+    except KeyboardInterrupt:
+        sys.excepthook(*sys.exc_info())
+        return -signal.SIGINT
+    except BaseException:  # noqa: BLE001 - as Python itself ends
+        sys.excepthook(*sys.exc_info())
+        return 1
+    return 0
+
+
+def _main() -> None:
+    server = _Server(socket.socket(fileno=int(sys.argv[1])))
+    # Before the garbage collector is told to overlook all of it: this asks it who refers to what.
+    import hypothesis  # noqa: F401
+
+    import tests.preloaded  # noqa: F401 - all that is imported
+
+    for plug_in in ("anyio", "hypothesis", "_hypothesis_globals"):
+        # pytest would warn that it comes too late to rewrite their asserts.
+        sys.modules[plug_in].__doc__ = "PYTEST_DONT_REWRITE"
+    asked = server.serve()
+    if asked is None:
+        os._exit(0)
+    _become(asked)
+    code = _exit_code(asked["arguments"])
+    # The end of Python, without taking apart the five thousand modules that were imported.
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    _main()
