@@ -39,6 +39,9 @@ def python() -> str:
         asks = Path(__file__).with_name("warm_client.py").read_text(encoding="utf-8")
         command.write_text(f"#!{sys.executable} -IS\n{asks}", encoding="utf-8")
         command.chmod(0o700)
+        if not os.access(command, os.X_OK):  # programs in /tmp may be forbidden
+            folder.cleanup()
+            return sys.executable
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(str(command.with_name("socket")))
             listener.listen(64)
