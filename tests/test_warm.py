@@ -8,8 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.each import each
 from tests.warm import python
+
+pytestmark = pytest.mark.skipif(
+    python() == sys.executable, reason="programs in the temporary folder may not be run"
+)
 
 DOES = """
 import os, sys
