@@ -255,7 +255,7 @@ def test_a_stop_sequence_ends_characters_and_is_not_shown():
 
 
 def test_overrides_that_are_unknown_or_out_of_range_are_refused_at_once():
-    given = {"temperature": 9.0, "temprature": 1.0, "max_new_tokens": 0}
+    given = {"temperature": 9.0, "warmth": 1.0, "max_new_tokens": 0}
     with pytest.raises(CannotSample) as told:
         texts(finished_characters(), "the", decoding=given)
     assert str(told.value).splitlines() == [
