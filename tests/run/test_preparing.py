@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import expert
-from expert.data import splits
+from expert.data import line, splits
 from expert.data.examples import remembered
 from expert.data.prepared import PreparedData
 from expert.data.records import DataError
@@ -89,9 +89,22 @@ def test_tokens_of_rows_that_earlier_versions_read_differently_are_not_reused(
     with monkeypatch.context() as earlier:
         earlier.setattr("expert.data.line.was_read_differently", lambda *given: False)
         before = prepare(file).train.folders[0]
+    for memory in tmp_path.rglob(".texts.json"):
+        memory.unlink()  # an earlier version did not look
     now = prepare(file)
     assert (now.train.folders[0].key == before.key) == reused
     assert not any("input_schema" in text for text in texts_of(now, "train"))
+
+
+def test_rows_are_not_read_again_while_their_files_are_the_same(tmp_path, monkeypatch):
+    file = an_expert(tmp_path, dataset={"path": "train.jsonl"})
+    first = prepare(file)
+    for module in (line, remembered):
+        monkeypatch.setattr(module, "iterate", lambda source: pytest.fail("read again"))
+    again = prepare(file)
+    assert [each.folder for each in again.train.folders] == [
+        each.folder for each in first.train.folders
+    ]
 
 
 def test_an_update_of_short_rows_has_the_rows_that_the_manifest_says(tmp_path):

@@ -149,17 +149,24 @@ def files_below(folder: Path, skipped: list[Path] | None = None) -> Iterator[Pat
     for top in tops:
         for here, inner, files in os.walk(top, onerror=locked):
             place = os.path.realpath(here)
-            is_own = here != str(folder) and _is_run_or_environment(files)
-            if place in seen or is_own:
-                left_out.extend([] if place in seen else [Path(here)])
+            if place in seen:
+                inner.clear()
+                continue
+            if here != str(folder) and _is_run_or_environment(files):
+                left_out.append(Path(here))
                 inner.clear()
                 continue
             seen.add(place)
-            entered = sorted(name for name in inner if not _NOT_LOOKED_INTO.fullmatch(name))
-            left_out.extend(Path(here) / name for name in inner if name not in entered)
-            links = [name for name in entered if os.path.islink(os.path.join(here, name))]
-            tops += [os.path.join(here, name) for name in links]
-            inner[:] = [name for name in entered if name not in links]
+            entered = []
+            for name in sorted(inner):
+                path = os.path.join(here, name)
+                if _NOT_LOOKED_INTO.fullmatch(name):
+                    left_out.append(Path(path))
+                elif os.path.islink(path):
+                    tops.append(path)
+                else:
+                    entered.append(name)
+            inner[:] = entered
             yield from (Path(here) / name for name in sorted(files))
 
 

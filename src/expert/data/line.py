@@ -296,10 +296,18 @@ def _columns_in(line: Line, source: Source) -> tuple[Columns, ColumnSurvey]:
     columns = columns_of(seen, line.spec)
     # A stream keeps no tokens, and the first row of a text may be all of it.
     if not streamed and (columns.tools or columns.input or columns.system):
-        rows = (row for row in islice(iterate(source), FIRST_ROWS) if isinstance(row, Row))
-        anew = any(was_read_differently(row.values, columns) for row in rows)
-        columns = replace(columns, read_anew=anew)
+        as_read = f"how older versions read the first rows of {columns}"
+        looked_at = partial(_read_anew, source, columns)
+        beside = line.cache.beside
+        anew = remembered_warnings(source, beside, as_read, looked_at, keep=keep, waits=line.waits)
+        columns = replace(columns, read_anew=bool(anew))
     return columns, seen
+
+
+def _read_anew(source: Source, columns: Columns) -> list[str]:
+    """Where the first row is that older versions read differently, if there is one."""
+    rows = (row for row in islice(iterate(source), FIRST_ROWS) if isinstance(row, Row))
+    return [row.place for row in rows if was_read_differently(row.values, columns)][:1]
 
 
 def _formatter(
@@ -354,10 +362,12 @@ def _is_one_text(line: Line, source: Source, columns: Columns | None) -> bool:
     own = sources.validation is not None or source is not sources.train
     if own or not spec.validation_split or spec.streaming:
         return False
+    if columns is not None and (columns.kind != "text" or line.plan.data.overlong != "split"):
+        return False
     rows = list(islice(iterate(source), 2))
     if len(rows) != 1 or columns is None:
         return len(rows) == 1
-    if not isinstance(rows[0], Row) or columns.kind != "text" or line.plan.data.overlong != "split":
+    if not isinstance(rows[0], Row):
         return False
     example = example_of(rows[0], columns)  # an example with turns is a conversation
     return isinstance(example, Example) and len(example.text) >= LONG_TEXT

@@ -26,11 +26,11 @@ _OWN_CACHES = ("datasets_optimized", "__pycache__")
 _ASKED_FORMATS = {"text": ("txt",), "csv": ("csv", "tsv")}
 
 
-def _data_files(folder: Path, format: str | None) -> list[Path]:
-    """Files with rows, in the folder and its subfolders, sorted. Markdown and spreadsheets next to
-    rows of another format are taken as documentation; folders of experts have rows of their own."""
+def _data_files(folder: Path, found: list[Path], format: str | None) -> list[Path]:
+    """Those of the files found in a folder and its subfolders that have rows. Markdown and
+    spreadsheets next to rows of another format are taken as documentation; folders of experts have
+    rows of their own."""
     wanted = FORMATS if format is None else _ASKED_FORMATS.get(format, (format,))
-    found = _visible_files(folder)
     manifests = (path for path in found if path.name in FILE_NAMES and path.parent != folder)
     experts = {path.parent for path in manifests if not is_foreign(path)}
     own = (path for path in found if experts.isdisjoint(path.parent.parents))
@@ -56,19 +56,19 @@ def unread_files(folder: Path, format: str | None = None) -> list[str]:
     paths."""
     if saved_splits(folder) is not None:
         return []
-    read = set(_data_files(folder, format))
     skipped: list[Path] = []
-    files = [path for path in _visible_files(folder, skipped) if path not in read]
+    found = _visible_files(folder, skipped)
+    read = set(_data_files(folder, found, format))
     folders = [
         path for path in skipped if not path.name.startswith(".") and path.name not in _OWN_CACHES
     ]
-    unread = [str(path.relative_to(folder)) for path in files]
+    unread = [str(path.relative_to(folder)) for path in found if path not in read]
     return sorted([*unread, *(f"{path.relative_to(folder)}{os.sep}" for path in folders)])
 
 
 def files_by_split(folder: Path, format: str | None) -> dict[Split | None, list[Path]]:
     """The data files of a folder and its subfolders, sorted; None: no split in the name."""
-    files = _data_files(folder, format)
+    files = _data_files(folder, _visible_files(folder), format)
     kinds = Counter(str(suffix_format(path)) for path in files)
     if len(kinds) > 1 and format is None:
         counts = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
