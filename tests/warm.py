@@ -203,7 +203,7 @@ def _main() -> None:
 
     import tests.preloaded  # noqa: F401 - all that is imported
 
-    for plug_in in ("anyio", "hypothesis", "_hypothesis_globals"):
+    for plug_in in {"anyio", "hypothesis", "_hypothesis_globals"} & sys.modules.keys():
         # pytest would warn that it comes too late to rewrite their asserts.
         sys.modules[plug_in].__doc__ = "PYTEST_DONT_REWRITE"
     asked = server.serve()

@@ -80,6 +80,8 @@ class Setting:
             **kernels,
         }
         own["loss_scaling"] = own["precision"] == "fp16"
+        # As a plan chooses them.
+        own.setdefault("fused_blocks", not own["compile"] and own["precision"] != "fp16")
         values = {f"kernels.{name}": value for name, value in own.items()}
         values |= {"model.quantization": quantization, "adapter.type": adapter}
         return self.plan.with_values(values, "a test compares it", "manifest")

@@ -9,7 +9,7 @@ import pytest
 
 from expert.planning.models.resolve import SMOLLM2
 from tests.gpu.real_model import note
-from tests.gpu.test_recovery_on_card import FIRST_LOSS, LATER_LOSSES, expert_of
+from tests.gpu.test_recovery_on_card import FIRST_LOSS, expert_of
 from tests.gpu.trainer import in_own_process
 from tests.jobs.runs import events_of, plan_of
 from tests.wording import wording
@@ -19,6 +19,11 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card"),
 ]
+# Micro-batches that lack sequences are padded where they are captured and laid end to end where
+# they are launched: gradients are sums of other numbers of rows, which tips roundings to bfloat16.
+# On an H200 a later loss moved by 0.19 %, and by nothing where both had one layout
+# (test_widths_on_card). This is what bfloat16 may cost a mean loss in test_real_weights.
+LATER_LOSSES = 5e-3
 
 
 def losses(folder: Path, model: str, *, graphs: bool, **config: Any) -> list[float]:
