@@ -209,6 +209,18 @@ def test_fp8_layers_are_near_those_that_are_not_quantised(llama):
             assert float((ours - right).norm() / right.norm()) < 0.35
 
 
+@each("kind", ["lora", "dora"])
+def test_evaluation_of_an_fp8_base_does_not_round_activations(llama, kind):
+    options: dict[str, Any] = {"kind": kind, "quantization": "fp8", "dtype": torch.float32}
+    fused, apart = a_model(llama, **options), a_model(llama, fused=False, **options)
+    batch = make_batch([documents(20, 11), documents(25)])
+    unrounded, _ = apart.evaluate(batch)
+    # Float32 keeps 24 bits, through two blocks: a hundred roundings.
+    torch.testing.assert_close(fused.evaluate(batch)[0], unrounded, rtol=1e-5, atol=0)
+    with torch.no_grad():
+        assert float(fused.loss_sum(batch)) != pytest.approx(float(unrounded), rel=1e-4)
+
+
 def test_the_last_block_of_an_fp8_base_is_not_quantised(llama):
     first, last = load(llama, "none", quantization="fp8").blocks
     kinds = [{type(each) for each in block.modules()} for block in (first, last)]
