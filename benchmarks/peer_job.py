@@ -43,6 +43,12 @@ class Clock(TrainerCallback):
             for (start, before), (end, tokens) in pairwise(self.ends[self.steps // 3 - 1 :])
         ]
 
+    def whole_rate(self) -> float:
+        """Tokens a second of all updates after the first third together."""
+        torch.cuda.synchronize()
+        (start, before), (end, tokens) = self.ends[self.steps // 3 - 1], self.ends[-1]
+        return int(tokens - before) / (start.elapsed_time(end) / 1000)
+
     def count(self, trainer: Any) -> None:
         """Count the tokens of every batch that this trainer takes."""
         plain = trainer.training_step
@@ -81,8 +87,16 @@ def rows_in(folder: Path) -> Any:
     return datasets.Dataset.from_dict({"text": [json.loads(line)["text"] for line in lines]})
 
 
-def measure(peer: str, trainer: Any, clock: Clock, args: argparse.Namespace, *also: str) -> None:
-    """Train, and write what was measured; `also`: packages whose versions matter."""
+def measure(
+    peer: str,
+    trainer: Any,
+    clock: Clock,
+    args: argparse.Namespace,
+    *also: str,
+    median: bool = True,
+) -> None:
+    """Train, and write what was measured; `also`: packages whose versions matter; `median`: of the
+    updates' rates, else the rate of all together, for updates of few rows, which vary in tokens."""
     clock.count(trainer)
     trainer.train()
     rates = clock.rates()
@@ -91,7 +105,7 @@ def measure(peer: str, trainer: Any, clock: Clock, args: argparse.Namespace, *al
         "peer": peer,
         "model": args.model.name,
         "settings": {k: v for k, v in vars(args).items() if k not in ("data", "model", "out")},
-        "tokens_per_second": statistics.median(rates),
+        "tokens_per_second": statistics.median(rates) if median else clock.whole_rate(),
         "rates": [round(rate) for rate in rates],
         "batch": clock.shape,
         "peak_reserved_bytes": torch.cuda.max_memory_reserved(),

@@ -84,7 +84,7 @@ def trainer_for(args: argparse.Namespace, clock: Clock) -> Trainer:
 def main() -> None:
     args = asked("--recompute", workers=4)
     clock = Clock(args.steps)
-    measure("transformers Trainer", trainer_for(args, clock), clock, args)
+    measure("transformers Trainer", trainer_for(args, clock), clock, args, median=False)
 
 
 if __name__ == "__main__":

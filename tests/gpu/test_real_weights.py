@@ -10,7 +10,7 @@ their product, down. If every one of these 360 hit the whole stream and none mad
 they would add to √360 · 0.11 % = 2.1 % of the logits. A gradient passes the roundings of the
 forward and twice as many in the backward (by its inputs and by its weights): √3 as much, 3.7 %.
 Twice that much is allowed; the factor was set after a CPU, whose bfloat16 rounds in the same
-places, was off by 1.4 % and 3.8 %, beyond the sum. An H200 was then off by up to 2.0 % and 5.1 %.
+places, was off by 1.4 % and 3.8 %, beyond the sum. An H200 was then off by up to 2.0 % and 5.9 %.
 Errors in no particular direction turn a vector by half their square: the cosine may be lower than
 1 by that square. A mean loss over some 2,500 targets gets the average of their errors, 0.001 on a
 CPU. A wrong mask, position or head order gives errors near 1.
