@@ -35,6 +35,17 @@ def test_pretokenize_shows_hit_or_miss_and_the_counts(run, tmp_path):
     assert wording("name-one-manifest-folder") in nothing.err
 
 
+def test_pretokenize_shows_the_warnings_about_the_manifest(run, tmp_path):
+    file = an_expert(tmp_path)
+    content = json.loads(file.read_text(encoding="utf-8")) | {"schema_version": "7.0"}
+    file.write_text(json.dumps(content), encoding="utf-8")
+    ran = run("pretokenize", str(file))
+    assert ran.code == 0
+    (line,) = [line for line in ran.out.splitlines() if line.startswith("warning: ")]
+    assert line.startswith(f"warning: {file}: ")
+    assert "7.0" in line
+
+
 def test_pretokenize_continues_past_what_cannot_be_prepared_and_lists_everything(
     run, tmp_path, monkeypatch
 ):

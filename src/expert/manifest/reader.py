@@ -35,6 +35,12 @@ class ReadManifest:
     root: Item | None = None
     """The canonical tree with lines and comments."""
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """The notices that are warnings, each with its file and line."""
+        warnings = (notice for notice in self.notices if notice.kind == "warning")
+        return tuple(f"{self.source}: {each.where}: {each.text}" for each in warnings)
+
 
 def read_manifest(
     path: str | Path, *, overrides: Sequence[str] = (), strict: bool = False

@@ -264,6 +264,7 @@ def prepare_part(
     one publishes; the earlier ones return the parts still to do."""
     from expert.data import splits
     from expert.data.line import open_line
+    from expert.data.prepared import PartsLeft
     from expert.data.tokens.prepare import Part
 
     read = as_read(manifest, overrides)
@@ -271,12 +272,17 @@ def prepare_part(
     provide_model(read, model)
     opened = open_run(read, data="unread", model=model)
     line = open_line(opened.plan, read, opened.named, tell=tell)
+    prepared: PreparedData | PartsLeft | None
     with splits.room_for(line):
         if part[1] > 1:
-            return splits.prepare_part(line, Part(*part))
-        prepared = splits.prepare_splits(line)
+            prepared = splits.prepare_part(line, Part(*part))
+        else:
+            prepared = splits.prepare_splits(line)
     assert prepared is not None
-    return prepared
+    if isinstance(prepared, PartsLeft):
+        return prepared
+    about_manifest = (Remark.warning("manifest", text) for text in read.warnings)
+    return replace(prepared, doubts=(*about_manifest, *prepared.doubts))
 
 
 def as_read(manifest: str | Path | ReadManifest, overrides: tuple[str, ...]) -> ReadManifest:

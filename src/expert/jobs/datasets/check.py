@@ -48,11 +48,7 @@ def check_dataset(
         report.rows = rows_as_text(line, show)
     else:
         report = check_rows(line, read.manifest.name, show, tell)
-    report.doubts[:0] = [
-        f"{read.source}: {notice.where}: {notice.text}"
-        for notice in read.notices
-        if notice.kind == "warning"
-    ]
+    report.doubts[:0] = read.warnings
     return report
 
 
