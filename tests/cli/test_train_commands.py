@@ -411,5 +411,7 @@ def test_ctrl_c_before_the_first_step_is_reported_and_leaves_no_folder(
 
 
 def test_a_signal_is_acknowledged_past_the_buffers_of_python(capfd):
-    _show_stopping()
+    _show_stopping(again=False)
     assert capfd.readouterr().err == wording("stopping-after-update-once")
+    _show_stopping(again=True)
+    assert capfd.readouterr().err == wording("stopped-without-saving")

@@ -111,8 +111,8 @@ def _train(work: dict[str, Any]) -> int:
         held = _holding(seed_step, manifest.parent, work.pop("hold_at"))
         loop.seed_step = held  # type: ignore[attr-defined, assignment]
     try:
-        acknowledge = (manifest.parent / ACKNOWLEDGED).touch
-        return train(manifest, **work, acknowledge=acknowledge).exit_code
+        acknowledged = manifest.parent / ACKNOWLEDGED
+        return train(manifest, **work, acknowledge=lambda again: acknowledged.touch()).exit_code
     except ExpertError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code

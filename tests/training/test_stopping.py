@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from typing import Any
 
 import pytest
 
@@ -96,11 +97,15 @@ def test_the_first_signal_sets_the_exit_code_and_the_second_ends_the_process_at_
 ):
     ends: list[object] = []
     monkeypatch.setattr(os, "_exit", ends.append)
-    with Signals(restore_terminal=lambda: ends.append("restored")) as signals:
+    told: dict[str, Any] = {
+        "restore_terminal": lambda: ends.append("restored"),
+        "acknowledge": lambda again: ends.append("again" if again else "first"),
+    }
+    with Signals(**told) as signals:
         os.kill(os.getpid(), first)
-        assert (signals.requested, ends) == (128 + first, [])
+        assert (signals.requested, ends) == (128 + first, ["first"])
         os.kill(os.getpid(), second)
-    assert ends == ["restored", 128 + second]
+    assert ends == ["first", "restored", "again", 128 + second]
 
 
 def test_the_handlers_of_before_are_put_back():
@@ -148,7 +153,7 @@ def test_the_cursor_is_shown_on_terminals_and_nothing_is_written_elsewhere(monke
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_first_signal_is_acknowledged_before_anything_else_happens(number):
     told = []
-    with Signals(acknowledge=lambda: told.append(number)) as signals:
+    with Signals(acknowledge=lambda again: told.append(number)) as signals:
         os.kill(os.getpid(), number)
         assert (told, signals.requested) == ([number], 128 + number)
 
@@ -158,7 +163,7 @@ FORKS = """
 import os, signal, sys, time
 from expert.training.stopping import Signals
 
-with Signals(acknowledge=lambda: os.write(1, b"stopping\\n")):
+with Signals(acknowledge=lambda again: os.write(1, b"stopping\\n")):
     worker = os.fork()
     if worker == 0:
         os.write(1, b"ready\\n")

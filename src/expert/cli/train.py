@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from expert.run.session.finish import RunResult
 
 STOPPING = "Finishing this step; press Ctrl-C again to stop immediately."
+STOPPED = "Stopped without saving; --resume continues from the last checkpoint, if there is one."
 TRAIN_EPILOG = (
     "Exit codes: 0 finished; 2 wrong command line, manifest or data; 3 the plan does not fit (with "
     "--dry-run); 4 the run failed; 70 it hung; 75 the disk is full; 130 stopped by Ctrl-C "
@@ -278,11 +279,11 @@ def _run(
         return result, opened.plan
 
 
-def _show_stopping() -> None:
+def _show_stopping(again: bool) -> None:
     """Bypasses Python's buffers: it may be called in the middle of a write."""
     start = b"\r\x1b[K" if os.isatty(2) else b""  # there may be a bar on this line
     with suppress(OSError):
-        os.write(2, start + f"{STOPPING}\n".encode())
+        os.write(2, start + f"{STOPPED if again else STOPPING}\n".encode())
 
 
 def _show_result(result: RunResult, plan: RunPlan, console: Console, *, as_json: bool) -> None:

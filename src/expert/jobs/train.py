@@ -31,7 +31,7 @@ def train(
     allow_remote_code: bool = False,
     sinks: Sequence[Sink] = (),
     tell: Tell = lambda name, rows, tokens: None,
-    acknowledge: Callable[[], None] = lambda: None,
+    acknowledge: Callable[[bool], None] = lambda again: None,
     progress: Callable[[int], None] = lambda done: None,
     evaluating: Evaluating = lambda split, rows, total: None,
     begin: Callable[[Path], None] = lambda run: None,
@@ -42,8 +42,9 @@ def train(
     A manifest that is already opened is not opened again: `model`, `overrides`, `vram`, `resume`
     and `tell` then have no effect.
 
-    `acknowledge` is called from the handler of the first stop signal, `progress` after every
-    launched step, `evaluating` after every batch of an evaluation; none of them may take long.
+    `acknowledge` is called from the handler of stop signals (`again`: of a second one, which ends
+    the process), `progress` after every launched step, `evaluating` after every batch of an
+    evaluation; none of them may take long.
     `begin` is called with the run's folder. `group`: the processes that train together, of which
     this is the first; the others call `join`.
     """

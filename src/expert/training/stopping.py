@@ -91,7 +91,7 @@ class Signals:
     def __init__(
         self,
         *,
-        acknowledge: Callable[[], None] = lambda: None,
+        acknowledge: Callable[[bool], None] = lambda again: None,
         restore_terminal: Callable[[], None] = show_cursor,
         alone: bool = True,
         on_sigusr1: Literal["save", "stop"] = "save",
@@ -137,11 +137,12 @@ class Signals:
             return
         if self.requested is None:
             self.requested = 128 + number
-            self._acknowledge()
+            self._acknowledge(False)
             return
         if not self._alone or number in (HANGUP, WARNING):
             return
         self._restore_terminal()
+        self._acknowledge(True)
         os._exit(128 + number)
 
     def take_save(self) -> bool:

@@ -50,7 +50,7 @@ REBUILD = ("model.", "kernels.", "optim.", "adapter.")
 class Callbacks:
     """Progress callbacks; none may take long."""
 
-    acknowledge: Callable[[], None] = lambda: None
+    acknowledge: Callable[[bool], None] = lambda again: None
     """Called from the handler of the first signal that asks to stop."""
     progress: Callable[[int], None] = lambda done: None
     """Called after every launched step."""
