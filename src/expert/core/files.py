@@ -135,13 +135,13 @@ _NOT_LOOKED_INTO = re.compile(
 def files_below(folder: Path, skipped: list[Path] | None = None) -> Iterator[Path]:
     """Every file of a folder, at any depth, a folder's own before those below it.
 
-    Skips run folders, virtual environments, hidden folders and caches, which are added to
-    `skipped`, as are folders that cannot be opened. A folder with several names is searched once,
-    under its own name if that is below `folder`: links come last.
+    Skips run folders, virtual environments, hidden folders, caches and links to a folder above,
+    which are added to `skipped`, as are folders that cannot be opened. A folder with several names
+    is searched once, under its own name if that is below `folder`: links come last.
     """
     left_out: list[Path] = [] if skipped is None else skipped
     seen: set[str] = set()
-    tops = [str(folder)]
+    tops = [folder]
 
     def locked(error: OSError) -> None:
         left_out.append(Path(error.filename))
@@ -163,7 +163,8 @@ def files_below(folder: Path, skipped: list[Path] | None = None) -> Iterator[Pat
                 if _NOT_LOOKED_INTO.fullmatch(name):
                     left_out.append(Path(path))
                 elif os.path.islink(path):
-                    tops.append(path)
+                    leads_up = Path(os.path.realpath(path)) in Path(os.path.realpath(folder)).parents
+                    (left_out if leads_up else tops).append(Path(path))
                 else:
                     entered.append(name)
             inner[:] = entered

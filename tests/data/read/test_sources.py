@@ -142,6 +142,14 @@ def test_a_link_to_a_folder_does_not_change_the_split_of_its_files(tmp_path):
     assert names(found.test, tmp_path) == ["rows/test/b.jsonl"]
 
 
+def test_a_link_to_a_folder_above_is_not_followed_and_listed_as_not_read(tmp_path):
+    fill(tmp_path, "rows/a.jsonl", "b.jsonl")
+    (tmp_path / "rows" / "up").symlink_to(tmp_path)
+    (tmp_path / "rows" / "top").symlink_to("/")
+    assert names(train_of(tmp_path, "rows"), tmp_path) == ["rows/a.jsonl"]
+    assert unread_files(tmp_path / "rows") == ["top/", "up/"]
+
+
 def test_folders_that_are_not_looked_into_are_listed_as_not_read(tmp_path):
     fill(tmp_path, "a.jsonl", "datasets--of--me/b.jsonl", "sub/env/pyvenv.cfg", ".git/c.jsonl")
     fill(tmp_path, "datasets_optimized/x/rejects.jsonl", "runs/x/plan.json", "runs/x/events.jsonl")
