@@ -163,7 +163,7 @@ def files_below(folder: Path, skipped: list[Path] | None = None) -> Iterator[Pat
                 if _NOT_LOOKED_INTO.fullmatch(name):
                     left_out.append(Path(path))
                 elif os.path.islink(path):
-                    leads_up = Path(os.path.realpath(path)) in Path(os.path.realpath(folder)).parents
+                    leads_up = Path(path).resolve() in folder.resolve().parents
                     (left_out if leads_up else tops).append(Path(path))
                 else:
                     entered.append(name)

@@ -12,7 +12,7 @@ from expert.core.stored_json import object_in
 from expert.data.template.templates import NamedTemplate
 from expert.jobs.export.chat_format import jinja_of
 from expert.jobs.export.checks import CannotExport
-from expert.jobs.export.comparison import Difference, Expected, ExportSource, compare, logits_of
+from expert.jobs.export.comparison import Difference, Expected, compare, logits_of
 from expert.jobs.export.gguf_file.adapter import refuse_adapter, write_adapter
 from expert.jobs.export.gguf_file.architecture import (
     Family,
@@ -39,6 +39,7 @@ from expert.jobs.export.modelfile import (
 )
 from expert.jobs.export.portable_base import portable_base
 from expert.jobs.export.quality import Quality, QualityCheck
+from expert.jobs.export.request import ExportRequest
 from expert.jobs.sample.decoding import end_tokens, settle_decoding
 from expert.manifest.schema.kinds import ADAPTERS
 from expert.manifest.schema.manifest import CHAR_GPT
@@ -84,7 +85,7 @@ class WrittenGguf:
 
 
 def write_expert(
-    source: ExportSource,
+    source: ExportRequest,
     expected: Expected,
     trained: Trained,
     target: Path,
@@ -118,7 +119,7 @@ def write_expert(
 
 
 def write_lora(
-    source: ExportSource,
+    source: ExportRequest,
     expected: Expected,
     trained: Trained,
     target: Path,
@@ -162,11 +163,11 @@ def write_lora(
     )
 
 
-def _file_name(source: ExportSource) -> str:
+def _file_name(source: ExportRequest) -> str:
     return f"{folder_name(source.plan.expert)}-{source.gguf}.gguf"
 
 
-def _about(source: ExportSource) -> About:
+def _about(source: ExportRequest) -> About:
     manifest = object_in(source.folder.manifest)
     return About(
         name=source.plan.expert,

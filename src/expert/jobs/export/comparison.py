@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from expert.data.records import Segment
 from expert.jobs.export.card_code import keeps_adapter_dtype
 from expert.jobs.export.portable_base import COPY
-from expert.jobs.export.quality import ROWS
 from expert.jobs.sample.sample import prompt_text
 from expert.manifest.schema.kinds import QUANTISED
 from expert.manifest.schema.manifest import CHAR_GPT
@@ -21,11 +20,9 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from expert.core.rundir import RunFolder
     from expert.jobs.export.card_code import Asking
     from expert.jobs.export.exported import Kind
     from expert.planning.run_plan import RunPlan
-    from expert.run.stored.choose_checkpoint import Choice
     from expert.run.stored.load import Trained
 
 # Short and ASCII, so that every tokenizer and GPU can handle them.
@@ -39,21 +36,6 @@ TOLERANCE = {"fp32": 1e-3, "fp16": 2.5e-2, "bf16": 2e-1}
 another order changes float32 logits by up to 5e-6 of it. Rounding weights and activations to
 bfloat16 (8 bits) changed them by up to 11 % in random models of width 64, to float16 (11 bits) by
 up to 1.4 %; the tolerance is almost twice that."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExportSource:
-    """What to export, and how."""
-
-    folder: RunFolder
-    plan: RunPlan
-    choice: Choice
-    kind: Kind
-    dtype: str
-    device: torch.device
-    gguf: str = ""
-    """The type of a GGUF file, `lora` for an adapter; "" for other exports."""
-    judged_rows: int = ROWS
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,7 +35,6 @@ from expert.jobs.export.comparison import (
     TOLERANCE,
     Difference,
     Expected,
-    ExportSource,
     checked_ids,
     compare,
     load_exported,
@@ -49,6 +48,7 @@ from expert.jobs.export.model_card import Known, model_card
 from expert.jobs.export.portable_base import copy_base, hub_reference, portable_base
 from expert.jobs.export.push import write_origin
 from expert.jobs.export.quality import ROWS
+from expert.jobs.export.request import ExportRequest
 from expert.jobs.sample.decoding import (
     DecodingSettings,
     end_tokens,
@@ -111,7 +111,7 @@ def export(
     refuse_place(to)
     choice = choose(folder, checkpoint or plan.watch.packaging_checkpoint)
     remarks = gate_remark(folder, choice, allow_failed=allow_failed), base_remark(folder, plan)
-    source = ExportSource(
+    source = ExportRequest(
         folder=folder,
         plan=plan,
         choice=choice,
@@ -157,7 +157,7 @@ def export(
     return done
 
 
-def _to_serve(source: ExportSource) -> dict[str, Any]:
+def _to_serve(source: ExportRequest) -> dict[str, Any]:
     """What `expert serve` needs to know of the export, besides its files."""
     plan = source.plan
     decoding = {key: plan.decoding[key] for key in DecodingSettings.__annotations__
@@ -168,7 +168,7 @@ def _to_serve(source: ExportSource) -> dict[str, Any]:
     return {"name": plan.expert, "decoding": decoding, **of_adapter}
 
 
-def _load(source: ExportSource) -> tuple[Trained, Expected]:
+def _load(source: ExportRequest) -> tuple[Trained, Expected]:
     """The trained model, and its logits on the checked texts."""
     merged, quantised = source.kind == "merged" or bool(source.gguf), None
     if merged and source.plan.model.quantization in QUANTISED:
@@ -191,7 +191,7 @@ def _load(source: ExportSource) -> tuple[Trained, Expected]:
     )
 
 
-def _load_trained(source: ExportSource, *, quantised: bool) -> Trained:
+def _load_trained(source: ExportRequest, *, quantised: bool) -> Trained:
     import torch
 
     merged = source.kind == "merged" or bool(source.gguf)
@@ -207,7 +207,7 @@ def _load_trained(source: ExportSource, *, quantised: bool) -> Trained:
     )
 
 
-def _write(source: ExportSource, trained: Trained, target: Path, to: Path) -> None:
+def _write(source: ExportRequest, trained: Trained, target: Path, to: Path) -> None:
     """Write weights, tokenizer and generation config; `to`: the folder's final path."""
     from expert.model.load import DTYPES
     from expert.model.saving import save_trained
@@ -252,7 +252,7 @@ def _write_chat_template(trained: Trained, target: Path) -> None:
             file.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
-def _write_adapter(source: ExportSource, trained: Trained, target: Path) -> None:
+def _write_adapter(source: ExportRequest, trained: Trained, target: Path) -> None:
     from expert.model.saving import save_trained
 
     place = source.choice.path
@@ -290,7 +290,7 @@ def _write_soft_prompts(trained: Trained, target: Path, *, base: str) -> None:
 
 
 def _check(
-    source: ExportSource, expected: Expected, target: Path, prompt_names: tuple[str, ...]
+    source: ExportRequest, expected: Expected, target: Path, prompt_names: tuple[str, ...]
 ) -> Difference:
     """Load the export like any user would, and compare its logits with the trained model's."""
     import torch
@@ -317,7 +317,7 @@ def _check(
     return difference
 
 
-def _tolerance(source: ExportSource, expected: Expected) -> float | None:
+def _tolerance(source: ExportRequest, expected: Expected) -> float | None:
     """The tolerance of the coarser dtype of training and export; None for quantised GGUF files.
 
     It grows in proportion if an adapter moves the logits by more than four spreads, since larger
@@ -333,7 +333,7 @@ def _tolerance(source: ExportSource, expected: Expected) -> float | None:
 
 
 def _exported(
-    source: ExportSource,
+    source: ExportRequest,
     expected: Expected,
     to: Path,
     written: Path,
@@ -369,7 +369,7 @@ def _exported(
     )
 
 
-def _write_card(source: ExportSource, expected: Expected, target: Path, done: Exported) -> None:
+def _write_card(source: ExportRequest, expected: Expected, target: Path, done: Exported) -> None:
     folder = source.folder
     events = list(read_events(folder.events))
     known = Known(
