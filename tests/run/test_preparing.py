@@ -330,6 +330,17 @@ def test_a_character_corpus_becomes_full_blocks(tmp_path):
     assert made.validation.index.statistics().tokens > 0
 
 
+def test_a_character_that_was_not_trained_on_is_named_with_its_file(tmp_path):
+    (tmp_path / "corpus.txt").write_text("To be, or not to be.\n" * 200, encoding="utf-8")
+    (tmp_path / "later.txt").write_text("To bé.\n" * 200, encoding="utf-8")
+    dataset = {"path": "corpus.txt", "validation_path": "later.txt"}
+    data = {"name": "bard", "base_model": {"name": "char-gpt"}, "training": {"dataset": dataset}}
+    (tmp_path / "manifest.json").write_text(json.dumps(data), encoding="utf-8")
+    with pytest.raises(DataError) as refused:
+        prepare(tmp_path / "manifest.json")
+    assert str(refused.value) == f"{tmp_path}/{wording('character-not-trained-on')}"
+
+
 def test_a_model_that_is_nowhere_is_told(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))

@@ -37,6 +37,7 @@ from expert.data.named_sources import (
     choose_sources,
 )
 from expert.data.read.sources import Source, first_row, iterate
+from expert.data.read.streams import unusable
 from expert.data.records import BadRow, Dropped, Example, Made, Row, Segment, Unread
 from expert.data.template.templates import Template, TemplateError, named_template
 from expert.data.template.text_tools import text_tools
@@ -260,7 +261,14 @@ def _reading(line: Line, source: Source) -> Reading:
         apart = _is_one_text(line, source, None)
         share = line.spec.validation_split if apart else 0
 
+        assert isinstance(line.encoder, CharacterEncoder)
+        known = frozenset(line.encoder.characters)
+
         def characters(row: Row) -> Made:
+            unknown = sorted(set(row.values["text"]) - known)
+            if unknown:
+                what = f"the character {unknown[0]!r} is not in the training text"
+                raise unusable(row.place, what, "add it there, or remove it here")
             return [Segment(row.values["text"], True)]
 
         return Reading(
