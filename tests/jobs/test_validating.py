@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -107,8 +108,16 @@ def test_all_checkpoints_are_compared_and_the_best_is_named():
 def test_an_expert_is_named_by_the_folder_of_its_manifest(tmp_path):
     done = validate(learnt().parents[1], device="cpu", limit=4)
     assert done.folder == learnt()
+    expert = write_expert(tmp_path, "tiny", {}).parent
     with pytest.raises(RunFolderError, match=wording("there-is-no-run")):
-        validate(write_expert(tmp_path, "tiny", {}).parent)
+        validate(expert)
+    renamed = expert / "runs" / "the best"
+    renamed.mkdir(parents=True)
+    for file in ("plan.json", "events.jsonl"):
+        shutil.copyfile(learnt() / file, renamed / file)
+    with pytest.raises(RunFolderError) as refused:
+        validate(expert)
+    assert wording("name-a-renamed-run", run=f"'{renamed}'") in str(refused.value)
 
 
 def test_cases_of_a_file_are_asked_as_rows_are_learnt(tmp_path):

@@ -266,6 +266,15 @@ def runs_in(parent: Path, expert: str | None = None) -> list[RunFolder]:
     return [RunFolder(parent / name) for _, _, name in sorted(runs, reverse=True)]
 
 
+def renamed_runs(parent: Path) -> list[Path]:
+    """Runs in a folder whose names are no longer those they were given, which therefore are found
+    only by name."""
+    paths = sorted(parent.iterdir()) if parent.is_dir() else ()
+    others = (path for path in paths if not _RUN.fullmatch(path.name) and not path.is_symlink())
+    runs = (RunFolder(path) for path in others)
+    return [run.path for run in runs if run.was_started and run.events.is_file()]
+
+
 def latest_run(parent: Path, expert: str | None = None) -> RunFolder | None:
     """The newest run in a folder of runs, or None. The user did not name it, so it must not be a
     link."""

@@ -18,6 +18,7 @@ from expert.core.rundir import (
     found_again,
     latest_run,
     named_manifest,
+    renamed_runs,
     runs_in,
 )
 from expert.core.stored_json import read_object
@@ -75,10 +76,16 @@ def find_expert(place: Path | None) -> tuple[RunFolder, Path | None]:
             return other, None
     if run is None:
         raise RunFolderError(
-            f"{file}: there is no run of {read.manifest.name} under {parent}  (train it with "
-            f"expert train --manifest {as_word(file)})"
+            f"{file}: there is no run of {read.manifest.name} under {parent}  ({_named(parent)}"
+            f"train it with expert train --manifest {as_word(file)})"
         )
     return run, read.folder
+
+
+def _named(runs: Path) -> str:
+    """The beginning of a hint, if runs were renamed."""
+    renamed = renamed_runs(runs)
+    return f"name a renamed run: {', '.join(map(as_word, renamed))}; or " if renamed else ""
 
 
 def runs_folder(read: ReadManifest) -> Path:
@@ -100,8 +107,8 @@ def run_to_resume(resume: str, *, runs: Path, expert: str) -> tuple[RunFolder, P
         newest = latest_run(runs, expert)
         if newest is None:
             raise RunFolderError(
-                f"--resume: there is no run of {expert} under {runs}  (start one without "
-                "--resume, or name its folder; --resume if-any does either)"
+                f"--resume: there is no run of {expert} under {runs}  ({_named(runs)}start one "
+                "without --resume, or name its folder; --resume if-any does either)"
             )
         return newest, newest.checkpoints
     path = Path(resume)
