@@ -24,11 +24,11 @@ ROWS = {
     6: "full disk in a save, the cache, the result",
     7: "full disk or closed output in logs",
     8: "a flipped bit in a checkpoint, result or event",
-    9: "a checkpoint cut, missing, foreign",
+    9: "a checkpoint that is truncated, missing or from another run",
     10: "pruning killed halfway",
-    11: "which checkpoints stay",
+    11: "which checkpoints are kept",
     12: "exact resume",
-    13: "another micro-batch, other workers",
+    13: "a different micro-batch size or number of workers",
     14: "resume or use of something that changed",
     15: "NaN and infinity",
     16: "loss spikes",
@@ -45,8 +45,8 @@ ROWS = {
     27: "hostile packages",
     28: "secrets in anything written",
     29: "hostile text in reports and terminals",
-    30: "clock, renamed folder, two trainers on one",
-    31: "run folders of others",
+    30: "clock jumps, a renamed run folder, two trainers on one run folder",
+    31: "damaged or hostile run folders",
 }
 NO_SUCH_DOOR = {27: "Expert opens no archives"}
 

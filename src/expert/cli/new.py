@@ -88,7 +88,8 @@ def _lines(made: NewExpert) -> Iterator[Line]:
             yield f"  warning: {made.warning}", "yellow"
         if made.bad_rows:
             bad = f"{made.bad_rows} of the first {counted(made.looked_at, 'row')} cannot be used"
-            yield f"  {bad}: expert dataset check lists them", "yellow"
+            fix = "fix them before training: expert dataset check lists them"
+            yield f"  {bad}; {fix}", "yellow"
         if made.unread:
             yield f"  not read: {some_of(made.unread)}", ""
     else:

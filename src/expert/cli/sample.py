@@ -117,7 +117,7 @@ def _prompts(given: list[str] | None, *, talks: bool) -> list[str]:
     if not given and not talks:
         raise CannotSample(
             "--prompt: nothing to answer  (add --prompt TEXT, or --prompt - to read standard "
-            "input; in a terminal it may be left out)"
+            "input; in a terminal, leave it out to start an interactive session)"
         )
     return [sys.stdin.read().rstrip("\r\n") if text == "-" else text for text in given or ()]
 

@@ -150,7 +150,7 @@ class Columns:
         if not named:
             return ""
         key = "training.dataset.field_mapping"
-        fix = f"name the columns to use in {key}, or write what they hold into those"
+        fix = f"to use one, map it in {key}, or copy its text into a column that is used"
         if self.kind == "text":
             fix = f"the rows are plain text; {key} with instruction and response gives them answers"
         return f"columns that are not used: {', '.join(named)}  ({fix})"

@@ -260,7 +260,7 @@ def _asked(
         part, sign, column = pair.partition("=")
         if part not in FieldMapping.model_fields or not sign or not column:
             known = ", ".join(FieldMapping.model_fields)
-            raise CannotMake(f"--map {pair}: is not PART=COLUMN  (parts: {known})")
+            raise CannotMake(f"--map {pair}: expected PART=COLUMN  (PART is one of: {known})")
         mapped[part] = column
     given: dict[str, dict[str, Any]] = {
         "--map": {"field_mapping": mapped} if mapped else {},

@@ -225,7 +225,7 @@ def _settle_eval_batch(draft: PlanDraft, work: Workload, largest: int) -> int:
     if work.captured:
         # Beside captured passes: as many as in training, more if memory is plentiful.
         rows, budget = work.rows, budget // 2
-        because = "beside captured passes, which keep their memory"
+        because = "CUDA graphs keep their memory during evaluation"
     while 2 * rows <= largest and not too_large(2 * rows):
         rows *= 2
     budget = budget_of(draft)

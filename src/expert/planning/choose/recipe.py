@@ -115,7 +115,7 @@ def settle_adapter(draft: PlanDraft) -> tuple[int, frozenset[str]]:
         draft.settle("adapter.dropout", 0.0, f"{kind}: no adapter", "manifest")
         draft.settle("adapter.target_modules", None, f"{kind}: no adapter", "manifest")
     else:
-        _or_released(draft, "dropout", released.dropout, 0.0, "the fast kernels have no dropout")
+        _or_released(draft, "dropout", released.dropout, 0.0, "dropout makes steps slower")
         modules = released.target_modules or None
         because = "adapters on every linear layer train best"
         _or_released(draft, "target_modules", modules, "all-linear", because)
@@ -149,7 +149,7 @@ def _warn_of_unknown_targets(draft: PlanDraft, names: frozenset[str]) -> None:
 def _or_released(draft: PlanDraft, key: str, released: Any, default: Any, because: str) -> Any:
     """Settle an adapter key: as in the manifest, else as released with the base, else default."""
     if released is not None:
-        from_model = "adapters[0] of the base model"
+        from_model = "set in adapters[0] of the base model"
         return draft.choose(f"adapter.{key}", key, released, from_model, "manifest")
     return draft.choose(f"adapter.{key}", key, default, because, "preset")
 
@@ -221,7 +221,7 @@ def settle_watching(draft: PlanDraft) -> None:
 
 def _settle_hangs(draft: PlanDraft) -> None:
     """How long a run may make no progress before it is stopped."""
-    seconds, because = SECONDS_WITHOUT_PROGRESS, "no step takes so much longer than the others"
+    seconds, because = SECONDS_WITHOUT_PROGRESS, "no step should take this much longer than others"
     if draft["kernels.compile"]:
         seconds, because = SECONDS_TO_COMPILE, "a step may have to compile"
     elif draft.dataset.streaming:

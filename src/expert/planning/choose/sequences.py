@@ -87,7 +87,7 @@ def settle_widths(draft: PlanDraft) -> None:
     path, known = "data.trim", draft.survey.packed
     fixed, captured = "", draft["kernels.cuda_graphs"]
     if captured and not captured_flat(draft, draft["kernels.attention"]):
-        fixed = "captured passes have a fixed width"
+        fixed = "CUDA graphs need a fixed width"
     if draft["kernels.attention"] == "flex":
         fixed = "FlexAttention is compiled for a fixed width"
     if draft["kernels.compile"]:
