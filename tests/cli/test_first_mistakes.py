@@ -156,6 +156,8 @@ def test_the_manifest_may_be_named_without_its_option(run, tmp_path, command, to
         (("sample", ".", "--prompt", "x", "--temperature", "5"), wording("must-be-at-most")),
         (("train", "--epochs", "few"), wording("expected-a-number")),
         (("train", "--device", "gpu"), wording("gpu-not-one-auto")),
+        (("train", "--max-steps", "3"), "--set max_steps=VALUE"),
+        (("plan", "--num-train-epochs=3"), "--set epochs=VALUE"),
         (("validate", "a", "--expert", "b"), wording("b-name-one-expert")),
         (("dataset", "check"), wording("name-manifest-expert-dataset")),
         (("benchmark", "--compare", "a", "b"), wording("no-result-expert-benchmark")),

@@ -96,6 +96,18 @@ def _plain_flags(options: Iterable[Any]) -> None:
             option.metavar = ""
 
 
+def _suggest_setting(unknown: Any) -> None:
+    """If the unknown option is a key of the manifest and the command takes --set, suggest that."""
+    from expert.manifest.migrate.aliases import CONFIG_ALIASES
+    from expert.manifest.schema.config import TrainingConfig
+
+    options = getattr(getattr(unknown.ctx, "command", None), "params", ())
+    key = unknown.option_name.lstrip("-").replace("-", "_")
+    key = CONFIG_ALIASES.get(key, key)
+    if key in TrainingConfig.model_fields and any("--set" in each.opts for each in options):
+        unknown.possibilities = [f"--set {key}=VALUE"]
+
+
 class _Commands(TyperGroup):
     """Lists commands in the order of use, and explains rejected values in plain words."""
 
@@ -119,6 +131,10 @@ class _Commands(TyperGroup):
             return super().invoke(ctx)
         except typer.BadParameter as error:
             error.message = plain_message(error.message, getattr(error.param, "name", None))
+            raise
+        except Exception as error:
+            if type(error).__name__ == "NoSuchOption":  # of click, or of typer's copy of it
+                _suggest_setting(error)
             raise
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from expert.data.examples.columns import part_named
 from expert.jobs.new.new_expert import CannotMake, new_expert
 from expert.jobs.new.starters import STARTERS
 from expert.manifest.reader import read_manifest
@@ -211,6 +212,32 @@ def test_columns_that_the_rows_have_not_are_told_with_those_they_have(tmp_path):
         wording("has-no-such-column", rows=rows),
         "  columns found: customer said, we answered",
     ]
+
+
+@each(
+    ("given", "part"),
+    [
+        ("prompt", "instruction"),
+        ("completion", "response"),
+        ("context", "input"),
+        ("tools", "tools"),
+    ],
+)
+def test_parts_may_be_named_as_their_columns_usually_are(given, part):
+    assert part_named(given) == part
+
+
+@each("given", ["query", "colour", ""])
+def test_a_name_that_columns_of_two_parts_or_of_none_have_is_no_part(given):
+    assert part_named(given) is None
+
+
+def test_columns_are_mapped_by_the_usual_names_of_parts(tmp_path):
+    rows = write_rows(tmp_path / "r.jsonl", [{"she": "hi", "me": "ho"}] * 4)
+    made = new_expert("mine", data=rows, into=tmp_path, mapping=["prompt=she", "answer=me"])
+    written = json.loads(made.manifest.read_text(encoding="utf-8"))
+    mapping = written["training"]["dataset"]["field_mapping"]
+    assert mapping == {"instruction": "she", "response": "me"}
 
 
 def test_a_folder_of_rows_is_taken_without_the_experts_that_lie_in_it(tmp_path, monkeypatch):

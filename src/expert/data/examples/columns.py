@@ -36,6 +36,10 @@ INPUT_COLUMNS = ("input", "context", "schema", "sql_context")
 SYSTEM_COLUMNS = ("system", "system_prompt", "system_message")
 MESSAGE_COLUMNS = ("messages", "conversations")
 TOOL_COLUMNS = ("tools", "functions")
+_NAMES_OF = {
+    **{"instruction": INSTRUCTION_COLUMNS, "response": RESPONSE_COLUMNS, "input": INPUT_COLUMNS},
+    **{"system": SYSTEM_COLUMNS, "messages": MESSAGE_COLUMNS, "tools": TOOL_COLUMNS},
+}
 MEDIA_COLUMNS = frozenset(
     {
         *("image", "images", "image_url", "image_urls", "image_path", "image_paths", "img"),
@@ -179,6 +183,14 @@ def understand_columns(seen: ColumnSurvey, spec: DatasetSpec | None = None) -> C
         seen.holds(column, PART, MESSAGE, LIST, OBJECT) for column in read if column
     )
     return replace(found, label=label, json_values=spec.json_values, structured=structured)
+
+
+def part_named(name: str) -> str | None:
+    """The part of an example with this name, or whose column usually has it and no other's."""
+    parts = [part for part, usual in _NAMES_OF.items() if name in usual]
+    if name in FieldMapping.model_fields:
+        return name
+    return parts[0] if len(parts) == 1 else None
 
 
 def columns_of(seen: ColumnSurvey, spec: DatasetSpec) -> Columns:

@@ -19,6 +19,7 @@ from expert.data.examples.columns import (
     PREFERRED,
     columns_found,
     near_column,
+    part_named,
     understand_columns,
 )
 from expert.data.examples.formats import example_of
@@ -257,8 +258,9 @@ def _asked(
     """The options about the rows, as keys of training.dataset."""
     mapped = {}
     for pair in mapping:
-        part, sign, column = pair.partition("=")
-        if part not in FieldMapping.model_fields or not sign or not column:
+        name, sign, column = pair.partition("=")
+        part = part_named(name)
+        if part is None or not sign or not column:
             known = ", ".join(FieldMapping.model_fields)
             raise CannotMake(f"--map {pair}: expected PART=COLUMN  (PART is one of: {known})")
         mapped[part] = column
