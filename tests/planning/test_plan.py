@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from expert.manifest.schema.config import TrainingConfig
 from expert.planning.machine.cards import CARDS
+from expert.planning.memory.memory import IMPORTED_BYTES
 from expert.planning.plan import UnknownModel
 from expert.planning.run_plan import RunPlan
 from tests.each import each
@@ -252,6 +253,8 @@ def test_a_machine_without_a_gpu_gets_a_plan_for_its_cpu():
     assert decision(made, "optim.optimizer") == asked("adamw_bnb_8bit")
     assert not made.kernels.compile
     assert made.memory.parts["cuda_context"] == 0
+    assert made.memory.parts["libraries"] == IMPORTED_BYTES
+    assert made.memory.peak_bytes == sum(made.memory.parts.values())
 
 
 def test_data_that_is_there_gives_steps_and_sequences(tmp_path):

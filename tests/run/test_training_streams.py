@@ -89,7 +89,7 @@ def test_the_memory_of_a_stream_is_that_of_the_batch_its_first_rows_make(base, t
     work = workload_of(settled)
     assert work is not None
     assert work.rows == settled.batch.micro_batch
-    parts = estimate(work, H200) | {"cuda_context": 0}
+    parts = estimate(work, H200).on("cpu")
     assert (settled.memory.parts, settled.memory.peak_bytes) == (parts, sum(parts.values()))
     assert settled.memory.peak_bytes < before.memory.peak_bytes
 

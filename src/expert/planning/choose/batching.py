@@ -249,8 +249,6 @@ def _settle_budget(draft: PlanDraft) -> int:
 def _settle_memory(draft: PlanDraft, work: Workload) -> None:
     budget, peak = _settle_budget(draft), peak_bytes(draft, work)
     parts = dict(estimate_here(draft, work))
-    if not draft.on_gpu:
-        parts["cuda_context"] = 0
     largest = sorted(parts.items(), key=lambda part: -part[1])[:3]
     words = ", ".join(f"{name.replace('_', ' ')} {size / GIB:.1f}" for name, size in largest)
     _, how = draft.calibrations.of(work)

@@ -173,9 +173,7 @@ def estimated_again(plan: RunPlan, calibrations: Calibrations) -> RunPlan:
     if work is None:
         return plan
     calibration, because = calibrations.of(work)
-    parts = dict(estimate(work, calibration))
-    if plan.kernels.device != "cuda":
-        parts["cuda_context"] = 0
+    parts = dict(estimate(work, calibration).on(plan.kernels.device))
     peak = sum(parts.values())
     values: dict[str, Any] = {
         "memory.peak_bytes": peak,

@@ -178,14 +178,14 @@ def budget_of(draft: PlanDraft) -> int:
 
 
 def peak_bytes(draft: PlanDraft, work: Workload) -> int:
-    """The estimated peak on this device; a CPU has no CUDA context."""
-    guess = estimate_here(draft, work)
-    return guess.total if draft.on_gpu else guess.total - guess["cuda_context"]
+    """The estimated peak on this device."""
+    return estimate_here(draft, work).total
 
 
 def estimate_here(draft: PlanDraft, work: Workload) -> MemoryEstimate:
-    """The estimate, calibrated by similar runs on this card."""
-    return estimate(work, draft.calibrations.of(work)[0])
+    """The estimate for this device, calibrated by similar runs on this card."""
+    device = "cuda" if draft.on_gpu else "cpu"
+    return estimate(work, draft.calibrations.of(work)[0]).on(device)
 
 
 def fits(draft: PlanDraft, work: Workload) -> bool:
@@ -220,7 +220,7 @@ def most_at_once(plan: RunPlan, calibrations: Calibrations, sequences: int) -> i
 
     def peak(rows: int) -> int:
         guess = estimate(replace(work, rows=rows, accumulates=rows < sequences), calibration)
-        return guess.total - (0 if plan.kernels.device == "cuda" else guess["cuda_context"])
+        return guess.on(plan.kernels.device).total
 
     budget = plan.memory.budget_bytes
     if peak(1) <= int(MARGIN * budget):
@@ -259,8 +259,7 @@ def eval_bytes(draft: PlanDraft, work: Workload) -> int:
     guess = estimate_here(draft, work)
     one_block = replace(work, shape=replace(work.shape, layers=1), recomputed_blocks=0)
     calibration, _ = draft.calibrations.of(work)
-    peak = guess.total - guess["activations"] + estimate(one_block, calibration)["activations"]
-    return peak if draft.on_gpu else peak - guess["cuda_context"]
+    return guess.total - guess["activations"] + estimate(one_block, calibration)["activations"]
 
 
 def way_out(draft: PlanDraft, work: Workload) -> str:

@@ -43,6 +43,8 @@ INT8_INPUTS = 1.4
 
 # cuBLAS workspaces, inside the allocator: 68 MB with LoRA, 69 MB with a full model.
 LIBRARY_BYTES = 66 * MIB
+# On a CPU: resident after importing torch (227 MiB), transformers and PEFT (175) and Expert (53).
+IMPORTED_BYTES = 455 * MIB
 LOGIT_BYTES = 2**30  # of one chunk of the fused loss, at two bytes per logit
 LOGIT_SHARE = 1 / 32
 """Of the memory of a small card: 256 MiB of 8 GiB."""
@@ -90,6 +92,12 @@ class MemoryEstimate(dict[str, int]):
     @property
     def total(self) -> int:
         return sum(self.values())
+
+    def on(self, device: str) -> MemoryEstimate:
+        """The same for this device: a CPU has no CUDA context, but holds the imported modules."""
+        if device == "cuda":
+            return self
+        return MemoryEstimate({**self, "cuda_context": 0, "libraries": IMPORTED_BYTES})
 
 
 RESTING = (
