@@ -277,7 +277,8 @@ def test_secrets_of_the_environment_become_stars(path: Path, monkeypatch: pytest
         ("TOKEN_FILE", "/root/token", False),
     ],
 )
-def test_which_variables_are_secrets(name: str, value: str, secret: bool):
+def test_which_variables_are_secrets(name: str, value: str, secret: bool, monkeypatch: Any):
+    monkeypatch.setattr("expert.core.secrets._named", set())  # by manifests of other tests
     assert bool(known_secrets({name: value})) is secret
     both = known_secrets({"A_KEY": "abcdefgh", "B_KEY": "abcdefgh-ijkl"})
     assert redacted("abcdefgh-ijkl abcdefgh", both) == "*** ***", "the longer one first"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from expert.data.examples.columns import part_named
-from expert.jobs.new.new_expert import CannotMake, new_expert
+from expert.jobs.new.new_expert import _STARTS, CannotMake, new_expert
 from expert.jobs.new.starters import STARTERS
 from expert.manifest.reader import read_manifest
 from expert.run.open import plan
@@ -38,6 +38,10 @@ def test_every_template_reads_strictly_plans_and_its_data_has_nothing_wrong(temp
         assert plan(read_manifest(other.manifest, strict=True), gpu="rtx-4090").fits
     assert check_dataset(made.manifest).problems == []
     assert "expert train" in (tmp_path / "mine" / "README.md").read_text(encoding="utf-8")
+
+
+def test_answers_that_are_recognised_have_a_template():
+    assert set(_STARTS) <= set(STARTERS)
 
 
 def test_a_data_set_of_the_hub_is_named_and_not_copied(monkeypatch, tmp_path):

@@ -22,16 +22,21 @@ class OptimizerKind:
     """Bytes of optimizer state per trainable weight."""
     update: str = "AdamW"
     """Its update rule: a run can be resumed with another optimizer of the same rule."""
+    unsplit: str = ""
+    """Why its state cannot be sharded like the weights, if so: another one is used there."""
 
 
 # Two 8-bit moments, and a float32 scale per 256 of each.
 _EIGHT_BIT, _EIGHT = 2 + 8 / 256, "8-bit AdamW"
+_IN_BLOCKS = "8-bit state is quantised in blocks that cannot be sharded"
 OPTIMIZERS = {
     "adamw_torch": OptimizerKind(title="AdamW", state_bytes=8),
     "adamw_torch_fused": OptimizerKind(title="fused AdamW", state_bytes=8),
-    "adamw_bnb_8bit": OptimizerKind(title="8-bit AdamW", state_bytes=_EIGHT_BIT, update=_EIGHT),
+    "adamw_bnb_8bit": OptimizerKind(
+        title="8-bit AdamW", state_bytes=_EIGHT_BIT, update=_EIGHT, unsplit=_IN_BLOCKS
+    ),
     "paged_adamw_8bit": OptimizerKind(
-        title="paged 8-bit AdamW", state_bytes=_EIGHT_BIT, update=_EIGHT
+        title="paged 8-bit AdamW", state_bytes=_EIGHT_BIT, update=_EIGHT, unsplit=_IN_BLOCKS
     ),
     "sgd": OptimizerKind(title="SGD", state_bytes=4, update="SGD"),  # momentum
 }

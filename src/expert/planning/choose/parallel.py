@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from expert.core.text import counted, gib, percent, span
-from expert.manifest.schema.kinds import SPLITS_WEIGHTS
+from expert.manifest.schema.kinds import OPTIMIZERS, SPLITS_WEIGHTS
 from expert.planning.choose.communication import Traffic, reached_by, traffic_of
 from expert.planning.choose.expected_time import computing_rate, run_shape
 from expert.planning.choose.length import rate_of_this, total_tokens
@@ -67,14 +67,14 @@ def settle_engine(draft: PlanDraft, work: Workload | None) -> None:
 
 
 def _settle_optimizer(draft: PlanDraft, work: Workload | None) -> None:
-    """Replace 8-bit optimizers where all weights are trained and sharded."""
+    """Replace an optimizer that cannot be sharded where all weights are trained and sharded."""
     path = "optim.optimizer"
     asked = draft[path]
-    if "8bit" not in asked or draft["adapter.type"] != "full":
+    because = OPTIMIZERS[asked].unsplit
+    if not because or draft["adapter.type"] != "full":
         return
     plain = "adamw_torch_fused" if draft.on_gpu else "adamw_torch"
     taken = work.optimizer if work is not None else plain
-    because = "8-bit state is quantised in blocks that cannot be sharded"
     del draft.decisions[path]
     draft.settle(path, taken, because)
     draft.supersede(path, f"optim: {asked}: {because}; {taken} takes 8 bytes per weight, sharded")

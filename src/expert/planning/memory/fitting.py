@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from expert.manifest.schema.kinds import OPTIMIZERS
 from expert.manifest.schema.manifest import CHAR_GPT
 from expert.manifest.schema.types import parse_size
 from expert.planning.draft import PlanDraft
@@ -90,16 +91,16 @@ def with_spread_optimizer(draft: PlanDraft, work: Workload) -> Workload:
     """With an optimizer whose state can be sharded like its weights. 8-bit state cannot: it is
     quantised in blocks of 256 that do not align with the shards, so a checkpoint would load only
     with this number of ranks."""
-    if not work.trains_everything or "8bit" not in work.optimizer:
+    if not work.trains_everything or not OPTIMIZERS[work.optimizer].unsplit:
         return work
     return replace(work, optimizer="adamw_torch_fused" if draft.on_gpu else "adamw_torch")
 
 
 def _may_offload(draft: PlanDraft, base: Workload) -> bool:
     """On one card only if all weights are trained: an adapter on a 4-bit base is the smaller
-    change. The optimizer step then runs on the CPU, which has no 8-bit optimizer."""
+    change. The optimizer step then runs on the CPU, on shards."""
     trains = base.trains_everything or draft.cluster.ranks > 1
-    return trains and draft.on_gpu and "8bit" not in base.optimizer
+    return trains and draft.on_gpu and not OPTIMIZERS[base.optimizer].unsplit
 
 
 def has_host_memory(draft: PlanDraft, work: Workload) -> bool:
