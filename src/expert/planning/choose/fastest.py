@@ -145,7 +145,7 @@ def _with_more_rows(draft: PlanDraft, way: Way, sequences: int | None) -> Way:
 
 
 def drops(draft: PlanDraft) -> bool:
-    """Whether passes draw random numbers; the character model has its own dropout."""
+    """Whether blocks draw random numbers; the character model has its own dropout."""
     shape = draft.model.architecture
     return bool(draft["adapter.dropout"] or (shape is not None and shape.dropout))
 
