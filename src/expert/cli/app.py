@@ -96,6 +96,10 @@ def _plain_flags(options: Iterable[Any]) -> None:
             option.metavar = ""
 
 
+# Of click, or of typer's copy of it.
+_UsageError: Any = typer.BadParameter.__base__
+
+
 def _suggest_setting(unknown: Any) -> None:
     """If the unknown option is a key of the manifest and the command takes --set, suggest that."""
     from expert.manifest.migrate.aliases import CONFIG_ALIASES
@@ -132,8 +136,8 @@ class _Commands(TyperGroup):
         except typer.BadParameter as error:
             error.message = plain_message(error.message, getattr(error.param, "name", None))
             raise
-        except Exception as error:
-            if type(error).__name__ == "NoSuchOption":  # of click, or of typer's copy of it
+        except _UsageError as error:
+            if hasattr(error, "possibilities"):  # there is no such option
                 _suggest_setting(error)
             raise
 

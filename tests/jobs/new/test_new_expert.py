@@ -177,6 +177,10 @@ def test_a_folder_that_another_made_while_the_rows_were_read_is_left_as_it_is(
         ({"name": "a", "data": Path("none.jsonl")}, wording("from-none-jsonl-there")),
         ({"name": "a", "mapping": ("instruction=q",)}, wording("name-a-file-with")),
         ({"name": "a", "mapping": ("question",)}, r"--map question: expected PART=COLUMN"),
+        (
+            {"name": "a", "mapping": ("prompt=q", "instruction=r")},
+            wording("mapped-already"),
+        ),
     ],
 )
 def test_what_cannot_be_made_is_told_and_leaves_nothing_behind(arguments, words, tmp_path):

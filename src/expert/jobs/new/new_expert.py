@@ -256,13 +256,15 @@ def _asked(
     data: Path | None, mapping: Sequence[str], *, preferred: bool, json_values: bool
 ) -> dict[str, Any]:
     """The options about the rows, as keys of training.dataset."""
-    mapped = {}
+    mapped: dict[str, str] = {}
     for pair in mapping:
         name, sign, column = pair.partition("=")
         part = part_named(name)
         if part is None or not sign or not column:
             known = ", ".join(FieldMapping.model_fields)
             raise CannotMake(f"--map {pair}: expected PART=COLUMN  (PART is one of: {known})")
+        if mapped.get(part, column) != column:
+            raise CannotMake(f"--map {pair}: {part} is mapped to {mapped[part]} already")
         mapped[part] = column
     given: dict[str, dict[str, Any]] = {
         "--map": {"field_mapping": mapped} if mapped else {},

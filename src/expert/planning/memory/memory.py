@@ -43,7 +43,8 @@ INT8_INPUTS = 1.4
 
 # cuBLAS workspaces, inside the allocator: 68 MB with LoRA, 69 MB with a full model.
 LIBRARY_BYTES = 66 * MIB
-# On a CPU: resident after importing torch (227 MiB), transformers and PEFT (175) and Expert (53).
+# On a CPU: resident after importing torch (227 MiB), transformers and PEFT (175) and Expert (53);
+# torch 2.13 for aarch64 without CUDA. A run of `tiny` used 684 MiB where 690 were planned.
 IMPORTED_BYTES = 455 * MIB
 LOGIT_BYTES = 2**30  # of one chunk of the fused loss, at two bytes per logit
 LOGIT_SHARE = 1 / 32
