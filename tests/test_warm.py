@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import marshal
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -76,3 +78,15 @@ def test_a_signal_reaches_it_and_it_dies_with_what_waits_for_it():
             process.send_signal(sent)
             assert process.stdout.read() == ""  # the process itself has ended
         assert process.returncode == -sent
+
+
+def test_callers_that_are_killed_while_they_ask_leave_it_to_the_next():
+    asked = marshal.dumps(
+        {"arguments": ["-c", ""], "environment": {}, "folder": "/", "descriptors": []}
+    )
+    head = len(asked).to_bytes(8, "big")
+    for sent in (b"", head, head + asked[:9], head + asked):
+        with socket.socket(socket.AF_UNIX) as caller:
+            caller.connect(str(Path(python()).with_name("socket")))
+            caller.sendall(sent)
+    assert subprocess.run([python(), "-c", "pass"], check=False).returncode == 0

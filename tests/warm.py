@@ -101,8 +101,15 @@ class _Server:
     def _fork(self) -> dict[str, Any] | None:
         caller, _ = self.listener.accept()
         head, opened, _, _ = socket.recv_fds(caller, 8, 200)
+        length = int.from_bytes(head, "big")
         with caller.makefile("rb") as sent:
-            asked: dict[str, Any] = marshal.loads(sent.read(int.from_bytes(head, "big")))
+            what = sent.read(length)
+        if not what or len(what) < length:  # whoever asked was killed meanwhile
+            for descriptor in opened:
+                os.close(descriptor)
+            caller.close()
+            return None
+        asked: dict[str, Any] = marshal.loads(what)
         process = os.fork()
         if not process:
             self.ready.close()
@@ -115,7 +122,8 @@ class _Server:
             os.close(descriptor)
         self.waiting[process] = caller
         self.ready.register(caller, selectors.EVENT_READ, process)
-        caller.sendall(process.to_bytes(4, "big"))
+        with suppress(OSError):  # killed since: the selector tells of it
+            caller.sendall(process.to_bytes(4, "big"))
         return None
 
     def _tell_who_waits(self) -> None:
