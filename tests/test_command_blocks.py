@@ -28,6 +28,7 @@ from tests.command_blocks import (
 )
 from tests.each import each
 from tests.forked import start_server
+from tests.warm import python
 
 DOCUMENTS = documents()
 GUIDE = ROOT / "docs" / "TRAINING_GUIDE.md"
@@ -105,7 +106,7 @@ class Reader:
             ran = self.run(*words[1:])
             return ran.code, ran.out + ran.err
         if words[0] in ("python", "python3"):
-            return self.call([sys.executable, *words[1:]])
+            return self.call([python(), *words[1:]])
         assert words[0] == "make", f"cannot run {command!r}: say why above the block"
         assert set(words[1:]) <= set(TARGETS), f"{command}: there is no such target"
         return 0, ""

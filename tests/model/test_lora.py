@@ -145,7 +145,11 @@ def arrived(layer: Any, x: Tensor) -> float:
 @torch.no_grad()
 @pytest.mark.parametrize(
     ("size", "of_peft", "bias", "rows"),
-    [(0.0003, 0.3, False, 4000), (0.001, 0.6, False, 400), (0.001, 0.6, True, 400)],
+    [
+        pytest.param(0.0003, 0.3, False, 4000, marks=pytest.mark.slow),
+        (0.001, 0.6, False, 400),
+        (0.001, 0.6, True, 400),
+    ],
 )
 def test_a_small_change_arrives_in_bfloat16(size, of_peft, bias, rows):
     """Of PEFT's it is mostly rounded away; ours is rounded to both sides alike."""

@@ -135,6 +135,7 @@ def test_memory_that_runs_out_on_one_rank_makes_the_micro_batches_of_all_smaller
     assert numbers_of(folder) == pytest.approx(numbers_of(alone), rel=CLOSE)
 
 
+@pytest.mark.slow
 def test_memory_that_runs_out_where_weights_are_spread_ends_all_and_resuming_takes_less(
     base, alone, tmp_path
 ):

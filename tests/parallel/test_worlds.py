@@ -132,8 +132,8 @@ def test_what_is_gathered_of_spread_weights_is_held_by_the_first_rank_alone(base
 @pytest.mark.parametrize(
     ("engine", "resumed_by"),
     [
-        ("replicated", 1),
         ("sharded", 3),
+        pytest.param("replicated", 1, marks=pytest.mark.slow),
         pytest.param("replicated", 3, marks=pytest.mark.slow),
         pytest.param("sharded", 1, marks=pytest.mark.slow),
         pytest.param("sharded", 4, marks=pytest.mark.slow),

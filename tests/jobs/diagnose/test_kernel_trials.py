@@ -11,6 +11,7 @@ import torch
 from expert.jobs.diagnose import kernels
 from expert.jobs.diagnose.kernels import TRIALS, difference, try_kernels
 from tests.each import each
+from tests.warm import python
 from tests.wording import wording
 
 CPU = torch.device("cpu")
@@ -102,7 +103,8 @@ def test_trials_that_do_not_start_say_why():
 
 
 def test_the_real_process_tries_a_real_kernel():
-    found = try_kernels("cpu", ["bf16 matmul", "TF32 matmul"])
+    command = [python(), "-m", "expert.jobs.diagnose.kernels"]
+    found = try_kernels("cpu", ["bf16 matmul", "TF32 matmul"], command=command)
     assert [each.state for each in found.tried] == ["works", "absent"]
     assert found.torch["version"] == torch.__version__
 
