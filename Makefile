@@ -93,11 +93,12 @@ bench-data:           ## data preparation against TRL, then loading; DATA=folder
 	@$(BENCH)/bin/python benchmarks/data_loading.py --tokenizer $(DATA)/tokenizers/qwen3 \
 		--out docs/benchmarks/data-loading.json $(DATA)/sql/train.jsonl $(DATA)/cypher/train.jsonl
 
-check: $(READY)       ## ruff, formatting, spelling, types
+check: $(READY)       ## ruff, formatting, spelling, types, rules about the source (layers, circles, wording)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/codespell
 	@$(BIN)/mypy
+	@$(BIN)/python -m pytest -q -p no:xdist -m source tests/source
 
 fix: $(READY)         ## write: formatting and what ruff can fix
 	@$(BIN)/ruff check --fix .

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.each import each
-from tests.imports import Imports, imports_in, imports_of
+from tests.source.imports import Imports, imports_in, imports_of
 
-SOURCE = Path(__file__).parent.parent / "src" / "expert"
+SOURCE = Path(__file__).parents[2] / "src" / "expert"
 LAYERS = (
     ("core",),
     ("manifest",),

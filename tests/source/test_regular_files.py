@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-SOURCE = Path(__file__).parents[1] / "src" / "expert"
+SOURCE = Path(__file__).parents[2] / "src" / "expert"
 
 OWN = {
     "core/files.py": "it is what opens",

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from tests.each import each
-from tests.imports import Imports, imports_in, imports_of
+from tests.source.imports import Imports, imports_in, imports_of
 from tests.test_generated_documents import drawing, read
 
-SOURCE = Path(__file__).parent.parent / "src" / "expert"
+SOURCE = Path(__file__).parents[2] / "src" / "expert"
 MOST_FILES = 20
 """In one folder, without subfolders; 5 to 15 is the aim, cli has one for each command."""
 LONGEST_FILE = 600

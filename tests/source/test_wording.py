@@ -12,7 +12,7 @@ from types import CodeType
 
 from tests.wording import SENTENCES, TABLES, wording
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 SOURCE = TESTS.parent / "src" / "expert"
 
 # Calls whose arguments are expected text rather than input.
