@@ -33,6 +33,7 @@ CUT = STARTED | {"total_steps": 40, "ends_by": "max_steps"}
             [STARTED, STEP | dict.fromkeys(UNKNOWN)],
             "step 120/900  loss 1.2345  lr 1.9e-04  104,233 tok/s",
         ),
+        ({"event": "step", "step": 9, "steps_per_second": 99.96}, "step 9  100 it/s"),
         (
             {"event": "step", "step": 9, "loss": 0.0, "data_wait": 0.0, "eta_seconds": 0},
             "step 9  loss 0.00  data wait 0.0 %  ETA 0.0 s",

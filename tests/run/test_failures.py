@@ -134,17 +134,22 @@ def test_flash_attention_is_tried_with_the_heads_of_the_model(monkeypatch):
 
 
 def test_what_the_card_does_goes_into_step_events_as_numbers_without_compiling(monkeypatch):
-    asked: list[float] = []
-    gpu = SimpleNamespace(step_fields=lambda since: asked.append(since) or {"power_watts": 300.0})
+    asked: list[tuple[float, float]] = []
+
+    def step_fields(since, *, steady_since):
+        asked.append((since, steady_since))
+        return {"power_watts": 300.0}
+
+    gpu = SimpleNamespace(step_fields=step_fields)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     now = iter([100.0, 130.0, 140.0])
     monkeypatch.setattr(instruments.time, "monotonic", lambda: next(now))
-    meter = SimpleNamespace(settled_at=125.0)
+    meter = SimpleNamespace(steady_since=125.0)
     looking: Any = SimpleNamespace(gpu=gpu, device=CARD, meter=meter, emit=None, group=Group())
     fields = instruments.device_fields(looking, workers=1)
     found = fields(1)
     fields(2)
-    assert asked == [125.0, 130.0]
+    assert asked == [(125.0, 125.0), (130.0, 125.0)]
     assert found["power_watts"] == 300.0
     assert not any(isinstance(value, str) for value in found.values())
 

@@ -77,6 +77,16 @@ def test_step_fields_average_since_the_last_line_and_fall_back_to_the_newest(clo
     assert fields["throttled_heat"] == 0.0
 
 
+def test_use_and_power_are_unknown_until_steps_ran_for_as_long_as_nvml_averages(clock):
+    sampler = sampled(BusyNvml(), clock, 0, 40, 100)
+    began = clock.now - 1  # the second sample still has a part of what was before
+    steady = sampler.step_fields(began, steady_since=began)
+    assert (steady["gpu_utilization"], steady["power_watts"]) == (100.0, 612.5)
+    early = sampler.step_fields(clock.now, steady_since=clock.now)
+    assert (early["gpu_utilization"], early["power_watts"]) == (None, None)
+    assert early["gpu_memory_bytes"] == 3 * GIB
+
+
 @each(
     ("bits", "power", "heat"),
     [

@@ -128,12 +128,16 @@ def test_the_time_left_is_unknown_without_an_end_and_zero_after_the_last_step_fr
 
 def test_after_a_fallback_the_next_steps_settle_again(meter, clock):
     start = clock()
-    assert meter.settled_at is None
+    assert meter.steady_since is None
     make(meter, clock, 9.0, 9.0, 9.0, 1.0)
-    assert meter.settled_at == start + 27
+    assert meter.steady_since == start + 27
+    with meter.paused():
+        clock.turn(5)
+    assert meter.steady_since == start + 33
     meter.resettle()
+    assert meter.steady_since is None
     make(meter, clock, 9.0, 9.0, 9.0, 1.0, first=5)
-    assert meter.settled_at == start + 55
+    assert meter.steady_since == start + 60
     assert meter.eta_seconds() == 91 * 1.0
 
 

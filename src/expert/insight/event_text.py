@@ -60,7 +60,7 @@ count_in_words = _finite(lambda value: count(int(value)))
 
 def three_digits(value: float) -> str:
     """`0.0123`, `2.31`, `12.3`, `1,234`."""
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:#.3g}"
+    return f"{value:,.0f}" if abs(value) >= 99.95 else f"{value:#.3g}"
 
 
 def _short_loss(value: float) -> str:

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 KEPT_SAMPLES = 3600
 """One hour at one sample a second."""
 
+AVERAGED_SECONDS = 1.0
+"""NVML's utilization is that of up to the last second."""
+
 PATIENCE_SECONDS = 5.0
 """How long to wait for the thread to end; a healthy call takes microseconds."""
 
@@ -122,26 +125,29 @@ class GpuSampler:
         self._samples.append(sample)
         return sample
 
-    def step_fields(self, since: float) -> dict[str, Any]:
+    def step_fields(self, since: float, *, steady_since: float = 0.0) -> dict[str, Any]:
         """Fields of a "step" event: means, peak memory in use, fractions of time throttled.
 
-        If steps are shorter than the interval, the newest sample is used.
+        If steps are shorter than the interval, the newest sample is used. Before steps have run
+        for as long as NVML averages (`steady_since`: since when), their utilization and power are
+        unknown: it would be that of loading, compiling or saving.
         """
         kept = self._samples.copy()  # atomic: the thread may be adding
         taken = [sample for sample in kept if sample.time >= since] or list(kept)[-1:]
+        steady = [each for each in taken if each.time >= steady_since + AVERAGED_SECONDS]
         brakes = [sample.brakes for sample in taken if sample.brakes is not None]
 
-        def values(name: str) -> list[float]:
-            return [value for sample in taken if (value := getattr(sample, name)) is not None]
+        def values(name: str, samples: list[GpuSample] = taken) -> list[float]:
+            return [value for sample in samples if (value := getattr(sample, name)) is not None]
 
         def share_of(bits: int) -> float | None:
             return sum(bool(bits & sampled) for sampled in brakes) / len(brakes) if brakes else None
 
         return {
-            "gpu_utilization": _mean(values("utilization_percent")),
+            "gpu_utilization": _mean(values("utilization_percent", steady)),
             "gpu_memory_bytes": max(values("memory_bytes"), default=None),
             "gpu_process_memory_bytes": max(values("process_memory_bytes"), default=None),
-            "power_watts": _mean(values("power_watts")),
+            "power_watts": _mean(values("power_watts", steady)),
             "sm_clock_mhz": _mean(values("sm_clock_mhz")),
             "throttled_power": share_of(POWER_BRAKES),
             "throttled_heat": share_of(HEAT_BRAKES),

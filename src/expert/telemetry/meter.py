@@ -185,8 +185,8 @@ class Meter:
         self._line, self._epoch, self._run = _Sums(), _Sums(), _Sums()
         self._pauses = 0
         self._marked = clock()
-        self.settled_at: float | None = None
-        """When steps last settled to their normal pace."""
+        self.steady_since: float | None = None
+        """Since when steps run at their normal pace without a pause; None before they do."""
         self.earlier_seconds = 0.0
         """Of training before this run was resumed."""
 
@@ -199,6 +199,7 @@ class Meter:
     def resettle(self) -> None:
         """The next steps compile again (after a fallback), so the remaining time ignores them."""
         self._unsettled = self._settling
+        self.steady_since = None
 
     @property
     def fresh(self) -> bool:
@@ -240,6 +241,8 @@ class Meter:
             self._pauses -= 1
             if self._pauses == 0:
                 self._marked += pause.seconds
+                if self.steady_since is not None:
+                    self.steady_since = self._clock()
 
     def add(self, counts: StepCounts) -> float:
         """Add a step; returns its seconds since the previous one, without pauses."""
@@ -253,7 +256,7 @@ class Meter:
         self._unlined.append(timed)
         self._unsettled = max(0, self._unsettled - 1)
         if not settled and self._unsettled == 0:
-            self.settled_at = now
+            self.steady_since = now
         for sums in (self._epoch, self._run):
             sums.add(counts, seconds, settled=settled)
         return seconds

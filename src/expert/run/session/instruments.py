@@ -103,8 +103,9 @@ def device_fields(instruments: Instruments, *, workers: int) -> MoreFields:
     def fields(step: int) -> dict[str, Any]:
         nonlocal sampled_at
         since, sampled_at = sampled_at, time.monotonic()
+        steady = since if meter.steady_since is None else meter.steady_since
         return {
-            **gpu.step_fields(max(since, meter.settled_at or since)),
+            **gpu.step_fields(max(since, steady), steady_since=steady),
             **allocator_facts(instruments.device),
             **cores(step),
             **ranks(),
