@@ -9,6 +9,7 @@ from expert.core.rundir import named_manifest
 from expert.core.text import as_word, percent, span
 from expert.insight.findings.evidence import Evidence
 from expert.insight.findings.finding import CONFIG, Seen
+from expert.insight.findings.memory import TOKENS_FILL_A_CARD
 from expert.insight.findings.verdict import (
     CADENCE_SHARE,
     PAUSES_MATTER_SECONDS,
@@ -189,8 +190,20 @@ def below_the_band(found: Evidence) -> Seen | None:
     if band is None or rate is None or rate >= band.acceptable_from:
         return None
     word = "something is wrong" if rate < band.wrong_below else "slow"
+    reached = f"{rate:,.0f} tokens/s where {band.reference:,.0f} can be reached; {band.because}"
+    if found.micro_batches == 1 and 0 < (step.tokens or 0) < TOKENS_FILL_A_CARD:
+        return Seen(
+            f"{reached}; a step has {step.tokens:,.0f} tokens",
+            severity="note",
+            title="steps are too small to fill this card",
+            consequence="most of a step is the time that kernels take however few their tokens",
+            fix="a larger training.config.batch_size, if the expert learns as well with fewer, "
+            "larger steps",
+            gain=band.reference / rate if rate else None,
+            numbers={"tokens_per_second": rate, "expected": band.reference},
+        )
     return Seen(
-        f"{rate:,.0f} tokens/s where {band.reference:,.0f} can be reached; {band.because}",
+        reached,
         severity="warning" if band.measured and rate < band.wrong_below else "note",
         title=f"throughput on this card: {word}",
         consequence=f"{percent(rate / band.reference)} of what this card does with such a model",
