@@ -175,11 +175,11 @@ def exported_lines(done: Exported) -> list[Line]:
     what = f"{done.file}" if done.gguf else what
     dtype = "F32" if done.gguf == "lora" else done.gguf or done.dtype
     judged = f"validated: {done.judged}" if done.judged else "not validated: accuracy unknown"
+    allowed = f" (tolerance {done.tolerance:.1%})" if done.tolerance is not None else ""
     compared = (
-        f"logits on {done.texts} texts differ from the trained model's by at most "
-        f"{done.largest_difference:.3g}, {done.share:.2%} of their spread"
+        f"logits on {done.texts} texts differ from the trained model's by {done.share:.2%} of "
+        f"their spread{allowed}, by {done.largest_difference:.3g} at most"
     )
-    compared += f" (tolerance {done.tolerance:.1%})" if done.tolerance is not None else ""
     return [
         (f"✓ wrote {what} ({done.checkpoint}, {dtype}, {gib(done.bytes)}): {done.folder}", ""),
         (f"  {compared}", "dim"),

@@ -136,6 +136,11 @@ def test_relative_differences_are_of_all_gradients_together():
     assert parity_numbers.relative([torch.ones(2)], [torch.zeros(2)]) == math.inf
 
 
+def test_a_loss_that_is_small_already_may_be_off_by_as_much_as_a_larger_one():
+    assert parity_numbers.off_by(220.0, 200.0, 100) == pytest.approx(0.1)
+    assert parity_numbers.off_by(0.6, 0.5, 100) == pytest.approx(0.001)
+
+
 def test_tolerances_grow_with_depth_and_with_coarser_numbers(tmp_path, base):
     settled = plan(write_expert(tmp_path, base, {}))
     shallow = parity_numbers.tolerance(settled, 1, 64, 100)

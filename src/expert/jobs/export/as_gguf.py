@@ -12,7 +12,7 @@ from expert.core.stored_json import object_in
 from expert.data.template.templates import NamedTemplate
 from expert.jobs.export.chat_format import jinja_of
 from expert.jobs.export.checks import CannotExport
-from expert.jobs.export.comparison import Difference, Expected, compare, logits_of
+from expert.jobs.export.comparison import Difference, Expected, compare, in_words, logits_of
 from expert.jobs.export.gguf_file.adapter import refuse_adapter, write_adapter
 from expert.jobs.export.gguf_file.architecture import (
     Family,
@@ -246,12 +246,12 @@ def _write_modelfile(
 def refuse_broken(written: WrittenGguf, tolerance: float | None) -> None:
     """CannotExport if the logits differ by more than the tolerance, or are NaN; quantised files
     have no tolerance (None)."""
-    share = written.difference.share
-    if not share <= (tolerance if tolerance is not None else float("inf")):
-        allowed = f" (tolerance {tolerance:.1%})" if tolerance is not None else ""
+    allowed = tolerance if tolerance is not None else float("inf")
+    if not written.difference.within(allowed):
+        off = "are not numbers" if tolerance is None else in_words(written.difference, allowed)
         raise CannotExport(
-            f"{written.file}: the export differs from the trained model: its logits differ by "
-            f"{share:.1%} of their spread{allowed}; nothing was written  (try --gguf f32)"
+            f"{written.file}: the export differs from the trained model: its logits {off}; "
+            "nothing was written  (try --gguf f32)"
         )
 
 

@@ -37,6 +37,7 @@ from expert.jobs.export.comparison import (
     Expected,
     checked_ids,
     compare,
+    in_words,
     load_exported,
     logits_of,
     logits_of_trained,
@@ -76,8 +77,6 @@ if TYPE_CHECKING:
     from expert.planning.run_plan import RunPlan
 
 CHAT_TEMPLATE = "chat_template.jinja"
-UNHARMED_SPREADS = 4
-"""The tolerance grows with an adapter that moves the logits by more than this many spreads."""
 
 
 def export(
@@ -139,7 +138,7 @@ def export(
                 written = write_lora(source, expected, trained, temporary, save)
             else:
                 written = write_expert(source, expected, trained, temporary, tell)
-            refuse_broken(written, _tolerance(source, expected))
+            refuse_broken(written, _tolerance(source))
             done = _exported(source, expected, to, temporary, written.difference, remarks, written)
             more = record_of(done, written)
         else:
@@ -300,9 +299,9 @@ def _check(
         model = load_exported(target, source.plan, kind, dtype=dtype, device=device)
         rows = torch.cat(soft_prompt_rows(target, prompt_names)) if prompt_names else None
     difference = compare(expected.logits, [logits_of(model, ids, rows) for ids in expected.ids])
-    tolerance = _tolerance(source, expected)
+    tolerance = _tolerance(source)
     assert tolerance is not None
-    if not difference.share <= tolerance:
+    if not difference.within(tolerance):
         fixes = {
             "adapter": "try --merged --dtype fp32",
             "merged": "try --dtype fp32, or export the adapter",
@@ -310,26 +309,18 @@ def _check(
         }
         raise CannotExport(
             f"{source.folder.path}: the export differs from the trained model: its "
-            f"logits differ by up to {difference.largest:.3g}, {difference.share:.1%} of their "
-            f"spread (tolerance {tolerance:.1%}); nothing was written  "
-            f"({fixes[kind]})"
+            f"logits {in_words(difference, tolerance)}; nothing was written  ({fixes[kind]})"
         )
     return difference
 
 
-def _tolerance(source: ExportRequest, expected: Expected) -> float | None:
-    """The tolerance of the coarser dtype of training and export; None for quantised GGUF files.
-
-    It grows in proportion if an adapter moves the logits by more than four spreads, since larger
-    numbers are rounded: float16 differed by 3.6 % for an adapter that moved them by eight,
-    bfloat16 with 32 layers by 26 % at 6.6.
-    """
+def _tolerance(source: ExportRequest) -> float | None:
+    """The tolerance of the coarser dtype of training and export; None for quantised GGUF files."""
     loaded = source.dtype if source.kind == "merged" else source.plan.kernels.precision
-    growth = max(1.0, (expected.adapter_effect or 0.0) / UNHARMED_SPREADS)
     if source.gguf:
         rounded = "fp32" if source.gguf == "lora" else UNQUANTISED.get(source.gguf)
-        return TOLERANCE[rounded] * growth if rounded is not None else None
-    return max(TOLERANCE[loaded], TOLERANCE[source.dtype]) * growth
+        return TOLERANCE[rounded] if rounded is not None else None
+    return max(TOLERANCE[loaded], TOLERANCE[source.dtype])
 
 
 def _exported(
@@ -356,7 +347,7 @@ def _exported(
         texts=len(expected.ids),
         largest_difference=difference.largest,
         share=difference.share,
-        tolerance=_tolerance(source, expected),
+        tolerance=_tolerance(source),
         adapter_effect=expected.adapter_effect,
         quantised_share=expected.quantised_share,
         validation=remarks[0],

@@ -27,7 +27,7 @@ class Exported:
     largest_difference: float
     """Between the logits of the export and of the trained model."""
     share: float
-    """The same, as a share of the logits' spread."""
+    """The root mean square of these differences, as a share of the logits' spread."""
     tolerance: float | None
     """The largest accepted share; None for quantised GGUF files, judged on held-out rows."""
     adapter_effect: float | None
@@ -62,7 +62,7 @@ class Exported:
         if self.quantised_share is not None:
             found.append(
                 "the base was quantised in training and is not in the export: its logits differ "
-                f"by up to {self.quantised_share:.1%} of their spread"
+                f"by {self.quantised_share:.1%} of their spread"
             )
         if self.quality is not None and self.quality.unknown:
             found.append(f"the quality lost by quantising is unknown: {self.quality.unknown}")

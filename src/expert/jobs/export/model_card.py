@@ -64,8 +64,8 @@ def model_card(plan: RunPlan, done: Exported, known: Known) -> str:
         _table([*_answers(known.verdict), *_losses(known.events)]),
         "Losses are sums over all tokens trained on, divided once. The logits of this export, "
         f"loaded as above ({_dtype(plan, done)}), were compared with those of the trained model on "
-        f"{done.texts} texts: the largest difference is {done.largest_difference:.3g}, "
-        f"{done.share:.2%} of their spread{_tolerance(done)}.\n",
+        f"{done.texts} texts: their root mean square difference is {done.share:.2%} of their "
+        f"spread{_tolerance(done)}, the largest {done.largest_difference:.3g}.\n",
         *_quality(done),
         *(f"Note: {in_markdown(_portable(warning, done))}\n" for warning in done.warnings()),
         f"Made with Expert {__version__} ({how_to_get_it()}).\n",
