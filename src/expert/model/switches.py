@@ -37,7 +37,7 @@ class Switch:
     because: str = ""
 
     def __str__(self) -> str:
-        mark = "✓" if self.on else "✗"
+        mark = "✓" if self.on else "–"
         return f"{mark} {self.name}" + (f": {self.because}" if self.because else "")
 
 

@@ -120,6 +120,6 @@ def _kernels(run: RunFacts) -> list[PageSection]:
     lines = [str(line) for line in listed(reports[-1].get("lines"))] if reports else []
     if not lines:
         return []
-    tones: dict[str, Tone] = {"✓": "good", "✗": "note"}
-    marked = tuple((tones.get(line[:1], "plain"), line.lstrip("✓✗ ")) for line in lines)
+    tones: dict[str, Tone] = {"✓": "good", "–": "note", "✗": "note"}  # ✗: in older runs
+    marked = tuple((tones.get(line[:1], "plain"), line.lstrip("✓–✗ ")) for line in lines)
     return [PageSection(name="kernels", title="Kernels", inside=(Lines(lines=marked),))]
