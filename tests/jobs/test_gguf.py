@@ -261,6 +261,13 @@ def test_a_whole_model_in_16_bits_is_held_to_the_tolerance(tmp_path):
     assert wording("what-rounding-costs-unknown") in done.warnings()[-1]
 
 
+def test_whole_weights_are_written_as_the_run_computed_with_them(tmp_path):
+    """They are saved in float32 and were rounded in every step."""
+    run = with_plan(finished("full"), tmp_path / "run", kernels={"precision": "bf16"})
+    done = exported_to(run, tmp_path / "out", gguf="bf16", judged_rows=0)
+    assert done.largest_difference == 0
+
+
 def test_an_adapter_alone_adds_up_to_the_expert(tmp_path):
     done = exported_to(finished("lora"), tmp_path / "out", gguf_adapter=True)
     assert done.share < 1e-4

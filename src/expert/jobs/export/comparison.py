@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -111,7 +112,7 @@ def logits_of(model: Any, ids: Sequence[int], soft_rows: Tensor | None = None) -
     without input embeddings is the character model."""
     import torch
 
-    with torch.no_grad():
+    with torch.no_grad(), _exact_products():
         if not hasattr(model, "get_input_embeddings"):
             tokens = torch.tensor([list(ids)], device=model.head().device)
             characters: Tensor = model(tokens)[0]
@@ -126,6 +127,20 @@ def logits_of(model: Any, ids: Sequence[int], soft_rows: Tensor | None = None) -
             output = model(inputs_embeds=torch.cat([rows, words], dim=1), use_cache=False)
         logits: Tensor = output.logits[0, -len(ids) :]
         return logits.float().cpu()
+
+
+@contextmanager
+def _exact_products() -> Iterator[None]:
+    """Float32 products without TF32, which a run in the same process may have allowed: it moves
+    float32 logits by 0.2 % of their spread (export-rounding-h200.json)."""
+    import torch
+
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def logits_of_trained(trained: Trained, texts: list[list[int]]) -> list[Tensor]:
