@@ -17,6 +17,7 @@ from expert.manifest.migrate.aliases import (
     MODEL_NAMES,
     SHAPE_ALIASES,
     SPECIAL_NAMES,
+    home_of,
 )
 from expert.manifest.migrate.migration import Entries, Migration
 from expert.manifest.notices import Notice
@@ -53,6 +54,7 @@ def migrate(root: Item, folder: Path = Path()) -> Migration:
         for key in _MAY_BE_NULL:
             if key in zone and zone[key].value is None:
                 del zone[key]
+    _move_config(work)
     _read_other_trainers(work)
     _move_base_model(work)
     _move_dataset(work)
@@ -69,6 +71,16 @@ def migrate(root: Item, folder: Path = Path()) -> Migration:
         convert(work, item)
     _drop_empty_sections(work)
     return work
+
+
+def _move_config(work: Migration) -> None:
+    """Move a `config` with settings that is beside `training` instead of in it."""
+    item = work.root.get("config", Item(None))
+    if any(home_of(key) or key in SPECIAL_NAMES for key in item.fields()):
+        del work.root["config"]
+        config = work.section("training", "config")
+        for key, entry in item.fields().items():
+            work.place(config, key, entry, f"training.config.{key}")
 
 
 def _read_other_trainers(work: Migration) -> None:

@@ -93,6 +93,9 @@ def _refuse_syntax(source: str, text: str, error: yaml.YAMLError) -> NoReturn:
         fix = "a program is not read: keep its `name: type = value` lines, without the class"
     elif "mapping values are not allowed" in what:
         fix = 'put the text that contains ": " in quotes, or fix the indentation'
+        above = lines[line - 2].strip() if line and line > 1 else ":"
+        if ":" not in above and not above.startswith(("#", "-")):
+            fix = f"a colon is missing on line {(line or 0) - 1}, or the indentation is wrong"
     elif "single document" in str(error) or "another document" in what:
         what, fix = "more than one document in the file", "keep one; remove the '---' lines"
     raise ManifestError(source, [Problem("", f"not YAML: {what}", fix, line)]) from None
