@@ -34,6 +34,7 @@ from expert.manifest.peers.llama_factory import read_llama_factory
 from expert.manifest.peers.mlx_autotrain import read_mlx, refuse_autotrain
 from expert.manifest.peers.packed_batches import read_packed_batches
 from expert.manifest.peers.sections import move_loader_keys, open_sections, read_python_lines
+from expert.manifest.peers.unsloth_studio import read_unsloth_studio
 from expert.manifest.peers.unsupported_keys import answer_keys
 from expert.manifest.schema.kinds import AdapterType
 from expert.manifest.schema.manifest import CHAR_GPT, BaseModelSpec, CharGptShape
@@ -90,9 +91,12 @@ def _read_other_trainers(work: Migration) -> None:
     read_torchtune(work)
     read_mlx(work)
     refuse_autotrain(work)
+    read_unsloth_studio(work)
     if not work.is_whole:
         open_sections(work, work.root)
     open_sections(work, work.section("training"))
+    if work.config is not None:
+        open_sections(work, work.config.fields())
     read_methods(work)
     read_llama_factory(work, work.folder)
     read_quantization(work)
