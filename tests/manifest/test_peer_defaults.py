@@ -107,6 +107,28 @@ def test_an_option_named_like_a_key_of_mlx_changes_nothing_else():
     assert (config.max_steps, config.train_on_prompt, config.max_grad_norm) == (100, False, 1)
 
 
+@each(
+    ("text", "epochs"),
+    [
+        ("model_name_or_path: tiny\ndataset: a.jsonl\nmax_steps: 60\n", 60),
+        ("model_name: tiny\ndataset: a.jsonl\nmax_steps: 60\nnum_train_epochs: 1\n", 60),
+        ("model_name: tiny\ndataset: a.jsonl\nmax_steps: -1\nnum_train_epochs: 1\n", 1),
+        ("base_model: tiny\ndataset: a.jsonl\nmax_steps: 60\n", 3),
+        ("base_model: tiny\ndatasets: [a.jsonl]\nsequence_len: 8\nmax_steps: 60\n", 3),
+        (MLX, 100),
+    ],
+)
+def test_where_steps_alone_end_a_run_the_epochs_do_not_end_it_first(text, epochs):
+    assert config_of(text).epochs == epochs
+
+
+def test_a_warm_up_in_steps_overrules_its_share_in_files_of_trl():
+    both = "dataset: a.jsonl\nwarmup_steps: 9\nwarmup_ratio: 0.1\n"
+    theirs, ours = (config_of(f"{key}: tiny\n{both}") for key in ("model_name", "base_model"))
+    assert (theirs.warmup_steps, theirs.warmup_ratio) == (9, None)
+    assert (ours.warmup_steps, ours.warmup_ratio) == (9, 0.1)
+
+
 # --- Unsloth Studio ------------------------------------------------------------------------------
 
 STUDIO = """model: tiny

@@ -67,6 +67,7 @@ SCHEDULE = "{_component_: torchtune.training.get_cosine_schedule_with_warmup, nu
         (entry("path: json, data_files: rows.jsonl, type: alpaca"), "data.path", "rows.jsonl"),
         (entry("path: json, data_files: [rows.jsonl]"), "data.path", "rows.jsonl"),
         (axolotl("  - rows.jsonl"), "data.path", "rows.jsonl"),
+        (axolotl("  path: rows.jsonl"), "data.path", "rows.jsonl"),
         (entry("path: a.jsonl, ds_type: json, split: train"), "data.path", "a.jsonl"),
         (entry("path: owner/a, split: train"), "data.path", "owner/a::train"),
         (entry("path: rows.data, ds_type: json"), "data.format", "json"),
@@ -128,6 +129,8 @@ def test_several_sets_become_tasks_unless_their_columns_differ():
     assert tasks == {"a": "a.jsonl", "a-2": "deep/a.jsonl"}
     text = axolotl("  - {path: a, field_output: reply}", "  - {path: b, type: completion}")
     assert wording("b-have-other-columns") in error_of(text)
+    text = axolotl("  - {path: a, max_samples: 5}", "  - {path: b}")
+    assert wording("b-has-other-limit") in error_of(text)
 
 
 @each(

@@ -125,6 +125,8 @@ def _fix(got: Any, node: Mapping[str, Any], is_override: bool = False) -> str:
         return "put it in quotes"
     if isinstance(got, dict) and is_override and words.startswith("text"):
         return "put the value in quotes"
+    if isinstance(got, list) and len(got) == 1 and (list, words) in _FIXES:
+        return "write it without the brackets"
     return _FIXES.get((type(got), words), "")
 
 

@@ -29,6 +29,7 @@ from expert.manifest.peers.converted_keys import (
     read_quantization,
 )
 from expert.manifest.peers.data_sets import note_defaults, read_hub_parts
+from expert.manifest.peers.defaults import read_lengths
 from expert.manifest.peers.litgpt_torchtune import read_litgpt, read_torchtune
 from expert.manifest.peers.llama_factory import read_llama_factory
 from expert.manifest.peers.mlx_autotrain import read_mlx, refuse_autotrain
@@ -104,6 +105,7 @@ def _read_other_trainers(work: Migration) -> None:
     note_defaults(work)
     read_axolotl(work)
     read_packed_batches(work)
+    read_lengths(work)
     model = work.root.get("model")
     zones = [work.root, work.section("training")]
     zones += [item.fields() for item in (work.config, model) if item is not None]

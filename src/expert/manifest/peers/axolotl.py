@@ -46,6 +46,8 @@ _FORMATTED = "rows are formatted by their columns and the model's template"
 def read_axolotl(work: Migration) -> None:
     _cadences(work)
     listed = take(work.root, "datasets")
+    if "path" in listed.fields():
+        listed = beside(listed, [listed])  # one, without a dash
     if isinstance(listed.value, list) and listed.value:
         work.seen.add("rows of a list")
         sets = [_data_set(work, entry) for entry in listed.value]

@@ -64,8 +64,10 @@ class NamedDataset:
             parts.append(str(self.subset.value))
         return Item("::".join(parts), self.path.path, self.path.line)
 
-    def columns(self) -> dict[str, object]:
-        return {key: item.plain() for key, item in {**self.mapping, **self.more}.items()}
+    def columns(self, but: str = "") -> dict[str, object]:
+        """What all tasks must have in common."""
+        parts = {**self.mapping, **self.more}
+        return {key: item.plain() for key, item in parts.items() if key != but}
 
 
 def put_rows(work: Migration, sets: Sequence[NamedDataset]) -> None:
@@ -99,7 +101,11 @@ def _put_tasks(work: Migration, sets: Sequence[NamedDataset]) -> None:
         if named.columns() != valid[0].columns():
             what = f"{named.name} and {valid[0].name} have different columns or formats"
             fix = "rows of all tasks need the same columns: train them one after the other, or "
-            work.problem(named.item, what, f"{fix}rename the columns in one of the files")
+            fix += "rename the columns in one of the files"
+            if named.columns(but="max_samples") == valid[0].columns(but="max_samples"):
+                what = f"{named.name} and {valid[0].name} have different limits on their rows"
+                fix = "write training.dataset.max_samples for all, or shorten the file"
+            work.problem(named.item, what, fix)
     tasks: Entries = {}
     for named in sets:
         if named.source is not None:

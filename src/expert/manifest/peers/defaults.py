@@ -4,7 +4,8 @@ trainer: the same file trains the same."""
 from __future__ import annotations
 
 from expert.manifest.migrate.aliases import home_of
-from expert.manifest.migrate.migration import Migration, beside
+from expert.manifest.migrate.migration import Entries, Migration, beside
+from expert.manifest.peers.packed_batches import MODEL_NAMES, number_in
 from expert.manifest.text.item import Item
 
 
@@ -30,3 +31,27 @@ def constant_rate(work: Migration, trainer: str) -> None:
     put_default(work, "lr_scheduler", "constant", f"{trainer}'s default")
     if "warmup_ratio" not in work.root:
         put_default(work, "warmup_steps", 0, f"{trainer}'s default")
+
+
+def read_lengths(work: Migration) -> None:
+    """In Transformers, TRL, Unsloth and LLaMA-Factory, steps overrule epochs and shares."""
+    if work.is_whole or not {*MODEL_NAMES} & {*work.root}:
+        return
+    steps_overrule_epochs(work, work.root)
+    warmup, share = (work.root.get(key, Item(None)) for key in ("warmup_steps", "warmup_ratio"))
+    if number_in(warmup) > 0 and share.value:
+        work.supersede(work.root.pop("warmup_ratio"), "warmup_steps takes precedence there")
+
+
+def steps_overrule_epochs(work: Migration, zone: Entries) -> None:
+    """Where max_steps alone ends a run: here the epochs may end it first, so there must be enough
+    of them. An epoch has at least one step."""
+    limit = zone.get("max_steps", Item(None))
+    if number_in(limit) <= 0:
+        return
+    for key in [key for key in zone if home_of(key) == "training.config.epochs"]:
+        item = zone.pop(key)
+        if item.value is not None:
+            work.supersede(item, "max_steps alone ends a run there")
+    zone["epochs"] = beside(limit, limit.value)
+    work.read_as(limit, f"training.config.epochs: {limit.value} (so that max_steps ends the run)")

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from expert.manifest.migrate.migration import Migration, beside, take
-from expert.manifest.peers.defaults import constant_rate, no_clipping, put_default
+from expert.manifest.peers.defaults import (
+    constant_rate,
+    no_clipping,
+    put_default,
+    steps_overrule_epochs,
+)
 from expert.manifest.peers.packed_batches import number_in
 from expert.manifest.text.item import Item, shown
 
@@ -42,6 +47,7 @@ def read_mlx(work: Migration) -> None:
     _optimizer(work)
     _schedule(work, steps)
     _updates(work)
+    steps_overrule_epochs(work, work.root)
     no_clipping(work, "mlx-lm")
     layers = take(work.root, "num_layers")
     if layers.value not in (None, -1):

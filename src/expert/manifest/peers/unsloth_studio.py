@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from expert.manifest.migrate.migration import Entries, Migration, beside, take
+from expert.manifest.peers.defaults import steps_overrule_epochs
 from expert.manifest.text.item import Item
 
 _SIGNS = ("training_type", "train_on_completions")
@@ -20,7 +21,8 @@ def read_unsloth_studio(work: Migration) -> None:
             training.setdefault(home, beside(item, "no"))
             work.read_as(item, f"training.config.{home}: no")
     if training.get("num_epochs", Item(None)).value == 0:
-        work.supersede(training.pop("num_epochs"), "max_steps ends the run")
+        del training["num_epochs"]
+    steps_overrule_epochs(work, training)
     _logging(work, take(work.root, "logging").fields(), training)
 
 
