@@ -209,3 +209,33 @@ def test_runs_go_to_the_home_folder_if_asked(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HOME", "/home/me")
     config = read(MINIMAL, overrides=["output_dir=~/x"]).manifest.training.config
     assert config.runs_beside(Path("here")) == Path("/home/me/x")
+
+
+@each(
+    "override",
+    [
+        *("data=Alpaca", "train.global_batch_size=4", "stage=sft", "iters=5", "model_name=tiny"),
+        "dataset._component_=torchtune.datasets.alpaca_dataset",
+        "optimizer={class_path: torch.optim.AdamW, lr: 0.1}",
+    ],
+)
+def test_a_name_of_another_trainer_does_not_bring_its_defaults(override: str):
+    """`--set data=Alpaca` is not a file of LitGPT, which without lora_r trains all weights."""
+    made, plain = _config(MINIMAL, override), _config(MINIMAL)
+    for key in ("adapter_type", "rank", "max_grad_norm", "weight_decay", "train_on_prompt"):
+        assert getattr(made, key) == getattr(plain, key), key
+    assert (made.lr_scheduler, made.epochs) == (plain.lr_scheduler, plain.epochs)
+
+
+@each(
+    ("text", "override", "fix"),
+    [
+        ("batch_tokens: 64\n", "batch_size=8", "batch_tokens=9"),
+        ("batch_size: 8\n", "batch_tokens=64", "batch_size=auto"),
+    ],
+)
+def test_the_other_size_of_a_step_is_set_as_the_message_says(text: str, override: str, fix: str):
+    told = error_of(MINIMAL + text, overrides=[override])
+    assert f"--set {fix.partition('=')[0]}" in told
+    given = [fix] if "tokens" in fix else [override, fix]
+    assert _config(MINIMAL + text, *given).batch_tokens in (9, 64)

@@ -380,6 +380,12 @@ LITGPT, TUNE = (
 )
 
 
+def test_no_linear_layers_and_no_others_is_warned_of():
+    for more, kinds in (("", ["warning"]), ("lora_target_modules: [q_proj]\n", [])):
+        made = read(entry("path: a.jsonl") + "lora_target_linear: false\n" + more)
+        assert [n.kind for n in made.notices if n.path == "lora_target_linear"] == kinds
+
+
 def test_plugins_of_axolotl_are_not_needed_or_not_run():
     text = entry("path: a.jsonl") + "plugins: [axolotl.liger.LigerPlugin, axolotl.kd.KDPlugin]\n"
     told = {notice.path: notice.kind for notice in read(text).notices}

@@ -181,8 +181,9 @@ def unknown_keys(
         given = next((inner for inner in item.walk() if inner.from_command_line), None)
         intended = _misspelt(key, node) if number < 200 else None
         hint = _hint(key, node, given is not None) if number < 200 and not intended else ""
+        at = given or item
         if (flat or only_at_top) and item.path == key and hint.startswith(_ASKS):
-            problems.append(Problem(item.path, "unknown key", hint, item.line))
+            problems.append(Problem(at.path, "unknown key", hint, at.line))
         elif closed or strict or given is not None or intended:
             fix = _suggestion(intended, given is not None) if intended else hint
             if not fix and closed:
@@ -190,7 +191,6 @@ def unknown_keys(
             elif not fix:
                 list_keys = "see expert manifest explain for every key"
                 fix = list_keys if given is not None else "remove it"
-            at = given or item
             problems.append(Problem(at.path, "unknown key", fix, at.line))
         elif hint:
             notices.append(Notice("warning", item.path, f"kept as metadata: {hint}", item.line))

@@ -179,7 +179,12 @@ def _batch(manifest: Manifest, found: Findings) -> None:
         return
     if config.batch_size != "auto":
         what = f"sets the size of a step, and so does batch_size ({config.batch_size})"
-        found.wrong(path, what, "keep one of the two")
+        fix = "keep one of the two"
+        if found.item("training.config.batch_size").from_command_line:
+            fix = "use --set batch_tokens=N"
+        elif found.item(path).from_command_line:
+            fix = "add --set batch_size=auto"
+        found.wrong(path, what, fix)
     if manifest.training.dataset.streaming:
         what = "streamed rows are not counted in advance, so tokens cannot be converted to rows"
         found.wrong(path, what, "write batch_size: rows per step")

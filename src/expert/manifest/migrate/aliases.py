@@ -37,7 +37,7 @@ CONFIG_ALIASES = _by_alias(
         "attention": "attn_implementation",
         "torch_compile": "use_compile compile",
         "torch_compile_mode": "compile_mode",
-        "max_grad_norm": "gradient_clip grad_clip gradient_clipping",
+        "max_grad_norm": "gradient_clip grad_clip gradient_clipping clip_grad_norm",
         "logging_steps": "log_interval log_every",
         "dataloader_num_workers": "num_workers",
         "dataloader_prefetch_factor": "prefetch_factor",

@@ -48,10 +48,10 @@ _MAY_BE_NULL = (
 )
 
 
-def migrate(root: Item, folder: Path = Path()) -> Migration:
+def migrate(root: Item, folder: Path = Path(), *, is_override: bool = False) -> Migration:
     """Move every key under `root` to its 2.0 place. Files that the manifest names, such as
     LLaMA-Factory's dataset_info.json, are looked for in `folder`."""
-    work = Migration(root.fields(), folder=folder)
+    work = Migration(root.fields(), folder=folder, is_override=is_override)
     for zone in (work.root, work.section("training")):
         for key in _MAY_BE_NULL:
             if key in zone and zone[key].value is None:

@@ -68,7 +68,7 @@ def apply_overrides(root: Item, overrides: Sequence[str]) -> Migration:
             continue
         layer = Item({})
         _set_at(layer, steps, item, text)
-        moved = migrate(layer)
+        moved = migrate(layer, is_override=True)
         if item.value is None and not layer.fields():
             raise OverrideError(f"--set {text}: {steps[-1]} cannot be null")
         work.notices += moved.notices

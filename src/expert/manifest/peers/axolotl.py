@@ -125,6 +125,9 @@ def _switches(work: Migration) -> None:
     if linear.value and not work.root.get("lora_target_modules", Item(None)).value:
         work.root["lora_target_modules"] = beside(linear, "all-linear")
         work.read_as(linear, "training.config.target_modules: all-linear")
+    elif linear.value is False and not work.root.get("lora_target_modules", Item(None)).value:
+        text = "every linear layer gets an adapter, unless lora_target_modules names others"
+        work.report("warning", linear, text)
     for key in ("exact_deduplication", "dataset_exact_deduplication"):
         item = _switch(work, key)
         if item.value:

@@ -16,7 +16,7 @@ def put_default(
     config = work.config.fields() if work.config is not None else {}
     home = f"training.config.{key}"
     written = [*work.root, *work.section("training"), *config]
-    if home not in map(home_of, written):
+    if home not in map(home_of, written) and not work.is_override:
         item = Item(None, key) if at is None else at
         work.root[key] = beside(item, value)
         work.read_as(item, f"{home}: {value} ({text})")

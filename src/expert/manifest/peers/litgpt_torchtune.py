@@ -100,7 +100,7 @@ def _litgpt_targets(work: Migration) -> None:
     """Convert the switches for adapted layers; by default query and value."""
     switches = {key: work.root.pop(key) for key in _LITGPT_TARGETS if key in work.root}
     if not switches and "lora_r" not in work.root:
-        if not {"adapter", "adapter_type"} & {*work.root}:
+        if not {"adapter", "adapter_type"} & {*work.root} and not work.is_override:
             at = work.root["adapter_type"] = Item("full", "lora_r")
             text = "training.config.adapter_type: full (without lora_r all weights are trained)"
             work.read_as(at, text)
@@ -134,8 +134,8 @@ def _litgpt_rows(work: Migration, data: Item) -> None:
     style = take(fields, "prompt_style")
     if style.value is not None:
         work.root.setdefault("template", style)
-    masked = fields.pop("mask_prompt", Item(False, name.path, name.line))
-    work.root.setdefault("mask_prompt", masked)  # LitGPT's default is false
+    default = None if work.is_override else False  # LitGPT's default
+    work.root.setdefault("mask_prompt", fields.pop("mask_prompt", beside(name, default)))
     _arguments_without_effect(work, {k: v for k, v in fields.items() if k not in _RUN_SETTINGS})
 
 
@@ -279,7 +279,7 @@ def _tune_lora(work: Migration, fields: Entries, name: Item, kind: str) -> str:
 
 def _tune_rows(work: Migration, fields: Entries, kind: Item) -> None:
     is_alpaca = str(kind.value).rpartition(".")[2].startswith("alpaca_")
-    if is_alpaca and "train_on_input" not in fields:
+    if is_alpaca and "train_on_input" not in fields and not work.is_override:
         work.root.setdefault("train_on_prompt", beside(kind, True))
         text = "training.config.train_on_prompt: true (torchtune's default for Alpaca)"
         work.read_as(kind, text)

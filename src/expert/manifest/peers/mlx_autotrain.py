@@ -40,8 +40,8 @@ def read_mlx(work: Migration) -> None:
         return
     work.rename(_NAMES)
     steps = work.root["max_steps"]
-    if steps.from_command_line:
-        return  # --set iters: not a file of mlx-lm
+    if work.is_override:
+        return
     # mlx-lm's default is false
     work.root.setdefault("mask_prompt", Item(False, "mask_prompt", steps.line))
     _optimizer(work)

@@ -70,7 +70,8 @@ def _spread_object(
         if kind:
             zone.setdefault(home, beside(class_name, kind))
             work.read_as(class_name, f"training.config.{home}: {kind}")
-        if "adamw" in word and not {"weight_decay"} & {*fields, *zone}:
+        is_set = "weight_decay" in {*fields, *zone}
+        if "adamw" in word and not is_set and not work.is_override:
             zone["weight_decay"] = beside(class_name, _DECAY_OF_ADAMW)
             text = f"training.config.weight_decay: {_DECAY_OF_ADAMW} (the default of this class)"
             work.read_as(class_name, text)
