@@ -108,7 +108,7 @@ def _show(value: Any) -> str:
 def _fix(got: Any, node: Mapping[str, Any], is_override: bool = False) -> str:
     words = expected(node)
     if isinstance(got, str):
-        if "true or false" in words and got.lower() in {"true", "false", "yes", "no"}:
+        if "true or false" in words and got.lower() in _BOOLEANS:
             return "remove the quotes"
         choices = [
             str(value)
@@ -116,7 +116,13 @@ def _fix(got: Any, node: Mapping[str, Any], is_override: bool = False) -> str:
             for value in resolve(choice).get("enum", [])
         ]
         near = closest(got, choices)
-        return f"did you mean {near!r}?" if near else _fix_of_number(got.strip(), words)
+        if near:
+            return f"did you mean {near!r}?"
+        if words == _MODELS:
+            return f"write base_model: {got}"
+        return _fix_of_number(got.strip(), words)
+    if type(got) is int and got in (0, 1) and "true or false" in words:
+        return f"write {'true' if got else 'false'}"
     if isinstance(got, int | float) and "memory size" in words:
         return f'write "{got}GB"'
     if isinstance(got, bool) and "text" in words:
@@ -134,6 +140,8 @@ def _fix_of_number(text: str, words: str) -> str:
     """What to write instead of a text that looks like a number, or like none."""
     if text.lower() in ("none", "null"):
         return "write null" if words.endswith("null") else "leave it out for the default"
+    if words.startswith("a list"):
+        return f"write [{text}]" if "," in text else ""
     if "number" not in words or not text.isascii() or not re.match(r"[-+]?\.?\d", text):
         return ""
     percent = re.fullmatch(r"(\d+(?:\.\d+)?) ?%", text)
@@ -148,10 +156,14 @@ def _fix_of_number(text: str, words: str) -> str:
     return "write a plain number"
 
 
+_BOOLEANS = {"true", "false", "yes", "no", "on", "off"}
+_MODELS = "a non-empty list of names or objects"
+_DASH = "write a list: put '- ' before the first key"
 _FIXES: Mapping[tuple[type, str], str] = {
     (list, "a name or an object"): "several base models are written as base_models: [a, b]",
     (list, "a path or an object"): "several data sets are written under training.dataset.tasks",
-    (dict, "a non-empty list of names or objects"): "write a list: put '- ' before the first key",
+    **dict.fromkeys(((dict, _MODELS), (dict, "a list of objects")), _DASH),
+    (list, "an object"): "write its keys without dashes",
 }
 """By what was given and what is expected."""
 
@@ -171,7 +183,8 @@ def unknown_keys(
     An unknown key is an error in training.config, with --set, and if it is a misspelt key;
     elsewhere it is reported as metadata. At the top level of a `flat` file, whose settings are
     there, it was meant as a setting: a warning says that it has no effect. There, and in a file
-    whose settings can be `only_at_top`, a key similar to a setting is an error.
+    whose settings can be `only_at_top`, a key similar to a setting is an error; if none are there,
+    so is a section with settings.
     """
     problems: list[Problem] = []
     notices: list[Notice] = []
@@ -182,7 +195,11 @@ def unknown_keys(
         intended = _misspelt(key, node) if number < 200 else None
         hint = _hint(key, node, given is not None) if number < 200 and not intended else ""
         at = given or item
-        if (flat or only_at_top) and item.path == key and hint.startswith(_ASKS):
+        settings = [name for name in item.fields() if home_of(name)]
+        if only_at_top and not flat and item.path == key and settings and not intended:
+            what = f"unknown section with settings: {', '.join(settings[:6])}"
+            problems.append(Problem(at.path, what, "move its keys to the top level", at.line))
+        elif (flat or only_at_top) and item.path == key and hint.startswith(_ASKS):
             problems.append(Problem(at.path, "unknown key", hint, at.line))
         elif closed or strict or given is not None or intended:
             fix = _suggestion(intended, given is not None) if intended else hint

@@ -37,6 +37,7 @@ from expert.manifest.peers.packed_batches import read_packed_batches
 from expert.manifest.peers.sections import move_loader_keys, open_sections, read_python_lines
 from expert.manifest.peers.unsloth_studio import read_unsloth_studio
 from expert.manifest.peers.unsupported_keys import answer_keys
+from expert.manifest.schema.dataset import Decoding
 from expert.manifest.schema.kinds import AdapterType
 from expert.manifest.schema.manifest import CHAR_GPT, BaseModelSpec, CharGptShape
 from expert.manifest.text.item import Item, is_comment
@@ -76,13 +77,19 @@ def migrate(root: Item, folder: Path = Path(), *, is_override: bool = False) -> 
 
 
 def _move_config(work: Migration) -> None:
-    """Move a `config` with settings that is beside `training` instead of in it."""
-    item = work.root.get("config", Item(None))
-    if any(home_of(key) or key in SPECIAL_NAMES for key in item.fields()):
-        del work.root["config"]
-        config = work.section("training", "config")
-        for key, entry in item.fields().items():
-            work.place(config, key, entry, f"training.config.{key}")
+    """Move a `config` or `decoding` with settings that is beside `training` instead of in it."""
+    for section, is_setting in (
+        ("config", lambda key: home_of(key) or key in SPECIAL_NAMES),
+        ("decoding", Decoding.model_fields.__contains__),
+    ):
+        item = work.root.get(section, Item(None))
+        if any(is_setting(key) for key in item.fields()):
+            del work.root[section]
+            home = work.section("training", section)
+            for key, entry in item.fields().items():
+                is_section = isinstance(entry.value, dict)
+                name = key if is_section else CONFIG_ALIASES.get(key, key)
+                work.place(home, name, entry, f"training.{section}.{name}")
 
 
 def _read_other_trainers(work: Migration) -> None:
