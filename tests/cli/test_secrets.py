@@ -87,7 +87,7 @@ def test_no_secret_is_in_what_a_failed_run_and_its_fault_file_write(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     manifest = expert_of(tmp_path)
     (tmp_path / "train.jsonl").write_bytes((tmp_path / "demo" / "train.jsonl").read_bytes())
-    words = ["--device", "cpu", "--set", "metadata.hf_token=argument-canary-15"]
+    words = ["--device", "cpu", "--set", "routing.hf_token=argument-canary-15"]
     out = str(tmp_path / "tmp" / "runs")
     failed = ended("expert", "train", "-m", str(manifest), "-o", out, *words)
     assert failed.code == 1, failed.text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -176,3 +178,64 @@ def test_a_path_is_taken_apart_into_steps():
     assert steps == ["a", "b", 0, 12, "c d"]
     assert (item.value, item.from_command_line) == ("x", True)
     assert issubclass(OverrideError, ExpertError)
+
+
+@each(
+    ("override", "key", "value"),
+    [
+        ("config.epochs=2", "config.epochs", 2),
+        ("decoding.top_k=5", "decoding.top_k", 5),
+        ("decoding={top_k: 5}", "decoding.top_k", 5),
+    ],
+)
+def test_a_section_of_training_needs_no_training_before_it(override: str, key: str, value: object):
+    training = read(MINIMAL, overrides=[override]).manifest.training
+    assert attrgetter(key)(training) == value
+
+
+def test_a_value_below_an_unknown_section_is_refused():
+    """As metadata it would have no effect, without a word."""
+    for text in (MINIMAL, f"{MINIMAL}foo: {{a: 1}}\n"):
+        assert "--set foo.bar: " in error_of(text, overrides=["foo.bar=1"])
+
+
+def test_a_base_model_may_be_set_by_its_name():
+    models = read(MINIMAL, overrides=["base_models[0]=other"]).manifest.base_models
+    assert [model.name for model in models] == ["other"]
+    assert wording("value-in-quotes") in error_of(MINIMAL, overrides=["description=a: b"])
+
+
+def test_runs_go_to_the_home_folder_if_asked(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    config = read(MINIMAL, overrides=["output_dir=~/x"]).manifest.training.config
+    assert config.runs_beside(Path("here")) == Path("/home/me/x")
+
+
+@each(
+    "override",
+    [
+        *("data=Alpaca", "train.global_batch_size=4", "stage=sft", "iters=5", "model_name=tiny"),
+        "dataset._component_=torchtune.datasets.alpaca_dataset",
+        "optimizer={class_path: torch.optim.AdamW, lr: 0.1}",
+    ],
+)
+def test_a_name_of_another_trainer_does_not_bring_its_defaults(override: str):
+    """`--set data=Alpaca` is not a file of LitGPT, which without lora_r trains all weights."""
+    made, plain = _config(MINIMAL, override), _config(MINIMAL)
+    for key in ("adapter_type", "rank", "max_grad_norm", "weight_decay", "train_on_prompt"):
+        assert getattr(made, key) == getattr(plain, key), key
+    assert (made.lr_scheduler, made.epochs) == (plain.lr_scheduler, plain.epochs)
+
+
+@each(
+    ("text", "override", "fix"),
+    [
+        ("batch_tokens: 64\n", "batch_size=8", "batch_tokens=9"),
+        ("batch_size: 8\n", "batch_tokens=64", "batch_size=auto"),
+    ],
+)
+def test_the_other_size_of_a_step_is_set_as_the_message_says(text: str, override: str, fix: str):
+    told = error_of(MINIMAL + text, overrides=[override])
+    assert f"--set {fix.partition('=')[0]}" in told
+    given = [fix] if "tokens" in fix else [override, fix]
+    assert _config(MINIMAL + text, *given).batch_tokens in (9, 64)

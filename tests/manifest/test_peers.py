@@ -67,6 +67,7 @@ SCHEDULE = "{_component_: torchtune.training.get_cosine_schedule_with_warmup, nu
         (entry("path: json, data_files: rows.jsonl, type: alpaca"), "data.path", "rows.jsonl"),
         (entry("path: json, data_files: [rows.jsonl]"), "data.path", "rows.jsonl"),
         (axolotl("  - rows.jsonl"), "data.path", "rows.jsonl"),
+        (axolotl("  path: rows.jsonl"), "data.path", "rows.jsonl"),
         (entry("path: a.jsonl, ds_type: json, split: train"), "data.path", "a.jsonl"),
         (entry("path: owner/a, split: train"), "data.path", "owner/a::train"),
         (entry("path: rows.data, ds_type: json"), "data.format", "json"),
@@ -78,6 +79,19 @@ SCHEDULE = "{_component_: torchtune.training.get_cosine_schedule_with_warmup, nu
         (entry("path: a, field_messages: talk"), "data.field_mapping.messages", "talk"),
         (entry("path: a, field_system: persona"), "data.field_mapping.system", "persona"),
         (entry("path: a, field_tools: api"), "data.field_mapping.tools", "api"),
+        (entry("path: a") + "peft_use_dora: true\n", "config.adapter_type", "dora"),
+        (entry("path: a") + "revision_of_model: abc\n", "model.revision", "abc"),
+        (entry("path: a") + "float32: true\n", "config.bf16", False),
+        (
+            entry("path: a") + "dataset_exact_deduplication: true\n",
+            "data.validation.deduplicate",
+            True,
+        ),
+        (
+            MINIMAL + "lr: 1e-5\nlr_scheduler_kwargs: {min_lr_rate: 0.1}\n",
+            LOWEST,
+            1e-6,
+        ),
         (
             entry("path: a") + "lora_target_linear: true\nlora_target_modules: [q_proj]\n",
             "config.target_modules",
@@ -115,6 +129,8 @@ def test_several_sets_become_tasks_unless_their_columns_differ():
     assert tasks == {"a": "a.jsonl", "a-2": "deep/a.jsonl"}
     text = axolotl("  - {path: a, field_output: reply}", "  - {path: b, type: completion}")
     assert wording("b-have-other-columns") in error_of(text)
+    text = axolotl("  - {path: a, max_samples: 5}", "  - {path: b}")
+    assert wording("b-has-other-limit") in error_of(text)
 
 
 @each(
@@ -136,6 +152,11 @@ def test_several_sets_become_tasks_unless_their_columns_differ():
         ),
         (f"{MINIMAL}task: llm-sft\nparams: {{lr: 0.1}}\n", wording("autotrain-not-read")),
         (MINIMAL + "dataset_mixer: {owner/a: 1.0}\n", wording("mixture-is-tasks")),
+        (MINIMAL + "lr_scheduler_kwargs: {min_lr_rate: 0.1}\n", wording("rate-is-missing")),
+        *(
+            (f"{MINIMAL}{key}: 0.2\n", wording("share-of-all-steps"))
+            for key in ("eval_steps", "save_steps", "logging_steps")
+        ),
         (MINIMAL + "dataset_mixture: {datasets: [{id: owner/a}]}\n", wording("mixture-is-tasks")),
     ],
 )
@@ -227,8 +248,12 @@ def test_packed_sequences_are_counted_in_tokens_and_rows_as_rows():
     assert (config.batch_size, config.batch_tokens) == ("auto", 2 * 512)
     assert (config.micro_batch_size, config.gradient_accumulation_steps) == ("auto", 2)
     assert read(text).manifest.training.config.batch_size == 2
+    # batch_size is the whole step there; it sets the accumulation, unless that is set.
     both = read(text + "batch_size: 6\n").manifest.training.config
-    assert (both.batch_size, both.micro_batch_size) == (6, 2)
+    assert (both.batch_size, both.gradient_accumulation_steps) == (2, 2)
+    whole = text.replace("gradient_accumulation_steps: 2", "batch_size: 6")
+    config = read(whole + "sample_packing: true\n").manifest.training.config
+    assert (config.batch_tokens, config.gradient_accumulation_steps) == (2 * 512, 3)
     ours = read("base_model: tiny\ndataset: a.jsonl\nmicro_batch_size: 2\n").manifest.training
     assert (ours.config.batch_size, ours.config.micro_batch_size) == ("auto", 2)
 
@@ -300,6 +325,12 @@ def test_names_in_a_list_of_data_sets_are_found_there_or_reported(tmp_path):
     assert wording("dataset-info-json-cannot") in refused(tmp_path, f"{FACTORY}dataset: a,b\n")
 
 
+def test_the_stage_alone_makes_a_file_one_of_llama_factory(tmp_path):
+    text = "model_name_or_path: tiny\nstage: sft\ndataset: x\n"
+    made = in_folder(tmp_path, text, {"x": {"file_name": "a.json"}})
+    assert made.manifest.training.dataset.path == "data/a.json"
+
+
 def test_names_without_a_list_say_where_it_was_looked_for(tmp_path):
     text = refused(tmp_path, f"{FACTORY}dataset: mine,yours\n")
     assert wording("mine-yours-named-in") in text
@@ -349,7 +380,29 @@ LITGPT, TUNE = (
 )
 
 
+def test_no_linear_layers_and_no_others_is_warned_of():
+    for more, kinds in (("", ["warning"]), ("lora_target_modules: [q_proj]\n", [])):
+        made = read(entry("path: a.jsonl") + "lora_target_linear: false\n" + more)
+        assert [n.kind for n in made.notices if n.path == "lora_target_linear"] == kinds
+
+
+def test_plugins_of_axolotl_are_not_needed_or_not_run():
+    text = entry("path: a.jsonl") + "plugins: [axolotl.liger.LigerPlugin, axolotl.kd.KDPlugin]\n"
+    told = {notice.path: notice.kind for notice in read(text).notices}
+    assert (told["plugins[0]"], told["plugins[1]"]) == ("superseded", "warning")
+    assert any(wording("class-is-not-run") in line for line in notices_of(text))
+
+
+def test_refused_rows_are_one_problem():
+    for key in ("dataset_mixture: {datasets: [{id: owner/a}]}", "dataset_mixer: {owner/a: 1}"):
+        text = error_of(f"model_name_or_path: tiny\n{key}\n")
+        assert (text.count("\n"), wording("mixture-is-tasks") in text) == (1, True)
+    assert error_of(entry("type: alpaca")).count("\n") == 1
+
+
 def test_a_class_of_rows_that_nobody_knows_is_refused():
+    name = "checkpoint_dir: tiny\ndata: TinyStories\ntrain: {global_batch_size: 2}\n"
+    assert wording("python-class-not-run-2") in error_of(name)
     text = error_of(
         LITGPT.replace("litgpt.data.JSON", "mine.Rows").replace("json_path: rows.json, ", "")
     )
@@ -382,6 +435,70 @@ def test_rows_lengths_and_batches_of_torchtune_are_those_of_its_sections():
     assert "mixed_precision" in [notice.path for notice in found.notices]
     system = text.replace("  packed: true\n", "  new_system_prompt: Be brief.\n")
     assert wording("system-texts-come") in error_of(system)
+
+
+TUNE_MODEL = "model: {_component_: torchtune.models.x.lora_x, lora_rank: 4, ARGUMENTS}\n"
+TUNE_ROWS = "dataset: {_component_: torchtune.datasets.chat_dataset, source: owner/a, ARGUMENTS}\n"
+
+
+@each(
+    ("text", "path", "value"),
+    [
+        (TUNE_MODEL.replace("ARGUMENTS", "quantize_base: true"), "model.quantization", "int4"),
+        (
+            TUNE_MODEL.replace("ARGUMENTS", "quantize_base: true, use_dora: true"),
+            "model.quantization",
+            "int4",
+        ),
+        (
+            TUNE_MODEL.replace("ARGUMENTS", "quantize_base: true, use_dora: true"),
+            "config.adapter_type",
+            "dora",
+        ),
+        (
+            TUNE_ROWS.replace("ARGUMENTS", "column_map: {conversations: talk}"),
+            "data.field_mapping.messages",
+            "talk",
+        ),
+        (
+            TUNE_ROWS.replace("ARGUMENTS", "column_map: {instruction: a, input: b, output: c}"),
+            "data.field_mapping.input",
+            "b",
+        ),
+        (
+            TUNE_ROWS.replace("ARGUMENTS", "column_map: {input: b, output: c}"),
+            "data.field_mapping.instruction",
+            "b",
+        ),
+        (
+            TUNE_ROWS.replace("ARGUMENTS", "masking_strategy: train_on_all"),
+            "config.train_on_prompt",
+            True,
+        ),
+        (TUNE_ROWS.replace("ARGUMENTS", "") + "save_every_n_steps: 5\n", "config.save_steps", 5),
+        (TUNE_ROWS.replace("ARGUMENTS", "") + "batch_size_val: 5\n", "config.eval_batch_size", 5),
+    ],
+)
+def test_arguments_of_torchtunes_classes_are_read(text, path, value):
+    rows = "" if "dataset:" in text else "dataset: a.jsonl\n"
+    assert value_at(read(f"base_model: tiny\n{rows}{text}"), path) == value
+
+
+def test_arguments_of_torchtunes_classes_that_cannot_be_read_are_reported():
+    text = f"base_model: tiny\ndataset: a.jsonl\n{TUNE_MODEL}"
+    assert wording("head-has-no-adapter") in error_of(
+        text.replace("ARGUMENTS", "apply_lora_to_output: true")
+    )
+    assert "lora_attn_modules" in error_of(text.replace("ARGUMENTS", "lora_attn_modules: q_proj"))
+    for kind in ("lora_x", "x"):
+        odd = text.replace("ARGUMENTS", "max_seq_len: 9").replace("lora_x,", f"{kind},")
+        told = {notice.path: notice.kind for notice in read(odd).notices}
+        assert told["model.max_seq_len"] == "warning"
+    rows = f"base_model: tiny\n{TUNE_ROWS}"
+    last = error_of(rows.replace("ARGUMENTS", "masking_strategy: train_on_last"))
+    assert "dataset.masking_strategy" in last
+    images = read(rows.replace("ARGUMENTS", "column_map: {image: picture}")).notices
+    assert "dataset.column_map.image" in [notice.path for notice in images]
 
 
 # --- mlx-lm, AutoTrain, mixtures -----------------------------------------------------------------
@@ -435,3 +552,10 @@ def test_a_file_of_trl_that_is_silent_about_the_loss_gets_a_note():
     assert any(wording("loss-on-answers-alone") in line for line in notices_of(text))
     said = notices_of(f"{text}assistant_only_loss: true\n")
     assert not any(wording("loss-on-answers-alone") in line for line in said)
+
+
+def test_a_file_of_trl_that_is_silent_about_the_schedule_gets_a_note():
+    text = "model_name_or_path: tiny\ndataset_name: owner/set\n"
+    assert any(wording("cosine-where-trl-is-linear") in line for line in notices_of(text))
+    said = notices_of(f"{text}lr_scheduler_type: linear\n")
+    assert not any(wording("cosine-where-trl-is-linear") in line for line in said)

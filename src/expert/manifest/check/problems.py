@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import math
+import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
@@ -70,7 +72,8 @@ def _problem(detail: Mapping[str, Any], root: Item) -> tuple[tuple[str | int, ..
         what = f"is empty, expected {expected(node)}"
     else:
         what = f"got {_show(got)}, expected {expected(node)}"
-    return canonical, Problem(item.path, what, _fix(got, node), item.line)
+    fix = _fix(got, node, item.from_command_line)
+    return canonical, Problem(item.path, what, fix, item.line)
 
 
 def _override_below(item: Item) -> Item | None:
@@ -102,12 +105,10 @@ def _show(value: Any) -> str:
     return f"{shown(value)} ({_KINDS[type(value)]})"
 
 
-def _fix(got: Any, node: Mapping[str, Any]) -> str:
+def _fix(got: Any, node: Mapping[str, Any], is_override: bool = False) -> str:
     words = expected(node)
     if isinstance(got, str):
-        if "number" in words and got.strip().replace(".", "", 1).replace("e-", "", 1).isdigit():
-            return "remove the quotes"
-        if "true or false" in words and got.lower() in {"true", "false", "yes", "no"}:
+        if "true or false" in words and got.lower() in _BOOLEANS:
             return "remove the quotes"
         choices = [
             str(value)
@@ -115,14 +116,56 @@ def _fix(got: Any, node: Mapping[str, Any]) -> str:
             for value in resolve(choice).get("enum", [])
         ]
         near = closest(got, choices)
-        return f"did you mean {near!r}?" if near else ""
+        if near:
+            return f"did you mean {near!r}?"
+        if words == _MODELS:
+            return f"write base_model: {got}"
+        return _fix_of_number(got.strip(), words)
+    if type(got) is int and got in (0, 1) and "true or false" in words:
+        return f"write {'true' if got else 'false'}"
     if isinstance(got, int | float) and "memory size" in words:
         return f'write "{got}GB"'
     if isinstance(got, bool) and "text" in words:
         return "put it in quotes; YAML reads yes, no, on and off as true or false"
     if isinstance(got, int | float) and "text" in words:
         return "put it in quotes"
-    return ""
+    if isinstance(got, dict) and is_override and words.startswith("text"):
+        return "put the value in quotes"
+    if isinstance(got, list) and len(got) == 1 and (list, words) in _FIXES:
+        return "write it without the brackets"
+    return _FIXES.get((type(got), words), "")
+
+
+def _fix_of_number(text: str, words: str) -> str:
+    """What to write instead of a text that looks like a number, or like none."""
+    if text.lower() in ("none", "null"):
+        return "write null" if words.endswith("null") else "leave it out for the default"
+    if words.startswith("a list"):
+        return f"write [{text}]" if "," in text else ""
+    if "number" not in words or not text.isascii() or not re.match(r"[-+]?\.?\d", text):
+        return ""
+    percent = re.fullmatch(r"(\d+(?:\.\d+)?) ?%", text)
+    if percent and "from 0 to 1" in words:
+        return f"write {float(percent[1]) / 100:g}"
+    if re.fullmatch(r"0+\d+", text):
+        return f"write {int(text)}"
+    if re.fullmatch(r"\d+,\d+", text) and "whole" not in words:
+        return f"write {text.replace(',', '.')}"
+    if re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", text):
+        return "remove the quotes" if math.isfinite(float(text)) else ""
+    return "write a plain number"
+
+
+_BOOLEANS = {"true", "false", "yes", "no", "on", "off"}
+_MODELS = "a non-empty list of names or objects"
+_DASH = "write a list: put '- ' before the first key"
+_FIXES: Mapping[tuple[type, str], str] = {
+    (list, "a name or an object"): "several base models are written as base_models: [a, b]",
+    (list, "a path or an object"): "several data sets are written under training.dataset.tasks",
+    **dict.fromkeys(((dict, _MODELS), (dict, "a list of objects")), _DASH),
+    (list, "an object"): "write its keys without dashes",
+}
+"""By what was given and what is expected."""
 
 
 def closest(word: str, choices: list[str], likeness: float = 0.75) -> str | None:
@@ -140,25 +183,32 @@ def unknown_keys(
     An unknown key is an error in training.config, with --set, and if it is a misspelt key;
     elsewhere it is reported as metadata. At the top level of a `flat` file, whose settings are
     there, it was meant as a setting: a warning says that it has no effect. There, and in a file
-    whose settings can be `only_at_top`, a key similar to a setting is an error.
+    whose settings can be `only_at_top`, a key similar to a setting is an error; if none are there,
+    so is a section with settings.
     """
     problems: list[Problem] = []
     notices: list[Notice] = []
     kept: dict[str, list[Item]] = {}
     for number, (item, key, node, closed) in enumerate(_unknown(root, schema())):
         # A hint compares with every known key, 0.4 ms: 200 are enough for any file.
+        given = next((inner for inner in item.walk() if inner.from_command_line), None)
         intended = _misspelt(key, node) if number < 200 else None
-        hint = _hint(key, node, item.from_command_line) if number < 200 and not intended else ""
-        if (flat or only_at_top) and item.path == key and hint.startswith(_ASKS):
-            problems.append(Problem(item.path, "unknown key", hint, item.line))
-        elif closed or strict or item.from_command_line or intended:
-            fix = _suggestion(intended, item.from_command_line) if intended else hint
+        hint = _hint(key, node, given is not None) if number < 200 and not intended else ""
+        at = given or item
+        settings = [name for name in item.fields() if home_of(name)]
+        if only_at_top and not flat and item.path == key and settings and not intended:
+            what = f"unknown section with settings: {', '.join(settings[:6])}"
+            problems.append(Problem(at.path, what, "move its keys to the top level", at.line))
+        elif (flat or only_at_top) and item.path == key and hint.startswith(_ASKS):
+            problems.append(Problem(at.path, "unknown key", hint, at.line))
+        elif closed or strict or given is not None or intended:
+            fix = _suggestion(intended, given is not None) if intended else hint
             if not fix and closed:
                 fix = _known(node)
             elif not fix:
                 list_keys = "see expert manifest explain for every key"
-                fix = list_keys if item.from_command_line else "remove it"
-            problems.append(Problem(item.path, "unknown key", fix, item.line))
+                fix = list_keys if given is not None else "remove it"
+            problems.append(Problem(at.path, "unknown key", fix, at.line))
         elif hint:
             notices.append(Notice("warning", item.path, f"kept as metadata: {hint}", item.line))
         elif flat and item.path == key:

@@ -179,7 +179,12 @@ def _batch(manifest: Manifest, found: Findings) -> None:
         return
     if config.batch_size != "auto":
         what = f"sets the size of a step, and so does batch_size ({config.batch_size})"
-        found.wrong(path, what, "keep one of the two")
+        fix = "keep one of the two"
+        if found.item("training.config.batch_size").from_command_line:
+            fix = "use --set batch_tokens=N"
+        elif found.item(path).from_command_line:
+            fix = "add --set batch_size=auto"
+        found.wrong(path, what, fix)
     if manifest.training.dataset.streaming:
         what = "streamed rows are not counted in advance, so tokens cannot be converted to rows"
         found.wrong(path, what, "write batch_size: rows per step")
@@ -409,14 +414,21 @@ def _paths(manifest: Manifest, found: Findings) -> None:
             what = f"{value!r}: a path in a manifest may not leave its folder"
             instead = "a path inside it" if path in written else "the absolute path"
             found.wrong(path, what, f"use {instead}, or --set {path}={value}")
-        elif re.search(r"\$\w|\$\{|%\w+%", value):
-            what = f"{value!r}: environment variables are not expanded"
-            found.wrong(path, what, "write the path itself")
     for path, value in written.items():
         is_absolute = re.match(r"[\\/~]|[A-Za-z]:", value)
         if is_absolute and not found.item(path).from_command_line:
             what = f"{value!r}: a manifest may write only inside its own folder"
             found.wrong(path, what, f"use a relative path, or --set {path}={value}")
+
+
+def _variables(manifest: Manifest, found: Findings) -> None:
+    models = enumerate(manifest.base_models)
+    names = [(f"base_models[{number}].name", model.name) for number, model in models]
+    for path, value in [*names, *read_paths(manifest), *written_paths(manifest)]:
+        is_variable = re.search(r"\$\w|\$\{|%\w+%", value)
+        if is_variable and not found.item(path).from_command_line:
+            what = f"{value!r}: environment variables are not expanded"
+            found.wrong(path, what, "write the path itself")
 
 
 _RULES = (
@@ -435,4 +447,5 @@ _RULES = (
     _descriptive,
     _names,
     _paths,
+    _variables,
 )

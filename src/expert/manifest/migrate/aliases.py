@@ -37,7 +37,7 @@ CONFIG_ALIASES = _by_alias(
         "attention": "attn_implementation",
         "torch_compile": "use_compile compile",
         "torch_compile_mode": "compile_mode",
-        "max_grad_norm": "gradient_clip grad_clip gradient_clipping",
+        "max_grad_norm": "gradient_clip grad_clip gradient_clipping clip_grad_norm",
         "logging_steps": "log_interval log_every",
         "dataloader_num_workers": "num_workers",
         "dataloader_prefetch_factor": "prefetch_factor",
@@ -53,12 +53,14 @@ CONFIG_ALIASES = _by_alias(
             "save_every save_interval save_every_n_epochs checkpoint_every "
             "checkpoint_interval checkpoint_every_epochs"
         ),
-        "flash_attention_2": "use_flash_attention use_flash_attn flash_attention",
+        "flash_attention_2": (
+            "use_flash_attention use_flash_attn flash_attention use_flash_attention_2"
+        ),
         "fused_loss": (
             "use_liger use_liger_kernel enable_liger_kernel "
             "liger_fused_linear_cross_entropy cut_cross_entropy"
         ),
-        "early_stopping_patience": "early_stopping patience",
+        "early_stopping_patience": "early_stopping patience early_stopping_steps",
         "output_dir": "out_dir save_dir checkpoint_dir",
         "adam_epsilon": "adam_eps",
         "vram_limit": "max_vram",

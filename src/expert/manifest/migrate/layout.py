@@ -17,6 +17,7 @@ from expert.manifest.migrate.aliases import (
     MODEL_NAMES,
     SHAPE_ALIASES,
     SPECIAL_NAMES,
+    home_of,
 )
 from expert.manifest.migrate.migration import Entries, Migration
 from expert.manifest.notices import Notice
@@ -28,12 +29,15 @@ from expert.manifest.peers.converted_keys import (
     read_quantization,
 )
 from expert.manifest.peers.data_sets import note_defaults, read_hub_parts
+from expert.manifest.peers.defaults import read_lengths
 from expert.manifest.peers.litgpt_torchtune import read_litgpt, read_torchtune
 from expert.manifest.peers.llama_factory import read_llama_factory
 from expert.manifest.peers.mlx_autotrain import read_mlx, refuse_autotrain
 from expert.manifest.peers.packed_batches import read_packed_batches
 from expert.manifest.peers.sections import move_loader_keys, open_sections, read_python_lines
+from expert.manifest.peers.unsloth_studio import read_unsloth_studio
 from expert.manifest.peers.unsupported_keys import answer_keys
+from expert.manifest.schema.dataset import Decoding
 from expert.manifest.schema.kinds import AdapterType
 from expert.manifest.schema.manifest import CHAR_GPT, BaseModelSpec, CharGptShape
 from expert.manifest.text.item import Item, is_comment
@@ -45,14 +49,15 @@ _MAY_BE_NULL = (
 )
 
 
-def migrate(root: Item, folder: Path = Path()) -> Migration:
+def migrate(root: Item, folder: Path = Path(), *, is_override: bool = False) -> Migration:
     """Move every key under `root` to its 2.0 place. Files that the manifest names, such as
     LLaMA-Factory's dataset_info.json, are looked for in `folder`."""
-    work = Migration(root.fields(), folder=folder)
+    work = Migration(root.fields(), folder=folder, is_override=is_override)
     for zone in (work.root, work.section("training")):
         for key in _MAY_BE_NULL:
             if key in zone and zone[key].value is None:
                 del zone[key]
+    _move_config(work)
     _read_other_trainers(work)
     _move_base_model(work)
     _move_dataset(work)
@@ -71,6 +76,22 @@ def migrate(root: Item, folder: Path = Path()) -> Migration:
     return work
 
 
+def _move_config(work: Migration) -> None:
+    """Move a `config` or `decoding` with settings that is beside `training` instead of in it."""
+    for section, is_setting in (
+        ("config", lambda key: home_of(key) or key in SPECIAL_NAMES),
+        ("decoding", Decoding.model_fields.__contains__),
+    ):
+        item = work.root.get(section, Item(None))
+        if any(is_setting(key) for key in item.fields()):
+            del work.root[section]
+            home = work.section("training", section)
+            for key, entry in item.fields().items():
+                is_section = isinstance(entry.value, dict)
+                name = key if is_section else CONFIG_ALIASES.get(key, key)
+                work.place(home, name, entry, f"training.{section}.{name}")
+
+
 def _read_other_trainers(work: Migration) -> None:
     """Convert keys of Axolotl, LLaMA-Factory, LitGPT, torchtune, mlx-lm, TRL and Unsloth."""
     read_python_lines(work)
@@ -78,9 +99,12 @@ def _read_other_trainers(work: Migration) -> None:
     read_torchtune(work)
     read_mlx(work)
     refuse_autotrain(work)
+    read_unsloth_studio(work)
     if not work.is_whole:
         open_sections(work, work.root)
     open_sections(work, work.section("training"))
+    if work.config is not None:
+        open_sections(work, work.config.fields())
     read_methods(work)
     read_llama_factory(work, work.folder)
     read_quantization(work)
@@ -88,6 +112,7 @@ def _read_other_trainers(work: Migration) -> None:
     note_defaults(work)
     read_axolotl(work)
     read_packed_batches(work)
+    read_lengths(work)
     model = work.root.get("model")
     zones = [work.root, work.section("training")]
     zones += [item.fields() for item in (work.config, model) if item is not None]

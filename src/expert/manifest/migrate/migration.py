@@ -52,6 +52,9 @@ class Migration:
     """Facts about another trainer's file, such as "rows of a list", "no rows"."""
     folder: Path = Path()
     """The folder of the file."""
+    is_override: bool = False
+    """Whether this is a value of --set: a file of another trainer leaves keys to that trainer, a
+    single value does not."""
 
     # --- places in the tree ------------------------------------------------------------------
 

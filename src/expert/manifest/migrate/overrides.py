@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from expert.core.errors import ExpertError
 from expert.manifest.migrate.aliases import homes_of_short_name
 from expert.manifest.migrate.layout import migrate
-from expert.manifest.migrate.migration import Migration
+from expert.manifest.migrate.migration import Migration, beside
 from expert.manifest.text.item import MAX_DEPTH, Item, join
 
 _STEP = re.compile(r"([^.\[\]]+)((?:\[[0-9]{1,6}\])*)")
@@ -62,11 +62,13 @@ def apply_overrides(root: Item, overrides: Sequence[str]) -> Migration:
         if any(isinstance(step, int) for step in steps):
             if steps[0] in ("base_model", "adapters"):  # of layout 1.0
                 steps = ["base_models", 0, *steps[steps[0] == "base_model" :]]
+            if steps[:1] == ["base_models"] and len(steps) == 2 and isinstance(item.value, str):
+                item = beside(item, {"name": item})
             _set_at(root, steps, item, text)
             continue
         layer = Item({})
         _set_at(layer, steps, item, text)
-        moved = migrate(layer)
+        moved = migrate(layer, is_override=True)
         if item.value is None and not layer.fields():
             raise OverrideError(f"--set {text}: {steps[-1]} cannot be null")
         work.notices += moved.notices
@@ -79,9 +81,10 @@ def apply_overrides(root: Item, overrides: Sequence[str]) -> Migration:
 
 
 def _full_path(steps: list[str | int], text: str) -> list[str | int]:
-    """The full path of a single key; OverrideError if several sections have a key of this name."""
+    """The full path of a single key, or of a key of a section of `training`; OverrideError if
+    several sections have a key of this name."""
     if len(steps) != 1:
-        return steps
+        return ["training", *steps] if steps[0] in ("config", "decoding") else steps
     homes = homes_of_short_name(str(steps[0]))
     if len(homes) > 1:
         names = ", ".join(_path_text([*home, *steps]) for home in homes)

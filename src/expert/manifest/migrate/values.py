@@ -32,7 +32,10 @@ CONFIG_VALUES: Mapping[str, Mapping[Any, Any]] = {
         **dict.fromkeys(("full_finetune", "full-ft"), "full"),
         **dict.fromkeys(("prompt_tuning", "soft_prompt"), "none"),
     },
-    "target_modules": {"all": "all-linear"},
+    "target_modules": {"all": "all-linear", "all_linear": "all-linear"},
+    "gradient_checkpointing": {
+        **{"unsloth": "auto", "offload": "full", "offload_disk": "full"},
+    },
     "save_strategy": _CADENCE,
     "evaluation_strategy": _CADENCE,
     "device": {"gpu": "cuda", "cuda:0": "cuda"},
@@ -57,6 +60,13 @@ MODEL_VALUES: Mapping[str, Mapping[Any, Any]] = {
         **dict.fromkeys(_QWEN, "chatml"),
         **{"llama2": "llama", "llama3": "tokenizer", "default": "auto"},
     },
+}
+# One name, or several: `q_proj, v_proj`. "auto" and "all-linear" are no names.
+_LAYERS = re.compile(r"(?!auto$)\w[\w.]*(\s*,\s*[\w.]+)*,?")
+_OFTEN = {
+    "eval_steps": ", or evaluation_strategy: epoch",
+    "save_steps": ", or save_strategy: epoch",
+    "logging_steps": "",
 }
 # Names in old schemas that never had a template.
 _TEMPLATES_WITHOUT_TEXT = ("vicuna", "custom")
@@ -139,9 +149,10 @@ def _convert_config(work: Migration, config: Entries) -> None:
         del config["target_modules"]
         fix = "list the names of the layers, such as [q_proj, v_proj], or write all-linear"
         work.problem(targets, f"{shown(targets.value)} is a regular expression", fix)
-    elif isinstance(targets.value, str) and "," in targets.value:
+    elif isinstance(targets.value, str) and _LAYERS.fullmatch(targets.value):
         names = [name.strip() for name in targets.value.split(",") if name.strip()]
         targets.value = [Item(name, targets.path, targets.line) for name in names]
+    _refuse_shares(work, config)
     _convert_trackers(work, config)
     # `warmup_steps: 0.1` is a share of all steps in Transformers 5.
     steps, ratio = (config.get(key, Item(None)) for key in ("warmup_steps", "warmup_ratio"))
@@ -164,6 +175,16 @@ def _convert_config(work: Migration, config: Entries) -> None:
         del config["method"]
         what = f"{method.value} is not supported: only sft (supervised fine-tuning) is"
         work.problem(method, what, "use rows with answers and method: sft")
+
+
+def _refuse_shares(work: Migration, config: Entries) -> None:
+    """`save_steps: 0.2` is a share of all steps in Transformers; these are not known yet."""
+    for key, instead in _OFTEN.items():
+        item = config.get(key, Item(None))
+        if isinstance(item.value, float) and 0 < item.value < 1:
+            del config[key]
+            what = f"got {shown(item.value)}, a share of all steps; here it is a number of steps"
+            work.problem(item, what, f"write a whole number{instead}")
 
 
 def _convert_trackers(work: Migration, config: Entries) -> None:

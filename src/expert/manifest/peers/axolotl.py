@@ -46,6 +46,8 @@ _FORMATTED = "rows are formatted by their columns and the model's template"
 def read_axolotl(work: Migration) -> None:
     _cadences(work)
     listed = take(work.root, "datasets")
+    if "path" in listed.fields():
+        listed = beside(listed, [listed])  # one, without a dash
     if isinstance(listed.value, list) and listed.value:
         work.seen.add("rows of a list")
         sets = [_data_set(work, entry) for entry in listed.value]
@@ -60,10 +62,27 @@ def read_axolotl(work: Migration) -> None:
     signs = [key for key in SIGNS if key in work.root]
     if "rows of a list" in work.seen:
         signs.append("datasets")
+    if len(signs) > 1:
+        _total_batch(work)
     _batches(work, signs)
     if len(signs) > 1:
         _no_adapter(work)
     _switches(work)
+
+
+def _total_batch(work: Migration) -> None:
+    """Convert batch_size, which there is the whole step of a GPU: it sets the accumulation of
+    micro_batch_size, unless that is set itself."""
+    total, rows = (work.root.get(key, Item(None)) for key in ("batch_size", "micro_batch_size"))
+    if not number_in(total) or not number_in(rows):
+        return
+    del work.root["batch_size"]
+    if work.root.get("gradient_accumulation_steps", Item(None)).value is not None:
+        work.supersede(total, "micro_batch_size × gradient_accumulation_steps is the step there")
+        return
+    steps = max(1, number_in(total) // number_in(rows))
+    work.root["gradient_accumulation_steps"] = beside(total, steps)
+    work.read_as(total, f"training.config.gradient_accumulation_steps: {steps}")
 
 
 def _batches(work: Migration, signs: list[str]) -> None:
@@ -106,10 +125,14 @@ def _switches(work: Migration) -> None:
     if linear.value and not work.root.get("lora_target_modules", Item(None)).value:
         work.root["lora_target_modules"] = beside(linear, "all-linear")
         work.read_as(linear, "training.config.target_modules: all-linear")
-    deduplicate = _switch(work, "exact_deduplication")
-    if deduplicate.value:
-        checks = work.section("training", "dataset", "validation")
-        work.place(checks, "deduplicate", deduplicate, "training.dataset.validation.deduplicate")
+    elif linear.value is False and not work.root.get("lora_target_modules", Item(None)).value:
+        text = "every linear layer gets an adapter, unless lora_target_modules names others"
+        work.report("warning", linear, text)
+    for key in ("exact_deduplication", "dataset_exact_deduplication"):
+        item = _switch(work, key)
+        if item.value:
+            checks = work.section("training", "dataset", "validation")
+            work.place(checks, "deduplicate", item, "training.dataset.validation.deduplicate")
 
 
 def _switch(work: Migration, key: str) -> Item:
@@ -200,6 +223,7 @@ def _place_of(work: Migration, fields: Entries, named: NamedDataset) -> None:
         named.name = title_of(path.value)
     if path is None:
         work.problem(named.item, "has no path", "add path")
+        work.seen.add("no rows")
     splits = [take(fields, key) for key in ("split", "train_on_split")]
     named.split = next((split for split in splits if split.value is not None), None)
     subset = take(fields, "name")

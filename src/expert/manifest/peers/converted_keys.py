@@ -72,6 +72,9 @@ def convert_keys(work: Migration, zone: Entries) -> None:
         item = zone.pop(key)
         if item.value is not None:
             CONVERTED[key](work, zone, item)
+    options = zone.get("lr_scheduler_kwargs", Item(None)).fields()
+    if "min_lr_rate" in options:
+        work.later.append((_min_rate, options.pop("min_lr_rate")))
 
 
 def read_methods(work: Migration) -> None:
@@ -169,7 +172,11 @@ def _quant_storage(work: Migration, _: Entries, item: Item) -> None:
 
 
 def _half(work: Migration, zone: Entries, item: Item) -> None:
-    """Convert `float16`, `bfloat16` and `pure_bf16`."""
+    """Convert `float16`, `bfloat16`, `pure_bf16` and `float32`."""
+    if item.key == "float32":
+        if item.value is True:
+            zone["dtype"] = beside(item, "float32")
+        return
     key = "fp16" if item.key == "float16" else "bf16"
     if item.value is True:
         other = zone.get(key)
@@ -202,8 +209,13 @@ def _use_rslora(work: Migration, zone: Entries, item: Item) -> None:
     work.problem(item, what, fix)
 
 
+def _peft_use_dora(_: Migration, zone: Entries, item: Item) -> None:
+    zone.setdefault("use_dora", item)
+
+
 def _min_rate(work: Migration, item: Item) -> None:
-    """Convert Axolotl's `cosine_min_lr_ratio`, a share of the learning rate, and `min_lr`."""
+    """Convert `min_lr`, and Axolotl's `cosine_min_lr_ratio` and Transformers' `min_lr_rate`, which
+    are shares of the learning rate."""
     config = work.section("training", "config")
     rate: object = item.value
     if item.key != "min_lr":
@@ -212,7 +224,8 @@ def _min_rate(work: Migration, item: Item) -> None:
             what = "a share of learning_rate, which is missing"
             work.problem(item, what, "add learning_rate")
             return
-        rate = item.value * peak if isinstance(item.value, int | float) else None
+        # Rounded: 0.1 × 1e-5 is 1.0000000000000002e-06.
+        rate = float(f"{item.value * peak:.12g}") if isinstance(item.value, int | float) else None
     if isinstance(rate, bool) or not isinstance(rate, int | float):
         work.refuse(item, "a number")
         return
@@ -267,6 +280,17 @@ def _rope_scaling(work: Migration, zone: Entries, item: Item) -> None:
 def _revision(work: Migration, _: Entries, item: Item) -> None:
     if item.value != "main":
         work.later.append((lambda work, item: work.place_in_model("revision", item), item))
+
+
+def _plugins(work: Migration, _: Entries, item: Item) -> None:
+    """Axolotl's plugins by class: those with kernels are not needed, others are not run."""
+    listed = item.value if isinstance(item.value, list) else [item]
+    for entry in listed:
+        word = str(entry.plain())
+        if re.search(r"liger|cut_cross_entropy|kernels", word.lower()):
+            work.supersede(entry, "the plan chooses fused kernels: fused_loss, fused_blocks")
+        else:
+            work.without_effect(entry, f"{shown(word)} is a Python class, which is not run")
 
 
 def _tracker(name: str, key: str = "") -> Callable[..., None]:
@@ -351,13 +375,16 @@ CONVERTED: dict[str, Callable[[Migration, Entries, Item], None]] = {
     **_all("bnb_4bit_use_double_quant double_quantization use_bnb_nested_quant", _double_quant),
     "bnb_4bit_quant_storage": _quant_storage,
     "quantize": Values("quantization", _BITS, "bnb.nf4, bnb.nf4-dq or bnb.int8-training"),
-    **_all("float16 bfloat16 pure_bf16", _half),
+    **_all("float16 bfloat16 pure_bf16 float32", _half),
     **_all("attn flash_attn", _attention),
     "sdp_attention": Values("attention", {True: "sdpa"}),
     "eager_attention": Values("attention", {True: "eager"}),
     "flex_attention": Values("attention", {True: "flex"}),
     "flash_attention_3": Values("attention", {True: "flash"}),
     **_all("use_rslora peft_use_rslora", _use_rslora),
+    "peft_use_dora": _peft_use_dora,
+    "plugins": _plugins,
+    "disable_gradient_checkpointing": Values("gradient_checkpointing", {True: False}),
     "full_finetuning": Values("adapter_type", {True: "full"}),
     "use_peft": Values("adapter_type", {True: "lora", False: "full"}),
     "use_gradient_checkpointing": Values(
@@ -370,10 +397,10 @@ CONVERTED: dict[str, Callable[[Migration, Entries, Item], None]] = {
     "validation_split_percentage": _percentage,
     **_all(
         "completion_only_loss assistant_only_loss mask_prompt train_on_responses_only "
-        "train_on_completions_only",
+        "train_on_completions_only train_on_completions",
         Values("train_on_prompt", {True: False, False: True}, "true or false"),
     ),
-    "model_revision": _revision,
+    **_all("model_revision revision_of_model", _revision),
     "packing_strategy": _packing_strategy,
     "dataset_streaming": Values("streaming", {True: True, False: False}, "true or false"),
     **_all("use_cpu no_cuda", Values("device", {True: "cpu"})),
@@ -388,7 +415,16 @@ CONVERTED: dict[str, Callable[[Migration, Entries, Item], None]] = {
     **SHARING,
 }
 _ONLY_OUTSIDE = (
-    *("tokens", "rope_scaling", "template", "chat_template", "quantize", "attn", "min_lr"),
+    *(
+        "plugins",
+        "tokens",
+        "rope_scaling",
+        "template",
+        "chat_template",
+        "quantize",
+        "attn",
+        "min_lr",
+    ),
     "strategy",
 )
 """At the top level of an Expert manifest, these may be metadata."""

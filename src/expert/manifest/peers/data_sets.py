@@ -28,6 +28,8 @@ _LOSS_KEYS = {
     *("completion_only_loss", "assistant_only_loss", "train_on_responses_only"),
     *("train_on_completions_only", "train_on_prompt", "train_on_inputs"),
 }
+_REFUSED_ROWS = ("dataset_mixture", "dataset_mixer", "hf_dataset")
+_SCHEDULES = {"lr_scheduler_type", "lr_scheduler", "scheduler"}
 _ADAPTER_KEYS = re.compile(r".*(lora|dora|peft|adapter|finetun).*|r|rank")
 _USUAL_COLUMNS = {"system": ("system",), "tools": ("tools", "functions")}
 
@@ -62,8 +64,10 @@ class NamedDataset:
             parts.append(str(self.subset.value))
         return Item("::".join(parts), self.path.path, self.path.line)
 
-    def columns(self) -> dict[str, object]:
-        return {key: item.plain() for key, item in {**self.mapping, **self.more}.items()}
+    def columns(self, but: str = "") -> dict[str, object]:
+        """What all tasks must have in common."""
+        parts = {**self.mapping, **self.more}
+        return {key: item.plain() for key, item in parts.items() if key != but}
 
 
 def put_rows(work: Migration, sets: Sequence[NamedDataset]) -> None:
@@ -97,7 +101,11 @@ def _put_tasks(work: Migration, sets: Sequence[NamedDataset]) -> None:
         if named.columns() != valid[0].columns():
             what = f"{named.name} and {valid[0].name} have different columns or formats"
             fix = "rows of all tasks need the same columns: train them one after the other, or "
-            work.problem(named.item, what, f"{fix}rename the columns in one of the files")
+            fix += "rename the columns in one of the files"
+            if named.columns(but="max_samples") == valid[0].columns(but="max_samples"):
+                what = f"{named.name} and {valid[0].name} have different limits on their rows"
+                fix = "write training.dataset.max_samples for all, or shorten the file"
+            work.problem(named.item, what, fix)
     tasks: Entries = {}
     for named in sets:
         if named.source is not None:
@@ -120,6 +128,8 @@ def put_validation(work: Migration, item: Item, sets: Sequence[NamedDataset | No
 
 def read_hub_parts(work: Migration) -> None:
     """Convert TRL's dataset_config, dataset_train_split and dataset_test_split."""
+    if any(work.root.get(key, Item(None)).value for key in _REFUSED_ROWS):
+        work.seen.add("no rows")
     parts = {
         key: work.root.pop(f"dataset_{key}")
         for key in ("config", "train_split", "test_split")
@@ -162,6 +172,9 @@ def note_defaults(work: Migration) -> None:
             "of conversations, only answers are trained on; TRL's default is train_on_prompt: true"
         )
         work.report("note", at, text)
+    if "dataset_name" in work.root and not _SCHEDULES & {*keys}:
+        text = "the learning rate falls like a cosine; TRL's default is lr_scheduler_type: linear"
+        work.report("note", work.root["dataset_name"], text)
 
 
 def title_of(path: str) -> str:

@@ -6,6 +6,7 @@ import re
 
 from expert.manifest.migrate.migration import Entries, Migration, beside, take
 from expert.manifest.peers.data_sets import NamedDataset
+from expert.manifest.peers.defaults import constant_rate, no_clipping
 from expert.manifest.peers.packed_batches import number_in, put_batch_tokens
 from expert.manifest.text.item import Item, shown
 
@@ -17,6 +18,7 @@ _LITGPT_TARGETS = {
     "lora_mlp": ("gate_proj", "up_proj", "down_proj"),
     "lora_head": ("lm_head",),
 }
+_NO_HEAD = ("the head cannot have an adapter", "write false")
 _LITGPT_DEFAULTS = ("lora_query", "lora_value")
 _LITGPT_SETS = {
     "alpaca": "tatsu-lab/alpaca",
@@ -25,6 +27,7 @@ _LITGPT_SETS = {
     "dolly": "databricks/databricks-dolly-15k",
     "longform": "akoksal/LongForm",
     "deita": "HuggingFaceH4/deita-10k-v0-sft",
+    "lima": "GAIR/lima",
 }
 _TRAIN_NAMES = {
     "save_interval": "save_steps",
@@ -44,10 +47,13 @@ _RUN_SETTINGS = ("seed", "ignore_index", "num_workers", "include_multiturn_conve
 def read_litgpt(work: Migration) -> None:
     """Convert LitGPT's fine-tuning files: `data: {class_path}`, `train:`, `eval:`."""
     data = work.root.get("data", Item(None))
-    is_name = isinstance(data.value, str) and data.value.lower() in _LITGPT_SETS
-    is_class = is_name or data.get("class_path") is not None
     settings = work.root.get("train", Item(None)).fields()
-    if not is_class and "global_batch_size" not in settings:
+    is_litgpt = "global_batch_size" in settings
+    is_name = isinstance(data.value, str) and (
+        data.value.lower() in _LITGPT_SETS or (is_litgpt and data.value.isidentifier())
+    )
+    is_class = is_name or data.get("class_path") is not None
+    if not is_class and not is_litgpt:
         return
     folder = take(work.root, "checkpoint_dir")
     if isinstance(folder.value, str):
@@ -71,6 +77,8 @@ def read_litgpt(work: Migration) -> None:
         home = _TRAIN_NAMES.get(key, key)
         same_name = home == key or home.startswith("adam_beta")
         work.place(work.root, home, item, item.path if same_name else f"training.config.{home}")
+    if settings.get("max_norm", Item(None)).value is None:
+        no_clipping(work, "LitGPT", settings.get("max_norm"))
     _litgpt_evaluation(work, take(work.root, "eval").fields())
     _litgpt_targets(work)
     if is_class:
@@ -92,7 +100,7 @@ def _litgpt_targets(work: Migration) -> None:
     """Convert the switches for adapted layers; by default query and value."""
     switches = {key: work.root.pop(key) for key in _LITGPT_TARGETS if key in work.root}
     if not switches and "lora_r" not in work.root:
-        if not {"adapter", "adapter_type"} & {*work.root}:
+        if not {"adapter", "adapter_type"} & {*work.root} and not work.is_override:
             at = work.root["adapter_type"] = Item("full", "lora_r")
             text = "training.config.adapter_type: full (without lora_r all weights are trained)"
             work.read_as(at, text)
@@ -102,7 +110,7 @@ def _litgpt_targets(work: Migration) -> None:
         item = switches.get(key)
         on = item.value if item is not None else key in _LITGPT_DEFAULTS
         if on and key == "lora_head" and item is not None:
-            work.problem(item, "the head cannot have an adapter", "write false")
+            work.problem(item, *_NO_HEAD)
         elif on:
             names += layers
     if names and "lora_target_modules" not in work.root:
@@ -126,8 +134,8 @@ def _litgpt_rows(work: Migration, data: Item) -> None:
     style = take(fields, "prompt_style")
     if style.value is not None:
         work.root.setdefault("template", style)
-    masked = fields.pop("mask_prompt", Item(False, name.path, name.line))
-    work.root.setdefault("mask_prompt", masked)  # LitGPT's default is false
+    default = None if work.is_override else False  # LitGPT's default
+    work.root.setdefault("mask_prompt", fields.pop("mask_prompt", beside(name, default)))
     _arguments_without_effect(work, {k: v for k, v in fields.items() if k not in _RUN_SETTINGS})
 
 
@@ -161,7 +169,12 @@ _TUNE_SETS = {
     "cnn_dailymail_articles_dataset": "abisee/cnn_dailymail",
     "wikitext_dataset": "EleutherAI/wikitext_document_level",
 }
-_TUNE_COLUMNS = {"input": "instruction", "instruction": "instruction", "output": "response"}
+_TUNE_COLUMNS = {
+    **{"input": "instruction", "output": "response", "system": "system", "tools": "tools"},
+    **dict.fromkeys(("messages", "conversations"), "messages"),
+}
+_ALPACA_COLUMNS = {**_TUNE_COLUMNS, "instruction": "instruction", "input": "input"}
+_MASKS = {"train_on_all": True, "train_on_assistant": False}
 _TUNE_WITHOUT_EFFECT = {
     "loss": "the loss is cross-entropy on the answers, in chunks: fused_loss",
     "mixed_precision": "the precision is that of dtype: bf16, fp16 or neither",
@@ -171,6 +184,8 @@ _TUNE_NAMES = {
     "log_every_n_steps": "logging_steps",
     "clip_grad_norm": "max_grad_norm",
     "run_val_every_n_steps": "eval_steps",
+    "save_every_n_steps": "save_steps",
+    "batch_size_val": "eval_batch_size",
 }
 
 
@@ -197,7 +212,12 @@ def read_torchtune(work: Migration) -> None:
     packs = work.root.get("packing", Item(None)).value is True
     if packs and number_in(length) and number_in(work.root.get("batch_size", Item(None))):
         put_batch_tokens(work, work.root.pop("batch_size"), number_in(length))
+    if "clip_grad_norm" not in work.root:
+        no_clipping(work, "torchtune")
     work.rename(_TUNE_NAMES)
+    if work.root.get("lr_scheduler", Item(None)).value is None:
+        work.root.pop("lr_scheduler", None)
+        constant_rate(work, "torchtune")
     limit = take(work.root, "max_steps_per_epoch")
     if limit.value:
         work.without_effect(limit, "max_steps limits the whole run")
@@ -223,26 +243,43 @@ def _tune_adapter(work: Migration, fields: Entries, name: Item) -> None:
     """Convert a model class: its name gives the kind of adapter, its arguments the rest."""
     word = str(name.value).rpartition(".")[2]
     kind = "qlora" if word.startswith("qlora_") else "lora" if word.startswith("lora_") else "full"
-    if kind == "lora" and fields.pop("use_dora", Item(False)).value is True:
-        kind = "dora"
+    del fields["_component_"]
+    if kind != "full":
+        kind = _tune_lora(work, fields, name, kind)
     work.root.setdefault("adapter_type", beside(name, kind))
     work.read_as(name, f"training.config.adapter_type: {kind}")
-    if kind == "full":
-        return
-    listed = fields.get("lora_attn_modules", Item([])).plain()
-    names = ["o_proj" if layer == "output_proj" else str(layer) for layer in listed or []]
-    if fields.get("apply_lora_to_mlp", Item(False)).value is True:
+    _arguments_without_effect(work, fields)
+
+
+def _tune_lora(work: Migration, fields: Entries, name: Item, kind: str) -> str:
+    """Take the arguments of an adapter; return its kind."""
+    if take(fields, "quantize_base").value is True:
+        kind = "qlora"
+    if take(fields, "use_dora").value is True:
+        if kind == "qlora":
+            work.root.setdefault("quantization", beside(name, "int4"))
+        kind = "dora"
+    modules, mlp = take(fields, "lora_attn_modules"), take(fields, "apply_lora_to_mlp")
+    listed = modules.plain() if isinstance(modules.value, list) else []
+    if modules.value is not None and not isinstance(modules.value, list):
+        work.refuse(modules, "a list of layers")
+    names = ["o_proj" if layer == "output_proj" else str(layer) for layer in listed]
+    if mlp.value is True:
         names += ["gate_proj", "up_proj", "down_proj"]
     if names:
-        _put_targets(work, names, fields.get("lora_attn_modules", name))
+        _put_targets(work, names, modules if listed else mlp)
+    head = take(fields, "apply_lora_to_output")
+    if head.value is True:
+        work.problem(head, *_NO_HEAD)
     for key in ("lora_rank", "lora_alpha", "lora_dropout"):
         if key in fields:
-            work.root.setdefault(key, fields[key])
+            work.root.setdefault(key, fields.pop(key))
+    return kind
 
 
 def _tune_rows(work: Migration, fields: Entries, kind: Item) -> None:
     is_alpaca = str(kind.value).rpartition(".")[2].startswith("alpaca_")
-    if is_alpaca and "train_on_input" not in fields:
+    if is_alpaca and "train_on_input" not in fields and not work.is_override:
         work.root.setdefault("train_on_prompt", beside(kind, True))
         text = "training.config.train_on_prompt: true (torchtune's default for Alpaca)"
         work.read_as(kind, text)
@@ -252,6 +289,11 @@ def _tune_rows(work: Migration, fields: Entries, kind: Item) -> None:
         item = take(fields, key)
         if item.value is not None:
             work.place(work.root, home, item, f"training.config.{home}")
+    mask = take(fields, "masking_strategy")
+    if isinstance(mask.value, str) and mask.value in _MASKS:
+        work.convert(work.root, "train_on_prompt", _MASKS[mask.value], mask)
+    elif mask.value is not None:
+        work.refuse(mask, " or ".join(_MASKS))
     system = take(fields, "new_system_prompt")
     if system.value:
         work.root["default_system"] = system  # refused by unsupported_keys.py
@@ -282,7 +324,9 @@ def _put_tune_source(work: Migration, key: str, fields: Entries, kind: Item) -> 
 
 def _tune_columns(work: Migration, fields: Entries) -> None:
     named = take(fields, "column_map").fields()
-    mapping = {_TUNE_COLUMNS[key]: item for key, item in named.items() if key in _TUNE_COLUMNS}
+    parts = _ALPACA_COLUMNS if "instruction" in named else _TUNE_COLUMNS
+    mapping = {parts[key]: named.pop(key) for key in [*named] if key in parts}
+    _arguments_without_effect(work, named)
     column = take(fields, "conversation_column")
     if column.value not in (None, "messages", "conversations"):
         mapping["messages"] = column

@@ -19,6 +19,7 @@ from expert.manifest.peers.data_sets import (
     put_validation,
     roles,
 )
+from expert.manifest.peers.defaults import put_default
 from expert.manifest.text.item import Item, shown
 
 SIGNS = ("finetuning_type", "stage", "cutoff_len", "dataset_dir", "quantization_bit", "lora_target")
@@ -35,9 +36,13 @@ _OTHER_PLACES = ("ms_hub_url", "om_hub_url", "script_url", "cloud_file_name")
 
 
 def read_llama_factory(work: Migration, folder: Path) -> None:
+    signs = [sign for sign in SIGNS if sign in work.root]
     _stage(work)
-    if not any(sign in work.root for sign in SIGNS):
+    if not signs:
         return
+    kind = work.root.get("finetuning_type", Item("lora")).value
+    if kind == "lora" and "stage" in signs:
+        put_default(work, "rank", 8, "LLaMA-Factory's default")
     place = work.root.pop("dataset_dir", None)
     dataset, validation = work.root.get("dataset"), work.root.get("eval_dataset")
     if dataset is not None:

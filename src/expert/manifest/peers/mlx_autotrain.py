@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 from expert.manifest.migrate.migration import Migration, beside, take
+from expert.manifest.peers.defaults import (
+    constant_rate,
+    no_clipping,
+    put_default,
+    steps_overrule_epochs,
+)
+from expert.manifest.peers.packed_batches import number_in
 from expert.manifest.text.item import Item, shown
 
 _NAMES = {
@@ -21,6 +28,10 @@ _SUPERSEDED = {
     "test_batches": "expert validate judges all test rows",
     "adapter_path": "the adapter is kept in the run folder",
 }
+_DECAYS = {"adam": 0, "adamw": 0.01}
+_OPTIMIZER_KEYS = {"betas": "betas", "eps": "adam_epsilon", "weight_decay": "weight_decay"}
+# The schedule here, and the places of the last rate and of the number of steps in `arguments`.
+_SCHEDULES = {"cosine_decay": ("cosine", 2, 1), "linear_schedule": ("polynomial", 1, 2)}
 
 
 def read_mlx(work: Migration) -> None:
@@ -28,8 +39,16 @@ def read_mlx(work: Migration) -> None:
     if "iters" not in work.root:
         return
     work.rename(_NAMES)
+    steps = work.root["max_steps"]
+    if work.is_override:
+        return
     # mlx-lm's default is false
-    work.root.setdefault("mask_prompt", Item(False, "mask_prompt", work.root["max_steps"].line))
+    work.root.setdefault("mask_prompt", Item(False, "mask_prompt", steps.line))
+    _optimizer(work)
+    _schedule(work, steps)
+    _updates(work)
+    steps_overrule_epochs(work, work.root)
+    no_clipping(work, "mlx-lm")
     layers = take(work.root, "num_layers")
     if layers.value not in (None, -1):
         what = f"the last {shown(layers.plain())} blocks, but every block gets an adapter here"
@@ -52,6 +71,72 @@ def read_mlx(work: Migration) -> None:
     for key in ("rank", "dropout"):
         if key in adapter:
             work.place(work.root, key, adapter[key], f"training.config.{key}")
+
+
+def _optimizer(work: Migration) -> None:
+    """Convert `optimizer` and its part of `optimizer_config`; Adam is AdamW without decay."""
+    name = work.root.get("optimizer", Item("adam", "optimizer"))
+    decay = _DECAYS.get(str(name.value).lower())
+    if decay is None:
+        return  # the schema reports it
+    settings = take(work.root, "optimizer_config").get(str(name.value)) or Item(None)
+    for key, item in settings.fields().items():
+        if key in _OPTIMIZER_KEYS:
+            home = _OPTIMIZER_KEYS[key]
+            work.place(work.root, home, item, f"training.config.{home}")
+        elif not (key == "bias_correction" and item.value is True):
+            work.without_effect(item, "AdamW of torch has no such setting")
+    work.root["optimizer"] = beside(name, "adamw_torch")
+    work.read_as(name, "training.config.optim: adamw_torch")
+    put_default(work, "weight_decay", decay, f"the default of {name.value} in mlx-lm", name)
+
+
+def _schedule(work: Migration, steps: Item) -> None:
+    """Convert `lr_schedule`, whose arguments are the rates and the steps between them."""
+    schedule = take(work.root, "lr_schedule")
+    if schedule.value is None:
+        constant_rate(work, "mlx-lm")
+        return
+    name, given = (schedule.get(key) or Item(None) for key in ("name", "arguments"))
+    numbers = given.plain() if isinstance(given.value, list) else []
+    kinds = (int, float)
+    if name.value not in _SCHEDULES or not all(type(each) in kinds for each in numbers):
+        what = f"{shown(schedule.plain())} is not a schedule that is known here"
+        work.problem(schedule, what, "write lr_scheduler: linear, cosine or constant")
+        return
+    kind, last, length = _SCHEDULES[name.value]
+    at = beside(schedule, None)
+    work.root["lr_scheduler"] = beside(at, kind)
+    work.read_as(schedule, f"training.config.lr_scheduler: {kind}")
+    if numbers:
+        rate = work.root.get("learning_rate")
+        if rate is not None and rate.value != numbers[0]:
+            work.supersede(rate, f"lr_schedule starts at {numbers[0]:g}")
+        work.root["learning_rate"] = beside(given, numbers[0])
+    if len(numbers) > last and numbers[last]:
+        lowest = {"cosine": "min_lr", "polynomial": "lr_end"}[kind]
+        options = {lowest: beside(given, numbers[last])}
+        work.root["lr_scheduler_kwargs"] = beside(given, options)
+    warmup = schedule.get("warmup") or beside(schedule, 0)
+    work.root["warmup_steps"] = warmup
+    decays = numbers[length] if len(numbers) > length else None
+    if (
+        decays is not None
+        and type(steps.value) is int
+        and decays + (warmup.value or 0) < steps.value
+    ):
+        work.report("warning", given, "the learning rate falls until the end of the run")
+
+
+def _updates(work: Migration) -> None:
+    """Iterations there are passes: with accumulation, several of them are one step here."""
+    passes = number_in(work.root.get("gradient_accumulation_steps", Item(None)))
+    for key in ("max_steps", "eval_steps", "logging_steps", "save_steps") if passes > 1 else ():
+        item = work.root.get(key, Item(None))
+        if number_in(item):
+            steps = -(-number_in(item) // passes)
+            work.root[key] = beside(item, steps)
+            work.read_as(item, f"training.config.{key}: {steps} (one step is {passes} iterations)")
 
 
 def refuse_autotrain(work: Migration) -> None:

@@ -6,7 +6,8 @@ from expert.core.text import counted
 from expert.manifest.migrate.migration import Migration
 from expert.manifest.text.item import Item
 
-_MODEL_NAMES = ("model_name_or_path", "model_name")
+MODEL_NAMES = ("model_name_or_path", "model_name")
+"""Model keys of TRL, Transformers, LLaMA-Factory and Unsloth."""
 _PACKING = ("packing", "neat_packing", "sample_packing")
 _LENGTHS = ("cutoff_len", "max_length", "max_seq_length", "max_seq_len")
 _SIGNS_OF_LLAMA_FACTORY = ("stage", "finetuning_type", "lora_target", "cutoff_len", "neat_packing")
@@ -18,7 +19,7 @@ def read_packed_batches(work: Migration) -> None:
     LLaMA-Factory, known by the name of their model key; in others it is an alias of batch_size."""
     key = "per_device_train_batch_size"
     keys = {*work.root, *work.root.get("model", Item(None)).fields()}
-    if keys.isdisjoint(_MODEL_NAMES) or key not in work.root:
+    if keys.isdisjoint(MODEL_NAMES) or key not in work.root:
         return
     packing = [work.root[name] for name in _PACKING if name in work.root]
     if not any(item.value is True for item in packing) or "streaming" in work.dataset:

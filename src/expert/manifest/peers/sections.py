@@ -21,6 +21,7 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
     **dict.fromkeys(("model_args", "model_kwargs", "model_init_kwargs"), _PLAIN),
 }
 """With keys that need another name outside the section."""
+_DECAY_OF_ADAMW = 0.01  # of torch, bitsandbytes and torchao; here it is 0
 _OPTIMIZER = {"lr": "learning_rate", "eps": "adam_epsilon", "name": "optim", "type": "optim"}
 _SCHEDULER = {"num_warmup_steps": "warmup_steps", "name": "lr_scheduler", "type": "lr_scheduler"}
 LOADER_KEYS = frozenset(
@@ -69,6 +70,11 @@ def _spread_object(
         if kind:
             zone.setdefault(home, beside(class_name, kind))
             work.read_as(class_name, f"training.config.{home}: {kind}")
+        is_set = "weight_decay" in {*fields, *zone}
+        if "adamw" in word and not is_set and not work.is_override:
+            zone["weight_decay"] = beside(class_name, _DECAY_OF_ADAMW)
+            text = f"training.config.weight_decay: {_DECAY_OF_ADAMW} (the default of this class)"
+            work.read_as(class_name, text)
     cycles = fields.pop("num_cycles", None)
     if cycles is not None:
         options = zone.setdefault("lr_scheduler_kwargs", beside(cycles, {}))

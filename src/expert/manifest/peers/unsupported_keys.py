@@ -65,7 +65,7 @@ superseded unless false, 1: sequences and matrices are not split across GPUs; di
 superseded unless false, 1, -1: weights are sharded over the ranks of a machine, or over all
     dp_shard_size dp_replicate_size data_parallel_shard_dim data_parallel_replicate_dim
 superseded: the plan checkpoints activations where they do not fit
-    enable_activation_offloading activation_offloading use_reentrant_gc
+    enable_activation_offloading activation_offloading use_reentrant_gc use_unsloth_gc
 superseded: rows are assigned to GPUs in the order of the seed
     accelerator_config
 superseded unless false, "LOCAL_MACHINE": expert launch writes files for clusters
@@ -89,7 +89,7 @@ superseded: prepared tokens are cached, keyed by rows, tokenizer and settings
     dataset_prepared_path tokenized_path overwrite_cache skip_prepare_dataset
 superseded: training uploads nothing; expert export --push uploads the result
     push_to_hub hub_model_id hub_strategy hub_private_repo hub_token push_dataset_to_hub
-    hf_use_auth_token hub_revision hub_*
+    hub_revision hub_*
 superseded: this tracker is not supported; trackers has tensorboard, wandb, mlflow and trackio
     comet_* use_comet swanlab_* use_swanlab neptune_* otel_* use_otel*
 superseded: TensorBoard files are in the run folder, and expert report draws the loss
@@ -113,12 +113,14 @@ superseded: save_strategy and save_steps decide
     save_first_step save_on_each_node save_adapter_weights_only
 superseded: expert train --resume continues the newest run or the one named
     resume_from_checkpoint auto_resume_from_checkpoints resume
-superseded unless false, true, "steps": expert train always trains
-    do_train logging_strategy
+superseded unless false, true: expert train always trains
+    do_train
+superseded unless false, "steps": logging_steps decides
+    logging_strategy
 superseded: expert validate judges the answers of a run, with the limits of training.decoding
-    do_eval do_predict predict_with_generate eval_table_size eval_max_new_tokens
+    do_predict predict_with_generate eval_table_size eval_max_new_tokens
 superseded: evaluation_strategy and eval_steps decide
-    eval_on_start eval_delay eval_accumulation_steps eval_causal_lm_metrics
+    do_eval eval_on_start eval_delay eval_accumulation_steps eval_causal_lm_metrics
 superseded: training.decoding sets how answers are generated
     generation_num_beams eval_num_beams
 superseded unless false, true: the model's config.json and tokenizer.json decide
@@ -136,7 +138,7 @@ superseded unless false, true: it follows from the model
 warning: the special tokens of the tokenizer and of the prompt template are used
     special_tokens eot_tokens added_tokens_overrides pad_token eos_token bos_token
 refused: tokens cannot be added to a vocabulary
-    new_special_tokens add_special_tokens resize_vocab
+    new_special_tokens add_special_tokens add_tokens new_special_tokens_config resize_vocab
 warning: attention is computed as in the model
     scaling_softmax logits_to_keep
 refused: an already quantised base cannot be trained
@@ -157,7 +159,12 @@ refused: training cannot start from a finished adapter
 refused: only the adapter can be trained, no other weights
     > remove it, or train all weights: adapter_type: full
     lora_modules_to_save modules_to_save additional_target save_embedding_layers
-    trainable_token_indices
+    trainable_token_indices peft_trainable_token_indices
+refused: training starts from the weights of the base model
+    train_from_scratch reinit_weights
+refused unless false, 0, 1: every row is trained on
+    > remove it; training.dataset.max_samples takes the first N rows
+    dataset_shard_num dataset_shard_idx
 refused: a part of the weights cannot be trained alone
     > remove it, or train all weights: adapter_type: full
     unfrozen_parameters freeze_trainable_layers freeze_trainable_modules
@@ -169,19 +176,21 @@ refused: data sets are set in training.dataset
     hf_dataset
 refused: every block gets an adapter
     > remove it; target_modules selects layers of a block
-    layers_to_transform lora_layers_to_transform peft_layers_to_transform
+    layers_to_transform lora_layers_to_transform peft_layers_to_transform peft_layers_pattern
 refused: every adapted layer has the same rank and alpha
     rank_pattern alpha_pattern
 refused: target_modules alone selects the layers
     > remove it, and list the layers in target_modules
-    exclude_modules target_parameters layer_replication
+    exclude_modules target_parameters layer_replication peft_layer_replication
 refused: block expansion is not supported
     > use adapter_type: lora or full
     use_llama_pro
 refused: LoRA+ is not supported: all weights of an adapter have the same learning rate
     loraplus_lr_ratio loraplus_lr_embedding
 refused unless false, true: adapters start without effect (PEFT's default)
-    loftq_config lora_init_lora_weights
+    loftq_config lora_init_lora_weights peft_init_lora_weights
+refused: LoftQ is not supported
+    use_loftq
 refused unless true: adapters start without effect (PEFT's default)
     init_lora_weights
 refused: PiSSA is not supported
@@ -214,7 +223,7 @@ refused: ReLoRA is not supported
 refused: reward models are not supported: only sft (supervised fine-tuning) is
     reward_model process_reward_model num_labels
 refused: it is not supported
-    mixture_of_depths use_mod moe_aux_loss_coef
+    mixture_of_depths use_mod moe_aux_loss_coef use_pose pose_* lisa_* kd_* jagged_restart_*
 warning: rows are shuffled with the seed
     sample_packing_sequentially curriculum_sampling disable_shuffling
 warning unless true: rows are shuffled with the seed
@@ -253,7 +262,7 @@ refused unless "concat": data sets are mixed by their weights
 superseded: streamed rows are shuffled in windows of bounded size
     buffer_size
 superseded: the plan chooses fused kernels: attention, fused_loss, fused_blocks, torch_compile
-    plugins lora_mlp_kernel lora_qkv_kernel lora_o_kernel lora_embedding_kernel fused_attn_kernel
+    lora_mlp_kernel lora_qkv_kernel lora_o_kernel lora_embedding_kernel fused_attn_kernel
     flash_optimum xformers_attention s2_attention shift_attn liger_kernel_config
     unsloth_cross_entropy_loss unsloth_lora_mlp unsloth_lora_qkv unsloth_lora_o unsloth_rope
     torchdistx_path liger_* flash_attn_* unsloth_* cut_cross_entropy_*
@@ -294,7 +303,7 @@ superseded unless false, true: the loss is averaged over all tokens of a step
 superseded: torch_compile decides
     torchdynamo jit_mode_eval use_ipex
 superseded: the hub token is read from HF_TOKEN or from hf auth login
-    token
+    token hf_hub_token hf_use_auth_token
 superseded unless false, true: no effect here
     strict debug test_value
 warning: it belongs to preference training, which is not supported
@@ -343,7 +352,7 @@ _KNOWN_HERE = {*CONFIG_KEYS, *CONFIG_ALIASES, *SPECIAL_NAMES, *LOOSE_DATASET_KEY
 # At the top level of an Expert manifest, these may be metadata.
 _PLAIN_WORDS = frozenset(
     (
-        *("bias", "debug", "devices", "model_type", "neftune", "padding", "plugins", "profiler"),
+        *("bias", "debug", "devices", "model_type", "neftune", "padding", "profiler"),
         *("qat", "relora", "resume", "run", "shuffle", "strict", "task_type", "tokenizer"),
         *("tokens", "tool_format"),
     )

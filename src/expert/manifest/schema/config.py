@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -242,4 +243,7 @@ class TrainingConfig(StrictSection):
 
     def runs_beside(self, folder: Path) -> Path:
         """Where the run folders of a manifest in `folder` are created."""
-        return folder / (self.output_dir or "runs")
+        runs = Path(self.output_dir or "runs")
+        with suppress(RuntimeError):  # ~user of an unknown user
+            runs = runs.expanduser()
+        return folder / runs

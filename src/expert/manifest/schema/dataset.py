@@ -14,13 +14,14 @@ from expert.manifest.schema.types import (
     Share,
     SharePastZero,
     Size,
+    StrictSection,
     Temperature,
     Text,
     parse_size,
 )
 
 
-class FieldMapping(Section):
+class FieldMapping(StrictSection):
     """Which column of the data holds which part of an example."""
 
     instruction: Text | None = None

@@ -82,6 +82,9 @@ def read_scalar(text: str) -> Scalar:
 
 def _refuse_syntax(source: str, text: str, error: yaml.YAMLError) -> NoReturn:
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    is_open = "unexpected end of stream" in str(getattr(error, "problem", None))
+    if is_open:
+        mark = getattr(error, "context_mark", None) or mark  # where the quote begins
     lines = text.splitlines()
     line = min(mark.line, len(lines) - 1) + 1 if mark else None  # the end is past the last line
     what = str(getattr(error, "problem", None) or getattr(error, "reason", None) or "broken YAML")
@@ -91,8 +94,15 @@ def _refuse_syntax(source: str, text: str, error: yaml.YAMLError) -> NoReturn:
         fix = "YAML is indented with spaces, not tabs"
     elif re.search(r"^(@\w|class \w+.*:|import \w|from \w[\w.]* import )", text, re.MULTILINE):
         fix = "a program is not read: keep its `name: type = value` lines, without the class"
+    elif is_open:
+        fix = "a quote is not closed"
+    elif "could not find expected ':'" in what:
+        fix = "write key: value"
     elif "mapping values are not allowed" in what:
         fix = 'put the text that contains ": " in quotes, or fix the indentation'
+        above = lines[line - 2].strip() if line and line > 1 else ":"
+        if ":" not in above and not above.startswith(("#", "-")):
+            fix = f"a colon is missing on line {(line or 0) - 1}, or the indentation is wrong"
     elif "single document" in str(error) or "another document" in what:
         what, fix = "more than one document in the file", "keep one; remove the '---' lines"
     raise ManifestError(source, [Problem("", f"not YAML: {what}", fix, line)]) from None

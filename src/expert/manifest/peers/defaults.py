@@ -1,0 +1,57 @@
+"""Defaults of other trainers that differ from ours, written out where a file leaves them to its
+trainer: the same file trains the same."""
+
+from __future__ import annotations
+
+from expert.manifest.migrate.aliases import home_of
+from expert.manifest.migrate.migration import Entries, Migration, beside
+from expert.manifest.peers.packed_batches import MODEL_NAMES, number_in
+from expert.manifest.text.item import Item
+
+
+def put_default(
+    work: Migration, key: str, value: str | float, text: str, at: Item | None = None
+) -> None:
+    """Set a key of training.config that the file does not set, with a notice."""
+    config = work.config.fields() if work.config is not None else {}
+    home = f"training.config.{key}"
+    written = [*work.root, *work.section("training"), *config]
+    if home not in map(home_of, written) and not work.is_override:
+        item = Item(None, key) if at is None else at
+        work.root[key] = beside(item, value)
+        work.read_as(item, f"{home}: {value} ({text})")
+
+
+def no_clipping(work: Migration, trainer: str, at: Item | None = None) -> None:
+    put_default(work, "max_grad_norm", 0, f"no clipping, {trainer}'s default", at)
+
+
+def constant_rate(work: Migration, trainer: str) -> None:
+    """A constant learning rate without a warm-up."""
+    put_default(work, "lr_scheduler", "constant", f"{trainer}'s default")
+    if "warmup_ratio" not in work.root:
+        put_default(work, "warmup_steps", 0, f"{trainer}'s default")
+
+
+def read_lengths(work: Migration) -> None:
+    """In Transformers, TRL, Unsloth and LLaMA-Factory, steps overrule epochs and shares."""
+    if work.is_whole or not {*MODEL_NAMES} & {*work.root}:
+        return
+    steps_overrule_epochs(work, work.root)
+    warmup, share = (work.root.get(key, Item(None)) for key in ("warmup_steps", "warmup_ratio"))
+    if number_in(warmup) > 0 and share.value:
+        work.supersede(work.root.pop("warmup_ratio"), "warmup_steps takes precedence there")
+
+
+def steps_overrule_epochs(work: Migration, zone: Entries) -> None:
+    """Where max_steps alone ends a run: here the epochs may end it first, so there must be enough
+    of them. An epoch has at least one step."""
+    limit = zone.get("max_steps", Item(None))
+    if number_in(limit) <= 0:
+        return
+    for key in [key for key in zone if home_of(key) == "training.config.epochs"]:
+        item = zone.pop(key)
+        if item.value is not None:
+            work.supersede(item, "max_steps alone ends a run there")
+    zone["epochs"] = beside(limit, limit.value)
+    work.read_as(limit, f"training.config.epochs: {limit.value} (so that max_steps ends the run)")
