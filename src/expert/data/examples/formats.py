@@ -26,6 +26,7 @@ from expert.manifest.schema.message_names import Role
 
 METADATA_OF_A_TASK = frozenset({"instruction", "error_type"})
 RAW_CHARACTERS = 500
+_TRUTHS = {"true": True, "1": True, "false": False, "0": False}
 Values = Mapping[str, Any]
 
 
@@ -43,8 +44,10 @@ def example_of(row: Row, columns: Columns) -> Example | BadRow | Dropped:
 def _is_preferred(value: Any, column: str) -> bool:
     if isinstance(value, bool):
         return value
-    if isinstance(value, str) and value.strip().lower() in ("true", "false"):
-        return value.strip().lower() == "true"
+    if isinstance(value, str) and value.strip().lower() in _TRUTHS:
+        return _TRUTHS[value.strip().lower()]
+    if isinstance(value, int | float) and value in (0, 1):
+        return bool(value)
     raise UnfitRow(f"column {column!r}: {value!r} is neither true nor false")
 
 
@@ -153,15 +156,23 @@ def _turns_or_text(
 def _joined_once(
     before: list[Turn], after: list[Turn], asked_in: str, answered_in: str
 ) -> list[Turn]:
-    """The request's turns and the answer's. Some data sets repeat the conversation in the answer
-    column: then it is used once, and must contain the requests."""
+    """The request's turns and the answer's; answers among the request's are context, and not
+    trained on. Some data sets repeat the conversation in the answer column: then it is used once,
+    and must contain the requests."""
+    before = [replace(turn, learn=turn.learn and turn.role != "assistant") for turn in before]
     users = [turn.text.strip() for turn in after if turn.role == "user"]
     if not users:
         return [*before, *after]
     if any(turn.role == "user" and turn.text.strip() not in users for turn in before):
         raise UnfitRow(f"column {answered_in!r}: it holds another conversation than {asked_in!r}")
     has_system = any(turn.role == "system" for turn in after)
-    return [*([] if has_system else [t for t in before if t.role == "system"]), *after]
+    context = {turn.text.strip() for turn in before if turn.role == "assistant"}
+    last = len(after) - 1
+    repeated = [
+        replace(turn, learn=turn.learn and (place == last or turn.text.strip() not in context))
+        for place, turn in enumerate(after)
+    ]
+    return [*([] if has_system else [t for t in before if t.role == "system"]), *repeated]
 
 
 # --- conversations, texts and tasks --------------------------------------------------------------

@@ -307,6 +307,8 @@ def _look(data: Path, asked: Mapping[str, Any]) -> tuple[dict[str, Any], list[Ex
             how = f"{named} names {'it' if len(lacking) == 1 else 'them'}"
             how += "; --map text=COLUMN trains on plain text"
         raise CannotMake(f"--from {data}: {what}  ({how.removesuffix(')')})") from None
+    if no_choice := columns.prefers_nothing(asked.get("preference_rows")):
+        raise CannotMake(f"--from {data}: --preferred: {no_choice}")
     read = [example_of(row, columns) for row in rows]
     examples = [example for example in read if isinstance(example, Example)]
     if not examples:
