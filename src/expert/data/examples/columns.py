@@ -158,8 +158,9 @@ class Columns:
         telling = CHANGES_WHAT_IS_SAID if whole else CHANGES_WHAT_IS_SAID | BESIDE_AN_EXCHANGE
         if self.kind == "multi_task" and not seen.holds(self.input, OBJECT):
             telling |= {"task"}  # nothing else says what to do with the input
+        read = f"{'' if seen.whole else 'the first '}{counted(seen.rows, 'row')}"
         named = {
-            name: f"{name} (filled in {rows:,} of {counted(seen.rows, 'row')})"
+            name: f"{name} (filled in {rows:,} of {read})"
             for name, rows in self.unused(seen).items()
             if name.strip().lower() in telling
             and (name not in RESPONSE_COLUMNS or seen.readable(name))  # Spider has parsed answers
@@ -170,6 +171,9 @@ class Columns:
         fix = f"to use one, map it in {key}, or copy its text into a column that is used"
         if self.kind == "text":
             fix = f"the rows are plain text; {key} with instruction and response gives them answers"
+        labels = [name for name in named if name.strip().lower() in _LABELS]
+        if labels and self.kind != "text":
+            fix += f"; if {labels[0]} says which answers are good: {_ASK_FOR_IT}"
         choosing = [name for name in named if name.strip().lower() in CHOOSES]
         if choosing:
             rows = f"all rows are trained on whatever {' and '.join(choosing)} may say"
