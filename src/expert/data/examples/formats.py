@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -259,11 +260,13 @@ def _labelled(parts: Values, columns: Columns) -> str:
 
 def was_read_differently(values: Values, columns: Columns) -> bool:
     """Whether older versions read a row differently: they kept the names of schemas in tools, and
-    rejected an empty list in place of optional text."""
+    rejected an empty list and NaN in place of optional text."""
     if columns.tools and renames_schemas(values.get(columns.tools)):
         return True
-    optional = [column for column in (columns.input, columns.system) if column]
-    return not columns.json_values and any(values.get(column) in ([], {}) for column in optional)
+    optional = [values.get(column) for column in (columns.input, columns.system) if column]
+    if any(map(_is_nan, optional)):
+        return True
+    return not columns.json_values and any(value in ([], {}) for value in optional)
 
 
 # --- values as text ------------------------------------------------------------------------------
@@ -286,11 +289,17 @@ def _not_held(values: Values, column: str, wanted: str) -> UnfitRow:
 
 
 def _optional(values: Values, column: str, columns: Columns) -> str:
-    """The text of a column, "" if missing, null, blank or, unless it is JSON, an empty list."""
+    """The text of a column, "" if missing, null, NaN, blank or, unless it is JSON, an empty
+    list."""
     value = values.get(column) if column else None
-    empty = value is None or (value in ([], {}) and not columns.json_values)
+    empty = value is None or _is_nan(value) or (value in ([], {}) and not columns.json_values)
     text = "" if empty else _as_text(value, column, columns)
     return "" if text.isspace() else text
+
+
+def _is_nan(value: Any) -> bool:
+    """An empty cell of a table of numbers."""
+    return type(value) is float and math.isnan(value)
 
 
 def _as_text(value: Any, column: str, columns: Columns) -> str:

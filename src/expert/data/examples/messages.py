@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -257,5 +258,7 @@ def kind_of(value: Any) -> str:
     """The type of a row's value, for messages."""
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, float) and math.isnan(value):
+        return "NaN"
     words = {str: "text", dict: "an object", list: "a list", int: "a number", float: "a number"}
     return words.get(type(value), f"a {type(value).__name__}")

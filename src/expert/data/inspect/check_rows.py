@@ -229,6 +229,7 @@ class _Checker:
         if source.kind == "files" and folder.is_dir():
             read = [str(file.relative_to(folder)) for file in source.files]
             notes.append(f"{source.name}: {split}: {counted(len(read), 'file')}: {some_of(read)}")
+        if source.kind in ("files", "saved") and folder.is_dir() and "::" not in source.name:
             unread = unread_files(folder, source.format)
             notes += [f"{source.name}: not read: {some_of(unread)}"] if unread else []
         self.report.notes += [each for each in notes if each not in self.report.notes]
