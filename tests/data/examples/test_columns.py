@@ -221,6 +221,7 @@ def test_a_mapped_column_that_such_rows_cannot_have_is_refused(row, mapping):
         ({"prompt": "q", "response": "a", "trainable": False}, "trainable", REMOVE),
         ({"prompt": "q", "response": "a", "system_instruction": "s"}, "system_instruction", COPY),
         ({"prompt": "q", "response": "a", "persona": "p"}, "persona", COPY),
+        ({"messages": TALK, "available_tools": "[]"}, "available_tools", COPY),
         ({"prompt": "q", "response": "a", "label": 1}, "label", wording("label-says-good")),
         ({"task": "translate", "input": "a", "output": "b"}, "task", COPY),
         ({"prompt": "q", "response": "a", "split": "x", "history": "h"}, "split", COPY),

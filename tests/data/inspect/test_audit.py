@@ -220,6 +220,10 @@ def test_placeholders_that_nobody_filled_in_are_found(text, found):
     [
         ("User: What is a river?\nAssistant: Water.", True),
         ("\nQ: What is a river?\n\nA: Water.", True),
+        ("<human>: What is a river?\n<bot>: Water.", True),
+        ("A chat. USER: What is a river? ASSISTANT: Water.", True),
+        ("The ASSISTANT: met the USER: of the lift.", False),
+        (f"Q:{chr(10) * 20_000}", False),  # at once, not in a minute
         ("Human: hello", False),
         ("A user: and an assistant: met.", False),
     ],
@@ -260,6 +264,10 @@ def told_of(example: Example, others: int = 0) -> str:
         (talk("a", MESSAGES_AS_JSON), wording("messages-as-json-text")),
         (talk(LONG, f"{LONG} The Ucayali."), wording("request-in-the-answer")),
         (
+            Example(talk("a", '[{"name": "weather", "arguments": {}}]').turns, tools=WEATHER),
+            wording("calls-as-json-text"),
+        ),
+        (
             Example(
                 (Turn("system", 'Use <tools>{"name": "weather"}</tools>.'), *talk("a", "b").turns),
                 tools=WEATHER,
@@ -280,6 +288,8 @@ def test_rows_that_were_put_together_wrongly_are_warned_about(example, sentence)
         talk("The human: and the assistant:", "a"),
         talk('[{"a": 1}]', '["role"]'),
         talk("a river", "a river is water"),
+        talk("a", '[{"name": "weather", "arguments": {}}]'),
+        Example(talk("a", '{"weather": "name"}').turns, tools=WEATHER),
         talk(f"{LONG} Answer in one word.", f"{LONG} Ucayali."),
         Example((Turn("system", "Be brief about weather."), *talk("a", "b").turns), tools=WEATHER),
         Example(talk("a", "b").turns, tools=WEATHER),

@@ -515,6 +515,7 @@ QUERIES = {
         [("user", ASK), ("user", '"function": {"name":'), ("assistant", '[{"name": "weather"}]')],
         "json",
         options=("--map", "response=answers", "tools=tools"),
+        warned=wording("calls-as-json-text"),
     ),
     "prompts and completions with tools": twice(
         {"prompt": [user(ASK)], "completion": [assistant(ANSWER)], "tools": [{"name": "weather"}]},

@@ -58,7 +58,8 @@ CHANGES_WHAT_IS_SAID = CHOOSES | frozenset(
     {
         *(*INPUT_COLUMNS, *SYSTEM_COLUMNS, *MESSAGE_COLUMNS, *TOOL_COLUMNS, *USUAL_REQUESTS),
         *("system_instruction", "system_instructions", "system_content", "system_text"),
-        *("sys_prompt", "sys", "persona", "documents"),
+        *("sys_prompt", "sys", "persona", "documents", "apis"),
+        *("available_tools", "available_functions", "tool_definitions", "function_definitions"),
         *("history", "reasoning", "reasoning_content", "thinking", "chat_template_kwargs"),
     }
 )

@@ -25,9 +25,10 @@ MARKERS = (
 )
 _MARKER = re.compile("|".join(map(re.escape, MARKERS)) + r"|</s>(?=\s*\Z)")  # else it is HTML
 _TRANSCRIPT = re.compile(
-    r"\s*(?:User|Human|Question|Q) ?:.*?\n\s*(?:Assistant|AI|Bot|Answer|A) ?:",
+    r"\s*<?(?:User|Human|Question|Q)>? ?:.*?\n[ \t]*<?(?:Assistant|AI|Bot|Answer|A)>? ?:",
     re.DOTALL | re.IGNORECASE,
 )
+_IN_ONE_LINE = ("USER: ", " ASSISTANT: ")  # as Vicuna was trained
 _ASKS = re.compile(r"\s*(?:User|Human) ?:", re.IGNORECASE)
 _TO_BE_ANSWERED = re.compile(r"\n[ \t]*(?:Assistant|AI|Bot) ?:\Z", re.IGNORECASE)
 # Things that should have been filled in: {{name}}, image or audio placeholders, and an empty table
@@ -52,6 +53,11 @@ _AS_JSON = (
     "column as messages"
 )
 _TWICE = "tools that the system text lists as well: the model sees them twice; remove one of them"
+_CALLS = re.compile(r'\s*\[?\s*\{\s*"(?:name|arguments)"\s*:')
+_CALLS_AS_TEXT = (
+    "calls written as JSON text, though the tools are offered in the words of the template, which "
+    "writes calls in its own way; write them as tool_calls of messages"
+)
 _REPEATED = "the whole request in the answer, which is trained on (is the column right?)"
 _NULLS = (
     "null among its tools or in the arguments of a call, which tables such as Parquet put where "
@@ -83,6 +89,9 @@ def _doubts_about(example: Example) -> Iterator[str]:
         for request, told in pairs
     ):
         yield _REPEATED
+    answers = (turn for turn in turns if turn.role == "assistant")
+    if example.tools and any(_CALLS.match(turn.text) for turn in answers):
+        yield _CALLS_AS_TEXT
     if example.tools and turns[0].role == "system":
         names = tool_names((), example.tools)
         if all(re.search(rf"([\"']){re.escape(name)}\1", turns[0].text) for name in names):
@@ -120,7 +129,8 @@ class TextWarnings:
     def note(self, example: Example, segments: Sequence[Segment], place: str) -> None:
         """Note an example; `segments` is how the model sees it."""
         self.examples += 1
-        self.transcripts += bool(_TRANSCRIPT.match(example.text))
+        asked, answered = (example.text.find(speaker) for speaker in _IN_ONE_LINE)
+        self.transcripts += bool(_TRANSCRIPT.match(example.text)) or 0 <= asked < answered
         for marker in remnants_in(example):
             self.remnants.setdefault(marker, _Found()).note(place)
         for doubt in _doubts_about(example):

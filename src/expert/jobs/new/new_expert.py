@@ -359,6 +359,7 @@ def _first_rows(data: Path, most: int = LOOKED_AT) -> list[Row | BadRow]:
         if "training.dataset" in fix:  # there is no manifest yet
             fix = "name one of the files, or a folder with files of one format)"
         fix = fix.replace("name its folder as path", "give its folder to --from")
+        fix = fix.replace("name one: path::split", f"give one to --from: {data}/SPLIT")
         for place in (data.absolute(), data, f"{data.as_posix()}::train"):
             what = what.removeprefix(f"{place}: ")
         raise CannotMake(f"--from {data}: {what}{gap}{fix}") from None
