@@ -197,6 +197,18 @@ def test_only_the_first_bad_rows_and_remnants_are_kept_and_told_each_with_its_pl
     ]
 
 
+def test_markers_of_the_same_rows_share_a_line():
+    texts = TextWarnings()
+    texts.note(talk(" ".join(f"{{{{x{number}}}}}" for number in range(45)), "a"), (), "rows:1")
+    texts.note(talk("[INST] {{y}} [/INST]", "a"), (), "rows:2")
+    shown = "{{x0}}, {{x1}}, {{x2}}, {{x3}}, {{x4}} … and 40 more"
+    assert texts.lines("train") == [
+        f"train: placeholder {shown} in 1 example: rows:1",
+        "train: template remnant [INST], [/INST] in 1 example: rows:2",
+        "train: placeholder {{y}} in 1 example: rows:2",
+    ]
+
+
 @each(
     ("text", "found"),
     [

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from expert.core.text import counted
+from expert.core.text import counted, some_of
 from expert.data.examples.messages import decoded_messages
 from expert.data.examples.tools import has_nulls, has_tools, left_out, tool_names
 from expert.data.records import Example, Segment
@@ -150,12 +150,16 @@ class TextWarnings:
             return counted(count, "example") if first is None else of_first
 
         lines = []
-        kinds = sorted(self.remnants.items(), key=lambda each: -each[1].count)
-        for marker, found in kinds[:SHOWN_KINDS]:
+        together: dict[tuple[str, int, str], list[str]] = {}  # markers of the same rows
+        for marker, found in sorted(self.remnants.items(), key=lambda each: -each[1].count):
             kind = "template remnant" if _MARKER.fullmatch(marker) else "placeholder"
-            lines.append(f"{name}: {kind} {marker} in {number(found.count)}: {found.where}")
-        if len(kinds) > SHOWN_KINDS:
-            lines.append(f"{name}: {len(kinds) - SHOWN_KINDS} more such markers")
+            together.setdefault((kind, found.count, found.where), []).append(marker)
+        groups = list(together.items())
+        for (kind, count, where), markers in groups[:SHOWN_KINDS]:
+            shown = some_of(markers, SHOWN_PLACES)
+            lines.append(f"{name}: {kind} {shown} in {number(count)}: {where}")
+        if rest := sum(len(markers) for _, markers in groups[SHOWN_KINDS:]):
+            lines.append(f"{name}: {rest} more such markers")
         if self.transcripts:
             lines.append(
                 f"{name}: {number(self.transcripts)} of plain text written as a "
