@@ -264,6 +264,14 @@ def test_a_folder_of_rows_is_taken_without_the_experts_that_lie_in_it(tmp_path, 
     assert str(caught.value) == wording("files-several-formats")
 
 
+def test_files_of_a_folder_that_are_held_out_by_their_names_are_told(tmp_path):
+    (tmp_path / "rows").mkdir()
+    for name in ("train", "unit_test", "dev"):
+        write_rows(tmp_path / "rows" / f"{name}.jsonl", [{"question": "a", "answer": "b"}])
+    made = new_expert("mine", data=tmp_path / "rows", into=tmp_path)
+    assert made.held_out == {"validation": ("dev.jsonl",), "test": ("unit_test.jsonl",)}
+
+
 def test_a_split_of_a_saved_data_set_is_named_as_the_error_says(tmp_path):
     from datasets import Dataset, DatasetDict
 
