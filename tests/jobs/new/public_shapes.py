@@ -451,7 +451,9 @@ PREFERENCES = {
     ),
     "kto, preferred": of_lines(*KTO, said=PLAIN_BOTH, options=PREFERRED),
     "kto of numbers, preferred": of_lines(
-        *[{**row, "label": int(row["label"])} for row in KTO], said=PLAIN_BOTH, options=PREFERRED
+        *[{**row, "label": int(bool(row["label"]))} for row in KTO],
+        said=PLAIN_BOTH,
+        options=PREFERRED,
     ),
     "alpaca, preferred": of_lines(*ALPACA, options=PREFERRED, refused=wording("prefers-nothing")),
     "kto as a table, preferred": Shape("a.csv", table(KTO), PLAIN_BOTH, PREFERRED),
