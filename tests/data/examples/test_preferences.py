@@ -104,7 +104,7 @@ def test_preferences_that_no_column_has_are_told_of(row, told):
 def test_answers_before_the_preferred_one_are_context():
     earlier = [*WHOLE, {"role": "user", "content": "And 3+3?"}]
     last = {"role": "assistant", "content": "6"}
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"prompt": earlier, "chosen": [last], "rejected": [last]},
         {"conversations": earlier, "chosen": last, "rejected": last},
         {"prompt": earlier, "chosen": [*earlier, last], "rejected": [last]},

@@ -266,7 +266,7 @@ def told_of(example: Example, others: int = 0) -> str:
     [
         (talk("Wo liegt MÃ¼nchen?", "a"), wording("wrong-encoding")),
         (talk("a", "It\u00e2\u20ac\u2122s here."), wording("wrong-encoding")),
-        (Example(text="caf\ufffd"), wording("wrong-encoding")),
+        (Example(text="a \ufffd b"), wording("wrong-encoding")),
         (
             talk("Human: Hi.\nAssistant: Hello.\nHuman: Bye.\nAssistant: ", "a"),
             wording("as-one-turn"),
