@@ -77,3 +77,12 @@ def test_the_length_and_what_shorter_ones_cut_are_printed(run: Runner, tmp_path)
     assert wording("tokenizer-not-on-machine") in other.out
     as_json = run("new", "third", "--from", str(rows), "-o", str(tmp_path), "--json")
     assert json.loads(as_json.out)["length"]["length"] == 1024
+
+
+def test_files_that_are_held_out_by_their_names_are_shown(run, tmp_path):
+    rows = tmp_path / "rows"
+    rows.mkdir()
+    for name in ("code", "unit_test"):
+        (rows / f"{name}.jsonl").write_text('{"question": "a", "answer": "b"}\n')
+    ran = run("new", "mine", "--from", str(rows), "-o", str(tmp_path))
+    assert wording("held-out-by-name") in ran.out

@@ -138,6 +138,29 @@ def test_data_that_cannot_be_read_leaves_a_plan_all_the_same(tmp_path):
     )
 
 
+@pytest.mark.parametrize("how", [(), ("streaming=true", "max_steps=2"), ("name=owner/elsewhere",)])
+def test_a_plan_warns_of_bad_rows_and_of_what_preparing_would_warn_of(tmp_path, how):
+    """Also where rows are streamed, and where the tokenizer is not on this machine."""
+    path = _expert(tmp_path, 20)
+    rows = tmp_path / "rows.jsonl"
+    odd = {"instruction": "Greet {{name}}.", "response": "Hi.", "split": "test"}
+    bad = json.dumps({"instruction": "a", "response": None})
+    rows.write_text(f"{json.dumps(odd)}\n{bad}\nbroken\n{rows.read_text(encoding='utf-8')}")
+    told = "\n".join(expert.plan(path, overrides=how).warnings)
+    assert wording("bad-rows-planned", place=f"{rows}:2") in told
+    assert wording("split-not-used-planned") in told
+    assert wording("placeholder-planned", place=f"{rows}:1") in told
+    tolerant = expert.plan(path, overrides=(*how, "max_bad_rows=2"))
+    assert wording("cannot-be-used-planned") not in "\n".join(tolerant.warnings)
+
+
+def test_a_plan_of_rows_that_are_all_bad_says_so(tmp_path):
+    path = _expert(tmp_path, 5)
+    bad = [json.dumps({"instruction": "a", "response": None}), '{"instruction": "b"}'] * 2
+    (tmp_path / "rows.jsonl").write_text("\n".join(bad), encoding="utf-8")
+    assert wording("all-bad-planned") in "\n".join(expert.plan(path).warnings)
+
+
 def test_the_only_row_is_trained_on_and_draws_no_warning(tmp_path):
     plan = expert.plan(_expert(tmp_path, 1))
     assert plan.length.rows == 1

@@ -90,6 +90,8 @@ def _lines(made: NewExpert) -> Iterator[Line]:
             bad = f"{made.bad_rows} of the first {counted(made.looked_at, 'row')} cannot be used"
             fix = "fix them before training: expert dataset check lists them"
             yield f"  {bad}; {fix}", "yellow"
+        for split, files in made.held_out.items():
+            yield f"  held out as {split} rows, by name: {some_of(files)}", ""
         if made.unread:
             yield f"  not read: {some_of(made.unread)}", ""
     else:

@@ -16,7 +16,16 @@ from pathlib import Path
 
 from expert.core.errors import ExpertError
 from expert.core.text import counted
-from expert.data.line import Line, open_line, reading_of, remarks_on_tokens
+from expert.data.line import (
+    FIRST_ROWS,
+    STREAM_WINDOW_ROWS,
+    Line,
+    doubtful_texts,
+    open_line,
+    reading_of,
+    remarks_on_tokens,
+    unread_columns,
+)
 from expert.data.named_sources import NamedSources, TokensDoNotFit
 from expert.data.pack.overlong_rows import MAX_LENGTH, NothingLeft, remark_on_unlearnt
 from expert.data.pack.packing import unlearnt_in, unlearnt_rows
@@ -50,32 +59,42 @@ ROWS_FOR_COLUMNS = 20_000
 class Counts:
     """Rows and tokens of the training files, and their packing if there is one."""
 
-    survey: Survey
+    survey: Survey | None
+    """None: only the sizes of the files are known."""
     packed: PreparedSplit | None = None
     remarks: tuple[Remark, ...] = ()
 
 
 def count_rows(read: ReadManifest, plan: RunPlan, named: NamedSources) -> Counts | None:
     """What is known about the rows; None if only the file sizes are."""
-    spec = read.manifest.training.dataset
-    if spec.streaming or plan.model.name == CHAR_GPT:
+    if plan.model.name == CHAR_GPT:
         return None
+    streaming = read.manifest.training.dataset.streaming
     try:
         if any(source.kind == "hub" for source in named.first.trains):
             return None
         # Whether text can be tokenised without downloading anything.
         location = Path(plan.model.location)
         if plan.model.place == "hub" or not (location / "tokenizer.json").is_file():
-            return None if plan.length.rows is not None else _read_through(named.first, None)
+            known = streaming or plan.length.rows is not None
+            counts = None if known else _read_through(named.first, None)
+            if named.tokens is not None:
+                return counts
+            line = open_line(plan, read, named, writes=False, has_tokenizer=False)
+            line = replace(line, most_rows=STREAM_WINDOW_ROWS)
+            return replace(counts or Counts(None), remarks=_doubts(line))
         line = open_line(plan, read, named, writes=False)
         sources = line.chosen.sources
         if any(source.kind == "hub" for source in sources.trains):
             return None
+        if streaming:
+            return Counts(None, remarks=_doubts(line))
         counts = _prepared(line) or _sampled(line)
         if counts is None and plan.length.rows is None:
             counts = _read_through(sources, line)
-        if counts is None:
-            return None
+        if counts is None or counts.packed is None:
+            counts = counts or Counts(None)
+            counts = replace(counts, remarks=(*counts.remarks, *_doubts(line)))
         about_tokens = line.chosen.remarks
         if line.cache.folder.exists():
             about_tokens = tuple(remarks_on_tokens(line))
@@ -85,6 +104,23 @@ def count_rows(read: ReadManifest, plan: RunPlan, named: NamedSources) -> Counts
         raise
     except (ExpertError, OSError):  # raised again when the data is read
         return None
+
+
+def _doubts(line: Line) -> tuple[Remark, ...]:
+    """What would stop a run or be warned of, by the columns and the first training rows."""
+    line = replace(line, most_rows=line.most_rows or ROWS_FOR_COLUMNS)
+    doubts = []
+    for source in line.sources_of("train") if line.is_text else ():
+        reading = reading_of(line, source)
+        made = (reading.segments_of(r) if isinstance(r, Row) else r for r in reading.rows())
+        looked_at = list(islice(made, FIRST_ROWS))
+        bad = [each for each in looked_at if isinstance(each, BadRow)]
+        if len(bad) > line.spec.max_bad_rows:
+            what = f"{len(bad)} of the first {counted(len(looked_at), 'row')} cannot be used"
+            tolerated = f"training.dataset.max_bad_rows tolerates {line.spec.max_bad_rows}"
+            text = f"{what}, and {tolerated}: {bad[0]}  ({line.listed_by})"
+            doubts.append(Remark.warning("training.dataset", text))
+    return (*doubts, *unread_columns(line), *doubtful_texts(line))
 
 
 def _prepared(line: Line) -> Counts | None:

@@ -383,12 +383,26 @@ def _is_one_text(line: Line, source: Source, columns: Columns | None) -> bool:
 
 
 def unread_columns(line: Line) -> list[Remark]:
-    """Warnings about unused columns of the training rows that look like content."""
-    key = "training.dataset.field_mapping"
+    """Warnings about the columns of the training rows."""
     return [
-        Remark.warning(key, f"{source.name}: {text}")
+        remark
         for source, columns, seen in _text_sources(line)
-        if (text := columns.worth_a_warning(seen))
+        for remark in doubtful_columns(line, source, columns, seen)
+    ]
+
+
+def doubtful_columns(
+    line: Line, source: Source, columns: Columns, seen: ColumnSurvey
+) -> list[Remark]:
+    """Warnings about unused columns that look like content, and preferences that no column has."""
+    found = {
+        "field_mapping": columns.worth_a_warning(seen),
+        "preference_rows": columns.prefers_nothing(line.spec.preference_rows),
+    }
+    return [
+        Remark.warning(f"training.dataset.{key}", f"{source.name}: {text}")
+        for key, text in found.items()
+        if text
     ]
 
 
@@ -416,7 +430,8 @@ def _warnings_about(reading: Reading, name: str, columns: Columns) -> list[str]:
         if not isinstance(row, Row) or not isinstance(made, list):
             continue
         looked_at += 1
-        overruled += overrules(row.values.get(columns.messages), row.values.get(columns.system))
+        talk = row.values.get(columns.messages or columns.instruction)
+        overruled += overrules(talk, row.values.get(columns.system))
         example = example_of(row, columns)
         assert isinstance(example, Example), "the row was good when it was formatted"
         found.note(example, made, row.place)

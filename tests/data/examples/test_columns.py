@@ -14,6 +14,9 @@ from tests.data.examples.understood import TASKS, understand
 from tests.each import each
 from tests.wording import wording
 
+TALK = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+REMOVE, COPY = wording("remove-those-rows"), wording("or-copy-its-text")
+
 
 @each(
     ("names", "instruction", "response", "material"),
@@ -194,6 +197,48 @@ def test_rows_with_media_are_refused_by_the_column_that_holds_them(row):
     with pytest.raises(DataError, match=wording("column-holds-images-video", column=column)):
         understand(list(row), row)
     understand(list(row), {**row, column: None})
+
+
+@each(
+    ("row", "mapping"),
+    [
+        ({"messages": TALK, "more": "b"}, {"input": "more"}),
+        ({"q": "a", "more": "b"}, {"text": "q", "system": "more"}),
+        ({"task": "t", "input": {"x": "y"}, "output": "z", "more": "b"}, {"input": "more"}),
+    ],
+)
+def test_a_mapped_column_that_such_rows_cannot_have_is_refused(row, mapping):
+    part = next(part for part, column in mapping.items() if column == "more")
+    with pytest.raises(DataError, match=wording("mapped-and-not-used", part=part)):
+        understand(list(row), row, field_mapping=FieldMapping(**mapping))
+
+
+@each(
+    ("row", "named", "advice"),
+    [
+        ({"messages": TALK, "loss_mask": [0, 1]}, "loss_mask", REMOVE),
+        ({"messages": TALK, "documents": ["d"]}, "documents", COPY),
+        ({"prompt": "q", "response": "a", "trainable": False}, "trainable", REMOVE),
+        ({"prompt": "q", "response": "a", "system_instruction": "s"}, "system_instruction", COPY),
+        ({"prompt": "q", "response": "a", "persona": "p"}, "persona", COPY),
+        ({"messages": TALK, "available_tools": "[]"}, "available_tools", COPY),
+        ({"prompt": "q", "response": "a", "label": 1}, "label", wording("label-says-good")),
+        ({"task": "translate", "input": "a", "output": "b"}, "task", COPY),
+        ({"prompt": "q", "response": "a", "split": "x", "history": "h"}, "split", COPY),
+        ({"prompt": "q", "response": "a", "split": "x", "history": "h"}, "history", REMOVE),
+    ],
+)
+def test_unused_columns_that_matter_are_named_with_what_helps(row, named, advice):
+    text = understand(list(row), row).worth_a_warning(ColumnSurvey.of([row]))
+    assert f"{named} (" in text
+    assert advice in text
+    both = len(text.partition("(filled")[2].split("(filled")) > 1
+    assert (REMOVE in text and COPY in text) == both
+
+
+def test_tasks_whose_input_says_what_to_do_need_no_warning():
+    row = {"task": "t", "input": {"instruction": "Translate."}, "output": "b"}
+    assert understand(list(row), row).worth_a_warning(ColumnSurvey.of([row])) == ""
 
 
 def test_single_messages_of_a_tree_are_refused():

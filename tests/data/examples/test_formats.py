@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import date
 from typing import Any
 
@@ -41,6 +42,7 @@ TOLD = 'Repair it, JSON only.\n\nBroken json:\n[1 2]\n\nSchema:\n{"type":"array"
         ({"instruction": "Q", "input": "  \n", "output": "A", "system": "  \n"}, QA),
         ({"instruction": "Q", "input": None, "output": "A", "system": None}, QA),
         ({"instruction": "Q", "input": [], "output": "A", "system": {}}, QA),
+        ({"instruction": "Q", "input": math.nan, "output": "A", "system": math.nan}, QA),
         # A row without a request asks with its input.
         ({"instruction": "", "input": "Q", "output": "A"}, QA),
         ({"instruction": "Q", "output": "A", "system": "S"}, SQA),
@@ -150,9 +152,9 @@ def test_an_answer_of_a_known_shape_is_what_it_says(answer):
         ({"instruction": "Q", "output": ""}, wording("column-output-answer-empty")),
         ({"instruction": "Q", "output": " \n\t"}, wording("column-output-answer-empty")),
         ({"instruction": " ", "output": "A"}, wording("column-instruction-request-empty")),
+        ({"instruction": "Q", "output": math.nan}, "column 'output' holds NaN, not text"),
         ({"instruction": "Q", "output": True}, wording("column-output-holds-true")),
         ({"instruction": "Q", "output": False}, wording("column-output-holds-false")),
-        ({"instruction": "Q", "output": float("nan")}, "column 'output' holds a number, not text"),
         (
             {"instruction": "Q", "output": date(2024, 1, 2)},
             "column 'output' holds a date, not text",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from expert.data.examples.checks import RowFilter
 from expert.data.examples.column_survey import ColumnSurvey
 from expert.data.examples.columns import understand_columns
 from expert.data.examples.formats import example_of
-from expert.data.examples.messages import unused_fields
+from expert.data.examples.messages import overrules, unused_fields
 from expert.data.records import Example, Row, Turn
 from expert.data.template.templates import named_template
 from expert.manifest.schema.dataset import RowChecks
@@ -60,6 +61,10 @@ def test_an_answer_of_no_weight_is_read_and_not_learnt(template, mask):
         ({"weight": "0"}, wording("weight-to-leave")),
         ({"train": "no"}, wording("train-no-true-false")),
         ({"images": ["x.png"]}, wording("field-images-not-understood")),
+        ({"tools": [{"name": "add"}]}, wording("field-tools-not-read")),
+        ({"functions": "[]"}, wording("field-functions-not-read")),
+        ({"content": [{"type": "image", "text": ""}, {"text": "a"}]}, wording("part-of-an-image")),
+        ({"content": [{"type": "thinking", "text": "hm"}]}, wording("part-of-thinking")),
         ({"train_detail": [{"train": False}]}, "messages[2]: the field 'train_detail' is not"),
         ({"reasoning_content": ["a"]}, wording("thoughts-one-text-assistant")),
         (
@@ -78,6 +83,21 @@ def test_a_row_of_which_no_answer_is_learnt_or_a_request_alone_is_refused():
     said = [{**TALK[0], "train": True}, TALK[1]]
     assert wording("train-true-only-answers") in reason_of({"messages": said}, MESSAGES)
     assert turns_of({"messages": [{**TALK[0], "train": False}, TALK[1]]})
+
+
+def test_parts_of_text_are_read_in_every_format_of_openai():
+    parts = [{"type": "input_text", "text": "a"}, {"text": "b"}, {"type": "text", "text": "c"}]
+    said = [{"role": "user", "content": parts}, TALK[1]]
+    assert turns_of({"messages": said}) == [("user", "abc"), ("assistant", "one")]
+
+
+def test_a_system_column_is_overruled_only_by_a_text():
+    system = {"role": "system", "content": "S"}
+    assert overrules([system, *TALK], "other")
+    assert overrules(json.dumps([system, *TALK]), "other")
+    assert not overrules([system, *TALK], "S")
+    assert not overrules([{**system, "content": " "}, *TALK], "other")
+    assert not overrules(TALK, "other")
 
 
 def test_two_user_turns_become_one_and_a_developer_is_the_system():
@@ -137,7 +157,7 @@ def test_fields_that_are_not_read_are_known():
 def test_prepared_messages_of_an_earlier_reading_are_not_taken_for_these():
     assert str(MESSAGES) == (
         "Columns(kind='messages', instruction='', input='', response='', system='', text='', "
-        "messages='messages', read=4)"
+        "messages='messages', read=5)"
     )
     row = {"instruction": "a", "output": "b"}
     assert str(understand(list(row), row)) == (

@@ -8,7 +8,7 @@ import pytest
 
 from expert.data.records import DataError, Dropped
 from expert.manifest.schema.dataset import FieldMapping
-from tests.data.examples.understood import reason_of, turns_of, understand, understood
+from tests.data.examples.understood import example_in, reason_of, turns_of, understand, understood
 from tests.each import each
 from tests.wording import wording
 
@@ -78,7 +78,7 @@ def test_a_mapped_answer_of_a_pair_is_never_trained_on_as_json():
     ],
 )
 @each("label", ["label", "kto_tag"])
-@each(("yes", "no"), [(True, False), ("True", "False")])
+@each(("yes", "no"), [(True, False), ("True", "False"), (1, 0), ("1", "0"), (1.0, 0.0)])
 def test_of_labelled_rows_the_good_ones_are_trained_on(row, label, yes, no):
     made = turns_of({**row, label: yes}, preference_rows="preferred")
     assert made == [("user", ASKED), ("assistant", GOOD)]
@@ -91,6 +91,31 @@ def test_a_label_that_is_neither_true_nor_false_makes_a_bad_row():
     row = {"prompt": ASKED, "completion": GOOD, "label": True}
     columns = understand(list(row), row, preference_rows="preferred")
     assert reason_of({**row, "label": None}, columns) == wording("column-label-none-neither")
+    assert wording("label-two-neither") in reason_of({**row, "label": 2}, columns)
+
+
+@each(("row", "told"), [({"prompt": ASKED, "completion": GOOD}, True), (PAIRS["texts"], False)])
+def test_preferences_that_no_column_has_are_told_of(row, told):
+    columns = understand(list(row), row, preference_rows="preferred")
+    assert bool(columns.prefers_nothing("preferred")) == told
+    assert columns.prefers_nothing(None) == ""
+
+
+def test_answers_before_the_preferred_one_are_context():
+    earlier = [*WHOLE, {"role": "user", "content": "And 3+3?"}]
+    last = {"role": "assistant", "content": "6"}
+    rows: list[dict[str, Any]] = [
+        {"prompt": earlier, "chosen": [last], "rejected": [last]},
+        {"conversations": earlier, "chosen": last, "rejected": last},
+        {"prompt": earlier, "chosen": [*earlier, last], "rejected": [last]},
+        {"prompt": earlier, "completion": [last]},
+        {"prompt": earlier, "completion": "6"},
+    ]
+    for row in rows:
+        turns = example_in(row, preference_rows="preferred").turns
+        assert [turn.text for turn in turns if turn.role == "assistant"] == [GOOD, "6"]
+        assert [turn.learn for turn in turns if turn.role == "assistant"] == [False, True]
+        assert "read=" in str(understand(list(row), row, preference_rows="preferred"))
 
 
 def test_one_column_cannot_be_the_request_and_the_answer():

@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 
-from expert.data.examples.text_warnings import MARKERS, remnants_in
+from expert.data.examples.text_warnings import MARKERS, TextWarnings, remnants_in
 from expert.data.inspect.audit import (
     LEAKS,
     NEARLY,
@@ -197,12 +197,30 @@ def test_only_the_first_bad_rows_and_remnants_are_kept_and_told_each_with_its_pl
     ]
 
 
+def test_markers_of_the_same_rows_share_a_line():
+    texts = TextWarnings()
+    texts.note(talk(" ".join(f"{{{{x{number}}}}}" for number in range(45)), "a"), (), "rows:1")
+    texts.note(talk("[INST] {{y}} [/INST]", "a"), (), "rows:2")
+    shown = "{{x0}}, {{x1}}, {{x2}}, {{x3}}, {{x4}} … and 40 more"
+    assert texts.lines("train") == [
+        f"train: placeholder {shown} in 1 example: rows:1",
+        "train: template remnant [INST], [/INST] in 1 example: rows:2",
+        "train: placeholder {{y}} in 1 example: rows:2",
+    ]
+
+
 @each(
     ("text", "found"),
     [
         ("<image>What does {{ name }} hold? {{x.y}} {}", ["<image>", "{{ name }}", "{{x.y}}"]),
         ('a {{"a": 1}} b <images> <|image_pad|>', ["<|image_pad|>"]),
         ("SELECT [a] <b> ### Note x | y", []),
+        ("Sum up.\n\nInput:\nNone", ["None"]),
+        ("Sum up.\n\nContext:\nN/A", ["N/A"]),
+        ("None", []),
+        ("It prints:\nNone", []),
+        ("It ends.</s>\n", ["</s>"]),
+        ("<s>No</s> yes", []),
     ],
 )
 def test_placeholders_that_nobody_filled_in_are_found(text, found):
@@ -214,6 +232,10 @@ def test_placeholders_that_nobody_filled_in_are_found(text, found):
     [
         ("User: What is a river?\nAssistant: Water.", True),
         ("\nQ: What is a river?\n\nA: Water.", True),
+        ("<human>: What is a river?\n<bot>: Water.", True),
+        ("A chat. USER: What is a river? ASSISTANT: Water.", True),
+        ("The ASSISTANT: met the USER: of the lift.", False),
+        (f"Q:{chr(10) * 20_000}", False),  # at once, not in a minute
         ("Human: hello", False),
         ("A user: and an assistant: met.", False),
     ],
@@ -222,3 +244,74 @@ def test_plain_text_that_is_a_conversation_is_warned_about(text, told):
     split = SplitReport("train")
     split.texts.note(Example(text=text), (), "rows:1")
     assert any(wording("written-as-a-conversation") in line for line in split.warnings()) == told
+
+
+MESSAGES_AS_JSON = '[{"role": "user", "content": "Name a river."}]'
+LONG = "Which rivers meet near Iquitos?"
+WEATHER = '[{"type": "function", "function": {"name": "weather"}}]'
+
+
+def told_of(example: Example, others: int = 0) -> str:
+    """The warnings about an example among others that have none."""
+    texts = TextWarnings()
+    for number in range(others):
+        texts.note(talk(f"a{number}", "b"), (), f"rows:{number + 2}")
+    said = [Segment(text, True) for text in (example.text, *(t.text for t in example.turns))]
+    texts.note(example, said, "rows:1")
+    return "\n".join(texts.lines("train"))
+
+
+@each(
+    ("example", "sentence"),
+    [
+        (talk("Wo liegt MÃ¼nchen?", "a"), wording("wrong-encoding")),
+        (talk("a", "It\u00e2\u20ac\u2122s here."), wording("wrong-encoding")),
+        (Example(text="a \ufffd b"), wording("wrong-encoding")),
+        (
+            talk("Human: Hi.\nAssistant: Hello.\nHuman: Bye.\nAssistant: ", "a"),
+            wording("as-one-turn"),
+        ),
+        (talk("\n\nHuman: Hi.\n\nAssistant:", "a"), wording("as-one-turn")),
+        (talk(MESSAGES_AS_JSON, "a"), wording("messages-as-json-text")),
+        (talk("a", MESSAGES_AS_JSON), wording("messages-as-json-text")),
+        (talk(LONG, f"{LONG} The Ucayali."), wording("request-in-the-answer")),
+        (
+            Example(talk("a", '[{"name": "weather", "arguments": {}}]').turns, tools=WEATHER),
+            wording("calls-as-json-text"),
+        ),
+        (
+            Example(
+                (Turn("system", 'Use <tools>{"name": "weather"}</tools>.'), *talk("a", "b").turns),
+                tools=WEATHER,
+            ),
+            wording("tools-twice"),
+        ),
+    ],
+)
+def test_rows_that_were_put_together_wrongly_are_warned_about(example, sentence):
+    assert sentence in told_of(example)
+
+
+@each(
+    "example",
+    [
+        talk("MÃE, MAÇÃ, «château», “ă”", "Â"),
+        talk("User: Hi.\nAssistant: Hello.\n\nSum up this conversation.", "a"),
+        talk("The human: and the assistant:", "a"),
+        talk('[{"a": 1}]', '["role"]'),
+        talk("a river", "a river is water"),
+        talk("a", '[{"name": "weather", "arguments": {}}]'),
+        Example(talk("a", '{"weather": "name"}').turns, tools=WEATHER),
+        talk(f"{LONG} Answer in one word.", f"{LONG} Ucayali."),
+        Example((Turn("system", "Be brief about weather."), *talk("a", "b").turns), tools=WEATHER),
+        Example(talk("a", "b").turns, tools=WEATHER),
+    ],
+)
+def test_rows_that_are_only_like_them_are_not(example):
+    assert told_of(example) == ""
+
+
+def test_answers_that_repeat_the_request_are_told_of_where_most_do():
+    example = talk(LONG, f"{LONG} The Ucayali.")
+    assert wording("request-in-the-answer") in told_of(example, others=1)
+    assert told_of(example, others=2) == ""

@@ -103,7 +103,7 @@ CSV_FAULTS: dict[str, tuple[bytes, str]] = {
     "invalid_utf8": (b"1,\xff", wording("invalid-byte-at-character")),
     "invalid_and_short": (b"\xff", wording("invalid-byte-at-character-save")),
     "nul": (b"1,x\0y", "NUL character in 'b'"),
-    "after_quote": (b'1,"x"y', "broken CSV: ',' expected after '\"'"),
+    "after_quote": (b'1,"x"y', wording("text-after-quotes")),
     "open_quote": (b'1,"x', wording("broken-csv-quoted-value")),
     "over_5_mb": (b"1," + b"x" * MAX_ROW_BYTES, wording("mb-long-limit-mb")),
 }
@@ -155,6 +155,11 @@ def test_a_broken_record_of_a_csv_is_a_bad_row_with_file_and_line(fault, tmp_pat
     ]
 
 
+def test_a_quote_inside_a_value_is_told_of_in_words(tmp_path):
+    path = written(tmp_path, "rows.tsv", 'a\tb\n"quoted" and more\t2\n')
+    assert outline(path) == [(2, wording("text-after-quotes"))]
+
+
 def test_an_open_quote_swallows_nothing_though_no_other_quote_follows(tmp_path):
     rows = "".join(f"{n},x\n" for n in range(1000))
     path = written(tmp_path, "rows.csv", 'a,b\n1,"x\n' + rows)
@@ -168,11 +173,13 @@ def test_an_open_quote_swallows_nothing_though_no_other_quote_follows(tmp_path):
     ("content", "text"),
     [
         (b"a,b,a\n1,2,3\n", wording("header-names-twice-rename")),
+        (b"a,b,,\n1,2,,\n", wording("header-without-names")),
+        (b"a,b\r1,2\r", wording("header-of-cr-alone")),
         (b"\na,\xff\n", wording("header-invalid-byte-at")),
         (b"a,\0\n", wording("header-nul-character-in")),
         (b'a,"b\n1,2\n', wording("header-broken-csv-quoted")),
     ],
-    ids=["twice", "utf8", "nul", "quote"],
+    ids=["twice", "nameless", "cr", "utf8", "nul", "quote"],
 )
 def test_a_csv_without_a_usable_header_is_refused(content, text, tmp_path):
     assert refusal(written(tmp_path, "rows.csv", content)) == text

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from expert.data.read.folders import unread_files
 from tests.data.read.source_folders import refusal, resolve, train_of, values
 from tests.each import each
 from tests.wording import wording
@@ -54,6 +55,7 @@ def test_the_splits_of_a_saved_data_set_are_found_by_their_names(tmp_path):
     assert sources.test is None
     assert values(train_of(tmp_path, "saved::extra")) == [{"n": 3}]
     assert refusal(tmp_path, "saved::test") == wording("saved-data-set-has")
+    assert unread_files(tmp_path / "saved") == ["extra/"]
 
 
 @each(

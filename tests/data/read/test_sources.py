@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gzip
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from expert.data.examples.remembered import remembered_content_hash
 from expert.data.read.folders import unread_files
-from expert.data.read.sources import content_hash, iterate
+from expert.data.read.sources import content_hash, first_row, iterate
 from expert.data.records import BadRow, DataError, Row
 from expert.manifest.schema.dataset import Task
 from tests.data import FILES
@@ -292,3 +293,17 @@ def test_markdown_is_read_as_text_and_beside_rows_it_tells_of_them(tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"text": "row"}\n')
     assert names(train_of(tmp_path, "."), tmp_path) == ["rows.jsonl"]
     assert unread_files(tmp_path) == ["README.md", "a.md"]
+
+
+@each(
+    ("files", "told"),
+    [(1, wording("file-of-a-split-empty")), (2, wording("files-of-a-split-empty"))],
+)
+def test_the_empty_files_of_a_split_are_named(files, told, tmp_path):
+    fill(tmp_path, "rows/train.jsonl")
+    for name in ("valid.jsonl", "valid2.jsonl")[:files]:
+        (tmp_path / "rows" / name).write_text("", encoding="utf-8")
+    validation = resolve(tmp_path, "rows").validation
+    assert validation is not None
+    with pytest.raises(DataError, match=re.escape(told)):
+        first_row(validation)

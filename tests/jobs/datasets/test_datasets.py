@@ -30,6 +30,7 @@ from expert.jobs.datasets.hub_copies import Caches
 from expert.jobs.pretokenize import manifests_below
 from expert.run.open import prepare
 from tests.data.examples.test_tools import OPENAI, SILENT
+from tests.each import each
 from tests.run.test_preparing import ROWS, an_expert, lines
 from tests.wording import wording
 
@@ -263,6 +264,24 @@ def test_a_system_column_that_messages_overrule_is_warned_of_when_preparing(tmp_
     write(tmp_path / "train.jsonl", lines([{"system": "Be brief.", "messages": said}] * 2))
     (doubt,) = [each for each in prepare(file).doubts if "system" in each.text]
     assert doubt.text in check_dataset(file).warnings()
+
+
+@each("as_text", [True, False])
+def test_unused_fields_of_messages_are_named_wherever_messages_are(as_text, tmp_path):
+    said = [{"role": "user", "content": "a", "mood": "up"}, {"role": "assistant", "content": "b"}]
+    row = {"messages": json.dumps(said)} if as_text else {"prompt": said[:1], "completion": "b"}
+    file = an_expert(tmp_path, dataset={"path": "train.jsonl", "validation_split": 0})
+    write(tmp_path / "train.jsonl", lines([row]))
+    assert wording("unused-fields-mood") in check_dataset(file).notes
+
+
+def test_preferences_that_no_row_has_are_warned_of_when_checking_and_preparing(tmp_path):
+    dataset = {"path": "train.jsonl", "validation_split": 0, "preference_rows": "preferred"}
+    file = an_expert(tmp_path, dataset=dataset)
+    write(tmp_path / "train.jsonl", lines(ROWS[:3]))
+    (doubt,) = prepare(file).doubts
+    assert doubt.path == "training.dataset.preference_rows"
+    assert check_dataset(file).warnings() == [doubt.text]
 
 
 def test_a_character_corpus_is_checked_too(tmp_path):

@@ -279,6 +279,23 @@ CHATS = {
         exchange(ASK, ANSWER, "S."),
         warned=wording("system-not-read-where"),
     ),
+    "a system column and prompts with a system turn": twice(
+        {
+            "prompt": [{"role": "system", "content": "S."}, user(ASK)],
+            "completion": [assistant(ANSWER)],
+            "system": "Other.",
+        },
+        exchange(ASK, ANSWER, "S."),
+        warned=wording("system-not-read-where"),
+    ),
+    "tools in a system turn": twice(
+        {"messages": [{"role": "system", "content": "S.", "tools": [TOOL]}, *TALK]},
+        refused=wording("told-of-these-tools"),
+    ),
+    "prompts with earlier answers": twice(
+        {"prompt": TALK[:3], "completion": TALK[3:]},
+        [("user", ASK), ("context", ANSWER), ("user", ASK2), ("assistant", ANSWER2)],
+    ),
     "sharegpt that begins with an answer": twice(
         {"conversations": [gpt(ANSWER)]}, refused=wording("answer-to-no")
     ),
@@ -433,6 +450,12 @@ PREFERENCES = {
         refused=wording("says-each-answer-whether"),
     ),
     "kto, preferred": of_lines(*KTO, said=PLAIN_BOTH, options=PREFERRED),
+    "kto of numbers, preferred": of_lines(
+        *[{**row, "label": int(bool(row["label"]))} for row in KTO],
+        said=PLAIN_BOTH,
+        options=PREFERRED,
+    ),
+    "alpaca, preferred": of_lines(*ALPACA, options=PREFERRED, refused=wording("prefers-nothing")),
     "kto as a table, preferred": Shape("a.csv", table(KTO), PLAIN_BOTH, PREFERRED),
     "kto messages": of_array(
         {"messages": TALK[:2], "label": True},
@@ -494,6 +517,7 @@ QUERIES = {
         [("user", ASK), ("user", '"function": {"name":'), ("assistant", '[{"name": "weather"}]')],
         "json",
         options=("--map", "response=answers", "tools=tools"),
+        warned=wording("calls-as-json-text"),
     ),
     "prompts and completions with tools": twice(
         {"prompt": [user(ASK)], "completion": [assistant(ANSWER)], "tools": [{"name": "weather"}]},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -261,6 +262,25 @@ def test_a_folder_of_rows_is_taken_without_the_experts_that_lie_in_it(tmp_path, 
     with pytest.raises(CannotMake) as caught:
         new_expert("other", data=Path())
     assert str(caught.value) == wording("files-several-formats")
+
+
+def test_files_of_a_folder_that_are_held_out_by_their_names_are_told(tmp_path):
+    (tmp_path / "rows").mkdir()
+    for name in ("train", "unit_test", "dev"):
+        write_rows(tmp_path / "rows" / f"{name}.jsonl", [{"question": "a", "answer": "b"}])
+    made = new_expert("mine", data=tmp_path / "rows", into=tmp_path)
+    assert made.held_out == {"validation": ("dev.jsonl",), "test": ("unit_test.jsonl",)}
+
+
+def test_a_split_of_a_saved_data_set_is_named_as_the_error_says(tmp_path):
+    from datasets import Dataset, DatasetDict
+
+    saved = tmp_path / "saved"
+    rows = Dataset.from_list([{"question": "a", "answer": "b"}])
+    DatasetDict({"train_sft": rows, "test_sft": rows}).save_to_disk(str(saved))
+    with pytest.raises(CannotMake, match=re.escape(wording("give-one-to-from", saved=saved))):
+        new_expert("mine", data=saved, into=tmp_path)
+    assert new_expert("mine", data=saved / "train_sft", into=tmp_path).columns["response"]
 
 
 def test_a_new_folder_inside_the_saved_data_set_it_is_made_from_is_refused(tmp_path):

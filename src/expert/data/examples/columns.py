@@ -21,6 +21,7 @@ from expert.data.examples.column_survey import (
 from expert.data.records import DataError
 from expert.manifest.check.spelling import neighbour_of
 from expert.manifest.schema.dataset import DatasetSpec, FieldMapping
+from expert.manifest.schema.message_names import TOOL_COLUMNS, TRAINED
 
 Kind = Literal["instruction", "messages", "text", "multi_task"]
 
@@ -35,7 +36,6 @@ SPEAKERS = frozenset({"user", "human"})
 INPUT_COLUMNS = ("input", "context", "schema", "sql_context")
 SYSTEM_COLUMNS = ("system", "system_prompt", "system_message")
 MESSAGE_COLUMNS = ("messages", "conversations")
-TOOL_COLUMNS = ("tools", "functions")
 _NAMES_OF = {
     **{"instruction": INSTRUCTION_COLUMNS, "response": RESPONSE_COLUMNS, "input": INPUT_COLUMNS},
     **{"system": SYSTEM_COLUMNS, "messages": MESSAGE_COLUMNS, "tools": TOOL_COLUMNS},
@@ -46,12 +46,21 @@ MEDIA_COLUMNS = frozenset(
         *("video", "videos", "audio", "audios", "pixel_values"),
     }
 )
-CHANGES_WHAT_IS_SAID = frozenset(
+CHOOSES = frozenset(
+    {
+        *(*TRAINED, "weights", "mask", "masks", "loss_mask", "completion_mask", "assistant_masks"),
+        *("split", "is_correct", "correct", "approved", "reward"),
+    }
+) - {"loss"}
+"""Columns that say which rows or answers to train on, or how much. A column "loss" is mostly a
+measurement."""
+CHANGES_WHAT_IS_SAID = CHOOSES | frozenset(
     {
         *(*INPUT_COLUMNS, *SYSTEM_COLUMNS, *MESSAGE_COLUMNS, *TOOL_COLUMNS, *USUAL_REQUESTS),
-        *("history", "weight", "loss_weight", "reasoning", "reasoning_content", "thinking"),
-        *("split", "mask", "train", "is_correct", "correct", "approved", "reward"),
-        "chat_template_kwargs",
+        *("system_instruction", "system_instructions", "system_content", "system_text"),
+        *("sys_prompt", "sys", "persona", "documents", "apis"),
+        *("available_tools", "available_functions", "tool_definitions", "function_definitions"),
+        *("history", "reasoning", "reasoning_content", "thinking", "chat_template_kwargs"),
     }
 )
 """Columns worth a warning if they are filled but not read."""
@@ -66,7 +75,7 @@ BESIDE_AN_EXCHANGE = frozenset(
     }
 )
 """The same, except in conversations, whose messages are complete."""
-MESSAGES_READ = 4
+MESSAGES_READ = 5
 """Increased when messages are read differently, so that old prepared tokens are not reused."""
 PREFERRED, ALL = "preferred", "all"
 """Values of training.dataset.preference_rows. Only supervised fine-tuning is supported, but it can
@@ -110,6 +119,9 @@ class Columns:
     trained on them as JSON text, and tokens prepared that way are not reused."""
     read_anew: bool = False
     """Older versions read some rows differently, and tokens prepared that way are not reused."""
+    talks: bool = False
+    """The request or the answer of some rows is messages. Those of the request are context: their
+    answers are not trained on."""
 
     def __str__(self) -> str:
         """Everything that decides how rows are read; part of the cache key. Fields added later
@@ -118,7 +130,7 @@ class Columns:
         later = ("tools", "history", "label", "json_values", "structured", "read_anew")
         shown = (*names, *(name for name in later if getattr(self, name)))
         fields = [f"{name}={getattr(self, name)!r}" for name in shown]
-        fields += [f"read={MESSAGES_READ}"] if self.kind == "messages" else []
+        fields += [f"read={MESSAGES_READ}"] if self.kind == "messages" or self.talks else []
         return f"Columns({', '.join(fields)})"
 
     def used(self) -> dict[str, str]:
@@ -145,19 +157,41 @@ class Columns:
         """A warning about unused columns whose names suggest content; "" if there are none."""
         whole = self.kind == "messages"
         telling = CHANGES_WHAT_IS_SAID if whole else CHANGES_WHAT_IS_SAID | BESIDE_AN_EXCHANGE
-        named = [
-            f"{name} (filled in {rows:,} of {counted(seen.rows, 'row')})"
+        if self.kind == "multi_task" and not seen.holds(self.input, OBJECT):
+            telling |= {"task"}  # nothing else says what to do with the input
+        read = f"{'' if seen.whole else 'the first '}{counted(seen.rows, 'row')}"
+        named = {
+            name: f"{name} (filled in {rows:,} of {read})"
             for name, rows in self.unused(seen).items()
             if name.strip().lower() in telling
             and (name not in RESPONSE_COLUMNS or seen.readable(name))  # Spider has parsed answers
-        ]
+        }
         if not named:
             return ""
         key = "training.dataset.field_mapping"
         fix = f"to use one, map it in {key}, or copy its text into a column that is used"
         if self.kind == "text":
             fix = f"the rows are plain text; {key} with instruction and response gives them answers"
-        return f"columns that are not used: {', '.join(named)}  ({fix})"
+        labels = [name for name in named if name.strip().lower() in _LABELS]
+        if labels and self.kind != "text":
+            fix += f"; if {labels[0]} says which answers are good: {_ASK_FOR_IT}"
+        choosing = [name for name in named if name.strip().lower() in CHOOSES]
+        if choosing:
+            rows = f"all rows are trained on whatever {' and '.join(choosing)} may say"
+            chosen = f"{rows}: remove those that should not be"
+            fix = chosen if len(choosing) == len(named) else f"{fix}; {chosen}"
+        return f"columns that are not used: {', '.join(named.values())}  ({fix})"
+
+    def prefers_nothing(self, preference_rows: str | None) -> str:
+        """The warning if preferred answers are asked for and no column tells them apart."""
+        named = {self.response.strip().lower(), self.messages.strip().lower()}
+        if preference_rows != PREFERRED or self.label or named & {pair[0] for pair in _PAIRS}:
+            return ""
+        pairs = ", ".join(" and ".join(pair) for pair in _PAIRS)
+        return (
+            "no column says which answers are preferred, and all of them would be trained on  "
+            f"(looked for {pairs}, {', '.join(_LABELS)})"
+        )
 
 
 def understand_columns(seen: ColumnSurvey, spec: DatasetSpec | None = None) -> Columns:
@@ -166,23 +200,28 @@ def understand_columns(seen: ColumnSurvey, spec: DatasetSpec | None = None) -> C
     _refuse_media(seen)
     asked = _asked_columns(seen, spec.field_mapping, spec.text_field)
     if "text" in asked:
-        return Columns("text", text=asked["text"])
+        plain = Columns("text", text=asked["text"])
+        _refuse_unused(asked, plain)
+        return plain
     label = _preferred(seen, asked, spec.preference_rows)
     found = _messages_columns(seen, asked) or _of_readings(seen, asked, spec.json_values)
     if found is None:
         raise _not_understood(seen, _by_plain_name(seen.names), asked)
     _refuse_single_messages(found, seen)
+    talks = False
     if found.kind == "instruction":
         # Tools belong to conversations, also where the answer has its own column.
         parts = (found.instruction, found.response)
         talks = any(seen.holds(column, MESSAGES, MESSAGE) for column in parts)
         offered = _first(TOOL_COLUMNS, _by_plain_name(seen.names)) if talks else ""
         found = replace(found, tools=asked.get("tools") or offered)
+    _refuse_unused(asked, found)
     read = (found.instruction, found.input, found.response, found.system)
     structured = found.kind == "instruction" and any(
         seen.holds(column, PART, MESSAGE, LIST, OBJECT) for column in read if column
     )
-    return replace(found, label=label, json_values=spec.json_values, structured=structured)
+    found = replace(found, label=label, json_values=spec.json_values, structured=structured)
+    return replace(found, talks=talks)
 
 
 def part_named(name: str) -> str | None:
@@ -244,7 +283,9 @@ def _preferred(seen: ColumnSurvey, asked: dict[str, str], rows: str | None) -> s
         return ""
     is_answer = known.keys() & {*MESSAGE_COLUMNS, *RESPONSE_COLUMNS} - {"text"}
     label = _first(_LABELS, known)
-    if rows == ALL or not label or not (is_answer or asked) or not seen.holds_only(label, TRUTH):
+    # Only where it is asked for: 0 and 1 may also be classes.
+    is_truth = seen.holds_only(label, TRUTH) or (rows == PREFERRED and not pair)
+    if rows == ALL or not label or not (is_answer or asked) or not is_truth:
         return ""
     if rows != PREFERRED:
         raise DataError(
@@ -356,6 +397,19 @@ def _asked_columns(
             )
     _refuse_contradictions(asked, names)
     return asked
+
+
+def _refuse_unused(asked: Mapping[str, str], found: Columns) -> None:
+    """Refuse a part that was asked for and that rows of this kind do not have."""
+    for part, column in asked.items():
+        if getattr(found, part) == column:
+            continue
+        kinds = {"text": "plain text", "messages": "conversations", "multi_task": "several tasks"}
+        raise DataError(
+            f"training.dataset.field_mapping.{part}: {column!r} is not used, since the rows are "
+            f"read as {kinds.get(found.kind, 'requests and answers')}  (leave it out, or copy its "
+            "text into a column that is used)"
+        )
 
 
 def _refuse_contradictions(asked: Mapping[str, str], names: Iterable[str]) -> None:

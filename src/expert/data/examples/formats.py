@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -26,6 +27,7 @@ from expert.manifest.schema.message_names import Role
 
 METADATA_OF_A_TASK = frozenset({"instruction", "error_type"})
 RAW_CHARACTERS = 500
+_TRUTHS = {"true": True, "1": True, "false": False, "0": False}
 Values = Mapping[str, Any]
 
 
@@ -43,8 +45,10 @@ def example_of(row: Row, columns: Columns) -> Example | BadRow | Dropped:
 def _is_preferred(value: Any, column: str) -> bool:
     if isinstance(value, bool):
         return value
-    if isinstance(value, str) and value.strip().lower() in ("true", "false"):
-        return value.strip().lower() == "true"
+    if isinstance(value, str) and value.strip().lower() in _TRUTHS:
+        return _TRUTHS[value.strip().lower()]
+    if isinstance(value, int | float) and value in (0, 1):
+        return bool(value)
     raise UnfitRow(f"column {column!r}: {value!r} is neither true nor false")
 
 
@@ -153,15 +157,23 @@ def _turns_or_text(
 def _joined_once(
     before: list[Turn], after: list[Turn], asked_in: str, answered_in: str
 ) -> list[Turn]:
-    """The request's turns and the answer's. Some data sets repeat the conversation in the answer
-    column: then it is used once, and must contain the requests."""
+    """The request's turns and the answer's; answers among the request's are context, and not
+    trained on. Some data sets repeat the conversation in the answer column: then it is used once,
+    and must contain the requests."""
+    before = [replace(turn, learn=turn.learn and turn.role != "assistant") for turn in before]
     users = [turn.text.strip() for turn in after if turn.role == "user"]
     if not users:
         return [*before, *after]
     if any(turn.role == "user" and turn.text.strip() not in users for turn in before):
         raise UnfitRow(f"column {answered_in!r}: it holds another conversation than {asked_in!r}")
     has_system = any(turn.role == "system" for turn in after)
-    return [*([] if has_system else [t for t in before if t.role == "system"]), *after]
+    context = {turn.text.strip() for turn in before if turn.role == "assistant"}
+    last = len(after) - 1
+    repeated = [
+        replace(turn, learn=turn.learn and (place == last or turn.text.strip() not in context))
+        for place, turn in enumerate(after)
+    ]
+    return [*([] if has_system else [t for t in before if t.role == "system"]), *repeated]
 
 
 # --- conversations, texts and tasks --------------------------------------------------------------
@@ -248,11 +260,13 @@ def _labelled(parts: Values, columns: Columns) -> str:
 
 def was_read_differently(values: Values, columns: Columns) -> bool:
     """Whether older versions read a row differently: they kept the names of schemas in tools, and
-    rejected an empty list in place of optional text."""
+    rejected an empty list and NaN in place of optional text."""
     if columns.tools and renames_schemas(values.get(columns.tools)):
         return True
-    optional = [column for column in (columns.input, columns.system) if column]
-    return not columns.json_values and any(values.get(column) in ([], {}) for column in optional)
+    optional = [values.get(column) for column in (columns.input, columns.system) if column]
+    if any(map(_is_nan, optional)):
+        return True
+    return not columns.json_values and any(value in ([], {}) for value in optional)
 
 
 # --- values as text ------------------------------------------------------------------------------
@@ -275,11 +289,17 @@ def _not_held(values: Values, column: str, wanted: str) -> UnfitRow:
 
 
 def _optional(values: Values, column: str, columns: Columns) -> str:
-    """The text of a column, "" if missing, null, blank or, unless it is JSON, an empty list."""
+    """The text of a column, "" if missing, null, NaN, blank or, unless it is JSON, an empty
+    list."""
     value = values.get(column) if column else None
-    empty = value is None or (value in ([], {}) and not columns.json_values)
+    empty = value is None or _is_nan(value) or (value in ([], {}) and not columns.json_values)
     text = "" if empty else _as_text(value, column, columns)
     return "" if text.isspace() else text
+
+
+def _is_nan(value: Any) -> bool:
+    """An empty cell of a table of numbers."""
+    return type(value) is float and math.isnan(value)
 
 
 def _as_text(value: Any, column: str, columns: Columns) -> str:

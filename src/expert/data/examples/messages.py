@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from expert.data.records import Example, Turn, UnfitRow
 from expert.manifest.schema.message_names import (
     ROLES,
     THOUGHTS,
+    TOOL_COLUMNS,
     TRAINED,
     TRAINED_IN_PARTS,
     YES_OR_NO,
@@ -27,10 +29,12 @@ UNDERSTOOD = frozenset(
 NOT_BUILT = frozenset(
     {
         *(TRAINED_IN_PARTS, "loss_mask", "loss_scale", "mask", "masked"),
-        *("image", "images", "audio", "video", "videos", "refusal"),
+        *("image", "images", "audio", "video", "videos", "refusal", *TOOL_COLUMNS),
     }
 )
 _TEXT_FIELDS = ("text", "value", "content")
+_TEXT_PARTS = (None, "text", "input_text", "output_text")
+"""Types of parts that are text, in both formats of OpenAI; None: a part without a type."""
 _SAID = frozenset({"content", "value", "tool_calls", "function_call"})
 
 
@@ -45,9 +49,10 @@ def unused_fields(messages: Any) -> list[str]:
 
 def overrules(messages: Any, system: Any) -> bool:
     """Whether the messages begin with a system text that differs from the system column."""
-    first = messages[0] if is_messages(messages) else {}
-    role = ROLES.get(first.get("role", first.get("from", "")))
-    return bool(system and role == "system" and first.get("content", first.get("value")) != system)
+    first: Mapping[str, Any] = next(iter(messages_in(messages)), {})
+    role, own = first.get("role", first.get("from")), first.get("content", first.get("value"))
+    blank = not own or (isinstance(own, str) and own.isspace())
+    return bool(system and ROLES.get(role or "") == "system" and own != system and not blank)
 
 
 def is_message(value: Any) -> bool:
@@ -76,6 +81,16 @@ def decoded_messages(text: str) -> list[Any] | None:
     except (ValueError, RecursionError):
         return None
     return value if is_messages(value) else None
+
+
+def messages_in(value: Any) -> Sequence[Any]:
+    """The messages of a column: a list of them, its JSON text, or an object that has them; else
+    none."""
+    if isinstance(value, Mapping) and not is_message(value):
+        value = value.get("messages")
+    value = [value] if is_message(value) else value
+    found = decoded_messages(value) if isinstance(value, str) else value
+    return found if found is not None and is_messages(found) else ()
 
 
 def text_of_part(part: Mapping[str, Any], where: str) -> str:
@@ -131,11 +146,17 @@ def known_role(name: Any, where: str = "") -> Role:
 
 def _refuse_fields(message: Mapping[str, Any], where: str) -> None:
     for field in message:
-        if field in NOT_BUILT and message[field] not in (None, "", [], {}):
+        if field not in NOT_BUILT or message[field] in (None, "", [], {}):
+            continue
+        if field in TOOL_COLUMNS:
             raise UnfitRow(
-                f"{where}: the field {field!r} is not understood; only text is trained on, and "
-                "weight or train choose the answers  (remove it from the rows)"
+                f"{where}: the field {field!r} of a message is not read: the model would not be "
+                "told of these tools  (put them into a column of the row, beside the messages)"
             )
+        raise UnfitRow(
+            f"{where}: the field {field!r} is not understood; only text is trained on, and "
+            "weight or train choose the answers  (remove it from the rows)"
+        )
 
 
 def _is_trained(message: Mapping[str, Any], role: Role, where: str) -> bool:
@@ -179,7 +200,8 @@ def _joined(content: Any, where: str) -> str:
     for part in content:
         text = part
         if isinstance(part, Mapping):
-            text = text_of_part(part, where) if is_text_part(part) else part.get("text")
+            is_text = part.get("type") in _TEXT_PARTS
+            text = text_of_part(part, where) if is_text_part(part) else is_text and part.get("text")
         if not isinstance(text, str):
             kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
             raise UnfitRow(f"{where}: a part of type {kind!r}; only text is trained on")
@@ -236,5 +258,7 @@ def kind_of(value: Any) -> str:
     """The type of a row's value, for messages."""
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, float) and math.isnan(value):
+        return "NaN"
     words = {str: "text", dict: "an object", list: "a list", int: "a number", float: "a number"}
     return words.get(type(value), f"a {type(value).__name__}")

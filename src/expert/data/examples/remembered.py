@@ -23,7 +23,7 @@ MEMORY = ".hashes.json"
 COLUMNS_MEMORY = ".columns.json"
 TEXTS_MEMORY = ".texts.json"
 SURVEY_FORMAT = 2
-TEXTS_FORMAT = 1
+TEXTS_FORMAT = 2
 # Old states are dropped: nobody switches between more versions of a data set.
 STATES_KEPT = 50
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
-from expert.core.text import counted
-from expert.data.examples.tools import has_nulls, has_tools, left_out
+from expert.core.text import counted, some_of
+from expert.data.examples.messages import decoded_messages
+from expert.data.examples.tools import has_nulls, has_tools, left_out, tool_names
 from expert.data.records import Example, Segment
 
 SHOWN_PLACES = 5
@@ -16,21 +18,47 @@ SHOWN_KINDS = 20
 MARKERS = (
     *("<|im_start|>", "<|im_end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"),
     *("<|endoftext|>", "<|begin_of_text|>", "<|start_header_id|>", "<|eot_id|>"),
+    *("<|end_of_text|>", "<|end_of_turn|>", "<｜User｜>", "<｜Assistant｜>"),
+    "<｜end▁of▁sentence｜>",
     *("<start_of_turn>", "<end_of_turn>", "[INST]", "[/INST]", "<<SYS>>", "<</SYS>>"),
     *("### Instruction:", "### Response:", "### Human:", "### User:", "### Assistant:"),
 )
-_MARKER = re.compile("|".join(map(re.escape, MARKERS)))
+_MARKER = re.compile("|".join(map(re.escape, MARKERS)) + r"|</s>(?=\s*\Z)")  # else it is HTML
 _TRANSCRIPT = re.compile(
-    r"\s*(?:User|Human|Question|Q) ?:.*?\n\s*(?:Assistant|AI|Bot|Answer|A) ?:",
+    r"\s*<?(?:User|Human|Question|Q)>? ?:.*?\n[ \t]*<?(?:Assistant|AI|Bot|Answer|A)>? ?:",
     re.DOTALL | re.IGNORECASE,
 )
+_IN_ONE_LINE = ("USER: ", " ASSISTANT: ")  # as Vicuna was trained
+_ASKS = re.compile(r"\s*(?:User|Human) ?:", re.IGNORECASE)
+_TO_BE_ANSWERED = re.compile(r"\n[ \t]*(?:Assistant|AI|Bot) ?:\Z", re.IGNORECASE)
 # Things that should have been filled in: {{name}}, image or audio placeholders, and an empty table
-# cell as written by pandas, alone or as the input of a request.
+# cell as written by pandas, alone or as the input of a request, or in other words for no input.
 _PLACEHOLDER = re.compile(
     r"\{\{\s*[A-Za-z_][\w.]*\s*\}\}|<\|?(?:image|video|audio|img)(?:_\d+|_pad)?\|?>"
-    r"|(?:(?<=:\n)|\A)(?:nan|NaN)\Z"
+    r"|(?:(?<=:\n)|\A)(?:nan|NaN|<NA>)\Z"
+    r"|(?:(?<=\n\nInput:\n)|(?<=\n\nContext:\n))(?:None|null|NULL|N/A|<noinput>|No input)\.?\Z"
 )
+# UTF-8 that was decoded as Windows-1252 (ü, é, ’), and bytes that could not be decoded.
+_MISREAD = re.compile("\ufffd|Ã[¡-ª¬-º¼-¿Ÿœ]|â€[™œ˜¦¢\u009d]")
+_LONG_ENOUGH = 20
+"""Characters of a request from which an answer does not contain it by chance."""
 _LEFT_OUT = "which the model's own template leaves out: the model does not see it"
+_WRONG_ENCODING = "characters of a wrong encoding (such as Ã¼ for ü): convert them to UTF-8 again"
+_ONE_TURN = (
+    "a request that ends as a conversation does (Human: … Assistant:): the model sees it as one "
+    "turn; write it as messages"
+)
+_AS_JSON = (
+    "messages written as JSON text, which is trained on as text: write them as lists, or map the "
+    "column as messages"
+)
+_TWICE = "tools that the system text lists as well: the model sees them twice; remove one of them"
+_CALLS = re.compile(r'\s*\[?\s*\{\s*"(?:name|arguments)"\s*:')
+_CALLS_AS_TEXT = (
+    "calls written as JSON text, though the tools are offered in the words of the template, which "
+    "writes calls in its own way; write them as tool_calls of messages"
+)
+_REPEATED = "the whole request in the answer, which is trained on (is the column right?)"
 _NULLS = (
     "null among its tools or in the arguments of a call, which tables such as Parquet put where "
     "other rows have a key; write tools and arguments as JSON text"
@@ -43,6 +71,31 @@ def remnants_in(example: Example) -> list[str]:
     patterns = (_MARKER, _PLACEHOLDER)
     matches = (each for pattern in patterns for text in texts for each in pattern.findall(text))
     return list(dict.fromkeys(matches))
+
+
+def _doubts_about(example: Example) -> Iterator[str]:
+    """What is odd about an example as such, whatever the template."""
+    turns = example.turns
+    if any(_MISREAD.search(text) for text in (example.text, *(turn.text for turn in turns))):
+        yield _WRONG_ENCODING
+    requests = [turn.text for turn in turns if turn.role == "user"]
+    if any(_ASKS.match(text) and _TO_BE_ANSWERED.search(text.rstrip()[-20:]) for text in requests):
+        yield _ONE_TURN
+    if any(decoded_messages(turn.text) for turn in turns if turn.role in ("user", "assistant")):
+        yield _AS_JSON
+    pairs = ((asked.text.strip(), told) for asked, told in pairwise(turns) if asked.role == "user")
+    if any(
+        told.role == "assistant" and len(request) >= _LONG_ENOUGH and request in told.text
+        for request, told in pairs
+    ):
+        yield _REPEATED
+    answers = (turn for turn in turns if turn.role == "assistant")
+    if example.tools and any(_CALLS.match(turn.text) for turn in answers):
+        yield _CALLS_AS_TEXT
+    if example.tools and turns[0].role == "system":
+        names = tool_names((), example.tools)
+        if all(re.search(rf"([\"']){re.escape(name)}\1", turns[0].text) for name in names):
+            yield _TWICE
 
 
 @dataclass
@@ -70,12 +123,18 @@ class TextWarnings:
     transcripts: int = 0
     """Plain texts that are conversations."""
     lost: dict[str, _Found] = field(default_factory=dict)
+    """Other doubts, and what the template leaves out."""
+    examples: int = 0
 
     def note(self, example: Example, segments: Sequence[Segment], place: str) -> None:
         """Note an example; `segments` is how the model sees it."""
-        self.transcripts += bool(_TRANSCRIPT.match(example.text))
+        self.examples += 1
+        asked, answered = (example.text.find(speaker) for speaker in _IN_ONE_LINE)
+        self.transcripts += bool(_TRANSCRIPT.match(example.text)) or 0 <= asked < answered
         for marker in remnants_in(example):
             self.remnants.setdefault(marker, _Found()).note(place)
+        for doubt in _doubts_about(example):
+            self.lost.setdefault(doubt, _Found()).note(place)
         if len(example.turns) < 3 and not has_tools(example):
             return  # every template renders a request and an answer
         missing = sorted(left_out(example, "".join(segment.text for segment in segments)))
@@ -91,12 +150,16 @@ class TextWarnings:
             return counted(count, "example") if first is None else of_first
 
         lines = []
-        kinds = sorted(self.remnants.items(), key=lambda each: -each[1].count)
-        for marker, found in kinds[:SHOWN_KINDS]:
-            kind = "placeholder" if _PLACEHOLDER.fullmatch(marker) else "template remnant"
-            lines.append(f"{name}: {kind} {marker} in {number(found.count)}: {found.where}")
-        if len(kinds) > SHOWN_KINDS:
-            lines.append(f"{name}: {len(kinds) - SHOWN_KINDS} more such markers")
+        together: dict[tuple[str, int, str], list[str]] = {}  # markers of the same rows
+        for marker, found in sorted(self.remnants.items(), key=lambda each: -each[1].count):
+            kind = "template remnant" if _MARKER.fullmatch(marker) else "placeholder"
+            together.setdefault((kind, found.count, found.where), []).append(marker)
+        groups = list(together.items())
+        for (kind, count, where), markers in groups[:SHOWN_KINDS]:
+            shown = some_of(markers, SHOWN_PLACES)
+            lines.append(f"{name}: {kind} {shown} in {number(count)}: {where}")
+        if rest := sum(len(markers) for _, markers in groups[SHOWN_KINDS:]):
+            lines.append(f"{name}: {rest} more such markers")
         if self.transcripts:
             lines.append(
                 f"{name}: {number(self.transcripts)} of plain text written as a "
@@ -104,5 +167,7 @@ class TextWarnings:
                 "answers; rows with messages, or with a request and an answer, train on answers"
             )
         for kind, found in self.lost.items():
+            if kind == _REPEATED and 2 * found.count < self.examples:
+                continue  # some answers begin with the question
             lines.append(f"{name}: {number(found.count)} with {kind}: {found.where}")
         return lines

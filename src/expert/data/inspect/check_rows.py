@@ -13,7 +13,7 @@ import numpy as np
 from expert.core.text import counted, some_of
 from expert.data.examples.columns import Columns
 from expert.data.examples.formats import example_of
-from expert.data.examples.messages import overrules, unused_fields
+from expert.data.examples.messages import messages_in, overrules, unused_fields
 from expert.data.inspect.audit import (
     ExampleCollector,
     ExampleTable,
@@ -25,7 +25,7 @@ from expert.data.inspect.audit import (
 )
 from expert.data.inspect.pick_rows import RowPicker, RowsToShow
 from expert.data.inspect.shown_rows import ShownRow
-from expert.data.line import Line, Reading, Tell, reading_of, system_overruled
+from expert.data.line import Line, Reading, Tell, doubtful_columns, reading_of, system_overruled
 from expert.data.pack.drawing import draw_documents, repeats_held_out
 from expert.data.pack.overlong_rows import too_long_to_learn
 from expert.data.read.folders import unread_files
@@ -211,14 +211,17 @@ class _Checker:
                 notes.append(f"{file.name}: columns are separated by {separator}")
         columns, seen = reading.columns, reading.seen
         if columns is not None and seen is not None:
-            doubt = columns.worth_a_warning(seen)
-            self.report.doubts += [f"{source.name}: {doubt}"] if doubt else []
+            doubts = doubtful_columns(self.line, source, columns, seen)
+            self.report.doubts += [remark.text for remark in doubts]
             notes.append(f"{source.name}: {columns.as_text(seen)}")
-            first = islice(reading.rows(), FIELDS_LOOKED_AT if columns.messages else 0)
+            talking = [columns.messages] if columns.messages else []
+            talking += [columns.instruction] if columns.talks else []
+            talking += [columns.response] if talking and columns.response else []
+            first = islice(reading.rows(), FIELDS_LOOKED_AT if talking else 0)
             rows = [row.values for row in first if isinstance(row, Row)]
-            talks = [row.get(columns.messages) for row in rows]
+            talks = (messages_in(row.get(column)) for row in rows for column in talking)
             fields = dict.fromkeys(name for each in talks for name in unused_fields(each))
-            if any(map(overrules, talks, (row.get(columns.system) for row in rows))):
+            if any(overrules(row.get(talking[0]), row.get(columns.system)) for row in rows):
                 self.report.doubts.append(system_overruled(source.name, columns.system))
             if fields:
                 notes.append(f"{source.name}: unused message fields: {', '.join(fields)}")
@@ -226,6 +229,7 @@ class _Checker:
         if source.kind == "files" and folder.is_dir():
             read = [str(file.relative_to(folder)) for file in source.files]
             notes.append(f"{source.name}: {split}: {counted(len(read), 'file')}: {some_of(read)}")
+        if source.kind in ("files", "saved") and folder.is_dir() and "::" not in source.name:
             unread = unread_files(folder, source.format)
             notes += [f"{source.name}: not read: {some_of(unread)}"] if unread else []
         self.report.notes += [each for each in notes if each not in self.report.notes]

@@ -22,8 +22,8 @@ from expert.data.read.streams import (
     unusable,
 )
 from expert.data.records import UNREAD, BadRow, Row, Unread
+from expert.manifest.schema.message_names import TOOL_COLUMNS
 
-_TOOLS = ("tools", "functions")
 _BATCH_ROWS = 1000
 _BATCH_BYTES = 2**25
 _REPEATED_BYTES = 2**31
@@ -165,7 +165,7 @@ def rows_of_batches(
 def _is_padded(field: Any) -> bool:
     """Tools and calls: as structs they have the keys of all rows, most of them null."""
     kind = str(field.type)
-    return "arguments: struct<" in kind or (field.name in _TOOLS and "struct<" in kind)
+    return "arguments: struct<" in kind or (field.name in TOOL_COLUMNS and "struct<" in kind)
 
 
 def _unpadded(value: Any) -> Any:

@@ -149,6 +149,9 @@ def _read_header(reader: Iterator[list[str]], lines: _Lines, file: str) -> list[
     if fault := undecodable(lines.raw) or fault_in(dict.fromkeys(header)):
         raise unusable(where, f"the header: {fault}", "fix the first line")
     doubled = next((name for name in header if header.count(name) > 1), None)
+    if doubled == "":
+        what = f"the header has {header.count('')} columns without a name"
+        raise unusable(where, what, "name them, or remove them; the header is the first line")
     if doubled is not None:
         raise unusable(where, f"the header names {doubled!r} twice", "rename one of the columns")
     return header
@@ -163,4 +166,8 @@ def _broken(error: Exception, lines: _Lines, file: str) -> BadRow:
     too_far = isinstance(error, _RecordTooLong) or "unexpected end" in str(error)
     if too_far or len(lines.record) > 1:
         reason = "broken CSV: a quoted value is opened and not properly closed"
+    elif "new-line character" in str(error):
+        reason = "broken CSV: a line break of CR alone; save the file with LF or CR LF"
+    elif "expected after" in str(error):
+        reason = "broken CSV: text after a quoted value; quotes inside a value are written twice"
     return bad_row(file, first.number, undecodable(first.text) or reason, first.text)

@@ -53,9 +53,11 @@ def _visible_files(folder: Path, skipped: list[Path] | None = None) -> list[Path
 
 def unread_files(folder: Path, format: str | None = None) -> list[str]:
     """Files of a data folder that are not read, and folders that are not looked into, as relative
-    paths."""
-    if saved_splits(folder) is not None:
-        return []
+    paths; of a saved data set, the splits that are none of the three."""
+    saved = saved_splits(folder)
+    if saved is not None:
+        read_from = {SPLIT_NAMES[name]: name for name in reversed(saved) if name in SPLIT_NAMES}
+        return sorted(f"{name}{os.sep}" for name in {*saved} - {*read_from.values(), ""})
     skipped: list[Path] = []
     found = _visible_files(folder, skipped)
     read = set(_data_files(folder, found, format))

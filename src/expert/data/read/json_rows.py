@@ -46,7 +46,8 @@ def read_json(
         yield from _read_array(window, file)
         if window.next_character():
             where = f"{file}:{window.line()}"
-            raise unusable(where, "there is more after the array", "one array to a file")
+            fix = 'one array to a file; a conversation on each line is written {"messages": [...]}'
+            raise unusable(where, "there is more after the array", fix)
     elif start == "{":
         single = _enter_data(window, file)
         if single is None:

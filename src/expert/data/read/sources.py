@@ -6,10 +6,11 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Literal
 
 from expert.core.files import sha256_of
+from expert.core.text import some_of
 from expert.data.read.corpora import fetched_shakespeare, given_shakespeare, python_stdlib_text
 from expert.data.read.folders import SPLIT_NAMES, Split, files_by_split, saved_files, saved_splits
 from expert.data.read.hub import hub_fingerprint, read_hub
@@ -181,13 +182,16 @@ def first_row(source: Source) -> Row:
     if bad:
         shown = "\n".join(f"  - {row}" for row in bad[:SHOWN_BAD_ROWS])
         raise unusable(source.name, f"none of its rows can be read\n{shown}\n", "fix the data")
-    raise unusable(source.name, _what_is_empty(source), "put rows into it, or name another file")
+    # In a folder, the files of one split may be empty.
+    of_folder = [file.name for file in source.files if file.name != PurePath(source.name).name]
+    where = f"{source.name}: {some_of(of_folder)}" if of_folder else source.name
+    raise unusable(where, _what_is_empty(source), "put rows into it, or name another file")
 
 
 def _what_is_empty(source: Source) -> str:
     """Why there are no rows."""
     if len(source.files) > 1:
-        return f"its {len(source.files)} files have no rows"
+        return f"these {len(source.files)} files have no rows"
     if source.files and source.files[0].is_file():
         if not source.files[0].stat().st_size:
             return "is empty"

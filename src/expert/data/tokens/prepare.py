@@ -132,10 +132,16 @@ class Prepared:
 
     @property
     def left_out(self) -> str:
-        """A message about tolerated bad rows; "" if there were none."""
-        count = self.statistics.bad_rows
+        """A message about rows that were dropped as asked for, and about tolerated bad rows; "" if
+        there were none."""
+        count, dropped = self.statistics.bad_rows, self.statistics.dropped
         rows = "1 bad row was" if count == 1 else f"{count:,} bad rows were"
-        return f"{rows} left out, and kept in {self.folder / REJECTS}" if count else ""
+        texts = [f"{rows} left out, and kept in {self.folder / REJECTS}"] if count else []
+        if dropped:
+            reasons = ", ".join(f"{number:,} {reason}" for reason, number in dropped.items())
+            all_rows = counted(self.statistics.rows_in, "row")
+            texts.append(f"{sum(dropped.values()):,} of {all_rows} were left out: {reasons}")
+        return "; ".join(texts)
 
 
 def prepare(work: Tokenising, recipe: Recipe, folder: Path) -> Prepared:

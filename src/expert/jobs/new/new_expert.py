@@ -94,6 +94,8 @@ class NewExpert:
     """About unused columns whose names suggest a part of the conversation."""
     unread: tuple[str, ...] = ()
     """Files of a folder that are not read."""
+    held_out: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Files of a folder that are a split of their own by their names, by split."""
     calls: bool = False
     """Whether rows have tools."""
     looked_at: int = 0
@@ -134,6 +136,7 @@ def new_expert(
     if data is not None:
         facts, examples = _look(data, asked)
         facts["unread"] = tuple(unread_files(data)) if data.is_dir() else ()
+        facts["held_out"] = _held_out(data) if data.is_dir() else {}
         chosen = chosen or _domain(examples)
     chosen = chosen or "text"
     kind = calling(STARTERS[chosen]) if facts["calls"] else STARTERS[chosen]
@@ -307,6 +310,8 @@ def _look(data: Path, asked: Mapping[str, Any]) -> tuple[dict[str, Any], list[Ex
             how = f"{named} names {'it' if len(lacking) == 1 else 'them'}"
             how += "; --map text=COLUMN trains on plain text"
         raise CannotMake(f"--from {data}: {what}  ({how.removesuffix(')')})") from None
+    if no_choice := columns.prefers_nothing(asked.get("preference_rows")):
+        raise CannotMake(f"--from {data}: --preferred: {no_choice}")
     read = [example_of(row, columns) for row in rows]
     examples = [example for example in read if isinstance(example, Example)]
     if not examples:
@@ -357,9 +362,21 @@ def _first_rows(data: Path, most: int = LOOKED_AT) -> list[Row | BadRow]:
         if "training.dataset" in fix:  # there is no manifest yet
             fix = "name one of the files, or a folder with files of one format)"
         fix = fix.replace("name its folder as path", "give its folder to --from")
+        fix = fix.replace("name one: path::split", f"give one to --from: {data}/SPLIT")
         for place in (data.absolute(), data, f"{data.as_posix()}::train"):
             what = what.removeprefix(f"{place}: ")
         raise CannotMake(f"--from {data}: {what}{gap}{fix}") from None
+
+
+def _held_out(folder: Path) -> dict[str, tuple[str, ...]]:
+    """The files of a folder that are not trained on but held out, by split."""
+    sources = resolve_sources(DatasetSpec(path=str(folder.absolute())), Path())
+    found = {"validation": sources.validation, "test": sources.test}
+    return {
+        split: tuple(str(file.relative_to(folder.absolute())) for file in source.files)
+        for split, source in found.items()
+        if source is not None
+    }
 
 
 def _is_on_hub(data: Path) -> bool:

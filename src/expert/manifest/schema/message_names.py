@@ -14,6 +14,8 @@ ROLES: dict[str, Role] = {
 }
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 """Fields with the reasoning before an answer."""
+TOOL_COLUMNS = ("tools", "functions")
+"""Columns with the tools offered in a conversation."""
 YES_OR_NO = ("train", "trainable", "train_on_turn", "loss")
 TRAINED = ("weight", "loss_weight", *YES_OR_NO)
 """Fields for whether an answer is trained on, as used by OpenAI, Axolotl and others."""
