@@ -36,8 +36,9 @@ TOLERANCE = {"fp32": 1e-3, "fp16": 2e-2, "bf16": 1.5e-1}
 """Allowed difference of logits: its root mean square, as a share of their spread (standard
 deviation). Summing in another order changes float32 logits by up to 5e-6 of it. Rounding to
 bfloat16 (8 bits) changed those of SmolLM2-135M (30 blocks) with its adapters by 2.7 to 4.5 %, to
-float16 (11 bits) by 0.3 to 0.4 %, leaving the adapter out by 22 to 58 % (export-rounding-h200.json).
-The largest of millions of differences is no measure: it was 15 to 31 % in bfloat16."""
+float16 (11 bits) by 0.3 to 0.4 %, leaving the adapter out by 22 to 58 %
+(export-rounding-h200.json). The largest of millions of differences is no measure: it was 15 to 31 %
+in bfloat16."""
 LARGEST = 10
 """A single difference may be this many times the tolerance: a wrong row of the head differs by more
 than a spread, rounding by up to ten times its root mean square."""
