@@ -60,7 +60,6 @@ def _share(what: str) -> Any:
 ExpertPlace = Annotated[
     Path | None,
     typer.Option(
-        "--expert",
         metavar="DIR|RUN",
         help="A run folder, or a folder of runs or of an expert: its newest run; default: runs/.",
         show_default=False,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -27,13 +27,13 @@ def listed(value: Any) -> list[Any]:
 class RunRecord:
     """Everything needed to explain a run. Missing files are empty mappings."""
 
-    folder: Path
-    manifest: Mapping[str, Any]
-    plan: Mapping[str, Any]
-    environment: Mapping[str, Any]
-    events: tuple[Event, ...]
-    damaged_lines: int
-    validation: Mapping[str, Any] | None
+    folder: Path = Path()
+    manifest: Mapping[str, Any] = field(default_factory=dict)
+    plan: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    events: tuple[Event, ...] = ()
+    damaged_lines: int = 0
+    validation: Mapping[str, Any] | None = None
     outdated: str = ""
     """Why the validation does not apply to the present weights; "" if it does."""
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.events import Event
 from expert.insight.record import RunRecord, listed, mapping
-from expert.insight.step.anatomy import Anatomy, RunTimes, StepAnatomy, median, number
-from expert.manifest.schema.manifest import CHAR_GPT
+from expert.insight.step.anatomy import Anatomy, StepAnatomy, median, number
+from expert.manifest.schema.manifest import CHAR_GPT, Manifest
 from expert.planning.memory.memory import H200
 
 if TYPE_CHECKING:
-    from expert.manifest.schema.manifest import Manifest
     from expert.planning.run_plan import RunPlan
 
 CONTEXT_BYTES = H200.context_bytes
@@ -73,16 +71,9 @@ class Before:
 
 def evidence_before(manifest: Manifest, plan: RunPlan, before: Before) -> Evidence:
     """Evidence for a run that has not started: its plan and no events."""
-    run = RunRecord(
-        folder=Path(),
-        manifest=manifest.model_dump(mode="json", exclude_unset=True),
-        plan=plan.model_dump(mode="json"),
-        environment={},
-        events=(),
-        damaged_lines=0,
-        validation=None,
-    )
-    return Evidence(run=run, anatomy=Anatomy(run=RunTimes(), step=None), before=before)
+    written = manifest.model_dump(mode="json", exclude_unset=True)
+    run = RunRecord(manifest=written, plan=plan.model_dump(mode="json"))
+    return Evidence(run=run, anatomy=Anatomy(), before=before)
 
 
 @dataclass(frozen=True, kw_only=True)

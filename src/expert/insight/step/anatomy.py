@@ -131,8 +131,8 @@ class LogLine:
 class Anatomy:
     """Both views; `step` is None if no step finished."""
 
-    run: RunTimes
-    step: StepAnatomy | None
+    run: RunTimes = RunTimes()
+    step: StepAnatomy | None = None
     lines: Sequence[LogLine] = field(default=(), repr=False)
 
     @cached_property

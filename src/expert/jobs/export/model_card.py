@@ -12,7 +12,7 @@ from expert.core.install import how_to_get_it
 from expert.core.secrets import redacted
 from expert.core.text import counted, in_markdown, loss, visible
 from expert.core.version import __version__
-from expert.jobs.export.card_code import loading_code
+from expert.jobs.export.card_code import Asking, loading_code
 from expert.jobs.export.engines import ModelServer, engines, gguf_commands
 from expert.jobs.export.modelfile import base_file
 from expert.jobs.export.portable_base import PortableBase, portable_base
@@ -21,7 +21,6 @@ from expert.planning.plan import folder_name
 
 if TYPE_CHECKING:
     from expert.core.events import Event
-    from expert.jobs.export.card_code import Asking
     from expert.jobs.export.exported import Exported
     from expert.jobs.validate.saved_verdict import SavedVerdict
     from expert.planning.run_plan import RunPlan
