@@ -112,7 +112,7 @@ class Evidence:
 
     def amount(self, path: str) -> float | None:
         """A finite number of the plan; None if there is none."""
-        value = self.run.planned(path)
+        value = self.planned(path)
         if isinstance(value, bool) or not isinstance(value, int | float):
             return None
         return float(value) if math.isfinite(value) else None
@@ -127,7 +127,7 @@ class Evidence:
 
     def who(self, path: str) -> str:
         """`you set X: value`, or why the planner chose it."""
-        value, key = self.run.planned(path), KEYS.get(path, path)
+        value, key = self.planned(path), KEYS.get(path, path)
         shown = str(value).lower() if isinstance(value, bool) else value
         if self.asked(path):
             return f"you set {key}: {shown}"
@@ -143,7 +143,7 @@ class Evidence:
 
     def part(self, name: str) -> float:
         """Bytes the plan estimated for one purpose."""
-        return number(mapping(self.run.planned("memory.parts")), name) or 0.0
+        return number(mapping(self.planned("memory.parts")), name) or 0.0
 
     # --- the machine ---------------------------------------------------------------------------
 
@@ -204,9 +204,9 @@ class Evidence:
         kind = self.newest("feed").get("kind")
         if isinstance(kind, str):
             return kind
-        if self.run.planned("data.tokenize") == "late":
+        if self.planned("data.tokenize") == "late":
             return "late"
-        return "padded" if self.run.planned("data.packing") == "none" else "packed"
+        return "padded" if self.planned("data.packing") == "none" else "packed"
 
     @property
     def workers(self) -> int:
@@ -227,7 +227,7 @@ class Evidence:
 
     @property
     def recomputes(self) -> bool:
-        return self.run.planned("kernels.checkpointing") in ("full", "selective")
+        return self.planned("kernels.checkpointing") in ("full", "selective")
 
     @property
     def retries_per_update(self) -> float:
@@ -272,7 +272,7 @@ class Evidence:
     def wasted(self) -> float | None:
         """The share of the computation spent on padding, if it is unusually high."""
         padding = self.step.padding if self.step is not None else None
-        packed = self.run.planned("data.packing") != "none"
+        packed = self.planned("data.packing") != "none"
         usual = PACKED_PADDING_SHARE if packed else PADDING_SHARE
         return padding if padding is not None and padding >= usual else None
 

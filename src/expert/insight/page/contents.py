@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from expert.core.version import __version__
-from expert.insight.findings.finding import Finding, worst_first
+from expert.insight.findings.finding import Finding
 from expert.insight.ladder.ladder import Ladder
 from expert.insight.ladder.table import headline
 from expert.insight.outcome import Outcome
@@ -43,6 +43,7 @@ class Report:
     verdict: Verdict
     learning: Outcome | None = None
     findings: tuple[Finding, ...] = ()
+    """Worst first."""
     ladder: Ladder | None = None
     others: tuple[RunFacts, ...] = ()
     made: float = field(default_factory=time.time)
@@ -151,7 +152,7 @@ def _sentence(report: Report) -> str:
     rest = report.verdict.sentence.removeprefix(report.verdict.kind).lstrip(":, ")
     rest = rest[:1].upper() + rest[1:]
     of_speed = [one for one in report.findings if one.name not in ABOUT_LEARNING]
-    bad = worst_first([one for one in of_speed if one.severity in ("error", "warning")])
+    bad = [one for one in of_speed if one.severity in ("error", "warning")]
     if bad and rest.startswith("Good. "):
         return f"{rest.removeprefix('Good. ')} To fix: {bad[0].title}."
     return rest

@@ -10,14 +10,14 @@ from typing import Any
 from expert.core.errors import ExpertError
 from expert.core.rundir import RunFolder
 from expert.core.text import counted, times
-from expert.insight.findings.finding import Finding, worst_first
+from expert.insight.findings.finding import Finding
 from expert.insight.page.blocks import Figure, Page, PageSection, Words
 from expert.insight.page.comparison import comparison_section
 from expert.insight.page.contents import make_page
 from expert.insight.page.curves import learning_section, speed_sections
 from expert.insight.page.facts import RunFacts
 from expert.insight.page.html import section_html
-from expert.insight.page.markup import Markup, joined, tag
+from expert.insight.page.markup import Markup, tag
 from expert.insight.record import RunRecord, record_of
 from expert.insight.step.anatomy import dissect
 from expert.jobs.board.actions import StartedCommand
@@ -221,16 +221,7 @@ def _verdict(made: Page, *, sampled: bool) -> Markup:
 
 def findings_html(findings: Sequence[Finding]) -> Markup:
     """Findings, worst first; fixes that change the manifest can be copied."""
-    ordered = worst_first(list(findings))
-    bad = [_finding(one) for one in ordered if one.severity != "good"]
-    good = [one for one in ordered if one.severity == "good"]
-    inside: list[Markup] = bad or [tag("p", "No issues found.", class_="words tone-good")]
-    if good:
-        lines = [tag("li", tag("i", "✓"), joined(one.title, " – ", one.evidence),
-                     class_="tone-good") for one in good]  # fmt: skip
-        summary = tag("summary", f"{counted(len(good), 'check')} passed")
-        inside.append(tag("details", summary, tag("ul", *lines, class_="checks")))
-    grid = tag("div", *inside, class_="grid")
+    grid = tag("div", *map(_finding, findings), class_="grid")
     return tag("section", tag("h2", "Findings"), grid, id="findings")
 
 
