@@ -17,7 +17,6 @@ from tests.insight.records import HEALTHY_STEP, PLAN, finished_events, step_even
 from tests.jobs.trained_runs import finished
 from tests.wording import wording
 
-
 written = partial(write_run, plan=PLAN)
 """A run folder with these events and nothing else but its plan."""
 
