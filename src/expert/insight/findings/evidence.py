@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from expert.core.events import Event
 from expert.insight.record import RunRecord, listed, mapping
-from expert.insight.step.anatomy import Anatomy, StepAnatomy, median, number
+from expert.insight.step.anatomy import Anatomy, StepAnatomy, finite, median, number
 from expert.manifest.schema.manifest import CHAR_GPT, Manifest
 from expert.planning.memory.memory import H200
 
@@ -112,10 +111,7 @@ class Evidence:
 
     def amount(self, path: str) -> float | None:
         """A finite number of the plan; None if there is none."""
-        value = self.planned(path)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            return None
-        return float(value) if math.isfinite(value) else None
+        return finite(self.planned(path))
 
     def decision(self, path: str) -> Mapping[str, Any]:
         taken = map(mapping, listed(self.run.plan.get("decisions")))
