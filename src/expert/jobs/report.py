@@ -44,7 +44,7 @@ class WrittenReport:
     html_bytes: int
     state: str
     verdict: Verdict
-    learning: Outcome | None
+    learning: Outcome
     findings: tuple[Finding, ...]
     figures: tuple[str, ...]
     """Names of the figures, as in their ids."""
