@@ -51,6 +51,7 @@ class Known(NamedTuple):
 def model_card(plan: RunPlan, done: Exported, known: Known) -> str:
     """The card as Markdown, with the YAML header that model hubs read."""
     base = portable_base(plan.model, needed=done.kind == "adapter")
+    tolerance = f" (tolerance {done.tolerance:.1%})" if done.tolerance is not None else ""
     parts = [
         _head(plan, done, base, known.manifest),
         f"# {in_markdown(plan.expert)}\n",
@@ -64,7 +65,7 @@ def model_card(plan: RunPlan, done: Exported, known: Known) -> str:
         "Losses are sums over all tokens trained on, divided once. The logits of this export, "
         f"loaded as above ({_dtype(plan, done)}), were compared with those of the trained model on "
         f"{done.texts} texts: the largest difference is {done.largest_difference:.3g}, "
-        f"{done.share:.2%} of their spread{_tolerance(done)}.\n",
+        f"{done.share:.2%} of their spread{tolerance}.\n",
         *_quality(done),
         *(f"Note: {in_markdown(_portable(warning, done))}\n" for warning in done.warnings()),
         f"Made with Expert {__version__} ({how_to_get_it()}).\n",
@@ -109,12 +110,6 @@ def _usage(plan: RunPlan, done: Exported, base: PortableBase, known: Known) -> l
 def _commands(servers: Sequence[ModelServer]) -> str:
     lines = [line for one in servers for line in (f"# {one.server}: {one.asked}", one.command)]
     return "\n".join(["```bash", *lines, "```", ""])
-
-
-def _tolerance(done: Exported) -> str:
-    if done.tolerance is None:
-        return ""
-    return f" (tolerance {done.tolerance:.1%})"
 
 
 def _quality(done: Exported) -> list[str]:
