@@ -6,24 +6,19 @@ import json
 import os
 import shutil
 import socket
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from expert.core.rundir import RunFolder
+from tests.insight.pages import write_run
 from tests.insight.records import HEALTHY_STEP, PLAN, finished_events, step_events
 from tests.jobs.trained_runs import finished
 from tests.wording import wording
 
-
-def written(folder: Path, events: list[dict[str, Any]], plan: dict[str, Any] | None = None) -> Path:
-    """A run folder with these events and nothing else but its plan."""
-    folder.mkdir(parents=True)
-    text = "\n".join(map(json.dumps, events)) + "\n"
-    (folder / "events.jsonl").write_text(text, encoding="utf-8")
-    (folder / "plan.json").write_text(json.dumps(PLAN if plan is None else plan), encoding="utf-8")
-    return folder
+written = partial(write_run, plan=PLAN)
+"""A run folder with these events and nothing else but its plan."""
 
 
 @pytest.fixture(scope="module")

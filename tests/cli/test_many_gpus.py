@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from expert.core.publish import publishing
 from expert.manifest.reader import read_manifest
 from expert.run.stored.locate import newest_that_saved
 from tests.cli.running import ROOT
-from tests.jobs.runs import base_model, events_of, write_expert
+from tests.jobs.runs import base_model, events_of, run_with_steps, until, write_expert
 from tests.wording import wording
 
 PATIENCE_SECONDS = 240.0
@@ -111,13 +110,7 @@ def started(manifest: Path, *words: str, **more: Any) -> subprocess.Popen[str]:
 
 def run_of(manifest: Path, steps: int) -> Path:
     """The run, once it has made that many steps."""
-    end = time.monotonic() + PATIENCE_SECONDS
-    while time.monotonic() < end:
-        for folder in (manifest.parent / "runs").glob("*"):
-            if (folder / "events.jsonl").is_file() and len(events_of(folder, "step")) >= steps:
-                return folder
-        time.sleep(0.1)
-    raise AssertionError("no run")
+    return until(lambda: run_with_steps(manifest.parent / "runs", steps), PATIENCE_SECONDS)
 
 
 def pid_of_rank(rank: int, manifest: Path) -> int:

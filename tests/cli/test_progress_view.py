@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import re
 
 import pytest
-from rich.console import Console
 
-from expert.cli.show.progress import RunProgress, fitting
+from expert.cli.show.display import make_console
+from expert.cli.show.progress import PreparingView, RunProgress, Stages, fitting
 from expert.insight.event_text import step_parts
 from tests.cli.screens import EPOCH, PLAIN_STEP, STARTED, STEP, Screen, plain
 from tests.each import each
@@ -152,13 +154,21 @@ def test_the_epoch_is_counted_from_one_as_a_number_or_as_progress(epoch, shown):
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_a_reader_that_left_does_not_end_the_run(terminal):
+def test_a_terminal_that_is_closed_ends_neither_a_run_nor_what_comes_before_it(
+    terminal, monkeypatch
+):
     class Closed(io.StringIO):
         def write(self, text: str) -> int:
-            raise OSError(5, "Input/output error")
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    console = Console(file=Closed(), force_terminal=terminal, width=100, color_system=None)
-    with RunProgress(console) as view:
+    if terminal:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr("sys.stdout", Closed())
+    console = make_console(needed=False)
+    assert console.is_terminal is terminal
+    with Stages(console) as stage, PreparingView(console), RunProgress(console, live=True) as view:
+        stage("loading")
+        view({"event": "kernels", "lines": ["✓ packing"]})
         view(STARTED)
         view(STEP)
         view(STEP)

@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-import errno
-import os
 from typing import Any
 
-from expert.cli.show.progress import (
-    SECONDS_BETWEEN_LINES,
-    PreparingView,
-    RunProgress,
-    Stages,
-    reading_in,
-)
+from expert.cli.show.progress import SECONDS_BETWEEN_LINES, PreparingView, RunProgress, reading_in
 from tests.cli.screens import recorded
 from tests.each import each
 from tests.wording import wording
@@ -98,19 +90,6 @@ def test_in_a_terminal_the_spinner_stays_until_the_first_step():
         drawn = file.tell()
         console.print("a line above the bar")
         assert wording("first-step") not in file.getvalue()[drawn:]
-
-
-def test_a_terminal_that_is_closed_while_the_spinner_turns_changes_no_ending(monkeypatch):
-    def closed(*given: object) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    screens = [recorded(terminal=True) for _ in range(3)]
-    one, two, three = (console for console, _ in screens)
-    with Stages(one) as stage, PreparingView(two), RunProgress(three, live=True) as view:
-        stage("loading")
-        view({"event": "kernels", "lines": ["✓ packing"]})
-        for _, file in screens:
-            monkeypatch.setattr(file, "write", closed)
 
 
 def test_a_failure_is_reported_by_its_error_while_the_run_is_live():

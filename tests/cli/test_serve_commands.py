@@ -15,7 +15,7 @@ import pytest
 
 from expert.jobs.sample import answer_steps
 from expert.jobs.serve import engine, listen
-from tests.jobs.serve.served import until
+from tests.jobs.runs import until
 from tests.jobs.trained_runs import finished
 from tests.wording import wording
 

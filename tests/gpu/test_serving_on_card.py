@@ -25,8 +25,8 @@ from expert.jobs.serve.models import load_models
 from expert.parallel.graphs import CudaCapture
 from tests.gpu.real_model import DEVICE, ON_CARD, needs_card, note
 from tests.gpu.test_answers_on_card import CrampedOnce
-from tests.jobs.runs import WORDS, place, run, write_expert
-from tests.jobs.serve.served import served, until
+from tests.jobs.runs import WORDS, place, run, until, write_expert
+from tests.jobs.serve.served import served
 from tests.jobs.serve.test_answers_at_once import last_of
 from tests.wording import wording
 

@@ -67,15 +67,12 @@ def record(
 ) -> RunRecord:
     return RunRecord(
         folder=Path("run"),
-        manifest={},
         plan=PLAN if plan is None else plan,
         environment={
             "cuda": "12.8",
             "machine": {"gpus": list(gpus), "cores_available": {"value": 16, "source": "x"}},
         },
         events=tuple(events),
-        damaged_lines=0,
-        validation=None,
     )
 
 

@@ -256,13 +256,10 @@ def test_other_holders_are_named_as_the_start_saw_them():
 )
 def test_no_rule_stumbles_over_a_damaged_run(events, plan):
     run = RunRecord(
-        folder=Path("run"),
-        manifest={},
         plan=plan,
         environment={"machine": {"gpus": [3, {"name": 1}], "cores_available": 2}},
         events=tuple(events),
         damaged_lines=2,
-        validation=None,
     )
     found = evidence(run)
     allowed = {"damaged-files", "eager-attention", "not-finite", "loss-spikes"}

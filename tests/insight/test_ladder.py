@@ -8,13 +8,7 @@ from pathlib import Path
 import pytest
 
 from expert.insight.ladder.comparison import compare
-from expert.insight.ladder.ladder import (
-    Ladder,
-    NoLadder,
-    SettingResult,
-    read_ladder,
-    verdict,
-)
+from expert.insight.ladder.ladder import Ladder, NoLadder, SettingResult, read_ladder, verdict
 from expert.insight.ladder.pairs import Paired, in_turns
 from expert.insight.ladder.table import COLUMNS, as_markdown, headline, how_measured, table_rows
 from tests.each import each

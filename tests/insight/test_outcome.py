@@ -11,15 +11,7 @@ from expert.insight.outcome import Outcome, judge_learning
 from expert.insight.page.blocks import CaseExample, Folded
 from expert.insight.page.html import page_html
 from tests.each import each
-from tests.insight.pages import (
-    START,
-    finished,
-    page_of,
-    started,
-    step_event,
-    usual,
-    write_run,
-)
+from tests.insight.pages import START, finished, page_of, started, step_event, usual, write_run
 from tests.insight.records import PLAN, evidence, finished_events, record, step_events
 from tests.wording import wording
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from expert.insight.findings.finding import Finding
 from expert.insight.ladder.pairs import in_turns
+from expert.insight.outcome import Outcome
 from expert.insight.page.blocks import Folded, Page
 from expert.insight.page.contents import ladder_page, make_page
 from expert.insight.page.environment import FIRST_EDGE
@@ -42,6 +43,8 @@ from tests.jobs.trained_runs import finished as finished_run
 from tests.jobs.trained_runs import finished_characters
 from tests.wording import wording
 
+UNKNOWN = Outcome(kind="unknown", sentence="")
+
 
 def page_with(tmp_path: Path, events: list[dict[str, Any]] | None = None, **files: Any) -> Page:
     """The page of a run with these events, or of one that went well."""
@@ -63,7 +66,7 @@ def test_the_kind_of_the_verdict_is_shown_once(tmp_path):
     report = gather(write_run(tmp_path / "run", usual()), now=START)
     for told in ("compute-bound: good.", wording("compute-bound-crowded")):
         verdict = Verdict(kind="compute-bound", sentence=told)
-        page = make_page(replace(report, verdict=verdict, learning=None))
+        page = make_page(replace(report, verdict=verdict, learning=UNKNOWN))
         assert page_markdown(page).lower().count("compute-bound") == 1
 
 
@@ -414,7 +417,7 @@ def test_a_head_that_warns_calls_nothing_good_and_shows_of_what_it_warns(tmp_pat
     report = gather(write_run(tmp_path / "run", usual()), now=START)
     verdict = Verdict(kind="compute-bound", sentence="compute-bound: good. The CPU computes.")
     slow = Finding(name="x", severity="warning", title="slower than before", evidence="", fix="")
-    report = replace(report, verdict=verdict, learning=None)
+    report = replace(report, verdict=verdict, learning=UNKNOWN)
     calm = make_page(replace(report, findings=()))
     warned = make_page(replace(report, findings=(slow,)))
     assert (calm.tone, calm.verdict) == ("good", "Good. The CPU computes.")

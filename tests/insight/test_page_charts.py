@@ -25,15 +25,7 @@ from expert.insight.page.blocks import (
 )
 from expert.insight.page.charts import draw
 from expert.insight.page.markdown import spark
-from expert.insight.page.scales import (
-    BUCKETS,
-    clock_words,
-    labels,
-    scale_of,
-    si,
-    smoothed,
-    thinned,
-)
+from expert.insight.page.scales import BUCKETS, clock_words, labels, scale_of, si, smoothed, thinned
 from tests.each import each
 from tests.insight.pages import Tags
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from torch import Tensor
@@ -28,6 +28,7 @@ from expert.training import loop
 from expert.training.step import seed_step
 from tests.model.models import tiny_model
 
+Found = TypeVar("Found")
 WORDS = ("red", "green", "blue", "one", "two", "three", "cat", "dog")
 ROWS = [
     {"instruction": f"say {word} {number}", "response": f"{word} {'and ' * (number % 4)}{number}"}
@@ -104,6 +105,27 @@ def events_of(folder: Path, *names: str) -> list[dict[str, Any]]:
     """Events of these kinds, or all, in the order they happened."""
     found = list(read_events(folder / "events.jsonl"))
     return [event for event in found if not names or event["event"] in names]
+
+
+def until(
+    holds: Callable[[], Found | None],
+    seconds: float = 120.0,
+    why: Callable[[], str] = lambda: "it never came to that",
+) -> Found:
+    """What `holds` returns, once that is true."""
+    end = time.monotonic() + seconds
+    while not (found := holds()):
+        assert time.monotonic() < end, why()
+        time.sleep(0.02)
+    return found
+
+
+def run_with_steps(runs: Path, steps: int) -> Path | None:
+    """The run in a folder that has made that many steps since it was last started."""
+    for folder in runs.glob("demo-*"):
+        if (folder / "events.jsonl").is_file() and len(events_of(folder, "step")) >= steps:
+            return folder
+    return None
 
 
 def rewrite_events(folder: Path, change: Callable[[str], str]) -> None:

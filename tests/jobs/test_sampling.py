@@ -93,9 +93,9 @@ def test_prompts_are_written_by_the_same_template_and_tokenizer_as_the_training_
 
 def test_a_prompt_ends_where_the_answer_begins_and_plain_text_before_its_end():
     _, template = text_tools(finished("lora") / "final", "chatml")
-    turns = (Turn("system", "be brief"), Turn("user", "say cat 2"), Turn("assistant", "cat"))
+    turns = (Turn("user", "say cat 2"), Turn("assistant", "cat"))
     asked, learnt = template.segments(Example(turns=turns))
-    assert prompt_text(template, "say cat 2", system="be brief") == asked.text
+    assert prompt_text(template, "say cat 2") == asked.text
     assert learnt.learn
     whole = "".join(s.text for s in template.segments(Example(text="once upon")))
     assert prompt_text(template, "once upon", plain=True) == "once upon"

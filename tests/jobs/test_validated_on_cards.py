@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from expert.jobs.validate.models import (
 )
 from expert.jobs.validate.validate import validate
 from expert.parallel.launch import WorldError
+from tests.jobs.runs import until
 from tests.jobs.test_answering import GREEDY
 from tests.jobs.trained_runs import finished, finished_characters
 from tests.jobs.validated_runs import as_it_was, learnt, written
@@ -223,10 +223,7 @@ def test_where_the_command_is_killed_its_processes_end():
         pids = list(map(int, parent.stdout.readline().split()))
         assert len(pids) == 2
         parent.send_signal(signal.SIGKILL)
-    ends_at = time.monotonic() + 60
-    while any(is_running(pid) for pid in pids):
-        assert time.monotonic() < ends_at
-        time.sleep(0.1)
+    until(lambda: not any(map(is_running, pids)), 60)
 
 
 def is_running(pid: int) -> bool:

@@ -256,6 +256,10 @@ def test_packed_sequences_are_counted_in_tokens_and_rows_as_rows():
     assert (config.batch_tokens, config.gradient_accumulation_steps) == (2 * 512, 3)
     ours = read("base_model: tiny\ndataset: a.jsonl\nmicro_batch_size: 2\n").manifest.training
     assert (ours.config.batch_size, ours.config.micro_batch_size) == ("auto", 2)
+    rows = "train_batch_size: 4\nmicro_batch_size: 2\ntrain_on_inputs: true\n"
+    whole = f"base_model: tiny\ntraining: {{dataset: a.jsonl, config: {{epochs: 1}}}}\n{rows}"
+    ours = read(whole).manifest.training
+    assert (ours.config.batch_size, ours.config.micro_batch_size) == (4, 2)
 
 
 @each(

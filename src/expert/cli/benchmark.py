@@ -14,14 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from expert.cli.show import options
-from expert.cli.show.display import (
-    Sheet,
-    make_console,
-    show,
-    show_bars,
-    show_sheet,
-    write_json,
-)
+from expert.cli.show.display import Sheet, make_console, show, show_bars, show_sheet, write_json
 from expert.cli.show.progress import PreparingView, facts_bar
 from expert.core.interrupts import Interrupted
 from expert.core.secrets import redacted
@@ -46,9 +39,7 @@ BETWEEN = 3
 WORDS = 24
 """Width of the last column, which is wrapped."""
 
-Minutes = Annotated[
-    float | None, typer.Option("--minutes", min=0.5, help="Time budget; default: about ten.")
-]
+Minutes = Annotated[float | None, typer.Option(min=0.5, help="Time budget; default: about ten.")]
 Quick = Annotated[bool, typer.Option("--quick", help="About two minutes instead of ten.")]
 OnlyRungs = Annotated[
     list[str] | None,

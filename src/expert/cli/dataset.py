@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from expert.data.inspect.audit import SplitReport
     from expert.data.inspect.check_rows import DatasetReport
     from expert.jobs.datasets.find import DatasetUser, FoundDataset
-    from expert.jobs.datasets.gather import Gathered
-    from expert.jobs.datasets.hub_copies import Caches
+    from expert.jobs.datasets.gather import Caches, Gathered
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 _OF_THE_TOKENIZER = "the tokenizer's chat template"
@@ -68,12 +67,7 @@ def check(
 ) -> None:
     """Read every row as training would, without writing; show some as the model sees them and
     report every problem."""
-    from expert.data.inspect.pick_rows import (
-        DEFAULT_ROWS,
-        JSON_TOKENS,
-        SCREEN_TOKENS,
-        RowsToShow,
-    )
+    from expert.data.inspect.pick_rows import DEFAULT_ROWS, JSON_TOKENS, SCREEN_TOKENS, RowsToShow
     from expert.jobs.datasets.check import check_dataset
 
     chosen = one_manifest(file, manifest)
@@ -176,8 +170,7 @@ def find_datasets(
     """List the datasets on this machine, or copy what manifests need to one place."""
     from expert.jobs.datasets.find import datasets_cache, hub_cache, read_users
     from expert.jobs.datasets.find import find_datasets as find
-    from expert.jobs.datasets.gather import consolidate
-    from expert.jobs.datasets.hub_copies import Caches
+    from expert.jobs.datasets.gather import Caches, consolidate
 
     if destination is not None and manifests is None:
         raise typer.BadParameter("--consolidate needs --manifests FOLDER")

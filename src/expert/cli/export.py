@@ -10,13 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from expert.cli.show.display import Line, make_console, show_lines, write_json
-from expert.cli.show.options import (
-    Checkpoint,
-    Device,
-    RunFolder,
-    WhereToCompute,
-    json_option,
-)
+from expert.cli.show.options import Checkpoint, Device, RunFolder, WhereToCompute, json_option
 from expert.cli.show.progress import Stages
 from expert.core.errors import EXIT_DAMAGED, EXIT_UNAVAILABLE
 from expert.core.text import counted, gib
@@ -40,9 +34,7 @@ class Dtype(StrEnum):
     fp32 = "fp32"
 
 
-To = Annotated[Path | None, typer.Option("--to", help="The folder to write; it must not exist.")]
 Merged = Annotated[bool, typer.Option("--merged", help="Merge the adapter into the base weights.")]
-Adapter = Annotated[bool, typer.Option("--adapter", help="Write the adapter alone.")]
 Gguf = Annotated[
     str | None,
     typer.Option(
@@ -65,20 +57,18 @@ AllowFailed = Annotated[
 PushTo = Annotated[
     str | None,
     typer.Option(
-        "--push",
         metavar="USER/NAME",
         help="Upload the export to the Hugging Face Hub, private; without --to, RUN is an "
         "export made before.",
     ),
 ]
-Public = Annotated[bool, typer.Option("--public", help="With --push: make it public.")]
 
 
 def export(
     run: RunFolder,
-    to: To = None,
+    to: Annotated[Path | None, typer.Option(help="The folder to write; it must not exist.")] = None,
     merged: Merged = False,
-    adapter: Adapter = False,
+    adapter: Annotated[bool, typer.Option("--adapter", help="Write the adapter alone.")] = False,
     gguf: Gguf = None,
     gguf_adapter: GgufAdapter = False,
     judged_rows: JudgedRows = 64,
@@ -87,7 +77,7 @@ def export(
     device: WhereToCompute = Device.auto,
     allow_failed: AllowFailed = False,
     push: PushTo = None,
-    public: Public = False,
+    public: Annotated[bool, typer.Option("--public", help="With --push: make it public.")] = False,
     as_json: Annotated[bool, json_option("Print what was written as JSON.")] = False,
 ) -> None:
     """Write the adapter, merged weights or a GGUF file with model card, and compare the logits."""

@@ -24,15 +24,10 @@ class ClusterKind(StrEnum):
     skypilot = "skypilot"
 
 
-On = Annotated[ClusterKind, typer.Option("--on", help="The scheduler of the cluster.")]
-Nodes = Annotated[int, typer.Option("--nodes", min=1, help="Machines.")]
-Gpus = Annotated[int, typer.Option("--gpus", min=1, help="GPUs of each machine; a rank on each.")]
-Name = Annotated[str | None, typer.Option("--name", help="Name of the job; default: the expert's.")]
+Name = Annotated[str | None, typer.Option(help="Name of the job; default: the expert's.")]
 To = Annotated[
     str | None,
-    typer.Option(
-        "--to", metavar="FILE", help="File to write, - to print; default: next to the manifest."
-    ),
+    typer.Option(metavar="FILE", help="File to write, - to print; default: next to the manifest."),
 ]
 Submit = Annotated[
     bool, typer.Option("--submit", help="Submit it with sbatch, kubectl or sky jobs launch.")
@@ -40,7 +35,6 @@ Submit = Annotated[
 Shared = Annotated[
     str | None,
     typer.Option(
-        "--shared",
         metavar="FOLDER",
         help="Folder that every machine sees under this path, for runs and prepared data; "
         "default: that of the manifest (Slurm), /shared.",
@@ -49,61 +43,42 @@ Shared = Annotated[
 Folder = Annotated[
     str | None,
     typer.Option(
-        "--folder",
         help="Where the manifest's folder is on the machines; default: as here (Slurm), "
         "SHARED/NAME (Kubernetes); SkyPilot copies it.",
     ),
 ]
 Python = Annotated[
-    str | None,
-    typer.Option("--python", help="Python of the machines; default: this one (Slurm), python."),
+    str | None, typer.Option(help="Python of the machines; default: this one (Slurm), python.")
 ]
 Setup = Annotated[
-    list[str] | None,
-    typer.Option("--setup", metavar="LINE", help="Shell line to run first; repeatable."),
+    list[str] | None, typer.Option(metavar="LINE", help="Shell line to run first; repeatable.")
 ]
-Cpus = Annotated[int, typer.Option("--cpus", min=1, help="CPU cores of each rank.")]
 Memory = Annotated[
-    str | None, typer.Option("--memory", help="Main memory of each machine, such as 64G or 64Gi.")
+    str | None, typer.Option(help="Main memory of each machine, such as 64G or 64Gi.")
 ]
 Warning_ = Annotated[
-    int,
-    typer.Option("--warning", min=20, help="Seconds to save a checkpoint before it is killed."),
+    int, typer.Option(min=20, help="Seconds to save a checkpoint before it is killed.")
 ]
-Restarts = Annotated[int, typer.Option("--restarts", min=0, help="Restarts after a crash.")]
-
-Time = Annotated[str | None, typer.Option("--time", help="Slurm: limit, HH:MM:SS.")]
-Partition = Annotated[str | None, typer.Option("--partition", help="Slurm: where to queue.")]
-Account = Annotated[str | None, typer.Option("--account", help="Slurm: who is charged.")]
-Qos = Annotated[str | None, typer.Option("--qos", help="Slurm: quality of service.")]
 Image = Annotated[
-    str | None, typer.Option("--image", help="Kubernetes, SkyPilot: image with expert installed.")
+    str | None, typer.Option(help="Kubernetes, SkyPilot: image with expert installed.")
 ]
 Claim = Annotated[
-    str | None,
-    typer.Option("--claim", help="Kubernetes: PersistentVolumeClaim, mounted at SHARED."),
+    str | None, typer.Option(help="Kubernetes: PersistentVolumeClaim, mounted at SHARED.")
 ]
-Namespace = Annotated[str | None, typer.Option("--namespace", help="Kubernetes: of the job.")]
-Accelerator = Annotated[
-    str | None, typer.Option("--accelerator", help="SkyPilot: name of the GPU, such as H100.")
-]
+Accelerator = Annotated[str | None, typer.Option(help="SkyPilot: name of the GPU, such as H100.")]
 Bucket = Annotated[
-    str | None,
-    typer.Option("--bucket", help="SkyPilot: bucket, mounted at SHARED, such as s3://mine."),
+    str | None, typer.Option(help="SkyPilot: bucket, mounted at SHARED, such as s3://mine.")
 ]
-Infra = Annotated[
-    str | None, typer.Option("--infra", help="SkyPilot: where, such as aws/us-east-1.")
-]
-Spot = Annotated[bool, typer.Option("--spot", help="SkyPilot: preemptible machines.")]
+Infra = Annotated[str | None, typer.Option(help="SkyPilot: where, such as aws/us-east-1.")]
 _NOT_OF_THE_JOB = ("on", "file", "manifest", "to", "submit")
 
 
 def launch(
-    on: On,
+    on: Annotated[ClusterKind, typer.Option(help="The scheduler of the cluster.")],
     file: options.ManifestFile = None,
     manifest: Annotated[Path | None, options.manifest_option("The manifest to train")] = None,
-    nodes: Nodes = 1,
-    gpus: Gpus = 1,
+    nodes: Annotated[int, typer.Option(min=1, help="Machines.")] = 1,
+    gpus: Annotated[int, typer.Option(min=1, help="GPUs of each machine; a rank on each.")] = 1,
     name: Name = None,
     to: To = None,
     submit: Submit = False,
@@ -111,21 +86,21 @@ def launch(
     folder: Folder = None,
     python: Python = None,
     setup: Setup = None,
-    cpus: Cpus = 8,
+    cpus: Annotated[int, typer.Option(min=1, help="CPU cores of each rank.")] = 8,
     memory: Memory = None,
     warning: Warning_ = 120,
-    restarts: Restarts = 3,
-    time: Time = None,
-    partition: Partition = None,
-    account: Account = None,
-    qos: Qos = None,
+    restarts: Annotated[int, typer.Option(min=0, help="Restarts after a crash.")] = 3,
+    time: Annotated[str | None, typer.Option(help="Slurm: limit, HH:MM:SS.")] = None,
+    partition: Annotated[str | None, typer.Option(help="Slurm: where to queue.")] = None,
+    account: Annotated[str | None, typer.Option(help="Slurm: who is charged.")] = None,
+    qos: Annotated[str | None, typer.Option(help="Slurm: quality of service.")] = None,
     image: Image = None,
     claim: Claim = None,
-    namespace: Namespace = None,
+    namespace: Annotated[str | None, typer.Option(help="Kubernetes: of the job.")] = None,
     accelerator: Accelerator = None,
     bucket: Bucket = None,
     infra: Infra = None,
-    spot: Spot = False,
+    spot: Annotated[bool, typer.Option("--spot", help="SkyPilot: preemptible machines.")] = False,
     overrides: options.Overrides = None,
 ) -> None:
     """Write the file that starts a run on a cluster, and submit it with --submit.

@@ -73,9 +73,11 @@ def machine_sheet(machine: Machine) -> Sheet:
         _row("Python", machine.python),
     ]
     versions = [_row(package, version) for package, version in machine.versions.items()]
-    sections = [*(list(_gpu_rows(gpu)) for gpu in machine.gpus), _note_rows(machine), host]
-    filled = [rows for rows in [*sections, versions] if rows]
-    return Sheet(("fact", "value", "source"), filled, dim=("source",))
+    note: list[FactRow] = [("GPU note", machine.gpu_note, "")] if machine.gpu_note else []
+    if not machine.gpus:
+        note = [("GPU", "none", machine.gpu_note)]
+    sections = [*(list(_gpu_rows(gpu)) for gpu in machine.gpus), note, host, versions]
+    return Sheet(("fact", "value", "source"), list(filter(None, sections)), dim=("source",))
 
 
 def _gpu_rows(gpu: Gpu) -> Iterator[FactRow]:
@@ -96,12 +98,6 @@ def _gpu_rows(gpu: Gpu) -> Iterator[FactRow]:
     if gpu.mig_slice.source != NOT_SPLIT:  # not worth a line on ordinary cards
         yield _row(f"{label} MIG slice", gpu.mig_slice)
     yield _row(f"{label} UUID", gpu.uuid)
-
-
-def _note_rows(machine: Machine) -> list[FactRow]:
-    if not machine.gpus:
-        return [("GPU", "none", machine.gpu_note)]
-    return [("GPU note", machine.gpu_note, "")] if machine.gpu_note else []
 
 
 def _row(label: str, fact: Fact[Any], write: Callable[[Any], str] = str) -> FactRow:

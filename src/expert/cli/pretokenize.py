@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from expert.data.prepared import PreparedData, PreparedSplit
-    from expert.data.tokens.statistics import DocumentStatistics
     from expert.jobs.pretokenize import Attempted
 
 
@@ -116,38 +115,27 @@ def show_prepared(data: PreparedData, console: Console) -> None:
 
 def _show_outcomes(outcomes: Sequence[Attempted], console: Console) -> None:
     """The result of every manifest; failures on standard error."""
-    by_state = {
-        state: [each for each in outcomes if each.state == state]
-        for state in ("prepared", "skipped", "failed")
-    }
-    unfinished = [each for each in outcomes if each.state == "unfinished"]
-    shown = by_state | ({"unfinished": unfinished} if unfinished else {})
-    totals = ", ".join(f"{len(found)} {state}" for state, found in shown.items())
-    show(console, f"\n{totals}", "bold")
-    for each in by_state["prepared"]:
+    states = ("prepared", "skipped", "failed", "unfinished")
+    found = {state: [each for each in outcomes if each.state == state] for state in states}
+    counts = (
+        f"{len(each)} {state}" for state, each in found.items() if each or state in states[:3]
+    )
+    show(console, f"\n{', '.join(counts)}", "bold")
+    for each in found["prepared"]:
         show(console, f"✓ {each.manifest}")
-    for each in unfinished:
+    for each in found["unfinished"]:
         show(console, f"· {each.manifest}: {each.reason}")
-    for each in by_state["skipped"]:
+    for each in found["skipped"]:
         show(console, f"· {each.manifest}: skipped: {each.reason}")
-    if by_state["failed"]:
-        listed = [f"  - {each.manifest}: {each.reason}" for each in by_state["failed"]]
+    if found["failed"]:
+        listed = [f"  - {each.manifest}: {each.reason}" for each in found["failed"]]
         show_problems("\n".join(["not prepared", *listed]))
-
-
-def _statistics(split: PreparedSplit) -> DocumentStatistics:
-    from expert.data.tokens.statistics import DocumentStatistics
-
-    total = DocumentStatistics()
-    for prepared in split.folders:
-        total = total.plus(prepared.statistics)
-    return total
 
 
 def _facts(split: PreparedSplit, train: PreparedSplit) -> dict[str, str]:
     from expert.data.tokens.statistics import percentiles
 
-    total, packed, over = _statistics(split), split.index.statistics(), split.index.overlong
+    total, packed, over = split.statistics, split.index.statistics(), split.index.overlong
     p50, p90, p95, p99 = percentiles(split.open().lengths)
     dropped = ", ".join(f"{number} {reason}" for reason, number in total.dropped.items())
     read = {
@@ -179,7 +167,7 @@ def _show_histogram(split: PreparedSplit, console: Console) -> None:
     from expert.data.tokens.statistics import EDGES
 
     names = [f"up to {edge:,}" for edge in EDGES] + [f"over {EDGES[-1]:,}"]
-    counts = zip(names, _statistics(split).histogram, strict=True)
+    counts = zip(names, split.statistics.histogram, strict=True)
     shown = [(name, rows, f"{rows:,}") for name, rows in counts if rows]
     show(console, "\nlengths in tokens", "bold")
     show_bars(shown, max((size for _, size, _ in shown), default=1), console)

@@ -66,7 +66,7 @@ def _lines(done: WrittenReport) -> list[Line]:
     found = Counter(finding.severity for finding in done.findings)
     bad = [kind for kind in ORDER if found[kind] and kind != "good"]
     lines = [(done.verdict.sentence, "bold")]
-    if done.learning is not None and done.learning.kind != "unknown":
+    if done.learning.kind != "unknown":
         style = "bold" if done.learning.is_good else "bold yellow"
         lines.insert(0, (f"{done.learning.kind}: {done.learning.sentence}", style))
     if bad:

@@ -11,13 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from expert.cli.show.display import make_console, show, write_json
-from expert.cli.show.options import (
-    Checkpoint,
-    Device,
-    RunFolder,
-    WhereToCompute,
-    json_option,
-)
+from expert.cli.show.options import Checkpoint, Device, RunFolder, WhereToCompute, json_option
 from expert.core.errors import ExpertError
 from expert.core.text import visible
 

@@ -36,7 +36,6 @@ Host = Annotated[
         "one that is generated and printed."
     ),
 ]
-Port = Annotated[int, typer.Option(min=0, max=65535, help="0: any free port.")]
 WithBase = Annotated[
     bool, typer.Option("--with-base", help="Serve the untrained base too, as the model base.")
 ]
@@ -46,23 +45,20 @@ Parallel = Annotated[
 Queue = Annotated[
     int, typer.Option(min=1, help="Answers that may wait; more are refused with status 429.")
 ]
-Seconds = Annotated[
-    float, typer.Option("--time-limit", min=1, help="Longest time for an answer, in seconds.")
-]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No line for each request.")]
+Seconds = Annotated[float, typer.Option(min=1, help="Longest time for an answer, in seconds.")]
 
 
 def serve(
     runs: Places,
     host: Host = "127.0.0.1",
-    port: Port = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port.")] = 8000,
     with_base: WithBase = False,
     checkpoint: Checkpoint = None,
     device: WhereToCompute = Device.auto,
     parallel: Parallel = None,
     queue: Queue = 256,
     time_limit: Seconds = 300,
-    quiet: Quiet = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No line for each request.")] = False,
 ) -> None:
     """Serve trained experts to OpenAI clients on this machine, several requests concurrently."""
     from expert.jobs.serve.serve import TOKEN, in_words, serving

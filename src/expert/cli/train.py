@@ -51,11 +51,9 @@ class TrainCommand(TyperCommand):
         return super().parse_args(ctx, with_resume_value(args))
 
 
-Epochs = Annotated[float | None, typer.Option("--epochs", help="Passes over the data.")]
 Resume = Annotated[
     str | None,
     typer.Option(
-        "--resume",
         metavar="[auto|if-any|PATH]",
         help="Resume the newest run of this expert, a run, the newest run in a folder, or a "
         "checkpoint. if-any: the newest that has saved something, else start one.",
@@ -82,7 +80,6 @@ Gpus = Annotated[
 MaxRestarts = Annotated[
     int,
     typer.Option(
-        "--max-restarts",
         min=0,
         help="With --gpus: restart and resume after a crash, up to this many times.",
     ),
@@ -104,7 +101,7 @@ def train(
     output: Annotated[
         Path | None, options.output_option("Folder for runs; default: runs/.")
     ] = None,
-    epochs: Epochs = None,
+    epochs: Annotated[float | None, typer.Option(help="Passes over the data.")] = None,
     device: options.WhereToTrain = None,
     resume: Resume = None,
     allow_changed: AllowChanged = False,

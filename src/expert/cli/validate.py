@@ -60,7 +60,6 @@ def _share(what: str) -> Any:
 ExpertPlace = Annotated[
     Path | None,
     typer.Option(
-        "--expert",
         metavar="DIR|RUN",
         help="A run folder, or a folder of runs or of an expert: its newest run; default: runs/.",
         show_default=False,
@@ -224,7 +223,11 @@ class ValidatingView:
         now = self._clock()
         if what != self._now:
             self._now, self._pace = what, Pace((0, now))
-            self._begin(what, of)
+            if self._bar is None:
+                self._printed = now
+                show(self._console, f"{what} …", "dim")
+            else:
+                self._bar.reset(self._bar.task_ids[0], description=what, total=of or None)
         pace = self._pace.rate(done, now)
         rate = f"{pace:.1f}/s" if pace else ""
         if self._bar is not None:
@@ -234,13 +237,6 @@ class ValidatingView:
             self._printed = now
             left = f", {duration((of - done) / pace)} left" if pace else ""
             show(self._console, f"{what}: {done} of {of}, {rate}{left}")
-
-    def _begin(self, what: str, of: int) -> None:
-        if self._bar is None:
-            self._printed = self._clock()
-            show(self._console, f"{what} …", "dim")
-        else:
-            self._bar.reset(self._bar.task_ids[0], description=what, total=of or None)
 
 
 # --- what was found ------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from expert.data.tokens.documents import DocumentStore
     from expert.data.tokens.encoder import Encoder
     from expert.data.tokens.prepare import Prepared
+    from expert.data.tokens.statistics import DocumentStatistics
     from expert.planning.decisions import Remark
 
 
@@ -28,6 +29,16 @@ class PreparedSplit:
     """All rows of the split, including those that packing left out."""
     packed_before: bool = False
     """An earlier version packed these rows, for the run that is being resumed."""
+
+    @property
+    def statistics(self) -> DocumentStatistics:
+        """Of all rows in its files."""
+        from expert.data.tokens.statistics import DocumentStatistics
+
+        total = DocumentStatistics()
+        for prepared in self.folders:
+            total = total.plus(prepared.statistics)
+        return total
 
     @property
     def longest(self) -> int:

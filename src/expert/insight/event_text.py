@@ -80,12 +80,6 @@ def _plural(amount: float, noun: str) -> str:
     return f"{amount:g} {noun}" if amount == 1 else f"{amount:g} {noun}s"
 
 
-def _items(event: Event, key: str) -> list[Any]:
-    """The items of a list field; empty for any other type."""
-    value = event.get(key)
-    return list(value) if isinstance(value, list | tuple) else []
-
-
 def planned_value(path: str, value: object) -> str:
     """A value of a plan in words; unchanged if its type does not match its path."""
     try:
@@ -194,7 +188,7 @@ def _epochs_in_words(epochs: float, event: Event) -> str:
 
 
 def _kernels(event: Event) -> list[Line]:
-    return [(str(line), "dim") for line in _items(event, "lines")]
+    return [(str(line), "dim") for line in event.get("lines") or ()]
 
 
 def _without_warmup(event: Event) -> str:
@@ -209,7 +203,8 @@ def _without_warmup(event: Event) -> str:
 def _fell_back(event: Event) -> list[Line]:
     why = ": ".join(str(event[key]) for key in ("failure", "reason") if event.get(key))
     lines = [(f"fell back: {why}", "yellow")]
-    for change in filter(lambda each: isinstance(each, Mapping), _items(event, "changes")):
+    changes = (each for each in event.get("changes") or () if isinstance(each, Mapping))
+    for change in changes:
         path = str(change.get("path"))
         because = f"  ({change['because']})" if change.get("because") else ""
         lines.append((f"  {path} = {planned_value(path, change.get('value'))}{because}", "yellow"))
@@ -258,7 +253,7 @@ def _threads(event: Event) -> list[Line]:
 
 def _resumed(event: Event) -> list[Line]:
     lines = [(f"resumed at step {event.get('step')} from {event.get('path')}", "bold")]
-    return lines + [(f"  changed: {change}", "yellow") for change in _items(event, "changed")]
+    return lines + [(f"  changed: {change}", "yellow") for change in event.get("changed") or ()]
 
 
 def _final(event: Event) -> str:

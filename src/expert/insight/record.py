@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -27,13 +27,13 @@ def listed(value: Any) -> list[Any]:
 class RunRecord:
     """Everything needed to explain a run. Missing files are empty mappings."""
 
-    folder: Path
-    manifest: Mapping[str, Any]
-    plan: Mapping[str, Any]
-    environment: Mapping[str, Any]
-    events: tuple[Event, ...]
-    damaged_lines: int
-    validation: Mapping[str, Any] | None
+    folder: Path = Path()
+    manifest: Mapping[str, Any] = field(default_factory=dict)
+    plan: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    events: tuple[Event, ...] = ()
+    damaged_lines: int = 0
+    validation: Mapping[str, Any] | None = None
     outdated: str = ""
     """Why the validation does not apply to the present weights; "" if it does."""
 
@@ -47,13 +47,11 @@ class RunRecord:
         return list(self._by_kind.get(name, ()))
 
     @cached_property
-    def _by_kind(self) -> dict[object, list[Event]]:
+    def _by_kind(self) -> dict[str, list[Event]]:
         """Grouped once: a page asks about forty times, over 100,000 events and more."""
-        found: dict[object, list[Event]] = {}
+        found: dict[str, list[Event]] = {}
         for event in self.events:
-            kind = event.get("event")
-            if isinstance(kind, str):
-                found.setdefault(kind, []).append(event)
+            found.setdefault(event["event"], []).append(event)
         return found
 
     def planned(self, path: str) -> Any:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import ExpertError
 from expert.core.files import read_bytes, write_text_atomically
@@ -44,7 +44,7 @@ class WrittenReport:
     html_bytes: int
     state: str
     verdict: Verdict
-    learning: Outcome | None
+    learning: Outcome
     findings: tuple[Finding, ...]
     figures: tuple[str, ...]
     """Names of the figures, as in their ids."""
@@ -57,11 +57,10 @@ def report(
     compare: Sequence[Path] = (),
     ladder: Path | None = None,
     to: Path | None = None,
-    clock: Callable[[], float] = time.time,
 ) -> WrittenReport:
     """Write report.html and report.md into the run folder, or into the folder `to`; if it ends in
     .html, it is the page itself."""
-    gathered = gather(place, compare=compare, ladder=ladder, now=clock())
+    gathered = gather(place, compare=compare, ladder=ladder, now=time.time())
     page = make_page(gathered)
     html = page_html(page)
     where = gathered.run.record.folder if to is None else to
@@ -117,14 +116,18 @@ def gather(
 ) -> Report:
     """Everything a page shows, read from the folders."""
     found = diagnose_run(place)
+    others = tuple(facts_of(diagnose_run(other)) for other in compare)
+    return report_of(found, ladder=_ladder(found.run, ladder), others=others, made=now)
+
+
+def report_of(found: Diagnosis, **more: Any) -> Report:
+    """What a page shows of a diagnosis, and more."""
     return Report(
         run=facts_of(found),
         verdict=found.verdict,
         learning=found.learning,
         findings=found.findings,
-        ladder=_ladder(found.run, ladder),
-        others=tuple(facts_of(diagnose_run(other)) for other in compare),
-        made=now,
+        **more,
     )
 
 

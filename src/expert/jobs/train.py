@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from expert.core.events import Sink
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from expert.planning.run_plan import RunPlan
     from expert.run.open import Opened, Resumed
     from expert.run.session.finish import RunResult
-    from expert.run.session.session import Evaluating
+    from expert.run.session.session import Callbacks, Evaluating
 
 
 def train(
@@ -51,6 +51,7 @@ def train(
     from expert.core.rundir import RunFolder
     from expert.parallel.group import Group
     from expert.run.open import Opened, open_run
+    from expert.run.session.session import Callbacks
 
     opened, group = manifest, group or Group()
     if not isinstance(opened, Opened):
@@ -79,11 +80,7 @@ def train(
             allow_changed=allow_changed,
             allow_remote_code=allow_remote_code,
             sinks=sinks,
-            callbacks={
-                "acknowledge": acknowledge,
-                "progress": progress,
-                "evaluating": evaluating,
-            },
+            callbacks=Callbacks(acknowledge=acknowledge, progress=progress, evaluating=evaluating),
         )
 
 
@@ -141,7 +138,7 @@ def _run(
     allow_changed: bool,
     allow_remote_code: bool,
     sinks: Sequence[Sink] = (),
-    callbacks: dict[str, Any] | None = None,
+    callbacks: Callbacks | None = None,
 ) -> RunResult:
     """A run from its first step, or from a checkpoint, to its end; every rank calls this."""
     from expert.run.session.execute import run_session
@@ -163,7 +160,7 @@ def _run(
             allow_remote_code=allow_remote_code,
             began=opened.began,
         ),
-        callbacks=Callbacks(**(callbacks or {})),
+        callbacks=callbacks or Callbacks(),
         restream=opened.restream,
         group=group,
     )

@@ -10,11 +10,7 @@ import pytest
 from expert.data.feed.order import DataOrder
 from expert.data.pack import pack
 from expert.insight.ladder.ladder import read_ladder, rows_of_one_length
-from expert.jobs.benchmark.benchmark import (
-    CannotBenchmark,
-    benchmark,
-    new_folder,
-)
+from expert.jobs.benchmark.benchmark import CannotBenchmark, benchmark, new_folder
 from expert.jobs.benchmark.numbers import _clumping
 from expert.planning.ladder import BASELINE, SETTINGS, TOLERANCE_FP32
 from expert.planning.models.model_files import UnfitModelFolder

@@ -18,13 +18,7 @@ from expert.planning.ladder import BASELINE, SETTINGS, Setting
 from expert.planning.measurements import read_rates
 from tests.each import each
 from tests.insight.ladders import measured
-from tests.jobs.benchmark.played import (
-    Heard,
-    Played,
-    be_brisk,
-    benchmarked,
-    request,
-)
+from tests.jobs.benchmark.played import Heard, Played, be_brisk, benchmarked, request
 from tests.jobs.runs import write_expert
 from tests.wording import wording
 

@@ -30,8 +30,7 @@ from expert.jobs.board.places import FoundPlace
 from tests.each import each
 from tests.insight.pages import started, step_event, usual, write_run
 from tests.jobs.board.boards import Asked
-from tests.jobs.runs import base_model, events_of, write_expert
-from tests.jobs.serve.served import until
+from tests.jobs.runs import base_model, events_of, until, write_expert
 
 RUN = "demo-20260101-120000"
 SLEEPS = "import time; print('ready', flush=True); time.sleep(600)"

@@ -18,7 +18,7 @@ from expert.jobs.sample.sample import sample
 from tests.each import each
 from tests.insight.pages import usual, write_run
 from tests.jobs.board.boards import Asked, contents, running
-from tests.jobs.serve.served import until
+from tests.jobs.runs import until
 from tests.jobs.trained_runs import finished
 from tests.warm import python
 from tests.wording import wording

@@ -13,13 +13,7 @@ import pytest
 
 from expert.jobs.board import new_page
 from expert.jobs.board.actions import FOLDER, NotDone
-from expert.jobs.board.manifest_page import (
-    CONFIG,
-    GROUPS,
-    SECTIONS,
-    manifest_page,
-    settings_in,
-)
+from expert.jobs.board.manifest_page import CONFIG, GROUPS, SECTIONS, manifest_page, settings_in
 from expert.manifest.explain import explain
 from expert.manifest.reader import read_manifest
 from tests.each import each

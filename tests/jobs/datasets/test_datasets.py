@@ -25,8 +25,7 @@ from expert.jobs.datasets.find import (
     hub_cache,
     read_users,
 )
-from expert.jobs.datasets.gather import consolidate
-from expert.jobs.datasets.hub_copies import Caches
+from expert.jobs.datasets.gather import Caches, consolidate
 from expert.jobs.pretokenize import manifests_below
 from expert.run.open import prepare
 from tests.data.examples.test_tools import OPENAI, SILENT

@@ -15,6 +15,7 @@ import pytest
 from expert.core.errors import EXIT_NO_SPACE, EXIT_OK, EXIT_RUN_FAILED, EXIT_USAGE
 from expert.jobs.launch import each_gpu
 from expert.jobs.launch.each_gpu import OneRun, train_each, worst
+from tests.jobs.runs import until
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals are POSIX")
 
@@ -87,9 +88,7 @@ def test_a_signal_reaches_all_that_run_and_nothing_else_is_started(tmp_path):
     files = manifests(tmp_path, {"sleep": 60}, {"sleep": 60}, {})
 
     def stop() -> None:
-        end = time.monotonic() + 60
-        while time.monotonic() < end and len(list(tmp_path.glob("*.started"))) < 2:
-            time.sleep(0.05)
+        until(lambda: len(list(tmp_path.glob("*.started"))) == 2)
         time.sleep(0.2)
         os.kill(os.getpid(), signal.SIGTERM)
 

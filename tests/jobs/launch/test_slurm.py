@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from expert.jobs.launch.cluster import make_job
 from expert.jobs.launch.submit import write_job
 from expert.manifest.reader import read_manifest
 from tests.jobs.launch.one_box_slurm import Slurm, running, wait_until_idle, why_not
-from tests.jobs.runs import base_model, events_of, write_expert
+from tests.jobs.runs import base_model, events_of, run_with_steps, until, write_expert
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")]
 
@@ -51,13 +52,8 @@ def submitted(slurm: Slurm, folder: Path, epochs: int, **later: Any) -> tuple[st
 
 def run_in(runs: Path, log: Path, steps: int) -> Path:
     """The only run there, once it has made that many steps since it was last started."""
-    end = time.monotonic() + PATIENCE_SECONDS
-    while time.monotonic() < end:
-        for folder in runs.glob("demo-*"):
-            if (folder / "events.jsonl").is_file() and len(events_of(folder, "step")) >= steps:
-                return folder
-        time.sleep(0.5)
-    raise AssertionError(log.read_text() if log.is_file() else "no log")
+    why = partial(Path.read_text, log)
+    return until(lambda: run_with_steps(runs, steps), PATIENCE_SECONDS, why)
 
 
 def wait_for(slurm: Slurm, job: str, *states: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from expert.core.errors import EXIT_OK
 from expert.jobs.diagnose.diagnose import diagnose_run
 from tests.cli.running import ROOT
 from tests.jobs.launch.two_machines import Machine, joined, shape, why_not
-from tests.jobs.runs import base_model, events_of, run, write_expert
+from tests.jobs.runs import base_model, events_of, run, run_with_steps, until, write_expert
 from tests.parallel.test_worlds import CLOSE, numbers_of
 
 PATIENCE_SECONDS = 300.0
@@ -44,15 +43,12 @@ def by_hand(manifest: Path, machine: Machine, node: int, first: Machine) -> subp
 
 
 def run_of(manifest: Path, steps: int, started: list[subprocess.Popen[str]]) -> Path:
-    end = time.monotonic() + PATIENCE_SECONDS
-    while time.monotonic() < end:
+    def found() -> Path | None:
         for each in started:
             assert each.poll() is None, each.communicate()[0]
-        for folder in (manifest.parent / "runs").glob("*"):
-            if (folder / "events.jsonl").is_file() and len(events_of(folder, "step")) >= steps:
-                return folder
-        time.sleep(0.2)
-    raise AssertionError("no run")
+        return run_with_steps(manifest.parent / "runs", steps)
+
+    return until(found, PATIENCE_SECONDS)
 
 
 def test_over_a_slow_link_losses_are_the_same_and_the_diagnosis_names_the_link(machines, tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from expert.jobs.serve.engine import AnswerEngine
 from expert.jobs.serve.listen import bound
 from expert.jobs.serve.models import load_models
 from expert.jobs.serve.serve import server_of
+from tests.jobs.runs import until
 
 if TYPE_CHECKING:
     import openai
@@ -45,13 +45,6 @@ class Served:
         """The entries, once there are so many: the last is made after its answer was sent."""
         until(lambda: len(self.entries) >= count)
         return self.entries
-
-
-def until(holds: Any, seconds: float = 120.0) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, "it never came to that"
-        time.sleep(0.005)
 
 
 @contextmanager

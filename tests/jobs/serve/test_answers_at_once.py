@@ -20,8 +20,7 @@ from expert.jobs.serve import lane
 from expert.jobs.serve.engine import AnswerEngine, Finished, Question, RequestError, Stopped
 from expert.jobs.serve.models import load_models
 from expert.model import fixed_cache
-from tests.jobs.runs import WORDS
-from tests.jobs.serve.served import until
+from tests.jobs.runs import WORDS, until
 from tests.jobs.test_answering import Undone
 from tests.jobs.trained_runs import finished
 from tests.wording import wording

@@ -23,7 +23,8 @@ from expert.jobs.serve.listen import CannotServe
 from expert.jobs.serve.models import load_models
 from expert.jobs.serve.serve import SHORTEST_TOKEN, TOKEN, _token, in_words
 from tests.each import each
-from tests.jobs.serve.served import Served, served, until
+from tests.jobs.runs import until
+from tests.jobs.serve.served import Served, served
 from tests.jobs.trained_runs import finished
 from tests.wording import wording
 

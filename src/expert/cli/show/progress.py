@@ -1,13 +1,14 @@
 """Progress of a command: bars in a terminal, plain lines anywhere else.
 
-`RunView` reads events as plain dictionaries, one at a time, from a live run or from a file.
+`RunProgress` reads events as plain dictionaries, one at a time, from a live run or from a file. If
+the terminal or the reader of a pipe is gone, the console of `make_console` discards what is shown.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -88,8 +89,7 @@ class Stages:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with suppress(OSError):  # the terminal was closed; how the command ended counts
-            self._now.close()
+        self._now.close()
 
     def __call__(self, what: str = "") -> None:
         """The next thing; none if `what` is empty."""
@@ -119,7 +119,6 @@ class RunProgress:
         self._undrawn: int | None = None
         self._parts: dict[str, str] = {}
         self._printed: float | None = None
-        self._gone = False
         self._pace = Pace()
         self._evaluation: Evaluation | None = None
         self._evaluation_task: TaskID | None = None
@@ -130,21 +129,12 @@ class RunProgress:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @contextmanager
-    def _until_closed(self) -> Iterator[None]:
-        """After the pipe or terminal is closed, nothing is shown and training continues."""
-        try:
-            yield
-        except OSError:
-            self._gone = True
-
     def __call__(self, event: Event) -> None:
         kind = event.get("event") if self._live else None
         if kind in ENDS_WAITING:
             self._waiting()
-        if not self._gone and kind != "failed":
-            with self._until_closed():
-                self._show(event)
+        if kind != "failed":
+            self._show(event)
         if kind == "kernels":
             self._waiting("loading the model")
         elif kind == "loaded" and self._bar is None and self._console.is_terminal:
@@ -156,29 +146,23 @@ class RunProgress:
         The training thread calls it after every step, so mostly it only reads the clock.
         """
         now = self._clock()
-        if self._gone:
-            return
         rate = self._pace.rate(step, now)
         too_soon = now - self._drawn < SECONDS_BETWEEN_FRAMES
         if self._console.is_terminal and too_soon and step != self._started.get("total_steps"):
             self._undrawn = step
             return
-        with self._until_closed():
-            self._moved(step, now, rate)
+        self._moved(step, now, rate)
 
     def evaluating(self, split: str, rows: int, total: int) -> None:
         """`rows` rows of an evaluation were launched; a long one has its own bar, or a line now and
         then. Called after every batch, like `progress`."""
         now = self._clock()
-        if self._gone:
-            return
         if self._evaluation is None or rows == 0:
             self._evaluation = Evaluation(split, total, began=now)
         evaluation = self._evaluation
         parts = evaluation.parts(rows, now)
         if now - evaluation.began >= SECONDS_UNSEEN:
-            with self._until_closed():
-                self._show_evaluation(evaluation, parts, rows, now)
+            self._show_evaluation(evaluation, parts, rows, now)
 
     def _show_evaluation(
         self, evaluation: Evaluation, parts: Mapping[str, str], rows: int, now: float
@@ -228,17 +212,14 @@ class RunProgress:
 
     def close(self) -> None:
         """Leave the bar at the last step."""
-        with suppress(OSError):  # closed, as above
-            self._waiting()
-        with suppress(OSError):
-            if self._bar is not None and self._undrawn is not None:
-                now = self._clock()
-                self._moved(self._undrawn, now, self._pace.rate(self._undrawn, now))
+        self._waiting()
+        if self._bar is not None and self._undrawn is not None:
+            now = self._clock()
+            self._moved(self._undrawn, now, self._pace.rate(self._undrawn, now))
         self._evaluation_over()
         bar, self._bar = self._bar, None
         if bar is not None:
-            with suppress(OSError):
-                bar.stop()
+            bar.stop()
 
     def _show(self, event: Event) -> None:
         kind = event.get("event")
@@ -338,8 +319,7 @@ class PreparingView:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with suppress(OSError):  # as in Stages
-            self._shown.close()
+        self._shown.close()
 
     def waits(self, sentence: str) -> None:
         """Show which process this one waits for."""

@@ -10,11 +10,7 @@ from expert.core.text import as_word, percent, span
 from expert.insight.findings.evidence import Evidence
 from expert.insight.findings.finding import CONFIG, Seen
 from expert.insight.findings.memory import TOKENS_FILL_A_CARD
-from expert.insight.findings.verdict import (
-    CADENCE_SHARE,
-    PAUSES_MATTER_SECONDS,
-    advised_interval,
-)
+from expert.insight.findings.verdict import CADENCE_SHARE, PAUSES_MATTER_SECONDS, advised_interval
 from expert.insight.outcome import FAR_OVERFITTED, held_out_losses, judge_learning
 from expert.insight.step.anatomy import number
 from expert.insight.step.bands import expected_band

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.events import Event
 from expert.insight.record import RunRecord, listed, mapping
-from expert.insight.step.anatomy import Anatomy, RunTimes, StepAnatomy, median, number
-from expert.manifest.schema.manifest import CHAR_GPT
+from expert.insight.step.anatomy import Anatomy, StepAnatomy, finite, median, number
+from expert.manifest.schema.manifest import CHAR_GPT, Manifest
 from expert.planning.memory.memory import H200
 
 if TYPE_CHECKING:
-    from expert.manifest.schema.manifest import Manifest
     from expert.planning.run_plan import RunPlan
 
 CONTEXT_BYTES = H200.context_bytes
@@ -73,16 +70,9 @@ class Before:
 
 def evidence_before(manifest: Manifest, plan: RunPlan, before: Before) -> Evidence:
     """Evidence for a run that has not started: its plan and no events."""
-    run = RunRecord(
-        folder=Path(),
-        manifest=manifest.model_dump(mode="json", exclude_unset=True),
-        plan=plan.model_dump(mode="json"),
-        environment={},
-        events=(),
-        damaged_lines=0,
-        validation=None,
-    )
-    return Evidence(run=run, anatomy=Anatomy(run=RunTimes(), step=None), before=before)
+    written = manifest.model_dump(mode="json", exclude_unset=True)
+    run = RunRecord(manifest=written, plan=plan.model_dump(mode="json"))
+    return Evidence(run=run, anatomy=Anatomy(), before=before)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,10 +111,7 @@ class Evidence:
 
     def amount(self, path: str) -> float | None:
         """A finite number of the plan; None if there is none."""
-        value = self.run.planned(path)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            return None
-        return float(value) if math.isfinite(value) else None
+        return finite(self.planned(path))
 
     def decision(self, path: str) -> Mapping[str, Any]:
         taken = map(mapping, listed(self.run.plan.get("decisions")))
@@ -136,7 +123,7 @@ class Evidence:
 
     def who(self, path: str) -> str:
         """`you set X: value`, or why the planner chose it."""
-        value, key = self.run.planned(path), KEYS.get(path, path)
+        value, key = self.planned(path), KEYS.get(path, path)
         shown = str(value).lower() if isinstance(value, bool) else value
         if self.asked(path):
             return f"you set {key}: {shown}"
@@ -152,7 +139,7 @@ class Evidence:
 
     def part(self, name: str) -> float:
         """Bytes the plan estimated for one purpose."""
-        return number(mapping(self.run.planned("memory.parts")), name) or 0.0
+        return number(mapping(self.planned("memory.parts")), name) or 0.0
 
     # --- the machine ---------------------------------------------------------------------------
 
@@ -213,9 +200,9 @@ class Evidence:
         kind = self.newest("feed").get("kind")
         if isinstance(kind, str):
             return kind
-        if self.run.planned("data.tokenize") == "late":
+        if self.planned("data.tokenize") == "late":
             return "late"
-        return "padded" if self.run.planned("data.packing") == "none" else "packed"
+        return "padded" if self.planned("data.packing") == "none" else "packed"
 
     @property
     def workers(self) -> int:
@@ -236,7 +223,7 @@ class Evidence:
 
     @property
     def recomputes(self) -> bool:
-        return self.run.planned("kernels.checkpointing") in ("full", "selective")
+        return self.planned("kernels.checkpointing") in ("full", "selective")
 
     @property
     def retries_per_update(self) -> float:
@@ -281,7 +268,7 @@ class Evidence:
     def wasted(self) -> float | None:
         """The share of the computation spent on padding, if it is unusually high."""
         padding = self.step.padding if self.step is not None else None
-        packed = self.run.planned("data.packing") != "none"
+        packed = self.planned("data.packing") != "none"
         usual = PACKED_PADDING_SHARE if packed else PADDING_SHARE
         return padding if padding is not None and padding >= usual else None
 

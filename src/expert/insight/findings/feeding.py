@@ -36,7 +36,7 @@ def tokenised_late(found: Evidence) -> Seen | None:
         return None
     waits = found.before is not None or _waits(found)
     feed = f"; making a batch takes {span(step.feed)}" if step and step.feed else ""
-    waiting = f"; {_waiting(found)}{feed}" if step else ""
+    waiting = f"; {_waiting(step)}{feed}" if step else ""
     return Seen(
         f"tokenize is late, {found.workers} workers{waiting}",
         severity="warning" if waits else "note",
@@ -64,7 +64,7 @@ def too_few_workers(found: Evidence) -> Seen | None:
     more = f", or dataloader_num_workers: {min(cores, needed)}" if workers < cores else ""
     feed = f"; making a batch takes {span(step.feed)}" if step.feed else ""
     return Seen(
-        f"{_waiting(found)}{feed}; {workers} workers on {cores} cores",
+        f"{_waiting(step)}{feed}; {workers} workers on {cores} cores",
         name="too-few-workers" if workers < cores else "slow-loader",
         title=f"{workers} workers cannot keep up with the device",
         fix=f"training.config.packing: true{more}",
@@ -79,7 +79,7 @@ def too_many_workers(found: Evidence) -> Seen | None:
         return Seen(retuned)
     cores, workers = found.cores, found.workers
     if cores is not None and workers > cores:
-        waiting = f"; {_waiting(found)}" if found.step else ""
+        waiting = f"; {_waiting(found.step)}" if found.step else ""
         return Seen(
             f"{workers} workers on {cores} cores{waiting}",
             severity="warning" if found.before is not None or _waits(found) else "note",
@@ -141,7 +141,7 @@ def no_packing(found: Evidence) -> Seen | None:
 def slow_disk(found: Evidence) -> Seen | None:
     """Prepared tokens arrive late: the disk or its cache is too slow, or the host too busy."""
     step = found.step
-    if step is None or found.feed_kind != "packed" or not _waits(found) or _copies_hold_up(found):
+    if step is None or found.feed_kind != "packed" or not _waits(found) or _copies_hold_up(step):
         return None
     rate, read = None, "how fast they were read is unknown"
     if step.feed and step.tokens:
@@ -157,7 +157,7 @@ def slow_disk(found: Evidence) -> Seen | None:
             "keys": ("dataloader_prefetch_factor=16",),
         }
     return Seen(
-        f"{_waiting(found)}; {read}, 100 MB/s and more are usual",
+        f"{_waiting(step)}; {read}, 100 MB/s and more are usual",
         gain=_without_waiting(found),
         numbers={**_numbers(found), "tokens_read_per_second": rate or 0.0},
         **changes,
@@ -207,7 +207,7 @@ def slow_copies(found: Evidence) -> Seen | None:
     step = found.step
     if step is None or not found.on_gpu:
         return None
-    unpinned, held_up = found.planned("loader.pin_memory") is False, _copies_hold_up(found)
+    unpinned, held_up = found.planned("loader.pin_memory") is False, _copies_hold_up(step)
     if not unpinned and not held_up:
         return None
     rate = ""
@@ -219,7 +219,7 @@ def slow_copies(found: Evidence) -> Seen | None:
         "keys": (),
     }
     return Seen(
-        f"{found.who('loader.pin_memory')}{rate}; {_waiting(found)}",
+        f"{found.who('loader.pin_memory')}{rate}; {_waiting(step)}",
         severity="warning" if held_up else "note",
         gain=_without_waiting(found) if held_up else None,
         numbers={**_numbers(found), "copy": step.of("copy")},
@@ -233,10 +233,7 @@ def _makes_batches(found: Evidence) -> bool:
     return streaming or found.padded or found.planned("data.tokenize") == "late"
 
 
-def _copies_hold_up(found: Evidence) -> bool:
-    step = found.step
-    if step is None:
-        return False
+def _copies_hold_up(step: StepAnatomy) -> bool:
     if copies_set_the_pace(step):
         return True
     waited = step.of("data_wait")
@@ -250,10 +247,7 @@ def _waits(found: Evidence) -> bool:
     return step is not None and is_worth_telling(step.of("data_wait"), step)
 
 
-def _waiting(found: Evidence) -> str:
-    step = found.step
-    if step is None:
-        return "no step was timed"
+def _waiting(step: StepAnatomy) -> str:
     waited = _idle(step)
     return f"the device waits {span(waited)} of {span(step.wall)} ({percent(waited / step.wall)})"
 

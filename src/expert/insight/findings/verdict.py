@@ -53,7 +53,7 @@ def judge_step(found: Evidence) -> Verdict:
     step = found.step
     if step is None or step.wall <= 0:
         return _unreported(found)
-    pinned = found.run.planned("loader.pin_memory") is not False
+    pinned = found.planned("loader.pin_memory") is not False
     waits = feeding_verdict(step, kind=found.feed_kind, workers=found.workers, pinned=pinned)
     return waits or _memory(found, step) or _host(found, step) or _computing(found, step)
 
@@ -181,7 +181,7 @@ def _memory(found: Evidence, step: StepAnatomy) -> Verdict | None:
     what = "blocks are checkpointed because memory is short"
     gains: tuple[Gain, ...] = ()
     if short:
-        share = found.run.planned("kernels.checkpointing") == "full"
+        share = found.planned("kernels.checkpointing") == "full"
         factor = NOT_RECOMPUTED if share else 1 + (NOT_RECOMPUTED - 1) / 2
         reckoned = f"measured: checkpointing all blocks costs {NOT_RECOMPUTED:g}x"
         gains = (Gain(what="room for all activations", factor=factor, reckoned=reckoned),)
@@ -213,7 +213,7 @@ def is_starved(step: StepAnatomy) -> bool:
 
 def _host(found: Evidence, step: StepAnatomy) -> Verdict | None:
     """The device waits for the host, which stops to read from it or launches too slowly."""
-    if not found.run.on_gpu:
+    if not found.on_gpu:
         return None
     use = step.gpu_utilization
     dry = step.ran_dry
@@ -233,12 +233,13 @@ def _host(found: Evidence, step: StepAnatomy) -> Verdict | None:
             gains=gains,
         )
     tokens = f" with {step.tokens:,.0f} tokens each" if step.tokens else ""
+    fix, overrides = launch_fix(found)
     return Verdict(
         kind="launch-bound",
         sentence=f"launch-bound: the device runs dry {seen}: steps of {span(step.wall)}{tokens} "
         "are too small for the time it takes to launch them.",
-        fix=launch_fix(found)[0],
-        overrides=launch_fix(found)[1],
+        fix=fix,
+        overrides=overrides,
         gains=gains,
     )
 
@@ -252,25 +253,25 @@ def launch_fix(found: Evidence) -> tuple[str, tuple[str, ...]]:
     """More work per launch first, then fewer launches: the fix in words, and as `--set` keys."""
     micro = found.amount("batch.micro_batch")
     sequences = found.amount("batch.sequences_per_update")
-    alone = found.run.planned("data.packing") == "none"
+    alone = found.planned("data.packing") == "none"
     if found.asked("batch.micro_batch") and micro and sequences and micro < sequences:
         fix = "training.config.micro_batch_size"
         return f"{fix}: auto", (f"{fix}=auto",)
-    if alone and found.run.planned("model.name") != "char-gpt":
+    if alone and found.planned("model.name") != "char-gpt":
         return "training.config.packing: true", ("training.config.packing=true",)
-    if found.run.planned("kernels.cuda_graphs") is False and not found.asked("kernels.cuda_graphs"):
+    if found.planned("kernels.cuda_graphs") is False and not found.asked("kernels.cuda_graphs"):
         key = "training.config.use_cuda_graphs"
         return f"{key}: true", (f"{key}=true",)
     rows = max(16, int(2 * (found.amount("batch.examples_per_update") or 1)))
     other = "torch_compile_mode: reduce-overhead"
-    if found.run.planned("kernels.compile") is False:
+    if found.planned("kernels.compile") is False:
         other = "torch_compile: true"
     key = "training.config.batch_size"
     return f"{key}: {rows}, or {other}", (f"{key}={rows}",)
 
 
 def padding_fix(found: Evidence) -> str:
-    if found.run.planned("data.packing") == "none":
+    if found.planned("data.packing") == "none":
         return "training.config.packing: true"
     return "training.config.max_seq_length: smaller, or more rows per step (batch_size)"
 
@@ -294,7 +295,7 @@ def _computing(found: Evidence, step: StepAnatomy) -> Verdict:
     if found.wasted is not None:
         good = f"compute-bound, but {percent(found.wasted)} of what is computed is padding."
         fix = padding_fix(found)
-    crowded = found.crowded if not found.run.on_gpu else None
+    crowded = found.crowded if not found.on_gpu else None
     if crowded is not None:
         good = "compute-bound, on crowded cores."
         more = (
@@ -303,9 +304,9 @@ def _computing(found: Evidence, step: StepAnatomy) -> Verdict:
         fix = free_cores_fix(*crowded)
         if found.wasted is not None:
             more += f"; {percent(found.wasted)} of what is computed is padding"
-    device = "GPU" if found.run.on_gpu else "CPU"
+    device = "GPU" if found.on_gpu else "CPU"
     sentence = f"{good} The {device} computes {busy} of a step's {span(step.wall)}{rate}{more}"
-    if found.run.on_gpu and step.mfu:
+    if found.on_gpu and step.mfu:
         card = found.gpu_fact("name") or "the card"
         sentence += f", which is {percent(step.mfu)} of the peak of {card} (MFU)"
         sentence += f"; the peak is {times(1 / step.mfu)} away"

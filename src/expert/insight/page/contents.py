@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from expert.core.version import __version__
-from expert.insight.findings.finding import Finding, worst_first
+from expert.insight.findings.finding import Finding
 from expert.insight.ladder.ladder import Ladder
 from expert.insight.ladder.table import headline
 from expert.insight.outcome import Outcome
@@ -41,8 +41,9 @@ class Report:
 
     run: RunFacts
     verdict: Verdict
-    learning: Outcome | None = None
+    learning: Outcome
     findings: tuple[Finding, ...] = ()
+    """Worst first."""
     ladder: Ladder | None = None
     others: tuple[RunFacts, ...] = ()
     made: float = field(default_factory=time.time)
@@ -104,7 +105,7 @@ def _heads(report: Report) -> list[_Head]:
         of = f" of {run.total_steps:,.0f}" if run.total_steps else ""
         done = f"after step {run.updates:,.0f}{of}" if run.updates else "before its first step"
         heads.append(_Head("Ending", UNFINISHED[run.state], f"The run ended {done}."))
-    if learning is not None and learning.kind != "unknown":
+    if learning.kind != "unknown":
         heads.append(_Head("Learning", learning.kind, learning.sentence))
     return [*heads, _Head("Speed", str(report.verdict.kind), _sentence(report))]
 
@@ -132,10 +133,9 @@ def _tone(report: Report) -> Tone:
     """The colour of the header: by how the run ended, else by the worst finding."""
     run, learning = report.run, report.learning
     severities = [finding.severity for finding in report.findings]
-    diverged = learning is not None and learning.kind == "diverged"
-    if run.state in ("failed", "gone") or diverged or "error" in severities:
+    if run.state in ("failed", "gone") or learning.kind == "diverged" or "error" in severities:
         return "error"
-    learns = learning is None or learning.is_good or learning.kind == "unknown"
+    learns = learning.is_good or learning.kind == "unknown"
     if "warning" in severities or not learns or run.state == "stopped":
         return "warning"
     if Validated(run.record.verdict or {}).gate is False:
@@ -151,7 +151,7 @@ def _sentence(report: Report) -> str:
     rest = report.verdict.sentence.removeprefix(report.verdict.kind).lstrip(":, ")
     rest = rest[:1].upper() + rest[1:]
     of_speed = [one for one in report.findings if one.name not in ABOUT_LEARNING]
-    bad = worst_first([one for one in of_speed if one.severity in ("error", "warning")])
+    bad = [one for one in of_speed if one.severity in ("error", "warning")]
     if bad and rest.startswith("Good. "):
         return f"{rest.removeprefix('Good. ')} To fix: {bad[0].title}."
     return rest
@@ -167,7 +167,7 @@ def _reasons(report: Report) -> str:
         state += " It is not validated yet: run expert validate."
     if run.record.outdated:
         state += f" validation.json {run.record.outdated}; run expert validate again."
-    fixes = [fix for fix in (learning.fix if learning else "", verdict.fix) if fix]
+    fixes = [fix for fix in (learning.fix, verdict.fix) if fix]
     fix = f"What to do: {'; '.join(fixes)}." if fixes else ""
     gains = "; ".join(str(gain) for gain in verdict.gains)
     gain = f"Expected gain: {gains}." if gains else ""

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from expert.core.files import open_regular
-from expert.core.links import LinkRefused
 from expert.core.rundir import found_again
-from expert.core.stored_json import BadFile, parse_json, read_stored_json
+from expert.core.stored_json import object_in, parse_json
 from expert.core.text import count, counted, gib
 from expert.insight.event_text import planned_value
 from expert.insight.page.blocks import (
@@ -31,8 +30,6 @@ from expert.insight.record import RunRecord
 Fact = tuple[str, str]
 FIRST_EDGE = 16
 """First bin of the histogram in statistics.json: at most 16 tokens; each next edge is doubled."""
-MAX_BYTES = 1_000_000
-"""Larger statistics files are not read."""
 SHOWN_REJECTS = 5
 SHOWN_FILES = 100
 _COLUMN = re.compile(r"(\w+)='([^']*)'")
@@ -63,7 +60,7 @@ def data_sections(run: RunFacts) -> list[PageSection]:
 
 def _prepared(record: RunRecord, folder: str, splits: str, place: int) -> Iterator[Block]:
     there = next((path for path in candidates(record, folder) if path.is_dir()), None)
-    facts = read_small_json(there / "statistics.json") if there is not None else {}
+    facts = object_in(there / "statistics.json") if there is not None else {}
     if there is None or not facts:
         why = "no longer exists" if there is None else "has no readable statistics.json"
         yield Words(text=f"{folder} {why}, so its numbers are unknown.", tone="note")
@@ -82,7 +79,7 @@ def _prepared(record: RunRecord, folder: str, splits: str, place: int) -> Iterat
 
 def _recipe(recipe: Path) -> Iterator[Fact]:
     """The settings that determined the tokens."""
-    for name, value in read_small_json(recipe).items():
+    for name, value in object_in(recipe).items():
         text = ("yes" if value else "no") if isinstance(value, bool) else value
         if name == "columns":
             # Column names by their role; roles without a column are empty.
@@ -100,14 +97,6 @@ def candidates(record: RunRecord, folder: str) -> list[Path]:
     then = output if isinstance(output, str) and output else "runs"
     now = record.folder.resolve().parent
     return [found_again(folder, runs_then=then, runs_now=now), now / folder]
-
-
-def read_small_json(path: Path) -> Mapping[str, Any]:
-    """The object in a small file; empty if missing, damaged or too large."""
-    try:
-        return mapping(read_stored_json(path, max_bytes=MAX_BYTES))
-    except (OSError, BadFile, LinkRefused):
-        return {}
 
 
 def _data_cards(facts: Mapping[str, Any]) -> Iterator[Tile]:
@@ -232,7 +221,7 @@ def _data_keys(run: RunFacts) -> Iterator[Fact]:
 
 def _results(run: RunFacts) -> list[Block]:
     """The files of the finished expert as listed in DONE."""
-    files = read_small_json(run.record.folder / "final" / "DONE")
+    files = object_in(run.record.folder / "final" / "DONE")
     if not files:
         missing = Words(text="final/DONE is missing, so there are no hashes.", tone="note")
         return [missing] if run.state == "finished" else []

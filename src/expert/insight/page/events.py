@@ -56,7 +56,7 @@ def event_sections(run: RunFacts) -> list[PageSection]:
     timed = [
         (event, at)
         for event, at in zip(run.record.events, run.clock, strict=True)
-        if str(event.get("event")) in LANES
+        if event["event"] in LANES
     ]
     if not timed:
         return _kernels(run)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from expert.core.text import count, counted, duration, gib, loss, percent, times
-from expert.insight.findings.finding import Finding, worst_first
-from expert.insight.page.blocks import Block, Folded, Grid, PageSection, Tile, Tiles, Words
+from expert.insight.findings.finding import Finding
+from expert.insight.page.blocks import Block, Grid, PageSection, Tile, Tiles, Words
 from expert.insight.page.facts import RunFacts, number
 from expert.insight.page.validation import Validated
 
@@ -29,17 +29,10 @@ def numbers_section(run: RunFacts) -> PageSection:
 
 
 def finding_sections(findings: Sequence[Finding]) -> list[PageSection]:
-    """The findings, worst first; good ones are folded."""
+    """The findings, worst first; no section if there are none."""
     if not findings:
         return []
-    ordered = worst_first(list(findings))
-    bad = [finding for finding in ordered if finding.severity != "good"]
-    good = [finding for finding in ordered if finding.severity == "good"]
-    inside: list[Block] = [_grid(bad) if bad else Words(text="No issues found.", tone="good")]
-    if good:
-        title = f"{counted(len(good), 'check')} passed"
-        inside.append(Folded(title=title, inside=(_grid(good),)))
-    return [PageSection(name="findings", title="Findings", inside=tuple(inside))]
+    return [PageSection(name="findings", title="Findings", inside=(_grid(findings),))]
 
 
 def _grid(findings: Sequence[Finding]) -> Grid:

@@ -6,10 +6,8 @@ dominate; anything a run did not record is None.
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
@@ -131,8 +129,8 @@ class LogLine:
 class Anatomy:
     """Both views; `step` is None if no step finished."""
 
-    run: RunTimes
-    step: StepAnatomy | None
+    run: RunTimes = RunTimes()
+    step: StepAnatomy | None = None
     lines: Sequence[LogLine] = field(default=(), repr=False)
 
     @cached_property
@@ -235,14 +233,13 @@ def finite(value: object) -> float | None:
 
 
 def numbers(values: list[Any]) -> list[float | None]:
-    """Every value as a finite number or None; fast in the usual cases, all numbers or none."""
+    """Every value as a finite number or None; fast in the usual cases, all numbers or none. Files
+    hold no NaN."""
     kinds = set(map(type, values))
     if kinds <= {type(None)}:
         return values
-    if kinds <= {float, int}:
-        with suppress(OverflowError):  # an integer of 400 digits
-            if all(map(math.isfinite, values)) and -MOST < min(values) <= max(values) < MOST:
-                return values
+    if kinds <= {float, int} and -MOST < min(values) <= max(values) < MOST:
+        return values
     return [finite(value) for value in values]
 
 
@@ -264,7 +261,7 @@ def run_times(events: Sequence[Event], usual_update: float = 0.0) -> RunTimes:
     sums = dict.fromkeys(_PARTS.values(), 0.0)
     for event in events:
         kind = event.get("event")
-        if isinstance(kind, str) and kind in _PARTS:
+        if kind in _PARTS:
             seconds = number(event, "seconds") or 0.0
             sums[_PARTS[kind]] += max(0.0, seconds - usual_update * (kind == "compiled"))
     ended = [e for e in events if e.get("event") == "finished"]

@@ -94,8 +94,7 @@ def _keep(bench: Benchmark, ladder: Ladder) -> None:
     except OSError as error:  # the result matters more than remembering it
         bench.watcher.not_remembered(f"{error.filename}: {error.strerror}")
     else:
-        if kept is not None:
-            bench.watcher.remembered(kept)
+        bench.watcher.remembered(kept)
 
 
 def new_folder(request: BenchmarkRequest) -> Path:
@@ -133,11 +132,12 @@ def write_result(ladder: Ladder, file: Path) -> list[Path]:
     return list(texts)
 
 
-def remember(bench: Benchmark, ladder: Ladder) -> Path | None:
-    """Store the best settings for later plans; the file, or None if nothing was measured."""
+def remember(bench: Benchmark, ladder: Ladder) -> Path:
+    """Store the best settings for later plans, and return the file."""
     won, plan = bench.standing.result, bench.standing.plan
-    if won is None or won.measured is None or plan is None:
-        return None
+    assert won is not None, "the first setting that was measured is kept"
+    assert won.measured is not None
+    assert plan is not None
     settings = {path: attrgetter(path)(plan) for path in tried_paths(ladder)}
     if "batch.micro_batch" in settings:
         settings["batch.micro_batch"] = won.measured.micro_batch

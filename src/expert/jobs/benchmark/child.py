@@ -31,7 +31,14 @@ from expert.run.open import open_planned
 from expert.run.session.execute import Through, attempt
 from expert.run.session.failures import failure_of, nothing_left
 from expert.run.session.recover import change_over
-from expert.run.session.session import Start, copied, model_of, open_session, release_memory
+from expert.run.session.session import (
+    Session,
+    Start,
+    copied,
+    model_of,
+    open_session,
+    release_memory,
+)
 from expert.run.session.short_run import WITHOUT_PAUSES
 from expert.run.session.start import announce
 from expert.telemetry.cpu import busy_seconds, cores_seen, own_seconds
@@ -43,7 +50,6 @@ if TYPE_CHECKING:
     import torch
 
     from expert.planning.run_plan import RunPlan
-    from expert.run.session.session import Session
     from expert.telemetry.gpu import GpuSampler
     from expert.telemetry.meter import Meter
 

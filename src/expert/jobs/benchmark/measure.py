@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any
 from expert.core.errors import ExpertError, ManifestError
 from expert.core.files import write_text_atomically
 from expert.core.version import __version__
-from expert.insight.ladder.ladder import FILE, STAND, Ladder, Measured, crowded, doubts_of
+from expert.insight.ladder.ladder import (
+    FILE,
+    STAND,
+    Ladder,
+    Measured,
+    SettingResult,
+    crowded,
+    doubts_of,
+)
 from expert.insight.ladder.pairs import Paired, spread_of
 from expert.jobs.benchmark.compare import Timed, Timing
 from expert.jobs.benchmark.pace import TRAINING_SHARE, Clock, pace_of
@@ -38,7 +46,6 @@ from expert.run.open import open_run
 from expert.run.smollm2 import provide_model
 
 if TYPE_CHECKING:
-    from expert.insight.ladder.ladder import SettingResult
     from expert.manifest.reader import ReadManifest
     from expert.planning.run_plan import RunPlan
 

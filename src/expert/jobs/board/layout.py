@@ -75,10 +75,9 @@ def _document(title: str, body: Markup, scripts: Sequence[str] = ()) -> str:
     return f"<!DOCTYPE html>\n{tag('html', head, body, lang='en')}\n"
 
 
-def live(view: View, address: str, names: Sequence[str] | None = None) -> Markup:
+def live(view: View, address: str) -> Markup:
     """A view's elements, which the script keeps up to date."""
-    shown = view.html("order").split() if names is None else names
-    inside = [Markup(view.html(name)) for name in shown]
+    inside = [Markup(view.html(name)) for name in view.html("order").split()]
     return tag("div", *inside, id="parts", data_live=address, data_seen=view.seen)
 
 

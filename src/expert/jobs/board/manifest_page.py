@@ -21,7 +21,7 @@ from expert.insight.page.html import block_html
 from expert.insight.page.markup import Markup, joined, tag
 from expert.insight.page.plan import plan_section
 from expert.insight.record import RunRecord
-from expert.insight.step.anatomy import Anatomy, RunTimes
+from expert.insight.step.anatomy import Anatomy
 from expert.jobs.board.actions import NotDone, environment
 from expert.jobs.board.job_pages import log_html, output_lines
 from expert.jobs.board.layout import button, page
@@ -224,10 +224,7 @@ def _summary(plan: dict[str, Any]) -> list[Tiles | Words]:
 
 
 def _plan(plan: dict[str, Any]) -> PageSection:
-    record = RunRecord(folder=Path(), manifest={}, plan=plan, environment={}, events=(),
-                       damaged_lines=0, validation=None)  # fmt: skip
-    anatomy = Anatomy(run=RunTimes(), step=None)
-    return plan_section(RunFacts(record=record, anatomy=anatomy, state=""))
+    return plan_section(RunFacts(record=RunRecord(plan=plan), anatomy=Anatomy(), state=""))
 
 
 def rows_html(manifest: Path) -> Markup:

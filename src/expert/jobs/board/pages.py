@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from starlette.concurrency import run_in_threadpool
-from starlette.responses import HTMLResponse, JSONResponse, StreamingResponse
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from expert.core.rundir import RunFolder
@@ -21,7 +21,7 @@ from expert.jobs.board.actions import (
     stop_run,
     trainer_of,
 )
-from expert.jobs.board.board import board_of, body_of, stream
+from expert.jobs.board.board import Board, board_of, body_of, stream
 from expert.jobs.board.chat import question_in
 from expert.jobs.board.chat_page import ChatView, chat_page, chats_page
 from expert.jobs.board.job_pages import JobView, job_page, start_page
@@ -41,9 +41,6 @@ from expert.run.stored.choose_checkpoint import states
 
 if TYPE_CHECKING:
     from starlette.requests import Request
-    from starlette.responses import Response
-
-    from expert.jobs.board.board import Board
 
 Opening = tuple[str, Callable[[], Any]]
 """The key of a view, and how to create it."""

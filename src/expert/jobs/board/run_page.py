@@ -10,14 +10,14 @@ from typing import Any
 from expert.core.errors import ExpertError
 from expert.core.rundir import RunFolder
 from expert.core.text import counted, times
-from expert.insight.findings.finding import Finding, worst_first
+from expert.insight.findings.finding import Finding
 from expert.insight.page.blocks import Figure, Page, PageSection, Words
 from expert.insight.page.comparison import comparison_section
-from expert.insight.page.contents import Report, make_page
+from expert.insight.page.contents import make_page
 from expert.insight.page.curves import learning_section, speed_sections
 from expert.insight.page.facts import RunFacts
 from expert.insight.page.html import section_html
-from expert.insight.page.markup import Markup, joined, tag
+from expert.insight.page.markup import Markup, tag
 from expert.insight.record import RunRecord, record_of
 from expert.insight.step.anatomy import dissect
 from expert.jobs.board.actions import StartedCommand
@@ -28,7 +28,7 @@ from expert.jobs.board.places import FoundPlace
 from expert.jobs.board.reader import EventReader
 from expert.jobs.board.summaries import Summaries, Summary
 from expert.jobs.diagnose.diagnose import diagnose_record
-from expert.jobs.report import facts_of
+from expert.jobs.report import facts_of, report_of
 
 STATUS_SHARE, CURVES_SHARE, WHOLE_SHARE = 0.0015, 0.0025, 0.0015
 """Shares of a core for the numbers on top, the curves, and the diagnosis with the rest."""
@@ -110,9 +110,7 @@ class RunView(View):
 
     def _all(self) -> dict[str, str]:
         diagnosis = diagnose_record(self.record())
-        report = Report(run=facts_of(diagnosis), verdict=diagnosis.verdict,
-                        learning=diagnosis.learning, findings=diagnosis.findings)  # fmt: skip
-        made = make_page(report)
+        made = make_page(report_of(diagnosis))
         parts = {"verdict": _verdict(made, sampled=self._reader.sampled)}
         for section in made.sections:
             if section.name == "findings":
@@ -223,16 +221,7 @@ def _verdict(made: Page, *, sampled: bool) -> Markup:
 
 def findings_html(findings: Sequence[Finding]) -> Markup:
     """Findings, worst first; fixes that change the manifest can be copied."""
-    ordered = worst_first(list(findings))
-    bad = [_finding(one) for one in ordered if one.severity != "good"]
-    good = [one for one in ordered if one.severity == "good"]
-    inside: list[Markup] = bad or [tag("p", "No issues found.", class_="words tone-good")]
-    if good:
-        lines = [tag("li", tag("i", "✓"), joined(one.title, " – ", one.evidence),
-                     class_="tone-good") for one in good]  # fmt: skip
-        summary = tag("summary", f"{counted(len(good), 'check')} passed")
-        inside.append(tag("details", summary, tag("ul", *lines, class_="checks")))
-    grid = tag("div", *inside, class_="grid")
+    grid = tag("div", *map(_finding, findings), class_="grid")
     return tag("section", tag("h2", "Findings"), grid, id="findings")
 
 

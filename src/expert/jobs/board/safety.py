@@ -74,9 +74,6 @@ class Guard:
 
         from expert.jobs.board.layout import plain_page
 
-        if scope["type"] == "lifespan":
-            await self.app(scope, receive, send)
-            return
         if scope["type"] != "http":
             return
         headers = {key.decode("latin-1"): value.decode("latin-1") for key, value in

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import EXIT_OK, EXIT_USAGE, ExpertError
@@ -72,8 +73,6 @@ def check(
     memory: GpuMemory | None = None,
 ) -> Check:
     """Check everything. `replan` reads the manifest again with further overrides."""
-    from pathlib import Path
-
     here = machine or describe_machine(read.folder if read is not None else Path())
     opened = plan = band = None
     if read is None:
@@ -91,7 +90,10 @@ def check(
         tell("the data")
         facts = check_data(opened)
         found += [*facts.findings, *_disk(plan, target)]
-        found += [*_device(opened.read, plan), *_configuration(opened, facts, replan)]
+        asked = opened.read.manifest.training.config.device
+        if asked == "cuda" and plan.kernels.device != "cuda":
+            found.append(looked_at("cuda-asked", "device: cuda"))
+        found += _configuration(opened, facts, replan)
         band = expected(plan, target)
         found += _length(plan, band)
         found += _remarks(plan, found)
@@ -157,12 +159,6 @@ def _remarks(plan: RunPlan, others: Sequence[Finding]) -> list[Finding]:
     ]
     overruled = [remark.text for remark in plan.remarks if remark.kind == "superseded"]
     return [*found, looked_at("overruled", "; ".join(overruled))] if overruled else found
-
-
-def _device(read: ReadManifest, plan: RunPlan) -> list[Finding]:
-    asked = read.manifest.training.config.device == "cuda"
-    missing = asked and plan.kernels.device != "cuda"
-    return [looked_at("cuda-asked", "device: cuda")] if missing else []
 
 
 def _configuration(

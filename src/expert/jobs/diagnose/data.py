@@ -117,16 +117,12 @@ def _why_not_prepared(line: Line) -> str:
 def _prepared(line: Line) -> DataFacts | None:
     """Exact counts of the prepared tokens; None if they are not packed yet."""
     from expert.data.splits import prepare_splits
-    from expert.data.tokens.statistics import DocumentStatistics
 
     plan, data = line.plan, prepare_splits(line)
     if data is None:
         return None
     split = data.train
-    total = DocumentStatistics()
-    for prepared in split.folders:
-        total = total.plus(prepared.statistics)
-    over = split.index.overlong
+    total, over = split.statistics, split.index.overlong
     held = data.validation is not None and data.validation.folders == split.folders
     held_out = " (those held out for validation among them)" if held else ""
     findings = [
@@ -302,13 +298,12 @@ def _storage(plan: RunPlan, files: Sequence[Path]) -> list[Finding]:
     """Read speed of the prepared tokens if there are any, else of the manifest's files."""
     cache = Path(plan.data.cache) if plan.data.cache else None
     prepared = sorted(cache.glob("tokens-*/*.arrow")) if cache and cache.is_dir() else []
-    speed = read_speed(prepared or files)
-    if speed is None or speed.megabytes_per_second is None:
+    found = read_speed(prepared or files)
+    if found is None:
         return []
-    rate, cached = speed.megabytes_per_second, speed.how == "through the cache"
+    size, seconds, how = found
+    rate, cached = size / 1e6 / seconds, how == "through the cache"
     more = " (out of the page cache: the disk itself was not measured)" if cached else ""
-    evidence = f"{rate:,.0f} MB/s, {speed.bytes / 1e6:.0f} MB read {speed.how}{more}"
-    numbers = {"megabytes_per_second": rate}
-    if rate >= SLOW_MEGABYTES or cached:
-        return [looked_at("storage", evidence, numbers=numbers)]
-    return [looked_at("slow-disk", evidence, numbers=numbers)]
+    evidence = f"{rate:,.0f} MB/s, {size / 1e6:.0f} MB read {how}{more}"
+    name = "storage" if rate >= SLOW_MEGABYTES or cached else "slow-disk"
+    return [looked_at(name, evidence, numbers={"megabytes_per_second": rate})]

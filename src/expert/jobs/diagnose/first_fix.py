@@ -93,23 +93,16 @@ def try_fix(
     name: str,
     title: str,
     overrides: tuple[str, ...],
-    model: str | None = None,
-    vram: str | None = None,
-    allow_remote_code: bool = False,
     updates: int = MEASURED_UPDATES,
     tell: Callable[[str], None] = lambda text: None,
+    **how: Any,
 ) -> TriedFix:
-    options: dict[str, Any] = {
-        "updates": SETTLING + updates,
-        "model": model,
-        "vram": vram,
-        "allow_remote_code": allow_remote_code,
-    }
+    """Measure a fix in two runs; `how`: further arguments of `short_run`."""
     tell("a short run as it is")
-    before = short_run(read(()), **options)
+    before = short_run(read(()), updates=SETTLING + updates, **how)
     gc.collect()  # the first run's model makes room for the second's
     tell(f"a short run with {' '.join(overrides)}")
-    after = short_run(read(overrides), **options)
+    after = short_run(read(overrides), updates=SETTLING + updates, **how)
     return TriedFix(
         name=name,
         title=title,

@@ -100,27 +100,13 @@ class Span:
     """Time not spent in the operators it called."""
 
 
-def profile(
-    read: ReadManifest,
-    *,
-    updates: int,
-    model: str | None = None,
-    vram: str | None = None,
-    allow_remote_code: bool = False,
-    folder: Path | None = None,
-) -> Profile:
-    """Run, profile, write the trace to profile/ next to the manifest, and sum it up."""
+def profile(read: ReadManifest, *, updates: int, folder: Path | None = None, **how: Any) -> Profile:
+    """Run, profile, write the trace to profile/ next to the manifest, and sum it up; `how`: further
+    arguments of `short_run`."""
     place = folder or read.folder / "profile"
     refuse_links(place, below=place.parent)
     looking = _Looking(updates)
-    done = short_run(
-        read,
-        updates=SETTLING + updates + 1,
-        model=model,
-        vram=vram,
-        allow_remote_code=allow_remote_code,
-        through=looking.through,
-    )
+    done = short_run(read, updates=SETTLING + updates + 1, through=looking.through, **how)
     seen = looking.finish()
     on_gpu = done.plan.kernels.device == "cuda"
     trace = (

@@ -11,7 +11,6 @@ import mmap
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -25,24 +24,9 @@ LEAST_BYTES = 2**20
 How = Literal["direct", "through the cache"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReadSpeed:
-    """What was read, and how."""
-
-    bytes: int
-    seconds: float
-    how: How
-
-    @property
-    def megabytes_per_second(self) -> float | None:
-        """Megabytes per second; None if too little was read."""
-        if self.bytes < LEAST_BYTES or self.seconds <= 0:
-            return None
-        return self.bytes / 1e6 / self.seconds
-
-
-def read_speed(files: Sequence[Path], *, seconds: float = SECONDS) -> ReadSpeed | None:
-    """Read real files for at most this long; None if there is nothing to read."""
+def read_speed(files: Sequence[Path], *, seconds: float = SECONDS) -> tuple[int, float, How] | None:
+    """Read real files for at most this long: bytes, seconds and how; None if too little was
+    read."""
     sized = sorted(((path.stat().st_size, path) for path in files if path.is_file()), reverse=True)
     total, spent, how = 0, 0.0, None
     for size, path in sized:
@@ -53,7 +37,7 @@ def read_speed(files: Sequence[Path], *, seconds: float = SECONDS) -> ReadSpeed 
         except OSError:
             continue
         total, spent, how = total + count, spent + took, how or way
-    return ReadSpeed(bytes=total, seconds=spent, how=how) if how is not None and total else None
+    return (total, spent, how) if how is not None and total >= LEAST_BYTES else None
 
 
 def _read_one(path: Path, seconds: float, most: int) -> tuple[int, float, How]:

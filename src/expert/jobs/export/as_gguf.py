@@ -13,6 +13,7 @@ from expert.data.template.templates import NamedTemplate
 from expert.jobs.export.chat_format import jinja_of
 from expert.jobs.export.checks import CannotExport
 from expert.jobs.export.comparison import Difference, Expected, compare, in_words, logits_of
+from expert.jobs.export.exported import Exported, ExportRequest, Kind
 from expert.jobs.export.gguf_file.adapter import refuse_adapter, write_adapter
 from expert.jobs.export.gguf_file.architecture import (
     Family,
@@ -30,23 +31,15 @@ from expert.jobs.export.gguf_file.file import (
 )
 from expert.jobs.export.gguf_file.vocabulary import Vocabulary, vocabulary
 from expert.jobs.export.model_card import languages
-from expert.jobs.export.modelfile import (
-    BASE_FILE,
-    MODELFILE,
-    base_file,
-    context_length,
-    modelfile,
-)
+from expert.jobs.export.modelfile import BASE_FILE, MODELFILE, base_file, context_length, modelfile
 from expert.jobs.export.portable_base import portable_base
 from expert.jobs.export.quality import Quality, QualityCheck
-from expert.jobs.export.request import ExportRequest
 from expert.jobs.sample.decoding import end_tokens, settle_decoding
 from expert.manifest.schema.kinds import ADAPTERS
 from expert.manifest.schema.manifest import CHAR_GPT
 from expert.planning.plan import folder_name
 
 if TYPE_CHECKING:
-    from expert.jobs.export.exported import Exported, Kind
     from expert.planning.run_plan import RunPlan
     from expert.run.stored.load import Trained
 

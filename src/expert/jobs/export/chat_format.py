@@ -7,12 +7,10 @@ import json
 from typing import TYPE_CHECKING, NamedTuple
 
 from expert.data.records import DataError, Turn
-from expert.data.template.templates import NamedTemplate
+from expert.data.template.templates import NamedTemplate, Template
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from expert.data.template.templates import Template
 
 _FIRST = "loop.first or (loop.index0 == 1 and messages[0]['role'] == 'system')"
 

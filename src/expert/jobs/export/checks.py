@@ -13,12 +13,11 @@ from expert.core.errors import ExpertError
 from expert.core.room import no_room, said_no_room
 from expert.core.text import as_word, counted
 from expert.jobs.export.exported import Kind
-from expert.jobs.validate.saved_verdict import read_verdict
+from expert.jobs.validate.saved_verdict import SavedVerdict, read_verdict
 from expert.manifest.schema.manifest import CHAR_GPT
 
 if TYPE_CHECKING:
     from expert.core.rundir import RunFolder
-    from expert.jobs.validate.saved_verdict import SavedVerdict
     from expert.planning.run_plan import RunPlan
     from expert.run.stored.choose_checkpoint import Choice
 

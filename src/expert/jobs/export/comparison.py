@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.data.records import Segment
-from expert.jobs.export.card_code import keeps_adapter_dtype
+from expert.jobs.export.card_code import Asking, keeps_adapter_dtype
 from expert.jobs.export.portable_base import COPY
 from expert.jobs.sample.sample import prompt_text
 from expert.manifest.schema.kinds import QUANTISED
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from expert.jobs.export.card_code import Asking
     from expert.jobs.export.exported import Kind
     from expert.planning.run_plan import RunPlan
     from expert.run.stored.load import Trained

@@ -23,13 +23,7 @@ from expert.jobs.export.as_gguf import (
 )
 from expert.jobs.export.card_code import asked_as
 from expert.jobs.export.chat_format import jinja_of
-from expert.jobs.export.checks import (
-    CannotExport,
-    gate_remark,
-    naming,
-    refuse_place,
-    settle_kind,
-)
+from expert.jobs.export.checks import CannotExport, gate_remark, naming, refuse_place, settle_kind
 from expert.jobs.export.comparison import (
     CHECKED_TEXTS,
     TOLERANCE,
@@ -43,13 +37,12 @@ from expert.jobs.export.comparison import (
     logits_of_trained,
 )
 from expert.jobs.export.engines import problems
-from expert.jobs.export.exported import Exported
+from expert.jobs.export.exported import Exported, ExportRequest
 from expert.jobs.export.gguf_file.types import UNQUANTISED
 from expert.jobs.export.model_card import Known, model_card
 from expert.jobs.export.portable_base import copy_base, hub_reference, portable_base
 from expert.jobs.export.push import write_origin
 from expert.jobs.export.quality import ROWS
-from expert.jobs.export.request import ExportRequest
 from expert.jobs.sample.decoding import (
     DecodingSettings,
     end_tokens,

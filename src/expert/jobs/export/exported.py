@@ -1,4 +1,4 @@
-"""The result of an export, and how far it is from the trained model."""
+"""What is exported, and the result."""
 
 from __future__ import annotations
 
@@ -6,10 +6,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from expert.jobs.export.quality import ROWS, Quality
+
 if TYPE_CHECKING:
-    from expert.jobs.export.quality import Quality
+    import torch
+
+    from expert.core.rundir import RunFolder
+    from expert.planning.run_plan import RunPlan
+    from expert.run.stored.choose_checkpoint import Choice
 
 Kind = Literal["adapter", "merged", "model"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportRequest:
+    folder: RunFolder
+    plan: RunPlan
+    choice: Choice
+    kind: Kind
+    dtype: str
+    device: torch.device
+    gguf: str = ""
+    """The type of a GGUF file, `lora` for an adapter; "" for other exports."""
+    judged_rows: int = ROWS
 
 
 @dataclass(frozen=True, kw_only=True)

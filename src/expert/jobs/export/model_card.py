@@ -12,7 +12,7 @@ from expert.core.install import how_to_get_it
 from expert.core.secrets import redacted
 from expert.core.text import counted, in_markdown, loss, visible
 from expert.core.version import __version__
-from expert.jobs.export.card_code import loading_code
+from expert.jobs.export.card_code import Asking, loading_code
 from expert.jobs.export.engines import ModelServer, engines, gguf_commands
 from expert.jobs.export.modelfile import base_file
 from expert.jobs.export.portable_base import PortableBase, portable_base
@@ -21,7 +21,6 @@ from expert.planning.plan import folder_name
 
 if TYPE_CHECKING:
     from expert.core.events import Event
-    from expert.jobs.export.card_code import Asking
     from expert.jobs.export.exported import Exported
     from expert.jobs.validate.saved_verdict import SavedVerdict
     from expert.planning.run_plan import RunPlan
@@ -52,6 +51,7 @@ class Known(NamedTuple):
 def model_card(plan: RunPlan, done: Exported, known: Known) -> str:
     """The card as Markdown, with the YAML header that model hubs read."""
     base = portable_base(plan.model, needed=done.kind == "adapter")
+    tolerance = f" (tolerance {done.tolerance:.1%})" if done.tolerance is not None else ""
     parts = [
         _head(plan, done, base, known.manifest),
         f"# {in_markdown(plan.expert)}\n",
@@ -65,7 +65,7 @@ def model_card(plan: RunPlan, done: Exported, known: Known) -> str:
         "Losses are sums over all tokens trained on, divided once. The logits of this export, "
         f"loaded as above ({_dtype(plan, done)}), were compared with those of the trained model on "
         f"{done.texts} texts: their root mean square difference is {done.share:.2%} of their "
-        f"spread{_tolerance(done)}, the largest {done.largest_difference:.3g}.\n",
+        f"spread{tolerance}, the largest {done.largest_difference:.3g}.\n",
         *_quality(done),
         *(f"Note: {in_markdown(_portable(warning, done))}\n" for warning in done.warnings()),
         f"Made with Expert {__version__} ({how_to_get_it()}).\n",
@@ -110,12 +110,6 @@ def _usage(plan: RunPlan, done: Exported, base: PortableBase, known: Known) -> l
 def _commands(servers: Sequence[ModelServer]) -> str:
     lines = [line for one in servers for line in (f"# {one.server}: {one.asked}", one.command)]
     return "\n".join(["```bash", *lines, "```", ""])
-
-
-def _tolerance(done: Exported) -> str:
-    if done.tolerance is None:
-        return ""
-    return f" (tolerance {done.tolerance:.1%})"
 
 
 def _quality(done: Exported) -> list[str]:

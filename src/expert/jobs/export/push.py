@@ -19,7 +19,7 @@ from expert.core.errors import EXIT_UNAVAILABLE, Damaged, ExpertError
 from expert.core.install import NAME
 from expert.core.interrupts import Interrupted
 from expert.core.publish import DONE, damage
-from expert.core.rundir import weights_of
+from expert.core.rundir import RunFolder, weights_of
 from expert.core.secrets import redacted
 from expert.core.stored_json import object_in
 from expert.core.text import as_word
@@ -31,7 +31,6 @@ from expert.jobs.validate.saved_verdict import read_verdict
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
-    from expert.core.rundir import RunFolder
     from expert.run.stored.choose_checkpoint import Choice
 
 ORIGIN = "export.json"
@@ -89,8 +88,9 @@ def write_origin(
     (target / ORIGIN).write_text(redacted(text) + "\n", encoding="utf-8")
 
 
-def check_push(repository: str) -> None:
-    """Raise if a push would be refused, before minutes are spent on an export."""
+def check_push(repository: str) -> HfApi:
+    """The client of the hub; raises if a push would be refused, before minutes are spent on an
+    export."""
     if not _REPOSITORY.fullmatch(repository):
         raise CannotPush(
             f"--push: {repository!r} is not the name of a repository  (write user/name or "
@@ -99,6 +99,7 @@ def check_push(repository: str) -> None:
     api = _hub_client()
     with _in_words(repository):
         api.whoami()
+    return api
 
 
 def refuse_unfit(folder: Path, *, allow_failed: bool) -> None:
@@ -139,9 +140,8 @@ def push(
     refuse_unfit(folder, allow_failed=allow_failed)
     files = contents(folder)
     try:
-        check_push(repository)
+        api = check_push(repository)
         list_files(files)
-        api = _hub_client()
         with _in_words(repository):
             _tried(
                 lambda: api.create_repo(repository, private=not public, exist_ok=True), tell=tell

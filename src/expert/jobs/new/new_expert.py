@@ -29,14 +29,7 @@ from expert.data.read.rows import FORMATS, suffix_format
 from expert.data.read.sources import Source, iterate, resolve_sources
 from expert.data.records import BadRow, DataError, Dropped, Example, Row
 from expert.jobs.new.row_lengths import LengthChoice, choose_length, measure_rows
-from expert.jobs.new.starters import (
-    STARTERS,
-    BaseOfNew,
-    Starter,
-    calling,
-    manifest_of,
-    readme_of,
-)
+from expert.jobs.new.starters import STARTERS, BaseOfNew, Starter, calling, manifest_of, readme_of
 from expert.judging.domain import NAMES
 from expert.manifest.reader import read_manifest
 from expert.manifest.schema.dataset import DatasetSpec, FieldMapping

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from expert.data.plain_text import FirstRow
     from expert.data.template.templates import Template
 
-
 Begin = Callable[[str, bool], None]
 """Called before the first token with the prompt and whether it is continued as plain text."""
 
@@ -165,13 +164,10 @@ def _offered(first: FirstRow, file: Path | None, *, continues: bool) -> tuple[st
     ]
 
 
-def prompt_text(
-    template: Template, prompt: str, *, system: str = "", plain: bool = False, tools: str = ""
-) -> str:
-    """The model's input: a conversation up to where the answer starts, or plain text."""
+def prompt_text(template: Template, prompt: str, *, plain: bool = False, tools: str = "") -> str:
+    """The model's input: a question up to where the answer starts, or plain text."""
     if not plain:
-        turns = [Turn("system", system)] if system else []
-        return template.prompt([*turns, Turn("user", prompt)], tools)
+        return template.prompt([Turn("user", prompt)], tools)
     segments: list[Segment] = template.segments(Example(text=prompt))
     whole = "".join(segment.text for segment in segments)
     return whole[: whole.rindex(prompt) + len(prompt)]  # without the end token of training

@@ -15,12 +15,7 @@ from expert.core.text import duration, gib
 from expert.jobs.serve.answers import Reply
 from expert.jobs.serve.engine import AnswerEngine, Asked, Finished, RequestError, Stopped
 from expert.jobs.serve.models import as_listed
-from expert.jobs.serve.requests import (
-    ChatRequest,
-    TextRequest,
-    checked,
-    read_json,
-)
+from expert.jobs.serve.requests import ChatRequest, TextRequest, checked, read_json
 
 if TYPE_CHECKING:
     from starlette.requests import Request

@@ -21,12 +21,11 @@ from expert.core.errors import ExpertError
 from expert.core.text import counted, duration
 from expert.data.records import Segment, Turn
 from expert.jobs.sample.answer_writer import AnswerWriter
-from expert.jobs.sample.decoding import end_tokens, stop_texts
+from expert.jobs.sample.decoding import DecodingSettings, end_tokens, stop_texts
 from expert.jobs.sample.sample import prompt_text
 from expert.jobs.serve.lane import AnswerRow, Lane
 
 if TYPE_CHECKING:
-    from expert.jobs.sample.decoding import DecodingSettings
     from expert.jobs.serve.models import ServedModel
 
 QUEUE = 256

@@ -15,13 +15,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from expert.jobs.sample.answer_steps import CACHE_SHARE, ENDLESS, MOST_ROWS, FixedSteps, Speaker
+from expert.jobs.sample.answer_steps import (
+    CACHE_SHARE,
+    ENDLESS,
+    MOST_ROWS,
+    FixedSteps,
+    Speaker,
+    Steps,
+)
 from expert.jobs.sample.token_choice import Penalty, drawn, row_draws, seen_tokens
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from expert.jobs.sample.answer_steps import Steps
     from expert.jobs.sample.answer_writer import AnswerWriter
     from expert.jobs.sample.decoding import DecodingSettings
 

@@ -62,8 +62,6 @@ def bound(host: str, port: int) -> socket.socket:
                 f"port {port} is in use by another program  (--port NUMBER; 0 takes a free one)"
             ) from None
         raise CannotServe(f"{host}:{port}: {error.strerror}  (--host, --port)") from None
-    except OverflowError:
-        raise CannotServe(f"--port {port}: ports are at most 65535") from None
 
 
 def address_of(listening: socket.socket) -> str:

@@ -25,13 +25,12 @@ from expert.core.rundir import RunFolder
 from expert.jobs.validate.answering import GivenAnswer, answer_all
 from expert.jobs.validate.models import load_state
 from expert.jobs.validate.row_losses import BatchSums, batch_sums
-from expert.run.stored.load import pick_device, read_plan
+from expert.run.stored.load import Trained, pick_device, read_plan
 
 if TYPE_CHECKING:
     from expert.data.records import Example
     from expert.jobs.sample.decoding import DecodingSettings
     from expert.run.stored.choose_checkpoint import Choice
-    from expert.run.stored.load import Trained
 
 
 def main() -> None:

@@ -23,8 +23,8 @@ from expert.core.files import open_regular
 from expert.core.process import Child, how_it_ended
 from expert.jobs.validate.answering import GivenAnswer, answer_all
 from expert.jobs.validate.row_losses import mean_losses, row_losses
-from expert.run.stored.choose_checkpoint import BASE
-from expert.run.stored.load import load_base, load_trained
+from expert.run.stored.choose_checkpoint import BASE, Choice
+from expert.run.stored.load import Trained, load_base, load_trained
 
 if TYPE_CHECKING:
     import torch
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from expert.jobs.sample.decoding import DecodingSettings
     from expert.jobs.validate.held_out import Run
     from expert.planning.run_plan import RunPlan
-    from expert.run.stored.choose_checkpoint import Choice
-    from expert.run.stored.load import Trained
     from expert.training.evaluation import EvalResult
 
 Tell = Callable[[int, int], None]

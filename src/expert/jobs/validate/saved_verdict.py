@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.hashed import state_of
-from expert.core.rundir import outdated
+from expert.core.rundir import RunFolder, outdated
 from expert.core.stored_json import read_object
 from expert.core.text import counted, loss
 from expert.judging.gate import MIN_ACCURACY
 
 if TYPE_CHECKING:
-    from expert.core.rundir import RunFolder
     from expert.jobs.validate.test_sets import TestSet
     from expert.run.stored.choose_checkpoint import Choice
 

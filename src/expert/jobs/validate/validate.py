@@ -15,7 +15,13 @@ from expert.core.rundir import weights_of
 from expert.jobs.sample.decoding import DecodingSettings, settle_decoding
 from expert.jobs.validate.answering import GivenAnswer
 from expert.jobs.validate.held_out import Run, learnt_cases, refuse_rows_of_the_baseline
-from expert.jobs.validate.models import ModelsHere, models_on_cards
+from expert.jobs.validate.models import (
+    ModelHere,
+    ModelOnCards,
+    ModelsHere,
+    ModelsOnCards,
+    models_on_cards,
+)
 from expert.jobs.validate.requirements import CannotValidate, JudgeChoice, Requirements, way_of
 from expert.jobs.validate.saved_verdict import place_for
 from expert.jobs.validate.test_sets import TestSet, as_written, data_folder, find_test_set
@@ -35,7 +41,7 @@ from expert.judging.judge_command import Scored, score_all
 from expert.judging.oracles.open_text import OPEN_KIND
 from expert.judging.oracles.oracle import Judgement, wrong
 from expert.judging.score import Comparison, compare
-from expert.run.stored.choose_checkpoint import BASE, choose, states
+from expert.run.stored.choose_checkpoint import BASE, Choice, choose, states
 from expert.run.stored.load import base_remark, pick_device, read_plan
 from expert.run.stored.locate import find_expert
 
@@ -43,9 +49,7 @@ if TYPE_CHECKING:
     import torch
 
     from expert.data.records import Example
-    from expert.jobs.validate.models import ModelHere, ModelOnCards, ModelsOnCards
     from expert.judging.cases import Case
-    from expert.run.stored.choose_checkpoint import Choice
     from expert.training.evaluation import EvalResult
 
     AskedModel = ModelHere | ModelOnCards

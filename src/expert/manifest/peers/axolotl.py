@@ -62,6 +62,8 @@ def read_axolotl(work: Migration) -> None:
     signs = [key for key in SIGNS if key in work.root]
     if "rows of a list" in work.seen:
         signs.append("datasets")
+    if work.is_whole:  # micro_batch_size is ours
+        signs = []
     if len(signs) > 1:
         _total_batch(work)
     _batches(work, signs)
