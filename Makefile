@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo experts test slow-test llama-test fault-test soak-test fuzz gpu-test tracker-test bench-data \
+.PHONY: help demo experts test docs-test slow-test llama-test fault-test soak-test fuzz gpu-test tracker-test bench-data \
 	check fix clean
 
 help:            ## list the targets
@@ -42,6 +42,9 @@ experts: $(READY)     ## train and validate all four examples with `tiny`; about
 test: $(READY)        ## the test suite: CPU only, offline, minutes
 	@# Each worker takes a run of neighbouring files, whose trained runs are then made once.
 	@$(BIN)/python -m pytest -q -n auto --dist worksteal
+
+docs-test: $(READY)   ## every command that the documents show, and what they say it prints; half a minute
+	@$(BIN)/python -m pytest -q -n auto -m 'documents and not slow' tests/test_command_blocks.py
 
 slow-test: $(READY)   ## long tests, new examples for every property, real models
 	@HYPOTHESIS=search $(BIN)/python -m pytest -q -n auto -m 'not gpu and not fault and (slow or hypothesis)'

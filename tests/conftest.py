@@ -93,15 +93,8 @@ FORKED = {"parallel", "benchmark", "test_training_signals.py", "test_signals_any
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest first: following the documents takes half a minute, and at the end of the tests
-    one worker would wait for it. Then what one worker had better do: it starts that process once.
-    """
-    items.sort(
-        key=lambda item: (
-            item.path.name != "test_command_blocks.py",
-            FORKED.isdisjoint(item.path.parts),
-        )
-    )
+    """First what one worker had better do: it starts that process once."""
+    items.sort(key=lambda item: FORKED.isdisjoint(item.path.parts))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

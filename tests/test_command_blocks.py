@@ -186,6 +186,7 @@ def runnable(document: Path, *, slow: bool) -> bool:
     return any("slow" not in block.notes for block in run)
 
 
+@pytest.mark.documents
 @pytest.mark.parametrize(
     "document", [path for path in DOCUMENTS if runnable(path, slow=False)], ids=named
 )

@@ -280,9 +280,9 @@ def test_a_changed_config_of_the_base_is_refused(whole, tmp_path):
 
 
 def test_what_failures_have_changed_can_be_resumed(whole, tmp_path):
-    """A run in bf16 whose checkpoint says that a failure has chosen that, and its micro-batch."""
-    values = {"kernels.precision": "bf16", "kernels.attention": "eager", "batch.micro_batch": 2}
-    chosen = ("bf16=true", "attention=eager", "micro_batch_size=2")
+    """A run whose checkpoint says that failures have chosen its attention and micro-batch."""
+    values = {"kernels.attention": "eager", "batch.micro_batch": 2}
+    chosen = ("attention=eager", "micro_batch_size=2")
     fell_back = run(whole[0], overrides=tuple(f"training.config.{each}" for each in chosen)).folder
     copy = copied(fell_back, tmp_path / "copy")
     write_hashed(copy / "manifest.json", (whole[1] / "manifest.json").read_text())
