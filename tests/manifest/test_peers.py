@@ -262,6 +262,15 @@ def test_packed_sequences_are_counted_in_tokens_and_rows_as_rows():
     assert (ours.config.batch_size, ours.config.micro_batch_size) == (4, 2)
 
 
+def test_words_of_other_trainers_in_a_whole_manifest_change_nothing():
+    whole = "base_model: tiny\ntraining: {dataset: a.jsonl, config: {epochs: 3}}\n"
+    before = read(whole).manifest.training.config
+    for more in ("stage: beta\n", "config: {epochs: 2, note: x}\n"):
+        assert read(whole + more).manifest.training.config == before
+    flat = read("model_name: tiny\ndataset: a.jsonl\nmax_steps: 100\nepochs: 1\n")
+    assert flat.manifest.training.config.epochs == 1
+
+
 @each(
     ("more", "tokens"),
     [

@@ -62,7 +62,7 @@ def test_an_answer_of_no_weight_is_read_and_not_learnt(template, mask):
         ({"train": "no"}, wording("train-no-true-false")),
         ({"images": ["x.png"]}, wording("field-images-not-understood")),
         ({"tools": [{"name": "add"}]}, wording("field-tools-not-read")),
-        ({"functions": "[]"}, wording("field-functions-not-read")),
+        ({"functions": '[{"name": "add"}]'}, wording("field-functions-not-read")),
         ({"content": [{"type": "image", "text": ""}, {"text": "a"}]}, wording("part-of-an-image")),
         ({"content": [{"type": "thinking", "text": "hm"}]}, wording("part-of-thinking")),
         ({"train_detail": [{"train": False}]}, "messages[2]: the field 'train_detail' is not"),
@@ -157,8 +157,10 @@ def test_fields_that_are_not_read_are_known():
 def test_prepared_messages_of_an_earlier_reading_are_not_taken_for_these():
     assert str(MESSAGES) == (
         "Columns(kind='messages', instruction='', input='', response='', system='', text='', "
-        "messages='messages', read=5)"
+        "messages='messages', read=4)"
     )
+    asked = [{"prompt": TALK[:1], "completion": TALK[1:]}]
+    assert str(understand_columns(ColumnSurvey.of(asked))).endswith("read=5)")
     row = {"instruction": "a", "output": "b"}
     assert str(understand(list(row), row)) == (
         "Columns(kind='instruction', instruction='instruction', input='', response='output', "

@@ -295,6 +295,26 @@ def test_rows_that_were_put_together_wrongly_are_warned_about(example, sentence)
 @each(
     "example",
     [
+        talk("a", '[{"from": "Berlin", "value": "3"}, {"from": "Rome", "value": "9"}]'),
+        talk("a", '[{"role": "admin", "content": "all"}]'),
+        talk("a", "<p><s>old</s> new <s>old</s>"),
+        Example(talk("a", '{"name": "Berlin", "arguments": 3}').turns, tools=WEATHER),
+        Example((Turn("system", 'Use the "weather" tool.'), *talk("a", "b").turns), tools=WEATHER),
+    ],
+)
+def test_healthy_rows_that_look_a_little_like_them_are_not(example):
+    assert told_of(example) == ""
+
+
+def test_one_input_that_is_the_word_none_is_no_placeholder():
+    odd = talk("Translate.\n\nInput:\nNone", "Keine")
+    assert told_of(odd) != ""
+    assert told_of(odd, others=40) == ""
+
+
+@each(
+    "example",
+    [
         talk("MÃE, MAÇÃ, «château», “ă”", "Â"),
         talk("User: Hi.\nAssistant: Hello.\n\nSum up this conversation.", "a"),
         talk("The human: and the assistant:", "a"),

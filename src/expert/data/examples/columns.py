@@ -130,7 +130,10 @@ class Columns:
         later = ("tools", "history", "label", "json_values", "structured", "read_anew")
         shown = (*names, *(name for name in later if getattr(self, name)))
         fields = [f"{name}={getattr(self, name)!r}" for name in shown]
-        fields += [f"read={MESSAGES_READ}"] if self.kind == "messages" or self.talks else []
+        if self.talks or (self.kind == "messages" and self.response):
+            fields += [f"read={MESSAGES_READ}"]
+        elif self.kind == "messages":
+            fields += ["read=4"]  # what 5 changed is not in conversations of one column
         return f"Columns({', '.join(fields)})"
 
     def used(self) -> dict[str, str]:

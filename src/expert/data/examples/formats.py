@@ -167,12 +167,13 @@ def _joined_once(
     if any(turn.role == "user" and turn.text.strip() not in users for turn in before):
         raise UnfitRow(f"column {answered_in!r}: it holds another conversation than {asked_in!r}")
     has_system = any(turn.role == "system" for turn in after)
-    context = {turn.text.strip() for turn in before if turn.role == "assistant"}
-    last = len(after) - 1
-    repeated = [
-        replace(turn, learn=turn.learn and (place == last or turn.text.strip() not in context))
-        for place, turn in enumerate(after)
-    ]
+    said = [(turn.role, turn.text.strip()) for turn in before if turn.role != "system"]
+    repeated, place = [], 0
+    for turn in after:
+        is_context = place < len(said) and said[place] == (turn.role, turn.text.strip())
+        place = place + is_context if turn.role != "system" else place
+        context = is_context and turn.role == "assistant"
+        repeated.append(replace(turn, learn=False) if context else turn)
     return [*([] if has_system else [t for t in before if t.role == "system"]), *repeated]
 
 

@@ -146,7 +146,9 @@ def known_role(name: Any, where: str = "") -> Role:
 
 def _refuse_fields(message: Mapping[str, Any], where: str) -> None:
     for field in message:
-        if field not in NOT_BUILT or message[field] in (None, "", [], {}):
+        value = message[field]
+        text = value.strip() if isinstance(value, str) else value
+        if field not in NOT_BUILT or text in (None, "", [], {}, "[]", "{}", "null"):
             continue
         if field in TOOL_COLUMNS:
             raise UnfitRow(

@@ -11,6 +11,7 @@ from expert.core.text import counted, some_of
 from expert.data.examples.messages import decoded_messages
 from expert.data.examples.tools import has_nulls, has_tools, left_out, tool_names
 from expert.data.records import Example, Segment
+from expert.manifest.schema.message_names import ROLES
 
 SHOWN_PLACES = 5
 SHOWN_KINDS = 20
@@ -38,6 +39,7 @@ _PLACEHOLDER = re.compile(
     r"|(?:(?<=:\n)|\A)(?:nan|NaN|<NA>)\Z"
     r"|(?:(?<=\n\nInput:\n)|(?<=\n\nContext:\n))(?:None|null|NULL|N/A|<noinput>|No input)\.?\Z"
 )
+_WORDS = ("None", "null", "NULL", "N/A")
 # UTF-8 that was decoded as Windows-1252 (ü, é, ’), and bytes that could not be decoded.
 _MISREAD = re.compile("\ufffd|Ã[¡-ª¬-º¼-¿Ÿœ]|â€[™œ˜¦¢\u009d]")
 _LONG_ENOUGH = 20
@@ -69,7 +71,13 @@ def remnants_in(example: Example) -> list[str]:
     """Markers of prompt templates, then unfilled placeholders, each once."""
     texts = [example.text, *(turn.text for turn in example.turns)]
     patterns = (_MARKER, _PLACEHOLDER)
-    matches = (each for pattern in patterns for text in texts for each in pattern.findall(text))
+    matches = (
+        each
+        for pattern in patterns
+        for text in texts
+        for each in pattern.findall(text)
+        if each != "</s>" or text.lstrip().rfind("<s>") <= 0  # else it is HTML
+    )
     return list(dict.fromkeys(matches))
 
 
@@ -81,7 +89,7 @@ def _doubts_about(example: Example) -> Iterator[str]:
     requests = [turn.text for turn in turns if turn.role == "user"]
     if any(_ASKS.match(text) and _TO_BE_ANSWERED.search(text.rstrip()[-20:]) for text in requests):
         yield _ONE_TURN
-    if any(decoded_messages(turn.text) for turn in turns if turn.role in ("user", "assistant")):
+    if any(_is_conversation(t.text) for t in turns if t.role in ("user", "assistant")):
         yield _AS_JSON
     pairs = ((asked.text.strip(), told) for asked, told in pairwise(turns) if asked.role == "user")
     if any(
@@ -90,12 +98,19 @@ def _doubts_about(example: Example) -> Iterator[str]:
     ):
         yield _REPEATED
     answers = (turn for turn in turns if turn.role == "assistant")
-    if example.tools and any(_CALLS.match(turn.text) for turn in answers):
+    quoted = [f'"{name}"' for name in tool_names((), example.tools)] if example.tools else []
+    if any(_CALLS.match(turn.text) and any(q in turn.text for q in quoted) for turn in answers):
         yield _CALLS_AS_TEXT
-    if example.tools and turns[0].role == "system":
-        names = tool_names((), example.tools)
-        if all(re.search(rf"([\"']){re.escape(name)}\1", turns[0].text) for name in names):
+    if quoted and turns[0].role == "system":
+        text = turns[0].text.replace("'", '"')
+        if '"name"' in text and all(name in text for name in quoted):  # not a mere mention
             yield _TWICE
+
+
+def _is_conversation(text: str) -> bool:
+    """Messages as JSON text; other lists may have keys like theirs, but other roles."""
+    found = decoded_messages(text) or []
+    return bool(found) and all(str(each.get("role", each.get("from"))) in ROLES for each in found)
 
 
 @dataclass
@@ -152,6 +167,8 @@ class TextWarnings:
         lines = []
         together: dict[tuple[str, int, str], list[str]] = {}  # markers of the same rows
         for marker, found in sorted(self.remnants.items(), key=lambda each: -each[1].count):
+            if marker.rstrip(".") in _WORDS and 20 * found.count < self.examples:
+                continue  # an input may be the word
             kind = "template remnant" if _MARKER.fullmatch(marker) else "placeholder"
             together.setdefault((kind, found.count, found.where), []).append(marker)
         groups = list(together.items())

@@ -83,12 +83,14 @@ def _move_config(work: Migration) -> None:
         ("decoding", Decoding.model_fields.__contains__),
     ):
         item = work.root.get(section, Item(None))
-        if any(is_setting(key) for key in item.fields()):
+        if any(is_setting(key) for key in item.fields()) and not work.section("training").get(
+            section
+        ):
             del work.root[section]
             home = work.section("training", section)
             for key, entry in item.fields().items():
-                is_section = isinstance(entry.value, dict)
-                name = key if is_section else CONFIG_ALIASES.get(key, key)
+                is_alias = section == "config" and not isinstance(entry.value, dict)
+                name = CONFIG_ALIASES.get(key, key) if is_alias else key
                 work.place(home, name, entry, f"training.{section}.{name}")
 
 

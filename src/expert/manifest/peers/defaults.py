@@ -16,7 +16,7 @@ def put_default(
     config = work.config.fields() if work.config is not None else {}
     home = f"training.config.{key}"
     written = [*work.root, *work.section("training"), *config]
-    if home not in map(home_of, written) and not work.is_override:
+    if home not in map(home_of, written) and not work.is_override and not work.is_whole:
         item = Item(None, key) if at is None else at
         work.root[key] = beside(item, value)
         work.read_as(item, f"{home}: {value} ({text})")
@@ -47,7 +47,7 @@ def steps_overrule_epochs(work: Migration, zone: Entries) -> None:
     """Where max_steps alone ends a run: here the epochs may end it first, so there must be enough
     of them. An epoch has at least one step."""
     limit = zone.get("max_steps", Item(None))
-    if number_in(limit) <= 0:
+    if number_in(limit) <= 0 or "epochs" in zone:  # a key of ours: whichever is reached first
         return
     for key in [key for key in zone if home_of(key) == "training.config.epochs"]:
         item = zone.pop(key)

@@ -36,7 +36,8 @@ _OTHER_PLACES = ("ms_hub_url", "om_hub_url", "script_url", "cloud_file_name")
 
 
 def read_llama_factory(work: Migration, folder: Path) -> None:
-    signs = [sign for sign in SIGNS if sign in work.root]
+    # In a whole manifest `stage` describes the expert.
+    signs = [sign for sign in SIGNS if sign in work.root and not work.is_whole]
     _stage(work)
     if not signs:
         return

@@ -100,7 +100,8 @@ def _schedule(work: Migration, steps: Item) -> None:
     name, given = (schedule.get(key) or Item(None) for key in ("name", "arguments"))
     numbers = given.plain() if isinstance(given.value, list) else []
     kinds = (int, float)
-    if name.value not in _SCHEDULES or not all(type(each) in kinds for each in numbers):
+    known = isinstance(name.value, str) and name.value in _SCHEDULES
+    if not known or not all(type(each) in kinds for each in numbers):
         what = f"{shown(schedule.plain())} is not a schedule that is known here"
         work.problem(schedule, what, "write lr_scheduler: linear, cosine or constant")
         return
@@ -120,11 +121,7 @@ def _schedule(work: Migration, steps: Item) -> None:
     warmup = schedule.get("warmup") or beside(schedule, 0)
     work.root["warmup_steps"] = warmup
     decays = numbers[length] if len(numbers) > length else None
-    if (
-        decays is not None
-        and type(steps.value) is int
-        and decays + (warmup.value or 0) < steps.value
-    ):
+    if decays is not None and type(steps.value) is int and decays + number_in(warmup) < steps.value:
         work.report("warning", given, "the learning rate falls until the end of the run")
 
 
