@@ -100,12 +100,12 @@ def _schedule(work: Migration, steps: Item) -> None:
     name, given = (schedule.get(key) or Item(None) for key in ("name", "arguments"))
     numbers = given.plain() if isinstance(given.value, list) else []
     kinds = (int, float)
-    known = isinstance(name.value, str) and name.value in _SCHEDULES
-    if not known or not all(type(each) in kinds for each in numbers):
+    schedule_kind = _SCHEDULES.get(name.value) if isinstance(name.value, str) else None
+    if schedule_kind is None or not all(type(each) in kinds for each in numbers):
         what = f"{shown(schedule.plain())} is not a schedule that is known here"
         work.problem(schedule, what, "write lr_scheduler: linear, cosine or constant")
         return
-    kind, last, length = _SCHEDULES[name.value]
+    kind, last, length = schedule_kind
     at = beside(schedule, None)
     work.root["lr_scheduler"] = beside(at, kind)
     work.read_as(schedule, f"training.config.lr_scheduler: {kind}")
