@@ -234,6 +234,26 @@ def test_logits_that_are_no_numbers_are_never_let_pass():
     assert not compare([good, good], [bad, good]).within(torch.inf)
 
 
+def test_logits_are_computed_without_tf32_that_a_run_has_allowed():
+    allowed = []
+
+    class Model:
+        def head(self) -> torch.Tensor:
+            return torch.zeros(1)
+
+        def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
+            allowed.append(torch.get_float32_matmul_precision())
+            return torch.zeros(1, tokens.shape[1], 3)
+
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        logits_of(Model(), [1, 2])
+        assert (allowed, torch.get_float32_matmul_precision()) == (["highest"], "high")
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 def test_rounding_everywhere_passes_and_one_wrong_row_of_the_head_does_not():
     generator = torch.Generator().manual_seed(1)
     logits = [torch.randn(40, 5000, generator=generator) for _ in range(3)]

@@ -262,6 +262,14 @@ def test_packed_sequences_are_counted_in_tokens_and_rows_as_rows():
     assert (ours.config.batch_size, ours.config.micro_batch_size) == (4, 2)
 
 
+@each("schedule", ["{name: [a]}", '{name: cosine_decay, warmup: "9", arguments: [1.0e-5, 9, 0]}'])
+def test_a_schedule_of_mlx_with_odd_values_is_a_problem_with_its_line(schedule):
+    text = f"model: tiny\ndata: d\niters: 200\nlr_schedule: {schedule}\n"
+    with pytest.raises(ManifestError) as refused:
+        read(text)
+    assert [problem.line for problem in refused.value.problems] == [4]
+
+
 def test_words_of_other_trainers_in_a_whole_manifest_change_nothing():
     whole = "base_model: tiny\ntraining: {dataset: a.jsonl, config: {epochs: 3}}\n"
     before = read(whole).manifest.training.config

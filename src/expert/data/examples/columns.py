@@ -133,7 +133,9 @@ class Columns:
         if self.talks or (self.kind == "messages" and self.response):
             fields += [f"read={MESSAGES_READ}"]
         elif self.kind == "messages":
-            fields += ["read=4"]  # what 5 changed is not in conversations of one column
+            fields += [
+                "read=4"
+            ]  # as before, but for rows refused now
         return f"Columns({', '.join(fields)})"
 
     def used(self) -> dict[str, str]:

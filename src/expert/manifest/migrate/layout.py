@@ -83,9 +83,8 @@ def _move_config(work: Migration) -> None:
         ("decoding", Decoding.model_fields.__contains__),
     ):
         item = work.root.get(section, Item(None))
-        if any(is_setting(key) for key in item.fields()) and not work.section("training").get(
-            section
-        ):
+        is_missing = not work.section("training").get(section)
+        if is_missing and any(is_setting(key) for key in item.fields()):
             del work.root[section]
             home = work.section("training", section)
             for key, entry in item.fields().items():
