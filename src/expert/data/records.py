@@ -93,6 +93,11 @@ class Turn:
     """Whether an answer is trained on."""
     extra: str = ""
     """Other fields of the message as JSON, such as tool calls or the id of the call it answers."""
+    in_prompt: bool = False
+    """An answer inside the request: trained on only where the prompt is."""
+
+    def is_learnt(self, *, learn_prompt: bool) -> bool:
+        return self.learn and (learn_prompt or not self.in_prompt)
 
 
 @dataclass(frozen=True, slots=True)

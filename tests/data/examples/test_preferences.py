@@ -114,7 +114,9 @@ def test_answers_before_the_preferred_one_are_context():
     for row in rows:
         turns = example_in(row, preference_rows="preferred").turns
         assert [turn.text for turn in turns if turn.role == "assistant"] == [GOOD, "6"]
-        assert [turn.learn for turn in turns if turn.role == "assistant"] == [False, True]
+        answers = [turn for turn in turns if turn.role == "assistant"]
+        assert [turn.is_learnt(learn_prompt=False) for turn in answers] == [False, True]
+        assert [turn.is_learnt(learn_prompt=True) for turn in answers] == [True, True]
         assert "read=" in str(understand(list(row), row, preference_rows="preferred"))
 
 

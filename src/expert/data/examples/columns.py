@@ -133,9 +133,7 @@ class Columns:
         if self.talks or (self.kind == "messages" and self.response):
             fields += [f"read={MESSAGES_READ}"]
         elif self.kind == "messages":
-            fields += [
-                "read=4"
-            ]  # as before, but for rows refused now
+            fields += ["read=4"]  # as before, but for rows refused now
         return f"Columns({', '.join(fields)})"
 
     def used(self) -> dict[str, str]:

@@ -160,7 +160,7 @@ def _joined_once(
     """The request's turns and the answer's; answers among the request's are context, and not
     trained on. Some data sets repeat the conversation in the answer column: then it is used once,
     and must contain the requests."""
-    before = [replace(turn, learn=turn.learn and turn.role != "assistant") for turn in before]
+    before = [replace(turn, in_prompt=turn.role == "assistant") for turn in before]
     users = [turn.text.strip() for turn in after if turn.role == "user"]
     if not users:
         return [*before, *after]
@@ -172,8 +172,7 @@ def _joined_once(
     for turn in after:
         is_context = place < len(said) and said[place] == (turn.role, turn.text.strip())
         place = place + is_context if turn.role != "system" else place
-        context = is_context and turn.role == "assistant"
-        repeated.append(replace(turn, learn=False) if context else turn)
+        repeated.append(replace(turn, in_prompt=is_context and turn.role == "assistant"))
     return [*([] if has_system else [t for t in before if t.role == "system"]), *repeated]
 
 

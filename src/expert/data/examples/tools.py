@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from expert.data.records import Example, Turn, UnfitRow
@@ -151,7 +152,7 @@ def in_chatml(example: Example) -> tuple[Turn, ...]:
                 response = f"{written.pop().text}\n{response}"
             written.append(Turn("user", response))
         else:
-            written.append(Turn(turn.role, with_calls(turn), turn.learn) if turn.extra else turn)
+            written.append(replace(turn, text=with_calls(turn), extra="") if turn.extra else turn)
     return tuple(written)
 
 

@@ -6,7 +6,7 @@ import json
 import re
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from os.path import commonprefix
 from typing import Any
@@ -381,7 +381,7 @@ def _without_thoughts(turn: Turn) -> Turn:
     if turn.role != "assistant" or "</think>" not in turn.text:
         return turn
     said = turn.text.rpartition("</think>")[2].lstrip("\n")
-    return Turn(turn.role, said, turn.learn, turn.extra)
+    return replace(turn, text=said)
 
 
 def _filled(parts: _Parts, texts: list[str]) -> str:

@@ -246,9 +246,11 @@ def as_learnt(
 ) -> list[Segment]:
     """Adjust segments in which all answers are marked: train on the prompt too if asked, and not on
     answers that are excluded."""
-    if all(turn.learn for turn in turns):
+    learnt = [turn.is_learnt(learn_prompt=learn_prompt) for turn in turns]
+    if all(learnt):
         return learn_all(segments) if learn_prompt else segments
-    wanted = iter([turn.learn for turn in turns if turn.role == "assistant"])
+    answers = zip(turns, learnt, strict=True)
+    wanted = iter([is_learnt for turn, is_learnt in answers if turn.role == "assistant"])
     marked = [
         Segment(segment.text, next(wanted) if segment.learn else learn_prompt)
         for segment in segments

@@ -251,7 +251,8 @@ def _cases(example: Example, row: Row, name: str) -> tuple[Case, ...]:
     answers = [
         place
         for place, turn in enumerate(turns)
-        if turn.role == "assistant" and turn.learn and place and turns[place - 1].role in _ASK
+        if turn.role == "assistant" and turn.is_learnt(learn_prompt=False)
+        if place and turns[place - 1].role in _ASK
     ]
     domain = values["domain"] if isinstance(values.get("domain"), str) else ""
     own = domain, _check(values.get("check"), row)
