@@ -1,14 +1,17 @@
-"""Requests that `expert serve` answers in a second, beside llama.cpp's server on the same machine.
+"""Requests per second of `expert serve`, next to llama.cpp and `transformers serve`.
 
-    expert export RUN --to FOLDER --gguf f16
-    python benchmarks/serving.py --run RUN --rows FILE --out FILE \\
-        [--gguf FOLDER/*.gguf --llama-python PYTHON] [--clients 1 100] [--count 100]
+    expert export RUN --to FOLDER --gguf f16       (for llama.cpp)
+    expert export RUN --to FOLDER --merged         (for transformers)
+    python benchmarks/serving.py --run RUN --rows FILE --out FILE --device cpu|cuda \\
+        [--gguf FOLDER/*.gguf --llama-python PYTHON] [--merged FOLDER] \\
+        [--clients 1 100] [--count 100]
 
-Clients ask at once, each again as soon as it is answered, greedily, until every prompt was asked.
-The servers take turns, several times each; medians are reported, and the CPU time of the servers,
-which says more where other programs use the machine as well. llama.cpp is served by llama-cpp-
-python (`python -m llama_cpp.server`), which answers one request after the other. Rows are JSONL
-with `instruction` and `input`. Answers of both are compared with those of `expert sample`.
+Each client sends its next request as soon as the last one is answered, greedily, until every prompt
+was sent. The servers take turns, several times each; medians are reported, and the CPU time of the
+servers, which says more if other programs use the machine as well. llama.cpp is served by
+llama-cpp-python (`python -m llama_cpp.server`), which answers one request after the other;
+`transformers serve` uses continuous batching. Rows are JSONL with `instruction` and `input`. All
+answers are compared with those of `expert sample`.
 """
 
 import argparse
@@ -31,7 +34,7 @@ from surroundings import environment
 from expert.core.files import write_text_atomically
 from expert.jobs.sample.sample import Conversation, ready
 
-PORTS = {"expert": 18431, "llama.cpp": 18432}
+PORTS = {"expert": 18431, "llama.cpp": 18432, "transformers": 18433}
 ROUNDS = 3
 PATIENCE_SECONDS = 180
 
@@ -46,13 +49,19 @@ def prompts(file: Path, count: int) -> list[str]:
 def commands(args: argparse.Namespace) -> dict[str, list[str]]:
     """What starts each server."""
     expert = [sys.executable, "-m", "expert", "serve", f"demo={args.run}", "--quiet"]
-    found = {"expert": [*expert, "--device", "cpu", "--port", str(PORTS["expert"])]}
+    found = {"expert": [*expert, "--device", args.device, "--port", str(PORTS["expert"])]}
     if args.gguf:
         llama = [str(args.llama_python), "-m", "llama_cpp.server", "--model", str(args.gguf)]
         options = {"model_alias": "demo", "n_ctx": 1024, "port": PORTS["llama.cpp"]}
         options |= {"interrupt_requests": False, "n_threads": args.threads}
         more = [str(word) for name, value in options.items() for word in (f"--{name}", value)]
         found["llama.cpp"] = [*llama, *more]
+    if args.merged:
+        port = str(PORTS["transformers"])
+        words = ["serve", str(args.merged), "--device", args.device, "--port", port]
+        if args.device == "cuda":  # paged attention needs a GPU
+            words.append("--continuous-batching")
+        found["transformers"] = [sys.executable, "-m", "transformers.cli.transformers", *words]
     return found
 
 
@@ -77,9 +86,9 @@ def started(command: list[str], port: int) -> Iterator[psutil.Process]:
             process.wait()
 
 
-def asked(port: int, prompt: str, most: int) -> dict[str, Any]:
+def asked(port: int, model: str, prompt: str, most: int) -> dict[str, Any]:
     """One request: its answer, its tokens and how long it took."""
-    body = {"model": "demo", "temperature": 0, "max_tokens": most}
+    body = {"model": model, "temperature": 0, "max_tokens": most}
     body |= {"messages": [{"role": "user", "content": prompt}]}
     request = urllib.request.Request(
         f"http://127.0.0.1:{port}/v1/chat/completions",
@@ -97,12 +106,12 @@ def asked(port: int, prompt: str, most: int) -> dict[str, Any]:
 
 
 def round_of(
-    server: psutil.Process, port: int, texts: list[str], clients: int, most: int
+    server: psutil.Process, port: int, model: str, texts: list[str], clients: int, most: int
 ) -> dict[str, Any]:
-    """Every prompt once, by so many clients at once."""
+    """Every prompt once, sent by this many concurrent clients."""
     with ThreadPoolExecutor(clients) as pool:
         began, used = time.perf_counter(), server.cpu_times()
-        found = list(pool.map(lambda text: asked(port, text, most), texts))
+        found = list(pool.map(lambda text: asked(port, model, text, most), texts))
         seconds, now = time.perf_counter() - began, server.cpu_times()
     cpu = now.user + now.system - used.user - used.system
     return {"seconds": seconds, "cpu_seconds": cpu, "found": found}
@@ -133,7 +142,9 @@ def main() -> None:
     reader.add_argument("--run", type=Path, required=True)
     reader.add_argument("--rows", type=Path, required=True)
     reader.add_argument("--out", type=Path, required=True)
+    reader.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     reader.add_argument("--gguf", type=Path)
+    reader.add_argument("--merged", type=Path)
     reader.add_argument("--llama-python", type=Path, default=Path(sys.executable))
     reader.add_argument("--clients", type=int, nargs="+", default=[1, 100])
     reader.add_argument("--count", type=int, default=100)
@@ -142,7 +153,7 @@ def main() -> None:
     args = reader.parse_args()
     os.environ["OMP_NUM_THREADS"] = str(args.threads)  # of the server that is started
     texts = prompts(args.rows, args.count)
-    loaded = ready(args.run, device="cpu", decoding={"max_new_tokens": args.tokens})
+    loaded = ready(args.run, device=args.device, decoding={"max_new_tokens": args.tokens})
     expected = [Conversation(loaded).ask(text).text for text in texts]
     results: dict[str, Any] = {}
     with ExitStack() as servers:
@@ -155,7 +166,8 @@ def main() -> None:
             rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in processes}
             for number in range(ROUNDS + 1):
                 for name, own in rounds.items():
-                    given = (some, clients, args.tokens)
+                    model = str(args.merged) if name == "transformers" else "demo"
+                    given = (model, some, clients, args.tokens)
                     done = round_of(processes[name], PORTS[name], *given)
                     own += [done] if number else []  # the first one warms up
             for name, own in rounds.items():
@@ -168,10 +180,9 @@ def main() -> None:
         "cores": os.cpu_count(),
         "threads": args.threads,
         "model": loaded.trained.plan.model.name,
-        "precision": {"expert": loaded.trained.plan.kernels.precision, "llama.cpp": "f16 weights"},
-        "remark": "llama.cpp behind llama-cpp-python's server, which answers one request at a time"
-        if args.gguf
-        else "llama.cpp was not measured: no --gguf",
+        "device": args.device,
+        "precision": loaded.trained.plan.kernels.precision,
+        "not_measured": [name for name in PORTS if name not in processes],
         "load_of_the_machine": os.getloadavg(),
         "memory_bytes": memory,
         "results": results,

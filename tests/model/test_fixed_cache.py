@@ -50,7 +50,7 @@ def growing(model, prompts, *, soft=None):
 
 def said(steps, count: int) -> list[torch.Tensor]:
     """The scores of some steps, each taking the likeliest token."""
-    found = [steps.scores]
+    found = [steps.scores.clone()]
     for _ in range(count):
         steps.go_on(found[-1].argmax(-1))
         found.append(steps.scores.clone())

@@ -117,28 +117,41 @@ class FixedCache:
             own.keys[rows, :, places] = layer.keys
             own.values[rows, :, places] = layer.values
 
-    def for_transformers(self) -> Any:
-        return importlib.import_module("transformers.cache_utils").Cache(layers=self.layers)
+    def for_transformers(self, rows: int) -> Any:
+        """The cache of the first `rows` rows, in the same memory."""
+        layers = [layer.first(rows) for layer in self.layers]
+        return importlib.import_module("transformers.cache_utils").Cache(layers=layers)
 
     def went_on(self) -> None:
         """Count a token that was added to every row."""
         self.filled += 1
 
     def keep(self, index: Tensor) -> None:
-        """Keep only these rows (an index may repeat). Layer by layer: a second copy of all layers
-        may not fit."""
-        self.rows = len(index)
+        """Move these rows to the front, in place."""
         for layer in self.layers:
-            layer.keys, layer.values = layer.keys[index], layer.values[index]
+            for tensor in (layer.keys, layer.values):
+                tensor[: len(index)] = tensor[index]
 
-    def reframe(self, before: int, after: int) -> None:
-        """Add positions before and after the filled ones; remove them if negative."""
+    def move(self, by: int) -> None:
+        """Move all filled positions to the right, or to the left if negative, in place."""
+        old, first = self.filled, max(0, -by)
+        for layer in self.layers:
+            for tensor in (layer.keys, layer.values):
+                tensor[:, :, first + by : old + by] = tensor[:, :, first:old].clone()
+        self.filled += by
+        self.place.add_(by)
+
+    def reallocate(self, rows: int, before: int, after: int) -> None:
+        """Memory for `rows` rows, with positions added before and after; removed if negative. Layer
+        by layer: a second copy of all layers may not fit."""
+        pad = (0, 0, before, after, 0, 0, 0, max(0, rows - self.rows))
+        for layer in self.layers:
+            layer.keys = F.pad(layer.keys[:rows], pad)
+            layer.values = F.pad(layer.values[:rows], pad)
+        self.rows = rows
         self.filled += before
         self.size += before + after
         self.place.add_(before)
-        for layer in self.layers:
-            layer.keys = F.pad(layer.keys, (0, 0, before, after))
-            layer.values = F.pad(layer.values, (0, 0, before, after))
 
     def _empty(self, keys: Tensor, values: Tensor) -> Any:
         """An empty layer, of zeros: unused positions are masked but must not be NaN."""
@@ -170,6 +183,9 @@ def _layer_class() -> Any:
             self.keys.index_copy_(2, self._place, keys)
             self.values.index_copy_(2, self._place, values)
             return self.keys, self.values
+
+        def first(self, rows: int) -> FixedLayer:
+            return FixedLayer(self.keys[:rows], self.values[:rows], self._place)
 
         def lazy_initialization(self, keys: Tensor, values: Tensor) -> None:
             """Nothing to initialise."""

@@ -84,22 +84,80 @@ def test_answers_among_others_are_those_of_expert_sample(parallel, monkeypatch):
     assert len(set(alone())) > 5, "all alike would prove nothing"
 
 
-def test_rows_join_and_leave_steps_that_are_recorded(monkeypatch):
-    """As on a card, with a stand-in for CUDA graphs."""
-    recorder = Undone()
+@pytest.fixture
+def recorder(monkeypatch: Any) -> Any:
+    """A stand-in for CUDA graphs."""
+    found: Any = Undone()
     record = answer_steps.FixedSteps._record_it
 
     def told(self: Any, *args: Any) -> None:
-        recorder.steps = self
+        found.steps = self
         record(self, *args)
 
     monkeypatch.setattr(answer_steps.FixedSteps, "_record_it", told)
-    monkeypatch.setattr(answer_steps, "recorder_of", lambda device: recorder)
-    monkeypatch.setattr(answer_steps, "ROOM", {"cpu": 6})
-    with working(parallel=6) as engine:
+    monkeypatch.setattr(answer_steps, "recorder_of", lambda device: found)
+    return found
+
+
+@contextmanager
+def as_on_a_card(**how: Any) -> Iterator[AnswerEngine]:
+    with working(**how) as engine:
         engine._lanes["demo"]._on_cpu = False
+        yield engine
+
+
+@pytest.mark.parametrize("room", [6, 40])
+def test_rows_join_and_leave_steps_that_are_captured(room, recorder, monkeypatch):
+    """With little room memory is allocated anew often, with more it is moved in place."""
+    monkeypatch.setattr(answer_steps, "ROOM", {"cpu": room})
+    with as_on_a_card(parallel=6) as engine:
+        assert all_at_once(engine) == alone()
         assert all_at_once(engine) == alone()
     assert recorder.replayed > recorder.recorded > 2
+
+
+def test_a_request_after_a_pause_uses_the_graphs_of_the_one_before(recorder, monkeypatch):
+    monkeypatch.setattr(answer_steps, "ROOM", {"cpu": 128})
+    with as_on_a_card() as engine:
+        longest = LENGTHS.index(max(LENGTHS))
+        recorded = []
+        for _ in range(3):
+            assert asyncio.run(last_of(engine, asked(longest))).text == alone()[longest]
+            recorded.append(recorder.recorded)
+    assert recorded == [1, 1, 1]
+
+
+def test_a_batch_that_shrinks_and_grows_again_captures_each_size_once(recorder, monkeypatch):
+    monkeypatch.setattr(answer_steps, "ROOM", {"cpu": 128})
+    record, captured, kept = answer_steps.FixedSteps._record_it, [], []
+
+    def told(self: Any, *args: Any) -> None:
+        kept.append(self._mask)  # so that no later one has its address
+        captured.append((self._mask.data_ptr(), self.active))
+        record(self, *args)
+
+    monkeypatch.setattr(answer_steps.FixedSteps, "_record_it", told)
+    with as_on_a_card() as engine:
+        for _ in range(2):
+            assert all_at_once(engine) == alone()
+    assert len(set(captured)) == len(captured), "never twice in the same memory"
+    sizes = {rows for _, rows in captured}
+    assert len(sizes) > 2
+    assert sizes <= {1, 2, 4, 8, 16}
+
+
+@pytest.mark.parametrize(("oversized", "is_kept"), [(1, False), (9, True)])
+def test_a_cache_for_long_rows_is_not_used_for_short_ones(
+    oversized, is_kept, recorder, monkeypatch
+):
+    monkeypatch.setattr(answer_steps, "OVERSIZED", oversized)
+    with as_on_a_card() as engine:
+        caches = []
+        for place in (10, 0):
+            assert asyncio.run(last_of(engine, asked(place))).text == alone()[place]
+            caches.append(engine._lanes["demo"]._steps._cache)
+    assert (caches[0] is caches[1]) == is_kept
+    assert caches[0].size > caches[1].size or is_kept
 
 
 @pytest.mark.parametrize("kind", ["soft", "lora+soft"])

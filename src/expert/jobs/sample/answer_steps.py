@@ -30,14 +30,21 @@ CLEAR_RECORDED_BELOW = 0.5
 ENDLESS = 2**31
 """Context of a model that does not declare one."""
 ROOM = {"cpu": 32, "cuda": 128}
-"""Tokens for which the cache is extended at a time. More of them are attended in vain, fewer are
-captured more often, which takes about as long as three uncaptured steps."""
+"""Tokens for which the cache is extended at a time, or half its length if steps are captured. More
+of them are attended in vain, fewer are captured more often, which takes about as long as three
+uncaptured steps."""
+MOVED_FROM, CUT_FROM = 0.25, 0.75
+"""A full cache whose first positions are unused is moved in place, so that graphs stay valid, if
+this share of it is unused; if less, that would be due again soon; if more, every step attends to
+many positions in vain."""
 
 
 MOST_ROWS = {"cpu": 128, "cuda": 512}
 """Largest batch. 300 answers of 25 tokens took `tiny` 4.1 s on one CPU core with 128 rows, 4.0 s
 with 64, 5.5 s with 32. On a GPU, a step of a small model takes as long for a few rows as for
 hundreds: 512 is derived from that, not measured."""
+OVERSIZED = 4
+"""A cache is not used again for rows that need less than this share of its length."""
 CACHE_SHARE = 0.4
 """Share of free memory for keys and values."""
 
@@ -177,41 +184,80 @@ class GrowingSteps:
 
 
 class FixedSteps:
-    """The same with a KV cache at a fixed address, and CUDA graphs if possible."""
+    """The same with a KV cache at a fixed address, and CUDA graphs if possible.
 
-    def __init__(self, speaker: Speaker, groups: Sequence[Group], room: int) -> None:
+    Only the first `active` rows are computed. There is a graph for each number of active rows; they
+    stay valid while rows join, leave and are moved, until memory is allocated anew.
+    """
+
+    def __init__(
+        self, speaker: Speaker, groups: Sequence[Group], room: int, *, rows: int = 0
+    ) -> None:
+        """`rows`: memory is allocated for at least so many."""
         import torch
 
         from expert.model.fixed_cache import FixedCache
 
         self._speaker, device = speaker, speaker.device
         self._record = speaker.recorder()
+        self.active = max(rows, sum(map(len, groups)))
         width = max(len(prompt) for group in groups for prompt in group) + speaker.lead
         self._most = width + room
-        self._cache = cache = FixedCache(sum(map(len, groups)), width, self._more_room(width))
+        self._cache = cache = FixedCache(self.active, width, self._more_room(width))
         self._mask = torch.zeros((cache.rows, 1, 1, cache.size), dtype=torch.bool, device=device)
         self._positions = torch.zeros((cache.rows, 1), dtype=torch.int64, device=device)
         self._tokens = torch.zeros_like(self._positions)
-        self.scores = torch.empty(0)
-        self._replay: Callable[[], None] | None = None
-        self._warm = False
-        self._past: Any = None
-        self._put(groups, range(cache.rows))
+        self._scores = torch.empty(0)
         self._forget()
+        self._put(groups, range(sum(map(len, groups))))
+
+    @property
+    def scores(self) -> Tensor:
+        """Of the next token of every active row."""
+        return self._scores[: self.active]
+
+    def suits(self, rows: int, length: int) -> bool:
+        """Whether there is memory for so many rows, and not for much longer ones: every step
+        attends to all positions, used or not."""
+        fitting = length + self._more_room(length)
+        return rows <= self._cache.rows and self._cache.size <= OVERSIZED * fitting
 
     def join(self, groups: Sequence[Group], rows: Sequence[int]) -> None:
         """Read more prompts into these finished rows, in their order."""
         width = max(len(prompt) for group in groups for prompt in group) + self._speaker.lead
-        if width > self._cache.filled:
-            self._reframe(width - self._cache.filled, self._more_room(width))
+        missing = width - self._cache.filled
+        if missing > 0 and self._record is not None and width < self._cache.size:
+            self._move(missing)
+        elif missing > 0:
+            self._reframe(missing, self._more_room(width))
         self._put(groups, rows)
 
     def make_room(self, needed: Tensor) -> None:
-        """If the cache is full, drop positions that no `needed` row uses, and extend it."""
+        """If the cache is full, drop positions that no `needed` row uses; extend it if that gains
+        little, or if graphs must not be kept."""
         if not self._cache.is_full:
             return
-        spare = int(self._mask[needed, 0, 0].int().argmax(1).min())
-        self._reframe(-spare, self._more_room(self._cache.filled - spare))
+        spare = self._spare(needed)
+        if self._record is not None and MOVED_FROM <= spare / self._cache.size <= CUT_FROM:
+            self._move(-spare)
+        else:
+            self._reframe(-spare, self._more_room(self._cache.filled - spare))
+
+    def clear(self, rows: int) -> None:
+        """Forget all rows; prompts that join next start at the first position of `rows` rows."""
+        self._move(-self._cache.filled)
+        self.active = rows
+
+    def widen(self, rows: int, needed: Tensor) -> None:
+        """Compute `rows` rows; all but the `needed` ones have no prompt yet."""
+        self.active = rows
+        if rows > self._cache.rows:
+            spare = self._spare(needed)
+            self._reframe(-spare, self._more_room(self._cache.filled - spare))
+
+    def _spare(self, needed: Tensor) -> int:
+        """Number of positions at the start that none of the `needed` rows uses."""
+        return int(self._mask[needed, 0, 0].int().argmax(1).min())
 
     def _put(self, groups: Sequence[Group], rows: Sequence[int]) -> None:
         import torch
@@ -225,9 +271,9 @@ class FixedSteps:
             own[:, cache.filled - mask.shape[1] : cache.filled] = mask.bool()
             self._mask[index, 0, 0] = own
             self._positions[index] = mask.sum(1, keepdim=True) - 1
-            if not len(self.scores):
-                self.scores = scores.new_zeros((cache.rows, scores.shape[1]))
-            self.scores[index] = scores
+            if not len(self._scores):
+                self._scores = scores.new_zeros((cache.rows, scores.shape[1]))
+            self._scores[index] = scores
             first += len(group)
             del past  # before the next group's cache is allocated
 
@@ -238,72 +284,91 @@ class FixedSteps:
     def go_on(self, tokens: Tensor) -> None:
         if self._cache.is_full:
             self._reframe(0, self._more_room(self._cache.filled))
-        self._tokens.copy_(tokens[:, None])
-        if self._replay is None and self._record is not None and self._warm:
+        self._tokens[: self.active].copy_(tokens[:, None])
+        if self.active in self._warm and self._record is not None:
             self._record_it(self._record)
-        if self._replay is not None:
-            self._replay()
+        if (replay := self._replays.get(self.active)) is not None:
+            replay()
         else:
-            (self.scores,) = self._step()
-            self._warm = True
+            self._step()
+            self._warm.add(self.active)
         self._cache.went_on()
 
     def keep(self, index: Tensor) -> None:
-        self._forget()
+        """Continue only with these rows."""
         self._cache.keep(index)
-        self._mask, self._positions = self._mask[index], self._positions[index]
-        self._tokens, self.scores = self._tokens[index], self.scores[index]
+        for tensor in (self._mask, self._positions, self._tokens, self._scores):
+            tensor[: len(index)] = tensor[index]
+        self.active = len(index)
+
+    def _move(self, by: int) -> None:
+        """Move what is filled by some positions, in place: graphs stay valid."""
+        old, first = self._cache.filled, max(0, -by)
+        self._cache.move(by)
+        filled = self._mask[..., first:old].clone()
+        self._mask.zero_()
+        self._mask[..., first + by : old + by] = filled
 
     def _reframe(self, before: int, room: int) -> None:
-        """Add positions at the start, or drop them if negative, with room for more tokens."""
+        """Allocate memory for the active rows, with positions added at the start, or dropped if
+        negative, and room for more tokens."""
         import torch.nn.functional as F
 
         from expert.model.fixed_cache import even
 
         self._forget()
-        cache = self._cache
+        cache, rows = self._cache, self.active
         after = even(cache.filled + before + room) - cache.size - before
-        cache.reframe(before, after)
-        self._mask = F.pad(self._mask, (before, after))
+        more = max(0, rows - cache.rows)
+        cache.reallocate(rows, before, after)
+        self._mask = F.pad(self._mask[:rows], (before, after, 0, 0, 0, 0, 0, more))
+        self._positions = F.pad(self._positions[:rows], (0, 0, 0, more))
+        self._tokens = F.pad(self._tokens[:rows], (0, 0, 0, more))
+        self._scores = F.pad(self._scores[:rows], (0, 0, 0, more))
 
     def _more_room(self, filled: int) -> int:
-        at_once = ROOM.get(self._speaker.device.type, ROOM["cpu"])
-        return max(1, min(at_once, self._most - filled))
+        room = ROOM.get(self._speaker.device.type, ROOM["cpu"])
+        if self._record is not None:
+            room = max(room, filled // 2)
+        return max(1, min(room, self._most - filled))
 
     def _forget(self) -> None:
-        """Drop the graph, which reads memory that is no longer in use. The first step of a new
-        shape is not captured, because kernels are tuned and given workspace in it."""
-        self._replay = None
-        self._past = self._cache.for_transformers()
-        self._warm = False
+        """Drop the graphs, which read memory that is no longer in use."""
+        self._replays: dict[int, Callable[[], None]] = {}
+        self._pasts: dict[int, Any] = {}
+        self._warm: set[int] = set()
+        """Numbers of rows of which one step was computed, but none captured: in the first one
+        kernels are tuned and given workspace."""
 
     def _record_it(self, record: Capture) -> None:
         from expert.parallel.graphs import GraphsUnavailable, captured
 
+        self._warm.discard(self.active)
         try:
-            (scores,), self._replay = captured(lambda: list(self._step()), record)
+            _, self._replays[self.active] = captured(lambda: [self._step()], record)
         except GraphsUnavailable as error:
             self._record = None
             self._speaker.cannot_record(str(error))
-            return
-        assert scores is not None
-        self.scores = scores
 
-    def _step(self) -> tuple[Tensor]:
+    def _step(self) -> Tensor:
         """One step; everything it changes is on the device."""
+        rows = self.active
+        if rows not in self._pasts:
+            self._pasts[rows] = self._cache.for_transformers(rows)
+        positions, mask = self._positions[:rows], self._mask[:rows]
         # Finished rows continue past the context, and are ignored.
-        self._positions.add_(1).clamp_(max=self._speaker.context - 1)
-        self._mask.index_fill_(3, self._cache.place, True)
+        positions.add_(1).clamp_(max=self._speaker.context - 1)
+        mask.index_fill_(3, self._cache.place, True)
         output = self._speaker.model(
-            input_ids=self._tokens,
-            attention_mask=self._mask,
-            position_ids=self._positions,
-            past_key_values=self._past,
+            input_ids=self._tokens[:rows],
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=self._pasts[rows],
             use_cache=True,
             logits_to_keep=1,
         )
         self._cache.place.add_(1)
-        return (output.logits[:, -1].float(),)
+        return self.scores.copy_(output.logits[:, -1])
 
 
 Steps = GrowingSteps | FixedSteps

@@ -40,6 +40,11 @@ REPLAYED = 8
 """Tokens that a row which left the batch repeats between two tokens of the others."""
 FEW = 8
 """Largest batch if the size of the KV cache is unknown, or the model cannot batch."""
+JOIN_EVERY = 4
+"""On a GPU, tokens of running answers between two prefills: a prefill of a few prompts is limited
+by its launches, and takes as long as several captured steps or as one for many prompts."""
+ONE_PASS = 8192
+"""On a GPU, prompts with fewer tokens, padding included, are prefilled in one pass."""
 
 
 class AnswerRow:
@@ -128,6 +133,8 @@ class Lane:
         self._alone: list[_Alone] = []
         self._joining: list[AnswerRow] = []
         """Rows being prefilled."""
+        self._since_join = 0
+        """Turns since rows last joined."""
 
     @property
     def rows(self) -> list[AnswerRow]:
@@ -204,6 +211,9 @@ class Lane:
     def _admit(self) -> None:
         running, tokens = self.rows, 0
         joining = self._joining
+        self._since_join += 1
+        if running and not self._on_cpu and self._since_join < JOIN_EVERY:
+            return
         while self.waiting and len(running) + len(joining) < self.most:
             row = self.waiting[0]
             tokens += len(row.ids)
@@ -214,11 +224,14 @@ class Lane:
             joining.append(self.waiting.popleft())
         if not joining:
             return
+        self._since_join = 0
         for row in joining:
             row.begin(self._speaker)
         if self._speaker.fixed:
             joining.sort(key=lambda row: -len(row.ids))
-            self._join(joining, _near_in_length([row.ids for row in joining]))
+            prompts = [row.ids for row in joining]
+            one_pass = not self._on_cpu and len(prompts) * len(prompts[0]) <= ONE_PASS
+            self._join(joining, [prompts] if one_pass else _near_in_length(prompts))
         else:
             self._alone += [_Alone(row, deque(row.writer.ids)) for row in joining]
         self._joining = []
@@ -230,23 +243,37 @@ class Lane:
     def _join(self, joining: list[AnswerRow], groups: list[list[list[int]]]) -> None:
         import torch
 
-        if self._steps is None:
-            self._steps = FixedSteps(self._speaker, groups, ENDLESS)
-            self._slots = [*joining]
+        if not any(self._slots):
+            self._begin(joining, groups)
             return
+        assert self._steps is not None
+        live = [slot for slot, row in enumerate(self._slots) if row]
         free = [slot for slot, row in enumerate(self._slots) if row is None]
-        more = len(joining) - len(free)
-        if more > 0:
-            slots = len(self._slots)
-            # On a GPU a CUDA graph is captured per batch size: powers of two keep them few.
-            room = more if self._on_cpu else 2 ** (slots + more - 1).bit_length() - slots
-            index = torch.tensor([*range(slots), *[0] * room], device=self.device)
-            self._steps.keep(index)
-            self._slots += [None] * room
-            free += range(slots, slots + room)
+        slots = len(self._slots)
+        if len(joining) > len(free):
+            rows = self._rounded(len(live) + len(joining))
+            self._steps.widen(rows, torch.tensor(live, device=self.device))
+            self._slots += [None] * (rows - slots)
+            free += range(slots, rows)
         self._steps.join(groups, free[: len(joining)])
         for slot, row in zip(free, joining, strict=False):
             self._slots[slot] = row
+
+    def _begin(self, joining: list[AnswerRow], groups: list[list[list[int]]]) -> None:
+        """A new batch, in the memory and with the CUDA graphs of the last one if they fit."""
+        rows = self._rounded(len(joining))
+        longest = max(row.most for row in joining) + self._speaker.lead
+        if self._steps is None or not self._steps.suits(rows, longest):
+            self._steps = None  # before the new one is allocated
+            self._steps = FixedSteps(self._speaker, groups, ENDLESS, rows=rows)
+        else:
+            self._steps.clear(rows)
+            self._steps.join(groups, range(len(joining)))
+        self._slots = [*joining, *[None] * (rows - len(joining))]
+
+    def _rounded(self, rows: int) -> int:
+        """On a GPU a CUDA graph is captured per batch size: powers of two keep them few."""
+        return rows if self._on_cpu else 2 ** (rows - 1).bit_length()
 
     # --- one token more ---------------------------------------------------------------------------
 
@@ -266,7 +293,9 @@ class Lane:
                     self._slots[slot] = None
             self._advance(taken)
         if not any(self._slots):
-            self._slots, self._steps = [], None
+            self._slots = []
+            if self._on_cpu:
+                self._steps = None
 
     def _advance(self, taken: dict[int, int]) -> None:
         import torch
@@ -279,8 +308,10 @@ class Lane:
         tokens = [taken.get(slot, 0) for slot in range(len(self._slots))]
         if len(live) <= self._steps.clear_below * len(self._slots):
             self._steps.keep(torch.tensor(live, device=device))
-            self._slots = [self._slots[slot] for slot in live]
-            tokens = [taken[slot] for slot in live]
+            spare = self._rounded(len(live)) - len(live)
+            self._steps.widen(len(live) + spare, torch.arange(len(live), device=device))
+            self._slots = [*(self._slots[slot] for slot in live), *[None] * spare]
+            tokens = [*(taken[slot] for slot in live), *[0] * spare]
             live = list(range(len(live)))
         self._steps.make_room(torch.tensor(live, device=device))
         self._steps.go_on(torch.tensor(tokens, device=device))
