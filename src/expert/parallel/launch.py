@@ -17,11 +17,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from expert import __version__
 from expert.core.errors import ExpertError
 from expert.core.files import write_text_atomically
 from expert.core.links import open_plain
 from expert.core.text import counted
-from expert.core.version import __version__
 from expert.core.world import ALONE, World
 
 RANK_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
