@@ -1,4 +1,4 @@
-"""A process that answers in lines of JSON; every one here is a real one."""
+"""Real child processes that answer in lines of JSON, and filtered lines on standard error."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import os
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import psutil
 import pytest
 
-from expert.core.process import Child, how_it_ended
+from expert.core.process import Child, how_it_ended, without_lines
 from tests.wording import wording
 
 PATIENCE = 60.0
@@ -95,3 +96,13 @@ def test_threads_may_stop_it_at_once(begun):
         with ThreadPoolExecutor(4) as threads:
             codes = list(threads.map(Child.stop, [child] * 4))
         assert (codes, child.last_words()) == ([-9] * 4, "over")
+
+
+def test_lines_written_past_python_are_left_out_and_others_come_in_order_whatever_is_raised(capfd):
+    with suppress(ValueError), without_lines(b"USDT:"):
+        os.write(2, b"USDT:2026 1:1 SyncActivityProfilerHandler.cpp:52] profiler_start\n")
+        os.write(2, b"ERROR: the card is gone\n")
+        os.write(2, b"a warning\n")
+        raise ValueError
+    os.write(2, b"after\n")
+    assert capfd.readouterr().err == "ERROR: the card is gone\na warning\nafter\n"
