@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from expert.core.hashed import write_hashed
-from expert.planning.choose.rates import COLD_COMPILE, WARM_COMPILE, pass_seconds
+from expert.planning.choose.rates import COLD_COMPILE, pass_seconds
 from expert.planning.compilations import (
     Compilation,
     compilations_file,
@@ -101,7 +101,7 @@ def test_records_are_of_one_card_model_step_and_version(tmp_path):
     assert [each.seconds for each in known] == [25.0, 2.5]
 
     def expected(of: Workload, card: str = "h200", records=known) -> float:
-        return expected_compile(records, of, card, cold=COLD_COMPILE, warm=WARM_COMPILE).seconds
+        return expected_compile(records, of, card).seconds
 
     assert expected(work) == 2.5
     assert expected(replace(work, rows=work.rows + 1)) == 25.0
