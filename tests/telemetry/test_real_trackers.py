@@ -21,7 +21,7 @@ from expert.telemetry.trackers import CURVES, TRACKERS, points
 from tests.jobs.runs import base_model, events_of, run, write_expert
 from tests.wording import wording
 
-INSTALLED = [name for name in TRACKERS if importlib.util.find_spec(TRACKERS[name].package)]
+INSTALLED = [name for name in TRACKERS if importlib.util.find_spec(name)]
 OTHERS = ("wandb", "mlflow", "trackio")
 SECRET = "canary-0123456789abcdef"
 SETTINGS: dict[str, Any] = {

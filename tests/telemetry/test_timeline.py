@@ -160,7 +160,7 @@ def test_the_newest_steps_are_held_back_by_the_lag_and_events_are_used_again(on_
 def test_a_copy_on_another_stream_is_waited_for_and_not_taken_off_the_rest(on_device, device):
     start, end = on_device.take_event(), on_device.take_event()
     start.at, end.at = 0.0, 9.0
-    on_device.add_events("copy", start, end)
+    on_device.add_copy(start, end)
     on_device.begin(1)
     with on_device.phase("forward"):
         device.work(1.0)
@@ -245,7 +245,7 @@ def test_real_events_measure_what_the_device_did():
             start.record()
             torch.ones(2**24, device="cuda")
             end.record()
-        timeline.add_events("copy", start, end)
+        timeline.add_copy(start, end)
         with timeline.phase("forward"):
             for _ in range(20):
                 torch.mm(matrix, matrix)

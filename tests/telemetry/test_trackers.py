@@ -282,7 +282,7 @@ def test_a_missing_package_is_reported_in_a_sentence(monkeypatch):
     told: list[str] = []
     assert open_trackers(TRACKERS, Path("run"), told.append) == []
     for name, text in zip(TRACKERS, told, strict=True):
-        assert wording("needs-python-package", package=TRACKERS[name].package) in text
+        assert wording("needs-python-package", package=name) in text
         assert pip_install(name) in text
 
 

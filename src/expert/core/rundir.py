@@ -184,7 +184,7 @@ class RunFolder:
     def write_json(self, name: str, data: Any) -> Path:
         """Write a file of the folder atomically; secrets become "***"."""
         assert Path(name).name == name, f"{name} is not a plain file name"
-        text = json_text(plain(data, known_secrets()), indent=2)
+        text = json_text(plain(data, known_secrets()))
         write_hashed(self.path / name, text + "\n", trusts_old=True)
         return self.path / name
 

@@ -97,10 +97,9 @@ MakeWriter = Callable[[Path, Tell], Writer]
 
 @dataclass(frozen=True, kw_only=True)
 class TrackerKind:
-    """A tracker's title, package and writer."""
+    """A tracker's title and writer."""
 
     title: str
-    package: str
     open: MakeWriter
 
 
@@ -282,15 +281,12 @@ def _in_a_process(name: str) -> MakeWriter:
 
 
 TRACKERS = {
-    "tensorboard": TrackerKind(
-        title="TensorBoard files", package="tensorboard", open=TensorBoardWriter
-    ),
-    "wandb": TrackerKind(title="W&B curves", package="wandb", open=_in_a_process("wandb")),
-    "mlflow": TrackerKind(title="MLflow curves", package="mlflow", open=_in_a_process("mlflow")),
-    "trackio": TrackerKind(
-        title="Trackio curves", package="trackio", open=_in_a_process("trackio")
-    ),
+    "tensorboard": TrackerKind(title="TensorBoard files", open=TensorBoardWriter),
+    "wandb": TrackerKind(title="W&B curves", open=_in_a_process("wandb")),
+    "mlflow": TrackerKind(title="MLflow curves", open=_in_a_process("mlflow")),
+    "trackio": TrackerKind(title="Trackio curves", open=_in_a_process("trackio")),
 }
+"""By the name of the Python package."""
 
 
 def check_installed(name: str) -> None:
@@ -299,12 +295,12 @@ def check_installed(name: str) -> None:
         if name == "tensorboard":  # here, not in a thread while torch imports other modules
             import torch.utils.tensorboard  # noqa: F401
         else:  # a folder of that name in the working directory is not the package
-            spec = importlib.util.find_spec(TRACKERS[name].package)
+            spec = importlib.util.find_spec(name)
             if spec is None or spec.origin is None:
-                raise ImportError(f"No module named {TRACKERS[name].package!r}")
+                raise ImportError(f"No module named {name!r}")
     except (ImportError, ValueError) as error:
         raise TrackerUnavailable(
-            f"trackers: {name} needs the Python package {TRACKERS[name].package} ({error})  "
+            f"trackers: {name} needs the Python package {name} ({error})  "
             f"({pip_install(name)}, or remove it from trackers)"
         ) from error
 
