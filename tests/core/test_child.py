@@ -19,7 +19,7 @@ PATIENCE = 60.0
 
 @pytest.fixture
 def begun():
-    """Makes processes of a piece of Python, and ends them."""
+    """Starts processes from Python code, and ends them after the test."""
     made: list[Child] = []
 
     def begin(code: str, **more) -> Child:
@@ -43,7 +43,7 @@ def test_it_answers_what_it_is_asked_and_lines_of_others_are_passed_over(begun):
     for number in (1, 2):
         assert child.ask({"number": number})
         assert child.next(soon()) == {"got": {"number": number}}
-    assert child.next(time.monotonic() + 0.05) is None  # who says nothing is not waited for
+    assert child.next(time.monotonic() + 0.05) is None  # a silent process is not waited for
     assert not child.has_ended
 
 
@@ -78,7 +78,7 @@ def test_what_it_started_ends_with_it(begun):
         except ProcessLookupError:
             return
         if psutil.Process(told["pid"]).status() == psutil.STATUS_ZOMBIE:
-            return  # nobody has asked how it ended, but it has
+            return  # it has ended, and its exit code was not collected
         time.sleep(0.1)
     pytest.fail("it still runs")
 

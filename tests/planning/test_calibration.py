@@ -1,4 +1,4 @@
-"""What runs find out about memory, and what plans make of it."""
+"""Memory measured by runs, and its use in plans."""
 
 from __future__ import annotations
 

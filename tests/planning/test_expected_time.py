@@ -1,4 +1,4 @@
-"""The time a run is expected to take: its arithmetic, and how far it is from recorded runs."""
+"""The expected time of a run: its arithmetic, and its error against recorded runs."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def results(name: str, key: str = "results") -> list[dict[str, Any]]:
 
 
 def measured() -> Iterator[tuple[str, RunShape, float]]:
-    """Every rate of a run on the H200 in the records, with what it ran."""
+    """Every recorded rate of a run on the H200, with its shape."""
     for sitting in results("training-speed-h200", "runs"):
         for x in sitting["results"]:
             kinds = {"nf4": "int4", "int8": "int8"}
@@ -104,7 +104,7 @@ def _of_the_ladder() -> Iterator[tuple[str, RunShape, float]]:
         settings |= setting["settings"]
         it = setting["measured"]
         if settings["fp16"] is True or not settings["packing"]:
-            continue  # float16 with eager kernels is nothing that a plan chooses
+            continue  # a plan never chooses float16 with eager kernels
         tokens = it["tokens_per_second"] * it["seconds_per_update"]
         run = a_run(
             replace(
@@ -194,7 +194,7 @@ def test_a_time_is_the_sum_of_its_parts():
 
 
 def test_recorded_runs_ended_within_the_expected_time():
-    """Whole runs with their start and compilation; what was cached by a run before is quicker."""
+    """Whole runs with their start and compile time; later runs of a record used the cache."""
     for sitting in results("training-speed-h200", "runs"):
         first = sitting["results"][0]
         steps = int(sitting["environment"]["command"].split("--steps ")[1].split()[0])

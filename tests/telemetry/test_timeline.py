@@ -1,4 +1,4 @@
-"""Phases of steps, on the host's clock and on a stand-in for a device that lags behind it."""
+"""Phases of steps, on the host's clock and on a fake device that lags behind it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.telemetry.clocks import HandClock
 
 
 class FakeDevice:
-    """A stream: `work` takes device time, events are stamped with it, `reached` is how far it is.
+    """A stream: `work` takes device time, events record it, `reached` is its progress.
 
     `now` is device time at the end of everything launched so far.
     """
@@ -200,7 +200,7 @@ def test_phases_outside_a_step_measure_nothing_and_a_step_begun_twice_counts_onc
     launch(on_device, device, 1, forward=1.0)
     [times] = on_device.drain()
     assert (times.wall, times.phases["forward"]) == (1.0, 1.0)
-    assert len(device.made) == 4  # those of the first attempt were used again
+    assert len(device.made) == 4  # events of the first attempt were reused
 
 
 def test_steps_that_nobody_reads_are_dropped_and_counted(on_device, device, monkeypatch):
@@ -255,7 +255,7 @@ def test_real_events_measure_what_the_device_did():
     found = timeline.ready() + timeline.drain()
     assert [times.step for times in found] == [0, 1, 2]
     for times in found:
-        # twenty products against one: far apart whatever else the card does
+        # twenty products against one: a clear difference even on a busy card
         assert times.phases["forward"] > 4 * times.phases["optimizer"] > 0
         assert times.phases["copy"] > 0
         assert times.wall >= times.phases["forward"] + times.phases["optimizer"]

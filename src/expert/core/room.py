@@ -65,8 +65,8 @@ def no_room(
 
 @contextmanager
 def within_room(place: Path, what: str, needed: int | None, *, fix: str = AGAIN) -> Iterator[None]:
-    """Turn errors of a full disk into DiskFull with the place and `what` is written: libraries name
-    no file, and a failed copy names its source."""
+    """Turn errors of a full disk into DiskFull, with the place and `what` was being written there:
+    libraries name no file, and a failed copy names its source."""
     try:
         yield
     except DiskFull:

@@ -142,7 +142,7 @@ class Tracker:
                     self._speak()
 
     def end(self) -> bool:
-        """Ask the thread to write the rest and close; returns whether it could be asked."""
+        """Ask the thread to write the rest and close; False if its queue is full."""
         if not self._closed:
             with suppress(queue.Full):
                 self._queue.put_nowait(None)
