@@ -249,7 +249,7 @@ def _records(path: Path) -> list[Any]:
         records = read_json(path)
     except FileNotFoundError:
         return []
-    except (ValueError, RecursionError):
+    except ValueError:
         records = None
     if isinstance(records, list) and state_of(path) != "damaged":
         return records

@@ -266,8 +266,10 @@ class Estimates:
     sequences: int | None
     step_tokens: float | None
     card: str
+    estimated: bool
+    """Whether the rate of one rank is an estimate rather than measured."""
     measured: MeasuredRate | None = None
-    estimated: bool = True
+    """The joint rate of a run like this one."""
 
     def decisions(self) -> Iterator[Decision]:
         """sent_bytes, communication_seconds, tokens_per_second and efficiency, with reasons."""
