@@ -197,7 +197,7 @@ class TensorBoardWriter:
     def write(self, event: Mapping[str, Any]) -> None:
         kind = event.get("event", "")
         undone = kind in ("rolled_back", "resumed")
-        if undone:  # the curve continues from there; later points are hidden
+        if undone:  # the curve continues from there; later values are hidden
             self.close()
         if self._files is None:
             first = int(event.get("to_step", event["step"])) + 1 if undone else None
@@ -225,7 +225,7 @@ def _thread_ended(about: threading.ExceptHookArgs) -> None:
 
 
 def _summary_writer(folder: Path, first_step: int | None) -> Any:
-    """Files in a folder; points from this step on in older files are hidden."""
+    """Files in a folder; values from this step on in older files are hidden."""
     from torch.utils.tensorboard import SummaryWriter
 
     if threading.excepthook is not _thread_ended:
