@@ -66,8 +66,10 @@ class MeetingPoint:
 
 
 def world_from_environment(env: Mapping[str, str] = os.environ) -> World:
-    """The world set up by torchrun or by the tasks of a Slurm step; otherwise ALONE. Raises if the
-    variables are incomplete or contradictory."""
+    """The world set up by torchrun or by the tasks of a Slurm step; otherwise ALONE.
+
+    Raises if the variables are incomplete or contradictory.
+    """
     if any(env.get(name) for name in RANK_NAMES):
         return _of_torchrun(env)
     return _of_slurm(env) if _slurm_tasks(env) > 1 else ALONE
