@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -276,15 +277,11 @@ class ProcessWriter:
         return TrackerFailed(f"its process {how_it_ended(code)}" + (f": {words}" if words else ""))
 
 
-def _in_a_process(name: str) -> MakeWriter:
-    return lambda run, tell: ProcessWriter(name, run, tell)
-
-
 TRACKERS = {
     "tensorboard": TrackerKind(title="TensorBoard files", open=TensorBoardWriter),
-    "wandb": TrackerKind(title="W&B curves", open=_in_a_process("wandb")),
-    "mlflow": TrackerKind(title="MLflow curves", open=_in_a_process("mlflow")),
-    "trackio": TrackerKind(title="Trackio curves", open=_in_a_process("trackio")),
+    "wandb": TrackerKind(title="W&B curves", open=partial(ProcessWriter, "wandb")),
+    "mlflow": TrackerKind(title="MLflow curves", open=partial(ProcessWriter, "mlflow")),
+    "trackio": TrackerKind(title="Trackio curves", open=partial(ProcessWriter, "trackio")),
 }
 """By the name of the Python package."""
 
