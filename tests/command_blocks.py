@@ -1,16 +1,15 @@
 """Finds the command blocks of documents, and runs them as a reader would.
 
-A block is what stands between two lines of ```, or what is set in by four spaces. It is a command
-block where a line begins with `expert`, `python`, `make`, or one of these behind `$ `. Where there
-are `$ ` lines, all others are what the command prints. Comments directly above a block say what is
-special about it:
+A block is fenced by ``` or indented by four spaces. It is a command block if a line begins with
+`expert`, `python` or `make`, with or without `$ ` in front. If there are `$ ` lines, all others are
+the output. Comments directly above a block say what is special about it:
 
     <!-- not run: the reason -->          the block is shown only
     <!-- slow: the reason -->             it runs in `make slow-test`
     <!-- file: dates/rows.jsonl -->       its text is written to this file
     <!-- exits with 2 -->                 its last command ends with this code
     <!-- output differs: the reason -->   it runs, and what it prints is not compared
-    <!-- the same numbers: the reason --> numbers are compared, too
+    <!-- the same numbers: the reason --> numbers are compared too
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ NOTES = ("not run", "slow", "file", "output differs", SAME_NUMBERS)
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SET_IN = re.compile(r"^    \S.*\n(?:    .*\n)*", re.MULTILINE)
 COMMENT = re.compile(r"<!-- (.*?) -->")
-# What may differ from run to run and from machine to machine: numbers with their units, and bars.
+# What may differ between runs and machines: numbers with their units, and bars.
 NUMBER = re.compile(r"\d(?:[\d.,:eE+-]*\d)?(?:\s?(?:ms|s|min|h|KiB|MiB|GiB|[MK]|%)(?![\w]))?")
 BAR = re.compile(r"[▏▎▍▌▋▊▉█·]+")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """One block of a document with what the comments above it say."""
+    """A block of a document, with the comments above it."""
 
     line: int
     text: str
@@ -50,7 +49,7 @@ class Block:
 
 
 def documents() -> list[Path]:
-    """Everything a user reads that may hold commands."""
+    """Every document that may contain commands."""
     found = [ROOT / "README.md", ROOT / "STATUS.md", ROOT / "CONTRIBUTING.md"]
     found += sorted((ROOT / "docs").glob("*.md"))
     found += sorted((ROOT / "experts").glob("*/README.md"))
@@ -58,7 +57,7 @@ def documents() -> list[Path]:
 
 
 def blocks_of(text: str) -> Iterator[Block]:
-    """Every block that holds commands or is a file, in its order."""
+    """All command blocks and file blocks, in order."""
     for place, language, body in _bodies(text):
         notes = _notes_above(text[:place])
         line = text.count("\n", 0, place) + 1
@@ -71,7 +70,7 @@ def blocks_of(text: str) -> Iterator[Block]:
 
 
 def _bodies(text: str) -> list[tuple[int, str, str]]:
-    """Where each block begins, its language, and what is in it."""
+    """The start, language and text of each block."""
     fenced = [(match.start(), match[1], match[2]) for match in FENCE.finditer(text)]
     rest = FENCE.sub(lambda match: re.sub(r"[^\n]", "-", match[0]), text)
     set_in = [(match.start(), "", dedent(match[0])) for match in SET_IN.finditer(rest)]
@@ -93,7 +92,7 @@ def _notes_above(before: str) -> dict[str, str]:
 
 
 def _commands_in(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The commands, and the lines that they print where both are shown."""
+    """The commands, and their output if it is shown."""
     lines = text.replace("\\\n", " ").splitlines()
     if any(line.startswith("$ ") for line in lines):
         asked = tuple(line[2:] for line in lines if line.startswith("$ "))
@@ -108,19 +107,19 @@ def _program(line: str) -> str:
 
 
 def words_of(command: str) -> list[str]:
-    """A command as its words, without the remark behind it."""
+    """The words of a command, without a trailing comment."""
     return shlex.split(command, comments=True)
 
 
 def needs_a_shell(command: str) -> bool:
-    """Whether a pipe, a pattern or a second command is in it, outside of quotes."""
+    """Whether it has a pipe, a glob or a second command outside of quotes."""
     bare = re.sub(r"'[^']*'|\"[^\"]*\"", "", command.split(" # ")[0])
     return any(sign in bare for sign in "|>&;*")
 
 
 def missing_lines(shown: tuple[str, ...], printed: str, *, numbers: bool = False) -> list[str]:
-    """Lines that are shown and were not printed, in this order; … stands for anything, and one
-    number for another unless `numbers` are to be the same."""
+    """Shown lines that were not printed, in order; … matches anything, and any number matches any
+    other unless `numbers` must be equal."""
     plain = _words if numbers else _plain
     real = [plain(line) for line in printed.splitlines()]
     missing, place = [], 0

@@ -15,25 +15,24 @@ from hypothesis import HealthCheck, settings
 
 from expert.telemetry.cpu import CpuSampler, cores_seen, own_seconds
 
-# Two workers with two threads each would only get in each other's way on two cores.
+# Two workers with two threads each would slow each other down on two cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Compiled once, not by every worker and every command that a test starts: 13 s of each worker went
-# into rewriting asserts where the environment forbids to keep the result.
+# Bytecode is cached, so that not every worker and command compiles it: rewriting asserts took 13 s
+# per worker where the environment forbids caching.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-# Nothing that imports and the collection of tests make is garbage: looking for it took 2 s of each
-# worker.
+# Importing and collecting tests makes no garbage; searching for it took 2 s per worker.
 gc.disable()
 
-# A shell without job control starts what it puts in the background with Ctrl-C ignored, and a run
-# that was started so leaves it ignored. Tests send the signal themselves.
+# A shell without job control starts background processes with Ctrl-C ignored, and runs started by
+# them leave it ignored. Tests send the signal themselves.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Timings are measured in benchmarks, never asserted in tests. The same few examples every time: a
-# change is judged by what it changed. `HYPOTHESIS=search` looks for new ones (make slow-test).
+# Timings are measured in benchmarks, never asserted in tests. The same few examples every time, so
+# that a failure comes from the change; `HYPOTHESIS=search` tries new ones (make slow-test).
 _COMMON: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("same", derandomize=True, max_examples=30, **_COMMON)
 settings.register_profile("search", derandomize=False, **_COMMON)
@@ -42,10 +41,10 @@ settings.load_profile(os.environ.get("HYPOTHESIS", "same"))
 
 @pytest.fixture(autouse=True, scope="session")
 def _no_matter_what_the_machine_does() -> Iterator[None]:
-    """A run that takes long on a busy machine would tell the plans of other tests its rate. Runs
-    are told that nobody else computes: what a diagnosis says of them would depend on what else the
-    machine does. No machine loses power during a test: 20 tests of whole runs took 19.4 s with
-    fsync, 12.0 s without; tests about durability watch or break `os.fsync` themselves."""
+    """Keep results independent of the machine. A slow run would store its rate for the plans of
+    other tests, so no rates are stored; a diagnosis would depend on other processes, so their CPU
+    time is reported as zero. fsync does nothing (20 tests of whole runs took 19.4 s with it, 12.0 s
+    without); tests about durability patch `os.fsync` themselves."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("expert.run.session.run_rate.LEAST_SECONDS", float("inf"))
         patch.setattr(
@@ -64,8 +63,8 @@ def base() -> Path:
 
 
 def pytest_runtest_teardown() -> None:
-    """On a CPU without bfloat16 products the first one makes torch switch oneDNN off for the whole
-    process, and float32 sums of later tests round otherwise than those of their child processes."""
+    """Switch oneDNN on again. On a CPU without bfloat16 products torch switches it off at the first
+    one, and later float32 sums would round differently than those of child processes."""
     torch = sys.modules.get("torch")
     if torch is not None and not torch._C._get_mkldnn_enabled():
         torch._C._set_mkldnn_enabled(True)
@@ -74,26 +73,26 @@ def pytest_runtest_teardown() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """One more than there are cores: a quarter of the time of two workers on two cores was waiting
-    for child processes and for sleeps."""
+    """One more than cores: two workers on two cores spent a quarter of the time waiting for child
+    processes and sleeps."""
     return len(cores_seen()) + 1
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes(specs: list[Any]) -> None:
-    """Workers are forked from a process that has imported what each of them would import: 8 of the
-    12 s that one needs until its first test."""
+    """Fork workers from a process that has already made their imports, which take 8 of the 12 s
+    until the first test."""
     from tests.warm import python
 
     specs[:] = [type(spec)(f"{spec}//id={spec.id}//python={python()}") for spec in specs]
 
 
-# What is forked from one process that has imported everything (`tests/forked.py`).
+# Tests whose processes are forked from one that has imported everything (`tests/forked.py`).
 FORKED = {"parallel", "benchmark", "test_training_signals.py", "test_signals_anywhere.py"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """First what one worker had better do: it starts that process once."""
+    """Run these tests first, so that one worker gets them and starts that process once."""
     items.sort(key=lambda item: FORKED.isdisjoint(item.path.parts))
 
 
@@ -103,8 +102,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def _put_imports_aside(known: list[int] = [0]) -> None:  # noqa: B006 - how many there were before
-    """Put aside what imports made: a run collects garbage each time it lets a model go, and
-    looking through torch and transformers once more took half a second of it."""
+    """Exclude imported modules from garbage collection: a run collects whenever it releases a
+    model, and searching torch and transformers took half a second each time."""
     if len(sys.modules) > known[-1] + 100:
         gc.collect()
         gc.freeze()

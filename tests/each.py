@@ -1,4 +1,4 @@
-"""A table of rows that one test goes through, in place of a test for each row."""
+"""Runs one test over a table of rows, instead of a test for each row."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def each(
     *,
     ids: Iterable[object] | Callable[[Any], Any] | None = None,
 ) -> Callable[[Test], Test]:
-    """Written like `pytest.mark.parametrize`, but one test: pytest takes two milliseconds for every
-    test, more than most rows take. Every row that fails is named, with its reason.
+    """Like `pytest.mark.parametrize`, but one test: pytest takes two milliseconds per test, more
+    than most rows take. Every failing row is listed with its reason.
 
     A row has a `tmp_path` and a `monkeypatch` of its own; other fixtures are shared.
     """
@@ -67,7 +67,7 @@ def _one(test: Test, values: dict[str, Any], given: dict[str, Any], place: int) 
 def _named(
     row: Any, place: int, names: list[str], ids: Sequence[object] | Callable[[Any], Any] | None
 ) -> tuple[str, dict[str, Any]]:
-    """What the row is called where it fails, and its values by name."""
+    """The name of a row in failures, and its values by name."""
     name = None
     if isinstance(row, type(pytest.param())):
         assert not row.marks, "a row cannot be marked: make it a test"

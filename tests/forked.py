@@ -1,8 +1,8 @@
-"""Processes that begin in a moment: forks of one that has imported all that a run needs.
+"""Processes that start instantly: forks of one that has made all imports of a run.
 
-That process is Python's forkserver, one for each worker of the tests, itself a fork of the one of
-`tests/warm.py`. Whoever starts it first says what it imports: `expert benchmark` measures each
-setting in a fork of the same one.
+That process is Python's forkserver, one per test worker, itself a fork of that of `tests/warm.py`.
+Its first user decides what it imports: `expert benchmark` forks from the same one to measure each
+setting.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PRELOADED = "tests.preloaded"
 
 
 def start_server() -> None:
-    """Have the process that others are forked from; it stays until the end of the tests."""
+    """Start the forkserver, which runs until the end of the tests."""
     forkserver.set_forkserver_preload([PRELOADED])
     resource_tracker.ensure_running()
     before = spawn.get_executable()
@@ -32,8 +32,8 @@ def start_server() -> None:
 
 
 def forked(does: Callable[..., Any], *given: Any) -> Any:
-    """A process that was started: `does(*given)` with the environment of now. It has `pid`, `join`
-    and `exitcode`, which is what `does` leaves with: `sys.exit` or minus a signal."""
+    """Start a process that calls `does(*given)` with the current environment; it has `pid`, `join`
+    and `exitcode`: that of `sys.exit`, or negative for a signal."""
     start_server()
     context = multiprocessing.get_context("forkserver")
     process = context.Process(target=_begin, args=(dict(os.environ), does, given))
@@ -42,7 +42,7 @@ def forked(does: Callable[..., Any], *given: Any) -> Any:
 
 
 def _begin(environment: dict[str, str], does: Callable[..., Any], given: tuple[Any, ...]) -> None:
-    assert PRELOADED in sys.modules, "what is forked has imported nothing"
+    assert PRELOADED in sys.modules, "the forkserver has not imported anything"
     os.environ.clear()
     os.environ.update(environment)
     does(*given)

@@ -1,4 +1,4 @@
-"""All that a run imports, for a process that others are forked from; imported by that process."""
+"""Makes all imports of a run, for a process that others are forked from."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ for _name in (
     "openai",
     "sqlglot",
 ):
-    with suppress(ImportError):  # tests that need it say so themselves
+    with suppress(ImportError):  # tests that need it skip themselves
         import_module(_name)
 import_module("transformers.models.qwen3.modeling_qwen3")
-# A fork that collects garbage would look through all of it, and have a copy of its own made.
+# Garbage collection in a fork would search all of it and copy its pages.
 gc.collect()
 gc.freeze()

@@ -1,4 +1,4 @@
-"""docs/COMING_FROM.md says what the reader does: every line of its tables is read."""
+"""Every line of the tables in docs/COMING_FROM.md is read as documented."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FILE = ROOT / "docs" / "COMING_FROM.md"
 TEXT = FILE.read_text(encoding="utf-8")
 MODELS = {"base_model", "model_name", "model_name_or_path", "slm_name", "checkpoint_dir", "model"}
 ROWS = {"dataset", "datasets", "dataset_name", "pretraining_dataset"}
-# What makes a file one of that trainer's where the line alone does not say.
+# Keys that identify a file of a trainer where the line alone does not.
 CONTEXT: dict[str, dict[str, Any]] = {
     "Axolotl": {"sequence_len": 64, "val_set_size": 0.1, "adapter": "lora", "learning_rate": 1e-4},
     "LLaMA-Factory": {"finetuning_type": "lora", "cutoff_len": 64},
@@ -34,7 +34,7 @@ KINDS = {"superseded": {"superseded"}, "warned": {"warning"}, "noted": {"note", 
 
 
 def lines() -> list[tuple[str, str, str]]:
-    """Trainer, what is written there, and what is said of it."""
+    """Trainer, what is written there, and how it is read here."""
     found, trainer, wanted = [], "", False
     for line in TEXT.partition("## Every name")[0].splitlines():
         if line.startswith("## "):
@@ -50,7 +50,7 @@ def lines() -> list[tuple[str, str, str]]:
 
 
 def written(trainer: str, snippet: str) -> tuple[str, list[str]]:
-    """A whole file around the line, and the keys of the line."""
+    """A complete file around the line, and the keys of the line."""
     said = yaml.safe_load(snippet)
     if not snippet.startswith("{"):
         said = {snippet.partition(":")[0]: None}
@@ -139,7 +139,7 @@ COMMANDS = {
     "watch -n 1 nvidia-smi": "watch",
     "load_base_model, setup_trainer of expert_trainer.py": "plan",
 }
-"""The scripts of the documents, and what is run in their place."""
+"""Scripts of the documents, and the command that replaces each."""
 
 
 @each(("script", "command"), COMMANDS.items())

@@ -1,4 +1,4 @@
-"""Every command that a document shows is run, in the order of the document."""
+"""Runs every command that a document shows, in its order."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from tests.warm import python
 DOCUMENTS = documents()
 GUIDE = ROOT / "docs" / "TRAINING_GUIDE.md"
 MADE = ("runs", "datasets_optimized", ".pytest_cache", "__pycache__")
-# Where what the documents show was printed; the name of this machine's CPU takes its place.
+# The CPU on which the outputs were printed; replaced by the name of this machine's.
 CPU_OF_THE_DOCUMENTS = "Intel(R) Xeon(R) Processor"
-# How the fast tests shorten what a document shows. The slow tests run it as it is written.
+# How the fast tests shorten commands. The slow tests run them as written.
 SHORT_ANSWERS = "--set training.decoding.max_new_tokens=16"
 SHORTER = {
     r"--rows 8000\b": "--rows 400",
@@ -63,13 +63,13 @@ def named(document: Path) -> str:
 
 @cache
 def cpu_here() -> str | None:
-    """The CPU's name; None where there is a GPU, which changes what is printed."""
+    """The CPU's name; None if there is a GPU, which changes the output."""
     here = describe_machine(ROOT)
     return None if here.gpus else here.cpu_model.value
 
 
 class Reader:
-    """Somebody who follows a document in a folder with the repository's examples."""
+    """Follows a document in a folder with the repository's examples."""
 
     def __init__(self, folder: Path, run: Runner) -> None:
         self.folder, self.run = folder, run
@@ -80,7 +80,7 @@ class Reader:
                 self.take(block, f"{named(document)}:{block.line}", hurry=not slow)
 
     def take(self, block: Block, where: str, *, hurry: bool = False) -> None:
-        """`hurry`: with commands that are shortened."""
+        """Run a block; `hurry`: with shortened commands."""
         if "file" in block.notes:
             path = self.folder / block.notes["file"]
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -126,7 +126,7 @@ class Reader:
 
 @pytest.fixture
 def reader(tmp_path, monkeypatch, capsys):
-    """A reader with nothing but the repository's examples and experts."""
+    """A reader in a folder with only the repository's examples and experts."""
     folder = tmp_path / "repository"
     for name in ("examples", "experts"):
         if (ROOT / name).exists():
@@ -145,18 +145,18 @@ def reader(tmp_path, monkeypatch, capsys):
 
 
 def follows_the_guide(document: Path) -> bool:
-    """Whether a document goes on with the expert that the guide makes."""
+    """Whether a document continues with the expert of the guide."""
     return document != GUIDE and "dates/" in document.read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory):
-    """Where the guide's expert is kept for the documents that go on with it."""
+    """Where the guide's expert is kept for documents that continue with it."""
     return tmp_path_factory.mktemp("kept") / "dates"
 
 
 def make_the_guides_expert(reader: Reader, kept: Path) -> None:
-    """The files of the guide, and a run of two steps in place of its own; made once."""
+    """Create the files of the guide, and a run of two steps instead of its own; once."""
     if kept.exists():
         shutil.copytree(kept, reader.folder / "dates")
         return
@@ -175,8 +175,8 @@ def make_the_guides_expert(reader: Reader, kept: Path) -> None:
 
 
 def runnable(document: Path, *, slow: bool) -> bool:
-    """Whether the fast tests run a block of it; or the slow ones, because the fast ones run it
-    shortened or not at all."""
+    """Whether the fast tests run a block of it; `slow`: whether the fast tests shorten or skip
+    one."""
     run = [each for each in blocks(document) if each.commands and "not run" not in each.notes]
     if slow:
         commands = [command for block in run for command in block.commands]
@@ -201,7 +201,7 @@ def test_the_commands_of_a_document_run_in_their_order(document, reader, kept):
     "document", [path for path in DOCUMENTS if runnable(path, slow=True)], ids=named
 )
 def test_the_long_commands_of_a_document_run_too(document, reader, kept):
-    start_server()  # before `expert benchmark` starts one without what other tests fork
+    start_server()  # before `expert benchmark` starts one without the imports of other tests
     if follows_the_guide(document):
         make_the_guides_expert(reader, kept)
     reader.follow(document, slow=True)
@@ -215,7 +215,7 @@ def test_there_are_documents_with_commands():
 
 @each("written", SHORTER)
 def test_what_is_shortened_is_in_a_document(written):
-    """The guide's own run took 100 s in the fast tests since it was written otherwise."""
+    """After a rewording the guide's run was no longer shortened and took 100 s."""
     found = [command for path in DOCUMENTS for block in blocks(path) for command in block.commands]
     assert any(re.search(written, command) for command in found)
 

@@ -1,4 +1,4 @@
-"""What documents show is what the commands print, and what they count is there."""
+"""Outputs and counts in documents are those of the commands and the code."""
 
 from __future__ import annotations
 

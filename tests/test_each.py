@@ -1,4 +1,4 @@
-"""A table that one test goes through tells of every row that fails."""
+"""A test over a table of rows reports every failing row."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Every optimizer, schedule, adapter, tracker, judge and CSV dialect that a table or the manifest
-names goes all the way: planned, and built. What lacks one is named by its file."""
+names can be planned and built. A failure names the file that lacks one."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ FULL = {"full", "none"}
 
 
 def lacks(place: str, name: str, ask: Callable[[], Any]) -> Any:
-    """What `ask` returns; where it fails, the file that has no entry for the name."""
+    """The result of `ask`; a failure names the file that has no entry for the name."""
     try:
         return ask()
     except Exception as error:  # noqa: BLE001 - whatever it is, the place is what matters

@@ -1,4 +1,4 @@
-"""What is made from the code is what the code makes, and what documents name is there."""
+"""Generated documents are up to date, and documents name only things that exist."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ REQUIREMENTS = ROOT / "docs" / "REQUIREMENTS.md"
 
 
 def drawing(name: str) -> ModuleType:
-    """A script of docs/, which is no package."""
+    """Import a script of docs/, which is not a package."""
     spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # a dataclass looks its module up by name
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "docs")  # as where it is called by its name
+        patch.syspath_prepend(ROOT / "docs")  # as when the script is run
         spec.loader.exec_module(module)
     return module
 
@@ -78,7 +78,7 @@ def test_a_format_without_its_marks_is_not_touched():
 
 
 def rows_of_requirements() -> list[list[str]]:
-    """The rows that say requirement, command, keys, tests, state."""
+    """The rows with requirement, command, keys, tests and state."""
     lines = [line for line in read("docs/REQUIREMENTS.md").splitlines() if line.startswith("| ")]
     rows = [[cell.strip() for cell in line[1:-1].split("|")] for line in lines]
     return [row for row in rows if len(row) == 5 and row[0] != "requirement"]
@@ -120,6 +120,6 @@ def test_every_link_of_a_document_leads_somewhere(document):
 
 
 def anchors(path: Path) -> set[str]:
-    """What headings are called in links, as GitHub makes it."""
+    """The link anchors that GitHub makes of headings."""
     heads = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
     return {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}

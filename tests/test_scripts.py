@@ -1,4 +1,4 @@
-"""Scripts beside the package, which no type checker sees, import only what there is."""
+"""Scripts outside the package, which mypy does not check, import only names that exist."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FOLDERS = ("benchmarks", "recipes", "experts", "docs")
 
 @cache
 def names_of(module: Path) -> frozenset[str]:
-    """What the top level of a module binds, in branches too."""
+    """Names bound at the top level of a module, including branches."""
     bound: set[str] = set()
     inner = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
     left: list[ast.AST] = [*ast.parse(module.read_text(encoding="utf-8")).body]
@@ -32,7 +32,7 @@ def names_of(module: Path) -> frozenset[str]:
 
 
 def absent(tree: ast.Module) -> Iterator[str]:
-    """Names that a script takes from the package, and that the package has not."""
+    """Names that a script imports from the package although they do not exist."""
     for node in ast.walk(tree):
         if not isinstance(node, ast.ImportFrom) or (node.module or "").split(".")[0] != "expert":
             continue

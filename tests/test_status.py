@@ -1,4 +1,4 @@
-"""STATUS.md says what was measured, to the letter."""
+"""The numbers in STATUS.md are those of the records."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_what_the_gate_says_is_what_was_judged():
 
 
 def test_a_ladder_on_random_weights_says_that_it_tells_nothing_about_quality():
-    """The loss of the untrained model is that of guessing among its tokens."""
+    """With random weights the initial loss is that of guessing among all tokens."""
     random = []
     for path in BENCHMARKS.glob("ladder-*.json"):
         ladder = json.loads(path.read_text(encoding="utf-8"))

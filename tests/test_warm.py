@@ -1,4 +1,4 @@
-"""The Python of `tests/warm.py` begins and ends as Python does."""
+"""The Python of `tests/warm.py` starts and ends like Python."""
 
 from __future__ import annotations
 

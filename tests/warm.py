@@ -1,10 +1,10 @@
-"""A Python that begins in a moment: its processes are forks of one that has imported all that a run
-needs, which one server for all workers of the tests does once.
+"""A Python that starts instantly: its processes are forks of one server, used by all test workers,
+that has made all imports of a run.
 
-`python()` is a command that is called as `sys.executable` is. What it starts has the arguments,
-environment, folder and open files it was called with, and ends as it would; signals reach it. Its
-process id is another, and it shows nothing of how Python begins and what is imported when; nor of
-the variables that packages read when they are imported, as that of the hub does.
+`python()` returns a command to use like `sys.executable`. The process gets the arguments,
+environment, folder and open files of the call, receives its signals, and ends with the same exit
+code. Its process id differs, and it cannot test how Python starts, when modules are imported, or
+variables that packages read on import, such as those of huggingface_hub.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from types import ModuleType
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-COMMAND = "EXPERT_TESTS_PYTHON"  # names it to the processes that tests start
+COMMAND = "EXPERT_TESTS_PYTHON"  # passes the command to child processes of tests
 
 
 def python() -> str:
-    """The command; its server ends with the process that asked first."""
-    if Path("/dev/nvidiactl").exists():  # CUDA does not work in forks of what has looked for a card
+    """The command; its server ends with the first process that called this."""
+    if Path("/dev/nvidiactl").exists():  # CUDA cannot be used in forks once initialised
         return sys.executable
     if COMMAND not in os.environ:
         folder = tempfile.TemporaryDirectory(prefix="expert-warm-")
@@ -53,7 +53,7 @@ def python() -> str:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[listener.fileno()],
-                # Ctrl-C comes to what is forked from the command that waits for it, once.
+                # Ctrl-C reaches the fork once, forwarded by the client that waits for it.
                 start_new_session=True,
             )
         atexit.register(_end, server, folder)
@@ -62,12 +62,12 @@ def python() -> str:
 
 
 def _end(server: subprocess.Popen[bytes], folder: tempfile.TemporaryDirectory[str]) -> None:
-    server.communicate()  # the end of its input ends it
+    server.communicate()  # closing its input ends it
     folder.cleanup()
 
 
 class _Server:
-    """Forks a process for each that asks; whoever asked is told how it ended."""
+    """Forks a process for each client, and sends it the exit code."""
 
     def __init__(self, listener: socket.socket) -> None:
         self.listener = listener
@@ -82,7 +82,7 @@ class _Server:
             self.ready.register(what, selectors.EVENT_READ)
 
     def serve(self) -> dict[str, Any] | None:
-        """What to do, in a fork; None at the end of the server."""
+        """In a fork: the request to run; None when the server ends."""
         while True:
             for key, _ in self.ready.select():
                 if key.fileobj == 0:
@@ -94,7 +94,7 @@ class _Server:
                     asked = self._fork()
                     if asked is not None:
                         return asked
-                elif key.data in self.waiting:  # whoever asked was killed
+                elif key.data in self.waiting:  # the client was killed
                     os.kill(key.data, signal.SIGKILL)
                     self.ready.unregister(key.fileobj)
 
@@ -104,7 +104,7 @@ class _Server:
         length = int.from_bytes(head, "big")
         with caller.makefile("rb") as sent:
             what = sent.read(length)
-        if not what or len(what) < length:  # whoever asked was killed meanwhile
+        if not what or len(what) < length:  # the client was killed meanwhile
             for descriptor in opened:
                 os.close(descriptor)
             caller.close()
@@ -122,7 +122,7 @@ class _Server:
             os.close(descriptor)
         self.waiting[process] = caller
         self.ready.register(caller, selectors.EVENT_READ, process)
-        with suppress(OSError):  # killed since: the selector tells of it
+        with suppress(OSError):  # killed since: the selector reports it
             caller.sendall(process.to_bytes(4, "big"))
         return None
 
@@ -141,7 +141,7 @@ class _Server:
 
 
 def _become(asked: dict[str, Any]) -> None:
-    """Take on all that a process has by which it was started."""
+    """Take over the files, folder and environment of the client."""
     os.setsid()
     high = [fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, 500) for one in asked["received"]]
     for one in asked["received"]:
@@ -158,7 +158,7 @@ def _become(asked: dict[str, Any]) -> None:
     sys.stdout, sys.stderr = _output(1, "strict"), _output(2, "backslashreplace")
     import numpy
 
-    numpy.random.seed()  # as another process has it
+    numpy.random.seed()  # a fresh process has another seed
 
 
 def _output(number: int, errors: str) -> io.TextIOWrapper:
@@ -173,7 +173,7 @@ def _output(number: int, errors: str) -> io.TextIOWrapper:
 
 
 def _do(arguments: list[str]) -> None:
-    """What Python does with its arguments."""
+    """Run the arguments as Python would."""
     while arguments[0] not in ("-c", "-m") and arguments[0].startswith("-"):
         arguments = arguments[1:]
     kind, what, *given = arguments if arguments[0] in ("-c", "-m") else ("", *arguments)
@@ -184,7 +184,7 @@ def _do(arguments: list[str]) -> None:
     elif kind == "-c":
         exec(compile(what, "<string>", "exec"), main.__dict__)
     else:
-        if "." in what:  # it would be told twice of being imported
+        if "." in what:  # runpy would warn that it is imported already
             sys.modules.pop(what, None)
         runpy.run_module(what, run_name="__main__", alter_sys=True)
 
@@ -208,20 +208,20 @@ def _exit_code(arguments: list[str]) -> int:
 
 def _main() -> None:
     server = _Server(socket.socket(fileno=int(sys.argv[1])))
-    # Before the garbage collector is told to overlook all of it: this asks it who refers to what.
+    # Before the garbage collector is frozen: this import searches its references.
     import hypothesis  # noqa: F401
 
     import tests.preloaded  # noqa: F401 - all that is imported
 
     for plug_in in {"anyio", "hypothesis", "_hypothesis_globals"} & sys.modules.keys():
-        # pytest would warn that it comes too late to rewrite their asserts.
+        # pytest would warn that it is too late to rewrite their asserts.
         sys.modules[plug_in].__doc__ = "PYTEST_DONT_REWRITE"
     asked = server.serve()
     if asked is None:
         os._exit(0)
     _become(asked)
     code = _exit_code(asked["arguments"])
-    # The end of Python, without taking apart the five thousand modules that were imported.
+    # Shut down like Python, without tearing down the five thousand imported modules.
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

@@ -1,5 +1,5 @@
-"""What asks the server of `tests/warm.py` for a process and waits for its end; it stands below a
-line that names Python, in the folder of that server's socket."""
+"""The client of `tests/warm.py`: requests a process from the server and waits for its end. It is
+copied beside the server's socket, below a `#!` line."""
 
 import marshal
 import os
@@ -14,7 +14,7 @@ for name in os.listdir("/dev/fd"):
     try:
         if os.get_inheritable(int(name)):
             opened.append(int(name))
-    except OSError:  # it was that of the folder
+    except OSError:  # the descriptor of this listing
         pass
 asked = marshal.dumps(
     {
@@ -29,7 +29,7 @@ server.sendall(asked)
 process = int.from_bytes(server.recv(4, socket.MSG_WAITALL), "big")
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
     signal.signal(number, lambda number, _: os.kill(process, number))
-for one in opened:  # whoever reads what the process writes waits for its end alone
+for one in opened:  # readers of the output wait for the process only, not for this client
     os.close(one)
 told = server.recv(4, socket.MSG_WAITALL)
 code = int.from_bytes(told, "big", signed=True) if told else 1

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from expert.core.errors import ExpertError, ManifestError
-    from expert.core.version import __version__
     from expert.data.prepared import PreparedData
     from expert.jobs.python_api import export, sample
     from expert.jobs.train import train
@@ -27,6 +26,8 @@ if TYPE_CHECKING:
     from expert.planning.run_plan import RunPlan
     from expert.run.open import plan, prepare
     from expert.run.session.finish import RunResult
+
+__version__ = "0.1.0"
 
 __all__ = [
     "ExpertError",
@@ -49,7 +50,6 @@ __all__ = [
 ]
 
 _HOMES = {
-    "__version__": "expert.core.version",
     "ExpertError": "expert.core.errors",
     "ManifestError": "expert.core.errors",
     "Machine": "expert.planning.machine.machine",

@@ -1,4 +1,4 @@
-"""Doing something in a forked process, which may be killed at a chosen moment."""
+"""Runs a function in a forked process, which may be killed at a chosen moment."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def fork() -> int:
 
 
 def in_child(action: Callable[[], object]) -> tuple[int, str]:
-    """Exit code of a forked process, or minus its signal, and what the action returned as text."""
+    """Exit code of a forked process, negative for a signal, and the result of the action."""
     reader, writer = os.pipe()
     child = fork()
     if child == 0:
@@ -28,7 +28,7 @@ def in_child(action: Callable[[], object]) -> tuple[int, str]:
         try:
             text = str(action())
             code = 0
-        except BaseException:  # noqa: BLE001 - everything is told to the parent
+        except BaseException:  # noqa: BLE001 - reported to the parent
             text = traceback.format_exc()
         os.write(writer, text.encode()[:60_000])
         os._exit(code)

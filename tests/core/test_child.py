@@ -1,4 +1,4 @@
-"""A process that answers in lines of JSON; every one here is a real one."""
+"""Real child processes that answer in lines of JSON, and filtered lines on standard error."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import os
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import psutil
 import pytest
 
-from expert.core.process import Child, how_it_ended
+from expert.core.process import Child, how_it_ended, without_lines
 from tests.wording import wording
 
 PATIENCE = 60.0
@@ -18,7 +19,7 @@ PATIENCE = 60.0
 
 @pytest.fixture
 def begun():
-    """Makes processes of a piece of Python, and ends them."""
+    """Starts processes from Python code, and ends them after the test."""
     made: list[Child] = []
 
     def begin(code: str, **more) -> Child:
@@ -42,7 +43,7 @@ def test_it_answers_what_it_is_asked_and_lines_of_others_are_passed_over(begun):
     for number in (1, 2):
         assert child.ask({"number": number})
         assert child.next(soon()) == {"got": {"number": number}}
-    assert child.next(time.monotonic() + 0.05) is None  # who says nothing is not waited for
+    assert child.next(time.monotonic() + 0.05) is None  # a silent process is not waited for
     assert not child.has_ended
 
 
@@ -77,7 +78,7 @@ def test_what_it_started_ends_with_it(begun):
         except ProcessLookupError:
             return
         if psutil.Process(told["pid"]).status() == psutil.STATUS_ZOMBIE:
-            return  # nobody has asked how it ended, but it has
+            return  # it has ended, and its exit code was not collected
         time.sleep(0.1)
     pytest.fail("it still runs")
 
@@ -95,3 +96,13 @@ def test_threads_may_stop_it_at_once(begun):
         with ThreadPoolExecutor(4) as threads:
             codes = list(threads.map(Child.stop, [child] * 4))
         assert (codes, child.last_words()) == ([-9] * 4, "over")
+
+
+def test_lines_written_past_python_are_left_out_and_others_come_in_order_whatever_is_raised(capfd):
+    with suppress(ValueError), without_lines(b"USDT:"):
+        os.write(2, b"USDT:2026 1:1 SyncActivityProfilerHandler.cpp:52] profiler_start\n")
+        os.write(2, b"ERROR: the card is gone\n")
+        os.write(2, b"a warning\n")
+        raise ValueError
+    os.write(2, b"after\n")
+    assert capfd.readouterr().err == "ERROR: the card is gone\na warning\nafter\n"

@@ -1,4 +1,4 @@
-"""Errors for people: where, what, what to do; all at once; with a meaning for the shell."""
+"""Errors for users: where, what and what to do, all of them together, with an exit code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events are written whole, in full precision and without secrets; nothing stops the training."""
+"""Events are written completely, in full precision and without secrets, and never stop training."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_a_full_disk_gives_one_warning_and_the_lines_follow_when_there_is_room(
     assert str(path) in seen[1]["because"]
     found = read_events(path)
     assert [event["event"] for event in found] == ["a", "bbb", "c", "d"]
-    assert found.damaged >= 1  # the parts that fitted
+    assert found.damaged >= 1  # the partial lines
 
 
 @pytest.mark.fault(7)
@@ -278,7 +278,7 @@ def test_secrets_of_the_environment_become_stars(path: Path, monkeypatch: pytest
     ],
 )
 def test_which_variables_are_secrets(name: str, value: str, secret: bool, monkeypatch: Any):
-    monkeypatch.setattr("expert.core.secrets._named", set())  # by manifests of other tests
+    monkeypatch.setattr("expert.core.secrets._named", set())  # found in manifests of other tests
     assert bool(known_secrets({name: value})) is secret
     both = known_secrets({"A_KEY": "abcdefgh", "B_KEY": "abcdefgh-ijkl"})
     assert redacted("abcdefgh-ijkl abcdefgh", both) == "*** ***", "the longer one first"
@@ -310,7 +310,7 @@ def test_a_torn_last_line_is_left_out_and_damaged_lines_are_counted(
 
 
 def followed(path: Path, changes: list[Callable[[], object]]) -> list[str]:
-    """What is read while the file changes between two looks, and after the last change."""
+    """The events read while the file changes between two reads, and after the last change."""
     left = list(changes)
     found = follow(path, lambda: not left, 0.25, sleep=lambda seconds: (left.pop(0)(), None)[1])
     return [event["event"] for event in found]
@@ -324,7 +324,7 @@ def test_following_gives_each_line_once_when_it_is_whole(path: Path):
             stream.write(part)
 
     assert followed(path, [partial(add, part) for part in parts]) == ["a", "b", "c"]
-    # One that became shorter is read from its start.
+    # A file that became shorter is read from its start.
     assert followed(path, [lambda: path.write_text('{"event": "new"}\n')]) == [*"abc", "new"]
 
 

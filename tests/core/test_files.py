@@ -1,4 +1,4 @@
-"""A file that is replaced is the old one or the new one; only regular files are read."""
+"""Replacing a file leaves the old or the new one; only regular files are read."""
 
 from __future__ import annotations
 

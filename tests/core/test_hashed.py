@@ -1,4 +1,4 @@
-"""Single files that are held to a hash beside them."""
+"""Single files with a stored hash."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Cut(Exception):
 
 
 def crash_at(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    """Let the process end before its rename of that number, from 1."""
+    """Simulate a crash before the `number`th rename, counted from 1."""
     replace, left = os.replace, [number]
 
     def crashing(*places: Path) -> None:
@@ -56,7 +56,7 @@ def test_a_text_that_is_too_large_to_be_read_is_refused_without_reading_it(tmp_p
     with pytest.raises(Damaged, match=r"plan\.json"):
         refuse_damaged(file, "copy it again")
     hash_file(file).unlink()
-    refuse_damaged(file, "copy it again")  # whoever reads it refuses it
+    refuse_damaged(file, "copy it again")  # refused when it is read
 
 
 @pytest.mark.parametrize("old", [True, False], ids=["without a hash", "with a hash"])

@@ -1,4 +1,4 @@
-"""Where this installation came from, and the command that adds to it from the same place."""
+"""Where this installation came from, and the command that installs extras from the same place."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_a_record_that_says_nothing_ends_nothing(tmp_path, record):
 
 def test_the_record_of_another_installation_is_not_that_of_this_code(tmp_path):
     installed(tmp_path)
-    (tmp_path / "src" / "expert").mkdir(parents=True)  # of a project that holds the package
+    (tmp_path / "src" / "expert").mkdir(parents=True)  # of another project
     (tmp_path / "pyproject.toml").write_text('[project]\nname = "theirs"\n')
     for elsewhere in (tmp_path / "copied" / "expert", tmp_path / "src" / "expert"):
         assert origin_of(elsewhere).kind == "unknown"
@@ -132,7 +132,7 @@ def test_others_are_never_sent_to_a_folder_of_this_machine():
 
 @pytest.mark.slow
 def test_pip_understands_the_command_for_this_installation():
-    """With --no-deps and --dry-run: nothing is fetched or changed where pip is there at all."""
+    """With --no-deps and --dry-run: nothing is fetched or changed."""
     pytest.importorskip("pip", reason="this environment has no pip")
     words = shlex.split(pip_install("quant", windows=False))
     if words[:2] != ["pip", "install"]:
@@ -147,7 +147,7 @@ def test_pip_understands_the_command_for_this_installation():
 
 
 def test_no_text_sends_people_to_another_package_or_names_an_extra_without_asking_where_from():
-    """`expert-cli` is the name of a command; as a package it is somebody else's."""
+    """`expert-cli` is the name of a command; the package of that name is unrelated."""
     places = ("docs", "experts", "recipes", "src")
     files = [*ROOT.glob("*.md"), *ROOT.glob("*.toml")]
     files += [path for name in places for path in (ROOT / name).rglob("*") if path.is_file()]

@@ -1,4 +1,4 @@
-"""A validation.json speaks for the weights it judged, and for no others."""
+"""A validation.json is valid only for the weights it judged."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_verdict_holds_for_the_state_it_names(folder):
     half = {**PASSED, "step": 4, "weights": weights_of(folder.checkpoints / "step-000004")}
     assert outdated(final, folder) == outdated(half, folder) == ""
     assert outdated({**final, "step": 4}, folder) == OTHER
-    assert outdated({**half, "step": 5}, folder) == OTHER  # it is not kept
+    assert outdated({**half, "step": 5}, folder) == OTHER  # that checkpoint does not exist
 
 
 def test_a_verdict_on_other_weights_is_outdated_whatever_it_says(folder):

@@ -1,4 +1,4 @@
-"""No link inside a folder that Expert manages is followed, whoever put it there and when."""
+"""Links inside folders that Expert manages are never followed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(os.name == "nt", reason="links need a privilege 
 
 @pytest.fixture
 def letter(tmp_path):
-    """A file of the user's, which must be as it was afterwards."""
+    """A file of the user, which must be unchanged after the test."""
     file = tmp_path / "letter.txt"
     file.write_text("kept\n", encoding="utf-8")
     file.chmod(0o600)
@@ -143,7 +143,7 @@ def test_a_lock_that_is_a_link_empties_nothing(folder, letter, monkeypatch):
     (folder / ".lock").symlink_to(letter)
     with pytest.raises(LinkRefused, match=wording("lock-link-to")), RunFolder(folder).locked():
         pass
-    monkeypatch.setattr(RunFolder, "refuse_foreign", lambda self: None)  # a link since the look
+    monkeypatch.setattr(RunFolder, "refuse_foreign", lambda self: None)  # it came after the check
     with pytest.raises(LinkRefused), RunFolder(folder).locked():
         pass
 

@@ -1,4 +1,4 @@
-"""A published folder is whole or not there, and what happened to it later can be told."""
+"""A published folder is complete or absent, and later damage is detected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Paths of a run lead to the same places from any folder, and after a move."""
+"""Recorded paths of a run are found from any working directory, and after a move."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_what_was_recorded_from_another_folder_is_found_beside_the_runs(tmp_path
 def test_what_was_moved_with_its_runs_is_found_and_a_copy_has_its_own(tmp_path):
     old, new = tmp_path / "fruit", tmp_path / "deep" / "pears"
     recorded = str(old / "datasets_optimized")
-    # Tokens that were thrown away would be made beside the moved runs.
+    # Deleted tokens would be prepared again beside the moved runs.
     for home in ((), (old, new)):
         for each in home:
             made(each / "datasets_optimized")
@@ -45,7 +45,7 @@ def test_what_lay_apart_from_the_runs_stays_where_it_is_and_was_there_or_not(tmp
 
 
 class AbsentWindowsPath(PureWindowsPath):
-    """A path of a Windows machine on which nothing lies there."""
+    """A Windows path that does not exist."""
 
     def exists(self) -> bool:
         return False

@@ -1,4 +1,4 @@
-"""A full disk is told with the place, what it needs and what is free, whoever noticed it."""
+"""A full disk is reported with the path, the space needed and the free space."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_what_was_being_written_is_named_and_not_the_source_of_a_copy(tmp_path: 
     with pytest.raises(DiskFull, match=needs) as full, room:
         raise copy
     assert str(full.value).startswith(f"{tmp_path / 'final'}: ")
-    assert full_disk_behind(OSError(errno.ENOSPC, FULL)) is None  # of no file: of the output
+    assert full_disk_behind(OSError(errno.ENOSPC, FULL)) is None  # names no file: standard output
 
 
 def test_other_errors_pass_and_the_room_of_a_folder_to_come_is_that_of_its_disk(tmp_path: Path):

@@ -1,4 +1,4 @@
-"""A run has a folder of its own, and one trainer at a time works in it."""
+"""Every run has its own folder, used by one trainer at a time."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def holding(run: RunFolder) -> subprocess.Popen[str]:
 
 
 class Locks:
-    """Stands in for the locks of a file system: given to everyone, or not there at all."""
+    """Fakes the locks of a file system: granted to everyone, or not supported."""
 
     def __init__(self, *, there: bool) -> None:
         self._there = there
@@ -172,7 +172,7 @@ def test_a_living_holder_is_respected_and_a_dead_one_is_not(
         monkeypatch.setattr("filelock.FileLock", Locks(there=locks != "none"))
     with holding(run) as process:
         try:
-            for _ in range(2):  # looking must not loosen the lock
+            for _ in range(2):  # checking must not release the lock
                 with pytest.raises(RunInUse, match=f"process {process.pid} "), run.locked():
                     pass
         finally:
@@ -190,7 +190,7 @@ def test_the_name_of_a_dead_holder_is_overwritten_and_the_lock_of_another_is_not
     run.lock_file.write_text(json.dumps(longer))
     with run.locked():
         assert json.loads(run.lock_file.read_text())["pid"] == os.getpid()
-        run.lock_file.unlink()  # a person was sure that it is gone
+        run.lock_file.unlink()  # a user removed it
         run.lock_file.write_text("another's")
     assert run.lock_file.read_text() == "another's"
 
@@ -216,9 +216,9 @@ def test_a_worker_that_outlives_its_trainer_does_not_keep_the_lock(run: RunFolde
             worker = os.fork()
             if worker == 0:
                 os.write(worker_began, b"x")
-                os.read(reader, 1)  # lives until the test lets it go
+                os.read(reader, 1)  # lives until the test releases it
                 os._exit(0)
-            # A process that was forked and has not run yet still holds what its parent held.
+            # A forked process that has not run yet still holds the locks of its parent.
             os.read(worker_begins, 1)
             os.kill(os.getpid(), signal.SIGKILL)
 

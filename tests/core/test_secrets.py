@@ -1,4 +1,4 @@
-"""Secrets are known by their names, by their shapes and by their values."""
+"""Secrets are recognised by name, by shape and by value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON of others: what is read of it can be relied on, and what is wrong is named."""
+"""JSON from untrusted sources is validated, and errors name the file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text of others in a terminal."""
+"""Untrusted text in a terminal."""
 
 from __future__ import annotations
 

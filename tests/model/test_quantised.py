@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from expert.model.quantised import (
     dequantised,
     int8_linear,
     quantization_config,
+    quiet_bitsandbytes,
 )
 from tests.model.models import (
     documents,
@@ -195,3 +197,20 @@ def test_peft_imports_bitsandbytes_only_for_layers_of_its_own(
         assert known() == seen
     assert known()
     assert "bitsandbytes" not in sys.modules
+
+
+def test_one_warning_of_bitsandbytes_is_dropped_and_others_pass(caplog: pytest.LogCaptureFixture):
+    no_kernel = (
+        "Failed to load CPU gemm_4bit_forward from kernels-community: %s. Please make sure …"
+    )
+    theirs = logging.getLogger("bitsandbytes.backends.cpu.ops")
+    theirs.filters.clear()  # a model may have been loaded before in this process
+    theirs.warning(no_kernel, "no network")
+    assert len(caplog.records) == 1
+    quiet_bitsandbytes()
+    quiet_bitsandbytes()
+    assert len(theirs.filters) == 1
+    caplog.clear()
+    theirs.warning(no_kernel, "no network")
+    theirs.warning("the library is broken")
+    assert [record.getMessage() for record in caplog.records] == ["the library is broken"]

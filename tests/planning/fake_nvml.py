@@ -1,4 +1,4 @@
-"""A stand-in for NVML: a machine with as many cards as a test wants, each as broken as it wants."""
+"""A fake NVML with any number of cards and any failing calls."""
 
 from __future__ import annotations
 

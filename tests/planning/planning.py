@@ -1,4 +1,4 @@
-"""Short ways to a plan for tests: manifests as plain data, machines without looking at this one."""
+"""Helpers to make plans in tests, from manifests as plain data and made-up machines."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def machine(*gpus: Gpu, cores: int = 8, system: str = "Linux") -> Machine:
 
 
 def gpu(name: str, gib: float, capability: tuple[int, int], held_gib: float = 0) -> Gpu:
-    """A card as NVML would describe it, part of it held by somebody."""
+    """A card as described by NVML; `held_gib`: memory used by another process."""
     none = unknown("not asked")
     holders = (GpuProcess(7, "game", int(held_gib * GIB)),) if held_gib else ()
     return Gpu(
@@ -88,7 +88,7 @@ def own_blocks(config: Mapping[str, Any] | None = None, **changes: Any) -> dict[
 
 
 def rate(**changes: Any) -> MeasuredRate:
-    """What was measured of Qwen3-0.6B with LoRA on a card."""
+    """A measured rate of Qwen3-0.6B with LoRA."""
     facts: dict[str, Any] = {
         "card": "rtx-4090",
         "model": "qwen3-0.6b",
@@ -145,7 +145,7 @@ def plan(
 
 
 LONG_ROWS = Survey(4000, 4000 * 480, "counted", longest_tokens=1900)
-"""As a corpus of real rows: sequences of 2,048 hold four."""
+"""Like a corpus of real rows: a sequence of 2,048 tokens holds four."""
 
 
 def long_run(
@@ -156,7 +156,7 @@ def long_run(
     options: Mapping[str, Any] | None = None,
     **config: Any,
 ) -> RunPlan:
-    """400 steps of 16 sequences of 2,048 tokens with the model's own blocks, or as asked."""
+    """400 steps of 16 sequences of 2,048 tokens, without fused blocks unless `config` has them."""
     usual = {"batch_size": 67, "epochs": 1000, "max_steps": 400, "dropout": 0.0}
     data = own_blocks({**usual, **config}, base_models=[{"name": model, **(base or {})}])
     return plan(data, card, survey=survey, **(options or {}))
@@ -169,7 +169,7 @@ def decision(plan: RunPlan, path: str) -> tuple[Any, str, str]:
 
 
 def asked(value: Any) -> tuple[Any, str, str]:
-    """A decision that is the manifest's."""
+    """A decision with a value from the manifest."""
     return value, wording("set-in-the-manifest"), "manifest"
 
 

@@ -1,4 +1,4 @@
-"""What runs find out about memory, and what plans make of it."""
+"""Memory measured by runs, and its use in plans."""
 
 from __future__ import annotations
 
@@ -98,7 +98,10 @@ def test_probes_are_kept_by_card_and_torch_and_the_newest_of_a_kind_stays(tmp_pa
     assert len(read_records(file, MemoryProbe)) == 3
 
 
-@each("text", ["", "[", "{}", '[{"card": 1}]', "null"])
+ZERO = probe_of(WORK).model_dump() | {"resting_measured": 0, "moving_measured": 0}
+
+
+@each("text", ["", "[", "{}", '[{"card": 1}]', "null", json.dumps([ZERO])])
 def test_a_damaged_file_has_no_probes_and_is_written_anew(tmp_path, text):
     file = tmp_path / "probes.json"
     file.write_text(text)

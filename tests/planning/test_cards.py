@@ -1,4 +1,4 @@
-"""Cards: every row is physically possible, and a name finds its card or nothing."""
+"""The table of cards is physically plausible, and a name finds its card or nothing."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_every_row_is_physically_possible_and_found_by_its_names(card: Card):
         ("3080 laptop", "rtx-3080-laptop-8gb"),
         ("4060-ti-16gb", "rtx-4060-ti-16gb"),
         ("A100 80GB", "a100-80gb"),
-        # What is not a card, or several, is never guessed.
+        # Unknown or ambiguous names are never guessed.
         *((typed, None) for typed in ("", "rtx", "nvidia", "4095")),
         *((typed, None) for typed in ("gtx 4090", "rtx 6000", "4090 ti")),
     ],
@@ -119,7 +119,7 @@ def test_a_laptop_gpu_is_never_taken_for_the_desktop_card():
     for card in laptops:
         assert all(name.endswith(" Laptop GPU") for name in card.nvml_names)
         assert peaks_of(card) == (None, None, None, None)
-    # As much memory as the desktop card has: the name alone must tell them apart.
+    # With as much memory as the desktop card, only the name distinguishes them.
     assert card_named("NVIDIA GeForce RTX 4060 Laptop GPU", 8188 * MIB).slug == "rtx-4060-laptop"
     assert card_named("NVIDIA GeForce RTX 2080 Laptop GPU", 8192 * MIB) is None
 
@@ -133,7 +133,7 @@ def test_a_laptop_gpu_is_never_taken_for_the_desktop_card():
         ("GeForce RTX 2080 Ti", 11019, "rtx-2080-ti"),
         ("NVIDIA A40", 49140, "a40"),
         ("NVIDIA H200", 143771, "h200"),
-        # A slice, a modified or an unknown card is not a card of ours.
+        # A slice, a modified or an unknown card is not in the table.
         ("NVIDIA H200", 71885, None),
         ("NVIDIA A100-SXM4-40GB", 4864, None),
         ("NVIDIA GeForce RTX 4090", 49140, None),

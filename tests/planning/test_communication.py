@@ -1,4 +1,4 @@
-"""What ranks send each other, how long that takes, and what they reach together."""
+"""What ranks send, how long that takes, and their joint rate."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_what_ranks_reach_together():
         traffic = traffic_of(work, ranks(), 1)
         return reached_by(traffic, rank, alone, tokens=1e6, sequences=sequences, ranks=4)
 
-    found = reached((1e3, 2e3), (1e3, 2e3))  # no communication that matters
+    found = reached((1e3, 2e3), (1e3, 2e3))  # communication is negligible
     assert found.efficiency == pytest.approx((1.0, 1.0), rel=1e-3)
     assert found.tokens_per_second == pytest.approx((4e3, 8e3), rel=1e-3)
     idle = reached((1e3, 1e3), sequences=5)
@@ -117,4 +117,4 @@ def test_what_ranks_reach_together():
     faster_alone = reached((1e3, 1e3), (2e3, 2e3))
     assert faster_alone.efficiency == pytest.approx((0.5, 0.5), rel=1e-3)
     low, high = reached((1e9, 1e9), sequences=4, work=FULL).tokens_per_second
-    assert low / high == pytest.approx(SLOW_LINK)  # not the whole link is counted on
+    assert low / high == pytest.approx(SLOW_LINK)  # the slow end assumes a part of the link speed

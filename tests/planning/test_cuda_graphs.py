@@ -1,4 +1,4 @@
-"""Passes are captured as CUDA graphs where the GPU would wait for its host."""
+"""Passes are captured as CUDA graphs if the GPU would wait for its host."""
 
 from __future__ import annotations
 
@@ -86,10 +86,10 @@ def test_what_cannot_be_captured_is_not_and_says_why(tmp_path, config, because):
 @each(
     ("config", "captured"),
     [
-        # 32k tokens at once: 57,576 tokens/s with graphs and 58,289 without, on an H200.
+        # 32k tokens per pass: 57,576 tokens/s with graphs and 58,289 without, on an H200.
         ({"torch_compile": False}, False),
         ({"torch_compile": True}, False),
-        # One sequence at once, as a card with 8 GB has room for: the GPU was 45 % busy.
+        # One sequence per pass, all that fits 8 GB: the GPU was 45 % busy.
         ({"torch_compile": False, "micro_batch_size": 1}, True),
         ({"torch_compile": True, "micro_batch_size": 1}, True),
         ({"torch_compile": False, "batch_size": 2}, True),
@@ -121,7 +121,7 @@ def test_the_character_model_is_captured_in_small_batches_only():
 
 
 def test_what_captured_passes_keep_and_what_runs_beside_them_is_in_the_peak():
-    """0.6B with 32k tokens at once reserved 55.2 GiB and its context 0.8: the plan without graphs
+    """0.6B with 32k tokens per pass reserved 55.2 GiB and its context 0.8: the plan without graphs
     is 4 % above. Beside it an evaluation has room; the last batch of an epoch is captured too, and
     takes nothing more (it once took all of it again, 108.9 GiB)."""
     config = {"torch_compile": False, "eval_batch_size": 16}
@@ -131,7 +131,7 @@ def test_what_captured_passes_keep_and_what_runs_beside_them_is_in_the_peak():
     assert {"evaluation", "captured_gradients"} == parts.keys() - plain.memory.parts.keys()
     more = captured.memory.peak_bytes - plain.memory.peak_bytes
     beside = parts["evaluation"] + parts["captured_gradients"]
-    assert more == pytest.approx(1.05 * beside, rel=0.01)  # with the allocator's own share
+    assert more == pytest.approx(1.05 * beside, rel=0.01)  # with the allocator's overhead
     assert 2 * GIB < more < 8 * GIB
     work = workload_of(captured)  # as a run estimates again after a fallback
     assert estimate(work).total == pytest.approx(captured.memory.peak_bytes, rel=1e-6)

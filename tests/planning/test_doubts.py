@@ -1,4 +1,4 @@
-"""Settings that train nothing or explode are warned about before the run."""
+"""Settings that prevent training or make it diverge are warned about before the run."""
 
 from __future__ import annotations
 

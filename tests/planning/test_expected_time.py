@@ -1,4 +1,4 @@
-"""The time a run is expected to take: its arithmetic, and how far it is from recorded runs."""
+"""The expected time of a run: its arithmetic, and its error against recorded runs."""
 
 from __future__ import annotations
 
@@ -33,16 +33,22 @@ def peak():
     return (find_card("h200").bf16_tflops * 1e12,) * 2
 
 
-def a_run(work: Workload, tokens_of_a_step: float, **changes: Any) -> RunShape:
+def a_run(
+    work: Workload,
+    tokens_of_a_step: float,
+    *,
+    compiled: bool = False,
+    captured: bool = False,
+    **changes: Any,
+) -> RunShape:
     known = {
         "tokens": 100 * tokens_of_a_step,
         "steps": 100,
         "micro_batches": 1,
         "mean_tokens": 430,
-        "compiled": False,
-        "recorded": False,
         "packed": True,
     }
+    work = replace(work, compiled=compiled, captured=captured)
     return RunShape(work=work, **{**known, **changes})
 
 
@@ -52,7 +58,7 @@ def results(name: str, key: str = "results") -> list[dict[str, Any]]:
 
 
 def measured() -> Iterator[tuple[str, RunShape, float]]:
-    """Every rate of a run on the H200 in the records, with what it ran."""
+    """Every recorded rate of a run on the H200, with its shape."""
     for sitting in results("training-speed-h200", "runs"):
         for x in sitting["results"]:
             kinds = {"nf4": "int4", "int8": "int8"}
@@ -70,21 +76,21 @@ def measured() -> Iterator[tuple[str, RunShape, float]]:
     for x in results("small-updates-h200"):
         if x["case"].startswith("135m"):
             tokens = x["tokens_per_second"] * x["milliseconds"] / 1000
-            ways = {"compiled": "compiled" in x["way"], "recorded": "recorded" in x["way"]}
+            ways = {"compiled": "compiled" in x["way"], "captured": "recorded" in x["way"]}
             run = a_run(Workload(shape=SMALL, rows=1, row_tokens=2048), tokens, **ways)
             yield f"{x['case']} {x['way']}", run, x["tokens_per_second"]
     for x in results("experts-h200"):
         it = x["optimised"]
         tokens = it["tokens_per_second"] * it["seconds_per_update"]
         work = Workload(shape=SMALL, rows=1, row_tokens=1024)
-        yield x["pair"], a_run(work, tokens, recorded=True, mean_tokens=60), it["tokens_per_second"]
+        yield x["pair"], a_run(work, tokens, captured=True, mean_tokens=60), it["tokens_per_second"]
     for x in results("char-gpt-h200", "speed"):
         work = Workload(
             shape=char_gpt_shape(CharGptShape()), rows=1, row_tokens=256, adapter="full"
         )
         compiled = x.get("torch_compile", True)
         run = a_run(
-            work, 256 * x["batch"], compiled=compiled, recorded=True, packed=False,
+            work, 256 * x["batch"], compiled=compiled, captured=True, packed=False,
             characters=True, mean_tokens=256,
         )  # fmt: skip
         yield f"characters, {x['batch']}, {compiled}", run, 256 * x["samples_per_second"]
@@ -98,7 +104,7 @@ def _of_the_ladder() -> Iterator[tuple[str, RunShape, float]]:
         settings |= setting["settings"]
         it = setting["measured"]
         if settings["fp16"] is True or not settings["packing"]:
-            continue  # float16 with eager kernels is nothing that a plan chooses
+            continue  # a plan never chooses float16 with eager kernels
         tokens = it["tokens_per_second"] * it["seconds_per_update"]
         run = a_run(
             replace(
@@ -110,7 +116,7 @@ def _of_the_ladder() -> Iterator[tuple[str, RunShape, float]]:
             tokens,
             micro_batches=it["accumulation"],
             compiled=settings["torch_compile"] is True,
-            recorded=settings["use_cuda_graphs"] is not False,
+            captured=settings["use_cuda_graphs"] is not False,
         )
         yield f"ladder, {setting['name']}", run, it["tokens_per_second"]
 
@@ -123,7 +129,7 @@ def test_every_recorded_rate_of_the_measured_card_lies_in_its_range_and_near_its
         if not low <= rate <= high:
             outside.append(f"{name}: {rate:,.0f} is not in {low:,.0f} to {high:,.0f}")
         # Runs that a plan would choose: with graphs, or compiled with full batches.
-        if run.recorded or (run.compiled and run.tokens / run.steps > 10_000):
+        if run.work.captured or (run.work.compiled and run.tokens / run.steps > 10_000):
             off.append(math.sqrt(low * high) / rate - 1)
     assert outside == []
     assert min(off) > -0.22
@@ -188,7 +194,7 @@ def test_a_time_is_the_sum_of_its_parts():
 
 
 def test_recorded_runs_ended_within_the_expected_time():
-    """Whole runs with their start and compilation; what was cached by a run before is quicker."""
+    """Whole runs with their start and compile time; later runs of a record used the cache."""
     for sitting in results("training-speed-h200", "runs"):
         first = sitting["results"][0]
         steps = int(sitting["environment"]["command"].split("--steps ")[1].split()[0])

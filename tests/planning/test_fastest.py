@@ -1,4 +1,4 @@
-"""A micro-batch is as large as memory allows, and blocks are checkpointed for it where it pays."""
+"""Micro-batches are as large as memory allows, and blocks are checkpointed for them if it pays."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_rows_that_would_be_padding_are_not_computed_to_fill_the_memory():
 
 
 def test_held_to_8_gb_more_than_one_sequence_is_computed_at_once_unless_written_otherwise():
-    """One at a time used 5.2 GB, and the GPU was 45 % busy."""
+    """With a micro-batch of one, 5.2 GB were used and the GPU was 45 % busy."""
     found = made(vram="8GB")
     rows = found.batch.micro_batch
     assert rows >= 2
@@ -68,11 +68,11 @@ def test_held_to_8_gb_more_than_one_sequence_is_computed_at_once_unless_written_
     assert decision(found, "kernels.checkpointing")[1] == told
     one = made(vram="8GB", micro_batch_size=1)
     assert (one.batch.micro_batch, one.kernels.recomputed_blocks) == (1, 0)
-    # Where nothing can be checkpointed passes are captured: launches dominate.
+    # If nothing can be checkpointed, passes are captured: launches dominate.
     kept = made(vram="8GB", gradient_checkpointing=False)
     assert (kept.kernels.recomputed_blocks, kept.kernels.cuda_graphs, kept.fits) == (0, True, True)
     assert kept.batch.accumulation > 1
-    whole = made()  # fits at once, with nothing checkpointed
+    whole = made()  # fits in one pass without checkpointing
     assert (whole.batch.micro_batch, whole.kernels.recomputed_blocks) == (16, 0)
 
 

@@ -1,4 +1,4 @@
-"""Blocks with LoRA are computed by kernels of our own wherever they can, and then not compiled."""
+"""Blocks with LoRA use fused kernels wherever possible, and are then not compiled."""
 
 from __future__ import annotations
 

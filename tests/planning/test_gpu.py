@@ -1,4 +1,4 @@
-"""The machine and the memory model on the card that is really there (make gpu-test)."""
+"""The machine and the memory model on a real card (make gpu-test)."""
 
 from __future__ import annotations
 

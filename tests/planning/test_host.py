@@ -1,4 +1,4 @@
-"""Cores, memory, disk and software: as much as this process may use, through made-up trees."""
+"""Cores, memory, disk and packages available to this process, from made-up /proc and /sys."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ ALL = (Fact(16 * GIB, "psutil"), Fact(12 * GIB, "psutil"))
 @each(
     ("files", "total", "available"),
     [
-        # The tightest gives the memory, the fullest the room: 8 - (7 - 1 that can be dropped).
+        # The tightest group gives the total, the fullest the free memory: 8 - (7 - 1 of cache).
         (
             BATCH,
             Fact(6 * GIB, "cgroup v2 memory.max of /sys/fs/cgroup/batch/job"),

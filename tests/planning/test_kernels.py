@@ -141,7 +141,7 @@ def test_torch_s_kernels_run_where_flash_attention_4_is_slower_or_wrong(monkeypa
     data = manifest(config | {"max_steps": 10}), manifest(config | {"max_steps": 10_000})
     plans = [plan(one, "h200", survey=survey) for one in data]
     assert [each.kernels.attention for each in plans] == ["flash", "flash4"]
-    tiny = [{"name": "tiny"}]  # its heads are of another size
+    tiny = [{"name": "tiny"}]  # its heads have another size
     assert plan(manifest({}, base_models=tiny), "h200").kernels.attention != "flash4"
     asked = plan(manifest({"attention": "flash4"}, base_models=tiny), "h200")
     assert decision(asked, ATTENTION)[::2] == ("flash", "fallback")

@@ -1,4 +1,4 @@
-"""Known models: each reproduces its published parameter count, and names never nearly match."""
+"""Known models have their published parameter counts, and similar names never match."""
 
 from __future__ import annotations
 

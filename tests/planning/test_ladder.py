@@ -1,4 +1,4 @@
-"""The settings: what each asks for, where it changes a plan, and what two of them may differ in."""
+"""Benchmark settings: their keys, when they change a plan, and how far losses may differ."""
 
 from __future__ import annotations
 
@@ -6,8 +6,20 @@ from dataclasses import replace
 from typing import Any
 
 from expert.manifest.schema.config import TrainingConfig
-from expert.planning import ladder
-from expert.planning.ladder import BASELINE, SETTINGS, Ground, as_overrides, changes, not_here
+from expert.planning.ladder import (
+    BASELINE,
+    SETTINGS,
+    Ground,
+    as_overrides,
+    changes,
+    cost_of,
+    find_setting,
+    fit_together,
+    not_comparable,
+    not_here,
+    plan_hash,
+    tolerance,
+)
 from expert.planning.run_plan import RunPlan
 from tests.each import each
 from tests.planning.planning import gpu, machine, manifest, plan
@@ -33,7 +45,7 @@ def planned(values: dict[str, Any], *, on_gpu: bool = True) -> RunPlan:
 
 
 def climbed(ground: Ground) -> list[tuple[str, dict[str, Any], str]]:
-    """Every setting with what it changes, and why it changes nothing."""
+    """Every setting with its changes to the plan, or why it has none."""
     values = BASELINE.values(ground)
     below = planned(values, on_gpu=ground.on_gpu)
     found: list[tuple[str, dict[str, Any], str]] = []
@@ -67,7 +79,7 @@ def test_the_settings_and_the_baseline_that_people_begin_with():
 
 def test_every_setting_changes_what_it_is_about_on_a_card():
     for setting, (name, changed, reason) in zip(SETTINGS, climbed(GROUND), strict=True):
-        if name == "CUDA graphs":  # these updates are large
+        if name == "CUDA graphs":  # these steps are large
             assert reason.startswith(wording("false-already-host-keeps"))
             continue
         assert reason == "", name
@@ -103,15 +115,15 @@ def test_what_a_cpu_cannot_do_is_passed_over_with_the_plans_own_reason():
     ],
 )
 def test_a_setting_that_cannot_be_tried_says_why(name, ground, words):
-    setting = ladder.find_setting(name)
+    setting = find_setting(name)
     assert words in setting.needs(ground)
 
 
 def test_a_setting_is_found_however_it_is_written():
-    assert ladder.find_setting("BF16+tf32") is SETTINGS[3]
-    assert ladder.find_setting("Fused-AdamW") is SETTINGS[5]
-    assert ladder.find_setting("rocket") is None
-    packing = ladder.find_setting("packing")  # as many rows at once as before
+    assert find_setting("BF16+tf32") is SETTINGS[3]
+    assert find_setting("Fused-AdamW") is SETTINGS[5]
+    assert find_setting("rocket") is None
+    packing = find_setting("packing")  # as many rows per micro-batch as before
     for rows, sequences in ((24, 3), (2, 1), (900, 4)):
         values = packing.values(replace(GROUND, rows_at_once=rows))
         assert values["micro_batch_size"] == sequences
@@ -129,21 +141,21 @@ def test_how_far_losses_may_differ_depends_on_what_differs():
         (EXACT | {"attention": "eager"}, EXACT, (0.001, wording("the-same-rows-in"))),
         (EXACT, half, (0.01, wording("same-rows-in-bits"))),
     ):
-        assert ladder.tolerance(planned(before), planned(after)) == allowed
-    for before, after, because in (  # weights that were trained on other rows are not compared
+        assert tolerance(planned(before), planned(after)) == allowed
+    for before, after, because in (  # weights trained on other rows are not compared
         ({}, {"packing": False}, wording("other-rows-share-update")),
         ({"dropout": 0.1}, {"dropout": 0.1}, wording("dropout-draws-other-numbers")),
         ({}, {"attention": "eager"}, ""),
     ):
-        assert ladder.not_comparable(planned(before), planned(after)) == because
+        assert not_comparable(planned(before), planned(after)) == because
 
 
 def test_the_hash_of_a_plan_is_that_of_what_it_settles():
     one = planned({})
     reworded = one.with_values({"kernels.compile": one.kernels.compile}, "another reason", "preset")
-    assert ladder.plan_hash(one) == ladder.plan_hash(reworded)
+    assert plan_hash(one) == plan_hash(reworded)
     other = planned({"torch_compile": not one.kernels.compile})
-    assert ladder.plan_hash(one) != ladder.plan_hash(other)
+    assert plan_hash(one) != plan_hash(other)
 
 
 def with_memory(made: RunPlan, peak: int | None, budget: int = 100) -> RunPlan:
@@ -159,7 +171,7 @@ def with_kernels(made: RunPlan, **values: Any) -> RunPlan:
     ("before", "after", "costs"),
     [
         (40, 60, True),
-        (40, 43, False),  # the estimate is no better
+        (40, 43, False),  # within the error of the estimate
         (10, 45, False),  # half of the budget is still free
         (None, 60, False),
         (60, 40, False),
@@ -167,11 +179,11 @@ def with_kernels(made: RunPlan, **values: Any) -> RunPlan:
 )
 def test_a_setting_costs_memory_that_is_short_and_precision(before, after, costs):
     made = planned({})
-    found = ladder.cost_of(with_memory(made, before), with_memory(made, after))
+    found = cost_of(with_memory(made, before), with_memory(made, after))
     assert (found != "") == costs
     for less, more, words in (
         ({"precision": "fp32"}, {"precision": "bf16"}, "computes in bf16 instead of fp32"),
-        ({"precision": "fp16"}, {"precision": "bf16", "tf32": True}, ""),  # as few bits
+        ({"precision": "fp16"}, {"precision": "bf16", "tf32": True}, ""),  # the same number of bits
         (
             {"precision": "fp32", "tf32": False},
             {"precision": "fp32", "tf32": True},
@@ -179,16 +191,16 @@ def test_a_setting_costs_memory_that_is_short_and_precision(before, after, costs
         ),
         ({"precision": "bf16"}, {"precision": "fp32"}, ""),
     ):
-        assert ladder.cost_of(with_kernels(made, **less), with_kernels(made, **more)) == words
+        assert cost_of(with_kernels(made, **less), with_kernels(made, **more)) == words
 
 
 def test_settings_fit_together_when_the_sum_of_their_peaks_does():
     made = planned({})
     small, large = with_memory(made, 40), with_memory(made, 61)
-    assert ladder.fit_together(small, small)
-    assert not ladder.fit_together(small, large)
-    assert not ladder.fit_together(small, small, small)
+    assert fit_together(small, small)
+    assert not fit_together(small, large)
+    assert not fit_together(small, small, small)
     unknown = with_memory(made, None)
-    assert not ladder.fit_together(unknown, small)  # of a card
+    assert not fit_together(unknown, small)  # on a GPU
     on_cpu = with_kernels(unknown, device="cpu")
-    assert ladder.fit_together(on_cpu, on_cpu)
+    assert fit_together(on_cpu, on_cpu)

@@ -89,7 +89,7 @@ def test_processes_on_a_cpu_divide_its_memory_and_cores():
     two = choose_cluster(here, ranks=2, nodes=1, link=None)
     share = share_of_target(here, two)
     assert (share.budget_bytes, share.cores) == (here.budget_bytes // 2, here.cores // 2)
-    assert share.total_bytes == here.total_bytes  # what changes the training does not depend on it
+    assert share.total_bytes == here.total_bytes  # training must not depend on the ranks
     card = target("rtx-4090")
     assert share_of_target(card, cluster()) == card
 

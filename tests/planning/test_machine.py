@@ -1,4 +1,4 @@
-"""The description of a machine as a whole: every fact with a value and where it was read."""
+"""The description of a machine: every fact with its value and source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cards as NVML tells of them: every fact with its source, and unknown where it is not told."""
+"""Cards as reported by NVML: every fact with its source, or unknown."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_card_is_described_with_every_fact_and_its_source():
         "pcie_width": Fact(16, wording("nvml-at-present")),
     }
     assert nvml.running == 0
-    nvml.broken = {"nvmlShutdown": pynvml.NVML_ERROR_UNINITIALIZED}  # a failing goodbye
+    nvml.broken = {"nvmlShutdown": pynvml.NVML_ERROR_UNINITIALIZED}  # a failing shutdown
     assert describe(nvml).gpus[0] == gpu
 
 
@@ -44,7 +44,7 @@ def test_holders_are_compute_and_graphics_processes_once_each_and_the_largest_fi
     nvml.graphics = [process(NO_SUCH_PID, 5 * GIB), process(os.getpid(), 4 * GIB)]
     holders = describe(nvml).gpus[0].holders
     assert holders.value == (
-        GpuProcess(NO_SUCH_PID, "Xorg", 5 * GIB),  # psutil does not know it, NVML does
+        GpuProcess(NO_SUCH_PID, "Xorg", 5 * GIB),  # NVML names it, psutil does not
         GpuProcess(os.getpid(), psutil.Process().name(), 4 * GIB),
     )
 
@@ -177,7 +177,7 @@ def test_nvml_is_closed_even_when_reading_a_card_breaks_down():
         ("NoDevFiles", []),
         ("GPU-cccc3333", [2]),
         ("GPU-cc,GPU-aaaa", [2, 0]),
-        ("GPU-aa", []),  # two cards begin so
+        ("GPU-aa", []),  # two cards match
         ("GPU-aaaa,GPU-ffff,GPU-cccc", [0]),
         ("GPU-aaaa,", [0]),
         ("MIG-1111", []),

@@ -1,4 +1,4 @@
-"""What was measured: kept for later plans, and used where a manifest leaves the choice open."""
+"""Measurements are stored for later plans, and used where the manifest says auto."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ WON = {
 
 
 def rate(**changes: Any) -> MeasuredRate:
-    """A benchmark that decided something."""
+    """The record of a benchmark with winning settings."""
     return measured(**{"settings": WON, "gains": {"kernels.attention": 1.25}, **changes})
 
 
@@ -150,7 +150,7 @@ def test_a_later_plan_takes_what_won_and_says_so(home):
     )
     assert decision(made, "kernels.compile") == (False, words, "measurement")
     assert decision(made, "optim.optimizer") == ("adamw_torch", words, "measurement")
-    # Checkpointing that won is kept although less would fit, and fused blocks that lost are not.
+    # Winning checkpointing is used although less would fit, and losing fused blocks are not.
     remember_rate(home, rate(settings={"kernels.checkpointing": "full"}))
     assert decision(planned(home), "kernels.checkpointing") == ("full", words, "measurement")
     remember_rate(home, rate(settings={**WON, "kernels.fused_blocks": False}))
@@ -195,7 +195,7 @@ def test_a_short_run_is_not_compiled_although_compiling_won(home, tmp_path):
 
 
 def timed(home: Path, folder: Path, config: dict[str, Any] | None = None, **changes: Any) -> Any:
-    """A plan for short rows beside what a benchmark measured."""
+    """A plan for short rows with the record of a benchmark."""
     (folder / "train.jsonl").write_text('{"text": "abc"}\n' * 1000, encoding="utf-8")
     changes = {"settings": {"kernels.attention": "sdpa"}, **changes}
     remember_rate(home, rate(measured_on="2026-01-01", **changes))
@@ -241,14 +241,14 @@ def test_a_benchmark_of_something_else_settles_nothing_and_gives_no_time(tmp_pat
     assert "measurement" not in sources
 
 
-# ---- what a run told
+# ---- rates of runs
 
 
 ROWS = "\n".join(json.dumps({"text": "word " * 300}) for _ in range(64))
 
 
 def a_run(made: Any, **changes: Any) -> MeasuredRate:
-    """What a run by this plan tells, whose rows are as long as they were planned."""
+    """The record of a run by this plan, with rows as long as planned."""
     tokens = made.length.tokens_per_epoch / made.length.rows
     settings = speed_settings({each.path: each for each in made.decisions}, cores=None)
     return rate(**{"settings": settings, "gains": {}, "row_tokens": tokens, **changes})
@@ -263,10 +263,10 @@ def test_a_run_tells_its_rate_to_the_plans_of_runs_like_it_and_settles_nothing(h
     told = wording("measured-on-in-run")
     assert decision(made, "length.tokens_per_second") == (1000.0, told, "measurement")
     tokens = made.length.tokens_per_epoch * made.length.epochs
-    assert made.length.seconds == pytest.approx(tokens / 1000, rel=0.01)  # updates are whole
+    assert made.length.seconds == pytest.approx(tokens / 1000, rel=0.01)  # steps are whole
     assert made.kernels == before.kernels
     changed = [each.path for each in made.decisions if each not in before.decisions]
-    other = [path for path in changed if path != "kernels.compile"]  # its reason has other seconds
+    other = [path for path in changed if path != "kernels.compile"]  # its reason contains seconds
     times = ["expected_seconds", "expected_parts"]
     assert other == [f"length.{key}" for key in ("tokens_per_second", "seconds", *times)]
 

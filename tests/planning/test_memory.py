@@ -1,4 +1,4 @@
-"""The memory model against peaks measured on a card, and against common sense."""
+"""The memory model compared with measured peaks and with common sense."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ TARGETS = {
     "ia3": frozenset({"k_proj", "v_proj", "down_proj"}),
 }
 RUNS = MEASURED.with_name("memory-runs-h200.json")
-# The worst of the modelled cases is off by 3.8 % (a 135M model trained whole).
+# The worst of the modelled cases is off by 3.8 % (a 135M model, fully trained).
 TOLERANCE = 0.05
-# The worst of the runs is off by 5.1 % (0.6B trained whole and recomputed, 16 rows).
+# The worst of the runs is off by 5.1 % (0.6B fully trained with checkpointing, 16 rows).
 RUN_TOLERANCE = 0.055
 
 
 def modelled_records() -> list[dict[str, Any]]:
-    """Measured cases of what the product does: 16-bit adapters or float32 masters, whole blocks
-    recomputed. Float32 adapters, bf16 masters and selective saving were measured to compare."""
+    """Measured cases that Expert can run: 16-bit adapters or float32 masters, whole blocks
+    checkpointed. Float32 adapters, bf16 masters and selective saving were measured to compare."""
     records = json.loads(MEASURED.read_text(encoding="utf-8"))["records"]
     return [r for r in records if r["adapter"] in ADAPTERS and r["checkpoint"] != "selective"]
 

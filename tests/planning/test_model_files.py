@@ -1,4 +1,4 @@
-"""What a model folder says of itself is checked before anything is built from it."""
+"""The files of a model folder are checked before anything is built from them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.each import each
 from tests.hostile.folders import HARMLESS, REFUSED, SOUND, hostile, sound_copy
 from tests.wording import wording
 
-# Said by who needs it: transformers knows its kinds of models, templates run in a sandbox.
+# Refused later: transformers knows its model types, templates run in a sandbox.
 LATER = ("a template", "a tokenizer", "a pattern", "an unknown kind", "code of")
 OF_ANOTHER_KIND = ("pipe", "device", "GB")
 

@@ -1,4 +1,4 @@
-"""Plans for several processes: the engine, each rank's share of a step, what all reach."""
+"""Plans for several processes: the engine, each rank's share of a step, the joint rate."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ SMALL, UNKNOWN = {"name": "Qwen3-0.6B"}, {"name": "somebody/unheard-of"}
         ("rtx-4090", {}, {"ranks": 4}, "replicated", 1),
         ("h100", FULL, {"ranks": 8}, "sharded", 8),
         ("h100", FULL, {"ranks": 8, "base": SMALL}, "replicated", 1),
-        # Machines hold copies where one of them holds the model.
+        # Each machine holds a copy if the model fits one machine.
         ("h100", FULL, {"ranks": 16, "nodes": 2, "link": "ib400"}, "sharded", 8),
         ("rtx-4090", FULL, {"ranks": 16, "nodes": 4, "link": "eth100"}, "sharded", 16),
         ("h200", FULL, {"ranks": 4, "nodes": 4, "link": "ib400"}, "sharded", 4),
-        # As the manifest says where the size is not known.
+        # As in the manifest if the size is unknown.
         ("rtx-4090", {}, {"ranks": 4, "base": UNKNOWN}, "replicated", 1),
         ("rtx-4090", SHARDED, {"ranks": 4, "base": UNKNOWN}, "sharded", 4),
     ],
@@ -103,7 +103,7 @@ def test_one_process_is_single_and_an_engine_that_the_manifest_names_is_taken_fo
 
 
 def test_the_base_is_what_it_would_be_on_one_card_where_one_card_can():
-    """Quantisation changes what is computed: it must not follow from the number of cards."""
+    """Quantisation changes the results, so it must not depend on the number of cards."""
     for card, base in (("rtx-4090", {"name": "microsoft/phi-4"}), ("rtx-3060", LLAMA)):
         alone, several = made(card, base=base), made(card, base=base, ranks=4)
         assert several.model.quantization == alone.model.quantization == "int4"
@@ -327,7 +327,7 @@ def test_a_rate_of_one_card_is_no_rate_of_four_and_the_other_way_round(tmp_path)
     value, _, source = decision(found, "parallel.tokens_per_second")
     assert source == "measurement"
     assert value[0] < 3600 < value[1]
-    # Four times what one card reached, where only that is known.
+    # Four times the rate of one card, if only that is known.
     known = with_rates(tmp_path, one, ranks=4).parallel
     assert known.alone_tokens_per_second == pytest.approx((900, 1150))
 

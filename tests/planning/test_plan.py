@@ -1,4 +1,4 @@
-"""The plan as a whole: complete, honest, and true to what was asked."""
+"""The plan as a whole: complete, and true to the manifest."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ def test_every_real_manifest_fits_the_cards_of_the_guides_unmodified(card):
         assert made.fits, file.name
 
 
-# A value for each key of training.config that differs from what the plan would do by itself, and
-# where it needs it, the company without which it means nothing.
+# For each key of training.config a value that differs from the plan's own choice; COMPANY has the
+# other keys that some of them need.
 CHANGES: dict[str, Any] = {
     "adapter_type": "dora",
     "rank": 7,
@@ -175,13 +175,13 @@ COMPANY: dict[str, dict[str, Any]] = {
     "dataloader_persistent_workers": {"dataloader_num_workers": 0},
     "tokenize": {"packing": False},
 }
-# One value is allowed and it is the default: the key can only be honoured.
+# Keys with a single allowed value.
 ONE_VALUE = {"method", "torch_compile_backend"}
 
 
 @each("key", CHANGES)
 def test_no_key_of_the_config_does_nothing(key):
-    """Each key changes the plan, or the reader or the plan says what overrules it."""
+    """Each key changes the plan, or the reader or the plan reports what overrules it."""
     assert CHANGES.keys() | ONE_VALUE == TrainingConfig.model_fields.keys()
     company = COMPANY.get(key, {})
     card = None if key == "device" else "rtx-4090"
@@ -268,7 +268,7 @@ def test_data_that_is_there_gives_steps_and_sequences(tmp_path):
     # Rows of about 205 tokens, ten to a sequence of 2048: three hold 30, four would hold 40.
     assert (made.batch.sequences_per_update, made.data.sequence_length) == (4, 1672)
     assert (made.batch.micro_batch, made.batch.accumulation) == (4, 1)
-    # A row that nobody has seen may still need all of it: memory is planned for that.
+    # Rows that were not counted may need the full length, so memory is planned for that.
     assert made.memory.workload["row_tokens"] == 2048
 
 

@@ -1,4 +1,4 @@
-"""What a plan says about itself: advice, warnings, ways out, and the reason of every branch."""
+"""Advice, warnings, fixes and reasons in a plan."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.wording import wording
 
 
 def test_advice_fits_together():
-    """Taking everything that is advised at once must still fit."""
+    """Following all of the advice together must still fit."""
     base = {"name": "Llama-3.1-8B", "quantization": "int4"}
     config = {"gradient_checkpointing": True, "batch_size": 32, "packing": False}
     made = plan(manifest(config, base_models=[base]))
@@ -40,7 +40,7 @@ WAYS_OUT = [
 
 @each(("config", "base", "card"), WAYS_OUT)
 def test_what_is_said_to_fit_does_fit(config, base, card):
-    """The way out names every change it makes: making them gives a plan that fits."""
+    """Making all changes that the warning names gives a plan that fits."""
     model = {"name": "Qwen3-0.6B", "quantization": "none", **base}
     made = plan(manifest(config, base_models=[model]), card)
     assert not made.fits
@@ -72,7 +72,7 @@ MORE_THAN_A_STEP = {"batch_size": 3, "packing": False, "micro_batch_size": 5}
         ({"dataloader_num_workers": 8}, "h200", wording("prepared-tokens-memory-mapped-fed")),
         (MORE_THAN_A_STEP, "rtx-4090", wording("step-has-only-sequences")),
         ({"eval_batch_size": 4096}, "rtx-3060", wording("at-once-will-not")),
-        # Costly wishes are honoured with their consequence.
+        # Costly settings are honoured with a warning.
         ({"attention": "eager"}, "rtx-4090", wording("eager-attention-keeps-every")),
         ({"fused_loss": False}, "rtx-4090", wording("whole-logits-stored")),
         ({"bf16": False, "fp16": False}, "rtx-4090", wording("leaves-tensor-cores-to")),

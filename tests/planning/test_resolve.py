@@ -1,4 +1,4 @@
-"""Where a base model is found, in which order."""
+"""Where a base model is found, and in which order."""
 
 from __future__ import annotations
 

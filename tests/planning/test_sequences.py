@@ -1,4 +1,4 @@
-"""How many packed sequences make an update, as far as a plan can tell before rows are counted."""
+"""How many packed sequences make a step, before and after the rows are counted."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from tests.wording import wording
 @each(
     ("rows", "mean", "longest", "length", "packing"),
     [
-        # Sequences keep their length where whole ones hold the rows of a step.
+        # Sequences keep their length if whole ones hold the rows of a step.
         (64, 100, 900, 1024, (6, 1024, None)),
         (8, 2000, 2048, 2048, (8, 2048, None)),
-        # Else they are shorter: 16 · 22 / 0.99 = 355.6, to a multiple of 8.
+        # Otherwise they are shorter: 16 · 22 / 0.99 = 355.6, to a multiple of 8.
         (16, 22, 40, 1024, (1, 360, None)),
         (16, 22, 0, 1024, (1, 360, None)),  # the longest row is not known
         (9, 29, 29, 256, (2, 152, None)),  # rows that are all alike leave gaps
-        (16, 22, 900, 1024, (1, 904, 16)),  # a long row keeps them long and its rows few
+        (16, 22, 900, 1024, (1, 904, 16)),  # a long row forces long sequences with few rows
         (1, 20, 40, 512, (1, 40, 1)),
     ],
 )
@@ -42,7 +42,7 @@ def test_rows_that_continue_in_the_next_sequence_make_steps_of_the_rows_asked_fo
 
 
 def packed(fill: float) -> Survey:
-    """Very many rows, 8 to a sequence of 2,048 places."""
+    """Very many rows, 8 per sequence of 2,048 positions."""
     rows = PackedRows(rows=8_000_000, sequences=1_000_000, length=2048, fill=fill)
     return Survey(8_000_000, int(2048e6 * fill), "prepared rows", "prepared", 2048, rows)
 
@@ -61,7 +61,7 @@ def test_full_sequences_are_compiled_to_one_width_and_half_empty_ones_laid_end_t
 
 
 def test_sequences_that_micro_batches_lack_are_not_computed():
-    """7 of a step in four micro-batches of 2: one place in eight would be empty."""
+    """7 sequences of a step in four micro-batches of 2: one in eight would be empty."""
     asked = {"fused_blocks": True, "use_cuda_graphs": False}
     base = [{"name": "Llama-3.1-8B", "quantization": "int4"}]
 
@@ -90,7 +90,7 @@ def test_captured_sequences_with_much_padding_are_laid_end_to_end_in_a_few_width
 
 
 def test_steps_of_long_and_short_rows_are_captured_where_launching_takes_longer():
-    """Ten rows of a step in five sequences: all of one width would compute 2.4 times as much."""
+    """Ten rows in five sequences: with one width 2.4 times as much would be computed."""
     rows = PackedRows(rows=10_000, sequences=5_000, length=2048, fill=0.41)
     survey = Survey(10_000, 4_280_000, "prepared rows", "prepared", 2048, rows)
     made = plan(manifest({"batch_size": 10, "fused_blocks": "auto"}), "h200", survey=survey)
@@ -152,7 +152,7 @@ def test_tokens_of_a_step_become_rows_by_their_mean_length():
     twice = {"batch_tokens": 4096, "gradient_accumulation_steps": 2}
     made = plan(manifest(twice), survey=counted(1000, 128_000))
     assert (made.batch.examples_per_update, made.batch.tokens_per_step) == (64, 8192)
-    cut = {"batch_tokens": 4096, "max_seq_length": 512}  # long rows count as what is left of them
+    cut = {"batch_tokens": 4096, "max_seq_length": 512}  # long rows are truncated
     assert plan(manifest(cut), survey=counted(100, 300_000)).batch.examples_per_update == 8
     made = plan(manifest({"batch_tokens": 4096}), survey=packed(0.5))
     assert made.batch.examples_per_update == 32  # 8 to 1,024 tokens
@@ -171,7 +171,7 @@ CARDS = ("rtx-3060", "rtx-4090", "l40s", "a100", "h200", None)
 
 
 def asking_for(rows: int, card: str | None, *, exact: bool = True, **config):
-    """An 8B model with 4 packed sequences to a step, and so many of them asked for at once."""
+    """An 8B model with 4 packed sequences per step and a requested micro-batch of `rows`."""
     packed = PackedRows(rows=6000, sequences=1500, length=2048, fill=0.99)
     survey = Survey(6000, 3_000_000, "prepared rows", "prepared", 2000, packed if exact else None)
     name = "Qwen3-0.6B" if card is None else "Llama-3.1-8B"
@@ -194,9 +194,9 @@ def test_a_micro_batch_larger_than_a_step_is_planned_as_what_a_step_has(card):
     )
     because = wording("all-step-manifests-more")
     assert decision(asked, "batch.micro_batch") == (4, because, "manifest")
-    # While rows are not counted, memory is that of the expected sequences.
+    # Before rows are counted, memory is planned for the expected sequences.
     asked, fitting = asking_for(32, card, exact=False), asking_for(4, card, exact=False)
-    assert asked.batch.micro_batch == 32  # a step may come out longer than it was guessed
+    assert asked.batch.micro_batch == 32  # a step may turn out larger than estimated
     assert asked.batch.sequences_per_update == fitting.batch.sequences_per_update
     assert (asked.memory, asked.kernels) == (fitting.memory, fitting.kernels)
     config = {"packing": False, "batch_size": 3}

@@ -1,4 +1,4 @@
-"""Shapes: a config.json gives the published parameter count, or a refusal that says why."""
+"""A config.json gives the published parameter count, or an error with the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory of a card that shares a run: what is divided, what is whole, what is gathered."""
+"""Memory of one of several cards: what is sharded, replicated or gathered."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SHAPES = {
 
 @each("case", CASES, ids=lambda c: f"{c['shape']}-{c['adapter']}-{c['ranks']}")
 def test_a_rank_takes_what_was_measured_on_an_h200(case):
-    """Within a tenth, which is what a plan for several cards promises; most are within 4 %."""
+    """Within 10 %, the promised accuracy for several cards; most are within 4 %."""
     shape = SHAPES[case["shape"]]
     work = Workload(
         shape=shape,
@@ -147,4 +147,4 @@ def test_runs_on_several_cards_calibrate_no_single_one():
         kind_of(replace(LORA, engine="sharded", shards=8, offload=True)),
     }
     assert len(kinds) == 5
-    assert kind_of(LORA).count(",") == 6  # as before: what was remembered is still found
+    assert kind_of(LORA).count(",") == 6  # unchanged, so that stored probes are still found

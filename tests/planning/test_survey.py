@@ -1,4 +1,4 @@
-"""Rows and tokens, as far as a look at the files tells."""
+"""Rows and tokens estimated from the files."""
 
 from __future__ import annotations
 
@@ -80,10 +80,10 @@ def test_characters_of_a_corpus_are_its_bytes_up_to_the_limit(tmp_path):
 
 def test_rows_of_a_large_file_are_counted_by_parts_all_over_it(tmp_path, monkeypatch):
     monkeypatch.setattr(survey_module, "_COUNTED_BYTES", 16_000)
-    lines = ["x" * 9] * 5000 + ["x" * 99] * 5000  # by its first part it would have 55,000
+    lines = ["x" * 9] * 5000 + ["x" * 99] * 5000  # its first part alone would give 55,000
     (tmp_path / "a.jsonl").write_text("\n".join(lines) + "\n")
     found = survey_file(tmp_path / "a.jsonl")
-    # Of 9 % of the bytes, which are short lines, 1 of 16 parts and a piece of another tell.
+    # 9 % of the bytes are short lines, sampled by 1 of 16 parts and a piece of another.
     assert found.rows == pytest.approx(10_000, rel=0.2)
     assert found.because == wording("lines-mib-spread-over")
     monkeypatch.setattr(survey_module, "_COUNTED_BYTES", 1600)

@@ -1,4 +1,4 @@
-"""What a plan is made for, and presets held to the memory model."""
+"""The target of a plan, and presets checked with the memory model."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_run_that_is_resumed_beside_others_keeps_its_base_unquantised():
 def test_presets_say_where_they_hold_and_where_they_do_not():
     found = {(v.card.slug, v.preset.model, v.preset.work.rows): v for v in verdicts()}
     assert found[("rtx-4080-super", "char-gpt", 128)].holds
-    assert found[("rtx-4080-super", "char-gpt", 256)].holds  # said to be too much for 16 GB
+    assert found[("rtx-4080-super", "char-gpt", 256)].holds  # reportedly too much for 16 GB
     small = found[("rtx-4090", "Qwen3-0.6B", 16)]
     assert not small.holds
     assert small.words().startswith(wording("does-not-hold"))

@@ -1,4 +1,4 @@
-"""How many threads a run on a CPU takes."""
+"""How many threads a run on a CPU uses."""
 
 from __future__ import annotations
 

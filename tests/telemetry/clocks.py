@@ -1,10 +1,10 @@
-"""A clock that a test turns by hand."""
+"""A clock that tests advance by hand."""
 
 from __future__ import annotations
 
 
 class HandClock:
-    """Shows the seconds it was turned to."""
+    """Returns the time it was set to."""
 
     def __init__(self, now: float = 100.0) -> None:
         self.now = now

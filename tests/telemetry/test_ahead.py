@@ -1,4 +1,4 @@
-"""The evaluations that a run has before it, and how long they will take."""
+"""The remaining evaluations of a run, and how long they will take."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.telemetry.clocks import HandClock
 
 
 def made(meter: Meter, clock: HandClock, done: int, seconds: float = 1.0) -> None:
-    """The steps up to this number, from 0 on."""
+    """Add `done` steps, numbered from 0."""
     for step in range(done):
         clock.turn(seconds)
         meter.add(StepCounts(step=step, real_tokens=1, places=1, examples=1, targets=1))
@@ -18,7 +18,7 @@ def made(meter: Meter, clock: HandClock, done: int, seconds: float = 1.0) -> Non
     ("total", "every", "left"),
     [
         (40, 10, {0: 4, 9: 4, 10: 4, 11: 3, 39: 1, 40: 1}),
-        (45, 10, {0: 5, 40: 2, 41: 1, 45: 1}),  # after the last step there is one more
+        (45, 10, {0: 5, 40: 2, 41: 1, 45: 1}),  # one more after the last step
         (5, 10, {0: 1, 5: 1}),
     ],
 )
@@ -43,7 +43,7 @@ def test_the_time_left_has_the_evaluations_in_it_before_and_after_one_was_measur
     assert meter.eta_seconds() == 3 + 90.0
     made(meter, clock, 4)
     assert meter.eta_seconds() == 90.0
-    ahead.measured(20.0, cost=60.0, done=4)  # three times as fast as thought
+    ahead.measured(20.0, cost=60.0, done=4)  # three times as fast as expected
     assert meter.eta_seconds() == 10.0
 
 

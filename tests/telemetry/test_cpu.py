@@ -1,4 +1,4 @@
-"""Who uses the cores: by a clock turned by hand, and by a real neighbour."""
+"""CPU use of other processes, with a fake clock and with a real process."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_own_work_counts_as_busy_and_as_own():
 
 def test_the_peak_of_memory_stays_and_is_not_that_of_a_process_that_was_started():
     block = bytearray(200_000_000)
-    block[::4096] = b"x" * len(block[::4096])  # touched, so that it is really there
+    block[::4096] = b"x" * len(block[::4096])  # touched, so that it is resident
     size = len(block)
     asked = "from expert.telemetry.cpu import peak_memory_bytes as peak; print(peak())"
     told = subprocess.run([sys.executable, "-c", asked], capture_output=True, check=True, text=True)
@@ -63,8 +63,8 @@ def test_busy_neighbours_are_named_once_a_minute_and_quiet_ones_never():
 
     neighbours = Neighbours(clock=lambda: now[0], look=look)
     assert neighbours.named(0.1) == []
-    assert looks == []  # who is alone looks for nobody
-    assert neighbours.named(0.8) == []  # the first look
+    assert looks == []  # nothing is sampled while the cores are free
+    assert neighbours.named(0.8) == []  # the first sample
     now[0] += 2
     used.update({7: ("python3", 8.0), 9: ("rustc", 0.5), 10: ("new", 9.0)})
     expected = [
@@ -81,7 +81,7 @@ def test_busy_neighbours_are_named_once_a_minute_and_quiet_ones_never():
 
 
 def test_a_real_neighbour_is_seen_and_this_process_and_its_children_are_not():
-    """The neighbour is none of our children, as any other process of the machine."""
+    """The other process is not a child of this one."""
     code = "import os; os.fork() and os._exit(0); print(os.getpid(), flush=True)\nwhile True: pass"
     done = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert done.stdout is not None
@@ -95,7 +95,7 @@ def test_a_real_neighbour_is_seen_and_this_process_and_its_children_are_not():
         os.kill(neighbour, signal.SIGKILL)
         done.stdout.close()
     assert seen[neighbour][1] > before[neighbour][1]
-    assert share * len(cores_seen()) > 0.2  # a fifth of a core, however many others want it
+    assert share * len(cores_seen()) > 0.2  # a fifth of a core, even on a busy machine
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         seen = process_seconds()
         child.communicate(b"\n")

@@ -1,4 +1,4 @@
-"""Samples of a card through a stand-in for NVML; nothing here waits for time to pass."""
+"""GPU samples from a fake NVML; no test waits for time to pass."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.telemetry.clocks import HandClock
 
 
 class BusyNvml(FakeNvml):
-    """A card at work; `use` is its utilisation."""
+    """A busy card; `use` is its utilisation."""
 
     NVML_CLOCK_SM = pynvml.NVML_CLOCK_SM
 
@@ -72,14 +72,14 @@ def test_step_fields_average_since_the_last_line_and_fall_back_to_the_newest(clo
     nvml.bits = pynvml.nvmlClocksThrottleReasonSwPowerCap
     for _ in range(3):
         sampler.sample()
-    fields = sampler.step_fields(0.0)  # the oldest have left the ring
+    fields = sampler.step_fields(0.0)  # the oldest were dropped
     assert (fields["gpu_utilization"], fields["throttled_power"]) == (100.0, 0.75)
     assert fields["throttled_heat"] == 0.0
 
 
 def test_use_and_power_are_unknown_until_steps_ran_for_as_long_as_nvml_averages(clock):
     sampler = sampled(BusyNvml(), clock, 0, 40, 100)
-    began = clock.now - 1  # the second sample still has a part of what was before
+    began = clock.now - 1  # the second sample still averages over the time before
     steady = sampler.step_fields(began, steady_since=began)
     assert (steady["gpu_utilization"], steady["power_watts"]) == (100.0, 612.5)
     early = sampler.step_fields(clock.now, steady_since=clock.now)
@@ -173,7 +173,7 @@ def test_the_thread_samples_until_it_is_stopped_and_nvml_is_released():
     nvml.answers["nvmlDeviceGetPowerUsage"] = power
     with GpuSampler(0, interval=0.001, nvml=nvml) as sampler:
         assert nvml.running == 1
-        assert twice.wait(30)  # two samples, however long the machine takes
+        assert twice.wait(30)  # two samples, however slow the machine
     assert nvml.running == 0
     assert not any(thread.name == "gpu-sampler" for thread in threading.enumerate())
     assert sampler.step_fields(0.0)["power_watts"] == 500.0

@@ -1,4 +1,4 @@
-"""Rates, averages and the time left, with a clock turned by hand."""
+"""Rates, averages and the remaining time, with a fake clock."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_the_wait_for_data_is_a_share_of_the_steps_that_were_measured(meter, clo
 
 
 def test_a_host_far_ahead_of_its_device_does_not_make_steps_faster(meter, clock):
-    """As with captured passes, which are launched at once: three steps settle, two are counted."""
+    """As with captured passes, which launch immediately: three steps settle, two are counted."""
     make(meter, clock, 1.0, 1.0, 1.0, 0.01, 0.01, flops=800.0)
     for step in range(1, 6):
         meter.add_times(times(step, wall=2.0, data_wait=0.0))
@@ -94,7 +94,7 @@ def test_a_host_far_ahead_of_its_device_does_not_make_steps_faster(meter, clock)
 
 
 def test_sums_of_a_checkpoint_without_device_times_keep_their_seconds(clock):
-    """As those that an earlier version saved."""
+    """Like those saved by an earlier version."""
     saved = {"updates": 100, "seconds": 10.0, "tokens": 9000, "settled_seconds": 10.0,
              "settled_tokens": 9000, "settled_updates": 100}  # fmt: skip
     resumed = Meter(clock)
@@ -182,7 +182,7 @@ def test_a_line_that_is_written_late_covers_the_steps_up_to_its_own_and_what_was
     assert [line["seconds"] for line in lines] == [3.0, 4.0]
     make(meter, clock, 1.0, 1.0, 1.0)
     make(meter, clock, 5.0, first=2)  # after a rollback
-    assert meter.step_line(2)["seconds"] == 8.0  # all of it was spent
+    assert meter.step_line(2)["seconds"] == 8.0  # all of that time was spent
 
 
 def test_an_epoch_line_ends_its_epoch_and_the_run_continues(meter, clock):

@@ -1,5 +1,5 @@
-"""W&B, MLflow and Trackio, offline, with their real packages: what they kept is read back by their
-own means and compared with events.jsonl. `make tracker-test` installs them."""
+"""W&B, MLflow and Trackio, offline, with their real packages: the values they stored are read back
+and compared with events.jsonl. `make tracker-test` installs them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from expert.telemetry.trackers import CURVES, TRACKERS, points
 from tests.jobs.runs import base_model, events_of, run, write_expert
 from tests.wording import wording
 
-INSTALLED = [name for name in TRACKERS if importlib.util.find_spec(TRACKERS[name].package)]
+INSTALLED = [name for name in TRACKERS if importlib.util.find_spec(name)]
 OTHERS = ("wandb", "mlflow", "trackio")
 SECRET = "canary-0123456789abcdef"
 SETTINGS: dict[str, Any] = {
@@ -46,7 +46,7 @@ needs = pytest.mark.parametrize(
     ],
 )
 pytestmark = [
-    pytest.mark.filterwarnings("ignore"),  # the readers of others warn of themselves
+    pytest.mark.filterwarnings("ignore"),  # the packages emit warnings of their own
     pytest.mark.skipif(
         not {*OTHERS} & {*INSTALLED}, reason="no tracker is installed (make tracker-test)"
     ),
@@ -54,7 +54,7 @@ pytestmark = [
 
 
 def expected(folder: Path) -> Points:
-    """Every value of every curve, by events.jsonl; of a step taken twice the second."""
+    """Every value of every curve in events.jsonl; the later one of a repeated step."""
     return {
         (curve, int(event["step"])): value
         for event in events_of(folder)
@@ -184,7 +184,7 @@ def offline(tmp_path_factory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def trained(offline) -> Path:
-    """One run with all trackers that are installed, stopped after half of it and resumed."""
+    """A run with all installed trackers, stopped halfway and resumed."""
     more = {"description": f"key {SECRET}"}
     first = run(write_expert(offline, base_model(), SETTINGS | {"max_steps": 2}, **more))
     assert first.exit_code == 0
@@ -271,7 +271,7 @@ def test_of_a_killed_run_a_tracker_keeps_what_was_said_before(offline, tmp_path,
     [folder] = [path for path in (tmp_path / "runs").iterdir() if (path / "plan.json").exists()]
     wanted = expected(folder)
     found: Points = {}
-    for _ in range(100):  # its process ends by itself, once it sees that the run is gone
+    for _ in range(100):  # the tracker process ends by itself once the run is gone
         if (folder / "trackers" / f"{name}.json").exists():
             found = READERS[name](folder)[0]
         if found.keys() >= wanted.keys():

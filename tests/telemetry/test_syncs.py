@@ -1,4 +1,4 @@
-"""Listening for reads from a card; the card's part is played by the warnings that torch gives."""
+"""Detecting synchronisations with the GPU, simulated by the warnings of torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CUDA = torch.device("cuda")
 
 @pytest.fixture
 def modes(monkeypatch):
-    """What the mode was set to, in order; torch tells of reads while it is "warn"."""
+    """The modes that were set, in order; torch reports synchronisations in mode "warn"."""
     found: list[int | str] = []
     monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
     monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", found.append)

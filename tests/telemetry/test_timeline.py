@@ -1,4 +1,4 @@
-"""Phases of steps, on the host's clock and on a stand-in for a device that lags behind it."""
+"""Phases of steps, on the host's clock and on a fake device that lags behind it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.telemetry.clocks import HandClock
 
 
 class FakeDevice:
-    """A stream: `work` takes device time, events are stamped with it, `reached` is how far it is.
+    """A stream: `work` takes device time, events record it, `reached` is its progress.
 
     `now` is device time at the end of everything launched so far.
     """
@@ -160,7 +160,7 @@ def test_the_newest_steps_are_held_back_by_the_lag_and_events_are_used_again(on_
 def test_a_copy_on_another_stream_is_waited_for_and_not_taken_off_the_rest(on_device, device):
     start, end = on_device.take_event(), on_device.take_event()
     start.at, end.at = 0.0, 9.0
-    on_device.add_events("copy", start, end)
+    on_device.add_copy(start, end)
     on_device.begin(1)
     with on_device.phase("forward"):
         device.work(1.0)
@@ -200,7 +200,7 @@ def test_phases_outside_a_step_measure_nothing_and_a_step_begun_twice_counts_onc
     launch(on_device, device, 1, forward=1.0)
     [times] = on_device.drain()
     assert (times.wall, times.phases["forward"]) == (1.0, 1.0)
-    assert len(device.made) == 4  # those of the first attempt were used again
+    assert len(device.made) == 4  # events of the first attempt were reused
 
 
 def test_steps_that_nobody_reads_are_dropped_and_counted(on_device, device, monkeypatch):
@@ -245,7 +245,7 @@ def test_real_events_measure_what_the_device_did():
             start.record()
             torch.ones(2**24, device="cuda")
             end.record()
-        timeline.add_events("copy", start, end)
+        timeline.add_copy(start, end)
         with timeline.phase("forward"):
             for _ in range(20):
                 torch.mm(matrix, matrix)
@@ -255,7 +255,7 @@ def test_real_events_measure_what_the_device_did():
     found = timeline.ready() + timeline.drain()
     assert [times.step for times in found] == [0, 1, 2]
     for times in found:
-        # twenty products against one: far apart whatever else the card does
+        # twenty products against one: a clear difference even on a busy card
         assert times.phases["forward"] > 4 * times.phases["optimizer"] > 0
         assert times.phases["copy"] > 0
         assert times.wall >= times.phases["forward"] + times.phases["optimizer"]

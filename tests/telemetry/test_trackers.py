@@ -1,4 +1,4 @@
-"""Trackers: the thread and the process of each, and TensorBoard's files read back."""
+"""The thread and process of trackers, and TensorBoard's files read back."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ STEP = {
 
 
 class FakeWriter:
-    """Keeps what it is told; `full` makes every write fail as a full disk does."""
+    """Records what is written; `full` makes every write fail like a full disk."""
 
     def __init__(self, first_step: int | None = None) -> None:
         self.first_step = first_step
@@ -66,7 +66,7 @@ class FakeWriter:
 
 
 class Desk:
-    """A sink with its writers and what it said."""
+    """A tracker with fake writers, and its warnings."""
 
     def __init__(self, run: Path = Path("run")) -> None:
         self.run = run
@@ -76,12 +76,12 @@ class Desk:
         self.sink = Tracker(TRACKERS["tensorboard"], run, warn=self.warn)
 
     def warn(self, text: str) -> None:
-        """What is said comes back as an event."""
+        """A warning comes back as an event."""
         self.said.append(text)
         self.sink({"event": "warning", "text": text})
 
     def shown(self, *events: dict[str, Any]) -> list[FakeWriter]:
-        """The writers once they have these events."""
+        """Send the events and close; returns the writers."""
         for event in events:
             self.sink(event)
         self.sink.close()
@@ -157,11 +157,11 @@ def test_the_thread_of_tensorboard_that_finds_no_room_prints_nothing(tmp_path, c
         import resource
 
         said: list[str] = []
-        sys.dont_write_bytecode = True  # it would be cut off by the limit
-        threading.excepthook = threading.__excepthook__  # in place of that of pytest
+        sys.dont_write_bytecode = True  # the limit would truncate it
+        threading.excepthook = threading.__excepthook__  # instead of pytest's
         sink = Tracker(TRACKERS["tensorboard"], tmp_path, warn=said.append)
         resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))
-        for _ in range(500):  # more than is kept in memory: the thread itself writes
+        for _ in range(500):  # more than fits its buffer: the thread writes
             sink(STEP)
         sink.close()
         return "\n".join(said)
@@ -178,7 +178,7 @@ def test_a_run_that_never_began_opens_nothing(desk):
 
 
 class Stuck:
-    """A writer that takes nothing until it is let go."""
+    """A writer that blocks until it is released."""
 
     def __init__(self) -> None:
         self.entered, self.free = threading.Event(), threading.Event()
@@ -212,7 +212,7 @@ def test_a_tracker_that_takes_nothing_keeps_nobody_waiting_and_others_are_closed
 
 
 def child(code: str) -> TrackerKind:
-    """A tracker whose process runs this."""
+    """A tracker whose process runs this code."""
     command = (sys.executable, "-c", f"import json, os, sys, time\n{code}")
     return replace(
         TRACKERS["wandb"], open=lambda run, tell: ProcessWriter("wandb", run, tell, command)
@@ -282,7 +282,7 @@ def test_a_missing_package_is_reported_in_a_sentence(monkeypatch):
     told: list[str] = []
     assert open_trackers(TRACKERS, Path("run"), told.append) == []
     for name, text in zip(TRACKERS, told, strict=True):
-        assert wording("needs-python-package", package=TRACKERS[name].package) in text
+        assert wording("needs-python-package", package=name) in text
         assert pip_install(name) in text
 
 

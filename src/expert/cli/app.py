@@ -11,6 +11,7 @@ import typer
 import typer.main
 from typer.core import TyperGroup
 
+from expert import __version__
 from expert.cli import (
     benchmark,
     board,
@@ -33,7 +34,6 @@ from expert.cli import (
 )
 from expert.cli.show.display import write_line
 from expert.core.errors import EXIT_MEANINGS
-from expert.core.version import __version__
 
 _COMMANDS: dict[str, Any] = {
     "new": new.new,

@@ -197,9 +197,9 @@ def follow(
     position = 0
     while True:
         ending = stop()
-        for line in _whole_lines(path, position):
-            position = line[0]
-            event = event_of(line[1])
+        for end, line in _whole_lines(path, position):
+            position = end
+            event = event_of(line)
             if event is not None:
                 yield event
         if ending:

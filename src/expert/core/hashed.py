@@ -87,8 +87,8 @@ def writing_hashed(path: Path) -> Iterator[IO[bytes]]:
 
 
 def refuse_damaged(path: Path, advice: str) -> None:
-    """Raise if a text does not match its hash; files of earlier versions without one pass. One that
-    is too large to be read is not hashed: nobody wrote it."""
+    """Raise if a text file does not match its hash; files of earlier versions without one pass. A
+    file too large to be read is not hashed: Expert never wrote it."""
     if path.is_file() and path.stat().st_size > MAX_TEXT_BYTES:
         damaged = _known(path) is not None
     else:

@@ -34,7 +34,7 @@ class Interrupted(SystemExit):
         self.left = ""
         """What the interrupted work leaves behind, where its code knows more than the command."""
         self.shown = False
-        """Whether the user has already been told what is left."""
+        """Whether `left` was already shown to the user."""
 
 
 def leave_when_asked() -> None:

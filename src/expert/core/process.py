@@ -1,7 +1,8 @@
-"""A child process that answers in lines of JSON, and is ended with everything it started.
+"""A child process that answers in lines of JSON, and is ended with everything it started; and the
+standard error of this process.
 
-For work that may hang, crash or break a device: trying kernels, measuring benchmark settings,
-running answers.
+Children are for work that may hang, crash or break a device: trying kernels, measuring benchmark
+settings, running answers.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ import queue
 import signal
 import site
 import subprocess
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -197,6 +199,26 @@ def clean_environment() -> dict[str, str]:
     # Packages installed with --user lie below a home folder that the program does not get.
     base = {"PYTHONUSERBASE": site.getuserbase()} if site.ENABLE_USER_SITE else {}
     return {**kept, **base, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUTF8": "1"}
+
+
+@contextlib.contextmanager
+def without_lines(start: bytes) -> Iterator[None]:
+    """Delay stderr, including writes from C code, and drop the lines that begin with `start`. Keep
+    the block short."""
+    sys.stderr.flush()
+    with tempfile.TemporaryFile() as held:
+        before = os.dup(2)
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(before, 2)
+            os.close(before)
+            held.seek(0)
+            for line in held:
+                if not line.startswith(start):
+                    os.write(2, line)
 
 
 def _opened(log: Path | None) -> IO[bytes]:

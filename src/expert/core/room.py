@@ -65,8 +65,8 @@ def no_room(
 
 @contextmanager
 def within_room(place: Path, what: str, needed: int | None, *, fix: str = AGAIN) -> Iterator[None]:
-    """Turn errors of a full disk into DiskFull with the place and `what` is written: libraries name
-    no file, and a failed copy names its source."""
+    """Turn errors of a full disk into DiskFull, with the place and `what` was being written there:
+    libraries name no file, and a failed copy names its source."""
     try:
         yield
     except DiskFull:
@@ -113,8 +113,8 @@ def shortage_behind(error: BaseException) -> TooLittle | None:
         text = str(cause)
         if "CUDA out of memory" in text:
             detail = text.partition(" GPU ")[0].strip()
-            return TooLittle(f"not enough GPU memory: {detail}  (nvidia-smi shows which processes "
-                             "use it; --device cpu runs without it)")  # fmt: skip
+            fix = "nvidia-smi shows which processes use it; --device cpu runs without it"
+            return TooLittle(f"not enough GPU memory: {detail}  ({fix})")
         if isinstance(cause, MemoryError) or number == errno.ENOMEM or _MEMORY.search(text):
             return _no_memory(text)
         if number == errno.EAGAIN or _THREADS.search(text):
@@ -126,7 +126,7 @@ def shortage_behind(error: BaseException) -> TooLittle | None:
 
 
 def refuse_small_memory(command: str) -> None:
-    """Raise TooLittle if a command needs torch and the memory limit is too low to load it."""
+    """Raise TooLittle if the memory limit is too low for a command that loads torch."""
     limit = _limit("AS")
     if command in NEED_TORCH and limit is not None and limit < LEAST_BYTES:
         raise _no_memory(f"loading torch takes at least {gib(LEAST_BYTES)}")

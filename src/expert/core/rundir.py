@@ -184,7 +184,7 @@ class RunFolder:
     def write_json(self, name: str, data: Any) -> Path:
         """Write a file of the folder atomically; secrets become "***"."""
         assert Path(name).name == name, f"{name} is not a plain file name"
-        text = json_text(plain(data, known_secrets()), indent=2)
+        text = json_text(plain(data, known_secrets()))
         write_hashed(self.path / name, text + "\n", trusts_old=True)
         return self.path / name
 
@@ -267,8 +267,7 @@ def runs_in(parent: Path, expert: str | None = None) -> list[RunFolder]:
 
 
 def renamed_runs(parent: Path) -> list[Path]:
-    """Runs in a folder whose names are no longer those they were given, which therefore are found
-    only by name."""
+    """Runs in a folder that were renamed, so that they are found only by their full name."""
     paths = sorted(parent.iterdir()) if parent.is_dir() else ()
     others = (path for path in paths if not _RUN.fullmatch(path.name) and not path.is_symlink())
     runs = (RunFolder(path) for path in others)
@@ -364,7 +363,7 @@ def _signed(path: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(OSError):  # still locked: whoever has opened it finds it unlinked
+        with suppress(OSError):  # still locked: a process that has opened it finds it unlinked
             if os.path.samestat(own, path.stat()):
                 path.unlink()
 

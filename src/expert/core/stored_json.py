@@ -25,13 +25,13 @@ class BadFile(ExpertError, ValueError):
     """A file whose contents are not what its name promises."""
 
 
-def read_stored_json(path: Path, *, max_bytes: int = MAX_BYTES) -> Any:
+def read_stored_json(path: Path) -> Any:
     """Read a JSON file; BadFile if it is invalid, OSError if it cannot be read."""
     with open(open_plain(path, os.O_RDONLY), "rb") as stream:
         size = os.fstat(stream.fileno()).st_size
-        if size > max_bytes:
-            raise _bad(path, f"has {gib(size)}, at most {gib(max_bytes)} are read")
-        raw = stream.read(max_bytes)
+        if size > MAX_BYTES:
+            raise _bad(path, f"has {gib(size)}, at most {gib(MAX_BYTES)} are read")
+        raw = stream.read(MAX_BYTES)
     try:
         return parse_json(raw)
     except ValueError as error:

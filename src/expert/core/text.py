@@ -182,9 +182,9 @@ def in_markdown(text: str) -> str:
     return re.sub(r"^([-+]|\d+[.)])(?=\s|$)", lambda found: f"\\{found[0]}", escaped)
 
 
-def json_text(value: Any, indent: int | None = None) -> str:
-    """JSON with invisible characters escaped (\\u202e), so that people can read it too."""
-    text = json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False)
+def json_text(value: Any) -> str:
+    """Indented JSON with invisible characters escaped (\\u202e), so that people can read it too."""
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
     if text.isascii():
         return text.replace("\x7f", "\\u007f")
     unseen = {c for c in set(text) if c != "\n" and _is_unseen(c)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +14,6 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from expert.core.quiet import quiet_bitsandbytes, quiet_onednn
 from expert.core.room import shortage_behind
 from expert.manifest.schema.kinds import ADAPTERS, IN_FLOAT32, QUANTISED
 from expert.manifest.schema.manifest import CHAR_GPT, CharGptShape
@@ -39,6 +39,7 @@ from expert.model.loss import evaluated, kernel_for, summed_loss
 from expert.model.quantised import (
     make_plain,
     quantization_config,
+    quiet_bitsandbytes,
     settle_quantised,
     to_float8,
 )
@@ -204,7 +205,8 @@ def load_model(
     `adapter_dtype`: of adapters and soft prompts; None: that of the base.
     """
     quiet_bitsandbytes()
-    quiet_onednn()
+    # A page of C++ frames where a CPU has no bfloat16 matrix products; torch uses another library.
+    warnings.filterwarnings("ignore", message="mkldnn_matmul failed", category=UserWarning)
     folder = model_folder(model, allow_remote_code=allow_remote_code)
     if folder is None or read_config(folder).get("model_type") == CHAR_GPT:
         return _load_char_gpt(model, adapter, kernels, folder, vocabulary, device, seed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import logging
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,19 @@ _WHERE = "base_models[].quantization"
 _FLOAT8 = torch.float8_e4m3fn
 _BLOCK = 64
 """NF4 weights that share a scale."""
+_NO_KERNEL = "Failed to load CPU gemm_4bit_forward from kernels-community"
+
+
+def quiet_bitsandbytes() -> None:
+    """Drop the warning about a kernel that bitsandbytes would fetch from the hub on some CPUs. Call
+    it before bitsandbytes is imported, which PEFT does."""
+    ops = logging.getLogger("bitsandbytes.backends.cpu.ops")
+    if _is_wanted not in ops.filters:
+        ops.addFilter(_is_wanted)
+
+
+def _is_wanted(record: logging.LogRecord) -> bool:
+    return not str(record.msg).startswith(_NO_KERNEL)
 
 
 @contextmanager

@@ -17,11 +17,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from expert import __version__
 from expert.core.errors import ExpertError
 from expert.core.files import write_text_atomically
 from expert.core.links import open_plain
 from expert.core.text import counted
-from expert.core.version import __version__
 from expert.core.world import ALONE, World
 
 RANK_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
@@ -66,8 +66,10 @@ class MeetingPoint:
 
 
 def world_from_environment(env: Mapping[str, str] = os.environ) -> World:
-    """The world set up by torchrun or by the tasks of a Slurm step; otherwise ALONE. Raises if the
-    variables are incomplete or contradictory."""
+    """The world set up by torchrun or by the tasks of a Slurm step; otherwise ALONE.
+
+    Raises if the variables are incomplete or contradictory.
+    """
     if any(env.get(name) for name in RANK_NAMES):
         return _of_torchrun(env)
     return _of_slurm(env) if _slurm_tasks(env) > 1 else ALONE

@@ -18,6 +18,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from expert.planning.choose.rates import COLD_COMPILE, WARM_COMPILE
 from expert.planning.machine.host import package_version
 from expert.planning.measurements import measurements_file, remember_record
 from expert.planning.memory.calibration import shape_key
@@ -87,22 +88,20 @@ def installed_versions() -> dict[str, str | None]:
     return {name: package_version(name).value for name in VERSIONS}
 
 
-def expected_compile(
-    known: Sequence[Compilation], work: Workload, card: str, *, cold: float, warm: float
-) -> CompileSeconds:
-    """Expected time to compile `work` on this machine; `cold` and `warm`: the usual times."""
+def expected_compile(known: Sequence[Compilation], work: Workload, card: str) -> CompileSeconds:
+    """Expected time to compile `work` on this machine, given its earlier compile times."""
     if not known:
-        return CompileSeconds(seconds=cold)
+        return CompileSeconds(seconds=COLD_COMPILE)
     versions, model, step = installed_versions(), model_word(work), step_word(work)
     mine = [record for record in known if record.card == card and record.versions == versions]
     mine = [record for record in mine if record.model == model]
     same = [record for record in mine if record.step == step and Path(record.cache).is_dir()]
     if same:
         cached = [record for record in same if record.warm]
-        seconds = cached[-1].seconds if cached else min(warm, same[-1].seconds)
+        seconds = cached[-1].seconds if cached else min(WARM_COMPILE, same[-1].seconds)
         return CompileSeconds(seconds=seconds, warm=True)
     before = [record for record in mine if not record.warm]
-    return CompileSeconds(seconds=before[-1].seconds if before else cold)
+    return CompileSeconds(seconds=before[-1].seconds if before else COLD_COMPILE)
 
 
 def remember_compilation(

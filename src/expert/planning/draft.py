@@ -12,7 +12,7 @@ from expert.manifest.schema.dataset import DatasetSpec
 from expert.manifest.schema.manifest import CHAR_GPT, BaseModelSpec, Manifest
 from expert.planning.compilations import Compilation
 from expert.planning.decisions import Decision, Remark, Source
-from expert.planning.machine.links import ONE_PROCESS, Cluster
+from expert.planning.machine.links import Cluster
 from expert.planning.machine.target import Target
 from expert.planning.measurements import MeasuredRate
 from expert.planning.memory.calibration import Calibrations
@@ -45,15 +45,15 @@ class PlanDraft:
     model: BaseModelSpec
     resolved: ResolvedModel
     target: Target
+    cluster: Cluster
     survey: Survey
+    plain_text: bool | None
+    """Whether the rows are texts without answers; None if not known yet."""
     rates: tuple[MeasuredRate, ...]
     calibrations: Calibrations
-    plain_text: bool | None = None
-    """Whether the rows are texts without answers; None if not known yet."""
-    compilations: tuple[Compilation, ...] = ()
+    compilations: tuple[Compilation, ...]
     """Compile times measured on this machine."""
-    kept: KeptChoices = KeptChoices()
-    cluster: Cluster = ONE_PROCESS
+    kept: KeptChoices
     best: MeasuredRate | None = None
     """The fastest in a benchmark of this card, model and shape."""
     decisions: dict[str, Decision] = field(default_factory=dict)

@@ -121,7 +121,7 @@ def read_records(path: Path, kind: type[Record]) -> list[Record]:
 def remember_record(
     path: Path, record: Record, place: Callable[[Record], object], *, most: int
 ) -> None:
-    """Add a record to a file of the newest `most`; one with the same `place` is replaced."""
+    """Add a record to a file of the newest `most`; a record with the same `place` is replaced."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with alone(path):
         kept = [old for old in read_records(path, type(record)) if place(old) != place(record)]
@@ -249,7 +249,7 @@ def _records(path: Path) -> list[Any]:
         records = read_json(path)
     except FileNotFoundError:
         return []
-    except (ValueError, RecursionError):
+    except ValueError:
         records = None
     if isinstance(records, list) and state_of(path) != "damaged":
         return records

@@ -255,7 +255,7 @@ class RunPlan(Slice):
 
     @property
     def soft_tokens(self) -> int:
-        """Places that soft prompts take before every row."""
+        """Positions that soft prompts take before every row."""
         return sum(prompt["tokens"] for prompt in self.adapter.soft_prompts)
 
     @property

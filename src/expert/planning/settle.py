@@ -26,7 +26,7 @@ class PackedCounts:
     rows: int
     sequences: int
     length: int
-    """Places in a sequence."""
+    """Positions in a sequence."""
     tokens: int
     """In all sequences together."""
     sequences_per_step: int

@@ -31,9 +31,9 @@ class PackedRows:
     rows: int
     sequences: int
     length: int
-    """Places in a sequence."""
+    """Positions in a sequence."""
     fill: float
-    """Share of the places that hold a token."""
+    """Share of the positions that hold a token."""
 
     @property
     def rows_each(self) -> float:

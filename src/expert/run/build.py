@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+from expert import __version__
 from expert.core.errors import ExpertError
 from expert.core.install import NAME
-from expert.core.version import __version__
 from expert.manifest.schema.kinds import SPLITS_WEIGHTS
 from expert.planning.machine.host import package_version
 from expert.planning.memory.memory import H200

@@ -32,7 +32,7 @@ PATIENCE_SECONDS = 5.0
 """How long to wait for the thread to end; a healthy call takes microseconds."""
 
 # Bits of nvmlClocksEventReasons for reasons that lower the clock. A GPU at full load reaches its
-# power limit, which is fine; heat and faults need fixing.
+# power limit, which is fine; heat and hardware errors need fixing.
 POWER_BRAKES = 0x004 | 0x080 | 0x200  # power limit, power brake, board limit
 HEAT_BRAKES = 0x008 | 0x020 | 0x040  # hardware slowdown, heat seen by the driver or the hardware
 

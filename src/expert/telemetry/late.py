@@ -19,7 +19,7 @@ class LateNumbers:
     def __init__(self, device: torch.device, *, lag: int | None = None) -> None:
         self._cuda = device.type == "cuda"
         self.lag = lag if lag is not None else int(self._cuda)
-        # The key of each step, its numbers on the host, and the event that says they are there.
+        # The key of each step, its numbers on the host, and the event after their copy.
         self._pending: deque[tuple[int, Tensor, Any]] = deque()
 
     def add(self, key: int, numbers: list[Tensor]) -> None:

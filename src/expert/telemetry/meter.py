@@ -142,7 +142,7 @@ class Ahead:
             count += 1
         return count + self._waits_now(done)
 
-    def cost(self, done: int = 0) -> float:
+    def cost(self, done: int) -> float:
         """Cost of all evaluations still to come, in steps."""
         return self.evaluations(done) * self.validation + self.test
 

@@ -20,13 +20,13 @@ class SyncWatch:
     """Records synchronisations of one step between `begin` and `end`; does nothing on a CPU."""
 
     def __init__(self, device: torch.device) -> None:
-        self._left = 1 if device.type == "cuda" else 0
+        self._due = device.type == "cuda"
         self._listening: contextlib.ExitStack | None = None
         self._heard: list[warnings.WarningMessage] = []
 
     def begin(self) -> None:
         """Start recording, unless it was done before."""
-        if not self._left or self._listening is not None:
+        if not self._due or self._listening is not None:
             return
         self._listening = contextlib.ExitStack()
         caught = self._listening.enter_context(warnings.catch_warnings(record=True))
@@ -41,7 +41,7 @@ class SyncWatch:
         if self._listening is None:
             return None
         self._listening.close()
-        self._listening, self._left = None, self._left - 1
+        self._listening, self._due = None, False
         places = []
         for warning in self._heard:
             if SYNCHRONISING in str(warning.message):

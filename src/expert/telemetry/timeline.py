@@ -64,7 +64,8 @@ class _Step:
     end: DeviceEvent | None = None
     host: dict[str, float] = field(default_factory=dict)
     pairs: list[tuple[str, DeviceEvent, DeviceEvent]] = field(default_factory=list)
-    beside: list[tuple[str, DeviceEvent, DeviceEvent]] = field(default_factory=list)
+    copies: list[tuple[DeviceEvent, DeviceEvent]] = field(default_factory=list)
+    """On their own stream."""
     inside: str | None = None
     ran_dry: bool | None = None
     host_entered: float = 0.0
@@ -73,18 +74,18 @@ class _Step:
     def completed(self) -> bool:
         if self.end is not None and not self.end.query():
             return False
-        return all(end.query() for _, _, end in self.beside)
+        return all(end.query() for _, end in self.copies)
 
     def wait(self) -> None:
         if self.end is not None:
             self.end.synchronize()
-        for _, _, end in self.beside:
+        for _, end in self.copies:
             end.synchronize()
 
     def events(self) -> Iterator[DeviceEvent]:
         yield from (e for e in (self.begin, self.end, self.entered) if e is not None)
-        for _, start, end in (*self.pairs, *self.beside):
-            yield from (start, end)
+        for pair in (*(pair[1:] for pair in self.pairs), *self.copies):
+            yield from pair
 
 
 class Timeline:
@@ -112,7 +113,7 @@ class Timeline:
         self._ended: deque[_Step] = deque()
         # The feeder's thread adds to these two; append and pop of a deque are atomic.
         self._spare: deque[DeviceEvent] = deque()
-        self._handed_over: deque[tuple[str, DeviceEvent, DeviceEvent]] = deque()
+        self._copies: deque[tuple[DeviceEvent, DeviceEvent]] = deque()
 
     # --- while training ------------------------------------------------------------------------
 
@@ -150,28 +151,27 @@ class Timeline:
             step.ran_dry = step.pairs[-1][1].query()
         step.end = self._recorded()
         step.host_end = self._clock()
-        while self._handed_over:
-            step.beside.append(self._handed_over.popleft())
+        while self._copies:
+            step.copies.append(self._copies.popleft())
         self._open = None
         self._ended.append(step)
         if len(self._ended) > KEPT_STEPS:
             self._spare.extend(self._ended.popleft().events())
 
     def take_event(self) -> DeviceEvent:
-        """An event with timing from the pool, for `add_events`; callable from any thread."""
+        """An event with timing from the pool, for `add_copy`; callable from any thread."""
         assert self._new_event is not None, "events are for devices with streams"
         try:
             return self._spare.pop()
         except IndexError:
             return self._new_event()
 
-    def add_events(self, phase: str, start: DeviceEvent, end: DeviceEvent) -> None:
-        """Add an interval recorded by another stream to the step that ends next.
+    def add_copy(self, start: DeviceEvent, end: DeviceEvent) -> None:
+        """Add a copy on another stream to the step that ends next.
 
         The events come from `take_event` and return to the timeline with this call.
         """
-        assert phase in (*PHASES, COMMUNICATION), phase
-        self._handed_over.append((phase, start, end))
+        self._copies.append((start, end))
 
     # --- reading -------------------------------------------------------------------------------
 
@@ -228,8 +228,7 @@ class Timeline:
         if step.begin is not None and step.end is not None:
             wall = _seconds(step.begin, step.end)
             phases = _with_other(wall, _summed(step.pairs))
-        for name, seconds in _summed(step.beside).items():
-            phases[name] += seconds
+        phases["copy"] += sum(_seconds(start, end) for start, end in step.copies)
         self._spare.extend(step.events())
         return StepTimes(step=step.step, wall=wall, phases=phases, ran_dry=step.ran_dry)
 

@@ -1,8 +1,8 @@
 """The process of a tracker with a third-party package: events arrive as lines of JSON.
 
 It answers with `{"said": …}` (a message for the user), `{"failed": …}` and `{"closed": true}`. It
-ends when told to, or when the run is gone. Keys and tokens come from the environment or from where
-the package's login stores them.
+ends on the event "close", or when the run is gone. Keys and tokens come from the environment, or
+from where the package's login stores them.
 """
 
 from __future__ import annotations
@@ -334,4 +334,4 @@ def main(name: str, run: str) -> None:
 if __name__ == "__main__":
     main(*sys.argv[1:])
     sys.stderr.flush()
-    os._exit(0)  # packages would wait for what was given up above
+    os._exit(0)  # otherwise packages would wait for unfinished uploads

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -97,10 +98,9 @@ MakeWriter = Callable[[Path, Tell], Writer]
 
 @dataclass(frozen=True, kw_only=True)
 class TrackerKind:
-    """A tracker's title, package and writer."""
+    """A tracker's title and writer."""
 
     title: str
-    package: str
     open: MakeWriter
 
 
@@ -143,7 +143,7 @@ class Tracker:
                     self._speak()
 
     def end(self) -> bool:
-        """Ask the thread to write the rest and close; returns whether it could be asked."""
+        """Ask the thread to write the rest and close; False if its queue is full."""
         if not self._closed:
             with suppress(queue.Full):
                 self._queue.put_nowait(None)
@@ -198,7 +198,7 @@ class TensorBoardWriter:
     def write(self, event: Mapping[str, Any]) -> None:
         kind = event.get("event", "")
         undone = kind in ("rolled_back", "resumed")
-        if undone:  # the curve continues from there; later points are hidden
+        if undone:  # the curve continues from there; later values are hidden
             self.close()
         if self._files is None:
             first = int(event.get("to_step", event["step"])) + 1 if undone else None
@@ -226,7 +226,7 @@ def _thread_ended(about: threading.ExceptHookArgs) -> None:
 
 
 def _summary_writer(folder: Path, first_step: int | None) -> Any:
-    """Files in a folder; points from this step on in older files are hidden."""
+    """Files in a folder; values from this step on in older files are hidden."""
     from torch.utils.tensorboard import SummaryWriter
 
     if threading.excepthook is not _thread_ended:
@@ -277,20 +277,13 @@ class ProcessWriter:
         return TrackerFailed(f"its process {how_it_ended(code)}" + (f": {words}" if words else ""))
 
 
-def _in_a_process(name: str) -> MakeWriter:
-    return lambda run, tell: ProcessWriter(name, run, tell)
-
-
 TRACKERS = {
-    "tensorboard": TrackerKind(
-        title="TensorBoard files", package="tensorboard", open=TensorBoardWriter
-    ),
-    "wandb": TrackerKind(title="W&B curves", package="wandb", open=_in_a_process("wandb")),
-    "mlflow": TrackerKind(title="MLflow curves", package="mlflow", open=_in_a_process("mlflow")),
-    "trackio": TrackerKind(
-        title="Trackio curves", package="trackio", open=_in_a_process("trackio")
-    ),
+    "tensorboard": TrackerKind(title="TensorBoard files", open=TensorBoardWriter),
+    "wandb": TrackerKind(title="W&B curves", open=partial(ProcessWriter, "wandb")),
+    "mlflow": TrackerKind(title="MLflow curves", open=partial(ProcessWriter, "mlflow")),
+    "trackio": TrackerKind(title="Trackio curves", open=partial(ProcessWriter, "trackio")),
 }
+"""By the name of the Python package."""
 
 
 def check_installed(name: str) -> None:
@@ -299,12 +292,12 @@ def check_installed(name: str) -> None:
         if name == "tensorboard":  # here, not in a thread while torch imports other modules
             import torch.utils.tensorboard  # noqa: F401
         else:  # a folder of that name in the working directory is not the package
-            spec = importlib.util.find_spec(TRACKERS[name].package)
+            spec = importlib.util.find_spec(name)
             if spec is None or spec.origin is None:
-                raise ImportError(f"No module named {TRACKERS[name].package!r}")
+                raise ImportError(f"No module named {name!r}")
     except (ImportError, ValueError) as error:
         raise TrackerUnavailable(
-            f"trackers: {name} needs the Python package {TRACKERS[name].package} ({error})  "
+            f"trackers: {name} needs the Python package {name} ({error})  "
             f"({pip_install(name)}, or remove it from trackers)"
         ) from error
 

@@ -110,7 +110,7 @@ class Recorder:
     ) -> list[Trouble]:
         """The step was launched: report and judge earlier ones whose numbers have arrived."""
         if copied is not None:
-            self._timeline.add_events("copy", *copied)
+            self._timeline.add_copy(*copied)
         self._timeline.end()
         syncs = self._syncs.end()
         if syncs is not None:

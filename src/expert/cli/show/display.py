@@ -289,7 +289,7 @@ def write_line(text: str, *, needed: bool = True) -> None:
 def write_json(found: Any, *, needed: bool = True) -> None:
     """A result as indented JSON without secrets; dataclasses as objects, paths as text."""
     data = asdict(found) if is_dataclass(found) and not isinstance(found, type) else found
-    write_line(json_text(plain(data, known_secrets()), indent=2), needed=needed)
+    write_line(json_text(plain(data, known_secrets())), needed=needed)
 
 
 @contextlib.contextmanager

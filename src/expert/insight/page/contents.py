@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from expert.core.version import __version__
+from expert import __version__
 from expert.insight.findings.finding import Finding
 from expert.insight.ladder.ladder import Ladder
 from expert.insight.ladder.table import headline

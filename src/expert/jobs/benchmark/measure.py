@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from expert import __version__
 from expert.core.errors import ExpertError, ManifestError
 from expert.core.files import write_text_atomically
-from expert.core.version import __version__
 from expert.insight.ladder.ladder import (
     FILE,
     STAND,

@@ -242,7 +242,7 @@ def _wait(process: subprocess.Popen[bytes], job: StartedCommand) -> None:
 
 def _record(job: StartedCommand) -> None:
     record = {**asdict(job), "folder": None}
-    write_text_atomically(job.folder / f"{job.id}.json", json_text(record, indent=2) + "\n")
+    write_text_atomically(job.folder / f"{job.id}.json", json_text(record) + "\n")
 
 
 def _recorded(folder: Path) -> list[StartedCommand]:

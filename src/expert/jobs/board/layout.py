@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from expert.core.version import __version__
+from expert import __version__
 from expert.insight.page.markup import Markup, tag
 
 if TYPE_CHECKING:

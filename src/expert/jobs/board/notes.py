@@ -42,4 +42,4 @@ def write_notes(run: Path, notes: Notes) -> None:
     refuse_links(file, below=run)
     with alone(file):
         record = {"tags": list(notes.tags), "note": notes.text}
-        write_text_atomically(file, json_text(record, indent=2) + "\n")
+        write_text_atomically(file, json_text(record) + "\n")

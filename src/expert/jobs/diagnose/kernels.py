@@ -226,7 +226,7 @@ def adam_8bit(device: torch.device) -> tuple[float, float]:
 
 def _bitsandbytes() -> Any:
     from expert.core.install import pip_install
-    from expert.core.quiet import quiet_bitsandbytes
+    from expert.model.quantised import quiet_bitsandbytes
 
     if importlib.util.find_spec("bitsandbytes") is None:
         raise NotHere(f"bitsandbytes is not installed ({pip_install('quant')})")

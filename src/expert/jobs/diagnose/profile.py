@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from expert.core.errors import ExpertError
 from expert.core.files import open_regular
 from expert.core.links import refuse_links
-from expert.core.quiet import without_lines
+from expert.core.process import without_lines
 from expert.planning.plan import folder_name
 from expert.run.session.short_run import SETTLING, short_run
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import PurePath, PureWindowsPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from expert import __version__
 from expert.core.install import how_to_get_it
 from expert.core.secrets import redacted
 from expert.core.text import counted, in_markdown, loss, visible
-from expert.core.version import __version__
 from expert.jobs.export.card_code import Asking, loading_code
 from expert.jobs.export.engines import ModelServer, engines, gguf_commands
 from expert.jobs.export.modelfile import base_file

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from expert import __version__
 from expert.core.errors import EXIT_UNAVAILABLE, Damaged, ExpertError
 from expert.core.install import NAME
 from expert.core.interrupts import Interrupted
@@ -23,7 +24,6 @@ from expert.core.rundir import RunFolder, weights_of
 from expert.core.secrets import redacted
 from expert.core.stored_json import object_in
 from expert.core.text import as_word
-from expert.core.version import __version__
 from expert.jobs.export.checks import CannotExport, refusal
 from expert.jobs.export.exported import Exported
 from expert.jobs.validate.saved_verdict import read_verdict

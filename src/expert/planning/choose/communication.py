@@ -37,13 +37,13 @@ SLOW_LINK = 0.7
 class Traffic:
     """What a card sends in a step; seconds are None if a link is unknown."""
 
-    summed_bytes: float = 0.0
+    summed_bytes: float
     """Gradients reduced once per step."""
     gathered_bytes: float = 0.0
     """Weights gathered and gradients scattered, over all micro-batches."""
     host_bytes: float = 0.0
     """Between the card and host memory."""
-    waiting_seconds: float | None = 0.0
+    waiting_seconds: float | None
     """During which the card does not compute."""
     hidden_seconds: float | None = 0.0
     """During which it may compute."""

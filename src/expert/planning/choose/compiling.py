@@ -9,7 +9,6 @@ from expert.core.text import counted
 from expert.planning.choose.cuda_graphs import choose_capture
 from expert.planning.choose.fastest import split_of
 from expert.planning.choose.length import total_tokens
-from expert.planning.choose.rates import COLD_COMPILE, WARM_COMPILE
 from expert.planning.choose.sequences import FULL_ENOUGH
 from expert.planning.compilations import CompileSeconds, expected_compile
 from expert.planning.decisions import Source
@@ -141,7 +140,7 @@ def compile_time(draft: PlanDraft, work: Workload) -> CompileSeconds:
     share = draft.cluster.share_of(draft["batch.sequences_per_update"] or work.rows)
     shape = replace(work, rows=split_of(draft, share, work.rows)[0])
     known = draft.compilations if draft.target.is_this_machine else ()
-    return expected_compile(known, shape, draft.card_key, cold=COLD_COMPILE, warm=WARM_COMPILE)
+    return expected_compile(known, shape, draft.card_key)
 
 
 def _measured_rate(draft: PlanDraft, *, compiled: bool) -> float | None:

@@ -49,7 +49,7 @@ _EVALUATION = (0.30, 0.5)
 def expected_parts(run: RunShape, rate: Range, *, device: str) -> dict[str, Range]:
     """Seconds from the command to the end of a run, in parts, for a training rate in this range."""
     slow, fast = rate
-    compiles = run.compile_seconds if run.compiled and device == "cuda" else 0.0
+    compiles = run.compile_seconds if run.work.compiled and device == "cuda" else 0.0
     evaluated = run.evaluated_tokens
     load = _over(2.0 * run.work.shape.parameters, _LOAD_BYTES)  # 16 bits a weight on disk
     return {
@@ -99,7 +99,7 @@ def settle_expected_time(draft: PlanDraft, work: Workload | None) -> None:
 def _rate_of_all(draft: PlanDraft, run: RunShape) -> ComputingRate | str:
     """The rate of all devices together, or why it is not known."""
     if run.work.engine == "single":
-        return computing_rate(draft, run.work, run)
+        return computing_rate(draft, run)
     shared = draft.decisions["parallel.tokens_per_second"]
     if shared.value is None:
         return shared.because.removeprefix("unknown: ")
@@ -115,7 +115,7 @@ class ComputingRate:
     measured: bool
 
 
-def computing_rate(draft: PlanDraft, work: Workload, run: RunShape) -> ComputingRate | str:
+def computing_rate(draft: PlanDraft, run: RunShape) -> ComputingRate | str:
     """The rate of one device computing `run`, or why it is not known."""
     measured, near = rate_of_this(draft, ranks=1), _rate_of_this_model(draft)
     if measured is not None:
@@ -131,11 +131,11 @@ def computing_rate(draft: PlanDraft, work: Workload, run: RunShape) -> Computing
         because = f"estimated roughly: 10 to 60 GFLOP/s on each of {draft.target.cores} cores (a "
         because += "Xeon reached 39 to 49)"
         return ComputingRate(cpu_rate(run, draft.target.cores), because, False)
-    peak, of = peaks_of(draft, work.precision)
+    peak, of = peaks_of(draft, run.work.precision)
     if peak is None:
         return of
     rate = gpu_rate(run, peak=peak, measured_card=draft.card_key == MEASURED_CARD)
-    low, high = (tokens * flops_per_token(work, run.mean_tokens) for tokens in rate)
+    low, high = (tokens * flops_per_token(run.work, run.mean_tokens) for tokens in rate)
     because = f"estimated: {low / peak[0]:.0%} to {high / peak[1]:.0%} of the peak of {of}, "
     because += "from runs on an H200"
     return ComputingRate(rate, because, False)
@@ -170,8 +170,6 @@ def run_shape(draft: PlanDraft, work: Workload) -> RunShape | str:
         steps=steps,
         micro_batches=draft["batch.accumulation"] or 1,
         mean_tokens=draft.mean_document(work.row_tokens),
-        compiled=bool(draft["kernels.compile"]),
-        recorded=bool(draft["kernels.cuda_graphs"]),
         packed=draft.packed,
         characters=draft.is_char_model,
         evaluated_tokens=evaluated * _evaluations(draft, steps),

@@ -97,7 +97,7 @@ def base_quantization(draft: PlanDraft) -> str:
     return "int8" if asked == "fp8" and not able else asked
 
 
-def choose_attention(draft: PlanDraft, fused_seconds: float | None = None) -> None:
+def choose_attention(draft: PlanDraft, fused_seconds: float | None) -> None:
     """Kernels that keep packed documents apart; SDPA for unpacked rows, older cards and fp32.
 
     What replaces use_sdpa depends on the card, which is only known here. `fused_seconds`: the

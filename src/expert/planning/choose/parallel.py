@@ -224,7 +224,7 @@ def _settle_rates_of_a_card(draft: PlanDraft, work: Workload) -> None:
         draft.unknown(reason, path, alone_path)
         return
     share = draft.cluster.share_of(sequences) / sequences
-    rate = computing_rate(draft, work, replace(run, tokens=run.tokens * share))
+    rate = computing_rate(draft, replace(run, tokens=run.tokens * share))
     if isinstance(rate, str):
         draft.unknown(rate, path, alone_path)
         return
@@ -236,7 +236,7 @@ def _settle_rates_of_a_card(draft: PlanDraft, work: Workload) -> None:
         draft.settle(alone_path, None, "one card does not hold it")
         return
     whole = replace(run, work=single, micro_batches=math.ceil(sequences / most))
-    alone = computing_rate(draft, single, whole)
+    alone = computing_rate(draft, whole)
     assert not isinstance(alone, str)
     draft.settle(alone_path, alone.rate, alone.because, source)
 
@@ -266,8 +266,10 @@ class Estimates:
     sequences: int | None
     step_tokens: float | None
     card: str
+    estimated: bool
+    """Whether the rate of one rank is an estimate rather than measured."""
     measured: MeasuredRate | None = None
-    estimated: bool = True
+    """The joint rate of a run like this one."""
 
     def decisions(self) -> Iterator[Decision]:
         """sent_bytes, communication_seconds, tokens_per_second and efficiency, with reasons."""

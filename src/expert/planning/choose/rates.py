@@ -104,9 +104,6 @@ class RunShape:
     """Per step."""
     mean_tokens: float
     """Per row."""
-    compiled: bool
-    recorded: bool
-    """Captured as CUDA graphs."""
     packed: bool
     characters: bool = False
     evaluated_tokens: float = 0.0
@@ -151,18 +148,21 @@ def pass_seconds(
         slower = MEASURED_BANDWIDTH / (bandwidth or MEASURED_BANDWIDTH)
         seconds = UNPACK_SECONDS["fused" if work.is_fused else "others"]
         fixed += work.shape.layers * seconds * size * slower
-    how = _launched_how(work, compiled=work.compiled, captured=work.captured)
     kind = "plain" if work.adapter in ("full", "none") else "adapter"
     kind = "4-bit adapter" if kind == "adapter" and work.quantization == "int4" else kind
     return PassSeconds(
         computing=tokens * flops_per_token(work, mean_tokens) / (share * peak) + fixed,
-        launching=_launched_blocks(work) * _USUAL_LAUNCH[kind][how],
+        launching=_launched_blocks(work) * _USUAL_LAUNCH[kind][_launch_path(work)],
     )
 
 
-def _launched_how(work: Workload, *, compiled: bool, captured: bool) -> str:
-    ways = {"recorded": captured, "fused": work.is_fused, "compiled": compiled, "eager": True}
-    return next(way for way, holds in ways.items() if holds)
+def _launch_path(work: Workload) -> str:
+    """What decides the time to launch a block: a key of _LAUNCH."""
+    if work.captured:
+        return "recorded"
+    if work.is_fused:
+        return "fused"
+    return "compiled" if work.compiled else "eager"
 
 
 def _launched_blocks(work: Workload) -> float:
@@ -170,7 +170,7 @@ def _launched_blocks(work: Workload) -> float:
     return work.shape.layers + work.recomputed_blocks / 3
 
 
-def share_of_peak(parameters: int, *, compiled: bool, characters: bool = False) -> float:
+def share_of_peak(parameters: int, *, compiled: bool, characters: bool) -> float:
     """The share of the measured card's peak that full batches reach."""
     if characters:
         return _CHARACTER_SHARES[compiled]
@@ -194,17 +194,16 @@ def gpu_rate(run: RunShape, *, peak: Range, measured_card: bool) -> Range:
     `peak`: dense FLOP/s of the card, as a range if only the kind of card is known.
     """
     spread = _ON_THE_MEASURED_CARD if measured_card else _ON_OTHER_CARDS
-    parameters = run.work.shape.parameters
-    fast = run.compiled or run.work.is_fused
-    share = share_of_peak(parameters, compiled=fast, characters=run.characters)
-    share *= _float8_gain(run.work)
+    work = run.work
+    fast = work.compiled or work.is_fused
+    share = share_of_peak(work.shape.parameters, compiled=fast, characters=run.characters)
+    share *= _float8_gain(work)
     low, high = (share * times for times in spread)
     low *= _losses(run)
-    flops = flops_per_token(run.work, run.mean_tokens)
+    flops = flops_per_token(work, run.mean_tokens)
     tokens = run.tokens / max(1, run.steps)
-    how = _launched_how(run.work, compiled=run.compiled, captured=run.recorded)
-    blocks = run.micro_batches * _launched_blocks(run.work)
-    least, most = (blocks * seconds for seconds in _LAUNCH[how])
+    blocks = run.micro_batches * _launched_blocks(work)
+    least, most = (blocks * seconds for seconds in _LAUNCH[_launch_path(work)])
     slowest = max(tokens * flops / (low * peak[0]), most)
     fastest = max(tokens * flops / (high * peak[1]), least)
     return tokens / slowest, tokens / fastest

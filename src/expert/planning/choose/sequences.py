@@ -42,7 +42,7 @@ class Packing(NamedTuple):
 
     sequences: int
     length: int
-    """Places in a sequence: max_seq_length or less."""
+    """Positions in a sequence: max_seq_length or less."""
     most_rows: int | None
     """Most rows in a sequence; None: as many as fit."""
 
@@ -205,7 +205,7 @@ def _settle_length(draft: PlanDraft) -> int:
 
 def settle_step(draft: PlanDraft) -> tuple[int | None, int]:
     """Rows per step, independent of card and memory. Returns the sequences they fill, and the
-    places in each that memory is planned for: all of them while the longest row is unknown."""
+    positions in each that memory is planned for: all of them while the longest row is unknown."""
     examples = _settle_examples(draft)
     length, survey = draft["data.max_seq_length"], draft.survey
     path, long = "batch.sequences_per_update", "data.sequence_length"

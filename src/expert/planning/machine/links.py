@@ -47,15 +47,15 @@ _PCIE = {3: "pcie3", 4: "pcie4", 5: "pcie5"}
 class Cluster:
     """The processes of a run: how many, on how many machines, and their links."""
 
-    ranks: int = 1
+    ranks: int
     """On all machines together, each with its own device."""
-    nodes: int = 1
-    link: str | None = None
+    nodes: int
+    link: str | None
     """Between the cards of a machine; None if unknown."""
-    link_because: str = ""
-    network: str | None = None
+    link_because: str
+    network: str | None
     """Between machines; None if unknown or there is only one."""
-    host_link: str | None = None
+    host_link: str | None
     """Between a card and host memory."""
 
     @property
@@ -65,9 +65,6 @@ class Cluster:
     def share_of(self, sequences: int) -> int:
         """Sequences of a step that the busiest rank computes."""
         return math.ceil(sequences / self.ranks)
-
-
-ONE_PROCESS = Cluster()
 
 
 def bytes_per_second(link: str | None) -> float | None:

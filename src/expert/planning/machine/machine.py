@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,8 +120,8 @@ def _left_visible(gpus: tuple[Gpu, ...], asked: str | None) -> tuple[Gpu, ...]:
 
 def _leading_number(entry: str) -> int:
     """The digits an entry begins with, as CUDA reads it; -1 without any."""
-    digits = entry[: len(entry) - len(entry.lstrip("0123456789"))]
-    return int(digits) if digits else -1
+    digits = re.match(r"[0-9]+", entry)
+    return int(digits[0]) if digits else -1
 
 
 def _hidden_note(found: tuple[Gpu, ...], shown: tuple[Gpu, ...], asked: str | None) -> str:

@@ -35,12 +35,12 @@ class Target:
     card: Card | None
     cores: int
     is_this_machine: bool
-    windows: bool = False
-    held_bytes: int = 0
-    """Memory held by other processes on the card."""
-    total_bytes: int = 0
+    windows: bool
+    total_bytes: int
     """All memory within --vram, including what others hold now: choices that change the training
     depend on it, so that a run can be resumed beside other programs."""
+    held_bytes: int = 0
+    """Memory held by other processes on the card."""
     disk_free_bytes: int | None = None
     """Free disk space beside the manifest, if the plan is for this machine."""
     host_bytes: int | None = None

@@ -16,7 +16,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt
 
 from expert.manifest.schema.kinds import QUANTISED
 from expert.planning.measurements import measurements_file, read_records, remember_record
@@ -42,9 +42,9 @@ class MemoryProbe(BaseModel):
     kind: str
     tokens: int
     resting_counted: int
-    resting_measured: int
+    resting_measured: PositiveInt
     moving_counted: int
-    moving_measured: int
+    moving_measured: NonNegativeInt
     reserved: int
     """The most the allocator held."""
     context_bytes: int

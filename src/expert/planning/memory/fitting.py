@@ -20,7 +20,7 @@ from expert.planning.run_plan import RunPlan
 # allocator's overhead by more.
 MARGIN = 0.95
 # A micro-batch should stay in the caches of a CPU. On two cores `tiny` was fastest with 4
-# sequences of 1,024 places: 1.1 times as fast as with 16, and evaluation took 6.3 s instead of the
+# sequences of 1,024 tokens: 1.1 times as fast as with 16, and evaluation took 6.3 s instead of the
 # 10.7 s with 64 (docs/benchmarks/cpu-at-once.json); beside other processes the gap was wider.
 CPU_PLACES_AT_ONCE = 4096
 LONGEST_SEARCH = 10_000

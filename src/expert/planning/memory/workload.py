@@ -20,7 +20,7 @@ class Workload:
     shape: ModelShape
     rows: int
     row_tokens: int
-    """Places of a row or packed sequence, including soft prompts."""
+    """Positions in a row or packed sequence, including soft prompts."""
     adapter: str = "lora"
     rank: int = 16
     targets: frozenset[str] = frozenset()

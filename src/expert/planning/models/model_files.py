@@ -18,7 +18,7 @@ from typing import Any
 
 from expert.core.errors import ExpertError
 from expert.core.files import open_regular, read_json
-from expert.core.quiet import without_lines
+from expert.core.process import without_lines
 from expert.core.text import count, gib
 from expert.planning.models.shapes import UnknownShape, shape_from_config
 

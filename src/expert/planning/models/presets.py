@@ -1,7 +1,7 @@
 """What guides recommend for single cards, and whether it fits.
 
-Each preset is a common recommendation; `verdicts` checks it with the memory model. The plan uses
-only the batch of the character model from here.
+Each preset is a common recommendation; `verdicts` checks it with the memory model. Plans use
+nothing from here but the batch of the character model.
 """
 
 from __future__ import annotations
