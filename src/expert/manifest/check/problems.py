@@ -283,7 +283,8 @@ def _hint(key: str, node: Mapping[str, Any], is_override: bool) -> str:
     here = [name for name in node["properties"] if name not in _DESCRIPTIVE]
     # Where metadata is allowed, checkpoint_path is not a misspelt checkpoint_step.
     likeness = 0.72 if closed else 0.85
-    near = closest(key, here + (list(CONFIG_ALIASES) if in_config else []), likeness)
+    near = _MEANT.get(str(node.get("title")), {}).get(key)
+    near = near or closest(key, here + (list(CONFIG_ALIASES) if in_config else []), likeness)
     if near and key not in WORDS_OF_THEIR_OWN:
         return f"{_ASKS} {near!r}?"
     home = _other_home(key)
@@ -348,6 +349,14 @@ _NAMES_TOO = {
     "TrainingConfig": (*CONFIG_ALIASES, *SPECIAL_NAMES),
     "DatasetSpec": tuple(DATASET_ALIASES),
     "CharGptShape": tuple(SHAPE_ALIASES),
+}
+# Usual names of what a key holds, some of them closer to the letters of another key.
+_MEANT = {
+    "FieldMapping": {
+        **{"context": "input", "conversations": "messages"},
+        **dict.fromkeys(("prompt", "question"), "instruction"),
+        **dict.fromkeys(("output", "answer", "completion"), "response"),
+    }
 }
 _HOMES = {
     "DatasetSpec": "training.dataset",

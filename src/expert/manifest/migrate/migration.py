@@ -13,7 +13,8 @@ from expert.manifest.notices import Kind, Notice
 from expert.manifest.text.item import Item, shown
 
 Entries = dict[str, Item]
-_NULL_IS_A_VALUE = ("max_grad_norm", "save_total_limit")
+NULL_IS_A_VALUE = ("max_grad_norm", "save_total_limit")
+"""Keys of training.config whose null is not the same as leaving them out."""
 
 
 def beside(item: Item, value: Any) -> Item:
@@ -98,9 +99,9 @@ class Migration:
 
     def place(self, entries: Entries, key: str, item: Item, home: str) -> None:
         """Put a moved value into its section; two different values for one key are a problem."""
-        is_unset = item.value is None and key not in _NULL_IS_A_VALUE
+        is_unset = item.value is None and key not in NULL_IS_A_VALUE
         present = entries.get(key)
-        if present is not None and present.value is None and key not in _NULL_IS_A_VALUE:
+        if present is not None and present.value is None and key not in NULL_IS_A_VALUE:
             present = None
         if present is None:
             entries[key] = item

@@ -4,7 +4,7 @@ trainer: the same file trains the same."""
 from __future__ import annotations
 
 from expert.manifest.migrate.aliases import home_of
-from expert.manifest.migrate.migration import Entries, Migration, beside
+from expert.manifest.migrate.migration import NULL_IS_A_VALUE, Entries, Migration, beside
 from expert.manifest.peers.packed_batches import MODEL_NAMES, number_in
 from expert.manifest.text.item import Item
 
@@ -13,10 +13,13 @@ def put_default(
     work: Migration, key: str, value: str | float, text: str, at: Item | None = None
 ) -> None:
     """Set a key of training.config that the file does not set, with a notice."""
-    config = work.config.fields() if work.config is not None else {}
     home = f"training.config.{key}"
-    written = [*work.root, *work.section("training"), *config]
-    if home not in map(home_of, written) and not work.is_override and not work.is_whole:
+    is_set = any(
+        home_of(name) == home and (item.value is not None or key in NULL_IS_A_VALUE)
+        for zone in (work.root, work.section("training"))
+        for name, item in zone.items()
+    )
+    if not is_set and not work.is_override and not work.is_whole:
         item = Item(None, key) if at is None else at
         work.root[key] = beside(item, value)
         work.read_as(item, f"{home}: {value} ({text})")

@@ -46,9 +46,11 @@ def _logging(work: Migration, fields: Entries, training: Entries) -> None:
     steps = take(fields, "log_frequency")
     if steps.value is not None:
         work.place(training, "logging_steps", steps, "training.config.logging_steps")
-    project = take(fields, "wandb_project")
-    if take(fields, "enable_wandb").value is True:
+    project, enabled = take(fields, "wandb_project"), take(fields, "enable_wandb")
+    if enabled.value is True and project.value:
         training["wandb_project"] = project
+    elif enabled.value is True:
+        training["use_wandb"] = enabled
     for key in ("enable_tensorboard", "tensorboard_dir"):
         item = take(fields, key)
         if item.value not in (None, True):
