@@ -236,6 +236,16 @@ def test_unused_columns_that_matter_are_named_with_what_helps(row, named, advice
     assert (REMOVE in text and COPY in text) == both
 
 
+@each(("label", "may_be_true_or_false"), [(1, True), ("1", True), ("pos", False), (["a"], False)])
+def test_only_labels_that_may_be_true_or_false_are_advised_as_preferences(
+    label, may_be_true_or_false
+):
+    row = {"prompt": "q", "response": "a", "label": label}
+    text = understand(list(row), row).worth_a_warning(ColumnSurvey.of([row]))
+    assert "label (" in text
+    assert (wording("label-says-good") in text) == may_be_true_or_false
+
+
 def test_tasks_whose_input_says_what_to_do_need_no_warning():
     row = {"task": "t", "input": {"instruction": "Translate."}, "output": "b"}
     assert understand(list(row), row).worth_a_warning(ColumnSurvey.of([row])) == ""

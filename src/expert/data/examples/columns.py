@@ -13,6 +13,7 @@ from expert.data.examples.column_survey import (
     MEDIA,
     MESSAGE,
     MESSAGES,
+    NUMBER,
     OBJECT,
     PART,
     TRUTH,
@@ -175,7 +176,12 @@ class Columns:
         fix = f"to use one, map it in {key}, or copy its text into a column that is used"
         if self.kind == "text":
             fix = f"the rows are plain text; {key} with instruction and response gives them answers"
-        labels = [name for name in named if name.strip().lower() in _LABELS]
+        # Words such as pos and neg are classes, which preference_rows does not understand.
+        labels = [
+            name
+            for name in named
+            if name.strip().lower() in _LABELS and seen.holds_only(name, TRUTH, NUMBER)
+        ]
         if labels and self.kind != "text":
             fix += f"; if {labels[0]} says which answers are good: {_ASK_FOR_IT}"
         choosing = [name for name in named if name.strip().lower() in CHOOSES]

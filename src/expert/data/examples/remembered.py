@@ -22,8 +22,9 @@ Waits = Callable[[str], None]
 MEMORY = ".hashes.json"
 COLUMNS_MEMORY = ".columns.json"
 TEXTS_MEMORY = ".texts.json"
-SURVEY_FORMAT = 2
-TEXTS_FORMAT = 2
+SURVEY_FORMAT = 3
+TEXTS_FORMAT = 3
+"""Increased when the same rows give other results, so that stored ones are not reused."""
 # Old states are dropped: nobody switches between more versions of a data set.
 STATES_KEPT = 50
 
