@@ -226,20 +226,16 @@ def open_line(
 
 def _cache(plan: RunPlan, read: ReadManifest, *, named: bool, writes: bool) -> Cache:
     folder = Path(plan.data.cache or read.folder / "datasets_optimized")
-    refuse_links_of_cache(folder, read.folder, explicit=named)
+    elsewhere = "tokens go to another disk with training.config.pretokenized_cache: FOLDER"
+    # The cache in an expert's folder may come from someone else. Next to a named one there may be
+    # other people's files, which are not checked.
+    refuse_links(folder, below=read.folder, instead=elsewhere)
+    if not named:
+        refuse_links_inside(folder, instead=elsewhere)
     beside = folder.parent if named else folder
     if named and beside.exists() and not os.access(beside, os.W_OK):
         beside = read.folder / "datasets_optimized" / folder_name(plan.expert)
     return Cache(folder, beside, named, writes)
-
-
-def refuse_links_of_cache(cache: Path, folder: Path, *, explicit: bool) -> None:
-    """Refuse links in the cache of an expert's folder, which may come from someone else. Next to an
-    explicitly named cache there may be other people's files, which are not checked."""
-    elsewhere = "tokens go to another disk with training.config.pretokenized_cache: FOLDER"
-    refuse_links(cache, below=folder, instead=elsewhere)
-    if not explicit:
-        refuse_links_inside(cache, instead=elsewhere)
 
 
 # --- rows to segments ----------------------------------------------------------------------------

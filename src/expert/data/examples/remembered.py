@@ -41,12 +41,7 @@ def remembered_content_hash(
 
 
 def remembered_survey(
-    source: Source,
-    cache: Path,
-    most: int | None = None,
-    *,
-    keep: bool = True,
-    waits: Waits = lambda sentence: None,
+    source: Source, cache: Path, most: int | None, *, keep: bool, waits: Waits
 ) -> ColumnSurvey:
     """The columns of a source. Reads every row once: 25,000 rows of 300 bytes take 0.2 s. `most`:
     only the first rows, for a stream; `keep`: store the result."""
@@ -68,8 +63,8 @@ def remembered_warnings(
     read_as: str,
     make: Callable[[], list[str]],
     *,
-    keep: bool = True,
-    waits: Waits = lambda sentence: None,
+    keep: bool,
+    waits: Waits,
 ) -> list[str]:
     """Warnings about the text of a source. `read_as`: everything else that determines them."""
     if not _has_files(source):

@@ -314,8 +314,7 @@ class PackedFeed:
         return slot, FedStep(step=work.step, batches=fed, made_seconds=seconds, copied=slot.copied)
 
     def _fill_one(self, out: BatchArrays, work: StepWork, batch: Dealt) -> BatchCounts:
-        given = (out, work.index, batch.bins, work.store)
-        counts = fill_batch(*given, flat=self.flat)
+        counts = fill_batch(out, work.index, batch.bins, work.store, flat=self.flat)
         if not batch.silent:
             return counts
         out.silence()
@@ -357,7 +356,7 @@ def few_widths(needed: NDArray[np.int64], most: int) -> tuple[int, ...]:
 
 
 def widths_of(
-    order: DataOrder, index: PackIndex, rows: int, most: int, world: World = ALONE
+    order: DataOrder, index: PackIndex, rows: int, most: int, world: World
 ) -> tuple[int, ...]:
     """Widths for this rank's batches of `rows` sequences, from those of the first epoch. Other
     epochs are shuffled differently: a batch may need more than the largest of them."""

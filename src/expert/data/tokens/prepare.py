@@ -184,7 +184,7 @@ def give_memory_back() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def inspect(folder: Path, recipe: Recipe, *, made_for: str = "") -> str | None:
+def inspect(folder: Path, recipe: Recipe, *, made_for: str) -> str | None:
     """None if the folder can be used, else why not; a damaged one is moved aside, a foreign one
     raises. Only within `in_turn`: a process might move aside what another just made."""
     if not folder.exists() or _is_empty(folder):

@@ -105,7 +105,7 @@ def _show(value: Any) -> str:
     return f"{shown(value)} ({_KINDS[type(value)]})"
 
 
-def _fix(got: Any, node: Mapping[str, Any], is_override: bool = False) -> str:
+def _fix(got: Any, node: Mapping[str, Any], is_override: bool) -> str:
     words = expected(node)
     if isinstance(got, str):
         if "true or false" in words and got.lower() in _BOOLEANS:
@@ -350,14 +350,8 @@ _NAMES_TOO = {
     "DatasetSpec": tuple(DATASET_ALIASES),
     "CharGptShape": tuple(SHAPE_ALIASES),
 }
-# Usual names of what a key holds, some of them closer to the letters of another key.
-_MEANT = {
-    "FieldMapping": {
-        **{"context": "input", "conversations": "messages"},
-        **dict.fromkeys(("prompt", "question"), "instruction"),
-        **dict.fromkeys(("output", "answer", "completion"), "response"),
-    }
-}
+# Names that are closer to the letters of another key than to the one that is meant.
+_MEANT = {"FieldMapping": {"context": "input"}}
 _HOMES = {
     "DatasetSpec": "training.dataset",
     "Decoding": "training.decoding",

@@ -120,7 +120,7 @@ class Migration:
         config = self.section("training", "config")
         self.place(config, key, item, f"training.config.{key}")
         if key == "save_every_epochs" and item.value is not None:
-            config.setdefault("save_strategy", Item("epoch", item.path, item.line))
+            config.setdefault("save_strategy", beside(item, "epoch"))
 
     def place_in_model(self, key: str, item: Item) -> None:
         self.place(self.first_base_model, key, item, f"base_models[0].{key}")

@@ -117,7 +117,7 @@ def _no_adapter(work: Migration) -> None:
         return
     at = named or Item(None, "adapter")
     work.root.pop("adapter", None)
-    work.root["adapter_type"] = Item("full", at.path, at.line)
+    work.root["adapter_type"] = beside(at, "full")
     text = "training.config.adapter_type: full (no adapter is named: every weight is trained)"
     work.read_as(at, text)
 
@@ -175,12 +175,12 @@ def _take_stream(work: Migration) -> None:
     entry = entries[0]
     fields = entry.fields()
     column = fields.pop("text_column", None)
-    fields.setdefault("type", Item("pretrain", entry.path, entry.line))
+    fields.setdefault("type", beside(entry, "pretrain"))
     if column is not None:
         fields["field"] = column
     named = _data_set(work, entry)
     if named is not None:
-        named.more["streaming"] = Item(True, item.path, item.line)
+        named.more["streaming"] = beside(item, True)
         put_rows(work, [named])
 
 

@@ -148,9 +148,9 @@ def _data_set(
 
     hub, file = about.get("hf_hub_url"), about.get("file_name")
     if isinstance(hub, str):
-        named.path = Item(hub, item.path, item.line)
+        named.path = beside(item, hub)
     elif isinstance(file, str):
-        named.path = Item((folder / file.replace("\\", "/")).as_posix(), item.path, item.line)
+        named.path = beside(item, (folder / file.replace("\\", "/")).as_posix())
     else:
         other = next((key for key in _OTHER_PLACES if about.get(key)), "file_name")
         what = "rows are read from files and from the Hugging Face hub only"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from expert.core.text import counted
-from expert.manifest.migrate.migration import Migration
+from expert.manifest.migrate.migration import Migration, beside
 from expert.manifest.text.item import Item
 
 MODEL_NAMES = ("model_name_or_path", "model_name")
@@ -38,7 +38,7 @@ def put_batch_tokens(work: Migration, count: Item, places: int) -> None:
     """Set batch_tokens to `count` packed sequences of `places` tokens."""
     sequences = number_in(count)
     tokens = sequences * places
-    work.root["batch_tokens"] = Item(tokens, count.path, count.line)
+    work.root["batch_tokens"] = beside(count, tokens)
     packed = counted(sequences, "packed sequence")
     text = f"training.config.batch_tokens: {tokens} ({packed} of {places} tokens; rows by their "
     work.read_as(count, f"{text}mean length)")
