@@ -90,7 +90,7 @@ class Cache:
     named: bool
     """The manifest names the folder."""
     writes: bool = True
-    """False: only look, write nothing."""
+    """False: the cache is only read."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -258,7 +258,7 @@ def _reading(line: Line, source: Source) -> Reading:
         share = line.spec.validation_split if apart else 0
 
         assert isinstance(line.encoder, CharacterEncoder)
-        trained = source is line.chosen.sources.train  # which has every character there is
+        trained = source is line.chosen.sources.train  # whose characters are the vocabulary
         known = frozenset(line.encoder.characters)
 
         def characters(row: Row) -> Made:
@@ -390,7 +390,7 @@ def unread_columns(line: Line) -> list[Remark]:
 def doubtful_columns(
     line: Line, source: Source, columns: Columns, seen: ColumnSurvey
 ) -> list[Remark]:
-    """Warnings about unused columns that look like content, and preferences that no column has."""
+    """Warnings about unused columns with content, and about preferences that no column has."""
     found = {
         "field_mapping": columns.worth_a_warning(seen),
         "preference_rows": columns.prefers_nothing(line.spec.preference_rows),

@@ -360,8 +360,8 @@ class Part(NamedTuple):
 
 
 def _pieces_folder(folder: Path, recipe: Recipe, blocks: Blocks) -> Path:
-    dealt = f"-{blocks.parts}x{blocks.rows}" if blocks.parts > 1 else ""
-    return folder.with_name(f"{folder.name}.parts-{recipe.key()[:12]}{dealt}")
+    suffix = f"-{blocks.parts}x{blocks.rows}" if blocks.parts > 1 else ""
+    return folder.with_name(f"{folder.name}.parts-{recipe.key()[:12]}{suffix}")
 
 
 def _dealt(folder: Path, recipe: Recipe) -> list[Blocks]:

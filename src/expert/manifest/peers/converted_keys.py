@@ -181,7 +181,7 @@ def _half(work: Migration, zone: Entries, item: Item) -> None:
     if item.value is True:
         other = zone.get(key)
         if other is not None and other.value is False:
-            del zone[key]  # in Axolotl, `float16: true` beside `fp16: false` is valid
+            del zone[key]  # in Axolotl, `float16: true` next to `fp16: false` is valid
         work.convert(zone, key, True, item)
 
 

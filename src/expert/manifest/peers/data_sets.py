@@ -184,7 +184,7 @@ def title_of(path: str) -> str:
 
 
 def map_column(named: NamedDataset, part: str, item: Item) -> None:
-    """Map a column beside the conversation, unless it has its default name."""
+    """Map a column of the system text or the tools, unless it has its default name."""
     if item.value not in (None, *_USUAL_COLUMNS[part]):
         named.mapping[part] = item
 

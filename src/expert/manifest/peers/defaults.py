@@ -1,5 +1,5 @@
-"""Defaults of other trainers that differ from ours, written out where a file leaves them to its
-trainer: the same file trains the same."""
+"""Defaults of other trainers that differ from those of Expert: written out where a file does not
+set them, so that it trains as it does there."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def read_lengths(work: Migration) -> None:
 
 
 def steps_overrule_epochs(work: Migration, zone: Entries) -> None:
-    """Where max_steps alone ends a run: here the epochs may end it first, so there must be enough
-    of them. An epoch has at least one step."""
+    """For trainers where max_steps alone ends a run: in Expert the epochs may end it first, so they
+    are set high enough. An epoch has at least one step."""
     limit = zone.get("max_steps", Item(None))
-    if number_in(limit) <= 0 or "epochs" in zone:  # a key of ours: whichever is reached first
+    if number_in(limit) <= 0 or "epochs" in zone:  # a key of Expert: whichever is reached first
         return
     for key in [key for key in zone if home_of(key) == "training.config.epochs"]:
         item = zone.pop(key)

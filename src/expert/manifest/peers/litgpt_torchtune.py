@@ -40,7 +40,7 @@ _WITHOUT = {
     "max_tokens": "max_steps or epochs end a run",
     "lr_warmup_fraction": "a share of an epoch there; set warmup_steps, or warmup_ratio of the run",
 }
-# Arguments of a data class that are settings of the run here.
+# Arguments of a data class that are settings of the run in Expert.
 _RUN_SETTINGS = ("seed", "ignore_index", "num_workers", "include_multiturn_conversations")
 
 
@@ -61,7 +61,7 @@ def read_litgpt(work: Migration) -> None:
         work.root.setdefault("base_model", beside(folder, name))
         work.read_as(folder, f"base_models[0].name: {name}")
     work.root.pop("train", None)
-    # global_batch_size is our batch_size; micro_batch_size means the same here.
+    # global_batch_size is batch_size of Expert; micro_batch_size means the same.
     rows = settings.pop("global_batch_size", None)
     if rows is not None:
         work.place(work.root, "batch_size", rows, "training.config.batch_size")

@@ -25,7 +25,7 @@ from expert.manifest.text.item import Item, shown
 SIGNS = ("finetuning_type", "stage", "cutoff_len", "dataset_dir", "quantization_bit", "lora_target")
 INFO = "dataset_info.json"
 _MAX_BYTES = 5_000_000
-# Column there, the part of an example here, and the default column there.
+# The key of a column, the part of an example in Expert, and the default column.
 _ALPACA = (
     ("prompt", "instruction", "instruction"),
     ("query", "input", "input"),

@@ -30,7 +30,7 @@ _SUPERSEDED = {
 }
 _DECAYS = {"adam": 0, "adamw": 0.01}
 _OPTIMIZER_KEYS = {"betas": "betas", "eps": "adam_epsilon", "weight_decay": "weight_decay"}
-# The schedule here, and the places of the last rate and of the number of steps in `arguments`.
+# The schedule of Expert, and the positions of last rate and number of steps in `arguments`.
 _SCHEDULES = {"cosine_decay": ("cosine", 2, 1), "linear_schedule": ("polynomial", 1, 2)}
 
 

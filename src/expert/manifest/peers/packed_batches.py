@@ -1,4 +1,4 @@
-"""Converts batch sizes in packed sequences to batch_tokens: batch_size here counts rows."""
+"""Converts batch sizes in packed sequences to batch_tokens: batch_size of Expert counts rows."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _DEFAULT_LENGTHS = {"LLaMA-Factory": 2048, "TRL": 1024}
 
 
 def read_packed_batches(work: Migration) -> None:
-    """Convert `per_device_train_batch_size` beside `packing: true` in files of TRL, Unsloth and
-    LLaMA-Factory, known by the name of their model key; in others it is an alias of batch_size."""
+    """Convert `per_device_train_batch_size` with `packing: true` in files of TRL, Unsloth and
+    LLaMA-Factory, recognised by their model key; in others it is an alias of batch_size."""
     key = "per_device_train_batch_size"
     keys = {*work.root, *work.root.get("model", Item(None)).fields()}
     if keys.isdisjoint(MODEL_NAMES) or key not in work.root:

@@ -1,4 +1,4 @@
-"""Converts config files of Unsloth Studio: `training` and `lora` as here, `logging` beside them."""
+"""Converts config files of Unsloth Studio: `training`, `lora` and `logging`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def read_unsloth_studio(work: Migration) -> None:
 
 
 def _kind(work: Migration, training: Entries) -> None:
-    """Convert `training_type`; with full training, the section `lora` says nothing."""
+    """Convert `training_type`; with full training, the section `lora` has no effect."""
     kind = take(training, "training_type")
     word = str(kind.value).lower()
     if kind.value is None:
