@@ -1,8 +1,8 @@
 """The data pipeline: source → rows → examples → segments → tokens; splits.py continues it.
 
-A `Line` holds its inputs: plan, sources, tokenizer, template, cache. Everything else is a function
-of it. With a read-only cache, the same functions return None where something would have to be
-written.
+A `Line` holds its inputs: plan, sources, tokenizer, template, cache. Everything else is a
+function of it. With a read-only cache, the same functions return None where something would have
+to be written.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ class Reading:
     """How the rows of one source become segments."""
 
     rows: Callable[..., Iterator[Row | BadRow]]
-    """Start a new pass over the rows; takes an optional `Unread`. A single text whose end is held
-    out comes as two rows."""
+    """Start a new pass over the rows; takes an optional `Unread`. A single text whose end is
+    held out comes as two rows."""
     segments_of: Callable[[Row], Made]
     """The outcome of a row, without the manifest's checks."""
     formatter: Callable[[], Callable[[Row], Made]]

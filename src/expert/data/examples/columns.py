@@ -274,8 +274,8 @@ def _refuse_single_messages(found: Columns, seen: ColumnSurvey) -> None:
 
 
 def _preferred(seen: ColumnSurvey, asked: dict[str, str], rows: str | None) -> str:
-    """For preference pairs, set `asked["response"]` to the preferred answers; for labelled answers,
-    return the label column. Raises unless the manifest asks for the preferred half."""
+    """For preference pairs, set the response in `asked` to the preferred answers; for labelled
+    answers, return the label column. DataError unless the manifest wants the preferred half."""
     known = _by_plain_name(seen.names)
     pair = next((pair for pair in _PAIRS if known.keys() >= {*pair}), None)
     if pair and "response" not in asked:

@@ -180,11 +180,11 @@ def unknown_keys(
 ) -> tuple[list[Problem], list[Notice]]:
     """Problems and notices about unknown keys.
 
-    An unknown key is an error in training.config, with --set, and if it is a misspelt key;
-    elsewhere it is reported as metadata. At the top level of a `flat` file, whose settings are
-    there, it was meant as a setting: a warning says that it has no effect. There, and in a file
-    whose settings can be `only_at_top`, a key similar to a setting is an error; if none are there,
-    so is a section with settings.
+    An unknown key is an error in training.config, with --set, and if it is misspelt; elsewhere it
+    is reported as metadata. `flat`: the file has settings at its top level; an unknown key there
+    was meant as one, and a warning says that it has no effect. `only_at_top`: the file has no
+    section for settings. In both cases a key similar to a setting is an error at the top level; if
+    there are no settings, so is a section with some.
     """
     problems: list[Problem] = []
     notices: list[Notice] = []
