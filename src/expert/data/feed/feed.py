@@ -121,14 +121,10 @@ class _Layout:
         if self.soft:
             flat = parts["soft_mask"].view(torch.uint8)[: self.shape.places]
             soft_mask = flat.view(torch.bool).view(rows, length)
-        return {
-            "tokens": parts["tokens"].view(rows, length),
-            "labels": parts["labels"].view(rows, length),
-            "positions": parts["positions"].view(rows, length),
-            "boundaries": parts["boundaries"],
-            "target_places": parts["target_places"],
-            "soft_mask": soft_mask,
+        in_rows = {
+            name: parts[name].view(rows, length) for name in ("tokens", "labels", "positions")
         }
+        return {**parts, **in_rows, "soft_mask": soft_mask}
 
 
 class _Slot:
