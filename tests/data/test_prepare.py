@@ -354,4 +354,4 @@ def test_bad_rows_are_counted_once_whoever_reads_them(tmp_path):
     assert [json.loads(line)["line"] for line in lines] == [4, 21, 41]
     with pytest.raises(DataError, match=r"rows\.jsonl:41: broken"):
         prepare(work(rows=some_bad, with_helper=True, max_bad_rows=2), RECIPE, tmp_path / "other")
-    assert psutil.Process().children() == before  # nobody is left behind
+    assert psutil.Process().children() == before  # no process is left

@@ -185,7 +185,7 @@ def test_a_misspelt_setting_and_the_path_of_one_are_refused_without_strict():
         wording("line-unknown-key-did"),
         wording("line-dataset-note-kept"),
     ]
-    # As somebody writes it who was told where a key belongs.
+    # As a user may write it after reading where a key belongs.
     for key, meant in (("training.config.epochs", "epochs"), ("training.dataset.path", "training")):
         (told,) = _problems(f"base_model: X\ndataset: a.jsonl\n{key}: 7\n")
         assert re.search(wording("unknown-key-did-you", key=key, meant=meant), told)

@@ -1,4 +1,4 @@
-"""Which column holds what: by the manifest, else by name, and refused where nobody can tell."""
+"""Which column holds what: by the manifest, else by name; refused if that is not clear."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_columns_that_the_manifest_names_are_taken(names, asked, columns):
     [
         # An object as input makes a row of a task without a task column.
         ({"input": {"text": "x"}, "output": "y"}, "kind", "multi_task"),
-        # A messages column that holds text is no conversation.
+        # A messages column that holds text is not a conversation.
         ({"messages": "3", "question": "Q", "answer": "A"}, "kind", "instruction"),
         # The system text of OpenOrca; a column named speech may hold text.
         ({"system_prompt": "S", "question": "Q", "response": "A"}, "system", "system_prompt"),

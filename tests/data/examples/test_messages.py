@@ -1,4 +1,4 @@
-"""Messages of the usual formats: which answers are learnt, what is joined, what is refused."""
+"""Messages of the usual formats: which answers are trained on, what is joined, what is refused."""
 
 from __future__ import annotations
 
