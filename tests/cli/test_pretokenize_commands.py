@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from expert.data import line as preparing
+import expert.data.line as preparing
 from expert.data.records import DataNotHere
 from tests.run.test_preparing import ROWS, an_expert, lines
 from tests.wording import wording

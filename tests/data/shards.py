@@ -16,7 +16,7 @@ def loader_plan(workers: int = 0, *, persistent: bool = False) -> LoaderPlan:
 
 
 def shard_of(tokens: Sequence[Sequence[int]], spans: Sequence[Sequence[tuple[int, int]]]) -> Shard:
-    """Documents from lists: the tokens and the learnt spans of each."""
+    """Documents from lists: the tokens and the trained spans of each."""
     return Shard(
         np.asarray([token for document in tokens for token in document], dtype=np.int32),
         np.cumsum([0, *map(len, tokens)]),

@@ -30,7 +30,7 @@ Document = tuple[list[int], list[tuple[int, int]]]
 
 @st.composite
 def documents(draw: st.DrawFn) -> Document:
-    """Tokens, and spans of them that are learnt: in order, apart, some touching."""
+    """Tokens, and spans of them that are trained on: in order, apart, some touching."""
     tokens = draw(st.lists(st.integers(0, 500), max_size=45))
     marks = sorted(draw(st.lists(st.integers(0, len(tokens)), max_size=6)))
     pairs = zip(marks[::2], marks[1::2], strict=False)

@@ -106,7 +106,7 @@ def test_documents_are_numbered_through_all_shards(some):
 
 
 def _with_spans(tokens: list[int], marks: list[bool]) -> tuple[list[int], list[tuple[int, int]]]:
-    """A document, and the runs of its tokens that are marked as learnt."""
+    """A document, and the runs of its tokens that are trained on."""
     spans: list[tuple[int, int]] = []
     for place, mark in enumerate(marks[: len(tokens)]):
         if mark and spans and spans[-1][1] == place:

@@ -58,7 +58,7 @@ def test_exactly_the_asked_share_is_split_off_rounded_up(count, hundredths, seed
 
 
 def keys(prompts: list[int], answers: list[int] | None = None) -> RowKeys:
-    """Documents of a token of prompt and a token of answer, of which the answer is learnt."""
+    """Documents of a token of prompt and a token of answer, of which the answer is trained on."""
     answers = answers if answers is not None else [0] * len(prompts)
     tokens = [list(pair) for pair in zip(prompts, answers, strict=True)]
     return RowKeys.of(FlatDocuments([shard_of(tokens, [[(1, 2)]] * len(tokens))]))

@@ -1,4 +1,4 @@
-"""Segments to ids: what is learnt, no doubled bos, the same ids as a model sees when it answers."""
+"""Segments to ids: what is trained on, no second bos, the same ids as in generation."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def flags(length: int, spans: np.ndarray) -> list[bool]:
 @given(st.lists(documents, min_size=1, max_size=5))
 def test_learnt_tokens_are_those_of_the_learnt_segments(batch):
     """Together or one by one: where no token straddles two segments both give the same text, and
-    always exactly the learnt text is learnt."""
+    exactly the trained text is always trained on."""
     encoder = small_encoder()
     made = encoder.encode(batch)
     ids = np.split(made.ids, np.cumsum(made.lengths)[:-1])
@@ -71,7 +71,7 @@ def test_an_answer_is_encoded_after_its_prompt_alone(prompt, answer):
     ids, learnt = one_by_one(encoder, segments)
     assert made.ids.tolist() == ids
     assert flags(len(ids), made.spans) == learnt
-    assert made.spans[-1] == len(ids)  # the end token is learnt
+    assert made.spans[-1] == len(ids)  # the end token is trained on
 
 
 def test_a_bos_begins_every_document_once_whoever_writes_it():
@@ -79,7 +79,7 @@ def test_a_bos_begins_every_document_once_whoever_writes_it():
     made = small_encoder(adds_bos=True).encode([[Segment("fox", True)], [Segment("dog", True)]])
     first, second = np.split(made.ids, [made.lengths[0]])
     assert first[0] == second[0] == bos
-    assert made.spans.reshape(-1, 2)[:, 0].tolist() == [1, 1]  # and is not learnt
+    assert made.spans.reshape(-1, 2)[:, 0].tolist() == [1, 1]  # and is not trained on
     encoder = small_encoder(adds_bos=True, template_adds_bos=True)
     made = encoder.encode([[Segment("<s>fox", True)]])
     assert made.ids.tolist().count(bos) == 1

@@ -49,7 +49,7 @@ def some_documents(count: int = 60, seed: int = 0) -> FlatDocuments:
 
 
 class Case:
-    """Sixty documents, packed; updates of five bins."""
+    """Sixty documents, packed; steps of five bins."""
 
     def __init__(self, soft_tokens: int = 0, most_pieces: int | None = None) -> None:
         self.store = some_documents()
@@ -132,7 +132,7 @@ def test_rows_that_are_trimmed_or_end_to_end_lose_nothing_but_padding(monkeypatc
 
 
 def documents_in(batch: Batch) -> list[tuple[list[int], ...]]:
-    """Tokens, labels, positions and soft places of every document that is no padding, in order."""
+    """Tokens, labels, positions and soft places of every document except padding, in order."""
     edges = batch.boundaries.unique().tolist()
     soft = torch.zeros_like(batch.tokens) if batch.soft_mask is None else batch.soft_mask
     parts = [part.flatten() for part in (batch.tokens, batch.labels, batch.positions, soft)]

@@ -29,7 +29,7 @@ def test_a_shuffle_has_every_number_once(count: int, seed: int, number: int, dra
 
 
 def test_a_shuffle_is_the_same_for_ever_and_uses_of_one_seed_share_none():
-    # Written down once: a run that resumes after an upgrade must go on in the same order.
+    # Written down once: a run that resumes after an upgrade must continue in the same order.
     order = shuffled(12, seed=42, draw=Draw.EPOCH, number=3)
     assert order.tolist() == [11, 2, 0, 8, 10, 7, 9, 4, 5, 3, 6, 1]
     orders = [tuple(shuffled(50, seed=7, draw=draw)) for draw in Draw]
@@ -86,7 +86,7 @@ def test_a_fraction_of_an_epoch_is_rounded_up_once(epochs: float, updates: int):
 
 @given(counts, st.integers(1, 12), seeds, st.integers(0, 3))
 def test_grouping_sorts_the_rows_of_each_step_and_changes_none(count, size, seed, epoch):
-    """Sorted over more than a step, steps held rows of one length, and less was learnt."""
+    """Sorted across steps, a step had rows of one length, and training was worse."""
     lengths = np.arange(count) * 7919 % 101
     plain, grouped = (DataOrder(count, size, seed, by).epoch(epoch) for by in (None, lengths))
     for one, other in zip(micro_batches(plain, size), micro_batches(grouped, size), strict=True):

@@ -1,5 +1,5 @@
 """Rows that are too long: split or cut as the plan settles it; those whose answers are cut off are
-left out and told, or refused where none is left."""
+left out with a warning, or refused if none is left."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_long_texts_are_learnt_to_their_end(tmp_path, rows):
     made = prepare(manifest)
     over, tokens = made.train.index.overlong, int(made.train.open().lengths.sum())
     assert (over.split, over.cut, over.tokens_lost) == (2, 0, 0)
-    # A last part of one token is left out: nothing comes before it, so nothing is learnt of it.
+    # A last part of one token is left out: nothing predicts it, so it is not trained on.
     assert tokens - 2 <= made.train.index.statistics().tokens <= tokens
     checked = check_dataset(manifest).splits[0]
     assert checked.lengths["tokens_lost"] == 0
@@ -74,7 +74,7 @@ def test_rows_that_are_not_here_yet_are_cut_for_now(tmp_path):
     assert wording("when-they-are-here") in decisions["data.overlong"].because
 
 
-# --- rows of which nothing would be learnt --------------------------------------------------------
+# --- rows without trained tokens ------------------------------------------------------------------
 
 
 @each("packing", [True, False])

@@ -291,7 +291,7 @@ def test_an_update_has_as_many_examples_packed_as_unpacked_and_at_least_one_bin(
         index = pack(lengths, 2048, 3)
         bins = bins_per_step(index, 64)
         assert bins * index.examples / index.bins == pytest.approx(64, rel=0.05)
-        # The same number of updates for the same number of rows.
+        # The same number of steps for the same number of rows.
         assert index.bins / bins == pytest.approx(len(lengths) / 64, rel=0.05)
     index = pack_best_fit(np.full(100, 10), 1000, 0)
     assert (index.bins, bins_per_step(index, 1)) == (1, 1)

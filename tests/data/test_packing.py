@@ -1,4 +1,4 @@
-"""Packed sequences hold as many rows of an update as were asked for."""
+"""The packed sequences of a step hold the requested number of rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.each import each
 
 
 def packed(lengths: np.ndarray, length: int, examples: int, *, streaming: bool = False):
-    """Rows of an update on average, and the share of places that hold a token."""
+    """Rows of a step on average, and the share of places that hold a token."""
     sizes = lengths.astype(np.int32)
     shortest = length if streaming else int(sizes.max())
     made = tried_packing(sizes, examples, length, shortest=shortest)
@@ -68,7 +68,7 @@ def test_sequences_are_as_they_were_as_full_and_as_long_as_the_rows_allow():
 
 @pytest.mark.parametrize("longest", [28, 900])
 def test_few_rows_are_not_spread_over_sequences_because_the_last_one_is_not_full(longest):
-    """180 rows make 11 updates of 16 and one of 4: that is no reason to halve the sequences."""
+    """180 rows make 11 steps of 16 and one of 4: sequences need not be halved for that."""
     lengths = np.random.default_rng(0).integers(22, 29, 180)
     lengths[0] = longest
     made = tried_packing(lengths.astype(np.int32), 16, 1024, shortest=1024)

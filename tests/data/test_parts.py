@@ -266,7 +266,7 @@ ROWS = ["good", "long", "bad", "twice", "good"] * 30
 
 
 class Gated:
-    """An encoder that notes what it encodes and stops before the n-th piece until it may go on."""
+    """An encoder that notes what it encodes and stops before the n-th piece until it may resume."""
 
     fingerprint, vocabulary = "t", 400
 

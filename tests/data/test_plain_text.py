@@ -1,4 +1,4 @@
-"""Whether a prompt is continued or answered follows from the rows that were learnt."""
+"""Whether a prompt is continued or answered follows from the training rows."""
 
 from __future__ import annotations
 

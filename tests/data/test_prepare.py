@@ -319,9 +319,9 @@ def test_two_processes_make_what_one_makes(tmp_path, monkeypatch):
         return write(piece, place, encoder)
 
     monkeypatch.setattr(shards.Piece, "write", counted)
-    helped = prepare(work(with_helper=True), RECIPE, tmp_path / "helped")
-    assert listed(helped.folder) == listed(alone.folder)
-    assert helped.statistics == alone.statistics
+    shared = prepare(work(with_helper=True), RECIPE, tmp_path / "shared")
+    assert listed(shared.folder) == listed(alone.folder)
+    assert shared.statistics == alone.statistics
     assert made_here == [0, 32, 64, 96], "the other shards came from the helper"
 
 
@@ -329,7 +329,7 @@ def test_two_processes_make_what_one_makes(tmp_path, monkeypatch):
 def test_what_a_helper_that_dies_leaves_undone_is_made_all_the_same(tmp_path, monkeypatch):
     alone = prepare(work(), RECIPE, tmp_path / "alone")
     monkeypatch.setattr(shards, "_help", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-    made = prepare(work(with_helper=True), RECIPE, tmp_path / "helped")
+    made = prepare(work(with_helper=True), RECIPE, tmp_path / "shared")
     assert listed(made.folder) == listed(alone.folder)
 
     def no_room() -> int:
@@ -354,4 +354,4 @@ def test_bad_rows_are_counted_once_whoever_reads_them(tmp_path):
     assert [json.loads(line)["line"] for line in lines] == [4, 21, 41]
     with pytest.raises(DataError, match=r"rows\.jsonl:41: broken"):
         prepare(work(rows=some_bad, with_helper=True, max_bad_rows=2), RECIPE, tmp_path / "other")
-    assert psutil.Process().children() == before  # nobody is left behind
+    assert psutil.Process().children() == before  # no process is left

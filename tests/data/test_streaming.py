@@ -1,4 +1,4 @@
-"""Streams: bounded windows, the same updates whoever tokenises them, and a place to go on from."""
+"""Streams: bounded windows, the same steps with any number of workers, resumable positions."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_bad_rows_stop_the_stream_and_are_named_unless_they_are_tolerated():
 
 
 class Unlearnt(CharacterEncoder):
-    """Characters of which none is learnt."""
+    """Characters of which none is trained on."""
 
     def encode(self, documents):
         batch = super().encode(documents)
@@ -125,7 +125,7 @@ class Unlearnt(CharacterEncoder):
 
 
 def unlearnt(store, seed):
-    """Bins of nothing: of no row anything is learnt."""
+    """No bins: no row has anything to train on."""
     return pack_best_fit(store.lengths, LENGTH, seed, unlearnt=np.arange(len(store)))
 
 

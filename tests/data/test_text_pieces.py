@@ -50,7 +50,7 @@ def encoder_of(tokenizer: Any) -> TextEncoder:
 def encoded_whole(
     encoder: TextEncoder, documents: list[list[Segment]]
 ) -> list[tuple[list[int], list[list[int]]]]:
-    """Tokens and learnt spans of every document, as one text that is told apart by offsets."""
+    """Tokens and trained spans of every document, encoded as one text and separated by offsets."""
     made = []
     for segments, parts in zip(documents, encoder._encode_whole(documents), strict=True):
         ends = np.cumsum([len(part) for part in parts]).tolist()

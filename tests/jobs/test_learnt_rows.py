@@ -44,17 +44,17 @@ def test_rows_are_not_held_out_of_data_that_changed_since_the_run(tmp_path):
 def test_rows_that_are_read_otherwise_than_in_the_run_are_told_from_changed_data(
     tmp_path, monkeypatch
 ):
-    from expert.data import line
+    import expert.data.line as preparing
 
     folder = own_run(tmp_path)
 
-    recipe_of = line.recipe_of
+    recipe_of = preparing.recipe_of
 
     def with_other_columns(*asked: Any) -> Any:
         recipe, place = recipe_of(*asked)
         return replace(recipe, columns="others"), place
 
-    monkeypatch.setattr(line, "recipe_of", with_other_columns)
+    monkeypatch.setattr(preparing, "recipe_of", with_other_columns)
     with pytest.raises(NoTestSet, match=wording("those-learnt-columns-changed")):
         validate(folder, device="cpu")
 

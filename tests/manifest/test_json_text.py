@@ -60,7 +60,7 @@ def test_it_refuses_what_the_standard_library_refuses(text: str):
         assert expected is math.nan or "inf" in repr(expected), text
         return
     if item.value is None and not text.strip():
-        return  # an empty file is told apart later
+        return  # an empty file is reported later
     if not problems:
         assert everything(item) == expected
 

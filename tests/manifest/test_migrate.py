@@ -1,4 +1,4 @@
-"""Every other name and place of a key ends at its one home, and is told."""
+"""Every alias and old place of a key is moved to its 2.0 place, with a notice."""
 
 from __future__ import annotations
 

@@ -53,6 +53,7 @@ def test_litgpt_fine_tunes_without_clipping():
 
 def test_llama_factory_has_rank_8_where_none_is_given():
     assert config_of(FACTORY).rank == 8
+    assert config_of(f"{FACTORY}lora_rank: null\n").rank == 8
     assert config_of(f"{FACTORY}lora_rank: 4\n").rank == 4
     assert config_of(f"{FACTORY}finetuning_type: full\n").rank == "auto"
     assert config_of(FACTORY.replace("stage: sft\n", "")).rank == "auto"
@@ -99,6 +100,14 @@ def test_iterations_of_mlx_are_passes_several_of_which_are_one_step():
     text = f"{MLX}grad_accumulation_steps: 4\nsave_every: 50\nsteps_per_eval: 3\n"
     config = config_of(text)
     assert (config.max_steps, config.save_steps, config.eval_steps) == (25, 13, 1)
+
+
+@each(("decay", "is_warned_of"), [(25, False), (24, True)])
+def test_the_decay_of_mlx_is_compared_with_steps_not_with_iterations(decay, is_warned_of):
+    text = f"{MLX}grad_accumulation_steps: 4\nlr_schedule: "
+    text += f"{{name: cosine_decay, arguments: [1e-4, {decay}]}}\n"
+    warned = ("lr_schedule.arguments", "warning") in [(n.path, n.kind) for n in read(text).notices]
+    assert warned == is_warned_of
 
 
 def test_an_option_named_like_a_key_of_mlx_changes_nothing_else():
@@ -154,6 +163,11 @@ logging: {enable_wandb: false, wandb_project: mine, enable_tensorboard: false, l
         (STUDIO, "model.quantization", "int4"),
         (STUDIO, "data.path", "owner/set"),
         (STUDIO.replace("wandb: false", "wandb: true"), "config.tracker_project", "mine"),
+        (
+            STUDIO.replace("wandb: false, wandb_project: mine", "wandb: true"),
+            "config.trackers",
+            ["tensorboard", "wandb"],
+        ),
         (
             STUDIO.replace("epochs: 1", "epochs: 0").replace("max_steps: 0", "max_steps: 9"),
             "config.max_steps",

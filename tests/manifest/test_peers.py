@@ -568,15 +568,14 @@ def test_a_length_in_tokens_of_litgpt_is_warned_of():
     assert any(wording("max-tokens-without-effect") in line for line in notices_of(text))
 
 
-def test_a_file_of_trl_that_is_silent_about_the_loss_gets_a_note():
+@each(
+    ("line", "note"),
+    [
+        ("assistant_only_loss: true", wording("loss-on-answers-alone")),
+        ("lr_scheduler_type: linear", wording("cosine-where-trl-is-linear")),
+    ],
+)
+def test_a_file_of_trl_that_is_silent_about_the_loss_or_the_schedule_gets_a_note(line, note):
     text = "model_name_or_path: tiny\ndataset_name: owner/set\n"
-    assert any(wording("loss-on-answers-alone") in line for line in notices_of(text))
-    said = notices_of(f"{text}assistant_only_loss: true\n")
-    assert not any(wording("loss-on-answers-alone") in line for line in said)
-
-
-def test_a_file_of_trl_that_is_silent_about_the_schedule_gets_a_note():
-    text = "model_name_or_path: tiny\ndataset_name: owner/set\n"
-    assert any(wording("cosine-where-trl-is-linear") in line for line in notices_of(text))
-    said = notices_of(f"{text}lr_scheduler_type: linear\n")
-    assert not any(wording("cosine-where-trl-is-linear") in line for line in said)
+    assert any(note in notice for notice in notices_of(text))
+    assert not any(note in notice for notice in notices_of(f"{text}{line}\n"))

@@ -16,7 +16,7 @@ CHAR = "base_model: {name: char-gpt, architecture: {heads: 6, width: 384}}\ndata
 
 
 def _texts(method: str) -> list[str]:
-    """The longest fixed piece of text of every call of found.wrong or found.tell in rules.py."""
+    """The longest fixed piece of text of every call of found.wrong or found.report in rules.py."""
     found: list[str] = []
     tree = ast.parse(inspect.getsource(rules))
     for function in ast.walk(tree):

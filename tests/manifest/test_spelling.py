@@ -92,6 +92,8 @@ TRAINING, DATASET, CONFIG = ("training",), ("training", "dataset"), ("training",
         (TRAINING, "epoch", "'epochs' under training.config"),
         (DATASET, "max_bad_row", "'max_bad_rows'"),
         (DATASET, "field_maping", "'field_mapping'"),
+        ((*DATASET, "field_mapping"), "context", "'input'"),
+        ((*DATASET, "field_mapping"), "texts", "'text'"),
         (DATASET, "validation_splitt", "'validation_split'"),
         (DATASET, "pth", "'path'"),
         (CONFIG, "epoks", "'epochs'"),
@@ -183,7 +185,7 @@ def test_a_misspelt_setting_and_the_path_of_one_are_refused_without_strict():
         wording("line-unknown-key-did"),
         wording("line-dataset-note-kept"),
     ]
-    # As somebody writes it who was told where a key belongs.
+    # As a user may write it after reading where a key belongs.
     for key, meant in (("training.config.epochs", "epochs"), ("training.dataset.path", "training")):
         (told,) = _problems(f"base_model: X\ndataset: a.jsonl\n{key}: 7\n")
         assert re.search(wording("unknown-key-did-you", key=key, meant=meant), told)

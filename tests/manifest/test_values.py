@@ -1,4 +1,4 @@
-"""Other spellings of a value are understood, told, and never guessed at."""
+"""Other spellings of a value are read with a notice, and never guessed."""
 
 from __future__ import annotations
 

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 import expert
-from expert.data import line, splits
-from expert.data.examples import remembered
+import expert.data.examples.remembered as row_cache
+import expert.data.line as preparing
+from expert.data import splits
 from expert.data.prepared import PreparedData
 from expert.data.records import DataError
 from expert.data.tokens.encoder import CharacterEncoder, TextEncoder
@@ -99,7 +100,7 @@ def test_tokens_of_rows_that_earlier_versions_read_differently_are_not_reused(
 def test_rows_are_not_read_again_while_their_files_are_the_same(tmp_path, monkeypatch):
     file = an_expert(tmp_path, dataset={"path": "train.jsonl"})
     first = prepare(file)
-    for module in (line, remembered):
+    for module in (preparing, row_cache):
         monkeypatch.setattr(module, "iterate", lambda source: pytest.fail("read again"))
     again = prepare(file)
     assert [each.folder for each in again.train.folders] == [
@@ -420,8 +421,8 @@ def test_three_processes_that_prepare_at_once_do_everything_once(tmp_path, monke
         monkeypatch.setattr(owner, name, noted)
 
     logged(TextEncoder, "encode")
-    logged(remembered, "survey_rows")
-    logged(remembered, "content_hash")
+    logged(row_cache, "survey_rows")
+    logged(row_cache, "content_hash")
     logged(splits, "packed")
     logged(RowKeys, "of")
 

@@ -1,8 +1,8 @@
 """The data pipeline: source → rows → examples → segments → tokens; splits.py continues it.
 
-A `Line` holds its inputs: plan, sources, tokenizer, template, cache. Everything else is a function
-of it. With a read-only cache, the same functions return None where something would have to be
-written.
+A `Line` holds its inputs: plan, sources, tokenizer, template, cache. Everything else is a
+function of it. With a read-only cache, the same functions return None where something would have
+to be written.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Cache:
     named: bool
     """The manifest names the folder."""
     writes: bool = True
-    """False: only look, write nothing."""
+    """False: the cache is only read."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,8 +98,8 @@ class Reading:
     """How the rows of one source become segments."""
 
     rows: Callable[..., Iterator[Row | BadRow]]
-    """Start a new pass over the rows; takes an optional `Unread`. A single text whose end is held
-    out comes as two rows."""
+    """Start a new pass over the rows; takes an optional `Unread`. A single text whose end is
+    held out comes as two rows."""
     segments_of: Callable[[Row], Made]
     """The outcome of a row, without the manifest's checks."""
     formatter: Callable[[], Callable[[Row], Made]]
@@ -226,20 +226,16 @@ def open_line(
 
 def _cache(plan: RunPlan, read: ReadManifest, *, named: bool, writes: bool) -> Cache:
     folder = Path(plan.data.cache or read.folder / "datasets_optimized")
-    refuse_links_of_cache(folder, read.folder, explicit=named)
+    elsewhere = "tokens go to another disk with training.config.pretokenized_cache: FOLDER"
+    # The cache in an expert's folder may come from someone else. Next to a named one there may be
+    # other people's files, which are not checked.
+    refuse_links(folder, below=read.folder, instead=elsewhere)
+    if not named:
+        refuse_links_inside(folder, instead=elsewhere)
     beside = folder.parent if named else folder
     if named and beside.exists() and not os.access(beside, os.W_OK):
         beside = read.folder / "datasets_optimized" / folder_name(plan.expert)
     return Cache(folder, beside, named, writes)
-
-
-def refuse_links_of_cache(cache: Path, folder: Path, *, explicit: bool) -> None:
-    """Refuse links in the cache of an expert's folder, which may come from someone else. Next to an
-    explicitly named cache there may be other people's files, which are not checked."""
-    elsewhere = "tokens go to another disk with training.config.pretokenized_cache: FOLDER"
-    refuse_links(cache, below=folder, instead=elsewhere)
-    if not explicit:
-        refuse_links_inside(cache, instead=elsewhere)
 
 
 # --- rows to segments ----------------------------------------------------------------------------
@@ -262,7 +258,7 @@ def _reading(line: Line, source: Source) -> Reading:
         share = line.spec.validation_split if apart else 0
 
         assert isinstance(line.encoder, CharacterEncoder)
-        trained = source is line.chosen.sources.train  # which has every character there is
+        trained = source is line.chosen.sources.train  # whose characters are the vocabulary
         known = frozenset(line.encoder.characters)
 
         def characters(row: Row) -> Made:
@@ -394,7 +390,7 @@ def unread_columns(line: Line) -> list[Remark]:
 def doubtful_columns(
     line: Line, source: Source, columns: Columns, seen: ColumnSurvey
 ) -> list[Remark]:
-    """Warnings about unused columns that look like content, and preferences that no column has."""
+    """Warnings about unused columns with content, and about preferences that no column has."""
     found = {
         "field_mapping": columns.worth_a_warning(seen),
         "preference_rows": columns.prefers_nothing(line.spec.preference_rows),

@@ -1,4 +1,4 @@
-"""From tokens to the data of a run: splits, packing, streaming, and tokenising while training."""
+"""From tokens to the data of a run: splits, packing, streaming, and tokenisation while training."""
 
 from __future__ import annotations
 

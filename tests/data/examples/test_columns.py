@@ -1,4 +1,4 @@
-"""Which column holds what: by the manifest, else by name, and refused where nobody can tell."""
+"""Which column holds what: by the manifest, else by name; refused if that is not clear."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_columns_that_the_manifest_names_are_taken(names, asked, columns):
     [
         # An object as input makes a row of a task without a task column.
         ({"input": {"text": "x"}, "output": "y"}, "kind", "multi_task"),
-        # A messages column that holds text is no conversation.
+        # A messages column that holds text is not a conversation.
         ({"messages": "3", "question": "Q", "answer": "A"}, "kind", "instruction"),
         # The system text of OpenOrca; a column named speech may hold text.
         ({"system_prompt": "S", "question": "Q", "response": "A"}, "system", "system_prompt"),
@@ -234,6 +234,16 @@ def test_unused_columns_that_matter_are_named_with_what_helps(row, named, advice
     assert advice in text
     both = len(text.partition("(filled")[2].split("(filled")) > 1
     assert (REMOVE in text and COPY in text) == both
+
+
+@each(("label", "may_be_true_or_false"), [(1, True), ("1", True), ("pos", False), (["a"], False)])
+def test_only_labels_that_may_be_true_or_false_are_advised_as_preferences(
+    label, may_be_true_or_false
+):
+    row = {"prompt": "q", "response": "a", "label": label}
+    text = understand(list(row), row).worth_a_warning(ColumnSurvey.of([row]))
+    assert "label (" in text
+    assert (wording("label-says-good") in text) == may_be_true_or_false
 
 
 def test_tasks_whose_input_says_what_to_do_need_no_warning():

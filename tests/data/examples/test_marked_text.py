@@ -1,4 +1,4 @@
-"""Text is learnt as it stands, or taken apart into turns where it has markers."""
+"""Text is trained on unchanged, or split into turns where it has markers."""
 
 from __future__ import annotations
 

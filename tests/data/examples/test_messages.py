@@ -1,4 +1,4 @@
-"""Messages of the usual formats: which answers are learnt, what is joined, what is refused."""
+"""Messages of the usual formats: which answers are trained on, what is joined, what is refused."""
 
 from __future__ import annotations
 
@@ -97,6 +97,11 @@ def test_a_system_column_is_overruled_only_by_a_text():
     assert overrules(json.dumps([system, *TALK]), "other")
     assert not overrules([system, *TALK], "S")
     assert not overrules([{**system, "content": " "}, *TALK], "other")
+    parts = [{"type": "text", "text": "S"}]
+    assert overrules([{**system, "content": parts}, *TALK], "other")
+    assert not overrules([{**system, "content": parts}, *TALK], "S")
+    assert not overrules([{**system, "content": parts}, *TALK], parts)
+    assert not overrules([{**system, "content": [{"type": "text", "text": " "}]}, *TALK], "other")
     assert not overrules(TALK, "other")
 
 

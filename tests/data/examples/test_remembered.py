@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from expert.data.examples import remembered
+import expert.data.examples.remembered as row_cache
 from expert.data.examples.remembered import remembered_content_hash
 from expert.data.read.sources import Source, content_hash
 
@@ -24,10 +24,10 @@ def test_the_hash_is_that_of_the_content_and_files_that_did_not_change_are_not_r
 ):
     first = remembered_content_hash(source, tmp_path / "cache")
     assert first == content_hash(source)
-    (tmp_path / "cache" / remembered.MEMORY).write_text("{", encoding="utf-8")  # is forgotten
+    (tmp_path / "cache" / row_cache.MEMORY).write_text("{", encoding="utf-8")  # is forgotten
     assert remembered_content_hash(source, tmp_path / "cache") == first
     with monkeypatch.context() as patch:
-        patch.setattr(remembered, "content_hash", lambda _: pytest.fail("read again"))
+        patch.setattr(row_cache, "content_hash", lambda _: pytest.fail("read again"))
         assert remembered_content_hash(source, tmp_path / "cache") == first
     source.files[0].write_text('{"a": 2}\n', encoding="utf-8")  # of the same size
     os.utime(source.files[0], ns=(1, 1))
@@ -35,5 +35,5 @@ def test_the_hash_is_that_of_the_content_and_files_that_did_not_change_are_not_r
 
 
 def test_a_cache_that_takes_no_file_costs_the_memory_and_nothing_else(source, tmp_path):
-    (tmp_path / "cache" / remembered.MEMORY).mkdir(parents=True)
+    (tmp_path / "cache" / row_cache.MEMORY).mkdir(parents=True)
     assert remembered_content_hash(source, tmp_path / "cache") == content_hash(source)

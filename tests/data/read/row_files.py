@@ -58,7 +58,7 @@ RIVERS = good(FILES / "rivers.jsonl")
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> None:
-    """The rows in the format that the name tells."""
+    """The rows in the format of the file name."""
     if path.suffix == ".jsonl":
         path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     elif path.suffix == ".json":

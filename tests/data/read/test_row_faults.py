@@ -1,4 +1,4 @@
-"""A row that cannot be used is told with its file and line, and spoils no other."""
+"""A row that cannot be used is reported with its file and line, and affects no other row."""
 
 from __future__ import annotations
 
@@ -355,7 +355,7 @@ BROKEN: list[Callable[[random.Random], bytes]] = [
     lambda chance: GOOD.replace('"', "'").encode(),
     lambda chance: GOOD.encode().replace(b"one", b"\\ud8" + b"%02x" % chance.randrange(256)),
 ]
-"""Rows that cannot be read, each drawn anew."""
+"""Rows that cannot be read, different each time."""
 
 
 @pytest.mark.fault(20)

@@ -1,4 +1,4 @@
-"""A sample of lines tells about all of them, wherever in the files they are."""
+"""Totals are estimated from sampled lines, wherever in the files the long rows are."""
 
 from __future__ import annotations
 
@@ -97,6 +97,6 @@ def test_of_large_files_parts_are_looked_at_that_lie_all_over_them(tmp_path, mon
     long = jsonl(tmp_path / "b.jsonl", [20] * 5000)
     found = spread(short, long)
     assert found.because == wording("lines-mib-spread-over")
-    # Of 14 % of the bytes, which are short rows, 2 of 16 parts tell: 12.5 %.
+    # Of 14 % of the bytes, which are short rows, 2 of 16 parts are sampled: 12.5 %.
     assert found.lines == pytest.approx(10_000, rel=0.1)
     assert found.total(words_in(found)) == pytest.approx(105_000, rel=0.05)

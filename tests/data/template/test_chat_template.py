@@ -1,4 +1,4 @@
-"""The tokenizer's own template: what it writes, and what of that is learnt."""
+"""The tokenizer's own template: what it writes, and what of that is trained on."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.data.template.test_templates import (
 from tests.each import each
 from tests.wording import wording
 
-# What is written and what is learnt
+# What is written and what is trained on
 
 
 def thought(text: str) -> Turn:
@@ -185,7 +185,7 @@ def test_answers_are_found_where_a_template_changes_them_or_does_not_end_them():
 @each(
     ("template", "adds_bos", "plain"),
     [
-        # One that the template writes is put before plain text too, and is not learnt.
+        # One that the template writes is put before plain text too, and is not trained on.
         (family("headers"), True, "<s>[[abc</s>]]"),
         # One that it does not write is left to the encoder.
         (family("chatml"), False, "[[abc</s>]]"),

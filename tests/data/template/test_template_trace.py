@@ -1,4 +1,4 @@
-"""Rows that take a known way through a template are not rendered, and nobody can tell."""
+"""Rows covered by a trace are not rendered, and their text is the same."""
 
 from __future__ import annotations
 

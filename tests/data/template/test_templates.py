@@ -1,4 +1,4 @@
-"""Every named template, to the letter; what is learnt of it; and what an answer starts from."""
+"""Every named template, to the letter; what is trained on; and the prompt of an answer."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ GOLDEN = {
 
 
 def shown(segments: list[Segment]) -> str:
-    """The text with what is learnt in brackets."""
+    """The text with the trained parts in brackets."""
     return "".join(f"[[{one.text}]]" if one.learn else one.text for one in segments)
 
 

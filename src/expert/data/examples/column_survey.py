@@ -27,6 +27,8 @@ def shape_of(value: Any) -> str:
     if isinstance(value, str):
         if len(value) <= 5 and value.lower() in ("true", "false"):
             return TRUTH
+        if value in ("0", "1"):  # in CSV, every value is text
+            return NUMBER
         return value and (MESSAGES if decoded_messages(value) is not None else TEXT)
     if isinstance(value, bool):
         return TRUTH

@@ -13,6 +13,7 @@ from expert.data.examples.column_survey import (
     MEDIA,
     MESSAGE,
     MESSAGES,
+    NUMBER,
     OBJECT,
     PART,
     TRUTH,
@@ -120,8 +121,8 @@ class Columns:
     read_anew: bool = False
     """Older versions read some rows differently, and tokens prepared that way are not reused."""
     talks: bool = False
-    """The request or the answer of some rows is messages. Those of the request are context: their
-    answers are not trained on."""
+    """The request or the answer of some rows consists of messages. Answers among those of the
+    request are context and not trained on."""
 
     def __str__(self) -> str:
         """Everything that decides how rows are read; part of the cache key. Fields added later
@@ -175,7 +176,12 @@ class Columns:
         fix = f"to use one, map it in {key}, or copy its text into a column that is used"
         if self.kind == "text":
             fix = f"the rows are plain text; {key} with instruction and response gives them answers"
-        labels = [name for name in named if name.strip().lower() in _LABELS]
+        # Words such as pos and neg are classes, which preference_rows does not understand.
+        labels = [
+            name
+            for name in named
+            if name.strip().lower() in _LABELS and seen.holds_only(name, TRUTH, NUMBER)
+        ]
         if labels and self.kind != "text":
             fix += f"; if {labels[0]} says which answers are good: {_ASK_FOR_IT}"
         choosing = [name for name in named if name.strip().lower() in CHOOSES]
@@ -186,7 +192,7 @@ class Columns:
         return f"columns that are not used: {', '.join(named.values())}  ({fix})"
 
     def prefers_nothing(self, preference_rows: str | None) -> str:
-        """The warning if preferred answers are asked for and no column tells them apart."""
+        """The warning if the manifest wants preferred answers and no column marks them; else ""."""
         named = {self.response.strip().lower(), self.messages.strip().lower()}
         if preference_rows != PREFERRED or self.label or named & {pair[0] for pair in _PAIRS}:
             return ""
@@ -268,8 +274,8 @@ def _refuse_single_messages(found: Columns, seen: ColumnSurvey) -> None:
 
 
 def _preferred(seen: ColumnSurvey, asked: dict[str, str], rows: str | None) -> str:
-    """For preference pairs, set `asked["response"]` to the preferred answers; for labelled answers,
-    return the label column. Raises unless the manifest asks for the preferred half."""
+    """For preference pairs, set the response in `asked` to the preferred answers; for labelled
+    answers, return the label column. DataError unless the manifest wants the preferred half."""
     known = _by_plain_name(seen.names)
     pair = next((pair for pair in _PAIRS if known.keys() >= {*pair}), None)
     if pair and "response" not in asked:
@@ -286,7 +292,7 @@ def _preferred(seen: ColumnSurvey, asked: dict[str, str], rows: str | None) -> s
         return ""
     is_answer = known.keys() & {*MESSAGE_COLUMNS, *RESPONSE_COLUMNS} - {"text"}
     label = _first(_LABELS, known)
-    # Only where it is asked for: 0 and 1 may also be classes.
+    # Only with preference_rows: 0 and 1 may also be classes.
     is_truth = seen.holds_only(label, TRUTH) or (rows == PREFERRED and not pair)
     if rows == ALL or not label or not (is_answer or asked) or not is_truth:
         return ""
@@ -403,7 +409,7 @@ def _asked_columns(
 
 
 def _refuse_unused(asked: Mapping[str, str], found: Columns) -> None:
-    """Refuse a part that was asked for and that rows of this kind do not have."""
+    """Refuse a column that the manifest names for a part that rows of this kind do not have."""
     for part, column in asked.items():
         if getattr(found, part) == column:
             continue
@@ -512,12 +518,12 @@ def _not_understood(
         "name them in training.dataset.field_mapping: instruction and response, or text where the "
         "rows are already formatted"
     )
-    talks = next((name for name in names if seen.holds(name, MESSAGES, CONVERSATION)), None)
-    unread = next((known[name] for name in MESSAGE_COLUMNS if name in known), None)
-    if unread:
-        fix = f"the column {unread!r} holds no messages: it needs a list of them, or its JSON text"
-    elif talks:
-        fix = f"training.dataset.field_mapping.messages: {talks} reads its conversations"
+    conversations = (name for name in names if seen.holds(name, MESSAGES, CONVERSATION))
+    by_name = next((known[name] for name in MESSAGE_COLUMNS if name in known), None)
+    if by_name:
+        fix = f"the column {by_name!r} holds no messages: it needs a list of them, or its JSON text"
+    elif column := next(conversations, ""):
+        fix = f"training.dataset.field_mapping.messages: {column} reads its conversations"
     return DataError(f"{' and '.join(missing)}; {columns_found(names)}  ({fix})")
 
 

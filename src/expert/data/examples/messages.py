@@ -50,9 +50,18 @@ def unused_fields(messages: Any) -> list[str]:
 def overrules(messages: Any, system: Any) -> bool:
     """Whether the messages begin with a system text that differs from the system column."""
     first: Mapping[str, Any] = next(iter(messages_in(messages)), {})
-    role, own = first.get("role", first.get("from")), first.get("content", first.get("value"))
-    blank = not own or (isinstance(own, str) and own.isspace())
-    return bool(system and ROLES.get(role or "") == "system" and own != system and not blank)
+    if not system or ROLES.get(first.get("role", first.get("from")) or "") != "system":
+        return False
+    own, column = (_text_of(each) for each in (first.get("content", first.get("value")), system))
+    return bool(own.strip()) and own != column
+
+
+def _text_of(content: Any) -> str:
+    """The text of a content or its parts; "" if it has none, or is not understood."""
+    try:
+        return content if isinstance(content, str) else _joined(content, "")
+    except UnfitRow:
+        return ""
 
 
 def is_message(value: Any) -> bool:

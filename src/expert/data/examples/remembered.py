@@ -22,8 +22,9 @@ Waits = Callable[[str], None]
 MEMORY = ".hashes.json"
 COLUMNS_MEMORY = ".columns.json"
 TEXTS_MEMORY = ".texts.json"
-SURVEY_FORMAT = 2
-TEXTS_FORMAT = 2
+SURVEY_FORMAT = 3
+TEXTS_FORMAT = 3
+"""Increased when the same rows give other results, so that stored ones are not reused."""
 # Old states are dropped: nobody switches between more versions of a data set.
 STATES_KEPT = 50
 
@@ -40,12 +41,7 @@ def remembered_content_hash(
 
 
 def remembered_survey(
-    source: Source,
-    cache: Path,
-    most: int | None = None,
-    *,
-    keep: bool = True,
-    waits: Waits = lambda sentence: None,
+    source: Source, cache: Path, most: int | None, *, keep: bool, waits: Waits
 ) -> ColumnSurvey:
     """The columns of a source. Reads every row once: 25,000 rows of 300 bytes take 0.2 s. `most`:
     only the first rows, for a stream; `keep`: store the result."""
@@ -67,8 +63,8 @@ def remembered_warnings(
     read_as: str,
     make: Callable[[], list[str]],
     *,
-    keep: bool = True,
-    waits: Waits = lambda sentence: None,
+    keep: bool,
+    waits: Waits,
 ) -> list[str]:
     """Warnings about the text of a source. `read_as`: everything else that determines them."""
     if not _has_files(source):

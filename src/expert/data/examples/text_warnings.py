@@ -82,7 +82,7 @@ def remnants_in(example: Example) -> list[str]:
 
 
 def _doubts_about(example: Example) -> Iterator[str]:
-    """What is odd about an example as such, whatever the template."""
+    """What is odd about an example, independent of the template."""
     turns = example.turns
     if any(_MISREAD.search(text) for text in (example.text, *(turn.text for turn in turns))):
         yield _WRONG_ENCODING
@@ -115,7 +115,7 @@ def _is_conversation(text: str) -> bool:
 
 @dataclass
 class _Found:
-    """Examples with one thing, and the first places of them."""
+    """How many examples have one kind of problem, and where the first of them are."""
 
     count: int = 0
     places: list[str] = field(default_factory=list)

@@ -242,11 +242,6 @@ def padded_batch(
     out.tokens.fill(PAD_ID)
     out.positions[:] = np.tile(np.arange(shape.length, dtype=np.int32), shape.rows)
     _, counts = _fill_rows(out, index, numbers, store)
-    return PaddedBatch(
-        out.tokens.reshape(shape.rows, -1),
-        out.labels.reshape(shape.rows, -1),
-        out.positions.reshape(shape.rows, -1),
-        out.soft_mask.reshape(shape.rows, -1),
-        out.target_places,
-        counts,
-    )
+    flat = (out.tokens, out.labels, out.positions, out.soft_mask)
+    in_rows = [part.reshape(shape.rows, -1) for part in flat]
+    return PaddedBatch._make([*in_rows, out.target_places, counts])

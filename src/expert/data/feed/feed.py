@@ -121,14 +121,10 @@ class _Layout:
         if self.soft:
             flat = parts["soft_mask"].view(torch.uint8)[: self.shape.places]
             soft_mask = flat.view(torch.bool).view(rows, length)
-        return {
-            "tokens": parts["tokens"].view(rows, length),
-            "labels": parts["labels"].view(rows, length),
-            "positions": parts["positions"].view(rows, length),
-            "boundaries": parts["boundaries"],
-            "target_places": parts["target_places"],
-            "soft_mask": soft_mask,
+        in_rows = {
+            name: parts[name].view(rows, length) for name in ("tokens", "labels", "positions")
         }
+        return {**parts, **in_rows, "soft_mask": soft_mask}
 
 
 class _Slot:
@@ -314,8 +310,7 @@ class PackedFeed:
         return slot, FedStep(step=work.step, batches=fed, made_seconds=seconds, copied=slot.copied)
 
     def _fill_one(self, out: BatchArrays, work: StepWork, batch: Dealt) -> BatchCounts:
-        given = (out, work.index, batch.bins, work.store)
-        counts = fill_batch(*given, flat=self.flat)
+        counts = fill_batch(out, work.index, batch.bins, work.store, flat=self.flat)
         if not batch.silent:
             return counts
         out.silence()
@@ -357,7 +352,7 @@ def few_widths(needed: NDArray[np.int64], most: int) -> tuple[int, ...]:
 
 
 def widths_of(
-    order: DataOrder, index: PackIndex, rows: int, most: int, world: World = ALONE
+    order: DataOrder, index: PackIndex, rows: int, most: int, world: World
 ) -> tuple[int, ...]:
     """Widths for this rank's batches of `rows` sequences, from those of the first epoch. Other
     epochs are shuffled differently: a batch may need more than the largest of them."""

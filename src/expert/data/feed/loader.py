@@ -90,7 +90,7 @@ class MicroBatches(Sampler[list[int]]):
         self._rows, self._world = rows, world
         self.steps: list[StepBins] = []
         self.first = 0
-        """Batches of the epoch that were already taken."""
+        """Batches of the epoch that were already loaded."""
 
     def of(self, step: StepBins) -> list[Dealt]:
         """This rank's batches of a step."""

@@ -137,8 +137,8 @@ def dealt(bins: NDArray[np.int64], rows: int, world: World = ALONE) -> list[Deal
     """The batches of one rank; bins are assigned to ranks in turn.
 
     The bins of a step do not depend on the number of ranks. Every rank has as many batches as the
-    one with the most bins, because ranks that share a model run in lockstep; silent batches fill
-    the gap.
+    one with the most bins, because ranks that share a model run in lockstep; silent batches, which
+    are not trained on, fill the gap.
     """
     own = [Dealt(batch) for batch in micro_batches(bins[world.rank :: world.size], rows)]
     most = -(-len(bins) // world.size)

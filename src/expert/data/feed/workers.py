@@ -145,7 +145,7 @@ def taken(
     begin: Callable[[int], Loader], patience: Callable[[], Patience], restart: Restart
 ) -> Iterator[Any]:
     """The items of a loader; failed workers are restarted once if `restart` allows it. `begin` gets
-    the number of items already taken."""
+    the number of items already yielded."""
     count = 0
     while True:
         loader = begin(count)

@@ -219,8 +219,8 @@ class _Checker:
             talking += [columns.response] if talking and columns.response else []
             first = islice(reading.rows(), FIELDS_LOOKED_AT if talking else 0)
             rows = [row.values for row in first if isinstance(row, Row)]
-            talks = (messages_in(row.get(column)) for row in rows for column in talking)
-            fields = dict.fromkeys(name for each in talks for name in unused_fields(each))
+            conversations = (messages_in(row.get(column)) for row in rows for column in talking)
+            fields = dict.fromkeys(name for each in conversations for name in unused_fields(each))
             if any(overrules(row.get(talking[0]), row.get(columns.system)) for row in rows):
                 self.report.doubts.append(system_overruled(source.name, columns.system))
             if fields:

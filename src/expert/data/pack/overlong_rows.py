@@ -40,9 +40,11 @@ def too_long_to_learn(
     )
 
 
-def remark_on_unlearnt(plan: RunPlan, unlearnt: int, rows: int, **more: object) -> list[Remark]:
+def remark_on_unlearnt(
+    plan: RunPlan, unlearnt: int, rows: int, longest: int = 0, *, of: str = ""
+) -> list[Remark]:
     """The same about training rows, as a remark on the plan."""
-    text = too_long_to_learn(plan, "train", unlearnt, rows, **more)  # type: ignore[arg-type]
+    text = too_long_to_learn(plan, "train", unlearnt, rows, longest, of=of)
     return [Remark.warning(MAX_LENGTH, text)] if text else []
 
 
@@ -80,7 +82,7 @@ def remarks_on_stream(plan: RunPlan, stream: Stream, *splits: PreparedSplit | No
 
 
 def not_empty(
-    plan: RunPlan, split: PreparedSplit, drawn_beside: PreparedSplit | None = None
+    plan: RunPlan, split: PreparedSplit, drawn_beside: PreparedSplit | None
 ) -> PreparedSplit:
     """The split; NothingLeft if none of its rows are left.
 

@@ -150,7 +150,7 @@ def pack_best_fit(
     return pieces[by_bin].in_bins(bin_offsets, "best-fit", length, soft_tokens=soft_tokens)
 
 
-def bins_for(sizes: NDArray[np.int32], length: int, *, most_pieces: int | None = None) -> int:
+def bins_for(sizes: NDArray[np.int32], length: int, *, most_pieces: int | None) -> int:
     """How many bins pieces of these sizes fill, in this order."""
     return _fit_windows(sizes, length, WINDOW, most_pieces)[1]
 

@@ -15,7 +15,7 @@ from expert.data.read.streams import bad_row, open_seekable, refuse_bomb, unusab
 from expert.data.records import BadRow, Row
 
 
-def read_excel(path: Path, max_unpacked: int | None = None) -> Iterator[Row | BadRow]:
+def read_excel(path: Path, max_unpacked: int | None) -> Iterator[Row | BadRow]:
     """The rows of the only non-empty sheet; the line of a row is its number in the sheet."""
     with open_seekable(path, max_unpacked) as stream:
         # A workbook is a zip file that declares its unpacked size.

@@ -68,7 +68,7 @@ def read_rows(
                 yield from read_csv(stream, str(path), delimiter="\t" if kind == "tsv" else None)
 
 
-def rows_of_lines(lines: bytes, path: Path, *, format: str | None = None) -> Iterator[Row | BadRow]:
+def rows_of_lines(lines: bytes, path: Path, *, format: str | None) -> Iterator[Row | BadRow]:
     """Rows of lines taken from a file of JSON Lines, or of CSV if the header comes first; their
     `line` counts within `lines`."""
     stream: io.BufferedReader = io.BufferedReader(io.BytesIO(lines))
@@ -84,7 +84,7 @@ def _file_errors(path: Path) -> Iterator[None]:
         raise _unreadable(path, error) from error
 
 
-def unusual_separator(path: Path, format: str | None = None) -> str:
+def unusual_separator(path: Path, format: str | None) -> str:
     """The column separator of a CSV file in words; "" for commas and other formats."""
     if file_format(path, format) != "csv":
         return ""

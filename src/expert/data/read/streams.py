@@ -172,7 +172,7 @@ class _Transcoded(io.RawIOBase):
 
 
 @contextmanager
-def open_seekable(path: Path, most: int | None = None) -> Iterator[IO[bytes]]:
+def open_seekable(path: Path, most: int | None) -> Iterator[IO[bytes]]:
     """A file for readers that seek; a compressed one is unpacked into a temporary file."""
     with open_bytes(path, most) as stream:
         if path.suffix.lower() not in COMPRESSED:
@@ -203,7 +203,7 @@ def unusable(file: str, what: str, fix: str = "") -> DataError:
     return DataError(f"{file}: {what}" + (f"  ({fix})" if fix else ""))
 
 
-def not_here(file: str, what: str, fix: str = "") -> DataNotHere:
+def not_here(file: str, what: str, fix: str) -> DataNotHere:
     """The same for data that is not on this machine."""
     return DataNotHere(str(unusable(file, what, fix)))
 

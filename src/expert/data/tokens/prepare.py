@@ -184,7 +184,7 @@ def give_memory_back() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def inspect(folder: Path, recipe: Recipe, *, made_for: str = "") -> str | None:
+def inspect(folder: Path, recipe: Recipe, *, made_for: str) -> str | None:
     """None if the folder can be used, else why not; a damaged one is moved aside, a foreign one
     raises. Only within `in_turn`: a process might move aside what another just made."""
     if not folder.exists() or _is_empty(folder):
@@ -360,8 +360,8 @@ class Part(NamedTuple):
 
 
 def _pieces_folder(folder: Path, recipe: Recipe, blocks: Blocks) -> Path:
-    dealt = f"-{blocks.parts}x{blocks.rows}" if blocks.parts > 1 else ""
-    return folder.with_name(f"{folder.name}.parts-{recipe.key()[:12]}{dealt}")
+    suffix = f"-{blocks.parts}x{blocks.rows}" if blocks.parts > 1 else ""
+    return folder.with_name(f"{folder.name}.parts-{recipe.key()[:12]}{suffix}")
 
 
 def _dealt(folder: Path, recipe: Recipe) -> list[Blocks]:

@@ -50,10 +50,11 @@ def keys_of_batch(batch: EncodedBatch) -> RowKeys:
 def saved_keys(
     prepared: Prepared,
     cache: Path,
-    waits: Callable[[str], None] = lambda sentence: None,
-    damaged: Callable[[str], None] = lambda sentence: None,
+    waits: Callable[[str], None],
+    damaged: Callable[[str], None],
 ) -> RowKeys:
-    """The keys of a prepared folder, stored beside it because training starts many times."""
+    """The keys of a prepared folder, stored beside it because training starts many times. `damaged`
+    gets a message about stored keys that were made again."""
     file = _file_of(prepared, cache)
     saved = kept_keys(prepared, cache)
     if saved is None:

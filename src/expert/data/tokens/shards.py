@@ -230,9 +230,9 @@ def make_pieces(
         work.expect(blocks.count(work.row_count))
     this, other = _Pass(work, place, blocks), _Pass(work, place, blocks)
     with helped(lambda: _help(other, published), wanted=work.with_helper) as is_helped:
-        rows = _pass_over(this, published, helped=is_helped)
+        rows = _pass_over(this, published, every_other=is_helped)
     if is_helped and not published() and pieces_of(place, blocks, rows) is None:
-        _pass_over(_Pass(work, place, blocks), published, helped=False)
+        _pass_over(_Pass(work, place, blocks), published)
     return rows
 
 
@@ -293,7 +293,7 @@ class _Pass:
         return None, there.end
 
 
-def _pass_over(this: _Pass, published: Callable[[], bool], *, helped: bool) -> int:
+def _pass_over(this: _Pass, published: Callable[[], bool], *, every_other: bool = False) -> int:
     """Read and format the rows and finish the pieces, or every other one; returns the rows.
 
     A thread encodes, so that the next piece can be read and formatted meanwhile: the tokenizer runs
@@ -304,7 +304,7 @@ def _pass_over(this: _Pass, published: Callable[[], bool], *, helped: bool) -> i
         for piece in this.pieces():
             if published():
                 return this.rows
-            if not (helped and piece.index % 2):
+            if not (every_other and piece.index % 2):
                 this.tokens += waiting.result() if waiting is not None else 0
                 waiting = encoder_thread.submit(piece.write, this.place, this.work.encoder)
             this.work.tell(this.own_rows, this.tokens)

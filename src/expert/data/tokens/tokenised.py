@@ -8,7 +8,7 @@ padding, so that they are packed like any others. Their folder is never written 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -77,26 +77,19 @@ class TokenColumns:
         return f"Tokens(kind={kind!r}, used={self.used!r}, read={FORMAT})"
 
 
-def token_columns(names: Iterable[str]) -> TokenColumns | None:
-    """How rows with these columns are read; None if they have no tokens."""
-    known = list(names)
-    if IDS not in known:
-        return None
-    trained = next((name for name in (LABELS, SPANS, *TRAINED_MASKS) if name in known), "")
-    mask = MASK if MASK in known else ""
-    ignored = tuple(name for name in known if name not in (IDS, mask, trained))
-    return TokenColumns(mask, trained, ignored)
-
-
 def columns_in(source: Source) -> TokenColumns | None:
     """The token columns of a source, by its first row; None if it has none, or no rows."""
     try:
         row = first_row(source)
     except DataError:
         return None
-    columns = token_columns(row.values)
-    if columns is None:
+    names = list(row.values)
+    if IDS not in names:
         return None
+    trained = next((name for name in (LABELS, SPANS, *TRAINED_MASKS) if name in names), "")
+    mask = MASK if MASK in names else ""
+    ignored = tuple(name for name in names if name not in (IDS, mask, trained))
+    columns = TokenColumns(mask, trained, ignored)
     segments = TokenRows(source, columns, None).segments_of(row)
     whole = not isinstance(segments, list) or all(segment.learn for segment in segments)
     return replace(columns, is_text=whole)

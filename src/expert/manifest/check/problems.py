@@ -105,7 +105,7 @@ def _show(value: Any) -> str:
     return f"{shown(value)} ({_KINDS[type(value)]})"
 
 
-def _fix(got: Any, node: Mapping[str, Any], is_override: bool = False) -> str:
+def _fix(got: Any, node: Mapping[str, Any], is_override: bool) -> str:
     words = expected(node)
     if isinstance(got, str):
         if "true or false" in words and got.lower() in _BOOLEANS:
@@ -180,11 +180,11 @@ def unknown_keys(
 ) -> tuple[list[Problem], list[Notice]]:
     """Problems and notices about unknown keys.
 
-    An unknown key is an error in training.config, with --set, and if it is a misspelt key;
-    elsewhere it is reported as metadata. At the top level of a `flat` file, whose settings are
-    there, it was meant as a setting: a warning says that it has no effect. There, and in a file
-    whose settings can be `only_at_top`, a key similar to a setting is an error; if none are there,
-    so is a section with settings.
+    An unknown key is an error in training.config, with --set, and if it is misspelt; elsewhere it
+    is reported as metadata. `flat`: the file has settings at its top level; an unknown key there
+    was meant as one, and a warning says that it has no effect. `only_at_top`: the file has no
+    section for settings. In both cases a key similar to a setting is an error at the top level; if
+    there are no settings, so is a section with some.
     """
     problems: list[Problem] = []
     notices: list[Notice] = []
@@ -283,7 +283,8 @@ def _hint(key: str, node: Mapping[str, Any], is_override: bool) -> str:
     here = [name for name in node["properties"] if name not in _DESCRIPTIVE]
     # Where metadata is allowed, checkpoint_path is not a misspelt checkpoint_step.
     likeness = 0.72 if closed else 0.85
-    near = closest(key, here + (list(CONFIG_ALIASES) if in_config else []), likeness)
+    near = _MEANT.get(str(node.get("title")), {}).get(key)
+    near = near or closest(key, here + (list(CONFIG_ALIASES) if in_config else []), likeness)
     if near and key not in WORDS_OF_THEIR_OWN:
         return f"{_ASKS} {near!r}?"
     home = _other_home(key)
@@ -349,6 +350,8 @@ _NAMES_TOO = {
     "DatasetSpec": tuple(DATASET_ALIASES),
     "CharGptShape": tuple(SHAPE_ALIASES),
 }
+# Names that are closer to the letters of another key than to the one that is meant.
+_MEANT = {"FieldMapping": {"context": "input"}}
 _HOMES = {
     "DatasetSpec": "training.dataset",
     "Decoding": "training.decoding",

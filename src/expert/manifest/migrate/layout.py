@@ -189,8 +189,7 @@ def _as_dataset(item: Item) -> Item:
     """A path becomes an object with a path."""
     if not isinstance(item.value, str):
         return item
-    path = Item(item.value, item.path, item.line, item.above, item.beside, item.from_command_line)
-    return Item({"path": path}, item.path, item.line)
+    return Item({"path": item}, item.path, item.line)
 
 
 def _rename_dataset_keys(work: Migration, entries: Entries) -> None:

@@ -13,7 +13,8 @@ from expert.manifest.notices import Kind, Notice
 from expert.manifest.text.item import Item, shown
 
 Entries = dict[str, Item]
-_NULL_IS_A_VALUE = ("max_grad_norm", "save_total_limit")
+NULL_IS_A_VALUE = ("max_grad_norm", "save_total_limit")
+"""Keys of training.config whose null is not the same as leaving them out."""
 
 
 def beside(item: Item, value: Any) -> Item:
@@ -98,9 +99,9 @@ class Migration:
 
     def place(self, entries: Entries, key: str, item: Item, home: str) -> None:
         """Put a moved value into its section; two different values for one key are a problem."""
-        is_unset = item.value is None and key not in _NULL_IS_A_VALUE
+        is_unset = item.value is None and key not in NULL_IS_A_VALUE
         present = entries.get(key)
-        if present is not None and present.value is None and key not in _NULL_IS_A_VALUE:
+        if present is not None and present.value is None and key not in NULL_IS_A_VALUE:
             present = None
         if present is None:
             entries[key] = item
@@ -119,7 +120,7 @@ class Migration:
         config = self.section("training", "config")
         self.place(config, key, item, f"training.config.{key}")
         if key == "save_every_epochs" and item.value is not None:
-            config.setdefault("save_strategy", Item("epoch", item.path, item.line))
+            config.setdefault("save_strategy", beside(item, "epoch"))
 
     def place_in_model(self, key: str, item: Item) -> None:
         self.place(self.first_base_model, key, item, f"base_models[0].{key}")

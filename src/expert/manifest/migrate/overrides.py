@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 
 from expert.core.errors import ExpertError
 from expert.manifest.migrate.aliases import homes_of_short_name
@@ -99,8 +100,7 @@ def _path_text(steps: Sequence[str | int]) -> str:
 
 def _set_at(root: Item, steps: Sequence[str | int], item: Item, text: str) -> None:
     here = root
-    for position, step in enumerate(steps[:-1]):
-        following = steps[position + 1]
+    for step, following in pairwise(steps):
         if isinstance(step, int):
             here = _entry(here, step, text)
             continue

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from expert.manifest.migrate.migration import Entries, Migration
+from expert.manifest.migrate.migration import Entries, Migration, beside
 from expert.manifest.schema.kinds import Tracker
 from expert.manifest.text.item import Item, shown
 
@@ -33,9 +33,7 @@ CONFIG_VALUES: Mapping[str, Mapping[Any, Any]] = {
         **dict.fromkeys(("prompt_tuning", "soft_prompt"), "none"),
     },
     "target_modules": {"all": "all-linear", "all_linear": "all-linear"},
-    "gradient_checkpointing": {
-        **{"unsloth": "auto", "offload": "full", "offload_disk": "full"},
-    },
+    "gradient_checkpointing": {"unsloth": "auto", "offload": "full", "offload_disk": "full"},
     "save_strategy": _CADENCE,
     "evaluation_strategy": _CADENCE,
     "device": {"gpu": "cuda", "cuda:0": "cuda"},
@@ -151,7 +149,7 @@ def _convert_config(work: Migration, config: Entries) -> None:
         work.problem(targets, f"{shown(targets.value)} is a regular expression", fix)
     elif isinstance(targets.value, str) and _LAYERS.fullmatch(targets.value):
         names = [name.strip() for name in targets.value.split(",") if name.strip()]
-        targets.value = [Item(name, targets.path, targets.line) for name in names]
+        targets.value = [beside(targets, name) for name in names]
     _refuse_shares(work, config)
     _convert_trackers(work, config)
     # `warmup_steps: 0.1` is a share of all steps in Transformers 5.
@@ -193,7 +191,7 @@ def _convert_trackers(work: Migration, config: Entries) -> None:
     if trackers is None:
         return
     if isinstance(trackers.value, str):
-        trackers.value = [Item(trackers.value, trackers.path, trackers.line)]
+        trackers.value = [beside(trackers, trackers.value)]
     if trackers.plain() == ["none"]:
         trackers.value = []
     names = [entry.value for entry in _entries(trackers) if isinstance(entry.value, str)]
@@ -215,7 +213,7 @@ def _convert_qlora(work: Migration, config: Entries) -> None:
     for model in _entries(work.root.get("base_models")):
         bits = model.fields().get("quantization")
         if bits is None or bits.value in (None, "auto"):
-            model.fields()["quantization"] = Item("int4", adapter.path, adapter.line)
+            model.fields()["quantization"] = beside(adapter, "int4")
         elif bits.value not in ("int4", "nf4", "4bit"):
             work.conflict(adapter, bits)
     adapter.value = "lora"

@@ -54,7 +54,7 @@ def read_axolotl(work: Migration) -> None:
         put_rows(work, [named for named in sets if named is not None])
     elif listed.value not in (None, []):
         work.root["datasets"] = listed  # not a list: metadata
-    tests = take(work.root, "test_datasets")  # evaluated during training: validation rows here
+    tests = take(work.root, "test_datasets")  # evaluated during training: validation rows
     if isinstance(tests.value, list):
         single = len(tests.value) == 1
         put_validation(work, tests, [_data_set(work, e) if single else None for e in tests.value])
@@ -73,8 +73,8 @@ def read_axolotl(work: Migration) -> None:
 
 
 def _total_batch(work: Migration) -> None:
-    """Convert batch_size, which there is the whole step of a GPU: it sets the accumulation of
-    micro_batch_size, unless that is set itself."""
+    """Convert batch_size, in Axolotl the rows of a whole step on one GPU: it sets the accumulation,
+    unless that is set itself."""
     total, rows = (work.root.get(key, Item(None)) for key in ("batch_size", "micro_batch_size"))
     if not number_in(total) or not number_in(rows):
         return
@@ -88,8 +88,8 @@ def _total_batch(work: Migration) -> None:
 
 
 def _batches(work: Migration, signs: list[str]) -> None:
-    """Convert micro_batch_size, which counts rows there, or packed sequences with sample_packing;
-    those become batch_tokens."""
+    """Convert micro_batch_size, which counts rows; with sample_packing, packed sequences, which
+    become batch_tokens."""
     count = work.root.get("micro_batch_size", Item(None))
     if not signs or "batch_size" in work.root or "batch_tokens" in work.root:
         return
@@ -117,7 +117,7 @@ def _no_adapter(work: Migration) -> None:
         return
     at = named or Item(None, "adapter")
     work.root.pop("adapter", None)
-    work.root["adapter_type"] = Item("full", at.path, at.line)
+    work.root["adapter_type"] = beside(at, "full")
     text = "training.config.adapter_type: full (no adapter is named: every weight is trained)"
     work.read_as(at, text)
 
@@ -175,12 +175,12 @@ def _take_stream(work: Migration) -> None:
     entry = entries[0]
     fields = entry.fields()
     column = fields.pop("text_column", None)
-    fields.setdefault("type", Item("pretrain", entry.path, entry.line))
+    fields.setdefault("type", beside(entry, "pretrain"))
     if column is not None:
         fields["field"] = column
     named = _data_set(work, entry)
     if named is not None:
-        named.more["streaming"] = Item(True, item.path, item.line)
+        named.more["streaming"] = beside(item, True)
         put_rows(work, [named])
 
 

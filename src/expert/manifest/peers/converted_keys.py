@@ -181,7 +181,7 @@ def _half(work: Migration, zone: Entries, item: Item) -> None:
     if item.value is True:
         other = zone.get(key)
         if other is not None and other.value is False:
-            del zone[key]  # in Axolotl, `float16: true` beside `fp16: false` is valid
+            del zone[key]  # in Axolotl, `float16: true` next to `fp16: false` is valid
         work.convert(zone, key, True, item)
 
 
@@ -209,10 +209,6 @@ def _use_rslora(work: Migration, zone: Entries, item: Item) -> None:
     work.problem(item, what, fix)
 
 
-def _peft_use_dora(_: Migration, zone: Entries, item: Item) -> None:
-    zone.setdefault("use_dora", item)
-
-
 def _min_rate(work: Migration, item: Item) -> None:
     """Convert `min_lr`, and Axolotl's `cosine_min_lr_ratio` and Transformers' `min_lr_rate`, which
     are shares of the learning rate."""
@@ -229,8 +225,8 @@ def _min_rate(work: Migration, item: Item) -> None:
     if isinstance(rate, bool) or not isinstance(rate, int | float):
         work.refuse(item, "a number")
         return
-    options = config.setdefault("lr_scheduler_kwargs", Item({}, item.path, item.line))
-    options.fields()["min_lr"] = Item(rate, item.path, item.line)
+    options = config.setdefault("lr_scheduler_kwargs", beside(item, {}))
+    options.fields()["min_lr"] = beside(item, rate)
     work.read_as(item, f"training.config.lr_scheduler_kwargs.min_lr: {rate:g}")
 
 
@@ -368,7 +364,7 @@ _BITS = {
     **dict.fromkeys(("bnb.nf4", "bnb.nf4-dq", "nf4", "nf4-dq"), "int4"),
     **dict.fromkeys(("bnb.int8", "bnb.int8-training", "int8-training"), "int8"),
 }
-CONVERTED: dict[str, Callable[[Migration, Entries, Item], None]] = {
+CONVERTED: dict[str, Callable[[Migration, Entries, Item], object]] = {
     **_all("template chat_template", _template),
     **_all("bnb_4bit_quant_type quantization_type", _quant_type),
     "bnb_4bit_compute_dtype": _compute_dtype,
@@ -382,7 +378,7 @@ CONVERTED: dict[str, Callable[[Migration, Entries, Item], None]] = {
     "flex_attention": Values("attention", {True: "flex"}),
     "flash_attention_3": Values("attention", {True: "flash"}),
     **_all("use_rslora peft_use_rslora", _use_rslora),
-    "peft_use_dora": _peft_use_dora,
+    "peft_use_dora": lambda _, zone, item: zone.setdefault("use_dora", item),
     "plugins": _plugins,
     "disable_gradient_checkpointing": Values("gradient_checkpointing", {True: False}),
     "full_finetuning": Values("adapter_type", {True: "full"}),
@@ -406,7 +402,7 @@ CONVERTED: dict[str, Callable[[Migration, Entries, Item], None]] = {
     **_all("use_cpu no_cuda", Values("device", {True: "cpu"})),
     "tokens": _tokens,
     "rope_scaling": _rope_scaling,
-    **_all("wandb_project", _tracker("wandb", "tracker_project")),
+    "wandb_project": _tracker("wandb", "tracker_project"),
     **_all("mlflow_project mlflow_experiment_name", _tracker("mlflow", "tracker_project")),
     **_all("trackio_project trackio_project_name", _tracker("trackio", "tracker_project")),
     **{f"use_{name}": _tracker(name) for name in get_args(Tracker)},
@@ -415,17 +411,8 @@ CONVERTED: dict[str, Callable[[Migration, Entries, Item], None]] = {
     **SHARING,
 }
 _ONLY_OUTSIDE = (
-    *(
-        "plugins",
-        "tokens",
-        "rope_scaling",
-        "template",
-        "chat_template",
-        "quantize",
-        "attn",
-        "min_lr",
-    ),
-    "strategy",
+    *("plugins", "tokens", "rope_scaling", "template", "chat_template", "quantize", "attn"),
+    *("min_lr", "strategy"),
 )
 """At the top level of an Expert manifest, these may be metadata."""
 
@@ -492,7 +479,7 @@ def _adam_beta(work: Migration, item: Item) -> None:
             work.conflict(item, betas)
         return
     if betas is None:
-        betas = config["betas"] = Item([Item(0.9), Item(0.999)], item.path, item.line)
+        betas = config["betas"] = beside(item, [Item(0.9), Item(0.999)])
     assert isinstance(betas.value, list)
     betas.value[position] = item
     work.read_as(item, f"training.config.betas[{position}]")

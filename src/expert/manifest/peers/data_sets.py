@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from expert.manifest.migrate.migration import Entries, Migration
+from expert.manifest.migrate.migration import Entries, Migration, beside
 from expert.manifest.schema.message_names import ROLES, THOUGHTS, TRAINED, TRAINED_IN_PARTS
 from expert.manifest.text.item import Item, shown
 
@@ -62,7 +62,7 @@ class NamedDataset:
             parts.append(split)
         if self.subset is not None:
             parts.append(str(self.subset.value))
-        return Item("::".join(parts), self.path.path, self.path.line)
+        return beside(self.path, "::".join(parts))
 
     def columns(self, but: str = "") -> dict[str, object]:
         """What all tasks must have in common."""
@@ -89,7 +89,7 @@ def put_rows(work: Migration, sets: Sequence[NamedDataset]) -> None:
         work.place_in_dataset("path", first.source)
     if first.mapping:
         at = next(iter(first.mapping.values()))
-        work.dataset.setdefault("field_mapping", Item(first.mapping, at.path, at.line))
+        work.dataset.setdefault("field_mapping", beside(at, first.mapping))
     for key, item in first.more.items():
         work.place_in_dataset(key, item)
 
@@ -112,10 +112,10 @@ def _put_tasks(work: Migration, sets: Sequence[NamedDataset]) -> None:
             name, number = named.name, 2
             while name in tasks:  # a set listed twice is two tasks
                 name, number = f"{named.name}-{number}", number + 1
-            tasks[name] = Item({"train": named.source}, named.item.path, named.item.line)
+            tasks[name] = beside(named.item, {"train": named.source})
     at = sets[0].item
-    work.place_in_dataset("tasks", Item(tasks, at.path, at.line))
-    work.dataset.setdefault("type", Item("multi_task", at.path, at.line))
+    work.place_in_dataset("tasks", beside(at, tasks))
+    work.dataset.setdefault("type", beside(at, "multi_task"))
 
 
 def put_validation(work: Migration, item: Item, sets: Sequence[NamedDataset | None]) -> None:
@@ -184,7 +184,7 @@ def title_of(path: str) -> str:
 
 
 def map_column(named: NamedDataset, part: str, item: Item) -> None:
-    """Map a column beside the conversation, unless it has its default name."""
+    """Map a column of the system text or the tools, unless it has its default name."""
     if item.value not in (None, *_USUAL_COLUMNS[part]):
         named.mapping[part] = item
 

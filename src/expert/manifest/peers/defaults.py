@@ -1,10 +1,10 @@
-"""Defaults of other trainers that differ from ours, written out where a file leaves them to its
-trainer: the same file trains the same."""
+"""Defaults of other trainers that differ from those of Expert: written out where a file does not
+set them, so that it trains as it does there."""
 
 from __future__ import annotations
 
 from expert.manifest.migrate.aliases import home_of
-from expert.manifest.migrate.migration import Entries, Migration, beside
+from expert.manifest.migrate.migration import NULL_IS_A_VALUE, Entries, Migration, beside
 from expert.manifest.peers.packed_batches import MODEL_NAMES, number_in
 from expert.manifest.text.item import Item
 
@@ -13,10 +13,13 @@ def put_default(
     work: Migration, key: str, value: str | float, text: str, at: Item | None = None
 ) -> None:
     """Set a key of training.config that the file does not set, with a notice."""
-    config = work.config.fields() if work.config is not None else {}
     home = f"training.config.{key}"
-    written = [*work.root, *work.section("training"), *config]
-    if home not in map(home_of, written) and not work.is_override and not work.is_whole:
+    is_set = any(
+        home_of(name) == home and (item.value is not None or key in NULL_IS_A_VALUE)
+        for zone in (work.root, work.section("training"))
+        for name, item in zone.items()
+    )
+    if not is_set and not work.is_override and not work.is_whole:
         item = Item(None, key) if at is None else at
         work.root[key] = beside(item, value)
         work.read_as(item, f"{home}: {value} ({text})")
@@ -44,10 +47,10 @@ def read_lengths(work: Migration) -> None:
 
 
 def steps_overrule_epochs(work: Migration, zone: Entries) -> None:
-    """Where max_steps alone ends a run: here the epochs may end it first, so there must be enough
-    of them. An epoch has at least one step."""
+    """For trainers where max_steps alone ends a run: in Expert the epochs may end it first, so they
+    are set high enough. An epoch has at least one step."""
     limit = zone.get("max_steps", Item(None))
-    if number_in(limit) <= 0 or "epochs" in zone:  # a key of ours: whichever is reached first
+    if number_in(limit) <= 0 or "epochs" in zone:  # a key of Expert: whichever is reached first
         return
     for key in [key for key in zone if home_of(key) == "training.config.epochs"]:
         item = zone.pop(key)

@@ -30,7 +30,7 @@ _TYPES: dict[str, str | None] = {
 _DDP = ("ddp", "ddp_spawn", "ddp_fork", "ddp_notebook", "ddp_sharded", "dp", "horovod")
 _FSDP = ("fsdp", "fsdp_native", "fullyshardeddataparallel", "fsdp_cpu_offload", "modelparallel")
 _STAGE_IN_A_NAME = re.compile(r"(?:zero|stage|z|ds)[-_]?([0-3])(?!\d)", re.IGNORECASE)
-# Keys of a DeepSpeed file: the key here, and the names under which a manifest may have it.
+# Keys of a DeepSpeed file: the key of Expert, and the names under which a manifest may have it.
 _BATCH = ("per_device_train_batch_size", "micro_batch_size", "batch_size", "batch_tokens")
 _ACCUMULATION = ("gradient_accumulation_steps", "gradient_accumulation", "grad_accum")
 _CLIPPING = ("max_grad_norm", "gradient_clip", "grad_clip", "gradient_clipping")
@@ -263,7 +263,7 @@ def read_distributed_type(work: Migration, zone: Entries, item: Item) -> None:
         work.report("note", item, "one process, unless --gpus says otherwise")
 
 
-# --- a file beside the manifest ------------------------------------------------------------------
+# --- a file next to the manifest -----------------------------------------------------------------
 
 
 def _object(work: Migration, item: Item, expected: str) -> Item:

@@ -40,7 +40,7 @@ _WITHOUT = {
     "max_tokens": "max_steps or epochs end a run",
     "lr_warmup_fraction": "a share of an epoch there; set warmup_steps, or warmup_ratio of the run",
 }
-# Arguments of a data class that are settings of the run here.
+# Arguments of a data class that are settings of the run in Expert.
 _RUN_SETTINGS = ("seed", "ignore_index", "num_workers", "include_multiturn_conversations")
 
 
@@ -58,10 +58,10 @@ def read_litgpt(work: Migration) -> None:
     folder = take(work.root, "checkpoint_dir")
     if isinstance(folder.value, str):
         name = folder.value.replace("\\", "/").removeprefix("checkpoints/")
-        work.root.setdefault("base_model", Item(name, folder.path, folder.line))
+        work.root.setdefault("base_model", beside(folder, name))
         work.read_as(folder, f"base_models[0].name: {name}")
     work.root.pop("train", None)
-    # global_batch_size is our batch_size; micro_batch_size means the same here.
+    # global_batch_size is batch_size of Expert; micro_batch_size means the same.
     rows = settings.pop("global_batch_size", None)
     if rows is not None:
         work.place(work.root, "batch_size", rows, "training.config.batch_size")
@@ -118,7 +118,7 @@ def _litgpt_targets(work: Migration) -> None:
 
 
 def _put_targets(work: Migration, names: list[str], at: Item) -> None:
-    listed = [Item(name, at.path, at.line) for name in names]
+    listed = [beside(at, name) for name in names]
     work.root.setdefault("lora_target_modules", beside(at, listed))
     work.read_as(at, f"training.config.target_modules: {', '.join(names)}")
 
@@ -144,7 +144,7 @@ def _put_source(work: Migration, path: Item | None, name: Item, hub: str | None)
     if path is not None:
         work.place_in_dataset("path", path)
     elif hub is not None:
-        work.dataset.setdefault("path", Item(hub, name.path, name.line))
+        work.dataset.setdefault("path", beside(name, hub))
         work.read_as(name, f"training.dataset.path: {hub}")
     else:
         what = f"{shown(name.plain())} is a Python class, which is not run"
@@ -232,7 +232,7 @@ def _tune_checkpointer(work: Migration) -> None:
     checkpointer = take(work.root, "checkpointer")
     folder = checkpointer.get("checkpoint_dir") or Item(None)
     if isinstance(folder.value, str):
-        work.root.setdefault("base_model", Item(folder.value, folder.path, folder.line))
+        work.root.setdefault("base_model", beside(folder, folder.value))
         work.read_as(folder, "base_models[0].name")
     if checkpointer.value is not None:
         text = "the folder's config.json and index name the weight files"
@@ -337,4 +337,4 @@ def _tune_columns(work: Migration, fields: Entries) -> None:
         work.read_as(item, f"training.dataset.field_mapping.{part}")
     if mapping:
         at = next(iter(mapping.values()))
-        work.dataset.setdefault("field_mapping", Item(mapping, at.path, at.line))
+        work.dataset.setdefault("field_mapping", beside(at, mapping))

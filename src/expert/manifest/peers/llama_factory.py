@@ -25,7 +25,7 @@ from expert.manifest.text.item import Item, shown
 SIGNS = ("finetuning_type", "stage", "cutoff_len", "dataset_dir", "quantization_bit", "lora_target")
 INFO = "dataset_info.json"
 _MAX_BYTES = 5_000_000
-# Column there, the part of an example here, and the default column there.
+# The key of a column, the part of an example in Expert, and the default column.
 _ALPACA = (
     ("prompt", "instruction", "instruction"),
     ("query", "input", "input"),
@@ -148,9 +148,9 @@ def _data_set(
 
     hub, file = about.get("hf_hub_url"), about.get("file_name")
     if isinstance(hub, str):
-        named.path = Item(hub, item.path, item.line)
+        named.path = beside(item, hub)
     elif isinstance(file, str):
-        named.path = Item((folder / file.replace("\\", "/")).as_posix(), item.path, item.line)
+        named.path = beside(item, (folder / file.replace("\\", "/")).as_posix())
     else:
         other = next((key for key in _OTHER_PLACES if about.get(key)), "file_name")
         what = "rows are read from files and from the Hugging Face hub only"

@@ -30,7 +30,7 @@ _SUPERSEDED = {
 }
 _DECAYS = {"adam": 0, "adamw": 0.01}
 _OPTIMIZER_KEYS = {"betas": "betas", "eps": "adam_epsilon", "weight_decay": "weight_decay"}
-# The schedule here, and the places of the last rate and of the number of steps in `arguments`.
+# The schedule of Expert, and the positions of last rate and number of steps in `arguments`.
 _SCHEDULES = {"cosine_decay": ("cosine", 2, 1), "linear_schedule": ("polynomial", 1, 2)}
 
 
@@ -39,14 +39,14 @@ def read_mlx(work: Migration) -> None:
     if "iters" not in work.root:
         return
     work.rename(_NAMES)
-    steps = work.root["max_steps"]
     if work.is_override:
         return
     # mlx-lm's default is false
-    work.root.setdefault("mask_prompt", Item(False, "mask_prompt", steps.line))
+    line = work.root["max_steps"].line
+    work.root.setdefault("mask_prompt", Item(False, "mask_prompt", line))
     _optimizer(work)
-    _schedule(work, steps)
-    _updates(work)
+    _iterations_to_steps(work)
+    _schedule(work)
     steps_overrule_epochs(work, work.root)
     no_clipping(work, "mlx-lm")
     layers = take(work.root, "num_layers")
@@ -91,23 +91,22 @@ def _optimizer(work: Migration) -> None:
     put_default(work, "weight_decay", decay, f"the default of {name.value} in mlx-lm", name)
 
 
-def _schedule(work: Migration, steps: Item) -> None:
-    """Convert `lr_schedule`, whose arguments are the rates and the steps between them."""
+def _schedule(work: Migration) -> None:
+    """Convert `lr_schedule`, whose arguments are the rates and the steps between them. Steps of the
+    optimizer, not iterations."""
     schedule = take(work.root, "lr_schedule")
     if schedule.value is None:
         constant_rate(work, "mlx-lm")
         return
     name, given = (schedule.get(key) or Item(None) for key in ("name", "arguments"))
     numbers = given.plain() if isinstance(given.value, list) else []
-    kinds = (int, float)
     schedule_kind = _SCHEDULES.get(name.value) if isinstance(name.value, str) else None
-    if schedule_kind is None or not all(type(each) in kinds for each in numbers):
+    if schedule_kind is None or not all(type(each) in (int, float) for each in numbers):
         what = f"{shown(schedule.plain())} is not a schedule that is known here"
         work.problem(schedule, what, "write lr_scheduler: linear, cosine or constant")
         return
     kind, last, length = schedule_kind
-    at = beside(schedule, None)
-    work.root["lr_scheduler"] = beside(at, kind)
+    work.root["lr_scheduler"] = beside(schedule, kind)
     work.read_as(schedule, f"training.config.lr_scheduler: {kind}")
     if numbers:
         rate = work.root.get("learning_rate")
@@ -120,13 +119,13 @@ def _schedule(work: Migration, steps: Item) -> None:
         work.root["lr_scheduler_kwargs"] = beside(given, options)
     warmup = schedule.get("warmup") or beside(schedule, 0)
     work.root["warmup_steps"] = warmup
-    decays = numbers[length] if len(numbers) > length else None
-    if decays is not None and type(steps.value) is int and decays + number_in(warmup) < steps.value:
+    steps = number_in(work.root["max_steps"])
+    if len(numbers) > length and numbers[length] + number_in(warmup) < steps:
         work.report("warning", given, "the learning rate falls until the end of the run")
 
 
-def _updates(work: Migration) -> None:
-    """Iterations there are passes: with accumulation, several of them are one step here."""
+def _iterations_to_steps(work: Migration) -> None:
+    """With gradient accumulation, several iterations of mlx-lm are one optimizer step."""
     passes = number_in(work.root.get("gradient_accumulation_steps", Item(None)))
     for key in ("max_steps", "eval_steps", "logging_steps", "save_steps") if passes > 1 else ():
         item = work.root.get(key, Item(None))

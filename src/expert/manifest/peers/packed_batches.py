@@ -1,9 +1,9 @@
-"""Converts batch sizes in packed sequences to batch_tokens: batch_size here counts rows."""
+"""Converts batch sizes in packed sequences to batch_tokens: batch_size of Expert counts rows."""
 
 from __future__ import annotations
 
 from expert.core.text import counted
-from expert.manifest.migrate.migration import Migration
+from expert.manifest.migrate.migration import Migration, beside
 from expert.manifest.text.item import Item
 
 MODEL_NAMES = ("model_name_or_path", "model_name")
@@ -15,8 +15,8 @@ _DEFAULT_LENGTHS = {"LLaMA-Factory": 2048, "TRL": 1024}
 
 
 def read_packed_batches(work: Migration) -> None:
-    """Convert `per_device_train_batch_size` beside `packing: true` in files of TRL, Unsloth and
-    LLaMA-Factory, known by the name of their model key; in others it is an alias of batch_size."""
+    """Convert `per_device_train_batch_size` with `packing: true` in files of TRL, Unsloth and
+    LLaMA-Factory, recognised by their model key; in others it is an alias of batch_size."""
     key = "per_device_train_batch_size"
     keys = {*work.root, *work.root.get("model", Item(None)).fields()}
     if keys.isdisjoint(MODEL_NAMES) or key not in work.root:
@@ -38,7 +38,7 @@ def put_batch_tokens(work: Migration, count: Item, places: int) -> None:
     """Set batch_tokens to `count` packed sequences of `places` tokens."""
     sequences = number_in(count)
     tokens = sequences * places
-    work.root["batch_tokens"] = Item(tokens, count.path, count.line)
+    work.root["batch_tokens"] = beside(count, tokens)
     packed = counted(sequences, "packed sequence")
     text = f"training.config.batch_tokens: {tokens} ({packed} of {places} tokens; rows by their "
     work.read_as(count, f"{text}mean length)")

@@ -21,7 +21,7 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
     **dict.fromkeys(("model_args", "model_kwargs", "model_init_kwargs"), _PLAIN),
 }
 """With keys that need another name outside the section."""
-_DECAY_OF_ADAMW = 0.01  # of torch, bitsandbytes and torchao; here it is 0
+_DECAY_OF_ADAMW = 0.01  # of torch, bitsandbytes and torchao; the default of Expert is 0
 _OPTIMIZER = {"lr": "learning_rate", "eps": "adam_epsilon", "name": "optim", "type": "optim"}
 _SCHEDULER = {"num_warmup_steps": "warmup_steps", "name": "lr_scheduler", "type": "lr_scheduler"}
 LOADER_KEYS = frozenset(

@@ -1,4 +1,4 @@
-"""Converts config files of Unsloth Studio: `training` and `lora` as here, `logging` beside them."""
+"""Converts config files of Unsloth Studio: `training`, `lora` and `logging`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def read_unsloth_studio(work: Migration) -> None:
 
 
 def _kind(work: Migration, training: Entries) -> None:
-    """Convert `training_type`; with full training, the section `lora` says nothing."""
+    """Convert `training_type`; with full training, the section `lora` has no effect."""
     kind = take(training, "training_type")
     word = str(kind.value).lower()
     if kind.value is None:
@@ -46,9 +46,11 @@ def _logging(work: Migration, fields: Entries, training: Entries) -> None:
     steps = take(fields, "log_frequency")
     if steps.value is not None:
         work.place(training, "logging_steps", steps, "training.config.logging_steps")
-    project = take(fields, "wandb_project")
-    if take(fields, "enable_wandb").value is True:
+    project, enabled = take(fields, "wandb_project"), take(fields, "enable_wandb")
+    if enabled.value is True and project.value:
         training["wandb_project"] = project
+    elif enabled.value is True:
+        training["use_wandb"] = enabled
     for key in ("enable_tensorboard", "tensorboard_dir"):
         item = take(fields, key)
         if item.value not in (None, True):

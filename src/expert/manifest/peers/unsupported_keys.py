@@ -22,7 +22,8 @@ from expert.manifest.peers.converted_keys import CONVERTED
 from expert.manifest.text.item import Item, is_comment, shown
 
 # An entry starts at the margin with its kind, the values that change nothing (default: false), and
-# what happens here. Then ">" and the fix (default for refused keys: remove it), and the keys.
+# what Expert does instead. Then ">" and the fix (of refused keys by default: remove it), and the
+# keys.
 # fsdp_* matches all keys with this prefix that are not in the table; the longest prefix wins.
 _TABLE = r"""
 superseded: rows are tokenised once, on all cores
@@ -319,7 +320,7 @@ class PeerAnswer:
     """The answer to a key of another trainer."""
 
     text: str
-    """What happens here."""
+    """What Expert does instead."""
     kind: Kind | None = "superseded"
     """Kind of the notice; None: the key is refused."""
     fix: str = ""
@@ -348,7 +349,7 @@ _ALL = _answers(_TABLE)
 ANSWERS = {key: answer for key, answer in _ALL.items() if not key.endswith("*")}
 FAMILIES = {key[:-1]: answer for key, answer in _ALL.items() if key.endswith("*")}
 _KNOWN_HERE = {*CONFIG_KEYS, *CONFIG_ALIASES, *SPECIAL_NAMES, *LOOSE_DATASET_KEYS, *CONVERTED}
-"""Keys that are read here, whatever their prefix."""
+"""Keys that are read, whatever their prefix."""
 # At the top level of an Expert manifest, these may be metadata.
 _PLAIN_WORDS = frozenset(
     (

@@ -39,19 +39,17 @@ def below(node: Mapping[str, Any] | None, step: str | int) -> Mapping[str, Any] 
     if node is None:
         return None
     node = resolve(node)
-    for choice in node.get("anyOf", [node]):
-        choice = resolve(choice)
-        if isinstance(step, int) and ("items" in choice or "prefixItems" in choice):
-            items: Mapping[str, Any] = (
-                choice["items"] if "items" in choice else choice["prefixItems"][0]
-            )
-            return items
-        if isinstance(step, str) and step in choice.get("properties", {}):
-            found: Mapping[str, Any] = choice["properties"][step]
+    for choice in map(resolve, node.get("anyOf", [node])):
+        extra = choice.get("additionalProperties")
+        found: Mapping[str, Any] | None = None
+        if isinstance(step, int):
+            found = choice.get("items", next(iter(choice.get("prefixItems", ())), None))
+        elif step in choice.get("properties", {}):
+            found = choice["properties"][step]
+        elif isinstance(extra, Mapping):
+            found = extra
+        if found is not None:
             return found
-        if isinstance(step, str) and isinstance(choice.get("additionalProperties"), Mapping):
-            extra: Mapping[str, Any] = choice["additionalProperties"]
-            return extra
     return None
 
 

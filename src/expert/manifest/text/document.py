@@ -63,29 +63,24 @@ def is_foreign(file: Path) -> bool:
 def read_document(path: Path) -> Document:
     """Parse a manifest file, or the manifest in a folder; ManifestError with the line."""
     path = manifest_in(path) or path
-    raw = _read_bytes(path, str(path))
+    source, suffix, raw = str(path), path.suffix.lower(), _read_bytes(path)
     try:
-        return _parsed(raw, path, str(path))
+        text = _decode(source, raw)
+        is_json = suffix == ".json" or (
+            suffix not in SUFFIXES and text.lstrip().startswith(("{", "["))
+        )
+        return parse_document(
+            text, "json" if is_json else "yaml", source=source, folder=path.parent
+        )
     except ManifestError:
         if path.name.lower().endswith(_ROWS):
-            raise _data_file(str(path)) from None
+            raise _data_file(source) from None
         raise
 
 
 def _data_file(source: str) -> ManifestError:
     fix = f"expert new NAME --from {as_word(source)} makes a manifest for it"
     return ManifestError(source, [Problem("", "this is a data file, not a manifest", fix)])
-
-
-def _parsed(raw: bytes, path: Path, source: str) -> Document:
-    text = _decode(source, raw)
-    if path.suffix.lower() in {".yaml", ".yml"}:
-        kind: Format = "yaml"
-    elif path.suffix.lower() == ".json":
-        kind = "json"
-    else:
-        kind = "json" if text.lstrip()[:1] in {"{", "["} else "yaml"
-    return parse_document(text, kind, source=source, folder=path.parent)
 
 
 def parse_document(
@@ -113,7 +108,7 @@ def parse_document(
     return Document(source, folder, kind, root, problems, closing)
 
 
-def _read_bytes(path: Path, source: str) -> bytes:
+def _read_bytes(path: Path) -> bytes:
     fix = ""
     try:
         return read_bytes(path, MAX_BYTES)
@@ -129,8 +124,8 @@ def _read_bytes(path: Path, source: str) -> bytes:
         if getattr(error, "errno", None) == errno.EFBIG:
             size = max(path.stat().st_size, MAX_BYTES + 1)  # 0 for some files
             what = f"the file has {size:,} bytes; a manifest has at most {MAX_BYTES:,}"
-            fix = f"if these are rows: expert new NAME --from {as_word(source)}"
-    raise ManifestError(source, [Problem("", what, fix)])
+            fix = f"if these are rows: expert new NAME --from {as_word(str(path))}"
+    raise ManifestError(str(path), [Problem("", what, fix)])
 
 
 def _near_manifest(path: Path) -> Path | None:

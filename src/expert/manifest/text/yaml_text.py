@@ -144,11 +144,10 @@ class _Builder:
         return item
 
     def scalar(self, node: yaml.ScalarNode) -> Scalar:
-        if node.style:
-            start, end = node.start_mark, node.end_mark
-            self.text_lines.update(range(start.line + 1, end.line + (end.column > 0)))
         if not node.style:  # "" from libyaml, None from the Python parser
             return read_scalar(str(node.value))
+        start, end = node.start_mark, node.end_mark
+        self.text_lines.update(range(start.line + 1, end.line + (end.column > 0)))
         return str(node.value)
 
     def sequence(self, node: yaml.SequenceNode, path: str, depth: int) -> list[Item]:
