@@ -17,6 +17,7 @@ from expert.insight.page.html import page_html
 from expert.insight.page.markdown import page_markdown
 from expert.insight.step.bound import Verdict
 from expert.jobs.report import gather
+from tests.each import each
 from tests.insight.ladders import ladder as measured_ladder
 from tests.insight.ladders import setting
 from tests.insight.pages import (
@@ -120,6 +121,23 @@ def test_a_gpu_run_has_utilisation_memory_and_power(tmp_path: Path):
     assert cards["GPU utilization"].value == "93 %"
     assert cards["MFU"].value == "40 %"
     assert cards["Peak memory"].value == "8.0 GiB"
+
+
+@each(
+    ("fields", "note"),
+    [
+        ({}, None),
+        ({"throttled_power": 1.0, "throttled_heat": 0.0}, None),  # usual under full load
+        ({"throttled_heat": 0.3}, wording("clock-throttled-by-heat")),
+    ],
+)
+def test_a_clock_throttled_by_heat_is_drawn_and_a_steady_one_is_not(tmp_path, fields, note):
+    events = [
+        {**event, "sm_clock_mhz": 1700.0, **fields} if event["event"] == "step" else event
+        for event in usual(gpu=True)
+    ]
+    clock = figures_of(page_with(tmp_path, events, gpu=True)).get("clock")
+    assert (clock.note if clock is not None else None) == note
 
 
 def test_the_usual_speed_is_shown_with_the_mean_after_the_warm_up(tmp_path: Path):

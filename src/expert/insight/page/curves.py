@@ -162,8 +162,9 @@ def _utilisation(run: RunFacts) -> list[Figure]:
 
 
 def _clock(run: RunFacts) -> list[Figure]:
-    """The GPU clock if it was throttled or unsteady; a flat line is not worth a figure."""
-    throttled = [value for value in run.column("throttle") if value]
+    """The GPU clock if it was throttled by heat or unsteady; a flat line is not worth a figure, and
+    reaching the power limit is usual."""
+    throttled = [share for share in run.column("throttled_heat") if share]
     clocks = run.values("sm_clock_mhz")
     if not clocks or (not throttled and min(clocks) > HELD_CLOCK * max(clocks)):
         return []
