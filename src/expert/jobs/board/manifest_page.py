@@ -216,9 +216,10 @@ def _summary(plan: dict[str, Any]) -> list[Tiles | Words]:
     if isinstance(times, list) and len(times) == 2:
         cards.append(Tile(name="Time", value=duration_range(*times), note="estimate"))
     target = str(plan.get("target") or "")
-    fits = memory.get("fits")
-    words = Words(text=f"Fits {target}.", tone="good")
-    if fits is False:
+    words = Words(text=f"Whether it fits {target} is unknown.", tone="note")
+    if memory.get("fits") is True:
+        words = Words(text=f"Fits {target}.", tone="good")
+    elif memory.get("fits") is False:
         words = Words(text=f"Does not fit {target}.", tone="error")
     return [words, Tiles(cards=tuple(cards))]
 
