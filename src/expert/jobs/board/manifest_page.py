@@ -16,12 +16,12 @@ from typing import Any
 from expert.core.errors import EXIT_DOES_NOT_FIT, ExpertError
 from expert.core.text import counted, duration_range, gib
 from expert.insight.page.blocks import PageSection, Tile, Tiles, Words
-from expert.insight.page.facts import RunFacts, mapping, number
+from expert.insight.page.facts import RunFacts
 from expert.insight.page.html import block_html
 from expert.insight.page.markup import Markup, joined, tag
 from expert.insight.page.plan import plan_section
-from expert.insight.record import RunRecord
-from expert.insight.step.anatomy import Anatomy
+from expert.insight.record import RunRecord, mapping
+from expert.insight.step.anatomy import Anatomy, finite
 from expert.jobs.board.actions import NotDone, environment
 from expert.jobs.board.job_pages import log_html, output_lines
 from expert.jobs.board.layout import button, page
@@ -203,11 +203,11 @@ def plan_told(manifest: Path, given: Mapping[str, Any]) -> dict[str, Any]:
 def _summary(plan: dict[str, Any]) -> list[Tiles | Words]:
     memory, length = mapping(plan.get("memory")), mapping(plan.get("length"))
     cards = []
-    peak, budget = number(memory.get("peak_bytes")), number(memory.get("budget_bytes"))
+    peak, budget = finite(memory.get("peak_bytes")), finite(memory.get("budget_bytes"))
     if peak is not None:
         note = f"of {gib(budget)}" if budget else ""
         cards.append(Tile(name="Memory", value=gib(peak), note=note))
-    steps = number(length.get("total_steps"))
+    steps = finite(length.get("total_steps"))
     if steps is not None:
         cards.append(
             Tile(name="Steps", value=f"{steps:,.0f}", note=f"{length.get('epochs')} epochs")
