@@ -24,7 +24,7 @@ from expert.insight.record import RunRecord, mapping
 from expert.insight.step.anatomy import Anatomy, finite
 from expert.jobs.board.actions import NotDone, environment
 from expert.jobs.board.job_pages import log_html, output_lines
-from expert.jobs.board.layout import button, page
+from expert.jobs.board.layout import button, page, title_row
 from expert.jobs.board.places import FoundPlace
 from expert.manifest.explain import KeyHelp, explain
 from expert.planning.machine.cards import CARDS
@@ -87,7 +87,7 @@ def manifest_page(found: FoundPlace, written: Mapping[str, Any]) -> str:
     return page(
         found.name,
         tag("p", tag("a", "Start", href="/start"), f" / {found.where}", class_="crumbs"),
-        tag("div", tag("h1", found.name), tag("div", start, class_="row"), class_="title"),
+        title_row(found.name, start),
         tag("p", note, class_="soft"),
         tag("div", form, tag("div", "Planning…", id="plan", aria_live="polite"), class_="beside"),
         tag("h2", "Rows as the model sees them"),
