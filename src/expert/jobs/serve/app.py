@@ -267,7 +267,7 @@ class Endpoint:
         return bytes(body)
 
     async def _all(self, request: Request, asked: Asked) -> list[Finished]:
-        """All answers; Refused if the client disconnects first."""
+        """All answers; RequestError if the client disconnects first."""
 
         async def collect() -> list[Finished]:
             pieces = asked.pieces(self._limits.answer_seconds)
