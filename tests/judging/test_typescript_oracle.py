@@ -15,7 +15,7 @@ ADD = "function f(a: number, b: string): string {\n  return b + a;\n}"
 
 
 def compiler(folder, output: str, code: int) -> str:
-    """A stand-in that says what tsc said once, for machines without Node."""
+    """A stand-in that prints recorded output of tsc, for machines without Node."""
     path = folder / "tsc"
     path.write_text(f"#!/bin/sh\nprintf '%b' '{output}'\nexit {code}\n", encoding="utf-8")
     path.chmod(path.stat().st_mode | stat.S_IXUSR)

@@ -1,4 +1,4 @@
-"""What pages start and stop: real processes of the real command line."""
+"""Actions of the pages start and stop real processes of the real command line."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_the_board_itself_and_a_process_that_is_gone_get_no_signal(run):
     with pytest.raises(NotDone):
         interrupt(holder)
     with pytest.raises(NotDone):
-        stop_run(run)  # nobody holds it
+        stop_run(run)  # no process has locked it
 
 
 def test_a_command_runs_in_a_session_of_its_own_and_its_output_and_code_are_kept(tmp_path):
@@ -133,7 +133,7 @@ def test_a_command_runs_in_a_session_of_its_own_and_its_output_and_code_are_kept
     assert job.state == "finished"
     assert job.output().startswith("expert ")
     assert job.words == "expert --version"
-    again = Jobs([tmp_path])  # another board, later
+    again = Jobs([tmp_path])  # a board started later
     assert again.get(job.id) == job
     assert [each.id for each in again.of("s")] == [job.id]
 

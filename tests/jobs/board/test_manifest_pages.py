@@ -1,4 +1,4 @@
-"""A file of rows becomes an expert, and a manifest gets its plan while one types."""
+"""An uploaded data file becomes an expert, and the plan of a manifest is updated while typing."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _commands_begin_in_a_moment() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Asked:
-    """A board whose folder was empty, and then was sent rows."""
+    """A board with an empty folder to which rows were uploaded."""
     asked = Asked(tmp_path_factory.mktemp("work"))
     answer = send(asked)
     assert answer.status_code == 200, answer.text
@@ -77,7 +77,7 @@ def test_the_form_has_every_key_with_what_the_manifest_says(made):
     assert 'value="rtx-4090"' in page
     assert 'name="training.config.max_seq_length"' in page
     assert '<select name="training.config.packing"' in page
-    assert not re.search('<select name="[^"]*(limit|size)"', page)  # of which "16GB" is an example
+    assert not re.search('<select name="[^"]*(limit|size)"', page)  # such as 16GB: free text
     assert 'data-was="512"' in page
 
 

@@ -1,4 +1,4 @@
-"""Answers do not depend on who else is asked: rows join, leave, wait and fail side by side."""
+"""Answers do not depend on other requests: rows join, leave, wait and fail independently."""
 
 from __future__ import annotations
 
@@ -170,13 +170,13 @@ def test_rows_that_memory_ran_out_for_are_read_again_fewer_at_once(monkeypatch):
     failing(monkeypatch, torch.OutOfMemoryError("CUDA out of memory"), on=4)
     with working(parallel=16, note=notes.append) as engine:
         assert all_at_once(engine) == alone()
-        until(lambda: engine._lanes["demo"].most == 16)  # it ran out then, not for ever
+        until(lambda: engine._lanes["demo"].most == 16)  # restored when idle
     assert [note.partition(":")[0] for note in notes] == ["OutOfMemoryError"]
     assert wording("answers-at-once-until") in notes[0]
 
 
 def several(engine: AnswerEngine) -> list[str]:
-    """Eight answers to one question, which begin together."""
+    """Eight answers to one question, started together."""
 
     async def texts() -> list[str]:
         eight = await engine.ask(replace(asked(11), count=8, streams=False))
@@ -230,7 +230,7 @@ def test_a_prompt_that_memory_has_no_room_for_ends_no_answer_but_its_own(monkeyp
 
 
 def test_an_answer_that_has_ended_is_not_repeated_for_a_row_that_memory_ran_out_for(monkeypatch):
-    """Rows that continue alone, of which one ends in the turn in which the other fails."""
+    """Rows outside the batch, of which one ends in the same turn in which the other fails."""
     monkeypatch.setattr(fixed_cache, "can_be_fixed", lambda model: False)
     go_on, steps = answer_steps.GrowingSteps.go_on, []
 
@@ -253,7 +253,7 @@ def test_an_answer_that_has_ended_is_not_repeated_for_a_row_that_memory_ran_out_
     monkeypatch.setattr(lane.AnswerRow, "take", told)
 
     async def both() -> None:
-        with engine._wake:  # they begin together
+        with engine._wake:  # they start together
             found = [await engine.ask(asked(1, max_new_tokens=n)) for n in (1, 4, 4)]
         for each in found:
             assert [piece async for piece in each.pieces()]
