@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from expert.jobs.board import new_page
 from expert.jobs.board.actions import FOLDER, NotDone
 from expert.jobs.board.manifest_page import CONFIG, GROUPS, SECTIONS, manifest_page, settings_in
 from expert.manifest.explain import explain
@@ -210,7 +209,7 @@ def test_the_name_of_a_file_stays_in_its_folder(name, tmp_path, monkeypatch):
 
 
 def test_a_file_that_is_too_long_is_refused_and_removed(tmp_path, monkeypatch):
-    monkeypatch.setattr(new_page, "MOST_BYTES", 100)
+    monkeypatch.setattr("expert.jobs.board.new_page.MOST_BYTES", 100)
     answer = send(Asked(tmp_path))
     assert answer.status_code == 409
     assert "100" in answer.json()["problem"] or "KiB" in answer.json()["problem"]

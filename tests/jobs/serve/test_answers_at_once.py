@@ -16,8 +16,8 @@ from expert.data.records import Turn
 from expert.jobs.sample import answer_steps
 from expert.jobs.sample.sample import Conversation, ready
 from expert.jobs.serve import engine as engines
-from expert.jobs.serve import lane
 from expert.jobs.serve.engine import AnswerEngine, Finished, Question, RequestError, Stopped
+from expert.jobs.serve.lane import AnswerRow, chosen
 from expert.jobs.serve.models import load_models
 from expert.model import fixed_cache
 from tests.jobs.runs import WORDS, until
@@ -135,7 +135,7 @@ def test_a_row_whose_token_is_nearly_a_tie_continues_alone_with_the_same_words(m
         return begin(speaker, groups, room)
 
     monkeypatch.setattr(answer_steps.Speaker, "begin", counted)
-    monkeypatch.setattr(lane, "TIE", 0.5)
+    monkeypatch.setattr("expert.jobs.serve.lane.TIE", 0.5)
     with working() as engine:
         assert all_at_once(engine) == alone()
     assert 3 < begun.count(1) <= len(PROMPTS), "some were tied, and each continued alone once"
@@ -146,9 +146,9 @@ def test_a_likeliest_token_is_doubted_by_its_lead_and_a_drawn_one_is_not():
         penalty = draws = None
 
     scores = torch.tensor([[1.0, 2.0, 0.0], [2.0, 2.0001, 0.0]])
-    tokens, doubtful = lane.chosen(scores, [Greedy(), Greedy()], exact=True)
+    tokens, doubtful = chosen(scores, [Greedy(), Greedy()], exact=True)
     assert (tokens, doubtful) == ([1, 1], [False, True])
-    assert lane.chosen(scores, [Greedy(), Greedy()], exact=False)[1] == [False, False]
+    assert chosen(scores, [Greedy(), Greedy()], exact=False)[1] == [False, False]
 
 
 def failing(monkeypatch: Any, error: Exception, *, on: int) -> None:
@@ -243,14 +243,14 @@ def test_an_answer_that_has_ended_is_not_repeated_for_a_row_that_memory_ran_out_
     engine = AnswerEngine(load_models([f"demo={finished('lora')}"], device="cpu"), parallel=3)
     monkeypatch.setattr(answer_steps.GrowingSteps, "go_on", step)
     ended: list[str] = []
-    take = lane.AnswerRow.take
+    take = AnswerRow.take
 
     def told(row: Any, token: int) -> bool:
         over: bool = take(row, token)
         ended.extend(["over"] if over else [])
         return over
 
-    monkeypatch.setattr(lane.AnswerRow, "take", told)
+    monkeypatch.setattr(AnswerRow, "take", told)
 
     async def both() -> None:
         with engine._wake:  # they start together
