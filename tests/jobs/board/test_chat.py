@@ -177,7 +177,7 @@ def test_models_that_nobody_asks_are_unloaded(asleep, monkeypatch):
     name = finished("lora").name
     child = load(asleep, name)
     until(lambda: not child.is_running)
-    assert wording("not-asked-for-long") in asleep.page(f"/run/{asleep.id_of(name)}/chat")
+    assert wording("chat-idle") in asleep.page(f"/run/{asleep.id_of(name)}/chat")
 
 
 def test_another_run_takes_the_place_and_the_end_of_the_board_ends_it(asleep, folder):
