@@ -169,8 +169,9 @@ def padding_waste(found: Evidence) -> Seen | None:
         return None
     packed = found.planned("data.packing") != "none"
     severity: Severity = "warning" if not packed or padding >= WORSE_THAN_ALONE else "note"
+    setting = found.who("data.packing")
     return Seen(
-        f"{percent(padding)} of the places of a batch hold no token; {found.who('data.packing')}",
+        f"{percent(padding)} of the places of a batch hold no token; {setting}",
         severity=severity,
         title=f"{percent(padding)} of what is computed is padding",
         fix=padding_fix(found),

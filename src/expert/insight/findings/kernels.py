@@ -59,8 +59,9 @@ def needless_recomputing(found: Evidence) -> Seen | None:
     why = f"the planner said: {advice}"
     if fits and more is not None:
         why = f"without checkpointing it would hold {gib(peak + more)}"
+    setting = found.who("kernels.checkpointing")
     return Seen(
-        f"{found.who('kernels.checkpointing')}; the run holds {gib(peak)} of {gib(budget)}; {why}",
+        f"{setting}; the run holds {gib(peak)} of {gib(budget)}; {why}",
         gain=gain_without_checkpointing(found),
         numbers={"peak_bytes": peak, "budget_bytes": budget},
     )
