@@ -1,4 +1,4 @@
-"""Results of a benchmark that nobody measured, for tests of their readers."""
+"""Made-up benchmark results, for tests of what reads them."""
 
 from __future__ import annotations
 

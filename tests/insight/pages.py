@@ -1,5 +1,5 @@
-"""Run folders written by hand, for what a CPU cannot show: a GPU, faults, hostile text; and what
-is found on their pages."""
+"""Hand-written run folders for what a CPU run cannot show (a GPU, faults, hostile text), and
+helpers that look into their pages."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FIGURES = {
     "whole-run",
     "story",
 }
-"""Of every run with evaluations and timed updates."""
+"""The figures of every run with evaluations and timed steps."""
 HOSTILE = (
     "<script>alert(1)</script>",
     '"><img src=x onerror=alert(1)>',
@@ -50,7 +50,7 @@ HOSTILE = (
 
 
 def step_event(step: int, *, gpu: bool = False, **more: Any) -> dict[str, Any]:
-    """A line of an update that took half a second."""
+    """A log line of a step that took half a second."""
     loss = 0.5 + 2 * math.exp(-step / 20)
     event = {
         "event": "step",
@@ -105,7 +105,7 @@ def usual(steps: int = 30, *, gpu: bool = False) -> list[dict[str, Any]]:
 def write_run(
     folder: Path, events: Iterable[dict[str, Any]], *, gpu: bool = False, **files: Any
 ) -> Path:
-    """A run folder with these events; `files` are JSON files of it by their first names."""
+    """A run folder with these events; `files` are its JSON files, named without .json."""
     folder.mkdir(parents=True, exist_ok=True)
     plan = {
         "expert": "demo",
@@ -137,7 +137,7 @@ def markdown_of(folder: Path) -> str:
 
 
 def all_blocks(blocks: Iterable[Block]) -> list[Block]:
-    """Every block, folded ones too."""
+    """Every block, including those inside folded ones."""
     found: list[Block] = []
     for block in blocks:
         found.append(block)
@@ -155,7 +155,7 @@ def figures_of(page: Page) -> dict[str, Figure]:
 
 
 class Tags(HTMLParser):
-    """Every tag with its attributes, the text, and the tags left open."""
+    """Every tag with its attributes, the text, and the unclosed tags."""
 
     EMPTY = ("meta", "br", "hr", "input", "link")
 
@@ -188,7 +188,7 @@ PLACE = re.compile(r"(left|bottom|width):-?\d+\.\d\d%(;(left|bottom|width):-?\d+
 
 
 def check_harmless(html: str) -> Tags:
-    """Only tags we make, no handler, no address, no style but a place: nothing can act or load."""
+    """Only known tags, no event handlers or links, no styles but positions: nothing can load."""
     tags = Tags(html)
     assert tags.open == []
     assert {name for name, _ in tags.found} <= ALLOWED
@@ -225,7 +225,7 @@ def data_event(folder: str) -> dict[str, Any]:
 
 
 def hostile_run(folder: Path, text: str) -> Path:
-    """A run with the text wherever text can stand."""
+    """A run with this text in every text field."""
     events = [
         started(expert=text, model=text, device=text),
         {"event": "kernels", "time": START, "lines": [f"✓ {text}", text]},

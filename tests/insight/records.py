@@ -1,4 +1,4 @@
-"""Runs made up of events and a plan, for what no CPU can show: numbers as a card tells them."""
+"""Made-up runs of events and a plan, with the numbers that a GPU reports."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from expert.insight.step.anatomy import dissect
 GIB = 2**30
 _HEALTHY = json.loads(Path(__file__).with_name("healthy.json").read_text(encoding="utf-8"))
 HEALTHY_STEP: Event = _HEALTHY["step"]
-"""As an H200 told them of a 0.6B model (docs/benchmarks/training-speed-h200.json), an update."""
+"""A step of a 0.6B model on an H200 (docs/benchmarks/training-speed-h200.json)."""
 PLAN: dict[str, Any] = _HEALTHY["plan"]
 H200: dict[str, Any] = {
     name: {"value": value, "source": "NVML"} for name, value in _HEALTHY["gpu"].items()
@@ -35,7 +35,7 @@ def step_events(count: int = 12, /, *, every: Any = 5, **changes: Any) -> list[E
 
 
 def finished_events(steps: list[Event], *others: Event) -> list[Event]:
-    """A run with a start and an end around its lines."""
+    """A run that starts, writes these log lines and finishes."""
     began: Event = {"event": "started", "time": 90.0, "step": 0, "pid": 7}
     loaded: Event = {"event": "loaded", "time": 99.0, "step": 0, "seconds": 9.0}
     feed: Event = {"event": "feed", "time": 99.0, "step": 0, "kind": "packed", "workers": 0}
@@ -51,7 +51,7 @@ def finished_events(steps: list[Event], *others: Event) -> list[Event]:
 
 
 def planned(asked: tuple[str, ...] = (), /, **changes: Any) -> dict[str, Any]:
-    """The plan of a healthy run with values by path; those in `asked` are the manifest's."""
+    """The plan of a healthy run with changed values by path; `asked`: set in the manifest."""
     tree = {name: dict(part) if isinstance(part, dict) else part for name, part in PLAN.items()}
     for path, value in changes.items():
         slice_name, _, key = path.partition("__")

@@ -1,4 +1,4 @@
-"""Where the time of a run and of its updates went, by its events."""
+"""Where the time of a run and of its steps went, according to its events."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def test_a_given_timeline_adds_up_and_copies_beside_the_computation_take_no_time
 def test_an_update_is_the_median_of_the_settled_lines():
     slow = {"seconds": 100.0, "time_forward": 99.0}
     steps = step_events(9)
-    steps[0] |= slow  # updates 1 to 5 compile
+    steps[0] |= slow  # steps 1 to 5 compile
     steps[5] |= slow  # a hiccup
     step = step_of(steps)
     assert step.settled
     assert step.updates == 40
     assert step.of("forward") == pytest.approx(0.668 / 5)
-    # What the clock has more than the phases lies between the updates.
+    # Wall time beyond the phases was spent between steps.
     assert step.wall == pytest.approx(1.4934 / 5)
     assert step.of("other") == pytest.approx((1.4934 - 0.668 - 0.821 - 0.0032 - 6.6e-6) / 5)
     assert (step.mfu, step.gpu_utilization) == (0.2917, 1.0)

@@ -1,4 +1,4 @@
-"""When a ladder tells of the machine's other work rather than of the card."""
+"""When a benchmark reflects other processes on the machine rather than the card."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def on(cores: int, others: float, **more: Any) -> Any:
         (on(2, 0.4, threads=2), wording("other-processes-used")),
         (on(2, 1.2, threads=1), ""),
         (on(2, 1.4, threads=1), wording("other-processes-used-1")),
-        (on(16, 12.0), ""),  # a card needs two cores of its host
+        (on(16, 12.0), ""),  # a GPU run needs two cores
         (on(16, 14.5), wording("other-processes-used-14")),
-        (measured(100.0), ""),  # of older results nobody knows
+        (measured(100.0), ""),  # unknown in older results
         (on(2, 0.0, threads=1, lowered=True), wording("other-processes-use-much")),
     ],
 )
@@ -45,7 +45,7 @@ def climbed(*others: float, spread: float = 0.0, gain: float = 2.0) -> Ladder:
     ("found", "doubts"),
     [
         (climbed(0.0, 0.1, 0.2), []),
-        (climbed(0.0, 0.1, 1.2), []),  # one setting of three: the pairs see to that
+        (climbed(0.0, 0.1, 1.2), []),  # one setting of three: paired timing corrects for it
         (climbed(0.0, 0.9, 1.1), [wording("other-processes-used-0")]),
         (climbed(0.0, 0.0, spread=26.0), ["windows of 'setting 1' are 26% apart"]),
         (

@@ -1,4 +1,4 @@
-"""What is said of an event, in plain lines."""
+"""Events as lines of plain text."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ CUT = STARTED | {"total_steps": 40, "ends_by": "max_steps"}
         ),
         ({"event": "step", "step": 7, "loss": 2.0}, "step 7  loss 2.0000"),
         ({"event": "step", "step": 9, "loss": 0.000234}, "step 9  loss 0.000234"),
-        (CARD, "step 1  3.0 GiB"),  # in use on the card, by whomever
+        (CARD, "step 1  3.0 GiB"),  # in use on the card, by all processes
         (CARD | {"peak_reserved_bytes": 2 * GIB}, "step 1  peak 2.0 GiB"),
         (
             {"event": "step", "step": 1, "cpu_peak_memory_bytes": 1.5 * GIB},
@@ -113,10 +113,10 @@ CUT = STARTED | {"total_steps": 40, "ends_by": "max_steps"}
             "stopped: Ctrl-C (exit code 130)",
         ),
         ({"event": "stopped", "reason": "no improvement"}, "stopped: no improvement"),
-        # threads, where they are not torch's own
+        # threads, if not torch's default
         ({**RESUMED, "kept": True, "own": 2}, wording("computing-with-thread-run")),
         ({**LOWERED, "lowered": True}, wording("computing-with-thread-other")),
-        # the end: what was waited, what of it was training, how good it became
+        # the end: elapsed time, training time, validation loss
         *(
             (
                 {
@@ -146,7 +146,7 @@ CUT = STARTED | {"total_steps": 40, "ends_by": "max_steps"}
             {"event": "finished", "loss": 0.1438, "eval_loss": 2.1e-05},
             wording("finished-mean-loss-best"),
         ),
-        # as many lines as it needs
+        # several lines
         (
             STARTED,
             [
@@ -180,7 +180,7 @@ CUT = STARTED | {"total_steps": 40, "ends_by": "max_steps"}
         ({**RESUMED, "kept": True, "own": 1}, []),
         ({**RESUMED, "kept": False, "own": 2}, []),
         ({**LOWERED, "lowered": False}, []),
-        ({"event": "levitated", "height": 3}, []),  # of a newer version
+        ({"event": "levitated", "height": 3}, []),  # from a newer version
         ({}, []),
     ],
 )
@@ -201,7 +201,7 @@ def test_an_event_is_shown_in_a_line_or_as_many_as_it_needs(event: Any, expected
             CUT | {"epochs_to_come": 0.01422, "epochs": 1.0},
             "40 steps, 0.014 of 1 epoch (max_steps), ",
         ),
-        (CUT, "40 steps, at most 3 epochs, "),  # a stream, whose length is not known
+        (CUT, "40 steps, at most 3 epochs, "),  # a stream of unknown length
     ],
 )
 def test_a_start_shows_how_many_epochs_the_run_makes(event: dict[str, Any], words: str):

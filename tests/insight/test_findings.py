@@ -1,4 +1,4 @@
-"""The rules for what no CPU can show: events of a card made up, each from a healthy run."""
+"""Rules about GPU runs: made-up events, each a change of a healthy run."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ NO_NAME = {"gpu_process_memory_bytes": None}
         ),
         (
             "needless-recomputing",
-            "61.8 GiB",  # 5 and the context's 0.8, and 28 times 2
+            "61.8 GiB",  # 5, 0.8 of the CUDA context, and 28 times 2
             *({"peak_reserved_bytes": 5 * GIB}, [], "kernels.checkpointing", FULL | SMALL_PARTS),
         ),
         ("throttled", "50 %", {"throttled_heat": 0.5}, [], "", {}),
@@ -153,7 +153,7 @@ def test_other_faults_are_named_with_their_evidence():
     ],
 )
 def test_only_a_run_with_as_many_threads_is_held_against_a_measured_rate(rate, threads, told):
-    """Never one that is faster: seconds and tokens of a plan are estimates that data overrules."""
+    """A faster run is never reported: seconds and tokens of a plan are estimates."""
     steps = step_events(tokens_per_second=rate)
     plan = planned(length__tokens_per_second=100_000.0, length__seconds=1.0)
     run = record(finished_events(steps, {"event": "threads", "cores": 2, **threads}), plan)
@@ -165,7 +165,7 @@ def test_recomputing_is_left_alone_where_memory_is_short():
     steps = step_events(peak_reserved_bytes=60 * GIB)
     plan = planned(("kernels.checkpointing",), **FULL, memory__parts=parts)
     assert "needless-recomputing" not in found_in(record(finished_events(steps), plan))
-    # The planner knows the shape: where it said before the run that all would fit, it is believed.
+    # The planner knows the shapes, so its advice before the run is trusted.
     plan["remarks"] = [{"kind": "advice", "path": "kernels.checkpointing", "text": "16-fit"}]
     found = found_in(record(finished_events(steps), plan))["needless-recomputing"]
     assert "16-fit" in found.evidence
@@ -298,10 +298,13 @@ LINK = {"slow-link": ""}
     [
         (step_events(**RANKS), NAMED),
         (step_events(**{**RANKS, "slowest_rank_seconds": 0.42}), {}),  # hardly slower
-        (CHANGING, {"uneven-ranks": ""}),  # another each time: a matter of the rows
+        (CHANGING, {"uneven-ranks": ""}),  # a different rank each time: the rows are uneven
         (step_events(time_communication=10.0), LINK),
-        (step_events(time_communication=1.0, **RANKS), NAMED),  # waiting is not the link
-        # 2 s of each step, less 0.2 s of waiting
+        (
+            step_events(time_communication=1.0, **RANKS),
+            NAMED,
+        ),  # waiting for a rank is not a slow link
+        # 2 s of each step, minus 0.2 s of waiting
         (step_events(time_communication=10.0, **RANKS), NAMED | {"slow-link": "1.8 s"}),
     ],
 )
@@ -341,11 +344,11 @@ def test_threads_that_have_a_core_each_are_not(threads, others, cores):
     assert "busy-cores" not in found_in(run)
     assert judge(evidence(run)).sentence.startswith("compute-bound: good.")
     untold = record(finished_events(step_events(cpu_others=0.9)), planned(**ON_CPU), gpus=())
-    assert "busy-cores" not in found_in(untold)  # a run that does not tell of its threads
+    assert "busy-cores" not in found_in(untold)  # a run that does not record its threads
 
 
 def test_a_single_thread_whose_core_is_taken_is_told_and_nobody_calls_that_good():
-    """80 % of two cores in others' hands was once called good."""
+    """A run was once called good while others used 80 % of two cores."""
     run = crowded_run(1, 0.8)
     finding = found_in(run)["busy-cores"]
     assert finding.evidence == wording("thread-on-cores-others")

@@ -1,4 +1,4 @@
-"""What is found before a run: planted in its manifest, found in its plan, and gone with the fix."""
+"""Findings before a run: planted in its manifest, found in its plan, and gone after the fix."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.jobs.runs import write_expert
 
 CARD = "rtx-4090"
 QUIET: dict[str, Any] = {"logging_steps": 10}
-"""A healthy configuration: what write_expert sets, less what it sets for other tests' sake."""
+"""A healthy configuration: that of write_expert, without what it sets for other tests."""
 
 
 def looked_at(
@@ -29,7 +29,7 @@ def looked_at(
     overrides: tuple[str, ...] = (),
     **facts: Any,
 ) -> list[Finding]:
-    """What is found in a manifest for a card, or for this machine's CPU."""
+    """The findings of a manifest for a card, or for this machine's CPU."""
 
     def read(more: tuple[str, ...] = ()) -> ReadManifest:
         return read_manifest(manifest, overrides=(*overrides, *more))
@@ -58,7 +58,7 @@ def test_a_healthy_configuration_draws_no_warning(tmp_path):
 
 FP32 = {"bf16": False, "fp16": False}
 PADDED = {"packing": False}
-# What is planted, and the finding with its severity.
+# The planted setting, and the finding with its severity.
 PLANTED: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     ({"tokenize": "late", **PADDED}, {}, "tokenised-late", "warning"),
     ({"dataloader_num_workers": 0, **PADDED}, {}, "no-workers", "warning"),

@@ -1,4 +1,4 @@
-"""What a finding tells people to set is a key and a value that a manifest may have."""
+"""Fixes of findings are valid keys and values of a manifest."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SETTING = re.compile(r"(?:training\.[a-z_.]+\.)?[a-z0-9_]+=\S+")
 
 
 def settings() -> list[str]:
-    """Every override of the table, and those that are written out in a rule."""
+    """Every override of the table, and those written in a rule."""
     found = {key for rule in RULES for key in rule.keys}
     for file in FILES:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):

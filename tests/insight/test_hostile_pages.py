@@ -1,4 +1,4 @@
-"""Text of a run stays text on its page: nothing in it can act or load."""
+"""Text of a run stays text on its page: nothing in it runs or loads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading, judging, printing and comparing what a benchmark found."""
+"""Reading, judging, printing and comparing benchmark results."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_it_is_said_how_the_gain_over_the_baseline_was_got():
 
 
 def test_a_product_of_gains_that_nobody_held_against_the_baseline_is_told_as_a_range():
-    """On an H200 gains came to 60.5 times what was 21.5 times by the rates of two minutes."""
+    """On an H200 the product of gains was 60.5 where the rates of two minutes gave 21.5."""
 
     def gained(below: str) -> Paired:
         return in_turns(below, [(100.0, 300.0)] * 2)
@@ -244,7 +244,7 @@ def test_a_run_is_not_compared_with_a_result(tmp_path):
 
 @each("comparable", [True, False])
 def test_a_setting_whose_steps_hold_rows_of_one_length_does_not_hold(comparable):
-    """Its weights come from other rows than those below, so that no loss would tell."""
+    """Its steps have other rows than those of the setting below, so the loss would not show it."""
     mixed, sorted_rows = (
         measured(150.0, own_loss=2.0, clumping=clumping) for clumping in (1.1, 15.3)
     )
@@ -254,6 +254,6 @@ def test_a_setting_whose_steps_hold_rows_of_one_length_does_not_hold(comparable)
     ]
     assert found[0] == ("kept", "")
     assert found[1] == ("disagrees", wording("rows-one-length-share"))
-    # Few steps are unlike each other by chance.
+    # Few steps differ by chance.
     few = measured(150.0, clumping=3.5, seconds_per_epoch=32.0)  # 48 rows, 6 steps
     assert verdict(measured(100.0), few, 0.001, paired=FASTER) == ("kept", "")

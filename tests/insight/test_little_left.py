@@ -1,4 +1,4 @@
-"""A page is made of however little is left of a run, and odd values do no harm."""
+"""Incomplete and damaged runs have a page, and odd values do no harm."""
 
 from __future__ import annotations
 
@@ -93,4 +93,4 @@ def test_json_files_of_another_shape_do_no_harm(tmp_path: Path, value: Any):
 def test_a_long_run_stays_a_small_file(tmp_path: Path):
     events = [started(), *(step_event(n, gpu=True) for n in range(1, 5_001)), finished(5_000)]
     html = html_of(write_run(tmp_path / "run", events, gpu=True))
-    assert len(html) < 400_000  # 100,000 lines made 260 kB; nothing in it grows with their number
+    assert len(html) < 400_000  # 100,000 lines gave 260 kB; the size does not grow with them

@@ -1,4 +1,4 @@
-"""What became of the learning: said first, in numbers, and never called good where it was not."""
+"""How learning went: reported first, with numbers, and called good only if it was."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def outcome(losses: list[Any], *more: dict[str, Any]) -> Outcome:
     [
         (FALLING, (2.0, 1.0, 1.8, KEPT), "overfitted", wording("weights-step-kept")),
         (FALLING, (1.0, 1.2), "overfitted", ""),  # two evaluations are enough
-        (FALLING, (1.5, 1.0, 1.04), "learning", ""),  # and noise is not
+        (FALLING, (1.5, 1.0, 1.04), "learning", ""),  # noise is not overfitting
         ([2.0] * 30, (), "not learning", wording("did-not-fall")),
         ([2.0] * 30, (2.0, 2.0), "not learning", wording("did-not-fall")),
         ([2.0, 2.01] * 15, (), "not learning", wording("did-not-fall")),

@@ -1,4 +1,4 @@
-"""The page of a run: what stands on it, and what is left out with a reason."""
+"""The page of a run: what it shows, and what it leaves out with a reason."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from expert.insight.page.html import page_html
 from expert.insight.page.markdown import page_markdown
 from expert.insight.step.bound import Verdict
 from expert.jobs.report import gather
+from tests.each import each
 from tests.insight.ladders import ladder as measured_ladder
 from tests.insight.ladders import setting
 from tests.insight.pages import (
@@ -122,11 +123,28 @@ def test_a_gpu_run_has_utilisation_memory_and_power(tmp_path: Path):
     assert cards["Peak memory"].value == "8.0 GiB"
 
 
+@each(
+    ("fields", "note"),
+    [
+        ({}, None),
+        ({"throttled_power": 1.0, "throttled_heat": 0.0}, None),  # usual under full load
+        ({"throttled_heat": 0.3}, wording("clock-throttled-by-heat")),
+    ],
+)
+def test_a_clock_throttled_by_heat_is_drawn_and_a_steady_one_is_not(tmp_path, fields, note):
+    events = [
+        {**event, "sm_clock_mhz": 1700.0, **fields} if event["event"] == "step" else event
+        for event in usual(gpu=True)
+    ]
+    clock = figures_of(page_with(tmp_path, events, gpu=True)).get("clock")
+    assert (clock.note if clock is not None else None) == note
+
+
 def test_the_usual_speed_is_shown_with_the_mean_after_the_warm_up(tmp_path: Path):
     lines = [step_event(number, tokens=1000, seconds=0.5) for number in range(1, 20)]
     lines += [step_event(20, tokens=5000, seconds=0.5)]
     cards = cards_of(page_with(tmp_path, [started(), *lines, finished(20)]))
-    # Three updates warm up; then 16 × 1,000 and 5,000 tokens in 17 half seconds.
+    # Three warm-up steps; then 16 × 1,000 and 5,000 tokens in 17 half seconds.
     speed = cards[wording("tokens-second")]
     assert speed.value == "2,000"
     mean = f"mean {21_000 / 8.5:,.0f}, stalls included"
@@ -189,7 +207,7 @@ def test_an_step_that_was_undone_and_skipped_draws_no_tooth_into_the_rate(tmp_pa
     loss: Any = figures["loss"].chart
     assert {y for x, y in rate.series[0].points if x >= 5} == {1e-4}
     assert [x for x, _ in rate.series[0].points] == [n for n in range(1, 13) if n not in (8, 9)]
-    assert [x for x, _ in loss.series[0].points] == list(range(1, 13))  # what leapt is shown
+    assert [x for x, _ in loss.series[0].points] == list(range(1, 13))  # the spike is shown
 
 
 def test_a_pause_before_a_resume_takes_no_place_on_the_time_line(tmp_path: Path):

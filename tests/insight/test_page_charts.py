@@ -1,4 +1,4 @@
-"""Axes with round numbers, lines that keep their spikes, and figures that are whole."""
+"""Axes with round numbers, lines that keep their spikes, and complete figures."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ def test_ticks_are_round_numbers_of_their_kind(values, kind, unit, expected):
 @each(
     ("values", "kind", "value", "share"),
     [
-        ([5.0], {"tight": True, "whole": True}, 5.0, 0.5),  # one value alone is in the middle
-        ([0.02, 50.0], {"log": True}, 1.0, 0.5),  # of four powers the middle
-        ([0.31, 2.7], {}, 1.5, 0.5),  # of 0 to 3
+        ([5.0], {"tight": True, "whole": True}, 5.0, 0.5),  # a single value is in the middle
+        ([0.02, 50.0], {"log": True}, 1.0, 0.5),  # the middle of four powers of ten
+        ([0.31, 2.7], {}, 1.5, 0.5),  # the scale is 0 to 3
         ([0.999], {"share": True}, 1.0, 1.0),  # shares end at 100 %
-        ([0.5, 1.2], {"share": True}, 1.2, 1.0),  # unless they are none
+        ([0.5, 1.2], {"share": True}, 1.2, 1.0),  # unless a value is larger
     ],
 )
 def test_a_value_has_its_place_on_the_scale(values, kind, value, share):

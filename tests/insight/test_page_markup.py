@@ -1,4 +1,4 @@
-"""Text cannot become HTML or Markdown, whatever it holds."""
+"""No text can become HTML or Markdown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be told from pairs of windows, and what cannot."""
+"""Which differences pairs of windows show."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def test_a_machine_that_slows_down_slows_both_halves_of_a_pair():
         ((0.7, 0.8, 0.75), "none"),  # which may be chance: see looks_slower
         ((0.3, 0.31), "slower"),
         ((0.7, 1.1, 0.95), "none"),
-        ((1.01, 1.01, 1.01), "none"),  # within the two per cent that no clock tells apart
+        ((1.01, 1.01, 1.01), "none"),  # within 2 %, which counts as equal
         ((0.99, 0.99), "none"),
-        ((0.9, 1.2), "none"),  # of two both must agree
+        ((0.9, 1.2), "none"),  # both of two must agree
         ((1.03, 1.05, 1.07), "faster"),
-        ((1.02, 1.04, 1.07), "none"),  # three may lie together by chance: twice their spread
+        ((1.02, 1.04, 1.07), "none"),  # three may be close by chance: twice their spread
         ((0.93, 0.95, 0.96, 0.97, 0.99), "slower"),
-        ((0.88, 0.85, 0.77, 1.12, 0.85), "none"),  # of five all must agree
-        ((0.7, 0.71, 0.72, 0.73, 0.74, 0.75, 0.76, 1.1), "slower"),  # of eight all but one
-        ((1.3, 1.31, 1.32, 1.33, 1.34, 1.35, 0.9), "none"),  # of seven still all
+        ((0.88, 0.85, 0.77, 1.12, 0.85), "none"),  # all of five must agree
+        ((0.7, 0.71, 0.72, 0.73, 0.74, 0.75, 0.76, 1.1), "slower"),  # all but one of eight
+        ((1.3, 1.31, 1.32, 1.33, 1.34, 1.35, 0.9), "none"),  # all of seven
     ],
 )
 def test_a_difference_is_told_only_beyond_the_spread(ratios, difference):
@@ -57,6 +57,6 @@ def test_what_looks_slower_in_few_pairs_wants_more_of_them():
         return in_turns("below", [(100.0, 100.0 * each) for each in ratios]).looks_slower
 
     assert of(0.68, 0.68)
-    assert not of(0.68, 0.68, 0.68, 0.68, 0.68)  # it is
+    assert not of(0.68, 0.68, 0.68, 0.68, 0.68)  # not only looks: it is slower
     assert not of(0.9, 1.1)
     assert not of(1.2, 1.3)

@@ -1,4 +1,4 @@
-"""Runs of different rows are not compared in silence."""
+"""Comparing runs trained on different rows gives a warning."""
 
 from __future__ import annotations
 

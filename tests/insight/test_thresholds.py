@@ -23,7 +23,7 @@ from tests.insight.records import (
 
 CARD = 150_754_820_096
 OWN = 44_436_553_728 + 840 * 2**20
-"""What a run of records.py holds, with its context."""
+"""Memory of a run of records.py, with the CUDA context."""
 ALONE = {"data__packing": "none"}
 MICRO = {"batch__micro_batch": 1, "batch__accumulation": 16, "memory__parts": {"loss": GIB}}
 SMALL = {"time_backward": 0.0, "time_optimizer": 0.0}
@@ -33,7 +33,7 @@ PLAIN = {"optim__optimizer": "adamw_torch"}
 
 
 def level(name: str, steps: list[Any], plan: dict[str, Any] | None = None, *others: Any) -> Any:
-    """How bad a run is said to be in one respect; None where nothing is said."""
+    """The severity of one finding of a run; None if it is not found."""
     found = found_in(record(finished_events(steps, *others), plan)).get(name)
     return None if found is None else found.severity
 
@@ -59,7 +59,7 @@ def full(share: float) -> dict[str, Any]:
         ("packing-off", {"samples_per_second": 420.0}, ALONE, "note"),
         ("short-rows-alone", {"samples_per_second": 430.0}, ALONE, "warning"),
         ("packing-off", {"samples_per_second": 430.0}, ALONE, None),
-        # A tenth of a step; and longer than threads take to change over, in updates of 10 ms.
+        # A tenth of a step, and longer than a thread switch in steps of 10 ms.
         ("slow-disk", {"time_data_wait": 0.15, "seconds": 1.6434, "time_feed": 0.5}, {}, None),
         ("slow-disk", {"time_data_wait": 0.18, "seconds": 1.6734, "time_feed": 0.5}, {}, "warning"),
         *(
@@ -77,10 +77,10 @@ def full(share: float) -> dict[str, Any]:
             )
             for waited, told in ((0.020, None), (0.030, "warning"))
         ),
-        # Five million tokens read a second.
+        # Five million tokens read per second.
         ("slow-disk", {"time_data_wait": 1.0, "seconds": 2.5, "time_feed": 0.027}, {}, "warning"),
         ("slow-feed", {"time_data_wait": 1.0, "seconds": 2.5, "time_feed": 0.025}, {}, "warning"),
-        # Old runs do not tell whether the device ran dry.
+        # Old runs do not record whether the device ran dry.
         ("launch-bound", {"ran_dry": None, "gpu_utilization": 71.0}, {}, None),
         ("launch-bound", {"ran_dry": None, "gpu_utilization": 69.0}, {}, "warning"),
         ("launch-bound", {"ran_dry": 0.4, "gpu_utilization": 90.0}, {}, None),
@@ -106,10 +106,10 @@ def full(share: float) -> dict[str, Any]:
         ("throttled", {"throttled_heat": 0.21}, {}, "warning"),
         ("memory-full", full(0.96), {}, None),
         ("memory-full", full(0.98), {}, "warning"),
-        # Without NVML's word for the process, its allocator and its context are its own.
+        # If NVML does not report the process, its allocator and CUDA context are used.
         ("other-process", {"gpu_memory_bytes": OWN + 1.4 * GIB, **NO_NAME}, {}, None),
         ("other-process", {"gpu_memory_bytes": OWN + 1.6 * GIB, **NO_NAME}, {}, "warning"),
-        # In 60 updates.
+        # In 60 steps.
         ("recompiling", {"recompiles": 2}, {}, None),
         ("recompiling", {"recompiles": 5}, {}, None),
         ("recompiling", {"recompiles": 7}, {}, "warning"),
@@ -173,7 +173,7 @@ def test_the_gain_of_keeping_activations(kind, gain):
     [
         ((2.0, 2.0), True, None),  # 4 s beside 17.9 s of training: under a quarter
         ((4.0, 4.0), True, "warning"),
-        ((4.0, 4.0), False, None),  # nobody asked, and it costs less than half a minute
+        ((4.0, 4.0), False, None),  # not set in the manifest, and less than half a minute
         ((16.0, 16.0), False, "warning"),
         ((100.0,), True, None),  # once, at the end
     ],
@@ -210,7 +210,7 @@ def test_pauses_of_a_moment_are_not_worth_a_word():
 
 @pytest.mark.parametrize(("seconds", "kind"), [(45.0, "compute-bound"), (55.0, "start-bound")])
 def test_a_start_of_a_minute(seconds, kind):
-    """Nine seconds of loading come to it."""
+    """Nine seconds of loading are added."""
     compiled = {"event": "compiled", "time": 99.0, "step": 1, "seconds": seconds}
     assert judge(evidence(record(finished_events(step_events(4), compiled)))).kind == kind
 

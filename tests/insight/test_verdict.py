@@ -1,4 +1,4 @@
-"""One sentence: what a run is bound by. Cards' numbers are made up or from docs/benchmarks."""
+"""What limits a run, in one sentence. GPU numbers are made up or from docs/benchmarks."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def judged(events: list[Any], plan: dict[str, Any] | None = None) -> Any:
 @each(
     ("steps", "events", "plan", "kind", "fix", "gain"),
     [
-        # What mends a device that waits depends on how its batches are made.
+        # The fix for a device that waits depends on how batches are made.
         *(
             (WAITS, [feed(kind)], None, "data-bound", fix, 2.0)
             for kind, fix in (
@@ -55,7 +55,7 @@ def judged(events: list[Any], plan: dict[str, Any] | None = None) -> Any:
                 ("packed", "pretokenized_cache"),
             )
         ),
-        ({**WAITS, "ran_dry": 1.0}, [], None, "data-bound", "", 2.0),  # before all else
+        ({**WAITS, "ran_dry": 1.0}, [], None, "data-bound", "", 2.0),  # comes first
         ({**WAITS, "time_copy": 1.6}, [], UNPINNED, "copy-bound", "pin_memory: true", 2.0),
         (HALF_DRY, [SYNCS], None, "sync-bound", "step.py:40, step.py:41", 2.0),
         ({"ran_dry": 0.9, "gpu_utilization": 60.0}, [], None, "launch-bound", "batch_size", 1.67),
@@ -127,7 +127,7 @@ def test_reads_from_the_device_are_counted_in_an_update():
 def test_a_run_that_hardly_trains_is_bound_by_what_it_does_instead(event, kind, key):
     others = [{"event": event, "time": 101.0 + n, "step": n, "seconds": 4.0} for n in range(12)]
     events = finished_events(step_events(12), *others)
-    # 12 lines of 5 updates; 5 % of their 17.9 s is not even one of 4 s: once at the end.
+    # 12 lines of 5 steps; 5 % of their 17.9 s is less than one of 4 s: once, at the end.
     assert (judged(events).kind, judged(events).overrides) == (kind, (f"training.config.{key}=60",))
     assert judge_step(evidence(record(events))).kind == "compute-bound"
 
@@ -137,7 +137,7 @@ def test_a_start_longer_than_the_training_is_told_when_the_run_has_ended():
     found = judged(events)
     assert (found.kind, "torch_compile: false" in found.fix) == ("start-bound", True)
     assert judged(events[:-1]).kind != "start-bound"
-    # Nor does more saving than the log lines cover make a gain of its own.
+    # Saving for longer than the log lines cover gives no gain either.
     run = record(finished_events(step_events(3), COMPILED, *SAVES))
     assert found_in(run)["saving-often"].gain is None
 

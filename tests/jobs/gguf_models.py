@@ -1,4 +1,4 @@
-"""Small random models of every family that is written as GGUF, with tokenizers of both kinds."""
+"""Small random models of every supported GGUF family, with tokenizers of both kinds."""
 
 from __future__ import annotations
 
@@ -101,14 +101,14 @@ def model_folder(family: str) -> Path:
     folder = place() / "gguf" / family
     tokenizer, special = small_tokenizer(kind)
     ends = {"bos_token_id": special.get("bos"), "eos_token_id": special["eos"], "pad_token_id": 0}
-    # Some rows belong to no token, as in many models.
+    # Some rows have no token, as in many models.
     sizes = {**_SIZES, "vocab_size": tokenizer.get_vocab_size() + 5, **ends}
     config = getattr(transformers, name)(**{**sizes, **changes})
     with torch.random.fork_rng():
         torch.manual_seed(7)
         model = transformers.AutoModelForCausalLM.from_config(config)
         for parameter in model.parameters():
-            # Norms and biases too: what is never 1 or 0 shows that it is in its place.
+            # Norms and biases too: values that are never 1 or 0 show that each is in its place.
             torch.nn.init.normal_(parameter, std=0.3 if parameter.dim() < 2 else 0.09)
             if parameter.dim() < 2:
                 parameter.data += 0.5
@@ -151,7 +151,7 @@ def small_tokenizer(kind: str) -> tuple[Any, dict[str, int]]:
 
 
 def _pieces(kind: str) -> tuple[Any, dict[str, int]]:
-    """As transformers makes them of SentencePiece: every way to join two pieces is a merge."""
+    """As transformers converts SentencePiece: every way to join two pieces is a merge."""
     from tokenizers import (
         AddedToken,
         Tokenizer,
@@ -201,6 +201,6 @@ def _pieces(kind: str) -> tuple[Any, dict[str, int]]:
 
 @cache
 def trained_family(family: str) -> Path:
-    """The run folder of a few steps of LoRA on such a model."""
+    """The folder of a LoRA run of a few steps on such a model."""
     config = {"max_steps": 2, "eval_steps": 2, "save_steps": 2}
     return run(write_expert(place() / f"gguf-{family}", model_folder(family), config)).folder

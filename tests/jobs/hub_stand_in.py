@@ -1,5 +1,5 @@
 """The part of the hub's HTTP interface that a push needs, on this machine: accounts, repositories,
-large files by LFS, and commits. `faults` answers requests otherwise."""
+large files by LFS, and commits. `faults` makes requests fail."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 
 TOKEN = "hf_standin0123456789abcdef"
 LARGE = 1000
-"""Bytes from which a file goes to the large ones."""
+"""Files from this size on, in bytes, are uploaded by LFS."""
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Repository:
 
 @dataclass
 class Hub:
-    """What the stand-in has, and what it was asked."""
+    """The contents of the stand-in, and the requests it received."""
 
     url: str = ""
     repositories: dict[str, Repository] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class Hub:
     """Patterns of `METHOD path`, and the status that the next such request gets."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     unanswered: Callable[[str], bool] = lambda asked: False
-    """Called with every request; whether it gets no answer, and does nothing."""
+    """Called with every request; True drops it without an answer."""
 
 
 class _Answers(BaseHTTPRequestHandler):
@@ -75,7 +75,7 @@ class _Answers(BaseHTTPRequestHandler):
         if self.hub.unanswered(asked):
             self.close_connection = True
             return None
-        with self.hub.lock:  # large files come several at a time
+        with self.hub.lock:  # several large files are uploaded in parallel
             fault = next((f for f in self.hub.faults if re.search(f[0], asked)), None)
             if fault is not None:
                 self.hub.faults.remove(fault)

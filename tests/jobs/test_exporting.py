@@ -1,4 +1,4 @@
-"""What leaves a run: readable by others, equal to what was trained, whole or not there at all."""
+"""Exports load elsewhere, equal the trained model, and are complete or not written at all."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_an_exported_adapter_loads_in_plain_peft_with_equal_logits():
     # The same weights; some CPUs add float32 numbers in another order there (2e-6 was seen).
     assert compare(logits_of_trained(ours, ids), found).share < 1e-4
     without = [logits_of(plain_base(run).eval(), each) for each in ids]
-    assert compare(found, without).share > 0.5  # it has learnt something
+    assert compare(found, without).share > 0.5  # the adapter has an effect
 
 
 @pytest.mark.parametrize("kind", ["lora", "dora", "lora+soft"])
@@ -97,7 +97,7 @@ def test_merged_weights_say_what_the_adapter_says(kind):
     assert done.adapter_effect > 0.5
     prompt = done.folder / "soft_prompts" / "lead" / "adapter_config.json"
     assert prompt.is_file() == (prompts is not None)
-    if prompts is not None:  # its base is two folders above, wherever that will be
+    if prompts is not None:  # its base is two folders above
         assert json_in(prompt)["base_model_name_or_path"] == done.folder.name
 
 

@@ -1,4 +1,4 @@
-"""Experts as GGUF files: what lies in them, what is refused, what is said of their quality."""
+"""Experts as GGUF files: their contents, what is refused, and the measured quality."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ def as_q8() -> Exported:
 
 @each("kind, most", [("Q4_K", 0.09), ("Q5_K", 0.045), ("Q6_K", 0.022)])
 def test_k_types_are_read_back_by_the_gguf_package_near_to_what_they_were(kind, most):
-    """Of normal values 4 bits lose 7.1 % of their root mean square here, 5 bits 3.6 %, 6 1.8 %."""
+    """The error on normal values is 7.1 % of their root mean square with 4 bits, 3.6 % with 5,
+    1.8 % with 6."""
     values = torch.randn(64, 512, generator=torch.Generator().manual_seed(0))
     back = gguf.dequantize(k_quantised(values, kind), gguf.GGMLQuantizationType[kind])
     assert back.shape == values.shape
@@ -262,7 +263,7 @@ def test_a_whole_model_in_16_bits_is_held_to_the_tolerance(tmp_path):
 
 
 def test_whole_weights_are_written_as_the_run_computed_with_them(tmp_path):
-    """They are saved in float32 and were rounded in every step."""
+    """Weights are saved in float32 and were rounded in every step."""
     run = with_plan(finished("full"), tmp_path / "run", kernels={"precision": "bf16"})
     done = exported_to(run, tmp_path / "out", gguf="bf16", judged_rows=0)
     assert done.largest_difference == 0

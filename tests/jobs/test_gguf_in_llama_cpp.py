@@ -65,7 +65,7 @@ ROUNDED_SHARE = {"f16": 2.5e-2, "bf16": 5e-2, "q8_0": 5e-2, "q4_k_m": 1e-1}
 
 
 def ask(**request: Any) -> dict[str, Any]:
-    """What the worker says."""
+    """The worker's answer."""
     here = place() / "llama.cpp"
     here.mkdir(exist_ok=True)
     asked, answer = here / "request.json", here / "answer.npz"
@@ -103,7 +103,7 @@ def prompts_of(trained: Trained, texts: list[str]) -> list[list[int]]:
 
 
 def answers(model: Any, prompts: list[list[int]], count: int = NEW) -> list[list[int]]:
-    """The likeliest tokens, one after the other."""
+    """Greedy decoding."""
     found = []
     for prompt in prompts:
         ids = list(prompt)

@@ -1,4 +1,4 @@
-"""The model card's own code, run as it stands, gives the answers of the run."""
+"""The code in a model card, run unchanged, gives the answers of the run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ASKED = {"chat": "say red 1", "text": "the cat has"}
 
 @cache
 def learnt(kind: str, rows: str) -> Path:
-    """A run that has learnt its few rows well enough to say something of its own."""
+    """A run trained on its few rows for long enough to give distinct answers."""
     config: dict[str, Any] = {"adapter_type": kind, "epochs": 12, "load_best_model_at_end": False}
     config["learning_rate"] = 1e-2 if kind == "full" else 5e-2
     more: dict[str, Any] = {"rows": TEXT_ROWS} if rows == "text" else {}
@@ -50,7 +50,7 @@ def code_of(out: Path) -> str:
 
 
 def filled_in(out: Path, question: str, base: Path) -> str:
-    """The card's code, its places filled in as it says."""
+    """The card's code with its placeholders filled in."""
     code = code_of(out).replace(FOLDER, str(out))
     for example in ("Your question", wording("beginning-text")):
         code = code.replace(json.dumps(example), json.dumps(question))
@@ -60,7 +60,7 @@ def filled_in(out: Path, question: str, base: Path) -> str:
 
 
 def said_by(*codes: str) -> list[str]:
-    """What each of the codes prints."""
+    """The output of each code block."""
     texts = []
     for code in codes:
         with contextlib.redirect_stdout(io.StringIO()) as printed:
@@ -70,7 +70,7 @@ def said_by(*codes: str) -> list[str]:
 
 
 def said_elsewhere(*codes: str) -> list[str]:
-    """What each of the codes prints, in one process that has seen nothing else."""
+    """The output of each code block, in one fresh process."""
     runs = "\n".join(f"exec({code!r}, {{}}); print({MARK!r})" for code in codes)
     done = subprocess.run([sys.executable, "-c", runs], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -78,7 +78,7 @@ def said_elsewhere(*codes: str) -> list[str]:
 
 
 def held_to_the_run(question: str, *exported: tuple[Path, Path], say: Any = said_by) -> None:
-    """Each is a run and its export: the card's code says what `expert sample` says."""
+    """Each is a run and its export: the card's code prints what `expert sample` prints."""
     ours = [
         sample(folder, [question], device="cpu", seed=0).samples[0].text for folder, _ in exported
     ]
@@ -100,7 +100,7 @@ def test_the_cards_own_code_gives_the_answers_of_the_run(rows, tmp_path):
     held_to_the_run(ASKED[rows], *places, say=said_by if rows == "chat" else said_elsewhere)
 
 
-@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # CPUs without bfloat16 of their own
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # CPUs without bfloat16
 def test_what_was_trained_in_bfloat16_is_checked_and_loaded_in_bfloat16(tmp_path):
     """Its logits are off by the rounding of one sum (6 % of their spread were seen), where a base
     in float32 is another model. Answers are not compared: near ties fall either way."""
@@ -117,7 +117,7 @@ def test_what_was_trained_in_bfloat16_is_checked_and_loaded_in_bfloat16(tmp_path
 
 
 def test_soft_prompts_and_stop_sequences_are_in_the_cards_code(tmp_path):
-    # Of models that have learnt next to nothing a few tokens: later ones are ties that round apart.
+    # A few tokens only: later ones of barely trained models are ties that rounding decides.
     few = {"max_new_tokens": 8}
     soft = [
         (with_plan(finished(kind), tmp_path / f"run of {kind}", decoding=few), tmp_path / kind)
@@ -170,7 +170,7 @@ def test_texts_of_a_manifest_cannot_get_out_of_their_place_in_the_code():
         for alias in node.names
     }
     assert modules == {"torch"}
-    assert "print(answer.strip())" in code  # the fence did not end before
+    assert "print(answer.strip())" in code  # the fence did not end earlier
 
 
 # --- names that mean the same elsewhere ----------------------------------------------------------
@@ -189,7 +189,7 @@ def test_a_base_of_unknown_origin_is_named_by_its_weights():
     card = (exported("lora").folder / "README.md").read_text(encoding="utf-8")
     weights = Path(read_plan(RunFolder(finished("lora"))).model.location) / "model.safetensors"
     assert f"model.safetensors with sha256 {sha256_of(weights)[:16]}…" in card
-    assert "base_model:" not in card  # hubs would take it for a repository of theirs
+    assert "base_model:" not in card  # hubs would read it as a repository id
     assert "# A lora" not in card
     assert wording("lora-adapter-for-final") in card
 
@@ -213,9 +213,9 @@ def test_smollm2_is_named_by_its_hub_id_and_its_rounded_weights_are_told():
     [
         ("Qwen/Qwen3-0.6B", "models folder", "Qwen/Qwen3-0.6B"),
         ("/old/machine/Qwen3-0.6B", "models folder", "Qwen/Qwen3-0.6B"),
-        ("Qwen3-0.6B-Instruct", "models folder", None),  # not the one of its shape
+        ("Qwen3-0.6B-Instruct", "models folder", None),  # another model of the same shape
         ("mine", "models folder", None),
-        ("./Qwen3-0.6B", "folder", None),  # might be anybody's
+        ("./Qwen3-0.6B", "folder", None),  # of unknown origin
     ],
 )
 def test_a_base_has_a_hub_id_where_its_name_is_one(name, place_, hub_id, tmp_path):
@@ -235,7 +235,7 @@ def facts_of(card: str) -> dict[str, str]:
 
 
 def test_the_epochs_of_the_card_are_those_that_were_trained(tmp_path):
-    run_folder = finished("lora")  # max_steps 6 of 12: one epoch of the two asked for
+    run_folder = finished("lora")  # max_steps 6 of 12: one of two epochs
     facts = facts_of((exported("lora").folder / "README.md").read_text(encoding="utf-8"))
     assert facts["epochs"] == "1 (asked for: 2; max_steps: 6)"
     assert facts["steps"] == "6"
@@ -243,7 +243,7 @@ def test_the_epochs_of_the_card_are_those_that_were_trained(tmp_path):
     facts = facts_of((tmp_path / "three" / "README.md").read_text(encoding="utf-8"))
     assert facts["epochs"].startswith("0.5")
     assert facts["steps"] == "3 of 6"
-    # A run that did all it was asked for says only that.
+    # A complete run shows only its epochs.
     export(learnt("lora", "chat"), tmp_path / "out", device="cpu")
     facts = facts_of((tmp_path / "out" / "README.md").read_text(encoding="utf-8"))
     assert facts["epochs"] == "12"

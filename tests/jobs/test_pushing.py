@@ -1,4 +1,4 @@
-"""Exports go to the hub whole, private and only where they may; against a stand-in of the hub."""
+"""Exports are pushed complete, private, and only where allowed; against a stand-in of the hub."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from tests.jobs.trained_runs import exported, finished
 from tests.wording import wording
 
 NAME = "anna/colours"
-# The hub's client gives httpx its files in a way that httpx would like otherwise.
-# After a fault its threads may still be sending, to connections that are closed meanwhile.
+# The hub client passes files to httpx in a deprecated way.
+# After an error its threads may still be sending to closed connections.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
@@ -52,7 +52,7 @@ def hub(monkeypatch) -> Iterator[Hub]:
 
 @pytest.fixture
 def out(tmp_path) -> Path:
-    """A copy of an export that passed no gate and failed none."""
+    """A copy of an export without a verdict of the gate."""
     return Path(shutil.copytree(exported("lora").folder, tmp_path / "out"))
 
 
@@ -177,7 +177,7 @@ def test_without_a_token_nothing_is_asked(hub, out, monkeypatch, tmp_path):
 def test_what_the_hub_answers_is_a_sentence(hub, out, where, status, kind, words):
     hub.repositories.clear()
     hub.objects.clear()
-    hub.faults[:] = [(where, status)] * 9  # more often than it is tried
+    hub.faults[:] = [(where, status)] * 9  # more often than it retries
     with pytest.raises(kind, match=words):
         push(out, NAME)
     assert all(not there.commits for there in hub.repositories.values())

@@ -1,4 +1,4 @@
-"""What a validation means for the export that comes after it."""
+"""How a validation affects the export after it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.jobs.trained_runs import finished
 from tests.jobs.validated_runs import TESTS, as_it_was, learnt, own_run, written
 from tests.wording import wording
 
-__all__ = ["as_it_was"]  # a fixture for every test here: the runs are looked at by others too
+__all__ = ["as_it_was"]  # an autouse fixture: other tests read these runs too
 
 
 def with_validation(tmp_path: Path, found: object) -> Path:
@@ -72,7 +72,7 @@ def test_a_few_of_the_rows_do_not_take_the_place_of_all_of_them():
     assert wording("judged-these-cases") in few.notes
     assert (f"wrote {kept}", "dim") in gate_lines(few)
     kept.unlink()
-    # Another state, or another set, was not judged before.
+    # Another checkpoint or test set was not judged before.
     validate(learnt(), device="cpu", limit=4, checkpoint="6")
     assert written(learnt())["partial"] == {"test_set": "test rows: test.jsonl", "of": 16}
     validate(learnt(), device="cpu", limit=2, checkpoint="6")
@@ -142,7 +142,7 @@ def test_the_card_and_the_export_say_how_well_it_answers(tmp_path):
 
 
 def go_on(folder: Path, steps: int) -> None:
-    """Train the run for as many steps in all."""
+    """Train the run up to this many steps in total."""
     manifest = folder.parents[1] / "manifest.json"
     longer = [f"training.config.max_steps={steps}"]
     run(manifest, resume=str(folder), allow_changed=True, overrides=longer)

@@ -1,4 +1,4 @@
-"""A server that nobody should call."""
+"""A server that must not be called."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 
 class Listening:
-    """Counts who connects."""
+    """Records connections."""
 
     def __init__(self) -> None:
         self.calls: list[object] = []

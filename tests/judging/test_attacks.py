@@ -30,7 +30,7 @@ NAMES = "MATCH (a:P) RETURN a.name"
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    """The folder a user stands in, with files that are nobody else's business."""
+    """The user's current folder, with private files."""
     (tmp_path / "canary.csv").write_text(f"1,{SECRET}\n", encoding="utf-8")
     (tmp_path / "canary.json").write_text(f'{{"const": "{SECRET}"}}', encoding="utf-8")
     monkeypatch.chdir(tmp_path)
@@ -40,14 +40,14 @@ def home(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def bench():
-    """One process for all attacks, as in a validation: what one leaves in it the next meets."""
+    """One process for all attacks, as in a validation: each meets what the last one left."""
     with Bench(10, statement_seconds=0.1) as found:
         yield found
 
 
 @pytest.fixture
 def attacked(home, bench):
-    """Judge one answer and hold the folder to what it was."""
+    """Judge one answer and check that the folder did not change."""
     before = _seen(home)
 
     def attack(domain: str, expected: str, answer: str, **more):
@@ -372,7 +372,7 @@ TRIES = {
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="closed on Linux alone")
 def test_a_judge_that_was_taken_over_can_do_nothing(home, listening, tmp_path_factory):
-    """Not what a row can reach: what would be left to one that ran code in the process."""
+    """What code in the judging process could do, if a row could run any."""
     before = _seen(home)
     code = (
         "import os, socket, subprocess\n"

@@ -1,4 +1,4 @@
-"""Calls of tools: those that are expected, however a template writes them, and no others."""
+"""Tool calls: the expected ones, in the format of any template, and no others."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_what_a_template_puts_around_calls_is_read_off_a_call_it_wrote(way):
     assert asked(written).passed is True
     assert asked(written.replace("y", "z")).passed is False
     assert asked("It rains.").passed is False
-    # A call that the model's own runtime would not take for one.
+    # Not a call for the model's own runtime.
     other = WRITTEN["mistral" if way.startswith(("hermes", "qwen3")) else "hermes"][0]
     assert asked(other).passed is False
 

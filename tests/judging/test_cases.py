@@ -1,4 +1,4 @@
-"""Files of cases: what is read, and what is refused with which words."""
+"""Files of cases: what is read, and what is refused with which message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The filter of system calls, read as the kernel reads it: also for machines that are not here."""
+"""The seccomp filter, interpreted as the kernel does, also for other architectures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MACHINES = tuple(_ARCHITECTURES)
 
 
 def asked(code: bytes, architecture: int, number: int, *arguments: int) -> int:
-    """What the filter answers to a call: the six instructions it is made of, no more."""
+    """The filter's answer to a call; it uses six instructions only."""
     data = struct.pack("<IIQ6Q", number, architecture, 0, *(*arguments, *[0] * 6)[:6])
     lines = list(struct.iter_unpack("HBBI", code))
     place, held = 0, 0
@@ -45,7 +45,7 @@ def asked(code: bytes, architecture: int, number: int, *arguments: int) -> int:
 @each("program", [False, True])
 def test_usual_calls_go_through_and_those_of_strangers_do_not(machine, program):
     code = _filter(machine, program=program)
-    assert 0 < len(code) // 8 <= 4096  # as short as the kernel takes it
+    assert 0 < len(code) // 8 <= 4096  # the kernel's limit
 
     def call(number: int, *arguments: int) -> bool:
         return asked(code, _ARCHITECTURES[machine], number, *arguments) == ALLOW
@@ -56,20 +56,20 @@ def test_usual_calls_go_through_and_those_of_strangers_do_not(machine, program):
     assert call(OPENAT[machine], 0, 0, os.O_RDONLY | os.O_CLOEXEC)
     for flag in (os.O_WRONLY, os.O_RDWR, os.O_RDONLY | os.O_TRUNC, os.O_CREAT, os.O_APPEND):
         assert not call(OPENAT[machine], 0, 0, flag)
-    assert call(CLONE[machine], 0x3D0F00)  # what a thread is made with
-    assert call(CLONE[machine], 0x11) is program  # what a process is made with
+    assert call(CLONE[machine], 0x3D0F00)  # starts a thread
+    assert call(CLONE[machine], 0x11) is program  # starts a process
     assert call(EXECVE[machine]) is program
     assert call(TGKILL[machine], os.getpid())
     assert call(TGKILL[machine], 1) is program
     [other] = [value for name, value in _ARCHITECTURES.items() if name != machine]
     assert asked(code, other, USUAL[machine][0]) != ALLOW
-    if machine == "x86_64":  # and its second set of numbers
+    if machine == "x86_64":  # its x32 ABI
         assert not call(0x40000000 + USUAL[machine][0])
 
 
 @each("looks", [True, False])
 def test_packages_of_one_user_are_found_without_a_home(monkeypatch, tmp_path, looks):
-    """`pip install --user` puts them below a home that a judge does not have."""
+    """`pip install --user` puts packages below HOME, which a judge does not have."""
     monkeypatch.setattr(site, "ENABLE_USER_SITE", looks)
     monkeypatch.setattr(site, "USER_BASE", str(tmp_path / "base"))
     env = {**clean_environment(), "HOME": str(tmp_path / "empty")}

@@ -1,4 +1,4 @@
-"""Many answers judged in processes that may hang, fall, or lack a package."""
+"""Answers judged in processes that may hang, crash, or lack a package."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_answers_are_judged_in_their_order_by_several_processes_each_by_its_doma
 
 @pytest.mark.skipif(sys.platform == "win32", reason="ends a process by a signal")
 def test_after_a_judge_that_hung_or_was_killed_the_next_answer_is_judged():
-    # SQLite needs 2 s to give it up; the bench gives it less.
+    # SQLite stops it after 2 s; the process gets less.
     endless = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x+1 FROM c) SELECT sum(x) FROM c"
     setup = ["CREATE TABLE t(a)", "INSERT INTO t VALUES (1)"]
     case = case_of("SELECT 1 FROM t", setup=setup)

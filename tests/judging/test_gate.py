@@ -1,4 +1,4 @@
-"""What the gate lets pass, and the words it refuses with."""
+"""What passes the gate, and the reasons for failing."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_open_text_is_held_to_its_base(now, demands, reasons):
     assert gate.reasons == reasons
     assert gate.passed is (not reasons)
     assert gate.asked[0].startswith(wording("loss-on-held-out-answers"))
-    # Answers that an oracle judges are asked for beside it.
+    # Judged answers are required in addition.
     both = ModelResult(score=Score(passed=1, failed=1), loss=1.0, token_accuracy=0.5)
     gate = gate_of(Demands(), both, None, base=on_rows(2.0, 0.4))
     assert gate.reasons == ("accuracy 50.0% is below 95.0%",)
@@ -88,7 +88,7 @@ def test_open_text_is_held_to_its_base(now, demands, reasons):
 
 
 def scores(mean: float | None, scored: int = 100) -> ModelResult:
-    """A judge command had the word: what the texts are held to otherwise does not count."""
+    """With a judge command, the other requirements of open text do not apply."""
     score = Score(passed=0, failed=scored, without_oracle=100 - scored)
     return ModelResult(score=score, loss=1.0, scores=Scores(mean=mean, scored=scored, cases=100))
 

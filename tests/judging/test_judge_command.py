@@ -1,4 +1,4 @@
-"""A program of the user's own that scores answers, and all that can go wrong with it."""
+"""A user's program that scores answers, and what can go wrong with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SQL answers on tables that a case leaves empty: rows are made around the expected query."""
+"""SQL answers on tables that a case leaves empty: rows are generated from the expected query."""
 
 from __future__ import annotations
 
@@ -118,8 +118,8 @@ TURNED = "management T2 JOIN head T1 ON T1.head_id = T2.head_id"
     ],
 )
 def test_rows_are_such_as_tables_hold(expected, answer):
-    """Keys that repeat, days that are none or flags of 8 would tell queries apart that nobody can
-    tell apart on real tables."""
+    """Repeated keys, invalid dates or flags of 8 would distinguish queries that are equivalent on
+    real tables."""
     assert judged("sql", expected, answer, prompt=HEADS).passed is not False
 
 
@@ -197,7 +197,7 @@ def changed(row: dict[str, Any]) -> Iterator[str]:
     other = query.copy()
     chosen = other.expressions[0].find(exp.Column)
     rest = [name for name in columns if chosen is not None and name != chosen.name]
-    # Where no value is NULL, a count of one column is that of any other.
+    # Without NULLs, COUNT is the same for every column.
     if rest and not query.find(exp.Count):
         chosen.this.set("this", rest[0])
         yield other.sql(dialect="sqlite")
@@ -206,8 +206,8 @@ def changed(row: dict[str, Any]) -> Iterator[str]:
 @pytest.mark.slow
 @pytest.mark.skipif(not WIKISQL.exists(), reason="the rows of WikiSQL are not here")
 def test_on_real_questions_only_another_meaning_is_wrong():
-    """Seen: 299 of 300 right and one without an oracle; of the changed queries 3 in a thousand
-    passed, minima that do not depend on a condition by chance."""
+    """Measured: 299 of 300 right and one without an oracle; 3 in 1,000 of the changed queries
+    passed, such as a minimum that happens not to depend on a condition."""
     lines = WIKISQL.read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in random.Random(1).sample(lines, QUESTIONS)]
     same: Counter[bool | None] = Counter()

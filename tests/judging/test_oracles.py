@@ -1,4 +1,4 @@
-"""Answers of every domain: right however they are written, wrong with a reason, or undecided."""
+"""Answers of every domain: right in any notation, wrong with a reason, or undecided."""
 
 from __future__ import annotations
 
@@ -255,7 +255,7 @@ def test_queries_of_another_dialect_are_translated():
     wanted = "SELECT name FROM t WHERE name ILIKE 'A%'"
     answer = "SELECT name FROM t WHERE LOWER(name) LIKE 'a%'"
     assert asked("sql", wanted, answer, dialect="postgres").passed is True
-    # SQLite itself has no such cast, and is given the answer word for word.
+    # SQLite has no such cast, and gets the answer verbatim.
     assert asked("sql", "SELECT id FROM t", "SELECT id::int FROM t").passed is False
 
 

@@ -1,4 +1,4 @@
-"""Shares, their intervals, and two models held against each other."""
+"""Accuracy, its interval, and the comparison of two models."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_the_paired_interval_holds_the_difference(counts):
     right, wins, losses, _ = counts
     cases = sum(counts)
     low, high = paired_interval(right, wins, losses, cases)
-    # The two are made of the same sums in another order.
+    # Both are the same sums in another order.
     assert -1 <= low <= (wins - losses) / cases + 1e-12
     assert (wins - losses) / cases - 1e-12 <= high <= 1
 
@@ -72,7 +72,7 @@ def test_the_test_is_a_coin_thrown_for_each_change(wins, losses):
     count = wins + losses
     tail = sum(math.comb(count, k) for k in range(min(wins, losses) + 1))
     exact = min(1.0, 2 * tail / 2**count)
-    # From 1,000 changes on the normal curve stands in, which there is off by less than a percent.
+    # From 1,000 changes on the normal approximation is used, off by less than a percent.
     assert mcnemar(wins, losses) == pytest.approx(exact, rel=1e-9 if count < 1000 else 1e-2)
 
 

@@ -1,4 +1,4 @@
-"""The database itself refuses what a query may not do, whoever has looked at the query before."""
+"""The database itself refuses forbidden actions, whatever was checked before."""
 
 from __future__ import annotations
 

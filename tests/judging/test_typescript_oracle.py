@@ -15,7 +15,7 @@ ADD = "function f(a: number, b: string): string {\n  return b + a;\n}"
 
 
 def compiler(folder, output: str, code: int) -> str:
-    """A stand-in that says what tsc said once, for machines without Node."""
+    """A stand-in that prints recorded output of tsc, for machines without Node."""
     path = folder / "tsc"
     path.write_text(f"#!/bin/sh\nprintf '%b' '{output}'\nexit {code}\n", encoding="utf-8")
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
@@ -30,16 +30,17 @@ def test_what_the_compiler_says_of_each_program_is_understood(tmp_path):
     assert type_errors(["a"], str(tmp_path / "nothing")) is None
 
 
-def test_the_compiler_judges_what_was_left_to_it(tmp_path):
+def test_the_compiler_judges_what_was_left_to_it(tmp_path, monkeypatch):
     cases = [case_of(ADD, equals=False), case_of(ADD, equals=False), case_of(ADD)]
     answers = ["const x = 1", "const y: string = 1", "const z = 1"]
     # Two programs a case: the expected one, then the answer.
     tsc = compiler(tmp_path, "p3.ts(1,7): error TS2322: wrong\\n", 2)
-    found = judge_all(cases, answers, domain="typescript", tsc=tsc)
+    monkeypatch.setattr("expert.judging.court.find_tsc", lambda: tsc)
+    found = judge_all(cases, answers, domain="typescript")
     assert [each.passed for each in found] == [True, False, False]
     assert found[1].reason == "line 1: TS2322: wrong"
-    tsc = compiler(tmp_path, "p0.ts(1,7): error TS2304: no name\\n", 2)
-    found = judge_all(cases[:1], answers[:1], domain="typescript", tsc=tsc)
+    compiler(tmp_path, "p0.ts(1,7): error TS2304: no name\\n", 2)
+    found = judge_all(cases[:1], answers[:1], domain="typescript")
     assert found[0].passed is None
     assert wording("expected-answer-has-type") in found[0].reason
 

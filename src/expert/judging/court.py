@@ -42,12 +42,11 @@ def judge_all(
     *,
     domain: str,
     strict: bool = False,
-    tsc: str | None = None,
     tell: Tell = lambda done, of: None,
     notice: Callable[[str], None] = lambda text: None,
 ) -> list[Judgement]:
-    """Judge every answer by its case, in order. `tsc`: path of the compiler. `notice` receives what
-    the system could not block for the judges."""
+    """Judge every answer by its case, in order. `notice` receives what the system could not block
+    for the judges."""
     pairs = list(zip(cases, answers, strict=True))
     several = max(
         1,
@@ -74,7 +73,7 @@ def judge_all(
         found = list(pool.map(judged, pairs))
         for text in dict.fromkeys(text for bench in benches.queue for text in bench.open):
             notice(text)
-    return _with_types(pairs, found, tsc or find_tsc(), strict=strict)
+    return _with_types(pairs, found, find_tsc(), strict=strict)
 
 
 def _with_types(

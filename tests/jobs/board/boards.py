@@ -1,4 +1,4 @@
-"""A board over some folders, asked as a browser asks it."""
+"""A board over some folders, and a client that sends requests like a browser."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 @contextmanager
 def running(board: Board) -> Iterator[tuple[str, int]]:
-    """A real server of a board, and where it is."""
+    """A real server of a board; yields its host and port."""
     listening = bound("127.0.0.1", 0)
     server = make_server(board, token=TOKEN)
     thread = threading.Thread(target=lambda: server.run(sockets=[listening]))
@@ -39,7 +39,7 @@ def running(board: Board) -> Iterator[tuple[str, int]]:
 
 
 class Asked:
-    """A browser: it has opened the address with the token, unless it is a `stranger`."""
+    """A browser that has opened the address with the token, unless it is a `stranger`."""
 
     def __init__(self, *folders: Path, read_only: bool = False, stranger: bool = False) -> None:
         self.board = make_board(folders, read_only=read_only)
@@ -61,7 +61,7 @@ class Asked:
         return self.client.post(place, json=body or {}, headers={**ACTION, **headers})
 
     def id_of(self, name: str, kind: str = "run") -> str:
-        """The name of a run or manifest on the board."""
+        """The id of a run or manifest on the board."""
         self.board.places.look(now=True)
         found = [one.id for one in self.board.places.found.values()
                  if one.name == name and one.kind == kind]  # fmt: skip

@@ -1,7 +1,8 @@
-"""What pages start and stop: real processes of the real command line."""
+"""Actions of the pages start and stop real processes of the real command line."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -21,12 +22,14 @@ from expert.jobs.board.actions import (
     FOLDER,
     Jobs,
     NotDone,
+    StartedCommand,
     export_command,
     interrupt,
     stop_run,
     trainer_of,
 )
-from expert.jobs.board.places import FoundPlace
+from expert.jobs.board.job_pages import JobView
+from expert.jobs.board.places import FoundPlace, Places
 from tests.each import each
 from tests.insight.pages import started, step_event, usual, write_run
 from tests.jobs.board.boards import Asked
@@ -118,7 +121,7 @@ def test_the_board_itself_and_a_process_that_is_gone_get_no_signal(run):
     with pytest.raises(NotDone):
         interrupt(holder)
     with pytest.raises(NotDone):
-        stop_run(run)  # nobody holds it
+        stop_run(run)  # no process has locked it
 
 
 def test_a_command_runs_in_a_session_of_its_own_and_its_output_and_code_are_kept(tmp_path):
@@ -130,7 +133,7 @@ def test_a_command_runs_in_a_session_of_its_own_and_its_output_and_code_are_kept
     assert job.state == "finished"
     assert job.output().startswith("expert ")
     assert job.words == "expert --version"
-    again = Jobs([tmp_path])  # another board, later
+    again = Jobs([tmp_path])  # a board started later
     assert again.get(job.id) == job
     assert [each.id for each in again.of("s")] == [job.id]
 
@@ -148,6 +151,21 @@ def test_a_command_that_fails_says_so_with_its_output(tmp_path):
     assert "manifest.yaml" in page
     assert f"expert train --manifest {tmp_path}/bad/manifest.yaml" in page
     assert job.about in asked.page("/start")
+
+
+def test_an_exit_code_recorded_after_the_process_is_gone_is_still_shown(tmp_path):
+    job = StartedCommand(id="a", what="train", about="x", subject="x", command=(),
+                         holder=holder_for(2**22 + 1, process=""), folder=tmp_path)  # fmt: skip
+
+    async def states() -> list[str]:  # a view holds an asyncio.Event
+        view = JobView(job, Places.of([tmp_path]), read_only=True)
+        first = view.refresh()["job"]
+        (tmp_path / "a.end.json").write_text('{"code": 3}', encoding="utf-8")
+        return [first, view.refresh()["job"]]
+
+    ended, failed = asyncio.run(states())
+    assert 'data-state="ended"' in ended
+    assert 'data-state="failed"' in failed
 
 
 def test_a_command_is_not_started_twice_and_not_without_end(tmp_path, monkeypatch):

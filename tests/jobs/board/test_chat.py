@@ -1,4 +1,4 @@
-"""Talking to an expert beside its base: `expert serve` as a child of the board."""
+"""Chat with an expert and its base: `expert serve` as a child process of the board."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def child_of(asked: Asked) -> Any:
 
 
 def answered(asked: Asked, name: str, **given: Any) -> tuple[str, list[str]]:
-    """The text of an answer, and the problems in it."""
+    """The text of an answer, and the errors in it."""
     told = asked.post(f"/run/{asked.id_of(name)}/ask", {"messages": HELLO, **given})
     assert told.status_code == 200, told.text
     lines = [line[6:] for line in told.text.splitlines() if line.startswith("data: {")]
@@ -73,7 +73,7 @@ def loaded(folder: Path) -> Iterator[Asked]:
     child.process.stdin.close()  # as the system does when the board is killed
     until(lambda: not child.is_running)
     until(lambda: not child._log.parent.exists())
-    assert contents(folder) == before  # nothing of the run, and nothing beside it
+    assert contents(folder) == before  # neither the run nor anything next to it changed
 
 
 def test_expert_and_base_answer_as_they_do_alone(loaded):
@@ -94,7 +94,7 @@ def test_the_page_names_both_conversations_and_offers_what_can_be_set(loaded):
         assert part in page
     chats = loaded.page("/chat")
     assert finished("lora").name in chats
-    assert EMPTY not in chats  # it has nothing to talk to
+    assert EMPTY not in chats  # it has no checkpoint to chat with
 
 
 def test_the_port_of_the_child_answers_nobody_without_its_token(loaded):
@@ -155,7 +155,7 @@ SLEEPS = "import time; print('serving http://127.0.0.1:1/v1', flush=True); time.
 
 @pytest.fixture
 def asleep(folder, monkeypatch) -> Iterator[Asked]:
-    """A board whose child loads nothing and says that it is ready."""
+    """A board whose child process loads nothing and reports that it is ready."""
     real = subprocess.Popen
     monkeypatch.setattr(
         subprocess, "Popen", lambda words, **how: real([sys.executable, "-c", SLEEPS], **how)
@@ -177,7 +177,7 @@ def test_models_that_nobody_asks_are_unloaded(asleep, monkeypatch):
     name = finished("lora").name
     child = load(asleep, name)
     until(lambda: not child.is_running)
-    assert wording("not-asked-for-long") in asleep.page(f"/run/{asleep.id_of(name)}/chat")
+    assert wording("chat-idle") in asleep.page(f"/run/{asleep.id_of(name)}/chat")
 
 
 def test_another_run_takes_the_place_and_the_end_of_the_board_ends_it(asleep, folder):

@@ -1,4 +1,4 @@
-"""A file of rows becomes an expert, and a manifest gets its plan while one types."""
+"""An uploaded data file becomes an expert, and the plan of a manifest is updated while typing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from expert.jobs.board import new_page
 from expert.jobs.board.actions import FOLDER, NotDone
 from expert.jobs.board.manifest_page import CONFIG, GROUPS, SECTIONS, manifest_page, settings_in
 from expert.manifest.explain import explain
@@ -49,7 +48,7 @@ def _commands_begin_in_a_moment() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Asked:
-    """A board whose folder was empty, and then was sent rows."""
+    """A board with an empty folder to which rows were uploaded."""
     asked = Asked(tmp_path_factory.mktemp("work"))
     answer = send(asked)
     assert answer.status_code == 200, answer.text
@@ -77,7 +76,7 @@ def test_the_form_has_every_key_with_what_the_manifest_says(made):
     assert 'value="rtx-4090"' in page
     assert 'name="training.config.max_seq_length"' in page
     assert '<select name="training.config.packing"' in page
-    assert not re.search('<select name="[^"]*(limit|size)"', page)  # of which "16GB" is an example
+    assert not re.search('<select name="[^"]*(limit|size)"', page)  # such as 16GB: free text
     assert 'data-was="512"' in page
 
 
@@ -117,6 +116,18 @@ def test_the_plan_is_that_of_the_card_and_of_what_was_typed(made):
     broken = made.post(place, {"set": {"author": "{name: "}}).json()
     assert broken["wrong"] == ["author"]
     assert "YAML" in broken["html"]
+
+
+@each(("fits", "tone"), [(True, "good"), (False, "error"), (None, "note")])
+def test_a_plan_of_unknown_memory_does_not_claim_to_fit(fits, tone, made, monkeypatch):
+    plan = {"target": "RTX 4090", "memory": {"peak_bytes": None, "fits": fits}}
+    monkeypatch.setattr(
+        "expert.jobs.board.manifest_page.run_command", lambda words: (0, json.dumps(plan), "")
+    )
+    place = f"/manifest/{made.id_of('demo', 'manifest')}/plan"
+    shown = made.post(place).json()["html"]
+    assert f'<p class="words tone-{tone}">' in shown
+    assert ("Fits RTX 4090." in shown) is bool(fits)
 
 
 def test_what_is_deleted_from_an_object_is_gone(made):
@@ -198,7 +209,7 @@ def test_the_name_of_a_file_stays_in_its_folder(name, tmp_path, monkeypatch):
 
 
 def test_a_file_that_is_too_long_is_refused_and_removed(tmp_path, monkeypatch):
-    monkeypatch.setattr(new_page, "MOST_BYTES", 100)
+    monkeypatch.setattr("expert.jobs.board.new_page.MOST_BYTES", 100)
     answer = send(Asked(tmp_path))
     assert answer.status_code == 409
     assert "100" in answer.json()["problem"] or "KiB" in answer.json()["problem"]

@@ -1,4 +1,4 @@
-"""What the pages show, of good runs and of hostile ones."""
+"""The pages of normal runs and of hostile ones."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_hostile_text_stays_text_on_every_page(text, tmp_path):
 
 
 def harmless(html: str) -> None:
-    """No handler, no script but ours, no address but of this board."""
+    """No event handler, no script but the board's, no link to another site."""
     tags = Tags(html)
     assert tags.open == []
     for name, attributes in tags.found:
@@ -154,7 +154,7 @@ def test_links_hidden_folders_checkpoints_and_deep_ones_are_not_followed(folder,
     write_run(elsewhere / "secret-20260101-120000", usual())
     (folder / "linked").symlink_to(elsewhere)
     (folder / "runs" / "secret-20260101-120001").symlink_to(elsewhere / "secret-20260101-120000")
-    for place in (".cache", "checkpoints", "a/b/c/d/e/f/g"):  # nor are these looked into
+    for place in (".cache", "checkpoints", "a/b/c/d/e/f/g"):  # these are not searched either
         write_run(folder / place / "hidden-20260101-120000", usual(2))
     places = Places.of([folder])
     places.look()
@@ -213,7 +213,7 @@ def test_a_damaged_file_of_notes_is_no_notes(content, tmp_path):
 
 
 class Counted(View):
-    """A view whose pieces a test sets."""
+    """A view whose elements a test sets."""
 
     def __init__(self) -> None:
         super().__init__()

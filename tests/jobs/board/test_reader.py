@@ -1,4 +1,4 @@
-"""Events of a run, read from where the last look ended, and long runs made short."""
+"""Events are read from where the last read ended, and long runs are thinned out."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_damaged_lines_are_counted_a_missing_file_is_no_event_and_no_link_is_fol
     reader.look()
     assert [event["event"] for event in reader.events] == ["started"]
     assert reader.damaged == 2
-    # A line without end is given up and not kept.
+    # A line that is too long is dropped.
     path.write_bytes(b"x" * (reading.MAX_LINE_BYTES + 2))
     reader = EventReader(path)
     reader.look()

@@ -1,4 +1,4 @@
-"""Who is answered: everything else gets 4xx, and changes nothing."""
+"""Only permitted requests are answered; all others get 4xx and change nothing."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_a_body_that_is_too_long_is_refused_by_its_length_and_by_its_bytes(folde
     long = b"x" * (MAX_BODY_BYTES + 1)
     headers = {**ACTION, "content-type": "application/json"}
     assert asked.client.post(place, content=long, headers=headers).status_code == 413
-    parts = (long[:100_000] for _ in range(4))  # chunked: no length is told
+    parts = (long[:100_000] for _ in range(4))  # chunked: without a Content-Length
     assert asked.client.post(place, content=parts, headers=headers).status_code == 413
     wrong = {**headers, "content-length": "-5"}
     assert asked.client.post(place, content=b"", headers=wrong).status_code == 413

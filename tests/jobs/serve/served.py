@@ -1,4 +1,4 @@
-"""Servers in this process, on a port of their own."""
+"""Servers in this process, each on its own port."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Served:
 
     @cached_property
     def client(self) -> openai.OpenAI:
-        """Closed with the server: a socket that is left to the collector warns in a later test."""
+        """Closed with the server: a socket left to the garbage collector warns in a later test."""
         import openai
 
         return openai.OpenAI(base_url=f"{self.address}/v1", api_key="-", max_retries=0)
@@ -42,7 +42,7 @@ class Served:
         return int(self.address.rpartition(":")[2])
 
     def until_logged(self, count: int) -> list[Entry]:
-        """The entries, once there are so many: the last is made after its answer was sent."""
+        """The log entries, once there are `count`: each is written after its answer was sent."""
         until(lambda: len(self.entries) >= count)
         return self.entries
 
@@ -80,7 +80,7 @@ def served(
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Two threads of torch and a server would wait for each other on two cores."""
+    """On two cores, two torch threads and a server would wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

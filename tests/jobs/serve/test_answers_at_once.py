@@ -1,4 +1,4 @@
-"""Answers do not depend on who else is asked: rows join, leave, wait and fail side by side."""
+"""Answers do not depend on other requests: rows join, leave, wait and fail independently."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from expert.data.records import Turn
 from expert.jobs.sample import answer_steps
 from expert.jobs.sample.sample import Conversation, ready
 from expert.jobs.serve import engine as engines
-from expert.jobs.serve import lane
 from expert.jobs.serve.engine import AnswerEngine, Finished, Question, RequestError, Stopped
+from expert.jobs.serve.lane import AnswerRow, chosen
 from expert.jobs.serve.models import load_models
 from expert.model import fixed_cache
 from tests.jobs.runs import WORDS, until
@@ -193,7 +193,7 @@ def test_a_row_whose_token_is_nearly_a_tie_continues_alone_with_the_same_words(m
         return begin(speaker, groups, room)
 
     monkeypatch.setattr(answer_steps.Speaker, "begin", counted)
-    monkeypatch.setattr(lane, "TIE", 0.5)
+    monkeypatch.setattr("expert.jobs.serve.lane.TIE", 0.5)
     with working() as engine:
         assert all_at_once(engine) == alone()
     assert 3 < begun.count(1) <= len(PROMPTS), "some were tied, and each continued alone once"
@@ -204,9 +204,9 @@ def test_a_likeliest_token_is_doubted_by_its_lead_and_a_drawn_one_is_not():
         penalty = draws = None
 
     scores = torch.tensor([[1.0, 2.0, 0.0], [2.0, 2.0001, 0.0]])
-    tokens, doubtful = lane.chosen(scores, [Greedy(), Greedy()], exact=True)
+    tokens, doubtful = chosen(scores, [Greedy(), Greedy()], exact=True)
     assert (tokens, doubtful) == ([1, 1], [False, True])
-    assert lane.chosen(scores, [Greedy(), Greedy()], exact=False)[1] == [False, False]
+    assert chosen(scores, [Greedy(), Greedy()], exact=False)[1] == [False, False]
 
 
 def failing(monkeypatch: Any, error: Exception, *, on: int) -> None:
@@ -228,13 +228,13 @@ def test_rows_that_memory_ran_out_for_are_read_again_fewer_at_once(monkeypatch):
     failing(monkeypatch, torch.OutOfMemoryError("CUDA out of memory"), on=4)
     with working(parallel=16, note=notes.append) as engine:
         assert all_at_once(engine) == alone()
-        until(lambda: engine._lanes["demo"].most == 16)  # it ran out then, not for ever
+        until(lambda: engine._lanes["demo"].most == 16)  # restored when idle
     assert [note.partition(":")[0] for note in notes] == ["OutOfMemoryError"]
     assert wording("answers-at-once-until") in notes[0]
 
 
 def several(engine: AnswerEngine) -> list[str]:
-    """Eight answers to one question, which begin together."""
+    """Eight answers to one question, started together."""
 
     async def texts() -> list[str]:
         eight = await engine.ask(replace(asked(11), count=8, streams=False))
@@ -288,7 +288,7 @@ def test_a_prompt_that_memory_has_no_room_for_ends_no_answer_but_its_own(monkeyp
 
 
 def test_an_answer_that_has_ended_is_not_repeated_for_a_row_that_memory_ran_out_for(monkeypatch):
-    """Rows that continue alone, of which one ends in the turn in which the other fails."""
+    """Rows outside the batch, of which one ends in the same turn in which the other fails."""
     monkeypatch.setattr(fixed_cache, "can_be_fixed", lambda model: False)
     go_on, steps = answer_steps.GrowingSteps.go_on, []
 
@@ -301,17 +301,17 @@ def test_an_answer_that_has_ended_is_not_repeated_for_a_row_that_memory_ran_out_
     engine = AnswerEngine(load_models([f"demo={finished('lora')}"], device="cpu"), parallel=3)
     monkeypatch.setattr(answer_steps.GrowingSteps, "go_on", step)
     ended: list[str] = []
-    take = lane.AnswerRow.take
+    take = AnswerRow.take
 
     def told(row: Any, token: int) -> bool:
         over: bool = take(row, token)
         ended.extend(["over"] if over else [])
         return over
 
-    monkeypatch.setattr(lane.AnswerRow, "take", told)
+    monkeypatch.setattr(AnswerRow, "take", told)
 
     async def both() -> None:
-        with engine._wake:  # they begin together
+        with engine._wake:  # they start together
             found = [await engine.ask(asked(1, max_new_tokens=n)) for n in (1, 4, 4)]
         for each in found:
             assert [piece async for piece in each.pieces()]

@@ -26,12 +26,12 @@ PROMPT = "say red 1"
 
 @pytest.fixture(autouse=True)
 def base_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An export names its base, and holds no path: it is looked for among the models."""
+    """An export names its base without a path: it is searched for in the models folder."""
     monkeypatch.setenv("EXPERT_MODELS", str(base_model(2).parent))
 
 
 def changed(folder: Path, to: Path, name: str, content: bytes) -> Path:
-    """An export of somebody who made hashes that fit."""
+    """A changed export whose hashes were updated to match."""
     with publishing(to) as made:
         shutil.copytree(folder, made, dirs_exist_ok=True)
         (made / "DONE").unlink()
@@ -42,7 +42,7 @@ def changed(folder: Path, to: Path, name: str, content: bytes) -> Path:
 def test_an_adapter_and_a_merged_folder_answer_as_their_run_does(tmp_path):
     merged = tmp_path / "moved"
     shutil.copytree(exported("lora", "merged").folder, merged)
-    (merged / ".gitattributes").write_text("x")  # of the hub
+    (merged / ".gitattributes").write_text("x")  # added by the hub
     earlier = changed(
         exported("lora").folder, tmp_path / "earlier", "export.json", b'{"dtype": "fp32"}'
     )

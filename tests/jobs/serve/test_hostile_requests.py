@@ -1,4 +1,4 @@
-"""Requests that are not meant well get 4xx, bounded memory and time, and change nothing."""
+"""Hostile requests get 4xx within limits of memory and time, and change nothing."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def still_fine(here: Served) -> None:
 
 @pytest.fixture
 def endless(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tokens take a while, and none of them ends an answer."""
+    """Generation is slow, and no token ends an answer."""
     go_on = answer_steps.FixedSteps.go_on
 
     def slowly(self: Any, tokens: Any) -> None:
@@ -199,7 +199,7 @@ def test_connections_whose_request_does_not_come_are_closed(monkeypatch):
             with contextlib.suppress(ConnectionResetError):
                 assert connection.recv(100) == b""
             connection.close()
-        # An answer that leaves a body unread does not keep the connection for ever.
+        # A response that leaves the body unread does not keep the connection open forever.
         with raw(
             here, b"GET /health HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n"
         ) as one:

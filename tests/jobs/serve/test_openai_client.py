@@ -22,7 +22,7 @@ from tests.wording import wording
 PROMPTS = [f"say {word} {number} {'please ' * (number % 5)}" for number, word in enumerate(WORDS)]
 LONG = PROMPTS[1]
 DRAWN: dict[str, Any] = {"temperature": 1.5, "seed": 4}
-"""What the likeliest tokens say is short: the models here have hardly learnt anything."""
+"""Greedy answers are short here: these models are hardly trained."""
 
 
 @pytest.fixture(scope="module")

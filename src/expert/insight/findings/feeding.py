@@ -16,7 +16,6 @@ from expert.insight.findings.verdict import (
     padding_fix,
 )
 from expert.insight.step.anatomy import StepAnatomy
-from expert.manifest.schema.manifest import CHAR_GPT
 from expert.planning.choose.length import CACHE_BYTES_PER_TOKEN
 
 SLOW_TOKENS_PER_SECOND = 5e6
@@ -170,8 +169,9 @@ def padding_waste(found: Evidence) -> Seen | None:
         return None
     packed = found.planned("data.packing") != "none"
     severity: Severity = "warning" if not packed or padding >= WORSE_THAN_ALONE else "note"
+    setting = found.who("data.packing")
     return Seen(
-        f"{percent(padding)} of the places of a batch hold no token; {found.who('data.packing')}",
+        f"{percent(padding)} of the places of a batch hold no token; {setting}",
         severity=severity,
         title=f"{percent(padding)} of what is computed is padding",
         fix=padding_fix(found),
@@ -184,8 +184,7 @@ def padding_waste(found: Evidence) -> Seen | None:
 def packing_off(found: Evidence) -> Seen | None:
     """Unpacked rows with little padding: short ones still leave most of a kernel launch unused."""
     step = found.step
-    alone = found.planned("data.packing") == "none"
-    if step is None or not alone or found.planned("model.name") == CHAR_GPT:
+    if step is None or not found.padded:
         return None
     if step.padding is not None and step.padding >= PADDING_SHARE:
         return None  # reported as padding-waste

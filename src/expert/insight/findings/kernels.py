@@ -10,8 +10,9 @@ from pydantic import ValidationError
 from expert.core.text import gib, percent, span
 from expert.insight.findings.evidence import Evidence
 from expert.insight.findings.finding import CONFIG, Seen
+from expert.insight.findings.verdict import gain_without_checkpointing
 from expert.insight.record import listed
-from expert.planning.choose.kernels import COMPILED, NOT_RECOMPUTED
+from expert.planning.choose.kernels import COMPILED
 from expert.planning.choose.rates import COLD_COMPILE
 from expert.planning.machine.cards import VOLTA, card_named
 from expert.planning.memory.calibration import workload_of
@@ -58,10 +59,10 @@ def needless_recomputing(found: Evidence) -> Seen | None:
     why = f"the planner said: {advice}"
     if fits and more is not None:
         why = f"without checkpointing it would hold {gib(peak + more)}"
-    full = found.planned("kernels.checkpointing") == "full"
+    setting = found.who("kernels.checkpointing")
     return Seen(
-        f"{found.who('kernels.checkpointing')}; the run holds {gib(peak)} of {gib(budget)}; {why}",
-        gain=NOT_RECOMPUTED if full else 1 + (NOT_RECOMPUTED - 1) / 2,
+        f"{setting}; the run holds {gib(peak)} of {gib(budget)}; {why}",
+        gain=gain_without_checkpointing(found),
         numbers={"peak_bytes": peak, "budget_bytes": budget},
     )
 

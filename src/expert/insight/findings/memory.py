@@ -91,8 +91,8 @@ def small_micro_batch(found: Evidence) -> Seen | None:
     tokens = (found.step.tokens or 0.0) / found.micro_batches if found.step else 0.0
     per_batch = f"; {tokens:,.0f} tokens a micro-batch" if found.step else ""
     return Seen(
-        f"{found.who('batch.micro_batch')}; the run holds {gib(peak)} of {gib(budget)}, one more "
-        f"sequence takes {gib(per_row)}{per_batch}",
+        f"{found.who('batch.micro_batch')}; the run holds {gib(peak)} of {gib(budget)}, "
+        f"one more sequence takes {gib(per_row)}{per_batch}",
         severity="note" if tokens >= TOKENS_FILL_A_CARD and found.on_gpu else "warning",
         title=f"micro-batch size {micro:.0f} although {possible} would fit",
         consequence=f"a step takes {found.micro_batches} passes instead of "

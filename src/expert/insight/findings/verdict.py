@@ -6,8 +6,6 @@ nothing about its kernels, so feeding is judged before computing.
 
 from __future__ import annotations
 
-from typing import Any
-
 from expert.core.text import gib, percent, span, times
 from expert.insight.findings.evidence import Evidence
 from expert.insight.record import listed
@@ -174,19 +172,17 @@ def _memory(found: Evidence, step: StepAnatomy) -> Verdict | None:
             f"{found.retries_per_update:.1f} times a step, and each time everything waits.",
             fix="training.config.gradient_checkpointing: selective, or a smaller micro_batch_size",
         )
-    short = found.recomputes and not found.asked("kernels.checkpointing")
-    out_of_memory = found.fell_back("OutOfMemory")
-    if not short and out_of_memory is None:
-        return None
-    what = "blocks are checkpointed because memory is short"
     gains: tuple[Gain, ...] = ()
-    if short:
-        share = found.planned("kernels.checkpointing") == "full"
-        factor = NOT_RECOMPUTED if share else 1 + (NOT_RECOMPUTED - 1) / 2
+    if found.recomputes and not found.asked("kernels.checkpointing"):
+        what = "blocks are checkpointed because memory is short"
+        factor = gain_without_checkpointing(found)
         reckoned = f"measured: checkpointing all blocks costs {NOT_RECOMPUTED:g}x"
         gains = (Gain(what="room for all activations", factor=factor, reckoned=reckoned),)
+    elif (event := found.fell_back("OutOfMemory")) is not None:
+        reason = str(event.get("reason", "")).strip() or "out of memory"
+        what = f"the run ran out of memory and continued with less: {reason}"
     else:
-        what = f"the run ran out of memory and continued with less: {_reason(out_of_memory)}"
+        return None
     budget = found.amount("memory.budget_bytes")
     room = f" of {gib(budget)}" if budget else ""
     peak = f"; it holds {gib(found.peak_bytes)}{room}" if found.peak_bytes else ""
@@ -199,8 +195,11 @@ def _memory(found: Evidence, step: StepAnatomy) -> Verdict | None:
     )
 
 
-def _reason(event: Any) -> str:
-    return str((event or {}).get("reason", "")).strip() or "out of memory"
+def gain_without_checkpointing(found: Evidence) -> float:
+    """The speedup from keeping all activations; half as much if some blocks keep theirs."""
+    if found.planned("kernels.checkpointing") == "full":
+        return NOT_RECOMPUTED
+    return 1 + (NOT_RECOMPUTED - 1) / 2
 
 
 def is_starved(step: StepAnatomy) -> bool:
@@ -213,12 +212,9 @@ def is_starved(step: StepAnatomy) -> bool:
 
 def _host(found: Evidence, step: StepAnatomy) -> Verdict | None:
     """The device waits for the host, which stops to read from it or launches too slowly."""
-    if not found.on_gpu:
+    if not found.on_gpu or not is_starved(step):
         return None
-    use = step.gpu_utilization
-    dry = step.ran_dry
-    if not is_starved(step):
-        return None
+    use, dry = step.gpu_utilization, step.ran_dry
     seen = f"in {percent(dry)} of the steps" if dry is not None else f"(use {percent(use or 0)})"
     gains: tuple[Gain, ...] = ()
     if use is not None and 0 < use < 1:
@@ -253,11 +249,10 @@ def launch_fix(found: Evidence) -> tuple[str, tuple[str, ...]]:
     """More work per launch first, then fewer launches: the fix in words, and as `--set` keys."""
     micro = found.amount("batch.micro_batch")
     sequences = found.amount("batch.sequences_per_update")
-    alone = found.planned("data.packing") == "none"
     if found.asked("batch.micro_batch") and micro and sequences and micro < sequences:
         fix = "training.config.micro_batch_size"
         return f"{fix}: auto", (f"{fix}=auto",)
-    if alone and found.planned("model.name") != "char-gpt":
+    if found.padded:
         return "training.config.packing: true", ("training.config.packing=true",)
     if found.planned("kernels.cuda_graphs") is False and not found.asked("kernels.cuda_graphs"):
         key = "training.config.use_cuda_graphs"

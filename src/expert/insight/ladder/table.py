@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from expert.core.text import counted
 from expert.insight.ladder.ladder import MARKS, Ladder, SettingResult, outcome
 
 COLUMNS: tuple[str, ...] = (
@@ -199,7 +200,7 @@ def _surroundings(ladder: Ladder) -> list[str]:
     if not used or not cores:
         return []
     threads = next((one.threads for one in seen if one.threads), None)
-    own = f"{threads} thread{'s' if threads != 1 else ''} on " if threads else ""
+    own = f"{counted(threads, 'thread')} on " if threads else ""
     return [f"{own}{cores} cores; other processes used {min(used):.1f} to {max(used):.1f} of them"]
 
 

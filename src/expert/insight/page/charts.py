@@ -32,7 +32,7 @@ DOTS = 30
 ROOM_ON_A_PHONE = 4
 """Labels under a drawing; if there are more, every other one is hidden on a phone."""
 LABEL_SHARE = 0.12
-"""Parts of a bar at least this wide have their number written inside."""
+"""Parts of a bar at least this wide have their number inside."""
 
 
 def draw(chart: Chart) -> Markup:

@@ -11,8 +11,9 @@ from expert.insight.event_text import planned_value
 from expert.insight.ladder.comparison import not_comparable
 from expert.insight.page.blocks import Block, Figure, Grid, PageSection, Point, Words
 from expert.insight.page.curves import MIN_SMOOTHED, line_figure
-from expert.insight.page.facts import RunFacts, number
+from expert.insight.page.facts import RunFacts
 from expert.insight.page.scales import smoothed
+from expert.insight.step.anatomy import finite
 
 COLOURS = 6
 NOT_COMPARED = ("decisions", "remarks")
@@ -23,7 +24,7 @@ Curves = Sequence[Sequence[Point]]
 def comparison_section(runs: Sequence[RunFacts]) -> PageSection:
     names = labels(runs)
     losses = [_smooth_loss(run) for run in runs]
-    evals = [[(float(e["step"]), number(e.get("loss"))) for e in run.evals()] for run in runs]
+    evals = [[(float(e["step"]), finite(e.get("loss"))) for e in run.evals()] for run in runs]
     rates = [run.points("tokens_per_second") for run in runs]
 
     def drawn(name: str, title: str, curves: Curves, **how: Any) -> list[Figure]:
@@ -81,7 +82,7 @@ def _over(
 _COMPARED: dict[str, tuple[Number, Callable[[float], str]]] = {
     "loss, last line": (lambda run: run.loss, loss),
     "validation loss, best": (
-        lambda run: number(run.best_eval["loss"]) if run.best_eval else None,
+        lambda run: finite(run.best_eval["loss"]) if run.best_eval else None,
         loss,
     ),
     "tokens per second, mean": (lambda run: run.tokens_per_second, "{:,.0f}".format),

@@ -18,9 +18,9 @@ from expert.insight.page.blocks import (
     WideBar,
     Words,
 )
-from expert.insight.page.facts import RunFacts, number
+from expert.insight.page.facts import RunFacts
 from expert.insight.page.scales import smoothed, spans_far
-from expert.insight.step.anatomy import PHASE_NAMES
+from expert.insight.step.anatomy import PHASE_NAMES, finite
 
 MIN_SMOOTHED = 20
 """Fewer points are readable without smoothing."""
@@ -85,14 +85,14 @@ def line_figure(
 
 def learning_section(run: RunFacts) -> PageSection:
     """The loss, and what drives it."""
-    accuracy = [(float(e["step"]), number(e.get("token_accuracy"))) for e in run.evals()]
+    accuracy = [(float(e["step"]), finite(e.get("token_accuracy"))) for e in run.evals()]
     # Without the steps that a rollback skipped: they had the learning rate from before it.
     rates = [
         (step, rate)
         for step, rate in run.points("rate")
         if not any(first <= step <= last for first, last in run.undone)
     ]
-    limit = number(run.record.planned("optim.max_grad_norm"))
+    limit = finite(run.record.planned("optim.max_grad_norm"))
     clipped = f"Clipped at {limit:g}." if limit else ""
     norm = ("gradient norm", run.points("grad_norm"), 5)
     figures = (
@@ -120,7 +120,7 @@ def _loss(run: RunFacts) -> list[Figure]:
         ]
         look = "Faint: the log lines, each the mean since the one before."
         note = "The smoothed line weights every log line by its tokens."
-    evals = [(float(e["step"]), number(e.get("loss"))) for e in run.evals()]
+    evals = [(float(e["step"]), finite(e.get("loss"))) for e in run.evals()]
     if has_values(evals):
         series.append(Series(name="validation", points=evals, colour=2, look="dots"))
     chart = LineChart(series=tuple(series), log=spans_far([p for s in series for p in s.points]))
@@ -162,8 +162,9 @@ def _utilisation(run: RunFacts) -> list[Figure]:
 
 
 def _clock(run: RunFacts) -> list[Figure]:
-    """The GPU clock if it was throttled or unsteady; a flat line is not worth a figure."""
-    throttled = [value for value in run.column("throttle") if value]
+    """The GPU clock if it was throttled by heat or unsteady; a flat line is not worth a figure, and
+    reaching the power limit is usual."""
+    throttled = [share for share in run.column("throttled_heat") if share]
     clocks = run.values("sm_clock_mhz")
     if not clocks or (not throttled and min(clocks) > HELD_CLOCK * max(clocks)):
         return []

@@ -24,8 +24,9 @@ from expert.insight.page.blocks import (
     Tiles,
     Words,
 )
-from expert.insight.page.facts import RunFacts, listed, mapping, number
-from expert.insight.record import RunRecord
+from expert.insight.page.facts import RunFacts
+from expert.insight.record import RunRecord, listed, mapping
+from expert.insight.step.anatomy import finite
 
 Fact = tuple[str, str]
 FIRST_EDGE = 16
@@ -101,7 +102,7 @@ def candidates(record: RunRecord, folder: str) -> list[Path]:
 
 def _data_cards(facts: Mapping[str, Any]) -> Iterator[Tile]:
     keys = ("rows_in", "documents", "tokens", "trainable_tokens", "longest")
-    rows, used, tokens, trained, longest = (number(facts.get(key)) for key in keys)
+    rows, used, tokens, trained, longest = (finite(facts.get(key)) for key in keys)
     if rows is not None:
         note = f"{used:,.0f} used" if used is not None else ""
         yield Tile(name="Rows", value=f"{rows:,.0f}", note=note)
@@ -114,14 +115,14 @@ def _data_cards(facts: Mapping[str, Any]) -> Iterator[Tile]:
     if longest is not None:
         yield Tile(name="Longest row", value=f"{longest:,.0f}", note="tokens")
     left = {**mapping(facts.get("dropped")), "unreadable": facts.get("bad_rows")}
-    out = {name: value for name, given in left.items() if (value := number(given))}
+    out = {name: value for name, given in left.items() if (value := finite(given))}
     if out:
         why = ", ".join(f"{name} {value:,.0f}" for name, value in out.items())
         yield Tile(name="Rows left out", value=f"{sum(out.values()):,.0f}", note=why)
 
 
 def _histogram(facts: Mapping[str, Any], place: int) -> Figure | None:
-    counts = [number(value) for value in listed(facts.get("histogram"))]
+    counts = [finite(value) for value in listed(facts.get("histogram"))]
     if not counts or None in counts or not any(counts) or min(c or 0.0 for c in counts) < 0:
         return None
     edges = [FIRST_EDGE << power for power in range(len(counts) - 1)]
@@ -227,7 +228,7 @@ def _results(run: RunFacts) -> list[Block]:
         return [missing] if run.state == "finished" else []
     rows = []
     for name, facts in list(files.items())[:SHOWN_FILES]:
-        size = number(mapping(facts).get("size"))
+        size = finite(mapping(facts).get("size"))
         size_words = gib(size) if size is not None else "–"
         rows.append((str(name), size_words, str(mapping(facts).get("sha256", "–"))))
     columns = ("file", "size", "sha256")

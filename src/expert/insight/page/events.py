@@ -18,8 +18,10 @@ from expert.insight.page.blocks import (
     Tone,
     Words,
 )
-from expert.insight.page.facts import RunFacts, listed, number
+from expert.insight.page.facts import RunFacts
 from expert.insight.page.scales import clock_words
+from expert.insight.record import listed
+from expert.insight.step.anatomy import finite
 
 LANES: dict[str, tuple[str, Tone]] = {
     "started": ("start and end", "plain"),
@@ -82,7 +84,7 @@ def _time_line(timed: Timed) -> Figure:
         seen[lane] += 1
         if seen[lane] % (1 + count[lane] // MARKS_A_LANE) and tone == "plain":
             continue
-        step = number(event.get("step"))
+        step = finite(event.get("step"))
         where = f"step {step:,.0f}: " if step is not None else ""
         words = f"{clock_words(at)}, {where}{in_words(event)}"
         marks.append(Mark(lane=lane, at=at, words=words, tone=tone))
@@ -97,7 +99,7 @@ def _time_line(timed: Timed) -> Figure:
 def _table(timed: Timed) -> Grid:
     rows, tones = [], []
     for event, at in timed[:SHOWN]:
-        step, kind = number(event.get("step")), str(event["event"])
+        step, kind = finite(event.get("step")), str(event["event"])
         at_step = f"{step:,.0f}" if step is not None else "–"
         rows.append((clock_words(at), at_step, kind.replace("_", " "), in_words(event)))
         tones.append(LANES[kind][1])

@@ -7,11 +7,8 @@ from functools import cached_property
 
 from expert.core.events import Event
 from expert.insight.page.blocks import Point
-from expert.insight.record import RunRecord, listed, mapping
+from expert.insight.record import RunRecord, listed
 from expert.insight.step.anatomy import SITTINGS, Anatomy, LogLine, finite, numbers
-
-__all__ = ["RunFacts", "listed", "mapping", "number"]
-number = finite
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,15 +50,15 @@ class RunFacts:
     @cached_property
     def tokens(self) -> float | None:
         """Tokens so far: the run's own total, else its epochs plus the log lines after them."""
-        recorded = number(self.finished.get("tokens"))
+        recorded = finite(self.finished.get("tokens"))
         if recorded is not None and self.finished.get("step") == self.updates:
             return recorded
         epochs = {event.get("epoch"): event for event in self.record.of("epoch")}
-        ended = [number(event.get("step")) or 0.0 for event in epochs.values()]
+        ended = [finite(event.get("step")) or 0.0 for event in epochs.values()]
         since = max(ended, default=0.0)
-        whole = sum(number(event.get("tokens")) or 0.0 for event in epochs.values())
-        rest = [event for event in self.steps if (number(event.get("step")) or 0.0) > since]
-        total = whole + sum(number(event.get("tokens")) or 0.0 for event in rest)
+        whole = sum(finite(event.get("tokens")) or 0.0 for event in epochs.values())
+        rest = [event for event in self.steps if (finite(event.get("step")) or 0.0) > since]
+        total = whole + sum(finite(event.get("tokens")) or 0.0 for event in rest)
         return total or None
 
     @cached_property
@@ -75,7 +72,7 @@ class RunFacts:
 
     @cached_property
     def lines(self) -> list[LogLine]:
-        recorded = {number(line.event.get("step")) or 0.0: line for line in self.anatomy.lines}
+        recorded = {finite(line.event.get("step")) or 0.0: line for line in self.anatomy.lines}
         return [recorded[step] for step in sorted(recorded)]
 
     @cached_property
@@ -122,7 +119,7 @@ class RunFacts:
         """Evaluations in order; if a step was evaluated twice, the second."""
         recorded: dict[float, Event] = {}
         for event in self.record.of("eval"):
-            step = number(event.get("step"))
+            step = finite(event.get("step"))
             if step is not None and event.get("split", "validation") == "validation":
                 recorded[step] = event
         return [recorded[step] for step in sorted(recorded)]
@@ -140,7 +137,7 @@ class RunFacts:
 
     @cached_property
     def best_eval(self) -> Event | None:
-        known = [event for event in self.evals() if number(event.get("loss")) is not None]
+        known = [event for event in self.evals() if finite(event.get("loss")) is not None]
         return min(known, key=lambda event: float(event["loss"]), default=None)
 
     @cached_property
@@ -164,7 +161,7 @@ class RunFacts:
         result: list[float] = []
         first = last = offset = None
         for event in self.record.events:
-            now = number(event.get("time"))
+            now = finite(event.get("time"))
             if now is not None:
                 if first is None:
                     first, offset = now, now

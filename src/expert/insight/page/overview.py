@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from expert.core.text import count, counted, duration, gib, loss, percent, times
 from expert.insight.findings.finding import Finding
 from expert.insight.page.blocks import Block, Grid, PageSection, Tile, Tiles, Words
-from expert.insight.page.facts import RunFacts, number
+from expert.insight.page.facts import RunFacts
 from expert.insight.page.validation import Validated
+from expert.insight.step.anatomy import finite
 
 Measured = Tile | str
 """A number, or why there is none."""
@@ -79,7 +80,7 @@ def _answers(run: RunFacts) -> Measured:
 def _loss(run: RunFacts) -> Measured:
     if run.last_loss is None:
         return "no finite loss was logged" if run.steps else "no step was logged"
-    first = number(run.steps[0].get("loss"))
+    first = finite(run.steps[0].get("loss"))
     began = f", first {loss(first)}" if first is not None and len(run.steps) > 1 else ""
     step, last = run.last_loss
     return Tile(name="Loss", value=loss(last), note=f"last log line, at step {step:,.0f}{began}")
@@ -89,8 +90,8 @@ def _eval_loss(run: RunFacts) -> Measured:
     best = run.best_eval
     if best is None:
         return "nothing was evaluated" if not run.evals() else "no finite loss was measured"
-    perplexity, right = number(best.get("perplexity")), number(best.get("token_accuracy"))
-    last = number(run.evals()[-1].get("loss"))
+    perplexity, right = finite(best.get("perplexity")), finite(best.get("token_accuracy"))
+    last = finite(run.evals()[-1].get("loss"))
     notes = [f"best, at step {best['step']:,}"]
     notes += [f"last {loss(last)}"] if last is not None and last > best["loss"] else []
     notes += [f"perplexity {perplexity:.4g}"] if perplexity is not None else []
@@ -101,7 +102,7 @@ def _eval_loss(run: RunFacts) -> Measured:
 def _speed(run: RunFacts) -> Measured:
     """The median, as in the verdict; the mean next to it includes stalls."""
     usual = run.anatomy.step.tokens_per_second if run.anatomy.step is not None else None
-    mean, whole = run.tokens_per_second, number(run.finished.get("tokens_per_second"))
+    mean, whole = run.tokens_per_second, finite(run.finished.get("tokens_per_second"))
     if usual is None and mean is None:
         return "no step was timed"
     notes = ["median of the log lines" if usual is not None else "mean after warm-up"]
@@ -121,7 +122,7 @@ def _utilization(run: RunFacts) -> Measured:
 def _mfu(run: RunFacts) -> Measured:
     mean = run.average("mfu")
     if mean is None:
-        known = number(run.record.planned("length.peak_flops")) is not None
+        known = finite(run.record.planned("length.peak_flops")) is not None
         return "not measured" if known else "the peak of this processor is unknown"
     return Tile(name="MFU", value=percent(mean), note="of the card's peak FLOP/s")
 
@@ -133,7 +134,7 @@ def _memory(run: RunFacts) -> Measured:
             return "not measured"
         return Tile(name="Peak memory", value=gib(max(host)), note="RAM of the process")
     size, whose = run.memory_peak
-    planned = number(run.record.planned("memory.peak_bytes"))
+    planned = finite(run.record.planned("memory.peak_bytes"))
     note = whose + (f"; planned {gib(planned)}" if planned else "")
     return Tile(name="Peak memory", value=gib(size), note=note)
 
@@ -150,9 +151,9 @@ def _steps(run: RunFacts) -> Measured:
     if not run.steps or run.updates is None:
         return "no step was logged"
     whole, total = run.record.of("epoch"), run.total_steps
-    epoch = number(run.steps[-1].get("epoch"))
-    if whole and run.updates == number(whole[-1].get("step")):
-        epoch = number(whole[-1].get("epoch"))
+    epoch = finite(run.steps[-1].get("epoch"))
+    if whole and run.updates == finite(whole[-1].get("step")):
+        epoch = finite(whole[-1].get("epoch"))
     notes = [f"of {total:,.0f}"] if total else []
     notes += [f"{epoch:.4g} epoch{'' if epoch == 1 else 's'}"] if epoch is not None else []
     notes += [f"{count(round(run.tokens))} tokens"] if run.tokens else []

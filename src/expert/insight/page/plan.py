@@ -6,7 +6,8 @@ from typing import Any
 
 from expert.insight.event_text import planned_value
 from expert.insight.page.blocks import Block, Folded, Grid, PageSection, Tone, Words
-from expert.insight.page.facts import RunFacts, listed, mapping
+from expert.insight.page.facts import RunFacts
+from expert.insight.record import listed, mapping
 
 DEFAULT = "the default"
 NOT_SHOWN = ("memory.parts", "decoding", "data.dataset")

@@ -7,7 +7,9 @@ from typing import Any
 
 from expert.core.text import counted, loss
 from expert.insight.page.blocks import Block, CaseExample, Folded, PageSection, Tile, Tiles, Words
-from expert.insight.page.facts import RunFacts, listed, mapping, number
+from expert.insight.page.facts import RunFacts
+from expert.insight.record import listed, mapping
+from expert.insight.step.anatomy import finite
 
 SHOWN_CASES = 20
 """Of each kind; validation.json has all."""
@@ -30,15 +32,15 @@ class Validated:
         self.cases: list[Case] = _beside_the_baseline(facts)
         self.is_plain_text = facts.get("cases") == []
         self.has_no_gate = self.gate is None and "passed" in gate
-        self.accuracy = number(facts.get("accuracy"))
-        self.mean_score = number(facts.get("mean_score"))
-        self.baseline = number(mapping(facts.get("baseline")).get("accuracy"))
-        self.base_loss = number(mapping(facts.get("base")).get("loss"))
+        self.accuracy = finite(facts.get("accuracy"))
+        self.mean_score = finite(facts.get("mean_score"))
+        self.baseline = finite(mapping(facts.get("baseline")).get("accuracy"))
+        self.base_loss = finite(mapping(facts.get("base")).get("loss"))
         new = mapping(facts.get("new_rows")) or rows
-        self.new_loss = number(new.get("loss"))
-        self.token_accuracy = number(new.get("token_accuracy"))
-        self.loss, self.tokens = number(rows.get("loss")), number(rows.get("tokens"))
-        ends = [number(end) for end in listed(facts.get("interval"))]
+        self.new_loss = finite(new.get("loss"))
+        self.token_accuracy = finite(new.get("token_accuracy"))
+        self.loss, self.tokens = finite(rows.get("loss")), finite(rows.get("tokens"))
+        ends = [finite(end) for end in listed(facts.get("interval"))]
         known = len(ends) == 2 and None not in ends
         self.interval = f"{ends[0] or 0.0:.1%} to {ends[1] or 0.0:.1%}" if known else ""
 
@@ -50,12 +52,12 @@ class Validated:
     def doubts(self) -> Iterator[str]:
         """What makes the accuracy less meaningful than it looks."""
         learnt, part = mapping(self.facts.get("learnt")), mapping(self.facts.get("partial"))
-        seen, others = number(learnt.get("cases")), number(learnt.get("accuracy_of_others"))
+        seen, others = finite(learnt.get("cases")), finite(learnt.get("accuracy_of_others"))
         if seen:
             yield f"{seen:,.0f} of {len(self.cases):,} cases were also in the training rows" + (
                 f"; without them {others:.1%} are correct" if others is not None else ""
             )
-        if of := number(part.get("of")):
+        if of := finite(part.get("of")):
             yield f"only {len(self.cases):,} of {of:,.0f} cases were judged"
 
     def sentence(self) -> tuple[str, str] | None:

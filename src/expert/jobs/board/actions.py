@@ -156,8 +156,10 @@ def resume_command(run: Path) -> list[str]:
     words = shlex.split(command_of_run(folder))
     words = words[words.index("train") :]
     if NO_FILE in words:
-        raise NotDone(f"{run.name}: its manifest is not where it was  (put it back, or resume "
-                      "it with expert train --manifest FILE --resume)")  # fmt: skip
+        raise NotDone(
+            f"{run.name}: its manifest is not where it was  (put it back, or resume it with expert "
+            "train --manifest FILE --resume)"
+        )
     return words
 
 

@@ -29,12 +29,13 @@ class JobView(View):
         self._read_only = read_only
         self._places = places
         self._run: FoundPlace | None = None
-        self._over = False
+        self._is_complete = False
 
     def refresh(self) -> dict[str, str]:
-        if self._over:
+        if self._is_complete:
             return {}
-        self._over = not self.job.is_running
+        # Its exit code is recorded a moment after the process has ended.
+        self._is_complete = self.job.state in ("finished", "failed")
         if self._run is None:
             self._run = self._find_run()
         lines = output_lines(self.job.output())

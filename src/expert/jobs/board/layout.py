@@ -31,7 +31,7 @@ def page(
         for place, words, name in NAV
         if not (read_only and name != "runs")
     ]
-    mark = tag("span", "read-only", class_="pill tone-plain") if read_only else None
+    mark = pill("read-only", "plain") if read_only else None
     bar = tag(
         "header",
         tag("a", tag("span", "expert", class_="logo"), " board", href="/", class_="brand"),

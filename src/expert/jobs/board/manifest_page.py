@@ -16,15 +16,15 @@ from typing import Any
 from expert.core.errors import EXIT_DOES_NOT_FIT, ExpertError
 from expert.core.text import counted, duration_range, gib
 from expert.insight.page.blocks import PageSection, Tile, Tiles, Words
-from expert.insight.page.facts import RunFacts, mapping, number
+from expert.insight.page.facts import RunFacts
 from expert.insight.page.html import block_html
 from expert.insight.page.markup import Markup, joined, tag
 from expert.insight.page.plan import plan_section
-from expert.insight.record import RunRecord
-from expert.insight.step.anatomy import Anatomy
+from expert.insight.record import RunRecord, mapping
+from expert.insight.step.anatomy import Anatomy, finite
 from expert.jobs.board.actions import NotDone, environment
 from expert.jobs.board.job_pages import log_html, output_lines
-from expert.jobs.board.layout import button, page
+from expert.jobs.board.layout import button, page, title_row
 from expert.jobs.board.places import FoundPlace
 from expert.manifest.explain import KeyHelp, explain
 from expert.planning.machine.cards import CARDS
@@ -87,7 +87,7 @@ def manifest_page(found: FoundPlace, written: Mapping[str, Any]) -> str:
     return page(
         found.name,
         tag("p", tag("a", "Start", href="/start"), f" / {found.where}", class_="crumbs"),
-        tag("div", tag("h1", found.name), tag("div", start, class_="row"), class_="title"),
+        title_row(found.name, start),
         tag("p", note, class_="soft"),
         tag("div", form, tag("div", "Planning…", id="plan", aria_live="polite"), class_="beside"),
         tag("h2", "Rows as the model sees them"),
@@ -203,11 +203,11 @@ def plan_told(manifest: Path, given: Mapping[str, Any]) -> dict[str, Any]:
 def _summary(plan: dict[str, Any]) -> list[Tiles | Words]:
     memory, length = mapping(plan.get("memory")), mapping(plan.get("length"))
     cards = []
-    peak, budget = number(memory.get("peak_bytes")), number(memory.get("budget_bytes"))
+    peak, budget = finite(memory.get("peak_bytes")), finite(memory.get("budget_bytes"))
     if peak is not None:
         note = f"of {gib(budget)}" if budget else ""
         cards.append(Tile(name="Memory", value=gib(peak), note=note))
-    steps = number(length.get("total_steps"))
+    steps = finite(length.get("total_steps"))
     if steps is not None:
         cards.append(
             Tile(name="Steps", value=f"{steps:,.0f}", note=f"{length.get('epochs')} epochs")
@@ -216,9 +216,10 @@ def _summary(plan: dict[str, Any]) -> list[Tiles | Words]:
     if isinstance(times, list) and len(times) == 2:
         cards.append(Tile(name="Time", value=duration_range(*times), note="estimate"))
     target = str(plan.get("target") or "")
-    fits = memory.get("fits")
-    words = Words(text=f"Fits {target}.", tone="good")
-    if fits is False:
+    words = Words(text=f"Whether it fits {target} is unknown.", tone="note")
+    if memory.get("fits") is True:
+        words = Words(text=f"Fits {target}.", tone="good")
+    elif memory.get("fits") is False:
         words = Words(text=f"Does not fit {target}.", tone="error")
     return [words, Tiles(cards=tuple(cards))]
 

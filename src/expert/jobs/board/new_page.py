@@ -67,8 +67,9 @@ async def receive(parts: AsyncIterator[bytes], root: Path, name: str) -> Path:
                     return file
                 seen += len(part)
                 if seen > MOST_BYTES:
-                    raise NotDone(f"uploads are limited to {gib(MOST_BYTES)}; use expert new "
-                                  "--from FILE")  # fmt: skip
+                    raise NotDone(
+                        f"uploads are limited to {gib(MOST_BYTES)}; use expert new --from FILE"
+                    )
                 await asyncio.to_thread(stream.write, part)
     except BaseException:
         remove(file)

@@ -235,8 +235,10 @@ async def _upload(request: Request) -> Response:
     await asyncio.to_thread(places.look, now=True)
     found = next((found for found in places.manifests() if found.path == manifest), None)
     if found is None:  # in a folder that is not searched, such as "final"
-        raise NotDone(f"{manifest} was created, but the board does not search that folder  (train "
-                      f"it with expert train --manifest {manifest})")  # fmt: skip
+        raise NotDone(
+            f"{manifest} was created, but the board does not search that folder  (train it with "
+            f"expert train --manifest {manifest})"
+        )
     return JSONResponse({"go": f"/manifest/{found.id}"})
 
 

@@ -63,7 +63,7 @@ class EventReader:
         return self._position > before
 
     def _take(self, raw: bytes) -> None:
-        """Add all complete lines; the rest is read by the next look."""
+        """Add all complete lines; the rest is read next time."""
         end = raw.rfind(b"\n") + 1
         if not end and len(raw) > MAX_LINE_BYTES:
             self._position += len(raw)  # no event is that long

@@ -13,7 +13,7 @@ from expert.core.text import counted, times
 from expert.insight.findings.finding import Finding
 from expert.insight.page.blocks import Figure, Page, PageSection, Words
 from expert.insight.page.comparison import comparison_section
-from expert.insight.page.contents import make_page
+from expert.insight.page.contents import STATES, make_page
 from expert.insight.page.curves import learning_section, speed_sections
 from expert.insight.page.facts import RunFacts
 from expert.insight.page.html import section_html
@@ -21,7 +21,16 @@ from expert.insight.page.markup import Markup, tag
 from expert.insight.record import RunRecord, record_of
 from expert.insight.step.anatomy import dissect
 from expert.jobs.board.actions import StartedCommand
-from expert.jobs.board.layout import button, fact, live, page, progress_bar, state_pill
+from expert.jobs.board.layout import (
+    button,
+    fact,
+    live,
+    page,
+    pill,
+    progress_bar,
+    state_pill,
+    title_row,
+)
 from expert.jobs.board.live import Throttle, View
 from expert.jobs.board.notes import Notes
 from expert.jobs.board.places import FoundPlace
@@ -39,7 +48,6 @@ SKIPPED = (
 )
 FIRST = ("verdict", "learning", "findings", "validation", "speed", "time", "story")
 """Sections shown first: curves before tables."""
-NOT_A_STATE = "The run is still running; this page shows it as of when the page was made."
 
 
 class RunView(View):
@@ -131,7 +139,7 @@ def run_page(view: RunView, notes: Notes, tools: Sequence[object], *, read_only:
     return page(
         name,
         tag("p", tag("a", "Runs", href="/"), f" / {view.found.where}", class_="crumbs"),
-        tag("div", tag("h1", name), tag("div", *tools, class_="row"), class_="title"),
+        title_row(name, *tools),
         Markup(view.html("status")),
         _notes(view.found, notes, read_only=read_only),
         Markup(view.html("sections")),
@@ -207,7 +215,7 @@ def _status(summary: Summary) -> Markup:
 
 
 def _verdict(made: Page, *, sampled: bool) -> Markup:
-    reasons = made.reasons.replace(NOT_A_STATE, "").strip()
+    reasons = made.reasons.replace(STATES["running"], "").strip()  # the page is live
     return tag(
         "div",
         tag("span", made.kind, class_="kind") if made.kind else None,
@@ -235,8 +243,7 @@ def _finding(one: Finding) -> Markup:
     shown = tag("pre", change) if change else None
     return tag(
         "div",
-        tag("div", tag("span", one.severity, class_=f"pill tone-{one.severity}"),
-            tag("h3", one.title), gain, class_="row"),
+        tag("div", pill(one.severity, one.severity), tag("h3", one.title), gain, class_="row"),
         tag("p", one.evidence),
         tag("p", one.consequence, class_="soft") if one.consequence else None,
         fix, shown, copy,

@@ -8,16 +8,13 @@ import hashlib
 import hmac
 import ipaddress
 import socket
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, quote, urlencode
 
 from expert.jobs.serve.listen import is_loopback
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 COOKIE = "expert_board"
 ASKED_BY_PAGE = "x-expert-board"
@@ -59,7 +56,7 @@ class Refused(Exception):
 class Guard:
     """Wraps the application, which never sees a refused request."""
 
-    def __init__(self, app: App, *, token: str, host: str, read_only: bool) -> None:
+    def __init__(self, app: ASGIApp, *, token: str, host: str, read_only: bool) -> None:
         self.app = app
         self.token = token
         self.cookie = hmac.new(token.encode(), b"expert board", hashlib.sha256).hexdigest()
@@ -159,7 +156,7 @@ def _limited(scope: Scope, headers: dict[str, str], receive: Receive) -> Receive
     seen, ends = 0, asyncio.get_running_loop().time() + BODY_SECONDS
     whole = False
 
-    async def next_part() -> MutableMapping[str, Any]:
+    async def next_part() -> Message:
         nonlocal seen, whole
         if whole:  # only disconnects follow
             return await receive()
@@ -178,7 +175,7 @@ def _limited(scope: Scope, headers: dict[str, str], receive: Receive) -> Receive
 
 
 def _with_headers(send: Send) -> Send:
-    async def sender(message: MutableMapping[str, Any]) -> None:
+    async def sender(message: Message) -> None:
         if message["type"] == "http.response.start":
             present = {key.lower() for key, _ in message["headers"]}
             ours = [(key.encode(), value.encode()) for key, value in HEADERS.items()]

@@ -36,12 +36,13 @@ def make_app(board: Board, *, token: str, host: str = "127.0.0.1") -> Guard:
     from starlette.applications import Starlette
     from starlette.routing import Route
 
-    from expert.jobs.board import pages
+    from expert.jobs.board.pages import routes
 
-    routes = [Route("/static/{name}", _static), *pages.routes()]
-    app = Starlette(routes=routes, exception_handlers={
-        Refused: _refused, ExpertError: _refused, OSError: _refused, 404: _nothing, 405: _nothing,
-    })  # fmt: skip
+    handlers: dict[Any, Any] = dict.fromkeys((Refused, ExpertError, OSError), _refused)
+    handlers |= {404: _nothing, 405: _nothing}
+    app = Starlette(
+        routes=[Route("/static/{name}", _static), *routes()], exception_handlers=handlers
+    )
     app.router.redirect_slashes = False
     app.state.board = board
     return Guard(app, token=token, host=host, read_only=board.read_only)

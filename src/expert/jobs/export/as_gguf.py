@@ -107,7 +107,7 @@ def write_expert(
         difference=difference,
         quality=quality,
         tensors=tensors,
-        notes=(*words.notes, *_window_note(model.config, family), *filter(None, (note,))),
+        notes=(*words.notes, *filter(None, (_window_note(model.config, family), note))),
     )
 
 
@@ -203,14 +203,14 @@ def _described(trained: Trained, expected: Expected) -> tuple[Family, Vocabulary
     return family, words
 
 
-def _window_note(config: Any, family: Family) -> list[str]:
+def _window_note(config: Any, family: Family) -> str:
     window = window_of(config)
     if family.windows or not window or window >= config.max_position_embeddings:
-        return []
-    return [
+        return ""
+    return (
         f"llama.cpp ignores this model's sliding window of {window:,} tokens: longer conversations "
         "get different answers"
-    ]
+    )
 
 
 def _write_modelfile(

@@ -32,8 +32,8 @@ class ParsedAnswer:
 
 
 def parsed(finished: Finished, marks: CallMarks | None) -> ParsedAnswer:
-    """The tool calls of an answer and the text before them; calls that cannot be parsed stay text,
-    with a note."""
+    """The tool calls of an answer and the text before them; invalid calls stay text, with a
+    note."""
     if marks is None:
         return ParsedAnswer(finished.text, note=f"calls are left as text: {NOT_UNDERSTOOD}")
     try:

@@ -6,7 +6,7 @@ import asyncio
 import hmac
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from expert.jobs.serve.requests import ChatRequest, TextRequest, checked, read_j
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
+    from starlette.types import Message, Receive, Scope, Send
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 LARGEST_BODY = 2**20
@@ -29,10 +30,6 @@ ANSWER_SECONDS = 300
 RETRY_SECONDS = 2
 QUIET = ("/health", "/v1/models")
 """Paths that machines poll; not logged unless they fail."""
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 @dataclass
@@ -118,7 +115,7 @@ class RequestGuard:
         entry = scope["entry"] = Entry(f"{scope['method']} {scope['path']}")
         began = time.monotonic()
 
-        async def watched(message: MutableMapping[str, Any]) -> None:
+        async def watched(message: Message) -> None:
             if message["type"] == "http.response.start":
                 entry.status = message["status"]
             await send(message)
@@ -267,7 +264,7 @@ class Endpoint:
         return bytes(body)
 
     async def _all(self, request: Request, asked: Asked) -> list[Finished]:
-        """All answers; Refused if the client disconnects first."""
+        """All answers; RequestError if the client disconnects first."""
 
         async def collect() -> list[Finished]:
             pieces = asked.pieces(self._limits.answer_seconds)

@@ -1,6 +1,6 @@
 """Answers questions: one thread computes, any number of coroutines receive the text.
 
-engine = Engine(load_models(["runs/sql"]))
+engine = AnswerEngine(load_models(["runs/sql"]))
 asked = await engine.ask(Question(model="sql", turns=(Turn("user", "…"),)))
 async for piece in asked.pieces():
     piece.text  # and at the end one Finished for every answer
@@ -97,8 +97,8 @@ class Finished:
 class Asked:
     """A question being answered, and its pieces of text."""
 
-    def __init__(self, prompt_tokens: int, seed: int, loop: asyncio.AbstractEventLoop) -> None:
-        self.prompt_tokens, self.seed = prompt_tokens, seed
+    def __init__(self, prompt_tokens: int, loop: asyncio.AbstractEventLoop) -> None:
+        self.prompt_tokens = prompt_tokens
         self.rows: list[AnswerRow] = []
         self._queue: asyncio.Queue[TextPiece | Finished | Stopped] = asyncio.Queue()
         self._loop = loop
@@ -172,7 +172,7 @@ class AnswerEngine:
         return sum(len(lane.rows) for lane in self._lanes.values())
 
     async def ask(self, question: Question) -> Asked:
-        """Put a question into the queue; raises Refused."""
+        """Put a question into the queue; RequestError if it is refused."""
         model = self.models.get(question.model)
         if model is None:
             known = f"there is no model {question.model!r}  (models: {', '.join(self.models)})"
@@ -315,7 +315,7 @@ def _asked(model: ServedModel, question: Question, loop: asyncio.AbstractEventLo
     ends = end_tokens(encoder, model.template)
     stops = [*stop_texts(how, encoder, model.template, plain=continues), *question.stop]
     seed = secrets.randbelow(2**31) if question.seed is None else question.seed % LARGEST_SEED
-    asked = Asked(len(ids), seed, loop)
+    asked = Asked(len(ids), loop)
     fitting = replace(how, max_new_tokens=min(how.max_new_tokens, room))
     note = ""
     if room < how.max_new_tokens:

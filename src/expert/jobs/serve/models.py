@@ -106,13 +106,9 @@ def _source(place: str, checkpoint: str | None) -> ServedSource:
         found = _run(path, checkpoint)
     elif checkpoint is None:
         found = read_export(Path(path))
+        _refuse_character_model(found.plan, found.path)
     else:
         raise CannotServe(f"--checkpoint: {path} is an export, without checkpoints  (leave it out)")
-    if found.plan.model.name == CHAR_GPT:
-        raise CannotServe(
-            f"{found.path}: the character model has no conversations to answer  (expert sample "
-            "continues its text)"
-        )
     safe = re.sub(r"[^A-Za-z0-9._:-]+", "-", found.name).strip("-._:")
     name = given_name or safe or found.path.name
     if not _NAME.fullmatch(name):
@@ -126,8 +122,7 @@ def _source(place: str, checkpoint: str | None) -> ServedSource:
 def _run(path: str, checkpoint: str | None) -> ServedSource:
     folder = find_trained(Path(path))
     plan = read_plan(folder)
-    if plan.model.name == CHAR_GPT:  # refused by the caller
-        return ServedSource(name="", path=folder.path, plan=plan, state="", load=load_trained)
+    _refuse_character_model(plan, folder.path)
     choice = choose(folder, checkpoint or plan.watch.packaging_checkpoint)
     return ServedSource(
         name=manifest_of_run(folder).name,
@@ -137,6 +132,14 @@ def _run(path: str, checkpoint: str | None) -> ServedSource:
         load=partial(load_trained, folder, plan, choice),
         notes=tuple(filter(None, [base_remark(folder, plan), _about_rows(plan)])),
     )
+
+
+def _refuse_character_model(plan: RunPlan, path: Path) -> None:
+    if plan.model.name == CHAR_GPT:
+        raise CannotServe(
+            f"{path}: the character model has no conversations to answer  (expert sample continues "
+            "its text)"
+        )
 
 
 def _about_rows(plan: RunPlan) -> str:

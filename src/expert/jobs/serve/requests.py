@@ -117,7 +117,7 @@ class ChatRequest(_Common):
     max_completion_tokens: int | None = Field(None, ge=1, le=LONGEST_ANSWER)
 
     def question(self) -> Question:
-        """The question; Refused if the messages or tools are invalid."""
+        """The question; RequestError if the messages or tools are invalid."""
         try:
             turns = _turns(self.messages)
         except UnfitRow as fault:
@@ -139,7 +139,7 @@ class TextRequest(_Common):
 
 
 def read_json(body: bytes) -> dict[str, Any]:
-    """The JSON object of a body; Refused if it is not one, or is not valid Unicode."""
+    """The JSON object of a body; RequestError if it is not one, or is not valid Unicode."""
     try:
         value = json.loads(body.decode("utf-8"), parse_constant=_no_number)
         # Tokenizers cannot encode lone UTF-16 surrogates.
@@ -158,7 +158,7 @@ def read_json(body: bytes) -> dict[str, Any]:
 
 
 def checked(kind: type[Request], body: Mapping[str, Any]) -> Request:
-    """The request of a body; Refused with all problems."""
+    """The request of a body; RequestError with all problems."""
     fields = {k: v for k, v in body.items() if v is not None and k not in IGNORED}
     problems: list[tuple[str, str]] = []
     for name, (allowed, why) in ONLY.items():

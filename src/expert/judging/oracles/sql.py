@@ -50,10 +50,10 @@ def judge(case: Case, answer: str, how: JudgeOptions) -> Judgement:
     try:
         wanted = parse(case.expected, dialect)
         setup = setup_of(case)
-    except (NoOracle, DoesNotParse) as fault:
-        return unknown(
-            f"the expected query: {fault}" if isinstance(fault, DoesNotParse) else f"{fault}"
-        )
+    except DoesNotParse as fault:
+        return unknown(f"the expected query: {fault}")
+    except NoOracle as fault:
+        return unknown(str(fault))
     query = _for_sqlite(wanted, case.expected, dialect)
     expected, none = [], ""
     try:

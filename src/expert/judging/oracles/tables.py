@@ -33,13 +33,9 @@ def difference(expected: Table, found: Table, *, ordered: bool) -> str | None:
     more = Counter(theirs) - Counter(ours)
     if more:
         place = theirs.index(next(iter(more)))
-        return f"it returns an unexpected row {shown(found[place])}"
+        row = ", ".join(str(value) for value in found[place])
+        return f"it returns an unexpected row {short(f'({row})', 80)}"
     return "the same rows in another order" if ordered else None
-
-
-def shown(row: Sequence[Any]) -> str:
-    """A row in words, shortened."""
-    return short("(" + ", ".join(str(value) for value in row) + ")", 80)
 
 
 def _row(row: Iterable[Any]) -> tuple[Any, ...]:

@@ -10,6 +10,7 @@ from expert.judging.oracles.oracle import Judgement, JudgeOptions, right, wrong
 def judge(case: Case, answer: str, how: JudgeOptions) -> Judgement:
     """For tasks with one right answer; others need a domain with its own oracle."""
     how.begin()
-    pair = answer, case.expected
-    same = pair[0] == pair[1] if how.strict else normalised(pair[0]) == normalised(pair[1])
+    same = answer == case.expected
+    if not how.strict:
+        same = normalised(answer) == normalised(case.expected)
     return right("equal") if same else wrong("equal", "the text differs from the expected one")

@@ -7,6 +7,8 @@ scale of a group is the best of 21 candidates after a least-squares fit of each.
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -50,7 +52,7 @@ def _with_offset(blocks: Tensor, bits: int) -> Tensor:
     low = (pairs[:, :, 0] & 15) | ((pairs[:, :, 1] & 15) << 4)
     parts = [head, packed, low.flatten(1)]
     if bits == 5:  # the fifth bits of all 8 groups, lowest bit first
-        parts.insert(2, _or_all([(codes[:, group] >> 4) << group for group in range(8)]))
+        parts.insert(2, reduce(or_, [(codes[:, group] >> 4) << group for group in range(8)]))
     return torch.cat(parts, 1)
 
 
@@ -133,7 +135,7 @@ def _signed(blocks: Tensor) -> Tensor:
         ],
         -1,
     )
-    high = _or_all([(halves[:, :, part] >> 4) << (2 * part) for part in range(4)])
+    high = reduce(or_, [(halves[:, :, part] >> 4) << (2 * part) for part in range(4)])
     own = scales.to(torch.int8).view(torch.uint8)
     return torch.cat([low.flatten(1), high.flatten(1), own, d.view(torch.uint8)], 1)
 
@@ -156,10 +158,3 @@ def _fit(x: Tensor) -> Tensor:
         best = torch.where(better, gain, best)
         scale = torch.where(better, sum_cx / sum_cc, scale)
     return scale.squeeze(-1)
-
-
-def _or_all(parts: list[Tensor]) -> Tensor:
-    combined = parts[0]
-    for part in parts[1:]:
-        combined = combined | part
-    return combined
