@@ -354,9 +354,10 @@ class Masters:
             if id(parameter) in self._have_masters:
                 parameter.grad = gradient  # `collect` adds it to the master
             elif parameter.grad is None:
-                kept = self._kept.setdefault(id(parameter), torch.empty_like(parameter))
-                parameter.grad = kept
-                fresh.append((kept, gradient))
+                if id(parameter) not in self._kept:
+                    self._kept[id(parameter)] = torch.empty_like(parameter)
+                parameter.grad = self._kept[id(parameter)]
+                fresh.append((parameter.grad, gradient))
             else:
                 more.append((parameter.grad, gradient))
         with torch.no_grad():
