@@ -121,7 +121,8 @@ def train(
             state, stop = _between_steps(state, moment, plan, tools)
             tools.reached(state)
         if stop is None and not moment.last:
-            stop = _another_plan(tools)
+            sign = tools.same_everywhere(tools.recorder.pressure.taken())
+            stop = Ending(sign=sign) if sign is not None else None
     if stop is None:
         state, stop = _ended(state, plan, tools)
     if stop.finished or stop.exit_code is not None:
@@ -237,12 +238,6 @@ def judge(
     return None
 
 
-def _another_plan(tools: Tools) -> Ending | None:
-    sign = tools.recorder.pressure.taken() if tools.recorder.pressure is not None else None
-    sign = tools.same_everywhere(sign)
-    return None if sign is None else Ending(sign=sign)
-
-
 def _between_steps(
     state: TrainState, moment: Moment, plan: LoopPlan, tools: Tools
 ) -> tuple[TrainState, Ending | None]:
@@ -268,8 +263,7 @@ def _between_steps(
     exit_code = tools.stop_requested() if state.done else None
     wanted = moment.save or moment.asked or (improved and plan.save_best)
     if wanted or patience_gone or exit_code is not None:
-        recorder = tools.recorder
-        state = replace(state, **recorder.state())
+        state = replace(state, **tools.recorder.state())
         with tools.recorder.meter.paused():
             tools.save(state, moment.save)
         exit_code = tools.stop_requested()  # also one that came while saving

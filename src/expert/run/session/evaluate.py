@@ -26,10 +26,8 @@ if TYPE_CHECKING:
 def evaluate_validation(session: Session) -> EvalResult | None:
     """Evaluate the validation rows; None if a signal interrupted it."""
     assert session.data.validation is not None
-    recompiling = session.instruments.pressure.recompiling
-    before = recompiling.count()
-    result = evaluate_split(session, session.data.validation)
-    recompiling.forgive(recompiling.count() - before)
+    with session.instruments.pressure.recompiling.ignored():
+        result = evaluate_split(session, session.data.validation)
     session.now.last_eval = result or session.now.last_eval
     return result
 
