@@ -1,4 +1,4 @@
-"""Masters in float32 of weights that have sixteen bits."""
+"""Float32 master weights of 16-bit parameters."""
 
 from __future__ import annotations
 

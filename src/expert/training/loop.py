@@ -156,12 +156,11 @@ def _one_step(
         made_seconds=fed.made_seconds,
     )
     troubles = tools.recorder.end(facts, stats, fed.copied)
-    taken = fed.step
     state = replace(
         state,
         done=number + 1,
-        epoch=taken.epoch,
-        place=(taken.epoch, taken.window, taken.in_epoch + 1),
+        epoch=fed.step.epoch,
+        place=(fed.step.epoch, fed.step.window, fed.step.in_epoch + 1),
         tokens=state.tokens + real_tokens,
         examples=state.examples + examples,
     )

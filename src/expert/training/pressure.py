@@ -126,7 +126,7 @@ class Recompiling:
 
 
 class Pressure:
-    """All detectors together; the first sign is kept until it is taken."""
+    """All detectors together; the first sign is kept until the loop asks for it."""
 
     def __init__(self, *, data: DataWait, spilling: Spilling, recompiling: Recompiling) -> None:
         self.data, self.spilling, self.recompiling = data, spilling, recompiling
