@@ -1,4 +1,4 @@
-"""Spikes that stay are found, noise is not taken for one, and reactions have an end."""
+"""Lasting spikes are detected, noise is not, and reactions are limited."""
 
 from __future__ import annotations
 

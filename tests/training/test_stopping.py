@@ -1,4 +1,4 @@
-"""The best so far, patience, and signals that are requests."""
+"""The best metric so far, early stopping, and signals."""
 
 from __future__ import annotations
 

@@ -69,8 +69,8 @@ def meet(
     """Wait until all ranks have come; returns the store. Raises on all ranks if some do not come
     within `limit` seconds, or if those that came do not form a world.
 
-    `kept`: rank 0 hosts the store; otherwise it exists already. `name`: of this start, in a store
-    that outlives restarts.
+    `kept`: otherwise the store exists already. `name`: of this start, in a store that
+    outlives restarts.
     """
     ends = time.monotonic() + limit
     opened = _open(world, point, limit=limit, ends=ends, keep=kept and world.is_first, tell=tell)

@@ -126,7 +126,7 @@ def train(
     if stop is None:
         state, stop = _ended(state, plan, tools)
     if stop.finished or stop.exit_code is not None:
-        tools.recorder.report_rest()  # after the checkpoint: a resumed run reports the whole line
+        tools.recorder.report_rest()  # after saving: a resumed run reports the whole line
     return state, stop
 
 
