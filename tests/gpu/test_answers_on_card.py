@@ -1,4 +1,4 @@
-"""Answers whose steps are recorded as CUDA graphs on a card are those of steps that are run."""
+"""Answers with captured decoding steps equal eager ones on a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Passes recorded as CUDA graphs on a card learn what passes learn that are run."""
+"""Passes captured as CUDA graphs train like eager ones on a GPU."""
 
 from __future__ import annotations
 

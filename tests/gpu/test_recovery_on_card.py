@@ -1,4 +1,4 @@
-"""Runs on a card that are stopped and taken up again, or that meet a real lack of memory."""
+"""Runs on a GPU that are stopped and resumed, or that really run out of memory."""
 
 from __future__ import annotations
 

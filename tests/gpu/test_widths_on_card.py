@@ -1,4 +1,4 @@
-"""Packed rows laid end to end, captured or not, learn on a card what batches of one width do."""
+"""Packed rows laid end to end, captured or not, train like batches of one width on a GPU."""
 
 from __future__ import annotations
 

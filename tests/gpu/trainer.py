@@ -1,4 +1,4 @@
-"""A process that trains one expert and tells how it ended and how much of the card it took.
+"""A process that trains one expert and reports how it ended and how much GPU memory it took.
 
 A memory cap and deterministic kernels belong to a whole process, and so does what NVML counts.
 """

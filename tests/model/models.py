@@ -192,7 +192,7 @@ class Batch:
 def make_batch(
     rows: Sequence[Sequence[Sequence[int]]], *, length: int | None = None, soft_tokens: int = 0
 ) -> Batch:
-    """Rows of documents, every token of which is learnt; soft prompts stand before each."""
+    """Rows of documents, all of whose tokens are trained on; each starts with the soft prompts."""
     laid = [[[0] * soft_tokens + list(document) for document in row] for row in rows]
     length = length or max(sum(map(len, row)) for row in laid)
     shape = (len(rows), length)
@@ -243,7 +243,7 @@ def rewrite_config(folder: Path, **changes: Any) -> None:
 
 
 def trainable_tensors(loaded: LoadedModel) -> dict[str, Tensor]:
-    """What a checkpoint keeps of a model: all that learns, and what AdaLoRA remembers."""
+    """What a checkpoint stores of a model: all trainable tensors, and the state of AdaLoRA."""
     tensors = {name: parameter.detach() for name, parameter in loaded.trainable}
     if loaded.ranks is not None:
         tensors |= {f"adalora.{name}": value for name, value in loaded.ranks.tensors().items()}

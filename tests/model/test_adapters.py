@@ -49,7 +49,7 @@ def packed_batch(*lengths: int) -> Batch:
 def train(
     loaded: LoadedModel, batch: Batch, steps: int = 5, rate: float = 0.02, autocast: bool = False
 ) -> list[float]:
-    """The losses of the updates, and the one after them."""
+    """The losses of the steps, and the one after them."""
 
     def mean_loss() -> torch.Tensor:
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):

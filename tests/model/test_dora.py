@@ -1,4 +1,4 @@
-"""DoRA with norms taken apart, against PEFT's own."""
+"""DoRA with expanded row norms, compared with PEFT's."""
 
 from __future__ import annotations
 

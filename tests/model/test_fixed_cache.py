@@ -1,4 +1,4 @@
-"""Keys and values in memory that stays where it is give the scores of a cache that grows."""
+"""A KV cache at a fixed address gives the logits of a growing one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks of a few functions, against transformers' blocks with PEFT's layers."""
+"""Fused blocks, compared with transformers' blocks and PEFT's layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LoRA that is added inside the product, against PEFT's own, which is added to what was rounded."""
+"""LoRA added inside the product, compared with PEFT's, which is added to the rounded product."""
 
 from __future__ import annotations
 

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from expert.model import loss as loss_file
 from expert.model import loss as loss_module
 from expert.model.loss import (
     Kernel,
@@ -170,13 +169,13 @@ def test_a_second_backward_over_one_loss_is_refused_and_not_wrong():
 
 def test_every_chunk_has_the_same_shape(monkeypatch):
     shapes = set()
-    real = loss_file._torch_rows
+    real = loss_module._torch_rows
 
     def seen(logits: Tensor, labels: Tensor, *args: Any, **options: Any) -> Tensor:
         shapes.add((logits.shape, labels.shape, logits.data_ptr()))
         return real(logits, labels, *args, **options)
 
-    monkeypatch.setattr(loss_file, "_torch_rows", seen)
+    monkeypatch.setattr(loss_module, "_torch_rows", seen)
     a_case([True] * 30).loss(fused=True, chunk=8)
     assert len(shapes) == 1
 

@@ -1,4 +1,4 @@
-"""What leaves a run, read back by the libraries that users have."""
+"""Saved results, loaded by PEFT and transformers."""
 
 from __future__ import annotations
 

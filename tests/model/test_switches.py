@@ -1,4 +1,4 @@
-"""What torch keeps for the whole process, and what the report says of it."""
+"""Process-wide switches of torch, and how the report lists them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stand-in for CUDA graphs where there is no card: it runs what was recorded once more."""
+"""A stand-in for CUDA graphs without a GPU: a replay runs the captured function again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from expert.training.learner import CapturedStep
 
 
 class Again:
-    """Keeps to the rules of a graph: nothing is made while recording, everything stays in place."""
+    """Like a graph, it computes nothing while it captures, and its outputs stay in place."""
 
     def __init__(self) -> None:
         self.recorded = 0
@@ -35,12 +35,12 @@ class Again:
 
 
 def _nothing(tensor: torch.Tensor) -> torch.Tensor:
-    """Numbers that show where they are read before the first replay."""
+    """Values that show if they are read before the first replay."""
     return torch.full_like(tensor, torch.nan if tensor.is_floating_point() else 0)
 
 
 class UndoneStep(CapturedStep):
-    """A step that is recorded by the stand-in is undone: recording on a card changes nothing."""
+    """Undoes the step that the stand-in takes while it captures: a capture changes nothing."""
 
     def __init__(self, optimizer: Optimizer, capture: Capture, device: torch.device) -> None:
         def undone(run: Callable[[], Made]) -> tuple[Made, Replay]:

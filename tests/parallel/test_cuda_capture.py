@@ -1,4 +1,4 @@
-"""What a recorder of CUDA graphs does where recording fails; tests/gpu shows it on a card."""
+"""What happens if capturing a CUDA graph fails; tests/gpu shows it on a GPU."""
 
 from __future__ import annotations
 

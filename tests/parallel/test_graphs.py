@@ -1,4 +1,4 @@
-"""Passes that are recorded and replayed give what passes give that are run."""
+"""Captured and replayed passes equal eager ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rank does not answer, by the signs that ranks leave."""
+"""Which rank does not answer, judged by its heartbeats."""
 
 from __future__ import annotations
 

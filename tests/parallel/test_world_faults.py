@@ -1,4 +1,4 @@
-"""What happens to one rank is answered by all of them, with the same plan."""
+"""All ranks respond to a fault of one of them with the same plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole runs whose passes are recorded, with a stand-in for CUDA graphs, end with the same bits."""
+"""Runs with captured passes (a stand-in for CUDA graphs) end bit for bit like eager ones."""
 
 from __future__ import annotations
 

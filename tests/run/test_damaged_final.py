@@ -1,4 +1,4 @@
-"""A finished expert with a damaged file is refused by name, whoever wants to use it."""
+"""A finished expert with a damaged file is refused by every command, which names the file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Resuming something else: every key that moves a weight, and the base's weights, are compared."""
+"""Resuming another run is refused: keys that affect weights and the base are compared."""
 
 from __future__ import annotations
 

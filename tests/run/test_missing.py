@@ -1,4 +1,4 @@
-"""What a manifest names and is not there is told before anything is made or fetched."""
+"""Missing models, files and columns are reported before anything is prepared or downloaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a manifest to packed, memory-mapped tokens, through the same door as the command."""
+"""From a manifest to packed, memory-mapped tokens, by the function behind the command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a finished run reached is what later plans of runs like it reckon with."""
+"""The measured rate of a finished run is used by later plans of similar runs."""
 
 from __future__ import annotations
 

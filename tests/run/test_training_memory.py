@@ -1,4 +1,4 @@
-"""Runs that meet too little memory or a missing kernel: another plan, the same step."""
+"""Runs that lack memory or a kernel repeat the step with another plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Going on with a run: what is damaged or of another run is refused, and a full disk is told."""
+"""Resuming: damaged checkpoints and those of another run are refused, a full disk is reported."""
 
 from __future__ import annotations
 

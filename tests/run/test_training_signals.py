@@ -70,7 +70,7 @@ def wait_for_file(manifest: Path, name: str) -> None:
 
 
 def times_told(manifest: Path, event: str) -> int:
-    """How often the only run of a manifest has told of something."""
+    """How often the only run of a manifest has emitted an event."""
     files = list((manifest.parent / "runs").glob("*/events.jsonl"))
     return sum(len(events_of(file.parent, event)) for file in files)
 

@@ -1,4 +1,4 @@
-"""Runs whose numbers go wrong: what is not finite never reaches a weight, a spike is undone."""
+"""Values that are not finite never reach a weight, and loss spikes are rolled back."""
 
 from __future__ import annotations
 

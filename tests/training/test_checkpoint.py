@@ -1,4 +1,4 @@
-"""A checkpoint is whole or not there, and what comes back is what was saved, to the last bit."""
+"""A checkpoint is complete or absent, and loads bit for bit."""
 
 from __future__ import annotations
 

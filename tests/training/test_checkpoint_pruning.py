@@ -1,4 +1,4 @@
-"""Which old checkpoints go: never the newest, the protected, or what is no checkpoint."""
+"""Which old checkpoints are deleted: never the newest, a protected one, or anything else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A harmed checkpoint is refused by name and put aside, and the one before is used."""
+"""A damaged checkpoint is reported and set aside, and the one before it is used."""
 
 from __future__ import annotations
 

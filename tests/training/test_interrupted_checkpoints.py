@@ -1,4 +1,4 @@
-"""A kill or a full disk at any stage leaves the checkpoint before it whole."""
+"""A kill or a full disk at any stage leaves the previous checkpoint intact."""
 
 from __future__ import annotations
 

@@ -37,13 +37,13 @@ PLAN = LoopPlan(
 
 @dataclass
 class Run:
-    """A loop over a toy, and everything that it told."""
+    """A loop over a toy model, and the events it emitted."""
 
     plan: LoopPlan = PLAN
     updates_per_epoch: int = 5
     epochs: int = 2
     stop_at: int | None = None
-    """A signal comes while this step is under way, counted from 1."""
+    """A signal arrives during this step, counted from 1."""
     stop_in_evaluation: bool = False
     dropout: float = 0.0
     log_every: int = 1

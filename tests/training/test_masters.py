@@ -1,4 +1,4 @@
-"""Masters in float32 of weights that have sixteen bits."""
+"""Float32 master weights of 16-bit parameters."""
 
 from __future__ import annotations
 
@@ -47,6 +47,22 @@ def test_a_new_step_does_not_remember_the_gradients_of_the_last():
         masters.collect()
     assert master.grad is not None
     assert torch.equal(master.grad, torch.full((4, 4), 2.0))
+
+
+def test_gradients_of_float32_parameters_are_copied_into_memory_allocated_once(monkeypatch):
+    weight = Parameter(torch.zeros(4, 4))
+    masters, allocated, empty_like = Masters([("weight", weight)]), [], torch.empty_like
+
+    def counted(tensor):
+        allocated.append(tensor.shape)
+        return empty_like(tensor)
+
+    monkeypatch.setattr(torch, "empty_like", counted)
+    for value in (1.0, 2.0, 3.0):
+        weight.grad = None
+        masters.take([torch.full_like(weight, value)])
+        assert torch.equal(weight.grad, torch.full((4, 4), value))
+    assert len(allocated) == 1
 
 
 @given(st.lists(st.integers(0, 30)), st.integers(1, 40))

@@ -1,4 +1,4 @@
-"""Optimizers: who decays, exact round trips, steps that are not taken."""
+"""Optimizers: weight decay, exact round trips, skipped steps."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def test_a_state_that_does_not_fit_the_parameters_is_refused(name, value, told):
         load_optimizer_tensors(made("adamw_torch", named), named, known)
 
 
-# --- clipping, and steps that are not taken ------------------------------------------------------
+# --- clipping, and skipped steps -----------------------------------------------------------------
 
 
 def test_clipping_scales_all_gradients_to_the_norm():

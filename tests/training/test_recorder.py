@@ -9,6 +9,7 @@ import torch
 from expert.telemetry.late import LateNumbers
 from expert.telemetry.meter import Meter
 from expert.telemetry.timeline import Timeline
+from expert.training import pressure as pressure_module
 from expert.training import recorder as recorder_module
 from expert.training.pressure import DataWait, Pressure, Recompiling, Spilling
 from expert.training.recorder import SCALE_HALVINGS, Recorder, StepFacts, due
@@ -20,6 +21,11 @@ from tests.telemetry.clocks import HandClock
 from tests.training.toys import CPU
 
 
+def undisturbed(data):
+    """Detectors that see nothing but waits for data and retries of the allocator."""
+    return Pressure(data=data, spilling=Spilling(), recompiling=Recompiling(lambda: 0))
+
+
 def made(told, **changes):
     clock = HandClock()
     recorder = Recorder(
@@ -28,7 +34,7 @@ def made(told, **changes):
         meter=Meter(clock),
         timeline=Timeline(CPU, clock=clock),
         spikes=SpikeWatch(),
-        **{"log_every": 1, **changes},
+        **{"log_every": 1, "pressure": undisturbed(DataWait(workers=1, cores=4)), **changes},
     )
     return recorder, clock
 
@@ -249,10 +255,10 @@ def test_numbers_that_arrive_late_are_read_a_step_later_and_all_at_the_end():
     assert recorder.settle() == []
 
 
-def test_what_is_measured_reaches_the_watch_over_plans():
+def test_what_is_measured_reaches_the_watch_over_plans(monkeypatch):
+    monkeypatch.setattr(pressure_module, "WINDOW_SECONDS", 2.0)
     facts = iter(range(10))
-    wait = DataWait(workers=1, cores=4, window_seconds=2.0)
-    pressure = Pressure(data=wait, spilling=Spilling(), recompiling=Recompiling(lambda: 0))
+    pressure = undisturbed(DataWait(workers=1, cores=4))
     recorder, clock = made([], pressure=pressure, more=lambda _: {"allocator_retries": next(facts)})
     for step in range(3):
         take(recorder, clock, step)

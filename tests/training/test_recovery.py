@@ -1,4 +1,4 @@
-"""The plan after a failure: what changes, what never does, and when there is nothing left."""
+"""The plan after a failure: what changes, what never does, and when nothing is left to try."""
 
 from __future__ import annotations
 

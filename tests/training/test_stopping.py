@@ -1,4 +1,4 @@
-"""The best so far, patience, and signals that are requests."""
+"""The best metric so far, early stopping, and signals."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import signal
 import subprocess
 import sys
 import threading
-from typing import Any
 
 import pytest
 
 from expert.core.errors import EXIT_HANGUP, EXIT_WARNED
 from expert.core.interrupts import show_cursor
+from expert.training import stopping
 from expert.training.stopping import BestSoFar, Observation, Signals
 from tests.each import each
 
@@ -97,11 +97,8 @@ def test_the_first_signal_sets_the_exit_code_and_the_second_ends_the_process_at_
 ):
     ends: list[object] = []
     monkeypatch.setattr(os, "_exit", ends.append)
-    told: dict[str, Any] = {
-        "restore_terminal": lambda: ends.append("restored"),
-        "acknowledge": lambda again: ends.append("again" if again else "first"),
-    }
-    with Signals(**told) as signals:
+    monkeypatch.setattr(stopping, "show_cursor", lambda: ends.append("restored"))
+    with Signals(acknowledge=lambda again: ends.append("again" if again else "first")) as signals:
         os.kill(os.getpid(), first)
         assert (signals.requested, ends) == (128 + first, ["first"])
         os.kill(os.getpid(), second)
@@ -148,14 +145,6 @@ def test_the_cursor_is_shown_on_terminals_and_nothing_is_written_elsewhere(monke
     monkeypatch.setattr(os, "write", lambda stream, text: written.append((stream, text)))
     show_cursor()
     assert written == [(2, b"\x1b[?25h")]
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_first_signal_is_acknowledged_before_anything_else_happens(number):
-    told = []
-    with Signals(acknowledge=lambda again: told.append(number)) as signals:
-        os.kill(os.getpid(), number)
-        assert (told, signals.requested) == ([number], 128 + number)
 
 
 # A process that was forked while the run listens, as those that make batches are.

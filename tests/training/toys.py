@@ -26,7 +26,7 @@ class Counts:
 
 @dataclass(frozen=True, kw_only=True)
 class ToyBatch:
-    """Rows of numbers, each with the number that is to be said of it."""
+    """Rows of numbers, each with the number to predict."""
 
     tokens: Tensor
     labels: Tensor
@@ -60,7 +60,7 @@ def optim_plan(**changes: Any) -> OptimPlan:
 
 
 class ToyModel:
-    """Squares of what a matrix and a gate get wrong, summed over the rows."""
+    """The squared errors of a matrix and a gate, summed over the rows."""
 
     def __init__(self, dtype: torch.dtype = torch.float32, dropout: float = 0.0) -> None:
         generator = torch.Generator().manual_seed(1)
@@ -86,7 +86,7 @@ class ToyModel:
 
 
 def toy_batches(rows: int, at_once: int, seed: int = 0) -> list[ToyBatch]:
-    """The same rows whatever goes at once."""
+    """The same rows for every micro-batch size."""
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randn(rows, WIDTH, generator=generator, dtype=torch.float64)
     labels = torch.randn(rows, generator=generator, dtype=torch.float64)

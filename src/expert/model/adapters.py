@@ -138,11 +138,7 @@ def _targets(model: Any, plan: AdapterPlan, layers: dict[str, nn.Module]) -> lis
 
 def matched(requested: list[str], layers: dict[str, nn.Module], key: str) -> list[str]:
     """The requested names, each checked to match a layer's name or its end."""
-    unknown = [
-        target
-        for target in requested
-        if not any(name == target or name.endswith(f".{target}") for name in layers)
-    ]
+    unknown = [target for target in requested if not any(_ends(name, target) for name in layers)]
     if unknown:
         available = ", ".join(sorted({_last(name) for name in layers}))
         plural = "" if len(unknown) == 1 else "s"
@@ -157,6 +153,11 @@ def _listed(names: list[str]) -> str:
     return f"{', '.join(names[:-1])} or {names[-1]}"
 
 
+def _ends(name: str, target: str) -> bool:
+    """Whether PEFT would take a layer of this name for the target."""
+    return name == target or name.endswith(f".{target}")
+
+
 def _last(name: str) -> str:
     return name.rsplit(".", 1)[-1]
 
@@ -166,7 +167,7 @@ def _are_conv1d(targets: list[str], layers: dict[str, nn.Module], kind: str) -> 
     kinds = {
         isinstance(layer, nn.Linear)
         for name, layer in layers.items()
-        if any(name == target or name.endswith(f".{target}") for target in targets)
+        if any(_ends(name, target) for target in targets)
     }
     if len(kinds) > 1:
         what = "the targets mix two kinds of linear layers; one adapter cannot cover both"

@@ -134,9 +134,7 @@ def runs_its_own_program(model: ModelPlan, folder: Path, *, allowed: bool) -> bo
 def _refuse_damaged(folder: Path) -> None:
     """Raise if files that Expert wrote, as in an export, have changed. The model card may be
     edited, and files may be added."""
-    if not (folder / DONE).is_file():
-        return
-    if not damage_once(folder):
+    if not (folder / DONE).is_file() or not damage_once(folder):
         return
     changed = [
         text for text in faults(folder, more_files=True) if not text.startswith("README.md ")

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from expert.model.fused.launching import triton_installed, trouble_of
+from expert.model.lora.added_product import computed_in
 from expert.model.loss_kernel import losses_and_gradients
 from expert.planning.memory.memory import evaluated_chunk_rows, loss_chunk_rows
 
@@ -85,7 +86,7 @@ def summed_loss(
     The sum is float32 (float64 for float64 inputs). The fused form never materialises all logits
     and computes the gradients of hidden, head and bias in the forward; the backward scales them.
     """
-    dtype = _compute_dtype(hidden)
+    dtype = computed_in(hidden)
     rules = HeadRules(scale=scale, softcap=softcap)
     hidden, labels = hidden.to(dtype), labels.reshape(-1)
     if not fused:
@@ -114,7 +115,7 @@ def evaluated(
     scale: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
     """The summed loss, and for how many targets (int64) the most likely token is right."""
-    dtype = _compute_dtype(hidden)
+    dtype = computed_in(hidden)
     rules = HeadRules(scale=scale, softcap=softcap)
     hidden, head, labels = hidden.to(dtype), head.to(dtype), labels.reshape(-1)
     size = _chunk_rows(chunk, hidden, head)
@@ -200,12 +201,6 @@ def _chunk_rows(chunk: int | None, hidden: Tensor, head: Tensor) -> int:
     """The rows of a chunk: at most the number of positions, rounded up to 8 for tensor cores."""
     places = -(-hidden.shape[0] // 8) * 8
     return min(chunk or default_chunk(head.shape[0], hidden.device), places)
-
-
-def _compute_dtype(hidden: Tensor) -> torch.dtype:
-    """The dtype that a linear layer would compute in here."""
-    kind = hidden.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import logging
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from expert.core.install import pip_install
 from expert.model.errors import ModelError
 from expert.model.lora import nf4
-from expert.model.lora.added_product import gradients_of_low, start
+from expert.model.lora.added_product import computed_in, gradients_of_low, start
 
 _WHERE = "base_models[].quantization"
 _FLOAT8 = torch.float8_e4m3fn
@@ -185,11 +186,9 @@ def _weight_only(layer: Any) -> nn.Module:
     overflow; with a device synchronisation for outliers; and on a CPU only in evaluation, so that
     training and evaluation would see different models.
     """
-    layer_class = weight_only_class()
+    make, bias = weight_only_class(), layer.bias is not None
     with torch.device("meta"):
-        new: nn.Module = layer_class(
-            layer.in_features, layer.out_features, bias=layer.bias is not None
-        )
+        new: nn.Module = make(layer.in_features, layer.out_features, bias=bias)
     new.weight, new.bias, new.state = layer.weight, layer.bias, layer.state
     new.requires_grad_(False)
     if layer.weight.CB is not None:
@@ -207,11 +206,8 @@ def int8_parts(layer: Any) -> tuple[Tensor, Tensor]:
 
 
 def _of_8_bits(layer: Any, x: Tensor) -> Tensor:
-    """What a layer of 8-bit weights gives, in the dtype of autocast if that is on."""
-    kind = x.device.type
-    if torch.is_autocast_enabled(kind):
-        x = x.to(torch.get_autocast_dtype(kind))
-    out: Tensor = int8_linear(x, *int8_parts(layer))
+    """The output of a layer with 8-bit weights, in the dtype of autocast if that is on."""
+    out: Tensor = int8_linear(x.to(computed_in(x)), *int8_parts(layer))
     return out if layer.bias is None else out + layer.bias.to(out.dtype)
 
 
@@ -229,7 +225,7 @@ def make_plain(model: nn.Module, device: torch.device) -> None:
         elif isinstance(layer, bnb.nn.Linear4bit):
             nf4.make_plain(layer)
             layer.quant_state.to(device)
-        elif type(layer) is _layer_class:
+        elif type(layer) is weight_only_class():
             layer.weight = nn.Parameter(layer.state.CB.view(nf4.AS_FLOATS), requires_grad=False)
             layer.state.CB, layer.state.SCB = None, layer.state.SCB.to(device)
 
@@ -266,21 +262,16 @@ def to_float8(model: nn.Module, blocks: Sequence[nn.Module], device: torch.devic
     model.to(device)
 
 
+@functools.cache
 def weight_only_class() -> type[Any]:
     """A subclass of bitsandbytes' int8 layer, so that PEFT knows it; created on first use."""
-    global _layer_class
-    if _layer_class is None:
-        parent: Any = importlib.import_module("bitsandbytes").nn.Linear8bitLt
+    parent: Any = importlib.import_module("bitsandbytes").nn.Linear8bitLt
 
-        class WeightOnlyInt8(parent):  # type: ignore[misc]
-            def __init__(self, inputs: int, outputs: int, *, bias: bool) -> None:
-                super().__init__(inputs, outputs, bias=bias, has_fp16_weights=False)
+    class WeightOnlyInt8(parent):  # type: ignore[misc]
+        def __init__(self, inputs: int, outputs: int, *, bias: bool) -> None:
+            super().__init__(inputs, outputs, bias=bias, has_fp16_weights=False)
 
-            def forward(self, x: Tensor) -> Tensor:
-                return _of_8_bits(self, x)
+        def forward(self, x: Tensor) -> Tensor:
+            return _of_8_bits(self, x)
 
-        _layer_class = WeightOnlyInt8
-    return _layer_class
-
-
-_layer_class: type[Any] | None = None
+    return WeightOnlyInt8

@@ -170,8 +170,8 @@ class CapturedPasses:
     """The captured passes of every batch shape so far."""
 
     def __init__(self, passes: Passes, capture: Capture, *, warm_each: bool = True) -> None:
-        """`warm_each`: compiled passes warm up for every shape; others only once, since the same
-        kernels compute all shapes, and once more for a number of places that is not aligned."""
+        """`warm_each`: as compiled passes need it. Others warm up only once, since the
+        same kernels compute all shapes, and once more for a size that is not aligned."""
         self._passes, self._capture, self._warm_each = passes, capture, warm_each
         self._met: dict[Hashable, int] = {}
         self._captured: dict[Hashable, list[Captured]] = {}

@@ -64,7 +64,7 @@ class Group:
     """All ranks of a run. A single process is a group too, and exchanges only with itself.
 
     `signal` is the exit code requested by a signal to any rank, as of the last exchange: the same
-    on all ranks, so that all decide alike.
+    on all ranks, so that all decide the same.
     """
 
     def __init__(

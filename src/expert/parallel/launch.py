@@ -95,9 +95,9 @@ def meeting_point(env: Mapping[str, str] = os.environ) -> MeetingPoint:
     return MeetingPoint(address, int(port) if port else _port_of_job(env))
 
 
-def last_failure(env: Mapping[str, str] = os.environ) -> Path | None:
+def last_failure() -> Path | None:
     """The file in which previous ranks recorded why they ended, if the run had saved nothing."""
-    return Path(env[LAST_FAILURE]) if env.get(LAST_FAILURE) else None
+    return Path(path) if (path := os.environ.get(LAST_FAILURE)) else None
 
 
 def rank_timeout(default: float, env: Mapping[str, str] = os.environ) -> float:
@@ -128,7 +128,7 @@ def _of_torchrun(env: Mapping[str, str]) -> World:
     rank, size = numbers.get("RANK", 0), numbers.get("WORLD_SIZE", 1)
     world = World(rank, size, numbers.get("LOCAL_RANK", 0), numbers.get("LOCAL_WORLD_SIZE", 1))
     if not absent and not problems:
-        problems += _contradictions(world, ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+        problems += _contradictions(world, RANK_NAMES)
     if size > 1:
         problems += [f"{name} is missing" for name in MEETING_NAMES if not env.get(name)]
         problems += _numbers(env, ("MASTER_PORT",))[1]
@@ -257,7 +257,7 @@ def own_facts(*, manifest: str, overrides: Sequence[str] = ()) -> dict[str, str]
         "code": code_hash(),
         "torch": version("torch"),
         "Python": ".".join(map(str, sys.version_info[:2])),
-        "manifest": _short(manifest.encode()),
+        "manifest": hashlib.sha256(manifest.encode()).hexdigest()[:CODE_DIGITS],
         "overrides": " ".join(overrides),
     }
 
@@ -299,10 +299,6 @@ def named_ranks(ranks: Sequence[int]) -> str:
     return f"{noun} {', '.join(map(str, ranks))}"
 
 
-def _short(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()[:CODE_DIGITS]
-
-
 # --- where a rank writes -------------------------------------------------------------------------
 
 
@@ -310,13 +306,13 @@ def rank_log(run: Path, rank: int) -> Path:
     return run / "ranks" / f"rank-{rank}.log"
 
 
-def log_into(run: Path, world: World, env: Mapping[str, str] = os.environ) -> None:
+def log_into(run: Path, world: World) -> None:
     """Redirect this rank's output into the run folder; rank 0 keeps its terminal, and passes the
     run folder on to the launcher.
 
     Earlier output, in the log of `expert train --gpus`, is copied first.
     """
-    folder = Path(env[LAUNCH_FOLDER]) if env.get(LAUNCH_FOLDER) else None
+    folder = Path(path) if (path := os.environ.get(LAUNCH_FOLDER)) else None
     if world.is_first:
         if folder is not None:
             write_text_atomically(folder / RUN_FILE, str(run.absolute()))
@@ -342,14 +338,15 @@ def first_log(folder: Path, rank: int) -> Path:
     return folder / f"rank-{rank}.log"
 
 
-def follow_parent(env: Mapping[str, str] = os.environ) -> None:
+def follow_parent() -> None:
     """Stop this process with SIGTERM when `expert train --gpus`, which started it, has died.
 
     Nothing else would: a rank is not in the terminal's process group.
     """
-    if not env.get(PARENT_PIPE):
+    pipe = os.environ.get(PARENT_PIPE)
+    if not pipe:
         return
-    descriptor = int(env[PARENT_PIPE])
+    descriptor = int(pipe)
 
     def wait() -> None:
         try:

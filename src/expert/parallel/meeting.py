@@ -69,8 +69,8 @@ def meet(
     """Wait until all ranks have come; returns the store. Raises on all ranks if some do not come
     within `limit` seconds, or if those that came do not form a world.
 
-    `kept`: rank 0 hosts the store; otherwise it exists already. `name`: of this start, in a store
-    that outlives restarts.
+    `kept`: otherwise the store exists already. `name`: of this start, in a store that
+    outlives restarts.
     """
     ends = time.monotonic() + limit
     opened = _open(world, point, limit=limit, ends=ends, keep=kept and world.is_first, tell=tell)
@@ -98,12 +98,16 @@ def _open(
         _kept.append(_hosted(point))
     _reach(world, point, limit=limit, ends=ends, tell=tell)
     clients: list[Any] = []
+    long = datetime.timedelta(days=STORE_DAYS)
 
-    def reach() -> None:
+    def connect() -> None:
         with contextlib.suppress(RuntimeError):  # torch's network errors
-            clients.append(_client(point))
+            client = TCPStore(
+                point.address, point.port, is_master=False, wait_for_workers=False, timeout=long
+            )
+            clients.append(client)
 
-    thread = threading.Thread(target=reach, daemon=True)
+    thread = threading.Thread(target=connect, daemon=True)
     thread.start()
     thread.join(min(limit, STRANGER_SECONDS))
     if clients:
@@ -124,13 +128,6 @@ def _hosted(point: MeetingPoint) -> Any:
     fix = "end what uses it, or set another MASTER_PORT for all ranks"
     text = f"port {point.port} is in use on this machine  ({fix})"
     raise WorldError(f"rank 0 cannot be met at {_named(point)}", [text])
-
-
-def _client(point: MeetingPoint) -> Any:
-    long = datetime.timedelta(days=STORE_DAYS)
-    return TCPStore(
-        point.address, point.port, is_master=False, wait_for_workers=False, timeout=long
-    )
 
 
 def _reach(world: World, point: MeetingPoint, *, limit: float, ends: float, tell: Tell) -> None:

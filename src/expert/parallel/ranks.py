@@ -114,6 +114,22 @@ class _Attempt:
     """When the remaining ones are killed."""
     killed: set[int] = field(default_factory=set)
 
+    def error_file(self, rank: int) -> Path:
+        return self.folder / f"error-{rank}.json"
+
+    def run_folder(self) -> Path | None:
+        """The run folder that rank 0 has created, if it has."""
+        try:
+            return Path(read_text(self.folder / RUN_FILE))
+        except OSError:
+            return None
+
+    def log_of(self, rank: int) -> Path:
+        """The log of a rank: in the run folder, or from before that was created."""
+        run = self.run_folder()
+        later = rank_log(run, rank) if run is not None else None
+        return later if later is not None and later.is_file() else first_log(self.folder, rank)
+
     @property
     def left(self) -> list[int]:
         return [rank for rank in self.processes if rank not in self.codes]
@@ -182,7 +198,7 @@ class _Ranks:
                 "TORCHELASTIC_RUN_ID": self._folder.name,
                 "TORCHELASTIC_RESTART_COUNT": str(number),
                 "TORCHELASTIC_USE_AGENT_STORE": "True",
-                ERROR_FILE: str(self._error_file(attempt, rank)),
+                ERROR_FILE: str(attempt.error_file(rank)),
                 LAUNCH_FOLDER: str(attempt.folder),
                 PARENT_PIPE: str(self._pipe[0]),
                 **({LAST_FAILURE: str(run / FAILURE_FILE)} if run is not None else {}),
@@ -255,7 +271,7 @@ class _Ranks:
             return
         now = time.monotonic()
         attempt.ends_at = attempt.ends_at or now + SECONDS_TO_NOTICE
-        notes = {rank: recorded_failure(self._error_file(attempt, rank)) for rank in failed}
+        notes = {rank: recorded_failure(attempt.error_file(rank)) for rank in failed}
 
         def order(rank: int) -> tuple[bool, bool, float, int]:
             note = notes[rank]
@@ -297,11 +313,11 @@ class _Ranks:
         return True
 
     def _failure_in_words(self, attempt: _Attempt, rank: int) -> str:
-        code, log = attempt.codes[rank], self._log_of(attempt, rank)
-        note = recorded_failure(self._error_file(attempt, rank))
+        code, log = attempt.codes[rank], attempt.log_of(rank)
+        note = recorded_failure(attempt.error_file(rank))
         blamed = note.blamed if note is not None else None
         if note is not None and blamed is not None and blamed in attempt.left:
-            return f"{note.message}{_where(self._log_of(attempt, blamed))}"
+            return f"{note.message}{_where(attempt.log_of(blamed))}"
         message = note.message if note is not None else _last_error(log)
         head = f"rank {rank} {how_it_ended(code)}"
         if code == -signal.SIGKILL and not message:
@@ -311,21 +327,13 @@ class _Ranks:
             return head  # its message is already in this terminal
         return f"{f'{head}: {message}'.rstrip(': ')}{_where(log)}"
 
-    def _error_file(self, attempt: _Attempt, rank: int) -> Path:
-        return attempt.folder / f"error-{rank}.json"
-
-    def _log_of(self, attempt: _Attempt, rank: int) -> Path:
-        run = _named_run(attempt)
-        later = rank_log(run, rank) if run is not None else None
-        return later if later is not None and later.is_file() else first_log(attempt.folder, rank)
-
     @property
     def failed(self) -> bool:
         return bool(self._attempts) and self._attempts[-1].failed is not None
 
     def run_folder(self) -> Path | None:
         """The newest run folder created by a rank 0."""
-        named = (_named_run(attempt) for attempt in reversed(self._attempts))
+        named = (attempt.run_folder() for attempt in reversed(self._attempts))
         return next((run for run in named if run is not None), None)
 
 
@@ -338,13 +346,6 @@ def code_of_all(code: int) -> int:
 
 def _was_asked(code: int) -> bool:
     return code_of_all(code) in STOPPED
-
-
-def _named_run(attempt: _Attempt) -> Path | None:
-    try:
-        return Path(read_text(attempt.folder / RUN_FILE))
-    except OSError:
-        return None
 
 
 def _where(log: Path) -> str:

@@ -55,8 +55,8 @@ class SingleDevice:
         capture: Capture | None = None,
         warm_each: bool = True,
     ) -> None:
-        """`capture`: used to capture passes for replay; None: run them each time. `warm_each`: run
-        them for every shape first."""
+        """`capture`: used to capture passes for replay; None: run them each time.
+        `warm_each`: run them for every shape first."""
         self.device = device
         self._model, self._learner = model, learner
         self._autocast, self._phase, self._after_step = autocast, phase, after_step

@@ -380,8 +380,8 @@ def as_packed(plan: RunPlan, train: PreparedSplit | None) -> RunPlan:
 
 
 def _with_data(opened: Opened, tell: Tell, *, again: bool) -> Opened:
-    """Opened to run: prepare the rows if needed and settle the plan by them; `again` plans anew
-    with their counts."""
+    """Opened to run: prepare the rows if needed and settle the plan by them; `again`: plan once
+    more with their counts."""
     from expert.data.count import counts_of
     from expert.data.feed.run_data import run_data
     from expert.data.line import open_line

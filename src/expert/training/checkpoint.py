@@ -141,10 +141,10 @@ def prune(
 ) -> list[Path]:
     """Delete all but the newest `keep` (None: all) and the protected steps; returns the deleted.
 
-    Checkpoints `in_between` (saved when none was due) do not count towards `keep` and are deleted
-    once there is a newer one. Nothing is deleted unless the newest verifies; `verified`: one just
-    returned by save_checkpoint, which need not be read again. Incomplete ones neither count nor are
-    deleted.
+    Checkpoints saved when none was due (`in_between`) do not count towards `keep` and are
+    deleted once there is a newer one. Nothing is deleted unless the newest verifies; `verified`:
+    one just returned by save_checkpoint, which need not be read again. Incomplete ones neither
+    count nor are deleted.
     """
     assert keep is None or keep >= 1, "the newest checkpoint is never deleted"
     whole = [

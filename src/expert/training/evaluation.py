@@ -53,7 +53,7 @@ class EvalResult:
 
 
 class NothingToJudge(ExpertError):
-    """No token of the rows counts, so there is no mean loss."""
+    """The rows have no target token, so there is no mean loss."""
 
 
 def means_of(loss_sum: float, correct: float, *, targets: int, examples: int) -> EvalResult:

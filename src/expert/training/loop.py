@@ -121,11 +121,12 @@ def train(
             state, stop = _between_steps(state, moment, plan, tools)
             tools.reached(state)
         if stop is None and not moment.last:
-            stop = _another_plan(tools)
+            sign = tools.same_everywhere(tools.recorder.pressure.taken())
+            stop = Ending(sign=sign) if sign is not None else None
     if stop is None:
         state, stop = _ended(state, plan, tools)
     if stop.finished or stop.exit_code is not None:
-        tools.recorder.report_rest()  # after the checkpoint: a resumed run reports the whole line
+        tools.recorder.report_rest()  # after saving: a resumed run reports the whole line
     return state, stop
 
 
@@ -155,12 +156,11 @@ def _one_step(
         made_seconds=fed.made_seconds,
     )
     troubles = tools.recorder.end(facts, stats, fed.copied)
-    taken = fed.step
     state = replace(
         state,
         done=number + 1,
-        epoch=taken.epoch,
-        place=(taken.epoch, taken.window, taken.in_epoch + 1),
+        epoch=fed.step.epoch,
+        place=(fed.step.epoch, fed.step.window, fed.step.in_epoch + 1),
         tokens=state.tokens + real_tokens,
         examples=state.examples + examples,
     )
@@ -237,12 +237,6 @@ def judge(
     return None
 
 
-def _another_plan(tools: Tools) -> Ending | None:
-    sign = tools.recorder.pressure.taken() if tools.recorder.pressure is not None else None
-    sign = tools.same_everywhere(sign)
-    return None if sign is None else Ending(sign=sign)
-
-
 def _between_steps(
     state: TrainState, moment: Moment, plan: LoopPlan, tools: Tools
 ) -> tuple[TrainState, Ending | None]:
@@ -268,8 +262,7 @@ def _between_steps(
     exit_code = tools.stop_requested() if state.done else None
     wanted = moment.save or moment.asked or (improved and plan.save_best)
     if wanted or patience_gone or exit_code is not None:
-        recorder = tools.recorder
-        state = replace(state, **recorder.state())
+        state = replace(state, **tools.recorder.state())
         with tools.recorder.meter.paused():
             tools.save(state, moment.save)
         exit_code = tools.stop_requested()  # also one that came while saving

@@ -5,7 +5,8 @@ Nothing here ends a run: if no other plan helps, it continues unchanged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from expert.training.recovery import DataBound, OutOfMemory, RecompileStorm
@@ -27,17 +28,9 @@ Sign = DataBound | OutOfMemory | RecompileStorm
 class DataWait:
     """The fraction of time that the device waits for batches, in windows."""
 
-    def __init__(
-        self,
-        *,
-        workers: int,
-        cores: int,
-        window_seconds: float = WINDOW_SECONDS,
-        share: float = WAITING_SHARE,
-        most: int = MOST_RETUNES,
-    ) -> None:
+    def __init__(self, *, workers: int, cores: int) -> None:
         self.workers, self._cores = workers, cores
-        self._window, self._share, self._left = window_seconds, share, most
+        self._left = MOST_RETUNES
         self._before: float | None = None
         self.restart()
 
@@ -56,11 +49,11 @@ class DataWait:
             return None
         self._wall += wall
         self._waited += waited
-        if self._wall < self._window:
+        if self._wall < WINDOW_SECONDS:
             return None
         share = self._waited / self._wall
         self._wall = self._waited = 0.0
-        if share <= self._share or not self._left:
+        if share <= WAITING_SHARE or not self._left:
             return None
         self._left -= 1
         worse = self._before is not None and share > self._before
@@ -106,12 +99,12 @@ class Recompiling:
         self._warming, self._known, self._storms = STORM_WARMUP_UPDATES, 0, 0
         self._fresh = 0
 
-    def forgive(self, count: int) -> None:
-        """Ignore graphs compiled for another reason, such as an evaluation."""
-        self._known += count
-
-    def count(self) -> int:
-        return self._graphs()
+    @contextmanager
+    def ignored(self) -> Iterator[None]:
+        """Ignore graphs compiled meanwhile, for another reason than a step: an evaluation."""
+        before = self._graphs()
+        yield
+        self._known += self._graphs() - before
 
     @property
     def since_warm_up(self) -> int:
@@ -133,7 +126,7 @@ class Recompiling:
 
 
 class Pressure:
-    """All detectors together; the first sign is kept until it is taken."""
+    """All detectors together; the first sign is kept until the loop asks for it."""
 
     def __init__(self, *, data: DataWait, spilling: Spilling, recompiling: Recompiling) -> None:
         self.data, self.spilling, self.recompiling = data, spilling, recompiling

@@ -66,12 +66,12 @@ class Recorder:
         meter: Meter,
         timeline: Timeline,
         spikes: SpikeWatch,
+        pressure: Pressure,
         log_every: int,
         flops_per_token: float | None = None,
         loss_scaling: bool = False,
         compiles: bool = False,
         more: MoreFields = lambda step: {},
-        pressure: Pressure | None = None,
         skips: int = 0,
     ) -> None:
         self.meter = meter
@@ -158,8 +158,7 @@ class Recorder:
         timeline = self._timeline
         for times in timeline.drain() if everything else timeline.ready(self._late.lag):
             self.meter.add_times(times)
-            if self.pressure is not None:
-                self.pressure.add_times(times.wall, times.phases["data_wait"])
+            self.pressure.add_times(times.wall, times.phases["data_wait"])
             waited = times.phases["data_wait"] + times.phases.get(COMMUNICATION, 0.0)
             self.busy_seconds = max(0.0, times.wall - waited)
             for name, seconds in times.phases.items():
@@ -214,10 +213,9 @@ class Recorder:
         times["ran_dry"] = sum(self._dry) / len(self._dry) if self._dry else None
         self._phases, self._made, self._dry = {}, [], []
         more = self._more(facts.step + 1)
-        if self.pressure is not None:
-            self.pressure.add_facts(more)
-            if self._compiles:
-                more["recompiles"] = self.pressure.recompiling.since_warm_up
+        self.pressure.add_facts(more)
+        if self._compiles:
+            more["recompiles"] = self.pressure.recompiling.since_warm_up
         self._emit(
             "step",
             step=facts.step + 1,

@@ -104,7 +104,7 @@ Changes = dict[str, Any]
 def plan_after(plan: RunPlan, failure: Failure) -> RunPlan | None:
     """The plan to try next; None if no other plan helps.
 
-    The rows of a step never change, so neither does what is learned. Spikes and values that are not
+    The rows of a step never change, so neither does the training. Spikes and values that are not
     finite are not the plan's fault: `spikes.Stability` decides about those.
     """
     values, because = _answer(plan, failure)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from statistics import median, quantiles
 from typing import Any, Literal
 
@@ -153,14 +153,11 @@ class Stability:
 class Skipped:
     """Steps to leave out when a run reaches them again, as windows."""
 
-    windows: tuple[tuple[int, int], ...] = field(default=())
+    windows: tuple[tuple[int, int], ...] = ()
     """First and last step of each, sorted, with gaps in between."""
 
     def __contains__(self, step: object) -> bool:
         return isinstance(step, int) and any(first <= step <= last for first, last in self.windows)
-
-    def __len__(self) -> int:
-        return sum(last - first + 1 for first, last in self.windows)
 
     def with_window(self, first: int, last: int) -> Skipped:
         """These and the steps from `first` to `last`, inclusive."""

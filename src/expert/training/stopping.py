@@ -8,7 +8,7 @@ import signal
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Literal
 
 from expert.core.interrupts import HANGUP, HEARD, WARNING, show_cursor
@@ -92,7 +92,6 @@ class Signals:
         self,
         *,
         acknowledge: Callable[[bool], None] = lambda again: None,
-        restore_terminal: Callable[[], None] = show_cursor,
         alone: bool = True,
         on_sigusr1: Literal["save", "stop"] = "save",
     ) -> None:
@@ -103,7 +102,6 @@ class Signals:
         """The exit code once a signal has come: 130 for SIGINT, 143 for SIGTERM."""
         self._asked_to_save = False
         self._acknowledge = acknowledge
-        self._restore_terminal = restore_terminal
         self._before: dict[int, Any] = {}
         self._listener = os.getpid()
 
@@ -117,12 +115,7 @@ class Signals:
                     signal.signal(number, self._handle)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, before in self._before.items():
             # None: the handler was set outside Python and cannot be restored.
             signal.signal(number, signal.SIG_DFL if before is None else before)
@@ -130,7 +123,11 @@ class Signals:
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         if os.getpid() != self._listener:
-            self._in_a_worker(number)
+            # A forked worker. Ctrl-C reaches every process of a terminal, and the run handles it;
+            # SIGTERM is how a run ends its workers.
+            if number == signal.SIGTERM:
+                signal.signal(number, signal.SIG_DFL)
+                os.kill(os.getpid(), number)
             return
         if number == WARNING and self._on_sigusr1 == "save":
             self._asked_to_save = True
@@ -141,7 +138,7 @@ class Signals:
             return
         if not self._alone or number in (HANGUP, WARNING):
             return
-        self._restore_terminal()
+        show_cursor()
         self._acknowledge(True)
         os._exit(128 + number)
 
@@ -149,11 +146,3 @@ class Signals:
         """Whether a checkpoint was requested since the last call."""
         asked, self._asked_to_save = self._asked_to_save, False
         return asked
-
-    @staticmethod
-    def _in_a_worker(number: int) -> None:
-        """In a forked worker. Ctrl-C reaches every process of a terminal, and the run handles it;
-        SIGTERM is how a run ends its workers."""
-        if number == signal.SIGTERM:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)

@@ -302,8 +302,8 @@ def parts_of(block: Any, adapter: str) -> BlockParts:
 
 
 def without_float8_products(parts: BlockParts) -> BlockParts:
-    """For evaluation, which is to tell how the expert answers: it generates with FP8 weights, but
-    with 16-bit activations. Rounding them too makes the loss of SmolLM2-135M 1 % higher."""
+    """For evaluation, which should predict how the expert answers: it generates with FP8 weights
+    but 16-bit activations. Rounding them too makes the loss of SmolLM2-135M 1 % higher."""
     products = {name: getattr(parts, name) for name in ("qkv", "out", "gate_up", "down")}
     return replace(parts, **{name: replace(one, float8=None) for name, one in products.items()})
 

@@ -56,9 +56,9 @@ def pack(layers: Sequence[Any], adapter: str, like: Tensor, *, for_swiglu: bool 
     return Product(
         first=first,
         second=second,
-        weight=functools.partial(_part, matrix[:outputs, :inputs])
-        if matrix is not None
-        else functools.partial(unpacked, bases, second.dtype),
+        weight=functools.partial(unpacked, bases, second.dtype)
+        if matrix is None
+        else lambda: matrix[:outputs, :inputs],
         matrix=matrix,
         float8=float8,
         scaling=layers[adapted[0]].scaling[adapter] if adapted else 1.0,
@@ -67,7 +67,7 @@ def pack(layers: Sequence[Any], adapter: str, like: Tensor, *, for_swiglu: bool 
         places=places,
         bias=_joined([base.bias for base in bases], [end - start for start, end in rows]),
         magnitudes=_magnitudes([layers[index] for index in adapted], places, outputs, adapter),
-        dropout=_dropout(layers[adapted[0]], adapter) if adapted else 0.0,
+        dropout=getattr(layers[adapted[0]].lora_dropout[adapter], "p", 0.0) if adapted else 0.0,
         for_swiglu=for_swiglu,
     )
 
@@ -90,11 +90,6 @@ def has_adapter(layer: Any, adapter: str) -> bool:
     return adapter in getattr(layer, "lora_A", {})
 
 
-def _dropout(layer: Any, adapter: str) -> float:
-    probability: float = getattr(layer.lora_dropout[adapter], "p", 0.0)
-    return probability
-
-
 def is_quantised(base: Any) -> bool:
     """Whether the weights can be dequantised: double-quantised NF4, int8 or FP8."""
     if isinstance(base, Float8Linear):
@@ -105,10 +100,6 @@ def is_quantised(base: Any) -> bool:
     if isinstance(base, bnb.nn.Linear4bit):
         return is_doubly_quantised(base)
     return type(base) is weight_only_class()
-
-
-def _part(weight: Tensor) -> Tensor:
-    return weight
 
 
 def _magnitudes(

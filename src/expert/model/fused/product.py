@@ -15,8 +15,8 @@ rank-16 LoRA and 32k tokens take 98 ms this way, 140 ms layer by layer, and 76 m
 Quantised weights are dequantised for each product: x W^T + (s x A^T) B^T, also rounded once.
 B is zero for layers without an adapter.
 
-DoRA's scale and the bias are applied by the kernel that reads the outputs (`Finish` in kernels.py),
-which saves a pass over them.
+DoRA's scale and the bias are applied by the kernel that reads the outputs, which saves a pass over
+them (`Finish` in kernels.py).
 """
 
 from __future__ import annotations

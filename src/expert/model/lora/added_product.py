@@ -12,7 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
+
+def computed_in(tensor: Tensor) -> torch.dtype:
+    """The dtype under autocast, which does not cast in-place operations."""
+    kind = tensor.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else tensor.dtype
 
 
 def start(low: Tensor, second: Tensor) -> Tensor:

@@ -138,15 +138,10 @@ def reader_of(base_layer: Any) -> tuple[ReadWeight, bool]:
     if bnb is not None:
         if isinstance(base_layer, bnb.nn.Linear4bit):
             read: Any = bnb.functional.dequantize_4bit
-            return functools.partial(_nf4_weight, read), True
+            return lambda layer, dtype: read(parts_of(layer)[0], state_of(layer)), True
         if isinstance(base_layer, weight_only_class()):
             return _int8_weight, True
     return lambda layer, dtype: layer.weight, False
-
-
-def _nf4_weight(read: Any, base_layer: Any, dtype: torch.dtype) -> Tensor:
-    weight: Tensor = read(parts_of(base_layer)[0], state_of(base_layer))
-    return weight
 
 
 def _int8_weight(base_layer: Any, dtype: torch.dtype) -> Tensor:

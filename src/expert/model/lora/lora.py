@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from expert.model.lora.added_product import AddedProduct, added_product
+from expert.model.lora.added_product import AddedProduct, added_product, computed_in
 from expert.model.lora.dora import faster_class
 from expert.model.lora.nf4 import is_doubly_quantised, nf4_added, parts_of
 from expert.model.quantised import Float8Linear, int8_added, int8_parts, weight_only_class
@@ -120,7 +120,7 @@ def _transposed(base: Any, rows: Tensor, low: Tensor, second: Tensor, scaling: f
 
 
 def _sum(rows: Tensor, weight: Tensor, low: Tensor, second: Tensor, scaling: float) -> Tensor:
-    dtype = _computed_in(weight)
+    dtype = computed_in(weight)
     args = (low.to(dtype), second.to(dtype), rows.to(dtype), weight.to(dtype), scaling)
     # An opaque operator: Inductor would split the sum again, and torch 2.9's would lose the factor.
     if torch.compiler.is_compiling():
@@ -132,20 +132,14 @@ def _sum(rows: Tensor, weight: Tensor, low: Tensor, second: Tensor, scaling: flo
 
 
 def _int8(base: Any, rows: Tensor, low: Tensor, second: Tensor, scaling: float) -> Tensor:
-    dtype = _computed_in(rows)
+    dtype = computed_in(rows)
     args = (low.to(dtype), second.to(dtype), rows.to(dtype))
     whole: Tensor = int8_added(*args, *int8_parts(base), scaling)
     return whole
 
 
 def _nf4(base: Any, rows: Tensor, low: Tensor, second: Tensor, scaling: float) -> Tensor:
-    dtype = base.compute_dtype or _computed_in(rows)
+    dtype = base.compute_dtype or computed_in(rows)
     args = (low.to(dtype), second.to(dtype), rows.to(dtype))
     whole: Tensor = nf4_added(*args, *parts_of(base), scaling)
     return whole if torch.is_autocast_enabled(rows.device.type) else whole.to(rows.dtype)
-
-
-def _computed_in(tensor: Tensor) -> torch.dtype:
-    """The dtype under autocast, which does not cast in-place operations."""
-    kind = tensor.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else tensor.dtype

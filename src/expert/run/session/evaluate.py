@@ -26,10 +26,8 @@ if TYPE_CHECKING:
 def evaluate_validation(session: Session) -> EvalResult | None:
     """Evaluate the validation rows; None if a signal interrupted it."""
     assert session.data.validation is not None
-    recompiling = session.instruments.pressure.recompiling
-    before = recompiling.count()
-    result = evaluate_split(session, session.data.validation)
-    recompiling.forgive(recompiling.count() - before)
+    with session.instruments.pressure.recompiling.ignored():
+        result = evaluate_split(session, session.data.validation)
     session.now.last_eval = result or session.now.last_eval
     return result
 
@@ -139,19 +137,20 @@ def probe(session: Session) -> None:
     built = model_of(session)
     later = state_to_come(built, plan)
     reserved: Any = torch.empty(later, dtype=torch.uint8, device=device) if later else None
-    if data.order is not None and plan.is_padded:
-        batch = widest_batch(plan, data, device)
+
+    def try_batch(batch: Batch) -> None:
         built.engine.accumulate(batch, divisor=max(1, batch.targets))
         built.engine.discard()
+
+    if data.order is not None and plan.is_padded:
+        try_batch(widest_batch(plan, data, device))
     elif varies_in_width(plan, device):
         widest = {"data.trim": False, "data.flat": False}
         whole = plan.with_values(widest, "to try the widest", "machine")
         world = session.group.world
         with training_feed(whole, data, session.state, device=device, world=world) as fed:
-            for update in islice(fed, 1):
-                batch = update.batches[0]
-                built.engine.accumulate(batch, divisor=max(1, batch.targets))
-                built.engine.discard()
+            for step in islice(fed, 1):
+                try_batch(step.batches[0])
     for split in _evaluated(session):
         began = time.monotonic()
         sums = _fitting(session, split, most=1)

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Literal
 
 from expert.core.errors import EXIT_RUN_FAILED, ExpertError
 from expert.run.build import DoesNotRun
-from expert.training.recovery import Failure, OutOfMemory
+from expert.training.recovery import (
+    CompileFailed,
+    Failure,
+    KernelUnavailable,
+    OutOfMemory,
+    WorkersUnavailable,
+)
 
 if TYPE_CHECKING:
     from expert.planning.run_plan import RunPlan
@@ -39,30 +45,29 @@ def failure_of(
     from expert.model.attention import CUDNN_FAILED, AttentionUnavailable
     from expert.parallel.graphs import GraphsUnavailable
     from expert.parallel.group import PeerFailed
-    from expert.training import recovery
     from expert.training.optim import OptimizerUnavailable
 
     # First, and at any depth: compilers wrap the error when memory runs out.
     full = next((cause for cause in _all_behind(error) if is_out_of_memory(cause)), None)
     if full is not None:
-        return recovery.OutOfMemory(where=where, message=str(full))
+        return OutOfMemory(where=where, message=str(full))
     for cause in _chain(error):
         if isinstance(cause, PeerFailed):
             return cause.failure  # type: ignore[no-any-return]
         if isinstance(cause, DoesNotRun):
             return cause.failure
         if isinstance(cause, AttentionUnavailable) or CUDNN_FAILED in str(cause):
-            return recovery.KernelUnavailable(kernel="attention", reason=str(cause))
+            return KernelUnavailable(kernel="attention", reason=str(cause))
         if isinstance(cause, CannotStartWorkers):
-            return recovery.WorkersUnavailable(reason=str(cause))
+            return WorkersUnavailable(reason=str(cause))
         if isinstance(cause, GraphsUnavailable):
-            return recovery.KernelUnavailable(kernel="cuda_graphs", reason=str(cause))
+            return KernelUnavailable(kernel="cuda_graphs", reason=str(cause))
         if isinstance(cause, OptimizerUnavailable):
-            return recovery.KernelUnavailable(kernel=cause.optimizer, reason=cause.reason)
+            return KernelUnavailable(kernel=cause.optimizer, reason=cause.reason)
         if _is_of_a_compiler(cause):
             return _without_compiler(_sentence(cause), plan)
         if NOT_DETERMINISTIC in str(cause) and plan is not None and plan.kernels.deterministic:
-            return recovery.KernelUnavailable(kernel="attention", reason=_sentence(cause))
+            return KernelUnavailable(kernel="attention", reason=_sentence(cause))
     return None
 
 
@@ -78,13 +83,11 @@ def _is_of_a_compiler(error: BaseException) -> bool:
 def _without_compiler(reason: str, plan: RunPlan | None) -> Failure:
     """Give up what still compiles, one after the other: graphs, fused blocks, flex attention, the
     loss kernel."""
-    from expert.training import recovery
-
     if plan is None or plan.kernels.compile:
-        return recovery.CompileFailed(reason=reason)
+        return CompileFailed(reason=reason)
     kernel = "attention" if plan.kernels.attention == "flex" else "fused_loss"
     kernel = "triton" if plan.kernels.fused_blocks else kernel
-    return recovery.KernelUnavailable(kernel=kernel, reason=reason)
+    return KernelUnavailable(kernel=kernel, reason=reason)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -192,5 +192,5 @@ def publish_final(session: Session) -> Path:
             publishing(final) as folder,
         ):
             save_trained(loaded, folder)
-    session.group.agree()  # a rank that ends before the first has written would look like a failure
+    session.group.agree()  # a rank that ends before rank 0 has written would look failed
     return session.folder.final

@@ -1,7 +1,7 @@
 """The identity of a run: every setting that affects weights, and the weights of its base.
 
-`MOVES` and `MOVES_NO_WEIGHT` list every training key of the manifest; a test compares them with the
-schema, so that no new key is forgotten.
+`MOVES` and `MOVES_NO_WEIGHT` list every training key of the manifest; a test
+compares them with the schema, so that no new key is forgotten.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ MOVES_NO_WEIGHT = frozenset(
         *("eval_every_epochs", "load_best_model_at_end", "metric_for_best_model"),
         *("greater_is_better", "early_stopping_patience", "early_stopping_threshold"),
         *("output_dir", "trackers", "tracker_project", "tracker_run_name"),
-        # Handling of future trouble; a run that met it is resumed with another choice.
+        # What to do about failures; a run that had one may be resumed with another choice.
         *("on_not_finite", "max_skipped_updates", "on_loss_spike", "max_rollbacks"),
         *("hang_timeout", "on_sigusr1"),
         # How the same rows reach the device.

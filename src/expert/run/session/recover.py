@@ -7,12 +7,15 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, get_args
 
 from expert.core.errors import EXIT_RUN_FAILED
+from expert.core.events import plain
+from expert.core.files import write_text_atomically
 from expert.core.room import DiskFull
 from expert.core.rundir import RunFolder
+from expert.core.secrets import known_secrets
 from expert.core.stored_json import object_in
 from expert.manifest.schema.kinds import SPLITS_WEIGHTS
 from expert.parallel.launch import FAILURE_FILE, last_failure
-from expert.run.session.checkpoints import Checkpoints, with_fallbacks
+from expert.run.session.checkpoints import Checkpoints, fallbacks_of, with_fallbacks
 from expert.run.session.failures import RunFailed, nothing_left
 from expert.run.session.session import (
     Session,
@@ -80,11 +83,6 @@ def end_all(session: Session, failure: Failure | None, error: BaseException) -> 
     with the adapted plan."""
     text = f"{type(error).__name__}: {error}"
     if failure is not None:
-        from expert.core.events import plain
-        from expert.core.files import write_text_atomically
-        from expert.core.secrets import known_secrets
-        from expert.run.session.checkpoints import fallbacks_of
-
         path = session.folder.path / FAILURE_FILE
         path.parent.mkdir(exist_ok=True)
         kept = {
@@ -102,8 +100,6 @@ def take_failure(session: Session) -> None:
     """Adapt the plan to the failure that ended all ranks before this start."""
     from pydantic import TypeAdapter
 
-    from expert.training import recovery
-
     def read() -> dict[str, Any] | None:
         for path in (session.folder.path / FAILURE_FILE, last_failure()):
             if path is not None and (content := object_in(path)):
@@ -114,14 +110,14 @@ def take_failure(session: Session) -> None:
     kept = session.group.made_by_first(read)
     if kept is None:
         return
-    kinds = {kind.__name__: kind for kind in get_args(recovery.Failure)}
+    kinds = {kind.__name__: kind for kind in get_args(Failure)}
     try:
         failure = TypeAdapter(kinds[kept["kind"]]).validate_python(kept["fields"])
         before = with_fallbacks(session.plan, kept.get("fallbacks", []))
     except (KeyError, TypeError, ValueError) as error:
         session.emit("warning", text=f"{FAILURE_FILE} is damaged and was not used: {error}")
         return
-    after = recovery.plan_after(before, failure)
+    after = plan_after(before, failure)
     if after is not None:
         fall_back(session, after, failure)
 
@@ -209,11 +205,9 @@ def recover_from_trouble(
 ) -> None:
     """Return to the last checkpoint and skip the rows that broke the run, or stop.
 
-    `sound`: no step was interrupted while it changed the weights.
+    `verdict`: rollback or stop; `sound`: no step was interrupted while it changed the weights.
     """
     what, kept = trouble.what, ""
-    if verdict in ("skip", "ignore"):
-        return
     if verdict == "rollback":
         _roll_back(session, trouble)
         return
@@ -319,8 +313,8 @@ def _return_to_checkpoint(session: Session) -> None:
     )
 
 
-def rows_behind(data: RunData, bins: tuple[int, ...], most: int = SHOWN_ROWS) -> list[int | str]:
-    """Source rows, from 0, in the given sequences; unknown for a stream.
+def rows_behind(data: RunData, bins: tuple[int, ...]) -> list[int | str]:
+    """The first source rows, counted from 0, of these packed sequences; unknown for a stream.
 
     With several sources each row is prefixed with its prepared folder.
     """
@@ -337,7 +331,7 @@ def rows_behind(data: RunData, bins: tuple[int, ...], most: int = SHOWN_ROWS) ->
             if len(sizes) > 1:
                 row = f"{_folder_of(split.folders, sizes, document)}:{row}"
             rows[row] = None
-            if len(rows) == most:
+            if len(rows) == SHOWN_ROWS:
                 return list(rows)
     return list(rows)
 

@@ -106,7 +106,6 @@ class Session:
     """None: a short run that saves nothing."""
     group: Group
     """The processes that train together; usually one."""
-    signals: Signals
     warnings: Warnings
     restream: Callable[[RunPlan], Stream] | None
     check_folder: Callable[[], None]
@@ -181,7 +180,7 @@ def open_session(
     data: RunData,
     manifest: Manifest,
     sinks: tuple[Sink, ...],
-    start: Start | None = None,
+    start: Start,
     callbacks: Callbacks | None = None,
     restream: Callable[[RunPlan], Stream] | None = None,
     keep: bool = True,
@@ -219,12 +218,11 @@ def open_session(
         session = Session(
             folder=folder,
             manifest=manifest,
-            start=start or Start(),
+            start=start,
             callbacks=callbacks,
             instruments=instruments,
             checkpoints=Checkpoints(folder, emit, group, base=BaseWeights(plan)) if keep else None,
             group=group,
-            signals=signals,
             warnings=warnings,
             restream=restream,
             check_folder=check_folder if first else lambda: None,

@@ -61,7 +61,7 @@ def write_down(
     plan: RunPlan,
     manifest: Manifest,
     data: RunData,
-    machine: Machine | None = None,
+    machine: Machine | None,
 ) -> None:
     """Write manifest, plan and environment; remove leftovers of dead writers."""
     for place in (folder.path, folder.checkpoints):

@@ -47,12 +47,13 @@ def choose(folder: RunFolder, asked: str) -> Choice:
         raise NothingTrained(
             f"--checkpoint {asked}: is neither final nor best nor a step number  ({_offer(folder)})"
         )
-    path = folder.checkpoints / checkpoint_name(int(number[1]))
+    step = int(number[1])
+    path = folder.checkpoints / checkpoint_name(step)
     if not (path / DONE).is_file():
         raise NothingTrained(
-            f"{folder.path}: there is no checkpoint of step {int(number[1])}  ({_offer(folder)})"
+            f"{folder.path}: there is no checkpoint of step {step}  ({_offer(folder)})"
         )
-    return Choice(name=path.name, path=path, step=int(number[1]))
+    return Choice(name=path.name, path=path, step=step)
 
 
 def _final(folder: RunFolder) -> Choice:
