@@ -58,6 +58,10 @@ def test_a_slurm_script_has_a_task_for_each_rank_and_bash_reads_it(tmp_path):
     assert len(job_name("x" * 100)) == 40
 
 
+def test_a_job_without_restarts_is_not_given_the_default_number(tmp_path):
+    assert job(tmp_path, "slurm", restarts=0).restarts == 0
+
+
 def test_kubernetes_has_a_pod_for_each_machine_and_a_name_for_the_first(tmp_path):
     made = job(tmp_path, "kubernetes", **KUBERNETES, overrides=("epochs=2",), warning=90)
     service, started = yaml.safe_load_all(text_of(made))
