@@ -204,6 +204,14 @@ def test_settling_updates_are_not_measured():
     assert found.loss == 2.0
 
 
+def test_steps_without_a_wait_or_on_an_idle_card_count_as_zero():
+    facts = {"event": "step", "seconds": 1.0, "tokens": 1, "targets": 1, "examples": 1, "loss": 1.0}
+    values = [{"time_data_wait": 0.0, "gpu_utilization": use} for use in (0, 50, 100, 50)]
+    steps = tuple({**facts, **value, "step": SETTLING + 1} for value in values)
+    found = measured(ShortRun(plan=None, events=steps, updates=4))
+    assert (found.data_wait, found.gpu_utilization) == (0.0, 50.0)
+
+
 def test_a_gain_within_the_spread_is_not_certain():
     facts: dict[str, Any] = {
         "updates": 4,
