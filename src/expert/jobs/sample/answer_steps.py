@@ -26,14 +26,13 @@ CLEAR_BELOW = 0.75
 """Finished rows stay in the batch until only this share is unfinished: removing them copies the
 whole cache."""
 CLEAR_RECORDED_BELOW = 0.5
-"""The same if the step must be captured again afterwards."""
+"""The same threshold if the step must be captured again afterwards."""
 ENDLESS = 2**31
 """Context of a model that does not declare one."""
 ROOM = {"cpu": 32, "cuda": 128}
-"""Tokens for which the cache is extended at a time. More of them are attended in vain, fewer are
-captured more often, which takes about as long as three uncaptured steps."""
-
-
+"""Tokens by which the cache is extended at a time. A larger cache wastes attention on empty
+positions; a smaller one is extended more often, and each time the step is captured again, which
+takes about as long as three uncaptured steps."""
 MOST_ROWS = {"cpu": 128, "cuda": 512}
 """Largest batch. 300 answers of 25 tokens took `tiny` 4.1 s on one CPU core with 128 rows, 4.0 s
 with 64, 5.5 s with 32. On a GPU, a step of a small model takes as long for a few rows as for
@@ -244,7 +243,7 @@ class FixedSteps:
         if self._replay is not None:
             self._replay()
         else:
-            (self.scores,) = self._step()
+            self.scores = self._step()
             self._warm = True
         self._cache.went_on()
 
@@ -281,7 +280,7 @@ class FixedSteps:
         from expert.parallel.graphs import GraphsUnavailable, captured
 
         try:
-            (scores,), self._replay = captured(lambda: list(self._step()), record)
+            (scores,), self._replay = captured(lambda: [self._step()], record)
         except GraphsUnavailable as error:
             self._record = None
             self._speaker.cannot_record(str(error))
@@ -289,8 +288,8 @@ class FixedSteps:
         assert scores is not None
         self.scores = scores
 
-    def _step(self) -> tuple[Tensor]:
-        """One step; everything it changes is on the device."""
+    def _step(self) -> Tensor:
+        """Scores of the next tokens; everything a step changes is on the device."""
         # Finished rows continue past the context, and are ignored.
         self._positions.add_(1).clamp_(max=self._speaker.context - 1)
         self._mask.index_fill_(3, self._cache.place, True)
@@ -303,7 +302,8 @@ class FixedSteps:
             logits_to_keep=1,
         )
         self._cache.place.add_(1)
-        return (output.logits[:, -1].float(),)
+        scores: Tensor = output.logits[:, -1].float()
+        return scores
 
 
 Steps = GrowingSteps | FixedSteps
