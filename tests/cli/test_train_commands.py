@@ -162,7 +162,7 @@ NOT_USED = wording("folder-not-used")
                 "adapter.type": "full",
             },
         ),
-        # The example beside another text keeps all but the text.
+        # Next to another text, the example keeps everything but the text.
         (EXAMPLE, "fox.txt", [], {"watch.save_every_epochs": 5, "watch.keep_checkpoints": None}),
         # Settings of something else are reported not to be used.
         *(

@@ -71,7 +71,7 @@ def test_a_signal_ends_more_than_the_first_of_two_short_runs(tmp_path, base, sen
 def test_a_profile_is_written_whole_and_summed_up_by_purpose(tmp_path, base, capfd):
     manifest = write_expert(tmp_path, base, {})
     found = profile(read_manifest(manifest), updates=2)
-    assert "USDT" not in capfd.readouterr().err  # torch's profiler says so when it starts and stops
+    assert "USDT" not in capfd.readouterr().err  # printed by torch's profiler
     trace = Path(found.trace)
     assert trace.parent == tmp_path / "profile"
     assert [path.name for path in trace.parent.iterdir()] == [trace.name]
@@ -113,7 +113,7 @@ def span(start: float, end: float, name: str = "aten::mm") -> Span:
 def test_time_in_which_something_ran_counts_once():
     whole, busy, gaps = busy_time([span(0, 100), span(50, 120), span(200, 300), span(310, 320)])
     assert (whole, busy) == (320, 230)
-    assert gaps == [80]  # 10 µs between two kernels is no gap
+    assert gaps == [80]  # 10 µs between two kernels is not a gap
     assert busy_time([]) == (0.0, 0.0, [])
 
 

@@ -1,4 +1,4 @@
-"""The files of `expert launch`: whole, parsed by who reads them, and refused where incomplete."""
+"""The files of `expert launch`: complete, parsed by their readers, refused if incomplete."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ BF16, TF32, FP32 = 1e-2, 2e-3, 1e-5
 # Four bits hold 16 values: products of NF4 weights are compared with those of the same weights
 # dequantized to float32, so only the rounding of bf16 or float32 is left.
 NF4 = 1e-2
-# Two steps from equal states: 8-bit moments have 256 values, their update is off by a few percent.
+# Two steps from equal states: 8-bit moments have 256 values, so a step is off by a few percent.
 ADAM8 = 0.1
 TIMED = 3
 """Runs of a trial after the first, which loads or compiles."""

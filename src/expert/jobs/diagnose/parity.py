@@ -109,8 +109,8 @@ def differences(one: TrainingPass, other: TrainingPass) -> tuple[float, float]:
 
 
 def off_by(loss: float, right: float, targets: int) -> float:
-    """A difference of summed losses, as a share of the right one; of 1 per target where that is
-    larger, since rounding moves the small losses of a model that knows its rows by as much."""
+    """A difference of summed losses, relative to the reference, or to 1 per target if that is
+    larger: rounding moves the small losses of a model that has memorised its rows by as much."""
     return abs(loss - right) / max(abs(right), targets)
 
 

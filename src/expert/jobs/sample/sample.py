@@ -219,7 +219,7 @@ def generate(
     begin: Begin = lambda prompt, plain: None,
     tell: Tell = lambda piece: None,
 ) -> Sample:
-    """What follows `text`, the model's whole input; `prompt`: the part that was asked."""
+    """The continuation of `text`, the model's whole input; `prompt`: the user's part of it."""
     import torch
 
     from expert.data.tokens.encoder import TextEncoder
