@@ -93,7 +93,7 @@ class Timing:
     progress: Progress
 
     def compare(self, there: Timed | None, here: Timed, *, again: bool = False) -> Paired | None:
-        """How much faster `here` is than `there`; SettingLost if that cannot be measured.
+        """How much faster `here` is than `there`; raises if that cannot be measured.
 
         `again`: earlier rates of `there` are not enough.
         """

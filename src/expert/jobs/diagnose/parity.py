@@ -6,10 +6,10 @@ losses and of gradients, after one real step, so that no adapter is still zero, 
 Tolerances follow from rounding. A value passes about OPS_A_BLOCK operations in each block, and a
 float32 sum of K terms is off by sqrt(K) roundings: u * sqrt(ops * blocks * K) in float32. In bf16
 or fp16 sums are kept in float32 and each operation's result is rounded once: u * sqrt(ops *
-blocks). The gradient passes the model twice and is multiplied on its way: GRADIENT times that. A
-sum of losses over many targets averages errors out, up to AVERAGED: errors common to all remain. If
-the same pass differs when repeated (kernels that add in any order), three times that spread is
-allowed.
+blocks). The gradient passes the model twice and is multiplied on its way: GRADIENT times
+that. A sum of losses over many targets averages errors out, up to AVERAGED: errors common to all
+remain. If the same pass differs when repeated (kernels that add in any order), three times that
+spread is allowed.
 """
 
 from __future__ import annotations
