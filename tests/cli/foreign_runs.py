@@ -1,4 +1,4 @@
-"""A run folder as somebody else may have left it: every file of a real run, damaged by a seed."""
+"""A run folder from someone else: every file of a real run, damaged by a seed."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ def is_unseen(character: str) -> bool:
 
 
 def _seal_again(path: Path) -> None:
-    """List the damaged file as it is now: whoever made the folder can do that too."""
+    """List the damaged file with its present hash, as anyone who made the folder could."""
     done = path.parent / DONE
     listed = json.loads(done.read_text(encoding="utf-8"))
     listed.pop(path.name, None)

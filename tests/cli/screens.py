@@ -1,4 +1,4 @@
-"""Events of a run, and a screen that shows them while its clock stands still."""
+"""Events of a run, and a screen with a hand-cranked clock that shows them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def recorded(*, terminal: bool, width: int = 100) -> tuple[Console, io.StringIO]
 
 
 class Screen:
-    """A console that is recorded, and the view on it; its clock stands still until turned."""
+    """A recorded console and the view on it, with a hand-cranked clock."""
 
     def __init__(self, *, terminal: bool, width: int = 100) -> None:
         self.file = io.StringIO()

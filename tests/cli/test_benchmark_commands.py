@@ -48,7 +48,7 @@ def test_two_settings_measured_for_real_and_written_where_asked(
     assert json.loads(to.read_text(encoding="utf-8")) == found
     assert to.with_suffix(".md").is_file()
     assert to.with_suffix(".html").is_file()
-    assert not (tmp_path / "home").exists()  # a part of the ladder has no winner
+    assert not (tmp_path / "home").exists()  # a partial benchmark has no winner
 
 
 @pytest.mark.parametrize(

@@ -221,7 +221,7 @@ def test_a_fault_of_our_own_is_reported_in_plain_words_and_kept_in_a_file(run, m
     ("arguments", "code"),
     [
         ("--help", 0),
-        ("nonsense 2>&1", 2),  # a complaint that nobody reads keeps its code
+        ("nonsense 2>&1", 2),  # an error that nobody reads keeps its exit code
         ("machine --cards --json", 0),  # written at once
         ("machine --cards", 0),  # short enough to wait in a buffer until the end
         (f"plan -m {EXAMPLES / 'llama-8b' / 'manifest.yaml'} --vram 2GB --all", 3),
@@ -238,7 +238,7 @@ def test_a_fault_of_our_own_is_reported_in_plain_words_and_kept_in_a_file(run, m
     ],
 )
 def test_a_reader_that_leaves_a_pipe_gets_no_complaint_and_changes_no_exit_code(arguments, code):
-    # The reader is gone before the first word, whatever a pipe holds.
+    # The reader leaves before anything is written, whatever the size of the pipe.
     pipe = f"{sys.executable} -m expert {arguments} | exec true; echo ${{PIPESTATUS[0]}}"
     ran = subprocess.run(["bash", "-c", pipe], capture_output=True, text=True, check=False)
     assert (ran.stdout, ran.stderr) == (f"{code}\n", "")

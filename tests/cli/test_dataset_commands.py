@@ -95,7 +95,7 @@ def test_preparing_warns_of_a_validation_file_that_is_trained_on_as_well(run, tm
 def test_a_file_without_rows_is_named_and_plan_warns_of_it(run, tmp_path, name, text, what):
     file = str(an_expert(tmp_path, dataset={"path": name}))
     write(tmp_path / name, text)
-    of_tiny = ("--set", "base_models.0.name=tiny")  # a folder that is no model is told first
+    of_tiny = ("--set", "base_models.0.name=tiny")  # a folder that is not a model is reported first
     for command in (("dataset", "check"), ("pretokenize",), ("train", *of_tiny)):
         ran = run(*command, "-m", file)
         assert ran.code == 2
@@ -145,7 +145,7 @@ def test_data_sets_are_listed_with_who_uses_them(run, tmp_path):
     an_expert(tmp_path / "experts" / "a")
     ran = run("find-datasets", "--manifests", str(tmp_path / "experts"))
     assert ran.code == 0
-    first, *rest = ran.out.splitlines()  # what follows a long path may stand on the next line
+    first, *rest = ran.out.splitlines()  # what follows a long path may be on the next line
     *rest, hub, datasets, tokens = rest
     assert hub == f"hub cache: {tmp_path / 'hf' / 'hub'} (missing)"
     assert datasets == f"datasets cache: {tmp_path / 'hf' / 'datasets'} (missing)"

@@ -85,7 +85,7 @@ def test_a_run_without_an_step_has_no_picture(run, tmp_path):
     ran = run("diagnose", str(written(tmp_path / "run", events, plan={})))
     assert ran.code == 0
     assert ran.out.startswith(wording("unknown-no-update-finished"))
-    assert "an update:" not in ran.out
+    assert "one step:" not in ran.out
 
 
 def test_damaged_files_are_counted_and_the_rest_is_judged(run, tmp_path):

@@ -36,7 +36,7 @@ def test_a_wide_table_is_wrapped_within_its_columns():
     assert max(map(len, lines)) <= 100
     assert lines[1].startswith("a.long.key  word word")
     assert lines[1].endswith("  me")
-    assert lines[2].startswith("            word word")  # it goes on under its column
+    assert lines[2].startswith("            word word")  # it continues under its column
     assert " ".join(lines).count("word") == 60
 
 

@@ -1,4 +1,4 @@
-"""What is said about the mistakes that people make first."""
+"""Messages about the mistakes that new users make first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run folders of others: whatever they hold, commands end in words with a documented exit code."""
+"""Damaged run folders: every command ends with a message and a documented exit code."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LOADERS = tuple(name for name in COMMANDS if name not in READERS)
 
 @cache
 def sound() -> Path:
-    """A finished run with a validation, which nobody changes."""
+    """A finished run with a validation, shared and unchanged."""
     run = finished("lora")
     expert = Path(shutil.copytree(run.parents[1], place() / "sound"))
     copy = expert / "runs" / run.name

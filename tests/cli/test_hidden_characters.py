@@ -1,4 +1,4 @@
-"""Escape sequences of rows, models and answers are text wherever they are shown."""
+"""Escape sequences in rows, models and answers are shown as text."""
 
 from __future__ import annotations
 

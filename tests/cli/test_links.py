@@ -1,4 +1,4 @@
-"""Folders from somebody else: a link, a pipe or a device in one of them leads nowhere."""
+"""Untrusted folders: links, pipes and devices in them are not followed."""
 
 from __future__ import annotations
 
@@ -75,13 +75,13 @@ def outside(tmp_path):
 
 @pytest.fixture
 def expert(trained):
-    """The folder of an expert with a finished run, as somebody else would hand it on."""
+    """The folder of an expert with a finished run, as if received from someone else."""
     return trained.parents[1]
 
 
 @pytest.fixture(autouse=True)
 def _nothing_hangs():
-    """A pipe without a writer is waited for until somebody comes."""
+    """Reading a pipe without a writer would block."""
 
     def hangs(number, frame):
         raise TimeoutError("the command hangs")
@@ -135,7 +135,7 @@ def test_a_run_with_a_link_in_it_is_not_resumed(run, expert, outside, name):
 @pytest.mark.parametrize("name", ["events.jsonl", "checkpoints", ".lock"])
 def test_no_command_follows_a_link_in_a_run_folder(run, expert, outside, name):
     target = outside / ("letter.txt" if name in FILES else "photos")
-    if name == "events.jsonl":  # a run whose events lie elsewhere, and are added to
+    if name == "events.jsonl":  # a run whose events are elsewhere, and are appended to
         target = outside.parent / "events-of-others.jsonl"
         shutil.copyfile(run_of(expert) / name, target)
     there = target.read_bytes() if target.is_file() else b""

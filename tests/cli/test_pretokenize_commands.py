@@ -112,7 +112,7 @@ def with_splits(folder: Path, **dataset: object) -> Path:
 
 
 def cache(expert: Path) -> dict[str, bytes]:
-    """Every file of a cache; who holds a lock and when a file was written are not its content."""
+    """Every file of a cache, without lock holders and times."""
     place = expert.parent / "datasets_optimized"
     found = {path.relative_to(place).as_posix(): path for path in place.rglob("*")}
     return {

@@ -1,4 +1,4 @@
-"""What a person sees of a run while it goes on: a bar in a terminal, signs of life elsewhere."""
+"""Progress of a run: a bar in a terminal, occasional lines elsewhere."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.each import each
 
 
 def progressed(screen: Screen, *moments: tuple[float, int]) -> list[str]:
-    """What was printed after the start, when updates were launched at these moments."""
+    """What was printed after the start, if steps were launched at these times."""
     with screen.view:
         screen.view(STARTED | {"logging_steps": 10})
         before = len(screen.lines())
@@ -47,7 +47,7 @@ def test_a_step_line_is_a_sign_of_life_too():
         screen.now = 30.0
         screen.view.progress(130)
     assert screen.lines()[-2:] == ["step 1/900", PLAIN_STEP]
-    every = Screen(terminal=False)  # where every step has its line the first has no other
+    every = Screen(terminal=False)  # if every step has a line, the first has no other
     with every.view:
         every.view(STARTED | {"logging_steps": 1})
         every.view.progress(1)
@@ -58,8 +58,8 @@ def test_before_the_first_step_line_the_bar_shows_the_time_left_by_the_pace_of_s
     screen = Screen(terminal=True, width=80)
     progressed(screen, (0.0, 1), (2.0, 2), (10.0, 6))
     shown = screen.console.export_text()
-    assert "6/900  ETA 30 min" in shown  # five updates in ten seconds, 894 to come
-    assert "1/900  ETA" not in shown  # one update alone tells no pace
+    assert "6/900  ETA 30 min" in shown  # five steps in ten seconds, 894 left
+    assert "1/900  ETA" not in shown  # a single step has no pace
 
 
 def test_the_bar_moves_with_every_step_and_keeps_what_the_last_line_showed():
@@ -232,4 +232,4 @@ def test_before_the_first_step_line_the_time_left_has_the_evaluations_in_it():
         screen.view(STARTED | {"total_steps": 40, "evaluation_updates": 100.0})
         for screen.now, step in ((0.0, 1), (2.0, 3)):
             screen.view.progress(step)
-    assert "3/40  ETA 2 min" in screen.console.export_text()  # 37 updates and 100
+    assert "3/40  ETA 2 min" in screen.console.export_text()  # 37 steps and 100

@@ -149,7 +149,7 @@ def test_the_loss_of_the_last_line_is_the_same_in_train_watch_and_report(run, tm
     first, last = re.findall(r"^step [36]/6  loss ([0-9.e-]+)", ran.out, re.MULTILINE)
     assert first != last
     [folder] = (tmp_path / "e" / "runs").iterdir()
-    # The mean of three updates, not that of the last one: together they are that of the run.
+    # Each line is the mean of three steps; all lines together give the mean of the run.
     [end], lines = events_of(folder, "finished"), events_of(folder, "step")
     total = sum(line["loss"] * line["targets"] for line in lines)
     assert end["loss"] == pytest.approx(total / sum(line["targets"] for line in lines), rel=1e-6)

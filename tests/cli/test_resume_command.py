@@ -1,4 +1,4 @@
-"""The command that goes on with a run that was killed: it is taken as it is printed."""
+"""The command that resumes a killed run, run exactly as it is printed."""
 
 from __future__ import annotations
 

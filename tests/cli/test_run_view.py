@@ -1,4 +1,4 @@
-"""What surrounds a run on the screen: waiting, preparing, and how a run stands."""
+"""What is shown around a run: waiting, preparing, and its status."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ NOT_USED = wording("folder-not-used")
                 "adapter.type": "full",
             },
         ),
-        # The example beside another text keeps all but the text.
+        # Next to another text, the example keeps everything but the text.
         (EXAMPLE, "fox.txt", [], {"watch.save_every_epochs": 5, "watch.keep_checkpoints": None}),
         # Settings of something else are reported not to be used.
         *(
@@ -208,10 +208,13 @@ def test_other_rows_replace_all_of_the_manifests_own(expert, tmp_path, monkeypat
     expert.write_text(json.dumps(manifest), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "other, odd #1.csv").write_text("instruction,response\na,b\n", encoding="utf-8")
+    (tmp_path / "saved").mkdir()
     for name, path in (
         ("other, odd #1.csv", str(tmp_path / "other, odd #1.csv")),
+        ("saved::train", f"{tmp_path / 'saved'}::train"),
         ("shakespeare", "shakespeare"),
         ("org/rows", "org/rows"),
+        ("org/rows::test", "org/rows::test"),
     ):
         data = asked_manifest(expert, name, tuple(flags(dataset=name))).manifest.training.dataset
         assert (data.path, data.validation_path, data.format) == (path, None, None)

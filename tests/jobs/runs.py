@@ -162,7 +162,7 @@ Fault = Callable[[Tensor, Any, Now], Tensor]
 
 
 def inject(monkeypatch: Any, fault: Fault) -> Now:
-    """Let every loss pass through `fault` on its way to the backward pass."""
+    """Apply `fault` to every loss before the backward pass."""
     now = Now()
     loss_sum = LoadedModel.loss_sum
 
@@ -182,7 +182,7 @@ def inject(monkeypatch: Any, fault: Fault) -> Now:
 
 
 def copied(folder: Path, to: Path, *, without: tuple[str, ...] = ("final",)) -> Path:
-    """The run folder once more, to be continued; the events start over."""
+    """A copy of the run folder to resume; the events start over."""
     shutil.copytree(folder, to)
     for name in without:
         shutil.rmtree(to / name)

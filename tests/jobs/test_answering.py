@@ -118,7 +118,7 @@ def test_a_seed_decides_drawn_answers():
 @each("temperature", [0.0, 0.9])
 def test_rows_that_have_ended_are_cleared_away(temperature, monkeypatch):
     how = with_changes(repetition_penalty=1.3, temperature=temperature)
-    # A stop that the first answer says, so that it ends before others do.
+    # A stop sequence in the first answer, so that it ends before the others.
     first = asked("lora", how)[0][0]
     how = replace(how, stop_sequences=(first[len(first) // 2],))
     expected = asked("lora", how)
@@ -240,7 +240,7 @@ def test_prompts_of_all_lengths_are_read_in_groups_and_answered_alike(way, monke
 
 
 class Undone(Again):
-    """Recording on a card changes nothing: what a step changed while it was recorded is undone."""
+    """As on a card, a captured step is not executed: what it changed is undone."""
 
     def __call__(self, run):
         changed = [self.steps._positions, self.steps._mask, self.steps._cache.place]

@@ -39,7 +39,7 @@ NAMED = IndexName(
 
 @contextmanager
 def an_earlier_version() -> Iterator[None]:
-    """Longest first, under a name that says nothing of it; whole steps grouped by length."""
+    """Longest first, without a mark in the name; whole steps grouped by length."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pack, "_fit", pack._fit_longest_first)
         patch.setattr(IndexName, "file", property(lambda self: self._file(None)))

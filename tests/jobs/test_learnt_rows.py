@@ -1,4 +1,4 @@
-"""Rows that a run, or the baseline beside it, may have learnt before it is judged by them."""
+"""Test rows that a run or its baseline may have been trained on."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_rows_are_not_held_out_of_data_that_changed_since_the_run(tmp_path):
         validate(folder, device="cpu")
     # The refusal comes before anything is prepared from the other rows.
     assert not list(tmp_path.glob("datasets_optimized/tokens-*"))
-    # Rows that are named may be used whatever became of the training rows.
+    # Rows given by the user may be used even if the training rows have changed.
     named = tmp_path / "test.jsonl"
     done = validate(folder, test_set=named, device="cpu", min_accuracy=0.0, limit=2)
     assert done.reached.rows.examples == 2
@@ -100,7 +100,7 @@ def test_a_run_of_an_earlier_version_is_known_by_the_folder_of_its_tokens(tmp_pa
     shutil.rmtree(folder / "checkpoints")
     events = events_of(folder)
     for event in events:
-        if event["event"] == "data":  # such versions said less
+        if event["event"] == "data":  # such versions recorded less
             del event["key"], event["index"]
     lines = "".join(json.dumps(event) + "\n" for event in events)
     (folder / "events.jsonl").write_text(lines, encoding="utf-8")
@@ -111,7 +111,7 @@ def test_a_run_of_an_earlier_version_is_known_by_the_folder_of_its_tokens(tmp_pa
         validate(folder, device="cpu")
 
 
-# --- rows that a baseline may have learnt --------------------------------------------------------
+# --- rows that a baseline may have been trained on -----------------------------------------------
 
 
 def test_a_baseline_that_held_out_other_rows_is_refused_with_how_many_it_has_learnt(tmp_path):
@@ -154,7 +154,7 @@ def test_a_baseline_whose_rows_are_no_more_as_they_were_is_refused_as_the_run_it
         validate(folder, baseline=moved, device="cpu")
 
 
-# --- cases that the run itself has learnt --------------------------------------------------------
+# --- cases that the run itself was trained on ----------------------------------------------------
 
 
 def own_run_without_validation(folder: Path) -> Path:

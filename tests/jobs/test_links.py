@@ -1,4 +1,4 @@
-"""A run that somebody puts a link into while it lasts, and the folders of the Python API."""
+"""Links put into a run folder during training, and into folders given to the Python API."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def prompt_ids(run: Path, prompt: str) -> list[int]:
 
 
 def said(tokenizer: Any, ids: list[int]) -> str:
-    """What the tokens say up to the one that ends an answer."""
+    """The text of the tokens up to the one that ends an answer."""
     text: str = tokenizer.decode(ids, skip_special_tokens=False)
     return text.partition("<|im_end|>")[0].strip()
 
@@ -116,7 +116,7 @@ def test_the_answer_is_that_of_the_base_with_the_adapter_in_plain_peft(kind):
     ids = prompt_ids(run, "say cat 2")
     without = greedy_ids(base, ids, 6)
     expected = greedy_ids(PeftModel.from_pretrained(base, run / "final").eval(), ids, 6)
-    assert expected != without or kind == "soft"  # it has learnt something
+    assert expected != without or kind == "soft"  # it was trained on something
     [text] = texts(run, "say cat 2", decoding={"max_new_tokens": 6})
     assert text == said(tokenizer, expected)
 
@@ -164,7 +164,7 @@ def test_an_answer_is_cut_before_a_stop_sequence_and_pieces_add_up_to_it():
 def test_an_answer_stops_at_the_end_token():
     folder = RunFolder(finished("lora"))
     trained = load_trained(folder, read_plan(folder), choose(folder, "final"), device=CPU)
-    with torch.no_grad():  # a head that says nothing but the end
+    with torch.no_grad():  # a head that only generates the end token
         trained.loaded.causal_lm.get_input_embeddings().weight.zero_()
         trained.loaded.causal_lm.model.norm.weight.zero_()
     from expert.jobs.sample.decoding import settle_decoding
@@ -173,7 +173,7 @@ def test_an_answer_stops_at_the_end_token():
     how, _ = settle_decoding(trained.plan, {"max_new_tokens": 9})
     loaded = LoadedExpert(run=Path(), trained=trained, plain=False, seed=0, decoding=how, notes=())
     zero = Conversation(loaded).ask("say cat 2")
-    assert (zero.tokens, zero.ended) == (9, False)  # all logits alike: the first token, for ever
+    assert (zero.tokens, zero.ended) == (9, False)  # all logits are equal: always the first token
     end = trained.encoder.tokenizer.token_to_id("<|im_end|>")
     with torch.no_grad():
         trained.loaded.causal_lm.lm_head = _Always(end)
@@ -366,7 +366,7 @@ def test_a_prompt_that_is_longer_than_the_context_is_refused_with_both_numbers()
     words = str(told.value)
     assert words.startswith("--prompt: has ")
     assert wording("with-answer-shorten", context=context) in words
-    assert len(talk._turns) == 0  # it was not said
+    assert len(talk._turns) == 0  # the failed prompt was not added
 
 
 def test_an_answer_ends_where_the_context_is_full_and_says_so(monkeypatch):

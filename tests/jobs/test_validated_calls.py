@@ -59,7 +59,7 @@ def row(question: str, *more: dict[str, Any], **columns: Any) -> dict[str, Any]:
 
 @cache
 def calling() -> Path:
-    """The run of an expert that has learnt to make one call, whatever it is asked; how calls are
+    """The run of an expert trained to make one call, whatever the prompt; how calls are
     written is its model's own way."""
     base = place() / "models" / "with tools"
     shutil.copytree(base_model(), base)

@@ -35,7 +35,7 @@ TALES = [
 
 @cache
 def teller() -> Path:
-    """A run that has learnt to tell tales, and answers none of them word by word."""
+    """A run trained to tell stories, whose answers never match exactly."""
     config = {"epochs": 2, "adapter_type": "full", "learning_rate": 1e-3, "save_steps": 100}
     base, folder = base_model(), place() / "tales"
     split = {"test_path": "test.jsonl"}
@@ -76,7 +76,7 @@ def test_open_text_whose_loss_is_below_the_bases_passes_and_may_be_exported(tmp_
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     assert "| quality gate | passed (final) |" in card
     assert wording("asks-for-loss-on") in card
-    # The command and the report tell the same.
+    # The command and the report show the same.
     assert wording("cases-judged-open-text") in score_sheet(done).title
     shown = {row[0]: row[1:] for row in score_sheet(done).rows()}
     assert shown["exact match (not required)"][0] == "0.0%"
@@ -92,7 +92,7 @@ def test_open_text_whose_loss_is_below_the_bases_passes_and_may_be_exported(tmp_
 
 def test_open_text_that_is_no_better_than_the_base_fails_and_is_not_exported(tmp_path):
     file = rows_file(tmp_path, TALES[:12])
-    # What learnt to answer in JSON alone is worse at tales than its base.
+    # A run trained on JSON answers only is worse at stories than its base.
     done = validate(learnt(), device="cpu", test_set=file, domain="open")
     assert done.gate.passed is False
     assert wording("not-below-bases") in done.gate.reasons[0]
@@ -150,7 +150,7 @@ def test_a_judge_command_has_the_word(tmp_path):
     done = validate(teller(), device="cpu", judge_command=command)
     assert done.gate.passed is True
     assert done.gate.asked == (wording("mean-score-at-least"),)
-    assert done.base is None  # nobody asks for its loss
+    assert done.base is None  # its loss is not needed
     found = written(teller())
     assert found["mean_score"] == 0.5
     assert found["asked"]["judge_command"] == command
@@ -233,7 +233,7 @@ def test_the_loss_of_plain_text_is_held_to_that_of_a_baseline(tmp_path):
     assert done.gate.passed is True
     assert export(learnt_text(), tmp_path / "out", device="cpu").warnings() == []
     file = rows_file(tmp_path, TEXTS)
-    # What learnt to answer in JSON alone is worse at text than its base.
+    # A run trained on JSON answers only is worse at text than its base.
     worse = validate(learnt(), device="cpu", baseline="base", test_set=file, max_regression=0.0)
     assert worse.gate.passed is False
     assert worse.gate.reasons[0].startswith("loss ")

@@ -31,7 +31,7 @@ def test_an_expert_that_learnt_its_task_passes_and_its_base_does_not():
     assert done.domain == "json"
     assert done.gate.passed
     assert done.reached.score.accuracy == 1.0
-    # Blanks differ, so that only the parser can tell that it is right.
+    # Whitespace differs, so that only the parser finds it correct.
     assert sum(each.exact for each in done.reached.cases) == 0
     assert done.baseline.score.accuracy == 0.0
     assert done.baseline.rows.loss > done.reached.rows.loss
@@ -88,7 +88,7 @@ def test_rows_that_a_run_held_out_are_found_again_and_were_not_learnt():
     assert done.test_set == wording("rows-held-out-of")
     [last] = events_of(finished("lora"), "eval")[-1:]
     assert done.reached.rows.examples == 5
-    # The same rows as the run's own evaluation: the loss of its last update agrees.
+    # The same rows as the run's own evaluation: the loss of its last step agrees.
     assert done.reached.rows.loss == pytest.approx(last["loss"], rel=1e-5)
 
 
@@ -222,7 +222,7 @@ def test_data_that_was_moved_is_asked_for(tmp_path):
 
 
 def test_rows_are_found_by_the_manifest_where_runs_and_tokens_lie_elsewhere(tmp_path):
-    """On other disks, say; the run knows where its manifest was."""
+    """For example on other disks; the run recorded where its manifest was."""
     manifest = write_expert(tmp_path / "expert", base_model(), {"epochs": 1})
     elsewhere = (
         f"training.config.output_dir={tmp_path / 'disk' / 'runs'}",

@@ -41,7 +41,7 @@ def finished(kind: str) -> Path:
 
 
 def with_plan(run_folder: Path, to: Path, **changes: dict[str, Any]) -> Path:
-    """A copy of a run whose plan says otherwise."""
+    """A copy of a run with another plan."""
     shutil.copytree(run_folder, to)
     settled = json.loads((to / "plan.json").read_text(encoding="utf-8"))
     for part, values in changes.items():
@@ -64,7 +64,7 @@ def _exported(kind: str, how: Literal["adapter", "merged"]) -> Exported:
 
 @cache
 def finished_characters() -> Path:
-    """The run folder of a character model that has learnt two sentences."""
+    """The run folder of a character model trained on two sentences."""
     folder = place() / "characters"
     folder.mkdir()
     (folder / "corpus.txt").write_text(CORPUS, encoding="utf-8")

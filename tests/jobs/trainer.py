@@ -18,7 +18,7 @@ from typing import Any
 
 from tests.forked import forked
 
-# Files beside the manifest.
+# Files next to the manifest.
 HELD = "held"
 GO_ON = "go-on"
 ACKNOWLEDGED = "acknowledged"
@@ -121,7 +121,7 @@ def _train(work: dict[str, Any]) -> int:
 def _holding(
     seed_step: Callable[[int, int, int], None], folder: Path, update: int
 ) -> Callable[[int, int, int], None]:
-    """What begins a step, and waits in the one after so many."""
+    """A hook at the start of each step, which waits after a given number of steps."""
 
     def held(seed: int, number: int, rank: int) -> None:
         if number == update:

@@ -1,4 +1,4 @@
-"""An expert that has learnt its task, to be validated, and runs of one's own."""
+"""An expert trained for its task, to be validated, and private runs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def as_it_was() -> Iterator[None]:
 
 @cache
 def learnt() -> Path:
-    """The run of an expert that has learnt to answer one JSON object, whatever it is asked."""
+    """The run of an expert trained to answer with one JSON object, whatever the prompt."""
     config = {
         "epochs": 6,
         "adapter_type": "full",

@@ -80,7 +80,7 @@ _PLAIN = (
 )
 
 
-def plain_message(message: str, option: str | None = None) -> str:
+def plain_message(message: str, option: str | None) -> str:
     """A library's message about a value, in plain words."""
     if option in SHARES and message.startswith("Input should be"):
         return "must be a share between 0 and 1, such as 0.95"

@@ -92,8 +92,8 @@ def _show_shortage(error: BaseException) -> None:
 
 
 def _code_of_broken_pipe(error: BrokenPipeError, watched: list[int]) -> int:
-    """The exit code after a pipe's reader left: 0, it has what it wanted. An error that nobody read
-    keeps its own code."""
+    """The exit code after the reader of a pipe has left: 0, since it has read what it wanted. An
+    error keeps its own code."""
     if not any(map(nobody_reads, watched)):  # another pipe, so not an intended end
         return _report_fault(error)
     for stream in (sys.stdout, sys.stderr):  # Python would complain at exit

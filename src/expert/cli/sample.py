@@ -174,7 +174,8 @@ def talk(
 ) -> None:
     """Answer line after line; a line that cannot be answered gets the reason."""
     kept = f"history is kept; {NEW} starts a new conversation"
-    note(f"{kept if conversation.remembers else 'every line is continued by itself'}; Ctrl-D ends")
+    alone = "every line is continued by itself"
+    note(f"{kept if conversation.remembers else alone}; Ctrl-D ends")
     while True:
         try:
             line = read().strip()

@@ -91,7 +91,7 @@ class Process:
         ((10, 10), [("old", False, True, False), ("new", True, True, False)], "in turns", (1, 1)),
         # Without room for the judged model the process ends with its loss.
         ((30, 40), [("old", False, True, False), ("new", True, False, False)], "in turns", (1, 0)),
-        # One that has ended is started again to be timed beside the next.
+        # One that has ended is started again to be timed against the next.
         (
             (60, 30),
             [

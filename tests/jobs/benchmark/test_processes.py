@@ -25,7 +25,7 @@ READY = Ready(step_seconds=0.1, steps=5, cores=2, threads=2, environment={"pytho
 WINDOW = Window(first=8, steps=4, tokens=100, examples=9, seconds=2.0, others=0.1)
 
 
-# Targets are functions of a module: a process that starts afresh has to find them.
+# Targets are functions of a module, so that a spawned process can import them.
 
 
 def works(job: Job, connection: Any, log: str, environ: dict[str, str]) -> None:

@@ -344,7 +344,7 @@ def test_data_files_are_listed_and_files_without_rows_are_not(tmp_path):
     for name in ("manifest.json", "tokenizer.json", "merges.txt", "notes.md", ".hidden.jsonl"):
         write(data / name, "{}")
     write(data / ".git" / "x.jsonl", "{}")
-    for name in ("events.jsonl", "plan.json", "environment.json"):  # what a run wrote is no data
+    for name in ("events.jsonl", "plan.json", "environment.json"):  # files of a run are not data
         write(data / "runs" / "json-20260101-120000" / name, '{"text": "a"}\n')
     found = {Path(entry.path).name: entry for entry in found_in(tmp_path, data, data)}
     assert {name: (entry.rows, entry.splits) for name, entry in found.items()} == {

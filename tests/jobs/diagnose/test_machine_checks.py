@@ -32,7 +32,7 @@ def found_on(nvml: FakeNvml) -> dict[str, Any]:
 
 
 def quiet() -> FakeNvml:
-    """A card that nobody uses."""
+    """An unused card."""
     nvml = FakeNvml()
     nvml.answers["nvmlDeviceGetMemoryInfo"] = lambda handle: SimpleNamespace(
         total=80 * GIB, free=79.6 * GIB

@@ -39,7 +39,7 @@ PADDED: dict[str, Any] = {"packing": False, "group_by_length": False, "dataloade
 
 
 def slowed(monkeypatch: pytest.MonkeyPatch, place: Any, name: str, seconds: float) -> None:
-    """Let a function take so much longer; more where each core has several processes."""
+    """Slow a function down by this time; by more if each core has several processes."""
     real = getattr(place, name)
 
     def slow(*args: Any, **more: Any) -> Any:
@@ -72,7 +72,7 @@ def slow_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def a_graph_every_update(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The compiler is left out, its count is not: two new graphs whenever somebody asks."""
+    """Nothing is compiled, but two new graphs are counted on every request."""
     from expert.model import blocks
 
     asked = 0
@@ -210,7 +210,7 @@ SPIKES = Case(
 
 
 def diagnosed(folder: Path, elsewhere: Path) -> Diagnosis:
-    """The diagnosis of a copy; whatever else belonged to the run is out of reach."""
+    """The diagnosis of a copy, without access to the other files of the run."""
     place = elsewhere / "moved" / folder.name
     shutil.copytree(folder, place)
     return diagnose_run(place)
@@ -218,7 +218,7 @@ def diagnosed(folder: Path, elsewhere: Path) -> Diagnosis:
 
 @pytest.mark.parametrize(
     "case",
-    [*CASES, pytest.param(SPIKES, marks=pytest.mark.slow)],  # sixty steps, and twenty once more
+    [*CASES, pytest.param(SPIKES, marks=pytest.mark.slow)],  # sixty steps, and twenty of them again
     ids=lambda case: f"{'+'.join(case.says)}-{case.severity}",
 )
 def test_what_is_planted_is_found_and_nothing_else(case, tmp_path, base, monkeypatch):

@@ -71,7 +71,7 @@ def test_a_signal_ends_more_than_the_first_of_two_short_runs(tmp_path, base, sen
 def test_a_profile_is_written_whole_and_summed_up_by_purpose(tmp_path, base, capfd):
     manifest = write_expert(tmp_path, base, {})
     found = profile(read_manifest(manifest), updates=2)
-    assert "USDT" not in capfd.readouterr().err  # torch's profiler says so when it starts and stops
+    assert "USDT" not in capfd.readouterr().err  # printed by torch's profiler
     trace = Path(found.trace)
     assert trace.parent == tmp_path / "profile"
     assert [path.name for path in trace.parent.iterdir()] == [trace.name]
@@ -113,7 +113,7 @@ def span(start: float, end: float, name: str = "aten::mm") -> Span:
 def test_time_in_which_something_ran_counts_once():
     whole, busy, gaps = busy_time([span(0, 100), span(50, 120), span(200, 300), span(310, 320)])
     assert (whole, busy) == (320, 230)
-    assert gaps == [80]  # 10 µs between two kernels is no gap
+    assert gaps == [80]  # 10 µs between two kernels is not a gap
     assert busy_time([]) == (0.0, 0.0, [])
 
 
@@ -202,6 +202,14 @@ def test_settling_updates_are_not_measured():
     found = measured(done)
     assert (found.updates, found.tokens_per_second, found.spread) == (4, 200.0, 0.0)
     assert found.loss == 2.0
+
+
+def test_steps_without_a_wait_or_on_an_idle_card_count_as_zero():
+    facts = {"event": "step", "seconds": 1.0, "tokens": 1, "targets": 1, "examples": 1, "loss": 1.0}
+    values = [{"time_data_wait": 0.0, "gpu_utilization": use} for use in (0, 50, 100, 50)]
+    steps = tuple({**facts, **value, "step": SETTLING + 1} for value in values)
+    found = measured(ShortRun(plan=None, events=steps, updates=4))
+    assert (found.data_wait, found.gpu_utilization) == (0.0, 50.0)
 
 
 def test_a_gain_within_the_spread_is_not_certain():

@@ -18,7 +18,7 @@ def test_real_bytes_are_read_and_counted_until_the_time_is_over(tmp_path):
     assert read_speed([tmp_path / "a"], seconds=0.0) is None
     assert read_speed([tmp_path / "empty", tmp_path / "absent"]) is None
     (tmp_path / "few").write_bytes(os.urandom(LEAST_BYTES - 1))
-    assert read_speed([tmp_path / "few"]) is None  # too few to tell
+    assert read_speed([tmp_path / "few"]) is None  # too few to measure
 
 
 def test_a_file_system_without_direct_reading_is_read_all_the_same(tmp_path, monkeypatch):

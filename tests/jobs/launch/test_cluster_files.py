@@ -1,4 +1,4 @@
-"""The files of `expert launch`: whole, parsed by who reads them, and refused where incomplete."""
+"""The files of `expert launch`: complete, parsed by their readers, refused if incomplete."""
 
 from __future__ import annotations
 
@@ -56,6 +56,10 @@ def test_a_slurm_script_has_a_task_for_each_rank_and_bash_reads_it(tmp_path):
     assert job_name("My Expert_v2 (SQL)") == "my-expert-v2-sql"  # as every scheduler takes it
     assert job_name("…") == "expert"
     assert len(job_name("x" * 100)) == 40
+
+
+def test_a_job_without_restarts_is_not_given_the_default_number(tmp_path):
+    assert job(tmp_path, "slurm", restarts=0).restarts == 0
 
 
 def test_kubernetes_has_a_pod_for_each_machine_and_a_name_for_the_first(tmp_path):

@@ -1,4 +1,4 @@
-"""One run for each card: a queue, a failure that stops nobody, an end that reaches all."""
+"""One run for each card: the queue, a failure that stops no other, a signal that reaches all."""
 
 from __future__ import annotations
 

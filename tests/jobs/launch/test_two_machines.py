@@ -1,4 +1,4 @@
-"""Two machines by hand, as docs/MANY_GPUS.md says: train, lose one, resume."""
+"""Two machines started by hand, as in docs/MANY_GPUS.md: train, lose one, resume."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def joined(*, rate: str = "1gbit", delay: str = "1ms") -> Iterator[tuple[Machine
 
 
 def shape(machine: Machine, *, rate: str, delay: str) -> str:
-    """Give what a machine sends a bandwidth and a latency; why not, where tc cannot.
+    """Limit the bandwidth and add latency to what a machine sends; returns why tc cannot.
 
     A kernel without netem may have tbf, which has no latency of its own.
     """

@@ -23,7 +23,7 @@ Said = list[tuple[str, str]]
 
 @dataclass(frozen=True)
 class Shape:
-    """A file, how `expert new` is called with it, and what the first and last row say."""
+    """A file, how `expert new` is called with it, and the contents of its first and last row."""
 
     file: str
     content: Callable[[Path], None]

@@ -91,7 +91,7 @@ def test_a_new_expert_trains_as_it_is(tmp_path):
         (["MATCH (n) RETURN n", "match (a)-[:B]->(c) return c"], "cypher"),
         (["interface A {}", "const a = 1;"], "typescript"),
         (["SELECT a FROM t", "MATCH (n) RETURN n"], "text"),
-        (["1", "2"], "text"),  # numbers are JSON too, but say nothing
+        (["1", "2"], "text"),  # numbers are JSON too, but prove nothing
     ],
 )
 def test_the_answers_tell_the_domain(answers, domain, tmp_path):
@@ -99,7 +99,7 @@ def test_the_answers_tell_the_domain(answers, domain, tmp_path):
     made = new_expert("mine", data=write_rows(tmp_path / "rows.jsonl", rows), into=tmp_path)
     assert made.template == domain
     assert made.columns == {"instruction": "question", "response": "answer"}
-    # The language of rows that somebody brings is not guessed.
+    # The language of a user's rows is not guessed.
     assert "language:en" not in read_manifest(made.manifest).manifest.capabilities
     talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": answers[0]}]
     file = write_rows(tmp_path / "talk.jsonl", [{"messages": talk}])

@@ -1,5 +1,5 @@
-"""Files in the shapes of public data sets: what is trained on is what their rows say, read back
-from the prepared tokens themselves; or they are refused with the right sentence."""
+"""Files in the shapes of public data sets: the prepared tokens hold what their rows contain, or the
+file is refused with the right sentence."""
 
 from __future__ import annotations
 

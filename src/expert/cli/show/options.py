@@ -136,8 +136,9 @@ def flag_overrides(
     """The flags as overrides of the manifest. Paths are relative to the working directory."""
     found = []
     if dataset is not None:
-        local = Path(dataset)
-        path = str(local.absolute()) if local.exists() else dataset
+        name, colons, split = dataset.partition("::")
+        local = Path(name)
+        path = f"{local.absolute()}{colons}{split}" if local.exists() else dataset
         found.append(f"training.dataset.path={json.dumps(path)}")
         found += [f"training.dataset.{key}=null" for key in _OF_OWN_ROWS]
     if output is not None:

@@ -227,7 +227,7 @@ def _ready(events: list[dict[str, Any]], steps: int) -> Ready:
     )
 
 
-def for_measuring(plan: RunPlan, *, beside: bool = False) -> RunPlan:
+def for_measuring(plan: RunPlan, *, beside: bool) -> RunPlan:
     """The plan without evaluation, saving and so on, and with a learning rate that does not depend
     on the number of steps."""
     bare = plan.with_values(

@@ -36,7 +36,7 @@ class Timed:
     job: Job
     process: SettingProcess | None = None
     stays: bool = True
-    """Whether its process stays after its loss was evaluated."""
+    """Whether its process remains after its loss was evaluated."""
     steps: int | None = None
     """Trained before its loss was evaluated; None before its first process."""
     rates: list[float] = field(default_factory=list)
@@ -93,7 +93,7 @@ class Timing:
     progress: Progress
 
     def compare(self, there: Timed | None, here: Timed, *, again: bool = False) -> Paired | None:
-        """How much faster `here` is than `there`; SettingLost if that cannot be measured.
+        """How much faster `here` is than `there`; raises if that cannot be measured.
 
         `again`: earlier rates of `there` are not enough.
         """
@@ -174,7 +174,7 @@ class Timing:
         return one_after_the_other(name, there.rates, here.rates)
 
     def _alone(self, one: Timed) -> list[float]:
-        """Rates of as many windows of one setting as there is time for."""
+        """Rates of as many windows of one setting as time allows."""
         process = one.open(self.start, beside=one)
         left = self.clock.for_windows(self.pace)
         seconds = min(self.pace.window_seconds, left / self.pace.least_pairs)

@@ -147,7 +147,7 @@ class Benchmark:
             if place and name in wanted
         ]
         self.named = {*wanted, *below} if wanted else set(NAMES)
-        """Settings to measure: all, or the named ones and the one below each."""
+        """Settings to measure: all, or the requested ones and the one below each."""
         self.clock = Clock(self.pace.total_seconds)
         self.place = Path()
         """Where runs, logs and the result go."""

@@ -62,7 +62,7 @@ class Job:
     """Measured before: only its speed is needed, so few steps are trained and no loss computed."""
     stays: bool = True
     """The evaluated model fits next to the trained one, so the loss comes first and the process
-    stays ready for windows. Otherwise the loss comes last and the process ends."""
+    remains ready for windows. Otherwise the loss comes last and the process ends."""
     beside: bool = False
     """Another setting is on the device, paused."""
     threads: int | None = None

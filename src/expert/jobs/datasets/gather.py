@@ -28,7 +28,7 @@ from expert.planning.plan import folder_name
 from expert.planning.survey import local_path, looks_local
 
 _PLAIN = re.compile(r"[\w.+\-]*[\w+\-][\w.+\-]*")
-"""A name inside the same folder and nothing outside: manifests may come from anyone."""
+"""A single path component, so that an untrusted manifest cannot name a place elsewhere."""
 
 
 @dataclass(frozen=True)

@@ -61,11 +61,8 @@ def check_data(opened: Opened) -> DataFacts:
         looked = _look(opened)
     except ExpertError as error:
         looked = DataFacts(findings=[_from_message("data-unusable", str(error), TO_FIX)])
-    return DataFacts(
-        findings=[*looked.findings, *_storage(plan, files), *_size(plan, files, size)],
-        mean_tokens=looked.mean_tokens,
-        longest_tokens=looked.longest_tokens,
-    )
+    about_files = [*_storage(plan, files), *_size(plan, files, size)]
+    return replace(looked, findings=[*looked.findings, *about_files])
 
 
 def _from_message(name: str, text: str, otherwise: str = "") -> Finding:

@@ -6,7 +6,8 @@ Two short runs on the same rows, one unchanged and one with the fix, in temporar
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -122,9 +123,9 @@ def measured(run: ShortRun) -> MeasuredRun:
     targets = sum(int(event["targets"]) for event in steps)
     losses = sum(float(event["loss"]) * int(event["targets"]) for event in steps)
     updates = sum(int(event.get("updates") or 1) for event in settled)
-    waits = [event["time_data_wait"] for event in settled if event.get("time_data_wait")]
-    uses = [event["gpu_utilization"] for event in settled if event.get("gpu_utilization")]
-    peaks = [event["peak_reserved_bytes"] for event in steps if event.get("peak_reserved_bytes")]
+    waits = _known(settled, "time_data_wait")
+    uses = _known(settled, "gpu_utilization")
+    peaks = _known(steps, "peak_reserved_bytes")
     fallbacks = tuple(
         str(event.get("text") or event.get("reason") or "a fallback")
         for event in run.events
@@ -146,10 +147,12 @@ def measured(run: ShortRun) -> MeasuredRun:
     )
 
 
+def _known(events: Sequence[Mapping[str, Any]], key: str) -> list[Any]:
+    return [event[key] for event in events if event.get(key) is not None]
+
+
 def _spread(rates: list[float]) -> float | None:
     """Interquartile range over the median; None for fewer than four."""
-    import statistics
-
     if len(rates) < 4:
         return None
     low, middle, high = statistics.quantiles(rates, n=4)

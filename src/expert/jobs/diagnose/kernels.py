@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -35,7 +36,7 @@ BF16, TF32, FP32 = 1e-2, 2e-3, 1e-5
 # Four bits hold 16 values: products of NF4 weights are compared with those of the same weights
 # dequantized to float32, so only the rounding of bf16 or float32 is left.
 NF4 = 1e-2
-# Two steps from equal states: 8-bit moments have 256 values, their update is off by a few percent.
+# Two steps from equal states: 8-bit moments have 256 values, so a step is off by a few percent.
 ADAM8 = 0.1
 TIMED = 3
 """Runs of a trial after the first, which loads or compiles."""
@@ -89,8 +90,9 @@ def difference(ours: list[Tensor], right: list[Tensor]) -> float:
     found = 0.0
     for one, other in zip(ours, right, strict=True):
         size = float((one.float() - other.float()).norm() / other.float().norm().clamp_min(1e-30))
-        if not size <= found:
-            found = size
+        if math.isnan(size):
+            return size
+        found = max(found, size)
     return found
 
 
@@ -181,7 +183,7 @@ def packed_attention(kind: Any, device: torch.device) -> tuple[float, float]:
         raise NotHere("runs on NVIDIA cards only; a CPU uses SDPA with a document mask")
     dtype = torch.bfloat16
     errors = attention_errors(kind, device, dtype, 64, 8, 4)
-    worst = max(errors.values(), key=lambda size: float("inf") if size != size else size)
+    worst = max(errors.values(), key=lambda size: math.inf if math.isnan(size) else size)
     return worst, attention_tolerance(dtype)
 
 
@@ -316,7 +318,7 @@ def run_one(name: str, device: torch.device) -> TriedKernel:
         name=name,
         state="works" if right else "wrong",
         because="" if right else f"off by {off_by:.2g} where {tolerance:.2g} is allowed",
-        off_by=off_by if off_by == off_by else None,
+        off_by=None if math.isnan(off_by) else off_by,
         tolerance=tolerance,
         first_seconds=times[0],
         seconds=sorted(times[1:])[TIMED // 2],

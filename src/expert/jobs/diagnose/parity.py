@@ -6,10 +6,10 @@ losses and of gradients, after one real step, so that no adapter is still zero, 
 Tolerances follow from rounding. A value passes about OPS_A_BLOCK operations in each block, and a
 float32 sum of K terms is off by sqrt(K) roundings: u * sqrt(ops * blocks * K) in float32. In bf16
 or fp16 sums are kept in float32 and each operation's result is rounded once: u * sqrt(ops *
-blocks). The gradient passes the model twice and is multiplied on its way: GRADIENT times that. A
-sum of losses over many targets averages errors out, up to AVERAGED: errors common to all remain. If
-the same pass differs when repeated (kernels that add in any order), three times that spread is
-allowed.
+blocks). The gradient passes the model twice and is multiplied on its way: GRADIENT times
+that. A sum of losses over many targets averages errors out, up to AVERAGED: errors common to all
+remain. If the same pass differs when repeated (kernels that add in any order), three times that
+spread is allowed.
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ def differences(one: TrainingPass, other: TrainingPass) -> tuple[float, float]:
 
 
 def off_by(loss: float, right: float, targets: int) -> float:
-    """A difference of summed losses, as a share of the right one; of 1 per target where that is
-    larger, since rounding moves the small losses of a model that knows its rows by as much."""
+    """A difference of summed losses, relative to the reference, or to 1 per target if that is
+    larger: rounding moves the small losses of a model that has memorised its rows by as much."""
     return abs(loss - right) / max(abs(right), targets)
 
 

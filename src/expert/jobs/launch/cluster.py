@@ -128,7 +128,11 @@ class ClusterJob:
 def make_job(read: ReadManifest, on: System, **options: Any) -> ClusterJob:
     """The job with defaults for options that are not set; raises with everything that is missing or
     not supported."""
-    given = {name: value for name, value in options.items() if value not in (None, (), False)}
+    given = {
+        name: value
+        for name, value in options.items()
+        if value is not None and value is not False and value != ()  # 0 is a value: --restarts 0
+    }
     special = dict.fromkeys(name for scheduler in SCHEDULERS.values() for name in scheduler.options)
     problems = [
         f"--{name} is for {' and '.join(s for s in SCHEDULERS if name in SCHEDULERS[s].options)}  "

@@ -76,8 +76,8 @@ def train_each(
     show: Show,
 ) -> tuple[list[OneRun], int]:
     """Train every manifest in its own process with the options `words`; returns the runs and the
-    worst exit code. `places`: the environment of each GPU. `show` gets all runs whenever something
-    may have changed.
+    most important exit code. `places`: the environment of each GPU. `show` gets all runs whenever
+    something may have changed.
 
     A failed run does not stop the others. The first Ctrl-C or SIGTERM is passed on to all running
     ones, and no other is started; a second one kills them.

@@ -68,7 +68,7 @@ def joined(
             yield group
         except BaseException as error:
             if world.is_first:
-                with suppress(BaseException):  # ranks that are further on learn of it there
+                with suppress(BaseException):  # ranks that wait for the run get it there
                     group.made_by_first(partial(_raise, error))
             raise
 

@@ -80,7 +80,7 @@ def _container(job: ClusterJob) -> dict[str, Any]:
         "image": job.image,
         "command": ["bash", "-c", _script(job)],
         "env": [
-            # How long torchrun waits for its ranks to save after the pod was asked to end.
+            # How long torchrun waits for its ranks to save after the pod gets SIGTERM.
             {
                 "name": "TORCH_ELASTIC_SHUTDOWN_TIMEOUT",
                 "value": str(max(1, job.warning - _SECONDS_TO_END)),

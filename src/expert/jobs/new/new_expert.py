@@ -134,9 +134,11 @@ def new_expert(
     chosen = chosen or "text"
     kind = calling(STARTERS[chosen]) if facts["calls"] else STARTERS[chosen]
     on_hub = data is not None and _is_on_hub(data)
-    path = f"datasets/{data.resolve().name if data else 'train.jsonl'}"
-    path = data.as_posix() if data and on_hub else path
-    rows = data if data and on_hub else folder / path
+    if data is not None and on_hub:
+        path, rows = data.as_posix(), data
+    else:
+        path = f"datasets/{data.resolve().name if data else 'train.jsonl'}"
+        rows = folder / path
     if data is not None:  # the language of these rows is unknown
         able = tuple(each for each in kind.capabilities if each != "language:en")
         kind = replace(kind, capabilities=able)

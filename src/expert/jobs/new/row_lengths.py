@@ -32,8 +32,8 @@ READ_AT_MOST = 200_000
 """Rows of a file without lines (.json, parquet) to sample from."""
 BYTES_PER_TOKEN = 2.9
 """Estimate without a tokenizer. Measured with Qwen3's: 2.9 on SQL with its tables, 3.1 on JSON, 3.6
-on Cypher, 4.2 on a handbook, 4.7 on Alpaca. The smallest, so that a length is rather too long than
-too short."""
+on Cypher, 4.2 on a handbook, 4.7 on Alpaca. The smallest of them, so that a length is too long
+rather than too short."""
 
 
 @dataclass(frozen=True)

@@ -177,7 +177,7 @@ def manifest_of(
 
 
 def readme_of(
-    name: str, starter: Starter, data: str, has_answers: bool, base: str, *, on_hub: bool = False
+    name: str, starter: Starter, data: str, has_answers: bool, base: str, *, on_hub: bool
 ) -> str:
     """What to do with the folder, in brief."""
     rows, last = "The model is trained on every row as a whole.", 'expert sample . --prompt "…"'

@@ -26,13 +26,13 @@ CLEAR_BELOW = 0.75
 """Finished rows stay in the batch until only this share is unfinished: removing them copies the
 whole cache."""
 CLEAR_RECORDED_BELOW = 0.5
-"""The same if the step must be captured again afterwards."""
+"""The same threshold if the step must be captured again afterwards."""
 ENDLESS = 2**31
 """Context of a model that does not declare one."""
 ROOM = {"cpu": 32, "cuda": 128}
-"""Tokens for which the cache is extended at a time, or half its length if steps are captured. More
-of them are attended in vain, fewer are captured more often, which takes about as long as three
-uncaptured steps."""
+"""Tokens by which the cache is extended at a time, or half its length if steps are captured. A
+larger cache wastes attention on empty positions; a smaller one is extended more often, and each
+time steps are captured again, which takes about as long as three uncaptured ones."""
 MOVED_FROM, CUT_FROM = 0.25, 0.75
 """A full cache whose first positions are unused is moved in place, so that graphs stay valid, if
 this share of it is unused; if less, that would be due again soon; if more, every step attends to
@@ -351,7 +351,7 @@ class FixedSteps:
             self._speaker.cannot_record(str(error))
 
     def _step(self) -> Tensor:
-        """One step; everything it changes is on the device."""
+        """Scores of the next tokens; everything a step changes is on the device."""
         rows = self.active
         if rows not in self._pasts:
             self._pasts[rows] = self._cache.for_transformers(rows)

@@ -219,7 +219,7 @@ def generate(
     begin: Begin = lambda prompt, plain: None,
     tell: Tell = lambda piece: None,
 ) -> Sample:
-    """What follows `text`, the model's whole input; `prompt`: the part that was asked."""
+    """The continuation of `text`, the model's whole input; `prompt`: the user's part of it."""
     import torch
 
     from expert.data.tokens.encoder import TextEncoder
@@ -267,8 +267,8 @@ def _room_left(speaker: Speaker, prompt_tokens: int, model: str) -> int:
     if taken >= speaker.context:
         raise CannotSample(
             f"--prompt: has {taken:,} tokens with its template, and the context of "
-            f"{model} is {speaker.context:,} with the answer  (shorten it, or train an expert of a "
-            "model with a longer context)"
+            f"{model} is {speaker.context:,} with the answer  (shorten it, or train an expert "
+            "of a model with a longer context)"
         )
     return speaker.context - taken
 

@@ -26,7 +26,9 @@ READING_SHARE = 0.2
 """Share of free memory for reading prompts: layer activations and a mask for each prompt."""
 
 Tell = Callable[[int, int], None]
-"""Called with the number of finished answers and the total."""
+"""Called with the number of finished answers or rows, and the total."""
+Note = Callable[[str], None]
+"""Called with a remark for the user."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +54,7 @@ def answer_all(
     numbers: Sequence[int] | None = None,
     rows: int | None = None,
     tell: Tell = lambda done, of: None,
-    note: Callable[[str], None] = lambda text: None,
+    note: Note = lambda text: None,
 ) -> list[GivenAnswer]:
     """Answer every question, in order; an answer does not depend on the other questions.
 
@@ -82,7 +84,7 @@ def answer_all(
     return work.answers()
 
 
-def rows_after(error: RuntimeError, rows: int, note: Callable[[str], None]) -> int:
+def rows_after(error: RuntimeError, rows: int, note: Note) -> int:
     """The batch size to retry with: the same without cuDNN's attention if that failed, half if
     memory ran out; raises the error if neither helps."""
     from expert.model.attention import without_cudnn
@@ -104,7 +106,7 @@ class _Work:
         questions: Sequence[Example],
         how: DecodingSettings,
         seed: int,
-        note: Callable[[str], None],
+        note: Note,
         numbers: Sequence[int] | None = None,
     ) -> None:
         from expert.data.tokens.encoder import TextEncoder

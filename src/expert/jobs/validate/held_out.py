@@ -87,8 +87,8 @@ class DrawnAgain:
 
 
 def draw_again(run: Run, *, make: bool = True) -> DrawnAgain:
-    """The rows of a run, from the present data; CannotBeTold if that has changed, or if its tokens
-    are gone and must not be made again."""
+    """The rows of a run, from the present data; CannotBeTold if that has changed, or if its
+    tokens are gone and must not be made again."""
     from expert.data.line import open_line, recipe_of
     from expert.data.named_sources import sources_of
     from expert.data.splits import prepare_splits

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from expert.core.errors import EXIT_RUN_FAILED, ExpertError
 from expert.core.files import open_regular
 from expert.core.process import Child, how_it_ended
-from expert.jobs.validate.answering import GivenAnswer, answer_all
+from expert.jobs.validate.answering import GivenAnswer, Note, Tell, answer_all
 from expert.jobs.validate.row_losses import mean_losses, row_losses
 from expert.run.stored.choose_checkpoint import BASE, Choice
 from expert.run.stored.load import Trained, load_base, load_trained
@@ -36,9 +36,6 @@ if TYPE_CHECKING:
     from expert.jobs.validate.held_out import Run
     from expert.planning.run_plan import RunPlan
     from expert.training.evaluation import EvalResult
-
-Tell = Callable[[int, int], None]
-Note = Callable[[str], None]
 
 COMMAND = (sys.executable, "-P", "-m", "expert.jobs.validate.child")
 SECONDS_BETWEEN_LOOKS = 0.05

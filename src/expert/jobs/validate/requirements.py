@@ -172,8 +172,8 @@ def _refuse_what_does_not_fit(
         other = "--min-score" if way.judge is not None else "--min-improvement"
         raise CannotValidate(
             f"--min-accuracy {asked.min_accuracy:g}: {name}: no accuracy is measured: "
-            f"{way.because}  ({other} sets the requirement; --domain text compares answers with "
-            "the expected text)"
+            f"{way.because}  ({other} sets the requirement; --domain text compares "
+            "answers with the expected text)"
         )
     for flag, value in (
         ("--min-improvement", asked.min_improvement),
@@ -184,8 +184,8 @@ def _refuse_what_does_not_fit(
         if not way.to_base:
             raise CannotValidate(
                 f"{flag} {value:g}: {name}: is for open text, but the answers are judged "
-                f"differently: {way.because}  (leave it out, or judge them as open text with "
-                "--domain open)"
+                f"differently: {way.because}  (leave it out, or judge them as open text "
+                "with --domain open)"
             )
         if plan.model.name == CHAR_GPT:
             raise CannotValidate(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,15 +12,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from expert.data.prepared import PreparedSplit
 from expert.data.records import BadRow, Example, Row, Segment, Unread
 from expert.data.template.templates import TemplateError
-from expert.jobs.validate.answering import rows_after
+from expert.jobs.validate.answering import Note, Tell, rows_after
 from expert.run.build import evaluation_engine
 
 if TYPE_CHECKING:
     from expert.model.load import LoadedModel
     from expert.run.stored.load import Trained
     from expert.training.evaluation import EvalResult
-
-Tell = Callable[[int, int], None]
 
 
 class BatchSums(NamedTuple):
@@ -35,7 +33,7 @@ def row_losses(
     examples: Sequence[Example],
     *,
     tell: Tell = lambda done, of: None,
-    note: Callable[[str], None] = lambda text: None,
+    note: Note = lambda text: None,
 ) -> EvalResult:
     """Means over all target tokens of the rows; every token counts the same. No logits are kept."""
     return mean_losses(batch_sums(trained, examples, tell=tell, note=note))
@@ -64,7 +62,7 @@ def batch_sums(
     place: int = 0,
     of: int = 1,
     tell: Tell = lambda done, of: None,
-    note: Callable[[str], None] = lambda text: None,
+    note: Note = lambda text: None,
 ) -> list[BatchSums]:
     """The sums of every batch of the rows. Each of several processes takes every `of`-th batch,
     starting at `place`: the batches are those of one process, so the sums are equal, too."""

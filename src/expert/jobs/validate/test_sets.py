@@ -151,17 +151,13 @@ def data_folder(folder: RunFolder, plan: RunPlan, beside: Path | None) -> Path |
     named = [task.train for task in (spec.tasks or {}).values()] or [spec.path or ""]
     cached = Path(plan.data.cache).parents[1:2] if plan.data.cache else ()
     above = folder.path.resolve().parents[1:2]
-    likely = [*cached, Path(plan.watch.output_dir).parent, *above, *_folder_of_manifest(folder)]
+    manifest = start_of(folder).get("manifest")  # runs and tokens may be on other disks
+    started = [Path(str(manifest)).parent] if manifest else []
+    likely = [*cached, Path(plan.watch.output_dir).parent, *above, *started]
     for place in dict.fromkeys(likely):
         if all(name in CORPORA or local_path(name, place).exists() for name in named):
             return place
     return None
-
-
-def _folder_of_manifest(folder: RunFolder) -> list[Path]:
-    """The manifest's folder when the run started; runs and tokens may be on other disks."""
-    manifest = start_of(folder).get("manifest")
-    return [Path(str(manifest)).parent] if manifest else []
 
 
 def _of_cases(path: Path) -> TestSet:
