@@ -59,18 +59,18 @@ def timed(
     trained: Trained, questions: list[Example], how: DecodingSettings, way: str
 ) -> dict[str, Any]:
     """All answers in one way, and how long they took."""
-    fixed, recorder = fixed_cache.can_be_fixed, answer_steps.recorder_of
+    fixed, recorder = fixed_cache.supports_fixed_cache, answer_steps.step_capture
     notes: list[str] = []
     if way == "growing":
-        fixed_cache.can_be_fixed = lambda model: False  # type: ignore[assignment]
+        fixed_cache.supports_fixed_cache = lambda model: False  # type: ignore[assignment]
     if way != "recorded":
-        answer_steps.recorder_of = lambda device: None  # type: ignore[assignment]
+        answer_steps.step_capture = lambda device: None  # type: ignore[assignment]
     try:
         began = time.perf_counter()
         answers = answering.answer_all(trained, questions, how, note=notes.append)
         seconds = time.perf_counter() - began
     finally:
-        fixed_cache.can_be_fixed, answer_steps.recorder_of = fixed, recorder
+        fixed_cache.supports_fixed_cache, answer_steps.step_capture = fixed, recorder
     return {"seconds": seconds, "answers": [each.text for each in answers], "notes": notes,
             "tokens": sum(each.tokens for each in answers)}  # fmt: skip
 

@@ -33,7 +33,7 @@ from surroundings import environment
 
 import expert
 from expert.core.files import write_text_atomically
-from expert.planning.ladder import BASELINE, Ground
+from expert.planning.benchmark_settings import BASELINE, SettingContext
 from expert.run.session.short_run import ShortRun, short_run
 
 EXPERTS = Path(__file__).parents[1] / "experts"
@@ -106,7 +106,7 @@ def some_lines(file: Path, count: int) -> list[str]:
 
 def plain_settings(rows_at_once: int) -> tuple[str, ...]:
     """The baseline of `expert benchmark`, with this micro-batch size."""
-    ground = Ground(
+    ground = SettingContext(
         on_gpu=torch.cuda.is_available(),
         characters=False,
         rows_at_once=rows_at_once,

@@ -21,7 +21,7 @@ from surroundings import environment
 from torch import nn
 
 from expert.core.files import write_text_atomically
-from expert.model.lora.lora import settle_lora
+from expert.model.lora.lora import replace_lora_layers
 
 WAYS = {"float32": {"bf16": False}, "bfloat16": {"bf16": True}, "bfloat16, PEFT": {"bf16": True}}
 AS_PEFT = "EXPERT_BENCHMARK_AS_PEFT"
@@ -101,7 +101,7 @@ def arrived() -> dict[str, dict[str, float]]:
         meant = x.double() @ a.double().T @ b.double().T
         for way in ("PEFT", "here"):
             if way == "here":
-                settle_lora(nn.Sequential(layer), "default")
+                replace_lora_layers(nn.Sequential(layer), "default")
             change = layer(x).double() - base(x).double()
             found[way][f"{size:g}"] = float((change * meant).sum() / meant.square().sum())
     return found
@@ -113,7 +113,7 @@ def train(arguments: list[str]) -> None:
     from expert.model import adapters
 
     if os.environ[AS_PEFT] == "1":
-        adapters.settle_lora = lambda wrapped, adapter: None  # type: ignore[assignment]
+        adapters.replace_lora_layers = lambda wrapped, adapter: None  # type: ignore[assignment]
     manifest, *more = arguments
     sys.argv = ["expert", "train", "--manifest", manifest, *more]
     command_line()

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from expert.data.pack.pack import Room
+from expert.data.pack.pack import BinCapacity
 
 LEVELLED = (0.9, 0.7, 0.0)  # shares of the tokens that went to the emptiest sequence
 WORTH_LEVELLING = 3
 TO_SPARE = 0.005
 
 
-def fit_longest_first(sizes: list[int], room: Room) -> tuple[Any, int]:
+def fit_longest_first(sizes: list[int], room: BinCapacity) -> tuple[Any, int]:
     """What `expert.data.pack.pack._fit` did: the bin of each piece, and how many bins there are."""
     order = np.argsort(-np.asarray(sizes), kind="stable")
     longest_first = [sizes[piece] for piece in order]
@@ -37,7 +37,9 @@ def fit_longest_first(sizes: list[int], room: Room) -> tuple[Any, int]:
     return placed, bins
 
 
-def _level(sizes: list[int], room: Room, bins: int, levelled: float) -> tuple[list[int], int]:
+def _level(
+    sizes: list[int], room: BinCapacity, bins: int, levelled: float
+) -> tuple[list[int], int]:
     heap = [(-room.places, name) for name in range(bins)]
     counts = [0] * bins
     placed: list[int] = []

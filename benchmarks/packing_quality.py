@@ -117,13 +117,13 @@ def rows_of(kind: str) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
 
 def segments_of(template: Any, row: dict[str, str]) -> Any:
     from expert.data.examples.column_survey import survey_rows
-    from expert.data.examples.columns import columns_of
+    from expert.data.examples.columns import detect_source_columns
     from expert.data.examples.formats import example_of
     from expert.data.records import Row
     from expert.manifest.schema.dataset import DatasetSpec
 
     made = Row(dict(row), "rows.jsonl", 1)
-    columns = columns_of(survey_rows([made]), DatasetSpec(path="rows.jsonl"))
+    columns = detect_source_columns(survey_rows([made]), DatasetSpec(path="rows.jsonl"))
     return template.segments(example_of(made, columns), learn_prompt=False)
 
 

@@ -32,7 +32,7 @@ import psutil
 from surroundings import environment
 
 from expert.core.files import write_text_atomically
-from expert.jobs.sample.sample import Conversation, ready
+from expert.jobs.sample.sample import Conversation, load_expert
 
 PORTS = {"expert": 18431, "llama.cpp": 18432, "transformers": 18433}
 ROUNDS = 3
@@ -156,7 +156,7 @@ def main() -> None:
     args = reader.parse_args()
     os.environ["OMP_NUM_THREADS"] = str(args.threads)  # of the server that is started
     texts = prompts(args.rows, args.count)
-    loaded = ready(args.run, device=args.device, decoding={"max_new_tokens": args.tokens})
+    loaded = load_expert(args.run, device=args.device, decoding={"max_new_tokens": args.tokens})
     expected = [Conversation(loaded).ask(text).text for text in texts[: args.compared]]
     results: dict[str, Any] = {}
     with ExitStack() as servers:

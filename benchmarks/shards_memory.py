@@ -29,10 +29,10 @@ from expert.data.feed.batches import BatchCounts
 from expert.data.feed.feed import Batch
 from expert.model.adapters import add_adapter, saved_weights
 from expert.model.attention import IMPLEMENTATIONS, register_attention
-from expert.model.blocks import find_blocks, recompute
+from expert.model.blocks import checkpoint_blocks, find_blocks
 from expert.model.load import LoadedModel, _trainable
 from expert.parallel.group import Group
-from expert.parallel.sharded import Parts, Sharded, shard, sharding_for
+from expert.parallel.sharded import LocalShards, Sharded, shard, sharding_for
 from expert.planning.memory.memory import estimate
 from expert.planning.memory.workload import Workload
 from expert.planning.models.shapes import shape_from_config
@@ -64,7 +64,7 @@ class OneOfMany(Group):
     """The first rank of a world whose other ranks say nothing."""
 
     def __init__(self, world: World) -> None:
-        super().__init__(world, talks=False)
+        super().__init__(world, is_distributed=False)
 
     def exchange(self, *numbers: int) -> list[tuple[int, ...]]:
         return [numbers] * self.world.size
@@ -204,11 +204,11 @@ def _spread(name: str, adapter: str, world: World, device: torch.device) -> Shar
         trainable=_trainable(loaded.module, None),
         weights=saved_weights(loaded.module, loaded.adapter),
     )
-    parts = Parts(loaded.trainable, sharding)
+    parts = LocalShards(loaded.trainable, sharding)
     with torch.no_grad():
         for _, own in parts.named:
             own.zero_()
-    recompute(loaded.blocks, len(loaded.blocks))
+    checkpoint_blocks(loaded.blocks, len(loaded.blocks))
     optim = OptimPlan(
         optimizer="adamw_torch_fused",
         learning_rate=1e-4,

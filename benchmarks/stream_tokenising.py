@@ -37,10 +37,10 @@ def stream_over(file: Path, tokenizer: Path, folder: Path) -> Any:
 
 def one_pass(stream: Any) -> tuple[int, float]:
     """Tokens of all steps of an epoch, and the CPU seconds of this process that they took."""
-    from expert.data.feed.streaming import Place
+    from expert.data.feed.streaming import StreamPosition
 
     tokens, began = 0, time.process_time()
-    for work in stream.works(done=0, place=Place(), epochs=1, total=None):
+    for work in stream.works(done=0, place=StreamPosition(), epochs=1, total=None):
         tokens += int(work.index.bin_lengths()[work.step.bins].sum())
     return tokens, time.process_time() - began
 

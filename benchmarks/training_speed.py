@@ -252,11 +252,14 @@ def run_peer(program: str, flags: str, case: Case, args: argparse.Namespace) -> 
 @contextmanager
 def added_by_peft() -> Iterator[None]:
     """LoRA is added to a product that is rounded already, as PEFT does it."""
-    settle, adapters.settle_lora = adapters.settle_lora, lambda wrapped, adapter: None
+    settle, adapters.replace_lora_layers = (
+        adapters.replace_lora_layers,
+        lambda wrapped, adapter: None,
+    )
     try:
         yield
     finally:
-        adapters.settle_lora = settle
+        adapters.replace_lora_layers = settle
 
 
 @contextmanager
@@ -265,7 +268,7 @@ def a_group_of_one() -> Iterator[Group]:
     address = "tcp://127.0.0.1:29511"
     dist.init_process_group("cpu:gloo,cuda:nccl", init_method=address, rank=0, world_size=1)
     try:
-        yield Group(talks=True)
+        yield Group(is_distributed=True)
     finally:
         dist.destroy_process_group()
 

@@ -20,7 +20,7 @@ import typer
 from typer import Typer
 from typer.models import ArgumentInfo, OptionInfo
 
-from expert.cli.app import IN_ORDER_OF_USE, app
+from expert.cli.app import COMMAND_ORDER, app
 from expert.core.errors import EXIT_MEANINGS
 
 FILE = Path(__file__).parent / "CLI.md"
@@ -76,7 +76,7 @@ def commands(group: Typer = app, above: str = "expert") -> Iterator[Command]:
         assert below.typer_instance is not None
         assert below.name is not None
         found[below.name] = list(commands(below.typer_instance, f"{above} {below.name}"))
-    names = [name for name in IN_ORDER_OF_USE if name in found] if group is app else list(found)
+    names = [name for name in COMMAND_ORDER if name in found] if group is app else list(found)
     yield from (command for name in names for command in found[name])
 
 

@@ -16,7 +16,7 @@ from expert.manifest.migrate.aliases import CONFIG_ALIASES, DATASET_ALIASES, SHA
 from expert.manifest.migrate.values import CONFIG_VALUES, MODEL_VALUES
 from expert.manifest.peers.converted_keys import CONVERTED, SPECIAL
 from expert.manifest.peers.sections import SECTIONS
-from expert.manifest.peers.unsupported_keys import ANSWERS, FAMILIES, PeerAnswer
+from expert.manifest.peers.unsupported_keys import ANSWERS, FAMILIES, KeyAnswer
 
 FILE = Path(__file__).parent / "COMING_FROM.md"
 BEGIN = "<!-- names: made by docs/draw_coming_from.py, do not edit -->"
@@ -84,7 +84,7 @@ def _spellings() -> Iterable[str]:
 
 
 def _answers(kind: str | None) -> Iterable[str]:
-    found: dict[PeerAnswer, list[str]] = {}
+    found: dict[KeyAnswer, list[str]] = {}
     for key, answer in ANSWERS.items():
         if answer.kind == kind:
             found.setdefault(answer, []).append(key)

@@ -34,7 +34,7 @@ import expert
 from expert.core.events import read_events
 from expert.core.files import write_text_atomically
 from expert.data.examples.column_survey import ColumnSurvey
-from expert.data.examples.columns import understand_columns
+from expert.data.examples.columns import detect_columns
 from expert.data.examples.formats import example_of
 from expert.data.records import Example
 from expert.data.records import Row as DataRow
@@ -291,9 +291,7 @@ def validation_losses(
 
 def written(row: Row) -> str:
     """A row as the product writes it in training."""
-    example = example_of(
-        DataRow(dict(row), "held out", 1), understand_columns(ColumnSurvey.of([row]))
-    )
+    example = example_of(DataRow(dict(row), "held out", 1), detect_columns(ColumnSurvey.of([row])))
     assert isinstance(example, Example), example
     return "".join(segment.text for segment in template().segments(example))
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from expert.telemetry.cpu import CpuSampler, cores_seen, own_seconds
+from expert.telemetry.cpu import CpuSampler, available_cores, own_seconds
 
 # Two workers with two threads each would slow each other down on two cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -75,7 +75,7 @@ def pytest_runtest_teardown() -> None:
 def pytest_xdist_auto_num_workers() -> int:
     """One more than cores: two workers on two cores spent a quarter of the time waiting for child
     processes and sleeps."""
-    return len(cores_seen()) + 1
+    return len(available_cores()) + 1
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -31,12 +31,12 @@ from expert.manifest.schema.kinds import (
 from expert.manifest.schema.manifest import Adapter
 from expert.model.load import load_model
 from expert.planning.run_plan import RunPlan
-from expert.telemetry.tracker_process import REMOTES
+from expert.telemetry.tracker_process import TRACKER_RUNS
 from expert.telemetry.trackers import TRACKERS, TrackerUnavailable, check_installed
 from expert.telemetry.trackers import Tracker as OpenTracker
 from expert.training.optim import OptimizerUnavailable, build_optimizer
 from expert.training.schedule import learning_rate, schedule_of
-from tests.judging.asking import case_of
+from tests.judging.judged import case_of
 from tests.model.models import tiny_model, trainable_tensors
 from tests.planning.planning import manifest, plan
 
@@ -143,7 +143,9 @@ def test_every_tracker_is_planned_and_opened_and_no_longer_refused(name, tmp_pat
     assert planned(name, trackers=[name]).watch.trackers == [name]
     assert name not in OTHER_TRACKERS
     assert answer_to(f"{name}_project") is None, f"peers/unsupported_keys.py refuses {name}_*"
-    assert name == "tensorboard" or name in REMOTES, f"telemetry/tracker_process.py lacks {name}"
+    assert name == "tensorboard" or name in TRACKER_RUNS, (
+        f"telemetry/tracker_process.py lacks {name}"
+    )
     try:
         check_installed(name)
     except TrackerUnavailable as error:

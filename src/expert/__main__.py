@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 
-from expert.core.interrupts import Interrupted, leave_at_once, leave_when_asked
+from expert.core.interrupts import Interrupted, exit_on_signals, raise_on_signals
 
 
 def main() -> None:
     """Install the signal handlers before slow imports, then run the command line."""
-    leave_when_asked()
+    raise_on_signals()
     code: object = 1
     try:
         from expert.cli.main import run
@@ -24,7 +24,7 @@ def main() -> None:
             show_interrupted(end, sys.argv[1:])
         raise
     finally:
-        leave_at_once(code)
+        exit_on_signals(code)
 
 
 if __name__ == "__main__":

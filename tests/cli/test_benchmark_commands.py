@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from expert.cli.benchmark import BenchmarkView, line_of, show_ladder
-from expert.planning.ladder import SETTINGS
+from expert.cli.benchmark import BenchmarkView, result_line, show_ladder
+from expert.planning.benchmark_settings import SETTINGS
 from expert.planning.measurements import remember_rate
 from tests.cli.running import Runner
 from tests.cli.screens import recorded
 from tests.insight.ladders import ladder, setting
-from tests.jobs.benchmark.played import be_brisk
+from tests.jobs.benchmark.fake_processes import be_brisk
 from tests.jobs.runs import base_model, write_expert
 from tests.planning.test_measurements import rate as a_rate
 from tests.wording import wording
@@ -86,9 +86,9 @@ def test_two_results_side_by_side_and_what_differs_between_them(run: Runner, tmp
     first = {"what": "baseline: tokens/s", "first": 100.0, "second": 150.0, "ratio": 1.5}
     assert rows[0] == first
     unlike = (pair[0], str(tmp_path / "c"))
-    told = " ".join(run("benchmark", "--compare", *unlike).out.split())
-    assert wording("these-benchmarks-have-different", dataset=CLIMBED.dataset) in told
-    assert f"different models: {CLIMBED.model} and big." in told
+    reported = " ".join(run("benchmark", "--compare", *unlike).out.split())
+    assert wording("these-benchmarks-have-different", dataset=CLIMBED.dataset) in reported
+    assert f"different models: {CLIMBED.model} and big." in reported
     ran = run("benchmark", "--compare", *unlike, "--json")
     assert "different data" in ran.err
     json.loads(ran.out)
@@ -117,14 +117,14 @@ def test_a_narrow_terminal_has_fewer_columns_and_no_broken_number():
 
 
 def test_a_setting_in_a_line_shows_what_it_gained():
-    assert line_of(CLIMBED.rungs[1]) == (
+    assert result_line(CLIMBED.rungs[1]) == (
         "  packing: 250 tokens/s, 2.50x, in all 2.50x, loss 2.0000"
     )
     late = setting("loader", None, "no time")
-    assert line_of(late) == wording("loader-not-measured-by")
-    assert line_of(CLIMBED.rungs[2]) == "  compile: not here: for a reason"
+    assert result_line(late) == wording("loader-not-measured-by")
+    assert result_line(CLIMBED.rungs[2]) == "  compile: not here: for a reason"
     slower = setting("loader", 90.0, "slower", gain=0.9, cumulative=0.9)
-    assert line_of(slower).endswith("loss 2.0000, slower: for a reason")
+    assert result_line(slower).endswith("loss 2.0000, slower: for a reason")
 
 
 @pytest.mark.parametrize("terminal", [False, True])
@@ -132,15 +132,15 @@ def test_the_time_left_is_what_the_benchmark_expects_less_what_has_passed(termin
     now = [0.0]
     shown, file = recorded(terminal=terminal, width=160)
     with BenchmarkView(shown, clock=lambda: now[0]) as view:
-        view.begins(SETTINGS[0], 1, 11, 120.0)
-        view.goes_on("training", 5, 10)
+        view.setting_started(SETTINGS[0], 1, 11, 120.0)
+        view.setting_progress("training", 5, 10)
         view.crowded("other processes used 1.4 of 2 cores meanwhile")
         now[0] = 20.0
-        view.ends(CLIMBED.rungs[0])
-        view.begins(SETTINGS[1], 2, 11, 200.0)
+        view.setting_finished(CLIMBED.rungs[0])
+        view.setting_started(SETTINGS[1], 2, 11, 200.0)
         now[0] = 80.0
-        view.goes_on("training", 1, 10)
-        view.compares("packing", 15.0)
+        view.setting_progress("training", 1, 10)
+        view.comparing_with_baseline("packing", 15.0)
         view.remembered(tmp_path / "measurements.json")
     text = file.getvalue()
     assert str(tmp_path / "measurements.json") in text.replace("\n", "")
@@ -154,7 +154,9 @@ def test_the_time_left_is_what_the_benchmark_expects_less_what_has_passed(termin
     assert "(about 15 s left)" in text
 
 
-def test_what_won_is_forgotten_and_the_file_is_named(run: Runner, manifest, tmp_path, monkeypatch):
+def test_remembered_winners_are_forgotten_and_the_file_is_named(
+    run: Runner, manifest, tmp_path, monkeypatch
+):
     monkeypatch.setenv("EXPERT_HOME", str(tmp_path / "home"))
     file = tmp_path / "home" / "measurements.json"
     for model in ("tiny-llama", "another"):

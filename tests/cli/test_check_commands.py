@@ -42,10 +42,10 @@ def test_a_manifest_is_looked_at_and_the_last_line_sums_it_up(run, tmp_path):
         (("--gpu", "rtx-9999"), wording("no-such-card-in")),
     ],
 )
-def test_options_that_contradict_each_other_are_refused(run, arguments, told):
+def test_options_that_contradict_each_other_are_refused(run, arguments, reported):
     ran = run("diagnose", *arguments)
     assert ran.code == 2
-    assert told in " ".join(ran.err.replace("│", " ").split())
+    assert reported in " ".join(ran.err.replace("│", " ").split())
 
 
 def test_parity_is_a_table_of_differences_against_tolerances(run, tmp_path, base):

@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 
 from expert.cli import app
-from expert.cli.app import IN_ORDER_OF_USE
+from expert.cli.app import COMMAND_ORDER
 from expert.core.errors import EXIT_MEANINGS
 from tests.cli.running import EXAMPLES, EXPERT_JSON
 from tests.wording import wording
@@ -36,8 +36,8 @@ def test_help_names_every_exit_code_and_every_command_in_the_order_they_come_to_
     starts = [line.split()[0] for line in ran.out.splitlines() if line.strip()]
     assert [word for word in starts if word.isdigit()] == [str(code) for code in EXIT_MEANINGS]
     lines = [line.split() for line in ran.out.splitlines()]
-    named = [words[1] for words in lines if len(words) > 2 and words[1] in IN_ORDER_OF_USE]
-    assert tuple(named) == IN_ORDER_OF_USE
+    named = [words[1] for words in lines if len(words) > 2 and words[1] in COMMAND_ORDER]
+    assert tuple(named) == COMMAND_ORDER
     assert named.index("plan") < named.index("train") < named.index("validate")
 
 
@@ -130,7 +130,7 @@ def test_a_broken_manifest_lists_every_problem_and_the_others_are_still_checked(
     assert f"✓ {EXPERT_JSON}: expert-json is valid" in ran.out
 
 
-def test_strict_refuses_metadata_nobody_knows(run, tmp_path):
+def test_strict_refuses_unknown_metadata(run, tmp_path):
     file = tmp_path / "m.yaml"
     file.write_text("base_model: x\ndataset: a.jsonl\nmood: cheerful\n", encoding="utf-8")
     assert run("manifest", "check", str(file)).code == 0
@@ -303,5 +303,5 @@ def test_every_view_of_a_plan_has_the_expected_time(run, tmp_path):
     dry = json.loads(run("train", "--dry-run", file, "--json").out)
     assert len(dry["plan"]["length"]["expected_seconds"]) == 2
     found = run("diagnose", "--manifest", file, "--json", "--no-kernels").out
-    told = [each for each in json.loads(found)["findings"] if each["name"] == "length"]
-    assert told[0]["numbers"]["seconds"] < told[0]["numbers"]["seconds_at_most"]
+    reported = [each for each in json.loads(found)["findings"] if each["name"] == "length"]
+    assert reported[0]["numbers"]["seconds"] < reported[0]["numbers"]["seconds_at_most"]

@@ -80,7 +80,7 @@ def test_a_run_that_is_running_is_diagnosed_as_it_is(run, tmp_path):
     assert ran.out.endswith(wording("next-expert-watch", folder=folder))
 
 
-def test_a_run_without_an_step_has_no_picture(run, tmp_path):
+def test_a_run_without_a_step_shows_no_step_times(run, tmp_path):
     events = [{"event": "started", "time": 1.0, "step": 0}]
     ran = run("diagnose", str(written(tmp_path / "run", events, plan={})))
     assert ran.code == 0

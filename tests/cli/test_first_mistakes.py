@@ -37,7 +37,7 @@ def a_trainable_manifest(folder, **more):
     ],
 )
 def test_a_misspelt_model_file_or_column_is_reported_by_check_and_plan_and_refused_by_train(
-    run, tmp_path, monkeypatch, wrong, told
+    run, tmp_path, monkeypatch, wrong, reported
 ):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     file = a_manifest(tmp_path, **wrong)
@@ -45,23 +45,23 @@ def test_a_misspelt_model_file_or_column_is_reported_by_check_and_plan_and_refus
         ran = run(*command)
         assert ran.code == 0
         assert [
-            told in line for line in ran.out.splitlines() if wording("did-you-mean-2") in line
+            reported in line for line in ran.out.splitlines() if wording("did-you-mean-2") in line
         ] == [True]
     several = run("plan", file, "--gpu", "h200", "--gpu", "rtx-4090")
-    assert several.out.count(told) >= 1
+    assert several.out.count(reported) >= 1
     checked = json.loads(run("manifest", "check", file, "--json").out)
-    assert told in checked[0]["notices"][-1]["text"]
+    assert reported in checked[0]["notices"][-1]["text"]
     ran = run("train", "-m", file)
     assert ran.code == 2
-    assert told in ran.err
+    assert reported in ran.err
 
 
 def test_a_warning_of_the_manifest_names_its_file_once(run, tmp_path):
     file = a_trainable_manifest(tmp_path, more="training: {quality: {lora: 1}}\nmood: good\n")
     ran = run("train", "-m", file)
     assert ran.code == 0, ran.err
-    [told] = [line for line in ran.out.splitlines() if "mood" in line]
-    assert told == wording("warning-line-mood-without", file=file)
+    [reported] = [line for line in ran.out.splitlines() if "mood" in line]
+    assert reported == wording("warning-line-mood-without", file=file)
 
 
 def test_rows_that_were_left_out_are_reported_and_recorded(run, tmp_path):
@@ -72,11 +72,11 @@ def test_rows_that_were_left_out_are_reported_and_recorded(run, tmp_path):
     assert bad.code == 2
     assert bad.err.startswith(wording("rows-cannot-be-used"))
     leave = ("--set", "max_bad_rows=3")
-    told = wording("warning-bad-rows-left")
+    reported = wording("warning-bad-rows-left")
     made = run("pretokenize", "-m", file, *leave)
-    assert (made.code, made.out.count(told)) == (0, 1)
+    assert (made.code, made.out.count(reported)) == (0, 1)
     ran = run("train", "-m", file, *leave)
-    assert (ran.code, ran.out.count(told)) == (0, 1)
+    assert (ran.code, ran.out.count(reported)) == (0, 1)
     [events] = (tmp_path / "runs").glob("*/events.jsonl")
     data = [e for e in map(json.loads, events.read_text().splitlines()) if e["event"] == "data"]
     assert {event["bad_rows"] for event in data} == {3}
@@ -120,9 +120,9 @@ def test_a_run_that_is_resumed_on_other_rows_is_reported_how_many(run, tmp_path)
     a_trainable_manifest(tmp_path, count=13)
     ran = run("train", file, "--resume")
     assert ran.code == 2
-    told = ran.err.splitlines()
-    assert told[1] == wording("the-rows-changed")
-    assert told[2].startswith("  - data.index: was ")
+    reported = ran.err.splitlines()
+    assert reported[1] == wording("the-rows-changed")
+    assert reported[2].startswith("  - data.index: was ")
 
 
 @pytest.mark.parametrize(
@@ -135,12 +135,12 @@ def test_a_run_that_is_resumed_on_other_rows_is_reported_how_many(run, tmp_path)
         (("plan", "{folder}"), "✓ fits"),
     ],
 )
-def test_the_manifest_may_be_named_without_its_option(run, tmp_path, command, told):
+def test_the_manifest_may_be_named_without_its_option(run, tmp_path, command, reported):
     places = {"file": a_manifest(tmp_path), "folder": str(tmp_path)}
     words = [word.format(**places) for word in command]
     ran = run(*words)
     assert ran.code == 0, ran.err
-    assert told in ran.out
+    assert reported in ran.out
     twice = run(*words, "--manifest", places["file"])
     assert twice.code == 2
     assert wording("name-one-manifest") in " ".join(twice.err.replace("│", "").split())
@@ -168,12 +168,12 @@ def test_the_manifest_may_be_named_without_its_option(run, tmp_path, command, to
         ),
     ],
 )
-def test_a_wrong_option_is_explained_in_plain_words(run, tmp_path, monkeypatch, command, told):
+def test_a_wrong_option_is_explained_in_plain_words(run, tmp_path, monkeypatch, command, reported):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pyproject.toml").touch()
     ran = run(*command)
     assert ran.code == 2
-    assert told in " ".join(ran.err.replace("│", "").split())
+    assert reported in " ".join(ran.err.replace("│", "").split())
 
 
 @pytest.mark.parametrize(
@@ -186,8 +186,8 @@ def test_rows_that_are_missing_are_reported_with_the_script_that_makes_them(run,
     rows.unlink()
     script.touch()
     ran = run(*command, "-m", file)
-    told = wording("no-python-makes", rows=rows, script=script)
-    assert told in " ".join((ran.err + ran.out).split())
+    reported = wording("no-python-makes", rows=rows, script=script)
+    assert reported in " ".join((ran.err + ran.out).split())
 
 
 def test_a_script_beside_the_manifest_is_not_reported_to_make_files_that_are_elsewhere(

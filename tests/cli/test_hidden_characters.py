@@ -22,7 +22,7 @@ from expert.cli.show.display import (
     waiting,
     write_json,
 )
-from tests.cli.foreign_runs import ESCAPES, ended, is_unseen
+from tests.cli.damaged_runs import ESCAPES, ended, is_unseen
 from tests.jobs.runs import base_model, write_expert
 
 COLOURS = re.compile(r"\x1b\[[\d;]*m|\x1b\[\?25[lh]|\x1b\[\d?[AKG]|\r")  # those of rich itself

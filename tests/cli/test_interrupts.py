@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from expert.core.interrupts import Interrupted, leave_when_asked
+from expert.core.interrupts import Interrupted, raise_on_signals
 from expert.data.tokens import prepare
 from expert.data.tokens import shards as making
 from tests.insight.ladders import ladder, setting
@@ -123,7 +123,7 @@ def test_preparing_that_is_stopped_before_anything_is_finished_leaves_nothing(
     assert list(expert.parent.rglob("*.parts-*")) == []
 
 
-def test_a_run_that_is_stopped_while_it_is_planned_says_so_too(run, expert, monkeypatch):
+def test_a_run_stopped_while_planning_reports_it(run, expert, monkeypatch):
     from expert.run import open as opening
 
     stopped_in(monkeypatch, opening, "make_plan", signal.SIGTERM)
@@ -170,7 +170,9 @@ def test_a_benchmark_that_is_stopped_keeps_the_settings_that_were_measured(
     from expert.jobs.benchmark.measure import Benchmark
 
     def measure(self: Benchmark, folder: Path, start: Any) -> Any:
-        self.so_far = ladder(setting("baseline", 100.0), setting("packing", 250.0, gain=2.5))
+        self.partial_result = ladder(
+            setting("baseline", 100.0), setting("packing", 250.0, gain=2.5)
+        )
         signal.raise_signal(number)
 
     monkeypatch.setattr(Benchmark, "run", measure)
@@ -231,7 +233,7 @@ main()
         ("swallow", ["there", "swallowed"], ""),
     ],
 )
-def test_a_process_ends_with_the_line_or_at_the_second_signal_at_once(expert, how, said, told):
+def test_a_process_ends_with_the_line_or_at_the_second_signal_at_once(expert, how, said, reported):
     command = [sys.executable, "-c", WAITS_FOR_A_SIGNAL, "pretokenize", "-m", str(expert), how]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -242,7 +244,7 @@ def test_a_process_ends_with_the_line_or_at_the_second_signal_at_once(expert, ho
             assert process.stdout.readline() == f"{word}\n"
             process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_SECONDS) == 143
-        assert process.stderr.read() == told
+        assert process.stderr.read() == reported
 
 
 ENDS = """
@@ -269,7 +271,7 @@ def test_only_the_main_thread_can_listen():
 
     before = signal.getsignal(signal.SIGTERM)
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(leave_when_asked).result()
+        pool.submit(raise_on_signals).result()
     assert signal.getsignal(signal.SIGTERM) is before
 
 

@@ -16,7 +16,7 @@ import pytest
 from expert.core.errors import EXIT_OK, EXIT_TERMINATED, EXIT_USAGE
 from expert.core.publish import publishing
 from expert.manifest.reader import read_manifest
-from expert.run.stored.locate import newest_that_saved
+from expert.run.stored.locate import newest_resumable
 from tests.cli.running import ROOT
 from tests.jobs.runs import base_model, events_of, run_with_steps, until, write_expert
 from tests.wording import wording
@@ -44,7 +44,7 @@ def test_options_that_do_not_go_together_are_refused_all_at_once(run, words, lin
     assert len(ran.err.splitlines()) == lines
 
 
-def test_half_a_world_and_gpus_that_are_not_there_are_refused(run, manifest, monkeypatch):
+def test_an_incomplete_launch_environment_and_missing_gpus_are_refused(run, manifest, monkeypatch):
     ran = run("train", str(manifest), "--gpus", "2", "--device", "cpu", "--gpus", "0,x")
     assert (ran.code, len(ran.err.splitlines())) == (EXIT_USAGE, 2)
     monkeypatch.setenv("RANK", "1")
@@ -54,7 +54,7 @@ def test_half_a_world_and_gpus_that_are_not_there_are_refused(run, manifest, mon
     assert len(ran.err.splitlines()) == 4
 
 
-def test_gpus_that_nobody_asked_for_are_mentioned(run, manifest, monkeypatch):
+def test_unused_gpus_are_mentioned(run, manifest, monkeypatch):
     from types import SimpleNamespace
 
     from expert.cli import train
@@ -64,13 +64,13 @@ def test_gpus_that_nobody_asked_for_are_mentioned(run, manifest, monkeypatch):
     for cards, gpus, said in ((2, None, True), (1, None, False), (2, "all", False)):
         opened: Any = SimpleNamespace(machine=SimpleNamespace(gpus=(None,) * cards), plan=plan)
         run.capsys.readouterr()
-        train._mention_cards(opened, make_console(), gpus)
+        train._hint_unused_gpus(opened, make_console(), gpus)
         assert (wording("gpus-are-visible") in run.capsys.readouterr().out) is said
 
 
 def test_resume_if_any_takes_the_newest_run_that_has_saved_something(manifest):
     read = read_manifest(manifest)
-    assert newest_that_saved(read) is None
+    assert newest_resumable(read) is None
     for number in (1, 2, 3):
         folder = manifest.parent / "runs" / f"demo-2026010{number}-000000"
         folder.mkdir(parents=True)
@@ -78,7 +78,7 @@ def test_resume_if_any_takes_the_newest_run_that_has_saved_something(manifest):
         if number < 3:
             with publishing(folder / "checkpoints" / "step-000001") as made:
                 (made / "state.json").write_text("{}")
-    newest = newest_that_saved(read)
+    newest = newest_resumable(read)
     assert newest is not None
     assert Path(newest).name == "demo-20260102-000000"
 

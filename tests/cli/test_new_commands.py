@@ -60,8 +60,8 @@ def test_rows_that_cannot_be_used_are_counted_and_the_command_that_lists_them(
         rows.write_text("\n".join(lines) + "\n", encoding="utf-8")
         ran = run("new", name, "--from", str(rows), "-o", str(tmp_path))
         assert ran.code == 0, ran.err
-        told = wording("first-rows-cannot-used")
-        assert (told in ran.out) == (name == "some")
+        reported = wording("first-rows-cannot-used")
+        assert (reported in ran.out) == (name == "some")
 
 
 def test_the_length_and_what_shorter_ones_cut_are_printed(run: Runner, tmp_path):

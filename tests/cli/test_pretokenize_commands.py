@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import expert.data.line as preparing
-from expert.data.records import DataNotHere
+import expert.data.pipeline as preparing
+from expert.data.records import DataNotFound
 from tests.run.test_preparing import ROWS, an_expert, lines
 from tests.wording import wording
 
@@ -64,13 +64,13 @@ def test_pretokenize_continues_past_what_cannot_be_prepared_and_lists_everything
     ran = run("pretokenize", "--all", str(tmp_path))
     assert (ran.code, ran.err) == (0, "")
     said = ran.out.splitlines()
-    told = said[said.index("1 prepared, 3 skipped, 0 failed") + 1 :]
-    assert told[0] == f"✓ {tmp_path / 'd-good' / 'manifest.json'}"
-    assert told[1].startswith(wording("skipped-there-is-no", unmade=unmade))
-    assert told[1].endswith(f"  (python {unmade.parent / 'make_data.py'} makes it)")
-    assert wording("shakespeare-could-not-fetched") in told[2]
-    assert wording("beside-the-manifest") in told[2]
-    assert "streaming is true" in told[3]
+    reported = said[said.index("1 prepared, 3 skipped, 0 failed") + 1 :]
+    assert reported[0] == f"✓ {tmp_path / 'd-good' / 'manifest.json'}"
+    assert reported[1].startswith(wording("skipped-there-is-no", unmade=unmade))
+    assert reported[1].endswith(f"  (python {unmade.parent / 'make_data.py'} makes it)")
+    assert wording("shakespeare-could-not-fetched") in reported[2]
+    assert wording("beside-the-manifest") in reported[2]
+    assert "streaming is true" in reported[3]
     broken = an_expert(tmp_path / "c-broken")
     with (broken.parent / "train.jsonl").open("a", encoding="utf-8") as stream:
         stream.write("{\n")
@@ -85,7 +85,7 @@ def test_pretokenize_continues_past_what_cannot_be_prepared_and_lists_everything
 
 def test_pretokenize_offers_to_make_rows_only_where_rows_are_missing(run, tmp_path, monkeypatch):
     def no_model(plan: object, folder: object) -> None:
-        raise DataNotHere("owner/model could not be fetched from the hub: no network  (put it …)")
+        raise DataNotFound("owner/model could not be fetched from the hub: no network  (put it …)")
 
     monkeypatch.setattr(preparing, "tokenizer_folder", no_model)
     modelless = an_expert(tmp_path / "a-modelless")
@@ -126,16 +126,16 @@ def cache(expert: Path) -> dict[str, bytes]:
 def test_parts_make_the_cache_that_one_process_makes(run, tmp_path, checks):
     alone, shared = with_splits(tmp_path / "alone", **checks), with_splits(tmp_path / "b", **checks)
     assert run("pretokenize", str(alone)).code == 0
-    told = [run("pretokenize", str(shared), "--part", f"{part}/3") for part in (2, 3, 2, 1)]
-    assert [each.code for each in told] == [0, 0, 0, 0]
-    said = [each.out.splitlines() for each in told]
+    reported = [run("pretokenize", str(shared), "--part", f"{part}/3") for part in (2, 3, 2, 1)]
+    assert [each.code for each in reported] == [0, 0, 0, 0]
+    said = [each.out.splitlines() for each in reported]
     assert [each[-1] for each in said[:3]] == [
         wording("two-of-three-parts-left"),
         wording("one-of-three-parts-left"),
         wording("one-of-three-parts-left"),
     ]
     assert said[3][0] == wording("all-parts-are-done")
-    assert wording("examples-per-sequence") in told[3].out
+    assert wording("examples-per-sequence") in reported[3].out
     assert cache(shared) == {
         name: content.replace(bytes(alone.parent), bytes(shared.parent))
         for name, content in cache(alone).items()

@@ -37,7 +37,7 @@ def test_plain_output_has_a_line_after_the_first_step_and_then_one_in_twenty_sec
     ]
 
 
-def test_a_step_line_is_a_sign_of_life_too():
+def test_a_step_line_counts_as_progress_output():
     screen = Screen(terminal=False)
     with screen.view:
         screen.view(STARTED | {"logging_steps": 10})

@@ -35,13 +35,13 @@ def test_a_report_goes_to_the_folder_named_and_a_folder_of_runs_means_its_newest
     write_run(tmp_path / "runs" / "demo-20250101-000000", usual(3))
     newest = write_run(tmp_path / "runs" / "demo-20260101-000000", usual(4))
     ran = run("report", str(tmp_path / "runs"), "--to", str(tmp_path / "out"), "--json")
-    told = json.loads(ran.out)
-    assert told["run"] == str(newest)
-    assert told["html"] == str(tmp_path / "out" / "report.html")
-    assert told["html_bytes"] == (tmp_path / "out" / "report.html").stat().st_size
-    assert told["state"] == "finished"
-    assert told["verdict"]["kind"] == "compute-bound"
-    assert set(told["figures"]) == FIGURES
+    reported = json.loads(ran.out)
+    assert reported["run"] == str(newest)
+    assert reported["html"] == str(tmp_path / "out" / "report.html")
+    assert reported["html_bytes"] == (tmp_path / "out" / "report.html").stat().st_size
+    assert reported["state"] == "finished"
+    assert reported["verdict"]["kind"] == "compute-bound"
+    assert set(reported["figures"]) == FIGURES
     assert not (newest / "report.html").exists()
 
 
@@ -58,16 +58,18 @@ def test_a_name_that_ends_in_html_is_that_of_the_page(run, tmp_path, monkeypatch
     monkeypatch.setattr(events, "open_plain", counted)
     ran = run("report", str(folder), "--to", str(tmp_path / "out" / "mine.html"), "--json")
     assert opened.count("events.jsonl") == 1
-    told = json.loads(ran.out)
-    assert told["html"] == str(tmp_path / "out" / "mine.html")
+    reported = json.loads(ran.out)
+    assert reported["html"] == str(tmp_path / "out" / "mine.html")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["mine.html", "mine.md"]
     page = (tmp_path / "out" / "mine.html").read_text(encoding="utf-8")
     assert page.lower().startswith("<!doctype html>")
     # A report makes room for a newer one.
     assert run("report", str(folder), "--to", str(tmp_path / "out" / "mine.html")).code == 0
     (tmp_path / "old.html").mkdir()  # a folder is a folder, whatever its name
-    told = json.loads(run("report", str(folder), "--to", str(tmp_path / "old.html"), "--json").out)
-    assert told["html"] == str(tmp_path / "old.html" / "report.html")
+    reported = json.loads(
+        run("report", str(folder), "--to", str(tmp_path / "old.html"), "--json").out
+    )
+    assert reported["html"] == str(tmp_path / "old.html" / "report.html")
 
 
 def test_a_text_of_the_user_beside_the_page_is_not_overwritten(run, tmp_path):
@@ -110,13 +112,13 @@ def test_what_cannot_be_reported_or_written_is_refused_with_the_reason(run, tmp_
     assert wording("no-report-can-written") in ran.err
     assert f"{tmp_path / 'file'}: cannot write" in ran.err
     assert wording("name-another-place-with") in ran.err
-    for words, told in (
+    for words, reported in (
         ((str(folder), "--ladder", str(folder / "plan.json")), wording("no-result-expert")),
         ((str(folder), str(folder)), wording("name-one-run-others")),
     ):
         ran = run("report", *words)
         assert ran.code == 2
-        assert told in ran.err
+        assert reported in ran.err
 
 
 def test_open_shows_the_file_in_the_browser(run, tmp_path, monkeypatch):

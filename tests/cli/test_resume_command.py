@@ -16,7 +16,7 @@ from expert.planning.machine.machine import describe_machine
 from expert.run.open import open_run
 from expert.run.session.session import Start
 from expert.run.session.start import started_facts
-from expert.run.stored.resume_command import command_of_run
+from expert.run.stored.resume_command import resume_command_of
 from tests.jobs.runs import base_model, write_expert
 from tests.jobs.trained_runs import CORPUS
 from tests.wording import wording
@@ -134,10 +134,10 @@ def test_another_of_the_base_models_is_named(tmp_path):
         chosen = {"model": {"name": name}, "watch": {"output_dir": str(tmp_path / "runs")}}
         folder.plan.write_text(json.dumps(chosen), encoding="utf-8")
         command = f"expert train --manifest {file}{words} --resume {folder.path}"
-        assert command_of_run(folder) == command
+        assert resume_command_of(folder) == command
 
 
-def test_a_limit_of_the_cards_memory_is_asked_for_again_and_none_where_there_was_no_card(tmp_path):
+def test_the_resume_command_repeats_vram_only_for_runs_on_a_card(tmp_path):
     file = write_expert(tmp_path, "tiny", {})
     folder = a_started_run(tmp_path, file)
     read = read_manifest(file)
@@ -146,7 +146,7 @@ def test_a_limit_of_the_cards_memory_is_asked_for_again_and_none_where_there_was
         planned = open_run(read, data="unread", **card).plan
         facts = started_facts(folder, planned, Start(source=str(file), vram="8 GB"))
         command = f"expert train --manifest {file}{words} --resume {folder.path}"
-        assert command_of_run(folder, {"event": "started", **facts}) == command
+        assert resume_command_of(folder, {"event": "started", **facts}) == command
 
 
 def test_a_key_that_the_version_of_the_start_did_not_have_is_not_set(tmp_path):
@@ -156,7 +156,7 @@ def test_a_key_that_the_version_of_the_start_did_not_have_is_not_set(tmp_path):
     del recorded["training"]["config"]["betas"]
     folder.manifest.write_text(json.dumps(recorded), encoding="utf-8")
     command = f"expert train --manifest {file} --set seed=7 --resume {folder.path}"
-    assert command_of_run(folder) == command
+    assert resume_command_of(folder) == command
 
 
 @pytest.mark.parametrize("text", ["{", "name: [", "training: 3"])
@@ -164,4 +164,4 @@ def test_a_manifest_that_cannot_be_read_today_is_named_all_the_same(tmp_path, te
     file = tmp_path / "manifest.yaml"
     file.write_text(text, encoding="utf-8")
     folder = a_started_run(tmp_path, file)
-    assert command_of_run(folder) == f"expert train --manifest {file} --resume {folder.path}"
+    assert resume_command_of(folder) == f"expert train --manifest {file} --resume {folder.path}"

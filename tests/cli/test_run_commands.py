@@ -171,7 +171,7 @@ def test_holders_are_named_and_what_would_free_their_memory(run, cards):
     assert "python" in second["command"]
 
 
-def test_a_card_that_nobody_holds(run, cards):
+def test_a_card_without_processes(run, cards):
     out = run("clear-cuda-cache").out
     assert wording("no-process-holds-memory") in out
     assert out.endswith(wording("nothing-freed-no-process"))
@@ -218,16 +218,16 @@ def test_in_a_terminal_it_answers_line_after_line_until_there_is_none(run, monke
 class Refusing:
     """A conversation that has no answer to anything."""
 
-    remembers = False
+    keeps_history = False
 
-    def anew(self) -> None: ...
+    def reset(self) -> None: ...
 
     def ask(self, prompt, **follow):
         raise ExpertError(f"no answer to {prompt}")
 
 
 def test_what_cannot_be_answered_is_reported_and_the_next_line_may_be(capsys):
-    from expert.cli.sample import _Writer, talk
+    from expert.cli.sample import _Writer, chat
 
     typed, notes = iter(["a", "b"]), list[str]()
 
@@ -238,7 +238,7 @@ def test_what_cannot_be_answered_is_reported_and_the_next_line_may_be(capsys):
             raise EOFError from None
 
     writer = _Writer(Console(), several=False, quiet=False)
-    talk(cast(Any, Refusing()), writer, notes.append, read)
+    chat(cast(Any, Refusing()), writer, notes.append, read)
     assert notes[1:] == [wording("no-answer-to-a"), wording("no-answer-to-b")]
     assert notes[0] == wording("every-line-continued-by")
     assert capsys.readouterr().out == "\n"

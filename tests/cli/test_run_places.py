@@ -73,14 +73,14 @@ def test_resume_takes_a_folder_of_runs_or_of_an_expert_and_shows_which_run_it_to
     folder, home = trained, trained.parents[1]
     shutil.copytree(folder, home / "runs" / "other-29991231-000000")  # of another expert
     asked = ("train", "-m", str(home / "manifest.json"), "--device", "cpu", "--resume")
-    for more, told in (
+    for more, reported in (
         (("--dry-run",), wording("run-would-go-on", folder=folder)),
         ((), wording("resumed-at-step-from", step_000006=folder / "checkpoints" / "step-000006")),
     ):
         ran = run(*asked, str(home / named), *more)
         assert ran.code == 0, ran.err
         assert f"run: {folder}\n" in ran.err
-        assert told in ran.out
+        assert reported in ran.out
     assert "run: " not in run(*asked, str(folder)).err
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from expert.cli.show.progress import SECONDS_BETWEEN_LINES, PreparingView, RunProgress, reading_in
+from expert.cli.show.progress import SECONDS_BETWEEN_LINES, PreparingView, RunProgress, initial_text
 from tests.cli.screens import recorded
 from tests.each import each
 from tests.wording import wording
@@ -28,7 +28,7 @@ def test_outside_a_terminal_preparing_shows_a_line_now_and_then():
 def test_commands_that_only_read_rows_say_so_at_once_in_a_terminal_and_later_elsewhere(terminal):
     console, file = recorded(terminal=terminal)
     now = [0.0]
-    before = reading_in(console)
+    before = initial_text(console)
     with PreparingView(console, clock=lambda: now[0], before=before, verb="reading") as tell:
         now[0] += SECONDS_BETWEEN_LINES
         tell("train", 10, 100)

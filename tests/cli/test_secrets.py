@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from expert.core import secrets
-from tests.cli.foreign_runs import Outcome, ended
+from tests.cli.damaged_runs import Outcome, ended
 from tests.jobs.runs import base_model, inject, write_expert
 
 NAMED = {
@@ -26,7 +26,7 @@ RAISED = "Bearer raisedcanary12 at https://canary13@host, variable-canary-10, pa
 
 @pytest.fixture(autouse=True)
 def _forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(secrets, "_named", set())
+    monkeypatch.setattr(secrets, "_manifest_secrets", set())
     for name, value in VARIABLES.items():
         monkeypatch.setenv(name, value)
 

@@ -53,7 +53,7 @@ def meanwhile(port: int, act: Callable[[Any], None]) -> threading.Thread:
     return thread
 
 
-def test_it_says_where_it_is_and_how_to_ask_and_a_line_for_each_request(run):
+def test_serve_prints_its_address_an_example_and_a_line_per_request(run):
     port = free_port()
     found: list[Any] = []
 
@@ -77,16 +77,16 @@ def test_it_says_where_it_is_and_how_to_ask_and_a_line_for_each_request(run):
 @pytest.mark.parametrize(
     ("grace", "ending"), [(30.0, "finished"), (0.3, "cut")], ids=["finished", "cut"]
 )
-def test_answers_under_way_are_finished_or_after_a_while_cut(run, monkeypatch, grace, ending):
+def test_running_answers_are_finished_or_cut_after_a_while(run, monkeypatch, grace, ending):
     monkeypatch.setattr(listen, "GRACE", grace)
     monkeypatch.setattr(engine, "end_tokens", lambda encoder, template: [])
-    go_on = answer_steps.FixedSteps.go_on
+    advance = answer_steps.FixedSteps.advance
 
     def slowly(self: Any, tokens: Any) -> None:
         time.sleep(0.05)
-        go_on(self, tokens)
+        advance(self, tokens)
 
-    monkeypatch.setattr(answer_steps.FixedSteps, "go_on", slowly)
+    monkeypatch.setattr(answer_steps.FixedSteps, "advance", slowly)
     port = free_port()
     said: list[str | None] = []
 
@@ -107,7 +107,7 @@ def test_answers_under_way_are_finished_or_after_a_while_cut(run, monkeypatch, g
     assert said[-1] == ("length" if ending == "finished" else wording("was-stopped"))
 
 
-def test_other_machines_are_told_the_token_that_was_made(run, monkeypatch):
+def test_the_generated_token_is_printed_for_other_machines(run, monkeypatch):
     monkeypatch.delenv("EXPERT_SERVE_TOKEN", raising=False)
     port = free_port()
     codes: list[int] = []
@@ -126,7 +126,7 @@ def test_other_machines_are_told_the_token_that_was_made(run, monkeypatch):
     assert 'api_key=os.environ["EXPERT_SERVE_TOKEN"]' in ran.out
 
 
-def test_what_cannot_be_served_is_said_before_a_model_is_loaded(run, tmp_path):
+def test_what_cannot_be_served_is_refused_before_a_model_is_loaded(run, tmp_path):
     assert run("serve", str(tmp_path)).code == 2
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from expert.cli.show.options import asked_manifest, flag_overrides
+from expert.cli.show.options import flag_overrides, read_requested_manifest
 from expert.cli.train import _show_stopping
 from expert.core.interrupts import Interrupted
 from expert.run.session.finish import RunResult
-from expert.run.stored.resume_command import command_to_go_on, with_resume_value
+from expert.run.stored.resume_command import command_to_resume, with_resume_value
 from tests.cli.running import ROOT
 from tests.each import each
 from tests.jobs.runs import base_model, write_expert
@@ -85,9 +85,9 @@ def test_a_run_whose_output_cannot_be_written_continues_to_its_end(run, expert, 
             monkeypatch.setattr("sys.stderr", stream)
         ran = run("train", "-m", str(expert), "--device", "cpu", *as_json)
     assert ran.code == 0
-    told = wording("output-no-space-left") if "disk" in lost and "both" not in lost else ""
-    assert ran.err.endswith(told)
-    assert as_json or ran.err == told
+    reported = wording("output-no-space-left") if "disk" in lost and "both" not in lost else ""
+    assert ran.err.endswith(reported)
+    assert as_json or ran.err == reported
     [folder] = (expert.parent / "runs").iterdir()
     assert (folder / "final" / "DONE").is_file()
 
@@ -176,13 +176,13 @@ NOT_USED = wording("folder-not-used")
     ],
 )
 def test_settings_beside_a_text_are_used_if_they_are_for_one(
-    run, tmp_path, monkeypatch, settings, text, told, expected
+    run, tmp_path, monkeypatch, settings, text, reported, expected
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "config.yaml").write_text(settings, encoding="utf-8")
     (tmp_path / "fox.txt").write_text(CORPUS, encoding="utf-8")
     ran = run("train", "--dataset", text, "--dry-run", "--json", "--device", "cpu")
-    assert all(words in ran.err for words in told)
+    assert all(words in ran.err for words in reported)
     plan = json.loads(ran.out)["plan"]
     for path, value in expected.items():
         found = plan
@@ -216,11 +216,13 @@ def test_other_rows_replace_all_of_the_manifests_own(expert, tmp_path, monkeypat
         ("org/rows", "org/rows"),
         ("org/rows::test", "org/rows::test"),
     ):
-        data = asked_manifest(expert, name, tuple(flags(dataset=name))).manifest.training.dataset
+        data = read_requested_manifest(
+            expert, name, tuple(flags(dataset=name))
+        ).manifest.training.dataset
         assert (data.path, data.validation_path, data.format) == (path, None, None)
     mine = ("training.dataset.validation_path=mine.jsonl",)
     overrides = (*flags(dataset="shakespeare"), *mine)
-    data = asked_manifest(expert, "shakespeare", overrides).manifest.training.dataset
+    data = read_requested_manifest(expert, "shakespeare", overrides).manifest.training.dataset
     assert data.validation_path == "mine.jsonl"
 
 
@@ -230,7 +232,9 @@ def test_tasks_give_way_to_other_rows(tmp_path):
     data = {"type": "multi_task", "tasks": tasks}
     text = {"base_model": "x", "training": {"dataset": data}}
     manifest.write_text(json.dumps(text), encoding="utf-8")
-    read = asked_manifest(manifest, "c/d", tuple(flags(dataset="c/d"))).manifest.training.dataset
+    read = read_requested_manifest(
+        manifest, "c/d", tuple(flags(dataset="c/d"))
+    ).manifest.training.dataset
     assert (read.tasks, read.type, read.path) == (None, None, "c/d")
 
 
@@ -239,8 +243,8 @@ def test_the_exit_code_is_that_of_the_run_and_resuming_is_explained(run, expert,
     monkeypatch.setattr("expert.jobs.train.train", lambda read, **more: stopped)
     ran = run("train", "-m", str(expert), "--device", "cpu")
     assert ran.code == 143
-    told = wording("go-on-with", expert=expert)
-    assert ran.out.endswith(told)
+    reported = wording("go-on-with", expert=expert)
+    assert ran.out.endswith(reported)
     monkeypatch.setattr("expert.jobs.train.train", lambda read, **more: DONE)
     assert run("train", "-m", str(expert), "--device", "cpu").code == 0
 
@@ -366,7 +370,7 @@ def test_remote_code_is_allowed_by_its_flag_alone(run, expert, monkeypatch, flag
     ],
 )
 def test_the_command_that_resumes_is_whole(argv, command):
-    assert command_to_go_on(argv, Path("runs/a")) == command
+    assert command_to_resume(argv, Path("runs/a")) == command
 
 
 @each(
@@ -384,7 +388,7 @@ def test_the_command_that_resumes_is_whole(argv, command):
 )
 def test_a_key_is_set_once_in_the_command_that_resumes(given, key, words):
     options = [(f"training.config.{key}", 3)]
-    command = command_to_go_on(["expert", "train", *given.split()], Path("runs/a"), options)
+    command = command_to_resume(["expert", "train", *given.split()], Path("runs/a"), options)
     assert command == f"expert train {words} --resume runs/a"
 
 

@@ -53,7 +53,7 @@ def example_lines(now: str, before: str) -> list[str]:
         for name, passed in verdicts(now).items()
     ]
     compared = compare(verdicts(now), verdicts(before))
-    done = Made(reached=Made(cases=cases), comparison=compared)
+    done = Made(result=Made(cases=cases), comparison=compared)
     return [text for text, _ in _example_lines(done)]  # type: ignore[arg-type]
 
 
@@ -80,7 +80,7 @@ def test_a_gate_that_fails_exits_with_5_and_shows_why(run):
     assert "3 wrong answers:" in ran.out
 
 
-def test_a_gate_that_fails_ends_with_commands_that_help_further(run, tmp_path):
+def test_a_failed_gate_ends_with_the_next_commands(run, tmp_path):
     folder = str(finished("lora"))
     words = ("validate", "--expert", folder, "--limit", "3", *CPU)
     *_, longer, states = run(*words).out.splitlines()
@@ -97,8 +97,8 @@ def test_a_gate_that_fails_ends_with_commands_that_help_further(run, tmp_path):
 
 def test_cases_that_nothing_can_judge_are_not_fixed_by_longer_training():
     score = score_of([None, True], ["1", "2"])
-    [told] = next_lines(Path("runs/a"), score, "expert validate --checkpoints all")
-    assert told == wording("next-name-cases-can")
+    [reported] = next_lines(Path("runs/a"), score, "expert validate --checkpoints all")
+    assert reported == wording("next-name-cases-can")
 
 
 def test_the_facts_as_json_are_those_of_the_file(run):
@@ -144,7 +144,7 @@ def test_plain_text_exits_with_0_and_shows_what_is_known_of_it(run):
     assert wording("no-answer-could-asked") in refused.err
 
 
-def test_where_nobody_watches_a_line_comes_now_and_then():
+def test_outside_a_terminal_validating_prints_a_line_now_and_then():
     now, wrote = [100.0], io.StringIO()
     with ValidatingView(Console(file=wrote), clock=lambda: now[0]) as view:
         view("final: answering", 0, 300)

@@ -34,7 +34,7 @@ def test_several_starts_by_torchrun_are_refused(run, monkeypatch):
     assert ran.err.startswith(wording("validate-several-times"))
 
 
-def test_gpus_that_nobody_asked_for_are_mentioned(run, monkeypatch):
+def test_unused_gpus_are_mentioned(run, monkeypatch):
     from expert.cli import validate
 
     cuda = torch.device("cuda", 0)
@@ -48,7 +48,7 @@ def test_gpus_that_nobody_asked_for_are_mentioned(run, monkeypatch):
             "expert.planning.machine.machine.describe_machine", lambda machine=machine: machine
         )
         run.capsys.readouterr()
-        validate._mention_gpus(make_console(), gpus, device)
+        validate._hint_unused_gpus(make_console(), gpus, device)
         assert (wording("gpus-are-visible") in run.capsys.readouterr().out) is said
 
 

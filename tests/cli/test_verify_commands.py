@@ -58,12 +58,12 @@ def test_every_damaged_file_is_named(place, run: Runner):
     done = run("verify", str(place), "--json")
     assert done.code == EXIT_DAMAGED
     found = json.loads(done.out)["checked"]
-    told = {
+    reported = {
         Path(each["path"]) / (fault.split()[0] if Path(each["path"]).is_dir() else "")
         for each in found
         for fault in each["faults"]
     }
-    assert {str(file) for file in wanted if file.name != "DONE"} == set(map(str, told))
+    assert {str(file) for file in wanted if file.name != "DONE"} == set(map(str, reported))
     assert all(each["advice"] for each in found if each["faults"])
 
 

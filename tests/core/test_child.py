@@ -11,7 +11,7 @@ from contextlib import suppress
 import psutil
 import pytest
 
-from expert.core.process import Child, how_it_ended, without_lines
+from expert.core.process import Child, describe_exit, filtered_stderr
 from tests.wording import wording
 
 PATIENCE = 60.0
@@ -47,7 +47,7 @@ def test_it_answers_what_it_is_asked_and_lines_of_others_are_passed_over(begun):
     assert not child.has_ended
 
 
-def test_its_last_words_are_kept_and_an_end_is_reported(begun, tmp_path):
+def test_stderr_tail_and_exit_are_reported(begun, tmp_path):
     log = tmp_path / "log.txt"
     log.write_text("before\n", encoding="utf-8")
     child = begun("print('one', file=sys.stderr); sys.exit('two')", log=log)
@@ -55,15 +55,15 @@ def test_its_last_words_are_kept_and_an_end_is_reported(begun, tmp_path):
     assert child.wait() == 1
     assert child.has_ended
     assert child.ask({"anybody": "there"}) is False
-    assert child.last_words() == "two"
-    assert child.last_words(2) == "one / two"
+    assert child.stderr_tail() == "two"
+    assert child.stderr_tail(2) == "one / two"
     child.stop()
-    assert child.last_words() == "two"
+    assert child.stderr_tail() == "two"
     assert log.read_text(encoding="utf-8") == "before\none\ntwo\n"
 
 
 @pytest.mark.skipif(os.name != "posix", reason="groups of processes are POSIX")
-def test_what_it_started_ends_with_it(begun):
+def test_grandchildren_are_killed_with_the_child(begun):
     child = begun(
         "import subprocess\n"
         "other = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
@@ -84,9 +84,9 @@ def test_what_it_started_ends_with_it(begun):
 
 
 def test_an_end_in_words():
-    assert how_it_ended(0) == wording("ended-with-code")
-    assert how_it_ended(-9) == wording("was-ended-by-sigkill")
-    assert how_it_ended(-250) == wording("was-ended-by-signal")
+    assert describe_exit(0) == wording("ended-with-code")
+    assert describe_exit(-9) == wording("was-ended-by-sigkill")
+    assert describe_exit(-250) == wording("was-ended-by-signal")
 
 
 def test_threads_may_stop_it_at_once(begun):
@@ -95,11 +95,11 @@ def test_threads_may_stop_it_at_once(begun):
         child.wait()
         with ThreadPoolExecutor(4) as threads:
             codes = list(threads.map(Child.stop, [child] * 4))
-        assert (codes, child.last_words()) == ([-9] * 4, "over")
+        assert (codes, child.stderr_tail()) == ([-9] * 4, "over")
 
 
 def test_lines_written_past_python_are_left_out_and_others_come_in_order_whatever_is_raised(capfd):
-    with suppress(ValueError), without_lines(b"USDT:"):
+    with suppress(ValueError), filtered_stderr(b"USDT:"):
         os.write(2, b"USDT:2026 1:1 SyncActivityProfilerHandler.cpp:52] profiler_start\n")
         os.write(2, b"ERROR: the card is gone\n")
         os.write(2, b"a warning\n")

@@ -9,7 +9,7 @@ import pytest
 
 from expert.core.errors import Damaged
 from expert.core.files import MAX_TEXT_BYTES
-from expert.core.hashed import hash_file, refuse_damaged, state_of, write_hashed
+from expert.core.hashed import file_integrity, hash_file, refuse_damaged, write_hashed
 
 
 class Cut(Exception):
@@ -31,20 +31,20 @@ def crash_at(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
 
 def test_a_file_is_sound_until_a_byte_of_it_or_of_its_hash_changes(tmp_path):
     file = tmp_path / "plan.json"
-    assert state_of(file) == "missing"
+    assert file_integrity(file) == "missing"
     write_hashed(file, "{}")
-    assert state_of(file) == "sound"
+    assert file_integrity(file) == "sound"
     file.write_text("[]")
-    assert state_of(file) == "damaged"
+    assert file_integrity(file) == "damaged"
     with pytest.raises(Damaged, match=r"plan\.json"):
         refuse_damaged(file, "copy it again")
     write_hashed(file, "{}")
-    assert state_of(file) == "sound"
+    assert file_integrity(file) == "sound"
     assert (tmp_path / "plan.json.bad").read_text() == "[]"
     hash_file(file).write_bytes(b"\xff\xfe")
-    assert state_of(file) == "damaged"
+    assert file_integrity(file) == "damaged"
     hash_file(file).unlink()
-    assert state_of(file) == "unknown"
+    assert file_integrity(file) == "unknown"
     refuse_damaged(file, "copy it again")
 
 
@@ -69,15 +69,15 @@ def test_a_crash_while_it_is_replaced_leaves_the_old_file_sound(tmp_path, monkey
     with monkeypatch.context() as patch:
         crash_at(patch, number)
         with pytest.raises(Cut):
-            write_hashed(file, "new", trusts_old=True)
+            write_hashed(file, "new", trust_existing=True)
     assert file.read_text() == "old"
     refuse_damaged(file, "copy it again")
-    write_hashed(file, "new", trusts_old=True)
-    assert (file.read_text(), state_of(file)) == ("new", "sound")
+    write_hashed(file, "new", trust_existing=True)
+    assert (file.read_text(), file_integrity(file)) == ("new", "sound")
 
 
 def test_a_hash_that_is_a_pipe_is_not_waited_for(tmp_path):
     file = tmp_path / "plan.json"
     file.write_text("{}")
     os.mkfifo(hash_file(file))
-    assert state_of(file) == "damaged"
+    assert file_integrity(file) == "damaged"

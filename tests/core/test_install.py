@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from expert.core.install import NAME, Origin, how_to_get_it, origin, origin_of, pip_install
+from expert.core.install import NAME, Origin, install_hint, origin, origin_of, pip_install
 from tests.each import each
 from tests.wording import wording
 
@@ -104,7 +104,7 @@ def test_an_installation_adds_from_where_it_came_from(tmp_path, record, command)
 
 
 @each("record", ["{", "[]", '{"url": 3}', "{}"])
-def test_a_record_that_says_nothing_ends_nothing(tmp_path, record):
+def test_an_invalid_pip_record_is_ignored(tmp_path, record):
     found = origin_of(installed(tmp_path, record))
     assert found.kind == "unknown"
     assert pip_install("quant", of=found, windows=False) == wording("in-clone-expert-pip")
@@ -118,15 +118,15 @@ def test_the_record_of_another_installation_is_not_that_of_this_code(tmp_path):
         assert origin_of(elsewhere).kind == "unknown"
 
 
-def test_others_are_never_sent_to_a_folder_of_this_machine():
+def test_install_instructions_never_name_a_local_folder():
     here = "/home/me/x"
     for found in (Origin("checkout", here), Origin("folder", here), Origin("unknown", "")):
-        text = how_to_get_it(found)
+        text = install_hint(found)
         assert text == wording("from-clone-repository-pip")
     local = Origin("url", "file:///home/me/e.whl")
-    assert "/home/me" not in how_to_get_it(local)
-    assert how_to_get_it(Origin("index", NAME)) == "`pip install expert-trainer`"
-    public = how_to_get_it(Origin("url", "git+https://x.org/e.git@ab12"))
+    assert "/home/me" not in install_hint(local)
+    assert install_hint(Origin("index", NAME)) == "`pip install expert-trainer`"
+    public = install_hint(Origin("url", "git+https://x.org/e.git@ab12"))
     assert public == "`pip install 'expert-trainer @ git+https://x.org/e.git@ab12'`"
 
 

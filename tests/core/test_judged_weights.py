@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from expert.core.publish import publishing
-from expert.core.rundir import RunFolder, outdated, weights_of
+from expert.core.rundir import RunFolder, outdated, weights_hash
 from tests.wording import wording
 
 OTHER = wording("other-weights-run-went")
@@ -36,23 +36,23 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 def test_the_hash_is_that_of_the_weights_alone(tmp_path):
-    one = weights_of(state(tmp_path / "one", b"same", config="a"))
-    assert one == weights_of(state(tmp_path / "two", b"same", config="b"))
-    assert one != weights_of(state(tmp_path / "three", b"other", config="a"))
+    one = weights_hash(state(tmp_path / "one", b"same", config="a"))
+    assert one == weights_hash(state(tmp_path / "two", b"same", config="b"))
+    assert one != weights_hash(state(tmp_path / "three", b"other", config="a"))
     assert len(one) == 64
-    assert weights_of(tmp_path / "nothing") == ""
+    assert weights_hash(tmp_path / "nothing") == ""
 
 
 def test_a_verdict_holds_for_the_state_it_names(folder):
-    final = {**PASSED, "step": None, "weights": weights_of(folder.final)}
-    half = {**PASSED, "step": 4, "weights": weights_of(folder.checkpoints / "step-000004")}
+    final = {**PASSED, "step": None, "weights": weights_hash(folder.final)}
+    half = {**PASSED, "step": 4, "weights": weights_hash(folder.checkpoints / "step-000004")}
     assert outdated(final, folder) == outdated(half, folder) == ""
     assert outdated({**final, "step": 4}, folder) == OTHER
     assert outdated({**half, "step": 5}, folder) == OTHER  # that checkpoint does not exist
 
 
 def test_a_verdict_on_other_weights_is_outdated_whatever_it_says(folder):
-    judged = [{**gate, "step": None, "weights": weights_of(folder.final)} for gate in GATES]
+    judged = [{**gate, "step": None, "weights": weights_hash(folder.final)} for gate in GATES]
     folder.final.rename(folder.path / ".old-final")
     assert {outdated(verdict, folder) for verdict in judged} == {OTHER}
     state(folder.final, b"second")

@@ -13,7 +13,15 @@ from pathlib import Path
 import pytest
 
 from expert.core import publish
-from expert.core.publish import DONE, PublishError, damage, faults, is_alive, publishing, sweep
+from expert.core.publish import (
+    DONE,
+    PublishError,
+    damage,
+    faults,
+    is_alive,
+    publishing,
+    remove_leftovers,
+)
 from tests.core.forking import fork
 from tests.each import each
 from tests.wording import wording
@@ -257,7 +265,7 @@ def test_what_the_hub_adds_to_a_copy_is_no_damage(tmp_path: Path):
         ),
     ],
 )
-def test_what_is_wrong_is_reported_in_words(tmp_path: Path, harm, words: str):
+def test_damage_is_described(tmp_path: Path, harm, words: str):
     target = published(tmp_path / "x")
     harm(target)
     assert damage(target) == words
@@ -313,9 +321,9 @@ def test_leftovers_of_dead_processes_are_removed_and_those_of_living_ones_stay(t
     (tmp_path / f".tmp-link-{dead}").symlink_to(tmp_path / "x")
     (tmp_path / f".tmp-file-{dead}").write_text("")
     stay += [f".tmp-link-{dead}", f".tmp-file-{dead}"]
-    assert [path.name for path in sweep(tmp_path)] == sorted(gone)
+    assert [path.name for path in remove_leftovers(tmp_path)] == sorted(gone)
     assert names(tmp_path) == sorted(stay)
-    assert [path.name for path in sweep(tmp_path, alone=True)] == [f".tmp-x-{living}"]
+    assert [path.name for path in remove_leftovers(tmp_path, alone=True)] == [f".tmp-x-{living}"]
     assert (tmp_path / "x" / "a.bin").is_file()
 
 
@@ -324,8 +332,8 @@ def test_leftovers_of_another_machine_stay_as_nobody_knows_whether_their_makers_
     for name in (f".tmp-x@elsewhere-{dead}", f".tmp-x@{here}-{dead}", f".tmp-y@{here}-{dead}"):
         fill(tmp_path / name)
     fill(tmp_path / f".tmp-x@elsewhere-{os.getpid()}")
-    assert [path.name for path in sweep(tmp_path, name="x")] == [f".tmp-x@{here}-{dead}"]
-    assert [path.name for path in sweep(tmp_path)] == [f".tmp-y@{here}-{dead}"]
+    assert [path.name for path in remove_leftovers(tmp_path, name="x")] == [f".tmp-x@{here}-{dead}"]
+    assert [path.name for path in remove_leftovers(tmp_path)] == [f".tmp-y@{here}-{dead}"]
     assert all(map(is_alive, (os.getpid(), 1)))
     assert not any(map(is_alive, (dead, 0, 10**12)))
 
@@ -337,8 +345,8 @@ def test_a_folder_that_is_being_filled_is_not_swept_and_what_was_there_is_no_obs
     with publishing(tmp_path / "x") as temporary:
         fill(temporary)
         monkeypatch.chdir(tmp_path)
-        assert sweep(Path(), alone=True) == []
-        assert sweep(tmp_path) == []
+        assert remove_leftovers(Path(), alone=True) == []
+        assert remove_leftovers(tmp_path) == []
         with pytest.raises(AssertionError, match="by another thread"):
             published(tmp_path / "x")
     assert damage(tmp_path / "x") == ""

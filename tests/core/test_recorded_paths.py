@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from expert.core import rundir
-from expert.core.rundir import found_again
+from expert.core.rundir import relocated_path
 
 
 def made(folder: Path) -> Path:
@@ -21,7 +21,7 @@ def test_what_was_recorded_from_another_folder_is_found_beside_the_runs(tmp_path
     runs = made(tmp_path / "fruit" / "runs")
     monkeypatch.chdir(tmp_path / "fruit")
     for recorded, place in (("fruit/datasets_optimized/fruit", cache), ("fruit/runs", runs)):
-        found = found_again(recorded, runs_then="fruit/runs", runs_now=Path("runs"))
+        found = relocated_path(recorded, runs_then="fruit/runs", runs_now=Path("runs"))
         assert found == place
 
 
@@ -32,16 +32,16 @@ def test_what_was_moved_with_its_runs_is_found_and_a_copy_has_its_own(tmp_path):
     for home in ((), (old, new)):
         for each in home:
             made(each / "datasets_optimized")
-        found = found_again(recorded, runs_then=str(old / "runs"), runs_now=new / "runs")
+        found = relocated_path(recorded, runs_then=str(old / "runs"), runs_now=new / "runs")
         assert found == new / "datasets_optimized"
 
 
-def test_what_lay_apart_from_the_runs_stays_where_it_is_and_was_there_or_not(tmp_path):
+def test_paths_outside_the_runs_folder_are_not_relocated(tmp_path):
     cache, now = tmp_path / "large-disk" / "tokens", tmp_path / "a" / "b" / "c" / "runs"
     for runs_then in (str(tmp_path / "fruit" / "runs"), "fruit/runs"):
-        assert found_again(str(cache), runs_then=runs_then, runs_now=now) == cache
+        assert relocated_path(str(cache), runs_then=runs_then, runs_now=now) == cache
         cache.mkdir(parents=True, exist_ok=True)
-        assert found_again(str(cache), runs_then=runs_then, runs_now=now) == cache
+        assert relocated_path(str(cache), runs_then=runs_then, runs_now=now) == cache
 
 
 class AbsentWindowsPath(PureWindowsPath):
@@ -58,5 +58,5 @@ def test_what_lay_on_another_drive_than_the_runs_stays_there(monkeypatch):
     monkeypatch.setattr(rundir, "Path", AbsentWindowsPath)
     monkeypatch.setattr(rundir, "os", SimpleNamespace(path=ntpath))
     runs: Any = AbsentWindowsPath("C:\\fruit\\runs")
-    found = found_again("D:\\tokens", runs_then=str(runs), runs_now=runs)
+    found = relocated_path("D:\\tokens", runs_then=str(runs), runs_now=runs)
     assert str(found) == "D:\\tokens"

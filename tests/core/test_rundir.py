@@ -238,7 +238,7 @@ def test_a_worker_that_outlives_its_trainer_does_not_keep_the_lock(run: RunFolde
             os.close(descriptor)
 
 
-def test_a_number_that_another_process_got_since_is_no_holder(run: RunFolder):
+def test_a_reused_process_id_does_not_hold_the_lock(run: RunFolder):
     told = {"pid": os.getppid(), "host": socket.gethostname(), "since": "x"}
     run.lock_file.write_text(json.dumps({**told, "process": "an earlier boot:1"}))
     with run.locked() as previous:
@@ -260,7 +260,7 @@ def test_a_holder_on_another_machine_counts_only_where_there_are_no_locks(
         assert previous.host == "elsewhere"
 
 
-def test_a_lock_file_that_says_nothing_is_free_and_is_given_back_after_an_exception(run: RunFolder):
+def test_an_invalid_lock_file_is_free_and_released_after_an_exception(run: RunFolder):
     for content in ("", "rubbish", "[]", '{"pid": "x"}', "[" * 5000):
         run.lock_file.write_text(content)
         with pytest.raises(ValueError, match="x"), run.locked() as previous:  # noqa: PT012

@@ -39,7 +39,7 @@ def test_tokens_of_known_services_are_known_by_their_shape(secret: str):
         ("expert --api-key abcdefgh", "expert --api-key ***"),
     ],
 )
-def test_what_stands_under_the_name_of_a_secret_is_not_written(text: str, shown: str):
+def test_values_under_secret_names_are_redacted(text: str, shown: str):
     assert redacted(text) == shown
 
 
@@ -75,6 +75,6 @@ def test_other_names_are_no_secrets_nor_is_a_switch_under_the_name_of_one():
 
 
 def test_what_a_manifest_names_as_a_secret_is_known_by_value(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(secrets, "_named", set())
+    monkeypatch.setattr(secrets, "_manifest_secrets", set())
     remember_secrets({"a": [{"password": "open sesame!"}], "data": "s3://me:swordfish9@host/x"})
     assert redacted("open sesame! swordfish9 open%20sesame%21") == "*** *** ***"

@@ -9,7 +9,13 @@ import pytest
 
 from expert.core.events import read_events
 from expert.core.links import LinkRefused
-from expert.core.stored_json import MAX_BYTES, BadFile, object_in, read_object, read_stored_json
+from expert.core.stored_json import (
+    MAX_BYTES,
+    InvalidFileError,
+    read_object,
+    read_object_or_empty,
+    read_stored_json,
+)
 from tests.each import each
 from tests.wording import wording
 
@@ -32,10 +38,10 @@ from tests.wording import wording
 def test_a_damaged_file_is_refused_by_name(raw: bytes, what: str, tmp_path: Path):
     file = tmp_path / "plan.json"
     file.write_bytes(raw)
-    with pytest.raises(BadFile, match=what) as refused:
+    with pytest.raises(InvalidFileError, match=what) as refused:
         read_object(file)
     assert str(refused.value).startswith(f"{file}: ")
-    assert object_in(file) == {}
+    assert read_object_or_empty(file) == {}
 
 
 def test_only_plain_files_of_a_sane_size_are_read(tmp_path: Path):
@@ -48,12 +54,12 @@ def test_only_plain_files_of_a_sane_size_are_read(tmp_path: Path):
         ("pipe", LinkRefused),
         ("loop", LinkRefused),
         ("folder", IsADirectoryError),
-        ("large", BadFile),
+        ("large", InvalidFileError),
         ("gone", FileNotFoundError),
     ):
         with pytest.raises(error):
             read_stored_json(tmp_path / name)
-        assert object_in(tmp_path / name) == {}
+        assert read_object_or_empty(tmp_path / name) == {}
 
 
 @each(

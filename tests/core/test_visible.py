@@ -18,6 +18,6 @@ from tests.each import each
         ("a\nb\tc", "a\nb␉c"),
     ],
 )
-def test_what_cannot_be_seen_is_written_out_but_for_what_is_to_be_kept(text, shown):
+def test_invisible_characters_are_written_out_unless_kept(text, shown):
     assert visible(text) == shown
     assert visible("a\nb\tc", keep="\t") == "a␊b\tc"

@@ -122,7 +122,7 @@ partly_learnt = st.builds(
 
 
 @given(some=st.lists(st.lists(partly_learnt, max_size=5), max_size=4), data=st.data())
-def test_a_stretch_has_targets_where_a_learnt_token_is_not_its_first(some, data):
+def test_a_range_has_targets_if_a_trained_token_is_not_its_first(some, data):
     store = flat(some)
     documents = [one for shard in some for one in shard]
     if not documents:

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from expert.data.pack.drawing import draw_documents, repeats_held_out
+from expert.data.pack.drawing import draw_documents, held_out_warning
 from expert.data.tokens.documents import FlatDocuments
 from expert.data.tokens.encoder import EncodedBatch
 from expert.data.tokens.row_keys import RowKeys, keys_of_batch
@@ -106,7 +106,7 @@ def test_rows_that_repeat_stay_together_as_far_as_the_share_allows(
     train, held = drawn(known, share)
     assert len(held) == many
     assert bool(set(known.whole[train].tolist()) & set(known.whole[held].tolist())) is told
-    said = repeats_held_out(known, np.array(train), np.array(held))
+    said = held_out_warning(known, np.array(train), np.array(held))
     assert (wording("much-rows") in said) is told
 
 
@@ -148,11 +148,11 @@ def test_documents_have_one_key_exactly_where_they_have_the_same_tokens(rows, sh
             assert (column == column[one]).tolist() == same
 
 
-def test_rows_held_out_that_share_a_request_with_training_rows_are_told():
+def test_held_out_rows_that_share_a_prompt_with_training_rows_are_reported():
     """Two requests, ten rows: keeping each on one side would hold out half of the rows."""
     keys = RowKeys(np.array([1, 2] * 5, np.uint64), np.arange(10, dtype=np.uint64))
     train, held_out = draw_documents([10], [1.0], held_out_share=0.1, seed=0, keys=keys)
-    told = repeats_held_out(keys, train, held_out)
+    told = held_out_warning(keys, train, held_out)
     assert told.startswith(wording("row-held-out-for"))
     apart = RowKeys(np.arange(10, dtype=np.uint64), keys.whole)
-    assert repeats_held_out(apart, train, held_out) == ""
+    assert held_out_warning(apart, train, held_out) == ""

@@ -14,7 +14,7 @@ from expert.data.tokens.encoder import (
     load_tokenizer,
     read_special_tokens,
 )
-from expert.planning.models.model_files import UnfitModelFolder
+from expert.planning.models.model_files import InvalidModelFolder
 from tests.data.tokenizers import model_folder, small_encoder, small_tokenizer, tokenizer_json
 from tests.wording import wording
 
@@ -41,7 +41,7 @@ def flags(length: int, spans: np.ndarray) -> list[bool]:
 
 
 @given(st.lists(documents, min_size=1, max_size=5))
-def test_learnt_tokens_are_those_of_the_learnt_segments(batch):
+def test_trained_tokens_are_those_of_the_trained_segments(batch):
     """Together or one by one: where no token straddles two segments both give the same text, and
     exactly the trained text is always trained on."""
     encoder = small_encoder()
@@ -134,7 +134,7 @@ def test_broken_tokenizer_files_and_a_missing_folder_are_told(tmp_path):
     folder = model_folder(tmp_path)
     (folder / "tokenizer.json").write_text("{}", encoding="utf-8")
     (folder / "tokenizer_config.json").write_text("{", encoding="utf-8")
-    with pytest.raises(UnfitModelFolder, match=wording("not-a-tokenizer")):
+    with pytest.raises(InvalidModelFolder, match=wording("not-a-tokenizer")):
         load_tokenizer(folder)
     with pytest.raises(DataError, match=wording("cannot-be-read")):
         read_special_tokens(folder)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from expert.core.world import ALONE, World
+from expert.core.world import SINGLE_PROCESS, World
 from expert.data.feed import feed as feeds
 from expert.data.feed.batches import (
     IGNORED,
@@ -29,7 +29,7 @@ from expert.data.feed.feed import (
     few_widths,
     widths_of,
 )
-from expert.data.feed.order import DataOrder, dealt, micro_batches
+from expert.data.feed.order import DataOrder, micro_batches, rank_batches
 from expert.data.pack.pack import pack_best_fit
 from expert.data.pack.pack_index import PackIndex
 from expert.data.tokens.documents import FlatDocuments
@@ -101,7 +101,7 @@ def assert_equal_to_filling_by_hand(case: Case, feed: PackedFeed, rows: int) -> 
 
 
 @pytest.mark.parametrize(("rows", "soft"), [(1, 0), (2, 0), (2, 3), (5, 0), (8, 0)])
-def test_fed_updates_equal_the_same_bins_filled_by_hand(rows: int, soft: int):
+def test_fed_steps_equal_the_same_bins_filled_directly(rows: int, soft: int):
     case = Case(soft_tokens=soft)
     assert assert_equal_to_filling_by_hand(case, case.feed(rows), rows) == 9
 
@@ -140,7 +140,7 @@ def documents_in(batch: Batch) -> list[tuple[list[int], ...]]:
     return [document for document in cut if set(document[0]) != {PAD_ID}]
 
 
-def test_an_update_stays_as_it_is_until_the_next_one_is_taken():
+def test_a_step_stays_valid_until_the_next_one():
     case = Case()
     with case.feed(2) as feed:
         updates = iter(feed)
@@ -152,7 +152,7 @@ def test_an_update_stays_as_it_is_until_the_next_one_is_taken():
                 np.testing.assert_array_equal(batch.tokens.flatten().numpy(), arrays.tokens)
 
 
-def test_what_goes_wrong_in_the_thread_is_raised_where_updates_are_taken():
+def test_errors_of_the_feed_thread_are_raised_in_the_consumer():
     case = Case()
 
     def works():
@@ -180,17 +180,17 @@ def test_batches_arrive_on_the_card_as_they_were_filled():
 def test_a_silent_batch_of_a_rank_has_no_label_and_counts_nothing():
     case, size = Case(), 4  # five bins: one rank has two of them, the others one and a silent one
     batches: list[Batch] = []
-    silent: list[Batch] = []
+    filler: list[Batch] = []
     for rank in range(size):
         with case.feed(1, total=1, batches=2, world=World(rank=rank, size=size)) as feed:
             first, second = next(iter(feed)).batches
             batches.append(first)
-            (batches if rank == 0 else silent).append(second)
-            for batch in silent[-1:]:
+            (batches if rank == 0 else filler).append(second)
+            for batch in filler[-1:]:
                 assert (batch.labels == IGNORED).all()
                 assert batch.counts == BatchCounts()
                 assert (batch.target_places == batch.labels.numel() - 1).all()
-    assert len(silent) == 3
+    assert len(filler) == 3
     with case.feed(5) as alone:
         whole = next(iter(alone)).counts
     assert sum((batch.counts for batch in batches), BatchCounts()) == whole
@@ -216,15 +216,15 @@ def test_no_other_choice_of_as_many_widths_leaves_less_empty(most):
     assert places(needed, chosen) == least
 
 
-@each("world", [ALONE, World(0, 2), World(1, 2), World(2, 3)])
+@each("world", [SINGLE_PROCESS, World(0, 2), World(1, 2), World(2, 3)])
 def test_widths_are_those_of_a_ranks_micro_batches_of_an_epoch(world, monkeypatch):
     monkeypatch.setattr(feeds, "FLAT_TO", 1)
     case = Case()
     needed = [
         int(case.index.lengths_of(batch.bins).sum())
         for update in case.order.steps(0, case.order.steps_per_epoch)
-        for batch in dealt(update.bins, 2, world)
-        if not batch.silent
+        for batch in rank_batches(update.bins, 2, world)
+        if not batch.filler
     ]
     assert set(widths_of(case.order, case.index, 2, 99, world)) == set(needed)
 

@@ -36,9 +36,7 @@ BAD_ROWS = [{"instruction": "", "response": ""}, *ROWS[:20], {"wrong": 1}, *ROWS
     ],
     ids=["cut, by a worker", "left out, with a soft prompt"],
 )
-def test_a_run_that_tokenises_late_learns_exactly_what_a_prepared_one_learns(
-    tmp_path, base, config, more
-):
+def test_late_tokenisation_trains_the_same_as_prepared_tokens(tmp_path, base, config, more):
     settings = {**PADDED, **config}
     ahead = run(write_expert(tmp_path / "ahead", base, settings, **more)).folder
     settings["tokenize"] = "late"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from expert.core.world import ALONE, World
+from expert.core.world import SINGLE_PROCESS, World
 from expert.data.feed.batches import BatchCounts
 from expert.data.feed.loader import PaddedFeed, PreparedBins, RowsTokenisedLate
 from expert.data.feed.order import DataOrder
@@ -53,7 +53,7 @@ def an_order(grouped: bool = False) -> DataOrder:
 
 
 def a_feed(
-    dataset, *, done=0, total=14, rows=2, grouped=False, world=ALONE, **options
+    dataset, *, done=0, total=14, rows=2, grouped=False, world=SINGLE_PROCESS, **options
 ) -> PaddedFeed:
     return PaddedFeed(
         dataset,
@@ -97,7 +97,7 @@ def test_a_row_is_a_document_padded_to_the_longest_and_its_targets_have_labels(p
             assert bool((labels[places[batch.targets :].long()] < 0).all())
 
 
-def test_a_feed_goes_on_from_any_place_and_leaves_the_global_random_numbers_alone(prepared):
+def test_a_feed_resumes_anywhere_without_touching_global_rng(prepared):
     torch.manual_seed(1)
     expected = torch.rand(3)
     torch.manual_seed(1)
@@ -120,15 +120,15 @@ def test_rows_grouped_by_length_are_the_same_however_many_go_at_once_and_pad_les
 def test_ranks_share_the_rows_and_a_silent_batch_counts_nothing(prepared):
     with a_feed(prepared, total=1) as alone:
         whole = next(iter(alone)).counts
-    total, silent = BatchCounts(), 0
+    total, filler = BatchCounts(), 0
     for rank in range(3):  # four rows: one rank has two of them, the others one and a silent one
         with a_feed(prepared, total=1, rows=1, world=World(rank=rank, size=3)) as feed:
             for batch in next(iter(feed)).batches:
                 total += batch.counts
-                silent += batch.counts == BatchCounts()
+                filler += batch.counts == BatchCounts()
                 assert bool((batch.labels >= 0).sum() == batch.targets)
                 assert int(batch.target_places[batch.targets]) == batch.labels.numel() - 1
-    assert (total, silent) == (whole, 2)
+    assert (total, filler) == (whole, 2)
 
 
 def test_tokenising_late_gives_the_batches_that_preparing_gives_and_names_a_bad_row(prepared):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from expert.core.world import World
-from expert.data.feed.order import DataOrder, Draw, dealt, micro_batches, shuffled
+from expert.data.feed.order import DataOrder, ShufflePurpose, micro_batches, rank_batches, shuffled
 from tests.each import each
 from tests.wording import wording
 
@@ -22,26 +22,26 @@ def run(order: DataOrder, done: int, total: int) -> list[list[int]]:
     return [update.bins.tolist() for update in order.steps(done, total)]
 
 
-@given(counts, seeds, st.integers(0, 50), st.sampled_from(Draw))
-def test_a_shuffle_has_every_number_once(count: int, seed: int, number: int, draw: Draw):
+@given(counts, seeds, st.integers(0, 50), st.sampled_from(ShufflePurpose))
+def test_a_shuffle_has_every_number_once(count: int, seed: int, number: int, draw: ShufflePurpose):
     order = shuffled(count, seed=seed, draw=draw, number=number)
     assert sorted(order.tolist()) == list(range(count))
 
 
-def test_a_shuffle_is_the_same_for_ever_and_uses_of_one_seed_share_none():
+def test_shuffles_never_change_and_differ_by_purpose():
     # Written down once: a run that resumes after an upgrade must continue in the same order.
-    order = shuffled(12, seed=42, draw=Draw.EPOCH, number=3)
+    order = shuffled(12, seed=42, draw=ShufflePurpose.EPOCH, number=3)
     assert order.tolist() == [11, 2, 0, 8, 10, 7, 9, 4, 5, 3, 6, 1]
-    orders = [tuple(shuffled(50, seed=7, draw=draw)) for draw in Draw]
+    orders = [tuple(shuffled(50, seed=7, draw=draw)) for draw in ShufflePurpose]
     # Numbers that would look alike when written end to end, or padded with zeros.
-    orders.append(tuple(shuffled(50, seed=7 + (1 << 32), draw=Draw.PIECES)))
-    assert len(set(orders)) == len(Draw) + 1
+    orders.append(tuple(shuffled(50, seed=7 + (1 << 32), draw=ShufflePurpose.PIECES)))
+    assert len(set(orders)) == len(ShufflePurpose) + 1
     epochs = {tuple(DataOrder(40, 1, seed).epoch(n)) for seed in (1, 2, 3) for n in range(4)}
     assert len(epochs) == 12
 
 
 @given(counts, st.integers(1, 40), seeds)
-def test_an_epoch_sees_every_bin_once_in_updates_of_equal_size(count: int, size: int, seed: int):
+def test_an_epoch_has_every_bin_once_in_steps_of_equal_size(count: int, size: int, seed: int):
     order = DataOrder(count, size, seed)
     updates = run(order, 0, order.steps_per_epoch)
     assert sorted(chain(*updates)) == list(range(count))
@@ -50,7 +50,7 @@ def test_an_epoch_sees_every_bin_once_in_updates_of_equal_size(count: int, size:
 
 
 @given(st.data(), counts, st.integers(1, 40), seeds, st.booleans())
-def test_going_on_at_any_update_equals_never_having_stopped(data, count, size, seed, grouped):
+def test_resuming_at_any_step_gives_the_same_order(data, count, size, seed, grouped):
     lengths = np.arange(count) * 7919 % 101 if grouped else None
     total = DataOrder(count, size, seed).steps_in(2.5)
     whole = run(DataOrder(count, size, seed, lengths), 0, total)
@@ -68,7 +68,7 @@ def test_steps_may_be_asked_for_in_any_sequence_and_none_of_nothing():
 
 
 @given(counts, st.integers(1, 40), seeds, st.integers(1, 50), st.integers(1, 50))
-def test_another_micro_batch_has_the_same_bins_in_every_update(count, size, seed, one, other):
+def test_the_micro_batch_size_does_not_change_the_bins_of_a_step(count, size, seed, one, other):
     order = DataOrder(count, size, seed)
     for update in order.steps(0, order.steps_per_epoch):
         first, second = (micro_batches(update.bins, rows) for rows in (one, other))
@@ -97,10 +97,10 @@ def test_grouping_sorts_the_rows_of_each_step_and_changes_none(count, size, seed
 @given(bins=st.integers(0, 40), rows=st.integers(1, 9), size=st.integers(1, 6))
 def test_ranks_share_every_bin_of_a_step_and_have_equally_many_batches(bins, rows, size):
     step = np.arange(bins)
-    shares = [dealt(step, rows, World(rank=rank, size=size)) for rank in range(size)]
-    trained_on = [n for share in shares for some in share if not some.silent for n in some.bins]
+    shares = [rank_batches(step, rows, World(rank=rank, size=size)) for rank in range(size)]
+    trained_on = [n for share in shares for some in share if not some.filler for n in some.bins]
     assert sorted(trained_on) == list(range(bins))
     assert len({len(share) for share in shares}) == 1
     assert all(len(some.bins) <= rows for share in shares for some in share)
-    alone = [some.bins.tolist() for some in dealt(step, rows)]
+    alone = [some.bins.tolist() for some in rank_batches(step, rows)]
     assert alone == [some.tolist() for some in micro_batches(step, rows)]

@@ -36,7 +36,7 @@ def an_expert_of(folder: Path, rows: list[dict[str, Any]] | None, **config: Any)
 
 
 @each("rows", [None, [{"text": WORDS}] * 2])
-def test_long_texts_are_learnt_to_their_end(tmp_path, rows):
+def test_long_texts_are_trained_on_completely(tmp_path, rows):
     manifest = an_expert_of(tmp_path, rows)
     made = prepare(manifest)
     over, tokens = made.train.index.overlong, int(made.train.open().lengths.sum())
@@ -78,7 +78,7 @@ def test_rows_that_are_not_here_yet_are_cut_for_now(tmp_path):
 
 
 @each("packing", [True, False])
-def test_rows_whose_answer_is_cut_off_are_left_out_and_told(tmp_path, packing):
+def test_rows_whose_answer_is_cut_off_are_left_out_with_a_warning(tmp_path, packing):
     manifest = an_expert_of(tmp_path, ROWS[:30] + LONG, packing=packing)
     for _ in range(2):  # and again where the index lies in the cache
         made = prepare(manifest)
@@ -91,7 +91,7 @@ def test_rows_whose_answer_is_cut_off_are_left_out_and_told(tmp_path, packing):
         assert wording("the-longest-row-has") in doubt.text
 
 
-def test_a_row_that_keeps_a_part_of_its_answer_stays_and_many_are_told_of(tmp_path):
+def test_rows_with_a_truncated_answer_stay_and_many_give_a_warning(tmp_path):
     partly = [{"instruction": "a", "output": "word " * 400}] * 3
     few = prepare(an_expert_of(tmp_path / "few", ROWS[:30] + partly[:1]))
     assert (few.train.index.overlong.cut, few.doubts) == (1, ())
@@ -144,7 +144,7 @@ def test_a_split_of_which_no_answer_is_left_is_refused(tmp_path, split):
     assert [text.partition(" are")[0] for text in problems] == [f"{split}: 30 of 30 rows (100%)"]
 
 
-def test_a_plan_tells_before_and_after_preparing_and_packing(tmp_path):
+def test_the_plan_warns_before_and_after_preparing_and_packing(tmp_path):
     manifest = an_expert_of(tmp_path, ROWS[:30] + LONG)
 
     def told() -> str:
@@ -161,7 +161,7 @@ def test_a_plan_tells_before_and_after_preparing_and_packing(tmp_path):
 
 
 @each("overlong", ["cut", "drop"])
-def test_a_plan_tells_what_preparing_has_refused(tmp_path, overlong):
+def test_the_plan_warns_of_what_preparing_refuses(tmp_path, overlong):
     manifest = an_expert_of(tmp_path, LONG, overlong=overlong)
     with pytest.raises(DataError) as refused:
         prepare(manifest)
@@ -192,7 +192,7 @@ def test_other_rows_are_advised_only_where_those_that_are_learnt_have_answers(
     assert (SEED in str(refused.value)) == other_rows_would_do
 
 
-def test_a_check_of_the_data_tells_them_and_the_tokens_that_are_lost(tmp_path):
+def test_dataset_check_reports_overlong_rows_and_lost_tokens(tmp_path):
     manifest = an_expert_of(tmp_path, ROWS[:30] + LONG)
     report = check_dataset(manifest)
     lengths = report.splits[0].lengths
@@ -204,7 +204,7 @@ def test_a_check_of_the_data_tells_them_and_the_tokens_that_are_lost(tmp_path):
     assert (whole.splits[0].lengths["tokens_lost"], whole.splits[0].not_learnt) == (0, "")
 
 
-def test_a_diagnosis_before_a_run_tells_them_prepared_or_not(tmp_path):
+def test_diagnose_reports_overlong_rows_prepared_or_not(tmp_path):
     manifest = an_expert_of(tmp_path, ROWS[:30] + LONG)
     for of in ("the first 60 rows", "60 rows"):
         facts = check_data(open_run(manifest, data="counted"))

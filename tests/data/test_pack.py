@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from expert.core.errors import ExpertError
-from expert.core.hashed import state_of
+from expert.core.hashed import file_integrity
 from expert.data.pack import pack as packing
 from expert.data.pack.pack import (
     bins_per_step,
@@ -94,7 +94,7 @@ def test_every_token_is_in_one_piece_or_counted_as_lost(pack: Pack, lengths, len
 
 
 @every_rule
-def test_pieces_that_teach_nothing_are_in_no_bin_and_a_row_without_others_is_counted(pack):
+def test_pieces_without_trained_tokens_are_left_out_and_counted(pack):
     lengths = np.array([4, 5, 0, 12, 3])
     index = pack(lengths, 5, overlong="split", unlearnt=np.array([0, 2]))
     found = {document for some in pieces_of(index) for document, _, _ in some}
@@ -130,7 +130,9 @@ def full_enough(index: PackIndex, lengths: np.ndarray) -> bool:
     kept = np.minimum(lengths, index.length)
     if index.bins - 1 <= kept.sum() / (0.97 * index.length):
         return True
-    _, bins = packing._fit_longest_first(kept.tolist(), packing.Room(index.length, len(kept)))
+    _, bins = packing._fit_longest_first(
+        kept.tolist(), packing.BinCapacity(index.length, len(kept))
+    )
     return kept.mean() > index.length / 3 and index.bins <= 1.04 * bins
 
 
@@ -217,19 +219,19 @@ def stands_together_by_chance(index: PackIndex, lengths: np.ndarray) -> bool:
 
 
 @each(("kind", "length"), TOGETHER)
-def test_what_stands_together_is_as_random_as_a_shuffle(kind: str, length: int):
+def test_rows_that_share_a_bin_are_random(kind: str, length: int):
     lengths = drawn(kind, 8000)
     assert stands_together_by_chance(pack_best_fit(lengths, length, 7), lengths)
 
 
 @each(("kind", "length"), [one for one in TOGETHER if one[1] in (384, 512)])
-def test_packing_longest_first_would_be_seen(kind: str, length: int, monkeypatch):
+def test_packing_longest_first_fails_the_randomness_test(kind: str, length: int, monkeypatch):
     monkeypatch.setattr(packing, "_fit", packing._fit_longest_first)
     lengths = drawn(kind, 8000)
     assert not stands_together_by_chance(pack_best_fit(lengths, length, 7), lengths)
 
 
-def test_longest_first_is_taken_where_long_rows_need_their_match_and_no_like_goes_to_like():
+def test_longest_first_is_used_if_it_saves_bins_without_grouping_lengths():
     lengths = np.random.default_rng(0).choice([100, 101, 900, 905], 4000)
     index = pack_best_fit(lengths, 1024, 7)
     assert index.statistics().fill >= 0.97  # 94 % as they come
@@ -259,7 +261,7 @@ def test_short_and_long_documents_of_all_parts_of_the_data_are_spread_over_the_b
     ("pack", "known"),
     [(best_fit, "02f00d5b7294abdb"), (concat, "6d5f2275813239ca"), (pack_none, "4dd52240265db8ad")],
 )
-def test_an_index_is_the_same_for_ever(pack: Pack, known: str):
+def test_the_pack_index_of_a_seed_never_changes(pack: Pack, known: str):
     """Written down once: an index in a cache is used again, and a resumed run needs its own."""
     index = pack(np.arange(500) * 7919 % 97 + 1, 128, overlong="split", soft_tokens=2)
     arrays = (index.piece_document, index.piece_start, index.piece_stop, index.bin_offsets)
@@ -285,7 +287,7 @@ def test_concat_fills_every_bin_but_the_last_and_goes_on_with_a_cut_document(len
         assert after[0][:2] == (document, stop) if goes_on else after[0][1] == 0
 
 
-def test_an_update_has_as_many_examples_packed_as_unpacked_and_at_least_one_bin():
+def test_a_step_has_as_many_examples_packed_as_unpacked():
     lengths = lognormal_lengths(404, 20_000)
     for pack in (pack_best_fit, pack_concat):
         index = pack(lengths, 2048, 3)
@@ -369,7 +371,7 @@ def test_an_index_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch):
         with pytest.raises(OSError, match="no space left"):
             pack_none(np.array([1] * 50), 10).save(path)
     assert {path.name for path in tmp_path.iterdir()} == {"index.arrow", ".index.arrow.sha256"}
-    assert state_of(path) == "sound"
+    assert file_integrity(path) == "sound"
     assert PackIndex.open(path).bins == 3
 
 
@@ -394,7 +396,7 @@ def test_a_file_that_is_no_index_is_named_and_may_be_deleted(damage: str, tmp_pa
     assert str(error.value).endswith(wording("delete-will-made-again"))
 
 
-def test_blocks_of_a_long_text_are_cut_anew_in_every_epoch():
+def test_blocks_of_a_long_text_are_shifted_in_every_epoch():
     lengths = np.array([1000, 90], np.int32)
     index = pack_blocks(lengths, 32)
     starts = {

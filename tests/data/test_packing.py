@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from expert.data.pack.pack import bins_per_step, pack_best_fit, pack_concat
-from expert.data.pack.packing import tried_packing
-from expert.planning.choose.sequences import ROWS_OFF, concatenation_of
+from expert.data.pack.packing import best_packing
+from expert.planning.choose.sequences import ROWS_TOLERANCE, concatenation_of
 from tests.each import each
 
 
@@ -17,7 +17,7 @@ def packed(lengths: np.ndarray, length: int, examples: int, *, streaming: bool =
     """Rows of a step on average, and the share of places that hold a token."""
     sizes = lengths.astype(np.int32)
     shortest = length if streaming else int(sizes.max())
-    made = tried_packing(sizes, examples, length, shortest=shortest)
+    made = best_packing(sizes, examples, length, shortest=shortest)
     index = pack_best_fit(sizes, made.length, 0, most_pieces=made.most_rows)
     rows = bins_per_step(index, examples) * index.examples / index.bins
     return rows, index.statistics().fill
@@ -29,13 +29,13 @@ def packed(lengths: np.ndarray, length: int, examples: int, *, streaming: bool =
     spread=st.floats(0.0, 0.9),
     length=st.sampled_from([256, 1000, 1024, 2048]),
 )
-def test_an_update_has_the_rows_that_were_asked_for(examples, mean, spread, length):
+def test_a_step_has_the_requested_number_of_rows(examples, mean, spread, length):
     draw = np.random.default_rng(0)
     low, high = max(1, int(mean * (1 - spread))), int(mean * (1 + spread)) + 1
     lengths = np.minimum(draw.integers(low, high + 1, 1000), length)
     rows, _ = packed(lengths, length, examples)
     # And half a row: 9 rows in 2 sequences are 4 or 5 in each.
-    assert rows == pytest.approx(examples, rel=1.5 * ROWS_OFF, abs=0.5)
+    assert rows == pytest.approx(examples, rel=1.5 * ROWS_TOLERANCE, abs=0.5)
 
 
 @each(
@@ -51,7 +51,7 @@ def test_an_update_has_the_rows_that_were_asked_for(examples, mean, spread, leng
     ],
     ids=["130", "300", "300 of 2048", "lognormal", "two kinds", "few of two kinds", "one long row"],
 )
-def test_rows_of_every_kind_make_updates_of_the_rows_asked_for(lengths, length, examples):
+def test_steps_have_the_requested_rows_for_all_length_distributions(lengths, length, examples):
     rows, _ = packed(np.minimum(lengths, length), length, examples)
     assert rows == pytest.approx(examples, rel=0.07)
 
@@ -60,10 +60,10 @@ def test_sequences_are_as_they_were_as_full_and_as_long_as_the_rows_allow():
     rows, _ = packed(np.full(2000, 22), 1024, 16, streaming=True)  # of one length in a stream
     assert rows == pytest.approx(16, rel=0.01)
     lengths = np.random.default_rng(0).integers(20, 180, 4000).astype(np.int32)
-    assert tried_packing(lengths, 64, 1024, shortest=180) == (6, 1024, None)  # whole ones do
+    assert best_packing(lengths, 64, 1024, shortest=180) == (6, 1024, None)  # whole ones do
     _, fill = packed(np.random.default_rng(0).integers(10, 40, 4000), 1024, 16)
     assert fill > 0.93
-    assert tried_packing(np.arange(10, 41, dtype=np.int32), 1, 512, shortest=40) == (1, 40, 1)
+    assert best_packing(np.arange(10, 41, dtype=np.int32), 1, 512, shortest=40) == (1, 40, 1)
 
 
 @pytest.mark.parametrize("longest", [28, 900])
@@ -71,15 +71,15 @@ def test_few_rows_are_not_spread_over_sequences_because_the_last_one_is_not_full
     """180 rows make 11 steps of 16 and one of 4: sequences need not be halved for that."""
     lengths = np.random.default_rng(0).integers(22, 29, 180)
     lengths[0] = longest
-    made = tried_packing(lengths.astype(np.int32), 16, 1024, shortest=1024)
+    made = best_packing(lengths.astype(np.int32), 16, 1024, shortest=1024)
     assert made == (1, 1024, 16)
 
 
 @given(examples=st.integers(1, 80), mean=st.integers(8, 1000))
-def test_concatenated_rows_make_updates_of_the_rows_asked_for(examples, mean):
+def test_steps_of_concatenated_rows_have_the_requested_rows(examples, mean):
     lengths = np.full(4000, mean)
     made = concatenation_of(examples, mean=mean, length=1024)
     index = pack_concat(lengths, made.length, 0)
     rows = made.sequences * index.examples / index.bins
     # A sequence is a multiple of 8 places, and a row of 8 places a sequence of its own.
-    assert rows == pytest.approx(examples, rel=ROWS_OFF, abs=8 / mean)
+    assert rows == pytest.approx(examples, rel=ROWS_TOLERANCE, abs=8 / mean)

@@ -21,15 +21,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from expert.core.publish import DONE
-from expert.core.rundir import in_turn
+from expert.core.rundir import waiting_lock
 from expert.data.prepared import PartsLeft
-from expert.data.records import UNREAD, BadRow, DataError, Dropped, Row, Segment, Unread
+from expert.data.records import SKIPPED_ROW, BadRow, DataError, Dropped, Row, RowsToSkip, Segment
 from expert.data.tokens import prepare as module
 from expert.data.tokens import shards
 from expert.data.tokens.documents import open_shards, write_shard
 from expert.data.tokens.encoder import EncodedBatch
 from expert.data.tokens.prepare import Part, make_part, missing_parts, prepare, publish_parts
-from expert.data.tokens.shards import Blocks, Piece, Tokenising
+from expert.data.tokens.shards import Blocks, Piece, TokeniseJob
 from tests.data.test_prepare import RECIPE, Crash, forks, work
 from tests.data.tokenizers import small_encoder
 from tests.each import each
@@ -40,7 +40,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def run_part(work: Tokenising, folder: Path, part: Part) -> bool:
+def run_part(work: TokeniseJob, folder: Path, part: Part) -> bool:
     """What one process does; whether the folder is published."""
     make_part(work, RECIPE, folder, part)
     if missing_parts(RECIPE, folder, part.of):
@@ -52,13 +52,13 @@ def run_part(work: Tokenising, folder: Path, part: Part) -> bool:
 KINDS = st.sampled_from(["good", "long", "bad", "dropped", "twice"])
 
 
-def source(kinds: list[str], **changes: Any) -> Tokenising:
+def source(kinds: list[str], **changes: Any) -> TokeniseJob:
     """Rows of all kinds; what became of "twice" depends on the rows before."""
 
-    def rows(unread: Unread) -> Iterator[Row | BadRow]:
+    def rows(rows_to_skip: RowsToSkip) -> Iterator[Row | BadRow]:
         for number, kind in enumerate(kinds):
-            if unread():
-                yield UNREAD
+            if rows_to_skip():
+                yield SKIPPED_ROW
             elif kind == "bad":
                 yield BadRow("rows.jsonl", number + 1, "broken", "{")
             else:
@@ -89,7 +89,7 @@ def source(kinds: list[str], **changes: Any) -> Tokenising:
         "max_bad_rows": len(kinds),
         "made_for": "train rows.jsonl",
     }
-    return Tokenising(**asked | changes)
+    return TokeniseJob(**asked | changes)
 
 
 class Moments:
@@ -195,13 +195,13 @@ def test_another_number_of_parts_is_refused_with_what_to_do(tmp_path, monkeypatc
         run_part(whole, tokens, Part(1, 4))
     [place] = tmp_path.glob("tokens.parts-*")
     assert str(caught.value) == wording("another-number-of-parts", folder=tokens, place=place)
-    dealt, later = Blocks.dealt, tmp_path / "later"
+    for_parts, later = Blocks.for_parts, tmp_path / "later"
 
-    def while_another_begins(parts: int, work: Tokenising) -> Blocks:
-        module._pieces_folder(later, RECIPE, dealt(3, work)).mkdir()
-        return dealt(parts, work)
+    def while_another_begins(parts: int, work: TokeniseJob) -> Blocks:
+        module._pieces_folder(later, RECIPE, for_parts(3, work)).mkdir()
+        return for_parts(parts, work)
 
-    monkeypatch.setattr(Blocks, "dealt", while_another_begins)
+    monkeypatch.setattr(Blocks, "for_parts", while_another_begins)
     with pytest.raises(DataError, match="--part K/3"):
         run_part(whole, later, Part(1, 4))
     assert len(list(tmp_path.glob("later.parts-*"))) == 1
@@ -220,7 +220,7 @@ def test_one_process_finishes_what_was_begun_in_parts(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Piece, "write", noted)
     prepare(work(row_count=100), RECIPE, tmp_path / "tokens")
-    blocks = replace(Blocks.dealt(3, work(row_count=100)), part=1)
+    blocks = replace(Blocks.for_parts(3, work(row_count=100)), part=1)
     assert made == [row for row in range(0, 100, blocks.rows) if blocks.has(row)]
     assert files(tmp_path / "tokens") == files(tmp_path / "alone")
 
@@ -244,7 +244,7 @@ def test_damaged_pieces_are_made_again_by_whoever_publishes(tmp_path, damage):
 def test_bad_rows_of_all_parts_together_may_be_too_many(tmp_path):
     kinds = ["good", "good", "bad", "bad"] * 2  # two of them in each part
 
-    def limited(most: int) -> Tokenising:
+    def limited(most: int) -> TokeniseJob:
         return source(kinds, max_bad_rows=most)
 
     assert not run_part(limited(3), tmp_path / "tokens", Part(1, 2))
@@ -255,7 +255,7 @@ def test_bad_rows_of_all_parts_together_may_be_too_many(tmp_path):
     assert files(tmp_path / "tokens") == files(tmp_path / "alone")
 
 
-def test_what_is_left_is_named():
+def test_missing_parts_are_listed():
     assert str(PartsLeft((2, 5, 6, 7, 8), 8)) == wording("parts-still-to-do")
     assert str(PartsLeft((4,), 8)) == wording("a-part-still-to-do")
 
@@ -371,7 +371,7 @@ def test_without_locks_the_work_is_done_all_the_same(tmp_path, monkeypatch):
 
     monkeypatch.setattr(filelock.FileLock, "acquire", no_locks)
     told: list[str] = []
-    with in_turn(tmp_path / "x", "training", told.append):
+    with waiting_lock(tmp_path / "x", "training", told.append):
         pass
     assert told == [wording("no-file-locks", folder=tmp_path)]
     run_part(work(row_count=100), tmp_path / "tokens", Part(1, 2))

@@ -25,7 +25,7 @@ from expert.data.tokens import shards
 from expert.data.tokens.documents import DocumentStore
 from expert.data.tokens.encoder import EncodedBatch
 from expert.data.tokens.prepare import Recipe, prepare
-from expert.data.tokens.shards import Tokenising
+from expert.data.tokens.shards import TokeniseJob
 from tests.data.tokenizers import small_encoder
 from tests.each import each
 from tests.faults.counting import cases
@@ -52,14 +52,14 @@ def work(
     rows: Callable[[], Iterator[Row | BadRow]] | None = None,
     segments_of: Callable[[Row], list[Segment] | BadRow | Dropped] = segments_of,
     **changes: Any,
-) -> Tokenising:
+) -> TokeniseJob:
     asked: dict[str, Any] = {
-        "rows": lambda unread: rows() if rows else good_rows(count),
+        "rows": lambda rows_to_skip: rows() if rows else good_rows(count),
         "formatter": lambda: segments_of,
         "encoder": small_encoder(),
         "shard_rows": 16,
     }
-    return Tokenising(**asked | changes)
+    return TokeniseJob(**asked | changes)
 
 
 def test_documents_come_back_as_they_were_encoded_and_the_second_time_is_a_hit(tmp_path):
@@ -194,7 +194,7 @@ def test_a_bad_row_stops_with_its_file_and_line(tmp_path):
 def test_all_bad_rows_are_counted_and_the_first_of_them_named(tmp_path):
     with pytest.raises(DataError) as caught:
         prepare(
-            work(rows=lambda: with_bad_rows(50, set(range(20, 28))), listed_by="a command"),
+            work(rows=lambda: with_bad_rows(50, set(range(20, 28))), list_command="a command"),
             RECIPE,
             tmp_path / "tokens",
         )
@@ -207,7 +207,7 @@ def test_all_bad_rows_are_counted_and_the_first_of_them_named(tmp_path):
 
 
 @each(("bad", "left"), [(set(range(9)), True), (set(range(10)), False)])
-def test_where_no_row_is_good_nobody_is_told_to_leave_them_out(tmp_path, bad, left):
+def test_if_every_row_is_bad_leaving_them_out_is_not_suggested(tmp_path, bad, left):
     with pytest.raises(DataError) as caught:
         prepare(work(rows=lambda: with_bad_rows(10, bad)), RECIPE, tmp_path / "tokens")
     assert (wording("or-leave-them-out") in str(caught.value)) is left
@@ -230,7 +230,7 @@ def test_tolerated_bad_rows_are_kept_aside_and_rows_left_out_counted_by_reason(t
 
 @pytest.mark.fault(21)
 @pytest.mark.parametrize("count", [0, 30])
-def test_nothing_to_learn_is_an_error_before_any_model_loads(tmp_path, count):
+def test_nothing_to_train_on_is_an_error_before_any_model_loads(tmp_path, count):
     def silent(row: Row) -> list[Segment] | BadRow | Dropped:
         return [Segment(row.values["q"], False)]
 
@@ -328,7 +328,7 @@ def test_two_processes_make_what_one_makes(tmp_path, monkeypatch):
 @forks
 def test_what_a_helper_that_dies_leaves_undone_is_made_all_the_same(tmp_path, monkeypatch):
     alone = prepare(work(), RECIPE, tmp_path / "alone")
-    monkeypatch.setattr(shards, "_help", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    monkeypatch.setattr(shards, "_run_helper", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
     made = prepare(work(with_helper=True), RECIPE, tmp_path / "shared")
     assert listed(made.folder) == listed(alone.folder)
 
@@ -336,7 +336,7 @@ def test_what_a_helper_that_dies_leaves_undone_is_made_all_the_same(tmp_path, mo
         raise OSError("no room")
 
     monkeypatch.setattr(os, "fork", no_room)
-    with shards.helped(lambda: None, wanted=True) as is_there:
+    with shards.helper_process(lambda: None, wanted=True) as is_there:
         assert not is_there
 
 

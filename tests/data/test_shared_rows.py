@@ -33,7 +33,7 @@ def an_expert(folder: Path, *, base: Any = "tiny", **files: Any) -> Path:
 
 
 @each("split", SPLITS)
-def test_rows_that_are_judged_and_learnt_are_counted_and_one_is_named(tmp_path, split):
+def test_evaluation_rows_that_are_trained_on_are_counted(tmp_path, split):
     file = an_expert(tmp_path, **{split: [NEW[0], NEW[1], ROWS[6], ROWS[3]]})
     made = prepare(file, overrides=("training.dataset.validation_split=0",))
     (doubt,) = made.doubts
@@ -47,7 +47,7 @@ def test_rows_that_are_new_or_answer_the_same_otherwise_are_not_told(tmp_path):
     assert prepare(an_expert(tmp_path, **rows)).doubts == ()
 
 
-def test_a_test_row_whose_twin_is_held_out_for_validation_is_not_learnt(tmp_path):
+def test_a_test_row_whose_copy_is_held_out_is_not_reported(tmp_path):
     made = prepare(an_expert(tmp_path, test=ROWS))
     assert made.validation is not None
     (shared,) = made.shared
@@ -90,7 +90,7 @@ def test_what_rows_are_recognised_by_is_made_once_and_a_single_row_is_told_as_on
     assert again.shared == first.shared != ()
 
 
-def test_a_run_says_once_that_its_validation_file_is_learnt_as_well(tmp_path):
+def test_a_run_warns_once_about_shared_validation_rows(tmp_path):
     base = base_model()
     done = run(an_expert(tmp_path, base=base, validation=[*NEW, ROWS[2]]))
     told = [event["text"] for event in events_of(done.folder, "warning")]
@@ -120,7 +120,7 @@ def test_a_plan_warns_of_them_once_they_are_prepared(tmp_path):
 def test_the_diagnosis_before_a_run_finds_them_in_prepared_rows(tmp_path):
     file = an_expert(tmp_path, validation=[*NEW[:3], ROWS[1]], test=[ROWS[0]])
     prepare(file)
-    found = check(read_manifest(file), try_out=False, replan=lambda _: read_manifest(file))
+    found = check(read_manifest(file), run_kernels=False, replan=lambda _: read_manifest(file))
     validation, test = [each for each in found.findings if each.name == "rows-shared"]
     assert not [each for each in found.findings if each.name.startswith("plan-")], "told once"
     assert validation.severity == test.severity == "warning"

@@ -12,7 +12,7 @@ import torch
 
 from expert.data.feed.batches import BatchArrays, fill_batch
 from expert.data.feed.feed import PackedFeed
-from expert.data.feed.streaming import Place, Stream, StreamedRows, divided
+from expert.data.feed.streaming import Stream, StreamedRows, StreamPosition, divided
 from expert.data.pack.pack import pack_best_fit
 from expert.data.records import BadRow, DataError, Row, Segment
 from expert.data.tokens.encoder import CharacterEncoder
@@ -23,7 +23,7 @@ from tests.wording import wording
 ENCODER = CharacterEncoder("abcdefghijklmnopqrstuvwxyz0123456789 ")
 LENGTH = 64
 ROWS = 150
-START = Place()
+START = StreamPosition()
 
 
 class Source:
@@ -65,7 +65,9 @@ def texts_of(work) -> list[str]:
     ]
 
 
-def works(stream: Stream, place: Place = START, done: int = 0, epochs: float = 1, total=None):
+def works(
+    stream: Stream, place: StreamPosition = START, done: int = 0, epochs: float = 1, total=None
+):
     return stream.works(done=done, place=place, epochs=epochs, total=total)
 
 
@@ -74,7 +76,7 @@ def seen(stream: Stream, **more) -> list[tuple[Any, ...]]:
     return [(w.step.done, w.step.epoch, w.step.window, texts_of(w)) for w in found]
 
 
-def test_every_row_comes_once_an_epoch_in_another_order_and_updates_of_the_asked_for_size():
+def test_a_stream_has_every_row_once_per_epoch_in_steps_of_the_requested_size():
     updates = seen(a_stream(Source()), epochs=2)
     orders = [[some for _, at, _, some in updates if at == epoch] for epoch in (0, 1)]
     for order in orders:
@@ -88,15 +90,15 @@ def test_every_row_comes_once_an_epoch_in_another_order_and_updates_of_the_asked
 
 
 @each("workers", [1, 3])
-def test_more_workers_change_no_update(workers: int):
+def test_the_number_of_workers_does_not_change_the_steps(workers: int):
     assert seen(a_stream(Source(), workers)) == seen(a_stream(Source()))
 
 
-def test_a_stream_goes_on_from_any_place():
+def test_a_stream_resumes_from_any_position():
     whole = seen(a_stream(Source()))
     stream = a_stream(Source())
     for at, work in enumerate(works(stream)):
-        place = Place(work.step.epoch, work.step.window, work.step.in_epoch + 1)
+        place = StreamPosition(work.step.epoch, work.step.window, work.step.in_epoch + 1)
         rest = seen(a_stream(Source()), place=place, done=at + 1)
         assert rest == whole[at + 1 :]
 
@@ -138,7 +140,7 @@ def unlearnt(store, seed):
     ],
     ids=["empty", "no answer", "answers cut off"],
 )
-def test_a_stream_of_whose_first_rows_nothing_is_learnt_is_an_error(count, encoder, pack, told):
+def test_a_stream_whose_first_rows_have_no_trained_tokens_is_an_error(count, encoder, pack, told):
     with pytest.raises(DataError, match=told):
         a_stream(Source(count), encoder=encoder, pack=pack)
 
@@ -169,7 +171,7 @@ def test_a_stream_is_fed_like_prepared_tokens():
             np.testing.assert_array_equal(fed.batches[0].tokens.flatten().numpy(), out.tokens)
 
 
-def test_a_window_of_which_nothing_is_learnt_makes_no_update():
+def test_a_window_without_trained_tokens_makes_no_step():
     def nothing_after_the_first(store, seed):
         first = ENCODER.decode(store.tokens(0)[:2]) == "0 "
         gone = np.arange(0 if first else len(store))
@@ -178,4 +180,4 @@ def test_a_window_of_which_nothing_is_learnt_makes_no_update():
     stream = a_stream(Source(), pack=nothing_after_the_first)
     rows = [len(texts_of(work)) for work in works(stream)]
     assert (sum(rows), min(rows) > 0) == (40, True)
-    assert (stream.first_rows, stream.first_unlearnt) == (40, 0)
+    assert (stream.first_rows, stream.first_left_out) == (40, 0)

@@ -137,7 +137,7 @@ UNKNOWN: dict[str, Callable[[Any], Any]] = {
 
 
 @each("change", UNKNOWN.values(), ids=UNKNOWN)
-def test_a_tokenizer_of_which_it_is_not_known_is_never_cut(change):
+def test_text_for_an_unknown_tokenizer_is_never_cut(change):
     tokenizer = tokenizer_of("gpt2")
     assert find_cuts(tokenizer) is not None
     change(tokenizer)

@@ -201,7 +201,7 @@ def test_text_beside_the_tokens_is_what_is_fallen_back_to(tmp_path):
     assert wording("rows-tokenised-instead") in made.doubts[0].text
 
 
-def test_tokens_that_are_not_there_or_not_said_to_be_there_are_told_of(tmp_path):
+def test_missing_or_undeclared_tokens_give_a_warning(tmp_path):
     file = an_expert(tmp_path, dataset={"path": "train.jsonl", "use_pretokenized": True})
     made = prepare(file)
     assert made.train.rows == 108
@@ -236,7 +236,7 @@ def test_what_was_checked_and_what_cannot_be_known_is_written_beside_the_tokens(
     assert "Count to 0." in notes
 
 
-def test_rows_joined_and_cut_to_one_length_or_that_nothing_ends_are_told_of(tmp_path):
+def test_tokens_of_equal_length_or_without_eos_give_a_warning(tmp_path):
     text = encoded("".join(f"Row {n} says so.<|im_end|>" for n in range(400)))
     chunks = [text[start : start + 32] for start in range(0, len(text) - 32, 32)]
     file = token_expert(tmp_path / "a", [{"input_ids": ids, "labels": ids} for ids in chunks])
@@ -279,7 +279,7 @@ def test_token_folders_are_found_with_who_uses_them(tmp_path):
     assert (tokens.rows, tokens.tokens, tokens.used_by) == (20, 20 * PADDED, ("counter",))
 
 
-def test_a_run_is_trained_on_tokens_and_is_not_judged_by_them_unasked(tmp_path):
+def test_a_run_trains_on_tokens_and_is_not_validated_on_them_by_default(tmp_path):
     from expert.jobs.train import train
     from expert.jobs.validate.held_out import NoTestSet
     from expert.jobs.validate.validate import validate

@@ -20,11 +20,11 @@ import torch
 
 from expert.data.feed.workers import (
     CannotStartWorkers,
-    Patience,
+    WaitLimits,
     WorkersFailed,
     _wait_until_written,
     data_loader,
-    taken,
+    load_items,
 )
 from tests.data.shards import loader_plan
 from tests.data.test_loader import a_feed, contents, prepared  # noqa: F401 - a fixture
@@ -48,7 +48,7 @@ def a_loader(first: int) -> Any:
 def all_of(disturb: Any, restart: Any, idle: float = math.inf) -> list[int]:
     """All items; `disturb` is given the workers after every third."""
     found = []
-    for item in taken(a_loader, lambda: Patience(idle), restart):
+    for item in load_items(a_loader, lambda: WaitLimits(idle), restart):
         found.append(item)
         if len(found) % 3 == 0:
             disturb(multiprocessing.active_children())

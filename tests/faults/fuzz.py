@@ -47,11 +47,11 @@ WORDS = [
 
 
 def _manifest(kind: str) -> Read:
-    from expert.manifest.reader import understand
+    from expert.manifest.reader import interpret_document
     from expert.manifest.text.document import parse_document
 
     def read(file: Path, raw: bytes) -> None:
-        found = understand(parse_document(raw.decode("utf-8", "replace"), kind))  # type: ignore[arg-type]
+        found = interpret_document(parse_document(raw.decode("utf-8", "replace"), kind))  # type: ignore[arg-type]
         assert found.manifest.name
         assert all(str(notice) for notice in found.notices)
 
@@ -66,11 +66,11 @@ def _upgrade(file: Path, raw: bytes) -> None:
 
 
 def _override(file: Path, raw: bytes) -> None:
-    from expert.manifest.reader import understand
+    from expert.manifest.reader import interpret_document
     from expert.manifest.text.document import parse_document
 
     text = (TESTS / "manifests" / "good" / "minimal.yaml").read_text()
-    understand(parse_document(text, "yaml"), overrides=[raw.decode("utf-8", "replace")])
+    interpret_document(parse_document(text, "yaml"), overrides=[raw.decode("utf-8", "replace")])
 
 
 def _rows(file: Path, raw: bytes) -> None:
@@ -87,20 +87,20 @@ def _template(file: Path, raw: bytes) -> None:
 
 
 def _stored(file: Path, raw: bytes) -> None:
-    from expert.core.stored_json import object_in, read_object
+    from expert.core.stored_json import read_object, read_object_or_empty
 
-    assert object_in(file) is not None
+    assert read_object_or_empty(file) is not None
     read_object(file)
 
 
 def _hashed(file: Path, raw: bytes) -> None:
-    from expert.core.hashed import hash_file, state_of
+    from expert.core.hashed import file_integrity, hash_file
 
     kept = file.with_name("plan.json")
     kept.write_text("{}")
     hash_file(kept).write_bytes(raw)
     told = hashlib.sha256(b"{}").hexdigest().encode() in raw.split()
-    assert (state_of(kept) == "sound") <= told
+    assert (file_integrity(kept) == "sound") <= told
 
 
 def _events(file: Path, raw: bytes) -> None:

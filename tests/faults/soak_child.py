@@ -10,14 +10,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from expert.core.interrupts import leave_when_asked
+from expert.core.interrupts import raise_on_signals
 
 
 def main() -> None:
     # Under nohup, and in the background, these are ignored from the start, and would stay so.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    leave_when_asked()
+    raise_on_signals()
     folder = Path(sys.argv.pop(1))
     clock = time.time
 

@@ -48,11 +48,11 @@ def alike(some, others):
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", MODELS)
-def test_recorded_answers_are_those_that_are_run(tmp_path, request, monkeypatch, kind, way):
+def test_captured_answers_equal_eager_ones(tmp_path, request, monkeypatch, kind, way):
     model, config = MODELS[kind]
     base = the_base(tmp_path, model, **config)
     recorded = answering.answer_all(base, QUESTIONS, WAYS[way], note=pytest.fail)
-    monkeypatch.setattr(answer_steps, "recorder_of", lambda device: None)
+    monkeypatch.setattr(answer_steps, "step_capture", lambda device: None)
     run, again = (answering.answer_all(base, QUESTIONS, WAYS[way]) for _ in range(2))
     shares = {"recorded": alike(recorded, run), "run again": alike(again, run)}
     note("answers.jsonl", request.node.name, shares)
@@ -70,7 +70,7 @@ def test_answers_from_memory_that_stays_are_those_of_a_cache_that_grows(
     # from there (SmolLM2, 160 tokens: 40 % of the answers are alike on an H200).
     base = the_base(tmp_path, model, bf16=False, tf32=False)
     fixed = answering.answer_all(base, QUESTIONS, WAYS["greedy"])
-    monkeypatch.setattr(fixed_cache, "can_be_fixed", lambda model: False)
+    monkeypatch.setattr(fixed_cache, "supports_fixed_cache", lambda model: False)
     growing = answering.answer_all(base, QUESTIONS, WAYS["greedy"])
     note("answers.jsonl", request.node.name, {"alike": alike(fixed, growing)})
     assert alike(fixed, growing) > 0.9
@@ -100,6 +100,6 @@ def test_answers_go_on_with_fewer_rows_where_memory_ran_out_while_recording(tmp_
     base = the_base(tmp_path, "tiny")
     half = answering.answer_all(base, QUESTIONS, WAYS["greedy"], rows=len(QUESTIONS) // 2)
     monkeypatch.setattr(CrampedOnce, "failed", 0)
-    monkeypatch.setattr(answer_steps, "recorder_of", lambda device: CrampedOnce())
+    monkeypatch.setattr(answer_steps, "step_capture", lambda device: CrampedOnce())
     assert answering.answer_all(base, QUESTIONS, WAYS["greedy"], note=pytest.fail) == half
     assert CrampedOnce.failed == 1

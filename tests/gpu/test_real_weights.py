@@ -189,7 +189,7 @@ def test_quantised_weights_give_what_they_stand_for_gives_in_float32(
         found = answer(quantised, [batch])
         del quantised
     with let_go(), monkeypatch.context() as patch:
-        patch.setattr(adapters, "settle_dora", lambda *_: None)  # PEFT's own layer
+        patch.setattr(adapters, "replace_dora_layers", lambda *_: None)  # PEFT's own layer
         plain = setting.built(adapter=adapter, **EXACT)
         put_weights(plain, weights)
         take(plain, values)
@@ -205,7 +205,7 @@ def test_quantised_weights_give_what_they_stand_for_gives_in_float32(
 def dora_reference(setting, batch) -> tuple[Answer, dict[str, torch.Tensor]]:
     """DoRA by PEFT's own layer, in float32."""
     with let_go(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(adapters, "settle_dora", lambda *_: None)
+        patch.setattr(adapters, "replace_dora_layers", lambda *_: None)
         built = setting.built(adapter="dora", **EXACT)
         layer: Any = built.loaded.blocks[0].get_submodule("mlp.up_proj")
         assert type(layer.lora_magnitude_vector["default"]).__name__ == "DoraLinearLayer"

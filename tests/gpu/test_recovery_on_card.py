@@ -65,7 +65,7 @@ def resumable(folder: Path, model: str, attention: str, **more: Any) -> Path:
 
 
 @pytest.mark.parametrize(("model", "attention"), RUNS)
-def test_a_run_that_was_stopped_goes_on_to_the_last_bit(tmp_path, model, attention):
+def test_a_stopped_run_resumes_bit_for_bit(tmp_path, model, attention):
     """With deterministic kernels; every run has a process of its own."""
     whole = in_own_process(resumable(tmp_path / "whole", model, attention))
     manifest = resumable(tmp_path / "halved", model, attention)

@@ -19,7 +19,7 @@ import torch
 
 from expert.data.records import Turn
 from expert.jobs.sample import answer_steps
-from expert.jobs.sample.sample import Conversation, ready
+from expert.jobs.sample.sample import Conversation, load_expert
 from expert.jobs.serve.engine import AnswerEngine, Question, Stopped
 from expert.jobs.serve.models import load_models
 from expert.parallel.graphs import CudaCapture
@@ -27,7 +27,7 @@ from tests.gpu.real_model import DEVICE, ON_CARD, needs_card, note
 from tests.gpu.test_answers_on_card import CrampedOnce
 from tests.jobs.runs import WORDS, place, run, until, write_expert
 from tests.jobs.serve.served import served
-from tests.jobs.serve.test_answers_at_once import last_of
+from tests.jobs.serve.test_batched_answers import last_of
 from tests.wording import wording
 
 pytestmark = [pytest.mark.gpu, needs_card]
@@ -72,7 +72,7 @@ def trained(kind: str) -> Path:
 @cache
 def sampled(kind: str, count: int = CLIENTS) -> list[str]:
     """Each prompt by itself, as `expert sample` answers it."""
-    loaded = ready(trained(kind), device=DEVICE)
+    loaded = load_expert(trained(kind), device=DEVICE)
     return [Conversation(loaded).ask(prompt).text for prompt in PROMPTS[:count]]
 
 
@@ -191,12 +191,12 @@ def full_card() -> Iterator[None]:
 def test_memory_that_runs_out_while_prompts_are_read_costs_no_answer(monkeypatch):
     read, rows = answer_steps.read, []
 
-    def cramped(speaker: Any, group: Any) -> Any:
+    def cramped(answer_model: Any, group: Any) -> Any:
         rows.append(len(group))
         if len(rows) > 1:
-            return read(speaker, group)
+            return read(answer_model, group)
         with full_card():
-            return read(speaker, group)
+            return read(answer_model, group)
 
     expected = sampled("lora")
     with serving(f"demo={trained('lora')}") as (engine, notes):
@@ -211,7 +211,7 @@ def test_memory_that_runs_out_while_prompts_are_read_costs_no_answer(monkeypatch
 def test_memory_that_runs_out_while_a_step_is_recorded_costs_no_answer(monkeypatch):
     expected = sampled("lora")
     monkeypatch.setattr(CrampedOnce, "failed", 0)
-    monkeypatch.setattr(answer_steps, "recorder_of", lambda device: CrampedOnce())
+    monkeypatch.setattr(answer_steps, "step_capture", lambda device: CrampedOnce())
     with serving(f"demo={trained('lora')}") as (engine, notes):
         assert several(engine) == [expected[1]] * FEW
         assert CrampedOnce.failed == 1

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from expert.core.room import TooLittle, refuse_small_memory, shortage_behind
+from expert.core.resources import ResourceLimitError, check_memory_limit, resource_shortage
 from tests.each import each
 from tests.hostile.inputs import ROWS, write_manifest
 from tests.hostile.limits import limited
@@ -36,7 +36,7 @@ from tests.wording import wording
     ],
 )
 def test_an_error_that_comes_from_a_shortage_is_told_as_one(error, text):
-    found = shortage_behind(error)
+    found = resource_shortage(error)
     assert found is not None
     assert text in str(found)
     assert found.exit_code == 4
@@ -45,16 +45,16 @@ def test_an_error_that_comes_from_a_shortage_is_told_as_one(error, text):
 def test_what_led_to_an_error_counts_and_other_errors_do_not():
     wrapped = ValueError("it could not be loaded")
     wrapped.__cause__ = MemoryError()
-    assert shortage_behind(wrapped) is not None
+    assert resource_shortage(wrapped) is not None
     for other in (ValueError("x"), OSError(errno.ENOENT, "no such file"), RuntimeError("y")):
-        assert shortage_behind(other) is None
+        assert resource_shortage(other) is None
 
 
 def test_torch_is_not_loaded_where_it_would_end_the_process(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (400 * 2**20, 400 * 2**20))
-    with pytest.raises(TooLittle, match=wording("loading-torch-takes")):
-        refuse_small_memory("train")
-    refuse_small_memory("plan")
+    with pytest.raises(ResourceLimitError, match=wording("loading-torch-takes")):
+        check_memory_limit("train")
+    check_memory_limit("plan")
 
 
 @pytest.mark.slow

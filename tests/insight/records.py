@@ -50,14 +50,14 @@ def finished_events(steps: list[Event], *others: Event) -> list[Event]:
     ]
 
 
-def planned(asked: tuple[str, ...] = (), /, **changes: Any) -> dict[str, Any]:
+def planned(requested: tuple[str, ...] = (), /, **changes: Any) -> dict[str, Any]:
     """The plan of a healthy run with changed values by path; `asked`: set in the manifest."""
     tree = {name: dict(part) if isinstance(part, dict) else part for name, part in PLAN.items()}
     for path, value in changes.items():
         slice_name, _, key = path.partition("__")
         tree[slice_name][key] = value
     tree["decisions"] = [
-        {"path": path, "because": "set in the manifest", "source": "manifest"} for path in asked
+        {"path": path, "because": "set in the manifest", "source": "manifest"} for path in requested
     ]
     return tree
 

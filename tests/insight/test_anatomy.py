@@ -15,7 +15,7 @@ def step_of(events: list[Any], **plan: Any) -> Any:
     return dissect(record(finished_events(events), planned(**plan))).step
 
 
-def test_a_given_timeline_adds_up_and_copies_beside_the_computation_take_no_time():
+def test_phases_add_up_and_overlapped_copies_take_no_time():
     step = StepAnatomy(phases={"data_wait": 0.2, "copy": 0.03, "compute": 0.05})
     assert step.wall == pytest.approx(0.28)
     assert step.idle_share == pytest.approx(1 - 50 / 280)
@@ -24,7 +24,7 @@ def test_a_given_timeline_adds_up_and_copies_beside_the_computation_take_no_time
     assert (step.wall, step.exposed_copy, step.idle_share) == (0.05, 0.0, 0.0)
 
 
-def test_an_update_is_the_median_of_the_settled_lines():
+def test_the_average_step_is_the_median_after_warm_up():
     slow = {"seconds": 100.0, "time_forward": 99.0}
     steps = step_events(9)
     steps[0] |= slow  # steps 1 to 5 compile
@@ -47,7 +47,7 @@ def test_lines_after_a_compilation_or_a_fallback_have_not_settled():
     assert [line.settled for line in log_lines(events)] == [False] * 3 + [True, False, False]
 
 
-def test_updates_without_counts_are_counted_by_their_numbers_and_never_backwards():
+def test_steps_of_a_line_are_counted_by_step_numbers():
     steps = step_events(4, every=10, updates=None)
     assert [line.updates for line in log_lines(steps)] == [10, 10, 10, 10]
     steps, again = step_events(3, updates=None), step_events(2, updates=None)[1]
@@ -55,7 +55,7 @@ def test_updates_without_counts_are_counted_by_their_numbers_and_never_backwards
     assert [line.updates for line in log_lines(events)] == [5, 5, 5, 5]
 
 
-def test_however_little_a_run_recorded_its_step_is_what_is_known():
+def test_the_step_of_incomplete_events():
     alone = step_of(step_events(1, every=1, updates=1))
     assert (alone.settled, alone.updates) == (False, 1)
     phases = ("data_wait", "copy", "forward", "backward", "optimizer", "other", "feed")
@@ -93,7 +93,7 @@ def test_the_whole_run_is_split_by_purpose():
     }
 
 
-def test_the_time_between_two_sessions_is_nobodys():
+def test_pauses_between_sessions_do_not_count():
     events = [
         {"event": "started", "time": 0.0},
         {"event": "step", "time": 5.0, "step": 1, "seconds": 5.0},
@@ -115,5 +115,5 @@ def test_the_time_between_two_sessions_is_nobodys():
         ([], []),
     ],
 )
-def test_the_quick_ways_to_numbers_find_what_the_plain_one_does(values, found):
+def test_numbers_equals_finite_of_each_value(values, found):
     assert numbers(values) == found == [finite(value) for value in values]

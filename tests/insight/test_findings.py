@@ -35,7 +35,7 @@ def alarms(run: RunRecord) -> set[str]:
     return {name for name, finding in found_in(run).items() if finding.severity in ALARMS}
 
 
-def test_a_healthy_run_on_a_card_draws_no_alarm():
+def test_a_healthy_gpu_run_has_no_warnings():
     assert alarms(record(finished_events(step_events()))) == set()
 
 
@@ -103,9 +103,11 @@ NO_NAME = {"gpu_process_memory_bytes": None}
         ("short-rows-alone", "you set packing: none", {}, [PADDED], "data.packing", LONG),
     ],
 )
-def test_a_fault_is_named_with_its_evidence(name, says, steps, events, asked, plan):
+def test_a_fault_is_named_with_its_evidence(name, says, steps, events, requested, plan):
     lines = step_events(steps.get("count", 12), **steps)
-    run = record(finished_events(lines, *events), planned((asked,) if asked else (), **plan))
+    run = record(
+        finished_events(lines, *events), planned((requested,) if requested else (), **plan)
+    )
     check_told(name, run, says)
 
 
@@ -124,7 +126,7 @@ def check_told(name: str, run: RunRecord, says: str) -> None:
         ("memory-full", "allocator_retries", 4, "44 times"),
     ],
 )
-def test_a_count_that_grows_is_told(name, field, each_line, says):
+def test_growing_counts_are_found(name, field, each_line, says):
     steps = [step | {field: each_line * place} for place, step in enumerate(step_events())]
     check_told(name, record(finished_events(steps)), says)
 
@@ -171,7 +173,7 @@ def test_recomputing_is_left_alone_where_memory_is_short():
     assert "16-fit" in found.evidence
 
 
-def test_reads_that_cost_nothing_are_a_note_and_a_failure_got_over_is_no_fault():
+def test_harmless_syncs_are_notes_and_earlier_failures_are_ignored():
     plan = planned(batch__micro_batch=4, batch__accumulation=4)
     found = found_in(record(finished_events(step_events(), SYNC), plan))
     assert found["host-sync"].severity == "note"
@@ -183,7 +185,7 @@ def test_reads_that_cost_nothing_are_a_note_and_a_failure_got_over_is_no_fault()
     ("last", "kept", "severity"),
     [(1.06, False, "note"), (1.5, False, "warning"), (1.5, True, "note")],
 )
-def test_what_a_run_learnt_by_heart_is_told(last, kept, severity):
+def test_overfitting_is_found(last, kept, severity):
     steps = step_events(20)
     evals = [
         {"event": "eval", "split": "validation", "step": n, "loss": loss, "seconds": 0.1}
@@ -212,7 +214,7 @@ def test_a_run_whose_every_step_is_clipped_is_told_and_a_few_are_not():
     assert "always-clipped" not in found_in(record(steps, without))
 
 
-def test_the_gain_of_a_mended_feed_is_the_time_it_takes():
+def test_the_gain_of_faster_feeding():
     steps = step_events(time_data_wait=1.5, seconds=3.0, time_feed=3.0)
     found = found_in(record(finished_events(steps)))["slow-disk"]
     assert found.gain == pytest.approx(2.0, abs=0.01)
@@ -308,7 +310,7 @@ LINK = {"slow-link": ""}
         (step_events(time_communication=10.0, **RANKS), NAMED | {"slow-link": "1.8 s"}),
     ],
 )
-def test_what_holds_several_gpus_up_is_a_rank_the_rows_or_the_link(steps, told):
+def test_slow_ranks_uneven_rows_and_slow_links_are_found(steps, told):
     found = found_in(record(finished_events(steps)))
     assert {"slow-rank", "uneven-ranks", "slow-link"} & found.keys() == told.keys()
     assert all(words in found[name].evidence for name, words in told.items())
@@ -324,7 +326,7 @@ def crowded_run(threads: int, others: float, *more: Any, cores: int = 2) -> RunR
     return record(finished_events(steps, told, *more), planned(**ON_CPU), gpus=())
 
 
-def test_threads_that_share_their_cores_with_others_are_told():
+def test_busy_cores_are_found():
     run = crowded_run(2, 0.4)
     finding = found_in(run)["busy-cores"]
     assert finding.severity == "warning"
@@ -339,7 +341,7 @@ def test_threads_that_share_their_cores_with_others_are_told():
     ("threads", "others", "cores"),
     [(2, 0.0, 2), (2, 0.1, 2), (1, 0.5, 2), (4, 0.4, 8)],
 )
-def test_threads_that_have_a_core_each_are_not(threads, others, cores):
+def test_free_cores_are_not_reported(threads, others, cores):
     run = crowded_run(threads, others, cores=cores)
     assert "busy-cores" not in found_in(run)
     assert judge(evidence(run)).sentence.startswith("compute-bound: good.")

@@ -22,7 +22,7 @@ QUIET: dict[str, Any] = {"logging_steps": 10}
 """A healthy configuration: that of write_expert, without what it sets for other tests."""
 
 
-def looked_at(
+def finding_from(
     manifest: Path,
     *,
     gpu: str | None = CARD,
@@ -52,7 +52,7 @@ def looked_at(
 
 
 def test_a_healthy_configuration_draws_no_warning(tmp_path):
-    found = looked_at(write_expert(tmp_path, "tiny", QUIET))
+    found = finding_from(write_expert(tmp_path, "tiny", QUIET))
     assert [one.name for one in found if one.severity in ("error", "warning")] == []
 
 
@@ -98,37 +98,37 @@ PLANTED: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
 
 
 @each(("config", "facts", "name", "severity"), PLANTED)
-def test_what_is_planted_is_found_and_gone_with_its_fix(tmp_path, config, facts, name, severity):
+def test_planted_problems_are_found_and_their_fixes_work(tmp_path, config, facts, name, severity):
     manifest = write_expert(tmp_path, "tiny", {**QUIET, **config})
-    found = {one.name: one for one in looked_at(manifest, **facts)}
+    found = {one.name: one for one in finding_from(manifest, **facts)}
     assert name in found
     assert found[name].severity == severity
     assert found[name].evidence
     mended = found[name].overrides
     if mended and not facts:
-        left = {one.name: one.severity for one in looked_at(manifest, overrides=mended)}
+        left = {one.name: one.severity for one in finding_from(manifest, overrides=mended)}
         assert left.get(name) != severity
 
 
 def test_what_does_not_fit_is_an_error(tmp_path):
     config = {**QUIET, "adapter_type": "full", "rank": "auto", "distributed": "replicated"}
     manifest = write_expert(tmp_path, "meta-llama/Llama-3.1-8B", config)
-    found = {one.name: one.severity for one in looked_at(manifest)}
+    found = {one.name: one.severity for one in finding_from(manifest)}
     assert found["does-not-fit"] == "error"
 
 
 def test_quantised_weights_that_need_not_be_are_found(tmp_path):
     model = {"quantization": "int4"}
     manifest = write_expert(tmp_path, "Qwen/Qwen3-0.6B", QUIET, model=model)
-    found = {one.name: one for one in looked_at(manifest)}
+    found = {one.name: one for one in finding_from(manifest)}
     mended = found["needless-quantisation"].overrides
     assert mended
-    left = [one.name for one in looked_at(manifest, overrides=mended)]
+    left = [one.name for one in finding_from(manifest, overrides=mended)]
     assert "needless-quantisation" not in left
 
 
 def test_a_cpu_that_was_asked_for_beside_a_gpu_and_compiling_for_it_are_found(tmp_path):
     manifest = write_expert(tmp_path, "tiny", {**QUIET, "torch_compile": True, "device": "cpu"})
-    found = {one.name: one for one in looked_at(manifest, gpu=None, gpu_here="NVIDIA H200")}
+    found = {one.name: one for one in finding_from(manifest, gpu=None, gpu_here="NVIDIA H200")}
     assert found["cpu-asked"].overrides == ("training.config.device=auto",)
     assert "compile-on-cpu" in found

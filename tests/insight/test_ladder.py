@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from expert.insight.ladder.comparison import compare
-from expert.insight.ladder.ladder import Ladder, NoLadder, SettingResult, read_ladder, verdict
+from expert.insight.ladder.ladder import Ladder, LadderError, SettingResult, read_ladder, verdict
 from expert.insight.ladder.pairs import Paired, in_turns
 from expert.insight.ladder.table import COLUMNS, as_markdown, headline, how_measured, table_rows
 from tests.each import each
@@ -86,7 +86,7 @@ def test_a_result_is_read_back_as_it_was_written(tmp_path):
 )
 def test_what_is_no_result_is_refused_in_words(tmp_path, text, words):
     (tmp_path / "ladder.json").write_text(text, encoding="utf-8")
-    with pytest.raises(NoLadder, match=words):
+    with pytest.raises(LadderError, match=words):
         read_ladder(tmp_path / "ladder.json")
 
 
@@ -238,7 +238,7 @@ def test_two_runs_are_compared_by_their_settled_steps_and_the_losses_of_each_spl
 
 def test_a_run_is_not_compared_with_a_result(tmp_path):
     (tmp_path / "events.jsonl").write_text("", encoding="utf-8")
-    with pytest.raises(NoLadder, match=wording("not-one-kind")):
+    with pytest.raises(LadderError, match=wording("not-one-kind")):
         compare(tmp_path, tmp_path / "ladder.json")
 
 

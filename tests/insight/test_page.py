@@ -12,9 +12,9 @@ from expert.insight.ladder.pairs import in_turns
 from expert.insight.outcome import Outcome
 from expert.insight.page.blocks import Folded, Page
 from expert.insight.page.contents import ladder_page, make_page
-from expert.insight.page.environment import FIRST_EDGE
 from expert.insight.page.html import page_html
 from expert.insight.page.markdown import page_markdown
+from expert.insight.page.sections.environment import FIRST_EDGE
 from expert.insight.step.bound import Verdict
 from expert.jobs.report import gather
 from tests.each import each
@@ -184,7 +184,7 @@ def test_missing_numbers_are_never_shown_as_zero(tmp_path: Path):
     assert wording("tokens-second-no-update") in text
 
 
-def test_of_an_step_taken_twice_the_second_is_drawn(tmp_path: Path):
+def test_a_repeated_step_is_drawn_once(tmp_path: Path):
     again = [step_event(n, loss=9.0) for n in range(5, 11)]
     back = {"event": "rolled_back", "time": START, "step": 4, "from_step": 10, "to_step": 4}
     events = [started(), *(step_event(n) for n in range(1, 11)), back, *again, finished(10)]
@@ -197,7 +197,7 @@ def test_of_an_step_taken_twice_the_second_is_drawn(tmp_path: Path):
     assert told[3] == "rolled back from step 10 to 4"
 
 
-def test_an_step_that_was_undone_and_skipped_draws_no_tooth_into_the_rate(tmp_path: Path):
+def test_skipped_steps_are_left_out_of_the_learning_rate(tmp_path: Path):
     before = [step_event(n, rate=1e-3) for n in range(1, 11)]
     back = {"event": "rolled_back", "time": START, "step": 4, "from_step": 10, "to_step": 4}
     after = [step_event(n, rate=1e-4) for n in range(5, 13) if n not in (8, 9)]
@@ -431,7 +431,7 @@ def test_a_ladder_alone_makes_a_page_that_warns_in_doubt_and_tells_rates_from_ra
     assert "| setting | speed |" in markdown
 
 
-def test_a_head_that_warns_calls_nothing_good_and_shows_of_what_it_warns(tmp_path: Path):
+def test_a_verdict_with_warnings_names_them_instead_of_good(tmp_path: Path):
     report = gather(write_run(tmp_path / "run", usual()), now=START)
     verdict = Verdict(kind="compute-bound", sentence="compute-bound: good. The CPU computes.")
     slow = Finding(name="x", severity="warning", title="slower than before", evidence="", fix="")

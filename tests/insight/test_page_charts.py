@@ -125,7 +125,7 @@ def test_smoothing_is_the_mean_of_the_neighbours_by_their_tokens_past_what_is_mi
     assert smoothed(points, [1.0, 1.0, 1.0]) == [(0.0, 1.0), (1.0, 2.0), (2.0, 3.0)]
 
 
-def test_a_course_becomes_a_line_of_blocks():
+def test_a_series_becomes_a_sparkline():
     assert spark([0, 1, 2, 3, 4, 5, 6, 7]) == "▁▂▃▄▅▆▇█"
     assert spark([5.0, 5.0]) == "▄▄"
     assert len(spark(list(range(1000)))) == 48

@@ -155,9 +155,9 @@ def full(share: float) -> dict[str, Any]:
         ),
     ],
 )
-def test_what_lies_above_a_threshold_is_told_and_what_lies_below_is_not(name, steps, plan, told):
-    asked = ("batch.micro_batch",) if "batch__micro_batch" in plan else ()
-    assert level(name, step_events(**steps), planned(asked, **plan)) == told
+def test_findings_on_both_sides_of_their_threshold(name, steps, plan, told):
+    requested = ("batch.micro_batch",) if "batch__micro_batch" in plan else ()
+    assert level(name, step_events(**steps), planned(requested, **plan)) == told
 
 
 @each(("kind", "gain"), [("full", 1.35), ("selective", 1.175)])
@@ -185,8 +185,8 @@ def test_the_gain_of_keeping_activations(kind, gain):
         ("saved", "saving-often", "watch.save_steps"),
     ],
 )
-def test_evaluating_and_saving(kind, name, path, seconds, asked, told):
-    plan = planned((path,) if asked else ())
+def test_evaluating_and_saving(kind, name, path, seconds, requested, told):
+    plan = planned((path,) if requested else ())
     assert level(name, step_events(), plan, *pauses(kind, *seconds)) == told
 
 
@@ -198,7 +198,7 @@ def test_the_gain_of_evaluating_less_leaves_it_a_twentieth():
     assert found_in(run)["evaluation-often"].gain == pytest.approx(expected)
 
 
-def test_pauses_of_a_moment_are_not_worth_a_word():
+def test_short_pauses_are_not_reported():
     steps = step_events(3, every=1, updates=1, seconds=0.1)
     plan = planned(("watch.save_steps",))
     short, long = pauses("saved", 0.9, 0.9), pauses("saved", 1.1, 1.1)

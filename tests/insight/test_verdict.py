@@ -74,7 +74,7 @@ def test_a_run_is_bound_by_one_thing_that_has_a_fix(steps, events, plan, kind, f
     assert gain is None or found.gain == pytest.approx(gain, abs=0.01)
 
 
-def test_tokenising_late_without_overlap_is_the_case_of_the_notes():
+def test_late_tokenising_is_data_bound():
     """50 ms of computing, 200 of tokenising, 30 of copying, one after the other."""
     step = StepAnatomy(phases={"data_wait": 0.200, "copy": 0.030, "compute": 0.050})
     found = feeding_verdict(step)
@@ -101,7 +101,7 @@ def test_a_healthy_run_is_compute_bound_with_its_share_of_the_peak_which_a_cpu_h
     assert "The GPU computes 98 % of" in judged(finished_events(old)).sentence
 
 
-def test_copies_without_a_pause_set_the_pace_wherever_the_device_stands_still():
+def test_back_to_back_copies_are_copy_bound():
     """As measured on an H200: slow copies in docs/benchmarks/planted-faults-h200.json."""
     phases = {"copy": 1.01, "forward": 0.29, "backward": 0.13, "other": 0.58}
     step = StepAnatomy(phases=phases, copies_beside=True, gpu_utilization=1.0, ran_dry=1.0)

@@ -22,7 +22,7 @@ from expert.jobs.train import train
 from expert.model.load import LoadedModel
 from expert.run import build
 from expert.run.session.finish import RunResult
-from expert.telemetry.cpu import cores_seen
+from expert.telemetry.cpu import available_cores
 from expert.telemetry.timeline import Timeline
 from expert.training import loop
 from expert.training.step import seed_step
@@ -98,7 +98,7 @@ def run_undisturbed(manifest: Path) -> RunResult:
 
 def times_slower() -> float:
     """How many times as long this machine may take for something while others use its cores."""
-    return max(1.0, os.getloadavg()[0] / len(cores_seen()) - 1)
+    return max(1.0, os.getloadavg()[0] / len(available_cores()) - 1)
 
 
 def events_of(folder: Path, *names: str) -> list[dict[str, Any]]:

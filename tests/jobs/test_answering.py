@@ -18,13 +18,13 @@ from expert.jobs.validate import answering
 from expert.jobs.validate.answering import answer_all
 from expert.jobs.validate.row_losses import batch_sums, row_losses
 from expert.model import fixed_cache
-from expert.run.stored.choose_checkpoint import BASE, NothingTrained, choose
+from expert.run.stored.choose_checkpoint import BASE, StateNotFound, choose
 from expert.run.stored.load import load_base, load_trained, read_plan
 from expert.training import evaluation
 from tests.each import each
 from tests.jobs.runs import WORDS
 from tests.jobs.trained_runs import finished, finished_characters
-from tests.parallel.again import Again
+from tests.parallel.fake_capture import FakeCapture
 from tests.wording import wording
 
 CPU = torch.device("cpu")
@@ -92,21 +92,21 @@ def test_answers_are_those_of_expert_sample(way):
 def test_answers_are_those_of_transformers(way):
     """Its own generate, prompt by prompt; the others are drawn with other numbers."""
     how, trained = WAYS[way], loaded("lora")
-    work = answering._Work(trained, [question(p) for p in PROMPTS], how, 0, pytest.fail)
+    work = answering._AnswerJob(trained, [question(p) for p in PROMPTS], how, 0, pytest.fail)
     config = generation_config(how, sorted(work.ends))
     model = trained.loaded.causal_lm
     model.generation_config = config
     answers = answer_all(trained, [question(p) for p in PROMPTS], how)
     for prompt, answer in zip(work.prompts, answers, strict=True):
         ids = torch.tensor([prompt])
-        told = model.generate(
+        reported = model.generate(
             input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=config
         )
-        said = [token for token in told[0, len(prompt) :].tolist() if token not in work.ends]
+        said = [token for token in reported[0, len(prompt) :].tolist() if token not in work.ends]
         assert work.tokenizer.decode(said).strip() == answer.text
 
 
-def test_a_seed_decides_drawn_answers():
+def test_the_seed_determines_sampled_answers():
     how = with_changes(temperature=1.5)
     first = asked("lora", how, seed=1)
     assert asked("lora", how, seed=1, rows=3) == first
@@ -124,7 +124,7 @@ def test_rows_that_have_ended_are_cleared_away(temperature, monkeypatch):
     expected = asked("lora", how)
     assert len({tokens for _, tokens, _ in expected}) > 1
     for share in (0.0, 1.0):  # never, and at once
-        monkeypatch.setattr(answer_steps, "CLEAR_BELOW", share)
+        monkeypatch.setattr(answer_steps, "COMPACT_BELOW", share)
         assert asked("lora", how) == expected
 
 
@@ -132,24 +132,24 @@ def test_what_does_not_fit_is_halved_and_nothing_is_lost(monkeypatch):
     read = answer_steps.read
     sizes = []
 
-    def small_card(speaker, group):
+    def small_card(answer_model, group):
         sizes.append(len(group))
         if len(group) > 2:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return read(speaker, group)
+        return read(answer_model, group)
 
     expected = asked("lora", GREEDY)
     monkeypatch.setattr(answer_steps, "read", small_card)
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
     found = answer_all(
         loaded("lora"),
         [question(p) for p in PROMPTS],
         GREEDY,
-        tell=lambda *more: told.append(more),
+        tell=lambda *more: reported.append(more),
     )
     assert [(one.text, one.tokens, one.ended) for one in found] == expected
     assert {8, 4, 2} <= set(sizes)
-    assert told[-1] == (8, 8)
+    assert reported[-1] == (8, 8)
 
 
 @pytest.fixture
@@ -173,12 +173,12 @@ def test_where_cudnns_kernel_fails_answers_and_losses_come_from_others(monkeypat
     for module, name in ((answer_steps, "read"), (evaluation, "evaluate")):
         own = getattr(module, name)
         monkeypatch.setattr(module, name, lambda *given, own=own: failing_cudnn() or own(*given))
-    told: list[str] = []
-    found = answer_all(loaded("lora"), [question(p) for p in PROMPTS], GREEDY, note=told.append)
+    reported: list[str] = []
+    found = answer_all(loaded("lora"), [question(p) for p in PROMPTS], GREEDY, note=reported.append)
     assert [(one.text, one.tokens, one.ended) for one in found] == expected
     torch.backends.cuda.enable_cudnn_sdp(True)
-    assert row_losses(loaded("lora"), rows, note=told.append) == losses
-    assert [text.partition(":")[0] for text in told] == [
+    assert row_losses(loaded("lora"), rows, note=reported.append) == losses
+    assert [text.partition(":")[0] for text in reported] == [
         wording("cudnns-attention-kernel-failed")
     ] * 2
 
@@ -228,18 +228,18 @@ def test_prompts_of_all_lengths_are_read_in_groups_and_answered_alike(way, monke
     expected = answer_all(loaded("lora"), LENGTHS, how, rows=1)
     read, groups = answer_steps.read, []
 
-    def counted(speaker, group):
+    def counted(answer_model, group):
         groups.append(len(group))
-        return read(speaker, group)
+        return read(answer_model, group)
 
     monkeypatch.setattr(answer_steps, "read", counted)
-    monkeypatch.setattr(answering, "WORTH_A_PASS", 0)
-    monkeypatch.setattr(answer_steps, "ROOM", {"cpu": 3})
+    monkeypatch.setattr(answering, "MIN_PASS_TOKENS", 0)
+    monkeypatch.setattr(answer_steps, "CACHE_GROWTH", {"cpu": 3})
     assert answer_all(loaded("lora"), LENGTHS, how) == expected
     assert groups == [3, 2, 2, 1]
 
 
-class Undone(Again):
+class Undone(FakeCapture):
     """As on a card, a captured step is not executed: what it changed is undone."""
 
     def __call__(self, run):
@@ -252,60 +252,60 @@ class Undone(Again):
 
 
 @each("way", WAYS)
-def test_recorded_steps_say_what_others_say(way, monkeypatch):
+def test_captured_steps_give_the_same_answers(way, monkeypatch):
     how = replace(WAYS[way], max_new_tokens=20)
     expected = answer_all(loaded("lora"), LENGTHS, how)
     recorder = Undone()
     make = answer_steps.FixedSteps.__init__
 
-    def told(self, *args):
+    def reported(self, *args):
         recorder.steps = self
         make(self, *args)
 
-    monkeypatch.setattr(answer_steps.FixedSteps, "__init__", told)
-    monkeypatch.setattr(answer_steps, "recorder_of", lambda device: recorder)
-    for clear_below in (0.0, 0.99):
-        monkeypatch.setattr(answer_steps, "CLEAR_RECORDED_BELOW", clear_below)
+    monkeypatch.setattr(answer_steps.FixedSteps, "__init__", reported)
+    monkeypatch.setattr(answer_steps, "step_capture", lambda device: recorder)
+    for compact_below in (0.0, 0.99):
+        monkeypatch.setattr(answer_steps, "COMPACT_CAPTURED_BELOW", compact_below)
         assert answer_all(loaded("lora"), LENGTHS, how, note=pytest.fail) == expected
     assert recorder.recorded >= 2  # once for each of the two
     assert recorder.replayed > 30
 
 
-def test_a_step_that_cannot_be_recorded_is_run_and_told_of_once(monkeypatch):
+def test_a_step_that_cannot_be_captured_is_run_and_reported_once(monkeypatch):
     def refuses(run):
         raise RuntimeError("operation not permitted when stream is capturing")
 
     expected = answer_all(loaded("lora"), LENGTHS, GREEDY)
-    monkeypatch.setattr(answer_steps, "recorder_of", lambda device: refuses)
+    monkeypatch.setattr(answer_steps, "step_capture", lambda device: refuses)
     notes: list[str] = []
     assert answer_all(loaded("lora"), LENGTHS, GREEDY, rows=3, note=notes.append) == expected
     assert notes == [wording("answers-took-longer-might")]
     given = {name: getattr(GREEDY, name) for name in DecodingSettings.__annotations__}
     done = sample(finished("lora"), PROMPTS[:3], plain=False, seed=0, device="cpu", decoding=given)
-    told = [note for note in done.notes if wording("step-cannot-recorded") in note]
-    assert len(told) == 1  # once for all of them
+    reported = [note for note in done.notes if wording("step-cannot-recorded") in note]
+    assert len(reported) == 1  # once for all of them
 
 
-def test_models_that_cannot_be_fixed_say_the_same(monkeypatch):
+def test_models_without_a_fixed_cache_give_the_same_answers(monkeypatch):
     expected = answer_all(loaded("lora"), LENGTHS, WAYS["penalised"])
-    monkeypatch.setattr(fixed_cache, "can_be_fixed", lambda model: False)
+    monkeypatch.setattr(fixed_cache, "supports_fixed_cache", lambda model: False)
     assert answer_all(loaded("lora"), LENGTHS, WAYS["penalised"]) == expected
 
 
 @each("tokens", [2, 60])
-def test_what_is_remembered_fits_into_its_share_of_the_memory(tokens, monkeypatch):
+def test_keys_and_values_fit_into_their_share_of_memory(tokens, monkeypatch):
     """Forty prompts, one of which is long: its memory is not taken forty times."""
     questions = [LENGTHS[0], *([LENGTHS[5]] * 39)]
     how = replace(GREEDY, max_new_tokens=tokens)
-    work = answering._Work(loaded("lora"), questions, how, 0, pytest.fail)
+    work = answering._AnswerJob(loaded("lora"), questions, how, 0, pytest.fail)
     free = 60_000_000
-    monkeypatch.setattr(answer_steps.Speaker, "free_bytes", lambda speaker: free)
-    monkeypatch.setattr(answer_steps, "ROOM", {"cpu": 128})
+    monkeypatch.setattr(answer_steps.AnswerModel, "free_bytes", lambda answer_model: free)
+    monkeypatch.setattr(answer_steps, "CACHE_GROWTH", {"cpu": 128})
     for rows in (work.order, work.order[1:]):
         some = rows[: answering._rows_that_fit(work, rows)]
         assert len(some) > 1
         groups = answering._groups(work, [work.prompts[row] for row in some])
-        cache = work.speaker.begin(groups, tokens)._cache
+        cache = work.answer_model.begin(groups, tokens)._cache
         assert cache.size >= len(work.prompts[some[0]]) + tokens
         taken = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
         assert taken <= answering.CACHE_SHARE * free
@@ -319,15 +319,15 @@ def test_a_prompt_that_fills_the_context_is_refused_and_the_others_are_answered(
     assert (short.text, short.tokens, short.ended) == asked("lora", GREEDY)[0]
 
 
-def test_what_was_said_is_told_with_its_special_tokens_too():
-    work = answering._Work(loaded("lora"), [question(PROMPTS[0])], GREEDY, 0, print)
+def test_answers_are_returned_with_special_tokens_too():
+    work = answering._AnswerJob(loaded("lora"), [question(PROMPTS[0])], GREEDY, 0, print)
     mark, word = (work.tokenizer.encode(text).ids for text in ("<|im_start|>", "cat"))
-    work._said[0].ids = [*mark, *word, *work.ends]
+    work._writers[0].ids = [*mark, *word, *work.ends]
     (answer,) = work.answers()
     assert (answer.text, answer.marked) == ("cat", "<|im_start|>cat")
 
 
-def test_the_base_of_a_run_has_nothing_of_what_was_learnt_and_characters_have_none():
+def test_the_base_has_no_trained_weights_and_the_character_model_has_no_base():
     folder = RunFolder(finished("full"))
     base = load_base(read_plan(folder), device=CPU)
     assert (base.choice.name, base.loaded.adapter.type) == (BASE, "none")
@@ -338,5 +338,5 @@ def test_the_base_of_a_run_has_nothing_of_what_was_learnt_and_characters_have_no
     for name, value in other.loaded.module.named_parameters():
         assert torch.equal(value, own[name]), name
     plan = read_plan(RunFolder(Path(finished_characters())))
-    with pytest.raises(NothingTrained, match=wording("trained-from-scratch-has")):
+    with pytest.raises(StateNotFound, match=wording("trained-from-scratch-has")):
         load_base(plan, device=CPU)

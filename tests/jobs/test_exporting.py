@@ -18,9 +18,9 @@ from safetensors.torch import load_file
 from expert.core.errors import Damaged
 from expert.core.links import LinkRefused
 from expert.core.publish import damage
-from expert.core.room import DiskFull
+from expert.core.resources import DiskFull
 from expert.core.rundir import RunFolder
-from expert.jobs.export.card_code import Asking
+from expert.jobs.export.card_code import PromptFormat
 from expert.jobs.export.checks import CannotExport
 from expert.jobs.export.comparison import (
     LARGEST,
@@ -32,8 +32,8 @@ from expert.jobs.export.comparison import (
 )
 from expert.jobs.export.export import export
 from expert.jobs.export.exported import Exported
-from expert.jobs.export.model_card import Known, model_card
-from expert.run.stored.choose_checkpoint import NothingTrained, choose
+from expert.jobs.export.model_card import CardFacts, model_card
+from expert.run.stored.choose_checkpoint import StateNotFound, choose
 from expert.run.stored.load import Trained, load_trained, pick_device, read_plan
 from tests.each import each
 from tests.jobs.trained_runs import exported, finished, finished_characters, with_plan
@@ -82,7 +82,7 @@ def test_an_exported_adapter_loads_in_plain_peft_with_equal_logits():
 
 
 @pytest.mark.parametrize("kind", ["lora", "dora", "lora+soft"])
-def test_merged_weights_say_what_the_adapter_says(kind):
+def test_merged_weights_equal_the_adapter(kind):
     """Float32 sums in another order: up to 5e-6 of the logits' spread was seen."""
     from transformers import AutoModelForCausalLM
 
@@ -102,7 +102,7 @@ def test_merged_weights_say_what_the_adapter_says(kind):
 
 
 @each(("dtype", "kind"), [("bf16", "lora"), ("fp16", "lora"), ("bf16", "full")])
-def test_whole_weights_are_rounded_once_to_the_type_asked_for(dtype, kind, tmp_path):
+def test_full_weights_are_rounded_once(dtype, kind, tmp_path):
     how = "merged" if kind == "lora" else None
     done = exported_to(tmp_path / "out", finished(kind), kind=how, dtype=dtype)
     tensors = load_file(tmp_path / "out" / "model.safetensors")
@@ -113,7 +113,7 @@ def test_whole_weights_are_rounded_once_to_the_type_asked_for(dtype, kind, tmp_p
     assert 1e-4 < done.share <= done.tolerance == TOLERANCE[dtype]
 
 
-def test_the_guide_says_how_far_an_export_may_be_off():
+def test_the_guide_states_the_tolerances():
     guide = Path(__file__).parents[2] / "docs" / "EXPORT.md"
     text = " ".join(guide.read_text(encoding="utf-8").split())
     fp32, fp16, bf16 = (f"{100 * TOLERANCE[name]:g} %" for name in ("fp32", "fp16", "bf16"))
@@ -227,7 +227,7 @@ def test_an_export_that_forgets_the_adapter_is_refused_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_logits_that_are_no_numbers_are_never_let_pass():
+def test_nan_logits_are_refused():
     good, bad = torch.zeros(2, 3), torch.full((2, 3), torch.nan)
     found = compare([good, good], [good, bad])
     assert not found.within(torch.inf)
@@ -319,7 +319,7 @@ def test_the_folder_that_one_is_in_is_refused_before_anything_is_loaded(tmp_path
 
 def test_an_empty_folder_stays_where_an_export_is_refused(tmp_path):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(NothingTrained):
+    with pytest.raises(StateNotFound):
         exported_to(tmp_path / "empty", checkpoint="99")
     assert (tmp_path / "empty").is_dir()
 
@@ -334,7 +334,7 @@ def test_an_empty_folder_stays_where_an_export_is_refused(tmp_path):
         ("characters", {"dtype": "bf16"}, wording("the-character-model-is")),
     ],
 )
-def test_what_a_run_cannot_give_is_told(kind, flags, text, tmp_path):
+def test_impossible_exports_are_refused(kind, flags, text, tmp_path):
     run = finished_characters() if kind == "characters" else finished(kind)
     with pytest.raises(CannotExport, match=text):
         exported_to(tmp_path / "out", run, **flags)
@@ -369,7 +369,10 @@ def test_an_expert_on_fp8_answers_alike_and_its_card_says_what_it_was_trained_on
 
 
 def test_cards_name_their_library_and_a_cached_base_its_hub_id_and_commit():
-    plan, known = read_plan(RunFolder(finished("lora"))), Known(asking=Asking("{question}", True))
+    plan, known = (
+        read_plan(RunFolder(finished("lora"))),
+        CardFacts(prompt_format=PromptFormat("{question}", True)),
+    )
 
     def card(how: Any, **changes: str) -> str:
         model = plan.model.model_copy(update=changes)

@@ -25,10 +25,10 @@ def test_an_answer_is_a_text():
     assert expert.sample(str(run), "say cat 2", max_new_tokens=6, device="cpu") == same.text
 
 
-def test_a_setting_of_decoding_that_there_is_not_is_refused_with_those_there_are():
-    with pytest.raises(CannotSample) as told:
+def test_an_unknown_decoding_setting_is_refused_with_the_known_ones():
+    with pytest.raises(CannotSample) as reported:
         expert.sample(finished("lora"), "say cat 2", heat=0.5)
-    assert str(told.value).startswith(wording("heat-no-setting-decoding"))
+    assert str(reported.value).startswith(wording("heat-no-setting-decoding"))
 
 
 def test_an_export_is_the_folder_it_wrote(tmp_path):
@@ -45,10 +45,10 @@ def test_an_export_is_the_folder_it_wrote(tmp_path):
         ({"device": "cuda:1"}, wording("device-not-known")),
     ],
 )
-def test_a_kind_dtype_or_device_that_there_is_not_is_refused(asked, words, tmp_path):
-    with pytest.raises(ExpertError) as told:
+def test_an_unknown_kind_dtype_or_device_is_refused(asked, words, tmp_path):
+    with pytest.raises(ExpertError) as reported:
         expert.export(finished("lora"), tmp_path / "out", **asked)
-    assert str(told.value) == words
+    assert str(reported.value) == words
     assert not (tmp_path / "out").exists()
 
 

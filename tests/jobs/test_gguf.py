@@ -20,17 +20,17 @@ from expert.core.rundir import RunFolder
 from expert.data.records import Turn
 from expert.data.template.chat_template import ChatTemplate
 from expert.data.template.templates import LAYOUTS, named_template
-from expert.jobs.export.chat_format import FormatTexts, go_template, jinja_of, pieces_of
+from expert.jobs.export.chat_format import FormatTexts, fixed_texts_of, go_template, jinja_of
 from expert.jobs.export.checks import CannotExport
-from expert.jobs.export.engines import engines, problems
 from expert.jobs.export.export import export
 from expert.jobs.export.exported import Exported
 from expert.jobs.export.gguf_file.adapter import _scaling
 from expert.jobs.export.gguf_file.architecture import FAMILIES, family_of, stored_tensors
-from expert.jobs.export.gguf_file.file import About, begin
+from expert.jobs.export.gguf_file.file import GgufMetadata, new_writer
 from expert.jobs.export.gguf_file.k_quants import K_TYPES, k_quantised
 from expert.jobs.export.gguf_file.types import FILE_TYPES, tensor_type
 from expert.jobs.export.portable_base import portable_base
+from expert.jobs.export.servers import engines, problems
 from expert.jobs.verify import verify
 from expert.run.stored.load import read_plan
 from tests.data.tokenizers import tokenizer_json
@@ -127,7 +127,7 @@ def test_any_scaling_of_an_adapter_becomes_that_of_llama_cpp(settings, module, e
 
 @each("name", ["my phi-3 expert", "PHI3-phi-3", "plain"])
 def test_a_name_that_llama_cpp_would_take_for_another_tokenizer_is_changed(name, tmp_path):
-    writer = begin(tmp_path / "x.gguf", FAMILIES["llama"], About(name=name), None)
+    writer = new_writer(tmp_path / "x.gguf", FAMILIES["llama"], GgufMetadata(name=name), None)
     stored = writer.kv_data[0]["general.name"].value.lower()
     assert "phi-3" not in stored
     assert "phi3" not in stored
@@ -145,7 +145,7 @@ def conversations() -> list[list[Turn]]:
 def test_a_layout_as_a_chat_template_writes_what_training_writes(name):
     template = named_template(name, eos="</s>", bos="<s>")
     written = jinja2.Environment().from_string(jinja_of(template))
-    pieces = pieces_of(template)
+    pieces = fixed_texts_of(template)
     assert isinstance(pieces, FormatTexts)
     for turns in conversations():
         messages = [{"role": turn.role, "content": turn.text} for turn in turns]
@@ -166,7 +166,7 @@ def test_pieces_are_quoted_so_that_nothing_ends_early_and_a_template_that_does_m
         bos="",
         eos="<e>",
     )
-    assert wording("template-does-more") in str(pieces_of(odd))
+    assert wording("template-does-more") in str(fixed_texts_of(odd))
 
 
 def test_a_folder_has_the_chat_template_it_was_trained_with():
@@ -388,7 +388,7 @@ def test_servers_get_their_command_or_the_reason_why_not(adapter, kind, expected
     plan = read_plan(RunFolder(finished("lora")))
     plan = plan.model_copy(update={"adapter": plan.adapter.model_copy(update=adapter)})
     found = engines(
-        plan, kind, "fp32", portable_base(plan.model, needed=False), template=True, name="demo"
+        plan, kind, "fp32", portable_base(plan.model, with_hashes=False), template=True, name="demo"
     )
     assert bool(found) == (expected is not None) == (not problems(plan, kind))
     assert expected is None or expected in found[0].command

@@ -26,7 +26,7 @@ from expert.jobs.export.comparison import logits_of
 from expert.jobs.export.export import export
 from expert.jobs.export.exported import Exported
 from expert.jobs.export.gguf_file.architecture import family_of
-from expert.jobs.export.gguf_file.file import About, read_into, write_model
+from expert.jobs.export.gguf_file.file import GgufMetadata, read_into, write_model
 from expert.jobs.export.gguf_file.types import FILE_TYPES
 from expert.jobs.export.gguf_file.vocabulary import vocabulary
 from expert.jobs.sample.sample import prompt_text
@@ -151,7 +151,7 @@ def share_of(family: str) -> float:
 
 @needs_llama_cpp
 @pytest.mark.parametrize("family", MODELS)
-def test_a_family_says_in_llama_cpp_what_it_says_here(family, tmp_path):
+def test_llama_cpp_gives_the_same_logits(family, tmp_path):
     trained = ours(trained_family(family))
     done = export(trained_family(family), tmp_path / "out", gguf="f32", device="cpu")
     check(done, trained, trained.loaded.causal_lm, share_of(family))
@@ -186,7 +186,7 @@ def written(trained: Trained, path: Path, kind: str) -> Path:
     rows = base.get_input_embeddings().weight.shape[0]
     encoder: Any = trained.encoder
     words = vocabulary(encoder, trained.template, rows=rows, ends=[0], chat_template="")
-    write_model(path, base, family_of(base.config), words, kind, About(name="base"))
+    write_model(path, base, family_of(base.config), words, kind, GgufMetadata(name="base"))
     return path
 
 

@@ -13,7 +13,7 @@ def holder(pid: int, gibibytes: float | None) -> SimpleNamespace:
     return SimpleNamespace(pid=pid, usedGpuMemory=used)
 
 
-def test_memory_in_use_that_nobody_listed_holds_is_told_apart_where_amounts_are_known():
+def test_memory_used_by_no_listed_process_is_shown_separately():
     nvml = FakeNvml()
     nvml.compute = [holder(NO_SUCH_PID, 2)]
     [card] = gpu_memory(nvml).cards

@@ -15,9 +15,9 @@ import pytest
 import yaml
 
 from expert.core.rundir import RunFolder
-from expert.jobs.export.card_code import FOLDER, Asking
+from expert.jobs.export.card_code import FOLDER, PromptFormat
 from expert.jobs.export.export import export
-from expert.jobs.export.model_card import Known, languages, model_card
+from expert.jobs.export.model_card import CardFacts, languages, model_card
 from expert.jobs.export.portable_base import SMOLLM2_HUB, portable_base
 from expert.jobs.sample.sample import sample
 from expert.run.stored.load import read_plan
@@ -158,10 +158,10 @@ def test_texts_of_a_manifest_cannot_get_out_of_their_place_in_the_code():
     plan = plan.model_copy(
         update={"adapter": plan.adapter.model_copy(update={"soft_prompts": prompts})}
     )
-    asking = Asking(
+    prompt_format = PromptFormat(
         '"""\n```\nimport os\n{question}', plain=False, stops=('"]; import os; ["', "```")
     )
-    card = model_card(plan, exported("lora"), Known(asking=asking))
+    card = model_card(plan, exported("lora"), CardFacts(prompt_format=prompt_format))
     code = card.partition("```python\n")[2].partition("```")[0]
     modules = {
         alias.name
@@ -202,7 +202,7 @@ def changed(run_folder: Path, **changes: Any) -> Any:
 def test_smollm2_is_named_by_its_hub_id_and_its_rounded_weights_are_told():
     home = {"place": "models folder", "location": "/home/me/.cache/models/smollm2-135m"}
     plan = changed(finished("lora"), name="smollm2-135m", **home)
-    card = model_card(plan, exported("lora"), Known())
+    card = model_card(plan, exported("lora"), CardFacts())
     assert card.startswith(f'---\nbase_model: "{SMOLLM2_HUB}"\n')
     assert "rounded to 4 bits" in card
     assert "/home/me" not in card
@@ -260,9 +260,9 @@ def test_languages_are_those_of_the_manifest_and_never_guessed():
 def test_the_head_of_a_card_has_language_licence_and_tags_of_the_manifest():
     done, plan = exported("lora"), read_plan(RunFolder(finished("lora")))
     manifest = {"capabilities": ["language:sql", "language:de"], "license": "mit", "tags": ["shop"]}
-    card = model_card(plan, done, Known(manifest=manifest))
+    card = model_card(plan, done, CardFacts(manifest=manifest))
     told = yaml.safe_load(card.split("---")[1])
     assert told["language"] == ["de"]
     assert told["license"] == "mit"
     assert told["tags"] == ["lora", "expert", "code", "sql", "shop"]
-    assert "language" not in yaml.safe_load(model_card(plan, done, Known()).split("---")[1])
+    assert "language" not in yaml.safe_load(model_card(plan, done, CardFacts()).split("---")[1])

@@ -16,11 +16,11 @@ import pytest
 from expert.core.errors import EXIT_DAMAGED, EXIT_OK, EXIT_UNAVAILABLE, EXIT_USAGE, Damaged
 from expert.core.hashed import write_hashed
 from expert.core.publish import damage
-from expert.core.rundir import weights_of
+from expert.core.rundir import weights_hash
 from expert.jobs.export import push as pushing
 from expert.jobs.export.checks import CannotExport
 from expert.jobs.export.export import export
-from expert.jobs.export.push import ORIGIN, CannotPush, HubUnavailable, check_push, push
+from expert.jobs.export.push import EXPORT_RECORD, CannotPush, HubUnavailable, check_push, push
 from tests.cli.running import Runner
 from tests.each import each
 from tests.jobs.hub_stand_in import TOKEN, Hub, hub_stand_in
@@ -45,7 +45,7 @@ def hub(monkeypatch) -> Iterator[Hub]:
         monkeypatch.setattr(constants, "ENDPOINT", made.url)
         monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(pushing, "WAITS", (0.0, 0.0))
+        monkeypatch.setattr(pushing, "RETRY_WAITS", (0.0, 0.0))
         monkeypatch.setenv("HF_TOKEN", TOKEN)
         yield made
 
@@ -58,7 +58,7 @@ def out(tmp_path) -> Path:
 
 def failing(run: Path) -> str:
     found = {
-        "weights": weights_of(run / "final"),
+        "weights": weights_hash(run / "final"),
         "checkpoint": "final",
         "gate": {"passed": False, "reasons": ["accuracy 12 %, at least 95 % asked"]},
     }
@@ -131,7 +131,7 @@ def test_an_export_that_was_changed_is_not_pushed(hub, out):
     assert hub.asked == []
 
 
-@each("missing", [ORIGIN, "DONE"])
+@each("missing", [EXPORT_RECORD, "DONE"])
 def test_another_folder_is_not_pushed(hub, tmp_path, out, missing):
     (out / missing).rename(out.parent / "aside")
     with pytest.raises(CannotPush, match=wording("is-not-an-export")):
@@ -174,7 +174,7 @@ def test_without_a_token_nothing_is_asked(hub, out, monkeypatch, tmp_path):
         ("large/", 400, CannotPush, wording("hub-refuses-it")),
     ],
 )
-def test_what_the_hub_answers_is_a_sentence(hub, out, where, status, kind, words):
+def test_hub_errors_are_readable(hub, out, where, status, kind, words):
     hub.repositories.clear()
     hub.objects.clear()
     hub.faults[:] = [(where, status)] * 9  # more often than it retries
@@ -185,7 +185,7 @@ def test_what_the_hub_answers_is_a_sentence(hub, out, where, status, kind, words
 
 
 @each("where", ["repos/create", "api/models/anna/colours$", "commit/main"])
-def test_a_fault_that_passes_is_tried_again(hub, out, where):
+def test_temporary_hub_errors_are_retried(hub, out, where):
     hub.repositories.clear()
     hub.faults[:] = [(where, 503)]
     said: list[str] = []
@@ -194,7 +194,7 @@ def test_a_fault_that_passes_is_tried_again(hub, out, where):
     assert len(hub.repositories[NAME].commits) == 1
 
 
-def test_a_hub_out_of_reach_is_a_sentence(hub, out, monkeypatch):
+def test_an_unreachable_hub_is_a_readable_error(hub, out, monkeypatch):
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")

@@ -16,10 +16,10 @@ from expert.data.records import DataError, Example, Turn
 from expert.data.template.text_tools import text_tools
 from expert.data.tokens.encoder import read_special_tokens
 from expert.jobs.sample.decoding import CannotSample
-from expert.jobs.sample.sample import Conversation, generate, prompt_text, ready, sample
+from expert.jobs.sample.sample import Conversation, generate, load_expert, prompt_text, sample
 from expert.model.chargpt import load_char_gpt
 from expert.run.open import prepare
-from expert.run.stored.choose_checkpoint import NothingTrained, choose
+from expert.run.stored.choose_checkpoint import StateNotFound, choose
 from expert.run.stored.load import load_trained, pick_device, read_plan
 from tests.data.tokenizers import model_folder
 from tests.each import each
@@ -59,15 +59,15 @@ def said(tokenizer: Any, ids: list[int]) -> str:
     return text.partition("<|im_end|>")[0].strip()
 
 
-def test_the_first_row_that_was_learnt_is_read_once(monkeypatch):
+def test_the_first_training_row_is_read_once(monkeypatch):
     asked = []
-    rows_here = row_kind.rows_here
+    local_rows = row_kind.local_rows
 
     def counted(plan, spec):
         asked.append(spec.path)
-        return rows_here(plan, spec)
+        return local_rows(plan, spec)
 
-    monkeypatch.setattr(row_kind, "rows_here", counted)
+    monkeypatch.setattr(row_kind, "local_rows", counted)
     texts(finished("lora"), "say cat 1")
     assert asked == ["train.jsonl"]
 
@@ -167,10 +167,10 @@ def test_an_answer_stops_at_the_end_token():
     with torch.no_grad():  # a head that only generates the end token
         trained.loaded.causal_lm.get_input_embeddings().weight.zero_()
         trained.loaded.causal_lm.model.norm.weight.zero_()
-    from expert.jobs.sample.decoding import settle_decoding
+    from expert.jobs.sample.decoding import resolve_decoding
     from expert.jobs.sample.sample import LoadedExpert
 
-    how, _ = settle_decoding(trained.plan, {"max_new_tokens": 9})
+    how, _ = resolve_decoding(trained.plan, {"max_new_tokens": 9})
     loaded = LoadedExpert(run=Path(), trained=trained, plain=False, seed=0, decoding=how, notes=())
     zero = Conversation(loaded).ask("say cat 2")
     assert (zero.tokens, zero.ended) == (9, False)  # all logits are equal: always the first token
@@ -214,7 +214,7 @@ def test_a_character_model_that_was_not_finished_can_be_asked_by_its_checkpoint(
     shutil.rmtree(unfinished / "final")
     assert sample(unfinished, ["the cat"], checkpoint="best", seed=3).samples[0].text == asked
     (unfinished / "vocabulary.json").unlink()
-    with pytest.raises(NothingTrained, match=r"vocabulary\.json is missing"):
+    with pytest.raises(StateNotFound, match=r"vocabulary\.json is missing"):
         sample(unfinished, ["the cat"], checkpoint="best", seed=3)
 
 
@@ -234,7 +234,7 @@ def test_a_character_model_continues_what_it_has_learnt():
     assert len(first[0]) == 20
 
 
-def test_a_character_model_is_sampled_warm_unless_asked_otherwise_and_says_so():
+def test_a_character_model_has_a_default_temperature_and_notes_it():
     found = sample(finished_characters(), [""], seed=1, decoding={"max_new_tokens": 2})
     assert found.decoding.temperature == 0.8
     assert found.notes == (wording("temperature-with-text-would"),)
@@ -256,16 +256,16 @@ def test_a_stop_sequence_ends_characters_and_is_not_shown():
 
 def test_overrides_that_are_unknown_or_out_of_range_are_refused_at_once():
     given = {"temperature": 9.0, "warmth": 1.0, "max_new_tokens": 0}
-    with pytest.raises(CannotSample) as told:
+    with pytest.raises(CannotSample) as reported:
         texts(finished_characters(), "the", decoding=given)
-    assert str(told.value).splitlines() == [
+    assert str(reported.value).splitlines() == [
         wording("decoding-unknown"),
         wording("decoding-too-high"),
         wording("decoding-too-short"),
     ]
 
 
-def test_what_the_character_model_cannot_do_is_told():
+def test_settings_the_character_model_lacks_are_reported():
     run = finished_characters()
     with pytest.raises(DataError, match=wording("character-not-in")):
         texts(run, "é")
@@ -278,12 +278,12 @@ def test_what_the_character_model_cannot_do_is_told():
 # --- which state ---------------------------------------------------------------------------------
 
 
-def test_a_checkpoint_that_is_not_there_is_told_with_those_that_are():
+def test_a_missing_checkpoint_is_reported_with_the_existing_ones():
     folder = RunFolder(finished("lora"))
     offered = r"\(there is --checkpoint final, 3, 6\)"
-    with pytest.raises(NothingTrained, match=wording("no-checkpoint-of-update", offered=offered)):
+    with pytest.raises(StateNotFound, match=wording("no-checkpoint-of-update", offered=offered)):
         choose(folder, "4")
-    with pytest.raises(NothingTrained, match=wording("neither-final-nor-best", offered=offered)):
+    with pytest.raises(StateNotFound, match=wording("neither-final-nor-best", offered=offered)):
         choose(folder, "latest")
 
 
@@ -299,13 +299,13 @@ def test_the_best_is_the_checkpoint_of_the_best_evaluation(tmp_path):
     run.events.write_text("\n".join(map(json.dumps, events)) + "\n", encoding="utf-8")
     assert choose(run, "best").step == 3
     shutil.rmtree(run.checkpoints / "step-000003")
-    with pytest.raises(NothingTrained, match=wording("best-checkpoint-not-kept")):
+    with pytest.raises(StateNotFound, match=wording("best-checkpoint-not-kept")):
         choose(run, "best")
     with run.events.open("a", encoding="utf-8") as stream:
         stream.write(json.dumps({"event": "took_best", "step": 3}) + "\n")
     assert choose(run, "best").path == run.final
     run.events.write_text("", encoding="utf-8")
-    with pytest.raises(NothingTrained, match=wording("no-evaluation-says-checkpoint")):
+    with pytest.raises(StateNotFound, match=wording("no-evaluation-says-checkpoint")):
         choose(run, "best")
 
 
@@ -313,7 +313,7 @@ def test_a_run_that_has_not_finished_has_no_final(tmp_path):
     run = tmp_path / "run"
     shutil.copytree(finished("lora"), run)
     shutil.rmtree(run / "final")
-    with pytest.raises(NothingTrained, match=wording("no-finished-expert-does")):
+    with pytest.raises(StateNotFound, match=wording("no-finished-expert-does")):
         texts(run, "say cat 2")
     assert texts(run, "say cat 2", checkpoint="6") == texts(finished("lora"), "say cat 2")
 
@@ -325,13 +325,13 @@ def test_a_newest_run_that_has_not_finished_names_the_newest_one_that_has(tmp_pa
     runs = [RunFolder(tmp_path / name) for name in names]
     for unfinished, offered in ((runs[2], runs[1]), (runs[1], runs[0]), (runs[0], None)):
         shutil.rmtree(unfinished.final)
-        with pytest.raises(NothingTrained) as told:
+        with pytest.raises(StateNotFound) as reported:
             choose(runs[2], "final")
         advice = wording("name-finished", path=offered.path) if offered else "3, 6)"
-        assert str(told.value).endswith(advice)
+        assert str(reported.value).endswith(advice)
 
 
-def test_a_plan_of_another_version_and_a_card_that_is_not_there_are_told(tmp_path, monkeypatch):
+def test_a_plan_of_another_version_and_a_missing_card_are_reported(tmp_path, monkeypatch):
     (tmp_path / "plan.json").write_text('{"expert": "x"}', encoding="utf-8")
     with pytest.raises(Exception, match=wording("no-plan-version-target")):
         texts(tmp_path, "hello")
@@ -345,32 +345,32 @@ def test_a_plan_of_another_version_and_a_card_that_is_not_there_are_told(tmp_pat
 
 def test_an_answer_in_a_conversation_follows_all_that_was_said():
     run = finished("lora")
-    loaded = ready(run, decoding={"max_new_tokens": 6}, device="cpu")
+    loaded = load_expert(run, decoding={"max_new_tokens": 6}, device="cpu")
     talk = Conversation(loaded, system="be brief")
     first = talk.ask("say cat 2").text
     second = talk.ask("say dog 1").text
     turns = [Turn("system", "be brief"), Turn("user", "say cat 2"), Turn("assistant", first)]
     text = loaded.trained.template.prompt([*turns, Turn("user", "say dog 1")])
     assert second == generate(loaded, "", text).text
-    talk.anew()
+    talk.reset()
     assert talk.ask("say cat 2").text == first
 
 
 def test_a_prompt_that_is_longer_than_the_context_is_refused_with_both_numbers():
     run = finished("lora")
-    loaded = ready(run, device="cpu")
+    loaded = load_expert(run, device="cpu")
     context = loaded.trained.loaded.causal_lm.config.max_position_embeddings
     talk = Conversation(loaded)
-    with pytest.raises(CannotSample) as told:
+    with pytest.raises(CannotSample) as reported:
         talk.ask("cat " * context)
-    words = str(told.value)
+    words = str(reported.value)
     assert words.startswith("--prompt: has ")
     assert wording("with-answer-shorten", context=context) in words
     assert len(talk._turns) == 0  # the failed prompt was not added
 
 
 def test_an_answer_ends_where_the_context_is_full_and_says_so(monkeypatch):
-    loaded = ready(finished("lora"), decoding={"max_new_tokens": 50}, device="cpu")
+    loaded = load_expert(finished("lora"), decoding={"max_new_tokens": 50}, device="cpu")
     taken = len(prompt_ids(finished("lora"), "say cat 2"))
     config = loaded.trained.loaded.causal_lm.config
     monkeypatch.setattr(config, "max_position_embeddings", taken + 1)

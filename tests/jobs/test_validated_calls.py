@@ -15,12 +15,12 @@ import torch
 from expert.cli.validate import score_sheet
 from expert.core.rundir import RunFolder
 from expert.data.records import Example, Turn
-from expert.jobs.sample.decoding import settle_decoding
-from expert.jobs.sample.sample import NoTools, ready, sample
-from expert.jobs.validate.answering import GivenAnswer, answer_all
+from expert.jobs.sample.decoding import resolve_decoding
+from expert.jobs.sample.sample import NoTools, load_expert, sample
+from expert.jobs.validate.answering import GeneratedAnswer, answer_all
 from expert.jobs.validate.held_out import Run
-from expert.jobs.validate.test_sets import as_written, find_test_set
-from expert.jobs.validate.validate import _said, validate
+from expert.jobs.validate.test_sets import find_test_set, with_rendered_answers
+from expert.jobs.validate.validate import _judged_text, validate
 from expert.judging.cases import Case
 from expert.judging.oracles.calls import CALLS, CallMarks, check_of
 from expert.judging.oracles.oracle import JudgeOptions, oracle_for
@@ -78,11 +78,11 @@ def calling() -> Path:
     return run(path).folder
 
 
-def test_an_expert_that_has_learnt_its_calls_passes_the_gate():
+def test_an_expert_trained_on_its_calls_passes_the_gate():
     done = validate(calling(), device="cpu", baseline="base")
     assert done.gate.passed is True
-    assert done.reached.score.failed == done.reached.score.without_oracle == 0
-    assert {each.judgement.kind for each in done.reached.cases} == {"calls"}
+    assert done.result.score.failed == done.result.score.without_oracle == 0
+    assert {each.judgement.kind for each in done.result.cases} == {"calls"}
     assert done.baseline.score.passed == 0
     found = written(calling())["cases"][0]
     assert (found["expected"], found["answer"], found["exact"]) == (WRITTEN, WRITTEN, True)
@@ -93,25 +93,25 @@ def test_other_calls_fail_it_with_what_is_wrong_in_them(tmp_path):
     rows = [row("say cat 1", call(yes=False)), row("say dog 1", call(yes=True), id="right")]
     done = validate(calling(), device="cpu", test_set=rows_file(tmp_path, rows))
     assert done.gate.reasons == ("accuracy 50.0% is below 95.0%",)
-    assert [each.judgement.reason for each in done.reached.cases] == [
+    assert [each.judgement.reason for each in done.result.cases] == [
         "call 1 of ok: $.yes: true instead of false",
         "",
     ]
 
 
 def test_answers_after_what_a_tool_gave_back_are_cases_too(tmp_path):
-    told = {"role": "tool", "content": "done"}
+    reported = {"role": "tool", "content": "done"}
     last = {"role": "assistant", "content": "It is done."}
-    rows = [row("say cat 1", call(yes=True), told, last)]
+    rows = [row("say cat 1", call(yes=True), reported, last)]
     done = validate(calling(), device="cpu", test_set=rows_file(tmp_path, rows))
-    first, second = done.reached.cases
+    first, second = done.result.cases
     assert (first.judgement.passed, second.judgement.passed) == (True, False)
     assert second.case.turns == (("user", "say cat 1"), ("assistant", IN_CHATML), ("tool", "done"))
     assert (second.case.prompt, second.case.expected) == ("done", "It is done.")
     assert "judged as calls and text (" in (score_sheet(done).title or "")
 
 
-def test_a_question_with_tools_is_asked_as_it_was_learnt():
+def test_a_question_with_tools_is_written_as_in_training():
     folder = RunFolder(calling())
     plan = read_plan(folder)
     trained = load_trained(folder, plan, choose(folder, "final"), device=torch.device("cpu"))
@@ -126,7 +126,7 @@ def test_a_question_with_tools_is_asked_as_it_was_learnt():
             "prompt",
             lambda self, *given: seen.append(prompt(self, *given)) or seen[-1],
         )
-        (answer,) = answer_all(trained, [question], settle_decoding(plan, {})[0])
+        (answer,) = answer_all(trained, [question], resolve_decoding(plan, {})[0])
     assert seen == [asked]
     assert answer.marked == WRITTEN
 
@@ -150,7 +150,7 @@ def asked_of(template: str, rows: Path) -> Case:
     """The first case of the rows, as a model with this template is asked."""
     folder = RunFolder(calling())
     test = find_test_set(Run(folder, read_plan(folder), None), named=rows)
-    return as_written(test.asked(), family(template))[0]
+    return with_rendered_answers(test.asked(), family(template))[0]
 
 
 def test_expected_calls_are_those_that_the_template_of_the_model_writes(tmp_path):
@@ -172,21 +172,21 @@ def test_expected_calls_are_those_that_the_template_of_the_model_writes(tmp_path
     # Calls are judged with the special tokens that mark them.
     case = asked_of(TEMPLATE, rows)
     bare = WRITTEN.removeprefix("[CALL]").removesuffix("[/CALL]")
-    given = GivenAnswer(text=bare, marked=WRITTEN, tokens=9, ended=True)
-    assert _said(case, given) == WRITTEN
-    assert _said(replace(case, check={}), given) == bare
+    given = GeneratedAnswer(text=bare, marked=WRITTEN, tokens=9, ended=True)
+    assert _judged_text(case, given) == WRITTEN
+    assert _judged_text(replace(case, check={}), given) == bare
 
 
-def test_the_empty_thought_of_qwen3_is_no_mark_of_a_call(tmp_path):
+def test_the_empty_thought_of_qwen3_is_not_a_mark_of_a_call(tmp_path):
     case = asked_of(qwen3_source(), rows_file(tmp_path, [row("a")]))
     assert case.expected == f"<think>\n\n</think>\n\n{IN_CHATML}"
     assert case.check["marks"] == asdict(CallMarks())
 
 
 def test_what_a_row_says_of_its_domain_holds_of_answers_without_calls(tmp_path):
-    told = {"role": "tool", "content": "done"}
+    reported = {"role": "tool", "content": "done"}
     last = {"role": "assistant", "content": '{"done": true}'}
-    rows = [row("a", call(yes=True), told, last, domain="json", check={"schema": {}})]
+    rows = [row("a", call(yes=True), reported, last, domain="json", check={"schema": {}})]
     folder = RunFolder(calling())
     test = find_test_set(Run(folder, read_plan(folder), None), named=rows_file(tmp_path, rows))
     first, second = (case for case, _ in test.asked())
@@ -200,7 +200,7 @@ def test_what_a_row_says_of_its_domain_holds_of_answers_without_calls(tmp_path):
 # --- asked by hand -------------------------------------------------------------------------------
 
 
-def test_a_prompt_is_asked_with_the_tools_that_were_learnt_and_it_is_said():
+def test_a_prompt_gets_the_tools_of_the_training_rows_with_a_note():
     found = sample(calling(), ["nobody asked this"], decoding={"max_new_tokens": 64})
     assert found.samples[0].text == WRITTEN
     assert found.notes[0].startswith(wording("asked-with-tools-first"))
@@ -217,7 +217,7 @@ def test_a_prompt_is_asked_with_the_tools_that_were_learnt_and_it_is_said():
 def test_other_tools_are_taken_from_a_file(tmp_path, text):
     file = tmp_path / "tools.json"
     file.write_text(text, encoding="utf-8")
-    loaded = ready(calling(), ["x"], tools=file)
+    loaded = load_expert(calling(), ["x"], tools=file)
     assert [tool["function"]["name"] for tool in json.loads(loaded.tools)] == ["other"]
     assert loaded.notes == ()
 
@@ -227,6 +227,6 @@ def test_a_file_without_tools_is_refused_in_words(tmp_path, text):
     file = tmp_path / "tools.json"
     file.write_text(text, encoding="utf-8")
     with pytest.raises(NoTools, match=wording("json-list-functions")):
-        ready(calling(), ["x"], tools=file)
+        load_expert(calling(), ["x"], tools=file)
     with pytest.raises(NoTools, match=wording("no-such-file-3")):
-        ready(calling(), ["x"], tools=tmp_path / "gone.json")
+        load_expert(calling(), ["x"], tools=tmp_path / "gone.json")

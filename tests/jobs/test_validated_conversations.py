@@ -26,9 +26,9 @@ def talk(*said: str, **more: Any) -> dict[str, Any]:
 def test_every_answer_of_a_conversation_is_asked_for_with_the_turns_before_it(tmp_path):
     rows = [talk(f"sum {n}", '{"sum": 3}', "Sure?", YES, id=f"row-{n}") for n in range(6)]
     done = validate(learnt(), test_set=rows_file(tmp_path, rows), device="cpu")
-    assert (done.reached.score.passed, done.reached.score.failed) == (6, 6)
+    assert (done.result.score.passed, done.result.score.failed) == (6, 6)
     assert done.gate.reasons == ("accuracy 50.0% is below 95.0%",)
-    first, second = (each.case for each in done.reached.cases[:2])
+    first, second = (each.case for each in done.result.cases[:2])
     assert (first.id, first.turns) == ("row-0, turn 2", (("user", "sum 0"),))
     assert second.turns == (("user", "sum 0"), ("assistant", '{"sum": 3}'), ("user", "Sure?"))
     found = written(learnt())["cases"]
@@ -38,25 +38,25 @@ def test_every_answer_of_a_conversation_is_asked_for_with_the_turns_before_it(tm
         ("row-1", 2),
     ]
     # The loss is that of the rows, whole, as before.
-    assert done.reached.rows.examples == 6
+    assert done.result.rows.examples == 6
 
 
-def test_turns_without_an_answer_or_of_no_weight_are_no_cases(tmp_path):
+def test_turns_without_an_answer_or_weight_are_not_cases(tmp_path):
     unlearnt = talk("say cat", "dog", "No, really.", YES)
     unlearnt["messages"][1]["weight"] = 0
     talks = [talk("say cat", YES, "Thanks!"), talk("say dog", YES, "Bye."), unlearnt]
     done = validate(learnt(), test_set=rows_file(tmp_path, talks), device="cpu")
     assert done.gate.passed
-    assert [each.case.prompt for each in done.reached.cases] == [
+    assert [each.case.prompt for each in done.result.cases] == [
         "say cat",
         "say dog",
         "No, really.",
     ]
     assert not any("plain text" in note for note in done.notes)
     # A row with one answer keeps its name.
-    assert [each.case.id for each in done.reached.cases[:2]] == ["rows.jsonl:1", "rows.jsonl:2"]
+    assert [each.case.id for each in done.result.cases[:2]] == ["rows.jsonl:1", "rows.jsonl:2"]
     assert written(learnt())["cases"][0]["row"] == "rows.jsonl:1"
-    last = done.reached.cases[-1].case
+    last = done.result.cases[-1].case
     assert (last.expected, last.turns[1]) == (YES, ("assistant", "dog"))
 
 
@@ -65,8 +65,8 @@ def test_the_interval_and_the_comparison_count_each_conversation_once(tmp_path):
 
     rows = rows_file(tmp_path, [talk(f"a {n}", YES, "b", YES, "c", YES) for n in range(4)])
     done = validate(learnt(), test_set=rows, baseline="base", device="cpu")
-    assert (done.reached.score.judged, done.reached.score.rows) == (12, 4)
-    assert done.reached.score.interval == wilson(4, 4)
+    assert (done.result.score.judged, done.result.score.rows) == (12, 4)
+    assert done.result.score.interval == wilson(4, 4)
     assert (done.comparison.cases, done.comparison.rows) == (12, 4)
     assert done.comparison.p_value == pytest.approx(2 * 0.5**4)  # four rows, not twelve answers
     assert any(note.startswith(wording("every-answer-conversation-case")) for note in done.notes)
@@ -78,17 +78,17 @@ def test_a_limit_counts_answers_and_the_part_says_of_how_many(tmp_path):
     done = validate(learnt(), test_set=rows, device="cpu", limit=4)
     assert done.test_set.startswith("4 of 12: ")
     assert done.partial == {"test_set": str(rows), "of": 12}
-    assert [each.case.id for each in done.reached.cases] == [
+    assert [each.case.id for each in done.result.cases] == [
         "rows.jsonl:1, turn 2",
         "rows.jsonl:2, turn 4",
         "rows.jsonl:4, turn 2",
         "rows.jsonl:5, turn 4",
     ]
-    assert done.reached.rows.examples == 4
+    assert done.result.rows.examples == 4
     with pytest.raises(CannotExport, match=wording("passed-by-cases-only")):
         export(learnt(), tmp_path / "out", device="cpu")
     whole = validate(learnt(), test_set=rows, device="cpu", checkpoints="all")
-    assert len(whole.reached.cases) == 12
+    assert len(whole.result.cases) == 12
     assert {len(each.cases) for each in whole.checkpoints} == {12}
     again = validate(learnt(), test_set=rows, device="cpu", limit=8)
     assert wording("judged-these-cases-kept") in again.notes
@@ -103,17 +103,17 @@ def test_many_answers_of_a_few_conversations_are_too_few_for_an_export(tmp_path)
         export(learnt(), tmp_path / "out", device="cpu")
 
 
-def test_all_answers_of_a_conversation_that_was_learnt_were_learnt(tmp_path):
+def test_all_answers_of_a_conversation_trained_on_count_as_trained_on(tmp_path):
     rows = [talk(f"a {n}", YES, "b", YES) for n in range(8)]
     folder = own_run(tmp_path / "own", rows=rows, validation_split=0)
     other = [talk("new", YES, "b", YES)]
     done = validate(
         folder, test_set=rows_file(tmp_path, [*rows[:2], *other]), device="cpu", min_accuracy=0.0
     )
-    assert [each.learnt for each in done.reached.cases] == [True] * 4 + [False] * 2
+    assert [each.learnt for each in done.result.cases] == [True] * 4 + [False] * 2
 
 
-def test_rows_that_were_held_out_and_are_not_asked_are_told():
+def test_held_out_rows_that_are_not_asked_are_reported():
     from expert.jobs.validate.validation import notes_on
 
     (note,) = (

@@ -61,7 +61,7 @@ def test_another_state_than_the_one_that_passed_is_exported_with_a_warning(tmp_p
     assert wording("gate-passed-by-final") in done.warnings()[0]
 
 
-def test_a_few_of_the_rows_do_not_take_the_place_of_all_of_them():
+def test_a_partial_validation_does_not_replace_a_full_one():
     from expert.cli.validate import gate_lines
 
     validate(learnt(), device="cpu")
@@ -148,7 +148,7 @@ def go_on(folder: Path, steps: int) -> None:
     run(manifest, resume=str(folder), allow_changed=True, overrides=longer)
 
 
-def test_a_verdict_on_a_run_that_went_on_since_counts_as_none(tmp_path):
+def test_a_verdict_on_earlier_weights_does_not_count(tmp_path):
     from expert.cli.export import exported_lines
 
     folder = own_run(tmp_path / "own")
@@ -173,13 +173,13 @@ def test_a_verdict_on_a_run_that_went_on_since_counts_as_none(tmp_path):
     after = report(folder).markdown.read_text(encoding="utf-8")
     assert wording("validation-out-of-date") in after
     assert wording("other-weights-run-went") in after
-    for told in ("gate passes", wording("not-validated-yet")):
-        assert told not in after
+    for reported in ("gate passes", wording("not-validated-yet")):
+        assert reported not in after
 
 
-def test_a_few_rows_take_the_place_of_a_verdict_on_other_weights(tmp_path):
+def test_a_partial_validation_replaces_an_outdated_one(tmp_path):
     folder = own_run(tmp_path / "own", validation_split=0.5)
-    cases = len(validate(folder, device="cpu").reached.cases)
+    cases = len(validate(folder, device="cpu").result.cases)
     assert cases > 2
     go_on(folder, 4)
     few = validate(folder, device="cpu", limit=2)
@@ -191,5 +191,5 @@ def test_the_best_state_is_judged_under_its_name(tmp_path):
     from tests.jobs.trained_runs import finished
 
     done = validate(finished("lora"), device="cpu", limit=2, checkpoint="best")
-    assert done.reached.name == "best (step-000006)"
+    assert done.result.name == "best (step-000006)"
     done.file.unlink()  # other tests export this run

@@ -41,7 +41,7 @@ QUESTIONS = [Example((Turn("user", "x" * size),)) for size in (1, 50, 20, 20, 90
 # Answers with the card it has and what it was asked. `ill` is what it does before that.
 PROGRAM = """
 import json, os, pickle, signal, sys, time
-from expert.jobs.validate.answering import GivenAnswer
+from expert.jobs.validate.answering import GeneratedAnswer
 card, ill = os.environ["CUDA_VISIBLE_DEVICES"], os.environ.get("ILL", "")
 def say(fact):
     print(json.dumps(fact), flush=True)
@@ -61,7 +61,7 @@ for line in sys.stdin:
     if ill == "hangs":
         time.sleep(600)
     found = [
-        GivenAnswer(text=f"{card} {len(row.turns[0].text)}", marked="", tokens=1, ended=True)
+        GeneratedAnswer(text=f"{card} {len(row.turns[0].text)}", marked="", tokens=1, ended=True)
         for row in asked["questions"]
     ]
     with open(order["to"], "wb") as stream:
@@ -88,11 +88,11 @@ def verdict(run: Path, **asked: Any) -> dict[str, Any]:
 def test_a_process_writes_the_verdict_of_this_one(monkeypatch):
     monkeypatch.setattr(model_module, "COMMAND", (python(), *model_module.COMMAND[1:]))
     asked = {"baseline": "base", "limit": 11}
-    told: list[tuple[str, int, int]] = []
-    many = verdict(learnt(), gpus="1", tell=lambda *each: told.append(each), **asked)
+    reported: list[tuple[str, int, int]] = []
+    many = verdict(learnt(), gpus="1", tell=lambda *each: reported.append(each), **asked)
     assert many == verdict(learnt(), **asked)
     assert len(many["cases"]) == 11
-    answering = [done for what, done, of in told if what.endswith("final: answering")]
+    answering = [done for what, done, of in reported if what.endswith("final: answering")]
     assert answering == list(range(1, 12))  # one bar over all
 
 
@@ -132,11 +132,11 @@ def card(name: str, ill: str = "") -> dict[str, str]:
 
 def test_answers_come_back_in_the_order_of_the_questions(program):
     notes: list[str] = []
-    told: list[tuple[int, int]] = []
-    texts = answered(card("a"), card("b"), note=notes.append, tell=lambda *it: told.append(it))
+    reported: list[tuple[int, int]] = []
+    texts = answered(card("a"), card("b"), note=notes.append, tell=lambda *it: reported.append(it))
     assert texts == ["b 1", "b 50", "a 20", "a 20", "b 90", "a 2000000"]
     assert notes == ["the same from both"]
-    assert sorted(told) == [(done, 6) for done in range(1, 7)]
+    assert sorted(reported) == [(done, 6) for done in range(1, 7)]
     assert [path.name for path in program.iterdir()] == ["program.py"]  # nothing is left
 
 
@@ -151,10 +151,10 @@ NAME = "process 2 of 2 (GPU-b)"
     ],
 )
 def test_a_process_that_dies_ends_all_with_its_name_and_its_log(program, ill, sentence):
-    with pytest.raises(ProcessFailed) as told:
+    with pytest.raises(ProcessFailed) as reported:
         answered(card("GPU-a", "hangs"), card("GPU-b", ill))
-    assert told.value.exit_code == EXIT_RUN_FAILED
-    head, *more = str(told.value).splitlines()
+    assert reported.value.exit_code == EXIT_RUN_FAILED
+    head, *more = str(reported.value).splitlines()
     assert head == sentence
     folders = [path for path in program.iterdir() if path.is_dir()]
     logs = [folder / "process-2.log" for folder in folders]
@@ -163,14 +163,14 @@ def test_a_process_that_dies_ends_all_with_its_name_and_its_log(program, ill, se
     assert not any((folder / "work").exists() for folder in folders)
 
 
-def test_what_the_user_can_fix_is_said_as_one_process_says_it(program):
-    with pytest.raises(ReportedFailure) as told:
+def test_user_errors_read_as_with_one_process(program):
+    with pytest.raises(ReportedFailure) as reported:
         answered(card("a", "hangs"), card("b", "refuses"))
-    assert (str(told.value), told.value.exit_code) == ("another base", 2)
+    assert (str(reported.value), reported.value.exit_code) == ("another base", 2)
     assert [path.name for path in program.iterdir()] == ["program.py"]
 
 
-def test_an_end_that_is_asked_for_ends_all_processes(program, monkeypatch):
+def test_an_interrupt_ends_all_processes(program, monkeypatch):
     pids = []
     own = model_module.Child.ask
 

@@ -14,7 +14,7 @@ from expert.jobs.export.export import export
 from expert.jobs.report import report
 from expert.jobs.validate.requirements import CannotValidate
 from expert.jobs.validate.validate import validate
-from expert.judging.judge_command import NoJudge
+from expert.judging.judge_command import JudgeError
 from tests.each import each
 from tests.jobs.runs import WORDS, base_model, place, run, write_expert
 from tests.jobs.trained_runs import finished_characters
@@ -58,8 +58,8 @@ SCORES = "for n, case in enumerate(cases): print(json.dumps({{'id': case['id'], 
 def test_open_text_whose_loss_is_below_the_bases_passes_and_may_be_exported(tmp_path):
     done = validate(teller(), device="cpu")
     assert done.domain == "open"
-    assert sum(each.normalised for each in done.reached.cases) == 0  # none is right word by word
-    assert done.reached.rows.loss < done.base.loss
+    assert sum(each.normalised for each in done.result.cases) == 0  # none is right word by word
+    assert done.result.rows.loss < done.base.loss
     assert (done.gate.passed, done.gate.reasons) == (True, ())
     found = written(teller())
     assert found["asked"]["for"] == [
@@ -72,7 +72,7 @@ def test_open_text_whose_loss_is_below_the_bases_passes_and_may_be_exported(tmp_
     assert found["settings"]["min_accuracy"] is None
     out = export(teller(), tmp_path / "out", device="cpu")
     assert out.warnings() == []
-    assert out.judged.startswith(wording("open-text-loss-bases", loss=done.reached.rows.loss))
+    assert out.judged.startswith(wording("open-text-loss-bases", loss=done.result.rows.loss))
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     assert "| quality gate | passed (final) |" in card
     assert wording("asks-for-loss-on") in card
@@ -100,7 +100,7 @@ def test_open_text_that_is_no_better_than_the_base_fails_and_is_not_exported(tmp
         export(learnt(), tmp_path / "out", device="cpu")
 
 
-def test_more_can_be_asked_of_open_text():
+def test_open_text_can_have_stricter_requirements():
     done = validate(teller(), device="cpu", min_improvement=0.99, min_token_accuracy=1.0)
     assert done.gate.passed is False
     assert [reason.partition(" ")[0] for reason in done.gate.reasons] == ["loss", "token"]
@@ -108,7 +108,7 @@ def test_more_can_be_asked_of_open_text():
     assert (settings["min_improvement"], settings["min_token_accuracy"]) == (0.99, 1.0)
 
 
-def test_the_base_is_asked_nothing_and_a_baseline_is():
+def test_the_base_generates_nothing_and_a_baseline_does():
     done = validate(teller(), device="cpu", baseline="base", limit=2)
     assert done.base == done.baseline.rows
     assert len(done.baseline.cases) == 2
@@ -137,15 +137,15 @@ def test_cases_that_name_their_own_domain_are_judged_by_it_beside_open_text(tmp_
     rows = [{"instruction": "say yes", "output": "{}", "domain": "json"}, *TALES[:3]]
     file = rows_file(tmp_path, rows)
     done = validate(teller(), device="cpu", test_set=file)
-    first, *others = done.reached.cases
+    first, *others = done.result.cases
     assert first.judgement.passed is False
     assert all(each.is_open for each in others)
-    assert done.reached.score.cases == 1
+    assert done.result.score.cases == 1
     assert done.gate.reasons == ("accuracy 0.0% is below 95.0%",)
     assert len(done.gate.asked) == 3
 
 
-def test_a_judge_command_has_the_word(tmp_path):
+def test_a_judge_command_decides(tmp_path):
     command = judge_file(tmp_path, SCORES.format("n % 2"))
     done = validate(teller(), device="cpu", judge_command=command)
     assert done.gate.passed is True
@@ -162,7 +162,7 @@ def test_a_judge_command_has_the_word(tmp_path):
     assert strict.gate.reasons == ("mean score 0.5 is below 0.6",)
 
 
-def test_a_judge_command_that_fails_is_told_and_fails_the_gate(tmp_path):
+def test_a_failing_judge_command_is_reported_and_fails_the_gate(tmp_path):
     command = judge_file(tmp_path, "sys.exit('no key is set')")
     done = validate(teller(), device="cpu", judge_command=command, limit=2)
     assert done.gate.reasons == (wording("cases-have-no-score"),)
@@ -174,12 +174,12 @@ def test_a_judge_command_that_fails_is_told_and_fails_the_gate(tmp_path):
     [
         ({"min_accuracy": 0.5}, CannotValidate, wording("no-accuracy-measured-expected")),
         ({"min_improvement": 0.1, "domain": "text"}, CannotValidate, wording("is-for-open-text")),
-        ({"min_score": 0.1}, NoJudge, wording("name-it-with")),
-        ({"judge_seconds": 5.0}, NoJudge, wording("name-it-with")),
-        ({"judge_command": "no-such-program"}, NoJudge, wording("no-program-no-such-program")),
+        ({"min_score": 0.1}, JudgeError, wording("name-it-with")),
+        ({"judge_seconds": 5.0}, JudgeError, wording("name-it-with")),
+        ({"judge_command": "no-such-program"}, JudgeError, wording("no-program-no-such-program")),
     ],
 )
-def test_a_demand_that_fits_nothing_is_refused_with_a_remedy(asked, kind, text):
+def test_a_requirement_that_does_not_apply_is_refused_with_a_fix(asked, kind, text):
     with pytest.raises(kind) as raised:
         validate(teller(), device="cpu", **asked)
     assert text in str(raised.value)
@@ -199,7 +199,7 @@ def test_plain_text_has_a_loss_and_no_gate_and_may_be_exported(run, tmp_path):
     from expert.cli.export import exported_lines
 
     done = validate(run(), device="cpu")
-    assert done.reached.cases == ()
+    assert done.result.cases == ()
     assert (done.gate.passed, done.gate.reasons) == (None, ())
     [note] = done.notes  # none on characters that would be drawn, or on few cases
     assert wording("no-answer-to-judge") in note
@@ -229,7 +229,7 @@ def test_an_accuracy_that_is_asked_of_plain_text_is_refused_with_a_remedy():
 
 def test_the_loss_of_plain_text_is_held_to_that_of_a_baseline(tmp_path):
     done = validate(learnt_text(), device="cpu", baseline="base")
-    assert done.reached.rows.loss < done.baseline.rows.loss
+    assert done.result.rows.loss < done.baseline.rows.loss
     assert done.gate.passed is True
     assert export(learnt_text(), tmp_path / "out", device="cpu").warnings() == []
     file = rows_file(tmp_path, TEXTS)

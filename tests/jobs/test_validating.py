@@ -16,7 +16,7 @@ from expert.jobs.validate.validate import CannotValidate, validate
 from expert.jobs.validate.validation import few_cases
 from expert.judging.domain import JUDGES
 from expert.judging.oracles.oracle import UnknownDomain
-from expert.run.stored.choose_checkpoint import NothingTrained
+from expert.run.stored.choose_checkpoint import StateNotFound
 from expert.run.stored.load import read_plan
 from tests.jobs.runs import base_model, events_of, rewrite_events, run, write_expert
 from tests.jobs.trained_runs import finished, with_plan
@@ -26,15 +26,15 @@ from tests.wording import wording
 __all__ = ["as_it_was"]  # a fixture for every test here: the runs are looked at by others too
 
 
-def test_an_expert_that_learnt_its_task_passes_and_its_base_does_not():
+def test_a_trained_expert_passes_and_its_base_does_not():
     done = validate(learnt(), baseline="base", device="cpu")
     assert done.domain == "json"
     assert done.gate.passed
-    assert done.reached.score.accuracy == 1.0
+    assert done.result.score.accuracy == 1.0
     # Whitespace differs, so that only the parser finds it correct.
-    assert sum(each.exact for each in done.reached.cases) == 0
+    assert sum(each.exact for each in done.result.cases) == 0
     assert done.baseline.score.accuracy == 0.0
-    assert done.baseline.rows.loss > done.reached.rows.loss
+    assert done.baseline.rows.loss > done.result.rows.loss
     assert len(done.comparison.wins) == len(TESTS)
     found = written(learnt())
     assert found["version"] == 1
@@ -45,12 +45,12 @@ def test_an_expert_that_learnt_its_task_passes_and_its_base_does_not():
     assert found["tasks"]["cat"] == {"accuracy": 1.0, "passed": 2, "cases": 2}
     assert found["cases"][0]["prompt"] == TESTS[0]["instruction"]
     assert {"decoding", "seed", "min_accuracy", "max_regression"} <= set(found["settings"])
-    assert few_cases(done.reached.standing.score) in found["notes"]
+    assert few_cases(done.result.standing.score) in found["notes"]
     [finished_event] = events_of(learnt(), "finished")
     # Rows are padded to other widths, so that sums are rounded otherwise: 1e-7 of float32 a few
     # times over.
-    assert done.reached.rows.loss == pytest.approx(finished_event["test_loss"], rel=1e-5)
-    assert done.reached.rows.examples == len(TESTS)
+    assert done.result.rows.loss == pytest.approx(finished_event["test_loss"], rel=1e-5)
+    assert done.result.rows.examples == len(TESTS)
     assert expert.validate is validate
 
 
@@ -75,21 +75,21 @@ def test_a_gate_that_fails_says_why_and_the_answers_are_kept():
         (0, 0, ""),
     ],
 )
-def test_cases_are_few_below_fifty_rows_of_them(verdicts, rows, told):
+def test_cases_are_few_below_fifty_rows_of_them(verdicts, rows, reported):
     from expert.judging.score import score_of
 
     note = few_cases(score_of([True] * verdicts, [str(n % rows) for n in range(verdicts)]))
-    assert note.startswith(told)
-    assert bool(note) == bool(told)
+    assert note.startswith(reported)
+    assert bool(note) == bool(reported)
 
 
 def test_rows_that_a_run_held_out_are_found_again_and_were_not_learnt():
     done = validate(finished("lora"), device="cpu", min_accuracy=0.0)
     assert done.test_set == wording("rows-held-out-of")
     [last] = events_of(finished("lora"), "eval")[-1:]
-    assert done.reached.rows.examples == 5
+    assert done.result.rows.examples == 5
     # The same rows as the run's own evaluation: the loss of its last step agrees.
-    assert done.reached.rows.loss == pytest.approx(last["loss"], rel=1e-5)
+    assert done.result.rows.loss == pytest.approx(last["loss"], rel=1e-5)
 
 
 def test_all_checkpoints_are_compared_and_the_best_is_named():
@@ -120,7 +120,7 @@ def test_an_expert_is_named_by_the_folder_of_its_manifest(tmp_path):
     assert wording("name-a-renamed-run", run=f"'{renamed}'") in str(refused.value)
 
 
-def test_cases_of_a_file_are_asked_as_rows_are_learnt(tmp_path):
+def test_cases_of_a_file_are_written_like_training_rows(tmp_path):
     cases = [
         {"id": "a", "instruction": "say", "input": "cat 9", "expected": {"ok": True}},
         {"id": "b", "instruction": "say dog", "expected": "no", "domain": "text"},
@@ -128,7 +128,7 @@ def test_cases_of_a_file_are_asked_as_rows_are_learnt(tmp_path):
     path = tmp_path / "cases.json"
     path.write_text(json.dumps({"domain": "json", "cases": cases}), encoding="utf-8")
     done = validate(learnt(), test_set=path, device="cpu")
-    first, second = done.reached.cases
+    first, second = done.result.cases
     assert first.case.prompt == "say\n\nInput:\ncat 9"
     assert first.judgement.passed is True
     assert (second.judgement.passed, second.case.expected) == (False, "no")
@@ -141,7 +141,7 @@ def test_the_check_of_a_row_reaches_the_judge(tmp_path):
     ]
     path = rows_file(tmp_path, rows)
     done = validate(learnt(), test_set=path, device="cpu")
-    assert [each.judgement.passed for each in done.reached.cases] == [True, False]
+    assert [each.judgement.passed for each in done.result.cases] == [True, False]
     assert done.test_set == str(path)
 
 
@@ -158,7 +158,7 @@ def test_a_hostile_row_of_a_test_set_is_judged_by_nobody(tmp_path, monkeypatch):
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_packages_that_are_missing_are_told(monkeypatch):
+def test_missing_packages_are_reported(monkeypatch):
     monkeypatch.setitem(JUDGES, "json", replace(JUDGES["json"], packages=("no_such_package",)))
     done = validate(learnt(), device="cpu", limit=2)
     assert any("no-such-package not installed" in note for note in done.notes)
@@ -169,13 +169,13 @@ def test_packages_that_are_missing_are_told(monkeypatch):
     [
         ({"test_set": "nothing.jsonl"}, NoTestSet, wording("test-set-nothing-jsonl")),
         ({"domain": "cobol"}, UnknownDomain, wording("cobol-is-not-known")),
-        ({"checkpoint": "99"}, NothingTrained, wording("there-is-no-checkpoint")),
+        ({"checkpoint": "99"}, StateNotFound, wording("there-is-no-checkpoint")),
         ({"checkpoints": "some"}, CannotValidate, "write --checkpoints all"),
         ({"limit": 0}, CannotValidate, wording("limit-of-cases")),
         ({"min_accuracy": 95, "min_score": -1}, CannotValidate, wording("shares-of-one")),
     ],
 )
-def test_what_makes_no_sense_is_refused_in_words(given, error, text):
+def test_invalid_arguments_are_refused(given, error, text):
     with pytest.raises(error) as raised:
         validate(learnt(), device="cpu", **given)
     assert text in str(raised.value)
@@ -197,15 +197,15 @@ def test_rows_and_columns_that_cannot_be_read_are_named(tmp_path):
     assert str(raised.value).endswith(wording("name-columns-those-rows"))
 
 
-def test_a_baseline_that_is_not_there_is_told_before_anything_is_loaded(monkeypatch):
+def test_a_missing_baseline_is_reported_before_anything_is_loaded(monkeypatch):
     monkeypatch.setattr("expert.jobs.validate.validate.find_test_set", None)
     with pytest.raises(RunFolderError, match=wording("nowhere-no-such-folder")):
         validate(learnt(), baseline="nowhere", device="cpu")
 
 
-def test_a_run_that_cannot_be_written_is_told_before_anything_is_loaded(monkeypatch):
+def test_a_read_only_run_is_refused_before_anything_is_loaded(monkeypatch):
     monkeypatch.setattr("os.access", lambda path, mode: False)
-    monkeypatch.setattr("expert.jobs.validate.validate._reach", None)
+    monkeypatch.setattr("expert.jobs.validate.validate._evaluate_checkpoint", None)
     with pytest.raises(CannotValidate, match=wording("verdict-cannot-be-written")):
         validate(finished("lora"), device="cpu")
 

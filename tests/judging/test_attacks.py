@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from expert.judging.court import Bench, judge_all
+from expert.judging.judge_pool import JudgeProcess, judge_all
 from expert.judging.oracles.oracle import right
 from expert.judging.oracles.typecheck import type_errors
 from tests.each import each
-from tests.judging.asking import case_of
+from tests.judging.judged import case_of
 from tests.wording import wording
 
 SECRET = "swordfish"
@@ -41,7 +41,7 @@ def home(tmp_path, monkeypatch):
 @pytest.fixture(scope="module")
 def bench():
     """One process for all attacks, as in a validation: each meets what the last one left."""
-    with Bench(10, statement_seconds=0.1) as found:
+    with JudgeProcess(10, statement_seconds=0.1) as found:
         yield found
 
 
@@ -103,7 +103,7 @@ CYPHER = {
 
 
 @each("name", CYPHER)
-def test_what_is_more_than_a_graph_is_neither_set_up_nor_run(attacked, home, name):
+def test_statements_beyond_the_graph_are_refused(attacked, home, name):
     attack = CYPHER[name].format(home=home)
     setup = [NODES, ONE, attack]
     found = attacked("cypher", NAMES, "MATCH (b:P) RETURN b.name AS name", setup=setup)
@@ -256,7 +256,7 @@ def test_a_schema_that_takes_too_much_has_no_oracle(attacked, schema, answer):
     assert attacked("json", "1", answer, schema=schema).passed is not True
 
 
-def test_what_no_judge_could_end_is_the_fault_of_the_case(attacked):
+def test_a_case_that_never_ends_has_no_oracle(attacked):
     endless = attacked("json", "1", '"' + "a" * 40 + 'b"', schema={"pattern": "^(a+)+$"})
     circle = attacked("json", "1", "1", schema={"$ref": "#"})
     large = attacked("sql", "SELECT 1", "SELECT 2", setup=["-- " + "x" * 30_000_000])
@@ -269,7 +269,7 @@ def test_what_no_judge_could_end_is_the_fault_of_the_case(attacked):
 
 
 @each("domain", ["json", "sql", "cypher", "typescript", "calls", "text"])
-def test_a_check_that_nests_without_end_or_is_of_the_wrong_kinds_is_no_pass(attacked, domain):
+def test_invalid_checks_never_pass(attacked, domain):
     deep: dict[str, Any] = {}
     for _ in range(100_000):
         deep = {"not": deep}
@@ -371,7 +371,7 @@ TRIES = {
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="closed on Linux alone")
-def test_a_judge_that_was_taken_over_can_do_nothing(home, listening, tmp_path_factory):
+def test_code_in_a_judge_cannot_leave_the_sandbox(home, listening, tmp_path_factory):
     """What code in the judging process could do, if a row could run any."""
     before = _seen(home)
     code = (
@@ -398,7 +398,7 @@ def test_a_judge_that_was_taken_over_can_do_nothing(home, listening, tmp_path_fa
 
 def test_a_judge_works_in_an_empty_folder_and_without_the_users_environment(bench, monkeypatch):
     monkeypatch.setenv("SECRET_TOKEN", SECRET)
-    with Bench(15) as own:
+    with JudgeProcess(15) as own:
         assert own.judge(case_of("1"), "1", domain="json", strict=False).passed is True
         assert own._child is not None
         assert own._folder is not None
@@ -411,13 +411,13 @@ def test_a_judge_works_in_an_empty_folder_and_without_the_users_environment(benc
     assert not folder.exists()
 
 
-def test_what_the_system_cannot_close_is_told(monkeypatch):
+def test_unblocked_access_is_reported(monkeypatch):
     told: list[str] = []
 
     def judge_in_the_open(self, case, answer, **more):
         self.open = ("network: not closed",)
         return right("equal")
 
-    monkeypatch.setattr("expert.judging.court.Bench.judge", judge_in_the_open)
+    monkeypatch.setattr("expert.judging.judge_pool.JudgeProcess.judge", judge_in_the_open)
     judge_all([case_of("1")], ["1"], domain="json", notice=told.append)
     assert told == ["network: not closed"]

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from expert.judging.oracles.calls import CallMarks, check_of, marks_of
 from expert.judging.oracles.oracle import Judgement
 from tests.each import each
-from tests.judging.asking import CALL, OTHER, judged
+from tests.judging.judged import CALL, OTHER, judged
 from tests.wording import wording
 
 

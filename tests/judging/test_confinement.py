@@ -43,7 +43,7 @@ def asked(code: bytes, architecture: int, number: int, *arguments: int) -> int:
 
 @each("machine", MACHINES)
 @each("program", [False, True])
-def test_usual_calls_go_through_and_those_of_strangers_do_not(machine, program):
+def test_the_filter_allows_and_refuses_system_calls(machine, program):
     code = _filter(machine, program=program)
     assert 0 < len(code) // 8 <= 4096  # the kernel's limit
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from expert.judging.gate import Demands, ModelResult, Scores, gate_of
+from expert.judging.gate import GateRequirements, ModelResult, Scores, evaluate_gate
 from expert.judging.score import Score
 from tests.each import each
 from tests.wording import wording
@@ -25,27 +25,27 @@ def standing(passed: int, failed: int = 0, none: int = 0, loss: float | None = 1
     ],
 )
 def test_the_gate_of_the_usual_demands(now, before, reasons):
-    gate = gate_of(Demands(), now, before)
+    gate = evaluate_gate(GateRequirements(), now, before)
     assert gate.reasons == reasons
     assert gate.passed is (not reasons)
 
 
 def test_a_regression_is_a_share_of_the_baseline():
-    demands = Demands(min_accuracy=0.0, max_regression=0.05)
-    assert gate_of(demands, standing(57, 43), standing(60, 40)).passed
-    gate = gate_of(demands, standing(56, 44), standing(60, 40))
+    demands = GateRequirements(min_accuracy=0.0, max_regression=0.05)
+    assert evaluate_gate(demands, standing(57, 43), standing(60, 40)).passed
+    gate = evaluate_gate(demands, standing(56, 44), standing(60, 40))
     assert gate.reasons == (wording("accuracy-below-baselines-by"),)
 
 
 def test_rows_without_answers_are_compared_by_their_loss():
-    demands = Demands()
-    nothing = gate_of(demands, standing(0), None)
+    demands = GateRequirements()
+    nothing = evaluate_gate(demands, standing(0), None)
     assert (nothing.passed, nothing.reasons) == (None, ())
-    assert gate_of(demands, standing(0, loss=2.1), standing(0, loss=2.0)).passed is True
-    assert gate_of(demands, standing(0, loss=float("nan")), standing(0)).passed is False
-    gate = gate_of(demands, standing(0, loss=2.2), standing(0, loss=2.0))
+    assert evaluate_gate(demands, standing(0, loss=2.1), standing(0, loss=2.0)).passed is True
+    assert evaluate_gate(demands, standing(0, loss=float("nan")), standing(0)).passed is False
+    gate = evaluate_gate(demands, standing(0, loss=2.2), standing(0, loss=2.0))
     assert gate.reasons == (wording("loss-above-baselines-by"),)
-    gate = gate_of(demands, standing(0, loss=None), standing(1))
+    gate = evaluate_gate(demands, standing(0, loss=None), standing(1))
     assert gate.reasons[0].startswith(wording("baseline-could-not-compared"))
 
 
@@ -57,32 +57,32 @@ def on_rows(loss: float, tokens: float | None = 0.5) -> ModelResult:
 @each(
     ("now", "demands", "reasons"),
     [
-        (on_rows(0.97), Demands(), ()),
-        (on_rows(3.45), Demands(), (wording("loss-not-below-bases"),)),
-        (on_rows(float("nan")), Demands(), (wording("loss-nan-not-below"),)),
-        (on_rows(3.0), Demands(min_improvement=0.1), ()),
+        (on_rows(0.97), GateRequirements(), ()),
+        (on_rows(3.45), GateRequirements(), (wording("loss-not-below-bases"),)),
+        (on_rows(float("nan")), GateRequirements(), (wording("loss-nan-not-below"),)),
+        (on_rows(3.0), GateRequirements(min_improvement=0.1), ()),
         (
             on_rows(3.2),
-            Demands(min_improvement=0.1),
+            GateRequirements(min_improvement=0.1),
             (wording("loss-not-below"),),
         ),
-        (on_rows(1.0, 0.3), Demands(), (wording("token-accuracy-below-bases"),)),
+        (on_rows(1.0, 0.3), GateRequirements(), (wording("token-accuracy-below-bases"),)),
         (
             on_rows(1.0, 0.5),
-            Demands(min_token_accuracy=0.6),
+            GateRequirements(min_token_accuracy=0.6),
             ("token accuracy 50.0% is below 60.0%",),
         ),
-        (on_rows(1.0, 0.3), Demands(min_token_accuracy=0.2), ()),
+        (on_rows(1.0, 0.3), GateRequirements(min_token_accuracy=0.2), ()),
     ],
 )
 def test_open_text_is_held_to_its_base(now, demands, reasons):
-    gate = gate_of(demands, now, None, base=on_rows(3.45, 0.4))
+    gate = evaluate_gate(demands, now, None, base=on_rows(3.45, 0.4))
     assert gate.reasons == reasons
     assert gate.passed is (not reasons)
     assert gate.asked[0].startswith(wording("loss-on-held-out-answers"))
     # Judged answers are required in addition.
     both = ModelResult(score=Score(passed=1, failed=1), loss=1.0, token_accuracy=0.5)
-    gate = gate_of(Demands(), both, None, base=on_rows(2.0, 0.4))
+    gate = evaluate_gate(GateRequirements(), both, None, base=on_rows(2.0, 0.4))
     assert gate.reasons == ("accuracy 50.0% is below 95.0%",)
     assert len(gate.asked) == 3
 
@@ -94,11 +94,11 @@ def scores(mean: float | None, scored: int = 100) -> ModelResult:
 
 
 def test_scores_of_a_judge_command_decide_by_their_mean():
-    assert gate_of(Demands(), scores(0.5), None).passed is True
-    gate = gate_of(Demands(min_score=0.8), scores(0.75), None)
+    assert evaluate_gate(GateRequirements(), scores(0.5), None).passed is True
+    gate = evaluate_gate(GateRequirements(min_score=0.8), scores(0.75), None)
     assert gate.reasons == ("mean score 0.75 is below 0.8",)
-    gate = gate_of(Demands(), scores(1.0, 90), None)
+    gate = evaluate_gate(GateRequirements(), scores(1.0, 90), None)
     assert gate.reasons[0].startswith(wording("cases-have-no-score-judge"))
-    assert gate_of(Demands(), scores(None, 0), None).passed is False
-    gate = gate_of(Demands(), scores(0.6), scores(0.7))
+    assert evaluate_gate(GateRequirements(), scores(None, 0), None).passed is False
+    gate = evaluate_gate(GateRequirements(), scores(0.6), scores(0.7))
     assert gate.reasons == (wording("mean-score-below-baselines"),)

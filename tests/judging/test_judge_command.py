@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from expert.judging.judge_command import JudgeCommand, NoJudge, score_all
+from expert.judging.judge_command import JudgeCommand, JudgeError, score_all
 from tests.each import each
-from tests.judging.asking import case_of
+from tests.judging.judged import case_of
 from tests.wording import wording
 
 READS = "import json, sys\ncases = [json.loads(line) for line in sys.stdin]\n"
@@ -75,7 +75,7 @@ def test_a_judge_that_takes_too_long_is_ended_with_what_it_started(tmp_path):
 
 @pytest.mark.parametrize("command", ["no-such-program --x", "", "'open"])
 def test_a_judge_that_cannot_be_started_is_refused(command):
-    with pytest.raises(NoJudge, match="--judge-command"):
+    with pytest.raises(JudgeError, match="--judge-command"):
         JudgeCommand(command=command).parts()
 
 

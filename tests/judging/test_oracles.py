@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from expert.judging.oracles.cypher_statements import setup_statements
 from expert.judging.oracles.json_values import difference, parse
 from tests.each import each
-from tests.judging.asking import CALL, OTHER, judged
+from tests.judging.judged import CALL, OTHER, judged
 from tests.wording import wording
 
 TABLES = [
@@ -201,9 +201,7 @@ UNDECIDED: dict[str, list[tuple[Any, ...]]] = {
 
 
 @each(("domain", "expected", "answer", "check", "reason"), rows(UNDECIDED))
-def test_where_nothing_tells_right_from_wrong_there_is_no_oracle(
-    domain, expected, answer, check, reason
-):
+def test_undecidable_cases_have_no_oracle(domain, expected, answer, check, reason):
     found = asked(domain, expected, answer, **check)
     assert found.passed is None
     assert found.reason.startswith("no oracle: ")

@@ -68,7 +68,7 @@ def test_the_paired_interval_holds_the_difference(counts):
 
 
 @each(("wins", "losses"), [(0, 0), (5, 5), (8, 1), (1, 8), (30, 12), (600, 500)])
-def test_the_test_is_a_coin_thrown_for_each_change(wins, losses):
+def test_mcnemar_is_an_exact_binomial_test(wins, losses):
     count = wins + losses
     tail = sum(math.comb(count, k) for k in range(min(wins, losses) + 1))
     exact = min(1.0, 2 * tail / 2**count)

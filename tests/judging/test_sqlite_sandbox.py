@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from expert.judging.oracles.sqlite_sandbox import NotAllowed, Sandbox, TooMuch
+from expert.judging.oracles.sqlite_sandbox import LimitExceeded, Sandbox, StatementRefused
 from tests.each import each
 from tests.wording import wording
 
@@ -29,7 +29,7 @@ def test_a_reading_query_changes_nothing(statement):
     with Sandbox(2.0) as box:
         box.set_up(SETUP)
         before = box.state()
-        with pytest.raises(NotAllowed, match=r"not authorized|prohibited"):
+        with pytest.raises(StatementRefused, match=r"not authorized|prohibited"):
             box.run(statement, reads=True)
         assert box.state() == before
 
@@ -39,7 +39,7 @@ def test_a_changing_statement_stays_inside(statement, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with Sandbox(2.0) as box:
         box.set_up(SETUP)
-        with pytest.raises(NotAllowed):
+        with pytest.raises(StatementRefused):
             box.run(statement, reads=False)
         box.run("DELETE FROM t WHERE a = 1", reads=False)
         assert box.state()["t"]["rows"] == [(2,)]
@@ -55,6 +55,6 @@ def test_a_changing_statement_stays_inside(statement, tmp_path, monkeypatch):
 )
 def test_a_query_without_an_end_is_ended(what, limit, text):
     with Sandbox(limit) as box:
-        with pytest.raises(TooMuch, match=text):
+        with pytest.raises(LimitExceeded, match=text):
             box.run(ENDLESS.format(what), reads=True)
         assert box.run("SELECT 1", reads=True) == [(1,)]

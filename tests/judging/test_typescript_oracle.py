@@ -6,9 +6,9 @@ import stat
 
 import pytest
 
-from expert.judging.court import judge_all
+from expert.judging.judge_pool import judge_all
 from expert.judging.oracles.typecheck import find_tsc, type_errors
-from tests.judging.asking import case_of
+from tests.judging.judged import case_of
 from tests.wording import wording
 
 ADD = "function f(a: number, b: string): string {\n  return b + a;\n}"
@@ -35,7 +35,7 @@ def test_the_compiler_judges_what_was_left_to_it(tmp_path, monkeypatch):
     answers = ["const x = 1", "const y: string = 1", "const z = 1"]
     # Two programs a case: the expected one, then the answer.
     tsc = compiler(tmp_path, "p3.ts(1,7): error TS2322: wrong\\n", 2)
-    monkeypatch.setattr("expert.judging.court.find_tsc", lambda: tsc)
+    monkeypatch.setattr("expert.judging.judge_pool.find_tsc", lambda: tsc)
     found = judge_all(cases, answers, domain="typescript")
     assert [each.passed for each in found] == [True, False, False]
     assert found[1].reason == "line 1: TS2322: wrong"

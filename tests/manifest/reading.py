@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from expert.core.errors import ExpertError, Problem
-from expert.manifest.reader import ReadManifest, understand
+from expert.manifest.reader import ReadManifest, interpret_document
 from expert.manifest.text.document import Format, parse_document
 from expert.manifest.text.item import join
 
@@ -26,7 +26,7 @@ def read(
     text: str, kind: Format = "yaml", *, overrides: Sequence[str] = (), strict: bool = False
 ) -> ReadManifest:
     document = parse_document(text, kind, source=f"m.{kind}")
-    return understand(document, overrides=overrides, strict=strict)
+    return interpret_document(document, overrides=overrides, strict=strict)
 
 
 def read_data(data: Any) -> ReadManifest:
@@ -75,7 +75,7 @@ def files_in(name: str, least: int = 30) -> list[Path]:
     return found
 
 
-def told_of(made: ReadManifest) -> str:
+def notices_and_keys(made: ReadManifest) -> str:
     """Every notice, then every key that is set, in a line each."""
     set_keys = made.manifest.model_dump(mode="json", exclude_unset=True)
     lines = [*map(str, made.notices), "---", *_keys(set_keys, "")]

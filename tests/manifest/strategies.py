@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from expert.core.errors import ManifestError
 from expert.core.text import visible
 from expert.manifest.migrate.aliases import CONFIG_ALIASES
-from expert.manifest.reader import understand
+from expert.manifest.reader import interpret_document
 from expert.manifest.schema.expectations import resolve, schema
 from expert.manifest.schema.manifest import CHAR_GPT, Manifest
 from expert.manifest.text.document import Document, parse_document
@@ -166,7 +166,7 @@ def _take_out(data: Any, path: str) -> None:
 
 def manifest_of(data: Mapping[str, Any]) -> Manifest:
     """What the reader makes of plain data."""
-    return understand(document_of(data)).manifest
+    return interpret_document(document_of(data)).manifest
 
 
 def document_of(data: Mapping[str, Any]) -> Document:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from expert.manifest.peers.distributed import SHARING
+from expert.manifest.peers.distributed import DISTRIBUTED_KEYS
 from expert.manifest.reader import ReadManifest, read_manifest
 from tests.each import each
 from tests.manifest.reading import MANIFESTS, MINIMAL, WHOLE, error_of, problems_of, read
@@ -46,7 +46,7 @@ ENGINES = {
 
 
 @each(("line", "engine"), [(line, kind) for kind, lines in ENGINES.items() for line in lines])
-def test_the_engine_that_the_words_of_others_mean(line, engine):
+def test_keys_of_other_trainers_set_the_engine(line, engine):
     made = read(f"{MINIMAL}{line}\n")
     assert made.manifest.training.config.distributed == engine
     key, _, value = line.partition(": ")
@@ -209,7 +209,7 @@ def test_a_value_that_means_nothing_is_refused_with_those_that_do(line):
 
 
 @each("value", [None, False, True, 0, 3, 1.5, "", "x", [], ["x"], {}, {"a": 1}])
-@each("key", SHARING)
+@each("key", DISTRIBUTED_KEYS)
 def test_any_value_is_read_or_refused_and_never_breaks(key, value):
     found = problems_of({"base_model": "X", "dataset": "a.jsonl", key: value})
     assert all(key in problem.path for problem in found)

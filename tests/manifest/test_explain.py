@@ -148,6 +148,6 @@ def test_an_unknown_key_is_an_error_that_names_the_nearest(key, text):
         ("chat_template", wording("read-another-key-by")),
     ],
 )
-def test_a_key_of_another_trainer_is_explained_by_what_is_so_here(name, words):
+def test_a_key_of_another_trainer_is_explained(name, words):
     (found,) = explain(name)
     assert found.meaning.startswith(words)

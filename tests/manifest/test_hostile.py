@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from expert.core.errors import ManifestError
 from expert.manifest.migrate.overrides import OverrideError
-from expert.manifest.reader import read_manifest, understand
+from expert.manifest.reader import interpret_document, read_manifest
 from expert.manifest.text.document import MAX_BYTES, Format, parse_document, read_document
 from tests.each import each
 from tests.manifest.reading import MINIMAL, files_in
@@ -265,7 +265,7 @@ LAYOUT_2_0 = (files_in("good")[0].parent / "layout_2_0.json").read_text()
 def _read_or_refuse(text: str, kind: Format, overrides: list[str] | None = None) -> None:
     """Reading ends well or in one of our errors; every other exception fails the test."""
     try:
-        read = understand(parse_document(text, kind), overrides=overrides or [])
+        read = interpret_document(parse_document(text, kind), overrides=overrides or [])
     except (ManifestError, OverrideError) as error:
         assert str(error)  # noqa: PT017
     else:

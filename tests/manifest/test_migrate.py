@@ -348,7 +348,7 @@ def test_a_known_schema_version_raises_no_notice(version: str):
     assert len(read_back.notices) == 1
 
 
-def test_null_neither_contradicts_nor_wins_but_where_it_is_a_value():
+def test_null_means_unset_except_where_it_is_a_value():
     config = read(MINIMAL + "lr: null\nlearning_rate: 0.1\nepochs: 2\nnum_epochs: ~").manifest
     assert (config.training.config.learning_rate, config.training.config.epochs) == (0.1, 2)
     later = read(MINIMAL + "training: {config: {learning_rate: null}}\nlr: 0.2").manifest

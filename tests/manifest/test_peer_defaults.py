@@ -83,7 +83,7 @@ def test_schedule_and_optimizer_of_mlx(more, made):
     assert config_of(MLX + more).learning_rate == (1e-4 if "lr_schedule" in more else 1e-5)
 
 
-def test_the_last_rate_of_mlx_and_a_schedule_that_nobody_knows():
+def test_the_final_rate_and_an_unknown_schedule_of_mlx():
     text = f"{MLX}lr_schedule: {{name: NAME, arguments: [1e-4, 1e-6, 100]}}\n"
     linear = config_of(text.replace("NAME", "linear_schedule"))
     assert linear.lr_scheduler_kwargs.lr_end == 1e-6
@@ -96,7 +96,7 @@ def test_the_last_rate_of_mlx_and_a_schedule_that_nobody_knows():
     assert wording("schedule-not-known") in error_of(text.replace("NAME", "step_decay"))
 
 
-def test_iterations_of_mlx_are_passes_several_of_which_are_one_step():
+def test_iterations_of_mlx_are_divided_by_the_accumulation():
     text = f"{MLX}grad_accumulation_steps: 4\nsave_every: 50\nsteps_per_eval: 3\n"
     config = config_of(text)
     assert (config.max_steps, config.save_steps, config.eval_steps) == (25, 13, 1)

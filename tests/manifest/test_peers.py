@@ -216,7 +216,7 @@ def test_what_cannot_be_read_of_a_set_is_refused(entry, words):
         "optimizer: {_component_: {a: 1}, init_args: [2]}\nlr_scheduler: {class_path: 3}\n",
     ],
 )
-def test_nonsense_in_the_shapes_of_others_is_refused_in_words(text):
+def test_malformed_sections_of_other_trainers_are_refused(text):
     assert "problem" in error_of("base_model: tiny\n" + text)
 
 
@@ -401,7 +401,7 @@ LITGPT, TUNE = (
 )
 
 
-def test_no_linear_layers_and_no_others_is_warned_of():
+def test_lora_target_linear_false_without_modules_warns():
     for more, kinds in (("", ["warning"]), ("lora_target_modules: [q_proj]\n", [])):
         made = read(entry("path: a.jsonl") + "lora_target_linear: false\n" + more)
         assert [n.kind for n in made.notices if n.path == "lora_target_linear"] == kinds

@@ -18,16 +18,18 @@ from tests.manifest.reading import (
     REAL_FILES,
     error_of,
     files_in,
+    notices_and_keys,
     notices_of,
     read,
-    told_of,
 )
 from tests.wording import wording
 
 
 @each("path", [*files_in("good"), *files_in("peers", 5)], ids=lambda path: path.name)
 def test_a_good_manifest_reads_with_exactly_the_notices_and_the_keys_beside_it(path: Path):
-    assert told_of(read_manifest(path)) == Path(f"{path}.expected.txt").read_text(encoding="utf-8")
+    assert notices_and_keys(read_manifest(path)) == Path(f"{path}.expected.txt").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_every_expected_text_has_its_manifest_and_a_null_is_a_value_where_it_means_something():

@@ -9,7 +9,7 @@ import pytest
 
 from expert.core.errors import ManifestError, Problem
 from expert.manifest.check.problems import unknown_keys
-from expert.manifest.check.spelling import neighbour_of, slip_of
+from expert.manifest.check.spelling import closest_name, correct_spelling
 from expert.manifest.migrate.aliases import (
     CONFIG_ALIASES,
     DATASET_ALIASES,
@@ -17,7 +17,7 @@ from expert.manifest.migrate.aliases import (
     SPECIAL_NAMES,
 )
 from expert.manifest.notices import Notice
-from expert.manifest.reader import read_manifest, understand
+from expert.manifest.reader import interpret_document, read_manifest
 from expert.manifest.schema.config import TrainingConfig
 from expert.manifest.schema.dataset import DatasetSpec, Decoding
 from expert.manifest.schema.manifest import BaseModelSpec, Manifest, Training
@@ -53,13 +53,13 @@ KNOWN = sorted(
         *(("validation_splitt", "validation_split"), ("decodimg", "decoding")),
     ],
 )
-def test_a_slip_of_the_pen_is_known_for_what_was_meant(wrong, right):
-    assert slip_of(wrong, KNOWN) == right
+def test_a_misspelt_key_is_corrected(wrong, right):
+    assert correct_spelling(wrong, KNOWN) == right
 
 
 def test_a_file_s_neighbour_is_found_by_letters_alone():
-    assert neighbour_of("rows_v2.json1", ["rows_v2.jsonl", "other.csv"]) == "rows_v2.jsonl"
-    assert neighbour_of("zzz.csv", ["rows_v2.jsonl", "a"]) is None
+    assert closest_name("rows_v2.json1", ["rows_v2.jsonl", "other.csv"]) == "rows_v2.jsonl"
+    assert closest_name("zzz.csv", ["rows_v2.jsonl", "a"]) is None
 
 
 def _read(section: tuple[str, ...], key: str) -> tuple[list[Problem], list[Notice]]:
@@ -105,7 +105,7 @@ def test_a_misspelt_key_is_refused_with_what_was_meant(section, key, meant):
 
 
 @each("section", [TOP, TRAINING, DATASET, ("training", "decoding")])
-def test_a_known_name_and_a_word_of_its_own_are_never_refused(section):
+def test_known_keys_and_metadata_words_are_never_refused(section):
     words = (
         *("packaging", "tracking", "compiler", "tracker", "speed", "lr_schedule", "train_paths"),
         *("date", "test", "task", "datasets", "service", "ranking", "complete", "models", "owner"),
@@ -147,7 +147,7 @@ def _manifests() -> list[Path]:
 
 
 @each("path", _manifests(), ids=lambda path: path.parent.name)
-def test_no_key_of_a_shipped_manifest_is_taken_for_a_slip(path):
+def test_no_key_of_a_shipped_manifest_counts_as_misspelt(path):
     data = json.loads(path.read_text(encoding="utf-8"))
     assert read_manifest(path).manifest.name
     refused = {key for key in _keys(data) - set(KNOWN) if _told((), key)}
@@ -166,13 +166,13 @@ def test_no_key_that_the_documents_show_is_taken_for_a_slip():
 
 def _problems(text: str) -> list[str]:
     with pytest.raises(ManifestError) as caught:
-        understand(parse_document(text, "yaml", source="m.yaml"))
+        interpret_document(parse_document(text, "yaml", source="m.yaml"))
     return [str(problem) for problem in caught.value.problems]
 
 
 @each("more", ["", "lr: 0.1\ntraining: {config: {seed: 1}}\n"])
 @each(("key", "meant"), [("epoch", "epochs"), ("sed", "seed"), ("warmup_step", "warmup_steps")])
-def test_a_key_near_a_setting_is_refused_where_settings_stand_at_the_top(more, key, meant):
+def test_a_key_similar_to_a_setting_is_refused_in_a_flat_file(more, key, meant):
     told = _problems(f"base_model: X\ndataset: a.jsonl\n{key}: 1\n{more}")
     assert told == [wording("line-unknown-key", key=key, meant=meant)]
     made = read("base_model: X\ntraining: {dataset: a.jsonl}\nepoch: 1\n")  # settings elsewhere

@@ -23,7 +23,7 @@ def config_of(text: str) -> Any:
 # --- every answer --------------------------------------------------------------------------------
 
 
-def test_no_name_of_ours_has_an_answer_of_others():
+def test_no_key_of_ours_is_listed_as_unsupported():
     ours = CONFIG_KEYS | DATASET_KEYS | set(CONFIG_ALIASES) | set(SPECIAL_NAMES)
     assert not ours & (set(ANSWERS) | set(SECTIONS))
     assert not ours & set(CONVERTED)
@@ -39,7 +39,7 @@ KEYS = [*ANSWERS, *(f"{start}x" for start in FAMILIES)]
     [MINIMAL, MINIMAL + "training:\n  ", WHOLE + "    "],
     ids=["top", "training", "config"],
 )
-def test_every_answer_is_given_wherever_the_key_stands(before):
+def test_every_unsupported_key_is_reported_in_every_section(before):
     """A value that no trainer has: whatever happens here, it is not that."""
     answers = {key: answer for key in KEYS if (answer := answer_to(key))}
     assert [*answers] == KEYS
@@ -100,7 +100,7 @@ def test_words_that_describe_an_expert_are_left_alone_in_a_whole_manifest():
 # --- bits and precision --------------------------------------------------------------------------
 
 
-def test_not_8_bits_says_nothing_against_4():
+def test_load_in_8bit_false_does_not_override_load_in_4bit():
     made = read(MINIMAL + "load_in_8bit: false\nload_in_4bit: true\n")
     assert made.manifest.base_models[0].quantization == "int4"
     assert [n.path for n in made.notices if "quantization" in n.text] == ["load_in_4bit"]
@@ -162,7 +162,7 @@ def test_not_8_bits_says_nothing_against_4():
         ("precision: 16-mixed", "fp16", True),
     ],
 )
-def test_a_name_of_others_that_the_document_does_not_show_means_the_key_of_ours(line, key, value):
+def test_keys_of_other_trainers_are_read_as_ours(line, key, value):
     assert getattr(config_of(line + "\n"), key) == value
 
 

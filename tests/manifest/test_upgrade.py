@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from expert.core.errors import ManifestError
-from expert.manifest.reader import understand
+from expert.manifest.reader import interpret_document
 from expert.manifest.schema.config import TrainingConfig
 from expert.manifest.text.document import Document, parse_document, read_document
 from expert.manifest.text.write import to_json, to_yaml
@@ -56,7 +56,7 @@ def check_upgrade(data: Mapping[str, Any]) -> None:
     tree = as_item(dict(data))
     for kind, text in (("json", to_json(tree)), ("yaml", to_yaml(tree))):
         first, _ = upgrade(parse_document(text, kind))  # type: ignore[arg-type]
-        after = understand(parse_document(first, kind)).manifest  # type: ignore[arg-type]
+        after = interpret_document(parse_document(first, kind)).manifest  # type: ignore[arg-type]
         assert after.model_dump() == before, kind
         second, notices = upgrade(parse_document(first, kind))  # type: ignore[arg-type]
         assert second == first, kind
@@ -118,7 +118,7 @@ def test_comment_keys_of_a_section_that_dissolves_find_a_new_home():
     }
 
 
-def test_sections_that_only_hold_looking_for_them_do_not_appear():
+def test_no_empty_sections_are_added():
     for config in ({}, {"config": None}):
         training = {"dataset": "a.jsonl", **config}
         after = upgraded({"base_model": "m", "training": training, "name": "x"})
@@ -212,9 +212,9 @@ def test_a_broken_manifest_is_not_upgraded():
 @pytest.mark.skipif(not REAL_FILES, reason="the published manifests are not beside the checkout")
 @pytest.mark.parametrize("path", REAL_FILES, ids=lambda path: path.stem)
 def test_a_published_manifest_reads_the_same_after_its_upgrade(path):
-    before = understand(read_document(path)).manifest
+    before = interpret_document(read_document(path)).manifest
     text, _ = upgrade(read_document(path))
-    after = understand(parse_document(text, "json")).manifest
+    after = interpret_document(parse_document(text, "json")).manifest
     assert after.model_dump() == before.model_dump()
     assert upgrade(parse_document(text, "json"))[0] == text
     assert comment_texts(json.loads(text)) == comment_texts(json.loads(path.read_text("utf-8")))
@@ -223,11 +223,11 @@ def test_a_published_manifest_reads_the_same_after_its_upgrade(path):
 @each("path", files_in("good"), ids=lambda path: path.name)
 def test_a_good_manifest_reads_the_same_after_its_upgrade_and_stays_so(path):
     document = read_document(path)
-    before = understand(read_document(path)).manifest
+    before = interpret_document(read_document(path)).manifest
     text, _ = upgrade(read_document(path))
     again = parse_document(text, document.format, source=str(path), folder=path.parent)
     assert yaml_comments(again) == yaml_comments(document)
-    assert understand(again).manifest.model_dump() == before.model_dump()
+    assert interpret_document(again).manifest.model_dump() == before.model_dump()
     assert upgrade(parse_document(text, document.format))[0] == text
 
 
@@ -255,7 +255,7 @@ def test_any_manifest_in_any_spelling_is_valid_and_reads_the_same_written_or_upg
     assert faults(data) == faults(spelt) == faults(upgraded(data)) == []
     tree = manifest_item(manifest)
     for kind, text in (("json", to_json(tree)), ("yaml", to_yaml(tree))):
-        again = understand(parse_document(text, kind)).manifest  # type: ignore[arg-type]
+        again = interpret_document(parse_document(text, kind)).manifest  # type: ignore[arg-type]
         assert again == manifest, kind
         assert again.model_dump() == manifest.model_dump(), kind
     check_upgrade(spelt)

@@ -61,7 +61,7 @@ def train(
         loss = mean_loss()
         loss.backward()
         optimizer.step()
-        loaded.after_update(step)
+        loaded.after_step(step)
         optimizer.zero_grad()
         losses.append(loss.item())
     return [*losses, mean_loss().item()]
@@ -79,7 +79,7 @@ def test_five_updates_of_all_weights_lower_the_loss(qwen: Path):
 
 
 @pytest.mark.parametrize("kind", ["lora", "dora", "ia3", "adalora"])
-def test_gpt2_layers_that_keep_their_weights_turned_learn_too(gpt2: Path, kind: str):
+def test_transposed_layers_of_gpt2_are_trained(gpt2: Path, kind: str):
     losses = train(load(gpt2, kind, feedforward_modules=[]), packed_batch())
     assert losses[-1] < losses[0] - 0.01
 
@@ -240,7 +240,7 @@ def test_adalora_ends_with_the_ranks_it_was_asked_for(qwen: Path, steps: int):
     assert sum(kept) == 4 * len(kept)
 
 
-def test_adalora_goes_on_after_a_checkpoint_as_if_nothing_had_happened(qwen: Path):
+def test_adalora_resumes_bit_for_bit(qwen: Path):
     batch, steps = packed_batch(), 12
     whole = load(qwen, "adalora", total_steps=steps)
     parts = load(qwen, "adalora", total_steps=steps)
@@ -256,7 +256,7 @@ def test_adalora_goes_on_after_a_checkpoint_as_if_nothing_had_happened(qwen: Pat
     assert all(torch.equal(expected[name], found[name]) for name in expected)
 
 
-def test_adalora_settles_its_ranks_although_that_update_was_passed_over(qwen: Path):
+def test_adalora_fixes_its_ranks_even_if_that_step_was_skipped(qwen: Path):
     """Of twelve updates the ninth settles the ranks; a rollback may have left it out."""
     batch = packed_batch()
     loaded = load(qwen, "adalora", total_steps=12)
@@ -275,7 +275,7 @@ def test_gradients_that_are_not_finite_leave_no_trace_in_adaloras_averages(qwen:
     updates(loaded, batch, range(1, 3))
     for _, parameter in loaded.trainable:
         parameter.grad = torch.full_like(parameter, float("nan"))
-    loaded.after_update(3)
+    loaded.after_step(3)
     assert loaded.ranks is not None
     kept = loaded.ranks.tensors()
     assert any("lora_E" in name for name in kept)
@@ -288,6 +288,6 @@ def updates(loaded: LoadedModel, batch: Batch, steps: range) -> None:
         with torch.no_grad():
             for _, parameter in loaded.trainable:
                 parameter.sub_(parameter.grad, alpha=0.5)  # type: ignore[arg-type]
-        loaded.after_update(step)
+        loaded.after_step(step)
         for _, parameter in loaded.trainable:
             parameter.grad = None

@@ -14,8 +14,8 @@ from expert.model.attention import (
     IMPLEMENTATIONS,
     AttentionKind,
     AttentionUnavailable,
+    attention_failure,
     attention_kwargs,
-    attention_works,
     document_block_mask,
     document_mask,
     register_attention,
@@ -92,7 +92,7 @@ def test_packed_rows_give_what_every_document_gives_alone(family, kind):
 
 
 @pytest.mark.parametrize("kind", ["sdpa", "flex"])
-def test_kernels_agree_with_the_written_out_one(kind):
+def test_kernels_agree_with_eager_attention(kind):
     model, batch = a_model("Qwen3"), a_batch(ROWS)
     with torch.no_grad():
         one, other = logits_of(model, "eager", batch), logits_of(model, kind, batch)
@@ -243,7 +243,7 @@ def test_what_a_kernel_cannot_do_names_the_kernel_and_another():
         run("flex", [each.requires_grad_() for each in three()])
 
 
-def test_old_versions_of_varlen_attention_are_told_in_their_words(monkeypatch):
+def test_varlen_attention_options_match_the_torch_version(monkeypatch):
     def takes(*names: str) -> None:
         monkeypatch.setattr(attention_file, "_VARLEN_TAKES", frozenset(names))
 
@@ -262,9 +262,9 @@ def test_old_versions_of_varlen_attention_are_told_in_their_words(monkeypatch):
 
 def test_the_probe_says_why_a_kernel_cannot_be_used(monkeypatch):
     sizes = (torch.device("cpu"), torch.float32, 8, 4, 2)
-    assert attention_works("eager", *sizes) == ""
-    assert attention_works("sdpa", *sizes) == ""
-    assert attention_works("flash", *sizes).startswith("AttentionUnavailable: attention 'flash'")
+    assert attention_failure("eager", *sizes) == ""
+    assert attention_failure("sdpa", *sizes) == ""
+    assert attention_failure("flash", *sizes).startswith("AttentionUnavailable: attention 'flash'")
 
     masked = attention_file._FUNCTIONS["sdpa"]
 
@@ -272,7 +272,7 @@ def test_the_probe_says_why_a_kernel_cannot_be_used(monkeypatch):
         return masked(*args, **{**options, "document_mask": None})
 
     monkeypatch.setitem(attention_file._FUNCTIONS, "sdpa", unmasked)
-    why = attention_works("sdpa", *sizes)
+    why = attention_failure("sdpa", *sizes)
     assert why.startswith(wording("output-is-off-by"))
     assert "(tolerance 0.004" in why
 
@@ -287,7 +287,7 @@ def test_every_kernel_works_on_the_card(kind, heads, kv_heads, head_dim):
     device = torch.device("cuda")
     if kind == "flash4":
         pytest.importorskip("flash_attn.cute", reason="needs flash-attn-4")
-    assert attention_works(kind, device, torch.bfloat16, head_dim, heads, kv_heads) == ""
+    assert attention_failure(kind, device, torch.bfloat16, head_dim, heads, kv_heads) == ""
 
 
 @pytest.mark.gpu

@@ -11,7 +11,7 @@ import transformers
 from torch import Tensor, nn
 
 from expert.model.attention import IMPLEMENTATIONS, attention_kwargs, register_attention
-from expert.model.blocks import compile_blocks, compiled_graphs, find_blocks, recompute
+from expert.model.blocks import checkpoint_blocks, compile_blocks, compiled_graphs, find_blocks
 from tests.each import each
 from tests.model.test_attention import SMALL, WORDS, a_batch, a_model, logits_of
 
@@ -110,7 +110,7 @@ def test_recomputed_gradients_are_the_plain_ones_bit_by_bit(adapter, dropout, co
     model = a_trained_model(**adapter, dropout=dropout)
     plain = gradients(model)
     runs = counted(model)
-    recompute(find_blocks(model), count)
+    checkpoint_blocks(find_blocks(model), count)
     again = gradients(model)
     assert runs == [2 if index < count else 1 for index in range(2)]
     assert len(plain) == len(again) > 0
@@ -122,7 +122,7 @@ def test_recomputed_gradients_are_the_plain_ones_bit_by_bit(adapter, dropout, co
 
 def test_evaluation_does_not_recompute():
     model = a_trained_model()
-    recompute(find_blocks(model), 2)
+    checkpoint_blocks(find_blocks(model), 2)
     with torch.no_grad():
         runs = counted(model)
         forward(model)
@@ -133,7 +133,7 @@ def test_names_and_values_of_parameters_stay_the_same():
     model = a_trained_model(lora=True)
     before = copy.deepcopy(model.state_dict())
     modules = [name for name, _ in model.named_modules()]
-    recompute(find_blocks(model), 1)
+    checkpoint_blocks(find_blocks(model), 1)
     compile_blocks(find_blocks(model), backend="eager")
     after = model.state_dict()
     assert list(after) == list(before)
@@ -147,7 +147,7 @@ def test_a_forward_that_someone_else_replaced_is_the_one_that_runs():
     block.forward = lambda x: own(x) + 1  # type: ignore[method-assign,assignment]
     one = torch.ones(1, 2)
     expected = block(one)
-    recompute([block], 1)
+    checkpoint_blocks([block], 1)
     assert torch.equal(block(one), expected)
 
 
@@ -157,7 +157,7 @@ def test_compiled_blocks_give_equal_outputs_and_compile_once(backend, lora):
     model = a_trained_model(lora=lora)
     plain = [gradients(model, seed) for seed in range(3)]
     logits = [forward(model, layout) for layout in range(3)]
-    recompute(find_blocks(model), 1)
+    checkpoint_blocks(find_blocks(model), 1)
     before = compiled_graphs()
     compile_blocks(find_blocks(model), backend=backend, fullgraph=True)
     compiled = [gradients(model, 0)]
@@ -190,7 +190,7 @@ def test_compiled_recomputation_draws_the_same_dropout():
     model = a_trained_model(lora=True, dropout=0.3)
     compile_blocks(find_blocks(model), backend="eager")
     kept = gradients(model)
-    recompute(find_blocks(model), 2)
+    checkpoint_blocks(find_blocks(model), 2)
     recomputed = gradients(model)
     assert all(torch.equal(one, other) for one, other in zip(kept, recomputed, strict=True))
 
@@ -206,7 +206,7 @@ def test_compiled_and_recomputed_blocks_on_the_card_stay_compiled(kind):
     model: Any = transformers.Qwen3ForCausalLM(config)
     model.set_attn_implementation(IMPLEMENTATIONS[kind])
     model = with_lora(model, dropout=0.1).to("cuda", torch.bfloat16).train()
-    recompute(find_blocks(model), 2)
+    checkpoint_blocks(find_blocks(model), 2)
     compile_blocks(find_blocks(model), fullgraph=True)
 
     def step(layout: int) -> float:

@@ -60,7 +60,7 @@ def rough(model: CharGpt) -> CharGpt:
     return model
 
 
-def test_logits_equal_a_slow_and_obvious_reckoning():
+def test_logits_equal_a_slow_reference():
     model = rough(CharGpt(SIZE, 11))
     tokens = documents(9, vocabulary=11)[0]
     with torch.no_grad():

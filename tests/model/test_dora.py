@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from expert.model import adapters
 from expert.model.load import LoadedModel
-from expert.model.lora.dora import faster_class, row_norms, settle_dora
+from expert.model.lora.dora import fast_dora_class, replace_dora_layers, row_norms
 from expert.model.saving import load_trainable
 from tests.each import each
 from tests.model.models import (
@@ -47,7 +47,7 @@ def adapted(
 def pair(**options: Any) -> tuple[Any, Any]:
     """(ours, PEFT's own) with the same values."""
     ours, theirs = adapted(**options), adapted(**options)
-    settle_dora(ours, "default")
+    replace_dora_layers(ours, "default")
     for layer in (ours, theirs):  # PEFT's first magnitudes differ in the last place
         layer.load_state_dict(theirs.state_dict())
         stir([p for p in layer.parameters() if p.requires_grad])
@@ -120,7 +120,7 @@ def test_a_row_of_zeros_gives_nothing_and_no_nan():
     layer = adapted(bias=False, dtype=torch.float32)
     with torch.no_grad():
         layer.base_layer.weight[3] = 0.0
-    settle_dora(layer, "default")
+    replace_dora_layers(layer, "default")
     found = run(layer, torch.float32)
     assert (found["out"][..., 3] == 0).all()
     assert all(torch.isfinite(value).all() for value in found.values())
@@ -175,16 +175,16 @@ def test_a_merged_layer_is_the_one_peft_merges_and_does_what_the_layer_did():
 def test_parameters_and_their_names_stay():
     layer = adapted(dtype=torch.float32).eval()
     before, keys = dict(layer.named_parameters()), list(layer.state_dict())
-    settle_dora(layer, "default")
+    replace_dora_layers(layer, "default")
     new = layer.lora_magnitude_vector["default"]
-    assert type(new) is faster_class()
+    assert type(new) is fast_dora_class()
     assert not new.training
     assert new.base_squares.dtype == torch.float32
     after = dict(layer.named_parameters())
     assert list(after) == list(before)
     assert all(after[name] is before[name] for name in before)
     assert list(layer.state_dict()) == keys
-    settle_dora(layer, "default")
+    replace_dora_layers(layer, "default")
     assert layer.lora_magnitude_vector["default"] is new
 
 
@@ -211,7 +211,7 @@ def loaded_pair(
     """(ours, one with PEFT's own layers) with the same values."""
     ours = load(folder, "dora", quantization, **options)
     with monkeypatch.context() as patch:
-        patch.setattr(adapters, "settle_dora", lambda wrapped, adapter: None)
+        patch.setattr(adapters, "replace_dora_layers", lambda wrapped, adapter: None)
         theirs = load(folder, "dora", quantization, **options)
     stir([parameter for _, parameter in ours.trainable])
     load_trainable(theirs, trainable_tensors(ours))
@@ -219,7 +219,7 @@ def loaded_pair(
 
 
 def faster_layers(loaded: LoadedModel) -> list[nn.Module]:
-    return [module for module in loaded.module.modules() if type(module) is faster_class()]
+    return [module for module in loaded.module.modules() if type(module) is fast_dora_class()]
 
 
 def gradients(loaded: LoadedModel) -> dict[str, Tensor]:

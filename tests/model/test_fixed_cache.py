@@ -10,12 +10,12 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from expert.jobs.sample.answer_steps import FixedSteps, GrowingSteps, Speaker
+from expert.jobs.sample.answer_steps import AnswerModel, FixedSteps, GrowingSteps
 from expert.model.fixed_cache import (
-    ANSWERING,
-    _answering_attention,
-    can_be_fixed,
-    register_answering,
+    DECODING_ATTENTION,
+    _decoding_attention,
+    register_decoding_attention,
+    supports_fixed_cache,
 )
 from tests.model.models import documents, family_config
 
@@ -28,8 +28,8 @@ def model_of(config):
     for parameter in model.parameters():
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.12)
-    register_answering()
-    model.set_attn_implementation(ANSWERING)
+    register_decoding_attention()
+    model.set_attn_implementation(DECODING_ATTENTION)
     return model.eval()
 
 
@@ -37,7 +37,7 @@ def speaker_of(model, soft=None):
     prompts = None if soft is None else SimpleNamespace(rows=lambda: soft)
     loaded = SimpleNamespace(causal_lm=model, soft_prompts=prompts)
     trained: Any = SimpleNamespace(loaded=loaded, device=CPU)
-    return Speaker(trained)
+    return AnswerModel(trained)
 
 
 def fixed(model, groups, *, soft=None, room=100):
@@ -52,7 +52,7 @@ def said(steps, count: int) -> list[torch.Tensor]:
     """The scores of some steps, each taking the likeliest token."""
     found = [steps.scores.clone()]
     for _ in range(count):
-        steps.go_on(found[-1].argmax(-1))
+        steps.advance(found[-1].argmax(-1))
         found.append(steps.scores.clone())
     return found
 
@@ -77,10 +77,10 @@ def test_rows_that_are_kept_go_on_as_before():
     index = torch.tensor([2, 0])
     for step in range(50):
         tokens = whole.scores.argmax(-1)
-        whole.go_on(tokens)
+        whole.advance(tokens)
         if step == 5:
             part.keep(index)
-        part.go_on(tokens if step < 5 else tokens[index])
+        part.advance(tokens if step < 5 else tokens[index])
     torch.testing.assert_close(part.scores, whole.scores[index], rtol=1e-6, atol=1e-5)
 
 
@@ -108,7 +108,7 @@ def test_heads_that_share_keys_need_no_copies_of_them(length):
     mask = torch.rand(3, 1, length, 20, generator=generator) > 0.3
     mask[..., 0] = True
     right, _ = sdpa_attention_forward(module, query, key, value, mask, scaling=0.3)
-    ours, _ = _answering_attention(module, query, key, value, mask, scaling=0.3)
+    ours, _ = _decoding_attention(module, query, key, value, mask, scaling=0.3)
     torch.testing.assert_close(ours, right)
 
 
@@ -122,7 +122,7 @@ def test_scores_that_are_capped_in_training_are_capped_in_answers():
     for _ in range(12):
         chosen = steps.scores.argmax(-1)
         texts = [[*text, int(token)] for text, token in zip(texts, chosen, strict=True)]
-        steps.go_on(chosen)
+        steps.advance(chosen)
     model.set_attn_implementation("eager")
     for text, scores in zip(texts, steps.scores, strict=True):
         right = model(input_ids=torch.tensor([text]), use_cache=False).logits[0, -1].float()
@@ -131,5 +131,5 @@ def test_scores_that_are_capped_in_training_are_capped_in_answers():
 
 
 def test_layers_that_see_a_window_are_left_to_transformers():
-    assert not can_be_fixed(model_of(family_config("mistral", sliding_window=8)))
-    assert can_be_fixed(model_of(family_config("mistral", sliding_window=None)))
+    assert not supports_fixed_cache(model_of(family_config("mistral", sliding_window=8)))
+    assert supports_fixed_cache(model_of(family_config("mistral", sliding_window=None)))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from expert.model.blocks import recompute
+from expert.model.blocks import checkpoint_blocks
 from expert.model.fused import dropout, float8
 from expert.model.fused.block import (
     AttentionOutput,
@@ -18,7 +18,7 @@ from expert.model.fused.block import (
     FusedForward,
     GatedMlp,
     fuse_blocks,
-    why_not,
+    fusion_obstacle,
 )
 from expert.model.fused.product import Product
 from expert.model.load import LoadedModel
@@ -75,7 +75,7 @@ def outcome(loaded: LoadedModel) -> list[Tensor]:
 
 def by_peft(folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[Tensor]:
     with monkeypatch.context() as patch:
-        patch.setattr("expert.model.adapters.settle_lora", lambda wrapped, adapter: None)
+        patch.setattr("expert.model.adapters.replace_lora_layers", lambda wrapped, adapter: None)
         return outcome(a_model(folder, fused=False, **options))
 
 
@@ -90,7 +90,7 @@ def test_losses_and_gradients_are_those_of_peft(tmp_path, monkeypatch, family):
     assert_equal(outcome(a_model(folder)), by_peft(folder, monkeypatch))
 
 
-def test_what_a_window_hides_stays_hidden(tmp_path):
+def test_sliding_windows_are_respected(tmp_path):
     """Of Mistral it is the model's, of Qwen each layer's own."""
     for family, options in (
         ("mistral", {"sliding_window": 8}),
@@ -252,7 +252,7 @@ def test_what_is_recomputed_is_the_same(llama, dropout):
     loaded.module.train()
     state = torch.get_rng_state()
     right = outcome(loaded)
-    recompute(loaded.blocks, LAYERS)
+    checkpoint_blocks(loaded.blocks, LAYERS)
     torch.set_rng_state(state)
     assert_equal(outcome(loaded), right, 0)
 
@@ -285,7 +285,7 @@ def test_an_adapter_that_is_off_is_left_to_transformers(llama):
 )
 def test_blocks_that_cannot_be_fused_say_why_and_stay_as_they_are(tmp_path, family, adapter, words):
     loaded = a_model(tiny_model(tmp_path / "model", family), fused=False, **adapter)
-    assert words in why_not(loaded.blocks[0], ADAPTER)
+    assert words in fusion_obstacle(loaded.blocks[0], ADAPTER)
     assert words in fuse_blocks(loaded.blocks, ADAPTER)
     assert not isinstance(loaded.blocks[0].forward, FusedForward)
 
@@ -299,7 +299,7 @@ def test_what_is_saved_is_what_other_blocks_save(llama, tmp_path):
 
 @torch.no_grad()
 @each("name", ["down_proj", "o_proj"])
-def test_a_small_change_arrives_in_bfloat16(llama, name):
+def test_small_adapter_changes_survive_bfloat16_rounding(llama, name):
     """Also where it is added to a residual that is a thousand times as large: it is rounded once
     with all that it is added to."""
     loaded = a_model(llama, dtype=torch.bfloat16)

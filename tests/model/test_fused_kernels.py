@@ -22,10 +22,10 @@ from expert.model.fused import (
     launching,
     magnitudes,
     packing,
-    unfinished,
+    swiglu_with_adapter,
 )
-from expert.model.fused.kernels import Finish
-from expert.model.fused.unfinished import Rest
+from expert.model.fused.kernels import Epilogue
+from expert.model.fused.swiglu_with_adapter import DeferredAdapter
 from expert.model.lora.nf4 import is_doubly_quantised
 from tests.each import each
 
@@ -148,10 +148,10 @@ def swiglus_of_sums(dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyP
 
     def run(*given: Tensor) -> list[Tensor]:
         both, gradient, low, below, second, first, bias = given
-        rest = Rest(low[:, :ranks], second, 2**0.5)
+        rest = DeferredAdapter(low[:, :ranks], second, 2**0.5)
         found = []
-        for finish in (Finish(None, None, rest), Finish(None, bias, rest)):
-            for of_gradient in (None, Rest(below, first.t(), 2**0.5)):
+        for finish in (Epilogue(None, None, rest), Epilogue(None, bias, rest)):
+            for of_gradient in (None, DeferredAdapter(below, first.t(), 2**0.5)):
                 out = torch.zeros(rows, width + 8, dtype=dtype, device=device)
                 kernels.swiglu(both, out[:, :width], finish)
                 copy = gradient.clone()
@@ -159,7 +159,7 @@ def swiglus_of_sums(dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyP
         return found
 
     if device == "cpu":  # bfloat16 is not tried there, whose tiles these are
-        monkeypatch.setattr(unfinished, "TILE", unfinished.TILE_BACK)
+        monkeypatch.setattr(swiglu_with_adapter, "TILE", swiglu_with_adapter.TILE_BACK)
     # A product of three such sums.
     given = [both, gradient, low, below, second, first, bias]
     both_ways(run, given, device, monkeypatch, terms=9 * ranks)
@@ -177,9 +177,9 @@ def unpacked_weights(dtype: torch.dtype, device: str, monkeypatch: pytest.Monkey
     both_ways(lambda: [packing.unpacked(bases, dtype)], [], device, monkeypatch)
 
 
-def finish_of(width: int, dtype: torch.dtype, device: str) -> Finish:
+def finish_of(width: int, dtype: torch.dtype, device: str) -> Epilogue:
     """DoRA's scale and a bias."""
-    return Finish(
+    return Epilogue(
         drawn(width, dtype=torch.float32, seed=11).to(device),
         drawn(width, dtype=dtype, seed=12).to(device),
     )
@@ -192,7 +192,7 @@ def dropouts(dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch) -
 
     def run(x: Tensor, first: Tensor, below: Tensor, out: Tensor) -> list[Tensor]:
         seeds = torch.tensor([3, 2**31 - 1, 77], device=device)
-        drops = dropout.Drops(seeds, 0.2, rank)
+        drops = dropout.LayerDropout(seeds, 0.2, rank)
         low = torch.zeros(rows, rank * layers + 1, dtype=dtype, device=device)
         dropout.low_product(x[:, :width], first, drops, 0.5, low)
         dropout.add_to_input(out, below, first, drops)
@@ -250,7 +250,7 @@ def swiglus(dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch) ->
         kernels.swiglu(both, out[1, :, :INNER], finish)
         back = [kernels.swiglu_backward(both, *more) for more in ((gradient,), (copy, finish))]
         residual = drawn(ROWS, 2 * INNER, dtype=dtype, seed=13).to(device)
-        return [out, *back, gradient, copy, kernels.finish_onto(both, finish, residual)]
+        return [out, *back, gradient, copy, kernels.add_epilogue(both, finish, residual)]
 
     both_ways(run, [both, gradient], device, monkeypatch)
 

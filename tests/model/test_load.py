@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from expert.model.base_folder import base_reference, built_in_folder, model_folder
 from expert.model.load import LoadedModel, check_vocabulary, load_model
-from expert.planning.models.model_files import UnfitModelFolder
+from expert.planning.models.model_files import InvalidModelFolder
 from tests.each import each
 from tests.model.models import (
     VOCABULARY,
@@ -198,7 +198,7 @@ def test_a_folder_that_is_no_whole_model_is_refused(tmp_path: Path, harm: str):
 def test_torn_weights_are_refused(tmp_path: Path):
     folder = tiny_model(tmp_path)
     (folder / "model.safetensors").write_bytes(b"\x10\x00")
-    with pytest.raises(UnfitModelFolder, match=wording("not-a-safetensors-file")):
+    with pytest.raises(InvalidModelFolder, match=wording("not-a-safetensors-file")):
         load(folder)
 
 
@@ -235,21 +235,19 @@ def foreign(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("revision", "allowed"), [(None, False), (None, True), ("main", True), (COMMIT, False)]
 )
-def test_a_model_with_a_program_of_its_own_is_refused(
-    foreign: Path, revision: str | None, allowed: bool
-):
+def test_a_model_with_remote_code_is_refused(foreign: Path, revision: str | None, allowed: bool):
     text = refusal(lambda: load(foreign, revision=revision, allow_remote_code=allowed))
     assert text == wording("asks-to-run-program", foreign=foreign)
     assert not (foreign.parent / "trace").exists()
 
 
-def test_a_pinned_and_allowed_program_passes_the_gate(foreign: Path):
+def test_pinned_and_allowed_remote_code_is_accepted(foreign: Path):
     snapshot = foreign.rename(foreign.with_name(COMMIT))
     plan = model_plan(snapshot, revision=COMMIT)
     assert model_folder(plan, allow_remote_code=True) == snapshot
 
 
-def test_a_program_in_a_folder_of_another_commit_is_refused(foreign: Path):
+def test_remote_code_of_another_commit_is_refused(foreign: Path):
     snapshot = foreign.rename(foreign.with_name(COMMIT[::-1]))
     plan = model_plan(snapshot, revision=COMMIT)
     text = refusal(lambda: model_folder(plan, allow_remote_code=True))

@@ -11,8 +11,8 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd.utils import make_boxed_func
 
 from expert.model.lora import lora
-from expert.model.lora.dora import settle_dora
-from expert.model.lora.lora import added_class, settle_lora
+from expert.model.lora.dora import replace_dora_layers
+from expert.model.lora.lora import added_class, replace_lora_layers
 from tests.each import each
 from tests.model.models import (
     WIDTH,
@@ -57,11 +57,11 @@ def pair(base: str = "linear", dtype: torch.dtype = torch.float64, **options: An
     """(ours, PEFT's own) with the same values."""
     given = {"bias": False, "dropout": 0.0, "size": 1.0, "dora": False, **options}
     ours, theirs = (adapted(base, dtype, **given) for _ in range(2))
-    settle_dora(nn.Sequential(ours), "default")
+    replace_dora_layers(nn.Sequential(ours), "default")
     for layer in (ours, theirs):
         for vector in layer.lora_magnitude_vector.values():
             vector.weight.data = torch.linspace(0.5, 1.5, OUTPUTS, dtype=dtype)
-    settle_lora(nn.Sequential(ours), "default")
+    replace_lora_layers(nn.Sequential(ours), "default")
     assert type(ours) is added_class("Linear")
     return ours, theirs
 
@@ -151,7 +151,7 @@ def arrived(layer: Any, x: Tensor) -> float:
         (0.001, 0.6, True, 400),
     ],
 )
-def test_a_small_change_arrives_in_bfloat16(size, of_peft, bias, rows):
+def test_small_adapter_changes_survive_bfloat16_rounding(size, of_peft, bias, rows):
     """Of PEFT's it is mostly rounded away; ours is rounded to both sides alike."""
     ours, theirs = pair(dtype=torch.bfloat16, size=size, bias=bias)
     x = draw(torch.bfloat16, rows=rows)
@@ -221,7 +221,7 @@ def test_a_whole_model_learns_as_with_peft(llama, monkeypatch, quantization):
     ours = gradients()
     assert len(settled) == 14
     assert all(settled), "not one of them is PEFT's"
-    monkeypatch.setattr("expert.model.adapters.settle_lora", lambda wrapped, adapter: None)
+    monkeypatch.setattr("expert.model.adapters.replace_lora_layers", lambda wrapped, adapter: None)
     for one, other in zip(ours, gradients(), strict=True):
         # Float32 keeps 24 bits, through two blocks and back: a few hundred roundings.
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)

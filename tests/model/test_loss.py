@@ -16,7 +16,7 @@ from expert.model.loss import (
     default_chunk,
     evaluated,
     kernel_for,
-    loss_kernel_trouble,
+    loss_kernel_failure,
     summed_loss,
 )
 from tests.each import each
@@ -298,14 +298,14 @@ def test_a_loss_kernel_that_does_not_run_makes_way_for_torchs_own(monkeypatch):
     monkeypatch.setattr(torch, "tensor", lambda numbers, device: torch.Tensor(numbers))
     monkeypatch.setattr(torch.nn.functional, "cross_entropy", lambda *_, **__: torch.ones(2))
     monkeypatch.setattr(loss_module, "losses_and_gradients", kernel)
-    loss_kernel_trouble.cache_clear()
+    loss_kernel_failure.cache_clear()
     try:
         assert kernel_for(card) == "torch"
-        assert "Failed to find C compiler" in loss_kernel_trouble(card)
+        assert "Failed to find C compiler" in loss_kernel_failure(card)
         for losses, chosen in ((torch.ones(2), "triton"), (torch.zeros(2), "torch")):
             found = losses
             monkeypatch.setattr(loss_module, "losses_and_gradients", lambda *_, **__: found)  # noqa: B023
-            loss_kernel_trouble.cache_clear()
+            loss_kernel_failure.cache_clear()
             assert kernel_for(card) == chosen
     finally:
-        loss_kernel_trouble.cache_clear()
+        loss_kernel_failure.cache_clear()

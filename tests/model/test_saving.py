@@ -36,7 +36,7 @@ def trained(loaded: LoadedModel) -> LoadedModel:
     for step in range(1, steps + 1):
         (loaded.loss_sum(batch) / batch.targets).backward()
         optimizer.step()
-        loaded.after_update(step)
+        loaded.after_step(step)
         optimizer.zero_grad()
     return loaded
 

@@ -19,7 +19,7 @@ def as_before(monkeypatch):
     torch.use_deterministic_algorithms(False)
 
 
-def test_deterministic_kernels_are_asked_for_and_let_go_again():
+def test_deterministic_kernels_are_switched_on_and_off():
     set_switches(kernel_plan(deterministic=True))
     assert torch.are_deterministic_algorithms_enabled()
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
@@ -50,5 +50,5 @@ def test_the_report_tells_of_deterministic_kernels_only_where_they_are():
         ("cuda", {"PYTORCH_CUDA_ALLOC_CONF": "x:1"}, "PYTORCH_CUDA_ALLOC_CONF is set"),
     ],
 )
-def test_segments_grow_unless_somebody_has_set_the_allocator(device, environ, reason):
+def test_segments_are_expandable_unless_the_allocator_is_configured(device, environ, reason):
     assert fixed_segments(device, environ) == reason

@@ -25,14 +25,19 @@ import time
 from pathlib import Path
 
 from expert.core.world import record_failure
-from expert.parallel.launch import follow_parent, last_failure, log_into, world_from_environment
+from expert.parallel.launch import (
+    last_failure,
+    redirect_output,
+    stop_with_parent,
+    world_from_environment,
+)
 
 LONG = 120.0
 
 
 def main() -> None:
     world = world_from_environment()
-    follow_parent()
+    stop_with_parent()
     for word in sys.argv[1:]:
         where, _, what = word.partition(":")
         if where in ("all", str(world.rank)):
@@ -67,7 +72,7 @@ def act(what: str, rank: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     elif name == "run":
         Path(value).mkdir(exist_ok=True)
-        log_into(Path(value), world_from_environment())
+        redirect_output(Path(value), world_from_environment())
     elif name == "once":
         if Path(value).exists():
             sys.exit(0)

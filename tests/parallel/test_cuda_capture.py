@@ -49,7 +49,7 @@ def tidied(monkeypatch):
         assert began
         calls.append(graph)
 
-    monkeypatch.setattr(CudaCapture, "_tidy_up", tidy_up)
+    monkeypatch.setattr(CudaCapture, "_clean_up_failed_capture", tidy_up)
     return calls
 
 

@@ -19,14 +19,14 @@ def test_what_was_accumulated_is_used_once():
     assert float(engine.step(step=2, rate=1e-2, max_norm=1.0).grad_norm) == 0.0
 
 
-def test_the_sum_that_comes_back_holds_no_graph():
+def test_the_returned_loss_sum_has_no_autograd_graph():
     model, _, engine = toy_engine()
     total = engine.accumulate(BATCH, divisor=6)
     assert not total.requires_grad
     assert float(total) == pytest.approx(float(model.loss_sum(BATCH).detach()), rel=1e-6)
 
 
-def test_every_phase_is_timed_and_who_looks_at_gradients_comes_before_they_go():
+def test_every_phase_is_timed_and_after_step_sees_gradients():
     model, learner, _ = toy_engine()
     phases, seen = [], []
 

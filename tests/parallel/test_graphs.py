@@ -12,11 +12,17 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from expert.parallel import graphs
-from expert.parallel.graphs import FIT_TARGETS, MOST_GRAPHS, OFTEN, WARM_UPS, GraphsUnavailable
+from expert.parallel.graphs import (
+    CAPTURE_AFTER,
+    MAX_SHAPES,
+    TARGET_COUNTS_PER_SHAPE,
+    WARM_UPS,
+    GraphsUnavailable,
+)
 from expert.parallel.single_device import SingleDevice
 from expert.planning.memory.workload import CAPTURED_WIDTHS
 from expert.training import learner
-from tests.parallel.again import Again, UndoneStep
+from tests.parallel.fake_capture import FakeCapture, UndoneStep
 from tests.training.toys import CPU, optim_plan
 
 PLACES, WORDS = 12, 5
@@ -79,8 +85,8 @@ def engine(dtype: torch.dtype, record: Any, **plan: Any) -> tuple[Model, SingleD
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_replayed_passes_learn_what_run_ones_learn_to_the_last_bit(dtype):
-    recorder = Again()
+def test_replayed_passes_train_bit_for_bit_like_eager_ones(dtype):
+    recorder = FakeCapture()
     (one, run), (other, replayed) = engine(dtype, None), engine(dtype, recorder)
     losses: dict[SingleDevice, list[float]] = {run: [], replayed: []}
     for update in range(5):
@@ -100,7 +106,7 @@ def test_replayed_passes_learn_what_run_ones_learn_to_the_last_bit(dtype):
 def test_a_recorded_step_changes_weights_as_one_that_is_run(dtype, monkeypatch):
     """The rate is a float32 number on the device, not a float64 one of the host: 6e-8 of a step."""
     monkeypatch.setattr(learner, "CapturedStep", UndoneStep)
-    recorder = Again()
+    recorder = FakeCapture()
     (one, run), (other, replayed) = (
         engine(dtype, record, optimizer="adamw_torch_fused") for record in (None, recorder)
     )
@@ -122,7 +128,7 @@ def test_a_recorded_step_changes_weights_as_one_that_is_run(dtype, monkeypatch):
 
 def test_a_recorded_step_takes_no_step_that_is_not_finite_and_continues_after_it(monkeypatch):
     monkeypatch.setattr(learner, "CapturedStep", UndoneStep)
-    model, replayed = engine(torch.float32, Again(), optimizer="adamw_torch_fused")
+    model, replayed = engine(torch.float32, FakeCapture(), optimizer="adamw_torch_fused")
     for number in range(6):
         replayed.accumulate(batch(number), divisor=7)
         replayed.step(step=number + 1, rate=1e-2, max_norm=1.0)
@@ -137,7 +143,7 @@ def test_a_recorded_step_takes_no_step_that_is_not_finite_and_continues_after_it
 
 def test_a_state_that_was_loaded_is_what_a_recorded_step_continues_with(monkeypatch):
     monkeypatch.setattr(learner, "CapturedStep", UndoneStep)
-    model, replayed = engine(torch.float32, Again(), optimizer="adamw_torch_fused")
+    model, replayed = engine(torch.float32, FakeCapture(), optimizer="adamw_torch_fused")
 
     def some_updates() -> Tensor:
         for number in range(6):
@@ -156,13 +162,13 @@ def test_a_state_that_was_loaded_is_what_a_recorded_step_continues_with(monkeypa
 
 
 def test_a_loss_that_was_given_back_is_not_changed_by_the_next_batch():
-    _, replayed = engine(torch.float32, Again())
+    _, replayed = engine(torch.float32, FakeCapture())
     given = [replayed.accumulate(batch(number), divisor=7) for number in range(WARM_UPS + 2)]
     assert len({float(loss) for loss in given}) == len(given)
 
 
 def test_gradients_that_were_discarded_leave_no_trace():
-    (_, run), (_, replayed) = engine(torch.float32, None), engine(torch.float32, Again())
+    (_, run), (_, replayed) = engine(torch.float32, None), engine(torch.float32, FakeCapture())
     norms = []
     for each in (run, replayed):
         for number in range(WARM_UPS + 2):
@@ -176,18 +182,18 @@ def test_gradients_that_were_discarded_leave_no_trace():
 
 
 def test_every_shape_is_recorded_once_and_not_too_many_of_them():
-    recorder = Again()
+    recorder = FakeCapture()
     _, replayed = engine(torch.float32, recorder)
     for _ in range(WARM_UPS + 3):
-        for places in range(PLACES, PLACES + MOST_GRAPHS + 3):
+        for places in range(PLACES, PLACES + MAX_SHAPES + 3):
             replayed.accumulate(batch(0, places=places), divisor=7)
-    assert recorder.recorded == 2 * MOST_GRAPHS
+    assert recorder.recorded == 2 * MAX_SHAPES
 
 
 def test_passes_that_are_not_compiled_warm_up_once_for_all_shapes():
     """A pass that is run takes as much memory beside what is captured."""
-    recorder = Again()
-    model, replayed = watched(recorder, warm_each=False)
+    recorder = FakeCapture()
+    model, replayed = watched(recorder, warm_up_each_shape=False)
     for number, places in enumerate((16, 48, 32, 64, 16, 48)):
         replayed.accumulate(batch(number, places=places), divisor=7)
     assert model.run == WARM_UPS
@@ -198,7 +204,7 @@ def test_passes_that_are_not_compiled_warm_up_once_for_all_shapes():
 
 
 def test_every_width_and_all_places_have_their_graph():
-    assert CAPTURED_WIDTHS + 1 <= MOST_GRAPHS
+    assert CAPTURED_WIDTHS + 1 <= MAX_SHAPES
 
 
 class Watched(Model):
@@ -221,8 +227,8 @@ def watched(recorder: Any, **options: Any) -> tuple[Watched, SingleDevice]:
 
 def test_once_a_shape_is_captured_no_number_of_targets_is_run_beside_it(monkeypatch):
     """As at the end of an epoch, where few rows are left and the rest of the batch is padding."""
-    monkeypatch.setattr(graphs, "TARGETS_IN_STEPS_OF", 2)
-    recorder = Again()
+    monkeypatch.setattr(graphs, "TARGET_MULTIPLE", 2)
+    recorder = FakeCapture()
     (one, plain), (model, replayed) = engine(torch.float32, None), watched(recorder)
     for number, targets in enumerate((6, 6, 6, 6, 1, 6, 9, 3, 11, 1, 6)):
         losses = []
@@ -232,24 +238,24 @@ def test_once_a_shape_is_captured_no_number_of_targets_is_run_beside_it(monkeypa
             each.step(step=number + 1, rate=1e-2, max_norm=1.0)
         assert losses[0] == pytest.approx(losses[1], rel=1e-6)
     assert model.run == WARM_UPS
-    assert recorder.recorded == 2 * (FIT_TARGETS + 1)  # 6, then 10, then all places
+    assert recorder.recorded == 2 * (TARGET_COUNTS_PER_SHAPE + 1)  # 6, then 10, then all places
     torch.testing.assert_close(one.head, model.head, rtol=1e-5, atol=1e-6)
 
 
 def test_fewer_targets_are_captured_for_themselves_where_they_come_often(monkeypatch):
-    monkeypatch.setattr(graphs, "TARGETS_IN_STEPS_OF", 2)
-    recorder = Again()
+    monkeypatch.setattr(graphs, "TARGET_MULTIPLE", 2)
+    recorder = FakeCapture()
     model, replayed = watched(recorder)
     for number in range(WARM_UPS + 1):
         replayed.accumulate(batch(number, targets=9), divisor=7)
-    for number in range(OFTEN):
+    for number in range(CAPTURE_AFTER):
         replayed.accumulate(batch(number, targets=3), divisor=7)
     assert recorder.recorded == 2
     replayed.accumulate(batch(50, targets=3), divisor=7)
     assert (recorder.recorded, model.run) == (4, WARM_UPS)
 
 
-def test_what_cannot_be_recorded_says_so():
+def test_a_failed_capture_raises_graphs_unavailable():
     def refuses(run: Any) -> Any:
         raise RuntimeError("operation not permitted when stream is capturing")
 
@@ -263,7 +269,7 @@ def test_what_cannot_be_recorded_says_so():
     assert torch.equal(model.head.grad, before)
 
 
-def test_a_lack_of_memory_while_recording_stays_what_it_is():
+def test_out_of_memory_during_capture_is_raised_unchanged():
     def refuses(run: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 

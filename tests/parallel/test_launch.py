@@ -7,16 +7,16 @@ import json
 import pytest
 
 from expert.core.errors import EXIT_USAGE
-from expert.core.world import ALONE, ERROR_FILE, World, record_failure, recorded_failure
+from expert.core.world import ERROR_FILE, SINGLE_PROCESS, World, record_failure, recorded_failure
 from expert.parallel.launch import (
     PORTS,
-    MeetingPoint,
+    MasterAddress,
     WorldError,
     card_of,
     code_hash,
     differences,
     first_host,
-    meeting_point,
+    master_address,
     own_facts,
     refuse_differences,
     shared_cards,
@@ -67,8 +67,8 @@ def test_torchrun_and_slurm_describe_the_same_world():
         {**SLURM, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"},
     ],
 )
-def test_a_process_that_nobody_put_into_a_world_is_alone(env):
-    assert world_from_environment(env) == ALONE
+def test_a_process_without_rank_variables_is_alone(env):
+    assert world_from_environment(env) == SINGLE_PROCESS
 
 
 @pytest.mark.parametrize(
@@ -96,12 +96,12 @@ def test_variables_that_describe_no_world_are_refused_with_all_reasons(env, name
 
 
 def test_ranks_meet_where_the_environment_says_or_at_the_first_host_of_the_step():
-    assert meeting_point(TORCHRUN) == MeetingPoint("10.0.0.1", 29500)
-    found = meeting_point(SLURM)
-    assert found == MeetingPoint("gpu07", PORTS[0] + 4711)
-    assert meeting_point({**SLURM, "SLURM_STEP_ID": "1"}).port == found.port + 1
-    assert meeting_point({**SLURM, "MASTER_PORT": "29501"}) == MeetingPoint("gpu07", 29501)
-    assert PORTS[0] <= meeting_point({**SLURM, "SLURM_JOB_ID": "98765432"}).port <= PORTS[1]
+    assert master_address(TORCHRUN) == MasterAddress("10.0.0.1", 29500)
+    found = master_address(SLURM)
+    assert found == MasterAddress("gpu07", PORTS[0] + 4711)
+    assert master_address({**SLURM, "SLURM_STEP_ID": "1"}).port == found.port + 1
+    assert master_address({**SLURM, "MASTER_PORT": "29501"}) == MasterAddress("gpu07", 29501)
+    assert PORTS[0] <= master_address({**SLURM, "SLURM_JOB_ID": "98765432"}).port <= PORTS[1]
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,8 @@ def came(index: World, worlds: list[tuple[int, int, float]], address: str, limit
     from expert.parallel import meeting
     from expert.parallel.group import open_group
 
-    meeting.TELL_AFTER_SECONDS, meeting.PRESENT_SECONDS = LATE_SECONDS / 3, 0.5
-    meeting.STRANGER_SECONDS, meeting.AFTER_FIRST_SECONDS = 1.0, 2.0
+    meeting.REPORT_AFTER_SECONDS, meeting.PRESENT_SECONDS = LATE_SECONDS / 3, 0.5
+    meeting.CONNECT_SECONDS, meeting.EXTRA_WAIT_SECONDS = 1.0, 2.0
     rank, size, late = worlds[index.rank]
     time.sleep(late)
     host, _, port = address.partition(":")
@@ -38,7 +38,7 @@ def came(index: World, worlds: list[tuple[int, int, float]], address: str, limit
     try:
         with open_group(world, device="cpu", limit=limit, tell=told.append) as group:
             total = group.total(rank + 1)
-            group.leave_together()
+            group.exit_barrier()
     except ExpertError as error:
         return told, error.exit_code, str(error)
     return told, 0, total
@@ -95,7 +95,7 @@ def test_a_rank_of_another_world_size_is_refused_on_all():
         assert text.endswith(wording("other-world-size", here=3, there=2))
 
 
-def test_where_another_program_listens_nobody_waits_for_it_to_be_the_first_rank():
+def test_another_program_at_the_master_address_is_an_error():
     with closing(socket.socket()) as other:
         other.bind(("127.0.0.1", 0))
         other.listen()

@@ -21,7 +21,7 @@ from expert.core.errors import (
     EXIT_USAGE,
 )
 from expert.parallel import ranks
-from expert.parallel.ranks import Ended, code_of_all, start_ranks
+from expert.parallel.ranks import Ended, documented_exit_code, start_ranks
 from tests.warm import python
 from tests.wording import wording
 
@@ -35,8 +35,8 @@ PATIENCE_SECONDS = 60.0
 
 @pytest.fixture(autouse=True)
 def short_limits(monkeypatch):
-    monkeypatch.setattr(ranks, "SECONDS_TO_NOTICE", 0.5)
-    monkeypatch.setattr(ranks, "SECONDS_TO_LEAVE", 0.5)
+    monkeypatch.setattr(ranks, "FAILURE_GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(ranks, "EXIT_GRACE_SECONDS", 0.5)
 
 
 def started(
@@ -152,7 +152,7 @@ def test_a_rank_that_stays_after_the_first_has_ended_is_killed_and_named():
 
 
 def test_documented_exit_codes_are_kept_and_signals_have_one():
-    assert [code_of_all(code) for code in (0, 2, 75, 143, -15, -2, -9, 57)] == [
+    assert [documented_exit_code(code) for code in (0, 2, 75, 143, -15, -2, -9, 57)] == [
         *(EXIT_OK, EXIT_USAGE, EXIT_NO_SPACE, EXIT_TERMINATED, EXIT_TERMINATED),
         *(EXIT_INTERRUPTED, EXIT_RUN_FAILED, EXIT_RUN_FAILED),
     ]

@@ -9,9 +9,16 @@ from typing import Any
 import pytest
 
 from expert.core.errors import ExpertError
-from expert.core.world import ALONE
+from expert.core.world import SINGLE_PROCESS
 from expert.parallel.launch import rank_timeout
-from expert.parallel.watch import NO_LIMIT, SILENT_SHARE, SLOWER, Sign, Watch, unanswered
+from expert.parallel.watch import (
+    NO_LIMIT,
+    SILENT_SHARE,
+    SLOW_FACTOR,
+    Heartbeat,
+    Watch,
+    unresponsive_rank,
+)
 from tests.each import each
 from tests.wording import wording
 
@@ -19,17 +26,19 @@ LIMIT = 100.0
 STEP = "computing step 12"
 
 
-def computes(seconds: float = 1.0, **more: Any) -> Sign:
+def computes(seconds: float = 1.0, **more: Any) -> Heartbeat:
     fields: dict[str, Any] = {"doing": STEP, "extra": 0.0, "exchanges": 7, "seconds": seconds}
-    return Sign(**{**fields, **more})
+    return Heartbeat(**{**fields, **more})
 
 
-def waits(seconds: float, **more: Any) -> Sign:
+def waits(seconds: float, **more: Any) -> Heartbeat:
     return computes(seconds, **{"waits": True, "exchanges": 8, **more})
 
 
-def found(*signs: Sign, silent: dict[int, float] | None = None, size: int | None = None):
-    return unanswered(dict(enumerate(signs)), silent or {}, limit=LIMIT, size=size or len(signs))
+def found(*signs: Heartbeat, silent: dict[int, float] | None = None, size: int | None = None):
+    return unresponsive_rank(
+        dict(enumerate(signs)), silent or {}, limit=LIMIT, size=size or len(signs)
+    )
 
 
 def test_a_rank_that_leaves_no_sign_is_named_with_what_it_was_last_doing():
@@ -41,7 +50,7 @@ def test_a_rank_that_leaves_no_sign_is_named_with_what_it_was_last_doing():
 
 
 def test_a_rank_that_is_saving_may_leave_no_sign_for_as_long_as_its_bytes_take():
-    saves = Sign(doing="saving", extra=50.0)
+    saves = Heartbeat(doing="saving", extra=50.0)
     assert found(saves, silent={0: LIMIT + 49}) is None
     assert found(saves, silent={0: LIMIT + 51}) is not None
 
@@ -55,7 +64,7 @@ def test_a_rank_that_is_alive_and_stuck_is_named_with_who_waits_for_it():
 
 
 def test_a_rank_that_others_wait_for_and_that_leaves_no_sign_is_not_said_to_be_stuck():
-    saves = Sign(doing="saving", extra=1.0)
+    saves = Heartbeat(doing="saving", extra=1.0)
     rank, text = found(saves, waits(LIMIT + 2), silent={0: LIMIT})
     assert (rank, text) == (0, wording("no-sign-of-life", rank=0, seconds=100, doing="saving"))
 
@@ -63,14 +72,14 @@ def test_a_rank_that_others_wait_for_and_that_leaves_no_sign_is_not_said_to_be_s
 @pytest.mark.parametrize(
     ("waiting", "slow"),
     [
-        (waits(10 * LIMIT), Sign(doing="loading the model", extra=NO_LIMIT)),
+        (waits(10 * LIMIT), Heartbeat(doing="loading the model", extra=NO_LIMIT)),
         (waits(LIMIT + 40), computes(LIMIT + 40, extra=50.0)),
         (waits(LIMIT + 40, longest=LIMIT), computes(LIMIT + 40)),
     ],
     ids=["loading has no limit", "a save has more", "steps that take long anyway"],
 )
 def test_a_rank_that_is_only_slow_is_left_alone(waiting, slow):
-    assert SLOWER > 2
+    assert SLOW_FACTOR > 2
     assert found(waiting, slow) is None
 
 
@@ -80,7 +89,7 @@ def test_where_all_wait_for_each_other_it_is_the_network_and_only_who_sees_all_r
     assert found(waits(LIMIT + 1), waits(LIMIT + 1), size=3) is None
 
 
-def test_nobody_is_to_blame_while_nobody_waits():
+def test_slow_ranks_are_fine_while_no_rank_waits():
     assert found(computes(10 * LIMIT), computes(10 * LIMIT)) is None
 
 
@@ -99,12 +108,12 @@ def test_the_limit_is_that_of_the_environment_where_it_is_a_number_of_seconds():
 def alone(doing: str, seconds: float, *, extra: float = 0.0, before: float | None = None) -> bool:
     """Whether a process with a limit of 60 seconds counts as hanging, that has been `doing` that
     for so long; `before`: the longest that it took the last times."""
-    watch = Watch(ALONE, None, limit=60.0)
+    watch = Watch(SINGLE_PROCESS, None, limit=60.0)
     watch._awake_since = watch._idle_since = -math.inf  # on a machine just started too
-    watch._now = (Sign(doing=doing, extra=extra), time.monotonic() - seconds)
+    watch._now = (Heartbeat(doing=doing, extra=extra), time.monotonic() - seconds)
     if before is not None:
         watch._longest[doing.split()[0]] = before
-    return watch._hangs() is not None
+    return watch._find_hang() is not None
 
 
 @each(
@@ -127,8 +136,8 @@ def test_a_process_alone_hangs_where_it_does_the_same_far_longer_than_it_may(
 
 
 def test_the_longest_of_a_kind_is_remembered_whatever_its_number():
-    watch = Watch(ALONE, None, limit=60.0)
+    watch = Watch(SINGLE_PROCESS, None, limit=60.0)
     watch._awake_since = watch._idle_since = -math.inf  # on a machine just started too
-    watch._now = (Sign(doing="computing step 1", extra=0.0), time.monotonic() - 5.0)
+    watch._now = (Heartbeat(doing="computing step 1", extra=0.0), time.monotonic() - 5.0)
     watch.at("waiting for data")
     assert watch._longest["computing"] == pytest.approx(5.0, abs=1.0)

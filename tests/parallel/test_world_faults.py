@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from expert.core.errors import EXIT_HUNG, EXIT_RUN_FAILED
-from expert.core.room import DiskFull
+from expert.core.resources import DiskFull
 from expert.model.load import LoadedModel
 from expert.parallel.group import Group
 from expert.parallel.single_device import SingleDevice
@@ -157,7 +157,7 @@ def with_a_wrong_kernel(world, manifest, options) -> Any:
 
     def check(plan: Any, *_: Any) -> None:
         if plan.kernels.attention == "sdpa":
-            raise build.DoesNotRun(KernelUnavailable(kernel="attention", reason="off by 1.1"))
+            raise build.PlanUnsupported(KernelUnavailable(kernel="attention", reason="off by 1.1"))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "check_attention", check)
@@ -232,13 +232,13 @@ def with_sign(world, manifest, options) -> Any:
         talked[len(begun)] += 1
         return exchange(self, *given)
 
-    def taken(self: Pressure) -> Any:
+    def take_hint(self: Pressure) -> Any:
         scarce = world.rank == 1 and len(begun) == 2
         return OutOfMemory(where="training", message="scarce") if scarce else None
 
     with steps_watched() as (begun, patch):
         patch.setattr(Group, "_all", counted)
-        patch.setattr(Pressure, "taken", taken)
+        patch.setattr(Pressure, "take_hint", take_hint)
         return trained(world, manifest, options), [talked[1], talked[2]]
 
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from expert.manifest.reader import ReadManifest, understand
+from expert.manifest.reader import ReadManifest, interpret_document
 from expert.manifest.text.document import parse_document
-from expert.planning.draft import KeptChoices
+from expert.planning.draft import ResumedChoices
 from expert.planning.machine.machine import Fact, Gpu, GpuProcess, Machine, unknown
 from expert.planning.machine.target import Target, choose_target
 from expert.planning.measurements import MeasuredRate
@@ -105,7 +105,7 @@ def rate(**changes: Any) -> MeasuredRate:
 
 
 def read(data: Mapping[str, Any], folder: Path = NOWHERE) -> ReadManifest:
-    return understand(parse_document(json.dumps(data), "json", folder=folder))
+    return interpret_document(parse_document(json.dumps(data), "json", folder=folder))
 
 
 def target(card: str | None = "rtx-4090", **options: Any) -> Target:
@@ -120,7 +120,7 @@ def plan(
     model: str | None = None,
     environ: Mapping[str, str] | None = None,
     survey: Survey | None = None,
-    kept: KeptChoices | None = None,
+    kept: ResumedChoices | None = None,
     ranks: int = 1,
     nodes: int = 1,
     link: str | None = None,

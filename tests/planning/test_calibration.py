@@ -12,11 +12,11 @@ from expert.planning.measurements import read_records
 from expert.planning.memory.calibration import (
     Calibrations,
     MemoryProbe,
+    calibration_kind,
     calibrations_of,
-    estimated_again,
-    kind_of,
     remember,
     shape_key,
+    with_new_estimate,
     workload_of,
 )
 from expert.planning.memory.memory import H200, autocast_bytes, estimate, resting_bytes
@@ -37,7 +37,7 @@ def probe_of(work: Workload, **changes) -> MemoryProbe:
         "card": "NVIDIA Test",
         "torch": "2.13.0",
         "shape": shape_key(work.shape),
-        "kind": kind_of(work),
+        "kind": calibration_kind(work),
         "tokens": work.tokens,
         "resting_counted": counted,
         "resting_measured": int(1.02 * counted),
@@ -123,7 +123,7 @@ def test_a_plan_knows_the_workload_that_it_was_made_for():
     assert estimate(work).total == made.memory.peak_bytes
     assert json.loads(made.model_dump_json())["memory"]["workload"]["rows"] == work.rows
     less = made.with_values({"batch.micro_batch": 1}, "a test", "fallback")
-    again = estimated_again(less, Calibrations())
+    again = with_new_estimate(less, Calibrations())
     expected = estimate(replace(work, rows=1, accumulates=made.batch.accumulation != 1))
     assert again.memory.peak_bytes == expected.total < estimate(work).total
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from expert.planning.machine.cards import CARDS, Card, card_named, find_card, suggest_cards
+from expert.planning.machine.cards import CARDS, Card, card_by_nvml_name, find_card, suggest_cards
 from tests.each import each
 
 every_card = each("card", CARDS, ids=lambda card: card.slug)
@@ -67,7 +67,7 @@ def test_every_row_is_physically_possible_and_found_by_its_names(card: Card):
     assert find_card(card.slug) is card
     assert find_card(card.slug.upper().replace("-", " ")) is card
     for name in card.nvml_names:
-        assert card_named(name, round(card.memory_gib * 2**30)) is card
+        assert card_by_nvml_name(name, round(card.memory_gib * 2**30)) is card
 
 
 @each(
@@ -120,8 +120,11 @@ def test_a_laptop_gpu_is_never_taken_for_the_desktop_card():
         assert all(name.endswith(" Laptop GPU") for name in card.nvml_names)
         assert peaks_of(card) == (None, None, None, None)
     # With as much memory as the desktop card, only the name distinguishes them.
-    assert card_named("NVIDIA GeForce RTX 4060 Laptop GPU", 8188 * MIB).slug == "rtx-4060-laptop"
-    assert card_named("NVIDIA GeForce RTX 2080 Laptop GPU", 8192 * MIB) is None
+    assert (
+        card_by_nvml_name("NVIDIA GeForce RTX 4060 Laptop GPU", 8188 * MIB).slug
+        == "rtx-4060-laptop"
+    )
+    assert card_by_nvml_name("NVIDIA GeForce RTX 2080 Laptop GPU", 8192 * MIB) is None
 
 
 @each(
@@ -144,7 +147,7 @@ def test_a_laptop_gpu_is_never_taken_for_the_desktop_card():
     ],
 )
 def test_one_driver_name_with_two_sizes_is_distinguished_by_memory(nvml_name, mib, slug):
-    found = card_named(nvml_name, mib * MIB)
+    found = card_by_nvml_name(nvml_name, mib * MIB)
     assert (found and found.slug) == slug
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from expert.planning.choose.communication import SLOW_LINK, reached_by, traffic_of
+from expert.planning.choose.communication import SLOW_LINK, joint_rate, traffic_of
 from expert.planning.choose.rates import Range
 from expert.planning.machine.links import LINKS
 from expert.planning.memory.workload import Workload
@@ -93,7 +93,7 @@ def test_a_link_that_is_not_known_leaves_the_time_unknown_and_the_bytes_known(wo
     assert found.sent_bytes > 0
     assert found.seconds is None
     assert found.step_seconds(1.0) is None
-    assert reached_by(found, (1.0, 2.0), None, tokens=10, sequences=4, ranks=4) is None
+    assert joint_rate(found, (1.0, 2.0), None, tokens=10, sequences=4, ranks=4) is None
 
 
 def test_a_step_lasts_as_long_as_the_longer_of_computing_and_fetching():
@@ -106,7 +106,7 @@ def test_a_step_lasts_as_long_as_the_longer_of_computing_and_fetching():
 def test_what_ranks_reach_together():
     def reached(rank: Range, alone: Range | None = None, sequences: int = 8, work: Any = LORA):
         traffic = traffic_of(work, ranks(), 1)
-        return reached_by(traffic, rank, alone, tokens=1e6, sequences=sequences, ranks=4)
+        return joint_rate(traffic, rank, alone, tokens=1e6, sequences=sequences, ranks=4)
 
     found = reached((1e3, 2e3), (1e3, 2e3))  # communication is negligible
     assert found.efficiency == pytest.approx((1.0, 1.0), rel=1e-3)

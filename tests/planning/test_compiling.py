@@ -70,7 +70,7 @@ def here(tmp_path, steps: int):
     return made(steps, card=None, machine=H200, environ={"EXPERT_HOME": str(tmp_path)})
 
 
-def test_what_torch_has_kept_makes_compiling_worth_it_for_shorter_runs(tmp_path):
+def test_the_compile_cache_of_torch_makes_compiling_pay_in_shorter_runs(tmp_path):
     before = here(tmp_path, 60)
     assert not before.kernels.compile
     work = workload_of(here(tmp_path, 400))
@@ -82,7 +82,7 @@ def test_what_torch_has_kept_makes_compiling_worth_it_for_shorter_runs(tmp_path)
     assert parts["compile"][1] < cold["compile"][1]
 
 
-def test_a_folder_that_was_emptied_and_a_slow_host_mean_compiling_anew(tmp_path):
+def test_without_cache_or_on_a_slow_host_short_runs_are_not_compiled(tmp_path):
     work = workload_of(here(tmp_path, 400))
     remembered(tmp_path, work, warm=False, seconds=29.0, cache=str(tmp_path / "gone"))
     assert not here(tmp_path, 60).kernels.compile

@@ -14,8 +14,8 @@ import pytest
 
 from expert.core.text import duration_range
 from expert.manifest.schema.manifest import CharGptShape
-from expert.planning.choose.expected_time import expected_parts, scaled, sum_of
-from expert.planning.choose.rates import RunShape, cpu_rate, gpu_rate, known_rate
+from expert.planning.choose.expected_time import expected_parts, scaled, total_range
+from expert.planning.choose.rates import RunShape, cpu_rate, gpu_rate, measured_range
 from expert.planning.machine.cards import find_card
 from expert.planning.memory.workload import Workload, flops_per_token
 from expert.planning.models.resolve import char_gpt_shape
@@ -154,7 +154,7 @@ def test_less_work_is_faster_and_what_was_not_measured_has_a_wider_range():
     assert padded[0] < known[0]
     there = gpu_rate(plain, peak=peak(), measured_card=False)
     assert there[0] < known[0] < known[1] < there[1]
-    run, ladder, other = (known_rate(1000.0, kind) for kind in ("run", "ladder", "other"))
+    run, ladder, other = (measured_range(1000.0, kind) for kind in ("run", "ladder", "other"))
     assert other[0] < ladder[0] < run[0] < 1000 < run[1] < other[1]
     assert ladder[1] > 1000
     # No launches count in a large step: the share of the peak alone.
@@ -186,7 +186,9 @@ def test_a_time_is_the_sum_of_its_parts():
     assert parts["train"] == (100.0, 200.0)
     assert parts["prepare"] == pytest.approx((0.15, 2.0))
     assert parts["evaluate"] == pytest.approx((6.0, 20.0))
-    assert sum_of(parts) == pytest.approx([sum(part[n] for part in parts.values()) for n in (0, 1)])
+    assert total_range(parts) == pytest.approx(
+        [sum(part[n] for part in parts.values()) for n in (0, 1)]
+    )
     assert expected_parts(run, (500.0, 1000.0), device="cpu")["compile"] == (0.0, 0.0)
     twice = scaled(parts, 2.0)
     assert twice["train"] == [200.0, 400.0]
@@ -202,7 +204,7 @@ def test_recorded_runs_ended_within_the_expected_time():
         tokens = first["tokens_per_update"]
         run = a_run(work, tokens, tokens=steps * tokens, steps=steps, compiled=True)
         rate = gpu_rate(run, peak=peak(), measured_card=True)
-        low, high = sum_of(expected_parts(run, rate, device="cuda"))
+        low, high = total_range(expected_parts(run, rate, device="cuda"))
         assert low < first["seconds"] < high, first["case"]
 
 

@@ -10,7 +10,7 @@ from expert.planning.choose.fastest import LITTLE_USED
 from expert.planning.choose.rates import pass_seconds
 from expert.planning.machine.cards import find_card
 from expert.planning.memory.fitting import even_split
-from expert.planning.memory.memory import chunk_for, loss_chunk_rows
+from expert.planning.memory.memory import loss_chunk_for_budget, loss_chunk_rows
 from expert.planning.memory.workload import Workload
 from tests.each import each
 from tests.planning.planning import decision, long_run, shape_of
@@ -126,8 +126,13 @@ def test_fused_blocks_on_a_4_bit_base_take_the_seconds_that_were_measured(tokens
 
 def test_logits_take_a_small_part_of_a_small_card():
     words, gib = 151_936, 2**30
-    assert [chunk_for(words, size * gib) for size in (4, 8, 16, 140)] == [256, 512, 1024, None]
-    assert chunk_for(65, 4 * gib) is None  # characters: fewer than the hidden states
+    assert [loss_chunk_for_budget(words, size * gib) for size in (4, 8, 16, 140)] == [
+        256,
+        512,
+        1024,
+        None,
+    ]
+    assert loss_chunk_for_budget(65, 4 * gib) is None  # characters: fewer than the hidden states
     assert loss_chunk_rows(words, 512) == 512
     small, large = made("rtx-4060"), made()
     assert (small.kernels.loss_chunk, large.kernels.loss_chunk) == (512, None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from expert.planning.draft import KeptChoices
+from expert.planning.draft import ResumedChoices
 from expert.planning.survey import Survey
 from tests.each import each
 from tests.planning.planning import decision, manifest, plan
@@ -33,7 +33,7 @@ def test_blocks_of_known_families_are_fused_and_not_compiled(model):
     ],
     ids=str,
 )
-def test_what_stands_in_the_way_is_said(config, model, card, words):
+def test_the_reason_for_not_fusing_is_given(config, model, card, words):
     made = plan(manifest(config, base_models=[{"name": model}]), card)
     value, because, _ = decision(made, PATH)
     assert value is False
@@ -72,7 +72,7 @@ def test_attention_is_compiled_only_for_runs_that_are_long_enough(rows, attentio
 
 @each(("kept", "fused"), [(None, True), (True, True), (False, False)])
 def test_a_run_that_is_resumed_keeps_the_blocks_it_began_with(kept, fused):
-    assert plan(manifest(), kept=KeptChoices(fused_blocks=kept)).kernels.fused_blocks is fused
+    assert plan(manifest(), kept=ResumedChoices(fused_blocks=kept)).kernels.fused_blocks is fused
     assert plan(
-        manifest({"fused_blocks": True}), kept=KeptChoices(fused_blocks=kept)
+        manifest({"fused_blocks": True}), kept=ResumedChoices(fused_blocks=kept)
     ).kernels.fused_blocks

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from expert.planning.machine.cards import card_named
+from expert.planning.machine.cards import card_by_nvml_name
 from expert.planning.machine.machine import Machine, describe_machine
 from expert.planning.memory.memory import estimate
 from tests.planning.test_memory import workload_of
@@ -35,7 +35,7 @@ def test_the_card_is_described_and_agrees_with_the_table(machine):
     assert gpu.name.value
     assert gpu.memory_total_bytes.value > gpu.memory_free_bytes.value > 0
     assert gpu.driver.value
-    card = card_named(gpu.name.value, gpu.memory_total_bytes.value)
+    card = card_by_nvml_name(gpu.name.value, gpu.memory_total_bytes.value)
     if card is None:
         pytest.skip(f"{gpu.name.value} is not in the table")
     assert card.capability == gpu.capability.value

@@ -6,26 +6,26 @@ from dataclasses import replace
 from typing import Any
 
 from expert.manifest.schema.config import TrainingConfig
-from expert.planning.ladder import (
+from expert.planning.benchmark_settings import (
     BASELINE,
     SETTINGS,
-    Ground,
+    SettingContext,
     as_overrides,
     changes,
     cost_of,
     find_setting,
     fit_together,
-    not_comparable,
-    not_here,
     plan_hash,
     tolerance,
+    why_not_comparable,
+    why_unchanged,
 )
 from expert.planning.run_plan import RunPlan
 from tests.each import each
 from tests.planning.planning import gpu, machine, manifest, plan
 from tests.wording import wording
 
-GROUND = Ground(
+GROUND = SettingContext(
     on_gpu=True,
     characters=False,
     rows_at_once=4,
@@ -44,7 +44,7 @@ def planned(values: dict[str, Any], *, on_gpu: bool = True) -> RunPlan:
     return plan(manifest(config), None, machine=here)
 
 
-def climbed(ground: Ground) -> list[tuple[str, dict[str, Any], str]]:
+def climbed(ground: SettingContext) -> list[tuple[str, dict[str, Any], str]]:
     """Every setting with its changes to the plan, or why it has none."""
     values = BASELINE.values(ground)
     below = planned(values, on_gpu=ground.on_gpu)
@@ -56,7 +56,9 @@ def climbed(ground: Ground) -> list[tuple[str, dict[str, Any], str]]:
             continue
         values = {**values, **setting.values(ground)}
         here = planned(values, on_gpu=ground.on_gpu)
-        found.append((setting.name, dict(changes(below, here)), not_here(setting, below, here)))
+        found.append(
+            (setting.name, dict(changes(below, here)), why_unchanged(setting, below, here))
+        )
         below = here
     return found
 
@@ -86,7 +88,7 @@ def test_every_setting_changes_what_it_is_about_on_a_card():
         assert set(setting.about) & changed.keys(), name
 
 
-def test_the_top_of_the_ladder_is_the_plan_that_nobody_touched():
+def test_all_settings_together_give_the_default_plan():
     values = BASELINE.values(GROUND)
     for setting in SETTINGS:
         values |= setting.values(GROUND)
@@ -147,7 +149,7 @@ def test_how_far_losses_may_differ_depends_on_what_differs():
         ({"dropout": 0.1}, {"dropout": 0.1}, wording("dropout-draws-other-numbers")),
         ({}, {"attention": "eager"}, ""),
     ):
-        assert not_comparable(planned(before), planned(after)) == because
+        assert why_not_comparable(planned(before), planned(after)) == because
 
 
 def test_the_hash_of_a_plan_is_that_of_what_it_settles():

@@ -13,7 +13,7 @@ from expert.planning.machine.links import (
     Cluster,
     ImpossibleCluster,
     choose_cluster,
-    share_of_target,
+    target_per_rank,
 )
 from expert.planning.machine.target import choose_target
 from tests.each import each
@@ -48,7 +48,7 @@ def test_a_card_is_joined_by_what_it_is_known_to_have_and_by_nothing_else(card, 
 def test_one_name_is_enough_for_one_machine_and_two_say_both():
     assert cluster(link="pcie5").link == "pcie5"
     both = cluster(ranks=8, nodes=2, link="pcie5, eth100")
-    assert (both.link, both.network, both.ranks_of_a_node) == ("pcie5", "eth100", 4)
+    assert (both.link, both.network, both.ranks_per_node) == ("pcie5", "eth100", 4)
     alone = cluster(ranks=2, nodes=2, link="ib400")
     assert (alone.link, alone.network) == (None, "ib400")
     assert cluster(ranks=8, nodes=2).network is None
@@ -75,7 +75,7 @@ def test_the_slot_of_a_card_is_the_one_the_driver_reports():
         ({"ranks": 4, "nodes": 2, "link": "pcie4,nvlink"}, wording("two-links-of-a-kind")),
     ],
 )
-def test_numbers_that_do_not_go_together_are_refused_all_at_once(asked, told):
+def test_all_problems_of_an_impossible_cluster_are_reported(asked, told):
     with pytest.raises(ImpossibleCluster, match=told):
         cluster(**asked)
     with pytest.raises(ImpossibleCluster) as caught:
@@ -87,11 +87,11 @@ def test_numbers_that_do_not_go_together_are_refused_all_at_once(asked, told):
 def test_processes_on_a_cpu_divide_its_memory_and_cores():
     here = target(None)
     two = choose_cluster(here, ranks=2, nodes=1, link=None)
-    share = share_of_target(here, two)
+    share = target_per_rank(here, two)
     assert (share.budget_bytes, share.cores) == (here.budget_bytes // 2, here.cores // 2)
     assert share.total_bytes == here.total_bytes  # training must not depend on the ranks
     card = target("rtx-4090")
-    assert share_of_target(card, cluster()) == card
+    assert target_per_rank(card, cluster()) == card
 
 
 def test_several_cards_of_this_machine_are_planned_for_by_the_fullest():

@@ -201,7 +201,7 @@ def test_the_process_environment_is_asked_when_none_is_given(monkeypatch):
     assert [gpu.index.value for gpu in machine.gpus] == [1]
 
 
-def test_cards_that_differ_bring_a_word_about_cudas_order():
+def test_mixed_cards_give_a_note_about_cuda_device_order():
     nvml = FakeNvml(cards=2)
     nvml.names = ["NVIDIA T400", "NVIDIA A100"]
     assert "set CUDA_DEVICE_ORDER=PCI_BUS_ID" in describe(nvml).gpu_note

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from expert.planning.models.model_files import (
-    UnfitModelFolder,
+    InvalidModelFolder,
     check_model_files,
     load_tokenizer_json,
 )
@@ -22,13 +22,13 @@ OF_ANOTHER_KIND = ("pipe", "device", "GB")
 
 @each("name", [n for n in REFUSED if not n.startswith(LATER) or n.endswith(OF_ANOTHER_KIND)])
 def test_a_hostile_folder_is_refused_before_torch_is_imported(name: str, tmp_path: Path):
-    with pytest.raises(UnfitModelFolder, match=wording("no-model-is-built")):
+    with pytest.raises(InvalidModelFolder, match=wording("no-model-is-built")):
         check_model_files(hostile(name, tmp_path / "model"))
 
 
 @each("name", ["a pattern that explodes", "a pattern that is broken", "a tokenizer that is text"])
 def test_a_tokenizer_that_panics_is_refused_in_words(name: str, tmp_path: Path, capfd):
-    with pytest.raises(UnfitModelFolder):
+    with pytest.raises(InvalidModelFolder):
         load_tokenizer_json(hostile(name, tmp_path / "model") / "tokenizer.json")
     assert capfd.readouterr().err == ""
 
@@ -43,7 +43,7 @@ def test_a_folder_that_changes_is_checked_again(tmp_path: Path):
     folder = sound_copy(tmp_path / "model")
     check_model_files(folder)
     REFUSED["a billion layers"](folder)
-    with pytest.raises(UnfitModelFolder):
+    with pytest.raises(InvalidModelFolder):
         check_model_files(folder)
 
 
@@ -56,6 +56,6 @@ def test_kernels_that_a_folder_asks_for_are_named(tmp_path: Path):
 def test_all_that_is_wrong_is_said_at_once(tmp_path: Path):
     folder = hostile("a billion layers", tmp_path / "model")
     REFUSED["the config names a pickle"](folder)
-    with pytest.raises(UnfitModelFolder, match=r"weights\.bin") as refused:
+    with pytest.raises(InvalidModelFolder, match=r"weights\.bin") as refused:
         check_model_files(folder)
     assert "num_hidden_layers" in str(refused.value)

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from expert.planning.machine.machine import Fact
 from expert.planning.measurements import MeasuredRate
-from expert.planning.memory.calibration import Calibrations, estimated_again, workload_of
+from expert.planning.memory.calibration import Calibrations, with_new_estimate, workload_of
 from expert.planning.run_plan import RunPlan
-from expert.planning.settle import PackedCounts, settled_by_rows, settled_by_stream
+from expert.planning.settle import PackedCounts, with_counted_rows, with_stream_rows
 from expert.planning.survey import Survey
 from tests.each import each
 from tests.manifest.strategies import any_manifest
@@ -174,7 +174,7 @@ def test_nothing_is_offloaded_that_the_machine_has_no_room_for_or_that_cannot_be
 @pytest.mark.parametrize(
     ("card", "taken"), [("h200", "adamw_torch_fused"), (None, "adamw_torch")], ids=["GPU", "CPU"]
 )
-def test_an_8_bit_optimizer_gives_way_where_all_weights_are_spread(asked, card, taken):
+def test_an_8_bit_optimizer_is_replaced_if_all_weights_are_sharded(asked, card, taken):
     config = {"adapter_type": "full", "distributed": "sharded", "optim": asked}
     found = made(card, config=config, ranks=4)
     assert (found.parallel.engine, found.optim.optimizer) == ("sharded", taken)
@@ -203,7 +203,7 @@ def test_an_adapter_is_not_offloaded_on_one_card_and_on_several_as_the_last_reso
     assert found.parallel.engine == "sharded"
 
 
-def test_where_sending_takes_longer_than_computing_micro_batches_are_as_large_as_can_be():
+def test_micro_batches_are_as_large_as_possible_if_communication_dominates():
     found = made(config={"adapter_type": "full"})
     assert found.kernels.checkpointing == "full"
     assert found.batch.micro_batch > 1
@@ -235,7 +235,7 @@ def test_rows_and_sequences_of_a_step_do_not_depend_on_the_ranks(data, card, ran
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8, 25, 32])
 def test_counted_rows_are_divided_among_ranks(ranks):
     before = made("h200", ranks=ranks)
-    found = settled_by_rows(before, COUNTED, Calibrations())
+    found = with_counted_rows(before, COUNTED, Calibrations())
     share = -(-26 // ranks)
     assert found.batch.sequences_per_update == 26
     assert found.batch.micro_batch <= share
@@ -243,9 +243,9 @@ def test_counted_rows_are_divided_among_ranks(ranks):
     work = workload_of(found)
     assert work.rows <= share
     assert work.engine == found.parallel.engine
-    again = estimated_again(found, Calibrations())
+    again = with_new_estimate(found, Calibrations())
     assert again.fits
-    streamed = settled_by_stream(before, 10)
+    streamed = with_stream_rows(before, 10)
     assert streamed.batch.micro_batch <= -(-10 // ranks)
 
 
@@ -265,7 +265,7 @@ def test_too_few_sequences_for_the_ranks_are_reported_with_the_batch_that_fills_
     filled = made("h200", config={"batch_size": 43}, ranks=8)
     assert not [t for t in remarks(filled, "warning") if t.startswith("parallel.ranks")]
     counted = replace(COUNTED, sequences_per_step=9)
-    settled = settled_by_rows(found, counted, Calibrations())
+    settled = with_counted_rows(found, counted, Calibrations())
     assert not [t for t in remarks(settled, "warning") if t.startswith("parallel.ranks")]
 
 

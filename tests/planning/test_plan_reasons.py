@@ -39,7 +39,7 @@ WAYS_OUT = [
 
 
 @each(("config", "base", "card"), WAYS_OUT)
-def test_what_is_said_to_fit_does_fit(config, base, card):
+def test_suggested_changes_make_the_plan_fit(config, base, card):
     """Making all changes that the warning names gives a plan that fits."""
     model = {"name": "Qwen3-0.6B", "quantization": "none", **base}
     made = plan(manifest(config, base_models=[model]), card)

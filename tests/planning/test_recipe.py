@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from expert.planning.choose.sequences import NoRoomForText
+from expert.planning.choose.sequences import SoftPromptsTooLong
 from tests.each import each
 from tests.planning.planning import NO_TENSORS, decision, manifest, plan
 from tests.wording import wording
@@ -32,7 +32,7 @@ def test_soft_prompts_alone_train_only_their_tokens():
     assert made.adapter.trainable_parameters == 48 * 1024
     assert made.adapter.soft_prompts[0]["tokens"] == 48
     prompts = [{"name": f"part-{number}", "tokens": 512} for number in range(4)]
-    with pytest.raises(NoRoomForText) as caught:  # they fill the length that was left open
+    with pytest.raises(SoftPromptsTooLong) as caught:  # they fill the length that was left open
         plan(manifest(soft_prompts=prompts))
     assert str(caught.value) == wording("tokens-leave-no-room")
     prompts[0]["tokens"] = 511

@@ -94,6 +94,6 @@ def test_what_we_cannot_model_is_refused_with_its_reason(config: dict[str, Any],
 
 
 @each("value", ["16", 0, -1, True, None, 16.0])
-def test_a_number_that_is_none_counts_as_missing(value: object):
+def test_an_invalid_number_counts_as_missing(value: object):
     with pytest.raises(UnknownShape, match=wording("config-json-has-no-usable-num")):
         shape_from_config({**LLAMA_32_1B, "num_hidden_layers": value})

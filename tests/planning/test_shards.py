@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from expert.planning.memory.calibration import kind_of
+from expert.planning.memory.calibration import calibration_kind
 from expert.planning.memory.memory import NF4_BYTES_PER_WEIGHT, estimate, resting_bytes
 from expert.planning.memory.shards import (
     COMMUNICATOR_BYTES,
@@ -140,11 +140,13 @@ def test_what_is_offloaded_is_in_the_memory_of_the_machine_and_not_on_the_card()
 
 def test_runs_on_several_cards_calibrate_no_single_one():
     kinds = {
-        kind_of(LORA),
-        kind_of(replace(LORA, engine="replicated")),
-        kind_of(replace(LORA, engine="sharded", shards=4)),
-        kind_of(replace(LORA, engine="sharded", shards=8)),
-        kind_of(replace(LORA, engine="sharded", shards=8, offload=True)),
+        calibration_kind(LORA),
+        calibration_kind(replace(LORA, engine="replicated")),
+        calibration_kind(replace(LORA, engine="sharded", shards=4)),
+        calibration_kind(replace(LORA, engine="sharded", shards=8)),
+        calibration_kind(replace(LORA, engine="sharded", shards=8, offload=True)),
     }
     assert len(kinds) == 5
-    assert kind_of(LORA).count(",") == 6  # unchanged, so that stored probes are still found
+    assert (
+        calibration_kind(LORA).count(",") == 6
+    )  # unchanged, so that stored probes are still found

@@ -7,10 +7,10 @@ from functools import partial
 
 import pytest
 
-from expert.planning.draft import KeptChoices
+from expert.planning.draft import ResumedChoices
 from expert.planning.machine.machine import Fact
 from expert.planning.machine.target import UnknownTarget, choose_target
-from expert.planning.models.presets import char_gpt_batch, verdicts
+from expert.planning.models.presets import char_gpt_batch, check_presets
 from tests.each import each
 from tests.planning.planning import GIB, gpu, machine, manifest, plan
 from tests.wording import wording
@@ -55,7 +55,7 @@ def test_a_misspelt_card_is_refused_with_the_nearest():
 
 
 @each("text", ["16", "many", "0GB", "-4GB", ""])
-def test_a_memory_size_that_is_none_is_refused(text):
+def test_an_invalid_memory_size_is_refused(text):
     with pytest.raises(UnknownTarget) as caught:
         choose_target(machine(), vram=text)
     expected = wording("not-memory-size-such", text=text)
@@ -82,19 +82,19 @@ def test_a_run_that_is_resumed_beside_others_keeps_its_base_unquantised():
     beside = machine(card(held_gib=12))
     assert first.model.quantization == "none"
     assert plan(large, None, machine=beside).model.quantization == "int4"
-    again = plan(large, None, machine=beside, kept=KeptChoices(quantization="none"))
+    again = plan(large, None, machine=beside, kept=ResumedChoices(quantization="none"))
     assert again.model.quantization == "none"
     assert not again.fits, "that is told, and nothing else is computed in silence"
 
 
 def test_presets_say_where_they_hold_and_where_they_do_not():
-    found = {(v.card.slug, v.preset.model, v.preset.work.rows): v for v in verdicts()}
-    assert found[("rtx-4080-super", "char-gpt", 128)].holds
-    assert found[("rtx-4080-super", "char-gpt", 256)].holds  # reportedly too much for 16 GB
+    found = {(v.card.slug, v.preset.model, v.preset.work.rows): v for v in check_presets()}
+    assert found[("rtx-4080-super", "char-gpt", 128)].fits_card
+    assert found[("rtx-4080-super", "char-gpt", 256)].fits_card  # reportedly too much for 16 GB
     small = found[("rtx-4090", "Qwen3-0.6B", 16)]
-    assert not small.holds
+    assert not small.fits_card
     assert small.words().startswith(wording("does-not-hold"))
     assert small.words().endswith(wording("rows-at-once-fit"))
-    assert not found[("rtx-5090", "Llama-3.1-8B", 32)].holds
+    assert not found[("rtx-5090", "Llama-3.1-8B", 32)].fits_card
     made = plan(manifest(base_models=[{"name": "Llama-3.1-8B"}]), "rtx-5090")
     assert (made.model.quantization, made.kernels.checkpointing) == ("none", "none")

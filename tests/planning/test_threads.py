@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from expert.planning.machine.threads import Threads, choose_threads, threads_as_before
+from expert.planning.machine.threads import Threads, choose_threads, resumed_threads
 from tests.each import each
 from tests.wording import wording
 
@@ -40,7 +40,7 @@ def test_the_reason_names_the_neighbours_the_quota_or_what_the_user_says():
 
 def before(threads: object, began_on: int | None, *, granted: int, cores: int) -> Threads | None:
     told = {"threads": threads, "cores": began_on}
-    return threads_as_before(told, granted=granted, cores=cores)
+    return resumed_threads(told, granted=granted, cores=cores)
 
 
 def test_a_resumed_run_keeps_its_threads_on_as_many_cores_and_else_chooses_again():

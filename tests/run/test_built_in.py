@@ -19,7 +19,7 @@ from expert.jobs.sample.sample import sample
 from expert.jobs.validate.validate import validate
 from expert.planning.run_plan import RunPlan
 from expert.run.open import plan
-from expert.run.stored.load import AnotherBase
+from expert.run.stored.load import BaseMismatch
 from expert.training.checkpoint import CheckpointError
 from tests.jobs.runs import base_model, events_of, run, write_expert
 from tests.wording import wording
@@ -98,7 +98,7 @@ def test_the_plan_tells_which_tiny_it_is(tiny, tmp_path):
     assert plan(manifest).model.revision not in (None, before)
 
 
-def test_what_was_learned_upon_another_tiny_is_not_used(tiny, tmp_path):
+def test_a_run_trained_on_another_tiny_is_refused(tiny, tmp_path):
     folder = run(write_expert(tmp_path / "expert", "tiny", {"max_steps": 2})).folder
     assert sample(folder, ["say red 1"], device="cpu", seed=0).notes == ()
     replace_weights(tiny)
@@ -108,7 +108,7 @@ def test_what_was_learned_upon_another_tiny_is_not_used(tiny, tmp_path):
         lambda: export(folder, tmp_path / "out", device="cpu"),
     ]
     for use in uses:
-        with pytest.raises(AnotherBase, match=wording("trained-on-another-tiny")):
+        with pytest.raises(BaseMismatch, match=wording("trained-on-another-tiny")):
             use()
     forget_the_weights(folder)
     assert wording("does-not-tell-tiny") in sample(folder, ["a"], device="cpu", seed=0).notes[-1]
@@ -116,7 +116,7 @@ def test_what_was_learned_upon_another_tiny_is_not_used(tiny, tmp_path):
     assert wording("does-not-tell-tiny") in done.warnings()[0]
 
 
-def test_a_run_does_not_continue_upon_another_tiny(tiny, tmp_path):
+def test_a_run_is_not_resumed_on_another_tiny(tiny, tmp_path):
     settings = {"max_steps": 2, "save_steps": 1}
     folder = run(write_expert(tmp_path / "expert", "tiny", settings)).folder
     replace_weights(tiny)
@@ -128,7 +128,7 @@ def test_a_run_does_not_continue_upon_another_tiny(tiny, tmp_path):
 def test_a_run_that_recorded_no_weights_continues_and_is_reported_so(tiny, tmp_path, monkeypatch):
     settings = {"max_steps": 2, "save_steps": 1}
     with monkeypatch.context() as earlier:
-        earlier.setattr("expert.planning.models.resolve.weights_digits", lambda folder: None)
+        earlier.setattr("expert.planning.models.resolve.weights_hash_prefix", lambda folder: None)
         folder = run(write_expert(tmp_path / "expert", "tiny", settings)).folder
     longer = write_expert(tmp_path / "expert", "tiny", settings)
     run(longer, resume=str(folder / "checkpoints" / "step-000001"))

@@ -9,7 +9,7 @@ from expert.planning.choose import cuda_graphs as recording
 from expert.run import build as building
 from expert.training import learner
 from tests.jobs.runs import events_of, losses_of, plan_of, run, weights_of, write_expert
-from tests.parallel.again import Again, UndoneStep
+from tests.parallel.fake_capture import FakeCapture, UndoneStep
 
 SLOW_BF16 = pytest.mark.skipif(
     not torch.ops.mkldnn._is_mkldnn_bf16_supported(),
@@ -30,7 +30,7 @@ SLOW_BF16 = pytest.mark.skipif(
 def test_a_recorded_run_equals_one_that_is_not(base, tmp_path, monkeypatch, config):
     config |= {"epochs": 1}
     plain = run(write_expert(tmp_path / "plain", base, config))
-    recorder = Again()
+    recorder = FakeCapture()
     monkeypatch.setattr(building, "capture_for", lambda plan, device: recorder)
     recorded = run(write_expert(tmp_path / "recorded", base, config))
     assert recorder.replayed > 4
@@ -41,7 +41,7 @@ def test_a_recorded_run_equals_one_that_is_not(base, tmp_path, monkeypatch, conf
 def test_a_run_whose_steps_are_recorded_learns_the_same(base, tmp_path, monkeypatch):
     config = {"optim": "adamw_torch_fused", "epochs": 3, "eval_steps": 4}
     plain = run(write_expert(tmp_path / "plain", base, config))
-    recorder = Again()
+    recorder = FakeCapture()
     monkeypatch.setattr(building, "capture_for", lambda plan, device: recorder)
     monkeypatch.setattr(learner, "CapturedStep", UndoneStep)
     recorded = run(write_expert(tmp_path / "recorded", base, config))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from expert.core import publish
-from expert.core.hashed import hash_file, state_of
+from expert.core.hashed import file_integrity, hash_file
 from expert.data.pack.pack_index import PackIndex
 from expert.data.prepared import PartsLeft, PreparedData
 from expert.run.open import plan, prepare, prepare_part
@@ -109,7 +109,7 @@ def test_a_cache_of_an_earlier_version_without_hashes_gives_the_same_and_gets_th
     again = prepare(manifest)
     assert sequences(again) == before
     assert not again.doubts
-    assert state_of(made.train.index_file) == "sound"
+    assert file_integrity(made.train.index_file) == "sound"
     assert hash_file(cache / ".hashes.json").is_file()
 
 

@@ -20,8 +20,8 @@ from expert.model.base_folder import model_folder
 from expert.model.errors import ModelError
 from expert.planning.run_plan import ModelPlan
 from expert.run.open import open_run
-from expert.run.stored.choose_checkpoint import NothingTrained, choose
-from expert.run.stored.load import AnotherBase, base_remark, read_plan
+from expert.run.stored.choose_checkpoint import StateNotFound, choose
+from expert.run.stored.load import BaseMismatch, base_warning, read_plan
 from tests.data.damaging import KINDS, damage, files_in, put_back
 from tests.faults.counting import cases
 from tests.jobs.trained_runs import finished
@@ -44,7 +44,7 @@ def got_through(run: Path, file: Path, kind: str, dice: random.Random) -> str:
         except Damaged as error:
             named = str(error)
             return "" if file.name in named else f"{done}: {named}"
-        except NothingTrained as error:  # without DONE it was never finished
+        except StateNotFound as error:  # without DONE it was never finished
             return "" if file.name == "DONE" == str(error).split()[-1] or kind == "gone" else done
         except Exception as error:  # noqa: BLE001 - whatever it is, it got through
             return f"{done}: {error!r}"
@@ -81,7 +81,7 @@ def test_a_damaged_adapter_or_another_base_is_refused_whoever_wants_it(run, use,
     base, out = Path(read_plan(RunFolder(run)).model.location), tmp_path / "out"
     with put_back(base, tmp_path / "kept"):
         damage(base / "model.safetensors", "last byte", random.Random(1))
-        with pytest.raises(AnotherBase, match=wording("not-the-base-trained-on", run=run)):
+        with pytest.raises(BaseMismatch, match=wording("not-the-base-trained-on", run=run)):
             USES[use](run, out)
     damage(run / "final" / "adapter_model.safetensors", "bit", random.Random(1))
     publish._sound.clear()
@@ -95,13 +95,13 @@ def test_another_config_of_the_base_is_told(run, tmp_path):
     folder = RunFolder(run)
     plan = read_plan(folder)
     base = Path(plan.model.location)
-    assert base_remark(folder, plan) == ""
+    assert base_warning(folder, plan) == ""
     with put_back(base, tmp_path / "kept"):
         config = base / "config.json"
         config.write_text(config.read_text() + " ")
-        assert base_remark(folder, plan).startswith(wording("another-config-of-base", base=base))
+        assert base_warning(folder, plan).startswith(wording("another-config-of-base", base=base))
     shutil.rmtree(folder.checkpoints)  # nothing is recorded any more
-    assert base_remark(folder, plan) == ""
+    assert base_warning(folder, plan) == ""
 
 
 @pytest.mark.parametrize("name", ["plan.json", "manifest.json"])

@@ -11,7 +11,7 @@ import torch
 
 from expert.model import attention
 from expert.parallel.group import Group
-from expert.run.build import DoesNotRun, check_attention, check_precision
+from expert.run.build import PlanUnsupported, check_attention, check_precision
 from expert.run.session import instruments
 from expert.run.session.failures import failure_of
 from expert.training.recovery import (
@@ -67,7 +67,7 @@ def test_memory_that_runs_out_while_compiling_is_missing_memory():
         subprocess.CalledProcessError(1, ["/usr/bin/gcc", "main.c"]),
     ],
 )
-def test_what_compiles_is_given_up_in_turn(error):
+def test_compiled_parts_are_disabled_one_after_the_other(error):
     assert isinstance(failure_of(error, "training", plan()), CompileFailed)
     for attended, kernel in (("flex", "attention"), ("flash", "fused_loss")):
         failure = failure_of(error, "training", plan(compile=False, attention=attended))
@@ -93,7 +93,7 @@ def test_attention_that_fails_or_is_not_deterministic_where_that_was_asked_for_i
 
 def test_a_card_without_bf16_is_another_precision(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: False)
-    with pytest.raises(DoesNotRun) as caught:
+    with pytest.raises(PlanUnsupported) as caught:
         check_precision(plan(), CARD)
     assert failure_of(caught.value) == PrecisionUnsupported(
         precision="bf16", reason="the card has no bf16"
@@ -118,8 +118,8 @@ def test_flash_attention_is_tried_with_the_heads_of_the_model(monkeypatch):
         asked.append(facts)
         return why
 
-    monkeypatch.setattr(attention, "attention_works", works)
-    with pytest.raises(DoesNotRun) as caught:
+    monkeypatch.setattr(attention, "attention_failure", works)
+    with pytest.raises(PlanUnsupported) as caught:
         check_attention(plan(attention="flash"), model(num_key_value_heads=2, head_dim=32), CARD)
     assert failure_of(caught.value) == KernelUnavailable(kernel="attention", reason=why)
     why = wording("outofmemoryerror-cuda-out-memory")
@@ -155,12 +155,12 @@ def test_what_the_card_does_goes_into_step_events_as_numbers_without_compiling(m
 
 
 def test_loss_scaling_alone_is_no_state_of_an_optimizer():
-    from expert.run.session.checkpoints import state_to_come
+    from expert.run.session.checkpoints import upcoming_optimizer_bytes
 
     held = {"loss_scale.scale": torch.ones(()), "loss_scale.growth": torch.ones(())}
     own = {"model": {"w": torch.zeros(10)}, "optimizer": held}
     built: Any = SimpleNamespace(engine=SimpleNamespace(own_tensors=lambda: own))
     asked: Any = SimpleNamespace(optim=SimpleNamespace(optimizer="adamw_torch"))
-    assert state_to_come(built, asked) == 80  # two float32 moments
+    assert upcoming_optimizer_bytes(built, asked) == 80  # two float32 moments
     held["w.exp_avg"] = torch.zeros(10)
-    assert state_to_come(built, asked) == 0
+    assert upcoming_optimizer_bytes(built, asked) == 0

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from expert.core.publish import damage
-from expert.core.room import DiskFull
+from expert.core.resources import DiskFull
 from expert.data.tokens import prepare
 from expert.run import open as opening
 from expert.run.session import finish, start
@@ -88,14 +88,14 @@ def test_a_run_that_finds_no_room_for_its_plan_says_so_and_is_resumed_later(
     for path in (folder / "final", folder / "checkpoints" / "step-000002"):
         shutil.rmtree(path)
     (folder / "events.jsonl").unlink()
-    record = start.write_down
+    record = start.write_run_files
 
     def limited(*args: Any, **more: Any) -> None:
         with files_up_to(2000):
             record(*args, **more)
 
     with monkeypatch.context() as patch:
-        patch.setattr(start, "write_down", limited)
+        patch.setattr(start, "write_run_files", limited)
         with pytest.raises(DiskFull) as full:
             run(manifest, resume=str(folder))
     assert str(full.value).startswith(f"{folder}: ")

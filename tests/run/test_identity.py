@@ -21,11 +21,11 @@ from expert.manifest.reader import read_manifest
 from expert.manifest.schema.config import TrainingConfig
 from expert.manifest.schema.kinds import OPTIMIZERS, Optimizer
 from expert.manifest.schema.manifest import Adapter, BaseModelSpec
-from expert.planning.draft import KEPT, KeptChoices
+from expert.planning.draft import KEPT, ResumedChoices
 from expert.planning.machine.machine import Fact
 from expert.planning.run_plan import RunPlan
 from expert.planning.survey import Survey
-from expert.run.session.identity import MOVES, MOVES_NO_WEIGHT, BaseWeights, identity
+from expert.run.session.identity import AFFECTS_WEIGHTS, NO_EFFECT_ON_WEIGHTS, BaseWeights, identity
 from expert.run.stored.changes import kept_of
 from expert.training.checkpoint import IDENTITY, LATER_IDENTITY, CheckpointError
 from tests.each import each
@@ -39,13 +39,13 @@ NO_ROWS: Any = SimpleNamespace(
 )
 
 
-def test_of_every_key_it_is_decided_whether_it_moves_a_weight():
+def test_every_manifest_key_is_listed_as_affecting_weights_or_not():
     keys = {
         *TrainingConfig.model_fields,
         *(f"base_models.{key}" for key in BaseModelSpec.model_fields),
         *(f"adapters.{key}" for key in Adapter.model_fields),
     }
-    decided = [*MOVES, *MOVES_NO_WEIGHT]
+    decided = [*AFFECTS_WEIGHTS, *NO_EFFECT_ON_WEIGHTS]
     assert keys - set(decided) == set(), "say in run/session/identity.py whether they move weights"
     assert sorted(decided) == sorted(keys)
 
@@ -138,9 +138,9 @@ def pair_of(key: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     return [(config, {}) for config in pair]
 
 
-@each("key", MOVES)
+@each("key", AFFECTS_WEIGHTS)
 def test_another_value_of_a_key_is_another_identity(key):
-    then, now = (found_at(MOVES[key], *settings) for settings in pair_of(key))
+    then, now = (found_at(AFFECTS_WEIGHTS[key], *settings) for settings in pair_of(key))
     assert then != now, f"{key}: both are {now}"
 
 
@@ -151,12 +151,12 @@ def test_a_checkpoint_keeps_all_that_is_compared():
 
 
 def test_the_precision_that_a_machine_chose_is_kept_on_another_that_has_it():
-    assert plan(manifest(), "t4", kept=KeptChoices(precision="fp32")).kernels.precision == "fp32"
+    assert plan(manifest(), "t4", kept=ResumedChoices(precision="fp32")).kernels.precision == "fp32"
     assert plan(
-        manifest(), None, device="cpu", kept=KeptChoices(precision="bf16")
+        manifest(), None, device="cpu", kept=ResumedChoices(precision="bf16")
     ).kernels.precision == ("bf16")
-    assert plan(manifest(), "t4", kept=KeptChoices(precision="bf16")).kernels.precision == "fp16"
-    asked = plan(manifest({"bf16": False, "fp16": False}), kept=KeptChoices(precision="bf16"))
+    assert plan(manifest(), "t4", kept=ResumedChoices(precision="bf16")).kernels.precision == "fp16"
+    asked = plan(manifest({"bf16": False, "fp16": False}), kept=ResumedChoices(precision="bf16"))
     assert asked.kernels.precision == "fp32"
 
 
@@ -179,20 +179,21 @@ def test_the_attention_that_a_machine_chose_is_kept_where_it_can_run(
     there = "expert.planning.choose.kernels.package_version"
     monkeypatch.setattr(there, lambda name: Fact("4.0", "importlib.metadata"))
     long = Survey(rows=10_000_000, tokens=5_000_000_000, because="counted")
-    settled = plan(manifest(config), card, survey=long, kept=KeptChoices(attention=kept))
+    settled = plan(manifest(config), card, survey=long, kept=ResumedChoices(attention=kept))
     assert settled.kernels.attention == attention
 
 
 def test_tf32_and_int8_that_a_machine_chose_are_kept_on_another():
     fp8 = base_model(quantization="fp8")
     tf32 = [
-        plan(manifest(), card, kept=KeptChoices(tf32=False)).kernels.tf32 for card in ("t4", "h200")
+        plan(manifest(), card, kept=ResumedChoices(tf32=False)).kernels.tf32
+        for card in ("t4", "h200")
     ]
     assert tf32 == [False, False]
-    assert not plan(manifest(), "t4", kept=KeptChoices(tf32=True)).kernels.tf32
-    assert plan(manifest({"use_tf32": True}), kept=KeptChoices(tf32=False)).kernels.tf32
+    assert not plan(manifest(), "t4", kept=ResumedChoices(tf32=True)).kernels.tf32
+    assert plan(manifest({"use_tf32": True}), kept=ResumedChoices(tf32=False)).kernels.tf32
     assert plan(manifest(**fp8), "h200").model.quantization == "fp8"
-    kept = plan(manifest(**fp8), "h200", kept=KeptChoices(quantization="int8"))
+    kept = plan(manifest(**fp8), "h200", kept=ResumedChoices(quantization="int8"))
     assert decision(kept, "model.quantization")[:2] == ("int8", KEPT)
 
 
@@ -221,7 +222,7 @@ def resumed(whole, place: Path, /, *sets: str, **more: Any) -> Path:
     "setting",
     ["micro_batch_size=1", "gradient_checkpointing=full", "on_not_finite=skip", "attention=sdpa"],
 )
-def test_a_changed_setting_that_moves_no_weight_is_not(whole, tmp_path, setting):
+def test_a_changed_setting_without_effect_on_weights_is_accepted(whole, tmp_path, setting):
     copy = resumed(whole, tmp_path / "copy", f"training.config.{setting}")
     assert list(losses_of(copy)) == [3, 4]
     assert events_of(copy, "resumed")[0]["changed"] == []
@@ -229,7 +230,7 @@ def test_a_changed_setting_that_moves_no_weight_is_not(whole, tmp_path, setting)
 
 def test_only_what_nobody_set_is_kept(whole, tmp_path):
     read, folder = read_manifest(whole[0]), RunFolder(copied(whole[1], tmp_path / "copy"))
-    base = KeptChoices(quantization="none")
+    base = ResumedChoices(quantization="none")
     assert kept_of(folder, read) == replace(base, precision="fp32")
     settled, recorded = (json.loads(file.read_text()) for file in (folder.plan, folder.manifest))
     settled["kernels"] |= {"device": "cuda", "attention": "flash", "tf32": True}
@@ -311,7 +312,7 @@ def rewrite(checkpoint: Path, change: Any) -> None:
     done.write_text(json.dumps(listed))
 
 
-def test_of_a_checkpoint_of_an_earlier_version_it_is_told_what_was_not_compared(whole, tmp_path):
+def test_a_checkpoint_of_an_earlier_version_warns_of_what_was_not_compared(whole, tmp_path):
     copy = copied(whole[1], tmp_path / "copy")
     checkpoint = copy / "checkpoints" / "step-000002"
 

@@ -10,11 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from expert.data.examples.column_survey import survey_rows
-from expert.data.examples.columns import ColumnsNotFound, columns_of
+from expert.data.examples.columns import ColumnsNotFound, detect_source_columns
 from expert.data.read import sources as sources_of_rows
 from expert.data.read.sources import iterate, resolve_sources
 from expert.manifest.reader import read_manifest
-from expert.run.missing import FIRST_ROWS, missing_things
+from expert.run.missing import FIRST_ROWS, find_missing
 from tests.each import each
 from tests.wording import wording
 
@@ -29,7 +29,7 @@ def written(folder: Path, text: str) -> Path:
 
 
 def doubts(folder: Path, text: str) -> list[tuple[str, str]]:
-    found = missing_things(read_manifest(written(folder, text)), environ=NOWHERE)
+    found = find_missing(read_manifest(written(folder, text)), environ=NOWHERE)
     refused = [(each.path, each.what) for each in found.problems]
     return [*refused, *((each.path, each.text) for each in found.remarks)]
 
@@ -80,7 +80,7 @@ def test_a_column_that_the_rows_do_not_have_is_told_in_the_words_of_the_run(tmp_
     read = read_manifest(tmp_path / "manifest.yaml")
     source = resolve_sources(read.manifest.training.dataset, read.folder).train
     with pytest.raises(ColumnsNotFound, match=re.escape(f"{file}: {NO_COLUMN}")):
-        columns_of(survey_rows(iterate(source)), read.manifest.training.dataset)
+        detect_source_columns(survey_rows(iterate(source)), read.manifest.training.dataset)
 
 
 def test_columns_are_looked_for_in_every_file_and_missing_files_are_told_beside_them(tmp_path):

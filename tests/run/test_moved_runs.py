@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from expert.core.hashed import write_hashed
-from expert.jobs.diagnose.first_fix import read_again
+from expert.jobs.diagnose.first_fix import read_run_manifest
 from expert.jobs.export.export import export
 from expert.jobs.report import report
 from expert.jobs.sample.sample import sample
@@ -73,7 +73,7 @@ def test_a_run_that_was_moved_with_its_expert_needs_nothing_of_where_it_was(frui
     plan = read_plan(find_trained(folder))
     assert Path(plan.model.location) == elsewhere / "models" / "base"
     assert Path(plan.data.cache or "") == elsewhere / "datasets_optimized" / "demo"
-    assert read_again(folder).folder == elsewhere
+    assert read_run_manifest(folder).folder == elsewhere
     made = export(folder, to=elsewhere.parent / "out")
     config = json.loads((made.folder / "adapter_config.json").read_text(encoding="utf-8"))
     assert config["base_model_name_or_path"] == "base"

@@ -11,11 +11,11 @@ import pytest
 
 import expert
 from expert.data import named_sources
-from expert.data.feed.streaming import Place
+from expert.data.feed.streaming import StreamPosition
 from expert.jobs.diagnose import check
 from expert.planning.machine import machine
 from expert.run import open as opening
-from expert.run.open import NoGpuHere, open_run
+from expert.run.open import GpuNotFound, open_run
 from tests.cli.conftest import run as run
 from tests.jobs.runs import ROWS, events_of, write_expert
 
@@ -103,7 +103,7 @@ def test_a_gpu_that_is_not_here_is_refused_before_anything_is_prepared(base, tmp
     here = machine.describe_machine(tmp_path)
     without = here.__class__(**{**here.__dict__, "gpus": ()})
     monkeypatch.setattr(machine, "describe_machine", lambda folder=None: without)
-    with pytest.raises(NoGpuHere):
+    with pytest.raises(GpuNotFound):
         expert.train(file)
     assert not (tmp_path / "datasets_optimized").exists()
     assert opening.plan(file).kernels.device == "cpu", "a plan only warns"
@@ -114,6 +114,6 @@ def test_a_stream_without_duplicates_has_its_rows_in_every_epoch(base, tmp_path)
     config = {"epochs": 2, "dataloader_num_workers": 0, "device": "cpu", "lr_scheduler": "constant"}
     opened = open_run(write_expert(tmp_path, base, config, dataset=dataset, rows=ROWS + ROWS))
     assert opened.data.stream is not None
-    works = opened.data.stream.works(done=0, place=Place(), epochs=2, total=None)
+    works = opened.data.stream.works(done=0, place=StreamPosition(), epochs=2, total=None)
     steps = Counter(work.step.epoch for work in works)
     assert steps[0] == steps[1] > 0

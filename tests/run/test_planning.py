@@ -220,7 +220,7 @@ def test_more_rows_than_are_read_are_told_by_their_bytes_or_their_footer(tmp_pat
     import pyarrow as pa
     import pyarrow.parquet
 
-    monkeypatch.setattr("expert.data.count.MOST_READ", 50)
+    monkeypatch.setattr("expert.data.count.MAX_COUNTED_ROWS", 50)
     for rows in (ROWS, ["no object", *ROWS]):
         (tmp_path / "rows.json").write_text(json.dumps(rows), encoding="utf-8")
         made = expert.plan(an_expert(tmp_path, dataset={"path": "rows.json"}))

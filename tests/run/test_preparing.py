@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import expert
-import expert.data.examples.remembered as row_cache
-import expert.data.line as preparing
+import expert.data.examples.cached_results as row_cache
+import expert.data.pipeline as preparing
 from expert.data import splits
 from expert.data.prepared import PreparedData
 from expert.data.records import DataError
@@ -88,7 +88,7 @@ def test_tokens_of_rows_that_earlier_versions_read_differently_are_not_reused(
     named = filled | ({"system": "Be brief."} if "system" in row else {})
     (tmp_path / "train.jsonl").write_text(lines([named, row, row, row]), encoding="utf-8")
     with monkeypatch.context() as earlier:
-        earlier.setattr("expert.data.line.was_read_differently", lambda *given: False)
+        earlier.setattr("expert.data.pipeline.was_read_differently", lambda *given: False)
         before = prepare(file).train.folders[0]
     for memory in tmp_path.rglob(".texts.json"):
         memory.unlink()  # an earlier version did not look

@@ -11,10 +11,10 @@ from expert.run.open import plan
 from expert.run.session import run_rate
 from expert.run.session.run_rate import (
     LEAST_SECONDS,
-    LEAST_UPDATES,
+    LEAST_STEPS,
     compile_seconds,
-    found_compiled,
     settled_rate,
+    was_compiled_before,
 )
 from tests.each import each
 from tests.insight.records import CPU, evidence, finished_events, planned, record, step_events
@@ -33,7 +33,7 @@ def test_the_rate_of_a_finished_run_is_the_time_of_the_next_plan(tmp_path, monke
     file = write_expert(tmp_path, base_model(), {"epochs": 5})
     assert plan(file).length.tokens_per_second is None
     done = run(file)
-    assert done.steps >= LEAST_UPDATES
+    assert done.steps >= LEAST_STEPS
     [kept] = read_rates(measurements_file())
     rates = [event["tokens_per_second"] for event in events_of(done.folder, "step")]
     assert min(rates) <= kept.tokens_per_second <= max(rates)
@@ -102,7 +102,7 @@ def test_torch_tells_whether_it_had_compiled_everything_before(counted, found):
     with pytest.MonkeyPatch.context() as patch:
         counters = defaultdict(Counter, {name: Counter(kinds) for name, kinds in counted.items()})
         patch.setattr(utils, "counters", counters)
-        assert found_compiled() is found
+        assert was_compiled_before() is found
 
 
 def test_only_a_run_that_compiled_once_and_changed_nothing_tells_what_compiling_takes():

@@ -11,8 +11,8 @@ from itertools import count
 import pytest
 import torch
 
-from expert.run.session.start import look_for_threads
-from expert.telemetry.cpu import CpuSampler, Neighbours, cores_seen
+from expert.run.session.start import find_free_threads
+from expert.telemetry.cpu import CpuSampler, OtherProcesses, available_cores
 from tests.jobs.runs import base_model, events_of, run, write_expert
 from tests.wording import wording
 
@@ -43,8 +43,8 @@ def test_with_every_core_taken_one_thread_is_left_and_kept_when_the_run_resumes(
 ):
     manifest = write_expert(tmp_path, base_model(), {"max_steps": 2, "save_steps": 1})
     progress: list[int] = []
-    with neighbours(len(cores_seen())):
-        found = look_for_threads(2)
+    with neighbours(len(available_cores())):
+        found = find_free_threads(2)
         folder = run(manifest, progress=progress.append).folder
     assert (found.count, found.lowered) == (1, True)
     [told] = events_of(folder, "threads")
@@ -65,7 +65,7 @@ def test_a_run_resumed_on_another_machine_chooses_again(tmp_path, free_to_choose
         events.write(json.dumps({"event": "threads", "threads": 64, "cores": 640}) + "\n")
     run(manifest, resume=str(folder / "checkpoints" / "step-000001"))
     told = events_of(folder, "threads")[-1]
-    assert told["threads"] <= len(cores_seen())
+    assert told["threads"] <= len(available_cores())
     assert told["kept"] is False
 
 
@@ -81,12 +81,12 @@ def test_a_run_names_who_takes_its_cores_and_its_diagnosis_too(tmp_path, monkeyp
         now = next(seconds_gone)
         return now
 
-    cores = len(cores_seen())
+    cores = len(available_cores())
     sampler = CpuSampler(clock=clock, busy=lambda: 0.8 * cores * now, own=lambda: 0.0)
     monkeypatch.setattr("expert.telemetry.cpu.CpuSampler", lambda: sampler)
     seconds = iter([0.0, 1.2 * cores])
-    neighbour = Neighbours(clock=clock, look=lambda: {7: ("rustc", next(seconds))})
-    monkeypatch.setattr("expert.telemetry.cpu.Neighbours", lambda: neighbour)
+    neighbour = OtherProcesses(clock=clock, look=lambda: {7: ("rustc", next(seconds))})
+    monkeypatch.setattr("expert.telemetry.cpu.OtherProcesses", lambda: neighbour)
     config = {"max_steps": 4, "dataloader_num_workers": 0}
     folder = run(write_expert(tmp_path, base_model(), config)).folder
     [told] = events_of(folder, "neighbours")

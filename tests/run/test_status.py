@@ -172,7 +172,7 @@ def test_a_run_whose_trainer_lives_is_running_and_one_whose_trainer_died_is_gone
     assert (bare.state, bare.step, bare.last_event) == ("gone", None, None)
 
 
-def test_an_end_before_the_run_was_taken_up_again_does_not_count(tmp_path):
+def test_an_ending_before_a_resume_does_not_count(tmp_path):
     stopped = {"event": "stopped", "time": 3.0, "reason": "signal", "exit_code": 143}
     resumed = {"event": "resumed", "time": 4.0, "step": 2}
     folder = a_run(tmp_path / "a", STARTED, STEP, stopped, pid=os.getpid())

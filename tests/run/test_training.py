@@ -10,7 +10,7 @@ import pytest
 from safetensors.torch import load_file
 
 from expert.core.publish import damage
-from expert.telemetry.meter import Ahead
+from expert.telemetry.meter import RemainingEvaluations
 from tests.faults.counting import case
 from tests.jobs.runs import ROWS, events_of, losses_of, run, weights_of, write_expert
 from tests.wording import wording
@@ -70,7 +70,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(whole, tmp_path,
 
 
 @pytest.mark.fault(13)
-def test_how_many_rows_go_at_once_changes_no_loss(base, tmp_path):
+def test_micro_batch_size_changes_no_loss(base, tmp_path):
     """The same sums in another order: they differ by rounding, 1e-6 of a float32 loss."""
     found = []
     for rows in (1, 4):
@@ -230,13 +230,13 @@ def test_on_a_cpu_the_trial_before_the_first_step_says_how_long_evaluations_take
     base, tmp_path, monkeypatch
 ):
     measured = []
-    remember = Ahead.measured
+    remember = RemainingEvaluations.measured
 
     def watched(self, seconds, *, cost, done=None):
         measured.append((seconds > 0, cost > 0, done))
         remember(self, seconds, cost=cost, done=done)
 
-    monkeypatch.setattr(Ahead, "measured", watched)
+    monkeypatch.setattr(RemainingEvaluations, "measured", watched)
     settings = {"max_steps": 2, "eval_steps": 2, "eval_batch_size": 1}
     run(write_expert(tmp_path, base, settings, dataset={"validation_split": 0.5}))
     assert measured == [(True, True, None), (True, True, 2)]

@@ -13,7 +13,7 @@ from expert.model.load import LoadedModel
 from expert.parallel.single_device import SingleDevice
 from expert.run.session import evaluate as judging
 from expert.run.session.failures import RunFailed
-from expert.telemetry.late import LateNumbers
+from expert.telemetry.delayed import DelayedValues
 from expert.training import optim
 from expert.training import recorder as recorder_module
 from expert.training.learner import OptimizerLearner
@@ -179,9 +179,7 @@ def test_a_model_that_never_fits_ends_with_a_sentence_and_a_code(base, tmp_path,
 
 
 @pytest.mark.fault(17)
-def test_a_step_torn_by_missing_memory_is_taken_again_from_a_checkpoint(
-    base, whole, tmp_path, monkeypatch
-):
+def test_an_interrupted_step_is_repeated_from_a_checkpoint(base, whole, tmp_path, monkeypatch):
     _, folder = whole
     step, calls = OptimizerLearner.step, []
 
@@ -318,7 +316,7 @@ def broken_backend(graph, inputs):
     raise RuntimeError("this backend makes nothing")
 
 
-def test_a_compiler_that_fails_is_done_without(base, whole, tmp_path, monkeypatch):
+def test_a_run_continues_uncompiled_if_compiling_fails(base, whole, tmp_path, monkeypatch):
     from expert.model import blocks
 
     compile_with = torch.compile
@@ -345,7 +343,7 @@ def test_shapes_that_never_settle_end_compilation(base, whole, tmp_path, monkeyp
     from expert.run import build as building
 
     graphs = iter(range(0, 10_000, 5))
-    monkeypatch.setattr(recorder_module, "LateNumbers", lambda d: LateNumbers(d, lag=lag))
+    monkeypatch.setattr(recorder_module, "DelayedValues", lambda d: DelayedValues(d, lag=lag))
     monkeypatch.setattr(building, "compile_blocks", lambda *_: None, raising=False)
     monkeypatch.setattr(blocks, "compile_blocks", lambda *_: None)
     monkeypatch.setattr(blocks, "compiled_graphs", lambda: next(graphs))

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from expert.core.publish import damage
-from expert.core.room import DiskFull
+from expert.core.resources import DiskFull
 from expert.model import load
 from expert.run.session import checkpoints
 from expert.training import checkpoint

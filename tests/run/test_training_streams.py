@@ -94,7 +94,7 @@ def test_the_memory_of_a_stream_is_that_of_the_batch_its_first_rows_make(base, t
     assert settled.memory.peak_bytes < before.memory.peak_bytes
 
 
-def test_a_schedule_that_was_asked_for_asks_for_an_end(base, tmp_path):
+def test_a_schedule_of_a_stream_needs_max_steps(base, tmp_path):
     with pytest.raises(ManifestError, match=r"lr_scheduler: needs .*\(set .*max_steps\)"):
         run(write_stream(tmp_path / "none", base, {"lr_scheduler": "cosine"}))
     settings = {"lr_scheduler": "cosine", "max_steps": 3, "warmup_steps": 0}
@@ -113,7 +113,7 @@ def test_a_part_of_an_epoch_of_a_stream_is_refused_before_anything_is_read(base,
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_stream_is_taken_up_where_it_was_left(streamed, tmp_path):
+def test_a_stream_is_resumed_where_it_stopped(streamed, tmp_path):
     manifest, folder = streamed
     last = max(losses_of(folder))
     for step in (last // 2, last // 2 + 1):
@@ -169,9 +169,7 @@ def test_a_thread_that_feeds_too_slowly_is_reported_once(base, tmp_path, monkeyp
     assert list(losses_of(done.folder)) == list(range(1, 25))
 
 
-def test_memory_that_has_to_be_asked_for_again_and_again_counts_as_none(
-    base, tmp_path, monkeypatch
-):
+def test_repeated_allocator_retries_count_as_out_of_memory(base, tmp_path, monkeypatch):
     from expert.run.session import instruments
 
     retries = iter([0, 1, 1, 2, 3, 4, 4, 4, 4, 5, 6, 7, 8, 9, 10, 11])
@@ -201,7 +199,7 @@ def test_a_column_that_comes_after_the_first_window_of_a_stream_makes_bad_rows(
 ):
     """Streams are looked at through their first window; nothing that comes later is left out in
     silence."""
-    monkeypatch.setattr("expert.data.line.STREAM_WINDOW_ROWS", len(ROWS) - 3)
+    monkeypatch.setattr("expert.data.pipeline.STREAM_WINDOW_ROWS", len(ROWS) - 3)
     manifest = write_stream(tmp_path, base, {})
     late = [{**row, "context": "what it is about"} for row in ROWS[-2:]]
     write = "".join(json.dumps(row) + "\n" for row in [*ROWS[:-2], *late])

@@ -13,11 +13,11 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from expert.core.room import DiskFull
+from expert.core.resources import DiskFull
 from expert.model.load import LoadedModel
 from expert.run.session.checkpoints import Checkpoints
 from expert.run.session.failures import RunFailed
-from expert.telemetry.late import LateNumbers
+from expert.telemetry.delayed import DelayedValues
 from expert.telemetry.trackers import TRACKERS
 from expert.training import recorder as recorder_module
 from expert.training.checkpoint import load_checkpoint
@@ -291,7 +291,7 @@ def test_troubles_that_are_read_together_are_reported_and_undone_once(base, tmp_
         return loss * float("nan") if now.update in (3, 4) else loss
 
     inject(monkeypatch, fault)
-    monkeypatch.setattr(recorder_module, "LateNumbers", lambda d: LateNumbers(d, lag=3))
+    monkeypatch.setattr(recorder_module, "DelayedValues", lambda d: DelayedValues(d, lag=3))
     done = run(write_expert(tmp_path, base, UNSAVED | {"on_not_finite": "rollback"}))
     assert [event["step"] for event in events_of(done.folder, "not_finite")] == [4]
     told = events_of(done.folder, "rolled_back")

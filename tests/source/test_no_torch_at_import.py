@@ -52,9 +52,9 @@ def test_reading_a_json_manifest_loads_no_yaml_parser():
     code = (
         "import sys\n"
         "from expert.manifest.text.document import parse_document\n"
-        "from expert.manifest.reader import understand\n"
+        "from expert.manifest.reader import interpret_document\n"
         """text = '{"base_model": "X", "dataset": "a.jsonl"}'\n"""
-        "understand(parse_document(text, 'json'))\n"
+        "interpret_document(parse_document(text, 'json'))\n"
         "print('yaml' in sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

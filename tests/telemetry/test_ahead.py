@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from expert.telemetry.meter import Ahead, Meter, StepCounts
+from expert.telemetry.meter import Meter, RemainingEvaluations, StepCounts
 from tests.each import each
 from tests.telemetry.clocks import HandClock
 
@@ -23,12 +23,12 @@ def made(meter: Meter, clock: HandClock, done: int, seconds: float = 1.0) -> Non
     ],
 )
 def test_evaluations_to_come_are_those_on_the_way_and_the_last(total, every, left):
-    ahead = Ahead(total_steps=total, every=every, at_end=True, validation=1.0)
+    ahead = RemainingEvaluations(total_steps=total, every=every, at_end=True, validation=1.0)
     assert {done: ahead.evaluations(done) for done in left} == left
 
 
-def test_one_that_was_made_is_no_longer_to_come():
-    ahead = Ahead(total_steps=40, every=10, at_end=True, validation=1.0)
+def test_a_finished_evaluation_is_not_remaining():
+    ahead = RemainingEvaluations(total_steps=40, every=10, at_end=True, validation=1.0)
     ahead.measured(5.0, cost=1.0, done=10)
     assert ahead.evaluations(10) == 3
     ahead.measured(5.0, cost=1.0, done=40)
@@ -37,7 +37,7 @@ def test_one_that_was_made_is_no_longer_to_come():
 
 def test_the_time_left_has_the_evaluations_in_it_before_and_after_one_was_measured():
     clock = HandClock()
-    ahead = Ahead(total_steps=4, at_end=True, validation=60.0, test=30.0)
+    ahead = RemainingEvaluations(total_steps=4, at_end=True, validation=60.0, test=30.0)
     meter = Meter(clock, total_steps=4, ahead=ahead, settling=0)
     made(meter, clock, 1)
     assert meter.eta_seconds() == 3 + 90.0
@@ -49,7 +49,7 @@ def test_the_time_left_has_the_evaluations_in_it_before_and_after_one_was_measur
 
 def test_an_evaluation_that_was_measured_says_how_long_the_next_ones_take():
     clock = HandClock()
-    ahead = Ahead(total_steps=30, every=10, at_end=True, validation=6.0, test=3.0)
+    ahead = RemainingEvaluations(total_steps=30, every=10, at_end=True, validation=6.0, test=3.0)
     meter = Meter(clock, total_steps=30, ahead=ahead, settling=0)
     made(meter, clock, 10)
     ahead.measured(12.0, cost=6.0, done=10)

@@ -11,9 +11,9 @@ import time
 from expert.telemetry.cpu import (
     NAMED_AGAIN_SECONDS,
     CpuSampler,
-    Neighbours,
+    OtherProcesses,
+    available_cores,
     busy_seconds,
-    cores_seen,
     own_seconds,
     peak_memory_bytes,
     process_seconds,
@@ -25,7 +25,7 @@ from tests.each import each
     ("busy", "own", "share"),
     [(20.0, 10.0, 0.5), (10.0, 10.0, 0.0), (5.0, 6.0, 0.0), (99.0, 0.0, 1.0)],
 )
-def test_what_is_not_the_run_s_own_is_others(busy, own, share):
+def test_cpu_use_of_others_excludes_the_run(busy, own, share):
     now = [0.0, 0.0, 0.0]
     sampler = CpuSampler(clock=lambda: now[0], busy=lambda: now[1], own=lambda: now[2], cores=2)
     now[:] = [10.0, busy, own]
@@ -61,7 +61,7 @@ def test_busy_neighbours_are_named_once_a_minute_and_quiet_ones_never():
         looks.append(now[0])
         return dict(used)
 
-    neighbours = Neighbours(clock=lambda: now[0], look=look)
+    neighbours = OtherProcesses(clock=lambda: now[0], look=look)
     assert neighbours.named(0.1) == []
     assert looks == []  # nothing is sampled while the cores are free
     assert neighbours.named(0.8) == []  # the first sample
@@ -95,7 +95,7 @@ def test_a_real_neighbour_is_seen_and_this_process_and_its_children_are_not():
         os.kill(neighbour, signal.SIGKILL)
         done.stdout.close()
     assert seen[neighbour][1] > before[neighbour][1]
-    assert share * len(cores_seen()) > 0.2  # a fifth of a core, even on a busy machine
+    assert share * len(available_cores()) > 0.2  # a fifth of a core, even on a busy machine
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         seen = process_seconds()
         child.communicate(b"\n")

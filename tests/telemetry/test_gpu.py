@@ -11,7 +11,12 @@ import pynvml
 import pytest
 
 from expert.telemetry import gpu as gpu_module
-from expert.telemetry.gpu import HEAT_BRAKES, POWER_BRAKES, GpuSampler, allocator_facts
+from expert.telemetry.gpu import (
+    POWER_THROTTLE_BITS,
+    THERMAL_THROTTLE_BITS,
+    GpuSampler,
+    allocator_stats,
+)
 from tests.each import each
 from tests.planning.fake_nvml import GIB, FakeNvml, FakeNVMLError, process
 from tests.telemetry.clocks import HandClock
@@ -103,7 +108,7 @@ def test_use_and_power_are_unknown_until_steps_ran_for_as_long_as_nvml_averages(
     ],
 )
 def test_nvmls_bits_are_read_as_the_driver_means_them(bits, power, heat):
-    assert (bool(bits & POWER_BRAKES), bool(bits & HEAT_BRAKES)) == (power, heat)
+    assert (bool(bits & POWER_THROTTLE_BITS), bool(bits & THERMAL_THROTTLE_BITS)) == (power, heat)
 
 
 def test_a_value_the_card_does_not_report_is_none_and_the_rest_stays(clock):
@@ -179,7 +184,7 @@ def test_the_thread_samples_until_it_is_stopped_and_nvml_is_released():
     assert sampler.step_fields(0.0)["power_watts"] == 500.0
 
 
-def test_a_surprise_in_the_thread_ends_sampling_and_nothing_else():
+def test_an_error_in_the_thread_ends_only_sampling():
     nvml = BusyNvml()
     failed = threading.Event()
 
@@ -204,14 +209,14 @@ def test_the_allocators_counters_are_read_by_name(monkeypatch):
     }
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.memory_stats_as_nested_dict", lambda device: stats)
-    assert allocator_facts() == {
+    assert allocator_stats() == {
         "allocator_retries": 2,
         "out_of_memory": 1,
         "peak_reserved_bytes": 30,
         "peak_allocated_bytes": 10,
     }
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert set(allocator_facts().values()) == {None}
+    assert set(allocator_stats().values()) == {None}
 
 
 @pytest.mark.gpu
@@ -225,5 +230,5 @@ def test_a_real_card_reports_its_values_and_the_allocator_its_peaks():
     assert sample.memory_bytes is not None
     assert sample.memory_bytes >= held.nbytes
     assert sample.utilization_percent is not None
-    facts = allocator_facts()
+    facts = allocator_stats()
     assert facts["peak_reserved_bytes"] >= facts["peak_allocated_bytes"] >= held.nbytes

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from expert.core.stored_json import read_object
-from expert.telemetry.trackers import CURVES, TRACKERS, points
+from expert.telemetry.trackers import CURVES, TRACKERS, curve_values
 from tests.jobs.runs import base_model, events_of, run, write_expert
 from tests.wording import wording
 
@@ -58,7 +58,7 @@ def expected(folder: Path) -> Points:
     return {
         (curve, int(event["step"])): value
         for event in events_of(folder)
-        for curve, value in points(event).items()
+        for curve, value in curve_values(event).items()
     }
 
 

@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 
-from expert.telemetry.syncs import SYNCHRONISING, SyncWatch
+from expert.telemetry.syncs import SYNCHRONISING, SyncDetector
 
 CUDA = torch.device("cuda")
 
@@ -26,7 +26,7 @@ def read():
 
 
 def test_every_read_of_one_step_is_counted_with_its_place_and_of_no_more(modes):
-    watch = SyncWatch(CUDA)
+    watch = SyncDetector(CUDA)
     watch.begin()
     for _ in range(3):
         read()
@@ -38,16 +38,16 @@ def test_every_read_of_one_step_is_counted_with_its_place_and_of_no_more(modes):
     assert modes == ["warn", 0]
 
 
-def test_what_others_warn_of_meanwhile_is_not_lost(modes):
-    watch = SyncWatch(CUDA)
+def test_other_warnings_are_shown_again(modes):
+    watch = SyncDetector(CUDA)
     with pytest.warns(UserWarning, match="something else"):  # noqa: PT031 - begun inside it
         watch.begin()
         warnings.warn("something else", stacklevel=1)
         assert watch.end() == []
 
 
-def test_on_a_cpu_nobody_listens(modes):
-    watch = SyncWatch(torch.device("cpu"))
+def test_nothing_is_recorded_on_a_cpu(modes):
+    watch = SyncDetector(torch.device("cpu"))
     watch.begin()
     assert watch.end() is None
     assert modes == []

@@ -261,7 +261,7 @@ def test_real_events_measure_what_the_device_did():
         assert times.wall >= times.phases["forward"] + times.phases["optimizer"]
 
 
-def test_a_device_that_has_come_to_what_was_only_just_launched_ran_dry(on_device, device):
+def test_a_device_that_caught_up_with_the_host_ran_dry(on_device, device):
     for step, far in enumerate((False, True)):
         on_device.begin(step)
         for phase in ("forward", "optimizer"):

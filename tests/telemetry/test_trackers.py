@@ -193,7 +193,7 @@ class Stuck:
 
 
 @pytest.mark.fault(7)
-def test_a_tracker_that_takes_nothing_keeps_nobody_waiting_and_others_are_closed(desk, monkeypatch):
+def test_a_blocked_tracker_delays_neither_the_run_nor_other_trackers(desk, monkeypatch):
     writer = Stuck()
     said: list[str] = []
     kind = replace(TRACKERS["tensorboard"], open=lambda run, tell: writer)

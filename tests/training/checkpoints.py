@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from expert.core.room import DiskFull
+from expert.core.resources import DiskFull
 from expert.training import checkpoint
 from expert.training.checkpoint import (
     find_checkpoint,

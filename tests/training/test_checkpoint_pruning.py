@@ -30,16 +30,16 @@ def test_the_newest_and_the_protected_stay(tmp_path: Path):
         prune(tmp_path, 0, set())
 
 
-def test_those_in_between_do_not_count_and_continuece_there_is_a_newer_one(tmp_path: Path):
+def test_unscheduled_checkpoints_do_not_count_and_go_once_there_is_a_newer_one(tmp_path: Path):
     for step in range(1, 9):
         saved(tmp_path, step)
 
-    def in_between(path: Path) -> bool:
+    def is_unscheduled(path: Path) -> bool:
         return int(path.name[-1]) % 3 != 0
 
-    prune(tmp_path, 2, {5}, in_between=in_between)
+    prune(tmp_path, 2, {5}, is_unscheduled=is_unscheduled)
     assert names(tmp_path) == [f"step-00000{step}" for step in (3, 5, 6, 8)]
-    prune(tmp_path, None, {5}, in_between=in_between)
+    prune(tmp_path, None, {5}, is_unscheduled=is_unscheduled)
     assert names(tmp_path) == [f"step-00000{step}" for step in (3, 5, 6, 8)]
 
 

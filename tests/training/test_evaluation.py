@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from expert.training.evaluation import EvalResult, NothingToJudge, evaluate, means_of
+from expert.training.evaluation import EvalResult, NoTargetTokens, evaluate, mean_metrics
 from tests.training.toys import toy_batches, toy_engine
 from tests.wording import wording
 
@@ -30,7 +30,7 @@ def test_an_evaluation_leaves_no_gradients():
     assert model.matrix.grad is None
 
 
-def test_one_that_is_stopped_on_the_way_is_no_result():
+def test_an_interrupted_evaluation_returns_none():
     _, _, engine = toy_engine()
     asked = iter([False, True])
     assert evaluate(engine, toy_batches(8, 2), stop=lambda: next(asked)) is None
@@ -44,8 +44,8 @@ def test_metrics_go_by_the_names_of_the_manifest():
     assert EvalResult(loss=1e4, token_accuracy=0, targets=1, examples=1).perplexity == math.inf
 
 
-def test_the_loss_of_nothing_is_no_number():
-    with pytest.raises(NothingToJudge, match=wording("no-token-rows-answer")):
-        means_of(0.0, 0, targets=0, examples=3)
-    made = means_of(6.0, 1, targets=4, examples=3)
+def test_no_target_tokens_are_an_error():
+    with pytest.raises(NoTargetTokens, match=wording("no-token-rows-answer")):
+        mean_metrics(0.0, 0, targets=0, examples=3)
+    made = mean_metrics(6.0, 1, targets=4, examples=3)
     assert (made.loss, made.token_accuracy) == (1.5, 0.25)

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from expert.core.publish import damage, sweep
-from expert.core.room import DiskFull
+from expert.core.publish import damage, remove_leftovers
+from expert.core.resources import DiskFull
 from expert.training import checkpoint
 from expert.training.checkpoint import (
     bytes_needed,
@@ -57,7 +57,7 @@ def test_a_kill_at_a_stage_of_saving_leaves_a_whole_newest_one(
             assert save_in_stages(tmp_path, 2, stage)[0] == -signal.SIGKILL
             newest = newest_after(tmp_path)
             assert_is(newest, 2 if newest == tmp_path / "step-000002" else 1)
-            sweep(tmp_path)
+            remove_leftovers(tmp_path)
             assert_is(saved(tmp_path, 2), 2)
             shutil.rmtree(tmp_path / "step-000002")
             assert names(tmp_path) == ["step-000001"]
@@ -83,7 +83,7 @@ def test_a_kill_at_a_stage_of_pruning_loses_none_that_stays(
             assert all(damage(tmp_path / name) == "" for name in visible)
             for step in (3, 4):
                 assert_is(tmp_path / f"step-{step:06d}", step)
-            sweep(tmp_path)
+            remove_leftovers(tmp_path)
             assert names(tmp_path) == visible
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from expert.training.optim import StateDoesNotFit
+from expert.training.optim import StateMismatch
 from tests.training.toys import ToyModel, toy_batches, toy_engine
 from tests.wording import wording
 
@@ -70,7 +70,7 @@ def test_the_scale_is_part_of_the_state_and_continues_as_it_was():
     assert scale_of(twin) == scale_of(learner)
 
 
-def test_a_state_without_a_scale_can_be_taken_up_with_one():
+def test_a_state_without_a_loss_scale_can_be_loaded_with_loss_scaling():
     """As after a fall back to float16."""
     _, learner, engine = toy_engine()
     update(engine)
@@ -95,7 +95,7 @@ def test_small_steps_on_bfloat16_weights_add_up_in_their_masters():
     assert torch.equal(master.bfloat16(), model.gate)
 
 
-def test_what_a_broken_backward_pass_left_is_forgotten():
+def test_gradients_of_a_failed_backward_pass_are_discarded():
     """Gradients of bfloat16 weights wait at the weights until they are added to the masters'."""
     for dtype in (torch.float32, torch.bfloat16):
         clean, broken = ToyModel(dtype), ToyModel(dtype)
@@ -128,8 +128,8 @@ def test_weights_of_another_model_are_refused():
     update(engine)
     saved = copy_of(learner.tensors())
     saved["model"]["gate"] = torch.ones(4)
-    with pytest.raises(StateDoesNotFit, match=wording("gate-saved-model-has")):
+    with pytest.raises(StateMismatch, match=wording("gate-saved-model-has")):
         toy_engine()[1].load(saved)
     del saved["model"]["gate"]
-    with pytest.raises(StateDoesNotFit, match="gate: saved as absent"):
+    with pytest.raises(StateMismatch, match="gate: saved as absent"):
         toy_engine()[1].load(saved)

@@ -7,17 +7,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from expert.telemetry.late import LateNumbers
+from expert.telemetry.delayed import DelayedValues
 from expert.telemetry.meter import Meter
 from expert.telemetry.timeline import Timeline
 from expert.training import recorder as recorder_module
 from expert.training.evaluation import EvalResult
 from expert.training.loop import LoopPlan, Tools, train
-from expert.training.pressure import DataWait, Pressure, Recompiling, Spilling
+from expert.training.pressure import AllocatorRetries, DataWait, Pressure, RecompileCounter
 from expert.training.recorder import Recorder
 from expert.training.recovery import RecompileStorm
 from expert.training.schedule import Schedule
-from expert.training.spikes import Skipped, SpikeWatch, Stability
+from expert.training.spikes import SkippedSteps, SpikeWatch, Stability
 from expert.training.state import TrainState
 from expert.training.stopping import BestSoFar
 from tests.training.toys import CPU, Counts, ToyModel, toy_batches, toy_engine
@@ -95,8 +95,8 @@ class Run:
             log_every=self.log_every,
             pressure=Pressure(
                 data=DataWait(workers=0, cores=1),
-                spilling=Spilling(),
-                recompiling=Recompiling(lambda: self.graphs, most=0),
+                spilling=AllocatorRetries(),
+                recompiling=RecompileCounter(lambda: self.graphs, most=0),
             ),
         )
         follow = {"greater_is_better": False, **best}
@@ -141,7 +141,7 @@ def test_the_steps_since_the_last_line_are_reported_at_the_end(log_every, told):
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_a_stream_and_patience_at_its_end_tell_of_their_last_steps_too(known):
+def test_streams_and_early_stopping_report_their_last_steps(known):
     plan = replace(PLAN, eval_every=4) if known else replace(PLAN, total_steps=None)
     run = Run(log_every=100, plan=plan)
     run.losses = iter([1.0, 2.0])
@@ -151,7 +151,7 @@ def test_a_stream_and_patience_at_its_end_tell_of_their_last_steps_too(known):
     assert state.done == (8 if known else 10)
 
 
-def test_a_stopped_run_leaves_a_line_and_the_sums_of_the_whole_one_for_its_resuming():
+def test_a_stopped_run_reports_its_steps_and_saves_the_unreported_sums():
     run = Run(log_every=100, stop_at=4)
     run.go()
     [line] = run.events("step")
@@ -182,10 +182,10 @@ def test_an_epoch_is_reported_with_its_mean_and_its_evaluation():
     assert lines[1]["loss"] == pytest.approx(sum(losses[5:]) / 5)
 
 
-def test_what_was_due_at_a_step_that_is_passed_over_happens_after_the_next():
+def test_what_was_due_at_a_skipped_step_happens_after_the_next():
     plan = replace(PLAN, eval_every=4, save_every=4)
     run = Run(plan=plan)
-    state = TrainState(skipped=Skipped().with_window(3, 4).with_window(9, 9))
+    state = TrainState(skipped=SkippedSteps().with_window(3, 4).with_window(9, 9))
     state, ending = run.go(state)
     assert [fact["step"] for fact in run.events("step")] == [1, 2, 3, 6, 7, 8, 9]
     assert run.evaluated == [6, 8, 9]
@@ -232,7 +232,7 @@ def test_an_evaluation_that_was_given_up_comes_first_on_resuming(in_evaluation):
     assert once.evaluated == [8, 10]
 
 
-def test_patience_at_its_end_saves_and_ends_early():
+def test_early_stopping_saves_and_ends_the_run():
     run = Run(plan=replace(PLAN, eval_every=2))
     run.losses = iter([1.0, 2.0, 3.0])
     state, ending = run.go(patience=2)
@@ -250,7 +250,7 @@ def test_the_best_is_saved_where_it_is_kept():
     assert run.saved[-1].best["best_step"] == 6
 
 
-def test_a_taken_up_run_draws_and_learns_as_if_it_had_never_stopped():
+def test_a_resumed_run_equals_an_uninterrupted_one():
     whole = Run(dropout=0.5)
     whole.go()
     first = Run(stop_at=4, dropout=0.5)
@@ -304,7 +304,7 @@ def test_skipping_continues_with_the_next_rows():
     assert run.saved[-1].skips == 0
 
 
-def test_a_sign_of_a_better_plan_ends_the_loop_after_what_was_due():
+def test_a_plan_hint_ends_the_loop_after_what_was_due():
     run = Run(plan=replace(PLAN, total_steps=20, save_every=12), epochs=4)
     saved = run.saved.append
 
@@ -314,7 +314,7 @@ def test_a_sign_of_a_better_plan_ends_the_loop_after_what_was_due():
 
     run.saved = SimpleNamespace(append=compiled)
     state, ending = run.go()
-    assert ending.sign == RecompileStorm(count=3)
+    assert ending.hint == RecompileStorm(count=3)
     assert state.done == 12
     assert not ending.finished
 
@@ -328,7 +328,7 @@ def test_at_the_end_of_a_streams_epoch_late_numbers_are_read_first(monkeypatch):
     at_once.go()
     # The fourth again: the end of an epoch is not it.
     assert begun == [*range(5), *range(4, 9)]
-    monkeypatch.setattr(recorder_module, "LateNumbers", lambda d: LateNumbers(d, lag=1))
+    monkeypatch.setattr(recorder_module, "DelayedValues", lambda d: DelayedValues(d, lag=1))
     late = Run(plan=plan, epochs=2, updates_per_epoch=4)
     late.go()
     for run in (at_once, late):

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import Parameter
 
-from expert.parallel.replicated import pieces
+from expert.parallel.replicated import chunk_ranges
 from expert.training import optim
-from expert.training.optim import Masters
+from expert.training.optim import MasterWeights
 from tests.training.optimizers import bits, parameters
 
 
@@ -23,7 +23,7 @@ def sixteen_bit() -> list[tuple[str, Parameter]]:
 def test_masters_add_up_gradients_exactly_as_float32_does(scratch, monkeypatch):
     monkeypatch.setattr(optim, "SCRATCH_WEIGHTS", scratch)
     named = sixteen_bit()
-    masters = Masters(named)
+    masters = MasterWeights(named)
     expected = {name: torch.zeros(p.shape) for name, p in named}
     for seed in range(4):
         draw = torch.Generator().manual_seed(seed)
@@ -39,7 +39,7 @@ def test_masters_add_up_gradients_exactly_as_float32_does(scratch, monkeypatch):
 
 def test_a_new_step_does_not_remember_the_gradients_of_the_last():
     weight = Parameter(torch.zeros(4, 4, dtype=torch.bfloat16))
-    masters = Masters([("weight", weight)])
+    masters = MasterWeights([("weight", weight)])
     master = masters.named[0][1]
     for value in (float("nan"), 2.0):
         master.grad = None
@@ -51,7 +51,7 @@ def test_a_new_step_does_not_remember_the_gradients_of_the_last():
 
 def test_gradients_of_float32_parameters_are_copied_into_memory_allocated_once(monkeypatch):
     weight = Parameter(torch.zeros(4, 4))
-    masters, allocated, empty_like = Masters([("weight", weight)]), [], torch.empty_like
+    masters, allocated, empty_like = MasterWeights([("weight", weight)]), [], torch.empty_like
 
     def counted(tensor):
         allocated.append(tensor.shape)
@@ -67,7 +67,7 @@ def test_gradients_of_float32_parameters_are_copied_into_memory_allocated_once(m
 
 @given(st.lists(st.integers(0, 30)), st.integers(1, 40))
 def test_pieces_are_all_of_them_in_order_and_small_enough(sizes, most):
-    found = pieces(sizes, most)
+    found = chunk_ranges(sizes, most)
     assert [index for piece in found for index in piece] == list(range(len(sizes)))
     for piece in found:
         assert len(piece) == 1 or sum(sizes[index] for index in piece) <= most
@@ -75,7 +75,7 @@ def test_pieces_are_all_of_them_in_order_and_small_enough(sizes, most):
 
 def test_a_float32_parameter_is_its_own_master():
     named = sixteen_bit()
-    masters = Masters(named)
+    masters = MasterWeights(named)
     for (name, parameter), (master_name, master) in zip(named, masters.named, strict=True):
         assert name == master_name
         assert (master is parameter) is (parameter.dtype == torch.float32)
@@ -85,7 +85,7 @@ def test_a_float32_parameter_is_its_own_master():
 
 def test_a_parameter_without_a_gradient_leaves_its_master_without_one():
     named = sixteen_bit()
-    masters = Masters(named)
+    masters = MasterWeights(named)
     named[0][1].grad = torch.ones_like(named[0][1])
     masters.collect()
     assert [m.grad is not None for _, m in masters.named] == [True] + 5 * [False]

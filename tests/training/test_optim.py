@@ -13,9 +13,9 @@ from torch.nn import Parameter
 
 from expert.training.optim import (
     OptimizerUnavailable,
-    StateDoesNotFit,
+    StateMismatch,
     clip,
-    decays,
+    has_weight_decay,
     load_optimizer_tensors,
     optimizer_tensors,
     set_rate,
@@ -51,7 +51,7 @@ OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "adamw_bnb_8bit", "paged_adamw
     ],
 )
 def test_only_matrices_that_are_no_embeddings_decay(name, shape, expected):
-    assert decays(name, torch.zeros(shape)) is expected
+    assert has_weight_decay(name, torch.zeros(shape)) is expected
 
 
 @each("kind", OPTIMIZERS)
@@ -86,7 +86,7 @@ def test_a_set_without_matrices_has_one_group():
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.0]
 
 
-def test_a_parameter_the_fused_kernel_cannot_take_is_said_aloud():
+def test_a_parameter_the_fused_kernel_does_not_support_is_an_error():
     named = [("weight", Parameter(torch.zeros(4, 4, device="meta")))]
     with pytest.raises(OptimizerUnavailable) as caught:
         made("adamw_torch_fused", named)
@@ -95,7 +95,7 @@ def test_a_parameter_the_fused_kernel_cannot_take_is_said_aloud():
     assert str(caught.value).endswith("(use optim: adamw_torch)")
 
 
-def test_missing_bitsandbytes_is_said_aloud(monkeypatch):
+def test_missing_bitsandbytes_is_an_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     with pytest.raises(OptimizerUnavailable, match=wording("bitsandbytes-not-installed-pip")):
         made("adamw_bnb_8bit", parameters())
@@ -200,7 +200,7 @@ def test_state_of_another_optimizer_is_refused_and_changes_nothing(kind):
     optimizer = made(kind, named)
     train(optimizer, named, [0])
     before = bits(optimizer_tensors(optimizer, named))
-    with pytest.raises(StateDoesNotFit, match="has exp_avg, exp_avg_sq, step, this optimizer"):
+    with pytest.raises(StateMismatch, match="has exp_avg, exp_avg_sq, step, this optimizer"):
         load_optimizer_tensors(optimizer, named, tensors)
     assert bits(optimizer_tensors(optimizer, named)) == before
 
@@ -217,7 +217,7 @@ def test_a_state_that_does_not_fit_the_parameters_is_refused(name, value, told):
     named, tensors = saved_adamw()
     tensors[name] = value
     known = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    with pytest.raises(StateDoesNotFit, match=told):
+    with pytest.raises(StateMismatch, match=told):
         load_optimizer_tensors(made("adamw_torch", named), named, known)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from expert.core.hashed import state_of, write_hashed
+from expert.core.hashed import file_integrity, write_hashed
 from expert.training.checkpoint import prune
 from tests.faults.counting import case
 from tests.training.checkpoints import assert_is, newest_after, saved
@@ -161,7 +161,7 @@ def test_a_power_cut_at_every_prefix_of_writing_a_plan_leaves_the_old_or_the_new
     write_hashed(folder / "plan.json", "old")
 
     def check(after: Path) -> None:
-        assert state_of(after / "plan.json") == "sound"
+        assert file_integrity(after / "plan.json") == "sound"
         assert (after / "plan.json").read_text() in ("old", "new")
 
     with after_every_call(Disk(folder, tmp_path / "after", check)):

@@ -4,12 +4,12 @@ import pytest
 
 from expert.training.pressure import (
     RETRYING_LINES,
-    SETTLING_UPDATES,
-    STORM_WARMUP_UPDATES,
+    SETTLING_STEPS,
+    STORM_WARMUP_STEPS,
+    AllocatorRetries,
     DataWait,
     Pressure,
-    Recompiling,
-    Spilling,
+    RecompileCounter,
 )
 
 
@@ -24,62 +24,62 @@ def fed(wait, shares, *, seconds=10.0):
 
 def test_a_window_is_judged_when_it_is_full():
     wait = watch()
-    fed(wait, [1.0] * SETTLING_UPDATES)  # starting the workers is no sign
+    fed(wait, [1.0] * SETTLING_STEPS)  # starting the workers is no sign
     assert fed(wait, [0.5] * 5) == [None] * 5
-    (sign,) = fed(wait, [0.5])
-    assert (sign.share, sign.workers, sign.cores, sign.thrashing) == (0.5, 4, 16, False)
+    (hint,) = fed(wait, [0.5])
+    assert (hint.share, hint.workers, hint.cores, hint.thrashing) == (0.5, 4, 16, False)
 
 
 @pytest.mark.parametrize(("share", "told"), [(0.19, False), (0.2, False), (0.21, True)])
 def test_a_fifth_of_the_time_is_tolerated(share, told):
     wait = watch()
-    fed(wait, [1.0] * SETTLING_UPDATES)
+    fed(wait, [1.0] * SETTLING_STEPS)
     assert bool(fed(wait, [share] * 6)[-1]) == told
 
 
 def test_short_waits_in_a_long_window_do_not_add_up_to_a_sign():
     wait = watch()
-    fed(wait, [1.0] * SETTLING_UPDATES)
+    fed(wait, [1.0] * SETTLING_STEPS)
     assert fed(wait, [1.0, 0.0, 0.0, 0.0, 0.0, 0.0] * 20) == [None] * 120
 
 
 def test_fewer_workers_are_asked_for_where_more_made_it_worse():
     wait = watch()
-    fed(wait, [0.0] * SETTLING_UPDATES)
+    fed(wait, [0.0] * SETTLING_STEPS)
     first = fed(wait, [0.4] * 6)[-1]
     wait.workers = 8
     wait.restart()
-    fed(wait, [1.0] * SETTLING_UPDATES)
+    fed(wait, [1.0] * SETTLING_STEPS)
     second = fed(wait, [0.6] * 6)[-1]
     assert (first.thrashing, second.thrashing, second.workers) == (False, True, 8)
 
 
 def test_what_got_better_is_tried_again_and_only_twice_in_all():
     wait = watch()
-    fed(wait, [0.0] * SETTLING_UPDATES)
+    fed(wait, [0.0] * SETTLING_STEPS)
     signs = [fed(wait, [share] * 6)[-1] for share in (0.6, 0.4, 0.3, 0.9)]
-    assert [bool(sign) for sign in signs] == [True, True, False, False]
+    assert [bool(hint) for hint in signs] == [True, True, False, False]
     assert not signs[1].thrashing
 
 
 def test_retries_count_when_they_grow_line_after_line():
-    spilling = Spilling()
+    spilling = AllocatorRetries()
     counts = [2, 2, 3, 3, 4, 5, 6, 6]
     signs = [spilling.add({"allocator_retries": count}) for count in counts]
-    assert [bool(sign) for sign in signs] == [False] * 6 + [True, False]
+    assert [bool(hint) for hint in signs] == [False] * 6 + [True, False]
     assert signs[6].where == "training"
     assert f"3 times in {RETRYING_LINES} lines" in signs[6].message
 
 
 def test_without_a_card_there_is_nothing_to_spill():
-    spilling = Spilling()
+    spilling = AllocatorRetries()
     assert [spilling.add(facts) for facts in ({}, {"allocator_retries": None})] == [None, None]
 
 
 def test_graphs_of_the_warm_up_and_of_evaluations_are_no_storm():
     graphs = [0]
-    watched = Recompiling(lambda: graphs[0], most=4)
-    for _ in range(STORM_WARMUP_UPDATES):
+    watched = RecompileCounter(lambda: graphs[0], most=4)
+    for _ in range(STORM_WARMUP_STEPS):
         graphs[0] += 10
         assert watched.add() is None
     with watched.ignored():
@@ -87,16 +87,16 @@ def test_graphs_of_the_warm_up_and_of_evaluations_are_no_storm():
     graphs[0] += 4
     assert watched.add() is None
     graphs[0] += 1
-    sign = watched.add()
-    assert sign is not None
-    assert sign.count == 5
+    hint = watched.add()
+    assert hint is not None
+    assert hint.count == 5
     assert watched.add() is None  # told once
 
 
 def test_a_model_built_again_may_compile_again():
     graphs = [0]
-    watched = Recompiling(lambda: graphs[0], most=4)
-    for _ in range(STORM_WARMUP_UPDATES):
+    watched = RecompileCounter(lambda: graphs[0], most=4)
+    for _ in range(STORM_WARMUP_STEPS):
         watched.add()
     graphs[0] = 50
     watched.restart()
@@ -104,10 +104,12 @@ def test_a_model_built_again_may_compile_again():
 
 
 def test_a_sign_is_kept_until_it_is_taken_and_then_forgotten():
-    both = Pressure(data=watch(), spilling=Spilling(), recompiling=Recompiling(lambda: 0))
-    for _ in range(SETTLING_UPDATES + 6):
+    both = Pressure(
+        data=watch(), spilling=AllocatorRetries(), recompiling=RecompileCounter(lambda: 0)
+    )
+    for _ in range(SETTLING_STEPS + 6):
         both.add_times(10.0, 9.0)
     for count in range(5):
         both.add_facts({"allocator_retries": count})
-    assert type(both.taken()).__name__ == "DataBound"
-    assert both.taken() is None
+    assert type(both.take_hint()).__name__ == "DataBound"
+    assert both.take_hint() is None

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from expert.telemetry.late import LateNumbers
+from expert.telemetry.delayed import DelayedValues
 from expert.telemetry.meter import Meter
 from expert.telemetry.timeline import Timeline
 from expert.training import pressure as pressure_module
 from expert.training import recorder as recorder_module
-from expert.training.pressure import DataWait, Pressure, Recompiling, Spilling
+from expert.training.pressure import AllocatorRetries, DataWait, Pressure, RecompileCounter
 from expert.training.recorder import SCALE_HALVINGS, Recorder, StepFacts, due
 from expert.training.recovery import LossSpike, NotFinite
 from expert.training.spikes import SpikeWatch
@@ -23,7 +23,7 @@ from tests.training.toys import CPU
 
 def undisturbed(data):
     """Detectors that see nothing but waits for data and retries of the allocator."""
-    return Pressure(data=data, spilling=Spilling(), recompiling=Recompiling(lambda: 0))
+    return Pressure(data=data, spilling=AllocatorRetries(), recompiling=RecompileCounter(lambda: 0))
 
 
 def made(told, **changes):
@@ -95,12 +95,14 @@ def test_lines_come_when_they_are_due_with_the_mean_since_the_last():
 
 def test_lines_of_a_card_that_reports_late_cover_their_own_steps_to_the_last(monkeypatch):
     """A line without time or tokens would be read as a step that takes none."""
-    monkeypatch.setattr(recorder_module, "LateNumbers", lambda device: LateNumbers(device, lag=1))
+    monkeypatch.setattr(
+        recorder_module, "DelayedValues", lambda device: DelayedValues(device, lag=1)
+    )
     told = []
     recorder, clock = made(told)
     for step in range(3):
         take(recorder, clock, step)
-    recorder.settle()
+    recorder.wait_for_numbers()
     assert [line["step"] for line in told] == [1, 2, 3]
     assert [(line["updates"], line["seconds"], line["tokens"]) for line in told] == [
         (1, 1.0, 20)
@@ -113,7 +115,7 @@ def test_times_of_the_phases_are_reported_once():
     recorder, clock = made(told)
     for step in range(3):
         take(recorder, clock, step)
-    recorder.settle()
+    recorder.wait_for_numbers()
     assert [line["time_data_wait"] for line in told] == [0.25, 0.25, 0.25]
 
 
@@ -154,7 +156,7 @@ def test_rates_are_the_cards_where_the_host_launches_far_ahead_of_it(log_every, 
     recorder, clock = made(told, log_every=log_every)
     card = Card(clock)
     recorder._timeline = Timeline(CPU, clock=clock, new_event=card.new_event)
-    late = LateNumbers(CPU, lag=1)
+    late = DelayedValues(CPU, lag=1)
     pending = late.add
 
     def add(key: int, numbers: list[torch.Tensor]) -> None:
@@ -250,9 +252,9 @@ def test_numbers_that_arrive_late_are_read_a_step_later_and_all_at_the_end():
     assert told == []
     take(recorder, clock, 1, applied=False)
     assert [line["step"] for line in told] == [1]
-    (trouble,) = recorder.settle()
+    (trouble,) = recorder.wait_for_numbers()
     assert trouble.what.step == 1
-    assert recorder.settle() == []
+    assert recorder.wait_for_numbers() == []
 
 
 def test_what_is_measured_reaches_the_watch_over_plans(monkeypatch):
@@ -262,12 +264,12 @@ def test_what_is_measured_reaches_the_watch_over_plans(monkeypatch):
     recorder, clock = made([], pressure=pressure, more=lambda _: {"allocator_retries": next(facts)})
     for step in range(3):
         take(recorder, clock, step)
-        assert pressure.taken() is None
+        assert pressure.take_hint() is None
     take(recorder, clock, 3)
-    assert type(pressure.taken()).__name__ == "OutOfMemory"
+    assert type(pressure.take_hint()).__name__ == "OutOfMemory"
     for step in range(4, 6):
         take(recorder, clock, step, waited=0.5)
-    assert type(pressure.taken()).__name__ == "DataBound"
+    assert type(pressure.take_hint()).__name__ == "DataBound"
 
 
 @each(

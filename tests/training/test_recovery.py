@@ -76,7 +76,7 @@ def test_out_of_memory_halves_the_micro_batch_and_doubles_the_accumulation(usual
     assert because == wording("out-memory-in-with", where=where)
 
 
-def test_out_of_memory_gives_up_what_was_recorded_before_anything_else(usual):
+def test_out_of_memory_disables_cuda_graphs_first(usual):
     recorded = changed(usual, kernels={"cuda_graphs": True})
     found = after(recorded, NO_ROOM)
     assert changed_values(recorded, found) == {"kernels.cuda_graphs": False}
@@ -105,7 +105,7 @@ def test_odd_batches_are_halved_downwards_and_still_covered(usual, sequences, mi
         (("none", None), 1, [("full", 1)]),
     ],
 )
-def test_with_one_row_at_once_half_and_then_all_blocks_are_recomputed(
+def test_with_micro_batch_size_one_half_and_then_all_blocks_are_checkpointed(
     usual, before, blocks, following
 ):
     kernels = dict(zip(("checkpointing", "recomputed_blocks"), before, strict=True))
@@ -261,7 +261,7 @@ def test_other_kernels_are_switched_off(usual, kernel):
         ("cpu", "bf16", ("fp32", False)),
     ],
 )
-def test_a_precision_makes_way_for_the_next(usual, device, refused, following):
+def test_an_unsupported_precision_falls_back_to_the_next(usual, device, refused, following):
     kernels = {"device": device, "precision": refused, "loss_scaling": refused == "fp16"}
     before = changed(usual, kernels=kernels)
     found = plan_after(before, PrecisionUnsupported(precision=refused, reason="no kernel"))
@@ -286,21 +286,21 @@ def with_loader(made: RunPlan, workers: int, prefetch: int) -> RunPlan:
     ],
     ids=["up to the cores", "fewer where they are in each other's way"],
 )
-def test_a_starving_card_gets_other_workers_and_batches_ahead(
+def test_a_gpu_that_waits_for_data_gets_other_workers_and_prefetching(
     usual, loader, cores, thrashing, following
 ):
     here = with_loader(usual, *loader)
     for expected in following:
         workers = here.loader.workers
-        sign = DataBound(share=0.3, workers=workers, cores=cores, thrashing=thrashing)
-        here = after(here, sign)
+        hint = DataBound(share=0.3, workers=workers, cores=cores, thrashing=thrashing)
+        here = after(here, hint)
         assert (here.loader.workers, here.loader.prefetch) == expected
         assert here.loader.persistent_workers is bool(expected[0])
     value, because, source = decision(here, "loader.workers")
     assert (value, source) == (following[-1][0], "fallback")
     assert thrashing or because == wording("time-went-on-waiting")
-    sign = DataBound(share=0.3, workers=value, cores=cores, thrashing=thrashing)
-    assert plan_after(here, sign) is None
+    hint = DataBound(share=0.3, workers=value, cores=cores, thrashing=thrashing)
+    assert plan_after(here, hint) is None
 
 
 def test_more_than_the_cores_asked_for_by_hand_are_not_taken_away_while_it_starves(usual):
@@ -311,7 +311,7 @@ def test_more_than_the_cores_asked_for_by_hand_are_not_taken_away_while_it_starv
 @pytest.mark.parametrize(
     "failure", [NotFinite(step=3, bins=(1, 2)), LossSpike(step=3, z=20.0, loss=9.0, median=1.0)]
 )
-def test_numbers_gone_wrong_are_not_fixed_by_another_plan(usual, failure):
+def test_spikes_and_non_finite_values_change_no_plan(usual, failure):
     assert plan_after(usual, failure) is None
 
 

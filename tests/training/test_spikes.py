@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from expert.training.recovery import LossSpike
 from expert.training.spikes import (
-    Skipped,
+    SkippedSteps,
     SpikeTest,
     SpikeWatch,
     Stability,
@@ -237,14 +237,14 @@ def test_the_rate_rises_again_over_a_tenth_of_what_is_left(left, steps):
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 9)), max_size=12))
 def test_skipped_steps_are_exactly_those_of_the_windows(windows):
-    skipped, expected = Skipped(), set()
+    skipped, expected = SkippedSteps(), set()
     for first, more in windows:
         skipped = skipped.with_window(first, first + more)
         expected |= set(range(first, first + more + 1))
     assert {step for step in range(-5, 90) if step in skipped} == expected
-    assert Skipped.from_json(json.loads(json.dumps(skipped.to_json()))) == skipped
+    assert SkippedSteps.from_json(json.loads(json.dumps(skipped.to_json()))) == skipped
 
 
 def test_windows_that_touch_are_one():
-    assert Skipped().with_window(5, 7).with_window(8, 9).windows == ((5, 9),)
-    assert Skipped().with_window(5, 7).with_window(9, 9).windows == ((5, 7), (9, 9))
+    assert SkippedSteps().with_window(5, 7).with_window(8, 9).windows == ((5, 9),)
+    assert SkippedSteps().with_window(5, 7).with_window(9, 9).windows == ((5, 7), (9, 9))

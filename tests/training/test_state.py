@@ -6,7 +6,7 @@ from dataclasses import fields
 from hypothesis import given
 from hypothesis import strategies as st
 
-from expert.training.spikes import Skipped
+from expert.training.spikes import SkippedSteps
 from expert.training.state import TrainState
 
 windows = st.lists(st.tuples(st.integers(0, 500), st.integers(0, 20)), max_size=5)
@@ -19,7 +19,7 @@ counts = st.integers(0, 10**12)
     spans=windows,
 )
 def test_a_state_comes_back_from_json_as_it_was(numbers, place, spans):
-    skipped = Skipped()
+    skipped = SkippedSteps()
     for first, more in spans:
         skipped = skipped.with_window(first, first + more)
     done, epoch, tokens, rollbacks, skips, evaluated = numbers

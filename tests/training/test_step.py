@@ -15,7 +15,7 @@ from tests.wording import wording
     [(torch.float64, 1e-13), (torch.float32, 2e-6)],
 )
 @each("at_once", [1, 3, 4, 12])
-def test_how_many_rows_go_at_once_changes_neither_loss_nor_gradient(dtype, tolerance, at_once):
+def test_micro_batch_size_changes_neither_loss_nor_gradient(dtype, tolerance, at_once):
     found = []
     for rows in (12, at_once):
         model = ToyModel(dtype)
@@ -56,7 +56,7 @@ def test_a_step_without_targets_divides_by_nothing():
     assert bool(nothing.applied)
 
 
-def test_what_a_step_draws_depends_on_its_number_and_the_seed_alone():
+def test_random_numbers_of_a_step_depend_only_on_seed_and_step():
     def drawn(seed, step):
         seed_step(seed, step)
         return torch.rand(4).tolist()
@@ -69,7 +69,7 @@ def test_what_a_step_draws_depends_on_its_number_and_the_seed_alone():
     assert drawn(15, 1) != drawn(1, 51)  # "1 51" and "15 1" are told apart
 
 
-def test_an_error_while_weights_change_says_that_they_may_be_torn(monkeypatch):
+def test_an_error_during_the_optimizer_step_raises_step_interrupted(monkeypatch):
     _, learner, engine = toy_engine()
 
     def fails(**_):

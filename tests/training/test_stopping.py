@@ -12,7 +12,7 @@ import threading
 
 import pytest
 
-from expert.core.errors import EXIT_HANGUP, EXIT_WARNED
+from expert.core.errors import EXIT_HANGUP, EXIT_SIGUSR1
 from expert.core.interrupts import show_cursor
 from expert.training import stopping
 from expert.training.stopping import BestSoFar, Observation, Signals
@@ -167,7 +167,7 @@ with Signals(acknowledge=lambda again: os.write(1, b"stopping\\n")):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="without forks nothing is inherited")
 @pytest.mark.parametrize("numbers", [[signal.SIGTERM], [signal.SIGINT] * 2 + [signal.SIGTERM]])
-def test_a_worker_says_nothing_of_ctrl_c_and_is_ended_by_its_parent(numbers):
+def test_a_worker_ignores_ctrl_c_and_ends_on_sigterm(numbers):
     command = [sys.executable, "-c", FORKS, *(str(int(number)) for number in numbers)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -198,10 +198,10 @@ class TestOtherSignals:
         with Signals() as signals:
             self.send(signal.SIGUSR1)
             assert signals.requested is None
-            assert [signals.take_save(), signals.take_save()] == [True, False]
+            assert [signals.take_save_request(), signals.take_save_request()] == [True, False]
 
     def test_sigusr1_asks_for_an_end_where_the_plan_says_so(self):
         with Signals(on_sigusr1="stop") as signals:
             self.send(signal.SIGUSR1, signal.SIGUSR1)
-            assert signals.requested == EXIT_WARNED
-            assert not signals.take_save()
+            assert signals.requested == EXIT_SIGUSR1
+            assert not signals.take_save_request()

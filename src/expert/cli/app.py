@@ -58,8 +58,8 @@ _COMMANDS: dict[str, Any] = {
     "benchmark": benchmark.benchmark,
     "clear-cuda-cache": machine.clear_cuda_cache,
 }
-IN_ORDER_OF_USE = tuple(_COMMANDS)
-_MORE: dict[str, dict[str, Any]] = {
+COMMAND_ORDER = tuple(_COMMANDS)
+_COMMAND_OPTIONS: dict[str, dict[str, Any]] = {
     "train": {"cls": train.TrainCommand, "epilog": train.TRAIN_EPILOG},
     "export": {"epilog": export.EXPORT_EPILOG},
     "serve": {"epilog": serve.SERVE_EPILOG},
@@ -89,7 +89,7 @@ def plain_message(message: str, option: str | None) -> str:
     return message
 
 
-def _plain_flags(options: Iterable[Any]) -> None:
+def _hide_flag_values(options: Iterable[Any]) -> None:
     """Flags take no value, so help shows no `<bool>` next to them."""
     for option in options:
         if getattr(option, "is_flag", False) and option.metavar is None:
@@ -117,18 +117,18 @@ class _Commands(TyperGroup):
 
     def get_params(self, ctx: Any) -> list[Any]:
         options = super().get_params(ctx)
-        _plain_flags(options)
+        _hide_flag_values(options)
         return options
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         command = super().get_command(ctx, cmd_name)
         if command is not None:
             for one in (command, *getattr(command, "commands", {}).values()):
-                _plain_flags(one.get_params(ctx))
+                _hide_flag_values(one.get_params(ctx))
         return command
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return sorted(super().list_commands(ctx), key=IN_ORDER_OF_USE.index)
+        return sorted(super().list_commands(ctx), key=COMMAND_ORDER.index)
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -154,7 +154,7 @@ for _name, _command in _COMMANDS.items():
     if isinstance(_command, typer.Typer):
         app.add_typer(_command, name=_name)
     else:
-        app.command(_name, **_MORE.get(_name, {}))(_command)
+        app.command(_name, **_COMMAND_OPTIONS.get(_name, {}))(_command)
 
 
 def _show_version(asked: bool) -> None:

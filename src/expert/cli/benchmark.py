@@ -26,22 +26,22 @@ if TYPE_CHECKING:
 
     from expert.insight.ladder.ladder import Ladder, SettingResult
     from expert.jobs.benchmark.benchmark import BenchmarkRequest, Watcher
-    from expert.planning.ladder import Setting
+    from expert.planning.benchmark_settings import Setting
 else:
     Watcher = object  # importing it takes as long as all of --help
 
-ALWAYS = ("setting", "tokens/s", "gain", "in all", "loss", "")
+ALWAYS_SHOWN = ("setting", "tokens/s", "gain", "in all", "loss", "")
 """Columns shown even if they have no values."""
-FIRST_TO_GO = ("±", "rows/s", "epoch", "MFU", "off by", "GPU", "memory", "loss")
+COLUMNS_TO_DROP = ("±", "rows/s", "epoch", "MFU", "off by", "GPU", "memory", "loss")
 """Columns dropped in this order if the terminal is too narrow."""
-BETWEEN = 3
+COLUMN_GAP = 3
 """Characters between the columns of a table."""
-WORDS = 24
+LAST_COLUMN_WIDTH = 24
 """Width of the last column, which is wrapped."""
 
 Minutes = Annotated[float | None, typer.Option(min=0.5, help="Time budget; default: about ten.")]
 Quick = Annotated[bool, typer.Option("--quick", help="About two minutes instead of ten.")]
-OnlyRungs = Annotated[
+OnlySettings = Annotated[
     list[str] | None,
     typer.Option(metavar="SETTING", help="Measure this setting and the one before; repeatable."),
 ]
@@ -69,13 +69,13 @@ def benchmark(
     dataset: options.Rows = None,
     quick: Quick = False,
     minutes: Minutes = None,
-    only: OnlyRungs = None,
+    only: OnlySettings = None,
     compare: TwoResults = None,
     to: ResultFile = None,
     output: Annotated[
         Path | None, options.output_option("Folder for benchmarks/; default: runs/.")
     ] = None,
-    device: options.WhereToTrain = None,
+    device: options.TrainingDevice = None,
     model: options.BaseModelName = None,
     vram: options.MemoryLimit = None,
     no_remember: NoRemember = False,
@@ -105,7 +105,7 @@ def benchmark(
             "character GPT: expert benchmark --dataset shakespeare)"
         )
     asked = BenchmarkRequest(
-        read=lambda more: options.asked_manifest(manifest, dataset, (*changes, *more)),
+        read=lambda more: options.read_requested_manifest(manifest, dataset, (*changes, *more)),
         command=redacted(shlex.join(["expert", *sys.argv[1:]])),
         model=model,
         vram=vram,
@@ -184,7 +184,7 @@ class BenchmarkView(Watcher):
         if self._preparing is not None:
             self._preparing(name, rows, tokens)
 
-    def begins(self, setting: Setting, number: int, of: int, left: float) -> None:
+    def setting_started(self, setting: Setting, number: int, of: int, left: float) -> None:
         self._of = of
         if self._preparing is not None:
             self._open.close()
@@ -192,7 +192,7 @@ class BenchmarkView(Watcher):
             self._open_bar()
         self._next(number, setting.name, left, f"[{number}/{of}] {setting.name}: {setting.adds}")
 
-    def compares(self, name: str, left: float) -> None:
+    def comparing_with_baseline(self, name: str, left: float) -> None:
         """The last comparison: the winner against the baseline."""
         title = f"{name} against the baseline"
         self._next(self._of + 1, title, left, f"'{name}' against the baseline, in turns")
@@ -202,14 +202,14 @@ class BenchmarkView(Watcher):
         self._ends_at = self._clock() + left
         if self._bar is None:
             show(self._console, f"{line}{self._left()}")
-        self.goes_on("", 0, 0)
+        self.setting_progress("", 0, 0)
 
     def crowded(self, words: str) -> None:
         """Warn while the user can still do something about it."""
         fix = "end them, or measure again on an idle machine"
         show(self._out, f"! {words}: rates and gains are uncertain  ({fix})", "yellow")
 
-    def goes_on(self, doing: str, done: int, of: int) -> None:
+    def setting_progress(self, doing: str, done: int, of: int) -> None:
         if self._bar is None or self._task is None:
             return
         share = done / of if of else 0.0
@@ -218,11 +218,11 @@ class BenchmarkView(Watcher):
         self._bar.update(self._task, completed=self._number - 1 + min(1.0, share), facts=facts)
         self._bar.refresh()
 
-    def ends(self, result: SettingResult) -> None:
+    def setting_finished(self, result: SettingResult) -> None:
         style = {"kept": "green", "no difference": "green", "not here": "dim"}
-        show(self._out, line_of(result), style.get(result.status, "yellow"))
+        show(self._out, result_line(result), style.get(result.status, "yellow"))
 
-    def cut_off(self, ladder: Ladder) -> None:
+    def benchmark_interrupted(self, ladder: Ladder) -> None:
         self.measured = ladder
 
     def remembered(self, file: Path) -> None:
@@ -249,7 +249,7 @@ class BenchmarkView(Watcher):
             self._task = self._bar.add_task("", total=self._of, facts="")
 
 
-def line_of(result: SettingResult) -> str:
+def result_line(result: SettingResult) -> str:
     from expert.insight.ladder.ladder import MARKS, outcome
     from expert.insight.ladder.table import gain_words
 
@@ -271,12 +271,14 @@ def line_of(result: SettingResult) -> str:
 
 def show_ladder(ladder: Ladder, console: Console) -> None:
     """The headline, the bars, the table, and how it was measured."""
-    from expert.insight.ladder.ladder import STAND
+    from expert.insight.ladder.ladder import KEPT_STATUSES
     from expert.insight.ladder.table import COLUMNS, headline, how_measured, table_rows
 
     show(console, f"\n{headline(ladder)}\n", "bold")
     if console.is_terminal:
-        bars = [_bar(setting, ladder) for setting in ladder.rungs if setting.status in STAND]
+        bars = [
+            _bar(setting, ladder) for setting in ladder.rungs if setting.status in KEPT_STATUSES
+        ]
         show_bars(bars, max((amount for _, amount, _ in bars), default=0.0), console)
     rows = table_rows(ladder)
     room = console.width if console.is_terminal else None
@@ -291,10 +293,10 @@ def _columns(columns: tuple[str, ...], rows: list[tuple[str, ...]], room: int | 
     """The columns with values that fit: a number broken over two lines is unreadable. Markdown and
     HTML have all columns."""
     cells = {column: [row[place] for row in rows] for place, column in enumerate(columns)}
-    kept = [c for c in columns if c in ALWAYS or any(cell != "–" for cell in cells[c])]
-    widths = {c: max(len(c), *map(len, cells[c]), 0) + BETWEEN for c in kept}
-    widths[""] = min(widths[""], WORDS)
-    for column in FIRST_TO_GO:
+    kept = [c for c in columns if c in ALWAYS_SHOWN or any(cell != "–" for cell in cells[c])]
+    widths = {c: max(len(c), *map(len, cells[c]), 0) + COLUMN_GAP for c in kept}
+    widths[""] = min(widths[""], LAST_COLUMN_WIDTH)
+    for column in COLUMNS_TO_DROP:
         if room is not None and sum(widths[c] for c in kept) > room and column in kept:
             kept.remove(column)
     return kept
@@ -303,7 +305,7 @@ def _columns(columns: tuple[str, ...], rows: list[tuple[str, ...]], room: int | 
 def _bar(setting: SettingResult, ladder: Ladder) -> tuple[str, float, str]:
     """The speed relative to the baseline, or tokens per second if that is unknown."""
     assert setting.measured is not None
-    if ladder.is_held_against_baseline and setting.cumulative is not None:
+    if ladder.is_compared_with_baseline and setting.cumulative is not None:
         return setting.name, setting.cumulative, f"{setting.cumulative:.2f}x"
     rate = setting.measured.tokens_per_second
     return setting.name, rate, f"{rate:,.0f}"
@@ -311,10 +313,10 @@ def _bar(setting: SettingResult, ladder: Ladder) -> tuple[str, float, str]:
 
 def show_compared(first: Path, second: Path, console: Console, *, as_json: bool) -> None:
     """Two results or two runs, with their ratio."""
-    from expert.insight.ladder.comparison import compare, doubts_about
+    from expert.insight.ladder.comparison import compare, comparison_doubts
 
     found = compare(first, second)
-    for doubt in doubts_about(first, second):  # with --json: on standard error
+    for doubt in comparison_doubts(first, second):  # with --json: on standard error
         show(console, f"! {doubt}", "yellow")
     if as_json:
         keys = ("what", "first", "second", "ratio")

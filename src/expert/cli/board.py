@@ -30,12 +30,12 @@ def board(
     """Show all runs live in a browser, and start, stop and compare them there."""
     from expert.jobs.board import server
     from expert.jobs.board.actions import TOKEN
-    from expert.jobs.serve.listen import address_of, bound, refuse_without_packages
+    from expert.jobs.serve.listen import address_of, listening_socket, refuse_without_packages
 
     refuse_without_packages()
     made = server.make_board(folders or [Path()], read_only=read_only)
     token = os.environ.get(TOKEN) or secrets.token_urlsafe(24)
-    listening = bound(host, port)
+    listening = listening_socket(host, port)
     url = f"{address_of(listening)}/?token={token}"
     console = make_console(needed=False)
     warning = server.warning_about(host)

@@ -19,7 +19,7 @@ from expert.cli.show.options import (
     manifest_option,
     one_manifest,
 )
-from expert.cli.show.progress import PreparingView, reading_in
+from expert.cli.show.progress import PreparingView, initial_text
 from expert.cli.show.rows import show_rows
 from expert.core.errors import EXIT_USAGE
 from expert.core.text import count, gib
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from expert.data.inspect.audit import SplitReport
     from expert.data.inspect.check_rows import DatasetReport
     from expert.jobs.datasets.find import DatasetUser, FoundDataset
-    from expert.jobs.datasets.gather import Caches, Gathered
+    from expert.jobs.datasets.gather import Caches, ConsolidatedExpert
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
-_OF_THE_TOKENIZER = "the tokenizer's chat template"
+_TOKENIZER_TEMPLATE = "the tokenizer's chat template"
 
 
 @app.callback()
@@ -80,7 +80,7 @@ def check(
         most_tokens=None if full else JSON_TOKENS if as_json else SCREEN_TOKENS,
     )
     progress = make_console(error=True)
-    with PreparingView(progress, before=reading_in(progress), verb="reading") as tell:
+    with PreparingView(progress, before=initial_text(progress), verb="reading") as tell:
         changes = tuple(overrides or ())
         report = check_dataset(chosen, model=model, overrides=changes, show=wanted, tell=tell)
     if as_json:
@@ -99,7 +99,7 @@ def _show_report(report: DatasetReport, console: Console) -> None:
     facts = [_facts(split, report.max_seq_length) for split in report.splits]
     if facts:
         table = [[name, *(fact[name] for fact in facts)] for name in facts[0]]
-        template = _OF_THE_TOKENIZER if report.template == "tokenizer" else report.template
+        template = _TOKENIZER_TEMPLATE if report.template == "tokenizer" else report.template
         title = f"{report.name}  (prompt template: {template})"
         columns = ("", *(split.name for split in report.splits))
         show_sheet(Sheet(columns, [table], title=title), console)
@@ -178,7 +178,7 @@ def find_datasets(
     users, unread = read_users(manifests) if manifests else ([], [])
     caches = Caches(hub_cache(os.environ, home), datasets_cache(os.environ, home))
     found: list[FoundDataset] = []
-    gathered: list[Gathered] = []
+    gathered: list[ConsolidatedExpert] = []
     if destination is not None:
         gathered = consolidate(users, destination, caches)
     else:
@@ -232,7 +232,7 @@ def _show_found(found: list[FoundDataset], console: Console, *, with_users: bool
     show_sheet(Sheet(columns if with_users else columns[:-1], [rows]), console)
 
 
-def _show_gathered(one: Gathered, console: Console) -> None:
+def _show_gathered(one: ConsolidatedExpert, console: Console) -> None:
     show(console, one.expert, "bold")
     for copy in one.copies:
         proof = f"({gib(copy.size)}, sha256 {copy.sha256[:12]})"

@@ -20,7 +20,7 @@ from expert.cli.show.options import (
     remote_code_option,
 )
 from expert.core.errors import EXIT_OK
-from expert.core.text import as_word, counted, duration, gib, loss, percent, span, times
+from expert.core.text import counted, duration, gib, loss, percent, shell_quoted, span, times
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -100,10 +100,10 @@ def diagnose(
     elif profile is not None:
         found, display = _profile(read(), run, profile, **short), show_profile
     elif try_it:
-        diagnosed = None if manifest is None else check(try_out=False).findings
+        diagnosed = None if manifest is None else check(run_kernels=False).findings
         found, display = _try_first_fix(run, diagnosed, read, **short), show_tried
     elif run is None:
-        found, display = check(try_out=not no_kernels), show_check
+        found, display = check(run_kernels=not no_kernels), show_check
     else:
         from expert.jobs.diagnose.diagnose import diagnose_run
 
@@ -120,13 +120,13 @@ def _read(
     run: Path | None, manifest: Path | None, overrides: tuple[str, ...], more: tuple[str, ...] = ()
 ) -> ReadManifest:
     """The given manifest, or that of the given run, with further overrides."""
-    from expert.jobs.diagnose.first_fix import read_again
+    from expert.jobs.diagnose.first_fix import read_run_manifest
     from expert.manifest.reader import read_manifest
     from expert.run.stored.locate import find_trained
 
     if manifest is not None:
         return read_manifest(manifest, overrides=(*overrides, *more))
-    return read_again(find_trained(run).path, (*overrides, *more))
+    return read_run_manifest(find_trained(run).path, (*overrides, *more))
 
 
 def _refuse_contradictions(
@@ -279,13 +279,13 @@ def _next_command(found: Diagnosis) -> str:
     if keys:
         manifest = named_manifest(next(reversed(found.run.of("started")), {}))
         sets = " ".join(f"--set {key}" for key in keys)
-        return f"next: expert train --manifest {as_word(manifest)} {sets}"
+        return f"next: expert train --manifest {shell_quoted(manifest)} {sets}"
     if found.verdict.fix and found.verdict.kind != "unknown":
         return f"next: {found.verdict.fix}"
     if found.state == "running":
-        return f"next: expert watch {as_word(found.folder)}"
-    sample = f'expert sample {as_word(found.folder)} --prompt "…"'
-    return f"next: {found.go_on or sample}"
+        return f"next: expert watch {shell_quoted(found.folder)}"
+    sample = f'expert sample {shell_quoted(found.folder)} --prompt "…"'
+    return f"next: {found.resume_command or sample}"
 
 
 # --- before a run --------------------------------------------------------------------------------
@@ -340,8 +340,8 @@ def show_parity(found: Parity, console: Console) -> None:
         (
             STATES[each.state],
             each.claim,
-            _off(each.loss, each.loss_tolerance),
-            _off(each.gradient, each.gradient_tolerance),
+            _error_cell(each.loss, each.loss_tolerance),
+            _error_cell(each.gradient, each.gradient_tolerance),
             each.because,
         )
         for each in found.compared
@@ -359,7 +359,7 @@ def show_parity(found: Parity, console: Console) -> None:
         show(console, "✓ the fast paths compute the same as the baseline", "bold green")
 
 
-def _off(value: float | None, tolerance: float | None) -> str:
+def _error_cell(value: float | None, tolerance: float | None) -> str:
     return "" if value is None or tolerance is None else f"{value:.1e} ({tolerance:.0e})"
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from expert.cli.show.display import Line, make_console, show_lines, write_json
-from expert.cli.show.options import Checkpoint, Device, RunFolder, WhereToCompute, json_option
+from expert.cli.show.options import Checkpoint, ComputeDevice, Device, RunFolder, json_option
 from expert.cli.show.progress import Stages
 from expert.core.errors import EXIT_DAMAGED, EXIT_UNAVAILABLE
 from expert.core.text import counted, gib
@@ -74,7 +74,7 @@ def export(
     judged_rows: JudgedRows = 64,
     dtype: OfWeights = None,
     checkpoint: Checkpoint = None,
-    device: WhereToCompute = Device.auto,
+    device: ComputeDevice = Device.auto,
     allow_failed: AllowFailed = False,
     push: PushTo = None,
     public: Annotated[bool, typer.Option("--public", help="With --push: make it public.")] = False,

@@ -56,7 +56,7 @@ Setup = Annotated[
 Memory = Annotated[
     str | None, typer.Option(help="Main memory of each machine, such as 64G or 64Gi.")
 ]
-Warning_ = Annotated[
+WarningSeconds = Annotated[
     int, typer.Option(min=20, help="Seconds to save a checkpoint before it is killed.")
 ]
 Image = Annotated[
@@ -70,7 +70,7 @@ Bucket = Annotated[
     str | None, typer.Option(help="SkyPilot: bucket, mounted at SHARED, such as s3://mine.")
 ]
 Infra = Annotated[str | None, typer.Option(help="SkyPilot: where, such as aws/us-east-1.")]
-_NOT_OF_THE_JOB = ("on", "file", "manifest", "to", "submit")
+_NOT_JOB_OPTIONS = ("on", "file", "manifest", "to", "submit")
 
 
 def launch(
@@ -88,7 +88,7 @@ def launch(
     setup: Setup = None,
     cpus: Annotated[int, typer.Option(min=1, help="CPU cores of each rank.")] = 8,
     memory: Memory = None,
-    warning: Warning_ = 120,
+    warning: WarningSeconds = 120,
     restarts: Annotated[int, typer.Option(min=0, help="Restarts after a crash.")] = 3,
     time: Annotated[str | None, typer.Option(help="Slurm: limit, HH:MM:SS.")] = None,
     partition: Annotated[str | None, typer.Option(help="Slurm: where to queue.")] = None,
@@ -108,20 +108,20 @@ def launch(
     The job starts `expert train --resume if-any` on every machine: started again after preemption,
     it resumes from its newest checkpoint.
     """
-    asked = {name: value for name, value in locals().items() if name not in _NOT_OF_THE_JOB}
+    asked = {name: value for name, value in locals().items() if name not in _NOT_JOB_OPTIONS}
     from expert.jobs.launch import cluster
 
     chosen = options.one_manifest(file, manifest)
     if chosen is None:
         raise options.UsageError("nothing to train  (expert launch --on slurm --manifest FILE)")
     changes = tuple(overrides or ())
-    read = options.asked_manifest(chosen, None, changes)
+    read = options.read_requested_manifest(chosen, None, changes)
     asked |= {"setup": tuple(setup or ()), "overrides": changes}
     job = cluster.make_job(read, on.value, **asked)
-    _hand_out(job, read, to, submit=submit)
+    _write_and_submit(job, read, to, submit=submit)
 
 
-def _hand_out(job: ClusterJob, read: ReadManifest, to: str | None, *, submit: bool) -> None:
+def _write_and_submit(job: ClusterJob, read: ReadManifest, to: str | None, *, submit: bool) -> None:
     """Print the job file, or write it and optionally submit it."""
     from expert.jobs.launch import submit as submitting
 
@@ -131,7 +131,7 @@ def _hand_out(job: ClusterJob, read: ReadManifest, to: str | None, *, submit: bo
         write_line(submitting.text_of(job))
         return
     if submit:
-        submitting.refuse_absent_program(job.on)
+        submitting.require_program(job.on)
     console = make_console()
     show_warnings(read, console)
     written = submitting.write_job(job, Path(to) if to else None)

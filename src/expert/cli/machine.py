@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from expert.planning.machine.machine import Fact, Gpu, GpuProcess, Machine
 
 FactRow = tuple[str, str, str]
-_WHY_NOTHING = (
+_NOTHING_FREED = (
     "Nothing was freed. PyTorch's GPU memory cache belongs to the process that filled it, and this "
     "one holds none. The memory of another process is freed when that process ends or calls "
     "torch.cuda.empty_cache() itself; no command can do that from outside."
@@ -122,7 +122,7 @@ def _size(amount: int | None) -> str:
 
 def presets() -> None:
     """Settings that guides recommend for single cards, checked with the memory model."""
-    from expert.planning.models.presets import verdicts
+    from expert.planning.models.presets import check_presets
 
     rows = [
         (
@@ -132,7 +132,7 @@ def presets() -> None:
             verdict.preset.settings,
             verdict.words(),
         )
-        for verdict in verdicts()
+        for verdict in check_presets()
     ]
     columns = ("card", "model", "micro-batch", "with", "verdict")
     show_sheet(Sheet(columns, [rows], dim=("with",)), make_console())
@@ -160,7 +160,7 @@ def memory_lines(found: GpuMemory) -> list[Line]:
     lines += [(f"note: {found.note}", "dim")] if found.note else []
     held = any(card.holders for card in found.cards)
     nothing = "Nothing was freed: no visible process holds GPU memory."
-    return [*lines, (_WHY_NOTHING if held else nothing, "")]
+    return [*lines, (_NOTHING_FREED if held else nothing, "")]
 
 
 def _card_lines(card: CardMemory) -> Iterator[Line]:

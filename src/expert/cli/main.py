@@ -13,9 +13,20 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from expert import __version__
-from expert.cli.show.display import flush_outputs, nobody_reads, outputs, show_problems, silence
+from expert.cli.show.display import (
+    flush_outputs,
+    output_descriptors,
+    reader_has_left,
+    show_problems,
+    silence,
+)
 from expert.core.errors import EXIT_INTERNAL, EXIT_NO_SPACE, EXIT_OK, EXIT_USAGE, ExpertError
-from expert.core.room import full_disk_behind, refuse_small_memory, said_no_room, shortage_behind
+from expert.core.resources import (
+    check_memory_limit,
+    disk_full_cause,
+    disk_full_message,
+    resource_shortage,
+)
 from expert.core.secrets import redacted
 from expert.core.world import record_failure
 
@@ -23,7 +34,7 @@ if TYPE_CHECKING:
     from expert.core.interrupts import Interrupted
 
 STARTS_OVER = "the same command starts over"
-WHAT_IS_LEFT = {
+AFTER_INTERRUPT = {
     "train": f"no run was started; {STARTS_OVER}",
     "pretokenize": "prepared data is kept; the same command continues from there",
     "validate": f"no verdict was written; {STARTS_OVER}",
@@ -40,29 +51,29 @@ def run() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a Windows pipe may lack ✓ or ×
             stream.reconfigure(encoding="utf-8", errors="replace")
-    watched = outputs()
+    watched = output_descriptors()
     try:
         _run_command(watched)
     except ExpertError as error:
         _show_failure(str(error), error.exit_code, of_another=error.of_another)
         sys.exit(error.exit_code)
     except BrokenPipeError as error:
-        sys.exit(_code_of_broken_pipe(error, watched))
+        sys.exit(_broken_pipe_exit_code(error, watched))
     except OSError as error:
         _show_shortage(error)
-        full = full_disk_behind(error)
-        code = EXIT_NO_SPACE if full or said_no_room(error) else EXIT_USAGE
+        full = disk_full_cause(error)
+        code = EXIT_NO_SPACE if full or disk_full_message(error) else EXIT_USAGE
         text = str(full or f"{error.filename or 'output'}: {error.strerror or error}")
         _show_failure(text, code)
         sys.exit(code)
     except Exception as error:  # noqa: BLE001 - the last net: users see words and a file name
         _show_shortage(error)
-        sys.exit(_report_fault(error))
+        sys.exit(_report_internal_error(error))
     except BaseException as error:
         if type(error).__name__ != "PanicException":  # from Rust, not an Exception
             raise
         _show_shortage(error)
-        sys.exit(_report_fault(error))
+        sys.exit(_report_internal_error(error))
     finally:
         with contextlib.suppress(OSError):  # already shown, or nobody is left to read it
             flush_outputs()
@@ -73,29 +84,29 @@ def _run_command(watched: list[int]) -> None:
     """Run the command and flush its output here, where a closed pipe is noticed."""
     from expert.cli.app import command
 
-    refuse_small_memory(next((word for word in sys.argv[1:] if not word.startswith("-")), ""))
+    check_memory_limit(next((word for word in sys.argv[1:] if not word.startswith("-")), ""))
     try:
         command()()
     except SystemExit as end:
         if isinstance(end.__context__, BrokenPipeError):  # typer and rich turn it into exit code 1
-            sys.exit(_code_of_broken_pipe(end.__context__, watched))
+            sys.exit(_broken_pipe_exit_code(end.__context__, watched))
         flush_outputs()  # the exit code stays that of the command
         raise
 
 
 def _show_shortage(error: BaseException) -> None:
     """Exit with a message if an error comes from a lack of memory, threads or open files."""
-    found = shortage_behind(error)
+    found = resource_shortage(error)
     if found is not None:
         _show_failure(str(found), found.exit_code)
         sys.exit(found.exit_code)
 
 
-def _code_of_broken_pipe(error: BrokenPipeError, watched: list[int]) -> int:
+def _broken_pipe_exit_code(error: BrokenPipeError, watched: list[int]) -> int:
     """The exit code after the reader of a pipe has left: 0, since it has read what it wanted. An
     error keeps its own code."""
-    if not any(map(nobody_reads, watched)):  # another pipe, so not an intended end
-        return _report_fault(error)
+    if not any(map(reader_has_left, watched)):  # another pipe, so not an intended end
+        return _report_internal_error(error)
     for stream in (sys.stdout, sys.stderr):  # Python would complain at exit
         silence(stream)
     return int(getattr(error.__context__, "exit_code", EXIT_OK))
@@ -111,7 +122,7 @@ def _show_failure(text: str, exit_code: int, *, of_another: bool = False) -> Non
         show_problems(text)
 
 
-def _report_fault(error: BaseException) -> int:
+def _report_internal_error(error: BaseException) -> int:
     handle, name = tempfile.mkstemp(prefix="expert-fault-", suffix=".txt")
     with os.fdopen(handle, "w", encoding="utf-8") as stream:
         head = f"expert {__version__}, Python {sys.version}\n{' '.join(sys.argv)}\n\n"
@@ -130,7 +141,7 @@ def show_interrupted(end: Interrupted, words: Sequence[str]) -> None:
         return
     end.shown = True
     command = next((word for word in words if not word.startswith("-")), "")
-    left = end.left or WHAT_IS_LEFT.get(command, STARTS_OVER)
+    left = end.left or AFTER_INTERRUPT.get(command, STARTS_OVER)
     with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or nobody reads it
         sys.stderr.write(f"{' '.join(['expert', command]).strip()}: stopped by {end.by}: {left}\n")
         sys.stderr.flush()

@@ -11,7 +11,7 @@ import typer
 
 from expert.cli.show.display import Line, make_console, show_lines, waiting, write_json
 from expert.cli.show.options import json_option, output_option
-from expert.core.text import as_word, counted, some_of
+from expert.core.text import counted, shell_quoted, some_of
 
 if TYPE_CHECKING:
     from expert.jobs.new.new_expert import NewExpert
@@ -100,7 +100,7 @@ def _lines(made: NewExpert) -> Iterator[Line]:
     if made.length is not None:
         yield from _length_lines(made.length, made.model)
     yield "next:", ""
-    folder = as_word(made.folder)
+    folder = shell_quoted(made.folder)
     for command in ("dataset check", "plan", "train"):
         yield f"  expert {command} {folder}", ""
     judge, ask = f"validate {folder}", f'sample {folder} --prompt "…"'

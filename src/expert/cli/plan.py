@@ -19,7 +19,7 @@ from expert.cli.show.options import (
     one_manifest,
 )
 from expert.core.errors import EXIT_DOES_NOT_FIT
-from expert.core.text import as_word, counted, duration_range, gib, value_in_words
+from expert.core.text import counted, duration_range, gib, shell_quoted, value_in_words
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from expert.planning.run_plan import RunPlan
 
 # Shown elsewhere (memory as bars) or too large for a cell.
-_NOT_IN_THE_TABLE = {
+_SHOWN_ELSEWHERE = {
     "length.expected_parts",
     "memory.parts",
     "memory.workload",
@@ -43,7 +43,7 @@ _NOTICES = {"warning": "bold yellow", "superseded": "cyan", "read as": "", "note
 _SAME_FOR_EVERY_CARD = (
     *("training.dataset.", "base_models[", "training.config.max_seq_length", "parallel.ranks"),
 )
-_OF_SEVERAL = (
+_MULTI_GPU_KEYS = (
     "parallel.engine",
     "parallel.shard_ranks",
     "parallel.offload",
@@ -52,7 +52,7 @@ _OF_SEVERAL = (
     "parallel.tokens_per_second",
     "parallel.efficiency",
 )
-_SIDE_BY_SIDE = (
+_COMPARED_KEYS = (
     "model.quantization",
     "kernels.precision",
     "kernels.attention",
@@ -109,7 +109,7 @@ def plan(
         raise typer.BadParameter("give a manifest: expert plan FILE")
     read = read_manifest(chosen, overrides=overrides or (), strict=strict)
     here = describe_machine(read.folder)
-    ranks, machines = how_many(gpus, nodes, link, cards_here=len(here.gpus))
+    ranks, machines = ranks_and_machines(gpus, nodes, link, cards_here=len(here.gpus))
     cards: list[str | None] = [*gpu] if gpu else [None]
     plans = [
         plan_job(
@@ -137,7 +137,7 @@ def plan(
         raise typer.Exit(EXIT_DOES_NOT_FIT)
 
 
-def how_many(
+def ranks_and_machines(
     gpus: str | None, nodes: int | None, link: str | None, *, cards_here: int
 ) -> tuple[int, int]:
     """Number of ranks on all machines, and of machines; all problems of the options at once."""
@@ -173,7 +173,7 @@ def show_notices(read: ReadManifest, console: Console, *, brief: bool) -> None:
         show_notice(notice, console)
     rest = len(read.notices) - len(shown)
     if rest:
-        more = f"{counted(rest, 'more notice')}: expert manifest check {as_word(read.source)}"
+        more = f"{counted(rest, 'more notice')}: expert manifest check {shell_quoted(read.source)}"
         show(console, f"  {more}", "dim")
 
 
@@ -189,7 +189,7 @@ def show_warnings(read: ReadManifest, console: Console) -> None:
 
 
 def show_plan(plan: RunPlan, console: Console, *, everything: bool) -> None:
-    rows = [d for d in plan.decisions if d.path not in _NOT_IN_THE_TABLE]
+    rows = [d for d in plan.decisions if d.path not in _SHOWN_ELSEWHERE]
     order = {name: place for place, name in enumerate(type(plan).model_fields)}
     rows.sort(key=lambda decision: order[decision.path.split(".")[0]])
     sections: dict[str, list[Sequence[str]]] = {}
@@ -197,7 +197,10 @@ def show_plan(plan: RunPlan, console: Console, *, everything: bool) -> None:
         if everything or _matters(one):
             row = (one.path, _value(one), one.because.removeprefix("unknown: "), one.source)
             sections.setdefault(one.path.split(".")[0], []).append(row)
-    columns, title = ("key", "value", "because", "source"), f"{plan.expert} on {cards_of(plan)}"
+    columns, title = (
+        ("key", "value", "because", "source"),
+        f"{plan.expert} on {cards_in_words(plan)}",
+    )
     show_sheet(Sheet(columns, list(sections.values()), title, dim=("source",)), console)
     hidden = len(rows) - sum(map(len, sections.values()))
     if hidden:
@@ -207,7 +210,7 @@ def show_plan(plan: RunPlan, console: Console, *, everything: bool) -> None:
     _show_remarks(plan, console)
 
 
-def cards_of(plan: RunPlan) -> str:
+def cards_in_words(plan: RunPlan) -> str:
     """`GeForce RTX 4090`, `4 × GeForce RTX 4090`, `2 machines with 4 × GeForce RTX 4090 each`."""
     parallel, name = plan.parallel, plan.target
     if parallel.ranks == 1:
@@ -266,7 +269,7 @@ def _show_rate(plan: RunPlan, console: Console) -> None:
     if parallel.tokens_per_second is None:
         rate = _because(plan, "parallel.tokens_per_second")
     how = f"{parallel.engine}, offloaded" if parallel.offload else parallel.engine
-    show(console, f"\n{how} on {cards_of(plan)}: {rate}", "bold")
+    show(console, f"\n{how} on {cards_in_words(plan)}: {rate}", "bold")
     if parallel.sent_bytes is not None:
         lasts = said["communication_seconds"] if parallel.communication_seconds else "time unknown"
         moves = "moves" if parallel.offload else "sends"
@@ -281,7 +284,7 @@ def time_in_words(plan: RunPlan) -> str:
         return f"expected time: {because or 'unknown'}"
     kind = "estimated" if because.startswith("estimated") else "from a rate measured here before"
     expected = duration_range(*plan.length.expected_seconds)
-    return f"expected time: {expected} on {cards_of(plan)}, {kind}"
+    return f"expected time: {expected} on {cards_in_words(plan)}, {kind}"
 
 
 def _show_remarks(plan: RunPlan, console: Console) -> None:
@@ -304,7 +307,7 @@ def _show_remarks(plan: RunPlan, console: Console) -> None:
 def _show_side_by_side(plans: Sequence[RunPlan], console: Console) -> None:
     """Several cards next to each other: only what differs between them."""
     decided = [{d.path: _value(d) for d in plan.decisions} for plan in plans]
-    paths = (*_SIDE_BY_SIDE, *(() if plans[0].parallel.ranks == 1 else _OF_SEVERAL))
+    paths = (*_COMPARED_KEYS, *(() if plans[0].parallel.ranks == 1 else _MULTI_GPU_KEYS))
     rows = [[path, *(values[path] for values in decided)] for path in paths]
     ranks = plans[0].parallel.ranks
     columns = ("key", *(f"{ranks} × {p.target}" if ranks > 1 else p.target for p in plans))

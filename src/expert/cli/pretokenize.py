@@ -18,7 +18,7 @@ from expert.cli.show.options import (
     manifest_option,
     one_manifest,
 )
-from expert.cli.show.progress import PreparingView, reading_in
+from expert.cli.show.progress import PreparingView, initial_text
 from expert.core.errors import EXIT_USAGE
 from expert.core.text import count
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from expert.data.prepared import PreparedData, PreparedSplit
-    from expert.jobs.pretokenize import Attempted
+    from expert.jobs.pretokenize import PrepareOutcome
 
 
 def pretokenize(
@@ -50,7 +50,7 @@ def pretokenize(
 ) -> None:
     """Tokenize and pack the data ahead of training; otherwise training does it first."""
     from expert.data.prepared import PartsLeft
-    from expert.jobs.pretokenize import attempt, manifests_below
+    from expert.jobs.pretokenize import manifests_below, try_prepare
     from expert.run.open import prepare_part
 
     share = _part(part) if part is not None else (1, 1)
@@ -60,7 +60,7 @@ def pretokenize(
     console = make_console(needed=False)  # the prepared data matters, not the output
     changes = tuple(overrides or ())
     if chosen is not None:
-        with PreparingView(console, before=reading_in(console)) as tell:
+        with PreparingView(console, before=initial_text(console)) as tell:
             done = prepare_part(chosen, share, model=model, overrides=changes, tell=tell)
         if isinstance(done, PartsLeft):
             show(console, str(done))
@@ -72,8 +72,8 @@ def pretokenize(
     outcomes = []
     for each in manifests_below(everything or Path()):
         show(console, f"\n{each}", "bold")
-        with PreparingView(console, before=reading_in(console)) as tell:
-            outcome = attempt(each, share, model=model, overrides=changes, tell=tell)
+        with PreparingView(console, before=initial_text(console)) as tell:
+            outcome = try_prepare(each, share, model=model, overrides=changes, tell=tell)
         if outcome.data is not None:
             show_prepared(outcome.data, console)
         outcomes.append(outcome)
@@ -113,7 +113,7 @@ def show_prepared(data: PreparedData, console: Console) -> None:
     _show_histogram(data.train, console)
 
 
-def _show_outcomes(outcomes: Sequence[Attempted], console: Console) -> None:
+def _show_outcomes(outcomes: Sequence[PrepareOutcome], console: Console) -> None:
     """The result of every manifest; failures on standard error."""
     states = ("prepared", "skipped", "failed", "unfinished")
     found = {state: [each for each in outcomes if each.state == state] for state in states}

@@ -12,7 +12,7 @@ import typer
 
 from expert.cli.show.display import Line, make_console, show_lines, write_json
 from expert.cli.show.options import RUN_HELP, json_option
-from expert.core.text import as_word, counted, gib
+from expert.core.text import counted, gib, shell_quoted
 
 if TYPE_CHECKING:
     from expert.jobs.report import WrittenReport
@@ -71,7 +71,7 @@ def _lines(done: WrittenReport) -> list[Line]:
         lines.insert(0, (f"{done.learning.kind}: {done.learning.sentence}", style))
     if bad:
         counts = ", ".join(counted(found[kind], kind) for kind in bad)
-        where = f"see the page, or expert diagnose {as_word(done.run)}"
+        where = f"see the page, or expert diagnose {shell_quoted(done.run)}"
         lines.append((f"  {counts}: {where}", _STYLES[bad[0]]))
     size = f"{gib(done.html_bytes)}, {len(done.figures)} figures"
     return [*lines, (f"✓ wrote {done.html}  ({size})", ""), (f"  and {done.markdown}", "dim")]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from expert.cli.show.display import make_console, show, write_json
-from expert.cli.show.options import Checkpoint, Device, RunFolder, WhereToCompute, json_option
+from expert.cli.show.options import Checkpoint, ComputeDevice, Device, RunFolder, json_option
 from expert.core.errors import ExpertError
 from expert.core.text import visible
 
@@ -66,13 +66,13 @@ def sample(
     top_k: TopK = None,
     seed: Seed = None,
     checkpoint: Checkpoint = None,
-    device: WhereToCompute = Device.auto,
+    device: ComputeDevice = Device.auto,
     as_json: Annotated[bool, json_option("Print texts and settings as JSON.")] = False,
 ) -> None:
     """Generate answers with a trained expert; decoding settings default to the manifest's."""
     from expert.jobs.sample.sample import sample as sample_job
 
-    prompts = _prompts(prompt, talks=not as_json and _is_terminal())
+    prompts = _prompts(prompt, interactive=not as_json and _is_terminal())
     console, notes = make_console(), make_console(error=True)
     writer = _Writer(console, several=len(prompts) > 1, quiet=as_json)
     how: dict[str, Any] = {
@@ -91,7 +91,7 @@ def sample(
         "loading": lambda what: show(notes, f"{what} …", "dim"),
     }
     if not prompts:
-        _talk(run, writer, notes, how)
+        _start_chat(run, writer, notes, how)
         return
     found = sample_job(run, prompts, begin=writer.begin, tell=writer.write, **how)
     writer.end()
@@ -104,11 +104,11 @@ def sample(
         show(notes, f"repeat it with --seed {found.seed}", "dim")
 
 
-def _prompts(given: list[str] | None, *, talks: bool) -> list[str]:
+def _prompts(given: list[str] | None, *, interactive: bool) -> list[str]:
     """The prompts; empty if they will be typed."""
     from expert.jobs.sample.decoding import CannotSample
 
-    if not given and not talks:
+    if not given and not interactive:
         raise CannotSample(
             "--prompt: nothing to answer  (add --prompt TEXT, or --prompt - to read standard "
             "input; in a terminal, leave it out to start an interactive session)"
@@ -149,14 +149,14 @@ class _Writer:
 # --- a conversation in a terminal ----------------------------------------------------------------
 
 
-def _talk(run: Path | None, writer: _Writer, notes: Console, how: dict[str, Any]) -> None:
-    from expert.jobs.sample.sample import Conversation, ready
+def _start_chat(run: Path | None, writer: _Writer, notes: Console, how: dict[str, Any]) -> None:
+    from expert.jobs.sample.sample import Conversation, load_expert
 
-    loaded = ready(run, **how)
+    loaded = load_expert(run, **how)
     for note in loaded.notes:
         show(notes, note, "dim")
     conversation = Conversation(loaded, system=how["system"])
-    talk(conversation, writer, lambda text: show(notes, text, "dim"))
+    chat(conversation, writer, lambda text: show(notes, text, "dim"))
 
 
 def read_line() -> str:
@@ -166,7 +166,7 @@ def read_line() -> str:
     return input(MARK)
 
 
-def talk(
+def chat(
     conversation: Conversation,
     writer: _Writer,
     note: Callable[[str], None],
@@ -175,7 +175,7 @@ def talk(
     """Answer line after line; a line that cannot be answered gets the reason."""
     kept = f"history is kept; {NEW} starts a new conversation"
     alone = "every line is continued by itself"
-    note(f"{kept if conversation.remembers else alone}; Ctrl-D ends")
+    note(f"{kept if conversation.keeps_history else alone}; Ctrl-D ends")
     while True:
         try:
             line = read().strip()
@@ -183,7 +183,7 @@ def talk(
             writer.write("\n")
             return
         if line == NEW:
-            conversation.anew()
+            conversation.reset()
             note("new conversation")
         elif line:
             try:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from expert.cli.show.display import make_console, show, write_line
-from expert.cli.show.options import Checkpoint, Device, WhereToCompute
+from expert.cli.show.options import Checkpoint, ComputeDevice, Device
 from expert.core.text import visible
 
 if TYPE_CHECKING:
-    from expert.jobs.serve.app import Entry
+    from expert.jobs.serve.app import LogEntry
 
 SERVE_EPILOG = (
     "Exit codes: 130 after Ctrl-C and 143 after SIGTERM, when answers under way were finished or, "
@@ -54,22 +54,22 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port.")] = 8000,
     with_base: WithBase = False,
     checkpoint: Checkpoint = None,
-    device: WhereToCompute = Device.auto,
+    device: ComputeDevice = Device.auto,
     parallel: Parallel = None,
     queue: Queue = 256,
     time_limit: Seconds = 300,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No line for each request.")] = False,
 ) -> None:
     """Serve trained experts to OpenAI clients on this machine, several requests concurrently."""
-    from expert.jobs.serve.serve import TOKEN, in_words, serving
-    from expert.parallel.launch import follow_parent
+    from expert.jobs.serve.serve import TOKEN, log_line, serving
+    from expert.parallel.launch import stop_with_parent
 
-    follow_parent()
+    stop_with_parent()
     console, notes = make_console(needed=False), make_console(error=True)
 
-    def log(entry: Entry) -> None:
+    def log(entry: LogEntry) -> None:
         if not quiet:
-            show(console, f"{datetime.now():%H:%M:%S}  {in_words(entry, ready.engine)}")
+            show(console, f"{datetime.now():%H:%M:%S}  {log_line(entry, ready.engine)}")
 
     ready = serving(
         runs,
@@ -88,7 +88,7 @@ def serve(
     )
     for line in ready.lines():  # unredacted: anything that looks like a key is an example
         write_line(visible(line), needed=False)
-    if ready.made_token:  # unredacted: it is not stored anywhere else
-        write_line(f"\nexport {TOKEN}={ready.made_token}", needed=False)
+    if ready.generated_token:  # unredacted: it is not stored anywhere else
+        write_line(f"\nexport {TOKEN}={ready.generated_token}", needed=False)
     show(console, "\nCtrl-C stops it", "dim")
     ready.run()

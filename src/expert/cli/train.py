@@ -21,7 +21,7 @@ from expert.cli.show.rows import show_rows
 from expert.cli.show.several_runs import RunsView, show_runs
 from expert.core.errors import EXIT_DOES_NOT_FIT, EXIT_OK, ExpertError
 from expert.core.interrupts import Interrupted, show_cursor
-from expert.core.text import as_word, counted, gib
+from expert.core.text import counted, gib, shell_quoted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -67,7 +67,7 @@ Manifests = Annotated[
     typer.Argument(
         metavar="[FILE]",
         help="The manifest, same as --manifest; several with --each-gpu.",
-        callback=lambda files: [options.named_file(file) for file in files or ()],
+        callback=lambda files: [options.manifest_file(file) for file in files or ()],
     ),
 ]
 Gpus = Annotated[
@@ -102,7 +102,7 @@ def train(
         Path | None, options.output_option("Folder for runs; default: runs/.")
     ] = None,
     epochs: Annotated[float | None, typer.Option(help="Passes over the data.")] = None,
-    device: options.WhereToTrain = None,
+    device: options.TrainingDevice = None,
     resume: Resume = None,
     allow_changed: AllowChanged = False,
     remote_code: options.AllowRemoteCode = False,
@@ -117,10 +117,10 @@ def train(
 ) -> None:
     """Train an expert from its manifest, or the built-in character GPT on a text."""
     from expert.jobs.launch.joining import joined
-    from expert.parallel.launch import follow_parent, world_from_environment
+    from expert.parallel.launch import stop_with_parent, world_from_environment
     from expert.run.open import check_base
 
-    follow_parent()
+    stop_with_parent()
     world = world_from_environment()
     _refuse_contradictions(files or (), manifest, gpus, max_restarts, each_gpu=each_gpu)
     if each_gpu:
@@ -129,7 +129,7 @@ def train(
         return
     flags = options.flag_overrides(dataset=dataset, output=output, epochs=epochs, device=device)
     manifest = options.one_manifest(files[0] if files else None, manifest)
-    read = options.asked_manifest(manifest, dataset, (*flags, *(overrides or ())))
+    read = options.read_requested_manifest(manifest, dataset, (*flags, *(overrides or ())))
     if vram is not None and read.manifest.training.config.device == "cpu":
         raise options.UsageError("--vram limits GPU memory, but device is cpu  (leave one out)")
     resume = _run_to_resume(read, resume)
@@ -157,17 +157,17 @@ def train(
             _show_result(result, plan, console, as_json=as_json)
         else:
             result = _join(read, group, **allowed)
-        group.leave_together()
+        group.exit_barrier()
     if result is not None and result.exit_code != EXIT_OK:
         raise typer.Exit(result.exit_code)
 
 
 def _run_to_resume(read: ReadManifest, resume: str | None) -> str | None:
     """What to resume: "auto", a folder, or None if there is nothing for `if-any`."""
-    from expert.run.stored.locate import newest_that_saved
+    from expert.run.stored.locate import newest_resumable
 
     if resume == "if-any":
-        resume = newest_that_saved(read)
+        resume = newest_resumable(read)
     if resume not in (None, "auto") and not Path(resume or "").is_dir():
         what = "not a folder" if Path(resume or "").exists() else "folder not found"
         fix = "give a run folder such as those in runs/; put the manifest before --resume"
@@ -181,13 +181,13 @@ def _dry_run(
     """Plan, data, a row and the run folder; the exit code says whether it fits."""
     from expert.data.inspect.pick_rows import JSON_TOKENS, SCREEN_TOKENS
     from expert.jobs.datasets.check import first_row_of
-    from expert.run.open import open_run, refuse_absent_gpu
+    from expert.run.open import open_run, refuse_missing_gpu
 
     opened = open_run(read, data="counted", **asked)
-    refuse_absent_gpu(opened)
+    refuse_missing_gpu(opened)
     _show_resumed(opened, asked["resume"])
-    _mention_cards(opened, console, gpus)
-    plan, data = opened.plan, would_prepare(opened)
+    _hint_unused_gpus(opened, console, gpus)
+    plan, data = opened.plan, data_to_read(opened)
     resume = str(opened.resumed.folder.path) if opened.resumed else None
     row, absent = first_row_of(opened, most_tokens=JSON_TOKENS if as_json else SCREEN_TOKENS)
     if as_json:
@@ -214,9 +214,9 @@ def _dry_run(
 def _join(read: ReadManifest, group: Group, **allowed: Any) -> RunResult | None:
     """Take part in the run of the first rank; this one writes only into its log."""
     from expert.jobs.train import join
-    from expert.parallel.launch import log_into
+    from expert.parallel.launch import redirect_output
 
-    return join(read, group, begin=lambda run: log_into(run, group.world), **allowed)
+    return join(read, group, begin=lambda run: redirect_output(run, group.world), **allowed)
 
 
 def _show_resumed(opened: Opened, resume: str | None) -> None:
@@ -233,9 +233,9 @@ def _run(
 ) -> tuple[RunResult, RunPlan]:
     from expert.jobs.launch.local_ranks import given_command
     from expert.jobs.train import train as train_job
-    from expert.parallel.launch import log_into
+    from expert.parallel.launch import redirect_output
     from expert.run.open import open_run
-    from expert.run.stored.resume_command import command_to_go_on
+    from expert.run.stored.resume_command import command_to_resume
 
     resume = asked["resume"]
     with RunProgress(console, live=True) as view, ExitStack() as before:
@@ -248,11 +248,11 @@ def _run(
         try:
             opened = open_run(read, tell=tell, **asked)
             _show_resumed(opened, resume)
-            _mention_cards(opened, console, gpus)
+            _hint_unused_gpus(opened, console, gpus)
             result = train_job(
                 opened,
                 **allowed,
-                begin=lambda run: log_into(run, allowed["group"].world),
+                begin=lambda run: redirect_output(run, allowed["group"].world),
                 sinks=(show_event,),
                 acknowledge=_show_stopping,
                 progress=view.progress,
@@ -263,7 +263,7 @@ def _run(
             if not started_with:
                 raise
             run = opened.resumed.folder.path if opened.resumed and resume != "auto" else None
-            command = command_to_go_on(given_command(), run, started_with)
+            command = command_to_resume(given_command(), run, started_with)
             raise ExpertError(f"{error}\n  resume it as it was started: {command}") from None
         except Interrupted as end:  # before the run itself handles signals
             before.close()
@@ -286,20 +286,22 @@ def _show_stopping(again: bool) -> None:
 def _show_result(result: RunResult, plan: RunPlan, console: Console, *, as_json: bool) -> None:
     from expert.data.plain_text import trained_on_text
     from expert.jobs.launch.local_ranks import given_command
-    from expert.run.stored.resume_command import command_to_go_on
+    from expert.run.stored.resume_command import command_to_resume
 
     if as_json:
         write_json(result, needed=False)
         return
     if result.nothing_left:
-        longer = command_to_go_on(given_command(), result.folder, [("training.config.epochs", "N")])
+        longer = command_to_resume(
+            given_command(), result.folder, [("training.config.epochs", "N")]
+        )
         show(console, f"✓ nothing left to do: {result.folder} is finished")
         show(console, f"to train it longer: {longer} --allow-changed")
     if result.final is None:
-        show(console, f"resume with: {command_to_go_on(given_command(), result.folder)}")
+        show(console, f"resume with: {command_to_resume(given_command(), result.folder)}")
         return
     rows = "" if result.held_out else " --test-set FILE"  # it was trained on all its rows
-    folder = as_word(result.folder)
+    folder = shell_quoted(result.folder)
     commands = [
         f"expert validate --expert {folder}{rows} --baseline base",
         f'expert sample {folder} --prompt "…"',
@@ -346,7 +348,7 @@ def _start_ranks(read: ReadManifest, gpus: str, max_restarts: int) -> None:
     from expert.jobs.launch.local_ranks import train_on_ranks
     from expert.planning.machine.machine import describe_machine
     from expert.run.stored.locate import has_saved
-    from expert.run.stored.resume_command import command_to_go_on
+    from expert.run.stored.resume_command import command_to_resume
 
     device = read.manifest.training.config.device
     machine = describe_machine(read.folder)
@@ -355,12 +357,12 @@ def _start_ranks(read: ReadManifest, gpus: str, max_restarts: int) -> None:
         if cards.visible:
             os.environ["CUDA_VISIBLE_DEVICES"] = cards.visible[0]
         return
-    ended = train_on_ranks(sys.argv, cards, max_restarts=max_restarts, tell=_show_of_ranks)
+    ended = train_on_ranks(sys.argv, cards, max_restarts=max_restarts, tell=_show_rank_message)
     if ended.exit_code == EXIT_OK:
         raise typer.Exit
     show_cursor()  # the first rank may have been killed
     if ended.failed and ended.run is not None and has_saved(RunFolder(ended.run)):
-        command = command_to_go_on(sys.argv, ended.run)
+        command = command_to_resume(sys.argv, ended.run)
         show(make_console(error=True), f"resume with: {command}")
     raise typer.Exit(ended.exit_code)
 
@@ -369,7 +371,7 @@ def _show_waiting(text: str) -> None:
     show(make_console(error=True), text, "dim")
 
 
-def _show_of_ranks(text: str) -> None:
+def _show_rank_message(text: str) -> None:
     """The first rank may have a bar on this line."""
     if os.isatty(2):
         with suppress(OSError):
@@ -377,7 +379,7 @@ def _show_of_ranks(text: str) -> None:
     show_problems(text)
 
 
-def _mention_cards(opened: Opened, console: Console, gpus: str | None) -> None:
+def _hint_unused_gpus(opened: Opened, console: Console, gpus: str | None) -> None:
     from expert.parallel.launch import world_from_environment
 
     cards = len(opened.machine.gpus)
@@ -401,7 +403,7 @@ def _train_each(
     given = with_resume_value(sys.argv[sys.argv.index("train") + 1 :])
     words = _options_of(context, given, without=("--gpus", "--each-gpu", "--json"))
     with RunsView(console) as view:
-        runs, code = train_each(files, words, cards.one_by_one(os.environ), show=view)
+        runs, code = train_each(files, words, cards.environment_per_card(os.environ), show=view)
     show_runs(runs, console, as_json=as_json)
     if code != EXIT_OK:
         raise typer.Exit(code)
@@ -432,9 +434,9 @@ def _options_of(
 # --- --dry-run -----------------------------------------------------------------------------------
 
 
-def would_prepare(opened: Opened) -> dict[str, Any]:
+def data_to_read(opened: Opened) -> dict[str, Any]:
     """Where the rows would come from and where their tokens would go; nothing is read."""
-    from expert.data.tokens.tokenised import columns_in
+    from expert.data.tokens.token_rows import columns_in
 
     asked = opened.named
     groups = [("", asked.first), *((f"{task.name} ", task) for task in asked.first.tasks)]

@@ -24,22 +24,22 @@ from expert.cli.show.display import (
 )
 from expert.cli.show.options import (
     Checkpoint,
+    ComputeDevice,
     Device,
     UsageError,
-    WhereToCompute,
     gpus_option,
     json_option,
     unused_gpus,
 )
 from expert.cli.show.progress import SECONDS_BETWEEN_LINES, Pace
 from expert.core.errors import EXIT_GATE_FAILED
-from expert.core.text import as_word, counted, duration, loss, visible
+from expert.core.text import counted, duration, loss, shell_quoted, visible
 from expert.judging.domain import JUDGES
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from expert.jobs.validate.validation import Judged, Reached, Validation
+    from expert.jobs.validate.validation import CheckpointResult, Judged, Validation
     from expert.judging.score import Score
     from expert.training.evaluation import EvalResult
 
@@ -116,7 +116,7 @@ Gpus = Annotated[
         "--device cpu: that many processes."
     ),
 ]
-_NOT_ASKED = ("run", "expert", "as_json")
+_NOT_FORWARDED = ("run", "expert", "as_json")
 """Options that are not passed on by their names."""
 CaseLimit = Annotated[int | None, typer.Option(min=1, help="Use this many cases, evenly spread.")]
 
@@ -138,19 +138,19 @@ def validate(
     domain: Judge = None,
     limit: CaseLimit = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of sampled answers.")] = 0,
-    device: WhereToCompute = Device.auto,
+    device: ComputeDevice = Device.auto,
     gpus: Gpus = None,
     as_json: Annotated[bool, json_option("Print the contents of validation.json.")] = False,
 ) -> None:
     """Score answers to held-out rows and decide the quality gate; exit code 5 if it fails."""
-    asked = {key: _plain(value) for key, value in locals().items() if key not in _NOT_ASKED}
+    asked = {key: _plain(value) for key, value in locals().items() if key not in _NOT_FORWARDED}
     from expert.jobs.validate.validate import validate as validate_job
 
     if run is not None and expert is not None:
         raise typer.BadParameter(f"{run} and --expert {expert}: give one expert")
     _refuse_several_starts()
     console = make_console(error=as_json, needed=False)
-    _mention_gpus(console, gpus, device.value)
+    _hint_unused_gpus(console, gpus, device.value)
     with ValidatingView(console) as view:
         done = validate_job(run or expert, **asked, tell=view)
     if as_json:
@@ -178,7 +178,7 @@ def _refuse_several_starts() -> None:
         )
 
 
-def _mention_gpus(console: Console, gpus: str | None, device: str) -> None:
+def _hint_unused_gpus(console: Console, gpus: str | None, device: str) -> None:
     """One line if there are more cards than are used."""
     from expert.planning.machine.machine import describe_machine
     from expert.run.stored.load import pick_device
@@ -259,42 +259,42 @@ def _show_validation(done: Validation, console: Console) -> None:
 
         several = not done.checkpoints and len(states(RunFolder(done.folder))) > 1
         again = shlex.join(["expert", *sys.argv[1:], "--checkpoints", "all"]) if several else ""
-        score = done.reached.standing.score
+        score = done.result.standing.score
         for line in next_lines(done.folder, score, again, judge=bool(done.judge)):
             show(console, line)
 
 
 def score_sheet(done: Validation) -> Sheet:
     """The scores, next to the baseline if there is one; tasks below."""
-    sides = {done.reached.name: done.reached}
+    sides = {done.result.name: done.result}
     if done.baseline is not None:
         sides[f"baseline: {_baseline_name(done)}"] = done.baseline
     facts = {name: _facts(side) for name, side in sides.items()}
     if done.base is not None and (done.baseline is None or done.baseline.name != "base"):
-        facts["base"] = _of_rows(done.base)
+        facts["base"] = _loss_facts(done.base)
     rows = [
         [name, *(each.get(name, "–") for each in facts.values())]
-        for name in facts[done.reached.name]
+        for name in facts[done.result.name]
     ]
     tasks = [
         [f"  {task}", *(_task_share(sides.get(name), task) for name in facts)]
-        for task in done.reached.by_task()
-        if done.reached.score.cases
+        for task in done.result.by_task()
+        if done.result.score.cases
     ]
-    title = f"{done.expert} on {done.model}: {_what_was_judged(done)} ({done.test_set})"
+    title = f"{done.expert} on {done.model}: {_test_set_in_words(done)} ({done.test_set})"
     return Sheet(("", *facts), [rows, tasks], title=title)
 
 
-def _task_share(side: Reached | None, task: str) -> str:
+def _task_share(side: CheckpointResult | None, task: str) -> str:
     score = side.by_task().get(task) if side is not None else None
     return f"{_percent(score.accuracy)} of {score.judged}" if score is not None else "–"
 
 
-def _what_was_judged(done: Validation) -> str:
+def _test_set_in_words(done: Validation) -> str:
     """`16 cases, judged as json`; if rows have several answers each, `16 cases of 4 rows`."""
-    judged = done.reached.cases
+    judged = done.result.cases
     if not judged:
-        return f"no answers, {counted(done.reached.rows.targets, 'token')}"
+        return f"no answers, {counted(done.result.rows.targets, 'token')}"
     cases, rows = len(judged), len({each.row for each in judged})
     of = f" of {counted(rows, 'row')}" if rows != cases else ""
     domains = (each.case.domain or done.domain for each in judged)
@@ -320,16 +320,16 @@ def _checkpoint_sheet(done: Validation) -> Sheet:
 def gate_lines(done: Validation) -> list[Line]:
     """Notes, the verdict with its reasons, and where the result is."""
     lines = [(f"note: {note}", "dim") for note in done.notes]
-    remark = done.learnt_remark()
+    remark = done.trained_remark()
     lines += [(f"⚠ {remark}", "yellow")] if remark else []
-    if done.gate.asked and done.reached.cases:
+    if done.gate.asked and done.result.cases:
         lines.append((f"judged this way because: {done.because}", "dim"))
         lines.append((f"required: {'; '.join(done.gate.asked)}", "dim"))
     if done.gate.passed is None:
         lines.append(("no gate: there are no answers to judge", "bold"))
     elif done.gate.passed:
-        by = "" if done.reached.cases else " by the loss: there are no answers to judge"
-        if done.base is not None and not done.reached.score.cases and done.reached.cases:
+        by = "" if done.result.cases else " by the loss: there are no answers to judge"
+        if done.base is not None and not done.result.score.cases and done.result.cases:
             by = " by loss and token accuracy against the base"
         lines.append((f"✓ the gate passes{by}", "bold green"))
     else:
@@ -341,19 +341,19 @@ def gate_lines(done: Validation) -> list[Line]:
 def next_lines(folder: Path, score: Score, again: str, *, judge: bool = False) -> list[str]:
     """What to do if the gate fails. `again`: the command that compares all checkpoints; "" if there
     is nothing to compare or that was done."""
-    from expert.judging.gate import MOST_WITHOUT_ORACLE
+    from expert.judging.gate import MAX_SHARE_WITHOUT_ORACLE
 
-    if judge and score.share_without_oracle > MOST_WITHOUT_ORACLE:
+    if judge and score.share_without_oracle > MAX_SHARE_WITHOUT_ORACLE:
         return ["next: fix what the notes report about the judge command, and validate again"]
-    if score.share_without_oracle > MOST_WITHOUT_ORACLE:  # training cannot change that
+    if score.share_without_oracle > MAX_SHARE_WITHOUT_ORACLE:  # training cannot change that
         return ["next: give cases that can be judged (--test-set FILE) or a judge (--domain)"]
-    report = f"expert report {as_word(folder)}"
+    report = f"expert report {shell_quoted(folder)}"
     lines = [f"next: {report} shows whether the loss was still falling; if so, train longer"]
     return lines + ([f"      {again} finds the best checkpoint"] if again else [])
 
 
-def _facts(side: Reached) -> dict[str, str]:
-    known = _of_rows(side.rows)
+def _facts(side: CheckpointResult) -> dict[str, str]:
+    known = _loss_facts(side.rows)
     if not side.cases:
         return known
     score, exact, facts = side.score, _matches(side), {}
@@ -375,7 +375,7 @@ def _facts(side: Reached) -> dict[str, str]:
     return facts
 
 
-def _matches(side: Reached) -> dict[str, str]:
+def _matches(side: CheckpointResult) -> dict[str, str]:
     total = len(side.cases)
     return {
         "exact match": _percent(sum(each.exact for each in side.cases) / total),
@@ -383,7 +383,7 @@ def _matches(side: Reached) -> dict[str, str]:
     }
 
 
-def _of_rows(rows: EvalResult) -> dict[str, str]:
+def _loss_facts(rows: EvalResult) -> dict[str, str]:
     return {
         "loss": loss(rows.loss),
         "perplexity": f"{rows.perplexity:.4g}",
@@ -393,7 +393,7 @@ def _of_rows(rows: EvalResult) -> dict[str, str]:
 
 def _example_lines(done: Validation) -> list[Line]:
     """Some wrong answers; with a baseline, first those that it got right, and some wins."""
-    compared, cases = done.comparison, done.reached.cases
+    compared, cases = done.comparison, done.result.cases
     wrong = [each for each in cases if each.judgement.passed is False]
     if compared is None or compared.difference is None:
         answered = [each for each in cases if each.is_open]

@@ -26,8 +26,8 @@ def watch(
 ) -> None:
     """Follow a run until it ends; Ctrl-C leaves the run untouched."""
     from expert.run.stored.locate import find_trained
-    from expert.run.stored.resume_command import command_of_run
-    from expert.run.stored.status import ENDED_BEFORE, follow_run, run_status
+    from expert.run.stored.resume_command import resume_command_of
+    from expert.run.stored.status import RESUMABLE, follow_run, run_status
 
     folder = find_trained(run)
     console = make_console()
@@ -46,8 +46,8 @@ def watch(
     elif status.state == "gone":
         last = f" after step {status.step}" if status.step else ""
         show(console, f"{status.because}{last}", "bold red")
-    if status.state in ENDED_BEFORE:
-        show(console, f"resume with: {command_of_run(folder)}")
+    if status.state in RESUMABLE:
+        show(console, f"resume with: {resume_command_of(folder)}")
 
 
 def status_sheet(status: RunStatus) -> Sheet:

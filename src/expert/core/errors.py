@@ -19,7 +19,7 @@ EXIT_HUNG = 70  # EX_SOFTWARE of sysexits.h
 EXIT_NO_SPACE = 75  # EX_TEMPFAIL of sysexits.h: works again once space is freed
 EXIT_HANGUP = 129
 EXIT_INTERRUPTED = 130
-EXIT_WARNED = 138
+EXIT_SIGUSR1 = 138
 EXIT_TERMINATED = 143
 
 EXIT_MEANINGS = {
@@ -35,7 +35,7 @@ EXIT_MEANINGS = {
     EXIT_NO_SPACE: "the disk is too full; the message names the file, its size and the free space",
     EXIT_HANGUP: "stopped because the terminal was closed; a run can be resumed",
     EXIT_INTERRUPTED: "stopped with Ctrl-C; a run can be resumed",
-    EXIT_WARNED: "stopped with SIGUSR1, where on_sigusr1 asks for it; a run can be resumed",
+    EXIT_SIGUSR1: "stopped with SIGUSR1, where on_sigusr1 asks for it; a run can be resumed",
     EXIT_TERMINATED: "stopped with SIGTERM; a run can be resumed",
 }
 

@@ -17,8 +17,8 @@ from typing import Any, BinaryIO, Self
 
 from expert.core.errors import ExpertError
 from expert.core.links import open_plain
-from expert.core.secrets import HIDDEN, hides, known_secrets, redacted
-from expert.core.stored_json import BadFile, parse_json
+from expert.core.secrets import HIDDEN, is_secret, known_secrets, redacted
+from expert.core.stored_json import InvalidFileError, parse_json
 from expert.core.text import gib
 
 Event = dict[str, Any]
@@ -148,7 +148,7 @@ def plain(value: Any, secrets: Sequence[str] = ()) -> Any:
         return number if math.isfinite(number) else str(number)
     if isinstance(value, Mapping):
         return {
-            redacted(str(key), secrets): HIDDEN if hides(key, item) else plain(item, secrets)
+            redacted(str(key), secrets): HIDDEN if is_secret(key, item) else plain(item, secrets)
             for key, item in value.items()
         }
     if isinstance(value, list | tuple | set | frozenset):
@@ -172,7 +172,7 @@ class StoredEvents(Iterator[Event]):
             return
         with _opened(path) as stream:
             for line, _ in _lines(stream):
-                event = event_of(line)
+                event = parse_event(line)
                 if event is not None:
                     yield event
                 elif line.endswith(b"\n") and line.strip():
@@ -199,7 +199,7 @@ def follow(
         ending = stop()
         for end, line in _whole_lines(path, position):
             position = end
-            event = event_of(line)
+            event = parse_event(line)
             if event is not None:
                 yield event
         if ending:
@@ -225,15 +225,15 @@ def _whole_lines(path: Path, position: int) -> Iterator[tuple[int, bytes]]:
 
 
 def _opened(path: Path) -> BinaryIO:
-    refuse_endless(path)
+    check_event_file_size(path)
     return open(open_plain(path, os.O_RDONLY), "rb")
 
 
-def refuse_endless(path: Path) -> None:
+def check_event_file_size(path: Path) -> None:
     """Raise if a file is too large for an event log."""
     size = _size(path)
     if size > MAX_FILE_BYTES:
-        raise BadFile(
+        raise InvalidFileError(
             f"{path}: has {gib(size)}, at most {gib(MAX_FILE_BYTES)} are read  (no run writes that "
             "much; move the file away)"
         )
@@ -265,7 +265,7 @@ def _sealed(text: str) -> bytes:
     return raw + b', "crc32": "%08x"}\n' % zlib.crc32(raw)
 
 
-def event_of(line: bytes) -> Event | None:
+def parse_event(line: bytes) -> Event | None:
     """Parse a line; None if it is not an event, its checksum does not match, or a field has the
     wrong type: all readers rely on the types in `_FIELDS`. Earlier versions wrote no checksum."""
     sealed = _SEAL.search(line)

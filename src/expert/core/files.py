@@ -117,7 +117,7 @@ def _keep_mode(path: Path, temporary: str) -> None:
 
 
 @contextmanager
-def alone(path: Path) -> Iterator[None]:
+def exclusive_lock(path: Path) -> Iterator[None]:
     """Lock a file against writes by other processes; the lock ends with the process."""
     from filelock import FileLock
 

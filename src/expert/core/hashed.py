@@ -34,7 +34,7 @@ def hash_file(path: Path) -> Path:
     return path.with_name(f".{path.name.lstrip('.')}{SUFFIX}")
 
 
-def state_of(path: Path) -> State:
+def file_integrity(path: Path) -> State:
     """Whether a file is as it was written; unknown if it has no stored hash."""
     if not path.is_file():
         return "missing"
@@ -47,22 +47,22 @@ def state_of(path: Path) -> State:
         return "damaged"
 
 
-def keep_hash(path: Path, sha256: str, *, trusts_old: bool = False) -> None:
-    """Store the hash of the content about to become `path`. `trusts_old`: the present file is
+def keep_hash(path: Path, sha256: str, *, trust_existing: bool = False) -> None:
+    """Store the hash of the content about to become `path`. `trust_existing`: the present file is
     trusted even if an earlier version wrote it without a hash."""
     hashes = [sha256]
-    if state_of(path) in ("sound", "unknown" if trusts_old else "sound"):
+    if file_integrity(path) in ("sound", "unknown" if trust_existing else "sound"):
         hashes.append(sha256_of(path))  # valid until it is replaced
     lines = [f"{value}  {path.name}\n" for value in dict.fromkeys(hashes)]
     write_text_atomically(hash_file(path), "".join(lines))
 
 
-def write_hashed(path: Path, text: str, *, trusts_old: bool = False) -> None:
+def write_hashed(path: Path, text: str, *, trust_existing: bool = False) -> None:
     """Write the hash, then replace `path` by `text`; a damaged file there is set aside."""
-    if state_of(path) == "damaged":
+    if file_integrity(path) == "damaged":
         put_copy_aside(path)
     sha256 = hashlib.sha256(text.encode("utf-8")).hexdigest()
-    keep_hash(path, sha256, trusts_old=trusts_old)
+    keep_hash(path, sha256, trust_existing=trust_existing)
     write_text_atomically(path, text)
 
 
@@ -92,7 +92,7 @@ def refuse_damaged(path: Path, advice: str) -> None:
     if path.is_file() and path.stat().st_size > MAX_TEXT_BYTES:
         damaged = _known(path) is not None
     else:
-        damaged = state_of(path) == "damaged"
+        damaged = file_integrity(path) == "damaged"
     if damaged:
         raise Damaged(f"{path}: changed after it was written  ({advice})")
 
@@ -106,7 +106,7 @@ def put_copy_aside(path: Path) -> Path:
     return aside
 
 
-def told_aside(path: Path, made: str) -> str:
+def set_damaged_aside(path: Path, made: str) -> str:
     """Set a damaged file aside and return the message; `made` is what is redone."""
     aside = put_copy_aside(path).name
     words = f"changed after it was written: {made} again, and the damaged one set aside as"

@@ -33,7 +33,7 @@ def origin() -> Origin:
 def origin_of(package: Path) -> Origin:
     """Where the package in this folder came from: a checkout around it, or pip's record."""
     clone = package.parents[1]
-    if package.parent.name == "src" and _names_us(clone / "pyproject.toml"):
+    if package.parent.name == "src" and _is_our_project(clone / "pyproject.toml"):
         return Origin("checkout", str(clone))
     return _recorded(package.parent) or Origin("unknown", "")
 
@@ -48,7 +48,7 @@ def pip_install(*extras: str, of: Origin | None = None, windows: bool = os.name 
     return f"pip install {'-e ' if kind == 'checkout' else ''}{_quoted(what, windows)}"
 
 
-def how_to_get_it(of: Origin | None = None) -> str:
+def install_hint(of: Origin | None = None) -> str:
     """Installation instructions for other people, in Markdown: no local folder, no wrong index."""
     source = of or origin()
     public = source.kind == "url" and "://" in source.source and "file://" not in source.source
@@ -57,7 +57,7 @@ def how_to_get_it(of: Origin | None = None) -> str:
     return "`pip install -e .` in a clone of its repository"
 
 
-def _names_us(file: Path) -> bool:
+def _is_our_project(file: Path) -> bool:
     import tomllib
 
     try:

@@ -14,12 +14,12 @@ SHOW_CURSOR = b"\x1b[?25h"
 HANGUP: int | None = getattr(signal, "SIGHUP", None)
 """The terminal was closed. Shell, kernel and systemd may each send it: never a second request."""
 WARNING: int | None = getattr(signal, "SIGUSR1", None)
-HEARD = tuple(
+HANDLED_SIGNALS = tuple(
     number for number in (signal.SIGINT, signal.SIGTERM, HANGUP, WARNING) if number is not None
 )
 
 
-def asked_by(exit_code: int) -> str:
+def signal_label(exit_code: int) -> str:
     """The signal behind an exit code, as shown to a user."""
     number = signal.Signals(exit_code - 128)
     return "Ctrl-C" if number == signal.SIGINT else number.name
@@ -30,14 +30,14 @@ class Interrupted(SystemExit):
 
     def __init__(self, number: int) -> None:
         super().__init__(128 + number)
-        self.by = asked_by(128 + number)
+        self.by = signal_label(128 + number)
         self.left = ""
         """What the interrupted work leaves behind, where its code knows more than the command."""
         self.shown = False
         """Whether `left` was already shown to the user."""
 
 
-def leave_when_asked() -> None:
+def raise_on_signals() -> None:
     """Raise Interrupted in the main thread at the first signal, and end the process immediately at
     the second: the exception may have been swallowed, or cleaning up may take long.
 
@@ -53,22 +53,22 @@ def leave_when_asked() -> None:
         _listen(leave)
 
 
-def leave_at_once(code: object) -> None:
+def exit_on_signals(code: object) -> None:
     """From here on a signal ends the process with its final exit code: all work is done, and only
     Python's own shutdown is left."""
     if threading.current_thread() is not threading.main_thread():
         return
     number = code if isinstance(code, int) else int(code is not None)
-    for heard in HEARD:
+    for heard in HANDLED_SIGNALS:
         if signal.getsignal(heard) is not signal.SIG_IGN:
             signal.signal(heard, lambda *_: os._exit(number))
 
 
 @contextlib.contextmanager
-def passing_on(pass_on: Callable[[int], None], end: Callable[[], None]) -> Iterator[None]:
+def forwarding_signals(pass_on: Callable[[int], None], end: Callable[[], None]) -> Iterator[None]:
     """While active, forward the first signal to child processes this one waits for; a second one
     ends them and this process immediately. SIGUSR1 is always forwarded."""
-    before = {number: signal.getsignal(number) for number in HEARD}
+    before = {number: signal.getsignal(number) for number in HANDLED_SIGNALS}
     _listen(pass_on, end)
     try:
         yield
@@ -93,7 +93,7 @@ def _listen(answer: Callable[[int], None], end: Callable[[], None] = lambda: Non
             asked.append(number)
         answer(number)
 
-    for number in HEARD:
+    for number in HANDLED_SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, heard)
 

@@ -30,7 +30,7 @@ TAIL_BYTES = 4000
 """Bytes read from the end of a log to find its last line."""
 LONGEST_LINE = 2**20
 """Longest line read from a process, in characters: its output is held in memory."""
-_NEEDED_TO_START = frozenset(
+_REQUIRED_VARIABLES = frozenset(
     {"PATH", "PYTHONHOME", "LANG", "LANGUAGE", "TZ", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"}
     | {"SYSTEMROOT", "SYSTEMDRIVE", "PATHEXT", "COMSPEC", "WINDIR", "NUMBER_OF_PROCESSORS"}
 )
@@ -53,7 +53,7 @@ class Child:
         start."""
         self._log = _opened(log)
         self._last_lines: list[str] = []
-        self._one_at_a_time = threading.RLock()  # a thread may stop it while another does
+        self._stop_lock = threading.RLock()  # a thread may stop it while another does
         whole = {**(clean_environment() if clean else os.environ), **(env or {})}
         self._process = _started(command, self._log, whole, cwd)
         self._answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
@@ -88,7 +88,7 @@ class Child:
 
     def stop(self) -> int:
         """Kill it and everything it started; returns its exit code, negative for a signal."""
-        with self._one_at_a_time:
+        with self._stop_lock:
             if not self._log.closed:
                 _kill(self._process)
                 self._process.wait()
@@ -103,12 +103,12 @@ class Child:
         """Wait until it ends by itself; returns its exit code."""
         return self._process.wait()
 
-    def last_words(self, lines: int = 1) -> str:
+    def stderr_tail(self, lines: int = 1) -> str:
         """The end of what it wrote to standard error."""
         return " / ".join(self._stderr_lines()[-lines:])
 
     def _stderr_lines(self) -> list[str]:
-        with self._one_at_a_time:
+        with self._stop_lock:
             if self._log.closed:
                 return self._last_lines
             self._log.seek(0)
@@ -149,11 +149,11 @@ def run_program(
     seconds: float,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
-    leaves_nothing: bool = False,
+    kill_children: bool = False,
 ) -> tuple[str, str, int | None]:
     """Run a program on the input `given`: its stdout, stderr and exit code, which is None if it was
     killed at the time limit with everything it started. OSError if it cannot start.
-    `leaves_nothing`: kill the processes it started in any case."""
+    `kill_children`: kill the processes it started in any case."""
     process = _started(command, subprocess.PIPE, env, cwd)
     try:
         return *process.communicate(given, timeout=seconds), process.returncode
@@ -161,12 +161,12 @@ def run_program(
         _kill(process)
         return *process.communicate(), None
     finally:
-        if leaves_nothing or process.poll() is None:
+        if kill_children or process.poll() is None:
             _kill(process)
         process.wait()
 
 
-def how_it_ended(code: int) -> str:
+def describe_exit(code: int) -> str:
     """An exit code, or the signal behind it, in words."""
     if code >= 0:
         return f"ended with code {code}"
@@ -190,7 +190,7 @@ def clean_environment() -> dict[str, str]:
     kept = {
         name: value
         for name, value in os.environ.items()
-        if name.upper() in _NEEDED_TO_START or name.startswith("LC_")
+        if name.upper() in _REQUIRED_VARIABLES or name.startswith("LC_")
     }
     # Python's search path, made absolute: the program may start in another folder.
     named = [name for name in os.environ.get("PYTHONPATH", "").split(os.pathsep) if name]
@@ -202,7 +202,7 @@ def clean_environment() -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def without_lines(start: bytes) -> Iterator[None]:
+def filtered_stderr(start: bytes) -> Iterator[None]:
     """Delay stderr, including writes from C code, and drop the lines that begin with `start`. Keep
     the block short."""
     sys.stderr.flush()

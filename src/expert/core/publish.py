@@ -105,7 +105,7 @@ def faults(folder: Path, *, contents: bool = True, more_files: bool = False) -> 
     return wrong
 
 
-def damage_once(folder: Path) -> str:
+def cached_damage(folder: Path) -> str:
     """Like `damage`, for a folder that others may add files to: this process hashes its files again
     only if a size, time or inode has changed."""
     try:
@@ -153,7 +153,7 @@ def _of_all(hashes: Mapping[str, object]) -> str:
     return hashlib.sha256(json.dumps(hashes, sort_keys=True).encode()).hexdigest()
 
 
-def sweep(parent: Path, *, alone: bool = False, name: str | None = None) -> list[Path]:
+def remove_leftovers(parent: Path, *, alone: bool = False, name: str | None = None) -> list[Path]:
     """Remove temporary folders, all or those of one `name`, whose process is gone; returns them.
 
     `alone`: nobody else can be publishing here (the caller holds the lock of the run), so leftovers

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any, Self
 
 from expert.core.errors import EXIT_RUN_FAILED, ExpertError
-from expert.core.events import plain, refuse_endless
+from expert.core.events import check_event_file_size, plain
 from expert.core.files import sync_folder
 from expert.core.hashed import hash_file, refuse_damaged, write_hashed
 from expert.core.links import LinkRefused, open_plain, refuse_links, refuse_links_inside
 from expert.core.publish import DONE, damage, fingerprint, is_alive
-from expert.core.room import no_room, said_no_room
+from expert.core.resources import disk_full_error, disk_full_message
 from expert.core.secrets import known_secrets
 from expert.core.stored_json import read_object
 from expert.core.text import json_text
@@ -30,7 +30,7 @@ NAMING_TRIES = 20
 NAMING_WAIT_SECONDS = 0.05
 TURN_WAIT_SECONDS = 0.2
 
-_NO_LOCKS_HERE = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EINVAL)
+_LOCKS_UNSUPPORTED = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EINVAL)
 _RUN = re.compile(r"(.+)-(\d{8}-\d{6})(?:-(\d+))?")
 _CHECKPOINT = re.compile(r"step-(\d{6,})")
 
@@ -131,9 +131,9 @@ class RunFolder:
                     sync_folder(parent)
                     return cls(path)
         except OSError as error:
-            said = said_no_room(error)
+            said = disk_full_message(error)
             if said:
-                raise no_room(parent, said) from error
+                raise disk_full_error(parent, said) from error
             raise RunFolderError(
                 f"{parent}: cannot create a run folder here: {error.strerror}  (fix that, or set "
                 "another folder in training.config.output_dir)"
@@ -150,10 +150,10 @@ class RunFolder:
                 f"{path}: is not a run folder: it has no {folder.plan.name}  (name a folder under "
                 "runs/)"
             )
-        folder.refuse_foreign()
+        folder.refuse_unsafe_files()
         return folder
 
-    def refuse_foreign(self) -> None:
+    def refuse_unsafe_files(self) -> None:
         """Raise if the folder holds what no run writes, as one from someone else may. Links, pipes
         and devices would redirect writes and deletions; endless events would never be read."""
         refuse_links_inside(
@@ -161,7 +161,7 @@ class RunFolder:
             instead="to keep a run on another disk, use --output FOLDER",
         )
         with suppress(OSError):  # reported when they are read
-            refuse_endless(self.events)
+            check_event_file_size(self.events)
 
     def refuse_damaged(self) -> None:
         """Raise if a file that answers and later steps depend on does not match its hash."""
@@ -185,11 +185,11 @@ class RunFolder:
         """Write a file of the folder atomically; secrets become "***"."""
         assert Path(name).name == name, f"{name} is not a plain file name"
         text = json_text(plain(data, known_secrets()))
-        write_hashed(self.path / name, text + "\n", trusts_old=True)
+        write_hashed(self.path / name, text + "\n", trust_existing=True)
         return self.path / name
 
     @contextmanager
-    def held_open(self) -> Iterator[Callable[[], None]]:
+    def move_check(self) -> Iterator[Callable[[], None]]:
         """Yield a function that raises RunFolderMoved if the folder, or its plan, is no longer at
         its path. Windows does not allow renaming a folder in use."""
         try:
@@ -220,7 +220,7 @@ class RunFolder:
         """Keep other trainers out; yields the dead holder whose lock was taken over, if any."""
         if not self.path.is_dir():
             raise RunFolderError(f"{self.path}: there is no such folder  (name a folder of runs)")
-        self.refuse_foreign()
+        self.refuse_unsafe_files()
         with suppress(OSError):  # missing or not writable: training continues
             os.close(open_plain(self.events, os.O_RDWR))
         with held(self.lock_file) as previous:
@@ -280,11 +280,11 @@ def latest_run(parent: Path, expert: str | None = None) -> RunFolder | None:
     run = next(iter(runs_in(parent, expert)), None)
     if run is not None:
         refuse_links(run.path, below=parent, instead="or name the folder you mean")
-        run.refuse_foreign()
+        run.refuse_unsafe_files()
     return run
 
 
-def finished_beside(folder: RunFolder) -> RunFolder | None:
+def latest_finished_run(folder: RunFolder) -> RunFolder | None:
     """The newest finished run of the same expert in the same folder."""
     match = _RUN.fullmatch(folder.path.absolute().name)
     runs = runs_in(folder.path.parent, match[1]) if match else []
@@ -305,7 +305,7 @@ def _folder_name(expert: str) -> str:
     return re.sub(r"[^\w.-]+", "-", expert).strip("-.")[:100] or "expert"
 
 
-def found_again(recorded: str, *, runs_then: str, runs_now: Path) -> Path:
+def relocated_path(recorded: str, *, runs_then: str, runs_now: Path) -> Path:
     """Where a recorded path is now; if it no longer exists, where it would be.
 
     Data, tokens and runs of an expert are moved together, so the recorded path relative to the
@@ -341,23 +341,23 @@ def held(path: Path) -> Iterator[Holder | None]:
         os.close(open_plain(path, os.O_RDWR | os.O_CREAT, 0o644))  # refuses a link
         lock.acquire(blocking=False)
     except Timeout:
-        raise _in_use(path, _named(path)) from None
+        raise _in_use(path, _holder_once_named(path)) from None
     except OSError as error:
-        if error.errno not in _NO_LOCKS_HERE:
+        if error.errno not in _LOCKS_UNSUPPORTED:
             raise _unwritable(path, error) from error
         has_locks = False
     try:
         previous = holder_of(path)
         if previous is not None and previous.is_at_work(has_locks=has_locks):
             raise _in_use(path, previous)
-        with _signed(path):
+        with _holder_recorded(path):
             yield previous
     finally:
         lock.release()
 
 
 @contextmanager
-def _signed(path: Path) -> Iterator[None]:
+def _holder_recorded(path: Path) -> Iterator[None]:
     """Write this process into the lock file it holds; the file is removed on exit."""
     own = _write(path)
     try:
@@ -369,7 +369,7 @@ def _signed(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def in_turn(path: Path, doing: str, waits: Callable[[str], None]) -> Iterator[None]:
+def waiting_lock(path: Path, doing: str, waits: Callable[[str], None]) -> Iterator[None]:
     """Hold the lock beside a file or folder; while another process has it, wait and report through
     `waits` who that is and what it is `doing`.
 
@@ -394,9 +394,9 @@ def in_turn(path: Path, doing: str, waits: Callable[[str], None]) -> Iterator[No
                         reported = holder
                         waits(f"waiting while another process is {doing}: {holder.name}")
                     time.sleep(TURN_WAIT_SECONDS)
-            ours.enter_context(_signed(file))
+            ours.enter_context(_holder_recorded(file))
         except (OSError, RunFolderError) as error:
-            if getattr(error, "errno", None) in _NO_LOCKS_HERE:
+            if getattr(error, "errno", None) in _LOCKS_UNSUPPORTED:
                 waits(f"{path.parent}: no file locks here; other processes may do the same work")
         yield
 
@@ -415,7 +415,7 @@ def holder_of(path: Path) -> Holder | None:
         return None
 
 
-def _named(path: Path) -> Holder | None:
+def _holder_once_named(path: Path) -> Holder | None:
     """The holder of a taken lock, which may be about to write its name."""
     for _ in range(NAMING_TRIES):
         if (holder := holder_of(path)) is not None:
@@ -447,9 +447,9 @@ def _in_use(path: Path, holder: Holder | None) -> RunInUse:
 
 
 def _unwritable(path: Path, error: OSError) -> ExpertError:
-    said = said_no_room(error)
+    said = disk_full_message(error)
     if said:
-        return no_room(path.parent, said)
+        return disk_full_error(path.parent, said)
     return RunFolderError(
         f"{path.parent}: cannot be written: {error.strerror}  (fix that, or copy the run "
         "folder to a writable place)"
@@ -470,7 +470,7 @@ def process_of(pid: int) -> str:
 # --- verdicts ------------------------------------------------------------------------------------
 
 
-def weights_of(state: Path) -> str:
+def weights_hash(state: Path) -> str:
     """One sha256 for the weights of `final` or of a checkpoint; "" if there are none."""
     return fingerprint(state, ".safetensors")
 
@@ -482,7 +482,7 @@ def outdated(found: Mapping[str, Any], folder: RunFolder) -> str:
     if isinstance(step, int) and not isinstance(step, bool):
         state = folder.checkpoints / checkpoint_name(step)
     if isinstance(weights, str):
-        if weights == weights_of(state):
+        if weights == weights_hash(state):
             return ""
         return "is about earlier weights: the run continued since"
     # Earlier versions did not record which weights were judged, and times may come from copying the

@@ -49,7 +49,7 @@ _MAY_HOLD_ONE = re.compile(
     r"(?i)token|key|secret|passw|passphrase|credential|authorization|bearer|://|hf_|"
     r"api_org|sk[-_]|rk_|gh[pousr]_|github_pat|glpat|akia|asia|aiza|xox|eyj"
 )
-_named: set[str] = set()  # secrets found in this process's manifests
+_manifest_secrets: set[str] = set()  # secrets found in this process's manifests
 
 
 def redacted(text: str, secrets: Sequence[str] | None = None) -> str:
@@ -68,7 +68,7 @@ def is_secret_name(name: str) -> bool:
     return _NAME.fullmatch(snake) is not None
 
 
-def hides(name: object, value: object) -> bool:
+def is_secret(name: object, value: object) -> bool:
     """Whether a value is hidden because of its name; a boolean is never a secret."""
     is_text = isinstance(value, str | int | float) and not isinstance(value, bool)
     return is_text and value != "" and is_secret_name(str(name))
@@ -82,20 +82,22 @@ def known_secrets(environment: Mapping[str, str] | None = None) -> list[str]:
         value.strip()
         for name, value in variables.items()
         if len(value.strip()) >= MIN_SECRET_LENGTH and _VARIABLE.search(name)
-    } | _named
+    } | _manifest_secrets
     found |= {quote(value, safe="") for value in found}
     return sorted(found, key=len, reverse=True)  # longest first: one may contain another
 
 
 def remember_secrets(data: Any) -> None:
     """Keep the values that `data` names as secrets out of everything this process writes."""
-    _named.update(value for value in _secrets_in(data) if len(value) >= MIN_SECRET_LENGTH)
+    _manifest_secrets.update(
+        value for value in _secrets_in(data) if len(value) >= MIN_SECRET_LENGTH
+    )
 
 
 def _secrets_in(data: Any) -> Iterator[str]:
     if isinstance(data, Mapping):
         for name, value in data.items():
-            if hides(name, value):
+            if is_secret(name, value):
                 yield str(value).strip()
             else:
                 yield from _secrets_in(value)

@@ -21,12 +21,12 @@ MAX_NUMBER = 10**50
 _NESTED = f"it is nested more than {MAX_DEPTH} deep"
 
 
-class BadFile(ExpertError, ValueError):
+class InvalidFileError(ExpertError, ValueError):
     """A file whose contents are not what its name promises."""
 
 
 def read_stored_json(path: Path) -> Any:
-    """Read a JSON file; BadFile if it is invalid, OSError if it cannot be read."""
+    """Read a JSON file; InvalidFileError if it is invalid, OSError if it cannot be read."""
     with open(open_plain(path, os.O_RDONLY), "rb") as stream:
         size = os.fstat(stream.fileno()).st_size
         if size > MAX_BYTES:
@@ -45,18 +45,18 @@ def read_object(path: Path) -> dict[str, Any]:
     return value
 
 
-def object_in(path: Path) -> dict[str, Any]:
+def read_object_or_empty(path: Path) -> dict[str, Any]:
     """The object in a JSON file; empty if the file is missing or damaged."""
     try:
         return read_object(path)
-    except (OSError, BadFile, LinkRefused):
+    except (OSError, InvalidFileError, LinkRefused):
         return {}
 
 
 def parse_json(raw: bytes) -> Any:
     """Parse JSON with finite numbers and limited nesting; ValueError with the reason otherwise."""
     try:
-        value = json.loads(raw.decode("utf-8"), parse_constant=_no_number)
+        value = json.loads(raw.decode("utf-8"), parse_constant=_reject_constant)
     except UnicodeDecodeError as error:
         raise ValueError(f"byte {error.start:,} of the file is not UTF-8") from None
     except RecursionError:
@@ -65,7 +65,7 @@ def parse_json(raw: bytes) -> Any:
     return value
 
 
-def _no_number(word: str) -> NoReturn:
+def _reject_constant(word: str) -> NoReturn:
     raise ValueError(f"{word} is not a JSON number")
 
 
@@ -95,6 +95,6 @@ def _kind(value: Any) -> str:
     )
 
 
-def _bad(path: Path, what: str) -> BadFile:
+def _bad(path: Path, what: str) -> InvalidFileError:
     fix = "it was changed after it was written, or comes from elsewhere: restore or remove it"
-    return BadFile(f"{path}: {what}  ({fix})")
+    return InvalidFileError(f"{path}: {what}  ({fix})")

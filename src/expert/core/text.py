@@ -59,7 +59,7 @@ def count(number: int) -> str:
     return f"{number / 10**6:.1f} M" if number >= 10**6 else f"{number:,}"
 
 
-def as_word(path: Path | str) -> str:
+def shell_quoted(path: Path | str) -> str:
     """A path as one word of a command to copy."""
     text = str(path)
     if os.name == "nt":  # cmd.exe has no single quotes

@@ -41,7 +41,7 @@ class World:
         return max(1, self.size // self.local_size)
 
 
-ALONE = World()
+SINGLE_PROCESS = World()
 
 
 @dataclass(frozen=True)

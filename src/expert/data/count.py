@@ -16,22 +16,22 @@ from pathlib import Path
 
 from expert.core.errors import ExpertError
 from expert.core.text import counted
-from expert.data.line import (
+from expert.data.named_sources import NamedSources, TokenMismatch
+from expert.data.pack.overlong_rows import MAX_LENGTH, NoRowsLeft, remark_on_left_out
+from expert.data.pack.packing import count_untrainable, count_untrainable_rows
+from expert.data.pipeline import (
     FIRST_ROWS,
     STREAM_WINDOW_ROWS,
-    Line,
-    doubtful_texts,
-    open_line,
-    reading_of,
+    DataPipeline,
+    column_remarks,
+    open_pipeline,
+    reader_for,
     remarks_on_tokens,
-    unread_columns,
+    text_remarks,
 )
-from expert.data.named_sources import NamedSources, TokensDoNotFit
-from expert.data.pack.overlong_rows import MAX_LENGTH, NothingLeft, remark_on_unlearnt
-from expert.data.pack.packing import unlearnt_in, unlearnt_rows
 from expert.data.prepared import PreparedSplit
+from expert.data.read.sample_rows import sample_rows
 from expert.data.read.sources import Source, Sources, iterate
-from expert.data.read.spread_rows import spread_rows
 from expert.data.records import BadRow, Row
 from expert.data.splits import all_tokens, prepare_splits
 from expert.data.tokens.documents import DocumentStore
@@ -39,11 +39,11 @@ from expert.data.tokens.prepare import Prepared
 from expert.manifest.reader import ReadManifest
 from expert.manifest.schema.manifest import CHAR_GPT
 from expert.planning.decisions import Remark
-from expert.planning.models.model_files import UnfitModelFolder
+from expert.planning.models.model_files import InvalidModelFolder
 from expert.planning.run_plan import RunPlan
 from expert.planning.survey import FILE_BYTES_PER_TOKEN, PackedRows, Survey
 
-MOST_READ = 50_000
+MAX_COUNTED_ROWS = 50_000
 """Rows read at most to count a file without lines; takes about a second."""
 _PACKED = (".gz", ".zst", ".parquet", ".arrow")  # file size says little about row size
 SAMPLED_ROWS = 300
@@ -77,13 +77,13 @@ def count_rows(read: ReadManifest, plan: RunPlan, named: NamedSources) -> Counts
         location = Path(plan.model.location)
         if plan.model.place == "hub" or not (location / "tokenizer.json").is_file():
             known = streaming or plan.length.rows is not None
-            counts = None if known else _read_through(named.first, None)
+            counts = None if known else _count_by_reading(named.first, None)
             if named.tokens is not None:
                 return counts
-            line = open_line(plan, read, named, writes=False, has_tokenizer=False)
+            line = open_pipeline(plan, read, named, writes=False, has_tokenizer=False)
             line = replace(line, most_rows=STREAM_WINDOW_ROWS)
             return replace(counts or Counts(None), remarks=_doubts(line))
-        line = open_line(plan, read, named, writes=False)
+        line = open_pipeline(plan, read, named, writes=False)
         sources = line.chosen.sources
         if any(source.kind == "hub" for source in sources.trains):
             return None
@@ -91,7 +91,7 @@ def count_rows(read: ReadManifest, plan: RunPlan, named: NamedSources) -> Counts
             return Counts(None, remarks=_doubts(line))
         counts = _prepared(line) or _sampled(line)
         if counts is None and plan.length.rows is None:
-            counts = _read_through(sources, line)
+            counts = _count_by_reading(sources, line)
         if counts is None or counts.packed is None:
             counts = counts or Counts(None)
             counts = replace(counts, remarks=(*counts.remarks, *_doubts(line)))
@@ -100,30 +100,30 @@ def count_rows(read: ReadManifest, plan: RunPlan, named: NamedSources) -> Counts
             about_tokens = tuple(remarks_on_tokens(line))
         more = [remark for remark in about_tokens if remark not in counts.remarks]
         return replace(counts, remarks=(*more, *counts.remarks))
-    except (TokensDoNotFit, UnfitModelFolder):
+    except (TokenMismatch, InvalidModelFolder):
         raise
     except (ExpertError, OSError):  # raised again when the data is read
         return None
 
 
-def _doubts(line: Line) -> tuple[Remark, ...]:
+def _doubts(line: DataPipeline) -> tuple[Remark, ...]:
     """What would stop a run or be warned of, by the columns and the first training rows."""
     line = replace(line, most_rows=line.most_rows or ROWS_FOR_COLUMNS)
     doubts = []
     for source in line.sources_of("train") if line.is_text else ():
-        reading = reading_of(line, source)
+        reading = reader_for(line, source)
         made = (reading.segments_of(r) if isinstance(r, Row) else r for r in reading.rows())
         looked_at = list(islice(made, FIRST_ROWS))
         bad = [each for each in looked_at if isinstance(each, BadRow)]
         if len(bad) > line.spec.max_bad_rows:
             what = f"{len(bad)} of the first {counted(len(looked_at), 'row')} cannot be used"
             tolerated = f"training.dataset.max_bad_rows tolerates {line.spec.max_bad_rows}"
-            text = f"{what}, and {tolerated}: {bad[0]}  ({line.listed_by})"
+            text = f"{what}, and {tolerated}: {bad[0]}  ({line.list_command})"
             doubts.append(Remark.warning("training.dataset", text))
-    return (*doubts, *unread_columns(line), *doubtful_texts(line))
+    return (*doubts, *column_remarks(line), *text_remarks(line))
 
 
-def _prepared(line: Line) -> Counts | None:
+def _prepared(line: DataPipeline) -> Counts | None:
     """Exact counts if all tokens are prepared, with the packing if that exists too."""
     tokens = all_tokens(line, "train")
     if tokens is None:
@@ -131,20 +131,20 @@ def _prepared(line: Line) -> Counts | None:
     survey = _survey(line, tokens)
     try:
         prepared_data = prepare_splits(line)
-    except NothingLeft as error:
+    except NoRowsLeft as error:
         return Counts(survey, remarks=(Remark.warning(MAX_LENGTH, str(error)),))
     if prepared_data is not None:
         return replace(counts_of(line, prepared_data.train), remarks=prepared_data.doubts)
     if not line.is_text:  # one text, all of it trained on
         return Counts(survey)
     store = DocumentStore(*(prepared.folder for prepared in tokens))
-    unlearnt = unlearnt_in(line.plan, store)
+    unlearnt = count_untrainable(line.plan, store)
     longest = survey.longest_tokens or 0
-    left_out = remark_on_unlearnt(line.plan, unlearnt, len(store), longest=longest)
+    left_out = remark_on_left_out(line.plan, unlearnt, len(store), longest=longest)
     return Counts(survey, remarks=tuple(left_out))
 
 
-def counts_of(line: Line, train: PreparedSplit) -> Counts:
+def counts_of(line: DataPipeline, train: PreparedSplit) -> Counts:
     survey = _survey(line, train.folders)
     if line.plan.data.packing != "none":
         index, fill = train.index, train.index.statistics().fill
@@ -153,7 +153,7 @@ def counts_of(line: Line, train: PreparedSplit) -> Counts:
     return Counts(survey, train)
 
 
-def _survey(line: Line, tokens: Sequence[Prepared]) -> Survey:
+def _survey(line: DataPipeline, tokens: Sequence[Prepared]) -> Survey:
     """Prepared rows and tokens, including those that will be held out."""
     pairs = [(each.statistics, weight) for each, weight in zip(tokens, line.weights, strict=True)]
     rows = sum(int(each.documents * weight) for each, weight in pairs)
@@ -166,7 +166,7 @@ def _survey(line: Line, tokens: Sequence[Prepared]) -> Survey:
     )
 
 
-def _sampled(line: Line) -> Counts | None:
+def _sampled(line: DataPipeline) -> Counts | None:
     """An estimate from rows sampled evenly over the files, scaled by bytes and lines."""
     source = line.chosen.sources.train
     if source is None or not line.is_text:  # several tasks may differ
@@ -176,9 +176,9 @@ def _sampled(line: Line) -> Counts | None:
         rows = check.rows - check.bad_rows
         return Counts(Survey(rows, check.tokens, "token rows", "counted", check.longest))
     line = replace(line, most_rows=ROWS_FOR_COLUMNS)
-    spread = spread_rows(source.files, format=source.format, most=SAMPLED_ROWS)
+    spread = sample_rows(source.files, format=source.format, most=SAMPLED_ROWS)
     if spread is None or (source.max_samples is not None and spread.lines > source.max_samples):
-        return _read_through(line.chosen.sources, line)
+        return _count_by_reading(line.chosen.sources, line)
     lengths, remarks = _tokenised(line, source, [each.row for each in spread.drawn])
     kept = [length > 0 for length in lengths]
     if not any(kept):
@@ -188,7 +188,7 @@ def _sampled(line: Line) -> Counts | None:
     return Counts(Survey(round(estimated), round(tokens), spread.because, how), remarks=remarks)
 
 
-def _read_through(sources: Sources, line: Line | None) -> Counts | None:
+def _count_by_reading(sources: Sources, line: DataPipeline | None) -> Counts | None:
     """Counts by reading the rows, for files without one row per line (.json, parquet, compressed
     files, CSV with line breaks in cells) or when only the first rows are used. Tokens come from a
     sample, or from bytes without a tokenizer."""
@@ -207,13 +207,13 @@ def _read_through(sources: Sources, line: Line | None) -> Counts | None:
 
 
 def _read_source(
-    source: Source, line: Line | None
+    source: Source, line: DataPipeline | None
 ) -> tuple[int, float, str, tuple[Remark, ...]] | None:
     """Rows of a source, estimated tokens, how they were counted, and warnings; None if there are
     too many rows to count."""
     chance, read, rows, size = random.Random(0), 0, 0, 0
     kept: list[Row] = []
-    for row in islice(iterate(source), MOST_READ + 1):
+    for row in islice(iterate(source), MAX_COUNTED_ROWS + 1):
         read += 1
         if not isinstance(row, Row):
             continue
@@ -225,14 +225,17 @@ def _read_source(
     if not rows:
         return None
     times, because = 1.0, "rows counted"
-    recorded = _rows_in_footers(source) if read > MOST_READ else None
+    recorded = _rows_in_footers(source) if read > MAX_COUNTED_ROWS else None
     if recorded is not None:
         times, because = recorded / read, "rows according to the files' metadata"
-    elif read > MOST_READ:
+    elif read > MAX_COUNTED_ROWS:
         whole = sum(path.stat().st_size for path in source.files if path.is_file())
         if any(path.suffix.lower() in _PACKED for path in source.files) or not whole:
             return None
-        times, because = max(1.0, whole / size), f"estimated from the first {MOST_READ:,} rows"
+        times, because = (
+            max(1.0, whole / size),
+            f"estimated from the first {MAX_COUNTED_ROWS:,} rows",
+        )
     times = min(times, (source.max_samples or math.inf) / rows)
     rows = round(rows * times)
     if line is None:
@@ -255,10 +258,10 @@ def _rows_in_footers(source: Source) -> int | None:
 
 
 def _tokenised(
-    line: Line, source: Source, rows: Sequence[Row | BadRow | None]
+    line: DataPipeline, source: Source, rows: Sequence[Row | BadRow | None]
 ) -> tuple[list[int], tuple[Remark, ...]]:
     """Tokens of each row, 0 if it is unusable; and a warning if some have nothing to train on."""
-    segments_of = reading_of(line, source).formatter()
+    segments_of = reader_for(line, source).formatter()
     lengths, places, documents = [0] * len(rows), [], []
     for place, row in enumerate(rows):
         segments = segments_of(row) if isinstance(row, Row) else None
@@ -271,5 +274,5 @@ def _tokenised(
     for place, length in zip(places, batch.lengths, strict=True):
         lengths[place] = int(length)
     tried = counted(len(documents), "sampled row")
-    unlearnt = unlearnt_rows(line.plan, batch)
-    return lengths, tuple(remark_on_unlearnt(line.plan, unlearnt, len(documents), of=tried))
+    unlearnt = count_untrainable_rows(line.plan, batch)
+    return lengths, tuple(remark_on_left_out(line.plan, unlearnt, len(documents), of=tried))

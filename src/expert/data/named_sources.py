@@ -10,13 +10,13 @@ from pathlib import Path
 from expert.core.files import read_json, sha256_of
 from expert.core.publish import listed_hash
 from expert.data.examples.column_survey import survey_rows
-from expert.data.examples.columns import columns_of
+from expert.data.examples.columns import detect_source_columns
 from expert.data.read.folders import saved_splits
 from expert.data.read.sources import Source, Sources, iterate, resolve_sources
-from expert.data.records import DataError, FilesNotHere
+from expert.data.records import DataError, FilesNotFound
 from expert.data.tokens.encoder import Encoder, TextEncoder
 from expert.data.tokens.prepare import is_prepared
-from expert.data.tokens.tokenised import (
+from expert.data.tokens.token_rows import (
     TokenCheck,
     TokenColumns,
     TokenRows,
@@ -33,11 +33,11 @@ CHECKED = "checked.json"
 CACHE_KEY = "training.config.pretokenized_cache"
 PATH_KEY = "training.dataset.path"
 FLAG_KEY = "training.dataset.use_pretokenized"
-TEXT_LOOKED_FOR_IN = 256
+TEXT_SEARCH_ROWS = 256
 """Token rows searched for columns of text."""
 
 
-class TokensDoNotFit(DataError):
+class TokenMismatch(DataError):
     """Tokens that do not fit this model, without text rows to tokenise instead."""
 
 
@@ -75,7 +75,7 @@ def sources_of(
     tokens = _tokens_in(local_path(cache, folder), spec) if cache and plain else None
     try:
         rows = resolve_sources(spec, folder)
-    except FilesNotHere:
+    except FilesNotFound:
         if tokens is None:
             raise
         return NamedSources(None, tokens, CACHE_KEY)
@@ -116,7 +116,7 @@ def is_token_folder(folder: Path) -> bool:
 def _has_text(source: Source, spec: DatasetSpec) -> bool:
     """Whether token rows also have text, in known columns."""
     try:
-        columns_of(survey_rows(iterate(source), TEXT_LOOKED_FOR_IN), spec)
+        detect_source_columns(survey_rows(iterate(source), TEXT_SEARCH_ROWS), spec)
     except DataError:
         return False
     return True
@@ -152,25 +152,25 @@ def choose_sources(
         return ChosenSources(named.rows, remarks=named.remarks)
     tokens: dict[Source, TokenRows] = {}
     checks: dict[Source, TokenCheck] = {}
-    misfits: list[str] = []
+    mismatches: list[str] = []
     for source in named.tokens.every:
         columns = columns_in(source)
         if columns is None:
             continue
         if not isinstance(encoder, TextEncoder):
-            misfits.append(
+            mismatches.append(
                 "the model's tokenizer is not on this machine, and they cannot be checked"
                 if encoder is None
                 else "char-gpt makes its tokens from characters"
             )
             break
         tokens[source] = TokenRows(source, columns, encoder)
-        before = checked_before(converted(source, columns))
+        before = stored_check(converted(source, columns))
         checks[source] = before or check_tokens(tokens[source], encoder)
         checks[source].max_bad_rows = spec.max_bad_rows
-        misfits += [f"{source.name}: {text}" for text in checks[source].misfits]
-    if misfits:
-        return _fallen_back(named, misfits)
+        mismatches += [f"{source.name}: {text}" for text in checks[source].mismatches]
+    if mismatches:
+        return _fall_back_to_rows(named, mismatches)
     doubts = [text for check in checks.values() for text in check.doubts()]
     remarks = [Remark.warning(named.key, text) for text in doubts]
     if spec.validation is not None:
@@ -179,10 +179,10 @@ def choose_sources(
     return ChosenSources(named.tokens, tokens, checks, tuple(remarks))
 
 
-def _fallen_back(named: NamedSources, misfits: list[str]) -> ChosenSources:
-    why = "; ".join(misfits)
+def _fall_back_to_rows(named: NamedSources, mismatches: list[str]) -> ChosenSources:
+    why = "; ".join(mismatches)
     if named.rows is None:
-        raise TokensDoNotFit(
+        raise TokenMismatch(
             f"{named.key}: these tokens cannot be used with this model: {why}  (tokenise with the "
             "model's own tokenizer, or name the rows they were made from in training.dataset.path)"
         )
@@ -191,7 +191,7 @@ def _fallen_back(named: NamedSources, misfits: list[str]) -> ChosenSources:
     return ChosenSources(named.rows, remarks=(Remark.warning(named.key, text),))
 
 
-def checked_before(folder: Path) -> TokenCheck | None:
+def stored_check(folder: Path) -> TokenCheck | None:
     """The check made when the tokens were converted; None if they were not, or it is damaged."""
     file = folder / CHECKED
     try:

@@ -12,13 +12,13 @@ from pydantic import ValidationError
 from expert.core.errors import ExpertError
 from expert.core.files import read_json
 from expert.data.examples.column_survey import survey_rows
-from expert.data.examples.columns import Columns, columns_of
+from expert.data.examples.columns import Columns, detect_source_columns
 from expert.data.examples.formats import example_of
 from expert.data.named_sources import NamedSources
 from expert.data.read.rows import file_format
 from expert.data.read.sources import Source, iterate, resolve_sources
 from expert.data.records import BadRow, DataError, Dropped, Example, Row
-from expert.data.tokens.tokenised import columns_in
+from expert.data.tokens.token_rows import columns_in
 from expert.manifest.migrate.aliases import CORPORA
 from expert.manifest.schema.dataset import DatasetSpec
 from expert.manifest.schema.file_formats import COMPRESSED, ENDINGS
@@ -39,22 +39,22 @@ class FirstRow:
         self._plan = plan
 
     @cached_property
-    def _understood(self) -> tuple[Columns, Example | BadRow | Dropped] | None:
+    def _first_parsed(self) -> tuple[Columns, Example | BadRow | Dropped] | None:
         try:
             spec = DatasetSpec.model_validate(self._plan.data.dataset)
-            return _understood(rows_here(self._plan, spec), spec)
+            return _first_parsed(local_rows(self._plan, spec), spec)
         except (ValidationError, DataError, OSError):  # another version, moved or changed since
             return None
 
     @property
     def is_text(self) -> bool | None:
         """Whether it is a text without answers; None if it cannot be read."""
-        return _is_plain_text(*self._understood) if self._understood is not None else None
+        return _is_plain_text(*self._first_parsed) if self._first_parsed is not None else None
 
     @property
     def tools(self) -> str:
         """The tools offered in it, as JSON; "" if there are none."""
-        example = self._understood[1] if self._understood is not None else None
+        example = self._first_parsed[1] if self._first_parsed is not None else None
         return getattr(example, "tools", "")
 
 
@@ -92,7 +92,7 @@ def are_plain_text(spec: DatasetSpec, named: NamedSources, *, fetch: bool = Fals
         tokens = columns_in(source) if named.tokens else None
         if tokens:
             return tokens.is_text
-        found = _understood(iterate(source), spec)
+        found = _first_parsed(iterate(source), spec)
         return found is not None and _is_plain_text(*found)
 
     # With both tokens and rows that may replace them, both must be text: truncating rows gives a
@@ -107,7 +107,7 @@ def are_plain_text(spec: DatasetSpec, named: NamedSources, *, fetch: bool = Fals
         return None
 
 
-def _understood(
+def _first_parsed(
     rows: Iterable[Row | BadRow], spec: DatasetSpec
 ) -> tuple[Columns, Example | BadRow | Dropped] | None:
     """The columns according to the first rows, and the first row parsed; None without rows."""
@@ -115,7 +115,7 @@ def _understood(
     first = next((row for row in looked_at if isinstance(row, Row)), None)
     if first is None:
         return None
-    columns = columns_of(survey_rows(looked_at), spec)
+    columns = detect_source_columns(survey_rows(looked_at), spec)
     return columns, example_of(first, columns)
 
 
@@ -123,7 +123,7 @@ def _is_plain_text(columns: Columns, example: Example | BadRow | Dropped) -> boo
     return not example.turns if isinstance(example, Example) else columns.kind == "text"
 
 
-def rows_here(plan: RunPlan, spec: DatasetSpec) -> Iterator[Row]:
+def local_rows(plan: RunPlan, spec: DatasetSpec) -> Iterator[Row]:
     """Good rows of the training files, searched for in the folder of the manifest."""
     beside = Path(plan.data.cache).parents[1:2] if plan.data.cache else ()
     for folder in dict.fromkeys([*beside, Path(plan.watch.output_dir).parent]):

@@ -18,15 +18,15 @@ class DataError(ExpertError):
     """Data that cannot be used at all. The message says where, what is wrong and what to do."""
 
 
-class DataNotHere(DataError):
+class DataNotFound(DataError):
     """Data that is not on this machine: not written yet, or on a host that cannot be reached."""
 
 
-class FilesNotHere(DataNotHere):
+class FilesNotFound(DataNotFound):
     """None of the local files that were named exists."""
 
 
-class UnfitRow(Exception):
+class RowError(Exception):
     """Why a row cannot become an example; turned into a BadRow where file and line are known."""
 
 
@@ -65,9 +65,9 @@ class BadRow:
         return {"file": self.file, **number, "reason": self.reason, "raw": self.raw}
 
 
-UNREAD = Row({}, "", 0)
+SKIPPED_ROW = Row({}, "", 0)
 """Placeholder for a row that was skipped without parsing it."""
-Unread = Callable[[], int]
+RowsToSkip = Callable[[], int]
 """How many of the next rows are not needed; the reader may yield UNREAD for them."""
 
 
@@ -96,7 +96,7 @@ class Turn:
     in_prompt: bool = False
     """An answer inside the request: trained on only where the prompt is."""
 
-    def is_learnt(self, *, learn_prompt: bool) -> bool:
+    def is_trained(self, *, learn_prompt: bool) -> bool:
         return self.learn and (learn_prompt or not self.in_prompt)
 
 
@@ -134,5 +134,5 @@ class TokenSegment(Segment):
         return len(self.ids)
 
 
-Made = list[Segment] | BadRow | Dropped
+RowOutcome = list[Segment] | BadRow | Dropped
 """The outcome of a row."""

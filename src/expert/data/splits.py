@@ -11,25 +11,14 @@ import numpy as np
 
 from expert.core.errors import ExpertError
 from expert.core.files import sha256_of
-from expert.core.hashed import keep_hash, state_of, told_aside
-from expert.core.room import within_room
-from expert.core.rundir import in_turn
+from expert.core.hashed import file_integrity, keep_hash, set_damaged_aside
+from expert.core.resources import reporting_disk_full
+from expert.core.rundir import waiting_lock
 from expert.data.feed.order import DataOrder
 from expert.data.inspect.shared_rows import SharedRows, SplitRows, find_shared
-from expert.data.line import (
-    Line,
-    columns_read,
-    doubtful_texts,
-    reading_of,
-    recipe_of,
-    remarks_on_tokens,
-    tokenising,
-    tokens_of,
-    unread_columns,
-)
 from expert.data.named_sources import CACHE_KEY
-from expert.data.pack.drawing import draw_documents, repeats_held_out
-from expert.data.pack.overlong_rows import not_empty, remarks_on_length
+from expert.data.pack.drawing import draw_documents, held_out_warning
+from expert.data.pack.overlong_rows import remarks_on_length, require_rows
 from expert.data.pack.pack import bins_per_step
 from expert.data.pack.pack_index import IndexName, PackIndex
 from expert.data.pack.packing import (
@@ -38,18 +27,29 @@ from expert.data.pack.packing import (
     packing_for,
     rows_to_pack,
 )
+from expert.data.pipeline import (
+    DataPipeline,
+    column_remarks,
+    columns_read,
+    reader_for,
+    recipe_of,
+    remarks_on_tokens,
+    text_remarks,
+    tokenise_job,
+    tokens_of,
+)
 from expert.data.prepared import PartsLeft, PreparedData, PreparedSplit
 from expert.data.records import DataError, Row
 from expert.data.tokens.documents import DocumentStore
 from expert.data.tokens.prepare import (
-    MORE_ROOM,
+    FREE_SPACE_FIX,
     PREPARED_DATA,
     make_part,
     missing_parts,
     publish_parts,
     refuse_other_parts,
 )
-from expert.data.tokens.row_keys import RowKeys, kept_keys, saved_keys
+from expert.data.tokens.row_keys import RowKeys, load_keys, load_or_make_keys
 from expert.planning.decisions import Remark
 from expert.planning.settle import PackedCounts
 
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from expert.data.feed.streaming import Stream
     from expert.data.tokens.documents import FlatDocuments
     from expert.data.tokens.prepare import Part, Prepared, Recipe
-    from expert.data.tokens.shards import Tokenising
+    from expert.data.tokens.shards import TokeniseJob
     from expert.manifest.schema.dataset import DatasetSpec
     from expert.planning.choose.sequences import Packing
     from expert.planning.run_plan import RunPlan
@@ -82,71 +82,79 @@ def refuse_streaming(spec: DatasetSpec) -> None:
         )
 
 
-def room_for(line: Line) -> AbstractContextManager[None]:
+def disk_space_for(pipeline: DataPipeline) -> AbstractContextManager[None]:
     """Context for preparing: an error about a full disk includes the space the plan expects."""
-    place, needed = line.cache.beside, line.plan.disk.cache_bytes
-    return within_room(place, PREPARED_DATA, needed, fix=MORE_ROOM)
+    place, needed = pipeline.cache.beside, pipeline.plan.disk.cache_bytes
+    return reporting_disk_full(place, PREPARED_DATA, needed, fix=FREE_SPACE_FIX)
 
 
-def prepare_splits(line: Line) -> PreparedData | None:
+def prepare_splits(pipeline: DataPipeline) -> PreparedData | None:
     """Every split, tokenised and packed; None if something is missing in a read-only cache."""
-    tokens = all_tokens(line, "train")
+    tokens = all_tokens(pipeline, "train")
     given = {
-        name: given_split(line, name) for name in ("validation", "test") if line.sources_of(name)
+        name: split_from_files(pipeline, name)
+        for name in ("validation", "test")
+        if pipeline.sources_of(name)
     }
     if tokens is None or None in given.values():
         return None
-    share = line.spec.validation_split if "validation" not in given else 0.0
-    keys = keys_of(line, tokens) if share else None
+    share = pipeline.spec.validation_split if "validation" not in given else 0.0
+    keys = keys_of(pipeline, tokens) if share else None
     if share and keys is None:
         return None
     chosen, held_out = draw_documents(
         [prepared.statistics.documents for prepared in tokens],
-        line.weights,
+        pipeline.weights,
         held_out_share=share,
-        seed=line.plan.optim.seed,
+        seed=pipeline.plan.optim.seed,
         keys=keys,
     )
-    repeats = repeats_held_out(keys, chosen, held_out) if keys is not None else ""
-    if reading_of(line, line.sources_of("train")[0]).end_apart:
+    repeats = held_out_warning(keys, chosen, held_out) if keys is not None else ""
+    if reader_for(pipeline, pipeline.sources_of("train")[0]).end_held_out:
         chosen, held_out = np.array([0]), np.array([1])
-    train = pack_split(line, "train", tokens, chosen)
+    train = pack_split(pipeline, "train", tokens, chosen)
     validation, test = given.get("validation"), given.get("test")
     if train is not None and len(held_out):
-        validation = pack_split(line, "validation", tokens, held_out, drawn_beside=train)
+        validation = pack_split(pipeline, "validation", tokens, held_out, drawn_from=train)
     if train is None or (len(held_out) and validation is None):
         return None
-    shared = [_shared(line, split, train, chosen) for split in given.values() if split is not None]
+    shared = [
+        _shared(pipeline, split, train, chosen) for split in given.values() if split is not None
+    ]
     return PreparedData(
         train=train,
         validation=validation,
         test=test,
-        encoder=line.encoder,
-        template=line.template.name if line.template else "characters",
+        encoder=pipeline.encoder,
+        template=pipeline.template.name if pipeline.template else "characters",
         doubts=(
-            *remarks_on_tokens(line),
-            *(Remark.warning(CACHE_KEY, text) for text in dict.fromkeys(line.damaged)),
+            *remarks_on_tokens(pipeline),
+            *(Remark.warning(CACHE_KEY, text) for text in dict.fromkeys(pipeline.damaged)),
             *([Remark.warning("training.dataset.validation_split", repeats)] if repeats else []),
-            *unread_columns(line),
-            *doubtful_texts(line),
-            *(Remark.warning(each.key, each.as_text(line.listed_by)) for each in shared if each),
-            *remarks_on_length(line.plan, train, validation, test),
+            *column_remarks(pipeline),
+            *text_remarks(pipeline),
+            *(
+                Remark.warning(each.key, each.as_text(pipeline.list_command))
+                for each in shared
+                if each
+            ),
+            *remarks_on_length(pipeline.plan, train, validation, test),
         ),
         shared=tuple(each for each in shared if each is not None),
-        columns=columns_read(line),
-        notes=tuple(line.chosen.notes()),
+        columns=columns_read(pipeline),
+        notes=tuple(pipeline.chosen.notes()),
     )
 
 
-def prepare_part(line: Line, part: Part) -> PreparedData | PartsLeft:
+def prepare_part(pipeline: DataPipeline, part: Part) -> PreparedData | PartsLeft:
     """Tokenise one part of the rows of every split; with the last missing part, prepare the
     rest."""
     # Splits with the same rows share a folder; it is prepared as the first of them.
-    folders: dict[Path, tuple[Tokenising, Recipe, Path]] = {}
+    folders: dict[Path, tuple[TokeniseJob, Recipe, Path]] = {}
     for split in ("train", "validation", "test"):
-        for source in line.sources_of(split):
-            recipe, folder = recipe_of(line, source, split)
-            work = tokenising(line, source, split, f"part {part.number}/{part.of}")
+        for source in pipeline.sources_of(split):
+            recipe, folder = recipe_of(pipeline, source, split)
+            work = tokenise_job(pipeline, source, split, f"part {part.number}/{part.of}")
             folders.setdefault(folder, (work, recipe, folder))
     for _, recipe, folder in folders.values():
         refuse_other_parts(recipe, folder, part)
@@ -158,39 +166,39 @@ def prepare_part(line: Line, part: Part) -> PreparedData | PartsLeft:
         return PartsLeft(tuple(sorted(missing)), part.of)
     for work, recipe, folder in folders.values():
         publish_parts(work, recipe, folder)
-    prepared = prepare_splits(line)
+    prepared = prepare_splits(pipeline)
     assert prepared is not None
     return prepared
 
 
-def all_tokens(line: Line, split: str) -> tuple[Prepared, ...] | None:
+def all_tokens(pipeline: DataPipeline, split: str) -> tuple[Prepared, ...] | None:
     """The tokens of all sources of a split; None if any are missing."""
     tokens = []
-    for source in line.sources_of(split):
-        prepared = tokens_of(line, source, split)
+    for source in pipeline.sources_of(split):
+        prepared = tokens_of(pipeline, source, split)
         if prepared is None:
             return None
         tokens.append(prepared)
     return tuple(tokens)
 
 
-def given_split(line: Line, name: str) -> PreparedSplit | None:
+def split_from_files(pipeline: DataPipeline, name: str) -> PreparedSplit | None:
     """A split with its own files; None if it has none or they are not prepared."""
-    tokens = all_tokens(line, name)
+    tokens = all_tokens(pipeline, name)
     if not tokens:
         return None
     count = sum(prepared.statistics.documents for prepared in tokens)
-    return pack_split(line, name, tokens, np.arange(count))
+    return pack_split(pipeline, name, tokens, np.arange(count))
 
 
-def keys_of(line: Line, tokens: tuple[Prepared, ...]) -> RowKeys | None:
+def keys_of(pipeline: DataPipeline, tokens: tuple[Prepared, ...]) -> RowKeys | None:
     """Keys to recognise the documents of prepared sources; None if they are not stored and the
     cache is read-only, since making them reads every token."""
-    beside, saves = line.cache.beside, line.cache.writes
+    beside, saves = pipeline.cache.beside, pipeline.cache.writes
     per_source = [
-        saved_keys(each, beside, line.waits, line.damaged.append)
+        load_or_make_keys(each, beside, pipeline.waits, pipeline.damaged.append)
         if saves
-        else kept_keys(each, beside)
+        else load_keys(each, beside)
         for each in tokens
     ]
     known = [keys for keys in per_source if keys is not None]
@@ -198,15 +206,15 @@ def keys_of(line: Line, tokens: tuple[Prepared, ...]) -> RowKeys | None:
 
 
 def _shared(
-    line: Line, split: PreparedSplit, train: PreparedSplit, trained: Documents
+    pipeline: DataPipeline, split: PreparedSplit, train: PreparedSplit, trained: Documents
 ) -> SharedRows | None:
     """Rows of a split with its own files that are also trained on."""
     rows = []
     for each in (split, train):
-        keys = keys_of(line, each.folders)
+        keys = keys_of(pipeline, each.folders)
         if keys is None:
             return None  # the next run makes the keys and reports shared rows
-        names = [source.name for source in line.sources_of(each.name)]
+        names = [source.name for source in pipeline.sources_of(each.name)]
         rows.append(SplitRows(names=names, folders=each.folders, keys=keys))
     return find_shared(split.name, rows[0], rows[1], trained)
 
@@ -215,20 +223,20 @@ def _shared(
 
 
 def pack_split(
-    line: Line,
+    pipeline: DataPipeline,
     name: str,
     tokens: tuple[Prepared, ...],
     documents: Documents,
     *,
-    drawn_beside: PreparedSplit | None = None,
+    drawn_from: PreparedSplit | None = None,
 ) -> PreparedSplit | None:
     """Documents as a split, by a stored index or a new one; None if missing and read-only."""
-    plan = line.plan
+    plan = pipeline.plan
     # Keep only the lengths while packing, which takes the most memory per row of all preparation.
     store = DocumentStore(*(prepared.folder for prepared in tokens))
-    rows = rows_to_pack(plan, store, documents, is_text=line.is_text)
+    rows = rows_to_pack(plan, store, documents, is_text=pipeline.is_text)
     del store
-    packing = _packing(line, name, rows)
+    packing = _packing(pipeline, name, rows)
     named = IndexName(
         split=name,
         tokens=tuple(prepared.key for prepared in tokens),
@@ -241,30 +249,30 @@ def pack_split(
         most_rows=packing.most_rows,
         leaves_out=bool(len(rows.unlearnt)),
     )
-    file, packed_before = _index_file(line, named)
-    state = state_of(file)
+    file, packed_before = _index_file(pipeline, named)
+    state = file_integrity(file)
     hit, index = state == "sound", None
-    if state == "missing" and not line.cache.writes:
+    if state == "missing" and not pipeline.cache.writes:
         return None
-    alone = hit or not line.cache.writes
-    with nullcontext() if alone else in_turn(file, f"packing {name}", line.waits):
-        if not hit and state_of(file) != "sound":
-            index = packed(plan, name, rows, plan.optim.seed, packing, is_text=line.is_text)
+    alone = hit or not pipeline.cache.writes
+    with nullcontext() if alone else waiting_lock(file, f"packing {name}", pipeline.waits):
+        if not hit and file_integrity(file) != "sound":
+            index = packed(plan, name, rows, plan.optim.seed, packing, is_text=pipeline.is_text)
             del rows
             index = replace(index, piece_document=documents[index.piece_document].astype("int32"))
-            if line.cache.writes:
-                _save_index(line, index, file)
+            if pipeline.cache.writes:
+                _save_index(pipeline, index, file)
     index = index or PackIndex.open(file)
     split = PreparedSplit(name, tokens, index, file, hit, len(documents), packed_before)
-    return not_empty(plan, split, drawn_beside)
+    return require_rows(plan, split, drawn_from)
 
 
-def _save_index(line: Line, index: PackIndex, file: Path) -> None:
+def _save_index(pipeline: DataPipeline, index: PackIndex, file: Path) -> None:
     """Write an index. A damaged one is replaced. One without a hash, from an earlier version, may
     stay if the folder is read-only and the content is equal."""
-    state = state_of(file)
+    state = file_integrity(file)
     if state == "damaged":
-        line.damaged.append(told_aside(file, "packed"))
+        pipeline.damaged.append(set_damaged_aside(file, "packed"))
     try:
         index.save(file)
     except OSError:
@@ -272,15 +280,15 @@ def _save_index(line: Line, index: PackIndex, file: Path) -> None:
             raise
 
 
-def _index_file(line: Line, named: IndexName) -> tuple[Path, bool]:
+def _index_file(pipeline: DataPipeline, named: IndexName) -> tuple[Path, bool]:
     """The file of the index, and whether the run being resumed has its own index of the same rows
     from an earlier version: that one is used, because a run's order must not change."""
-    own, beside = line.own_indexes, line.cache.beside
+    own, beside = pipeline.own_indexes, pipeline.cache.beside
     if named.split != "train" or not own or named.file in own:
         return beside / named.file, False
-    most = 2 * line.plan.batch.examples_per_update
-    before = named.before(own, longest=line.plan.data.max_seq_length, most=most)
-    state = state_of(beside / before) if before is not None else "missing"
+    most = 2 * pipeline.plan.batch.examples_per_update
+    before = named.before(own, longest=pipeline.plan.data.max_seq_length, most=most)
+    state = file_integrity(beside / before) if before is not None else "missing"
     if before is None or state in ("missing", "damaged"):
         return beside / named.file, before is not None
     if state == "unknown":  # it cannot be rebuilt, so its current content counts as correct
@@ -290,8 +298,10 @@ def _index_file(line: Line, named: IndexName) -> tuple[Path, bool]:
     return beside / before, True
 
 
-def _packing(line: Line, name: str, rows: RowsToPack) -> Packing:
-    return packing_for(line.plan, name, rows, is_text=line.is_text, streaming=line.spec.streaming)
+def _packing(pipeline: DataPipeline, name: str, rows: RowsToPack) -> Packing:
+    return packing_for(
+        pipeline.plan, name, rows, is_text=pipeline.is_text, streaming=pipeline.spec.streaming
+    )
 
 
 def data_order(plan: RunPlan, split: PreparedSplit) -> DataOrder:
@@ -319,37 +329,37 @@ def packed_counts(plan: RunPlan, split: PreparedSplit) -> PackedCounts:
 # --- rows that are tokenised while training ------------------------------------------------------
 
 
-def stream_of(line: Line) -> Stream:
+def stream_of(pipeline: DataPipeline) -> Stream:
     """The training rows, tokenised and packed while they are read."""
     from expert.data.feed.streaming import Stream, StreamedRows
 
-    source = line.chosen.sources.train
+    source = pipeline.chosen.sources.train
     if source is None:
         raise DataError(
             "training.dataset.streaming: several tasks cannot be streamed together  "
             "(set streaming: false)"
         )
-    plan, reading = line.plan, reading_of(line, source)
+    plan, reading = pipeline.plan, reader_for(pipeline, source)
     packing: Packing | None = None
 
     def pack(store: FlatDocuments, seed: int) -> PackIndex:
         """Windows are packed like the first one, which decides the bins per step."""
         nonlocal packing
-        rows = rows_to_pack(plan, store, np.arange(len(store)), is_text=line.is_text)
-        packing = packing or _packing(line, "train", rows)
-        return packed(plan, "train", rows, seed, packing, is_text=line.is_text)
+        rows = rows_to_pack(plan, store, np.arange(len(store)), is_text=pipeline.is_text)
+        packing = packing or _packing(pipeline, "train", rows)
+        return packed(plan, "train", rows, seed, packing, is_text=pipeline.is_text)
 
     return Stream(
-        StreamedRows(reading.rows, reading.formatter, line.encoder),
+        StreamedRows(reading.rows, reading.formatter, pipeline.encoder),
         pack,
         examples_per_update=plan.batch.examples_per_update,
         seed=plan.optim.seed,
         options=plan.loader,
-        max_bad_rows=line.spec.max_bad_rows,
+        max_bad_rows=pipeline.spec.max_bad_rows,
     )
 
 
-def late_rows(line: Line, split: PreparedSplit) -> RowsTokenisedLate:
+def late_rows(pipeline: DataPipeline, split: PreparedSplit) -> RowsTokenisedLate:
     """The rows of a split as text, one per sequence, all in memory.
 
     The prepared data decides which rows are used and in what order, so a run trains on the same
@@ -357,15 +367,15 @@ def late_rows(line: Line, split: PreparedSplit) -> RowsTokenisedLate:
     """
     from expert.data.feed.loader import RowsTokenisedLate
 
-    source = line.chosen.sources.train
+    source = pipeline.chosen.sources.train
     assert source is not None
-    reading = reading_of(line, source)
+    reading = reader_for(pipeline, source)
     texts, store = list(reading.rows()), split.open()
     rows = [texts[store.row(int(document))] for document in split.index.piece_document]
     return RowsTokenisedLate(
         rows=[row for row in rows if isinstance(row, Row)],
         segments_of=reading.segments_of,
-        encoder=line.encoder,
-        length=line.plan.data.max_seq_length,
-        soft_tokens=line.plan.soft_tokens,
+        encoder=pipeline.encoder,
+        length=pipeline.plan.data.max_seq_length,
+        soft_tokens=pipeline.plan.soft_tokens,
     )

@@ -143,7 +143,7 @@ def _current_epoch(epoch: float, epochs: float) -> int:
 
 def lines_of(event: Event) -> list[Line]:
     """The lines an event is printed as; none for events that are not shown."""
-    lines = without_step(event)
+    lines = lines_without_step(event)
     gap = _AFTER_STEP.get(str(event.get("event")))
     if gap is None or event.get("step") is None or not lines:
         return lines
@@ -151,7 +151,7 @@ def lines_of(event: Event) -> list[Line]:
     return [(f"step {event['step']}{gap}{first}", style), *rest]
 
 
-def without_step(event: Event) -> list[Line]:
+def lines_without_step(event: Event) -> list[Line]:
     """The lines of an event without its step, for callers that show the step elsewhere."""
     writer = _WRITERS.get(str(event.get("event")))
     return writer(event) if writer is not None else []

@@ -10,7 +10,7 @@ from typing import Any
 
 from expert.core.events import Event, read_events
 from expert.core.rundir import RunFolder, RunFolderError, outdated
-from expert.core.stored_json import object_in
+from expert.core.stored_json import read_object_or_empty
 
 
 def mapping(value: Any) -> dict[str, Any]:
@@ -72,19 +72,19 @@ def read_run(folder: Path) -> RunRecord:
             f"{folder}: not a run folder: it has no events.jsonl  (give the folder that "
             "`expert train` printed, such as runs/NAME-20260101-120000)"
         )
-    run.refuse_foreign()
+    run.refuse_unsafe_files()
     stored = read_events(run.events)
     events = tuple(stored)
     return record_of(run, events, stored.damaged)
 
 
 def record_of(run: RunFolder, events: tuple[Event, ...], damaged_lines: int) -> RunRecord:
-    validation = object_in(run.validation) if run.validation.is_file() else None
+    validation = read_object_or_empty(run.validation) if run.validation.is_file() else None
     return RunRecord(
         folder=run.path,
-        manifest=object_in(run.manifest),
-        plan=object_in(run.plan),
-        environment=object_in(run.environment),
+        manifest=read_object_or_empty(run.manifest),
+        plan=read_object_or_empty(run.plan),
+        environment=read_object_or_empty(run.environment),
         events=events,
         damaged_lines=damaged_lines,
         validation=validation,

@@ -15,9 +15,9 @@ from expert.manifest.notices import Notice
 from expert.manifest.reader import ReadManifest, read_manifest
 from expert.manifest.text.document import read_document
 from expert.manifest.upgrade import upgrade
-from expert.planning.choose.starting_points import made_for_tiny
+from expert.planning.choose.starting_points import tiny_settings_warnings
 from expert.planning.models.resolve import resolve_model
-from expert.run.missing import missing_things
+from expert.run.missing import find_missing
 
 if TYPE_CHECKING:
     from expert.planning.run_plan import RunPlan
@@ -46,7 +46,7 @@ def check_manifests(
         except ManifestError as error:
             yield CheckedManifest(str(path), None, error)
         else:
-            missing = missing_things(read)
+            missing = find_missing(read)
             if missing.problems:
                 yield CheckedManifest(str(path), None, ManifestError(str(path), missing.problems))
                 continue
@@ -72,7 +72,7 @@ def _settings_of_tiny(read: ReadManifest) -> Iterator[Notice]:
             shape = resolve_model(spec, read.folder).shape
         except ExpertError:  # reported among the doubts
             shape = None
-        for path, text in made_for_tiny(spec, config, shape):
+        for path, text in tiny_settings_warnings(spec, config, shape):
             key = path.rpartition(".")[2]
             where = f"training.config.{key}"
             if key == "alpha" and config.alpha == "auto":

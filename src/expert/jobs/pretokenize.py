@@ -10,12 +10,12 @@ from expert.core.errors import ExpertError
 from expert.core.files import files_below
 
 if TYPE_CHECKING:
-    from expert.data.line import Tell
+    from expert.data.pipeline import Tell
     from expert.data.prepared import PreparedData
 
 
 @dataclass(frozen=True)
-class Attempted:
+class PrepareOutcome:
     """The result for one manifest, with the reason if it was not prepared."""
 
     manifest: Path
@@ -38,34 +38,34 @@ def manifests_below(folder: Path) -> list[Path]:
     return found
 
 
-def attempt(
+def try_prepare(
     manifest: Path,
     part: tuple[int, int],
     *,
     model: str | None,
     overrides: tuple[str, ...],
     tell: Tell,
-) -> Attempted:
+) -> PrepareOutcome:
     """Prepare what a manifest names. It is skipped if there is nothing to prepare on this machine,
     and failed if preparing it did not work."""
     from expert.data.prepared import PartsLeft
-    from expert.data.records import DataNotHere
+    from expert.data.records import DataNotFound
     from expert.data.splits import NothingToPrepare
-    from expert.manifest.text.document import is_foreign
+    from expert.manifest.text.document import is_other_tools_file
     from expert.run.open import prepare_part
 
-    if is_foreign(manifest):
-        return Attempted(manifest, "skipped", "it names neither a model nor rows to train on")
+    if is_other_tools_file(manifest):
+        return PrepareOutcome(manifest, "skipped", "it names neither a model nor rows to train on")
     try:
         data = prepare_part(manifest, part, model=model, overrides=overrides, tell=tell)
-    except (DataNotHere, NothingToPrepare) as error:
-        return Attempted(manifest, "skipped", str(error))
+    except (DataNotFound, NothingToPrepare) as error:
+        return PrepareOutcome(manifest, "skipped", str(error))
     except ExpertError as error:
-        return Attempted(manifest, "failed", str(error))
+        return PrepareOutcome(manifest, "failed", str(error))
     except OSError as error:
-        return Attempted(
+        return PrepareOutcome(
             manifest, "failed", f"{error.filename or manifest}: {error.strerror or error}"
         )
     if isinstance(data, PartsLeft):
-        return Attempted(manifest, "unfinished", str(data))
-    return Attempted(manifest, "prepared", data=data)
+        return PrepareOutcome(manifest, "unfinished", str(data))
+    return PrepareOutcome(manifest, "prepared", data=data)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from expert.core.errors import ExpertError
 from expert.core.files import read_bytes, write_text_atomically
 from expert.core.links import refuse_links
-from expert.core.room import said_no_room
+from expert.core.resources import disk_full_message
 from expert.insight.ladder.ladder import FILE, Ladder, read_ladder
 from expert.insight.page.blocks import Figure
 from expert.insight.page.contents import Report, make_page
@@ -70,7 +70,7 @@ def report(
         write_text_atomically(place_markdown, page_markdown(page))
         write_text_atomically(place_html, html)
     except OSError as error:
-        if said_no_room(error):
+        if disk_full_message(error):
             raise
         raise ReportError(
             f"{where}: cannot write a report: {error.strerror}  (give another place with --to)"

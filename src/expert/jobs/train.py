@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from expert.core.events import Sink
     from expert.core.rundir import RunFolder
-    from expert.data.line import Tell
+    from expert.data.pipeline import Tell
     from expert.manifest.reader import ReadManifest
     from expert.parallel.group import Group
     from expert.planning.run_plan import RunPlan
@@ -60,9 +60,9 @@ def train(
         )
     resumed = opened.resumed
     if resumed is not None and not allow_changed:
-        over = _over_before(opened, resumed)
+        over = _finished_result(opened, resumed)
         if over is not None:
-            group.made_by_first(lambda: None)
+            group.run_on_rank_0(lambda: None)
             return over
     if resumed is not None:
         folder, checkpoint = resumed.folder, resumed.checkpoint
@@ -71,7 +71,7 @@ def train(
         folder, checkpoint = RunFolder.create(Path(plan.watch.output_dir), plan.expert), None
     with _removed_if_unused(folder), folder.locked():
         begin(folder.path)
-        group.made_by_first(lambda: Announced(opened.plan, folder.path, checkpoint))
+        group.run_on_rank_0(lambda: RunAnnouncement(opened.plan, folder.path, checkpoint))
         return _run(
             opened,
             folder,
@@ -85,7 +85,7 @@ def train(
 
 
 @dataclass(frozen=True)
-class Announced:
+class RunAnnouncement:
     """What the first rank sends to the others before a run starts."""
 
     plan: RunPlan
@@ -111,10 +111,10 @@ def join(
 
     read = as_read(manifest, overrides)
 
-    def not_first() -> Announced | None:
+    def not_first() -> RunAnnouncement | None:
         raise AssertionError("the first rank announces a run, the others join it")
 
-    announced = group.made_by_first(not_first)
+    announced = group.run_on_rank_0(not_first)
     if announced is None:
         return None
     begin(announced.run)
@@ -146,7 +146,7 @@ def _run(
     from expert.run.session.session import Callbacks, Start, open_session
     from expert.run.session.session import resume as resume_from
 
-    _refuse_other_data(opened, group)
+    _refuse_different_data(opened, group)
     running = open_session(
         folder=folder,
         plan=opened.plan,
@@ -173,7 +173,7 @@ def _run(
         return replace(result, warnings=opened.warnings)
 
 
-def _refuse_other_data(opened: Opened, group: Group) -> None:
+def _refuse_different_data(opened: Opened, group: Group) -> None:
     """Raise on every rank if they would train or validate on different rows, as with data folders
     that only look shared."""
     from expert.parallel.launch import refuse_differences
@@ -185,7 +185,7 @@ def _refuse_other_data(opened: Opened, group: Group) -> None:
     refuse_differences(group.gather(keys))
 
 
-def _over_before(opened: Opened, resumed: Resumed) -> RunResult | None:
+def _finished_result(opened: Opened, resumed: Resumed) -> RunResult | None:
     """The result of a resumed run that has nothing left to do; None if it has."""
     from expert.run.session.finish import already_finished
     from expert.run.stored.changes import finished_before

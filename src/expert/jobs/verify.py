@@ -12,17 +12,17 @@ from typing import Literal
 
 from expert.core.errors import ExpertError
 from expert.core.files import open_regular
-from expert.core.hashed import SUFFIX, hash_file, state_of
+from expert.core.hashed import SUFFIX, file_integrity, hash_file
 from expert.core.publish import DONE, faults
 from expert.core.rundir import checkpoint_step
 
 State = Literal["whole", "damaged", "no hash"]
 _TOKENS = re.compile(r"tokens-[0-9a-f]{16}")
-_ASIDE = re.compile(r"\.(tmp|bad|old)-.+|.+\.bad(-\d+)?")
-_OWN = re.compile(
+_SET_ASIDE = re.compile(r"\.(tmp|bad|old)-.+|.+\.bad(-\d+)?")
+_RUN_FILES = re.compile(
     r"(plan|manifest|environment|validation|vocabulary)\.json|index-.+\.arrow|rows-.+\.npy"
 )
-_AGAIN = "the next run puts it aside and makes it again"
+_MADE_AGAIN = "the next run puts it aside and makes it again"
 
 
 class NothingToVerify(ExpertError):
@@ -72,11 +72,11 @@ def _below(folder: Path) -> Iterator[VerifiedPlace]:
             inner.clear()
             yield _published(place)
             continue
-        inner[:] = sorted(name for name in inner if not _ASIDE.fullmatch(name))
+        inner[:] = sorted(name for name in inner if not _SET_ASIDE.fullmatch(name))
         hashed = {name for name in files if hash_file(place / name).is_file()}
         of_run = "events.jsonl" in files or "plan.json" in files or ".plan.json.sha256" in files
         of_cache = any(_is_tokens(name) for name in inner)
-        own = {name for name in files if (of_run or of_cache) and _OWN.fullmatch(name)}
+        own = {name for name in files if (of_run or of_cache) and _RUN_FILES.fullmatch(name)}
         gone = {name[1 : -len(SUFFIX)] for name in files if re.fullmatch(rf"\..+{SUFFIX}", name)}
         gone -= {name.lstrip(".") for name in files}
         for name in sorted(hashed | own | gone):
@@ -101,7 +101,7 @@ def _published(place: Path) -> VerifiedPlace:
     found = tuple(faults(place, more_files=tokens))  # other tools keep files next to tokens
     advice = "take a checkpoint with --checkpoint, or train again"
     if tokens:
-        advice = _AGAIN
+        advice = _MADE_AGAIN
     elif checkpoint_step(place.name) is not None:
         advice = "--resume puts it aside and takes the one before"
     elif found and all(one.endswith(f"is not listed in {DONE}") for one in found):
@@ -112,13 +112,13 @@ def _published(place: Path) -> VerifiedPlace:
 
 
 def _file(path: Path) -> VerifiedPlace:
-    state = state_of(path)
+    state = file_integrity(path)
     if state == "unknown":
         return VerifiedPlace(path=path, state="no hash")
     said = {"missing": ("it is missing",), "damaged": ("it changed after it was written",)}
     derived = path.suffix != ".json" or path.name.startswith(".")
     advice = f"remove {hash_file(path).name} if you changed it yourself"
-    return _checked(path, said.get(state, ()), _AGAIN if derived else advice)
+    return _checked(path, said.get(state, ()), _MADE_AGAIN if derived else advice)
 
 
 def _events(path: Path) -> VerifiedPlace:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-MOST_CHARACTERS = 100_000
+MAX_CHARACTERS = 100_000
 """Longer answers are not parsed."""
-DEEPEST = 200
+MAX_DEPTH = 200
 """Nested brackets: far more than people write, far less than breaks a parser."""
 
 _FENCE = re.compile(r"\s*```[\w+-]*[ \t]*\n(.*?)\n?[ \t]*```\s*", re.DOTALL)
@@ -33,16 +33,16 @@ class DoesNotParse(Exception):
     """Text that is not valid in its language, and why."""
 
 
-def refuse_unreadable(text: str, what: str = "the answer") -> None:
+def check_parseable(text: str, what: str = "the answer") -> None:
     """Raise DoesNotParse for a text that must not reach a parser."""
     if not text.strip():
         raise DoesNotParse(f"{what} is empty")
-    if len(text) > MOST_CHARACTERS:
-        raise DoesNotParse(f"{what} has {len(text):,} characters, more than {MOST_CHARACTERS:,}")
+    if len(text) > MAX_CHARACTERS:
+        raise DoesNotParse(f"{what} has {len(text):,} characters, more than {MAX_CHARACTERS:,}")
     if "\x00" in text:
         raise DoesNotParse(f"{what} has a null character")
-    if depth(text) > DEEPEST:
-        raise DoesNotParse(f"{what} nests brackets more than {DEEPEST} deep")
+    if depth(text) > MAX_DEPTH:
+        raise DoesNotParse(f"{what} nests brackets more than {MAX_DEPTH} deep")
 
 
 def depth(text: str) -> int:

@@ -37,7 +37,7 @@ def confine(readable: Iterable[Path], *, program: bool = False) -> list[str]:
     _limit(memory=not program)
     if not sys.platform.startswith("linux"):
         return [f"files and network are not blocked for judges on {platform.system()}"]
-    lacking = []
+    not_blocked = []
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS, required by both below
     closing: dict[str, Callable[[], None]] = {
@@ -48,8 +48,8 @@ def confine(readable: Iterable[Path], *, program: bool = False) -> list[str]:
         try:
             close()
         except OSError as error:
-            lacking.append(f"{what}: not blocked for judges by this kernel ({error.strerror})")
-    return lacking
+            not_blocked.append(f"{what}: not blocked for judges by this kernel ({error.strerror})")
+    return not_blocked
 
 
 def python_folders() -> list[Path]:
@@ -64,7 +64,7 @@ def python_folders() -> list[Path]:
     return [Path(name) for name in dict.fromkeys(named) if name]
 
 
-def more_cpu_time() -> None:
+def restart_cpu_limit() -> None:
     """Restart the CPU time limit for another case."""
     with contextlib.suppress(ImportError, ValueError, OSError):
         import resource
@@ -192,7 +192,7 @@ def _filter(machine: str, *, program: bool) -> bytes:
         if numbers[side]:
             code.extend([(_EQUAL, 0, 1, numbers[side]), (_RETURN, 0, 0, _ERRNO | error)])
 
-    def look(
+    def refuse_if(
         numbers: tuple[int, int], argument: int, test: int, value: int, *, holds: bool
     ) -> None:
         """Refuse a call if the test of an argument's lower half is true, or if it is false."""
@@ -210,13 +210,13 @@ def _filter(machine: str, *, program: bool) -> bytes:
 
     for numbers in [*_REFUSED.values(), *([] if program else _PROGRAMS.values())]:
         refuse(numbers)
-    look(_OPEN, 1, _SET, _WRITING, holds=True)
-    look(_OPENAT, 2, _SET, _WRITING, holds=True)
+    refuse_if(_OPEN, 1, _SET, _WRITING, holds=True)
+    refuse_if(_OPENAT, 2, _SET, _WRITING, holds=True)
     refuse(_OPENAT2, errno.ENOSYS)  # a filter cannot read its flags
     if not program:
-        look(_CLONE, 0, _SET, _CLONE_THREAD, holds=False)
+        refuse_if(_CLONE, 0, _SET, _CLONE_THREAD, holds=False)
         refuse(_CLONE3, errno.ENOSYS)  # as above; libraries fall back to clone
-        look(_TGKILL, 0, _EQUAL, os.getpid(), holds=False)
+        refuse_if(_TGKILL, 0, _EQUAL, os.getpid(), holds=False)
     code.append((_RETURN, 0, 0, _ALLOW))
     return b"".join(struct.pack("HBBI", *line) for line in code)
 
@@ -225,10 +225,10 @@ def main(arguments: Sequence[str]) -> None:
     """Run a program in the sandbox; stderr lists what could not be blocked."""
     split = list(arguments).index("--")
     readable, command = arguments[:split], list(arguments[split + 1 :])
-    lacking = confine(map(Path, readable), program=True)
-    for line in lacking:
+    not_blocked = confine(map(Path, readable), program=True)
+    for line in not_blocked:
         sys.stderr.write(f"{line}\n")
-    more_cpu_time()
+    restart_cpu_limit()
     os.execvp(command[0], command)
 
 

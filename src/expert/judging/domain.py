@@ -63,15 +63,15 @@ def is_strict(decoding: Mapping[str, Any]) -> bool:
 
 
 TEXT, OPEN = "text", "open"
-MOST_WORDS = 5
-MOST_CHARACTERS = 60
+MAX_WORDS = 5
+MAX_CHARACTERS = 60
 """Limits of a short answer: a date, a number with its unit, a name, a label. Some languages write
 no spaces between words."""
 NEARLY_ALL = 0.9
-REPEATED = 0.2
+MAX_DISTINCT_SHARE = 0.2
 """Largest share of distinct answers for them to count as labels …"""
-ENOUGH_TO_REPEAT = 20
-LONGEST_LABEL = 200
+MIN_CASES_FOR_LABELS = 20
+MAX_LABEL_CHARACTERS = 200
 """… of at most this many characters: one sentence."""
 
 
@@ -79,16 +79,14 @@ def kind_of_answers(expected: Sequence[str]) -> tuple[str, str]:
     """ "text" for answers that are compared with the expected one, else "open"; and why."""
     answers = [normalised(text) for text in expected]
     count, different = len(answers), len(set(answers))
-    short = sum(
-        len(text.split()) <= MOST_WORDS and len(text) <= MOST_CHARACTERS for text in answers
-    )
+    short = sum(len(text.split()) <= MAX_WORDS and len(text) <= MAX_CHARACTERS for text in answers)
     if short >= NEARLY_ALL * count:
-        return TEXT, f"{short:,} of {count:,} expected answers have at most {MOST_WORDS} words"
-    labels = sum(len(text) <= LONGEST_LABEL for text in answers) >= NEARLY_ALL * count
-    if count >= ENOUGH_TO_REPEAT and different <= REPEATED * count and labels:
+        return TEXT, f"{short:,} of {count:,} expected answers have at most {MAX_WORDS} words"
+    labels = sum(len(text) <= MAX_LABEL_CHARACTERS for text in answers) >= NEARLY_ALL * count
+    if count >= MIN_CASES_FOR_LABELS and different <= MAX_DISTINCT_SHARE * count and labels:
         return TEXT, f"{count:,} expected answers are only {different:,} different ones"
     return OPEN, (
-        f"{count - short:,} of {count:,} expected answers are longer than {MOST_WORDS} words or "
-        f"{MOST_CHARACTERS} characters, and {different:,} are different: an exact match cannot "
+        f"{count - short:,} of {count:,} expected answers are longer than {MAX_WORDS} words or "
+        f"{MAX_CHARACTERS} characters, and {different:,} are different: an exact match cannot "
         "decide"
     )

@@ -10,15 +10,15 @@ from expert.judging.score import Score
 
 MIN_ACCURACY = 0.95
 MAX_REGRESSION = 0.05
-MOST_WITHOUT_ORACLE = 0.05
+MAX_SHARE_WITHOUT_ORACLE = 0.05
 """Share of the cases. They do not count for accuracy, and with more of them it means too little."""
-ENOUGH_NEW_CASES = 10
+MIN_NEW_CASES = 10
 """New cases needed to leave out those that were trained on: with fewer, a single case decides
 whether 95 % are reached."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Demands:
+class GateRequirements:
     """What the gate requires."""
 
     min_accuracy: float = MIN_ACCURACY
@@ -59,13 +59,13 @@ class Gate:
     asked: tuple[str, ...] = ()
 
 
-def score_for_the_gate(every: Score, new: Score) -> Score:
+def gate_score(every: Score, new: Score) -> Score:
     """The score the gate uses: of cases that were not trained on, if enough of them are left."""
-    return new if new.cases >= min(ENOUGH_NEW_CASES, every.cases) else every
+    return new if new.cases >= min(MIN_NEW_CASES, every.cases) else every
 
 
-def gate_of(
-    demands: Demands,
+def evaluate_gate(
+    demands: GateRequirements,
     now: ModelResult,
     before: ModelResult | None,
     *,
@@ -76,13 +76,13 @@ def gate_of(
     with its `base`."""
     parts = []
     if now.scores is not None:
-        parts.append(_of_scores(demands, now.scores))
+        parts.append(_check_scores(demands, now.scores))
     elif now.score.cases:
-        parts.append(_of_accuracy(demands, now.score))
+        parts.append(_check_accuracy(demands, now.score))
     if base is not None:
-        parts += [_of_improvement(demands, now, base), _of_tokens(demands, now, base)]
+        parts += [_check_improvement(demands, now, base), _check_token_accuracy(demands, now, base)]
     if before is not None:
-        parts.append(_of_regression(demands, now, before))
+        parts.append(_check_regression(demands, now, before))
     reasons = tuple(fault for _, fault in parts if fault)
     passed = not reasons if parts else None
     return Gate(passed=passed, reasons=reasons, asked=tuple(asked for asked, _ in parts))
@@ -92,32 +92,32 @@ Part = tuple[str, str]
 """The requirement, and the reason against; "" if it is met."""
 
 
-def _of_accuracy(demands: Demands, score: Score) -> Part:
+def _check_accuracy(demands: GateRequirements, score: Score) -> Part:
     asked = f"accuracy of at least {demands.min_accuracy:.1%}"
-    if score.share_without_oracle > MOST_WITHOUT_ORACLE:
+    if score.share_without_oracle > MAX_SHARE_WITHOUT_ORACLE:
         return asked, (
             f"{score.without_oracle} of {score.cases} cases have no oracle, "
-            f"{score.share_without_oracle:.1%}; at most {MOST_WITHOUT_ORACLE:.0%} may"
+            f"{score.share_without_oracle:.1%}; at most {MAX_SHARE_WITHOUT_ORACLE:.0%} may"
         )
     if score.accuracy is not None and score.accuracy < demands.min_accuracy:
         return asked, f"accuracy {score.accuracy:.1%} is below {demands.min_accuracy:.1%}"
     return asked, ""
 
 
-def _of_scores(demands: Demands, scores: Scores) -> Part:
+def _check_scores(demands: GateRequirements, scores: Scores) -> Part:
     asked = f"mean score of at least {demands.min_score:g} by the judge command"
     without = scores.cases - scores.scored
-    if without > MOST_WITHOUT_ORACLE * scores.cases or scores.mean is None:
+    if without > MAX_SHARE_WITHOUT_ORACLE * scores.cases or scores.mean is None:
         return asked, (
             f"{without} of {scores.cases} cases have no score of the judge command; at most "
-            f"{MOST_WITHOUT_ORACLE:.0%} may"
+            f"{MAX_SHARE_WITHOUT_ORACLE:.0%} may"
         )
     if scores.mean < demands.min_score:
         return asked, f"mean score {scores.mean:.3g} is below {demands.min_score:g}"
     return asked, ""
 
 
-def _of_improvement(demands: Demands, now: ModelResult, base: ModelResult) -> Part:
+def _check_improvement(demands: GateRequirements, now: ModelResult, base: ModelResult) -> Part:
     least = demands.min_improvement
     by = f" by at least {least:.1%} of it" if least else ""
     asked = f"loss on the held-out answers below the base's{by}"
@@ -128,7 +128,7 @@ def _of_improvement(demands: Demands, now: ModelResult, base: ModelResult) -> Pa
     return asked, f"loss {loss(now.loss)} is not below the base's {loss(base.loss)}{by}"
 
 
-def _of_tokens(demands: Demands, now: ModelResult, base: ModelResult) -> Part:
+def _check_token_accuracy(demands: GateRequirements, now: ModelResult, base: ModelResult) -> Part:
     asked_for = demands.min_token_accuracy
     least = base.token_accuracy if asked_for is None else asked_for
     whose = "the base's " if asked_for is None else ""
@@ -140,7 +140,7 @@ def _of_tokens(demands: Demands, now: ModelResult, base: ModelResult) -> Part:
     return asked, ""
 
 
-def _of_regression(demands: Demands, now: ModelResult, before: ModelResult) -> Part:
+def _check_regression(demands: GateRequirements, now: ModelResult, before: ModelResult) -> Part:
     """By score or accuracy if both have them, else by the loss on the held-out rows."""
     most = f"by more than {demands.max_regression:.0%} of it"
     asked = f"at most {demands.max_regression:.0%} worse than the baseline"

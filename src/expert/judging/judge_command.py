@@ -28,7 +28,7 @@ JUDGE = "judge"
 SHOWN_FAULTS = 3
 
 
-class NoJudge(ExpertError):
+class JudgeError(ExpertError):
     """A judge command that cannot be started."""
 
 
@@ -42,13 +42,13 @@ class JudgeCommand:
     """Score at which a case passes; the gate requires it as the mean."""
 
     def parts(self) -> list[str]:
-        """The program with its arguments; NoJudge if there is no such program."""
+        """The program with its arguments; JudgeError if there is no such program."""
         try:
             parts = shlex.split(self.command, posix=os.name == "posix")
         except ValueError as error:
-            raise NoJudge(f"--judge-command {self.command}: cannot be read: {error}") from None
+            raise JudgeError(f"--judge-command {self.command}: cannot be read: {error}") from None
         if not parts or shutil.which(parts[0]) is None:
-            raise NoJudge(
+            raise JudgeError(
                 f"--judge-command {self.command}: there is no program "
                 f"{parts[0] if parts else ''!r}  (name one that can be run, such as 'python "
                 "judge.py')"

@@ -23,7 +23,7 @@ from expert.manifest.migrate.aliases import (
     LOOSE_CONSTRAINTS,
     MODEL_NAMES,
     SHAPE_ALIASES,
-    home_of,
+    canonical_path,
 )
 from expert.manifest.peers.converted_keys import CONVERTED
 from expert.manifest.peers.unsupported_keys import answer_to
@@ -65,7 +65,7 @@ def explain(key: str | None = None) -> list[KeyHelp]:
     zone, _, name = wanted.rpartition(".")
     by_name = _ending_in(wanted)
     if zone in _CONFIG_ZONES:
-        home = home_of(name)
+        home = canonical_path(name)
         by_name = [*_special(wanted, name), *(_at(home) if home else []), *by_name]
     found = _at(wanted) or list(dict.fromkeys(by_name)) or _under_another_name(wanted, zone, name)
     if not found and zone in _CONFIG_ZONES:

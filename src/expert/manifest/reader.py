@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from expert.core.errors import ManifestError, Problem
 from expert.core.secrets import remember_secrets
-from expert.manifest.check.problems import broken_places, schema_problems, unknown_keys
+from expert.manifest.check.problems import invalid_paths, schema_problems, unknown_keys
 from expert.manifest.check.rules import Findings, check_rules
 from expert.manifest.migrate.aliases import CONFIG
 from expert.manifest.migrate.layout import complete_layout, migrate
@@ -46,10 +46,10 @@ def read_manifest(
     path: str | Path, *, overrides: Sequence[str] = (), strict: bool = False
 ) -> ReadManifest:
     """Read a JSON or YAML manifest of any known layout; ManifestError lists all its problems."""
-    return understand(read_document(Path(path)), overrides=overrides, strict=strict)
+    return interpret_document(read_document(Path(path)), overrides=overrides, strict=strict)
 
 
-def understand(
+def interpret_document(
     document: Document, *, overrides: Sequence[str] = (), strict: bool = False
 ) -> ReadManifest:
     """Turn a parsed document into a Manifest. The document's tree is rewritten in place."""
@@ -57,18 +57,18 @@ def understand(
     set_values = dict(text.split("=", 1) for text in overrides if "=" in text)
     remember_secrets([root.plain(), set_values])
     problems = list(document.problems)
-    only_at_top = root.get("training") is None
+    top_level_only = root.get("training") is None
     work = migrate(root, document.folder)
     overridden = apply_overrides(root, overrides)
     complete_layout(work)
-    _name_after_place(root, document)
+    _add_default_name(root, document)
     convert_values(work)
     notices = [*work.notices, *overridden.notices]
     problems += [*work.problems, *overridden.problems]
     # Whether the file has settings at its top level.
     moved = [n for n in work.notices if n.kind == "read as" and "." not in n.path]
     flat = any(f"{CONFIG}." in notice.text for notice in moved)
-    unknown, kept = unknown_keys(root, strict=strict, flat=flat, only_at_top=only_at_top)
+    unknown, kept = unknown_keys(root, strict=strict, flat=flat, top_level_only=top_level_only)
     problems += unknown
     notices += kept
     manifest, violations = _validate(root, {problem.path for problem in problems})
@@ -117,7 +117,7 @@ def _validate(root: Item, reported: set[str]) -> tuple[Manifest | None, list[Pro
         return Manifest.model_validate(data), []
     except ValidationError as error:
         problems = [p for p in schema_problems(error, root) if p.path not in reported]
-        for place in broken_places(error, root):
+        for place in invalid_paths(error, root):
             _remove(data, place)
     try:
         return Manifest.model_validate(data), problems
@@ -137,7 +137,7 @@ def _remove(data: Any, place: tuple[str | int, ...]) -> None:
     holder.pop(key, None)
 
 
-def _name_after_place(root: Item, document: Document) -> None:
+def _add_default_name(root: Item, document: Document) -> None:
     """Default name: the file's, or the folder's for manifest.* and config.*."""
     if root.get("name") is not None:
         return

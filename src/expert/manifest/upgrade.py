@@ -7,7 +7,7 @@ from collections import Counter
 
 from expert.manifest.migrate.migration import Entries
 from expert.manifest.notices import Notice
-from expert.manifest.reader import understand
+from expert.manifest.reader import interpret_document
 from expert.manifest.schema.types import AUTO
 from expert.manifest.text.document import Document
 from expert.manifest.text.item import Item, add_entry, is_comment
@@ -36,8 +36,8 @@ def upgrade(document: Document) -> tuple[str, list[Notice]]:
         if item.above or item.beside
     ]
     keyed = _comment_entries(root)
-    notices = list(understand(document).notices)
-    homeless = _restore_comments(root, texts, keyed)
+    notices = list(interpret_document(document).notices)
+    orphaned = _restore_comments(root, texts, keyed)
     _in_file_order(root)
     added = _write_out_performance_keys(root)
     root.value = _well_known_first(root.fields())
@@ -47,7 +47,7 @@ def upgrade(document: Document) -> tuple[str, list[Notice]]:
         notices.append(Notice("note", "training.config", text))
     if document.format == "json":
         return to_json(root), notices
-    return to_yaml(root, [*homeless, *document.closing_comments]), notices
+    return to_yaml(root, [*orphaned, *document.closing_comments]), notices
 
 
 def _take_header(root: Item) -> list[str]:
@@ -129,13 +129,13 @@ def _restore_comments(
             wanted[item.beside] -= 1
         else:
             item.beside = ""
-    homeless: list[str] = []
+    orphaned: list[str] = []
     for path, line, written in reversed(texts):  # each is prepended
         lost = [text for text in written if wanted[text] > 0]
         wanted.subtract(lost)
         home = _home(root, path, line) if lost else None
-        (home.above if home is not None else homeless)[:0] = lost
-    return homeless
+        (home.above if home is not None else orphaned)[:0] = lost
+    return orphaned
 
 
 def _comment_entries(root: Item) -> list[tuple[str, Item]]:

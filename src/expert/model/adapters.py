@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from expert.manifest.schema.kinds import ADAPTERS, QUANTISED
 from expert.model.errors import ModelError
-from expert.model.lora.dora import settle_dora
-from expert.model.lora.lora import settle_lora
+from expert.model.lora.dora import replace_dora_layers
+from expert.model.lora.lora import replace_lora_layers
 from expert.model.quantised import bitsandbytes_as_needed
 from expert.planning.run_plan import AdapterPlan
 
@@ -58,9 +58,9 @@ def add_adapter(
             elif parameter.requires_grad:
                 parameter.data = parameter.data.to(dtype)
         if plan.type == "dora":
-            settle_dora(wrapped, ADAPTER)
+            replace_dora_layers(wrapped, ADAPTER)
         if plan.type in ("lora", "dora"):
-            settle_lora(wrapped, ADAPTER)
+            replace_lora_layers(wrapped, ADAPTER)
         return wrapped
 
 
@@ -68,7 +68,7 @@ def adapter_config(model: Any, plan: AdapterPlan, *, total_steps: int | None) ->
     """PEFT's config for the plan's adapter, with targets that the model has."""
     peft: Any = importlib.import_module("peft")
     layers = linear_layers(model)
-    feedforward = matched(plan.feedforward_modules, layers, "feedforward_modules")
+    feedforward = checked_targets(plan.feedforward_modules, layers, "feedforward_modules")
     targets = sorted({*_targets(model, plan, layers), *feedforward})
     fan_in_fan_out = _are_conv1d(targets, layers, plan.type)
     common: dict[str, Any] = {"task_type": "CAUSAL_LM", "target_modules": targets}
@@ -133,10 +133,10 @@ def _targets(model: Any, plan: AdapterPlan, layers: dict[str, nn.Module]) -> lis
         matching = {name for name, _ in model.named_modules() if _last(name) in last_names}
         return sorted(last_names if matching == set(layers) else layers)
     names = [requested] if isinstance(requested, str) else requested
-    return matched(names, layers, "target_modules")
+    return checked_targets(names, layers, "target_modules")
 
 
-def matched(requested: list[str], layers: dict[str, nn.Module], key: str) -> list[str]:
+def checked_targets(requested: list[str], layers: dict[str, nn.Module], key: str) -> list[str]:
     """The requested names, each checked to match a layer's name or its end."""
     unknown = [target for target in requested if not any(_ends(name, target) for name in layers)]
     if unknown:
@@ -207,7 +207,7 @@ class AdaLoraRanks:
         weighted: Tensor = self.config.orth_reg_weight * total / len(self._vectors)
         return weighted
 
-    def after_update(self, step: int) -> None:
+    def after_step(self, step: int) -> None:
         """Prune after step `step`, counted from 1, before gradients are cleared.
 
         Gradients that are not finite (a skipped step) count as zero: in PEFT's running averages

@@ -62,7 +62,7 @@ class AttentionUnavailable(ExpertError):
         super().__init__(f"attention '{kind}': {what}  ({instead})")
 
 
-def without_cudnn(error: BaseException) -> str:
+def disable_failed_cudnn(error: BaseException) -> str:
     """If `error` is a failure of cuDNN's kernel, one of those behind SDPA on Hopper cards, disable
     that kernel and return a message for the user; otherwise return "".
 
@@ -168,7 +168,7 @@ def _sdpa(query: Tensor, key: Tensor, value: Tensor, asked: KernelRequest) -> Te
 
 def _flash(query: Tensor, key: Tensor, value: Tensor, asked: KernelRequest) -> Tensor:
     """torch's varlen_attn over all rows concatenated. Grouped heads are not repeated."""
-    flat, left = _end_to_end("flash", query, key, value, asked)
+    flat, left = _flattened("flash", query, key, value, asked)
     options = _varlen_options(-1 if left is None else left)
     ends = (asked.boundaries, asked.boundaries, asked.longest, asked.longest)
     output: Tensor = _VARLEN_ATTN(*flat, *ends, scale=asked.scaling, **options)
@@ -177,7 +177,7 @@ def _flash(query: Tensor, key: Tensor, value: Tensor, asked: KernelRequest) -> T
 
 def _flash_4(query: Tensor, key: Tensor, value: Tensor, asked: KernelRequest) -> Tensor:
     """FlashAttention 4 instead of torch's kernels, for Hopper and Blackwell."""
-    flat, left = _end_to_end("flash4", query, key, value, asked)
+    flat, left = _flattened("flash4", query, key, value, asked)
     output: Tensor = _flash4()(
         *flat,
         cu_seqlens_q=asked.boundaries,
@@ -192,7 +192,7 @@ def _flash_4(query: Tensor, key: Tensor, value: Tensor, asked: KernelRequest) ->
     return output.view(query.transpose(1, 2).shape)
 
 
-def _end_to_end(
+def _flattened(
     kind: str, query: Tensor, key: Tensor, value: Tensor, asked: KernelRequest
 ) -> tuple[list[Tensor], int | None]:
     """Queries, keys and values of all rows, [tokens, heads, width], and the window to the left
@@ -361,7 +361,7 @@ def _flex_of_torch(query: Tensor) -> Callable[..., Tensor]:
 _TOLERANCES = {torch.bfloat16: 2e-2, torch.float16: 4e-3, torch.float32: 4e-3}
 
 
-def attention_works(
+def attention_failure(
     kind: AttentionKind, device: torch.device, dtype: torch.dtype, *heads: int
 ) -> str:
     """Why the kernel fails here, forward or backward, or is inaccurate; empty if it works. `heads`:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from expert.core.files import read_json, read_text
-from expert.core.publish import DONE, SHOWN_FAULTS, damage_once, faults
+from expert.core.publish import DONE, SHOWN_FAULTS, cached_damage, faults
 from expert.manifest.schema.manifest import CHAR_GPT
 from expert.model.errors import ModelError
 from expert.planning.models.model_files import (
@@ -18,7 +18,7 @@ from expert.planning.models.model_files import (
     check_model_files,
     load_tokenizer_json,
 )
-from expert.planning.models.resolve import hub_id_of, is_hub_id, refuse_media
+from expert.planning.models.resolve import check_text_only, hub_id_of, is_hub_id
 from expert.planning.run_plan import ModelPlan
 
 _MODEL = "base_models[].name"
@@ -62,10 +62,10 @@ def model_folder(model: ModelPlan, *, allow_remote_code: bool = False) -> Path |
     folder = fetched(model) if model.place == "hub" else Path(model.location)
     if model.place not in ("hub", "hf cache"):  # their files are links named by content
         _refuse_damaged(folder)
-    runs_its_own_program(model, folder, allowed=allow_remote_code)
+    needs_remote_code(model, folder, allowed=allow_remote_code)
     config = read_config(folder)
     check_model_files(folder)
-    refuse_media(config, folder / "config.json")
+    check_text_only(config, folder / "config.json")
     _refuse_other_quantisation(config, folder)
     if not any(folder.glob("*.safetensors")):
         pickled = [path.name for path in sorted(folder.glob("*.bin"))]
@@ -91,7 +91,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def refuse_unknown_kind(folder: Path, *, allow_remote_code: bool) -> None:
+def refuse_unknown_model_type(folder: Path, *, allow_remote_code: bool) -> None:
     """Raise ModelError if transformers does not know the model_type and the model's code may not be
     run instead. Reads transformers' tables as text: importing them imports torch."""
     config = read_config(folder)
@@ -104,18 +104,18 @@ def refuse_unknown_kind(folder: Path, *, allow_remote_code: bool) -> None:
     if isinstance(kind, str) and any(f'"{kind}"' in text for text in texts):
         return
     if own:
-        raise _asks_to_run_code(folder)
+        raise _remote_code_error(folder)
     what = f"transformers does not know the model_type {str(kind)[:100]!r} of its config.json"
     raise ModelError(str(folder), what, "pip install -U transformers, or name another model")
 
 
-def _asks_to_run_code(folder: Path) -> ModelError:
+def _remote_code_error(folder: Path) -> ModelError:
     what = "its config.json (auto_map) asks to run code that comes with the model"
     fix = "pin a commit you have read as revision and add --allow-remote-code, or use another model"
     return ModelError(str(folder), what, fix)
 
 
-def runs_its_own_program(model: ModelPlan, folder: Path, *, allowed: bool) -> bool:
+def needs_remote_code(model: ModelPlan, folder: Path, *, allowed: bool) -> bool:
     """Whether the model needs code of its own, and that code may run: it is allowed and pinned to a
     commit. Raises if it needs code that may not run."""
     from transformers import CONFIG_MAPPING
@@ -128,13 +128,13 @@ def runs_its_own_program(model: ModelPlan, folder: Path, *, allowed: bool) -> bo
     # A snapshot folder is named after its commit; the contents of other folders are not pinned.
     if allowed and pinned and folder.name == model.revision:
         return True
-    raise _asks_to_run_code(folder)
+    raise _remote_code_error(folder)
 
 
 def _refuse_damaged(folder: Path) -> None:
     """Raise if files that Expert wrote, as in an export, have changed. The model card may be
     edited, and files may be added."""
-    if not (folder / DONE).is_file() or not damage_once(folder):
+    if not (folder / DONE).is_file() or not cached_damage(folder):
         return
     changed = [
         text for text in faults(folder, more_files=True) if not text.startswith("README.md ")

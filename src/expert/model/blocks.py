@@ -34,7 +34,7 @@ def find_blocks(module: nn.Module) -> list[nn.Module]:
     return found
 
 
-def recompute(blocks: Sequence[nn.Module], count: int) -> None:
+def checkpoint_blocks(blocks: Sequence[nn.Module], count: int) -> None:
     """Use activation checkpointing for the first `count` blocks."""
     for block in blocks[:count]:
         _runner_of(block).recomputed = True

@@ -15,21 +15,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-ANSWERING = "expert_answering"
+DECODING_ATTENTION = "expert_answering"
 """The name under which transformers knows this attention."""
-EVEN = 16
+CACHE_ALIGNMENT = 16
 """Cache lengths are a multiple of this: kernels need aligned mask rows."""
 
 
-def register_answering() -> None:
+def register_decoding_attention() -> None:
     """Register this attention with transformers, with SDPA's masks."""
     interface = importlib.import_module("transformers").AttentionInterface
     masks = importlib.import_module("transformers.masking_utils")
-    interface.register(ANSWERING, _answering_attention)
-    masks.AttentionMaskInterface.register(ANSWERING, masks.sdpa_mask)
+    interface.register(DECODING_ATTENTION, _decoding_attention)
+    masks.AttentionMaskInterface.register(DECODING_ATTENTION, masks.sdpa_mask)
 
 
-def _answering_attention(
+def _decoding_attention(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -82,7 +82,7 @@ def _capped(
     return (shares @ value).transpose(1, 2).contiguous()
 
 
-def can_be_fixed(model: Any) -> bool:
+def supports_fixed_cache(model: Any) -> bool:
     """Whether every layer of a model keeps all keys and values, and it takes position_ids."""
     cache = importlib.import_module("transformers.cache_utils")
     if "position_ids" not in inspect.signature(model.forward).parameters:
@@ -97,7 +97,7 @@ class FixedCache:
     def __init__(self, rows: int, width: int, room: int) -> None:
         """For `rows` rows of at most `width` tokens, with `room` for more."""
         self.rows, self.filled = rows, width
-        self.size = even(width + room)
+        self.size = aligned_length(width + room)
         self.place: Any = None
         """Position of the next token, on the device, so that a CUDA graph can read it."""
         self.layers: list[Any] = []
@@ -122,7 +122,7 @@ class FixedCache:
         layers = [layer.first(rows) for layer in self.layers]
         return importlib.import_module("transformers.cache_utils").Cache(layers=layers)
 
-    def went_on(self) -> None:
+    def advance(self) -> None:
         """Count a token that was added to every row."""
         self.filled += 1
 
@@ -163,9 +163,9 @@ class FixedCache:
         return _layer_class()(room(keys), room(values), self.place)
 
 
-def even(places: int) -> int:
+def aligned_length(places: int) -> int:
     """Round up to a multiple of `EVEN`."""
-    return -(-places // EVEN) * EVEN
+    return -(-places // CACHE_ALIGNMENT) * CACHE_ALIGNMENT
 
 
 @functools.cache

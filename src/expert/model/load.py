@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from expert.core.room import shortage_behind
+from expert.core.resources import resource_shortage
 from expert.manifest.schema.kinds import ADAPTERS, IN_FLOAT32, QUANTISED
 from expert.manifest.schema.manifest import CHAR_GPT, CharGptShape
 from expert.model.adapters import AdaLoraRanks, add_adapter, saved_weights
@@ -27,8 +27,8 @@ from expert.model.attention import (
 from expert.model.base_folder import (
     first_line,
     model_folder,
+    needs_remote_code,
     read_config,
-    runs_its_own_program,
     text_encoder,
 )
 from expert.model.blocks import find_blocks
@@ -37,16 +37,16 @@ from expert.model.errors import ModelError
 from expert.model.inputs import ModelInput
 from expert.model.loss import evaluated, kernel_for, summed_loss
 from expert.model.quantised import (
-    make_plain,
+    prepare_quantised_layers,
     quantization_config,
     quiet_bitsandbytes,
-    settle_quantised,
     to_float8,
+    to_plain_tensors,
 )
 from expert.model.soft_prompts import SoftPrompts, make_soft_prompts
 from expert.planning.run_plan import AdapterPlan, KernelPlan, ModelPlan
 
-Spread = Callable[[nn.Module, Sequence[nn.Module], set[nn.Parameter]], None]
+ShardModel = Callable[[nn.Module, Sequence[nn.Module], set[nn.Parameter]], None]
 """Shards the weights of a model over ranks, block by block, except for some parameters."""
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -72,7 +72,7 @@ class LoadedModel:
     blocks: list[nn.Module]
     characters: str | None = None
     ranks: AdaLoraRanks | None = None
-    is_spread: bool = False
+    is_sharded: bool = False
     """Weights are sharded over ranks and gathered only while the model computes."""
 
     def hidden(self, batch: ModelInput) -> Tensor:
@@ -101,10 +101,10 @@ class LoadedModel:
         """[vocabulary, width]"""
         return self.module.head() if isinstance(self.module, CharGpt) else self._head.weight
 
-    def spread(self, over_ranks: Spread, device: torch.device) -> LoadedModel:
+    def spread(self, over_ranks: ShardModel, device: torch.device) -> LoadedModel:
         """The same model with its base (or all of it, if all is trained) sharded over ranks;
         adapters and soft prompts stay whole. Its weights are gathered only during calls."""
-        make_plain(self.module, device)
+        to_plain_tensors(self.module, device)
         trains_all = self.adapter.type == "full"
         whole = set() if trains_all else {parameter for _, parameter in self.trainable}
         self.module.forward = lambda compute: compute()
@@ -113,19 +113,19 @@ class LoadedModel:
             self,
             trainable=_trainable(self.module, self.soft_prompts),
             weights=saved_weights(self.module, self.adapter),
-            is_spread=True,
+            is_sharded=True,
         )
 
     def _computed(self, compute: Callable[[], Any]) -> Any:
         """Run `compute` with the weights gathered if they are sharded."""
-        return self.module(compute) if self.is_spread else compute()
+        return self.module(compute) if self.is_sharded else compute()
 
     def loss_sum(self, batch: ModelInput) -> Tensor:
         """The loss summed over the targets of the batch, float32; AdaLoRA's penalty contributes to
         the gradient but not to the value."""
         loss: Tensor = self._computed(
             lambda: summed_loss(
-                *self._judged(batch),
+                *self._loss_inputs(batch),
                 fused=self.kernels.fused_loss,
                 chunk=self.kernels.loss_chunk,
                 kernel=kernel_for(batch.tokens.device),
@@ -146,7 +146,7 @@ class LoadedModel:
         try:
             result: tuple[Tensor, Tensor] = self._computed(
                 lambda: evaluated(
-                    *self._judged(batch),
+                    *self._loss_inputs(batch),
                     chunk=self.kernels.loss_chunk,
                     **self._head_options(),
                 )
@@ -156,14 +156,14 @@ class LoadedModel:
             if was_training:
                 self.module.train()
 
-    def _judged(self, batch: ModelInput) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
+    def _loss_inputs(self, batch: ModelInput) -> tuple[Tensor, Tensor, Tensor, Tensor, int]:
         """What a loss is computed from, first of all the hidden states."""
         return self.hidden(batch), self.head(), batch.labels, batch.target_places, batch.targets
 
-    def after_update(self, step: int) -> None:
+    def after_step(self, step: int) -> None:
         """Call after step `step`, counted from 1, before gradients are cleared."""
         if self.ranks is not None:
-            self.ranks.after_update(step)
+            self.ranks.after_step(step)
 
     @property
     def causal_lm(self) -> Any:
@@ -323,7 +323,7 @@ def _load_base(
     """The transformers model, with every weight read directly to the device."""
     transformers: Any = importlib.import_module("transformers")
     register_attention()
-    remote_code = runs_its_own_program(model, folder, allowed=allow_remote_code)
+    remote_code = needs_remote_code(model, folder, allowed=allow_remote_code)
     quantization = quantization_config(model.quantization, dtype)
     reading = {"trust_remote_code": remote_code, "local_files_only": True}
     try:
@@ -344,7 +344,7 @@ def _load_base(
                 **reading,
             )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        if isinstance(error, torch.OutOfMemoryError) or shortage_behind(error):
+        if isinstance(error, torch.OutOfMemoryError) or resource_shortage(error):
             raise
         what = f"it could not be loaded: {first_line(error)}"
         fix = "check that the folder is complete and that transformers knows its model_type"
@@ -354,7 +354,7 @@ def _load_base(
         shown = ", ".join(missing[:3]) + (" and more" if len(missing) > 3 else "")
         what = f"{len(missing)} weights are missing from its files: {shown}"
         raise ModelError(str(folder), what, "fetch the model again; the folder is incomplete")
-    settle_quantised(base, model.quantization)
+    prepare_quantised_layers(base, model.quantization)
     if model.quantization == "fp8":
         to_float8(base, find_blocks(base), device)
     return base

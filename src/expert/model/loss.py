@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from expert.model.fused.launching import triton_installed, trouble_of
+from expert.model.fused.launching import kernel_failure, triton_installed
 from expert.model.lora.added_product import computed_in
 from expert.model.loss_kernel import losses_and_gradients
 from expert.planning.memory.memory import evaluated_chunk_rows, loss_chunk_rows
@@ -41,12 +41,12 @@ class HeadRules:
 
 def kernel_for(device: torch.device) -> Kernel:
     """The fastest kernel of the fused loss that works on the device."""
-    usable = device.type == "cuda" and triton_installed() and not loss_kernel_trouble(device)
+    usable = device.type == "cuda" and triton_installed() and not loss_kernel_failure(device)
     return "triton" if usable else "torch"
 
 
 @functools.cache
-def loss_kernel_trouble(device: torch.device) -> str:
+def loss_kernel_failure(device: torch.device) -> str:
     """Why the installed Triton kernel does not work here, tried once per process; empty if it
     does."""
 
@@ -59,7 +59,7 @@ def loss_kernel_trouble(device: torch.device) -> str:
 
     if device.type != "cuda" or not triton_installed():
         return ""
-    return trouble_of(losses_are_right, "its losses are wrong")
+    return kernel_failure(losses_are_right, "its losses are wrong")
 
 
 def default_chunk(vocabulary: int, device: torch.device) -> int:

@@ -81,7 +81,7 @@ def quantization_config(quantization: str, compute_dtype: torch.dtype) -> Any | 
     return make(load_in_8bit=True, llm_int8_threshold=0.0)
 
 
-def settle_quantised(model: nn.Module, quantization: str) -> None:
+def prepare_quantised_layers(model: nn.Module, quantization: str) -> None:
     """Make quantised layers compute the same in training and evaluation."""
     if quantization not in ("int4", "int8"):
         return
@@ -205,13 +205,13 @@ def int8_parts(layer: Any) -> tuple[Tensor, Tensor]:
     return rows, layer.state.SCB
 
 
-def _of_8_bits(layer: Any, x: Tensor) -> Tensor:
+def _int8_forward(layer: Any, x: Tensor) -> Tensor:
     """The output of a layer with 8-bit weights, in the dtype of autocast if that is on."""
     out: Tensor = int8_linear(x.to(computed_in(x)), *int8_parts(layer))
     return out if layer.bias is None else out + layer.bias.to(out.dtype)
 
 
-def make_plain(model: nn.Module, device: torch.device) -> None:
+def to_plain_tensors(model: nn.Module, device: torch.device) -> None:
     """Store quantised weights as plain tensors, which can be sharded, with their scales on
     `device`."""
     bnb: Any = sys.modules.get("bitsandbytes")
@@ -223,7 +223,7 @@ def make_plain(model: nn.Module, device: torch.device) -> None:
         elif bnb is None:
             continue
         elif isinstance(layer, bnb.nn.Linear4bit):
-            nf4.make_plain(layer)
+            nf4.to_plain_tensors(layer)
             layer.quant_state.to(device)
         elif type(layer) is weight_only_class():
             layer.weight = nn.Parameter(layer.state.CB.view(nf4.AS_FLOATS), requires_grad=False)
@@ -248,7 +248,7 @@ class Float8Linear(nn.Linear):
             self.bias = nn.Parameter(layer.bias.detach().to(device), requires_grad=False)
 
     def forward(self, input: Tensor) -> Tensor:
-        return _of_8_bits(self, input)
+        return _int8_forward(self, input)
 
 
 def to_float8(model: nn.Module, blocks: Sequence[nn.Module], device: torch.device | str) -> None:
@@ -272,6 +272,6 @@ def weight_only_class() -> type[Any]:
             super().__init__(inputs, outputs, bias=bias, has_fp16_weights=False)
 
         def forward(self, x: Tensor) -> Tensor:
-            return _of_8_bits(self, x)
+            return _int8_forward(self, x)
 
     return WeightOnlyInt8

@@ -27,7 +27,7 @@ class HasTargets(Protocol):
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
-class Applied:
+class StepResult:
     """The result of an optimizer step, still on the device."""
 
     grad_norm: Tensor
@@ -53,7 +53,7 @@ class Engine(Protocol):
     def accumulate(self, batch: Any, *, divisor: int) -> Tensor:
         """Add the gradient of the batch's summed loss / `divisor`; returns this rank's loss sum."""
 
-    def step(self, *, step: int, rate: float, max_norm: float) -> Applied:
+    def step(self, *, step: int, rate: float, max_norm: float) -> StepResult:
         """Step with the gradients of all ranks, and clear them."""
 
     def evaluate(self, batch: Any) -> tuple[Tensor, Tensor]:

@@ -30,21 +30,21 @@ WARM_UPS = 2
 tuned and given workspace on first use, none of which can be captured."""
 ALIGNED = 16
 """Triton compiles kernels for sizes that are multiples of this, and for others."""
-MOST_GRAPHS = 8
+MAX_SHAPES = 8
 """Captured shapes; each has its own gradients. Batches of a run have one shape, or a few widths."""
-TARGETS_IN_STEPS_OF = 8192
+TARGET_MULTIPLE = 8192
 """The number of targets is a host value and thus fixed in the graph; unlabelled positions fill it
 up. 8192 is at most one chunk of the fused loss."""
-OFTEN = 16
+CAPTURE_AFTER = 16
 """Batches with fewer targets than captured, after which these are captured too: the last batch of
 an epoch does not come as often."""
-FIT_TARGETS = 2
+TARGET_COUNTS_PER_SHAPE = 2
 """Target counts captured per shape; a third capture has the most that a batch can have."""
 
 
-Made = list[Tensor | None]
+CapturedOutputs = list[Tensor | None]
 Replay = Callable[[], None]
-Capture = Callable[[Callable[[], Made]], tuple[Made, Replay]]
+Capture = Callable[[Callable[[], CapturedOutputs]], tuple[CapturedOutputs, Replay]]
 """Captures a function that returns tensors: returns these tensors, and a function that computes
 them again in place. Their values are undefined before the first replay."""
 
@@ -63,11 +63,11 @@ class CudaCapture:
         self._pool = torch.cuda.graph_pool_handle()
         # A pool is released once no graph uses it, even if a tensor is still in it, and capturing
         # into it again is an error (torch 2.11).
-        self._keeps_pool: torch.cuda.CUDAGraph | None = None
+        self._pool_owner: torch.cuda.CUDAGraph | None = None
 
-    def __call__(self, run: Callable[[], Made]) -> tuple[Made, Replay]:
+    def __call__(self, run: Callable[[], CapturedOutputs]) -> tuple[CapturedOutputs, Replay]:
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
-        outputs: Made = []
+        outputs: CapturedOutputs = []
         failed: BaseException | None = None
         began = False
         try:
@@ -78,17 +78,17 @@ class CudaCapture:
                 except BaseException as error:  # noqa: BLE001 - raised below
                     failed = error  # such as out of memory; the capture may still end normally
         except BaseException as error:  # noqa: BLE001 - raised below
-            self._tidy_up(graph, stream, began=began)
+            self._clean_up_failed_capture(graph, stream, began=began)
             failed = failed or error
         try:
             if failed is not None:
                 raise failed
         finally:
             del failed  # the error references this frame, which would keep its tensors alive
-        self._keeps_pool = graph
+        self._pool_owner = graph
         return outputs, graph.replay
 
-    def _tidy_up(
+    def _clean_up_failed_capture(
         self, graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, *, began: bool
     ) -> None:
         """Repair what torch 2.11 leaves behind after a capture that could not be ended.
@@ -98,27 +98,29 @@ class CudaCapture:
         capture resets the generator. If memory ran out before the capture `began`, nothing has been
         allocated from the pool yet.
         """
-        keep_for_good(graph)
+        never_destroy(graph)
         torch.cuda.set_stream(stream)
         device = torch.cuda.current_device()
         for name in ("_cuda_endAllocateToPool", "_cuda_releasePool") if began else ():
             with suppress(RuntimeError, AttributeError):  # already done by the capture
                 getattr(torch._C, name)(device, self._pool)
         short = torch.cuda.CUDAGraph()
-        keep_for_good(short)
+        never_destroy(short)
         with suppress(RuntimeError), torch.cuda.graph(short):
             torch.ones((), device="cuda")
         torch.cuda.set_stream(stream)
 
 
-def keep_for_good(graph: object) -> None:
+def never_destroy(graph: object) -> None:
     """Never destroy a failed graph, not even at interpreter exit: the allocator may still ask it
     whether it owns memory, and the destructor of a graph that could not begin aborts the process
     (torch 2.11, seen on an H200)."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(graph))
 
 
-def captured(run: Callable[[], Made], capture: Capture) -> tuple[Made, Replay]:
+def captured(
+    run: Callable[[], CapturedOutputs], capture: Capture
+) -> tuple[CapturedOutputs, Replay]:
     """Capture a function's results; GraphsUnavailable if that fails."""
     try:
         return capture(run)
@@ -169,10 +171,12 @@ class Captured:
 class CapturedPasses:
     """The captured passes of every batch shape so far."""
 
-    def __init__(self, passes: Passes, capture: Capture, *, warm_each: bool = True) -> None:
-        """`warm_each`: as compiled passes need it. Others warm up only once, since the
+    def __init__(
+        self, passes: Passes, capture: Capture, *, warm_up_each_shape: bool = True
+    ) -> None:
+        """`warm_up_each_shape`: as compiled passes need it. Others warm up only once, since the
         same kernels compute all shapes, and once more for a size that is not aligned."""
-        self._passes, self._capture, self._warm_each = passes, capture, warm_each
+        self._passes, self._capture, self._warm_each = passes, capture, warm_up_each_shape
         self._met: dict[Hashable, int] = {}
         self._captured: dict[Hashable, list[Captured]] = {}
 
@@ -182,18 +186,23 @@ class CapturedPasses:
         known = self._captured.get(shape)
         if known is None:
             met = self._meet(shape if self._warm_each else batch.tokens.numel() % ALIGNED)
-            if met <= WARM_UPS or len(self._captured) >= MOST_GRAPHS:
+            if met <= WARM_UPS or len(self._captured) >= MAX_SHAPES:
                 return None
             known = self._captured[shape] = []
         enough = [graph for graph in known if graph.batch.targets >= targets]
         best = min(enough, key=lambda graph: int(graph.batch.targets), default=None)
         if best is not None and best.batch.targets > targets:
-            often = self._meet((shape, targets)) > OFTEN and len(known) < FIT_TARGETS
+            often = (
+                self._meet((shape, targets)) > CAPTURE_AFTER
+                and len(known) < TARGET_COUNTS_PER_SHAPE
+            )
             best = None if often else best
         if best is None:
             # More targets are more iterations of kernels that have already run: no warm-up.
             most = int(batch.target_places.shape[0])
-            best = self._capture_passes(batch, targets if len(known) < FIT_TARGETS else most)
+            best = self._capture_passes(
+                batch, targets if len(known) < TARGET_COUNTS_PER_SHAPE else most
+            )
             known.append(best)
         return best
 
@@ -207,17 +216,17 @@ class CapturedPasses:
         divisor = torch.ones((), device=batch.tokens.device)
         shares: list[Tensor] = []  # the latest, with its autograd graph
 
-        def forward() -> Made:
+        def forward() -> CapturedOutputs:
             loss = passes.forward(fixed)
             shares[:] = [loss / divisor]
             return [loss.detach(), shares[0].detach()]
 
-        def backward() -> Made:
+        def backward() -> CapturedOutputs:
             passes.backward(shares.pop())
-            return _taken(passes.computing())
+            return _take_gradients(passes.computing())
 
         # The captured backward allocates its own gradients; those of the current step are restored.
-        before = _taken(passes.computing())
+        before = _take_gradients(passes.computing())
         try:
             (loss, share), replay_forward = captured(forward, self._capture)
             gradients, replay_backward = captured(backward, self._capture)
@@ -237,9 +246,9 @@ class CapturedPasses:
         )
 
 
-def _taken(parameters: Iterable[Tensor]) -> Made:
+def _take_gradients(parameters: Iterable[Tensor]) -> CapturedOutputs:
     """Take the gradients from parameters, which have none afterwards."""
-    gradients: Made = []
+    gradients: CapturedOutputs = []
     for parameter in parameters:
         gradients.append(parameter.grad)
         parameter.grad = None
@@ -256,8 +265,8 @@ def _shape(batch: Any) -> Hashable:
 
 def _targets(batch: Any) -> int:
     """The number of targets to capture: all of them are computed, some without a label."""
-    steps: int = -(-max(1, batch.targets) // TARGETS_IN_STEPS_OF)
-    return min(int(batch.target_places.shape[0]), steps * TARGETS_IN_STEPS_OF)
+    steps: int = -(-max(1, batch.targets) // TARGET_MULTIPLE)
+    return min(int(batch.target_places.shape[0]), steps * TARGET_MULTIPLE)
 
 
 def _fixed(batch: Any, targets: int) -> SimpleNamespace:

@@ -23,9 +23,9 @@ import torch.distributed as dist
 
 from expert.core.errors import EXIT_RUN_FAILED, ExpertError
 from expert.core.text import span
-from expert.core.world import ALONE, World
-from expert.parallel.launch import meeting_point
-from expert.parallel.meeting import NotAllCame, meet
+from expert.core.world import SINGLE_PROCESS, World
+from expert.parallel.launch import master_address
+from expert.parallel.meeting import RendezvousFailed, meet
 from expert.parallel.watch import LIMIT_SECONDS, NO_LIMIT, Watch
 
 HEAD = 4
@@ -68,11 +68,15 @@ class Group:
     """
 
     def __init__(
-        self, world: World = ALONE, *, talks: bool | None = None, watch: Watch | None = None
+        self,
+        world: World = SINGLE_PROCESS,
+        *,
+        is_distributed: bool | None = None,
+        watch: Watch | None = None,
     ) -> None:
         """`talks`: whether to use the network; None: if there are several ranks."""
         self.world = world
-        self.talks = world.size > 1 if talks is None else talks
+        self.is_distributed = world.size > 1 if is_distributed is None else is_distributed
         self._requested: Callable[[], int | None] = lambda: None
         self._signal: int | None = None
         self._wanted: Callable[[], bool] = lambda: False
@@ -84,10 +88,10 @@ class Group:
         self._any_found = False
         self._watch = watch
         # A separate group, so that these messages never mix with a sum in progress.
-        self._talk: Any = None
-        if self.talks:
+        self._message_group: Any = None
+        if self.is_distributed:
             long = datetime.timedelta(days=EXCHANGE_DAYS)
-            self._talk = dist.new_group(backend="gloo", timeout=long)
+            self._message_group = dist.new_group(backend="gloo", timeout=long)
 
     def listen(
         self,
@@ -101,7 +105,7 @@ class Group:
 
     def rank_fields(self) -> dict[str, Any]:
         """The rank that takes longest for its share of a step, and the median of all."""
-        if not self.talks or not any(self._paces):
+        if not self.is_distributed or not any(self._paces):
             return {}
         slowest = max(self._paces)
         return {
@@ -120,7 +124,7 @@ class Group:
         as this process lives."""
         return nullcontext() if self._watch is None else self._watch.work(doing, extra)
 
-    def watch_over(
+    def watch_for_hangs(
         self, folder: Path, report: Callable[[str], None], *, limit: float, computes: bool
     ) -> None:
         """If the run hangs, write stack traces to its folder and pass the message to `report`
@@ -128,29 +132,29 @@ class Group:
         the CPU."""
         if self._watch is None:
             return
-        self._watch.report_to(folder / "ranks" if self.talks else folder, report)
-        if not self.talks and limit:
-            self._watch.watch_alone(limit, computes=computes)
+        self._watch.report_to(folder / "ranks" if self.is_distributed else folder, report)
+        if not self.is_distributed and limit:
+            self._watch.watch_single_process(limit, computes=computes)
 
     @property
     def signal(self) -> int | None:
-        return self._signal if self.talks else self._requested()
+        return self._signal if self.is_distributed else self._requested()
 
-    def take_save(self) -> bool:
+    def take_save_request(self) -> bool:
         """Whether a checkpoint was requested since the last call; the same on all ranks."""
-        if not self.talks:
+        if not self.is_distributed:
             return self._wanted()
         asked, self._save = self._save, False
         return asked
 
     def total(self, *numbers: int) -> tuple[int, ...]:
-        if not self.talks:
+        if not self.is_distributed:
             return numbers
         return tuple(map(sum, zip(*self.exchange(*numbers), strict=True)))
 
     def exchange(self, *numbers: int) -> list[tuple[int, ...]]:
         """The numbers of every rank; raises PeerFailed if one of them has failed."""
-        if not self.talks:
+        if not self.is_distributed:
             if self._watch is not None:
                 self._watch.beat()
             return [numbers]
@@ -159,14 +163,14 @@ class Group:
             raise PeerFailed(*self._first_failure(None))
         return [message[HEAD : HEAD + len(numbers)] for message in messages]
 
-    def agree(self) -> None:
+    def barrier(self) -> None:
         """Continue together, or raise PeerFailed."""
         self.exchange()
 
     def failed(self, failure: Any, text: str) -> Any:
         """Tell the other ranks that this one failed; returns the failure that all act on: that of
         the lowest rank that has one. Raises PeerFailed if no other plan helps against it."""
-        if not self.talks:
+        if not self.is_distributed:
             return failure
         self._all(FAILED, ())
         rank, agreed, why = self._first_failure((self.world.rank, failure, text))
@@ -174,9 +178,9 @@ class Group:
             raise PeerFailed(rank, None, why)
         return agreed
 
-    def made_by_first(self, make: Callable[[], Made]) -> Made:
+    def run_on_rank_0(self, make: Callable[[], Made]) -> Made:
         """The result of `make` on rank 0, which may take hours; the others wait."""
-        if not self.talks:
+        if not self.is_distributed:
             return make()
         store, key = _store(), f"made by first {self._waits}"
         self._waits += 1
@@ -203,16 +207,16 @@ class Group:
         return made
 
     def gather(self, mine: Any) -> list[Any]:
-        if not self.talks:
+        if not self.is_distributed:
             return [mine]
-        self.agree()
+        self.barrier()
         return self._gathered(mine)
 
-    def first_of(self, mine: Any) -> Any:
+    def first_not_none(self, mine: Any) -> Any:
         """The value of the lowest rank that has one (not None); all ranks call this together. Ranks
         learn in the next exchange, of any kind, that there is a value, so the call after that
         returns it."""
-        if not self.talks:
+        if not self.is_distributed:
             return mine
         self._found = mine if self._found is None else self._found
         if not self._any_found:
@@ -229,7 +233,7 @@ class Group:
     def lost(self, error: BaseException) -> PeerFailed | None:
         """The error to report if `error` means that another rank is gone."""
         chain: list[BaseException | None] = [error, error.__cause__]
-        if not self.talks or not any(map(_is_of_a_peer, chain)):
+        if not self.is_distributed or not any(map(_is_peer_error, chain)):
             return None
         why = self._watch.why_ended() if self._watch is not None else ""
         if not why and self._watch is not None and any(TIMED_OUT in str(part) for part in chain):
@@ -238,12 +242,12 @@ class Group:
             self._watch.end_all(why, silent=True)
         return PeerFailed(None, None, why or "it has ended or does not answer any more")
 
-    def leave_together(self) -> None:
+    def exit_barrier(self) -> None:
         """Wait until rank 0 has finished writing: it may host the store, and the launcher may end
         all ranks when one has ended."""
         with self.work("leaving"):
-            self.made_by_first(lambda: None)
-            self.agree()
+            self.run_on_rank_0(lambda: None)
+            self.barrier()
 
     def close(self) -> None:
         """Stop using the store. A thread inside it when the interpreter ends would abort the
@@ -262,7 +266,7 @@ class Group:
         sent = torch.tensor(message, dtype=torch.int64)
         got = [torch.empty_like(sent) for _ in range(self.world.size)]
         with self._waiting():
-            dist.all_gather(got, sent, group=self._talk)
+            dist.all_gather(got, sent, group=self._message_group)
         messages = [tuple(fields.tolist()) for fields in got]
         asked = max(fields[1] for fields in messages)
         self._signal = asked if asked > SAVE else None
@@ -285,14 +289,14 @@ class Group:
     def _gathered(self, mine: Any) -> list[Any]:
         values: list[Any] = [None] * self.world.size
         with self._waiting():
-            dist.all_gather_object(values, mine, group=self._talk)
+            dist.all_gather_object(values, mine, group=self._message_group)
         return values
 
     def _waiting(self) -> AbstractContextManager[None]:
         return nullcontext() if self._watch is None else self._watch.waiting()
 
 
-def open_alone(device: torch.device) -> None:
+def open_single_process_group(device: torch.device) -> None:
     """Open a process group of this process alone, unless there is one: FSDP needs a group."""
     if dist.is_initialized():
         return
@@ -302,7 +306,7 @@ def open_alone(device: torch.device) -> None:
     atexit.register(lambda: dist.is_initialized() and dist.destroy_process_group())
 
 
-def _is_of_a_peer(error: BaseException | None) -> bool:
+def _is_peer_error(error: BaseException | None) -> bool:
     kinds = dist.DistBackendError | dist.DistNetworkError
     return isinstance(error, kinds) or any(words in str(error) for words in LOST)
 
@@ -336,11 +340,18 @@ def open_group(
         cards = torch.cuda.device_count()
         torch.cuda.set_device(world.local_rank % cards)
         backend = "gloo" if share_card else "cpu:gloo,cuda:nccl"
-    kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    hosted_by_rank_0 = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     # torch elastic's store outlives its ranks: after a restart, ranks must not find the addresses
     # of the previous ones.
     name = f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-    store = meet(world, meeting_point(), limit=limit, kept=kept, name=name, tell=tell)
+    store = meet(
+        world,
+        master_address(),
+        limit=limit,
+        hosted_by_rank_0=hosted_by_rank_0,
+        name=name,
+        tell=tell,
+    )
     try:
         dist.init_process_group(
             backend,
@@ -349,12 +360,12 @@ def open_group(
             world_size=world.size,
             timeout=datetime.timedelta(seconds=limit),
         )
-        watch = Watch(world, store, limit=limit, kept_by_first=kept)
+        watch = Watch(world, store, limit=limit, hosted_by_rank_0=hosted_by_rank_0)
         group = Group(world, watch=watch)
     except RuntimeError as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         fix = "set GLOO_SOCKET_IFNAME to the interface that joins the machines"
-        raise NotAllCame(
+        raise RendezvousFailed(
             f"all ranks have come, but cannot talk to each other: {reason}  ({fix})"
         ) from error
     watch.start()

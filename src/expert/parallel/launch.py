@@ -22,11 +22,11 @@ from expert.core.errors import ExpertError
 from expert.core.files import write_text_atomically
 from expert.core.links import open_plain
 from expert.core.text import counted
-from expert.core.world import ALONE, World
+from expert.core.world import SINGLE_PROCESS, World
 
 RANK_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 """Set by torchrun for each process."""
-MEETING_NAMES = ("MASTER_ADDR", "MASTER_PORT")
+MASTER_NAMES = ("MASTER_ADDR", "MASTER_PORT")
 LAUNCH_FOLDER = "EXPERT_LAUNCH_FOLDER"
 """Set by `expert train --gpus` for its ranks: the folder of their logs and messages."""
 PARENT_PIPE = "EXPERT_LAUNCH_PIPE"
@@ -55,7 +55,7 @@ class WorldError(ExpertError):
 
 
 @dataclass(frozen=True)
-class MeetingPoint:
+class MasterAddress:
     """Where the ranks find each other."""
 
     address: str
@@ -71,8 +71,8 @@ def world_from_environment(env: Mapping[str, str] = os.environ) -> World:
     Raises if the variables are incomplete or contradictory.
     """
     if any(env.get(name) for name in RANK_NAMES):
-        return _of_torchrun(env)
-    return _of_slurm(env) if _slurm_tasks(env) > 1 else ALONE
+        return _torchrun_world(env)
+    return _slurm_world(env) if _slurm_tasks(env) > 1 else SINGLE_PROCESS
 
 
 def started_by(env: Mapping[str, str] = os.environ) -> str:
@@ -84,15 +84,15 @@ def started_by(env: Mapping[str, str] = os.environ) -> str:
     return "torchrun" if env.get("RANK") else "Slurm"
 
 
-def meeting_point(env: Mapping[str, str] = os.environ) -> MeetingPoint:
+def master_address(env: Mapping[str, str] = os.environ) -> MasterAddress:
     """Address and port of rank 0: from the environment, else the first host of the Slurm step and a
     port derived from its job."""
-    address, port = (env.get(name) for name in MEETING_NAMES)
+    address, port = (env.get(name) for name in MASTER_NAMES)
     hosts = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or ""
     address = address or first_host(hosts)
     if not address:
         raise WorldError("no address to meet at", ["MASTER_ADDR is missing"])
-    return MeetingPoint(address, int(port) if port else _port_of_job(env))
+    return MasterAddress(address, int(port) if port else _port_of_job(env))
 
 
 def last_failure() -> Path | None:
@@ -118,26 +118,26 @@ def first_host(hosts: str) -> str:
     return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", first[0]) if first else ""
 
 
-def _of_torchrun(env: Mapping[str, str]) -> World:
+def _torchrun_world(env: Mapping[str, str]) -> World:
     numbers, problems = _numbers(env, RANK_NAMES)
     absent = [name for name in RANK_NAMES if not env.get(name)]
     if numbers.get("WORLD_SIZE") == 1 and not problems and numbers.get("RANK", 0) == 0:
         absent = []  # some platforms set these for a single process
     for name in absent:
-        problems.append(f"{name} is missing, but {_those_set(env)}  (start it with torchrun)")
+        problems.append(f"{name} is missing, but {_variables_set(env)}  (start it with torchrun)")
     rank, size = numbers.get("RANK", 0), numbers.get("WORLD_SIZE", 1)
     world = World(rank, size, numbers.get("LOCAL_RANK", 0), numbers.get("LOCAL_WORLD_SIZE", 1))
     if not absent and not problems:
         problems += _contradictions(world, RANK_NAMES)
     if size > 1:
-        problems += [f"{name} is missing" for name in MEETING_NAMES if not env.get(name)]
+        problems += [f"{name} is missing" for name in MASTER_NAMES if not env.get(name)]
         problems += _numbers(env, ("MASTER_PORT",))[1]
     if problems:
         raise WorldError("the variables of torchrun do not describe a world", problems)
     return world
 
 
-def _of_slurm(env: Mapping[str, str]) -> World:
+def _slurm_world(env: Mapping[str, str]) -> World:
     numbers, problems = _numbers(env, ("SLURM_PROCID", "SLURM_LOCALID"))
     for name in ("SLURM_PROCID", "SLURM_LOCALID"):
         if not env.get(name):
@@ -197,7 +197,7 @@ def _numbers(env: Mapping[str, str], names: Sequence[str]) -> tuple[dict[str, in
     return numbers, problems
 
 
-def _those_set(env: Mapping[str, str]) -> str:
+def _variables_set(env: Mapping[str, str]) -> str:
     names = [f"{name}={env[name]}" for name in RANK_NAMES if env.get(name)]
     return f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'}"
 
@@ -306,7 +306,7 @@ def rank_log(run: Path, rank: int) -> Path:
     return run / "ranks" / f"rank-{rank}.log"
 
 
-def log_into(run: Path, world: World) -> None:
+def redirect_output(run: Path, world: World) -> None:
     """Redirect this rank's output into the run folder; rank 0 keeps its terminal, and passes the
     run folder on to the launcher.
 
@@ -324,7 +324,7 @@ def log_into(run: Path, world: World) -> None:
             stream.flush()
     handle = open_plain(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     try:
-        before = first_log(folder, world.rank) if folder is not None else None
+        before = early_log(folder, world.rank) if folder is not None else None
         if before is not None and before.is_file():
             os.write(handle, before.read_bytes())
         for descriptor in (1, 2):
@@ -333,12 +333,12 @@ def log_into(run: Path, world: World) -> None:
         os.close(handle)
 
 
-def first_log(folder: Path, rank: int) -> Path:
+def early_log(folder: Path, rank: int) -> Path:
     """The log of a rank before there is a run folder."""
     return folder / f"rank-{rank}.log"
 
 
-def follow_parent() -> None:
+def stop_with_parent() -> None:
     """Stop this process with SIGTERM when `expert train --gpus`, which started it, has died.
 
     Nothing else would: a rank is not in the terminal's process group.

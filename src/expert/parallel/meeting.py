@@ -23,27 +23,27 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from expert.core.errors import EXIT_RUN_FAILED, ExpertError
 from expert.core.text import counted, span
 from expert.core.world import World
-from expert.parallel.launch import MeetingPoint, WorldError, named_ranks
+from expert.parallel.launch import MasterAddress, WorldError, named_ranks
 
 POLL_SECONDS = 0.1
-TELL_AFTER_SECONDS = 5.0
-TELL_AGAIN_SECONDS = 60.0
-STRANGER_SECONDS = 20.0
+REPORT_AFTER_SECONDS = 5.0
+REPORT_AGAIN_SECONDS = 60.0
+CONNECT_SECONDS = 20.0
 """A store answers immediately: what has not done so by then is another program."""
 PRESENT_SECONDS = 3.0
 """Waiting processes send heartbeats; one that has sent none for this long has ended."""
-AFTER_FIRST_SECONDS = 10.0
+EXTRA_WAIT_SECONDS = 10.0
 """Rank 0 reports who is missing; other ranks wait this much longer, then report it themselves."""
 STORE_DAYS = 30
 ADDRESS_IN_USE = "EADDRINUSE"
 COMPLETE, REFUSED, READ, ARRIVALS = "complete", "refused", "read", "arrivals"
 
 Tell = Callable[[str], None]
-_kept: list[Any] = []
+_hosted_stores: list[Any] = []
 """Stores hosted by this process until it ends."""
 
 
-class NotAllCame(ExpertError):
+class RendezvousFailed(ExpertError):
     """The ranks did not find each other in time."""
 
     exit_code = EXIT_RUN_FAILED
@@ -64,7 +64,13 @@ class Arrival:
 
 
 def meet(
-    world: World, point: MeetingPoint, *, limit: float, kept: bool, name: str, tell: Tell
+    world: World,
+    point: MasterAddress,
+    *,
+    limit: float,
+    hosted_by_rank_0: bool,
+    name: str,
+    tell: Tell,
 ) -> Any:
     """Wait until all ranks have come; returns the store. Raises on all ranks if some do not come
     within `limit` seconds, or if those that came do not form a world.
@@ -73,13 +79,15 @@ def meet(
     outlives restarts.
     """
     ends = time.monotonic() + limit
-    opened = _open(world, point, limit=limit, ends=ends, keep=kept and world.is_first, tell=tell)
+    opened = _open(
+        world, point, limit=limit, ends=ends, keep=hosted_by_rank_0 and world.is_first, tell=tell
+    )
     store = dist.PrefixStore(name, opened)  # type: ignore[attr-defined]
     try:
-        _Meeting(world, point, store, limit=limit, ends=ends, tell=tell).wait()
+        _Rendezvous(world, point, store, limit=limit, ends=ends, tell=tell).wait()
     except (dist.DistNetworkError, dist.DistStoreError):
         text = f"rank 0 has ended while this rank, {world.rank}, waited for the others"
-        raise NotAllCame(f"{text}  (see its output)") from None
+        raise RendezvousFailed(f"{text}  (see its output)") from None
     return store
 
 
@@ -87,7 +95,7 @@ def meet(
 
 
 def _open(
-    world: World, point: MeetingPoint, *, limit: float, ends: float, keep: bool, tell: Tell
+    world: World, point: MasterAddress, *, limit: float, ends: float, keep: bool, tell: Tell
 ) -> Any:
     """Connect to the store by its address, also from the rank that hosts it.
 
@@ -95,7 +103,7 @@ def _open(
     a timeout. It would end the process if a store cannot reach itself.
     """
     if keep:
-        _kept.append(_hosted(point))
+        _hosted_stores.append(_hosted(point))
     _reach(world, point, limit=limit, ends=ends, tell=tell)
     clients: list[Any] = []
     long = datetime.timedelta(days=STORE_DAYS)
@@ -109,7 +117,7 @@ def _open(
 
     thread = threading.Thread(target=connect, daemon=True)
     thread.start()
-    thread.join(min(limit, STRANGER_SECONDS))
+    thread.join(min(limit, CONNECT_SECONDS))
     if clients:
         return clients[0]
     text = f"another program is listening at {_named(point)}"
@@ -117,7 +125,7 @@ def _open(
     raise WorldError(f"rank {world.rank} cannot meet the others", [f"{text}  ({fix})"])
 
 
-def _hosted(point: MeetingPoint) -> Any:
+def _hosted(point: MasterAddress) -> Any:
     try:
         return TCPStore(
             "127.0.0.1", point.port, is_master=True, wait_for_workers=False, multi_tenant=True
@@ -130,9 +138,9 @@ def _hosted(point: MeetingPoint) -> Any:
     raise WorldError(f"rank 0 cannot be met at {_named(point)}", [text])
 
 
-def _reach(world: World, point: MeetingPoint, *, limit: float, ends: float, tell: Tell) -> None:
+def _reach(world: World, point: MasterAddress, *, limit: float, ends: float, tell: Tell) -> None:
     """Wait until something listens there: rank 0 may start later than this rank."""
-    waits = _Waits(tell)
+    waits = _WaitReporter(tell)
     while True:
         try:
             with socket.create_connection((point.address, point.port), timeout=2.0):
@@ -145,31 +153,31 @@ def _reach(world: World, point: MeetingPoint, *, limit: float, ends: float, tell
                 "the same for all ranks, and no firewall may be in between"
             )
             text = f"rank 0 could not be reached at {_named(point)} within {span(limit)}: {why}"
-            raise NotAllCame(f"{text}  ({fix})")
+            raise RendezvousFailed(f"{text}  ({fix})")
         waits.tell(f"rank {world.rank} waits for rank 0 at {_named(point)}: {why}", limit)
         time.sleep(POLL_SECONDS)
 
 
-def _named(point: MeetingPoint) -> str:
+def _named(point: MasterAddress) -> str:
     return f"{point.address}:{point.port}"
 
 
-class _Waits:
+class _WaitReporter:
     """Reports after a while what is being waited for, and again every minute."""
 
     def __init__(self, tell: Tell) -> None:
-        self._tell, self._next = tell, time.monotonic() + TELL_AFTER_SECONDS
+        self._tell, self._next = tell, time.monotonic() + REPORT_AFTER_SECONDS
 
     def tell(self, text: str, limit: float) -> None:
         if time.monotonic() >= self._next:
-            self._next = time.monotonic() + TELL_AGAIN_SECONDS
+            self._next = time.monotonic() + REPORT_AGAIN_SECONDS
             self._tell(f"{text} (at most {span(limit)})")
 
 
 # --- who has come ---------------------------------------------------------------------------------
 
 
-def problems_of(present: Sequence[Arrival], size: int) -> list[str]:
+def arrival_problems(present: Sequence[Arrival], size: int) -> list[str]:
     """Why these processes cannot form a world of `size`."""
     problems = []
     for rank in sorted({arrival.rank for arrival in present}):
@@ -184,13 +192,13 @@ def problems_of(present: Sequence[Arrival], size: int) -> list[str]:
     return problems
 
 
-class _Meeting:
+class _Rendezvous:
     """The arrivals in a store, as seen by one rank."""
 
     def __init__(
         self,
         world: World,
-        point: MeetingPoint,
+        point: MasterAddress,
         store: Any,
         *,
         limit: float,
@@ -198,7 +206,7 @@ class _Meeting:
         tell: Tell,
     ) -> None:
         self._world, self._point, self._store = world, point, store
-        self._limit, self._ends, self._waits = limit, ends, _Waits(tell)
+        self._limit, self._ends, self._waits = limit, ends, _WaitReporter(tell)
         self._refused = False
         """By this process."""
         self._arrivals: dict[int, Arrival] = {}
@@ -218,12 +226,12 @@ class _Meeting:
             if self._store.check([REFUSED]):
                 self._raise_refused()
             if self._store.check([COMPLETE]):
-                self._check_part(own, number)
+                self._check_included(own, number)
                 return
             if self._world.is_first:
                 self._decide()
-            elif time.monotonic() >= self._ends + AFTER_FIRST_SECONDS:
-                raise NotAllCame(self._who_is_missing(self._present()))
+            elif time.monotonic() >= self._ends + EXTRA_WAIT_SECONDS:
+                raise RendezvousFailed(self._missing_message(self._present()))
             self._waits.tell(self._waiting_for(), self._limit)
             time.sleep(POLL_SECONDS)
 
@@ -246,7 +254,7 @@ class _Meeting:
     def _decide(self) -> None:
         present, size = self._present(), self._world.size
         ranks = [arrival.rank for arrival in present.values()]
-        problems = problems_of(list(present.values()), size)
+        problems = arrival_problems(list(present.values()), size)
         # If two processes claim the same rank, one may have ended: that shows in a moment.
         settled = time.monotonic() - PRESENT_SECONDS
         if problems and all(self._shown[number][2] < settled for number in present):
@@ -254,7 +262,7 @@ class _Meeting:
         elif not problems and sorted(ranks) == list(range(size)):
             self._store.set(COMPLETE, json.dumps(sorted(present)))
         elif time.monotonic() >= self._ends:
-            self._refuse({"missing": self._who_is_missing(present)})
+            self._refuse({"missing": self._missing_message(present)})
 
     def _refuse(self, why: dict[str, Any]) -> None:
         """Tell all ranks, and wait for them to read it: the store ends with this rank."""
@@ -273,15 +281,15 @@ class _Meeting:
                 self._store.add(READ, 1)
         if "problems" in why:
             raise WorldError("these ranks cannot train together", why["problems"])
-        raise NotAllCame(why["missing"])
+        raise RendezvousFailed(why["missing"])
 
-    def _check_part(self, own: Arrival, number: int) -> None:
+    def _check_included(self, own: Arrival, number: int) -> None:
         """Raise if the others have started without this process."""
         numbers = json.loads(self._store.get(COMPLETE))
         if number in numbers:
             return
         ranks = [self._arrivals[arrived] for arrived in numbers]
-        problems = problems_of([*ranks, own], ranks[0].size)
+        problems = arrival_problems([*ranks, own], ranks[0].size)
         head = f"the {counted(len(ranks), 'rank')} at {_named(self._point)} are complete without it"
         raise WorldError(f"{own}: {head}", problems or ["they have started already"])
 
@@ -295,7 +303,7 @@ class _Meeting:
         here = f"{len(present)} of {size} ranks are at {_named(self._point)}"
         return f"waiting for {self._absent(present) or 'rank 0'}; {here}"
 
-    def _who_is_missing(self, present: dict[int, Arrival]) -> str:
+    def _missing_message(self, present: dict[int, Arrival]) -> str:
         absent = self._absent(present)
         head = f"{absent} did not come to {_named(self._point)} within {span(self._limit)}"
         lines = [

@@ -30,12 +30,12 @@ from expert.core.errors import (
     EXIT_MEANINGS,
     EXIT_OK,
     EXIT_RUN_FAILED,
+    EXIT_SIGUSR1,
     EXIT_TERMINATED,
-    EXIT_WARNED,
 )
 from expert.core.files import read_bytes, read_text
-from expert.core.interrupts import WARNING, passing_on, show_cursor
-from expert.core.process import how_it_ended
+from expert.core.interrupts import WARNING, forwarding_signals, show_cursor
+from expert.core.process import describe_exit
 from expert.core.world import ERROR_FILE, recorded_failure
 from expert.parallel.launch import (
     FAILURE_FILE,
@@ -43,21 +43,21 @@ from expert.parallel.launch import (
     LAUNCH_FOLDER,
     PARENT_PIPE,
     RUN_FILE,
-    first_log,
+    early_log,
     rank_log,
 )
 
-SECONDS_BETWEEN_LOOKS = 0.05
-SECONDS_TO_NOTICE = 8.0
+POLL_SECONDS = 0.05
+FAILURE_GRACE_SECONDS = 8.0
 """After a rank has died, the others notice, record what they must, and end. Then they are killed:
 a rank waiting on a GPU for the dead one would wait forever."""
-SECONDS_TO_TELL = 1.5
+CAUSE_WAIT_SECONDS = 1.5
 """A rank that failed because of another one may end before that one."""
-SECONDS_TO_LEAVE = 60.0
+EXIT_GRACE_SECONDS = 60.0
 """Once rank 0 has ended, or any rank that was asked to stop, the others have nothing left to
 save."""
-STOPPED = (EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_HANGUP, EXIT_WARNED)
-RESTARTED = (EXIT_INTERNAL, EXIT_RUN_FAILED, EXIT_HUNG)
+STOPPED = (EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_HANGUP, EXIT_SIGUSR1)
+RESTARTABLE_CODES = (EXIT_INTERNAL, EXIT_RUN_FAILED, EXIT_HUNG)
 """Failures that may not happen again, unlike a wrong command line or a full disk."""
 _LAST_LINES = 200
 _IS_ERROR = re.compile(r"error|exception|fatal|killed", re.IGNORECASE)
@@ -93,7 +93,7 @@ def start_ranks(
     started = None
     try:
         started = _Ranks(command, ranks, env, folder, tell)
-        with contextlib.closing(started), passing_on(started.stop, started.kill):
+        with contextlib.closing(started), forwarding_signals(started.stop, started.kill):
             started.run(max_restarts)
         return Ended(exit_code=started.exit_code, run=started.run_folder(), failed=started.failed)
     finally:
@@ -128,7 +128,7 @@ class _Attempt:
         """The log of a rank: in the run folder, or from before that was created."""
         run = self.run_folder()
         later = rank_log(run, rank) if run is not None else None
-        return later if later is not None and later.is_file() else first_log(self.folder, rank)
+        return later if later is not None and later.is_file() else early_log(self.folder, rank)
 
     @property
     def left(self) -> list[int]:
@@ -142,7 +142,7 @@ class _Attempt:
                 os.killpg(self.processes[rank].pid, signal.SIGKILL)
         for rank in self.left:
             with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in the driver
-                self.codes[rank] = self.processes[rank].wait(SECONDS_TO_NOTICE)
+                self.codes[rank] = self.processes[rank].wait(FAILURE_GRACE_SECONDS)
 
 
 class _Ranks:
@@ -160,7 +160,7 @@ class _Ranks:
         self._folder, self._tell = folder, tell
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._attempts: list[_Attempt] = []
-        self._asked: int | None = None
+        self._stop_signal: int | None = None
         self._pipe = os.pipe()
         """Its write end closes when this process dies, however that happens."""
         self.exit_code = EXIT_RUN_FAILED
@@ -172,9 +172,9 @@ class _Ranks:
             while again:
                 attempt = self._start()
                 while not self._has_ended(attempt):
-                    time.sleep(SECONDS_BETWEEN_LOOKS)
+                    time.sleep(POLL_SECONDS)
                 self._settle(attempt)
-                again = self._starts_again(attempt, max_restarts)
+                again = self._should_restart(attempt, max_restarts)
         finally:
             self.kill()
 
@@ -203,9 +203,9 @@ class _Ranks:
                 PARENT_PIPE: str(self._pipe[0]),
                 **({LAST_FAILURE: str(run / FAILURE_FILE)} if run is not None else {}),
             }
-            attempt.processes[rank] = self._started(words, env, first_log(attempt.folder, rank))
-            if self._asked is not None:  # while previous ranks were being started
-                self._send(attempt, [rank], self._asked)
+            attempt.processes[rank] = self._started(words, env, early_log(attempt.folder, rank))
+            if self._stop_signal is not None:  # while previous ranks were being started
+                self._send(attempt, [rank], self._stop_signal)
         return attempt
 
     def _has_ended(self, attempt: _Attempt) -> bool:
@@ -213,9 +213,9 @@ class _Ranks:
             code = attempt.processes[rank].poll()
             if code is not None:
                 attempt.codes[rank] = code
-        self._look_for_failure(attempt)
+        self._report_first_failure(attempt)
         if attempt.left and attempt.ends_at is None and self._nothing_left_to_do(attempt):
-            attempt.ends_at = time.monotonic() + SECONDS_TO_LEAVE
+            attempt.ends_at = time.monotonic() + EXIT_GRACE_SECONDS
         if attempt.left and attempt.ends_at is not None and time.monotonic() >= attempt.ends_at:
             attempt.kill()
             return True
@@ -243,7 +243,7 @@ class _Ranks:
     def stop(self, number: int) -> None:
         """Forward a signal to every rank: to save and stop, or only to save (SIGUSR1)."""
         if number != WARNING:
-            self._asked = number
+            self._stop_signal = number
         if self._attempts:
             self._send(self._attempts[-1], self._attempts[-1].left, number)
 
@@ -263,14 +263,14 @@ class _Ranks:
 
     # --- how they end
 
-    def _look_for_failure(self, attempt: _Attempt) -> None:
+    def _report_first_failure(self, attempt: _Attempt) -> None:
         """Report the rank that failed first as soon as one has: others will soon report that they
         lost it."""
-        failed = {r: c for r, c in attempt.codes.items() if c != EXIT_OK and not _was_asked(c)}
+        failed = {r: c for r, c in attempt.codes.items() if c != EXIT_OK and not _was_stopped(c)}
         if attempt.failed is not None or not failed:
             return
         now = time.monotonic()
-        attempt.ends_at = attempt.ends_at or now + SECONDS_TO_NOTICE
+        attempt.ends_at = attempt.ends_at or now + FAILURE_GRACE_SECONDS
         notes = {rank: recorded_failure(attempt.error_file(rank)) for rank in failed}
 
         def order(rank: int) -> tuple[bool, bool, float, int]:
@@ -280,30 +280,30 @@ class _Ranks:
             return failed[rank] >= 0, of_another, note.time if note else 0.0, rank
 
         first = min(failed, key=order)
-        waited = now - (attempt.ends_at - SECONDS_TO_NOTICE) >= SECONDS_TO_TELL
+        waited = now - (attempt.ends_at - FAILURE_GRACE_SECONDS) >= CAUSE_WAIT_SECONDS
         if order(first)[1] and attempt.left and not waited:
             return
         attempt.failed = first
         self._tell(self._failure_in_words(attempt, first))
 
     def _nothing_left_to_do(self, attempt: _Attempt) -> bool:
-        if self._asked is not None:
+        if self._stop_signal is not None:
             return 0 in attempt.codes  # saving may take long
-        return 0 in attempt.codes or any(map(_was_asked, attempt.codes.values()))
+        return 0 in attempt.codes or any(map(_was_stopped, attempt.codes.values()))
 
     def _settle(self, attempt: _Attempt) -> None:
         """The exit code of all, and who did not exit."""
         own = {r: code for r, code in sorted(attempt.codes.items()) if r not in attempt.killed}
         if attempt.failed is not None:
-            self.exit_code = code_of_all(own[attempt.failed])
+            self.exit_code = documented_exit_code(own[attempt.failed])
         else:  # the first that is not zero
-            self.exit_code = code_of_all(next(filter(None, own.values()), EXIT_OK))
+            self.exit_code = documented_exit_code(next(filter(None, own.values()), EXIT_OK))
         for rank in sorted(attempt.killed) if attempt.failed is None else ():
             self._tell(f"rank {rank} did not exit and was killed")
 
-    def _starts_again(self, attempt: _Attempt, max_restarts: int) -> bool:
+    def _should_restart(self, attempt: _Attempt, max_restarts: int) -> bool:
         code = attempt.codes[attempt.failed] if attempt.failed is not None else self.exit_code
-        if self._asked is not None or (code >= 0 and self.exit_code not in RESTARTED):
+        if self._stop_signal is not None or (code >= 0 and self.exit_code not in RESTARTABLE_CODES):
             return False
         this = len(self._attempts)
         if this > max_restarts:
@@ -319,7 +319,7 @@ class _Ranks:
         if note is not None and blamed is not None and blamed in attempt.left:
             return f"{note.message}{_where(attempt.log_of(blamed))}"
         message = note.message if note is not None else _last_error(log)
-        head = f"rank {rank} {how_it_ended(code)}"
+        head = f"rank {rank} {describe_exit(code)}"
         if code == -signal.SIGKILL and not message:
             message = "the system ends processes like this when its memory is full: see dmesg"
         shown = note is not None and not note.of_another
@@ -337,15 +337,15 @@ class _Ranks:
         return next((run for run in named if run is not None), None)
 
 
-def code_of_all(code: int) -> int:
+def documented_exit_code(code: int) -> int:
     """The documented exit code for that of a rank; negative ones are signals."""
     if code < 0:
         return 128 - code if 128 - code in STOPPED else EXIT_RUN_FAILED
     return code if code in EXIT_MEANINGS else EXIT_RUN_FAILED
 
 
-def _was_asked(code: int) -> bool:
-    return code_of_all(code) in STOPPED
+def _was_stopped(code: int) -> bool:
+    return documented_exit_code(code) in STOPPED
 
 
 def _where(log: Path) -> str:

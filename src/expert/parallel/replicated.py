@@ -16,11 +16,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from expert.core.world import World
-from expert.parallel.engine import Applied
+from expert.parallel.engine import StepResult
 from expert.parallel.group import Group
 from expert.parallel.single_device import SingleDevice
 
-TOGETHER = 2**25
+BUCKET_ELEMENTS = 2**25
 """Numbers per all-reduce: 128 MiB of float32, and as much temporary memory."""
 
 
@@ -39,17 +39,17 @@ class Replicated(SingleDevice):
         dist.all_reduce(total)
         return total
 
-    def step(self, *, step: int, rate: float, max_norm: float) -> Applied:
+    def step(self, *, step: int, rate: float, max_norm: float) -> StepResult:
         with self._phase("communication"):
-            self.group.agree()  # every rank has its gradients
+            self.group.barrier()  # every rank has its gradients
             self.sum_gradients()
         return super().step(step=step, rate=rate, max_norm=max_norm)
 
     def sum_gradients(self) -> None:
-        sum_over_ranks(self._learner.to_sum_over_ranks())
+        sum_over_ranks(self._learner.gradients_to_reduce())
 
 
-def take_from_first(
+def broadcast_weights(
     weights: Iterable[tuple[str, Tensor]], world: World, device: torch.device
 ) -> None:
     with torch.no_grad():
@@ -62,7 +62,7 @@ def take_from_first(
 
 def sum_over_ranks(tensors: Sequence[Tensor]) -> None:
     """Replace each tensor by its sum over all ranks; small ones are sent together."""
-    for piece in pieces([tensor.numel() for tensor in tensors], TOGETHER):
+    for piece in chunk_ranges([tensor.numel() for tensor in tensors], BUCKET_ELEMENTS):
         chunk = [tensors[index] for index in piece]
         if len(chunk) == 1 and chunk[0].is_contiguous():
             dist.all_reduce(chunk[0])
@@ -75,7 +75,7 @@ def sum_over_ranks(tensors: Sequence[Tensor]) -> None:
         )
 
 
-def pieces(sizes: Sequence[int], most: int) -> list[range]:
+def chunk_ranges(sizes: Sequence[int], most: int) -> list[range]:
     """Ranges of neighbours whose sizes sum to at most `most`; a larger one is alone."""
     ranges: list[range] = []
     start, total = 0, 0

@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
 
 from expert.core.world import World
-from expert.parallel.engine import Applied, Groups
+from expert.parallel.engine import Groups, StepResult
 from expert.parallel.replicated import Replicated, sum_over_ranks
 
 Named = Sequence[tuple[str, Parameter]]
@@ -112,14 +112,14 @@ def shard(
         sharded.set_force_sum_reduction_for_comms(True)
 
 
-def move_the_rest(tensors: Iterable[Tensor], device: torch.device) -> None:
+def move_unsharded(tensors: Iterable[Tensor], device: torch.device) -> None:
     """Move what is not sharded to the device; what is offloaded stays."""
     for tensor in tensors:
         if not isinstance(tensor, DTensor):
             tensor.data = tensor.data.to(device)
 
 
-class Parts:
+class LocalShards:
     """The parameters that this rank steps: its parts of sharded ones, and the others."""
 
     def __init__(self, named: Named, sharding: Sharding) -> None:
@@ -193,18 +193,18 @@ class Parts:
 class Sharded(Replicated):
     """An Engine whose ranks each hold a part of the weights and see different rows."""
 
-    def __init__(self, *parts: Any, shards: Parts, **options: Any) -> None:
+    def __init__(self, *parts: Any, shards: LocalShards, **options: Any) -> None:
         super().__init__(*parts, **options)
         self._shards = shards
 
-    def step(self, *, step: int, rate: float, max_norm: float) -> Applied:
+    def step(self, *, step: int, rate: float, max_norm: float) -> StepResult:
         self._shards.take_gradients()
         applied = super().step(step=step, rate=rate, max_norm=max_norm)
         self._shards.discard()
         return applied
 
     def sum_gradients(self) -> None:
-        sum_over_ranks(self._shards.to_sum(self._learner.to_sum_over_ranks()))
+        sum_over_ranks(self._shards.to_sum(self._learner.gradients_to_reduce()))
 
     def discard(self) -> None:
         super().discard()

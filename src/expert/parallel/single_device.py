@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from expert.core.world import ALONE, World
-from expert.parallel.engine import Applied, Groups, HasTargets
+from expert.core.world import SINGLE_PROCESS, World
+from expert.parallel.engine import Groups, HasTargets, StepResult
 from expert.parallel.graphs import Capture, CapturedPasses
 
 Phase = Callable[[str], AbstractContextManager[Any]]
@@ -30,8 +30,8 @@ class Learner(Protocol):
     def backpropagate(self, loss: Tensor) -> None: ...
     def collect(self, loss: Tensor) -> None: ...
     def take(self, loss: Tensor, gradients: Sequence[Tensor | None]) -> None: ...
-    def to_sum_over_ranks(self) -> list[Tensor]: ...
-    def step(self, *, rate: float, max_norm: float) -> Applied: ...
+    def gradients_to_reduce(self) -> list[Tensor]: ...
+    def step(self, *, rate: float, max_norm: float) -> StepResult: ...
     def discard(self) -> None: ...
     def gradients(self) -> dict[str, Tensor]: ...
     def tensors(self) -> dict[str, dict[str, Tensor]]: ...
@@ -41,7 +41,7 @@ class Learner(Protocol):
 class SingleDevice:
     """An Engine for one model on one device; sums over ranks are its own numbers."""
 
-    world: World = ALONE
+    world: World = SINGLE_PROCESS
 
     def __init__(
         self,
@@ -53,16 +53,16 @@ class SingleDevice:
         phase: Phase = lambda name: nullcontext(),
         after_step: Callable[[int], None] = lambda step: None,
         capture: Capture | None = None,
-        warm_each: bool = True,
+        warm_up_each_shape: bool = True,
     ) -> None:
         """`capture`: used to capture passes for replay; None: run them each time.
-        `warm_each`: run them for every shape first."""
+        `warm_up_each_shape`: run them for every shape first."""
         self.device = device
         self._model, self._learner = model, learner
         self._autocast, self._phase, self._after_step = autocast, phase, after_step
         self._captured = None
         if capture is not None:
-            self._captured = CapturedPasses(self, capture, warm_each=warm_each)
+            self._captured = CapturedPasses(self, capture, warm_up_each_shape=warm_up_each_shape)
 
     def total(self, *counts: int) -> tuple[int, ...]:
         return counts
@@ -101,7 +101,7 @@ class SingleDevice:
         """The parameters that get gradients from `backward`."""
         return self._learner.computing()
 
-    def step(self, *, step: int, rate: float, max_norm: float) -> Applied:
+    def step(self, *, step: int, rate: float, max_norm: float) -> StepResult:
         with self._phase("optimizer"):
             applied = self._learner.step(rate=rate, max_norm=max_norm)
             self._after_step(step)  # AdaLoRA needs the gradients once more

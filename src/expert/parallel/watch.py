@@ -35,7 +35,7 @@ LIMIT_SECONDS = 600.0
 SILENT_SHARE = 0.2
 """Fraction of the limit without a heartbeat. A rank that writes a checkpoint may take the whole
 limit, because some libraries block all threads while they copy."""
-SLOWER = 10.0
+SLOW_FACTOR = 10.0
 """Ranks have equal shares of a step: none takes this many times the longest step so far."""
 SAVED_BYTES_PER_SECOND = 10e6
 """A slow network folder, to estimate how long a checkpoint may take."""
@@ -47,8 +47,8 @@ LONGEST_TIMES = 2
 """A later occurrence may take the limit plus this many times the longest one so far."""
 BUSY_SHARE = 0.5
 """Of one core: a process computing on the CPU that uses more than this is working."""
-PULSE_SECONDS = 0.25
-PULSES = 40
+HEARTBEAT_SECONDS = 0.25
+HEARTBEATS_PER_LIMIT = 40
 """Per limit, if that is short."""
 TELL_SECONDS = 2.0
 SPREAD_SECONDS = 1.0
@@ -61,7 +61,7 @@ ENDED = "ended"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sign:
+class Heartbeat:
     """What a rank publishes about itself."""
 
     doing: str = "getting ready"
@@ -94,8 +94,8 @@ Found = tuple[int | None, str]
 """The rank that does not answer, if known, and a message."""
 
 
-def unanswered(
-    signs: Mapping[int, Sign], silent: Mapping[int, float], *, limit: float, size: int
+def unresponsive_rank(
+    signs: Mapping[int, Heartbeat], silent: Mapping[int, float], *, limit: float, size: int
 ) -> Found | None:
     """Which rank does not answer; None if all do. `silent`: seconds since a rank's last heartbeat;
     `size`: of the world, of which `signs` may be a part."""
@@ -103,25 +103,25 @@ def unanswered(
         sign = signs[rank]
         patience = limit + max(sign.extra, 0.0) if sign.extra else limit * SILENT_SHARE
         if seconds > patience:
-            return rank, _gave_no_sign(rank, sign, seconds)
+            return rank, _no_heartbeat(rank, sign, seconds)
     found = _stuck(signs, limit, size)
     if found is None or found[0] is None or silent.get(found[0], 0.0) <= limit * SILENT_SHARE:
         return found
-    return found[0], _gave_no_sign(found[0], signs[found[0]], silent[found[0]])
+    return found[0], _no_heartbeat(found[0], signs[found[0]], silent[found[0]])
 
 
-def _gave_no_sign(rank: int, sign: Sign, seconds: float) -> str:
+def _no_heartbeat(rank: int, sign: Heartbeat, seconds: float) -> str:
     text = f"no sign of life for {span(seconds)}; it was last seen {sign.doing}"
     return f"rank {rank} does not answer: {text}"
 
 
-def _stuck(signs: Mapping[int, Sign], limit: float, size: int) -> Found | None:
+def _stuck(signs: Mapping[int, Heartbeat], limit: float, size: int) -> Found | None:
     waiting = {rank: sign for rank, sign in signs.items() if sign.waits}
     if not waiting:
         return None
     first = max(waiting, key=lambda rank: (waiting[rank].exchanges, waiting[rank].seconds))
     waiter = waiting[first]
-    patience = max(limit, SLOWER * waiter.longest)
+    patience = max(limit, SLOW_FACTOR * waiter.longest)
     behind = {rank: sign for rank, sign in signs.items() if sign.exchanges < waiter.exchanges}
     for rank, sign in behind.items():
         if sign.extra == NO_LIMIT or waiter.seconds <= patience + sign.extra:
@@ -139,18 +139,23 @@ class Watch:
     """Publishes this rank's heartbeats and checks the others'."""
 
     def __init__(
-        self, world: World, store: Any, *, limit: float = LIMIT_SECONDS, kept_by_first: bool = False
+        self,
+        world: World,
+        store: Any,
+        *,
+        limit: float = LIMIT_SECONDS,
+        hosted_by_rank_0: bool = False,
     ) -> None:
-        """`kept_by_first`: rank 0 hosts the store, not the launcher."""
-        self.world, self.limit, self._kept_by_first = world, limit, kept_by_first
+        """`hosted_by_rank_0`: rank 0 hosts the store, not the launcher."""
+        self.world, self.limit, self._kept_by_first = world, limit, hosted_by_rank_0
         self._own = store
-        self._pulse = min(PULSE_SECONDS, limit / PULSES)
-        self._now = (Sign(), time.monotonic())
-        self._signs: dict[int, Sign] = {}
+        self._pulse = min(HEARTBEAT_SECONDS, limit / HEARTBEATS_PER_LIMIT)
+        self._now = (Heartbeat(), time.monotonic())
+        self._heartbeats: dict[int, Heartbeat] = {}
         self._heard: dict[int, tuple[str, float]] = {}
         self._store_answered = self._looked_at = self._awake_since = time.monotonic()
         self._ended: End | None = None
-        self._over, self._wake, self._left_sign = (threading.Event() for _ in range(3))
+        self._over, self._wake, self._heartbeat_published = (threading.Event() for _ in range(3))
         self._threads: list[threading.Thread] = []
         self._report: Callable[[str], None] = lambda text: None
         self._folder: Path | None = None
@@ -172,7 +177,7 @@ class Watch:
         """Do something that takes long, then return to the previous activity."""
         before = self._now[0]
         self.at(doing, extra)
-        self._leave_sign()
+        self._publish_heartbeat()
         try:
             yield
         finally:
@@ -189,12 +194,12 @@ class Watch:
         finally:
             self._set(waits=False)
 
-    def _leave_sign(self) -> None:
+    def _publish_heartbeat(self) -> None:
         """Publish a heartbeat now: it may be long before another thread runs here."""
         if self._threads and self._own is not None:
-            self._left_sign.clear()
+            self._heartbeat_published.clear()
             self._wake.set()
-            self._left_sign.wait(TELL_SECONDS)
+            self._heartbeat_published.wait(TELL_SECONDS)
 
     def _set(self, **changed: Any) -> None:
         sign, since = self._now
@@ -210,7 +215,7 @@ class Watch:
     # --- the others
 
     def start(self) -> None:
-        signs = [("signs-of-life", self._exchange_signs)] if self._own is not None else []
+        signs = [("signs-of-life", self._exchange_heartbeats)] if self._own is not None else []
         for name, run in (*signs, ("watch", self._look)):
             thread = threading.Thread(target=run, name=name, daemon=True)
             thread.start()
@@ -220,11 +225,11 @@ class Watch:
         """Set the folder for stack traces, and what gets the message before all ranks end."""
         self._folder, self._report = folder, report
 
-    def watch_alone(self, limit: float, *, computes: bool) -> None:
+    def watch_single_process(self, limit: float, *, computes: bool) -> None:
         """Detect that this process hangs: no progress for `limit` seconds. `computes`: on the CPU,
         so that using it counts as progress."""
         self.limit, self._computes = limit, computes
-        self._pulse = min(PULSE_SECONDS, limit / PULSES)
+        self._pulse = min(HEARTBEAT_SECONDS, limit / HEARTBEATS_PER_LIMIT)
         if not self._threads:
             self.start()
 
@@ -247,7 +252,7 @@ class Watch:
                 self._ended = _published_end(self._own)
         return self._ended.text if self._ended is not None else ""
 
-    def _exchange_signs(self) -> None:
+    def _exchange_heartbeats(self) -> None:
         """Blocks if the process that hosts the store is stopped; `_look` never does."""
         try:
             store = self._own.clone()
@@ -259,9 +264,9 @@ class Watch:
             return  # the run is over or the store is gone: `_look` finds out which
 
     def _exchange_once(self, store: Any) -> None:
-        heartbeat = json.dumps(asdict(self._own_sign()))
+        heartbeat = json.dumps(asdict(self._own_heartbeat()))
         store.set(f"sign {self.world.rank}", heartbeat)
-        self._left_sign.set()
+        self._heartbeat_published.set()
         others = range(1, self.world.size) if self.world.is_first else (0,)
         present = [r for r in others if r in self._heard or store.check([f"sign {r}"])]
         for rank, value in zip(
@@ -270,11 +275,11 @@ class Watch:
             text = value.decode()
             if self._heard.get(rank, ("", 0.0))[0] != text:
                 self._heard[rank] = (text, time.monotonic())
-                self._signs[rank] = Sign(**json.loads(text))
+                self._heartbeats[rank] = Heartbeat(**json.loads(text))
         self._ended = self._ended or _published_end(store)
         self._store_answered = time.monotonic()
 
-    def _own_sign(self) -> Sign:
+    def _own_heartbeat(self) -> Heartbeat:
         sign, since = self._now
         return replace(sign, seconds=time.monotonic() - max(since, self._awake_since))
 
@@ -299,7 +304,7 @@ class Watch:
                 end = End(text=text, by=self.world.rank, silent=True, blamed=blamed)
                 if self._own is not None:
                     # The host of the store may be the one that does not answer.
-                    _within(TELL_SECONDS, partial(self._tell_others, end))
+                    _run_with_timeout(TELL_SECONDS, partial(self._tell_others, end))
                     time.sleep(SPREAD_SECONDS)
                 self._leave(end)
 
@@ -308,10 +313,10 @@ class Watch:
 
     def _found(self) -> Found | None:
         if self._own is None:
-            return self._hangs()
+            return self._find_hang()
         if self._now[0].extra > 0:  # a save is finished first: all ranks continue from it
             return None
-        now, own = time.monotonic(), self._own_sign()
+        now, own = time.monotonic(), self._own_heartbeat()
         without = now - self._store_answered
         if without > self.limit * SILENT_SHARE:
             if self._kept_by_first:
@@ -323,10 +328,10 @@ class Watch:
             return None
         # With a slow store, heartbeats are read late: that is not the rank's silence.
         silent = {rank: now - at - without for rank, (_, at) in list(self._heard.items())}
-        signs = {**self._signs, self.world.rank: own}
-        return unanswered(signs, silent, limit=self.limit, size=self.world.size)
+        signs = {**self._heartbeats, self.world.rank: own}
+        return unresponsive_rank(signs, silent, limit=self.limit, size=self.world.size)
 
-    def _hangs(self) -> Found | None:
+    def _find_hang(self) -> Found | None:
         """Whether this single process has been doing the same for too long."""
         sign, since = self._now
         now, computed = time.monotonic(), time.process_time()
@@ -354,7 +359,7 @@ class Watch:
             if self._own is None:
                 message = f"{end.text}\n  stack traces are in {path}"
         record_failure(message, exit_code=code, of_another=self._own is not None, blamed=end.blamed)
-        _within(TELL_SECONDS, lambda: self._report(end.text))
+        _run_with_timeout(TELL_SECONDS, lambda: self._report(end.text))
         for process in multiprocessing.active_children():  # a stopped one would stay
             process.kill()
         show_cursor()
@@ -379,19 +384,19 @@ class Watch:
                 write_text_atomically(path, stacks)
                 written.set()
 
-        _within(TELL_SECONDS, write)
+        _run_with_timeout(TELL_SECONDS, write)
         if not written.is_set():
             path = Path(tempfile.mkdtemp(prefix="expert-")) / path.name
             path.write_text(stacks, encoding="utf-8")
         return path
 
 
-def _kind(sign: Sign) -> str:
+def _kind(sign: Heartbeat) -> str:
     """The activity without the step number."""
     return sign.doing.partition(" ")[0]
 
 
-def _within(seconds: float, run: Callable[[], None]) -> None:
+def _run_with_timeout(seconds: float, run: Callable[[], None]) -> None:
     """Run something that may hang, for at most this long."""
     thread = threading.Thread(target=run, daemon=True)
     thread.start()

@@ -72,7 +72,7 @@ def cache_folder() -> str:
     return str(Path(tempfile.gettempdir()) / f"torchinductor_{name}")
 
 
-def model_word(work: Workload) -> str:
+def model_signature(work: Workload) -> str:
     """The sizes of a model and what is trained, as one string."""
     trained = "+".join(sorted(work.targets)) or "all"
     what = (work.adapter, str(work.rank), trained, work.quantization, work.precision)
@@ -80,7 +80,7 @@ def model_word(work: Workload) -> str:
     return " ".join((shape_key(work.shape), *what, recomputed))
 
 
-def step_word(work: Workload) -> str:
+def step_signature(work: Workload) -> str:
     return f"{work.rows}x{work.row_tokens}"
 
 
@@ -92,7 +92,7 @@ def expected_compile(known: Sequence[Compilation], work: Workload, card: str) ->
     """Expected time to compile `work` on this machine, given its earlier compile times."""
     if not known:
         return CompileSeconds(seconds=COLD_COMPILE)
-    versions, model, step = installed_versions(), model_word(work), step_word(work)
+    versions, model, step = installed_versions(), model_signature(work), step_signature(work)
     mine = [record for record in known if record.card == card and record.versions == versions]
     mine = [record for record in mine if record.model == model]
     same = [record for record in mine if record.step == step and Path(record.cache).is_dir()]
@@ -110,8 +110,8 @@ def remember_compilation(
     """Add a compile time; an older record of the same kind is replaced."""
     record = Compilation(
         card=card,
-        model=model_word(work),
-        step=step_word(work),
+        model=model_signature(work),
+        step=step_signature(work),
         versions=installed_versions(),
         seconds=seconds,
         warm=warm,

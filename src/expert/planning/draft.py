@@ -24,7 +24,7 @@ KEPT = "kept from the run being resumed"
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeptChoices:
+class ResumedChoices:
     """Choices that a resumed run keeps on any machine: they were made for the machine it started on
     but change the results. None: chosen again."""
 
@@ -53,7 +53,7 @@ class PlanDraft:
     calibrations: Calibrations
     compilations: tuple[Compilation, ...]
     """Compile times measured on this machine."""
-    kept: KeptChoices
+    kept: ResumedChoices
     best: MeasuredRate | None = None
     """The fastest in a benchmark of this card, model and shape."""
     decisions: dict[str, Decision] = field(default_factory=dict)
@@ -78,7 +78,7 @@ class PlanDraft:
             return self.settle(path, asked, SET, "manifest")
         return self.settle(path, value, because, source)
 
-    def pass_on(self, path: str, key: str, value: object = ...) -> None:
+    def settle_from_config(self, path: str, key: str, value: object = ...) -> None:
         """Settle a key of training.config that leaves no choice."""
         is_set = key in self.config.model_fields_set
         settled = getattr(self.config, key) if value is ... else value
@@ -164,7 +164,7 @@ class PlanDraft:
             return "split", "plain text: every part is trained on", "preset"
         return "cut", "rows with answers: a part without its prompt has another meaning", "preset"
 
-    def parts_of_a_row(self, length: int) -> int:
+    def parts_per_row(self, length: int) -> int:
         """Into how many parts a row is split on average."""
         splits = self.overlong[0] == "split" or self.config.packing == "concat"
         mean = self.survey.mean_tokens
@@ -214,7 +214,7 @@ class PlanDraft:
         return self.survey.mean_tokens
 
     @property
-    def card_words(self) -> str:
+    def card_label(self) -> str:
         """`NVIDIA T4 (7.5)`, for use in reasons."""
         capability = self.target.capability
         if capability is None:

@@ -20,13 +20,13 @@ from pydantic import (
     model_validator,
 )
 
-from expert.core.files import alone, read_json
-from expert.core.hashed import hash_file, state_of, write_hashed
+from expert.core.files import exclusive_lock, read_json
+from expert.core.hashed import file_integrity, hash_file, write_hashed
 from expert.planning.decisions import Decision
 from expert.planning.machine.threads import NAMES
 
 # What a benchmark may decide for later plans if the manifest says auto: it only affects speed.
-REMEMBERED: dict[str, TypeAdapter[Any]] = {
+DECIDED_BY_BENCHMARK: dict[str, TypeAdapter[Any]] = {
     "kernels.compile": TypeAdapter(bool),
     "kernels.fused_blocks": TypeAdapter(bool),
     "kernels.cuda_graphs": TypeAdapter(bool),
@@ -81,12 +81,12 @@ class MeasuredRate(BaseModel):
     @model_validator(mode="after")
     def _sound(self) -> Self:
         """Settings of a benchmark go into plans; those of a run are only compared."""
-        for path, kind in REMEMBERED.items() if self.row_tokens is None else ():
+        for path, kind in DECIDED_BY_BENCHMARK.items() if self.row_tokens is None else ():
             if path in self.settings:
                 kind.validate_python(self.settings[path], strict=True)
         return self
 
-    def is_about(self, other: Mapping[str, Any]) -> bool:
+    def matches_shape(self, other: Mapping[str, Any]) -> bool:
         """Whether a record has the same card, model and shape; "auto" matches any base."""
         keys = ("card", "model", "adapter", "max_seq_length", "packing", "parameters")
         base = other.get("quantization") in ("auto", self.quantization)
@@ -105,7 +105,7 @@ def measurements_file(environ: Mapping[str, str] = os.environ) -> Path:
 
 def read_records(path: Path, kind: type[Record]) -> list[Record]:
     """Every readable record of a JSON list; none if the file is missing or damaged."""
-    if state_of(path) == "damaged":
+    if file_integrity(path) == "damaged":
         return []
     try:
         records = read_json(path)
@@ -123,7 +123,7 @@ def remember_record(
 ) -> None:
     """Add a record to a file of the newest `most`; a record with the same `place` is replaced."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with alone(path):
+    with exclusive_lock(path):
         kept = [old for old in read_records(path, type(record)) if place(old) != place(record)]
         records = [entry.model_dump() for entry in (*kept, record)][-most:]
         write_hashed(path, json.dumps(records, indent=1) + "\n")
@@ -165,13 +165,15 @@ def find_rate(
     another speed and do not count."""
     for rate in reversed(rates):
         alike = all(settled.get(path, value) == value for path, value in rate.settings.items())
-        alike &= rate.row_tokens is None or rows_alike(rate.row_tokens, wanted.get("row_tokens"))
-        if rate.is_about(wanted) and rate.settings and alike:
+        alike &= rate.row_tokens is None or similar_row_length(
+            rate.row_tokens, wanted.get("row_tokens")
+        )
+        if rate.matches_shape(wanted) and rate.settings and alike:
             return rate
     return None
 
 
-def rows_alike(measured: float, here: float | None) -> bool:
+def similar_row_length(measured: float, here: float | None) -> bool:
     """Whether rows are about as long as those of a measured run."""
     return here is not None and here <= ROWS_ALIKE * measured and measured <= ROWS_ALIKE * here
 
@@ -179,7 +181,7 @@ def rows_alike(measured: float, here: float | None) -> bool:
 def find_best(rates: Sequence[MeasuredRate], wanted: Mapping[str, Any]) -> MeasuredRate | None:
     """The newest benchmark with the same card, model, adapter, base and shape."""
     benchmarks = (rate for rate in reversed(rates) if rate.row_tokens is None and rate.settings)
-    return next((rate for rate in benchmarks if rate.is_about(wanted)), None)
+    return next((rate for rate in benchmarks if rate.matches_shape(wanted)), None)
 
 
 def remember_rate(path: Path, rate: MeasuredRate) -> None:
@@ -189,7 +191,7 @@ def remember_rate(path: Path, rate: MeasuredRate) -> None:
     Records that this version does not understand are kept; a damaged file is set aside.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with alone(path):
+    with exclusive_lock(path):
         records = _records(path)
         kept = [record for record in records if not _same(rate, record)]
         replaced = [_understood(record) for record in records if _same(rate, record)]
@@ -214,7 +216,7 @@ def forget_rates(path: Path, model: str | None = None) -> int:
         rate = _understood(record)
         return rate is None or model not in (None, rate.model)
 
-    with alone(path):
+    with exclusive_lock(path):
         records = _records(path)
         kept = list(filter(stays, records))
         if kept:
@@ -235,12 +237,12 @@ def _understood(record: Any) -> MeasuredRate | None:
 def _same(rate: MeasuredRate, record: Any) -> bool:
     """Whether a rate replaces a record: a benchmark replaces another, a run one with the same
     settings and similar rows."""
-    if not isinstance(record, dict) or not rate.is_about(record):
+    if not isinstance(record, dict) or not rate.matches_shape(record):
         return False
     rows = record.get("row_tokens")
     if rate.row_tokens is None or not isinstance(rows, int | float):
         return rate.row_tokens is None and rows is None
-    return record.get("settings") == rate.settings and rows_alike(rows, rate.row_tokens)
+    return record.get("settings") == rate.settings and similar_row_length(rows, rate.row_tokens)
 
 
 def _records(path: Path) -> list[Any]:
@@ -251,7 +253,7 @@ def _records(path: Path) -> list[Any]:
         return []
     except ValueError:
         records = None
-    if isinstance(records, list) and state_of(path) != "damaged":
+    if isinstance(records, list) and file_integrity(path) != "damaged":
         return records
     path.rename(path.with_name(f"{path.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}"))
     return []

@@ -9,14 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from expert.core.errors import ExpertError
-from expert.core.hashed import hash_file, state_of
+from expert.core.hashed import file_integrity, hash_file
 from expert.core.text import gib
 from expert.manifest.schema.kinds import QUANTISED
 from expert.manifest.schema.manifest import CHAR_GPT, BaseModelSpec, Manifest
 from expert.planning.choose.batching import settle_fit
 from expert.planning.choose.compiling import choose_compile
 from expert.planning.choose.cuda_graphs import settle_graphs_without_sizes
-from expert.planning.choose.doubts import doubts_about
 from expert.planning.choose.expected_time import settle_expected_time
 from expert.planning.choose.fused_blocks import choose_fused_blocks
 from expert.planning.choose.kernels import (
@@ -41,12 +40,13 @@ from expert.planning.choose.recipe import (
     settle_optimisation,
     settle_watching,
 )
+from expert.planning.choose.sanity import sanity_warnings
 from expert.planning.choose.sequences import settle_sequences, settle_step, settle_widths
-from expert.planning.choose.starting_points import made_for_tiny
+from expert.planning.choose.starting_points import tiny_settings_warnings
 from expert.planning.compilations import Compilation, compilations_file
-from expert.planning.draft import SET, KeptChoices, PlanDraft
+from expert.planning.draft import SET, PlanDraft, ResumedChoices
 from expert.planning.machine.host import package_version
-from expert.planning.machine.links import choose_cluster, share_of_target
+from expert.planning.machine.links import choose_cluster, target_per_rank
 from expert.planning.machine.target import Target
 from expert.planning.measurements import find_best, measurements_file, read_rates, read_records
 from expert.planning.memory.calibration import calibrations_file, calibrations_of
@@ -74,7 +74,7 @@ def make_plan(
     use_measurements: bool = True,
     survey: Survey | None = None,
     plain_text: bool | None = None,
-    kept: KeptChoices | None = None,
+    kept: ResumedChoices | None = None,
     ranks: int = 1,
     nodes: int = 1,
     link: str | None = None,
@@ -91,7 +91,7 @@ def make_plan(
     dataset, is_char_model = manifest.training.dataset, spec.name == CHAR_GPT
     torch = package_version("torch").value
     cluster = choose_cluster(target, ranks=ranks, nodes=nodes, link=link)
-    target = share_of_target(target, cluster)
+    target = target_per_rank(target, cluster)
     draft = PlanDraft(
         manifest=manifest,
         folder=folder,
@@ -104,7 +104,7 @@ def make_plan(
         calibrations=calibrations_of(target.name, torch, calibrations_file(environ)),
         compilations=tuple(read_records(compilations_file(environ), Compilation)),
         plain_text=plain_text,
-        kept=kept or KeptChoices(),
+        kept=kept or ResumedChoices(),
     )
     _warn_of_damaged_measurements(draft, environ)
     _settle_all(draft)
@@ -121,7 +121,7 @@ def make_plan(
 
 def _warn_of_damaged_measurements(draft: PlanDraft, environ: Mapping[str, str]) -> None:
     for file_of in (measurements_file, calibrations_file, compilations_file):
-        if state_of(file := file_of(environ)) == "damaged":
+        if file_integrity(file := file_of(environ)) == "damaged":
             draft.warn(
                 "measurements",
                 f"{file}: changed after it was written: its measurements are not used  "
@@ -157,10 +157,10 @@ def _settle_all(draft: PlanDraft) -> None:
         settle_graphs_without_sizes(draft)
     settle_widths(draft)
     settle_optimisation(draft)
-    for path, text in made_for_tiny(draft.model, draft.config, draft.resolved.shape):
+    for path, text in tiny_settings_warnings(draft.model, draft.config, draft.resolved.shape):
         draft.warn(path, text)
     settle_watching(draft)
-    draft.remarks += doubts_about(draft.__getitem__, draft["length.total_steps"])
+    draft.remarks += sanity_warnings(draft.__getitem__, draft["length.total_steps"])
     settle_time(draft, work)
     settle_communication(draft, work)
     settle_expected_time(draft, work)
@@ -276,7 +276,7 @@ def _settle_data(draft: PlanDraft) -> None:
     draft.settle("data.validation", words, because, "manifest" if written else "preset")
     draft.settle("data.overlong", *draft.overlong)
     for key in ("train_on_prompt", "tokenize"):
-        draft.pass_on(f"data.{key}", key)
+        draft.settle_from_config(f"data.{key}", key)
     if config.tokenize == "late":
         text = "every row is tokenised again for each batch: use it only to measure that cost"
         draft.warn("data.tokenize", text)
@@ -297,8 +297,8 @@ def _settle_device(draft: PlanDraft) -> None:
         draft.supersede(path, f"device: cpu: this plan is for {target.name}")
     if draft.config.device == "cuda" and not draft.on_gpu:
         draft.warn(path, "device: cuda, but there is no GPU: this plan is for the CPU")
-    if draft.cluster.ranks_of_a_node > 1 and not draft.on_gpu:
-        count = draft.cluster.ranks_of_a_node
+    if draft.cluster.ranks_per_node > 1 and not draft.on_gpu:
+        count = draft.cluster.ranks_per_node
         text = f"{count} processes divide one CPU, which is no faster than one process"
         draft.advise(path, f"{text}; --gpu plans for a card that is elsewhere")
     needed, free = draft["disk.total_bytes"], target.disk_free_bytes

@@ -9,13 +9,13 @@ from typing import Any
 
 from expert.core.errors import ManifestError, Problem
 from expert.manifest.schema.kinds import SCHEDULES
-from expert.planning.choose.doubts import doubts_about
-from expert.planning.choose.expected_time import scaled, sum_of
-from expert.planning.choose.length import MAX_STEPS, not_reached
-from expert.planning.choose.parallel import TOO_FEW, Estimates, too_few
+from expert.planning.choose.expected_time import scaled, total_range
+from expert.planning.choose.length import MAX_STEPS, max_steps_not_reached
+from expert.planning.choose.parallel import RANKS_PATH, ParallelEstimate, too_few_sequences
+from expert.planning.choose.sanity import sanity_warnings
 from expert.planning.decisions import Remark
 from expert.planning.memory.calibration import Calibrations, workload_of
-from expert.planning.memory.fitting import even_split, most_at_once
+from expert.planning.memory.fitting import even_split, max_micro_batch
 from expert.planning.run_plan import LengthPlan, RunPlan
 
 
@@ -35,7 +35,7 @@ class PackedCounts:
     """Over all epochs of the plan."""
 
 
-def settled_by_rows(plan: RunPlan, counted: PackedCounts, known: Calibrations) -> RunPlan:
+def with_counted_rows(plan: RunPlan, counted: PackedCounts, known: Calibrations) -> RunPlan:
     """The plan with the counts of the prepared rows; `known`: memory measured by earlier runs on
     the card."""
     total = counted.steps
@@ -54,7 +54,7 @@ def settled_by_rows(plan: RunPlan, counted: PackedCounts, known: Calibrations) -
     most = plan.batch.micro_batch
     if _source_of(plan, "batch.micro_batch") == "machine":
         as_packed = plan.with_values({"data.sequence_length": counted.length}, "", "measurement")
-        most = most_at_once(as_packed, known, plan.parallel.share_of(counted.sequences_per_step))
+        most = max_micro_batch(as_packed, known, plan.parallel.share_of(counted.sequences_per_step))
     values |= _batches_of(plan, counted.sequences_per_step, most)
     changed = {path: value for path, value in values.items() if attrgetter(path)(plan) != value}
     because = f"prepared: {counted.rows:,} rows in {counted.sequences:,} sequences"
@@ -66,10 +66,10 @@ def settled_by_rows(plan: RunPlan, counted: PackedCounts, known: Calibrations) -
 
 
 def _doubts(plan: RunPlan) -> list[Remark]:
-    return doubts_about(lambda path: attrgetter(path)(plan), plan.length.total_steps)
+    return sanity_warnings(lambda path: attrgetter(path)(plan), plan.length.total_steps)
 
 
-def settled_by_stream(plan: RunPlan, sequences: int) -> RunPlan:
+def with_stream_rows(plan: RunPlan, sequences: int) -> RunPlan:
     """The plan with the sequences per step from the first rows of a stream: larger micro-batches
     would be partly empty."""
     values = _batches_of(plan, sequences, plan.batch.micro_batch)
@@ -83,14 +83,14 @@ def _with_communication(plan: RunPlan) -> RunPlan:
     work, parallel, length = workload_of(plan), plan.parallel, plan.length
     if parallel.engine == "single":
         return plan
-    remarks = tuple(remark for remark in plan.remarks if remark.path != TOO_FEW)
+    remarks = tuple(remark for remark in plan.remarks if remark.path != RANKS_PATH)
     sequences, rows = plan.batch.sequences_per_update, plan.batch.examples_per_update
-    fewer = too_few(parallel.ranks, sequences, rows) if sequences else None
+    fewer = too_few_sequences(parallel.ranks, sequences, rows) if sequences else None
     plan = plan.model_copy(update={"remarks": (*remarks, fewer) if fewer else remarks})
     if work is None or _source_of(plan, "parallel.tokens_per_second") == "measurement":
         return plan
     tokens, steps = length.tokens_per_epoch, length.steps_per_epoch
-    known = Estimates(
+    known = ParallelEstimate(
         parallel=parallel,
         work=work,
         micro_batches=plan.batch.accumulation,
@@ -113,7 +113,7 @@ def _with_time_of(plan: RunPlan, before: LengthPlan) -> RunPlan:
     decision = next(entry for entry in plan.decisions if entry.path == "length.expected_seconds")
     now = scaled(parts, new / old)
     values = {
-        "length.expected_seconds": sum_of(now),
+        "length.expected_seconds": total_range(now),
         "length.expected_parts": now,
     }
     return plan.with_values(values, decision.because, decision.source)
@@ -131,7 +131,7 @@ def _with_remark_on_max_steps(plan: RunPlan, steps: int) -> RunPlan:
     limit, epochs = plan.length.max_steps, plan.length.epochs
     others = tuple(remark for remark in plan.remarks if remark.path != MAX_STEPS)
     if limit and limit > steps:
-        others = (*others, not_reached(limit, updates=steps, epochs=epochs))
+        others = (*others, max_steps_not_reached(limit, updates=steps, epochs=epochs))
     return plan.model_copy(update={"remarks": others})
 
 
@@ -154,7 +154,7 @@ def _source_of(plan: RunPlan, path: str) -> str:
     return next((entry.source for entry in plan.decisions if entry.path == path), "machine")
 
 
-def with_an_end(plan: RunPlan) -> RunPlan:
+def with_endless_schedule(plan: RunPlan) -> RunPlan:
     """The plan with a schedule that works if the last step is unknown.
 
     A constant rate replaces a default schedule; one from the manifest is kept and needs max_steps.

@@ -36,7 +36,7 @@ class PackedRows:
     """Share of the positions that hold a token."""
 
     @property
-    def rows_each(self) -> float:
+    def rows_per_sequence(self) -> float:
         """Mean rows per sequence."""
         return self.rows / max(1, self.sequences)
 
@@ -65,7 +65,7 @@ class Survey:
     def mean_tokens(self) -> float | None:
         return self.tokens / self.rows if self.rows and self.tokens else None
 
-    def of_first(self, most: int | None) -> Survey:
+    def limited_to(self, most: int | None) -> Survey:
         """The survey of the first `most` rows; None: all."""
         if most is None or self.rows is None or self.rows <= most:
             return self
@@ -86,7 +86,7 @@ def _survey(spec: DatasetSpec, folder: Path, characters: bool) -> Survey:
         return Survey(None, None, "streamed rows are not counted in advance")
     if spec.tasks:
         parts = [
-            survey_file(local_path(task.train, folder)).of_first(spec.max_samples)
+            survey_file(local_path(task.train, folder)).limited_to(spec.max_samples)
             for task in spec.tasks.values()
         ]
         weights = [task.weight for task in spec.tasks.values()]
@@ -108,7 +108,7 @@ def _survey(spec: DatasetSpec, folder: Path, characters: bool) -> Survey:
     if characters and file.is_file():
         size = file.stat().st_size
         return Survey(None, min(size, spec.max_chars or size), f"size of {path}")
-    return survey_file(file).of_first(spec.max_samples)
+    return survey_file(file).limited_to(spec.max_samples)
 
 
 def portable(path: str) -> Path:
@@ -131,7 +131,7 @@ def looks_local(path: str, folder: Path) -> bool:
     return not is_hub_id or (folder / path.split("/")[0]).is_dir()
 
 
-def has_a_row_a_line(path: Path) -> bool:
+def has_one_row_per_line(path: Path) -> bool:
     """Whether the rows of a file can be counted by its lines: by its name, and unless it begins as
     a JSON array or in another encoding."""
     if path.suffix.lower() not in _LINES or path.is_dir():
@@ -145,11 +145,11 @@ def survey_file(path: Path) -> Survey:
     """Count the lines of a file; other formats are counted when prepared."""
     if not path.exists():
         return Survey(None, None, f"{path.name} is not there")
-    if not has_a_row_a_line(path):
+    if not has_one_row_per_line(path):
         kind = "a folder" if path.is_dir() else path.suffix or "this format"
         return Survey(None, None, f"rows of {kind} are counted when they are prepared")
     size = path.stat().st_size
-    texts = [whole_lines(path, part) for part in parts_to_look_at([size])]
+    texts = [whole_lines(path, part) for part in sample_ranges([size])]
     counted, lines = sum(map(len, texts)), sum(map(count_lines, texts))
     if size and not counted:
         return Survey(None, None, f"rows of {path.name} are too long to be counted in advance")
@@ -162,7 +162,7 @@ def survey_file(path: Path) -> Survey:
     return Survey(
         round(lines * size / counted),
         int(size / FILE_BYTES_PER_TOKEN),
-        how_lines_were_counted([path], exact=counted == size),
+        describe_line_count([path], exact=counted == size),
     )
 
 
@@ -180,7 +180,7 @@ class ByteRange:
     """Of the whole file."""
 
 
-def parts_to_look_at(sizes: Sequence[int]) -> list[ByteRange]:
+def sample_ranges(sizes: Sequence[int]) -> list[ByteRange]:
     """Every file whole, or parts spread evenly over all files if they are large."""
     total = sum(sizes)
     if total <= _COUNTED_BYTES:
@@ -213,7 +213,7 @@ def count_lines(text: bytes) -> int:
     return text.count(b"\n") + bool(text and not text.endswith(b"\n"))
 
 
-def how_lines_were_counted(paths: Sequence[Path], *, exact: bool) -> str:
+def describe_line_count(paths: Sequence[Path], *, exact: bool) -> str:
     """How the rows were counted by lines, in words."""
     spread = f"estimated from the lines of {_COUNTED_BYTES // 2**20} MiB spread over the file"
     how = "lines counted" if exact else spread

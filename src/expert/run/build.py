@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from expert.parallel.engine import Engine, Groups
     from expert.parallel.graphs import Capture
     from expert.parallel.group import Group
-    from expert.parallel.sharded import Parts
+    from expert.parallel.sharded import LocalShards
     from expert.planning.machine.machine import Machine
     from expert.planning.run_plan import KernelPlan, RunPlan
 
@@ -50,7 +50,7 @@ class Built:
     def whole(self) -> LoadedModel:
         """The model with all weights gathered on the first rank for saving; the other ranks, which
         may share its machine, keep none."""
-        if not self.loaded.is_spread:
+        if not self.loaded.is_sharded:
             return self.loaded
         first, engine = self.engine.world.is_first, cast("Any", self.engine)
         gathered: dict[int, Any] = {}  # by id: tied weights stay one tensor
@@ -84,7 +84,7 @@ def device_of(plan: RunPlan) -> torch.device:
     return torch.device("cpu")
 
 
-class DoesNotRun(ExpertError):
+class PlanUnsupported(ExpertError):
     """A part of the plan that this card cannot run; `failure` decides the next plan."""
 
     def __init__(self, failure: KernelUnavailable | PrecisionUnsupported) -> None:
@@ -93,21 +93,21 @@ class DoesNotRun(ExpertError):
 
 
 def check_precision(plan: RunPlan, device: torch.device) -> None:
-    """Raise DoesNotRun if the card cannot compute in the plan's precision."""
+    """Raise PlanUnsupported if the card cannot compute in the plan's precision."""
     import torch
 
     if device.type != "cuda" or plan.kernels.precision != "bf16":
         return
     if not torch.cuda.is_bf16_supported():
-        raise DoesNotRun(PrecisionUnsupported(precision="bf16", reason="the card has no bf16"))
+        raise PlanUnsupported(PrecisionUnsupported(precision="bf16", reason="the card has no bf16"))
 
 
 def check_attention(plan: RunPlan, loaded: LoadedModel, device: torch.device) -> None:
-    """Raise DoesNotRun if the card cannot run flash attention for the model's head sizes.
+    """Raise PlanUnsupported if the card cannot run flash attention for the model's head sizes.
 
     Only that kernel depends on the card; a compiler missing for flex is noticed when it is called.
     """
-    from expert.model.attention import attention_works
+    from expert.model.attention import attention_failure
     from expert.model.chargpt import CharGpt
     from expert.model.load import DTYPES
 
@@ -122,9 +122,9 @@ def check_attention(plan: RunPlan, loaded: LoadedModel, device: torch.device) ->
         return
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
     groups = getattr(config, "num_key_value_heads", None) or heads
-    reason = attention_works(kind, device, DTYPES[plan.kernels.precision], width, heads, groups)
+    reason = attention_failure(kind, device, DTYPES[plan.kernels.precision], width, heads, groups)
     if reason and "out of memory" not in reason:  # that shows with the first batch
-        raise DoesNotRun(KernelUnavailable(kernel="attention", reason=reason))
+        raise PlanUnsupported(KernelUnavailable(kernel="attention", reason=reason))
 
 
 def build(
@@ -139,7 +139,7 @@ def build(
     from expert.model.load import DTYPES
     from expert.model.switches import set_switches
     from expert.parallel.group import Group
-    from expert.parallel.replicated import Replicated, take_from_first
+    from expert.parallel.replicated import Replicated, broadcast_weights
     from expert.parallel.sharded import Sharded
     from expert.parallel.single_device import SingleDevice
     from expert.training.learner import OptimizerLearner
@@ -152,8 +152,8 @@ def build(
     loaded = _load(plan, encoder, "cpu" if sharded else device, allow_remote_code)
     check_attention(plan, loaded, device)
     shards = None
-    if group.talks:
-        take_from_first(loaded.trainable, group.world, device)
+    if group.is_distributed:
+        broadcast_weights(loaded.trainable, group.world, device)
     if sharded:
         loaded, shards = _spread(loaded, plan, group.world, device)
     _arrange_blocks(loaded, plan.kernels)
@@ -172,14 +172,14 @@ def build(
         "device": device,
         "autocast": _autocast(loaded, DTYPES[plan.kernels.precision]),
         "phase": timeline.phase,
-        "after_step": loaded.after_update,
+        "after_step": loaded.after_step,
         "capture": capture,
-        "warm_each": plan.kernels.compile,
+        "warm_up_each_shape": plan.kernels.compile,
     }
     engine: Engine
     if shards is not None:
         engine = Sharded(loaded, learner, group=group, shards=shards, **options)
-    elif group.talks:
+    elif group.is_distributed:
         engine = Replicated(loaded, learner, group=group, **options)
     else:
         engine = SingleDevice(loaded, learner, **options)
@@ -211,22 +211,22 @@ def _load(
 
 def _arrange_blocks(loaded: LoadedModel, kernels: KernelPlan) -> None:
     from expert.model.adapters import ADAPTER
-    from expert.model.blocks import compile_blocks, recompute
+    from expert.model.blocks import checkpoint_blocks, compile_blocks
     from expert.model.chargpt import CharGpt
     from expert.model.fused.block import fuse_blocks
-    from expert.model.fused.kernels import triton_trouble
+    from expert.model.fused.kernels import triton_failure
 
     if kernels.fused_blocks:
-        trouble = triton_trouble(loaded.head().device)
+        trouble = triton_failure(loaded.head().device)
         reason = trouble or fuse_blocks(loaded.blocks, ADAPTER)
         if reason:
             kernel = "triton" if trouble else "fused_blocks"
-            raise DoesNotRun(KernelUnavailable(kernel=kernel, reason=reason))
+            raise PlanUnsupported(KernelUnavailable(kernel=kernel, reason=reason))
     blocks = len(loaded.blocks)
     if kernels.checkpointing != "none":
         default = blocks if kernels.checkpointing == "full" else -(-blocks // 2)
         count = kernels.recomputed_blocks
-        recompute(loaded.blocks, default if count is None else min(count, blocks))
+        checkpoint_blocks(loaded.blocks, default if count is None else min(count, blocks))
     if kernels.compile and isinstance(loaded.module, CharGpt):
         loaded.module.compile_hidden(kernels.compile_mode, kernels.compile_backend)
     elif kernels.compile:
@@ -235,13 +235,13 @@ def _arrange_blocks(loaded: LoadedModel, kernels: KernelPlan) -> None:
 
 def _spread(
     loaded: LoadedModel, plan: RunPlan, world: World, device: torch.device
-) -> tuple[LoadedModel, Parts]:
+) -> tuple[LoadedModel, LocalShards]:
     """Shard the model over the ranks; returns it with the shards that this rank trains."""
     from expert.model.load import DTYPES
-    from expert.parallel.group import open_alone
-    from expert.parallel.sharded import Parts, move_the_rest, shard, sharding_for
+    from expert.parallel.group import open_single_process_group
+    from expert.parallel.sharded import LocalShards, move_unsharded, shard, sharding_for
 
-    open_alone(device)
+    open_single_process_group(device)
     sharding = sharding_for(world, device, holders=plan.parallel.shard_ranks)
     kind, trains_all = plan.kernels.precision, plan.adapter.type == "full"
     over_ranks = partial(
@@ -252,8 +252,8 @@ def _spread(
     )
     loaded = loaded.spread(over_ranks, device)
     prompts = (parameter for _, parameter in loaded.trainable)  # they are outside the module
-    move_the_rest((*loaded.module.parameters(), *loaded.module.buffers(), *prompts), device)
-    return loaded, Parts(loaded.trainable, sharding)
+    move_unsharded((*loaded.module.parameters(), *loaded.module.buffers(), *prompts), device)
+    return loaded, LocalShards(loaded.trainable, sharding)
 
 
 def capture_for(plan: RunPlan, device: torch.device) -> Capture | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from expert.core.errors import ExpertError, Problem
 from expert.data.examples.column_survey import ColumnSurvey, survey_rows
-from expert.data.examples.columns import columns_of
+from expert.data.examples.columns import detect_source_columns
 from expert.data.read.sources import Source, find_source, iterate
 from expert.data.records import DataError
 from expert.manifest.check.rules import read_paths
@@ -43,7 +43,7 @@ class Missing:
     """Problems that no later file can fix."""
 
 
-def missing_things(
+def find_missing(
     read: ReadManifest, *, model: str | None = None, environ: Mapping[str, str] = os.environ
 ) -> Missing:
     """Check the base models, and the rows and columns by the first rows of every file; fetches
@@ -88,7 +88,7 @@ def _about_rows(read: ReadManifest, *, of_characters: bool) -> Iterator[Remark]:
             source = find_source(value, split, spec, read.folder)
             seen = None if of_characters else _rows_at_the_start(source)
             if seen is not None and not (spec.use_pretokenized and "input_ids" in seen.names):
-                columns_of(seen, spec)
+                detect_source_columns(seen, spec)
         except DataError as error:
             yield Remark.warning(path, str(error))
 

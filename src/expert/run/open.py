@@ -13,26 +13,26 @@ from expert.core.errors import ExpertError
 from expert.manifest.reader import ReadManifest, read_manifest
 from expert.planning.decisions import Remark
 from expert.planning.machine.target import Target, choose_target
-from expert.planning.memory.calibration import estimated_again
+from expert.planning.memory.calibration import with_new_estimate
 from expert.planning.models.resolve import resolve_model
 from expert.planning.plan import choose_model, make_plan
-from expert.planning.settle import settled_by_rows, settled_by_stream, with_an_end
-from expert.run.missing import missing_things
+from expert.planning.settle import with_counted_rows, with_endless_schedule, with_stream_rows
+from expert.run.missing import find_missing
 from expert.run.session.memory_watch import known_calibrations
 from expert.run.smollm2 import provide_model
 from expert.run.stored.changes import changed_since, kept_of
 from expert.run.stored.locate import run_to_resume, runs_folder
-from expert.run.stored.trained_rows import learnt_rows
+from expert.run.stored.trained_rows import trained_rows
 
 if TYPE_CHECKING:
     from expert.core.rundir import RunFolder
     from expert.data.count import Counts
     from expert.data.feed.run_data import RunData
     from expert.data.feed.streaming import Stream
-    from expert.data.line import Line, Tell
     from expert.data.named_sources import NamedSources
+    from expert.data.pipeline import DataPipeline, Tell
     from expert.data.prepared import PartsLeft, PreparedData, PreparedSplit
-    from expert.planning.draft import KeptChoices
+    from expert.planning.draft import ResumedChoices
     from expert.planning.machine.machine import Machine
     from expert.planning.run_plan import RunPlan
     from expert.planning.survey import Survey
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 DataState = Literal["prepared", "counted", "unread"]
 
 
-class NoGpuHere(ExpertError):
+class GpuNotFound(ExpertError):
     """`device: cuda` without a GPU."""
 
 
@@ -49,7 +49,7 @@ class Resumed:
     folder: RunFolder
     checkpoint: Path
     """The checkpoint to start from, or the folder of checkpoints for the newest good one."""
-    kept: KeptChoices
+    kept: ResumedChoices
     """Choices of its first machine that it keeps on another."""
     indexes: frozenset[str]
     """Names of its pack indexes; empty if the manifest changed since."""
@@ -72,7 +72,7 @@ class Opened:
     vram: str | None = None
     """The requested memory limit of the card, as written."""
     counts: Counts | None = None
-    line: Line | None = None
+    line: DataPipeline | None = None
     """Only if opened to run."""
     run_data: RunData | None = None
     began: float = 0.0
@@ -165,13 +165,13 @@ def open_run(
         began=began,
     )
     if runs:
-        refuse_absent_gpu(opened)
+        refuse_missing_gpu(opened)
         return _with_data(opened, tell, again=True)
     return _counted(opened, model) if data == "counted" else opened
 
 
 def _planner(
-    target: Target, plain_text: bool | None, kept: KeptChoices | None, asked: dict[str, Any]
+    target: Target, plain_text: bool | None, kept: ResumedChoices | None, asked: dict[str, Any]
 ) -> Callable[[ReadManifest, Survey | None], RunPlan]:
     """A function that plans a reading of the manifest for this target; `asked`: for make_plan."""
 
@@ -263,7 +263,7 @@ def prepare_part(
     """`prepare` for the K-th of N processes that share the work; `part` is (K, N), from 1. The last
     one publishes; the earlier ones return the parts still to do."""
     from expert.data import splits
-    from expert.data.line import open_line
+    from expert.data.pipeline import open_pipeline
     from expert.data.prepared import PartsLeft
     from expert.data.tokens.prepare import Part
 
@@ -271,9 +271,9 @@ def prepare_part(
     splits.refuse_streaming(read.manifest.training.dataset)
     provide_model(read, model)
     opened = open_run(read, data="unread", model=model)
-    line = open_line(opened.plan, read, opened.named, tell=tell)
+    line = open_pipeline(opened.plan, read, opened.named, tell=tell)
     prepared: PreparedData | PartsLeft | None
-    with splits.room_for(line):
+    with splits.disk_space_for(line):
         if part[1] > 1:
             prepared = splits.prepare_part(line, Part(*part))
         else:
@@ -299,16 +299,16 @@ def check_base(read: ReadManifest, model: str | None, *, allow_remote_code: bool
     prepared."""
     base = resolve_model(choose_model(read.manifest, model), read.folder)
     if base.place not in ("built-in", "hub"):
-        from expert.model.base_folder import refuse_unknown_kind
+        from expert.model.base_folder import refuse_unknown_model_type
 
-        refuse_unknown_kind(Path(base.location), allow_remote_code=allow_remote_code)
+        refuse_unknown_model_type(Path(base.location), allow_remote_code=allow_remote_code)
 
 
-def refuse_absent_gpu(opened: Opened) -> None:
+def refuse_missing_gpu(opened: Opened) -> None:
     """Raise if a GPU was requested and the plan is for the CPU."""
     asked = opened.read.manifest.training.config.device
     if asked == "cuda" and opened.plan.kernels.device == "cpu":
-        raise NoGpuHere(
+        raise GpuNotFound(
             "device is cuda, but no GPU was found  (use --device cpu or auto; expert machine "
             "shows why)"
         )
@@ -326,7 +326,7 @@ def _resumed(read: ReadManifest, resume: str) -> Resumed:
         folder=folder,
         checkpoint=checkpoint,
         kept=kept_of(folder, read),
-        indexes=learnt_rows(folder).indexes if same else frozenset(),
+        indexes=trained_rows(folder).indexes if same else frozenset(),
     )
 
 
@@ -363,7 +363,7 @@ def _counted(opened: Opened, model: str | None) -> Opened:
         counts = count_rows(opened.read, plan, opened.sources)
     if counts is not None:
         plan = as_packed(opened.plan_with(opened.read, counts.survey), counts.packed)
-    absent = missing_things(opened.read, model=model)
+    absent = find_missing(opened.read, model=model)
     about_rows = counts.remarks if counts is not None else ()
     remarks: tuple[Remark, ...] = (*plan.remarks, *absent.remarks, *about_rows)
     plan = plan.model_copy(update={"remarks": remarks})
@@ -376,7 +376,7 @@ def as_packed(plan: RunPlan, train: PreparedSplit | None) -> RunPlan:
 
     if train is None:
         return plan
-    return settled_by_rows(plan, packed_counts(plan, train), known_calibrations(plan.target))
+    return with_counted_rows(plan, packed_counts(plan, train), known_calibrations(plan.target))
 
 
 def _with_data(opened: Opened, tell: Tell, *, again: bool) -> Opened:
@@ -384,16 +384,16 @@ def _with_data(opened: Opened, tell: Tell, *, again: bool) -> Opened:
     more with their counts."""
     from expert.data.count import counts_of
     from expert.data.feed.run_data import run_data
-    from expert.data.line import open_line
-    from expert.data.splits import prepare_splits, room_for
+    from expert.data.pipeline import open_pipeline
+    from expert.data.splits import disk_space_for, prepare_splits
 
     plan, read, resumed = opened.plan, opened.read, opened.resumed
     indexes = resumed.indexes if resumed else frozenset()
-    line = open_line(plan, read, opened.named, tell=tell, own_indexes=indexes)
+    line = open_pipeline(plan, read, opened.named, tell=tell, own_indexes=indexes)
     known = known_calibrations(plan.target)
     counts, prepared = None, None
     if not line.spec.streaming:
-        with room_for(line):
+        with disk_space_for(line):
             prepared = prepare_splits(line)
         assert prepared is not None
         counts = counts_of(line, prepared.train)
@@ -403,6 +403,6 @@ def _with_data(opened: Opened, tell: Tell, *, again: bool) -> Opened:
         line = replace(line, plan=plan)
     data = run_data(line, prepared)
     if data.stream is not None:
-        plan = settled_by_stream(plan, data.stream.shape.bins_per_step)
-    plan = with_an_end(estimated_again(plan, known))
+        plan = with_stream_rows(plan, data.stream.shape.bins_per_step)
+    plan = with_endless_schedule(with_new_estimate(plan, known))
     return replace(opened, plan=plan, counts=counts, line=line, run_data=data)

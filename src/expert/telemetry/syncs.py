@@ -16,7 +16,7 @@ import torch
 SYNCHRONISING = "called a synchronizing CUDA operation"
 
 
-class SyncWatch:
+class SyncDetector:
     """Records synchronisations of one step between `begin` and `end`; does nothing on a CPU."""
 
     def __init__(self, device: torch.device) -> None:

@@ -25,29 +25,29 @@ from expert.core.events import read_events
 from expert.core.files import write_text_atomically
 from expert.core.links import refuse_links
 from expert.core.secrets import redacted
-from expert.core.stored_json import object_in
-from expert.telemetry.trackers import CLOSING_SECONDS, OPENED_BY, Tell, points
+from expert.core.stored_json import read_object_or_empty
+from expert.telemetry.trackers import CLOSING_SECONDS, OPENING_EVENTS, Notify, curve_values
 
 ENDINGS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 LONGEST_SENTENCE = 500
 
 
-class Remote(ABC):
+class TrackerRun(ABC):
     """A run in a tracker: named after its folder, filed under a project, and continued if its
     folder records an id."""
 
     name = ""
 
-    def __init__(self, run: Path, tell: Tell) -> None:
+    def __init__(self, run: Path, tell: Notify) -> None:
         self.run, self.tell = run, tell
         self.folder = run / "trackers"
-        plan = object_in(run / "plan.json")
+        plan = read_object_or_empty(run / "plan.json")
         watch = plan.get("watch", {})
         self.project = str(watch.get("tracker_project") or plan.get("expert") or run.parent.name)
         self.title = str(watch.get("tracker_run_name") or run.name)
         refuse_links(self.folder / f"{self.name}.json", below=run)
         self.folder.mkdir(exist_ok=True)
-        known = object_in(self.folder / f"{self.name}.json").get("id")
+        known = read_object_or_empty(self.folder / f"{self.name}.json").get("id")
         self.known = known if isinstance(known, str) else None
         self.keep(self.open())
         self.ending = "FAILED"  # if the run vanishes without an event
@@ -68,13 +68,13 @@ class Remote(ABC):
         kind = event.get("event", "")
         if kind in ("started", "fell_back"):
             self.configure(_settings(self.run))
-        values = points(event)
+        values = curve_values(event)
         if values:
             self.log(values, int(event["step"]), float(event.get("time") or 0))
-        self.ending = ENDINGS.get(kind, "FAILED" if kind in OPENED_BY else self.ending)
+        self.ending = ENDINGS.get(kind, "FAILED" if kind in OPENING_EVENTS else self.ending)
         if kind == "finished":
             facts = {"final": event.get("final"), "run": str(self.run)}
-            self.refer({name: str(value) for name, value in facts.items() if value})
+            self.log_paths({name: str(value) for name, value in facts.items() if value})
 
     @abstractmethod
     def open(self) -> str:
@@ -89,7 +89,7 @@ class Remote(ABC):
         """Log the values of curves at a step."""
 
     @abstractmethod
-    def refer(self, facts: Mapping[str, str]) -> None:
+    def log_paths(self, facts: Mapping[str, str]) -> None:
         """Log the paths of the result; nothing is uploaded."""
 
     @abstractmethod
@@ -97,7 +97,7 @@ class Remote(ABC):
         """Write the rest, and how the run ended."""
 
 
-class Wandb(Remote):
+class Wandb(TrackerRun):
     """Weights & Biases; offline if WANDB_MODE says so or if it cannot be reached."""
 
     name = "wandb"
@@ -107,13 +107,13 @@ class Wandb(Remote):
 
         mode, identity = os.environ.get("WANDB_MODE", "online"), self.known or uuid.uuid4().hex[:12]
         try:
-            self.run_there = self._init(mode, identity)
+            self.tracker_run = self._init(mode, identity)
         except (wandb.errors.Error, OSError) as error:
             if mode != "online":
                 raise
             wandb.teardown(exit_code=1)  # otherwise it considers the run open
-            self.run_there = self._init("offline", identity)
-            folder = Path(self.run_there.dir).parent
+            self.tracker_run = self._init("offline", identity)
+            folder = Path(self.tracker_run.dir).parent
             self.tell(
                 f"W&B cannot be used ({_brief(error)}); its curves are written offline  "
                 f"(upload them with: wandb sync {folder})"
@@ -121,9 +121,9 @@ class Wandb(Remote):
         # Rows are numbered by all events so far: a continued run adds rows, also in an offline
         # folder that was never uploaded.
         events = read_events(self.run / "events.jsonl") if self.known else ()
-        self.rows = sum(1 for event in events if points(event))
-        self.run_there.define_metric("step")
-        self.run_there.define_metric("*", step_metric="step")
+        self.rows = sum(1 for event in events if curve_values(event))
+        self.tracker_run.define_metric("step")
+        self.tracker_run.define_metric("*", step_metric="step")
         return identity
 
     def _init(self, mode: str, identity: str) -> Any:
@@ -152,20 +152,20 @@ class Wandb(Remote):
         )
 
     def configure(self, settings: Mapping[str, Any]) -> None:
-        self.run_there.config.update(dict(settings), allow_val_change=True)
+        self.tracker_run.config.update(dict(settings), allow_val_change=True)
 
     def log(self, values: Mapping[str, float], step: int, when: float) -> None:
-        self.run_there.log({"step": step, "time": when, **values}, step=self.rows)
+        self.tracker_run.log({"step": step, "time": when, **values}, step=self.rows)
         self.rows += 1
 
-    def refer(self, facts: Mapping[str, str]) -> None:
-        self.run_there.summary.update(dict(facts))
+    def log_paths(self, facts: Mapping[str, str]) -> None:
+        self.tracker_run.summary.update(dict(facts))
 
     def close(self) -> None:
-        self.run_there.finish(exit_code=int(self.ending != "FINISHED"))
+        self.tracker_run.finish(exit_code=int(self.ending != "FINISHED"))
 
 
-class Mlflow(Remote):
+class Mlflow(TrackerRun):
     """MLflow at MLFLOW_TRACKING_URI, by default in files next to the run folders."""
 
     name = "mlflow"
@@ -224,7 +224,7 @@ class Mlflow(Remote):
         metrics = [Metric(key, value, stamp, step) for key, value in values.items()]
         self.client.log_batch(self.identity, metrics=metrics)
 
-    def refer(self, facts: Mapping[str, str]) -> None:
+    def log_paths(self, facts: Mapping[str, str]) -> None:
         for name, value in facts.items():
             self.client.set_tag(self.identity, f"{name}_folder", value)
 
@@ -232,7 +232,7 @@ class Mlflow(Remote):
         self.client.set_terminated(self.identity, self.ending)
 
 
-class Trackio(Remote):
+class Trackio(TrackerRun):
     """Trackio: a database in TRACKIO_DIR, or the Space TRACKIO_SPACE_ID. It reports problems by
     warnings."""
 
@@ -244,7 +244,7 @@ class Trackio(Remote):
         import trackio
 
         name = self.known or self.title
-        self.run_there = trackio.init(
+        self.tracker_run = trackio.init(
             project=self.project,
             name=name,
             resume="allow",
@@ -256,21 +256,21 @@ class Trackio(Remote):
         return name
 
     def configure(self, settings: Mapping[str, Any]) -> None:
-        self.run_there.config.update(_flat(settings))  # sent with the first values
+        self.tracker_run.config.update(_flat(settings))  # sent with the first values
 
     def log(self, values: Mapping[str, float], step: int, when: float) -> None:
         self.last_step = max(step, self.last_step)
-        self.run_there.log(dict(values), step=step)
+        self.tracker_run.log(dict(values), step=step)
 
-    def refer(self, facts: Mapping[str, str]) -> None:
+    def log_paths(self, facts: Mapping[str, str]) -> None:
         named = {f"{name}_folder": value for name, value in facts.items()}
-        self.run_there.log(named, step=self.last_step)
+        self.tracker_run.log(named, step=self.last_step)
 
     def close(self) -> None:
-        self.run_there.finish()
+        self.tracker_run.finish()
 
 
-REMOTES: dict[str, Callable[[Path, Tell], Remote]] = {
+TRACKER_RUNS: dict[str, Callable[[Path, Notify], TrackerRun]] = {
     remote.name: remote for remote in (Wandb, Mlflow, Trackio)
 }
 
@@ -278,7 +278,7 @@ REMOTES: dict[str, Callable[[Path, Tell], Remote]] = {
 def _settings(run: Path) -> dict[str, Any]:
     """The plan of a run, whose secrets were removed when it was written; without reasons and
     decisions."""
-    plan = object_in(run / "plan.json")
+    plan = read_object_or_empty(run / "plan.json")
     return {
         key: value
         for key, value in plan.items()
@@ -315,7 +315,7 @@ def main(name: str, run: str) -> None:
             signal.signal(getattr(signal, signal_name), signal.SIG_IGN)
     try:
         with redirect_stdout(sys.stderr):
-            remote = REMOTES[name](Path(run), lambda text: answer(said=text))
+            remote = TRACKER_RUNS[name](Path(run), lambda text: answer(said=text))
             for line in sys.stdin:
                 event = json.loads(line)
                 if event.get("event") == "close":

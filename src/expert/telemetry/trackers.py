@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from expert.core.errors import ExpertError
 from expert.core.install import pip_install
 from expert.core.links import refuse_links
-from expert.core.process import Child, how_it_ended
+from expert.core.process import Child, describe_exit
 
 CURVES: Mapping[str, Mapping[str, str]] = {
     "step": {
@@ -56,16 +56,16 @@ CURVES: Mapping[str, Mapping[str, str]] = {
 """The curve for each field of each event; "test" is an evaluation of the test rows."""
 
 FLUSHED_AFTER = frozenset({"eval", "saved", "stopped", "finished"})
-OPENED_BY = frozenset({"started", "resumed"})
-OTHERS_READ = OPENED_BY | FLUSHED_AFTER | {"rolled_back", "fell_back", "failed"}
-"""Events without curves that trackers need; nothing is written before one of OPENED_BY."""
+OPENING_EVENTS = frozenset({"started", "resumed"})
+OTHERS_READ = OPENING_EVENTS | FLUSHED_AFTER | {"rolled_back", "fell_back", "failed"}
+"""Events without curves that trackers need; nothing is written before one of OPENING_EVENTS."""
 WAITING_EVENTS = 10_000
 """About 10 MB, kept while a tracker is not reading."""
 CLOSING_SECONDS = 30.0
 """For all trackers of a run together, to write the rest."""
 
 
-def points(event: Mapping[str, Any]) -> dict[str, float]:
+def curve_values(event: Mapping[str, Any]) -> dict[str, float]:
     """The values that an event adds to curves, by curve."""
     kind = event.get("event", "")
     shown = "test" if kind == "eval" and event.get("split") == "test" else kind
@@ -91,8 +91,8 @@ class Writer(Protocol):
     def close(self) -> None: ...
 
 
-Tell = Callable[[str], None]
-MakeWriter = Callable[[Path, Tell], Writer]
+Notify = Callable[[str], None]
+MakeWriter = Callable[[Path, Notify], Writer]
 """Creates the writer of a run folder; it passes messages for the user to Tell."""
 
 
@@ -120,7 +120,7 @@ class Tracker:
     ) -> None:
         self._kind, self._run, self._warn = kind, run, warn
         self._queue: queue.Queue[dict[str, Any] | None] = queue.Queue(waiting)
-        self._said: deque[str] = deque()
+        self._messages: deque[str] = deque()
         self._writer: Writer | None = None
         self._begun = self._broken = self._closed = self._dropped = False
         self._thread = threading.Thread(target=self._work, name=kind.title, daemon=True)
@@ -128,19 +128,19 @@ class Tracker:
 
     def __call__(self, event: Mapping[str, Any]) -> None:
         """Queue the event if it matters for curves, without waiting."""
-        self._speak()
+        self._send_warnings()
         if self._broken or self._closed:
             return
-        kind, has_points = event.get("event"), bool(points(event))
-        self._begun = self._begun or has_points or kind in OPENED_BY
+        kind, has_points = event.get("event"), bool(curve_values(event))
+        self._begun = self._begun or has_points or kind in OPENING_EVENTS
         if self._begun and (has_points or kind in OTHERS_READ):
             try:
                 self._queue.put_nowait(dict(event))
             except queue.Full:
                 if not self._dropped:
                     self._dropped = True
-                    self._say("are too slow and miss values")
-                    self._speak()
+                    self._add_warning("are too slow and miss values")
+                    self._send_warnings()
 
     def end(self) -> bool:
         """Ask the thread to write the rest and close; False if its queue is full."""
@@ -158,18 +158,18 @@ class Tracker:
                 self._queue.put(None, timeout=max(0.0, until - time.monotonic()))
         self._thread.join(max(0.0, until - time.monotonic()))
         if self._thread.is_alive():
-            self._say(f"could not be finished within {CLOSING_SECONDS:g} s")
+            self._add_warning(f"could not be finished within {CLOSING_SECONDS:g} s")
             self._broken = True
             if isinstance(self._writer, ProcessWriter):
                 self._writer.stop()
-        self._speak()
+        self._send_warnings()
 
     def _work(self) -> None:
         """The thread: open, write, close."""
         try:
             while (event := self._queue.get()) is not None:
                 if self._writer is None:
-                    self._writer = self._kind.open(self._run, self._said.append)
+                    self._writer = self._kind.open(self._run, self._messages.append)
                 self._writer.write(event)
             if self._writer is not None:
                 self._writer.close()
@@ -177,21 +177,21 @@ class Tracker:
             own = isinstance(error, TrackerFailed | ExpertError)
             if not self._broken:
                 why = str(error) if own else f"{type(error).__name__}: {error}"
-                self._say(f"are no longer written: {why}")
+                self._add_warning(f"are no longer written: {why}")
             self._broken = True
 
-    def _say(self, what: str) -> None:
-        self._said.append(f"{self._kind.title} {what}  (events.jsonl has all values)")
+    def _add_warning(self, what: str) -> None:
+        self._messages.append(f"{self._kind.title} {what}  (events.jsonl has all values)")
 
-    def _speak(self) -> None:
-        while self._said:
-            self._warn(self._said.popleft())
+    def _send_warnings(self) -> None:
+        while self._messages:
+            self._warn(self._messages.popleft())
 
 
 class TensorBoardWriter:
     """Event files in the run folder."""
 
-    def __init__(self, run: Path, tell: Tell) -> None:
+    def __init__(self, run: Path, tell: Notify) -> None:
         self._folder = run / "tensorboard"
         self._files: Any = None
 
@@ -204,7 +204,7 @@ class TensorBoardWriter:
             first = int(event.get("to_step", event["step"])) + 1 if undone else None
             refuse_links(self._folder, below=self._folder.parent)  # every time it is opened
             self._files = _summary_writer(self._folder, first)
-        for curve, value in points(event).items():
+        for curve, value in curve_values(event).items():
             self._files.add_scalar(curve, value, int(event["step"]), event.get("time"))
         if kind in FLUSHED_AFTER:
             self._files.flush()
@@ -239,19 +239,19 @@ class ProcessWriter:
     """Passes events to a process that imports a third-party package, which may print, wait for a
     network, or crash."""
 
-    def __init__(self, name: str, run: Path, tell: Tell, command: tuple[str, ...] = ()) -> None:
+    def __init__(self, name: str, run: Path, tell: Notify, command: tuple[str, ...] = ()) -> None:
         own = (sys.executable, "-P", "-m", "expert.telemetry.tracker_process", name, str(run))
         self._child, self._tell = Child(command or own), tell
 
     def write(self, event: Mapping[str, Any]) -> None:
         taken = self._child.ask(event)
-        self._hear(0.0 if taken else CLOSING_SECONDS)
+        self._forward_messages(0.0 if taken else CLOSING_SECONDS)
         if not taken:
             raise self._ended()
 
     def close(self) -> None:
         self._child.ask({"event": "close"})
-        if not self._hear(2 * CLOSING_SECONDS):  # by then the tracker has given up
+        if not self._forward_messages(2 * CLOSING_SECONDS):  # by then the tracker has given up
             raise self._ended()
         self._child.stop()
 
@@ -259,7 +259,7 @@ class ProcessWriter:
         """End the process immediately."""
         self._child.stop()
 
-    def _hear(self, seconds: float) -> bool:
+    def _forward_messages(self, seconds: float) -> bool:
         """Forward its messages for this long; returns whether it has closed properly."""
         ends_at = time.monotonic() + seconds
         while message := self._child.next(ends_at):
@@ -273,8 +273,8 @@ class ProcessWriter:
 
     def _ended(self) -> TrackerFailed:
         code = self._child.stop()
-        words = self._child.last_words()
-        return TrackerFailed(f"its process {how_it_ended(code)}" + (f": {words}" if words else ""))
+        words = self._child.stderr_tail()
+        return TrackerFailed(f"its process {describe_exit(code)}" + (f": {words}" if words else ""))
 
 
 TRACKERS = {

@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from expert.core.errors import ExpertError
 from expert.core.files import sync_folder
 from expert.core.publish import damage, publishing
-from expert.core.room import DiskFull, free_bytes, said_no_room
+from expert.core.resources import DiskFull, disk_full_message, free_bytes
 from expert.core.rundir import checkpoint_name, checkpoints_in
 from expert.core.stored_json import read_object
 from expert.core.text import gib
@@ -49,7 +49,7 @@ class CheckpointError(ExpertError):
     """A checkpoint cannot be written or used: where, what, and what to do."""
 
 
-class AnotherRun(CheckpointError):
+class DifferentRun(CheckpointError):
     """A checkpoint of a run with other settings; `started_with`: the options of that run."""
 
     def __init__(self, text: str, started_with: Sequence[tuple[str, Any]] = ()) -> None:
@@ -79,7 +79,7 @@ def save_checkpoint(folder: Path, step: int, tensors: Groups, state: Mapping[str
             for group, named in tensors.items():
                 _write_group(temporary / _group_file(group), named)
     except (OSError, SafetensorError) as error:
-        said = said_no_room(error)
+        said = disk_full_message(error)
         if not said:
             raise CheckpointError(
                 f"{path}: cannot be written: {error}  (fix that; earlier checkpoints are intact)"
@@ -137,11 +137,11 @@ def prune(
     protect: Collection[int],
     *,
     verified: Path | None = None,
-    in_between: Callable[[Path], bool] = lambda path: False,
+    is_unscheduled: Callable[[Path], bool] = lambda path: False,
 ) -> list[Path]:
     """Delete all but the newest `keep` (None: all) and the protected steps; returns the deleted.
 
-    Checkpoints saved when none was due (`in_between`) do not count towards `keep` and are
+    Checkpoints saved when none was due (`is_unscheduled`) do not count towards `keep` and are
     deleted once there is a newer one. Nothing is deleted unless the newest verifies; `verified`:
     one just returned by save_checkpoint, which need not be read again. Incomplete ones neither
     count nor are deleted.
@@ -152,7 +152,7 @@ def prune(
         for step, path in reversed(checkpoints_in(folder))
         if not (damage(path, contents=False) or _foreign(path, step))
     ]
-    due = [path for _, path in whole if not in_between(path)]
+    due = [path for _, path in whole if not is_unscheduled(path)]
     kept = {*(due if keep is None else due[:keep]), *(path for _, path in whole[:1])}
     going = [path for step, path in whole if path not in kept and step not in protect]
     if not going or (whole[0][1] != verified and damage(whole[0][1])):

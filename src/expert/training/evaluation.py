@@ -52,14 +52,14 @@ class EvalResult:
         return float(getattr(self, name.removeprefix("eval_")))
 
 
-class NothingToJudge(ExpertError):
+class NoTargetTokens(ExpertError):
     """The rows have no target token, so there is no mean loss."""
 
 
-def means_of(loss_sum: float, correct: float, *, targets: int, examples: int) -> EvalResult:
-    """Means from sums on the host; raises NothingToJudge without targets."""
+def mean_metrics(loss_sum: float, correct: float, *, targets: int, examples: int) -> EvalResult:
+    """Means from sums on the host; raises NoTargetTokens without targets."""
     if not targets:
-        raise NothingToJudge(
+        raise NoTargetTokens(
             "nothing to evaluate: no answer token before max_seq_length in "
             f"{counted(examples, 'row')}  (increase training.config.max_seq_length, or use rows "
             "with answers)"

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from expert.parallel.engine import Applied
-from expert.parallel.graphs import Capture, Made, Replay, captured
+from expert.parallel.engine import StepResult
+from expert.parallel.graphs import Capture, CapturedOutputs, Replay, captured
 from expert.planning.run_plan import OptimPlan
 from expert.training.optim import (
-    Masters,
+    MasterWeights,
     Named,
-    StateDoesNotFit,
+    StateMismatch,
     build_optimizer,
     clip,
     load_optimizer_tensors,
@@ -51,7 +51,7 @@ class OptimizerLearner:
         sharded weights, computes the norm of all gradients from this rank's norms."""
         self._total_norm = total_norm
         self._device = device
-        self._masters = Masters(named)
+        self._masters = MasterWeights(named)
         self._computing = [parameter for _, parameter in named]
         self._parameters = [parameter for _, parameter in self._masters.named]
         self._optimizer = build_optimizer(self._masters.named, plan, device=device)
@@ -81,7 +81,7 @@ class OptimizerLearner:
         self._masters.take(gradients)
         self._losses = loss.clone() if self._losses is None else self._losses + loss
 
-    def to_sum_over_ranks(self) -> list[Tensor]:
+    def gradients_to_reduce(self) -> list[Tensor]:
         """The accumulated gradients, in the same order on every rank, and the summed loss: it
         decides whether the step is applied, which must be the same on all ranks."""
         for parameter in self._parameters:
@@ -91,7 +91,7 @@ class OptimizerLearner:
         self._losses = losses.clone()
         return [*(parameter.grad for parameter in self._parameters), self._losses]  # type: ignore[list-item]
 
-    def step(self, *, rate: float, max_norm: float) -> Applied:
+    def step(self, *, rate: float, max_norm: float) -> StepResult:
         """Step with the accumulated gradients, unless they are not finite."""
         if self._captured is not None:
             assert self._losses is not None, "a step of nothing"
@@ -102,7 +102,7 @@ class OptimizerLearner:
         else:
             set_rate(self._optimizer, rate)
             norm, applied = self._step(self._losses, max_norm=max_norm)
-        return Applied(grad_norm=norm, applied=applied)
+        return StepResult(grad_norm=norm, applied=applied)
 
     def _step(self, losses: Tensor | None, *, max_norm: float) -> tuple[Tensor, Tensor]:
         """The gradient norm, and whether the weights changed."""
@@ -167,7 +167,7 @@ class OptimizerLearner:
         )
         if wrong:
             was, now = (shapes.get(wrong[0], "absent") for shapes in (checkpoint, model))
-            raise StateDoesNotFit(
+            raise StateMismatch(
                 f"{wrong[0]}: saved as {was}, the model has {now}; {len(wrong)} such weights  "
                 "(resume with the model and adapter of the checkpoint)"
             )
@@ -186,7 +186,7 @@ class CapturedStep:
         self._losses = torch.zeros((), device=device)
         self._met: tuple[int, ...] = ()
         self._times = 0
-        self._made: tuple[Made, Replay] | None = None
+        self._made: tuple[CapturedOutputs, Replay] | None = None
         optimizer._warned_capturable_if_run_uncaptured = True
         for group in optimizer.param_groups:
             group["lr"] = self._rate  # a tensor, which the graph reads again at every replay

@@ -8,7 +8,7 @@ from typing import Any
 
 from expert.parallel.engine import Engine
 from expert.training.evaluation import EvalResult
-from expert.training.pressure import Sign
+from expert.training.pressure import PlanHint
 from expert.training.recorder import Emit, Recorder, StepFacts, Trouble, due
 from expert.training.recovery import LossSpike, NotFinite
 from expert.training.schedule import Schedule, learning_rate
@@ -58,7 +58,7 @@ class Tools:
     """Whether a checkpoint was requested since the last call."""
     rows_of: RowsOf = lambda bins: []
     """The data rows in these packed sequences, if known."""
-    same_everywhere: Callable[[Any], Any] = lambda found: found
+    share_with_ranks: Callable[[Any], Any] = lambda found: found
     """Shares a finding of any rank (None if this rank has none) with all ranks."""
 
 
@@ -72,11 +72,11 @@ class Ending:
     trouble: Trouble | None = None
     verdict: str = ""
     """What the policy says about the trouble: rollback or stop."""
-    sign: Sign | None = None
+    hint: PlanHint | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Moment:
+class DueWork:
     """What to do between two steps."""
 
     evaluate: bool = False
@@ -93,7 +93,7 @@ def train(
 ) -> tuple[TrainState, Ending]:
     """Take steps until something ends the loop; returns the state and why it ended."""
     feed = iter(steps)
-    state, stop = _between_steps(state, _left_undone(state, plan), plan, tools)
+    state, stop = _between_steps(state, _missed_evaluation(state, plan), plan, tools)
     tools.reached(state)
     while stop is None and (plan.total_steps is None or state.done < plan.total_steps):
         tools.recorder.begin(state.done)
@@ -110,23 +110,23 @@ def train(
         before = state.done
         state, troubles = _one_step(engine, fed, state, plan, tools)
         tools.reached(state)
-        moment = replace(_moment(before, state, plan), asked=tools.save_requested())
-        if moment != Moment() or tools.stop_requested() is not None:
+        due_work = replace(_due_work(before, state, plan), asked=tools.save_requested())
+        if due_work != DueWork() or tools.stop_requested() is not None:
             # Read outstanding numbers before they are needed to evaluate or save.
-            troubles += tools.recorder.settle()
-        stop = _answer(troubles, state, plan, tools)
+            troubles += tools.recorder.wait_for_numbers()
+        stop = _handle_troubles(troubles, state, plan, tools)
         if stop is None:
-            if moment.last:
-                tools.recorder.report_rest()
-            state, stop = _between_steps(state, moment, plan, tools)
+            if due_work.last:
+                tools.recorder.report_remaining()
+            state, stop = _between_steps(state, due_work, plan, tools)
             tools.reached(state)
-        if stop is None and not moment.last:
-            sign = tools.same_everywhere(tools.recorder.pressure.taken())
-            stop = Ending(sign=sign) if sign is not None else None
+        if stop is None and not due_work.last:
+            hint = tools.share_with_ranks(tools.recorder.pressure.take_hint())
+            stop = Ending(hint=hint) if hint is not None else None
     if stop is None:
         state, stop = _ended(state, plan, tools)
     if stop.finished or stop.exit_code is not None:
-        tools.recorder.report_rest()  # after saving: a resumed run reports the whole line
+        tools.recorder.report_remaining()  # after saving: a resumed run reports the whole line
     return state, stop
 
 
@@ -167,14 +167,14 @@ def _one_step(
     return state, troubles
 
 
-def _moment(before: int, state: TrainState, plan: LoopPlan) -> Moment:
+def _due_work(before: int, state: TrainState, plan: LoopPlan) -> DueWork:
     """What is due now, also if it was due at steps that were skipped."""
 
     def passed(every: int | None) -> bool:
         return bool(every) and before // every < state.done // every  # type: ignore[operator]
 
     last = state.done == plan.total_steps
-    return Moment(
+    return DueWork(
         evaluate=passed(plan.eval_every) or (last and _evaluates(plan)),
         save=passed(plan.save_every) or last,
         epoch=state.done // plan.steps_per_epoch
@@ -188,35 +188,37 @@ def _epoch_ended(
     state: TrainState, plan: LoopPlan, tools: Tools
 ) -> tuple[TrainState, Ending | None]:
     """Work at the end of an epoch, noticed when the next one started."""
-    stop = _answer(tools.recorder.settle(), state, plan, tools)
+    stop = _handle_troubles(tools.recorder.wait_for_numbers(), state, plan, tools)
     if stop is not None:
         return state, stop
     epoch, missing = state.epoch + 1, state.evaluated != state.done
     evaluate = missing and due(epoch, plan.eval_epochs)
-    moment = Moment(evaluate=evaluate, save=due(epoch, plan.save_epochs), epoch=epoch)
-    return _between_steps(state, moment, plan, tools)
+    due_work = DueWork(evaluate=evaluate, save=due(epoch, plan.save_epochs), epoch=epoch)
+    return _between_steps(state, due_work, plan, tools)
 
 
-def _left_undone(state: TrainState, plan: LoopPlan) -> Moment:
+def _missed_evaluation(state: TrainState, plan: LoopPlan) -> DueWork:
     """An evaluation that a signal prevented; a resumed run starts with it."""
     last = state.done == plan.total_steps
     was_due = due(state.done, plan.eval_every) or (last and _evaluates(plan))
-    return Moment(evaluate=state.done > 0 and was_due and state.evaluated != state.done)
+    return DueWork(evaluate=state.done > 0 and was_due and state.evaluated != state.done)
 
 
 def _evaluates(plan: LoopPlan) -> bool:
     return plan.eval_every > 0 or plan.eval_epochs > 0
 
 
-def _answer(
+def _handle_troubles(
     troubles: list[Trouble], state: TrainState, plan: LoopPlan, tools: Tools
 ) -> Ending | None:
     """Report every trouble; an Ending for the first one that cannot be skipped."""
-    unanswered = judge(troubles, state, plan.stability, emit=tools.emit, rows_of=tools.rows_of)
+    unanswered = report_troubles(
+        troubles, state, plan.stability, emit=tools.emit, rows_of=tools.rows_of
+    )
     return Ending(trouble=unanswered[0], verdict=unanswered[1]) if unanswered is not None else None
 
 
-def judge(
+def report_troubles(
     troubles: list[Trouble], state: TrainState, policy: Stability, *, emit: Emit, rows_of: RowsOf
 ) -> tuple[Trouble, str] | None:
     """Report every trouble with the policy's verdict: skip, ignore, rollback or stop; returns the
@@ -238,7 +240,7 @@ def judge(
 
 
 def _between_steps(
-    state: TrainState, moment: Moment, plan: LoopPlan, tools: Tools
+    state: TrainState, due_work: DueWork, plan: LoopPlan, tools: Tools
 ) -> tuple[TrainState, Ending | None]:
     """Evaluate and save if due; returns an Ending if the run should stop here.
 
@@ -246,7 +248,7 @@ def _between_steps(
     """
     improved = patience_gone = False
     eval_loss: float | None = None
-    if moment.evaluate and tools.stop_requested() is None:
+    if due_work.evaluate and tools.stop_requested() is None:
         with tools.recorder.meter.paused() as pause:
             result = tools.evaluate(state.done)
         if result is not None:
@@ -256,30 +258,30 @@ def _between_steps(
             tools.emit("eval", step=state.done, split="validation", **fields)
             state = replace(state, best=tools.best.state(), evaluated=state.done)
             eval_loss = result.loss
-    if moment.epoch is not None:
-        facts = tools.recorder.meter.epoch_line(moment.epoch, eval_loss)
+    if due_work.epoch is not None:
+        facts = tools.recorder.meter.epoch_line(due_work.epoch, eval_loss)
         tools.emit("epoch", step=state.done, **facts)
     exit_code = tools.stop_requested() if state.done else None
-    wanted = moment.save or moment.asked or (improved and plan.save_best)
+    wanted = due_work.save or due_work.asked or (improved and plan.save_best)
     if wanted or patience_gone or exit_code is not None:
         state = replace(state, **tools.recorder.state())
         with tools.recorder.meter.paused():
-            tools.save(state, moment.save)
+            tools.save(state, due_work.save)
         exit_code = tools.stop_requested()  # also one that came while saving
     if exit_code is not None:
         return state, Ending(exit_code=exit_code)
-    if patience_gone and not moment.last:
+    if patience_gone and not due_work.last:
         return state, Ending(finished=True, early=True)
     return state, None
 
 
 def _ended(state: TrainState, plan: LoopPlan, tools: Tools) -> tuple[TrainState, Ending]:
     """No steps are left. If the last one was not known to be the last, finish its work now."""
-    stop = _answer(tools.recorder.settle(), state, plan, tools)
+    stop = _handle_troubles(tools.recorder.wait_for_numbers(), state, plan, tools)
     if stop is None and state.done != plan.total_steps:
-        tools.recorder.report_rest()
+        tools.recorder.report_remaining()
         missing = _evaluates(plan) and state.evaluated != state.done
         epoch = state.epoch + 1 if plan.steps_per_epoch is None else None
-        moment = Moment(evaluate=missing, save=True, epoch=epoch, last=True)
-        state, stop = _between_steps(state, moment, plan, tools)
+        due_work = DueWork(evaluate=missing, save=True, epoch=epoch, last=True)
+        state, stop = _between_steps(state, due_work, plan, tools)
     return state, stop or Ending(finished=True)

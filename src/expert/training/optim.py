@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from expert.core.errors import ExpertError
 from expert.core.install import pip_install
-from expert.parallel.replicated import pieces
+from expert.parallel.replicated import chunk_ranges
 from expert.planning.run_plan import OptimPlan
 
 Named = Sequence[tuple[str, Parameter]]
@@ -50,7 +50,7 @@ class OptimizerUnavailable(ExpertError):
         return f"optim: {self.optimizer} cannot run here: {self.reason}  (use optim: adamw_torch)"
 
 
-class StateDoesNotFit(ExpertError):
+class StateMismatch(ExpertError):
     """Saved optimizer tensors belong to other parameters or another optimizer."""
 
 
@@ -58,8 +58,11 @@ def build_optimizer(named: Named, plan: OptimPlan, *, device: torch.device) -> O
     """The planned optimizer for these parameters, with weight decay on matrices only."""
     kind = plan.optimizer
     groups: list[dict[str, Any]] = [
-        {"params": [p for name, p in named if decays(name, p)], "weight_decay": plan.weight_decay},
-        {"params": [p for name, p in named if not decays(name, p)], "weight_decay": 0.0},
+        {
+            "params": [p for name, p in named if has_weight_decay(name, p)],
+            "weight_decay": plan.weight_decay,
+        },
+        {"params": [p for name, p in named if not has_weight_decay(name, p)], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
     rate, betas, epsilon = plan.learning_rate, plan.betas, plan.epsilon
@@ -115,7 +118,7 @@ def _try_fused(named: Named) -> None:
             raise OptimizerUnavailable("adamw_torch_fused", str(error)) from error
 
 
-def decays(name: str, parameter: Tensor) -> bool:
+def has_weight_decay(name: str, parameter: Tensor) -> bool:
     """Whether weight decay applies: to matrices and LoRA factors, not to embeddings, norms and
     biases."""
     if _LOW_RANK_FACTOR.search(name):
@@ -252,7 +255,7 @@ def _split_by_parameter(
         if name == _SHARED_NAME and key in _SHARED:
             continue
         if name not in known:
-            raise StateDoesNotFit(
+            raise StateMismatch(
                 f"{full_name}: no parameter of this run is called {name or full_name}  "
                 "(resume with the manifest this checkpoint was written with)"
             )
@@ -270,13 +273,13 @@ def _check_fits(
         kind = "8-bit, small" if parameter.numel() < smallest else "8-bit"
     expected = set(_STATE_KEYS[kind])
     if set(state) != expected:
-        raise StateDoesNotFit(
+        raise StateMismatch(
             f"{name}: the saved optimizer state has {', '.join(sorted(state))}, this optimizer "
             f"keeps {', '.join(sorted(expected))}  (resume with the optimizer of the checkpoint)"
         )
     for key, value in state.items():
         if key != "step" and not key.startswith("absmax") and value.shape != parameter.shape:
-            raise StateDoesNotFit(
+            raise StateMismatch(
                 f"{name}.{key}: saved with shape {list(value.shape)}, the parameter has "
                 f"{list(parameter.shape)}  (resume with the manifest of the checkpoint)"
             )
@@ -301,7 +304,7 @@ def _lies_in_another(parameter: Tensor) -> bool:
     return parameter.dim() == 2 and parameter.stride() != (parameter.shape[1], 1)
 
 
-class Masters:
+class MasterWeights:
     """Float32 copies of 16-bit parameters, which the optimizer updates instead.
 
     A change of 1e-5 to a bfloat16 weight of 1 would be rounded away (half its spacing is 2e-3); the
@@ -372,7 +375,7 @@ class Masters:
         2.9 ms on an H200 one by one, and 0.31 ms when copied first. Tensors larger than a piece are
         added directly.
         """
-        for piece in pieces([grad.numel() for grad in grads], SCRATCH_WEIGHTS):
+        for piece in chunk_ranges([grad.numel() for grad in grads], SCRATCH_WEIGHTS):
             first, size = piece.start, sum(grads[index].numel() for index in piece)
             if size > SCRATCH_WEIGHTS:
                 sums[first].add_(grads[first])

@@ -15,14 +15,14 @@ WINDOW_SECONDS = 60.0
 WAITING_SHARE = 0.2
 MOST_RETUNES = 2
 # A restarted feed starts its workers, and a new run compiles.
-SETTLING_UPDATES = 3
+SETTLING_STEPS = 3
 # The allocator may empty its cache once; on three log lines in a row it happens in every step.
 RETRYING_LINES = 3
 # Graphs after the warm-up: a few are odd last batches; more mean that shapes never repeat.
 STORM_GRAPHS = 16
-STORM_WARMUP_UPDATES = 10
+STORM_WARMUP_STEPS = 10
 
-Sign = DataBound | OutOfMemory | RecompileStorm
+PlanHint = DataBound | OutOfMemory | RecompileStorm
 
 
 class DataWait:
@@ -37,7 +37,7 @@ class DataWait:
     def restart(self) -> None:
         """Reset when a new feed starts."""
         self._wall = self._waited = 0.0
-        self._settling = SETTLING_UPDATES
+        self._settling = SETTLING_STEPS
 
     def add(self, wall: float, waited: float) -> DataBound | None:
         """Add one step's seconds; returns what to try if too much of a full window was waiting.
@@ -61,7 +61,7 @@ class DataWait:
         return DataBound(share=share, workers=self.workers, cores=self._cores, thrashing=worse)
 
 
-class Spilling:
+class AllocatorRetries:
     """Detects that the allocator constantly frees its cache and retries."""
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class Spilling:
         return OutOfMemory(where="training", message=message)
 
 
-class Recompiling:
+class RecompileCounter:
     """Counts graphs compiled after every shape should have been seen."""
 
     def __init__(self, graphs: Callable[[], int], *, most: int = STORM_GRAPHS) -> None:
@@ -96,7 +96,7 @@ class Recompiling:
 
     def restart(self) -> None:
         """Reset when the model was built again: it may compile."""
-        self._warming, self._known, self._storms = STORM_WARMUP_UPDATES, 0, 0
+        self._warming, self._known, self._storms = STORM_WARMUP_STEPS, 0, 0
         self._fresh = 0
 
     @contextmanager
@@ -128,9 +128,11 @@ class Recompiling:
 class Pressure:
     """All detectors together; the first sign is kept until the loop asks for it."""
 
-    def __init__(self, *, data: DataWait, spilling: Spilling, recompiling: Recompiling) -> None:
+    def __init__(
+        self, *, data: DataWait, spilling: AllocatorRetries, recompiling: RecompileCounter
+    ) -> None:
         self.data, self.spilling, self.recompiling = data, spilling, recompiling
-        self._sign: Sign | None = None
+        self._sign: PlanHint | None = None
 
     def add_times(self, wall: float, waited: float) -> None:
         self._sign = self._sign or self.data.add(wall, waited)
@@ -138,8 +140,8 @@ class Pressure:
     def add_facts(self, facts: Mapping[str, Any]) -> None:
         self._sign = self._sign or self.spilling.add(facts)
 
-    def taken(self) -> Sign | None:
+    def take_hint(self) -> PlanHint | None:
         """The sign after a step, if any; clears it."""
-        sign = self._sign or self.recompiling.add()
+        hint = self._sign or self.recompiling.add()
         self._sign = None
-        return sign
+        return hint

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 
 import torch
 
-from expert.telemetry.late import LateNumbers
+from expert.telemetry.delayed import DelayedValues
 from expert.telemetry.meter import Meter, StepCounts
-from expert.telemetry.syncs import SyncWatch
+from expert.telemetry.syncs import SyncDetector
 from expert.telemetry.timeline import COMMUNICATION, Timeline
 from expert.training.pressure import Pressure
 from expert.training.recovery import LossSpike, NotFinite
@@ -83,7 +83,7 @@ class Recorder:
         """Of the last timed step, without waiting for data or other ranks."""
         self._emit = emit
         self._timeline = timeline
-        self._late = LateNumbers(device)
+        self._late = DelayedValues(device)
         self._log_every = log_every
         self._flops_per_token = flops_per_token
         self._loss_scaling = loss_scaling
@@ -94,7 +94,7 @@ class Recorder:
         self._phases: dict[str, float] = {}
         self._made: list[float] = []
         self._dry: list[bool] = []
-        self._syncs = SyncWatch(device)
+        self._syncs = SyncDetector(device)
 
     def begin(self, step: int) -> None:
         """Start a step; the device waits until its batches are there."""
@@ -141,11 +141,11 @@ class Recorder:
             "sums": self.meter.state(),
         }
 
-    def settle(self) -> list[Trouble]:
+    def wait_for_numbers(self) -> list[Trouble]:
         """Wait for all launched steps, and judge them."""
         return self._read(everything=True)
 
-    def report_rest(self) -> None:
+    def report_remaining(self) -> None:
         """Emit a line for the steps since the last one, if any: otherwise a run shorter than its
         log interval would leave nothing to diagnose."""
         unreported, self._unreported = self._unreported, None
@@ -180,13 +180,13 @@ class Recorder:
             self._made.append(facts.made_seconds)
         if math.isfinite(loss_sum):
             self.meter.add_loss(loss_sum, facts.targets)
-        trouble = self._judged(facts, loss, applied)
+        trouble = self._check_step(facts, loss, applied)
         self._unreported = (facts, loss, grad_norm)
         if due(facts.step + 1, self._log_every) or trouble is not None:
-            self.report_rest()
+            self.report_remaining()
         return trouble
 
-    def _judged(self, facts: StepFacts, loss: float, applied: bool) -> Trouble | None:
+    def _check_step(self, facts: StepFacts, loss: float, applied: bool) -> Trouble | None:
         if applied:
             self.skips = 0
             spike, high = self.spikes.observe(facts.step, loss), self.spikes.begun

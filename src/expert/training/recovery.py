@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from expert.manifest.schema.manifest import CHAR_GPT
-from expert.planning.choose.sequences import BY_BOUNDARIES
+from expert.planning.choose.sequences import VARLEN_ATTENTION
 from expert.planning.decisions import Decision
 from expert.planning.run_plan import RunPlan
 
@@ -107,7 +107,7 @@ def plan_after(plan: RunPlan, failure: Failure) -> RunPlan | None:
     The rows of a step never change, so neither does the training. Spikes and values that are not
     finite are not the plan's fault: `spikes.Stability` decides about those.
     """
-    values, because = _answer(plan, failure)
+    values, because = _changes_after(plan, failure)
     return plan.with_values(values, because, "fallback") if values else None
 
 
@@ -117,7 +117,7 @@ def changes(before: RunPlan, after: RunPlan) -> list[Decision]:
     return [decision for decision in after.decisions if known.get(decision.path) != decision]
 
 
-def _answer(plan: RunPlan, failure: Failure) -> tuple[Changes, str]:
+def _changes_after(plan: RunPlan, failure: Failure) -> tuple[Changes, str]:
     """New values by path, and the reason; no values if nothing is left to try."""
     match failure:
         case OutOfMemory(where="evaluation"):
@@ -156,7 +156,7 @@ def _smaller_training(plan: RunPlan, failure: OutOfMemory) -> tuple[Changes, str
         if share is not None:
             values["batch.accumulation"] = math.ceil(share / fewer)
         return values, because
-    recomputing = _more_recomputed(plan, failure.blocks)
+    recomputing = _more_checkpointing(plan, failure.blocks)
     if recomputing:
         return recomputing, because
     if _may_quantise(plan):
@@ -164,7 +164,7 @@ def _smaller_training(plan: RunPlan, failure: OutOfMemory) -> tuple[Changes, str
     return {}, because
 
 
-def _more_recomputed(plan: RunPlan, blocks: int | None) -> Changes:
+def _more_checkpointing(plan: RunPlan, blocks: int | None) -> Changes:
     """Half of the blocks, then all; a count of None means half, or all, of an unknown number."""
     kind, count = plan.kernels.checkpointing, plan.kernels.recomputed_blocks
     if kind == "full":
@@ -207,7 +207,7 @@ def _without_kernel(plan: RunPlan, failure: KernelUnavailable) -> tuple[Changes,
         kernel = kernels.attention
         following = ATTENTION_AFTER.get(kernels.attention)
         values = {"kernels.attention": following} if following else {}
-        if plan.data.flat and following and following not in BY_BOUNDARIES:
+        if plan.data.flat and following and following not in VARLEN_ATTENTION:
             values["data.flat"] = False  # a mask over all places of one long row
     elif kernel in ("fused_optimizer", plan.optim.optimizer):
         kernel = plan.optim.optimizer

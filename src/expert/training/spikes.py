@@ -150,7 +150,7 @@ class Stability:
 
 
 @dataclass(frozen=True)
-class Skipped:
+class SkippedSteps:
     """Steps to leave out when a run reaches them again, as windows."""
 
     windows: tuple[tuple[int, int], ...] = ()
@@ -159,7 +159,7 @@ class Skipped:
     def __contains__(self, step: object) -> bool:
         return isinstance(step, int) and any(first <= step <= last for first, last in self.windows)
 
-    def with_window(self, first: int, last: int) -> Skipped:
+    def with_window(self, first: int, last: int) -> SkippedSteps:
         """These and the steps from `first` to `last`, inclusive."""
         assert first <= last, f"invalid window from {first} to {last}"
         merged: list[tuple[int, int]] = []
@@ -168,14 +168,14 @@ class Skipped:
                 merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
             else:
                 merged.append((begin, end))
-        return Skipped(tuple(merged))
+        return SkippedSteps(tuple(merged))
 
     def to_json(self) -> list[list[int]]:
         return [[first, last] for first, last in self.windows]
 
     @staticmethod
-    def from_json(windows: Iterable[Iterable[int]]) -> Skipped:
-        skipped = Skipped()
+    def from_json(windows: Iterable[Iterable[int]]) -> SkippedSteps:
+        skipped = SkippedSteps()
         for first, last in windows:
             skipped = skipped.with_window(first, last)
         return skipped

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from expert.training.spikes import Skipped
+from expert.training.spikes import SkippedSteps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +19,7 @@ class TrainState:
     """Epoch, window and step in it at which a stream continues."""
     tokens: int = 0
     examples: int = 0
-    skipped: Skipped = field(default_factory=Skipped)
+    skipped: SkippedSteps = field(default_factory=SkippedSteps)
     """Steps to leave out after a rollback."""
     rollbacks: int = 0
     skips: int = 0
@@ -44,6 +44,6 @@ class TrainState:
             **{
                 **data,
                 "place": tuple(place) if place else None,
-                "skipped": Skipped.from_json(data.get("skipped", ())),
+                "skipped": SkippedSteps.from_json(data.get("skipped", ())),
             }
         )

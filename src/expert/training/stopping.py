@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Literal
 
-from expert.core.interrupts import HANGUP, HEARD, WARNING, show_cursor
+from expert.core.interrupts import HANDLED_SIGNALS, HANGUP, WARNING, show_cursor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +108,7 @@ class Signals:
     def __enter__(self) -> Signals:
         self._listener = os.getpid()
         if threading.current_thread() is threading.main_thread():
-            for number in HEARD:
+            for number in HANDLED_SIGNALS:
                 before = signal.getsignal(number)
                 if before is not signal.SIG_IGN:
                     self._before[number] = before
@@ -142,7 +142,7 @@ class Signals:
         self._acknowledge(True)
         os._exit(128 + number)
 
-    def take_save(self) -> bool:
+    def take_save_request(self) -> bool:
         """Whether a checkpoint was requested since the last call."""
         asked, self._asked_to_save = self._asked_to_save, False
         return asked

@@ -50,7 +50,7 @@ def test_columns_are_the_union_over_all_rows_in_the_order_of_their_first_sight()
     assert not seen.holds_only("d", "text")
 
 
-def test_bad_rows_tell_nothing_and_a_window_says_that_more_follows():
+def test_bad_rows_are_skipped_and_a_partial_survey_is_marked():
     rows: list[Row | BadRow] = [
         BadRow("f", 1, "broken"),
         Row({"a": "x"}, "f", 2),
@@ -58,6 +58,6 @@ def test_bad_rows_tell_nothing_and_a_window_says_that_more_follows():
     ]
     seen = survey_rows(rows, 2)
     assert (seen.names, seen.rows, seen.whole, seen.file) == (["a"], 1, False, "f")
-    assert seen.surprise({"a": "y", "b": None}) == ""
-    assert seen.surprise({"a": "y", "b": "z"}) == "b"
+    assert seen.late_column({"a": "y", "b": None}) == ""
+    assert seen.late_column({"a": "y", "b": "z"}) == "b"
     assert survey_rows(rows, 3).whole

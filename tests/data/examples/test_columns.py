@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from expert.data.examples.column_survey import ColumnSurvey
-from expert.data.examples.columns import Columns, understand_columns
+from expert.data.examples.columns import Columns, detect_columns
 from expert.data.records import DataError
 from expert.manifest.schema.dataset import DatasetSpec, FieldMapping
 from tests.data.examples.understood import TASKS, understand
@@ -150,7 +150,7 @@ def test_what_a_column_holds_decides_too(row, part, column):
         ),
     ],
 )
-def test_rows_nobody_understands_are_refused_with_the_columns_and_what_to_set(names, asked, text):
+def test_rows_with_unknown_columns_are_refused_with_a_fix(names, asked, text):
     with pytest.raises(DataError) as caught:
         understand(names.split(), {}, **asked)
     assert str(caught.value) == text
@@ -160,7 +160,7 @@ def test_rows_nobody_understands_are_refused_with_the_columns_and_what_to_set(na
 
 @each("label", [True, False, "True", "false"])
 @each("names", ["prompt completion label", "messages label", "messages kto_tag"])
-def test_rows_that_say_which_answers_are_good_are_not_learnt_as_good(names, label):
+def test_rows_with_good_and_bad_answers_are_refused(names, label):
     columns = names.split()
     row = {**dict.fromkeys(columns, "a"), columns[-1]: label}
     row |= {"messages": [{"role": "user", "content": "a"}]} if "messages" in row else {}
@@ -229,7 +229,7 @@ def test_a_mapped_column_that_such_rows_cannot_have_is_refused(row, mapping):
     ],
 )
 def test_unused_columns_that_matter_are_named_with_what_helps(row, named, advice):
-    text = understand(list(row), row).worth_a_warning(ColumnSurvey.of([row]))
+    text = understand(list(row), row).unused_warning(ColumnSurvey.of([row]))
     assert f"{named} (" in text
     assert advice in text
     both = len(text.partition("(filled")[2].split("(filled")) > 1
@@ -241,14 +241,14 @@ def test_only_labels_that_may_be_true_or_false_are_advised_as_preferences(
     label, may_be_true_or_false
 ):
     row = {"prompt": "q", "response": "a", "label": label}
-    text = understand(list(row), row).worth_a_warning(ColumnSurvey.of([row]))
+    text = understand(list(row), row).unused_warning(ColumnSurvey.of([row]))
     assert "label (" in text
     assert (wording("label-says-good") in text) == may_be_true_or_false
 
 
 def test_tasks_whose_input_says_what_to_do_need_no_warning():
     row = {"task": "t", "input": {"instruction": "Translate."}, "output": "b"}
-    assert understand(list(row), row).worth_a_warning(ColumnSurvey.of([row])) == ""
+    assert understand(list(row), row).unused_warning(ColumnSurvey.of([row])) == ""
 
 
 def test_single_messages_of_a_tree_are_refused():
@@ -260,9 +260,9 @@ def test_single_messages_of_a_tree_are_refused():
 def test_a_mapped_column_that_the_first_window_of_a_stream_lacks_may_come_later():
     seen = replace(ColumnSurvey.of([{"question": "a", "answer": "b"}]), whole=False)
     mapping = FieldMapping(input="context")
-    assert understand_columns(seen, DatasetSpec(field_mapping=mapping)).input == "context"
+    assert detect_columns(seen, DatasetSpec(field_mapping=mapping)).input == "context"
     with pytest.raises(DataError, match="no column 'reply'"):
-        understand_columns(seen, DatasetSpec(field_mapping=FieldMapping(response="reply")))
+        detect_columns(seen, DatasetSpec(field_mapping=FieldMapping(response="reply")))
 
 
 @each("answer", [{"a": 1}, [1], {"role": "assistant", "content": "A"}])

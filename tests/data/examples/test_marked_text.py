@@ -14,7 +14,7 @@ from tests.wording import wording
 
 
 @each("text", ["First Citizen:\nSpeak.\n", "a <|endoftext|> b <| c"])
-def test_text_without_turn_markers_is_learnt_as_it_stands(text):
+def test_text_without_turn_markers_is_trained_on_unchanged(text):
     assert understood({"text": text}) == Example(text=text)
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from expert.data.examples.checks import RowFilter
 from expert.data.examples.column_survey import ColumnSurvey
-from expert.data.examples.columns import understand_columns
+from expert.data.examples.columns import detect_columns
 from expert.data.examples.formats import example_of
-from expert.data.examples.messages import overrules, unused_fields
+from expert.data.examples.messages import has_other_system_text, unused_fields
 from expert.data.records import Example, Row, Turn
 from expert.data.template.templates import named_template
 from expert.manifest.schema.dataset import RowChecks
@@ -42,7 +42,7 @@ CHATML = named_template("chatml", eos="<|endoftext|>")
 
 @each("mask", [{"weight": 0}, {"weight": 0.0}, {"train": False}, {"train_on_turn": False}])
 @each("template", [CHATML, family("chatml"), family("thinking")])
-def test_an_answer_of_no_weight_is_read_and_not_learnt(template, mask):
+def test_an_answer_with_weight_0_is_not_trained_on(template, mask):
     segments = template.segments(example_in({"messages": talk(**mask)}))
     plain = template.segments(example_in({"messages": TALK}))
     assert "".join(each.text for each in segments) == "".join(each.text for each in plain)
@@ -73,7 +73,7 @@ def test_an_answer_of_no_weight_is_read_and_not_learnt(template, mask):
         ),
     ],
 )
-def test_fields_that_change_what_is_learnt_are_refused_in_words(fields, reason):
+def test_unsupported_training_fields_are_refused(fields, reason):
     assert reason_of({"messages": talk(**fields)}, MESSAGES).startswith(reason)
 
 
@@ -93,16 +93,18 @@ def test_parts_of_text_are_read_in_every_format_of_openai():
 
 def test_a_system_column_is_overruled_only_by_a_text():
     system = {"role": "system", "content": "S"}
-    assert overrules([system, *TALK], "other")
-    assert overrules(json.dumps([system, *TALK]), "other")
-    assert not overrules([system, *TALK], "S")
-    assert not overrules([{**system, "content": " "}, *TALK], "other")
+    assert has_other_system_text([system, *TALK], "other")
+    assert has_other_system_text(json.dumps([system, *TALK]), "other")
+    assert not has_other_system_text([system, *TALK], "S")
+    assert not has_other_system_text([{**system, "content": " "}, *TALK], "other")
     parts = [{"type": "text", "text": "S"}]
-    assert overrules([{**system, "content": parts}, *TALK], "other")
-    assert not overrules([{**system, "content": parts}, *TALK], "S")
-    assert not overrules([{**system, "content": parts}, *TALK], parts)
-    assert not overrules([{**system, "content": [{"type": "text", "text": " "}]}, *TALK], "other")
-    assert not overrules(TALK, "other")
+    assert has_other_system_text([{**system, "content": parts}, *TALK], "other")
+    assert not has_other_system_text([{**system, "content": parts}, *TALK], "S")
+    assert not has_other_system_text([{**system, "content": parts}, *TALK], parts)
+    assert not has_other_system_text(
+        [{**system, "content": [{"type": "text", "text": " "}]}, *TALK], "other"
+    )
+    assert not has_other_system_text(TALK, "other")
 
 
 def test_two_user_turns_become_one_and_a_developer_is_the_system():
@@ -128,7 +130,7 @@ def test_thoughts_stand_before_the_answer_as_qwen3_writes_them():
     assert written == shown(CHATML.segments(made))
 
 
-def test_the_history_of_a_row_comes_before_its_request_and_is_learnt():
+def test_the_history_comes_before_the_request_and_is_trained_on():
     row = {"instruction": "c", "output": "three", "history": [["a", "one"], ["b", "two"]]}
     assert turns_of({**row, "system": "S"}) == [
         ("system", "S"),
@@ -159,13 +161,13 @@ def test_fields_that_are_not_read_are_known():
     assert unused_fields([{"role": "user", "name": None, "content": "Q", "refusal": None}]) == []
 
 
-def test_prepared_messages_of_an_earlier_reading_are_not_taken_for_these():
+def test_tokens_of_an_earlier_message_format_are_not_reused():
     assert str(MESSAGES) == (
         "Columns(kind='messages', instruction='', input='', response='', system='', text='', "
         "messages='messages', read=4)"
     )
     asked = [{"prompt": TALK[:1], "completion": TALK[1:]}]
-    assert str(understand_columns(ColumnSurvey.of(asked))).endswith("read=5)")
+    assert str(detect_columns(ColumnSurvey.of(asked))).endswith("read=5)")
     row = {"instruction": "a", "output": "b"}
     assert str(understand(list(row), row)) == (
         "Columns(kind='instruction', instruction='instruction', input='', response='output', "
@@ -176,14 +178,14 @@ def test_prepared_messages_of_an_earlier_reading_are_not_taken_for_these():
 def test_tools_and_a_history_that_later_rows_have_are_read():
     rows: list[dict[str, Any]] = [{"messages": TALK}]
     rows.append({**rows[0], "tools": [{"name": "add"}]})
-    columns = understand_columns(ColumnSurvey.of(rows))
+    columns = detect_columns(ColumnSurvey.of(rows))
     made = [example_of(Row(row, "rows.jsonl", 1), columns) for row in rows]
     assert [isinstance(each, Example) and bool(each.tools) for each in made] == [False, True]
     firsts: list[dict[str, Any]] = [{}, {"history": []}, {"history": None}]
     for first in firsts:
         rows = [{**first, "instruction": "a", "output": "b"}]
         rows.append({"instruction": "c", "output": "d", "history": [["a", "b"]]})
-        later = example_of(Row(rows[1], "rows.jsonl", 2), understand_columns(ColumnSurvey.of(rows)))
+        later = example_of(Row(rows[1], "rows.jsonl", 2), detect_columns(ColumnSurvey.of(rows)))
         assert isinstance(later, Example)
         assert [turn.text for turn in later.turns] == ["a", "b", "c", "d"]
 
@@ -199,7 +201,7 @@ def test_rows_that_differ_in_what_is_learnt_or_offered_are_no_duplicates():
 
 
 @each("check", ["validate_json", "validate_schema"])
-def test_an_answer_that_nests_without_end_is_left_out_and_ends_nothing(check):
+def test_deeply_nested_json_answers_are_left_out(check):
     deep = '{"not":' * 50_000 + "{}" + "}" * 50_000
     made = Example((Turn("user", "say"), Turn("assistant", deep)))
     assert RowFilter(RowChecks(**{check: True})).reason(made)

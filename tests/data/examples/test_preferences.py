@@ -56,7 +56,7 @@ def test_of_a_pair_the_preferred_answer_to_its_request_is_trained_on(row):
 
 @each("row", PAIRS.values(), ids=PAIRS)
 @each("asked", [None, "all"])
-def test_pairs_are_refused_where_nobody_asked_for_one_half(row, asked):
+def test_preference_pairs_are_refused_unless_requested(row, asked):
     with pytest.raises(DataError, match=r"need DPO.*preference_rows: preferred"):
         understand(list(row), row, preference_rows=asked)
 
@@ -95,10 +95,10 @@ def test_a_label_that_is_neither_true_nor_false_makes_a_bad_row():
 
 
 @each(("row", "told"), [({"prompt": ASKED, "completion": GOOD}, True), (PAIRS["texts"], False)])
-def test_preferences_that_no_column_has_are_told_of(row, told):
+def test_preference_rows_without_a_preference_column_warns(row, told):
     columns = understand(list(row), row, preference_rows="preferred")
-    assert bool(columns.prefers_nothing("preferred")) == told
-    assert columns.prefers_nothing(None) == ""
+    assert bool(columns.preference_warning("preferred")) == told
+    assert columns.preference_warning(None) == ""
 
 
 def test_answers_before_the_preferred_one_are_context():
@@ -115,8 +115,8 @@ def test_answers_before_the_preferred_one_are_context():
         turns = example_in(row, preference_rows="preferred").turns
         assert [turn.text for turn in turns if turn.role == "assistant"] == [GOOD, "6"]
         answers = [turn for turn in turns if turn.role == "assistant"]
-        assert [turn.is_learnt(learn_prompt=False) for turn in answers] == [False, True]
-        assert [turn.is_learnt(learn_prompt=True) for turn in answers] == [True, True]
+        assert [turn.is_trained(learn_prompt=False) for turn in answers] == [False, True]
+        assert [turn.is_trained(learn_prompt=True) for turn in answers] == [True, True]
         assert "read=" in str(understand(list(row), row, preference_rows="preferred"))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from expert.data.examples.column_survey import ColumnSurvey
-from expert.data.examples.columns import Columns, understand_columns
+from expert.data.examples.columns import Columns, detect_columns
 from expert.data.examples.formats import example_of
 from expert.data.records import BadRow, Dropped, Example, Row
 from expert.manifest.schema.dataset import DatasetSpec
@@ -15,7 +15,7 @@ from expert.manifest.schema.dataset import DatasetSpec
 def understand(names: list[str], values: Mapping[str, Any], **asked: Any) -> Columns:
     """The columns of rows that have these names and are filled like this one."""
     rows = ColumnSurvey.of([{**dict.fromkeys(names), **values}])
-    return understand_columns(rows, DatasetSpec(**asked))
+    return detect_columns(rows, DatasetSpec(**asked))
 
 
 def understood(values: dict[str, Any], **asked: Any) -> Example | BadRow | Dropped:

@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 
-from expert.data.examples.text_warnings import MARKERS, TextWarnings, remnants_in
+from expert.data.examples.text_warnings import MARKERS, TextWarnings, leftover_markers
 from expert.data.inspect.audit import (
     LEAKS,
     NEARLY,
@@ -78,8 +78,8 @@ def test_tokens_without_a_text_are_nearly_equal_only_where_they_are_equal():
 
 @each("marker", MARKERS)
 def test_every_marker_is_found_in_what_is_said(marker):
-    assert remnants_in(talk("a", f"b {marker} c {marker}")) == [marker]
-    assert remnants_in(Example(text=f"x{marker}")) == [marker]
+    assert leftover_markers(talk("a", f"b {marker} c {marker}")) == [marker]
+    assert leftover_markers(Example(text=f"x{marker}")) == [marker]
 
 
 @each(
@@ -224,7 +224,7 @@ def test_markers_of_the_same_rows_share_a_line():
     ],
 )
 def test_placeholders_that_nobody_filled_in_are_found(text, found):
-    assert remnants_in(talk(text, "a")) == remnants_in(Example(text=text)) == found
+    assert leftover_markers(talk(text, "a")) == leftover_markers(Example(text=text)) == found
 
 
 @each(
@@ -302,7 +302,7 @@ def test_rows_that_were_put_together_wrongly_are_warned_about(example, sentence)
         Example((Turn("system", 'Use the "weather" tool.'), *talk("a", "b").turns), tools=WEATHER),
     ],
 )
-def test_healthy_rows_that_look_a_little_like_them_are_not(example):
+def test_sound_rows_give_no_warning(example):
     assert told_of(example) == ""
 
 

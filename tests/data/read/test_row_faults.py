@@ -193,7 +193,7 @@ def test_a_csv_without_a_usable_header_is_refused(content, text, tmp_path):
     ],
     ids=["utf8", "nul"],
 )
-def test_a_text_that_is_no_text_is_one_bad_row(content, line, reason, tmp_path):
+def test_an_undecodable_text_file_is_one_bad_row(content, line, reason, tmp_path):
     assert outline(written(tmp_path, "a.txt", content)) == [(line, reason)]
 
 

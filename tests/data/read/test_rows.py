@@ -26,7 +26,7 @@ TWINS = sorted(FILES.glob("rivers*"))
 UNPACKED_TWINS = [path for path in TWINS if path.suffix not in (".gz", ".zst")]
 
 
-def test_there_is_a_twin_of_every_format():
+def test_every_format_has_a_test_file():
     assert {file_format(path) for path in FILES.iterdir()} == set(FORMATS) - {"excel"}
     assert (len(RIVERS), len(TWINS), len(UNPACKED_TWINS)) == (3, 12, 10)
     assert RIVERS[2]["instruction"] == 'Is there a river called "Þjórsá"?'

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from expert.data.examples.remembered import remembered_content_hash
+from expert.data.examples.cached_results import cached_content_hash
 from expert.data.read.folders import unread_files
 from expert.data.read.sources import content_hash, first_row, iterate
 from expert.data.records import BadRow, DataError, Row
@@ -254,7 +254,7 @@ def test_a_hash_depends_on_the_content_and_not_on_the_name_or_the_rows_taken(tmp
     (tmp_path / "copy.jsonl").write_bytes(content)
     same = [train_of(tmp_path, "a.jsonl", max_samples=n) for n in (None, 1, 2)]
     hashes = {content_hash(source) for source in [*same, train_of(tmp_path, "copy.jsonl")]}
-    hashes |= {remembered_content_hash(source, tmp_path / "cache") for source in same}
+    hashes |= {cached_content_hash(source, tmp_path / "cache") for source in same}
     assert [len(each) for each in hashes] == [64]
     (tmp_path / "a.jsonl").write_bytes(content.replace(b"from", b"form"))
     assert content_hash(same[0]) not in hashes
@@ -282,7 +282,7 @@ def test_a_hash_depends_on_how_the_bytes_are_read_and_where_files_end(tmp_path):
     assert len(set(hashes)) == len(hashes)
 
 
-def test_markdown_is_read_as_text_and_beside_rows_it_tells_of_them(tmp_path):
+def test_markdown_is_text_alone_and_documentation_next_to_rows(tmp_path):
     for name in ("a.md", "b.markdown", "c.txt", "README.md"):
         (tmp_path / name).write_text(f"text of {name}")
     texts = [row["text"] for row in values(train_of(tmp_path, "."))]

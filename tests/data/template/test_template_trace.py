@@ -35,7 +35,7 @@ def counted(template: Template, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @each("name", ["chatml", "headers", "brackets", "thinking", "bare"])
-def test_rows_that_take_a_known_way_are_not_rendered(name, monkeypatch):
+def test_rows_covered_by_a_trace_are_not_rendered(name, monkeypatch):
     template = family(name)
     for number in range(module._ROWS_CHECKED):
         template.segments(exchange(f"Q{number}", "A"))
@@ -103,7 +103,7 @@ def test_rows_that_answer_a_question_of_the_template_otherwise_are_rendered(answ
         "{{ m['content'] | trim | trim('b') }}",
     ],
 )
-def test_whatever_a_template_does_with_a_text_the_short_cut_never_shows(use, monkeypatch):
+def test_tracing_never_changes_the_text(use, monkeypatch):
     monkeypatch.setattr(module, "_ROWS_CHECKED", 0)  # the trace alone decides
     source = BARE.replace(
         "{{ m.content }}", f"{{{{ m.content }}}}{{% if loop.first %}}{use}{{% endif %}}"
@@ -118,7 +118,7 @@ def test_whatever_a_template_does_with_a_text_the_short_cut_never_shows(use, mon
 
 def test_a_trace_that_missed_something_is_given_up(monkeypatch):
     template = ChatTemplate(CHATML.replace("message.content", "message.content.strip()"), eos="")
-    monkeypatch.setattr(module, "answers_alike", lambda questions, texts: True)
+    monkeypatch.setattr(module, "same_answers", lambda questions, texts: True)
     segments = template.segments(exchange(" Q ", "A"))
     assert text_of(segments).startswith("<|im_start|>user\nQ<|im_end|>")
     calls = counted(template, monkeypatch)

@@ -131,7 +131,7 @@ def test_any_conversation_keeps_prompt_and_training_the_same(name, example):
 
 
 @each("name", LAYOUTS)
-def test_a_question_at_the_end_is_written_and_not_learnt(name):
+def test_a_question_at_the_end_is_rendered_but_not_trained_on(name):
     template = named(name)
     answered = (USER, ANSWER)
     segments = template.segments(Example((*answered, Turn("user", "R"))))
@@ -149,7 +149,7 @@ def test_alpaca_gives_the_first_block_of_material_a_heading(label):
 
 
 @each("name", LAYOUTS)
-def test_plain_text_is_learnt_whole_with_its_end_here_and_in_another_process(name):
+def test_plain_text_is_trained_on_with_its_eos_also_after_pickling(name):
     for template in (named(name), pickle.loads(pickle.dumps(named(name)))):
         for learn_prompt in (False, True):
             made = template.segments(Example(text="abc"), learn_prompt=learn_prompt)

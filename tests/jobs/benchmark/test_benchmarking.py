@@ -12,11 +12,11 @@ from expert.data.pack import pack
 from expert.insight.ladder.ladder import read_ladder, rows_of_one_length
 from expert.jobs.benchmark.benchmark import CannotBenchmark, benchmark, new_folder
 from expert.jobs.benchmark.numbers import _clumping
-from expert.planning.ladder import BASELINE, SETTINGS, TOLERANCE_FP32
-from expert.planning.models.model_files import UnfitModelFolder
+from expert.planning.benchmark_settings import BASELINE, SETTINGS, TOLERANCE_FP32
+from expert.planning.models.model_files import InvalidModelFolder
 from tests.forked import start_server
 from tests.insight.ladders import measured
-from tests.jobs.benchmark.played import BRISK, Heard, be_brisk, request
+from tests.jobs.benchmark.fake_processes import BRISK, Heard, be_brisk, request
 from tests.jobs.runs import events_of, write_expert
 from tests.jobs.trained_runs import CORPUS
 from tests.wording import wording
@@ -35,7 +35,7 @@ def brisk(monkeypatch, tmp_path):
 def test_every_setting_of_an_expert_on_a_cpu(tmp_path, base, monkeypatch):
     # Whether a setting is faster is not for a test: on a busy machine all are kept, nothing is
     # costly, and other processes are no doubt.
-    monkeypatch.setattr("expert.insight.ladder.pairs.AS_FAST", 1000.0)
+    monkeypatch.setattr("expert.insight.ladder.pairs.EQUAL_WITHIN", 1000.0)
     monkeypatch.setattr("expert.jobs.benchmark.result.cost_of", lambda before, after: "")
     monkeypatch.setattr("expert.jobs.benchmark.measure.doubts_of", lambda ladder: [])
     path = write_expert(tmp_path / "expert", base, {"batch_size": 8, "epochs": 1})
@@ -148,7 +148,7 @@ def test_a_model_that_cannot_be_loaded_is_refused_before_anything_is_measured(tm
             (broken / file.name).write_bytes(file.read_bytes())
     (broken / "model.safetensors").write_bytes(b"not weights")
     path = write_expert(tmp_path / "expert", broken, {})
-    with pytest.raises(UnfitModelFolder, match=r"model\.safetensors"):
+    with pytest.raises(InvalidModelFolder, match=r"model\.safetensors"):
         benchmark(request(path, only=("pre-tokenised",)), folder=tmp_path / "out")
 
 

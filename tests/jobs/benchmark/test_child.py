@@ -30,7 +30,7 @@ class Parent:
         self.before: list[int] = []
         self.paused_for = 0
 
-    def hear(self) -> dict[str, int] | None:
+    def receive(self) -> dict[str, int] | None:
         self.before.append(len(self.passed))
         return self.orders.pop(0)
 
@@ -40,7 +40,7 @@ class Parent:
 
     def windows(self, **more: Any) -> Windows:
         return Windows(
-            self.hear,
+            self.receive,
             self.said.append,
             finished=lambda: {"loss": 1.0},
             device=torch.device("cpu"),
@@ -76,7 +76,7 @@ def test_what_was_measured_is_sent_and_the_process_stays():
 
 def test_a_process_that_does_not_stay_ends_with_its_loss():
     parent = Parent({"steps": 1, "skip": 0}, {})
-    windows = parent.windows(stays=False)
+    windows = parent.windows(keeps_running=False)
     assert len(list(windows(feed()))) == 1
     assert (windows.over, windows.ends_with_loss) == (True, True)
 

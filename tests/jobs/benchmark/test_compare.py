@@ -8,9 +8,9 @@ import pytest
 
 from expert.jobs.benchmark.compare import Timed, Timing
 from expert.jobs.benchmark.pace import QUICK, Clock
-from expert.jobs.benchmark.processes import Job, Ready, SettingLost, Window
+from expert.jobs.benchmark.processes import Job, MeasurementFailed, Ready, Window
 from tests.each import each
-from tests.jobs.benchmark.played import a_job
+from tests.jobs.benchmark.fake_processes import a_job
 from tests.wording import wording
 
 
@@ -59,9 +59,9 @@ class Machine:
 
 class Process:
     def __init__(self, machine: Machine, job: Job) -> None:
-        machine.started.append((job.name, job.beside, job.stays, job.only_rate))
+        machine.started.append((job.name, job.beside, job.keeps_running, job.speed_only))
         if job.beside and machine.fails_beside:
-            raise SettingLost("out of memory")
+            raise MeasurementFailed("out of memory")
         self.machine, self.job, self.alive = machine, job, True
         self.ready = Ready(step_seconds=machine.step_seconds, steps=5)
 
@@ -110,7 +110,7 @@ class Process:
         ),
     ],
 )
-def test_both_live_and_stay_ready_as_far_as_they_fit(peaks, started, how, alive):
+def test_both_processes_stay_alive_if_they_fit_together(peaks, started, how, alive):
     machine, old, new = Machine(), timed("old", peak=peaks[0]), timed("new", peak=peaks[1])
     paired = machine.compare(old, new)
     assert machine.started == started
@@ -140,7 +140,7 @@ def test_on_a_card_one_that_has_no_room_beside_another_is_measured_alone(mood):
 
 def test_on_a_cpu_a_setting_that_fails_fails_once():
     machine, old, new = Machine(fails_beside=True), timed("old", "cpu"), timed("new", "cpu")
-    with pytest.raises(SettingLost, match=wording("out-of-memory")):
+    with pytest.raises(MeasurementFailed, match=wording("out-of-memory")):
         machine.compare(old, new)
     assert len(machine.started) == 2
     assert old.alive
@@ -149,7 +149,7 @@ def test_on_a_cpu_a_setting_that_fails_fails_once():
 # --- how many windows, in which order ------------------------------------------------------------
 
 
-def test_who_goes_first_changes_from_pair_to_pair():
+def test_the_order_alternates_between_pairs():
     machine = Machine(step_seconds=0.1, rates={"A": [100], "B": [150]})
     assert machine.pairs(left=100.0) == [(100.0, 150.0)] * 3  # the first is always that of A
     assert "".join(machine.order) == "ABBAAB"
@@ -161,7 +161,7 @@ def test_a_clear_difference_ends_it_and_an_unclear_one_is_timed_longer():
 
 
 @pytest.mark.parametrize(("rate", "pairs"), [(150, 2), (70, 4), (100, 2)])
-def test_what_looks_slower_may_take_its_time_twice(rate, pairs):
+def test_a_setting_that_looks_slower_is_timed_twice_as_long(rate, pairs):
     """A pair takes two seconds, two more go before the first, and there are five."""
     machine = Machine(rates={"A": [100], "B": [rate]})
     assert len(machine.pairs(left=5.0)) == pairs

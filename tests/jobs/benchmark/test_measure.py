@@ -13,12 +13,12 @@ from expert.insight.ladder.ladder import Measured, SettingResult, read_ladder
 from expert.jobs.benchmark.benchmark import Watcher, benchmark, remember, write_result
 from expert.jobs.benchmark.measure import Benchmark
 from expert.jobs.benchmark.pace import THOROUGH, Clock, pace_of
+from expert.planning.benchmark_settings import BASELINE, SETTINGS, Setting
 from expert.planning.choose.sequences import Packing
-from expert.planning.ladder import BASELINE, SETTINGS, Setting
 from expert.planning.measurements import read_rates
 from tests.each import each
 from tests.insight.ladders import measured
-from tests.jobs.benchmark.played import Heard, Played, be_brisk, benchmarked, request
+from tests.jobs.benchmark.fake_processes import Heard, Played, be_brisk, benchmarked, request
 from tests.jobs.runs import write_expert
 from tests.wording import wording
 
@@ -44,11 +44,11 @@ def test_settings_that_fail_are_slower_or_disagree_are_left_out_of_later_ones(pa
     assert (by["loader"].status, by["loader"].because) == ("failed", wording("out-of-memory"))
     assert by["attention"].status == "slower"
     assert by["fused loss"].status == "disagrees"
-    top = played.plans["no-checkpointing"]
-    assert top.loader.workers == 0
-    assert top.kernels.attention == "eager"
-    assert top.kernels.fused_loss is False
-    assert top.kernels.checkpointing == "none"
+    full_plan = played.plans["no-checkpointing"]
+    assert full_plan.loader.workers == 0
+    assert full_plan.kernels.attention == "eager"
+    assert full_plan.kernels.fused_loss is False
+    assert full_plan.kernels.checkpointing == "none"
     assert by["packing"].below == "pre-tokenised"
     assert by["batch size"].below == "packing"
     assert by["batch size"].gain == pytest.approx(4 / 3)
@@ -75,7 +75,7 @@ def test_a_setting_with_other_rows_is_judged_by_its_own_loss(path, tmp_path):
 def test_an_interrupted_benchmark_ends_its_processes(path, tmp_path):
 
     class Impatient(Watcher):
-        def goes_on(self, doing: str, done: int, of: int) -> None:
+        def setting_progress(self, doing: str, done: int, of: int) -> None:
             if doing == "timing":
                 raise Interrupted(signal.SIGINT)
 
@@ -83,15 +83,15 @@ def test_an_interrupted_benchmark_ends_its_processes(path, tmp_path):
     with pytest.raises(Interrupted):
         made.run(tmp_path, played)
     assert played.live == []
-    assert made.so_far is None  # it was stopped before the first setting was written down
+    assert made.partial_result is None  # it was stopped before the first setting was written down
 
 
-def test_what_was_measured_is_at_hand_after_every_setting(path, tmp_path):
+def test_results_so_far_are_available_after_every_setting(path, tmp_path):
     kept: list[list[str]] = []
 
     class Curious(Watcher):
-        def begins(self, setting: Setting, number: int, of: int, left: float) -> None:
-            seen = made.so_far
+        def setting_started(self, setting: Setting, number: int, of: int, left: float) -> None:
+            seen = made.partial_result
             kept.append([one.name for one in seen.rungs if one.measured] if seen else [])
 
     made, played = Benchmark(request(path), Curious()), Played(lambda name, plan: measured(1.0))
@@ -142,7 +142,7 @@ def test_the_best_is_remembered_with_what_was_measured_and_no_more(path, tmp_pat
     assert kept.gains.keys() == kept.settings.keys()
     assert kept.tokens_per_second == found.winner.measured.tokens_per_second
     again = Benchmark(request(path), Watcher())
-    assert all(decision.source != "measurement" for decision in again.top.decisions)
+    assert all(decision.source != "measurement" for decision in again.full_plan.decisions)
 
 
 def test_a_machine_that_slows_down_rejects_nothing(path, tmp_path):
@@ -161,7 +161,7 @@ def test_a_machine_that_slows_down_rejects_nothing(path, tmp_path):
     # What no difference was measured of counts for nothing, however its pairs fell.
     assert any(setting.gain != 1.0 for setting in seen)
     assert {setting.cumulative for setting in seen[:-1]} == {1.0}
-    assert made.standing.gains == {}
+    assert made.kept_settings.gains == {}
     assert 1.01 ** len(passed) > 1.3
     # Alone, then in turns with the one below.
     assert played.windows[:6] == ["baseline"] * 2 + [
@@ -197,7 +197,7 @@ def test_where_memory_does_not_hold_both_a_doubt_times_the_other_again(path, tmp
 def time_for(settings: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """So many are measured one by one."""
     up = iter([False] * settings)
-    monkeypatch.setattr(Clock, "is_up", lambda clock, to_come=0: next(up, True))
+    monkeypatch.setattr(Clock, "is_used_up", lambda clock, to_come=0: next(up, True))
 
 
 def test_a_short_benchmark_keeps_what_a_long_one_settled(path, tmp_path, monkeypatch):
@@ -216,7 +216,7 @@ def test_a_short_benchmark_keeps_what_a_long_one_settled(path, tmp_path, monkeyp
 def test_the_last_setting_and_those_that_are_named_are_measured_however_late_it_is(
     path, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(Clock, "is_up", lambda clock, to_come=0: to_come == 0)
+    monkeypatch.setattr(Clock, "is_used_up", lambda clock, to_come=0: to_come == 0)
     found, _, _ = benchmarked(path, tmp_path / "out")
     by = {setting.name: setting for setting in found.rungs}
     assert by["no checkpointing"].status == "kept"
@@ -241,9 +241,9 @@ def test_settings_without_time_are_listed_and_measured_together(path, tmp_path, 
     assert by["compile"].status == "not here"  # on a CPU, however much time there is
     rest = by["the rest"]
     assert (rest.status, rest.below) == ("kept", "loader")
-    top = played.plans["the-rest"]
-    assert top.kernels.checkpointing == "none"
-    assert top.data.packing == "best-fit"
+    full_plan = played.plans["the-rest"]
+    assert full_plan.kernels.checkpointing == "none"
+    assert full_plan.data.packing == "best-fit"
     assert found.winner == rest
     assert found.against_baseline is not None
     assert rest.cumulative == pytest.approx(4.0)
@@ -309,12 +309,12 @@ def test_a_step_has_the_rows_of_the_manifest_packed_or_not(tmp_path, base):
     ground = made.rows.ground
     assert made.rows.examples == round(ground.sequences_per_update * ground.rows_per_sequence)
     assert (made.rows.examples, made.rows.notes) == (2, ())
-    assert made._planned(made.standing.values)[1].batch.micro_batch == 2
+    assert made._planned(made.kept_settings.values)[1].batch.micro_batch == 2
 
 
 def test_a_step_that_packs_to_other_rows_is_noted(tmp_path, base, monkeypatch):
     plain = Packing(1, 128, None)  # as though no better one had been found
-    monkeypatch.setattr("expert.data.pack.packing.tried_packing", lambda *_, **__: plain)
+    monkeypatch.setattr("expert.data.pack.packing.best_packing", lambda *_, **__: plain)
     path = write_expert(tmp_path / "expert", base, {"batch_size": 2, "max_seq_length": 128})
     made = Benchmark(request(path), Watcher())
     assert made.rows.examples > 2

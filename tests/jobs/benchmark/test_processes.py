@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from expert.jobs.benchmark import child, processes
-from expert.jobs.benchmark.processes import Job, Ready, SettingLost, SettingProcess, Window
+from expert.jobs.benchmark.processes import Job, MeasurementFailed, Ready, SettingProcess, Window
 from tests.forked import forked
-from tests.jobs.benchmark.played import a_job
+from tests.jobs.benchmark.fake_processes import a_job
 from tests.jobs.runs import times_slower
 from tests.wording import wording
 
@@ -68,13 +68,13 @@ def start(tmp_path, monkeypatch):
     made: list[SettingProcess] = []
 
     def started(target: Callable[..., None], **more: Any) -> SettingProcess:
-        told: list[Any] = []
-        progress = lambda *words: told.append(words)  # noqa: E731
+        reported: list[Any] = []
+        progress = lambda *words: reported.append(words)  # noqa: E731
         process = SettingProcess(
             a_job(**more), log=tmp_path / "log.txt", progress=progress, target=target
         )
         made.append(process)
-        process.told = told  # type: ignore[attr-defined]
+        process.reported = reported  # type: ignore[attr-defined]
         return process
 
     yield started
@@ -85,7 +85,7 @@ def start(tmp_path, monkeypatch):
 def test_two_settings_are_timed_measured_and_stopped_beside_each_other(start):
     one, other = start(works), start(works)
     assert one.ready == READY
-    assert one.told == [("starting", 0, 0), ("training", 1, 2)]
+    assert one.reported == [("starting", 0, 0), ("training", 1, 2)]
     for process in (one, other, one):
         assert process.window(4, 2).rate == 50.0
     assert one.measured() == {"loss": 1.0}
@@ -108,7 +108,7 @@ def test_two_settings_are_timed_measured_and_stopped_beside_each_other(start):
     ],
 )
 def test_a_setting_that_does_not_get_ready_is_lost_with_the_reason(start, target, words):
-    with pytest.raises(SettingLost, match=words):
+    with pytest.raises(MeasurementFailed, match=words):
         start(target)
     assert start(works).ready == READY  # and spoils no later one
 
@@ -117,7 +117,7 @@ def test_a_setting_that_does_not_get_ready_is_lost_with_the_reason(start, target
 @pytest.mark.parametrize("order", ["window", "measured"])
 def test_a_setting_that_dies_while_it_waits_is_lost(start, order):
     process = start(dies_when_paused)
-    with pytest.raises(SettingLost, match=wording("process-ended-by-sigkill")):
+    with pytest.raises(MeasurementFailed, match=wording("process-ended-by-sigkill")):
         process.window(4, 0) if order == "window" else process.measured()
     assert not process.alive
 
@@ -138,7 +138,7 @@ def test_a_setting_with_slow_steps_is_not_given_up(start):
 @pytest.mark.skipif(os.name != "posix", reason="process groups are POSIX")
 def test_a_setting_that_hangs_is_ended_with_all_that_it_started(start, tmp_path):
     limit = round(3 * times_slower())
-    with pytest.raises(SettingLost, match=wording("no-answer-for", seconds=limit)):
+    with pytest.raises(MeasurementFailed, match=wording("no-answer-for", seconds=limit)):
         start(hangs, limit=float(limit))
     pid = int((tmp_path / "log.txt").read_text(encoding="utf-8"))
     for _ in range(100):
@@ -161,14 +161,14 @@ def starts_too_late(log: str, printed: str) -> None:
     child.main(None, None, log, {})  # type: ignore[arg-type]
 
 
-def test_a_process_whose_benchmark_was_stopped_before_it_started_ends_without_a_word(tmp_path):
+def test_a_process_started_after_its_benchmark_was_stopped_ends_silently(tmp_path):
     process = forked(starts_too_late, str(tmp_path / "gone" / "log.txt"), str(tmp_path / "printed"))
     process.join()
     assert process.exitcode == 1
     assert (tmp_path / "printed").read_text() == ""
 
 
-def test_a_process_whose_cuda_is_spoilt_by_the_fork_starts_afresh(tmp_path, monkeypatch):
+def test_a_process_forked_after_cuda_was_initialised_is_spawned_instead(tmp_path, monkeypatch):
     methods: list[str] = []
 
     class Pretending(SettingProcess):
@@ -204,7 +204,7 @@ def leaves(connection):
     time.sleep(60)
 
 if __name__ == "__main__":
-    processes._track_quietly()
+    processes._start_resource_tracker()
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=leaves, args=(there,))

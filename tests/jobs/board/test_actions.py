@@ -20,19 +20,19 @@ from expert.core.rundir import Holder, RunFolder, process_of
 from expert.jobs.board import actions
 from expert.jobs.board.actions import (
     FOLDER,
+    ActionRefused,
     Jobs,
-    NotDone,
     StartedCommand,
     export_command,
     interrupt,
     stop_run,
     trainer_of,
 )
-from expert.jobs.board.job_pages import JobView
-from expert.jobs.board.places import FoundPlace, Places
+from expert.jobs.board.folders import BoardFolders, BoardItem
+from expert.jobs.board.views.job_pages import JobView
 from tests.each import each
 from tests.insight.pages import started, step_event, usual, write_run
-from tests.jobs.board.boards import Asked
+from tests.jobs.board.board_client import BoardClient
 from tests.jobs.runs import base_model, events_of, until, write_expert
 
 RUN = "demo-20260101-120000"
@@ -51,8 +51,8 @@ def holder_for(pid: int, **changed: Any) -> Holder:
     return Holder(**{**facts, **changed})
 
 
-def about(root: Path, name: str) -> FoundPlace:
-    return FoundPlace(name, "run", root / name, root)
+def about(root: Path, name: str) -> BoardItem:
+    return BoardItem(name, "run", root / name, root)
 
 
 def lock(run: Path, holder: Holder) -> None:
@@ -68,12 +68,12 @@ def test_stop_sends_ctrl_c_to_the_process_that_holds_the_run(run):
     process = sleeping()
     lock(run, holder_for(process.pid))
     assert trainer_of(RunFolder(run)) is not None
-    asked = Asked(run.parent)
-    answer = asked.post(f"/run/{asked.id_of(RUN)}/stop")
+    browser = BoardClient(run.parent)
+    answer = browser.post(f"/run/{browser.id_of(RUN)}/stop")
     assert answer.status_code == 200
     assert process.wait(timeout=60) == -signal.SIGINT
     process.stdout.close()
-    assert asked.post(f"/run/{asked.id_of(RUN)}/stop").status_code == 409
+    assert browser.post(f"/run/{browser.id_of(RUN)}/stop").status_code == 409
 
 
 @pytest.mark.slow
@@ -82,14 +82,14 @@ def test_stop_reaches_all_ranks_through_the_process_that_started_them(tmp_path, 
     words = ["train", str(manifest), "--device", "cpu", "--gpus", "2"]
     process = subprocess.Popen([sys.executable, "-m", "expert", *words], start_new_session=True)
     until(lambda: any(events_of(path.parent, "step") for path in tmp_path.rglob("events.jsonl")))
-    asked = Asked(tmp_path)
-    asked.board.places.look(now=True)
-    (run,) = asked.board.places.runs()
+    browser = BoardClient(tmp_path)
+    browser.board.places.search(now=True)
+    (run,) = browser.board.places.runs()
     sent: list[int] = []
     monkeypatch.setattr(
         actions, "interrupt", lambda holder: (sent.append(holder.pid), interrupt(holder))
     )
-    assert asked.post(f"/run/{run.id}/stop").status_code == 200
+    assert browser.post(f"/run/{run.id}/stop").status_code == 200
     assert sent == [process.pid]
     assert process.wait(timeout=240) == EXIT_INTERRUPTED
     (stopped,) = events_of(run.path, "stopped")
@@ -101,10 +101,10 @@ def test_stop_reaches_all_ranks_through_the_process_that_started_them(tmp_path, 
     {"process": "another-boot:123"},
     {"process": ""},
 ])  # fmt: skip
-def test_a_process_that_is_not_surely_the_trainer_gets_no_signal(changed, run):
+def test_only_the_recorded_trainer_process_gets_a_signal(changed, run):
     process = sleeping()
     lock(run, holder_for(process.pid, **changed))
-    with pytest.raises(NotDone):
+    with pytest.raises(ActionRefused):
         stop_run(run)
     assert process.poll() is None
     process.kill()
@@ -113,14 +113,14 @@ def test_a_process_that_is_not_surely_the_trainer_gets_no_signal(changed, run):
 
 
 def test_the_board_itself_and_a_process_that_is_gone_get_no_signal(run):
-    with pytest.raises(NotDone):
+    with pytest.raises(ActionRefused):
         interrupt(holder_for(os.getpid()))
     process = subprocess.Popen([sys.executable, "-c", ""])
     holder = holder_for(process.pid)
     process.wait()
-    with pytest.raises(NotDone):
+    with pytest.raises(ActionRefused):
         interrupt(holder)
-    with pytest.raises(NotDone):
+    with pytest.raises(ActionRefused):
         stop_run(run)  # no process has locked it
 
 
@@ -138,19 +138,19 @@ def test_a_command_runs_in_a_session_of_its_own_and_its_output_and_code_are_kept
     assert [each.id for each in again.of("s")] == [job.id]
 
 
-def test_a_command_that_fails_says_so_with_its_output(tmp_path):
-    asked = Asked(tmp_path)
+def test_a_failed_command_shows_its_output(tmp_path):
+    browser = BoardClient(tmp_path)
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "manifest.yaml").write_text("base: x\n", encoding="utf-8")
-    place = f"/manifest/{asked.id_of('bad', 'manifest')}/train"
-    go = asked.post(place).json()["go"]
-    job = asked.board.jobs.get(go.rpartition("/")[2])
+    place = f"/manifest/{browser.id_of('bad', 'manifest')}/train"
+    go = browser.post(place).json()["go"]
+    job = browser.board.jobs.get(go.rpartition("/")[2])
     until(lambda: job.exit_code is not None)
-    page = asked.page(go)
+    page = browser.page(go)
     assert 'data-state="failed"' in page
     assert "manifest.yaml" in page
     assert f"expert train --manifest {tmp_path}/bad/manifest.yaml" in page
-    assert job.about in asked.page("/start")
+    assert job.about in browser.page("/start")
 
 
 def test_an_exit_code_recorded_after_the_process_is_gone_is_still_shown(tmp_path):
@@ -158,7 +158,7 @@ def test_an_exit_code_recorded_after_the_process_is_gone_is_still_shown(tmp_path
                          holder=holder_for(2**22 + 1, process=""), folder=tmp_path)  # fmt: skip
 
     async def states() -> list[str]:  # a view holds an asyncio.Event
-        view = JobView(job, Places.of([tmp_path]), read_only=True)
+        view = JobView(job, BoardFolders.of([tmp_path]), read_only=True)
         first = view.refresh()["job"]
         (tmp_path / "a.end.json").write_text('{"code": 3}', encoding="utf-8")
         return [first, view.refresh()["job"]]
@@ -168,36 +168,36 @@ def test_an_exit_code_recorded_after_the_process_is_gone_is_still_shown(tmp_path
     assert 'data-state="failed"' in failed
 
 
-def test_a_command_is_not_started_twice_and_not_without_end(tmp_path, monkeypatch):
+def test_a_command_is_not_started_twice_nor_beyond_the_limit(tmp_path, monkeypatch):
     jobs = Jobs([tmp_path])
     monkeypatch.setattr(actions.sys, "executable", "/bin/sleep")
-    monkeypatch.setattr(actions, "MOST_AT_ONCE", 2)
+    monkeypatch.setattr(actions, "MAX_RUNNING", 2)
     real = subprocess.Popen
     monkeypatch.setattr(
         actions.subprocess, "Popen", lambda command, **how: real(["/bin/sleep", "600"], **how)
     )
     started_jobs = [jobs.start("train", [], about(tmp_path, name)) for name in "ab"]
     for name in "ac":
-        with pytest.raises(NotDone, match="already"):
+        with pytest.raises(ActionRefused, match="already"):
             jobs.start("train", [], about(tmp_path, name))
     for job in started_jobs:
         interrupt(job.holder)
         until(lambda job=job: not job.is_running)
 
 
-def test_a_run_that_goes_on_is_not_resumed_and_one_without_its_manifest_says_so(run):
-    asked = Asked(run.parent)
-    place = f"/run/{asked.id_of(RUN)}/resume"
-    answer = asked.post(place)
+def test_resume_is_refused_while_running_and_without_the_manifest(run):
+    browser = BoardClient(run.parent)
+    place = f"/run/{browser.id_of(RUN)}/resume"
+    answer = browser.post(place)
     assert answer.status_code == 409
     assert "manifest" in answer.json()["problem"]
     lock(run, holder_for(os.getppid()))
-    assert asked.post(place).status_code == 409
+    assert browser.post(place).status_code == 409
     assert not (run.parent / FOLDER).exists()
 
 
-def test_an_export_goes_to_a_name_that_is_free(run):
-    found = FoundPlace("x", "run", run, run.parent)
+def test_an_export_gets_an_unused_folder_name(run):
+    found = BoardItem("x", "run", run, run.parent)
     first = export_command(found, merged=True)
     assert first == ["export", str(run), "--to", f"{run.parent}/exports/{RUN}-merged", "--merged"]
     (run.parent / "exports" / f"{RUN}-adapter").mkdir(parents=True)
@@ -205,10 +205,10 @@ def test_an_export_goes_to_a_name_that_is_free(run):
 
 
 @each("action", ["delete", "..", "notes%2f", "stop%00"])
-def test_there_are_no_other_actions(action, tmp_path):
+def test_unknown_actions_are_refused(action, tmp_path):
     write_run(tmp_path / RUN, usual(2))
-    asked = Asked(tmp_path)
-    assert asked.post(f"/run/{asked.id_of(RUN)}/{action}").status_code in (404, 405)
+    browser = BoardClient(tmp_path)
+    assert browser.post(f"/run/{browser.id_of(RUN)}/{action}").status_code in (404, 405)
 
 
 def test_a_forged_record_of_a_command_is_left_out(tmp_path):

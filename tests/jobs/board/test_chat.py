@@ -17,7 +17,7 @@ from expert.jobs.board.actions import FOLDER, interrupt
 from expert.jobs.sample.sample import sample
 from tests.each import each
 from tests.insight.pages import usual, write_run
-from tests.jobs.board.boards import Asked, contents, running
+from tests.jobs.board.board_client import BoardClient, contents, running
 from tests.jobs.runs import until
 from tests.jobs.trained_runs import finished
 from tests.warm import python
@@ -27,19 +27,19 @@ EMPTY = "empty-20260101-120000"
 HELLO = [{"role": "user", "content": "say red 1"}]
 
 
-def state(asked: Asked, name: str) -> str:
-    place = asked.id_of(name)
-    return asked.board.chat.state(asked.board.places.found[place])[0]
+def state(browser: BoardClient, name: str) -> str:
+    place = browser.id_of(name)
+    return browser.board.chat.state(browser.board.places.found[place])[0]
 
 
-def child_of(asked: Asked) -> Any:
-    assert asked.board.chat._child is not None
-    return asked.board.chat._child
+def child_of(browser: BoardClient) -> Any:
+    assert browser.board.chat._child is not None
+    return browser.board.chat._child
 
 
-def answered(asked: Asked, name: str, **given: Any) -> tuple[str, list[str]]:
+def answered(browser: BoardClient, name: str, **given: Any) -> tuple[str, list[str]]:
     """The text of an answer, and the errors in it."""
-    told = asked.post(f"/run/{asked.id_of(name)}/ask", {"messages": HELLO, **given})
+    told = browser.post(f"/run/{browser.id_of(name)}/ask", {"messages": HELLO, **given})
     assert told.status_code == 200, told.text
     lines = [line[6:] for line in told.text.splitlines() if line.startswith("data: {")]
     events = [json.loads(line) for line in lines]
@@ -57,26 +57,26 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def loaded(folder: Path) -> Iterator[Asked]:
-    asked = Asked(folder)
+def loaded(folder: Path) -> Iterator[BoardClient]:
+    browser = BoardClient(folder)
     name = finished("lora").name
     before = contents(folder)
-    assert state(asked, name) == "none"
+    assert state(browser, name) == "none"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "executable", python())
-        assert asked.post(f"/run/{asked.id_of(name)}/load").status_code == 200
-    assert state(asked, name) == "loading"
-    until(lambda: state(asked, name) != "loading")
-    assert state(asked, name) == "ready", child_of(asked).output
-    yield asked
-    child = child_of(asked)
+        assert browser.post(f"/run/{browser.id_of(name)}/load").status_code == 200
+    assert state(browser, name) == "loading"
+    until(lambda: state(browser, name) != "loading")
+    assert state(browser, name) == "ready", child_of(browser).output
+    yield browser
+    child = child_of(browser)
     child.process.stdin.close()  # as the system does when the board is killed
     until(lambda: not child.is_running)
     until(lambda: not child._log.parent.exists())
     assert contents(folder) == before  # neither the run nor anything next to it changed
 
 
-def test_expert_and_base_answer_as_they_do_alone(loaded):
+def test_chat_gives_the_answers_of_expert_sample(loaded):
     name = finished("lora").name
     (alone,) = sample(finished("lora"), ["say red 1"], device="cpu").samples
     assert answered(loaded, name, model="expert") == (alone.text, [])
@@ -97,7 +97,7 @@ def test_the_page_names_both_conversations_and_offers_what_can_be_set(loaded):
     assert EMPTY not in chats  # it has no checkpoint to chat with
 
 
-def test_the_port_of_the_child_answers_nobody_without_its_token(loaded):
+def test_the_child_process_requires_its_token(loaded):
     import httpx
 
     child = child_of(loaded)
@@ -107,7 +107,7 @@ def test_the_port_of_the_child_answers_nobody_without_its_token(loaded):
     assert child.token not in page + " ".join(child.process.args)
 
 
-def test_a_conversation_that_fills_the_context_is_told_in_the_words_of_serve(loaded):
+def test_a_full_context_shows_the_error_of_serve(loaded):
     long = [{"role": "user", "content": "red " * 40_000}]
     _, problems = answered(loaded, finished("lora").name, model="expert", messages=long)
     assert "context" in problems[0]
@@ -119,13 +119,13 @@ def test_a_conversation_that_fills_the_context_is_told_in_the_words_of_serve(loa
     {"model": "expert", "messages": [{"role": "user", "content": "x", "name": "y"}]},
     {"model": "expert", "messages": HELLO * 201},
 ])  # fmt: skip
-def test_what_the_page_has_no_field_for_is_refused(given, loaded):
+def test_invalid_chat_requests_are_refused(given, loaded):
     place = f"/run/{loaded.id_of(finished('lora').name)}/ask"
     assert loaded.post(place, {"messages": HELLO, **given}).status_code == 400
 
 
 @each("setting", [{"temperature": 9}, {"max_tokens": 0}, {"seed": "x"}])
-def test_a_setting_out_of_bounds_is_told_in_the_words_of_serve(setting, loaded):
+def test_an_invalid_setting_shows_the_error_of_serve(setting, loaded):
     _, problems = answered(loaded, finished("lora").name, model="expert", **setting)
     assert next(iter(setting)) in problems[0]
 
@@ -140,11 +140,13 @@ def test_a_run_without_an_expert_says_so_and_leaves_the_other_loaded(loaded):
 
 
 def test_a_read_only_board_does_not_chat(folder):
-    asked = Asked(folder, read_only=True)
-    place = f"/run/{asked.id_of(EMPTY)}"
-    assert asked.get("/chat").status_code == asked.get(f"{place}/chat").status_code == 403
-    assert asked.post(f"{place}/load").status_code == asked.post(f"{place}/ask").status_code == 403
-    assert "/chat" not in asked.page(place)
+    browser = BoardClient(folder, read_only=True)
+    place = f"/run/{browser.id_of(EMPTY)}"
+    assert browser.get("/chat").status_code == browser.get(f"{place}/chat").status_code == 403
+    assert (
+        browser.post(f"{place}/load").status_code == browser.post(f"{place}/ask").status_code == 403
+    )
+    assert "/chat" not in browser.page(place)
 
 
 # --- how a child ends ----------------------------------------------------------------------------
@@ -154,33 +156,33 @@ SLEEPS = "import time; print('serving http://127.0.0.1:1/v1', flush=True); time.
 
 
 @pytest.fixture
-def asleep(folder, monkeypatch) -> Iterator[Asked]:
+def asleep(folder, monkeypatch) -> Iterator[BoardClient]:
     """A board whose child process loads nothing and reports that it is ready."""
     real = subprocess.Popen
     monkeypatch.setattr(
         subprocess, "Popen", lambda words, **how: real([sys.executable, "-c", SLEEPS], **how)
     )
-    asked = Asked(folder)
-    yield asked
-    asked.board.chat.end()
+    browser = BoardClient(folder)
+    yield browser
+    browser.board.chat.end()
 
 
-def load(asked: Asked, name: str) -> chat.ServeProcess:
-    assert asked.post(f"/run/{asked.id_of(name)}/load").status_code == 200
-    until(lambda: state(asked, name) == "ready")
-    found: chat.ServeProcess = child_of(asked)
+def load(browser: BoardClient, name: str) -> chat.ServeProcess:
+    assert browser.post(f"/run/{browser.id_of(name)}/load").status_code == 200
+    until(lambda: state(browser, name) == "ready")
+    found: chat.ServeProcess = child_of(browser)
     return found
 
 
-def test_models_that_nobody_asks_are_unloaded(asleep, monkeypatch):
-    monkeypatch.setattr(chat, "UNUSED_SECONDS", 1.0)
+def test_idle_models_are_unloaded(asleep, monkeypatch):
+    monkeypatch.setattr(chat, "IDLE_SECONDS", 1.0)
     name = finished("lora").name
     child = load(asleep, name)
     until(lambda: not child.is_running)
     assert wording("chat-idle") in asleep.page(f"/run/{asleep.id_of(name)}/chat")
 
 
-def test_another_run_takes_the_place_and_the_end_of_the_board_ends_it(asleep, folder):
+def test_loading_another_run_or_stopping_the_board_unloads_models(asleep, folder):
     name, other = finished("lora").name, "other-20260101-120000"
     shutil.copytree(folder / name, folder / other)
     first = load(asleep, name)
@@ -204,13 +206,13 @@ def test_another_run_takes_the_place_and_the_end_of_the_board_ends_it(asleep, fo
         shutil.rmtree(folder / name)
 
 
-def test_what_serve_says_where_it_cannot_load_is_shown(folder):
-    asked, name = Asked(folder), "broken-20260101-120000"
+def test_a_failed_load_shows_the_output_of_serve(folder):
+    browser, name = BoardClient(folder), "broken-20260101-120000"
     shutil.copytree(folder / finished("lora").name, folder / name)
     (folder / name / "plan.json").write_text("{}", encoding="utf-8")
-    asked.post(f"/run/{asked.id_of(name)}/load")
-    until(lambda: state(asked, name) == "failed")
-    page = asked.page(f"/run/{asked.id_of(name)}/chat")
+    browser.post(f"/run/{browser.id_of(name)}/load")
+    until(lambda: state(browser, name) == "failed")
+    page = browser.page(f"/run/{browser.id_of(name)}/chat")
     assert "plan.json" in page
     assert wording("other-bytes-than-written") in page
     shutil.rmtree(folder / name)

@@ -11,12 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from expert.jobs.board.actions import FOLDER, NotDone
-from expert.jobs.board.manifest_page import CONFIG, GROUPS, SECTIONS, manifest_page, settings_in
+from expert.jobs.board.actions import FOLDER, ActionRefused
+from expert.jobs.board.views.manifest_page import (
+    CONFIG,
+    GROUPS,
+    SECTIONS,
+    manifest_page,
+    set_options,
+)
 from expert.manifest.explain import explain
 from expert.manifest.reader import read_manifest
 from tests.each import each
-from tests.jobs.board.boards import ACTION, Asked
+from tests.jobs.board.board_client import ACTION, BoardClient
 from tests.warm import python
 from tests.wording import wording
 
@@ -26,10 +32,10 @@ ROWS = b"".join(
 )
 
 
-def send(asked: Asked, body: bytes = ROWS, **query: str):
+def send(browser: BoardClient, body: bytes = ROWS, **query: str):
     told = {"file": "rows.jsonl", "name": "demo", "model": "tiny", **query}
     headers = {**ACTION, "content-type": "application/octet-stream"}
-    return asked.client.post("/upload/rows", params=told, content=body, headers=headers)
+    return browser.client.post("/upload/rows", params=told, content=body, headers=headers)
 
 
 def left_over(root: Path) -> list[Path]:
@@ -47,16 +53,16 @@ def _commands_begin_in_a_moment() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Asked:
+def made(tmp_path_factory: pytest.TempPathFactory) -> BoardClient:
     """A board with an empty folder to which rows were uploaded."""
-    asked = Asked(tmp_path_factory.mktemp("work"))
-    answer = send(asked)
+    browser = BoardClient(tmp_path_factory.mktemp("work"))
+    answer = send(browser)
     assert answer.status_code == 200, answer.text
-    assert answer.json() == {"go": f"/manifest/{asked.id_of('demo', 'manifest')}"}
-    return asked
+    assert answer.json() == {"go": f"/manifest/{browser.id_of('demo', 'manifest')}"}
+    return browser
 
 
-def test_rows_that_are_sent_become_an_expert_and_nothing_is_left_over(made):
+def test_uploaded_rows_become_an_expert_and_are_removed(made):
     root = made.board.places.roots[0]
     assert (root / "demo" / "datasets" / "rows.jsonl").read_bytes() == ROWS
     assert left_over(root) == []
@@ -122,7 +128,7 @@ def test_the_plan_is_that_of_the_card_and_of_what_was_typed(made):
 def test_a_plan_of_unknown_memory_does_not_claim_to_fit(fits, tone, made, monkeypatch):
     plan = {"target": "RTX 4090", "memory": {"peak_bytes": None, "fits": fits}}
     monkeypatch.setattr(
-        "expert.jobs.board.manifest_page.run_command", lambda words: (0, json.dumps(plan), "")
+        "expert.jobs.board.views.manifest_page.run_command", lambda words: (0, json.dumps(plan), "")
     )
     place = f"/manifest/{made.id_of('demo', 'manifest')}/plan"
     shown = made.post(place).json()["html"]
@@ -130,14 +136,14 @@ def test_a_plan_of_unknown_memory_does_not_claim_to_fit(fits, tone, made, monkey
     assert ("Fits RTX 4090." in shown) is bool(fits)
 
 
-def test_what_is_deleted_from_an_object_is_gone(made):
+def test_keys_deleted_from_an_object_are_removed(made):
     found = made.board.places.manifests()[0]
     text = found.path.read_text(encoding="utf-8")
     given = {**json.loads(text), "routing": {"one": 1, "other": 2}}
     found.path.write_text(json.dumps(given), encoding="utf-8")
     try:
         read = read_manifest(
-            found.path, overrides=settings_in({"set": {"routing": "one: 3"}})[1::2]
+            found.path, overrides=set_options({"set": {"routing": "one: 3"}})[1::2]
         )
     finally:
         found.path.write_text(text, encoding="utf-8")
@@ -150,8 +156,8 @@ def test_what_is_deleted_from_an_object_is_gone(made):
     ("base_models[0].quantization", "int4", "int4"), ("soft_prompts", "", "[]"),
     ("base_models", "[tiny]", "[tiny]"),
 ])  # fmt: skip
-def test_what_is_typed_is_given_to_set_as_what_the_key_takes(path, value, word):
-    assert settings_in({"set": {path: value}}) == ["--set", f"{path}={word}"]
+def test_form_values_become_set_options_of_the_right_type(path, value, word):
+    assert set_options({"set": {path: value}}) == ["--set", f"{path}={word}"]
 
 
 def test_rows_are_shown_as_the_model_sees_them(made):
@@ -166,8 +172,8 @@ def test_rows_are_shown_as_the_model_sees_them(made):
     {"set": {"author": "x" * 99_999}}, {"set": {f"k{n}": "" for n in range(99)}},
 ])  # fmt: skip
 def test_settings_that_the_form_does_not_have_are_refused(given, made):
-    with pytest.raises(NotDone):
-        settings_in(given)
+    with pytest.raises(ActionRefused):
+        set_options(given)
     place = f"/manifest/{made.id_of('demo', 'manifest')}"
     assert made.post(f"{place}/train", given).status_code == 409
     assert made.post(f"{place}/plan", given).status_code == 409
@@ -175,7 +181,7 @@ def test_settings_that_the_form_does_not_have_are_refused(given, made):
 
 
 @each("gpu", ["--help", "a;b", "x" * 99, 5, ["a"]])
-def test_a_card_that_is_no_name_is_refused(gpu, made, monkeypatch):
+def test_an_invalid_gpu_name_is_refused(gpu, made, monkeypatch):
     monkeypatch.setattr(sys, "executable", REAL)
     answer = made.post(f"/manifest/{made.id_of('demo', 'manifest')}/plan", {"gpu": gpu})
     assert answer.status_code == 409 or "GeForce" not in answer.json()["html"]
@@ -186,9 +192,9 @@ def test_a_card_that_is_no_name_is_refused(gpu, made, monkeypatch):
     {"model": "../../etc"}, {"model": "--help"}, {"model": ""}, {"root": "7"}, {"root": "x"},
     {"root": "-9"},
 ])  # fmt: skip
-def test_an_expert_is_made_nowhere_else(query, tmp_path):
-    asked = Asked(tmp_path)
-    assert send(asked, **query).status_code in (400, 409)
+def test_names_cannot_leave_the_board_folders(query, tmp_path):
+    browser = BoardClient(tmp_path)
+    assert send(browser, **query).status_code in (400, 409)
     assert [path.name for path in tmp_path.iterdir()] in ([], [FOLDER])
     assert left_over(tmp_path) == []
 
@@ -199,32 +205,32 @@ def test_the_name_of_a_file_stays_in_its_folder(name, tmp_path, monkeypatch):
 
     def make(rows: Path, root: Path, *more: str) -> Path:
         seen.append(rows)
-        raise NotDone("seen")
+        raise ActionRefused("seen")
 
-    monkeypatch.setattr("expert.jobs.board.pages.make_expert", make)
-    assert send(Asked(tmp_path), file=name).status_code == 409
+    monkeypatch.setattr("expert.jobs.board.routes.make_expert", make)
+    assert send(BoardClient(tmp_path), file=name).status_code == 409
     assert seen[0].parent.parent == tmp_path / FOLDER
     assert not seen[0].name.startswith(".")
     assert left_over(tmp_path) == []
 
 
 def test_a_file_that_is_too_long_is_refused_and_removed(tmp_path, monkeypatch):
-    monkeypatch.setattr("expert.jobs.board.new_page.MOST_BYTES", 100)
-    answer = send(Asked(tmp_path))
+    monkeypatch.setattr("expert.jobs.board.views.new_page.MAX_BYTES", 100)
+    answer = send(BoardClient(tmp_path))
     assert answer.status_code == 409
     assert "100" in answer.json()["problem"] or "KiB" in answer.json()["problem"]
     assert left_over(tmp_path) == []
 
 
-def test_rows_that_are_none_are_refused_in_the_words_of_new(tmp_path):
-    answer = send(Asked(tmp_path), b"\x00\x01 nothing")
+def test_an_invalid_upload_shows_the_error_of_expert_new(tmp_path):
+    answer = send(BoardClient(tmp_path), b"\x00\x01 nothing")
     assert answer.status_code == 409
     assert "rows.jsonl" in answer.json()["problem"]
     assert not (tmp_path / "demo").exists()
 
 
 def test_an_expert_in_a_folder_that_is_not_searched_is_reported(tmp_path):
-    answer = send(Asked(tmp_path), name="final")
+    answer = send(BoardClient(tmp_path), name="final")
     assert answer.status_code == 409
     assert wording("folder-not-searched") in answer.json()["problem"]
     assert (tmp_path / "final" / "manifest.json").is_file()
@@ -232,7 +238,7 @@ def test_an_expert_in_a_folder_that_is_not_searched_is_reported(tmp_path):
 
 @each("place", ["/new", "/manifest/{id}"])
 def test_a_read_only_board_has_no_pages_that_change(place, made):
-    asked = Asked(made.board.places.roots[0], read_only=True)
-    name = asked.id_of("demo", "manifest")
-    assert asked.get(place.format(id=name)).status_code == 403
-    assert send(asked).status_code == 403
+    browser = BoardClient(made.board.places.roots[0], read_only=True)
+    name = browser.id_of("demo", "manifest")
+    assert browser.get(place.format(id=name)).status_code == 403
+    assert send(browser).status_code == 403

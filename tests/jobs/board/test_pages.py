@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from expert.insight.page.blocks import Figure
-from expert.insight.page.comparison import comparison_section
 from expert.insight.page.html import block_html
+from expert.insight.page.sections.comparison import comparison_section
 from expert.jobs.board import live
+from expert.jobs.board.folders import BoardFolders, FolderNotFound
 from expert.jobs.board.live import Hub, Throttle, View
-from expert.jobs.board.notes import FILE, MOST_TAGS, Notes, read_notes
-from expert.jobs.board.places import NoFolder, Places
-from expert.jobs.board.run_page import manifest_change
+from expert.jobs.board.notes import FILE, MAX_TAGS, Notes, read_notes
 from expert.jobs.board.server import make_board, warning_about
+from expert.jobs.board.views.run_page import manifest_change
 from expert.jobs.diagnose.diagnose import diagnose_run
 from expert.jobs.report import facts_of
 from tests.each import each
@@ -34,7 +34,7 @@ from tests.insight.pages import (
     usual,
     write_run,
 )
-from tests.jobs.board.boards import Asked
+from tests.jobs.board.board_client import BoardClient
 from tests.wording import wording
 
 ONE, TWO = "one-20260101-120000", "two-20260101-120000"
@@ -54,7 +54,7 @@ def text_of(html: str) -> str:
 
 
 def test_the_list_shows_every_run_with_its_state_loss_and_speed(folder):
-    page = Asked(folder).page("/")
+    page = BoardClient(folder).page("/")
     text = text_of(page)
     for word in (ONE, TWO, "finished", "killed", "30 / 30", "93 %", "1,900"):
         assert word in text
@@ -63,20 +63,20 @@ def test_the_list_shows_every_run_with_its_state_loss_and_speed(folder):
     assert "1 finished, 1 killed" in text
 
 
-def test_an_empty_folder_says_how_a_run_comes_into_it_and_compares_nothing(tmp_path):
-    asked = Asked(tmp_path)
-    page = asked.page("/")
+def test_an_empty_folder_offers_to_start_a_run(tmp_path):
+    browser = BoardClient(tmp_path)
+    page = browser.page("/")
     assert str(tmp_path) in page
     assert 'class="button"' in page
-    assert 'class="button"' not in Asked(tmp_path, read_only=True).page("/")
+    assert 'class="button"' not in BoardClient(tmp_path, read_only=True).page("/")
     many = "&".join(f"run={n}" for n in range(9))
     for query in ("", "?run=x", "?run=x&run=x", "?run=a&run=b", f"?{many}"):
-        assert asked.get(f"/compare{query}").status_code in (400, 404)
+        assert browser.get(f"/compare{query}").status_code in (400, 404)
 
 
 def test_a_run_shows_the_sections_of_its_report_and_its_status(folder):
-    asked = Asked(folder)
-    page = asked.page(f"/run/{asked.id_of(ONE)}")
+    browser = BoardClient(folder)
+    page = browser.page(f"/run/{browser.id_of(ONE)}")
     for name in ("numbers", "learning", "speed", "time", "story", "plan", "findings"):
         assert f'<section id="{name}"' in page or f'id="{name}"' in page, name
     for figure in ("loss", "throughput", "utilisation", "memory", "power", "average-step"):
@@ -88,8 +88,8 @@ def test_a_run_shows_the_sections_of_its_report_and_its_status(folder):
 
 
 def test_the_comparison_is_that_of_the_report(folder):
-    asked = Asked(folder)
-    page = asked.page(f"/compare?run={asked.id_of(ONE)}&run={asked.id_of(TWO)}")
+    browser = BoardClient(folder)
+    page = browser.page(f"/compare?run={browser.id_of(ONE)}&run={browser.id_of(TWO)}")
     runs = [facts_of(diagnose_run(folder / "runs" / name)) for name in (ONE, TWO)]
     for block in comparison_section(runs).inside:
         wide = replace(block, wide=True) if isinstance(block, Figure) else block  # the last one
@@ -97,11 +97,11 @@ def test_the_comparison_is_that_of_the_report(folder):
 
 
 def test_a_new_run_appears(folder):
-    asked = Asked(folder)
-    assert asked.page("/").count("<article") == 2
+    browser = BoardClient(folder)
+    assert browser.page("/").count("<article") == 2
     name = "new-20260102-120000"
     write_run(folder / "runs" / name, usual())
-    assert asked.page(f"/run/{asked.id_of(name)}")
+    assert browser.page(f"/run/{browser.id_of(name)}")
 
 
 @each("text", HOSTILE)
@@ -110,8 +110,8 @@ def test_hostile_text_stays_text_on_every_page(text, tmp_path):
     run = hostile_run(tmp_path / "runs" / f"{name}-20260101-120000", text)
     (run / FILE).write_text(json.dumps({"tags": [text[:40]], "note": text}), encoding="utf-8")
     write_run(tmp_path / "runs" / TWO, usual())
-    asked = Asked(tmp_path)
-    one, two = asked.id_of(run.name), asked.id_of(TWO)
+    browser = BoardClient(tmp_path)
+    one, two = browser.id_of(run.name), browser.id_of(TWO)
     for place in (
         "/",
         f"/run/{one}",
@@ -119,7 +119,7 @@ def test_hostile_text_stays_text_on_every_page(text, tmp_path):
         "/start",
         f"/run/{one}/chat",
     ):
-        harmless(asked.page(place))
+        harmless(browser.page(place))
 
 
 def harmless(html: str) -> None:
@@ -141,8 +141,8 @@ def test_the_answer_of_the_baseline_stands_beside_that_of_the_expert(folder):
     baseline = {"accuracy": 0.0, "cases": [{**case, "answer": "theirs", "passed": False}]}
     validation = {"accuracy": 1.0, "cases": [case], "baseline": baseline}
     (folder / "runs" / ONE / "validation.json").write_text(json.dumps(validation))
-    asked = Asked(folder)
-    page = asked.page(f"/run/{asked.id_of(ONE)}")
+    browser = BoardClient(folder)
+    page = browser.page(f"/run/{browser.id_of(ONE)}")
     assert "<dt>answer</dt><dd>ours</dd><dt>baseline answer</dt><dd>theirs</dd>" in page
 
 
@@ -156,19 +156,19 @@ def test_links_hidden_folders_checkpoints_and_deep_ones_are_not_followed(folder,
     (folder / "runs" / "secret-20260101-120001").symlink_to(elsewhere / "secret-20260101-120000")
     for place in (".cache", "checkpoints", "a/b/c/d/e/f/g"):  # these are not searched either
         write_run(folder / place / "hidden-20260101-120000", usual(2))
-    places = Places.of([folder])
-    places.look()
+    places = BoardFolders.of([folder])
+    places.search()
     assert sorted(run.name for run in places.runs()) == [ONE, TWO]
 
 
 def test_a_run_that_became_a_link_is_not_shown_any_more(folder, tmp_path_factory):
     elsewhere = write_run(tmp_path_factory.mktemp("elsewhere") / "x", usual())
-    asked = Asked(folder)
-    name = asked.id_of(ONE)
+    browser = BoardClient(folder)
+    name = browser.id_of(ONE)
     os.rename(folder / "runs" / ONE, folder / "gone")
     (folder / "runs" / ONE).symlink_to(elsewhere)
-    assert asked.get(f"/run/{name}").status_code == 404
-    assert asked.post(f"/run/{name}/notes", {"tags": "x"}).status_code == 404
+    assert browser.get(f"/run/{name}").status_code == 404
+    assert browser.post(f"/run/{name}/notes", {"tags": "x"}).status_code == 404
     assert not (elsewhere / FILE).exists()
 
 
@@ -177,8 +177,8 @@ def test_a_run_with_a_link_inside_says_so_and_shows_nothing_of_it(folder):
     events = folder / "runs" / ONE / "events.jsonl"
     events.unlink()
     events.symlink_to(folder / "passwd")
-    asked = Asked(folder)
-    page = asked.page(f"/run/{asked.id_of(ONE)}")
+    browser = BoardClient(folder)
+    page = browser.page(f"/run/{browser.id_of(ONE)}")
     assert wording("is-a-link-to-2") in page
     assert 'data-state="unreadable"' in page
 
@@ -187,24 +187,24 @@ def test_a_run_with_a_link_inside_says_so_and_shows_nothing_of_it(folder):
 
 
 def test_tags_and_notes_are_kept_beside_the_run_within_limits_and_shown(folder):
-    asked = Asked(folder)
-    place = f"/run/{asked.id_of(ONE)}"
+    browser = BoardClient(folder)
+    place = f"/run/{browser.id_of(ONE)}"
     before = (folder / "runs" / ONE / "plan.json").read_bytes()
-    answer = asked.post(f"{place}/notes", {"tags": "keep,  <b>bold</b> ,keep,", "note": "a\nb"})
+    answer = browser.post(f"{place}/notes", {"tags": "keep,  <b>bold</b> ,keep,", "note": "a\nb"})
     assert answer.json() == {"go": place}
     assert read_notes(folder / "runs" / ONE) == Notes(("keep", "<b>bold</b>"), "a\nb")
     assert (folder / "runs" / ONE / "plan.json").read_bytes() == before
-    page = asked.page(place)
+    page = browser.page(place)
     assert "&lt;b&gt;bold&lt;/b&gt;" in page
     assert "<b>bold" not in page
     tags = ",".join(f"{n}" * 99 for n in range(50))
-    asked.post(f"{place}/notes", {"tags": tags, "note": "x" * 99_999})
+    browser.post(f"{place}/notes", {"tags": tags, "note": "x" * 99_999})
     notes = read_notes(folder / "runs" / ONE)
-    assert (len(notes.tags), max(map(len, notes.tags)), len(notes.text)) == (MOST_TAGS, 40, 4_000)
+    assert (len(notes.tags), max(map(len, notes.tags)), len(notes.text)) == (MAX_TAGS, 40, 4_000)
 
 
 @each("content", ["", "[]", '{"tags": 5, "note": []}', '{"tags": [1, {}]}', "{", "null"])
-def test_a_damaged_file_of_notes_is_no_notes(content, tmp_path):
+def test_damaged_notes_count_as_empty(content, tmp_path):
     (tmp_path / FILE).write_text(content, encoding="utf-8")
     assert read_notes(tmp_path) == Notes()
 
@@ -265,16 +265,16 @@ def test_work_that_takes_long_is_done_less_often(monkeypatch):
 
 
 def test_a_run_that_continues_sends_its_new_numbers(folder):
-    from expert.jobs.board.run_page import RunView
+    from expert.jobs.board.views.run_page import RunView
 
-    asked = Asked(folder)
-    name = asked.id_of(TWO)
-    found = asked.board.places.get(name, "run")
+    browser = BoardClient(folder)
+    name = browser.id_of(TWO)
+    found = browser.board.places.get(name, "run")
     lock = {"pid": os.getpid(), "host": os.uname().nodename, "since": "", "process": ""}
     (found.path / ".lock").write_text(json.dumps(lock), encoding="utf-8")
 
     async def refreshed() -> tuple[dict[str, str], dict[str, str]]:
-        view = RunView(found, asked.board.summaries)
+        view = RunView(found, browser.board.summaries)
         first = view.refresh()
         view.put(first)
         with (found.path / "events.jsonl").open("a", encoding="utf-8") as stream:
@@ -303,21 +303,21 @@ def test_a_fix_has_a_button_that_copies_the_change(folder):
     clipped = [step_event(n, grad_norm=9.0) for n in range(1, 101)]
     plan = {"kernels": {"device": "cpu"}, "optim": {"max_grad_norm": 1.0}}
     write_run(folder / "runs" / "slow-20260101-120000", [started(), *clipped], plan=plan)
-    asked = Asked(folder)
-    page = asked.page(f"/run/{asked.id_of('slow-20260101-120000')}")
+    browser = BoardClient(folder)
+    page = browser.page(f"/run/{browser.id_of('slow-20260101-120000')}")
     assert 'id="finding-always-clipped"' in page
     assert 'data-action="copy" data-copy="training:\n  config:\n    max_grad_norm:' in page
 
 
-def test_a_folder_that_is_not_there_says_so_and_an_open_network_is_warned_of(tmp_path):
-    with pytest.raises(NoFolder) as error:
+def test_a_missing_folder_is_an_error_and_a_public_host_a_warning(tmp_path):
+    with pytest.raises(FolderNotFound) as error:
         make_board([tmp_path / "none"], read_only=False)
     assert str(error.value) == wording("board-no-folder", folder=tmp_path / "none")
     assert warning_about("127.0.0.1") == warning_about("localhost") == ""
     assert warning_about("0.0.0.0").startswith(wording("board-is-not-loopback"))
 
 
-def test_a_page_whose_refresh_fails_is_left_so_that_it_connects_again(monkeypatch):
+def test_a_failed_refresh_ends_the_stream(monkeypatch):
     class Failing(View):
         def refresh(self) -> dict[str, str]:
             if self.version:

@@ -28,63 +28,63 @@ def total(reader: EventReader, key: str) -> float:
 def test_a_second_look_reads_only_what_was_added(tmp_path, monkeypatch):
     path = written(tmp_path / "events.jsonl", usual(5))
     reader = EventReader(path)
-    assert reader.look()
+    assert reader.read_new()
     assert reader.events == usual(5)
-    assert not reader.look()
+    assert not reader.read_new()
     seen: list[bytes] = []
-    real = reading.event_of
-    monkeypatch.setattr(reading, "event_of", lambda line: seen.append(line) or real(line))
+    real = reading.parse_event
+    monkeypatch.setattr(reading, "parse_event", lambda line: seen.append(line) or real(line))
     written(path, [step_event(6)], "a")
-    assert reader.look()
+    assert reader.read_new()
     assert len(seen) == 1
     assert reader.events == [*usual(5), step_event(6)]
 
 
-def test_half_a_line_waits_for_its_end(tmp_path):
+def test_an_incomplete_line_is_read_later(tmp_path):
     path = written(tmp_path / "events.jsonl", [started()])
     line = json.dumps(step_event(1)).encode()
     reader = EventReader(path)
     with path.open("ab") as stream:
         stream.write(line[:20])
-    assert reader.look()
+    assert reader.read_new()
     assert len(reader.events) == 1
     with path.open("ab") as stream:
         stream.write(line[20:] + b"\n")
-    assert reader.look()
+    assert reader.read_new()
     assert reader.events[-1] == step_event(1)
     assert reader.damaged == 0
 
 
-def test_a_file_that_became_shorter_or_another_is_read_anew(tmp_path):
+def test_a_truncated_or_replaced_file_is_read_again(tmp_path):
     path = written(tmp_path / "events.jsonl", usual(9))
     reader = EventReader(path)
-    reader.look()
+    reader.read_new()
     written(path, usual(3))
-    assert reader.look()
+    assert reader.read_new()
     assert reader.events == usual(3)
     written(tmp_path / "other", usual(4)).replace(path)
-    assert reader.look()
+    assert reader.read_new()
     assert reader.events == usual(4)
 
 
-def test_damaged_lines_are_counted_a_missing_file_is_no_event_and_no_link_is_followed(tmp_path):
-    assert not EventReader(tmp_path / "none").look()
+def test_damaged_lines_missing_files_and_links(tmp_path):
+    assert not EventReader(tmp_path / "none").read_new()
     path = tmp_path / "events.jsonl"
     path.write_bytes(b'{"event": "started"}\nnot json\n\n{"event": 5}\n')
     reader = EventReader(path)
-    reader.look()
+    reader.read_new()
     assert [event["event"] for event in reader.events] == ["started"]
     assert reader.damaged == 2
     # A line that is too long is dropped.
     path.write_bytes(b"x" * (reading.MAX_LINE_BYTES + 2))
     reader = EventReader(path)
-    reader.look()
+    reader.read_new()
     assert reader.damaged == 1
-    assert not reader.look()
+    assert not reader.read_new()
     path.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(LinkRefused):
-        EventReader(path).look()
+        EventReader(path).read_new()
 
 
 def test_log_lines_with_other_events_between_them_are_halved_too():
@@ -96,12 +96,12 @@ def test_log_lines_with_other_events_between_them_are_halved_too():
     assert sum(event.get("tokens", 0) for event in kept) == 8000
 
 
-def test_a_run_that_grows_keeps_few_lines_and_every_sum(tmp_path):
+def test_a_growing_run_keeps_few_lines_and_all_sums(tmp_path):
     path = tmp_path / "events.jsonl"
     reader = EventReader(path, most=50)
     for first in range(1, 1000, 30):
         written(path, [step_event(n) for n in range(first, first + 30)], "a")
-        reader.look()
+        reader.read_new()
         assert len(reader.events) <= 100
     last = reader.events[-1]["step"]
     assert total(reader, "updates") == last
@@ -110,9 +110,7 @@ def test_a_run_that_grows_keeps_few_lines_and_every_sum(tmp_path):
 
 
 @each("chunk", [5_000, 2**23])
-def test_of_a_long_file_all_but_log_lines_is_read_and_these_now_and_then(
-    tmp_path, monkeypatch, chunk
-):
+def test_log_lines_of_a_long_file_are_sampled(tmp_path, monkeypatch, chunk):
     monkeypatch.setattr(reading, "WHOLE_BYTES", 10_000)
     monkeypatch.setattr(reading, "CHUNK", chunk)
     events = [started()]
@@ -124,7 +122,7 @@ def test_of_a_long_file_all_but_log_lines_is_read_and_these_now_and_then(
         tmp_path / "events.jsonl", [*events, {"time": 1.0, "event": "odd"}, step_event(801)]
     )
     reader = EventReader(path, most=40)
-    assert reader.look()
+    assert reader.read_new()
     kinds = [event["event"] for event in reader.events]
     assert kinds.count("eval") == 8
     assert kinds.count("odd") == 1
@@ -138,7 +136,7 @@ def test_of_a_long_file_all_but_log_lines_is_read_and_these_now_and_then(
     for place in evals:  # in the order of the file
         before = [event["step"] for event in reader.events[:place] if event["event"] == "step"]
         assert max(before, default=0) <= reader.events[place]["step"]
-    assert not reader.look()
+    assert not reader.read_new()
     written(path, [step_event(802)], "a")
-    assert reader.look()
+    assert reader.read_new()
     assert reader.events[-1] == step_event(802)

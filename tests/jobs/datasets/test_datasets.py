@@ -104,28 +104,28 @@ def test_bad_rows_are_listed_and_are_a_problem_beyond_what_is_tolerated(tmp_path
     assert short.problems[-1] == wording("train-nothing-to-learn")
 
 
-def test_bad_rows_of_one_kind_stand_together_and_columns_are_told(tmp_path):
+def test_bad_rows_of_one_kind_are_grouped_and_columns_reported(tmp_path):
     file = an_expert(tmp_path)
     empty = {"instruction": "a", "output": ""}
     rows = [{**row, "id": 1} for row in ROWS]
     write(tmp_path / "train.jsonl", lines([*rows, *[empty] * 30, {"instruction": "b"}]))
     report = check_dataset(file)
     assert report.notes == [wording("columns-in-words")]
-    told = report.splits[0].bad_row_lines()
-    assert len(told) == 7
-    assert told[0].endswith(wording("train-jsonl-121-column"))
-    assert told[5].startswith(wording("and-25-more-of"))
-    assert "is missing" in told[6]
+    reported = report.splits[0].bad_row_lines()
+    assert len(reported) == 7
+    assert reported[0].endswith(wording("train-jsonl-121-column"))
+    assert reported[5].startswith(wording("and-25-more-of"))
+    assert "is missing" in reported[6]
 
 
-def test_rows_and_tokens_read_so_far_are_told(tmp_path):
+def test_rows_and_tokens_read_so_far_are_reported(tmp_path):
     file = an_expert(tmp_path, dataset={"path": "train.jsonl", "test_path": "t.jsonl"})
     write(tmp_path / "t.jsonl", lines(ROWS[:3]))
-    told: list[tuple[str, int, int]] = []
-    report = check_dataset(file, tell=lambda *progress: told.append(progress))
+    reported: list[tuple[str, int, int]] = []
+    report = check_dataset(file, tell=lambda *progress: reported.append(progress))
     splits = by_name(report)
     tokens = [splits[name].lengths["tokens"] for name in ("train", "validation", "test")]
-    assert told == [("train", len(ROWS), sum(tokens[:2])), ("test", 3, tokens[2])]
+    assert reported == [("train", len(ROWS), sum(tokens[:2])), ("test", 3, tokens[2])]
 
 
 def test_the_files_of_a_folder_are_named_with_their_split(tmp_path):
@@ -174,7 +174,7 @@ def test_rows_of_other_splits_that_training_sees_are_found(tmp_path):
     assert splits["train"].leaks == {}
 
 
-def test_rows_that_repeat_too_much_to_be_kept_apart_are_told(tmp_path):
+def test_rows_repeated_too_often_to_be_kept_apart_are_reported(tmp_path):
     file = an_expert(tmp_path)
     write(tmp_path / "train.jsonl", lines(ROWS[:2] * 100))
     report = check_dataset(file)
@@ -199,7 +199,7 @@ def test_a_duplicate_is_split_off_with_its_twin_and_preparing_draws_the_same_row
     assert {row % 120 for row in documents} == {row for row in documents if row < 120}
 
 
-def test_a_weight_above_one_is_no_duplicate_and_no_leak(tmp_path):
+def test_a_weight_above_one_is_neither_a_duplicate_nor_a_leak(tmp_path):
     tasks = {"a": {"train": "train.jsonl", "weight": 2.0}}
     splits = by_name(check_dataset(an_expert(tmp_path, dataset={"tasks": tasks})))
     assert splits["train"].duplicates.count == 0
@@ -247,12 +247,12 @@ def test_preparing_warns_of_the_text_of_its_first_rows_and_again_from_the_cache(
     marked = {"instruction": "a {{name}}", "output": "b [INST] c"}
     write(tmp_path / "train.jsonl", lines([*ROWS[:3], marked]))
     place = f"{tmp_path / 'train.jsonl'}:4"
-    told = [
+    reported = [
         wording("remnant-in-first-rows", place=place),
         wording("placeholder-in-first-rows", place=place),
     ]
-    assert [doubt.text for doubt in prepare(file).doubts] == told
-    assert [doubt.text for doubt in prepare(file).doubts] == told
+    assert [doubt.text for doubt in prepare(file).doubts] == reported
+    assert [doubt.text for doubt in prepare(file).doubts] == reported
     write(tmp_path / "train.jsonl", lines(ROWS[:4]))
     assert prepare(file).doubts == ()
 
@@ -354,9 +354,9 @@ def test_data_files_are_listed_and_files_without_rows_are_not(tmp_path):
     }
     assert found["corpus.txt"].size == 4
     assert len(found_in(tmp_path, data, data)) == 3
-    with pytest.raises(DataError) as told:
+    with pytest.raises(DataError) as reported:
         found_in(tmp_path, tmp_path / "absent")
-    assert str(told.value) == wording("there-is-no-such-folder", absent=tmp_path / "absent")
+    assert str(reported.value) == wording("there-is-no-such-folder", absent=tmp_path / "absent")
 
 
 def test_a_link_that_leads_nowhere_and_an_odd_cache_do_not_stop_the_search(tmp_path):
@@ -404,7 +404,7 @@ def test_a_saved_data_set_is_one_entry_with_splits_and_rows(tmp_path):
     assert found_in(tmp_path, tmp_path / "data")[0].rows is None
 
 
-def test_prepared_caches_tell_documents_tokens_and_who_uses_them(tmp_path):
+def test_prepared_caches_show_documents_tokens_and_users(tmp_path):
     made = prepare(an_expert(tmp_path / "a"))
     users, unread = read_users(tmp_path / "a")
     found = found_in(tmp_path, tmp_path / "a", users=users)
@@ -438,7 +438,7 @@ def test_users_are_known_by_path_by_folder_and_by_hub_id(tmp_path):
     }
 
 
-def test_a_manifest_that_does_not_read_or_is_another_tools_is_passed_over_and_told(tmp_path):
+def test_unreadable_manifests_and_those_of_other_tools_are_skipped_and_reported(tmp_path):
     an_expert(tmp_path / "a")
     broken = write(tmp_path / "b" / "manifest.json", '{"base_model": "x"}')
     other = write(tmp_path / "web" / "public" / "manifest.json", '{"short_name": "app"}')
@@ -462,7 +462,7 @@ def two_tasks(tmp_path: Path) -> Path:
     return file
 
 
-def test_gathered_data_is_copied_and_the_told_options_use_it(tmp_path):
+def test_consolidated_data_is_copied_and_the_printed_options_use_it(tmp_path):
     file = two_tasks(tmp_path)
     users, _ = read_users(tmp_path / "a")
     [gathered] = consolidate(users, tmp_path / "fast", caches_in(tmp_path))
@@ -489,9 +489,9 @@ def test_gathering_again_copies_nothing_and_a_different_file_stays(tmp_path):
     target = tmp_path / "fast" / "counter" / "two" / "train.jsonl"
     write(target, "mine\n")
     (tmp_path / "fast" / "counter" / "one" / "train.jsonl").unlink()
-    with pytest.raises(DataError) as told:
+    with pytest.raises(DataError) as reported:
         consolidate(users, tmp_path / "fast", caches_in(tmp_path))
-    assert str(told.value) == wording(
+    assert str(reported.value) == wording(
         "nothing-copied-no-file",
         fast=tmp_path / "fast",
         target=target,
@@ -507,13 +507,15 @@ def test_two_experts_of_one_name_with_different_files_are_refused(tmp_path):
     other = write(tmp_path / "b" / "train.jsonl", lines(ROWS[:3]))
     users, _ = read_users(tmp_path)
     target = tmp_path / "fast" / "counter" / "train.jsonl"
-    with pytest.raises(DataError) as told:
+    with pytest.raises(DataError) as reported:
         consolidate(users, tmp_path / "fast", caches_in(tmp_path))
-    assert wording("two-manifests-name-different", target=target, other=other) in str(told.value)
+    assert wording("two-manifests-name-different", target=target, other=other) in str(
+        reported.value
+    )
     assert not (tmp_path / "fast").exists()
 
 
-def test_folders_are_gathered_whole_and_what_stays_is_told_with_its_reason(tmp_path):
+def test_folders_are_copied_whole_and_what_is_not_copied_is_reported(tmp_path):
     rows = f"{tmp_path / 'rows'}::train"
     dataset = {"path": rows, "validation_path": "org/set", "test_path": "gone.jsonl"}
     an_expert(tmp_path / "a", dataset=dataset)
@@ -594,7 +596,7 @@ def test_what_datasets_has_cached_is_opened_by_that_package_too(tmp_path):
         ("org/my-set::train::a/b", wording("no-folder-may-called")),
     ],
 )
-def test_rows_of_the_hub_that_cannot_be_gathered_are_told_with_the_reason(tmp_path, path, why):
+def test_hub_rows_that_cannot_be_copied_are_reported_with_the_reason(tmp_path, path, why):
     caches = caches_in(tmp_path)
     fill_datasets_cache(caches)
     an_expert(tmp_path / "a", dataset={"path": path})
@@ -642,7 +644,7 @@ def test_a_copy_that_differs_is_refused_and_removed(tmp_path, monkeypatch, kept)
     damaged = "x" * int(source.stat().st_size * kept)
     monkeypatch.setattr("shutil.copy2", lambda source, target: write(target, damaged))
     target = tmp_path / "fast" / "counter" / "one" / "train.jsonl"
-    with pytest.raises(DataError) as told:
+    with pytest.raises(DataError) as reported:
         consolidate(users, tmp_path / "fast", caches_in(tmp_path))
-    assert str(told.value) == wording("copy-differs-from-file", target=target, source=source)
+    assert str(reported.value) == wording("copy-differs-from-file", target=target, source=source)
     assert files_below(tmp_path / "fast") == {}

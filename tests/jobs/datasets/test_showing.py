@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from expert.data.feed.batches import IGNORED, BatchArrays, BatchShape, fill_batch
-from expert.data.inspect.pick_rows import NoSuchRow, RowsToShow
+from expert.data.inspect.pick_rows import RowNotFound, RowsToShow
 from expert.data.inspect.shown_rows import ShownRow
 from expert.jobs.datasets.check import check_dataset, first_row_of
 from expert.manifest.reader import read_manifest
@@ -176,9 +176,9 @@ def test_rows_are_found_as_messages_name_them(tmp_path):
     assert "Count to 3." in "".join(one.text for one in third.segments)
     assert bad.left_out.startswith(wording("a-bad-row"))
     assert (test.split, test.place) == ("test", f"{tmp_path / 'test.jsonl'}:2")
-    with pytest.raises(NoSuchRow, match=wording("no-such")):
+    with pytest.raises(RowNotFound, match=wording("no-such")):
         shown(file, RowsToShow(lines=("77", "test.jsonl:9")))
-    with pytest.raises(NoSuchRow, match=wording("seven-not-row")):
+    with pytest.raises(RowNotFound, match=wording("seven-not-row")):
         shown(file, RowsToShow(lines=("seven",)))
 
 
@@ -203,14 +203,14 @@ def test_a_long_row_is_shortened_in_the_middle_and_what_is_missing_is_counted(tm
     assert not [one for one in row.segments if one.not_shown]
 
 
-def test_without_the_tokenizer_the_text_is_shown_and_the_lack_of_it_said(tmp_path, monkeypatch):
+def test_without_the_tokenizer_the_text_is_shown_with_a_note(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     file = an_expert(tmp_path, model="somebody/some-model")
     report = check_dataset(file, show=RowsToShow())
     assert wording("not-on-machine") in report.problems[0]
     first = report.rows[0]
-    told = wording("tokenizer-not-on")
-    assert (first.notes, first.tokens) == ((told,), None)
+    reported = wording("tokenizer-not-on")
+    assert (first.notes, first.tokens) == ((reported,), None)
     assert [(one.trained, one.tokens) for one in first.segments] == [(False, None), (True, None)]
     assert first.segments[1].text == "SELECT 1 FROM city;<|im_end|>\n"
 

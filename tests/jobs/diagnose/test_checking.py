@@ -27,11 +27,11 @@ def whole(manifest: Path, **more: Any) -> Check:
     def read(overrides: tuple[str, ...] = ()) -> Any:
         return read_manifest(manifest, overrides=overrides)
 
-    return check(read(), try_out=False, replan=read, **more)
+    return check(read(), run_kernels=False, replan=read, **more)
 
 
 def test_a_machine_alone_can_be_looked_at():
-    found = check(try_out=False)
+    found = check(run_kernels=False)
     assert found.exit_code == 0
     assert found.plan is None
     assert "kernels-not-tried" in {each.name for each in found.findings}
@@ -76,11 +76,13 @@ def test_rows_that_the_checks_leave_out_are_counted(tmp_path):
 
 
 def test_a_warning_of_the_plan_is_shown_unless_a_finding_that_was_made_repeats_it(tmp_path):
-    told = checked(write_expert(tmp_path / "old", "tiny", {"attention": "flash4"}), gpu="rtx-4090")
-    assert "plan-kernels.attention" in told
-    told = checked(write_expert(tmp_path / "eager", "tiny", {"attention": "eager"}))
-    assert "eager-attention" in told
-    assert "plan-kernels.attention" not in told
+    reported = checked(
+        write_expert(tmp_path / "old", "tiny", {"attention": "flash4"}), gpu="rtx-4090"
+    )
+    assert "plan-kernels.attention" in reported
+    reported = checked(write_expert(tmp_path / "eager", "tiny", {"attention": "eager"}))
+    assert "eager-attention" in reported
+    assert "plan-kernels.attention" not in reported
 
 
 def test_a_bad_row_is_an_error_unless_it_is_tolerated(tmp_path):

@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 @each("name", [each for each in TRIALS if each not in ("torch.compile",)])
 def test_every_trial_works_on_a_cpu_or_says_why_it_is_absent(name, monkeypatch):
     monkeypatch.setattr(kernels, "TIMED", 1)
-    found = kernels.run_one(name, CPU)
+    found = kernels.run_trial(name, CPU)
     assert found.state in ("works", "absent"), found.because
     assert found.state == "works" or found.because
 
@@ -38,13 +38,13 @@ def failing(device):
         (failing, "failed", "RuntimeError: no kernel image is available"),
     ],
 )
-def test_a_kernel_that_computes_something_else_or_fails_is_told(monkeypatch, trial, state, because):
+def test_a_wrong_or_failing_kernel_is_reported(monkeypatch, trial, state, because):
     monkeypatch.setitem(TRIALS, "bf16 matmul", trial)
-    found = kernels.run_one("bf16 matmul", CPU)
+    found = kernels.run_trial("bf16 matmul", CPU)
     assert (found.state, found.because) == (state, because)
 
 
-def test_differences_are_relative_and_see_nothing_numbers():
+def test_differences_are_relative_and_nan_if_anything_is_nan():
     one = torch.tensor([3.0, 4.0])
     assert difference([one * 1.1], [one]) == pytest.approx(0.1, rel=1e-5)
     assert math.isnan(difference([one * math.nan, one], [one, one]))
@@ -77,7 +77,7 @@ def stand_in(tmp_path):
     return [sys.executable, str(file)]
 
 
-def test_a_kernel_that_ends_its_process_is_a_result_and_the_rest_go_on(stand_in):
+def test_after_a_kernel_that_ends_its_process_the_others_still_run(stand_in):
     found = try_kernels("cpu", ["a", "crash", "b", "exit", "c"], command=stand_in)
     assert [(each.name, each.state) for each in found.tried] == [
         ("a", "works"),
@@ -91,7 +91,7 @@ def test_a_kernel_that_ends_its_process_is_a_result_and_the_rest_go_on(stand_in)
     assert found.torch == {"version": "9"}
 
 
-def test_a_kernel_that_hangs_is_too_slow_and_the_rest_go_on(stand_in):
+def test_after_a_kernel_that_hangs_the_others_still_run(stand_in):
     found = try_kernels("cpu", ["hang", "b"], command=stand_in, seconds=1.0)
     assert [each.state for each in found.tried] == ["too slow", "works"]
     assert found.tried[0].because == wording("not-done-after-s")

@@ -58,7 +58,7 @@ def test_a_card_is_looked_at_with_who_uses_it_or_why_there_is_none():
 
 
 @pytest.mark.parametrize(("free", "busy"), [(40, 0), (79.6, 90)])
-def test_somebody_in_another_container_is_seen_by_memory_or_use(free, busy):
+def test_a_process_in_another_container_is_noticed_by_memory_or_utilization(free, busy):
     nvml = quiet()
     nvml.answers["nvmlDeviceGetMemoryInfo"] = lambda handle: SimpleNamespace(
         total=80 * GIB, free=free * GIB

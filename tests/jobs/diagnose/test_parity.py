@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from expert.jobs.diagnose import parity as parity_numbers
-from expert.jobs.diagnose.parity import NoParity, Parity, parity
+from expert.jobs.diagnose.parity import CannotCompare, Parity, parity
 from expert.manifest.reader import read_manifest
 from expert.model import attention
 from expert.model.load import LoadedModel
@@ -58,7 +58,7 @@ def test_a_padded_plan_is_compared_with_each_row_alone(tmp_path, base):
 
 def test_streamed_rows_are_refused(tmp_path, base):
     manifest = write_expert(tmp_path, base, {"max_steps": 2}, dataset={"streaming": True})
-    with pytest.raises(NoParity, match=wording("streamed-rows-cannot-looked")):
+    with pytest.raises(CannotCompare, match=wording("streamed-rows-cannot-looked")):
         parity(read_manifest(manifest))
 
 

@@ -18,7 +18,7 @@ from expert.jobs.diagnose.first_fix import (
     TriedFix,
     first_fix,
     measured,
-    read_again,
+    read_run_manifest,
     try_fix,
 )
 from expert.jobs.diagnose.profile import Span, busy_time, profile, purpose_of, summed
@@ -29,7 +29,7 @@ from tests.jobs.runs import losses_of, run, write_expert
 from tests.wording import wording
 
 
-def test_a_rehearsal_learns_as_the_run_would_and_leaves_only_tokens(tmp_path, base):
+def test_a_short_run_trains_like_the_run_and_leaves_only_tokens(tmp_path, base):
     config = {"lr_scheduler": "constant", "warmup_steps": 0, "eval_steps": 1, "save_steps": 1}
     manifest = write_expert(tmp_path, base, config | {"max_steps": 2})
     done = short_run(read_manifest(manifest), updates=3)  # one more than the run
@@ -142,7 +142,7 @@ def finding(name: str, severity: Any, overrides: tuple[str, ...], gain: float | 
     )
 
 
-def test_the_first_fix_is_the_worst_finding_that_a_key_mends():
+def test_the_first_fix_is_the_worst_finding_fixed_by_a_manifest_key():
     found = [
         finding("note", "note", ("a=1",)),
         finding("small", "warning", ("b=1",), 1.1),
@@ -175,15 +175,15 @@ def test_a_fix_is_measured_before_and_after_on_the_same_rows(tmp_path, base):
 
 def test_the_manifest_of_a_run_is_read_again_with_its_own_data(tmp_path, base):
     done = run(write_expert(tmp_path / "expert", base, {"max_steps": 1}))
-    again = read_again(done.folder, ("training.config.batch_size=4",))
+    again = read_run_manifest(done.folder, ("training.config.batch_size=4",))
     assert again.folder == tmp_path / "expert"
     assert again.manifest.training.config.batch_size == 4
     assert short_run(again, updates=1).updates == 1
     with pytest.raises(NothingToTry, match=r"has no manifest\.json"):
-        read_again(tmp_path)
+        read_run_manifest(tmp_path)
 
 
-def test_settling_updates_are_not_measured():
+def test_warm_up_steps_are_not_measured():
     def step(number: int, seconds: float) -> dict[str, Any]:
         return {
             "event": "step",

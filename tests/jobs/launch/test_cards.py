@@ -8,7 +8,7 @@ import pytest
 
 from expert.core.publish import publishing
 from expert.jobs.launch.cards import Cards, choose_cards
-from expert.jobs.launch.local_ranks import GIVEN, given_command, resuming
+from expert.jobs.launch.local_ranks import COMMAND_VARIABLE, given_command, with_resume
 from expert.parallel.launch import WorldError
 from expert.run.stored.resume_command import without_options
 from tests.parallel.test_launch import TORCHRUN
@@ -36,7 +36,7 @@ def test_cards_are_counted_among_the_visible_ones_and_named_by_uuid(asked, visib
     assert found.visible == tuple(UUIDS[place] for place in places)
     assert found.ranks == len(places)
     assert found.environment({})["CUDA_VISIBLE_DEVICES"] == ",".join(found.visible)
-    own = [each["CUDA_VISIBLE_DEVICES"] for each in found.one_by_one({})]
+    own = [each["CUDA_VISIBLE_DEVICES"] for each in found.environment_per_card({})]
     assert own == list(found.visible)
 
 
@@ -60,24 +60,24 @@ def test_cards_that_are_not_there_are_refused_with_all_reasons(asked, more, prob
     assert len(refused.value.problems) == problems, refused.value
 
 
-def test_on_a_cpu_the_cores_are_divided_unless_somebody_has_set_a_number():
+def test_on_a_cpu_cores_are_divided_unless_a_number_of_threads_is_set():
     found = chosen("2", cards=0, device="cpu")
     assert (found.visible, found.ranks) == ((), 2)
     shared = Cards(visible=(), ranks=2, threads=3)
     assert shared.environment({}) == {"OMP_NUM_THREADS": "3"}
     assert shared.environment({"MKL_NUM_THREADS": "1"}) == {}
-    assert shared.one_by_one({}) == [{"OMP_NUM_THREADS": "3"}] * 2
+    assert shared.environment_per_card({}) == [{"OMP_NUM_THREADS": "3"}] * 2
 
 
 def test_a_rank_runs_the_command_that_was_given_and_resumes_what_was_saved(tmp_path: Path):
     words = ["train", "m.json", "--gpus", "2", "--max-restarts=3", "--epochs", "2", "--resume"]
     words = without_options(words, ("--gpus", "--max-restarts"))
     assert words == ["train", "m.json", "--epochs", "2", "--resume"]
-    assert resuming(words, None) == words
-    assert resuming(words, tmp_path) == words  # nothing is saved there
+    assert with_resume(words, None) == words
+    assert with_resume(words, tmp_path) == words  # nothing is saved there
     with publishing(tmp_path / "checkpoints" / "step-000004") as folder:
         (folder / "state.json").write_text("{}")
     resumed = ["train", "m.json", "--epochs", "2", "--resume", str(tmp_path)]
-    assert resuming(words, tmp_path) == resumed
-    assert resuming(["train", "m.json", "--epochs", "2", "--resume", "x"], tmp_path) == resumed
-    assert given_command({GIVEN: '["expert", "train"]'}) == ["expert", "train"]
+    assert with_resume(words, tmp_path) == resumed
+    assert with_resume(["train", "m.json", "--epochs", "2", "--resume", "x"], tmp_path) == resumed
+    assert given_command({COMMAND_VARIABLE: '["expert", "train"]'}) == ["expert", "train"]

@@ -131,7 +131,7 @@ def fake_program(folder: Path, name: str, code: int) -> None:
     file.chmod(0o755)
 
 
-def test_submitting_says_what_the_scheduler_answered(tmp_path, monkeypatch):
+def test_submitting_returns_the_answer_of_the_scheduler(tmp_path, monkeypatch):
     made = job(tmp_path / "expert", "kubernetes", **KUBERNETES)
     file = write_job(made, None)
     assert file == tmp_path / "expert" / "demo.kubernetes.yaml"

@@ -14,7 +14,7 @@ import pytest
 
 from expert.core.errors import EXIT_NO_SPACE, EXIT_OK, EXIT_RUN_FAILED, EXIT_USAGE
 from expert.jobs.launch import each_gpu
-from expert.jobs.launch.each_gpu import OneRun, train_each, worst
+from expert.jobs.launch.each_gpu import QueuedRun, train_each, worst_exit_code
 from tests.jobs.runs import until
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals are POSIX")
@@ -58,7 +58,7 @@ def test_every_manifest_has_a_card_alone_and_the_others_wait_for_a_free_one(tmp_
     files = manifests(tmp_path, {"sleep": 0.3}, {}, {}, {})
     most: list[int] = []
 
-    def show(runs: list[OneRun]) -> None:
+    def show(runs: list[QueuedRun]) -> None:
         most.append(sum(run.state == "running" for run in runs))
 
     runs, code = train_each(files, ["--epochs", "2"], PLACES, show=show)
@@ -74,14 +74,14 @@ def test_every_manifest_has_a_card_alone_and_the_others_wait_for_a_free_one(tmp_
         assert not run.log.exists()
 
 
-def test_one_that_fails_stops_nobody_and_the_worst_code_is_the_last_word(tmp_path):
+def test_a_failed_run_stops_no_other_and_the_worst_exit_code_is_returned(tmp_path):
     files = manifests(tmp_path, {"code": EXIT_USAGE}, {"kill": True}, {}, {"code": EXIT_NO_SPACE})
     runs, code = train_each(files, [], PLACES[:1], show=lambda runs: None)
     assert code == EXIT_RUN_FAILED
     assert [run.code for run in runs] == [EXIT_USAGE, EXIT_RUN_FAILED, EXIT_OK, EXIT_NO_SPACE]
     assert runs[1].text.endswith("SIGKILL: the end")
     assert runs[3].log.read_text() == "step 1/2\nthe end\n"
-    assert worst([]) == EXIT_OK
+    assert worst_exit_code([]) == EXIT_OK
 
 
 def test_a_signal_reaches_all_that_run_and_nothing_else_is_started(tmp_path):
@@ -102,7 +102,7 @@ def test_a_signal_reaches_all_that_run_and_nothing_else_is_started(tmp_path):
     ]
 
 
-def test_names_are_short_and_tell_manifests_apart():
+def test_names_of_runs_are_short_and_unique():
     def names(*files: str) -> list[str]:
         return each_gpu._names([Path(file) for file in files])
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from expert.data.examples.columns import part_named
-from expert.jobs.new.new_expert import _STARTS, CannotMake, new_expert
+from expert.data.examples.columns import part_for_column
+from expert.jobs.new.new_expert import _STARTS, CannotCreate, new_expert
 from expert.jobs.new.starters import STARTERS
 from expert.manifest.reader import read_manifest
 from expert.run.open import plan
@@ -71,7 +71,7 @@ def test_a_data_set_of_the_hub_is_named_and_not_copied(monkeypatch, tmp_path):
     assert check_dataset(made.manifest).problems == []
     assert not (made.folder / "datasets").exists()
     assert "owner/names" in (made.folder / "README.md").read_text(encoding="utf-8")
-    with pytest.raises(CannotMake, match=wording("no-such-file").partition(": ")[2]):
+    with pytest.raises(CannotCreate, match=wording("no-such-file").partition(": ")[2]):
         new_expert("other", data=Path("owner/names.jsonl"), into=tmp_path)
 
 
@@ -94,7 +94,7 @@ def test_a_new_expert_trains_as_it_is(tmp_path):
         (["1", "2"], "text"),  # numbers are JSON too, but prove nothing
     ],
 )
-def test_the_answers_tell_the_domain(answers, domain, tmp_path):
+def test_the_domain_is_detected_from_the_answers(answers, domain, tmp_path):
     rows = [{"question": "q", "answer": answer} for answer in answers]
     made = new_expert("mine", data=write_rows(tmp_path / "rows.jsonl", rows), into=tmp_path)
     assert made.template == domain
@@ -126,7 +126,7 @@ def test_nothing_is_replaced(tmp_path):
     own = read_manifest(tmp_path / "mine" / "manifest.json").manifest
     assert own.capabilities == ["language:en"]  # that of the rows it begins with
     before = (tmp_path / "mine" / "manifest.json").read_bytes()
-    with pytest.raises(CannotMake, match=wording("mine-already-choose-another")):
+    with pytest.raises(CannotCreate, match=wording("mine-already-choose-another")):
         new_expert("mine", template="sql", into=tmp_path)
     assert (tmp_path / "mine" / "manifest.json").read_bytes() == before
 
@@ -157,15 +157,15 @@ def test_a_folder_that_another_made_while_the_rows_were_read_is_left_as_it_is(
     from expert.jobs.new import new_expert as module
 
     file = write_rows(tmp_path / "rows.jsonl", [{"prompt": "a", "answer": "b"}])
-    look, notes = module._look, tmp_path / "mine" / "notes.txt"
+    look, notes = module._examine_rows, tmp_path / "mine" / "notes.txt"
 
     def slow(*given: Any) -> Any:
         notes.parent.mkdir()
         notes.write_text("mine", encoding="utf-8")
         return look(*given)
 
-    monkeypatch.setattr(module, "_look", slow)
-    with pytest.raises(CannotMake, match=wording("mine-already-choose-another")):
+    monkeypatch.setattr(module, "_examine_rows", slow)
+    with pytest.raises(CannotCreate, match=wording("mine-already-choose-another")):
         new_expert("mine", data=file, into=tmp_path)
     assert [path.name for path in notes.parent.iterdir()] == ["notes.txt"]
 
@@ -184,8 +184,8 @@ def test_a_folder_that_another_made_while_the_rows_were_read_is_left_as_it_is(
         ),
     ],
 )
-def test_what_cannot_be_made_is_told_and_leaves_nothing_behind(arguments, words, tmp_path):
-    with pytest.raises(CannotMake, match=words):
+def test_what_cannot_be_created_is_reported_and_leaves_nothing_behind(arguments, words, tmp_path):
+    with pytest.raises(CannotCreate, match=words):
         new_expert(**arguments, into=tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -204,15 +204,15 @@ def test_what_cannot_be_made_is_told_and_leaves_nothing_behind(arguments, words,
 )
 def test_a_file_without_usable_rows_is_refused_with_its_own_fix(name, content, words, tmp_path):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(CannotMake, match=words) as caught:
+    with pytest.raises(CannotCreate, match=words) as caught:
         new_expert("mine", data=tmp_path / name, into=tmp_path)
     assert "--map" not in str(caught.value)
     assert not (tmp_path / "mine").exists()
 
 
-def test_columns_that_the_rows_have_not_are_told_with_those_they_have(tmp_path):
+def test_missing_columns_are_reported_with_the_existing_ones(tmp_path):
     rows = write_rows(tmp_path / "r.jsonl", [{"customer said": "hi", "we answered": "ho"}])
-    with pytest.raises(CannotMake) as caught:
+    with pytest.raises(CannotCreate) as caught:
         new_expert(
             "mine", data=rows, into=tmp_path, mapping=["instruction=custmer said", "response=x"]
         )
@@ -233,12 +233,12 @@ def test_columns_that_the_rows_have_not_are_told_with_those_they_have(tmp_path):
     ],
 )
 def test_parts_may_be_named_as_their_columns_usually_are(given, part):
-    assert part_named(given) == part
+    assert part_for_column(given) == part
 
 
 @each("given", ["query", "colour", ""])
 def test_a_name_that_columns_of_two_parts_or_of_none_have_is_no_part(given):
-    assert part_named(given) is None
+    assert part_for_column(given) is None
 
 
 def test_columns_are_mapped_by_the_usual_names_of_parts(tmp_path):
@@ -259,7 +259,7 @@ def test_a_folder_of_rows_is_taken_without_the_experts_that_lie_in_it(tmp_path, 
     copied = [path.name for path in made.data.rglob("*") if path.is_file()]
     assert (made.data.name, copied) == (tmp_path.name, ["rows.jsonl"])
     (tmp_path / "more.csv").write_text("question,answer\na,b\n")
-    with pytest.raises(CannotMake) as caught:
+    with pytest.raises(CannotCreate) as caught:
         new_expert("other", data=Path())
     assert str(caught.value) == wording("files-several-formats")
 
@@ -278,7 +278,7 @@ def test_a_split_of_a_saved_data_set_is_named_as_the_error_says(tmp_path):
     saved = tmp_path / "saved"
     rows = Dataset.from_list([{"question": "a", "answer": "b"}])
     DatasetDict({"train_sft": rows, "test_sft": rows}).save_to_disk(str(saved))
-    with pytest.raises(CannotMake, match=re.escape(wording("give-one-to-from", saved=saved))):
+    with pytest.raises(CannotCreate, match=re.escape(wording("give-one-to-from", saved=saved))):
         new_expert("mine", data=saved, into=tmp_path)
     assert new_expert("mine", data=saved / "train_sft", into=tmp_path).columns["response"]
 
@@ -288,7 +288,7 @@ def test_a_new_folder_inside_the_saved_data_set_it_is_made_from_is_refused(tmp_p
 
     saved = tmp_path / "saved"
     Dataset.from_list([{"question": "a", "answer": "b"}]).save_to_disk(str(saved))
-    with pytest.raises(CannotMake, match=wording("would-lie-inside-says")):
+    with pytest.raises(CannotCreate, match=wording("would-lie-inside-says")):
         new_expert("mine", data=saved, into=saved)
     assert new_expert("mine", data=saved, into=tmp_path).columns["response"] == "answer"
 
@@ -302,7 +302,7 @@ def test_few_rows_get_more_epochs_than_many(tmp_path):
         assert manifest["training"]["config"]["epochs"] == epochs
 
 
-def test_columns_and_files_that_are_not_read_are_told(tmp_path):
+def test_unused_columns_and_files_are_reported(tmp_path):
     rows = tmp_path / "rows"
     rows.mkdir()
     row = {"question": "a", "answer": "b", "id": 7, "source": "web"}
@@ -317,7 +317,7 @@ def test_columns_and_files_that_are_not_read_are_told(tmp_path):
 def test_preference_rows_are_refused_with_the_option_that_trains_on_the_preferred_half(tmp_path):
     row = {"prompt": "a", "chosen": "b", "rejected": "c"}
     file = write_rows(tmp_path / "rows.jsonl", [row])
-    with pytest.raises(CannotMake, match=r"DPO.*expert new --preferred\)$"):
+    with pytest.raises(CannotCreate, match=r"DPO.*expert new --preferred\)$"):
         new_expert("one", data=file, into=tmp_path)
     made = new_expert("one", data=file, into=tmp_path, preferred=True)
     assert made.columns == {"instruction": "prompt", "response": "chosen"}
@@ -396,14 +396,14 @@ def test_a_manifest_of_tiny_on_another_base_is_warned_of_wherever_it_is_looked_a
     [alone] = check_manifests([made.manifest])
     assert alone.doubts == ()
     fixed = (*other, "alpha=64", "learning_rate=5e-4")
-    told = [each.text for each in plan(made.manifest, overrides=fixed, gpu="rtx-4090").remarks]
-    assert not [text for text in told if "tiny" in text]
+    reported = [each.text for each in plan(made.manifest, overrides=fixed, gpu="rtx-4090").remarks]
+    assert not [text for text in reported if "tiny" in text]
 
 
 def test_a_base_model_that_nobody_knows_or_that_needs_no_manifest_is_refused(tmp_path):
-    with pytest.raises(CannotMake, match=wording("not-on-you")):
+    with pytest.raises(CannotCreate, match=wording("not-on-you")):
         new_expert("mine", into=tmp_path, model="qwen3-0.7b")
-    with pytest.raises(CannotMake, match=wording("char-gpt-needs-no-manifest")):
+    with pytest.raises(CannotCreate, match=wording("char-gpt-needs-no-manifest")):
         new_expert("mine", into=tmp_path, model="char-gpt")
     assert not list(tmp_path.iterdir())
 
@@ -432,7 +432,7 @@ def test_the_length_is_the_smallest_usual_one_that_cuts_nearly_nothing(words, le
     assert made.length.cuts[0].rows == 0
 
 
-def test_what_shorter_lengths_would_cut_is_told_and_holds_in_a_check(tmp_path):
+def test_what_shorter_lengths_would_cut_is_reported_and_matches_a_check(tmp_path):
     from expert.jobs.datasets.check import check_dataset
 
     rows = [*long_rows(40, 20), *long_rows(60, 700)]

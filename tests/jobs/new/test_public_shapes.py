@@ -34,7 +34,7 @@ def made_from(shape: Shape, folder: Path) -> Path:
     return new_expert("one", data=file, into=folder, **options).manifest
 
 
-def test_there_are_shapes_enough_of_every_family():
+def test_every_family_of_shapes_has_enough_cases():
     assert len(SHAPES) >= 60
     assert len(REFUSED) >= 15
 

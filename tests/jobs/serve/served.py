@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from expert.jobs.serve.app import Entry, Limits, make_app
+from expert.jobs.serve.app import Limits, LogEntry, make_app
 from expert.jobs.serve.engine import AnswerEngine
-from expert.jobs.serve.listen import bound
+from expert.jobs.serve.listen import listening_socket
 from expert.jobs.serve.models import load_models
-from expert.jobs.serve.serve import server_of
+from expert.jobs.serve.serve import http_server
 from tests.jobs.runs import until
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Served:
     address: str
     engine: AnswerEngine
-    entries: list[Entry]
+    entries: list[LogEntry]
     server: Any
     notes: list[str] = field(default_factory=list)
 
@@ -41,7 +41,7 @@ class Served:
     def port(self) -> int:
         return int(self.address.rpartition(":")[2])
 
-    def until_logged(self, count: int) -> list[Entry]:
+    def until_logged(self, count: int) -> list[LogEntry]:
         """The log entries, once there are `count`: each is written after its answer was sent."""
         until(lambda: len(self.entries) >= count)
         return self.entries
@@ -56,12 +56,12 @@ def served(
     **how: Any,
 ) -> Iterator[Served]:
     models = load_models(places, device=device, with_base=with_base)
-    entries: list[Entry] = []
+    entries: list[LogEntry] = []
     notes: list[str] = []
     engine = AnswerEngine(models, note=notes.append, **how)
-    socket = bound("127.0.0.1", 0)
+    socket = listening_socket("127.0.0.1", 0)
     app = make_app(engine, limits or Limits(), log=entries.append, front=["hello"])
-    server = server_of(engine, app)
+    server = http_server(engine, app)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [socket]})
     thread.start()
     until(lambda: server.started)

@@ -13,7 +13,7 @@ from expert.core.publish import publishing
 from expert.jobs.export.export import export
 from expert.jobs.sample.sample import sample
 from expert.jobs.serve.models import load_models
-from expert.run.stored.load import AnotherBase
+from expert.run.stored.load import BaseMismatch
 from tests.core.test_publish import in_hub_cache
 from tests.jobs.runs import base_model
 from tests.jobs.serve.served import served
@@ -84,11 +84,11 @@ def test_a_damaged_export_is_refused(tmp_path):
 def test_another_base_of_the_same_name_is_refused(tmp_path, monkeypatch):
     tiny_model(tmp_path / "qwen3", num_hidden_layers=2, seed=7)
     monkeypatch.setenv("EXPERT_MODELS", str(tmp_path))
-    with pytest.raises(AnotherBase, match=wording("weights-not-those-of")):
+    with pytest.raises(BaseMismatch, match=wording("weights-not-those-of")):
         load_models([str(exported("lora").folder)], device="cpu")
 
 
-def test_what_cannot_be_served_says_so(tmp_path):
+def test_unsupported_exports_are_refused(tmp_path):
     characters = tmp_path / "characters"
     export(finished_characters(), characters, device="cpu")
     gguf = changed(exported("lora", "merged").folder, tmp_path / "gguf", "x.gguf", b"")

@@ -21,7 +21,7 @@ from expert.jobs.serve import engine, listen
 from expert.jobs.serve.app import Limits
 from expert.jobs.serve.listen import CannotServe
 from expert.jobs.serve.models import load_models
-from expert.jobs.serve.serve import SHORTEST_TOKEN, TOKEN, _token, in_words
+from expert.jobs.serve.serve import MIN_TOKEN_LENGTH, TOKEN, _token, log_line
 from tests.each import each
 from tests.jobs.runs import until
 from tests.jobs.serve.served import Served, served
@@ -65,13 +65,13 @@ def still_fine(here: Served) -> None:
 @pytest.fixture
 def endless(monkeypatch: pytest.MonkeyPatch) -> None:
     """Generation is slow, and no token ends an answer."""
-    go_on = answer_steps.FixedSteps.go_on
+    advance = answer_steps.FixedSteps.advance
 
     def slowly(self: Any, tokens: Any) -> None:
         time.sleep(0.02)
-        go_on(self, tokens)
+        advance(self, tokens)
 
-    monkeypatch.setattr(answer_steps.FixedSteps, "go_on", slowly)
+    monkeypatch.setattr(answer_steps.FixedSteps, "advance", slowly)
     monkeypatch.setattr(engine, "end_tokens", lambda encoder, template: [])
 
 
@@ -154,7 +154,7 @@ def test_after_all_of_that_answers_are_as_before_and_refusals_are_logged_without
     before = len(here.entries)
     sent(here, "POST", CHAT, {**FINE, "model": "\x1b[2Jred\n\u202e"})
     sent(here, "GET", "/%1b%5b2J")
-    lines = [in_words(entry, here.engine) for entry in here.until_logged(before + 2)[before:]]
+    lines = [log_line(entry, here.engine) for entry in here.until_logged(before + 2)[before:]]
     assert [line[:3] for line in lines] == ["404", "404"]
     assert all(line.isprintable() for line in lines)
 
@@ -233,7 +233,7 @@ def test_a_client_that_leaves_ends_its_answer(here, stream, endless):
     until(lambda: here.engine.running == 0)
     entry = here.until_logged(before + 1)[-1]
     assert entry.note == wording("the-client-left")
-    most = min(400, here.engine.models["demo"].speaker.context)
+    most = min(400, here.engine.models["demo"].answer_model.context)
     assert here.engine.tokens - said < most / 2, "it was not answered to the end"
 
 
@@ -269,22 +269,22 @@ def test_other_machines_always_need_a_token():
     assert _token("", "127.0.0.1") == _token("", "localhost") == _token("", "::1") == ("", "")
     made = {_token("", host)[0] for host in ("0.0.0.0", "192.168.1.7", "::", "example.org")}
     assert len(made) == 4
-    assert all(len(token) > SHORTEST_TOKEN for token in made)
-    long = "x" * SHORTEST_TOKEN
+    assert all(len(token) > MIN_TOKEN_LENGTH for token in made)
+    long = "x" * MIN_TOKEN_LENGTH
     assert _token(long, "0.0.0.0") == _token(long, "127.0.0.1") == (long, "")
     for given in ("short", "with a blank in the middle", "ünïcödé-of-some-length"):
         with pytest.raises(CannotServe, match=TOKEN):
             _token(given, "0.0.0.0")
 
 
-def test_a_port_in_use_is_said_plainly(here):
+def test_a_port_in_use_is_an_error(here):
     with pytest.raises(CannotServe, match=wording("port-in-use-by-another", port=here.port)):
-        listen.bound("127.0.0.1", here.port)
+        listen.listening_socket("127.0.0.1", here.port)
     with pytest.raises(CannotServe, match=re.escape("--host nowhere.invalid")):
-        listen.bound("nowhere.invalid", 0)
+        listen.listening_socket("nowhere.invalid", 0)
 
 
-def test_a_damaged_expert_and_one_whose_name_is_none_are_not_served(tmp_path):
+def test_damaged_experts_and_invalid_names_are_not_served(tmp_path):
     run = tmp_path / "run"
     shutil.copytree(finished("lora"), run)
     file = run / "final" / "adapter_model.safetensors"

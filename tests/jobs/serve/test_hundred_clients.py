@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from expert.jobs.sample.sample import Conversation, ready
+from expert.jobs.sample.sample import Conversation, load_expert
 from tests.jobs.runs import WORDS, run, write_expert
 from tests.jobs.serve.served import served
 
@@ -20,7 +20,7 @@ PROMPTS = [f"say {WORDS[n % 8]} {n} {'please ' * (n % 7)}" for n in range(CLIENT
 def test_a_hundred_clients_at_once_get_the_answers_of_expert_sample(tmp_path):
     config = {"max_steps": 30, "learning_rate": 2e-3, "rank": 8}
     folder = run(write_expert(tmp_path, "tiny", config, decoding={"max_new_tokens": 40})).folder
-    loaded = ready(folder, device="cpu")
+    loaded = load_expert(folder, device="cpu")
     expected = [Conversation(loaded).ask(prompt).text for prompt in PROMPTS]
     assert len(set(expected)) > CLIENTS / 2, "all alike would prove nothing"
     with served(f"demo={folder}") as here:

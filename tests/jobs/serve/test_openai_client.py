@@ -234,7 +234,7 @@ def test_without_tools_or_with_an_unreadable_call_an_answer_is_text_and_tools_ma
     ],
     ids=lambda row: str(row)[:40],
 )
-def test_what_is_not_honoured_is_refused_by_name(here, change, param, what):
+def test_unsupported_fields_are_refused_by_name(here, change, param, what):
     kind = openai.NotFoundError if param == "model" else openai.BadRequestError
     with pytest.raises(kind) as refused:
         here.client.chat.completions.create(**{**asking("say cat 1"), **change})
@@ -243,7 +243,7 @@ def test_what_is_not_honoured_is_refused_by_name(here, change, param, what):
     assert what in refused.value.body["message"]
 
 
-def test_every_problem_is_named_at_once_and_what_means_nothing_is_accepted(here):
+def test_all_problems_are_listed_and_harmless_fields_accepted(here):
     with pytest.raises(openai.BadRequestError) as refused:
         here.client.chat.completions.create(**asking("x", temperature=9, n=0, logprobs=True))
     message = refused.value.body["message"]

@@ -24,9 +24,9 @@ Line = tuple[str, str]
 """A line of text and its style in a terminal."""
 PLAIN_WIDTH = 100
 """Width of a table outside a terminal: what a log or an email shows without wrapping."""
-NARROWEST = 24
+MIN_COLUMN_WIDTH = 24
 """Narrowest column for wrapped sentences."""
-MOST_NARROWED = 2
+MAX_NARROWED_COLUMNS = 2
 """Three columns of wrapped sentences side by side are hard to read."""
 GAP = "  "
 
@@ -45,7 +45,7 @@ class Sheet:
         return [row for section in self.sections for row in section]
 
 
-class _Optional:
+class _BestEffortStream:
     """A stream for optional output: the first failed write is reported on standard error, later
     output is discarded. A log on a full disk must not end a run of hours."""
 
@@ -53,19 +53,19 @@ class _Optional:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        with self._tolerating():
+        with self._ignoring_errors():
             return self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        with self._tolerating():
+        with self._ignoring_errors():
             self._stream.flush()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
     @contextlib.contextmanager
-    def _tolerating(self) -> Iterator[None]:
+    def _ignoring_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -97,7 +97,7 @@ def make_console(*, error: bool = False, needed: bool = True) -> Console:
 
     stream = sys.stderr if error else sys.stdout
     needed = needed and not error
-    file = None if needed or stream is None else cast(IO[str], _Optional(stream))
+    file = None if needed or stream is None else cast(IO[str], _BestEffortStream(stream))
     return CleanConsole(file=file, stderr=error, highlight=False, soft_wrap=True)
 
 
@@ -110,7 +110,7 @@ def silence(stream: IO[str]) -> None:
         os.close(nowhere)
 
 
-def nobody_reads(descriptor: int) -> bool:
+def reader_has_left(descriptor: int) -> bool:
     """Whether the reader of a pipe has left; assumed if the system cannot tell."""
     if not hasattr(select, "poll"):
         return True
@@ -122,7 +122,7 @@ def nobody_reads(descriptor: int) -> bool:
     return any(event & select.POLLERR for _, event in watch.poll(0))
 
 
-def outputs() -> list[int]:
+def output_descriptors() -> list[int]:
     """Duplicates of standard output and error, to check later whether they are read: rich and typer
     redirect a closed pipe before they exit."""
     found = []
@@ -180,7 +180,7 @@ def plain_lines(sheet: Sheet) -> list[str]:
     lines = [sheet.title] if sheet.title else []
     if narrowed is not None:
         return lines + _aligned([list(sheet.columns), *rows], narrowed)
-    short = [n for n, width in enumerate(widths) if n == 0 or width <= NARROWEST]
+    short = [n for n, width in enumerate(widths) if n == 0 or width <= MIN_COLUMN_WIDTH]
     kept = [widths[n] for n in short]
     heads = [sheet.columns[n] for n in short]
     # The other columns are named in their paragraphs; a header for one column alone is useless.
@@ -223,10 +223,10 @@ def _narrowed(widths: Sequence[int]) -> list[int] | None:
     room = PLAIN_WIDTH - len(GAP) * (len(found) - 1) - found[0]
     while len(found) > 1 and sum(found[1:]) > room:
         widest = max(found[1:])
-        if widest <= NARROWEST:
+        if widest <= MIN_COLUMN_WIDTH:
             return None
         found[found.index(widest, 1)] -= 1
-    return found if sum(map(int.__lt__, found, widths)) <= MOST_NARROWED else None
+    return found if sum(map(int.__lt__, found, widths)) <= MAX_NARROWED_COLUMNS else None
 
 
 def _paragraph(name: str, text: str) -> list[str]:
@@ -277,7 +277,7 @@ def write_line(text: str, *, needed: bool = True) -> None:
         return
     if sys.stdout.isatty():
         text = visible(text, keep="\n\t")
-    stream = sys.stdout if needed else _Optional(sys.stdout)
+    stream = sys.stdout if needed else _BestEffortStream(sys.stdout)
     try:
         stream.write(text if text.endswith("\n") else text + "\n")
         if not needed:

@@ -25,7 +25,7 @@ RUN_HELP = "A run folder, or a folder of runs or of an expert: its newest run."
 SETTINGS_FILE = "config.yaml"
 """Settings of the character GPT, read from the working directory."""
 # Keys of a manifest that describe its own rows, not those given with --dataset.
-_OF_OWN_ROWS = ("tasks", "type", "format", "validation_path", "test_path")
+_KEYS_OF_OWN_DATA = ("tasks", "type", "format", "validation_path", "test_path")
 
 
 class Device(StrEnum):
@@ -41,7 +41,7 @@ class UsageError(ExpertError):
 def manifest_option(what: str) -> Any:
     """`--manifest FILE` with its purpose; a folder means the manifest in it."""
     text = f"{what}; a folder means the manifest in it."
-    return typer.Option("--manifest", "-m", help=text, callback=named_file)
+    return typer.Option("--manifest", "-m", help=text, callback=manifest_file)
 
 
 def output_option(what: str) -> Any:
@@ -65,9 +65,9 @@ def remote_code_option(what: str) -> Any:
     return typer.Option("--allow-remote-code", help=what)
 
 
-def named_file(place: Path | None) -> Path | None:
+def manifest_file(place: Path | None) -> Path | None:
     """The manifest file; for a folder the one in it, whose path is shown."""
-    from expert.jobs.launch.local_ranks import GIVEN
+    from expert.jobs.launch.local_ranks import COMMAND_VARIABLE
     from expert.manifest.text.document import manifest_in
 
     if place is None or not place.is_dir():
@@ -75,14 +75,14 @@ def named_file(place: Path | None) -> Path | None:
     file = manifest_in(place)
     if file is None:
         return place  # reading it reports what is wrong
-    if GIVEN not in os.environ:  # else the parent process has shown it
+    if COMMAND_VARIABLE not in os.environ:  # else the parent process has shown it
         show(make_console(error=True), f"manifest: {file}", "dim")
     return file
 
 
 RunFolder = Annotated[Path, typer.Argument(help=RUN_HELP)]
 ManifestFile = Annotated[
-    Path | None, typer.Argument(help="The manifest, same as --manifest.", callback=named_file)
+    Path | None, typer.Argument(help="The manifest, same as --manifest.", callback=manifest_file)
 ]
 Overrides = Annotated[
     list[str] | None,
@@ -104,8 +104,8 @@ Rows = Annotated[
 MemoryLimit = Annotated[
     str | None, typer.Option("--vram", help='Use at most this much GPU memory, such as "16GB".')
 ]
-WhereToTrain = Annotated[Device | None, typer.Option("--device", help="Device to train on.")]
-WhereToCompute = Annotated[Device, typer.Option("--device", help="Device to compute on.")]
+TrainingDevice = Annotated[Device | None, typer.Option("--device", help="Device to train on.")]
+ComputeDevice = Annotated[Device, typer.Option("--device", help="Device to compute on.")]
 AllowRemoteCode = Annotated[
     bool,
     remote_code_option("Run Python code that ships with the model; needs a 40-digit revision."),
@@ -140,7 +140,7 @@ def flag_overrides(
         local = Path(name)
         path = f"{local.absolute()}{colons}{split}" if local.exists() else dataset
         found.append(f"training.dataset.path={json.dumps(path)}")
-        found += [f"training.dataset.{key}=null" for key in _OF_OWN_ROWS]
+        found += [f"training.dataset.{key}=null" for key in _KEYS_OF_OWN_DATA]
     if output is not None:
         found.append(f"training.config.output_dir={json.dumps(str(output.resolve()))}")
     if epochs is not None:
@@ -150,7 +150,7 @@ def flag_overrides(
     return found
 
 
-def asked_manifest(
+def read_requested_manifest(
     manifest: Path | None, dataset: str | None, overrides: tuple[str, ...]
 ) -> ReadManifest:
     """The given manifest; without one, the character GPT's on the given text."""
@@ -180,12 +180,16 @@ def asked_manifest(
 def _with_settings_file(dataset: str, overrides: tuple[str, ...]) -> ReadManifest:
     """With the settings of config.yaml in the working directory; reports whether it is used."""
     from expert.manifest.text.document import read_document
-    from expert.run.text_manifest import OfSomethingElse, character_manifest, configured_manifest
+    from expert.run.text_manifest import (
+        NotACharacterConfig,
+        character_manifest,
+        configured_manifest,
+    )
 
     console, file = make_console(error=True), Path(SETTINGS_FILE)
     try:
         read = configured_manifest(file, dataset, overrides)
-    except OfSomethingElse as why:
+    except NotACharacterConfig as why:
         show(console, f"{SETTINGS_FILE} is not used: {why}", "yellow")
         return character_manifest(dataset, overrides)
     except ManifestError:

@@ -26,14 +26,14 @@ SECONDS_BETWEEN_STEPS = 20.0
 """Outside a terminal, a run that logs rarely prints its step this often."""
 SECONDS_BETWEEN_LINES = 5.0
 """Outside a terminal, preparing and validating print their progress this often."""
-SECONDS_UNSEEN = 2.0
+MIN_EVALUATION_SECONDS = 2.0
 """Shorter evaluations show no progress."""
 WIDE = 130
 BAR_CELLS, BAR_CELLS_WIDE = 8, 24
 """With 8 cells everything but the data wait fits into 100 columns."""
 # Dropped in this order if a terminal is too narrow.
-DISPENSABLE = ("data_wait", "epoch", "rate", "memory", "steps", "gpu", "speed", "eta", "loss")
-ENDS_WAITING = ("step", "finished", "stopped", "failed")
+PARTS_TO_DROP = ("data_wait", "epoch", "rate", "memory", "steps", "gpu", "speed", "eta", "loss")
+SPINNER_ENDS_AT = ("step", "finished", "stopped", "failed")
 """Other events before the first step are lines above the spinner, which stays."""
 ONLY_IN_THE_BAR = ("epoch",)
 """A log is read as a column of numbers, and has a line at the end of every epoch."""
@@ -116,7 +116,7 @@ class RunProgress:
         self._bar: Progress | None = None
         self._task: TaskID | None = None
         self._drawn = -SECONDS_BETWEEN_FRAMES
-        self._undrawn: int | None = None
+        self._pending_step: int | None = None
         self._parts: dict[str, str] = {}
         self._printed: float | None = None
         self._pace = Pace()
@@ -131,7 +131,7 @@ class RunProgress:
 
     def __call__(self, event: Event) -> None:
         kind = event.get("event") if self._live else None
-        if kind in ENDS_WAITING:
+        if kind in SPINNER_ENDS_AT:
             self._waiting()
         if kind != "failed":
             self._show(event)
@@ -149,7 +149,7 @@ class RunProgress:
         rate = self._pace.rate(step, now)
         too_soon = now - self._drawn < SECONDS_BETWEEN_FRAMES
         if self._console.is_terminal and too_soon and step != self._started.get("total_steps"):
-            self._undrawn = step
+            self._pending_step = step
             return
         self._moved(step, now, rate)
 
@@ -161,7 +161,7 @@ class RunProgress:
             self._evaluation = Evaluation(split, total, began=now)
         evaluation = self._evaluation
         parts = evaluation.parts(rows, now)
-        if now - evaluation.began >= SECONDS_UNSEEN:
+        if now - evaluation.began >= MIN_EVALUATION_SECONDS:
             self._show_evaluation(evaluation, parts, rows, now)
 
     def _show_evaluation(
@@ -213,9 +213,9 @@ class RunProgress:
     def close(self) -> None:
         """Leave the bar at the last step."""
         self._waiting()
-        if self._bar is not None and self._undrawn is not None:
+        if self._bar is not None and self._pending_step is not None:
             now = self._clock()
-            self._moved(self._undrawn, now, self._pace.rate(self._undrawn, now))
+            self._moved(self._pending_step, now, self._pace.rate(self._pending_step, now))
         self._evaluation_over()
         bar, self._bar = self._bar, None
         if bar is not None:
@@ -267,7 +267,7 @@ class RunProgress:
 
     def _draw(self, step: int, total: int | None, parts: Mapping[str, str]) -> None:
         """Move the bar, and draw it if the last frame is old enough."""
-        self._undrawn = None
+        self._pending_step = None
         bar = self._opened()
         assert self._task is not None
         facts = fitting(parts, self._console.width - self._cells() - 1)
@@ -280,7 +280,7 @@ class RunProgress:
 def fitting(parts: Mapping[str, str], room: int) -> str:
     """As many parts as fit, dropping dispensable ones first."""
     left = dict(parts)
-    for name in DISPENSABLE:
+    for name in PARTS_TO_DROP:
         if len(GAP.join(left.values())) <= room:
             break
         left.pop(name, None)
@@ -290,7 +290,7 @@ def fitting(parts: Mapping[str, str], room: int) -> str:
 READING = "reading the data"
 
 
-def reading_in(console: Console) -> str:
+def initial_text(console: Console) -> str:
     """What `PreparingView` shows at first where a line that stays would be too much."""
     return READING if console.is_terminal else ""
 

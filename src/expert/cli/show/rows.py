@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 BRACKETS = (("⟦", "⟧"), ("⟪", "⟫"), ("⦃", "⦄"), ("⸨", "⸩"), ("⟬", "⟭"))
 """Around trained text: the first pair that does not occur in any of the rows."""
-TRAINED, CONTEXT, SPECIAL, LOST, ASIDE = "black on green", "", "bold cyan", "red strike", "dim"
-SEEN_LINE, LOST_LINE, ASIDE_LINE = "  │ ", "  ✂ ", "  ┊ "
+TRAINED, CONTEXT, SPECIAL, LOST, NOTE_STYLE = "black on green", "", "bold cyan", "red strike", "dim"
+SEEN_MARGIN, LOST_MARGIN, NOTE_MARGIN = "  │ ", "  ✂ ", "  ┊ "
 """Margins of what the model sees, of what it does not see, and of notes."""
 NEW_LINE = "↵"
 
@@ -40,7 +40,7 @@ def show_rows(rows: Sequence[ShownRow], console: Console) -> None:
     for row in rows:
         show(console, _head(row), "bold")
         for note in row.notes:
-            show(console, f"  {visible(note)}", ASIDE)
+            show(console, f"  {visible(note)}", NOTE_STYLE)
         for line in _lines(row, marks):
             console.print(line)
 
@@ -70,25 +70,25 @@ def _head(row: ShownRow) -> str:
 
 def _lines(row: ShownRow, marks: tuple[str, str] | None) -> list[Text]:
     """The row in lines, each after a bar; cut text after scissors."""
-    page = _Page(marks)
+    page = _RowLines(marks)
     for one in row.segments:
         if one.is_gap:
             page.write(one)
             continue
         if page.seen and not one.seen and not row.left_out:
-            page.aside(
+            page.add_note(
                 f"{row.lost_because}: {counted(row.lost_tokens, 'token')} lost, "
                 f"{row.lost_answer_tokens:,} of them would be trained on"
             )
         elif one.piece != page.piece and one.seen:
-            page.aside(f"sequence {one.piece + 1:,} of {row.pieces:,} starts here")
-        page.margin(SEEN_LINE if one.seen or row.left_out else LOST_LINE)
+            page.add_note(f"sequence {one.piece + 1:,} of {row.pieces:,} starts here")
+        page.margin(SEEN_MARGIN if one.seen or row.left_out else LOST_MARGIN)
         page.seen, page.piece = one.seen, one.piece
         page.write(one)
     return page.end()
 
 
-class _Page:
+class _RowLines:
     """Lines written from left to right, each with its margin."""
 
     def __init__(self, marks: tuple[str, str] | None) -> None:
@@ -98,12 +98,12 @@ class _Page:
         self.marks = marks
         self.seen, self.piece = True, 0
         self._inside = False
-        self._margin = SEEN_LINE
+        self._margin = SEEN_MARGIN
         self._lines: list[Text] = []
-        self._line = self._begun()
+        self._line = self._new_line()
 
-    def _begun(self) -> Text:
-        return self._new.assemble((self._margin, ASIDE))
+    def _new_line(self) -> Text:
+        return self._new.assemble((self._margin, NOTE_STYLE))
 
     def margin(self, margin: str) -> None:
         """Continue with this margin; an open bracket is closed first."""
@@ -111,13 +111,13 @@ class _Page:
             self._mark(False)
             self._end_line()
             self._margin = margin
-            self._line = self._begun()
+            self._line = self._new_line()
 
-    def aside(self, text: str) -> None:
+    def add_note(self, text: str) -> None:
         """A note between lines of the row."""
         margin = self._margin
-        self.margin(ASIDE_LINE)
-        self._line.append(text, style=ASIDE)
+        self.margin(NOTE_MARGIN)
+        self._line.append(text, style=NOTE_STYLE)
         self.margin(margin)
 
     def _end_line(self) -> None:
@@ -132,7 +132,7 @@ class _Page:
         self._text(one.text, style)
         if one.not_shown:
             unit = "token" if one.tokens is not None else "character"
-            self.aside(f"{counted(one.not_shown, unit)} not shown: --full shows all")
+            self.add_note(f"{counted(one.not_shown, unit)} not shown: --full shows all")
             self._mark(one.trained and bool(one.after))
             self._text(one.after, style)
 
@@ -141,7 +141,7 @@ class _Page:
             if number:
                 self._line.append(NEW_LINE, style=style)
                 self._lines.append(self._line)
-                self._line = self._begun()
+                self._line = self._new_line()
             if part:
                 self._line.append(visible(part, keep=""), style=style)
 

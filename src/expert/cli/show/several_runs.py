@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.live import Live
 
-    from expert.jobs.launch.each_gpu import OneRun
+    from expert.jobs.launch.each_gpu import QueuedRun
 
 
 class RunsView:
@@ -38,7 +38,7 @@ class RunsView:
         if self._live is not None:
             self._live.stop()
 
-    def __call__(self, runs: Sequence[OneRun]) -> None:
+    def __call__(self, runs: Sequence[QueuedRun]) -> None:
         if self._live is not None:
             from rich.text import Text
 
@@ -49,7 +49,7 @@ class RunsView:
         for run in runs:
             self._print(run)
 
-    def _print(self, run: OneRun) -> None:
+    def _print(self, run: QueuedRun) -> None:
         state, text, when = self._printed.get(run.name, ("waiting", "", 0.0))
         now = time.monotonic()
         moved = run.state != state or (run.text != text and now - when >= SECONDS_BETWEEN_STEPS)
@@ -58,7 +58,7 @@ class RunsView:
             self._printed[run.name] = (run.state, run.text, now)
 
 
-def show_runs(runs: Sequence[OneRun], console: Console, *, as_json: bool) -> None:
+def show_runs(runs: Sequence[QueuedRun], console: Console, *, as_json: bool) -> None:
     """How each run ended, and what is wrong with those that failed."""
     if as_json:
         write_json([_as_json(run) for run in runs], needed=False)
@@ -72,12 +72,12 @@ def show_runs(runs: Sequence[OneRun], console: Console, *, as_json: bool) -> Non
             show(console, f"  its log: {run.log}", "dim")
 
 
-def _line(run: OneRun) -> str:
+def _line(run: QueuedRun) -> str:
     where = "" if run.place is None else f" on {run.place}"
     return f"{run.name}{where}: {run.text or run.state}"
 
 
-def _row(run: OneRun) -> list[str]:
+def _row(run: QueuedRun) -> list[str]:
     found = run.result or {}
 
     def number(name: str) -> str:
@@ -91,7 +91,7 @@ def _row(run: OneRun) -> list[str]:
     return [run.name, place, ended, steps, number("loss"), number("eval_loss"), spent, folder]
 
 
-def _as_json(run: OneRun) -> dict[str, Any]:
+def _as_json(run: QueuedRun) -> dict[str, Any]:
     return {
         "manifest": str(run.manifest),
         "place": run.place,

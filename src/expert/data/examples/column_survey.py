@@ -14,10 +14,10 @@ from typing import Any, Self
 from expert.data.examples.messages import decoded_messages, is_message, is_messages, is_text_part
 from expert.data.records import BadRow, Row
 
-TEXT, NUMBER, TRUTH = "text", "number", "truth"
+TEXT, NUMBER, BOOLEAN = "text", "number", "truth"
 PART, MESSAGE, MESSAGES, CONVERSATION = "part", "message", "messages", "conversation"
 MEDIA, LIST, OBJECT = "media", "list", "object"
-READABLE = frozenset({TEXT, NUMBER, TRUTH, PART, MESSAGE, MESSAGES})
+READABLE = frozenset({TEXT, NUMBER, BOOLEAN, PART, MESSAGE, MESSAGES})
 """Types of values that may hold text of a request or an answer."""
 _MEDIA_FIELDS = ({"bytes", "path"}, {"array", "sampling_rate"})
 
@@ -26,12 +26,12 @@ def shape_of(value: Any) -> str:
     """The type of a value, which decides how it is read; "" if empty."""
     if isinstance(value, str):
         if len(value) <= 5 and value.lower() in ("true", "false"):
-            return TRUTH
+            return BOOLEAN
         if value in ("0", "1"):  # in CSV, every value is text
             return NUMBER
         return value and (MESSAGES if decoded_messages(value) is not None else TEXT)
     if isinstance(value, bool):
-        return TRUTH
+        return BOOLEAN
     if isinstance(value, int | float):
         return NUMBER
     if value is None or (isinstance(value, Mapping | list | tuple) and not value):
@@ -105,7 +105,7 @@ class ColumnSurvey:
         counts = self.shapes.get(name)
         return not counts or not READABLE.isdisjoint(counts)
 
-    def surprise(self, values: Mapping[str, Any]) -> str:
+    def late_column(self, values: Mapping[str, Any]) -> str:
         """A column that this row fills and no surveyed row did; "" if there is none."""
         new = (n for n, value in values.items() if not self.shapes.get(n) and shape_of(value))
         return next(new, "")

@@ -8,6 +8,7 @@ from typing import Literal
 
 from expert.core.text import counted
 from expert.data.examples.column_survey import (
+    BOOLEAN,
     CONVERSATION,
     LIST,
     MEDIA,
@@ -16,13 +17,12 @@ from expert.data.examples.column_survey import (
     NUMBER,
     OBJECT,
     PART,
-    TRUTH,
     ColumnSurvey,
 )
 from expert.data.records import DataError
-from expert.manifest.check.spelling import neighbour_of
+from expert.manifest.check.spelling import closest_name
 from expert.manifest.schema.dataset import DatasetSpec, FieldMapping
-from expert.manifest.schema.message_names import TOOL_COLUMNS, TRAINED
+from expert.manifest.schema.message_names import TOOL_COLUMNS, TRAIN_FIELDS
 
 Kind = Literal["instruction", "messages", "text", "multi_task"]
 
@@ -47,15 +47,23 @@ MEDIA_COLUMNS = frozenset(
         *("video", "videos", "audio", "audios", "pixel_values"),
     }
 )
-CHOOSES = frozenset(
+SELECTION_COLUMNS = frozenset(
     {
-        *(*TRAINED, "weights", "mask", "masks", "loss_mask", "completion_mask", "assistant_masks"),
+        *(
+            *TRAIN_FIELDS,
+            "weights",
+            "mask",
+            "masks",
+            "loss_mask",
+            "completion_mask",
+            "assistant_masks",
+        ),
         *("split", "is_correct", "correct", "approved", "reward"),
     }
 ) - {"loss"}
 """Columns that say which rows or answers to train on, or how much. A column "loss" is mostly a
 measurement."""
-CHANGES_WHAT_IS_SAID = CHOOSES | frozenset(
+CONTENT_COLUMNS = SELECTION_COLUMNS | frozenset(
     {
         *(*INPUT_COLUMNS, *SYSTEM_COLUMNS, *MESSAGE_COLUMNS, *TOOL_COLUMNS, *USUAL_REQUESTS),
         *("system_instruction", "system_instructions", "system_content", "system_text"),
@@ -65,7 +73,7 @@ CHANGES_WHAT_IS_SAID = CHOOSES | frozenset(
     }
 )
 """Columns worth a warning if they are filled but not read."""
-BESIDE_AN_EXCHANGE = frozenset(
+EXTRA_CONTENT_COLUMNS = frozenset(
     {
         *(*RESPONSE_COLUMNS, "answers", "target", "targets", "label", "labels", "label_text"),
         *("summary", "highlights", "solution", "code", "translation", "intent", "sentiment"),
@@ -86,7 +94,7 @@ _PAIRS = (
     ("preferred_output", "non_preferred_output"),
     ("chosen_response", "rejected_response"),
 )
-_ASK_FOR_IT = f"training.dataset.preference_rows: {PREFERRED}"
+_PREFERRED_KEY = f"training.dataset.preference_rows: {PREFERRED}"
 _LABELS = ("label", "kto_tag")
 _OPTIONAL = ("input", "system", "tools")
 """Parts that rows may lack; in a stream they may first appear after the first window."""
@@ -120,7 +128,7 @@ class Columns:
     trained on them as JSON text, and tokens prepared that way are not reused."""
     read_anew: bool = False
     """Older versions read some rows differently, and tokens prepared that way are not reused."""
-    talks: bool = False
+    has_messages: bool = False
     """The request or the answer of some rows consists of messages. Answers among those of the
     request are context and not trained on."""
 
@@ -131,7 +139,7 @@ class Columns:
         later = ("tools", "history", "label", "json_values", "structured", "read_anew")
         shown = (*names, *(name for name in later if getattr(self, name)))
         fields = [f"{name}={getattr(self, name)!r}" for name in shown]
-        if self.talks or (self.kind == "messages" and self.response):
+        if self.has_messages or (self.kind == "messages" and self.response):
             fields += [f"read={MESSAGES_READ}"]
         elif self.kind == "messages":
             fields += ["read=4"]  # as before, but for rows refused now
@@ -157,10 +165,10 @@ class Columns:
         left = ", ".join(unused)
         return f"{used}; not trained on: {left}" if left else used
 
-    def worth_a_warning(self, seen: ColumnSurvey) -> str:
+    def unused_warning(self, seen: ColumnSurvey) -> str:
         """A warning about unused columns whose names suggest content; "" if there are none."""
         whole = self.kind == "messages"
-        telling = CHANGES_WHAT_IS_SAID if whole else CHANGES_WHAT_IS_SAID | BESIDE_AN_EXCHANGE
+        telling = CONTENT_COLUMNS if whole else CONTENT_COLUMNS | EXTRA_CONTENT_COLUMNS
         if self.kind == "multi_task" and not seen.holds(self.input, OBJECT):
             telling |= {"task"}  # nothing else says what to do with the input
         read = f"{'' if seen.whole else 'the first '}{counted(seen.rows, 'row')}"
@@ -180,18 +188,18 @@ class Columns:
         labels = [
             name
             for name in named
-            if name.strip().lower() in _LABELS and seen.holds_only(name, TRUTH, NUMBER)
+            if name.strip().lower() in _LABELS and seen.holds_only(name, BOOLEAN, NUMBER)
         ]
         if labels and self.kind != "text":
-            fix += f"; if {labels[0]} says which answers are good: {_ASK_FOR_IT}"
-        choosing = [name for name in named if name.strip().lower() in CHOOSES]
+            fix += f"; if {labels[0]} says which answers are good: {_PREFERRED_KEY}"
+        choosing = [name for name in named if name.strip().lower() in SELECTION_COLUMNS]
         if choosing:
             rows = f"all rows are trained on whatever {' and '.join(choosing)} may say"
             chosen = f"{rows}: remove those that should not be"
             fix = chosen if len(choosing) == len(named) else f"{fix}; {chosen}"
         return f"columns that are not used: {', '.join(named.values())}  ({fix})"
 
-    def prefers_nothing(self, preference_rows: str | None) -> str:
+    def preference_warning(self, preference_rows: str | None) -> str:
         """The warning if the manifest wants preferred answers and no column marks them; else ""."""
         named = {self.response.strip().lower(), self.messages.strip().lower()}
         if preference_rows != PREFERRED or self.label or named & {pair[0] for pair in _PAIRS}:
@@ -203,37 +211,39 @@ class Columns:
         )
 
 
-def understand_columns(seen: ColumnSurvey, spec: DatasetSpec | None = None) -> Columns:
+def detect_columns(seen: ColumnSurvey, spec: DatasetSpec | None = None) -> Columns:
     """The kind of rows and their columns, from the manifest or by name."""
     spec = spec or DatasetSpec()
     _refuse_media(seen)
-    asked = _asked_columns(seen, spec.field_mapping, spec.text_field)
-    if "text" in asked:
-        plain = Columns("text", text=asked["text"])
-        _refuse_unused(asked, plain)
+    requested = _requested_columns(seen, spec.field_mapping, spec.text_field)
+    if "text" in requested:
+        plain = Columns("text", text=requested["text"])
+        _refuse_unused(requested, plain)
         return plain
-    label = _preferred(seen, asked, spec.preference_rows)
-    found = _messages_columns(seen, asked) or _of_readings(seen, asked, spec.json_values)
+    label = _preferred(seen, requested, spec.preference_rows)
+    found = _messages_columns(seen, requested) or _exchange_or_text_columns(
+        seen, requested, spec.json_values
+    )
     if found is None:
-        raise _not_understood(seen, _by_plain_name(seen.names), asked)
+        raise _no_columns_error(seen, _by_lower_name(seen.names), requested)
     _refuse_single_messages(found, seen)
-    talks = False
+    has_messages = False
     if found.kind == "instruction":
         # Tools belong to conversations, also where the answer has its own column.
         parts = (found.instruction, found.response)
-        talks = any(seen.holds(column, MESSAGES, MESSAGE) for column in parts)
-        offered = _first(TOOL_COLUMNS, _by_plain_name(seen.names)) if talks else ""
-        found = replace(found, tools=asked.get("tools") or offered)
-    _refuse_unused(asked, found)
+        has_messages = any(seen.holds(column, MESSAGES, MESSAGE) for column in parts)
+        offered = _first(TOOL_COLUMNS, _by_lower_name(seen.names)) if has_messages else ""
+        found = replace(found, tools=requested.get("tools") or offered)
+    _refuse_unused(requested, found)
     read = (found.instruction, found.input, found.response, found.system)
     structured = found.kind == "instruction" and any(
         seen.holds(column, PART, MESSAGE, LIST, OBJECT) for column in read if column
     )
     found = replace(found, label=label, json_values=spec.json_values, structured=structured)
-    return replace(found, talks=talks)
+    return replace(found, has_messages=has_messages)
 
 
-def part_named(name: str) -> str | None:
+def part_for_column(name: str) -> str | None:
     """The part of an example with this name, or whose column usually has it and no other's."""
     parts = [part for part, usual in _NAMES_OF.items() if name in usual]
     if name in FieldMapping.model_fields:
@@ -241,10 +251,10 @@ def part_named(name: str) -> str | None:
     return parts[0] if len(parts) == 1 else None
 
 
-def columns_of(seen: ColumnSurvey, spec: DatasetSpec) -> Columns:
-    """`understand_columns`, with the file in the error."""
+def detect_source_columns(seen: ColumnSurvey, spec: DatasetSpec) -> Columns:
+    """`detect_columns`, with the file in the error."""
     try:
-        return understand_columns(seen, spec)
+        return detect_columns(seen, spec)
     except DataError as error:
         raise ColumnsNotFound(f"{seen.file}: {error}") from None
 
@@ -264,7 +274,7 @@ def _refuse_media(seen: ColumnSurvey) -> None:
 
 def _refuse_single_messages(found: Columns, seen: ColumnSurvey) -> None:
     """Refuse trees of messages, with one message per row, requests and answers alike."""
-    known = _by_plain_name(seen.names)
+    known = _by_lower_name(seen.names)
     if found.kind == "text" and {"role", "parent_id"} <= known.keys():
         raise DataError(
             "each row is a single message of a tree of conversations (columns role and parent_id) "
@@ -273,104 +283,108 @@ def _refuse_single_messages(found: Columns, seen: ColumnSurvey) -> None:
         )
 
 
-def _preferred(seen: ColumnSurvey, asked: dict[str, str], rows: str | None) -> str:
+def _preferred(seen: ColumnSurvey, requested: dict[str, str], rows: str | None) -> str:
     """For preference pairs, set the response in `asked` to the preferred answers; for labelled
     answers, return the label column. DataError unless the manifest wants the preferred half."""
-    known = _by_plain_name(seen.names)
+    known = _by_lower_name(seen.names)
     pair = next((pair for pair in _PAIRS if known.keys() >= {*pair}), None)
-    if pair and "response" not in asked:
+    if pair and "response" not in requested:
         chosen, rejected = known[pair[0]], known[pair[1]]
         if rows != PREFERRED:
             raise DataError(
                 f"preference rows ({chosen!r} and {rejected!r}) need DPO; only supervised "
                 f"fine-tuning is built  (to train on the answers in {chosen!r} alone: "
-                f"{_ASK_FOR_IT}, or expert new --preferred)"
+                f"{_PREFERRED_KEY}, or expert new --preferred)"
             )
-        asked["response"] = chosen
-        if not asked.keys() & {"instruction", "messages"}:
-            _find_request(seen, known, asked, chosen)
+        requested["response"] = chosen
+        if not requested.keys() & {"instruction", "messages"}:
+            _find_request(seen, known, requested, chosen)
         return ""
     is_answer = known.keys() & {*MESSAGE_COLUMNS, *RESPONSE_COLUMNS} - {"text"}
     label = _first(_LABELS, known)
     # Only with preference_rows: 0 and 1 may also be classes.
-    is_truth = seen.holds_only(label, TRUTH) or (rows == PREFERRED and not pair)
-    if rows == ALL or not label or not (is_answer or asked) or not is_truth:
+    is_truth = seen.holds_only(label, BOOLEAN) or (rows == PREFERRED and not pair)
+    if rows == ALL or not label or not (is_answer or requested) or not is_truth:
         return ""
     if rows != PREFERRED:
         raise DataError(
             f"the column {label!r} says of each answer whether it is good, and all of them would "
             "be trained on as good; only supervised fine-tuning is supported  (to train on those "
-            f"where it is true: {_ASK_FOR_IT}, or expert new --preferred; if it means something "
+            f"where it is true: {_PREFERRED_KEY}, or expert new --preferred; if it means something "
             f"else: training.dataset.preference_rows: {ALL})"
         )
     return label
 
 
 def _find_request(
-    seen: ColumnSurvey, known: Mapping[str, str], asked: dict[str, str], chosen: str
+    seen: ColumnSurvey, known: Mapping[str, str], requested: dict[str, str], chosen: str
 ) -> None:
     """Find the request of a preference pair: in its own column, in messages before the pair, or
     inside the answers."""
     for name in (*MESSAGE_COLUMNS, "input"):
         column = known.get(name)
         if column and seen.holds(column, MESSAGES, CONVERSATION):
-            asked["messages"] = column
+            requested["messages"] = column
             return
     request = _first((*INSTRUCTION_COLUMNS, "input"), known)
     if not request:
-        asked["messages"] = chosen
-        del asked["response"]
+        requested["messages"] = chosen
+        del requested["response"]
     elif seen.holds(chosen, MESSAGES):
-        asked["messages"] = request
+        requested["messages"] = request
 
 
-def _messages_columns(seen: ColumnSurvey, asked: Mapping[str, str]) -> Columns | None:
+def _messages_columns(seen: ColumnSurvey, requested: Mapping[str, str]) -> Columns | None:
     """Conversations, in the named column or one with a common name."""
-    plain = _by_plain_name(seen.names)
-    asked_apart = (
-        "response" in asked and "messages" not in asked and _first(INSTRUCTION_COLUMNS, plain)
+    plain = _by_lower_name(seen.names)
+    requested_apart = (
+        "response" in requested
+        and "messages" not in requested
+        and _first(INSTRUCTION_COLUMNS, plain)
     )
-    if "instruction" in asked or asked_apart:
+    if "instruction" in requested or requested_apart:
         return None
     for known in ({name: name for name in seen.names}, plain):
         by_name = (known[name] for name in MESSAGE_COLUMNS if name in known)
         lists = (n for n in by_name if not seen.filled(n) or seen.holds(n, MESSAGES, LIST))
-        column = asked.get("messages") or next(lists, "")
+        column = requested.get("messages") or next(lists, "")
         if column:
             return Columns(
                 "messages",
                 messages=column,
-                response=asked.get("response", ""),
-                system=asked.get("system") or _first(SYSTEM_COLUMNS, known),
-                tools=asked.get("tools") or _first(TOOL_COLUMNS, known),
+                response=requested.get("response", ""),
+                system=requested.get("system") or _first(SYSTEM_COLUMNS, known),
+                tools=requested.get("tools") or _first(TOOL_COLUMNS, known),
             )
     return None
 
 
-def _of_readings(seen: ColumnSurvey, asked: Mapping[str, str], json_values: bool) -> Columns | None:
+def _exchange_or_text_columns(
+    seen: ColumnSurvey, requested: Mapping[str, str], json_values: bool
+) -> Columns | None:
     """Requests and answers, or plain text.
 
     The strictest interpretation that finds something wins, so that adding looser ones never changes
     how common names are understood. Readable columns come before parsed structures.
     """
-    written, plain = {name: name for name in seen.names}, _by_plain_name(seen.names)
+    written, plain = {name: name for name in seen.names}, _by_lower_name(seen.names)
     usual, wide = (USUAL_REQUESTS, USUAL_ANSWERS), (INSTRUCTION_COLUMNS, RESPONSE_COLUMNS)
     for readable in (True, False):
         for known, names in ((written, usual), (plain, usual), (plain, wide)):
-            columns = _multi_task_columns(known, asked, seen)
+            columns = _multi_task_columns(known, requested, seen)
             if columns:
                 return columns
             any_value = json_values or not readable
             kept = {
                 name: column for name, column in known.items() if any_value or seen.readable(column)
             }
-            columns = _instruction_columns(kept, asked, names)
+            columns = _instruction_columns(kept, requested, names)
             if columns:
                 return _with_history(columns, known, seen)
     return None
 
 
-def _by_plain_name(names: Iterable[str]) -> dict[str, str]:
+def _by_lower_name(names: Iterable[str]) -> dict[str, str]:
     """Columns by their name in lower case without surrounding spaces, in order. If two names become
     equal, the one already written that way wins, else the first."""
     known: dict[str, str] = {}
@@ -381,21 +395,21 @@ def _by_plain_name(names: Iterable[str]) -> dict[str, str]:
     return known
 
 
-def _asked_columns(
+def _requested_columns(
     seen: ColumnSurvey, mapping: FieldMapping | None, text_field: str | None
 ) -> dict[str, str]:
     """The columns that the manifest names, by part; all of them exist."""
     names = seen.names
     mapped = {} if mapping is None else mapping.model_dump(include=set(FieldMapping.model_fields))
     # A part mapped to its own name is the default written out: automatic detection still applies.
-    asked = {
+    requested = {
         part: column
         for part, column in mapped.items()
         if column and not (part == column and column not in names)
     }
     if text_field is not None:
-        asked["text"] = text_field  # rules of the manifest refuse another field_mapping.text
-    for part, column in asked.items():
+        requested["text"] = text_field  # rules of the manifest refuse another field_mapping.text
+    for part, column in requested.items():
         if column not in names and (seen.whole or part not in _OPTIONAL):
             key = f"field_mapping.{part}" if mapped.get(part) else "text_field"
             near = near_column(column, names)
@@ -404,13 +418,13 @@ def _asked_columns(
                 f"training.dataset.{key}: there is no column {column!r}  "
                 f"({meant}{columns_found(names)})"
             )
-    _refuse_contradictions(asked, names)
-    return asked
+    _refuse_contradictions(requested, names)
+    return requested
 
 
-def _refuse_unused(asked: Mapping[str, str], found: Columns) -> None:
+def _refuse_unused(requested: Mapping[str, str], found: Columns) -> None:
     """Refuse a column that the manifest names for a part that rows of this kind do not have."""
-    for part, column in asked.items():
+    for part, column in requested.items():
         if getattr(found, part) == column:
             continue
         kinds = {"text": "plain text", "messages": "conversations", "multi_task": "several tasks"}
@@ -421,17 +435,17 @@ def _refuse_unused(asked: Mapping[str, str], found: Columns) -> None:
         )
 
 
-def _refuse_contradictions(asked: Mapping[str, str], names: Iterable[str]) -> None:
+def _refuse_contradictions(requested: Mapping[str, str], names: Iterable[str]) -> None:
     """Refuse parts that exclude each other, and one column for two parts."""
     whole = {"text": {"messages", "instruction", "response"}, "messages": {"instruction"}}
     for part, excluded in whole.items():
-        if part in asked and asked.keys() & excluded:
+        if part in requested and requested.keys() & excluded:
             raise DataError(
                 "training.dataset.field_mapping: either text, or messages, or instruction and "
                 f"response  ({columns_found(names)})"
             )
-    for part, column in asked.items():
-        twice = next((n for n, other in asked.items() if other == column and n != part), None)
+    for part, column in requested.items():
+        twice = next((n for n, other in requested.items() if other == column and n != part), None)
         if twice:
             fix = "training.dataset.field_mapping.messages is for a column with whole conversations"
             raise DataError(
@@ -440,33 +454,35 @@ def _refuse_contradictions(asked: Mapping[str, str], names: Iterable[str]) -> No
 
 
 def _multi_task_columns(
-    known: Mapping[str, str], asked: Mapping[str, str], seen: ColumnSurvey
+    known: Mapping[str, str], requested: Mapping[str, str], seen: ColumnSurvey
 ) -> Columns | None:
     """Rows of several tasks, whose input is an object."""
-    response = asked.get("response") or known.get("output", "")
-    if "instruction" in {*known, *asked} or "input" not in known or not response:
+    response = requested.get("response") or known.get("output", "")
+    if "instruction" in {*known, *requested} or "input" not in known or not response:
         return None
-    is_task = "task" in known and "response" not in asked
+    is_task = "task" in known and "response" not in requested
     if not is_task and not seen.holds(known["input"], OBJECT):
         return None
-    system = asked.get("system") or _first(SYSTEM_COLUMNS, known)
+    system = requested.get("system") or _first(SYSTEM_COLUMNS, known)
     return Columns("multi_task", input=known["input"], response=response, system=system)
 
 
 def _instruction_columns(
-    known: Mapping[str, str], asked: Mapping[str, str], names: tuple[Sequence[str], Sequence[str]]
+    known: Mapping[str, str],
+    requested: Mapping[str, str],
+    names: tuple[Sequence[str], Sequence[str]],
 ) -> Columns | None:
     """Request and answer, or plain text; None if there is neither."""
-    instruction, response = _exchange_columns(known, asked, names)
+    instruction, response = _exchange_columns(known, requested, names)
     if instruction and response:
         return Columns(
             "instruction",
             instruction=instruction,
-            input=asked.get("input") or _first(INPUT_COLUMNS, known, {instruction, response}),
+            input=requested.get("input") or _first(INPUT_COLUMNS, known, {instruction, response}),
             response=response,
-            system=asked.get("system") or _first(SYSTEM_COLUMNS, known),
+            system=requested.get("system") or _first(SYSTEM_COLUMNS, known),
         )
-    if "text" in known and not asked:
+    if "text" in known and not requested:
         return Columns("text", text=known["text"])
     return None
 
@@ -481,13 +497,15 @@ def _with_history(columns: Columns, known: Mapping[str, str], seen: ColumnSurvey
 
 
 def _exchange_columns(
-    known: Mapping[str, str], asked: Mapping[str, str], names: tuple[Sequence[str], Sequence[str]]
+    known: Mapping[str, str],
+    requested: Mapping[str, str],
+    names: tuple[Sequence[str], Sequence[str]],
 ) -> tuple[str, str]:
     """The columns of request and answer, "" if missing."""
-    taken = {column for part, column in asked.items() if part != "system"}
+    taken = {column for part, column in requested.items() if part != "system"}
     doubtful = {known[name] for name in SPEAKERS & known.keys() if "assistant" not in known}
-    instruction = asked.get("instruction") or _first(names[0], known, taken | doubtful)
-    response = asked.get("response") or _first(names[1], known, taken | {instruction})
+    instruction = requested.get("instruction") or _first(names[0], known, taken | doubtful)
+    response = requested.get("response") or _first(names[1], known, taken | {instruction})
     if not instruction and response:
         instruction = _first(("input",), known, taken)
     return instruction, response
@@ -498,8 +516,8 @@ def _first(names: Sequence[str], known: Mapping[str, str], taken: Collection[str
     return next((known[n] for n in names if n in known and known[n] not in taken), "")
 
 
-def _not_understood(
-    seen: ColumnSurvey, known: Mapping[str, str], asked: Mapping[str, str]
+def _no_columns_error(
+    seen: ColumnSurvey, known: Mapping[str, str], requested: Mapping[str, str]
 ) -> DataError:
     names = seen.names
     if "input_ids" in names:
@@ -508,7 +526,7 @@ def _not_understood(
             "training.dataset.use_pretokenized: true, or name the rows they were made from)"
         )
     candidates = (INSTRUCTION_COLUMNS, RESPONSE_COLUMNS)
-    columns = _exchange_columns(known, asked, candidates)
+    columns = _exchange_columns(known, requested, candidates)
     missing = [
         f"no column holds the {what} (looked for {', '.join(looked_for)})"
         for what, column, looked_for in zip(("request", "answer"), columns, candidates, strict=True)
@@ -530,7 +548,7 @@ def _not_understood(
 def near_column(column: str, names: Iterable[str]) -> str | None:
     """The column with the most similar name, if any is close."""
     by_letters = {name.lower(): name for name in names}
-    near = neighbour_of(column.lower(), by_letters)
+    near = closest_name(column.lower(), by_letters)
     return by_letters[near] if near is not None else None
 
 

@@ -13,16 +13,16 @@ from expert.data.examples.marked_text import marked_turns, transcript_turns
 from expert.data.examples.messages import (
     conversation,
     decoded_messages,
+    describe_type,
     is_message,
     is_messages,
     is_text_part,
-    kind_of,
     known_role,
     text_of_part,
     turns_in,
 )
 from expert.data.examples.tools import renames_schemas, tools_of
-from expert.data.records import BadRow, Dropped, Example, Row, Turn, UnfitRow
+from expert.data.records import BadRow, Dropped, Example, Row, RowError, Turn
 from expert.manifest.schema.message_names import Role
 
 METADATA_OF_A_TASK = frozenset({"instruction", "error_type"})
@@ -37,7 +37,7 @@ def example_of(row: Row, columns: Columns) -> Example | BadRow | Dropped:
         if columns.label and not _is_preferred(row.values.get(columns.label), columns.label):
             return Dropped(f"{columns.label} is false")
         return _READERS[columns.kind](row.values, columns)
-    except UnfitRow as fault:
+    except RowError as fault:
         raw = json.dumps(dict(row.values), ensure_ascii=False, default=str)[:RAW_CHARACTERS]
         return BadRow(row.file, row.line, str(fault), raw=raw)
 
@@ -49,7 +49,7 @@ def _is_preferred(value: Any, column: str) -> bool:
         return _TRUTHS[value.strip().lower()]
     if isinstance(value, int | float) and value in (0, 1):
         return bool(value)
-    raise UnfitRow(f"column {column!r}: {value!r} is neither true nor false")
+    raise RowError(f"column {column!r}: {value!r} is neither true nor false")
 
 
 # --- a request and an answer ---------------------------------------------------------------------
@@ -62,15 +62,15 @@ def _instruction_example(values: Values, columns: Columns) -> Example:
     if asked is not None or answered is not None:
         return _prompt_completion_example(values, columns, asked, answered)
     if type(answer) is not str:
-        answer = _needed(values, columns.response, columns)
+        answer = _required_text(values, columns.response, columns)
     _refuse_empty(answer, columns.response, "the answer is empty")
     if type(request) is not str:
-        request = _needed(values, columns.instruction, columns)
-    material = _optional(values, columns.input, columns)
+        request = _required_text(values, columns.instruction, columns)
+    material = _optional_text(values, columns.input, columns)
     if material:
         request = _with_input(request, columns.input, material)
     _refuse_empty(request, columns.instruction, "the request is empty")
-    system = _optional(values, columns.system, columns)
+    system = _optional_text(values, columns.system, columns)
     offered = _offered(values, columns)
     if offered or (columns.history and values.get(columns.history)):
         said = _history(values.get(columns.history) or [], columns.history)
@@ -87,7 +87,7 @@ def _offered(values: Values, columns: Columns) -> str:
 
 def _refuse_empty(text: str, column: str, what: str) -> None:
     if not text or text.isspace():
-        raise UnfitRow(f"column {column!r}: {what}")
+        raise RowError(f"column {column!r}: {what}")
 
 
 def _messages_in(value: Any) -> Sequence[Any] | None:
@@ -107,7 +107,7 @@ def _history(pairs: Any, column: str) -> list[Turn]:
     for number, pair in enumerate(pairs if isinstance(pairs, list | tuple) else [pairs], 1):
         said = list(pair) if isinstance(pair, list | tuple) else []
         if len(said) != 2 or not all(isinstance(text, str) for text in said):
-            raise UnfitRow(f"{column}[{number}]: is not a pair of a request and an answer")
+            raise RowError(f"{column}[{number}]: is not a pair of a request and an answer")
         turns += [Turn("user", said[0]), Turn("assistant", said[1])]
     return turns
 
@@ -135,11 +135,11 @@ def _prompt_completion_example(
     before = _turns_or_text(values, columns.instruction, "user", asked, columns)
     after = _turns_or_text(values, columns.response, "assistant", answered, columns)
     if after[-1].role != "assistant":
-        raise UnfitRow(f"column {columns.response!r}: the last message is not an answer")
-    system = _optional(values, columns.system, columns)
-    turns = _joined_once(before, after, columns.instruction, columns.response)
-    if _optional(values, columns.input, columns):
-        raise UnfitRow(
+        raise RowError(f"column {columns.response!r}: the last message is not an answer")
+    system = _optional_text(values, columns.system, columns)
+    turns = _join_turns(before, after, columns.instruction, columns.response)
+    if _optional_text(values, columns.input, columns):
+        raise RowError(
             f"column {columns.input!r}: it cannot be put into a conversation  (write it into the "
             "message it belongs to)"
         )
@@ -151,10 +151,10 @@ def _turns_or_text(
 ) -> list[Turn]:
     if messages is not None:
         return turns_in(messages, column)
-    return [Turn(role, _needed(values, column, columns))]
+    return [Turn(role, _required_text(values, column, columns))]
 
 
-def _joined_once(
+def _join_turns(
     before: list[Turn], after: list[Turn], asked_in: str, answered_in: str
 ) -> list[Turn]:
     """The request's turns and the answer's; answers among the request's are context, and not
@@ -165,7 +165,7 @@ def _joined_once(
     if not users:
         return [*before, *after]
     if any(turn.role == "user" and turn.text.strip() not in users for turn in before):
-        raise UnfitRow(f"column {answered_in!r}: it holds another conversation than {asked_in!r}")
+        raise RowError(f"column {answered_in!r}: it holds another conversation than {asked_in!r}")
     has_system = any(turn.role == "system" for turn in after)
     said = [(turn.role, turn.text.strip()) for turn in before if turn.role != "system"]
     repeated, place = [], 0
@@ -190,9 +190,9 @@ def _messages_example(values: Values, columns: Columns) -> Example:
         answer = values.get(columns.response)
         said = decoded_messages(answer) if isinstance(answer, str) else _messages_in(answer)
         after = _turns_or_text(values, columns.response, "assistant", said, columns)
-        turns = _joined_once(turns, after, columns.messages, columns.response)
+        turns = _join_turns(turns, after, columns.messages, columns.response)
     offered = tools_of(tools, columns.tools or columns.messages) if tools is not None else ""
-    return conversation(turns, _optional(values, columns.system, columns), offered)
+    return conversation(turns, _optional_text(values, columns.system, columns), offered)
 
 
 def _turns_of(value: Any, values: Values, columns: Columns) -> list[Turn]:
@@ -209,14 +209,14 @@ def _turns_of(value: Any, values: Values, columns: Columns) -> list[Turn]:
         if columns.response:
             return [Turn("user", value)]
     if not isinstance(value, list | tuple):
-        raise _not_held(values, column, "messages")
+        raise _wrong_value(values, column, "messages")
     return turns_in(value, column)
 
 
 def _text_example(values: Values, columns: Columns) -> Example:
     text = values.get(columns.text)
     if type(text) is not str:
-        raise _not_held(values, columns.text, "text")
+        raise _wrong_value(values, columns.text, "text")
     _refuse_empty(text, columns.text, "the text is empty")
     marked = marked_turns(text)
     if marked is None:
@@ -227,7 +227,7 @@ def _text_example(values: Values, columns: Columns) -> Example:
 def _marked_role(name: str) -> Role:
     role = known_role(name)
     if role == "tool" or name == "function_call":
-        raise UnfitRow(
+        raise RowError(
             "tools in marked text are not understood  (write such rows as messages, with "
             "tool_calls and the role tool)"
         )
@@ -237,22 +237,22 @@ def _marked_role(name: str) -> Role:
 def _multi_task_example(values: Values, columns: Columns) -> Example:
     """Inputs of tasks have several parts; those that are not text become JSON."""
     columns = replace(columns, json_values=True)
-    answer = _needed(values, columns.response, columns)
+    answer = _required_text(values, columns.response, columns)
     _refuse_empty(answer, columns.response, "the answer is empty")
     task_input = values.get(columns.input)
     if isinstance(task_input, Mapping):
         request = _labelled(task_input, columns)
     else:
-        request = _needed(values, columns.input, columns)
+        request = _required_text(values, columns.input, columns)
     _refuse_empty(request, columns.input, "the request is empty")
-    return _exchange(_optional(values, columns.system, columns), request, answer)
+    return _exchange(_optional_text(values, columns.system, columns), request, answer)
 
 
 def _labelled(parts: Values, columns: Columns) -> str:
     """The instruction, followed by the other parts under their names."""
-    blocks = [_optional(parts, "instruction", columns)]
+    blocks = [_optional_text(parts, "instruction", columns)]
     for name in parts:
-        text = "" if name in METADATA_OF_A_TASK else _optional(parts, name, columns)
+        text = "" if name in METADATA_OF_A_TASK else _optional_text(parts, name, columns)
         if text:
             blocks.append(f"{name.replace('_', ' ').capitalize()}:\n{text}")
     return "\n\n".join(block for block in blocks if block)
@@ -272,23 +272,23 @@ def was_read_differently(values: Values, columns: Columns) -> bool:
 # --- values as text ------------------------------------------------------------------------------
 
 
-def _needed(values: Values, column: str, columns: Columns) -> str:
+def _required_text(values: Values, column: str, columns: Columns) -> str:
     value = values.get(column)
     if value is None:
-        raise _not_held(values, column, "text")
+        raise _wrong_value(values, column, "text")
     return _as_text(value, column, columns)
 
 
-def _not_held(values: Values, column: str, wanted: str) -> UnfitRow:
+def _wrong_value(values: Values, column: str, wanted: str) -> RowError:
     """The error for a value that is missing, null or of the wrong type."""
     if column not in values:
-        return UnfitRow(f"column {column!r} is missing; {columns_found(values)}")
+        return RowError(f"column {column!r} is missing; {columns_found(values)}")
     if values[column] is None:
-        return UnfitRow(f"column {column!r} is null")
-    return UnfitRow(f"column {column!r} holds {kind_of(values[column])}, not {wanted}")
+        return RowError(f"column {column!r} is null")
+    return RowError(f"column {column!r} holds {describe_type(values[column])}, not {wanted}")
 
 
-def _optional(values: Values, column: str, columns: Columns) -> str:
+def _optional_text(values: Values, column: str, columns: Columns) -> str:
     """The text of a column, "" if missing, null, NaN, blank or, unless it is JSON, an empty
     list."""
     value = values.get(column) if column else None
@@ -311,19 +311,19 @@ def _as_text(value: Any, column: str, columns: Columns) -> str:
     if is_text_part(value):
         return text_of_part(value, f"column {column!r}")
     if _messages_in(value) is not None:
-        raise UnfitRow(
+        raise RowError(
             f"column {column!r} holds messages, not text  (training.dataset.field_mapping.messages "
             "names a column with whole conversations)"
         )
     if isinstance(value, list | tuple) and value and all(map(is_text_part, value)):
         return "".join(text_of_part(part, f"column {column!r}") for part in value)
-    held = f"column {column!r} holds {kind_of(value)}, not text"
+    held = f"column {column!r} holds {describe_type(value)}, not text"
     if isinstance(value, bool):
-        raise UnfitRow(f"{held}; write what the model is to answer in words")
+        raise RowError(f"{held}; write what the model is to answer in words")
     if not isinstance(value, dict | list | tuple):
-        raise UnfitRow(held)
+        raise RowError(held)
     if not columns.json_values:
-        raise UnfitRow(
+        raise RowError(
             f"{held}  (name another column in training.dataset.field_mapping; to train on it as "
             "JSON text: training.dataset.json_values: true)"
         )
@@ -334,7 +334,7 @@ def _as_json(value: Any, column: str) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError):
-        raise UnfitRow(f"column {column!r} holds {kind_of(value)}, not text") from None
+        raise RowError(f"column {column!r} holds {describe_type(value)}, not text") from None
 
 
 _READERS: dict[Kind, Callable[[Values, Columns], Example]] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 
-from expert.data.records import UnfitRow
+from expert.data.records import RowError
 
 CHATML_START = "<|im_start|>"
 CHATML_END = "<|im_end|>"
@@ -32,7 +32,7 @@ def marked_turns(text: str) -> list[tuple[str, str]] | None:
     marker = _ANY_MARKER.search(text)
     if marker is None:
         return None
-    raise UnfitRow(f"the text has turn markers ({marker[0]}) but does not begin with one")
+    raise RowError(f"the text has turn markers ({marker[0]}) but does not begin with one")
 
 
 def transcript_turns(text: str) -> list[tuple[str, str]] | None:
@@ -50,10 +50,10 @@ def _chatml_turns(text: str) -> list[tuple[str, str]]:
     for number, part in enumerate(text.split(CHATML_START)[1:], 1):
         line = _ROLE_LINE.match(part)
         if line is None:
-            raise UnfitRow(f"ChatML turn {number}: no role and line break after {CHATML_START}")
+            raise RowError(f"ChatML turn {number}: no role and line break after {CHATML_START}")
         body, end, rest = part[line.end() :].partition(CHATML_END)
         if not end:
-            raise UnfitRow(f"ChatML turn {number}: {CHATML_END} is missing")
+            raise RowError(f"ChatML turn {number}: {CHATML_END} is missing")
         _nothing_outside(rest)
         turns.append((line[1], body))
     return turns
@@ -66,9 +66,9 @@ def _legacy_turns(text: str) -> list[tuple[str, str]]:
     for at in range(1, len(parts), 4):
         role, body = parts[at], parts[at + 1]
         if role == "end":
-            raise UnfitRow(f"{LEGACY_END} without a turn before it")
+            raise RowError(f"{LEGACY_END} without a turn before it")
         if parts[at + 2 : at + 3] != ["end"]:
-            raise UnfitRow(f"turn {len(turns) + 1} (<|{role}|>): {LEGACY_END} is missing")
+            raise RowError(f"turn {len(turns) + 1} (<|{role}|>): {LEGACY_END} is missing")
         _nothing_outside(parts[at + 3])
         # One line break on either side belongs to the marker.
         turns.append((role, _EDGES.sub("", body)))
@@ -79,4 +79,4 @@ def _nothing_outside(gap: str) -> None:
     """Allow only blanks or an end of text between and after turns."""
     left = gap.strip()
     if left and left != END_OF_TEXT:
-        raise UnfitRow(f"text outside the turns: {left[:_SHOWN_CHARACTERS]!r}")
+        raise RowError(f"text outside the turns: {left[:_SHOWN_CHARACTERS]!r}")

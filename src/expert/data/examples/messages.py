@@ -8,34 +8,34 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from expert.data.examples.tools import call_in_text, calls_in
-from expert.data.records import Example, Turn, UnfitRow
+from expert.data.records import Example, RowError, Turn
 from expert.manifest.schema.message_names import (
+    REASONING_FIELDS,
     ROLES,
-    THOUGHTS,
     TOOL_COLUMNS,
-    TRAINED,
-    TRAINED_IN_PARTS,
-    YES_OR_NO,
+    TRAIN_DETAIL,
+    TRAIN_FIELDS,
+    TRAIN_FLAGS,
     Role,
 )
 
-UNDERSTOOD = frozenset(
+SUPPORTED_FIELDS = frozenset(
     {
-        *("role", "from", "content", "value", *TRAINED, *THOUGHTS),
+        *("role", "from", "content", "value", *TRAIN_FIELDS, *REASONING_FIELDS),
         *("name", "tool_call_id", "tool_calls", "function_call"),
     }
 )
 # Fields that select what is trained on, or are part of a message, in unsupported ways.
-NOT_BUILT = frozenset(
+UNSUPPORTED_FIELDS = frozenset(
     {
-        *(TRAINED_IN_PARTS, "loss_mask", "loss_scale", "mask", "masked"),
+        *(TRAIN_DETAIL, "loss_mask", "loss_scale", "mask", "masked"),
         *("image", "images", "audio", "video", "videos", "refusal", *TOOL_COLUMNS),
     }
 )
 _TEXT_FIELDS = ("text", "value", "content")
 _TEXT_PARTS = (None, "text", "input_text", "output_text")
 """Types of parts that are text, in both formats of OpenAI; None: a part without a type."""
-_SAID = frozenset({"content", "value", "tool_calls", "function_call"})
+_CONTENT_FIELDS = frozenset({"content", "value", "tool_calls", "function_call"})
 
 
 def unused_fields(messages: Any) -> list[str]:
@@ -44,10 +44,10 @@ def unused_fields(messages: Any) -> list[str]:
     filled = (name for each in said for name in each if each[name] not in (None, "", [], {}))
     names = dict.fromkeys(filled)
     people = any(each.get("name") and each.get("role") not in ("tool", "function") for each in said)
-    return [n for n in names if n not in UNDERSTOOD or (n == "name" and people)]
+    return [n for n in names if n not in SUPPORTED_FIELDS or (n == "name" and people)]
 
 
-def overrules(messages: Any, system: Any) -> bool:
+def has_other_system_text(messages: Any, system: Any) -> bool:
     """Whether the messages begin with a system text that differs from the system column."""
     first: Mapping[str, Any] = next(iter(messages_in(messages)), {})
     if not system or ROLES.get(first.get("role", first.get("from")) or "") != "system":
@@ -60,7 +60,7 @@ def _text_of(content: Any) -> str:
     """The text of a content or its parts; "" if it has none, or is not understood."""
     try:
         return content if isinstance(content, str) else _joined(content, "")
-    except UnfitRow:
+    except RowError:
         return ""
 
 
@@ -68,7 +68,7 @@ def is_message(value: Any) -> bool:
     """Whether a value is a message: {role, content} or {from, value}."""
     if not isinstance(value, Mapping) or not isinstance(value.get("role", value.get("from")), str):
         return False
-    return not _SAID.isdisjoint(value)
+    return not _CONTENT_FIELDS.isdisjoint(value)
 
 
 def is_messages(value: Any) -> bool:
@@ -105,21 +105,21 @@ def messages_in(value: Any) -> Sequence[Any]:
 def text_of_part(part: Mapping[str, Any], where: str) -> str:
     text = next((part[name] for name in _TEXT_FIELDS if name in part), None)
     if not isinstance(text, str):
-        raise UnfitRow(f"{where}: a part of type 'text' without text")
+        raise RowError(f"{where}: a part of type 'text' without text")
     return text
 
 
 def turns_in(messages: Sequence[Any], column: str) -> list[Turn]:
-    """The messages as turns; UnfitRow if one cannot be trained on."""
+    """The messages as turns; RowError if one cannot be trained on."""
     return [_turn(message, f"{column}[{number}]") for number, message in enumerate(messages, 1)]
 
 
 def _turn(message: Any, where: str) -> Turn:
     if not isinstance(message, Mapping):
-        raise UnfitRow(f"{where} is {kind_of(message)}, not a message")
+        raise RowError(f"{where} is {describe_type(message)}, not a message")
     name = message.get("role", message.get("from"))
     if name is None:
-        raise UnfitRow(f"{where}: no 'role' or 'from'; its fields: {', '.join(message)}")
+        raise RowError(f"{where}: no 'role' or 'from'; its fields: {', '.join(message)}")
     role = known_role(name, where)
     content = message.get("content", message.get("value"))
     plain = role != "tool" and name != "function_call"
@@ -135,13 +135,13 @@ def _turn(message: Any, where: str) -> Turn:
         tool_fields = {key: message[key] for key in ("name", "tool_call_id") if message.get(key)}
         extra = json.dumps(tool_fields, ensure_ascii=False, default=str)
     elif message.get("tool_calls") or message.get("function_call"):
-        raise UnfitRow(f"{where}: tool calls of the role {name!r}; only an assistant makes them")
+        raise RowError(f"{where}: tool calls of the role {name!r}; only an assistant makes them")
     if content is None:
         if not extra:
-            raise UnfitRow(f"{where}: no content; its fields: {', '.join(message)}")
+            raise RowError(f"{where}: no content; its fields: {', '.join(message)}")
         content = ""
     text = content if type(content) is str else _joined(content, where)
-    text = _with_thoughts(message, text, role, where)
+    text = _with_reasoning(message, text, role, where)
     return Turn(role, text, _is_trained(message, role, where), extra)
 
 
@@ -149,7 +149,7 @@ def known_role(name: Any, where: str = "") -> Role:
     role = ROLES.get(name) if isinstance(name, str) else None
     if role is None:
         at = f"{where}: " if where else ""
-        raise UnfitRow(f"{at}unknown role {name!r}  (known: {', '.join(ROLES)})")
+        raise RowError(f"{at}unknown role {name!r}  (known: {', '.join(ROLES)})")
     return role
 
 
@@ -157,14 +157,14 @@ def _refuse_fields(message: Mapping[str, Any], where: str) -> None:
     for field in message:
         value = message[field]
         text = value.strip() if isinstance(value, str) else value
-        if field not in NOT_BUILT or text in (None, "", [], {}, "[]", "{}", "null"):
+        if field not in UNSUPPORTED_FIELDS or text in (None, "", [], {}, "[]", "{}", "null"):
             continue
         if field in TOOL_COLUMNS:
-            raise UnfitRow(
+            raise RowError(
                 f"{where}: the field {field!r} of a message is not read: the model would not be "
                 "told of these tools  (put them into a column of the row, beside the messages)"
             )
-        raise UnfitRow(
+        raise RowError(
             f"{where}: the field {field!r} is not understood; only text is trained on, and "
             "weight or train choose the answers  (remove it from the rows)"
         )
@@ -172,31 +172,31 @@ def _refuse_fields(message: Mapping[str, Any], where: str) -> None:
 
 def _is_trained(message: Mapping[str, Any], role: Role, where: str) -> bool:
     """Whether an answer is trained on: `weight` of OpenAI, `train` of Axolotl and the like."""
-    flags = {name: message[name] for name in TRAINED if message.get(name) is not None}
+    flags = {name: message[name] for name in TRAIN_FIELDS if message.get(name) is not None}
     for name, value in flags.items():
         if isinstance(value, str) or value not in (0, 1):
-            allowed = "true or false" if name in YES_OR_NO else "1, or 0 to leave the answer out"
-            raise UnfitRow(f"{where}: {name} {value!r}; allowed: {allowed}")
+            allowed = "true or false" if name in TRAIN_FLAGS else "1, or 0 to leave the answer out"
+            raise RowError(f"{where}: {name} {value!r}; allowed: {allowed}")
     if len(set(map(bool, flags.values()))) > 1:
         both = ", ".join(f"{name} {value!r}" for name, value in flags.items())
-        raise UnfitRow(f"{where}: {both} contradict each other")
-    if role != "assistant" and any(flags.get(name) for name in YES_OR_NO):
-        raise UnfitRow(
+        raise RowError(f"{where}: {both} contradict each other")
+    if role != "assistant" and any(flags.get(name) for name in TRAIN_FLAGS):
+        raise RowError(
             f"{where}: train is true, but only answers can be selected  "
             "(train_on_prompt: true trains on everything)"
         )
     return role != "assistant" or all(flags.values())
 
 
-def _with_thoughts(message: Mapping[str, Any], text: str, role: Role, where: str) -> str:
+def _with_reasoning(message: Mapping[str, Any], text: str, role: Role, where: str) -> str:
     """The answer preceded by its reasoning, as in Qwen3's template."""
-    thoughts = [message[name] for name in THOUGHTS if message.get(name)]
+    thoughts = [message[name] for name in REASONING_FIELDS if message.get(name)]
     if not thoughts:
         return text
     if role != "assistant" or len(thoughts) > 1 or not isinstance(thoughts[0], str):
-        raise UnfitRow(f"{where}: reasoning is one text, in an assistant message")
+        raise RowError(f"{where}: reasoning is one text, in an assistant message")
     if "</think>" in text:
-        raise UnfitRow(f"{where}: reasoning in a field of its own and in the content")
+        raise RowError(f"{where}: reasoning in a field of its own and in the content")
     inner, said = thoughts[0].strip("\n"), text.lstrip("\n")
     return f"<think>\n{inner}\n</think>\n\n{said}"
 
@@ -206,7 +206,7 @@ def _joined(content: Any, where: str) -> str:
     if is_text_part(content):
         return text_of_part(content, where)
     if not isinstance(content, list | tuple):
-        raise UnfitRow(f"{where}: the content is {kind_of(content)}")
+        raise RowError(f"{where}: the content is {describe_type(content)}")
     texts = []
     for part in content:
         text = part
@@ -215,13 +215,13 @@ def _joined(content: Any, where: str) -> str:
             text = text_of_part(part, where) if is_text_part(part) else is_text and part.get("text")
         if not isinstance(text, str):
             kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-            raise UnfitRow(f"{where}: a part of type {kind!r}; only text is trained on")
+            raise RowError(f"{where}: a part of type {kind!r}; only text is trained on")
         texts.append(text)
     return "".join(texts)
 
 
 def conversation(turns: Iterable[Turn], system: str = "", tools: str = "") -> Example:
-    """The turns as an example; UnfitRow if no template could render them. Consecutive user turns
+    """The turns as an example; RowError if no template could render them. Consecutive user turns
     are joined by a blank line."""
     merged: list[Turn] = []
     for turn in turns:
@@ -238,34 +238,34 @@ def conversation(turns: Iterable[Turn], system: str = "", tools: str = "") -> Ex
         before = turn
     answers = [turn.learn for turn in merged if turn.role == "assistant"]
     if not answers:
-        raise UnfitRow("there is no assistant turn")
+        raise RowError("there is no assistant turn")
     if not any(answers):
-        raise UnfitRow("no assistant turn is trained on: weight 0 or train: false in every one")
+        raise RowError("no assistant turn is trained on: weight 0 or train: false in every one")
     return Example(tuple(merged), tools=tools)
 
 
 def _check_turn(turn: Turn, before: Turn, number: int) -> None:
     if turn.role == "system":
         if number > 1:
-            raise UnfitRow(f"turn {number}: a system turn that is not the first")
+            raise RowError(f"turn {number}: a system turn that is not the first")
     elif turn.role == "tool":
         if before.role != "tool" and not (before.role == "assistant" and before.extra):
-            raise UnfitRow(
+            raise RowError(
                 f"turn {number}: a tool result without a call before it  (write the call as "
                 "tool_calls; where the answer has it in its text, give the result the role user)"
             )
     elif (not turn.text or turn.text.isspace()) and not turn.extra:
-        raise UnfitRow(f"turn {number} ({turn.role}) is empty")
+        raise RowError(f"turn {number} ({turn.role}) is empty")
     elif turn.role == "assistant" and before.role == "assistant":
-        raise UnfitRow(f"turn {number}: two answers in a row")
+        raise RowError(f"turn {number}: two answers in a row")
     elif turn.role == "assistant" and before.role == "system":
-        raise UnfitRow(
+        raise RowError(
             f"turn {number}: an answer without a user turn before it  (remove it, or add the "
             "request)"
         )
 
 
-def kind_of(value: Any) -> str:
+def describe_type(value: Any) -> str:
     """The type of a row's value, for messages."""
     if isinstance(value, bool):
         return str(value).lower()

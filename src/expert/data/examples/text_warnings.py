@@ -67,7 +67,7 @@ _NULLS = (
 )
 
 
-def remnants_in(example: Example) -> list[str]:
+def leftover_markers(example: Example) -> list[str]:
     """Markers of prompt templates, then unfilled placeholders, each once."""
     texts = [example.text, *(turn.text for turn in example.turns)]
     patterns = (_MARKER, _PLACEHOLDER)
@@ -146,7 +146,7 @@ class TextWarnings:
         self.examples += 1
         asked, answered = (example.text.find(speaker) for speaker in _IN_ONE_LINE)
         self.transcripts += bool(_TRANSCRIPT.match(example.text)) or 0 <= asked < answered
-        for marker in remnants_in(example):
+        for marker in leftover_markers(example):
             self.remnants.setdefault(marker, _Found()).note(place)
         for doubt in _doubts_about(example):
             self.lost.setdefault(doubt, _Found()).note(place)

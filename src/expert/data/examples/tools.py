@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from expert.data.records import Example, Turn, UnfitRow
+from expert.data.records import Example, RowError, Turn
 
 _NULL = re.compile(r'(?<!"default")(?<="): null')
 _SCHEMAS = dict.fromkeys(("input_schema", "inputSchema"), "parameters")  # Anthropic's and MCP's
@@ -32,7 +32,7 @@ def tools_of(value: Any, column: str) -> str:
     if tools is None or tools in ("", [], {}):
         return ""
     if not isinstance(tools, list | tuple):
-        raise UnfitRow(f"{where}: not a list of tools")
+        raise RowError(f"{where}: not a list of tools")
     for number, tool in enumerate(tools, 1):
         _function_in(tool, f"{where}: tool {number} has no name")
     # Bare functions, some with OpenAI's newer "type": "function" beside their name, are wrapped.
@@ -54,7 +54,7 @@ def _function_in(value: Any, nameless: str) -> Mapping[str, Any]:
     """The function of a tool or a call, bare or under "function"."""
     function = value.get("function", value) if isinstance(value, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise UnfitRow(nameless)
+        raise RowError(nameless)
     return function
 
 
@@ -66,7 +66,7 @@ def calls_in(message: Mapping[str, Any], where: str) -> str:
     if not calls:
         return ""
     if not isinstance(calls, list | tuple):
-        raise UnfitRow(f"{where}: tool_calls is not a list")
+        raise RowError(f"{where}: tool_calls is not a list")
     return _text({"tool_calls": [_call(call, where) for call in calls]})
 
 
@@ -83,7 +83,7 @@ def _call(call: Any, where: str) -> dict[str, Any]:
     if isinstance(arguments, str):  # JSON text, as in OpenAI's format
         arguments = _parsed(arguments or "{}", f"{where}: the arguments of {function['name']}")
     if not isinstance(arguments, Mapping):
-        raise UnfitRow(f"{where}: the arguments of {function['name']} are not a JSON object")
+        raise RowError(f"{where}: the arguments of {function['name']} are not a JSON object")
     result = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
     return {**result, "id": call["id"]} if call.get("id") else result
 
@@ -92,14 +92,14 @@ def _parsed(text: str, where: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        raise UnfitRow(f"{where}: not valid JSON") from None
+        raise RowError(f"{where}: not valid JSON") from None
 
 
 def _text(value: Any) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise UnfitRow(f"tools cannot be written as JSON: {error}") from None
+        raise RowError(f"tools cannot be written as JSON: {error}") from None
 
 
 def has_tools(example: Example) -> bool:

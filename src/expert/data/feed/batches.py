@@ -103,7 +103,7 @@ class BatchArrays:
         }
         return BatchArrays(shape, boundaries=self.boundaries, **flat)
 
-    def silence(self) -> None:
+    def clear_labels(self) -> None:
         """Remove all labels, so that the batch does not affect training."""
         self.labels.fill(IGNORED)
         self.target_places.fill(self.shape.places - 1)
@@ -179,8 +179,8 @@ def _fill_rows(
     spans, many = store.gather(documents, starts, stops, out=out.tokens, places=begins)
     # A token to train on is the label of the place before it, if that is in the same piece.
     first = np.maximum(spans[:, 0], np.repeat(starts + 1, many))
-    learnt = np.maximum(np.minimum(spans[:, 1], np.repeat(stops, many)) - first, 0)
-    targets = _counted_from(first + np.repeat(begins - starts - 1, many), learnt)
+    trained = np.maximum(np.minimum(spans[:, 1], np.repeat(stops, many)) - first, 0)
+    targets = _counted_from(first + np.repeat(begins - starts - 1, many), trained)
     out.target_places[: len(targets)] = targets
     out.target_places[len(targets) : places] = places - 1
     out.labels[:places] = IGNORED

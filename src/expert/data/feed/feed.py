@@ -19,9 +19,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from expert.core.world import ALONE, World
+from expert.core.world import SINGLE_PROCESS, World
 from expert.data.feed.batches import BatchArrays, BatchCounts, BatchShape, fill_batch
-from expert.data.feed.order import DataOrder, Dealt, StepBins, dealt
+from expert.data.feed.order import DataOrder, RankBatch, StepBins, rank_batches
 from expert.data.pack.pack_index import PackIndex
 from expert.data.tokens.documents import FlatDocuments
 
@@ -210,7 +210,7 @@ class PackedFeed:
     places."""
     widths: tuple[int, ...] = ()
     new_event: Callable[[], Any] | None = None
-    world: World = ALONE
+    world: World = SINGLE_PROCESS
     """Only this rank's share of each step is made."""
 
     def __post_init__(self) -> None:
@@ -283,7 +283,7 @@ class PackedFeed:
 
     def _fill(self, slot: _Slot, work: StepWork, found_seconds: float) -> tuple[_Slot, FedStep]:
         began = time.perf_counter()
-        batches = dealt(work.step.bins, self.shape.rows, self.world)
+        batches = rank_batches(work.step.bins, self.shape.rows, self.world)
         shapes = [self._rows_of(work.index, batch.bins) for batch in batches]
         counts = [
             self._fill_one(out.shaped(*shape), work, batch)
@@ -309,11 +309,11 @@ class PackedFeed:
         )
         return slot, FedStep(step=work.step, batches=fed, made_seconds=seconds, copied=slot.copied)
 
-    def _fill_one(self, out: BatchArrays, work: StepWork, batch: Dealt) -> BatchCounts:
+    def _fill_one(self, out: BatchArrays, work: StepWork, batch: RankBatch) -> BatchCounts:
         counts = fill_batch(out, work.index, batch.bins, work.store, flat=self.flat)
-        if not batch.silent:
+        if not batch.filler:
             return counts
-        out.silence()
+        out.clear_labels()
         return BatchCounts()
 
     def _rows_of(self, index: PackIndex, bins: NDArray[np.int64]) -> tuple[int, int]:

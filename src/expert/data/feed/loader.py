@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
-from expert.core.world import ALONE, World
+from expert.core.world import SINGLE_PROCESS, World
 from expert.data.feed.batches import IGNORED, BatchCounts, PaddedBatch, padded_batch
 from expert.data.feed.feed import Batch, FedStep
-from expert.data.feed.order import DataOrder, Dealt, StepBins, dealt
-from expert.data.feed.workers import Loader, Patience, Restart, data_loader, taken
+from expert.data.feed.order import DataOrder, RankBatch, StepBins, rank_batches
+from expert.data.feed.workers import Loader, Restart, WaitLimits, data_loader, load_items
 from expert.data.pack.pack import pack_none
 from expert.data.pack.pack_index import PackIndex
 from expert.data.records import DataError, Row, Segment
@@ -77,7 +77,7 @@ class RowsTokenisedLate(Dataset[Any]):
         return padded_batch(index, range(index.bins), store)
 
 
-def as_it_is(batch: Any) -> Any:
+def return_batch(batch: Any) -> Any:
     """The collate function for a dataset that returns whole batches."""
     return batch
 
@@ -92,9 +92,9 @@ class MicroBatches(Sampler[list[int]]):
         self.first = 0
         """Batches of the epoch that were already loaded."""
 
-    def of(self, step: StepBins) -> list[Dealt]:
+    def of(self, step: StepBins) -> list[RankBatch]:
         """This rank's batches of a step."""
-        return dealt(step.bins, self._rows, self._world)
+        return rank_batches(step.bins, self._rows, self._world)
 
     def __iter__(self) -> Iterator[list[int]]:
         batches = (batch for step in self.steps for batch in self.of(step))
@@ -116,7 +116,7 @@ class PaddedFeed:
     options: LoaderPlan
     soft: bool = False
     skipped: Container[int] = ()
-    world: World = ALONE
+    world: World = SINGLE_PROCESS
     patience: float = math.inf
     """Seconds without a batch after which idle workers count as hanging."""
     restart: Restart = lambda error: False
@@ -134,7 +134,9 @@ class PaddedFeed:
                 dataset,
                 options,
                 batch_sampler=self._sampler,
-                collate_fn=dataset.together if isinstance(dataset, RowsTokenisedLate) else as_it_is,
+                collate_fn=dataset.together
+                if isinstance(dataset, RowsTokenisedLate)
+                else return_batch,
                 persistent_workers=options.persistent_workers and options.workers > 0,
                 pin_memory=options.pin_memory and self.device.type == "cuda",
             )
@@ -152,7 +154,7 @@ class PaddedFeed:
         left = self.order.steps(self.done, self.total)
         for steps in _by_epoch(step for step in left if step.done not in self.skipped):
             self._sampler.steps = steps
-            batches = taken(self._begin, lambda: Patience(self.patience), self.restart)
+            batches = load_items(self._begin, lambda: WaitLimits(self.patience), self.restart)
             for step in steps:
                 yield self._taken(step, batches)
 
@@ -172,10 +174,12 @@ class PaddedFeed:
         )
 
 
-def on_device(made: PaddedBatch, dealt_bins: Dealt, device: torch.device, *, soft: bool) -> Batch:
+def on_device(
+    made: PaddedBatch, rank_batch: RankBatch, device: torch.device, *, soft: bool
+) -> Batch:
     """A padded batch on the device; its rows, including the padding, count as documents."""
     rows, width = made.tokens.shape
-    if dealt_bins.silent:
+    if rank_batch.filler:
         made.labels[:] = IGNORED
         made.target_places[:] = rows * width - 1
         made = made._replace(counts=BatchCounts())
@@ -194,13 +198,13 @@ def on_device(made: PaddedBatch, dealt_bins: Dealt, device: torch.device, *, sof
         counts=made.counts,
         longest=width,
         whole_rows=True,
-        bins=tuple(dealt_bins.bins.tolist()),
+        bins=tuple(rank_batch.bins.tolist()),
     )
 
 
 def padded_rows(
     index: PackIndex,
-    some: Dealt,
+    some: RankBatch,
     store: FlatDocuments,
     device: torch.device,
     width: int | None = None,

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from expert.core.world import ALONE, World
+from expert.core.world import SINGLE_PROCESS, World
 
 
-class Draw(IntEnum):
+class ShufflePurpose(IntEnum):
     """Purpose of a shuffle; each gets independent random numbers from the same seed."""
 
     PIECES = 0
@@ -31,7 +31,7 @@ class Draw(IntEnum):
     SHIFT = 7
 
 
-def shuffled(count: int, *, seed: int, draw: Draw, number: int = 0) -> NDArray[np.int64]:
+def shuffled(count: int, *, seed: int, draw: ShufflePurpose, number: int = 0) -> NDArray[np.int64]:
     """The numbers 0 to count - 1 in an order that depends only on the arguments.
 
     Sorts raw output of the bit generator, which NumPy guarantees never to change; there is no such
@@ -79,7 +79,7 @@ class DataOrder:
         (docs/benchmarks/packing-cpu.json).
         """
         if self._current is None or self._current[0] != number:
-            order = shuffled(self.count, seed=self.seed, draw=Draw.EPOCH, number=number)
+            order = shuffled(self.count, seed=self.seed, draw=ShufflePurpose.EPOCH, number=number)
             if self.grouped is not None:
                 step = np.arange(self.count) // self.bins_per_step
                 order = order[np.lexsort((-self.grouped[order], step))]
@@ -125,22 +125,24 @@ def micro_batches(bins: NDArray[np.int64], rows: int) -> list[NDArray[np.int64]]
     return [bins[begin : begin + rows] for begin in range(0, len(bins), rows)]
 
 
-class Dealt(NamedTuple):
+class RankBatch(NamedTuple):
     """The bins of one batch of a rank."""
 
     bins: NDArray[np.int64]
-    silent: bool = False
+    filler: bool = False
     """Computed like any other batch, but not trained on."""
 
 
-def dealt(bins: NDArray[np.int64], rows: int, world: World = ALONE) -> list[Dealt]:
+def rank_batches(
+    bins: NDArray[np.int64], rows: int, world: World = SINGLE_PROCESS
+) -> list[RankBatch]:
     """The batches of one rank; bins are assigned to ranks in turn.
 
     The bins of a step do not depend on the number of ranks. Every rank has as many batches as the
     one with the most bins, because ranks that share a model run in lockstep; silent batches, which
     are not trained on, fill the gap.
     """
-    own = [Dealt(batch) for batch in micro_batches(bins[world.rank :: world.size], rows)]
+    own = [RankBatch(batch) for batch in micro_batches(bins[world.rank :: world.size], rows)]
     most = -(-len(bins) // world.size)
     missing = -(-most // rows) - len(own)
-    return own + [Dealt(bins[:1], silent=True)] * missing
+    return own + [RankBatch(bins[:1], filler=True)] * missing

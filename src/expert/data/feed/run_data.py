@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from expert.core.world import ALONE, World
+from expert.core.world import SINGLE_PROCESS, World
 from expert.data.feed.batches import BatchShape
 from expert.data.feed.feed import Batch, PackedFeed, StepWork, widths_of
 from expert.data.feed.loader import (
@@ -21,15 +21,15 @@ from expert.data.feed.loader import (
     RowsTokenisedLate,
     padded_rows,
 )
-from expert.data.feed.order import DataOrder, StepBins, dealt, micro_batches
-from expert.data.feed.streaming import Place, Stream
+from expert.data.feed.order import DataOrder, StepBins, micro_batches, rank_batches
+from expert.data.feed.streaming import Stream, StreamPosition
 from expert.data.feed.workers import Restart
-from expert.data.line import Line, columns_read, doubtful_texts, unread_columns
 from expert.data.pack.overlong_rows import remarks_on_stream
 from expert.data.pack.pack import shifted_blocks
 from expert.data.pack.pack_index import PackIndex
+from expert.data.pipeline import DataPipeline, column_remarks, columns_read, text_remarks
 from expert.data.prepared import PreparedData, PreparedSplit
-from expert.data.splits import data_order, given_split, late_rows, stream_of
+from expert.data.splits import data_order, late_rows, split_from_files, stream_of
 from expert.data.tokens.documents import DocumentStore
 from expert.data.tokens.encoder import Encoder
 from expert.planning.memory.workload import CAPTURED_WIDTHS
@@ -83,13 +83,13 @@ class RunData:
         return [split for split in splits if split is not None]
 
 
-def run_data(line: Line, made: PreparedData | None) -> RunData:
+def run_data(pipeline: DataPipeline, made: PreparedData | None) -> RunData:
     """The data of a run: the prepared data, or a stream if there is none."""
-    plan, stream = line.plan, None
+    plan, stream = pipeline.plan, None
     if made is None:
-        splits = [given_split(line, name) for name in ("validation", "test")]
-        stream = stream_of(line)
-        remarks = [*unread_columns(line), *doubtful_texts(line)]
+        splits = [split_from_files(pipeline, name) for name in ("validation", "test")]
+        stream = stream_of(pipeline)
+        remarks = [*column_remarks(pipeline), *text_remarks(pipeline)]
         remarks += remarks_on_stream(plan, stream, *splits)
     else:
         splits, remarks = [made.train, made.validation, made.test], [*made.doubts]
@@ -102,10 +102,10 @@ def run_data(line: Line, made: PreparedData | None) -> RunData:
         stream=stream,
         validation=splits[-2],
         test=splits[-1],
-        encoder=line.encoder,
+        encoder=pipeline.encoder,
         soft=bool(plan.adapter.soft_prompts),
-        late=late_rows(line, train) if train and plan.data.tokenize == "late" else None,
-        columns=columns_read(line),
+        late=late_rows(pipeline, train) if train and plan.data.tokenize == "late" else None,
+        columns=columns_read(pipeline),
         doubts=(*left_out.values(), *(each.text for each in remarks)),
     )
 
@@ -123,7 +123,7 @@ def training_feed(
     *,
     device: torch.device,
     new_event: Callable[[], Any] | None = None,
-    world: World = ALONE,
+    world: World = SINGLE_PROCESS,
     restart: Restart = lambda error: False,
 ) -> AbstractContextManager[Any]:
     """The remaining steps of the run as batches on the device, for one rank. `restart` decides
@@ -138,7 +138,7 @@ def training_feed(
         batches, whole_rows = known.batches_per_step(rows, world), known.whole_rows
         works = data.stream.works(
             done=state.done,
-            place=Place(*(state.place or ())),
+            place=StreamPosition(*(state.place or ())),
             epochs=plan.length.epochs,
             total=total,
             patience=patience,
@@ -220,7 +220,7 @@ class EvaluationShape(NamedTuple):
 
 
 def evaluation_shape(
-    plan: RunPlan, splits: Sequence[PreparedSplit], *, rows: int, world: World = ALONE
+    plan: RunPlan, splits: Sequence[PreparedSplit], *, rows: int, world: World = SINGLE_PROCESS
 ) -> EvaluationShape | None:
     """A shape for the batches of all these splits, so that blocks are compiled once; None if each
     split has its own shape, which is faster without compilation. Limited to the size of the first
@@ -247,7 +247,7 @@ def split_batches(
     *,
     rows: int,
     device: torch.device,
-    world: World = ALONE,
+    world: World = SINGLE_PROCESS,
     shape: EvaluationShape | None = None,
     bins: NDArray[np.int64] | None = None,
 ) -> Iterator[Iterator[Batch]]:
@@ -258,7 +258,7 @@ def split_batches(
     rows = shape.batch.rows if shape else min(rows, -(-index.bins // world.size))
     bins = evaluation_order(plan, index) if bins is None else bins
     if plan.is_padded:
-        yield (padded_rows(index, some, store, device) for some in dealt(bins, rows, world))
+        yield (padded_rows(index, some, store, device) for some in rank_batches(bins, rows, world))
         return
     together = rows * world.size
     works = (

@@ -17,15 +17,15 @@ import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
 from expert.core.text import counted
-from expert.core.world import ALONE, World
+from expert.core.world import SINGLE_PROCESS, World
 from expert.data.feed.batches import BatchShape
 from expert.data.feed.feed import StepWork
-from expert.data.feed.order import Draw, StepBins, shuffled
-from expert.data.feed.workers import Loader, Patience, Restart, data_loader, taken
-from expert.data.line import STREAM_WINDOW_ROWS
+from expert.data.feed.order import ShufflePurpose, StepBins, shuffled
+from expert.data.feed.workers import Loader, Restart, WaitLimits, data_loader, load_items
 from expert.data.pack.pack import bins_per_step
 from expert.data.pack.pack_index import PackIndex
-from expert.data.records import BadRow, DataError, Made, Row
+from expert.data.pipeline import STREAM_WINDOW_ROWS
+from expert.data.records import BadRow, DataError, Row, RowOutcome
 from expert.data.tokens.documents import FlatDocuments, shard_of
 from expert.data.tokens.encoder import EncodedBatch, Encoder
 from expert.data.tokens.shards import Piece
@@ -46,7 +46,7 @@ class StreamWindow(NamedTuple):
     bad: list[BadRow]
 
 
-class Place(NamedTuple):
+class StreamPosition(NamedTuple):
     """The position in a stream: the next step."""
 
     epoch: int = 0
@@ -59,7 +59,7 @@ class StreamedRows(IterableDataset[StreamWindow]):
     """The windows of one pass over the rows, from `first` on; each worker tokenises its share."""
 
     open_rows: Callable[[], Iterator[Row | BadRow]]
-    formatter: Callable[[], Callable[[Row], Made]]
+    formatter: Callable[[], Callable[[Row], RowOutcome]]
     encoder: Encoder
     window_rows: int = STREAM_WINDOW_ROWS
     first: int = 0
@@ -86,7 +86,7 @@ class StreamedRows(IterableDataset[StreamWindow]):
             yield rows
 
     def _tokenised(
-        self, rows: list[Row | BadRow], segments_of: Callable[[Row], Made]
+        self, rows: list[Row | BadRow], segments_of: Callable[[Row], RowOutcome]
     ) -> StreamWindow:
         piece = Piece(0)
         for row in rows:
@@ -113,7 +113,7 @@ class StreamShape:
     def batch_shape(self, rows: int, length: int) -> BatchShape:
         return BatchShape(rows, length, rows * (self.boundaries_per_bin + 1))
 
-    def batches_per_step(self, rows: int, world: World = ALONE) -> int:
+    def batches_per_step(self, rows: int, world: World = SINGLE_PROCESS) -> int:
         """Room for the largest step: windows are divided evenly, so steps may exceed the
         average."""
         return -(-(2 * self.bins_per_step) // (rows * world.size))
@@ -133,7 +133,7 @@ class Stream:
 
     def __post_init__(self) -> None:
         self._bad_rows = 0
-        self.first_rows = self.first_unlearnt = 0
+        self.first_rows = self.first_left_out = 0
         """Rows of the first window, and how many of them packing leaves out."""
         self.shape = self._look_ahead()
 
@@ -156,7 +156,7 @@ class Stream:
                 "training.config.max_seq_length)"
             )
         self.first_rows = len(first.documents.lengths)
-        self.first_unlearnt = index.overlong.unlearnt
+        self.first_left_out = index.overlong.unlearnt
         pieces = int(np.diff(index.bin_offsets).max())
         whole = pieces == 1 and index.rule == "none"
         return StreamShape(
@@ -169,7 +169,7 @@ class Stream:
         self,
         *,
         done: int,
-        place: Place,
+        place: StreamPosition,
         epochs: float,
         total: int | None,
         patience: float = math.inf,
@@ -178,25 +178,27 @@ class Stream:
         """The steps from `place` on; `done` are completed. `patience`: seconds without a window
         after which idle workers count as hanging."""
         for epoch in range(place.epoch, -int(-epochs // 1)):
-            here = place if epoch == place.epoch else Place(epoch)
+            here = place if epoch == place.epoch else StreamPosition(epoch)
             for work in self._epoch(here, patience, restart):
                 if total is not None and done >= total:
                     return
                 yield replace(work, step=replace(work.step, done=done))
                 done += 1
 
-    def _epoch(self, place: Place, patience: float, restart: Restart) -> Iterator[StepWork]:
+    def _epoch(
+        self, place: StreamPosition, patience: float, restart: Restart
+    ) -> Iterator[StepWork]:
         self._bad_rows = 0  # the same rows come again in every epoch
 
         def begin(count: int) -> Loader:
             self.rows.first = place.window + count
             return data_loader(self.rows, self.options, batch_size=None)
 
-        def patient() -> Patience:
+        def patient() -> WaitLimits:
             # Rows before the first window are read again, which may take any time.
-            return Patience(patience, math.inf) if self.rows.first else Patience(patience)
+            return WaitLimits(patience, math.inf) if self.rows.first else WaitLimits(patience)
 
-        for number, window in enumerate(taken(begin, patient, restart), start=place.window):
+        for number, window in enumerate(load_items(begin, patient, restart), start=place.window):
             self._judge(window.bad)
             skipped = place.step if number == place.window else 0
             if len(window.documents.lengths):
@@ -211,7 +213,7 @@ class Stream:
         index = divided(self.pack(store, self.seed), self.shape.boundaries_per_bin)
         if not index.bins:  # nothing to train on in this window
             return
-        order = shuffled(index.bins, seed=self.seed, draw=Draw.WINDOW, number=turn)
+        order = shuffled(index.bins, seed=self.seed, draw=ShufflePurpose.WINDOW, number=turn)
         count = max(1, round(index.bins / self.shape.bins_per_step))
         for step, bins in enumerate(np.array_split(order, count)):
             if step >= skipped:

@@ -28,7 +28,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from expert.core.errors import EXIT_RUN_FAILED, ExpertError
-from expert.core.process import how_it_ended
+from expert.core.process import describe_exit
 from expert.core.text import span
 from expert.planning.run_plan import LoaderPlan
 
@@ -64,7 +64,7 @@ Restart = Callable[[WorkersFailed], bool]
 """Decides whether failed workers are restarted."""
 
 
-class Patience(NamedTuple):
+class WaitLimits(NamedTuple):
     """Seconds that may pass without a batch; math.inf: no limit."""
 
     idle: float
@@ -141,8 +141,8 @@ def _begin_worker(descriptor: int, number: int) -> None:
         faulthandler.register(signal.SIGUSR2, file=descriptor, all_threads=True)
 
 
-def taken(
-    begin: Callable[[int], Loader], patience: Callable[[], Patience], restart: Restart
+def load_items(
+    begin: Callable[[int], Loader], patience: Callable[[], WaitLimits], restart: Restart
 ) -> Iterator[Any]:
     """The items of a loader; failed workers are restarted once if `restart` allows it. `begin` gets
     the number of items already yielded."""
@@ -163,7 +163,7 @@ def taken(
                 loader.end()
 
 
-def _items(loader: Loader, patience: Callable[[], Patience]) -> Iterator[Any]:
+def _items(loader: Loader, patience: Callable[[], WaitLimits]) -> Iterator[Any]:
     """Take items in a thread: an item whose worker died while sending it is never complete, and
     reading it blocks forever. The thread also starts the workers: in the main thread torch would
     install a signal handler that raises anywhere when a worker dies, for example during a save."""
@@ -198,7 +198,7 @@ def _take(
 
 
 def _next(
-    got: queue.SimpleQueue[tuple[bool, Any]], loader: Loader, patience: Patience
+    got: queue.SimpleQueue[tuple[bool, Any]], loader: Loader, patience: WaitLimits
 ) -> tuple[bool, Any]:
     began = idle_since = looked = time.monotonic()
     worked = 0.0
@@ -208,10 +208,10 @@ def _next(
             if not isinstance(item, BaseException):
                 return there, item
             if DIED in str(item):
-                raise WorkersFailed(_how_they_died(loader)) from item
+                raise WorkersFailed(_death_message(loader)) from item
             raise item
         if any(worker.exitcode not in (None, 0) for worker in loader.workers):
-            raise WorkersFailed(_how_they_died(loader))
+            raise WorkersFailed(_death_message(loader))
         now, used = time.monotonic(), _cpu_seconds(loader)
         if now - looked > POLL_SECONDS + PAUSE_SECONDS:  # this process was paused, as by Ctrl-Z
             began, idle_since = now, now
@@ -224,9 +224,11 @@ def _next(
             raise WorkersFailed(f"{what} {numbers}", _stacks(loader))
 
 
-def _how_they_died(loader: Loader) -> str:
+def _death_message(loader: Loader) -> str:
     died = [worker for worker in loader.workers if worker.exitcode is not None]
-    endings = [f"process {worker.pid} {how_it_ended(int(worker.exitcode or 0))}" for worker in died]
+    endings = [
+        f"process {worker.pid} {describe_exit(int(worker.exitcode or 0))}" for worker in died
+    ]
     return f"a data worker died: {'; '.join(endings) or 'it ended without a message'}"
 
 

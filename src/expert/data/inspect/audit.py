@@ -83,7 +83,7 @@ class ExampleTable:
     file: Numbers
     line: Numbers
     length: Numbers
-    learnt: Numbers
+    trained: Numbers
     """Tokens that are trained on."""
     kept: Numbers
     """Those left if overlong rows are cut."""
@@ -183,7 +183,7 @@ def length_summary(
     """Counts of examples and tokens, the share trained on, percentiles, the share longer than
     `room`, and what those lose."""
     lengths = examples.length
-    tokens, learnt = (int(n.sum(dtype=np.int64)) for n in (lengths, examples.learnt))
+    tokens, trained = (int(n.sum(dtype=np.int64)) for n in (lengths, examples.trained))
     longer = lengths > room if room is not None else np.zeros(len(lengths), np.bool_)
     over = None if room is None else int(longer.sum())
     beyond = lengths[longer].astype(np.int64) - (room or 0 if overlong == "cut" else 0)
@@ -192,8 +192,8 @@ def length_summary(
     return {
         "examples": len(examples),
         "tokens": tokens,
-        "learnt_tokens": learnt,
-        "learnt_share": learnt / tokens if tokens else 0.0,
+        "learnt_tokens": trained,
+        "learnt_share": trained / tokens if tokens else 0.0,
         **dict(zip(("p50", "p90", "p95", "p99"), percentiles(lengths), strict=True)),
         "longest": int(lengths.max(initial=0)),
         "over_long": over,

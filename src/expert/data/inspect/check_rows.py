@@ -13,7 +13,7 @@ import numpy as np
 from expert.core.text import counted, some_of
 from expert.data.examples.columns import Columns
 from expert.data.examples.formats import example_of
-from expert.data.examples.messages import messages_in, overrules, unused_fields
+from expert.data.examples.messages import has_other_system_text, messages_in, unused_fields
 from expert.data.inspect.audit import (
     ExampleCollector,
     ExampleTable,
@@ -25,9 +25,16 @@ from expert.data.inspect.audit import (
 )
 from expert.data.inspect.pick_rows import RowPicker, RowsToShow
 from expert.data.inspect.shown_rows import ShownRow
-from expert.data.line import Line, Reading, Tell, doubtful_columns, reading_of, system_overruled
-from expert.data.pack.drawing import draw_documents, repeats_held_out
-from expert.data.pack.overlong_rows import too_long_to_learn
+from expert.data.pack.drawing import draw_documents, held_out_warning
+from expert.data.pack.overlong_rows import left_out_warning
+from expert.data.pipeline import (
+    DataPipeline,
+    RowReader,
+    Tell,
+    reader_for,
+    source_column_remarks,
+    system_overruled,
+)
 from expert.data.read.folders import unread_files
 from expert.data.read.rows import unusual_separator
 from expert.data.read.sources import Source
@@ -38,7 +45,7 @@ from expert.planning.survey import local_path
 # Limits for tokenising together, which bound memory.
 _BATCH_EXAMPLES = 1024
 _BATCH_CHARACTERS = 8_000_000
-FIELDS_LOOKED_AT = 1000
+FIELD_SEARCH_ROWS = 1000
 """Rows searched for unused fields of messages."""
 
 
@@ -70,7 +77,7 @@ class DatasetReport:
         return f"✓ usable, {words} before training"
 
 
-def check_rows(line: Line, name: str, show: RowsToShow, tell: Tell) -> DatasetReport:
+def check_rows(line: DataPipeline, name: str, show: RowsToShow, tell: Tell) -> DatasetReport:
     template = line.template.name if line.template else "characters"
     report = DatasetReport(name, template, line.plan.data.max_seq_length)
     report.notes += line.chosen.notes()
@@ -80,7 +87,9 @@ def check_rows(line: Line, name: str, show: RowsToShow, tell: Tell) -> DatasetRe
 
 
 class _Checker:
-    def __init__(self, line: Line, report: DatasetReport, picker: RowPicker, tell: Tell) -> None:
+    def __init__(
+        self, line: DataPipeline, report: DatasetReport, picker: RowPicker, tell: Tell
+    ) -> None:
         self.line, self.report, self.picker, self.tell = line, report, picker, tell
         data = line.plan.data
         whole = line.template is None or data.packing == "concat"
@@ -103,7 +112,7 @@ class _Checker:
             seed=line.plan.optim.seed,
             keys=keys,
         )
-        if reading_of(line, line.sources_of("train")[0]).end_apart:
+        if reader_for(line, line.sources_of("train")[0]).end_held_out:
             chosen, held_out = np.array([0], np.int32), np.array([1], np.int32)
         # A weight above 1 repeats rows, which is not a duplicate in the data.
         train = every.take(np.unique(chosen))
@@ -114,7 +123,7 @@ class _Checker:
                 "would go unnoticed  (add rows, or set training.dataset.test_path)"
             )
         if len(held_out):
-            doubt = repeats_held_out(keys, chosen, held_out) if keys is not None else ""
+            doubt = held_out_warning(keys, chosen, held_out) if keys is not None else ""
             self.report.doubts += [doubt] if doubt else []
             self._sum_up(SplitReport("validation", split_off=True), every.take(held_out), train)
         for name in others:
@@ -128,10 +137,10 @@ class _Checker:
         plan = self.line.plan
         summary = split.lengths = length_summary(examples, self.room, plan.data.overlong)
         numbers = (summary["unlearnt"], summary["examples"], summary["longest"])
-        too_long = too_long_to_learn(plan, split.name, *numbers)
+        too_long = left_out_warning(plan, split.name, *numbers)
         if summary["left"] or not len(examples):
             split.not_learnt = too_long
-        elif examples.learnt.any():  # otherwise the reason is already among the problems
+        elif examples.trained.any():  # otherwise the reason is already among the problems
             self.report.problems.append(
                 too_long
                 or f"{split.name}: {counted(len(examples), 'example')}, each longer than "
@@ -147,7 +156,7 @@ class _Checker:
         return split, [self._read_source(split, source) for source in self.line.sources_of(name)]
 
     def _read_source(self, split: SplitReport, source: Source) -> ExampleTable:
-        reading = reading_of(self.line, source)
+        reading = reader_for(self.line, source)
         self._note(split.name, source, reading)
         response = reading.columns.response if reading.columns else ""
         collector = ExampleCollector()
@@ -203,7 +212,7 @@ class _Checker:
         self.tokens[split.name] += int(batch.lengths.sum())
         self.tell(split.name, split.rows, self.tokens[split.name])
 
-    def _note(self, split: str, source: Source, reading: Reading) -> None:
+    def _note(self, split: str, source: Source, reading: RowReader) -> None:
         """Note which columns, message fields and files of a folder are used and which are not."""
         notes = []
         for file in source.files if source.kind == "files" else ():
@@ -211,17 +220,19 @@ class _Checker:
                 notes.append(f"{file.name}: columns are separated by {separator}")
         columns, seen = reading.columns, reading.seen
         if columns is not None and seen is not None:
-            doubts = doubtful_columns(self.line, source, columns, seen)
+            doubts = source_column_remarks(self.line, source, columns, seen)
             self.report.doubts += [remark.text for remark in doubts]
             notes.append(f"{source.name}: {columns.as_text(seen)}")
             talking = [columns.messages] if columns.messages else []
-            talking += [columns.instruction] if columns.talks else []
+            talking += [columns.instruction] if columns.has_messages else []
             talking += [columns.response] if talking and columns.response else []
-            first = islice(reading.rows(), FIELDS_LOOKED_AT if talking else 0)
+            first = islice(reading.rows(), FIELD_SEARCH_ROWS if talking else 0)
             rows = [row.values for row in first if isinstance(row, Row)]
             conversations = (messages_in(row.get(column)) for row in rows for column in talking)
             fields = dict.fromkeys(name for each in conversations for name in unused_fields(each))
-            if any(overrules(row.get(talking[0]), row.get(columns.system)) for row in rows):
+            if any(
+                has_other_system_text(row.get(talking[0]), row.get(columns.system)) for row in rows
+            ):
                 self.report.doubts.append(system_overruled(source.name, columns.system))
             if fields:
                 notes.append(f"{source.name}: unused message fields: {', '.join(fields)}")
@@ -242,7 +253,7 @@ class _Checker:
                 f"tolerates {allowed}  (fix the data, or --set "
                 f"training.dataset.max_bad_rows={bad_rows})"
             )
-        if not examples.learnt.any():
+        if not examples.trained.any():
             self.report.problems.append(
                 f"{where}: there is nothing to train on: {counted(len(examples), 'example')}, "
                 "none of their tokens belongs to an answer  (check training.dataset.field_mapping "

@@ -9,8 +9,8 @@ from pathlib import PurePath
 
 from expert.core.errors import ExpertError
 from expert.data.inspect.shown_rows import ShownRow, show_row
-from expert.data.line import Line, reading_of
-from expert.data.records import BadRow, Made, Row, Segment
+from expert.data.pipeline import DataPipeline, reader_for
+from expert.data.records import BadRow, Row, RowOutcome, Segment
 
 DEFAULT_ROWS = 3
 SCREEN_TOKENS = 400
@@ -20,7 +20,7 @@ JSON_TOKENS = 20_000
 FIRST, LONGEST, DRAWN, ASKED = "the first", "the longest", "random", "asked for"
 
 
-class NoSuchRow(ExpertError):
+class RowNotFound(ExpertError):
     """A requested row that is not in the files."""
 
 
@@ -37,7 +37,7 @@ class RowsToShow:
 @dataclass
 class _Candidate:
     row: Row | BadRow
-    made: Made
+    made: RowOutcome
     number: int
     """The document number within its split; -1 if it is not a document."""
     tokens: int = 0
@@ -71,7 +71,7 @@ class RowPicker:
         elif (place := self._random.randrange(self._seen)) < len(self._drawn):
             self._drawn[place] = candidate
 
-    def look_at(self, split: str, row: Row | BadRow, made: Made) -> None:
+    def look_at(self, split: str, row: Row | BadRow, made: RowOutcome) -> None:
         """Offer any row of any split, to find those requested by line."""
         good = split == "train" and isinstance(made, list)
         self._good += good
@@ -81,13 +81,13 @@ class RowPicker:
                 candidate = _Candidate(row, made, self._good - 1 if good else -1)
                 self._found.setdefault(number, []).append((split, candidate))
 
-    def shown(self, line: Line, held_out: Sequence[int] = ()) -> list[ShownRow]:
+    def shown(self, line: DataPipeline, held_out: Sequence[int] = ()) -> list[ShownRow]:
         """The rows to show, requested ones first; `held_out`: documents drawn for validation."""
         missing = [text for n, text in enumerate(self.asked.lines) if n not in self._found]
         if missing:
             where = "a bare number is a line of the training files; FILE:LINE one of any file"
             absent = [f"--row {text}: there is no such row" for text in missing]
-            raise NoSuchRow("\n".join([*absent, f"  ({where})"]))
+            raise RowNotFound("\n".join([*absent, f"  ({where})"]))
         validation = set(held_out)
         named = (pair for number in sorted(self._found) for pair in self._found[number])
         wanted = [(split, one, ASKED) for split, one in named]
@@ -124,7 +124,7 @@ def _line_named(text: str) -> tuple[str, int]:
     file, _, line = text.rpartition(":")
     line = line.strip().removeprefix("row").strip()
     if not line.isdecimal() or not int(line):
-        raise NoSuchRow(
+        raise RowNotFound(
             f"--row {text}: not a row  (give its line, as 17, or file and line, as train.jsonl:17)"
         )
     return file.strip(), int(line)
@@ -136,12 +136,12 @@ def _same_file(file: str, named: str) -> bool:
     return file == named or parts[-len(end) :] == end
 
 
-def rows_as_text(line: Line, asked: RowsToShow) -> list[ShownRow]:
+def rows_as_text(line: DataPipeline, asked: RowsToShow) -> list[ShownRow]:
     """Rows to show without a tokenizer; the longest is by characters."""
     picker = RowPicker(asked)
     for split in ("train", "validation", "test"):
         for source in line.sources_of(split):
-            for row, outcome in reading_of(line, source).formatted():
+            for row, outcome in reader_for(line, source).formatted():
                 picker.look_at(split, row, outcome)
                 if split == "train" and isinstance(row, Row) and isinstance(outcome, list):
                     picker.add(row, outcome, sum(len(each.text) for each in outcome))

@@ -60,13 +60,13 @@ class SharedRows:
     def consequence(self) -> str:
         return f"the {self.split} loss is lower than on unseen rows"
 
-    def as_text(self, listed_by: str) -> str:
+    def as_text(self, list_command: str) -> str:
         """The warning in one line, with what to do."""
         verb = "is" if self.count == 1 else "are"
         return (
             f"{self.split}: {self.count:,} of {counted(self.of, 'row')} {verb} in the training "
             f"rows as well ({self.example}): {self.consequence}  "
-            f"(remove them from one of the two; {listed_by})"
+            f"(remove them from one of the two; {list_command})"
         )
 
 

@@ -17,23 +17,23 @@ from numpy.typing import NDArray
 
 from expert.core.text import counted
 from expert.data.feed.batches import IGNORED, BatchArrays, BatchShape, fill_batch
-from expert.data.line import Line
 from expert.data.pack.pack_index import PackIndex
 from expert.data.pack.packing import packed, rows_to_pack
-from expert.data.records import BadRow, Dropped, Made, Row, Segment, place_of
+from expert.data.pipeline import DataPipeline
+from expert.data.records import BadRow, Dropped, Row, RowOutcome, Segment, place_of
 from expert.data.tokens.documents import FlatDocuments, shard_of
 from expert.data.tokens.encoder import Encoder
 from expert.planning.choose.sequences import Packing
 
 CONTEXT_TOKENS = 8
 """Decoded before a segment and removed again: some tokenizers drop the space of a first word."""
-MOST_STRETCHES = 40
+MAX_SEGMENTS = 40
 SHOWN_PIECES = 3
 """Sequences shown of a row that is split into more: the first two and the last."""
-LEAST_TOKENS = 24
+MIN_SHOWN_TOKENS = 24
 """Tokens of a segment that are always shown."""
 BINS_TOGETHER = 64
-_HALF_A_CHARACTER = "\ufffd"
+_REPLACEMENT_CHARACTER = "\ufffd"
 
 
 @dataclass(frozen=True)
@@ -81,9 +81,9 @@ class ShownRow:
 
 
 def show_row(
-    line: Line,
+    line: DataPipeline,
     row: Row | BadRow,
-    made: Made,
+    made: RowOutcome,
     split: str,
     because: str,
     *,
@@ -126,7 +126,7 @@ def show_row(
     )
 
 
-def _index(line: Line, store: FlatDocuments, split: str) -> PackIndex:
+def _index(line: DataPipeline, store: FlatDocuments, split: str) -> PackIndex:
     """How the run would pack this row alone."""
     plan = line.plan
     rows = rows_to_pack(plan, store, np.arange(1), is_text=line.is_text)
@@ -138,7 +138,7 @@ def _index(line: Line, store: FlatDocuments, split: str) -> PackIndex:
     return packed(plan, split, rows, plan.optim.seed, packing, is_text=line.is_text)
 
 
-def _left_out(line: Line, index: PackIndex, seen: SeenTokens) -> str:
+def _left_out(line: DataPipeline, index: PackIndex, seen: SeenTokens) -> str:
     if index.bins:
         return ""
     limit = f"max_seq_length {line.plan.data.max_seq_length}"
@@ -149,7 +149,7 @@ def _left_out(line: Line, index: PackIndex, seen: SeenTokens) -> str:
     return f"the answer starts after {limit}"
 
 
-def _notes(line: Line, index: PackIndex, split: str) -> Iterator[str]:
+def _notes(line: DataPipeline, index: PackIndex, split: str) -> Iterator[str]:
     soft, length = line.plan.soft_tokens, line.plan.data.max_seq_length
     if soft:
         yield f"{counted(soft, 'token')} of soft prompts come before it"
@@ -267,12 +267,12 @@ def _kept(
     if most_tokens is None or not stretches:
         return stretches, None
     last = int(seen.piece.max(initial=0))
-    first, end = MOST_STRETCHES // 2, MOST_STRETCHES // 2
+    first, end = MAX_SEGMENTS // 2, MAX_SEGMENTS // 2
     if last >= SHOWN_PIECES:
         pieces = [int(seen.piece[start]) for start, _ in stretches]
         first = sum(0 <= piece < SHOWN_PIECES - 1 for piece in pieces)
         end = sum(piece in (-1, last) for piece in pieces)
-    first, end = min(first, MOST_STRETCHES), min(end, MOST_STRETCHES)
+    first, end = min(first, MAX_SEGMENTS), min(end, MAX_SEGMENTS)
     if first + end >= len(stretches):
         return stretches, None
     gap = stretches[first - 1][1], stretches[-end][0]
@@ -288,7 +288,7 @@ def _room(sizes: list[int], most_tokens: int | None) -> int | None:
     for number, size in enumerate(sorted(sizes)):
         share = left // (len(sizes) - number)
         if size > share:
-            return max(LEAST_TOKENS, share)
+            return max(MIN_SHOWN_TOKENS, share)
         left -= size
     return None
 
@@ -303,11 +303,11 @@ def _shortened(
     # A character has at most four bytes, and so tokens: a nearby place is between two.
     for head_end in range(head, head - 4, -1):
         text = _decoded(ids, start, head_end, encoder)
-        if not text.endswith(_HALF_A_CHARACTER):
+        if not text.endswith(_REPLACEMENT_CHARACTER):
             break
     for tail_start in range(tail, tail + 4):
         after = _decoded(ids, tail_start, stop, encoder)
-        if not after.startswith(_HALF_A_CHARACTER):
+        if not after.startswith(_REPLACEMENT_CHARACTER):
             break
     return text, tail_start - head_end, after
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from expert.core.text import counted
-from expert.data.feed.order import Draw, shuffled
+from expert.data.feed.order import ShufflePurpose, shuffled
 from expert.data.tokens.row_keys import Keys, RowKeys
 
 Numbers = NDArray[np.int32]
@@ -40,18 +40,18 @@ def draw_documents(
         first += count
         whole, rest = divmod(round(len(here) * weight), len(here)) if len(here) else (0, 0)
         if (whole, rest) != (1, 0):
-            order = shuffled(len(here), seed=seed, draw=Draw.SAMPLE, number=number)
+            order = shuffled(len(here), seed=seed, draw=ShufflePurpose.SAMPLE, number=number)
             here = np.sort(np.concatenate([*[here] * whole, here[order[:rest]]]))
         drawn.append(here)
     return np.concatenate(drawn), np.flatnonzero(held_out).astype(np.int32)
 
 
-def repeats_held_out(keys: RowKeys, train: Numbers, held_out: Numbers) -> str:
+def held_out_warning(keys: RowKeys, train: Numbers, held_out: Numbers) -> str:
     """A warning if held-out rows, or their prompts with another answer, are trained on; else ""."""
-    learnt = int(np.isin(keys.whole[held_out], keys.whole[train]).sum())
-    if not learnt:
-        return _doubt_of_requests(keys, train, held_out)
-    rows = f"{learnt} of {counted(len(held_out), 'row')}"
+    trained = int(np.isin(keys.whole[held_out], keys.whole[train]).sum())
+    if not trained:
+        return _prompt_warning(keys, train, held_out)
+    rows = f"{trained} of {counted(len(held_out), 'row')}"
     return (
         f"the rows repeat so much that {rows} held out for validation are trained on as well: "
         "their loss shows what was memorised  (remove copies, or name other rows in "
@@ -59,7 +59,7 @@ def repeats_held_out(keys: RowKeys, train: Numbers, held_out: Numbers) -> str:
     )
 
 
-def _doubt_of_requests(keys: RowKeys, train: Numbers, held_out: Numbers) -> str:
+def _prompt_warning(keys: RowKeys, train: Numbers, held_out: Numbers) -> str:
     """The same for prompts: there are too few to keep all rows with a prompt on one side."""
     shared = int(np.isin(keys.prompt[held_out], keys.prompt[train]).sum())
     if not shared:

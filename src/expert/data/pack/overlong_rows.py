@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from expert.planning.run_plan import RunPlan
 
 MAX_LENGTH = "training.config.max_seq_length"
-CUT_IS_TOLD_FROM = 0.05
+CUT_WARNING_SHARE = 0.05
 """Share of truncated rows from which there is a warning; every data set has a few long rows."""
 
 
-class NothingLeft(DataError):
+class NoRowsLeft(DataError):
     """Every row of a split is left out."""
 
 
-def too_long_to_learn(
+def left_out_warning(
     plan: RunPlan, name: str, unlearnt: int, rows: int, longest: int = 0, *, of: str = ""
 ) -> str:
     """A warning about rows left out because none of their tokens would be trained on; "" if there
@@ -40,20 +40,20 @@ def too_long_to_learn(
     )
 
 
-def remark_on_unlearnt(
+def remark_on_left_out(
     plan: RunPlan, unlearnt: int, rows: int, longest: int = 0, *, of: str = ""
 ) -> list[Remark]:
     """The same about training rows, as a remark on the plan."""
-    text = too_long_to_learn(plan, "train", unlearnt, rows, longest, of=of)
+    text = left_out_warning(plan, "train", unlearnt, rows, longest, of=of)
     return [Remark.warning(MAX_LENGTH, text)] if text else []
 
 
-def _cut_short(plan: RunPlan, split: PreparedSplit) -> str:
+def _truncation_warning(plan: RunPlan, split: PreparedSplit) -> str:
     """A warning about truncated rows, which lose the end of their answers."""
     over = split.index.overlong
     cut = over.cut - over.unlearnt  # unlearnt rows were cut too, but have their own warning
     share = cut / max(1, split.rows)
-    if share < CUT_IS_TOLD_FROM:
+    if share < CUT_WARNING_SHARE:
         return ""
     return (
         f"{split.name}: {cut:,} of {split.rows:,} rows ({share:.0%}) are cut at max_seq_length "
@@ -69,36 +69,36 @@ def remarks_on_length(
     texts: list[str] = []
     for each in filter(None, splits):
         unlearnt = each.index.overlong.unlearnt
-        texts.append(too_long_to_learn(plan, each.name, unlearnt, each.rows, each.longest))
-        texts.append(_cut_short(plan, each) if cut else "")
+        texts.append(left_out_warning(plan, each.name, unlearnt, each.rows, each.longest))
+        texts.append(_truncation_warning(plan, each) if cut else "")
     return [Remark.warning(MAX_LENGTH, text) for text in texts if text]
 
 
 def remarks_on_stream(plan: RunPlan, stream: Stream, *splits: PreparedSplit | None) -> list[Remark]:
     """Warnings about the first rows of a stream and the other splits."""
     rows = stream.first_rows
-    first = remark_on_unlearnt(plan, stream.first_unlearnt, rows, of=f"the first {rows:,} rows")
+    first = remark_on_left_out(plan, stream.first_left_out, rows, of=f"the first {rows:,} rows")
     return [*first, *remarks_on_length(plan, *splits)]
 
 
-def not_empty(
-    plan: RunPlan, split: PreparedSplit, drawn_beside: PreparedSplit | None
+def require_rows(
+    plan: RunPlan, split: PreparedSplit, drawn_from: PreparedSplit | None
 ) -> PreparedSplit:
-    """The split; NothingLeft if none of its rows are left.
+    """The split; NoRowsLeft if none of its rows are left.
 
-    `drawn_beside`: the training rows, if this split was drawn from the same files.
+    `drawn_from`: the training rows, if this split was drawn from the same files.
     """
     dropped, unlearnt = split.index.overlong.dropped, split.index.overlong.unlearnt
     if split.index.bins or not (dropped or unlearnt):
         return split
     if unlearnt:
-        text = too_long_to_learn(plan, split.name, unlearnt, split.rows, split.longest)
+        text = left_out_warning(plan, split.name, unlearnt, split.rows, split.longest)
         # If training rows are left out as well, other rows would not help.
-        if drawn_beside is not None and not drawn_beside.index.overlong.unlearnt:
+        if drawn_from is not None and not drawn_from.index.overlong.unlearnt:
             text += "; another training.config.seed or a larger validation_split draws other rows"
-        raise NothingLeft(text)
+        raise NoRowsLeft(text)
     rows = "its only row is" if dropped == 1 else f"all of its {dropped} rows are"
-    raise NothingLeft(
+    raise NoRowsLeft(
         f"{split.name}: {rows} longer than max_seq_length {plan.data.max_seq_length}, and "
         "overlong: drop leaves none  (training.config.overlong: cut, or a larger max_seq_length)"
     )

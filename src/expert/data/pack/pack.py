@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from expert.data.feed.order import Draw, shuffled
+from expert.data.feed.order import ShufflePurpose, shuffled
 from expert.data.pack.pack_index import OverlongCounts, PackIndex, PackRule
 from expert.data.tokens.encoder import edges_of
 from expert.planning.survey import sequences_for
@@ -25,7 +25,7 @@ Lengths = NDArray[np.integer[Any]]
 
 WINDOW = 4096
 """Pieces packed together: enough for 99 % fill, few enough to keep the order random."""
-_LOOKED_FOR = 1.5  # mean piece sizes: a smaller hole is filled by best fit, not the next piece
+_BEST_FIT_FROM = 1.5  # mean piece sizes: a smaller hole is filled by best fit, not the next piece
 _PAIRS_TRIED = 8  # first sizes tried when filling a hole with two pieces
 _TIGHT = 512  # a bin with less than 1/512 of its places empty counts as full
 _WORTH_MATCHING = 1.01  # longest-first is considered if it needs this much fewer bins
@@ -139,11 +139,11 @@ def pack_best_fit(
     pieces = cut_pieces(lengths, length - soft_tokens, overlong).without(unlearnt)
     # 32 bits for all numbers per piece, and nothing kept longer than needed: this is where
     # preparation needs the most memory per row.
-    order = shuffled(len(pieces), seed=seed, draw=Draw.PIECES).astype(np.int32)
+    order = shuffled(len(pieces), seed=seed, draw=ShufflePurpose.PIECES).astype(np.int32)
     sizes = (pieces.stop - pieces.start + soft_tokens)[order]
     bin_of, bins = _fit_windows(sizes, length, window, most_pieces)
     del sizes
-    bin_of = shuffled(bins, seed=seed, draw=Draw.BINS).astype(np.int32)[bin_of]
+    bin_of = shuffled(bins, seed=seed, draw=ShufflePurpose.BINS).astype(np.int32)[bin_of]
     by_bin = _by_bin(order, bin_of, bins)
     bin_offsets = edges_of(np.bincount(bin_of, minlength=bins))
     del order, bin_of
@@ -169,7 +169,7 @@ def _by_bin(order: NDArray[np.int32], bin_of: NDArray[np.int32], bins: int) -> N
     return sorted_pieces
 
 
-class Room(NamedTuple):
+class BinCapacity(NamedTuple):
     """The capacity of a bin."""
 
     places: int
@@ -190,7 +190,9 @@ def _fit_windows(
     waiting = np.empty(0, dtype=np.int64)
     bins = 0
     per_bin = length * len(sizes) / max(1, int(sizes.sum(dtype=np.int64)))
-    room = Room(length, most_pieces or max(_FEW_PIECES, math.ceil(_TIMES_THE_MEAN * per_bin)))
+    room = BinCapacity(
+        length, most_pieces or max(_FEW_PIECES, math.ceil(_TIMES_THE_MEAN * per_bin))
+    )
     for begin in range(0, len(sizes), window):
         last = begin + window >= len(sizes)
         here = np.concatenate([waiting, np.arange(begin, min(begin + window, len(sizes)))])
@@ -213,7 +215,7 @@ def _fit_windows(
     return bin_of, bins
 
 
-def _fit(sizes: list[int], room: Room) -> tuple[NDArray[np.int64], int]:
+def _fit(sizes: list[int], room: BinCapacity) -> tuple[NDArray[np.int64], int]:
     """The bin of each piece, and the number of bins; pieces come in random order.
 
     The usual way, longest first, sorts bins by length: of 2,000 rows of 22 to 24 tokens, 109 of 112
@@ -221,7 +223,7 @@ def _fit(sizes: list[int], room: Room) -> tuple[NDArray[np.int64], int]:
     they come. Where two or three long pieces fill a bin they need matching: then longest-first is
     used if it needs clearly fewer bins and does not group similar lengths.
     """
-    placed, bins = _fit_as_they_come(sizes, room)
+    placed, bins = _fit_in_order(sizes, room)
     least = -(-sum(sizes) // room.places)
     if bins <= least * _WORTH_MATCHING:
         return placed, bins
@@ -229,12 +231,15 @@ def _fit(sizes: list[int], room: Room) -> tuple[NDArray[np.int64], int]:
     if bins <= fewer * _WORTH_MATCHING:
         return placed, bins
     lengths = np.asarray(sizes, dtype=np.float64)
-    if _likeness(lengths, matched, fewer) > max(0.0, _likeness(lengths, placed, bins)) + _ALIKE:
+    if (
+        _length_correlation(lengths, matched, fewer)
+        > max(0.0, _length_correlation(lengths, placed, bins)) + _ALIKE
+    ):
         return placed, bins
     return matched, fewer
 
 
-def _likeness(sizes: NDArray[np.float64], placed: NDArray[np.int64], bins: int) -> float:
+def _length_correlation(sizes: NDArray[np.float64], placed: NDArray[np.int64], bins: int) -> float:
     """The correlation between the sizes of two pieces in a bin: 0 for random bins, 1 if each bin
     has pieces of one size."""
     away = sizes - sizes.mean()
@@ -246,12 +251,12 @@ def _likeness(sizes: NDArray[np.float64], placed: NDArray[np.int64], bins: int) 
     return float((sums**2).sum() - (away**2).sum()) / pairs / spread
 
 
-def _fit_as_they_come(sizes: list[int], room: Room) -> tuple[NDArray[np.int64], int]:
+def _fit_in_order(sizes: list[int], room: BinCapacity) -> tuple[NDArray[np.int64], int]:
     """Fill one bin after the other with the pieces as they come; when the hole is small, or the
     next piece does not fit, fill it with the best-fitting one or two of the remaining pieces."""
-    waiting = _Waiting(sizes)
+    waiting = _UnplacedPieces(sizes)
     placed = [-1] * len(sizes)
-    small, tight = _LOOKED_FOR * sum(sizes) / max(1, len(sizes)), room.places // _TIGHT
+    small, tight = _BEST_FIT_FROM * sum(sizes) / max(1, len(sizes)), room.places // _TIGHT
     bins = first = 0
     while waiting.sizes:
         free, held, at = room.places, 0, first
@@ -277,7 +282,7 @@ def _fit_as_they_come(sizes: list[int], room: Room) -> tuple[NDArray[np.int64], 
     return np.asarray(placed, dtype=np.int64), bins
 
 
-class _Waiting:
+class _UnplacedPieces:
     """Pieces that are not in a bin yet, by size."""
 
     def __init__(self, sizes: list[int]) -> None:
@@ -323,7 +328,7 @@ class _Waiting:
         return best
 
 
-def _fit_longest_first(sizes: list[int], room: Room) -> tuple[NDArray[np.int64], int]:
+def _fit_longest_first(sizes: list[int], room: BinCapacity) -> tuple[NDArray[np.int64], int]:
     """Each piece goes into the fullest bin with room, longest pieces first."""
     placed = np.empty(len(sizes), dtype=np.int64)
     counts: list[int] = []
@@ -365,7 +370,7 @@ def pack_concat(
     pieces = cut_pieces(lengths, max(1, int(lengths.max(initial=0))), "cut").without(unlearnt)
     examples = int((-(-pieces.stop // limit)).sum(dtype=np.int64))
     counts = replace(split, unlearnt=pieces.overlong.unlearnt)
-    order = shuffled(len(pieces), seed=seed, draw=Draw.PIECES)
+    order = shuffled(len(pieces), seed=seed, draw=ShufflePurpose.PIECES)
     document, start, stop, per_bin = array("i"), array("i"), array("i"), array("q")
     room, in_bin = length, 0
     for begin in range(0, len(order), _CHUNK):
@@ -429,7 +434,7 @@ def shifted_blocks(index: PackIndex, lengths: Lengths, *, seed: int, epoch: int)
     """The blocks of one epoch: in long texts they start later, by less than a block."""
     if epoch == 0:
         return index
-    key = np.random.SeedSequence(seed, spawn_key=(int(Draw.SHIFT), epoch))
+    key = np.random.SeedSequence(seed, spawn_key=(int(ShufflePurpose.SHIFT), epoch))
     shift = int(np.random.Philox(key).random_raw() % index.length)
     long = (lengths >= SHIFTED_FROM_BLOCKS * index.length)[index.piece_document]
     moved = np.where(long, shift, 0).astype(np.int32)

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from expert.core.errors import ExpertError
 from expert.core.hashed import writing_hashed
-from expert.data.feed.order import Draw, shuffled
+from expert.data.feed.order import ShufflePurpose, shuffled
 from expert.data.tokens.documents import numbers_in
 from expert.data.tokens.encoder import edges_of
-from expert.planning.choose.sequences import LENGTHS_OF
+from expert.planning.choose.sequences import LENGTH_MULTIPLE
 
 PackRule = Literal["best-fit", "concat", "none", "blocks"]
 
@@ -183,7 +183,7 @@ class PackIndex:
 
 def _padding_to_longest(sizes: NDArray[np.int32]) -> int:
     """Padding of pieces in random batches of 8, each padded to its longest."""
-    order = shuffled(len(sizes), seed=0, draw=Draw.BASELINE)
+    order = shuffled(len(sizes), seed=0, draw=ShufflePurpose.BASELINE)
     starts = np.arange(0, len(sizes), PADDED_BATCH)
     longest = np.maximum.reduceat(sizes[order], starts).astype(np.int64)
     rows = np.minimum(PADDED_BATCH, len(sizes) - starts)
@@ -226,7 +226,7 @@ class IndexName:
         if self.packing != "best-fit":
             return None
         wanted = {name for name in known if name.startswith(f"index-{self.split}-")}
-        lengths = {longest, *range(LENGTHS_OF, longest, LENGTHS_OF)} if wanted else set()
+        lengths = {longest, *range(LENGTH_MULTIPLE, longest, LENGTH_MULTIPLE)} if wanted else set()
         for length, rows in product(lengths, (None, *range(1, most + 1))):
             if (file := replace(self, length=length, most_rows=rows)._file(None)) in wanted:
                 return file

@@ -23,9 +23,9 @@ from expert.data.pack.pack_index import PackIndex
 from expert.data.tokens.documents import FlatDocuments, shard_of
 from expert.data.tokens.encoder import EncodedBatch
 from expert.planning.choose.sequences import (
-    LENGTHS_OF,
+    LENGTH_MULTIPLE,
     PACKED_FILL,
-    ROWS_OFF,
+    ROWS_TOLERANCE,
     Packing,
     concatenation_of,
     rows_of_tokens,
@@ -64,16 +64,16 @@ def rows_to_pack(
         return RowsToPack(lengths, nothing)
     pieces = cut_pieces(lengths, limit, overlong)
     at = np.flatnonzero(doubtful[pieces.document])
-    learnt = store.have_targets(documents[pieces.document[at]], pieces.start[at], pieces.stop[at])
-    return RowsToPack(lengths, at[~learnt])
+    trained = store.have_targets(documents[pieces.document[at]], pieces.start[at], pieces.stop[at])
+    return RowsToPack(lengths, at[~trained])
 
 
-def unlearnt_rows(plan: RunPlan, batch: EncodedBatch) -> int:
+def count_untrainable_rows(plan: RunPlan, batch: EncodedBatch) -> int:
     """How many of these rows packing would leave out."""
-    return unlearnt_in(plan, FlatDocuments([shard_of(batch)]))
+    return count_untrainable(plan, FlatDocuments([shard_of(batch)]))
 
 
-def unlearnt_in(plan: RunPlan, store: FlatDocuments) -> int:
+def count_untrainable(plan: RunPlan, store: FlatDocuments) -> int:
     """How many of these tokenised rows packing would leave out."""
     rows = rows_to_pack(plan, store, np.arange(len(store)), is_text=True)
     pieces = cut_pieces(rows.lengths, *_cut_as(plan, rows.lengths))
@@ -111,7 +111,7 @@ def packing_for(
     # that are left out count here: at another length they would be cut elsewhere.
     shortest = length if streaming else int((every.stop - every.start).max()) + soft
     examples = _rows_per_step(plan, float(sizes.mean()))
-    return tried_packing(sizes, examples, length, shortest=shortest)
+    return best_packing(sizes, examples, length, shortest=shortest)
 
 
 def _rows_per_step(plan: RunPlan, mean: float) -> int:
@@ -120,9 +120,7 @@ def _rows_per_step(plan: RunPlan, mean: float) -> int:
     return plan.batch.examples_per_update if tokens is None else rows_of_tokens(tokens, mean)
 
 
-def tried_packing(
-    sizes: NDArray[np.int32], examples: int, length: int, *, shortest: int
-) -> Packing:
+def best_packing(sizes: NDArray[np.int32], examples: int, length: int, *, shortest: int) -> Packing:
     """The packing whose steps come closest to the requested number of rows; among those close
     enough, the one with the fewest empty places.
 
@@ -145,12 +143,12 @@ def tried_packing(
         return off, 1 - total / (bins * places), Packing(sequences, places, most)
 
     plain = tried(length, None)
-    if plain[0] <= ROWS_OFF:
+    if plain[0] <= ROWS_TOLERANCE:
         return plain[2]
     tries = [plain]
     for places, most in _candidates(examples, total / len(sizes), length, shortest):
         tries.append(tried(places, most))
-    near = [one for one in tries if one[0] <= ROWS_OFF]
+    near = [one for one in tries if one[0] <= ROWS_TOLERANCE]
     best = min(near, key=lambda one: one[1:2]) if near else min(tries, key=lambda one: one[:2])
     return best[2]
 
@@ -166,7 +164,7 @@ def _candidates(
         if each < 1 and sequences > least:
             return
         for room in (each * mean / PACKED_FILL, math.ceil(each) * shortest):
-            places = LENGTHS_OF * math.ceil(max(room, shortest) / LENGTHS_OF)
+            places = LENGTH_MULTIPLE * math.ceil(max(room, shortest) / LENGTH_MULTIPLE)
             for most in (None, *(max(1, round(share * each)) for share in MOST_ROWS_TRIED)):
                 candidate = (min(length, places), most)
                 if candidate not in tried:

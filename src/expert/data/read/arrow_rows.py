@@ -16,12 +16,12 @@ from expert.data.read.row_text import fault_in
 from expert.data.read.streams import (
     MAX_ROW_BYTES,
     bad_row,
+    data_error,
     open_seekable,
     refuse_bomb,
     too_long,
-    unusable,
 )
-from expert.data.records import UNREAD, BadRow, Row, Unread
+from expert.data.records import SKIPPED_ROW, BadRow, Row, RowsToSkip
 from expert.manifest.schema.message_names import TOOL_COLUMNS
 
 _BATCH_ROWS = 1000
@@ -32,7 +32,7 @@ _INTERVAL = re.compile(r"\b(month|day_time)_interval\b(?!:)")
 
 
 def read_parquet(
-    path: Path, unread: Unread = lambda: 0, max_unpacked: int | None = None
+    path: Path, rows_to_skip: RowsToSkip = lambda: 0, max_unpacked: int | None = None
 ) -> Iterator[Row | BadRow]:
     """The rows of a Parquet file; holds a page in memory, not a row group."""
     with (
@@ -48,7 +48,7 @@ def read_parquet(
             # crash.
             next(file.iter_batches(1, row_groups=[number]), None)
         batches = _counted(file.iter_batches(_rows_at_once(groups)), file.metadata, groups, path)
-        yield from rows_of_batches(_up_to(max_unpacked, batches, path), str(path), unread)
+        yield from rows_of_batches(_up_to(max_unpacked, batches, path), str(path), rows_to_skip)
 
 
 def _counted(batches: Iterable[Any], metadata: Any, groups: list[Any], path: Path) -> Iterator[Any]:
@@ -62,7 +62,7 @@ def _counted(batches: Iterable[Any], metadata: Any, groups: list[Any], path: Pat
     if declared != {rows}:
         counts = " and ".join(map(str, sorted(declared)))
         what = f"its metadata says {counts} rows, but it has {rows}"
-        raise unusable(str(path), what, "the file is damaged; write or download it again")
+        raise data_error(str(path), what, "the file is damaged; write or download it again")
 
 
 def _rows_at_once(groups: list[Any]) -> int:
@@ -104,7 +104,7 @@ def _with_own_values(batch: Any) -> Any:
 
 
 def read_arrow(
-    path: Path, unread: Unread = lambda: 0, max_unpacked: int | None = None
+    path: Path, rows_to_skip: RowsToSkip = lambda: 0, max_unpacked: int | None = None
 ) -> Iterator[Row | BadRow]:
     """The rows of an Arrow IPC stream (as written by `save_to_disk`) or IPC file."""
     with open_seekable(path, max_unpacked) as stream, arrow_errors(path, "Arrow"):
@@ -119,8 +119,8 @@ def read_arrow(
         for field in reader.schema:
             if _INTERVAL.search(str(field.type)):  # Python has no values for it
                 what = f"the column {field.name!r} has the type {field.type}, which cannot be read"
-                raise unusable(str(path), what, "leave the column out, or write it as text")
-        yield from rows_of_batches(_up_to(max_unpacked, batches, path), str(path), unread)
+                raise data_error(str(path), what, "leave the column out, or write it as text")
+        yield from rows_of_batches(_up_to(max_unpacked, batches, path), str(path), rows_to_skip)
 
 
 @contextmanager
@@ -132,24 +132,24 @@ def arrow_errors(path: Path, format: str) -> Iterator[None]:
         said = str(error).strip() or "a length beyond all memory"
         first_sentence = said.split("\n")[0].split(". ")[0].rstrip(".")
         fix = "the file is cut off, damaged or of another format; write or download it again"
-        raise unusable(str(path), f"not a whole {format} file: {first_sentence}", fix) from error
+        raise data_error(str(path), f"not a whole {format} file: {first_sentence}", fix) from error
 
 
 def rows_of_batches(
-    batches: Iterable[Any], file: str, unread: Unread = lambda: 0
+    batches: Iterable[Any], file: str, rows_to_skip: RowsToSkip = lambda: 0
 ) -> Iterator[Row | BadRow]:
     """The rows of Arrow record batches, numbered from 1."""
     number = 0
     for batch in batches:
         names = batch.schema.names
         if twice := next((name for name in names if names.count(name) > 1), None):
-            raise unusable(file, f"two columns are named {twice!r}", "rename one of them")
+            raise data_error(file, f"two columns are named {twice!r}", "rename one of them")
         padded = [field.name for field in batch.schema if _is_padded(field)]
         for start in range(0, batch.num_rows, _BATCH_ROWS):
             part = batch.slice(start, _BATCH_ROWS)
-            if unread() >= part.num_rows:
+            if rows_to_skip() >= part.num_rows:
                 number += part.num_rows
-                yield from repeat(UNREAD, part.num_rows)
+                yield from repeat(SKIPPED_ROW, part.num_rows)
                 continue
             for values in _values_of(part):
                 number += 1

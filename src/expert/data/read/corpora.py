@@ -9,7 +9,7 @@ import urllib.request
 from pathlib import Path
 
 from expert.core.files import read_bytes, read_text, write_text_atomically
-from expert.data.read.streams import not_here, unusable
+from expert.data.read.streams import data_error, data_not_found
 
 SHAKESPEARE_ADDRESS = (
     "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
@@ -24,7 +24,7 @@ _GIVE_IT = (
 _LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 
 
-def given_shakespeare(folder: Path) -> Path | None:
+def user_shakespeare(folder: Path) -> Path | None:
     """The user's file in $EXPERT_CORPORA, or in corpora/ beside the manifest."""
     named = os.environ.get("EXPERT_CORPORA")
     folders = [*([Path(named).expanduser()] if named else []), folder / "corpora"]
@@ -32,7 +32,7 @@ def given_shakespeare(folder: Path) -> Path | None:
     return next((file for file in files if file.is_file()), None)
 
 
-def fetched_shakespeare() -> Path:
+def download_shakespeare() -> Path:
     """The corpus in the user's cache, downloaded if missing."""
     home = os.environ.get("LOCALAPPDATA" if os.name == "nt" else "XDG_CACHE_HOME")
     cache = Path(home) if home else Path.home() / ".cache"
@@ -42,7 +42,7 @@ def fetched_shakespeare() -> Path:
     content = _fetch(SHAKESPEARE_ADDRESS)
     if hashlib.sha256(content).hexdigest() != SHAKESPEARE_SHA256:
         what = f"the file downloaded from {SHAKESPEARE_ADDRESS} has a wrong checksum"
-        raise unusable("shakespeare", what, _GIVE_IT)
+        raise data_error("shakespeare", what, _GIVE_IT)
     write_text_atomically(path, content.decode())
     return path
 
@@ -53,7 +53,7 @@ def _fetch(address: str) -> bytes:
             content: bytes = answer.read(4 * 2**20)
     except OSError as error:  # no network, unknown host, refused, timeout, HTTP errors
         what = f"it could not be fetched from {address}: {getattr(error, 'reason', None) or error}"
-        raise not_here("shakespeare", what, _GIVE_IT) from error
+        raise data_not_found("shakespeare", what, _GIVE_IT) from error
     return content
 
 
@@ -78,5 +78,5 @@ def python_stdlib_text(max_chars: int | None = None, library: Path | None = None
             break
     if not parts:
         what = f"no sources of the standard library below {root}"
-        raise unusable("python-stdlib", what, "name a text file")
+        raise data_error("python-stdlib", what, "name a text file")
     return "".join(parts)[:max_chars]

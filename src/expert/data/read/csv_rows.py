@@ -14,9 +14,9 @@ from expert.data.read.streams import (
     MAX_ROW_BYTES,
     Overlong,
     bad_row,
+    data_error,
     numbered_lines,
     too_long,
-    unusable,
 )
 from expert.data.records import BadRow, Row
 
@@ -144,16 +144,16 @@ def _read_header(reader: Iterator[list[str]], lines: _Lines, file: str) -> list[
             return None
         except (csv.Error, _RecordTooLong) as error:
             broken = _broken(error, lines, file)
-            raise unusable(f"{file}:{broken.line}", f"the header: {broken.reason}") from error
+            raise data_error(f"{file}:{broken.line}", f"the header: {broken.reason}") from error
     where = f"{file}:{lines.record[0].number}"
     if fault := undecodable(lines.raw) or fault_in(dict.fromkeys(header)):
-        raise unusable(where, f"the header: {fault}", "fix the first line")
+        raise data_error(where, f"the header: {fault}", "fix the first line")
     doubled = next((name for name in header if header.count(name) > 1), None)
     if doubled == "":
         what = f"the header has {header.count('')} columns without a name"
-        raise unusable(where, what, "name them, or remove them; the header is the first line")
+        raise data_error(where, what, "name them, or remove them; the header is the first line")
     if doubled is not None:
-        raise unusable(where, f"the header names {doubled!r} twice", "rename one of the columns")
+        raise data_error(where, f"the header names {doubled!r} twice", "rename one of the columns")
     return header
 
 

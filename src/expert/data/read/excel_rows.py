@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from expert.data.read.row_text import fault_in
-from expert.data.read.streams import bad_row, open_seekable, refuse_bomb, unusable
+from expert.data.read.streams import bad_row, data_error, open_seekable, refuse_bomb
 from expert.data.records import BadRow, Row
 
 
@@ -32,7 +32,7 @@ def read_excel(path: Path, max_unpacked: int | None) -> Iterator[Row | BadRow]:
     if len(filled) > 1:
         names = ", ".join(f"{name} ({len(cells):,} rows)" for name, cells in filled.items())
         fix = "save the one to train on as a file of its own, or as CSV"
-        raise unusable(str(path), f"several sheets have rows: {names}", fix)
+        raise data_error(str(path), f"several sheets have rows: {names}", fix)
     for cells in filled.values():
         yield from _rows_of(cells, str(path))
 
@@ -43,12 +43,12 @@ def _opened(stream: IO[bytes], file: str) -> Any:
     except ImportError:
         what = "reading spreadsheets needs the package 'python-calamine'"
         fix = "pip install python-calamine, or save the sheet as CSV"
-        raise unusable(file, what, fix) from None
+        raise data_error(file, what, fix) from None
     try:
         return calamine.CalamineWorkbook.from_filelike(stream)
     except calamine.CalamineError as error:
         what = f"it cannot be read as a spreadsheet: {error}"
-        raise unusable(file, what, "save it again, or as CSV") from error
+        raise data_error(file, what, "save it again, or as CSV") from error
 
 
 def _rows_of(sheet: Sequence[Sequence[Any]], file: str) -> Iterator[Row | BadRow]:
@@ -64,7 +64,7 @@ def _rows_of(sheet: Sequence[Sequence[Any]], file: str) -> Iterator[Row | BadRow
     ]
     twice = next((name for name in header if header.count(name) > 1), None)
     if twice is not None:
-        raise unusable(f"{file}:{line}", f"two columns are named {twice!r}", "rename one of them")
+        raise data_error(f"{file}:{line}", f"two columns are named {twice!r}", "rename one of them")
     for number, cells in rows:
         values = dict(zip(header, cells, strict=False))
         named = {n: v for n, v in values.items() if v != "" or not n.startswith("column ")}

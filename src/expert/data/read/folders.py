@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 from expert.core.files import files_below, read_json
 from expert.data.read.rows import FORMATS, is_markdown, suffix_format
-from expert.data.read.streams import unusable
+from expert.data.read.streams import data_error
 from expert.manifest.schema.file_formats import WITHOUT_ROWS
-from expert.manifest.text.document import FILE_NAMES, is_foreign
+from expert.manifest.text.document import FILE_NAMES, is_other_tools_file
 
 Split = Literal["train", "validation", "test"]
 
@@ -32,7 +32,7 @@ def _data_files(folder: Path, found: list[Path], format: str | None) -> list[Pat
     rows of their own."""
     wanted = FORMATS if format is None else _ASKED_FORMATS.get(format, (format,))
     manifests = (path for path in found if path.name in FILE_NAMES and path.parent != folder)
-    experts = {path.parent for path in manifests if not is_foreign(path)}
+    experts = {path.parent for path in manifests if not is_other_tools_file(path)}
     own = (path for path in found if experts.isdisjoint(path.parent.parents))
     formats = {path: suffix_format(path) for path in own}
     formats = {
@@ -75,7 +75,7 @@ def files_by_split(folder: Path, format: str | None) -> dict[Split | None, list[
     if len(kinds) > 1 and format is None:
         counts = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
         fix = "choose one with training.dataset.format"
-        raise unusable(str(folder), f"files of several formats: {counts}", fix)
+        raise data_error(str(folder), f"files of several formats: {counts}", fix)
     parts: dict[Split | None, list[Path]] = {"train": [], "validation": [], "test": [], None: []}
     for path in files:
         names = reversed(path.relative_to(folder).parts)
@@ -96,7 +96,7 @@ def saved_splits(folder: Path) -> dict[str, Path] | None:
     if described.is_file():
         names = _read_description(described).get("splits")
         if not isinstance(names, list) or not all(_is_plain_name(name) for name in names):
-            raise unusable(str(described), "it does not name the splits", "save it again")
+            raise data_error(str(described), "it does not name the splits", "save it again")
         return {name: folder / name for name in names}
     if (folder / "state.json").is_file() and (folder / "dataset_info.json").is_file():
         return {"": folder}
@@ -115,9 +115,9 @@ def saved_files(folder: Path) -> tuple[Path, ...]:
         names = [str(entry["filename"]) for entry in state["_data_files"]]
     except (KeyError, TypeError) as error:
         what = "it does not name the data files"
-        raise unusable(str(folder / "state.json"), what, fix) from error
+        raise data_error(str(folder / "state.json"), what, fix) from error
     if not all(map(_is_plain_name, names)) or state.get("_indices_data_files"):
-        raise unusable(str(folder), "it was saved as a view of another data set", fix)
+        raise data_error(str(folder), "it was saved as a view of another data set", fix)
     return tuple(folder / name for name in names)
 
 
@@ -125,7 +125,7 @@ def _read_description(path: Path) -> dict[str, Any]:
     try:
         description = read_json(path)
     except (OSError, ValueError) as error:
-        raise unusable(str(path), f"it cannot be read: {error}", "save it again") from error
+        raise data_error(str(path), f"it cannot be read: {error}", "save it again") from error
     if not isinstance(description, dict):
-        raise unusable(str(path), "it does not describe a data set", "save it again")
+        raise data_error(str(path), "it does not describe a data set", "save it again")
     return description

@@ -13,7 +13,7 @@ from functools import cache, lru_cache
 from typing import Any
 
 from expert.core.install import pip_install
-from expert.data.read.streams import not_here, unusable
+from expert.data.read.streams import data_error, data_not_found
 from expert.data.records import BadRow, DataError, Row
 
 SECONDS_TO_ANSWER = 5.0
@@ -52,12 +52,12 @@ def _load(name: str, *, split: str, config: str | None, streaming: bool) -> Any:
         importlib.import_module("datasets")
     except ImportError as error:
         what = "reading from the hub needs the package 'datasets'"
-        raise unusable(name, what, pip_install("hub")) from error
+        raise data_error(name, what, pip_install("hub")) from error
     sliced = _SLICE.fullmatch(split) if streaming else None
     if streaming and "[" in split and sliced is None:
         what = "streamed rows can only be sliced by row number"
         fix = "write the slice as [start:end], or set streaming: false"
-        raise unusable(f"{name}::{split}", what, fix)
+        raise data_error(f"{name}::{split}", what, fix)
     dataset = _opened(name, config, sliced["split"] if sliced else split, streaming)
     if sliced:
         start = int(sliced["start"] or 0)
@@ -131,10 +131,10 @@ def _hub_error(name: str, split: str, error: Exception, *, certain: bool = False
             "check the network; or download the data set elsewhere and name its folder as path, or "
             "set HF_HOME to a cache that holds it"
         )
-        return not_here(f"{name}::{split}", f"the hub could not be reached: {text}", fix)
+        return data_not_found(f"{name}::{split}", f"the hub could not be reached: {text}", fix)
     what = f"it could not be loaded from the hub: {text}"
     fix = "check the id, the split and the configuration: id::split::configuration"
     if "notfound" in lower or "gated" in lower or "doesn't exist" in lower:
         what = f"it is not available on the hub: {text}"
         fix = "check the id; a private or gated data set needs HF_TOKEN in the environment"
-    return unusable(f"{name}::{split}", what, fix)
+    return data_error(f"{name}::{split}", what, fix)

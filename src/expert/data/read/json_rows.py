@@ -14,9 +14,9 @@ from itertools import count
 from typing import Any
 
 from expert.data.examples.messages import is_messages
-from expert.data.read.row_text import DECODER, fault_in, json_fault, kind_of, undecodable
-from expert.data.read.streams import MAX_ROW_BYTES, RAW_CHARACTERS, bad_row, too_long, unusable
-from expert.data.records import BadRow, Row, UnfitRow, place_of
+from expert.data.read.row_text import DECODER, fault_in, json_fault, json_type, undecodable
+from expert.data.read.streams import MAX_ROW_BYTES, RAW_CHARACTERS, bad_row, data_error, too_long
+from expert.data.records import BadRow, Row, RowError, place_of
 
 _BLOCK_BYTES = 2**18
 _TRIED = 2**12
@@ -36,7 +36,7 @@ def read_json(
 ) -> Iterator[Row | BadRow]:
     """The objects of the array; `read_lines` takes over if the file is JSON Lines."""
     head = stream.peek(_BLOCK_BYTES).lstrip()
-    if head.startswith(b"{") and _is_object_with_more_below(head):
+    if head.startswith(b"{") and _is_json_lines(head):
         yield from read_lines(stream, file)
         return
     window = _Window(stream)
@@ -47,7 +47,7 @@ def read_json(
         if window.next_character():
             where = f"{file}:{window.line()}"
             fix = 'one array to a file; a conversation on each line is written {"messages": [...]}'
-            raise unusable(where, "there is more after the array", fix)
+            raise data_error(where, "there is more after the array", fix)
     elif start == "{":
         single = _enter_data(window, file)
         if single is None:
@@ -63,10 +63,10 @@ def read_json(
         else:
             yield single
     elif start:
-        raise unusable(file, "neither an array nor an object", _WHAT_IS_READ)
+        raise data_error(file, "neither an array nor an object", _WHAT_IS_READ)
 
 
-def _is_object_with_more_below(head: bytes) -> bool:
+def _is_json_lines(head: bytes) -> bool:
     """Whether the first line is a whole object and something follows: a JSON Lines file."""
     first, newline, rest = head.partition(b"\n")
     if not newline or not rest.strip():
@@ -89,9 +89,9 @@ def _enter_data(window: _Window, file: str) -> Row | None:
         if "\n" in window.text_between(window.place, end) or not is_row:
             keys = ", ".join(repr(key) for key in list(values)[:5])
             what = f'the object has no array under "data", only {keys}'
-            raise unusable(file, what, _WHAT_IS_READ)
+            raise data_error(file, what, _WHAT_IS_READ)
         if fault := fault_in(values):
-            raise unusable(f"{file}:{line}", fault, "fix the row")
+            raise data_error(f"{file}:{line}", fault, "fix the row")
         return Row(values, file, line)
     window.place += 1
     before = ""
@@ -107,7 +107,7 @@ def _enter_data(window: _Window, file: str) -> Row | None:
         window.place, _ = _end_of_value(window)
         if window.next_character() == ",":
             window.place += 1
-    raise unusable(f"{file}:{window.line()}", "the JSON is incomplete", _WHAT_IS_READ)
+    raise data_error(f"{file}:{window.line()}", "the JSON is incomplete", _WHAT_IS_READ)
 
 
 def _enter_value(window: _Window) -> str | None:
@@ -126,7 +126,7 @@ def _refuse_split(key: str, window: _Window, file: str) -> None:
     """Refuse rows next to "data", which would be left out."""
     if key in _SPLITS and window.next_character() == "[":
         what = f'there are rows under {key!r} as well as under "data"'
-        raise unusable(file, what, "save each as a file of its own")
+        raise data_error(file, what, "save each as a file of its own")
 
 
 def _read_array(window: _Window, file: str) -> Iterator[Row | BadRow]:
@@ -162,21 +162,21 @@ def _read_array(window: _Window, file: str) -> Iterator[Row | BadRow]:
         if after != ",":
             what = "a bracket too many after the row" if after else "the array ends within a row"
             fix = "the file is cut off or damaged; write it again"
-            raise unusable(place_of(file, line), what, fix)
+            raise data_error(place_of(file, line), what, fix)
 
 
 def _value_at(window: _Window, start: int, most: int = _BLOCK_BYTES) -> tuple[Any, int] | None:
     """The JSON value and its end; None if it is broken, or longer than `most` or the window."""
     try:
         values, end = DECODER.raw_decode(window.text_between(start, start + most))
-    except (ValueError, RecursionError, UnfitRow):
+    except (ValueError, RecursionError, RowError):
         return None
     return values, start + end
 
 
 def _row_of(values: Any, raw: str, file: str, line: int) -> Row | BadRow:
     if type(values) is not dict:
-        fault: str | None = f"the row is {kind_of(values)}, not a JSON object"
+        fault: str | None = f"the row is {json_type(values)}, not a JSON object"
     elif len(raw) > MAX_ROW_BYTES:
         return bad_row(file, line, too_long(len(raw)), raw)
     else:
@@ -194,7 +194,7 @@ def _decoded_again(raw: str, file: str, line: int) -> Row | BadRow:
         fault = json_fault(error, f"character {getattr(error, 'pos', 0) + 1} of the row")
         if "\0" in raw and isinstance(error, json.JSONDecodeError):
             fault = f"NUL byte at character {raw.index(chr(0)) + 1} of the row"
-    except UnfitRow as error:
+    except RowError as error:
         fault = str(error)
     return bad_row(file, line, undecodable(raw, " of the row") or fault, raw)
 

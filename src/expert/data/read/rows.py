@@ -18,12 +18,12 @@ from expert.data.read.row_text import invalid_utf8, object_of
 from expert.data.read.streams import (
     Overlong,
     bad_row,
+    data_error,
     numbered_lines,
     open_text,
     too_long,
-    unusable,
 )
-from expert.data.records import UNREAD, BadRow, DataError, Row, UnfitRow, Unread
+from expert.data.records import SKIPPED_ROW, BadRow, DataError, Row, RowError, RowsToSkip
 from expert.manifest.schema.file_formats import COMPRESSED, ENDINGS, MARKDOWN
 
 FORMATS = tuple(ENDINGS)
@@ -38,7 +38,7 @@ def read_rows(
     format: str | None = None,
     max_chars: int | None = None,
     max_unpacked: int | None = None,
-    unread: Unread = lambda: 0,
+    rows_to_skip: RowsToSkip = lambda: 0,
 ) -> Iterator[Row | BadRow]:
     """The rows of a file. `format` overrides the suffix, `max_chars` truncates plain text,
     `max_unpacked` limits a compressed file. `unread` rows of JSON Lines and Arrow are not
@@ -49,7 +49,7 @@ def read_rows(
             from expert.data.read.arrow_rows import read_arrow, read_parquet
 
             yield from (read_parquet if kind == "parquet" else read_arrow)(
-                path, unread, max_unpacked
+                path, rows_to_skip, max_unpacked
             )
             return
         if kind == "excel":
@@ -59,7 +59,7 @@ def read_rows(
             return
         with open_text(path, max_unpacked) as stream:
             if kind == "jsonl" and not _is_array(stream):
-                yield from _read_jsonl(stream, str(path), unread)
+                yield from _read_jsonl(stream, str(path), rows_to_skip)
             elif kind in ("json", "jsonl"):
                 yield from read_json(stream, str(path), read_lines=_read_jsonl)
             elif kind == "txt":
@@ -112,11 +112,11 @@ def file_format(path: Path, format: str | None = None) -> str:
     if format is None or format == "huggingface":
         if by_suffix is None:
             fix = f"set training.dataset.format to one of {', '.join(FORMATS)}"
-            raise unusable(str(path), "the format is not clear from the name", fix)
+            raise data_error(str(path), "the format is not clear from the name", fix)
         return by_suffix
     format = _OTHER_NAMES.get(format, format)
     if format not in FORMATS:
-        raise unusable(str(path), f"unknown format {format!r}", f"one of {', '.join(FORMATS)}")
+        raise data_error(str(path), f"unknown format {format!r}", f"one of {', '.join(FORMATS)}")
     return "tsv" if (format, by_suffix) == ("csv", "tsv") else format
 
 
@@ -127,19 +127,19 @@ def _is_array(stream: io.BufferedReader) -> bool:
 
 
 def _read_jsonl(
-    stream: io.BufferedReader, file: str, unread: Unread = lambda: 0
+    stream: io.BufferedReader, file: str, rows_to_skip: RowsToSkip = lambda: 0
 ) -> Iterator[Row | BadRow]:
     for number, line in numbered_lines(stream):
-        if unread():
+        if rows_to_skip():
             if isinstance(line, Overlong) or line.strip():
-                yield UNREAD
+                yield SKIPPED_ROW
             continue
         if isinstance(line, Overlong):
             yield bad_row(file, number, too_long(line.size), line.head)
             continue
         try:
             yield Row(object_of(line), file, number)
-        except UnfitRow as fault:
+        except RowError as fault:
             if line.strip():
                 yield bad_row(file, number, str(fault), line)
 
@@ -169,7 +169,7 @@ def _first_undecodable(path: Path, max_unpacked: int | None) -> BadRow:
             except UnicodeDecodeError as error:
                 reason = invalid_utf8(line[error.start], f"byte {error.start + 1}")
                 return bad_row(str(path), number, reason, line)
-    raise unusable(str(path), "the file changed while it was read", "start again")
+    raise data_error(str(path), "the file changed while it was read", "start again")
 
 
 def _unreadable(path: Path, error: Exception) -> DataError:
@@ -187,4 +187,4 @@ def _unreadable(path: Path, error: Exception) -> DataError:
         fix = "the file is cut off or damaged; copy or download it again"
     else:
         what, fix = f"it cannot be read: {error}", "check the disk, or copy the file again"
-    return unusable(str(path), what, fix)
+    return data_error(str(path), what, fix)

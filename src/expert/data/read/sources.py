@@ -11,13 +11,13 @@ from typing import Any, Literal
 
 from expert.core.files import sha256_of
 from expert.core.text import some_of
-from expert.data.read.corpora import fetched_shakespeare, given_shakespeare, python_stdlib_text
+from expert.data.read.corpora import download_shakespeare, python_stdlib_text, user_shakespeare
 from expert.data.read.folders import SPLIT_NAMES, Split, files_by_split, saved_files, saved_splits
 from expert.data.read.hub import hub_fingerprint, read_hub
 from expert.data.read.rows import file_format, read_rows
-from expert.data.read.streams import unusable
-from expert.data.records import BadRow, DataError, FilesNotHere, Row, Unread
-from expert.manifest.check.spelling import neighbour_of
+from expert.data.read.streams import data_error
+from expert.data.records import BadRow, DataError, FilesNotFound, Row, RowsToSkip
+from expert.manifest.check.spelling import closest_name
 from expert.manifest.migrate.aliases import CORPORA
 from expert.manifest.schema.dataset import DatasetSpec
 from expert.manifest.schema.file_formats import COMPRESSED
@@ -111,7 +111,7 @@ def resolve_sources(spec: DatasetSpec, folder: Path) -> Sources:
     path = spec.path
     named: dict[Split, str | None] = {"validation": spec.validation_path, "test": spec.test_path}
     if not path:
-        raise unusable("training.dataset", "it names no rows", "set path or tasks")
+        raise data_error("training.dataset", "it names no rows", "set path or tasks")
     train = finder.find(path, "train")
     validation, test = (
         finder.find(value, split) if value else finder.beside(path, split)
@@ -132,12 +132,12 @@ def find_source(path: str, split: Split, spec: DatasetSpec, folder: Path) -> Sou
     return _Finder(spec, folder).find(path, split)
 
 
-def iterate(source: Source, unread: Unread = lambda: 0) -> Iterator[Row | BadRow]:
+def iterate(source: Source, rows_to_skip: RowsToSkip = lambda: 0) -> Iterator[Row | BadRow]:
     most = source.max_samples
-    return up_to(most, _every_row(source, unread if most is None else lambda: 0))
+    return limit_rows(most, _every_row(source, rows_to_skip if most is None else lambda: 0))
 
 
-def up_to(most: int | None, rows: Iterator[Row | BadRow]) -> Iterator[Row | BadRow]:
+def limit_rows(most: int | None, rows: Iterator[Row | BadRow]) -> Iterator[Row | BadRow]:
     """The rows up to the given number of good ones; bad rows do not count."""
     for row in rows:
         yield row
@@ -147,7 +147,7 @@ def up_to(most: int | None, rows: Iterator[Row | BadRow]) -> Iterator[Row | BadR
                 return
 
 
-def _every_row(source: Source, unread: Unread) -> Iterator[Row | BadRow]:
+def _every_row(source: Source, rows_to_skip: RowsToSkip) -> Iterator[Row | BadRow]:
     if source.kind == "hub":
         yield from read_hub(source.name, **source.on_hub)
         return
@@ -165,7 +165,7 @@ def _every_row(source: Source, unread: Unread) -> Iterator[Row | BadRow]:
             format=source.format,
             max_chars=most,
             max_unpacked=source.max_unpacked,
-            unread=unread,
+            rows_to_skip=rows_to_skip,
         ):
             if is_text and left is not None and isinstance(row, Row):
                 left -= len(row.values["text"])
@@ -181,11 +181,11 @@ def first_row(source: Source) -> Row:
         bad = [*bad[:SHOWN_BAD_ROWS], row]
     if bad:
         shown = "\n".join(f"  - {row}" for row in bad[:SHOWN_BAD_ROWS])
-        raise unusable(source.name, f"none of its rows can be read\n{shown}\n", "fix the data")
+        raise data_error(source.name, f"none of its rows can be read\n{shown}\n", "fix the data")
     # In a folder, the files of one split may be empty.
     of_folder = [file.name for file in source.files if file.name != PurePath(source.name).name]
     where = f"{source.name}: {some_of(of_folder)}" if of_folder else source.name
-    raise unusable(where, _what_is_empty(source), "put rows into it, or name another file")
+    raise data_error(where, _what_is_empty(source), "put rows into it, or name another file")
 
 
 def _what_is_empty(source: Source) -> str:
@@ -213,14 +213,14 @@ def content_hash(source: Source) -> str:
         try:
             digest = sha256_of(path)
         except OSError as error:
-            raise unusable(str(path), f"it cannot be read: {error.strerror}") from error
+            raise data_error(str(path), f"it cannot be read: {error.strerror}") from error
         packing = path.suffix.lower() if path.suffix.lower() in COMPRESSED else ""
         whole.update(f"{file_format(path, source.format)}{packing} {digest}\n".encode())
     return whole.hexdigest()
 
 
 def _files_of(source: Source) -> Sequence[Path]:
-    return source.files if source.kind != "corpus" or source.files else (fetched_shakespeare(),)
+    return source.files if source.kind != "corpus" or source.files else (download_shakespeare(),)
 
 
 class _Finder:
@@ -235,7 +235,7 @@ class _Finder:
     def find(self, path: str, split: Split) -> Source:
         """The source that `path` names for a split, or DataError."""
         if path in CORPORA:
-            user_file = given_shakespeare(self._folder) if path == "shakespeare" else None
+            user_file = user_shakespeare(self._folder) if path == "shakespeare" else None
             files = (user_file,) if user_file else ()
             return Source(path, "corpus", files, "txt", max_chars=self._spec.max_chars)
         local = local_path(path, self._folder)
@@ -244,7 +244,7 @@ class _Finder:
             return self._in_folder(path, local, split, parts[0] if parts else None)
         if local.exists():
             if parts:
-                raise unusable(path, "a file has no splits", "leave out what follows '::'")
+                raise data_error(path, "a file has no splits", "leave out what follows '::'")
             file_format(local, self._format)
             return self._files(path, [local])
         is_id_and_split = re.fullmatch(r"[\w-]+::.*", path)  # without an owner, unlike a file
@@ -280,7 +280,7 @@ class _Finder:
     def _on_hub(self, path: str) -> Source:
         name, *parts = path.split("::")
         if len(parts) > 2:
-            raise unusable(path, "too many '::'", "write id::split or id::split::configuration")
+            raise data_error(path, "too many '::'", "write id::split or id::split::configuration")
         split, config = [*parts, "", ""][:2]
         return Source(
             name,
@@ -300,7 +300,7 @@ class _Finder:
             if wanted is None or wanted not in saved:
                 names = ", ".join(name for name in saved if name) or "none"
                 what = f"the saved data set has no split {asked or split!r}; its splits: {names}"
-                raise unusable(path, what, "name one: path::split")
+                raise data_error(path, what, "name one: path::split")
             return self._saved(path, saved[wanted])
         by_split = files_by_split(folder, self._format)
         if asked is not None:
@@ -325,14 +325,14 @@ class _Finder:
         except OSError:
             fix = "paths are relative to the folder of the manifest"
             return self._not_here(path, what, fix, file)
-        close = neighbour_of(file.name, beside)
+        close = closest_name(file.name, beside)
         if close:
-            return unusable(path, what, f"did you mean {close!r}?")
+            return data_error(path, what, f"did you mean {close!r}?")
         return self._not_here(path, what, "check training.dataset.path", file)
 
-    def _not_here(self, path: str, what: str, fix: str, wanted: Path) -> FilesNotHere:
+    def _not_here(self, path: str, what: str, fix: str, wanted: Path) -> FilesNotFound:
         """The error for missing files, with the command that makes them if there is one."""
         script = self._folder / MAKES_ROWS
         if script.is_file() and wanted.is_relative_to(self._folder):
             fix = f"python {script} makes it"
-        return FilesNotHere(str(unusable(path, what, fix)))
+        return FilesNotFound(str(data_error(path, what, fix)))

@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from expert.core.files import open_regular
 from expert.core.text import gib
-from expert.data.records import BadRow, DataError, DataNotHere
+from expert.data.records import BadRow, DataError, DataNotFound
 from expert.manifest.schema.file_formats import COMPRESSED
 
 MAX_ROW_BYTES = 5_000_000
@@ -59,7 +59,7 @@ def refuse_bomb(
         what = f"{gib(packed)} of it unpack to more than {gib(most)}, as a zip bomb would"
         room = max(100 * most, unpacked) // 2**30 + 1
         fix = f"if it is sound: unpack it, or --set training.dataset.max_unpacked_size={room}GB"
-        raise unusable(str(path), what, fix)
+        raise data_error(str(path), what, fix)
 
 
 def open_bytes(path: Path, most: int | None = None) -> io.BufferedReader:
@@ -69,7 +69,7 @@ def open_bytes(path: Path, most: int | None = None) -> io.BufferedReader:
     if plain.peek(len(_LFS_POINTER)).startswith(_LFS_POINTER):
         plain.close()
         what, fix = "only the Git LFS pointer is here, not the data", "run 'git lfs pull'"
-        raise unusable(str(path), what, fix)
+        raise data_error(str(path), what, fix)
     if suffix == ".gz":
         unpacked: Any = gzip.GzipFile(fileobj=plain)
     elif suffix == ".zst":
@@ -97,7 +97,7 @@ def _refuse_holes(plain: IO[bytes], path: Path, most: int | None) -> None:
     if has_holes and size > (most or MOST_UNPACKED):
         plain.close()
         what = f"most of its {gib(size)} were never written, and read as zeros"
-        raise unusable(str(path), what, "write or download it again")
+        raise data_error(str(path), what, "write or download it again")
 
 
 class _Unpacked(io.RawIOBase):
@@ -139,10 +139,10 @@ def open_text(path: Path, most: int | None = None) -> Iterator[io.BufferedReader
         other = next((name for mark, name in _OTHER_CONTENT.items() if start.startswith(mark)), "")
         if other:
             what = f"the content is that of a {other} file"
-            raise unusable(str(path), what, f"rename it so that its name ends with {other}")
+            raise data_error(str(path), what, f"rename it so that its name ends with {other}")
         if start[1:2] == start[3:4] == b"\0" and start[:1] != b"\0":
             what, fix = "the text looks like UTF-16 without its mark", "save it as UTF-8"
-            raise unusable(str(path), what, fix)
+            raise data_error(str(path), what, fix)
         if start.startswith(codecs.BOM_UTF8):
             stream.read(len(codecs.BOM_UTF8))
         yield stream
@@ -165,7 +165,7 @@ class _Transcoded(io.RawIOBase):
                 self._left = self._text.read(2**16).encode("utf-8", "surrogatepass")
             except UnicodeDecodeError as error:
                 what = f"broken {self._encoding.upper()}: {error.reason}"
-                raise unusable(self._file, what, "save it as UTF-8") from None
+                raise data_error(self._file, what, "save it as UTF-8") from None
         taken, self._left = self._left[: len(buffer)], self._left[len(buffer) :]
         buffer[: len(taken)] = taken
         return len(taken)
@@ -198,14 +198,14 @@ def numbered_lines(stream: io.BufferedReader) -> Iterator[tuple[int, bytes | Ove
             yield number, line
 
 
-def unusable(file: str, what: str, fix: str = "") -> DataError:
+def data_error(file: str, what: str, fix: str = "") -> DataError:
     """The error for data that cannot be used at all: file, problem, fix."""
     return DataError(f"{file}: {what}" + (f"  ({fix})" if fix else ""))
 
 
-def not_here(file: str, what: str, fix: str) -> DataNotHere:
+def data_not_found(file: str, what: str, fix: str) -> DataNotFound:
     """The same for data that is not on this machine."""
-    return DataNotHere(str(unusable(file, what, fix)))
+    return DataNotFound(str(data_error(file, what, fix)))
 
 
 def bad_row(file: str, line: int, reason: str, raw: bytes | str = "") -> BadRow:

@@ -14,7 +14,7 @@ from typing import Any
 from expert.data.examples.tools import has_tools, tool_names
 from expert.data.records import DataError, Example, Segment, Turn
 from expert.data.template.sandbox import (
-    OTHERWISE,
+    CHATML_FIX,
     WRITTEN_DATE,
     MeteredEnvironment,
     SandboxedTemplate,
@@ -22,12 +22,12 @@ from expert.data.template.sandbox import (
 from expert.data.template.templates import (
     Template,
     TemplateError,
-    as_learnt,
-    check_question,
+    check_prompt_turns,
     fingerprint_of,
-    learn_all,
     plain_segments,
     segments_at,
+    train_on_whole_text,
+    with_trained_answers,
 )
 from expert.data.template.trace import (
     SLOT_END,
@@ -35,8 +35,8 @@ from expert.data.template.trace import (
     Question,
     Trace,
     TracingEnvironment,
-    answers_alike,
-    stand_in,
+    placeholder,
+    same_answers,
     tracked,
 )
 from expert.manifest.schema.message_names import Role
@@ -105,7 +105,7 @@ class ChatTemplate(Template):
             self._folds_system = True
         self._tracer = TracingEnvironment()
         self._tracing = SandboxedTemplate(source, environment=self._tracer)
-        end = exchange.partition(stand_in(1))[2]
+        end = exchange.partition(placeholder(1))[2]
         if not end.strip():
             self._finish = eos  # without it no answer would ever end
         self.stop = end.strip() or eos
@@ -125,16 +125,16 @@ class ChatTemplate(Template):
     def segments(self, example: Example, *, learn_prompt: bool = False) -> list[Segment]:
         if not example.turns:
             segments = plain_segments(example.text, eos=self._eos, bos=self._plain_bos)
-            return learn_all(segments) if learn_prompt else segments
+            return train_on_whole_text(segments) if learn_prompt else segments
         turns = self._folded(example.turns)
         if has_tools(example):
             end = self._shape(("user", "assistant", "user", "assistant")).answers[1].end
             segments = self._tool_segments(turns, example.tools, end)
-            return as_learnt(segments, turns, learn_prompt=learn_prompt)
+            return with_trained_answers(segments, turns, learn_prompt=learn_prompt)
         texts = [turn.text for turn in turns]
         shape = self._shape(tuple([turn.role for turn in turns]))
         segments = shape.segments(texts)
-        known = shape.questions is not None and answers_alike(shape.questions, texts)
+        known = shape.questions is not None and same_answers(shape.questions, texts)
         if not known or shape.checked < _ROWS_CHECKED:
             text = self._finished(turns)
             if "".join([segment.text for segment in segments]) != text:
@@ -145,17 +145,17 @@ class ChatTemplate(Template):
                 segments = self._found(turns, text, shape)
             elif known:
                 shape.checked += 1
-        return as_learnt(segments, turns, learn_prompt=learn_prompt)
+        return with_trained_answers(segments, turns, learn_prompt=learn_prompt)
 
     def prompt(self, turns: Sequence[Turn], tools: str = "") -> str:
-        check_question(turns)
+        check_prompt_turns(turns)
         turns = self._folded(turns)
         if has_tools(Example(tuple(turns), tools=tools)):
             return self._render(turns, generate=True, tools=tools)
         shape = self._shape((*(turn.role for turn in turns), "assistant"))
         if shape.answers[len(turns)].opened:
             return self._render(turns, generate=True)
-        slot = stand_in(len(turns))
+        slot = placeholder(len(turns))
         return self._render([*turns, Turn("assistant", slot)]).partition(slot)[0]
 
     def _finished(self, turns: Sequence[Turn], tools: str = "") -> str:
@@ -185,13 +185,15 @@ class ChatTemplate(Template):
     def _probe(self, roles: Sequence[Role]) -> str:
         """Render a small conversation; DataError if the template cannot."""
         try:
-            text = self._render([Turn(role, stand_in(place)) for place, role in enumerate(roles)])
+            text = self._render(
+                [Turn(role, placeholder(place)) for place, role in enumerate(roles)]
+            )
         except TemplateError as error:
-            raise DataError(f"{error}  (it is: {', '.join(roles)}){OTHERWISE}") from None
+            raise DataError(f"{error}  (it is: {', '.join(roles)}){CHATML_FIX}") from None
         for place, role in enumerate(roles):
-            if stand_in(place) not in text:
+            if placeholder(place) not in text:
                 raise DataError(
-                    f"the tokenizer's chat template leaves out the {role} turn{OTHERWISE}"
+                    f"the tokenizer's chat template leaves out the {role} turn{CHATML_FIX}"
                 )
         return text
 
@@ -204,7 +206,7 @@ class ChatTemplate(Template):
 
     def _measured(self, roles: tuple[Role, ...]) -> _Shape:
         """The shape of conversations with these roles, measured with placeholders."""
-        trace, turns = self._stand_ins(roles)
+        trace, turns = self._placeholders(roles)
         text = self._finished(turns)
         measured = {
             place: self._measured_answer(turns, place, text)
@@ -216,9 +218,9 @@ class ChatTemplate(Template):
         answers = {place: answer for place, (answer, _) in measured.items()}
         return _Shape(parts, answers, trace.answers())
 
-    def _stand_ins(self, roles: Sequence[Role]) -> tuple[Trace, list[Turn]]:
+    def _placeholders(self, roles: Sequence[Role]) -> tuple[Trace, list[Turn]]:
         trace = self._tracer.start()
-        said = (tracked(stand_in(place), trace, place) for place in range(len(roles)))
+        said = (tracked(placeholder(place), trace, place) for place in range(len(roles)))
         return trace, [Turn(role, text) for role, text in zip(roles, said, strict=True)]
 
     def _opening(self, turns: Sequence[Turn]) -> str:
@@ -226,19 +228,19 @@ class ChatTemplate(Template):
         roles = tuple([turn.role for turn in turns])
         if roles not in self._openings:
             with self._watching:
-                trace, stand_ins = self._stand_ins(roles)
-                parts = _parts(self._render(stand_ins, generate=True))
+                trace, placeholders = self._placeholders(roles)
+                parts = _parts(self._render(placeholders, generate=True))
                 self._openings[roles] = parts, trace.answers()
         parts, questions = self._openings[roles]
         texts = [turn.text for turn in turns]
-        if questions is not None and answers_alike(questions, texts):
+        if questions is not None and same_answers(questions, texts):
             return _filled(parts, texts)
         return self._render(turns, generate=True)
 
     def _measured_answer(
         self, turns: Sequence[Turn], place: int, text: str
     ) -> tuple[_Answer, tuple[int, int]]:
-        slot = stand_in(place)
+        slot = placeholder(place)
         if text.count(slot) != 1:
             raise TemplateError(
                 f"the tokenizer's chat template does not write turn {place + 1} (assistant) "
@@ -258,7 +260,7 @@ class ChatTemplate(Template):
 
     def _end(self, turns: Sequence[Turn], place: int, rest: str) -> str:
         """The text that ends an answer followed by another turn."""
-        alone = self._render(turns[: place + 1]).partition(stand_in(place))[2]
+        alone = self._render(turns[: place + 1]).partition(placeholder(place))[2]
         following = _SLOT.split(rest, maxsplit=1)[0]
         end: str = commonprefix([alone, following])  # noqa: RUF071 - of characters, not of paths
         if not end.strip() and self._eos and self._eos in following:
@@ -309,7 +311,7 @@ class ChatTemplate(Template):
         """The text in segments that are trained on or not: an answer is what a text with it has
         beyond one that asks for it. `end`: what ends an answer followed by another turn."""
         text = self._finished(turns, tools)
-        self._refuse_what_is_left_out(turns, tools, text)
+        self._refuse_missing_parts(turns, tools, text)
         spans: list[tuple[int, int]] = []
         for place, turn in enumerate(turns):
             if turn.role != "assistant":
@@ -330,7 +332,7 @@ class ChatTemplate(Template):
     def _start_with_tools(self, before: Sequence[Turn], tools: str, text: str) -> int:
         """Where the answer to these turns begins in the text; -1 if not found. A template may keep
         only reasoning after the last question, and the text may have a later one."""
-        for turns in (before, [_without_thoughts(turn) for turn in before]):
+        for turns in (before, [_without_reasoning(turn) for turn in before]):
             asked = self._render(turns, generate=True, tools=tools)
             if text.startswith(asked):
                 return len(asked)
@@ -362,7 +364,7 @@ class ChatTemplate(Template):
         }
         return next((words for words, part in parts.items() if part not in text), "")
 
-    def _refuse_what_is_left_out(self, turns: Sequence[Turn], tools: str, text: str) -> None:
+    def _refuse_missing_parts(self, turns: Sequence[Turn], tools: str, text: str) -> None:
         said = [*tool_names(turns, tools), *(t.text.strip() for t in turns if t.role == "tool")]
         missing = (
             repr(each[:_SHOWN_CHARACTERS])
@@ -377,7 +379,7 @@ class ChatTemplate(Template):
             )
 
 
-def _without_thoughts(turn: Turn) -> Turn:
+def _without_reasoning(turn: Turn) -> Turn:
     if turn.role != "assistant" or "</think>" not in turn.text:
         return turn
     said = turn.text.rpartition("</think>")[2].lstrip("\n")

@@ -44,7 +44,7 @@ INDENT_CHARACTERS = 64
 WRITTEN_DATE = datetime(2024, 7, 26)
 """The date a template may write: constant, so that data prepared yesterday is found today. Llama
 3's template uses the same one by default."""
-OTHERWISE = "  (set base_models[0].prompt_template: chatml)"
+CHATML_FIX = "  (set base_models[0].prompt_template: chatml)"
 
 # Methods of texts and numbers whose result can be of any length, and conversions to bytes.
 # fmt: off
@@ -125,7 +125,7 @@ class Allowance:
         return text.join(texts)
 
 
-class ShownNamespace(Namespace):
+class OpaqueNamespace(Namespace):
     """A namespace that does not print its content."""
 
     def __repr__(self) -> str:
@@ -189,7 +189,7 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
         )
         kept = {name: self.globals[name] for name in ("range", "dict", "cycler", "joiner")}
         self.globals = kept | {
-            "namespace": ShownNamespace,
+            "namespace": OpaqueNamespace,
             "raise_exception": _raise_exception,
             "strftime_now": WRITTEN_DATE.strftime,
         }
@@ -323,7 +323,7 @@ class SandboxedTemplate:
         if len(source) > SOURCE_CHARACTERS:
             raise DataError(
                 f"the tokenizer's chat template has {len(source):,} characters, more than "
-                f"{SOURCE_CHARACTERS:,}{OTHERWISE}"
+                f"{SOURCE_CHARACTERS:,}{CHATML_FIX}"
             )
         self._environment = environment
         self._environment.allowance.start(len(source))  # constants are evaluated here
@@ -335,7 +335,7 @@ class SandboxedTemplate:
             if isinstance(error, jinja2.TemplateSyntaxError):
                 why = f"line {error.lineno}: {error.message}"
             raise DataError(
-                f"the tokenizer's chat template cannot be read: {why}{OTHERWISE}"
+                f"the tokenizer's chat template cannot be read: {why}{CHATML_FIX}"
             ) from None
 
     def render(self, messages: list[dict[str, Any]], *, further: int = 0, **variables: Any) -> str:
@@ -346,9 +346,9 @@ class SandboxedTemplate:
             try:
                 return self._template.render(messages=messages, **variables)
             except LimitReached as error:
-                stopped = f"the tokenizer's chat template was stopped: {error}{OTHERWISE}"
+                stopped = f"the tokenizer's chat template was stopped: {error}{CHATML_FIX}"
             except SecurityError as error:
-                stopped = f"the tokenizer's chat template is not safe to run: {error}{OTHERWISE}"
+                stopped = f"the tokenizer's chat template is not safe to run: {error}{CHATML_FIX}"
             except Refusal as error:
                 raise TemplateError(
                     f"the tokenizer's chat template refuses this conversation: {error}"

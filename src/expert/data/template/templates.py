@@ -156,7 +156,7 @@ class NamedTemplate(Template):
             segments.append(Segment(prompt, learn=False))
         elif layout.finish:
             segments[-1] = Segment(segments[-1].text + layout.finish, learn=True)
-        return as_learnt(segments, turns, learn_prompt=learn_prompt)
+        return with_trained_answers(segments, turns, learn_prompt=learn_prompt)
 
     def _plain_turns(self, example: Example) -> Sequence[Turn]:
         if self.name != "chatml":
@@ -168,7 +168,7 @@ class NamedTemplate(Template):
         return in_chatml(example)
 
     def prompt(self, turns: Sequence[Turn], tools: str = "") -> str:
-        check_question(turns)
+        check_prompt_turns(turns)
         asked = Example(tuple(turns), tools=tools)
         turns = self._plain_turns(asked) if has_tools(asked) else turns
         layout = self.layout
@@ -236,21 +236,21 @@ def plain_segments(text: str, *, eos: str, bos: str = "") -> list[Segment]:
     return [Segment(bos, learn=False), trained] if bos else [trained]
 
 
-def learn_all(segments: Sequence[Segment]) -> list[Segment]:
+def train_on_whole_text(segments: Sequence[Segment]) -> list[Segment]:
     """The same text as one segment, all of it trained on."""
     return [Segment("".join(segment.text for segment in segments), learn=True)]
 
 
-def as_learnt(
+def with_trained_answers(
     segments: list[Segment], turns: Sequence[Turn], *, learn_prompt: bool
 ) -> list[Segment]:
     """Adjust segments in which all answers are marked: train on the prompt too if asked, and not on
     answers that are excluded."""
-    learnt = [turn.is_learnt(learn_prompt=learn_prompt) for turn in turns]
-    if all(learnt):
-        return learn_all(segments) if learn_prompt else segments
-    answers = zip(turns, learnt, strict=True)
-    wanted = iter([is_learnt for turn, is_learnt in answers if turn.role == "assistant"])
+    trained = [turn.is_trained(learn_prompt=learn_prompt) for turn in turns]
+    if all(trained):
+        return train_on_whole_text(segments) if learn_prompt else segments
+    answers = zip(turns, trained, strict=True)
+    wanted = iter([is_trained for turn, is_trained in answers if turn.role == "assistant"])
     marked = [
         Segment(segment.text, next(wanted) if segment.learn else learn_prompt)
         for segment in segments
@@ -261,7 +261,7 @@ def as_learnt(
     return [Segment("".join(part.text for part in run), learn) for learn, run in runs]
 
 
-def check_question(turns: Sequence[Turn]) -> None:
+def check_prompt_turns(turns: Sequence[Turn]) -> None:
     if not turns or turns[-1].role not in ("user", "tool"):
         raise TemplateError("an answer can be generated only after a user or tool turn")
 

@@ -20,7 +20,7 @@ import jinja2
 from jinja2 import nodes
 from jinja2.runtime import Context, Macro
 
-from expert.data.template.sandbox import Charges, MeteredEnvironment, ShownNamespace
+from expert.data.template.sandbox import Charges, MeteredEnvironment, OpaqueNamespace
 
 Question = tuple[int, str, tuple[Any, ...], Any]
 """Turn number, method of its text, arguments, and the result."""
@@ -71,7 +71,7 @@ def tracked(text: str, trace: Trace, turn: int | None = None) -> Tracked:
     return result
 
 
-def stand_in(place: int) -> str:
+def placeholder(place: int) -> str:
     return f"{SLOT_START}{place}{SLOT_END}"
 
 
@@ -101,7 +101,7 @@ for _name in set(dir(str)) - _UNTOUCHED:
     setattr(Tracked, _name, _watched(_name))
 
 
-def answers_alike(questions: tuple[Question, ...], texts: list[str]) -> bool:
+def same_answers(questions: tuple[Question, ...], texts: list[str]) -> bool:
     """Whether these texts take the same path through the template as the placeholders."""
     for turn, name, args, answer in questions:
         text = texts[turn]
@@ -172,7 +172,9 @@ class TracingEnvironment(MeteredEnvironment):
 
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         passes_on = (
-            type(obj) is Macro or obj is ShownNamespace or _is_tracked(getattr(obj, "__self__", ""))
+            type(obj) is Macro
+            or obj is OpaqueNamespace
+            or _is_tracked(getattr(obj, "__self__", ""))
         )
         if not passes_on and any(map(_is_tracked, (*args, *kwargs.values()))):
             self.trace.blind = True

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from expert.core.files import read_json, read_text, sha256_of
 from expert.core.install import pip_install
-from expert.data.records import DataError, DataNotHere, Segment, TokenSegment
+from expert.data.records import DataError, DataNotFound, Segment, TokenSegment
 from expert.data.tokens.text_pieces import PieceEncoder
 from expert.planning.models.model_files import load_tokenizer_json, tokenizer_errors
 from expert.planning.models.resolve import near_model
@@ -27,7 +27,7 @@ from expert.planning.run_plan import RunPlan
 Ids = npt.NDArray[np.int32]
 # Words hold Python's lock, about 30 us for a row of 84 tokens; the tokenizer took 140 us of a core.
 FEW_CORES = 4
-_TELLS_CORES = hasattr(os, "sched_getaffinity")
+_HAS_AFFINITY = hasattr(os, "sched_getaffinity")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class TextEncoder:
     fingerprint: str
 
     def __post_init__(self) -> None:
-        self.by_words = _TELLS_CORES and 1 < len(os.sched_getaffinity(0)) <= FEW_CORES
+        self.by_words = _HAS_AFFINITY and 1 < len(os.sched_getaffinity(0)) <= FEW_CORES
 
     @classmethod
     def of_folder(cls, folder: Path, *, template_adds_bos: bool) -> TextEncoder:
@@ -173,11 +173,11 @@ class TextEncoder:
         )
         parts = _Parts(self.prefix)
         for segments, pieces in zip(documents, in_pieces, strict=True):
-            learnt = [segment.learn for segment in segments]
+            trained = [segment.learn for segment in segments]
             if pieces is None:
-                parts.add_tokens(next(whole), learnt)
+                parts.add_tokens(next(whole), trained)
             else:
-                parts.add_pieces(pieces, learnt)
+                parts.add_pieces(pieces, trained)
         return parts.joined(partial(encoder.encode, keep=by_words))
 
     def _encode_whole(self, documents: Sequence[Sequence[Segment]]) -> Iterator[list[list[int]]]:
@@ -222,30 +222,30 @@ class _Parts:
         """The parts of all documents: piece numbers, or -1 - i for `_tokens[i]`."""
         self._stretches: list[int] = []
         """Number of parts in each segment."""
-        self._learnt: list[bool] = []
+        self._trained: list[bool] = []
         self._documents: list[int] = []
         """Number of segments in each document."""
 
-    def add_pieces(self, pieces: list[list[str]], learnt: list[bool]) -> None:
-        self._begin(learnt)
+    def add_pieces(self, pieces: list[list[str]], trained: list[bool]) -> None:
+        self._begin(trained)
         for segment in pieces:
             self._order.extend(map(self._pieces.__getitem__, segment))
             self._stretches.append(len(segment))
 
-    def add_tokens(self, tokens: list[list[int]], learnt: list[bool]) -> None:
-        self._begin(learnt)
+    def add_tokens(self, tokens: list[list[int]], trained: list[bool]) -> None:
+        self._begin(trained)
         for segment in tokens:
             self._tokens.append(segment)
             self._order.append(-len(self._tokens))
             self._stretches.append(1)
 
-    def _begin(self, learnt: list[bool]) -> None:
+    def _begin(self, trained: list[bool]) -> None:
         if not self._documents:
             self._tokens.append(self._prefix)
         self._order.append(-1)
         self._stretches.append(1)
-        self._learnt += [False, *learnt]
-        self._documents.append(1 + len(learnt))
+        self._trained += [False, *trained]
+        self._documents.append(1 + len(trained))
 
     def joined(self, encode: Callable[[list[str]], list[list[int]]]) -> EncodedBatch:
         # Negative numbers index `_tokens` from the end of the table.
@@ -257,7 +257,7 @@ class _Parts:
         edges = ends[edges_of(self._stretches)]
         of_documents = edges_of(self._documents)
         document = np.repeat(np.arange(len(self._documents)), self._documents)
-        kept = np.array(self._learnt, bool) & (edges[1:] > edges[:-1])
+        kept = np.array(self._trained, bool) & (edges[1:] > edges[:-1])
         pairs = np.stack((edges[:-1], edges[1:]), axis=1) - edges[of_documents[:-1]][document, None]
         flat = np.fromiter(chain.from_iterable(table), np.int32, int(sizes.sum()))
         # A token at position p of the result is in the table at p plus the distance between the two
@@ -411,7 +411,7 @@ def tokenizer_folder(plan: RunPlan, folder: Path) -> Path:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
     except ImportError:
-        raise DataNotHere(
+        raise DataNotFound(
             f"{plan.model.location} is not on this machine  (put its folder into models/, or "
             f"{pip_install('hub')} to fetch it)"
         ) from None
@@ -421,17 +421,19 @@ def tokenizer_folder(plan: RunPlan, folder: Path) -> Path:
             plan.model.location, revision=plan.model.revision, allow_patterns=files
         )
     except LocalEntryNotFoundError as error:
-        raise DataNotHere(_unreachable(plan.model.location, error, _slip(plan, folder))) from None
+        raise DataNotFound(
+            _unreachable(plan.model.location, error, _suggest(plan, folder))
+        ) from None
     except (HfHubHTTPError, OSError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DataNotHere(
+        raise DataNotFound(
             f"{plan.model.location} is not on this machine and could not be fetched from the hub: "
-            f"{reason}  ({_slip(plan, folder)}put its folder into models/ beside the manifest)"
+            f"{reason}  ({_suggest(plan, folder)}put its folder into models/ beside the manifest)"
         ) from None
     return Path(downloaded)
 
 
-def _slip(plan: RunPlan, folder: Path) -> str:
+def _suggest(plan: RunPlan, folder: Path) -> str:
     """A suggestion if a model with a similar, but not the same, name exists."""
     near = near_model(plan.model.name, folder)
     if near is None or near.lower() == plan.model.name.rpartition("/")[2].lower():

@@ -24,20 +24,27 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from expert.core.files import read_bytes, read_json, read_text
-from expert.core.hashed import free_name, state_of, write_hashed
+from expert.core.hashed import file_integrity, free_name, write_hashed
 from expert.core.links import refuse_links, refuse_links_inside
-from expert.core.publish import DONE, PublishError, damage_once, listed_hash, publishing, sweep
-from expert.core.room import free_bytes, no_room
-from expert.core.rundir import in_turn
+from expert.core.publish import (
+    DONE,
+    PublishError,
+    cached_damage,
+    listed_hash,
+    publishing,
+    remove_leftovers,
+)
+from expert.core.resources import disk_full_error, free_bytes
+from expert.core.rundir import waiting_lock
 from expert.core.text import counted
 from expert.data.records import DataError
 from expert.data.tokens.documents import write_dataset_files
 from expert.data.tokens.shards import (
     Blocks,
-    Tokenising,
+    TokeniseJob,
     make_pieces,
     pieces_of,
-    refusal,
+    too_many_bad_rows,
     write_shards,
 )
 from expert.data.tokens.statistics import DocumentStatistics
@@ -51,11 +58,11 @@ TRIES = 20
 """Attempts to rebuild damaged pieces, one piece each."""
 DAMAGED = "the cache was damaged"
 PREPARED_DATA = "the prepared data"
-MORE_ROOM = (
+FREE_SPACE_FIX = (
     "make room, then give the same command again: it continues; or set "
     "training.config.pretokenized_cache to a folder on another disk"
 )
-SURELY_NEEDED = 0.5
+MIN_FREE_SHARE = 0.5
 """Share of the estimated size: with less free space, preparing does not start."""
 _TOKENS = "tokens-"
 _KEY_DIGITS = 16
@@ -144,40 +151,42 @@ class Prepared:
         return "; ".join(texts)
 
 
-def prepare(work: Tokenising, recipe: Recipe, folder: Path) -> Prepared:
+def prepare(work: TokeniseJob, recipe: Recipe, folder: Path) -> Prepared:
     """Open the prepared folder if it exists and matches the recipe, else build it, or wait for
     another process that does."""
     because = "made from the same data and settings"
     state = look(folder, recipe, made_for=work.made_for)
     if state is not None:
-        with in_turn(folder, _preparing(work), work.waits):
+        with waiting_lock(folder, _preparing(work), work.waits):
             state = inspect(folder, recipe, made_for=work.made_for)
             if state is None:
                 because = "another process has prepared it meanwhile"
             else:
                 because = state
                 _build(work, recipe, folder)
-        give_memory_back()
+        trim_memory()
     statistics, damaged = read_statistics(folder), because.startswith(DAMAGED)
     return Prepared(folder, state is None, because, statistics, recipe.key(), damaged)
 
 
-def _preparing(work: Tokenising) -> str:
+def _preparing(work: TokeniseJob) -> str:
     return f"preparing {work.made_for}"
 
 
-def _build(work: Tokenising, recipe: Recipe, folder: Path) -> None:
+def _build(work: TokeniseJob, recipe: Recipe, folder: Path) -> None:
     """Make and publish everything, reusing the pieces of unfinished parts."""
-    blocks = next(iter(_dealt(folder, recipe)), Blocks())
+    blocks = next(iter(_blocks_in_progress(folder, recipe)), Blocks())
     begun = _pieces_folder(folder, recipe, blocks).exists()
-    if not begun and free_bytes(folder) < SURELY_NEEDED * (work.expected_bytes or 0):
-        raise no_room(folder, what=PREPARED_DATA, needed=work.expected_bytes, fix=MORE_ROOM)
+    if not begun and free_bytes(folder) < MIN_FREE_SHARE * (work.expected_bytes or 0):
+        raise disk_full_error(
+            folder, what=PREPARED_DATA, needed=work.expected_bytes, fix=FREE_SPACE_FIX
+        )
     with _pieces_at(blocks, recipe, folder) as place:
         rows = make_pieces(work, place, blocks, partial(is_finished, folder))
         _publish(work, recipe, folder, blocks, rows)
 
 
-def give_memory_back() -> None:
+def trim_memory() -> None:
     """Return memory used for encoding to the system: the C library keeps more than 100 MB of freed
     memory after a data set of any size."""
     with contextlib.suppress(OSError, AttributeError):  # glibc only
@@ -186,10 +195,10 @@ def give_memory_back() -> None:
 
 def inspect(folder: Path, recipe: Recipe, *, made_for: str) -> str | None:
     """None if the folder can be used, else why not; a damaged one is moved aside, a foreign one
-    raises. Only within `in_turn`: a process might move aside what another just made."""
+    raises. Only within `waiting_lock`: a process might move aside what another just made."""
     if not folder.exists() or _is_empty(folder):
         return _why_missing(folder, recipe, made_for)
-    why = misfit(folder, recipe)
+    why = folder_mismatch(folder, recipe)
     if why:
         raise DataError(
             f"{folder}: {why}  (remove it, or name another folder in "
@@ -211,7 +220,7 @@ def inspect(folder: Path, recipe: Recipe, *, made_for: str) -> str | None:
     return None
 
 
-def misfit(folder: Path, recipe: Recipe) -> str:
+def folder_mismatch(folder: Path, recipe: Recipe) -> str:
     """Why a named folder cannot hold the tokens of a recipe; "" if missing, empty, theirs or
     damaged."""
     if short_key_of(folder) == short_key(recipe.key()):
@@ -251,7 +260,7 @@ def look(folder: Path, recipe: Recipe, *, made_for: str = "") -> str | None:
     """`inspect` without side effects: nothing is moved or raised."""
     if not folder.exists():
         return _why_missing(folder, recipe, made_for)
-    return misfit(folder, recipe) or find_damage(folder, recipe) or None
+    return folder_mismatch(folder, recipe) or find_damage(folder, recipe) or None
 
 
 def _why_missing(folder: Path, recipe: Recipe, made_for: str) -> str:
@@ -286,7 +295,7 @@ def find_damage(folder: Path, recipe: Recipe) -> str:
     files.
     """
     same = _made_by(folder) == recipe.as_dict()
-    return damage_once(folder) or ("" if same else f"{RECIPE} belongs to other tokens")
+    return cached_damage(folder) or ("" if same else f"{RECIPE} belongs to other tokens")
 
 
 def read_statistics(folder: Path) -> DocumentStatistics:
@@ -299,7 +308,7 @@ def is_finished(folder: Path) -> bool:
     return (folder / DONE).is_file()
 
 
-def _publish(work: Tokenising, recipe: Recipe, folder: Path, blocks: Blocks, rows: int) -> None:
+def _publish(work: TokeniseJob, recipe: Recipe, folder: Path, blocks: Blocks, rows: int) -> None:
     """Publish the finished pieces, after making those that are missing or damaged."""
     place = _pieces_folder(folder, recipe, blocks)
     pieces, tries = pieces_of(place, blocks, rows, check=True), 0
@@ -313,8 +322,8 @@ def _publish(work: Tokenising, recipe: Recipe, folder: Path, blocks: Blocks, row
         raise DataError(f"{place}: token pieces disappear or change  (remove it, try again)")
     bad = [row for piece in pieces for row in piece.bad()]
     if len(bad) > work.max_bad_rows:
-        raise refusal(bad, rows, (), work)
-    sweep(folder.parent, name=folder.name)
+        raise too_many_bad_rows(bad, rows, (), work)
+    remove_leftovers(folder.parent, name=folder.name)
     if _is_empty(folder):
         folder.rmdir()  # created by the user for the tokens
     try:
@@ -322,7 +331,7 @@ def _publish(work: Tokenising, recipe: Recipe, folder: Path, blocks: Blocks, row
             names, total = write_shards(place, pieces, temporary, work.shard_rows)
             total.bad_rows = len(bad)
             if total.trainable_tokens == 0:
-                raise DataError(_nothing_to_learn(total))
+                raise DataError(_nothing_to_train_on(total))
             write_dataset_files(temporary, names, recipe.key())
             texts = {
                 RECIPE: json.dumps(recipe.as_dict(), indent=2),
@@ -339,7 +348,7 @@ def _publish(work: Tokenising, recipe: Recipe, folder: Path, blocks: Blocks, row
             raise
 
 
-def _nothing_to_learn(total: DocumentStatistics) -> str:
+def _nothing_to_train_on(total: DocumentStatistics) -> str:
     left_out = ", ".join(f"{count} {reason}" for reason, count in total.dropped.items())
     detail = f"{counted(total.rows_in, 'row')} read, {total.bad_rows} bad"
     detail += f", left out: {left_out}" if left_out else ""
@@ -364,7 +373,7 @@ def _pieces_folder(folder: Path, recipe: Recipe, blocks: Blocks) -> Path:
     return folder.with_name(f"{folder.name}.parts-{recipe.key()[:12]}{suffix}")
 
 
-def _dealt(folder: Path, recipe: Recipe) -> list[Blocks]:
+def _blocks_in_progress(folder: Path, recipe: Recipe) -> list[Blocks]:
     """How rows are distributed over the parts in progress."""
     own = re.compile(re.escape(_pieces_folder(folder, recipe, Blocks()).name) + r"-(\d+)x(\d+)")
     names = sorted(os.listdir(folder.parent)) if folder.parent.is_dir() else []
@@ -396,20 +405,20 @@ def _clear(recipe: Recipe, folder: Path) -> bool:
     """Remove all pieces if the folder is published; processes still making some will notice."""
     if not is_finished(folder):
         return False
-    for blocks in (Blocks(), *_dealt(folder, recipe)):
+    for blocks in (Blocks(), *_blocks_in_progress(folder, recipe)):
         shutil.rmtree(_pieces_folder(folder, recipe, blocks), ignore_errors=True)
     return True
 
 
-def make_part(work: Tokenising, recipe: Recipe, folder: Path, part: Part) -> None:
+def make_part(work: TokeniseJob, recipe: Recipe, folder: Path, part: Part) -> None:
     """Make the pieces of one part, and mark it as done."""
-    with in_turn(folder, _preparing(work), work.waits):
+    with waiting_lock(folder, _preparing(work), work.waits):
         state = inspect(folder, recipe, made_for=work.made_for)
     if state is None:
         _clear(recipe, folder)  # left by an interrupted process
         return
     refuse_other_parts(recipe, folder, part)
-    blocks = next(iter(_dealt(folder, recipe)), Blocks.dealt(part.of, work))
+    blocks = next(iter(_blocks_in_progress(folder, recipe)), Blocks.for_parts(part.of, work))
     own, published = replace(blocks, part=part.number - 1), partial(is_finished, folder)
     with _pieces_at(blocks, recipe, folder) as place:
         refuse_other_parts(recipe, folder, part)  # started at the same moment
@@ -417,27 +426,29 @@ def make_part(work: Tokenising, recipe: Recipe, folder: Path, part: Part) -> Non
             rows = make_pieces(work, place, own, published)
             if not published():
                 write_hashed(place / f"part-{part.number}.json", json.dumps(rows))
-    give_memory_back()
+    trim_memory()
 
 
 def missing_parts(recipe: Recipe, folder: Path, parts: int) -> set[int]:
     if is_finished(folder):
         return set()
-    places = [_pieces_folder(folder, recipe, blocks) for blocks in _dealt(folder, recipe)]
+    places = [
+        _pieces_folder(folder, recipe, blocks) for blocks in _blocks_in_progress(folder, recipe)
+    ]
     return set(range(1, parts + 1)) - {part for place in places for part in _done(place)}
 
 
-def publish_parts(work: Tokenising, recipe: Recipe, folder: Path) -> None:
+def publish_parts(work: TokeniseJob, recipe: Recipe, folder: Path) -> None:
     """Publish the pieces of all parts, unless another process has."""
-    with in_turn(folder, _preparing(work), work.waits):
-        for blocks in [] if is_finished(folder) else _dealt(folder, recipe):
+    with waiting_lock(folder, _preparing(work), work.waits):
+        for blocks in [] if is_finished(folder) else _blocks_in_progress(folder, recipe):
             with _pieces_at(blocks, recipe, folder) as place:
                 _publish(work, recipe, folder, blocks, max(_done(place).values()))
 
 
 def refuse_other_parts(recipe: Recipe, folder: Path, part: Part) -> None:
     """Raise if the work was started with another number of parts."""
-    for blocks in _dealt(folder, recipe):
+    for blocks in _blocks_in_progress(folder, recipe):
         if blocks.parts != part.of and not is_finished(folder):
             place = _pieces_folder(folder, recipe, blocks)
             raise DataError(
@@ -451,7 +462,7 @@ def _done(place: Path) -> dict[int, int]:
     """The parts that are done, and how many rows each has counted."""
     done = {}
     for path in place.glob("part-*.json"):
-        if state_of(path) != "sound":  # those of earlier versions are done again
+        if file_integrity(path) != "sound":  # those of earlier versions are done again
             continue
         with contextlib.suppress(OSError, ValueError):
             rows = int(read_json(path))

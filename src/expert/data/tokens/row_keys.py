@@ -14,8 +14,8 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from expert.core.hashed import state_of, told_aside, writing_hashed
-from expert.core.rundir import in_turn
+from expert.core.hashed import file_integrity, set_damaged_aside, writing_hashed
+from expert.core.rundir import waiting_lock
 from expert.data.tokens.documents import DocumentStore, FlatDocuments, Shard, shard_of
 from expert.data.tokens.encoder import EncodedBatch
 from expert.data.tokens.prepare import Prepared, short_key
@@ -47,7 +47,7 @@ def keys_of_batch(batch: EncodedBatch) -> RowKeys:
     return _keys_of(shard_of(batch))
 
 
-def saved_keys(
+def load_or_make_keys(
     prepared: Prepared,
     cache: Path,
     waits: Callable[[str], None],
@@ -56,13 +56,13 @@ def saved_keys(
     """The keys of a prepared folder, stored beside it because training starts many times. `damaged`
     gets a message about stored keys that were made again."""
     file = _file_of(prepared, cache)
-    saved = kept_keys(prepared, cache)
+    saved = load_keys(prepared, cache)
     if saved is None:
-        with in_turn(file, f"comparing the rows in {prepared.folder}", waits):
-            saved = kept_keys(prepared, cache)
+        with waiting_lock(file, f"comparing the rows in {prepared.folder}", waits):
+            saved = load_keys(prepared, cache)
             if saved is None:
-                if state_of(file) == "damaged":
-                    damaged(told_aside(file, "made"))
+                if file_integrity(file) == "damaged":
+                    damaged(set_damaged_aside(file, "made"))
                 saved = RowKeys.of(DocumentStore(prepared.folder))
                 # With a read-only cache they are made again at the next start.
                 with contextlib.suppress(OSError), writing_hashed(file) as sink:
@@ -70,11 +70,11 @@ def saved_keys(
     return saved
 
 
-def kept_keys(prepared: Prepared, cache: Path) -> RowKeys | None:
+def load_keys(prepared: Prepared, cache: Path) -> RowKeys | None:
     """The stored keys; None if they are missing, damaged or without a hash, since they decide which
     rows are held out."""
     file = _file_of(prepared, cache)
-    if state_of(file) != "sound":
+    if file_integrity(file) != "sound":
         return None
     try:
         saved = np.load(file)

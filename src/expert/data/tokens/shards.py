@@ -28,8 +28,8 @@ from pathlib import Path
 import numpy as np
 
 from expert.core.files import read_json, sha256_of, sync_file
-from expert.core.hashed import state_of, write_hashed
-from expert.data.records import BadRow, DataError, Dropped, Made, Row, Segment, Unread
+from expert.core.hashed import file_integrity, write_hashed
+from expert.data.records import BadRow, DataError, Dropped, Row, RowOutcome, RowsToSkip, Segment
 from expert.data.tokens.documents import Ids, open_shards, write_shard
 from expert.data.tokens.encoder import EncodedBatch, Encoder
 from expert.data.tokens.statistics import DocumentStatistics
@@ -45,12 +45,12 @@ LOOKED_AT_FURTHER = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tokenising:
+class TokeniseJob:
     """How to tokenise a source: its rows, a formatter and an encoder."""
 
-    rows: Callable[[Unread], Iterator[Row | BadRow]]
+    rows: Callable[[RowsToSkip], Iterator[Row | BadRow]]
     """Start a new pass over all rows; unneeded ones may be skipped."""
-    formatter: Callable[[], Callable[[Row], Made]]
+    formatter: Callable[[], Callable[[Row], RowOutcome]]
     """Turns the rows of one pass into segments."""
     encoder: Encoder
     in_order: bool = False
@@ -60,7 +60,7 @@ class Tokenising:
     made_for: str = ""
     """The split and its source, for messages; a cache miss is explained by others of this name."""
     max_bad_rows: int = 0
-    listed_by: str = ""
+    list_command: str = ""
     """The command that lists all bad rows."""
     tell: Callable[[int, int], None] = field(default=lambda rows, tokens: None)
     expect: Callable[[int], None] = field(default=lambda rows: None)
@@ -87,7 +87,7 @@ class Blocks:
     """From 0; None: all."""
 
     @classmethod
-    def dealt(cls, parts: int, work: Tokenising) -> Blocks:
+    def for_parts(cls, parts: int, work: TokeniseJob) -> Blocks:
         """Blocks as long as shards, which then need no copying; shorter ones for few rows."""
         share = -(-(work.row_count or sys.maxsize) // (parts * BLOCKS_OF_A_PART))
         return cls(parts, max(1, min(work.shard_rows, share)))
@@ -134,7 +134,7 @@ class Piece:
     def end(self) -> int:
         return self.first + len(self.sizes)
 
-    def add(self, made: Made) -> None:
+    def add(self, made: RowOutcome) -> None:
         if isinstance(made, list):
             self.numbers.append(self.end)
             self.documents.append(made)
@@ -185,7 +185,7 @@ def written(place: Path, first: int) -> Piece | None:
     """The piece that begins at a row, if it is complete; its documents stay on disk."""
     piece = Piece(first)
     facts = place / f"{piece.name}.json"
-    if state_of(facts) != "sound":  # damaged, or from an earlier version: made again
+    if file_integrity(facts) != "sound":  # damaged, or from an earlier version: made again
         return None
     try:
         metadata = read_json(facts)
@@ -219,7 +219,7 @@ def pieces_of(place: Path, blocks: Blocks, rows: int, *, check: bool = False) ->
 
 
 def make_pieces(
-    work: Tokenising, place: Path, blocks: Blocks, published: Callable[[], bool]
+    work: TokeniseJob, place: Path, blocks: Blocks, published: Callable[[], bool]
 ) -> int:
     """Finish the pieces of a part and return the number of rows of the source; stops early if
     another process publishes the folder.
@@ -229,7 +229,9 @@ def make_pieces(
     if work.row_count is not None:
         work.expect(blocks.count(work.row_count))
     this, other = _Pass(work, place, blocks), _Pass(work, place, blocks)
-    with helped(lambda: _help(other, published), wanted=work.with_helper) as is_helped:
+    with helper_process(
+        lambda: _run_helper(other, published), wanted=work.with_helper
+    ) as is_helped:
         rows = _pass_over(this, published, every_other=is_helped)
     if is_helped and not published() and pieces_of(place, blocks, rows) is None:
         _pass_over(_Pass(work, place, blocks), published)
@@ -239,7 +241,7 @@ def make_pieces(
 class _Pass:
     """One pass over the rows, in pieces; skips pieces that exist or belong to other parts."""
 
-    def __init__(self, work: Tokenising, place: Path, blocks: Blocks) -> None:
+    def __init__(self, work: TokeniseJob, place: Path, blocks: Blocks) -> None:
         self.work, self.place, self.blocks = work, place, blocks
         self.bad: list[BadRow] = []
         self.most_bad = work.max_bad_rows
@@ -250,10 +252,10 @@ class _Pass:
         piece: Piece | None = None
         until = 0
 
-        def unread() -> int:
+        def rows_to_skip() -> int:
             return 0 if work.in_order or piece is not None else max(0, until - self.rows)
 
-        coming = work.rows(unread)
+        coming = work.rows(rows_to_skip)
         for number, row in enumerate(coming):
             self.rows += 1
             if piece is None and number >= until:
@@ -269,7 +271,9 @@ class _Pass:
                 if len(self.bad) > self.most_bad:
                     # The rows that follow are parsed, since there is a piece.
                     rest = (r if isinstance(r, BadRow) else segments_of(r) for r in coming)
-                    raise refusal(self.bad, number + 1, rest, work, some=self.blocks.parts > 1)
+                    raise too_many_bad_rows(
+                        self.bad, number + 1, rest, work, some=self.blocks.parts > 1
+                    )
             full = len(piece.sizes) >= work.shard_rows or piece.characters >= SHARD_CHARACTERS
             if full or piece.end == until:
                 self.own_rows += len(piece.sizes)
@@ -314,7 +318,7 @@ def _pass_over(this: _Pass, published: Callable[[], bool], *, every_other: bool 
     return this.rows
 
 
-def _help(this: _Pass, published: Callable[[], bool]) -> None:
+def _run_helper(this: _Pass, published: Callable[[], bool]) -> None:
     """In the helper: every other piece. Bad rows are reported by the main process."""
     began_under = os.getppid()
     this.most_bad = sys.maxsize
@@ -325,8 +329,13 @@ def _help(this: _Pass, published: Callable[[], bool]) -> None:
             piece.write(this.place, this.work.encoder)
 
 
-def refusal(
-    bad: list[BadRow], seen: int, coming: Iterable[Made], work: Tokenising, *, some: bool = False
+def too_many_bad_rows(
+    bad: list[BadRow],
+    seen: int,
+    coming: Iterable[RowOutcome],
+    work: TokeniseJob,
+    *,
+    some: bool = False,
 ) -> DataError:
     """The error for too many bad rows after `seen` rows: the first ones and how many there are.
     Counts later rows too, so that not each bad row costs another attempt. `some`: not all earlier
@@ -339,7 +348,9 @@ def refusal(
     words = "a row" if len(every) == 1 else f"{least}{len(every):,} rows"
     lines = [f"  - {row}" for row in every[:SHOWN_BAD_ROWS]]
     if rest := len(every) - len(lines):
-        lines.append(f"  … and {rest:,} more" + (f": {work.listed_by}" if work.listed_by else ""))
+        lines.append(
+            f"  … and {rest:,} more" + (f": {work.list_command}" if work.list_command else "")
+        )
     fix = "fix the data"
     if len(every) < seen + looked_at:  # else nothing would be left to train on
         fix += f", or leave them out: --set training.dataset.max_bad_rows={len(every)}"
@@ -430,7 +441,7 @@ def _link(file: Path, to: Path) -> None:
 
 
 @contextlib.contextmanager
-def helped(work: Callable[[], None], *, wanted: bool) -> Iterator[bool]:
+def helper_process(work: Callable[[], None], *, wanted: bool) -> Iterator[bool]:
     """Context with a forked process that does `work`; leaving it waits for the process, or kills it
     after an exception. Unfinished work is left undone: the caller checks the results. Yields
     whether there is a helper.

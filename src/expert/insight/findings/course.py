@@ -6,16 +6,16 @@ import math
 import statistics
 
 from expert.core.rundir import named_manifest
-from expert.core.text import as_word, percent, span
+from expert.core.text import percent, shell_quoted, span
 from expert.insight.findings.evidence import Evidence
-from expert.insight.findings.finding import CONFIG, Seen
+from expert.insight.findings.finding import CONFIG, RuleResult
 from expert.insight.findings.memory import TOKENS_FILL_A_CARD
-from expert.insight.findings.verdict import CADENCE_SHARE, PAUSES_MATTER_SECONDS, advised_interval
+from expert.insight.findings.verdict import MIN_PAUSE_SECONDS, PAUSE_BUDGET_SHARE, advised_interval
 from expert.insight.outcome import FAR_OVERFITTED, held_out_losses, judge_learning
 from expert.insight.step.anatomy import number
 from expert.insight.step.bands import expected_band
 from expert.manifest.schema.manifest import CHAR_GPT
-from expert.planning.machine.cards import card_named
+from expert.planning.machine.cards import card_by_nvml_name
 
 PAUSING_SHARE = 0.25
 """Share of the time; evaluating or saving for longer is too often."""
@@ -36,19 +36,19 @@ FAR_CLIPPED = 10.0
 LONG_RUN_SECONDS = 24 * 3600
 
 
-def failed(found: Evidence) -> Seen | None:
+def failed(found: Evidence) -> RuleResult | None:
     error = found.newest("failed").get("error")
     continued = found.run.events and found.run.events[-1].get("event") != "failed"
     if not error or continued:
         return None
-    command = found.go_on or (
-        f"expert train --manifest {as_word(named_manifest(found.newest('started')))} "
-        f"--resume {as_word(found.run.folder)}"
+    command = found.resume_command or (
+        f"expert train --manifest {shell_quoted(named_manifest(found.newest('started')))} "
+        f"--resume {shell_quoted(found.run.folder)}"
     )
-    return Seen(str(error).strip(), fix=f"fix it and continue: {command}")
+    return RuleResult(str(error).strip(), fix=f"fix it and continue: {command}")
 
 
-def not_finite(found: Evidence) -> Seen | None:
+def not_finite(found: Evidence) -> RuleResult | None:
     events = found.run.of("not_finite")
     if not events:
         return None
@@ -56,14 +56,14 @@ def not_finite(found: Evidence) -> Seen | None:
     rows = events[-1].get("rows")
     behind = f"; rows {', '.join(map(str, rows[:5]))}" if isinstance(rows, list) and rows else ""
     steps = ", ".join(str(event.get("step")) for event in events[:5])
-    return Seen(
+    return RuleResult(
         f"{len(events)} times, at step {steps}{behind}",
         severity="error" if stopped else "warning",
         numbers={"count": float(len(events))},
     )
 
 
-def loss_spikes(found: Evidence) -> Seen | None:
+def loss_spikes(found: Evidence) -> RuleResult | None:
     events, back = found.run.of("spike"), found.run.of("rolled_back")
     if not events and not back:
         return None
@@ -73,21 +73,21 @@ def loss_spikes(found: Evidence) -> Seen | None:
     how_far = ""
     if loss is not None and usual is not None:
         how_far = f"; the last one to {loss:.3g} from {usual:.3g}"
-    return Seen(
+    return RuleResult(
         f"{len(events)} spikes{how_far}; {len(back)} rollbacks to a checkpoint, {lost:.0f} steps "
         "lost",
         numbers={"spikes": float(len(events)), "rollbacks": float(len(back))},
     )
 
 
-def fp16_skips(found: Evidence) -> Seen | None:
+def fp16_skips(found: Evidence) -> RuleResult | None:
     """float16 overflow: the scale is halved and the step skipped."""
     lines = found.anatomy.lines
     lost = [line for line in lines if line.event.get("grad_norm") in ("inf", "nan", "-inf")]
     if found.planned("kernels.precision") != "fp16" or not lost:
         return None
     share = len(lost) / len(lines)
-    return Seen(
+    return RuleResult(
         f"{len(lost)} of {len(lines)} log lines ({percent(share)}) have a gradient that is not "
         "finite",
         severity="warning" if share >= SKIPPED_SHARE and len(lost) > 2 else "note",
@@ -95,42 +95,48 @@ def fp16_skips(found: Evidence) -> Seen | None:
     )
 
 
-def evaluation_often(found: Evidence) -> Seen | None:
-    asked = found.asked("watch.eval_steps") or found.asked("watch.evaluation_strategy")
-    return _pauses(found, "eval", "watch.eval_steps", found.anatomy.run.evaluating, asked=asked)
+def evaluation_often(found: Evidence) -> RuleResult | None:
+    requested = found.requested("watch.eval_steps") or found.requested("watch.evaluation_strategy")
+    return _pauses(
+        found, "eval", "watch.eval_steps", found.anatomy.run.evaluating, requested=requested
+    )
 
 
-def saving_often(found: Evidence) -> Seen | None:
-    asked = found.asked("watch.save_steps") or found.asked("watch.save_strategy")
-    return _pauses(found, "saved", "watch.save_steps", found.anatomy.run.saving, asked=asked)
+def saving_often(found: Evidence) -> RuleResult | None:
+    requested = found.requested("watch.save_steps") or found.requested("watch.save_strategy")
+    return _pauses(
+        found, "saved", "watch.save_steps", found.anatomy.run.saving, requested=requested
+    )
 
 
-def _pauses(found: Evidence, event: str, path: str, seconds: float, *, asked: bool) -> Seen | None:
+def _pauses(
+    found: Evidence, event: str, path: str, seconds: float, *, requested: bool
+) -> RuleResult | None:
     spent = found.anatomy.run
     whole = spent.training + spent.evaluating + spent.saving
     if whole <= 0 or seconds < PAUSING_SHARE * whole or found.step is None:
         return None
     count = len(found.run.of(event))
-    if seconds < (PAUSES_MATTER_SECONDS if asked else PAUSING_SECONDS) or count < 2:
+    if seconds < (MIN_PAUSE_SECONDS if requested else PAUSING_SECONDS) or count < 2:
         return None  # a single one at the end is not too many
     key, interval = advised_interval(found, event, seconds)
-    asker = f"; {found.who(path)}" if found.asked(path) else ""
-    return Seen(
+    asker = f"; {found.setting_words(path)}" if found.requested(path) else ""
+    return RuleResult(
         f"{count} times for {span(seconds)}, next to {span(spent.training)} of training "
         f"({percent(seconds / whole)}){asker}",
         keys=(f"{key}={interval}",),
-        gain=whole / (whole - seconds + CADENCE_SHARE * spent.training)
+        gain=whole / (whole - seconds + PAUSE_BUDGET_SHARE * spent.training)
         if whole > seconds
         else None,
         numbers={"seconds": seconds, "count": float(count)},
     )
 
 
-def logging_often(found: Evidence) -> Seen | None:
+def logging_often(found: Evidence) -> RuleResult | None:
     step, every = found.step, found.amount("watch.logging_steps")
     if found.before is not None:
         return (
-            Seen(
+            RuleResult(
                 "logging_steps is 1",
                 title="every step writes a log line",
                 consequence="numbers are read when they have arrived, so the device does not wait; "
@@ -144,23 +150,28 @@ def logging_often(found: Evidence) -> Seen | None:
     lines = 1 / (every * step.wall)
     if lines < LINES_PER_SECOND or step.share("other") < LOGGING_SHARE:
         return None
-    return Seen(
-        f"{lines:.0f} lines a second ({found.who('watch.logging_steps')}); "
+    return RuleResult(
+        f"{lines:.0f} lines a second ({found.setting_words('watch.logging_steps')}); "
         f"{percent(step.share('other'))} of a step is neither feeding nor computing",
         keys=(f"logging_steps={max(10, round(1 / step.wall))}",),
         numbers={"lines_per_second": lines, "other_share": step.share("other")},
     )
 
 
-def below_measured_rate(found: Evidence) -> Seen | None:
+def below_measured_rate(found: Evidence) -> RuleResult | None:
     """Slower than this card was in a comparable run. The planner matched model, length, packing and
     settings; runs with fewer threads because of other processes are excluded here."""
     expected, step = found.amount("length.tokens_per_second"), found.step
     rate = step.tokens_per_second if step is not None else None
-    if not expected or rate is None or rate >= BELOW_MEASURED * expected or found.had_neighbours:
+    if (
+        not expected
+        or rate is None
+        or rate >= BELOW_MEASURED * expected
+        or found.was_slowed_by_others
+    ):
         return None  # other processes are a separate finding
     because = found.decision("length.tokens_per_second").get("because")
-    return Seen(
+    return RuleResult(
         f"{rate:,.0f} tokens/s; {expected:,.0f} tokens/s {because}",
         consequence=f"{percent(rate / expected)} of the speed it had",
         gain=expected / rate if rate else None,
@@ -168,10 +179,10 @@ def below_measured_rate(found: Evidence) -> Seen | None:
     )
 
 
-def below_the_band(found: Evidence) -> Seen | None:
+def below_the_band(found: Evidence) -> RuleResult | None:
     """Slower than models of this size run on this card, according to the shipped measurements."""
     step, size = found.step, found.gpu_bytes
-    card = card_named(str(found.gpu_fact("name")), size) if size is not None else None
+    card = card_by_nvml_name(str(found.gpu_fact("name")), size) if size is not None else None
     parameters = found.amount("model.parameters")
     if not found.on_gpu or card is None or step is None or not parameters:
         return None
@@ -188,7 +199,7 @@ def below_the_band(found: Evidence) -> Seen | None:
     word = "something is wrong" if rate < band.wrong_below else "slow"
     reached = f"{rate:,.0f} tokens/s where {band.reference:,.0f} can be reached; {band.because}"
     if found.micro_batches == 1 and 0 < (step.tokens or 0) < TOKENS_FILL_A_CARD:
-        return Seen(
+        return RuleResult(
             f"{reached}; a step has {step.tokens:,.0f} tokens",
             severity="note",
             title="steps are too small to fill this card",
@@ -198,7 +209,7 @@ def below_the_band(found: Evidence) -> Seen | None:
             gain=band.reference / rate if rate else None,
             numbers={"tokens_per_second": rate, "expected": band.reference},
         )
-    return Seen(
+    return RuleResult(
         reached,
         severity="warning" if band.measured and rate < band.wrong_below else "note",
         title=f"throughput on this card: {word}",
@@ -208,7 +219,7 @@ def below_the_band(found: Evidence) -> Seen | None:
     )
 
 
-def loss_stays(found: Evidence) -> Seen | None:
+def loss_stays(found: Evidence) -> RuleResult | None:
     known = (number(line.event, "loss") for line in found.anatomy.lines)
     losses = [loss for loss in known if loss is not None]
     if len(losses) < LINES_TO_JUDGE:
@@ -217,20 +228,20 @@ def loss_stays(found: Evidence) -> Seen | None:
     first, last = statistics.mean(losses[:fifth]), statistics.mean(losses[-fifth:])
     if last < first:
         return None
-    return Seen(
+    return RuleResult(
         f"{first:.4g} in the first fifth of the run, {last:.4g} in the last",
         numbers={"first": first, "last": last},
     )
 
 
-def overfits(found: Evidence) -> Seen | None:
+def overfits(found: Evidence) -> RuleResult | None:
     held_out, outcome = held_out_losses(found), judge_learning(found)
     if outcome.kind != "overfitted":
         return None
     best, last = min(held_out, key=lambda one: one[1]), held_out[-1]
     far = last[1] >= FAR_OVERFITTED * best[1] and not outcome.kept_best
     kept = "; the best weights were kept" if outcome.kept_best else ""
-    return Seen(
+    return RuleResult(
         f"best {best[1]:.4g} at step {best[0]}, {last[1]:.4g} at step {last[0]}{kept}",
         severity="warning" if far else "note",
         fix=outcome.fix,
@@ -238,7 +249,7 @@ def overfits(found: Evidence) -> Seen | None:
     )
 
 
-def always_clipped(found: Evidence) -> Seen | None:
+def always_clipped(found: Evidence) -> RuleResult | None:
     """Gradients above max_grad_norm in nearly every step, so all steps have the same length."""
     limit = found.amount("optim.max_grad_norm")
     known = (number(line.event, "grad_norm") for line in found.anatomy.lines)
@@ -250,7 +261,7 @@ def always_clipped(found: Evidence) -> Seen | None:
         return None
     usual = statistics.median(norms)
     wider = float(f"{2 * usual:.1g}")
-    return Seen(
+    return RuleResult(
         f"{clipped} of {len(norms)} log lines have a gradient norm above max_grad_norm "
         f"{limit:g}; the median is {usual:.3g}",
         severity="warning" if usual >= FAR_CLIPPED * limit else "note",
@@ -261,7 +272,7 @@ def always_clipped(found: Evidence) -> Seen | None:
     )
 
 
-def damaged_files(found: Evidence) -> Seen | None:
+def damaged_files(found: Evidence) -> RuleResult | None:
     files = [("plan.json", found.run.plan), ("environment.json", found.run.environment)]
     if found.run.validation is not None:
         files.append(("validation.json", found.run.validation))
@@ -270,42 +281,44 @@ def damaged_files(found: Evidence) -> Seen | None:
     problems += [f"{name} is missing or damaged" for name, content in files if not content]
     if not problems or found.before is not None:
         return None
-    return Seen("; ".join(problems), numbers={"damaged_lines": float(lines)})
+    return RuleResult("; ".join(problems), numbers={"damaged_lines": float(lines)})
 
 
 # --- before a run --------------------------------------------------------------------------------
 
 
-def saves_only_at_the_end(found: Evidence) -> Seen | None:
+def saves_only_at_the_end(found: Evidence) -> RuleResult | None:
     strategy, total = found.planned("watch.save_strategy"), found.amount("length.total_steps")
     every = found.amount("watch.save_steps") or 0
     if found.before is None:
         return None
     if strategy == "no":
-        return Seen("save_strategy: no")
+        return RuleResult("save_strategy: no")
     if strategy == "steps" and total and every >= total:
-        return Seen(f"save_steps {every:.0f}, and the run has {total:.0f} steps")
+        return RuleResult(f"save_steps {every:.0f}, and the run has {total:.0f} steps")
     return None
 
 
-def no_evaluation(found: Evidence) -> Seen | None:
+def no_evaluation(found: Evidence) -> RuleResult | None:
     held_out = found.planned("data.validation")
     off = found.planned("watch.evaluation_strategy") == "no" and held_out != "none"
-    return Seen(f"evaluation_strategy: no; {held_out}") if found.before and off else None
+    return RuleResult(f"evaluation_strategy: no; {held_out}") if found.before and off else None
 
 
-def no_clipping(found: Evidence) -> Seen | None:
+def no_clipping(found: Evidence) -> RuleResult | None:
     limit = found.amount("optim.max_grad_norm")
     off = found.before is not None and limit is not None and limit <= 0
-    return Seen("max_grad_norm is 0") if off else None
+    return RuleResult("max_grad_norm is 0") if off else None
 
 
-def no_warm_up(found: Evidence) -> Seen | None:
+def no_warm_up(found: Evidence) -> RuleResult | None:
     warms_up = found.amount("optim.warmup_steps") or found.amount("optim.warmup_ratio")
-    return Seen("warmup_steps and warmup_ratio are 0") if found.before and not warms_up else None
+    return (
+        RuleResult("warmup_steps and warmup_ratio are 0") if found.before and not warms_up else None
+    )
 
 
-def long_run(found: Evidence) -> Seen | None:
+def long_run(found: Evidence) -> RuleResult | None:
     if found.before is None:
         return None
     expected = found.planned("length.expected_seconds") or (0.0, 0.0)
@@ -315,7 +328,7 @@ def long_run(found: Evidence) -> Seen | None:
     tokens = (found.amount("length.tokens_per_epoch") or 0) * (found.amount("length.epochs") or 0)
     characters = found.written("dataset", "max_chars")
     limit = "training.dataset.max_chars" if characters else f"{CONFIG}.max_steps"
-    return Seen(
+    return RuleResult(
         f"{tokens:,.0f} tokens, about {seconds / 3600:.0f} hours",
         fix=f"check the number of rows; --set {limit}=… or fewer epochs limit it",
         numbers={"hours": seconds / 3600},

@@ -83,7 +83,7 @@ class Evidence:
     anatomy: Anatomy
     before: Before | None = None
     """None for a run that has started."""
-    go_on: str = ""
+    resume_command: str = ""
     """The command that continues the run; empty if it is unknown how the run was started."""
 
     @property
@@ -117,15 +117,15 @@ class Evidence:
         taken = map(mapping, listed(self.run.plan.get("decisions")))
         return next((one for one in taken if one.get("path") == path), {})
 
-    def asked(self, path: str) -> bool:
+    def requested(self, path: str) -> bool:
         """Whether the manifest set it, rather than the planner or a fallback."""
         return self.decision(path).get("source") == "manifest"
 
-    def who(self, path: str) -> str:
+    def setting_words(self, path: str) -> str:
         """`you set X: value`, or why the planner chose it."""
         value, key = self.planned(path), KEYS.get(path, path)
         shown = str(value).lower() if isinstance(value, bool) else value
-        if self.asked(path):
+        if self.requested(path):
             return f"you set {key}: {shown}"
         because = self.decision(path).get("because")
         return f"{key} {shown}" + (f" ({because})" if because else "")
@@ -265,7 +265,7 @@ class Evidence:
         return f", most of all {', '.join(names)}" if names else ""
 
     @property
-    def wasted(self) -> float | None:
+    def padding_share(self) -> float | None:
         """The share of the computation spent on padding, if it is unusually high."""
         padding = self.step.padding if self.step is not None else None
         packed = self.planned("data.packing") != "none"
@@ -273,7 +273,7 @@ class Evidence:
         return padding if padding is not None and padding >= usual else None
 
     @property
-    def had_neighbours(self) -> bool:
+    def was_slowed_by_others(self) -> bool:
         """Whether other processes slowed a CPU run down."""
         event = self.newest("threads")
         threads, own = number(event, "threads"), number(event, "own")

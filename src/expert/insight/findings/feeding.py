@@ -7,12 +7,12 @@ from typing import Any
 
 from expert.core.text import percent, span
 from expert.insight.findings.evidence import PADDING_SHARE, Evidence
-from expert.insight.findings.finding import Seen, Severity
+from expert.insight.findings.finding import RuleResult, Severity
 from expert.insight.findings.verdict import (
-    COPY_OF_WAIT,
-    NARROW_LINK,
-    copies_set_the_pace,
-    is_worth_telling,
+    COPY_SHARE_OF_WAIT,
+    LINK_FIX,
+    is_copy_bound,
+    is_significant_wait,
     padding_fix,
 )
 from expert.insight.step.anatomy import StepAnatomy
@@ -21,22 +21,22 @@ from expert.planning.choose.length import CACHE_BYTES_PER_TOKEN
 SLOW_TOKENS_PER_SECOND = 5e6
 """The feeder thread filled 22 to 50 million tokens a second from a warm cache on two cores
 (docs/benchmarks/data-loading.json); below a fifth of that, its reads are held up."""
-WORSE_THAN_ALONE = 0.6
+WORSE_THAN_UNPACKED = 0.6
 """Padding share of packed rows; padding each batch to its longest row mostly wastes less."""
 SHORT_ROWS = 8
 """Rows this many times shorter than a sequence leave most of a launch unused unless packed."""
-GROUPED_GAIN, MOST_GAIN = 1.2, 3.0
+GROUPED_GAIN, MAX_GAIN = 1.2, 3.0
 """Gain of packing rows that are already grouped by length, and the most it gains otherwise."""
 
 
-def tokenised_late(found: Evidence) -> Seen | None:
+def tokenised_late(found: Evidence) -> RuleResult | None:
     step = found.step
     if found.feed_kind != "late" or (found.before is None and step is None):
         return None
     waits = found.before is not None or _waits(found)
     feed = f"; making a batch takes {span(step.feed)}" if step and step.feed else ""
     waiting = f"; {_waiting(step)}{feed}" if step else ""
-    return Seen(
+    return RuleResult(
         f"tokenize is late, {found.workers} workers{waiting}",
         severity="warning" if waits else "note",
         gain=_without_waiting(found) if waits else None,
@@ -44,15 +44,15 @@ def tokenised_late(found: Evidence) -> Seen | None:
     )
 
 
-def no_workers(found: Evidence) -> Seen | None:
+def no_workers(found: Evidence) -> RuleResult | None:
     """Before a run; prepared tokens are fed by a thread and need no workers."""
     if found.before is None or found.amount("loader.workers") or not found.on_gpu:
         return None
     padded = "0 workers, and rows are tokenised or padded while training"
-    return Seen(padded) if _makes_batches(found) else None
+    return RuleResult(padded) if _makes_batches(found) else None
 
 
-def too_few_workers(found: Evidence) -> Seen | None:
+def too_few_workers(found: Evidence) -> RuleResult | None:
     step = found.step
     if step is None or found.feed_kind not in ("padded", "stream") or not _waits(found):
         return None
@@ -62,7 +62,7 @@ def too_few_workers(found: Evidence) -> Seen | None:
         needed = math.ceil(step.feed / step.compute) + 1
     more = f", or dataloader_num_workers: {min(cores, needed)}" if workers < cores else ""
     feed = f"; making a batch takes {span(step.feed)}" if step.feed else ""
-    return Seen(
+    return RuleResult(
         f"{_waiting(step)}{feed}; {workers} workers on {cores} cores",
         name="too-few-workers" if workers < cores else "slow-loader",
         title=f"{workers} workers cannot keep up with the device",
@@ -72,14 +72,14 @@ def too_few_workers(found: Evidence) -> Seen | None:
     )
 
 
-def too_many_workers(found: Evidence) -> Seen | None:
+def too_many_workers(found: Evidence) -> RuleResult | None:
     retuned = str((found.fell_back("DataBound") or {}).get("reason", ""))
     if "in each other's way" in retuned:
-        return Seen(retuned)
+        return RuleResult(retuned)
     cores, workers = found.cores, found.workers
     if cores is not None and workers > cores:
         waiting = f"; {_waiting(found.step)}" if found.step else ""
-        return Seen(
+        return RuleResult(
             f"{workers} workers on {cores} cores{waiting}",
             severity="warning" if found.before is not None or _waits(found) else "note",
             numbers={"workers": float(workers), "cores": float(cores)},
@@ -87,39 +87,39 @@ def too_many_workers(found: Evidence) -> Seen | None:
     return None
 
 
-def few_cores(found: Evidence) -> Seen | None:
+def few_cores(found: Evidence) -> RuleResult | None:
     if found.before is None or found.before.named_card or not found.on_gpu:
         return None
     needed = int(found.amount("loader.workers") or 0) + 1 if _makes_batches(found) else 2
     if (cores := found.before.cores) >= needed:
         return None
-    return Seen(
+    return RuleResult(
         f"{cores} available, {needed} needed for the training loop and its batches",
         numbers={"cores": cores, "needed": needed},
     )
 
 
-def pin_memory_off(found: Evidence) -> Seen | None:
+def pin_memory_off(found: Evidence) -> RuleResult | None:
     off = found.planned("loader.pin_memory") is False
-    return Seen("pin_memory is off") if found.before and found.on_gpu and off else None
+    return RuleResult("pin_memory is off") if found.before and found.on_gpu and off else None
 
 
-def no_prefetch(found: Evidence) -> Seen | None:
+def no_prefetch(found: Evidence) -> RuleResult | None:
     ready = found.amount("loader.prefetch") or 0
     few = found.before is not None and found.on_gpu and ready <= 1
-    return Seen(f"prefetch {ready:.0f}") if few else None
+    return RuleResult(f"prefetch {ready:.0f}") if few else None
 
 
-def workers_restart(found: Evidence) -> Seen | None:
+def workers_restart(found: Evidence) -> RuleResult | None:
     workers, epochs = found.amount("loader.workers"), found.amount("length.epochs") or 1
     if found.before is None or not workers or found.planned("loader.persistent_workers"):
         return None
-    return Seen(
+    return RuleResult(
         f"{workers:.0f} workers, {epochs:g} epochs", severity="warning" if epochs > 1 else "note"
     )
 
 
-def no_packing(found: Evidence) -> Seen | None:
+def no_packing(found: Evidence) -> RuleResult | None:
     """Before a run: short rows that will be padded."""
     before, length = found.before, int(found.amount("data.max_seq_length") or 0)
     if before is None or not found.padded or before.mean_tokens is None:
@@ -129,18 +129,18 @@ def no_packing(found: Evidence) -> Seen | None:
         return None
     grouped = bool(found.planned("data.group_by_length"))
     sliced = found.micro_batches > 1  # a step in one micro-batch is padded to its longest row
-    return Seen(
+    return RuleResult(
         f"rows of {mean:.0f} tokens on average, {longest} the longest, "
         f"{'' if grouped else 'not '}grouped by length",
-        gain=GROUPED_GAIN if grouped and sliced else min(MOST_GAIN, longest / mean),
+        gain=GROUPED_GAIN if grouped and sliced else min(MAX_GAIN, longest / mean),
         numbers={"mean_tokens": mean},
     )
 
 
-def slow_disk(found: Evidence) -> Seen | None:
+def slow_disk(found: Evidence) -> RuleResult | None:
     """Prepared tokens arrive late: the disk or its cache is too slow, or the host too busy."""
     step = found.step
-    if step is None or found.feed_kind != "packed" or not _waits(found) or _copies_hold_up(step):
+    if step is None or found.feed_kind != "packed" or not _waits(found) or _waits_for_copies(step):
         return None
     rate, read = None, "how fast they were read is unknown"
     if step.feed and step.tokens:
@@ -155,7 +155,7 @@ def slow_disk(found: Evidence) -> Seen | None:
             "title": "batches are used up faster than one thread fills them",
             "keys": ("dataloader_prefetch_factor=16",),
         }
-    return Seen(
+    return RuleResult(
         f"{_waiting(step)}; {read}, 100 MB/s and more are usual",
         gain=_without_waiting(found),
         numbers={**_numbers(found), "tokens_read_per_second": rate or 0.0},
@@ -163,14 +163,14 @@ def slow_disk(found: Evidence) -> Seen | None:
     )
 
 
-def padding_waste(found: Evidence) -> Seen | None:
-    padding = found.wasted
+def padding_waste(found: Evidence) -> RuleResult | None:
+    padding = found.padding_share
     if padding is None:
         return None
     packed = found.planned("data.packing") != "none"
-    severity: Severity = "warning" if not packed or padding >= WORSE_THAN_ALONE else "note"
-    setting = found.who("data.packing")
-    return Seen(
+    severity: Severity = "warning" if not packed or padding >= WORSE_THAN_UNPACKED else "note"
+    setting = found.setting_words("data.packing")
+    return RuleResult(
         f"{percent(padding)} of the places of a batch hold no token; {setting}",
         severity=severity,
         title=f"{percent(padding)} of what is computed is padding",
@@ -181,7 +181,7 @@ def padding_waste(found: Evidence) -> Seen | None:
     )
 
 
-def packing_off(found: Evidence) -> Seen | None:
+def packing_off(found: Evidence) -> RuleResult | None:
     """Unpacked rows with little padding: short ones still leave most of a kernel launch unused."""
     step = found.step
     if step is None or not found.padded:
@@ -193,20 +193,20 @@ def packing_off(found: Evidence) -> Seen | None:
         rows = step.tokens_per_second / step.samples_per_second
     short = bool(rows and length and rows * SHORT_ROWS <= length)
     mean = f"; a row has {rows:,.0f} tokens on average, a sequence {length:,.0f}" if short else ""
-    return Seen(
-        f"{found.who('data.packing')}{mean}",
+    return RuleResult(
+        f"{found.setting_words('data.packing')}{mean}",
         name="short-rows-alone" if short else "packing-off",
         severity="warning" if short and found.on_gpu else "note",
         numbers={"tokens_per_row": rows or 0.0},
     )
 
 
-def slow_copies(found: Evidence) -> Seen | None:
+def slow_copies(found: Evidence) -> RuleResult | None:
     """Copies that the device waits for, or that come from pageable memory."""
     step = found.step
     if step is None or not found.on_gpu:
         return None
-    unpinned, held_up = found.planned("loader.pin_memory") is False, _copies_hold_up(step)
+    unpinned, held_up = found.planned("loader.pin_memory") is False, _waits_for_copies(step)
     if not unpinned and not held_up:
         return None
     rate = ""
@@ -214,11 +214,11 @@ def slow_copies(found: Evidence) -> Seen | None:
         rate = f"; a copy takes {span(step.of('copy'))} for {step.tokens:,.0f} tokens"
     other: dict[str, Any] = {
         "consequence": "the card waits for its batch",
-        "fix": NARROW_LINK,
+        "fix": LINK_FIX,
         "keys": (),
     }
-    return Seen(
-        f"{found.who('loader.pin_memory')}{rate}; {_waiting(step)}",
+    return RuleResult(
+        f"{found.setting_words('loader.pin_memory')}{rate}; {_waiting(step)}",
         severity="warning" if held_up else "note",
         gain=_without_waiting(found) if held_up else None,
         numbers={**_numbers(found), "copy": step.of("copy")},
@@ -232,18 +232,18 @@ def _makes_batches(found: Evidence) -> bool:
     return streaming or found.padded or found.planned("data.tokenize") == "late"
 
 
-def _copies_hold_up(step: StepAnatomy) -> bool:
-    if copies_set_the_pace(step):
+def _waits_for_copies(step: StepAnatomy) -> bool:
+    if is_copy_bound(step):
         return True
     waited = step.of("data_wait")
-    if not is_worth_telling(waited + step.exposed_copy, step):
+    if not is_significant_wait(waited + step.exposed_copy, step):
         return False
-    return step.exposed_copy > waited or step.of("copy") >= COPY_OF_WAIT * waited > 0
+    return step.exposed_copy > waited or step.of("copy") >= COPY_SHARE_OF_WAIT * waited > 0
 
 
 def _waits(found: Evidence) -> bool:
     step = found.step
-    return step is not None and is_worth_telling(step.of("data_wait"), step)
+    return step is not None and is_significant_wait(step.of("data_wait"), step)
 
 
 def _waiting(step: StepAnatomy) -> str:
@@ -259,7 +259,7 @@ def _without_waiting(found: Evidence) -> float | None:
 
 
 def _idle(step: StepAnatomy) -> float:
-    return step.wall - step.compute if copies_set_the_pace(step) else step.of("data_wait")
+    return step.wall - step.compute if is_copy_bound(step) else step.of("data_wait")
 
 
 def _numbers(found: Evidence) -> dict[str, float]:

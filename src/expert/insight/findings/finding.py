@@ -41,7 +41,7 @@ def worst_first(findings: list[Finding]) -> list[Finding]:
     return sorted(findings, key=lambda found: (ORDER[found.severity], -(found.gain or 1.0)))
 
 
-class Seen:
+class RuleResult:
     """What a rule saw: the evidence, and `changes`, fields of the finding that differ from its row
     in the table, with `keys` in place of `overrides`."""
 
@@ -49,7 +49,7 @@ class Seen:
         self.evidence, self.changes = evidence, changes
 
 
-Look = Callable[["Evidence"], Seen | None]
+RuleFunction = Callable[["Evidence"], RuleResult | None]
 """Examines the plan before a run or the events after it; None if nothing is wrong."""
 
 
@@ -59,7 +59,7 @@ class Rule:
 
     name: str
     title: str
-    look: Look | None = None
+    look: RuleFunction | None = None
     """None for findings that only jobs/diagnose makes, from the machine or the rows."""
     consequence: str = ""
     keys: tuple[str, ...] = ()
@@ -74,7 +74,7 @@ class Rule:
         answer = self.look(found) if self.look is not None else None
         return None if answer is None else self.finding(answer)
 
-    def finding(self, answer: Seen) -> Finding:
+    def finding(self, answer: RuleResult) -> Finding:
         """The table row with this evidence."""
         changes = dict(answer.changes)
         keys: tuple[str, ...] = changes.pop("keys", self.keys)

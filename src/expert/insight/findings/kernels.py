@@ -9,19 +9,19 @@ from pydantic import ValidationError
 
 from expert.core.text import gib, percent, span
 from expert.insight.findings.evidence import Evidence
-from expert.insight.findings.finding import CONFIG, Seen
+from expert.insight.findings.finding import CONFIG, RuleResult
 from expert.insight.findings.verdict import gain_without_checkpointing
 from expert.insight.record import listed
-from expert.planning.choose.kernels import COMPILED
+from expert.planning.choose.kernels import COMPILE_SPEEDUP
 from expert.planning.choose.rates import COLD_COMPILE
-from expert.planning.machine.cards import VOLTA, card_named
+from expert.planning.machine.cards import VOLTA, card_by_nvml_name
 from expert.planning.memory.calibration import workload_of
 from expert.planning.memory.fitting import MARGIN
 from expert.planning.memory.memory import activation_bytes
 from expert.planning.run_plan import RunPlan
 
 RECOMPILES_PER_UPDATE = 0.1
-LEAST_RECOMPILES = 3
+MIN_RECOMPILES = 3
 """A few graphs after warm-up come from odd last batches; one per ten steps is a pattern."""
 MANY_WEIGHTS = 10_000_000
 """Below this, an adapter's optimizer takes under 1 % of a step, whichever it is."""
@@ -30,44 +30,44 @@ LOSS_SHARE = 0.1
 """Logits that take a tenth of the memory budget leave room for fewer rows per micro-batch."""
 FUSED_GAIN, TF32_GAIN, BF16_GAIN, CARD_GAIN, DEQUANTISING_GAIN = 1.05, 1.5, 2.0, 10.0, 1.2
 """What guides to the RTX 4080 Super, 4090 and 5090 state for one switch alone; not measured."""
-WON_BACK_SECONDS = COLD_COMPILE / (1 - 1 / COMPILED)
+COMPILE_PAYS_OFF_SECONDS = COLD_COMPILE / (1 - 1 / COMPILE_SPEEDUP)
 """Seconds of uncompiled training after which compiling would have paid off."""
 
 
-def eager_attention(found: Evidence) -> Seen | None:
+def eager_attention(found: Evidence) -> RuleResult | None:
     if found.planned("kernels.attention") != "eager":
         return None
     length = found.amount("data.max_seq_length") or 0.0
-    return Seen(
-        f"{found.who('kernels.attention')}; sequences of {length:,.0f} tokens",
+    return RuleResult(
+        f"{found.setting_words('kernels.attention')}; sequences of {length:,.0f} tokens",
         numbers={"max_seq_length": length},
     )
 
 
-def needless_recomputing(found: Evidence) -> Seen | None:
+def needless_recomputing(found: Evidence) -> RuleResult | None:
     """Activation checkpointing although all activations would fit."""
     budget, peak = found.amount("memory.budget_bytes"), found.peak_bytes
     if not found.recomputes or budget is None or peak is None:
         return None
-    if found.before is not None and not found.asked("kernels.checkpointing"):
+    if found.before is not None and not found.requested("kernels.checkpointing"):
         return None  # the planner weighed it against the micro-batch size
     advice = found.advice("kernels.checkpointing")
-    more = _freed_by_recomputing(found)
+    more = _bytes_saved_by_checkpointing(found)
     fits = more is not None and peak + more <= MARGIN * budget
     if not advice and not fits:
         return None
     why = f"the planner said: {advice}"
     if fits and more is not None:
         why = f"without checkpointing it would hold {gib(peak + more)}"
-    setting = found.who("kernels.checkpointing")
-    return Seen(
+    setting = found.setting_words("kernels.checkpointing")
+    return RuleResult(
         f"{setting}; the run holds {gib(peak)} of {gib(budget)}; {why}",
         gain=gain_without_checkpointing(found),
         numbers={"peak_bytes": peak, "budget_bytes": budget},
     )
 
 
-def _freed_by_recomputing(found: Evidence) -> float | None:
+def _bytes_saved_by_checkpointing(found: Evidence) -> float | None:
     """Bytes that keeping all activations would take; None if the plan does not show it."""
     try:
         work = workload_of(RunPlan.model_validate(found.run.plan))
@@ -81,7 +81,7 @@ def _freed_by_recomputing(found: Evidence) -> float | None:
     return blocks * now if blocks and now else None
 
 
-def needless_quantisation(found: Evidence) -> Seen | None:
+def needless_quantisation(found: Evidence) -> RuleResult | None:
     """Before a run: quantized base weights although bf16 fits."""
     kind, name = found.planned("model.quantization"), found.planned("model.name")
     models = listed(found.run.manifest.get("base_models"))
@@ -95,7 +95,7 @@ def needless_quantisation(found: Evidence) -> Seen | None:
     if plain is None or plain.memory.fits is not True:
         return None
     peak, budget = plain.memory.peak_bytes or 0, plain.memory.budget_bytes
-    return Seen(
+    return RuleResult(
         f"in bf16 {gib(peak)} of {gib(budget)} on {plain.target}",
         title=f"the base weights are {kind} although bf16 fits",
         keys=(key,),
@@ -104,92 +104,97 @@ def needless_quantisation(found: Evidence) -> Seen | None:
     )
 
 
-def recompiling(found: Evidence) -> Seen | None:
+def recompiling(found: Evidence) -> RuleResult | None:
     storm = found.fell_back("RecompileStorm")
     graphs = found.last("recompiles") or 0.0
     updates = sum(line.updates for line in found.anatomy.lines)
-    often = graphs >= LEAST_RECOMPILES and graphs >= RECOMPILES_PER_UPDATE * updates
+    often = graphs >= MIN_RECOMPILES and graphs >= RECOMPILES_PER_UPDATE * updates
     if storm is None and not often:
         return None
     what = f"{graphs:.0f} graphs were compiled after the warm-up in {updates} steps"
     if storm is not None:
         what = f"{storm.get('reason') or what}; the run continued uncompiled"
     alone = found.planned("data.packing") == "none"
-    return Seen(
-        f"{what}; {found.who('kernels.compile')}",
+    return RuleResult(
+        f"{what}; {found.setting_words('kernels.compile')}",
         keys=("packing=true",) if alone else ("torch_compile=false",),
         fix=f"{CONFIG}.packing: true, so that every batch has one shape; else torch_compile: false",
         numbers={"recompiles": graphs, "updates": float(updates)},
     )
 
 
-def compile_failed(found: Evidence) -> Seen | None:
+def compile_failed(found: Evidence) -> RuleResult | None:
     failed = found.fell_back("CompileFailed")
     if failed is None:
         return None
     reason = str(failed.get("reason") or "the reason is unknown")
-    return Seen(reason, gain=COMPILED if found.on_gpu else None)
+    return RuleResult(reason, gain=COMPILE_SPEEDUP if found.on_gpu else None)
 
 
-def kernel_fell_back(found: Evidence) -> Seen | None:
+def kernel_fell_back(found: Evidence) -> RuleResult | None:
     """A different kernel or precision replaced the planned one."""
     lost = found.fell_back("KernelUnavailable") or found.fell_back("PrecisionUnsupported")
-    return Seen(str(lost.get("reason") or "the reason is unknown")) if lost is not None else None
+    return (
+        RuleResult(str(lost.get("reason") or "the reason is unknown")) if lost is not None else None
+    )
 
 
-def too_short_to_compile(found: Evidence) -> Seen | None:
+def too_short_to_compile(found: Evidence) -> RuleResult | None:
     spent = found.anatomy.run
-    short = spent.training < WON_BACK_SECONDS
+    short = spent.training < COMPILE_PAYS_OFF_SECONDS
     if not found.run.of("finished") or not short:
         return None
     if spent.compiling <= spent.training or spent.compiling < 1:
         return None
-    return Seen(
+    return RuleResult(
         f"{span(spent.compiling)} of compiling for {span(spent.training)} of training; "
-        f"{found.who('kernels.compile')}",
-        severity="warning" if found.asked("kernels.compile") else "note",
+        f"{found.setting_words('kernels.compile')}",
+        severity="warning" if found.requested("kernels.compile") else "note",
         gain=spent.total / max(1e-9, spent.total - spent.compiling),
         numbers={"compiling": spent.compiling, "training": spent.training},
     )
 
 
-def compile_off(found: Evidence) -> Seen | None:
+def compile_off(found: Evidence) -> RuleResult | None:
     if found.planned("kernels.compile") is not False or not found.on_gpu:
         return None
-    asked, who = found.asked("kernels.compile"), found.who("kernels.compile")
+    requested, setting_words = (
+        found.requested("kernels.compile"),
+        found.setting_words("kernels.compile"),
+    )
     if found.before is None:
         trained = found.anatomy.run.training
-        if not asked or trained < WON_BACK_SECONDS:
+        if not requested or trained < COMPILE_PAYS_OFF_SECONDS:
             return None
-        return Seen(f"{who}; {span(trained)} of training", gain=COMPILED)
-    if not asked:
+        return RuleResult(f"{setting_words}; {span(trained)} of training", gain=COMPILE_SPEEDUP)
+    if not requested:
         return None
     other = found.before.replan((f"{CONFIG}.torch_compile=auto",))
     if other is None or not other.kernels.compile:
         return None
     because = next(d.because for d in other.decisions if d.path == "kernels.compile")
-    return Seen(f"{who}; {because}", gain=COMPILED)
+    return RuleResult(f"{setting_words}; {because}", gain=COMPILE_SPEEDUP)
 
 
-def compile_cannot(found: Evidence) -> Seen | None:
+def compile_cannot(found: Evidence) -> RuleResult | None:
     """Before a run: compilation that was requested but costs more than it gains, or fails."""
     before = found.before
     if before is None or not found.planned("kernels.compile"):
         return None
     if not found.on_gpu:
-        return Seen(
+        return RuleResult(
             "torch_compile is on",
             name="compile-on-cpu",
             title="blocks are compiled for a CPU",
             consequence="compiling takes longer than it gains",
         )
     if before.windows:
-        return Seen("Triton does not ship for Windows")
+        return RuleResult("Triton does not ship for Windows")
     if before.capability is not None and before.capability < VOLTA:
-        return Seen("the card is older than compute capability 7.0")
+        return RuleResult("the card is older than compute capability 7.0")
     if not found.padded:
         return None
-    return Seen(
+    return RuleResult(
         "torch_compile is on and packing is off",
         name="compile-padded",
         title="padded rows are compiled again for every width",
@@ -198,7 +203,7 @@ def compile_cannot(found: Evidence) -> Seen | None:
     )
 
 
-def fp32_on_a_bf16_card(found: Evidence) -> Seen | None:
+def fp32_on_a_bf16_card(found: Evidence) -> RuleResult | None:
     precision = found.planned("kernels.precision")
     because = found.decision("kernels.precision").get("because", "")
     place = found.gpu_fact("name") or found.run.plan.get("target")
@@ -207,26 +212,26 @@ def fp32_on_a_bf16_card(found: Evidence) -> Seen | None:
     if precision == "fp16":
         if found.before is None:
             return None  # fp16-skips reports what it cost
-        return Seen(
+        return RuleResult(
             f"{place} has bf16 tensor cores",
             name="fp16",
             title="the run computes in float16",
             consequence="loss scaling, and steps lost where a gradient overflows; bf16 is as fast",
         )
-    card = card_named(str(place), found.gpu_bytes or 0)
+    card = card_by_nvml_name(str(place), found.gpu_bytes or 0)
     gain = BF16_GAIN if found.before is not None else None
     if card and card.bf16_tflops and card.tf32_tflops and found.planned("kernels.tf32"):
         gain = card.bf16_tflops / card.tf32_tflops
-    return Seen(f"precision fp32 on {place}; {because}".rstrip("; "), gain=gain)
+    return RuleResult(f"precision fp32 on {place}; {because}".rstrip("; "), gain=gain)
 
 
-def tf32_off(found: Evidence) -> Seen | None:
+def tf32_off(found: Evidence) -> RuleResult | None:
     if found.planned("kernels.tf32") is not False or not found.has_bf16:
         return None
     precision = found.planned("kernels.precision")
     matters = precision == "fp32"
-    return Seen(
-        f"{found.who('kernels.tf32')}; precision {precision}",
+    return RuleResult(
+        f"{found.setting_words('kernels.tf32')}; precision {precision}",
         severity="warning" if matters else "note",
         consequence="float32 products run several times slower"
         if matters
@@ -235,46 +240,48 @@ def tf32_off(found: Evidence) -> Seen | None:
     )
 
 
-def plain_optimizer(found: Evidence) -> Seen | None:
+def plain_optimizer(found: Evidence) -> RuleResult | None:
     if not found.on_gpu or found.planned("optim.optimizer") != "adamw_torch":
         return None
     if found.before is not None:
-        return Seen(found.who("optim.optimizer"), gain=FUSED_GAIN)
+        return RuleResult(found.setting_words("optim.optimizer"), gain=FUSED_GAIN)
     weights = found.amount("adapter.trainable_parameters") or 0
     if weights < MANY_WEIGHTS or found.step is None:
         return None
     share = found.step.share("optimizer")
-    return Seen(
-        f"{found.who('optim.optimizer')} for {weights:,.0f} weights; the optimizer takes "
+    return RuleResult(
+        f"{found.setting_words('optim.optimizer')} for {weights:,.0f} weights; the optimizer takes "
         f"{percent(share)} of a step",
         severity="warning" if share >= OPTIMIZER_SHARE else "note",
         numbers={"optimizer_share": share},
     )
 
 
-def whole_logits(found: Evidence) -> Seen | None:
+def whole_logits(found: Evidence) -> RuleResult | None:
     if found.planned("kernels.fused_loss") is not False:
         return None
     taken, budget = found.part("loss"), found.amount("memory.budget_bytes")
     heavy = bool(budget and taken >= LOSS_SHARE * budget)
-    return Seen(
-        f"{found.who('kernels.fused_loss')}; {gib(taken)} for them at the peak",
+    return RuleResult(
+        f"{found.setting_words('kernels.fused_loss')}; {gib(taken)} for them at the peak",
         severity="warning" if heavy or found.before is not None else "note",
         numbers={"loss_bytes": taken},
     )
 
 
-def cpu_asked(found: Evidence) -> Seen | None:
+def cpu_asked(found: Evidence) -> RuleResult | None:
     here = found.before.gpu_here if found.before is not None else ""
     if not here or found.on_gpu or found.written("config", "device") != "cpu":
         return None
-    return Seen(f"device: cpu, and this machine has {here}", gain=CARD_GAIN)
+    return RuleResult(f"device: cpu, and this machine has {here}", gain=CARD_GAIN)
 
 
-def gpu_unused(found: Evidence) -> Seen | None:
+def gpu_unused(found: Evidence) -> RuleResult | None:
     if found.on_gpu or not found.gpus or found.planned("kernels.device") != "cpu":
         return None
     name, cuda = found.gpu_fact("name") or "a GPU", found.run.environment.get("cuda")
     why = "" if cuda else "; torch is installed without CUDA"
     other: dict[str, Any] = {"keys": (), "fix": "install torch with CUDA"}
-    return Seen(f"{name} is there; {found.who('kernels.device')}{why}", **({} if cuda else other))
+    return RuleResult(
+        f"{name} is there; {found.setting_words('kernels.device')}{why}", **({} if cuda else other)
+    )

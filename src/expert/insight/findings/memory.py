@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from expert.core.text import counted, gib, percent, span
 from expert.insight.findings.evidence import CONTEXT_BYTES, Evidence
-from expert.insight.findings.finding import Seen
+from expert.insight.findings.finding import RuleResult
 from expert.insight.findings.verdict import (
     RETRIES_PER_UPDATE,
     free_cores_fix,
+    is_significant_wait,
     is_starved,
-    is_worth_telling,
     launch_fix,
     sync_places,
 )
@@ -29,13 +29,13 @@ POWER_SHARE = 0.9
 NEARLY_FULL = 0.97
 
 
-def host_sync(found: Evidence) -> Seen | None:
+def host_sync(found: Evidence) -> RuleResult | None:
     """Reads from the device inside a step."""
     count, step = found.syncs, found.step
     if not count or step is None:
         return None
     dry = step.ran_dry or 0.0
-    return Seen(
+    return RuleResult(
         f"{count} times in one step of {found.micro_batches} micro-batches, at "
         f"{sync_places(found)}; the device ran dry in {percent(dry)} of the steps",
         severity="warning" if is_starved(step) else "note",
@@ -43,20 +43,20 @@ def host_sync(found: Evidence) -> Seen | None:
     )
 
 
-def launch_bound(found: Evidence) -> Seen | None:
+def launch_bound(found: Evidence) -> RuleResult | None:
     """Too little work per launch, so that the host sets the pace."""
     step = found.step
     if step is None or not found.on_gpu or found.syncs or not is_starved(step):
         return None
     retries = found.retries_per_update >= RETRIES_PER_UPDATE
-    if is_worth_telling(step.of("data_wait"), step) or retries:
+    if is_significant_wait(step.of("data_wait"), step) or retries:
         return None
     dry, use = step.ran_dry, step.gpu_utilization
     tokens = (step.tokens or 0.0) / found.micro_batches
     ran_dry = f"the device ran dry in {percent(dry)} of the steps; " if dry is not None else ""
     used = f"GPU utilization {percent(use)}; " if use is not None else ""
     fix, keys = launch_fix(found)
-    return Seen(
+    return RuleResult(
         f"{ran_dry}{used}{span(step.wall)} a step, {tokens:,.0f} tokens a micro-batch",
         fix=fix,
         keys=keys,
@@ -65,22 +65,23 @@ def launch_bound(found: Evidence) -> Seen | None:
     )
 
 
-def batch_1(found: Evidence) -> Seen | None:
+def batch_1(found: Evidence) -> RuleResult | None:
     if found.amount("batch.examples_per_update") != 1:
         return None
     tokens = f"; {found.step.tokens or 0:,.0f} tokens a step" if found.step else ""
-    return Seen(
-        f"{found.who('batch.examples_per_update')}{tokens}", numbers={"examples_per_update": 1.0}
+    return RuleResult(
+        f"{found.setting_words('batch.examples_per_update')}{tokens}",
+        numbers={"examples_per_update": 1.0},
     )
 
 
-def small_micro_batch(found: Evidence) -> Seen | None:
+def small_micro_batch(found: Evidence) -> RuleResult | None:
     """A micro-batch size that was set although a larger one fits."""
     micro, sequences = found.amount("batch.micro_batch"), found.amount("batch.sequences_per_update")
     budget, peak = found.amount("memory.budget_bytes"), found.peak_bytes
     if not micro or not sequences or not budget or peak is None:
         return None
-    if not found.asked("batch.micro_batch") or micro >= sequences:
+    if not found.requested("batch.micro_batch") or micro >= sequences:
         return None
     per_row = sum(found.part(name) for name in ("activations", "workspace", "loss")) / micro
     fixed = max(0.0, peak - micro * per_row)
@@ -90,8 +91,8 @@ def small_micro_batch(found: Evidence) -> Seen | None:
         return None
     tokens = (found.step.tokens or 0.0) / found.micro_batches if found.step else 0.0
     per_batch = f"; {tokens:,.0f} tokens a micro-batch" if found.step else ""
-    return Seen(
-        f"{found.who('batch.micro_batch')}; the run holds {gib(peak)} of {gib(budget)}, "
+    return RuleResult(
+        f"{found.setting_words('batch.micro_batch')}; the run holds {gib(peak)} of {gib(budget)}, "
         f"one more sequence takes {gib(per_row)}{per_batch}",
         severity="note" if tokens >= TOKENS_FILL_A_CARD and found.on_gpu else "warning",
         title=f"micro-batch size {micro:.0f} although {possible} would fit",
@@ -101,7 +102,7 @@ def small_micro_batch(found: Evidence) -> Seen | None:
     )
 
 
-def other_process(found: Evidence) -> Seen | None:
+def other_process(found: Evidence) -> RuleResult | None:
     """GPU memory in use that is not this run's."""
     used, own = found.median("gpu_memory_bytes"), found.median("gpu_process_memory_bytes")
     if own is None:
@@ -116,14 +117,14 @@ def other_process(found: Evidence) -> Seen | None:
         if holder and holder.get("pid") != pid
     )
     at_start = f"; at the start: {words}" if words else ""
-    return Seen(
+    return RuleResult(
         f"{gib(used)} in use on the card: {gib(own)} by this run, {gib(used - own)} by other "
         f"processes{at_start}",
         numbers={"others_bytes": used - own},
     )
 
 
-def busy_cores(found: Evidence) -> Seen | None:
+def busy_cores(found: Evidence) -> RuleResult | None:
     """Other processes take cores that this run's threads need. On a CPU all threads wait for the
     slowest; with a GPU the launching thread falls behind."""
     crowded = found.crowded
@@ -131,7 +132,7 @@ def busy_cores(found: Evidence) -> Seen | None:
         return None
     threads, cores, others = crowded
     waits = not found.on_gpu or (found.step is not None and is_starved(found.step))
-    return Seen(
+    return RuleResult(
         f"{counted(threads, 'thread')} on {cores} cores, of which other processes used "
         f"{others:.1f} ({percent(others / cores)}){found.neighbours}",
         severity="warning" if waits else "note",
@@ -143,16 +144,16 @@ def busy_cores(found: Evidence) -> Seen | None:
     )
 
 
-def throttled(found: Evidence) -> Seen | None:
+def throttled(found: Evidence) -> RuleResult | None:
     heat, power = found.median("throttled_heat"), found.median("throttled_power")
     clock, watts = found.median("sm_clock_mhz"), found.median("power_watts")
     at = f"; the clock is at {clock:.0f} MHz" if clock else ""
     if heat is not None and heat >= HEAT_SHARE:
         text = f"throttled in {percent(heat)} of the samples{at}"
-        return Seen(text, numbers={"throttled_heat": heat})
+        return RuleResult(text, numbers={"throttled_heat": heat})
     if power is None or power < POWER_SHARE:
         return None
-    return Seen(
+    return RuleResult(
         f"in {percent(power)} of the samples{f' at {watts:.0f} W' if watts else ''}{at}",
         name="power-limit",
         severity="note",
@@ -163,19 +164,19 @@ def throttled(found: Evidence) -> Seen | None:
     )
 
 
-def memory_full(found: Evidence) -> Seen | None:
+def memory_full(found: Evidence) -> RuleResult | None:
     """Judged by the estimate before a run, and by allocator retries after it."""
     if found.before is not None:
         peak, budget = found.amount("memory.peak_bytes"), found.amount("memory.budget_bytes")
         share = peak / budget if peak and budget else 0.0
         if found.planned("memory.fits") is False or share <= MARGIN:
             return None
-        return Seen(
+        return RuleResult(
             memory_words(found),
             title="almost all of the memory is planned for",
             consequence="another program on the card is enough to end the run, or to make it use "
             "a smaller micro-batch",
-            keys=("micro_batch_size=auto",) if found.asked("batch.micro_batch") else (),
+            keys=("micro_batch_size=auto",) if found.requested("batch.micro_batch") else (),
             numbers={"memory_share": share},
         )
     retries = found.retries_per_update
@@ -185,15 +186,15 @@ def memory_full(found: Evidence) -> Seen | None:
     if retries < RETRIES_PER_UPDATE and not (full and count > 0):
         return None
     filled = f"; {gib(used)} of {gib(total)} are in use" if used and total else ""
-    return Seen(
+    return RuleResult(
         f"{count:.0f} times the allocator had to empty its cache{filled}",
         numbers={"retries_per_update": retries},
     )
 
 
-def does_not_fit(found: Evidence) -> Seen | None:
+def does_not_fit(found: Evidence) -> RuleResult | None:
     misfit = found.before is not None and found.planned("memory.fits") is False
-    return Seen(memory_words(found)) if misfit else None
+    return RuleResult(memory_words(found)) if misfit else None
 
 
 def memory_words(found: Evidence) -> str:
@@ -202,6 +203,6 @@ def memory_words(found: Evidence) -> str:
     return f"{gib(peak)} of {gib(budget)} on {found.run.plan.get('target')}"
 
 
-def out_of_memory(found: Evidence) -> Seen | None:
+def out_of_memory(found: Evidence) -> RuleResult | None:
     fallen = found.fell_back("OutOfMemory")
-    return Seen(str(fallen.get("reason") or "the reason is unknown")) if fallen else None
+    return RuleResult(str(fallen.get("reason") or "the reason is unknown")) if fallen else None

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from expert.core.text import percent, span
 from expert.insight.findings.evidence import Evidence
-from expert.insight.findings.finding import Seen
+from expert.insight.findings.finding import RuleResult
 from expert.insight.step.anatomy import COMMUNICATION, number
 
 SLOWER = 1.15
@@ -15,11 +15,11 @@ SLOWER = 1.15
 differ by their rows, but not always for the same rank. Chosen, not measured."""
 OFTEN = 0.6
 """Share of the lines; if the slowest rank keeps changing, the rows are uneven, not the machine."""
-LONG_TALK = 0.2
+SLOW_COMMUNICATION_SHARE = 0.2
 """Share of a step. 168 MB of adapter gradients take 13 ms over PCIe 4, of a step of a second."""
 
 
-def slow_rank(found: Evidence) -> Seen | None:
+def slow_rank(found: Evidence) -> RuleResult | None:
     slow: dict[int, list[float]] = {}
     for rank, slowest, middle in _rank_seconds(found):
         if rank is not None and middle:
@@ -32,34 +32,34 @@ def slow_rank(found: Evidence) -> Seen | None:
     if ratio < SLOWER:
         return None
     if len(ratios) < OFTEN * lines:
-        return Seen(
+        return RuleResult(
             f"the slowest rank changes from step to step, {percent(ratio - 1)} behind the median",
             name="uneven-ranks",
             title="ranks have uneven shares of a step",
             fix="packing: true, or a larger batch_size",
         )
-    return Seen(
+    return RuleResult(
         f"rank {rank} takes {percent(ratio - 1)} longer than the median rank, in {len(ratios)} of "
         f"{lines} lines",
         gain=ratio,
     )
 
 
-def slow_link(found: Evidence) -> Seen | None:
+def slow_link(found: Evidence) -> RuleResult | None:
     step = found.step
     if step is None or not step.timed or step.wall <= 0:
         return None
-    talk = step.of(COMMUNICATION) - _waited_for_slowest(found)
-    share = talk / step.wall
-    if share < LONG_TALK:
+    communication = step.of(COMMUNICATION) - _wait_for_slowest_rank(found)
+    share = communication / step.wall
+    if share < SLOW_COMMUNICATION_SHARE:
         return None
-    return Seen(
-        f"{percent(share)} of a step ({span(talk)}) goes to summing gradients",
+    return RuleResult(
+        f"{percent(share)} of a step ({span(communication)}) goes to summing gradients",
         gain=1 / (1 - share),
     )
 
 
-def _waited_for_slowest(found: Evidence) -> float:
+def _wait_for_slowest_rank(found: Evidence) -> float:
     """About how many seconds of a step the fastest rank waits for the slowest, taking the median
     rank as halfway. Nothing is sent meanwhile."""
     waits = [2 * (slowest - middle) for _, slowest, middle in _rank_seconds(found)]

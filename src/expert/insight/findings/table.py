@@ -4,7 +4,7 @@ Before a run the evidence is the plan and the machine, after it the plan and the
 needs events finds nothing before. The effective plan counts: a key that the plan overrules is at
 most a note. Thresholds are constants next to their rules, each with its reason. They were fixed
 before the runs they were tried on, except for three changed after false alarms in small CPU runs:
-THREAD_SWITCH_SECONDS, PAUSES_MATTER_SECONDS, and that a single evaluation or save is never too
+THREAD_SWITCH_SECONDS, MIN_PAUSE_SECONDS, and that a single evaluation or save is never too
 many. A healthy run gets no warning and no error.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 from expert.core.files import read_text
 from expert.insight.findings import course, feeding, kernels, memory, ranks
 from expert.insight.findings.evidence import Evidence
-from expert.insight.findings.finding import Finding, Rule, Seen, worst_first
+from expert.insight.findings.finding import Finding, Rule, RuleResult, worst_first
 
 _FILES = (feeding, kernels, memory, ranks, course)
 
@@ -40,6 +40,6 @@ def find(found: Evidence) -> list[Finding]:
     return worst_first([finding for rule in RULES if (finding := rule.find(found)) is not None])
 
 
-def looked_at(row: str, evidence: str, /, **changes: Any) -> Finding:
+def finding_from(row: str, evidence: str, /, **changes: Any) -> Finding:
     """A row of the table with its evidence; `changes` are fields that differ from the row."""
-    return BY_NAME[row].finding(Seen(evidence, **changes))
+    return BY_NAME[row].finding(RuleResult(evidence, **changes))

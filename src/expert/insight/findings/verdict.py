@@ -11,15 +11,15 @@ from expert.insight.findings.evidence import Evidence
 from expert.insight.record import listed
 from expert.insight.step.anatomy import StepAnatomy, number
 from expert.insight.step.bound import Gain, Kind, Verdict
-from expert.planning.choose.kernels import NOT_RECOMPUTED
+from expert.planning.choose.kernels import NO_CHECKPOINTING_SPEEDUP
 
 WAITING_SHARE = 0.10
 """Less than 10 % of waiting is not worth a change; healthy runs on an H200 waited below 1 %."""
 THREAD_SWITCH_SECONDS = 0.005
 """Python's thread switch interval is 5 ms: shorter waits come from threading, not from the data."""
-COPY_OF_WAIT = 0.5
+COPY_SHARE_OF_WAIT = 0.5
 """If copying takes half of the wait, the device waits for the copy rather than for the batch."""
-COPIES_FILL = 0.9
+COPY_BOUND_SHARE = 0.9
 """Back-to-back copies for nine tenths of a step set its pace. The phases need not show idle time:
 on an H200 a copy from pageable memory delayed reading the loss back, and the device was idle in
 none of its phases (copies of 1.01 s in steps of 1.00 s: docs/benchmarks/planted-faults-h200.json).
@@ -34,11 +34,11 @@ FULL_UTILIZATION = 0.97
 model on NF4 weights did so in every step, at 100 % (training-speed-h200.json)."""
 RETRIES_PER_UPDATE = 0.1
 """Emptying the allocator's cache waits for the device; once in ten steps is more than warm-up."""
-START_MATTERS_SECONDS = 60.0
+MIN_START_SECONDS = 60.0
 """A shorter start (loading and compiling) is not reported."""
-PAUSES_MATTER_SECONDS = 2.0
+MIN_PAUSE_SECONDS = 2.0
 """Less evaluating and saving in total is not worth a change, whatever its share."""
-CADENCE_SHARE = 0.05
+PAUSE_BUDGET_SHARE = 0.05
 """Allowed time of evaluating or saving relative to training; sets the advised interval."""
 
 
@@ -50,19 +50,19 @@ def judge(found: Evidence) -> Verdict:
 def judge_step(found: Evidence) -> Verdict:
     step = found.step
     if step is None or step.wall <= 0:
-        return _unreported(found)
+        return _without_log_lines(found)
     pinned = found.planned("loader.pin_memory") is not False
     waits = feeding_verdict(step, kind=found.feed_kind, workers=found.workers, pinned=pinned)
     return waits or _memory(found, step) or _host(found, step) or _computing(found, step)
 
 
-def _unreported(found: Evidence) -> Verdict:
+def _without_log_lines(found: Evidence) -> Verdict:
     """No log line: the run ended before the first, or logging_steps is too large."""
     done = max((number(event, "step") or 0 for event in found.run.events), default=0)
     if done:
         every = found.amount("watch.logging_steps")
-        asked = "" if every is None else f": logging_steps is {every:.0f}"
-        why = f"{done:.0f} steps finished, but no log line shows how long they took{asked}."
+        requested = "" if every is None else f": logging_steps is {every:.0f}"
+        why = f"{done:.0f} steps finished, but no log line shows how long they took{requested}."
         fix, overrides = "training.config.logging_steps: 1", ("training.config.logging_steps=1",)
         return Verdict(kind="unknown", sentence=f"unknown: {why}", fix=fix, overrides=overrides)
     error = found.newest("failed").get("error") or found.newest("stopped").get("reason")
@@ -71,15 +71,15 @@ def _unreported(found: Evidence) -> Verdict:
     return Verdict(kind="unknown", sentence=f"unknown: {why}", fix=fix)
 
 
-def is_worth_telling(waited: float, step: StepAnatomy) -> bool:
+def is_significant_wait(waited: float, step: StepAnatomy) -> bool:
     """Whether a wait is at least a tenth of the step, and longer than a thread switch."""
     return waited >= max(WAITING_SHARE * step.wall, THREAD_SWITCH_SECONDS)
 
 
-def copies_set_the_pace(step: StepAnatomy) -> bool:
+def is_copy_bound(step: StepAnatomy) -> bool:
     """Whether overlapped copies fill the whole step while the device does not."""
-    fill = step.copies_beside and step.of("copy") >= COPIES_FILL * step.wall
-    return fill and is_worth_telling(step.wall - step.compute, step)
+    fill = step.copies_beside and step.of("copy") >= COPY_BOUND_SHARE * step.wall
+    return fill and is_significant_wait(step.wall - step.compute, step)
 
 
 def feeding_verdict(
@@ -90,14 +90,14 @@ def feeding_verdict(
     `kind` is how batches are made: "late" if rows are tokenised on demand. `pinned`: copies come
     from page-locked memory.
     """
-    if copies_set_the_pace(step):
+    if is_copy_bound(step):
         return _copy_bound(step, step.wall - step.compute, pinned=pinned)
     waited, copied = step.of("data_wait"), step.exposed_copy
     idle = waited + copied
-    if not is_worth_telling(idle, step):
+    if not is_significant_wait(idle, step):
         return None
     beside = step.of("copy") if step.copies_beside else 0.0
-    if copied > waited or beside >= COPY_OF_WAIT * waited > 0:
+    if copied > waited or beside >= COPY_SHARE_OF_WAIT * waited > 0:
         return _copy_bound(step, idle, pinned=pinned)
     doing, change, fix, overrides = _FEEDING.get(kind, _FEEDING["packed"])
     fix = fix.format(workers=max(2, 2 * workers))
@@ -113,7 +113,7 @@ def feeding_verdict(
         sentence=f"data-bound: the device computes {span(step.compute)} of a step's "
         f"{span(step.wall)} and is idle {percent(step.idle_share or 0)} of the time; the feeding "
         f"{what}.",
-        fix=fix + (f"; {PINNED}" if copied else ""),
+        fix=fix + (f"; {PIN_MEMORY_FIX}" if copied else ""),
         overrides=overrides,
         gains=tuple(gains),
     )
@@ -124,7 +124,7 @@ def _gain(what: str, step: StepAnatomy, kept: float) -> Gain:
     return Gain(what=what, factor=step.wall / kept, reckoned=f"{span(step.wall)} / {span(kept)}")
 
 
-PINNED = (
+PIN_MEMORY_FIX = (
     "training.config.dataloader_pin_memory: true and packing: true (copies overlap with computing)"
 )
 
@@ -144,7 +144,7 @@ _FEEDING: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
 """By how batches are made: what the device waits for, the change in brief, the fix, its keys."""
 
 
-NARROW_LINK = (
+LINK_FIX = (
     "nvidia-smi -q shows how wide the card's link is (GPU Link Info), expert clear-cuda-cache who "
     "else uses the card"
 )
@@ -158,7 +158,7 @@ def _copy_bound(step: StepAnatomy, idle: float, *, pinned: bool) -> Verdict:
         kind="copy-bound",
         sentence=f"copy-bound: copying batches takes {span(step.of('copy'))} a step, and the "
         f"device is idle for {span(idle)} of its {span(step.wall)}.",
-        fix=NARROW_LINK if narrow else PINNED,
+        fix=LINK_FIX if narrow else PIN_MEMORY_FIX,
         gains=(_gain(what, step, kept),) if kept > 0 else (),
     )
 
@@ -173,10 +173,10 @@ def _memory(found: Evidence, step: StepAnatomy) -> Verdict | None:
             fix="training.config.gradient_checkpointing: selective, or a smaller micro_batch_size",
         )
     gains: tuple[Gain, ...] = ()
-    if found.recomputes and not found.asked("kernels.checkpointing"):
+    if found.recomputes and not found.requested("kernels.checkpointing"):
         what = "blocks are checkpointed because memory is short"
         factor = gain_without_checkpointing(found)
-        reckoned = f"measured: checkpointing all blocks costs {NOT_RECOMPUTED:g}x"
+        reckoned = f"measured: checkpointing all blocks costs {NO_CHECKPOINTING_SPEEDUP:g}x"
         gains = (Gain(what="room for all activations", factor=factor, reckoned=reckoned),)
     elif (event := found.fell_back("OutOfMemory")) is not None:
         reason = str(event.get("reason", "")).strip() or "out of memory"
@@ -198,8 +198,8 @@ def _memory(found: Evidence, step: StepAnatomy) -> Verdict | None:
 def gain_without_checkpointing(found: Evidence) -> float:
     """The speedup from keeping all activations; half as much if some blocks keep theirs."""
     if found.planned("kernels.checkpointing") == "full":
-        return NOT_RECOMPUTED
-    return 1 + (NOT_RECOMPUTED - 1) / 2
+        return NO_CHECKPOINTING_SPEEDUP
+    return 1 + (NO_CHECKPOINTING_SPEEDUP - 1) / 2
 
 
 def is_starved(step: StepAnatomy) -> bool:
@@ -249,12 +249,12 @@ def launch_fix(found: Evidence) -> tuple[str, tuple[str, ...]]:
     """More work per launch first, then fewer launches: the fix in words, and as `--set` keys."""
     micro = found.amount("batch.micro_batch")
     sequences = found.amount("batch.sequences_per_update")
-    if found.asked("batch.micro_batch") and micro and sequences and micro < sequences:
+    if found.requested("batch.micro_batch") and micro and sequences and micro < sequences:
         fix = "training.config.micro_batch_size"
         return f"{fix}: auto", (f"{fix}=auto",)
     if found.padded:
         return "training.config.packing: true", ("training.config.packing=true",)
-    if found.planned("kernels.cuda_graphs") is False and not found.asked("kernels.cuda_graphs"):
+    if found.planned("kernels.cuda_graphs") is False and not found.requested("kernels.cuda_graphs"):
         key = "training.config.use_cuda_graphs"
         return f"{key}: true", (f"{key}=true",)
     rows = max(16, int(2 * (found.amount("batch.examples_per_update") or 1)))
@@ -287,8 +287,8 @@ def _computing(found: Evidence, step: StepAnatomy) -> Verdict:
     busy = percent(1 - step.idle_share if step.idle_share is not None else use or 0.0)
     rate = f" at {step.tokens_per_second:,.0f} tokens/s" if step.tokens_per_second else ""
     good, more, fix = "compute-bound: good.", "", ""
-    if found.wasted is not None:
-        good = f"compute-bound, but {percent(found.wasted)} of what is computed is padding."
+    if found.padding_share is not None:
+        good = f"compute-bound, but {percent(found.padding_share)} of what is computed is padding."
         fix = padding_fix(found)
     crowded = found.crowded if not found.on_gpu else None
     if crowded is not None:
@@ -297,8 +297,8 @@ def _computing(found: Evidence, step: StepAnatomy) -> Verdict:
             f", while other processes used {crowded[2]:.1f} of {crowded[1]} cores{found.neighbours}"
         )
         fix = free_cores_fix(*crowded)
-        if found.wasted is not None:
-            more += f"; {percent(found.wasted)} of what is computed is padding"
+        if found.padding_share is not None:
+            more += f"; {percent(found.padding_share)} of what is computed is padding"
     device = "GPU" if found.on_gpu else "CPU"
     sentence = f"{good} The {device} computes {busy} of a step's {span(step.wall)}{rate}{more}"
     if found.on_gpu and step.mfu:
@@ -320,17 +320,17 @@ def judge_run(found: Evidence) -> Verdict | None:
     if len(found.run.of("saved")) > 1:
         parts["saving"] = spent.saving
     ended = any(found.run.of(kind) for kind in ("finished", "stopped"))
-    if ended and spent.start >= START_MATTERS_SECONDS:
+    if ended and spent.start >= MIN_START_SECONDS:
         parts["start"] = spent.start
     name = max(parts, key=lambda part: parts[part], default="")
     seconds = parts.get(name, 0.0)
-    if found.step is None or seconds < max(PAUSES_MATTER_SECONDS, spent.training):
+    if found.step is None or seconds < max(MIN_PAUSE_SECONDS, spent.training):
         return None
     if name == "start":
         return _start_bound(found)
     kind: Kind = "evaluation-bound" if name == "evaluation" else "saving-bound"
     word = "evaluating" if name == "evaluation" else "saving checkpoints"
-    factor = spent.total / max(1e-9, spent.total - seconds + CADENCE_SHARE * spent.training)
+    factor = spent.total / max(1e-9, spent.total - seconds + PAUSE_BUDGET_SHARE * spent.training)
     key, interval = advised_interval(found, "eval" if name == "evaluation" else "saved", seconds)
     return Verdict(
         kind=kind,
@@ -343,7 +343,7 @@ def judge_run(found: Evidence) -> Verdict | None:
                 what=f"{key}: {interval}",
                 factor=factor,
                 reckoned=f"{span(spent.total)} / ({span(spent.total)} - {span(seconds)} + "
-                f"{percent(CADENCE_SHARE)} of {span(spent.training)})",
+                f"{percent(PAUSE_BUDGET_SHARE)} of {span(spent.training)})",
             ),
         ),
     )
@@ -355,7 +355,7 @@ def advised_interval(found: Evidence, event: str, seconds: float) -> tuple[str, 
     updates = sum(line.updates for line in found.anatomy.lines)
     count = max(1, len(found.run.of(event)))
     training = found.anatomy.run.training
-    allowed = max(1.0, CADENCE_SHARE * training / (seconds / count)) if seconds else 1.0
+    allowed = max(1.0, PAUSE_BUDGET_SHARE * training / (seconds / count)) if seconds else 1.0
     return key, max(1, round(updates / allowed))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path, PureWindowsPath
 from typing import NamedTuple
 
 from expert.core.text import counted
-from expert.insight.ladder.ladder import Ladder, NoLadder, read_ladder
+from expert.insight.ladder.ladder import Ladder, LadderError, read_ladder
 from expert.insight.record import RunRecord, mapping, read_run
 from expert.insight.step.anatomy import dissect, median
 
@@ -86,7 +86,7 @@ def compare(first: Path, second: Path) -> list[Compared]:
     if all(are_runs):
         pair = [_run_numbers(read_run(path)) for path in (first, second)]
     elif any(are_runs):
-        raise NoLadder(
+        raise LadderError(
             f"--compare: {first} and {second} are of different kinds  "
             "(name two results or two runs)"
         )
@@ -96,7 +96,7 @@ def compare(first: Path, second: Path) -> list[Compared]:
     return [(name, *_ratio(pair[0].get(name), pair[1].get(name))) for name in names]
 
 
-def doubts_about(first: Path, second: Path) -> list[str]:
+def comparison_doubts(first: Path, second: Path) -> list[str]:
     """Why two results or two runs should not be compared."""
     if (first / "events.jsonl").is_file():
         names = [path.resolve().name for path in (first, second)]

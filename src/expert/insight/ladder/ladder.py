@@ -19,12 +19,12 @@ FORMAT = 3
 """File version; newer files are refused, older ones are read. 2: settings are timed in turns with
 the one they are compared with (`paired`); other processes and threads are recorded. 3: whether rows
 of one length share a step (`clumping`)."""
-MOST_CLUMPED = 2.0
+MAX_CLUMPING = 2.0
 """Allowed ratio of the variance of a step's mean row length to that of random batches. Rows of 22
 to 24 tokens, packed longest first, have 15 of 16, and their best validation loss was 5 to 23 %
 worse; packed in order, 1.1. With few steps chance alone gives more, so five standard deviations are
 allowed."""
-TOO_WIDE = 0.25
+MAX_SPREAD = 0.25
 """Interquartile range as a share of the rate; beyond it the median means nothing. A host with other
 work had 5 to 15 %, two cores with three processes on them 20 to 60 %."""
 HOST_CORES = 2
@@ -45,7 +45,7 @@ MARKS: dict[Status, tuple[str, str]] = {
     "no time": ("–", "not measured by itself"),
 }
 """A sign and a word for each status."""
-STAND = ("kept", "no difference")
+KEPT_STATUSES = ("kept", "no difference")
 """Statuses that later settings build on."""
 
 
@@ -54,17 +54,17 @@ def outcome(setting: SettingResult) -> str:
     return ": ".join(filter(None, (MARKS[setting.status][1], setting.because)))
 
 
-class NoLadder(ExpertError):
+class LadderError(ExpertError):
     """A file or folder that is not a benchmark result."""
 
 
-class Facts(BaseModel):
+class LadderModel(BaseModel):
     """A part of the file; unknown keys are errors, so that nothing is lost."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
 
-class Measured(Facts):
+class Measured(LadderModel):
     """Measurements of a setting; None where something could not be measured."""
 
     tokens_per_second: float
@@ -107,7 +107,7 @@ class Measured(Facts):
     """Fewer threads than cores, because other processes used the cores at the start."""
 
 
-class SettingResult(Facts):
+class SettingResult(LadderModel):
     """One setting: what it changes, its result, and what it was compared with."""
 
     name: str
@@ -143,7 +143,7 @@ class SettingResult(Facts):
     """Whether every step had the same rows as in the setting below."""
 
 
-class Ladder(Facts):
+class Ladder(LadderModel):
     """A whole benchmark, with what it was measured on."""
 
     format: int = FORMAT
@@ -177,7 +177,7 @@ class Ladder(Facts):
     @property
     def kept(self) -> list[SettingResult]:
         """The kept settings, from the baseline on."""
-        return [setting for setting in self.rungs if setting.status in STAND]
+        return [setting for setting in self.rungs if setting.status in KEPT_STATUSES]
 
     def as_text(self) -> str:
         return json.dumps(self.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n"
@@ -187,7 +187,7 @@ class Ladder(Facts):
         return self.kept[-1] if self.kept else None
 
     @property
-    def is_held_against_baseline(self) -> bool:
+    def is_compared_with_baseline(self) -> bool:
         """Whether the best was compared with the baseline directly; without that, products of gains
         may be far off and are not shown."""
         seen = [setting for setting in self.rungs if setting.measured is not None]
@@ -195,7 +195,7 @@ class Ladder(Facts):
         return known and self.against_baseline is not None
 
     @property
-    def times_as_fast(self) -> tuple[float, float] | None:
+    def speedup_range(self) -> tuple[float, float] | None:
         """Speedup of the best over the baseline, as a range; both ends are equal if it was measured
         directly. Otherwise it lies between the product of the gains, which multiplies their errors,
         and the ratio of rates taken at different times."""
@@ -217,14 +217,14 @@ def read_ladder(path: Path) -> Ladder:
     except OSError as error:
         gone = isinstance(error, FileNotFoundError)
         why = "there is no such file" if gone else error.strerror
-        raise NoLadder(
+        raise LadderError(
             f"{file}: not a result of expert benchmark: {why}  (name a {FILE}, or a run folder)"
         ) from None
     except ValueError as error:
-        raise NoLadder(f"not a result of expert benchmark: {error}") from None
+        raise LadderError(f"not a result of expert benchmark: {error}") from None
     newer = isinstance(data, dict) and isinstance(data.get("format"), int)
     if newer and data["format"] > FORMAT:
-        raise NoLadder(
+        raise LadderError(
             f"{path}: is of format {data['format']}, newer than {FORMAT}  (update expert)"
         )
     try:
@@ -232,7 +232,7 @@ def read_ladder(path: Path) -> Ladder:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the whole"
-        raise NoLadder(
+        raise LadderError(
             f"{path}: not a result of expert benchmark: {where}: {first['msg']}  (name a {FILE})"
         ) from None
 
@@ -283,7 +283,7 @@ def rows_of_one_length(here: Measured) -> str:
         return ""
     rows = max(1.0, here.samples_per_second * here.seconds_per_epoch)
     steps = max(1.0, rows / max(1.0, here.examples_per_update))
-    if here.clumping <= max(MOST_CLUMPED, 1 + 5 * math.sqrt(2 / steps)):
+    if here.clumping <= max(MAX_CLUMPING, 1 + 5 * math.sqrt(2 / steps)):
         return ""
     return (
         f"rows of one length share a step: their mean length varies {here.clumping:.1f} times as "
@@ -327,7 +327,7 @@ def doubts_of(ladder: Ladder) -> list[str]:
     best, direct = ladder.winner, ladder.against_baseline
     if best is not None and best.measured is not None:
         width = best.measured.spread / best.measured.tokens_per_second
-        if width > TOO_WIDE:
+        if width > MAX_SPREAD:
             found.append(f"windows of '{best.name}' are {width:.0%} apart")
     if direct is not None and direct.difference == "none":
         found.append(f"no difference from the baseline was measured: {direct.words}")

@@ -15,14 +15,14 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-AS_FAST = 0.02
+EQUAL_WITHIN = 0.02
 """Ratios closer to 1 than this count as equal: a shared machine is not steadier."""
 ENOUGH_PAIRS = 5
 """All of five ratios fall on one side by chance once in sixteen times, both of two every second
 time: on two cores with five processes a setting that does not change the arithmetic measured 0.68
 and 0.68."""
 HALF = 0.5
-BY_CHANCE = 0.125
+MAX_CHANCE = 0.125
 """Allowed probability of as few pairs on the other side of 1 by chance: none of five to seven, one
 of eight. Ratios of 0.88, 0.85, 0.77, 1.12 and 0.85 were once called slower."""
 
@@ -51,27 +51,27 @@ class Paired(BaseModel):
         """Whether the gain differs from 1 by more than its spread and more than 2 %. Quartiles of
         few pairs are close together by chance, so few pairs need twice the spread, and a setting is
         slower only if half as fast; with many pairs nearly all must lie on one side of 1."""
-        if self.how == "in turns" and not self._on_one_side:
+        if self.how == "in turns" and not self._pairs_agree:
             return "none"
         few = self.how == "in turns" and len(self.ratios) < ENOUGH_PAIRS
-        beyond = max(self.spread * (2 if few or self.how != "in turns" else 1), AS_FAST)
+        beyond = max(self.spread * (2 if few or self.how != "in turns" else 1), EQUAL_WITHIN)
         if self.gain - beyond > 1:
             return "faster"
         return "slower" if self.gain + beyond < (HALF if few else 1) else "none"
 
     @property
-    def _on_one_side(self) -> bool:
+    def _pairs_agree(self) -> bool:
         """Whether too few pairs contradict the rest for it to be chance; of two to four none
         may."""
         count = len(self.ratios)
         others = sum((ratio > 1) != (self.gain > 1) for ratio in self.ratios)
         ways = sum(math.comb(count, few) for few in range(others + 1))
-        return others == 0 or 2 * ways / 2**count < BY_CHANCE
+        return others == 0 or 2 * ways / 2**count < MAX_CHANCE
 
     @property
     def looks_slower(self) -> bool:
         """Whether more pairs might show that it is slower."""
-        return self.difference != "slower" and self.gain + max(self.spread, AS_FAST) < 1
+        return self.difference != "slower" and self.gain + max(self.spread, EQUAL_WITHIN) < 1
 
     @property
     def words(self) -> str:

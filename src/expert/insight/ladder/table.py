@@ -69,7 +69,7 @@ def headline(ladder: Ladder) -> str:
     if won is None or won.measured is None:
         return f"{ladder.name} on {ladder.card}: nothing could be measured"
     rate = f"{won.measured.tokens_per_second:,.0f} tokens/s"
-    times = f", {_times_as_fast(ladder)}" if ladder.times_as_fast else ""
+    times = f", {_speedup_words(ladder)}" if ladder.speedup_range else ""
     doubt = "; not to be trusted" if ladder.doubts else ""
     return f"{ladder.name} on {ladder.card}: {rate}{times}{_losses(ladder)}{doubt}"
 
@@ -93,12 +93,12 @@ def _losses(ladder: Ladder) -> str:
     return f"; the loss agrees on {all_of(same)} that stayed" if same else ""
 
 
-def _times_as_fast(ladder: Ladder) -> str:
-    assert ladder.times_as_fast is not None
+def _speedup_words(ladder: Ladder) -> str:
+    assert ladder.speedup_range is not None
     direct = ladder.against_baseline
     if direct is not None and direct.difference == "none":
         return f"no measured difference from the baseline ({direct.words})"
-    least, most = (f"{times:.1f}" for times in ladder.times_as_fast)
+    least, most = (f"{times:.1f}" for times in ladder.speedup_range)
     return f"{least if least == most else f'{least} to {most}'} times the baseline"
 
 
@@ -125,17 +125,17 @@ def how_measured(ladder: Ladder) -> list[str]:
         "tokens/s: real tokens (no padding), median over windows of steps after warm-up, clock "
         "stopped outside the steps; ± is the distance of the quartiles. Settings were measured at "
         "different times: compare their gains, not their rates",
-        *_how_gained(ladder),
+        *_how_gains_were_measured(ladder),
         f"loss: {ladder.held_out_rows:,} held-out rows ({ladder.held_out_tokens:,} tokens) after "
         f"{learnt} steps from the same start, evaluated in the same way; off by: from the last "
         "setting before it that was kept, in brackets the tolerance",
-        *_held_to_themselves(ladder),
-        *_surroundings(ladder),
+        *_own_loss_footnotes(ladder),
+        *_host_load(ladder),
         *ladder.notes,
     ]
 
 
-def _how_gained(ladder: Ladder) -> list[str]:
+def _how_gains_were_measured(ladder: Ladder) -> list[str]:
     """How gains were measured; format 1 knew one way only."""
     if not any(setting.paired for setting in ladder.rungs):
         return ["gain: over the last kept setting, measured before it; in all: over the baseline, "
@@ -165,7 +165,7 @@ def _how_gained(ladder: Ladder) -> list[str]:
     ]
 
 
-def _held_to_themselves(ladder: Ladder) -> list[str]:
+def _own_loss_footnotes(ladder: Ladder) -> list[str]:
     """Footnotes, by reason, for settings whose losses cannot match the setting below."""
     reasons: dict[str, list[SettingResult]] = {}
     for setting in ladder.rungs:
@@ -192,7 +192,7 @@ def _footnote(why: str, settings: list[SettingResult]) -> str:
     )
 
 
-def _surroundings(ladder: Ladder) -> list[str]:
+def _host_load(ladder: Ladder) -> list[str]:
     """Threads, and how many cores other processes used."""
     seen = [setting.measured for setting in ladder.rungs if setting.measured]
     used = [one.others for one in seen if one.others is not None]

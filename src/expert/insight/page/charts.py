@@ -21,7 +21,15 @@ from expert.insight.page.blocks import (
     WideBar,
 )
 from expert.insight.page.markup import Markup, joined, path, tag
-from expert.insight.page.scales import SIZE, Scale, labels, scale_of, spans_far, thinned, written
+from expert.insight.page.scales import (
+    SIZE,
+    Scale,
+    format_value,
+    labels,
+    scale_of,
+    spans_magnitudes,
+    thinned,
+)
 
 TOOLTIPS = 80
 """Columns of a chart that show their values on hover or tap."""
@@ -29,7 +37,7 @@ LISTED = 10
 """Rows of the value table below a chart, for keyboards, screen readers and paper."""
 DOTS = 30
 """Up to this many points are also drawn as dots."""
-ROOM_ON_A_PHONE = 4
+LABELS_ON_A_PHONE = 4
 """Labels under a drawing; if there are more, every other one is hidden on a phone."""
 LABEL_SHARE = 0.12
 """Parts of a bar at least this wide have their number inside."""
@@ -58,7 +66,7 @@ def sparkline(points: Sequence[Point], words: str) -> Markup:
         return tag("span", class_="spark")
     thin = thinned(points, 60)
     x = scale_of([place for place, _ in thin], tight=True)
-    y = scale_of(known, log=spans_far(points), tight=True)
+    y = scale_of(known, log=spans_magnitudes(points), tight=True)
     box = f"0 0 {SIZE} {SIZE}"
     drawn = path(_path(thin, x, y), class_="line c1")
     about = {"role": "img", "aria_label": words, "preserveAspectRatio": "none"}
@@ -93,7 +101,7 @@ def _below(x: Scale, unit: Unit) -> Markup:
         share = x.share(tick)
         side = "first" if share < 0.03 else "last" if share > 0.97 else None
         words.append(tag("span", text, class_=side, style=f"left:{_percent(share)}"))
-    dense = "xs dense" if len(words) > ROOM_ON_A_PHONE else "xs"
+    dense = "xs dense" if len(words) > LABELS_ON_A_PHONE else "xs"
     return tag("div", *words, class_=dense, aria_hidden="true")
 
 
@@ -181,11 +189,11 @@ def _ends(line: Series, chart: LineChart) -> str:
     if not known:
         return ""
     last, low = known[-1], min(known, key=lambda point: point[1])
-    text = f": {written(last[1], chart.unit)}"
+    text = f": {format_value(last[1], chart.unit)}"
     if line.look != "dots" or chart.unit != "number" or low[1] >= last[1]:
         return text
-    where = f"{chart.x_name} {written(low[0], chart.x_unit)}"
-    return f"{text}, lowest {written(low[1], chart.unit)} at {where}"
+    where = f"{chart.x_name} {format_value(low[0], chart.x_unit)}"
+    return f"{text}, lowest {format_value(low[1], chart.unit)} at {where}"
 
 
 def _values(chart: LineChart, shown: Sequence[Series]) -> Markup:
@@ -198,7 +206,7 @@ def _values(chart: LineChart, shown: Sequence[Series]) -> Markup:
     rows = []
     for place in sorted(some.union(*short)):
         cells = [tag("td", _value_at(line, place, chart.unit), class_="number") for line in shown]
-        rows.append(tag("tr", tag("td", written(place, chart.x_unit)), *cells))
+        rows.append(tag("tr", tag("td", format_value(place, chart.x_unit)), *cells))
     names = [tag("th", line.name, class_="number") for line in shown]
     head = tag("thead", tag("tr", tag("th", chart.x_name), *names))
     table = tag("div", tag("table", head, tag("tbody", *rows)), class_="scroll")
@@ -208,12 +216,12 @@ def _values(chart: LineChart, shown: Sequence[Series]) -> Markup:
 def _value_at(line: Series, place: float, unit: Unit) -> str:
     found = bisect_left(line.points, place, key=lambda point: point[0])
     at, value = line.points[found] if found < len(line.points) else (None, None)
-    return written(value, unit) if at == place and value is not None else "–"
+    return format_value(value, unit) if at == place and value is not None else "–"
 
 
 def _line(line: Series, points: Sequence[Point], x: Scale, y: Scale) -> Markup:
     drawn = [path(_path(points, x, y), class_=f"{line.look} c{line.colour}")]
-    alone = list(_alone(points))
+    alone = list(_isolated_points(points))
     dotted = points if line.look == "dots" or len(points) <= DOTS else alone
     if line.look != "faint" or alone:
         # Lines of zero length: their round ends stay round however the drawing is stretched.
@@ -238,7 +246,7 @@ def _path(points: Sequence[Point], x: Scale, y: Scale) -> str:
     return "".join(parts)
 
 
-def _alone(points: Sequence[Point]) -> Iterator[Point]:
+def _isolated_points(points: Sequence[Point]) -> Iterator[Point]:
     """Points without a neighbour, which a line would not show."""
     values = [None, *(value for _, value in points), None]
     for place, point in enumerate(points):
@@ -253,7 +261,7 @@ def _tips(chart: LineChart, x: Scale) -> Iterator[Markup]:
     for place, (left, right) in zip(shown, pairwise(edges), strict=True):
         values = [(line.name, _value_at(line, place, chart.unit)) for line in chart.series]
         texts = [f"{name} {value}" for name, value in values if value != "–"]
-        where = f"{chart.x_name} {written(place, chart.x_unit)}"
+        where = f"{chart.x_name} {format_value(place, chart.x_unit)}"
         yield _tip(x.share(left), x.share(right), where, *texts)
 
 
@@ -276,8 +284,8 @@ def _stack(chart: StackChart) -> Markup:
     tips = []
     for place, column in enumerate(chart.columns):
         parts = zip(chart.parts, column, strict=True)
-        texts = [f"{name} {written(amount, 'ms')}" for name, amount in parts if amount]
-        where = f"{chart.x_name} {written(chart.at[place], 'count')}"
+        texts = [f"{name} {format_value(amount, 'ms')}" for name, amount in parts if amount]
+        where = f"{chart.x_name} {format_value(chart.at[place], 'count')}"
         tips.append(_tip(place / count, (place + 1) / count, where, *texts))
     below = _below(scale_of(chart.at, whole=True, tight=True, wanted=6), "count")
     y = scale_of([0.0, 1.0])

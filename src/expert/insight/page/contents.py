@@ -12,15 +12,15 @@ from expert.insight.ladder.ladder import Ladder
 from expert.insight.ladder.table import headline
 from expert.insight.outcome import Outcome
 from expert.insight.page.blocks import MADE_BY, Page, PageSection, Tone
-from expert.insight.page.comparison import comparison_section
-from expert.insight.page.curves import learning_section, speed_sections
-from expert.insight.page.environment import data_sections, environment_section
-from expert.insight.page.events import event_sections
 from expert.insight.page.facts import RunFacts
-from expert.insight.page.ladder import ladder_section
-from expert.insight.page.overview import finding_sections, numbers_section
-from expert.insight.page.plan import plan_section
-from expert.insight.page.validation import Validated, validation_sections
+from expert.insight.page.sections.comparison import comparison_section
+from expert.insight.page.sections.curves import learning_section, speed_sections
+from expert.insight.page.sections.environment import data_sections, environment_section
+from expert.insight.page.sections.events import event_sections
+from expert.insight.page.sections.ladder import ladder_section
+from expert.insight.page.sections.overview import finding_sections, numbers_section
+from expert.insight.page.sections.plan import plan_section
+from expert.insight.page.sections.validation import Validated, validation_sections
 from expert.insight.step.bound import Verdict
 
 STATES = {
@@ -32,7 +32,7 @@ STATES = {
 }
 ABOUT_LEARNING = ("overfits", "loss-stays", "always-clipped")
 """Findings that are not about speed."""
-UNFINISHED = {"stopped": "stopped early", "failed": "failed", "gone": "killed"}
+ENDED_EARLY = {"stopped": "stopped early", "failed": "failed", "gone": "killed"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,10 +101,10 @@ def _heads(report: Report) -> list[_Head]:
     answers = Validated(run.record.verdict or {}).sentence()
     if answers is not None:
         heads.append(_Head("Answers", *answers))
-    if run.state in UNFINISHED:
+    if run.state in ENDED_EARLY:
         of = f" of {run.total_steps:,.0f}" if run.total_steps else ""
         done = f"after step {run.updates:,.0f}{of}" if run.updates else "before its first step"
-        heads.append(_Head("Ending", UNFINISHED[run.state], f"The run ended {done}."))
+        heads.append(_Head("Ending", ENDED_EARLY[run.state], f"The run ended {done}."))
     if learning.kind != "unknown":
         heads.append(_Head("Learning", learning.kind, learning.sentence))
     return [*heads, _Head("Speed", str(report.verdict.kind), _sentence(report))]
@@ -161,7 +161,7 @@ def _reasons(report: Report) -> str:
     """How it ended, what to do, and the expected gain."""
     run, verdict, learning = report.run, report.verdict, report.learning
     state = STATES.get(run.state, run.state)
-    if run.state in UNFINISHED:
+    if run.state in ENDED_EARLY:
         state += f": {run.because}." if run.because else "."
     if run.state == "finished" and run.record.validation is None:
         state += " It is not validated yet: run expert validate."

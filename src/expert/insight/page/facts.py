@@ -8,7 +8,7 @@ from functools import cached_property
 from expert.core.events import Event
 from expert.insight.page.blocks import Point
 from expert.insight.record import RunRecord, listed
-from expert.insight.step.anatomy import SITTINGS, Anatomy, LogLine, finite, numbers
+from expert.insight.step.anatomy import SESSION_STARTS, Anatomy, LogLine, finite, numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ class RunFacts:
         return [recorded[step] for step in sorted(recorded)]
 
     @cached_property
-    def undone(self) -> list[tuple[float, float]]:
+    def skipped_windows(self) -> list[tuple[float, float]]:
         """First and last step of every window that a rollback skipped."""
         recorded = [listed(event.get("skipped")) for event in self.record.of("rolled_back")]
         found = []
@@ -165,7 +165,9 @@ class RunFacts:
             if now is not None:
                 if first is None:
                     first, offset = now, now
-                elif event.get("event") in SITTINGS and last is not None and offset is not None:
+                elif (
+                    event.get("event") in SESSION_STARTS and last is not None and offset is not None
+                ):
                     offset += now - last
                 last = now
             result.append(max(0.0, (last or 0.0) - (offset or 0.0)))

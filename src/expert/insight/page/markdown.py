@@ -27,7 +27,7 @@ from expert.insight.page.blocks import (
     Words,
 )
 from expert.insight.page.markup import cut
-from expert.insight.page.scales import written
+from expert.insight.page.scales import format_value
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 SPARK_WIDTH = 48
@@ -137,12 +137,12 @@ def _spark_line(line: Series, chart: LineChart) -> str:
         return f"- {text(line.name)}: no value"
     values = [y for _, y in known]
     low, high = min(known, key=lambda p: p[1]), max(known, key=lambda p: p[1])
-    ends = written(values[0], chart.unit), written(values[-1], chart.unit)
+    ends = format_value(values[0], chart.unit), format_value(values[-1], chart.unit)
     x = chart.x_name
     return (
         f"- {text(line.name)}: `{spark(values)}` {ends[0]} → {ends[1]}; lowest "
-        f"{written(low[1], chart.unit)} at {x} {written(low[0], chart.x_unit)}, highest "
-        f"{written(high[1], chart.unit)} at {x} {written(high[0], chart.x_unit)}"
+        f"{format_value(low[1], chart.unit)} at {x} {format_value(low[0], chart.x_unit)}, highest "
+        f"{format_value(high[1], chart.unit)} at {x} {format_value(high[0], chart.x_unit)}"
     )
 
 

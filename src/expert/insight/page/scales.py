@@ -139,7 +139,7 @@ def si(value: float) -> str:
     return f"{value:,.4g}" if value < 1000 else f"{value:,.0f}"
 
 
-def written(value: float, unit: Unit) -> str:
+def format_value(value: float, unit: Unit) -> str:
     """One value in words, for tooltips."""
     if unit == "seconds":
         return duration(value)
@@ -178,7 +178,7 @@ def thinned(points: Sequence[Point], buckets: int = BUCKETS) -> list[Point]:
     return kept
 
 
-def spans_far(points: Sequence[Point]) -> bool:
+def spans_magnitudes(points: Sequence[Point]) -> bool:
     """Whether a linear axis would flatten most of the values."""
     values = [value for _, value in points if value is not None]
     return bool(values) and min(values) > 0 and max(values) / min(values) > LOG_FROM

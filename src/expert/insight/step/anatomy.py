@@ -29,14 +29,14 @@ PHASE_NAMES = {
 }
 COMMUNICATION = "communication"
 NOT_COMPUTING = ("data_wait", "copy", "other", COMMUNICATION)
-SETTLING_UPDATES = 3
+WARMUP_STEPS = 3
 """Steps that compile and fill caches after a start or a change of plan, as the meter counts
 them."""
-SITTINGS = ("started", "resumed", "rejected")
+SESSION_STARTS = ("started", "resumed", "rejected")
 """The first events of a session; the time before them may be a pause."""
-MOST = 1e100
+MAX_NUMBER = 1e100
 """Larger numbers are damaged or hostile: sums and axes of them overflow."""
-BEGINNINGS = ("started", "resumed", "fell_back", "rolled_back", "compiled")
+WARMUP_STARTS = ("started", "resumed", "fell_back", "rolled_back", "compiled")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,12 +152,12 @@ def dissect(run: RunRecord) -> Anatomy:
 
 def log_lines(events: Sequence[Event]) -> Iterator[LogLine]:
     """Every step event with the number of steps it covers, from the event or the step numbers."""
-    before, unsettled_until = 0, SETTLING_UPDATES
+    before, unsettled_until = 0, WARMUP_STEPS
     for event in events:
         step = number(event, "step")
-        if event.get("event") in BEGINNINGS:
+        if event.get("event") in WARMUP_STARTS:
             here = int(step or 0) - (event["event"] == "compiled")  # written after that step
-            unsettled_until = max(0, here) + SETTLING_UPDATES
+            unsettled_until = max(0, here) + WARMUP_STEPS
             before = min(before, max(0, here))  # a rollback repeats steps
         elif event.get("event") == "step" and step is not None:
             recorded = number(event, "updates")
@@ -226,10 +226,10 @@ def number(event: Mapping[str, Any], name: str) -> float | None:
 def finite(value: object) -> float | None:
     """A number below MOST; None for anything else."""
     if type(value) is float:  # nearly always; a page asks millions of times
-        return value if -MOST < value < MOST else None
+        return value if -MAX_NUMBER < value < MAX_NUMBER else None
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value) if -MOST < value < MOST else None
+    return float(value) if -MAX_NUMBER < value < MAX_NUMBER else None
 
 
 def numbers(values: list[Any]) -> list[float | None]:
@@ -238,7 +238,7 @@ def numbers(values: list[Any]) -> list[float | None]:
     kinds = set(map(type, values))
     if kinds <= {type(None)}:
         return values
-    if kinds <= {float, int} and -MOST < min(values) <= max(values) < MOST:
+    if kinds <= {float, int} and -MAX_NUMBER < min(values) <= max(values) < MAX_NUMBER:
         return values
     return [finite(value) for value in values]
 
@@ -276,7 +276,7 @@ def _sessions(events: Sequence[Event]) -> list[list[Event]]:
     """The events from each start to the next; events about resuming come before a start."""
     found: list[list[Event]] = []
     for event in events:
-        if event.get("event") in SITTINGS or not found:
+        if event.get("event") in SESSION_STARTS or not found:
             found.append([])
         found[-1].append(event)
     return found

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from expert.planning.choose.rates import MEASURED_CARD, is_measured_size, share_of_peak
 
 WRONG, ACCEPTABLE = 500 / 1500, 1000 / 1500
-LEAST_PARAMETERS = 67e6
+MIN_PARAMETERS = 67e6
 """Half the size of the smallest model in the table: below, launches and not the peak decide."""
 
 
@@ -41,7 +41,7 @@ def expected_band(
     built-in character model."""
     if parameters is None or not flops_per_token or not peak_flops:
         return None
-    if parameters < LEAST_PARAMETERS and not characters:
+    if parameters < MIN_PARAMETERS and not characters:
         return None
     share = share_of_peak(parameters, compiled=True, characters=characters)
     measured = card == MEASURED_CARD and (characters or is_measured_size(parameters))

@@ -25,10 +25,10 @@ from expert.insight.page.html import page_html
 from expert.jobs.benchmark.child import main
 from expert.jobs.benchmark.measure import Benchmark, BenchmarkRequest, CannotBenchmark, Watcher
 from expert.jobs.benchmark.processes import SettingProcess
-from expert.planning.ladder import BASELINE, SETTINGS, THE_REST
+from expert.planning.benchmark_settings import BASELINE, SETTINGS, THE_REST
 from expert.planning.machine.target import choose_target
 from expert.planning.measurements import (
-    REMEMBERED,
+    DECIDED_BY_BENCHMARK,
     MeasuredRate,
     forget_rates,
     measurements_file,
@@ -62,10 +62,10 @@ def benchmark(
     try:
         ladder = bench.run(place, partial(SettingProcess, target=main))
     except Interrupted as end:
-        if (done := bench.so_far) is not None:
+        if (done := bench.partial_result) is not None:
             note = f"interrupted by {end.by} after '{done.rungs[-1].name}': later settings were not"
             notes = [*done.notes, f"{note} measured"]
-            bench.watcher.cut_off(done.model_copy(update={"notes": notes}))
+            bench.watcher.benchmark_interrupted(done.model_copy(update={"notes": notes}))
         raise
     finally:
         if folder is None:
@@ -134,14 +134,14 @@ def write_result(ladder: Ladder, file: Path) -> list[Path]:
 
 def remember(bench: Benchmark, ladder: Ladder) -> Path:
     """Store the best settings for later plans, and return the file."""
-    won, plan = bench.standing.result, bench.standing.plan
+    won, plan = bench.kept_settings.result, bench.kept_settings.plan
     assert won is not None, "the first setting that was measured is kept"
     assert won.measured is not None
     assert plan is not None
     settings = {path: attrgetter(path)(plan) for path in tried_paths(ladder)}
     if "batch.micro_batch" in settings:
         settings["batch.micro_batch"] = won.measured.micro_batch
-    gains, device = bench.standing.gains, bench.top.kernels.device
+    gains, device = bench.kept_settings.gains, bench.full_plan.kernels.device
     target = choose_target(bench.machine, vram=bench.request.vram, device=device)
     rate = MeasuredRate(
         card=target.card.slug if target.card else target.name,  # as plans look it up
@@ -178,4 +178,4 @@ def tried_paths(ladder: Ladder) -> list[str]:
     about = [
         path for setting in (BASELINE, *SETTINGS) if setting.name in tried for path in setting.about
     ]
-    return [path for path in REMEMBERED if path in about]
+    return [path for path in DECIDED_BY_BENCHMARK if path in about]

@@ -21,16 +21,16 @@ from typing import TYPE_CHECKING, Any
 from expert.core.errors import ExpertError
 from expert.core.rundir import RunFolder
 from expert.core.secrets import redacted
-from expert.jobs.benchmark.numbers import judged, numbers_of
+from expert.jobs.benchmark.numbers import judged, measured_fields
 from expert.jobs.benchmark.processes import Job, Ready, Window
 from expert.planning.decisions import Remark
 from expert.planning.machine.machine import describe_machine
 from expert.planning.memory.workload import CAPTURED_WIDTHS
 from expert.run.build import environment
 from expert.run.open import open_planned
-from expert.run.session.execute import Through, attempt
-from expert.run.session.failures import failure_of, nothing_left
-from expert.run.session.recover import change_over
+from expert.run.session.execute import StepWrapper, attempt
+from expert.run.session.failures import exhausted_message, failure_of
+from expert.run.session.recover import switch_plan
 from expert.run.session.session import (
     Session,
     Start,
@@ -41,7 +41,7 @@ from expert.run.session.session import (
 )
 from expert.run.session.short_run import WITHOUT_PAUSES
 from expert.run.session.start import announce
-from expert.telemetry.cpu import busy_seconds, cores_seen, own_seconds
+from expert.telemetry.cpu import available_cores, busy_seconds, own_seconds
 from expert.training.recovery import changes, plan_after
 
 if TYPE_CHECKING:
@@ -53,36 +53,36 @@ if TYPE_CHECKING:
     from expert.telemetry.gpu import GpuSampler
     from expert.telemetry.meter import Meter
 
-FEWEST_STEPS = 2
+MIN_STEPS = 2
 """Trained if a single step takes longer than the whole budget."""
 FIRST_STEPS = 3
 """Enough to compile, to fill caches, and to measure the time of a step."""
-LEAST_STEPS = 5
+MIN_FAST_STEPS = 5
 """Fewer would hardly show a difference in the loss; used if time allows."""
 SLOW_SECONDS = 1.0
 """Of slower steps few are needed: each is long enough to be timed alone."""
 WARM_UP = 3
 """Untimed steps of a feed that has just started."""
-UNTIL_CAPTURED = 6
+CAPTURE_STEPS = 6
 """Steps: CUDA graphs are captured at the third batch, the optimizer's once its gradients have kept
 their addresses for two."""
-FOR_A_WIDTH = 8
+CAPTURE_STEPS_PER_WIDTH = 8
 """More of them for each width that is captured when it first comes: most come within 30 steps."""
 ENOUGH_STEPS = 10_000_000
 """More than any windows need: the feed of a timed setting does not end."""
 SECONDS_BETWEEN_EVENTS = 0.1
 """Sampling the card and writing a line takes a fraction of a millisecond: too long for fast
 steps."""
-NVML_LOOKS_BACK = 1.0
+NVML_WINDOW_SECONDS = 1.0
 """Seconds: NVML's utilization covers the last sixth of a second to one second."""
 LOOK_SECONDS = 1.0
 """How long to watch for free cores: the first setting fixes the threads for all, and a fifth of a
 second misses much."""
 BECAUSE = "a benchmark measures steps alone"
 
-Say = Callable[[dict[str, Any]], None]
+Send = Callable[[dict[str, Any]], None]
 """Sends a message to the parent."""
-Hear = Callable[[], dict[str, int] | None]
+Receive = Callable[[], dict[str, int] | None]
 """Waits for the parent's next order: a window of `steps` after `skip` untimed ones, or empty for
 the results. None if the parent wants no more."""
 
@@ -106,11 +106,11 @@ def main(job: Job, connection: Connection, log: str, environ: dict[str, str]) ->
     logging.disable(logging.WARNING)
     limit = int(job.pace.limit_seconds) + 60
 
-    def say(fact: dict[str, Any]) -> None:
+    def send(fact: dict[str, Any]) -> None:
         _alarm(limit)
         connection.send(fact)
 
-    def hear() -> dict[str, int] | None:
+    def receive() -> dict[str, int] | None:
         _alarm(0)  # no limit while waiting, but the parent must be alive
         try:
             order: dict[str, int] = connection.recv()
@@ -125,9 +125,9 @@ def main(job: Job, connection: Connection, log: str, environ: dict[str, str]) ->
 
         # CUDA was initialised before this process was forked.
         if getattr(torch.cuda, "_is_in_bad_fork", lambda: False)():
-            say({"spawn": True})
+            send({"spawn": True})
         else:
-            measure(job, say, hear)
+            measure(job, send, receive)
     except BrokenPipeError:  # the parent has gone
         os._exit(1)
     except Exception as error:  # noqa: BLE001 - whatever it was, it ends this setting and no other
@@ -135,7 +135,7 @@ def main(job: Job, connection: Connection, log: str, environ: dict[str, str]) ->
         words = str(error).strip().splitlines()
         text = words[0] if words else ""
         known = isinstance(error, ExpertError)
-        say({"failed": text if known else f"{type(error).__name__}: {text}"})
+        send({"failed": text if known else f"{type(error).__name__}: {text}"})
     os._exit(0)
 
 
@@ -145,61 +145,63 @@ def _alarm(seconds: int) -> None:
         signal.alarm(seconds)
 
 
-def measure(job: Job, say: Say, hear: Hear) -> None:
+def measure(job: Job, send: Send, receive: Receive) -> None:
     """Train, evaluate the loss on the held-out rows, and time windows on request."""
-    say({"doing": "opening the data", "done": 0, "of": 0})
+    send({"doing": "opening the data", "done": 0, "of": 0})
     plan = for_measuring(job.plan, beside=job.beside)
     ready = open_planned(plan, job.read, describe_machine(job.read.folder))
     folder = RunFolder.create(job.runs, job.name)
     events: list[dict[str, Any]] = []
 
-    def heard(event: dict[str, Any]) -> None:
+    def on_event(event: dict[str, Any]) -> None:
         events.append(event)
         if event["event"] == "step":
-            say({"doing": "training", "done": event["step"], "of": 0})
+            send({"doing": "training", "done": event["step"], "of": 0})
 
     opened = open_session(
         folder=folder,
         plan=ready.plan,
         data=ready.data,
         manifest=job.read.manifest,
-        sinks=(heard,),
+        sinks=(on_event,),
         start=Start(machine=ready.machine, allow_remote_code=job.allow_remote_code),
         keep=False,
     )
     with folder.locked(), opened as run:
         announce(run, threads=job.threads, look_seconds=LOOK_SECONDS)
-        say({"doing": "loading the model", "done": 0, "of": 0})
-        _measured(run, job, events, say, hear)
+        send({"doing": "loading the model", "done": 0, "of": 0})
+        _measured(run, job, events, send, receive)
 
 
-def _measured(run: Session, job: Job, events: list[dict[str, Any]], say: Say, hear: Hear) -> None:
+def _measured(
+    run: Session, job: Job, events: list[dict[str, Any]], send: Send, receive: Receive
+) -> None:
     from expert.model.switches import set_switches
 
     steps = _train_first_steps(run, events, job)
-    weights = None if job.only_rate else copied(model_of(run).tensors())
+    weights = None if job.speed_only else copied(model_of(run).tensors())
     if run.plan.kernels.cuda_graphs:  # timed steps must run from captured graphs
         widths = CAPTURED_WIDTHS if run.plan.data.flat else 0
-        _train_to(run, run.state.done + UNTIL_CAPTURED + FOR_A_WIDTH * widths)
+        _train_to(run, run.state.done + CAPTURE_STEPS + CAPTURE_STEPS_PER_WIDTH * widths)
 
     def judge() -> dict[str, Any]:
         if weights is None:
             return {}
-        say({"doing": "judging the loss on held-out rows", "done": 0, "of": 0})
+        send({"doing": "judging the loss on held-out rows", "done": 0, "of": 0})
         found = judged(run, weights, job)
         set_switches(run.plan.kernels)  # the windows are timed with the setting's own switches
         return found
 
-    found = judge() if job.stays else {}
+    found = judge() if job.keeps_running else {}
     release_memory(run.device)
     ready = _ready(events, steps)
     _log_every(run, max(1, round(SECONDS_BETWEEN_EVENTS / ready.step_seconds)))
-    say({"ready": ready})
+    send({"ready": ready})
     windows = Windows(
-        hear,
-        say,
-        finished=lambda: numbers_of(run, events, windows.timed, steps) | found,
-        stays=job.stays,
+        receive,
+        send,
+        finished=lambda: measured_fields(run, events, windows.timed, steps) | found,
+        keeps_running=job.keeps_running,
         device=run.device,
         meter=lambda: run.instruments.meter,
         gpu=run.instruments.gpu,
@@ -207,12 +209,12 @@ def _measured(run: Session, job: Job, events: list[dict[str, Any]], say: Say, he
     )
     run.now.plan = _with(run.plan, **{"length.total_steps": run.state.done + ENOUGH_STEPS})
     while not windows.over:
-        _checked(run, windows)
+        _train_checked(run, windows)
     if windows.ends_with_loss:
-        numbers = numbers_of(run, events, windows.timed, steps)
+        numbers = measured_fields(run, events, windows.timed, steps)
         run.now.built = None
         release_memory(run.device)
-        say({"measured": numbers | judge()})
+        send({"measured": numbers | judge()})
 
 
 def _ready(events: list[dict[str, Any]], steps: int) -> Ready:
@@ -222,7 +224,7 @@ def _ready(events: list[dict[str, Any]], steps: int) -> Ready:
         steps=steps,
         threads=threads.get("threads"),
         lowered=threads.get("lowered"),
-        cores=len(cores_seen()),
+        cores=len(available_cores()),
         environment=environment(),
     )
 
@@ -258,16 +260,16 @@ def for_measuring(plan: RunPlan, *, beside: bool) -> RunPlan:
 
 def _train_first_steps(run: Session, events: list[dict[str, Any]], job: Job) -> int:
     """Train the given number of steps, or as many as there is time for; returns how many."""
-    steps, seconds = job.steps, job.pace.learn_seconds
+    steps, seconds = job.steps, job.pace.train_seconds
     if steps is None:
-        _train_to(run, FEWEST_STEPS)
+        _train_to(run, MIN_STEPS)
         # The faster of the two: the first one also loads kernels.
         if min(_step_times(events)) > seconds:
-            return FEWEST_STEPS
+            return MIN_STEPS
         _train_to(run, FIRST_STEPS)
         each = _step_seconds(events)
-        least = FIRST_STEPS if each > SLOW_SECONDS else LEAST_STEPS
-        steps = max(least, min(job.pace.most_learnt, int(seconds / each)))
+        least = FIRST_STEPS if each > SLOW_SECONDS else MIN_FAST_STEPS
+        steps = max(least, min(job.pace.max_train_steps, int(seconds / each)))
     _train_to(run, steps)
     return steps
 
@@ -280,7 +282,7 @@ def _train_to(run: Session, total: int) -> None:
     while run.state.done < total:
         failure, interrupted = None, False
         try:
-            _checked(run)
+            _train_checked(run)
         except Exception as error:
             failure = failure_of(error, run.now.doing, run.plan)
             interrupted = isinstance(error, StepInterrupted)
@@ -290,11 +292,11 @@ def _train_to(run: Session, total: int) -> None:
             after = plan_after(run.plan, failure)
             changed = changes(run.plan, after) if after is not None else []
             if after is None or not all(each.path.startswith("batch.") for each in changed):
-                raise SettingFailed(nothing_left(failure).partition("  (")[0])
-            change_over(run, after, failure, interrupted=interrupted)
+                raise SettingFailed(exhausted_message(failure).partition("  (")[0])
+            switch_plan(run, after, failure, interrupted=interrupted)
 
 
-def _checked(run: Session, through: Through = iter) -> None:
+def _train_checked(run: Session, through: StepWrapper = iter) -> None:
     """Train until the end of the plan or of the steps; raise if something else ends it."""
     ending = attempt(run, through=through)
     if ending.trouble is not None:
@@ -334,21 +336,21 @@ class Windows:
 
     def __init__(
         self,
-        hear: Hear,
-        say: Say,
+        receive: Receive,
+        send: Send,
         *,
         finished: Callable[[], dict[str, Any]],
         device: torch.device,
         meter: Callable[[], Meter],
         gpu: GpuSampler | None = None,
-        stays: bool = True,
+        keeps_running: bool = True,
         fresh: int = 0,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """`fresh`: steps of a feed that has just started, which are never timed."""
-        self._hear, self._say, self._finished = hear, say, finished
+        self._hear, self._say, self._finished = receive, send, finished
         self._device, self._meter, self._gpu, self._clock = device, meter, gpu, clock
-        self._stays, self._fresh = stays, fresh
+        self._stays, self._fresh = keeps_running, fresh
         self._order: dict[str, int] | None = None
         self.timed: list[Window] = []
         self.over = self.ends_with_loss = False
@@ -363,13 +365,13 @@ class Windows:
                     return
                 yield fed
             fresh = 0
-            start, taken = self._mark(), []
+            start, taken = self._snapshot(), []
             for _ in range(order["steps"]):
                 if (fed := next(coming, None)) is None:
                     return
                 taken.append((fed.step.done, fed.counts.real_tokens, fed.counts.examples))
                 yield fed
-            self.timed.append(self._window(start, self._mark(), taken))
+            self.timed.append(self._window(start, self._snapshot(), taken))
             self._order = None
             self._say({"window": self.timed[-1]})
 
@@ -386,13 +388,13 @@ class Windows:
             self.over, self.ends_with_loss = True, order is not None
             return None
 
-    def _mark(self) -> tuple[float, float, float]:
+    def _snapshot(self) -> tuple[float, float, float]:
         """Once the device is idle: the time, and CPU seconds of all processes and of this one."""
         if self._device.type == "cuda":
             import torch
 
             torch.cuda.synchronize(self._device)
-        return (self._clock(), *_busy_and_own())
+        return (self._clock(), *_cpu_seconds())
 
     def _window(
         self,
@@ -401,7 +403,7 @@ class Windows:
         taken: list[tuple[int, int, int]],
     ) -> Window:
         seconds, busy, own = (after - before for before, after in zip(start, end, strict=True))
-        sample = self._gpu.sample() if self._gpu and seconds >= NVML_LOOKS_BACK else None
+        sample = self._gpu.sample() if self._gpu and seconds >= NVML_WINDOW_SECONDS else None
         return Window(
             first=taken[0][0],
             steps=len(taken),
@@ -413,7 +415,7 @@ class Windows:
         )
 
 
-def _busy_and_own() -> tuple[float, float]:
+def _cpu_seconds() -> tuple[float, float]:
     """CPU seconds of all processes, and of this one including its batch workers."""
     import psutil
 

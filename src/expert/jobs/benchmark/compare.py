@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from expert.insight.ladder.pairs import Paired, in_turns, one_after_the_other
 from expert.jobs.benchmark.pace import LEAST_WINDOWS, BenchmarkPace, Clock, window_steps
-from expert.jobs.benchmark.processes import Job, Progress, SettingLost, SettingProcess
-from expert.planning.ladder import fit_together
+from expert.jobs.benchmark.processes import Job, MeasurementFailed, Progress, SettingProcess
+from expert.planning.benchmark_settings import fit_together
 
 if TYPE_CHECKING:
     from expert.planning.run_plan import RunPlan
@@ -35,7 +35,7 @@ class Timed:
 
     job: Job
     process: SettingProcess | None = None
-    stays: bool = True
+    keeps_running: bool = True
     """Whether its process remains after its loss was evaluated."""
     steps: int | None = None
     """Trained before its loss was evaluated; None before its first process."""
@@ -59,10 +59,12 @@ class Timed:
         others = [beside.plan] if beside.alive else []
         job = replace(self.job, beside=bool(others))
         if self.found is None:
-            self.stays = fit_together(*others, self.plan, self.plan)  # and the evaluated model
-            job = replace(job, stays=self.stays)
+            self.keeps_running = fit_together(
+                *others, self.plan, self.plan
+            )  # and the evaluated model
+            job = replace(job, keeps_running=self.keeps_running)
         else:
-            job = replace(job, only_rate=True, steps=min(self.steps or FEW_STEPS, FEW_STEPS))
+            job = replace(job, speed_only=True, steps=min(self.steps or FEW_STEPS, FEW_STEPS))
         self.process = start(job)
         self.steps = self.steps or self.process.ready.steps
         return self.process
@@ -74,7 +76,7 @@ class Timed:
         ready = self.process.ready
         machine = {"threads": ready.threads, "cores": ready.cores, "lowered": ready.lowered}
         self.found = self.process.measured() | machine
-        if not self.stays:
+        if not self.keeps_running:
             self.close()
 
     def close(self) -> None:
@@ -92,41 +94,48 @@ class Timing:
     clock: Clock
     progress: Progress
 
-    def compare(self, there: Timed | None, here: Timed, *, again: bool = False) -> Paired | None:
+    def compare(
+        self, reference: Timed | None, candidate: Timed, *, again: bool = False
+    ) -> Paired | None:
         """How much faster `here` is than `there`; raises if that cannot be measured.
 
         `again`: earlier rates of `there` are not enough.
         """
-        on_card, fresh = here.plan.kernels.device == "cuda", here.found is None
-        if there is None:
-            here.rates = self._alone(here)
-            here.finish()
+        on_card, fresh = candidate.plan.kernels.device == "cuda", candidate.found is None
+        if reference is None:
+            candidate.rates = self._alone(candidate)
+            candidate.finish()
             return None
-        if fit_together(there.plan, here.plan):
+        if fit_together(reference.plan, candidate.plan):
             try:
-                paired = self._in_turns(there, here)
-            except SettingLost:
-                if there.alive and not on_card:
+                paired = self._in_turns(reference, candidate)
+            except MeasurementFailed:
+                if reference.alive and not on_card:
                     raise  # this setting failed, and not for lack of GPU memory
             else:
-                shrunk = fresh and on_card and here.found is not None and here.found["fallbacks"]
+                shrunk = (
+                    fresh
+                    and on_card
+                    and candidate.found is not None
+                    and candidate.found["fallbacks"]
+                )
                 if not shrunk:
                     return paired
-                here.found = None
+                candidate.found = None
             # The estimate for both was wrong, or one of them was lost: time it alone.
-            here.close()
-        there.close()
-        return self._one_after_the_other(there, here, again=again)
+            candidate.close()
+        reference.close()
+        return self._one_after_the_other(reference, candidate, again=again)
 
-    def _in_turns(self, there: Timed, here: Timed) -> Paired:
-        there.open(self.start, beside=here)
-        here.open(self.start, beside=there)
-        pairs = self._pairs(there, here)
-        there.rates, here.rates = (list(rates) for rates in zip(*pairs, strict=True))
-        here.finish()
-        return in_turns(there.job.name, pairs)
+    def _in_turns(self, reference: Timed, candidate: Timed) -> Paired:
+        reference.open(self.start, beside=candidate)
+        candidate.open(self.start, beside=reference)
+        pairs = self._pairs(reference, candidate)
+        reference.rates, candidate.rates = (list(rates) for rates in zip(*pairs, strict=True))
+        candidate.finish()
+        return in_turns(reference.job.name, pairs)
 
-    def _pairs(self, there: Timed, here: Timed) -> list[tuple[float, float]]:
+    def _pairs(self, reference: Timed, candidate: Timed) -> list[tuple[float, float]]:
         """Rates of pairs of windows. The order alternates, so that a machine that slows down
         favours neither.
 
@@ -134,7 +143,7 @@ class Timing:
         its gain: one that looks slower may take twice its time.
         """
         clock, pace = self.clock, self.pace
-        ends = clock.spent + clock.for_windows(pace)
+        ends = clock.spent + clock.timing_seconds(pace)
         seconds = min(pace.window_seconds, (ends - clock.spent) / (2 * pace.least_pairs))
         pairs: list[tuple[float, float]] = []
         lasts = 0.0
@@ -142,11 +151,11 @@ class Timing:
             before, number = clock.spent, len(pairs)
             self.progress("timing in turns", number, pace.most_pairs)
             if number % 2 == 0:
-                rate = _window(there, seconds, first=number == 0)
-                pairs.append((rate, _window(here, seconds, first=number == 0)))
+                rate = _window(reference, seconds, first=number == 0)
+                pairs.append((rate, _window(candidate, seconds, first=number == 0)))
             else:
-                rate = _window(here, seconds)
-                pairs.append((_window(there, seconds), rate))
+                rate = _window(candidate, seconds)
+                pairs.append((_window(reference, seconds), rate))
             lasts = max(lasts if number > 1 else 0.0, clock.spent - before)
             found = in_turns("", pairs)
             if len(pairs) >= pace.least_pairs and found.difference != "none":
@@ -156,27 +165,27 @@ class Timing:
                 break
         return pairs
 
-    def _one_after_the_other(self, there: Timed, here: Timed, *, again: bool) -> Paired:
-        name = there.job.name
-        here.rates = self._alone(here)
-        here.finish()
-        paired = one_after_the_other(name, there.rates, here.rates)
-        if not again and (paired.difference == "faster" or self.clock.is_up()):
+    def _one_after_the_other(self, reference: Timed, candidate: Timed, *, again: bool) -> Paired:
+        name = reference.job.name
+        candidate.rates = self._alone(candidate)
+        candidate.finish()
+        paired = one_after_the_other(name, reference.rates, candidate.rates)
+        if not again and (paired.difference == "faster" or self.clock.is_used_up()):
             return paired
         # Slower than minutes ago, or about as fast: the machine may be the cause.
-        here.close()
+        candidate.close()
         try:
-            there.rates = [*there.rates, *self._alone(there)]
-        except SettingLost:
+            reference.rates = [*reference.rates, *self._alone(reference)]
+        except MeasurementFailed:
             return paired
         finally:
-            there.close()
-        return one_after_the_other(name, there.rates, here.rates)
+            reference.close()
+        return one_after_the_other(name, reference.rates, candidate.rates)
 
     def _alone(self, one: Timed) -> list[float]:
         """Rates of as many windows of one setting as time allows."""
         process = one.open(self.start, beside=one)
-        left = self.clock.for_windows(self.pace)
+        left = self.clock.timing_seconds(self.pace)
         seconds = min(self.pace.window_seconds, left / self.pace.least_pairs)
         steps, skip = window_steps(process.ready.step_seconds, seconds)
         lasts = (steps + skip) * process.ready.step_seconds

@@ -15,7 +15,7 @@ from expert.core.errors import ExpertError, ManifestError
 from expert.core.files import write_text_atomically
 from expert.insight.ladder.ladder import (
     FILE,
-    STAND,
+    KEPT_STATUSES,
     Ladder,
     Measured,
     SettingResult,
@@ -25,20 +25,20 @@ from expert.insight.ladder.ladder import (
 from expert.insight.ladder.pairs import Paired, spread_of
 from expert.jobs.benchmark.compare import Timed, Timing
 from expert.jobs.benchmark.pace import TRAINING_SHARE, Clock, pace_of
-from expert.jobs.benchmark.processes import Job, Progress, SettingLost, SettingProcess
-from expert.jobs.benchmark.result import Standing, judged, notes_on, result_of
+from expert.jobs.benchmark.processes import Job, MeasurementFailed, Progress, SettingProcess
+from expert.jobs.benchmark.result import KeptSettings, judged, notes_on, result_of
 from expert.jobs.benchmark.rows import ReadWith, prepare_rows
-from expert.planning.ladder import (
+from expert.planning.benchmark_settings import (
     BASELINE,
     SETTINGS,
     THE_REST,
-    Ground,
     Setting,
+    SettingContext,
     as_overrides,
     find_setting,
-    not_comparable,
-    not_here,
     together,
+    why_not_comparable,
+    why_unchanged,
 )
 from expert.planning.machine.machine import describe_machine
 from expert.planning.machine.threads import choose_threads
@@ -81,22 +81,22 @@ class Watcher:
     def preparing(self, name: str, rows: int, tokens: int) -> None:
         """Rows are being tokenised."""
 
-    def begins(self, setting: Setting, number: int, of: int, left: float) -> None:
+    def setting_started(self, setting: Setting, number: int, of: int, left: float) -> None:
         """A setting starts, `number` of `of`; about `left` seconds remain for all."""
 
-    def compares(self, name: str, left: float) -> None:
+    def comparing_with_baseline(self, name: str, left: float) -> None:
         """The best setting is compared with the baseline directly."""
 
     def crowded(self, words: str) -> None:
         """Other processes use the cores while settings are timed."""
 
-    def goes_on(self, doing: str, done: int, of: int) -> None:
+    def setting_progress(self, doing: str, done: int, of: int) -> None:
         """What the setting is doing, and how far it is."""
 
-    def ends(self, result: SettingResult) -> None:
+    def setting_finished(self, result: SettingResult) -> None:
         """A setting was measured, or skipped."""
 
-    def cut_off(self, ladder: Ladder) -> None:
+    def benchmark_interrupted(self, ladder: Ladder) -> None:
         """Interrupted; this is what was measured so far."""
 
     def remembered(self, file: Path) -> None:
@@ -133,12 +133,14 @@ class Benchmark:
             )
         provide_model(first, request.model)
         self.machine = describe_machine(first.folder)
-        self.top = self._plan(first)
+        self.full_plan = self._plan(first)
         """The plan without a benchmark: every choice left to it."""
         self.rows = prepare_rows(
-            request.read, self.top, model=request.model, tell=watcher.preparing
+            request.read, self.full_plan, model=request.model, tell=watcher.preparing
         )
-        self.standing = Standing(ground=self.rows.ground, values=BASELINE.values(self.rows.ground))
+        self.kept_settings = KeptSettings(
+            ground=self.rows.ground, values=BASELINE.values(self.rows.ground)
+        )
         self.expected = self._expected()
         """Names of the settings that change something here and are likely to be measured."""
         below = [
@@ -146,7 +148,7 @@ class Benchmark:
             for place, name in enumerate(self.expected)
             if place and name in wanted
         ]
-        self.named = {*wanted, *below} if wanted else set(NAMES)
+        self.to_measure = {*wanted, *below} if wanted else set(NAMES)
         """Settings to measure: all, or the requested ones and the one below each."""
         self.clock = Clock(self.pace.total_seconds)
         self.place = Path()
@@ -163,7 +165,7 @@ class Benchmark:
         self.baseline: Timed | None = None
         self.against_baseline: Paired | None = None
         self.processes: list[SettingProcess] = []
-        self.so_far: Ladder | None = None
+        self.partial_result: Ladder | None = None
         """What was measured so far, if anything."""
 
     # --- planning ------------------------------------------------------------------------------
@@ -182,12 +184,12 @@ class Benchmark:
         read = self.request.read((*self.rows.overrides, *as_overrides(values)))
         return read, self._plan(read)
 
-    def _ground_of(self, values: Mapping[str, Any]) -> Ground:
+    def _ground_of(self, values: Mapping[str, Any]) -> SettingContext:
         return replace(self.rows.ground, packed=values.get("packing") is True)
 
     def _expected(self) -> list[str]:
         """Settings that change something here if every one of them is kept."""
-        found, values = [BASELINE.name], self.standing.values
+        found, values = [BASELINE.name], self.kept_settings.values
         before = self._planned(values)[1]
         for setting in SETTINGS:
             ground = self._ground_of(values)
@@ -198,7 +200,7 @@ class Benchmark:
                 plan = self._planned(more)[1]
             except ManifestError:  # it will fail, and the next one builds on the one before
                 continue
-            if not not_here(setting, before, plan):
+            if not why_unchanged(setting, before, plan):
                 values, before = more, plan
                 found.append(setting.name)
         return found
@@ -206,7 +208,7 @@ class Benchmark:
     def _to_come(self, setting: Setting) -> list[str]:
         """This setting and later ones that are likely to be measured."""
         after = NAMES[NAMES.index(setting.name) + 1 :] if setting.name in NAMES else ()
-        return [setting.name, *(n for n in after if n in self.expected and n in self.named)]
+        return [setting.name, *(n for n in after if n in self.expected and n in self.to_measure)]
 
     # --- measuring -----------------------------------------------------------------------------
 
@@ -218,10 +220,10 @@ class Benchmark:
         timing = self._timing(start)
         try:
             for setting in (BASELINE, *SETTINGS):
-                self._keep(self._tried(setting, timing))
+                self._keep(self._try_setting(setting, timing))
             if self.left_out:
-                rest = together(self.left_out, self.standing.values, self._ground_of)
-                values = {**self.standing.values, **rest.settings}
+                rest = together(self.left_out, self.kept_settings.values, self._ground_of)
+                values = {**self.kept_settings.values, **rest.settings}
                 self._keep(self._measure(rest, values, timing))
             self._against_baseline(timing)
         finally:
@@ -232,32 +234,32 @@ class Benchmark:
     def _keep(self, result: SettingResult | None) -> None:
         if result is not None:
             self.results.append(result)
-            self.watcher.ends(result)
+            self.watcher.setting_finished(result)
             self._write()
 
     def _write(self) -> Ladder:
         ladder = self._ladder()
         write_text_atomically(self.place / FILE, ladder.as_text())
         if any(setting.measured for setting in ladder.rungs):
-            self.so_far = ladder
+            self.partial_result = ladder
         return ladder
 
     def _ladder(self) -> Ladder:
-        top, counts = self.top, self.counts
+        full_plan, counts = self.full_plan, self.counts
         ladder = Ladder(
-            name=top.expert,
+            name=full_plan.expert,
             date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             command=self.request.command,
             version=__version__,
-            card=top.target,
-            device=top.kernels.device,
-            model=top.model.name,
-            parameters=top.model.parameters,
-            adapter=top.adapter.type,
-            quantization=top.model.quantization,
-            dataset=str(top.data.dataset.get("path") or "several tasks"),
+            card=full_plan.target,
+            device=full_plan.kernels.device,
+            model=full_plan.model.name,
+            parameters=full_plan.model.parameters,
+            adapter=full_plan.adapter.type,
+            quantization=full_plan.model.quantization,
+            dataset=str(full_plan.data.dataset.get("path") or "several tasks"),
             training_rows=counts.get("training_rows", 0),
-            max_seq_length=top.data.max_seq_length,
+            max_seq_length=full_plan.data.max_seq_length,
             examples_per_update=self.rows.examples,
             held_out_rows=counts.get("held_out_rows", 0),
             held_out_tokens=counts.get("held_out_tokens", 0),
@@ -270,9 +272,9 @@ class Benchmark:
         )
         return ladder.model_copy(update={"doubts": doubts_of(ladder)})
 
-    def _tried(self, setting: Setting, timing: Timing) -> SettingResult | None:
+    def _try_setting(self, setting: Setting, timing: Timing) -> SettingResult | None:
         """Measure a setting if it changes something; None if it was not requested."""
-        here = self.standing
+        here = self.kept_settings
         if self.left_out and setting.name in self._to_come(BASELINE):
             return self._no_time(setting)
         ground = self._ground_of(here.values)
@@ -281,20 +283,20 @@ class Benchmark:
         with suppress(ManifestError):  # measuring shows why it fails
             plan = self._planned(values)[1] if not reason else None
         if here.plan is not None and plan is not None:
-            reason = not_here(setting, here.plan, plan)
+            reason = why_unchanged(setting, here.plan, plan)
             # It changes nothing here, but a later choice may depend on it.
-            self.standing = replace(here, values=values) if reason else here
+            self.kept_settings = replace(here, values=values) if reason else here
         if reason:
-            asked = setting.name in self.named
-            return result_of(self.standing, setting, "not here", reason) if asked else None
-        if plan is not None and setting.name not in self.named:
+            asked = setting.name in self.to_measure
+            return result_of(self.kept_settings, setting, "not here", reason) if asked else None
+        if plan is not None and setting.name not in self.to_measure:
             if here.timed is not None:
                 here.timed.close()
-            self.standing = replace(here, values=values, plan=plan, result=None, timed=None)
+            self.kept_settings = replace(here, values=values, plan=plan, result=None, timed=None)
             return None
         # The last one is always measured, and so are settings requested by name.
         to_come = len(self._to_come(setting)) - 1
-        if to_come > 0 and not self.request.only and self.clock.is_up(to_come):
+        if to_come > 0 and not self.request.only and self.clock.is_used_up(to_come):
             return self._no_time(setting)
         return self._measure(setting, values, timing)
 
@@ -305,18 +307,20 @@ class Benchmark:
             "without --quick there is more time" if self.request.quick else "--minutes N for more"
         )
         hint = f"  ({more})" if len(self.left_out) == 1 else ""
-        return result_of(self.standing, setting, "no time", f"{words}{hint}")
+        return result_of(self.kept_settings, setting, "no time", f"{words}{hint}")
 
     def _measure(self, setting: Setting, values: dict[str, Any], timing: Timing) -> SettingResult:
         """Measure the setting against the kept ones, and keep it if it is worth it."""
-        here, to_come = self.standing, len(self._to_come(setting))
+        here, to_come = self.kept_settings, len(self._to_come(setting))
         try:
             read, plan = self._planned(values)
         except ManifestError as error:
             what = f"cannot be combined with the kept settings: {error.problems[0].what}"
             return result_of(here, setting, "failed", what)
         number = len([r for r in self.results if r.measured or r.status == "failed"]) + 1
-        self.watcher.begins(setting, number, number + to_come - 1, self.clock.left(to_come + 1))
+        self.watcher.setting_started(
+            setting, number, number + to_come - 1, self.clock.left(to_come + 1)
+        )
         share = self.clock.start_setting(to_come + 1)
         new = Timed(self._job(setting, read, plan, share))
         try:
@@ -326,18 +330,20 @@ class Benchmark:
                 self.clock.start_setting(to_come + 1)  # or it would seem to take twice as long
                 new = Timed(replace(new.job, threads=self.threads))
                 paired = timing.compare(here.timed, new)
-        except SettingLost as lost:
+        except MeasurementFailed as lost:
             new.close()
             if here.result is None:
                 # Nothing before it could be measured, so this setting may not be at fault.
-                self.standing = replace(here, values=values, plan=plan, result=None, timed=None)
+                self.kept_settings = replace(
+                    here, values=values, plan=plan, result=None, timed=None
+                )
             seconds = self.clock.end_setting()
             return result_of(here, setting, "failed", str(lost), plan, seconds)
         measured = self._measured(new)
         result = judged(here, setting, plan, measured, paired, self.clock.end_setting())
         if setting is BASELINE:
             self.baseline = new
-        if result.status not in STAND:
+        if result.status not in KEPT_STATUSES:
             if new is not self.baseline:
                 new.close()
             return result
@@ -347,29 +353,29 @@ class Benchmark:
         if result.gain is not None and result.status == "kept":
             gains |= dict.fromkeys(setting.about, result.gain)
         self.steps = measured.updates_learnt
-        self.standing = replace(
+        self.kept_settings = replace(
             here, values=values, plan=plan, result=result, gains=gains, timed=new
         )
         return result
 
     def _job(self, setting: Setting, read: ReadManifest, plan: RunPlan, share: float) -> Job:
-        before = self.standing.plan
-        seconds = min(self.pace.learn_seconds, TRAINING_SHARE * share)
+        before = self.kept_settings.plan
+        seconds = min(self.pace.train_seconds, TRAINING_SHARE * share)
         return Job(
             name=setting.name.replace(" ", "-").replace("+", "and"),
             plan=plan,
             read=read,
             runs=self.place / "runs",
-            pace=replace(self.pace, learn_seconds=seconds),
+            pace=replace(self.pace, train_seconds=seconds),
             steps=self.steps,
-            judged_in=self.top.kernels.precision,
-            own_way=before is not None and not_comparable(before, plan) != "",
+            eval_precision=self.full_plan.kernels.precision,
+            own_loss_too=before is not None and why_not_comparable(before, plan) != "",
             threads=self.threads,
             allow_remote_code=self.request.allow_remote_code,
         )
 
     def _timing(self, start: Starter) -> Timing:
-        progress: Progress = self.watcher.goes_on
+        progress: Progress = self.watcher.setting_progress
 
         def started(job: Job) -> SettingProcess:
             process = start(job, log=self.place / "logs" / f"{job.name}.txt", progress=progress)
@@ -414,19 +420,19 @@ class Benchmark:
 
     def _against_baseline(self, timing: Timing) -> None:
         """Compare the best with the baseline directly: a product of gains multiplies errors."""
-        best, base, result = self.standing.timed, self.baseline, self.standing.result
+        best, base, result = self.kept_settings.timed, self.baseline, self.kept_settings.result
         if best is None or base is None or best is base or result is None:
             return
         if result.below == BASELINE.name and result.paired is not None:
             self.against_baseline = result.paired
             return
-        self.watcher.compares(result.name, self.clock.left(1))
+        self.watcher.comparing_with_baseline(result.name, self.clock.left(1))
         self.clock.start_setting(1)
         try:
             self.against_baseline = timing.compare(base, best, again=True)
-        except SettingLost:
+        except MeasurementFailed:
             return
         if self.against_baseline is not None:
             better = result.model_copy(update={"cumulative": self.against_baseline.gain})
             self.results = [better if one is result else one for one in self.results]
-            self.standing = replace(self.standing, result=better)
+            self.kept_settings = replace(self.kept_settings, result=better)

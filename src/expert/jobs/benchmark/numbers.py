@@ -27,7 +27,7 @@ FIRST_STEPS = 3
 """Warm-up: they compile and fill caches."""
 
 
-def numbers_of(
+def measured_fields(
     run: Session, events: list[dict[str, Any]], windows: list[Window], trained: int
 ) -> dict[str, Any]:
     """The fields of `Measured` except the loss; `trained`: steps before the loss was evaluated."""
@@ -123,7 +123,7 @@ BECAUSE = "all settings are judged in the same way"
 
 def judged(run: Session, weights: Groups, job: Job) -> dict[str, Any]:
     """Loss of the weights on the first held-out rows: not packed, SDPA, nothing compiled. With
-    `own_way` also as the setting trains. The model is built again next to the trained one."""
+    `own_loss_too` also as the setting trains. The model is built again next to the trained one."""
     if run.data.validation is None:
         return {"loss": None, "held_out_rows": 0, "held_out_tokens": 0}
     own = {
@@ -137,7 +137,7 @@ def judged(run: Session, weights: Groups, job: Job) -> dict[str, Any]:
         "data.packing": "none",
         "kernels.attention": "sdpa",
         "kernels.fused_loss": True,
-        "kernels.precision": job.judged_in,
+        "kernels.precision": job.eval_precision,
     }
     sums = _evaluated(run.plan.with_values(own | common, BECAUSE, "preset"), run, weights, job)
     found = {
@@ -145,7 +145,7 @@ def judged(run: Session, weights: Groups, job: Job) -> dict[str, Any]:
         "held_out_rows": sums.examples,
         "held_out_tokens": sums.targets,
     }
-    if job.own_way:
+    if job.own_loss_too:
         other = _evaluated(run.plan.with_values(own, BECAUSE, "preset"), run, weights, job)
         found["own_loss"] = _mean(other)
     return found

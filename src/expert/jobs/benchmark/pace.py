@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-LONGEST = 1.5
+MAX_OVERRUN = 1.5
 """Times the announced time: no setting is started by itself if the benchmark would end later."""
-REST = 2
+REST_IN_SETTINGS = 2
 """Settings' worth of time for all remaining ones together: most are faster, but they compile."""
 TRAINING_SHARE = 0.25
 """Share of a setting's time before it is timed: every later setting trains as many steps."""
-WORTH = 0.5
+MIN_TIMING_SHARE = 0.5
 """Timing takes at least this share of the time it took to get a setting ready: on an H200 a setting
 of 17 s was timed for a fifth of a second, because its share of the benchmark was used up."""
 LEAST_WINDOWS = 2
@@ -32,9 +32,9 @@ class BenchmarkPace:
 
     total_seconds: float
     """Of the whole benchmark, as announced."""
-    learn_seconds: float
-    """Training before the loss is evaluated, and at most `most_learnt` steps of it."""
-    most_learnt: int
+    train_seconds: float
+    """Training before the loss is evaluated, and at most `max_train_steps` steps of it."""
+    max_train_steps: int
     window_seconds: float
     """Steps that take longer are a window each."""
     least_pairs: int
@@ -49,8 +49,8 @@ class BenchmarkPace:
 
 QUICK = BenchmarkPace(
     total_seconds=120.0,
-    learn_seconds=3.0,
-    most_learnt=10,
+    train_seconds=3.0,
+    max_train_steps=10,
     window_seconds=1.0,
     least_pairs=3,
     most_pairs=6,
@@ -59,8 +59,8 @@ QUICK = BenchmarkPace(
 )
 THOROUGH = BenchmarkPace(
     total_seconds=600.0,
-    learn_seconds=12.0,
-    most_learnt=30,
+    train_seconds=12.0,
+    max_train_steps=30,
     window_seconds=3.0,
     least_pairs=5,
     most_pairs=10,
@@ -98,7 +98,7 @@ class Clock:
         return self._now() - self._setting_started
 
     @property
-    def usual(self) -> float:
+    def median_seconds(self) -> float:
         """Median time of a setting so far; 0 before the first."""
         return statistics.median(self._took) if self._took else 0.0
 
@@ -112,23 +112,29 @@ class Clock:
         self._took.append(self.spent)
         return self._took[-1]
 
-    def is_up(self, to_come: int = 0) -> bool:
+    def is_used_up(self, to_come: int = 0) -> bool:
         """Whether one more setting would exceed the longest time; with `to_come` after it, also
         counting those together and the comparison with the baseline."""
-        more = 1 + min(to_come, REST) + bool(to_come)
-        return bool(self._took) and self.elapsed + more * self.usual > LONGEST * self.total
+        more = 1 + min(to_come, REST_IN_SETTINGS) + bool(to_come)
+        return (
+            bool(self._took)
+            and self.elapsed + more * self.median_seconds > MAX_OVERRUN * self.total
+        )
 
     def left(self, to_come: int) -> float:
         """Seconds likely left for `to_come` settings, judging by earlier ones and within the limit;
         before the first the announced time, and never less than one setting."""
         if not self._took:
             return max(0.0, self.total - self.elapsed)
-        return max(self.usual, min(to_come * self.usual, LONGEST * self.total - self.elapsed))
+        return max(
+            self.median_seconds,
+            min(to_come * self.median_seconds, MAX_OVERRUN * self.total - self.elapsed),
+        )
 
-    def for_windows(self, pace: BenchmarkPace) -> float:
+    def timing_seconds(self, pace: BenchmarkPace) -> float:
         """Seconds for timing the setting that is ready; enough for two pairs of windows."""
         least = 2 * LEAST_WINDOWS * pace.window_seconds
-        return max(self.share - self.spent, WORTH * self.spent, least)
+        return max(self.share - self.spent, MIN_TIMING_SHARE * self.spent, least)
 
 
 def window_steps(step_seconds: float, window_seconds: float) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from expert.core.process import how_it_ended, last_line
+from expert.core.process import describe_exit, last_line
 from expert.jobs.benchmark.pace import BenchmarkPace
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ START_SECONDS = 180.0
 """For importing torch from a slow disk."""
 LEAST_WAIT_SECONDS = 60.0
 """For a window, however short: another process may delay everything."""
-IMPORTED = (
+PRELOADED_MODULES = (
     *("torch", "transformers.modeling_utils", "expert.data.feed.loader", "expert.model.load"),
     *("expert.run.session.execute", "expert.telemetry.gpu", "expert.training.loop"),
 )
@@ -38,7 +38,7 @@ Progress = Callable[[str, int, int], None]
 """What is being done, how much of it is done, and the total."""
 
 
-class SettingLost(Exception):
+class MeasurementFailed(Exception):
     """A setting that can no longer be measured; the message says why."""
 
 
@@ -54,13 +54,13 @@ class Job:
     pace: BenchmarkPace
     steps: int | None
     """Trained before the loss is evaluated; None: as many as there is time for."""
-    judged_in: str
+    eval_precision: str
     """Precision of the evaluation, the same for all settings."""
-    own_way: bool = False
+    own_loss_too: bool = False
     """Evaluate the loss also as this setting trains."""
-    only_rate: bool = False
+    speed_only: bool = False
     """Measured before: only its speed is needed, so few steps are trained and no loss computed."""
-    stays: bool = True
+    keeps_running: bool = True
     """The evaluated model fits next to the trained one, so the loss comes first and the process
     remains ready for windows. Otherwise the loss comes last and the process ends."""
     beside: bool = False
@@ -159,12 +159,12 @@ class SettingProcess:
 
     def _start(self, target: Callable[..., None], job: Job, method: str) -> None:
         context: Any = multiprocessing.get_context(method)
-        _track_quietly()
+        _start_resource_tracker()
         if method == "forkserver":
             # Importing peft imports bitsandbytes, which initialises CUDA; then each process imports
             # peft itself, in two seconds.
             cuda = job.plan.kernels.device == "cuda" and find_spec("bitsandbytes")
-            context.set_forkserver_preload([*IMPORTED, *(() if cuda else ("peft",))])
+            context.set_forkserver_preload([*PRELOADED_MODULES, *(() if cuda else ("peft",))])
             # cuInit before a fork would break CUDA after it; with this, torch asks NVML instead.
             os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
         self._connection, theirs = context.Pipe()
@@ -187,7 +187,7 @@ class SettingProcess:
             try:
                 if not self._connection.poll(limit):
                     self.stop()
-                    raise SettingLost(f"no answer for {limit:.0f} s")
+                    raise MeasurementFailed(f"no answer for {limit:.0f} s")
                 answer: dict[str, Any] = self._connection.recv()
             except (EOFError, OSError):
                 raise self._lost() from None
@@ -195,22 +195,22 @@ class SettingProcess:
                 return answer
             if "failed" in answer:
                 self.stop()
-                raise SettingLost(str(answer["failed"]))
+                raise MeasurementFailed(str(answer["failed"]))
             if "doing" in answer:
                 self._progress(answer["doing"], answer["done"], answer["of"])
 
-    def _lost(self) -> SettingLost:
+    def _lost(self) -> MeasurementFailed:
         """The error for a process that ended without an answer: its signal, or its last output."""
         self._process.join(LEAST_WAIT_SECONDS)
         code = self._process.exitcode
         self.stop()
-        ended = how_it_ended(code) if code is not None else "ended"
+        ended = describe_exit(code) if code is not None else "ended"
         if code is not None and code >= 0:
             ended += f": {last_line(self._log) or 'it printed nothing'}"
-        return SettingLost(f"its process {ended}")
+        return MeasurementFailed(f"its process {ended}")
 
 
-def _track_quietly() -> None:
+def _start_resource_tracker() -> None:
     """Start Python's resource tracker without its warning: a killed process leaves semaphores,
     which the tracker cleans up and would report to the user."""
     from multiprocessing import resource_tracker

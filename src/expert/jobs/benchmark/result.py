@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from expert.insight.ladder.ladder import Measured, SettingResult, Status, difference, verdict
-from expert.planning.ladder import (
+from expert.planning.benchmark_settings import (
     BASELINE,
     THE_REST,
-    Ground,
     Setting,
+    SettingContext,
     changes,
     cost_of,
-    not_comparable,
     plan_hash,
     tolerance,
+    why_not_comparable,
 )
 
 if TYPE_CHECKING:
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from expert.jobs.benchmark.compare import Timed
     from expert.planning.run_plan import RunPlan
 
-SAME_ROWS_AN_UPDATE = 0.02
+ROWS_PER_STEP_TOLERANCE = 0.02
 """Tolerance for the rows of a step relative to the other settings."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
+class KeptSettings:
     """The settings kept so far; the next one is compared with them."""
 
-    ground: Ground
+    ground: SettingContext
     values: dict[str, Any]
     """Keys of training.config."""
     plan: RunPlan | None = None
@@ -50,7 +50,7 @@ def notes_on(results: Sequence[SettingResult], planned: int) -> list[str]:
             continue
         rows = result.measured.examples_per_update
         # The average number of rows in packed sequences is rarely a whole number.
-        if abs(rows - planned) > max(0.5, SAME_ROWS_AN_UPDATE * planned):
+        if abs(rows - planned) > max(0.5, ROWS_PER_STEP_TOLERANCE * planned):
             said.setdefault(f"{rows:.1f} rows a step, not {planned}", []).append(result.name)
         elif result.same_rows is False:
             said.setdefault(f"{rows:.1f} rows a step on average, in different batches", []).append(
@@ -61,7 +61,7 @@ def notes_on(results: Sequence[SettingResult], planned: int) -> list[str]:
 
 
 def judged(
-    standing: Standing,
+    kept_settings: KeptSettings,
     setting: Setting,
     plan: RunPlan,
     here: Measured,
@@ -69,18 +69,18 @@ def judged(
     seconds: float,
 ) -> SettingResult:
     """The status of a measured setting."""
-    before, below = standing.plan, standing.result
+    before, below = kept_settings.plan, kept_settings.result
     if paired is None or below is None or below.measured is None or before is None:
         cumulative = 1.0 if setting is BASELINE else None
         more: dict[str, Any] = {"measured": here, "cumulative": cumulative}
-        return result_of(standing, setting, "kept", "", plan, seconds, **more)
+        return result_of(kept_settings, setting, "kept", "", plan, seconds, **more)
     allowed, because = tolerance(before, plan)
-    reason, cost = not_comparable(before, plan), cost_of(before, plan)
+    reason, cost = why_not_comparable(before, plan), cost_of(before, plan)
     status, why = verdict(
         below.measured, here, allowed, paired=paired, cost=cost, comparable=not reason
     )
     return result_of(
-        standing,
+        kept_settings,
         setting,
         status,
         why,
@@ -90,7 +90,7 @@ def judged(
         below=below.name,
         gain=paired.gain,
         paired=paired,
-        cumulative=in_all(below.cumulative, paired.gain, status),
+        cumulative=cumulative_speedup(below.cumulative, paired.gain, status),
         loss_difference=difference(here.loss, below.measured.loss),
         own_difference=difference(here.own_loss, here.loss) if reason else None,
         tolerance=allowed,
@@ -99,7 +99,7 @@ def judged(
     )
 
 
-def in_all(below: float | None, gain: float, status: Status) -> float | None:
+def cumulative_speedup(below: float | None, gain: float, status: Status) -> float | None:
     """Speedup over the baseline. A setting without a measured difference counts as 1: windows that
     look faster end the timing while others are timed longer, so that the gains of settings that
     change nothing multiply to more than 1. For seven settings on two cores the product was 2.6,
@@ -110,7 +110,7 @@ def in_all(below: float | None, gain: float, status: Status) -> float | None:
 
 
 def result_of(
-    standing: Standing,
+    kept_settings: KeptSettings,
     setting: Setting,
     status: Status,
     because: str,
@@ -118,14 +118,14 @@ def result_of(
     seconds: float = 0.0,
     **more: Any,
 ) -> SettingResult:
-    before = standing.plan
+    before = kept_settings.plan
     return SettingResult(
         name=setting.name,
         adds=setting.adds,
         status=status,
         because=because,
         changes=changes(before, plan) if before is not None and plan is not None else {},
-        settings=setting.values(standing.ground),
+        settings=setting.values(kept_settings.ground),
         plan_hash=plan_hash(plan) if plan is not None else "",
         seconds=seconds,
         **more,

@@ -9,12 +9,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from expert.manifest.schema.manifest import CHAR_GPT
-from expert.planning.ladder import USUAL_ROWS_AT_ONCE, Ground, as_overrides
+from expert.planning.benchmark_settings import DEFAULT_MICRO_BATCH, SettingContext, as_overrides
 from expert.run.open import prepare
 
 if TYPE_CHECKING:
-    from expert.data.line import Tell
     from expert.data.pack.pack_index import PackIndex
+    from expert.data.pipeline import Tell
     from expert.manifest.reader import ReadManifest
     from expert.planning.run_plan import RunPlan
 
@@ -29,7 +29,7 @@ ReadWith = Callable[[tuple[str, ...]], "ReadManifest"]
 class Rows:
     """The rows, and what all settings share."""
 
-    ground: Ground
+    ground: SettingContext
     examples: int
     """Rows per step."""
     overrides: tuple[str, ...]
@@ -38,13 +38,13 @@ class Rows:
     """What a reader of the result must know about them."""
 
 
-def prepare_rows(read: ReadWith, top: RunPlan, *, model: str | None, tell: Tell) -> Rows:
+def prepare_rows(read: ReadWith, full_plan: RunPlan, *, model: str | None, tell: Tell) -> Rows:
     """Prepare the rows, and determine how many make up a step."""
-    characters = top.model.name == CHAR_GPT
+    characters = full_plan.model.name == CHAR_GPT
     index, overrides, notes = _prepared(read, model, tell, characters=characters)
     from expert.data.pack.pack import bins_per_step
 
-    written = top.batch.examples_per_update
+    written = full_plan.batch.examples_per_update
     per_sequence = index.examples / max(1, index.bins)
     sequences = bins_per_step(index, written)
     examples = written if characters else max(1, round(sequences * per_sequence))
@@ -53,14 +53,14 @@ def prepare_rows(read: ReadWith, top: RunPlan, *, model: str | None, tell: Tell)
         notes = (*notes, f"{text} {sequences} packed sequences hold on average")
     always = as_overrides({"batch_size": examples, "gradient_accumulation_steps": 1})
     first = read(())
-    ground = Ground(
-        on_gpu=top.kernels.device == "cuda",
+    ground = SettingContext(
+        on_gpu=full_plan.kernels.device == "cuda",
         characters=characters,
-        rows_at_once=_rows_at_once(first, examples, characters=characters),
+        rows_at_once=_micro_batch_size(first, examples, characters=characters),
         rows_per_sequence=per_sequence,
         sequences_per_update=sequences,
         packed=False,
-        not_late=_not_late(first, top, characters=characters),
+        not_late=_why_not_on_the_fly(first, full_plan, characters=characters),
         windows=os.name == "nt",
     )
     return Rows(ground=ground, examples=examples, overrides=(*overrides, *always), notes=notes)
@@ -81,22 +81,22 @@ def _prepared(
     return make(read((share, *packed))).train.index, (share,), (note,)
 
 
-def _rows_at_once(read: ReadManifest, examples: int, *, characters: bool) -> int:
+def _micro_batch_size(read: ReadManifest, examples: int, *, characters: bool) -> int:
     """The manifest's micro-batch size: what people run before they tune anything."""
     config = read.manifest.training.config
     for written in (config.micro_batch_size, config.batch_size):
         if written != "auto":
             return min(written, examples)
-    return examples if characters else min(USUAL_ROWS_AT_ONCE, examples)
+    return examples if characters else min(DEFAULT_MICRO_BATCH, examples)
 
 
-def _not_late(read: ReadManifest, top: RunPlan, *, characters: bool) -> str:
+def _why_not_on_the_fly(read: ReadManifest, full_plan: RunPlan, *, characters: bool) -> str:
     """Why these rows cannot be tokenised on the fly; "" if they can."""
     training = read.manifest.training
     if characters:
         return "a corpus of characters needs no tokenizer"
     if training.dataset.tasks:
         return "the rows of several tasks are mixed by their prepared tokens"
-    if top.data.overlong == "split":
+    if full_plan.data.overlong == "split":
         return "rows are split, and into how many parts is known only with their tokens"
     return ""

@@ -26,21 +26,21 @@ from expert.core.files import write_text_atomically
 from expert.core.links import open_plain, refuse_links
 from expert.core.publish import is_alive
 from expert.core.rundir import Holder, RunFolder, holder_of, process_of
-from expert.core.stored_json import object_in
+from expert.core.stored_json import read_object_or_empty
 from expert.core.text import json_text
-from expert.jobs.board.places import FoundPlace
+from expert.jobs.board.folders import BoardItem
 from expert.parallel.launch import LAUNCH_FOLDER
-from expert.run.stored.resume_command import NO_FILE, command_of_run
+from expert.run.stored.resume_command import NO_FILE, resume_command_of
 
 TOKEN = "EXPERT_BOARD_TOKEN"
 FOLDER = ".expert-board"
 """Folder below a root of the board, with records and logs of its jobs."""
-MOST_AT_ONCE = 6
+MAX_RUNNING = 6
 TAIL_BYTES = 60_000
 KEPT_JOBS = 100
 
 
-class NotDone(ExpertError):
+class ActionRefused(ExpertError):
     """A refused action; the message is shown on the page."""
 
 
@@ -71,7 +71,7 @@ class StartedCommand:
     @property
     def exit_code(self) -> int | None:
         """None while it runs, or if it ended while no board was running."""
-        code = object_in(self.folder / f"{self.id}.end.json").get("code")
+        code = read_object_or_empty(self.folder / f"{self.id}.end.json").get("code")
         return code if isinstance(code, int) else None
 
     @property
@@ -82,7 +82,7 @@ class StartedCommand:
 
     @property
     def is_running(self) -> bool:
-        return is_process(self.holder)
+        return is_running_process(self.holder)
 
     def output(self) -> str:
         """The end of its log."""
@@ -114,15 +114,17 @@ class Jobs:
         """Jobs of one run or manifest, newest first."""
         return [job for job in self.all() if job.subject == subject]
 
-    def start(self, what: str, command: Sequence[str], found: FoundPlace) -> StartedCommand:
+    def start(self, what: str, command: Sequence[str], found: BoardItem) -> StartedCommand:
         """Start `expert COMMAND`, about a run or a manifest, as a process independent of the
         board."""
         with self._lock:
             running = [job for job in self._known.values() if job.is_running]
-            if len(running) >= MOST_AT_ONCE:
-                raise NotDone(f"{len(running)} commands are running already  (stop one, or wait)")
+            if len(running) >= MAX_RUNNING:
+                raise ActionRefused(
+                    f"{len(running)} commands are running already  (stop one, or wait)"
+                )
             if any(job.subject == found.id and job.what == what for job in running):
-                raise NotDone(f"expert {what} of {found.name} is running already")
+                raise ActionRefused(f"expert {what} of {found.name} is running already")
             folder = found.root / FOLDER
             refuse_links(folder, below=found.root)
             folder.mkdir(exist_ok=True)
@@ -152,18 +154,18 @@ def resume_command(run: Path) -> list[str]:
     """The resume command that `expert watch` shows."""
     folder = RunFolder.open(run)
     if trainer_of(folder) is not None:
-        raise NotDone(f"{run.name} is running")
-    words = shlex.split(command_of_run(folder))
+        raise ActionRefused(f"{run.name} is running")
+    words = shlex.split(resume_command_of(folder))
     words = words[words.index("train") :]
     if NO_FILE in words:
-        raise NotDone(
+        raise ActionRefused(
             f"{run.name}: its manifest is not where it was  (put it back, or resume it with expert "
             "train --manifest FILE --resume)"
         )
     return words
 
 
-def export_command(found: FoundPlace, *, merged: bool) -> list[str]:
+def export_command(found: BoardItem, *, merged: bool) -> list[str]:
     """Export to an unused name in exports/ below the root."""
     parent = found.root / "exports"
     refuse_links(parent, below=found.root)
@@ -176,10 +178,10 @@ def export_command(found: FoundPlace, *, merged: bool) -> list[str]:
 def trainer_of(folder: RunFolder) -> Holder | None:
     """The process that is training in a run folder, if it is on this machine."""
     holder = holder_of(folder.lock_file)
-    return holder if holder is not None and is_process(holder) else None
+    return holder if holder is not None and is_running_process(holder) else None
 
 
-def is_process(holder: Holder) -> bool:
+def is_running_process(holder: Holder) -> bool:
     """Whether a process is still running; another process with the same pid does not count."""
     if holder.host != socket.gethostname() or not is_alive(holder.pid):
         return False
@@ -190,21 +192,21 @@ def interrupt(holder: Holder) -> None:
     """Send Ctrl-C: the first lets training finish its step and save, the second ends it
     immediately. Another process with the same pid gets no signal."""
     if holder.host != socket.gethostname():
-        raise NotDone(f"it is running on {holder.host}: stop it there")
+        raise ActionRefused(f"it is running on {holder.host}: stop it there")
     opened = None
     try:
         if hasattr(os, "pidfd_open"):
             opened = os.pidfd_open(holder.pid)
-        if not is_process(holder) or holder.pid == os.getpid():
-            raise NotDone("it is no longer running")
+        if not is_running_process(holder) or holder.pid == os.getpid():
+            raise ActionRefused("it is no longer running")
         if opened is not None:
             signal.pidfd_send_signal(opened, signal.SIGINT)
         else:
             os.kill(holder.pid, signal.SIGINT)
     except ProcessLookupError:
-        raise NotDone("it is no longer running") from None
+        raise ActionRefused("it is no longer running") from None
     except PermissionError:
-        raise NotDone(f"{holder.name} belongs to another user") from None
+        raise ActionRefused(f"{holder.name} belongs to another user") from None
     finally:
         if opened is not None:
             os.close(opened)
@@ -215,8 +217,8 @@ def stop_run(run: Path) -> None:
     folder = RunFolder(run)
     holder = holder_of(folder.lock_file)
     if holder is None:
-        raise NotDone(f"{run.name} is not running")
-    interrupt(launcher_of(holder) if is_process(holder) else holder)
+        raise ActionRefused(f"{run.name} is not running")
+    interrupt(launcher_of(holder) if is_running_process(holder) else holder)
 
 
 def launcher_of(rank: Holder) -> Holder:
@@ -254,7 +256,7 @@ def _recorded(folder: Path) -> list[StartedCommand]:
     files = sorted(path for path in folder.glob("*.json") if not path.name.endswith(".end.json"))
     jobs = []
     for path in files[-KEPT_JOBS:]:
-        record: dict[str, Any] = object_in(path)
+        record: dict[str, Any] = read_object_or_empty(path)
         with suppress(KeyError, TypeError, ValueError):
             words = {key: str(record[key]) for key in ("what", "about", "subject")}
             holder = Holder(**record["holder"])

@@ -20,20 +20,20 @@ from typing import Any, Literal
 from expert.core.files import open_regular
 from expert.core.rundir import RunFolder
 from expert.core.text import duration
-from expert.jobs.board.actions import TAIL_BYTES, NotDone, environment
-from expert.jobs.board.places import FoundPlace
-from expert.jobs.board.safety import Refused
+from expert.jobs.board.actions import TAIL_BYTES, ActionRefused, environment
+from expert.jobs.board.folders import BoardItem
+from expert.jobs.board.safety import RequestRefused
 from expert.parallel.launch import PARENT_PIPE
 from expert.run.stored.choose_checkpoint import FINAL, states
 
 NAMES = ("expert", "base")
 """The names of the two models in the child process."""
 SETTINGS = ("temperature", "max_tokens", "seed")
-UNUSED_SECONDS = 15 * 60.0
+IDLE_SECONDS = 15 * 60.0
 """The models are unloaded after this long without a question, to free GPU memory."""
 ANSWER_SECONDS = 300
 MOST_WAITING = 16
-MOST_MESSAGES = 200
+MAX_MESSAGES = 200
 _ADDRESS = re.compile(r"^serving (http://127\.0\.0\.1:\d+)/v1$", re.MULTILINE)
 State = Literal["none", "other", "loading", "ready", "failed"]
 
@@ -42,7 +42,7 @@ State = Literal["none", "other", "loading", "ready", "failed"]
 class ServeProcess:
     """`expert serve` of one run."""
 
-    found: FoundPlace
+    found: BoardItem
     note: str
     """A remark for the page, or ""."""
     token: str = field(default_factory=lambda: secrets.token_urlsafe(24))
@@ -93,8 +93,8 @@ class ServeProcess:
     def watch(self) -> None:
         """Run in a thread: end it when unused, and keep its output."""
         while self.is_running:
-            if time.monotonic() - self.used > UNUSED_SECONDS:
-                self.end(f"no question for {duration(UNUSED_SECONDS)}")
+            if time.monotonic() - self.used > IDLE_SECONDS:
+                self.end(f"no question for {duration(IDLE_SECONDS)}")
             time.sleep(0.2)
         self._last_output = self.output
         self._folder.cleanup()
@@ -109,12 +109,12 @@ class Chat:
         self._child: ServeProcess | None = None
         self._lock = threading.Lock()
 
-    def load(self, found: FoundPlace, training: str = "") -> None:
+    def load(self, found: BoardItem, training: str = "") -> None:
         """Load a run and its base in place of any other run; on the CPU if `training` names a run
         that is training on this machine."""
         saved = states(RunFolder(found.path))
         if not saved:
-            raise NotDone(f"{found.name} has not saved a checkpoint yet")
+            raise ActionRefused(f"{found.name} has not saved a checkpoint yet")
         note = f"On the CPU, because {training} is training on this machine." if training else ""
         words = ["serve", f"{NAMES[0]}={found.path}", "--with-base", "--port", "0", "--quiet"]
         words += ["--queue", str(MOST_WAITING), "--time-limit", str(ANSWER_SECONDS)]
@@ -135,7 +135,7 @@ class Chat:
             if self._child is not None and self._child.is_running:
                 self._child.end(because)
 
-    def state(self, found: FoundPlace) -> tuple[State, str, str]:
+    def state(self, found: BoardItem) -> tuple[State, str, str]:
         """The state of a run, a sentence about it, and the server's output."""
         child = self._child
         if child is None or (child.found.id != found.id and not child.is_running):
@@ -150,7 +150,7 @@ class Chat:
             return "failed", f"Unloaded: {child.ended_because}.", ""
         return "failed", "expert serve ended:", child.output
 
-    async def answer(self, found: FoundPlace, question: Mapping[str, Any]) -> AsyncIterator[bytes]:
+    async def answer(self, found: BoardItem, question: Mapping[str, Any]) -> AsyncIterator[bytes]:
         """The server's events as they arrive; problems are events, too."""
         import httpx
 
@@ -176,17 +176,17 @@ class Chat:
             yield _problem("The expert was unloaded, or its process ended.")
 
 
-def question_in(body: Mapping[str, Any]) -> dict[str, Any]:
+def serve_request(body: Mapping[str, Any]) -> dict[str, Any]:
     """A request for `expert serve`, which checks the remaining fields."""
     messages = body.get("messages")
     if body.get("model") not in NAMES:
-        raise Refused(400, "model: expected expert or base")
-    if not isinstance(messages, list) or not 0 < len(messages) <= MOST_MESSAGES:
-        raise Refused(400, f"messages: expected 1 to {MOST_MESSAGES} of them")
+        raise RequestRefused(400, "model: expected expert or base")
+    if not isinstance(messages, list) or not 0 < len(messages) <= MAX_MESSAGES:
+        raise RequestRefused(400, f"messages: expected 1 to {MAX_MESSAGES} of them")
     for message in messages:
         is_turn = isinstance(message, dict) and set(message) == {"role", "content"}
         if not is_turn or message["role"] not in ("user", "assistant"):
-            raise Refused(400, "messages: expected turns of user and assistant")
+            raise RequestRefused(400, "messages: expected turns of user and assistant")
     settings = {key: body[key] for key in SETTINGS if body.get(key) is not None}
     return {
         "model": body["model"],

@@ -14,9 +14,9 @@ TICK_SECONDS = 1.0
 KEPT_SECONDS = 20.0
 """Views without tabs are dropped after this long."""
 HEARTBEAT_SECONDS = 15.0
-MOST_STREAMS = 40
+MAX_STREAMS = 40
 """Largest number of tabs with live updates."""
-STARTED = secrets.token_hex(4)
+SERVER_ID = secrets.token_hex(4)
 """Identifies this server: versions of an earlier one do not count."""
 
 
@@ -70,7 +70,7 @@ class View:
     @property
     def seen(self) -> str:
         """The version of a page that shows all elements."""
-        return f"{STARTED}.{self.version}"
+        return f"{SERVER_ID}.{self.version}"
 
 
 class Hub:
@@ -107,7 +107,7 @@ class Hub:
     async def stream(self, view: View, seen: str) -> AsyncIterator[bytes]:
         """Server-sent events with the elements that changed since `seen`, in their newest state."""
         server, _, number = seen.partition(".")
-        known = int(number) if server == STARTED and number.isdigit() else 0
+        known = int(number) if server == SERVER_ID and number.isdigit() else 0
         self.streams += 1
         view.streams += 1
         try:

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import BinaryIO
 
-from expert.core.events import MAX_LINE_BYTES, Event, event_of, refuse_endless
+from expert.core.events import MAX_LINE_BYTES, Event, check_event_file_size, parse_event
 from expert.core.links import open_plain
 
 WHOLE_BYTES = 1_500_000
@@ -17,7 +17,7 @@ CHUNK = 8 * 2**20
 _NOT_STEP = re.compile(rb'\n(?!\{"event": "step")[^\n]+')
 """Also matches lines whose keys are in another order; all of them are parsed."""
 _SUMS = ("tokens", "targets", "examples", "seconds", "updates")
-MOST_OTHERS = 5_000
+MAX_OTHER_EVENTS = 5_000
 """Events that are not log lines; the newest are kept."""
 
 
@@ -28,9 +28,9 @@ class EventReader:
         self.path = path
         self.most = most
         """Up to twice as many log lines are kept, then every second is dropped."""
-        self.begin()
+        self.reset()
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         self.events: list[Event] = []
         self.damaged = 0
         self.sampled = False
@@ -38,7 +38,7 @@ class EventReader:
         self._position, self._file, self._steps = 0, (0, 0), 0
         self._last_step = 0.0
 
-    def look(self) -> bool:
+    def read_new(self) -> bool:
         """Read new events; returns whether there were any."""
         try:
             stream = open(open_plain(self.path, os.O_RDONLY), "rb")  # noqa: SIM115 - closed below
@@ -48,15 +48,15 @@ class EventReader:
             status = os.fstat(stream.fileno())
             file = (status.st_dev, status.st_ino)
             if file != self._file or status.st_size < self._position:
-                self.begin()  # replaced or truncated
+                self.reset()  # replaced or truncated
                 self._file = file
             if status.st_size <= self._position:
                 return False
-            refuse_endless(self.path)
+            check_event_file_size(self.path)
             stream.seek(self._position)
             before = self._position
             if status.st_size - before > WHOLE_BYTES:
-                self._skim(stream, status.st_size)
+                self._read_sampled(stream, status.st_size)
             else:
                 self._take(stream.read(status.st_size - before))
             self._shorten()
@@ -73,7 +73,7 @@ class EventReader:
         for line in raw[:end].splitlines():
             self._add(line)
 
-    def _skim(self, stream: BinaryIO, size: int) -> None:
+    def _read_sampled(self, stream: BinaryIO, size: int) -> None:
         """Read a long file: log lines at regular positions, and all other events."""
         stride = max(1, (size - self._position) // self.most)
         wanted = self._position + stride
@@ -100,18 +100,18 @@ class EventReader:
             lines[start] = whole[start : whole.find(b"\n", start)]
         self.sampled = True
         for _, line in sorted(lines.items()):
-            self._add(line, skimmed=True)
+            self._add(line, is_sampled=True)
         return base + (places[-1] if places else wanted - base - stride) + stride
 
-    def _add(self, line: bytes, *, skimmed: bool = False) -> None:
-        event = event_of(line)
+    def _add(self, line: bytes, *, is_sampled: bool = False) -> None:
+        event = parse_event(line)
         if event is None:
             self.damaged += bool(line.strip())
             return
         if event["event"] == "step":
             step = event.get("step") or 0
-            if skimmed and step > self._last_step:
-                event = stretched(event, step - self._last_step)
+            if is_sampled and step > self._last_step:
+                event = scaled_to_steps(event, step - self._last_step)
             self._last_step = step
             self._steps += 1
         self.events.append(event)
@@ -122,11 +122,11 @@ class EventReader:
             self._steps = sum(event["event"] == "step" for event in self.events)
             self.sampled = True
         others = len(self.events) - self._steps
-        if others > MOST_OTHERS:
-            self.events = _newest(self.events, others - MOST_OTHERS)
+        if others > MAX_OTHER_EVENTS:
+            self.events = _newest(self.events, others - MAX_OTHER_EVENTS)
 
 
-def stretched(event: Event, updates: float) -> Event:
+def scaled_to_steps(event: Event, updates: float) -> Event:
     """A log line scaled to represent `updates` steps."""
     own = event.get("updates")
     factor = updates / (own if type(own) in (int, float) and own else 1)
@@ -150,7 +150,7 @@ def halved(events: list[Event]) -> list[Event]:
             continue
         step = event.get("step") or 0
         if event["event"] == "step":
-            kept.append(stretched(event, step - last))
+            kept.append(scaled_to_steps(event, step - last))
             last = step
         else:
             kept.append(event)

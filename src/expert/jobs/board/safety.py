@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 COOKIE = "expert_board"
-ASKED_BY_PAGE = "x-expert-board"
+PAGE_HEADER = "x-expert-board"
 """A header that forms cannot send, and scripts of other sites only after a CORS preflight."""
 STATIC = "/static/"
 NO_TOKEN = "Open the address that expert board printed in its terminal; it contains the token."
@@ -45,7 +45,7 @@ UPLOADS = "/upload/"
 """Paths whose body is a file; their routes limit size and time."""
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """A refused request: status and reason."""
 
     def __init__(self, status: int, why: str) -> None:
@@ -69,7 +69,7 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         from starlette.responses import HTMLResponse
 
-        from expert.jobs.board.layout import plain_page
+        from expert.jobs.board.views.layout import plain_page
 
         if scope["type"] != "http":
             return
@@ -84,7 +84,7 @@ class Guard:
                 await answer(scope, receive, sender)
                 return
             await self.app(scope, _limited(scope, headers, receive), sender)
-        except Refused as no:
+        except RequestRefused as no:
             asks = no.status == 401
             title = "The board needs its token" if asks else f"{no.status}"
             text = plain_page(title, no.why, "token" if asks else "")
@@ -93,16 +93,16 @@ class Guard:
     def _check(self, scope: Scope, headers: dict[str, str]) -> str | None:
         """Raise Refused, or return the path to open if the request has the token."""
         if sum(key == b"host" for key, _ in scope["headers"]) != 1:
-            raise Refused(400, "The request needs one Host header.")
+            raise RequestRefused(400, "The request needs one Host header.")
         host = headers["host"]
-        if not self.is_own(host):
-            raise Refused(421, "This board does not serve that host name.")
+        if not self.is_own_host(host):
+            raise RequestRefused(421, "This board does not serve that host name.")
         origin, site = headers.get("origin"), headers.get("sec-fetch-site", "none")
         if origin not in (None, f"http://{host}", f"https://{host}"):
-            raise Refused(403, "The request comes from another site.")
+            raise RequestRefused(403, "The request comes from another site.")
         method = scope["method"]
         if method not in ("GET", "HEAD", "POST"):
-            raise Refused(405, "The board supports GET and POST only.")
+            raise RequestRefused(405, "The board supports GET and POST only.")
         query = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         given = query.get("token", [""])[0].encode()
         if method == "GET" and given and hmac.compare_digest(given, self.token.encode()):
@@ -112,17 +112,17 @@ class Guard:
         if method == "GET" and scope["path"].startswith(STATIC):
             return None  # styles and icons, also of the page that asks for the token
         if not self._is_known(headers.get("cookie", "")):
-            raise Refused(401, WRONG_TOKEN if "token" in query else NO_TOKEN)
+            raise RequestRefused(401, WRONG_TOKEN if "token" in query else NO_TOKEN)
         if method == "POST":
             if origin is None or site not in ("none", "same-origin"):
-                raise Refused(403, "The request does not come from a page of this board.")
-            if headers.get(ASKED_BY_PAGE) != "1":
-                raise Refused(403, "The request was not made by a page of this board.")
+                raise RequestRefused(403, "The request does not come from a page of this board.")
+            if headers.get(PAGE_HEADER) != "1":
+                raise RequestRefused(403, "The request was not made by a page of this board.")
             if self.read_only:
-                raise Refused(403, "This board is read-only.")
+                raise RequestRefused(403, "This board is read-only.")
         return None
 
-    def is_own(self, host: str) -> bool:
+    def is_own_host(self, host: str) -> bool:
         """Whether a Host header names this machine: with DNS rebinding, pages of another name would
         count as ours. A tunnel may use any port."""
         name = host.rpartition(":")[0] if _has_port(host) else host
@@ -152,7 +152,7 @@ def _limited(scope: Scope, headers: dict[str, str], receive: Receive) -> Receive
         return receive
     length = headers.get("content-length", "0")
     if not length.isdigit() or int(length) > MAX_BODY_BYTES:
-        raise Refused(413, "The request is too long.")
+        raise RequestRefused(413, "The request is too long.")
     seen, ends = 0, asyncio.get_running_loop().time() + BODY_SECONDS
     whole = False
 
@@ -164,10 +164,10 @@ def _limited(scope: Scope, headers: dict[str, str], receive: Receive) -> Receive
             async with asyncio.timeout_at(ends):
                 part = await receive()
         except TimeoutError:
-            raise Refused(408, "The request took too long to arrive.") from None
+            raise RequestRefused(408, "The request took too long to arrive.") from None
         seen += len(part.get("body", b""))
         if seen > MAX_BODY_BYTES:
-            raise Refused(413, "The request is too long.")
+            raise RequestRefused(413, "The request is too long.")
         whole = not part.get("more_body", False)
         return part
 

@@ -13,16 +13,16 @@ from expert.core.errors import ExpertError
 from expert.core.files import read_bytes
 from expert.insight.page.markup import tag
 from expert.jobs.board.board import Board, board_of
-from expert.jobs.board.layout import page
-from expert.jobs.board.places import Places
-from expert.jobs.board.safety import Guard, Refused
+from expert.jobs.board.folders import BoardFolders
+from expert.jobs.board.safety import Guard, RequestRefused
+from expert.jobs.board.views.layout import page
 from expert.jobs.serve import listen
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-MOST_CONNECTIONS = 120
+MAX_CONNECTIONS = 120
 STATIC = {
     "report.css": ("expert.insight.page", "style.css", "text/css"),
     "board.css": ("expert.jobs.board", "static/board.css", "text/css"),
@@ -36,9 +36,9 @@ def make_app(board: Board, *, token: str, host: str = "127.0.0.1") -> Guard:
     from starlette.applications import Starlette
     from starlette.routing import Route
 
-    from expert.jobs.board.pages import routes
+    from expert.jobs.board.routes import routes
 
-    handlers: dict[Any, Any] = dict.fromkeys((Refused, ExpertError, OSError), _refused)
+    handlers: dict[Any, Any] = dict.fromkeys((RequestRefused, ExpertError, OSError), _refused)
     handlers |= {404: _nothing, 405: _nothing}
     app = Starlette(
         routes=[Route("/static/{name}", _static), *routes()], exception_handlers=handlers
@@ -53,7 +53,7 @@ async def _static(request: Request) -> Response:
 
     name = request.path_params["name"]
     if name not in STATIC:
-        raise Refused(404, "There is no such file.")
+        raise RequestRefused(404, "There is no such file.")
     package, path, kind = STATIC[name]
     return Response(_file(package, path), media_type=f"{kind}; charset=utf-8")
 
@@ -67,8 +67,8 @@ async def _refused(request: Request, error: Exception) -> Response:
     """Show an error: as a page, or as JSON for the script."""
     from starlette.responses import HTMLResponse, JSONResponse
 
-    status = error.status if isinstance(error, Refused) else 409
-    why = error.why if isinstance(error, Refused) else str(error)
+    status = error.status if isinstance(error, RequestRefused) else 409
+    why = error.why if isinstance(error, RequestRefused) else str(error)
     if request.method == "POST":
         return JSONResponse({"problem": why}, status_code=status)
     read_only = board_of(request).read_only
@@ -79,7 +79,7 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 async def _nothing(request: Request, error: Exception) -> Response:
     status = getattr(error, "status_code", 404)
-    return await _refused(request, Refused(status, "There is no such page."))
+    return await _refused(request, RequestRefused(status, "There is no such page."))
 
 
 # --- the server ----------------------------------------------------------------------------------
@@ -94,11 +94,11 @@ def make_server(board: Board, *, token: str, host: str = "127.0.0.1") -> Any:
         threading.Thread(target=board.chat.end).start()
 
     app = make_app(board, token=token, host=host)
-    return listen.make_server(app, most=MOST_CONNECTIONS, stopping=stopping)
+    return listen.make_server(app, most=MAX_CONNECTIONS, stopping=stopping)
 
 
 def make_board(folders: Sequence[Path], *, read_only: bool) -> Board:
-    return Board(places=Places.of(folders), read_only=read_only)
+    return Board(places=BoardFolders.of(folders), read_only=read_only)
 
 
 def warning_about(host: str) -> str:

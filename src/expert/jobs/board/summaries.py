@@ -14,7 +14,7 @@ from expert.core.rundir import RunFolder
 from expert.core.text import duration, loss
 from expert.insight.page.blocks import Point
 from expert.insight.step.anatomy import finite
-from expert.jobs.board.places import FoundPlace
+from expert.jobs.board.folders import BoardItem
 from expert.jobs.board.reader import EventReader
 from expert.run.stored.status import RunStatus, status_by
 
@@ -26,7 +26,7 @@ LINES = 60
 class Summary:
     """A run in the list; `problem`: why it cannot be read, or ""."""
 
-    found: FoundPlace
+    found: BoardItem
     status: RunStatus | None
     losses: tuple[Point, ...] = ()
     problem: str = ""
@@ -72,7 +72,7 @@ class Summaries:
         self._readers: dict[Path, EventReader] = {}
         self._lock = threading.Lock()
 
-    def of(self, found: FoundPlace) -> Summary:
+    def of(self, found: BoardItem) -> Summary:
         with self._lock:
             files = _files(RunFolder(found.path))
             known = self._known.get(found.path)
@@ -92,11 +92,11 @@ class Summaries:
                 self._known.pop(path)
                 self._readers.pop(path, None)
 
-    def _read(self, found: FoundPlace) -> Summary:
+    def _read(self, found: BoardItem) -> Summary:
         folder = RunFolder(found.path)
         reader = self._readers.setdefault(found.path, EventReader(folder.events, LINES))
         try:
-            reader.look()
+            reader.read_new()
             status = status_by(reader.events, folder, damaged_lines=reader.damaged)
         except (ExpertError, OSError, ValueError) as error:
             self._readers.pop(found.path, None)

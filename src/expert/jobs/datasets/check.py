@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from expert.core.errors import ExpertError
-from expert.data.records import DataNotHere
+from expert.data.records import DataNotFound
 from expert.manifest.schema.manifest import CHAR_GPT
 from expert.run.open import Opened, open_run
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from expert.data.inspect.check_rows import DatasetReport
     from expert.data.inspect.pick_rows import RowsToShow
     from expert.data.inspect.shown_rows import ShownRow
-    from expert.data.line import Tell
+    from expert.data.pipeline import Tell
 
 
 def check_dataset(
@@ -32,17 +32,17 @@ def check_dataset(
     """
     from expert.data.inspect.check_rows import DatasetReport, check_rows
     from expert.data.inspect.pick_rows import RowsToShow, rows_as_text
-    from expert.data.line import open_line
+    from expert.data.pipeline import open_pipeline
 
     opened = open_run(manifest, data="unread", model=model, overrides=overrides)
     read, plan, named = opened.read, opened.plan, opened.named
     show = show or RowsToShow(count=0)
     try:
-        line = open_line(plan, read, named, writes=False)
-    except DataNotHere as error:
+        line = open_pipeline(plan, read, named, writes=False)
+    except DataNotFound as error:
         if plan.model.place != "hub":
             raise
-        line = open_line(plan, read, named, writes=False, has_tokenizer=False)
+        line = open_pipeline(plan, read, named, writes=False, has_tokenizer=False)
         report = DatasetReport(read.manifest.name, "unknown", plan.data.max_seq_length)
         report.problems.append(str(error))
         report.rows = rows_as_text(line, show)
@@ -56,7 +56,7 @@ def first_row_of(opened: Opened, *, most_tokens: int | None) -> tuple[ShownRow |
     """The first good training row under a plan; None and the reason if it is not available."""
     from expert.data.inspect.pick_rows import FIRST
     from expert.data.inspect.shown_rows import show_row
-    from expert.data.line import open_line, reading_of
+    from expert.data.pipeline import open_pipeline, reader_for
 
     plan = opened.plan
     has_tokenizer = plan.model.name == CHAR_GPT or (
@@ -68,8 +68,10 @@ def first_row_of(opened: Opened, *, most_tokens: int | None) -> tuple[ShownRow |
             source.kind == "corpus" and not source.files and not source.is_stdlib
         ):
             return None, f"the rows of {source.name} are not fetched for it"
-        line = open_line(plan, opened.read, opened.named, writes=False, has_tokenizer=has_tokenizer)
-        for row, segments in reading_of(line, line.sources_of("train")[0]).formatted():
+        line = open_pipeline(
+            plan, opened.read, opened.named, writes=False, has_tokenizer=has_tokenizer
+        )
+        for row, segments in reader_for(line, line.sources_of("train")[0]).formatted():
             if isinstance(segments, list):
                 return show_row(line, row, segments, "train", FIRST, most_tokens=most_tokens), ""
         return None, "no row can be used"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from expert.core.errors import ManifestError
-from expert.core.stored_json import object_in
+from expert.core.stored_json import read_object_or_empty
 from expert.core.text import counted
 from expert.data.read.folders import SPLIT_NAMES, saved_files, saved_splits, words_of
 from expert.data.read.rows import is_markdown, suffix_format
@@ -21,7 +21,7 @@ from expert.insight.record import mapping
 from expert.jobs.pretokenize import manifests_below
 from expert.manifest.reader import read_manifest
 from expert.manifest.schema.file_formats import WITHOUT_ROWS
-from expert.manifest.text.document import is_foreign
+from expert.manifest.text.document import is_other_tools_file
 from expert.planning.models.resolve import hf_cache_folder
 from expert.planning.plan import folder_name
 from expert.planning.survey import local_path
@@ -73,7 +73,7 @@ def read_users(folder: Path) -> tuple[list[DatasetUser], list[str]]:
 
     users, unread = [], []
     for file in manifests_below(folder):
-        if is_foreign(file):
+        if is_other_tools_file(file):
             unread.append(f"{file}: not read: it names neither a model nor rows to train on")
             continue
         try:
@@ -144,7 +144,7 @@ def _in_datasets_cache(cache: Path) -> Iterator[FoundDataset]:
         infos = sorted(config.rglob("dataset_info.json"), key=lambda path: path.stat().st_mtime)
         if not infos:
             continue
-        splits = mapping(object_in(infos[-1]).get("splits"))
+        splits = mapping(read_object_or_empty(infos[-1]).get("splits"))
         counts = [entry.get("num_examples") for entry in map(mapping, splits.values())]
         known = [number for number in counts if isinstance(number, int)]
         rows = sum(known) if known and len(known) == len(counts) else None
@@ -167,7 +167,7 @@ def _in_folder(top: Path) -> Iterator[FoundDataset]:
             continue
         if (folder / "recipe.json").is_file() and (folder / "DONE").is_file():
             names.clear()
-            counts = object_in(folder / "statistics.json")
+            counts = read_object_or_empty(folder / "statistics.json")
             rows, tokens = counts.get("documents"), counts.get("tokens")
             yield _found("prepared", folder.name, folder, (), rows, _files_below(folder), tokens)
             continue
@@ -197,7 +197,7 @@ def _in_folder(top: Path) -> Iterator[FoundDataset]:
 def _is_benchmark(path: Path) -> bool:
     """Whether a file is a benchmark result, whatever its name."""
     small = path.suffix.lower() == ".json" and path.stat().st_size < BENCHMARK_BYTES
-    return small and object_in(path).get("kind") == "ladder"
+    return small and read_object_or_empty(path).get("kind") == "ladder"
 
 
 def _found(
@@ -238,7 +238,7 @@ def _saved_counts(folders: Iterable[Path]) -> tuple[int | None, int | None]:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    from expert.data.tokens.tokenised import IDS
+    from expert.data.tokens.token_rows import IDS
 
     rows, tokens = 0, 0
     are_tokens = True

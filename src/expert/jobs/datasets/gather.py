@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from expert.core.files import read_bytes, read_text, sha256_of, write_text_atomically
-from expert.core.stored_json import object_in
+from expert.core.stored_json import read_object_or_empty
 from expert.data.read.sources import find_source, first_row
 from expert.data.records import DataError
 from expert.jobs.datasets.find import DatasetUser, same_id
@@ -51,7 +51,7 @@ class Copy:
 
 
 @dataclass(frozen=True)
-class Gathered:
+class ConsolidatedExpert:
     """What `--consolidate` did for one expert, and the options that use the copies."""
 
     expert: str
@@ -72,7 +72,9 @@ class _CopyPlan:
     left: list[str] = field(default_factory=list)
 
 
-def consolidate(users: Sequence[DatasetUser], destination: Path, caches: Caches) -> list[Gathered]:
+def consolidate(
+    users: Sequence[DatasetUser], destination: Path, caches: Caches
+) -> list[ConsolidatedExpert]:
     """Copy the data of every manifest into DEST/<expert>/, hub data from its caches; raises before
     copying if anything conflicts."""
     destination = destination.resolve()
@@ -107,9 +109,9 @@ def _plan_copies(user: DatasetUser, destination: Path, caches: Caches) -> _CopyP
         elif not found.exists() and looks_local(value, user.folder):
             plan.left.append(f"{key}: {value} is not there")
         elif not found.exists():
-            _plan_of_hub(plan, key, value, folder, caches)
+            _plan_hub_copy(plan, key, value, folder, caches)
         else:
-            target = folder / _kept_name(found, user.folder)
+            target = folder / _path_in_copy(found, user.folder)
             files = [found] if found.is_file() else sorted(found.rglob("*"))
             plan.files += [
                 (path, target / path.relative_to(found)) for path in files if path.is_file()
@@ -119,7 +121,7 @@ def _plan_copies(user: DatasetUser, destination: Path, caches: Caches) -> _CopyP
     return plan
 
 
-def _plan_of_hub(plan: _CopyPlan, key: str, value: str, folder: Path, caches: Caches) -> None:
+def _plan_hub_copy(plan: _CopyPlan, key: str, value: str, folder: Path, caches: Caches) -> None:
     try:
         rows = cached_rows(value, caches)
     except NotCached as why:
@@ -131,7 +133,7 @@ def _plan_of_hub(plan: _CopyPlan, key: str, value: str, folder: Path, caches: Ca
     plan.options.append(f"--set {shlex.quote(f'{key}={target}{rows.path}')}")
 
 
-def _kept_name(path: Path, folder: Path) -> Path:
+def _path_in_copy(path: Path, folder: Path) -> Path:
     """The path below the manifest's folder, so that a/train.jsonl and b/train.jsonl stay apart; the
     name alone for files elsewhere."""
     path, folder = path.resolve(), folder.resolve()
@@ -140,7 +142,7 @@ def _kept_name(path: Path, folder: Path) -> Path:
     return Path(path.name)
 
 
-def _gather(plan: _CopyPlan, digests: Mapping[Path, str]) -> Gathered:
+def _gather(plan: _CopyPlan, digests: Mapping[Path, str]) -> ConsolidatedExpert:
     copies = []
     for source, target in dict.fromkeys(plan.files):
         done: Literal["copied", "there already"] = "there already"
@@ -153,7 +155,9 @@ def _gather(plan: _CopyPlan, digests: Mapping[Path, str]) -> Gathered:
         if not target.exists():
             write_text_atomically(target, text)
     options = " ".join(plan.options)
-    return Gathered(plan.user.name, plan.user.source, tuple(copies), options, tuple(plan.left))
+    return ConsolidatedExpert(
+        plan.user.name, plan.user.source, tuple(copies), options, tuple(plan.left)
+    )
 
 
 def _copy_verified(source: Path, target: Path, digest: str) -> None:
@@ -204,11 +208,11 @@ def cached_rows(value: str, caches: Caches) -> CachedRows:
     copy_name = name.replace("/", "--") + (f"--{config}" if config else "")
     cached = _in_datasets_cache(name, config, caches.datasets)
     if cached is not None:
-        return _as_saved(copy_name, split, cached)
+        return _saved_dataset_files(copy_name, split, cached)
     snapshot = _snapshot(name, caches.hub)
     if snapshot is None:
         raise NotCached(f"is not in a cache here ({caches.datasets} and {caches.hub}): fetch it")
-    return _as_folder(copy_name, split, config, snapshot)
+    return _data_folder_files(copy_name, split, config, snapshot)
 
 
 def _in_datasets_cache(name: str, config: str, cache: Path) -> Path | None:
@@ -227,10 +231,10 @@ def _in_datasets_cache(name: str, config: str, cache: Path) -> Path | None:
     return newest.parent if newest is not None else None
 
 
-def _as_saved(copy_name: str, split: str, cached: Path) -> CachedRows:
+def _saved_dataset_files(copy_name: str, split: str, cached: Path) -> CachedRows:
     from expert.data.tokens.documents import dataset_files
 
-    info = object_in(cached / "dataset_info.json")
+    info = read_object_or_empty(cached / "dataset_info.json")
     splits = info.get("splits")
     names = [each for each in splits if _PLAIN.fullmatch(each)] if isinstance(splits, dict) else []
     if split not in names:
@@ -267,7 +271,7 @@ def _snapshot(name: str, cache: Path) -> Path | None:
     return None
 
 
-def _as_folder(copy_name: str, split: str, config: str, snapshot: Path) -> CachedRows:
+def _data_folder_files(copy_name: str, split: str, config: str, snapshot: Path) -> CachedRows:
     """The data files as uploaded, if their names show the split."""
     top = snapshot / config
     if not top.is_dir():

@@ -15,7 +15,7 @@ from expert.core.errors import EXIT_OK, EXIT_USAGE, ExpertError
 from expert.core.text import counted, duration_range
 from expert.insight.findings.evidence import Before, evidence_before
 from expert.insight.findings.finding import Finding, worst_first
-from expert.insight.findings.table import BY_NAME, find, looked_at
+from expert.insight.findings.table import BY_NAME, find, finding_from
 from expert.insight.step.bands import Band, expected_band
 from expert.jobs.diagnose.data import DataFacts, check_data
 from expert.jobs.diagnose.kernels import TRIALS, Trials, not_tried, try_kernels
@@ -66,7 +66,7 @@ def check(
     gpu: str | None = None,
     vram: str | None = None,
     model: str | None = None,
-    try_out: bool = True,
+    run_kernels: bool = True,
     replan: Callable[[tuple[str, ...]], ReadManifest] | None = None,
     tell: Callable[[str], None] = lambda text: None,
     machine: Machine | None = None,
@@ -80,7 +80,7 @@ def check(
     else:
         opened = open_run(read, data="counted", gpu=gpu, vram=vram, model=model, machine=here)
         target, plan = opened.target, opened.plan
-    trials = _trials(here, target, plan, named=gpu, wanted=try_out, tell=tell)
+    trials = _trials(here, target, plan, named=gpu, wanted=run_kernels, tell=tell)
     found: list[Finding] = []
     if gpu is None:
         found += check_gpus(here, (memory or gpu_memory()).cards)
@@ -92,7 +92,7 @@ def check(
         found += [*facts.findings, *_disk(plan, target)]
         asked = opened.read.manifest.training.config.device
         if asked == "cuda" and plan.kernels.device != "cuda":
-            found.append(looked_at("cuda-asked", "device: cuda"))
+            found.append(finding_from("cuda-asked", "device: cuda"))
         found += _configuration(opened, facts, replan)
         band = expected(plan, target)
         found += _length(plan, band)
@@ -140,7 +140,7 @@ def _disk(plan: RunPlan, target: Target) -> list[Finding]:
         "on the manifest's disk"
     )
     numbers = {"needed_bytes": needed, "free_bytes": free}
-    return [looked_at("disk" if needed <= free else "disk-full", evidence, numbers=numbers)]
+    return [finding_from("disk" if needed <= free else "disk-full", evidence, numbers=numbers)]
 
 
 def _remarks(plan: RunPlan, others: Sequence[Finding]) -> list[Finding]:
@@ -148,7 +148,7 @@ def _remarks(plan: RunPlan, others: Sequence[Finding]) -> list[Finding]:
     rules = [BY_NAME[other.name] for other in others if other.name in BY_NAME]
     repeated = tuple(path for rule in rules for path in rule.repeats)
     found = [
-        looked_at(
+        finding_from(
             "plan",
             remark.text,
             name=f"plan-{remark.path}",
@@ -158,7 +158,7 @@ def _remarks(plan: RunPlan, others: Sequence[Finding]) -> list[Finding]:
         if remark.kind == "warning" and not remark.path.startswith(repeated)
     ]
     overruled = [remark.text for remark in plan.remarks if remark.kind == "superseded"]
-    return [*found, looked_at("overruled", "; ".join(overruled))] if overruled else found
+    return [*found, finding_from("overruled", "; ".join(overruled))] if overruled else found
 
 
 def _configuration(
@@ -214,7 +214,7 @@ def _length(plan: RunPlan, band: Band | None) -> list[Finding]:
         numbers |= {"seconds": low, "seconds_at_most": high}
     else:
         words.append(f"the time is {because or 'unknown'}")
-    found = [looked_at("length", ", ".join(words), numbers=numbers)]
+    found = [finding_from("length", ", ".join(words), numbers=numbers)]
     if band is not None:
         borders = ("reference", "wrong_below", "acceptable_from", "excellent_from")
         rate, characters = f"{band.reference:,.0f} tokens/s", plan.data.max_seq_length
@@ -222,7 +222,7 @@ def _length(plan: RunPlan, band: Band | None) -> list[Finding]:
             samples = band.reference / characters
             rate += f" ({samples:,.0f} samples/s of {characters} characters)"
         found.append(
-            looked_at(
+            finding_from(
                 "band",
                 f"{band.because}; below {band.wrong_below:,.0f} something is wrong, "
                 f"from {band.acceptable_from:,.0f} acceptable",

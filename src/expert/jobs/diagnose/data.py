@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import ExpertError
 from expert.core.text import counted, gib
-from expert.data.pack.overlong_rows import remark_on_unlearnt, remarks_on_length
+from expert.data.pack.overlong_rows import remark_on_left_out, remarks_on_length
 from expert.data.records import BadRow, Segment
 from expert.insight.findings.finding import Finding
-from expert.insight.findings.table import looked_at
+from expert.insight.findings.table import finding_from
 from expert.jobs.diagnose.storage import read_speed
 from expert.planning.decisions import Remark
 
 if TYPE_CHECKING:
     from expert.data.inspect.shared_rows import SharedRows
-    from expert.data.line import Line
+    from expert.data.pipeline import DataPipeline
     from expert.planning.run_plan import RunPlan
     from expert.run.open import Opened
 
 SAMPLED_ROWS = 256
-TO_FIX = "fix what the message names"
+DEFAULT_FIX = "fix what the message names"
 NOT_PACKED = "the tokens are prepared, and not packed for this plan yet"
 # The most a run reads: 4 bytes per token. The fastest run measured (char-gpt on an H200, 3.9
 # million tokens/s) reads 16 MB/s; raw text that is tokenised once comes at 10 to 40 MB/s.
@@ -51,16 +51,16 @@ def check_data(opened: Opened) -> DataFacts:
     try:
         sources = opened.named.first
     except ExpertError as error:
-        return DataFacts(findings=[_from_message("data-missing", str(error), TO_FIX)])
+        return DataFacts(findings=[_from_message("data-missing", str(error), DEFAULT_FIX)])
     except OSError as error:
         missing = f"{error.filename}: {error.strerror}"
-        return DataFacts(findings=[_from_message("data-missing", missing, TO_FIX)])
+        return DataFacts(findings=[_from_message("data-missing", missing, DEFAULT_FIX)])
     files = sorted({path for source in sources.every for path in source.files if path.is_file()})
     size = sum(path.stat().st_size for path in files)
     try:
-        looked = _look(opened)
+        looked = _inspect(opened)
     except ExpertError as error:
-        looked = DataFacts(findings=[_from_message("data-unusable", str(error), TO_FIX)])
+        looked = DataFacts(findings=[_from_message("data-unusable", str(error), DEFAULT_FIX)])
     about_files = [*_storage(plan, files), *_size(plan, files, size)]
     return replace(looked, findings=[*looked.findings, *about_files])
 
@@ -70,20 +70,20 @@ def _from_message(name: str, text: str, otherwise: str = "") -> Finding:
     first, _, rest = text.partition("\n")
     evidence, _, fix = first.partition("  (")
     fix = fix.removesuffix(")") or " ".join(rest.split()) or otherwise
-    return looked_at(name, evidence, fix=fix)
+    return finding_from(name, evidence, fix=fix)
 
 
 # --- prepared or not -----------------------------------------------------------------------------
 
 
-def _look(opened: Opened) -> DataFacts:
-    from expert.data.line import open_line, remarks_on_tokens
+def _inspect(opened: Opened) -> DataFacts:
+    from expert.data.pipeline import open_pipeline, remarks_on_tokens
 
     plan, read = opened.plan, opened.read
     if plan.model.place == "hub":
         text = f"{plan.model.location}: its tokenizer is downloaded when it is needed"
-        return DataFacts(findings=[looked_at("model-not-here", text)])
-    line = open_line(plan, read, opened.named, writes=False)
+        return DataFacts(findings=[finding_from("model-not-here", text)])
+    line = open_pipeline(plan, read, opened.named, writes=False)
     if line.spec.streaming:
         return _sampled(line, "")
     reason = _why_not_prepared(line)
@@ -96,9 +96,9 @@ def _look(opened: Opened) -> DataFacts:
     return replace(found, findings=[*folders, *found.findings])
 
 
-def _why_not_prepared(line: Line) -> str:
+def _why_not_prepared(line: DataPipeline) -> str:
     """Why tokens are not prepared; "" if all are."""
-    from expert.data.line import recipe_of
+    from expert.data.pipeline import recipe_of
     from expert.data.tokens.prepare import look
 
     if not line.cache.folder.exists():
@@ -111,7 +111,7 @@ def _why_not_prepared(line: Line) -> str:
     return ""
 
 
-def _prepared(line: Line) -> DataFacts | None:
+def _prepared(line: DataPipeline) -> DataFacts | None:
     """Exact counts of the prepared tokens; None if they are not packed yet."""
     from expert.data.splits import prepare_splits
 
@@ -123,14 +123,14 @@ def _prepared(line: Line) -> DataFacts | None:
     held = data.validation is not None and data.validation.folders == split.folders
     held_out = " (those held out for validation among them)" if held else ""
     findings = [
-        looked_at(
+        finding_from(
             "cache",
             f"{total.documents:,} rows, {total.tokens:,} tokens{held_out} in {line.cache.folder}",
             numbers={"rows": total.documents, "tokens": total.tokens},
         ),
         *_left_out(total.rows_in, total.bad_rows, sum(total.dropped.values()), exact=True),
         *_overlong(plan, total.documents, over.cut, over.split, over.dropped, exact=True),
-        *_unlearnt(remarks_on_length(plan, *data.splits(), cut=False)),
+        *_untrained_rows(remarks_on_length(plan, *data.splits(), cut=False)),
         *map(_shared, data.shared),
     ]
     return DataFacts(
@@ -140,16 +140,16 @@ def _prepared(line: Line) -> DataFacts | None:
     )
 
 
-def _sampled(line: Line, reason: str) -> DataFacts:
+def _sampled(line: DataPipeline, reason: str) -> DataFacts:
     """What the first rows of every source show about all of them."""
-    from expert.data.line import reading_of
+    from expert.data.pipeline import reader_for
 
     plan = line.plan
     rows = bad = dropped = 0
     documents: list[list[Segment]] = []
     first_bad = ""
     for source in line.sources_of("train"):
-        for _, formatted in islice(reading_of(line, source).formatted(), SAMPLED_ROWS):
+        for _, formatted in islice(reader_for(line, source).formatted(), SAMPLED_ROWS):
             rows += 1
             if isinstance(formatted, BadRow):
                 bad, first_bad = bad + 1, first_bad or str(formatted)
@@ -161,7 +161,7 @@ def _sampled(line: Line, reason: str) -> DataFacts:
     findings: list[Finding] = []
     if reason:
         findings.append(
-            looked_at(
+            finding_from(
                 "cache",
                 f"{reason}; the tokens go to {line.cache.folder}",
                 severity="note",
@@ -181,8 +181,8 @@ def _sampled(line: Line, reason: str) -> DataFacts:
         findings += _overlong(plan, len(lengths), cut, split, gone, exact=False)
         of = f"the first {len(lengths):,} rows"
         longest = max(lengths, default=0)
-        left_out = remark_on_unlearnt(plan, unlearnt, len(lengths), longest=longest, of=of)
-        findings += _unlearnt(left_out)
+        left_out = remark_on_left_out(plan, unlearnt, len(lengths), longest=longest, of=of)
+        findings += _untrained_rows(left_out)
     return DataFacts(
         findings=findings,
         mean_tokens=sum(lengths) / len(lengths) if lengths else None,
@@ -190,14 +190,14 @@ def _sampled(line: Line, reason: str) -> DataFacts:
     )
 
 
-def _lengths(line: Line, documents: list[Any]) -> tuple[list[int], int]:
+def _lengths(line: DataPipeline, documents: list[Any]) -> tuple[list[int], int]:
     """Tokens of each document, and how many would not be trained on."""
-    from expert.data.pack.packing import unlearnt_rows
+    from expert.data.pack.packing import count_untrainable_rows
 
     if not documents or not line.is_text:
         return [sum(len(part.text) for part in each) for each in documents], 0
     batch = line.encoder.encode(documents)
-    return [int(each) for each in batch.lengths], unlearnt_rows(line.plan, batch)
+    return [int(each) for each in batch.lengths], count_untrainable_rows(line.plan, batch)
 
 
 # --- what becomes of the rows --------------------------------------------------------------------
@@ -212,7 +212,7 @@ def _bad_rows(rows: int, bad: int, first: str, allowed: int) -> list[Finding]:
         "fix": "fix the data, or --set training.dataset.max_bad_rows=100",
     }
     evidence, numbers = f"{bad} of the first {rows}: {first}", {"bad": bad, "rows": rows}
-    return [looked_at("bad-rows", evidence, numbers=numbers, **(stops if bad > allowed else {}))]
+    return [finding_from("bad-rows", evidence, numbers=numbers, **(stops if bad > allowed else {}))]
 
 
 def _left_out(rows: int, bad: int, dropped: int, *, exact: bool) -> list[Finding]:
@@ -220,7 +220,7 @@ def _left_out(rows: int, bad: int, dropped: int, *, exact: bool) -> list[Finding
         return []
     share, of = (bad + dropped) / max(1, rows), f"{rows:,}" if exact else f"the first {rows:,}"
     return [
-        looked_at(
+        finding_from(
             "rows-left-out",
             f"{dropped:,} by the manifest's checks and {bad:,} unreadable, of {of}",
             severity="warning" if share > NOTICEABLE else "note",
@@ -242,7 +242,7 @@ def _overlong(
         "dropped": "they are not trained on",
     }
     return [
-        looked_at(
+        finding_from(
             "rows-cut",
             f"{count:,} of {'' if exact else 'the first '}{rows:,} rows",
             severity="warning" if verb != "split" and share > NOTICEABLE else "note",
@@ -254,12 +254,12 @@ def _overlong(
     ]
 
 
-def _unlearnt(remarks: Iterable[Remark]) -> list[Finding]:
+def _untrained_rows(remarks: Iterable[Remark]) -> list[Finding]:
     return [_from_message("rows-not-learnt", remark.text) for remark in remarks]
 
 
 def _shared(rows: SharedRows) -> Finding:
-    return looked_at(
+    return finding_from(
         "rows-shared",
         rows.evidence,
         title=f"{rows.split} rows are in the training rows as well",
@@ -271,7 +271,7 @@ def _shared(rows: SharedRows) -> Finding:
 def _size(plan: RunPlan, files: Sequence[Path], size: int) -> list[Finding]:
     length, on_disk = plan.length, f"{counted(len(files), 'file')}, {gib(size)}"
     if length.rows == 0:
-        return [looked_at("no-rows", on_disk)]
+        return [finding_from("no-rows", on_disk)]
     parts = [on_disk] if files else []
     parts += [counted(length.rows, "training row")] if length.rows is not None else []
     if length.tokens_per_epoch is not None:
@@ -285,7 +285,7 @@ def _size(plan: RunPlan, files: Sequence[Path], size: int) -> list[Finding]:
             parts.append(f"max_steps {length.max_steps} ends the run after {share:.0%} of it")
     unknown = {"title": "the size of the data is known when it has been read"}
     changes = unknown if length.rows is None else {}
-    return [looked_at("data-size", ", ".join(parts) or "–", **changes)]
+    return [finding_from("data-size", ", ".join(parts) or "–", **changes)]
 
 
 # --- the disk ------------------------------------------------------------------------------------
@@ -303,4 +303,4 @@ def _storage(plan: RunPlan, files: Sequence[Path]) -> list[Finding]:
     more = " (out of the page cache: the disk itself was not measured)" if cached else ""
     evidence = f"{rate:,.0f} MB/s, {size / 1e6:.0f} MB read {how}{more}"
     name = "storage" if rate >= SLOW_MEGABYTES or cached else "slow-disk"
-    return [looked_at(name, evidence, numbers={"megabytes_per_second": rate})]
+    return [finding_from(name, evidence, numbers={"megabytes_per_second": rate})]

@@ -9,15 +9,15 @@ from typing import Any
 from expert.core.rundir import RunFolder
 from expert.insight.findings.evidence import Evidence
 from expert.insight.findings.finding import Finding, worst_first
-from expert.insight.findings.table import find, looked_at
+from expert.insight.findings.table import find, finding_from
 from expert.insight.findings.verdict import judge, judge_step
 from expert.insight.outcome import Outcome, judge_learning
 from expert.insight.record import RunRecord, read_run
 from expert.insight.step.anatomy import Anatomy, dissect
 from expert.insight.step.bound import Verdict
 from expert.run.stored.locate import find_trained
-from expert.run.stored.resume_command import command_of_run
-from expert.run.stored.status import ENDED_BEFORE, State, status_by
+from expert.run.stored.resume_command import resume_command_of
+from expert.run.stored.status import RESUMABLE, State, status_by
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class Diagnosis:
     """Whether it learned, as far as its losses show."""
     anatomy: Anatomy
     findings: tuple[Finding, ...]
-    go_on: str
+    resume_command: str
     """The command that resumes it as it was started, if it ended early."""
 
     @property
@@ -75,13 +75,13 @@ def diagnose_run(place: Path | None) -> Diagnosis:
 def diagnose_record(run: RunRecord) -> Diagnosis:
     folder = RunFolder(run.folder)
     status = status_by(run.events, folder, damaged_lines=run.damaged_lines)
-    go_on = ""
-    if status.state in ENDED_BEFORE:
-        go_on = command_of_run(folder, next(reversed(run.of("started")), {}))
-    found = Evidence(run=run, anatomy=dissect(run), go_on=go_on)
+    resume_command = ""
+    if status.state in RESUMABLE:
+        resume_command = resume_command_of(folder, next(reversed(run.of("started")), {}))
+    found = Evidence(run=run, anatomy=dissect(run), resume_command=resume_command)
     findings = find(found)
     if status.state == "gone":
-        findings = worst_first([_killed(run, status.step, go_on), *findings])
+        findings = worst_first([_killed(run, status.step, resume_command), *findings])
     return Diagnosis(
         run=run,
         state=status.state,
@@ -93,17 +93,17 @@ def diagnose_record(run: RunRecord) -> Diagnosis:
         learning=judge_learning(found),
         anatomy=found.anatomy,
         findings=tuple(findings),
-        go_on=go_on,
+        resume_command=resume_command,
     )
 
 
-def _killed(run: RunRecord, step: int | None, go_on: str) -> Finding:
+def _killed(run: RunRecord, step: int | None, resume_command: str) -> Finding:
     """The finding for a run whose trainer is gone without a final event."""
     saved, last = run.of("saved"), run.events[-1].get("event") if run.events else None
     kept = f"the last checkpoint is that of step {saved[-1].get('step')}" if saved else ""
-    return looked_at(
+    return finding_from(
         "no-ending",
         f"the last event is {last} at step {step}" if run.events else "there is no event at all",
         consequence=kept or "there is no checkpoint to resume from",
-        fix=f"{go_on}; dmesg names a process that the kernel killed for its memory",
+        fix=f"{resume_command}; dmesg names a process that the kernel killed for its memory",
     )

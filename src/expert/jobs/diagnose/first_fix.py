@@ -20,8 +20,8 @@ from expert.manifest.reader import ReadManifest, read_manifest
 from expert.run.session.short_run import SETTLING, ShortRun, short_run
 from expert.run.stored.load import read_plan
 
-MEASURED_UPDATES = 12
-NOT_FOR_SPEED = frozenset({"saves-only-at-the-end"})
+MEASURED_STEPS = 12
+NOT_MEASURABLE = frozenset({"saves-only-at-the-end"})
 """Fixes that a short run cannot show."""
 
 Read = Callable[[tuple[str, ...]], "ReadManifest"]
@@ -80,7 +80,7 @@ class TriedFix:
 
 def first_fix(findings: Sequence[Finding]) -> Finding:
     """The first finding, worst first, whose fix can be tried."""
-    for finding in worst_first([each for each in findings if each.name not in NOT_FOR_SPEED]):
+    for finding in worst_first([each for each in findings if each.name not in NOT_MEASURABLE]):
         if finding.overrides and finding.severity in ("error", "warning"):
             return finding
     raise NothingToTry(
@@ -94,7 +94,7 @@ def try_fix(
     name: str,
     title: str,
     overrides: tuple[str, ...],
-    updates: int = MEASURED_UPDATES,
+    updates: int = MEASURED_STEPS,
     tell: Callable[[str], None] = lambda text: None,
     **how: Any,
 ) -> TriedFix:
@@ -162,7 +162,7 @@ def _spread(rates: list[float]) -> float | None:
 # --- the manifest of a run that was ---------------------------------------------------------------
 
 
-def read_again(run: Path, overrides: tuple[str, ...] = ()) -> ReadManifest:
+def read_run_manifest(run: Path, overrides: tuple[str, ...] = ()) -> ReadManifest:
     """The manifest of a run from its folder, with its paths resolved as they were then."""
     file = run / "manifest.json"
     if not file.is_file():

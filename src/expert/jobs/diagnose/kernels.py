@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from expert.core.process import Child, how_it_ended
+from expert.core.process import Child, describe_exit
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +44,7 @@ TIMED = 3
 
 State = Literal["works", "wrong", "failed", "crashed", "too slow", "absent", "not tried"]
 
-SECONDS_A_TRIAL = 120.0
+TRIAL_SECONDS = 120.0
 """One trial may take this long: compiling for the first time takes 20 s, on a busy machine more."""
 SECONDS_TO_START = 180.0
 """Importing torch from a cold network disk was seen to take minutes."""
@@ -81,7 +81,7 @@ class Trials:
     """Why nothing was run; empty if something was."""
 
 
-class NotHere(Exception):
+class KernelMissing(Exception):
     """A kernel that this machine does not have and does not need, and why."""
 
 
@@ -96,14 +96,14 @@ def difference(ours: list[Tensor], right: list[Tensor]) -> float:
     return found
 
 
-def _numbers(device: torch.device, *shape: int, seed: int = 0) -> Tensor:
+def _random_tensor(device: torch.device, *shape: int, seed: int = 0) -> Tensor:
     import torch
 
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, generator=generator).to(device)
 
 
-def _trained(
+def _forward_backward(
     function: Callable[..., Tensor], inputs: Sequence[Tensor], weight: Tensor | None = None
 ) -> list[Tensor]:
     """The output of a function and its gradients; `weight`: the gradient of its output."""
@@ -126,11 +126,13 @@ def _product(device: torch.device, size: int, precision: str, dtype: str) -> lis
     """A matrix product, with as much TF32 as this precision allows."""
     import torch
 
-    parts = [_numbers(device, size, size, seed=seed).to(getattr(torch, dtype)) for seed in range(3)]
+    parts = [
+        _random_tensor(device, size, size, seed=seed).to(getattr(torch, dtype)) for seed in range(3)
+    ]
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(precision)
     try:
-        return _trained(torch.matmul, parts[:2], parts[2])
+        return _forward_backward(torch.matmul, parts[:2], parts[2])
     finally:
         torch.set_float32_matmul_precision(before)
 
@@ -145,9 +147,9 @@ def tf32_matmul(device: torch.device) -> tuple[float, float]:
     import torch
 
     if device.type != "cuda":
-        raise NotHere("TF32 is arithmetic of NVIDIA cards from 8.0 on")
+        raise KernelMissing("TF32 is arithmetic of NVIDIA cards from 8.0 on")
     if torch.cuda.get_device_capability(device) < (8, 0):
-        raise NotHere("the card is older than 8.0 and has no TF32")
+        raise KernelMissing("the card is older than 8.0 and has no TF32")
     right = _product(device, SIZE, "highest", "float32")
     return difference(_product(device, SIZE, "high", "float32"), right), TF32
 
@@ -162,11 +164,11 @@ def sdpa(device: torch.device) -> tuple[float, float]:
     if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
         dtype = torch.float16
     tokens = 64 if _emulates_bf16(device) else 256
-    parts = [_numbers(device, 2, 8, tokens, 64, seed=seed).to(dtype) for seed in range(4)]
+    parts = [_random_tensor(device, 2, 8, tokens, 64, seed=seed).to(dtype) for seed in range(4)]
     causal = partial(F.scaled_dot_product_attention, is_causal=True)
-    ours = _trained(causal, parts[:3], parts[3])
+    ours = _forward_backward(causal, parts[:3], parts[3])
     with sdpa_kernel(SDPBackend.MATH):
-        right = _trained(causal, [each.float() for each in parts[:3]], parts[3])
+        right = _forward_backward(causal, [each.float() for each in parts[:3]], parts[3])
     return difference(ours, right), 2 * BF16
 
 
@@ -178,9 +180,9 @@ def packed_attention(kind: Any, device: torch.device) -> tuple[float, float]:
     from expert.planning.machine.host import package_version
 
     if kind == "flash4" and package_version("flash-attn-4").value is None:
-        raise NotHere(f"flash-attn-4 is not installed ({pip_install('flash4')})")
+        raise KernelMissing(f"flash-attn-4 is not installed ({pip_install('flash4')})")
     if device.type != "cuda":
-        raise NotHere("runs on NVIDIA cards only; a CPU uses SDPA with a document mask")
+        raise KernelMissing("runs on NVIDIA cards only; a CPU uses SDPA with a document mask")
     dtype = torch.bfloat16
     errors = attention_errors(kind, device, dtype, 64, 8, 4)
     worst = max(errors.values(), key=lambda size: math.inf if math.isnan(size) else size)
@@ -194,36 +196,38 @@ def compile_small(device: torch.device) -> tuple[float, float]:
     def small(left: Tensor, right: Tensor) -> Tensor:
         return F.silu(left @ right).sum(-1) * 2.0
 
-    inputs = [_numbers(device, 64, 64, seed=seed) for seed in (1, 2)]
+    inputs = [_random_tensor(device, 64, 64, seed=seed) for seed in (1, 2)]
     compiled = torch.compile(small, dynamic=False)
-    return difference(_trained(compiled, inputs), _trained(small, inputs)), FP32
+    return difference(_forward_backward(compiled, inputs), _forward_backward(small, inputs)), FP32
 
 
-def _stepped(device: torch.device, optimizer: Callable[..., Any], **options: Any) -> list[Tensor]:
+def _weight_change(
+    device: torch.device, optimizer: Callable[..., Any], **options: Any
+) -> list[Tensor]:
     """The change of a weight over two steps; two, so that the stored state is read."""
     import torch
 
     # bitsandbytes keeps fewer than 4096 numbers in 32 bits.
-    weight = torch.nn.Parameter(_numbers(device, 128, 128, seed=1))
+    weight = torch.nn.Parameter(_random_tensor(device, 128, 128, seed=1))
     instance = optimizer([weight], lr=1e-2, weight_decay=0.0, **options)
     for seed in (2, 3):
-        weight.grad = _numbers(device, 128, 128, seed=seed)
+        weight.grad = _random_tensor(device, 128, 128, seed=seed)
         instance.step()
-    return [weight.detach() - _numbers(device, 128, 128, seed=1)]
+    return [weight.detach() - _random_tensor(device, 128, 128, seed=1)]
 
 
 def fused_adamw(device: torch.device) -> tuple[float, float]:
     from torch.optim import AdamW
 
-    right = _stepped(device, AdamW, foreach=False)
-    return difference(_stepped(device, AdamW, fused=True), right), 1e-4
+    right = _weight_change(device, AdamW, foreach=False)
+    return difference(_weight_change(device, AdamW, fused=True), right), 1e-4
 
 
 def adam_8bit(device: torch.device) -> tuple[float, float]:
     from torch.optim import AdamW
 
-    ours = _stepped(device, _bitsandbytes().optim.AdamW8bit)
-    return difference(ours, _stepped(device, AdamW)), ADAM8
+    ours = _weight_change(device, _bitsandbytes().optim.AdamW8bit)
+    return difference(ours, _weight_change(device, AdamW)), ADAM8
 
 
 def _bitsandbytes() -> Any:
@@ -231,7 +235,7 @@ def _bitsandbytes() -> Any:
     from expert.model.quantised import quiet_bitsandbytes
 
     if importlib.util.find_spec("bitsandbytes") is None:
-        raise NotHere(f"bitsandbytes is not installed ({pip_install('quant')})")
+        raise KernelMissing(f"bitsandbytes is not installed ({pip_install('quant')})")
     quiet_bitsandbytes()
     return importlib.import_module("bitsandbytes")
 
@@ -243,22 +247,22 @@ def nf4_linear(device: torch.device) -> tuple[float, float]:
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     how = {"compress_statistics": True, "quant_type": "nf4"}
     layer = bnb.nn.Linear4bit(SIZE, SIZE, bias=False, compute_dtype=dtype, **how)
-    numbers = _numbers(torch.device("cpu"), SIZE, SIZE, seed=1)
+    numbers = _random_tensor(torch.device("cpu"), SIZE, SIZE, seed=1)
     layer.weight = bnb.nn.Params4bit(numbers, requires_grad=False, **how)
     layer = layer.to(device)
     plain = bnb.functional.dequantize_4bit(layer.weight.data, layer.weight.quant_state).float()
-    rows, weight = (_numbers(device, 64, SIZE, seed=seed).to(dtype) for seed in (2, 3))
-    right = _trained(lambda rows: rows @ plain.t(), [rows.float()], weight)
-    return difference(_trained(layer, [rows], weight), right), NF4
+    rows, weight = (_random_tensor(device, 64, SIZE, seed=seed).to(dtype) for seed in (2, 3))
+    right = _forward_backward(lambda rows: rows @ plain.t(), [rows.float()], weight)
+    return difference(_forward_backward(layer, [rows], weight), right), NF4
 
 
 def fused_loss(device: torch.device) -> tuple[float, float]:
     """The loss as training computes it here: a Triton kernel on a card, torch's elsewhere."""
     import torch
 
-    from expert.model.loss import NO_LABEL, kernel_for, loss_kernel_trouble, summed_loss
+    from expert.model.loss import NO_LABEL, kernel_for, loss_kernel_failure, summed_loss
 
-    trouble = loss_kernel_trouble(device)
+    trouble = loss_kernel_failure(device)
     if trouble:
         raise RuntimeError(trouble)
     rows, words, width = 96, 1000, 64
@@ -272,8 +276,11 @@ def fused_loss(device: torch.device) -> tuple[float, float]:
             hidden, head, labels, places, len(places), fused=fused, chunk=32, kernel=kernel
         ).reshape(1)
 
-    inputs = [_numbers(device, rows, width, seed=1), _numbers(device, words, width, seed=2)]
-    ours, right = (_trained(partial(loss, fused=fused), inputs) for fused in (True, False))
+    inputs = [
+        _random_tensor(device, rows, width, seed=1),
+        _random_tensor(device, words, width, seed=2),
+    ]
+    ours, right = (_forward_backward(partial(loss, fused=fused), inputs) for fused in (True, False))
     return difference(ours, right), 1e-4
 
 
@@ -296,7 +303,7 @@ TRIALS: dict[str, Trial] = {
 # --- the process that runs them ------------------------------------------------------------------
 
 
-def run_one(name: str, device: torch.device) -> TriedKernel:
+def run_trial(name: str, device: torch.device) -> TriedKernel:
     import torch
 
     times = []
@@ -307,7 +314,7 @@ def run_one(name: str, device: torch.device) -> TriedKernel:
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
             times.append(time.perf_counter() - start)
-    except NotHere as reason:
+    except KernelMissing as reason:
         return TriedKernel(name=name, state="absent", because=str(reason))
     except Exception as error:  # noqa: BLE001 - whatever a kernel raises here is the answer
         lines = [line for line in str(error).splitlines() if line.strip()]
@@ -343,17 +350,17 @@ def main() -> None:
     import torch
 
     device_name, *names = sys.argv[1:]
-    _say({"facts": torch_facts()})
+    _send({"facts": torch_facts()})
     device = torch.device(device_name)
     for name in names:
-        _say({"begin": name})
-        result = run_one(name, device)
-        _say({"result": asdict(result)})
+        _send({"begin": name})
+        result = run_trial(name, device)
+        _send({"result": asdict(result)})
         if result.state == "failed" and "CUDA error" in result.because:
             return  # the card's context is lost for this process; the rest runs in another
 
 
-def _say(line: dict[str, Any]) -> None:
+def _send(line: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(line) + "\n")
     sys.stdout.flush()
 
@@ -370,7 +377,7 @@ def try_kernels(
     names: Sequence[str] | None = None,
     *,
     command: Sequence[str] = (sys.executable, "-m", "expert.jobs.diagnose.kernels"),
-    seconds: float = SECONDS_A_TRIAL,
+    seconds: float = TRIAL_SECONDS,
     tell: Callable[[str], None] = lambda name: None,
 ) -> Trials:
     """Run the named trials, or all; after one that ends its process, the rest run in a new one."""
@@ -417,10 +424,10 @@ def _run(
                 done.append(TriedKernel(name=begun, state="too slow", because=because))
             return f"no answer for {SECONDS_TO_START:.0f} s"
         code = child.wait()
-        words = child.last_words(KEPT_ERROR_LINES)
+        words = child.stderr_tail(KEPT_ERROR_LINES)
         if begun is not None:
-            last = f": {child.last_words()}" if code >= 0 and words else ""
-            because = f"the process {how_it_ended(code)}{last}"
+            last = f": {child.stderr_tail()}" if code >= 0 and words else ""
+            because = f"the process {describe_exit(code)}{last}"
             done.append(TriedKernel(name=begun, state="crashed", because=because))
         return words or "the trials did not start"
     finally:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from expert.core.install import pip_install
 from expert.insight.findings.finding import Finding
-from expert.insight.findings.table import looked_at
+from expert.insight.findings.table import finding_from
 
 if TYPE_CHECKING:
     from expert.jobs.diagnose.kernels import Trials, TriedKernel
@@ -25,12 +25,12 @@ BUSY_PERCENT = 20
 def check_gpus(machine: Machine, cards: tuple[CardMemory, ...]) -> list[Finding]:
     """Whether there is a card, and whether another process uses it."""
     if not machine.gpus:
-        return [looked_at("no-gpu", machine.gpu_note or "none was found")]
+        return [finding_from("no-gpu", machine.gpu_note or "none was found")]
     gpu, count = machine.gpus[0], len(machine.gpus)
     total, free = gpu.memory_total_bytes.value or 0, gpu.memory_free_bytes.value or 0
     driver = f"driver {gpu.driver.value}, CUDA {gpu.cuda_driver_version.value}"
     found = [
-        looked_at(
+        finding_from(
             "gpu",
             f"{free / GIB:.1f} of {total / GIB:.1f} GiB free; {driver}",
             title=f"there is a GPU: {gpu.name.value}",
@@ -38,10 +38,10 @@ def check_gpus(machine: Machine, cards: tuple[CardMemory, ...]) -> list[Finding]
         )
     ]
     if count > 1:
-        found.append(looked_at("several-gpus", f"{count} cards are here"))
+        found.append(finding_from("several-gpus", f"{count} cards are here"))
     mine = [card for card in cards if card.index == gpu.index.value]
     found += [finding for card in mine if (finding := check_use(card, gpu)) is not None]
-    return [*found, looked_at("gpu-note", machine.gpu_note)] if machine.gpu_note else found
+    return [*found, finding_from("gpu-note", machine.gpu_note)] if machine.gpu_note else found
 
 
 def check_use(card: CardMemory, gpu: Gpu) -> Finding | None:
@@ -56,13 +56,13 @@ def check_use(card: CardMemory, gpu: Gpu) -> Finding | None:
         )
         held = sum(each.bytes or 0 for each in others)
         numbers = {"held_bytes": held, "processes": len(others), "busy_percent": busy}
-        return looked_at("other-process", f"{named}; the card is {busy} % busy", numbers=numbers)
+        return finding_from("other-process", f"{named}; the card is {busy} % busy", numbers=numbers)
     elsewhere = card.elsewhere_bytes or 0
     if card.holders is None and card.total_bytes and card.free_bytes is not None:
         elsewhere = card.total_bytes - card.free_bytes
     if elsewhere <= UNEXPLAINED_BYTES and busy <= BUSY_PERCENT:
         return None
-    return looked_at(
+    return finding_from(
         "other-process",
         f"{elsewhere / GIB:.1f} GiB are taken, {busy} % busy, no process is listed: another "
         "container or user",
@@ -79,22 +79,22 @@ def check_torch(machine: Machine, trials: Trials, *, needed: bool) -> list[Findi
     """Whether torch is installed, and fits the driver and the card."""
     if machine.versions["torch"].value is None:
         how = {"severity": "error" if needed else "warning", "fix": f"{pip_install()} installs it"}
-        return [looked_at("no-torch", "no kernel was run", **how)]
+        return [finding_from("no-torch", "no kernel was run", **how)]
     if not trials.torch or not machine.gpus or trials.device != "cuda":
         return []
     gpu = machine.gpus[0]
-    reason = torch_unfit(trials.torch, gpu)
+    reason = torch_mismatch(trials.torch, gpu)
     if reason:
-        return [looked_at("torch-unfit", reason)]
+        return [finding_from("torch-unfit", reason)]
     built, driver = trials.torch["cuda"], gpu.cuda_driver_version.value
     if driver is not None and _version(built) > _version(driver):
         text = f"torch for CUDA {built}, driver for {driver}: of one major version, so it runs"
-        return [looked_at("driver-older", f"{text}; compilers inside torch may not")]
+        return [finding_from("driver-older", f"{text}; compilers inside torch may not")]
     version = trials.torch["version"]
-    return [looked_at("torch", f"torch {version} for CUDA {built}, driver for {driver}")]
+    return [finding_from("torch", f"torch {version} for CUDA {built}, driver for {driver}")]
 
 
-def torch_unfit(facts: dict[str, Any], gpu: Gpu) -> str:
+def torch_mismatch(facts: dict[str, Any], gpu: Gpu) -> str:
     """Why torch cannot use the card; empty if it can."""
     built, driver = facts.get("cuda"), gpu.cuda_driver_version.value
     name = f"torch {facts['version']}"
@@ -139,7 +139,7 @@ def built_for(capability: tuple[int, ...], architectures: list[str]) -> bool:
 def check_kernels(trials: Trials, plan: RunPlan | None) -> list[Finding]:
     """One finding for every kernel that failed, and one for all that work."""
     if not trials.tried:
-        return [looked_at("kernels-not-tried", trials.note or "nothing was run")]
+        return [finding_from("kernels-not-tried", trials.note or "nothing was run")]
     used = needed_kernels(plan) if plan is not None else None
     found = [_failed(each, used) for each in trials.tried if each.bad]
     works = [each.name for each in trials.tried if each.state == "works"]
@@ -147,7 +147,7 @@ def check_kernels(trials: Trials, plan: RunPlan | None) -> list[Finding]:
         where = "on the card" if trials.device == "cuda" else "on the CPU"
         title = f"{len(works)} kernels run {where} and compute correctly"
         numbers = {"works": len(works), "failed": len(found)}
-        found.append(looked_at("kernels", ", ".join(works), title=title, numbers=numbers))
+        found.append(finding_from("kernels", ", ".join(works), title=title, numbers=numbers))
     return found
 
 
@@ -155,7 +155,7 @@ def _failed(tried: TriedKernel, used: frozenset[str] | None) -> Finding:
     changes: dict[str, Any] = {"fix": FIXES[tried.name]} if tried.name in FIXES else {}
     if used is not None and tried.name not in used:
         changes |= {"severity": "note", "consequence": "this run does not use it"}
-    return looked_at(
+    return finding_from(
         "kernel",
         f"{tried.state}: {tried.because}",
         name=f"kernel-{tried.name.lower().replace(' ', '-')}",

@@ -3,7 +3,7 @@
 On the user's own model and rows, through the functions training uses. Every comparison is of summed
 losses and of gradients, after one real step, so that no adapter is still zero, and without dropout.
 
-Tolerances follow from rounding. A value passes about OPS_A_BLOCK operations in each block, and a
+Tolerances follow from rounding. A value passes about OPS_PER_BLOCK operations in each block, and a
 float32 sum of K terms is off by sqrt(K) roundings: u * sqrt(ops * blocks * K) in float32. In bf16
 or fp16 sums are kept in float32 and each operation's result is rounded once: u * sqrt(ops *
 blocks). The gradient passes the model twice and is multiplied on its way: GRADIENT times
@@ -43,10 +43,10 @@ if TYPE_CHECKING:
 SEQUENCES = 4
 """Sequences that are compared: enough for several micro-batches, few enough for any card."""
 MOST_CHECKPOINT_BYTES = 2**31
-OPS_A_BLOCK = 16
-GRADIENT = 4.0
-AVERAGED = 8.0
-KEPT_NUMBERS = 50_000_000
+OPS_PER_BLOCK = 16
+GRADIENT_FACTOR = 4.0
+MAX_AVERAGING = 8.0
+MAX_KEPT_GRADIENTS = 50_000_000
 """Gradients kept for comparing; of a larger model those of the first and last layers."""
 
 State = Literal["equal", "differs", "left out"]
@@ -95,7 +95,7 @@ def kept_gradients(built: Built) -> list[Tensor]:
     kept, count = list["Tensor"](), 0
     for place in order:
         gradient = found[place]
-        if count and count + gradient.numel() > KEPT_NUMBERS:
+        if count and count + gradient.numel() > MAX_KEPT_GRADIENTS:
             break
         kept.append(gradient.detach().float().cpu().clone())
         count += gradient.numel()
@@ -125,7 +125,7 @@ def relative(ours: list[Tensor], right: list[Tensor]) -> float:
 def tolerance(plan: RunPlan, blocks: int, width: int, targets: int) -> Tolerance:
     """The error that rounding alone may cause in a loss and a gradient; see the top of the file."""
     kernels = plan.kernels
-    ops = OPS_A_BLOCK * blocks
+    ops = OPS_PER_BLOCK * blocks
     unit, name = {
         "bf16": (2.0**-9, "bf16 rounds at 2^-9"),
         "fp16": (2.0**-12, "fp16 rounds at 2^-12"),
@@ -137,8 +137,8 @@ def tolerance(plan: RunPlan, blocks: int, width: int, targets: int) -> Tolerance
     size = unit * math.sqrt(ops * terms)
     summed = f", sums of {width} terms" if terms > 1 else ""
     return Tolerance(
-        loss=size / min(math.sqrt(max(1, targets)), AVERAGED),
-        gradient=GRADIENT * size,
+        loss=size / min(math.sqrt(max(1, targets)), MAX_AVERAGING),
+        gradient=GRADIENT_FACTOR * size,
         because=f"{name}, {ops} operations in {blocks} blocks{summed}",
     )
 
@@ -173,7 +173,7 @@ class Parity:
         return {**asdict(self), "exit_code": self.exit_code}
 
 
-class NoParity(ExpertError):
+class CannotCompare(ExpertError):
     """A run whose paths cannot be compared."""
 
 
@@ -189,7 +189,7 @@ def parity(
     opened = open_run(read, model=model, vram=vram)
     data = opened.data
     if data.train is None:
-        raise NoParity(
+        raise CannotCompare(
             "--parity: streamed rows cannot be read twice  (set training.dataset.streaming: false)"
         )
     return _Comparison(opened.plan, data, data.train, allow_remote_code, tell).all()
@@ -252,7 +252,7 @@ class _Comparison:
         pieces = self._pieces()
         if pieces <= self.count and not self.plan.is_padded:
             return skipped(claim, "no sequence holds two documents")
-        return self.verdict(claim, whole, self.trained_alone(built))
+        return self.verdict(claim, whole, self.pass_unpacked(built))
 
     def isolated(self, built: Built) -> Compared:
         """Change the first document of every sequence: the losses of the others must stay."""
@@ -383,19 +383,19 @@ class _Comparison:
         offsets = self.split.index.bin_offsets[: self.count + 1]
         return replace(self.split, index=replace(self.split.index, bin_offsets=offsets))
 
-    def trained_alone(self, built: Built) -> TrainingPass:
+    def pass_unpacked(self, built: Built) -> TrainingPass:
         """Every document of the sequences in its own row."""
         import numpy as np
 
         from expert.data.feed.loader import padded_rows
-        from expert.data.feed.order import Dealt
+        from expert.data.feed.order import RankBatch
 
         pieces = self._pieces()
         index = replace(self.split.index, rule="none", bin_offsets=np.arange(pieces + 1))
         store = self.split.open()
         # A fixed width, or every width would be compiled.
         width = self.split.index.length if self.plan.kernels.compile else None
-        bins = (Dealt(np.array([number])) for number in range(pieces))
+        bins = (RankBatch(np.array([number])) for number in range(pieces))
         rows = (padded_rows(index, some, store, self.device, width) for some in bins)
         return self.trained(built, rows)
 
@@ -457,10 +457,10 @@ def apart(batch: Batch) -> tuple[Batch, Batch, Tensor] | None:
     tokens, end = batch.tokens.clone(), int(batch.boundaries[1])
     # Reversed: every token stays in the vocabulary, and few keep their place.
     tokens.view(-1)[:end] = tokens.view(-1)[:end].flip(0)
-    return _labelled(batch, ~own), _labelled(batch, own), tokens
+    return _with_labels_at(batch, ~own), _with_labels_at(batch, own), tokens
 
 
-def _labelled(batch: Batch, where: Tensor) -> Batch:
+def _with_labels_at(batch: Batch, where: Tensor) -> Batch:
     """The batch with the labels of some places only."""
     import torch
 

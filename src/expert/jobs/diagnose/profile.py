@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from expert.core.errors import ExpertError
 from expert.core.files import open_regular
 from expert.core.links import refuse_links
-from expert.core.process import without_lines
+from expert.core.process import filtered_stderr
 from expert.planning.plan import folder_name
 from expert.run.session.short_run import SETTLING, short_run
 
@@ -105,9 +105,9 @@ def profile(read: ReadManifest, *, updates: int, folder: Path | None = None, **h
     arguments of `short_run`."""
     place = folder or read.folder / "profile"
     refuse_links(place, below=place.parent)
-    looking = _Looking(updates)
-    done = short_run(read, updates=SETTLING + updates + 1, through=looking.through, **how)
-    seen = looking.finish()
+    step_profiler = _StepProfiler(updates)
+    done = short_run(read, updates=SETTLING + updates + 1, through=step_profiler.through, **how)
+    seen = step_profiler.finish()
     on_gpu = done.plan.kernels.device == "cuda"
     trace = (
         place / f"{folder_name(done.plan.expert)}-{datetime.now(UTC):%Y%m%d-%H%M%S}.trace.json.gz"
@@ -118,11 +118,11 @@ def profile(read: ReadManifest, *, updates: int, folder: Path | None = None, **h
         trace=str(trace),
         device=done.plan.target,
         on_gpu=on_gpu,
-        updates=looking.seen,
+        updates=step_profiler.seen,
     )
 
 
-class _Looking:
+class _StepProfiler:
     """The profiler around steps after warm-up. A step ends when the loop asks for the next one."""
 
     def __init__(self, updates: int) -> None:
@@ -149,7 +149,7 @@ class _Looking:
             torch.cuda.synchronize()
             activities.append(ProfilerActivity.CUDA)
         self._profiler = profile(activities=activities)
-        with without_lines(KINETO):
+        with filtered_stderr(KINETO):
             self._profiler.start()
 
     def _stop(self) -> None:
@@ -157,7 +157,7 @@ class _Looking:
 
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        with without_lines(KINETO):
+        with filtered_stderr(KINETO):
             self._profiler.stop()
 
     def finish(self) -> Any:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from expert.core.stored_json import object_in
+from expert.core.stored_json import read_object_or_empty
 from expert.data.template.templates import NamedTemplate
 from expert.jobs.export.chat_format import jinja_of
 from expert.jobs.export.checks import CannotExport
@@ -19,11 +19,11 @@ from expert.jobs.export.gguf_file.architecture import (
     Family,
     family_of,
     stored_tensors,
-    turned,
+    tensor_converters,
     window_of,
 )
 from expert.jobs.export.gguf_file.file import (
-    About,
+    GgufMetadata,
     read_into,
     refuse_type,
     refuse_without_package,
@@ -34,7 +34,7 @@ from expert.jobs.export.model_card import languages
 from expert.jobs.export.modelfile import BASE_FILE, MODELFILE, base_file, context_length, modelfile
 from expert.jobs.export.portable_base import portable_base
 from expert.jobs.export.quality import Quality, QualityCheck
-from expert.jobs.sample.decoding import end_tokens, settle_decoding
+from expert.jobs.sample.decoding import end_tokens, resolve_decoding
 from expert.manifest.schema.kinds import ADAPTERS
 from expert.manifest.schema.manifest import CHAR_GPT
 from expert.planning.plan import folder_name
@@ -77,7 +77,7 @@ class WrittenGguf:
     notes: tuple[str, ...]
 
 
-def write_expert(
+def write_gguf_model(
     source: ExportRequest,
     expected: Expected,
     trained: Trained,
@@ -88,7 +88,7 @@ def write_expert(
     from expert.jobs.validate.held_out import Run
     from expert.jobs.validate.test_sets import data_folder
 
-    trained, kind = _plain(trained), source.gguf
+    trained, kind = _merged_model(trained), source.gguf
     model = trained.loaded.causal_lm
     family, words = _described(trained, expected)
     folder, plan = source.folder, source.plan
@@ -111,7 +111,7 @@ def write_expert(
     )
 
 
-def write_lora(
+def write_gguf_adapter(
     source: ExportRequest,
     expected: Expected,
     trained: Trained,
@@ -142,7 +142,7 @@ def write_lora(
         for stored in stored_tensors(base, family):
             if f"{stored.name}.lora_a" in factors:
                 a, b = factors[f"{stored.name}.lora_a"], factors[f"{stored.name}.lora_b"]
-                b = turned(stored.name, family, config)[1](b)
+                b = tensor_converters(stored.name, family, config)[1](b)
                 weight = base.state_dict()[stored.source]
                 weight += (alpha / a.shape[0] * (b @ a)).to(weight)
     difference = compare(expected.logits, [logits_of(base, ids) for ids in expected.ids])
@@ -160,18 +160,18 @@ def _file_name(source: ExportRequest) -> str:
     return f"{folder_name(source.plan.expert)}-{source.gguf}.gguf"
 
 
-def _about(source: ExportRequest) -> About:
-    manifest = object_in(source.folder.manifest)
-    return About(
+def _about(source: ExportRequest) -> GgufMetadata:
+    manifest = read_object_or_empty(source.folder.manifest)
+    return GgufMetadata(
         name=source.plan.expert,
         license=str(manifest.get("license") or ""),
-        base=portable_base(source.plan.model, needed=False).name,
+        base=portable_base(source.plan.model, with_hashes=False).name,
         languages=tuple(languages(manifest.get("capabilities") or ())[0]),
         tags=tuple(str(tag) for tag in manifest.get("tags") or ()),
     )
 
 
-def _plain(trained: Trained) -> Trained:
+def _merged_model(trained: Trained) -> Trained:
     """The expert with its adapter merged into the weights."""
     loaded = trained.loaded
     if loaded.adapter.type not in ADAPTERS:
@@ -187,7 +187,7 @@ def _described(trained: Trained, expected: Expected) -> tuple[Family, Vocabulary
     model, encoder, template = trained.loaded.causal_lm, trained.encoder, trained.template
     assert isinstance(encoder, TextEncoder)
     assert template is not None
-    assert expected.asking is not None
+    assert expected.prompt_format is not None
     family = family_of(model.config)
     # As in training: the tokenizer's, or that of a layout named in the manifest.
     chat_template = encoder.special.chat_template or ""
@@ -198,7 +198,7 @@ def _described(trained: Trained, expected: Expected) -> tuple[Family, Vocabulary
         template,
         rows=model.get_input_embeddings().weight.shape[0],
         ends=end_tokens(encoder, template),
-        chat_template="" if expected.asking.plain else chat_template,
+        chat_template="" if expected.prompt_format.plain else chat_template,
     )
     return family, words
 
@@ -216,18 +216,22 @@ def _window_note(config: Any, family: Family) -> str:
 def _write_modelfile(
     expected: Expected, trained: Trained, target: Path, file: str, adapter: str = ""
 ) -> str:
-    plan, config, asking = trained.plan, trained.loaded.causal_lm.config, expected.asking
+    plan, config, prompt_format = (
+        trained.plan,
+        trained.loaded.causal_lm.config,
+        expected.prompt_format,
+    )
     assert trained.template is not None
-    assert asking is not None
-    how, _ = settle_decoding(plan, {})
+    assert prompt_format is not None
+    how, _ = resolve_decoding(plan, {})
     family = family_of(config)
     window = None if family.windows else window_of(config)
-    stop = [trained.template.stop] if trained.template.stop and not asking.plain else []
+    stop = [trained.template.stop] if trained.template.stop and not prompt_format.plain else []
     text, note = modelfile(
         file,
         trained.template,
-        plain=asking.plain,
-        stops=list(dict.fromkeys([*stop, *asking.stops])),
+        plain=prompt_format.plain,
+        stops=list(dict.fromkeys([*stop, *prompt_format.stops])),
         how=how,
         context=context_length(plan.data.max_seq_length, config.max_position_embeddings, window),
         adapter=adapter,
@@ -236,7 +240,7 @@ def _write_modelfile(
     return note
 
 
-def refuse_broken(written: WrittenGguf, tolerance: float | None) -> None:
+def check_gguf_difference(written: WrittenGguf, tolerance: float | None) -> None:
     """CannotExport if the logits differ by more than the tolerance, or are NaN; quantised files
     have no tolerance (None)."""
     allowed = tolerance if tolerance is not None else float("inf")
@@ -248,7 +252,7 @@ def refuse_broken(written: WrittenGguf, tolerance: float | None) -> None:
         )
 
 
-def record_of(done: Exported, written: WrittenGguf) -> dict[str, object]:
+def gguf_record(done: Exported, written: WrittenGguf) -> dict[str, object]:
     """The file and the results of its checks, for export.json."""
     return {
         "file": written.file,

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from expert.core.install import how_to_get_it
-from expert.jobs.sample.decoding import settle_decoding, stop_texts
+from expert.core.install import install_hint
+from expert.jobs.sample.decoding import resolve_decoding, stop_texts
 from expert.jobs.sample.sample import prompt_text
 from expert.manifest.schema.kinds import IN_FLOAT32
 from expert.manifest.schema.manifest import CHAR_GPT
@@ -33,7 +33,7 @@ _QUANTISED = {
 }
 
 
-class Asking(NamedTuple):
+class PromptFormat(NamedTuple):
     """The prompt for a question, and where the answer ends."""
 
     text: str
@@ -44,7 +44,7 @@ class Asking(NamedTuple):
     """Texts that end an answer, besides the tokens in generation_config.json."""
 
 
-def asked_as(trained: Trained) -> Asking | None:
+def prompt_format_of(trained: Trained) -> PromptFormat | None:
     """The prompt that `expert sample` would use; None for the character model."""
     from expert.data.plain_text import FirstRow, trained_on_text
     from expert.data.tokens.encoder import TextEncoder
@@ -55,16 +55,18 @@ def asked_as(trained: Trained) -> Asking | None:
     assert isinstance(encoder, TextEncoder)
     first = FirstRow(trained.plan)
     plain = trained_on_text(trained.plan, first)
-    stops = stop_texts(settle_decoding(trained.plan, {})[0], encoder, template, plain=plain)
+    stops = stop_texts(resolve_decoding(trained.plan, {})[0], encoder, template, plain=plain)
     text = prompt_text(template, QUESTION, plain=plain, tools="" if plain else first.tools)
     # The tokenizer's prefix (bos): the code calls it with add_special_tokens=False.
     before = encoder.decode(encoder.prefix) if encoder.prefix else ""
-    return Asking(before + text, plain, tuple(stops))
+    return PromptFormat(before + text, plain, tuple(stops))
 
 
-def loading_code(plan: RunPlan, done: Exported, base: PortableBase, asking: Asking | None) -> str:
+def loading_code(
+    plan: RunPlan, done: Exported, base: PortableBase, prompt_format: PromptFormat | None
+) -> str:
     """A Markdown block of Python that loads the export and answers a question."""
-    if plan.model.name == CHAR_GPT or asking is None:
+    if plan.model.name == CHAR_GPT or prompt_format is None:
         return _fenced(_characters())
     prompts = [prompt["name"] for prompt in plan.adapter.soft_prompts]
     dtype = plan.kernels.precision if done.kind == "adapter" else done.dtype
@@ -84,8 +86,8 @@ def loading_code(plan: RunPlan, done: Exported, base: PortableBase, asking: Aski
     lines += [f"dtype = {_DTYPES.get(dtype, _HALF)}  # as it was {verb}: answers depend on it"]
     source = base.arguments if done.kind == "adapter" else "folder"
     lines += ["", *_model(plan, source, quantised=quantised, adapter=adapter), ""]
-    lines += _question(asking)
-    lines += _answer(asking, [_place(plan, name) for name in prompts])
+    lines += _question(prompt_format)
+    lines += _answer(prompt_format, [_place(plan, name) for name in prompts])
     return _fenced(lines)
 
 
@@ -109,13 +111,13 @@ def keeps_adapter_dtype(plan: RunPlan) -> bool:
     return plan.kernels.precision == "bf16" and plan.adapter.type not in IN_FLOAT32
 
 
-def _question(asking: Asking) -> list[str]:
-    if asking.text == QUESTION:
+def _question(prompt_format: PromptFormat) -> list[str]:
+    if prompt_format.text == QUESTION:
         lines = ['text = "The beginning of a text"']
     else:
-        what = "The beginning of a text" if asking.plain else "Your question"
+        what = "The beginning of a text" if prompt_format.plain else "Your question"
         lines = [
-            f"prompt = {_literal(asking.text)}",
+            f"prompt = {_literal(prompt_format.text)}",
             f'question = "{what}"',
             f'text = prompt.replace("{QUESTION}", question)',
         ]
@@ -132,7 +134,7 @@ def _place(plan: RunPlan, name: str) -> str:
     return f"folder + {_literal(f'{below}/adapter_model.safetensors')}"
 
 
-def _answer(asking: Asking, prompts: list[str]) -> list[str]:
+def _answer(prompt_format: PromptFormat, prompts: list[str]) -> list[str]:
     lines = ["settings = GenerationConfig.from_pretrained(folder)"]
     if prompts:
         lines += [
@@ -152,16 +154,16 @@ def _answer(asking: Asking, prompts: list[str]) -> list[str]:
             "generation_config=settings",
             ")[0, tokens.shape[1] :]",
         ]
-    if not asking.stops:
+    if not prompt_format.stops:
         lines += ["answer = tokenizer.decode(output, skip_special_tokens=True)"]
     else:
         lines += [
             "output = [token for token in output.tolist() if token not in settings.eos_token_id]",
             "answer = tokenizer.decode(output)",
-            f"for stop in [{', '.join(map(_literal, asking.stops))}]:",
+            f"for stop in [{', '.join(map(_literal, prompt_format.stops))}]:",
             "    answer = answer.partition(stop)[0]",
         ]
-    return [*lines, "print(answer)" if asking.plain else "print(answer.strip())"]
+    return [*lines, "print(answer)" if prompt_format.plain else "print(answer.strip())"]
 
 
 def _characters() -> list[str]:
@@ -169,7 +171,7 @@ def _characters() -> list[str]:
         "from pathlib import Path",
         "",
         "import torch",
-        f"from expert.model.chargpt import load_char_gpt  # {how_to_get_it().replace('`', '')}",
+        f"from expert.model.chargpt import load_char_gpt  # {install_hint().replace('`', '')}",
         "",
         f'model, characters = load_char_gpt(Path("{FOLDER}"))',
         "model.eval()",

@@ -68,7 +68,7 @@ _TEXTS = ("zqfirst", "yqsecond", "Xqthirdly", "wq-fourthly", "4 qlast")
 _SYSTEM = "zqsystem"
 
 
-def pieces_of(template: Template) -> FormatTexts | str:
+def fixed_texts_of(template: Template) -> FormatTexts | str:
     """The fixed texts of a template, found by applying it to test conversations; or the reason why
     it is more than that."""
     try:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from expert.core.errors import ExpertError
-from expert.core.room import no_room, said_no_room
-from expert.core.text import as_word, counted
+from expert.core.resources import disk_full_error, disk_full_message
+from expert.core.text import counted, shell_quoted
 from expert.jobs.export.exported import Kind
 from expert.jobs.validate.saved_verdict import SavedVerdict, read_verdict
 from expert.manifest.schema.manifest import CHAR_GPT
@@ -30,7 +30,7 @@ class CannotExport(ExpertError):
     """An export that is not possible, or that would differ from the trained model."""
 
 
-def refusal(found: SavedVerdict) -> str:
+def export_refusal(found: SavedVerdict) -> str:
     """Why a verdict forbids to export; "" if it does not."""
     if found.passed is False:
         return f"the quality gate failed: {found.reasons}"
@@ -39,21 +39,23 @@ def refusal(found: SavedVerdict) -> str:
     return ""
 
 
-def gate_remark(folder: RunFolder, choice: Choice, *, allow_failed: bool) -> str:
+def gate_warning(folder: RunFolder, choice: Choice, *, allow_failed: bool) -> str:
     """A warning about the run's validation, or ""; CannotExport if its gate failed, or passed on
     too few cases. A verdict on earlier weights only gives a warning."""
     found, file = read_verdict(folder), folder.validation
     if found is None:
         return ""
     if found.outdated:
-        return f"{file} {found.outdated}  (expert validate --expert {as_word(folder.path)})"
-    warning, fix = refusal(found), "validate them all with expert validate --expert {}"
+        return f"{file} {found.outdated}  (expert validate --expert {shell_quoted(folder.path)})"
+    warning, fix = export_refusal(found), "validate them all with expert validate --expert {}"
     if found.passed is False:
         fix = "train longer, validate another checkpoint with expert validate --checkpoint"
     elif warning and found.rows != found.cases:
         warning += f", from {counted(found.rows or 0, 'row')}"
     if warning and not allow_failed:
-        or_anyway = f"{fix.format(as_word(folder.path))}, or export it anyway with --allow-failed"
+        or_anyway = (
+            f"{fix.format(shell_quoted(folder.path))}, or export it anyway with --allow-failed"
+        )
         raise CannotExport(f"{file}: {warning}  ({or_anyway})")
     if warning:
         return f"{file}: {warning}"
@@ -96,7 +98,7 @@ def settle_kind(plan: RunPlan, asked: str | None, dtype: str | None) -> Kind:
     return "adapter"
 
 
-def refuse_place(to: Path) -> None:
+def check_target_folder(to: Path) -> None:
     """CannotExport unless the target is missing or an empty folder, and can be written."""
     if to.is_symlink():  # publishing would replace the link itself
         raise CannotExport(
@@ -116,21 +118,21 @@ def refuse_place(to: Path) -> None:
         with tempfile.TemporaryDirectory(prefix=".tmp-", dir=above):
             pass
     except OSError as error:
-        if said := said_no_room(error):
-            raise no_room(to, said) from error
+        if said := disk_full_message(error):
+            raise disk_full_error(to, said) from error
         raise _cannot_write(to, error) from error
 
 
 @contextmanager
-def naming(to: Path) -> Iterator[None]:
+def with_target_in_errors(to: Path) -> Iterator[None]:
     """Make write errors name the user's folder instead of the temporary one."""
     try:
         yield
     except OSError as error:
         named = error.filename
         elsewhere = named is not None and to.absolute().parent not in Path(named).absolute().parents
-        if said_no_room(error) and not elsewhere:
-            raise no_room(to) from error
+        if disk_full_message(error) and not elsewhere:
+            raise disk_full_error(to) from error
         if elsewhere or error.errno not in CANNOT_WRITE:
             raise
         raise _cannot_write(to, error) from error

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.data.records import Segment
-from expert.jobs.export.card_code import Asking, keeps_adapter_dtype
-from expert.jobs.export.portable_base import COPY
+from expert.jobs.export.card_code import PromptFormat, keeps_adapter_dtype
+from expert.jobs.export.portable_base import BASE_COPY
 from expert.jobs.sample.sample import prompt_text
 from expert.manifest.schema.kinds import QUANTISED
 from expert.manifest.schema.manifest import CHAR_GPT
@@ -48,7 +48,7 @@ class Expected:
     """Logits of the trained model on the checked texts, and its prompt."""
 
     ids: list[list[int]]
-    asking: Asking | None
+    prompt_format: PromptFormat | None
     logits: list[Tensor]
     adapter_effect: float | None
     quantised_share: float | None
@@ -182,7 +182,7 @@ def _load_base(folder: Path, plan: RunPlan, device: torch.device) -> Any:
     if precision == "fp16" and device.type == "cpu":
         precision = "fp32"
     if plan.model.quantization not in QUANTISED:
-        copied = folder / COPY
+        copied = folder / BASE_COPY
         place = copied if copied.is_dir() else model_folder(plan.model)
         auto: Any = importlib.import_module("transformers").AutoModelForCausalLM
         return auto.from_pretrained(place, dtype=DTYPES[precision]).to(device)

@@ -11,19 +11,25 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from expert.core.events import read_events
 from expert.core.publish import publishing
-from expert.core.room import within_room
-from expert.core.stored_json import object_in, read_object
+from expert.core.resources import reporting_disk_full
+from expert.core.stored_json import read_object, read_object_or_empty
 from expert.jobs.export.as_gguf import (
     WrittenGguf,
-    record_of,
-    refuse_broken,
+    check_gguf_difference,
+    gguf_record,
     settle_gguf,
-    write_expert,
-    write_lora,
+    write_gguf_adapter,
+    write_gguf_model,
 )
-from expert.jobs.export.card_code import asked_as
+from expert.jobs.export.card_code import prompt_format_of
 from expert.jobs.export.chat_format import jinja_of
-from expert.jobs.export.checks import CannotExport, gate_remark, naming, refuse_place, settle_kind
+from expert.jobs.export.checks import (
+    CannotExport,
+    check_target_folder,
+    gate_warning,
+    settle_kind,
+    with_target_in_errors,
+)
 from expert.jobs.export.comparison import (
     CHECKED_TEXTS,
     TOLERANCE,
@@ -36,18 +42,18 @@ from expert.jobs.export.comparison import (
     logits_of,
     logits_of_trained,
 )
-from expert.jobs.export.engines import problems
 from expert.jobs.export.exported import Exported, ExportRequest
 from expert.jobs.export.gguf_file.types import UNQUANTISED
-from expert.jobs.export.model_card import Known, model_card
+from expert.jobs.export.model_card import CardFacts, model_card
 from expert.jobs.export.portable_base import copy_base, hub_reference, portable_base
-from expert.jobs.export.push import write_origin
+from expert.jobs.export.push import write_export_record
 from expert.jobs.export.quality import ROWS
+from expert.jobs.export.servers import problems
 from expert.jobs.sample.decoding import (
     DecodingSettings,
     end_tokens,
     generation_config,
-    settle_decoding,
+    resolve_decoding,
 )
 from expert.jobs.validate.saved_verdict import read_verdict
 from expert.manifest.schema.kinds import ADAPTERS, QUANTISED
@@ -56,7 +62,7 @@ from expert.run.session.session import release_memory
 from expert.run.stored.choose_checkpoint import choose
 from expert.run.stored.load import (
     Trained,
-    base_remark,
+    base_warning,
     load_trained,
     loading,
     pick_device,
@@ -100,9 +106,9 @@ def export(
         settled = settle_gguf(plan, gguf, adapter=gguf_adapter, dtype=dtype)
     else:
         settled = settle_kind(plan, kind, dtype)
-    refuse_place(to)
+    check_target_folder(to)
     choice = choose(folder, checkpoint or plan.watch.packaging_checkpoint)
-    remarks = gate_remark(folder, choice, allow_failed=allow_failed), base_remark(folder, plan)
+    remarks = gate_warning(folder, choice, allow_failed=allow_failed), base_warning(folder, plan)
     source = ExportRequest(
         folder=folder,
         plan=plan,
@@ -120,20 +126,20 @@ def export(
     if to.is_dir():
         to.rmdir()  # it is empty
     with (
-        naming(to),
+        with_target_in_errors(to),
         publishing(to) as temporary,
-        within_room(to, "the export", None),
+        reporting_disk_full(to, "the export", None),
         without_progress_bar(),
     ):
         if source.gguf:
             if source.kind == "adapter":
                 save = partial(_write_adapter, source, trained)
-                written = write_lora(source, expected, trained, temporary, save)
+                written = write_gguf_adapter(source, expected, trained, temporary, save)
             else:
-                written = write_expert(source, expected, trained, temporary, tell)
-            refuse_broken(written, _tolerance(source))
+                written = write_gguf_model(source, expected, trained, temporary, tell)
+            check_gguf_difference(written, _tolerance(source))
             done = _exported(source, expected, to, temporary, written.difference, remarks, written)
-            more = record_of(done, written)
+            more = gguf_record(done, written)
         else:
             tell("writing")
             _write(source, trained, temporary, to)
@@ -145,11 +151,11 @@ def export(
             difference = _check(source, expected, temporary, prompt_names)
             done, more = _exported(source, expected, to, temporary, difference, remarks), {}
         _write_card(source, expected, temporary, done)
-        write_origin(temporary, folder, choice, done, {**_to_serve(source), **more})
+        write_export_record(temporary, folder, choice, done, {**_serving_facts(source), **more})
     return done
 
 
-def _to_serve(source: ExportRequest) -> dict[str, Any]:
+def _serving_facts(source: ExportRequest) -> dict[str, Any]:
     """What `expert serve` needs to know of the export, besides its files."""
     plan = source.plan
     decoding = {key: plan.decoding[key] for key in DecodingSettings.__annotations__
@@ -176,7 +182,7 @@ def _load(source: ExportRequest) -> tuple[Trained, Expected]:
             effect = compare(logits, logits_of_trained(trained, ids)).share
     return trained, Expected(
         ids=ids,
-        asking=asked_as(trained),
+        prompt_format=prompt_format_of(trained),
         logits=logits,
         adapter_effect=effect,
         quantised_share=compare(logits, quantised).share if quantised is not None else None,
@@ -216,7 +222,7 @@ def _write(source: ExportRequest, trained: Trained, target: Path, to: Path) -> N
     if trained.template is None:
         save_trained(trained.loaded, target)
         return
-    how, _ = settle_decoding(source.plan, {})
+    how, _ = resolve_decoding(source.plan, {})
     generation = generation_config(how, end_tokens(trained.encoder, trained.template))
     if source.kind == "adapter":
         _write_adapter(source, trained, target)
@@ -272,7 +278,7 @@ def _name_base(plan: RunPlan, target: Path) -> None:
     built-in base is copied into the export."""
     for file in target.rglob("adapter_config.json"):
         settings = read_object(file)
-        settings["base_model_name_or_path"] = portable_base(plan.model, needed=False).name
+        settings["base_model_name_or_path"] = portable_base(plan.model, with_hashes=False).name
         text = json.dumps(settings, indent=2, sort_keys=True)
         file.write_text(text + "\n", encoding="utf-8")
     copy_base(plan.model, target)
@@ -365,12 +371,12 @@ def _exported(
 def _write_card(source: ExportRequest, expected: Expected, target: Path, done: Exported) -> None:
     folder = source.folder
     events = list(read_events(folder.events))
-    known = Known(
+    known = CardFacts(
         events,
-        object_in(folder.environment),
-        object_in(folder.manifest),
+        read_object_or_empty(folder.environment),
+        read_object_or_empty(folder.manifest),
         read_verdict(folder),
-        expected.asking,
+        expected.prompt_format,
         (target / CHAT_TEMPLATE).is_file(),
     )
     (target / "README.md").write_text(model_card(source.plan, done, known), encoding="utf-8")

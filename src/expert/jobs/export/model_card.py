@@ -9,13 +9,13 @@ from pathlib import PurePath, PureWindowsPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from expert import __version__
-from expert.core.install import how_to_get_it
+from expert.core.install import install_hint
 from expert.core.secrets import redacted
 from expert.core.text import counted, in_markdown, loss, visible
-from expert.jobs.export.card_code import Asking, loading_code
-from expert.jobs.export.engines import ModelServer, engines, gguf_commands
+from expert.jobs.export.card_code import PromptFormat, loading_code
 from expert.jobs.export.modelfile import base_file
 from expert.jobs.export.portable_base import PortableBase, portable_base
+from expert.jobs.export.servers import ModelServer, engines, gguf_commands
 from expert.manifest.schema.manifest import CHAR_GPT
 from expert.planning.plan import folder_name
 
@@ -36,21 +36,21 @@ _SPOKEN = (
 """ISO 639-1 codes, as on model hubs; without `ts` (Tsonga), which means TypeScript in manifests."""
 
 
-class Known(NamedTuple):
+class CardFacts(NamedTuple):
     """What is known of the run besides its plan."""
 
     events: Sequence[Event] = ()
     environment: Mapping[str, Any] = {}
     manifest: Mapping[str, Any] = {}
     verdict: SavedVerdict | None = None
-    asking: Asking | None = None
+    prompt_format: PromptFormat | None = None
     has_template: bool = False
     """Whether the export has its own chat template."""
 
 
-def model_card(plan: RunPlan, done: Exported, known: Known) -> str:
+def model_card(plan: RunPlan, done: Exported, known: CardFacts) -> str:
     """The card as Markdown, with the YAML header that model hubs read."""
-    base = portable_base(plan.model, needed=done.kind == "adapter")
+    base = portable_base(plan.model, with_hashes=done.kind == "adapter")
     tolerance = f" (tolerance {done.tolerance:.1%})" if done.tolerance is not None else ""
     parts = [
         _head(plan, done, base, known.manifest),
@@ -68,7 +68,7 @@ def model_card(plan: RunPlan, done: Exported, known: Known) -> str:
         f"spread{tolerance}, the largest {done.largest_difference:.3g}.\n",
         *_quality(done),
         *(f"Note: {in_markdown(_portable(warning, done))}\n" for warning in done.warnings()),
-        f"Made with Expert {__version__} ({how_to_get_it()}).\n",
+        f"Made with Expert {__version__} ({install_hint()}).\n",
     ]
     return redacted(visible("\n".join(parts)))
 
@@ -78,13 +78,13 @@ def _portable(warning: str, done: Exported) -> str:
     return warning.replace(f"{done.run}/", "").replace(str(done.run), "RUN")
 
 
-def _usage(plan: RunPlan, done: Exported, base: PortableBase, known: Known) -> list[str]:
+def _usage(plan: RunPlan, done: Exported, base: PortableBase, known: CardFacts) -> list[str]:
     name = folder_name(plan.expert)
     if done.gguf:
         commands = gguf_commands(
             done.file,
             name,
-            plain=known.asking is not None and known.asking.plain,
+            plain=known.prompt_format is not None and known.prompt_format.plain,
             lora=done.gguf == "lora",
             base=base_file(plan.model),
         )
@@ -95,7 +95,7 @@ def _usage(plan: RunPlan, done: Exported, base: PortableBase, known: Known) -> l
                 "template are used; set it in `Modelfile`, too.\n"
             )
         return parts
-    parts = [loading_code(plan, done, base, known.asking), _about_loading(plan, done, base)]
+    parts = [loading_code(plan, done, base, known.prompt_format), _about_loading(plan, done, base)]
     serving = engines(plan, done.kind, done.dtype, base, template=known.has_template, name=name)
     if serving:
         parts += ["## Serving\n", _commands(serving)]
@@ -209,7 +209,7 @@ def _about_loading(plan: RunPlan, done: Exported, base: PortableBase) -> str:
 
 
 def _settings(
-    plan: RunPlan, done: Exported, base: PortableBase, known: Known
+    plan: RunPlan, done: Exported, base: PortableBase, known: CardFacts
 ) -> list[tuple[str, str]]:
     adapter, optim, data = plan.adapter, plan.optim, plan.data
     rows = f", {counted(plan.length.rows, 'row')}" if plan.length.rows else ""
@@ -220,7 +220,7 @@ def _settings(
     used = [
         f"{name} {versions[name]}" for name in ("torch", "transformers", "peft") if name in versions
     ]
-    steps, epochs = trained_for(plan, done, known.events)
+    steps, epochs = steps_and_epochs(plan, done, known.events)
     return [
         ("base", f"{base.name}{comes_with}, quantization {plan.model.quantization}"),
         ("data", f"{_source(data.dataset)}{rows}"),
@@ -249,7 +249,7 @@ def _source(spec: Mapping[str, Any]) -> str:
     return path or ", ".join(spec.get("tasks") or ()) or "unknown"
 
 
-def trained_for(plan: RunPlan, done: Exported, events: Sequence[Event]) -> tuple[str, str]:
+def steps_and_epochs(plan: RunPlan, done: Exported, events: Sequence[Event]) -> tuple[str, str]:
     """Steps and epochs of training of the exported weights, with those planned if different."""
     step, seen = _step_of(done, events), None
     for event in events:
@@ -313,7 +313,7 @@ def _answers(verdict: SavedVerdict | None) -> list[tuple[str, str]]:
         also = f"{verdict.learnt.get('cases')}; answers right without them: {without}"
         rows.append(("cases also in the training rows", also))
     gate = "passed" if verdict.passed else f"failed: {verdict.reasons}"
-    bar = f", {verdict.low_bar}" if verdict.low_bar else ""
+    bar = f", {verdict.lowered_requirement}" if verdict.lowered_requirement else ""
     rows.append(("quality gate", f"{gate} ({verdict.checkpoint}){bar}"))
     if verdict.demands:
         rows.append(("required", "; ".join(verdict.demands)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from expert.jobs.export.chat_format import go_template, pieces_of
+from expert.jobs.export.chat_format import fixed_texts_of, go_template
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,7 +43,7 @@ def modelfile(
     """The text, and a warning if the chat template could not be translated."""
     lines = [f"FROM ./{file}"]
     lines += [f"ADAPTER ./{adapter}"] if adapter else []
-    pieces, note = pieces_of(template), ""
+    pieces, note = fixed_texts_of(template), ""
     if plain:
         lines += ["# The model continues text: no prompt format.", ""]
         lines += ['TEMPLATE """{{ .Prompt }}"""']

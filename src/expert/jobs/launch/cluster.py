@@ -17,7 +17,7 @@ from expert.core.text import counted
 if TYPE_CHECKING:
     from expert.manifest.reader import ReadManifest
 
-System = Literal["slurm", "kubernetes", "skypilot"]
+SchedulerName = Literal["slurm", "kubernetes", "skypilot"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class Scheduler:
     """How to get the submitting program."""
 
 
-SCHEDULERS: dict[System, Scheduler] = {
+SCHEDULERS: dict[SchedulerName, Scheduler] = {
     "slurm": Scheduler(
         options=("time", "partition", "account", "qos"),
         needed={},
@@ -81,7 +81,7 @@ class LaunchError(ExpertError):
 class ClusterJob:
     """Everything in a job file. Paths are those on the cluster's machines."""
 
-    on: System
+    on: SchedulerName
     name: str
     nodes: int
     gpus: int
@@ -125,7 +125,7 @@ class ClusterJob:
         return [*words, *(word for override in self.overrides for word in ("--set", override))]
 
 
-def make_job(read: ReadManifest, on: System, **options: Any) -> ClusterJob:
+def make_job(read: ReadManifest, on: SchedulerName, **options: Any) -> ClusterJob:
     """The job with defaults for options that are not set; raises with everything that is missing or
     not supported."""
     given = {

@@ -25,20 +25,20 @@ from expert.core.errors import (
     EXIT_NO_SPACE,
     EXIT_OK,
     EXIT_RUN_FAILED,
+    EXIT_SIGUSR1,
     EXIT_TERMINATED,
     EXIT_USAGE,
-    EXIT_WARNED,
 )
 from expert.core.files import read_json
-from expert.core.interrupts import WARNING, passing_on
-from expert.core.process import how_it_ended, last_line
+from expert.core.interrupts import WARNING, forwarding_signals
+from expert.core.process import describe_exit, last_line
 from expert.core.world import ERROR_FILE, recorded_failure
 from expert.jobs.launch.local_ranks import PROGRAM
 from expert.parallel.launch import PARENT_PIPE
 
 SECONDS_BETWEEN_LOOKS = 0.2
 WORST_FIRST = (
-    *(EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_HANGUP, EXIT_WARNED),
+    *(EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_TERMINATED, EXIT_HANGUP, EXIT_SIGUSR1),
     *(EXIT_HUNG, EXIT_RUN_FAILED, EXIT_NO_SPACE),
     *(EXIT_DOES_NOT_FIT, EXIT_USAGE, EXIT_GATE_FAILED, EXIT_OK),
 )
@@ -47,7 +47,7 @@ State = Literal["waiting", "running", "ended", "not started"]
 
 
 @dataclass(kw_only=True)
-class OneRun:
+class QueuedRun:
     """The run of one manifest and its progress."""
 
     manifest: Path
@@ -65,7 +65,7 @@ class OneRun:
     seconds: float = 0.0
 
 
-Show = Callable[[Sequence[OneRun]], None]
+Show = Callable[[Sequence[QueuedRun]], None]
 
 
 def train_each(
@@ -74,7 +74,7 @@ def train_each(
     places: Sequence[Mapping[str, str]],
     *,
     show: Show,
-) -> tuple[list[OneRun], int]:
+) -> tuple[list[QueuedRun], int]:
     """Train every manifest in its own process with the options `words`; returns the runs and the
     most important exit code. `places`: the environment of each GPU. `show` gets all runs whenever
     something may have changed.
@@ -85,23 +85,25 @@ def train_each(
     folder = Path(tempfile.mkdtemp(prefix="expert-each-gpu-"))
     names = _names(manifests)
     runs = [
-        OneRun(manifest=file, name=name, log=folder / f"{place}-{name}.log")
+        QueuedRun(manifest=file, name=name, log=folder / f"{place}-{name}.log")
         for place, (file, name) in enumerate(zip(manifests, names, strict=True))
     ]
     queue = _Queue(runs, words, places, folder)
-    with contextlib.closing(queue), passing_on(queue.stop, queue.kill):
+    with contextlib.closing(queue), forwarding_signals(queue.stop, queue.kill):
         while queue.is_busy():
-            queue.look()
+            queue.refresh()
             show(runs)
             time.sleep(SECONDS_BETWEEN_LOOKS)
     show(runs)
-    code = queue.asked_code or worst(run.code for run in runs if run.code is not None)
+    code = queue.signal_exit_code or worst_exit_code(
+        run.code for run in runs if run.code is not None
+    )
     if code == EXIT_OK:
         shutil.rmtree(folder, ignore_errors=True)
     return runs, code
 
 
-def worst(codes: Iterable[int]) -> int:
+def worst_exit_code(codes: Iterable[int]) -> int:
     """The most important exit code."""
     present = set(codes)
     return next((code for code in WORST_FIRST if code in present), EXIT_OK)
@@ -112,20 +114,20 @@ class _Queue:
 
     def __init__(
         self,
-        runs: Sequence[OneRun],
+        runs: Sequence[QueuedRun],
         words: Sequence[str],
         places: Sequence[Mapping[str, str]],
         folder: Path,
     ) -> None:
         self._runs, self._words, self._places, self._folder = runs, words, places, folder
-        self._busy: dict[int, tuple[OneRun, subprocess.Popen[bytes]]] = {}
+        self._busy: dict[int, tuple[QueuedRun, subprocess.Popen[bytes]]] = {}
         self._pipe = os.pipe()
-        self.asked_code: int | None = None
+        self.signal_exit_code: int | None = None
 
     def is_busy(self) -> bool:
         return bool(self._busy) or any(run.state == "waiting" for run in self._runs)
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Update ended runs, and start waiting ones where a place is free."""
         for place, (run, process) in list(self._busy.items()):
             code = process.poll()
@@ -137,12 +139,12 @@ class _Queue:
                 self._ended(run, code)
         for run in self._runs:
             free = [place for place in range(len(self._places)) if place not in self._busy]
-            if run.state == "waiting" and self.asked_code is not None:
+            if run.state == "waiting" and self.signal_exit_code is not None:
                 run.state, run.text = "not started", "stopped before it was started"
             elif run.state == "waiting" and free:
                 self._start(run, free[0])
 
-    def _start(self, run: OneRun, place: int) -> None:
+    def _start(self, run: QueuedRun, place: int) -> None:
         run.state, run.place, run.began = "running", place, time.monotonic()
         env = {
             **os.environ,
@@ -163,7 +165,7 @@ class _Queue:
             )
         self._busy[place] = (run, process)
 
-    def _ended(self, run: OneRun, code: int) -> None:
+    def _ended(self, run: QueuedRun, code: int) -> None:
         run.state, run.seconds = "ended", time.monotonic() - run.began
         run.code = code if code in EXIT_MEANINGS else EXIT_RUN_FAILED
         with contextlib.suppress(OSError, ValueError):
@@ -173,12 +175,12 @@ class _Queue:
             return
         failure = recorded_failure(run.log.with_suffix(".error"))
         why = failure.message if failure is not None else last_line(run.log)
-        run.text = f"{how_it_ended(code)}: {why}".rstrip(": ")
+        run.text = f"{describe_exit(code)}: {why}".rstrip(": ")
 
     def stop(self, number: int) -> None:
         """Ask runs to save and stop, and start no others. SIGUSR1: as each manifest says."""
         if number != WARNING:
-            self.asked_code = 128 + number
+            self.signal_exit_code = 128 + number
         for _, process in self._busy.values():
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(number)

@@ -69,7 +69,7 @@ def joined(
         except BaseException as error:
             if world.is_first:
                 with suppress(BaseException):  # ranks that wait for the run get it there
-                    group.made_by_first(partial(_raise, error))
+                    group.run_on_rank_0(partial(_raise, error))
             raise
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from expert.jobs.launch.cards import Cards
     from expert.parallel.ranks import Ended
 
-GIVEN = "EXPERT_GIVEN_COMMAND"
+COMMAND_VARIABLE = "EXPERT_GIVEN_COMMAND"
 """The user's command, for processes started on its behalf."""
 PROGRAM = (sys.executable, "-P", "-m", "expert")
 """-P: a folder `expert` in the working directory is not this package."""
@@ -33,18 +33,18 @@ def train_on_ranks(
     words = without_options(argv[1:], ("--gpus", "--max-restarts"))
 
     def command(run: Path | None) -> list[str]:
-        return [*PROGRAM, *resuming(words, run)]
+        return [*PROGRAM, *with_resume(words, run)]
 
-    env = {**cards.environment(os.environ), GIVEN: json.dumps(list(argv))}
+    env = {**cards.environment(os.environ), COMMAND_VARIABLE: json.dumps(list(argv))}
     return start_ranks(command, cards.ranks, env=env, max_restarts=max_restarts, tell=tell)
 
 
 def given_command(env: Mapping[str, str] = os.environ) -> list[str]:
     """The user's command line, also in a process started on its behalf."""
-    return list(json.loads(env[GIVEN])) if env.get(GIVEN) else list(sys.argv)
+    return list(json.loads(env[COMMAND_VARIABLE])) if env.get(COMMAND_VARIABLE) else list(sys.argv)
 
 
-def resuming(words: Sequence[str], run: Path | None) -> list[str]:
+def with_resume(words: Sequence[str], run: Path | None) -> list[str]:
     """The command that resumes a run; unchanged if nothing is saved there yet."""
     if run is None or not has_saved(RunFolder(run)):
         return list(words)

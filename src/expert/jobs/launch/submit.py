@@ -10,7 +10,7 @@ from pathlib import Path
 from expert.core.errors import EXIT_RUN_FAILED
 from expert.core.files import write_text_atomically
 from expert.jobs.launch import kubernetes, skypilot, slurm
-from expert.jobs.launch.cluster import SCHEDULERS, ClusterJob, LaunchError, System
+from expert.jobs.launch.cluster import SCHEDULERS, ClusterJob, LaunchError, SchedulerName
 
 
 class SubmitFailed(LaunchError):
@@ -40,7 +40,7 @@ def submit_command(job: ClusterJob, file: Path) -> list[str]:
 
 def submit(job: ClusterJob, file: Path) -> str:
     """Submit the file; returns the scheduler's answer."""
-    refuse_absent_program(job.on)
+    require_program(job.on)
     command = submit_command(job, file)
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     answer = "\n".join(part.strip() for part in (done.stdout, done.stderr) if part.strip())
@@ -52,7 +52,7 @@ def submit(job: ClusterJob, file: Path) -> str:
     return answer
 
 
-def refuse_absent_program(on: System) -> None:
+def require_program(on: SchedulerName) -> None:
     """Raise if the submitting program is not installed, before anything is written."""
     program, install = SCHEDULERS[on].submitted_by[0], SCHEDULERS[on].install
     if shutil.which(program) is None:

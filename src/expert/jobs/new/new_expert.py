@@ -18,9 +18,9 @@ from expert.data.examples.column_survey import survey_rows
 from expert.data.examples.columns import (
     PREFERRED,
     columns_found,
+    detect_columns,
     near_column,
-    part_named,
-    understand_columns,
+    part_for_column,
 )
 from expert.data.examples.formats import example_of
 from expert.data.examples.tools import has_tools
@@ -29,7 +29,14 @@ from expert.data.read.rows import FORMATS, suffix_format
 from expert.data.read.sources import Source, iterate, resolve_sources
 from expert.data.records import BadRow, DataError, Dropped, Example, Row
 from expert.jobs.new.row_lengths import LengthChoice, choose_length, measure_rows
-from expert.jobs.new.starters import STARTERS, BaseOfNew, Starter, calling, manifest_of, readme_of
+from expert.jobs.new.starters import (
+    STARTERS,
+    NewBaseModel,
+    Starter,
+    manifest_of,
+    readme_of,
+    with_tool_calling,
+)
 from expert.judging.domain import NAMES
 from expert.manifest.reader import read_manifest
 from expert.manifest.schema.dataset import DatasetSpec, FieldMapping
@@ -46,10 +53,10 @@ from expert.planning.survey import looks_local
 from expert.run.open import open_run
 
 EPOCHS = 3
-FEW_ROWS, EPOCHS_OF_FEW = 1000, 5
+FEW_ROWS, EPOCHS_FOR_FEW_ROWS = 1000, 5
 """Few rows make few steps: trained on 360 rows of dates, `tiny` answers 91.7 % correctly after 3
 epochs and 100 % after 5."""
-LOOKED_AT = 50
+SAMPLED_ROWS = 50
 """Rows that are read closely to understand a file."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _OPTIONS = {
@@ -67,7 +74,7 @@ _STARTS = {
 }
 
 
-class CannotMake(ExpertError):
+class CannotCreate(ExpertError):
     """A new expert that cannot be created as requested."""
 
 
@@ -122,17 +129,17 @@ def new_expert(
     _refuse(name, folder)
     chosen = NAMES.get(template or "", template)
     if chosen is not None and chosen not in STARTERS:
-        raise CannotMake(f"--template {template}: is not known  (known: {', '.join(STARTERS)})")
+        raise CannotCreate(f"--template {template}: is not known  (known: {', '.join(STARTERS)})")
     base = _base(model, folder)
-    asked = _asked(data, mapping, preferred=preferred, json_values=json_values)
+    asked = _dataset_keys(data, mapping, preferred=preferred, json_values=json_values)
     facts: dict[str, Any] = {"columns": {}, "has_answers": True, "calls": False}
     if data is not None:
-        facts, examples = _look(data, asked)
+        facts, examples = _examine_rows(data, asked)
         facts["unread"] = tuple(unread_files(data)) if data.is_dir() else ()
         facts["held_out"] = _held_out(data) if data.is_dir() else {}
         chosen = chosen or _domain(examples)
     chosen = chosen or "text"
-    kind = calling(STARTERS[chosen]) if facts["calls"] else STARTERS[chosen]
+    kind = with_tool_calling(STARTERS[chosen]) if facts["calls"] else STARTERS[chosen]
     on_hub = data is not None and _is_on_hub(data)
     if data is not None and on_hub:
         path, rows = data.as_posix(), data
@@ -147,10 +154,10 @@ def new_expert(
             _write_examples(kind, rows)
         elif not on_hub:
             _copy_rows(data, rows, folder)
-        epochs = EPOCHS_OF_FEW if len(_first_rows(rows, FEW_ROWS)) < FEW_ROWS else EPOCHS
+        epochs = EPOCHS_FOR_FEW_ROWS if len(_first_rows(rows, FEW_ROWS)) < FEW_ROWS else EPOCHS
         manifest = folder / "manifest.json"
 
-        def write(base: BaseOfNew) -> None:
+        def write(base: NewBaseModel) -> None:
             """Write the manifest for a base model; it must read without complaints."""
             dataset = {"path": path, **asked}
             calls = facts["calls"]
@@ -207,7 +214,7 @@ def _removed_on_failure(folder: Path) -> Iterator[None]:
 def _refuse(name: str, folder: Path) -> None:
     """Refuse names that are not valid folder names, and folders that are not empty."""
     if not _NAME.fullmatch(name):
-        raise CannotMake(
+        raise CannotCreate(
             f"{name!r}: is not a valid name  (letters, digits, dots and dashes; --output sets "
             "where the folder goes)"
         )
@@ -216,13 +223,13 @@ def _refuse(name: str, folder: Path) -> None:
 
 def _refuse_full(folder: Path) -> None:
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
-        raise CannotMake(f"{folder}: already exists  (choose another name, or remove it)")
+        raise CannotCreate(f"{folder}: already exists  (choose another name, or remove it)")
 
 
-def _base(name: str, folder: Path) -> BaseOfNew:
+def _base(name: str, folder: Path) -> NewBaseModel:
     """The base model under its name in the manifest, with settings for its size."""
     if name == CHAR_GPT:
-        raise CannotMake(
+        raise CannotCreate(
             f"--model {CHAR_GPT}: needs no manifest  (expert train --dataset FILE trains it on a "
             "text)"
         )
@@ -232,11 +239,11 @@ def _base(name: str, folder: Path) -> BaseOfNew:
     if found.place == "hub" and found.shape is None and not is_hub_id(name):
         near = near_model(name, folder)
         fix = f"did you mean {near!r}?" if near else "name a folder, or owner/model of the hub"
-        raise CannotMake(
+        raise CannotCreate(
             f"--model {name}: is not on this machine, and is not a model that is known by name  "
             f"({fix})"
         )
-    return BaseOfNew(name, starting_point(name, found.shape))
+    return NewBaseModel(name, starting_point(name, found.shape))
 
 
 def _length(manifest: Path) -> LengthChoice | None:
@@ -250,19 +257,19 @@ def _length(manifest: Path) -> LengthChoice | None:
     return choose_length(known, context=context, splits=plan.data.overlong == "split")
 
 
-def _asked(
+def _dataset_keys(
     data: Path | None, mapping: Sequence[str], *, preferred: bool, json_values: bool
 ) -> dict[str, Any]:
     """The options about the rows, as keys of training.dataset."""
     mapped: dict[str, str] = {}
     for pair in mapping:
         name, sign, column = pair.partition("=")
-        part = part_named(name)
+        part = part_for_column(name)
         if part is None or not sign or not column:
             known = ", ".join(FieldMapping.model_fields)
-            raise CannotMake(f"--map {pair}: expected PART=COLUMN  (PART is one of: {known})")
+            raise CannotCreate(f"--map {pair}: expected PART=COLUMN  (PART is one of: {known})")
         if mapped.get(part, column) != column:
-            raise CannotMake(f"--map {pair}: {part} is mapped to {mapped[part]} already")
+            raise CannotCreate(f"--map {pair}: {part} is mapped to {mapped[part]} already")
         mapped[part] = column
     given: dict[str, dict[str, Any]] = {
         "--map": {"field_mapping": mapped} if mapped else {},
@@ -271,28 +278,28 @@ def _asked(
     }
     option = next((option for option, keys in given.items() if keys), None)
     if option and data is None:
-        raise CannotMake(f"{option}: only with --from  (name a file with --from)")
+        raise CannotCreate(f"{option}: only with --from  (name a file with --from)")
     return {key: value for keys in given.values() for key, value in keys.items()}
 
 
 # --- a file of rows ------------------------------------------------------------------------------
 
 
-def _look(data: Path, asked: Mapping[str, Any]) -> tuple[dict[str, Any], list[Example]]:
-    """What the rows of a file hold, as fields of NewExpert, and the first examples; CannotMake if
+def _examine_rows(data: Path, asked: Mapping[str, Any]) -> tuple[dict[str, Any], list[Example]]:
+    """What the rows of a file hold, as fields of NewExpert, and the first examples; CannotCreate if
     they cannot be used."""
     found = _first_rows(data)
-    no_row = "no row" if len(found) < LOOKED_AT else f"none of the first {LOOKED_AT} rows"
+    no_row = "no row" if len(found) < SAMPLED_ROWS else f"none of the first {SAMPLED_ROWS} rows"
     rows = [row for row in found if isinstance(row, Row)]
     if not rows:
         why = "it is empty  (put rows into it; without --from a few rows to start with are written)"
         if found and isinstance(found[0], BadRow):
             why = str(found[0])
-        raise CannotMake(f"--from {data}: {no_row} can be read: {why}")
+        raise CannotCreate(f"--from {data}: {no_row} can be read: {why}")
     seen = survey_rows(iterate(_source(data)))
     _refuse_columns(data, asked.get("field_mapping", {}), seen.names)
     try:
-        columns = understand_columns(seen, DatasetSpec(**asked))
+        columns = detect_columns(seen, DatasetSpec(**asked))
     except DataError as error:
         what, _, how = str(error).partition("  (")
         talks = re.match(r"training\.dataset\.field_mapping\.messages: (.+) reads", how)
@@ -304,9 +311,9 @@ def _look(data: Path, asked: Mapping[str, Any]) -> tuple[dict[str, Any], list[Ex
             named = " ".join(f"--map {part}=COLUMN" for part in lacking or parts.values())
             how = f"{named} names {'it' if len(lacking) == 1 else 'them'}"
             how += "; --map text=COLUMN trains on plain text"
-        raise CannotMake(f"--from {data}: {what}  ({how.removesuffix(')')})") from None
-    if no_choice := columns.prefers_nothing(asked.get("preference_rows")):
-        raise CannotMake(f"--from {data}: --preferred: {no_choice}")
+        raise CannotCreate(f"--from {data}: {what}  ({how.removesuffix(')')})") from None
+    if no_choice := columns.preference_warning(asked.get("preference_rows")):
+        raise CannotCreate(f"--from {data}: --preferred: {no_choice}")
     read = [example_of(row, columns) for row in rows]
     examples = [example for example in read if isinstance(example, Example)]
     if not examples:
@@ -314,12 +321,12 @@ def _look(data: Path, asked: Mapping[str, Any]) -> tuple[dict[str, Any], list[Ex
         why = str(bad) if bad is not None else "none is preferred"
         for key, option in _OPTIONS.items():
             why = why.replace(key, option)
-        raise CannotMake(f"--from {data}: {no_row} can be trained on: {why}")
+        raise CannotCreate(f"--from {data}: {no_row} can be trained on: {why}")
     good = sum(isinstance(each, Example | Dropped) for each in read)
     facts = {
         "columns": columns.used(),
         "unused": columns.unused(seen),
-        "warning": columns.worth_a_warning(seen),
+        "warning": columns.unused_warning(seen),
         "has_answers": any(one.turns for one in examples),
         "calls": any(map(has_tools, examples)),
         "looked_at": len(found),
@@ -337,16 +344,16 @@ def _refuse_columns(data: Path, mapped: Mapping[str, str], names: Sequence[str])
             meant = f"  (did you mean {near!r}?)" if near else ""
             wrong.append(f"--map {part}={column}: {data} has no such column{meant}")
     if wrong:
-        raise CannotMake("\n".join([*wrong, f"  {columns_found(names)}"]))
+        raise CannotCreate("\n".join([*wrong, f"  {columns_found(names)}"]))
 
 
-def _first_rows(data: Path, most: int = LOOKED_AT) -> list[Row | BadRow]:
-    """The first rows of a file or folder; CannotMake if it cannot be read."""
+def _first_rows(data: Path, most: int = SAMPLED_ROWS) -> list[Row | BadRow]:
+    """The first rows of a file or folder; CannotCreate if it cannot be read."""
     if not data.exists() and not _is_on_hub(data):
         hub = "a dataset of the Hub is written owner/name"
-        raise CannotMake(f"--from {data}: there is no such file  ({hub})")
+        raise CannotCreate(f"--from {data}: there is no such file  ({hub})")
     if data.is_file() and suffix_format(data) is None:
-        raise CannotMake(
+        raise CannotCreate(
             f"--from {data}: the format is not clear from its name  (save the rows as one of "
             f"{', '.join(FORMATS)}, and name the file so)"
         )
@@ -360,7 +367,7 @@ def _first_rows(data: Path, most: int = LOOKED_AT) -> list[Row | BadRow]:
         fix = fix.replace("name one: path::split", f"give one to --from: {data}/SPLIT")
         for place in (data.absolute(), data, f"{data.as_posix()}::train"):
             what = what.removeprefix(f"{place}: ")
-        raise CannotMake(f"--from {data}: {what}{gap}{fix}") from None
+        raise CannotCreate(f"--from {data}: {what}{gap}{fix}") from None
 
 
 def _held_out(folder: Path) -> dict[str, tuple[str, ...]]:
@@ -393,7 +400,7 @@ def _copy_rows(data: Path, rows: Path, folder: Path) -> None:
         if saved_splits(data) is None:
             files = [file for files in files_by_split(data, None).values() for file in files]
         elif folder.resolve().is_relative_to(data.resolve()):
-            raise CannotMake(
+            raise CannotCreate(
                 f"--from {data}: the new folder would be inside it  (--output sets where it goes)"
             )
         else:

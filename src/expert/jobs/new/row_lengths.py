@@ -11,24 +11,24 @@ from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import ExpertError
 from expert.core.text import counted
+from expert.data.read.sample_rows import sample_rows
 from expert.data.read.sources import Source
-from expert.data.read.spread_rows import spread_rows
 from expert.data.records import BadRow, Row
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from expert.data.line import Line, Reading
+    from expert.data.pipeline import DataPipeline, RowReader
     from expert.run.open import Opened
 
 USUAL_LENGTHS = (512, 1024, 2048, 4096, 8192)
 """Not shorter, so that rows added later have room: packing fills the rest. Not longer, since the
 memory of a step grows with it; users with a larger card can set more."""
-CUT_AT_MOST = 0.005
+MAX_CUT_SHARE = 0.005
 """Share of the rows that may be cut: many datasets have a few far longer rows."""
-LOOKED_AT = 400
-READ_AT_MOST = 200_000
+SAMPLED_ROWS = 400
+MAX_ROWS_READ = 200_000
 """Rows of a file without lines (.json, parquet) to sample from."""
 BYTES_PER_TOKEN = 2.9
 """Estimate without a tokenizer. Measured with Qwen3's: 2.9 on SQL with its tables, 3.1 on JSON, 3.6
@@ -37,7 +37,7 @@ rather than too short."""
 
 
 @dataclass(frozen=True)
-class CutBy:
+class LengthCut:
     """What a length would cut, as shares of all."""
 
     length: int
@@ -69,7 +69,7 @@ class LengthChoice:
     """Rows that were looked at."""
     estimated: bool
     """From characters: the tokenizer is not on this machine."""
-    cuts: tuple[CutBy, ...] = ()
+    cuts: tuple[LengthCut, ...] = ()
     """The chosen length first, then shorter ones that cut more."""
     bound: str = ""
     """What kept it from being longer; "" if nothing did."""
@@ -88,7 +88,7 @@ class RowLengths:
     """How many rows of the files each one represents."""
     estimated: bool
 
-    def cut_by(self, length: int) -> CutBy:
+    def cut_by(self, length: int) -> LengthCut:
         import numpy as np
 
         count = len(self.lengths)
@@ -100,7 +100,7 @@ class RowLengths:
         over = self.lengths > length
         total = float((before * self.weights).sum())
         left = np.where(over, after, before)
-        return CutBy(
+        return LengthCut(
             length,
             rows=float((over * self.weights).sum() / self.weights.sum()),
             answer_tokens=float(((before - left) * self.weights).sum() / total) if total else 0.0,
@@ -124,7 +124,7 @@ def choose_length(known: RowLengths, *, context: int | None, splits: bool) -> Le
         because = f"plain text is split into sequences of this length, nothing is lost; {looked}"
         return LengthChoice(length, because, longest, len(known.lengths), known.estimated)
     cuts = [known.cut_by(length) for length in usual]
-    fitting = [one for one in cuts if one.rows <= CUT_AT_MOST]
+    fitting = [one for one in cuts if one.rows <= MAX_CUT_SHARE]
     chosen = fitting[0] if fitting else cuts[-1]
     shorter = tuple(one for one in reversed(cuts) if one.length < chosen.length)
     bound = ""
@@ -150,13 +150,13 @@ def measure_rows(opened: Opened) -> RowLengths | None:
     """Token counts of rows sampled across the training files; None if no row can be used."""
     import numpy as np
 
-    from expert.data.line import reading_of
+    from expert.data.pipeline import reader_for
 
     line = _line(opened)
     source = line.sources_of("train")[0]
-    reading = reading_of(line, source)
+    reading = reader_for(line, source)
     segments_of = reading.formatter()
-    formatted = ((segments_of(row), weight) for row, weight in _drawn(source, reading))
+    formatted = ((segments_of(row), weight) for row, weight in _sampled_rows(source, reading))
     good = [(segments, weight) for segments, weight in formatted if isinstance(segments, list)]
     if not good:
         return None
@@ -172,22 +172,22 @@ def measure_rows(opened: Opened) -> RowLengths | None:
     return RowLengths(lengths, spans.reshape(-1, 2), owners, weights, estimated)
 
 
-def _line(opened: Opened) -> Line:
-    from expert.data.line import open_line
+def _line(opened: Opened) -> DataPipeline:
+    from expert.data.pipeline import open_pipeline
 
     plan, read, named = opened.plan, opened.read, opened.named
     # A hub tokenizer is not downloaded for this.
     if plan.model.place != "hub" and Path(plan.model.location).is_dir():
         try:
-            return open_line(plan, read, named, writes=False)
+            return open_pipeline(plan, read, named, writes=False)
         except ExpertError:
             pass  # a folder with an unreadable tokenizer: training reports it
-    return open_line(plan, read, named, writes=False, has_tokenizer=False)
+    return open_pipeline(plan, read, named, writes=False, has_tokenizer=False)
 
 
-def _drawn(source: Source, reading: Reading) -> list[tuple[Row, float]]:
+def _sampled_rows(source: Source, reading: RowReader) -> list[tuple[Row, float]]:
     """Good rows, each with the number of rows it represents."""
-    spread = spread_rows(source.files, format=source.format, most=LOOKED_AT)
+    spread = sample_rows(source.files, format=source.format, most=SAMPLED_ROWS)
     if spread is not None:
         return [
             (line.row, 1.0 if spread.whole else line.times / line.size)
@@ -196,11 +196,11 @@ def _drawn(source: Source, reading: Reading) -> list[tuple[Row, float]]:
         ]
     chance = random.Random(0)
     kept: list[Row | BadRow] = []
-    for number, row in enumerate(islice(reading.rows(), READ_AT_MOST)):
+    for number, row in enumerate(islice(reading.rows(), MAX_ROWS_READ)):
         # Reservoir sampling: each row is equally likely to be kept.
-        if len(kept) < LOOKED_AT:
+        if len(kept) < SAMPLED_ROWS:
             kept.append(row)
-        elif (place := chance.randrange(number + 1)) < LOOKED_AT:
+        elif (place := chance.randrange(number + 1)) < SAMPLED_ROWS:
             kept[place] = row
     return [(row, 1.0) for row in kept if isinstance(row, Row)]
 

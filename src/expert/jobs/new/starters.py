@@ -120,7 +120,7 @@ STARTERS = {
 
 
 @dataclass(frozen=True)
-class BaseOfNew:
+class NewBaseModel:
     """The base model of a new expert, and its initial settings."""
 
     name: str
@@ -129,7 +129,7 @@ class BaseOfNew:
     """max_seq_length; None: left to the plan."""
 
 
-def calling(starter: Starter) -> Starter:
+def with_tool_calling(starter: Starter) -> Starter:
     """The same for rows whose answers call tools."""
     abilities = (*starter.capabilities, "task:tool_calling")
     return replace(starter, description="Calls tools, and answers.", capabilities=abilities)
@@ -140,7 +140,7 @@ def manifest_of(
     starter: Starter,
     dataset: Mapping[str, Any],
     *,
-    base: BaseOfNew,
+    base: NewBaseModel,
     epochs: int,
     calls: bool = False,
 ) -> dict[str, Any]:

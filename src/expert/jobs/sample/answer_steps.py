@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from expert.parallel.graphs import Capture
     from expert.run.stored.load import Trained
 
-CLEAR_BELOW = 0.75
+COMPACT_BELOW = 0.75
 """Finished rows stay in the batch until only this share is unfinished: removing them copies the
 whole cache."""
-CLEAR_RECORDED_BELOW = 0.5
+COMPACT_CAPTURED_BELOW = 0.5
 """The same threshold if the step must be captured again afterwards."""
-ENDLESS = 2**31
+NO_CONTEXT_LIMIT = 2**31
 """Context of a model that does not declare one."""
-ROOM = {"cpu": 32, "cuda": 128}
+CACHE_GROWTH = {"cpu": 32, "cuda": 128}
 """Tokens by which the cache is extended at a time, or half its length if steps are captured. A
 larger cache wastes attention on empty positions; a smaller one is extended more often, and each
 time steps are captured again, which takes about as long as three uncaptured ones."""
@@ -52,21 +52,21 @@ Group = Sequence[Sequence[int]]
 """Prompts that are read together, as tokens."""
 
 
-class Speaker:
+class AnswerModel:
     """A model that generates answers on its device."""
 
     def __init__(self, trained: Trained, note: Callable[[str], None] = lambda text: None) -> None:
-        from expert.model.fixed_cache import can_be_fixed
+        from expert.model.fixed_cache import supports_fixed_cache
 
         self.model, self.device, self.note = trained.loaded.causal_lm, trained.device, note
         prompts = trained.loaded.soft_prompts
         self.soft: Tensor | None = prompts.rows().detach() if prompts is not None else None
-        self.lead = len(self.soft) if self.soft is not None else 0
+        self.soft_tokens = len(self.soft) if self.soft is not None else 0
         """Positions of the soft prompt before every prompt."""
         config = self.model.config.get_text_config()
-        self.context: int = getattr(config, "max_position_embeddings", None) or ENDLESS
-        self.fixed = can_be_fixed(self.model)
-        self._can_record = True
+        self.context: int = getattr(config, "max_position_embeddings", None) or NO_CONTEXT_LIMIT
+        self.fixed = supports_fixed_cache(self.model)
+        self._can_capture = True
 
     @property
     def vocabulary(self) -> int:
@@ -74,11 +74,11 @@ class Speaker:
         return int(self.model.get_output_embeddings().weight.shape[0])
 
     @property
-    def number_bytes(self) -> int:
+    def element_bytes(self) -> int:
         return max(2, int(next(self.model.parameters()).element_size()))
 
     @property
-    def remembered_bytes(self) -> int:
+    def kv_bytes_per_token(self) -> int:
         """Bytes of keys and values per token; 0 if the model's shape is unknown."""
         config = self.model.config.get_text_config()
         heads = getattr(config, "num_attention_heads", None)
@@ -87,7 +87,7 @@ class Speaker:
         if not (heads and layers and width):
             return 0
         groups = getattr(config, "num_key_value_heads", None) or heads
-        return 2 * int(layers) * int(groups) * int(width) * self.number_bytes
+        return 2 * int(layers) * int(groups) * int(width) * self.element_bytes
 
     def free_bytes(self) -> int:
         import psutil
@@ -107,39 +107,44 @@ class Speaker:
     def recorder(self) -> Capture | None:
         """Captures the steps of one batch. Each batch gets its own: after running out of memory
         during a capture it cannot be trusted any more."""
-        return recorder_of(self.device) if self._can_record else None
+        return step_capture(self.device) if self._can_capture else None
 
-    def cannot_record(self, reason: str) -> None:
+    def disable_graphs(self, reason: str) -> None:
         """Stop capturing: slower, with the same answers."""
-        self._can_record = False
+        self._can_capture = False
         self.note(f"answers were generated without CUDA graphs, more slowly: a step {reason}")
 
 
-def recorder_of(device: torch.device) -> Capture | None:
+def step_capture(device: torch.device) -> Capture | None:
     """Captures steps; None if kernels are launched one by one."""
     from expert.parallel.graphs import CudaCapture
 
     return CudaCapture() if device.type == "cuda" else None
 
 
-def read(speaker: Speaker, group: Group) -> tuple[Any, Tensor, Tensor]:
+def read(answer_model: AnswerModel, group: Group) -> tuple[Any, Tensor, Tensor]:
     """Read left-padded prompts: returns the KV cache, the next tokens' scores and the mask."""
     import torch
 
-    model, soft, lead, device = speaker.model, speaker.soft, speaker.lead, speaker.device
-    width = max(map(len, group)) + lead
+    model, soft, soft_tokens, device = (
+        answer_model.model,
+        answer_model.soft,
+        answer_model.soft_tokens,
+        answer_model.device,
+    )
+    width = max(map(len, group)) + soft_tokens
     ids = torch.zeros((len(group), width), dtype=torch.int64)
     mask = torch.zeros_like(ids)
     for place, prompt in enumerate(group):
         ids[place, width - len(prompt) :] = torch.tensor(prompt)
-        mask[place, width - len(prompt) - lead :] = 1
+        mask[place, width - len(prompt) - soft_tokens :] = 1
     ids, mask = ids.to(device), mask.to(device)
     inputs = {"input_ids": ids}
     if soft is not None:
         words = model.get_input_embeddings()(ids)
         for place, prompt in enumerate(group):
             end = width - len(prompt)
-            words[place, end - lead : end] = soft.to(words.device, words.dtype)
+            words[place, end - soft_tokens : end] = soft.to(words.device, words.dtype)
         inputs = {"inputs_embeds": words}
     output = model(
         **inputs,
@@ -155,14 +160,14 @@ class GrowingSteps:
     """Rows continued token by token, with transformers' cache, which is copied at every step.
     `scores`: of the next token of every row."""
 
-    clear_below = CLEAR_BELOW
+    compact_below = COMPACT_BELOW
 
-    def __init__(self, speaker: Speaker, groups: Sequence[Group]) -> None:
+    def __init__(self, answer_model: AnswerModel, groups: Sequence[Group]) -> None:
         (group,) = groups
-        self._speaker = speaker
-        self._past, self.scores, self._mask = read(speaker, group)
+        self._speaker = answer_model
+        self._past, self.scores, self._mask = read(answer_model, group)
 
-    def go_on(self, tokens: Tensor) -> None:
+    def advance(self, tokens: Tensor) -> None:
         import torch
 
         self._mask = torch.cat([self._mask, self._mask.new_ones(len(tokens), 1)], dim=1)
@@ -191,17 +196,17 @@ class FixedSteps:
     """
 
     def __init__(
-        self, speaker: Speaker, groups: Sequence[Group], room: int, *, rows: int = 0
+        self, answer_model: AnswerModel, groups: Sequence[Group], room: int, *, rows: int = 0
     ) -> None:
         """`rows`: memory is allocated for at least so many."""
         import torch
 
         from expert.model.fixed_cache import FixedCache
 
-        self._speaker, device = speaker, speaker.device
-        self._record = speaker.recorder()
+        self._speaker, device = answer_model, answer_model.device
+        self._capture = answer_model.recorder()
         self.active = max(rows, sum(map(len, groups)))
-        width = max(len(prompt) for group in groups for prompt in group) + speaker.lead
+        width = max(len(prompt) for group in groups for prompt in group) + answer_model.soft_tokens
         self._most = width + room
         self._cache = cache = FixedCache(self.active, width, self._more_room(width))
         self._mask = torch.zeros((cache.rows, 1, 1, cache.size), dtype=torch.bool, device=device)
@@ -224,9 +229,9 @@ class FixedSteps:
 
     def join(self, groups: Sequence[Group], rows: Sequence[int]) -> None:
         """Read more prompts into these finished rows, in their order."""
-        width = max(len(prompt) for group in groups for prompt in group) + self._speaker.lead
+        width = max(len(prompt) for group in groups for prompt in group) + self._speaker.soft_tokens
         missing = width - self._cache.filled
-        if missing > 0 and self._record is not None and width < self._cache.size:
+        if missing > 0 and self._capture is not None and width < self._cache.size:
             self._move(missing)
         elif missing > 0:
             self._reframe(missing, self._more_room(width))
@@ -238,7 +243,7 @@ class FixedSteps:
         if not self._cache.is_full:
             return
         spare = self._spare(needed)
-        if self._record is not None and MOVED_FROM <= spare / self._cache.size <= CUT_FROM:
+        if self._capture is not None and MOVED_FROM <= spare / self._cache.size <= CUT_FROM:
             self._move(-spare)
         else:
             self._reframe(-spare, self._more_room(self._cache.filled - spare))
@@ -278,21 +283,21 @@ class FixedSteps:
             del past  # before the next group's cache is allocated
 
     @property
-    def clear_below(self) -> float:
-        return CLEAR_BELOW if self._record is None else CLEAR_RECORDED_BELOW
+    def compact_below(self) -> float:
+        return COMPACT_BELOW if self._capture is None else COMPACT_CAPTURED_BELOW
 
-    def go_on(self, tokens: Tensor) -> None:
+    def advance(self, tokens: Tensor) -> None:
         if self._cache.is_full:
             self._reframe(0, self._more_room(self._cache.filled))
         self._tokens[: self.active].copy_(tokens[:, None])
-        if self.active in self._warm and self._record is not None:
-            self._record_it(self._record)
+        if self.active in self._warm and self._capture is not None:
+            self._capture_step(self._capture)
         if (replay := self._replays.get(self.active)) is not None:
             replay()
         else:
             self._step()
             self._warm.add(self.active)
-        self._cache.went_on()
+        self._cache.advance()
 
     def keep(self, index: Tensor) -> None:
         """Continue only with these rows."""
@@ -314,11 +319,11 @@ class FixedSteps:
         negative, and room for more tokens."""
         import torch.nn.functional as F
 
-        from expert.model.fixed_cache import even
+        from expert.model.fixed_cache import aligned_length
 
         self._forget()
         cache, rows = self._cache, self.active
-        after = even(cache.filled + before + room) - cache.size - before
+        after = aligned_length(cache.filled + before + room) - cache.size - before
         more = max(0, rows - cache.rows)
         cache.reallocate(rows, before, after)
         self._mask = F.pad(self._mask[:rows], (before, after, 0, 0, 0, 0, 0, more))
@@ -327,8 +332,8 @@ class FixedSteps:
         self._scores = F.pad(self._scores[:rows], (0, 0, 0, more))
 
     def _more_room(self, filled: int) -> int:
-        room = ROOM.get(self._speaker.device.type, ROOM["cpu"])
-        if self._record is not None:
+        room = CACHE_GROWTH.get(self._speaker.device.type, CACHE_GROWTH["cpu"])
+        if self._capture is not None:
             room = max(room, filled // 2)
         return max(1, min(room, self._most - filled))
 
@@ -340,15 +345,15 @@ class FixedSteps:
         """Numbers of rows of which one step was computed, but none captured: in the first one
         kernels are tuned and given workspace."""
 
-    def _record_it(self, record: Capture) -> None:
+    def _capture_step(self, record: Capture) -> None:
         from expert.parallel.graphs import GraphsUnavailable, captured
 
         self._warm.discard(self.active)
         try:
             _, self._replays[self.active] = captured(lambda: [self._step()], record)
         except GraphsUnavailable as error:
-            self._record = None
-            self._speaker.cannot_record(str(error))
+            self._capture = None
+            self._speaker.disable_graphs(str(error))
 
     def _step(self) -> Tensor:
         """Scores of the next tokens; everything a step changes is on the device."""

@@ -9,13 +9,13 @@ Tell = Callable[[str], None]
 """Gets the text piece by piece."""
 
 
-def cut_at(text: str, stops: Sequence[str]) -> int | None:
+def stop_position(text: str, stops: Sequence[str]) -> int | None:
     """Where the first stop sequence starts; None if there is none."""
     places = [text.index(stop) for stop in stops if stop and stop in text]
     return min(places) if places else None
 
 
-def begun_stop(text: str, stops: Sequence[str]) -> int:
+def partial_stop_length(text: str, stops: Sequence[str]) -> int:
     """Number of characters at the end of a text that may be the start of a stop sequence."""
     longest = max((len(stop) for stop in stops), default=1) - 1
     ends = range(min(longest, len(text)), 0, -1)
@@ -50,7 +50,7 @@ class AnswerWriter:
         shown = self.text()
         # A character may still be missing bytes, and a stop sequence its end.
         if not self.ended and not shown.endswith("\ufffd"):
-            shown = shown[: len(shown) - begun_stop(shown, self._stops)]
+            shown = shown[: len(shown) - partial_stop_length(shown, self._stops)]
             self._tell(shown[self._shown :])
             self._shown = max(self._shown, len(shown))
 
@@ -63,7 +63,7 @@ class AnswerWriter:
         """The text without what ended it; on request with its special tokens."""
         ids = [token for token in self.ids if token not in self._ends]
         text = self._decoded(ids, special=special or self._special)
-        place = cut_at(text, self._stops)
+        place = stop_position(text, self._stops)
         text = text if place is None else text[:place]
         return text.strip() if self._strip else text
 
@@ -72,8 +72,8 @@ class AnswerWriter:
             return False
         # A character has at most four tokens; everything is decoded only if the tail has a stop.
         tail = self._decoded(self.ids[-4 * max(map(len, self._stops)) - 8 :])
-        found = cut_at(tail, self._stops) is not None
-        return found and cut_at(self._decoded(self.ids), self._stops) is not None
+        found = stop_position(tail, self._stops) is not None
+        return found and stop_position(self._decoded(self.ids), self._stops) is not None
 
     def _decoded(self, ids: list[int], *, special: bool = True) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=not special))

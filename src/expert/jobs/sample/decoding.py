@@ -37,7 +37,7 @@ class DecodingSettings:
     stop_sequences: tuple[str, ...]
 
 
-def settle_decoding(
+def resolve_decoding(
     plan: RunPlan, overrides: Mapping[str, Any]
 ) -> tuple[DecodingSettings, list[str]]:
     """The manifest's decoding with overrides, and notes for the user."""

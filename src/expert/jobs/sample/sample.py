@@ -13,19 +13,19 @@ from expert.core.errors import ExpertError
 from expert.core.files import read_text
 from expert.core.text import counted
 from expert.data.examples.tools import tool_names, tools_of
-from expert.data.records import Example, Segment, Turn, UnfitRow
-from expert.jobs.sample.answer_steps import Speaker
-from expert.jobs.sample.answer_writer import AnswerWriter, Tell, begun_stop, cut_at
+from expert.data.records import Example, RowError, Segment, Turn
+from expert.jobs.sample.answer_steps import AnswerModel
+from expert.jobs.sample.answer_writer import AnswerWriter, Tell, partial_stop_length, stop_position
 from expert.jobs.sample.decoding import (
     CannotSample,
     DecodingSettings,
     end_tokens,
-    settle_decoding,
+    resolve_decoding,
     stop_texts,
 )
 from expert.jobs.sample.token_choice import TokenChoice
 from expert.run.stored.choose_checkpoint import choose
-from expert.run.stored.load import Trained, base_remark, load_trained, pick_device, read_plan
+from expert.run.stored.load import Trained, base_warning, load_trained, pick_device, read_plan
 from expert.run.stored.locate import find_trained
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def sample(
 
     `how`: arguments of `ready`. `begin` and `tell` report progress.
     """
-    loaded = ready(run, prompts, system=system, **how)
+    loaded = load_expert(run, prompts, system=system, **how)
     samples = [
         Conversation(loaded, system=system).ask(prompt, begin=begin, tell=tell)
         for prompt in prompts
@@ -106,7 +106,7 @@ def sample(
     )
 
 
-def ready(
+def load_expert(
     run: Path | None,
     prompts: Sequence[str] = (),
     *,
@@ -128,16 +128,16 @@ def ready(
 
     folder = find_trained(run)
     plan = read_plan(folder)
-    how, notes = settle_decoding(plan, decoding or {})
+    how, notes = resolve_decoding(plan, decoding or {})
     first = FirstRow(plan)
     continues = trained_on_text(plan, first) if plain is None else plain
     if system and continues:
         raise CannotSample("--system: continued text has no system turn  (put it into the prompt)")
     if not continues and any(not prompt.strip() for prompt in prompts):
         raise CannotSample("--prompt: is empty  (write a question)")
-    offered, tool_notes = _offered(first, tools, continues=continues)
+    offered, tool_notes = _tools_of_prompt(first, tools, continues=continues)
     choice = choose(folder, checkpoint or plan.watch.packaging_checkpoint)
-    remark = base_remark(folder, plan)
+    remark = base_warning(folder, plan)
     loading(f"loading {plan.model.name} and {choice.name} of {folder.path}")
     return LoadedExpert(
         run=folder.path,
@@ -150,12 +150,14 @@ def ready(
     )
 
 
-def _offered(first: FirstRow, file: Path | None, *, continues: bool) -> tuple[str, list[str]]:
+def _tools_of_prompt(
+    first: FirstRow, file: Path | None, *, continues: bool
+) -> tuple[str, list[str]]:
     """The tools of a prompt, and notes on them: a run trained on calls expects some."""
     if continues and file is not None:
         raise CannotSample("--tools: continued text makes no calls  (leave it out)")
     if continues or file is not None:
-        return (tools_in(file) if file is not None else ""), []
+        return (read_tools(file) if file is not None else ""), []
     if not first.tools:
         return "", []
     names = ", ".join(tool_names((), first.tools))
@@ -198,9 +200,9 @@ def _continue_characters(loaded: LoadedExpert, prompt: str, begin: Begin, tell: 
         tokens = module.generate(tokens, 1, how.temperature, how.top_k, generator)
         count += 1
         text += encoder.decode(tokens[0, -1:].tolist())
-        cut = cut_at(text, how.stop_sequences)
+        cut = stop_position(text, how.stop_sequences)
         if cut is None:
-            safe = max(shown, len(text) - begun_stop(text, how.stop_sequences))
+            safe = max(shown, len(text) - partial_stop_length(text, how.stop_sequences))
             tell(text[shown:safe])
             shown = safe
     text = text[:cut]
@@ -229,26 +231,26 @@ def generate(
     assert isinstance(encoder, TextEncoder)
     assert template is not None
     notes: list[str] = []
-    speaker = Speaker(trained, notes.append)
+    answer_model = AnswerModel(trained, notes.append)
     ids = encoder.encode([[Segment(text, learn=False)]]).ids.tolist()
     if not ids:
         raise CannotSample("--prompt: an empty text cannot be continued  (write a word)")
-    room = _room_left(speaker, len(ids), trained.plan.model.name)
+    room = _room_left(answer_model, len(ids), trained.plan.model.name)
     fitting = replace(how, max_new_tokens=min(how.max_new_tokens, room))
     ends = end_tokens(encoder, template)
     stops = stop_texts(how, encoder, template, plain=plain)
     writer = AnswerWriter(encoder.tokenizer, ends, stops, tell, strip=not plain)
     begin(prompt, plain)
     with torch.inference_mode():
-        steps = speaker.begin([[ids]], fitting.max_new_tokens)
-        tokens = TokenChoice(fitting, {0: ids}, loaded.seed, speaker)
+        steps = answer_model.begin([[ids]], fitting.max_new_tokens)
+        tokens = TokenChoice(fitting, {0: ids}, loaded.seed, answer_model)
         while True:
             chosen = tokens.of(steps.scores)
             writer.take(int(chosen))
             if writer.ended or len(writer.ids) >= fitting.max_new_tokens:
                 break
-            tokens.took(chosen)
-            steps.go_on(chosen)
+            tokens.append_tokens(chosen)
+            steps.advance(chosen)
     writer.end()
     if not writer.ended and room < how.max_new_tokens:
         notes.append(f"cut after {counted(room, 'token')}: the model's context is full")
@@ -261,23 +263,23 @@ def generate(
     )
 
 
-def _room_left(speaker: Speaker, prompt_tokens: int, model: str) -> int:
+def _room_left(answer_model: AnswerModel, prompt_tokens: int, model: str) -> int:
     """Tokens left for an answer; positions beyond the context were never trained."""
-    taken = prompt_tokens + speaker.lead
-    if taken >= speaker.context:
+    taken = prompt_tokens + answer_model.soft_tokens
+    if taken >= answer_model.context:
         raise CannotSample(
             f"--prompt: has {taken:,} tokens with its template, and the context of "
-            f"{model} is {speaker.context:,} with the answer  (shorten it, or train an expert "
+            f"{model} is {answer_model.context:,} with the answer  (shorten it, or train an expert "
             "of a model with a longer context)"
         )
-    return speaker.context - taken
+    return answer_model.context - taken
 
 
 class NoTools(ExpertError):
     """A file without tools."""
 
 
-def tools_in(file: Path) -> str:
+def read_tools(file: Path) -> str:
     """The tools in a JSON file: a list of them, or a row with a field `tools`."""
     how = "a JSON list of functions as OpenAI has them, or a file of rows with a column tools"
     try:
@@ -292,7 +294,7 @@ def tools_in(file: Path) -> str:
     tools = value.get("tools") if isinstance(value, dict) else value
     try:
         checked = tools_of(tools, "tools")
-    except UnfitRow as fault:
+    except RowError as fault:
         raise NoTools(f"--tools {file}: {fault}  ({how})") from None
     if not checked:
         raise NoTools(f"--tools {file}: there are no tools in it  ({how})")
@@ -311,14 +313,14 @@ class Conversation:
 
     def __init__(self, loaded: LoadedExpert, *, system: str = "") -> None:
         self._loaded, self._system = loaded, system
-        self.anew()
+        self.reset()
 
     @property
-    def remembers(self) -> bool:
+    def keeps_history(self) -> bool:
         """Whether an answer depends on earlier turns."""
         return not self._loaded.plain and self._loaded.trained.template is not None
 
-    def anew(self) -> None:
+    def reset(self) -> None:
         self._turns = [Turn("system", self._system)] if self._system else []
 
     def ask(

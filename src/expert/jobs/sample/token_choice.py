@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from expert.jobs.sample.answer_steps import Speaker
+    from expert.jobs.sample.answer_steps import AnswerModel
     from expert.jobs.sample.decoding import DecodingSettings
 
 
@@ -23,17 +23,19 @@ class TokenChoice:
         how: DecodingSettings,
         prompts: Mapping[int, Sequence[int]],
         seed: int,
-        speaker: Speaker,
+        answer_model: AnswerModel,
     ) -> None:
         """`prompts`: by row number."""
         self._how, self._step = how, 0
         self._draws: Tensor | None = None
         """Drawn in advance, so that a row's numbers do not depend on its neighbours."""
         if how.temperature > 0:
-            self._draws = row_draws(how, prompts, seed).to(speaker.device)
+            self._draws = row_draws(how, prompts, seed).to(answer_model.device)
         self._penalty: Penalty | None = None
         if how.repetition_penalty != 1.0:
-            seen = seen_tokens(list(prompts.values()), speaker.vocabulary).to(speaker.device)
+            seen = seen_tokens(list(prompts.values()), answer_model.vocabulary).to(
+                answer_model.device
+            )
             self._penalty = Penalty(how.repetition_penalty, seen)
 
     def of(self, scores: Tensor) -> Tensor:
@@ -43,9 +45,9 @@ class TokenChoice:
         if self._draws is None:
             return scores.argmax(-1)
         self._step += 1
-        return drawn(scores, self._how, self._draws[:, self._step - 1])
+        return sample_tokens(scores, self._how, self._draws[:, self._step - 1])
 
-    def took(self, tokens: Tensor) -> None:
+    def append_tokens(self, tokens: Tensor) -> None:
         """Record the tokens that were added to the rows."""
         if self._penalty is not None:
             self._penalty.add(tokens)
@@ -57,7 +59,7 @@ class TokenChoice:
             self._penalty.keep(index)
 
 
-def drawn(scores: Tensor, how: DecodingSettings, draws: Tensor) -> Tensor:
+def sample_tokens(scores: Tensor, how: DecodingSettings, draws: Tensor) -> Tensor:
     """Sample a token for every row, given a number from 0 to 1 for each."""
     import torch
 

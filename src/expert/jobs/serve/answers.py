@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from expert.jobs.sample.answer_writer import begun_stop, cut_at
+from expert.jobs.sample.answer_writer import partial_stop_length, stop_position
 from expert.jobs.serve.engine import Finished, TextPiece
-from expert.judging.oracles.calls import NOT_UNDERSTOOD, CallMarks, NotACall, calls_in
+from expert.judging.oracles.calls import UNREADABLE_CALLS, CallMarks, NotACall, calls_in
 
 if TYPE_CHECKING:
     from expert.jobs.serve.models import ServedModel
@@ -31,11 +31,11 @@ class ParsedAnswer:
     note: str = ""
 
 
-def parsed(finished: Finished, marks: CallMarks | None) -> ParsedAnswer:
+def parse_answer(finished: Finished, marks: CallMarks | None) -> ParsedAnswer:
     """The tool calls of an answer and the text before them; invalid calls stay text, with a
     note."""
     if marks is None:
-        return ParsedAnswer(finished.text, note=f"calls are left as text: {NOT_UNDERSTOOD}")
+        return ParsedAnswer(finished.text, note=f"calls are left as text: {UNREADABLE_CALLS}")
     try:
         named = calls_in(finished.marked, marks)
     except NotACall as fault:
@@ -54,7 +54,7 @@ def parsed(finished: Finished, marks: CallMarks | None) -> ParsedAnswer:
     return ParsedAnswer(before or None, calls)
 
 
-class Shown:
+class StreamedText:
     """The streamed text of an answer; what may be a tool call is held back."""
 
     def __init__(self, marks: CallMarks | None) -> None:
@@ -65,8 +65,12 @@ class Shown:
         self._text += piece
         text, upto = self._text, len(self._text)
         if self._marks is not None and self._marks.opening:
-            place = cut_at(text, [self._marks.opening])
-            upto = place if place is not None else upto - begun_stop(text, [self._marks.opening])
+            place = stop_position(text, [self._marks.opening])
+            upto = (
+                place
+                if place is not None
+                else upto - partial_stop_length(text, [self._marks.opening])
+            )
         elif self._marks is not None and text.lstrip()[:1] in ("", "{", "["):
             upto = 0  # an answer in JSON is a tool call
         fresh, self._sent = text[self._sent : upto], max(self._sent, upto)
@@ -91,7 +95,7 @@ class Reply:
     notes: list[str] = field(default_factory=list)
     created: int = field(default_factory=lambda: int(time.time()))
     id: str = field(default_factory=lambda: secrets.token_hex(12))
-    _shown: dict[int, Shown] = field(default_factory=dict)
+    _shown: dict[int, StreamedText] = field(default_factory=dict)
 
     def whole(self, finished: Sequence[Finished]) -> dict[str, Any]:
         """The complete response with all answers."""
@@ -115,7 +119,7 @@ class Reply:
         """The chunks to stream for a piece of text, or for the end of an answer."""
         number, found = piece.answer, []
         if number not in self._shown:
-            self._shown[number] = Shown(self.model.marks if self.offers_tools else None)
+            self._shown[number] = StreamedText(self.model.marks if self.offers_tools else None)
             if self.chat:
                 found.append(self._chunk(number, {"role": "assistant", "content": ""}))
         shown = self._shown[number]
@@ -150,7 +154,7 @@ class Reply:
         self.tokens += finished.tokens
         found = ParsedAnswer(finished.text)
         if self.offers_tools:
-            found = parsed(finished, self.model.marks)
+            found = parse_answer(finished, self.model.marks)
         self.notes += [note for note in (finished.note, found.note) if note]
         return found, "tool_calls" if found.calls else finished.reason
 

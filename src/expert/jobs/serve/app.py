@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from expert.core.errors import ExpertError
 from expert.core.text import duration, gib
 from expert.jobs.serve.answers import Reply
-from expert.jobs.serve.engine import AnswerEngine, Asked, Finished, RequestError, Stopped
-from expert.jobs.serve.models import as_listed
+from expert.jobs.serve.engine import AnswerEngine, Finished, PendingAnswers, RequestError, Stopped
+from expert.jobs.serve.models import model_entry
 from expert.jobs.serve.requests import ChatRequest, TextRequest, checked, read_json
 
 if TYPE_CHECKING:
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from starlette.types import Message, Receive, Scope, Send
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
-LARGEST_BODY = 2**20
+MAX_BODY_BYTES = 2**20
 """Bytes; 100,000 words take about half of it."""
 BODY_SECONDS = 20
 ANSWER_SECONDS = 300
 RETRY_SECONDS = 2
-QUIET = ("/health", "/v1/models")
+NOT_LOGGED = ("/health", "/v1/models")
 """Paths that machines poll; not logged unless they fail."""
 
 
 @dataclass
-class Entry:
+class LogEntry:
     """The outcome of a request, for the log."""
 
     path: str
@@ -52,7 +52,7 @@ class Limits:
     loopback: bool = True
     """Listening on this machine only: other Host names are refused, since they could be a website's
     that resolves here (DNS rebinding)."""
-    body_bytes: int = LARGEST_BODY
+    body_bytes: int = MAX_BODY_BYTES
     body_seconds: float = BODY_SECONDS
     answer_seconds: float = ANSWER_SECONDS
 
@@ -80,7 +80,7 @@ def make_app(
     engine: AnswerEngine,
     limits: Limits,
     *,
-    log: Callable[[Entry], None] = lambda entry: None,
+    log: Callable[[LogEntry], None] = lambda entry: None,
     front: Sequence[str] = (),
 ) -> RequestGuard:
     """The endpoint as an ASGI application; `front`: the lines shown at /."""
@@ -106,13 +106,13 @@ def make_app(
 class RequestGuard:
     """Checks host, origin and token of every request, and reports its outcome."""
 
-    def __init__(self, app: Any, limits: Limits, log: Callable[[Entry], None]) -> None:
+    def __init__(self, app: Any, limits: Limits, log: Callable[[LogEntry], None]) -> None:
         self._app, self._limits, self._log = app, limits, log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        entry = scope["entry"] = Entry(f"{scope['method']} {scope['path']}")
+        entry = scope["entry"] = LogEntry(f"{scope['method']} {scope['path']}")
         began = time.monotonic()
 
         async def watched(message: Message) -> None:
@@ -129,10 +129,10 @@ class RequestGuard:
             raise
         finally:
             entry.seconds = time.monotonic() - began
-            if entry.status != 200 or scope["path"] not in QUIET:
+            if entry.status != 200 or scope["path"] not in NOT_LOGGED:
                 self._log(entry)
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send, entry: Entry) -> None:
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, entry: LogEntry) -> None:
         from starlette.exceptions import HTTPException
 
         scope["app"] = self._app  # makes unknown paths raise
@@ -193,7 +193,7 @@ class Endpoint:
     async def models(self, request: Request) -> Response:
         from starlette.responses import JSONResponse
 
-        data = [as_listed(model) for model in self._engine.models.values()]
+        data = [model_entry(model) for model in self._engine.models.values()]
         return JSONResponse({"object": "list", "data": data})
 
     async def model(self, request: Request) -> Response:
@@ -202,7 +202,7 @@ class Endpoint:
         model = self._engine.models.get(request.path_params["name"])
         if model is None:
             raise RequestError(404, "there is no such model", param="model", code="model_not_found")
-        return JSONResponse(as_listed(model))
+        return JSONResponse(model_entry(model))
 
     async def chat(self, request: Request) -> Response:
         return await self._reply(request, ChatRequest)
@@ -215,29 +215,29 @@ class Endpoint:
     ) -> Response:
         from starlette.responses import JSONResponse, StreamingResponse
 
-        entry: Entry = request.scope["entry"]
+        entry: LogEntry = request.scope["entry"]
         wanted = checked(kind, read_json(await self._body(request)))
         entry.model = wanted.model
         question = wanted.question()
         try:
-            asked = await self._engine.ask(question)
+            pending = await self._engine.ask(question)
         except RequestError:
             raise
         except ExpertError as fault:  # of the template that cannot write it
             raise RequestError(400, str(fault), param="messages") from None
         reply = Reply(
             self._engine.models[question.model],
-            asked.prompt_tokens,
+            pending.prompt_tokens,
             chat=isinstance(wanted, ChatRequest),
             offers_tools=bool(question.tools),
             counts_usage=wanted.counts_usage,
         )
-        entry.prompt_tokens = asked.prompt_tokens
+        entry.prompt_tokens = pending.prompt_tokens
         if wanted.stream:
-            events = self._events(asked, reply, entry)
+            events = self._events(pending, reply, entry)
             headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
             return StreamingResponse(events, 200, headers, "text/event-stream")
-        finished = await self._all(request, asked)
+        finished = await self._all(request, pending)
         response = reply.whole(finished)
         entry.tokens, entry.note = reply.tokens, "; ".join(reply.notes)
         return JSONResponse(response)
@@ -263,11 +263,11 @@ class Endpoint:
             raise RequestError(408, f"the body was not sent within {within}") from None
         return bytes(body)
 
-    async def _all(self, request: Request, asked: Asked) -> list[Finished]:
+    async def _all(self, request: Request, pending: PendingAnswers) -> list[Finished]:
         """All answers; RequestError if the client disconnects first."""
 
         async def collect() -> list[Finished]:
-            pieces = asked.pieces(self._limits.answer_seconds)
+            pieces = pending.pieces(self._limits.answer_seconds)
             return [piece async for piece in pieces if isinstance(piece, Finished)]
 
         async def left() -> None:
@@ -281,15 +281,17 @@ class Endpoint:
                 raise RequestError(499, "the client left")
             return await both[0]  # type: ignore[return-value]
         finally:
-            asked.cancel()
+            pending.cancel()
             for task in both:
                 task.cancel()
 
-    async def _events(self, asked: Asked, reply: Reply, entry: Entry) -> AsyncIterator[str]:
+    async def _events(
+        self, pending: PendingAnswers, reply: Reply, entry: LogEntry
+    ) -> AsyncIterator[str]:
         """Server-sent events; an error after the first one is an event, too."""
         ended = False
         try:
-            async for piece in asked.pieces(self._limits.answer_seconds):
+            async for piece in pending.pieces(self._limits.answer_seconds):
                 for chunk in reply.chunks(piece):
                     yield _event(chunk)
             for chunk in reply.last_chunks():
@@ -301,7 +303,7 @@ class Endpoint:
             entry.note = str(fault)
             yield _event(_error(fault))
         finally:
-            asked.cancel()
+            pending.cancel()
             entry.tokens = reply.tokens
             entry.note = (
                 entry.note or "; ".join(reply.notes) or ("" if ended else "the client left")

@@ -94,7 +94,7 @@ class Finished:
     answer: int = 0
 
 
-class Asked:
+class PendingAnswers:
     """A question being answered, and its pieces of text."""
 
     def __init__(self, prompt_tokens: int, loop: asyncio.AbstractEventLoop) -> None:
@@ -148,14 +148,14 @@ class AnswerEngine:
         self.tokens = 0
         """Tokens generated so far."""
         share = 1 / len(models)
-        self._lanes = {m.name: Lane(m.speaker, most=parallel, share=share) for m in models}
+        self._lanes = {m.name: Lane(m.answer_model, most=parallel, share=share) for m in models}
         self._queue, self._note = queue, note
         for model in models:
-            model.speaker.note = note
+            model.answer_model.note = note
         self._inbox: deque[tuple[str, AnswerRow]] = deque()
         self._wake = threading.Condition()
         self._closed = False
-        self._refusing = ""
+        self._refusal_reason = ""
         """Why new questions are refused, or ""."""
         self.failed = False
         """Whether the thread has failed; only a restart helps."""
@@ -171,34 +171,34 @@ class AnswerEngine:
     def running(self) -> int:
         return sum(len(lane.rows) for lane in self._lanes.values())
 
-    async def ask(self, question: Question) -> Asked:
+    async def ask(self, question: Question) -> PendingAnswers:
         """Put a question into the queue; RequestError if it is refused."""
         model = self.models.get(question.model)
         if model is None:
             known = f"there is no model {question.model!r}  (models: {', '.join(self.models)})"
             raise RequestError(404, known, param="model", code="model_not_found")
-        self._refuse_more(question.count)
+        self._check_capacity(question.count)
         # In a thread: templates and tokenizers may take a while.
-        asked = await asyncio.to_thread(_asked, model, question, asyncio.get_running_loop())
+        pending = await asyncio.to_thread(_asked, model, question, asyncio.get_running_loop())
         with self._wake:
-            self._refuse_more(question.count)
-            self._inbox.extend((model.name, row) for row in asked.rows)
+            self._check_capacity(question.count)
+            self._inbox.extend((model.name, row) for row in pending.rows)
             self._wake.notify()
-        return asked
+        return pending
 
     @property
     def most(self) -> int:
         """Largest number of running and queued answers."""
         return self._queue + sum(lane.most for lane in self._lanes.values())
 
-    def refuse(self) -> None:
+    def stop_accepting(self) -> None:
         """Refuse new questions; queued ones are still answered."""
-        self._refusing = self._refusing or "the server is shutting down"
+        self._refusal_reason = self._refusal_reason or "the server is shutting down"
 
     def cut(self) -> None:
         """End all answers with an error."""
         with self._wake:
-            self.refuse()
+            self.stop_accepting()
             self._closed = True
             self._wake.notify()
 
@@ -207,9 +207,9 @@ class AnswerEngine:
         self.cut()
         self._thread.join()
 
-    def _refuse_more(self, count: int) -> None:
-        if self._refusing:
-            raise Stopped(self._refusing)
+    def _check_capacity(self, count: int) -> None:
+        if self._refusal_reason:
+            raise Stopped(self._refusal_reason)
         if self.waiting + count > self._queue:
             full = f"the queue is full: {counted(self.waiting, 'answer')} waiting; try again later"
             raise RequestError(429, full, code="rate_limit_exceeded")
@@ -224,7 +224,7 @@ class AnswerEngine:
             self._note(f"{_in_a_line(error)}; the server has failed: restart it")
             reason, self.failed = "the server has failed and must be restarted", True
         with self._wake:
-            self._refusing = self._refusing or reason
+            self._refusal_reason = self._refusal_reason or reason
             self._take_in()
         for lane in self._lanes.values():
             lane.fail(reason, waiting=True)
@@ -247,7 +247,7 @@ class AnswerEngine:
                     if lane.busy:
                         self._turn(lane)
                     if not lane.busy:
-                        lane.rest()
+                        lane.restore_batch_size()
 
     def _take_in(self) -> None:
         while self._inbox:
@@ -266,7 +266,7 @@ class AnswerEngine:
             reason = _in_a_line(error)
             again, halve = _can_retry(error)
         # Outside the except block, where no traceback holds tensors.
-        if again and lane.start_over(halve=halve):
+        if again and lane.requeue(halve=halve):
             smaller = f"; batches of {lane.most} until the queue is empty"
             reason += smaller if halve else ""
         else:
@@ -281,10 +281,10 @@ def _in_a_line(error: Exception) -> str:
 
 def _can_retry(error: Exception) -> tuple[bool, bool]:
     """Whether to retry the same rows after an error, and whether to halve the batch."""
-    from expert.model.attention import without_cudnn
+    from expert.model.attention import disable_failed_cudnn
     from expert.run.session.failures import is_out_of_memory
 
-    if isinstance(error, RuntimeError) and without_cudnn(error):
+    if isinstance(error, RuntimeError) and disable_failed_cudnn(error):
         return True, False
     out_of_memory = is_out_of_memory(error)
     return out_of_memory, out_of_memory
@@ -303,7 +303,9 @@ def _release(lane: Lane) -> None:
 # --- a question in tokens -------------------------------------------------------------------------
 
 
-def _asked(model: ServedModel, question: Question, loop: asyncio.AbstractEventLoop) -> Asked:
+def _asked(
+    model: ServedModel, question: Question, loop: asyncio.AbstractEventLoop
+) -> PendingAnswers:
     continues = question.text is not None
     if question.text is not None:
         text = prompt_text(model.template, question.text, plain=True)
@@ -315,29 +317,31 @@ def _asked(model: ServedModel, question: Question, loop: asyncio.AbstractEventLo
     ends = end_tokens(encoder, model.template)
     stops = [*stop_texts(how, encoder, model.template, plain=continues), *question.stop]
     seed = secrets.randbelow(2**31) if question.seed is None else question.seed % LARGEST_SEED
-    asked = Asked(len(ids), loop)
+    pending = PendingAnswers(len(ids), loop)
     fitting = replace(how, max_new_tokens=min(how.max_new_tokens, room))
     note = ""
     if room < how.max_new_tokens:
         note = f"cut after {counted(room, 'token')}: the model's context is full"
     for number in range(question.count):
         tell = (
-            (lambda piece, n=number: asked.put(TextPiece(piece, n))) if question.streams else None
+            (lambda piece, n=number: pending.put(TextPiece(piece, n))) if question.streams else None
         )
         writer = AnswerWriter(
             encoder.tokenizer, ends, stops, tell, strip=not continues, special=bool(question.tools)
         )
-        end = _end(asked, writer, number, note)
-        asked.rows.append(AnswerRow(ids, fitting, writer, seed=seed, number=number, end=end))
-    return asked
+        end = _end(pending, writer, number, note)
+        pending.rows.append(AnswerRow(ids, fitting, writer, seed=seed, number=number, end=end))
+    return pending
 
 
-def _end(asked: Asked, writer: AnswerWriter, number: int, note: str) -> Callable[[str], None]:
+def _end(
+    pending: PendingAnswers, writer: AnswerWriter, number: int, note: str
+) -> Callable[[str], None]:
     def end(failed: str) -> None:
         if failed:
-            asked.put(Stopped(failed))
+            pending.put(Stopped(failed))
             return
-        asked.put(
+        pending.put(
             Finished(
                 text=writer.text(),
                 marked=writer.text(special=True),
@@ -354,15 +358,15 @@ def _end(asked: Asked, writer: AnswerWriter, number: int, note: str) -> Callable
 def _settled(model: ServedModel, question: Question, tokens: int) -> tuple[DecodingSettings, int]:
     """Decoding settings, and how many tokens fit into the context."""
     how = replace(model.decoding, **question.decoding)
-    taken = tokens + model.speaker.lead
+    taken = tokens + model.answer_model.soft_tokens
     if not tokens:
         raise RequestError(400, "an empty text cannot be continued", param="messages")
-    if taken >= model.speaker.context:
+    if taken >= model.answer_model.context:
         raise RequestError(
             400,
             f"the prompt has {taken:,} tokens with its template, and the context of {model.name} "
-            f"is {model.speaker.context:,} including the answer  (shorten the prompt)",
+            f"is {model.answer_model.context:,} including the answer  (shorten the prompt)",
             param="messages",
             code="context_length_exceeded",
         )
-    return how, model.speaker.context - taken
+    return how, model.answer_model.context - taken

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import Damaged
-from expert.core.publish import DONE, damage_once
-from expert.core.stored_json import object_in, read_object
-from expert.jobs.export.portable_base import COPY
-from expert.jobs.export.push import ORIGIN
+from expert.core.publish import DONE, cached_damage
+from expert.core.stored_json import read_object, read_object_or_empty
+from expert.jobs.export.portable_base import BASE_COPY
+from expert.jobs.export.push import EXPORT_RECORD
 from expert.jobs.sample.decoding import DecodingSettings
 from expert.jobs.serve.listen import CannotServe
 from expert.manifest.schema.kinds import ADAPTERS, IN_FLOAT32
@@ -27,7 +27,7 @@ from expert.planning.run_plan import (
     RunPlan,
 )
 from expert.run.stored.choose_checkpoint import Choice
-from expert.run.stored.load import AnotherBase, Trained, load_base, loading
+from expert.run.stored.load import BaseMismatch, Trained, load_base, loading
 
 if TYPE_CHECKING:
     import torch
@@ -51,15 +51,15 @@ class ServedSource:
 
 
 def is_export(path: Path) -> bool:
-    return (path / ORIGIN).is_file() and (path / DONE).is_file()
+    return (path / EXPORT_RECORD).is_file() and (path / DONE).is_file()
 
 
 def read_export(path: Path) -> ServedSource:
     """An exported folder, described by its small files; the hashes of all are checked."""
-    fault = damage_once(path)
+    fault = cached_damage(path)
     if fault:
         raise Damaged(f"{path}: {fault}  (export it again, or download it again)")
-    origin, settings = read_object((path / ORIGIN).resolve()), _object(path / _CONFIG)
+    origin, settings = read_object((path / EXPORT_RECORD).resolve()), _object(path / _CONFIG)
     if any(path.glob("*.gguf")):
         raise CannotServe(f"{path}: is a GGUF file  (llama-server -m FILE --jinja serves it)")
     kind = "dora" if settings.get("use_dora") else str(settings.get("peft_type", "none")).lower()
@@ -89,7 +89,7 @@ def read_export(path: Path) -> ServedSource:
 
 def _object(path: Path) -> dict[str, Any]:
     """A JSON file of an export; links (in the hub's cache) are followed, as hashes were checked."""
-    return object_in(path.resolve())
+    return read_object_or_empty(path.resolve())
 
 
 def _partly(kind: Any, **values: Any) -> Any:
@@ -102,8 +102,8 @@ def _model(path: Path, settings: dict[str, Any], base: dict[str, Any]) -> ModelP
     in that folder."""
     is_char_gpt = _object(path / "config.json").get("model_type") == CHAR_GPT
     name, place, location = CHAR_GPT if is_char_gpt else path.name, "folder", str(path)
-    if settings and (path / COPY).is_dir():
-        location = str(path / COPY)
+    if settings and (path / BASE_COPY).is_dir():
+        location = str(path / BASE_COPY)
     elif settings:
         name = str(settings.get("base_model_name_or_path") or "")
         spec = BaseModelSpec(name=name, revision=base.get("revision"))
@@ -134,7 +134,7 @@ def _load(path: Path, plan: RunPlan, trained_on: str, *, device: torch.device) -
     here = BaseWeights(plan)()["weights"] or ""
     # A hub commit cannot be compared with a hash of files.
     if here != trained_on and here.split()[:1] == trained_on.split()[:1]:
-        raise AnotherBase(
+        raise BaseMismatch(
             f"{plan.model.location}: its weights are not those {path} was trained on  (put the "
             "right ones there, or export the run with --merged)"
         )

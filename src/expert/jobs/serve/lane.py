@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 
 from expert.jobs.sample.answer_steps import (
     CACHE_SHARE,
-    ENDLESS,
     MOST_ROWS,
+    NO_CONTEXT_LIMIT,
+    AnswerModel,
     FixedSteps,
-    Speaker,
     Steps,
 )
-from expert.jobs.sample.token_choice import Penalty, drawn, row_draws, seen_tokens
+from expert.jobs.sample.token_choice import Penalty, row_draws, sample_tokens, seen_tokens
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 TIE = 1e-3
 """Float32 logits in a batch differ from those of a row alone by up to 3e-5 with `tiny`, 9e-5 with
 SmolLM2-135M."""
-READ_AT_ONCE = {"cpu": 2048, "cuda": 16384}
+PREFILL_TOKENS = {"cpu": 2048, "cuda": 16384}
 """Prompt tokens prefilled between two tokens of running answers; at least one prompt."""
-REPLAYED = 8
+REPLAY_TOKENS = 8
 """Tokens that a row which left the batch repeats between two tokens of the others."""
-FEW = 8
+SMALL_BATCH = 8
 """Largest batch if the size of the KV cache is unknown, or the model cannot batch."""
 JOIN_EVERY = 4
 """On a GPU, tokens of running answers between two prefills: a prefill of a few prompts is limited
@@ -69,10 +69,10 @@ class AnswerRow:
         if how.temperature > 0:
             self.draws = row_draws(how, [number], seed)[0]
 
-    def begin(self, speaker: Speaker) -> None:
+    def begin(self, answer_model: AnswerModel) -> None:
         """Called before the first token, on the engine's thread."""
         if self.how.repetition_penalty != 1.0 and self.penalty is None:
-            seen = seen_tokens([self.prompt], speaker.vocabulary).to(speaker.device)
+            seen = seen_tokens([self.prompt], answer_model.vocabulary).to(answer_model.device)
             self.penalty = Penalty(self.how.repetition_penalty, seen)
 
     @property
@@ -100,11 +100,11 @@ class AnswerRow:
 
 
 @dataclass(eq=False)
-class _Alone:
+class _SingleRow:
     """A row outside the batch."""
 
     row: AnswerRow
-    behind: deque[int]
+    to_replay: deque[int]
     """Tokens generated in the batch, to be repeated."""
     steps: Steps | None = None
     """None before the prefill."""
@@ -113,24 +113,26 @@ class _Alone:
 class Lane:
     """All rows of one model; used by one thread."""
 
-    def __init__(self, speaker: Speaker, *, most: int | None = None, share: float = 1.0) -> None:
+    def __init__(
+        self, answer_model: AnswerModel, *, most: int | None = None, share: float = 1.0
+    ) -> None:
         """`share`: of the KV cache memory, which the lanes of all models share."""
-        kind = speaker.device.type
+        kind = answer_model.device.type
         self.waiting: deque[AnswerRow] = deque()
-        self._speaker, self.device, self._on_cpu = speaker, speaker.device, kind == "cpu"
-        self._read_at_once = READ_AT_ONCE.get(kind, READ_AT_ONCE["cpu"])
+        self._speaker, self.device, self._on_cpu = answer_model, answer_model.device, kind == "cpu"
+        self._prefill_tokens = PREFILL_TOKENS.get(kind, PREFILL_TOKENS["cpu"])
         self.most = most or MOST_ROWS.get(kind, MOST_ROWS["cpu"])
-        self._bytes = speaker.remembered_bytes
-        self._budget = share * CACHE_SHARE * speaker.free_bytes()
-        if not self._bytes or not speaker.fixed:
-            self.most = min(self.most, FEW)
+        self._bytes = answer_model.kv_bytes_per_token
+        self._budget = share * CACHE_SHARE * answer_model.free_bytes()
+        if not self._bytes or not answer_model.fixed:
+            self.most = min(self.most, SMALL_BATCH)
         self._most_at_first = self.most
-        self._exact = next(speaker.model.parameters()).element_size() == 4
+        self._exact = next(answer_model.model.parameters()).element_size() == 4
         arm = platform.machine().lower() in ("aarch64", "arm64")
         self._without_onednn = self._on_cpu and self._exact and arm
         self._slots: list[AnswerRow | None] = []
         self._steps: FixedSteps | None = None
-        self._alone: list[_Alone] = []
+        self._single_rows: list[_SingleRow] = []
         self._joining: list[AnswerRow] = []
         """Rows being prefilled."""
         self._since_join = 0
@@ -139,11 +141,11 @@ class Lane:
     @property
     def rows(self) -> list[AnswerRow]:
         batch = [row for row in self._slots if row]
-        return [*batch, *(single.row for single in self._alone), *self._joining]
+        return [*batch, *(single.row for single in self._single_rows), *self._joining]
 
     @property
     def busy(self) -> bool:
-        return bool(self.waiting or self._alone or any(self._slots))
+        return bool(self.waiting or self._single_rows or any(self._slots))
 
     def turn(self) -> int:
         """Generate one token for every row; returns the number of tokens."""
@@ -152,9 +154,9 @@ class Lane:
             self._admit()
         rows = self.rows
         before = sum(len(row.writer.ids) for row in rows)
-        self._turn_of_alone()
+        self._step_single_rows()
         with self._products():
-            self._turn_of_batch()
+            self._step_batch()
         return sum(len(row.writer.ids) for row in rows) - before
 
     @contextmanager
@@ -182,11 +184,11 @@ class Lane:
         for row in rows:
             row.end(reason)
 
-    def rest(self) -> None:
+    def restore_batch_size(self) -> None:
         """Called when idle: restore the batch size from before memory ran out."""
         self.most = self._most_at_first
 
-    def start_over(self, *, halve: bool) -> bool:
+    def requeue(self, *, halve: bool) -> bool:
         """Queue all rows again, in batches of half the size if `halve`; False if a single row ran
         out of memory."""
         rows = self.rows
@@ -199,12 +201,12 @@ class Lane:
         return True
 
     def _clear(self) -> None:
-        self._slots, self._steps, self._alone, self._joining = [], None, [], []
+        self._slots, self._steps, self._single_rows, self._joining = [], None, [], []
 
     def _drop_cancelled(self) -> None:
         self.waiting = deque(row for row in self.waiting if not row.cancelled)
         self._slots = [None if row and row.cancelled else row for row in self._slots]
-        self._alone = [single for single in self._alone if not single.row.cancelled]
+        self._single_rows = [single for single in self._single_rows if not single.row.cancelled]
 
     # --- rows that join ---------------------------------------------------------------------------
 
@@ -217,7 +219,7 @@ class Lane:
         while self.waiting and len(running) + len(joining) < self.most:
             row = self.waiting[0]
             tokens += len(row.ids)
-            if joining and tokens > self._read_at_once:
+            if joining and tokens > self._prefill_tokens:
                 break
             if (running or joining) and not self._fits([*running, *joining, row]):
                 break
@@ -231,13 +233,13 @@ class Lane:
             joining.sort(key=lambda row: -len(row.ids))
             prompts = [row.ids for row in joining]
             one_pass = not self._on_cpu and len(prompts) * len(prompts[0]) <= ONE_PASS
-            self._join(joining, [prompts] if one_pass else _near_in_length(prompts))
+            self._join(joining, [prompts] if one_pass else _grouped_by_length(prompts))
         else:
-            self._alone += [_Alone(row, deque(row.writer.ids)) for row in joining]
+            self._single_rows += [_SingleRow(row, deque(row.writer.ids)) for row in joining]
         self._joining = []
 
     def _fits(self, rows: Sequence[AnswerRow]) -> bool:
-        longest = max(row.most for row in rows) + self._speaker.lead
+        longest = max(row.most for row in rows) + self._speaker.soft_tokens
         return len(rows) * longest * self._bytes <= self._budget
 
     def _join(self, joining: list[AnswerRow], groups: list[list[list[int]]]) -> None:
@@ -262,10 +264,10 @@ class Lane:
     def _begin(self, joining: list[AnswerRow], groups: list[list[list[int]]]) -> None:
         """A new batch, in the memory and with the CUDA graphs of the last one if they fit."""
         rows = self._rounded(len(joining))
-        longest = max(row.most for row in joining) + self._speaker.lead
+        longest = max(row.most for row in joining) + self._speaker.soft_tokens
         if self._steps is None or not self._steps.suits(rows, longest):
             self._steps = None  # before the new one is allocated
-            self._steps = FixedSteps(self._speaker, groups, ENDLESS, rows=rows)
+            self._steps = FixedSteps(self._speaker, groups, NO_CONTEXT_LIMIT, rows=rows)
         else:
             self._steps.clear(rows)
             self._steps.join(groups, range(len(joining)))
@@ -277,18 +279,18 @@ class Lane:
 
     # --- one token more ---------------------------------------------------------------------------
 
-    def _turn_of_batch(self) -> None:
+    def _step_batch(self) -> None:
         import torch
 
         live = [slot for slot, row in enumerate(self._slots) if row]
         if self._steps is not None and live:
             rows = [row for row in self._slots if row]
             index = torch.tensor(live, device=self.device)
-            tokens, doubtful = chosen(self._steps.scores[index], rows, exact=self._exact)
+            tokens, doubtful = choose_tokens(self._steps.scores[index], rows, exact=self._exact)
             taken = dict(zip(live, tokens, strict=True))
             for slot, row, doubt in zip(live, rows, doubtful, strict=True):
                 if doubt:
-                    self._alone.append(_Alone(row, deque(row.writer.ids)))
+                    self._single_rows.append(_SingleRow(row, deque(row.writer.ids)))
                 if doubt or row.take(taken[slot]):
                     self._slots[slot] = None
             self._advance(taken)
@@ -306,7 +308,7 @@ class Lane:
         if not live:
             return
         tokens = [taken.get(slot, 0) for slot in range(len(self._slots))]
-        if len(live) <= self._steps.clear_below * len(self._slots):
+        if len(live) <= self._steps.compact_below * len(self._slots):
             self._steps.keep(torch.tensor(live, device=device))
             spare = self._rounded(len(live)) - len(live)
             self._steps.widen(len(live) + spare, torch.arange(len(live), device=device))
@@ -314,29 +316,29 @@ class Lane:
             tokens = [*(taken[slot] for slot in live), *[0] * spare]
             live = list(range(len(live)))
         self._steps.make_room(torch.tensor(live, device=device))
-        self._steps.go_on(torch.tensor(tokens, device=device))
+        self._steps.advance(torch.tensor(tokens, device=device))
 
-    def _turn_of_alone(self) -> None:
+    def _step_single_rows(self) -> None:
         import torch
 
         def one(token: int) -> Tensor:
             return torch.tensor([token], device=self.device)
 
-        for single in list(self._alone):
+        for single in list(self._single_rows):
             if single.steps is None:
                 room = single.row.how.max_new_tokens
                 single.steps = self._speaker.begin([[single.row.prompt]], room)
-            for _ in range(min(REPLAYED, len(single.behind))):
-                single.steps.go_on(one(single.behind.popleft()))
-            if not single.behind:
-                (token,), _ = chosen(single.steps.scores.clone(), [single.row], exact=False)
+            for _ in range(min(REPLAY_TOKENS, len(single.to_replay))):
+                single.steps.advance(one(single.to_replay.popleft()))
+            if not single.to_replay:
+                (token,), _ = choose_tokens(single.steps.scores.clone(), [single.row], exact=False)
                 if single.row.take(token):
-                    self._alone.remove(single)
+                    self._single_rows.remove(single)
                 else:
-                    single.steps.go_on(one(token))
+                    single.steps.advance(one(token))
 
 
-def chosen(
+def choose_tokens(
     scores: Tensor, rows: Sequence[AnswerRow], *, exact: bool
 ) -> tuple[list[int], list[bool]]:
     """The next token of every row, and whether rounding may have decided it; changes `scores`. Rows
@@ -360,14 +362,14 @@ def chosen(
         index = torch.tensor(places, device=scores.device)
         group = [rows[place] for place in places]
         draws = torch.stack([r.draws[len(r.writer.ids)] for r in group if r.draws is not None])
-        tokens[index] = drawn(scores[index], group[0].how, draws.to(scores.device))
+        tokens[index] = sample_tokens(scores[index], group[0].how, draws.to(scores.device))
         for place in places:
             doubtful[place] = False
     ids: list[int] = tokens.tolist()
     return ids, doubtful
 
 
-def _near_in_length(prompts: Sequence[list[int]]) -> list[list[list[int]]]:
+def _grouped_by_length(prompts: Sequence[list[int]]) -> list[list[list[int]]]:
     """Group prompts, longest first, for prefill: none is padded to more than twice its length."""
     groups: list[list[list[int]]] = []
     for prompt in prompts:

@@ -49,7 +49,7 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def bound(host: str, port: int) -> socket.socket:
+def listening_socket(host: str, port: int) -> socket.socket:
     """A listening socket; CannotServe if the address cannot be used."""
     try:
         kind = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -79,7 +79,7 @@ def make_server(
     import uvicorn
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
-    class Bounded(H11Protocol):
+    class HeaderTimeoutProtocol(H11Protocol):
         """Closes connections whose request headers are late; uvicorn has no timeout for them."""
 
         _late: asyncio.TimerHandle | None = None
@@ -109,7 +109,7 @@ def make_server(
             elif not answering and self._late is None and self.timeout_keep_alive_task is None:
                 self._late = self.loop.call_later(HEADER_SECONDS, self.transport.abort)
 
-    class Stopping(uvicorn.Server):
+    class GracefulServer(uvicorn.Server):
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             stopping()
             cut = asyncio.get_running_loop().call_later(GRACE, stopped)
@@ -119,7 +119,7 @@ def make_server(
     logging.getLogger("uvicorn.error").propagate = False
     config = uvicorn.Config(
         app,
-        http=Bounded,
+        http=HeaderTimeoutProtocol,
         ws="none",
         lifespan="off",
         log_config=None,
@@ -131,4 +131,4 @@ def make_server(
         timeout_keep_alive=IDLE_SECONDS,
         timeout_graceful_shutdown=int(GRACE) + 5,
     )
-    return Stopping(config)
+    return GracefulServer(config)

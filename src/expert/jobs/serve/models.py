@@ -15,8 +15,8 @@ from expert.core.files import read_bytes
 from expert.core.publish import DONE
 from expert.core.text import visible
 from expert.data.examples.tools import tool_names
-from expert.jobs.sample.answer_steps import Speaker
-from expert.jobs.sample.decoding import DecodingSettings, settle_decoding
+from expert.jobs.sample.answer_steps import AnswerModel
+from expert.jobs.sample.decoding import DecodingSettings, resolve_decoding
 from expert.jobs.serve.exports import ServedSource, is_export, read_export
 from expert.jobs.serve.listen import CannotServe
 from expert.jobs.validate.test_sets import call_marks
@@ -25,7 +25,7 @@ from expert.manifest.schema.manifest import CHAR_GPT
 from expert.run.stored.choose_checkpoint import BASE, choose
 from expert.run.stored.load import (
     Trained,
-    base_remark,
+    base_warning,
     load_base,
     load_trained,
     manifest_of_run,
@@ -52,7 +52,7 @@ class ServedModel:
     run: Path
     checkpoint: str
     trained: Trained
-    speaker: Speaker
+    answer_model: AnswerModel
     template: Template
     decoding: DecodingSettings
     """Default settings, from the manifest."""
@@ -130,7 +130,7 @@ def _run(path: str, checkpoint: str | None) -> ServedSource:
         plan=plan,
         state=choice.name,
         load=partial(load_trained, folder, plan, choice),
-        notes=tuple(filter(None, [base_remark(folder, plan), _about_rows(plan)])),
+        notes=tuple(filter(None, [base_warning(folder, plan), _prompting_note(plan)])),
     )
 
 
@@ -142,7 +142,7 @@ def _refuse_character_model(plan: RunPlan, path: Path) -> None:
         )
 
 
-def _about_rows(plan: RunPlan) -> str:
+def _prompting_note(plan: RunPlan) -> str:
     """How to prompt an expert, judging by its training rows."""
     from expert.data.plain_text import FirstRow, trained_on_text
 
@@ -226,8 +226,8 @@ def _bases(
 def _model(name: str, source: ServedSource, trained: Trained, notes: Sequence[str]) -> ServedModel:
     template = trained.template
     assert template is not None
-    decoding, remarks = settle_decoding(trained.plan, {})
-    if not (speaker := Speaker(trained, remarks.append)).fixed:
+    decoding, remarks = resolve_decoding(trained.plan, {})
+    if not (answer_model := AnswerModel(trained, remarks.append)).fixed:
         remarks.append("sliding-window layers: requests are answered one by one, not in a batch")
     hashes = trained.choice.path / DONE  # of all files; a base has none
     weights = read_bytes(hashes) if hashes.is_file() else name.encode()
@@ -236,7 +236,7 @@ def _model(name: str, source: ServedSource, trained: Trained, notes: Sequence[st
         run=source.path,
         checkpoint=trained.choice.name,
         trained=trained,
-        speaker=speaker,
+        answer_model=answer_model,
         template=template,
         decoding=decoding,
         marks=call_marks(template),
@@ -246,6 +246,6 @@ def _model(name: str, source: ServedSource, trained: Trained, notes: Sequence[st
     )
 
 
-def as_listed(model: ServedModel) -> dict[str, Any]:
+def model_entry(model: ServedModel) -> dict[str, Any]:
     """A model in the format of `/v1/models`."""
     return {"id": model.name, "object": "model", "created": model.created, "owned_by": "expert"}

@@ -14,21 +14,21 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from expert.core.text import visible
 from expert.data.examples.messages import conversation, turns_in, unused_fields
 from expert.data.examples.tools import tools_of
-from expert.data.records import Turn, UnfitRow
+from expert.data.records import RowError, Turn
 from expert.jobs.serve.engine import Question, RequestError
 
-DEEPEST = 64
+MAX_DEPTH = 64
 """Nested lists and objects; schemas of tools have about ten levels."""
-LONGEST_ANSWER = 2**17
-MOST_ANSWERS = 16
-MOST_STOPS = 4
+MAX_ANSWER_TOKENS = 2**17
+MAX_ANSWERS = 16
+MAX_STOPS = 4
 IGNORED = (
     *("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
     *("service_tier", "prediction"),
 )
 """Fields that do not affect answers: labels, and hints for OpenAI's service."""
 _TEXT_ONLY = "answers are plain text"
-ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
+ACCEPTED_VALUES: dict[str, tuple[tuple[Any, ...], str]] = {
     "logprobs": ((False, 0), "probabilities are not reported"),
     "top_logprobs": ((0,), "probabilities are not reported"),
     "logit_bias": (({},), "biases of tokens are not supported"),
@@ -64,7 +64,7 @@ class _Common(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     model: str = Field(max_length=200)
-    max_tokens: int | None = Field(None, ge=1, le=LONGEST_ANSWER)
+    max_tokens: int | None = Field(None, ge=1, le=MAX_ANSWER_TOKENS)
     temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
     top_p: float | None = Field(None, gt=0, le=1, allow_inf_nan=False)
     top_k: int | None = Field(None, ge=1)
@@ -72,7 +72,7 @@ class _Common(BaseModel):
     repetition_penalty: float | None = Field(None, gt=0, le=10, allow_inf_nan=False)
     stop: str | list[str] | None = None
     seed: int | None = Field(None, ge=-(2**63), lt=2**64)
-    n: int = Field(1, ge=1, le=MOST_ANSWERS)
+    n: int = Field(1, ge=1, le=MAX_ANSWERS)
     stream: bool = False
     stream_options: _StreamOptions | None = None
 
@@ -80,8 +80,8 @@ class _Common(BaseModel):
     @classmethod
     def _few_stops(cls, stop: str | list[str] | None) -> list[str]:
         stops = [stop] if isinstance(stop, str) else stop or []
-        if len(stops) > MOST_STOPS or not all(stops):
-            raise ValueError(f"up to {MOST_STOPS} texts, none of them empty")
+        if len(stops) > MAX_STOPS or not all(stops):
+            raise ValueError(f"up to {MAX_STOPS} texts, none of them empty")
         return stops
 
     @property
@@ -114,17 +114,17 @@ class ChatRequest(_Common):
     messages: list[dict[str, Any]] = Field(min_length=1)
     tools: list[dict[str, Any]] | None = None
     tool_choice: Literal["auto", "none"] = "auto"
-    max_completion_tokens: int | None = Field(None, ge=1, le=LONGEST_ANSWER)
+    max_completion_tokens: int | None = Field(None, ge=1, le=MAX_ANSWER_TOKENS)
 
     def question(self) -> Question:
         """The question; RequestError if the messages or tools are invalid."""
         try:
             turns = _turns(self.messages)
-        except UnfitRow as fault:
+        except RowError as fault:
             raise RequestError(400, str(fault), param="messages") from None
         try:
             tools = tools_of(self.tools, "tools") if self.tool_choice == "auto" else ""
-        except UnfitRow as fault:
+        except RowError as fault:
             raise RequestError(400, str(fault), param="tools") from None
         return self._question(turns=turns, tools=tools)
 
@@ -145,15 +145,15 @@ def read_json(body: bytes) -> dict[str, Any]:
         # Tokenizers cannot encode lone UTF-16 surrogates.
         json.dumps(value, ensure_ascii=False).encode("utf-8")
     except RecursionError:
-        raise RequestError(400, f"nested more than {DEEPEST} deep") from None
+        raise RequestError(400, f"nested more than {MAX_DEPTH} deep") from None
     except ValueError as error:  # UnicodeError is one
         words = str(error).partition("\n")[0]
         shown = visible(words, keep="")[:200]
         raise RequestError(400, f"the body is not JSON in UTF-8: {shown}") from None
     if not isinstance(value, dict):
         raise RequestError(400, "the body is not a JSON object")
-    if _depth(value) > DEEPEST:
-        raise RequestError(400, f"nested more than {DEEPEST} deep")
+    if _depth(value) > MAX_DEPTH:
+        raise RequestError(400, f"nested more than {MAX_DEPTH} deep")
     return value
 
 
@@ -161,7 +161,7 @@ def checked(kind: type[Request], body: Mapping[str, Any]) -> Request:
     """The request of a body; RequestError with all problems."""
     fields = {k: v for k, v in body.items() if v is not None and k not in IGNORED}
     problems: list[tuple[str, str]] = []
-    for name, (allowed, why) in ONLY.items():
+    for name, (allowed, why) in ACCEPTED_VALUES.items():
         if name in fields and fields[name] not in allowed:
             values = " or ".join(json.dumps(value) for value in allowed)
             only = f"only {values} is supported" if values else "is not supported"
@@ -188,12 +188,12 @@ def _turns(messages: list[dict[str, Any]]) -> tuple[Turn, ...]:
     for number, message in enumerate(messages, 1):
         unknown = [name for name in unused_fields([message]) if message[name]]
         if unknown:
-            raise UnfitRow(
+            raise RowError(
                 f"messages[{number}]: unknown field {visible(unknown[0], keep='')[:100]!r}"
             )
     turns = turns_in(messages, "messages")
     if turns[-1].role not in ("user", "tool"):
-        raise UnfitRow("the last message must have the role user or tool")
+        raise RowError("the last message must have the role user or tool")
     # Checked like a training row, with a placeholder for the answer.
     return conversation([*turns, Turn("assistant", "…")]).turns[:-1]
 

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from expert.core.text import counted, duration, visible
-from expert.jobs.serve.app import ANSWER_SECONDS, Entry, Limits, make_app
+from expert.jobs.serve.app import ANSWER_SECONDS, Limits, LogEntry, make_app
 from expert.jobs.serve.engine import QUEUE, AnswerEngine
 from expert.jobs.serve.exports import EXPORT
 from expert.jobs.serve.listen import (
     CannotServe,
     address_of,
-    bound,
     is_loopback,
+    listening_socket,
     make_server,
     refuse_without_packages,
 )
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import uvicorn
 
 TOKEN = "EXPERT_SERVE_TOKEN"
-SHORTEST_TOKEN = 16
+MIN_TOKEN_LENGTH = 16
 """Characters of a token, if other machines can connect."""
 SPARE = 64
 """Connections beyond the running and queued answers."""
@@ -41,7 +41,7 @@ class Serving:
     engine: AnswerEngine
     server: uvicorn.Server
     socket: socket.socket
-    made_token: str
+    generated_token: str
     """A generated token, if other machines can connect and none was given; else ""."""
     needs_token: bool
 
@@ -61,7 +61,7 @@ class Serving:
         for model in models:
             lines.append(f"  {model.name.ljust(width)}  {visible(model.checkpoint)} of {model.run}")
             lines += [f"  {' ' * width}  {note}" for note in model.notes]
-        return [*lines, "", *self.examples(models[0]), "", *outgrown(models[0])]
+        return [*lines, "", *self.examples(models[0]), "", *scaling_hint(models[0])]
 
     def examples(self, model: ServedModel) -> list[str]:
         """Example requests with curl and with OpenAI's client."""
@@ -77,7 +77,7 @@ class Serving:
         ]
 
 
-def outgrown(model: ServedModel) -> list[str]:
+def scaling_hint(model: ServedModel) -> list[str]:
     """How to serve more users, with vLLM."""
     if model.checkpoint == EXPORT:
         return [f"for more users than one process can answer: {model.run / 'README.md'} has the "
@@ -101,7 +101,7 @@ def serving(
     parallel: int | None = None,
     queue: int = QUEUE,
     seconds: float = ANSWER_SECONDS,
-    log: Callable[[Entry], None] = lambda entry: None,
+    log: Callable[[LogEntry], None] = lambda entry: None,
     note: Callable[[str], None] = lambda text: None,
     **which: Any,
 ) -> Serving:
@@ -112,7 +112,7 @@ def serving(
     """
     refuse_without_packages()
     token, made = _token(environment.get(TOKEN, ""), host)
-    listening = bound(host, port)
+    listening = listening_socket(host, port)
     try:
         models = load_models(places, **which)
         _settle_threads(models[0].trained.device.type, note)
@@ -126,28 +126,28 @@ def serving(
     prepared = Serving(
         address=address_of(listening),
         engine=engine,
-        server=server_of(engine, app),
+        server=http_server(engine, app),
         socket=listening,
-        made_token=made,
+        generated_token=made,
         needs_token=bool(token),
     )
     front += prepared.lines()
     return prepared
 
 
-def server_of(engine: AnswerEngine, app: Any) -> uvicorn.Server:
+def http_server(engine: AnswerEngine, app: Any) -> uvicorn.Server:
     """The HTTP server of an engine, with a connection for every running or queued answer."""
     most = engine.most + SPARE
-    return make_server(app, most=most, stopping=engine.refuse, stopped=engine.cut)
+    return make_server(app, most=most, stopping=engine.stop_accepting, stopped=engine.cut)
 
 
 def _settle_threads(device: str, note: Callable[[str], None]) -> None:
     """On a CPU, use no more threads than idle cores: they wait for each other."""
     import torch
 
-    from expert.run.session.start import look_for_threads
+    from expert.run.session.start import find_free_threads
 
-    chosen = look_for_threads(torch.get_num_threads())
+    chosen = find_free_threads(torch.get_num_threads())
     if device == "cpu" and chosen.count != torch.get_num_threads():
         torch.set_num_threads(chosen.count)
         note(f"computing with {counted(chosen.count, 'thread')}: {chosen.because}")
@@ -159,16 +159,16 @@ def _token(given: str, host: str) -> tuple[str, str]:
         raise CannotServe(f"{TOKEN}: a token must be printable ASCII without spaces")
     if is_loopback(host):
         return given, ""
-    if given and len(given) < SHORTEST_TOKEN:
+    if given and len(given) < MIN_TOKEN_LENGTH:
         raise CannotServe(
-            f"{TOKEN}: a token for other machines needs at least {SHORTEST_TOKEN} characters  "
+            f"{TOKEN}: a token for other machines needs at least {MIN_TOKEN_LENGTH} characters  "
             "(leave it out to generate one)"
         )
     made = "" if given else secrets.token_urlsafe(24)
     return given or made, made
 
 
-def in_words(entry: Entry, engine: AnswerEngine) -> str:
+def log_line(entry: LogEntry, engine: AnswerEngine) -> str:
     """A log line for a request."""
     asked = visible(entry.model or entry.path, keep="")[:100]
     parts = [str(entry.status or "cut"), asked]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from expert.data.records import Example, Segment
-from expert.jobs.sample.answer_steps import CACHE_SHARE, MOST_ROWS, Speaker
+from expert.jobs.sample.answer_steps import CACHE_SHARE, MOST_ROWS, AnswerModel
 from expert.jobs.sample.answer_writer import AnswerWriter
 from expert.jobs.sample.decoding import DecodingSettings, end_tokens, stop_texts
 from expert.jobs.sample.token_choice import TokenChoice
@@ -17,9 +17,9 @@ from expert.run.session.session import release_memory
 if TYPE_CHECKING:
     from expert.run.stored.load import Trained
 
-NEAR = 0.5
+MIN_LENGTH_RATIO = 0.5
 """Prompts read in one pass are at least this long relative to the longest of them."""
-WORTH_A_PASS = 8192
+MIN_PASS_TOKENS = 8192
 """Tokens including padding; fewer are read in one pass whatever their lengths: passes cost a
 launch."""
 READING_SHARE = 0.2
@@ -32,7 +32,7 @@ Note = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class GivenAnswer:
+class GeneratedAnswer:
     """The answer to one prompt."""
 
     text: str
@@ -55,14 +55,14 @@ def answer_all(
     rows: int | None = None,
     tell: Tell = lambda done, of: None,
     note: Note = lambda text: None,
-) -> list[GivenAnswer]:
+) -> list[GeneratedAnswer]:
     """Answer every question, in order; an answer does not depend on the other questions.
 
     Batched arithmetic rounds in a different order than a single prompt, so a token that is
     otherwise a tie may differ. `numbers`: the questions' indices, if they are some of several;
     sampling depends on them. `rows`: batch size; None: as many as fit.
     """
-    work = _Work(trained, questions, how, seed, note, numbers)
+    work = _AnswerJob(trained, questions, how, seed, note, numbers)
     done = len(questions) - len(work.order)
     most = rows or MOST_ROWS.get(trained.device.type, MOST_ROWS["cpu"])
     left = list(work.order)
@@ -74,7 +74,7 @@ def answer_all(
                 done += 1
                 tell(done, len(questions))
         except RuntimeError as error:
-            again = rows_after(error, at_once, note)
+            again = retry_batch_size(error, at_once, note)
         if again:  # out here, where the traceback no longer holds tensors
             done -= work.forget(some)
             most = again
@@ -84,12 +84,12 @@ def answer_all(
     return work.answers()
 
 
-def rows_after(error: RuntimeError, rows: int, note: Note) -> int:
+def retry_batch_size(error: RuntimeError, rows: int, note: Note) -> int:
     """The batch size to retry with: the same without cuDNN's attention if that failed, half if
     memory ran out; raises the error if neither helps."""
-    from expert.model.attention import without_cudnn
+    from expert.model.attention import disable_failed_cudnn
 
-    if text := without_cudnn(error):
+    if text := disable_failed_cudnn(error):
         note(text)
         return rows
     if is_out_of_memory(error) and rows > 1:
@@ -97,7 +97,7 @@ def rows_after(error: RuntimeError, rows: int, note: Note) -> int:
     raise error
 
 
-class _Work:
+class _AnswerJob:
     """All prompts as tokens, and the answers so far."""
 
     def __init__(
@@ -119,18 +119,18 @@ class _Work:
         self.tokenizer: Any = encoder.tokenizer
         self.ends = frozenset(end_tokens(encoder, template))
         self._stops = stop_texts(how, encoder, template)
-        self.speaker = speaker = Speaker(trained, note)
+        self.answer_model = answer_model = AnswerModel(trained, note)
         asked = [template.prompt(question.turns, question.tools) for question in questions]
         self.prompts = _encoded(asked, encoder)
         self.room = [
-            min(how.max_new_tokens, speaker.context - speaker.lead - len(prompt))
+            min(how.max_new_tokens, answer_model.context - answer_model.soft_tokens - len(prompt))
             for prompt in self.prompts
         ]
         # Longest first: a lack of memory shows at once, and rows of similar length need less
         # padding.
         answerable = [row for row, room in enumerate(self.room) if room > 0]
         self.order = sorted(answerable, key=lambda row: -len(self.prompts[row]))
-        self._said = [self._writer() for _ in self.prompts]
+        self._writers = [self._writer() for _ in self.prompts]
 
     def _writer(self) -> AnswerWriter:
         return AnswerWriter(self.tokenizer, sorted(self.ends), self._stops, None, strip=True)
@@ -139,15 +139,15 @@ class _Work:
         """Start over with these rows; returns how many of them were done."""
         count = sum(self._is_over(row) for row in rows)
         for row in rows:
-            self._said[row] = self._writer()
+            self._writers[row] = self._writer()
         return count
 
-    def answers(self) -> list[GivenAnswer]:
-        full = GivenAnswer(
+    def answers(self) -> list[GeneratedAnswer]:
+        full = GeneratedAnswer(
             text="", marked="", tokens=0, ended=False, refused="the prompt fills the context"
         )
         return [
-            GivenAnswer(
+            GeneratedAnswer(
                 text=said.text(),
                 marked=said.text(special=True),
                 tokens=len(said.ids),
@@ -155,7 +155,7 @@ class _Work:
             )
             if room > 0
             else full
-            for said, room in zip(self._said, self.room, strict=True)
+            for said, room in zip(self._writers, self.room, strict=True)
         ]
 
     def answer(self, rows: Sequence[int]) -> Iterator[int]:
@@ -168,32 +168,32 @@ class _Work:
         live = list(rows)
         """The row at each place of the batch; -1 once it has ended."""
         with torch.inference_mode():
-            choice = TokenChoice(self.how, prompts, self.seed, self.speaker)
-            groups = _groups(self, own) if self.speaker.fixed else [own]
-            steps = self.speaker.begin(groups, max(self.room[row] for row in rows))
+            choice = TokenChoice(self.how, prompts, self.seed, self.answer_model)
+            groups = _groups(self, own) if self.answer_model.fixed else [own]
+            steps = self.answer_model.begin(groups, max(self.room[row] for row in rows))
             while True:
                 tokens = choice.of(steps.scores)
                 for place, token in enumerate(tokens.tolist()):
                     row = live[place]
                     if row < 0:
                         continue
-                    self._said[row].take(token)
+                    self._writers[row].take(token)
                     if self._is_over(row):
                         live[place] = -1
                         yield row
                 kept = [place for place, row in enumerate(live) if row >= 0]
                 if not kept:
                     return
-                if len(kept) <= steps.clear_below * len(live):
+                if len(kept) <= steps.compact_below * len(live):
                     index = torch.tensor(kept, device=tokens.device)
                     live, tokens = [live[place] for place in kept], tokens[index]
                     steps.keep(index)
                     choice.keep(index)
-                choice.took(tokens)
-                steps.go_on(tokens)
+                choice.append_tokens(tokens)
+                steps.advance(tokens)
 
     def _is_over(self, row: int) -> bool:
-        return self._said[row].ended or len(self._said[row].ids) >= self.room[row]
+        return self._writers[row].ended or len(self._writers[row].ids) >= self.room[row]
 
 
 def _encoded(texts: Sequence[str], encoder: Any) -> list[list[int]]:
@@ -205,47 +205,50 @@ def _encoded(texts: Sequence[str], encoder: Any) -> list[list[int]]:
     return prompts
 
 
-def _rows_that_fit(work: _Work, left: Sequence[int]) -> int:
+def _rows_that_fit(work: _AnswerJob, left: Sequence[int]) -> int:
     """As many rows as leave room for their keys and values; few if the model's shape is unknown.
     The first row is the longest."""
-    from expert.model.fixed_cache import even
+    from expert.model.fixed_cache import aligned_length
 
-    token_bytes = work.speaker.remembered_bytes
+    token_bytes = work.answer_model.kv_bytes_per_token
     if not token_bytes:
         return 8
-    longest = len(work.prompts[left[0]]) + work.speaker.lead
+    longest = len(work.prompts[left[0]]) + work.answer_model.soft_tokens
     most = longest + max(work.room[row] for row in left)
-    row_bytes = token_bytes * even(most)
+    row_bytes = token_bytes * aligned_length(most)
     # Scores are float32; sorting and summing them for sampling takes about ten times their size.
-    row_bytes += work.speaker.vocabulary * 4 * (10 if work.how.temperature else 4)
-    fitting = max(1, int(CACHE_SHARE * work.speaker.free_bytes() / row_bytes))
-    return fitting if work.speaker.fixed else min(fitting, _rows_read_at_once(work, longest))
+    row_bytes += work.answer_model.vocabulary * 4 * (10 if work.how.temperature else 4)
+    fitting = max(1, int(CACHE_SHARE * work.answer_model.free_bytes() / row_bytes))
+    return fitting if work.answer_model.fixed else min(fitting, _rows_read_at_once(work, longest))
 
 
-def _rows_read_at_once(work: _Work, longest: int) -> int:
+def _rows_read_at_once(work: _AnswerJob, longest: int) -> int:
     """How many prompts of this length go through the model together."""
     config = work.trained.loaded.causal_lm.config.get_text_config()
-    size = work.speaker.number_bytes
+    size = work.answer_model.element_bytes
     hidden = getattr(config, "hidden_size", 0) or 0
     inner = getattr(config, "intermediate_size", None) or 4 * hidden
     # The activations of one layer for a token, its mask once as bits and once as numbers, and its
     # keys and values in all layers until they are merged with the other rows'.
     token_bytes = size * (8 * hidden + 3 * inner) + (1 + size) * longest
-    token_bytes += work.speaker.remembered_bytes
-    share = READING_SHARE * work.speaker.free_bytes()
+    token_bytes += work.answer_model.kv_bytes_per_token
+    share = READING_SHARE * work.answer_model.free_bytes()
     return max(1, int(share / max(1, longest * token_bytes)))
 
 
-def _groups(work: _Work, prompts: Sequence[Sequence[int]]) -> list[Sequence[Sequence[int]]]:
+def _groups(work: _AnswerJob, prompts: Sequence[Sequence[int]]) -> list[Sequence[Sequence[int]]]:
     """The prompts of a batch, longest first, in groups that are read together, so that short ones
     are not padded to the longest of the batch."""
     groups: list[Sequence[Sequence[int]]] = []
     left = list(prompts)
     while left:
-        longest = len(left[0]) + work.speaker.lead
+        longest = len(left[0]) + work.answer_model.soft_tokens
         count = min(len(left), _rows_read_at_once(work, longest))
-        near = sum(len(prompt) + work.speaker.lead >= NEAR * longest for prompt in left[:count])
-        count = near if longest * count > WORTH_A_PASS else count
+        near = sum(
+            len(prompt) + work.answer_model.soft_tokens >= MIN_LENGTH_RATIO * longest
+            for prompt in left[:count]
+        )
+        count = near if longest * count > MIN_PASS_TOKENS else count
         groups.append(left[:count])
         left = left[count:]
     return groups

@@ -22,7 +22,7 @@ from typing import IO, TYPE_CHECKING, Any
 from expert.core.errors import ExpertError
 from expert.core.files import open_regular
 from expert.core.rundir import RunFolder
-from expert.jobs.validate.answering import GivenAnswer, answer_all
+from expert.jobs.validate.answering import GeneratedAnswer, answer_all
 from expert.jobs.validate.models import load_state
 from expert.jobs.validate.row_losses import BatchSums, batch_sums
 from expert.run.stored.load import Trained, pick_device, read_plan
@@ -64,16 +64,16 @@ class _Server:
     """One model at a time, and the requests it handles."""
 
     def __init__(self, said: IO[str]) -> None:
-        self._said = said
+        self._output = said
         self._trained: Trained | None = None
-        self._told: dict[str, Any] = {
+        self._callbacks: dict[str, Any] = {
             "tell": lambda done, of: self.say({"done": done}),
             "note": lambda text: self.say({"note": text}),
         }
 
     def say(self, fact: Mapping[str, Any]) -> None:
-        self._said.write(json.dumps(fact) + "\n")
-        self._said.flush()
+        self._output.write(json.dumps(fact) + "\n")
+        self._output.flush()
 
     def load(self, run: Path, choice: Choice | None, device: str) -> dict[str, Any]:
         """Load a state of a run, or its base if there is no choice; the device and tokenizer."""
@@ -86,7 +86,7 @@ class _Server:
 
     def losses(self, rows: Sequence[Example], place: int, of: int) -> list[BatchSums]:
         assert self._trained is not None
-        return batch_sums(self._trained, rows, place=place, of=of, **self._told)
+        return batch_sums(self._trained, rows, place=place, of=of, **self._callbacks)
 
     def answers(
         self,
@@ -94,11 +94,13 @@ class _Server:
         numbers: Sequence[int],
         how: DecodingSettings,
         seed: int,
-    ) -> list[GivenAnswer]:
+    ) -> list[GeneratedAnswer]:
         assert self._trained is not None
         if not numbers:
             return []
-        return answer_all(self._trained, questions, how, seed=seed, numbers=numbers, **self._told)
+        return answer_all(
+            self._trained, questions, how, seed=seed, numbers=numbers, **self._callbacks
+        )
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from expert.core.errors import ExpertError
 from expert.data.examples.column_survey import survey_rows
-from expert.data.examples.columns import Columns, columns_of
+from expert.data.examples.columns import Columns, detect_source_columns
 from expert.data.examples.formats import example_of
 from expert.data.read.sources import Source, iterate
 from expert.data.records import BadRow, Dropped, Example, Row, Segment
@@ -21,11 +21,11 @@ from expert.manifest.reader import ReadManifest
 from expert.manifest.schema.dataset import DatasetSpec
 from expert.manifest.schema.manifest import CHAR_GPT
 from expert.run.stored.load import manifest_of_run
-from expert.run.stored.trained_rows import learnt_rows
+from expert.run.stored.trained_rows import trained_rows
 
 if TYPE_CHECKING:
     from expert.core.rundir import RunFolder
-    from expert.data.line import Line
+    from expert.data.pipeline import DataPipeline
     from expert.data.prepared import PreparedData, PreparedSplit
     from expert.judging.cases import Case
     from expert.planning.run_plan import RunPlan
@@ -41,7 +41,7 @@ class NoTestSet(ExpertError):
     """Nothing to judge an expert by."""
 
 
-class CannotBeTold(Exception):
+class TrainedRowsUnknown(Exception):
     """It is unknown which rows a run was trained on; the message says why."""
 
 
@@ -55,10 +55,10 @@ class Run:
 
 
 @dataclass(frozen=True)
-class DrawnAgain:
+class RestoredSplit:
     """The rows of a run, split again as the run split them."""
 
-    line: Line
+    line: DataPipeline
     sources: Sequence[Source]
     made: PreparedData
 
@@ -66,7 +66,7 @@ class DrawnAgain:
         """Rows and columns of a split drawn from the training rows, source by source."""
         import numpy as np
 
-        from expert.data.line import reading_of
+        from expert.data.pipeline import reader_for
         from expert.data.tokens.documents import DocumentStore
 
         first = 0
@@ -75,63 +75,65 @@ class DrawnAgain:
             count, store = prepared.statistics.documents, DocumentStore(prepared.folder)
             own = documents[(documents >= first) & (documents < first + count)] - first
             numbers = {store.row(int(document)) for document in own}
-            reading = reading_of(self.line, source)
+            reading = reader_for(self.line, source)
             if source in self.line.chosen.tokens:
                 raise NoTestSet(TOKENS_ONLY.format(source.name))
             columns = reading.columns  # None for characters
             if columns is None:
-                columns = columns_of(survey_rows(iterate(source)), self.line.spec)
+                columns = detect_source_columns(survey_rows(iterate(source)), self.line.spec)
             rows = enumerate(reading.rows())
             yield [row for number, row in rows if number in numbers], columns
             first += count
 
 
-def draw_again(run: Run, *, make: bool = True) -> DrawnAgain:
-    """The rows of a run, from the present data; CannotBeTold if that has changed, or if its
+def restore_split(run: Run, *, make: bool = True) -> RestoredSplit:
+    """The rows of a run, from the present data; TrainedRowsUnknown if that has changed, or if its
     tokens are gone and must not be made again."""
-    from expert.data.line import open_line, recipe_of
     from expert.data.named_sources import sources_of
+    from expert.data.pipeline import open_pipeline, recipe_of
     from expert.data.splits import prepare_splits
     from expert.data.tokens.prepare import look
 
     folder, plan, place = run.folder, run.plan, run.place
     if place is None:
-        raise CannotBeTold("its data was moved or deleted")
+        raise TrainedRowsUnknown("its data was moved or deleted")
     spec = DatasetSpec.model_validate(plan.data.dataset)
     read = ReadManifest(manifest_of_run(folder), str(folder.manifest), place)
-    learnt = learnt_rows(folder)
+    learnt = trained_rows(folder)
     named = sources_of(spec, place, read.manifest.training.config.pretokenized_cache)
-    line = open_line(plan, read, named, own_indexes=learnt.indexes)
+    line = open_pipeline(plan, read, named, own_indexes=learnt.indexes)
     trains = line.sources_of("train")
     recipes = [recipe_of(line, source, "train") for source in trains]
-    unlike = learnt.unlike([recipe for recipe, _ in recipes], line.cache.folder)
-    if unlike:
-        raise CannotBeTold(unlike)
+    difference_to = learnt.difference_to([recipe for recipe, _ in recipes], line.cache.folder)
+    if difference_to:
+        raise TrainedRowsUnknown(difference_to)
     if not make and any(look(tokens, recipe) for recipe, tokens in recipes):
-        raise CannotBeTold("the prepared rows are gone")
+        raise TrainedRowsUnknown("the prepared rows are gone")
     prepared = prepare_splits(line)
     assert prepared is not None
     if not (learnt.has_index(prepared.train.index_file.name) or prepared.train.packed_before):
-        raise CannotBeTold("other rows would be held out now than in the run")
-    return DrawnAgain(line, trains, prepared)
+        raise TrainedRowsUnknown("other rows would be held out now than in the run")
+    return RestoredSplit(line, trains, prepared)
 
 
-def refuse_rows_of_the_baseline(judged: Sequence[Example], name: str, run: Run, other: Run) -> None:
+def refuse_rows_baseline_trained_on(
+    judged: Sequence[Example], name: str, run: Run, other: Run
+) -> None:
     """Raise NoTestSet if the baseline may have been trained on rows that the run held out."""
-    ours, theirs = learnt_rows(run.folder), learnt_rows(other.folder)
+    ours, theirs = trained_rows(run.folder), trained_rows(other.folder)
     if theirs.same_as(ours):
         return
     where = f"{other.folder.path}: the baseline"
     remedy = "name rows that neither run was trained on with --test-set FILE"
     try:
-        known = _learnt_among(frozenset(judged), other)
-    except (CannotBeTold, ExpertError, OSError) as error:
+        known = _trained_among(frozenset(judged), other)
+    except (TrainedRowsUnknown, ExpertError, OSError) as error:
         raise NoTestSet(
             f"{where} may have been trained on the rows it would be judged by ({name}): "
             f"{error}  ({remedy}, or restore the data as it was)"
         ) from error
     # A row that occurs twice may be both trained on and held out; that applies to the run, too.
-    known -= _learnt_among(known, run) if known else frozenset()
+    known -= _trained_among(known, run) if known else frozenset()
     count = sum(example in known for example in judged)
     if count:
         raise NoTestSet(
@@ -140,18 +142,18 @@ def refuse_rows_of_the_baseline(judged: Sequence[Example], name: str, run: Run, 
         )
 
 
-def _learnt_among(judged: frozenset[Example], run: Run) -> frozenset[Example]:
+def _trained_among(judged: frozenset[Example], run: Run) -> frozenset[Example]:
     """The judged rows that the run was trained on."""
-    drawn = draw_again(run)
+    drawn = restore_split(run)
     found = set()
     for group, columns in drawn.rows_of(drawn.made.train):
-        for _, example in understood(group, columns):
+        for _, example in rows_with_examples(group, columns):
             if not isinstance(example, BadRow) and example in judged:
                 found.add(example)
     return frozenset(found)
 
 
-def understood(
+def rows_with_examples(
     rows: Iterable[Row | BadRow], columns: Columns
 ) -> Iterator[tuple[Row | BadRow, Example | BadRow]]:
     """Rows of one source, each with its example as training reads it; rows that training drops by
@@ -162,7 +164,7 @@ def understood(
             yield row, example
 
 
-def learnt_cases(
+def trained_cases(
     rows: Iterable[tuple[tuple[Case, ...], Example]], run: Run, *, make: bool
 ) -> tuple[frozenset[str], str]:
     """The ids of the cases trained on, and a note with the reason if that is unknown. Without
@@ -182,21 +184,21 @@ def learnt_cases(
         return frozenset(), ""
     try:
         if spec.streaming:
-            raise CannotBeTold("its rows were streamed")
-        drawn = draw_again(run, make=make)
+            raise TrainedRowsUnknown("its rows were streamed")
+        drawn = restore_split(run, make=make)
         train = drawn.made.train
         known = keys_of(drawn.line, train.folders)
         assert known is not None
         segments = _written(drawn.line, [example for _, example in asked])
         keys = keys_of_batch(drawn.line.encoder.encode(segments)).whole
-    except (CannotBeTold, ExpertError, OSError) as why:
+    except (TrainedRowsUnknown, ExpertError, OSError) as why:
         return frozenset(), f"unknown whether the run was trained on these cases: {why}"
     found = np.isin(keys, known.whole[np.unique(train.index.piece_document)])
     learnt = (cases for (cases, _), known in zip(asked, found, strict=True) if known)
     return frozenset(case.id for cases in learnt for case in cases), ""
 
 
-def _written(line: Line, examples: Sequence[Example]) -> list[list[Segment]]:
+def _written(line: DataPipeline, examples: Sequence[Example]) -> list[list[Segment]]:
     """The examples as training writes them; what a template cannot write was never trained on."""
     template, written = line.template, []
     assert template is not None, "the character model has no turns"

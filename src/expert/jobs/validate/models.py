@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import EXIT_RUN_FAILED, ExpertError
 from expert.core.files import open_regular
-from expert.core.process import Child, how_it_ended
-from expert.jobs.validate.answering import GivenAnswer, Note, Tell, answer_all
+from expert.core.process import Child, describe_exit
+from expert.jobs.validate.answering import GeneratedAnswer, Note, Tell, answer_all
 from expert.jobs.validate.row_losses import mean_losses, row_losses
 from expert.run.stored.choose_checkpoint import BASE, Choice
 from expert.run.stored.load import Trained, load_base, load_trained
@@ -42,15 +42,15 @@ SECONDS_BETWEEN_LOOKS = 0.05
 OUT_OF_MEMORY = "the system ends processes like this when its memory is full: see dmesg"
 
 
-class ModelsHere:
+class LocalModels:
     """Loads models; one at a time is in use."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self.device = str(device)
 
-    def load(self, run: Run, choice: Choice | None) -> ModelHere:
-        return ModelHere(load_state(run.folder, run.plan, choice, self._device))
+    def load(self, run: Run, choice: Choice | None) -> LocalModel:
+        return LocalModel(load_state(run.folder, run.plan, choice, self._device))
 
 
 def load_state(
@@ -62,7 +62,7 @@ def load_state(
     return load_trained(folder, plan, choice, device=device)
 
 
-class ModelHere:
+class LocalModel:
     """A state of a run, or its base, ready for questions."""
 
     def __init__(self, trained: Trained) -> None:
@@ -82,7 +82,7 @@ class ModelHere:
         *,
         tell: Tell,
         note: Note,
-    ) -> list[GivenAnswer]:
+    ) -> list[GeneratedAnswer]:
         """Its answers to every question, in order."""
         return answer_all(self._trained, questions, how, seed=seed, tell=tell, note=note)
 
@@ -136,10 +136,10 @@ class _Process:
     def lost(self) -> ProcessFailed:
         """The error for a process that ended without an answer, with its last output and log."""
         code = self.child.wait()
-        words = self.child.last_words()
+        words = self.child.stderr_tail()
         if code == -signal.SIGKILL and not words:
             words = OUT_OF_MEMORY
-        head = f"{self.name} {how_it_ended(code)}: {words}".rstrip(": ")
+        head = f"{self.name} {describe_exit(code)}: {words}".rstrip(": ")
         where = f"\n  its log: {self._log}" if self._log.stat().st_size else ""
         return ProcessFailed(f"{head}{where}\n  no verdict was written")
 
@@ -229,7 +229,7 @@ class ModelOnCards:
         *,
         tell: Tell,
         note: Note,
-    ) -> list[GivenAnswer]:
+    ) -> list[GeneratedAnswer]:
         shares = dealt_by_size([_size(question) for question in questions], self._models.count)
         asked = [
             {"questions": [questions[n] for n in own], "numbers": own, "how": how, "seed": seed}

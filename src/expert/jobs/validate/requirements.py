@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from expert.core.errors import ExpertError
 from expert.core.stored_json import read_object
 from expert.judging.domain import OPEN, TEXT, domain_of, kind_of_answers
-from expert.judging.gate import MAX_REGRESSION, MIN_ACCURACY, Demands
-from expert.judging.judge_command import MIN_SCORE, SECONDS, JudgeCommand, NoJudge
+from expert.judging.gate import MAX_REGRESSION, MIN_ACCURACY, GateRequirements
+from expert.judging.judge_command import MIN_SCORE, SECONDS, JudgeCommand, JudgeError
 from expert.judging.oracles.oracle import oracle_for
 from expert.manifest.schema.manifest import CHAR_GPT
 
@@ -49,14 +49,14 @@ class Requirements:
             raise CannotValidate("\n".join(problems))
 
     def judge(self) -> JudgeCommand | None:
-        """The judge command; NoJudge if it cannot be run, or if only its options are given."""
+        """The judge command; JudgeError if it cannot be run, or if only its options are given."""
         if self.judge_command is None:
             for flag, value in (
                 ("--min-score", self.min_score),
                 ("--judge-seconds", self.judge_seconds),
             ):
                 if value is not None:
-                    raise NoJudge(
+                    raise JudgeError(
                         f"{flag} {value:g}: is for the scores of a judge program  (name it with "
                         "--judge-command)"
                     )
@@ -69,8 +69,8 @@ class Requirements:
         found.parts()
         return found
 
-    def demands(self) -> Demands:
-        return Demands(
+    def demands(self) -> GateRequirements:
+        return GateRequirements(
             min_accuracy=MIN_ACCURACY if self.min_accuracy is None else self.min_accuracy,
             max_regression=self.max_regression,
             min_improvement=self.min_improvement or 0.0,
@@ -88,24 +88,24 @@ class JudgeChoice:
     because: str
     judge: JudgeCommand | None
     has_cases: bool
-    is_held: bool
+    has_judged_answers: bool
     """Some answers are judged by an oracle or by the expected text."""
-    to_base: bool
+    compares_with_base: bool
     """The loss on the rows is compared with the base's."""
 
-    def settings(self, demands: Demands) -> dict[str, Any]:
+    def settings(self, demands: GateRequirements) -> dict[str, Any]:
         """The requirements for validation.json: those that do not apply are None."""
         found = asdict(demands)
-        if not self.is_held:
+        if not self.has_judged_answers:
             found["min_accuracy"] = None
-        if not self.to_base:
+        if not self.compares_with_base:
             found |= {"min_improvement": None, "min_token_accuracy": None}
         if self.judge is None:
             found["min_score"] = None
         return found
 
 
-def way_of(
+def choose_judge(
     folder: RunFolder, plan: RunPlan, test: TestSet, domain: str | None, asked: Requirements
 ) -> JudgeChoice:
     """Choose the judge: as requested, else as the cases say, else the manifest, else by the
@@ -119,16 +119,16 @@ def way_of(
     kinds = {case.domain or name for case in cases}
     is_open = OPEN in kinds and judge is None
     loss_asked = asked.min_improvement is not None or asked.min_token_accuracy is not None
-    way = JudgeChoice(
+    judge_choice = JudgeChoice(
         domain=name,
         because=f"scored by --judge-command {judge.command}" if judge is not None else because,
         judge=judge,
         has_cases=bool(cases),
-        is_held=bool(kinds - {OPEN}) and judge is None,
-        to_base=is_open or (not cases and loss_asked),
+        has_judged_answers=bool(kinds - {OPEN}) and judge is None,
+        compares_with_base=is_open or (not cases and loss_asked),
     )
-    _refuse_what_does_not_fit(asked, way, plan, test.name)
-    return way
+    _refuse_unfitting_requirements(asked, judge_choice, plan, test.name)
+    return judge_choice
 
 
 def _decided(
@@ -152,27 +152,27 @@ def _decided(
     return kind_of_answers(undecided)
 
 
-def _refuse_what_does_not_fit(
-    asked: Requirements, way: JudgeChoice, plan: RunPlan, name: str
+def _refuse_unfitting_requirements(
+    asked: Requirements, judge_choice: JudgeChoice, plan: RunPlan, name: str
 ) -> None:
     """Raise if a requirement does not apply to these answers."""
-    if not way.has_cases:
+    if not judge_choice.has_cases:
         if asked.min_accuracy:
             raise CannotValidate(
                 f"--min-accuracy {asked.min_accuracy:g}: {name}: the rows have no answers to "
                 "judge  (leave it out and compare the loss with --baseline, or name rows with "
                 "answers with --test-set FILE)"
             )
-        if way.judge is not None:
+        if judge_choice.judge is not None:
             raise CannotValidate(
                 f"--judge-command: {name}: the rows have no answers to score  (name rows "
                 "with answers with --test-set FILE)"
             )
-    elif asked.min_accuracy and not way.is_held:
-        other = "--min-score" if way.judge is not None else "--min-improvement"
+    elif asked.min_accuracy and not judge_choice.has_judged_answers:
+        other = "--min-score" if judge_choice.judge is not None else "--min-improvement"
         raise CannotValidate(
             f"--min-accuracy {asked.min_accuracy:g}: {name}: no accuracy is measured: "
-            f"{way.because}  ({other} sets the requirement; --domain text compares "
+            f"{judge_choice.because}  ({other} sets the requirement; --domain text compares "
             "answers with the expected text)"
         )
     for flag, value in (
@@ -181,10 +181,10 @@ def _refuse_what_does_not_fit(
     ):
         if value is None:
             continue
-        if not way.to_base:
+        if not judge_choice.compares_with_base:
             raise CannotValidate(
                 f"{flag} {value:g}: {name}: is for open text, but the answers are judged "
-                f"differently: {way.because}  (leave it out, or judge them as open text "
+                f"differently: {judge_choice.because}  (leave it out, or judge them as open text "
                 "with --domain open)"
             )
         if plan.model.name == CHAR_GPT:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from expert.data.prepared import PreparedSplit
-from expert.data.records import BadRow, Example, Row, Segment, Unread
+from expert.data.records import BadRow, Example, Row, RowsToSkip, Segment
 from expert.data.template.templates import TemplateError
-from expert.jobs.validate.answering import Note, Tell, rows_after
+from expert.jobs.validate.answering import Note, Tell, retry_batch_size
 from expert.run.build import evaluation_engine
 
 if TYPE_CHECKING:
@@ -41,13 +41,13 @@ def row_losses(
 
 def mean_losses(sums: Iterable[BatchSums]) -> EvalResult:
     """The means of all batches, summed in order."""
-    from expert.training.evaluation import means_of
+    from expert.training.evaluation import mean_metrics
 
     found = list(sums)
     loss_sum = 0.0
     for each in found:  # Python 3.12's sum rounds differently from a device
         loss_sum += each.loss_sum
-    return means_of(
+    return mean_metrics(
         loss_sum,
         sum(each.correct for each in found),
         targets=sum(each.targets for each in found),
@@ -95,7 +95,7 @@ def batch_sums(
                     counted = _counted(batches, len(examples), tell)
                     found = [evaluate(engine, [batch]) for batch in counted]
             except RuntimeError as error:
-                again = rows_after(error, rows, note)
+                again = retry_batch_size(error, rows, note)
             if not again:
                 break
             rows = again
@@ -112,7 +112,7 @@ def _evaluating(trained: Trained) -> Iterator[LoadedModel]:
     """Use training's attention, which separates documents, and afterwards that of generation. SDPA
     has no soft cap on scores, which Gemma 2 needs: it uses eager attention."""
     from expert.model.attention import IMPLEMENTATIONS
-    from expert.model.fixed_cache import ANSWERING
+    from expert.model.fixed_cache import DECODING_ATTENTION
 
     loaded = trained.loaded
     if trained.template is None:
@@ -125,7 +125,7 @@ def _evaluating(trained: Trained) -> Iterator[LoadedModel]:
     try:
         yield loaded
     finally:
-        model.set_attn_implementation(ANSWERING)
+        model.set_attn_implementation(DECODING_ATTENTION)
 
 
 def _prepared(trained: Trained, examples: Sequence[Example], place: Path) -> PreparedSplit:
@@ -133,7 +133,7 @@ def _prepared(trained: Trained, examples: Sequence[Example], place: Path) -> Pre
     from expert.data.pack.pack import pack_none
     from expert.data.tokens.documents import DocumentStore
     from expert.data.tokens.prepare import Recipe, prepare
-    from expert.data.tokens.shards import Tokenising
+    from expert.data.tokens.shards import TokeniseJob
 
     plan, template = trained.plan, trained.template
 
@@ -146,13 +146,13 @@ def _prepared(trained: Trained, examples: Sequence[Example], place: Path) -> Pre
         except TemplateError as error:
             return BadRow(row.file, row.line, str(error))
 
-    def rows(unread: Unread) -> Iterator[Row]:
+    def rows(rows_to_skip: RowsToSkip) -> Iterator[Row]:
         return (Row({}, "test set", number + 1) for number in range(len(examples)))
 
     recipe = Recipe(
         data="", tokenizer="", template="", columns="", learn_prompt=plan.data.train_on_prompt
     )
-    work = Tokenising(rows=rows, formatter=lambda: segments_of, encoder=trained.encoder)
+    work = TokeniseJob(rows=rows, formatter=lambda: segments_of, encoder=trained.encoder)
     tokens = prepare(work, recipe, place / "tokens")
     soft = trained.loaded.soft_prompts
     index = pack_none(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from expert.core.hashed import state_of
+from expert.core.hashed import file_integrity
 from expert.core.rundir import RunFolder, outdated
 from expert.core.stored_json import read_object
 from expert.core.text import counted, loss
@@ -58,7 +58,7 @@ class SavedVerdict:
     """Why it does not apply to the present weights; "" if it does."""
 
     @property
-    def low_bar(self) -> str:
+    def lowered_requirement(self) -> str:
         """The required accuracy if it is below the default; else ""."""
         if self.asked is None or not self.passed or self.asked >= MIN_ACCURACY:
             return ""
@@ -102,14 +102,14 @@ class SavedVerdict:
             text += f" (95 % interval {self.interval[0]:.1%} to {self.interval[1]:.1%})"
         if self.of is not None:
             text += f", a part of {self.of}"
-        return f"{text}, {self.low_bar}" if self.low_bar else text
+        return f"{text}, {self.lowered_requirement}" if self.lowered_requirement else text
 
 
 def read_verdict(folder: RunFolder) -> SavedVerdict | None:
     """The saved validation of a run; None if there is none. An unreadable one did not pass."""
     if not folder.validation.is_file():
         return None
-    if state_of(folder.validation) == "damaged":
+    if file_integrity(folder.validation) == "damaged":
         return SavedVerdict(passed=False, reasons="the file changed after it was written")
     try:
         found = read_object(folder.validation)
@@ -147,7 +147,7 @@ def _rows(cases: Sequence[Mapping[str, Any]]) -> int:
     return len({case.get("row", number) for number, case in enumerate(cases)})
 
 
-def place_for(folder: RunFolder, choice: Choice, test: TestSet) -> tuple[Path, str]:
+def validation_file(folder: RunFolder, choice: Choice, test: TestSet) -> tuple[Path, str]:
     """The file to write a validation to, and a note about it: a part of the cases does not replace
     a verdict on more of the same cases for the same checkpoint."""
     before = read_verdict(folder)

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 from expert.core.text import counted
 from expert.data.examples.column_survey import survey_rows
-from expert.data.examples.columns import Columns, ColumnsNotFound, columns_of
+from expert.data.examples.columns import Columns, ColumnsNotFound, detect_source_columns
 from expert.data.examples.tools import calls_of, with_calls
 from expert.data.read.sources import Source, first_row, iterate, resolve_sources
 from expert.data.records import BadRow, DataError, Example, Row, Turn, place_of
 from expert.data.template.templates import Template, TemplateError
 from expert.jobs.validate.held_out import (
     TOKENS_ONLY,
-    CannotBeTold,
     NoTestSet,
     Run,
-    draw_again,
-    understood,
+    TrainedRowsUnknown,
+    restore_split,
+    rows_with_examples,
 )
 from expert.judging.cases import OWN_KEYS, Case, is_case_file, read_case_file
 from expert.judging.oracles.calls import CALLS, CallMarks, check_of, marks_of
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 CASE_FILE = "test_cases.json"
 SHOWN_BAD_ROWS = 3
-_ASK = ("user", "tool")
+_PROMPT_ROLES = ("user", "tool")
 """Roles that are followed by an answer."""
 
 __all__ = ["NoTestSet", "TestSet", "data_folder", "find_test_set"]
@@ -169,7 +169,7 @@ def _of_cases(path: Path) -> TestSet:
         facts = {key: case[key] for key in ("id", "task", "check", "domain") if key in case}
         rows.append(Row({**asked, "output": case["expected"], **facts}, str(path), number))
     spec = DatasetSpec(path="cases", json_values=True)
-    columns = columns_of(survey_rows(rows), spec)
+    columns = detect_source_columns(survey_rows(rows), spec)
     return _of_rows([(rows, columns)], spec, str(path), domain=domain)
 
 
@@ -181,7 +181,7 @@ def _of_sources(sources: Sequence[Source], spec: DatasetSpec, name: str) -> Test
             first_row(source)  # raises, with the reason
         if "input_ids" in seen.names:
             raise NoTestSet(TOKENS_ONLY.format(source.name))
-        groups.append((iterate(source), columns_of(seen, spec)))
+        groups.append((iterate(source), detect_source_columns(seen, spec)))
     return _of_rows(groups, spec, name)
 
 
@@ -195,8 +195,8 @@ def _of_split(run: Run, spec: DatasetSpec) -> TestSet:
         raise nothing
     name = spec.path or "the tasks"
     try:
-        drawn = draw_again(run)
-    except CannotBeTold as why:
+        drawn = restore_split(run)
+    except TrainedRowsUnknown as why:
         raise NoTestSet(
             f"{run.folder.path}: the rows it held out of {name} are not known: {why}  (name rows "
             "it was not trained on with --test-set FILE, or restore the data as it was)"
@@ -221,7 +221,7 @@ def _of_rows(
     seen: dict[str, int] = {}
     bad: list[str] = []
     for group, columns in groups:
-        for row, example in understood(group, columns):
+        for row, example in rows_with_examples(group, columns):
             if isinstance(example, BadRow) or isinstance(row, BadRow):
                 bad.append(str(example))
             else:
@@ -247,8 +247,8 @@ def _cases(example: Example, row: Row, name: str) -> tuple[Case, ...]:
     answers = [
         place
         for place, turn in enumerate(turns)
-        if turn.role == "assistant" and turn.is_learnt(learn_prompt=False)
-        if place and turns[place - 1].role in _ASK
+        if turn.role == "assistant" and turn.is_trained(learn_prompt=False)
+        if place and turns[place - 1].role in _PROMPT_ROLES
     ]
     domain = values["domain"] if isinstance(values.get("domain"), str) else ""
     own = domain, _check(values.get("check"), row)
@@ -288,7 +288,7 @@ def _check(value: Any, row: Row) -> Mapping[str, Any]:
 _NAME = "zq0called"
 
 
-def as_written(asked: Sequence[tuple[Case, Example]], template: Template) -> list[Case]:
+def with_rendered_answers(asked: Sequence[tuple[Case, Example]], template: Template) -> list[Case]:
     """The cases; if one expects calls, its expected answer becomes the text that was trained on."""
     if not any(example.turns[-1].extra for _, example in asked):
         return [case for case, _ in asked]

@@ -11,38 +11,54 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from expert.core.rundir import weights_of
-from expert.jobs.sample.decoding import DecodingSettings, settle_decoding
-from expert.jobs.validate.answering import GivenAnswer
-from expert.jobs.validate.held_out import Run, learnt_cases, refuse_rows_of_the_baseline
+from expert.core.rundir import weights_hash
+from expert.jobs.sample.decoding import DecodingSettings, resolve_decoding
+from expert.jobs.validate.answering import GeneratedAnswer
+from expert.jobs.validate.held_out import Run, refuse_rows_baseline_trained_on, trained_cases
 from expert.jobs.validate.models import (
-    ModelHere,
+    LocalModel,
+    LocalModels,
     ModelOnCards,
-    ModelsHere,
     ModelsOnCards,
     models_on_cards,
 )
-from expert.jobs.validate.requirements import CannotValidate, JudgeChoice, Requirements, way_of
-from expert.jobs.validate.saved_verdict import place_for
-from expert.jobs.validate.test_sets import TestSet, as_written, data_folder, find_test_set
-from expert.jobs.validate.validation import Judged, Reached, Validation, few_cases, notes_on
+from expert.jobs.validate.requirements import (
+    CannotValidate,
+    JudgeChoice,
+    Requirements,
+    choose_judge,
+)
+from expert.jobs.validate.saved_verdict import validation_file
+from expert.jobs.validate.test_sets import (
+    TestSet,
+    data_folder,
+    find_test_set,
+    with_rendered_answers,
+)
+from expert.jobs.validate.validation import (
+    CheckpointResult,
+    Judged,
+    Validation,
+    few_cases,
+    notes_on,
+)
 from expert.judging.answers import normalised, unfenced
-from expert.judging.court import judge_all
 from expert.judging.domain import is_strict
 from expert.judging.gate import (
-    ENOUGH_NEW_CASES,
     MAX_REGRESSION,
-    Demands,
+    MIN_NEW_CASES,
     Gate,
+    GateRequirements,
     ModelResult,
-    gate_of,
+    evaluate_gate,
 )
 from expert.judging.judge_command import Scored, score_all
+from expert.judging.judge_pool import judge_all
 from expert.judging.oracles.open_text import OPEN_KIND
 from expert.judging.oracles.oracle import Judgement, wrong
 from expert.judging.score import Comparison, compare
 from expert.run.stored.choose_checkpoint import BASE, Choice, choose, states
-from expert.run.stored.load import base_remark, pick_device, read_plan
+from expert.run.stored.load import base_warning, pick_device, read_plan
 from expert.run.stored.locate import find_expert
 
 if TYPE_CHECKING:
@@ -52,8 +68,8 @@ if TYPE_CHECKING:
     from expert.judging.cases import Case
     from expert.training.evaluation import EvalResult
 
-    AskedModel = ModelHere | ModelOnCards
-    Models = ModelsHere | ModelsOnCards
+    ValidatedModel = LocalModel | ModelOnCards
+    Models = LocalModels | ModelsOnCards
 
 __all__ = ["CannotValidate", "Validation", "find_expert", "validate"]
 
@@ -68,7 +84,7 @@ class _Task:
     """What every model of a validation is asked, and how."""
 
     test: TestSet
-    way: JudgeChoice
+    judge_choice: JudgeChoice
     strict: bool
     decoding: DecodingSettings
     models: Models
@@ -79,7 +95,7 @@ class _Task:
     found: list[str] = field(default_factory=list)
     """Notes made meanwhile."""
 
-    def losses(self, model: AskedModel, rows: Sequence[Example]) -> EvalResult:
+    def losses(self, model: ValidatedModel, rows: Sequence[Example]) -> EvalResult:
         what = f"{model.name}: loss on held-out rows"
         return model.losses(
             rows,
@@ -135,45 +151,46 @@ def validate(
     other = _run_at(baseline) if baseline is not None and str(baseline) != BASE else None
     against = (other, _choice(other)) if other is not None else None  # before anything is loaded
     chosen = _choice(run, checkpoint)
-    weights = weights_of(chosen.path)
-    remark = base_remark(run.folder, run.plan)
+    weights = weights_hash(chosen.path)
+    remark = base_warning(run.folder, run.plan)
     test = _rows(run, test_set, limit, other, tell)
-    way = way_of(run.folder, run.plan, test, domain, asked)
+    judge_choice = choose_judge(run.folder, run.plan, test, domain, asked)
     with loading as models:
         pairs = zip(test.cases, test.examples, strict=True)
-        learnt, unknown = learnt_cases(pairs, run, make=test.drawn)
-        task = _task(run, test, way, models=models, tell=tell, seed=seed, learnt=learnt)
-        reached = _reach(run, chosen, task)
+        learnt, unknown = trained_cases(pairs, run, make=test.drawn)
+        task = _task(run, test, judge_choice, models=models, tell=tell, seed=seed, learnt=learnt)
+        result = _evaluate_checkpoint(run, chosen, task)
         every = [choose(run.folder, name) for name in states(run.folder)] if checkpoints else []
         compared = tuple(
-            reached if each.path == chosen.path else _reach(run, each, task) for each in every
+            result if each.path == chosen.path else _evaluate_checkpoint(run, each, task)
+            for each in every
         )
         before = None
         if against is not None:
-            before = _reach(*against, task)
+            before = _evaluate_checkpoint(*against, task)
         elif baseline is not None:
-            before = _ask(_base(run, task), str(run.folder.path), task)
-        base = _base_rows(run, task, before) if way.to_base else None
-    file, kept = place_for(run.folder, chosen, test)
+            before = _evaluate(_base(run, task), str(run.folder.path), task)
+        base = _base_rows(run, task, before) if judge_choice.compares_with_base else None
+    file, kept = validation_file(run.folder, chosen, test)
     done = Validation(
         folder=run.folder.path,
         expert=run.plan.expert,
         model=run.plan.model.name,
-        domain=way.domain,
+        domain=judge_choice.domain,
         test_set=test.name,
         weights=weights,
-        reached=reached,
+        result=result,
         baseline=before,
-        comparison=_compared(reached, before),
+        comparison=_compared(result, before),
         base=base,
-        gate=_gate(asked.demands(), reached, before, base),
-        because=way.because,
-        judge=way.judge.command if way.judge is not None else "",
+        gate=_gate(asked.demands(), result, before, base),
+        because=judge_choice.because,
+        judge=judge_choice.judge.command if judge_choice.judge is not None else "",
         checkpoints=compared,
         settings=_settings(asked.demands(), task, limit),
         partial=test.partial,
         file=file,
-        notes=tuple(filter(None, (*_notes(task, reached), *task.found, remark, unknown, kept))),
+        notes=tuple(filter(None, (*_notes(task, result), *task.found, remark, unknown, kept))),
         seconds=time.monotonic() - began,
     )
     run.folder.write_json(file.name, done.as_dict())
@@ -197,30 +214,33 @@ def _refuse_read_only(run: Path) -> None:
         )
 
 
-def reach(
-    run: Run, model: AskedModel, test: TestSet, *, device: torch.device, tell: Tell
-) -> Reached:
+def evaluate_model(
+    run: Run, model: ValidatedModel, test: TestSet, *, device: torch.device, tell: Tell
+) -> CheckpointResult:
     """The results of a loaded model on rows of its run: no gate, nothing written."""
-    way = way_of(run.folder, run.plan, test, None, Requirements())
-    task = _task(run, test, way, models=ModelsHere(device), tell=tell)
-    return _ask(model, str(run.folder.path), task)
+    judge_choice = choose_judge(run.folder, run.plan, test, None, Requirements())
+    task = _task(run, test, judge_choice, models=LocalModels(device), tell=tell)
+    return _evaluate(model, str(run.folder.path), task)
 
 
-def _compared(reached: Reached, before: Reached | None) -> Comparison | None:
+def _compared(result: CheckpointResult, before: CheckpointResult | None) -> Comparison | None:
     if before is None:
         return None
-    rows = {each.case.id: each.row for each in reached.cases}
-    return compare(reached.verdicts(), before.verdicts(), rows)
+    rows = {each.case.id: each.row for each in result.cases}
+    return compare(result.verdicts(), before.verdicts(), rows)
 
 
 def _gate(
-    demands: Demands, reached: Reached, before: Reached | None, base: EvalResult | None
+    demands: GateRequirements,
+    result: CheckpointResult,
+    before: CheckpointResult | None,
+    base: EvalResult | None,
 ) -> Gate:
     rows = None
     if base is not None:
         rows = ModelResult(loss=base.loss, token_accuracy=base.token_accuracy)
     theirs = before.standing if before is not None else None
-    return gate_of(demands, reached.standing, theirs, base=rows)
+    return evaluate_gate(demands, result.standing, theirs, base=rows)
 
 
 def _models(gpus: str | None, device: str) -> AbstractContextManager[Models]:
@@ -230,9 +250,9 @@ def _models(gpus: str | None, device: str) -> AbstractContextManager[Models]:
     from expert.planning.machine.machine import describe_machine
 
     if gpus is None:
-        return nullcontext(ModelsHere(pick_device(device)))
+        return nullcontext(LocalModels(pick_device(device)))
     cards = choose_cards(gpus, describe_machine(), device=device, env=os.environ)
-    return models_on_cards(cards.one_by_one(os.environ), device)
+    return models_on_cards(cards.environment_per_card(os.environ), device)
 
 
 def _run_at(expert: str | Path | None) -> Run:
@@ -253,24 +273,30 @@ def _rows(
     test = find_test_set(run, named=Path(named) if named is not None else None).limited(limit)
     if other is not None and test.drawn:
         tell("reading which rows the baseline was trained on", 0, 0)
-        refuse_rows_of_the_baseline(test.examples, test.name, run, other)
+        refuse_rows_baseline_trained_on(test.examples, test.name, run, other)
     return test
 
 
-def _task(run: Run, test: TestSet, way: JudgeChoice, **more: Any) -> _Task:
-    how, _ = settle_decoding(run.plan, {})  # its note is about characters
-    return _Task(test=test, way=way, strict=is_strict(run.plan.decoding), decoding=how, **more)
+def _task(run: Run, test: TestSet, judge_choice: JudgeChoice, **more: Any) -> _Task:
+    how, _ = resolve_decoding(run.plan, {})  # its note is about characters
+    return _Task(
+        test=test,
+        judge_choice=judge_choice,
+        strict=is_strict(run.plan.decoding),
+        decoding=how,
+        **more,
+    )
 
 
-def _notes(task: _Task, reached: Reached) -> list[str]:
-    known = notes_on(task.test.every_case, task.way.domain, left_out=task.test.left_out)
-    return [*known, "" if reached.is_scored else few_cases(reached.standing.score)]
+def _notes(task: _Task, result: CheckpointResult) -> list[str]:
+    known = notes_on(task.test.every_case, task.judge_choice.domain, left_out=task.test.left_out)
+    return [*known, "" if result.is_scored else few_cases(result.standing.score)]
 
 
-def _settings(demands: Demands, task: _Task, limit: int | None) -> dict[str, Any]:
+def _settings(demands: GateRequirements, task: _Task, limit: int | None) -> dict[str, Any]:
     """Everything besides the expert and the rows that decides the outcome, for validation.json."""
     return {
-        **task.way.settings(demands),
+        **task.judge_choice.settings(demands),
         "decoding": asdict(task.decoding),
         "seed": task.seed,
         "limit": limit,
@@ -279,17 +305,17 @@ def _settings(demands: Demands, task: _Task, limit: int | None) -> dict[str, Any
     }
 
 
-def _reach(run: Run, choice: Choice, task: _Task) -> Reached:
+def _evaluate_checkpoint(run: Run, choice: Choice, task: _Task) -> CheckpointResult:
     task.tell(f"loading {run.plan.model.name} and {choice.name}", 0, 0)
-    return _ask(task.models.load(run, choice), str(run.folder.path), task)
+    return _evaluate(task.models.load(run, choice), str(run.folder.path), task)
 
 
-def _base(run: Run, task: _Task) -> AskedModel:
+def _base(run: Run, task: _Task) -> ValidatedModel:
     task.tell(f"loading {run.plan.model.name} alone", 0, 0)
     return task.models.load(run, None)
 
 
-def _ask(model: AskedModel, run: str, task: _Task) -> Reached:
+def _evaluate(model: ValidatedModel, run: str, task: _Task) -> CheckpointResult:
     """Loss on the rows, answers to the cases, and their judgements."""
     name, step = model.name, model.step
     if task.test.every_case and model.template is None:
@@ -302,21 +328,21 @@ def _ask(model: AskedModel, run: str, task: _Task) -> Reached:
     began = time.monotonic()
     answers = _answers(model, task)
     seconds = time.monotonic() - began
-    cases = as_written(task.test.asked(), model.template) if model.template else []
+    cases = with_rendered_answers(task.test.asked(), model.template) if model.template else []
     del model
     gc.collect()
-    said = [_said(*pair) for pair in zip(cases, answers, strict=True)]
+    said = [_judged_text(*pair) for pair in zip(cases, answers, strict=True)]
     scored = _scored(cases, said, name, task)
     judgements = [each.judgement for each in scored] or judge_all(
         cases,
         said,
-        domain=task.way.domain,
+        domain=task.judge_choice.domain,
         strict=task.strict,
         tell=lambda done, of: task.tell(f"{name}: judging", done, of),
         notice=task.found.append,
     )
     scores = [each.score for each in scored] or [None] * len(cases)
-    return Reached(
+    return CheckpointResult(
         name=name,
         run=run,
         step=step,
@@ -333,25 +359,29 @@ def _ask(model: AskedModel, run: str, task: _Task) -> Reached:
 
 def _scored(cases: list[Case], answers: list[str], name: str, task: _Task) -> list[Scored]:
     """The scores of the judge command; empty if there is none."""
-    if task.way.judge is None:
+    if task.judge_choice.judge is None:
         return []
-    task.tell(f"{name}: {task.way.judge.command}", 0, 0)
-    found, faults = score_all(task.way.judge, cases, answers)
+    task.tell(f"{name}: {task.judge_choice.judge.command}", 0, 0)
+    found, faults = score_all(task.judge_choice.judge, cases, answers)
     task.found.extend(f"{name}: {fault}" for fault in faults)
     return found
 
 
-def _new_rows(model: AskedModel, task: _Task) -> EvalResult | None:
+def _new_rows(model: ValidatedModel, task: _Task) -> EvalResult | None:
     """Loss on the rows not trained on, if the loss decides and some of the rows were trained on."""
     pairs = zip(task.test.examples, task.test.cases, strict=True)
     new = [row for row, own in pairs if not any(case.id in task.learnt for case in own)]
-    enough = len(new) >= min(ENOUGH_NEW_CASES, len(task.test.examples))
-    if not task.way.to_base or not enough or len(new) == len(task.test.examples):
+    enough = len(new) >= min(MIN_NEW_CASES, len(task.test.examples))
+    if (
+        not task.judge_choice.compares_with_base
+        or not enough
+        or len(new) == len(task.test.examples)
+    ):
         return None
     return task.losses(model, new)
 
 
-def _base_rows(run: Run, task: _Task, before: Reached | None) -> EvalResult:
+def _base_rows(run: Run, task: _Task, before: CheckpointResult | None) -> EvalResult:
     """Loss of the base on the rows used for the comparison; it generates nothing."""
     if before is not None and before.name == BASE:
         return before.new_rows or before.rows
@@ -359,7 +389,7 @@ def _base_rows(run: Run, task: _Task, before: Reached | None) -> EvalResult:
     return _new_rows(base, task) or task.losses(base, task.test.examples)
 
 
-def _answers(model: AskedModel, task: _Task) -> list[GivenAnswer]:
+def _answers(model: ValidatedModel, task: _Task) -> list[GeneratedAnswer]:
     if not task.test.every_case:
         return []
     name = model.name
@@ -372,12 +402,12 @@ def _answers(model: AskedModel, task: _Task) -> list[GivenAnswer]:
     )
 
 
-def _said(case: Case, answer: GivenAnswer) -> str:
+def _judged_text(case: Case, answer: GeneratedAnswer) -> str:
     """The text to judge: if tool calls are expected, with the marks around them."""
     return answer.marked if case.check.get("marks") else answer.text
 
 
-def _judged(case: Case, answer: GivenAnswer, judgement: Judgement) -> Judged:
+def _judged(case: Case, answer: GeneratedAnswer, judgement: Judgement) -> Judged:
     if answer.refused and judgement.kind == OPEN_KIND:
         judgement = replace(judgement, reason=answer.refused)
     elif answer.refused:
@@ -385,7 +415,7 @@ def _judged(case: Case, answer: GivenAnswer, judgement: Judgement) -> Judged:
     elif judgement.passed is False and not answer.ended:
         cut = f"{judgement.reason}; the answer was cut at {answer.tokens} tokens"
         judgement = wrong(judgement.kind, cut)
-    said = _said(case, answer)
+    said = _judged_text(case, answer)
     return Judged(
         case=case,
         answer=said,

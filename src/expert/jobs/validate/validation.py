@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from expert.core.install import pip_install
 from expert.core.text import counted
 from expert.jobs.validate.saved_verdict import ENOUGH_CASES
-from expert.judging.gate import ENOUGH_NEW_CASES, Gate, ModelResult, Scores, score_for_the_gate
+from expert.judging.gate import MIN_NEW_CASES, Gate, ModelResult, Scores, gate_score
 from expert.judging.judge_command import JUDGE
 from expert.judging.oracles.open_text import OPEN_KIND
 from expert.judging.oracles.oracle import Judgement, missing_packages
@@ -53,7 +53,7 @@ class Judged:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reached:
+class CheckpointResult:
     """Results of one state of a model on the test set."""
 
     name: str
@@ -81,7 +81,7 @@ class Reached:
 
     @property
     def standing(self) -> ModelResult:
-        score = score_for_the_gate(self.score, self.new_score)
+        score = gate_score(self.score, self.new_score)
         rows = self.new_rows or self.rows
         return ModelResult(
             score=score,
@@ -99,7 +99,7 @@ class Reached:
     def scores(self) -> Scores:
         """Scores of a judge command, on the cases not trained on if enough are left."""
         new = [each for each in self.cases if not each.learnt]
-        asked = new if len(new) >= min(ENOUGH_NEW_CASES, len(self.cases)) else self.cases
+        asked = new if len(new) >= min(MIN_NEW_CASES, len(self.cases)) else self.cases
         known = [each.score for each in asked if each.score is not None]
         mean = sum(known) / len(known) if known else None
         return Scores(mean=mean, scored=len(known), cases=len(asked))
@@ -133,8 +133,8 @@ class Validation:
     test_set: str
     weights: str
     """sha256 of the judged weights: resuming a run changes them."""
-    reached: Reached
-    baseline: Reached | None
+    result: CheckpointResult
+    baseline: CheckpointResult | None
     comparison: Comparison | None
     base: EvalResult | None
     """The base on the same rows, if open text is compared with it."""
@@ -143,7 +143,7 @@ class Validation:
     """Why the answers are judged this way."""
     judge: str
     """The judge command; "": there is none."""
-    checkpoints: tuple[Reached, ...]
+    checkpoints: tuple[CheckpointResult, ...]
     """All states of the run, if they were compared; else empty."""
     settings: Mapping[str, Any]
     partial: Mapping[str, Any] | None
@@ -154,12 +154,12 @@ class Validation:
     seconds: float
 
     @property
-    def best(self) -> Reached | None:
+    def best(self) -> CheckpointResult | None:
         """The state with the best scores or the most correct answers; ties go to the lower loss."""
         if not self.checkpoints:
             return None
 
-        def worth(each: Reached) -> tuple[float, float, float]:
+        def worth(each: CheckpointResult) -> tuple[float, float, float]:
             return each.scores.mean or 0.0, each.score.accuracy or 0.0, -each.rows.loss
 
         return max(self.checkpoints, key=worth)
@@ -167,29 +167,27 @@ class Validation:
     @property
     def learnt(self) -> dict[str, Any] | None:
         """How many cases the run was trained on, and its accuracy without them; None: none."""
-        count = sum(each.learnt for each in self.reached.cases)
+        count = sum(each.learnt for each in self.result.cases)
         if not count:
             return None
-        new = self.reached.new_score
+        new = self.result.new_score
         return {
             "cases": count,
             "others": new.cases,
             "accuracy_of_others": new.accuracy,
-            "left_out_at_the_gate": self.reached.standing.score == new,
+            "left_out_at_the_gate": self.result.standing.score == new,
         }
 
-    def learnt_remark(self) -> str:
+    def trained_remark(self) -> str:
         """The same in words; "" if there are none."""
         learnt = self.learnt
         if learnt is None:
             return ""
-        new = self.reached.new_score
-        text = (
-            f"{learnt['cases']} of {len(self.reached.cases)} cases were also in the training rows"
-        )
-        if self.base is not None and not self.reached.score.cases:
+        new = self.result.new_score
+        text = f"{learnt['cases']} of {len(self.result.cases)} cases were also in the training rows"
+        if self.base is not None and not self.result.score.cases:
             loss = (
-                "the loss is judged without them" if self.reached.new_rows else "it looks too good"
+                "the loss is judged without them" if self.result.new_rows else "it looks too good"
             )
             return f"{text}: {loss}"
         if new.accuracy is None:
@@ -208,21 +206,21 @@ class Validation:
             "domain": self.domain,
             "test_set": self.test_set,
             "weights": self.weights,
-            **facts_of(self.reached),
+            **result_facts(self.result),
             "gate": {"passed": self.gate.passed, "reasons": list(self.gate.reasons)},
             "asked": {
                 "for": list(self.gate.asked),
                 "because": self.because,
                 "judge_command": self.judge or None,
             },
-            "base": rows_of(self.base) if self.base is not None else None,
+            "base": loss_facts(self.base) if self.base is not None else None,
             "learnt": self.learnt,
             "partial": dict(self.partial) if self.partial else None,
-            "baseline": facts_of(self.baseline) if self.baseline else None,
+            "baseline": result_facts(self.baseline) if self.baseline else None,
             "comparison": compared or None,
             "wins": list(compared.get("wins", ())),
             "losses": list(compared.get("losses", ())),
-            "checkpoints": [facts_of(each, cases=False) for each in self.checkpoints],
+            "checkpoints": [result_facts(each, cases=False) for each in self.checkpoints],
             "best_checkpoint": self.best.name if self.best else None,
             "settings": dict(self.settings),
             "notes": list(self.notes),
@@ -230,7 +228,7 @@ class Validation:
         }
 
 
-def rows_of(rows: EvalResult) -> dict[str, Any]:
+def loss_facts(rows: EvalResult) -> dict[str, Any]:
     """Loss and token accuracy of a model on the rows, for JSON."""
     perplexity = rows.perplexity
     return {
@@ -242,30 +240,30 @@ def rows_of(rows: EvalResult) -> dict[str, Any]:
     }
 
 
-def facts_of(reached: Reached, *, cases: bool = True) -> dict[str, Any]:
+def result_facts(result: CheckpointResult, *, cases: bool = True) -> dict[str, Any]:
     """Results of a state, for JSON."""
-    score, rows = reached.score, reached.rows
+    score, rows = result.score, result.rows
     facts: dict[str, Any] = {
-        "run": reached.run,
-        "checkpoint": reached.name,
-        "step": reached.step,
-        "rows": rows_of(rows),
-        "new_rows": rows_of(reached.new_rows) if reached.new_rows else None,
-        "mean_score": reached.scores.mean,
-        "open": sum(each.is_open for each in reached.cases),
+        "run": result.run,
+        "checkpoint": result.name,
+        "step": result.step,
+        "rows": loss_facts(rows),
+        "new_rows": loss_facts(result.new_rows) if result.new_rows else None,
+        "mean_score": result.scores.mean,
+        "open": sum(each.is_open for each in result.cases),
         "accuracy": score.accuracy,
         "interval": list(score.interval) if score.interval else None,
         "passed": score.passed,
         "failed": score.failed,
         "without_oracle": score.without_oracle,
-        "exact": sum(each.exact for each in reached.cases),
-        "normalised": sum(each.normalised for each in reached.cases),
+        "exact": sum(each.exact for each in result.cases),
+        "normalised": sum(each.normalised for each in result.cases),
         "tasks": {
             task: {"accuracy": own.accuracy, "passed": own.passed, "cases": own.cases}
-            for task, own in reached.by_task().items()
+            for task, own in result.by_task().items()
         },
-        "generated_tokens": reached.tokens,
-        "generation_seconds": reached.seconds,
+        "generated_tokens": result.tokens,
+        "generation_seconds": result.seconds,
     }
     if cases:
         facts["cases"] = [
@@ -284,7 +282,7 @@ def facts_of(reached: Reached, *, cases: bool = True) -> dict[str, Any]:
                 "score": each.score,
                 "learnt": each.learnt,
             }
-            for each in reached.cases
+            for each in result.cases
         ]
     return facts
 

@@ -19,7 +19,7 @@ from expert.judging.oracles.json_values import difference, parse
 from expert.judging.oracles.oracle import Judgement, JudgeOptions, right, unknown, wrong
 
 CALLS = "calls"
-NOT_UNDERSTOOD = (
+UNREADABLE_CALLS = (
     "the model's template writes calls in a form that cannot be read  (train with "
     "base_models[0].prompt_template: chatml)"
 )
@@ -55,7 +55,7 @@ def judge(case: Case, answer: str, how: JudgeOptions) -> Judgement:
     except (NotACall, DoesNotParse) as fault:
         return unknown(f"the expected answer: {fault}")
     if given and not _writes(wanted, case.expected, marks):
-        return unknown(NOT_UNDERSTOOD)
+        return unknown(UNREADABLE_CALLS)
     how.begin()
     try:
         found = calls_in(answer, marks)

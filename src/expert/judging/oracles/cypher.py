@@ -19,14 +19,14 @@ from expert.judging.oracles.oracle import (
     Judgement,
     JudgeOptions,
     NoOracle,
-    needed,
+    import_optional,
     right,
     unknown,
     wrong,
 )
 from expert.judging.oracles.tables import difference
 
-MOST_ROWS = 10_000
+MAX_ROWS = 10_000
 POOL_BYTES, DATABASE_BYTES = 2**26, 2**30
 """Limits for the graph of a case; the default is most of the machine's memory."""
 
@@ -119,7 +119,7 @@ class Graph:
 
     def __init__(self, setup: Sequence[str], seconds: float) -> None:
         self._seconds = seconds
-        self._ladybug = needed("ladybug")
+        self._ladybug = import_optional("ladybug")
         self._database = self._ladybug.Database(
             ":memory:",
             buffer_pool_size=POOL_BYTES,
@@ -167,8 +167,8 @@ class Graph:
             rows: list[list[Any]] = []
             while result.has_next():
                 rows.append(list(result.get_next()))
-                if len(rows) > MOST_ROWS:
-                    raise QueryRefused(f"returns more than {MOST_ROWS:,} rows", dialect=False)
+                if len(rows) > MAX_ROWS:
+                    raise QueryRefused(f"returns more than {MAX_ROWS:,} rows", dialect=False)
         except RuntimeError as error:
             first = (str(error).splitlines() or [""])[0][:160]
             if first.startswith("Interrupted"):

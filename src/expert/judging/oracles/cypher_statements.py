@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from expert.judging.answers import DoesNotParse, refuse_unreadable, short
-from expert.judging.oracles.oracle import needed
+from expert.judging.answers import DoesNotParse, check_parseable, short
+from expert.judging.oracles.oracle import import_optional
 
 WRITING = frozenset({"CREATE", "DELETE", "DETACH", "MERGE", "REMOVE", "SET", "DROP", "ADD"})
 _SPACE = frozenset({"SP", "WHITESPACE"})
@@ -66,7 +66,7 @@ Token = tuple[str, str]
 """(kind, text)."""
 
 
-class _Ambiguous(Exception):
+class _AmbiguousToken(Exception):
     """A token that another lexer might read differently."""
 
 
@@ -103,22 +103,22 @@ class ParsedQuery:
 def parse(text: str) -> ParsedQuery:
     """One query by openCypher's grammar, or DoesNotParse. A query that does anything but read or
     build a graph is `refused`: it can be compared but not run."""
-    refuse_unreadable(text)
+    check_parseable(text)
     # SLL prediction is several times faster; if it fails, full LL decides.
-    modes = needed("antlr4.atn.PredictionMode").PredictionMode
+    modes = import_optional("antlr4.atn.PredictionMode").PredictionMode
     for mode in (modes.SLL, modes.LL):
         tree, tokens, complaint = _parsed(text, mode)
         if not complaint:
             break
     else:
         raise DoesNotParse(f"does not parse: {complaint}")
-    return _statement([token for token in tokens if token[0] != "SEMI"], _foreign_part(tree))
+    return _statement([token for token in tokens if token[0] != "SEMI"], _forbidden_part(tree))
 
 
 @lru_cache(maxsize=256)
 def setup_statements(text: str) -> tuple[ParsedQuery, ...]:
     """The statements of a setup: tables and what fills them; DoesNotParse for any other."""
-    refuse_unreadable(text, "the statement")
+    check_parseable(text, "the statement")
     found = []
     for part in _split(_lexed(text)):
         words = [token for token in part if token[0] not in _SPACE | _COMMENT]
@@ -152,7 +152,7 @@ def _statement(tokens: Sequence[Token], refused: str = "") -> ParsedQuery:
     if not refused:
         try:
             safe = "".join(_rewritten(token) for token in tokens)
-        except _Ambiguous as why:
+        except _AmbiguousToken as why:
             refused = str(why)
     blank = _SPACE | _COMMENT
     kept = tuple(token for token in tokens if token[0] not in blank)
@@ -167,10 +167,14 @@ def _rewritten(token: Token) -> str:
         return " "
     if kind == "ID" and not re.fullmatch(r"\w+", text):
         # The grammar takes some spaces for letters, U+00A0 among them; the database does not.
-        raise _Ambiguous(f"the name {text[:40]!r} has a character that is not a letter or a digit")
+        raise _AmbiguousToken(
+            f"the name {text[:40]!r} has a character that is not a letter or a digit"
+        )
     if kind == "ESC_LITERAL":
         if re.search(r"[`\\\x00-\x1f]", text[1:-1]):
-            raise _Ambiguous(f"the name {text[:40]} has a quotation mark or a control character")
+            raise _AmbiguousToken(
+                f"the name {text[:40]} has a quotation mark or a control character"
+            )
         return text
     if kind in _STRINGS:
         return "'" + "".join(_escaped(letter) for letter in _value(text)) + "'"
@@ -196,7 +200,7 @@ def _value(literal: str) -> str:
         if code:
             number = int(code, 16)
             if number > 0x10FFFF or 0xD800 <= number <= 0xDFFF:
-                raise _Ambiguous(f"{found[0]} is not a character")
+                raise _AmbiguousToken(f"{found[0]} is not a character")
             return chr(number)
         return _ESCAPES.get(found[3], found[3])
 
@@ -226,22 +230,22 @@ def _lexed(text: str) -> list[Token]:
 
 def _stream(text: str) -> tuple[Any, Any]:
     """The token stream of a text, and its error listener."""
-    antlr, listener = needed("antlr4"), _listener()
-    lexer = needed("antlr4_cypher").CypherLexer(antlr.InputStream(text))
+    antlr, listener = import_optional("antlr4"), _listener()
+    lexer = import_optional("antlr4_cypher").CypherLexer(antlr.InputStream(text))
     lexer.removeErrorListeners()
     lexer.addErrorListener(listener)
     return antlr.CommonTokenStream(lexer), listener
 
 
 def _named(stream: Any) -> list[Token]:
-    names = needed("antlr4_cypher").CypherLexer.symbolicNames
+    names = import_optional("antlr4_cypher").CypherLexer.symbolicNames
     return [(names[token.type], token.text) for token in stream.tokens if token.type > 0]
 
 
 def _parsed(text: str, mode: Any) -> tuple[Any, list[Token], str]:
     """The tree of a text, its tokens, and the first syntax error."""
     stream, listener = _stream(text)
-    parser = needed("antlr4_cypher").CypherParser(stream)
+    parser = import_optional("antlr4_cypher").CypherParser(stream)
     parser._interp.predictionMode = mode
     parser.removeErrorListeners()
     parser.addErrorListener(listener)
@@ -254,7 +258,7 @@ def _parsed(text: str, mode: Any) -> tuple[Any, list[Token], str]:
 
 def _listener() -> Any:
     """Keeps the first syntax error; by default the parser prints all of them."""
-    base: Any = needed("antlr4.error.ErrorListener").ErrorListener
+    base: Any = import_optional("antlr4.error.ErrorListener").ErrorListener
 
     class FirstFault(base):  # type: ignore[misc, valid-type, unused-ignore]
         first = ""
@@ -267,9 +271,9 @@ def _listener() -> Any:
     return FirstFault()
 
 
-def _foreign_part(tree: Any) -> str:
+def _forbidden_part(tree: Any) -> str:
     """The part of a query that neither reads nor builds a graph; "" if there is none."""
-    rules = needed("antlr4_cypher").CypherParser.ruleNames
+    rules = import_optional("antlr4_cypher").CypherParser.ruleNames
     left = [tree]
     while left:
         node = left.pop()

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping
 from decimal import Decimal, DecimalException
 from typing import Any
 
-from expert.judging.answers import DoesNotParse, refuse_unreadable, short
+from expert.judging.answers import DoesNotParse, check_parseable, short
 from expert.judging.cases import Case
 from expert.judging.oracles.oracle import (
     Judgement,
     JudgeOptions,
     NoOracle,
-    needed,
+    import_optional,
     right,
     unknown,
     wrong,
@@ -52,7 +52,7 @@ def judge(case: Case, answer: str, how: JudgeOptions) -> Judgement:
         try:
             with _in_time(how.seconds):
                 broken = next(validator.iter_errors(_without_decimals(value)), None)
-        except needed("referencing").exceptions.Unresolvable as error:
+        except import_optional("referencing").exceptions.Unresolvable as error:
             return unknown(f"the schema of the case refers to something outside it: {error}")
         except _TooLong:
             return unknown(f"the schema of the case takes longer than {how.seconds:g} s")
@@ -73,7 +73,7 @@ def parse(text: str) -> Any:
 
     Numbers with a point or an exponent become Decimal, so that none is rounded.
     """
-    refuse_unreadable(text)
+    check_parseable(text)
     try:
         return json.loads(
             text, object_pairs_hook=_object, parse_float=_number, parse_constant=_refuse
@@ -146,7 +146,7 @@ def _refuse(name: str) -> Any:
 
 
 def _validator(schema: Any, seconds: float) -> Any:
-    jsonschema, referencing = needed("jsonschema"), needed("referencing")
+    jsonschema, referencing = import_optional("jsonschema"), import_optional("referencing")
     if not isinstance(schema, Mapping | bool):
         raise NoOracle("the schema of the case is not a JSON Schema")
     kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)

@@ -71,7 +71,7 @@ def missing_packages(domain: str) -> list[str]:
     return [name for name in needs if importlib.util.find_spec(name) is None]
 
 
-def needed(package: str) -> Any:
+def import_optional(package: str) -> Any:
     """An optional package, or NoOracle with the install command."""
     try:
         return importlib.import_module(package)

@@ -7,25 +7,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from expert.judging.answers import DoesNotParse, refuse_unreadable
+from expert.judging.answers import DoesNotParse, check_parseable
 from expert.judging.cases import Case
-from expert.judging.oracles.made_rows import Rows, rows_around
 from expert.judging.oracles.oracle import (
     Judgement,
     JudgeOptions,
     NoOracle,
-    needed,
+    import_optional,
     right,
     unknown,
     wrong,
 )
-from expert.judging.oracles.sqlite_sandbox import NotAllowed, Sandbox, TooMuch
+from expert.judging.oracles.sqlite_sandbox import LimitExceeded, Sandbox, StatementRefused
+from expert.judging.oracles.synthetic_rows import Rows, rows_for_query
 from expert.judging.oracles.tables import difference
 
 _UNDERLINES = re.compile(r"\x1b\[\d*m")  # sqlglot's terminal markup
 
 
-MADE = 3
+SYNTHETIC_SETS = 3
 """Sets of rows made for empty tables: on a single set two maxima may agree by chance."""
 _WORST = (False, True, None)  # a set of rows that decides nothing does not count against the others
 
@@ -76,8 +76,8 @@ def judge(case: Case, answer: str, how: JudgeOptions) -> Judgement:
 
 def parse(text: str, dialect: str) -> Any:
     """Parse the single statement of a text, or raise DoesNotParse."""
-    sqlglot = needed("sqlglot")
-    refuse_unreadable(text)
+    sqlglot = import_optional("sqlglot")
+    check_parseable(text)
     try:
         trees = [tree for tree in sqlglot.parse(text, read=dialect) if tree is not None]
     except sqlglot.errors.SqlglotError as error:
@@ -114,7 +114,7 @@ def _for_sqlite(tree: Any, text: str, dialect: str) -> str:
 
 def _run_expected(wanted: Any, query: str, setup: list[str], seconds: float) -> list[_Expected]:
     """Results of the expected query on every set of rows; NoOracle if SQLite cannot run it."""
-    sqlglot = needed("sqlglot")
+    sqlglot = import_optional("sqlglot")
     if not setup:
         raise NoOracle("the case has no tables to run the query on")
     reads = isinstance(wanted, sqlglot.exp.Query)
@@ -123,11 +123,11 @@ def _run_expected(wanted: Any, query: str, setup: list[str], seconds: float) -> 
             box.set_up(setup)
             full = any(table["rows"] for table in box.state().values())
             columns = box.columns()
-        except (NotAllowed, TooMuch) as fault:
+        except (StatementRefused, LimitExceeded) as fault:
             raise NoOracle(f"the tables of the case cannot be made in SQLite: {fault}") from None
     made: list[Rows] = [{}]
     if reads and not full:
-        made = [rows_around(wanted, columns, seed=seed) for seed in range(MADE)]
+        made = [rows_for_query(wanted, columns, seed=seed) for seed in range(SYNTHETIC_SETS)]
     return [_run_on(rows, wanted, query, setup, seconds, reads=reads) for rows in made]
 
 
@@ -145,9 +145,9 @@ def _run_on(
                 box.fill({t: rows[::-1] for t, rows in made.items()} if turned else made)
                 before = {} if reads else box.state()
                 if turned:
-                    box.turn_round()
+                    box.reverse_unordered_reads()
                 results.append(box.run(query, reads=reads))
-            except (NotAllowed, TooMuch) as fault:
+            except (StatementRefused, LimitExceeded) as fault:
                 raise NoOracle(f"the expected query does not run in SQLite: {fault}") from None
             after = {} if reads else box.state()
     rows, doubt = results[0], ""
@@ -168,7 +168,7 @@ def _run_answer(
     expected: _Expected, found: Any, query: str, setup: list[str], seconds: float
 ) -> Judgement:
     """Run the answer in a fresh database and compare."""
-    sqlglot = needed("sqlglot")
+    sqlglot = import_optional("sqlglot")
     if isinstance(found, sqlglot.exp.Query) != expected.reads:
         what = "a query" if expected.reads else "a statement that changes tables"
         return wrong("run", f"is not {what}")
@@ -177,7 +177,7 @@ def _run_answer(
         box.fill(expected.made)
         try:
             rows = box.run(query, reads=expected.reads)
-        except (NotAllowed, TooMuch) as fault:
+        except (StatementRefused, LimitExceeded) as fault:
             return wrong("run", str(fault))
         state = {} if expected.reads else box.state()
     if not expected.reads:

@@ -8,14 +8,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
-MOST_ROWS = 10_000
-MOST_BYTES = 1_000_000
+MAX_ROWS = 10_000
+MAX_BYTES = 1_000_000
 """Of one value, so that zeroblob(1e9) cannot fill memory."""
-MOST_RESULT_BYTES = 50_000_000
+MAX_RESULT_BYTES = 50_000_000
 """Of all rows of a result: 10,000 rows of such values would be 10 GB."""
 HEAP_BYTES = 2**29
 """SQLite's heap, for tables, sorting and values."""
-STEPS_BETWEEN_LOOKS = 20_000
+STEPS_BETWEEN_CHECKS = 20_000
 """SQLite VM instructions, about a millisecond."""
 
 _READING = {
@@ -35,14 +35,14 @@ _BUILDING = _READING | {
 }
 """Actions that change tables in memory. All others are refused: ATTACH (which VACUUM INTO uses),
 DETACH, PRAGMA, virtual tables, and anything a later SQLite adds."""
-_NO_FUNCTIONS = {
+_FORBIDDEN_FUNCTIONS = {
     *("load_extension", "fts3_tokenizer", "randomblob", "zeroblob"),
     *("readfile", "writefile", "edit", "lsmode", "sqlite_compileoption_get"),
 }
-_NO_TABLES = {"dbstat", "sqlite_dbpage", "fsdir", "zipfile", "sqlite_stmt", "bytecode"}
+_FORBIDDEN_TABLES = {"dbstat", "sqlite_dbpage", "fsdir", "zipfile", "sqlite_stmt", "bytecode"}
 """Table-valued functions that reveal more than the rows of a case."""
 _LIMITS = {
-    sqlite3.SQLITE_LIMIT_LENGTH: MOST_BYTES,
+    sqlite3.SQLITE_LIMIT_LENGTH: MAX_BYTES,
     sqlite3.SQLITE_LIMIT_SQL_LENGTH: 200_000,
     sqlite3.SQLITE_LIMIT_EXPR_DEPTH: 500,
     sqlite3.SQLITE_LIMIT_COMPOUND_SELECT: 50,
@@ -63,11 +63,11 @@ class Column(NamedTuple):
     """Part of the primary key."""
 
 
-class NotAllowed(Exception):
+class StatementRefused(Exception):
     """A statement that SQLite refuses, or was set up to refuse."""
 
 
-class TooMuch(Exception):
+class LimitExceeded(Exception):
     """A statement that took too long or returned too much."""
 
 
@@ -83,7 +83,7 @@ class Sandbox:
         self._connection.execute(f"PRAGMA hard_heap_limit = {HEAP_BYTES}")
         self._connection.execute("PRAGMA temp_store = MEMORY")
         self._connection.set_progress_handler(
-            lambda: time.monotonic() >= self._ends_at, STEPS_BETWEEN_LOOKS
+            lambda: time.monotonic() >= self._ends_at, STEPS_BETWEEN_CHECKS
         )
 
     def __enter__(self) -> Self:
@@ -125,7 +125,7 @@ class Sandbox:
                     with contextlib.suppress(sqlite3.Error, OverflowError):
                         self._connection.execute(statement, row)
 
-    def turn_round(self) -> None:
+    def reverse_unordered_reads(self) -> None:
         """From now on, read unordered tables in reverse, to detect results that depend on order."""
         self._connection.set_authorizer(None)
         self._connection.execute("PRAGMA reverse_unordered_selects = ON")
@@ -136,7 +136,7 @@ class Sandbox:
         with self._limited():
             rows, more = _fetched(self._connection.execute(statement))
         if more:
-            raise TooMuch(more)
+            raise LimitExceeded(more)
         return rows
 
     def state(self) -> dict[str, Any]:
@@ -159,18 +159,18 @@ class Sandbox:
 
     @contextlib.contextmanager
     def _limited(self) -> Any:
-        """Maps SQLite's errors to NotAllowed or TooMuch."""
+        """Maps SQLite's errors to StatementRefused or LimitExceeded."""
         self._ends_at = time.monotonic() + self._seconds
         try:
             yield
         except sqlite3.Error as error:
             if time.monotonic() >= self._ends_at:
-                raise TooMuch(f"takes longer than {self._seconds:g} s") from None
-            raise NotAllowed(str(error)[:160]) from None
+                raise LimitExceeded(f"takes longer than {self._seconds:g} s") from None
+            raise StatementRefused(str(error)[:160]) from None
         except (sqlite3.Warning, ValueError, OverflowError, UnicodeError) as error:
-            raise NotAllowed(str(error)[:160]) from None
+            raise StatementRefused(str(error)[:160]) from None
         except MemoryError:
-            raise TooMuch("needs too much memory") from None
+            raise LimitExceeded("needs too much memory") from None
 
 
 def _fetched(cursor: sqlite3.Cursor) -> tuple[list[tuple[Any, ...]], str]:
@@ -178,11 +178,11 @@ def _fetched(cursor: sqlite3.Cursor) -> tuple[list[tuple[Any, ...]], str]:
     rows: list[tuple[Any, ...]] = []
     size = 0
     for row in cursor:
-        if len(rows) == MOST_ROWS:
-            return rows, f"returns more than {MOST_ROWS:,} rows"
+        if len(rows) == MAX_ROWS:
+            return rows, f"returns more than {MAX_ROWS:,} rows"
         size += sum(len(value) for value in row if isinstance(value, str | bytes))
-        if size > MOST_RESULT_BYTES:
-            return rows, f"returns more than {MOST_RESULT_BYTES:,} bytes"
+        if size > MAX_RESULT_BYTES:
+            return rows, f"returns more than {MAX_RESULT_BYTES:,} bytes"
         rows.append(row)
     return rows, ""
 
@@ -201,9 +201,11 @@ def _allowing(actions: set[int]) -> Callable[..., int]:
 
 def _is_forbidden(action: int, table: str | None, function: str | None) -> bool:
     if action == sqlite3.SQLITE_FUNCTION:
-        return (function or "").lower() in _NO_FUNCTIONS
+        return (function or "").lower() in _FORBIDDEN_FUNCTIONS
     name = (table or "").lower()
-    return action == sqlite3.SQLITE_READ and (name in _NO_TABLES or name.startswith("pragma_"))
+    return action == sqlite3.SQLITE_READ and (
+        name in _FORBIDDEN_TABLES or name.startswith("pragma_")
+    )
 
 
 _reading, _changing = _allowing(_READING), _allowing(_BUILDING)

@@ -20,7 +20,7 @@ from expert.core.process import clean_environment, run_program
 SECONDS = 120.0
 """For all programs together: 300 short ones took 4 s on two cores."""
 HEAP_MEGABYTES = 2048
-MOST_CHARACTERS = 10_000_000
+MAX_CHARACTERS = 10_000_000
 _PROGRAMS = ("/bin", "/usr/bin", "/usr/local/bin")
 _ERROR = re.compile(r"^p(\d+)\.tsx?\((\d+),\d+\): error (TS\d+: .*)$")
 _OPTIONS = {
@@ -58,7 +58,7 @@ def type_errors(programs: Sequence[str], tsc: str, *, tsx: bool = False) -> list
         return None
     said, code = done
     found: dict[int, str] = {}
-    for line in said[:MOST_CHARACTERS].splitlines():
+    for line in said[:MAX_CHARACTERS].splitlines():
         match = _ERROR.match(line.strip())
         if match:
             found.setdefault(int(match[1]), f"line {match[2]}: {match[3][:160]}")
@@ -79,7 +79,7 @@ def _run(command: list[str], folder: Path) -> tuple[str, int] | None:
     env = {**clean_environment(), **own}
     try:
         said, _, code = run_program(
-            command, seconds=SECONDS, env=env, cwd=folder, leaves_nothing=True
+            command, seconds=SECONDS, env=env, cwd=folder, kill_children=True
         )
     except OSError:
         return None

@@ -11,13 +11,13 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from expert.judging.answers import DoesNotParse, refuse_unreadable
+from expert.judging.answers import DoesNotParse, check_parseable
 from expert.judging.cases import Case
 from expert.judging.oracles.oracle import (
     Judgement,
     JudgeOptions,
     NoOracle,
-    needed,
+    import_optional,
     right,
     unknown,
     wrong,
@@ -55,10 +55,10 @@ def judge(case: Case, answer: str, how: JudgeOptions) -> Judgement:
         ("after of the case", case.check.get("after")),
         ("the expected answer", case.expected),
     ):
-        outside = reaches_out(str(program or ""), tsx=tsx)
+        outside = external_reference(str(program or ""), tsx=tsx)
         if outside:
             return unknown(f"{whose} {outside}")
-    outside = reaches_out(how.inside(answer), tsx=tsx)
+    outside = external_reference(how.inside(answer), tsx=tsx)
     if outside:
         return wrong(TYPES, outside)
     none = "it parses; only the compiler tsc can check its types"
@@ -68,7 +68,7 @@ def judge(case: Case, answer: str, how: JudgeOptions) -> Judgement:
 def tokens(text: str, *, tsx: bool = False) -> list[str]:
     """The tokens of a program: no whitespace, no comments, no optional semicolons or commas, one
     kind of quotation marks; DoesNotParse if it does not parse."""
-    refuse_unreadable(text)
+    check_parseable(text)
     tree = _tree(text, tsx=tsx)
     if tree.root_node.has_error:
         raise DoesNotParse(f"does not parse{_place_of_error(tree)}")
@@ -80,7 +80,7 @@ def tokens(text: str, *, tsx: bool = False) -> list[str]:
     ]
 
 
-def reaches_out(text: str, *, tsx: bool = False) -> str:
+def external_reference(text: str, *, tsx: bool = False) -> str:
     """What a program takes from other files, or changes for the other programs compiled with it; ""
     if it is self-contained. Packages by name do not exist here and need no check."""
     tree = _tree(text, tsx=tsx)
@@ -121,7 +121,7 @@ _ENDS: list[list[str]] = [[], *([closing] for closing in sorted(_CLOSING))]
 
 
 def _tree(text: str, *, tsx: bool) -> Any:
-    tree_sitter, grammar = needed("tree_sitter"), needed("tree_sitter_typescript")
+    tree_sitter, grammar = import_optional("tree_sitter"), import_optional("tree_sitter_typescript")
     kind = grammar.language_tsx() if tsx else grammar.language_typescript()
     parser = tree_sitter.Parser(tree_sitter.Language(kind))
     return parser.parse(text.encode("utf-8", "replace"))

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from expert.core.errors import Problem
-from expert.manifest.check.spelling import WORDS_OF_THEIR_OWN, slip_of
+from expert.manifest.check.spelling import METADATA_WORDS, correct_spelling
 from expert.manifest.migrate.aliases import (
     BASE_MODEL_KEYS,
     CONFIG,
@@ -22,11 +22,11 @@ from expert.manifest.migrate.aliases import (
     LOOSE_DATASET_KEYS,
     SHAPE_ALIASES,
     SPECIAL_NAMES,
-    home_of,
+    canonical_path,
 )
 from expert.manifest.notices import Notice
 from expert.manifest.schema.expectations import expected, resolve, schema, schema_at
-from expert.manifest.schema.types import LARGEST
+from expert.manifest.schema.types import MAX_NUMBER
 from expert.manifest.text.item import Item, is_comment, join, shown
 
 _KINDS = {int: "a whole number", float: "a number", str: "text"}
@@ -43,7 +43,7 @@ def schema_problems(error: ValidationError, root: Item) -> list[Problem]:
     return [problem for place, problem in problems.items() if place not in outer]
 
 
-def broken_places(error: ValidationError, root: Item) -> list[tuple[str | int, ...]]:
+def invalid_paths(error: ValidationError, root: Item) -> list[tuple[str | int, ...]]:
     """Canonical paths of the values that violate the schema."""
     return [_locate(root, tuple(detail["loc"]))[1] for detail in error.errors()]
 
@@ -66,7 +66,7 @@ def _problem(detail: Mapping[str, Any], root: Item) -> tuple[tuple[str | int, ..
     if override is not None:
         what = f"{item.path} is not an object, expected {expected(node)}"
         return canonical, Problem(override.path, what)
-    if isinstance(got, int | float) and got > LARGEST:
+    if isinstance(got, int | float) and got > MAX_NUMBER:
         what = f"got {shown(got)}, which is too large"
     elif got == "":
         what = f"is empty, expected {expected(node)}"
@@ -176,13 +176,13 @@ def closest(word: str, choices: list[str], likeness: float = 0.75) -> str | None
 
 
 def unknown_keys(
-    root: Item, *, strict: bool, flat: bool = False, only_at_top: bool = False
+    root: Item, *, strict: bool, flat: bool = False, top_level_only: bool = False
 ) -> tuple[list[Problem], list[Notice]]:
     """Problems and notices about unknown keys.
 
     An unknown key is an error in training.config, with --set, and if it is misspelt; elsewhere it
     is reported as metadata. `flat`: the file has settings at its top level; an unknown key there
-    was meant as one, and a warning says that it has no effect. `only_at_top`: the file has no
+    was meant as one, and a warning says that it has no effect. `top_level_only`: the file has no
     section for settings. In both cases a key similar to a setting is an error at the top level; if
     there are no settings, so is a section with some.
     """
@@ -195,16 +195,16 @@ def unknown_keys(
         intended = _misspelt(key, node) if number < 200 else None
         hint = _hint(key, node, given is not None) if number < 200 and not intended else ""
         at = given or item
-        settings = [name for name in item.fields() if home_of(name)]
-        if only_at_top and not flat and item.path == key and settings and not intended:
+        settings = [name for name in item.fields() if canonical_path(name)]
+        if top_level_only and not flat and item.path == key and settings and not intended:
             what = f"unknown section with settings: {', '.join(settings[:6])}"
             problems.append(Problem(at.path, what, "move its keys to the top level", at.line))
-        elif (flat or only_at_top) and item.path == key and hint.startswith(_ASKS):
+        elif (flat or top_level_only) and item.path == key and hint.startswith(_DID_YOU_MEAN):
             problems.append(Problem(at.path, "unknown key", hint, at.line))
         elif closed or strict or given is not None or intended:
             fix = _suggestion(intended, given is not None) if intended else hint
             if not fix and closed:
-                fix = _known(node)
+                fix = _known_keys_text(node)
             elif not fix:
                 list_keys = "see expert manifest explain for every key"
                 fix = list_keys if given is not None else "remove it"
@@ -267,14 +267,14 @@ def _misspelt(key: str, node: Mapping[str, Any]) -> str | None:
         # A path as for --set; as a key it would be metadata.
         last = key.rpartition(".")[2]
         return last if last in _LOOSE_KEYS else section
-    if title == "Training" and f"{key}s" in CONFIG_KEYS and key not in WORDS_OF_THEIR_OWN:
+    if title == "Training" and f"{key}s" in CONFIG_KEYS and key not in METADATA_WORDS:
         return f"{CONFIG}.{key}s"
     here = [name for name in node["properties"] if name not in _DESCRIPTIVE]
-    near = slip_of(key, [*here, *_NAMES_TOO.get(title, ())])
+    near = correct_spelling(key, [*here, *_NAMES_TOO.get(title, ())])
     if near or title not in _TAKES_LOOSE_KEYS:
         return near
-    near = slip_of(key, _LOOSE_KEYS, elsewhere=True)
-    return near and (home_of(near) or near)
+    near = correct_spelling(key, _LOOSE_KEYS, elsewhere=True)
+    return near and (canonical_path(near) or near)
 
 
 def _hint(key: str, node: Mapping[str, Any], is_override: bool) -> str:
@@ -285,12 +285,12 @@ def _hint(key: str, node: Mapping[str, Any], is_override: bool) -> str:
     likeness = 0.72 if closed else 0.85
     near = _MEANT.get(str(node.get("title")), {}).get(key)
     near = near or closest(key, here + (list(CONFIG_ALIASES) if in_config else []), likeness)
-    if near and key not in WORDS_OF_THEIR_OWN:
-        return f"{_ASKS} {near!r}?"
+    if near and key not in METADATA_WORDS:
+        return f"{_DID_YOU_MEAN} {near!r}?"
     home = _other_home(key)
     if home:
         return f"{key!r} belongs {_place(key, home, is_override)}"
-    if in_config or key in WORDS_OF_THEIR_OWN:
+    if in_config or key in METADATA_WORDS:
         return ""
     at_top = node.get("title") == "Manifest"  # metadata is allowed: only clear misspellings
     settings = [*CONFIG_KEYS, *(CONFIG_ALIASES if at_top else ())]
@@ -298,16 +298,18 @@ def _hint(key: str, node: Mapping[str, Any], is_override: bool) -> str:
     if near and node.get("title") in {"Manifest", "Training", "DatasetSpec"}:
         return _suggestion(f"{CONFIG}.{CONFIG_ALIASES.get(near, near)}", is_override)
     # Similar enough for a hint, not for an error: too short, or like a name of another trainer.
-    doubtful = slip_of(key, _LOOSE_NAMES) if node.get("title") in _TAKES_LOOSE_KEYS else None
-    return _suggestion(home_of(doubtful) or doubtful, is_override) if doubtful else ""
+    doubtful = (
+        correct_spelling(key, _LOOSE_NAMES) if node.get("title") in _TAKES_LOOSE_KEYS else None
+    )
+    return _suggestion(canonical_path(doubtful) or doubtful, is_override) if doubtful else ""
 
 
 def _suggestion(path: str, is_override: bool) -> str:
     """`did you mean …?`: a path for --set; in a file, the key and its section."""
     section, dot, key = path.rpartition(".")
     if is_override or not dot:
-        return f"{_ASKS} {path!r}?"
-    return f"{_ASKS} {key!r} under {section}?"
+        return f"{_DID_YOU_MEAN} {path!r}?"
+    return f"{_DID_YOU_MEAN} {key!r} under {section}?"
 
 
 def _place(key: str, home: str, is_override: bool) -> str:
@@ -319,7 +321,7 @@ def _place(key: str, home: str, is_override: bool) -> str:
     return where if name == key else f"{where}, as {name!r}"
 
 
-_ASKS = "did you mean"
+_DID_YOU_MEAN = "did you mean"
 # Keys without effect on training: similar keys are metadata, not misspellings.
 _DESCRIPTIVE = {
     *("description", "author", "capabilities", "constraints", "limitations", "routing", "runtime"),
@@ -352,7 +354,7 @@ _NAMES_TOO = {
 }
 # Names that are closer to the letters of another key than to the one that is meant.
 _MEANT = {"FieldMapping": {"context": "input"}}
-_HOMES = {
+_SECTION_PATHS = {
     "DatasetSpec": "training.dataset",
     "Decoding": "training.decoding",
     "BaseModelSpec": "base_models[]",
@@ -378,17 +380,17 @@ def _every_name() -> frozenset[str]:
 def _other_home(key: str) -> str | None:
     if key in _AMBIGUOUS:
         return None
-    home = home_of(key)
+    home = canonical_path(key)
     if home:
         return home
-    for title, place in _HOMES.items():
+    for title, place in _SECTION_PATHS.items():
         if key in schema()["$defs"][title]["properties"]:
             return f"{place}.{key}"
     return key if key in ("training", "base_models", "soft_prompts") else None
 
 
-def _known(node: Mapping[str, Any]) -> str:
+def _known_keys_text(node: Mapping[str, Any]) -> str:
     names = sorted(node["properties"])
     if len(names) > 12:
-        return "see: expert manifest explain " + _HOMES.get(str(node.get("title")), CONFIG)
+        return "see: expert manifest explain " + _SECTION_PATHS.get(str(node.get("title")), CONFIG)
     return f"known keys: {', '.join(names)}"

@@ -340,7 +340,7 @@ def _descriptive(manifest: Manifest, found: Findings) -> None:
         if prompt.init_method == "text" and not prompt.init_text:
             what = "init_method is text, but there is no init_text"
             found.wrong(f"soft_prompts[{number}].init_text", what, "add the text")
-    _room_beside_prompts(manifest, found)
+    _soft_prompt_length(manifest, found)
     checkpoint = manifest.training.packaging_checkpoint
     if not re.fullmatch(r"final|best|checkpoint-[0-9]+", checkpoint):
         what = f"got {checkpoint!r}, expected final, best or checkpoint-N"
@@ -350,7 +350,7 @@ def _descriptive(manifest: Manifest, found: Findings) -> None:
         found.report("warning", "version", text)
 
 
-def _room_beside_prompts(manifest: Manifest, found: Findings) -> None:
+def _soft_prompt_length(manifest: Manifest, found: Findings) -> None:
     """Soft prompts take up part of every sequence."""
     length = manifest.training.config.max_seq_length
     tokens = sum(prompt.tokens for prompt in manifest.soft_prompts)

@@ -6,14 +6,14 @@ from collections.abc import Iterable
 
 SHORTEST = 4
 """Shorter known words are too close to words that mean something else."""
-LONG_ENOUGH_TO_REPLACE = 6
+MIN_LENGTH_REPLACED_LETTER = 6
 """A replaced letter makes a shorter word another one: `date` is not `data`, `test` not `text`."""
-LONG_ENOUGH_FOR_TWO = 6
-LONG_ENOUGH_ELSEWHERE = 6
+MIN_LENGTH_TWO_TYPOS = 6
+MIN_LENGTH_OTHER_SECTION = 6
 """For a key of another section: `speed` is not `seed`."""
-LONG_ENOUGH_TO_BEGIN_WRONG = 9
+MIN_LENGTH_WRONG_FIRST_LETTER = 9
 """The first letter is rarely wrong: `ranking` is not `packing`."""
-LONG_ENOUGH_TO_REPLACE_TWO = 9
+MIN_LENGTH_TWO_REPLACED = 9
 """`tracking` is not `training`."""
 LEAST_STEM = 5
 """Two wrong letters after this many right ones are another ending: `generator`, `generation`."""
@@ -21,7 +21,7 @@ ENDINGS = ("s", "es", "d", "ed", "r", "er", "ing")
 """Endings that make another word: `paths`, `tokenizer`."""
 
 # Words one or two letters away from a key, but common in metadata.
-WORDS_OF_THEIR_OWN = frozenset(
+METADATA_WORDS = frozenset(
     (
         *("adapted", "beats", "compiled", "compiler", "complete", "completed", "datasets", "date"),
         *("devices", "methods", "models", "optimised", "optimized", "pacing", "packaging"),
@@ -31,30 +31,30 @@ WORDS_OF_THEIR_OWN = frozenset(
 )
 
 
-def slip_of(word: str, known: Iterable[str], *, elsewhere: bool = False) -> str | None:
+def correct_spelling(word: str, known: Iterable[str], *, elsewhere: bool = False) -> str | None:
     """The known word that `word` is a misspelling of; None if there is none.
 
     If the known words belong to another section (`elsewhere`), the user is less likely to mean
     them: only one letter of a long word may be wrong.
     """
     wrong = _plain(word)
-    if wrong in WORDS_OF_THEIR_OWN:
+    if wrong in METADATA_WORDS:
         return None
     matches = []
     for name in known:
         right = _plain(name)
-        edits = _slips(wrong, right)
+        edits = _typo_count(wrong, right)
         if edits is None:
             continue
-        is_short = len(right) < LONG_ENOUGH_ELSEWHERE
+        is_short = len(right) < MIN_LENGTH_OTHER_SECTION
         if not elsewhere or not (edits > 1 or is_short or _is_a_form(right, wrong)):
             matches.append((edits, name))
     return min(matches)[1] if matches else None
 
 
-def neighbour_of(name: str, known: Iterable[str]) -> str | None:
+def closest_name(name: str, known: Iterable[str]) -> str | None:
     """The known name with the fewest edits: a hint for a name that is refused anyway."""
-    near = [other for other in known if _may_be_near(name, other)]
+    near = [other for other in known if _may_match(name, other)]
     matches = [(edit_distance(name, other), other) for other in near]
     return min(((e, other) for e, other in matches if e <= _allowed(other)), default=(0, None))[1]
 
@@ -63,9 +63,9 @@ def _plain(word: str) -> str:
     return word.lower().replace("-", "_").replace(" ", "_")
 
 
-def _slips(wrong: str, right: str) -> int | None:
+def _typo_count(wrong: str, right: str) -> int | None:
     """Number of wrong letters; None if too many for a misspelling of a word of this length."""
-    if not _may_be_near(wrong, right) or _digits(wrong) != _digits(right):
+    if not _may_match(wrong, right) or _digits(wrong) != _digits(right):
         return None
     parts, known_parts = wrong.split("_"), right.split("_")
     if len(parts) != len(known_parts):  # a missing _; else a missing or extra word
@@ -75,7 +75,7 @@ def _slips(wrong: str, right: str) -> int | None:
         return None
     total = 0
     for part, known_part in zip(parts, known_parts, strict=True):
-        edits = _slips_of_one(part, known_part)
+        edits = _typos_in_word(part, known_part)
         if edits is None:
             return None
         total += edits
@@ -83,10 +83,10 @@ def _slips(wrong: str, right: str) -> int | None:
 
 
 def _allowed(right: str) -> int:
-    return 2 if len(right) >= LONG_ENOUGH_FOR_TWO else 1
+    return 2 if len(right) >= MIN_LENGTH_TWO_TYPOS else 1
 
 
-def _may_be_near(wrong: str, right: str) -> bool:
+def _may_match(wrong: str, right: str) -> bool:
     """A cheap test that rules out most words: one edit changes at most two letters of the set."""
     size, allowed = len(right), _allowed(right)
     if size < SHORTEST or abs(size - len(wrong)) > allowed:
@@ -94,19 +94,19 @@ def _may_be_near(wrong: str, right: str) -> bool:
     return len(set(wrong) ^ set(right)) <= 2 * allowed
 
 
-def _slips_of_one(wrong: str, right: str) -> int | None:
+def _typos_in_word(wrong: str, right: str) -> int | None:
     """_slips for one word between underscores: `min_vram` and `max_vram` differ in a word."""
     if wrong == right:
         return 0
     size = len(right)
-    if wrong[:1] != right[:1] and size < LONG_ENOUGH_TO_BEGIN_WRONG:
+    if wrong[:1] != right[:1] and size < MIN_LENGTH_WRONG_FIRST_LETTER:
         return None
     replaced = size == len(wrong) and sorted(wrong) != sorted(right)
-    if replaced and size < LONG_ENOUGH_TO_REPLACE:
+    if replaced and size < MIN_LENGTH_REPLACED_LETTER:
         return None
     edits = edit_distance(wrong, right)
     if edits > 1:
-        if size < LONG_ENOUGH_FOR_TWO or (replaced and size < LONG_ENOUGH_TO_REPLACE_TWO):
+        if size < MIN_LENGTH_TWO_TYPOS or (replaced and size < MIN_LENGTH_TWO_REPLACED):
             return None
         stem = max(LEAST_STEM, size - 3)
         if wrong[:stem] == right[:stem]:

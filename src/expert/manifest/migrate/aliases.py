@@ -125,7 +125,7 @@ DATASET_KEYS = frozenset(DatasetSpec.model_fields)
 BASE_MODEL_KEYS = ("quantization", "prompt_template")
 
 
-def home_of(key: str) -> str | None:
+def canonical_path(key: str) -> str | None:
     """The path of a key or alias: `batch_size` -> `training.config.batch_size`."""
     if key in CONFIG_KEYS:
         return f"{CONFIG}.{key}"
@@ -147,10 +147,10 @@ SHORT_NAMES: tuple[tuple[tuple[str | int, ...], Iterable[str]], ...] = (
 )
 
 
-def homes_of_short_name(key: str) -> list[tuple[str | int, ...]]:
+def sections_with_key(key: str) -> list[tuple[str | int, ...]]:
     """The sections that have a key of this name; none if it may be at the top level of a file."""
     at_the_top = {*Manifest.model_fields, *SPECIAL_NAMES, *BASE_MODEL_KEYS}
     at_the_top |= {"base_model", "model", "dataset", "data", "adapters", "config"}
-    if key in at_the_top or home_of(key) is not None:
+    if key in at_the_top or canonical_path(key) is not None:
         return []
     return [home for home, keys in SHORT_NAMES if key in keys]

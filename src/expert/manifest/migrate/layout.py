@@ -17,7 +17,7 @@ from expert.manifest.migrate.aliases import (
     MODEL_NAMES,
     SHAPE_ALIASES,
     SPECIAL_NAMES,
-    home_of,
+    canonical_path,
 )
 from expert.manifest.migrate.migration import Entries, Migration
 from expert.manifest.notices import Notice
@@ -36,7 +36,7 @@ from expert.manifest.peers.mlx_autotrain import read_mlx, refuse_autotrain
 from expert.manifest.peers.packed_batches import read_packed_batches
 from expert.manifest.peers.sections import move_loader_keys, open_sections, read_python_lines
 from expert.manifest.peers.unsloth_studio import read_unsloth_studio
-from expert.manifest.peers.unsupported_keys import answer_keys
+from expert.manifest.peers.unsupported_keys import report_unsupported
 from expert.manifest.schema.dataset import Decoding
 from expert.manifest.schema.kinds import AdapterType
 from expert.manifest.schema.manifest import CHAR_GPT, BaseModelSpec, CharGptShape
@@ -79,7 +79,7 @@ def migrate(root: Item, folder: Path = Path(), *, is_override: bool = False) -> 
 def _move_config(work: Migration) -> None:
     """Move a `config` or `decoding` with settings that is beside `training` instead of in it."""
     for section, is_setting in (
-        ("config", lambda key: home_of(key) or key in SPECIAL_NAMES),
+        ("config", lambda key: canonical_path(key) or key in SPECIAL_NAMES),
         ("decoding", Decoding.model_fields.__contains__),
     ):
         item = work.root.get(section, Item(None))
@@ -101,7 +101,7 @@ def _read_other_trainers(work: Migration) -> None:
     read_mlx(work)
     refuse_autotrain(work)
     read_unsloth_studio(work)
-    if not work.is_whole:
+    if not work.is_expert_manifest:
         open_sections(work, work.root)
     open_sections(work, work.section("training"))
     if work.config is not None:
@@ -120,7 +120,7 @@ def _read_other_trainers(work: Migration) -> None:
     for zone in zones:
         convert_keys(work, zone)
         # `bias` under `model` belongs to the character model, not to an adapter.
-        answer_keys(work, zone, keep=("bias",) if model and zone is model.value else ())
+        report_unsupported(work, zone, keep=("bias",) if model and zone is model.value else ())
 
 
 def complete_layout(work: Migration) -> None:
@@ -176,7 +176,7 @@ def _move_dataset(work: Migration) -> None:
             continue
         target = training.setdefault("dataset", Item({}, item.path, item.line)).fields()
         move_loader_keys(work, item.value)
-        answer_keys(work, item.value)
+        report_unsupported(work, item.value)
         _rename_dataset_keys(work, item.value)
         for name, entry in item.value.items():
             if is_comment(name) or name not in DATASET_KEYS:

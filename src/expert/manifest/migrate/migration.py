@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from expert.core.errors import Problem
-from expert.manifest.migrate.aliases import home_of
+from expert.manifest.migrate.aliases import canonical_path
 from expert.manifest.notices import Kind, Notice
 from expert.manifest.text.item import Item, shown
 
@@ -17,7 +17,7 @@ NULL_IS_A_VALUE = ("max_grad_norm", "save_total_limit")
 """Keys of training.config whose null is not the same as leaving them out."""
 
 
-def beside(item: Item, value: Any) -> Item:
+def with_value(item: Item, value: Any) -> Item:
     """Another value with the path and line of `item`."""
     return Item(value, item.path, item.line, from_command_line=item.from_command_line)
 
@@ -80,7 +80,7 @@ class Migration:
         return self.root.get("training", Item(None)).get("config")
 
     @property
-    def is_whole(self) -> bool:
+    def is_expert_manifest(self) -> bool:
         """Whether this is an Expert manifest, whose top level describes the expert."""
         return self.config is not None
 
@@ -120,7 +120,7 @@ class Migration:
         config = self.section("training", "config")
         self.place(config, key, item, f"training.config.{key}")
         if key == "save_every_epochs" and item.value is not None:
-            config.setdefault("save_strategy", beside(item, "epoch"))
+            config.setdefault("save_strategy", with_value(item, "epoch"))
 
     def place_in_model(self, key: str, item: Item) -> None:
         self.place(self.first_base_model, key, item, f"base_models[0].{key}")
@@ -137,9 +137,9 @@ class Migration:
         if present is not None and present.value not in (None, "auto", value):
             self.conflict(item, present)
             return
-        zone[key] = beside(item, value)
+        zone[key] = with_value(item, value)
         text = value if isinstance(value, str) else shown(value)
-        self.read_as(item, f"{home_of(key) or f'base_models[0].{key}'}: {text}")
+        self.read_as(item, f"{canonical_path(key) or f'base_models[0].{key}'}: {text}")
 
     # --- reporting ---------------------------------------------------------------------------
 

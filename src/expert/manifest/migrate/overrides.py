@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from expert.core.errors import ExpertError
-from expert.manifest.migrate.aliases import homes_of_short_name
+from expert.manifest.migrate.aliases import sections_with_key
 from expert.manifest.migrate.layout import migrate
-from expert.manifest.migrate.migration import Migration, beside
+from expert.manifest.migrate.migration import Migration, with_value
 from expert.manifest.text.item import MAX_DEPTH, Item, join
 
 _STEP = re.compile(r"([^.\[\]]+)((?:\[[0-9]{1,6}\])*)")
@@ -64,7 +64,7 @@ def apply_overrides(root: Item, overrides: Sequence[str]) -> Migration:
             if steps[0] in ("base_model", "adapters"):  # of layout 1.0
                 steps = ["base_models", 0, *steps[steps[0] == "base_model" :]]
             if steps[:1] == ["base_models"] and len(steps) == 2 and isinstance(item.value, str):
-                item = beside(item, {"name": item})
+                item = with_value(item, {"name": item})
             _set_at(root, steps, item, text)
             continue
         layer = Item({})
@@ -86,7 +86,7 @@ def _full_path(steps: list[str | int], text: str) -> list[str | int]:
     several sections have a key of this name."""
     if len(steps) != 1:
         return ["training", *steps] if steps[0] in ("config", "decoding") else steps
-    homes = homes_of_short_name(str(steps[0]))
+    homes = sections_with_key(str(steps[0]))
     if len(homes) > 1:
         names = ", ".join(_path_text([*home, *steps]) for home in homes)
         raise OverrideError(f"--set {text}: several keys have this name  (use one of {names})")

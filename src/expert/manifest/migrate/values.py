@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from expert.manifest.migrate.migration import Entries, Migration, beside
+from expert.manifest.migrate.migration import Entries, Migration, with_value
 from expert.manifest.schema.kinds import Tracker
 from expert.manifest.text.item import Item, shown
 
@@ -61,7 +61,7 @@ MODEL_VALUES: Mapping[str, Mapping[Any, Any]] = {
 }
 # One name, or several: `q_proj, v_proj`. "auto" and "all-linear" are no names.
 _LAYERS = re.compile(r"(?!auto$)\w[\w.]*(\s*,\s*[\w.]+)*,?")
-_OFTEN = {
+_INTERVAL_KEYS = {
     "eval_steps": ", or evaluation_strategy: epoch",
     "save_steps": ", or save_strategy: epoch",
     "logging_steps": "",
@@ -149,7 +149,7 @@ def _convert_config(work: Migration, config: Entries) -> None:
         work.problem(targets, f"{shown(targets.value)} is a regular expression", fix)
     elif isinstance(targets.value, str) and _LAYERS.fullmatch(targets.value):
         names = [name.strip() for name in targets.value.split(",") if name.strip()]
-        targets.value = [beside(targets, name) for name in names]
+        targets.value = [with_value(targets, name) for name in names]
     _refuse_shares(work, config)
     _convert_trackers(work, config)
     # `warmup_steps: 0.1` is a share of all steps in Transformers 5.
@@ -177,7 +177,7 @@ def _convert_config(work: Migration, config: Entries) -> None:
 
 def _refuse_shares(work: Migration, config: Entries) -> None:
     """`save_steps: 0.2` is a share of all steps in Transformers; these are not known yet."""
-    for key, instead in _OFTEN.items():
+    for key, instead in _INTERVAL_KEYS.items():
         item = config.get(key, Item(None))
         if isinstance(item.value, float) and 0 < item.value < 1:
             del config[key]
@@ -191,7 +191,7 @@ def _convert_trackers(work: Migration, config: Entries) -> None:
     if trackers is None:
         return
     if isinstance(trackers.value, str):
-        trackers.value = [beside(trackers, trackers.value)]
+        trackers.value = [with_value(trackers, trackers.value)]
     if trackers.plain() == ["none"]:
         trackers.value = []
     names = [entry.value for entry in _entries(trackers) if isinstance(entry.value, str)]
@@ -213,7 +213,7 @@ def _convert_qlora(work: Migration, config: Entries) -> None:
     for model in _entries(work.root.get("base_models")):
         bits = model.fields().get("quantization")
         if bits is None or bits.value in (None, "auto"):
-            model.fields()["quantization"] = beside(adapter, "int4")
+            model.fields()["quantization"] = with_value(adapter, "int4")
         elif bits.value not in ("int4", "nf4", "4bit"):
             work.conflict(adapter, bits)
     adapter.value = "lora"

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from expert.manifest.migrate.migration import Entries, Migration, beside, take
+from expert.manifest.migrate.migration import Entries, Migration, take, with_value
 from expert.manifest.peers.data_sets import (
     MESSAGES,
     PREFERENCES,
     NamedDataset,
-    keys_of_messages,
+    check_message_key,
     map_column,
     put_rows,
     put_validation,
     roles,
     title_of,
 )
-from expert.manifest.peers.packed_batches import number_in, put_batch_tokens
-from expert.manifest.peers.unsupported_keys import answer_keys
+from expert.manifest.peers.packed_batches import int_or_zero, put_batch_tokens
+from expert.manifest.peers.unsupported_keys import report_unsupported
 from expert.manifest.schema.message_names import ROLES
 from expert.manifest.text.item import Item, shown
 
 # With any of these, a file with micro_batch_size is Axolotl's.
-SIGNS = (
+DISTINCTIVE_KEYS = (
     *("datasets", "pretraining_dataset", "sequence_len", "sample_packing", "train_on_inputs"),
     *("val_set_size", "dataset_prepared_path", "lora_target_linear"),
 )
@@ -29,7 +29,7 @@ _COLUMNS = {"field_instruction": "instruction", "field_input": "input", "field_o
 _FORMATS = ("json", "jsonl", "csv", "parquet", "text", "arrow")
 _TEXT_TYPES = ("completion", "pretrain", "pretraining")
 _PREFERENCE_TYPES = ("bradley_terry", "stepwise_supervised", "chatml.intel", "llama3.ultra")
-_KEYS_OF_MESSAGES = {
+_MESSAGE_KEYS = {
     "message_field_role": "role",
     "message_field_content": "content",
     "message_field_training": "train",
@@ -44,10 +44,10 @@ _FORMATTED = "rows are formatted by their columns and the model's template"
 
 
 def read_axolotl(work: Migration) -> None:
-    _cadences(work)
+    _read_intervals(work)
     listed = take(work.root, "datasets")
     if "path" in listed.fields():
-        listed = beside(listed, [listed])  # one, without a dash
+        listed = with_value(listed, [listed])  # one, without a dash
     if isinstance(listed.value, list) and listed.value:
         work.seen.add("rows of a list")
         sets = [_data_set(work, entry) for entry in listed.value]
@@ -58,32 +58,32 @@ def read_axolotl(work: Migration) -> None:
     if isinstance(tests.value, list):
         single = len(tests.value) == 1
         put_validation(work, tests, [_data_set(work, e) if single else None for e in tests.value])
-    _take_stream(work)
-    signs = [key for key in SIGNS if key in work.root]
+    _read_stream(work)
+    signs = [key for key in DISTINCTIVE_KEYS if key in work.root]
     if "rows of a list" in work.seen:
         signs.append("datasets")
-    if work.is_whole:  # micro_batch_size is ours
+    if work.is_expert_manifest:  # micro_batch_size is ours
         signs = []
     if len(signs) > 1:
         _total_batch(work)
     _batches(work, signs)
     if len(signs) > 1:
-        _no_adapter(work)
-    _switches(work)
+        _default_to_full(work)
+    _read_switches(work)
 
 
 def _total_batch(work: Migration) -> None:
     """Convert batch_size, in Axolotl the rows of a whole step on one GPU: it sets the accumulation,
     unless that is set itself."""
     total, rows = (work.root.get(key, Item(None)) for key in ("batch_size", "micro_batch_size"))
-    if not number_in(total) or not number_in(rows):
+    if not int_or_zero(total) or not int_or_zero(rows):
         return
     del work.root["batch_size"]
     if work.root.get("gradient_accumulation_steps", Item(None)).value is not None:
         work.supersede(total, "micro_batch_size × gradient_accumulation_steps is the step there")
         return
-    steps = max(1, number_in(total) // number_in(rows))
-    work.root["gradient_accumulation_steps"] = beside(total, steps)
+    steps = max(1, int_or_zero(total) // int_or_zero(rows))
+    work.root["gradient_accumulation_steps"] = with_value(total, steps)
     work.read_as(total, f"training.config.gradient_accumulation_steps: {steps}")
 
 
@@ -93,10 +93,10 @@ def _batches(work: Migration, signs: list[str]) -> None:
     count = work.root.get("micro_batch_size", Item(None))
     if not signs or "batch_size" in work.root or "batch_tokens" in work.root:
         return
-    if not number_in(count):
+    if not int_or_zero(count):
         return  # the schema reports it
     packs = bool(work.root.get("sample_packing", Item(None)).value)
-    places = number_in(work.root.get("sequence_len", Item(_DEFAULT_SEQUENCE_LEN)))
+    places = int_or_zero(work.root.get("sequence_len", Item(_DEFAULT_SEQUENCE_LEN)))
     del work.root["micro_batch_size"]
     if not packs or "streaming" in work.dataset:
         text = "training.config.batch_size: rows per step, before gradient_accumulation_steps"
@@ -109,7 +109,7 @@ def _batches(work: Migration, signs: list[str]) -> None:
         put_batch_tokens(work, count, places)
 
 
-def _no_adapter(work: Migration) -> None:
+def _default_to_full(work: Migration) -> None:
     """Without `adapter`, Axolotl trains all weights; the default here is lora."""
     named = work.root.get("adapter") or work.root.get("adapter_type")
     in_config = work.config.get("adapter_type") if work.config is not None else None
@@ -117,15 +117,15 @@ def _no_adapter(work: Migration) -> None:
         return
     at = named or Item(None, "adapter")
     work.root.pop("adapter", None)
-    work.root["adapter_type"] = beside(at, "full")
+    work.root["adapter_type"] = with_value(at, "full")
     text = "training.config.adapter_type: full (no adapter is named: every weight is trained)"
     work.read_as(at, text)
 
 
-def _switches(work: Migration) -> None:
+def _read_switches(work: Migration) -> None:
     linear = _switch(work, "lora_target_linear")
     if linear.value and not work.root.get("lora_target_modules", Item(None)).value:
-        work.root["lora_target_modules"] = beside(linear, "all-linear")
+        work.root["lora_target_modules"] = with_value(linear, "all-linear")
         work.read_as(linear, "training.config.target_modules: all-linear")
     elif linear.value is False and not work.root.get("lora_target_modules", Item(None)).value:
         text = "every linear layer gets an adapter, unless lora_target_modules names others"
@@ -145,7 +145,7 @@ def _switch(work: Migration, key: str) -> Item:
     return Item(None)
 
 
-def _cadences(work: Migration) -> None:
+def _read_intervals(work: Migration) -> None:
     """Convert evals_per_epoch and saves_per_epoch; 0 is never."""
     for key, (home, steps) in _CADENCES.items():
         item = take(work.root, key)
@@ -155,14 +155,14 @@ def _cadences(work: Migration) -> None:
             work.refuse(item, "a whole number")
             continue
         how = "epoch" if item.value else "no"
-        work.root.setdefault(home, beside(item, how))
+        work.root.setdefault(home, with_value(item, how))
         work.read_as(item, f"training.config.{home}: {how}")
         if item.value > 1:
             text = f"once per epoch, not {item.value} times; set {steps} for shorter intervals"
             work.report("warning", item, text)
 
 
-def _take_stream(work: Migration) -> None:
+def _read_stream(work: Migration) -> None:
     """Convert pretraining_dataset: streamed plain text."""
     item = take(work.root, "pretraining_dataset")
     if not item.value:
@@ -175,12 +175,12 @@ def _take_stream(work: Migration) -> None:
     entry = entries[0]
     fields = entry.fields()
     column = fields.pop("text_column", None)
-    fields.setdefault("type", beside(entry, "pretrain"))
+    fields.setdefault("type", with_value(entry, "pretrain"))
     if column is not None:
         fields["field"] = column
     named = _data_set(work, entry)
     if named is not None:
-        named.more["streaming"] = beside(item, True)
+        named.more["streaming"] = with_value(item, True)
         put_rows(work, [named])
 
 
@@ -192,21 +192,21 @@ def _data_set(work: Migration, entry: Item) -> NamedDataset | None:
         return None
     fields = dict(entry.value)
     named = NamedDataset("rows", entry)
-    _place_of(work, fields, named)
-    _type_of(work, fields, named)
-    _columns_of(work, fields, named)
-    _messages_of(work, fields)
+    _read_location(work, fields, named)
+    _read_type(work, fields, named)
+    _read_columns(work, fields, named)
+    _check_messages(work, fields)
     for key in ("field_mapping", "max_samples"):
         if key in fields:
             named.more[key] = fields.pop(key)
-    answer_keys(work, fields)
+    report_unsupported(work, fields)
     for key, item in fields.items():
         if not key.startswith("_") and item.value not in (None, False, ""):
             work.without_effect(item, "Expert has no such dataset key")
     return named
 
 
-def _place_of(work: Migration, fields: Entries, named: NamedDataset) -> None:
+def _read_location(work: Migration, fields: Entries, named: NamedDataset) -> None:
     """Path, split, configuration and format."""
     path, files = fields.pop("path", None), take(fields, "data_files")
     kind = take(fields, "ds_type")
@@ -243,7 +243,7 @@ def _place_of(work: Migration, fields: Entries, named: NamedDataset) -> None:
         work.without_effect(revision, "the latest version on the hub is read")
 
 
-def _type_of(work: Migration, fields: Entries, named: NamedDataset) -> None:
+def _read_type(work: Migration, fields: Entries, named: NamedDataset) -> None:
     """Convert `type`, as far as columns and template do not decide: plain text, refused formats."""
     kind, column = fields.get("type"), take(fields, "field")
     if kind is None or isinstance(kind.value, dict):
@@ -251,7 +251,7 @@ def _type_of(work: Migration, fields: Entries, named: NamedDataset) -> None:
     del fields["type"]
     word = str(kind.value)
     if word in _TEXT_TYPES:
-        named.mapping["text"] = column if column.value else beside(kind, "text")
+        named.mapping["text"] = column if column.value else with_value(kind, "text")
     elif word.startswith(_PREFERENCE_TYPES) and "another method" not in work.seen:
         work.problem(kind, f"{word}: {PREFERENCES[0]}", PREFERENCES[1])
     elif word == "input_output":
@@ -261,7 +261,7 @@ def _type_of(work: Migration, fields: Entries, named: NamedDataset) -> None:
         work.supersede(kind, _FORMATTED)
 
 
-def _columns_of(work: Migration, fields: Entries, named: NamedDataset) -> None:
+def _read_columns(work: Migration, fields: Entries, named: NamedDataset) -> None:
     """Convert the column names of an entry, or of its `type`."""
     under = take(fields, "type").fields()
     for key, part in _COLUMNS.items():
@@ -281,12 +281,12 @@ def _columns_of(work: Migration, fields: Entries, named: NamedDataset) -> None:
         named.mapping["messages"] = messages
 
 
-def _messages_of(work: Migration, fields: Entries) -> None:
+def _check_messages(work: Migration, fields: Entries) -> None:
     """Check the names of keys and roles in conversations."""
     for part, item in take(fields, "message_property_mappings").fields().items():
-        keys_of_messages(work, part, item)
-    for key, part in _KEYS_OF_MESSAGES.items():
-        keys_of_messages(work, part, take(fields, key))
+        check_message_key(work, part, item)
+    for key, part in _MESSAGE_KEYS.items():
+        check_message_key(work, part, take(fields, key))
     for role, names in take(fields, "roles").fields().items():
         roles(work, names.value if isinstance(names.value, list) else [names], role)
     trained = take(fields, "roles_to_train")

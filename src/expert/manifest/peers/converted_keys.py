@@ -15,8 +15,8 @@ from expert.manifest.migrate.aliases import (
     LOAD_IN_NAMES,
     MODEL_NAMES,
 )
-from expert.manifest.migrate.migration import Entries, Migration, beside, take
-from expert.manifest.peers.distributed import SHARING
+from expert.manifest.migrate.migration import Entries, Migration, take, with_value
+from expert.manifest.peers.distributed import DISTRIBUTED_KEYS
 from expert.manifest.schema.kinds import PromptTemplate, Tracker
 from expert.manifest.text.item import Item, shown
 
@@ -65,9 +65,9 @@ class Values:
 
 def convert_keys(work: Migration, zone: Entries) -> None:
     """Convert all CONVERTED keys of a section, with a notice or problem for each."""
-    first = [key for key in SHARING if key in zone]
-    for key in [*first, *(key for key in zone if key in CONVERTED and key not in SHARING)]:
-        if key in _ONLY_OUTSIDE and (zone is not work.root or work.is_whole):
+    first = [key for key in DISTRIBUTED_KEYS if key in zone]
+    for key in [*first, *(key for key in zone if key in CONVERTED and key not in DISTRIBUTED_KEYS)]:
+        if key in _MAY_BE_METADATA and (zone is not work.root or work.is_expert_manifest):
             continue
         item = zone.pop(key)
         if item.value is not None:
@@ -103,7 +103,7 @@ def read_quantization(work: Migration) -> None:
     if bits.value not in (4, 8) or isinstance(bits.value, bool):
         work.refuse(bits, "4 or 8")
         return
-    work.root.setdefault("quantization", beside(bits, f"int{bits.value}"))
+    work.root.setdefault("quantization", with_value(bits, f"int{bits.value}"))
     work.read_as(bits, f"base_models[0].quantization: int{bits.value}")
 
 
@@ -175,7 +175,7 @@ def _half(work: Migration, zone: Entries, item: Item) -> None:
     """Convert `float16`, `bfloat16`, `pure_bf16` and `float32`."""
     if item.key == "float32":
         if item.value is True:
-            zone["dtype"] = beside(item, "float32")
+            zone["dtype"] = with_value(item, "float32")
         return
     key = "fp16" if item.key == "float16" else "bf16"
     if item.value is True:
@@ -225,8 +225,8 @@ def _min_rate(work: Migration, item: Item) -> None:
     if isinstance(rate, bool) or not isinstance(rate, int | float):
         work.refuse(item, "a number")
         return
-    options = config.setdefault("lr_scheduler_kwargs", beside(item, {}))
-    options.fields()["min_lr"] = beside(item, rate)
+    options = config.setdefault("lr_scheduler_kwargs", with_value(item, {}))
+    options.fields()["min_lr"] = with_value(item, rate)
     work.read_as(item, f"training.config.lr_scheduler_kwargs.min_lr: {rate:g}")
 
 
@@ -307,11 +307,11 @@ def _add_tracker(work: Migration, item: Item, name: str) -> None:
     config, added = work.section("training", "config"), "trackers by other keys"
     if "trackers" not in config:
         work.seen.add(added)
-        config["trackers"] = beside(item, [beside(item, "tensorboard")])
+        config["trackers"] = with_value(item, [with_value(item, "tensorboard")])
     if added in work.seen:
         listed = config["trackers"].value
         if isinstance(listed, list) and name not in [entry.value for entry in listed]:
-            listed.append(beside(item, name))
+            listed.append(with_value(item, name))
         work.read_as(item, f"training.config.trackers: {name}")
 
 
@@ -338,7 +338,7 @@ def _named(work: Migration, zone: Entries, key: str, item: Item) -> None:
 
 
 def _run_name(work: Migration, zone: Entries, item: Item) -> None:
-    if zone is work.root and work.is_whole:
+    if zone is work.root and work.is_expert_manifest:
         zone["run_name"] = item  # metadata
     elif item.value:
         _named(work, zone, "tracker_run_name", item)
@@ -408,9 +408,9 @@ CONVERTED: dict[str, Callable[[Migration, Entries, Item], object]] = {
     **{f"use_{name}": _tracker(name) for name in get_args(Tracker)},
     **_all("logger_name metric_logger", _logger),
     **_all("run_name wandb_name wandb_run_name mlflow_run_name trackio_run_name", _run_name),
-    **SHARING,
+    **DISTRIBUTED_KEYS,
 }
-_ONLY_OUTSIDE = (
+_MAY_BE_METADATA = (
     *("plugins", "tokens", "rope_scaling", "template", "chat_template", "quantize", "attn"),
     *("min_lr", "strategy"),
 )
@@ -435,7 +435,7 @@ def _dtype(work: Migration, item: Item) -> None:
         if present is not None and present.value not in (None, "auto", flag):
             work.conflict(item, present)
             return
-    config.update({key: beside(item, flag) for key, flag in flags.items()})
+    config.update({key: with_value(item, flag) for key, flag in flags.items()})
     text = ", ".join(f"{key}: {shown(flag)}" for key, flag in flags.items())
     work.read_as(item, f"training.config.{text}")
 
@@ -444,7 +444,7 @@ def _amp(work: Migration, item: Item) -> None:
     if item.value is True:
         work.read_as(item, "mixed precision: the plan chooses bf16 or fp16")
     else:
-        _dtype(work, beside(item, "fp32") if item.value is False else item)
+        _dtype(work, with_value(item, "fp32") if item.value is False else item)
 
 
 def _load_in(work: Migration, item: Item) -> None:
@@ -463,7 +463,7 @@ def _load_in(work: Migration, item: Item) -> None:
         if present is not None and not is_unset and item.value is not (present.value == bits):
             work.conflict(item, present)
         elif item.value or is_unset or (present is not None and present.value == "none"):
-            entry.fields()["quantization"] = beside(item, value)
+            entry.fields()["quantization"] = with_value(item, value)
             work.read_as(item, f"base_models[{number}].quantization: {value}")
 
 
@@ -479,7 +479,7 @@ def _adam_beta(work: Migration, item: Item) -> None:
             work.conflict(item, betas)
         return
     if betas is None:
-        betas = config["betas"] = beside(item, [Item(0.9), Item(0.999)])
+        betas = config["betas"] = with_value(item, [Item(0.9), Item(0.999)])
     assert isinstance(betas.value, list)
     betas.value[position] = item
     work.read_as(item, f"training.config.betas[{position}]")
@@ -494,7 +494,7 @@ def _use_dora(work: Migration, item: Item) -> None:
     if not isinstance(item.value, bool):
         work.refuse(item, "true or false")
     elif item.value and word == "lora":
-        config["adapter_type"] = beside(item, "dora")
+        config["adapter_type"] = with_value(item, "dora")
         work.read_as(item, "training.config.adapter_type: dora")
     elif item.value is not (word == "dora"):
         work.conflict(item, kind)

@@ -6,16 +6,16 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from expert.manifest.migrate.migration import Entries, Migration, beside
-from expert.manifest.schema.message_names import ROLES, THOUGHTS, TRAINED, TRAINED_IN_PARTS
+from expert.manifest.migrate.migration import Entries, Migration, with_value
+from expert.manifest.schema.message_names import REASONING_FIELDS, ROLES, TRAIN_DETAIL, TRAIN_FIELDS
 from expert.manifest.text.item import Item, shown
 
-KEYS_OF_MESSAGES = {
+MESSAGE_KEYS = {
     "role": ("role", "from"),
     "content": ("content", "value"),
-    "train": TRAINED,
-    "train_detail": (TRAINED_IN_PARTS,),
-    **dict.fromkeys(THOUGHTS, THOUGHTS),
+    "train": TRAIN_FIELDS,
+    "train_detail": (TRAIN_DETAIL,),
+    **dict.fromkeys(REASONING_FIELDS, REASONING_FIELDS),
 }
 MESSAGES = ("messages", "conversations")
 """Columns that hold conversations by default."""
@@ -62,7 +62,7 @@ class NamedDataset:
             parts.append(split)
         if self.subset is not None:
             parts.append(str(self.subset.value))
-        return beside(self.path, "::".join(parts))
+        return with_value(self.path, "::".join(parts))
 
     def columns(self, but: str = "") -> dict[str, object]:
         """What all tasks must have in common."""
@@ -89,7 +89,7 @@ def put_rows(work: Migration, sets: Sequence[NamedDataset]) -> None:
         work.place_in_dataset("path", first.source)
     if first.mapping:
         at = next(iter(first.mapping.values()))
-        work.dataset.setdefault("field_mapping", beside(at, first.mapping))
+        work.dataset.setdefault("field_mapping", with_value(at, first.mapping))
     for key, item in first.more.items():
         work.place_in_dataset(key, item)
 
@@ -112,10 +112,10 @@ def _put_tasks(work: Migration, sets: Sequence[NamedDataset]) -> None:
             name, number = named.name, 2
             while name in tasks:  # a set listed twice is two tasks
                 name, number = f"{named.name}-{number}", number + 1
-            tasks[name] = beside(named.item, {"train": named.source})
+            tasks[name] = with_value(named.item, {"train": named.source})
     at = sets[0].item
-    work.place_in_dataset("tasks", beside(at, tasks))
-    work.dataset.setdefault("type", beside(at, "multi_task"))
+    work.place_in_dataset("tasks", with_value(at, tasks))
+    work.dataset.setdefault("type", with_value(at, "multi_task"))
 
 
 def put_validation(work: Migration, item: Item, sets: Sequence[NamedDataset | None]) -> None:
@@ -160,7 +160,7 @@ def read_hub_parts(work: Migration) -> None:
 def note_defaults(work: Migration) -> None:
     """Note the differences to TRL, which by default trains on prompts of conversations too, and all
     weights."""
-    if not {"model_name_or_path", "model_name"} & {*work.root} or work.is_whole:
+    if not {"model_name_or_path", "model_name"} & {*work.root} or work.is_expert_manifest:
         return
     keys = [*work.root, *work.section("training")]
     if "dataset_name" in work.root and not any(map(_ADAPTER_KEYS.fullmatch, keys)):
@@ -189,9 +189,9 @@ def map_column(named: NamedDataset, part: str, item: Item) -> None:
         named.mapping[part] = item
 
 
-def keys_of_messages(work: Migration, part: str, item: Item) -> None:
+def check_message_key(work: Migration, part: str, item: Item) -> None:
     """Refuse keys of messages that are not read, such as another name for `role` or `from`."""
-    known = KEYS_OF_MESSAGES.get(part, (part,))
+    known = MESSAGE_KEYS.get(part, (part,))
     if item.value not in (None, *known):
         what = f"{shown(item.plain())} is not a known message key for {part}"
         work.problem(item, what, f"rename it to {' or '.join(known)} in the rows")

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from expert.core.files import read_json
-from expert.manifest.migrate.migration import Entries, Migration, as_item, beside, take
+from expert.manifest.migrate.migration import Entries, Migration, as_item, take, with_value
 from expert.manifest.text.item import Item, is_comment, shown
 
 _MAX_BYTES = 1_000_000
@@ -81,9 +81,9 @@ def read_fsdp_config(work: Migration, zone: Entries, item: Item) -> None:
     for key in keys:
         entry = fields[key]
         name = f"fsdp_{key.removeprefix('fsdp_')}"
-        if name in OF_FSDP and entry.value is not None:
-            OF_FSDP[name](work, zone, entry)
-        elif name not in OF_FSDP:
+        if name in FSDP_KEYS and entry.value is not None:
+            FSDP_KEYS[name](work, zone, entry)
+        elif name not in FSDP_KEYS:
             zone[name] = entry  # reported by unsupported_keys.py
 
 
@@ -120,7 +120,7 @@ def _checkpointing(work: Migration, zone: Entries, item: Item) -> None:
         work.refuse(item, "true or false")
 
 
-OF_FSDP = {
+FSDP_KEYS = {
     "fsdp_sharding_strategy": _strategy,
     "fsdp_reshard_after_forward": _reshard,
     "fsdp_offload_params": _offload,
@@ -182,19 +182,19 @@ def _values(work: Migration, zone: Entries, fields: Entries) -> None:
     for key, (home, names) in _SHARED_VALUES.items():
         item = take(fields, key)
         if item.value not in (None, "auto"):
-            _agree(work, zones, names, home, item)
+            _set_or_compare(work, zones, names, home, item)
     for key in ("bf16", "fp16"):
         enabled = take(fields, key).get("enabled") or Item(None)
         in_manifest = any(key in section for section in zones)
         if enabled.value is True or (enabled.value is False and in_manifest):
-            _agree(work, zones, (key,), key, enabled)
+            _set_or_compare(work, zones, (key,), key, enabled)
     total = take(fields, "train_batch_size")
     if total.value not in (None, "auto"):
         text = "rows per step are batch_size × gradient_accumulation_steps on any number of GPUs"
         work.supersede(total, text)
 
 
-def _agree(
+def _set_or_compare(
     work: Migration, zones: list[Entries], names: tuple[str, ...], home: str, item: Item
 ) -> None:
     present = next((zone[name] for zone in zones for name in names if name in zone), None)
@@ -240,7 +240,7 @@ def read_strategy(work: Migration, zone: Entries, item: Item) -> None:
         if word.endswith("offload"):
             work.supersede(item, _OFFLOADED)
     elif stage is not None:
-        _stage(work, zone, beside(item, int(stage[1] or 2)))
+        _stage(work, zone, with_value(item, int(stage[1] or 2)))
         if stage[2]:
             work.supersede(item, _OFFLOADED)
     else:
@@ -300,11 +300,11 @@ def _read_file(work: Migration, item: Item) -> Item:
     return as_item({"zero_optimization": zero}, item, named.name)
 
 
-SHARING = {
+DISTRIBUTED_KEYS = {
     "distributed_type": read_distributed_type,
     "fsdp_config": read_fsdp_config,
     "fsdp": read_fsdp,
-    **OF_FSDP,
+    **FSDP_KEYS,
     "deepspeed": read_deepspeed,
     "deepspeed_config": read_deepspeed,
     "strategy": read_strategy,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-from expert.manifest.migrate.migration import Entries, Migration, beside, take
+from expert.manifest.migrate.migration import Entries, Migration, take, with_value
 from expert.manifest.peers.data_sets import NamedDataset
-from expert.manifest.peers.defaults import constant_rate, no_clipping
-from expert.manifest.peers.packed_batches import number_in, put_batch_tokens
+from expert.manifest.peers.defaults import default_constant_rate, default_no_clipping
+from expert.manifest.peers.packed_batches import int_or_zero, put_batch_tokens
 from expert.manifest.text.item import Item, shown
 
 _LITGPT_TARGETS = {
@@ -58,7 +58,7 @@ def read_litgpt(work: Migration) -> None:
     folder = take(work.root, "checkpoint_dir")
     if isinstance(folder.value, str):
         name = folder.value.replace("\\", "/").removeprefix("checkpoints/")
-        work.root.setdefault("base_model", beside(folder, name))
+        work.root.setdefault("base_model", with_value(folder, name))
         work.read_as(folder, f"base_models[0].name: {name}")
     work.root.pop("train", None)
     # global_batch_size is batch_size of Expert; micro_batch_size means the same.
@@ -78,7 +78,7 @@ def read_litgpt(work: Migration) -> None:
         same_name = home == key or home.startswith("adam_beta")
         work.place(work.root, home, item, item.path if same_name else f"training.config.{home}")
     if settings.get("max_norm", Item(None)).value is None:
-        no_clipping(work, "LitGPT", settings.get("max_norm"))
+        default_no_clipping(work, "LitGPT", settings.get("max_norm"))
     _litgpt_evaluation(work, take(work.root, "eval").fields())
     _litgpt_targets(work)
     if is_class:
@@ -118,8 +118,8 @@ def _litgpt_targets(work: Migration) -> None:
 
 
 def _put_targets(work: Migration, names: list[str], at: Item) -> None:
-    listed = [beside(at, name) for name in names]
-    work.root.setdefault("lora_target_modules", beside(at, listed))
+    listed = [with_value(at, name) for name in names]
+    work.root.setdefault("lora_target_modules", with_value(at, listed))
     work.read_as(at, f"training.config.target_modules: {', '.join(names)}")
 
 
@@ -135,7 +135,7 @@ def _litgpt_rows(work: Migration, data: Item) -> None:
     if style.value is not None:
         work.root.setdefault("template", style)
     default = None if work.is_override else False  # LitGPT's default
-    work.root.setdefault("mask_prompt", fields.pop("mask_prompt", beside(name, default)))
+    work.root.setdefault("mask_prompt", fields.pop("mask_prompt", with_value(name, default)))
     _arguments_without_effect(work, {k: v for k, v in fields.items() if k not in _RUN_SETTINGS})
 
 
@@ -144,7 +144,7 @@ def _put_source(work: Migration, path: Item | None, name: Item, hub: str | None)
     if path is not None:
         work.place_in_dataset("path", path)
     elif hub is not None:
-        work.dataset.setdefault("path", beside(name, hub))
+        work.dataset.setdefault("path", with_value(name, hub))
         work.read_as(name, f"training.dataset.path: {hub}")
     else:
         what = f"{shown(name.plain())} is a Python class, which is not run"
@@ -210,14 +210,14 @@ def read_torchtune(work: Migration) -> None:
         del work.root["dataset_val"]
         _put_tune_source(work, "validation_path", validation.fields(), rows_class)
     packs = work.root.get("packing", Item(None)).value is True
-    if packs and number_in(length) and number_in(work.root.get("batch_size", Item(None))):
-        put_batch_tokens(work, work.root.pop("batch_size"), number_in(length))
+    if packs and int_or_zero(length) and int_or_zero(work.root.get("batch_size", Item(None))):
+        put_batch_tokens(work, work.root.pop("batch_size"), int_or_zero(length))
     if "clip_grad_norm" not in work.root:
-        no_clipping(work, "torchtune")
+        default_no_clipping(work, "torchtune")
     work.rename(_TUNE_NAMES)
     if work.root.get("lr_scheduler", Item(None)).value is None:
         work.root.pop("lr_scheduler", None)
-        constant_rate(work, "torchtune")
+        default_constant_rate(work, "torchtune")
     limit = take(work.root, "max_steps_per_epoch")
     if limit.value:
         work.without_effect(limit, "max_steps limits the whole run")
@@ -232,7 +232,7 @@ def _tune_checkpointer(work: Migration) -> None:
     checkpointer = take(work.root, "checkpointer")
     folder = checkpointer.get("checkpoint_dir") or Item(None)
     if isinstance(folder.value, str):
-        work.root.setdefault("base_model", beside(folder, folder.value))
+        work.root.setdefault("base_model", with_value(folder, folder.value))
         work.read_as(folder, "base_models[0].name")
     if checkpointer.value is not None:
         text = "the folder's config.json and index name the weight files"
@@ -246,7 +246,7 @@ def _tune_adapter(work: Migration, fields: Entries, name: Item) -> None:
     del fields["_component_"]
     if kind != "full":
         kind = _tune_lora(work, fields, name, kind)
-    work.root.setdefault("adapter_type", beside(name, kind))
+    work.root.setdefault("adapter_type", with_value(name, kind))
     work.read_as(name, f"training.config.adapter_type: {kind}")
     _arguments_without_effect(work, fields)
 
@@ -257,7 +257,7 @@ def _tune_lora(work: Migration, fields: Entries, name: Item, kind: str) -> str:
         kind = "qlora"
     if take(fields, "use_dora").value is True:
         if kind == "qlora":
-            work.root.setdefault("quantization", beside(name, "int4"))
+            work.root.setdefault("quantization", with_value(name, "int4"))
         kind = "dora"
     modules, mlp = take(fields, "lora_attn_modules"), take(fields, "apply_lora_to_mlp")
     listed = modules.plain() if isinstance(modules.value, list) else []
@@ -280,7 +280,7 @@ def _tune_lora(work: Migration, fields: Entries, name: Item, kind: str) -> str:
 def _tune_rows(work: Migration, fields: Entries, kind: Item) -> None:
     is_alpaca = str(kind.value).rpartition(".")[2].startswith("alpaca_")
     if is_alpaca and "train_on_input" not in fields and not work.is_override:
-        work.root.setdefault("train_on_prompt", beside(kind, True))
+        work.root.setdefault("train_on_prompt", with_value(kind, True))
         text = "training.config.train_on_prompt: true (torchtune's default for Alpaca)"
         work.read_as(kind, text)
     _put_tune_source(work, "path", fields, kind)
@@ -310,7 +310,7 @@ def _put_tune_source(work: Migration, key: str, fields: Entries, kind: Item) -> 
             source = files.value[0]
     hub = _TUNE_SETS.get(str(kind.value).rpartition(".")[2])
     if source.value is None and hub is not None:
-        source = beside(kind, hub)
+        source = with_value(kind, hub)
     if not isinstance(source.value, str):
         _put_source(work, None, kind, None)
         return
@@ -337,4 +337,4 @@ def _tune_columns(work: Migration, fields: Entries) -> None:
         work.read_as(item, f"training.dataset.field_mapping.{part}")
     if mapping:
         at = next(iter(mapping.values()))
-        work.dataset.setdefault("field_mapping", beside(at, mapping))
+        work.dataset.setdefault("field_mapping", with_value(at, mapping))

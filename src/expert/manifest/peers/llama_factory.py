@@ -8,12 +8,12 @@ from typing import Any
 
 from expert.core.errors import Problem
 from expert.core.files import read_json
-from expert.manifest.migrate.migration import Migration, beside
+from expert.manifest.migrate.migration import Migration, with_value
 from expert.manifest.peers.data_sets import (
     MESSAGES,
     PREFERENCES,
     NamedDataset,
-    keys_of_messages,
+    check_message_key,
     map_column,
     put_rows,
     put_validation,
@@ -22,7 +22,14 @@ from expert.manifest.peers.data_sets import (
 from expert.manifest.peers.defaults import put_default
 from expert.manifest.text.item import Item, shown
 
-SIGNS = ("finetuning_type", "stage", "cutoff_len", "dataset_dir", "quantization_bit", "lora_target")
+DISTINCTIVE_KEYS = (
+    "finetuning_type",
+    "stage",
+    "cutoff_len",
+    "dataset_dir",
+    "quantization_bit",
+    "lora_target",
+)
 INFO = "dataset_info.json"
 _MAX_BYTES = 5_000_000
 # The key of a column, the part of an example in Expert, and the default column.
@@ -37,7 +44,7 @@ _OTHER_PLACES = ("ms_hub_url", "om_hub_url", "script_url", "cloud_file_name")
 
 def read_llama_factory(work: Migration, folder: Path) -> None:
     # In a whole manifest `stage` describes the expert.
-    signs = [sign for sign in SIGNS if sign in work.root and not work.is_whole]
+    signs = [sign for sign in DISTINCTIVE_KEYS if sign in work.root and not work.is_expert_manifest]
     _stage(work)
     if not signs:
         return
@@ -68,7 +75,7 @@ def _stage(work: Migration) -> None:
     if word == "sft":
         work.read_as(item, "training.config.method: sft")
     else:
-        work.dataset.setdefault("text_field", beside(item, "text"))
+        work.dataset.setdefault("text_field", with_value(item, "text"))
         work.read_as(item, "training.dataset.text_field: text (all of it is trained on)")
 
 
@@ -148,9 +155,9 @@ def _data_set(
 
     hub, file = about.get("hf_hub_url"), about.get("file_name")
     if isinstance(hub, str):
-        named.path = beside(item, hub)
+        named.path = with_value(item, hub)
     elif isinstance(file, str):
-        named.path = beside(item, (folder / file.replace("\\", "/")).as_posix())
+        named.path = with_value(item, (folder / file.replace("\\", "/")).as_posix())
     else:
         other = next((key for key in _OTHER_PLACES if about.get(key)), "file_name")
         what = "rows are read from files and from the Hugging Face hub only"
@@ -197,7 +204,7 @@ def _columns(
             named.mapping["messages"] = at(column, "columns.messages")
         for tag, name in _mapping(about.get("tags")).items():
             if tag in ("role_tag", "content_tag"):
-                keys_of_messages(work, tag.removesuffix("_tag"), at(name, f"tags.{tag}"))
+                check_message_key(work, tag.removesuffix("_tag"), at(name, f"tags.{tag}"))
             elif tag.endswith("_tag"):
                 role = tag.removesuffix("_tag")
                 roles(work, [at(name, f"tags.{tag}")], _SPEAKERS.get(role, role))

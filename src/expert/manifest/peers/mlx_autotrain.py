@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from expert.manifest.migrate.migration import Migration, beside, take
+from expert.manifest.migrate.migration import Migration, take, with_value
 from expert.manifest.peers.defaults import (
-    constant_rate,
-    no_clipping,
+    default_constant_rate,
+    default_no_clipping,
     put_default,
     steps_overrule_epochs,
 )
-from expert.manifest.peers.packed_batches import number_in
+from expert.manifest.peers.packed_batches import int_or_zero
 from expert.manifest.text.item import Item, shown
 
 _NAMES = {
@@ -48,7 +48,7 @@ def read_mlx(work: Migration) -> None:
     _iterations_to_steps(work)
     _schedule(work)
     steps_overrule_epochs(work, work.root)
-    no_clipping(work, "mlx-lm")
+    default_no_clipping(work, "mlx-lm")
     layers = take(work.root, "num_layers")
     if layers.value not in (None, -1):
         what = f"the last {shown(layers.plain())} blocks, but every block gets an adapter here"
@@ -61,7 +61,7 @@ def read_mlx(work: Migration) -> None:
     rank, scale = (adapter.get(name, Item(None)) for name in ("rank", "scale"))
     if isinstance(rank.value, int) and isinstance(scale.value, int | float):
         alpha = round(rank.value * scale.value)
-        work.root["lora_alpha"] = beside(scale, alpha)
+        work.root["lora_alpha"] = with_value(scale, alpha)
         work.read_as(scale, f"training.config.alpha: {alpha} (rank × scale)")
     names = adapter.get("keys", Item(None))
     if isinstance(names.value, list):
@@ -86,7 +86,7 @@ def _optimizer(work: Migration) -> None:
             work.place(work.root, home, item, f"training.config.{home}")
         elif not (key == "bias_correction" and item.value is True):
             work.without_effect(item, "AdamW of torch has no such setting")
-    work.root["optimizer"] = beside(name, "adamw_torch")
+    work.root["optimizer"] = with_value(name, "adamw_torch")
     work.read_as(name, "training.config.optim: adamw_torch")
     put_default(work, "weight_decay", decay, f"the default of {name.value} in mlx-lm", name)
 
@@ -96,7 +96,7 @@ def _schedule(work: Migration) -> None:
     optimizer, not iterations."""
     schedule = take(work.root, "lr_schedule")
     if schedule.value is None:
-        constant_rate(work, "mlx-lm")
+        default_constant_rate(work, "mlx-lm")
         return
     name, given = (schedule.get(key) or Item(None) for key in ("name", "arguments"))
     numbers = given.plain() if isinstance(given.value, list) else []
@@ -106,32 +106,32 @@ def _schedule(work: Migration) -> None:
         work.problem(schedule, what, "write lr_scheduler: linear, cosine or constant")
         return
     kind, last, length = schedule_kind
-    work.root["lr_scheduler"] = beside(schedule, kind)
+    work.root["lr_scheduler"] = with_value(schedule, kind)
     work.read_as(schedule, f"training.config.lr_scheduler: {kind}")
     if numbers:
         rate = work.root.get("learning_rate")
         if rate is not None and rate.value != numbers[0]:
             work.supersede(rate, f"lr_schedule starts at {numbers[0]:g}")
-        work.root["learning_rate"] = beside(given, numbers[0])
+        work.root["learning_rate"] = with_value(given, numbers[0])
     if len(numbers) > last and numbers[last]:
         lowest = {"cosine": "min_lr", "polynomial": "lr_end"}[kind]
-        options = {lowest: beside(given, numbers[last])}
-        work.root["lr_scheduler_kwargs"] = beside(given, options)
-    warmup = schedule.get("warmup") or beside(schedule, 0)
+        options = {lowest: with_value(given, numbers[last])}
+        work.root["lr_scheduler_kwargs"] = with_value(given, options)
+    warmup = schedule.get("warmup") or with_value(schedule, 0)
     work.root["warmup_steps"] = warmup
-    steps = number_in(work.root["max_steps"])
-    if len(numbers) > length and numbers[length] + number_in(warmup) < steps:
+    steps = int_or_zero(work.root["max_steps"])
+    if len(numbers) > length and numbers[length] + int_or_zero(warmup) < steps:
         work.report("warning", given, "the learning rate falls until the end of the run")
 
 
 def _iterations_to_steps(work: Migration) -> None:
     """With gradient accumulation, several iterations of mlx-lm are one optimizer step."""
-    passes = number_in(work.root.get("gradient_accumulation_steps", Item(None)))
+    passes = int_or_zero(work.root.get("gradient_accumulation_steps", Item(None)))
     for key in ("max_steps", "eval_steps", "logging_steps", "save_steps") if passes > 1 else ():
         item = work.root.get(key, Item(None))
-        if number_in(item):
-            steps = -(-number_in(item) // passes)
-            work.root[key] = beside(item, steps)
+        if int_or_zero(item):
+            steps = -(-int_or_zero(item) // passes)
+            work.root[key] = with_value(item, steps)
             work.read_as(item, f"training.config.{key}: {steps} (one step is {passes} iterations)")
 
 

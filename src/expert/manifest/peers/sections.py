@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 
 from expert.manifest.migrate.aliases import CONFIG_ALIASES
-from expert.manifest.migrate.migration import Entries, Migration, as_item, beside
+from expert.manifest.migrate.migration import Entries, Migration, as_item, with_value
 from expert.manifest.text.item import Item, is_comment, shown
 
 _LORA = {"r": "rank", "lora_r": "rank"}
@@ -68,16 +68,16 @@ def _spread_object(
             kinds = [known for known in ("cosine", "linear", "constant") if known in word]
             home, kind = "lr_scheduler", kinds[0] if kinds else ""
         if kind:
-            zone.setdefault(home, beside(class_name, kind))
+            zone.setdefault(home, with_value(class_name, kind))
             work.read_as(class_name, f"training.config.{home}: {kind}")
         is_set = "weight_decay" in {*fields, *zone}
         if "adamw" in word and not is_set and not work.is_override:
-            zone["weight_decay"] = beside(class_name, _DECAY_OF_ADAMW)
+            zone["weight_decay"] = with_value(class_name, _DECAY_OF_ADAMW)
             text = f"training.config.weight_decay: {_DECAY_OF_ADAMW} (the default of this class)"
             work.read_as(class_name, text)
     cycles = fields.pop("num_cycles", None)
     if cycles is not None:
-        options = zone.setdefault("lr_scheduler_kwargs", beside(cycles, {}))
+        options = zone.setdefault("lr_scheduler_kwargs", with_value(cycles, {}))
         options.fields()["num_cycles"] = cycles
     _spread(work, zone, fields, names)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from expert.manifest.migrate.migration import Entries, Migration, beside, take
+from expert.manifest.migrate.migration import Entries, Migration, take, with_value
 from expert.manifest.peers.defaults import steps_overrule_epochs
 from expert.manifest.text.item import Item
 
@@ -12,13 +12,13 @@ _NEVER = {"save_steps": "save_strategy", "eval_steps": "evaluation_strategy"}
 
 def read_unsloth_studio(work: Migration) -> None:
     training = work.root.get("training", Item(None)).fields()
-    if work.is_whole or not any(sign in training for sign in _SIGNS):
+    if work.is_expert_manifest or not any(sign in training for sign in _SIGNS):
         return
     _kind(work, training)
     for key, home in _NEVER.items():
         if training.get(key, Item(None)).value == 0:
             item = training.pop(key)
-            training.setdefault(home, beside(item, "no"))
+            training.setdefault(home, with_value(item, "no"))
             work.read_as(item, f"training.config.{home}: no")
     if training.get("num_epochs", Item(None)).value == 0:
         del training["num_epochs"]
@@ -36,7 +36,7 @@ def _kind(work: Migration, training: Entries) -> None:
         work.refuse(kind, "lora or full")
         return
     home = "full" if "full" in word else "lora"
-    training.setdefault("adapter_type", beside(kind, home))
+    training.setdefault("adapter_type", with_value(kind, home))
     work.read_as(kind, f"training.config.adapter_type: {home}")
     if home == "full" and "lora" in work.root:
         work.supersede(work.root.pop("lora"), "every weight is trained")

@@ -316,7 +316,7 @@ _KINDS: dict[str, Kind | None] = {"superseded": "superseded", "warning": "warnin
 
 
 @dataclass(frozen=True)
-class PeerAnswer:
+class KeyAnswer:
     """The answer to a key of another trainer."""
 
     text: str
@@ -329,7 +329,7 @@ class PeerAnswer:
     """Values that change nothing; null never does."""
 
 
-def _answers(table: str) -> dict[str, PeerAnswer]:
+def _answers(table: str) -> dict[str, KeyAnswer]:
     answers = {}
     for entry in re.split(r"\n(?=\S)", table.strip()):
         head, *lines = (line.strip() for line in entry.replace("\n    | ", " ").splitlines())
@@ -339,7 +339,7 @@ def _answers(table: str) -> dict[str, PeerAnswer]:
         fix = " ".join(line[2:] for line in lines if line.startswith("> "))
         fix = fix or ("remove it" if kind == "refused" else "")
         text = f"without effect: {text}" if kind == "warning" else text
-        answer = PeerAnswer(text, _KINDS[kind], fix, agrees)
+        answer = KeyAnswer(text, _KINDS[kind], fix, agrees)
         keys = " ".join(line for line in lines if not line.startswith("> "))
         answers.update(dict.fromkeys(keys.split(), answer))
     return answers
@@ -348,10 +348,10 @@ def _answers(table: str) -> dict[str, PeerAnswer]:
 _ALL = _answers(_TABLE)
 ANSWERS = {key: answer for key, answer in _ALL.items() if not key.endswith("*")}
 FAMILIES = {key[:-1]: answer for key, answer in _ALL.items() if key.endswith("*")}
-_KNOWN_HERE = {*CONFIG_KEYS, *CONFIG_ALIASES, *SPECIAL_NAMES, *LOOSE_DATASET_KEYS, *CONVERTED}
+_READ_KEYS = {*CONFIG_KEYS, *CONFIG_ALIASES, *SPECIAL_NAMES, *LOOSE_DATASET_KEYS, *CONVERTED}
 """Keys that are read, whatever their prefix."""
 # At the top level of an Expert manifest, these may be metadata.
-_PLAIN_WORDS = frozenset(
+_METADATA_WORDS = frozenset(
     (
         *("bias", "debug", "devices", "model_type", "neftune", "padding", "profiler"),
         *("qat", "relora", "resume", "run", "shuffle", "strict", "task_type", "tokenizer"),
@@ -360,25 +360,25 @@ _PLAIN_WORDS = frozenset(
 )
 
 
-def answer_to(key: str) -> PeerAnswer | None:
+def answer_to(key: str) -> KeyAnswer | None:
     """The answer to a key of another trainer; None if it is unknown."""
     answer = ANSWERS.get(key)
-    if answer is not None or key in _KNOWN_HERE:
+    if answer is not None or key in _READ_KEYS:
         return answer
     prefixes = [prefix for prefix in FAMILIES if key.startswith(prefix)]
     return FAMILIES[max(prefixes, key=len)] if prefixes else None
 
 
-def answer_keys(work: Migration, zone: Entries, *, keep: Iterable[str] = ()) -> None:
+def report_unsupported(work: Migration, zone: Entries, *, keep: Iterable[str] = ()) -> None:
     """Remove and report the keys of other trainers in a section, except those of `keep`."""
-    has_metadata = zone is work.root and work.is_whole
+    has_metadata = zone is work.root and work.is_expert_manifest
     for key in [key for key in zone if not is_comment(key) and key not in keep]:
-        answer = None if has_metadata and key in _PLAIN_WORDS else answer_to(key)
+        answer = None if has_metadata and key in _METADATA_WORDS else answer_to(key)
         if answer is not None:
             _report(work, zone.pop(key), answer)
 
 
-def _report(work: Migration, item: Item, answer: PeerAnswer) -> None:
+def _report(work: Migration, item: Item, answer: KeyAnswer) -> None:
     """Report a notice or problem, unless the value changes nothing."""
     value = item.plain()
     # In Python 1 == True, so compare types too.

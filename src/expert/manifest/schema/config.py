@@ -19,14 +19,14 @@ from expert.manifest.schema.types import (
     AUTO,
     Auto,
     Count,
-    CountFromZero,
     Flag,
     Momentum,
-    NumberFromZero,
+    NonNegativeFloat,
+    NonNegativeInt,
     PositiveNumber,
+    PositiveShare,
     Rank,
     Share,
-    SharePastZero,
     Size,
     StrictSection,
     Text,
@@ -69,9 +69,9 @@ class TrainingConfig(StrictSection):
     # --- length, batch, optimizer ------------------------------------------------------------
     epochs: PositiveNumber = 3.0
     """Passes over the training rows; may be fractional, except with streaming."""
-    max_steps: CountFromZero | None = None
+    max_steps: NonNegativeInt | None = None
     """Stop after this many steps; null or 0: no limit."""
-    learning_rate: SharePastZero | Auto = AUTO
+    learning_rate: PositiveShare | Auto = AUTO
     """Peak rate; auto: 2e-4, full 2e-5, ia3 and soft prompts 5e-3, from scratch 1e-3."""
     batch_size: Count | Auto = AUTO
     """Rows per step, before gradient_accumulation_steps; auto: 16; for char-gpt by the GPU."""
@@ -83,7 +83,7 @@ class TrainingConfig(StrictSection):
     """Micro-batch size, in rows or packed sequences; auto: as large as fits."""
     eval_batch_size: Count | Auto = AUTO
     """Batch size in evaluation, in rows or packed sequences; auto: as large as fits."""
-    warmup_steps: CountFromZero | None = None
+    warmup_steps: NonNegativeInt | None = None
     """Warm-up steps; warmup_ratio takes precedence."""
     warmup_ratio: Share | None = None
     """Warm-up as a share of all steps; with neither key: 0.03."""
@@ -93,15 +93,15 @@ class TrainingConfig(StrictSection):
     """Options of the schedule, listed below."""
     optim: Optimizer | Auto = AUTO
     """Optimizer; auto: fused AdamW on a GPU, plain AdamW on a CPU."""
-    weight_decay: NumberFromZero = 0.0
+    weight_decay: NonNegativeFloat = 0.0
     """Decoupled weight decay on matrices."""
     betas: tuple[Momentum, Momentum] = (0.9, 0.999)
     """Decay rates of AdamW's moving averages."""
     adam_epsilon: PositiveNumber = 1e-8
     """Added to AdamW's denominator against division by zero."""
-    max_grad_norm: NumberFromZero | None = 1.0
+    max_grad_norm: NonNegativeFloat | None = 1.0
     """Gradients are scaled down to this norm; 0 or null: no clipping."""
-    seed: CountFromZero = 42
+    seed: NonNegativeInt = 42
     """Random seed of shuffling, splits, initial adapters and dropout."""
 
     # --- rows to sequences -------------------------------------------------------------------
@@ -150,7 +150,7 @@ class TrainingConfig(StrictSection):
     """Mode of torch.compile; auto: default."""
     use_cuda_graphs: Flag | Auto = AUTO
     """Capture forward and backward as CUDA graphs; auto: if kernel launches limit the speed."""
-    cuda_graph_warmup_steps: CountFromZero | None = None
+    cuda_graph_warmup_steps: NonNegativeInt | None = None
     """Superseded: graphs are captured after two warm-up passes."""
     gradient_checkpointing: Flag | Checkpointing | Auto = AUTO
     """Activation checkpointing: none, selective, full (= true); auto: none if that fits."""
@@ -165,7 +165,7 @@ class TrainingConfig(StrictSection):
     runs are always deterministic."""
     use_unsloth: Flag | None = None
     """Superseded: the built-in kernels replace Unsloth."""
-    memory_clear_every: CountFromZero | None = None
+    memory_clear_every: NonNegativeInt | None = None
     """Superseded: shapes are fixed, so there is no cache to clear."""
     vram_limit: Size | None = None
     """Use at most this much GPU memory, such as "16GB"."""
@@ -177,7 +177,7 @@ class TrainingConfig(StrictSection):
     replicated if everything fits on each GPU."""
 
     # --- data loading ------------------------------------------------------------------------
-    dataloader_num_workers: CountFromZero | Auto = AUTO
+    dataloader_num_workers: NonNegativeInt | Auto = AUTO
     """Worker processes; auto: none, a thread reads the memory-mapped tokens."""
     dataloader_prefetch_factor: Count | Auto = AUTO
     """Batches kept ready ahead of the device (per worker, if there are workers)."""
@@ -211,7 +211,7 @@ class TrainingConfig(StrictSection):
     """Whether higher is better; auto: not for loss and perplexity."""
     early_stopping_patience: Count | None = None
     """Stop after this many evaluations without improvement."""
-    early_stopping_threshold: NumberFromZero = 0.0
+    early_stopping_threshold: NonNegativeFloat = 0.0
     """Smaller improvements do not count."""
     on_not_finite: Literal["stop", "skip", "rollback"] = "stop"
     """When a gradient is NaN or infinite (the step is never applied): stop, skip the step, or roll
@@ -222,9 +222,9 @@ class TrainingConfig(StrictSection):
     """When the loss spikes far above its noise and stays there: roll back to the last checkpoint
     before it, skip the rows and continue with half the learning rate after a new warm-up; or only
     report it."""
-    max_rollbacks: CountFromZero = 3
+    max_rollbacks: NonNegativeInt = 3
     """Automatic rollbacks to a checkpoint before the run stops."""
-    hang_timeout: NumberFromZero | Auto = AUTO
+    hang_timeout: NonNegativeFloat | Auto = AUTO
     """Seconds without progress, beyond twice the longest step so far, after which a run counts as
     hanging: stack traces are written to the run folder, and it ends with exit code 70. The first
     time of anything may take ten times as long. auto: 60, or 600 if steps may compile or rows are

@@ -7,12 +7,12 @@ from typing import Any, Literal
 from expert.manifest.schema.file_formats import RowFormat
 from expert.manifest.schema.types import (
     Count,
-    CountFromZero,
     Flag,
+    NonNegativeInt,
     PositiveNumber,
+    PositiveShare,
     Section,
     Share,
-    SharePastZero,
     Size,
     StrictSection,
     Temperature,
@@ -64,7 +64,7 @@ class RowChecks(Section):
     """Drop rows whose answer is not a valid JSON Schema."""
     deduplicate: Flag = False
     """Drop duplicate rows."""
-    min_length: CountFromZero = 0
+    min_length: NonNegativeInt = 0
     """Shortest answer kept, in characters."""
     max_length: Count | None = None
     """Longest answer kept, in characters."""
@@ -112,7 +112,7 @@ class DatasetSpec(Section):
     """Use only this many characters of a text corpus."""
     max_samples: Count | None = None
     """Use only the first N rows of each file or data set, for training and evaluation."""
-    max_bad_rows: CountFromZero = 0
+    max_bad_rows: NonNegativeInt = 0
     """Unreadable rows to tolerate; each is counted and written to rejects.jsonl."""
     max_unpacked_size: Size | None = None
     """Largest unpacked size of a compressed file, such as "50GB"; null: 200 times its size, but at
@@ -129,7 +129,7 @@ class Decoding(Section):
 
     temperature: Temperature = 0.0
     """Sampling temperature; 0: always the most likely token."""
-    top_p: SharePastZero = 1.0
+    top_p: PositiveShare = 1.0
     """Sample from the most likely tokens that make up this probability."""
     top_k: Count | None = None
     """Sample from this many most likely tokens."""

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from expert.manifest.schema.manifest import Manifest
-from expert.manifest.schema.types import LARGEST
+from expert.manifest.schema.types import MAX_NUMBER
 
 # Sections that may also be plain text; migrate/layout.py converts it to an object.
 _SHORT_FORMS = {"BaseModelSpec": "a name", "DatasetSpec": "a path"}
@@ -108,7 +108,7 @@ def _describe_list(node: Mapping[str, Any]) -> str:
 def _range(node: Mapping[str, Any]) -> str:
     low, high = node.get("minimum"), node.get("maximum")
     above, below = node.get("exclusiveMinimum"), node.get("exclusiveMaximum")
-    high = None if high is not None and high >= LARGEST else high
+    high = None if high is not None and high >= MAX_NUMBER else high
     if low is not None and high is not None:
         return f" from {low:g} to {high:g}"
     if above is not None and high is not None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from expert.manifest.schema.types import NumberFromZero, PositiveNumber, StrictSection
+from expert.manifest.schema.types import NonNegativeFloat, PositiveNumber, StrictSection
 
 # --- optimizers: built in training/optim.py ------------------------------------------------------
 
@@ -22,7 +22,7 @@ class OptimizerKind:
     """Bytes of optimizer state per trainable weight."""
     update: str = "AdamW"
     """Its update rule: a run can be resumed with another optimizer of the same rule."""
-    unsplit: str = ""
+    not_shardable: str = ""
     """Why its state cannot be sharded like the weights, if so: another one is used there."""
 
 
@@ -33,10 +33,10 @@ OPTIMIZERS = {
     "adamw_torch": OptimizerKind(title="AdamW", state_bytes=8),
     "adamw_torch_fused": OptimizerKind(title="fused AdamW", state_bytes=8),
     "adamw_bnb_8bit": OptimizerKind(
-        title="8-bit AdamW", state_bytes=_EIGHT_BIT, update=_EIGHT, unsplit=_IN_BLOCKS
+        title="8-bit AdamW", state_bytes=_EIGHT_BIT, update=_EIGHT, not_shardable=_IN_BLOCKS
     ),
     "paged_adamw_8bit": OptimizerKind(
-        title="paged 8-bit AdamW", state_bytes=_EIGHT_BIT, update=_EIGHT, unsplit=_IN_BLOCKS
+        title="paged 8-bit AdamW", state_bytes=_EIGHT_BIT, update=_EIGHT, not_shardable=_IN_BLOCKS
     ),
     "sgd": OptimizerKind(title="SGD", state_bytes=4, update="SGD"),  # momentum
 }
@@ -53,9 +53,9 @@ class SchedulerOptions(StrictSection):
     """Cosine waves over the run (cosine, cosine_with_restarts)."""
     power: PositiveNumber | None = None
     """Exponent of the decay (polynomial)."""
-    lr_end: NumberFromZero | None = None
+    lr_end: NonNegativeFloat | None = None
     """Rate at the end (polynomial)."""
-    min_lr: NumberFromZero | None = None
+    min_lr: NonNegativeFloat | None = None
     """Lowest rate (cosine)."""
 
 

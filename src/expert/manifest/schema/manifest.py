@@ -13,8 +13,8 @@ from expert.manifest.schema.types import (
     AUTO,
     Auto,
     Blocks,
-    CountFromZero,
     Flag,
+    NonNegativeInt,
     PositiveNumber,
     PromptLength,
     Rank,
@@ -64,9 +64,9 @@ class Adapter(Section):
     """Weight decomposition; the same as type dora."""
     path: str | None = None
     """Where the released weights are."""
-    checkpoint_step: CountFromZero | None = None
+    checkpoint_step: NonNegativeInt | None = None
     """Step the release was taken from."""
-    size_bytes: CountFromZero | None = None
+    size_bytes: NonNegativeInt | None = None
     """Size of the released file; 0: not filled in."""
     sha256: str | None = None
     """Hash of the released file; empty: not filled in."""
@@ -121,7 +121,7 @@ class Training(Section):
     """How answers are generated."""
     packaging_checkpoint: Text = "final"
     """Checkpoint that is exported: final, best or checkpoint-N."""
-    checkpoint: str | CountFromZero | None = None
+    checkpoint: str | NonNegativeInt | None = None
     """Descriptive: checkpoint of the last release."""
     alternative_checkpoints: dict[str, Any] | list[Any] | None = None
     """Descriptive: other checkpoints worth trying."""

@@ -12,12 +12,12 @@ ROLES: dict[str, Role] = {
     **dict.fromkeys(("assistant", "gpt", "bot", "model", "function_call"), "assistant"),
     **dict.fromkeys(("tool", "function", "observation", "ipython"), "tool"),
 }
-THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 """Fields with the reasoning before an answer."""
 TOOL_COLUMNS = ("tools", "functions")
 """Columns with the tools offered in a conversation."""
-YES_OR_NO = ("train", "trainable", "train_on_turn", "loss")
-TRAINED = ("weight", "loss_weight", *YES_OR_NO)
+TRAIN_FLAGS = ("train", "trainable", "train_on_turn", "loss")
+TRAIN_FIELDS = ("weight", "loss_weight", *TRAIN_FLAGS)
 """Fields for whether an answer is trained on, as used by OpenAI, Axolotl and others."""
-TRAINED_IN_PARTS = "train_detail"
+TRAIN_DETAIL = "train_detail"
 """Field for which characters of a message are trained on; such rows are refused."""

@@ -24,20 +24,20 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-LARGEST = 10**12
+MAX_NUMBER = 10**12
 
 Flag = Annotated[bool, Strict()]
-Count = Annotated[int, Field(ge=1, le=LARGEST), BeforeValidator(_whole)]
-CountFromZero = Annotated[int, Field(ge=0, le=LARGEST), BeforeValidator(_whole)]
+Count = Annotated[int, Field(ge=1, le=MAX_NUMBER), BeforeValidator(_whole)]
+NonNegativeInt = Annotated[int, Field(ge=0, le=MAX_NUMBER), BeforeValidator(_whole)]
 Blocks = Annotated[int, Field(ge=1, le=1000), BeforeValidator(_whole)]
 Width = Annotated[int, Field(ge=1, le=100_000), BeforeValidator(_whole)]
 Rank = Annotated[int, Field(ge=1, le=256), BeforeValidator(_whole)]
 PromptLength = Annotated[int, Field(ge=1, le=512), BeforeValidator(_whole)]
 Share = Annotated[float, Field(ge=0, le=1), BeforeValidator(_number)]
-SharePastZero = Annotated[float, Field(gt=0, le=1), BeforeValidator(_number)]
+PositiveShare = Annotated[float, Field(gt=0, le=1), BeforeValidator(_number)]
 Temperature = Annotated[float, Field(ge=0, le=2), BeforeValidator(_number)]
-PositiveNumber = Annotated[float, Field(gt=0, le=LARGEST), BeforeValidator(_number)]
-NumberFromZero = Annotated[float, Field(ge=0, le=LARGEST), BeforeValidator(_number)]
+PositiveNumber = Annotated[float, Field(gt=0, le=MAX_NUMBER), BeforeValidator(_number)]
+NonNegativeFloat = Annotated[float, Field(ge=0, le=MAX_NUMBER), BeforeValidator(_number)]
 Momentum = Annotated[float, Field(ge=0, lt=1), BeforeValidator(_number)]
 Text = Annotated[str, Field(min_length=1)]
 

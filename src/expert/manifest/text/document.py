@@ -11,7 +11,7 @@ from typing import Literal
 
 from expert.core.errors import ManifestError, Problem
 from expert.core.files import NotRegular, read_bytes
-from expert.core.text import as_word
+from expert.core.text import shell_quoted
 from expert.manifest.schema.file_formats import ALL_ENDINGS
 from expert.manifest.text.item import Item, shown
 
@@ -50,7 +50,7 @@ def manifest_in(folder: Path) -> Path | None:
     return None
 
 
-def is_foreign(file: Path) -> bool:
+def is_other_tools_file(file: Path) -> bool:
     """Whether a file only has the name of a manifest: other tools write manifest.json, too.
     Unreadable files are reported by whoever reads them."""
     try:
@@ -79,7 +79,7 @@ def read_document(path: Path) -> Document:
 
 
 def _data_file(source: str) -> ManifestError:
-    fix = f"expert new NAME --from {as_word(source)} makes a manifest for it"
+    fix = f"expert new NAME --from {shell_quoted(source)} makes a manifest for it"
     return ManifestError(source, [Problem("", "this is a data file, not a manifest", fix)])
 
 
@@ -124,7 +124,7 @@ def _read_bytes(path: Path) -> bytes:
         if getattr(error, "errno", None) == errno.EFBIG:
             size = max(path.stat().st_size, MAX_BYTES + 1)  # 0 for some files
             what = f"the file has {size:,} bytes; a manifest has at most {MAX_BYTES:,}"
-            fix = f"if these are rows: expert new NAME --from {as_word(str(path))}"
+            fix = f"if these are rows: expert new NAME --from {shell_quoted(str(path))}"
     raise ManifestError(str(path), [Problem("", what, fix)])
 
 

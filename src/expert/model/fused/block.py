@@ -26,10 +26,15 @@ from expert.model.fused.kernels import (
     swiglu_backward,
 )
 from expert.model.fused.packing import base_of, has_adapter, is_quantised, pack
-from expert.model.fused.product import Kept, Product, make_room
-from expert.model.lora.dora import faster_class
+from expert.model.fused.product import Product, SavedForBackward, with_spare_columns
+from expert.model.lora.dora import fast_dora_class
 
-KNOWN = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer")
+SUPPORTED_BLOCKS = (
+    "LlamaDecoderLayer",
+    "MistralDecoderLayer",
+    "Qwen2DecoderLayer",
+    "Qwen3DecoderLayer",
+)
 """Block classes whose math is known to be the one in this file."""
 
 
@@ -64,7 +69,7 @@ class QueriesKeysValues(torch.autograd.Function):
         *trained: Tensor,
     ) -> tuple[Tensor, ...]:
         rows, product = hidden.view(-1, hidden.shape[-1]), parts.qkv
-        both = product.with_room(rows)
+        both = product.input_buffer(rows)
         inverse = norm(rows, parts.first_norm, parts.epsilon, both[:, : product.inputs])
         projected, kept = product.forward(both, seeds)
         finish = product.finish(kept)
@@ -86,7 +91,7 @@ class QueriesKeysValues(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         rows, inverse, projected, cos, sin, *all_kept = ctx.saved_tensors
-        parts, kept = ctx.parts, Kept(*all_kept)
+        parts, kept = ctx.parts, SavedForBackward(*all_kept)
         product: Product = parts.qkv
         of_projected = torch.empty_like(projected)
         of_queries, of_keys, of_values, residual = gradients
@@ -99,7 +104,9 @@ class QueriesKeysValues(torch.autograd.Function):
         back = product.gradients(of_projected, projected, kept, wide=True)
         of_hidden = None
         if ctx.needs_input_grad[0]:
-            room = make_room(rows, parts.down.ranks)  # the previous block's backward uses it
+            room = with_spare_columns(
+                rows, parts.down.ranks
+            )  # the previous block's backward uses it
             norm_backward(back.of_input(), rows, parts.first_norm, inverse, _flat(residual), room)
             of_hidden = _shaped(room, ctx.shape)
         return of_hidden, None, None, None, None, *back.of_trained(x)
@@ -117,7 +124,7 @@ class AttentionOutput(torch.autograd.Function):
         seeds: Tensor | None,
         *trained: Tensor,
     ) -> Tensor:
-        both = parts.out.with_room(attended)
+        both = parts.out.input_buffer(attended)
         both[:, : parts.out.inputs] = attended
         summed, kept = parts.out.onto(hidden.view(-1, hidden.shape[-1]), both, seeds)
         ctx.save_for_backward(attended, *kept)
@@ -127,7 +134,7 @@ class AttentionOutput(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         attended, *all_kept = ctx.saved_tensors
-        kept = Kept(*all_kept)
+        kept = SavedForBackward(*all_kept)
         back = ctx.parts.out.gradients(_flat(gradients[0]), kept.unscaled, kept, wide=False)
         return back.of_input(), gradients[0], None, None, *back.of_trained(attended)
 
@@ -144,10 +151,10 @@ class GatedMlp(torch.autograd.Function):
         *trained: Tensor,
     ) -> Tensor:
         rows, product = hidden.view(-1, hidden.shape[-1]), parts.gate_up
-        both = product.with_room(rows)
+        both = product.input_buffer(rows)
         inverse = norm(rows, parts.second_norm, parts.epsilon, both[:, : product.inputs])
         gate_up, kept = product.forward(both, seeds[0])
-        gated = parts.down.with_room(rows)
+        gated = parts.down.input_buffer(rows)
         swiglu(gate_up, gated[:, : parts.down.inputs], product.finish(kept))
         out, kept_down = parts.down.onto(rows, gated, seeds[1])
         ctx.save_for_backward(rows, inverse, gate_up, *kept, *kept_down)
@@ -159,8 +166,8 @@ class GatedMlp(torch.autograd.Function):
         rows, inverse, gate_up, *all_kept = ctx.saved_tensors
         parts: BlockParts = ctx.parts
         gradient = _flat(gradients[0])
-        count = len(Kept._fields)
-        kept, kept_down = Kept(*all_kept[:count]), Kept(*all_kept[count:])
+        count = len(SavedForBackward._fields)
+        kept, kept_down = SavedForBackward(*all_kept[:count]), SavedForBackward(*all_kept[count:])
         down = parts.down.gradients(gradient, kept_down.unscaled, kept_down, wide=False)
         finish = parts.gate_up.finish(kept)
         gated, rest = down.sum_of_input(complete=finish.rest is None)
@@ -170,21 +177,21 @@ class GatedMlp(torch.autograd.Function):
         x = torch.empty_like(rows)
         norm(rows, parts.second_norm, parts.epsilon, x)
         back = parts.gate_up.gradients(of_gate_up, gate_up, kept, wide=True)
-        room = make_room(rows, parts.out.ranks)
+        room = with_spare_columns(rows, parts.out.ranks)
         norm_backward(back.of_input(), rows, parts.second_norm, inverse, gradient, room)
         of_hidden = _shaped(room, gradients[0].shape)
         return of_hidden, None, None, *back.of_trained(x), *trained_down
 
 
 def _shaped(matrix: Tensor, shape: torch.Size) -> Tensor:
-    """Reshape a matrix and keep its spare columns (`make_room`)."""
+    """Reshape a matrix and keep its spare columns (`with_spare_columns`)."""
     shaped = matrix.view(shape)
     shaped.whole = matrix.whole  # type: ignore[attr-defined]
     return shaped
 
 
 def _flat(gradient: Tensor) -> Tensor:
-    """Flatten to a matrix and keep its spare columns (`make_room`)."""
+    """Flatten to a matrix and keep its spare columns (`with_spare_columns`)."""
     flat = gradient.reshape(-1, gradient.shape[-1])
     flat.whole = getattr(gradient, "whole", None)  # type: ignore[attr-defined]
     return flat
@@ -268,7 +275,7 @@ _UNREAD = ("position_ids", "use_cache", "cache_position")
 def fuse_blocks(blocks: Sequence[nn.Module], adapter: str) -> str:
     """Replace `forward` of all blocks by the fused one; or of none, and return the reason."""
     for block in blocks:
-        reason = why_not(block, adapter)
+        reason = fusion_obstacle(block, adapter)
         if reason:
             return reason
     for block in blocks:
@@ -318,10 +325,10 @@ def window_of(block: Any) -> int | None:
     return getattr(attention.config, "sliding_window", None) if alike else None
 
 
-def why_not(block: Any, adapter: str) -> str:
+def fusion_obstacle(block: Any, adapter: str) -> str:
     """Why a block cannot be fused; empty if it can."""
-    if type(block).__name__ not in KNOWN:
-        return f"{type(block).__name__} is not one of {', '.join(KNOWN)}"
+    if type(block).__name__ not in SUPPORTED_BLOCKS:
+        return f"{type(block).__name__} is not one of {', '.join(SUPPORTED_BLOCKS)}"
     mlp, width = block.mlp, block.self_attn.head_dim
     if width & (width - 1):
         return f"heads of {width} are not a power of two"
@@ -331,7 +338,7 @@ def why_not(block: Any, adapter: str) -> str:
     adapted = [layer for layer in layers if has_adapter(layer, adapter)]
     if not adapted:
         return "no linear layer of the block has an adapter"
-    reason = next((reason for layer in adapted if (reason := _why_not_layer(layer, adapter))), "")
+    reason = next((reason for layer in adapted if (reason := _layer_obstacle(layer, adapter))), "")
     if reason:
         return reason
     alike = {
@@ -352,7 +359,7 @@ def layers_of(block: Any) -> list[Any]:
     return [*layers, mlp.gate_proj, mlp.up_proj, mlp.down_proj]
 
 
-def _why_not_layer(layer: Any, adapter: str) -> str:
+def _layer_obstacle(layer: Any, adapter: str) -> str:
     """Why a layer cannot be fused; empty if it can."""
     base, first, second = layer.get_base_layer(), layer.lora_A[adapter], layer.lora_B[adapter]
     plain, dtype = type(base) is nn.Linear, first.weight.dtype
@@ -363,7 +370,7 @@ def _why_not_layer(layer: Any, adapter: str) -> str:
     if not isinstance(layer.lora_dropout[adapter], (nn.Identity, nn.Dropout)):
         return f"dropout is {type(layer.lora_dropout[adapter]).__name__}"
     vectors = layer.lora_magnitude_vector
-    dora = adapter not in vectors or isinstance(vectors[adapter], faster_class())
+    dora = adapter not in vectors or isinstance(vectors[adapter], fast_dora_class())
     if not dora or second.bias is not None:
         return "the adapter is neither LoRA nor DoRA"
     return ""

@@ -21,7 +21,7 @@ _ALL = 0xFFFFFFFF
 _ROWS, _COLUMNS, _ROWS_OF_A_PART = 64, 64, 2048
 
 
-class Drops(NamedTuple):
+class LayerDropout(NamedTuple):
     """Dropout of layers that read the same input."""
 
     seeds: Tensor
@@ -36,7 +36,7 @@ def seeds_of(count: int, device: torch.device) -> Tensor:
     return torch.randint(0, 2**31, (count,), device=device)
 
 
-def low_product(x: Tensor, first: Tensor, drops: Drops, factor: float, out: Tensor) -> None:
+def low_product(x: Tensor, first: Tensor, drops: LayerDropout, factor: float, out: Tensor) -> None:
     """factor * dropped(x) A^T of every layer, side by side into `out`; `first` stacks A of all
     layers."""
     seeds, probability, rank = drops
@@ -52,7 +52,7 @@ def low_product(x: Tensor, first: Tensor, drops: Drops, factor: float, out: Tens
     )  # fmt: skip
 
 
-def add_to_input(out: Tensor, below: Tensor, first: Tensor, drops: Drops) -> None:
+def add_to_input(out: Tensor, below: Tensor, first: Tensor, drops: LayerDropout) -> None:
     """Add below A to `out` for every layer, with the same values dropped."""
     seeds, probability, rank = drops
     if not uses_triton(out):
@@ -67,7 +67,7 @@ def add_to_input(out: Tensor, below: Tensor, first: Tensor, drops: Drops) -> Non
     )  # fmt: skip
 
 
-def of_first(below: Tensor, x: Tensor, drops: Drops) -> Tensor:
+def of_first(below: Tensor, x: Tensor, drops: LayerDropout) -> Tensor:
     """The gradient of A of all layers: below^T dropped(x)."""
     seeds, probability, rank = drops
     if not uses_triton(x):
@@ -89,7 +89,7 @@ def _padded(rank: int) -> int:
     return max(16, power(rank))  # the minimum of `tl.dot`
 
 
-def _parts(drops: Drops) -> list[tuple[slice, int]]:
+def _parts(drops: LayerDropout) -> list[tuple[slice, int]]:
     """Columns and seed of every layer."""
     seeds, _, rank = drops
     return [(slice(i * rank, (i + 1) * rank), seed) for i, seed in enumerate(seeds.tolist())]

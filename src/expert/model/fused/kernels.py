@@ -16,23 +16,27 @@ from torch import Tensor
 
 from expert.model.fused.launching import (
     kernel,
+    kernel_failure,
     power,
     triton_installed,
-    trouble_of,
     uses_triton,
     wide_of,
 )
-from expert.model.fused.unfinished import Rest, swiglu_of_sums, swiglu_of_sums_backward
+from expert.model.fused.swiglu_with_adapter import (
+    DeferredAdapter,
+    swiglu_with_adapter,
+    swiglu_with_adapter_backward,
+)
 
 tl: Any = None  # set by `kernel`
 
 
-class Finish(NamedTuple):
+class Epilogue(NamedTuple):
     """Applied to the outputs of a product by the kernel that reads them: output * scale + bias."""
 
     scale: Tensor | None = None
     bias: Tensor | None = None
-    rest: Rest | None = None
+    rest: DeferredAdapter | None = None
     """Added before that; only by SwiGLU, and only to outputs without a scale."""
 
     @property
@@ -51,7 +55,7 @@ class Finish(NamedTuple):
         return {"scale": scale, "bias": bias, **wanted}
 
 
-PLAIN = Finish()
+PLAIN = Epilogue()
 
 
 def norm(x: Tensor, weight: Tensor, epsilon: float, out: Tensor) -> Tensor:
@@ -99,7 +103,7 @@ def rotate(
     norms: tuple[Tensor, Tensor] | None,
     epsilon: float,
     heads: tuple[int, int],
-    finish: Finish = PLAIN,
+    finish: Epilogue = PLAIN,
     *,
     in_place: bool = False,
 ) -> Tensor:
@@ -140,7 +144,7 @@ def rotate_backward(
     epsilon: float,
     heads: tuple[int, int],
     out: Tensor,
-    finish: Finish = PLAIN,
+    finish: Epilogue = PLAIN,
 ) -> None:
     """The gradient of the finished `qkv` into `out`, from those of queries, keys and values,
     [sequences, heads, length, width] with any strides."""
@@ -171,7 +175,7 @@ def rotate_backward(
     )  # fmt: skip
 
 
-def swiglu(both: Tensor, out: Tensor, finish: Finish = PLAIN) -> None:
+def swiglu(both: Tensor, out: Tensor, finish: Epilogue = PLAIN) -> None:
     """silu(gate) * up of [gate | up] into `out`, which may be strided."""
     rows, width = out.shape
     if not uses_triton(both):
@@ -179,7 +183,7 @@ def swiglu(both: Tensor, out: Tensor, finish: Finish = PLAIN) -> None:
         out.copy_(F.silu(gate) * up)
         return
     if finish.rest is not None:
-        swiglu_of_sums(both, finish.rest, finish.bias, out)
+        swiglu_with_adapter(both, finish.rest, finish.bias, out)
         return
     kernel(_swiglu)[(rows, -(-width // COLUMNS))](
         both, out, width, both.stride(0), out.stride(0), **finish.given(both),
@@ -188,7 +192,10 @@ def swiglu(both: Tensor, out: Tensor, finish: Finish = PLAIN) -> None:
 
 
 def swiglu_backward(
-    both: Tensor, gradient: Tensor, finish: Finish = PLAIN, of_gradient: Rest | None = None
+    both: Tensor,
+    gradient: Tensor,
+    finish: Epilogue = PLAIN,
+    of_gradient: DeferredAdapter | None = None,
 ) -> Tensor:
     """The gradient of the finished [gate | up]; replaces `gradient` with the output of `swiglu`.
     `of_gradient`: what `gradient` is missing."""
@@ -203,7 +210,7 @@ def swiglu_backward(
         return of_both
     if finish.rest is not None:
         rests = (gradient, of_gradient)
-        return swiglu_of_sums_backward(both, finish.rest, finish.bias, *rests)
+        return swiglu_with_adapter_backward(both, finish.rest, finish.bias, *rests)
     of_both = torch.empty_like(both)
     kernel(_swiglu_backward)[(both.shape[0], -(-width // COLUMNS))](
         both, gradient, of_both, width, both.stride(0), **finish.given(both),
@@ -212,7 +219,7 @@ def swiglu_backward(
     return of_both
 
 
-def finish_onto(outputs: Tensor, finish: Finish, residual: Tensor) -> Tensor:
+def add_epilogue(outputs: Tensor, finish: Epilogue, residual: Tensor) -> Tensor:
     """residual + the finished outputs, rounded once."""
     rows, width = outputs.shape
     if not uses_triton(outputs):
@@ -253,7 +260,7 @@ COLUMNS = 1024
 
 
 @functools.cache
-def triton_trouble(device: torch.device) -> str:
+def triton_failure(device: torch.device) -> str:
     """Why Triton kernels do not work here, tried once per process; empty if they do."""
 
     def norms_are_right() -> bool:
@@ -267,7 +274,7 @@ def triton_trouble(device: torch.device) -> str:
         return ""
     if not triton_installed():
         return "Triton is not installed"
-    return trouble_of(norms_are_right, "a kernel gives wrong numbers")
+    return kernel_failure(norms_are_right, "a kernel gives wrong numbers")
 
 
 def _turned(x: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ def triton_installed() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def trouble_of(is_right: Callable[[], bool], wrong: str) -> str:
+def kernel_failure(is_right: Callable[[], bool], wrong: str) -> str:
     """Why a Triton kernel does not work here; `wrong` if its numbers are not right, "" if they are.
 
     Triton can be importable without a compiler or without support for the card.

@@ -16,7 +16,7 @@ from expert.model.fused.float8 import KIND, Float8Weight
 from expert.model.fused.launching import kernel, uses_triton
 from expert.model.fused.magnitudes import Magnitudes
 from expert.model.fused.product import ALIGNED, BESIDE, Product, ends
-from expert.model.lora.dora import faster_class, reader_of
+from expert.model.lora.dora import fast_dora_class, reader_of
 from expert.model.lora.nf4 import is_doubly_quantised, parts_of
 from expert.model.quantised import Float8Linear, weight_only_class
 
@@ -110,7 +110,7 @@ def _magnitudes(
     if not dicts or adapter not in dicts[0]:
         return None
     vectors = [vectors_of[adapter] for vectors_of in dicts]
-    assert all(isinstance(vector, faster_class()) for vector in vectors)
+    assert all(isinstance(vector, fast_dora_class()) for vector in vectors)
     lengths = vectors[0].weight.new_ones(outputs)
     squares = vectors[0].base_squares.new_ones(outputs)
     for vector, (start, end) in zip(vectors, places, strict=True):

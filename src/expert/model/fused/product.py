@@ -29,11 +29,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from expert.model.fused.dropout import Drops, add_to_input, low_product, of_first
+from expert.model.fused.dropout import LayerDropout, add_to_input, low_product, of_first
 from expert.model.fused.float8 import FACTOR, Float8Weight, added
-from expert.model.fused.kernels import Finish, finish_onto, scale_columns
+from expert.model.fused.kernels import Epilogue, add_epilogue, scale_columns
 from expert.model.fused.magnitudes import Magnitudes, row_scales
-from expert.model.fused.unfinished import MOST_RANKS, Rest
+from expert.model.fused.swiglu_with_adapter import MOST_RANKS, DeferredAdapter
 
 ALIGNED = 8
 """Adapter columns are padded to a multiple of this: tensor cores need rows of 16-bit numbers
@@ -44,7 +44,7 @@ padding is free, and every row starts at a multiple of 128 bytes. 1.01x at 0.6B 
 an H200."""
 
 
-class Kept(NamedTuple):
+class SavedForBackward(NamedTuple):
     low: Tensor
     """s x A^T."""
     seeds: Tensor | None = None
@@ -100,28 +100,28 @@ class Product:
         vectors = self.magnitudes.vectors if self.magnitudes is not None else ()
         return (*self.firsts, *self.seconds, *vectors)
 
-    def with_room(self, rows: Tensor) -> Tensor:
+    def input_buffer(self, rows: Tensor) -> Tensor:
         """Memory for x with columns for s x A^T beside it, one row for each of `rows`."""
         return rows.new_empty(len(rows), self.inputs + self.ranks)
 
-    def drops(self, seeds: Tensor | None) -> Drops | None:
+    def drops(self, seeds: Tensor | None) -> LayerDropout | None:
         if seeds is None or not self.firsts:
             return None
-        return Drops(seeds, self.dropout, self.firsts[0].shape[0])
+        return LayerDropout(seeds, self.dropout, self.firsts[0].shape[0])
 
     @property
-    def lacks_adapter(self) -> bool:
+    def defers_adapter(self) -> bool:
         """Whether `forward` leaves the adapter to the kernel that reads the outputs."""
         able = self.for_swiglu and self.magnitudes is None and self.ranks <= MOST_RANKS
         return able and self.float8 is not None
 
-    def finish(self, kept: Kept) -> Finish:
-        rest = Rest(kept.low, self.second, FACTOR) if self.lacks_adapter else None
-        return Finish(kept.scale, self.bias, rest)
+    def finish(self, kept: SavedForBackward) -> Epilogue:
+        rest = DeferredAdapter(kept.low, self.second, FACTOR) if self.defers_adapter else None
+        return Epilogue(kept.scale, self.bias, rest)
 
     def forward(
         self, both: Tensor, seeds: Tensor | None = None, added_to: Tensor | None = None
-    ) -> tuple[Tensor, Kept]:
+    ) -> tuple[Tensor, SavedForBackward]:
         """added_to + W x + s B A x, still without `finish`, and what the backward needs. `both`: x,
         with columns beside it that receive s A x."""
         x, low = both[:, : self.inputs], both[:, self.inputs :]
@@ -135,7 +135,7 @@ class Product:
         weight = self.weight() if unpacked or self.magnitudes is not None else None
         if self.float8 is not None:
             outputs = self.float8.times(x)
-            if not self.lacks_adapter:
+            if not self.defers_adapter:
                 outputs = added(outputs, low, self.second, added_to)
         elif self.matrix is None:
             assert weight is not None
@@ -150,21 +150,21 @@ class Product:
             scale, lengths = row_scales(
                 self.magnitudes, weight, self.first, self.second, self.scaling
             )
-        return outputs, Kept(low.contiguous(), seeds, scale, lengths)
+        return outputs, SavedForBackward(low.contiguous(), seeds, scale, lengths)
 
     def onto(
         self, residual: Tensor, both: Tensor, seeds: Tensor | None = None
-    ) -> tuple[Tensor, Kept]:
+    ) -> tuple[Tensor, SavedForBackward]:
         """residual + the finished outputs; rounded once unless there is DoRA or a bias."""
         if self.magnitudes is None and self.bias is None:
             return self.forward(both, seeds, residual)
         outputs, kept = self.forward(both, seeds)
         if self.magnitudes is not None:
             kept = kept._replace(unscaled=outputs)
-        return finish_onto(outputs, self.finish(kept), residual), kept
+        return add_epilogue(outputs, self.finish(kept), residual), kept
 
     def gradients(
-        self, gradient: Tensor, made: Tensor | None, kept: Kept, *, wide: bool
+        self, gradient: Tensor, made: Tensor | None, kept: SavedForBackward, *, wide: bool
     ) -> Gradients:
         """Start the backward. `gradient`: of the finished outputs; `made`: the result of `forward`,
         for DoRA; `wide`: the layers have more outputs than inputs, and `gradient` may be changed in
@@ -188,7 +188,7 @@ class Gradients:
         self,
         product: Product,
         gradient: Tensor,
-        kept: Kept,
+        kept: SavedForBackward,
         *,
         wide: bool,
         vectors: tuple[Tensor, ...] = (),
@@ -200,7 +200,7 @@ class Gradients:
         if wide or product.matrix is None or self._drops is not None:
             self._below = _scaled(gradient, product.second, product.scaling)
             return
-        both = room_beside(gradient, product.ranks)
+        both = spare_columns_buffer(gradient, product.ranks)
         if both is None:
             both = gradient.new_empty(rows, outputs + product.ranks)
             both[:, :outputs] = gradient
@@ -212,7 +212,7 @@ class Gradients:
         assert rest is None
         return of_input
 
-    def sum_of_input(self, *, complete: bool) -> tuple[Tensor, Rest | None]:
+    def sum_of_input(self, *, complete: bool) -> tuple[Tensor, DeferredAdapter | None]:
         """The gradient of the input, and what it is missing unless `complete`."""
         product = self._product
         if self._both is not None:
@@ -225,7 +225,7 @@ class Gradients:
             low = self._below if self._drops is None else self._below[:, :0]
             second = product.first[: low.shape[1]].t()
             if not complete and self._drops is None and low.shape[1] <= MOST_RANKS:
-                return of_input, Rest(low, second, FACTOR)
+                return of_input, DeferredAdapter(low, second, FACTOR)
             of_input = added(of_input, low, second, None)
         if self._drops is not None:
             add_to_input(of_input, self._below, product.first, self._drops)
@@ -254,7 +254,7 @@ class Gradients:
         ]
 
 
-def make_room(tensor: Tensor, columns: int) -> Tensor:
+def with_spare_columns(tensor: Tensor, columns: int) -> Tensor:
     """Empty memory like the matrix `tensor`, with `columns` spare ones beside it."""
     whole = tensor.new_empty(tensor.shape[0], tensor.shape[1] + columns)
     part = whole[:, : tensor.shape[1]]
@@ -262,8 +262,8 @@ def make_room(tensor: Tensor, columns: int) -> Tensor:
     return part
 
 
-def room_beside(tensor: Tensor, columns: int) -> Tensor | None:
-    """The tensor with its `columns` spare ones if it is from `make_room`, else None."""
+def spare_columns_buffer(tensor: Tensor, columns: int) -> Tensor | None:
+    """The tensor with its `columns` spare ones if it is from `with_spare_columns`, else None."""
     whole: Tensor | None = getattr(tensor, "whole", None)
     if whole is None or whole.shape[1] != tensor.shape[1] + columns:
         return None

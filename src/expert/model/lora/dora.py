@@ -26,7 +26,7 @@ from expert.model.quantised import Float8Linear, dequantised, int8_parts, weight
 ReadWeight = Callable[[Any, torch.dtype], Tensor]
 
 
-def settle_dora(wrapped: nn.Module, adapter: str) -> None:
+def replace_dora_layers(wrapped: nn.Module, adapter: str) -> None:
     """Replace PEFT's DoRA layers of `adapter` on linear layers by the faster class.
 
     Parameters and names stay; the base must not change afterwards. Magnitudes are set again from
@@ -38,7 +38,7 @@ def settle_dora(wrapped: nn.Module, adapter: str) -> None:
         if adapter not in layers or type(layers[adapter]) is not theirs:
             continue
         wrapper: Any = module
-        new = faster_class()(layers[adapter], wrapper.get_base_layer())
+        new = fast_dora_class()(layers[adapter], wrapper.get_base_layer())
         with torch.no_grad():
             new.weight.copy_(new.base_squares.sqrt())
         layers[adapter] = new
@@ -62,7 +62,7 @@ def row_norms(
 
 
 @functools.cache
-def faster_class() -> type[Any]:
+def fast_dora_class() -> type[Any]:
     """A subclass of PEFT's layer, so that PEFT can merge, save and load it."""
     parent: Any = importlib.import_module("peft.tuners.lora.dora").DoraLinearLayer
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from expert.model.lora.added_product import AddedProduct, added_product, computed_in
-from expert.model.lora.dora import faster_class
+from expert.model.lora.dora import fast_dora_class
 from expert.model.lora.nf4 import is_doubly_quantised, nf4_added, parts_of
 from expert.model.quantised import Float8Linear, int8_added, int8_parts, weight_only_class
 
@@ -33,7 +33,7 @@ FEW_ROWS = 64
 than dequantising the weight."""
 
 
-def settle_lora(wrapped: nn.Module, adapter: str) -> None:
+def replace_lora_layers(wrapped: nn.Module, adapter: str) -> None:
     """Make the LoRA layers of this adapter on linear layers add inside the base's product."""
     theirs: Any = importlib.import_module("peft.tuners.lora")
     kinds = [getattr(theirs, kind, None) for kind in ("Linear", "Linear8bitLt", "Linear4bit")]
@@ -83,12 +83,12 @@ def added_class(kind: str) -> type[Any]:
 
 
 def _is_known(layer: Any, adapter: str) -> bool:
-    """Whether an adapter is plain LoRA, or DoRA prepared by `settle_dora`."""
+    """Whether an adapter is plain LoRA, or DoRA prepared by `replace_dora_layers`."""
     dora = layer.lora_magnitude_vector
     if layer.lora_B[adapter].bias is not None:
         return False
     if adapter in dora:
-        return isinstance(dora[adapter], faster_class())
+        return isinstance(dora[adapter], fast_dora_class())
     return adapter not in layer.lora_variant
 
 

@@ -97,7 +97,7 @@ def state_of(layer: Any) -> Any:
     return getattr(layer.weight, "quant_state", None) or layer.quant_state
 
 
-def make_plain(layer: Any) -> None:
+def to_plain_tensors(layer: Any) -> None:
     """Store the packed weight as a plain tensor, which can be sharded; the scales, 3 % of it, are
     not. The forward is replaced, because bitsandbytes requires its own tensor class."""
     state = layer.weight.quant_state

@@ -9,12 +9,17 @@ from expert.core.text import counted
 from expert.planning.choose.communication import traffic_of
 from expert.planning.choose.cuda_graphs import PATH as GRAPHS
 from expert.planning.choose.cuda_graphs import choose_capture
-from expert.planning.choose.fastest import Way, limit_of, most_of_a_rank, split_of
+from expert.planning.choose.fastest import (
+    TimedFit,
+    max_rank_sequences,
+    micro_batch_split,
+    pass_limit,
+)
 from expert.planning.choose.kernels import base_quantization
 from expert.planning.decisions import Source
 from expert.planning.draft import KEPT, SET, PlanDraft
 from expert.planning.memory.fitting import (
-    CPU_PLACES_AT_ONCE,
+    CPU_TOKENS_PER_PASS,
     MARGIN,
     Fit,
     budget_of,
@@ -23,7 +28,7 @@ from expert.planning.memory.fitting import (
     fits,
     largest_batch,
     peak_bytes,
-    way_out,
+    suggest_fit,
 )
 from expert.planning.memory.memory import GIB
 from expert.planning.memory.workload import Workload
@@ -34,7 +39,7 @@ CHECKPOINTING = "kernels.checkpointing"
 
 def settle_fit(draft: PlanDraft, base: Workload | None, sequences: int | None) -> Workload | None:
     """Settle quantisation, checkpointing, batches and CUDA graphs; returns the final workload."""
-    most = most_of_a_rank(draft, sequences)
+    most = max_rank_sequences(draft, sequences)
     if base is None:
         _settle_without_shape(draft, most, sequences)
         return None
@@ -47,11 +52,11 @@ def settle_fit(draft: PlanDraft, base: Workload | None, sequences: int | None) -
     if captured.warning:
         draft.warn(GRAPHS, captured.warning)
     work = _settle_micro_batch(
-        draft, fit, (most, limit_of(draft, base.row_tokens, most)), sequences
+        draft, fit, (most, pass_limit(draft, base.row_tokens, most)), sequences
     )
     # Only training sequences are shortened to make whole steps; evaluation uses the full length.
     places = draft["data.max_seq_length"]
-    largest = limit_of(draft, places, LARGEST_EVAL_BATCH)
+    largest = pass_limit(draft, places, LARGEST_EVAL_BATCH)
     rows = _settle_eval_batch(draft, replace(work, row_tokens=places), largest)
     if work.captured:
         work = replace(work, evaluated_rows=rows, evaluated_row_tokens=places)
@@ -59,12 +64,12 @@ def settle_fit(draft: PlanDraft, base: Workload | None, sequences: int | None) -
     return work
 
 
-def _with_fewer_micro_batches(draft: PlanDraft, way: Way, most: int) -> Fit:
+def _with_fewer_micro_batches(draft: PlanDraft, way: TimedFit, most: int) -> Fit:
     """Sharded weights are sent for each micro-batch. If that takes longer than computing it, every
     block is checkpointed, provided that makes room for larger micro-batches."""
     fit = way.fit
     free = draft.config.gradient_checkpointing == draft.config.micro_batch_size == "auto"
-    if not free or not fit.fits or not fit.work.splits_weights or fit.work.rows >= most:
+    if not free or not fit.fits or not fit.work.is_sharded or fit.work.rows >= most:
         return fit
     sending = traffic_of(fit.work, draft.cluster, 1).hidden_seconds
     if way.time is None or sending is None or sending <= way.time.computing:
@@ -83,7 +88,7 @@ def _gib(draft: PlanDraft) -> str:
 def _settle_quantization(draft: PlanDraft, fit: Fit) -> None:
     chosen = fit.work.quantization
     if draft.model.quantization != "auto":
-        _settle_asked_quantization(draft, chosen)
+        _settle_requested_quantization(draft, chosen)
         return
     because = "the base fits as it is; quantising would only cost time and precision"
     if draft.kept.quantization:
@@ -92,12 +97,12 @@ def _settle_quantization(draft: PlanDraft, fit: Fit) -> None:
         because = f"the smallest choice, and still more than {_gib(draft)}"
     elif chosen == "int4":
         because = f"the base does not fit {_gib(draft)} in 16 bits; in NF4 it does"
-    elif fit.work.trains_everything:
+    elif fit.work.is_full_finetune:
         because = "all weights are trained, which needs them unquantised"
     draft.settle("model.quantization", chosen, because)
 
 
-def _settle_asked_quantization(draft: PlanDraft, chosen: str) -> None:
+def _settle_requested_quantization(draft: PlanDraft, chosen: str) -> None:
     asked, path = draft.model.quantization, "model.quantization"
     if asked == "fp8" and draft.kept.quantization == chosen:
         draft.settle(path, chosen, KEPT)
@@ -123,7 +128,7 @@ def _settle_checkpointing(draft: PlanDraft, fit: Fit, rows: int) -> None:
         because, source = measured[1], "measurement"
     elif not fit.fits:
         because = f"even checkpointing every block does not fit {_gib(draft)}"
-    elif fit.work.splits_weights and count == layers and fit.work.rows > 1:
+    elif fit.work.is_sharded and count == layers and fit.work.rows > 1:
         because = "sending weights takes longer than computing: a larger micro-batch sends less"
     elif count:
         rows = fit.work.rows if draft.config.micro_batch_size != "auto" else rows
@@ -175,15 +180,15 @@ def _settle_micro_batch(
         micro, because = largest, f"the most that fits {gib}; less if a step has fewer"
     else:
         share = draft.cluster.share_of(sequences)
-        micro, _ = split_of(draft, share, largest)
+        micro, _ = micro_batch_split(draft, share, largest)
         because = f"up to {largest} fit {gib}"
         if largest == most:
             because = f"{whole} fits {gib}"
         elif largest == limit:
-            because = f"a CPU is fastest with about {CPU_PLACES_AT_ONCE:,} tokens per micro-batch"
+            because = f"a CPU is fastest with about {CPU_TOKENS_PER_PASS:,} tokens per micro-batch"
         measured = draft.measured(path)
         if measured is not None and fit.fits and measured[0] < micro:
-            micro, _ = split_of(draft, share, measured[0])
+            micro, _ = micro_batch_split(draft, share, measured[0])
             because, source = f"a micro-batch of {measured[0]} was {measured[1]}", "measurement"
     if not fit.fits:
         because = f"not even this fits {gib}"
@@ -260,7 +265,7 @@ def _settle_memory(draft: PlanDraft, work: Workload) -> None:
     draft.settle("memory.fits", peak <= budget, f"{peak / GIB:.1f} of {budget / GIB:.1f} GiB")
     if peak > budget:
         text = f"needs {peak / GIB:.1f} GiB and has {budget / GIB:.1f} GiB"
-        draft.warn("memory.fits", f"{text}: {way_out(draft, work)}")
+        draft.warn("memory.fits", f"{text}: {suggest_fit(draft, work)}")
 
 
 def _settle_without_shape(draft: PlanDraft, most: int, sequences: int | None) -> None:
@@ -271,7 +276,7 @@ def _settle_without_shape(draft: PlanDraft, most: int, sequences: int | None) ->
         because = f"the size of the model is not known: {reason}"
         draft.settle("model.quantization", "none", because, "preset")
     else:
-        _settle_asked_quantization(draft, base_quantization(draft))
+        _settle_requested_quantization(draft, base_quantization(draft))
     asked = config.gradient_checkpointing
     if asked == "auto":
         because = f"memory cannot be estimated: {reason}"

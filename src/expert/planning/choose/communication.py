@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from expert.manifest.schema.kinds import OPTIMIZERS
 from expert.planning.choose.rates import Range
 from expert.planning.machine.links import Cluster, bytes_per_second
-from expert.planning.memory.memory import BYTES_OF, base_bytes
+from expert.planning.memory.memory import PRECISION_BYTES, base_bytes
 from expert.planning.memory.shards import MASTER_BYTES, SUMMED_BYTES
 from expert.planning.memory.workload import Workload
 from expert.planning.run_plan import ParallelPlan
@@ -71,7 +71,7 @@ def traffic_of(work: Workload, parallel: ParallelPlan | Cluster, micro_batches: 
     """What a rank sends in a step of `micro_batches` micro-batches."""
     gradients, ranks = SUMMED_BYTES * work.trainable_parameters, parallel.ranks
     of_a_node = ranks // parallel.nodes
-    if work.engine == "replicated" or not work.trains_everything:
+    if work.engine == "replicated" or not work.is_full_finetune:
         summed = _ring(ranks) * gradients
         waiting = _over(summed, _slowest(parallel, ranks))
     else:  # shards of gradients, reduced over the machines that hold copies of them
@@ -80,7 +80,7 @@ def traffic_of(work: Workload, parallel: ParallelPlan | Cluster, micro_batches: 
     if work.engine == "replicated":
         return Traffic(summed_bytes=summed, waiting_seconds=waiting)
     gathered = micro_batches * _gathered(work)
-    moved = micro_batches * _moved(work) if work.offload else 0.0
+    moved = micro_batches * _offload_traffic(work) if work.offload else 0.0
     on_cpu = _optimizer_seconds(work, of_a_node) if work.offload else 0.0
     hidden = _over(gathered, _slowest(parallel, work.shards))
     moving = _over(moved, bytes_per_second(parallel.host_link))
@@ -116,7 +116,7 @@ class JointRate:
     """Mean load of a rank relative to the busiest."""
 
 
-def reached_by(
+def joint_rate(
     traffic: Traffic, rank: Range, alone: Range | None, *, tokens: float, sequences: int, ranks: int
 ) -> JointRate | None:
     """The joint rate; None if a link is unknown. `rank`: tokens per second of a computing rank;
@@ -147,19 +147,19 @@ def _ring(ranks: int) -> float:
 def _gathered(work: Workload) -> float:
     """Bytes sent per micro-batch: blocks in forward and backward, the rest once, and scattered
     gradients."""
-    width, shape = BYTES_OF[work.precision], work.shape
+    width, shape = PRECISION_BYTES[work.precision], work.shape
     rest = width * shape.rest_parameters
     blocks = float(sum(base_bytes(work)) - rest)
     scattered = 0.0
-    if work.trains_everything:
+    if work.is_full_finetune:
         blocks = float(width * shape.layers * shape.block_parameters)
         scattered = float(SUMMED_BYTES * shape.parameters)
     return (work.shards - 1) / work.shards * (2 * blocks + rest + scattered)
 
 
-def _moved(work: Workload) -> float:
+def _offload_traffic(work: Workload) -> float:
     """Bytes over the card's slot per micro-batch: weights twice, and gradients back."""
-    if work.trains_everything:
+    if work.is_full_finetune:
         return 3 * MASTER_BYTES * work.shape.parameters / work.shards
     return 2 * sum(base_bytes(work)) / work.shards
 
@@ -167,7 +167,7 @@ def _moved(work: Workload) -> float:
 def _optimizer_seconds(work: Workload, ranks: int) -> float:
     """Seconds of the optimizer step on the CPU for all ranks of a machine: it reads the gradients,
     and reads and writes the weights and the optimizer state."""
-    if not work.trains_everything:
+    if not work.is_full_finetune:
         return 0.0
     touched = 3 * MASTER_BYTES + 2 * OPTIMIZERS[work.optimizer].state_bytes
     return ranks * touched * work.trainable_parameters / work.shards / HOST_MEMORY

@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 
 from expert.core.text import counted
 from expert.planning.choose.cuda_graphs import choose_capture
-from expert.planning.choose.fastest import split_of
+from expert.planning.choose.fastest import micro_batch_split
 from expert.planning.choose.length import total_tokens
 from expert.planning.choose.sequences import FULL_ENOUGH
 from expert.planning.compilations import CompileSeconds, expected_compile
 from expert.planning.decisions import Source
 from expert.planning.draft import SET, PlanDraft
 from expert.planning.machine.cards import VOLTA
-from expert.planning.measurements import ranks_of, rows_alike
+from expert.planning.measurements import ranks_of, similar_row_length
 from expert.planning.memory.workload import Workload
 
 PATH = "kernels.compile"
@@ -24,7 +24,7 @@ FEW_STEPS = 50
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seconds:
+class CompileComparison:
     """Training time of the whole run, eager and compiled, and the compile time."""
 
     eager: float
@@ -70,7 +70,7 @@ def choose_compile(draft: PlanDraft, work: Workload | None, sequences: int | Non
         _settle_by_time(draft, work, sequences)
     because = "more effort gains little on single blocks"
     draft.choose("kernels.compile_mode", "torch_compile_mode", "default", because, "preset")
-    draft.pass_on("kernels.compile_backend", "torch_compile_backend")
+    draft.settle_from_config("kernels.compile_backend", "torch_compile_backend")
 
 
 def _cannot_compile(draft: PlanDraft) -> str:
@@ -80,7 +80,7 @@ def _cannot_compile(draft: PlanDraft) -> str:
     if draft.target.windows:
         return "Triton does not ship for Windows"
     if not draft.has_capability(VOLTA):
-        return f"{draft.card_words} is older than Triton supports (7.0)"
+        return f"{draft.card_label} is older than Triton supports (7.0)"
     return ""
 
 
@@ -111,7 +111,9 @@ def _too_short(draft: PlanDraft) -> str:
     return ""
 
 
-def _seconds(draft: PlanDraft, work: Workload | None, sequences: int | None) -> Seconds | None:
+def _seconds(
+    draft: PlanDraft, work: Workload | None, sequences: int | None
+) -> CompileComparison | None:
     """Both times of the whole run; None if the rows, the model or the card are unknown."""
     tokens, steps = total_tokens(draft), draft["length.total_steps"]
     if work is None or not tokens or not steps:
@@ -127,7 +129,7 @@ def _seconds(draft: PlanDraft, work: Workload | None, sequences: int | None) -> 
         return None
     # If one of the two was measured, scale the other by the ratio of the table.
     times = next((k / t for k, t in zip(known, (eager, compiled), strict=True) if k), 1.0)
-    return Seconds(
+    return CompileComparison(
         eager=known[0] or times * eager,
         compiled=known[1] or times * compiled,
         compiling=compile_time(draft, ways[1].fit.work),
@@ -138,7 +140,7 @@ def _seconds(draft: PlanDraft, work: Workload | None, sequences: int | None) -> 
 def compile_time(draft: PlanDraft, work: Workload) -> CompileSeconds:
     """The expected compile time here."""
     share = draft.cluster.share_of(draft["batch.sequences_per_update"] or work.rows)
-    shape = replace(work, rows=split_of(draft, share, work.rows)[0])
+    shape = replace(work, rows=micro_batch_split(draft, share, work.rows)[0])
     known = draft.compilations if draft.target.is_this_machine else ()
     return expected_compile(known, shape, draft.card_key)
 
@@ -149,10 +151,12 @@ def _measured_rate(draft: PlanDraft, *, compiled: bool) -> float | None:
     wanted = draft.rate_key(draft.model.quantization)
     settled = {PATH: compiled, STEP: draft[STEP]}
     for rate in reversed(draft.rates):
-        alike = rate.row_tokens is not None and rows_alike(rate.row_tokens, draft.row_tokens)
+        alike = rate.row_tokens is not None and similar_row_length(
+            rate.row_tokens, draft.row_tokens
+        )
         same = all(rate.settings.get(path) == value for path, value in settled.items())
         same &= not rate.settings.get("kernels.fused_blocks")
-        if alike and same and ranks_of(rate) == 1 and rate.is_about(wanted):
+        if alike and same and ranks_of(rate) == 1 and rate.matches_shape(wanted):
             return rate.tokens_per_second
     best = draft.best
     if best is None or PATH not in best.settings:

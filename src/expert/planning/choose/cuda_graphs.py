@@ -5,21 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from expert.manifest.schema.kinds import ADAPTERS, SPLITS_WEIGHTS
-from expert.planning.choose.fastest import WORTH, Way, drops, way_of
+from expert.planning.choose.fastest import WORTH, TimedFit, fastest_fit, uses_dropout
 from expert.planning.choose.sequences import captured_flat
 from expert.planning.decisions import Source
 from expert.planning.draft import SET, PlanDraft
 from expert.planning.memory.workload import CAPTURED_WIDTHS, Workload
 
 PATH = "kernels.cuda_graphs"
-NO_ROOM = "too little memory: captured passes keep theirs"
+NOT_ENOUGH_MEMORY = "too little memory: captured passes keep theirs"
 
 
 @dataclass(frozen=True, kw_only=True)
 class CaptureChoice:
     """Whether passes are captured, why, and the resulting way through a step."""
 
-    way: Way
+    way: TimedFit
     value: bool
     because: str
     source: Source = "machine"
@@ -29,7 +29,7 @@ class CaptureChoice:
 def choose_capture(draft: PlanDraft, base: Workload, sequences: int | None) -> CaptureChoice:
     """Capture if the manifest says so, or if the GPU would wait for its host. `base`: compiled or
     not. Settles nothing."""
-    asked, plain = draft.config.use_cuda_graphs, way_of(draft, base, sequences)
+    asked, plain = draft.config.use_cuda_graphs, fastest_fit(draft, base, sequences)
 
     def no(because: str, source: Source = "machine") -> CaptureChoice:
         warning = ""
@@ -44,17 +44,17 @@ def choose_capture(draft: PlanDraft, base: Workload, sequences: int | None) -> C
     obstacle = _obstacle(draft, plain.fit.work)
     if obstacle:
         return no(obstacle)
-    captured = way_of(draft, _captured(draft, base), sequences)
-    has_room = _has_room(draft, captured, plain)
+    captured = fastest_fit(draft, _captured(draft, base), sequences)
+    has_room = _fits_captured(draft, captured, plain)
     measured = draft.measured(PATH)
     if asked is True:
         if not has_room:
-            return no(NO_ROOM)
+            return no(NOT_ENOUGH_MEMORY)
         return CaptureChoice(way=captured, value=True, because=SET, source="manifest")
     if draft.config.deterministic:
         return no("a resumed run starts uncaptured: the bits might differ")
     if measured is not None and measured[0] and not has_room:
-        return no(NO_ROOM)
+        return no(NOT_ENOUGH_MEMORY)
     if measured is not None:
         way = captured if measured[0] else plain
         return CaptureChoice(way=way, value=measured[0], because=measured[1], source="measurement")
@@ -69,7 +69,7 @@ def choose_capture(draft: PlanDraft, base: Workload, sequences: int | None) -> C
     if WORTH * launching <= computing:
         return no(f"the host keeps up: {times}")
     if not has_room:
-        return no(f"{NO_ROOM} ({times})")
+        return no(f"{NOT_ENOUGH_MEMORY} ({times})")
     return no(
         f"captured passes keep their memory: with what still fits they are no faster ({times})"
     )
@@ -88,7 +88,7 @@ def _captured(draft: PlanDraft, base: Workload) -> Workload:
     )
 
 
-def _has_room(draft: PlanDraft, captured: Way, plain: Way) -> bool:
+def _fits_captured(draft: PlanDraft, captured: TimedFit, plain: TimedFit) -> bool:
     """Whether the captured way fits with the same quantisation and engine, and can be captured."""
     work, before = captured.fit.work, plain.fit.work
     same = (work.quantization, work.engine) == (before.quantization, before.engine)
@@ -130,7 +130,7 @@ def _cannot_capture(draft: PlanDraft, *, engine: str, recomputes: bool, compiled
     adapter = ADAPTERS.get(draft.config.adapter_type)
     if adapter is not None and adapter.not_captured:
         return adapter.not_captured
-    if recomputes and drops(draft):
+    if recomputes and uses_dropout(draft):
         return "checkpointed blocks with dropout save the random state, which a graph cannot"
     mode = draft.config.torch_compile_mode
     if compiled and mode in ("reduce-overhead", "max-autotune"):

@@ -18,14 +18,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from expert.planning.choose.compiling import compile_time
-from expert.planning.choose.length import peaks_of, rate_of_this, total_tokens
+from expert.planning.choose.length import matching_rate, peaks_of, total_tokens
 from expert.planning.choose.rates import (
     MEASURED_CARD,
     Range,
     RunShape,
     cpu_rate,
     gpu_rate,
-    known_rate,
+    measured_range,
 )
 from expert.planning.decisions import Source
 from expert.planning.draft import PlanDraft
@@ -61,7 +61,7 @@ def expected_parts(run: RunShape, rate: Range, *, device: str) -> dict[str, Rang
     }
 
 
-def sum_of(parts: Mapping[str, Sequence[float]]) -> list[float]:
+def total_range(parts: Mapping[str, Sequence[float]]) -> list[float]:
     """The total time, at best and at worst."""
     return [sum(part[side] for part in parts.values()) for side in (0, 1)]
 
@@ -91,23 +91,23 @@ def settle_expected_time(draft: PlanDraft, work: Workload | None) -> None:
         return
     source: Source = "measurement" if rate.measured else "machine"
     parts = expected_parts(run, rate.rate, device=draft.target.device)
-    draft.settle(paths[0], sum_of(parts), rate.because, source)
+    draft.settle(paths[0], total_range(parts), rate.because, source)
     lists = {name: list(part) for name, part in parts.items()}
     draft.settle(paths[1], lists, rate.because, source)
 
 
-def _rate_of_all(draft: PlanDraft, run: RunShape) -> ComputingRate | str:
+def _rate_of_all(draft: PlanDraft, run: RunShape) -> DeviceRate | str:
     """The rate of all devices together, or why it is not known."""
     if run.work.engine == "single":
-        return computing_rate(draft, run)
+        return device_rate(draft, run)
     shared = draft.decisions["parallel.tokens_per_second"]
     if shared.value is None:
         return shared.because.removeprefix("unknown: ")
-    return ComputingRate(shared.value, shared.because, shared.source == "measurement")
+    return DeviceRate(shared.value, shared.because, shared.source == "measurement")
 
 
 @dataclass(frozen=True)
-class ComputingRate:
+class DeviceRate:
     """Tokens per second of one device, and what that is based on."""
 
     rate: Range
@@ -115,22 +115,22 @@ class ComputingRate:
     measured: bool
 
 
-def computing_rate(draft: PlanDraft, run: RunShape) -> ComputingRate | str:
+def device_rate(draft: PlanDraft, run: RunShape) -> DeviceRate | str:
     """The rate of one device computing `run`, or why it is not known."""
-    measured, near = rate_of_this(draft, ranks=1), _rate_of_this_model(draft)
+    measured, near = matching_rate(draft, ranks=1), _rate_with_other_settings(draft)
     if measured is not None:
         because = f"{measured.tokens_per_second:,.0f} tokens/s measured on {measured.measured_on} "
         because += "in a run like this one"
         kind = "run" if measured.row_tokens else "ladder"
-        return ComputingRate(known_rate(measured.tokens_per_second, kind), because, True)
+        return DeviceRate(measured_range(measured.tokens_per_second, kind), because, True)
     if near is not None:
         because = f"estimated: {near.tokens_per_second:,.0f} tokens/s measured on "
         because += f"{near.measured_on} for this model on {near.card} with other settings"
-        return ComputingRate(known_rate(near.tokens_per_second, "other"), because, False)
+        return DeviceRate(measured_range(near.tokens_per_second, "other"), because, False)
     if not draft.on_gpu:
         because = f"estimated roughly: 10 to 60 GFLOP/s on each of {draft.target.cores} cores (a "
         because += "Xeon reached 39 to 49)"
-        return ComputingRate(cpu_rate(run, draft.target.cores), because, False)
+        return DeviceRate(cpu_rate(run, draft.target.cores), because, False)
     peak, of = peaks_of(draft, run.work.precision)
     if peak is None:
         return of
@@ -138,10 +138,10 @@ def computing_rate(draft: PlanDraft, run: RunShape) -> ComputingRate | str:
     low, high = (tokens * flops_per_token(run.work, run.mean_tokens) for tokens in rate)
     because = f"estimated: {low / peak[0]:.0%} to {high / peak[1]:.0%} of the peak of {of}, "
     because += "from runs on an H200"
-    return ComputingRate(rate, because, False)
+    return DeviceRate(rate, because, False)
 
 
-def _rate_of_this_model(draft: PlanDraft) -> MeasuredRate | None:
+def _rate_with_other_settings(draft: PlanDraft) -> MeasuredRate | None:
     """The newest rate of the same card, model, adapter and base, whatever its settings."""
     model = (draft.card_key, draft.model_key, draft.config.adapter_type)
     wanted = (*model, str(draft["model.quantization"]))

@@ -20,11 +20,11 @@ from expert.planning.memory.fitting import (
     Fit,
     budget_of,
     even_split,
-    fewest_recomputed,
     find_fit,
     has_host_memory,
+    max_useful_batch,
     peak_bytes,
-    worth_at_once,
+    with_fewest_checkpointed,
 )
 from expert.planning.memory.workload import Workload
 
@@ -38,7 +38,7 @@ ROWS_TRIED = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Way:
+class TimedFit:
     """A fitting workload, its passes per step, and the seconds of one; None if unknown."""
 
     fit: Fit
@@ -52,27 +52,27 @@ class Way:
         return self.passes * self.time.seconds if self.time is not None else math.inf
 
 
-def way_of(draft: PlanDraft, base: Workload, sequences: int | None) -> Way:
+def fastest_fit(draft: PlanDraft, base: Workload, sequences: int | None) -> TimedFit:
     """The fastest way that fits, compiled and captured or not as in `base`. `sequences`: per step,
     if known."""
-    most = most_of_a_rank(draft, sequences)
-    fit = find_fit(draft, base, most, limit=limit_of(draft, base.row_tokens, most))
+    most = max_rank_sequences(draft, sequences)
+    fit = find_fit(draft, base, most, limit=pass_limit(draft, base.row_tokens, most))
     return _with_more_rows(draft, _timed(draft, fit, sequences), sequences)
 
 
-def most_of_a_rank(draft: PlanDraft, sequences: int | None) -> int:
+def max_rank_sequences(draft: PlanDraft, sequences: int | None) -> int:
     """The most sequences of a step that one rank computes."""
     examples = draft["batch.examples_per_update"]
     return draft.cluster.share_of(min(sequences or examples, examples))
 
 
-def limit_of(draft: PlanDraft, row_tokens: int, most: int) -> int:
+def pass_limit(draft: PlanDraft, row_tokens: int, most: int) -> int:
     """How many of at most `most` sequences are worth computing in one pass."""
     even = draft.packed or draft.is_char_model
-    return worth_at_once(on_gpu=draft.on_gpu, even=even, row_tokens=row_tokens, most=most)
+    return max_useful_batch(on_gpu=draft.on_gpu, even=even, row_tokens=row_tokens, most=most)
 
 
-def split_of(draft: PlanDraft, sequences: int, largest: int) -> tuple[int, int]:
+def micro_batch_split(draft: PlanDraft, sequences: int, largest: int) -> tuple[int, int]:
     """The micro-batch size and the passes that make up `sequences`."""
     return even_split(sequences, largest, on_gpu=draft.on_gpu)
 
@@ -113,30 +113,30 @@ def _pass_tokens(draft: PlanDraft, work: Workload, passes: int) -> float:
     return min(float(work.tokens), of_a_pass)
 
 
-def _timed(draft: PlanDraft, fit: Fit, sequences: int | None) -> Way:
-    rows, passes = split_of(draft, most_of_a_rank(draft, sequences), fit.work.rows)
-    return Way(
+def _timed(draft: PlanDraft, fit: Fit, sequences: int | None) -> TimedFit:
+    rows, passes = micro_batch_split(draft, max_rank_sequences(draft, sequences), fit.work.rows)
+    return TimedFit(
         fit=fit, passes=passes, time=pass_seconds_of(draft, replace(fit.work, rows=rows), passes)
     )
 
 
-def _with_more_rows(draft: PlanDraft, way: Way, sequences: int | None) -> Way:
+def _with_more_rows(draft: PlanDraft, way: TimedFit, sequences: int | None) -> TimedFit:
     """The way, or a faster one with a larger micro-batch and more checkpointed blocks."""
-    best, config, most = way, draft.config, most_of_a_rank(draft, sequences)
+    best, config, most = way, draft.config, max_rank_sequences(draft, sequences)
     measured = draft.measured("kernels.checkpointing") or draft.measured("batch.micro_batch")
     free = config.gradient_checkpointing == config.micro_batch_size == "auto" and not measured
-    if not free or not way.fit.fits or way.time is None or way.fit.work.splits_weights:
+    if not free or not way.fit.fits or way.time is None or way.fit.work.is_sharded:
         return way
-    if way.fit.work.captured and drops(draft):  # then blocks cannot be checkpointed
+    if way.fit.work.captured and uses_dropout(draft):  # then blocks cannot be checkpointed
         return way
     budget = int(MARGIN * budget_of(draft))
     for rows in _more_rows(draft, way.fit.work.rows, most):
         work = replace(way.fit.work, rows=rows, accumulates=rows < most, recomputed_blocks=0)
-        work = fewest_recomputed(draft, work, budget)
+        work = with_fewest_checkpointed(draft, work, budget)
         if peak_bytes(draft, work) > budget or not has_host_memory(draft, work):
             break
         other = _timed(draft, Fit(work, True), sequences)
-        micro = split_of(draft, most, best.fit.work.rows)[0]
+        micro = micro_batch_split(draft, most, best.fit.work.rows)[0]
         taken = peak_bytes(draft, replace(best.fit.work, rows=micro))
         unused = taken < LITTLE_USED * budget_of(draft)
         if other.step_seconds < (AS_FAST if unused else WORTH) * best.step_seconds:
@@ -144,7 +144,7 @@ def _with_more_rows(draft: PlanDraft, way: Way, sequences: int | None) -> Way:
     return best
 
 
-def drops(draft: PlanDraft) -> bool:
+def uses_dropout(draft: PlanDraft) -> bool:
     """Whether blocks draw random numbers; the character model has its own dropout."""
     shape = draft.model.architecture
     return bool(draft["adapter.dropout"] or (shape is not None and shape.dropout))
@@ -153,12 +153,12 @@ def drops(draft: PlanDraft) -> bool:
 def _more_rows(draft: PlanDraft, rows: int, most: int) -> Iterator[int]:
     """Larger micro-batch sizes that divide a step evenly, ascending: first one by one, then
     doubling."""
-    before, largest = split_of(draft, most, rows)[0], rows
+    before, largest = micro_batch_split(draft, most, rows)[0], rows
     for tried in range(2 * ROWS_TRIED):
         largest += 1 if tried < ROWS_TRIED else largest
         if largest > most:
             return
-        micro, _ = split_of(draft, most, largest)
+        micro, _ = micro_batch_split(draft, most, largest)
         if micro > max(rows, before):
             before = micro
             yield micro

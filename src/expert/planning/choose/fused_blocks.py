@@ -31,7 +31,7 @@ def choose_fused_blocks(
     if not obstacle and work is not None:
         fused = replace(work, fused_blocks=True, attention=_likely_attention(draft))
         way = choose_capture(draft, fused, sequences).way
-        if way.fit.work.splits_weights:
+        if way.fit.work.is_sharded:
             obstacle = "sharded weights cannot be fused"
     if not obstacle and way is not None:
         because = "as fast as compiled blocks on an H200, without the time to compile"

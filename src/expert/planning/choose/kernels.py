@@ -8,7 +8,7 @@ from expert.planning.draft import KEPT, SET, PlanDraft
 from expert.planning.machine.cards import ADA, AMPERE, HOPPER
 from expert.planning.machine.host import package_version
 from expert.planning.memory.fitting import budget_of
-from expert.planning.memory.memory import chunk_for
+from expert.planning.memory.memory import loss_chunk_for_budget
 
 FLEX_PAYS_AFTER_SECONDS = 900
 """FlexAttention alone took 36 s to compile on an H200 with 16 cores, and made fused blocks of 0.6B
@@ -19,10 +19,10 @@ gradient of queries was off by 1.1; others were not tried."""
 FLASH4_PAYS_AFTER_SECONDS = 120
 """FlashAttention 4 compiles its kernels once per machine: loading took 24 s instead of 13 on an
 H200 with 16 cores, and 0.6B ran 1.12x as fast: recovered after 100 s."""
-COMPILED = 1.3
+COMPILE_SPEEDUP = 1.3
 """Compiled blocks ran 1.24x (8B), 1.33x (1B) and 2.16x (0.6B) as fast on an H200 with LoRA, side by
 side (choose/rates.py). One card only: on others run expert benchmark."""
-NOT_RECOMPUTED = 1.35
+NO_CHECKPOINTING_SPEEDUP = 1.35
 """Checkpointing all blocks cost LoRA 1.35-1.46x of the time (docs/benchmarks/memory-h200.json)."""
 
 
@@ -36,7 +36,7 @@ def choose_precision(draft: PlanDraft) -> None:
     if bf16 == fp16 == "auto" and kept and runs_here:
         chosen = draft.settle(path, kept, KEPT)
     elif bf16 is True and draft.on_gpu and not able:
-        because = f"bf16: true, but {draft.card_words} has no bf16: fp16 with loss scaling"
+        because = f"bf16: true, but {draft.card_label} has no bf16: fp16 with loss scaling"
         draft.warn(path, because)
         chosen = draft.settle(path, "fp16", because, "fallback")
     elif bf16 is True:
@@ -59,15 +59,15 @@ def choose_precision(draft: PlanDraft) -> None:
     elif not draft.on_gpu:
         chosen = draft.settle(path, "fp32", "fastest on most CPUs")
     elif able and bf16 == "auto":
-        because = f"{draft.card_words} has bf16 tensor cores"
+        because = f"{draft.card_label} has bf16 tensor cores"
         if draft.target.capability is None:
             because = "no card is named; every one since 2020 has bf16 tensor cores"
         chosen = draft.settle(path, "bf16", because)
     elif fp16 == "auto":
-        ruled_out = "bf16 is false" if bf16 is False else f"{draft.card_words} has no bf16"
+        ruled_out = "bf16 is false" if bf16 is False else f"{draft.card_label} has no bf16"
         chosen = draft.settle(path, "fp16", f"{ruled_out}; with loss scaling")
     else:
-        because = f"{draft.card_words} has no bf16, and fp16 is switched off"
+        because = f"{draft.card_label} has no bf16, and fp16 is switched off"
         chosen = draft.settle(path, "fp32", because)
     scaling = chosen == "fp16"
     because = "fp16 gradients underflow without it" if scaling else f"not needed with {chosen}"
@@ -78,13 +78,13 @@ def choose_tf32(draft: PlanDraft) -> None:
     """TF32 for the remaining float32 products, from Ampere on."""
     path, able = "kernels.tf32", draft.has_capability(AMPERE)
     if draft.config.use_tf32 is True and not able:
-        because = f"TF32 was requested, but {draft.card_words} has none"
+        because = f"TF32 was requested, but {draft.card_label} has none"
         draft.warn(path, because)
         draft.settle(path, False, because, "fallback")
     elif draft.kept.tf32 is not None and (able or not draft.kept.tf32):
         draft.choose(path, "use_tf32", draft.kept.tf32, KEPT)
     else:
-        because = "no cost from capability 8.0 on" if able else f"{draft.card_words} has no TF32"
+        because = "no cost from capability 8.0 on" if able else f"{draft.card_label} has no TF32"
         draft.choose(path, "use_tf32", able, because)
 
 
@@ -125,7 +125,7 @@ def _settle_attention(draft: PlanDraft, *, long: bool, brief: bool) -> None:
         draft.settle(path, "sdpa", "use_sdpa in the manifest", "manifest")
         return
     if (asked in ("flash", "flash4") and not flashes) or (asked == "flex" and not able):
-        lacking = f"{draft.card_words} has no kernel for it" if not able else "it needs 16 bits"
+        lacking = f"{draft.card_label} has no kernel for it" if not able else "it needs 16 bits"
         because = f"{asked} was requested, but {lacking}"
         draft.warn(path, because)
         draft.settle(path, "sdpa", because, "fallback")
@@ -165,7 +165,7 @@ def _settle_attention(draft: PlanDraft, *, long: bool, brief: bool) -> None:
             text = f"FlashAttention 4 would make steps up to 1.12x as fast: {pip_install('flash4')}"
             draft.advise(path, text)
     elif packed:
-        lacking = f"{draft.card_words} has no variable-length kernel"
+        lacking = f"{draft.card_label} has no variable-length kernel"
         lacking = "variable-length flash attention needs 16 bits" if able else lacking
         draft.settle(path, "sdpa", f"{lacking}: SDPA with a document mask")
     else:
@@ -175,7 +175,7 @@ def _settle_attention(draft: PlanDraft, *, long: bool, brief: bool) -> None:
 def _why_not_flash4(draft: PlanDraft) -> str:
     """Why FlashAttention 4 cannot be used, or ""."""
     if not draft.has_capability(HOPPER):
-        return f"{draft.card_words} is older than Hopper"
+        return f"{draft.card_label} is older than Hopper"
     if package_version("flash-attn-4").value is None:
         return f"it is not installed ({pip_install('flash4')})"
     shape = draft.resolved.shape
@@ -213,7 +213,7 @@ def choose_loss_chunk(draft: PlanDraft) -> None:
         draft.settle(path, None, "by the vocabulary", "preset")
         return
     budget = budget_of(draft)
-    rows = chunk_for(shape.vocab, budget)
+    rows = loss_chunk_for_budget(shape.vocab, budget)
     because = f"logits take a small part of {budget / 2**30:.1f} GiB"
     draft.settle(path, rows, because if rows else "by the vocabulary")
 
@@ -224,7 +224,7 @@ def choose_switches(draft: PlanDraft) -> None:
     if not draft.choose(path, "fused_loss", True, because, "preset"):
         text = "the full logits are stored: 12 bytes for each token and vocabulary entry"
         draft.warn(path, text)
-    draft.pass_on("kernels.deterministic", "deterministic")
+    draft.settle_from_config("kernels.deterministic", "deterministic")
     path, because = "kernels.cudnn_benchmark", "shapes are fixed" if draft.on_gpu else "no GPU"
     if draft.config.deterministic:
         because = "deterministic: the fastest algorithm may differ from run to run"

@@ -35,14 +35,14 @@ def _whole_training_rows(draft: PlanDraft, length: int) -> int | None:
 def settle_length(draft: PlanDraft) -> None:
     """Rows, tokens and steps, as far as the data can be counted."""
     length, survey = draft["data.max_seq_length"], draft.survey
-    draft.pass_on("length.epochs", "epochs")
+    draft.settle_from_config("length.epochs", "epochs")
     limit = draft.config.max_steps or None
-    draft.pass_on(MAX_STEPS, "max_steps", limit)
+    draft.settle_from_config(MAX_STEPS, "max_steps", limit)
     whole = rows = _whole_training_rows(draft, length)
     if survey.packed is not None:
         rows = survey.packed.rows
     elif rows is not None:
-        rows *= draft.parts_of_a_row(length)  # each part of a split row is a row
+        rows *= draft.parts_per_row(length)  # each part of a split row is a row
     if rows is None:
         keys = ("rows", "tokens_per_epoch", "steps_per_epoch", *(() if limit else ("total_steps",)))
         draft.unknown(survey.because, *(f"length.{key}" for key in keys))
@@ -68,13 +68,13 @@ def settle_length(draft: PlanDraft) -> None:
     if limit and limit < total:
         total, because = limit, "max_steps"
     elif limit and limit > total:
-        draft.remarks.append(not_reached(limit, updates=total, epochs=epochs))
+        draft.remarks.append(max_steps_not_reached(limit, updates=total, epochs=epochs))
     draft.settle("length.total_steps", total, because)
     if rows == 0:
         draft.warn("length.rows", f"there are no rows to train on: {survey.because}")
 
 
-def not_reached(max_steps: int, *, updates: int, epochs: float) -> Remark:
+def max_steps_not_reached(max_steps: int, *, updates: int, epochs: float) -> Remark:
     """The remark that the epochs end before max_steps."""
     ends = "ends" if epochs == 1 else "end"
     over = f"{_epochs(epochs)} {ends} after {counted(updates, 'step')}"
@@ -126,7 +126,7 @@ def peaks_of(draft: PlanDraft, precision: str) -> tuple[tuple[float, float] | No
     return None, f"the peak of {draft.target.name} is not known"
 
 
-def rate_of_this(draft: PlanDraft, ranks: int | None = None) -> MeasuredRate | None:
+def matching_rate(draft: PlanDraft, ranks: int | None = None) -> MeasuredRate | None:
     """The rate measured in a run like this one; `ranks`: with this many processes instead of its
     own number."""
     ranks = ranks or draft.cluster.ranks
@@ -141,7 +141,7 @@ def rate_of_this(draft: PlanDraft, ranks: int | None = None) -> MeasuredRate | N
 
 def settle_time(draft: PlanDraft, work: Workload | None) -> None:
     """Seconds from a measured rate, and the lower bound from the card's peak."""
-    tokens, rate = total_tokens(draft), rate_of_this(draft)
+    tokens, rate = total_tokens(draft), matching_rate(draft)
     path, seconds = "length.tokens_per_second", "length.seconds"
     unmeasured = f"no run like this one was measured yet ({draft.model_key} on {draft.card_key})"
     if rate is None:

@@ -9,29 +9,29 @@ from typing import Any
 
 from expert.core.text import counted, gib, percent, span
 from expert.manifest.schema.kinds import OPTIMIZERS, SPLITS_WEIGHTS
-from expert.planning.choose.communication import Traffic, reached_by, traffic_of
-from expert.planning.choose.expected_time import computing_rate, run_shape
-from expert.planning.choose.length import rate_of_this, total_tokens
-from expert.planning.choose.rates import known_rate
+from expert.planning.choose.communication import Traffic, joint_rate, traffic_of
+from expert.planning.choose.expected_time import device_rate, run_shape
+from expert.planning.choose.length import matching_rate, total_tokens
+from expert.planning.choose.rates import measured_range
 from expert.planning.decisions import Decision, Remark, Source
 from expert.planning.draft import SET, PlanDraft
 from expert.planning.machine.links import LINKS
 from expert.planning.measurements import MeasuredRate
 from expert.planning.memory.fitting import (
     budget_of,
-    fewest_recomputed,
     host_bytes_of_node,
     lacking_host_bytes,
     largest_batch,
     peak_bytes,
-    way_out,
+    suggest_fit,
+    with_fewest_checkpointed,
 )
 from expert.planning.memory.shards import checkpoint_bytes
 from expert.planning.memory.workload import Workload
 from expert.planning.run_plan import ParallelPlan
 
 DEFAULT = "the default"
-TOO_FEW = "parallel.ranks"
+RANKS_PATH = "parallel.ranks"
 _OF_A_STEP = ("sent_bytes", "communication_seconds", "tokens_per_second", "efficiency")
 _ESTIMATES = ("rank_tokens_per_second", "alone_tokens_per_second", *_OF_A_STEP)
 
@@ -43,12 +43,12 @@ def settle_engine(draft: PlanDraft, work: Workload | None) -> None:
     source: Source = "preset"
     because = DEFAULT
     if engine != "single":
-        because, source = _why(draft, work)
+        because, source = _engine_reason(draft, work)
     draft.settle("parallel.engine", engine, because, source)
     if engine == "single" and asked != "auto":
         text = f"distributed: {asked}: one process has nothing to share; it applies with --gpus"
         draft.supersede("parallel.engine", text)
-    each, nodes = cluster.ranks_of_a_node, cluster.nodes
+    each, nodes = cluster.ranks_per_node, cluster.nodes
     because = f"{each} on each of {nodes} machines" if nodes > 1 else "on one machine"
     draft.settle("parallel.ranks", cluster.ranks, because if cluster.ranks > 1 else DEFAULT)
     draft.settle("parallel.nodes", nodes, "asked for" if nodes > 1 else DEFAULT)
@@ -70,7 +70,7 @@ def _settle_optimizer(draft: PlanDraft, work: Workload | None) -> None:
     """Replace an optimizer that cannot be sharded where all weights are trained and sharded."""
     path = "optim.optimizer"
     asked = draft[path]
-    because = OPTIMIZERS[asked].unsplit
+    because = OPTIMIZERS[asked].not_shardable
     if not because or draft["adapter.type"] != "full":
         return
     plain = "adamw_torch_fused" if draft.on_gpu else "adamw_torch"
@@ -87,7 +87,7 @@ def _engine_without_sizes(draft: PlanDraft) -> str:
     return "sharded" if draft.config.distributed == "sharded" else "replicated"
 
 
-def _why(draft: PlanDraft, work: Workload | None) -> tuple[str, Source]:
+def _engine_reason(draft: PlanDraft, work: Workload | None) -> tuple[str, Source]:
     """Why several processes use this engine, or one process offloads."""
     cluster, asked = draft.cluster, draft.config.distributed
     if work is None:
@@ -101,11 +101,11 @@ def _why(draft: PlanDraft, work: Workload | None) -> tuple[str, Source]:
         because = f"everything fits each card ({gib(budget_of(draft))}): only gradients are sent"
         return because, "machine"
     alone = replace(work, engine="replicated", shards=1, rows=1)
-    alone = fewest_recomputed(draft, alone, budget_of(draft))
+    alone = with_fewest_checkpointed(draft, alone, budget_of(draft))
     needs = f"one card would need {gib(peak_bytes(draft, alone))} of {gib(budget_of(draft))}"
     if work.shards < cluster.ranks:
         return f"{needs}; sharded in a machine, replicated over {cluster.nodes}", "machine"
-    if cluster.nodes > 1 and cluster.ranks_of_a_node > 1:
+    if cluster.nodes > 1 and cluster.ranks_per_node > 1:
         return f"{needs}; one machine does not hold it either", "machine"
     return needs, "machine"
 
@@ -146,7 +146,7 @@ def _settle_offload(draft: PlanDraft, work: Workload | None) -> None:
     else:
         draft.settle(path, slot, LINKS[slot].words)
     needed = host_bytes_of_node(draft, work)
-    what = "weights, gradients and optimizer state" if work.trains_everything else "weights"
+    what = "weights, gradients and optimizer state" if work.is_full_finetune else "weights"
     draft.settle("parallel.host_bytes", needed, f"{what} are kept there")
     if draft.target.host_bytes is None:
         text = f"each machine needs {gib(needed)} of free memory beside its cards"
@@ -173,7 +173,9 @@ def _warn_of_gathering(draft: PlanDraft, work: Workload) -> None:
 def settle_communication(draft: PlanDraft, work: Workload | None) -> None:
     """Bytes and seconds per step, the rate of all ranks and their efficiency."""
     sequences, ranks = draft["batch.sequences_per_update"], draft.cluster.ranks
-    if sequences and (remark := too_few(ranks, sequences, draft["batch.examples_per_update"])):
+    if sequences and (
+        remark := too_few_sequences(ranks, sequences, draft["batch.examples_per_update"])
+    ):
         draft.remarks.append(remark)
     paths = [f"parallel.{key}" for key in _ESTIMATES]
     if work is None and ranks > 1:
@@ -184,20 +186,20 @@ def settle_communication(draft: PlanDraft, work: Workload | None) -> None:
     else:
         _settle_rates_of_a_card(draft, work)
         tokens = total_tokens(draft)
-        known = Estimates(
+        known = ParallelEstimate(
             parallel=_parallel(draft),
             work=work,
             micro_batches=draft["batch.accumulation"],
             sequences=sequences,
             step_tokens=tokens / draft["length.total_steps"] if tokens else None,
             card=draft.target.name,
-            measured=rate_of_this(draft) if ranks > 1 else None,
+            measured=matching_rate(draft) if ranks > 1 else None,
             estimated=draft.decisions["parallel.rank_tokens_per_second"].source == "machine",
         )
         for decision in known.decisions():
             draft.decisions[decision.path] = decision
         if work.offload:
-            draft.warn("parallel.offload", _how_slow(draft, work))
+            draft.warn("parallel.offload", _offload_cost(draft, work))
 
 
 def _parallel(draft: PlanDraft) -> ParallelPlan:
@@ -205,14 +207,14 @@ def _parallel(draft: PlanDraft) -> ParallelPlan:
     return ParallelPlan.model_validate(draft.tree()["parallel"])
 
 
-def too_few(ranks: int, sequences: int, examples: int) -> Remark | None:
+def too_few_sequences(ranks: int, sequences: int, examples: int) -> Remark | None:
     """The warning if a step has fewer sequences than there are ranks."""
     if ranks <= sequences:
         return None
     fills, waiting = math.ceil(examples * ranks / sequences), ranks - sequences
     text = f"a step has {counted(sequences, 'sequence')} for {ranks} ranks: {waiting} of them have "
     text += f"nothing to compute; batch_size: {fills} (rows of a step) would fill them"
-    return Remark.warning(TOO_FEW, text)
+    return Remark.warning(RANKS_PATH, text)
 
 
 def _settle_rates_of_a_card(draft: PlanDraft, work: Workload) -> None:
@@ -224,7 +226,7 @@ def _settle_rates_of_a_card(draft: PlanDraft, work: Workload) -> None:
         draft.unknown(reason, path, alone_path)
         return
     share = draft.cluster.share_of(sequences) / sequences
-    rate = computing_rate(draft, replace(run, tokens=run.tokens * share))
+    rate = device_rate(draft, replace(run, tokens=run.tokens * share))
     if isinstance(rate, str):
         draft.unknown(rate, path, alone_path)
         return
@@ -236,12 +238,12 @@ def _settle_rates_of_a_card(draft: PlanDraft, work: Workload) -> None:
         draft.settle(alone_path, None, "one card does not hold it")
         return
     whole = replace(run, work=single, micro_batches=math.ceil(sequences / most))
-    alone = computing_rate(draft, whole)
+    alone = device_rate(draft, whole)
     assert not isinstance(alone, str)
     draft.settle(alone_path, alone.rate, alone.because, source)
 
 
-def _how_slow(draft: PlanDraft, work: Workload) -> str:
+def _offload_cost(draft: PlanDraft, work: Workload) -> str:
     """What offloading costs, and what would avoid it."""
     traffic = traffic_of(work, _parallel(draft), 1)
     text = f"slow: for each micro-batch {gib(traffic.host_bytes)} between card and machine"
@@ -252,11 +254,11 @@ def _how_slow(draft: PlanDraft, work: Workload) -> str:
     if traffic.optimizer_seconds:
         text += f", and the optimizer step on the CPU about {span(traffic.optimizer_seconds)}"
     alone = replace(work, engine="single", shards=1, offload=False)
-    return f"{text}; on the card, {way_out(draft, alone)}" if draft.cluster.ranks == 1 else text
+    return f"{text}; on the card, {suggest_fit(draft, alone)}" if draft.cluster.ranks == 1 else text
 
 
 @dataclass(frozen=True, kw_only=True)
-class Estimates:
+class ParallelEstimate:
     """Inputs for traffic and rates, before the rows are prepared and after."""
 
     parallel: ParallelPlan
@@ -273,7 +275,7 @@ class Estimates:
 
     def decisions(self) -> Iterator[Decision]:
         """sent_bytes, communication_seconds, tokens_per_second and efficiency, with reasons."""
-        if self.micro_batches is None and self.work.splits_weights:
+        if self.micro_batches is None and self.work.is_sharded:
             unknown = "the sequences per step are not known yet"
             yield from (_unknown(key, unknown) for key in _OF_A_STEP)
             return
@@ -289,7 +291,7 @@ class Estimates:
     def _reached(self, traffic: Traffic) -> Iterator[Decision]:
         rank, alone = self.parallel.rank_tokens_per_second, self.parallel.alone_tokens_per_second
         if self.measured is not None:
-            rate = known_rate(self.measured.tokens_per_second, "run")
+            rate = measured_range(self.measured.tokens_per_second, "run")
             because = f"measured on {self.measured.measured_on} in a run like this one"
             yield _decided("tokens_per_second", rate, because, "measurement")
             yield _unknown("efficiency", "no single card was measured beside it")
@@ -298,7 +300,7 @@ class Estimates:
             unknown = "the rate of one rank is not known"
             yield from (_unknown(key, unknown) for key in _OF_A_STEP[2:])
             return
-        reached = reached_by(
+        reached = joint_rate(
             traffic,
             rank,
             alone,
@@ -329,7 +331,7 @@ class Estimates:
         if traffic.summed_bytes:
             parts.append(f"{gib(traffic.summed_bytes)} to sum gradients once a step")
         if traffic.gathered_bytes:
-            what = "weights and gradients" if self.work.trains_everything else "weights"
+            what = "weights and gradients" if self.work.is_full_finetune else "weights"
             parts.append(f"{gib(traffic.gathered_bytes / micro)} of {what} for {each}")
         if traffic.host_bytes:
             words = f"{gib(traffic.host_bytes / micro)} to and from the memory of the machine"

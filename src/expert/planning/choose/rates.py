@@ -199,7 +199,7 @@ def gpu_rate(run: RunShape, *, peak: Range, measured_card: bool) -> Range:
     share = share_of_peak(work.shape.parameters, compiled=fast, characters=run.characters)
     share *= _float8_gain(work)
     low, high = (share * times for times in spread)
-    low *= _losses(run)
+    low *= _slowdown(run)
     flops = flops_per_token(work, run.mean_tokens)
     tokens = run.tokens / max(1, run.steps)
     blocks = run.micro_batches * _launched_blocks(work)
@@ -212,17 +212,17 @@ def gpu_rate(run: RunShape, *, peak: Range, measured_card: bool) -> Range:
 def cpu_rate(run: RunShape, cores: int) -> Range:
     """The same for a CPU, known only roughly."""
     flops = flops_per_token(run.work, run.mean_tokens)
-    low = _CPU_FLOPS_A_CORE[0] * cores**_CPU_CORES * _losses(run)
+    low = _CPU_FLOPS_A_CORE[0] * cores**_CPU_CORES * _slowdown(run)
     return low / flops, _CPU_FLOPS_A_CORE[1] * cores / flops
 
 
-def known_rate(tokens_per_second: float, kind: str) -> Range:
+def measured_range(tokens_per_second: float, kind: str) -> Range:
     """The range around a rate measured in the same run, a benchmark, or with other settings."""
     spread = {"run": _SAME_RUN, "ladder": _LADDER, "other": _OTHERWISE_SET}[kind]
     return tokens_per_second * spread[0], tokens_per_second * spread[1]
 
 
-def _losses(run: RunShape) -> float:
+def _slowdown(run: RunShape) -> float:
     """Slowdown at the slow end, apart from the model size."""
     work = run.work
     times = _SLOWER.get(work.quantization, 1.0)

@@ -40,8 +40,8 @@ def settle_model(draft: PlanDraft) -> None:
     draft.settle("model.name", spec.name, "base_models of the manifest", "manifest")
     draft.settle("model.place", resolved.place, resolved.because)
     draft.settle("model.location", resolved.location, resolved.because)
-    if resolved.own_kernels:
-        kernels = ", ".join(resolved.own_kernels)
+    if resolved.named_kernels:
+        kernels = ", ".join(resolved.named_kernels)
         text = f"its config.json requests {kernels}; kernels are chosen by the plan"
         draft.warn("model.name", text)
     if resolved.weights is not None:
@@ -102,23 +102,23 @@ def settle_adapter(draft: PlanDraft) -> tuple[int, frozenset[str]]:
     config, adapters = draft.config, draft.model.adapters
     released = adapters[0] if adapters else Adapter()
     kind, rank = config.adapter_type, 0
-    draft.pass_on("adapter.type", "adapter_type")
+    draft.settle_from_config("adapter.type", "adapter_type")
     if takes(kind, "rank"):
-        rank = _or_released(draft, "rank", released.r, DEFAULT_RANK, "the usual rank")
+        rank = _choose_adapter_value(draft, "rank", released.r, DEFAULT_RANK, "the usual rank")
     else:
         draft.settle("adapter.rank", None, f"{kind} has none", "manifest")
     if takes(kind, "alpha"):
-        _or_released(draft, "alpha", released.alpha, 2 * rank, "twice the rank")
+        _choose_adapter_value(draft, "alpha", released.alpha, 2 * rank, "twice the rank")
     else:
         draft.settle("adapter.alpha", None, f"{kind} has none", "manifest")
     if kind in ("full", "none"):
         draft.settle("adapter.dropout", 0.0, f"{kind}: no adapter", "manifest")
         draft.settle("adapter.target_modules", None, f"{kind}: no adapter", "manifest")
     else:
-        _or_released(draft, "dropout", released.dropout, 0.0, "dropout makes steps slower")
+        _choose_adapter_value(draft, "dropout", released.dropout, 0.0, "dropout makes steps slower")
         modules = released.target_modules or None
         because = "adapters on every linear layer train best"
-        _or_released(draft, "target_modules", modules, "all-linear", because)
+        _choose_adapter_value(draft, "target_modules", modules, "all-linear", because)
     feedforward, because = list[str](), f"{kind} has none"
     if takes(kind, "feedforward_modules"):
         feedforward = config.feedforward_modules or released.feedforward_modules or []
@@ -146,7 +146,9 @@ def _warn_of_unknown_targets(draft: PlanDraft, names: frozenset[str]) -> None:
         draft.warn("adapter.target_modules", text)
 
 
-def _or_released(draft: PlanDraft, key: str, released: Any, default: Any, because: str) -> Any:
+def _choose_adapter_value(
+    draft: PlanDraft, key: str, released: Any, default: Any, because: str
+) -> Any:
     """Settle an adapter key: as in the manifest, else as released with the base, else default."""
     if released is not None:
         from_model = "set in adapters[0] of the base model"
@@ -164,29 +166,29 @@ def settle_optimisation(draft: PlanDraft) -> None:
         rate = ADAPTERS[kind].rate if kind in ADAPTERS else others[kind]
         because = f"usual for {kind}"
     draft.choose("optim.learning_rate", "learning_rate", rate, because, "preset")
-    draft.pass_on("optim.scheduler", "lr_scheduler")
+    draft.settle_from_config("optim.scheduler", "lr_scheduler")
     options = config.lr_scheduler_kwargs.model_dump(exclude_none=True)
-    draft.pass_on("optim.scheduler_options", "lr_scheduler_kwargs", options)
+    draft.settle_from_config("optim.scheduler_options", "lr_scheduler_kwargs", options)
     if config.warmup_ratio is not None:
         draft.settle("optim.warmup_steps", None, "warmup_ratio is set", "manifest")
-        draft.pass_on("optim.warmup_ratio", "warmup_ratio")
+        draft.settle_from_config("optim.warmup_ratio", "warmup_ratio")
     elif config.warmup_steps is not None:
-        draft.pass_on("optim.warmup_steps", "warmup_steps")
+        draft.settle_from_config("optim.warmup_steps", "warmup_steps")
         draft.settle("optim.warmup_ratio", None, "warmup_steps is set", "manifest")
     else:
         draft.settle("optim.warmup_steps", None, "warmup_ratio is used", "preset")
         because = "a short warm-up steadies the first steps"
         draft.settle("optim.warmup_ratio", DEFAULT_WARMUP_RATIO, because, "preset")
     for key in ("weight_decay", "betas", "seed"):
-        draft.pass_on(f"optim.{key}", key)
-    draft.pass_on("optim.epsilon", "adam_epsilon")
-    draft.pass_on("optim.max_grad_norm", "max_grad_norm", config.max_grad_norm or 0.0)
+        draft.settle_from_config(f"optim.{key}", key)
+    draft.settle_from_config("optim.epsilon", "adam_epsilon")
+    draft.settle_from_config("optim.max_grad_norm", "max_grad_norm", config.max_grad_norm or 0.0)
 
 
 def settle_watching(draft: PlanDraft) -> None:
     """Logging, evaluation, checkpoints, early stopping, output."""
     config = draft.config
-    draft.pass_on("watch.logging_steps", "logging_steps")
+    draft.settle_from_config("watch.logging_steps", "logging_steps")
     evaluates = _settle_evaluation(draft)
     _settle_saving(draft)
     path, key = "watch.load_best", "load_best_model_at_end"
@@ -197,18 +199,20 @@ def settle_watching(draft: PlanDraft) -> None:
         draft.choose(path, key, evaluates, because, "preset")
     if config.load_best_model_at_end is True and not evaluates:
         draft.warn(path, "there is no evaluation to choose the best checkpoint by")
-    draft.pass_on("watch.metric", "metric_for_best_model")
+    draft.settle_from_config("watch.metric", "metric_for_best_model")
     rising = config.metric_for_best_model == "eval_token_accuracy"
     because = f"higher {config.metric_for_best_model} is {'better' if rising else 'worse'}"
     draft.choose("watch.greater_is_better", "greater_is_better", rising, because, "preset")
     trackers = ("trackers", "tracker_project", "tracker_run_name")
     for key in ("early_stopping_patience", "early_stopping_threshold", *trackers):
-        draft.pass_on(f"watch.{key}", key)
+        draft.settle_from_config(f"watch.{key}", key)
     for key in ("on_not_finite", "max_skipped_updates", "on_loss_spike", "max_rollbacks"):
-        draft.pass_on(f"stability.{key}", key)
+        draft.settle_from_config(f"stability.{key}", key)
     _settle_hangs(draft)
-    draft.pass_on("watch.on_sigusr1", "on_sigusr1")
-    draft.pass_on("watch.output_dir", "output_dir", str(config.runs_beside(draft.folder)))
+    draft.settle_from_config("watch.on_sigusr1", "on_sigusr1")
+    draft.settle_from_config(
+        "watch.output_dir", "output_dir", str(config.runs_beside(draft.folder))
+    )
     training = draft.manifest.training
     is_set = "packaging_checkpoint" in training.model_fields_set
     draft.settle(
@@ -243,8 +247,8 @@ def _settle_evaluation(draft: PlanDraft) -> bool:
     strategy = draft.choose(path, "evaluation_strategy", chosen, because, "preset")
     if strategy != "no" and not has_rows:
         draft.warn(path, "there are no validation rows to evaluate")
-    draft.pass_on("watch.eval_steps", "eval_steps")
-    draft.pass_on("watch.eval_every_epochs", "eval_every_epochs")
+    draft.settle_from_config("watch.eval_steps", "eval_steps")
+    draft.settle_from_config("watch.eval_every_epochs", "eval_every_epochs")
     return strategy != "no" and has_rows
 
 
@@ -260,10 +264,10 @@ def _settle_saving(draft: PlanDraft) -> None:
     if no_epochs and config.save_strategy == "auto":
         draft.settle("watch.save_steps", STREAMED_SAVE_STEPS, "a stream has no epochs", "preset")
     else:
-        draft.pass_on("watch.save_steps", "save_steps")
-    draft.pass_on("watch.save_every_epochs", "save_every_epochs")
+        draft.settle_from_config("watch.save_steps", "save_steps")
+    draft.settle_from_config("watch.save_every_epochs", "save_every_epochs")
     if draft.keeps_every_checkpoint:
         because = f"save_every_epochs {config.save_every_epochs}: each of them is kept"
         draft.settle("watch.keep_checkpoints", None, because, "manifest")
     else:
-        draft.pass_on("watch.keep_checkpoints", "save_total_limit")
+        draft.settle_from_config("watch.keep_checkpoints", "save_total_limit")

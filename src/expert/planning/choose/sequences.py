@@ -16,24 +16,24 @@ DEFAULT_EXAMPLES_PER_STEP = 16
 DEFAULT_LENGTH = 2048
 # Packing over a shuffled window fills 97.0-99.97 % of a sequence that holds three rows or more.
 PACKED_FILL = 0.99
-ROWS_OFF = 0.05
+ROWS_TOLERANCE = 0.05
 """How far the mean rows of a step may be from the requested number before sequences are shortened:
 whole sequences rarely hold exactly that many rows."""
-FLAT_PAYS = 0.97
+MAX_PADDED_FILL = 0.97
 """Below this fill sequences are laid end to end: every new number of tokens costs 10 to 20 ms once,
 while cuBLAS chooses its kernels (1.7 % of a run of 24 steps at 0.6B on an H200)."""
 _CAPTURED_PADDING = 0.25
 """Padding of one row in a few widths that are captured; of n rows, less by the square root of n:
 0.18 with 2 rows per pass, 0.11 with 5 and 0.06 with 16 (438 tokens on average, at most 2,048)."""
-BY_BOUNDARIES = ("flash", "flash4")
+VARLEN_ATTENTION = ("flash", "flash4")
 """Kinds of attention that are given where documents begin, however rows are laid out."""
 FULL_ENOUGH = 0.9
 """Below this fill batches vary in width: memory is planned for the widest."""
-LENGTHS_OF = 8
+LENGTH_MULTIPLE = 8
 """Sequence lengths are multiples of this, which suits tensor cores."""
 
 
-class NoRoomForText(ExpertError):
+class SoftPromptsTooLong(ExpertError):
     """Soft prompts that fill the whole sequence."""
 
 
@@ -55,17 +55,17 @@ def packing_of(examples: int, *, mean: float, longest: float, length: int) -> Pa
     close to the requested rows, one more is taken and all are shorter; if a long row prevents that,
     each holds fewer rows and is padded. Otherwise 16 short rows in sequences of 1024 became 45.
     """
-    alike = 0 < longest <= mean * (1 + ROWS_OFF)  # no shorter rows fill the gaps
+    alike = 0 < longest <= mean * (1 + ROWS_TOLERANCE)  # no shorter rows fill the gaps
     exact = examples / max(1.0, length // longest if alike else PACKED_FILL * length / mean)
     sequences = max(1, round(exact))
-    if abs(sequences / exact - 1) <= ROWS_OFF:
+    if abs(sequences / exact - 1) <= ROWS_TOLERANCE:
         return Packing(sequences, length, None)
     sequences = math.ceil(exact)
     wanted = examples * mean / (PACKED_FILL * sequences)
     if alike:
         wanted = math.ceil(examples / sequences) * longest
-    least = LENGTHS_OF * math.ceil(max(wanted, longest) / LENGTHS_OF)
-    holds_more = least > wanted * (1 + ROWS_OFF)
+    least = LENGTH_MULTIPLE * math.ceil(max(wanted, longest) / LENGTH_MULTIPLE)
+    holds_more = least > wanted * (1 + ROWS_TOLERANCE)
     most = math.ceil(examples / sequences) if holds_more else None
     return Packing(sequences, min(length, least), most)
 
@@ -75,10 +75,10 @@ def concatenation_of(examples: int, *, mean: float, length: int) -> Packing:
     a shorter sequence."""
     exact = max(examples * mean / length, 1e-9)
     sequences = max(1, round(exact))
-    if abs(sequences / exact - 1) <= ROWS_OFF:
+    if abs(sequences / exact - 1) <= ROWS_TOLERANCE:
         return Packing(sequences, length, None)
     sequences = math.ceil(exact)
-    places = LENGTHS_OF * math.ceil(examples * mean / sequences / LENGTHS_OF)
+    places = LENGTH_MULTIPLE * math.ceil(examples * mean / sequences / LENGTH_MULTIPLE)
     return Packing(sequences, min(length, places), None)
 
 
@@ -111,7 +111,7 @@ def settle_widths(draft: PlanDraft) -> None:
 def _settle_flat(draft: PlanDraft, fixed: str) -> bool:
     """Whether the sequences of a batch lie end to end. `fixed`: why widths are fixed, or ""."""
     path, known = "data.flat", draft.survey.packed
-    by_boundaries = draft["kernels.attention"] in BY_BOUNDARIES
+    by_boundaries = draft["kernels.attention"] in VARLEN_ATTENTION
     if fixed or not (draft.packed and draft.on_gpu and by_boundaries):
         draft.settle(path, False, fixed or "sequences are rows of a matrix for this attention")
     elif known is None:
@@ -122,11 +122,11 @@ def _settle_flat(draft: PlanDraft, fixed: str) -> bool:
         fill *= occupied(draft, passes, draft["batch.micro_batch"]) if passes else 1.0
         whose = "sequences" if fill == known.fill else "micro-batches"
         because = f"{whose} are {fill:.0%} full"
-        if fill < FLAT_PAYS and draft["kernels.cuda_graphs"]:
+        if fill < MAX_PADDED_FILL and draft["kernels.cuda_graphs"]:
             because += "; end to end, a few widths are captured"
-        elif fill < FLAT_PAYS:
+        elif fill < MAX_PADDED_FILL:
             because += ": their padding is not computed"
-        draft.settle(path, fill < FLAT_PAYS, because)
+        draft.settle(path, fill < MAX_PADDED_FILL, because)
     return bool(draft[path])
 
 
@@ -141,10 +141,10 @@ def captured_flat(draft: PlanDraft, attention: str) -> bool:
     """Whether uncompiled passes over rows laid end to end would be captured in a few widths: each
     keeps its gradients, which are small for adapters only."""
     known = draft.survey.packed
-    narrow = attention in BY_BOUNDARIES and draft.config.adapter_type != "full"
+    narrow = attention in VARLEN_ATTENTION and draft.config.adapter_type != "full"
     if not narrow or not draft.packed or known is None:
         return False
-    return known.fill < FLAT_PAYS * captured_fill(draft["batch.examples_per_update"])
+    return known.fill < MAX_PADDED_FILL * captured_fill(draft["batch.examples_per_update"])
 
 
 def captured_fill(rows: float) -> float:
@@ -160,7 +160,7 @@ def settle_sequences(draft: PlanDraft) -> None:
     length = _settle_length(draft)
     tokens = draft.soft_tokens
     if tokens >= length:  # the manifest may have left the length open
-        raise NoRoomForText(
+        raise SoftPromptsTooLong(
             f"soft_prompts: {tokens} tokens leave no room for text in sequences of {length}  (use "
             "fewer tokens, or a larger training.config.max_seq_length)"
         )
@@ -217,14 +217,14 @@ def settle_step(draft: PlanDraft) -> tuple[int | None, int]:
         draft.unknown(f"row lengths are not known: {survey.because}", path)
         draft.settle(long, length, "max_seq_length; less if rows are short")
         return None, length
-    mean = survey.mean_tokens / draft.parts_of_a_row(length)
+    mean = survey.mean_tokens / draft.parts_per_row(length)
     packing = _packing(draft, examples, mean, length)
-    rows_each = max(1.0, PACKED_FILL * packing.length / mean)
+    rows_per_sequence = max(1.0, PACKED_FILL * packing.length / mean)
     if packing.most_rows is not None:
-        rows_each = examples / packing.sequences
+        rows_per_sequence = examples / packing.sequences
     if survey.packed is not None:
-        rows_each = survey.packed.rows_each
-    because = f"{examples} rows, about {rows_each:.1f} per sequence ({survey.because})"
+        rows_per_sequence = survey.packed.rows_per_sequence
+    because = f"{examples} rows, about {rows_per_sequence:.1f} per sequence ({survey.because})"
     if survey.packed is not None:
         because = f"{because}, {survey.packed.fill:.0%} full"
     draft.settle(path, packing.sequences, because)
@@ -243,7 +243,7 @@ def _settle_examples(draft: PlanDraft) -> int:
     if config.batch_tokens is None:
         draft.settle("batch.tokens_per_step", None, "steps are counted in rows", "preset")
     if config.batch_tokens is not None:
-        rows, because = _rows_of_tokens(draft, config.batch_tokens)
+        rows, because = _rows_for_batch_tokens(draft, config.batch_tokens)
         source = "manifest"
     elif config.batch_size != "auto":
         rows, because, source = config.batch_size, "batch_size", "manifest"
@@ -263,7 +263,7 @@ def rows_of_tokens(tokens: int, mean: float) -> int:
     return max(1, round(tokens / max(1.0, mean)))
 
 
-def _rows_of_tokens(draft: PlanDraft, tokens: int) -> tuple[int, str]:
+def _rows_for_batch_tokens(draft: PlanDraft, tokens: int) -> tuple[int, str]:
     """The rows per step if the manifest gives tokens per step; the same for every step."""
     path, packed, length = (
         "batch.tokens_per_step",
@@ -274,10 +274,10 @@ def _rows_of_tokens(draft: PlanDraft, tokens: int) -> tuple[int, str]:
     draft.settle(path, tokens * times, "batch_tokens", "manifest")
     mean = float(length) if draft.is_char_model else draft.survey.mean_tokens
     if packed is not None:
-        mean = packed.length * packed.fill / packed.rows_each
+        mean = packed.length * packed.fill / packed.rows_per_sequence
     elif mean is not None:
         # A row is truncated to the sequence length, or trained on in parts.
-        mean = min(mean / draft.parts_of_a_row(length), length)
+        mean = min(mean / draft.parts_per_row(length), length)
     if mean is None:
         least = max(1, tokens // length)
         text = f"batch_tokens {tokens:,} is at least {least} rows: their length is not known yet "

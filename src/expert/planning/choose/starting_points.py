@@ -49,7 +49,7 @@ def starting_point(name: str, shape: ModelShape | None) -> StartingPoint:
     return StartingPoint(DEFAULT_RANK, twice, rate, size)
 
 
-def made_for_tiny(
+def tiny_settings_warnings(
     spec: BaseModelSpec, config: TrainingConfig, shape: ModelShape | None
 ) -> Iterator[tuple[str, str]]:
     """Plan values that suit `tiny` but not this base, each with a fix."""

@@ -97,7 +97,7 @@ def find_card(text: str) -> Card | None:
     return _BY_KEY.get(_key(text))
 
 
-def card_named(nvml_name: str, memory_bytes: int) -> Card | None:
+def card_by_nvml_name(nvml_name: str, memory_bytes: int) -> Card | None:
     """The card with this NVML product name and about this memory, or None.
 
     A known name with another memory size (a MIG slice, a vGPU) is not that card.

@@ -59,7 +59,7 @@ class Cluster:
     """Between a card and host memory."""
 
     @property
-    def ranks_of_a_node(self) -> int:
+    def ranks_per_node(self) -> int:
         return self.ranks // self.nodes
 
     def share_of(self, sequences: int) -> int:
@@ -93,10 +93,10 @@ def choose_cluster(target: Target, *, ranks: int, nodes: int, link: str | None) 
     )
 
 
-def share_of_target(target: Target, cluster: Cluster) -> Target:
+def target_per_rank(target: Target, cluster: Cluster) -> Target:
     """What one process may use of its machine. Each has its own card; processes on a CPU divide its
     memory, and all divide the cores of this machine."""
-    processes = cluster.ranks_of_a_node
+    processes = cluster.ranks_per_node
     if processes == 1:
         return target
     memory = target.budget_bytes // (processes if target.device == "cpu" else 1)

@@ -100,12 +100,12 @@ def describe_gpus(nvml: ModuleType | None = None) -> tuple[tuple[Gpu, ...], str]
         nvml = pynvml
     try:
         nvml.nvmlInit()
-    except faults(nvml) as error:
+    except nvml_errors(nvml) as error:
         return (), _WHY_NO_NVML.get(_code(error), f"NVML did not start: {error}")
     try:
         return _all_gpus(nvml)
     finally:
-        with suppress(*faults(nvml)):  # the facts are read; a failing shutdown is harmless
+        with suppress(*nvml_errors(nvml)):  # the facts are read; a failing shutdown is harmless
             nvml.nvmlShutdown()
 
 
@@ -120,7 +120,7 @@ def _all_gpus(nvml: ModuleType) -> tuple[tuple[Gpu, ...], str]:
     for index in range(count.value):
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        except faults(nvml) as error:
+        except nvml_errors(nvml) as error:
             notes.append(f"GPU {index} cannot be opened: {_why(error)}")
             continue
         parts = _mig_parts(nvml, handle)
@@ -135,7 +135,7 @@ def _mig_parts(nvml: ModuleType, card: Any) -> list[tuple[Any, Fact[str]]]:
     """(handle, slice UUID) of the usable parts of a card: its MIG slices, or the whole card."""
     try:
         split = nvml.nvmlDeviceGetMigMode(card)[0]
-    except faults(nvml) as error:
+    except nvml_errors(nvml) as error:
         if _code(error) in (NOT_SUPPORTED, FUNCTION_NOT_FOUND):
             return [(card, Fact(None, NOT_SPLIT))]
         return [(card, unknown(_why(error)))]
@@ -144,7 +144,7 @@ def _mig_parts(nvml: ModuleType, card: Any) -> list[tuple[Any, Fact[str]]]:
     places = _ask(nvml, lambda: int(nvml.nvmlDeviceGetMaxMigDeviceCount(card))).value or 0
     parts: list[tuple[Any, Fact[str]]] = []
     for place in range(places):
-        with suppress(*faults(nvml)):  # an empty place reports "not found"
+        with suppress(*nvml_errors(nvml)):  # an empty place reports "not found"
             part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(card, place)
             parts.append((part, Fact(str(nvml.nvmlDeviceGetUUID(part)), "NVML")))
     return parts or [(None, unknown(_NO_SLICE))]
@@ -221,11 +221,11 @@ def _nvml_process_name(nvml: ModuleType, pid: int) -> str | None:
 def _ask(nvml: ModuleType, read: Callable[[], T], source: str = "NVML") -> Fact[T]:
     try:
         return Fact(read(), source)
-    except faults(nvml) as error:
+    except nvml_errors(nvml) as error:
         return unknown(_why(error))
 
 
-def faults(nvml: ModuleType) -> tuple[type[Exception], ...]:
+def nvml_errors(nvml: ModuleType) -> tuple[type[Exception], ...]:
     """The exceptions of NVML; pynvml has a separate class for an outdated driver library."""
     mismatch = getattr(nvml, "NVMLLibraryMismatchError", None)
     return (nvml.NVMLError, mismatch) if mismatch else (nvml.NVMLError,)

@@ -7,7 +7,7 @@ from typing import Literal
 
 from expert.core.errors import ExpertError
 from expert.manifest.schema.types import parse_size
-from expert.planning.machine.cards import Card, card_named, find_card, suggest_cards
+from expert.planning.machine.cards import Card, card_by_nvml_name, find_card, suggest_cards
 from expert.planning.machine.machine import Machine
 from expert.planning.machine.nvml import Gpu
 
@@ -131,7 +131,7 @@ def _on_this_gpu(gpu: Gpu, limit: int | None, here: Target) -> Target:
         total_bytes=min(total, limit) if limit else total,
         budget_because="--vram" if limit and limit < free else f"free of {total / GIB:.1f} GiB",
         capability=gpu.capability.value,
-        card=card_named(name, total),
+        card=card_by_nvml_name(name, total),
         pcie=(generation, width) if generation and width else None,
         held_bytes=sum(holder.used_bytes or 0 for holder in gpu.holders.value or ()),
     )

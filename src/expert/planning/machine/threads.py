@@ -47,7 +47,7 @@ def choose_threads(
     return Threads(own, "torch's own number")
 
 
-def threads_as_before(recorded: Mapping[str, Any], *, granted: int, cores: int) -> Threads | None:
+def resumed_threads(recorded: Mapping[str, Any], *, granted: int, cores: int) -> Threads | None:
     """The recorded threads of a resumed run; None if it ran on another machine.
 
     Splitting sums differently rounds differently, so the number stays on the same machine. On

@@ -77,7 +77,7 @@ class Calibrations:
         same = [
             probe
             for probe in self.probes
-            if probe.kind == kind_of(work) and probe.shape == shape_key(work.shape)
+            if probe.kind == calibration_kind(work) and probe.shape == shape_key(work.shape)
         ]
         if same:
             best = max(same, key=lambda probe: probe.tokens)
@@ -110,7 +110,7 @@ def shape_key(shape: ModelShape) -> str:
     return "x".join(map(str, sizes))
 
 
-def kind_of(work: Workload) -> str:
+def calibration_kind(work: Workload) -> str:
     """What needs its own calibration; sizes, ranks and optimizers are counted accurately."""
     recomputed = "all" if work.recomputed_blocks == work.shape.layers else "some"
     parts = (
@@ -167,7 +167,7 @@ def workload_of(plan: RunPlan) -> Workload | None:
     )
 
 
-def estimated_again(plan: RunPlan, calibrations: Calibrations) -> RunPlan:
+def with_new_estimate(plan: RunPlan, calibrations: Calibrations) -> RunPlan:
     """The plan with its memory estimated again: batches and kernels may have changed."""
     work = workload_of(plan)
     if work is None:

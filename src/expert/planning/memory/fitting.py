@@ -22,7 +22,7 @@ MARGIN = 0.95
 # A micro-batch should stay in the caches of a CPU. On two cores `tiny` was fastest with 4
 # sequences of 1,024 tokens: 1.1 times as fast as with 16, and evaluation took 6.3 s instead of the
 # 10.7 s with 64 (docs/benchmarks/cpu-at-once.json); beside other processes the gap was wider.
-CPU_PLACES_AT_ONCE = 4096
+CPU_TOKENS_PER_PASS = 4096
 LONGEST_SEARCH = 10_000
 SHORTEST_ADVISED = 64
 
@@ -35,12 +35,12 @@ class Fit:
     fits: bool
 
 
-def worth_at_once(*, on_gpu: bool, even: bool, row_tokens: int, most: int) -> int:
+def max_useful_batch(*, on_gpu: bool, even: bool, row_tokens: int, most: int) -> int:
     """How many sequences of a step are worth computing in one pass, regardless of memory: all on a
     GPU. Rows that are not `even`, such as padded ones, have unknown widths."""
     if on_gpu or not even:
         return most
-    return max(1, min(most, CPU_PLACES_AT_ONCE // row_tokens))
+    return max(1, min(most, CPU_TOKENS_PER_PASS // row_tokens))
 
 
 def find_fit(draft: PlanDraft, base: Workload, most: int, *, limit: int) -> Fit:
@@ -77,9 +77,9 @@ def _sharings(draft: PlanDraft, base: Workload) -> Iterator[Workload]:
         yield replace(base, engine="replicated")
     if asked == "replicated":
         return
-    groups = dict.fromkeys((cluster.ranks_of_a_node, cluster.ranks))
+    groups = dict.fromkeys((cluster.ranks_per_node, cluster.ranks))
     shards = [count for count in groups if count > 1] or [1]
-    shardable = with_spread_optimizer(draft, base) if cluster.ranks > 1 else base
+    shardable = with_shardable_optimizer(draft, base) if cluster.ranks > 1 else base
     sharded = [replace(shardable, engine="sharded", shards=count) for count in shards]
     if cluster.ranks > 1:
         yield from sharded
@@ -87,11 +87,11 @@ def _sharings(draft: PlanDraft, base: Workload) -> Iterator[Workload]:
         yield from (replace(work, offload=True) for work in sharded)
 
 
-def with_spread_optimizer(draft: PlanDraft, work: Workload) -> Workload:
+def with_shardable_optimizer(draft: PlanDraft, work: Workload) -> Workload:
     """With an optimizer whose state can be sharded like its weights. 8-bit state cannot: it is
     quantised in blocks of 256 that do not align with the shards, so a checkpoint would load only
     with this number of ranks."""
-    if not work.trains_everything or not OPTIMIZERS[work.optimizer].unsplit:
+    if not work.is_full_finetune or not OPTIMIZERS[work.optimizer].not_shardable:
         return work
     return replace(work, optimizer="adamw_torch_fused" if draft.on_gpu else "adamw_torch")
 
@@ -99,8 +99,8 @@ def with_spread_optimizer(draft: PlanDraft, work: Workload) -> Workload:
 def _may_offload(draft: PlanDraft, base: Workload) -> bool:
     """On one card only if all weights are trained: an adapter on a 4-bit base is the smaller
     change. The optimizer step then runs on the CPU, on shards."""
-    trains = base.trains_everything or draft.cluster.ranks > 1
-    return trains and draft.on_gpu and not OPTIMIZERS[base.optimizer].unsplit
+    trains = base.is_full_finetune or draft.cluster.ranks > 1
+    return trains and draft.on_gpu and not OPTIMIZERS[base.optimizer].not_shardable
 
 
 def has_host_memory(draft: PlanDraft, work: Workload) -> bool:
@@ -124,25 +124,23 @@ def lacking_host_bytes(draft: PlanDraft, work: Workload) -> int | None:
 
 def host_bytes_of_node(draft: PlanDraft, work: Workload) -> int:
     """Host memory for the shards of a machine's ranks."""
-    return host_bytes(work, sum(base_bytes(work))) * draft.cluster.ranks_of_a_node
+    return host_bytes(work, sum(base_bytes(work))) * draft.cluster.ranks_per_node
 
 
 def _choices(draft: PlanDraft, base: Workload, most: int, budget: int) -> Iterator[Workload]:
     """Workloads from the fastest to the smallest, each with as few checkpointed blocks as fit. A
     micro-batch never exceeds a rank's share of a step, whatever the manifest says."""
-    may_quantise = (
-        draft.model.quantization == "auto" and draft.on_gpu and not base.trains_everything
-    )
+    may_quantise = draft.model.quantization == "auto" and draft.on_gpu and not base.is_full_finetune
     asked = draft.config.micro_batch_size
     rows = 1 if asked == "auto" else min(asked, most)
     base = replace(base, rows=rows, accumulates=rows < most)
     choices = [draft.kept.quantization] if draft.kept.quantization else ["none", "int4"]
     for quantization in choices if may_quantise else [base.quantization]:
         work = replace(base, quantization=quantization)
-        yield fewest_recomputed(draft, work, budget)
+        yield with_fewest_checkpointed(draft, work, budget)
 
 
-def fewest_recomputed(draft: PlanDraft, work: Workload, budget: int) -> Workload:
+def with_fewest_checkpointed(draft: PlanDraft, work: Workload, budget: int) -> Workload:
     """The workload with as few checkpointed blocks as fit, or as many as allowed."""
     counts = recomputed_counts(draft, work.shape.layers)
     low, high = counts[0], counts[-1]
@@ -211,7 +209,7 @@ def _most(limit: int, has_room: Callable[[int], bool]) -> int:
     return low
 
 
-def most_at_once(plan: RunPlan, calibrations: Calibrations, sequences: int) -> int:
+def max_micro_batch(plan: RunPlan, calibrations: Calibrations, sequences: int) -> int:
     """How many of a rank's sequences per step fit the plan's memory with its current checkpointing
     and are worth one pass; at least one."""
     work = workload_of(plan)
@@ -226,7 +224,7 @@ def most_at_once(plan: RunPlan, calibrations: Calibrations, sequences: int) -> i
     budget = plan.memory.budget_bytes
     if peak(1) <= int(MARGIN * budget):
         budget = int(MARGIN * budget)
-    limit = worth_at_once(
+    limit = max_useful_batch(
         on_gpu=plan.kernels.device == "cuda",
         even=plan.data.packing != "none" or plan.model.name == CHAR_GPT,
         row_tokens=work.row_tokens,
@@ -263,7 +261,7 @@ def eval_bytes(draft: PlanDraft, work: Workload) -> int:
     return guess.total - guess["activations"] + estimate(one_block, calibration)["activations"]
 
 
-def way_out(draft: PlanDraft, work: Workload) -> str:
+def suggest_fit(draft: PlanDraft, work: Workload) -> str:
     """The changes that would make it fit, cheapest first and added one by one."""
     words: list[str] = []
     for key, changed in _savings(draft, work):
@@ -279,8 +277,8 @@ def way_out(draft: PlanDraft, work: Workload) -> str:
 def _savings(draft: PlanDraft, work: Workload) -> Iterator[tuple[str, Workload]]:
     """Every way to save memory with this model and device, each on top of the previous."""
     if work.engine == "replicated":
-        work = replace(work, engine="sharded", shards=draft.cluster.ranks_of_a_node)
-        work = with_spread_optimizer(draft, work)
+        work = replace(work, engine="sharded", shards=draft.cluster.ranks_per_node)
+        work = with_shardable_optimizer(draft, work)
         yield "distributed: sharded", work
     small = replace(work, fused_loss=True)
     yield "fused_loss: true", small
@@ -290,13 +288,13 @@ def _savings(draft: PlanDraft, work: Workload) -> Iterator[tuple[str, Workload]]
     yield "micro_batch_size: 1", small
     small = replace(small, recomputed_blocks=small.shape.layers)
     yield "gradient_checkpointing: full", small
-    may = draft.on_gpu and small.trains_everything and not small.splits_weights
+    may = draft.on_gpu and small.is_full_finetune and not small.is_sharded
     if may and small.optimizer != "sgd":
         small = replace(small, optimizer="adamw_bnb_8bit")
         yield "optim: adamw_bnb_8bit", small
     if draft.is_char_model:
         return
-    if small.trains_everything:
+    if small.is_full_finetune:
         small = replace(small, adapter="lora", rank=16, optimizer=work.optimizer)
         yield "adapter_type: lora", small
     if draft.on_gpu:

@@ -16,7 +16,7 @@ memory in addition:
     + captured gradients          those that leave the graphs' pool, and those of further graphs
     + evaluation                  one block's tensors and a chunk of logits, with a float32 copy
 
-What a block keeps per token is counted tensor by tensor in `kept_per_token`; constants that cannot
+What a block keeps per token is counted tensor by tensor in `saved_per_token`; constants that cannot
 be counted (context, slack, how much more an uncompiled block keeps) are in `Calibration`, each with
 its measurement. `benchmarks/memory_peaks.py` takes those measurements,
 `docs/benchmarks/memory-h200.json` holds them and a test compares this file with them.
@@ -49,11 +49,11 @@ IMPORTED_BYTES = 455 * MIB
 LOGIT_BYTES = 2**30  # of one chunk of the fused loss, at two bytes per logit
 LOGIT_SHARE = 1 / 32
 """Of the memory of a small card: 256 MiB of 8 GiB."""
-FEW_WORDS = 512
+SMALL_VOCABULARY = 512
 EVALUATED_ROWS = 512
 """Rows of logits per chunk of an evaluation, at most."""
 
-BYTES_OF = {"bf16": 2, "fp16": 2, "fp32": 4}
+PRECISION_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 # NF4 with double quantisation: 4 bits per weight, an 8-bit scale per 64 weights, and a float32
 # scale per 256 of those: 0.5 + 1/64 + 4/(64*256).
 NF4_BYTES_PER_WEIGHT = 0.5 + 1 / 64 + 4 / (64 * 256)
@@ -129,7 +129,7 @@ def estimate(work: Workload, calibration: Calibration = H200) -> MemoryEstimate:
         "cuda_context": 0,  # the last two are known once the others are
         "allocator_slack": 0,
     }
-    parts = shared_parts(parts, work, BYTES_OF[work.precision])
+    parts = shared_parts(parts, work, PRECISION_BYTES[work.precision])
     if work.captured:
         parts |= {
             "captured_gradients": captured_gradient_bytes(work),
@@ -141,8 +141,8 @@ def estimate(work: Workload, calibration: Calibration = H200) -> MemoryEstimate:
     }
     sizes["base_weights"] += int(calibration.moving * autocast_bytes(work))
     slack = int(calibration.slack * sum(sizes.values()))
-    if work.splits_weights:
-        slack = max(slack, slack_bytes(work, BYTES_OF[work.precision]))
+    if work.is_sharded:
+        slack = max(slack, slack_bytes(work, PRECISION_BYTES[work.precision]))
     context = calibration.context_bytes + (0 if work.engine == "single" else COMMUNICATOR_BYTES)
     sizes |= {"cuda_context": context, "allocator_slack": slack}
     return MemoryEstimate({n: size for n, size in sizes.items() if size or n not in _NOT_ALWAYS})
@@ -158,8 +158,8 @@ def base_bytes(work: Workload) -> tuple[int, int]:
     layers = shape.layers - (work.quantization == "fp8")
     matrices = layers * shape.block_linear_parameters
     rest = shape.parameters - matrices
-    width = BYTES_OF[work.precision]
-    if work.trains_everything:
+    width = PRECISION_BYTES[work.precision]
+    if work.is_full_finetune:
         return 4 * shape.parameters, 0
     if work.quantization == "int4":
         half = matrices // 2
@@ -173,11 +173,11 @@ def base_bytes(work: Workload) -> tuple[int, int]:
 def autocast_bytes(work: Workload) -> int:
     """The 16-bit copies that autocast makes of float32 matrices during a step; shards are gathered
     in 16 bits instead."""
-    if not work.trains_everything or work.precision == "fp32" or work.splits_weights:
+    if not work.is_full_finetune or work.precision == "fp32" or work.is_sharded:
         return 0
     shape = work.shape
     matrices = shape.layers * shape.block_linear_parameters
-    return BYTES_OF[work.precision] * (matrices + shape.vocab * shape.hidden)
+    return PRECISION_BYTES[work.precision] * (matrices + shape.vocab * shape.hidden)
 
 
 def resting_bytes(work: Workload) -> int:
@@ -189,7 +189,7 @@ def resting_bytes(work: Workload) -> int:
 def adapter_bytes(work: Workload) -> int:
     """Trainable weights beside the base: bfloat16 with float32 masters, whose gradients are kept
     between steps, or float32 alone. A full model's masters are its base weights."""
-    if work.trains_everything:
+    if work.is_full_finetune:
         return 0
     return (2 + 4 + 4 if work.precision == "bf16" else 4) * work.trainable_parameters
 
@@ -197,9 +197,9 @@ def adapter_bytes(work: Workload) -> int:
 def gradient_bytes(work: Workload) -> int:
     """Gradients within a step. Without accumulation they grow only while activations shrink: at the
     peak a full model has just that of its embedding table."""
-    if work.trains_everything and not work.accumulates:
+    if work.is_full_finetune and not work.accumulates:
         return 4 * work.shape.vocab * work.shape.hidden
-    narrow = work.precision == "bf16" and not work.trains_everything
+    narrow = work.precision == "bf16" and not work.is_full_finetune
     return (2 if narrow else 4) * work.trainable_parameters
 
 
@@ -207,7 +207,7 @@ def captured_gradient_bytes(work: Workload) -> int:
     """Gradients of a second captured pass, for batches with more targets, and of two passes for
     every further width; and the accumulated ones outside the graphs, unless counted with the
     masters of an adapter."""
-    narrow = work.precision == "bf16" and not work.trains_everything
+    narrow = work.precision == "bf16" and not work.is_full_finetune
     passes = 1 + 2 * (work.widths - 1)
     return ((2 if narrow else 4) * passes + (0 if narrow else 4)) * work.trainable_parameters
 
@@ -215,13 +215,13 @@ def captured_gradient_bytes(work: Workload) -> int:
 def evaluation_bytes(work: Workload) -> int:
     """One block's tensors, the hidden states and a chunk of logits, also in float32."""
     s, tokens = work.shape, work.evaluated_tokens
-    width = BYTES_OF[work.precision]
-    block = kept_per_token(work) + 2 * width * s.hidden
+    width = PRECISION_BYTES[work.precision]
+    block = saved_per_token(work) + 2 * width * s.hidden
     rows = min(tokens, evaluated_chunk_rows(s.vocab, work.loss_rows))
     return tokens * block + rows * s.vocab * (width if width == 4 else width + 4)
 
 
-def kept_per_token(work: Workload) -> int:
+def saved_per_token(work: Workload) -> int:
     """Bytes one block keeps per token for its backward, tensor by tensor.
 
     h hidden, f feed-forward, q and k the widths of queries and of keys or values.
@@ -237,7 +237,7 @@ def kept_per_token(work: Workload) -> int:
         silu(gate) * up     f   input of down: only if down is trained
     """
     s = work.shape
-    width = BYTES_OF[work.precision]
+    width = PRECISION_BYTES[work.precision]
     q, k, h, f = s.q_width, s.kv_width, s.hidden, s.ffn
     if work.is_fused:
         # Norms and silu(gate) * up are computed again; q and k are also kept before their norm, and
@@ -252,7 +252,7 @@ def kept_per_token(work: Workload) -> int:
         masked = work.attention == "eager" or (work.attention == "sdpa" and width == 4)
         elements += 2 * q if masked and q != k else 0
         return int(width * elements + 4 * s.heads + 8)
-    trained = _layers_that_need_their_input(work)
+    trained = _layers_saving_input(work)
     elements = 2.0 * h + q + 2 * k + q
     elements += h if trained & {"q_proj", "k_proj", "v_proj"} else 0
     elements += h if trained & {"gate_proj", "up_proj"} else 0
@@ -263,12 +263,12 @@ def kept_per_token(work: Workload) -> int:
     if work.attention in ("sdpa", "eager") and not work.compiled:
         elements += 4 * (q - k)  # a mask makes SDPA repeat keys and values for grouped queries
     kept = width * elements + 4 * s.heads  # the softmax normaliser of every head is float32
-    return int(kept + _uncounted_by_precision(work))
+    return int(kept + _float32_copies(work))
 
 
-def _layers_that_need_their_input(work: Workload) -> set[str]:
+def _layers_saving_input(work: Workload) -> set[str]:
     """Layers whose input is kept for the gradient of trained weights."""
-    if work.trains_everything:
+    if work.is_full_finetune:
         return set(work.shape.linear_sizes)
     if work.adapter == "none":
         return set()
@@ -291,7 +291,7 @@ def _adapter_elements(work: Workload) -> float:
     return elements
 
 
-def _uncounted_by_precision(work: Workload) -> float:
+def _float32_copies(work: Workload) -> float:
     """Float32 copies beside the 16-bit tensors.
 
     Uncompiled norms keep their input in float32 instead of 16 bits, and silu(gate) is kept beside
@@ -299,7 +299,7 @@ def _uncounted_by_precision(work: Workload) -> float:
     are 2 bytes wider and both norm outputs exist in float32 too; compiled, about 1.5 h remain.
     """
     s = work.shape
-    width = BYTES_OF[work.precision]
+    width = PRECISION_BYTES[work.precision]
     wider = 4 - width
     norms = s.norms_per_layer * s.hidden + (s.q_width + s.kv_width if s.qk_norm else 0)
     extra = 0.0
@@ -314,8 +314,8 @@ def _uncounted_by_precision(work: Workload) -> float:
 def activation_bytes(work: Workload) -> int:
     """What all blocks keep when the backward starts; a checkpointed block keeps only its input."""
     s = work.shape
-    width = BYTES_OF[work.precision]
-    whole = kept_per_token(work)
+    width = PRECISION_BYTES[work.precision]
+    whole = saved_per_token(work)
     kept_blocks = s.layers - work.recomputed_blocks
     input_width = 4 if work.computes_in_float32 else width
     per_token = kept_blocks * whole + work.recomputed_blocks * input_width * s.hidden
@@ -347,7 +347,7 @@ def workspace_bytes(work: Workload) -> int:
     keeps even if it is not compiled (measured), unless float32 weights keep float32 copies in it.
     """
     s = work.shape
-    width = BYTES_OF[work.precision]
+    width = PRECISION_BYTES[work.precision]
     in_flight = (3 if s.gated_mlp else 2) * s.ffn + 2 * s.hidden
     unpacked = 0
     if work.quantization in QUANTISED:
@@ -359,14 +359,14 @@ def workspace_bytes(work: Workload) -> int:
     again = 0
     if work.recomputed_blocks == s.layers:
         plain = work.compiled or not work.computes_in_float32
-        again = kept_per_token(replace(work, compiled=plain)) + width * s.hidden
+        again = saved_per_token(replace(work, compiled=plain)) + width * s.hidden
     return work.tokens * (width * in_flight + again) + unpacked
 
 
 def loss_bytes(work: Workload) -> int:
     """The last hidden states and their gradient, and the logits: all, or one chunk at a time."""
     s = work.shape
-    width = BYTES_OF[work.precision]
+    width = PRECISION_BYTES[work.precision]
     hidden = 2 * width * work.tokens * s.hidden
     if work.fused_loss:
         rows = min(work.tokens, loss_chunk_rows(s.vocab, work.loss_rows))
@@ -381,7 +381,7 @@ def loss_chunk_rows(vocabulary: int, planned: int | None = None) -> int:
     Chunks of 2048 to 8192 rows were equally fast on an H200 (46 ms for 32k rows of 152k words).
     `planned`: the plan's choice for a small card.
     """
-    if vocabulary <= FEW_WORDS:
+    if vocabulary <= SMALL_VOCABULARY:
         return 1 << 20  # logits of characters are smaller than the hidden states: no chunks
     return planned or _power_of_two(LOGIT_BYTES // (2 * vocabulary))
 
@@ -390,13 +390,13 @@ def evaluated_chunk_rows(vocabulary: int, planned: int | None = None) -> int:
     """The same for an evaluation, whose logits also exist in float32, beside captured passes: with
     152k words 2048 rows take 1.9 GB, 512 rows a quarter of that."""
     rows = loss_chunk_rows(vocabulary, planned)
-    return rows if vocabulary <= FEW_WORDS else min(rows, EVALUATED_ROWS)
+    return rows if vocabulary <= SMALL_VOCABULARY else min(rows, EVALUATED_ROWS)
 
 
-def chunk_for(vocabulary: int, budget: int) -> int | None:
+def loss_chunk_for_budget(vocabulary: int, budget: int) -> int | None:
     """Rows per chunk on a card with little memory, where logits should take a small part of it;
     None if the usual chunk fits."""
-    if vocabulary <= FEW_WORDS:
+    if vocabulary <= SMALL_VOCABULARY:
         return None
     rows = _power_of_two(int(LOGIT_SHARE * budget) // (2 * vocabulary))
     return rows if rows < loss_chunk_rows(vocabulary) else None

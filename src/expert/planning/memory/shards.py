@@ -46,7 +46,7 @@ GATHERED_BLOCKS = 2
 GATHERED_SLACK = 1.35
 """For embedding and head: 1.32 for 8B, 1.35 for 32B and 1.39 for 70B with LoRA
 (docs/benchmarks/shards-memory-h200.json)."""
-SUMMED_AT_ONCE = 2**25
+REDUCE_CHUNK = 2**25
 """Numbers reduced over ranks in one piece (parallel/replicated.py)."""
 SUMMED_BYTES = 4
 """Of a gradient while it is reduced over ranks: float32."""
@@ -62,17 +62,17 @@ def shared_parts(parts: dict[str, float], work: Workload, width: int) -> dict[st
     if work.engine == "single":
         return parts
     if work.engine == "replicated":
-        return {**parts, "gradient_sum": sum_buffer(work)}
+        return {**parts, "gradient_sum": reduce_buffer_bytes(work)}
     share = 0.0 if work.offload else 1 / work.shards
     rest = width * work.shape.rest_parameters
     kept = {
         **parts,
         "base_weights": share * parts["base_weights"],
     }
-    if not work.trains_everything:
+    if not work.is_full_finetune:
         stored = parts["base_weights"] + parts["quantisation_tables"]
         block = max(0.0, stored - rest) / work.shape.layers
-        summed = sum_buffer(work)
+        summed = reduce_buffer_bytes(work)
         fetched = GATHERED_BLOCKS * block / work.shards if work.offload else 0.0
         gathered = GATHERED_BLOCKS * block + rest + fetched
         return {**kept, "gathered_weights": gathered, "gradient_sum": summed}
@@ -93,9 +93,9 @@ def shared_parts(parts: dict[str, float], work: Workload, width: int) -> dict[st
     }
 
 
-def sum_buffer(work: Workload) -> int:
+def reduce_buffer_bytes(work: Workload) -> int:
     """The buffer in which gradients are reduced over ranks, piece by piece."""
-    return SUMMED_BYTES * min(work.trainable_parameters, SUMMED_AT_ONCE)
+    return SUMMED_BYTES * min(work.trainable_parameters, REDUCE_CHUNK)
 
 
 def slack_bytes(work: Workload, width: int) -> int:
@@ -103,7 +103,7 @@ def slack_bytes(work: Workload, width: int) -> int:
     fine-tuning their gradients scattered, on separate streams, whose blocks no other stream
     reuses."""
     rest = work.shape.rest_parameters
-    reduced = SUMMED_BYTES * rest if work.trains_everything else 0
+    reduced = SUMMED_BYTES * rest if work.is_full_finetune else 0
     return int(GATHERED_SLACK * width * rest) + reduced
 
 
@@ -112,7 +112,7 @@ def host_bytes(work: Workload, base: float) -> int:
     scales."""
     if not work.offload:
         return 0
-    if not work.trains_everything:
+    if not work.is_full_finetune:
         return int(base / work.shards)
     state = OPTIMIZERS[work.optimizer].state_bytes
     return int((2 * MASTER_BYTES + state) * work.trainable_parameters / work.shards)
@@ -121,7 +121,7 @@ def host_bytes(work: Workload, base: float) -> int:
 def checkpoint_bytes(work: Workload) -> int:
     """What rank 0 gathers in host memory to write a checkpoint: all trained weights and their
     optimizer state, if sharded. Adapters are not."""
-    if not work.splits_weights or not work.trains_everything:
+    if not work.is_sharded or not work.is_full_finetune:
         return 0
     state = OPTIMIZERS[work.optimizer].state_bytes
     return int((MASTER_BYTES + state) * work.trainable_parameters)

@@ -72,30 +72,30 @@ class Workload:
         return {name: size for name, size in sizes.items() if name in chosen}
 
     @property
-    def splits_weights(self) -> bool:
+    def is_sharded(self) -> bool:
         return self.engine in SPLITS_WEIGHTS
 
     @property
     def is_fused(self) -> bool:
         """Fused blocks need all weights on one device."""
-        return self.fused_blocks and not self.splits_weights
+        return self.fused_blocks and not self.is_sharded
 
     @property
-    def trains_everything(self) -> bool:
+    def is_full_finetune(self) -> bool:
         return self.adapter == "full"
 
     @property
     def computes_in_float32(self) -> bool:
         """Whether the residual stream is float32: if the masters compute directly. Shards are
         gathered in the precision of the run."""
-        return self.trains_everything and not self.splits_weights
+        return self.is_full_finetune and not self.is_sharded
 
     @cached_property
     def trainable_parameters(self) -> int:
         """Trainable weights: all, or those of the adapter and the soft prompts."""
         shape = self.shape
         soft = self.soft_tokens * shape.hidden
-        if self.trains_everything:
+        if self.is_full_finetune:
             return shape.parameters + soft
         if self.adapter == "none":
             return soft
@@ -116,7 +116,7 @@ def flops_per_token(work: Workload, mean_document: float) -> float:
     head = s.vocab * s.hidden
     attention = s.layers * 4 * s.q_width * mean_document / 2
     total = 4.0 * (blocks + head) + 3.5 * attention
-    if work.trains_everything:
+    if work.is_full_finetune:
         total += 2.0 * (blocks + head)
     else:
         total += 6.0 * work.trainable_parameters

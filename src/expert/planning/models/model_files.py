@@ -18,7 +18,7 @@ from typing import Any
 
 from expert.core.errors import ExpertError
 from expert.core.files import open_regular, read_json
-from expert.core.process import without_lines
+from expert.core.process import filtered_stderr
 from expert.core.text import count, gib
 from expert.planning.models.shapes import UnknownShape, shape_from_config
 
@@ -55,7 +55,7 @@ _BITS = {
 }
 
 
-class UnfitModelFolder(ExpertError):
+class InvalidModelFolder(ExpertError):
     """A model folder that is refused, with all reasons."""
 
 
@@ -64,14 +64,14 @@ class _Unfit(Exception):
 
 
 def check_model_files(folder: Path) -> tuple[str, ...]:
-    """Kernels that the folder requests by name, which are ignored; raises UnfitModelFolder if a
+    """Kernels that the folder requests by name, which are ignored; raises InvalidModelFolder if a
     file is not acceptable."""
     problems, kernels = _inspected(str(folder), _state(folder))
     if problems:
         more = [f"and {len(problems) - _SHOWN} more"] if len(problems) > _SHOWN else []
         shown = [f"  - {text}" for text in (*problems[:_SHOWN], *more)]
         head, fix = f"{folder}: no model is built from these files", "use a copy that you trust"
-        raise UnfitModelFolder("\n".join([head, *shown, f"  ({fix})"]))
+        raise InvalidModelFolder("\n".join([head, *shown, f"  ({fix})"]))
     return kernels
 
 
@@ -88,15 +88,15 @@ _TRIED = (
 
 
 def load_tokenizer_json(file: Path) -> Any:
-    """Load a tokenizer.json; UnfitModelFolder if it is invalid or takes forever."""
+    """Load a tokenizer.json; InvalidModelFolder if it is invalid or takes forever."""
     from tokenizers import Tokenizer
 
     with tokenizer_errors(str(file)):
         try:
             tokenizer = Tokenizer.from_file(str(file))
         except Exception as error:  # noqa: BLE001 - the library raises bare Exception
-            raise UnfitModelFolder(f"{file}: not a tokenizer: {error}") from None
-        with without_lines(b""):  # a panic prints pages
+            raise InvalidModelFolder(f"{file}: not a tokenizer: {error}") from None
+        with filtered_stderr(b""):  # a panic prints pages
             for text in _TRIED:
                 tokenizer.encode(text, add_special_tokens=False)
     return tokenizer
@@ -111,7 +111,7 @@ def tokenizer_errors(where: str) -> Iterator[None]:
         if type(error).__name__ != "PanicException":
             raise
         what, fix = f"its tokenizer crashed: {error}", "use a copy from a source you trust"
-        raise UnfitModelFolder(f"{where}: {what}  ({fix})") from None
+        raise InvalidModelFolder(f"{where}: {what}  ({fix})") from None
 
 
 def _own_kernels(config: Mapping[str, Any]) -> Iterator[str]:

@@ -47,12 +47,12 @@ class PresetCheck:
     largest_rows: int
 
     @property
-    def holds(self) -> bool:
+    def fits_card(self) -> bool:
         return self.largest_rows >= self.preset.work.rows
 
     def words(self) -> str:
         has = f"{self.needed_gib:.1f} of {self.card.memory_gib:.1f} GiB"
-        if self.holds:
+        if self.fits_card:
             more = self.largest_rows > self.preset.work.rows
             return f"fits: {has}" + (f"; up to {self.largest_rows} fit" if more else "")
         if self.largest_rows == 0:
@@ -92,7 +92,7 @@ def presets() -> tuple[Preset, ...]:
     )
 
 
-def verdicts() -> list[PresetCheck]:
+def check_presets() -> list[PresetCheck]:
     """Every preset on each of its cards: whether it fits, and the largest micro-batch that does."""
     checks = []
     for preset in presets():

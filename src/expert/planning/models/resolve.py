@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from expert.core.errors import ExpertError
 from expert.core.files import read_json, read_text, sha256_of
-from expert.manifest.check.spelling import neighbour_of
+from expert.manifest.check.spelling import closest_name
 from expert.manifest.schema.manifest import CHAR_GPT, BaseModelSpec, CharGptShape
 from expert.planning.measurements import measurements_file
 from expert.planning.models.known_models import KNOWN_MODELS, KnownModel, find_known_model
@@ -59,7 +59,7 @@ class ResolvedModel:
     """The source of the shape, or why there is none."""
     weights: str | None = None
     """For a built-in model: the hash of its weights in this version of the package."""
-    own_kernels: tuple[str, ...] = ()
+    named_kernels: tuple[str, ...] = ()
     """Kernels that its config.json requests by name, which are ignored."""
 
 
@@ -85,7 +85,7 @@ def resolve_model(
     cached = _in_hf_cache(name, known, spec.revision, environ)
     if cached is not None and _is_whole(cached):
         return _found(name, "hf cache", cached, f"downloaded before, in {cached.parents[1].name}")
-    return _to_be_fetched(name, base, known, cached)
+    return _to_download(name, base, known, cached)
 
 
 def near_model(name: str, folder: Path, environ: Mapping[str, str] = os.environ) -> str | None:
@@ -93,7 +93,7 @@ def near_model(name: str, folder: Path, environ: Mapping[str, str] = os.environ)
     there = [path.name for models in models_folders(folder, environ) for path in models.iterdir()]
     known = [basename(model.hub_id) for model in KNOWN_MODELS]
     by_letters = {title.lower(): title for title in [*known, *there, CHAR_GPT, SMOLLM2, TINY]}
-    near = neighbour_of(basename(name).lower(), by_letters)
+    near = closest_name(basename(name).lower(), by_letters)
     return by_letters[near] if near is not None else None
 
 
@@ -105,10 +105,10 @@ def _built_in(name: str) -> ResolvedModel:
             f"folder of your own is ./{name})"
         )
     model = _found(name, "built-in", folder, "comes with the package")
-    return replace(model, weights=weights_digits(folder))
+    return replace(model, weights=weights_hash_prefix(folder))
 
 
-def weights_digits(folder: Path) -> str | None:
+def weights_hash_prefix(folder: Path) -> str | None:
     """The first digits of the sha256 of model.safetensors; None if it is missing."""
     file = folder / "model.safetensors"
     try:
@@ -134,7 +134,7 @@ def hub_id_of(snapshot: Path) -> str:
     return snapshot.parent.parent.name.removeprefix("models--").replace("--", "/", 1)
 
 
-def _to_be_fetched(
+def _to_download(
     name: str, base: str, known: KnownModel | None, begun: Path | None
 ) -> ResolvedModel:
     """The hub id; its shape from an already downloaded config.json (`begun`), or by name."""
@@ -266,7 +266,7 @@ def _found(name: str, place: Place, location: Path, because: str) -> ResolvedMod
     known = find_known_model(name) if not (location / "config.json").is_file() else None
     if known is not None:
         shape, shape_from = known.shape, f"known sizes of {basename(name)}"
-    return ResolvedModel(place, str(location), because, shape, shape_from, own_kernels=kernels)
+    return ResolvedModel(place, str(location), because, shape, shape_from, named_kernels=kernels)
 
 
 def read_shape(config_file: Path) -> tuple[ModelShape | None, str]:
@@ -277,7 +277,7 @@ def read_shape(config_file: Path) -> tuple[ModelShape | None, str]:
         return None, f"{config_file} cannot be read: {error}"
     if not isinstance(config, Mapping):
         return None, f"{config_file} is not an object"
-    refuse_media(config, config_file)
+    check_text_only(config, config_file)
     try:
         return shape_from_config(config), f"{config_file.name} of the model"
     except UnknownShape as error:
@@ -289,7 +289,7 @@ _MEDIA_PARTS = ("vision_config", "audio_config", "vision_tower", "mm_vision_towe
 _MEDIA_CLASS = re.compile(r"(Vision|Image|Audio|Speech|Llava|VL|Omni|Multimodal)\w*For\w+")
 
 
-def refuse_media(config: Mapping[str, Any], file: Path) -> None:
+def check_text_only(config: Mapping[str, Any], file: Path) -> None:
     """Raise NotATextModel for a config.json with images or sound: such a model would be loaded with
     towers that no row ever reaches."""
     part = next((key for key in _MEDIA_PARTS if config.get(key)), None)

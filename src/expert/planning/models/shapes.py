@@ -152,7 +152,7 @@ def shape_from_config(config: Mapping[str, Any]) -> ModelShape:
         config = {**config, **inner}
     kind = str(config.get("model_type", ""))
     config = {**_CLASS_DEFAULTS.get(kind, {}), **config}
-    _refuse_what_is_not_modelled(config)
+    _check_supported(config)
     sizes = _sizes(config, kind)
     heads = sizes["heads"]
     context = _number(config, _CONTEXT_NAMES) or 0
@@ -184,7 +184,7 @@ def shape_from_config(config: Mapping[str, Any]) -> ModelShape:
     )
 
 
-def _refuse_what_is_not_modelled(config: Mapping[str, Any]) -> None:
+def _check_supported(config: Mapping[str, Any]) -> None:
     experts = next((config[key] for key in _EXPERT_NAMES if config.get(key)), None)
     if experts:
         raise UnknownShape(f"a mixture of {experts} experts is not modelled")

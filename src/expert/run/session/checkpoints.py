@@ -17,7 +17,12 @@ from expert.core.rundir import (
     checkpoints_in,
 )
 from expert.manifest.schema.kinds import OPTIMIZERS
-from expert.run.session.identity import BaseWeights, identity, that_count, that_move
+from expert.run.session.identity import (
+    BaseWeights,
+    blocking_differences,
+    identity,
+    options_affecting_weights,
+)
 from expert.run.stored.changes import Option, changed_orders, what_changed
 from expert.training.state import TrainState
 
@@ -32,7 +37,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loaded:
+class LoadedCheckpoint:
     """A loaded checkpoint: tensors by group, the state, and the fallbacks of its run."""
 
     path: Path
@@ -90,9 +95,9 @@ class Checkpoints:
             return
         began = time.monotonic()
         there = self.folder / checkpoint_name(state.done)
-        if (there / "DONE").is_file() and _says(there, state):
+        if (there / "DONE").is_file() and _holds_state(there, state):
             return
-        due = due or ((there / "DONE").is_file() and not _is_in_between(there))
+        due = due or ((there / "DONE").is_file() and not _is_unscheduled(there))
         needed = bytes_needed(groups)
         refuse_links(self.folder, below=self.folder.parent)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -115,11 +120,11 @@ class Checkpoints:
         best = state.best.get("best_step")
         protected = {best} if best is not None else set()
         keep = plan.watch.keep_checkpoints
-        prune(self.folder, keep, protected, verified=path, in_between=_is_in_between)
+        prune(self.folder, keep, protected, verified=path, is_unscheduled=_is_unscheduled)
         seconds = time.monotonic() - began
         self._emit("saved", step=state.done, path=str(path), bytes=needed, seconds=seconds)
 
-    def newest(self) -> Loaded | None:
+    def newest(self) -> LoadedCheckpoint | None:
         """The newest checkpoint that verifies; damaged ones are set aside and reported."""
         from expert.training.checkpoint import find_checkpoint
 
@@ -129,7 +134,7 @@ class Checkpoints:
                 self._emit("rejected", path=str(bad), reason=reason)
             return search.path
 
-        path = self._group.made_by_first(find)
+        path = self._group.run_on_rank_0(find)
         return None if path is None else load(path)
 
     def chosen(
@@ -140,7 +145,7 @@ class Checkpoints:
         *,
         options: Sequence[Option] = (),
         allow: bool,
-    ) -> Loaded | None:
+    ) -> LoadedCheckpoint | None:
         """The checkpoint to continue from; None if the run has never saved one, CheckpointError
         if none is usable.
 
@@ -150,7 +155,7 @@ class Checkpoints:
 
         named = checkpoint_step(checkpoint.name) is not None
         found = load(checkpoint) if named else self.newest()
-        if found is None and not _was_harmed(self.folder):
+        if found is None and not _has_remains(self.folder):
             text = "nothing was saved yet: this run starts at step 0"
             self._emit("warning", step=0, text=text)
             return None
@@ -161,19 +166,19 @@ class Checkpoints:
             )
         # Changes made after failures belong to the run itself.
         now = identity(
-            with_fallbacks(plan, found.fallbacks), data, self._group.made_by_first(self.base)
+            with_fallbacks(plan, found.fallbacks), data, self._group.run_on_rank_0(self.base)
         )
         changed = state_difference(found.identity, now)
-        counted = that_count(changed, options, found.identity, plan)
+        counted = blocking_differences(changed, options, found.identity, plan)
         if counted and not allow:
-            raise _another_run(found, counted, options, now["data"], plan, data)
+            raise _different_run(found, counted, options, now["data"], plan, data)
         self._report_unknown(found)
         if self._group.world.is_first:
             put_aside_after(found.path.parent, found.state.done)
         self._emit("resumed", step=found.state.done, path=str(found.path), changed=changed)
         return found
 
-    def _report_unknown(self, found: Loaded) -> None:
+    def _report_unknown(self, found: LoadedCheckpoint) -> None:
         """Report what a checkpoint of an earlier version does not record."""
         from expert.training.checkpoint import not_recorded
 
@@ -197,13 +202,13 @@ class Checkpoints:
         check_space(self.folder, needed, max(1, min(limits, default=1)))
 
 
-def _was_harmed(folder: Path) -> bool:
+def _has_remains(folder: Path) -> bool:
     """Whether there are remains of checkpoints: set aside, or left by someone else."""
     return folder.is_dir() and any(not path.name.startswith(".tmp-") for path in folder.iterdir())
 
 
-def _another_run(
-    found: Loaded,
+def _different_run(
+    found: LoadedCheckpoint,
     changed: list[str],
     options: Sequence[Option],
     now: Mapping[str, Any],
@@ -212,9 +217,9 @@ def _another_run(
 ) -> CheckpointError:
     """The error for a run started with other settings: the causes first, then what they change.
     `now`: the data part of the current identity."""
-    from expert.training.checkpoint import AnotherRun
+    from expert.training.checkpoint import DifferentRun
 
-    saved, options = found.identity.get("data", {}), that_move(options)
+    saved, options = found.identity.get("data", {}), options_affecting_weights(options)
     causes = what_changed(options, saved.get("tokens"), plan, data)
     seen = {cause.partition(":")[0] for cause in causes}
     if not options:
@@ -223,14 +228,14 @@ def _another_run(
     rest = [line for line in changed if line.partition(":")[0] not in seen]
     why = ": it was started with other options" if options else ""
     lines = "\n".join(f"  - {line}" for line in [*causes, *rest])
-    return AnotherRun(
+    return DifferentRun(
         f"{found.path}: belongs to another run{why}\n{lines}\n  (undo the change, or resume anyway "
         "with --allow-changed)",
         [(path, then) for path, then, _ in options],
     )
 
 
-def _is_in_between(path: Path) -> bool:
+def _is_unscheduled(path: Path) -> bool:
     """Whether a checkpoint was saved outside the schedule; those of earlier versions do not record
     it and count as scheduled."""
     from expert.training.checkpoint import CheckpointError, read_state
@@ -241,7 +246,7 @@ def _is_in_between(path: Path) -> bool:
         return False
 
 
-def _says(path: Path, state: TrainState) -> bool:
+def _holds_state(path: Path, state: TrainState) -> bool:
     """Whether a checkpoint holds this state, apart from accumulated times."""
     from expert.training.checkpoint import CheckpointError, read_state
 
@@ -264,12 +269,12 @@ def put_final_aside(folder: RunFolder) -> Path | None:
     return aside
 
 
-def load(path: Path) -> Loaded:
+def load(path: Path) -> LoadedCheckpoint:
     """Load a checkpoint; raises unless it is complete."""
     from expert.training.checkpoint import load_checkpoint
 
     groups, saved = load_checkpoint(path)
-    return Loaded(
+    return LoadedCheckpoint(
         path=path,
         groups=groups,
         state=TrainState.from_json(saved["state"]),
@@ -278,14 +283,14 @@ def load(path: Path) -> Loaded:
     )
 
 
-def bytes_of_one(built: Built, plan: RunPlan) -> int:
+def checkpoint_size(built: Built, plan: RunPlan) -> int:
     """Bytes of a checkpoint, including the optimizer state that the first step creates."""
     from expert.training.checkpoint import bytes_needed
 
-    return bytes_needed(built.tensors()) + state_to_come(built, plan)
+    return bytes_needed(built.tensors()) + upcoming_optimizer_bytes(built, plan)
 
 
-def state_to_come(built: Built, plan: RunPlan) -> int:
+def upcoming_optimizer_bytes(built: Built, plan: RunPlan) -> int:
     """Bytes of optimizer state that the first step will create; 0 if it exists."""
     from expert.training.learner import LOSS_SCALE, MODEL, OPTIMIZER
 

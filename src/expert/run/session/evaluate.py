@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from expert.run.session.checkpoints import state_to_come
-from expert.run.session.failures import RunFailed, failure_of, nothing_left
-from expert.run.session.recover import agreed, fall_back, waits_in_passes
+from expert.run.session.checkpoints import upcoming_optimizer_bytes
+from expert.run.session.failures import RunFailed, exhausted_message, failure_of
+from expert.run.session.recover import fall_back, ranks_block_in_passes, shared_failure
 from expert.run.session.session import Session, model_of
 from expert.training.recovery import OutOfMemory, plan_after
 
@@ -34,14 +34,14 @@ def evaluate_validation(session: Session) -> EvalResult | None:
 
 def evaluate_split(session: Session, split: PreparedSplit) -> EvalResult | None:
     """Evaluate all rows of a split; None if a signal interrupted it."""
-    from expert.training.evaluation import means_of
+    from expert.training.evaluation import mean_metrics
 
     began = time.monotonic()
     session.group.at(f"evaluating {split.name}")
-    sums = _fitting(session, split, most=None)
+    sums = _evaluate_fitting(session, split, most=None)
     if sums is None:
         return None
-    result = means_of(
+    result = mean_metrics(
         sums.loss_sum.item(),
         sums.correct.item(),
         targets=sums.targets,
@@ -64,7 +64,9 @@ def _record_time(
     ahead.measured(seconds, cost=share * cost, done=done)
 
 
-def _fitting(session: Session, split: PreparedSplit, *, most: int | None) -> EvalSums | None:
+def _evaluate_fitting(
+    session: Session, split: PreparedSplit, *, most: int | None
+) -> EvalSums | None:
     """Sums over the first `most` batches, or all; if a batch does not fit, halve the batch size and
     start over."""
     from expert.data.feed.run_data import evaluation_shape, split_batches
@@ -85,16 +87,16 @@ def _fitting(session: Session, split: PreparedSplit, *, most: int | None) -> Eva
                 return evaluate(
                     built.engine,
                     islice(shown, most),
-                    stop=lambda: _asked_to_stop(session),
+                    stop=lambda: _stop_requested(session),
                 )
         except (RuntimeError, PeerFailed) as error:
             failed = failure_of(error, "evaluation", plan)
             if not isinstance(failed, OutOfMemory):
                 raise
-            if waits_in_passes(session):
+            if ranks_block_in_passes(session):
                 session.now.doing = "evaluation"  # so that the evaluation batch is halved
                 raise
-            agreed(session, failed, error)
+            shared_failure(session, failed, error)
             message = failed.message
         finally:
             # An exception during an evaluation leaves the model without dropout.
@@ -102,12 +104,12 @@ def _fitting(session: Session, split: PreparedSplit, *, most: int | None) -> Eva
         failure = OutOfMemory(where="evaluation", message=message)
         after = plan_after(plan, failure)
         if after is None:
-            raise RunFailed(nothing_left(failure))
+            raise RunFailed(exhausted_message(failure))
         fall_back(session, after, failure)
 
 
-def _asked_to_stop(session: Session) -> bool:
-    session.group.agree()  # a signal to one rank stops all
+def _stop_requested(session: Session) -> bool:
+    session.group.barrier()  # a signal to one rank stops all
     return session.group.signal is not None
 
 
@@ -135,7 +137,7 @@ def probe(session: Session) -> None:
 
     plan, data, device = session.plan, session.data, session.device
     built = model_of(session)
-    later = state_to_come(built, plan)
+    later = upcoming_optimizer_bytes(built, plan)
     reserved: Any = torch.empty(later, dtype=torch.uint8, device=device) if later else None
 
     def try_batch(batch: Batch) -> None:
@@ -153,7 +155,7 @@ def probe(session: Session) -> None:
                 try_batch(step.batches[0])
     for split in _evaluated(session):
         began = time.monotonic()
-        sums = _fitting(session, split, most=1)
+        sums = _evaluate_fitting(session, split, most=1)
         # On a card the time includes compiling, and of padded rows the longest come first.
         if sums is not None and device.type == "cpu" and not session.plan.is_padded:
             share = sums.examples / max(1, split.index.examples)
@@ -180,11 +182,11 @@ def widest_batch(plan: RunPlan, data: RunData, device: torch.device) -> Batch:
     import numpy as np
 
     from expert.data.feed.loader import padded_rows
-    from expert.data.feed.order import Dealt
+    from expert.data.feed.order import RankBatch
 
     split = data.train
     assert split is not None
     index = split.index
     rows = min(plan.batch.micro_batch, index.bins)
     bins = np.argsort(-index.bin_lengths(), kind="stable")[:rows].astype(np.int64)
-    return padded_rows(index, Dealt(bins), split.open(), device)
+    return padded_rows(index, RankBatch(bins), split.open(), device)

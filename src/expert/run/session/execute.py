@@ -12,24 +12,24 @@ from expert.core.errors import ExpertError
 from expert.core.files import write_text_atomically
 from expert.core.rundir import RunFolderMoved
 from expert.parallel.watch import NO_LIMIT
-from expert.run.build import DoesNotRun
-from expert.run.session.checkpoints import bytes_of_one
+from expert.run.build import PlanUnsupported
+from expert.run.session.checkpoints import checkpoint_size
 from expert.run.session.evaluate import evaluate_validation, probe
 from expert.run.session.failures import RunFailed, failure_of
 from expert.run.session.finish import RunResult, finished, stopped
 from expert.run.session.memory_watch import MemoryWatch
 from expert.run.session.recover import (
-    agreed,
+    apply_stored_failure,
     end_all,
-    follow_sign,
-    kept_between_steps,
-    kept_where_it_went,
-    next_start,
+    follow_hint,
+    next_start_message,
+    ranks_block_in_passes,
     recover_from_failure,
     recover_from_trouble,
-    rows_behind,
-    take_failure,
-    waits_in_passes,
+    rows_in_bins,
+    save_after_data_failure,
+    save_in_moved_folder,
+    shared_failure,
 )
 from expert.run.session.session import Session, model_of, save
 from expert.run.session.start import announce, report_data
@@ -40,17 +40,17 @@ if TYPE_CHECKING:
     from expert.training.recovery import Failure
     from expert.training.state import TrainState
 
-RESTARTS_OF_A_RANK = 10
+MAX_WORKER_RESTARTS = 10
 WORKER_STACKS = "workers.stacks.txt"
-Through = Callable[[Iterable[Any]], Iterable[Any]]
+StepWrapper = Callable[[Iterable[Any]], Iterable[Any]]
 """Wraps the steps on their way to the loop, for observers outside the run."""
 
 
-def run_session(session: Session, *, through: Through = iter) -> RunResult:
+def run_session(session: Session, *, through: StepWrapper = iter) -> RunResult:
     """Train; after a failure adapt the plan and try again, until the run ends."""
     from expert.training.step import StepInterrupted
 
-    session.group.watch_over(
+    session.group.watch_for_hangs(
         session.folder.path,
         lambda text: session.emit("failed", step=session.state.done, error=text),
         limit=session.plan.watch.hang_seconds,
@@ -58,20 +58,20 @@ def run_session(session: Session, *, through: Through = iter) -> RunResult:
     )
     announce(session)
     report_data(session)
-    take_failure(session)
+    apply_stored_failure(session)
     while True:
         failure, interrupted, ending = None, False, None
         try:
             ending = attempt(session, through=through)
         except RunFolderMoved as error:
-            error.args = (f"{error}{kept_where_it_went(session, error.now)}",)
+            error.args = (f"{error}{save_in_moved_folder(session, error.now)}",)
             session.emit("failed", step=session.state.done, error=str(error))
             raise
         except Exception as error:
             failure = failure_of(error, session.now.doing, session.plan)
             interrupted = isinstance(error, StepInterrupted)
-            _end_together(session, failure, error, interrupted=interrupted)
-            failure = agreed(session, failure, error)
+            _end_if_peers_cannot_recover(session, failure, error, interrupted=interrupted)
+            failure = shared_failure(session, failure, error)
             if failure is None:
                 text = f"{type(error).__name__}: {error}"
                 session.emit("failed", step=session.state.done, error=text)
@@ -81,8 +81,8 @@ def run_session(session: Session, *, through: Through = iter) -> RunResult:
             recover_from_failure(session, failure, interrupted=interrupted)
             continue
         assert ending is not None
-        if ending.sign is not None:
-            follow_sign(session, ending.sign)
+        if ending.hint is not None:
+            follow_hint(session, ending.hint)
         elif ending.trouble is not None:
             recover_from_trouble(session, ending.trouble, ending.verdict)
         elif ending.exit_code is not None:
@@ -96,13 +96,13 @@ def _finished(session: Session, *, early: bool) -> RunResult:
         return finished(session, early=early)
     except Exception as error:
         failure = failure_of(error, session.now.doing, session.plan)
-        _end_together(session, failure, error)
+        _end_if_peers_cannot_recover(session, failure, error)
         text = f"{type(error).__name__}: {error}"
         session.emit("failed", step=session.state.done, error=text)
         raise
 
 
-def _end_together(
+def _end_if_peers_cannot_recover(
     session: Session, failure: Failure | None, error: Exception, *, interrupted: bool = False
 ) -> None:
     """Raise if the ranks cannot continue: one is gone, or others wait in the middle of a pass."""
@@ -111,15 +111,15 @@ def _end_together(
         session.emit("failed", step=session.state.done, error=str(lost))
         raise lost from error
     # All ranks notice before the first pass what a card cannot run.
-    passing = waits_in_passes(session) and not isinstance(error, DoesNotRun)
-    if passing or (interrupted and session.group.talks):
+    passing = ranks_block_in_passes(session) and not isinstance(error, PlanUnsupported)
+    if passing or (interrupted and session.group.is_distributed):
         end_all(session, failure, error)
         if failure is None:
             raise error
-        raise RunFailed(next_start(session, failure)) from error
+        raise RunFailed(next_start_message(session, failure)) from error
 
 
-def attempt(session: Session, *, through: Through = iter) -> Ending:
+def attempt(session: Session, *, through: StepWrapper = iter) -> Ending:
     """Train from the current state until something ends it."""
     from expert.data.feed.run_data import feed_facts, training_feed
     from expert.training.loop import Tools, train
@@ -129,7 +129,7 @@ def attempt(session: Session, *, through: Through = iter) -> Ending:
     if now.built is None:  # check with the planned size before loading a model in vain
         _check_room(session, now.plan.disk.checkpoint_bytes)
     built = model_of(session)
-    _try_out(session)
+    _probe_once(session)
     emit("loaded", step=now.state.done, seconds=time.monotonic() - began)
     memory = MemoryWatch(now.plan, device, session.instruments.gpu, emit)
     emit("feed", step=now.state.done, **feed_facts(now.plan, now.data))
@@ -162,9 +162,9 @@ def attempt(session: Session, *, through: Through = iter) -> Ending:
         save=lambda state, due: save(session, state, due),
         reached=reached,
         stop_requested=lambda: session.group.signal,
-        save_requested=session.group.take_save,
-        same_everywhere=session.group.first_of,
-        rows_of=lambda bins: rows_behind(now.data, bins),
+        save_requested=session.group.take_save_request,
+        share_with_ranks=session.group.first_not_none,
+        rows_of=lambda bins: rows_in_bins(now.data, bins),
     )
     session.instruments.pressure.data.restart()
     session.instruments.meter.start()
@@ -186,7 +186,7 @@ def _named(session: Session, steps: Iterable[Any]) -> Iterator[Any]:
             fed = next(coming, None)
         except Exception as error:
             is_final = failure_of(error, "training", session.plan) is None
-            kept = kept_between_steps(session) if is_final else ""
+            kept = save_after_data_failure(session) if is_final else ""
             if kept and isinstance(error, ExpertError):
                 error.args = (f"{error}{kept}", *error.args[1:])
             raise
@@ -202,7 +202,9 @@ def _restart_workers(session: Session, error: WorkersFailed) -> bool:
     if error.stacks:
         with contextlib.suppress(OSError):
             write_text_atomically(session.folder.path / WORKER_STACKS, error.stacks)
-    if session.now.restarted_workers == (RESTARTS_OF_A_RANK if session.group.talks else 1):
+    if session.now.restarted_workers == (
+        MAX_WORKER_RESTARTS if session.group.is_distributed else 1
+    ):
         return False
     session.now.restarted_workers += 1
     text = f"{error}; all workers were restarted from the same position"
@@ -210,14 +212,14 @@ def _restart_workers(session: Session, error: WorkersFailed) -> bool:
     return True
 
 
-def _try_out(session: Session) -> None:
+def _probe_once(session: Session) -> None:
     """Once per plan, before the next step: check that it fits the device and the disk."""
     now, plan = session.now, session.plan
     trial = (plan.batch.micro_batch, plan.kernels, plan.model, plan.optim.optimizer)
     if now.tried == trial or now.state.done == plan.length.total_steps:
         return
     now.doing = "probe"
-    _check_room(session, bytes_of_one(model_of(session), plan))
+    _check_room(session, checkpoint_size(model_of(session), plan))
     probe(session)
     now.doing, now.tried = "training", trial
 
@@ -226,10 +228,10 @@ def _check_room(session: Session, needed: int | None) -> None:
     """`needed`: bytes of a checkpoint, if known."""
     done = session.state.done == session.plan.length.total_steps
     if session.checkpoints is not None and needed is not None and not done:
-        session.checkpoints.check_room(needed, session.plan, _saves_to_come(session))
+        session.checkpoints.check_room(needed, session.plan, _remaining_saves(session))
 
 
-def _saves_to_come(session: Session) -> int | None:
+def _remaining_saves(session: Session) -> int | None:
     """How many checkpoints are still to come, including the last."""
     loop, done = session.loop_plan, session.state.done
     if loop.total_steps is None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
 from expert.core.errors import EXIT_RUN_FAILED, ExpertError
-from expert.run.build import DoesNotRun
+from expert.run.build import PlanUnsupported
 from expert.training.recovery import (
     CompileFailed,
     Failure,
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from expert.planning.run_plan import RunPlan
 
 # Messages of CUDA and the CPU allocator for exhausted memory.
-NO_MEMORY = (
+OUT_OF_MEMORY_MESSAGES = (
     "can't allocate memory",
     "CUDA out of memory",
     "CUDA error: out of memory",
@@ -48,13 +48,13 @@ def failure_of(
     from expert.training.optim import OptimizerUnavailable
 
     # First, and at any depth: compilers wrap the error when memory runs out.
-    full = next((cause for cause in _all_behind(error) if is_out_of_memory(cause)), None)
+    full = next((cause for cause in _causes_and_contexts(error) if is_out_of_memory(cause)), None)
     if full is not None:
         return OutOfMemory(where=where, message=str(full))
     for cause in _chain(error):
         if isinstance(cause, PeerFailed):
             return cause.failure  # type: ignore[no-any-return]
-        if isinstance(cause, DoesNotRun):
+        if isinstance(cause, PlanUnsupported):
             return cause.failure
         if isinstance(cause, AttentionUnavailable) or CUDNN_FAILED in str(cause):
             return KernelUnavailable(kernel="attention", reason=str(cause))
@@ -96,7 +96,9 @@ def is_out_of_memory(error: BaseException) -> bool:
 
     if isinstance(error, torch.OutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)
+    return isinstance(error, RuntimeError) and any(
+        words in str(error) for words in OUT_OF_MEMORY_MESSAGES
+    )
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
@@ -106,7 +108,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__
 
 
-def _all_behind(error: BaseException) -> Iterator[BaseException]:
+def _causes_and_contexts(error: BaseException) -> Iterator[BaseException]:
     """The error with its causes and the exceptions being handled when each was raised."""
     waiting: list[BaseException | None] = [error]
     seen: set[int] = set()
@@ -124,7 +126,7 @@ def _sentence(error: BaseException) -> str:
     return " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
 
 
-def nothing_left(failure: Failure) -> str:
+def exhausted_message(failure: Failure) -> str:
     """The final message of a run that has tried everything."""
     first = str(getattr(failure, "message", None) or getattr(failure, "reason", failure))
     line = first.strip().splitlines()[0] if first.strip() else type(failure).__name__

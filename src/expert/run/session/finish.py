@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import EXIT_OK
 from expert.core.events import read_events
-from expert.core.interrupts import asked_by
+from expert.core.interrupts import signal_label
 from expert.core.publish import publishing
-from expert.core.room import within_room
+from expert.core.resources import reporting_disk_full
 from expert.core.rundir import RunFolder, checkpoint_name
 from expert.parallel.watch import SAVED_BYTES_PER_SECOND
 from expert.run.session.checkpoints import load
 from expert.run.session.evaluate import evaluate_split
-from expert.run.session.session import Session, model_of, seconds_to_read
+from expert.run.session.session import Session, loading_seconds, model_of
 
 if TYPE_CHECKING:
     from expert.data.feed.run_data import RunData
@@ -47,11 +47,11 @@ class RunResult:
 def finished(session: Session, *, early: bool) -> RunResult:
     keeps = session.checkpoints is not None
     if keeps:
-        seconds = seconds_to_read(session.folder.checkpoints)
+        seconds = loading_seconds(session.folder.checkpoints)
         with session.group.work("loading the best checkpoint", seconds):
-            take_best(session)
+            load_best_checkpoint(session)
     test = evaluate_test(session) if keeps else None
-    session.group.agree()
+    session.group.barrier()
     if session.group.signal is not None:
         return stopped(session, session.group.signal)
     final = publish_final(session) if keeps else session.folder.path
@@ -77,7 +77,7 @@ def finished(session: Session, *, early: bool) -> RunResult:
 
 
 def stopped(session: Session, exit_code: int) -> RunResult:
-    reason = asked_by(exit_code)
+    reason = signal_label(exit_code)
     session.emit("stopped", step=session.state.done, reason=reason, exit_code=exit_code)
     return _result(session, exit_code=exit_code, final=None, test_loss=None)
 
@@ -93,7 +93,7 @@ def already_finished(folder: RunFolder, end: dict[str, Any], data: RunData) -> R
         test_loss=end.get("test_loss"),
         final=folder.final,
         last_eval_loss=end.get("last_eval_loss"),
-        held_out=_holds_out(data),
+        held_out=_has_held_out_rows(data),
         nothing_left=True,
     )
 
@@ -105,7 +105,7 @@ def _result(session: Session, **ending: Any) -> RunResult:
         loss=session.instruments.meter.run_line()["loss"],
         eval_loss=_best_loss(session),
         last_eval_loss=last_eval_loss(session),
-        held_out=_holds_out(session.data),
+        held_out=_has_held_out_rows(session.data),
         **ending,
     )
 
@@ -116,11 +116,11 @@ def _best_loss(session: Session) -> float | None:
     return best.best if best.metric == "eval_loss" else None
 
 
-def _holds_out(data: RunData) -> bool:
+def _has_held_out_rows(data: RunData) -> bool:
     return data.validation is not None or data.test is not None
 
 
-def take_best(session: Session) -> None:
+def load_best_checkpoint(session: Session) -> None:
     """Load the best checkpoint if the plan asks for it and it is not the last one."""
     from expert.training.checkpoint import CheckpointError
 
@@ -188,9 +188,11 @@ def publish_final(session: Session) -> Path:
         final = session.folder.final
         with (
             session.group.work("writing the result", seconds),
-            within_room(final, "the result", needed, fix="free some space and resume the run"),
+            reporting_disk_full(
+                final, "the result", needed, fix="free some space and resume the run"
+            ),
             publishing(final) as folder,
         ):
             save_trained(loaded, folder)
-    session.group.agree()  # a rank that ends before rank 0 has written would look failed
+    session.group.barrier()  # a rank that ends before rank 0 has written would look failed
     return session.folder.final

@@ -1,6 +1,6 @@
 """The identity of a run: every setting that affects weights, and the weights of its base.
 
-`MOVES` and `MOVES_NO_WEIGHT` list every training key of the manifest; a test
+`MOVES` and `NO_EFFECT_ON_WEIGHTS` list every training key of the manifest; a test
 compares them with the schema, so that no new key is forgotten.
 """
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 GROUPED = "in each step"
 """How rows are grouped by length; earlier versions, which grouped whole steps, stored true."""
-AS_THEY_ARE = ("none", "bf16", "fp16")
+UNQUANTIZED = ("none", "bf16", "fp16")
 """Kinds of `quantization` that leave the base unchanged."""
 
-MOVES = {
+AFFECTS_WEIGHTS = {
     "adapter_type": "adapter.type",
     "rank": "adapter.rank",
     "alpha": "adapter.alpha",
@@ -76,7 +76,7 @@ MOVES = {
 }
 """Keys of training.config, base_models and their adapters, with their paths in a checkpoint."""
 
-MOVES_NO_WEIGHT = frozenset(
+NO_EFFECT_ON_WEIGHTS = frozenset(
     {
         "method",  # there is only one
         # The same function: only the order of summation differs, not the rows of a step.
@@ -118,7 +118,7 @@ def identity(plan: RunPlan, data: RunData, base: dict[str, Any]) -> dict[str, An
         "model": {"name": plan.model.name, "revision": plan.model.revision},
         "base": {
             **base,
-            "quantization": "none" if quantization in AS_THEY_ARE else quantization,
+            "quantization": "none" if quantization in UNQUANTIZED else quantization,
             "architecture": plan.model.architecture,
         },
         "adapter": plan.adapter.model_dump(mode="json", exclude={"trainable_parameters"}),
@@ -177,14 +177,14 @@ def _order_of(plan: RunPlan, data: RunData) -> dict[str, Any]:
     return order
 
 
-def that_count(
+def blocking_differences(
     changed: Sequence[str], options: Sequence[Option], saved: dict[str, Any], plan: RunPlan
 ) -> list[str]:
     """The differences that forbid resuming. Reported only: another kernel chosen by a machine or a
     failure, which merely rounds differently, and the unrecorded weights of a built-in base in runs
     of earlier versions."""
     unrecorded = plan.model.place == "built-in" and saved.get("model", {}).get("revision") is None
-    asked = {MOVES.get(path.rpartition(".")[2]) for path, _, _ in options}
+    asked = {AFFECTS_WEIGHTS.get(path.rpartition(".")[2]) for path, _, _ in options}
     excused = {"model.revision"} if unrecorded else set()
     paths = [(line, line.partition(":")[0]) for line in changed]
     return [
@@ -194,9 +194,9 @@ def that_count(
     ]
 
 
-def that_move(options: Sequence[Option]) -> list[Option]:
+def options_affecting_weights(options: Sequence[Option]) -> list[Option]:
     """The changed keys that weights may depend on."""
-    free = {f"training.config.{key}" for key in MOVES_NO_WEIGHT}
+    free = {f"training.config.{key}" for key in NO_EFFECT_ON_WEIGHTS}
     return [option for option in options if option[0] not in free]
 
 

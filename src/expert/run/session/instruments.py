@@ -6,11 +6,11 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from expert.telemetry.cpu import cores_seen, peak_memory_bytes
-from expert.telemetry.gpu import GpuSampler, allocator_facts
-from expert.telemetry.meter import EVALUATION_SHARE, Ahead, Meter
+from expert.telemetry.cpu import available_cores, peak_memory_bytes
+from expert.telemetry.gpu import GpuSampler, allocator_stats
+from expert.telemetry.meter import EVALUATION_SHARE, Meter, RemainingEvaluations
 from expert.telemetry.timeline import Timeline
-from expert.training.pressure import DataWait, Pressure, Recompiling, Spilling
+from expert.training.pressure import AllocatorRetries, DataWait, Pressure, RecompileCounter
 from expert.training.schedule import schedule_of, with_rollbacks
 from expert.training.spikes import SpikeWatch, Stability
 from expert.training.state import TrainState
@@ -75,15 +75,15 @@ def instruments_for(
         group=group,
         gpu=GpuSampler(device.index or 0) if device.type == "cuda" else None,
         pressure=Pressure(
-            data=DataWait(workers=plan.loader.workers, cores=len(cores_seen())),
-            spilling=Spilling(),
-            recompiling=Recompiling(compiled_graphs),
+            data=DataWait(workers=plan.loader.workers, cores=len(available_cores())),
+            spilling=AllocatorRetries(),
+            recompiling=RecompileCounter(compiled_graphs),
         ),
         meter=Meter(
             # Of all ranks together, like the token counts.
             peak_flops=peak * plan.parallel.ranks if peak is not None else None,
             total_steps=plan.length.total_steps,
-            ahead=ahead_of(plan, data),
+            ahead=remaining_evaluations(plan, data),
         ),
     )
 
@@ -106,7 +106,7 @@ def device_fields(instruments: Instruments, *, workers: int) -> MoreFields:
         steady = since if meter.steady_since is None else meter.steady_since
         return {
             **gpu.step_fields(max(since, steady), steady_since=steady),
-            **allocator_facts(instruments.device),
+            **allocator_stats(instruments.device),
             **cores(step),
             **ranks(),
         }
@@ -116,11 +116,11 @@ def device_fields(instruments: Instruments, *, workers: int) -> MoreFields:
 
 def _core_fields(emit: Emit, workers: int) -> MoreFields:
     """CPU use by other processes; their names are text and go into a separate event."""
-    from expert.telemetry.cpu import CpuSampler, Neighbours
+    from expert.telemetry.cpu import CpuSampler, OtherProcesses
 
     if workers:  # separate processes, which would be mistaken for other programs
         return lambda step: {}
-    sampler, neighbours = CpuSampler(), Neighbours()
+    sampler, neighbours = CpuSampler(), OtherProcesses()
 
     def fields(step: int) -> dict[str, Any]:
         facts = sampler.step_fields()
@@ -185,7 +185,7 @@ def best_so_far(plan: RunPlan, state: TrainState) -> BestSoFar:
     )
 
 
-def ahead_of(plan: RunPlan, data: RunData) -> Ahead | None:
+def remaining_evaluations(plan: RunPlan, data: RunData) -> RemainingEvaluations | None:
     """The remaining evaluations of a run; None if its end is unknown."""
     total = plan.length.total_steps
     if total is None:
@@ -206,7 +206,7 @@ def ahead_of(plan: RunPlan, data: RunData) -> Ahead | None:
     def cost(split: PreparedSplit | None) -> float:
         return 0.0 if split is None or not of_step else positions(split) / of_step
 
-    return Ahead(
+    return RemainingEvaluations(
         total_steps=total,
         every=loop.eval_every,
         at_end=evaluates,

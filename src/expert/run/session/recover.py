@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any, get_args
 from expert.core.errors import EXIT_RUN_FAILED
 from expert.core.events import plain
 from expert.core.files import write_text_atomically
-from expert.core.room import DiskFull
+from expert.core.resources import DiskFull
 from expert.core.rundir import RunFolder
 from expert.core.secrets import known_secrets
-from expert.core.stored_json import object_in
+from expert.core.stored_json import read_object_or_empty
 from expert.manifest.schema.kinds import SPLITS_WEIGHTS
 from expert.parallel.launch import FAILURE_FILE, last_failure
 from expert.run.session.checkpoints import Checkpoints, fallbacks_of, with_fallbacks
-from expert.run.session.failures import RunFailed, nothing_left
+from expert.run.session.failures import RunFailed, exhausted_message
 from expert.run.session.session import (
     Session,
     change_plan,
     continue_from,
+    loading_seconds,
     save,
-    seconds_to_read,
 )
 from expert.run.stored.locate import has_saved
 from expert.training.recovery import (
@@ -54,12 +54,14 @@ def recover_from_failure(session: Session, failure: Failure, *, interrupted: boo
     it changed the weights."""
     after = plan_after(session.plan, failure)
     if after is None:
-        session.emit("failed", step=session.state.done, error=nothing_left(failure))
-        raise RunFailed(nothing_left(failure))
-    change_over(session, after, failure, interrupted=interrupted)
+        session.emit("failed", step=session.state.done, error=exhausted_message(failure))
+        raise RunFailed(exhausted_message(failure))
+    switch_plan(session, after, failure, interrupted=interrupted)
 
 
-def agreed(session: Session, failure: Failure | None, error: BaseException) -> Failure | None:
+def shared_failure(
+    session: Session, failure: Failure | None, error: BaseException
+) -> Failure | None:
     """The failure that all ranks respond to with the same plan: this rank's, broadcast to the
     others, or the one received from another rank."""
     from expert.parallel.group import PeerFailed
@@ -73,9 +75,9 @@ def agreed(session: Session, failure: Failure | None, error: BaseException) -> F
     return shared
 
 
-def waits_in_passes(session: Session) -> bool:
+def ranks_block_in_passes(session: Session) -> bool:
     """Whether ranks wait for each other in the middle of a pass, where they cannot be notified."""
-    return session.group.talks and session.plan.parallel.engine in SPLITS_WEIGHTS
+    return session.group.is_distributed and session.plan.parallel.engine in SPLITS_WEIGHTS
 
 
 def end_all(session: Session, failure: Failure | None, error: BaseException) -> None:
@@ -96,18 +98,18 @@ def end_all(session: Session, failure: Failure | None, error: BaseException) -> 
     session.group.end_all(text)
 
 
-def take_failure(session: Session) -> None:
+def apply_stored_failure(session: Session) -> None:
     """Adapt the plan to the failure that ended all ranks before this start."""
     from pydantic import TypeAdapter
 
     def read() -> dict[str, Any] | None:
         for path in (session.folder.path / FAILURE_FILE, last_failure()):
-            if path is not None and (content := object_in(path)):
+            if path is not None and (content := read_object_or_empty(path)):
                 path.unlink(missing_ok=True)
                 return content
         return None
 
-    kept = session.group.made_by_first(read)
+    kept = session.group.run_on_rank_0(read)
     if kept is None:
         return
     kinds = {kind.__name__: kind for kind in get_args(Failure)}
@@ -122,11 +124,11 @@ def take_failure(session: Session) -> None:
         fall_back(session, after, failure)
 
 
-def next_start(session: Session, failure: Failure) -> str:
+def next_start_message(session: Session, failure: Failure) -> str:
     """Why all ranks ended, and what the next start changes."""
     after = plan_after(session.plan, failure)
     if after is None:
-        return nothing_left(failure)
+        return exhausted_message(failure)
     decisions = changes(session.plan, after)
     values = ", ".join(f"{decision.path}: {decision.value}" for decision in decisions)
     fix = f"the next start takes {values}"
@@ -136,11 +138,11 @@ def next_start(session: Session, failure: Failure) -> str:
     return f"{decisions[0].because}  ({fix})"
 
 
-def change_over(
+def switch_plan(
     session: Session, after: RunPlan, failure: Any, *, interrupted: bool = False
 ) -> None:
     """Switch to another plan, after reading and judging the pending numbers of earlier steps."""
-    grave = _report_late(session)
+    grave = _read_pending(session)
     if grave is not None and grave[1] == "stop":
         recover_from_trouble(session, *grave, sound=not interrupted)
     fall_back(session, after, failure)
@@ -154,37 +156,37 @@ def change_over(
         _report_rollback(session, from_step)
 
 
-def _report_late(session: Session) -> tuple[Trouble, str] | None:
+def _read_pending(session: Session) -> tuple[Trouble, str] | None:
     """Read the pending numbers and report every trouble; returns the first that cannot be skipped,
     with its verdict."""
-    from expert.training.loop import judge
+    from expert.training.loop import report_troubles
 
     policy = session.loop_plan.stability
-    return judge(
-        session.now.recorder.settle(),
+    return report_troubles(
+        session.now.recorder.wait_for_numbers(),
         session.state,
         policy,
         emit=session.emit,
-        rows_of=lambda bins: rows_behind(session.data, bins),
+        rows_of=lambda bins: rows_in_bins(session.data, bins),
     )
 
 
-def follow_sign(session: Session, sign: Any) -> None:
+def follow_hint(session: Session, hint: Any) -> None:
     """Switch plans if a sign suggests a better one; the run continues in any case."""
     # Only worker processes can be tuned, not the thread that fills packed batches.
     has_workers = session.data.stream is not None or session.plan.is_padded
-    useless = isinstance(sign, DataBound) and not has_workers
-    after = None if useless else plan_after(session.plan, sign)
+    useless = isinstance(hint, DataBound) and not has_workers
+    after = None if useless else plan_after(session.plan, hint)
     if after is not None:
-        change_over(session, after, sign)
+        switch_plan(session, after, hint)
         return
-    if isinstance(sign, DataBound):
+    if isinstance(hint, DataBound):
         text = (
-            f"{sign.share:.0%} of the time is spent waiting for data; no loader setting would help"
+            f"{hint.share:.0%} of the time is spent waiting for data; no loader setting would help"
         )
     else:
-        text = f"{type(sign).__name__}: no other plan helps; the run continues as it is"
-    session.warnings.once(type(sign).__name__, text, step=session.state.done)
+        text = f"{type(hint).__name__}: no other plan helps; the run continues as it is"
+    session.warnings.once(type(hint).__name__, text, step=session.state.done)
 
 
 def fall_back(session: Session, after: RunPlan, failure: Any) -> None:
@@ -213,12 +215,12 @@ def recover_from_trouble(
         return
     if isinstance(what, NotFinite):
         words = f"a loss or gradient of step {what.step + 1} is not finite"
-        rows = rows_behind(session.data, what.bins)
+        rows = rows_in_bins(session.data, what.bins)
         words += f"; rows {', '.join(map(str, rows))} were in it" if rows else ""
         if sound:  # a non-finite gradient changes no weights
-            _report_late(session)
+            _read_pending(session)
             state, step = session.state, what.step
-            kept = _kept(session, replace(state, skipped=state.skipped.with_window(step, step)))
+            kept = _try_save(session, replace(state, skipped=state.skipped.with_window(step, step)))
     else:
         words = f"the loss spiked to {what.loss:.3g} from {what.median:.3g} at step {what.step + 1}"
     session.emit("stopped", step=session.state.done, reason=words, exit_code=EXIT_RUN_FAILED)
@@ -228,15 +230,15 @@ def recover_from_trouble(
     )
 
 
-def kept_between_steps(session: Session) -> str:
+def save_after_data_failure(session: Session) -> str:
     """Save the progress when the data fails, and return a sentence about it; "" if nothing is
     saved: on one of several ranks, before the first step, or after a trouble."""
-    if session.group.talks or not session.state.done or _report_late(session) is not None:
+    if session.group.is_distributed or not session.state.done or _read_pending(session) is not None:
         return ""
-    return _kept(session, session.state)
+    return _try_save(session, session.state)
 
 
-def kept_where_it_went(session: Session, now: Path | None) -> str:
+def save_in_moved_folder(session: Session, now: Path | None) -> str:
     """Save into the run folder at its new place, and tell the user how to resume from there."""
     if now is None:
         return "  (start it again; its progress is lost)"
@@ -248,10 +250,10 @@ def kept_where_it_went(session: Session, now: Path | None) -> str:
             checkpoints=Checkpoints(there, session.emit, base=session.checkpoints.base),
             check_folder=lambda: None,
         )
-    return f"{kept_between_steps(session)}  (resume it there: --resume {now})"
+    return f"{save_after_data_failure(session)}  (resume it there: --resume {now})"
 
 
-def _kept(session: Session, state: TrainState) -> str:
+def _try_save(session: Session, state: TrainState) -> str:
     from expert.training.checkpoint import CheckpointError
 
     if session.checkpoints is None:
@@ -302,7 +304,7 @@ def _report_rollback(session: Session, from_step: int) -> None:
 
 def _return_to_checkpoint(session: Session) -> None:
     """Continue from the newest good checkpoint, or start over without one."""
-    with session.group.work("loading a checkpoint", seconds_to_read(session.folder.checkpoints)):
+    with session.group.work("loading a checkpoint", loading_seconds(session.folder.checkpoints)):
         loaded = session.checkpoints.newest() if session.checkpoints is not None else None
     kept = session.state
     state = loaded.state if loaded is not None else TrainState()
@@ -313,7 +315,7 @@ def _return_to_checkpoint(session: Session) -> None:
     )
 
 
-def rows_behind(data: RunData, bins: tuple[int, ...]) -> list[int | str]:
+def rows_in_bins(data: RunData, bins: tuple[int, ...]) -> list[int | str]:
     """The first source rows, counted from 0, of these packed sequences; unknown for a stream.
 
     With several sources each row is prefixed with its prepared folder.

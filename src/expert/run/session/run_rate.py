@@ -23,7 +23,7 @@ from expert.planning.models.resolve import basename
 if TYPE_CHECKING:
     from expert.run.session.session import Session
 
-LEAST_UPDATES = 20
+LEAST_STEPS = 20
 LEAST_SECONDS = 10.0
 """Of settled steps: shorter runs say little, and nobody waits for them."""
 
@@ -46,7 +46,7 @@ def remember_run(session: Session) -> None:
 def _remember_compiling(session: Session, run: RunRecord) -> None:
     """Store the time of the first step, which compiled all blocks, if nothing changed meanwhile."""
     seconds, work = compile_seconds(run), workload_of(session.plan)
-    warm = found_compiled()
+    warm = was_compiled_before()
     if seconds is None or work is None or warm is None or session.plan.kernels.device != "cuda":
         return
     try:
@@ -63,7 +63,7 @@ def compile_seconds(run: RunRecord) -> float | None:
     return float(seconds[0]) if len(seconds) == 1 and seconds[0] and not changed else None
 
 
-def found_compiled() -> bool | None:
+def was_compiled_before() -> bool | None:
     """Whether torch's caches held everything this process compiled; None if nothing was compiled or
     torch does not report it."""
     utils = sys.modules.get("torch._dynamo.utils")
@@ -90,10 +90,10 @@ def _target(session: Session) -> tuple[str, int | None]:
 def settled_rate(found: Evidence) -> float | None:
     """Tokens per second of an undisturbed, long enough run; else None."""
     step = found.step
-    if step is None or not step.settled or step.updates < LEAST_UPDATES:
+    if step is None or not step.settled or step.updates < LEAST_STEPS:
         return None
     # A fallback means two settings, a resume perhaps two machines.
-    disturbed = found.run.of("fell_back") or found.run.of("resumed") or found.had_neighbours
+    disturbed = found.run.of("fell_back") or found.run.of("resumed") or found.was_slowed_by_others
     if disturbed or step.updates * step.wall < LEAST_SECONDS:
         return None
     return step.tokens_per_second

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from expert.core.errors import ExpertError
 from expert.core.events import EventLog, Sink
 from expert.parallel.watch import NO_LIMIT, SAVED_BYTES_PER_SECOND
-from expert.planning.memory.calibration import estimated_again
+from expert.planning.memory.calibration import with_new_estimate
 from expert.run.build import Built, build, device_of
 from expert.run.session.checkpoints import Checkpoints, put_final_aside, with_fallbacks
 from expert.run.session.identity import BaseWeights
 from expert.run.session.instruments import Instruments, best_so_far, instruments_for, loop_plan
 from expert.run.session.memory_watch import known_calibrations
 from expert.run.stored.changes import changed_options
-from expert.run.stored.locate import as_recorded
+from expert.run.stored.locate import plan_to_store
 from expert.telemetry.trackers import close_trackers, open_trackers
 from expert.training.state import TrainState
 from expert.training.stopping import BestSoFar, Signals
@@ -198,7 +198,7 @@ def open_session(
     device = device_of(plan)
     with contextlib.ExitStack() as closing:
         emit: Emit = _emit_nothing
-        check_folder = closing.enter_context(folder.held_open())
+        check_folder = closing.enter_context(folder.move_check())
         if first:
             trackers = open_trackers(plan.watch.trackers, folder.path, warnings)
             log = EventLog(folder.events, (*sinks, *trackers))
@@ -208,7 +208,7 @@ def open_session(
         signals = closing.enter_context(
             Signals(
                 acknowledge=callbacks.acknowledge,
-                alone=not group.talks,
+                alone=not group.is_distributed,
                 on_sigusr1=plan.watch.on_sigusr1,
             )
         )
@@ -238,7 +238,7 @@ def open_session(
         group.listen(
             lambda: signals.requested,
             lambda: session.now.recorder.busy_seconds,
-            signals.take_save,
+            signals.take_save_request,
         )
         yield session
 
@@ -259,7 +259,7 @@ def model_of(session: Session) -> Built:
             session.checkpoints.base.begin(first=session.group.world.is_first)
         model = now.plan.model
         # Download time is unknown.
-        seconds = NO_LIMIT if model.place == "hub" else seconds_to_read(Path(model.location))
+        seconds = NO_LIMIT if model.place == "hub" else loading_seconds(Path(model.location))
         with session.group.work("loading the model", seconds):
             now.built = build(
                 now.plan,
@@ -278,7 +278,7 @@ def model_of(session: Session) -> Built:
     return now.built
 
 
-def seconds_to_read(folder: Path) -> float:
+def loading_seconds(folder: Path) -> float:
     """How long loading the weights of a folder may take beyond the hang limit, on slow network
     storage; at least a second, since libraries that copy block other threads."""
     size = 0
@@ -331,11 +331,11 @@ def resume(session: Session, checkpoint: Path, *, allow_changed: bool) -> None:
 def change_plan(session: Session, after: RunPlan, changed: set[str]) -> None:
     """Continue with another plan, keeping weights, optimizer state and loss history."""
     now = session.now
-    now.plan = estimated_again(after, known_calibrations(after.target))
+    now.plan = with_new_estimate(after, known_calibrations(after.target))
     if session.group.world.is_first:
         session.check_folder()
         try:
-            session.folder.write_json("plan.json", as_recorded(now.plan))
+            session.folder.write_json("plan.json", plan_to_store(now.plan))
         except OSError as error:
             session.emit("warning", text=f"plan.json cannot be written: {error.strerror}")
     losses, skips = now.recorder.spikes.state(), now.recorder.skips

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from expert.core.interrupts import Interrupted
 from expert.core.rundir import RunFolder
 from expert.run.open import open_run
-from expert.run.session.execute import Through, run_session
+from expert.run.session.execute import StepWrapper, run_session
 from expert.run.session.session import Start, open_session
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def short_run(
     model: str | None = None,
     vram: str | None = None,
     allow_remote_code: bool = False,
-    through: Through = iter,
+    through: StepWrapper = iter,
 ) -> ShortRun:
     """Train for `updates` steps, fewer if a stream ends, and keep only the events.
 

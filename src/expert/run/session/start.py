@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.events import read_events
-from expert.core.publish import sweep
-from expert.core.room import no_room, said_no_room
+from expert.core.publish import remove_leftovers
+from expert.core.resources import disk_full_error, disk_full_message
 from expert.core.rundir import RunFolder, RunFolderError
-from expert.core.stored_json import object_in
+from expert.core.stored_json import read_object_or_empty
 from expert.planning.machine.host import cores_available
-from expert.planning.machine.threads import NAMES, Threads, choose_threads, threads_as_before
+from expert.planning.machine.threads import NAMES, Threads, choose_threads, resumed_threads
 from expert.run.build import environment
 from expert.run.session.session import Session, Start
-from expert.run.stored.locate import as_recorded
-from expert.telemetry.cpu import busy_seconds, cores_seen
+from expert.run.stored.locate import plan_to_store
+from expert.telemetry.cpu import available_cores, busy_seconds
 
 if TYPE_CHECKING:
     from expert.data.feed.run_data import RunData
@@ -36,12 +36,12 @@ def announce(
 
     `threads`: for a CPU run; None: as many as cores are found free within `look_seconds`.
     """
-    from expert.model.loss import loss_kernel_trouble
+    from expert.model.loss import loss_kernel_failure
     from expert.model.switches import list_switches
 
     plan, device, emit = session.plan, session.device, session.emit
     if session.group.world.is_first:
-        write_down(session.folder, plan, session.manifest, session.data, session.start.machine)
+        write_run_files(session.folder, plan, session.manifest, session.data, session.start.machine)
     ahead = session.instruments.meter.ahead
     cost = ahead.cost(session.state.done) if ahead is not None else None
     facts = started_facts(session.folder, plan, session.start)
@@ -50,13 +50,13 @@ def announce(
         _settle_threads(session, threads, look_seconds)
     session.warnings.begin(emit)
     emit("kernels", lines=[str(line) for line in list_switches(plan, device)])
-    trouble = loss_kernel_trouble(device) if plan.kernels.fused_loss else ""
+    trouble = loss_kernel_failure(device) if plan.kernels.fused_loss else ""
     if trouble:
         text = f"the loss runs without its Triton kernel: {trouble}"
         session.warnings.once("loss kernel", text, step=session.state.done)
 
 
-def write_down(
+def write_run_files(
     folder: RunFolder,
     plan: RunPlan,
     manifest: Manifest,
@@ -66,19 +66,19 @@ def write_down(
     """Write manifest, plan and environment; remove leftovers of dead writers."""
     for place in (folder.path, folder.checkpoints):
         if place.is_dir():
-            sweep(place, alone=True)
+            remove_leftovers(place, alone=True)
     try:
         folder.write_json("manifest.json", manifest.model_dump(mode="json"))
-        folder.write_json("plan.json", as_recorded(plan))
+        folder.write_json("plan.json", plan_to_store(plan))
         folder.write_json("environment.json", environment(machine))
         characters = getattr(data.encoder, "characters", None)
         if characters is not None:  # needed to read checkpoints of a character model
             known = {"type": "characters", "characters": characters}
             folder.write_json("vocabulary.json", known)
     except OSError as error:
-        said = said_no_room(error)
+        said = disk_full_message(error)
         if said:
-            raise no_room(folder.path, said) from error
+            raise disk_full_error(folder.path, said) from error
         raise RunFolderError(
             f"{folder.path}: cannot be written: {error.strerror}  (fix that, or set "
             "another folder in training.config.output_dir)"
@@ -152,7 +152,7 @@ def _rows_hash(folder: Path) -> str | None:
     """The hash of the rows that a prepared folder was made from, independent of the tokenizer."""
     from expert.data.tokens.prepare import RECIPE
 
-    rows = object_in(folder / RECIPE).get("data")
+    rows = read_object_or_empty(folder / RECIPE).get("data")
     return str(rows) if rows else None
 
 
@@ -165,7 +165,7 @@ def _settle_threads(session: Session, given: int | None, seconds: float) -> None
 
     before = torch.get_num_threads()
     chosen = Threads(given, "as given") if given else _threads_before(session, before)
-    chosen = chosen or look_for_threads(before, seconds)
+    chosen = chosen or find_free_threads(before, seconds)
     if session.plan.kernels.deterministic:
         chosen = Threads(before, "deterministic: the same parts are added every time")
     if chosen.count != before:
@@ -175,7 +175,7 @@ def _settle_threads(session: Session, given: int | None, seconds: float) -> None
         "threads",
         step=session.state.done,
         threads=chosen.count,
-        cores=len(cores_seen()),
+        cores=len(available_cores()),
         because=chosen.because,
         lowered=chosen.lowered,
         kept=chosen.kept,
@@ -183,7 +183,7 @@ def _settle_threads(session: Session, given: int | None, seconds: float) -> None
     )
 
 
-def look_for_threads(own: int, seconds: float = LOOK_SECONDS) -> Threads:
+def find_free_threads(own: int, seconds: float = LOOK_SECONDS) -> Threads:
     """The number of threads for now; a number set by the user is taken without looking."""
     busy = 0.0
     if own > 1 and not any(os.environ.get(name) for name in NAMES):
@@ -193,7 +193,7 @@ def look_for_threads(own: int, seconds: float = LOOK_SECONDS) -> Threads:
     return choose_threads(
         own=own,
         granted=_granted(own),
-        cores=len(cores_seen()),
+        cores=len(available_cores()),
         busy=max(0.0, busy),
         environ=os.environ,
     )
@@ -210,4 +210,4 @@ def _threads_before(session: Session, own: int) -> Threads | None:
     events = [e for e in read_events(session.folder.events) if e.get("event") == "threads"]
     if not events:
         return None
-    return threads_as_before(events[-1], granted=_granted(own), cores=len(cores_seen()))
+    return resumed_threads(events[-1], granted=_granted(own), cores=len(available_cores()))

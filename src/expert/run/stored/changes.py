@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, get_args
 from expert.core.events import plain, read_events
 from expert.core.publish import damage
 from expert.core.secrets import known_secrets
-from expert.core.stored_json import object_in, read_object
+from expert.core.stored_json import read_object, read_object_or_empty
 from expert.manifest.schema.config import Attention
-from expert.planning.draft import KeptChoices
+from expert.planning.draft import ResumedChoices
 from expert.run.stored.trained_rows import recipe_in
 
 if TYPE_CHECKING:
@@ -26,17 +26,17 @@ Option = tuple[str, Any, Any]
 """A key of the manifest, its value at the start of the run, and its value now."""
 
 # Keys, by their last part, that do not affect training.
-_OF_NO_ACCOUNT = frozenset(
+_IRRELEVANT_KEYS = frozenset(
     {"output_dir", "logging_steps", "pretokenized_cache"}
     | {"trackers", "tracker_project", "tracker_run_name"}
 )
 _CONFIG = "training.config."
-_TELLING = ("started", "data", "finished")
+_RELEVANT_EVENTS = ("started", "data", "finished")
 
 
 def changed_options(folder: RunFolder, manifest: Manifest) -> list[Option]:
     """The manifest keys that changed since the start of a run."""
-    return _changed(object_in(folder.manifest), manifest)
+    return _changed(read_object_or_empty(folder.manifest), manifest)
 
 
 def _changed(recorded: dict[str, Any], manifest: Manifest) -> list[Option]:
@@ -49,11 +49,11 @@ def _changed(recorded: dict[str, Any], manifest: Manifest) -> list[Option]:
         (path, then.get(path), now.get(path))
         for path in paths
         if path.startswith(("training.", "base_models"))
-        and path.rpartition(".")[2] not in _OF_NO_ACCOUNT
+        and path.rpartition(".")[2] not in _IRRELEVANT_KEYS
     ]
 
 
-def kept_of(folder: RunFolder, read: ReadManifest) -> KeptChoices:
+def kept_of(folder: RunFolder, read: ReadManifest) -> ResumedChoices:
     """Choices made for the machine of a run that it keeps when resumed on another or beside other
     programs; what its files do not record is chosen again."""
     try:
@@ -70,9 +70,9 @@ def kept_of(folder: RunFolder, read: ReadManifest) -> KeptChoices:
         free = config.get("attention") == "auto" and not config.get("flash_attention_2")
         attention = on_gpu.get("attention") if free else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return KeptChoices()
+        return ResumedChoices()
     same = times == read.manifest.training.config.gradient_accumulation_steps
-    return KeptChoices(
+    return ResumedChoices(
         examples_per_update=rows if own_rows and same and isinstance(rows, int) else None,
         quantization=base if base != asked and base in ("none", "int4", "int8") else None,
         fused_blocks=fused if isinstance(fused, bool) else None,
@@ -84,7 +84,7 @@ def kept_of(folder: RunFolder, read: ReadManifest) -> KeptChoices:
 
 def changed_since(folder: RunFolder, manifest: Manifest) -> list[Option]:
     """The same, without keys that the version of the run did not have."""
-    recorded = object_in(folder.manifest)
+    recorded = read_object_or_empty(folder.manifest)
     known = [path for path, _ in leaves(recorded)]
     return [
         option
@@ -178,7 +178,7 @@ def finished_before(folder: RunFolder, manifest: Manifest, data: RunData) -> dic
     if changed_options(folder, manifest) or damage(folder.final, contents=False):
         return None
     try:
-        events = [e for e in read_events(folder.events) if e["event"] in _TELLING]
+        events = [e for e in read_events(folder.events) if e["event"] in _RELEVANT_EVENTS]
     except OSError:
         return None
     if not events or events[-1]["event"] != "finished":

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from expert.core.errors import Damaged, ExpertError
 from expert.core.events import read_events
-from expert.core.publish import DONE, damage, damage_once
-from expert.core.rundir import checkpoint_name, checkpoints_in, finished_beside
+from expert.core.publish import DONE, cached_damage, damage
+from expert.core.rundir import checkpoint_name, checkpoints_in, latest_finished_run
 
 if TYPE_CHECKING:
     from expert.core.rundir import RunFolder
@@ -19,7 +19,7 @@ FINAL, BEST, BASE = "final", "best", "base"
 _STEP = re.compile(r"(?:checkpoint-|step-)?(\d{1,9})")
 
 
-class NothingTrained(ExpertError):
+class StateNotFound(ExpertError):
     """A run that does not have the requested state."""
 
 
@@ -44,13 +44,13 @@ def choose(folder: RunFolder, asked: str) -> Choice:
     if asked == BEST:
         return _best(folder)
     if number is None:
-        raise NothingTrained(
+        raise StateNotFound(
             f"--checkpoint {asked}: is neither final nor best nor a step number  ({_offer(folder)})"
         )
     step = int(number[1])
     path = folder.checkpoints / checkpoint_name(step)
     if not (path / DONE).is_file():
-        raise NothingTrained(
+        raise StateNotFound(
             f"{folder.path}: there is no checkpoint of step {step}  ({_offer(folder)})"
         )
     return Choice(name=path.name, path=path, step=step)
@@ -59,9 +59,9 @@ def choose(folder: RunFolder, asked: str) -> Choice:
 def _final(folder: RunFolder) -> Choice:
     if (folder.final / DONE).is_file():
         return _whole_final(folder, FINAL)
-    other = finished_beside(folder)
+    other = latest_finished_run(folder)
     or_other = f"; or name {other.path}, which is finished" if other else ""
-    raise NothingTrained(
+    raise StateNotFound(
         f"{folder.final}: there is no finished expert: {damage(folder.final)}  (let the run finish "
         f"with --resume; {_offer(folder)}{or_other})"
     )
@@ -70,7 +70,7 @@ def _final(folder: RunFolder) -> Choice:
 def _whole_final(folder: RunFolder, name: str) -> Choice:
     """The finished expert, with every file verified: one flipped bit in an adapter silently changes
     its answers."""
-    fault = damage(folder.final, contents=False) or damage_once(folder.final)
+    fault = damage(folder.final, contents=False) or cached_damage(folder.final)
     if fault:
         raise Damaged(
             f"{folder.final}: it was changed after the run: {fault}  (take a checkpoint or train "
@@ -94,7 +94,7 @@ def _best(folder: RunFolder) -> Choice:
         elif kind == "finished":
             last = step
     if not best:
-        raise NothingTrained(
+        raise StateNotFound(
             f"{folder.path}: no evaluation recorded a best checkpoint  ({_offer(folder)})"
         )
     path = folder.checkpoints / checkpoint_name(best[-1])
@@ -102,7 +102,7 @@ def _best(folder: RunFolder) -> Choice:
         return Choice(name=f"best ({path.name})", path=path, step=best[-1])
     if best[-1] in (taken, last) and (folder.final / DONE).is_file():
         return _whole_final(folder, f"best ({FINAL})")
-    raise NothingTrained(
+    raise StateNotFound(
         f"{folder.path}: the best checkpoint, {path.name}, is not kept  ({_offer(folder)})"
     )
 

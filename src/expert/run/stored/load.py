@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from expert.core.errors import ExpertError
 from expert.core.rundir import RunFolder, RunFolderError, checkpoints_in
-from expert.core.stored_json import object_in, read_object
+from expert.core.stored_json import read_object, read_object_or_empty
 from expert.manifest.schema.dataset import DatasetSpec, Decoding
 from expert.manifest.schema.kinds import ADAPTERS
 from expert.manifest.schema.manifest import CHAR_GPT, CharGptShape, Manifest, SoftPrompt
 from expert.model.base_folder import built_in_folder
 from expert.planning.run_plan import RunPlan
 from expert.run.session.identity import BaseWeights, config_of
-from expert.run.stored.choose_checkpoint import BASE, Choice, NothingTrained
-from expert.run.stored.locate import with_places_now
+from expert.run.stored.choose_checkpoint import BASE, Choice, StateNotFound
+from expert.run.stored.locate import with_current_paths
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 Record = TypeVar("Record", bound="BaseModel")
 
 
-class AnotherBase(ExpertError):
+class BaseMismatch(ExpertError):
     """The run was trained on another base than the one present."""
 
 
@@ -60,7 +60,7 @@ def read_plan(folder: RunFolder) -> RunPlan:
     parts += [(CharGptShape, plan.model.architecture)] if plan.model.architecture else []
     for kind, part in parts:
         _checked(kind, part, folder.plan)
-    return with_places_now(plan, folder)
+    return with_current_paths(plan, folder)
 
 
 def manifest_of_run(folder: RunFolder) -> Manifest:
@@ -80,11 +80,11 @@ def _checked(kind: type[Record], data: dict[str, Any], file: Path) -> Record:
         ) from None
 
 
-def base_remark(folder: RunFolder, plan: RunPlan) -> str:
-    """A warning about the base of a run, or ""; AnotherBase if a built-in base is known to differ
+def base_warning(folder: RunFolder, plan: RunPlan) -> str:
+    """A warning about the base of a run, or ""; BaseMismatch if a built-in base is known to differ
     from the one trained on: the answers would be garbage. `load_trained` compares the weights of a
     folder."""
-    from expert.planning.models.resolve import weights_digits
+    from expert.planning.models.resolve import weights_hash_prefix
 
     # A fully trained model keeps none of its base's weights.
     if plan.adapter.type == "full":
@@ -98,7 +98,7 @@ def base_remark(folder: RunFolder, plan: RunPlan) -> str:
             "sense, restore the old file or train again)"
         )
     base = built_in_folder(plan.model.name)
-    here = weights_digits(base) if base is not None else None
+    here = weights_hash_prefix(base) if base is not None else None
     trained_on = plan.model.revision
     if here is None or trained_on == here:
         return ""
@@ -108,7 +108,7 @@ def base_remark(folder: RunFolder, plan: RunPlan) -> str:
             f"the run does not record which `{name}` it was trained on: an earlier version may "
             "have shipped another one  (train it again if its answers make no sense)"
         )
-    raise AnotherBase(
+    raise BaseMismatch(
         f"{folder.path}: was trained on another `{name}` ({trained_on}; this version of Expert "
         f"comes with {here}): train it again, or use the version of Expert it was made with"
     )
@@ -118,7 +118,7 @@ def _base_trained_on(folder: RunFolder) -> dict[str, Any]:
     """What the newest checkpoint records about the base; empty if there is none, or an earlier
     version wrote it."""
     for _, path in reversed(checkpoints_in(folder.checkpoints)):
-        record: Any = object_in(path / "state.json")
+        record: Any = read_object_or_empty(path / "state.json")
         for key in ("state", "identity", "base"):
             record = record.get(key) if isinstance(record, dict) else None
         if isinstance(record, dict):
@@ -161,7 +161,7 @@ def load_trained(
     Without `quantised` the base is loaded unquantised; `precision` and `adapter_dtype` default to
     those of the run.
     """
-    base_remark(folder, plan)
+    base_warning(folder, plan)
     weights = BaseWeights(plan)
     weights.begin(first=True)  # in parallel with loading
     model = plan.model if quantised else plan.model.model_copy(update={"quantization": "none"})
@@ -169,11 +169,11 @@ def load_trained(
     loaded = _loaded(settled, choice, device, precision, adapter_dtype, run=folder)
     trained_on = weights_trained_on(folder)
     if plan.adapter.type != "full" and trained_on not in (None, weights()["weights"]):
-        raise AnotherBase(
+        raise BaseMismatch(
             f"{plan.model.location}: its weights are not those {folder.path} was trained on: put "
             "the old ones back, or train it again"
         )
-    return _usable(plan, choice, loaded, device)
+    return _ready_to_answer(plan, choice, loaded, device)
 
 
 @contextmanager
@@ -188,7 +188,7 @@ def loading(path: Path) -> Iterator[None]:
         raise
     except Exception as error:
         words = str(error).strip().partition("\n")[0]
-        raise NothingTrained(
+        raise StateNotFound(
             f"{path}: cannot be loaded: {type(error).__name__}: {words}  (its files do not fit "
             "together: take another checkpoint, or train it again)"
         ) from error
@@ -197,7 +197,7 @@ def loading(path: Path) -> Iterator[None]:
 def load_base(plan: RunPlan, *, device: torch.device) -> Trained:
     """The base of a run without its trained weights, used the same way."""
     if plan.model.name == CHAR_GPT:
-        raise NothingTrained(
+        raise StateNotFound(
             "--baseline base: the character model is trained from scratch, it has no base  "
             "(name a run)"
         )
@@ -205,7 +205,7 @@ def load_base(plan: RunPlan, *, device: torch.device) -> Trained:
     nothing = Choice(name=BASE, path=Path(), step=None)
     loaded = _loaded(plan.model_copy(update={"adapter": bare}), nothing, device)
     assert loaded.folder is not None
-    return _usable(plan, replace(nothing, path=loaded.folder), loaded, device)
+    return _ready_to_answer(plan, replace(nothing, path=loaded.folder), loaded, device)
 
 
 def _loaded(
@@ -251,16 +251,18 @@ def _loaded(
         )
     with loading(choice.path):
         if not choice.is_final:
-            _take_checkpoint(loaded, choice.path)
+            _load_from_checkpoint(loaded, choice.path)
         elif not whole:
-            _take_final(loaded, choice.path)
+            _load_final(loaded, choice.path)
     return loaded
 
 
-def _usable(plan: RunPlan, choice: Choice, loaded: LoadedModel, device: torch.device) -> Trained:
+def _ready_to_answer(
+    plan: RunPlan, choice: Choice, loaded: LoadedModel, device: torch.device
+) -> Trained:
     """The loaded model with its tokenizer and template: no dropout, no gradients."""
     from expert.data.template.text_tools import text_tools
-    from expert.model.fixed_cache import ANSWERING, register_answering
+    from expert.model.fixed_cache import DECODING_ATTENTION, register_decoding_attention
 
     loaded.module.eval().requires_grad_(False)
     if loaded.characters is not None:
@@ -269,8 +271,8 @@ def _usable(plan: RunPlan, choice: Choice, loaded: LoadedModel, device: torch.de
         encoder: Any = CharacterEncoder(loaded.characters)
         template, tokens = None, None
     else:
-        register_answering()
-        loaded.causal_lm.set_attn_implementation(ANSWERING)
+        register_decoding_attention()
+        loaded.causal_lm.set_attn_implementation(DECODING_ATTENTION)
         loaded.causal_lm.config.use_cache = True
         has_tokenizer = (choice.path / "tokenizer_config.json").is_file()
         tokens = choice.path if has_tokenizer else loaded.folder
@@ -294,13 +296,13 @@ def _characters_of(folder: RunFolder) -> str:
         file = place / "vocabulary.json"
         if file.is_file():
             return str(read_object(file).get("characters", ""))
-    raise NothingTrained(
+    raise StateNotFound(
         f"{folder.path}: vocabulary.json is missing: the characters of the model are unknown  "
         "(let the run finish with --resume)"
     )
 
 
-def _take_checkpoint(loaded: LoadedModel, path: Path) -> None:
+def _load_from_checkpoint(loaded: LoadedModel, path: Path) -> None:
     from expert.model.saving import load_trainable
     from expert.training.checkpoint import load_checkpoint
 
@@ -309,7 +311,7 @@ def _take_checkpoint(loaded: LoadedModel, path: Path) -> None:
     load_trainable(loaded, {**groups["model"], **ranks})
 
 
-def _take_final(loaded: LoadedModel, path: Path) -> None:
+def _load_final(loaded: LoadedModel, path: Path) -> None:
     """Load the adapter and soft prompts of a finished expert into a model."""
     import torch
     from safetensors.torch import load_file
@@ -324,7 +326,7 @@ def _take_final(loaded: LoadedModel, path: Path) -> None:
         missing = own & set(result.missing_keys)
         if result.unexpected_keys or missing:
             wrong = sorted([*result.unexpected_keys, *missing])
-            raise NothingTrained(
+            raise StateNotFound(
                 f"{path}: the adapter does not fit the plan of its run: {', '.join(wrong[:3])}  "
                 "(the run folder was changed; take another checkpoint)"
             )

@@ -15,14 +15,14 @@ from expert.core.rundir import (
     RunFolderError,
     checkpoint_step,
     checkpoints_in,
-    found_again,
     latest_run,
     named_manifest,
+    relocated_path,
     renamed_runs,
     runs_in,
 )
 from expert.core.stored_json import read_object
-from expert.core.text import as_word
+from expert.core.text import shell_quoted
 from expert.insight.ladder.ladder import FILE
 from expert.manifest.reader import ReadManifest, read_manifest
 from expert.manifest.text.document import manifest_in
@@ -77,7 +77,7 @@ def find_expert(place: Path | None) -> tuple[RunFolder, Path | None]:
     if run is None:
         raise RunFolderError(
             f"{file}: there is no run of {read.manifest.name} under {parent}  ({_named(parent)}"
-            f"train it with expert train --manifest {as_word(file)})"
+            f"train it with expert train --manifest {shell_quoted(file)})"
         )
     return run, read.folder
 
@@ -85,7 +85,7 @@ def find_expert(place: Path | None) -> tuple[RunFolder, Path | None]:
 def _named(runs: Path) -> str:
     """The beginning of a hint, if runs were renamed."""
     renamed = renamed_runs(runs)
-    return f"name a renamed run: {', '.join(map(as_word, renamed))}; or " if renamed else ""
+    return f"name a renamed run: {', '.join(map(shell_quoted, renamed))}; or " if renamed else ""
 
 
 def runs_folder(read: ReadManifest) -> Path:
@@ -122,7 +122,7 @@ def run_to_resume(resume: str, *, runs: Path, expert: str) -> tuple[RunFolder, P
     return folder, folder.checkpoints
 
 
-def newest_that_saved(read: ReadManifest) -> str | None:
+def newest_resumable(read: ReadManifest) -> str | None:
     """The newest run of a manifest with a complete checkpoint or result, or None: for a restarted
     job, which can then use `--resume` whether it had started or not."""
     for run in runs_in(runs_folder(read), read.manifest.name):
@@ -155,7 +155,7 @@ def manifest_of(folder: RunFolder, started: Event | None = None) -> str:
     try:
         then = str(read_object(folder.plan)["watch"]["output_dir"])
         now = folder.path.absolute().parent
-        event = {"manifest": str(found_again(event["manifest"], runs_then=then, runs_now=now))}
+        event = {"manifest": str(relocated_path(event["manifest"], runs_then=then, runs_now=now))}
     except (OSError, ValueError, KeyError, TypeError):  # the plan does not record where it was
         pass
     return named_manifest(event)
@@ -170,18 +170,18 @@ def start_of(folder: RunFolder) -> Event:
     return events[-1] if events else {}
 
 
-def as_recorded(plan: RunPlan) -> dict[str, Any]:
+def plan_to_store(plan: RunPlan) -> dict[str, Any]:
     """A plan as stored in its run folder, with absolute paths."""
-    return _with_places(plan, lambda path: Path(path).absolute()).model_dump(mode="json")
+    return _with_paths(plan, lambda path: Path(path).absolute()).model_dump(mode="json")
 
 
-def with_places_now(plan: RunPlan, folder: RunFolder) -> RunPlan:
+def with_current_paths(plan: RunPlan, folder: RunFolder) -> RunPlan:
     """The plan of a run with its current paths, wherever it was started and moved to."""
     then, now = plan.watch.output_dir, folder.path.absolute().parent
-    return _with_places(plan, lambda path: found_again(path, runs_then=then, runs_now=now))
+    return _with_paths(plan, lambda path: relocated_path(path, runs_then=then, runs_now=now))
 
 
-def _with_places(plan: RunPlan, place: Callable[[str], Path]) -> RunPlan:
+def _with_paths(plan: RunPlan, place: Callable[[str], Path]) -> RunPlan:
     model, data, watch = plan.model, plan.data, plan.watch
     if model.place == "built-in":  # inside the package of this version
         model = model.model_copy(update={"location": _built_in(model.name) or model.location})

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import ExpertError
-from expert.core.stored_json import object_in
+from expert.core.stored_json import read_object_or_empty
 from expert.manifest.migrate.aliases import CORPORA
 from expert.manifest.reader import ReadManifest, read_manifest
 from expert.manifest.schema.manifest import CHAR_GPT
@@ -29,12 +29,12 @@ Setting = tuple[str, Any]
 """A key of the manifest and its value."""
 
 
-def command_of_run(folder: RunFolder, started: Event | None = None) -> str:
+def resume_command_of(folder: RunFolder, started: Event | None = None) -> str:
     """The command that resumes a run with all options of its start that its manifest does not have
     today. `started`: its start event, if already read."""
     event = start_of(folder) if started is None else started
     words, settings = _how_started(folder, event)
-    return command_to_go_on(["expert", "train", *words, *_asked(event)], folder.path, settings)
+    return command_to_resume(["expert", "train", *words, *_asked(event)], folder.path, settings)
 
 
 def _asked(started: Event) -> list[str]:
@@ -46,9 +46,9 @@ def _asked(started: Event) -> list[str]:
 
 def _how_started(folder: RunFolder, started: Event) -> tuple[list[str], list[Setting]]:
     """Arguments that name what was trained, and keys that differ in today's manifest."""
-    recorded = object_in(folder.manifest)
+    recorded = read_object_or_empty(folder.manifest)
     file = manifest_of(folder, started)
-    text = _text_of_characters(recorded) if file == NO_FILE else None
+    text = _character_text(recorded) if file == NO_FILE else None
     words = ["--dataset", text] if text is not None else ["--manifest", file]
     if file == NO_FILE and text is None:
         return words, []
@@ -65,13 +65,13 @@ def _how_started(folder: RunFolder, started: Event) -> tuple[list[str], list[Set
 
 def _model(folder: RunFolder, read: ReadManifest) -> list[str]:
     """`--model NAME` if another base model than the first was trained."""
-    plan = object_in(folder.plan).get("model")
+    plan = read_object_or_empty(folder.plan).get("model")
     name = plan.get("name") if isinstance(plan, dict) else None
     names = [spec.name for spec in read.manifest.base_models]
     return ["--model", str(name)] if name in names[1:] and name != names[0] else []
 
 
-def _text_of_characters(recorded: dict[str, Any]) -> str | None:
+def _character_text(recorded: dict[str, Any]) -> str | None:
     """The text a character model was trained on without a manifest, else None."""
     try:
         path = str(recorded["training"]["dataset"]["path"])
@@ -82,7 +82,7 @@ def _text_of_characters(recorded: dict[str, Any]) -> str | None:
     return path if is_character_model and there else None
 
 
-def command_to_go_on(
+def command_to_resume(
     argv: list[str], folder: Path | None, options: Sequence[tuple[str, Any]] = ()
 ) -> str:
     """The complete given command with the run to resume; under make the user never saw it.

@@ -13,7 +13,7 @@ from expert.core.rundir import RunFolder, holder_of
 
 State = Literal["running", "finished", "stopped", "failed", "gone"]
 ENDINGS: dict[str, State] = {"finished": "finished", "stopped": "stopped", "failed": "failed"}
-ENDED_BEFORE: tuple[State, ...] = ("gone", "stopped", "failed")
+RESUMABLE: tuple[State, ...] = ("gone", "stopped", "failed")
 """States of a run that can be resumed."""
 
 
@@ -86,12 +86,12 @@ def status_by(events: Iterable[Event], folder: RunFolder, *, damaged_lines: int 
         elif kind == "fell_back":
             fallbacks.append(": ".join(str(event.get(k)) for k in ("failure", "reason")))
         evals = _evals(evals, event)
-        seen.update(_facts(placed(event, folder)))
+        seen.update(_facts(with_moved_paths(event, folder)))
         seen.update(_peaks(seen, event))
     seen |= _of_evals(evals)
     state, because = state_of(folder, ending)
     if state == "finished" and ending is not None:
-        seen |= _at_the_end(seen, ending)
+        seen |= _final_values(seen, ending)
     known = {name: seen.get(name) for name in _KEPT}
     return RunStatus(
         folder=folder.path,
@@ -127,7 +127,7 @@ def _facts(event: Event) -> dict[str, Any]:
         return {name: event.get(name) for name in _STARTED}
     if kind == "step":
         facts = {name: event.get(name) for name in _STEP}
-        return {**facts, "told_at": event.get("step"), "epoch_at": event.get("step")}
+        return {**facts, "loss_at": event.get("step"), "epoch_at": event.get("step")}
     if kind == "epoch":
         return {"epoch": event.get("epoch"), "epoch_at": event.get("step")}
     if kind == "eval" and event.get("split") == "test":
@@ -174,7 +174,7 @@ def _of_evals(evals: dict[Any, Any]) -> dict[str, Any]:
     return facts
 
 
-def _at_the_end(seen: dict[str, Any], finished: Event) -> dict[str, Any]:
+def _final_values(seen: dict[str, Any], finished: Event) -> dict[str, Any]:
     """Values of a finished run as a whole. Step events are written at intervals: values of an
     earlier step do not describe the end and are dropped."""
     last = finished.get("step")
@@ -186,7 +186,7 @@ def _at_the_end(seen: dict[str, Any], finished: Event) -> dict[str, Any]:
     for name, field in (("eval_loss", "last_eval_loss"), *rates):
         if finished.get(field) is not None:
             facts[name] = finished[field]
-    if seen.get("told_at") != last:
+    if seen.get("loss_at") != last:
         facts |= {"loss": None, "rate": None}
     if seen.get("epoch_at") != last:
         facts["epoch"] = None
@@ -198,12 +198,12 @@ def state_of(folder: RunFolder, ending: Event | None) -> tuple[State, str]:
     if ending is not None:
         because = str(ending.get("reason") or ending.get("error") or "")
         return ENDINGS[ending["event"]], because
-    if trainer_lives(folder):
+    if trainer_is_alive(folder):
         return "running", ""
     return "gone", "the trainer ended without a final event: killed, or the machine went down"
 
 
-def trainer_lives(folder: RunFolder) -> bool:
+def trainer_is_alive(folder: RunFolder) -> bool:
     """Whether a process holds the run's lock; one on another machine is assumed to be alive."""
     holder = holder_of(folder.lock_file)
     return holder is not None and holder.may_live
@@ -216,7 +216,7 @@ def follow_run(
     ended = False
 
     def over() -> bool:
-        return ended or not trainer_lives(folder)
+        return ended or not trainer_is_alive(folder)
 
     for event in follow(folder.events, over, poll, sleep=sleep):
         kind = str(event["event"])
@@ -224,10 +224,10 @@ def follow_run(
             ended = True
         elif kind in ("started", "resumed"):
             ended = False  # it was resumed
-        yield placed(event, folder)
+        yield with_moved_paths(event, folder)
 
 
-def placed(event: Event, folder: RunFolder) -> Event:
+def with_moved_paths(event: Event, folder: RunFolder) -> Event:
     """An event with its paths updated to the current place of the run, which may have been
     moved."""
     kind = event["event"]

@@ -14,12 +14,12 @@ from expert.core.stored_json import read_object
 if TYPE_CHECKING:
     from expert.data.tokens.prepare import Recipe
 
-SAYS_OTHER_ROWS = ("data.tokens", "data.index")
+ROW_DIFFERENCES = ("data.tokens", "data.index")
 """Prefixes of differences about the rows, which --allow-changed accepted."""
 
 
 @dataclass(frozen=True)
-class LearntRows:
+class TrainedRows:
     """All rows a run was trained on, over all its starts."""
 
     tokens: frozenset[str]
@@ -33,7 +33,7 @@ class LearntRows:
     folders: frozenset[Path] = frozenset()
     """The folders of the prepared rows."""
 
-    def unlike(self, recipes: Sequence[Recipe], cache: Path) -> str:
+    def difference_to(self, recipes: Sequence[Recipe], cache: Path) -> str:
         """Why rows of these recipes differ from those of the run, in words; "" if they do not. The
         cache may still hold the recipes of the run."""
         from expert.data.tokens.prepare import short_key
@@ -48,7 +48,7 @@ class LearntRows:
         new = [recipe for key, recipe in today.items() if key not in self.tokens]
         return _what_changed(new, self._recipes_gone(today.keys(), cache))
 
-    def same_as(self, other: LearntRows) -> bool:
+    def same_as(self, other: TrainedRows) -> bool:
         """Whether two runs surely drew the same rows from the same data."""
         known = bool(self.tokens and self.indexes) and not (self.mixed or other.mixed)
         return known and (self.tokens, self.indexes) == (other.tokens, other.indexes)
@@ -92,7 +92,7 @@ def _what_changed(new: Sequence[Recipe], gone: Sequence[Mapping[str, Any]]) -> s
     return f"{recipe.difference(dict(old))} since the run"
 
 
-def learnt_rows(folder: RunFolder) -> LearntRows:
+def trained_rows(folder: RunFolder) -> TrainedRows:
     """Collected from events and checkpoints: checkpoints may have been removed, and events of
     earlier versions have no keys."""
     from expert.data.tokens.prepare import short_key, short_key_of
@@ -111,7 +111,7 @@ def learnt_rows(folder: RunFolder) -> LearntRows:
             folders.add(place)
         elif event["event"] == "resumed":
             lines = event.get("changed") or ()
-            mixed = mixed or any(str(line).startswith(SAYS_OTHER_ROWS) for line in lines)
+            mixed = mixed or any(str(line).startswith(ROW_DIFFERENCES) for line in lines)
     for _, checkpoint in checkpoints_in(folder.checkpoints):
         try:
             data = read_state(checkpoint)["identity"]["data"]
@@ -119,4 +119,4 @@ def learnt_rows(folder: RunFolder) -> LearntRows:
             indexes.add(data["index"])
         except (CheckpointError, KeyError, TypeError):
             continue
-    return LearntRows(frozenset(tokens), frozenset(indexes), mixed, frozenset(folders))
+    return TrainedRows(frozenset(tokens), frozenset(indexes), mixed, frozenset(folders))

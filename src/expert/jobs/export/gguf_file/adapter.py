@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from expert.core.stored_json import read_object
 from expert.jobs.export.checks import CannotExport
-from expert.jobs.export.gguf_file.architecture import Family, file_name, turned
-from expert.jobs.export.gguf_file.file import About, begin, write_tensors
+from expert.jobs.export.gguf_file.architecture import Family, file_name, tensor_converters
+from expert.jobs.export.gguf_file.file import GgufMetadata, new_writer, write_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,7 +33,9 @@ def refuse_adapter(adapter: AdapterPlan) -> None:
         raise CannotExport(f"--gguf-adapter: {why}  (write the merged model with --gguf q8_0)")
 
 
-def write_adapter(path: Path, folder: Path, config: Any, family: Family, about: About) -> int:
+def write_adapter(
+    path: Path, folder: Path, config: Any, family: Family, about: GgufMetadata
+) -> int:
     """Write the adapter of a PEFT folder; returns how many matrices it changes.
 
     llama.cpp scales by alpha / rank; other scaling (rslora, per-module ranks) is multiplied into B.
@@ -51,7 +53,9 @@ def write_adapter(path: Path, folder: Path, config: Any, family: Family, about: 
             continue
         values = tensor.float()
         if match[2] == "B":
-            values = turned(name, family, config)[0](values * _scaling(settings, match[1]))
+            values = tensor_converters(name, family, config)[0](
+                values * _scaling(settings, match[1])
+            )
         pairs.setdefault(name, {})[f"{name}.lora_{match[2].lower()}"] = values
     if unsupported or settings.get("use_dora"):
         shown = ", ".join(sorted(unsupported)[:3]) or "use_dora"
@@ -60,7 +64,7 @@ def write_adapter(path: Path, folder: Path, config: Any, family: Family, about: 
             "--gguf q8_0)"
         )
     tensors = {key: value for pair in pairs.values() for key, value in sorted(pair.items())}
-    writer = begin(path, family, about, None)
+    writer = new_writer(path, family, about, None)
     writer.add_string("adapter.type", "lora")
     writer.add_float32("adapter.lora.alpha", float(settings["lora_alpha"]))
     shapes = {name: tuple(value.shape) for name, value in tensors.items()}

@@ -20,9 +20,9 @@ class Family:
 
     arch: str
     """Name in gguf.MODEL_ARCH."""
-    paired: bool = False
+    interleaved: bool = False
     """RoPE rotates neighbouring rows, so rows of q and k are stored in that order."""
-    norm_from_one: bool = False
+    norm_plus_one: bool = False
     """Norm weights are stored plus one, which transformers adds when it computes."""
     activation: str = "silu"
     windows: bool = False
@@ -32,16 +32,16 @@ class Family:
 
 
 FAMILIES = {
-    "llama": Family("LLAMA", paired=True),
-    "mistral": Family("LLAMA", paired=True),
+    "llama": Family("LLAMA", interleaved=True),
+    "mistral": Family("LLAMA", interleaved=True),
     "qwen2": Family("QWEN2"),
     "qwen3": Family("QWEN3"),
-    "gemma": Family("GEMMA", norm_from_one=True, activation="gelu_pytorch_tanh", tied=True),
+    "gemma": Family("GEMMA", norm_plus_one=True, activation="gelu_pytorch_tanh", tied=True),
     "gemma2": Family(
-        "GEMMA2", norm_from_one=True, activation="gelu_pytorch_tanh", windows=True, tied=True
+        "GEMMA2", norm_plus_one=True, activation="gelu_pytorch_tanh", windows=True, tied=True
     ),
     "gemma3_text": Family(
-        "GEMMA3", norm_from_one=True, activation="gelu_pytorch_tanh", windows=True
+        "GEMMA3", norm_plus_one=True, activation="gelu_pytorch_tanh", windows=True
     ),
     "phi3": Family("PHI3"),
 }
@@ -57,7 +57,7 @@ def family_of(config: Any) -> Family:
             f"--gguf: model_type {config.model_type!r} is not supported  (supported: "
             f"{', '.join(FAMILIES)}; or export --merged and convert it with llama.cpp)"
         )
-    wrong = list(_misfits(config, family))
+    wrong = list(_unsupported_features(config, family))
     if wrong:
         raise CannotExport(
             f"--gguf: llama.cpp would compute this model differently: {'; '.join(wrong)}  (export "
@@ -66,9 +66,9 @@ def family_of(config: Any) -> Family:
     return family
 
 
-def _misfits(config: Any, family: Family) -> Iterator[str]:
+def _unsupported_features(config: Any, family: Family) -> Iterator[str]:
     own = getattr(config, "hidden_activation", None) or config.hidden_act
-    gelu = ("gelu", "gelu_new", "gelu_pytorch_tanh") if family.norm_from_one else ()
+    gelu = ("gelu", "gelu_new", "gelu_pytorch_tanh") if family.norm_plus_one else ()
     if own != family.activation and own not in gelu:
         yield f"its activation is {own}, not {family.activation}"
     rope = _rope(config)
@@ -77,7 +77,10 @@ def _misfits(config: Any, family: Family) -> Iterator[str]:
         yield f"rope_type {kind} is not supported"
     if family.arch != "PHI3" and rope.get("partial_rotary_factor", 1.0) != 1.0:
         yield "RoPE rotates only a part of each head"
-    if family.arch == "PHI3" and _head(config) * config.num_attention_heads != config.hidden_size:
+    if (
+        family.arch == "PHI3"
+        and _head_dim(config) * config.num_attention_heads != config.hidden_size
+    ):
         yield "heads times head_dim is not hidden_size"
     scalar = getattr(config, "query_pre_attn_scalar", None)
     if scalar is not None and not math.isclose(scalar, _expected_scalar(config)):
@@ -94,10 +97,10 @@ def _expected_scalar(config: Any) -> float:
     largest = {"gemma2": 46, "gemma3_text": 62}.get(config.model_type)
     if config.num_hidden_layers == largest:
         return float(config.hidden_size // config.num_attention_heads)
-    return float(_head(config))
+    return float(_head_dim(config))
 
 
-def _head(config: Any) -> int:
+def _head_dim(config: Any) -> int:
     own = getattr(config, "head_dim", None)
     return int(own or config.hidden_size // config.num_attention_heads)
 
@@ -128,8 +131,8 @@ def add_settings(writer: Any, config: Any, family: Family) -> None:
     writer.add_head_count_kv(config.num_key_value_heads or config.num_attention_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
-    writer.add_key_length(_head(config))
-    writer.add_value_length(_head(config))
+    writer.add_key_length(_head_dim(config))
+    writer.add_value_length(_head_dim(config))
     for key in ("attn_logit_softcapping", "final_logit_softcapping"):
         if getattr(config, key, None):
             getattr(writer, f"add_{key}")(float(getattr(config, key)))
@@ -145,7 +148,7 @@ def _add_rope(writer: Any, config: Any, family: Family) -> None:
     import gguf
 
     rope = _rope(config)
-    writer.add_rope_dimension_count(int(_head(config) * rope.get("partial_rotary_factor", 1.0)))
+    writer.add_rope_dimension_count(int(_head_dim(config) * rope.get("partial_rotary_factor", 1.0)))
     writer.add_rope_freq_base(float(rope["rope_theta"]))
     if family.arch == "GEMMA3":
         local = _rope(config, "sliding_attention")
@@ -175,7 +178,7 @@ def _long_attention(config: Any, rope: Mapping[str, Any], original: int) -> floa
     return math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
 
 
-class Stored(NamedTuple):
+class StoredTensor(NamedTuple):
     """A tensor of the file and its source in the model."""
 
     name: str
@@ -184,13 +187,13 @@ class Stored(NamedTuple):
     shape: tuple[int, ...]
     to_file: Callable[[Tensor], Tensor]
     to_model: Callable[[Tensor], Tensor]
-    made: Tensor | None = None
+    computed: Tensor | None = None
 
 
-def stored_tensors(model: Any, family: Family) -> list[Stored]:
+def stored_tensors(model: Any, family: Family) -> list[StoredTensor]:
     """Every tensor of the file, in order."""
     config = model.config
-    stored = list(_made(config))
+    stored = list(_rope_factor_tensors(config))
     for source, tensor in model.state_dict().items():
         if source == "lm_head.weight" and config.tie_word_embeddings:
             continue
@@ -199,8 +202,8 @@ def stored_tensors(model: Any, family: Family) -> list[Stored]:
             raise CannotExport(
                 f"--gguf: llama.cpp has no name for the tensor {source}  (export it with --merged)"
             )
-        to_file, to_model = turned(name, family, config)
-        stored.append(Stored(name, source, tuple(tensor.shape), to_file, to_model))
+        to_file, to_model = tensor_converters(name, family, config)
+        stored.append(StoredTensor(name, source, tuple(tensor.shape), to_file, to_model))
     return stored
 
 
@@ -218,14 +221,16 @@ def _names(arch: str, layers: int) -> Any:
     return gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch], layers)
 
 
-def turned(name: str, family: Family, config: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
+def tensor_converters(
+    name: str, family: Family, config: Any
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Functions that convert a tensor for the file, and back."""
     part = name.split(".")[-2]
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
-    if family.paired and part in heads:
+    if family.interleaved and part in heads:
         count = heads[part] or config.num_attention_heads
         return lambda t: _pairs(t, count), lambda t: _halves(t, count)
-    if family.norm_from_one and part.endswith("norm"):
+    if family.norm_plus_one and part.endswith("norm"):
         return lambda t: t + 1, lambda t: t - 1
     return _same, _same
 
@@ -245,20 +250,20 @@ def _halves(tensor: Tensor, heads: int) -> Tensor:
     return rows.transpose(1, 2).reshape(tensor.shape)
 
 
-def _made(config: Any) -> Iterator[Stored]:
+def _rope_factor_tensors(config: Any) -> Iterator[StoredTensor]:
     """RoPE factors, which slow down the rotation of each pair of a head."""
     import torch
 
     rope = _rope(config)
     factors: dict[str, Any] = {}
     if rope.get("rope_type") == "llama3":
-        factors["rope_freqs.weight"] = _llama3_factors(rope, _head(config))
+        factors["rope_freqs.weight"] = _llama3_factors(rope, _head_dim(config))
     if rope.get("rope_type") == "longrope":
         factors["rope_factors_long.weight"] = rope["long_factor"]
         factors["rope_factors_short.weight"] = rope["short_factor"]
     for name, values in factors.items():
-        made = torch.tensor(values, dtype=torch.float32)
-        yield Stored(name, "", tuple(made.shape), _same, _same, made)
+        computed = torch.tensor(values, dtype=torch.float32)
+        yield StoredTensor(name, "", tuple(computed.shape), _same, _same, computed)
 
 
 def _llama3_factors(rope: Mapping[str, Any], head: int) -> list[float]:

@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from expert.core.install import pip_install
 from expert.jobs.export.checks import CannotExport
-from expert.jobs.export.gguf_file.architecture import Family, Stored, add_settings, stored_tensors
+from expert.jobs.export.gguf_file.architecture import (
+    Family,
+    StoredTensor,
+    add_settings,
+    stored_tensors,
+)
 from expert.jobs.export.gguf_file.k_quants import K_TYPES, k_quantised
 from expert.jobs.export.gguf_file.types import FILE_TYPES, tensor_type
 from expert.jobs.export.gguf_file.vocabulary import Vocabulary
@@ -26,7 +31,7 @@ _AT_ONCE = 2**24  # values quantised per call, which bounds memory
 
 
 @dataclass(frozen=True, kw_only=True)
-class About:
+class GgufMetadata:
     """Metadata of a file."""
 
     name: str
@@ -52,12 +57,12 @@ def refuse_type(kind: str) -> None:
 
 
 def write_model(
-    path: Path, model: Any, family: Family, words: Vocabulary, kind: str, about: About
+    path: Path, model: Any, family: Family, words: Vocabulary, kind: str, about: GgufMetadata
 ) -> dict[str, int]:
     """Write a model as `kind`; returns the number of tensors of each type."""
     import gguf
 
-    writer = begin(path, family, about, words)
+    writer = new_writer(path, family, about, words)
     add_settings(writer, model.config, family)
     file_type = "ALL_F32" if kind == "f32" else f"MOSTLY_{kind.upper()}"
     writer.add_file_type(gguf.LlamaFileType[file_type])
@@ -68,15 +73,15 @@ def write_model(
     types = {s.name: tensor_type(s.name, s.shape, kind, layers=layers, tied=tied) for s in stored}
     weights = model.state_dict()
 
-    def values(tensor: Stored) -> Tensor:
-        source: Tensor = tensor.made if tensor.made is not None else weights[tensor.source]
+    def values(tensor: StoredTensor) -> Tensor:
+        source: Tensor = tensor.computed if tensor.computed is not None else weights[tensor.source]
         return tensor.to_file(source.detach().float())
 
     write_tensors(writer, {s.name: s.shape for s in stored}, types, iter(map(values, stored)))
     return dict(Counter(types.values()))
 
 
-def begin(path: Path, family: Family, about: About, words: Vocabulary | None) -> Any:
+def new_writer(path: Path, family: Family, about: GgufMetadata, words: Vocabulary | None) -> Any:
     """A writer with the metadata; `words`: the vocabulary of a model, None for an adapter."""
     import gguf
 

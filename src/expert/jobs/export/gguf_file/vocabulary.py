@@ -99,14 +99,14 @@ def vocabulary(
 ) -> Vocabulary:
     """The tokenizer of an expert, one token per row of the embedding; CannotExport if llama.cpp
     cannot reproduce it."""
-    whole: dict[str, Any] = json.loads(encoder.tokenizer.to_str())
-    model = whole["model"]
+    tokenizer_json: dict[str, Any] = json.loads(encoder.tokenizer.to_str())
+    model = tokenizer_json["model"]
     if model["type"] != "BPE":
         raise CannotExport(
             f"--gguf: tokenizers of type {model['type']} are not supported  "
             "(supported: BPE, byte-level or with byte fallback; export it with --merged)"
         )
-    tokens, types, notes = _tokens(whole, rows)
+    tokens, types, notes = _tokens(tokenizer_json, rows)
     merges = [each if isinstance(each, str) else " ".join(each) for each in model["merges"]]
     like_spm = bool(model.get("byte_fallback"))
     pre, scores, prefix = "default", None, False
@@ -115,14 +115,14 @@ def vocabulary(
         scores = _scores(tokens, merges)
         prefix = _space_prefix(encoder, template, tokens, types, scores)
     else:
-        pre = _pre_tokenizer(whole)
-        notes += _bpe_notes(whole, pre)
+        pre = _pre_tokenizer(tokenizer_json)
+        notes += _bpe_notes(tokenizer_json, pre)
     plain = [
         t for t, kind in zip(tokens, types, strict=True) if kind == _NORMAL and t in _END_NAMES
     ]
     if plain:
         notes.append(f"llama.cpp ends an answer at {', '.join(plain)}, even within text")
-    added = whole["added_tokens"]
+    added = tokenizer_json["added_tokens"]
     return Vocabulary(
         model="llama" if like_spm else "gpt2",
         pre=pre,
@@ -139,19 +139,19 @@ def vocabulary(
     )
 
 
-def _tokens(whole: Mapping[str, Any], rows: int) -> tuple[list[str], list[int], list[str]]:
+def _tokens(tokenizer_json: Mapping[str, Any], rows: int) -> tuple[list[str], list[int], list[str]]:
     """Texts and types of all tokens, and notes. Rows without a token get a placeholder; tokens
     without a row (image markers, for example) are left out."""
-    by_number = {number: text for text, number in whole["model"]["vocab"].items()}
-    unknown = whole["model"].get("unk_token")
+    by_number = {number: text for text, number in tokenizer_json["model"]["vocab"].items()}
+    unknown = tokenizer_json["model"].get("unk_token")
     is_byte = re.compile(r"<0x[0-9A-F]{2}>").fullmatch
     kinds = {
         number: _UNKNOWN if text == unknown else _BYTE if is_byte(text) else _NORMAL
         for number, text in by_number.items()
     }
-    if not whole["model"].get("byte_fallback"):
+    if not tokenizer_json["model"].get("byte_fallback"):
         kinds = dict.fromkeys(by_number, _NORMAL)
-    for token in whole["added_tokens"]:
+    for token in tokenizer_json["added_tokens"]:
         by_number[token["id"]] = token["content"]
         if kinds.get(token["id"]) != _UNKNOWN:
             kinds[token["id"]] = _CONTROL if token["special"] else _USER
@@ -171,13 +171,13 @@ def _unused(number: int, taken: set[str]) -> str:
     return text
 
 
-def _pre_tokenizer(whole: Mapping[str, Any]) -> str:
+def _pre_tokenizer(tokenizer_json: Mapping[str, Any]) -> str:
     """llama.cpp's name of the pre-tokenizer."""
-    own = whole.get("pre_tokenizer") or {}
+    own = tokenizer_json.get("pre_tokenizer") or {}
     steps = own.get("pretokenizers", [own])
     cuts = tuple(map(_cut, steps))
     found = PRE_TOKENIZERS.get(cuts)
-    normaliser = (whole.get("normalizer") or {"type": "NFC"})["type"]
+    normaliser = (tokenizer_json.get("normalizer") or {"type": "NFC"})["type"]
     if found is None or normaliser != "NFC":
         kinds = ", ".join(str(step.get("type")) for step in steps)
         raise CannotExport(
@@ -199,15 +199,15 @@ def _cut(step: Mapping[str, Any]) -> str:
     return f"{kind}?"
 
 
-def _bpe_notes(whole: Mapping[str, Any], pre: str) -> list[str]:
+def _bpe_notes(tokenizer_json: Mapping[str, Any], pre: str) -> list[str]:
     notes = []
-    if bool(whole["model"].get("ignore_merges")) != (pre in _WHOLE_WORDS):
+    if bool(tokenizer_json["model"].get("ignore_merges")) != (pre in _WHOLE_WORDS):
         notes.append(
             f"llama.cpp's pre-tokenizer {pre} {'ignores' if pre in _WHOLE_WORDS else 'applies'} "
             "merges for words in the vocabulary, unlike this tokenizer: rare words may have other "
             "tokens"
         )
-    if whole.get("normalizer"):
+    if tokenizer_json.get("normalizer"):
         notes.append(
             "llama.cpp does not normalise text to NFC as this tokenizer does: text with combining "
             "accents gets other tokens"

@@ -1,0 +1,560 @@
+"""The data pipeline: source → rows → examples → segments → tokens; splits.py continues it.
+
+A `Line` holds its inputs: plan, sources, tokenizer, template, cache. Everything else is a
+function of it. With a read-only cache, the same functions return None where something would have
+to be written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from expert.core.links import refuse_links, refuse_links_inside
+from expert.core.text import shell_quoted
+from expert.data.examples.cached_results import (
+    cached_content_hash,
+    cached_survey,
+    cached_warnings,
+)
+from expert.data.examples.checks import RowFilter
+from expert.data.examples.column_survey import ColumnSurvey
+from expert.data.examples.columns import Columns, detect_source_columns
+from expert.data.examples.formats import example_of, was_read_differently
+from expert.data.examples.messages import has_other_system_text
+from expert.data.examples.text_warnings import TextWarnings
+from expert.data.named_sources import (
+    CACHE_KEY,
+    CHECKED,
+    ChosenSources,
+    NamedSources,
+    choose_sources,
+)
+from expert.data.read.sources import Source, first_row, iterate
+from expert.data.read.streams import data_error
+from expert.data.records import BadRow, Dropped, Example, Row, RowOutcome, RowsToSkip, Segment
+from expert.data.template.templates import Template, TemplateError, named_template
+from expert.data.template.text_tools import text_tools
+from expert.data.tokens.encoder import CharacterEncoder, Encoder, tokenizer_folder
+from expert.data.tokens.prepare import (
+    Prepared,
+    Recipe,
+    folder_mismatch,
+    look,
+    prepare,
+    read_statistics,
+    tokens_folder,
+)
+from expert.data.tokens.shards import TokeniseJob
+from expert.data.tokens.token_rows import TokenColumns
+from expert.manifest.reader import ReadManifest
+from expert.manifest.schema.dataset import DatasetSpec
+from expert.manifest.schema.manifest import CHAR_GPT
+from expert.planning.decisions import Remark
+from expert.planning.plan import folder_name
+from expert.planning.run_plan import RunPlan
+
+Tell = Callable[[str, int, int], None]
+"""Progress: name of what is tokenised, rows and tokens so far. May also have `expect(name, rows)`
+for the total number of rows, and `waits(sentence)`."""
+LATE_COLUMN = (
+    "column {!r} first appears here; none of the first {:,} rows of the stream has it  "
+    "(set training.dataset.streaming: false, or fill it in an earlier row)"
+)
+FIRST_ROWS = 300
+"""Training rows whose text is looked at before every run: about 10 ms."""
+STREAM_WINDOW_ROWS = 4096
+"""Rows of a stream that are tokenised and packed together; the first window decides the columns."""
+LONG_TEXT = 4000
+"""Characters from which the end of a single text is held out; of a shorter text it would be too
+short to be conclusive."""
+MIN_BYTES_FOR_HELPER = 4_000_000
+"""Bytes of data from which a second process pays off: loading its tokenizer takes half a second."""
+
+
+@dataclass(frozen=True)
+class Cache:
+    """Where prepared data is kept."""
+
+    folder: Path
+    """Parent of token folders named by key; or a token folder itself, if the manifest names it."""
+    beside: Path
+    """Where indexes, further splits and row keys go: `folder`, or the parent of a named one, or
+    beside the manifest if that is read-only."""
+    named: bool
+    """The manifest names the folder."""
+    writes: bool = True
+    """False: the cache is only read."""
+
+
+@dataclass(frozen=True, eq=False)
+class RowReader:
+    """How the rows of one source become segments."""
+
+    rows: Callable[..., Iterator[Row | BadRow]]
+    """Start a new pass over the rows; takes an optional `Unread`. A single text whose end is
+    held out comes as two rows."""
+    segments_of: Callable[[Row], RowOutcome]
+    """The outcome of a row, without the manifest's checks."""
+    formatter: Callable[[], Callable[[Row], RowOutcome]]
+    """The same with the checks; one per pass, since the duplicate check remembers rows."""
+    cache_key_text: str
+    """Everything that determines the segments, as text; part of the cache key."""
+    columns: Columns | None = None
+    """None for characters and tokens."""
+    seen: ColumnSurvey | None = None
+    end_held_out: bool = False
+    """A single text, whose end is held out as a second row."""
+    in_order: bool = False
+    """The outcome of a row depends on the rows before it."""
+
+    def formatted(self) -> Iterator[tuple[Row | BadRow, RowOutcome]]:
+        segments_of = self.formatter()
+        for row in self.rows():
+            yield row, row if isinstance(row, BadRow) else segments_of(row)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DataPipeline:
+    """The inputs of the data pipeline."""
+
+    plan: RunPlan
+    spec: DatasetSpec
+    chosen: ChosenSources
+    encoder: Encoder
+    template: Template | None
+    """None for the character model."""
+    cache: Cache
+    folder: Path
+    """Folder of the manifest."""
+    manifest_file: str = ""
+    has_tokenizer: bool = True
+    """False: the model's tokenizer is not on this machine, so rows can only be shown as text."""
+    own_indexes: frozenset[str] = frozenset()
+    """Names of the pack indexes of the run that is being resumed."""
+    tell: Tell = lambda name, rows, tokens: None
+    most_rows: int | None = None
+    """Rows read to detect the columns; None: all."""
+    readings: dict[Source, RowReader] = field(default_factory=dict, repr=False)
+    """Cached by source, so that rows are surveyed once."""
+    damaged: list[str] = field(default_factory=list, repr=False)
+    """Messages about damaged parts of the cache that were rebuilt."""
+
+    @property
+    def waits(self) -> Callable[[str], None]:
+        """Shows what this process is waiting for."""
+        shows: Callable[[str], None] = getattr(self.tell, "waits", lambda sentence: None)
+        return shows
+
+    @property
+    def is_text(self) -> bool:
+        """Rows of text rather than one text of characters."""
+        return self.template is not None
+
+    @property
+    def list_command(self) -> str:
+        return f"expert dataset check --manifest {shell_quoted(self.manifest_file)} lists them"
+
+    def sources_of(self, split: str) -> list[Source]:
+        """The sources of a split: one per task, or just one."""
+        sources = self.chosen.sources
+        of_split = [getattr(task, split) for task in sources.tasks] or [getattr(sources, split)]
+        return [source for source in of_split if source is not None]
+
+    @property
+    def weights(self) -> list[float]:
+        return [task.weight for task in self.chosen.sources.tasks] or [1.0]
+
+
+def open_pipeline(
+    plan: RunPlan,
+    read: ReadManifest,
+    named: NamedSources,
+    *,
+    tell: Tell = lambda name, rows, tokens: None,
+    writes: bool = True,
+    has_tokenizer: bool = True,
+    own_indexes: frozenset[str] = frozenset(),
+) -> DataPipeline:
+    """Open the pipeline of a manifest; downloads a tokenizer from the hub if needed. With
+    `has_tokenizer=False` nothing is downloaded and rows can only be rendered as text."""
+    config, spec = read.manifest.training.config, read.manifest.training.dataset
+    cache = _cache(plan, read, named=config.pretokenized_cache is not None, writes=writes)
+    sources = named.rows or named.first
+    encoder: Any = None
+    template: Template | None = None
+    if not has_tokenizer:
+        # By name, without the tokenizer; ChatML in place of the tokenizer's.
+        asked = plan.model.prompt_template or "tokenizer"
+        asked = "chatml" if asked == "tokenizer" else asked
+        template = named_template(asked, eos="<eos>", bos="<bos>")
+    elif plan.model.name == CHAR_GPT:
+        assert sources.train is not None, "the character model has one text"
+        rows = iterate(sources.train)
+        encoder = CharacterEncoder(
+            "".join(str(getattr(row, "values", {}).get("text", "")) for row in rows)
+        )
+    else:
+        tokenizer = tokenizer_folder(plan, read.folder)
+        encoder, template = text_tools(tokenizer, plan.model.prompt_template)
+
+    def converted(source: Source, columns: TokenColumns) -> Path:
+        recipe = _recipe_of_tokens(source, columns, encoder, cache, keep=False)
+        fits = cache.named and cache.folder.is_dir() and not folder_mismatch(cache.folder, recipe)
+        return cache.folder if fits else cache.beside / tokens_folder(recipe.key())
+
+    return DataPipeline(
+        plan=plan,
+        spec=spec,
+        chosen=choose_sources(named, encoder if has_tokenizer else None, spec, converted),
+        encoder=encoder,
+        template=template,
+        cache=cache,
+        folder=read.folder,
+        manifest_file=read.source,
+        has_tokenizer=has_tokenizer,
+        own_indexes=own_indexes,
+        tell=tell,
+    )
+
+
+def _cache(plan: RunPlan, read: ReadManifest, *, named: bool, writes: bool) -> Cache:
+    folder = Path(plan.data.cache or read.folder / "datasets_optimized")
+    elsewhere = "tokens go to another disk with training.config.pretokenized_cache: FOLDER"
+    # The cache in an expert's folder may come from someone else. Next to a named one there may be
+    # other people's files, which are not checked.
+    refuse_links(folder, below=read.folder, instead=elsewhere)
+    if not named:
+        refuse_links_inside(folder, instead=elsewhere)
+    beside = folder.parent if named else folder
+    if named and beside.exists() and not os.access(beside, os.W_OK):
+        beside = read.folder / "datasets_optimized" / folder_name(plan.expert)
+    return Cache(folder, beside, named, writes)
+
+
+# --- rows to segments ----------------------------------------------------------------------------
+
+
+def reader_for(line: DataPipeline, source: Source) -> RowReader:
+    """How the rows of a source become segments; cached."""
+    if source not in line.readings:
+        line.readings[source] = _make_reader(line, source)
+    return line.readings[source]
+
+
+def _make_reader(line: DataPipeline, source: Source) -> RowReader:
+    tokens = line.chosen.tokens.get(source)
+    if tokens is not None:
+        segments: Any = tokens.segments_of
+        return RowReader(tokens.rows, segments, lambda: segments, str(tokens.columns))
+    if line.template is None:
+        apart = _is_one_text(line, source, None)
+        share = line.spec.validation_split if apart else 0
+
+        assert isinstance(line.encoder, CharacterEncoder)
+        trained = source is line.chosen.sources.train  # whose characters are the vocabulary
+        known = frozenset(line.encoder.characters)
+
+        def characters(row: Row) -> RowOutcome:
+            unknown = [] if trained else sorted(set(row.values["text"]) - known)
+            if unknown:
+                what = f"the character {unknown[0]!r} is not in the training text"
+                raise data_error(row.place, what, "add it there, or remove it here")
+            return [Segment(row.values["text"], True)]
+
+        return RowReader(
+            lambda *rows_to_skip: _rows(line, source, "text" if apart else "", *rows_to_skip),
+            characters,
+            lambda: characters,
+            f"characters, {share:g} at the end apart",
+            end_held_out=apart,
+        )
+    columns, seen = _columns_in(line, source)
+    apart = _is_one_text(line, source, columns)
+    end = f", {line.spec.validation_split:g} at the end apart" if apart else ""
+    return RowReader(
+        lambda *rows_to_skip: _rows(line, source, columns.text if apart else "", *rows_to_skip),
+        _formatter(line, columns, seen, None),
+        lambda: _formatter(line, columns, seen, RowFilter(line.spec.validation)),
+        str(columns) + end,
+        columns,
+        seen,
+        apart,
+        bool(line.spec.validation and line.spec.validation.deduplicate),
+    )
+
+
+def _columns_in(line: DataPipeline, source: Source) -> tuple[Columns, ColumnSurvey]:
+    """The columns of a source and their survey, over all rows or the first window of a stream."""
+    streamed = line.spec.streaming and source is line.chosen.sources.train
+    most = STREAM_WINDOW_ROWS if streamed else line.most_rows
+    keep = line.cache.writes and not streamed
+    seen = cached_survey(source, line.cache.beside, most, keep=keep, waits=line.waits)
+    if not seen.rows:
+        first_row(source)  # raises with the reason
+    columns = detect_source_columns(seen, line.spec)
+    # A stream keeps no tokens, and the first row of a text may be all of it.
+    if not streamed and (columns.tools or columns.input or columns.system):
+        as_read = f"how older versions read the first rows of {columns}"
+        looked_at = partial(_read_anew, source, columns)
+        beside = line.cache.beside
+        anew = cached_warnings(source, beside, as_read, looked_at, keep=keep, waits=line.waits)
+        columns = replace(columns, read_anew=bool(anew))
+    return columns, seen
+
+
+def _read_anew(source: Source, columns: Columns) -> list[str]:
+    """Where the first row is that older versions read differently, if there is one."""
+    rows = (row for row in islice(iterate(source), FIRST_ROWS) if isinstance(row, Row))
+    return [row.place for row in rows if was_read_differently(row.values, columns)][:1]
+
+
+def _formatter(
+    line: DataPipeline, columns: Columns, seen: ColumnSurvey, checks: RowFilter | None
+) -> Callable[[Row], RowOutcome]:
+    used = set(columns.used().values())
+    template, learn_prompt = line.template, line.plan.data.train_on_prompt
+    assert template is not None
+    watched = line.spec.streaming and not seen.whole
+
+    def segments_of(row: Row) -> RowOutcome:
+        late = seen.late_column(row.values) if watched else ""
+        if late and late not in used:  # columns named in the manifest may appear late
+            return BadRow(row.file, row.line, LATE_COLUMN.format(late, seen.rows))
+        example = example_of(row, columns)
+        if isinstance(example, BadRow | Dropped):
+            return example
+        reason = checks.reason(example) if checks is not None else ""
+        if reason:
+            return Dropped(reason)
+        try:
+            return template.segments(example, learn_prompt=learn_prompt)
+        except TemplateError as error:
+            return BadRow(row.file, row.line, str(error))
+
+    return segments_of
+
+
+def _rows(
+    line: DataPipeline, source: Source, divided: str, rows_to_skip: RowsToSkip = lambda: 0
+) -> Iterator[Row | BadRow]:
+    """The rows of a source; `divided`: the column of a text that is split in two."""
+    if not divided:
+        yield from iterate(source, rows_to_skip)
+        return
+    for row in iterate(source):
+        if not isinstance(row, Row):
+            yield row
+            continue
+        text = str(row.values.get(divided, ""))
+        cut = int(len(text) * (1 - line.spec.validation_split))
+        if line.is_text:  # between lines or words, not inside one
+            cut = max(text.rfind("\n", cut // 2, cut), text.rfind(" ", cut // 2, cut)) + 1
+        yield Row({divided: text[:cut]}, row.file, row.line)
+        yield Row({divided: text[cut:]}, row.file, row.line)
+
+
+def _is_one_text(line: DataPipeline, source: Source, columns: Columns | None) -> bool:
+    """Whether the source is one text without a validation text. Such a text is validated on its
+    end, since there are no rows to hold out."""
+    sources, spec = line.chosen.sources, line.spec
+    own = sources.validation is not None or source is not sources.train
+    if own or not spec.validation_split or spec.streaming:
+        return False
+    if columns is not None and (columns.kind != "text" or line.plan.data.overlong != "split"):
+        return False
+    rows = list(islice(iterate(source), 2))
+    if len(rows) != 1 or columns is None:
+        return len(rows) == 1
+    if not isinstance(rows[0], Row):
+        return False
+    example = example_of(rows[0], columns)  # an example with turns is a conversation
+    return isinstance(example, Example) and len(example.text) >= LONG_TEXT
+
+
+def column_remarks(line: DataPipeline) -> list[Remark]:
+    """Warnings about the columns of the training rows."""
+    return [
+        remark
+        for source, columns, seen in _text_sources(line)
+        for remark in source_column_remarks(line, source, columns, seen)
+    ]
+
+
+def source_column_remarks(
+    line: DataPipeline, source: Source, columns: Columns, seen: ColumnSurvey
+) -> list[Remark]:
+    """Warnings about unused columns with content, and about preferences that no column has."""
+    found = {
+        "field_mapping": columns.unused_warning(seen),
+        "preference_rows": columns.preference_warning(line.spec.preference_rows),
+    }
+    return [
+        Remark.warning(f"training.dataset.{key}", f"{source.name}: {text}")
+        for key, text in found.items()
+        if text
+    ]
+
+
+def text_remarks(line: DataPipeline) -> list[Remark]:
+    remarks = []
+    for source, columns, _ in _text_sources(line):
+        reading = reader_for(line, source)
+        read_as = f"{reading.cache_key_text} {line.template.fingerprint if line.template else ''}"
+        texts = cached_warnings(
+            source,
+            line.cache.beside,
+            read_as,
+            partial(_warnings_about, reading, source.name, columns),
+            keep=line.cache.writes,
+            waits=line.waits,
+        )
+        remarks += [Remark.warning("training.dataset", text) for text in texts]
+    return remarks
+
+
+def _warnings_about(reading: RowReader, name: str, columns: Columns) -> list[str]:
+    found, looked_at, overruled = TextWarnings(), 0, 0
+    for row in islice(reading.rows(), FIRST_ROWS):
+        made = reading.segments_of(row) if isinstance(row, Row) else None
+        if not isinstance(row, Row) or not isinstance(made, list):
+            continue
+        looked_at += 1
+        talk = row.values.get(columns.messages or columns.instruction)
+        overruled += has_other_system_text(talk, row.values.get(columns.system))
+        example = example_of(row, columns)
+        assert isinstance(example, Example), "the row was good when it was formatted"
+        found.note(example, made, row.place)
+    texts = found.lines(name, looked_at)
+    return [*texts, system_overruled(name, columns.system)] if overruled else texts
+
+
+def system_overruled(source: str, column: str) -> str:
+    """The warning for a system column that is not used where messages have their own."""
+    return f"{source}: {column!r} is ignored where messages begin with their own system text"
+
+
+def columns_read(line: DataPipeline) -> tuple[str, ...]:
+    """For each source of training rows: which columns are used and which are not."""
+    return tuple(
+        f"{source.name}: {columns.as_text(seen)}" for source, columns, seen in _text_sources(line)
+    )
+
+
+def _text_sources(line: DataPipeline) -> Iterator[tuple[Source, Columns, ColumnSurvey]]:
+    """Training sources with columns, that is neither characters nor tokens."""
+    for source in line.sources_of("train"):
+        reading = reader_for(line, source)
+        if reading.columns is not None and reading.seen is not None:
+            yield source, reading.columns, reading.seen
+
+
+# --- segments to tokens --------------------------------------------------------------------------
+
+
+def tokens_of(line: DataPipeline, source: Source, split: str) -> Prepared | None:
+    """The tokens of a source, prepared if missing; None if missing and the cache is read-only."""
+    if not line.cache.writes and not line.cache.folder.exists():
+        return None
+    recipe, folder = recipe_of(line, source, split)
+    if not line.cache.writes:
+        if look(folder, recipe) is not None:
+            return None
+        return Prepared(folder, True, "prepared", read_statistics(folder), recipe.key())
+    made = prepare(tokenise_job(line, source, split), recipe, folder)
+    if made.damaged:
+        line.damaged.append(f"{folder}: {made.because}, and made again")
+    if source not in line.chosen.checks:
+        return made
+    return replace(made, because=f"tokens of {source.name}, made elsewhere; {made.because}")
+
+
+def tokenise_job(line: DataPipeline, source: Source, split: str, part: str = "") -> TokeniseJob:
+    """How to tokenise a source; `part`: shown with the progress."""
+    checked, reading = line.chosen.checks.get(source), reader_for(line, source)
+    name = f"{split} {source.name}"
+    shown = f"{name}, {part}" if part else name
+    expect: Callable[[str, int], None] = getattr(line.tell, "expect", lambda name, rows: None)
+    # A second process pays off for enough data and an encoder that holds Python's lock.
+    size = sum(file.stat().st_size for file in source.files if file.is_file())
+    pays = getattr(line.encoder, "by_words", False) and size > MIN_BYTES_FOR_HELPER
+    return TokeniseJob(
+        rows=reading.rows,
+        formatter=reading.formatter,
+        encoder=line.encoder,
+        in_order=reading.in_order,
+        row_count=reading.seen.rows if reading.seen else checked.rows if checked else None,
+        made_for=name,
+        max_bad_rows=line.spec.max_bad_rows,
+        list_command=line.list_command,
+        tell=lambda rows, tokens: line.tell(shown, rows, tokens),
+        expect=lambda rows: expect(shown, rows),
+        waits=line.waits,
+        expected_bytes=line.plan.disk.cache_bytes if split == "train" else None,
+        with_helper=checked is None and pays,
+        records={CHECKED: json.dumps(checked.to_json(), indent=2)} if checked else {},
+    )
+
+
+def recipe_of(line: DataPipeline, source: Source, split: str) -> tuple[Recipe, Path]:
+    """What determines the tokens of a source, and their folder, whether it exists or not."""
+    recipe = _recipe(line, source)
+    if _can_use_named_folder(line, split) and not folder_mismatch(line.cache.folder, recipe):
+        return recipe, line.cache.folder
+    return recipe, line.cache.beside / tokens_folder(recipe.key())
+
+
+def _can_use_named_folder(line: DataPipeline, split: str) -> bool:
+    return line.cache.named and split == "train" and not line.chosen.sources.tasks
+
+
+def remarks_on_tokens(line: DataPipeline) -> list[Remark]:
+    """Warnings about token folders named in the manifest that do not fit."""
+    remarks = list(line.chosen.remarks)
+    if remarks or not _can_use_named_folder(line, "train"):
+        return remarks
+    for source in line.sources_of("train"):
+        if source in line.chosen.tokens:
+            continue
+        recipe, folder = recipe_of(line, source, "train")
+        why = folder_mismatch(line.cache.folder, recipe)
+        if why:
+            text = f"{CACHE_KEY}: {line.cache.folder} is not used or changed: {why}. The tokens are"
+            remarks.append(Remark.warning(CACHE_KEY, f"{text} in {folder}"))
+    return remarks
+
+
+def _recipe(line: DataPipeline, source: Source) -> Recipe:
+    tokens = line.chosen.tokens.get(source)
+    if tokens is not None:
+        return _recipe_of_tokens(source, tokens.columns, line.encoder, line.cache)
+    reading, checks = reader_for(line, source), line.spec.validation
+    return Recipe(
+        data=cached_content_hash(source, line.cache.beside, waits=line.waits),
+        tokenizer=line.encoder.fingerprint,
+        template=line.template.fingerprint if line.template else "characters",
+        columns=reading.cache_key_text,
+        learn_prompt=line.plan.data.train_on_prompt,
+        checks=checks.model_dump_json() if checks else "",
+        max_samples=source.max_samples,
+    )
+
+
+def _recipe_of_tokens(
+    source: Source, columns: TokenColumns, encoder: Encoder, cache: Cache, *, keep: bool = True
+) -> Recipe:
+    """The recipe of tokens made elsewhere, which depend on neither template nor text columns."""
+    return Recipe(
+        data=cached_content_hash(source, cache.beside, keep=keep),
+        tokenizer=encoder.fingerprint,
+        template="tokens made elsewhere",
+        columns=str(columns),
+        learn_prompt=False,
+        max_samples=source.max_samples,
+    )

@@ -1,0 +1,423 @@
+"""Rows that are already tokenised (`input_ids`, `attention_mask`, `labels`), as saved by other
+tools.
+
+They are checked against the model's tokenizer and written once as prepared documents, without
+padding, so that they are packed like any others. Their folder is never written to.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from expert.core.text import counted
+from expert.data.read.arrow_rows import arrow_errors, rows_of_batches
+from expert.data.read.sources import Source, first_row, iterate, limit_rows
+from expert.data.records import (
+    BadRow,
+    DataError,
+    Dropped,
+    Row,
+    RowError,
+    RowsToSkip,
+    TokenSegment,
+)
+from expert.data.tokens.documents import numbers_in
+from expert.data.tokens.encoder import TextEncoder, edges_of
+
+FORMAT = 1
+_BATCH_ROWS = 1000
+IDS = "input_ids"
+MASK = "attention_mask"
+LABELS = "labels"
+SPANS = "answer_spans"
+"""As in prepared folders: pairs (start, stop) of tokens to train on."""
+# Other masks with 1 for each token to train on; TRL writes the first two.
+TRAINED_MASKS = ("completion_mask", "assistant_masks", "loss_mask")
+NOT_TRAINED = -100
+"""The label of a token that is not trained on, as in torch's losses."""
+SAMPLED_ROWS = 64
+SAMPLED_TOKENS = 512
+# Share of ids that are the same after decoding and encoding: 1.000 with the tokenizer that made
+# them, at most 0.89 with another (three tokenizers of 4,096 to 151,669 tokens on JSON, SQL and
+# Alpaca rows).
+SAME_TOKENIZER_FROM = 0.93
+SHOWN_CHARACTERS = 300
+
+Numbers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class TokenColumns:
+    """Which columns hold the tokens, and which are not read."""
+
+    mask: str = ""
+    trained: str = ""
+    """`labels`, or a mask of what is trained on; "": everything but padding."""
+    ignored: tuple[str, ...] = ()
+    is_text: bool = True
+    """Whether the whole first row is trained on: a text, not a prompt and an answer."""
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        return tuple(name for name in (IDS, self.mask, self.trained) if name)
+
+    def __str__(self) -> str:
+        """Everything that decides how rows are read; part of the cache key."""
+        kind = "text" if self.is_text else "labels"
+        return f"Tokens(kind={kind!r}, used={self.used!r}, read={FORMAT})"
+
+
+def columns_in(source: Source) -> TokenColumns | None:
+    """The token columns of a source, by its first row; None if it has none, or no rows."""
+    try:
+        row = first_row(source)
+    except DataError:
+        return None
+    names = list(row.values)
+    if IDS not in names:
+        return None
+    trained = next((name for name in (LABELS, SPANS, *TRAINED_MASKS) if name in names), "")
+    mask = MASK if MASK in names else ""
+    ignored = tuple(name for name in names if name not in (IDS, mask, trained))
+    columns = TokenColumns(mask, trained, ignored)
+    segments = TokenRows(source, columns, None).segments_of(row)
+    whole = not isinstance(segments, list) or all(segment.learn for segment in segments)
+    return replace(columns, is_text=whole)
+
+
+class TokenRows:
+    """The rows of one source of tokens, for the tokenizer of a model."""
+
+    def __init__(self, source: Source, columns: TokenColumns, encoder: TextEncoder | None) -> None:
+        self.source = source
+        self.columns = columns
+        self._pad, self._eos = (encoder.pad_id, encoder.eos_id) if encoder else (None, None)
+
+    def rows(self, rows_to_skip: RowsToSkip = lambda: 0) -> Iterator[Row | BadRow]:
+        if self.source.kind == "saved":
+            rows = _arrow_rows(self.source.files, self.columns.used)
+            return limit_rows(self.source.max_samples, rows)
+        return iterate(self.source, rows_to_skip)
+
+    def segments_of(self, row: Row) -> list[TokenSegment] | BadRow | Dropped:
+        """The tokens of a row without padding, in segments that are trained on or not."""
+        try:
+            ids, kept = self._ids_of(row.values)
+            trained = self._trained(row.values, ids, kept)
+        except RowError as fault:
+            return BadRow(row.file, row.line, str(fault), repr(dict(row.values))[:200])
+        tokens, trained = ids[kept].astype(np.int32), trained[kept]
+        if not len(tokens):
+            return Dropped("only padding")
+        edges = [0, *(np.flatnonzero(np.diff(trained)) + 1).tolist(), len(tokens)]
+        return [
+            TokenSegment("", bool(trained[start]), tokens[start:stop])
+            for start, stop in pairwise(edges)
+        ]
+
+    def _ids_of(self, values: Mapping[str, Any]) -> tuple[Numbers, npt.NDArray[np.bool_]]:
+        ids = _numbers(values, IDS)
+        if len(ids) and ids.min() < 0:
+            raise RowError(f"{IDS} holds {int(ids.min())}, which is not a token")
+        if not self.columns.mask:
+            return ids, self._without_pads(ids)
+        mask = _numbers(values, self.columns.mask)
+        _same_length(ids, mask, self.columns.mask)
+        if len(mask) and not np.isin(mask, (0, 1)).all():
+            raise RowError(
+                f"{MASK} holds {int(mask.max())}: only 0 (padding) and 1 are read; rows that hold "
+                "several documents are to be saved one document a row"
+            )
+        return ids, mask == 1
+
+    def _without_pads(self, ids: Numbers) -> npt.NDArray[np.bool_]:
+        """Without a mask, pad tokens at both ends are padding. One is kept at the end if it is the
+        eos."""
+        pad = self._pad
+        kept = np.ones(len(ids), np.bool_)
+        if pad is None or not len(ids) or not (ids == pad).any():
+            return kept
+        others = np.flatnonzero(ids != pad)
+        first, last = (int(others[0]), int(others[-1])) if len(others) else (len(ids), -1)
+        kept[:first] = False
+        kept[last + 1 + (pad == self._eos and last + 1 < len(ids)) :] = False
+        return kept
+
+    def _trained(
+        self, values: Mapping[str, Any], ids: Numbers, kept: npt.NDArray[np.bool_]
+    ) -> npt.NDArray[np.bool_]:
+        name = self.columns.trained
+        if not name:
+            return np.ones(len(ids), np.bool_)
+        labels = _numbers(values, name)
+        if name == SPANS:
+            return _in_spans(labels, len(ids))
+        _same_length(ids, labels, name)
+        if name != LABELS:
+            return np.not_equal(labels, 0)
+        trained = np.not_equal(labels, NOT_TRAINED)
+        used = trained & kept
+        if (labels[used] != ids[used]).any():
+            shifted = len(ids) > 1 and np.array_equal(labels[:-1][used[:-1]], ids[1:][used[:-1]])
+            raise RowError(
+                f"{LABELS} are {IDS} shifted by one place: they belong at the same place, the "
+                "trainer shifts them"
+                if shifted
+                else f"{LABELS} differ from {IDS} where they are not {NOT_TRAINED}"
+            )
+        return trained
+
+
+def _arrow_rows(files: Sequence[Path], names: Sequence[str]) -> Iterator[Row | BadRow]:
+    """The rows of saved Arrow files, as views of the mapped file: converting to Python numbers
+    would take 5 times as long. Anything but plain lists of integers is read that way."""
+    for path in files:
+        number = 0
+        with arrow_errors(path, "Arrow"), pa.memory_map(str(path)) as stream:
+            for whole in pa.ipc.open_stream(stream):
+                batch = whole.select([name for name in names if name in whole.schema.names])
+                for start in range(0, batch.num_rows, _BATCH_ROWS):
+                    part = batch.slice(start, _BATCH_ROWS)
+                    yield from _rows_of(part, str(path), number)
+                    number += part.num_rows
+
+
+def _rows_of(batch: Any, file: str, first: int) -> Iterator[Row | BadRow]:
+    columns = [found for column in batch.columns if (found := _lists_in(column)) is not None]
+    if len(columns) < len(batch.schema.names):
+        for row in rows_of_batches([batch], file):
+            yield replace(row, line=first + row.line)
+        return
+    for number in range(batch.num_rows):
+        values = {
+            name: flat[ends[number] : ends[number + 1]]
+            for name, (flat, ends) in zip(batch.schema.names, columns, strict=True)
+        }
+        yield Row(values, file, first + number + 1)
+
+
+def _lists_in(column: Any) -> tuple[Numbers, Numbers] | None:
+    """The flattened numbers of a column of lists, and where each begins; None for other columns."""
+    kind = column.type
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    is_list = is_list or pa.types.is_fixed_size_list(kind)
+    if not is_list or not pa.types.is_integer(kind.value_type) or column.null_count:
+        return None
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid:
+        return None
+    flat = pc.list_flatten(column)
+    if flat.null_count:
+        return None
+    lengths = numbers_in(pc.list_value_length(column).cast(pa.int64()))
+    return numbers_in(flat).astype(np.int64), edges_of(lengths)
+
+
+def _numbers(values: Mapping[str, Any], name: str) -> Numbers:
+    value = values.get(name)
+    if isinstance(value, np.ndarray):
+        return value
+    if not isinstance(value, list | tuple):
+        what = "is null" if value is None else "is not a list of numbers"
+        raise RowError(f"column {name!r} {what}")
+    if not value:
+        return np.zeros(0, np.int64)
+    numbers = np.asarray(value) if all(type(each) in (int, bool) for each in value) else None
+    if numbers is None or numbers.dtype.kind not in "ib":
+        raise RowError(f"column {name!r} is not a list of whole numbers")
+    return numbers.astype(np.int64)
+
+
+def _in_spans(spans: Numbers, length: int) -> npt.NDArray[np.bool_]:
+    trained = np.zeros(length, np.bool_)
+    if len(spans) % 2 or (len(spans) and not 0 <= spans.min() <= spans.max() <= length):
+        raise RowError(f"{SPANS} are not pairs of places in the row")
+    for start, stop in spans.reshape(-1, 2):
+        trained[start:stop] = True
+    return trained
+
+
+def _same_length(ids: Numbers, other: Numbers, name: str) -> None:
+    if len(ids) != len(other):
+        raise RowError(f"{name} has {len(other)} places and {IDS} {len(ids)}")
+
+
+@dataclass
+class TokenCheck:
+    """What was found in rows of tokens, and why they cannot be used if so."""
+
+    name: str
+    rows: int = 0
+    bad_rows: int = 0
+    first_bad: str = ""
+    tokens: int = 0
+    padding: int = 0
+    trained_tokens: int = 0
+    longest: int = 0
+    one_length: int | None = None
+    """The length of every row, if there are several and all are equal."""
+    largest_id: int = -1
+    beyond: int = 0
+    """Rows with an id beyond the vocabulary."""
+    vocabulary: int = 0
+    same_again: float | None = None
+    """Share of the sampled ids that are the same when their text is tokenised again."""
+    ended: int = 0
+    """Rows that end with a special token."""
+    eos: str = ""
+    used: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
+    sample: str = ""
+    """The beginning of the first row as text."""
+    max_bad_rows: int = 0
+    """How many are tolerated."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "not_known": UNKNOWN}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> TokenCheck:
+        known = {name: value for name, value in data.items() if name != "not_known"}
+        return cls(**known)
+
+    @property
+    def mismatches(self) -> list[str]:
+        """Why these tokens do not fit this model; empty if they may be used."""
+        reasons = []
+        if self.bad_rows > self.max_bad_rows:
+            reasons.append(f"{counted(self.bad_rows, 'row')} cannot be used: {self.first_bad}")
+        if self.beyond:
+            reasons.append(
+                f"{counted(self.beyond, 'row')} with ids beyond the tokenizer's {self.vocabulary:,}"
+                f" tokens (up to {self.largest_id:,}): another tokenizer made them"
+            )
+        elif self.same_again is not None and self.same_again < SAME_TOKENIZER_FROM:
+            reasons.append(
+                f"only {self.same_again:.0%} of the ids are the same when their text is tokenised "
+                f"again: another tokenizer made them (as text they begin {self.sample[:80]!r})"
+            )
+        if not reasons and not self.trained_tokens:
+            reasons.append("there is no token to train on")
+        return reasons
+
+    def doubts(self) -> list[str]:
+        warnings = []
+        if self.eos and not self.ended:
+            warnings.append(
+                f"{self.name}: no row ends with {self.eos} or another special token: the model "
+                "would not learn to stop  (add it to each row when tokenising)"
+            )
+        if self.one_length and self.trained_tokens == self.tokens:
+            warnings.append(
+                f"{self.name}: every row has {self.one_length:,} tokens: they were joined and cut "
+                "before, and documents in one row see each other  (name the rows they were made "
+                "from to keep them apart)"
+            )
+        return warnings
+
+    def notes(self) -> list[str]:
+        """What was checked, in words."""
+        padding = f", {self.padding:,} places of padding removed" if self.padding else ""
+        again = "" if self.same_again is None else f"; {self.same_again:.1%} of a sample of"
+        again += " the ids are the same when their text is tokenised again" if again else ""
+        ignored = f"; not used: {', '.join(self.ignored)}" if self.ignored else ""
+        return [
+            f"{self.name}: tokens made elsewhere, {counted(self.rows, 'row')} of at most "
+            f"{self.longest:,} tokens{padding}; {self.trained_tokens / max(1, self.tokens):.1%} of "
+            f"the tokens are trained on; columns: {', '.join(self.used)}{ignored}",
+            f"{self.name}: checked: no id beyond {self.largest_id:,} of {self.vocabulary:,}{again}."
+            f" {UNKNOWN}",
+            f"{self.name}: the first row begins: {self.sample!r}",
+        ]
+
+
+UNKNOWN = (
+    "Not recorded in the folder and not visible in the ids: the exact tokenizer and the prompt"
+    " template"
+)
+
+
+def check_tokens(rows: TokenRows, encoder: TextEncoder) -> TokenCheck:
+    columns = rows.columns
+    check = TokenCheck(
+        rows.source.name,
+        vocabulary=1 + max(encoder.tokenizer.get_vocab(with_added_tokens=True).values()),
+        used=columns.used,
+        ignored=columns.ignored,
+        eos=encoder.special.eos,
+    )
+    ends = np.array([*encoder.tokenizer.get_added_tokens_decoder(), encoder.eos_id or 0])
+    sampled = _Sample()
+    lengths: set[int] = set()
+    for row in rows.rows():
+        segments = row if isinstance(row, BadRow) else rows.segments_of(row)
+        check.rows += 1
+        if isinstance(segments, BadRow):
+            check.bad_rows += 1
+            check.first_bad = check.first_bad or str(segments)
+        elif isinstance(segments, list) and isinstance(row, Row):
+            check.padding += len(row.values[IDS])
+            _count(check, segments, ends)
+            lengths.add(sum(len(part.ids) for part in segments))
+            sampled.add(segments)
+    check.padding -= check.tokens
+    check.one_length = lengths.pop() if len(lengths) == 1 and check.rows > 1 else None
+    if sampled.rows:
+        first = np.concatenate([part.ids for part in sampled.rows[0]])
+        in_range = first[first < check.vocabulary][:SAMPLED_TOKENS].tolist()
+        check.sample = encoder.decode(in_range)[:SHOWN_CHARACTERS]
+        check.same_again = None if check.beyond else _reencoded_share(sampled.rows, encoder)
+    return check
+
+
+def _count(found: TokenCheck, made: Sequence[TokenSegment], ends: Numbers) -> None:
+    length = sum(len(part.ids) for part in made)
+    largest = max(int(part.ids.max()) for part in made)
+    found.tokens += length
+    found.longest = max(found.longest, length)
+    found.trained_tokens += sum(len(part.ids) for part in made if part.learn)
+    found.largest_id = max(found.largest_id, largest)
+    found.beyond += largest >= found.vocabulary
+    last_two = made[-1].ids[-2:]  # templates end a turn with a token and a line break
+    found.ended += bool(np.isin(last_two, ends).any())
+
+
+class _Sample:
+    """An even sample of rows whose number is not known: the interval doubles as they come."""
+
+    def __init__(self) -> None:
+        self.rows: list[Sequence[TokenSegment]] = []
+        self._apart = 1
+        self._seen = 0
+
+    def add(self, row: Sequence[TokenSegment]) -> None:
+        if self._seen % self._apart == 0:
+            self.rows.append(row)
+        self._seen += 1
+        if len(self.rows) >= 2 * SAMPLED_ROWS:
+            self.rows = self.rows[::2]
+            self._apart *= 2
+
+
+def _reencoded_share(rows: Sequence[Sequence[TokenSegment]], encoder: TextEncoder) -> float | None:
+    """Share of ids that are the same when their text is tokenised again. Segments are checked one
+    by one, since prompt and answer are often tokenised separately."""
+    same = count = 0
+    for row in rows:
+        for part in row:
+            ids = part.ids[:SAMPLED_TOKENS].tolist()
+            again = encoder.tokenizer.encode(encoder.decode(ids), add_special_tokens=False).ids
+            same += sum((Counter(ids) & Counter(again)).values())
+            count += max(len(ids), len(again))
+    return same / count if count else None

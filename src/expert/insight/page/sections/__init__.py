@@ -1,0 +1,1 @@
+"""The sections of a report, one file for each."""

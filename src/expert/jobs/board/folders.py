@@ -1,0 +1,145 @@
+"""The runs and manifests in the folders of a board. Pages refer to them by a hash of their path, so
+that nothing else can be reached."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from expert.core.errors import ExpertError
+from expert.core.rundir import RunFolder
+from expert.manifest.text.document import FILE_NAMES
+
+DEPTH = 5
+"""Levels of folders that are searched."""
+MAX_FOLDERS = 20_000
+NOT_SEARCHED = {"checkpoints", "final", "tensorboard", "datasets_optimized", "node_modules",
+                   "site-packages", "__pycache__"}  # fmt: skip
+SEARCH_SHARE = 1 / 300
+"""Share of the time that may be spent on searching."""
+SEARCH_SECONDS = 2.0
+Kind = Literal["run", "manifest"]
+
+
+class FolderNotFound(ExpertError):
+    """A folder of the board does not exist."""
+
+
+@dataclass(frozen=True)
+class BoardItem:
+    """A run folder or a manifest below a root."""
+
+    id: str
+    kind: Kind
+    path: Path
+    root: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.name if self.kind == "run" else self.path.parent.name
+
+    @property
+    def where(self) -> str:
+        """Its folder, relative to the parent of the root."""
+        return str(Path(self.root.name) / self.path.relative_to(self.root).parent)
+
+
+@dataclass
+class BoardFolders:
+    """The roots, and what the last search found below them."""
+
+    roots: tuple[Path, ...]
+    found: dict[str, BoardItem] = field(default_factory=dict)
+    is_truncated: bool = False
+    """Whether there were more than MAX_FOLDERS."""
+    _next_search: float = 0.0
+
+    @classmethod
+    def of(cls, folders: Sequence[Path]) -> BoardFolders:
+        missing = [str(folder) for folder in folders if not folder.is_dir()]
+        if missing:
+            raise FolderNotFound(
+                f"{', '.join(missing)}: there is no such folder  (name folders of runs)"
+            )
+        return cls(roots=tuple(dict.fromkeys(folder.resolve() for folder in folders)))
+
+    def search(self, *, now: bool = False) -> None:
+        """Search for runs and manifests, unless that was done recently and not `now`."""
+        began = time.monotonic()
+        if began < self._next_search and not now:
+            return
+        self.is_truncated = False
+        found: dict[str, BoardItem] = {}
+        for root in self.roots:
+            for item in self._below(root):
+                found.setdefault(item.id, item)
+        self.found = found
+        took = time.monotonic() - began
+        self._next_search = began + max(SEARCH_SECONDS, took / SEARCH_SHARE)
+
+    def runs(self) -> list[BoardItem]:
+        return [found for found in self.found.values() if found.kind == "run"]
+
+    def manifests(self) -> list[BoardItem]:
+        return [found for found in self.found.values() if found.kind == "manifest"]
+
+    def get(self, name: str, kind: Kind) -> BoardItem | None:
+        """The run or manifest with this id; None if it does not exist or is behind a link."""
+        if name not in self.found:
+            self.search()
+        found = self.found.get(name)
+        if found is None or found.kind != kind or not is_inside(found.path, found.root):
+            return None
+        return found
+
+    def _below(self, root: Path) -> Iterator[BoardItem]:
+        waiting, seen = [(root, 0)], 0
+        while waiting:
+            folder, depth = waiting.pop()
+            seen += 1
+            if seen > MAX_FOLDERS:
+                self.is_truncated = True
+                return
+            run = RunFolder(folder)
+            if run.events.is_file() or (run.was_started and run.environment.is_file()):
+                yield BoardItem(_name_of(folder), "run", folder, root)
+                continue
+            inside = _inside(folder)
+            for name in FILE_NAMES[:3]:  # config.yaml may belong to anything
+                if name in inside and not inside[name]:
+                    yield BoardItem(_name_of(folder / name), "manifest", folder / name, root)
+                    break
+            if depth < DEPTH:
+                folders = [name for name, is_dir in inside.items() if is_dir and name[0] != "."]
+                waiting += [(folder / name, depth + 1) for name in folders
+                            if name not in NOT_SEARCHED]  # fmt: skip
+
+
+def is_inside(path: Path, root: Path) -> bool:
+    """Whether a path is below the root without passing a link."""
+    try:
+        return path.resolve(strict=True) == path and path.is_relative_to(root)
+    except (OSError, RuntimeError):
+        return False
+
+
+def _inside(folder: Path) -> dict[str, bool]:
+    """Files and folders by name, and whether each is a folder; links are skipped."""
+    is_dir = {}
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if not entry.is_symlink():
+                    is_dir[entry.name] = entry.is_dir(follow_symlinks=False)
+    except OSError:
+        return {}
+    return is_dir
+
+
+def _name_of(path: Path) -> str:
+    return hashlib.sha256(os.fsencode(path)).hexdigest()[:12]

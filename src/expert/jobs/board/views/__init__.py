@@ -1,0 +1,1 @@
+"""The pages of the board, one file for each kind."""

@@ -1,0 +1,193 @@
+"""Judges many answers in sandboxed processes, each within a time limit.
+
+Every judge works in an empty folder and without the user's environment; confinement describes the
+other restrictions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from expert.core.process import Child
+from expert.judging.cases import Case
+from expert.judging.oracles.oracle import Judgement, JudgeOptions, right, unknown, wrong
+from expert.judging.oracles.typecheck import find_tsc, type_errors
+from expert.judging.oracles.typescript import TYPES
+from expert.planning.machine.host import cores_available
+
+SECONDS = 15.0
+"""For one answer. Queries have 2 s each, and importing a parser takes a second or two."""
+CASES_PER_PROCESS = 40
+"""Answers for which starting another process pays off."""
+MAX_PROCESSES = 8
+MAX_CHARACTERS = 10_000_000
+"""Of a case with its check and answer: more than any useful graph or table."""
+
+Tell = Callable[[int, int], None]
+
+
+def judge_all(
+    cases: Sequence[Case],
+    answers: Sequence[str],
+    *,
+    domain: str,
+    strict: bool = False,
+    tell: Tell = lambda done, of: None,
+    notice: Callable[[str], None] = lambda text: None,
+) -> list[Judgement]:
+    """Judge every answer by its case, in order. `notice` receives what the system could not block
+    for the judges."""
+    pairs = list(zip(cases, answers, strict=True))
+    several = max(
+        1,
+        min(cores_available(Path("/")).value or 1, MAX_PROCESSES, len(pairs) // CASES_PER_PROCESS),
+    )
+    benches: queue.Queue[JudgeProcess] = queue.Queue()
+    done, lock = 0, threading.Lock()
+
+    def judged(pair: tuple[Case, str]) -> Judgement:
+        nonlocal done
+        bench = benches.get()
+        try:
+            case, answer = pair
+            return bench.judge(case, answer, domain=case.domain or domain, strict=strict)
+        finally:
+            benches.put(bench)
+            with lock:
+                done += 1
+                tell(done, len(pairs))
+
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(several) as pool:
+        for _ in range(several):
+            benches.put(stack.enter_context(JudgeProcess(SECONDS)))
+        found = list(pool.map(judged, pairs))
+        for text in dict.fromkeys(text for bench in benches.queue for text in bench.open):
+            notice(text)
+    return _with_types(pairs, found, find_tsc(), strict=strict)
+
+
+def _with_types(
+    pairs: Sequence[tuple[Case, str]], found: list[Judgement], tsc: str | None, *, strict: bool
+) -> list[Judgement]:
+    """The judgements, with those left to the compiler made by it if it is installed."""
+    left = [place for place, judgement in enumerate(found) if judgement.kind == TYPES]
+    if not left or tsc is None:
+        return found
+    for tsx in (False, True):
+        some = [place for place in left if bool(pairs[place][0].check.get("tsx")) is tsx]
+        programs = []
+        for place in some:
+            case, answer = pairs[place]
+            programs += [_surrounded(case, case.expected)]
+            programs += [_surrounded(case, JudgeOptions(strict=strict).inside(answer))]
+        errors = type_errors(programs, tsc, tsx=tsx)
+        if errors is None:
+            continue  # stays without an oracle
+        for number, place in enumerate(some):
+            found[place] = _typed(errors[2 * number], errors[2 * number + 1])
+    return found
+
+
+def _surrounded(case: Case, program: str) -> str:
+    parts = (case.check.get("before"), program, case.check.get("after"))
+    return "\n".join(str(part) for part in parts if part) + "\n"
+
+
+def _typed(of_expected: str | None, of_answer: str | None) -> Judgement:
+    if of_expected is not None:
+        return unknown(f"the expected answer has a type error itself: {of_expected}")
+    return right(TYPES) if of_answer is None else wrong(TYPES, of_answer)
+
+
+class JudgeProcess:
+    """One judging process, started on demand and restarted after it was stopped."""
+
+    def __init__(self, seconds: float, statement_seconds: float = JudgeOptions.seconds) -> None:
+        self._seconds, self._statement_seconds = seconds, statement_seconds
+        self._child: Child | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self.open: tuple[str, ...] = ()
+        """What the system could not block for the process."""
+
+    def __enter__(self) -> JudgeProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def judge(self, case: Case, answer: str, *, domain: str, strict: bool) -> Judgement:
+        """The process's judgement; returns whatever happens in the process."""
+        asked = {
+            "case": vars(case),
+            "answer": answer,
+            "domain": domain,
+            "strict": strict,
+            "seconds": self._statement_seconds,
+        }
+        fault = _request_problem(asked)
+        if fault:
+            return unknown(fault)
+        if self._child is None or self._child.has_ended:
+            self.stop()
+            self._child = self._start()
+        begun, ends_at = False, time.monotonic() + self._seconds
+        self._child.ask(asked)  # if it has ended, the next line notices
+        while True:
+            message = self._child.next(ends_at)
+            if message is None:
+                late = time.monotonic() >= ends_at
+                self.stop()
+                return _failed_judgement(self._seconds if late else None, begun=begun)
+            if message.get("begun"):
+                begun = True
+            elif "open" in message:
+                self.open = tuple(map(str, message["open"]))
+            else:
+                return Judgement(**message)
+
+    def stop(self) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            child.stop()
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            folder.cleanup()
+
+    def _start(self) -> Child:
+        self._folder = tempfile.TemporaryDirectory(prefix="expert-judge-")
+        # -P: nothing is imported from the user's current folder.
+        return Child(
+            [sys.executable, "-P", "-m", "expert.judging.judge_worker"],
+            cwd=Path(self._folder.name),
+            env={"HOME": self._folder.name},
+            clean=True,
+        )
+
+
+def _request_problem(asked: Mapping[str, Any]) -> str:
+    """Why a case is not passed to a judge; "" if it is."""
+    try:
+        size = len(json.dumps(asked))
+    except RecursionError:
+        return "the check of the case is nested too deep"
+    except (TypeError, ValueError) as error:
+        return f"the check of the case is not JSON: {error}"
+    if size > MAX_CHARACTERS:
+        return f"the case has {size:,} characters, more than {MAX_CHARACTERS:,}"
+    return ""
+
+
+def _failed_judgement(seconds: float | None, *, begun: bool) -> Judgement:
+    """For a process that gave no judgement: the answer's fault once the case was understood."""
+    what = f"takes longer than {seconds:g} s" if seconds else "ends the judging process"
+    return wrong("run", f"the answer {what}") if begun else unknown(f"the case itself {what}")

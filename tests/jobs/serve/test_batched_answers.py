@@ -1,0 +1,382 @@
+"""Answers do not depend on other requests: rows join, leave, wait and fail independently."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from expert.data.records import Turn
+from expert.jobs.sample import answer_steps
+from expert.jobs.sample.sample import Conversation, load_expert
+from expert.jobs.serve import engine as engines
+from expert.jobs.serve.engine import AnswerEngine, Finished, Question, RequestError, Stopped
+from expert.jobs.serve.lane import AnswerRow, choose_tokens
+from expert.jobs.serve.models import load_models
+from expert.model import fixed_cache
+from tests.jobs.runs import WORDS, until
+from tests.jobs.test_answering import Undone
+from tests.jobs.trained_runs import finished
+from tests.wording import wording
+
+PROMPTS = [
+    f"say {word} {number} {'please ' * (number * 7 % 11)}" for number in range(2) for word in WORDS
+]
+LENGTHS = [1 + (7 * place) % 12 for place in range(len(PROMPTS))]
+
+
+@cache
+def models(kind: str = "lora") -> Any:
+    return load_models([f"demo={finished(kind)}"], device="cpu")
+
+
+@cache
+def alone(kind: str = "lora", **more: Any) -> list[str]:
+    """Each prompt by itself, as `expert sample` answers it."""
+    loaded = load_expert(finished(kind), device="cpu", seed=5, decoding=more)
+    return [
+        Conversation(replace(loaded, decoding=replace(loaded.decoding, max_new_tokens=n)))
+        .ask(prompt)
+        .text
+        for prompt, n in zip(PROMPTS, LENGTHS, strict=True)
+    ]
+
+
+def question_for(place: int, **more: Any) -> Question:
+    given = {"max_new_tokens": LENGTHS[place], **more}
+    turns = (Turn("user", PROMPTS[place]),)
+    return Question(model="demo", turns=turns, decoding=given, seed=5, streams=place % 2 == 0)
+
+
+async def last_of(engine: AnswerEngine, question: Question) -> Finished:
+    found = [piece async for piece in (await engine.ask(question)).pieces()]
+    assert isinstance(found[-1], Finished)
+    return found[-1]
+
+
+@contextmanager
+def working(kind: str = "lora", **how: Any) -> Iterator[AnswerEngine]:
+    engine = AnswerEngine(models(kind), **how)
+    with closing(engine):
+        yield engine
+
+
+def all_at_once(engine: AnswerEngine, **more: Any) -> list[str]:
+    async def together() -> list[Finished]:
+        return await asyncio.gather(
+            *(last_of(engine, question_for(place, **more)) for place in range(len(PROMPTS)))
+        )
+
+    return [each.text for each in asyncio.run(together())]
+
+
+@pytest.mark.parametrize("parallel", [3, None])
+def test_batched_answers_equal_expert_sample(parallel, monkeypatch):
+    monkeypatch.setattr(answer_steps, "CACHE_GROWTH", {"cpu": 4})  # memory is moved every few tokens
+    with working(parallel=parallel) as engine:
+        assert all_at_once(engine) == alone()
+    assert len(set(alone())) > 5, "all alike would prove nothing"
+
+
+@pytest.fixture
+def recorder(monkeypatch: Any) -> Any:
+    """A stand-in for CUDA graphs."""
+    found: Any = Undone()
+    record = answer_steps.FixedSteps._capture_step
+
+    def told(self: Any, *args: Any) -> None:
+        found.steps = self
+        record(self, *args)
+
+    monkeypatch.setattr(answer_steps.FixedSteps, "_capture_step", told)
+    monkeypatch.setattr(answer_steps, "step_capture", lambda device: found)
+    return found
+
+
+@contextmanager
+def as_on_a_card(**how: Any) -> Iterator[AnswerEngine]:
+    with working(**how) as engine:
+        engine._lanes["demo"]._on_cpu = False
+        yield engine
+
+
+@pytest.mark.parametrize("room", [6, 40])
+def test_rows_join_and_leave_steps_that_are_captured(room, recorder, monkeypatch):
+    """With little room memory is allocated anew often, with more it is moved in place."""
+    monkeypatch.setattr(answer_steps, "CACHE_GROWTH", {"cpu": room})
+    with as_on_a_card(parallel=6) as engine:
+        assert all_at_once(engine) == alone()
+        assert all_at_once(engine) == alone()
+    assert recorder.replayed > recorder.recorded > 2
+
+
+def test_a_request_after_a_pause_uses_the_graphs_of_the_one_before(recorder, monkeypatch):
+    monkeypatch.setattr(answer_steps, "CACHE_GROWTH", {"cpu": 128})
+    with as_on_a_card() as engine:
+        longest = LENGTHS.index(max(LENGTHS))
+        recorded = []
+        for _ in range(3):
+            assert asyncio.run(last_of(engine, question_for(longest))).text == alone()[longest]
+            recorded.append(recorder.recorded)
+    assert recorded == [1, 1, 1]
+
+
+def test_a_batch_that_shrinks_and_grows_again_captures_each_size_once(recorder, monkeypatch):
+    monkeypatch.setattr(answer_steps, "CACHE_GROWTH", {"cpu": 128})
+    record, captured, kept = answer_steps.FixedSteps._capture_step, [], []
+
+    def told(self: Any, *args: Any) -> None:
+        kept.append(self._mask)  # so that no later one has its address
+        captured.append((self._mask.data_ptr(), self.active))
+        record(self, *args)
+
+    monkeypatch.setattr(answer_steps.FixedSteps, "_capture_step", told)
+    with as_on_a_card() as engine:
+        for _ in range(2):
+            assert all_at_once(engine) == alone()
+    assert len(set(captured)) == len(captured), "never twice in the same memory"
+    sizes = {rows for _, rows in captured}
+    assert len(sizes) > 2
+    assert sizes <= {1, 2, 4, 8, 16}
+
+
+@pytest.mark.parametrize(("oversized", "is_kept"), [(1, False), (9, True)])
+def test_a_cache_for_long_rows_is_not_used_for_short_ones(
+    oversized, is_kept, recorder, monkeypatch
+):
+    monkeypatch.setattr(answer_steps, "OVERSIZED", oversized)
+    with as_on_a_card() as engine:
+        caches = []
+        for place in (10, 0):
+            assert asyncio.run(last_of(engine, question_for(place))).text == alone()[place]
+            caches.append(engine._lanes["demo"]._steps._cache)
+    assert (caches[0] is caches[1]) == is_kept
+    assert caches[0].size > caches[1].size or is_kept
+
+
+@pytest.mark.parametrize("kind", ["soft", "lora+soft"])
+def test_soft_prompts_stand_before_rows_that_join(kind):
+    with working(kind, parallel=5) as engine:
+        assert all_at_once(engine) == alone(kind)
+
+
+def test_penalties_and_sampling_are_per_row():
+    drawn = {"temperature": 0.9, "top_k": 20}
+    with working() as engine:
+        for more in ({"repetition_penalty": 1.3}, drawn):
+            assert all_at_once(engine, **more) == alone("lora", **more)
+
+
+def test_a_model_without_a_fixed_cache_answers_row_by_row(monkeypatch):
+    monkeypatch.setattr(fixed_cache, "supports_fixed_cache", lambda model: False)
+    loaded = load_models([f"demo={finished('lora')}"], device="cpu")
+    assert any(wording("take-turns") in note for note in loaded[0].notes)
+    engine = AnswerEngine(loaded)
+    try:
+        assert all_at_once(engine) == alone()
+    finally:
+        engine.close()
+
+
+def test_a_row_whose_token_is_nearly_a_tie_continues_alone_with_the_same_words(monkeypatch):
+    begun: list[int] = []
+    begin = answer_steps.AnswerModel.begin
+
+    def counted(answer_model: Any, groups: Any, room: int) -> Any:
+        begun.append(len(groups[0]))
+        return begin(answer_model, groups, room)
+
+    monkeypatch.setattr(answer_steps.AnswerModel, "begin", counted)
+    monkeypatch.setattr("expert.jobs.serve.lane.TIE", 0.5)
+    with working() as engine:
+        assert all_at_once(engine) == alone()
+    assert 3 < begun.count(1) <= len(PROMPTS), "some were tied, and each continued alone once"
+
+
+def test_a_likeliest_token_is_doubted_by_its_lead_and_a_drawn_one_is_not():
+    class Greedy:
+        penalty = draws = None
+
+    scores = torch.tensor([[1.0, 2.0, 0.0], [2.0, 2.0001, 0.0]])
+    tokens, doubtful = choose_tokens(scores, [Greedy(), Greedy()], exact=True)
+    assert (tokens, doubtful) == ([1, 1], [False, True])
+    assert choose_tokens(scores, [Greedy(), Greedy()], exact=False)[1] == [False, False]
+
+
+def failing(monkeypatch: Any, error: Exception, *, on: int) -> None:
+    """The step of this number fails once."""
+    steps: list[int] = []
+    advance = answer_steps.FixedSteps.advance
+
+    def step(self: Any, tokens: Any) -> None:
+        steps.append(len(tokens))
+        if len(steps) == on:
+            raise error
+        advance(self, tokens)
+
+    monkeypatch.setattr(answer_steps.FixedSteps, "advance", step)
+
+
+def test_out_of_memory_halves_the_batch(monkeypatch):
+    notes: list[str] = []
+    failing(monkeypatch, torch.OutOfMemoryError("CUDA out of memory"), on=4)
+    with working(parallel=16, note=notes.append) as engine:
+        assert all_at_once(engine) == alone()
+        until(lambda: engine._lanes["demo"].most == 16)  # restored when idle
+    assert [note.partition(":")[0] for note in notes] == ["OutOfMemoryError"]
+    assert wording("answers-at-once-until") in notes[0]
+
+
+def several(engine: AnswerEngine) -> list[str]:
+    """Eight answers to one question, started together."""
+
+    async def texts() -> list[str]:
+        eight = await engine.ask(replace(question_for(11), count=8, streams=False))
+        return [piece.text async for piece in eight.pieces()]
+
+    return asyncio.run(texts())
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_out_of_memory_in_prefill_halves_the_batch(begun, monkeypatch):
+    """The prompts of a new batch, or of rows that join one."""
+    read, rows = answer_steps.read, []
+
+    def cramped(answer_model: Any, group: Any) -> Any:
+        rows.append(len(group))
+        if len(rows) == 2 if begun else len(rows) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return read(answer_model, group)
+
+    monkeypatch.setattr(answer_steps, "read", cramped)
+    with working(parallel=8) as engine:
+        if begun:
+            engine._lanes["demo"]._prefill_tokens = 40  # a few prompts a turn
+        assert several(engine) == [alone()[11]] * 8
+    assert 0 < rows[2] < 8
+
+
+def test_a_prompt_too_large_for_memory_fails_alone(monkeypatch):
+    read = answer_steps.read
+
+    def cramped(answer_model: Any, group: Any) -> Any:
+        if max(map(len, group)) > 200:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return read(answer_model, group)
+
+    engine = AnswerEngine(models(), parallel=1)
+    monkeypatch.setattr(answer_steps, "read", cramped)
+    large = Question(model="demo", turns=(Turn("user", "word " * 42),), seed=5)
+
+    async def both() -> list[Any]:
+        each = [last_of(engine, large), last_of(engine, question_for(11))]
+        return await asyncio.gather(*each, return_exceptions=True)
+
+    try:
+        failed, answered = asyncio.run(both())
+    finally:
+        engine.close()
+    assert isinstance(failed, Stopped)
+    assert wording("out-of-memory") in str(failed)
+    assert answered.text == alone()[11]
+
+
+def test_an_answer_that_has_ended_is_not_repeated_for_a_row_that_memory_ran_out_for(monkeypatch):
+    """Rows outside the batch, of which one ends in the same turn in which the other fails."""
+    monkeypatch.setattr(fixed_cache, "supports_fixed_cache", lambda model: False)
+    advance, steps = answer_steps.GrowingSteps.advance, []
+
+    def step(self: Any, tokens: Any) -> None:
+        steps.append(len(tokens))
+        if len(steps) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        advance(self, tokens)
+
+    engine = AnswerEngine(load_models([f"demo={finished('lora')}"], device="cpu"), parallel=3)
+    monkeypatch.setattr(answer_steps.GrowingSteps, "advance", step)
+    ended: list[str] = []
+    take = AnswerRow.take
+
+    def told(row: Any, token: int) -> bool:
+        over: bool = take(row, token)
+        ended.extend(["over"] if over else [])
+        return over
+
+    monkeypatch.setattr(AnswerRow, "take", told)
+
+    async def both() -> None:
+        with engine._wake:  # they start together
+            found = [await engine.ask(question_for(1, max_new_tokens=n)) for n in (1, 4, 4)]
+        for each in found:
+            assert [piece async for piece in each.pieces()]
+
+    try:
+        asyncio.run(both())
+    finally:
+        engine.close()
+    assert len(ended) == 3
+
+
+def test_a_fault_ends_the_answers_under_way_and_none_after_them(monkeypatch):
+    failing(monkeypatch, RuntimeError("broken"), on=2)
+    with working() as engine:
+        with pytest.raises(Stopped, match=wording("an-internal-error")):
+            asyncio.run(last_of(engine, question_for(11)))
+        assert asyncio.run(last_of(engine, question_for(11))).text == alone()[11]
+
+
+def test_a_failed_gpu_is_reported_to_all_requests(monkeypatch):
+    def gone(lane: Any) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    notes: list[str] = []
+    failing(monkeypatch, RuntimeError("CUDA error: an illegal memory access"), on=2)
+    monkeypatch.setattr(engines, "_release", gone)
+    with working(note=notes.append) as engine:
+        with pytest.raises(Stopped):
+            asyncio.run(last_of(engine, question_for(11)))
+        until(lambda: engine.failed)
+        with pytest.raises(Stopped, match=wording("must-be-started-again")):
+            asyncio.run(last_of(engine, question_for(11)))
+    assert wording("nothing-can-be-computed") in notes[-1]
+
+
+def test_a_closed_engine_refuses_and_cuts_what_is_under_way():
+    engine = AnswerEngine(models())
+
+    async def cut() -> None:
+        waiting = asyncio.ensure_future(last_of(engine, question_for(0, max_new_tokens=400)))
+        while not engine.running:
+            await asyncio.sleep(0.001)
+        engine.stop_accepting()
+        with pytest.raises(Stopped, match=wording("shutting-down")):
+            await engine.ask(question_for(1))
+        engine.cut()
+        with pytest.raises(Stopped, match=wording("was-stopped")):
+            await waiting
+
+    asyncio.run(cut())
+    engine.close()
+
+
+def test_timeouts_and_a_full_queue():
+    engine = AnswerEngine(models(), queue=2)
+
+    async def late() -> None:
+        first = await engine.ask(question_for(0, max_new_tokens=400))
+        with pytest.raises(Stopped) as late:
+            async for _ in first.pieces(0.01):
+                pass
+        with pytest.raises(RequestError) as busy:
+            await engine.ask(Question(model="demo", turns=(Turn("user", "x"),), count=3))
+        assert (late.value.status, busy.value.status) == (504, 429)
+        first.cancel()
+
+    asyncio.run(late())
+    engine.close()

@@ -1,0 +1,216 @@
+"""Test rows that a run or its baseline may have been trained on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from expert.jobs.validate.test_sets import NoTestSet
+from expert.jobs.validate.validate import validate
+from tests.jobs.runs import ROWS as RUN_ROWS
+from tests.jobs.runs import events_of, run, write_expert
+from tests.jobs.validated_runs import ROWS, YES, own_run, written
+from tests.wording import wording
+
+
+def append_a_row(folder: Path) -> None:
+    with (folder / "train.jsonl").open("a", encoding="utf-8") as stream:
+        stream.write("\n" + json.dumps({"instruction": "say more", "response": "more"}))
+
+
+def test_rows_are_not_held_out_of_data_that_changed_since_the_run(tmp_path):
+    folder = own_run(tmp_path)
+    assert validate(folder, device="cpu", min_accuracy=0.0).result.rows.examples == 5
+    append_a_row(tmp_path)
+    words = wording("held-out-data-changed")
+    with pytest.raises(NoTestSet, match=words):
+        validate(folder, device="cpu")
+    (tmp_path / "datasets_optimized").rename(tmp_path / "elsewhere")
+    with pytest.raises(NoTestSet, match=wording("data-how-rows-read")):
+        validate(folder, device="cpu")
+    # The refusal comes before anything is prepared from the other rows.
+    assert not list(tmp_path.glob("datasets_optimized/tokens-*"))
+    # Rows given by the user may be used even if the training rows have changed.
+    named = tmp_path / "test.jsonl"
+    done = validate(folder, test_set=named, device="cpu", min_accuracy=0.0, limit=2)
+    assert done.result.rows.examples == 2
+
+
+def test_rows_that_are_read_otherwise_than_in_the_run_are_told_from_changed_data(
+    tmp_path, monkeypatch
+):
+    import expert.data.pipeline as preparing
+
+    folder = own_run(tmp_path)
+
+    recipe_of = preparing.recipe_of
+
+    def with_other_columns(*asked: Any) -> Any:
+        recipe, place = recipe_of(*asked)
+        return replace(recipe, columns="others"), place
+
+    monkeypatch.setattr(preparing, "recipe_of", with_other_columns)
+    with pytest.raises(NoTestSet, match=wording("those-learnt-columns-changed")):
+        validate(folder, device="cpu")
+
+
+def test_test_rows_of_their_own_may_be_used_whatever_became_of_the_training_rows(tmp_path):
+    folder = own_run(tmp_path, test_path="test.jsonl")
+    append_a_row(tmp_path)
+    done = validate(folder, device="cpu", min_accuracy=0.0, limit=2)
+    assert done.test_set == "2 of 16: test rows: test.jsonl"
+
+
+def test_a_run_resumed_with_other_rows_has_no_held_out_rows(tmp_path):
+    folder = own_run(tmp_path)
+    append_a_row(tmp_path)
+    manifest = tmp_path / "manifest.json"
+    text = manifest.read_text(encoding="utf-8").replace('"max_steps": 2', '"max_steps": 4')
+    manifest.write_text(text, encoding="utf-8")
+    run(manifest, resume=str(folder), allow_changed=True)
+    with pytest.raises(NoTestSet, match=wording("went-on-with-other")):
+        validate(folder, device="cpu")
+
+
+@pytest.mark.parametrize("kept", ["events", "checkpoints", "neither"])
+def test_trained_rows_are_known_from_events_or_checkpoints(tmp_path, kept):
+    folder = own_run(tmp_path)
+    if kept != "checkpoints":
+        shutil.rmtree(folder / "checkpoints")
+    if kept != "events":
+        lines = (folder / "events.jsonl").read_text(encoding="utf-8").splitlines()
+        others = [line for line in lines if '"event": "data"' not in line]
+        assert len(others) < len(lines)
+        (folder / "events.jsonl").write_text("\n".join(others) + "\n", encoding="utf-8")
+    if kept == "neither":
+        with pytest.raises(NoTestSet, match=wording("does-not-tell-rows")):
+            validate(folder, device="cpu")
+    else:
+        done = validate(folder, device="cpu", min_accuracy=0.0)
+        assert done.test_set == wording("rows-held-out-of")
+
+
+def test_a_run_of_an_earlier_version_is_known_by_the_folder_of_its_tokens(tmp_path):
+    folder = own_run(tmp_path)
+    shutil.rmtree(folder / "checkpoints")
+    events = events_of(folder)
+    for event in events:
+        if event["event"] == "data":  # such versions recorded less
+            del event["key"], event["index"]
+    lines = "".join(json.dumps(event) + "\n" for event in events)
+    (folder / "events.jsonl").write_text(lines, encoding="utf-8")
+    done = validate(folder, device="cpu", min_accuracy=0.0)
+    assert done.test_set == wording("rows-held-out-of")
+    append_a_row(tmp_path)
+    with pytest.raises(NoTestSet, match=wording("data-changed-since-run")):
+        validate(folder, device="cpu")
+
+
+# --- rows that a baseline may have been trained on -----------------------------------------------
+
+
+def test_a_baseline_trained_on_test_rows_is_refused_with_their_number(tmp_path):
+    folder, other = own_run(tmp_path / "a"), own_run(tmp_path / "b", seed=7)
+    everything = own_run(tmp_path / "c", validation_split=0)
+    with pytest.raises(NoTestSet, match="trained on 5 of the 5 rows"):
+        validate(folder, baseline=everything, device="cpu")
+    words = wording("b-baseline-has-learnt")
+    with pytest.raises(NoTestSet, match=words):
+        validate(folder, baseline=other, device="cpu")
+    named = tmp_path / "a" / "test.jsonl"
+    done = validate(folder, test_set=named, baseline=other, device="cpu", min_accuracy=0.0, limit=2)
+    assert done.baseline is not None
+
+
+def test_a_baseline_that_held_out_the_same_rows_may_read_them_otherwise(tmp_path):
+    folder, other = own_run(tmp_path / "a"), own_run(tmp_path / "b", max_seq_length=32)
+    done = validate(folder, baseline=other, device="cpu", min_accuracy=0.0, max_regression=1.0)
+    assert done.baseline.run == str(other)
+
+
+def test_a_duplicate_row_that_the_run_was_trained_on_too_is_accepted(tmp_path):
+    twice = {"rows": [*RUN_ROWS, *RUN_ROWS]}
+    folder = own_run(tmp_path / "a", **twice)
+    other = own_run(tmp_path / "b", max_seq_length=32, **twice)
+    done = validate(folder, baseline=other, device="cpu", min_accuracy=0.0, max_regression=1.0)
+    assert done.baseline is not None
+
+
+def test_a_baseline_whose_rows_are_no_more_as_they_were_is_refused_as_the_run_itself(tmp_path):
+    folder, other = own_run(tmp_path / "a"), own_run(tmp_path / "b", seed=7)
+    append_a_row(tmp_path / "b")
+    words = wording("b-baseline-may-have")
+    with pytest.raises(NoTestSet, match=words):
+        validate(folder, baseline=other, device="cpu")
+    (tmp_path / "b").rename(tmp_path / "c")
+    (tmp_path / "c" / "train.jsonl").unlink()
+    (moved,) = (tmp_path / "c" / "runs").iterdir()
+    with pytest.raises(NoTestSet, match=wording("may-have-learnt-data")):
+        validate(folder, baseline=moved, device="cpu")
+
+
+# --- cases that the run itself was trained on ----------------------------------------------------
+
+
+def own_run_without_validation(folder: Path) -> Path:
+    return own_run(folder, rows=ROWS, validation_split=0)
+
+
+def judged_by(run_folder: Path, rows: list[dict[str, Any]]) -> Any:
+    file = run_folder.parents[1] / "judged.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    return validate(run_folder, test_set=file, device="cpu", min_accuracy=0.0)
+
+
+NEW = [{"instruction": f"sing {n}", "output": YES} for n in range(10)]
+
+
+def test_cases_trained_on_are_reported_and_left_out_of_the_gate(tmp_path):
+    from expert.cli.validate import gate_lines
+
+    folder = own_run_without_validation(tmp_path)
+    done = judged_by(folder, [*ROWS[:12], *NEW])
+    assert [each.learnt for each in done.result.cases] == [True] * 12 + [False] * 10
+    assert done.result.standing.score.cases == 10
+    [(words, style)] = [line for line in gate_lines(done) if "training rows" in line[0]]
+    assert words.startswith(wording("cases-also-in-training"))
+    assert words.endswith(wording("by-gate-judged"))
+    assert style == "yellow"
+    found = written(folder)
+    assert (found["learnt"]["cases"], found["learnt"]["others"]) == (12, 10)
+    assert found["learnt"]["left_out_at_the_gate"] is True
+    assert [case["learnt"] for case in found["cases"]] == [True] * 12 + [False] * 10
+
+
+def test_with_too_few_other_cases_the_gate_is_judged_by_all_and_says_so(tmp_path):
+    folder = own_run_without_validation(tmp_path)
+    done = judged_by(folder, [*ROWS[:12], *NEW[:3]])
+    assert done.result.standing.score.cases == 15
+    assert done.trained_remark().endswith(wording("too-few-for-gate"))
+    assert judged_by(folder, ROWS[:3]).trained_remark() == wording("cases-also-in")
+    assert judged_by(folder, NEW[:3]).trained_remark() == ""
+
+
+def test_a_note_says_why_it_is_unknown_which_cases_were_trained_on(tmp_path):
+    folder = own_run_without_validation(tmp_path)
+    append_a_row(tmp_path)
+    notes = judged_by(folder, NEW[:2]).notes
+    assert any(note.startswith(wording("whether-cases-learnt-cannot")) for note in notes)
+    write_expert(tmp_path, "unused", {}, rows=ROWS)
+    shutil.rmtree(tmp_path / "datasets_optimized")
+    notes = judged_by(folder, NEW[:2]).notes
+    assert wording("whether-cases-learnt") in notes
+    assert not list(tmp_path.glob("datasets_optimized/tokens-*"))
+
+
+def test_duplicate_rows_are_not_both_trained_on_and_held_out(tmp_path):
+    folder = own_run(tmp_path, rows=[*RUN_ROWS, *RUN_ROWS])
+    done = validate(folder, device="cpu", min_accuracy=0.0)
+    assert done.learnt is None
+    assert len(done.result.cases) == 10
+    assert len({each.case.prompt for each in done.result.cases}) == 5
