@@ -32,7 +32,7 @@ def test_a_manifest_is_looked_at_and_the_last_line_sums_it_up(run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "reported"),
     [
         (("runs", "-m", "x.json"), wording("name-run-manifest-not")),
         (("--parity",), wording("needs-file-run")),

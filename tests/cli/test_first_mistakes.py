@@ -26,7 +26,7 @@ def a_trainable_manifest(folder, **more):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "reported"),
     [
         ({"model": "tinny"}, wording("did-you-mean-tiny")),
         ({"rows": "trian.jsonl"}, wording("did-you-mean")),
@@ -126,7 +126,7 @@ def test_a_run_that_is_resumed_on_other_rows_is_reported_how_many(run, tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("command", "told"),
+    ("command", "reported"),
     [
         (("train", "{file}", "--dry-run"), wording("nothing-was-written")),
         (("pretokenize", "{folder}"), "cache miss"),
@@ -147,7 +147,7 @@ def test_the_manifest_may_be_named_without_its_option(run, tmp_path, command, re
 
 
 @pytest.mark.parametrize(
-    ("command", "told"),
+    ("command", "reported"),
     [
         (("validate", "--min-accuracy", "95"), wording("share-between-such")),
         (("validate", "--domain", "cobol"), wording("cobol-not-one-json")),

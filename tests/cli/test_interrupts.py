@@ -227,7 +227,7 @@ main()
 
 @pytest.mark.fault(5)
 @pytest.mark.parametrize(
-    ("how", "said", "told"),
+    ("how", "said", "reported"),
     [
         ("raise", ["there"], f"expert pretokenize: stopped by SIGTERM: {PREPARED_STAYS}\n"),
         ("swallow", ["there", "swallowed"], ""),

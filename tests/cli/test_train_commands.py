@@ -146,7 +146,7 @@ NOT_USED = wording("folder-not-used")
 
 
 @each(
-    ("settings", "text", "told", "expected"),
+    ("settings", "text", "reported", "expected"),
     [
         (
             SEED,

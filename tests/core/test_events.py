@@ -278,7 +278,7 @@ def test_secrets_of_the_environment_become_stars(path: Path, monkeypatch: pytest
     ],
 )
 def test_which_variables_are_secrets(name: str, value: str, secret: bool, monkeypatch: Any):
-    monkeypatch.setattr("expert.core.secrets._manifest_secrets", set())  # found in manifests of other tests
+    monkeypatch.setattr("expert.core.secrets._manifest_secrets", set())  # of other tests
     assert bool(known_secrets({name: value})) is secret
     both = known_secrets({"A_KEY": "abcdefgh", "B_KEY": "abcdefgh-ijkl"})
     assert redacted("abcdefgh-ijkl abcdefgh", both) == "*** ***", "the longer one first"

@@ -55,7 +55,7 @@ NO_NAME = {"gpu_process_memory_bytes": None}
 
 
 @each(
-    ("name", "says", "steps", "events", "asked", "plan"),
+    ("name", "says", "steps", "events", "requested", "plan"),
     [
         ("host-sync", "loop.py:9", DRY, [SYNC], "", {}),
         ("launch-bound", wording("ran-dry-in"), DRY, [], "", {}),
@@ -277,7 +277,7 @@ def test_every_rule_is_in_the_table_once_and_has_a_test():
         for name, function in vars(file).items()
         if getattr(function, "__module__", "") == file.__name__
         and not name.startswith("_")
-        and function.__annotations__.get("return") == "Seen | None"
+        and function.__annotations__.get("return") == "RuleResult | None"
     ]
     assert sorted(written) == sorted(rule.name for rule in RULES if rule.look is not None)
     tests = Path(__file__).parents[1]

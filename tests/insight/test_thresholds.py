@@ -169,7 +169,7 @@ def test_the_gain_of_keeping_activations(kind, gain):
 
 
 @each(
-    ("seconds", "asked", "told"),
+    ("seconds", "requested", "told"),
     [
         ((2.0, 2.0), True, None),  # 4 s beside 17.9 s of training: under a quarter
         ((4.0, 4.0), True, "warning"),

@@ -67,7 +67,7 @@ def test_a_gate_that_fails_says_why_and_the_answers_are_kept():
 
 
 @pytest.mark.parametrize(
-    ("verdicts", "rows", "told"),
+    ("verdicts", "rows", "reported"),
     [
         (49, 49, wording("cases-tell-little-accuracy")),
         (60, 12, wording("cases-rows-tell-little")),

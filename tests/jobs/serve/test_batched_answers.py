@@ -78,7 +78,7 @@ def all_at_once(engine: AnswerEngine, **more: Any) -> list[str]:
 
 @pytest.mark.parametrize("parallel", [3, None])
 def test_batched_answers_equal_expert_sample(parallel, monkeypatch):
-    monkeypatch.setattr(answer_steps, "CACHE_GROWTH", {"cpu": 4})  # memory is moved every few tokens
+    monkeypatch.setattr(answer_steps, "CACHE_GROWTH", {"cpu": 4})  # it grows every few tokens
     with working(parallel=parallel) as engine:
         assert all_at_once(engine) == alone()
     assert len(set(alone())) > 5, "all alike would prove nothing"

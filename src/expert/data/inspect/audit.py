@@ -98,7 +98,7 @@ class ExampleTable:
         return replace(self, **{name: getattr(self, name)[numbers] for name in COLUMNS})
 
 
-COLUMNS = ("whole", "near", "prompt", "file", "line", "length", "learnt", "kept")
+COLUMNS = ("whole", "near", "prompt", "file", "line", "length", "trained", "kept")
 
 
 class ExampleCollector:

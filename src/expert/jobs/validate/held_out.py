@@ -99,19 +99,19 @@ def restore_split(run: Run, *, make: bool = True) -> RestoredSplit:
         raise TrainedRowsUnknown("its data was moved or deleted")
     spec = DatasetSpec.model_validate(plan.data.dataset)
     read = ReadManifest(manifest_of_run(folder), str(folder.manifest), place)
-    learnt = trained_rows(folder)
+    trained = trained_rows(folder)
     named = sources_of(spec, place, read.manifest.training.config.pretokenized_cache)
-    line = open_pipeline(plan, read, named, own_indexes=learnt.indexes)
+    line = open_pipeline(plan, read, named, own_indexes=trained.indexes)
     trains = line.sources_of("train")
     recipes = [recipe_of(line, source, "train") for source in trains]
-    difference_to = learnt.difference_to([recipe for recipe, _ in recipes], line.cache.folder)
-    if difference_to:
-        raise TrainedRowsUnknown(difference_to)
+    difference = trained.difference_to([recipe for recipe, _ in recipes], line.cache.folder)
+    if difference:
+        raise TrainedRowsUnknown(difference)
     if not make and any(look(tokens, recipe) for recipe, tokens in recipes):
         raise TrainedRowsUnknown("the prepared rows are gone")
     prepared = prepare_splits(line)
     assert prepared is not None
-    if not (learnt.has_index(prepared.train.index_file.name) or prepared.train.packed_before):
+    if not (trained.has_index(prepared.train.index_file.name) or prepared.train.packed_before):
         raise TrainedRowsUnknown("other rows would be held out now than in the run")
     return RestoredSplit(line, trains, prepared)
 
@@ -194,8 +194,8 @@ def trained_cases(
     except (TrainedRowsUnknown, ExpertError, OSError) as why:
         return frozenset(), f"unknown whether the run was trained on these cases: {why}"
     found = np.isin(keys, known.whole[np.unique(train.index.piece_document)])
-    learnt = (cases for (cases, _), known in zip(asked, found, strict=True) if known)
-    return frozenset(case.id for cases in learnt for case in cases), ""
+    trained = (cases for (cases, _), known in zip(asked, found, strict=True) if known)
+    return frozenset(case.id for cases in trained for case in cases), ""
 
 
 def _written(line: DataPipeline, examples: Sequence[Example]) -> list[list[Segment]]:
