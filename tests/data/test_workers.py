@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from expert.data.feed.workers import (
+    QUIET_POLLS,
     CannotStartWorkers,
     WaitLimits,
     WorkersFailed,
@@ -113,7 +114,7 @@ def test_a_stack_that_was_written_at_once_is_not_waited_for(tmp_path, monkeypatc
         stream.write(b"its stack\n")
         stream.flush()
         _wait_until_written(stream, before)
-    assert len(pauses) == 2  # once to see that there is more, once that it grows no more
+    assert len(pauses) == 1 + QUIET_POLLS  # to see that there is more, then that it grows no more
 
 
 def test_where_no_process_can_be_started_the_reason_is_given(monkeypatch):

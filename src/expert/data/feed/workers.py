@@ -41,6 +41,9 @@ STACKS_SECONDS = 3.0
 """Time for one worker to write its stack."""
 STACKS_POLL_SECONDS = 0.1
 """A worker that has written nothing for this long is done."""
+QUIET_POLLS = 4
+"""Polls without growth after which a stack is complete: on a busy machine a worker may pause in the
+middle of writing it."""
 DIED = "DataLoader worker (pid"
 """The beginning of torch's message about a dead worker."""
 NO_THREAD = "can't start new thread"
@@ -249,14 +252,13 @@ def _stacks(loader: Loader) -> str:
 
 
 def _wait_until_written(stream: IO[bytes], before: int) -> None:
-    """Until the file is larger than `before` and grows no more."""
-    size = before
+    """Until the file is larger than `before` and has not grown for some polls."""
+    size, unchanged = before, 0
     deadline = time.monotonic() + STACKS_SECONDS
-    while time.monotonic() < deadline:
+    while unchanged < QUIET_POLLS and time.monotonic() < deadline:
         time.sleep(STACKS_POLL_SECONDS)
         last, size = size, os.fstat(stream.fileno()).st_size
-        if size == last > before:
-            return
+        unchanged = unchanged + 1 if size == last > before else 0
 
 
 def _cpu_seconds(loader: Loader) -> float:
