@@ -233,6 +233,20 @@ def test_out_of_memory_halves_the_batch(monkeypatch):
     assert wording("answers-at-once-until") in notes[0]
 
 
+def test_a_model_that_lacks_memory_gets_that_of_idle_ones(recorder, monkeypatch):
+    run = finished("lora")
+    engine = AnswerEngine(load_models([f"demo={run}", f"idle={run}"], device="cpu"))
+    with closing(engine):
+        idle = engine._lanes["idle"]
+        idle._on_cpu = False
+        asyncio.run(last_of(engine, replace(question_for(11), model="idle")))
+        until(lambda: not idle.busy)
+        assert idle._steps is not None
+        failing(monkeypatch, torch.OutOfMemoryError("CUDA out of memory"), on=2)
+        assert all_at_once(engine) == alone()
+        assert idle._steps is None
+
+
 def several(engine: AnswerEngine) -> list[str]:
     """Eight answers to one question, started together."""
 

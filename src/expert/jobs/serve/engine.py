@@ -272,6 +272,8 @@ class AnswerEngine:
         else:
             lane.fail("out of memory" if halve else "an internal error", waiting=not lane.rows)
         self._note(reason)
+        for other in self._lanes.values():
+            other.drop_idle_cache()
         _release(lane)
 
 

@@ -200,6 +200,11 @@ class Lane:
         self.waiting.extendleft(reversed(rows))
         return True
 
+    def drop_idle_cache(self) -> None:
+        """Free the KV cache and CUDA graphs if no row uses them: another model lacks memory."""
+        if not self.rows:
+            self._steps = None
+
     def _clear(self) -> None:
         self._slots, self._steps, self._single_rows, self._joining = [], None, [], []
 
