@@ -101,6 +101,12 @@ def test_a_healthy_run_is_compute_bound_with_its_share_of_the_peak_which_a_cpu_h
     assert "The GPU computes 98 % of" in judged(finished_events(old)).sentence
 
 
+def test_a_run_far_below_what_its_card_reaches_is_not_called_good():
+    found = judged(finished_events(step_events(tokens_per_second=20_000.0)))
+    assert found.kind == "compute-bound"
+    assert found.sentence.startswith(wording("compute-bound-but-slow"))
+
+
 def test_back_to_back_copies_are_copy_bound():
     """As measured on an H200: slow copies in docs/benchmarks/planted-faults-h200.json."""
     phases = {"copy": 1.01, "forward": 0.29, "backward": 0.13, "other": 0.58}

@@ -13,9 +13,6 @@ from expert.insight.findings.memory import TOKENS_FILL_A_CARD
 from expert.insight.findings.verdict import MIN_PAUSE_SECONDS, PAUSE_BUDGET_SHARE, advised_interval
 from expert.insight.outcome import FAR_OVERFITTED, held_out_losses, judge_learning
 from expert.insight.step.anatomy import number
-from expert.insight.step.bands import expected_band
-from expert.manifest.schema.manifest import CHAR_GPT
-from expert.planning.machine.cards import card_by_nvml_name
 
 PAUSING_SHARE = 0.25
 """Share of the time; evaluating or saving for longer is too often."""
@@ -181,20 +178,9 @@ def below_measured_rate(found: Evidence) -> RuleResult | None:
 
 def below_the_band(found: Evidence) -> RuleResult | None:
     """Slower than models of this size run on this card, according to the shipped measurements."""
-    step, size = found.step, found.gpu_bytes
-    card = card_by_nvml_name(str(found.gpu_fact("name")), size) if size is not None else None
-    parameters = found.amount("model.parameters")
-    if not found.on_gpu or card is None or step is None or not parameters:
-        return None
-    band = expected_band(
-        card=card.slug,
-        parameters=int(parameters),
-        flops_per_token=found.amount("length.flops_per_token"),
-        peak_flops=found.amount("length.peak_flops"),
-        characters=found.planned("model.name") == CHAR_GPT,
-    )
-    rate = step.tokens_per_second
-    if band is None or rate is None or rate >= band.acceptable_from:
+    step, band = found.step, found.band
+    rate = step.tokens_per_second if step is not None else None
+    if step is None or band is None or rate is None or rate >= band.acceptable_from:
         return None
     word = "something is wrong" if rate < band.wrong_below else "slow"
     reached = f"{rate:,.0f} tokens/s where {band.reference:,.0f} can be reached; {band.because}"

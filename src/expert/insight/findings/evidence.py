@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 from expert.core.events import Event
 from expert.insight.record import RunRecord, listed, mapping
 from expert.insight.step.anatomy import Anatomy, StepAnatomy, finite, median, number
+from expert.insight.step.bands import Band, expected_band
 from expert.manifest.schema.manifest import CHAR_GPT, Manifest
+from expert.planning.machine.cards import card_by_nvml_name
 from expert.planning.memory.memory import H200
 
 if TYPE_CHECKING:
@@ -159,6 +161,21 @@ class Evidence:
     def gpu_bytes(self) -> int | None:
         size = self.gpu_fact("memory_total_bytes")
         return size if isinstance(size, int) else None
+
+    @property
+    def band(self) -> Band | None:
+        """How fast models of this size run on this card, according to the shipped measurements."""
+        size, parameters = self.gpu_bytes, self.amount("model.parameters")
+        card = card_by_nvml_name(str(self.gpu_fact("name")), size) if size is not None else None
+        if not self.on_gpu or card is None or not parameters:
+            return None
+        return expected_band(
+            card=card.slug,
+            parameters=int(parameters),
+            flops_per_token=self.amount("length.flops_per_token"),
+            peak_flops=self.amount("length.peak_flops"),
+            characters=self.planned("model.name") == CHAR_GPT,
+        )
 
     @property
     def cores(self) -> int | None:

@@ -287,6 +287,10 @@ def _computing(found: Evidence, step: StepAnatomy) -> Verdict:
     busy = percent(1 - step.idle_share if step.idle_share is not None else use or 0.0)
     rate = f" at {step.tokens_per_second:,.0f} tokens/s" if step.tokens_per_second else ""
     good, more, fix = "compute-bound: good.", "", ""
+    band, reached = found.band, step.tokens_per_second
+    if band is not None and reached is not None and reached < band.acceptable_from:
+        part = percent(reached / band.reference)
+        good = f"compute-bound, but at {part} of the rate that this card reaches with such a model."
     if found.padding_share is not None:
         good = f"compute-bound, but {percent(found.padding_share)} of what is computed is padding."
         fix = padding_fix(found)

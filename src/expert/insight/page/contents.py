@@ -142,7 +142,9 @@ def _tone(report: Report) -> Tone:
         return "warning"
     if report.verdict.kind == "unknown":
         return "note"
-    return "good" if report.verdict.kind == "compute-bound" else "warning"
+    if report.verdict.kind != "compute-bound":
+        return "warning"
+    return "good" if report.verdict.sentence.startswith("compute-bound: good.") else "note"
 
 
 def _sentence(report: Report) -> str:
