@@ -146,6 +146,23 @@ def test_a_batch_that_shrinks_and_grows_again_captures_each_size_once(recorder, 
     assert sizes <= {1, 2, 4, 8, 16}
 
 
+def test_the_cache_of_a_batch_stays_within_its_share_of_the_memory(recorder, monkeypatch):
+    """Also where its rows are rounded up to a power of two and its length to what it grows by."""
+    monkeypatch.setattr(answer_steps, "CACHE_GROWTH", {"cpu": 16})
+    advance, used = answer_steps.FixedSteps.advance, list[int]()
+
+    def measured(self: Any, tokens: Any) -> None:
+        used.append(self._cache.rows * self._cache.size)
+        advance(self, tokens)
+
+    monkeypatch.setattr(answer_steps.FixedSteps, "advance", measured)
+    with as_on_a_card() as engine:
+        batch = engine._lanes["demo"]
+        batch._budget = 600 * batch._bytes
+        assert all_at_once(engine) == alone()
+    assert 100 < max(used) <= 600
+
+
 @pytest.mark.parametrize(("oversized", "is_kept"), [(1, False), (9, True)])
 def test_a_cache_for_long_rows_is_not_used_for_short_ones(
     oversized, is_kept, recorder, monkeypatch

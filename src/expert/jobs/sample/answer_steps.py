@@ -122,6 +122,12 @@ def step_capture(device: torch.device) -> Capture | None:
     return CudaCapture() if device.type == "cuda" else None
 
 
+def cache_growth(device: str, filled: int, *, captured: bool) -> int:
+    """Tokens by which a cache with `filled` positions is extended."""
+    least = CACHE_GROWTH.get(device, CACHE_GROWTH["cpu"])
+    return max(least, filled // 2) if captured else least
+
+
 def read(answer_model: AnswerModel, group: Group) -> tuple[Any, Tensor, Tensor]:
     """Read left-padded prompts: returns the KV cache, the next tokens' scores and the mask."""
     import torch
@@ -164,7 +170,7 @@ class GrowingSteps:
 
     def __init__(self, answer_model: AnswerModel, groups: Sequence[Group]) -> None:
         (group,) = groups
-        self._speaker = answer_model
+        self._answer_model = answer_model
         self._past, self.scores, self._mask = read(answer_model, group)
 
     def advance(self, tokens: Tensor) -> None:
@@ -172,8 +178,8 @@ class GrowingSteps:
 
         self._mask = torch.cat([self._mask, self._mask.new_ones(len(tokens), 1)], dim=1)
         # Finished rows continue past the context, and are ignored.
-        positions = (self._mask.sum(1, keepdim=True) - 1).clamp(max=self._speaker.context - 1)
-        output = self._speaker.model(
+        positions = (self._mask.sum(1, keepdim=True) - 1).clamp(max=self._answer_model.context - 1)
+        output = self._answer_model.model(
             input_ids=tokens[:, None],
             attention_mask=self._mask,
             position_ids=positions,
@@ -203,7 +209,7 @@ class FixedSteps:
 
         from expert.model.fixed_cache import FixedCache
 
-        self._speaker, device = answer_model, answer_model.device
+        self._answer_model, device = answer_model, answer_model.device
         self._capture = answer_model.recorder()
         self.active = max(rows, sum(map(len, groups)))
         width = max(len(prompt) for group in groups for prompt in group) + answer_model.soft_tokens
@@ -229,7 +235,10 @@ class FixedSteps:
 
     def join(self, groups: Sequence[Group], rows: Sequence[int]) -> None:
         """Read more prompts into these finished rows, in their order."""
-        width = max(len(prompt) for group in groups for prompt in group) + self._speaker.soft_tokens
+        width = (
+            max(len(prompt) for group in groups for prompt in group)
+            + self._answer_model.soft_tokens
+        )
         missing = width - self._cache.filled
         if missing > 0 and self._capture is not None and width < self._cache.size:
             self._move(missing)
@@ -269,8 +278,8 @@ class FixedSteps:
 
         cache, first = self._cache, 0
         for group in groups:
-            past, scores, mask = read(self._speaker, group)
-            index = torch.tensor(rows[first : first + len(group)], device=self._speaker.device)
+            past, scores, mask = read(self._answer_model, group)
+            index = torch.tensor(rows[first : first + len(group)], device=self._answer_model.device)
             cache.put(past, index)
             own = torch.zeros((len(group), cache.size), dtype=torch.bool, device=mask.device)
             own[:, cache.filled - mask.shape[1] : cache.filled] = mask.bool()
@@ -332,9 +341,7 @@ class FixedSteps:
         self._scores = F.pad(self._scores[:rows], (0, 0, 0, more))
 
     def _more_room(self, filled: int) -> int:
-        room = CACHE_GROWTH.get(self._speaker.device.type, CACHE_GROWTH["cpu"])
-        if self._capture is not None:
-            room = max(room, filled // 2)
+        room = cache_growth(self._answer_model.device.type, filled, captured=bool(self._capture))
         return max(1, min(room, self._most - filled))
 
     def _forget(self) -> None:
@@ -353,7 +360,7 @@ class FixedSteps:
             _, self._replays[self.active] = captured(lambda: [self._step()], record)
         except GraphsUnavailable as error:
             self._capture = None
-            self._speaker.disable_graphs(str(error))
+            self._answer_model.disable_graphs(str(error))
 
     def _step(self) -> Tensor:
         """Scores of the next tokens; everything a step changes is on the device."""
@@ -362,9 +369,9 @@ class FixedSteps:
             self._pasts[rows] = self._cache.for_transformers(rows)
         positions, mask = self._positions[:rows], self._mask[:rows]
         # Finished rows continue past the context, and are ignored.
-        positions.add_(1).clamp_(max=self._speaker.context - 1)
+        positions.add_(1).clamp_(max=self._answer_model.context - 1)
         mask.index_fill_(3, self._cache.place, True)
-        output = self._speaker.model(
+        output = self._answer_model.model(
             input_ids=self._tokens[:rows],
             attention_mask=mask,
             position_ids=positions,

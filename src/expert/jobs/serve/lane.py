@@ -22,6 +22,7 @@ from expert.jobs.sample.answer_steps import (
     AnswerModel,
     FixedSteps,
     Steps,
+    cache_growth,
 )
 from expert.jobs.sample.token_choice import Penalty, row_draws, sample_tokens, seen_tokens
 
@@ -42,7 +43,8 @@ SMALL_BATCH = 8
 """Largest batch if the size of the KV cache is unknown, or the model cannot batch."""
 JOIN_EVERY = 4
 """On a GPU, tokens of running answers between two prefills: a prefill of a few prompts is limited
-by its launches, and takes as long as several captured steps or as one for many prompts."""
+by its launches, and takes as long as several captured steps or as one for many prompts. Other
+values were not measured."""
 ONE_PASS = 8192
 """On a GPU, prompts with fewer tokens, padding included, are prefilled in one pass."""
 
@@ -119,7 +121,11 @@ class Lane:
         """`share`: of the KV cache memory, which the lanes of all models share."""
         kind = answer_model.device.type
         self.waiting: deque[AnswerRow] = deque()
-        self._speaker, self.device, self._on_cpu = answer_model, answer_model.device, kind == "cpu"
+        self._answer_model, self.device, self._on_cpu = (
+            answer_model,
+            answer_model.device,
+            kind == "cpu",
+        )
         self._prefill_tokens = PREFILL_TOKENS.get(kind, PREFILL_TOKENS["cpu"])
         self.most = most or MOST_ROWS.get(kind, MOST_ROWS["cpu"])
         self._bytes = answer_model.kv_bytes_per_token
@@ -233,8 +239,8 @@ class Lane:
             return
         self._since_join = 0
         for row in joining:
-            row.begin(self._speaker)
-        if self._speaker.fixed:
+            row.begin(self._answer_model)
+        if self._answer_model.fixed:
             joining.sort(key=lambda row: -len(row.ids))
             prompts = [row.ids for row in joining]
             one_pass = not self._on_cpu and len(prompts) * len(prompts[0]) <= ONE_PASS
@@ -244,8 +250,10 @@ class Lane:
         self._joining = []
 
     def _fits(self, rows: Sequence[AnswerRow]) -> bool:
-        longest = max(row.most for row in rows) + self._speaker.soft_tokens
-        return len(rows) * longest * self._bytes <= self._budget
+        length = max(row.most for row in rows) + self._answer_model.soft_tokens
+        if not self._on_cpu:  # allocated in powers of two, with room to move in
+            length += cache_growth(self.device.type, length, captured=True)
+        return self._rounded(len(rows)) * length * self._bytes <= self._budget
 
     def _join(self, joining: list[AnswerRow], groups: list[list[list[int]]]) -> None:
         import torch
@@ -269,10 +277,10 @@ class Lane:
     def _begin(self, joining: list[AnswerRow], groups: list[list[list[int]]]) -> None:
         """A new batch, in the memory and with the CUDA graphs of the last one if they fit."""
         rows = self._rounded(len(joining))
-        longest = max(row.most for row in joining) + self._speaker.soft_tokens
+        longest = max(row.most for row in joining) + self._answer_model.soft_tokens
         if self._steps is None or not self._steps.suits(rows, longest):
             self._steps = None  # before the new one is allocated
-            self._steps = FixedSteps(self._speaker, groups, NO_CONTEXT_LIMIT, rows=rows)
+            self._steps = FixedSteps(self._answer_model, groups, NO_CONTEXT_LIMIT, rows=rows)
         else:
             self._steps.clear(rows)
             self._steps.join(groups, range(len(joining)))
@@ -332,7 +340,7 @@ class Lane:
         for single in list(self._single_rows):
             if single.steps is None:
                 room = single.row.how.max_new_tokens
-                single.steps = self._speaker.begin([[single.row.prompt]], room)
+                single.steps = self._answer_model.begin([[single.row.prompt]], room)
             for _ in range(min(REPLAY_TOKENS, len(single.to_replay))):
                 single.steps.advance(one(single.to_replay.popleft()))
             if not single.to_replay:
