@@ -126,9 +126,13 @@ def test_clients_at_once_get_the_answers_of_expert_sample(monkeypatch):
     assert len(set(expected)) > CLIENTS / 2, "all alike would prove nothing"
     monkeypatch.setattr(CudaCapture, "__call__", counted)
     with serving(f"demo={trained('lora')}") as (engine, notes):
-        for _ in range(2):
+        for _ in range(4):  # a shape of prompts is captured when it comes a third time
             assert all_at_once(engine, "demo") == expected
+        alone = [asyncio.run(last_of(engine, question(1))).text for _ in range(4)]
+        assert alone == [expected[1]] * 4
         assert notes == []
+        shapes = engine._lanes["demo"]._reader._shapes.values()
+        assert any(shape.replay for shape in shapes) == ON_CARD
     assert bool(recorded) == ON_CARD
 
 
@@ -189,7 +193,7 @@ def full_card() -> Iterator[None]:
 
 @card_only
 def test_memory_that_runs_out_while_prompts_are_read_costs_no_answer(monkeypatch):
-    read, rows = answer_steps.read, []
+    read, rows = answer_steps.AnswerModel.read, []
 
     def cramped(answer_model: Any, group: Any) -> Any:
         rows.append(len(group))
@@ -200,7 +204,7 @@ def test_memory_that_runs_out_while_prompts_are_read_costs_no_answer(monkeypatch
 
     expected = sampled("lora")
     with serving(f"demo={trained('lora')}") as (engine, notes):
-        monkeypatch.setattr(answer_steps, "read", cramped)
+        monkeypatch.setattr(answer_steps.AnswerModel, "read", cramped)
         assert several(engine) == [expected[1]] * FEW
         assert rows[:2] == [FEW, FEW // 2]
         assert [text.partition(":")[0] for text in notes] == ["OutOfMemoryError"]

@@ -129,7 +129,7 @@ def test_rows_that_have_ended_are_cleared_away(temperature, monkeypatch):
 
 
 def test_what_does_not_fit_is_halved_and_nothing_is_lost(monkeypatch):
-    read = answer_steps.read
+    read = answer_steps.AnswerModel.read
     sizes = []
 
     def small_card(answer_model, group):
@@ -139,7 +139,7 @@ def test_what_does_not_fit_is_halved_and_nothing_is_lost(monkeypatch):
         return read(answer_model, group)
 
     expected = asked("lora", GREEDY)
-    monkeypatch.setattr(answer_steps, "read", small_card)
+    monkeypatch.setattr(answer_steps.AnswerModel, "read", small_card)
     reported: list[tuple[int, int]] = []
     found = answer_all(
         loaded("lora"),
@@ -170,7 +170,7 @@ def test_where_cudnns_kernel_fails_answers_and_losses_come_from_others(monkeypat
     said = (Turn("assistant", "cat"),)
     rows = [Example((*question(p).turns, *said)) for p in PROMPTS]
     expected, losses = asked("lora", GREEDY), row_losses(loaded("lora"), rows)
-    for module, name in ((answer_steps, "read"), (evaluation, "evaluate")):
+    for module, name in ((answer_steps.AnswerModel, "read"), (evaluation, "evaluate")):
         own = getattr(module, name)
         monkeypatch.setattr(module, name, lambda *given, own=own: failing_cudnn() or own(*given))
     reported: list[str] = []
@@ -226,13 +226,13 @@ LENGTHS = [question(f"say {'cat and ' * count}dog") for count in (20, 19, 5, 14,
 def test_prompts_of_all_lengths_are_read_in_groups_and_answered_alike(way, monkeypatch):
     how = replace(WAYS[way], max_new_tokens=16)  # more than there is room for at first
     expected = answer_all(loaded("lora"), LENGTHS, how, rows=1)
-    read, groups = answer_steps.read, []
+    read, groups = answer_steps.AnswerModel.read, []
 
     def counted(answer_model, group):
         groups.append(len(group))
         return read(answer_model, group)
 
-    monkeypatch.setattr(answer_steps, "read", counted)
+    monkeypatch.setattr(answer_steps.AnswerModel, "read", counted)
     monkeypatch.setattr(answering, "MIN_PASS_TOKENS", 0)
     monkeypatch.setattr(answer_steps, "CACHE_GROWTH", {"cpu": 3})
     assert answer_all(loaded("lora"), LENGTHS, how) == expected

@@ -163,8 +163,36 @@ class FixedCache:
         return _layer_class()(room(keys), room(values), self.place)
 
 
+class PromptMemory:
+    """Memory for the keys and values of prompts; all their shapes share it, since one is read at a
+    time."""
+
+    def __init__(self, past: Any, tokens: int) -> None:
+        """For as many tokens of a model with this cache, padding included."""
+        self._layers = [
+            tuple(like.new_empty((tokens, like.shape[1], like.shape[3])) for like in pair)
+            for pair in ((layer.keys, layer.values) for layer in past.layers)
+        ]
+
+    def for_transformers(self, rows: int, width: int) -> Any:
+        """A cache that stores the keys and values of one pass over prompts of this shape."""
+
+        def shaped(memory: Tensor) -> Tensor:
+            part = memory[: rows * width]
+            return part.view(rows, memory.shape[1], width, memory.shape[2])
+
+        layers = [_prompt_layer_class()(*map(shaped, layer)) for layer in self._layers]
+        return importlib.import_module("transformers.cache_utils").Cache(layers=layers)
+
+
+def last_positions(past: Any, rows: int, width: int) -> Any:
+    """The first rows and last positions of a cache of prompts, which are padded on the left."""
+    layers = [layer.last(rows, width) for layer in past.layers]
+    return importlib.import_module("transformers.cache_utils").Cache(layers=layers)
+
+
 def aligned_length(places: int) -> int:
-    """Round up to a multiple of `EVEN`."""
+    """Round up to a multiple of CACHE_ALIGNMENT."""
     return -(-places // CACHE_ALIGNMENT) * CACHE_ALIGNMENT
 
 
@@ -200,3 +228,35 @@ def _layer_class() -> Any:
             return int(self.keys.shape[2])
 
     return FixedLayer
+
+
+@functools.cache
+def _prompt_layer_class() -> Any:
+    mixin: Any = importlib.import_module("transformers.cache_utils").CacheLayerMixin
+
+    class PromptLayer(mixin):  # type: ignore[misc]
+        def __init__(self, keys: Tensor, values: Tensor) -> None:
+            super().__init__()
+            self.keys, self.values, self.is_initialized = keys, values, True
+
+        def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+            self.keys.copy_(keys)
+            self.values.copy_(values)
+            return keys, values
+
+        def last(self, rows: int, width: int) -> PromptLayer:
+            return PromptLayer(self.keys[:rows, :, -width:], self.values[:rows, :, -width:])
+
+        def lazy_initialization(self, keys: Tensor, values: Tensor) -> None:
+            """Nothing to initialise."""
+
+        def get_seq_length(self) -> int:
+            return 0
+
+        def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+            return query_length, 0
+
+        def get_max_length(self) -> int:
+            return int(self.keys.shape[2])
+
+    return PromptLayer

@@ -16,6 +16,7 @@ from expert.data.records import Turn
 from expert.jobs.sample import answer_steps
 from expert.jobs.sample.sample import Conversation, load_expert
 from expert.jobs.serve import engine as engines
+from expert.jobs.serve import prompt_reader
 from expert.jobs.serve.engine import AnswerEngine, Finished, Question, RequestError, Stopped
 from expert.jobs.serve.lane import AnswerRow, choose_tokens
 from expert.jobs.serve.models import load_models
@@ -96,6 +97,7 @@ def recorder(monkeypatch: Any) -> Any:
 
     monkeypatch.setattr(answer_steps.FixedSteps, "_capture_step", told)
     monkeypatch.setattr(answer_steps, "step_capture", lambda device: found)
+    monkeypatch.setattr(prompt_reader, "MOST_TOKENS", 0)  # only steps are captured
     return found
 
 
@@ -277,7 +279,7 @@ def several(engine: AnswerEngine) -> list[str]:
 @pytest.mark.parametrize("begun", [False, True])
 def test_out_of_memory_in_prefill_halves_the_batch(begun, monkeypatch):
     """The prompts of a new batch, or of rows that join one."""
-    read, rows = answer_steps.read, []
+    read, rows = answer_steps.AnswerModel.read, []
 
     def cramped(answer_model: Any, group: Any) -> Any:
         rows.append(len(group))
@@ -285,7 +287,7 @@ def test_out_of_memory_in_prefill_halves_the_batch(begun, monkeypatch):
             raise torch.OutOfMemoryError("CUDA out of memory")
         return read(answer_model, group)
 
-    monkeypatch.setattr(answer_steps, "read", cramped)
+    monkeypatch.setattr(answer_steps.AnswerModel, "read", cramped)
     with working(parallel=8) as engine:
         if begun:
             engine._lanes["demo"]._prefill_tokens = 40  # a few prompts a turn
@@ -294,7 +296,7 @@ def test_out_of_memory_in_prefill_halves_the_batch(begun, monkeypatch):
 
 
 def test_a_prompt_too_large_for_memory_fails_alone(monkeypatch):
-    read = answer_steps.read
+    read = answer_steps.AnswerModel.read
 
     def cramped(answer_model: Any, group: Any) -> Any:
         if max(map(len, group)) > 200:
@@ -302,7 +304,7 @@ def test_a_prompt_too_large_for_memory_fails_alone(monkeypatch):
         return read(answer_model, group)
 
     engine = AnswerEngine(models(), parallel=1)
-    monkeypatch.setattr(answer_steps, "read", cramped)
+    monkeypatch.setattr(answer_steps.AnswerModel, "read", cramped)
     large = Question(model="demo", turns=(Turn("user", "word " * 42),), seed=5)
 
     async def both() -> list[Any]:

@@ -50,6 +50,8 @@ CACHE_SHARE = 0.4
 
 Group = Sequence[Sequence[int]]
 """Prompts that are read together, as tokens."""
+Reader = Callable[[Group], tuple[Any, "Tensor", "Tensor"]]
+"""Reads left-padded prompts: returns the KV cache, the next tokens' scores and the mask."""
 
 
 class AnswerModel:
@@ -104,6 +106,34 @@ class AnswerModel:
         group if the cache cannot be fixed."""
         return FixedSteps(self, groups, room) if self.fixed else GrowingSteps(self, groups)
 
+    def read(self, group: Group) -> tuple[Any, Tensor, Tensor]:
+        """Read left-padded prompts: returns the KV cache, the next tokens' scores and the mask."""
+        import torch
+
+        soft, soft_tokens = self.soft, self.soft_tokens
+        width = max(map(len, group)) + soft_tokens
+        ids = torch.zeros((len(group), width), dtype=torch.int64)
+        mask = torch.zeros_like(ids)
+        for place, prompt in enumerate(group):
+            ids[place, width - len(prompt) :] = torch.tensor(prompt)
+            mask[place, width - len(prompt) - soft_tokens :] = 1
+        ids, mask = ids.to(self.device), mask.to(self.device)
+        inputs = {"input_ids": ids}
+        if soft is not None:
+            words = self.model.get_input_embeddings()(ids)
+            for place, prompt in enumerate(group):
+                end = width - len(prompt)
+                words[place, end - soft_tokens : end] = soft.to(words.device, words.dtype)
+            inputs = {"inputs_embeds": words}
+        output = self.model(
+            **inputs,
+            attention_mask=mask,
+            position_ids=(mask.cumsum(1) - 1).clamp(min=0),
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        return output.past_key_values, output.logits[:, -1].float(), mask
+
     def recorder(self) -> Capture | None:
         """Captures the steps of one batch. Each batch gets its own: after running out of memory
         during a capture it cannot be trusted any more."""
@@ -128,40 +158,6 @@ def cache_growth(device: str, filled: int, *, captured: bool) -> int:
     return max(least, filled // 2) if captured else least
 
 
-def read(answer_model: AnswerModel, group: Group) -> tuple[Any, Tensor, Tensor]:
-    """Read left-padded prompts: returns the KV cache, the next tokens' scores and the mask."""
-    import torch
-
-    model, soft, soft_tokens, device = (
-        answer_model.model,
-        answer_model.soft,
-        answer_model.soft_tokens,
-        answer_model.device,
-    )
-    width = max(map(len, group)) + soft_tokens
-    ids = torch.zeros((len(group), width), dtype=torch.int64)
-    mask = torch.zeros_like(ids)
-    for place, prompt in enumerate(group):
-        ids[place, width - len(prompt) :] = torch.tensor(prompt)
-        mask[place, width - len(prompt) - soft_tokens :] = 1
-    ids, mask = ids.to(device), mask.to(device)
-    inputs = {"input_ids": ids}
-    if soft is not None:
-        words = model.get_input_embeddings()(ids)
-        for place, prompt in enumerate(group):
-            end = width - len(prompt)
-            words[place, end - soft_tokens : end] = soft.to(words.device, words.dtype)
-        inputs = {"inputs_embeds": words}
-    output = model(
-        **inputs,
-        attention_mask=mask,
-        position_ids=(mask.cumsum(1) - 1).clamp(min=0),
-        use_cache=True,
-        logits_to_keep=1,
-    )
-    return output.past_key_values, output.logits[:, -1].float(), mask
-
-
 class GrowingSteps:
     """Rows continued token by token, with transformers' cache, which is copied at every step.
     `scores`: of the next token of every row."""
@@ -171,7 +167,7 @@ class GrowingSteps:
     def __init__(self, answer_model: AnswerModel, groups: Sequence[Group]) -> None:
         (group,) = groups
         self._answer_model = answer_model
-        self._past, self.scores, self._mask = read(answer_model, group)
+        self._past, self.scores, self._mask = answer_model.read(group)
 
     def advance(self, tokens: Tensor) -> None:
         import torch
@@ -202,14 +198,22 @@ class FixedSteps:
     """
 
     def __init__(
-        self, answer_model: AnswerModel, groups: Sequence[Group], room: int, *, rows: int = 0
+        self,
+        answer_model: AnswerModel,
+        groups: Sequence[Group],
+        room: int,
+        *,
+        rows: int = 0,
+        reader: Reader | None = None,
     ) -> None:
-        """`rows`: memory is allocated for at least so many."""
+        """`rows`: memory is allocated for at least so many. `reader`: reads prompts instead of the
+        model's `read`."""
         import torch
 
         from expert.model.fixed_cache import FixedCache
 
         self._answer_model, device = answer_model, answer_model.device
+        self._read = reader or answer_model.read
         self._capture = answer_model.recorder()
         self.active = max(rows, sum(map(len, groups)))
         width = max(len(prompt) for group in groups for prompt in group) + answer_model.soft_tokens
@@ -278,7 +282,7 @@ class FixedSteps:
 
         cache, first = self._cache, 0
         for group in groups:
-            past, scores, mask = read(self._answer_model, group)
+            past, scores, mask = self._read(group)
             index = torch.tensor(rows[first : first + len(group)], device=self._answer_model.device)
             cache.put(past, index)
             own = torch.zeros((len(group), cache.size), dtype=torch.bool, device=mask.device)
