@@ -20,6 +20,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -69,7 +70,12 @@ def commands(args: argparse.Namespace) -> dict[str, list[str]]:
 def started(command: list[str], port: int) -> Iterator[psutil.Process]:
     """A server, once it answers."""
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen(command, **quiet) as process:  # type: ignore[call-overload]
+    with (
+        tempfile.TemporaryDirectory() as hub,  # transformers lists its models, and fails without it
+        subprocess.Popen(  # type: ignore[call-overload]
+            command, env={**os.environ, "HF_HUB_CACHE": hub}, **quiet
+        ) as process,
+    ):
         try:
             until = time.monotonic() + PATIENCE_SECONDS
             while True:
