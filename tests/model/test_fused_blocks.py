@@ -263,6 +263,49 @@ def test_a_second_backward_gives_the_same(tmp_path):
 
 
 @torch.no_grad()
+def answered(loaded: LoadedModel) -> list[Tensor]:
+    """The scores of a padded batch of two prompts, and of four tokens after them."""
+    loaded.module.eval()
+    mask = torch.tensor([[1] * 6, [0, 0, 1, 1, 1, 1]])
+    ids, past, scores = torch.tensor([[5, 6, 7, 8, 9, 3], [0, 0, 4, 3, 2, 7]]), None, []
+    with torch.inference_mode():
+        for _ in range(5):
+            positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+            output = loaded.causal_lm(
+                input_ids=ids,
+                attention_mask=mask,
+                position_ids=positions,
+                past_key_values=past,
+                use_cache=True,
+            )
+            past, ids = output.past_key_values, output.logits[:, -1:].argmax(-1)
+            scores.append(output.logits[:, -1])
+            mask = torch.cat([mask, mask.new_ones(2, 1)], dim=1)
+    return scores
+
+
+@each("kind", ["lora", "dora", "none"])
+@each("family", ["llama", "qwen3", "mistral", "qwen2"])
+def test_answers_with_a_kv_cache_are_those_of_plain_blocks(tmp_path, family, kind):
+    folder = tiny_model(tmp_path / "model", family)
+    expected = answered(a_model(folder, kind=kind, fused=False))
+    fused = a_model(folder, kind=kind, fused=False)
+    assert fuse_blocks(fused.blocks, ADAPTER, to_answer=True) == ""
+    assert_equal(answered(fused), expected)
+
+
+@each("kind", ["ia3", "lokr"])
+def test_other_adapters_answer_with_plain_blocks(llama, kind):
+    loaded = a_model(llama, kind=kind, fused=False)
+    assert fuse_blocks(loaded.blocks, ADAPTER, to_answer=True)
+    assert not isinstance(loaded.blocks[0].forward, FusedForward)
+
+
+def test_a_quantised_base_answers_with_plain_blocks(llama):
+    loaded = a_model(llama, quantization="int8", fused=False)
+    assert fuse_blocks(loaded.blocks, ADAPTER, to_answer=True)
+
+
 def test_an_adapter_that_is_off_is_left_to_transformers(llama):
     batch = make_batch([documents(20, 11)])
     losses = []

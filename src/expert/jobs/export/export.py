@@ -204,6 +204,7 @@ def _load_trained(source: ExportRequest, *, quantised: bool) -> Trained:
         precision=source.dtype if merged else None,
         # Merged in float32 and rounded once.
         adapter_dtype=torch.float32 if merged else None,
+        fused=False,
     )
     if source.gguf and source.kind == "model":
         # As the run computed with them: whole weights are saved in float32, and rounding those of

@@ -27,7 +27,7 @@ from expert.planning.run_plan import (
     RunPlan,
 )
 from expert.run.stored.choose_checkpoint import Choice
-from expert.run.stored.load import BaseMismatch, Trained, load_base, loading
+from expert.run.stored.load import BaseMismatch, Trained, fuse_to_answer, load_base, loading
 
 if TYPE_CHECKING:
     import torch
@@ -128,8 +128,9 @@ def _load(path: Path, plan: RunPlan, trained_on: str, *, device: torch.device) -
     from expert.data.template.text_tools import text_tools
     from expert.run.session.identity import BaseWeights
 
-    trained = load_base(plan, device=device)
-    if plan.adapter.type == "none":  # merged
+    merged = plan.adapter.type == "none"
+    trained = load_base(plan, device=device, fused=merged)
+    if merged:
         return replace(trained, choice=Choice(name=EXPORT, path=path, step=None))
     here = BaseWeights(plan)()["weights"] or ""
     # A hub commit cannot be compared with a hash of files.
@@ -147,10 +148,12 @@ def _load(path: Path, plan: RunPlan, trained_on: str, *, device: torch.device) -
         )
         encoder, template = text_tools(path, None)
     module.eval().requires_grad_(False)
+    loaded = replace(trained.loaded, module=module, adapter=plan.adapter)
+    fuse_to_answer(loaded, device)
     return replace(
         trained,
         choice=Choice(name=EXPORT, path=path, step=None),
-        loaded=replace(trained.loaded, module=module, adapter=plan.adapter),
+        loaded=loaded,
         encoder=encoder,
         template=template,
         tokenizer_folder=path,

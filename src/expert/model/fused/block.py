@@ -204,7 +204,8 @@ class FusedForward:
         self.plain: Callable[..., Any] = block.forward
         self._attention = block.self_attn
         self._window = window_of(block)
-        self._adapted = next(layer for layer in layers_of(block) if has_adapter(layer, adapter))
+        adapted = (layer for layer in layers_of(block) if has_adapter(layer, adapter))
+        self._adapted: Any = next(adapted, None)
         self.parts = parts_of(block, adapter)
         self._evaluated = without_float8_products(self.parts)
 
@@ -217,17 +218,13 @@ class FusedForward:
         **more: Any,
     ) -> Any:
         layer = self._adapted
-        if (
-            args
-            or position_embeddings is None
-            or past_key_values is not None
-            or layer.disable_adapters
-            or layer.merged
-            or not hidden_states.is_contiguous()
-        ):
+        switched_off = layer is not None and (layer.disable_adapters or layer.merged)
+        contiguous = hidden_states.is_contiguous()
+        if args or position_embeddings is None or switched_off or not contiguous:
             more |= {"position_embeddings": position_embeddings, "past_key_values": past_key_values}
             return self.plain(hidden_states, *args, **more)
-        parts, shape = self.parts if layer.training else self._evaluated, hidden_states.shape
+        parts = self.parts if self._attention.training else self._evaluated
+        shape = hidden_states.shape
         cos, sin = (
             part.expand(*shape[:-1], -1).reshape(-1, parts.width) for part in position_embeddings
         )
@@ -235,6 +232,9 @@ class FusedForward:
         run: Any = QueriesKeysValues.apply
         inputs = (hidden_states, cos, sin, parts, of_qkv)
         queries, keys, values, hidden = run(*inputs, *parts.qkv.trained())
+        if past_key_values is not None:
+            index = self._attention.layer_idx
+            keys, values = past_key_values.update(keys, values, index)
         attended = self._attended(queries, keys, values, more).reshape(-1, parts.out.inputs)
         run = AttentionOutput.apply
         hidden = run(attended, hidden, parts, of_out, *parts.out.trained())
@@ -244,7 +244,7 @@ class FusedForward:
     def _seeds(self, device: torch.device) -> list[Tensor | None]:
         parts = self.parts
         products = (parts.qkv, parts.out, parts.gate_up, parts.down)
-        if not self._adapted.training or not any(product.dropout for product in products):
+        if not self._attention.training or not any(product.dropout for product in products):
             return [None] * len(products)
         counts = [len(product.firsts) for product in products]
         drawn = seeds_of(sum(counts), device)
@@ -272,10 +272,13 @@ class FusedForward:
 _UNREAD = ("position_ids", "use_cache", "cache_position")
 
 
-def fuse_blocks(blocks: Sequence[nn.Module], adapter: str) -> str:
-    """Replace `forward` of all blocks by the fused one; or of none, and return the reason."""
+def fuse_blocks(blocks: Sequence[nn.Module], adapter: str, *, to_answer: bool = False) -> str:
+    """Replace `forward` of all blocks by the fused one; or of none, and return the reason.
+
+    `to_answer`: not to train, so that blocks need no adapter. Quantised weights are then refused:
+    they would be dequantised for every token."""
     for block in blocks:
-        reason = fusion_obstacle(block, adapter)
+        reason = fusion_obstacle(block, adapter, to_answer=to_answer)
         if reason:
             return reason
     for block in blocks:
@@ -325,7 +328,7 @@ def window_of(block: Any) -> int | None:
     return getattr(attention.config, "sliding_window", None) if alike else None
 
 
-def fusion_obstacle(block: Any, adapter: str) -> str:
+def fusion_obstacle(block: Any, adapter: str, *, to_answer: bool = False) -> str:
     """Why a block cannot be fused; empty if it can."""
     if type(block).__name__ not in SUPPORTED_BLOCKS:
         return f"{type(block).__name__} is not one of {', '.join(SUPPORTED_BLOCKS)}"
@@ -336,8 +339,15 @@ def fusion_obstacle(block: Any, adapter: str) -> str:
         return f"the activation is {type(mlp.act_fn).__name__}, not SiLU"
     layers = layers_of(block)
     adapted = [layer for layer in layers if has_adapter(layer, adapter)]
-    if not adapted:
+    if not adapted and not to_answer:
         return "no linear layer of the block has an adapter"
+    like = block.input_layernorm.weight.dtype
+    for layer in layers if to_answer else ():
+        base = base_of(layer)
+        if type(base) is not nn.Linear or base.weight.dtype != like:
+            return f"a base layer is {type(base).__name__} in {base.weight.dtype}"
+        if layer is not base and layer not in adapted:
+            return f"the adapter is {type(layer).__name__}"
     reason = next((reason for layer in adapted if (reason := _layer_obstacle(layer, adapter))), "")
     if reason:
         return reason

@@ -155,11 +155,12 @@ def load_trained(
     quantised: bool = True,
     precision: str | None = None,
     adapter_dtype: torch.dtype | None = None,
+    fused: bool = True,
 ) -> Trained:
     """The base with the trained weights, ready to answer: no dropout or gradients, plain attention.
 
     Without `quantised` the base is loaded unquantised; `precision` and `adapter_dtype` default to
-    those of the run.
+    those of the run. Without `fused`, blocks and weights stay as transformers knows them.
     """
     base_warning(folder, plan)
     weights = BaseWeights(plan)
@@ -173,7 +174,21 @@ def load_trained(
             f"{plan.model.location}: its weights are not those {folder.path} was trained on: put "
             "the old ones back, or train it again"
         )
+    if fused:
+        fuse_to_answer(loaded, device)
     return _ready_to_answer(plan, choice, loaded, device)
+
+
+def fuse_to_answer(loaded: LoadedModel, device: torch.device) -> None:
+    """Fuse the blocks on a GPU if they can be: a token then takes a third of the kernels."""
+    from expert.model.adapters import ADAPTER
+    from expert.model.fused.block import fuse_blocks
+    from expert.model.fused.kernels import triton_failure
+    from expert.model.switches import LOW_RANK
+
+    fusible = loaded.adapter.type in (*LOW_RANK, "full", "none") and loaded.characters is None
+    if device.type == "cuda" and fusible and not triton_failure(device):
+        fuse_blocks(loaded.blocks, ADAPTER, to_answer=True)
 
 
 @contextmanager
@@ -194,7 +209,7 @@ def loading(path: Path) -> Iterator[None]:
         ) from error
 
 
-def load_base(plan: RunPlan, *, device: torch.device) -> Trained:
+def load_base(plan: RunPlan, *, device: torch.device, fused: bool = True) -> Trained:
     """The base of a run without its trained weights, used the same way."""
     if plan.model.name == CHAR_GPT:
         raise StateNotFound(
@@ -205,6 +220,8 @@ def load_base(plan: RunPlan, *, device: torch.device) -> Trained:
     nothing = Choice(name=BASE, path=Path(), step=None)
     loaded = _loaded(plan.model_copy(update={"adapter": bare}), nothing, device)
     assert loaded.folder is not None
+    if fused:
+        fuse_to_answer(loaded, device)
     return _ready_to_answer(plan, replace(nothing, path=loaded.folder), loaded, device)
 
 
