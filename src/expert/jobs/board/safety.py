@@ -6,12 +6,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
-import ipaddress
 import socket
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, quote, urlencode
 
-from expert.jobs.serve.listen import is_loopback
+from expert.jobs.serve.listen import host_name, is_address, is_loopback
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -125,25 +124,13 @@ class Guard:
     def is_own_host(self, host: str) -> bool:
         """Whether a Host header names this machine: with DNS rebinding, pages of another name would
         count as ours. A tunnel may use any port."""
-        name = host.rpartition(":")[0] if _has_port(host) else host
-        name = name.strip("[]").lower()
-        if name in self._own:
-            return True
-        try:
-            address = ipaddress.ip_address(name)
-        except ValueError:
-            return False
-        return address.is_loopback or self._any_address
+        name = host_name(host)
+        return name in self._own or is_loopback(name) or (self._any_address and is_address(name))
 
     def _is_known(self, cookies: str) -> bool:
         pairs = (pair.strip().partition("=") for pair in cookies.split(";"))
         values = [value for name, _, value in pairs if name == COOKIE]
         return any(hmac.compare_digest(value.encode(), self.cookie.encode()) for value in values)
-
-
-def _has_port(host: str) -> bool:
-    head, colon, port = host.rpartition(":")
-    return bool(colon) and port.isdigit() and (head.endswith("]") or ":" not in head)
 
 
 def _limited(scope: Scope, headers: dict[str, str], receive: Receive) -> Receive:

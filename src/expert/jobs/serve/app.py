@@ -14,6 +14,7 @@ from expert.core.errors import ExpertError
 from expert.core.text import duration, gib
 from expert.jobs.serve.answers import Reply
 from expert.jobs.serve.engine import AnswerEngine, Finished, PendingAnswers, RequestError, Stopped
+from expert.jobs.serve.listen import host_name, is_loopback
 from expert.jobs.serve.models import model_entry
 from expert.jobs.serve.requests import ChatRequest, TextRequest, checked, read_json
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from starlette.responses import Response
     from starlette.types import Message, Receive, Scope, Send
 
-LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 MAX_BODY_BYTES = 2**20
 """Bytes; 100,000 words take about half of it."""
 BODY_SECONDS = 20
@@ -159,7 +159,7 @@ class RequestGuard:
         host, origin = of(b"host"), of(b"origin")
         if len(host) != 1:
             raise RequestError(400, "a request needs exactly one Host header")
-        if self._limits.loopback and _without_port(host[0]) not in LOOPBACK:
+        if self._limits.loopback and not is_loopback(host_name(host[0])):
             raise RequestError(403, f"the host {host[0]!r} is refused: only this machine is served")
         # Browsers send the origin of a page; pages of other sites are refused.
         if origin and origin[0].partition("://")[2] != host[0]:
@@ -169,11 +169,6 @@ class RequestGuard:
             wanted = f"Bearer {self._limits.token}"
             if not hmac.compare_digest(given.encode(), wanted.encode()):
                 raise RequestError(401, "the token is missing or wrong", code="invalid_api_key")
-
-
-def _without_port(host: str) -> str:
-    name, colon, port = host.rpartition(":")
-    return (name if colon and port.isdigit() else host).lower()
 
 
 class Endpoint:
