@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from expert.jobs.board.safety import MAX_BODY_BYTES, POLICY, Guard
+from expert.jobs.board.board import MAX_BODY_BYTES
+from expert.jobs.board.safety import POLICY, Guard
 from tests.each import each
 from tests.insight.pages import usual, write_run
 from tests.jobs.board.board_client import ACTION, ORIGIN, TOKEN, BoardClient, contents
@@ -153,8 +154,6 @@ def test_a_body_that_is_too_long_is_refused_by_its_length_and_by_its_bytes(folde
     assert browser.client.post(place, content=long, headers=headers).status_code == 413
     parts = (long[:100_000] for _ in range(4))  # chunked: without a Content-Length
     assert browser.client.post(place, content=parts, headers=headers).status_code == 413
-    wrong = {**headers, "content-length": "-5"}
-    assert browser.client.post(place, content=b"", headers=wrong).status_code == 413
 
 
 @each(("body", "kind", "status"), [
@@ -174,7 +173,7 @@ def test_a_body_that_is_no_json_object_is_refused(body, kind, status, folder, br
 
 
 def test_a_slow_body_times_out(monkeypatch, folder):
-    monkeypatch.setattr("expert.jobs.board.safety.BODY_SECONDS", 0.01)
+    monkeypatch.setattr("expert.jobs.board.board.BODY_SECONDS", 0.01)
     browser = BoardClient(folder)
     sent: list[Any] = []
 

@@ -22,7 +22,7 @@ from expert.core.rundir import RunFolder
 from expert.core.text import duration
 from expert.jobs.board.actions import TAIL_BYTES, ActionRefused, environment
 from expert.jobs.board.folders import BoardItem
-from expert.jobs.board.safety import RequestRefused
+from expert.jobs.serve.body import RequestError
 from expert.parallel.launch import PARENT_PIPE
 from expert.run.stored.choose_checkpoint import FINAL, states
 
@@ -180,13 +180,13 @@ def serve_request(body: Mapping[str, Any]) -> dict[str, Any]:
     """A request for `expert serve`, which checks the remaining fields."""
     messages = body.get("messages")
     if body.get("model") not in NAMES:
-        raise RequestRefused(400, "model: expected expert or base")
+        raise RequestError(400, "model: expected expert or base")
     if not isinstance(messages, list) or not 0 < len(messages) <= MAX_MESSAGES:
-        raise RequestRefused(400, f"messages: expected 1 to {MAX_MESSAGES} of them")
+        raise RequestError(400, f"messages: expected 1 to {MAX_MESSAGES} of them")
     for message in messages:
         is_turn = isinstance(message, dict) and set(message) == {"role", "content"}
         if not is_turn or message["role"] not in ("user", "assistant"):
-            raise RequestRefused(400, "messages: expected turns of user and assistant")
+            raise RequestError(400, "messages: expected turns of user and assistant")
     settings = {key: body[key] for key in SETTINGS if body.get(key) is not None}
     return {
         "model": body["model"],
