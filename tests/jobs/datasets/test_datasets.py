@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from expert.data.inspect import check_rows as job
-from expert.data.inspect.audit import SAME, SAME_PROMPT
+from expert.data.inspect.audit import SAME
 from expert.data.inspect.check_rows import DatasetReport
 from expert.data.records import DataError
 from expert.jobs.datasets.check import check_dataset
@@ -157,21 +157,6 @@ def test_the_files_of_a_folder_of_texts_are_named_for_the_character_model_too(tm
         "texts: test: 1 file: far/test.txt",
         "texts: not read: code.py",
     } <= {*notes}
-
-
-def test_rows_of_other_splits_that_training_sees_are_found(tmp_path):
-    dataset = {"path": "train.jsonl", "validation_path": "v.jsonl", "test_path": "t.jsonl"}
-    file = an_expert(tmp_path, dataset=dataset)
-    write(tmp_path / "v.jsonl", lines([{"instruction": "New.", "output": "x"}, ROWS[6]]))
-    write(tmp_path / "t.jsonl", lines([{**ROWS[2], "output": "another"}]))
-    splits = by_name(check_dataset(file))
-    assert splits["validation"].leaks[SAME].count == 1
-    assert splits["validation"].leaks[SAME].shown == (
-        (f"{tmp_path / 'v.jsonl'}:2", f"{tmp_path / 'train.jsonl'}:7"),
-    )
-    assert splits["test"].leaks[SAME].count == 0
-    assert splits["test"].leaks[SAME_PROMPT].count == 1
-    assert splits["train"].leaks == {}
 
 
 def test_rows_repeated_too_often_to_be_kept_apart_are_reported(tmp_path):

@@ -41,8 +41,8 @@ def jsonl(rows: Rows) -> Callable[[Path], None]:
     return lambda path: _write(path, text.encode())
 
 
-def array(rows: Rows, indent: int | None = None) -> Callable[[Path], None]:
-    return lambda path: _write(path, json.dumps(rows, indent=indent).encode())
+def array(rows: Rows) -> Callable[[Path], None]:
+    return lambda path: _write(path, json.dumps(rows).encode())
 
 
 def of_lines(*rows: dict[str, Any], **about: Any) -> Shape:
@@ -176,7 +176,6 @@ SPIDER_SAID = tuple(exchange(row["question"], row["query"]) for row in SPIDER)
 
 INSTRUCTIONS = {
     "alpaca": of_lines(*ALPACA, said=BOTH),
-    "alpaca as an array": Shape("a.json", array(ALPACA, 2), BOTH),
     "alpaca whose first row has no input": of_lines(
         {"instruction": ASK, "output": ANSWER}, ALPACA[1], said=BOTH
     ),
@@ -193,16 +192,12 @@ INSTRUCTIONS = {
             BOTH[1],
         ),
     ),
-    "alpaca as parquet": Shape("a.parquet", parquet(ALPACA), BOTH),
     "alpaca packed": Shape("a.jsonl.gz", packed(jsonl(ALPACA)), BOTH),
     "alpaca array under .jsonl": Shape("a.jsonl", array(ALPACA), BOTH),
     "dolly": of_lines(
         {"instruction": ASK, "context": "", "response": ANSWER, "category": "open_qa"},
         {"instruction": ASK2, "context": INPUT, "response": ANSWER2, "category": "sum"},
         said=(BOTH[0], exchange(f"{ASK2}\n\nContext:\n{INPUT}", ANSWER2)),
-    ),
-    "gpt4all": of_lines(
-        *renamed(pairs(source="web"), q="prompt", good="response", bad="note"), said=PLAIN_BOTH
     ),
     "openorca": of_lines(
         {"id": "1", "system_prompt": "", "question": ASK, "response": ANSWER},
@@ -229,11 +224,6 @@ INSTRUCTIONS = {
         {"task": "t", "input": {"instruction": ASK}, "output": ANSWER},
         {"task": "t", "input": {"instruction": ASK2, "text": INPUT}, "output": ANSWER2},
         said=(BOTH[0], exchange(f"{ASK2}\n\nText:\n{INPUT}", ANSWER2)),
-    ),
-    "objects as answers": of_lines(
-        {"prompt": ASK, "completion": {"a": 1}},
-        {"prompt": ASK2, "completion": {"a": 2}},
-        refused="column 'completion' holds an object, not text",
     ),
     "objects as answers, asked for": of_lines(
         {"prompt": ASK, "completion": {"a": 1}},
@@ -266,10 +256,6 @@ CHATS = {
         {"conversations": [human(ASK), gpt(ANSWER)]},
         {"conversations": [human(ASK2), gpt(ANSWER2)], "system": "Be brief."},
         said=(BOTH[0], exchange(ASK2, ANSWER2, "Be brief.")),
-    ),
-    "sharegpt with a system turn": twice(
-        {"conversations": [{"from": "system", "value": "S."}, human(ASK), gpt(ANSWER)]},
-        exchange(ASK, ANSWER, "S."),
     ),
     "sharegpt with a system column and another system turn": twice(
         {
@@ -337,7 +323,6 @@ CHATS = {
         TALK_SAID[0],
         warned=wording("not-trained-on-prompt"),
     ),
-    "openai": twice({"messages": TALK}, TALK_SAID[0]),
     "openai with weights": of_lines(
         {"messages": [user(ASK), assistant("x", weight=0), user(ASK2), assistant(ANSWER2)]},
         said=([("user", ASK), ("context", "x"), ("user", ASK2), ("assistant", ANSWER2)],),

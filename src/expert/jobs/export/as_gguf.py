@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +12,8 @@ from expert.core.stored_json import read_object_or_empty
 from expert.data.template.templates import NamedTemplate
 from expert.jobs.export.chat_format import jinja_of
 from expert.jobs.export.checks import CannotExport
-from expert.jobs.export.comparison import Expected, compare, logits_of
-from expert.jobs.export.exported import Exported, ExportRequest, Kind, Written
+from expert.jobs.export.comparison import Difference, Expected, compare, logits_of
+from expert.jobs.export.exported import Exported, ExportRequest, Kind
 from expert.jobs.export.gguf_file.adapter import refuse_adapter, write_adapter
 from expert.jobs.export.gguf_file.architecture import (
     Family,
@@ -33,7 +33,7 @@ from expert.jobs.export.gguf_file.vocabulary import Vocabulary, vocabulary
 from expert.jobs.export.model_card import languages
 from expert.jobs.export.modelfile import BASE_FILE, MODELFILE, base_file, context_length, modelfile
 from expert.jobs.export.portable_base import portable_base
-from expert.jobs.export.quality import QualityCheck
+from expert.jobs.export.quality import Quality, QualityCheck
 from expert.jobs.sample.decoding import end_tokens, resolve_decoding
 from expert.manifest.schema.kinds import ADAPTERS
 from expert.manifest.schema.manifest import CHAR_GPT
@@ -63,6 +63,20 @@ def settle_gguf(plan: RunPlan, gguf: str | None, *, adapter: bool, dtype: str | 
             )
     refuse_without_package(flag)
     return "adapter" if adapter else "model" if plan.adapter.type == "full" else "merged"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """What was written, and the results of its checks; all but two fields are those of a GGUF
+    file."""
+
+    difference: Difference
+    """Between the logits of the export and of the trained model."""
+    notes: tuple[str, ...]
+    file: str = ""
+    quality: Quality | None = None
+    tensors: Mapping[str, int] = field(default_factory=dict)
+    """Number of tensors of each type."""
 
 
 def write_gguf_model(

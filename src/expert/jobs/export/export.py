@@ -14,6 +14,7 @@ from expert.core.publish import publishing
 from expert.core.resources import reporting_disk_full
 from expert.core.stored_json import read_object, read_object_or_empty
 from expert.jobs.export.as_gguf import (
+    Written,
     gguf_record,
     settle_gguf,
     write_gguf_adapter,
@@ -40,7 +41,7 @@ from expert.jobs.export.comparison import (
     logits_of,
     logits_of_trained,
 )
-from expert.jobs.export.exported import Exported, ExportRequest, Written
+from expert.jobs.export.exported import Exported, ExportRequest
 from expert.jobs.export.gguf_file.types import UNQUANTISED
 from expert.jobs.export.model_card import CardFacts, model_card
 from expert.jobs.export.portable_base import copy_base, hub_reference, portable_base
