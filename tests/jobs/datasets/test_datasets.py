@@ -28,7 +28,6 @@ from expert.jobs.datasets.find import (
 from expert.jobs.datasets.gather import Caches, consolidate
 from expert.jobs.pretokenize import manifests_below
 from expert.run.open import prepare
-from tests.data.examples.test_tools import OPENAI, SILENT
 from tests.each import each
 from tests.run.test_preparing import ROWS, an_expert, lines
 from tests.wording import wording
@@ -191,21 +190,6 @@ def test_a_weight_above_one_is_neither_a_duplicate_nor_a_leak(tmp_path):
     assert splits["validation"].leaks[SAME].count == 0
     whole = {"tasks": tasks, "validation_split": 0}
     assert list(by_name(check_dataset(an_expert(tmp_path, dataset=whole)))) == ["train"]
-
-
-def test_words_beside_a_call_that_the_models_template_leaves_out_are_warned_of(tmp_path):
-    file = an_expert(tmp_path, dataset={"path": "train.jsonl", "validation_split": 0})
-    settings = tmp_path / "models" / "small" / "tokenizer_config.json"
-    given = json.loads(settings.read_text(encoding="utf-8"))
-    settings.write_text(json.dumps({**given, "chat_template": SILENT}), encoding="utf-8")
-    row = json.loads(json.dumps(OPENAI))
-    row["messages"][2]["content"] = "Let me see."
-    row["messages"][1]["content"] += " Please."
-    write(tmp_path / "train.jsonl", lines([OPENAI, row]))
-    options = ("base_models[0].prompt_template=tokenizer", "max_seq_length=512")
-    (warning,) = check_dataset(file, overrides=options).warnings()
-    assert warning.startswith(wording("train-example-with"))
-    assert warning.endswith("train.jsonl:2")
 
 
 def test_remnants_of_a_template_and_overlong_rows_are_warned_of(tmp_path):
