@@ -49,8 +49,7 @@ class ModelWorker:
 
     def load(self, run: Path, choice: Choice | None, device: str) -> dict[str, Any]:
         """Load a state of a run, or its base if there is no choice; the device and tokenizer."""
-        self.trained = None  # before the next one needs its memory
-        gc.collect()
+        self.unload()  # before the next one needs its memory
         folder, own = RunFolder(run), pick_device(device)
         plan = read_plan(folder)
         if choice is None:
@@ -58,6 +57,10 @@ class ModelWorker:
         else:
             self.trained = load_trained(folder, plan, choice, device=own)
         return {"device": str(own), "tokenizer": self.trained.tokenizer_folder}
+
+    def unload(self, **_: Any) -> None:
+        self.trained = None
+        gc.collect()
 
     def losses(
         self, rows: Sequence[Example], place: int, of: int, **callbacks: Any
@@ -99,7 +102,11 @@ class LocalModels:
         return ValidatedModel(self, trained.choice.name, trained.choice.step, trained.template)
 
     def ask(
-        self, do: str, asked: Sequence[Mapping[str, Any]], tell: Callable[[int], None], note: Note
+        self,
+        do: str,
+        asked: Sequence[Mapping[str, Any]],
+        tell: Callable[[int], None] = lambda done: None,
+        note: Note = lambda text: None,
     ) -> list[Any]:
         (arguments,) = asked
         work = getattr(self._worker, do)
@@ -237,6 +244,10 @@ class ValidatedModel:
         template: Template | None,
     ) -> None:
         self._models, self.name, self.step, self.template = models, name, step, template
+
+    def unload(self) -> None:
+        """Free its memory; it cannot be asked any more."""
+        self._models.ask("unload", [{}] * self._models.count)
 
     def losses(self, rows: Sequence[Example], *, tell: Tell, note: Note) -> EvalResult:
         count = self._models.count

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -323,8 +322,7 @@ def _evaluate(model: ValidatedModel, run: str, task: _Task) -> CheckpointResult:
     answers = _answers(model, task)
     seconds = time.monotonic() - began
     cases = with_rendered_answers(task.test.asked(), model.template) if model.template else []
-    del model
-    gc.collect()
+    model.unload()  # judging takes memory of its own
     said = [_judged_text(*pair) for pair in zip(cases, answers, strict=True)]
     scored = _scored(cases, said, name, task)
     judgements = [each.judgement for each in scored] or judge_all(
