@@ -16,7 +16,7 @@ from expert.jobs.sample.decoding import DecodingSettings, generation_config
 from expert.jobs.sample.sample import sample
 from expert.jobs.validate import answering
 from expert.jobs.validate.answering import answer_all
-from expert.jobs.validate.row_losses import batch_sums, row_losses
+from expert.jobs.validate.row_losses import batch_sums
 from expert.model import fixed_cache
 from expert.run.stored.choose_checkpoint import BASE, StateNotFound, choose
 from expert.run.stored.load import load_base, load_trained, read_plan
@@ -169,7 +169,7 @@ def failing_cudnn():
 def test_where_cudnns_kernel_fails_answers_and_losses_come_from_others(monkeypatch, cudnn):
     said = (Turn("assistant", "cat"),)
     rows = [Example((*question(p).turns, *said)) for p in PROMPTS]
-    expected, losses = asked("lora", GREEDY), row_losses(loaded("lora"), rows)
+    expected, losses = asked("lora", GREEDY), batch_sums(loaded("lora"), rows)
     for module, name in ((answer_steps.AnswerModel, "read"), (evaluation, "evaluate")):
         own = getattr(module, name)
         monkeypatch.setattr(module, name, lambda *given, own=own: failing_cudnn() or own(*given))
@@ -177,7 +177,7 @@ def test_where_cudnns_kernel_fails_answers_and_losses_come_from_others(monkeypat
     found = answer_all(loaded("lora"), [question(p) for p in PROMPTS], GREEDY, note=reported.append)
     assert [(one.text, one.tokens, one.ended) for one in found] == expected
     torch.backends.cuda.enable_cudnn_sdp(True)
-    assert row_losses(loaded("lora"), rows, note=reported.append) == losses
+    assert batch_sums(loaded("lora"), rows, note=reported.append) == losses
     assert [text.partition(":")[0] for text in reported] == [
         wording("cudnns-attention-kernel-failed")
     ] * 2

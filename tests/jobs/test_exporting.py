@@ -302,7 +302,7 @@ def test_a_base_that_cannot_be_read_is_not_called_a_place_that_cannot_be_written
     def locked(*given: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", "/elsewhere/model.safetensors")
 
-    monkeypatch.setattr("expert.jobs.export.export._check", locked)
+    monkeypatch.setattr("expert.jobs.export.export._read_back", locked)
     with pytest.raises(PermissionError, match="elsewhere"):
         exported_to(tmp_path / "out")
 

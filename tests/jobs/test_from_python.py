@@ -9,7 +9,6 @@ import pytest
 
 import expert
 from expert.core.errors import ExpertError
-from expert.jobs.sample.decoding import CannotSample
 from expert.jobs.sample.sample import sample as sample_job
 from tests.each import each
 from tests.jobs.runs import ROWS, base_model, write_expert
@@ -23,12 +22,6 @@ def test_an_answer_is_a_text():
     run = finished("lora")
     [same] = sample_job(run, ["say cat 2"], decoding={"max_new_tokens": 6}, device="cpu").samples
     assert expert.sample(str(run), "say cat 2", max_new_tokens=6, device="cpu") == same.text
-
-
-def test_an_unknown_decoding_setting_is_refused_with_the_known_ones():
-    with pytest.raises(CannotSample) as reported:
-        expert.sample(finished("lora"), "say cat 2", heat=0.5)
-    assert str(reported.value).startswith(wording("heat-no-setting-decoding"))
 
 
 def test_an_export_is_the_folder_it_wrote(tmp_path):

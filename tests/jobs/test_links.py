@@ -8,7 +8,6 @@ import pytest
 
 from expert.core.links import LinkRefused
 from expert.jobs.train import train
-from expert.run.open import prepare
 from tests.jobs.runs import base_model, events_of, write_expert
 from tests.wording import wording
 
@@ -39,14 +38,3 @@ def test_checkpoints_that_become_a_link_while_training_are_not_followed(tmp_path
     [run] = (tmp_path / "own" / "runs").iterdir()
     assert wording("is-a-link-to-2") in events_of(run, "failed")[0]["error"]
     assert [path.name for path in (tmp_path / "kept").iterdir()] == ["step-000002"]
-
-
-@pytest.mark.parametrize("name", ["runs", "datasets_optimized"])
-def test_the_python_api_follows_no_link_in_the_folder_of_an_expert(tmp_path, outside, name):
-    manifest = write_expert(tmp_path / "own", base_model(), {"max_steps": 1})
-    (tmp_path / "own" / name).symlink_to(outside)
-    with pytest.raises(LinkRefused, match=wording("is-a-link-to-4", name=name)):
-        train(manifest)
-    if name == "datasets_optimized":
-        with pytest.raises(LinkRefused):
-            prepare(manifest)

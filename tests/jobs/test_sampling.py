@@ -12,7 +12,7 @@ import torch
 
 from expert.core.rundir import RunFolder
 from expert.data import plain_text as row_kind
-from expert.data.records import DataError, Example, Turn
+from expert.data.records import Example, Turn
 from expert.data.template.text_tools import text_tools
 from expert.data.tokens.encoder import read_special_tokens
 from expert.jobs.sample.decoding import CannotSample
@@ -234,12 +234,6 @@ def test_a_character_model_continues_what_it_has_learnt():
     assert len(first[0]) == 20
 
 
-def test_a_character_model_has_a_default_temperature_and_notes_it():
-    found = sample(finished_characters(), [""], seed=1, decoding={"max_new_tokens": 2})
-    assert found.decoding.temperature == 0.8
-    assert found.notes == (wording("temperature-with-text-would"),)
-
-
 def test_a_stop_sequence_ends_characters_and_is_not_shown():
     pieces: list[str] = []
     how: dict[str, Any] = {"max_new_tokens": 30, "temperature": 0.0}
@@ -267,8 +261,6 @@ def test_overrides_that_are_unknown_or_out_of_range_are_refused_at_once():
 
 def test_settings_the_character_model_lacks_are_reported():
     run = finished_characters()
-    with pytest.raises(DataError, match=wording("character-not-in")):
-        texts(run, "é")
     with pytest.raises(CannotSample, match=wording("character-model-knows-temperature")):
         texts(run, "the", decoding={"top_p": 0.5})
     with pytest.raises(CannotSample, match=wording("text-continued-has-no")):

@@ -17,9 +17,9 @@ from expert.core.errors import EXIT_RUN_FAILED
 from expert.data.records import Example, Turn
 from expert.jobs.validate import models as model_module
 from expert.jobs.validate.models import (
-    ModelOnCards,
     ProcessFailed,
     ReportedFailure,
+    ValidatedModel,
     dealt_by_size,
     models_on_cards,
 )
@@ -121,7 +121,7 @@ def program(monkeypatch, tmp_path):
 def answered(*cards: dict[str, str], note: Any = lambda text: None, tell: Any = None) -> list[str]:
     tell = tell or (lambda done, of: None)
     with models_on_cards(cards, "auto") as models:
-        model = ModelOnCards(models, "final", None, None)
+        model = ValidatedModel(models, "final", None, None)
         found = model.answers(QUESTIONS, HOW, 0, tell=tell, note=note)
     return [each.text for each in found]
 

@@ -16,7 +16,6 @@ from expert.jobs.validate.validate import CannotValidate, validate
 from expert.jobs.validate.validation import few_cases
 from expert.judging.domain import JUDGES
 from expert.judging.oracles.oracle import UnknownDomain
-from expert.run.stored.choose_checkpoint import StateNotFound
 from expert.run.stored.load import read_plan
 from tests.jobs.runs import base_model, events_of, rewrite_events, run, write_expert
 from tests.jobs.trained_runs import finished, with_plan
@@ -167,9 +166,7 @@ def test_missing_packages_are_reported(monkeypatch):
 @pytest.mark.parametrize(
     ("given", "error", "text"),
     [
-        ({"test_set": "nothing.jsonl"}, NoTestSet, wording("test-set-nothing-jsonl")),
         ({"domain": "cobol"}, UnknownDomain, wording("cobol-is-not-known")),
-        ({"checkpoint": "99"}, StateNotFound, wording("there-is-no-checkpoint")),
         ({"checkpoints": "some"}, CannotValidate, "write --checkpoints all"),
         ({"limit": 0}, CannotValidate, wording("limit-of-cases")),
         ({"min_accuracy": 95, "min_score": -1}, CannotValidate, wording("shares-of-one")),

@@ -20,7 +20,6 @@ OWN = {
     "telemetry/cpu.py": "/proc",
     "parallel/launch.py": "the source of this package, and a log of its own",
     "run/smollm2.py": "a member of an archive",
-    "jobs/diagnose/storage.py": "past the page cache; data files that were read before",
 }
 READS = {"read_text", "read_bytes"}
 WORDS = re.compile(r"\b(?:open|read_text|read_bytes)\b")

@@ -25,13 +25,8 @@ def sample(
     file with the tools it may call. Every call loads the model: for several prompts use
     `expert.jobs.sample.sample.sample`.
     """
-    from expert.jobs.sample.decoding import CannotSample, DecodingSettings
     from expert.jobs.sample.sample import sample as sample_job
 
-    unknown = sorted(set(decoding) - set(DecodingSettings.__annotations__))
-    if unknown:
-        known = ", ".join(DecodingSettings.__annotations__)
-        raise CannotSample(f"{unknown[0]}: is not a decoding setting  (known: {known})")
     how: dict[str, Any] = {"plain": plain, "checkpoint": checkpoint, "seed": seed}
     how["tools"] = Path(tools) if tools is not None else None
     found = sample_job(Path(run), [prompt], system=system, device=device, decoding=decoding, **how)

@@ -132,14 +132,6 @@ def test_a_stream_cannot_be_benchmarked(tmp_path, base):
         benchmark(request(path), folder=tmp_path / "out")
 
 
-def test_an_unknown_setting_is_refused_with_the_known_ones(tmp_path, base):
-    path = write_expert(tmp_path / "expert", base, {})
-    with pytest.raises(
-        CannotBenchmark, match=r"--only rocket: .*settings: baseline, pre-tokenised"
-    ):
-        benchmark(request(path, only=("rocket",)), folder=tmp_path / "out")
-
-
 def test_a_model_that_cannot_be_loaded_is_refused_before_anything_is_measured(tmp_path, base):
     broken = tmp_path / "broken"
     broken.mkdir()

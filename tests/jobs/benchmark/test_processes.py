@@ -194,7 +194,7 @@ def test_a_host_that_runs_ahead_does_not_make_steps_look_short():
 
 
 LEAVES_A_SEMAPHORE = """
-import multiprocessing, time
+import multiprocessing, os, time
 
 from expert.jobs.benchmark import processes
 
@@ -204,7 +204,7 @@ def leaves(connection):
     time.sleep(60)
 
 if __name__ == "__main__":
-    processes._start_resource_tracker()
+    os.environ.setdefault(*processes.NO_TRACKER_WARNING)
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=leaves, args=(there,))

@@ -113,21 +113,11 @@ def test_a_full_context_shows_the_error_of_serve(loaded):
     assert "context" in problems[0]
 
 
-@each("given", [
-    {"model": "other"}, {"model": "expert", "messages": []}, {"model": "expert", "messages": "x"},
-    {"model": "expert", "messages": [{"role": "tool", "content": "x"}]},
-    {"model": "expert", "messages": [{"role": "user", "content": "x", "name": "y"}]},
-    {"model": "expert", "messages": HELLO * 201},
-])  # fmt: skip
-def test_invalid_chat_requests_are_refused(given, loaded):
-    place = f"/run/{loaded.id_of(finished('lora').name)}/ask"
-    assert loaded.post(place, {"messages": HELLO, **given}).status_code == 400
-
-
-@each("setting", [{"temperature": 9}, {"max_tokens": 0}, {"seed": "x"}])
-def test_an_invalid_setting_shows_the_error_of_serve(setting, loaded):
-    _, problems = answered(loaded, finished("lora").name, model="expert", **setting)
-    assert next(iter(setting)) in problems[0]
+@each("given", [{"temperature": 9}, {"max_tokens": 0}, {"seed": "x"}, {"messages": []},
+                {"messages": "x"}, {"model": "other"}])  # fmt: skip
+def test_an_invalid_request_shows_the_error_of_serve(given, loaded):
+    _, problems = answered(loaded, finished("lora").name, **{"model": "expert", **given})
+    assert next(iter(given)) in problems[0]
 
 
 def test_a_run_without_an_expert_says_so_and_leaves_the_other_loaded(loaded):

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from expert.data.inspect import check_rows as job
-from expert.data.inspect.audit import SAME, SAME_PROMPT
+from expert.data.inspect.audit import SAME
 from expert.data.inspect.check_rows import DatasetReport
 from expert.data.records import DataError
 from expert.jobs.datasets.check import check_dataset
@@ -28,7 +28,6 @@ from expert.jobs.datasets.find import (
 from expert.jobs.datasets.gather import Caches, consolidate
 from expert.jobs.pretokenize import manifests_below
 from expert.run.open import prepare
-from tests.data.examples.test_tools import OPENAI, SILENT
 from tests.each import each
 from tests.run.test_preparing import ROWS, an_expert, lines
 from tests.wording import wording
@@ -159,21 +158,6 @@ def test_the_files_of_a_folder_of_texts_are_named_for_the_character_model_too(tm
     } <= {*notes}
 
 
-def test_rows_of_other_splits_that_training_sees_are_found(tmp_path):
-    dataset = {"path": "train.jsonl", "validation_path": "v.jsonl", "test_path": "t.jsonl"}
-    file = an_expert(tmp_path, dataset=dataset)
-    write(tmp_path / "v.jsonl", lines([{"instruction": "New.", "output": "x"}, ROWS[6]]))
-    write(tmp_path / "t.jsonl", lines([{**ROWS[2], "output": "another"}]))
-    splits = by_name(check_dataset(file))
-    assert splits["validation"].leaks[SAME].count == 1
-    assert splits["validation"].leaks[SAME].shown == (
-        (f"{tmp_path / 'v.jsonl'}:2", f"{tmp_path / 'train.jsonl'}:7"),
-    )
-    assert splits["test"].leaks[SAME].count == 0
-    assert splits["test"].leaks[SAME_PROMPT].count == 1
-    assert splits["train"].leaks == {}
-
-
 def test_rows_repeated_too_often_to_be_kept_apart_are_reported(tmp_path):
     file = an_expert(tmp_path)
     write(tmp_path / "train.jsonl", lines(ROWS[:2] * 100))
@@ -206,21 +190,6 @@ def test_a_weight_above_one_is_neither_a_duplicate_nor_a_leak(tmp_path):
     assert splits["validation"].leaks[SAME].count == 0
     whole = {"tasks": tasks, "validation_split": 0}
     assert list(by_name(check_dataset(an_expert(tmp_path, dataset=whole)))) == ["train"]
-
-
-def test_words_beside_a_call_that_the_models_template_leaves_out_are_warned_of(tmp_path):
-    file = an_expert(tmp_path, dataset={"path": "train.jsonl", "validation_split": 0})
-    settings = tmp_path / "models" / "small" / "tokenizer_config.json"
-    given = json.loads(settings.read_text(encoding="utf-8"))
-    settings.write_text(json.dumps({**given, "chat_template": SILENT}), encoding="utf-8")
-    row = json.loads(json.dumps(OPENAI))
-    row["messages"][2]["content"] = "Let me see."
-    row["messages"][1]["content"] += " Please."
-    write(tmp_path / "train.jsonl", lines([OPENAI, row]))
-    options = ("base_models[0].prompt_template=tokenizer", "max_seq_length=512")
-    (warning,) = check_dataset(file, overrides=options).warnings()
-    assert warning.startswith(wording("train-example-with"))
-    assert warning.endswith("train.jsonl:2")
 
 
 def test_remnants_of_a_template_and_overlong_rows_are_warned_of(tmp_path):

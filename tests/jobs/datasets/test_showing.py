@@ -145,17 +145,6 @@ def test_the_longest_row_the_first_and_one_more_are_shown(tmp_path):
     assert row.segments == rows[0].segments
 
 
-def test_a_cut_row_has_its_lost_tokens_counted_and_marked(tmp_path):
-    file = an_expert(tmp_path, max_seq_length=38)
-    (row,) = shown(file, RowsToShow(count=0, lines=("6",)))
-    lost = [one for one in row.segments if not one.seen]
-    assert row.tokens == 38 + row.lost_tokens
-    assert sum(one.tokens or 0 for one in lost) == row.lost_tokens > 0
-    assert row.lost_answer_tokens == row.lost_tokens
-    assert row.lost_because == "cut at max_seq_length 38"
-    assert "".join(one.text for one in lost).endswith("<|im_end|>\n")
-
-
 def test_a_row_of_which_nothing_is_trained_on_says_why(tmp_path):
     file = an_expert(tmp_path, max_seq_length=32)
     long = {"instruction": "long " * 60, "output": "end"}
@@ -227,16 +216,3 @@ def test_a_plan_fetches_nothing_to_show_a_row(tmp_path, monkeypatch):
     read = read_manifest(file)
     row, why = first_row_of(open_run(read, data="unread"), most_tokens=None)
     assert (row, why) == (None, wording("rows-shakespeare-not-fetched"))
-
-
-def test_of_a_text_in_many_sequences_the_first_two_and_the_last_are_shown(tmp_path):
-    file = an_expert(tmp_path, max_seq_length=64)
-    rows = [{"text": "one two three " * 400}, {"text": "four"}]
-    (tmp_path / "train.jsonl").write_text(lines(rows), encoding="utf-8")
-    (row,) = shown(file, RowsToShow(count=1))
-    assert row.pieces > 10
-    seen = [one.piece for one in row.segments if not one.is_gap]
-    assert sorted(set(seen)) == [0, 1, row.pieces - 1]
-    [gap] = [one for one in row.segments if one.is_gap]
-    assert sum(one.tokens or 0 for one in row.segments) == row.tokens
-    assert gap.not_shown == gap.tokens == 64 * (row.pieces - 3)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from expert.data.examples.columns import part_for_column
-from expert.jobs.new.new_expert import _STARTS, CannotCreate, new_expert
+from expert.jobs.new.new_expert import CannotCreate, new_expert
 from expert.jobs.new.starters import STARTERS
 from expert.manifest.reader import read_manifest
 from expert.run.open import plan
@@ -39,10 +39,6 @@ def test_every_template_reads_strictly_plans_and_its_data_has_nothing_wrong(temp
         assert plan(read_manifest(other.manifest, strict=True), gpu="rtx-4090").fits
     assert check_dataset(made.manifest).problems == []
     assert "expert train" in (tmp_path / "mine" / "README.md").read_text(encoding="utf-8")
-
-
-def test_answers_that_are_recognised_have_a_template():
-    assert set(_STARTS) <= set(STARTERS)
 
 
 def test_a_data_set_of_the_hub_is_named_and_not_copied(monkeypatch, tmp_path):
@@ -223,19 +219,6 @@ def test_missing_columns_are_reported_with_the_existing_ones(tmp_path):
     ]
 
 
-@each(
-    ("given", "part"),
-    [
-        ("prompt", "instruction"),
-        ("completion", "response"),
-        ("context", "input"),
-        ("tools", "tools"),
-    ],
-)
-def test_parts_may_be_named_as_their_columns_usually_are(given, part):
-    assert part_for_column(given) == part
-
-
 @each("given", ["query", "colour", ""])
 def test_a_name_that_columns_of_two_parts_or_of_none_have_is_no_part(given):
     assert part_for_column(given) is None
@@ -262,14 +245,6 @@ def test_a_folder_of_rows_is_taken_without_the_experts_that_lie_in_it(tmp_path, 
     with pytest.raises(CannotCreate) as caught:
         new_expert("other", data=Path())
     assert str(caught.value) == wording("files-several-formats")
-
-
-def test_files_of_a_folder_that_are_held_out_by_their_names_are_told(tmp_path):
-    (tmp_path / "rows").mkdir()
-    for name in ("train", "unit_test", "dev"):
-        write_rows(tmp_path / "rows" / f"{name}.jsonl", [{"question": "a", "answer": "b"}])
-    made = new_expert("mine", data=tmp_path / "rows", into=tmp_path)
-    assert made.held_out == {"validation": ("dev.jsonl",), "test": ("unit_test.jsonl",)}
 
 
 def test_a_split_of_a_saved_data_set_is_named_as_the_error_says(tmp_path):

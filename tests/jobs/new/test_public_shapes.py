@@ -34,11 +34,6 @@ def made_from(shape: Shape, folder: Path) -> Path:
     return new_expert("one", data=file, into=folder, **options).manifest
 
 
-def test_every_family_of_shapes_has_enough_cases():
-    assert len(SHAPES) >= 60
-    assert len(REFUSED) >= 15
-
-
 @each("shape", REFUSED.values(), ids=REFUSED)
 def test_a_file_that_cannot_be_trained_on_is_refused_in_words(shape, tmp_path):
     with pytest.raises(ExpertError) as caught:

@@ -17,7 +17,8 @@ from expert.jobs.sample import answer_steps
 from expert.jobs.sample.sample import Conversation, load_expert
 from expert.jobs.serve import engine as engines
 from expert.jobs.serve import prompt_reader
-from expert.jobs.serve.engine import AnswerEngine, Finished, Question, RequestError, Stopped
+from expert.jobs.serve.body import RequestError
+from expert.jobs.serve.engine import AnswerEngine, Finished, Question, Stopped
 from expert.jobs.serve.lane import AnswerRow, choose_tokens
 from expert.jobs.serve.models import load_models
 from expert.model import fixed_cache

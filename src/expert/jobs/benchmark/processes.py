@@ -29,6 +29,7 @@ START_SECONDS = 180.0
 """For importing torch from a slow disk."""
 LEAST_WAIT_SECONDS = 60.0
 """For a window, however short: another process may delay everything."""
+NO_TRACKER_WARNING = ("PYTHONWARNINGS", "ignore:resource_tracker:UserWarning")
 PRELOADED_MODULES = (
     *("torch", "transformers.modeling_utils", "expert.data.feed.loader", "expert.model.load"),
     *("expert.run.session.execute", "expert.telemetry.gpu", "expert.training.loop"),
@@ -159,7 +160,8 @@ class SettingProcess:
 
     def _start(self, target: Callable[..., None], job: Job, method: str) -> None:
         context: Any = multiprocessing.get_context(method)
-        _start_resource_tracker()
+        # A killed process leaves semaphores, which Python's tracker cleans up and would report.
+        os.environ.setdefault(*NO_TRACKER_WARNING)
         if method == "forkserver":
             # Importing peft imports bitsandbytes, which initialises CUDA; then each process imports
             # peft itself, in two seconds.
@@ -208,19 +210,3 @@ class SettingProcess:
         if code is not None and code >= 0:
             ended += f": {last_line(self._log) or 'it printed nothing'}"
         return MeasurementFailed(f"its process {ended}")
-
-
-def _start_resource_tracker() -> None:
-    """Start Python's resource tracker without its warning: a killed process leaves semaphores,
-    which the tracker cleans up and would report to the user."""
-    from multiprocessing import resource_tracker
-
-    before = os.environ.get("PYTHONWARNINGS")
-    os.environ["PYTHONWARNINGS"] = "ignore:resource_tracker:UserWarning"
-    try:
-        resource_tracker.ensure_running()
-    finally:
-        if before is None:
-            del os.environ["PYTHONWARNINGS"]
-        else:
-            os.environ["PYTHONWARNINGS"] = before

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -11,12 +10,15 @@ from expert.jobs.board.actions import Jobs
 from expert.jobs.board.chat import Chat
 from expert.jobs.board.folders import BoardFolders, BoardItem, Kind
 from expert.jobs.board.live import MAX_STREAMS, Hub
-from expert.jobs.board.safety import RequestRefused
 from expert.jobs.board.summaries import Summaries
+from expert.jobs.serve.body import RequestError, read_body
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
+
+MAX_BODY_BYTES = 256 * 1024
+BODY_SECONDS = 15.0
 
 
 @dataclass
@@ -40,7 +42,7 @@ class Board:
     def get(self, name: str, kind: Kind) -> BoardItem:
         found = self.places.get(name, kind)
         if found is None:
-            raise RequestRefused(404, f"There is no such {kind} in the folders of this board.")
+            raise RequestError(404, f"There is no such {kind} in the folders of this board.")
         return found
 
 
@@ -50,16 +52,8 @@ def board_of(request: Request) -> Board:
 
 
 async def body_of(request: Request) -> dict[str, Any]:
-    """The JSON object of a POST, whose length the guard limits."""
-    if request.headers.get("content-type", "").partition(";")[0] != "application/json":
-        raise RequestRefused(415, "The Content-Type must be application/json.")
-    try:
-        body = json.loads(await request.body())
-    except (ValueError, RecursionError):
-        raise RequestRefused(400, "The request is not valid JSON.") from None
-    if not isinstance(body, dict):
-        raise RequestRefused(400, "The request must be a JSON object.")
-    return body
+    """The JSON object of a POST."""
+    return await read_body(request, most=MAX_BODY_BYTES, seconds=BODY_SECONDS)
 
 
 async def stream(request: Request, key: str, make: Callable[[], Any]) -> Response:
@@ -70,7 +64,7 @@ async def stream(request: Request, key: str, make: Callable[[], Any]) -> Respons
     if request.method == "HEAD":  # asks whether the board is up; a stream would not end
         return Response(media_type="text/event-stream")
     if hub.streams >= MAX_STREAMS:
-        raise RequestRefused(503, "Too many pages are open.")
+        raise RequestError(503, "Too many pages are open.")
     view = await hub.view(key, make)
     events = hub.stream(view, request.query_params.get("seen", ""))
     return StreamingResponse(events, media_type="text/event-stream")

@@ -24,7 +24,6 @@ from expert.jobs.board.actions import (
 from expert.jobs.board.board import Board, board_of, body_of, stream
 from expert.jobs.board.chat import serve_request
 from expert.jobs.board.notes import notes_in, read_notes, write_notes
-from expert.jobs.board.safety import RequestRefused
 from expert.jobs.board.views.chat_page import ChatView, chat_page, chats_page
 from expert.jobs.board.views.job_pages import JobView, job_page, start_page
 from expert.jobs.board.views.list_page import ListView, list_page, newest_first
@@ -37,6 +36,7 @@ from expert.jobs.board.views.manifest_page import (
 )
 from expert.jobs.board.views.new_page import make_expert, new_page, remove_upload, save_upload
 from expert.jobs.board.views.run_page import RunView, compare_page, run_page, run_tools
+from expert.jobs.serve.body import RequestError
 from expert.run.stored.choose_checkpoint import states
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def routes() -> list[Route]:
 async def _live(request: Request) -> Response:
     kind = request.path_params.get("kind", "runs")
     if kind not in VIEWS:
-        raise RequestRefused(404, "There is no such page.")
+        raise RequestError(404, "There is no such page.")
     return await stream(request, *VIEWS[kind](request))
 
 
@@ -115,7 +115,7 @@ async def _compare(request: Request) -> Response:
     board = board_of(request)
     names = list(dict.fromkeys(request.query_params.getlist("run")))
     if not 2 <= len(names) <= MAX_COMPARED:
-        raise RequestRefused(400, f"Select 2 to {MAX_COMPARED} runs to compare.")
+        raise RequestError(400, f"Select 2 to {MAX_COMPARED} runs to compare.")
     views = [await _view(board, name) for name in names]
     html = await run_in_threadpool(compare_page, views, read_only=board.read_only)
     return HTMLResponse(html)
@@ -174,7 +174,7 @@ def _writable_board(request: Request) -> Board:
     """The board; Refused if it is read-only."""
     board = board_of(request)
     if board.read_only:
-        raise RequestRefused(403, "This board is read-only.")
+        raise RequestError(403, "This board is read-only.")
     return board
 
 
@@ -188,7 +188,7 @@ def _job_view(request: Request) -> Opening:
     board = board_of(request)
     job = board.jobs.get(request.path_params["id"])
     if job is None:
-        raise RequestRefused(404, "The board has no record of this command.")
+        raise RequestError(404, "The board has no record of this command.")
     return f"job {job.id}", partial(JobView, job, board.places, read_only=board.read_only)
 
 
@@ -225,7 +225,7 @@ async def _upload(request: Request) -> Response:
     try:
         root = places.roots[int(asked.get("root", "0"))]
     except (ValueError, IndexError):
-        raise RequestRefused(400, "There is no such folder on this board.") from None
+        raise RequestError(400, "There is no such folder on this board.") from None
     rows = await save_upload(request.stream(), root, asked.get("file", ""))
     try:
         name, model = asked.get("name", ""), asked.get("model", "")
@@ -259,7 +259,7 @@ async def _act(request: Request) -> Response:
         case "export":
             words = export_command(found, merged=given.get("merged") is True)
         case _:
-            raise RequestRefused(404, "There is no such action.")
+            raise RequestError(404, "There is no such action.")
     job = await run_in_threadpool(board.jobs.start, what, words, found)
     if what == "train":
         await run_in_threadpool(board.chat.end, TRAINING)
@@ -303,6 +303,6 @@ async def _stop_job(request: Request) -> Response:
     job = board_of(request).jobs.get(request.path_params["id"])
     await body_of(request)
     if job is None:
-        raise RequestRefused(404, "The board has no record of this command.")
+        raise RequestError(404, "The board has no record of this command.")
     await run_in_threadpool(interrupt, job.holder)
     return JSONResponse({"done": "Stopping."})

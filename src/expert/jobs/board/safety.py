@@ -3,15 +3,14 @@ requests from other sites."""
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import hmac
-import ipaddress
 import socket
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, quote, urlencode
 
-from expert.jobs.serve.listen import is_loopback
+from expert.jobs.serve.body import RequestError
+from expert.jobs.serve.listen import host_name, is_address, is_loopback
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -22,8 +21,6 @@ PAGE_HEADER = "x-expert-board"
 STATIC = "/static/"
 NO_TOKEN = "Open the address that expert board printed in its terminal; it contains the token."
 WRONG_TOKEN = f"This token is not the board's: there is a new one at every start. {NO_TOKEN}"
-MAX_BODY_BYTES = 256 * 1024
-BODY_SECONDS = 15.0
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; style-src-attr 'unsafe-inline'; "
     "img-src 'self' data:; connect-src 'self'; form-action 'self'; base-uri 'none'; "
@@ -41,16 +38,6 @@ HEADERS = {
     "cache-control": "no-store",
 }
 LOOPBACK_NAMES = ("localhost", "localhost.localdomain")
-UPLOADS = "/upload/"
-"""Paths whose body is a file; their routes limit size and time."""
-
-
-class RequestRefused(Exception):
-    """A refused request: status and reason."""
-
-    def __init__(self, status: int, why: str) -> None:
-        self.status, self.why = status, why
-        super().__init__(why)
 
 
 class Guard:
@@ -83,26 +70,26 @@ class Guard:
                 answer = HTMLResponse(_welcome(welcome), headers={"set-cookie": cookie})
                 await answer(scope, receive, sender)
                 return
-            await self.app(scope, _limited(scope, headers, receive), sender)
-        except RequestRefused as no:
+            await self.app(scope, receive, sender)
+        except RequestError as no:
             asks = no.status == 401
             title = "The board needs its token" if asks else f"{no.status}"
-            text = plain_page(title, no.why, "token" if asks else "")
+            text = plain_page(title, str(no), "token" if asks else "")
             await HTMLResponse(text, no.status)(scope, receive, sender)
 
     def _check(self, scope: Scope, headers: dict[str, str]) -> str | None:
         """Raise Refused, or return the path to open if the request has the token."""
         if sum(key == b"host" for key, _ in scope["headers"]) != 1:
-            raise RequestRefused(400, "The request needs one Host header.")
+            raise RequestError(400, "The request needs one Host header.")
         host = headers["host"]
         if not self.is_own_host(host):
-            raise RequestRefused(421, "This board does not serve that host name.")
+            raise RequestError(421, "This board does not serve that host name.")
         origin, site = headers.get("origin"), headers.get("sec-fetch-site", "none")
         if origin not in (None, f"http://{host}", f"https://{host}"):
-            raise RequestRefused(403, "The request comes from another site.")
+            raise RequestError(403, "The request comes from another site.")
         method = scope["method"]
         if method not in ("GET", "HEAD", "POST"):
-            raise RequestRefused(405, "The board supports GET and POST only.")
+            raise RequestError(405, "The board supports GET and POST only.")
         query = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         given = query.get("token", [""])[0].encode()
         if method == "GET" and given and hmac.compare_digest(given, self.token.encode()):
@@ -112,66 +99,26 @@ class Guard:
         if method == "GET" and scope["path"].startswith(STATIC):
             return None  # styles and icons, also of the page that asks for the token
         if not self._is_known(headers.get("cookie", "")):
-            raise RequestRefused(401, WRONG_TOKEN if "token" in query else NO_TOKEN)
+            raise RequestError(401, WRONG_TOKEN if "token" in query else NO_TOKEN)
         if method == "POST":
             if origin is None or site not in ("none", "same-origin"):
-                raise RequestRefused(403, "The request does not come from a page of this board.")
+                raise RequestError(403, "The request does not come from a page of this board.")
             if headers.get(PAGE_HEADER) != "1":
-                raise RequestRefused(403, "The request was not made by a page of this board.")
+                raise RequestError(403, "The request was not made by a page of this board.")
             if self.read_only:
-                raise RequestRefused(403, "This board is read-only.")
+                raise RequestError(403, "This board is read-only.")
         return None
 
     def is_own_host(self, host: str) -> bool:
         """Whether a Host header names this machine: with DNS rebinding, pages of another name would
         count as ours. A tunnel may use any port."""
-        name = host.rpartition(":")[0] if _has_port(host) else host
-        name = name.strip("[]").lower()
-        if name in self._own:
-            return True
-        try:
-            address = ipaddress.ip_address(name)
-        except ValueError:
-            return False
-        return address.is_loopback or self._any_address
+        name = host_name(host)
+        return name in self._own or is_loopback(name) or (self._any_address and is_address(name))
 
     def _is_known(self, cookies: str) -> bool:
         pairs = (pair.strip().partition("=") for pair in cookies.split(";"))
         values = [value for name, _, value in pairs if name == COOKIE]
         return any(hmac.compare_digest(value.encode(), self.cookie.encode()) for value in values)
-
-
-def _has_port(host: str) -> bool:
-    head, colon, port = host.rpartition(":")
-    return bool(colon) and port.isdigit() and (head.endswith("]") or ":" not in head)
-
-
-def _limited(scope: Scope, headers: dict[str, str], receive: Receive) -> Receive:
-    """Receive the body within its limits of size and time."""
-    if scope["path"].startswith(UPLOADS):
-        return receive
-    length = headers.get("content-length", "0")
-    if not length.isdigit() or int(length) > MAX_BODY_BYTES:
-        raise RequestRefused(413, "The request is too long.")
-    seen, ends = 0, asyncio.get_running_loop().time() + BODY_SECONDS
-    whole = False
-
-    async def next_part() -> Message:
-        nonlocal seen, whole
-        if whole:  # only disconnects follow
-            return await receive()
-        try:
-            async with asyncio.timeout_at(ends):
-                part = await receive()
-        except TimeoutError:
-            raise RequestRefused(408, "The request took too long to arrive.") from None
-        seen += len(part.get("body", b""))
-        if seen > MAX_BODY_BYTES:
-            raise RequestRefused(413, "The request is too long.")
-        whole = not part.get("more_body", False)
-        return part
-
-    return next_part
 
 
 def _with_headers(send: Send) -> Send:

@@ -14,9 +14,10 @@ from expert.core.files import read_bytes
 from expert.insight.page.markup import tag
 from expert.jobs.board.board import Board, board_of
 from expert.jobs.board.folders import BoardFolders
-from expert.jobs.board.safety import Guard, RequestRefused
+from expert.jobs.board.safety import Guard
 from expert.jobs.board.views.layout import page
 from expert.jobs.serve import listen
+from expert.jobs.serve.body import RequestError
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -38,7 +39,7 @@ def make_app(board: Board, *, token: str, host: str = "127.0.0.1") -> Guard:
 
     from expert.jobs.board.routes import routes
 
-    handlers: dict[Any, Any] = dict.fromkeys((RequestRefused, ExpertError, OSError), _refused)
+    handlers: dict[Any, Any] = dict.fromkeys((ExpertError, OSError), _refused)
     handlers |= {404: _nothing, 405: _nothing}
     app = Starlette(
         routes=[Route("/static/{name}", _static), *routes()], exception_handlers=handlers
@@ -53,7 +54,7 @@ async def _static(request: Request) -> Response:
 
     name = request.path_params["name"]
     if name not in STATIC:
-        raise RequestRefused(404, "There is no such file.")
+        raise RequestError(404, "There is no such file.")
     package, path, kind = STATIC[name]
     return Response(_file(package, path), media_type=f"{kind}; charset=utf-8")
 
@@ -67,8 +68,8 @@ async def _refused(request: Request, error: Exception) -> Response:
     """Show an error: as a page, or as JSON for the script."""
     from starlette.responses import HTMLResponse, JSONResponse
 
-    status = error.status if isinstance(error, RequestRefused) else 409
-    why = error.why if isinstance(error, RequestRefused) else str(error)
+    status = error.status if isinstance(error, RequestError) else 409
+    why = str(error)
     if request.method == "POST":
         return JSONResponse({"problem": why}, status_code=status)
     read_only = board_of(request).read_only
@@ -79,7 +80,7 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 async def _nothing(request: Request, error: Exception) -> Response:
     status = getattr(error, "status_code", 404)
-    return await _refused(request, RequestRefused(status, "There is no such page."))
+    return await _refused(request, RequestError(status, "There is no such page."))
 
 
 # --- the server ----------------------------------------------------------------------------------

@@ -123,14 +123,14 @@ def _plan_copies(user: DatasetUser, destination: Path, caches: Caches) -> _CopyP
 
 def _plan_hub_copy(plan: _CopyPlan, key: str, value: str, folder: Path, caches: Caches) -> None:
     try:
-        rows = cached_rows(value, caches)
+        copy_name, path, files, texts = cached_rows(value, caches)
     except NotCached as why:
         plan.left.append(f"{key}: {value} {why}")
         return
-    target = folder / rows.folder
-    plan.files += [(file.resolve(), target / place) for place, file in rows.files.items()]
-    plan.texts |= {target / place: text for place, text in rows.texts.items()}
-    plan.options.append(f"--set {shlex.quote(f'{key}={target}{rows.path}')}")
+    target = folder / copy_name
+    plan.files += [(file.resolve(), target / place) for place, file in files.items()]
+    plan.texts |= {target / place: text for place, text in texts.items()}
+    plan.options.append(f"--set {shlex.quote(f'{key}={target}{path}')}")
 
 
 def _path_in_copy(path: Path, folder: Path) -> Path:
@@ -179,25 +179,18 @@ def _copy_verified(source: Path, target: Path, digest: str) -> None:
 # --- rows of the hub -----------------------------------------------------------------------------
 
 
-@dataclass
-class CachedRows:
-    """What to copy from a cache: files by their path in the copy, and texts next to them."""
-
-    folder: str
-    """The name of the copy."""
-    path: str
-    """The suffix that names the rows in it, after the folder: "" or `::split`."""
-    files: dict[Path, Path] = field(default_factory=dict)
-    """Path in the copy -> file."""
-    texts: dict[Path, str] = field(default_factory=dict)
+CachedRows = tuple[str, dict[Path, Path], dict[Path, str]]
+"""What names the rows in a copy, after its folder: "" or `::split`; its files by their path in the
+copy, and the texts next to them."""
 
 
 class NotCached(Exception):
     """Why hub rows cannot be copied."""
 
 
-def cached_rows(value: str, caches: Caches) -> CachedRows:
-    """The files behind `id::split::configuration`; NotCached if they are not here."""
+def cached_rows(value: str, caches: Caches) -> tuple[str, *CachedRows]:
+    """The files behind `id::split::configuration`, after a name for their copy; NotCached if they
+    are not here."""
     name, *parts = value.split("::")
     split, config = [*parts, "", ""][:2]
     split = split or "train"
@@ -208,11 +201,11 @@ def cached_rows(value: str, caches: Caches) -> CachedRows:
     copy_name = name.replace("/", "--") + (f"--{config}" if config else "")
     cached = _in_datasets_cache(name, config, caches.datasets)
     if cached is not None:
-        return _saved_dataset_files(copy_name, split, cached)
+        return copy_name, *_saved_dataset_files(split, cached)
     snapshot = _snapshot(name, caches.hub)
     if snapshot is None:
         raise NotCached(f"is not in a cache here ({caches.datasets} and {caches.hub}): fetch it")
-    return _data_folder_files(copy_name, split, config, snapshot)
+    return copy_name, *_data_folder_files(split, config, snapshot)
 
 
 def _in_datasets_cache(name: str, config: str, cache: Path) -> Path | None:
@@ -231,7 +224,7 @@ def _in_datasets_cache(name: str, config: str, cache: Path) -> Path | None:
     return newest.parent if newest is not None else None
 
 
-def _saved_dataset_files(copy_name: str, split: str, cached: Path) -> CachedRows:
+def _saved_dataset_files(split: str, cached: Path) -> CachedRows:
     from expert.data.tokens.documents import dataset_files
 
     info = read_object_or_empty(cached / "dataset_info.json")
@@ -239,7 +232,8 @@ def _saved_dataset_files(copy_name: str, split: str, cached: Path) -> CachedRows
     names = [each for each in splits if _PLAIN.fullmatch(each)] if isinstance(splits, dict) else []
     if split not in names:
         raise NotCached(f"has no split {split!r} in {cached}; its splits: {', '.join(names)}")
-    found = CachedRows(copy_name, f"::{split}")
+    copied: dict[Path, Path] = {}
+    texts: dict[Path, str] = {}
     prefix = re.escape(str(info.get("dataset_name") or "")) or ".+"
     for each in names:
         # `name-train.arrow` or its parts; not what `map` has left next to them.
@@ -247,11 +241,11 @@ def _saved_dataset_files(copy_name: str, split: str, cached: Path) -> CachedRows
         files = sorted(path for path in cached.glob("*.arrow") if shape.fullmatch(path.name))
         if not files:
             raise NotCached(f"has no Arrow files of {each!r} in {cached}")
-        found.files |= {Path(each, file.name): file for file in files}
+        copied |= {Path(each, file.name): file for file in files}
         described = dataset_files([file.name for file in files], cached.name)
-        found.texts |= {Path(each, file): text for file, text in described.items()}
-    found.texts[Path("dataset_dict.json")] = json.dumps({"splits": names})
-    return found
+        texts |= {Path(each, file): text for file, text in described.items()}
+    texts[Path("dataset_dict.json")] = json.dumps({"splits": names})
+    return f"::{split}", copied, texts
 
 
 def _snapshot(name: str, cache: Path) -> Path | None:
@@ -271,7 +265,7 @@ def _snapshot(name: str, cache: Path) -> Path | None:
     return None
 
 
-def _data_folder_files(copy_name: str, split: str, config: str, snapshot: Path) -> CachedRows:
+def _data_folder_files(split: str, config: str, snapshot: Path) -> CachedRows:
     """The data files as uploaded, if their names show the split."""
     top = snapshot / config
     if not top.is_dir():
@@ -287,5 +281,5 @@ def _data_folder_files(copy_name: str, split: str, config: str, snapshot: Path) 
         # If all files are the rows, every file except those that describe the repository.
         every = (p for p in sorted(top.rglob("*")) if p.is_file() and p.suffix.lower() != ".md")
         read = source.files if path else [p for p in every if not p.name.startswith(".")]
-        return CachedRows(copy_name, path, {file.relative_to(top): file for file in read})
+        return path, {file.relative_to(top): file for file in read}, {}
     raise NotCached(f"is in {snapshot}, in a form that is not read from a folder: {why}")

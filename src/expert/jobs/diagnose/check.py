@@ -18,7 +18,7 @@ from expert.insight.findings.finding import Finding, worst_first
 from expert.insight.findings.table import BY_NAME, find, finding_from
 from expert.insight.step.bands import Band, expected_band
 from expert.jobs.diagnose.data import DataFacts, check_data
-from expert.jobs.diagnose.kernels import TRIALS, Trials, not_tried, try_kernels
+from expert.jobs.diagnose.kernels import TRIALS, Trials, try_kernels
 from expert.jobs.diagnose.machine import check_gpus, check_kernels, check_torch
 from expert.jobs.gpu_memory import GpuMemory, gpu_memory
 from expert.manifest.schema.manifest import CHAR_GPT
@@ -116,15 +116,18 @@ def _trials(
     tell: Callable[[str], None],
 ) -> Trials:
     """Run the kernels on this machine's card, or on its CPU if a run would use that."""
-    device = target.device if target.is_this_machine else "cpu"
+    device = target.device if target.is_this_machine else "cuda"
+    note = ""
     if named is not None:
-        return not_tried("cuda", f"{target.name} is not this machine's card")
-    if not target.is_this_machine:
-        return not_tried("cuda", "the memory was named, not a card")
-    if machine.versions["torch"].value is None:
-        return not_tried(device, "torch is not installed")
-    if not wanted:
-        return not_tried(device, "--no-kernels")
+        note = f"{target.name} is not this machine's card"
+    elif not target.is_this_machine:
+        note = "the memory was named, not a card"
+    elif machine.versions["torch"].value is None:
+        note = "torch is not installed"
+    elif not wanted:
+        note = "--no-kernels"
+    if note:
+        return Trials(device=device, tried=(), note=note)
     compiles = plan is not None and plan.kernels.compile
     # Compiling for a CPU takes 20 s, and no plan does it by default.
     names = [name for name in TRIALS if name != "torch.compile" or device == "cuda" or compiles]

@@ -368,10 +368,6 @@ def _send(line: dict[str, Any]) -> None:
 # --- from outside --------------------------------------------------------------------------------
 
 
-def not_tried(device: str, because: str) -> Trials:
-    return Trials(device=device, tried=(), note=because)
-
-
 def try_kernels(
     device: Literal["cuda", "cpu"],
     names: Sequence[str] | None = None,

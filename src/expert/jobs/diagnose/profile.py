@@ -5,10 +5,8 @@ A real short run; torch's profiler is started and stopped where steps are passed
 
 from __future__ import annotations
 
-import gzip
 import os
 import re
-import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -17,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import ExpertError
-from expert.core.files import open_regular
+from expert.core.files import sync_file
 from expert.core.links import refuse_links
 from expert.core.process import filtered_stderr
 from expert.planning.plan import folder_name
@@ -176,12 +174,9 @@ def _write(profiler: Any, trace: Path) -> None:
     """Write the trace for Perfetto, atomically."""
     trace.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".tmp-trace-", dir=trace.parent) as place:
-        plain, packed = Path(place) / "trace.json", Path(place) / "trace.json.gz"
-        profiler.export_chrome_trace(str(plain))
-        with open_regular(plain) as source, gzip.open(packed, "wb", compresslevel=6) as target:
-            shutil.copyfileobj(source, target)
-        with open_regular(packed) as stream:
-            os.fsync(stream.fileno())
+        packed = Path(place) / "trace.json.gz"
+        profiler.export_chrome_trace(str(packed))
+        sync_file(packed)
         os.replace(packed, trace)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from expert.core.stored_json import read_object_or_empty
 from expert.data.template.templates import NamedTemplate
 from expert.jobs.export.chat_format import jinja_of
 from expert.jobs.export.checks import CannotExport
-from expert.jobs.export.comparison import Difference, Expected, compare, in_words, logits_of
+from expert.jobs.export.comparison import Difference, Expected, compare, logits_of
 from expert.jobs.export.exported import Exported, ExportRequest, Kind
 from expert.jobs.export.gguf_file.adapter import refuse_adapter, write_adapter
 from expert.jobs.export.gguf_file.architecture import (
@@ -66,15 +66,17 @@ def settle_gguf(plan: RunPlan, gguf: str | None, *, adapter: bool, dtype: str | 
 
 
 @dataclass(frozen=True, kw_only=True)
-class WrittenGguf:
-    """A GGUF file and the results of its checks."""
+class Written:
+    """What was written, and the results of its checks; all but two fields are those of a GGUF
+    file."""
 
-    file: str
     difference: Difference
-    quality: Quality | None
-    tensors: Mapping[str, int]
-    """Number of tensors of each type."""
+    """Between the logits of the export and of the trained model."""
     notes: tuple[str, ...]
+    file: str = ""
+    quality: Quality | None = None
+    tensors: Mapping[str, int] = field(default_factory=dict)
+    """Number of tensors of each type."""
 
 
 def write_gguf_model(
@@ -83,7 +85,7 @@ def write_gguf_model(
     trained: Trained,
     target: Path,
     tell: Callable[[str], None],
-) -> WrittenGguf:
+) -> Written:
     """Write the whole expert; the weights of `trained` become those of the file."""
     from expert.jobs.validate.held_out import Run
     from expert.jobs.validate.test_sets import data_folder
@@ -102,7 +104,7 @@ def write_gguf_model(
     difference = compare(expected.logits, [logits_of(model, ids) for ids in expected.ids])
     quality = check.after(trained, kind)
     note = _write_modelfile(expected, trained, target, file)
-    return WrittenGguf(
+    return Written(
         file=file,
         difference=difference,
         quality=quality,
@@ -117,7 +119,7 @@ def write_gguf_adapter(
     trained: Trained,
     target: Path,
     save: Callable[[Path], None],
-) -> WrittenGguf:
+) -> Written:
     """Write the adapter alone; `save` writes it in PEFT's format. A built-in base is written next
     to it, since it is not on the hub."""
     import gguf
@@ -147,10 +149,9 @@ def write_gguf_adapter(
                 weight += (alpha / a.shape[0] * (b @ a)).to(weight)
     difference = compare(expected.logits, [logits_of(base, ids) for ids in expected.ids])
     note = _write_modelfile(expected, trained, target, base_file(base_plan), adapter=file)
-    return WrittenGguf(
+    return Written(
         file=file,
         difference=difference,
-        quality=None,
         tensors={"F32": 2 * changed},
         notes=(*words.notes, *filter(None, (note,))),
     )
@@ -240,19 +241,7 @@ def _write_modelfile(
     return note
 
 
-def check_gguf_difference(written: WrittenGguf, tolerance: float | None) -> None:
-    """CannotExport if the logits differ by more than the tolerance, or are NaN; quantised files
-    have no tolerance (None)."""
-    allowed = tolerance if tolerance is not None else float("inf")
-    if not written.difference.within(allowed):
-        off = "are not numbers" if tolerance is None else in_words(written.difference, allowed)
-        raise CannotExport(
-            f"{written.file}: the export differs from the trained model: its logits {off}; "
-            "nothing was written  (try --gguf f32)"
-        )
-
-
-def gguf_record(done: Exported, written: WrittenGguf) -> dict[str, object]:
+def gguf_record(done: Exported, written: Written) -> dict[str, object]:
     """The file and the results of its checks, for export.json."""
     return {
         "file": written.file,

@@ -14,8 +14,7 @@ from expert.core.publish import publishing
 from expert.core.resources import reporting_disk_full
 from expert.core.stored_json import read_object, read_object_or_empty
 from expert.jobs.export.as_gguf import (
-    WrittenGguf,
-    check_gguf_difference,
+    Written,
     gguf_record,
     settle_gguf,
     write_gguf_adapter,
@@ -131,15 +130,11 @@ def export(
         reporting_disk_full(to, "the export", None),
         without_progress_bar(),
     ):
-        if source.gguf:
-            if source.kind == "adapter":
-                save = partial(_write_adapter, source, trained)
-                written = write_gguf_adapter(source, expected, trained, temporary, save)
-            else:
-                written = write_gguf_model(source, expected, trained, temporary, tell)
-            check_gguf_difference(written, _tolerance(source))
-            done = _exported(source, expected, to, temporary, written.difference, remarks, written)
-            more = gguf_record(done, written)
+        if source.gguf and source.kind == "adapter":
+            save = partial(_write_adapter, source, trained)
+            written = write_gguf_adapter(source, expected, trained, temporary, save)
+        elif source.gguf:
+            written = write_gguf_model(source, expected, trained, temporary, tell)
         else:
             tell("writing")
             _write(source, trained, temporary, to)
@@ -148,8 +143,10 @@ def export(
             del trained, prompts
             release_memory(source.device)
             tell(f"comparing logits on {len(CHECKED_TEXTS)} texts")
-            difference = _check(source, expected, temporary, prompt_names)
-            done, more = _exported(source, expected, to, temporary, difference, remarks), {}
+            written = _read_back(source, expected, temporary, prompt_names)
+        _refuse_difference(source, written.difference)
+        done = _exported(source, expected, to, temporary, written, remarks)
+        more = gguf_record(done, written) if source.gguf else {}
         _write_card(source, expected, temporary, done)
         write_export_record(temporary, folder, choice, done, {**_serving_facts(source), **more})
     return done
@@ -297,9 +294,9 @@ def _write_soft_prompts(trained: Trained, target: Path, *, base: str) -> None:
         save_soft_prompt(prompt, target / "soft_prompts" / name, base=base, config=config)
 
 
-def _check(
+def _read_back(
     source: ExportRequest, expected: Expected, target: Path, prompt_names: tuple[str, ...]
-) -> Difference:
+) -> Written:
     """Load the export like any user would, and compare its logits with the trained model's."""
     import torch
 
@@ -308,19 +305,27 @@ def _check(
         model = load_exported(target, source.plan, kind, dtype=dtype, device=device)
         rows = torch.cat(soft_prompt_rows(target, prompt_names)) if prompt_names else None
     difference = compare(expected.logits, [logits_of(model, ids, rows) for ids in expected.ids])
+    found = "; ".join(problems(source.plan, kind, target))
+    notes = (f"not for vLLM, SGLang or TGI: {found}",) if found else ()
+    return Written(difference=difference, notes=notes)
+
+
+def _refuse_difference(source: ExportRequest, difference: Difference) -> None:
+    """CannotExport if the logits differ by more than the tolerance, or are NaN; quantised files
+    have no tolerance (None)."""
     tolerance = _tolerance(source)
-    assert tolerance is not None
-    if not difference.within(tolerance):
-        fixes = {
-            "adapter": "try --merged --dtype fp32",
-            "merged": "try --dtype fp32, or export the adapter",
-            "model": "try --dtype fp32",
-        }
-        raise CannotExport(
-            f"{source.folder.path}: the export differs from the trained model: its "
-            f"logits {in_words(difference, tolerance)}; nothing was written  ({fixes[kind]})"
-        )
-    return difference
+    if difference.within(float("inf") if tolerance is None else tolerance):
+        return
+    fixes = {
+        "adapter": "try --merged --dtype fp32",
+        "merged": "try --dtype fp32, or export the adapter",
+        "model": "try --dtype fp32",
+    }
+    off = "are not numbers" if tolerance is None else in_words(difference, tolerance)
+    raise CannotExport(
+        f"{source.folder.path}: the export differs from the trained model: its logits {off}; "
+        f"nothing was written  ({'try --gguf f32' if source.gguf else fixes[source.kind]})"
+    )
 
 
 def _tolerance(source: ExportRequest) -> float | None:
@@ -336,26 +341,22 @@ def _exported(
     source: ExportRequest,
     expected: Expected,
     to: Path,
-    written: Path,
-    difference: Difference,
+    folder: Path,
+    written: Written,
     remarks: tuple[str, str],
-    gguf: WrittenGguf | None = None,
 ) -> Exported:
     """The result of the export; `remarks`: warnings about its validation and its base."""
     verdict = read_verdict(source.folder)
-    notes: tuple[str, ...] = gguf.notes if gguf is not None else ()
-    if gguf is None and (found := problems(source.plan, source.kind, written)):
-        notes = (f"not for vLLM, SGLang or TGI: {'; '.join(found)}",)
     return Exported(
         run=source.folder.path,
         folder=to,
         kind=source.kind,
         checkpoint=source.choice.name,
         dtype=source.dtype,
-        bytes=sum(path.stat().st_size for path in written.rglob("*") if path.is_file()),
+        bytes=sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()),
         texts=len(expected.ids),
-        largest_difference=difference.largest,
-        share=difference.share,
+        largest_difference=written.difference.largest,
+        share=written.difference.share,
         tolerance=_tolerance(source),
         adapter_effect=expected.adapter_effect,
         quantised_share=expected.quantised_share,
@@ -363,9 +364,9 @@ def _exported(
         base=remarks[1],
         judged=verdict.in_words() if verdict is not None and not verdict.outdated else "",
         gguf=source.gguf,
-        file=gguf.file if gguf is not None else "",
-        quality=gguf.quality if gguf is not None else None,
-        notes=notes,
+        file=written.file,
+        quality=written.quality,
+        notes=written.notes,
     )
 
 

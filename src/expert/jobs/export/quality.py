@@ -105,7 +105,6 @@ class QualityCheck:
         )
 
     def _reached(self, trained: Trained, what: str) -> CheckpointResult:
-        from expert.jobs.validate.models import LocalModel
         from expert.jobs.validate.validate import evaluate_model
 
         assert self._test is not None
@@ -118,9 +117,7 @@ class QualityCheck:
                 stages.add(doing)
                 self._tell(doing)
 
-        return evaluate_model(
-            self._run, LocalModel(named), self._test, device=trained.device, tell=tell
-        )
+        return evaluate_model(self._run, named, self._test, tell=tell)
 
 
 def _result(result: CheckpointResult) -> Result:

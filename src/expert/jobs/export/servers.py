@@ -9,7 +9,6 @@ from expert.jobs.export.card_code import FOLDER
 from expert.manifest.schema.manifest import CHAR_GPT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from expert.jobs.export.exported import Kind
@@ -33,7 +32,7 @@ def engines(
     plan: RunPlan, kind: Kind, dtype: str, base: PortableBase, *, template: bool, name: str
 ) -> list[ModelServer]:
     """Commands, if the servers can load it. `template`: the export has its own chat template."""
-    if list(_problems(plan, kind)):
+    if plan.model.name == CHAR_GPT or problems(plan, kind):
         return []
     own_dtype = _DTYPES[plan.kernels.precision if kind == "adapter" else dtype]
     # TGI computes in 16 bits only, and so do the LoRA kernels of the others.
@@ -89,27 +88,21 @@ def problems(plan: RunPlan, kind: Kind, folder: Path | None = None) -> list[str]
     """Why vLLM, SGLang and TGI cannot load an export; `folder`: the export, if written."""
     if plan.model.name == CHAR_GPT:
         return []  # its model card names the only program that can
-    found = list(_problems(plan, kind))
+    adapter, found = plan.adapter, list[str]()
+    if adapter.soft_prompts:
+        found.append("they do not support soft prompts")
+    if kind == "adapter" and adapter.type != "none":
+        if adapter.type != "lora":
+            only = f"they support LoRA adapters only, not {adapter.type}"
+            found.append(f"{only}: export with --merged")
+        elif (adapter.rank or 0) > VLLM_RANKS[-1]:
+            found.append(f"vLLM supports ranks up to {VLLM_RANKS[-1]}, not {adapter.rank}")
+        if plan.model.quantization == "int8":
+            base = "they cannot load the base in 8 bits as in training"
+            found.append(f"{base}: export with --merged")
     if folder is not None:
         wanted = ["tokenizer.json", "tokenizer_config.json", "generation_config.json"]
         wanted += ["adapter_config.json"] if kind == "adapter" else ["config.json"]
         missing = [name for name in wanted if not (folder / name).is_file()]
         found += [f"{name} is missing" for name in missing]
     return found
-
-
-def _problems(plan: RunPlan, kind: Kind) -> Iterator[str]:
-    adapter = plan.adapter
-    if plan.model.name == CHAR_GPT:
-        yield "only Expert can load the character model"
-        return
-    if adapter.soft_prompts:
-        yield "they do not support soft prompts"
-    if kind != "adapter" or adapter.type == "none":
-        return
-    if adapter.type != "lora":
-        yield f"they support LoRA adapters only, not {adapter.type}: export with --merged"
-    elif (adapter.rank or 0) > VLLM_RANKS[-1]:
-        yield f"vLLM supports ranks up to {VLLM_RANKS[-1]}, not {adapter.rank}"
-    if plan.model.quantization == "int8":
-        yield "they cannot load the base in 8 bits as in training: export with --merged"

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import ExpertError
@@ -15,7 +16,7 @@ from expert.core.text import counted
 from expert.data.examples.tools import tool_names, tools_of
 from expert.data.records import Example, RowError, Segment, Turn
 from expert.jobs.sample.answer_steps import AnswerModel
-from expert.jobs.sample.answer_writer import AnswerWriter, Tell, partial_stop_length, stop_position
+from expert.jobs.sample.answer_writer import AnswerWriter, Tell
 from expert.jobs.sample.decoding import (
     CannotSample,
     DecodingSettings,
@@ -193,21 +194,14 @@ def _continue_characters(loaded: LoadedExpert, prompt: str, begin: Begin, tell: 
     ids = encoder.encode([[Segment(start, learn=False)]]).ids.tolist()
     tokens = torch.tensor([ids], device=trained.device)
     generator = torch.Generator(trained.device).manual_seed(loaded.seed)
+    decoder = SimpleNamespace(decode=lambda ids, skip_special_tokens: encoder.decode(ids))
+    writer = AnswerWriter(decoder, [], how.stop_sequences, tell, strip=False)
     begin(prompt, loaded.plain)
-    text, shown, count = "", 0, 0
-    cut: int | None = None
-    while count < how.max_new_tokens and cut is None:
+    while not writer.ended and len(writer.ids) < how.max_new_tokens:
         tokens = module.generate(tokens, 1, how.temperature, how.top_k, generator)
-        count += 1
-        text += encoder.decode(tokens[0, -1:].tolist())
-        cut = stop_position(text, how.stop_sequences)
-        if cut is None:
-            safe = max(shown, len(text) - partial_stop_length(text, how.stop_sequences))
-            tell(text[shown:safe])
-            shown = safe
-    text = text[:cut]
-    tell(text[shown:])  # a stop sequence that was begun but not completed
-    return Sample(prompt=prompt, text=text, tokens=count, ended=cut is not None)
+        writer.take(int(tokens[0, -1]))
+    writer.end()
+    return Sample(prompt=prompt, text=writer.text(), tokens=len(writer.ids), ended=writer.ended)
 
 
 # --- transformers models -------------------------------------------------------------------------

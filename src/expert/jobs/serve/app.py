@@ -11,18 +11,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import ExpertError
-from expert.core.text import duration, gib
 from expert.jobs.serve.answers import Reply
-from expert.jobs.serve.engine import AnswerEngine, Finished, PendingAnswers, RequestError, Stopped
+from expert.jobs.serve.body import RequestError, read_body
+from expert.jobs.serve.engine import AnswerEngine, Finished, PendingAnswers, Stopped
+from expert.jobs.serve.listen import host_name, is_loopback
 from expert.jobs.serve.models import model_entry
-from expert.jobs.serve.requests import ChatRequest, TextRequest, checked, read_json
+from expert.jobs.serve.requests import ChatRequest, TextRequest, checked
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
     from starlette.types import Message, Receive, Scope, Send
 
-LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 MAX_BODY_BYTES = 2**20
 """Bytes; 100,000 words take about half of it."""
 BODY_SECONDS = 20
@@ -159,7 +159,7 @@ class RequestGuard:
         host, origin = of(b"host"), of(b"origin")
         if len(host) != 1:
             raise RequestError(400, "a request needs exactly one Host header")
-        if self._limits.loopback and _without_port(host[0]) not in LOOPBACK:
+        if self._limits.loopback and not is_loopback(host_name(host[0])):
             raise RequestError(403, f"the host {host[0]!r} is refused: only this machine is served")
         # Browsers send the origin of a page; pages of other sites are refused.
         if origin and origin[0].partition("://")[2] != host[0]:
@@ -169,11 +169,6 @@ class RequestGuard:
             wanted = f"Bearer {self._limits.token}"
             if not hmac.compare_digest(given.encode(), wanted.encode()):
                 raise RequestError(401, "the token is missing or wrong", code="invalid_api_key")
-
-
-def _without_port(host: str) -> str:
-    name, colon, port = host.rpartition(":")
-    return (name if colon and port.isdigit() else host).lower()
 
 
 class Endpoint:
@@ -216,7 +211,9 @@ class Endpoint:
         from starlette.responses import JSONResponse, StreamingResponse
 
         entry: LogEntry = request.scope["entry"]
-        wanted = checked(kind, read_json(await self._body(request)))
+        limits = self._limits
+        body = await read_body(request, most=limits.body_bytes, seconds=limits.body_seconds)
+        wanted = checked(kind, body)
         entry.model = wanted.model
         question = wanted.question()
         try:
@@ -241,27 +238,6 @@ class Endpoint:
         response = reply.whole(finished)
         entry.tokens, entry.note = reply.tokens, "; ".join(reply.notes)
         return JSONResponse(response)
-
-    async def _body(self, request: Request) -> bytes:
-        """The body of a JSON request, a content type that pages of other sites cannot send."""
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/json":
-            raise RequestError(415, "the Content-Type must be application/json")
-        most, body = self._limits.body_bytes, bytearray()
-        too_large = RequestError(413, f"the body is larger than {gib(most)}")
-        length = request.headers.get("content-length", "")
-        if length.isdigit() and int(length[:20]) > most:
-            raise too_large
-        try:
-            async with asyncio.timeout(self._limits.body_seconds):
-                async for chunk in request.stream():
-                    body += chunk
-                    if len(body) > most:
-                        raise too_large
-        except TimeoutError:
-            within = duration(self._limits.body_seconds)
-            raise RequestError(408, f"the body was not sent within {within}") from None
-        return bytes(body)
 
     async def _all(self, request: Request, pending: PendingAnswers) -> list[Finished]:
         """All answers; RequestError if the client disconnects first."""

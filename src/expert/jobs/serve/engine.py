@@ -17,12 +17,12 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from expert.core.errors import ExpertError
 from expert.core.text import counted, duration
 from expert.data.records import Segment, Turn
 from expert.jobs.sample.answer_writer import AnswerWriter
 from expert.jobs.sample.decoding import DecodingSettings, end_tokens, stop_texts
 from expert.jobs.sample.sample import prompt_text
+from expert.jobs.serve.body import RequestError
 from expert.jobs.serve.lane import AnswerRow, Lane
 
 if TYPE_CHECKING:
@@ -32,16 +32,6 @@ QUEUE = 256
 """Largest number of queued answers."""
 LARGEST_SEED = 2**43
 """Seeds are taken modulo this: generators are seeded with about a million times a seed."""
-
-
-class RequestError(ExpertError):
-    """A request that ends with an error, with what OpenAI's errors say of it."""
-
-    def __init__(
-        self, status: int, message: str, *, param: str | None = None, code: str | None = None
-    ) -> None:
-        super().__init__(message)
-        self.status, self.param, self.code = status, param, code
 
 
 class Stopped(RequestError):

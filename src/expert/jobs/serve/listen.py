@@ -41,12 +41,25 @@ def refuse_without_packages() -> None:
             raise CannotServe(f"{name} is not installed  ({pip_install('serve')})")
 
 
+def is_address(host: str) -> bool:
+    """Whether it is an IP address, not a name."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
 def is_loopback(host: str) -> bool:
     """Whether an address can only be reached from this machine."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    return ipaddress.ip_address(host).is_loopback if is_address(host) else host == "localhost"
+
+
+def host_name(header: str) -> str:
+    """The name or address in a Host header, without its port."""
+    name, colon, port = header.rpartition(":")
+    has_port = colon and port.isdigit() and (name.endswith("]") or ":" not in name)
+    return (name if has_port else header).strip("[]").lower()
 
 
 def listening_socket(host: str, port: int) -> socket.socket:

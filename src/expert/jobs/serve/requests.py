@@ -15,10 +15,9 @@ from expert.core.text import visible
 from expert.data.examples.messages import conversation, turns_in, unused_fields
 from expert.data.examples.tools import tools_of
 from expert.data.records import RowError, Turn
-from expert.jobs.serve.engine import Question, RequestError
+from expert.jobs.serve.body import RequestError
+from expert.jobs.serve.engine import Question
 
-MAX_DEPTH = 64
-"""Nested lists and objects; schemas of tools have about ten levels."""
 MAX_ANSWER_TOKENS = 2**17
 MAX_ANSWERS = 16
 MAX_STOPS = 4
@@ -138,25 +137,6 @@ class TextRequest(_Common):
         return self._question(text=self.prompt)
 
 
-def read_json(body: bytes) -> dict[str, Any]:
-    """The JSON object of a body; RequestError if it is not one, or is not valid Unicode."""
-    try:
-        value = json.loads(body.decode("utf-8"), parse_constant=_no_number)
-        # Tokenizers cannot encode lone UTF-16 surrogates.
-        json.dumps(value, ensure_ascii=False).encode("utf-8")
-    except RecursionError:
-        raise RequestError(400, f"nested more than {MAX_DEPTH} deep") from None
-    except ValueError as error:  # UnicodeError is one
-        words = str(error).partition("\n")[0]
-        shown = visible(words, keep="")[:200]
-        raise RequestError(400, f"the body is not JSON in UTF-8: {shown}") from None
-    if not isinstance(value, dict):
-        raise RequestError(400, "the body is not a JSON object")
-    if _depth(value) > MAX_DEPTH:
-        raise RequestError(400, f"nested more than {MAX_DEPTH} deep")
-    return value
-
-
 def checked(kind: type[Request], body: Mapping[str, Any]) -> Request:
     """The request of a body; RequestError with all problems."""
     fields = {k: v for k, v in body.items() if v is not None and k not in IGNORED}
@@ -196,16 +176,3 @@ def _turns(messages: list[dict[str, Any]]) -> tuple[Turn, ...]:
         raise RowError("the last message must have the role user or tool")
     # Checked like a training row, with a placeholder for the answer.
     return conversation([*turns, Turn("assistant", "…")]).turns[:-1]
-
-
-def _no_number(name: str) -> None:
-    raise ValueError(f"{name} is not a JSON number")
-
-
-def _depth(value: Any) -> int:
-    deep, level = 0, [value]
-    while level:
-        nested = [item for item in level if isinstance(item, dict | list)]
-        deep += bool(nested)
-        level = [i for item in nested for i in (item.values() if isinstance(item, dict) else item)]
-    return deep

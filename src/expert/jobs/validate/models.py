@@ -7,6 +7,7 @@ progress through pipes; the results are merged here, in the order of the rows.
 from __future__ import annotations
 
 import contextlib
+import gc
 import pickle
 import shutil
 import signal
@@ -21,15 +22,13 @@ from typing import TYPE_CHECKING, Any
 from expert.core.errors import EXIT_RUN_FAILED, ExpertError
 from expert.core.files import open_regular
 from expert.core.process import Child, describe_exit
+from expert.core.rundir import RunFolder
 from expert.jobs.validate.answering import GeneratedAnswer, Note, Tell, answer_all
-from expert.jobs.validate.row_losses import mean_losses, row_losses
+from expert.jobs.validate.row_losses import BatchSums, batch_sums, mean_losses
 from expert.run.stored.choose_checkpoint import BASE, Choice
-from expert.run.stored.load import Trained, load_base, load_trained
+from expert.run.stored.load import Trained, load_base, load_trained, pick_device, read_plan
 
 if TYPE_CHECKING:
-    import torch
-
-    from expert.core.rundir import RunFolder
     from expert.data.records import Example
     from expert.data.template.templates import Template
     from expert.jobs.sample.decoding import DecodingSettings
@@ -42,49 +41,76 @@ SECONDS_BETWEEN_LOOKS = 0.05
 OUT_OF_MEMORY = "the system ends processes like this when its memory is full: see dmesg"
 
 
-class LocalModels:
-    """Loads models; one at a time is in use."""
+class ModelWorker:
+    """One model at a time, in this process, and its share of the work on it."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self.device = str(device)
+    def __init__(self, trained: Trained | None = None) -> None:
+        self.trained = trained
 
-    def load(self, run: Run, choice: Choice | None) -> LocalModel:
-        return LocalModel(load_state(run.folder, run.plan, choice, self._device))
+    def load(self, run: Path, choice: Choice | None, device: str) -> dict[str, Any]:
+        """Load a state of a run, or its base if there is no choice; the device and tokenizer."""
+        self.unload()  # before the next one needs its memory
+        folder, own = RunFolder(run), pick_device(device)
+        plan = read_plan(folder)
+        if choice is None:
+            self.trained = load_base(plan, device=own)
+        else:
+            self.trained = load_trained(folder, plan, choice, device=own)
+        return {"device": str(own), "tokenizer": self.trained.tokenizer_folder}
 
+    def unload(self, **_: Any) -> None:
+        self.trained = None
+        gc.collect()
 
-def load_state(
-    folder: RunFolder, plan: RunPlan, choice: Choice | None, device: torch.device
-) -> Trained:
-    """A state of a run, or its base if there is no choice."""
-    if choice is None:
-        return load_base(plan, device=device)
-    return load_trained(folder, plan, choice, device=device)
-
-
-class LocalModel:
-    """A state of a run, or its base, ready for questions."""
-
-    def __init__(self, trained: Trained) -> None:
-        self._trained = trained
-        self.name, self.step = trained.choice.name, trained.choice.step
-        self.template = trained.template
-        """None for the character model, which answers nothing."""
-
-    def losses(self, rows: Sequence[Example], *, tell: Tell, note: Note) -> EvalResult:
-        return row_losses(self._trained, rows, tell=tell, note=note)
+    def losses(
+        self, rows: Sequence[Example], place: int, of: int, **callbacks: Any
+    ) -> list[BatchSums]:
+        assert self.trained is not None
+        return batch_sums(self.trained, rows, place=place, of=of, **callbacks)
 
     def answers(
         self,
         questions: Sequence[Example],
+        numbers: Sequence[int],
         how: DecodingSettings,
         seed: int,
-        *,
-        tell: Tell,
-        note: Note,
+        **callbacks: Any,
     ) -> list[GeneratedAnswer]:
-        """Its answers to every question, in order."""
-        return answer_all(self._trained, questions, how, seed=seed, tell=tell, note=note)
+        assert self.trained is not None
+        if not numbers:
+            return []
+        return answer_all(self.trained, questions, how, seed=seed, numbers=numbers, **callbacks)
+
+
+class LocalModels:
+    """Loads models in this process."""
+
+    count = 1
+
+    def __init__(self, device: str = "auto", trained: Trained | None = None) -> None:
+        """`trained`: a model that is loaded already."""
+        self._asked_device, self.device = device, str(pick_device(device))
+        self._worker = ModelWorker(trained)
+
+    def load(self, run: Run, choice: Choice | None) -> ValidatedModel:
+        self._worker.load(run.folder.path, choice, self._asked_device)
+        return self.loaded()
+
+    def loaded(self) -> ValidatedModel:
+        trained = self._worker.trained
+        assert trained is not None
+        return ValidatedModel(self, trained.choice.name, trained.choice.step, trained.template)
+
+    def ask(
+        self,
+        do: str,
+        asked: Sequence[Mapping[str, Any]],
+        tell: Callable[[int], None] = lambda done: None,
+        note: Note = lambda text: None,
+    ) -> list[Any]:
+        (arguments,) = asked
+        work = getattr(self._worker, do)
+        return [work(**arguments, tell=lambda done, of: tell(done), note=note)]
 
 
 # --- several cards -------------------------------------------------------------------------------
@@ -153,12 +179,12 @@ class ModelsOnCards:
         """Torch's name for it, once a model was loaded."""
         self.count = len(processes)
 
-    def load(self, run: Run, choice: Choice | None) -> ModelOnCards:
+    def load(self, run: Run, choice: Choice | None) -> ValidatedModel:
         asked = {"run": run.folder.path, "choice": choice, "device": self._asked_device}
         first, *_ = self.ask("load", [asked] * self.count)
         self.device = first["device"]
         name, step = (choice.name, choice.step) if choice is not None else (BASE, None)
-        return ModelOnCards(self, name, step, _template(run.plan, first["tokenizer"]))
+        return ValidatedModel(self, name, step, _template(run.plan, first["tokenizer"]))
 
     def ask(
         self,
@@ -204,13 +230,24 @@ def _unpickled(file: Path) -> Any:
         return pickle.load(stream)
 
 
-class ModelOnCards:
-    """A model that every process has loaded."""
+class ValidatedModel:
+    """A state of a run, or its base, loaded here or in every process.
+
+    `template` is None for the character model, which answers nothing.
+    """
 
     def __init__(
-        self, models: ModelsOnCards, name: str, step: int | None, template: Template | None
+        self,
+        models: LocalModels | ModelsOnCards,
+        name: str,
+        step: int | None,
+        template: Template | None,
     ) -> None:
         self._models, self.name, self.step, self.template = models, name, step, template
+
+    def unload(self) -> None:
+        """Free its memory; it cannot be asked any more."""
+        self._models.ask("unload", [{}] * self._models.count)
 
     def losses(self, rows: Sequence[Example], *, tell: Tell, note: Note) -> EvalResult:
         count = self._models.count
@@ -230,6 +267,7 @@ class ModelOnCards:
         tell: Tell,
         note: Note,
     ) -> list[GeneratedAnswer]:
+        """Its answers to every question, in order."""
         shares = dealt_by_size([_size(question) for question in questions], self._models.count)
         asked = [
             {"questions": [questions[n] for n in own], "numbers": own, "how": how, "seed": seed}
@@ -256,7 +294,7 @@ def dealt_by_size(sizes: Sequence[int], parts: int) -> list[list[int]]:
     for place, number in enumerate(order):
         turn, seat = divmod(place, parts)
         shares[parts - 1 - seat if turn % 2 else seat].append(number)
-    return shares
+    return [sorted(share) for share in shares]
 
 
 def _size(question: Example) -> int:

@@ -28,19 +28,8 @@ class BatchSums(NamedTuple):
     examples: int
 
 
-def row_losses(
-    trained: Trained,
-    examples: Sequence[Example],
-    *,
-    tell: Tell = lambda done, of: None,
-    note: Note = lambda text: None,
-) -> EvalResult:
-    """Means over all target tokens of the rows; every token counts the same. No logits are kept."""
-    return mean_losses(batch_sums(trained, examples, tell=tell, note=note))
-
-
 def mean_losses(sums: Iterable[BatchSums]) -> EvalResult:
-    """The means of all batches, summed in order."""
+    """Means over all target tokens of all batches, summed in order; every token counts the same."""
     from expert.training.evaluation import mean_metrics
 
     found = list(sums)

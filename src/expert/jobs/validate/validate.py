@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -16,10 +15,9 @@ from expert.jobs.sample.decoding import DecodingSettings, resolve_decoding
 from expert.jobs.validate.answering import GeneratedAnswer
 from expert.jobs.validate.held_out import Run, refuse_rows_baseline_trained_on, trained_cases
 from expert.jobs.validate.models import (
-    LocalModel,
     LocalModels,
-    ModelOnCards,
     ModelsOnCards,
+    ValidatedModel,
     models_on_cards,
 )
 from expert.jobs.validate.requirements import (
@@ -58,18 +56,14 @@ from expert.judging.oracles.open_text import OPEN_KIND
 from expert.judging.oracles.oracle import Judgement, wrong
 from expert.judging.score import Comparison, compare
 from expert.run.stored.choose_checkpoint import BASE, Choice, choose, states
-from expert.run.stored.load import base_warning, pick_device, read_plan
+from expert.run.stored.load import base_warning, read_plan
 from expert.run.stored.locate import find_expert
 
 if TYPE_CHECKING:
-    import torch
-
     from expert.data.records import Example
     from expert.judging.cases import Case
+    from expert.run.stored.load import Trained
     from expert.training.evaluation import EvalResult
-
-    ValidatedModel = LocalModel | ModelOnCards
-    Models = LocalModels | ModelsOnCards
 
 __all__ = ["CannotValidate", "Validation", "find_expert", "validate"]
 
@@ -87,7 +81,7 @@ class _Task:
     judge_choice: JudgeChoice
     strict: bool
     decoding: DecodingSettings
-    models: Models
+    models: LocalModels | ModelsOnCards
     tell: Tell
     seed: int = 0
     learnt: frozenset[str] = frozenset()
@@ -214,13 +208,12 @@ def _refuse_read_only(run: Path) -> None:
         )
 
 
-def evaluate_model(
-    run: Run, model: ValidatedModel, test: TestSet, *, device: torch.device, tell: Tell
-) -> CheckpointResult:
+def evaluate_model(run: Run, trained: Trained, test: TestSet, *, tell: Tell) -> CheckpointResult:
     """The results of a loaded model on rows of its run: no gate, nothing written."""
     judge_choice = choose_judge(run.folder, run.plan, test, None, Requirements())
-    task = _task(run, test, judge_choice, models=LocalModels(device), tell=tell)
-    return _evaluate(model, str(run.folder.path), task)
+    models = LocalModels(trained=trained)
+    task = _task(run, test, judge_choice, models=models, tell=tell)
+    return _evaluate(models.loaded(), str(run.folder.path), task)
 
 
 def _compared(result: CheckpointResult, before: CheckpointResult | None) -> Comparison | None:
@@ -243,14 +236,14 @@ def _gate(
     return evaluate_gate(demands, result.standing, theirs, base=rows)
 
 
-def _models(gpus: str | None, device: str) -> AbstractContextManager[Models]:
+def _models(gpus: str | None, device: str) -> AbstractContextManager[LocalModels | ModelsOnCards]:
     """Where models are loaded: here, or in a process for each card, started when entered. Missing
     cards are refused immediately."""
     from expert.jobs.launch.cards import choose_cards
     from expert.planning.machine.machine import describe_machine
 
     if gpus is None:
-        return nullcontext(LocalModels(pick_device(device)))
+        return nullcontext(LocalModels(device))
     cards = choose_cards(gpus, describe_machine(), device=device, env=os.environ)
     return models_on_cards(cards.environment_per_card(os.environ), device)
 
@@ -329,8 +322,7 @@ def _evaluate(model: ValidatedModel, run: str, task: _Task) -> CheckpointResult:
     answers = _answers(model, task)
     seconds = time.monotonic() - began
     cases = with_rendered_answers(task.test.asked(), model.template) if model.template else []
-    del model
-    gc.collect()
+    model.unload()  # judging takes memory of its own
     said = [_judged_text(*pair) for pair in zip(cases, answers, strict=True)]
     scored = _scored(cases, said, name, task)
     judgements = [each.judgement for each in scored] or judge_all(

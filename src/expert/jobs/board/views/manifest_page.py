@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from expert.core.errors import EXIT_DOES_NOT_FIT, ExpertError
+from expert.core.process import run_program
 from expert.core.text import counted, duration_range, gib
 from expert.insight.page.blocks import PageSection, Tile, Tiles, Words
 from expert.insight.page.facts import RunFacts
@@ -237,16 +237,12 @@ def rows_html(manifest: Path) -> Markup:
 
 def run_command(words: Sequence[str]) -> tuple[int, str, str]:
     """Run a short `expert` command: exit code, output, errors."""
+    command = [sys.executable, "-m", "expert", *words]
     with _turns:
-        try:
-            done = subprocess.run(
-                [sys.executable, "-m", "expert", *words], capture_output=True, text=True,
-                errors="replace", stdin=subprocess.DEVNULL, timeout=SECONDS, check=False,
-                env=environment(),
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            raise ActionRefused(f"expert {words[0]} took more than {SECONDS:.0f} s") from None
-    return done.returncode, done.stdout, done.stderr
+        out, errors, code = run_program(command, seconds=SECONDS, env=environment())
+    if code is None:
+        raise ActionRefused(f"expert {words[0]} took more than {SECONDS:.0f} s")
+    return code, out, errors
 
 
 def manifest_values(manifest: Path) -> dict[str, Any]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import heapq
 import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from expert.jobs.export.checks import CannotExport
@@ -294,30 +294,17 @@ def _sentence_piece(
 
 
 def _merged(text: str, numbers: Mapping[str, int], scores: Sequence[float]) -> list[int]:
-    pieces: list[str] = list(text)
-    after = [*range(1, len(pieces)), -1] if pieces else []
-    before = list(range(-1, len(pieces) - 1))
-    queue: list[tuple[float, int, int, str]] = []
-
-    def offer(left: int, right: int) -> None:
-        joined = pieces[left] + pieces[right] if left >= 0 and right >= 0 else ""
-        if joined in numbers:
-            heapq.heappush(queue, (-scores[numbers[joined]], left, right, joined))
-
-    for left, right in enumerate(after):
-        offer(left, right)
-    while queue:
-        _, left, right, joined = heapq.heappop(queue)
-        if not pieces[left] or not pieces[right] or pieces[left] + pieces[right] != joined:
-            continue
-        pieces[left], pieces[right] = joined, ""
-        after[left] = after[right]
-        if after[left] >= 0:
-            before[after[left]] = left
-        offer(before[left], left)
-        offer(left, after[left])
+    """Join the pair with the highest score, the leftmost of several, until none is a token."""
+    pieces = list(text)
+    while True:
+        joined = [left + right for left, right in pairwise(pieces)]
+        known = [place for place, piece in enumerate(joined) if piece in numbers]
+        if not known:
+            break
+        best = max(known, key=lambda place: scores[numbers[joined[place]]])
+        pieces[best : best + 2] = [joined[best]]
     ids: list[int] = []
-    for piece in filter(None, pieces):
+    for piece in pieces:
         if piece in numbers:
             ids.append(numbers[piece])
         else:
