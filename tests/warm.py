@@ -15,7 +15,7 @@ import io
 import marshal
 import os
 import runpy
-import selectors
+import select
 import signal
 import socket
 import subprocess
@@ -66,78 +66,53 @@ def _end(server: subprocess.Popen[bytes], folder: tempfile.TemporaryDirectory[st
     folder.cleanup()
 
 
-class _Server:
-    """Forks a process for each client, and sends it the exit code."""
-
-    def __init__(self, listener: socket.socket) -> None:
-        self.listener = listener
-        self.waiting: dict[int, socket.socket] = {}
-        self.ended, wakes = os.pipe()
-        for end in (self.ended, wakes):
-            os.set_blocking(end, False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(wakes)
-        self.ready = selectors.DefaultSelector()
-        for what in (0, self.ended, listener):
-            self.ready.register(what, selectors.EVENT_READ)
-
-    def serve(self) -> dict[str, Any] | None:
-        """In a fork: the request to run; None when the server ends."""
-        while True:
-            for key, _ in self.ready.select():
-                if key.fileobj == 0:
-                    return None
-                if key.fileobj == self.ended:
-                    os.read(self.ended, 100)
-                    self._tell_who_waits()
-                elif key.fileobj == self.listener:
-                    asked = self._fork()
-                    if asked is not None:
-                        return asked
-                elif key.data in self.waiting:  # the client was killed
-                    os.kill(key.data, signal.SIGKILL)
-                    self.ready.unregister(key.fileobj)
-
-    def _fork(self) -> dict[str, Any] | None:
-        caller, _ = self.listener.accept()
-        head, opened, _, _ = socket.recv_fds(caller, 8, 200)
-        length = int.from_bytes(head, "big")
-        with caller.makefile("rb") as sent:
-            what = sent.read(length)
-        if not what or len(what) < length:  # the client was killed meanwhile
-            for descriptor in opened:
-                os.close(descriptor)
-            caller.close()
-            return None
-        asked: dict[str, Any] = marshal.loads(what)
-        process = os.fork()
-        if not process:
-            self.ready.close()
-            for one in (caller, self.listener, *self.waiting.values()):
-                one.close()
-            signal.set_wakeup_fd(-1)
+def _serve(listener: socket.socket) -> dict[str, Any] | None:
+    """In a fork: the request to run; None when the server ends. Each client has a fork that waits
+    for the process, so that requests never wait for each other."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how those forks end
+    asking: list[Any] = [0, listener]
+    while 0 not in select.select(asking, [], [])[0]:
+        client, _ = listener.accept()
+        if not os.fork():
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            return asked | {"received": opened}
-        for descriptor in opened:
-            os.close(descriptor)
-        self.waiting[process] = caller
-        self.ready.register(caller, selectors.EVENT_READ, process)
-        with suppress(OSError):  # killed since: the selector reports it
-            caller.sendall(process.to_bytes(4, "big"))
-        return None
+            listener.close()
+            return _started(client)
+        client.close()
+    return None
 
-    def _tell_who_waits(self) -> None:
-        while self.waiting:
-            process, status = os.waitpid(-1, os.WNOHANG)
-            if not process:
-                return
-            caller = self.waiting.pop(process)
-            if caller in self.ready.get_map():
-                self.ready.unregister(caller)
-            code = os.waitstatus_to_exitcode(status)
-            with suppress(OSError):  # it may have been killed
-                caller.sendall(code.to_bytes(4, "big", signed=True))
-            caller.close()
+
+def _started(client: socket.socket) -> dict[str, Any]:
+    """In the new process: the request. The fork before it tells the client how it ends, and kills
+    it if the client was killed."""
+    head, opened, _, _ = socket.recv_fds(client, 8, 200)
+    length = int.from_bytes(head, "big")
+    with client.makefile("rb") as sent:
+        what = sent.read(length)
+    if not what or len(what) < length:  # the client was killed meanwhile
+        os._exit(1)
+    process = os.fork()
+    if not process:
+        client.close()
+        asked: dict[str, Any] = marshal.loads(what)
+        return asked | {"received": opened}
+    for descriptor in opened:
+        os.close(descriptor)
+
+    def kill_without_client() -> None:
+        with suppress(OSError):
+            client.recv(1)  # nothing is ever sent
+        os.kill(process, signal.SIGKILL)
+
+    with suppress(OSError):  # killed since
+        client.sendall(process.to_bytes(4, "big"))
+    threading.Thread(target=kill_without_client, daemon=True).start()
+    # Not reaped before this fork ends: its number cannot be that of another process.
+    ended = os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)
+    assert ended is not None
+    code = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+    with suppress(OSError):
+        client.sendall(code.to_bytes(4, "big", signed=True))
+    os._exit(0)
 
 
 def _become(asked: dict[str, Any]) -> None:
@@ -207,7 +182,7 @@ def _exit_code(arguments: list[str]) -> int:
 
 
 def _main() -> None:
-    server = _Server(socket.socket(fileno=int(sys.argv[1])))
+    listener = socket.socket(fileno=int(sys.argv[1]))
     # Before the garbage collector is frozen: this import searches its references.
     import hypothesis  # noqa: F401
 
@@ -216,7 +191,7 @@ def _main() -> None:
     for plug_in in {"anyio", "hypothesis", "_hypothesis_globals"} & sys.modules.keys():
         # pytest would warn that it is too late to rewrite their asserts.
         sys.modules[plug_in].__doc__ = "PYTEST_DONT_REWRITE"
-    asked = server.serve()
+    asked = _serve(listener)
     if asked is None:
         os._exit(0)
     _become(asked)

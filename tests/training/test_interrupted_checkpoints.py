@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import errno
+import os
 import shutil
 import signal
 from pathlib import Path
@@ -94,7 +96,7 @@ def test_a_full_disk_leaves_nothing_and_the_one_before_is_whole(tmp_path: Path, 
     saved(tmp_path / "c", 1)
     code, text = full_disk(tmp_path / "c", size - 1)
     assert code == 0, text
-    assert wording("file-too-large") in text
+    assert f"step-000002: {os.strerror(errno.EFBIG)}: " in text
     assert wording("make-room-and-resume") in text
     assert names(tmp_path / "c") == ["step-000001"]
     assert_is(newest_after(tmp_path / "c"), 1)
@@ -115,7 +117,7 @@ def test_the_room_is_looked_at_before_a_byte_is_written(
     usage(1_199_999_999)
     with pytest.raises(DiskFull) as refusal:
         check_space(tmp_path / "not" / "yet", 1_000_000_000)
-    assert asked == [tmp_path]
+    assert set(asked) == {tmp_path}
     assert str(refusal.value).startswith(wording("too-little-room-checkpoint", folder=tmp_path))
     usage(1_200_000_000)
     check_space(tmp_path, 1_000_000_000)

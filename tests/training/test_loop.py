@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from expert.telemetry.delayed import DelayedValues
 from expert.telemetry.meter import Meter
@@ -20,7 +19,7 @@ from expert.training.schedule import Schedule
 from expert.training.spikes import SkippedSteps, SpikeWatch, Stability
 from expert.training.state import TrainState
 from expert.training.stopping import BestSoFar
-from tests.training.toys import CPU, Counts, ToyModel, toy_batches, toy_engine
+from tests.training.toys import CPU, Counts, toy_batches, toy_engine
 
 PLAN = LoopPlan(
     schedule=Schedule(kind="constant", peak=1e-2, warmup_steps=0, total_steps=10),
@@ -45,12 +44,11 @@ class Run:
     stop_at: int | None = None
     """A signal arrives during this step, counted from 1."""
     stop_in_evaluation: bool = False
-    dropout: float = 0.0
     log_every: int = 1
 
     def __post_init__(self):
         self.told, self.saved, self.evaluated = [], [], []
-        self.model, _, self.engine = toy_engine(ToyModel(dropout=self.dropout))
+        self.model, _, self.engine = toy_engine()
         self.signal = None
         self.losses = iter(())
         self.graphs = 0
@@ -108,7 +106,6 @@ class Run:
             save=lambda state, due: self.saved.append(state),
             reached=lambda state: setattr(self, "reached", state),
             stop_requested=lambda: self.signal,
-            rows_of=lambda bins: [f"row {number}" for number in bins],
         )
         return train(self.engine, self.feed(state), state, self.plan, self.tools)
 
@@ -160,14 +157,6 @@ def test_a_stopped_run_reports_its_steps_and_saves_the_unreported_sums():
     assert saved.sums["line"]["loss_targets"] == 16  # as before the line was told
 
 
-def test_evaluations_and_saves_come_when_they_are_due_and_at_the_end():
-    run = Run(plan=replace(PLAN, eval_every=4, save_every=3))
-    state, _ = run.go()
-    assert run.evaluated == [4, 8, 10]
-    assert [saved.done for saved in run.saved] == [3, 6, 9, 10]
-    assert state.evaluated == 10
-
-
 def test_an_epoch_is_reported_with_its_mean_and_its_evaluation():
     run = Run(plan=replace(PLAN, eval_every=5))
     run.losses = iter([0.5, 0.25])
@@ -208,14 +197,6 @@ def test_without_a_known_end_the_end_is_evaluated_and_saved_when_it_comes():
     ]
 
 
-def test_a_signal_is_answered_after_the_step_under_way():
-    run = Run(stop_at=4, plan=replace(PLAN, eval_every=4))
-    state, ending = run.go()
-    assert (state.done, ending.exit_code, ending.finished) == (4, 143, False)
-    assert [saved.done for saved in run.saved] == [4]
-    assert run.evaluated == []  # nobody waits for an evaluation who wants to leave
-
-
 @pytest.mark.parametrize("in_evaluation", [False, True])
 def test_an_evaluation_that_was_given_up_comes_first_on_resuming(in_evaluation):
     plan = replace(PLAN, eval_every=4)
@@ -232,76 +213,12 @@ def test_an_evaluation_that_was_given_up_comes_first_on_resuming(in_evaluation):
     assert once.evaluated == [8, 10]
 
 
-def test_early_stopping_saves_and_ends_the_run():
-    run = Run(plan=replace(PLAN, eval_every=2))
-    run.losses = iter([1.0, 2.0, 3.0])
-    state, ending = run.go(patience=2)
-    assert ending.finished
-    assert ending.early
-    assert state.done == 6
-    assert [saved.done for saved in run.saved] == [6]
-
-
 def test_the_best_is_saved_where_it_is_kept():
     run = Run(plan=replace(PLAN, eval_every=2, save_best=True))
     run.losses = iter([3.0, 4.0, 2.0, 2.5, 2.6])
     run.go()
     assert [saved.done for saved in run.saved] == [2, 6, 10]
     assert run.saved[-1].best["best_step"] == 6
-
-
-def test_a_resumed_run_equals_an_uninterrupted_one():
-    whole = Run(dropout=0.5)
-    whole.go()
-    first = Run(stop_at=4, dropout=0.5)
-    state, _ = first.go()
-    torch.rand(17)  # whatever was drawn in between
-    second = Run(dropout=0.5)
-    second.engine.load(
-        {g: {n: t.clone() for n, t in v.items()} for g, v in first.engine.tensors().items()}
-    )
-    second.go(state)
-    losses = [fact["loss"] for fact in whole.events("step")]
-    assert [fact["loss"] for fact in first.events("step") + second.events("step")] == losses
-    assert torch.equal(whole.model.matrix, second.model.matrix)
-
-
-def bad_in(run, *updates):
-    accumulate = run.engine.accumulate
-
-    def faulty(batch, *, divisor):
-        loss = accumulate(batch, divisor=divisor)
-        if len(run.events("step")) in updates:
-            run.model.gate.grad[0] = math.nan
-        return loss
-
-    run.engine.accumulate = faulty
-
-
-def test_what_is_not_finite_ends_the_loop_by_default_and_names_its_rows():
-    run = Run()
-    bad_in(run, 2)
-    state, ending = run.go()
-    assert (state.done, ending.verdict, ending.trouble.what.step) == (3, "stop", 2)
-    assert run.events("not_finite") == [
-        {
-            "event": "not_finite",
-            "step": 3,
-            "bins": [0, 1, 2, 3],
-            "rows": ["row 0", "row 1", "row 2", "row 3"],
-            "policy": "stop",
-        }
-    ]
-    assert run.saved == []  # what is judged bad is not saved first
-
-
-def test_skipping_continues_with_the_next_rows():
-    run = Run(plan=replace(PLAN, stability=Stability(on_not_finite="skip", max_skips=2)))
-    bad_in(run, 2, 3, 7)
-    _, ending = run.go()
-    assert ending.finished
-    assert [fact["step"] for fact in run.events("not_finite")] == [3, 4, 8]
-    assert run.saved[-1].skips == 0
 
 
 def test_a_plan_hint_ends_the_loop_after_what_was_due():

@@ -3,7 +3,6 @@ from __future__ import annotations
 import pytest
 
 from expert.training.pressure import (
-    RETRYING_LINES,
     SETTLING_STEPS,
     STORM_WARMUP_STEPS,
     AllocatorRetries,
@@ -22,14 +21,6 @@ def fed(wait, shares, *, seconds=10.0):
     return [wait.add(seconds, seconds * share) for share in shares]
 
 
-def test_a_window_is_judged_when_it_is_full():
-    wait = watch()
-    fed(wait, [1.0] * SETTLING_STEPS)  # starting the workers is no sign
-    assert fed(wait, [0.5] * 5) == [None] * 5
-    (hint,) = fed(wait, [0.5])
-    assert (hint.share, hint.workers, hint.cores, hint.thrashing) == (0.5, 4, 16, False)
-
-
 @pytest.mark.parametrize(("share", "told"), [(0.19, False), (0.2, False), (0.21, True)])
 def test_a_fifth_of_the_time_is_tolerated(share, told):
     wait = watch()
@@ -43,32 +34,12 @@ def test_short_waits_in_a_long_window_do_not_add_up_to_a_sign():
     assert fed(wait, [1.0, 0.0, 0.0, 0.0, 0.0, 0.0] * 20) == [None] * 120
 
 
-def test_fewer_workers_are_asked_for_where_more_made_it_worse():
-    wait = watch()
-    fed(wait, [0.0] * SETTLING_STEPS)
-    first = fed(wait, [0.4] * 6)[-1]
-    wait.workers = 8
-    wait.restart()
-    fed(wait, [1.0] * SETTLING_STEPS)
-    second = fed(wait, [0.6] * 6)[-1]
-    assert (first.thrashing, second.thrashing, second.workers) == (False, True, 8)
-
-
 def test_what_got_better_is_tried_again_and_only_twice_in_all():
     wait = watch()
     fed(wait, [0.0] * SETTLING_STEPS)
     signs = [fed(wait, [share] * 6)[-1] for share in (0.6, 0.4, 0.3, 0.9)]
     assert [bool(hint) for hint in signs] == [True, True, False, False]
     assert not signs[1].thrashing
-
-
-def test_retries_count_when_they_grow_line_after_line():
-    spilling = AllocatorRetries()
-    counts = [2, 2, 3, 3, 4, 5, 6, 6]
-    signs = [spilling.add({"allocator_retries": count}) for count in counts]
-    assert [bool(hint) for hint in signs] == [False] * 6 + [True, False]
-    assert signs[6].where == "training"
-    assert f"3 times in {RETRYING_LINES} lines" in signs[6].message
 
 
 def test_without_a_card_there_is_nothing_to_spill():

@@ -9,14 +9,12 @@ import torch
 from expert.telemetry.delayed import DelayedValues
 from expert.telemetry.meter import Meter
 from expert.telemetry.timeline import Timeline
-from expert.training import pressure as pressure_module
 from expert.training import recorder as recorder_module
 from expert.training.pressure import AllocatorRetries, DataWait, Pressure, RecompileCounter
-from expert.training.recorder import SCALE_HALVINGS, Recorder, StepFacts, due
-from expert.training.recovery import LossSpike, NotFinite
+from expert.training.recorder import SCALE_HALVINGS, Recorder, StepFacts
+from expert.training.recovery import NotFinite
 from expert.training.spikes import SpikeWatch
 from expert.training.step import StepStats
-from tests.each import each
 from tests.telemetry.clocks import HandClock
 from tests.training.toys import CPU
 
@@ -192,15 +190,6 @@ def test_a_step_that_was_not_applied_is_trouble_with_its_sequences(loss):
     assert [line["step"] for line in told] == [4]  # told although no line was due
 
 
-def test_steps_that_change_nothing_are_counted_in_a_row():
-    recorder, clock = made([], skips=1)
-    counts = []
-    for step, applied in enumerate((False, False, True, False)):
-        counts += [trouble.skips for trouble in take(recorder, clock, step, applied=applied)]
-    assert counts == [1, 2, 0]
-    assert recorder.skips == 1
-
-
 def test_an_overflow_of_scaled_losses_is_no_trouble_until_it_never_ends():
     recorder, clock = made([], loss_scaling=True)
     found = [take(recorder, clock, step, applied=False) for step in range(SCALE_HALVINGS + 1)]
@@ -208,20 +197,6 @@ def test_an_overflow_of_scaled_losses_is_no_trouble_until_it_never_ends():
     assert isinstance(found[-1][0].what, NotFinite)
     recorder, clock = made([], loss_scaling=True)
     assert take(recorder, clock, 0, math.nan, applied=False)  # a loss is never scaled
-
-
-def test_a_spike_is_trouble_and_what_is_not_finite_leaves_no_trace_in_the_watch():
-    recorder, clock = made([])
-    for step in range(30):
-        take(recorder, clock, step, 2.0 + 0.01 * (step % 3))
-    take(recorder, clock, 30, math.nan, applied=False)
-    stays = recorder.spikes.test.stays
-    assert [take(recorder, clock, step, 20.0) for step in range(31, 30 + stays)] == [[]] * (
-        stays - 1
-    )
-    (trouble,) = take(recorder, clock, 30 + stays, 20.0)
-    assert isinstance(trouble.what, LossSpike)
-    assert (trouble.what.step, trouble.what.loss) == (31, 20.0)
 
 
 def test_a_single_high_loss_is_reported_once_and_no_trouble():
@@ -255,29 +230,6 @@ def test_numbers_that_arrive_late_are_read_a_step_later_and_all_at_the_end():
     (trouble,) = recorder.wait_for_numbers()
     assert trouble.what.step == 1
     assert recorder.wait_for_numbers() == []
-
-
-def test_what_is_measured_reaches_the_watch_over_plans(monkeypatch):
-    monkeypatch.setattr(pressure_module, "WINDOW_SECONDS", 2.0)
-    facts = iter(range(10))
-    pressure = undisturbed(DataWait(workers=1, cores=4))
-    recorder, clock = made([], pressure=pressure, more=lambda _: {"allocator_retries": next(facts)})
-    for step in range(3):
-        take(recorder, clock, step)
-        assert pressure.take_hint() is None
-    take(recorder, clock, 3)
-    assert type(pressure.take_hint()).__name__ == "OutOfMemory"
-    for step in range(4, 6):
-        take(recorder, clock, step, waited=0.5)
-    assert type(pressure.take_hint()).__name__ == "DataBound"
-
-
-@each(
-    ("step", "every", "expected"),
-    [(0, 3, True), (1, 3, False), (3, 3, True), (6, 3, True), (5, 0, False), (1, 1, True)],
-)
-def test_due(step, every, expected):
-    assert due(step, every) is expected
 
 
 def test_the_first_step_reports_how_long_compiling_took():

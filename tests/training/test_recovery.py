@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from expert.planning.run_plan import RunPlan
 from expert.training.recovery import (
-    CompileFailed,
     DataBound,
     Failure,
     KernelUnavailable,
@@ -18,7 +17,6 @@ from expert.training.recovery import (
     NotFinite,
     OutOfMemory,
     PrecisionUnsupported,
-    RecompileStorm,
     changes,
     plan_after,
 )
@@ -64,16 +62,6 @@ def usual() -> RunPlan:
 
 
 # --- out of memory -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("where", ["training", "probe"])
-def test_out_of_memory_halves_the_micro_batch_and_doubles_the_accumulation(usual, where):
-    found = after(usual, OutOfMemory(where=where, message="CUDA out of memory.\nTried to ..."))
-    assert (found.batch.micro_batch, found.batch.accumulation) == (8, 2)
-    assert changed_values(usual, found) == {"batch.micro_batch": 8, "batch.accumulation": 2}
-    value, because, source = decision(found, "batch.micro_batch")
-    assert (value, source) == (8, "fallback")
-    assert because == wording("out-memory-in-with", where=where)
 
 
 def test_out_of_memory_disables_cuda_graphs_first(usual):
@@ -143,16 +131,6 @@ def test_a_base_that_may_not_be_quantised_is_the_end(before):
     assert plan_after(before, NO_ROOM) is None
 
 
-def test_out_of_memory_in_evaluation_halves_only_its_own_batch(usual):
-    failure = OutOfMemory(where="evaluation", message="no room")
-    before = changed(usual, batch={"eval_batch": 5})
-    found = after(before, failure)
-    assert changed_values(before, found) == {"batch.eval_batch": 2}
-    found = after(found, failure)
-    assert found.batch.eval_batch == 1
-    assert plan_after(found, failure) is None
-
-
 @given(
     sequences=st.none() | st.integers(1, 5000),
     micro=st.integers(1, 5000),
@@ -190,25 +168,6 @@ PLANS = {
 
 
 # --- kernels, precision --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("failure", "because"),
-    [
-        (CompileFailed(reason="ptxas exited\nwith 1"), "compilation failed: ptxas exited"),
-        (RecompileStorm(count=9), wording("blocks-compiled-times-shapes")),
-        (
-            KernelUnavailable(kernel="compile", reason="no Triton"),
-            wording("compile-cannot-run-here"),
-        ),
-    ],
-)
-def test_a_compiler_that_fails_is_left_out(usual, failure, because):
-    before = changed(usual, kernels={"compile": True})
-    found = after(before, failure)
-    assert changed_values(before, found) == {"kernels.compile": False}
-    assert decision(found, "kernels.compile")[1].startswith(because)
-    assert plan_after(found, failure) is None
 
 
 def test_attention_falls_from_flex_to_flash_to_sdpa_to_eager(usual):

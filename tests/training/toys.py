@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from expert.parallel.single_device import SingleDevice
+from expert.parallel.engine import Engine
 from expert.planning.run_plan import OptimPlan
 from expert.training.learner import OptimizerLearner
 
@@ -62,23 +62,20 @@ def optim_plan(**changes: Any) -> OptimPlan:
 class ToyModel:
     """The squared errors of a matrix and a gate, summed over the rows."""
 
-    def __init__(self, dtype: torch.dtype = torch.float32, dropout: float = 0.0) -> None:
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
         generator = torch.Generator().manual_seed(1)
         start = torch.randn(WIDTH, 3, generator=generator)
         self.matrix = Parameter(start.to(dtype))
         self.gate = Parameter(torch.ones(3, dtype=dtype))
         self.named = [("matrix", self.matrix), ("gate", self.gate)]
-        self._dropout = dropout
 
     def said(self, batch: ToyBatch) -> Tensor:
         inputs = batch.tokens.to(self.matrix.dtype)
-        inputs = torch.nn.functional.dropout(inputs, self._dropout, self._dropout > 0)
         return ((inputs @ self.matrix) * self.gate).sum(dim=1)
 
     def loss_sum(self, batch: ToyBatch) -> Tensor:
         wrong = self.said(batch) - batch.labels.to(self.matrix.dtype)
-        total = wrong.square().sum()
-        return total if total.dtype == torch.float64 else total.float()
+        return wrong.square().sum().float()
 
     def evaluate(self, batch: ToyBatch) -> tuple[Tensor, Tensor]:
         wrong = self.said(batch) - batch.labels
@@ -102,9 +99,9 @@ def toy_batches(rows: int, at_once: int, seed: int = 0) -> list[ToyBatch]:
 
 def toy_engine(
     model: ToyModel | None = None, *, loss_scaling: bool = False, **plan: Any
-) -> tuple[ToyModel, OptimizerLearner, SingleDevice]:
+) -> tuple[ToyModel, OptimizerLearner, Engine]:
     model = model or ToyModel()
     learner = OptimizerLearner(
         model.named, optim_plan(**plan), device=CPU, loss_scaling=loss_scaling
     )
-    return model, learner, SingleDevice(model, learner, device=CPU)
+    return model, learner, Engine(model, learner, device=CPU)

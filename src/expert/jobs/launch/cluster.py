@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from expert.core.errors import ExpertError
-from expert.core.install import origin, pip_install
 from expert.core.text import counted
 
 if TYPE_CHECKING:
@@ -147,11 +146,7 @@ def make_job(read: ReadManifest, on: SchedulerName, **options: Any) -> ClusterJo
         if name not in given and not (on_cpu and name == "accelerator")
     ]
     if on == "skypilot" and not given.get("setup") and "image" not in given:
-        installed = origin()
-        if installed.kind in ("index", "url") and "file://" not in installed.source:
-            given["setup"] = (pip_install(of=installed, windows=False),)
-        else:
-            problems.append("--setup is needed: the line that installs expert there, or --image")
+        problems.append("--setup is needed: the line that installs expert there, or --image")
     if "time" in given and not _DURATION.fullmatch(given["time"]):
         problems.append(f"--time {given['time']}: expected D-HH:MM:SS, HH:MM:SS or minutes")
     problems += [

