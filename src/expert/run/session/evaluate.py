@@ -28,7 +28,7 @@ def evaluate_validation(session: Session) -> EvalResult | None:
     assert session.data.validation is not None
     with session.instruments.pressure.recompiling.ignored():
         result = evaluate_split(session, session.data.validation)
-    session.last_eval = result or session.last_eval
+    session.now.last_eval = result or session.now.last_eval
     return result
 
 
@@ -94,7 +94,7 @@ def _evaluate_fitting(
             if not isinstance(failed, OutOfMemory):
                 raise
             if ranks_block_in_passes(session):
-                session.doing = "evaluation"  # so that the evaluation batch is halved
+                session.now.doing = "evaluation"  # so that the evaluation batch is halved
                 raise
             shared_failure(session, failed, error)
             message = failed.message

@@ -68,7 +68,7 @@ def run_session(session: Session, *, through: StepWrapper = iter) -> RunResult:
             session.emit("failed", step=session.state.done, error=str(error))
             raise
         except Exception as error:
-            failure = failure_of(error, session.doing, session.plan)
+            failure = failure_of(error, session.now.doing, session.plan)
             interrupted = isinstance(error, StepInterrupted)
             _end_if_peers_cannot_recover(session, failure, error, interrupted=interrupted)
             failure = shared_failure(session, failure, error)
@@ -95,7 +95,7 @@ def _finished(session: Session, *, early: bool) -> RunResult:
     try:
         return finished(session, early=early)
     except Exception as error:
-        failure = failure_of(error, session.doing, session.plan)
+        failure = failure_of(error, session.now.doing, session.plan)
         _end_if_peers_cannot_recover(session, failure, error)
         text = f"{type(error).__name__}: {error}"
         session.emit("failed", step=session.state.done, error=text)
@@ -124,21 +124,21 @@ def attempt(session: Session, *, through: StepWrapper = iter) -> Ending:
     from expert.data.feed.run_data import feed_facts, training_feed
     from expert.training.loop import Tools, train
 
-    emit, device = session.emit, session.device
+    now, emit, device = session.now, session.emit, session.device
     began = time.monotonic()
-    if session.built is None:  # check with the planned size before loading a model in vain
-        _check_room(session, session.plan.disk.checkpoint_bytes)
+    if now.built is None:  # check with the planned size before loading a model in vain
+        _check_room(session, now.plan.disk.checkpoint_bytes)
     built = model_of(session)
     _probe_once(session)
-    emit("loaded", step=session.state.done, seconds=time.monotonic() - began)
-    memory = MemoryWatch(session.plan, device, session.instruments.gpu, emit)
-    emit("feed", step=session.state.done, **feed_facts(session.plan, session.data))
+    emit("loaded", step=now.state.done, seconds=time.monotonic() - began)
+    memory = MemoryWatch(now.plan, device, session.instruments.gpu, emit)
+    emit("feed", step=now.state.done, **feed_facts(now.plan, now.data))
     timed = built.timeline.take_event if device.type == "cuda" else None
     world = session.group.world
     feed = training_feed(
-        session.plan,
-        session.data,
-        session.state,
+        now.plan,
+        now.data,
+        now.state,
         device=device,
         new_event=timed,
         world=world,
@@ -146,32 +146,31 @@ def attempt(session: Session, *, through: StepWrapper = iter) -> Ending:
     )
 
     def reached(state: TrainState) -> None:
-        evaluated = state.evaluated != session.state.evaluated
-        stepped = state.done > session.state.done
+        evaluated, stepped = state.evaluated != now.state.evaluated, state.done > now.state.done
         if evaluated or stepped:
             memory.after_step(disturbed=evaluated)
         if stepped:
             session.callbacks.progress(state.done)
-        session.state = state
+        now.state = state
         session.check_folder()
 
     tools = Tools(
         emit=emit,
-        recorder=session.recorder,
-        best=session.best,
+        recorder=now.recorder,
+        best=now.best,
         evaluate=lambda step: evaluate_validation(session),
         save=lambda state, due: save(session, state, due),
         reached=reached,
         stop_requested=lambda: session.group.signal,
         save_requested=session.group.take_save_request,
         share_with_ranks=session.group.first_not_none,
-        rows_of=lambda bins: rows_in_bins(session.data, bins),
+        rows_of=lambda bins: rows_in_bins(now.data, bins),
     )
     session.instruments.pressure.data.restart()
     session.instruments.meter.start()
     with feed as fed:
         steps = _named(session, through(fed))
-        session.state, ending = train(built.engine, steps, session.state, session.loop_plan, tools)
+        now.state, ending = train(built.engine, steps, now.state, session.loop_plan, tools)
     return ending
 
 
@@ -203,9 +202,11 @@ def _restart_workers(session: Session, error: WorkersFailed) -> bool:
     if error.stacks:
         with contextlib.suppress(OSError):
             write_text_atomically(session.folder.path / WORKER_STACKS, error.stacks)
-    if session.restarted_workers == (MAX_WORKER_RESTARTS if session.group.is_distributed else 1):
+    if session.now.restarted_workers == (
+        MAX_WORKER_RESTARTS if session.group.is_distributed else 1
+    ):
         return False
-    session.restarted_workers += 1
+    session.now.restarted_workers += 1
     text = f"{error}; all workers were restarted from the same position"
     session.emit("warning", step=session.state.done, text=text)
     return True
@@ -213,14 +214,14 @@ def _restart_workers(session: Session, error: WorkersFailed) -> bool:
 
 def _probe_once(session: Session) -> None:
     """Once per plan, before the next step: check that it fits the device and the disk."""
-    plan = session.plan
+    now, plan = session.now, session.plan
     trial = (plan.batch.micro_batch, plan.kernels, plan.model, plan.optim.optimizer)
-    if session.tried == trial or session.state.done == plan.length.total_steps:
+    if now.tried == trial or now.state.done == plan.length.total_steps:
         return
-    session.doing = "probe"
+    now.doing = "probe"
     _check_room(session, checkpoint_size(model_of(session), plan))
     probe(session)
-    session.doing, session.tried = "training", trial
+    now.doing, now.tried = "training", trial
 
 
 def _check_room(session: Session, needed: int | None) -> None:

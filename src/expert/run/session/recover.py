@@ -66,7 +66,7 @@ def shared_failure(
     others, or the one received from another rank."""
     from expert.parallel.group import PeerFailed
 
-    built = session.built
+    built = session.now.built
     if isinstance(error, PeerFailed):
         return failure
     if isinstance(failure, OutOfMemory) and built is not None:
@@ -163,7 +163,7 @@ def _read_pending(session: Session) -> tuple[Trouble, str] | None:
 
     policy = session.loop_plan.stability
     return report_troubles(
-        session.recorder.wait_for_numbers(),
+        session.now.recorder.wait_for_numbers(),
         session.state,
         policy,
         emit=session.emit,
@@ -259,7 +259,7 @@ def _try_save(session: Session, state: TrainState) -> str:
     if session.checkpoints is None:
         return ""
     try:
-        save(session, replace(state, **session.recorder.state()))
+        save(session, replace(state, **session.now.recorder.state()))
     except (CheckpointError, DiskFull) as error:
         session.emit("warning", step=state.done, text=f"nothing was saved: {error}")
         return ""
@@ -285,7 +285,7 @@ def _roll_back(session: Session, trouble: Trouble) -> None:
     steps = loop.stability.rewarm_steps(loop.schedule.total_steps - at)
     factor = loop.stability.rate_factor
     schedule = after_rollback(loop.schedule, at=at, rate_factor=factor, steps=steps)
-    session.state = replace(
+    session.now.state = replace(
         session.state, skipped=skipped, rollbacks=rollbacks, schedule=rollbacks_of(schedule)
     )
     _report_rollback(session, from_step)

@@ -1,4 +1,4 @@
-"""A running session: its fixed parts and what changes."""
+"""A running session: its fixed parts and its current position."""
 
 from __future__ import annotations
 
@@ -71,25 +71,10 @@ class Start:
     """When the user started waiting for the run, on the monotonic clock."""
 
 
-@dataclass(kw_only=True, eq=False)
-class Session:
-    """A run: its fixed parts, and from `plan` on what changes."""
+@dataclass(kw_only=True)
+class Position:
+    """The current position of a run: everything that changes."""
 
-    folder: RunFolder
-    manifest: Manifest
-    start: Start
-    callbacks: Callbacks
-    instruments: Instruments
-    checkpoints: Checkpoints | None
-    """None: a short run that saves nothing."""
-    group: Group
-    """The processes that train together; usually one."""
-    warnings: Warnings
-    restream: Callable[[RunPlan], Stream] | None
-    check_folder: Callable[[], None]
-    """Raises if the run folder was renamed or removed."""
-    closing: contextlib.ExitStack
-    """Clean-up at the end of the run, however it ends."""
     plan: RunPlan
     data: RunData
     state: TrainState
@@ -107,6 +92,28 @@ class Session:
     last_eval: EvalResult | None = None
     restarted_workers: int = 0
 
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """The fixed parts of a run; only `now` changes."""
+
+    folder: RunFolder
+    manifest: Manifest
+    start: Start
+    callbacks: Callbacks
+    instruments: Instruments
+    checkpoints: Checkpoints | None
+    """None: a short run that saves nothing."""
+    group: Group
+    """The processes that train together; usually one."""
+    warnings: Warnings
+    restream: Callable[[RunPlan], Stream] | None
+    check_folder: Callable[[], None]
+    """Raises if the run folder was renamed or removed."""
+    closing: contextlib.ExitStack
+    """Clean-up at the end of the run, however it ends."""
+    now: Position
+
     @property
     def device(self) -> torch.device:
         return self.instruments.device
@@ -114,6 +121,18 @@ class Session:
     @property
     def emit(self) -> Emit:
         return self.instruments.emit
+
+    @property
+    def plan(self) -> RunPlan:
+        return self.now.plan
+
+    @property
+    def data(self) -> RunData:
+        return self.now.data
+
+    @property
+    def state(self) -> TrainState:
+        return self.now.state
 
     @property
     def evaluates(self) -> bool:
@@ -208,15 +227,17 @@ def open_session(
             restream=restream,
             check_folder=check_folder if first else lambda: None,
             closing=closing,
-            plan=plan,
-            data=data,
-            state=state,
-            best=best_so_far(plan, state),
-            recorder=instruments.recorder(plan, state),
+            now=Position(
+                plan=plan,
+                data=data,
+                state=state,
+                best=best_so_far(plan, state),
+                recorder=instruments.recorder(plan, state),
+            ),
         )
         group.listen(
             lambda: signals.requested,
-            lambda: session.recorder.busy_seconds,
+            lambda: session.now.recorder.busy_seconds,
             signals.take_save_request,
         )
         yield session
@@ -231,31 +252,30 @@ def model_of(session: Session) -> Built:
     from expert.data.feed.run_data import largest_ids
     from expert.model.load import check_vocabulary
 
-    if session.built is None:
+    now = session.now
+    if now.built is None:
         remote = session.start.allow_remote_code
         if session.checkpoints is not None:  # not earlier: busy cores would count as others'
             session.checkpoints.base.begin(first=session.group.world.is_first)
-        model = session.plan.model
+        model = now.plan.model
         # Download time is unknown.
         seconds = NO_LIMIT if model.place == "hub" else loading_seconds(Path(model.location))
         with session.group.work("loading the model", seconds):
-            session.built = build(
-                session.plan,
-                session.data.encoder,
+            now.built = build(
+                now.plan,
+                now.data.encoder,
                 device=session.device,
                 allow_remote_code=remote,
                 group=session.group,
             )
-        for largest in largest_ids(session.data):
-            check_vocabulary(session.built.loaded, largest)
-        session.recorder = session.instruments.recorder(
-            session.plan, session.state, session.built.timeline
-        )
+        for largest in largest_ids(now.data):
+            check_vocabulary(now.built.loaded, largest)
+        now.recorder = session.instruments.recorder(now.plan, now.state, now.built.timeline)
         session.instruments.pressure.recompiling.restart()
-        if session.weights is not None:
-            session.built.load(session.weights)
-            session.weights = None
-    return session.built
+        if now.weights is not None:
+            now.built.load(now.weights)
+            now.weights = None
+    return now.built
 
 
 def loading_seconds(folder: Path) -> float:
@@ -270,7 +290,8 @@ def loading_seconds(folder: Path) -> float:
 
 def save(session: Session, state: TrainState, due: bool = False) -> None:
     """Write a checkpoint; `due`: requested by the manifest."""
-    session.state = state
+    now = session.now
+    now.state = state
     if session.checkpoints is not None:
         from expert.training.checkpoint import bytes_needed
 
@@ -281,7 +302,7 @@ def save(session: Session, state: TrainState, due: bool = False) -> None:
         with group.work(f"saving the checkpoint of step {state.done}", seconds):
             session.check_folder()
             try:
-                session.checkpoints.save(state, tensors, session.plan, session.data, due=due)
+                session.checkpoints.save(state, tensors, now.plan, now.data, due=due)
             except (OSError, ExpertError):
                 session.check_folder()
                 raise
@@ -289,18 +310,19 @@ def save(session: Session, state: TrainState, due: bool = False) -> None:
 
 def resume(session: Session, checkpoint: Path, *, allow_changed: bool) -> None:
     """Continue from a checkpoint, or from the newest good one in a folder."""
+    now = session.now
     assert session.checkpoints is not None
     options = changed_options(session.folder, session.manifest)
     saved = session.checkpoints.chosen(
-        checkpoint, session.plan, session.data, options=options, allow=allow_changed
+        checkpoint, now.plan, now.data, options=options, allow=allow_changed
     )
     if saved is None:
         return
-    session.plan = with_fallbacks(session.plan, saved.fallbacks)
+    now.plan = with_fallbacks(now.plan, saved.fallbacks)
     _settle_loader(session)
     continue_from(session, saved.state, saved.groups)
-    session.recorder.meter.restore(saved.state.sums)
-    if saved.state.done != session.plan.length.total_steps and session.group.world.is_first:
+    now.recorder.meter.restore(saved.state.sums)
+    if saved.state.done != now.plan.length.total_steps and session.group.world.is_first:
         aside = put_final_aside(session.folder)
         if aside is not None:
             session.emit("warning", text=f"final was renamed to {aside.name}: training continues")
@@ -308,23 +330,24 @@ def resume(session: Session, checkpoint: Path, *, allow_changed: bool) -> None:
 
 def change_plan(session: Session, after: RunPlan, changed: set[str]) -> None:
     """Continue with another plan, keeping weights, optimizer state and loss history."""
-    session.plan = with_new_estimate(after, known_calibrations(after.target))
+    now = session.now
+    now.plan = with_new_estimate(after, known_calibrations(after.target))
     if session.group.world.is_first:
         session.check_folder()
         try:
-            session.folder.write_json("plan.json", plan_to_store(session.plan))
+            session.folder.write_json("plan.json", plan_to_store(now.plan))
         except OSError as error:
             session.emit("warning", text=f"plan.json cannot be written: {error.strerror}")
-    losses, skips = session.recorder.spikes.state(), session.recorder.skips
-    session.state = replace(session.state, losses=losses, skips=skips)
-    if session.built is not None:
-        session.built.engine.discard()
+    losses, skips = now.recorder.spikes.state(), now.recorder.skips
+    now.state = replace(now.state, losses=losses, skips=skips)
+    if now.built is not None:
+        now.built.engine.discard()
         if any(path.startswith(REBUILD) for path in changed):
-            if session.weights is None:
-                session.weights = copied(session.built.tensors(everywhere=True))
-            session.built = None
+            if now.weights is None:
+                now.weights = copied(now.built.tensors(everywhere=True))
+            now.built = None
         if any(path.startswith((*REBUILD, "batch.micro_batch")) for path in changed):
-            session.recorder.meter.resettle()
+            now.recorder.meter.resettle()
     if any(path.startswith("loader.") for path in changed):
         _settle_loader(session)
     release_memory(session.device)
@@ -332,19 +355,20 @@ def change_plan(session: Session, after: RunPlan, changed: set[str]) -> None:
 
 def continue_from(session: Session, state: TrainState, groups: Groups | None) -> None:
     """Continue from this state with these tensors; without tensors the model starts over."""
-    session.state = state
+    now = session.now
+    now.state = state
     if groups is None:
-        session.built = session.weights = None
-        session.recorder.meter.resettle()
+        now.built = now.weights = None
+        now.recorder.meter.resettle()
         release_memory(session.device)
-    elif session.built is None:
-        session.weights = groups
+    elif now.built is None:
+        now.weights = groups
     else:
-        session.built.load(groups)
-    session.best = best_so_far(session.plan, state)
-    timeline = session.built.timeline if session.built is not None else None
-    session.recorder = session.instruments.recorder(session.plan, state, timeline)
-    session.recorder.meter.restore_losses(state.sums)
+        now.built.load(groups)
+    now.best = best_so_far(now.plan, state)
+    timeline = now.built.timeline if now.built is not None else None
+    now.recorder = session.instruments.recorder(now.plan, state, timeline)
+    now.recorder.meter.restore_losses(state.sums)
 
 
 def copied(groups: Groups) -> Groups:
@@ -364,6 +388,7 @@ def release_memory(device: torch.device) -> None:
 
 
 def _settle_loader(session: Session) -> None:
-    session.instruments.pressure.data.workers = session.plan.loader.workers
-    if session.data.stream is not None and session.restream is not None:
-        session.data = replace(session.data, stream=session.restream(session.plan))
+    now = session.now
+    session.instruments.pressure.data.workers = now.plan.loader.workers
+    if now.data.stream is not None and session.restream is not None:
+        now.data = replace(now.data, stream=session.restream(now.plan))
