@@ -10,7 +10,7 @@ import torch
 from expert.model import load as model_load
 from expert.model.attention import AttentionUnavailable
 from expert.model.load import LoadedModel
-from expert.parallel.engine import Engine
+from expert.parallel.single_device import SingleDevice
 from expert.run.session import evaluate as judging
 from expert.run.session.failures import RunFailed
 from expert.telemetry.delayed import DelayedValues
@@ -361,7 +361,7 @@ def test_an_error_that_no_plan_fixes_is_raised_as_it_is(base, tmp_path, monkeypa
     def broken(self, batch, *, divisor):
         raise ZeroDivisionError("a mistake")
 
-    monkeypatch.setattr(Engine, "accumulate", broken)
+    monkeypatch.setattr(SingleDevice, "accumulate", broken)
     with pytest.raises(ZeroDivisionError):
         run(write_expert(tmp_path, base, SETTINGS))
     folder = next((tmp_path / "runs").iterdir())
