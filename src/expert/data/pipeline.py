@@ -98,8 +98,8 @@ class RowReader:
     """How the rows of one source become segments."""
 
     rows: Callable[..., Iterator[Row | BadRow]]
-    """Start a new pass over the rows; takes an optional `Unread`. A single text whose end is
-    held out comes as two rows."""
+    """Start a new pass over the rows; takes optional `RowsToSkip`. A single text whose end
+    is held out comes as two rows."""
     segments_of: Callable[[Row], RowOutcome]
     """The outcome of a row, without the manifest's checks."""
     formatter: Callable[[], Callable[[Row], RowOutcome]]

@@ -74,7 +74,7 @@ class Group:
         is_distributed: bool | None = None,
         watch: Watch | None = None,
     ) -> None:
-        """`talks`: whether to use the network; None: if there are several ranks."""
+        """`is_distributed`: whether to use the network; None: if there are several ranks."""
         self.world = world
         self.is_distributed = world.size > 1 if is_distributed is None else is_distributed
         self._requested: Callable[[], int | None] = lambda: None

@@ -66,7 +66,8 @@ class MasterAddress:
 
 
 def world_from_environment(env: Mapping[str, str] = os.environ) -> World:
-    """The world set up by torchrun or by the tasks of a Slurm step; otherwise ALONE.
+    """The world set up by torchrun or by the tasks of a Slurm step; otherwise
+    SINGLE_PROCESS.
 
     Raises if the variables are incomplete or contradictory.
     """

@@ -75,7 +75,7 @@ def meet(
     """Wait until all ranks have come; returns the store. Raises on all ranks if some do not come
     within `limit` seconds, or if those that came do not form a world.
 
-    `kept`: otherwise the store exists already. `name`: of this start, in a store that
+    `hosted_by_rank_0`: otherwise the store exists already. `name`: of this start, in a store that
     outlives restarts.
     """
     ends = time.monotonic() + limit

@@ -41,8 +41,8 @@ def read_rows(
     rows_to_skip: RowsToSkip = lambda: 0,
 ) -> Iterator[Row | BadRow]:
     """The rows of a file. `format` overrides the suffix, `max_chars` truncates plain text,
-    `max_unpacked` limits a compressed file. `unread` rows of JSON Lines and Arrow are not
-    parsed."""
+    `max_unpacked` limits a compressed file. `rows_to_skip`: of JSON Lines and Arrow,
+    which are not parsed."""
     kind = file_format(path, format)
     with _file_errors(path):
         if kind in ("parquet", "arrow"):

@@ -97,9 +97,9 @@ class Timing:
     def compare(
         self, reference: Timed | None, candidate: Timed, *, again: bool = False
     ) -> Paired | None:
-        """How much faster `here` is than `there`; raises if that cannot be measured.
+        """How much faster `candidate` is than `reference`; raises if that cannot be measured.
 
-        `again`: earlier rates of `there` are not enough.
+        `again`: earlier rates of `reference` are not enough.
         """
         on_card, fresh = candidate.plan.kernels.device == "cuda", candidate.found is None
         if reference is None:

@@ -41,8 +41,7 @@ class PortableBase(NamedTuple):
 
 
 def portable_base(model: ModelPlan, *, with_hashes: bool = True) -> PortableBase:
-    """How to get the base of a run; if not `needed`, only its name, without hashing its
-    weights, which may be large."""
+    """How to get the base of a run; without hashes, only its name: its weights may be large."""
     name = short_name(model)
     if model.place == "built-in":
         line = f'base = f"{{folder}}/{BASE_COPY}"  # {name} comes with Expert; this is a copy'

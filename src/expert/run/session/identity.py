@@ -1,6 +1,6 @@
 """The identity of a run: every setting that affects weights, and the weights of its base.
 
-`MOVES` and `NO_EFFECT_ON_WEIGHTS` list every training key of the manifest; a test
+`AFFECTS_WEIGHTS` and `NO_EFFECT_ON_WEIGHTS` list every training key of the manifest; a test
 compares them with the schema, so that no new key is forgotten.
 """
 
