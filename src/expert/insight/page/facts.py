@@ -6,9 +6,15 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from expert.core.events import Event
+from expert.insight.findings.finding import Finding
+from expert.insight.outcome import Outcome
 from expert.insight.page.blocks import Point
 from expert.insight.record import RunRecord, listed
 from expert.insight.step.anatomy import SESSION_STARTS, Anatomy, LogLine, finite, numbers
+from expert.insight.step.bound import Verdict
+
+UNKNOWN_SPEED = Verdict(kind="unknown", sentence="")
+UNKNOWN_LEARNING = Outcome(kind="unknown", sentence="")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +25,10 @@ class RunFacts:
     anatomy: Anatomy
     state: str
     because: str = ""
-    verdict: str = ""
+    verdict: Verdict = UNKNOWN_SPEED
+    learning: Outcome = UNKNOWN_LEARNING
+    findings: tuple[Finding, ...] = ()
+    """Worst first."""
 
     @cached_property
     def name(self) -> str:
