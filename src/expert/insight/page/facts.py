@@ -10,7 +10,7 @@ from expert.insight.findings.finding import Finding
 from expert.insight.outcome import Outcome
 from expert.insight.page.blocks import Point
 from expert.insight.record import RunRecord, listed
-from expert.insight.step.anatomy import SESSION_STARTS, Anatomy, LogLine, finite, numbers
+from expert.insight.step.anatomy import Anatomy, LogLine, finite, numbers, session_clock
 from expert.insight.step.bound import Verdict
 
 UNKNOWN_SPEED = Verdict(kind="unknown", sentence="")
@@ -166,21 +166,7 @@ class RunFacts:
 
     @cached_property
     def clock(self) -> list[float]:
-        """Seconds since the start for every event, without pauses before a resume."""
-        result: list[float] = []
-        first = last = offset = None
-        for event in self.record.events:
-            now = finite(event.get("time"))
-            if now is not None:
-                if first is None:
-                    first, offset = now, now
-                elif (
-                    event.get("event") in SESSION_STARTS and last is not None and offset is not None
-                ):
-                    offset += now - last
-                last = now
-            result.append(max(0.0, (last or 0.0) - (offset or 0.0)))
-        return result
+        return session_clock(self.record.events)
 
     @cached_property
     def memory_peak(self) -> tuple[float, str] | None:
