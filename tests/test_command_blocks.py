@@ -229,15 +229,16 @@ def test_what_is_not_run_or_not_compared_says_why(document):
             assert value, f"{where}: {name}: the reason is missing"
 
 
-def test_a_block_without_a_reason_that_cannot_run_is_a_failure(reader):
-    [block] = blocks_of("```\nexpert machine\npip install x\n```\n")
-    with pytest.raises(AssertionError, match="cannot run 'pip install x': say why"):
-        reader.take(block, "here")
-
-
-def test_a_command_that_fails_is_a_failure(reader):
-    [block] = blocks_of("```\nexpert manifest check nowhere.yaml\n```\n")
-    with pytest.raises(AssertionError, match=r"nowhere\.yaml"):
+@each(
+    ("commands", "why"),
+    [
+        ("expert machine\npip install x", "cannot run 'pip install x': say why"),
+        ("expert manifest check nowhere.yaml", r"nowhere\.yaml"),
+    ],
+)
+def test_a_command_that_fails_or_cannot_run_without_a_reason_is_a_failure(reader, commands, why):
+    [block] = blocks_of(f"```\n{commands}\n```\n")
+    with pytest.raises(AssertionError, match=why):
         reader.take(block, "here")
 
 

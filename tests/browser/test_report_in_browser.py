@@ -25,7 +25,7 @@ from tests.insight.pages import (
     HOSTILE,
     finished,
     hostile_run,
-    ladder,
+    some_ladder,
     started,
     step_event,
     usual,
@@ -127,7 +127,7 @@ def test_the_page_of_a_real_run_is_whole_on_a_screen_and_on_a_phone(tmp_path, wi
 def test_every_kind_of_figure_is_seen_side_by_side_with_another_run(tmp_path):
     one = write_run(tmp_path / "one", usual(gpu=True), gpu=True)
     two = write_run(tmp_path / "two", usual(20, gpu=True), gpu=True)
-    (one / "ladder.json").write_text(ladder().model_dump_json(), encoding="utf-8")
+    (one / "ladder.json").write_text(some_ladder().model_dump_json(), encoding="utf-8")
     written = report(one, compare=[two])
     assert {"ladder", "memory", "power", "loss-by-time", "phases"} <= set(written.figures)
     check(look(written.html, tmp_path / "look", width=PHONE), written.figures, width=PHONE)

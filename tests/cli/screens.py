@@ -53,17 +53,15 @@ PLAIN_STEP = (
 def recorded(*, terminal: bool, width: int = 100) -> tuple[Console, io.StringIO]:
     """A console, and what is written on it."""
     file = io.StringIO()
-    return Console(file=file, force_terminal=terminal, width=width, color_system=None), file
+    how: dict[str, Any] = {"force_terminal": terminal, "width": width, "color_system": None}
+    return Console(file=file, record=True, **how), file
 
 
 class Screen:
     """A recorded console and the view on it, with a hand-cranked clock."""
 
     def __init__(self, *, terminal: bool, width: int = 100) -> None:
-        self.file = io.StringIO()
-        self.console = Console(
-            file=self.file, force_terminal=terminal, width=width, record=True, color_system=None
-        )
+        self.console, self.file = recorded(terminal=terminal, width=width)
         self.now = 0.0
         self.view = RunProgress(self.console, clock=lambda: self.now)
 

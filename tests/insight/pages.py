@@ -14,9 +14,11 @@ from typing import Any
 from expert.insight.ladder.ladder import Ladder
 from expert.insight.page.blocks import Block, Figure, Folded, Grid, Page, Tile, Tiles, Words
 from expert.insight.page.contents import make_page
+from expert.insight.page.facts import RunFacts
 from expert.insight.page.html import page_html
 from expert.insight.page.markdown import page_markdown
-from expert.jobs.report import gather
+from expert.jobs.diagnose.diagnose import diagnose_run
+from expert.jobs.report import facts_of, ladder_for
 from tests.insight.ladders import ladder as made_ladder
 from tests.insight.ladders import setting
 
@@ -124,8 +126,14 @@ def write_run(
     return folder
 
 
-def page_of(folder: Path, *others: Path, ladder: Path | None = None) -> Page:
-    return make_page(gather(folder, compare=others, ladder=ladder, now=START))
+def run_facts(folder: Path) -> RunFacts:
+    return facts_of(diagnose_run(folder))
+
+
+def page_of(folder: Path, *others: Path) -> Page:
+    run = run_facts(folder)
+    ladder = ladder_for(run.record, None)
+    return make_page(run, ladder=ladder, others=[*map(run_facts, others)], made=START)
 
 
 def html_of(folder: Path, *others: Path) -> str:
@@ -265,6 +273,6 @@ def hostile_run(folder: Path, text: str) -> Path:
     )
 
 
-def ladder() -> Ladder:
+def some_ladder() -> Ladder:
     failed = setting("<b>", None, "failed", because="no <room>")
     return made_ladder(setting("baseline", 100.0), failed, card="a card", environment={})

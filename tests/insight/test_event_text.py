@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from expert.insight.event_text import lines_of, step_parts
+from expert.insight.event_text import lines_of
 from tests.cli.screens import EPOCH, PLAIN_STEP, STARTED, STEP, plain
 from tests.each import each
 from tests.wording import wording
@@ -206,11 +206,6 @@ def test_an_event_is_shown_in_a_line_or_as_many_as_it_needs(event: Any, expected
 )
 def test_a_start_shows_how_many_epochs_the_run_makes(event: dict[str, Any], words: str):
     assert words in plain(event)[1]
-
-
-def test_the_epoch_of_a_step_is_shown_of_fractions_too():
-    for epochs, shown in ((3.0, "1/3"), (2.5, "1/2.5")):
-        assert step_parts(STEP, total=900, epochs=epochs)["epoch"] == f"epoch {shown}"
 
 
 def test_whatever_an_event_lacks_nothing_is_raised_and_its_file_reads_like_the_run():

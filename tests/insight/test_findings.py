@@ -230,44 +230,6 @@ def test_other_holders_are_named_as_the_start_saw_them():
     assert found.evidence.endswith(wording("at-start-blender-pid"))
 
 
-@each(
-    "events",
-    [
-        [],
-        [{"event": "step"}],
-        [{"event": "step", "step": "nan", "seconds": "inf", "updates": 0}],
-        [{"event": "feed", "kind": 3}, {"event": "syncs", "count": "x", "places": 5}],
-        [{"event": "fell_back"}, {"event": "not_finite"}, {"event": "spike"}, {"event": "saved"}],
-        [{"event": "rolled_back", "from_step": "a"}, {"event": "failed"}, {"event": "eval"}],
-    ],
-    ids=range(6),
-)
-@each(
-    "plan",
-    [
-        {},
-        {"kernels": 5, "decisions": 7, "remarks": "x", "memory": {"parts": [1]}},
-        {
-            "kernels": {"device": "cuda", "checkpointing": "full", "attention": "eager"},
-            "memory": {"budget_bytes": "x", "parts": {"activations": "y"}},
-            "batch": {"micro_batch": 0, "sequences_per_update": True},
-            "decisions": [3, {"path": "batch.micro_batch"}],
-        },
-    ],
-    ids=["empty", "wrong", "odd"],
-)
-def test_no_rule_stumbles_over_a_damaged_run(events, plan):
-    run = RunRecord(
-        plan=plan,
-        environment={"machine": {"gpus": [3, {"name": 1}], "cores_available": 2}},
-        events=tuple(events),
-        damaged_lines=2,
-    )
-    found = evidence(run)
-    allowed = {"damaged-files", "eager-attention", "not-finite", "loss-spikes"}
-    assert {each.name for each in find(found)} <= allowed
-
-
 def test_every_rule_is_in_the_table_once_and_has_a_test():
     assert len(RULES) > 50
     files = (course, feeding, kernels, memory, ranks)

@@ -13,6 +13,7 @@ from tests.insight.pages import (
     finished,
     html_of,
     page_of,
+    run_facts,
     started,
     step_event,
     usual,
@@ -44,6 +45,7 @@ def test_damaged_files_are_reported_and_the_rest_is_shown(tmp_path: Path):
         stream.write("not json\n[1, 2]\n" + '{"event": "step", "step": 31, "lo')
     (run / "plan.json").write_text("{", encoding="utf-8")
     page = page_of(run)
+    assert "damaged-files" in {finding.name for finding in run_facts(run).findings}
     text = words_of(page)
     assert "2 damaged lines of events.jsonl" in text
     assert wording("is-missing-or-damaged") in text
@@ -63,6 +65,9 @@ def test_damaged_files_are_reported_and_the_rest_is_shown(tmp_path: Path):
         {"event": ["step"]},
         {"time_forward": {}, "gpu_utilization": "x"},
         {"loss": 1e308, "mfu": 1e308, "seconds": 1e308},
+        {"event": "feed", "kind": 3},
+        {"event": "syncs", "count": "x", "places": 5},
+        {"event": "rolled_back", "from_step": "a"},
     ],
     ids=lambda odd: "-".join(odd),
 )
@@ -82,6 +87,8 @@ def test_every_kind_of_event_may_be_empty(tmp_path: Path):
     "value",
     [
         *([], 3, "x", {}, {"kernels": 1, "decisions": [1, {"path": 3}]}),
+        *({"kernels": 5, "decisions": 7, "remarks": "x", "memory": {"parts": [1]}},),
+        *({"machine": {"gpus": [3, {"name": 1}], "cores_available": 2}},),
         *({"accuracy": "x", "cases": "y"}, {"cases": [1, None]}),
     ],
 )

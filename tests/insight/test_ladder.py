@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from expert.insight.ladder.comparison import compare
-from expert.insight.ladder.ladder import Ladder, LadderError, SettingResult, read_ladder, verdict
-from expert.insight.ladder.pairs import Paired, in_turns
+from expert.insight.ladder.ladder import (
+    Ladder,
+    LadderError,
+    SettingResult,
+    crowded,
+    doubts_of,
+    read_ladder,
+    verdict,
+)
+from expert.insight.ladder.pairs import Paired, in_turns, one_after_the_other, spread_of
 from expert.insight.ladder.table import COLUMNS, as_markdown, headline, how_measured, table_rows
 from tests.each import each
 from tests.insight.ladders import ladder, measured, setting
@@ -204,17 +213,6 @@ def test_a_name_cannot_break_out_of_the_markdown_table():
     assert len(table) == 3
 
 
-def test_two_results_are_compared_setting_by_setting(tmp_path):
-    other = ladder(setting("baseline", 200.0), setting("loader", 220.0))
-    for name, one in (("a.json", CLIMBED), ("b.json", other)):
-        (tmp_path / name).write_text(one.model_dump_json(), encoding="utf-8")
-    found = {row[0]: row[1:] for row in compare(tmp_path / "a.json", tmp_path / "b.json")}
-    assert found["baseline: tokens/s"] == (100.0, 200.0, 2.0)
-    assert found["packing: tokens/s"] == (250.0, None, None)
-    assert found["loader: tokens/s"] == (None, 220.0, None)
-    assert found["baseline: loss"] == (2.0, 2.0, 1.0)
-
-
 def test_two_runs_are_compared_by_their_settled_steps_and_the_losses_of_each_split(tmp_path):
     for name, more in (("one", 0.0), ("two", 1.0)):
         lines = [{"event": "step", "step": 1, "tokens_per_second": 1.0, "loss": 3.0}]
@@ -236,12 +234,6 @@ def test_two_runs_are_compared_by_their_settled_steps_and_the_losses_of_each_spl
     assert found["seconds"] == (4.0, 4.0, 1.0)
 
 
-def test_a_run_is_not_compared_with_a_result(tmp_path):
-    (tmp_path / "events.jsonl").write_text("", encoding="utf-8")
-    with pytest.raises(LadderError, match=wording("not-one-kind")):
-        compare(tmp_path, tmp_path / "ladder.json")
-
-
 @each("comparable", [True, False])
 def test_a_setting_whose_steps_hold_rows_of_one_length_does_not_hold(comparable):
     """Its steps have other rows than those of the setting below, so the loss would not show it."""
@@ -257,3 +249,113 @@ def test_a_setting_whose_steps_hold_rows_of_one_length_does_not_hold(comparable)
     # Few steps differ by chance.
     few = measured(150.0, clumping=3.5, seconds_per_epoch=32.0)  # 48 rows, 6 steps
     assert verdict(measured(100.0), few, 0.001, paired=FASTER) == ("kept", "")
+
+
+# --- pairs of windows -----------------------------------------------------------------------------
+
+
+def test_the_spread_is_the_distance_of_the_quartiles():
+    assert spread_of([1.0, 2.0, 3.0, 4.0, 5.0]) == 2.0
+    assert spread_of([7.0]) == 0.0
+
+
+def test_a_machine_that_slows_down_slows_both_halves_of_a_pair():
+    """The rates fall to a third, the ratio stays."""
+    found = in_turns("below", [(900.0, 1080.0), (600.0, 720.0), (300.0, 360.0)])
+    assert found.gain == pytest.approx(1.2)
+    assert found.difference == "faster"
+
+
+@each(
+    ("ratios", "difference"),
+    [
+        ((1.3, 1.2, 1.25), "faster"),
+        ((0.7, 0.8, 0.75, 0.71, 0.79), "slower"),
+        ((0.7, 0.8, 0.75), "none"),  # which may be chance: see looks_slower
+        ((0.3, 0.31), "slower"),
+        ((0.7, 1.1, 0.95), "none"),
+        ((1.01, 1.01, 1.01), "none"),  # within 2 %, which counts as equal
+        ((0.99, 0.99), "none"),
+        ((0.9, 1.2), "none"),  # both of two must agree
+        ((1.03, 1.05, 1.07), "faster"),
+        ((1.02, 1.04, 1.07), "none"),  # three may be close by chance: twice their spread
+        ((0.93, 0.95, 0.96, 0.97, 0.99), "slower"),
+        ((0.88, 0.85, 0.77, 1.12, 0.85), "none"),  # all of five must agree
+        ((0.7, 0.71, 0.72, 0.73, 0.74, 0.75, 0.76, 1.1), "slower"),  # all but one of eight
+        ((1.3, 1.31, 1.32, 1.33, 1.34, 1.35, 0.9), "none"),  # all of seven
+    ],
+)
+def test_a_difference_is_told_only_beyond_the_spread(ratios, difference):
+    assert in_turns("below", [(100.0, 100.0 * each) for each in ratios]).difference == difference
+
+
+def test_windows_of_different_minutes_carry_the_drift_between_them_into_the_spread():
+    steady = one_after_the_other("below", [100.0, 101.0], [110.0, 111.0])
+    assert (steady.how, steady.difference) == (wording("one-after-the-other"), "faster")
+    drifted = one_after_the_other("below", [100.0, 101.0, 130.0, 131.0], [110.0, 111.0])
+    assert len(drifted.ratios) == 8
+    assert drifted.difference == "none"
+
+
+def test_what_looks_slower_in_few_pairs_wants_more_of_them():
+    def of(*ratios: float) -> bool:
+        return in_turns("below", [(100.0, 100.0 * each) for each in ratios]).looks_slower
+
+    assert of(0.68, 0.68)
+    assert not of(0.68, 0.68, 0.68, 0.68, 0.68)  # not only looks: it is slower
+    assert not of(0.9, 1.1)
+    assert not of(1.2, 1.3)
+
+
+# --- other processes on the machine ---------------------------------------------------------------
+
+
+def on(cores: int, others: float, **more: Any) -> Any:
+    return measured(100.0, cores=cores, others=others, **more)
+
+
+@each(
+    ("seen", "words"),
+    [
+        (on(2, 0.2, threads=2), ""),
+        (on(2, 0.4, threads=2), wording("other-processes-used")),
+        (on(2, 1.2, threads=1), ""),
+        (on(2, 1.4, threads=1), wording("other-processes-used-1")),
+        (on(16, 12.0), ""),  # a GPU run needs two cores
+        (on(16, 14.5), wording("other-processes-used-14")),
+        (measured(100.0), ""),  # unknown in older results
+        (on(2, 0.0, threads=1, lowered=True), wording("other-processes-use-much")),
+    ],
+)
+def test_a_setting_is_crowded_if_more_cores_are_needed(seen, words):
+    assert crowded(seen) == words
+
+
+def climbed(*others: float, spread: float = 0.0, gain: float = 2.0) -> Ladder:
+    settings = [
+        setting(f"setting {n}", 100.0, measured=on(2, each, threads=2, spread=spread))
+        for n, each in enumerate(others)
+    ]
+    direct = in_turns("baseline", [(100.0, 100.0 * gain), (100.0, 102.0 * gain)])
+    return ladder(*settings, against_baseline=direct)
+
+
+@each(
+    ("found", "doubts"),
+    [
+        (climbed(0.0, 0.1, 0.2), []),
+        (climbed(0.0, 0.1, 1.2), []),  # one setting of three: paired timing corrects for it
+        (climbed(0.0, 0.9, 1.1), [wording("other-processes-used-0")]),
+        (climbed(0.0, 0.0, spread=26.0), ["windows of 'setting 1' are 26% apart"]),
+        (
+            climbed(0.0, 0.0, gain=1.0),
+            [wording("what-won-cannot-told")],
+        ),
+    ],
+)
+def test_doubts_about_the_best_setting(found, doubts):
+    assert doubts_of(found) == doubts
+
+
+def test_a_ladder_without_measurements_has_no_doubts():
+    assert doubts_of(ladder(setting("baseline", None, "failed"))) == []

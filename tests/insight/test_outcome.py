@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -144,10 +143,3 @@ def test_values_on_the_curves_can_be_read_without_a_script(tmp_path: Path):
     table = values.partition("</table>")[0]
     assert "<td>10</td>" in table
     assert '<td class="number">1.01</td>' in table
-
-
-def test_json_of_a_diagnosis_has_the_outcome(tmp_path: Path):
-    from expert.jobs.diagnose.diagnose import diagnose_run
-
-    told = json.loads(json.dumps(diagnose_run(overfitted_run(tmp_path / "run")).as_dict()))
-    assert told["learning"]["kind"] == "overfitted"

@@ -9,17 +9,15 @@ from typing import Any
 
 from expert.insight.findings.finding import Finding
 from expert.insight.ladder.pairs import in_turns
-from expert.insight.outcome import Outcome
 from expert.insight.page.blocks import Folded, Page
 from expert.insight.page.contents import ladder_page, make_page
+from expert.insight.page.facts import UNKNOWN_LEARNING
 from expert.insight.page.html import page_html
 from expert.insight.page.markdown import page_markdown
 from expert.insight.page.sections.environment import FIRST_EDGE
 from expert.insight.step.bound import Verdict
-from expert.jobs.report import gather
 from tests.each import each
-from tests.insight.ladders import ladder as measured_ladder
-from tests.insight.ladders import setting
+from tests.insight.ladders import ladder, setting
 from tests.insight.pages import (
     FIGURES,
     GPU_FIGURES,
@@ -32,8 +30,9 @@ from tests.insight.pages import (
     finished,
     grids_of,
     html_of,
-    ladder,
     page_of,
+    run_facts,
+    some_ladder,
     started,
     step_event,
     usual,
@@ -43,8 +42,6 @@ from tests.insight.pages import (
 from tests.jobs.trained_runs import finished as finished_run
 from tests.jobs.trained_runs import finished_characters
 from tests.wording import wording
-
-UNKNOWN = Outcome(kind="unknown", sentence="")
 
 
 def page_with(tmp_path: Path, events: list[dict[str, Any]] | None = None, **files: Any) -> Page:
@@ -64,10 +61,10 @@ def test_an_unknown_value_of_the_plan_has_its_reason_beside_it(tmp_path):
 
 
 def test_the_kind_of_the_verdict_is_shown_once(tmp_path):
-    report = gather(write_run(tmp_path / "run", usual()), now=START)
+    run = run_facts(write_run(tmp_path / "run", usual()))
     for told in ("compute-bound: good.", wording("compute-bound-crowded")):
         verdict = Verdict(kind="compute-bound", sentence=told)
-        page = make_page(replace(report, verdict=verdict, learning=UNKNOWN))
+        page = make_page(replace(run, verdict=verdict, learning=UNKNOWN_LEARNING))
         assert page_markdown(page).lower().count("compute-bound") == 1
 
 
@@ -340,7 +337,7 @@ def test_every_part_of_the_data_has_its_name_above_it(tmp_path: Path):
 def test_markdown_has_no_words_on_colours_no_double_bullets_and_no_empty_reasons(tmp_path: Path):
     case = {"prompt": "p", "expected": "e", "answer": "", "reason": "", "passed": True}
     facts = {"accuracy": 1.0, "cases": [case], "gate": {"passed": True, "reasons": []}}
-    made = json.loads(ladder().model_dump_json()) | {"environment": {"threads": 2}}
+    made = json.loads(some_ladder().model_dump_json()) | {"environment": {"threads": 2}}
     page = page_with(tmp_path, usual(steps=60), validation=facts, ladder=made)
     text, html = page_markdown(page), page_html(page)
     for word in ("Faint", "Grey settings", "- ·", "\\`", "reason:"):
@@ -353,7 +350,7 @@ def test_markdown_has_no_words_on_colours_no_double_bullets_and_no_empty_reasons
 def test_a_ladder_beside_a_run_shows_with_how_many_threads_each_was_measured(tmp_path: Path):
     because = wording("other-processes-use-cores")
     threads = {"event": "threads", "time": START, "threads": 1, "cores": 2, "because": because}
-    made = json.loads(ladder().model_dump_json()) | {"environment": {"threads": 2}}
+    made = json.loads(some_ladder().model_dump_json()) | {"environment": {"threads": 2}}
     page = page_with(tmp_path, [usual()[0], threads, *usual()[1:]], ladder=made)
     assert wording("run-itself-with-thread", because=because) in words_of(page)
 
@@ -404,7 +401,7 @@ def test_compared_runs_have_the_steps_and_tokens_that_their_own_pages_show(tmp_p
 
 
 def test_a_ladder_in_the_run_folder_is_drawn_as_bars(tmp_path: Path):
-    page = page_with(tmp_path, ladder=json.loads(ladder().model_dump_json()))
+    page = page_with(tmp_path, ladder=json.loads(some_ladder().model_dump_json()))
     chart: Any = figures_of(page)["ladder"].chart
     assert [(bar.name, bar.words, bar.marked) for bar in chart.bars] == [
         ("baseline", "100", False),
@@ -414,30 +411,30 @@ def test_a_ladder_in_the_run_folder_is_drawn_as_bars(tmp_path: Path):
 
 
 def test_a_ladder_alone_makes_a_page_that_warns_in_doubt_and_tells_rates_from_ratios():
-    page = ladder_page(ladder(), made=START)
+    page = ladder_page(some_ladder(), made=START)
     check_harmless(page_html(page))
     assert wording("demo-on-a-card") in page_markdown(page)
-    doubted = ladder().model_copy(update={"doubts": ["others used 1.4 of 2 cores"]})
-    assert (ladder_page(ladder()).tone, ladder_page(doubted).tone) == ("good", "warning")
+    doubted = some_ladder().model_copy(update={"doubts": ["others used 1.4 of 2 cores"]})
+    assert (ladder_page(some_ladder()).tone, ladder_page(doubted).tone) == ("good", "warning")
     assert wording("not-to-relied-on") in page_markdown(ladder_page(doubted))
     direct = in_turns("baseline", [(100.0, 250.0)] * 3)
     settings = [
         setting("baseline", 100.0, cumulative=1.0),
         setting("packing", 250.0, cumulative=2.5),
     ]
-    markdown = page_markdown(ladder_page(measured_ladder(*settings, against_baseline=direct)))
+    markdown = page_markdown(ladder_page(ladder(*settings, against_baseline=direct)))
     [bars] = [line for line in markdown.splitlines() if line.startswith("| packing")]
     assert bars.startswith("| packing | 2.50×")
     assert "| setting | speed |" in markdown
 
 
 def test_a_verdict_with_warnings_names_them_instead_of_good(tmp_path: Path):
-    report = gather(write_run(tmp_path / "run", usual()), now=START)
+    run = run_facts(write_run(tmp_path / "run", usual()))
     verdict = Verdict(kind="compute-bound", sentence="compute-bound: good. The CPU computes.")
     slow = Finding(name="x", severity="warning", title="slower than before", evidence="", fix="")
-    report = replace(report, verdict=verdict, learning=UNKNOWN)
-    calm = make_page(replace(report, findings=()))
-    warned = make_page(replace(report, findings=(slow,)))
+    run = replace(run, verdict=verdict, learning=UNKNOWN_LEARNING)
+    calm = make_page(replace(run, findings=()))
+    warned = make_page(replace(run, findings=(slow,)))
     assert (calm.tone, calm.verdict) == ("good", "Good. The CPU computes.")
     assert (warned.tone, warned.verdict) == (
         "warning",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from expert.telemetry import meter as meter_module
-from expert.telemetry.meter import Meter, StepCounts
+from expert.telemetry.meter import Meter, RemainingEvaluations, StepCounts
 from expert.telemetry.timeline import StepTimes
 from tests.each import each
 from tests.telemetry.clocks import HandClock
@@ -243,10 +243,6 @@ def test_a_line_that_was_begun_before_a_resume_has_the_mean_of_all_its_steps(met
     ours, theirs = meter.step_line(), other.step_line()
     assert ours["loss"] == theirs["loss"] == 2.0
     assert ours["targets"] == theirs["targets"]
-    undone = meter.state()
-    make(meter, clock, 1.0, first=2, loss_sum=5000.0)
-    meter.restore_losses(undone)
-    assert meter.step_line()["loss"] is None
 
 
 def test_losses_of_steps_that_were_undone_are_forgotten_and_their_time_is_not(meter, clock):
@@ -258,3 +254,48 @@ def test_losses_of_steps_that_were_undone_are_forgotten_and_their_time_is_not(me
     assert meter.epoch_line(1)["loss"] == 1.0
     meter.restore_losses({})
     assert meter.run_line()["loss"] is None
+
+
+# --- the evaluations to come ----------------------------------------------------------------------
+
+
+@each(
+    ("total", "every", "left"),
+    [
+        (40, 10, {0: 4, 9: 4, 10: 4, 11: 3, 39: 1, 40: 1}),
+        (45, 10, {0: 5, 40: 2, 41: 1, 45: 1}),  # one more after the last step
+        (5, 10, {0: 1, 5: 1}),
+    ],
+)
+def test_evaluations_to_come_are_those_on_the_way_and_the_last(total, every, left):
+    ahead = RemainingEvaluations(total_steps=total, every=every, at_end=True, validation=1.0)
+    assert {done: ahead.evaluations(done) for done in left} == left
+
+
+def test_a_finished_evaluation_is_not_remaining():
+    ahead = RemainingEvaluations(total_steps=40, every=10, at_end=True, validation=1.0)
+    ahead.measured(5.0, cost=1.0, done=10)
+    assert ahead.evaluations(10) == 3
+    ahead.measured(5.0, cost=1.0, done=40)
+    assert ahead.evaluations(40) == 0
+
+
+def test_the_time_left_has_the_evaluations_in_it_before_and_after_one_was_measured():
+    clock = HandClock()
+    ahead = RemainingEvaluations(total_steps=4, at_end=True, validation=60.0, test=30.0)
+    meter = Meter(clock, total_steps=4, ahead=ahead, settling=0)
+    make(meter, clock, 1.0, first=0)
+    assert meter.eta_seconds() == 3 + 90.0
+    make(meter, clock, *[1.0] * 4, first=0)
+    assert meter.eta_seconds() == 90.0
+    ahead.measured(20.0, cost=60.0, done=4)  # three times as fast as expected
+    assert meter.eta_seconds() == 10.0
+
+
+def test_an_evaluation_that_was_measured_says_how_long_the_next_ones_take():
+    clock = HandClock()
+    ahead = RemainingEvaluations(total_steps=30, every=10, at_end=True, validation=6.0, test=3.0)
+    meter = Meter(clock, total_steps=30, ahead=ahead, settling=0)
+    make(meter, clock, *[1.0] * 10, first=0)
+    ahead.measured(12.0, cost=6.0, done=10)
+    assert meter.eta_seconds() == 20.0 + 2 * 12.0 + 6.0

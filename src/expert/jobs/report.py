@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from expert.core.errors import ExpertError
 from expert.core.files import read_bytes, write_text_atomically
@@ -14,7 +13,7 @@ from expert.core.links import refuse_links
 from expert.core.resources import disk_full_message
 from expert.insight.ladder.ladder import FILE, Ladder, read_ladder
 from expert.insight.page.blocks import Figure
-from expert.insight.page.contents import Report, make_page
+from expert.insight.page.contents import make_page
 from expert.insight.page.facts import RunFacts
 from expert.insight.page.html import page_html
 from expert.insight.page.markdown import is_page, page_markdown
@@ -60,10 +59,13 @@ def report(
 ) -> WrittenReport:
     """Write report.html and report.md into the run folder, or into the folder `to`; if it ends in
     .html, it is the page itself."""
-    gathered = gather(place, compare=compare, ladder=ladder, now=time.time())
-    page = make_page(gathered)
+    found = diagnose_run(place)
+    others = [diagnose_run(other) for other in compare]
+    page = make_page(
+        facts_of(found), ladder=ladder_for(found.run, ladder), others=[*map(facts_of, others)]
+    )
     html = page_html(page)
-    where = gathered.run.record.folder if to is None else to
+    where = found.folder if to is None else to
     place_html, place_markdown = _places(where)
     try:
         _refuse_to_overwrite(place_markdown, place_html)
@@ -77,16 +79,16 @@ def report(
         ) from error
     blocks = (block for section in page.sections for block in section.inside)
     return WrittenReport(
-        run=gathered.run.record.folder,
+        run=found.folder,
         html=place_html,
         markdown=place_markdown,
         html_bytes=len(html.encode("utf-8")),
-        state=gathered.run.state,
-        verdict=gathered.verdict,
-        learning=gathered.learning,
-        findings=gathered.findings,
+        state=found.state,
+        verdict=found.verdict,
+        learning=found.learning,
+        findings=found.findings,
         figures=tuple(block.name for block in blocks if isinstance(block, Figure)),
-        compared=tuple(run.record.folder for run in gathered.others),
+        compared=tuple(other.folder for other in others),
     )
 
 
@@ -111,26 +113,6 @@ def _refuse_to_overwrite(markdown: Path, html: Path) -> None:
         )
 
 
-def gather(
-    place: Path | None, *, compare: Sequence[Path] = (), ladder: Path | None = None, now: float
-) -> Report:
-    """Everything a page shows, read from the folders."""
-    found = diagnose_run(place)
-    others = tuple(facts_of(diagnose_run(other)) for other in compare)
-    return report_of(found, ladder=_ladder(found.run, ladder), others=others, made=now)
-
-
-def report_of(found: Diagnosis, **more: Any) -> Report:
-    """What a page shows of a diagnosis, and more."""
-    return Report(
-        run=facts_of(found),
-        verdict=found.verdict,
-        learning=found.learning,
-        findings=found.findings,
-        **more,
-    )
-
-
 def facts_of(found: Diagnosis) -> RunFacts:
     """What a page shows of a diagnosed run."""
     return RunFacts(
@@ -138,11 +120,13 @@ def facts_of(found: Diagnosis) -> RunFacts:
         anatomy=found.anatomy,
         state=found.state,
         because=found.because,
-        verdict=found.verdict.kind,
+        verdict=found.verdict,
+        learning=found.learning,
+        findings=found.findings,
     )
 
 
-def _ladder(record: RunRecord, named: Path | None) -> Ladder | None:
+def ladder_for(record: RunRecord, named: Path | None) -> Ladder | None:
     """The given benchmark result, or the one in the run folder."""
     if named is not None:
         return read_ladder(named)

@@ -9,8 +9,8 @@ from expert.core.text import percent, span
 from expert.insight.findings.evidence import PADDING_SHARE, Evidence
 from expert.insight.findings.finding import RuleResult, Severity
 from expert.insight.findings.verdict import (
-    COPY_SHARE_OF_WAIT,
     LINK_FIX,
+    feeding_verdict,
     is_copy_bound,
     is_significant_wait,
     padding_fix,
@@ -233,12 +233,8 @@ def _makes_batches(found: Evidence) -> bool:
 
 
 def _waits_for_copies(step: StepAnatomy) -> bool:
-    if is_copy_bound(step):
-        return True
-    waited = step.of("data_wait")
-    if not is_significant_wait(waited + step.exposed_copy, step):
-        return False
-    return step.exposed_copy > waited or step.of("copy") >= COPY_SHARE_OF_WAIT * waited > 0
+    verdict = feeding_verdict(step)
+    return verdict is not None and verdict.kind == "copy-bound"
 
 
 def _waits(found: Evidence) -> bool:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from expert import __version__
-from expert.insight.findings.finding import Finding
 from expert.insight.ladder.ladder import Ladder
 from expert.insight.ladder.table import headline
-from expert.insight.outcome import Outcome
 from expert.insight.page.blocks import MADE_BY, Page, PageSection, Tone
 from expert.insight.page.facts import RunFacts
 from expert.insight.page.sections.comparison import comparison_section
@@ -21,7 +19,6 @@ from expert.insight.page.sections.ladder import ladder_section
 from expert.insight.page.sections.overview import finding_sections, numbers_section
 from expert.insight.page.sections.plan import plan_section
 from expert.insight.page.sections.validation import Validated, validation_sections
-from expert.insight.step.bound import Verdict
 
 STATES = {
     "running": "The run is still running; this page shows it as of when the page was made.",
@@ -35,23 +32,15 @@ ABOUT_LEARNING = ("overfits", "loss-stays", "always-clipped")
 ENDED_EARLY = {"stopped": "stopped early", "failed": "failed", "gone": "killed"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Report:
-    """Everything a page shows."""
-
-    run: RunFacts
-    verdict: Verdict
-    learning: Outcome
-    findings: tuple[Finding, ...] = ()
-    """Worst first."""
-    ladder: Ladder | None = None
-    others: tuple[RunFacts, ...] = ()
-    made: float = field(default_factory=time.time)
-
-
-def make_page(report: Report) -> Page:
+def make_page(
+    run: RunFacts,
+    *,
+    ladder: Ladder | None = None,
+    others: Sequence[RunFacts] = (),
+    made: float | None = None,
+) -> Page:
     """The page of a run, with other runs on the same axes if there are any."""
-    run, heads = report.run, _heads(report)
+    heads = _heads(run)
     model, device = run.started.get("model"), run.started.get("device")
     more = [
         f"{name}: {sentence}" if kind == name.lower() else f"{name}: {kind}. {sentence}"
@@ -62,23 +51,24 @@ def make_page(report: Report) -> Page:
         subtitle=f"{model} on {device} · {run.name}" if model and device else run.name,
         kind=heads[0].kind,
         verdict=heads[0].sentence,
-        tone=_tone(report),
-        reasons=" ".join([*more, _reasons(report)]),
-        sections=tuple(_sections(report)),
-        footer=footer(report.made),
+        tone=_tone(run),
+        reasons=" ".join([*more, _reasons(run)]),
+        sections=tuple(_sections(run, ladder, others)),
+        footer=footer(made),
     )
 
 
-def _sections(report: Report) -> list[PageSection]:
-    run = report.run
+def _sections(
+    run: RunFacts, ladder: Ladder | None, others: Sequence[RunFacts]
+) -> list[PageSection]:
     return [
         numbers_section(run),
         *validation_sections(run),  # first, as readers look for the answers
-        *finding_sections(report.findings),
-        *([comparison_section([run, *report.others])] if report.others else []),
+        *finding_sections(run.findings),
+        *([comparison_section([run, *others])] if others else []),
         learning_section(run),
         *speed_sections(run),
-        *([ladder_section(report.ladder, run)] if report.ladder is not None else []),
+        *([ladder_section(ladder, run)] if ladder is not None else []),
         *event_sections(run),
         plan_section(run),
         *data_sections(run),
@@ -94,9 +84,8 @@ class _Head(NamedTuple):
     sentence: str
 
 
-def _heads(report: Report) -> list[_Head]:
+def _heads(run: RunFacts) -> list[_Head]:
     """How it went, the most important first: answers, how it ended, learning, speed."""
-    run, learning = report.run, report.learning
     heads = []
     answers = Validated(run.record.verdict or {}).sentence()
     if answers is not None:
@@ -105,9 +94,9 @@ def _heads(report: Report) -> list[_Head]:
         of = f" of {run.total_steps:,.0f}" if run.total_steps else ""
         done = f"after step {run.updates:,.0f}{of}" if run.updates else "before its first step"
         heads.append(_Head("Ending", ENDED_EARLY[run.state], f"The run ended {done}."))
-    if learning.kind != "unknown":
-        heads.append(_Head("Learning", learning.kind, learning.sentence))
-    return [*heads, _Head("Speed", str(report.verdict.kind), _sentence(report))]
+    if run.learning.kind != "unknown":
+        heads.append(_Head("Learning", run.learning.kind, run.learning.sentence))
+    return [*heads, _Head("Speed", str(run.verdict.kind), _sentence(run))]
 
 
 def ladder_page(ladder: Ladder, *, made: float | None = None) -> Page:
@@ -120,19 +109,20 @@ def ladder_page(ladder: Ladder, *, made: float | None = None) -> Page:
         tone="error" if ladder.winner is None else tone,
         reasons="",
         sections=(ladder_section(ladder),),
-        footer=footer(time.time() if made is None else made),
+        footer=footer(made),
     )
 
 
-def footer(made: float) -> str:
+def footer(made: float | None) -> str:
+    """The version and the time, now by default."""
     stamp = time.strftime("%Y-%m-%d %H:%M", time.localtime(made))
     return f"{MADE_BY}{__version__} on {stamp}. It needs no network and runs no script."
 
 
-def _tone(report: Report) -> Tone:
+def _tone(run: RunFacts) -> Tone:
     """The colour of the header: by how the run ended, else by the worst finding."""
-    run, learning = report.run, report.learning
-    severities = [finding.severity for finding in report.findings]
+    learning = run.learning
+    severities = [finding.severity for finding in run.findings]
     if run.state in ("failed", "gone") or learning.kind == "diverged" or "error" in severities:
         return "error"
     learns = learning.is_good or learning.kind == "unknown"
@@ -140,28 +130,27 @@ def _tone(report: Report) -> Tone:
         return "warning"
     if Validated(run.record.verdict or {}).gate is False:
         return "warning"
-    if report.verdict.kind == "unknown":
+    if run.verdict.kind == "unknown":
         return "note"
-    if report.verdict.kind != "compute-bound":
+    if run.verdict.kind != "compute-bound":
         return "warning"
-    return "good" if report.verdict.sentence.startswith("compute-bound: good.") else "note"
+    return "good" if run.verdict.sentence.startswith("compute-bound: good.") else "note"
 
 
-def _sentence(report: Report) -> str:
+def _sentence(run: RunFacts) -> str:
     """The verdict without its kind, which is shown above it. With warnings it does not start with
     "Good." but names what to fix."""
-    rest = report.verdict.sentence.removeprefix(report.verdict.kind).lstrip(":, ")
+    rest = run.verdict.sentence.removeprefix(run.verdict.kind).lstrip(":, ")
     rest = rest[:1].upper() + rest[1:]
-    of_speed = [one for one in report.findings if one.name not in ABOUT_LEARNING]
+    of_speed = [one for one in run.findings if one.name not in ABOUT_LEARNING]
     bad = [one for one in of_speed if one.severity in ("error", "warning")]
     if bad and rest.startswith("Good. "):
         return f"{rest.removeprefix('Good. ')} To fix: {bad[0].title}."
     return rest
 
 
-def _reasons(report: Report) -> str:
+def _reasons(run: RunFacts) -> str:
     """How it ended, what to do, and the expected gain."""
-    run, verdict, learning = report.run, report.verdict, report.learning
     state = STATES.get(run.state, run.state)
     if run.state in ENDED_EARLY:
         state += f": {run.because}." if run.because else "."
@@ -169,8 +158,8 @@ def _reasons(report: Report) -> str:
         state += " It is not validated yet: run expert validate."
     if run.record.outdated:
         state += f" validation.json {run.record.outdated}; run expert validate again."
-    fixes = [fix for fix in (learning.fix, verdict.fix) if fix]
+    fixes = [fix for fix in (run.learning.fix, run.verdict.fix) if fix]
     fix = f"What to do: {'; '.join(fixes)}." if fixes else ""
-    gains = "; ".join(str(gain) for gain in verdict.gains)
+    gains = "; ".join(str(gain) for gain in run.verdict.gains)
     gain = f"Expected gain: {gains}." if gains else ""
     return " ".join(text for text in (state, fix, gain) if text)

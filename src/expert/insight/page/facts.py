@@ -6,9 +6,15 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from expert.core.events import Event
+from expert.insight.findings.finding import Finding
+from expert.insight.outcome import Outcome
 from expert.insight.page.blocks import Point
 from expert.insight.record import RunRecord, listed
-from expert.insight.step.anatomy import SESSION_STARTS, Anatomy, LogLine, finite, numbers
+from expert.insight.step.anatomy import Anatomy, LogLine, finite, numbers, session_clock
+from expert.insight.step.bound import Verdict
+
+UNKNOWN_SPEED = Verdict(kind="unknown", sentence="")
+UNKNOWN_LEARNING = Outcome(kind="unknown", sentence="")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +25,10 @@ class RunFacts:
     anatomy: Anatomy
     state: str
     because: str = ""
-    verdict: str = ""
+    verdict: Verdict = UNKNOWN_SPEED
+    learning: Outcome = UNKNOWN_LEARNING
+    findings: tuple[Finding, ...] = ()
+    """Worst first."""
 
     @cached_property
     def name(self) -> str:
@@ -157,21 +166,7 @@ class RunFacts:
 
     @cached_property
     def clock(self) -> list[float]:
-        """Seconds since the start for every event, without pauses before a resume."""
-        result: list[float] = []
-        first = last = offset = None
-        for event in self.record.events:
-            now = finite(event.get("time"))
-            if now is not None:
-                if first is None:
-                    first, offset = now, now
-                elif (
-                    event.get("event") in SESSION_STARTS and last is not None and offset is not None
-                ):
-                    offset += now - last
-                last = now
-            result.append(max(0.0, (last or 0.0) - (offset or 0.0)))
-        return result
+        return session_clock(self.record.events)
 
     @cached_property
     def memory_peak(self) -> tuple[float, str] | None:

@@ -268,20 +268,21 @@ def run_times(events: Sequence[Event], usual_update: float = 0.0) -> RunTimes:
     whole = number(ended[-1], "seconds") if ended else None
     training = max(sums["training"], whole or 0.0)  # `whole` includes steps after the last log line
     sums["training"] = max(0.0, training - sums["compiling"])
-    total = sum(map(_length, _sessions(events)))
+    total = session_clock(events)[-1] if events else 0.0
     return RunTimes(**sums, total=max(total, sum(sums.values())))
 
 
-def _sessions(events: Sequence[Event]) -> list[list[Event]]:
-    """The events from each start to the next; events about resuming come before a start."""
-    found: list[list[Event]] = []
+def session_clock(events: Sequence[Event]) -> list[float]:
+    """Seconds since the start for every event, without pauses before a resume."""
+    result: list[float] = []
+    last = offset = None
     for event in events:
-        if event.get("event") in SESSION_STARTS or not found:
-            found.append([])
-        found[-1].append(event)
-    return found
-
-
-def _length(session: Sequence[Event]) -> float:
-    stamps = [stamp for event in session if (stamp := number(event, "time")) is not None]
-    return max(0.0, stamps[-1] - stamps[0]) if stamps else 0.0
+        now = number(event, "time")
+        if now is not None:
+            if last is None or offset is None:
+                offset = now
+            elif event.get("event") in SESSION_STARTS:
+                offset += now - last
+            last = now
+        result.append(max(0.0, (last or 0.0) - (offset or 0.0)))
+    return result

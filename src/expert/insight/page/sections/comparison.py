@@ -99,7 +99,7 @@ _COMPARED: dict[str, tuple[Number, Callable[[float], str]]] = {
 def _numbers(runs: Sequence[RunFacts], names: Sequence[str]) -> Grid:
     """One number per row; after every run but the first its ratio to the first."""
     nothing = ["" for _ in runs]
-    rows = [("verdict", *_spread([run.verdict or "–" for run in runs], nothing))]
+    rows = [("verdict", *_spread([run.verdict.kind for run in runs], nothing))]
     rows.append(("state", *_spread([run.state for run in runs], nothing)))
     for name, (measure, words) in _COMPARED.items():
         values = [measure(run) for run in runs]

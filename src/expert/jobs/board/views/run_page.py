@@ -37,7 +37,7 @@ from expert.jobs.board.views.layout import (
     title_row,
 )
 from expert.jobs.diagnose.diagnose import diagnose_record
-from expert.jobs.report import facts_of, report_of
+from expert.jobs.report import facts_of
 
 STATUS_SHARE, CURVES_SHARE, WHOLE_SHARE = 0.0015, 0.0025, 0.0015
 """Shares of a core for the numbers on top, the curves, and the diagnosis with the rest."""
@@ -118,7 +118,7 @@ class RunView(View):
 
     def _all(self) -> dict[str, str]:
         diagnosis = diagnose_record(self.record())
-        made = make_page(report_of(diagnosis))
+        made = make_page(facts_of(diagnosis))
         parts = {"verdict": _verdict(made, sampled=self._reader.sampled)}
         for section in made.sections:
             if section.name == "findings":
