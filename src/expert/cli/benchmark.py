@@ -250,13 +250,12 @@ class BenchmarkView(Watcher):
 
 
 def result_line(result: SettingResult) -> str:
-    from expert.insight.ladder.ladder import MARKS, outcome
+    from expert.insight.ladder.ladder import outcome
     from expert.insight.ladder.table import gain_words
 
     seen = result.measured
     if seen is None:
-        word = MARKS[result.status][1] or result.status
-        return f"  {result.name}: {word}: {result.because}"
+        return f"  {result.name}: {outcome(result)}"
     parts = [f"{seen.tokens_per_second:,.0f} tokens/s"]
     if result.gain is not None:
         parts.append(gain_words(result))

@@ -41,7 +41,7 @@ MARKS: dict[Status, tuple[str, str]] = {
     "slower": ("↓", "slower"),
     "disagrees": ("≠", "another loss"),
     "failed": ("✗", "failed"),
-    "not here": ("–", ""),
+    "not here": ("–", "does not apply"),
     "no time": ("–", "not measured by itself"),
 }
 """A sign and a word for each status."""

@@ -52,7 +52,7 @@ def _bar(setting: SettingResult, *, by_gain: bool) -> Bar:
     if setting.measured is None:
         word = MARKS[setting.status][1]
         note = setting.because or word
-        return Bar(name=setting.name, amount=None, words=word or "–", note=note, marked=marked)
+        return Bar(name=setting.name, amount=None, words=word, note=note, marked=marked)
     rate, gain = setting.measured.tokens_per_second, setting.gain
     worth = f"{gain:.2f}×" if gain is not None else ""
     if setting.status == "no difference":
