@@ -9,7 +9,7 @@ import pytest
 
 from expert.core.errors import ManifestError, Problem
 from expert.manifest.check.problems import unknown_keys
-from expert.manifest.check.spelling import closest_name, correct_spelling
+from expert.manifest.check.spelling import closest, correct_spelling
 from expert.manifest.migrate.aliases import (
     CONFIG_ALIASES,
     DATASET_ALIASES,
@@ -58,8 +58,8 @@ def test_a_misspelt_key_is_corrected(wrong, right):
 
 
 def test_a_file_s_neighbour_is_found_by_letters_alone():
-    assert closest_name("rows_v2.json1", ["rows_v2.jsonl", "other.csv"]) == "rows_v2.jsonl"
-    assert closest_name("zzz.csv", ["rows_v2.jsonl", "a"]) is None
+    assert closest("rows_v2.json1", ["rows_v2.jsonl", "other.csv"]) == "rows_v2.jsonl"
+    assert closest("zzz.csv", ["rows_v2.jsonl", "a"]) is None
 
 
 def _read(section: tuple[str, ...], key: str) -> tuple[list[Problem], list[Notice]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -12,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from expert.core.errors import Problem
-from expert.manifest.check.spelling import METADATA_WORDS, correct_spelling
+from expert.manifest.check.spelling import METADATA_WORDS, closest, correct_spelling
 from expert.manifest.migrate.aliases import (
     BASE_MODEL_KEYS,
     CONFIG,
@@ -159,13 +158,6 @@ _FIXES: Mapping[tuple[type, str], str] = {
     (list, "an object"): "write its keys without dashes",
 }
 """By what was given and what is expected."""
-
-
-def closest(word: str, choices: list[str], likeness: float = 0.75) -> str | None:
-    """The choice that `word` is probably a misspelling of, or None."""
-    lower = [choice.lower() for choice in choices]
-    near = difflib.get_close_matches(word.lower(), lower, 1, likeness)
-    return next((choice for choice in choices if choice.lower() == near[0]), None) if near else None
 
 
 def unknown_keys(
