@@ -26,7 +26,6 @@ from expert.manifest.migrate.aliases import (
     SPECIAL_NAMES,
 )
 from expert.manifest.schema.expectations import schema
-from expert.manifest.schema.manifest import Manifest
 from tests.each import each
 from tests.manifest.reading import MINIMAL, error_of, notices_of, problems_of, read, read_data
 from tests.wording import wording
@@ -68,17 +67,6 @@ DATASET_VALUES: dict[str, tuple[Any, Any]] = {
 
 def _file(**top: Any) -> dict[str, Any]:
     return {"base_model": "X", "training": {"dataset": {"path": "a.jsonl"}}, **top}
-
-
-def _plain(value: Any) -> Any:
-    """The value as JSON has it: tuples are lists, models objects without their defaults."""
-    if hasattr(value, "model_dump"):
-        return value.model_dump(exclude_unset=True)
-    return json.loads(json.dumps(value))
-
-
-def _config(manifest: Manifest, key: str) -> Any:
-    return _plain(getattr(manifest.training.config, key))
 
 
 def _told(data: dict[str, Any]) -> dict[str, list[str]]:
@@ -172,20 +160,6 @@ def test_a_name_ends_at_its_home_from_every_place_and_may_not_contradict_it(
     assert problem.path == path
     assert f", but {home} is " in problem.what
     assert problem.fix == wording("keep-one-two")
-
-
-@each("key", sorted(CONFIG_KEYS))
-def test_a_key_of_the_config_is_understood_outside_it(key: str):
-    default = _plain(getattr(read(MINIMAL).manifest.training.config, key))
-    value = CONFIG_VALUES.get(key, (default,))[0]
-    if value is None:
-        value = {"flash_attention_2": False}.get(key)  # null is the same as leaving it out
-    data = _file()
-    data["training"][key] = value
-    read_back = read_data(data)
-    assert _config(read_back.manifest, key) == value
-    if value is not None:
-        assert _told(data)[f"training.{key}"][0] == f"read as training.config.{key}"
 
 
 @each("names", [("name", "train"), ("train", "name"), ("name", "train_file")])
