@@ -111,11 +111,12 @@ ONE_VALUE = {"method", "torch_compile_backend"}
 def values_of(key: str) -> list[Any]:
     """Some values of a key: all words, both flags, a number or a text."""
     node = schema()["$defs"]["TrainingConfig"]["properties"][key]
+    usual: dict[str, list[Any]] = {"boolean": [True, False], "integer": [7], "number": [0.3]}
     found: list[Any] = []
     for choice in node.get("anyOf", [node]):
         kind = choice.get("type")
         found += choice.get("enum", [])
-        found += {"boolean": [True, False], "integer": [7], "number": [0.3]}.get(kind, [])
+        found += usual.get(kind, [])
         found += ["some"] if kind == "string" and not {"enum", "const"} & choice.keys() else []
     return OWN_VALUES.get(key) or found
 
