@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path
@@ -51,6 +52,24 @@ def value_at(made: ReadManifest, path: str) -> Any:
     return attrgetter(path.partition(".")[2])(
         zones.get(path.partition(".")[0], made.manifest.base_models[0])
     )
+
+
+def steps_of(path: str) -> list[str | int]:
+    """`base_models[0].name` -> its keys and positions."""
+    return [int(step) if step.isdigit() else step for step in re.findall(r"\w+", path)]
+
+
+def put(data: Any, path: str, value: Any) -> None:
+    """Put a value at a path, with the sections and entries on the way to it."""
+    *above, last = steps = steps_of(path)
+    for step, following in zip(above, steps[1:], strict=True):
+        empty: Any = [] if isinstance(following, int) else {}
+        if isinstance(step, int):
+            data += [empty] * (step >= len(data))
+            data = data[step]
+        else:
+            data = data.setdefault(step, empty)
+    data[last] = value
 
 
 def problems_of(data: Any) -> list[Problem]:

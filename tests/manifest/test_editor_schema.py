@@ -14,10 +14,7 @@ from expert.manifest.editor import editor_schema
 from expert.manifest.migrate.aliases import (
     CONFIG_ALIASES,
     CONFIG_KEYS,
-    DATASET_ALIASES,
-    LOOSE_CONSTRAINTS,
     LOOSE_DATASET_KEYS,
-    SHAPE_ALIASES,
     SPECIAL_NAMES,
 )
 from expert.manifest.migrate.values import CONFIG_VALUES, MODEL_VALUES
@@ -59,9 +56,9 @@ def test_the_schema_is_one_of_draft_7_and_has_no_dangling_reference():
     assert SCHEMA["$schema"] == "http://json-schema.org/draft-07/schema#"
     assert "$id" not in SCHEMA
     assert "$defs" not in json.dumps(SCHEMA)
-    references = [value for key, value in pairs(SCHEMA) if key == "$ref"]
-    assert len(references) > 100
-    for reference in set(references):
+    references = {value for key, value in pairs(SCHEMA) if key == "$ref"}
+    assert len(references) > 10
+    for reference in references:
         node: Any = SCHEMA
         for step in reference.removeprefix("#/").split("/"):
             assert step in node, reference
@@ -111,8 +108,6 @@ def test_an_unknown_key_is_not_valid_in_the_config_and_metadata_elsewhere():
 def test_a_wrong_value_is_wrong_to_the_editor_and_to_the_reader(key, value):
     assert faults(with_config(**{key: value})) != []
     assert not reads(with_config(**{key: value}))
-    for elsewhere in ({"epochs": 0}, {"training": {"lr": 2}}, {"model": {"batch_size": "many"}}):
-        assert faults(elsewhere) != []
 
 
 def test_keys_that_begin_with_an_underscore_are_free_at_any_depth():
@@ -122,29 +117,14 @@ def test_keys_that_begin_with_an_underscore_are_free_at_any_depth():
     assert faults(data) == []
 
 
-def test_every_name_is_known_in_every_place_and_old_ones_are_deprecated():
-    definitions = SCHEMA["definitions"]
-    for node in (SCHEMA, definitions["Training"], definitions["Model"]):
-        assert node["allOf"] == [{"$ref": "#/definitions/LooseKeys"}]
-    inside, outside = (definitions[key]["properties"] for key in ("TrainingConfig", "LooseKeys"))
-    for name in [*CONFIG_ALIASES, *SPECIAL_NAMES, *LOOSE_DATASET_KEYS]:
-        for entry in (inside[name], outside[name]):
-            assert entry["deprecated"] is True, name
-            assert entry["description"].startswith("read as "), name
-            assert entry["deprecationMessage"] == entry["description"], name
-    for key in CONFIG_KEYS:
-        assert inside[key]["description"], key
-        is_superseded = inside[key]["description"].startswith("Superseded")
-        assert inside[key].get("deprecated", False) is is_superseded, key
-        assert outside[key]["description"] == f"read as training.config.{key}"
-
-
-def test_old_names_of_the_data_set_and_of_the_top_level_are_known():
-    assert set(DATASET_ALIASES) <= set(SCHEMA["definitions"]["DatasetSpec"]["properties"])
-    shape = set(SHAPE_ALIASES) - {"dropout"}  # of the model or of the adapter: a loose key
-    assert shape <= set(SCHEMA["definitions"]["Model"]["properties"])
-    old = {"base_model", "model", "adapters", "dataset", "data", *LOOSE_CONSTRAINTS}
-    assert old <= set(SCHEMA["properties"])
+def test_old_names_and_superseded_keys_of_the_config_are_deprecated():
+    keys = SCHEMA["definitions"]["TrainingConfig"]["properties"]
+    for name in [*CONFIG_ALIASES, *SPECIAL_NAMES, *LOOSE_DATASET_KEYS, *CONFIG_KEYS]:
+        text = keys[name]["description"]
+        is_old = text.startswith(("Superseded", "read as "))
+        assert (name in CONFIG_KEYS) is not text.startswith("read as "), name
+        assert keys[name].get("deprecated", False) is is_old, name
+        assert keys[name].get("deprecationMessage", text) == text, name
 
 
 @each(("key", "words"), [*CONFIG_VALUES.items(), *MODEL_VALUES.items()])

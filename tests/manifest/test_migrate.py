@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,9 +25,17 @@ from expert.manifest.migrate.aliases import (
     SPECIAL_NAMES,
 )
 from expert.manifest.schema.expectations import schema
-from expert.manifest.schema.manifest import Manifest
 from tests.each import each
-from tests.manifest.reading import MINIMAL, error_of, notices_of, problems_of, read, read_data
+from tests.manifest.reading import (
+    MINIMAL,
+    error_of,
+    notices_of,
+    problems_of,
+    put,
+    read,
+    read_data,
+    steps_of,
+)
 from tests.wording import wording
 
 # Two values of every key that may be written another way; both right, and not the default.
@@ -68,17 +75,6 @@ DATASET_VALUES: dict[str, tuple[Any, Any]] = {
 
 def _file(**top: Any) -> dict[str, Any]:
     return {"base_model": "X", "training": {"dataset": {"path": "a.jsonl"}}, **top}
-
-
-def _plain(value: Any) -> Any:
-    """The value as JSON has it: tuples are lists, models objects without their defaults."""
-    if hasattr(value, "model_dump"):
-        return value.model_dump(exclude_unset=True)
-    return json.loads(json.dumps(value))
-
-
-def _config(manifest: Manifest, key: str) -> Any:
-    return _plain(getattr(manifest.training.config, key))
 
 
 def _told(data: dict[str, Any]) -> dict[str, list[str]]:
@@ -125,31 +121,16 @@ def _names() -> Iterator[tuple[str, str, str, Any, Any]]:
         yield "", name, f"constraints.{name}", 3, 4
 
 
-def _steps(path: str) -> list[str | int]:
-    return [int(step) if step.isdigit() else step for step in re.findall(r"\w+", path)]
-
-
-def _put(data: Any, path: str, value: Any) -> None:
-    *above, last = _steps(path)
-    for step in above:
-        if isinstance(step, int):
-            data += [{}] * (step >= len(data))
-            data = data[step]
-        else:
-            data = data.setdefault(step, [] if step == "base_models" else {})
-    data[last] = value
-
-
 def _file_with(place: str, name: str, home: str, value: Any) -> dict[str, Any]:
     """A file that lacks nothing but what `name` says."""
     data: dict[str, Any] = {"training": {"dataset": {}}}
     if "architecture" in home:
-        _put(data, "base_models[0].name", "char-gpt")
+        put(data, "base_models[0].name", "char-gpt")
     elif home != "base_models[0].name":
-        _put(data, "base_models[0].name", "X")
+        put(data, "base_models[0].name", "X")
     if home != "training.dataset.path":
-        _put(data, "training.dataset.path", "rows.jsonl")
-    _put(data, f"{place}.{name}", value)
+        put(data, "training.dataset.path", "rows.jsonl")
+    put(data, f"{place}.{name}", value)
     return data
 
 
@@ -159,33 +140,19 @@ def test_a_name_ends_at_its_home_from_every_place_and_may_not_contradict_it(
 ):
     data, path = _file_with(place, name, home, value), f"{place}.{name}".removeprefix(".")
     found: Any = read_data(data).manifest.model_dump(mode="json", exclude_unset=True)
-    for step in _steps(home):
+    for step in steps_of(home):
         found = found[step]
     assert found == value
     assert _told(data)[path][0] == f"read as {home}"
     if name == "name":  # beside a path it is a title
         return
-    _put(data, home, value)
+    put(data, home, value)
     assert read_data(data)
-    _put(data, home, other)
+    put(data, home, other)
     (problem,) = [found for found in problems_of(data) if found.what.startswith("is ")]
     assert problem.path == path
     assert f", but {home} is " in problem.what
     assert problem.fix == wording("keep-one-two")
-
-
-@each("key", sorted(CONFIG_KEYS))
-def test_a_key_of_the_config_is_understood_outside_it(key: str):
-    default = _plain(getattr(read(MINIMAL).manifest.training.config, key))
-    value = CONFIG_VALUES.get(key, (default,))[0]
-    if value is None:
-        value = {"flash_attention_2": False}.get(key)  # null is the same as leaving it out
-    data = _file()
-    data["training"][key] = value
-    read_back = read_data(data)
-    assert _config(read_back.manifest, key) == value
-    if value is not None:
-        assert _told(data)[f"training.{key}"][0] == f"read as training.config.{key}"
 
 
 @each("names", [("name", "train"), ("train", "name"), ("name", "train_file")])

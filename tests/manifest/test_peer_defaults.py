@@ -149,40 +149,36 @@ logging: {enable_wandb: false, wandb_project: mine, enable_tensorboard: false, l
 """
 
 
+FULL_STUDIO = STUDIO.replace("type: lora, load_in_4bit: true", "type: full")
+
+
 @each(
-    ("text", "path", "value"),
+    ("text", "values"),
     [
-        (STUDIO, "config.adapter_type", "lora"),
-        (STUDIO, "config.rank", 8),
-        (STUDIO, "config.target_modules", ["q_proj", "v_proj"]),
-        (STUDIO, "config.train_on_prompt", True),
-        (STUDIO, "config.gradient_checkpointing", "auto"),
-        (STUDIO, "config.save_strategy", "no"),
-        (STUDIO, "config.logging_steps", 3),
-        (STUDIO, "config.trackers", ["tensorboard"]),
-        (STUDIO, "model.quantization", "int4"),
-        (STUDIO, "data.path", "owner/set"),
-        (STUDIO.replace("wandb: false", "wandb: true"), "config.tracker_project", "mine"),
+        (
+            STUDIO,
+            {
+                **{"config.adapter_type": "lora", "config.rank": 8, "config.train_on_prompt": True},
+                **{"config.target_modules": ["q_proj", "v_proj"], "config.save_strategy": "no"},
+                **{"config.gradient_checkpointing": "auto", "config.logging_steps": 3},
+                **{"config.trackers": ["tensorboard"], "model.quantization": "int4"},
+                "data.path": "owner/set",
+            },
+        ),
+        (STUDIO.replace("wandb: false", "wandb: true"), {"config.tracker_project": "mine"}),
         (
             STUDIO.replace("wandb: false, wandb_project: mine", "wandb: true"),
-            "config.trackers",
-            ["tensorboard", "wandb"],
+            {"config.trackers": ["tensorboard", "wandb"]},
         ),
         (
             STUDIO.replace("epochs: 1", "epochs: 0").replace("max_steps: 0", "max_steps: 9"),
-            "config.max_steps",
-            9,
+            {"config.max_steps": 9},
         ),
-        (STUDIO.replace("type: lora, load_in_4bit: true", "type: full"), "config.rank", "auto"),
-        (
-            STUDIO.replace("type: lora, load_in_4bit: true", "type: full"),
-            "config.adapter_type",
-            "full",
-        ),
+        (FULL_STUDIO, {"config.rank": "auto", "config.adapter_type": "full"}),
     ],
 )
-def test_a_file_of_unsloth_studio_trains_what_it_says(text, path, value):
-    assert value_at(read(text), path) == value
+def test_a_file_of_unsloth_studio_trains_what_it_says(text, values):
+    assert {path: value_at(read(text), path) for path in values} == values
 
 
 def test_what_unsloth_studio_has_and_expert_has_not_is_refused():

@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from expert.manifest.schema.expectations import resolve, schema
 from tests.each import each
-from tests.manifest.reading import MINIMAL, problems_of, read
+from tests.manifest.reading import MINIMAL, problems_of, put, read
 from tests.wording import wording
 
-# What a manifest needs so that only the broken key is wrong, by the model that holds the key.
-_BASE: dict[str, Any] = {"name": "n", "base_models": [{"name": "X"}]}
-_HOLDERS: dict[str, tuple[str | int, ...]] = {
-    "Manifest": (),
-    "BaseModelSpec": ("base_models", 0),
-    "CharGptShape": ("base_models", 0, "architecture"),
-    "Adapter": ("base_models", 0, "adapters", 0),
-    "SoftPrompt": ("soft_prompts", 0),
-    "Training": ("training",),
-    "DatasetSpec": ("training", "dataset"),
-    "FieldMapping": ("training", "dataset", "field_mapping"),
-    "Task": ("training", "dataset", "tasks", "t"),
-    "RowChecks": ("training", "dataset", "validation"),
-    "TrainingConfig": ("training", "config"),
-    "SchedulerOptions": ("training", "config", "lr_scheduler_kwargs"),
-    "CheckpointingOptions": ("training", "config", "gradient_checkpointing_kwargs"),
-    "Decoding": ("training", "decoding"),
+# Where each model of the schema is in a manifest.
+_HOLDERS = {
+    "Manifest": "",
+    "BaseModelSpec": "base_models[0].",
+    "CharGptShape": "base_models[0].architecture.",
+    "Adapter": "base_models[0].adapters[0].",
+    "SoftPrompt": "soft_prompts[0].",
+    "Training": "training.",
+    "DatasetSpec": "training.dataset.",
+    "FieldMapping": "training.dataset.field_mapping.",
+    "Task": "training.dataset.tasks.t.",
+    "RowChecks": "training.dataset.validation.",
+    "TrainingConfig": "training.config.",
+    "SchedulerOptions": "training.config.lr_scheduler_kwargs.",
+    "CheckpointingOptions": "training.config.gradient_checkpointing_kwargs.",
+    "Decoding": "training.decoding.",
 }
 # Always the same whatever the file says: the reader writes it.
 _NOT_THE_USERS = {("Manifest", "schema_version")}
@@ -57,30 +55,16 @@ def test_the_table_of_holders_knows_every_schema_model_and_every_kind_of_type():
 
 def _manifest_with(title: str, key: str, value: Any) -> tuple[dict[str, Any], str]:
     """A manifest that is right but for `value`, and the path of the key."""
-    data: dict[str, Any] = json.loads(json.dumps(_BASE))
-    if title == "CharGptShape":
-        data["base_models"][0]["name"] = "char-gpt"
-    data["training"] = {"dataset": {"path": "a.jsonl"}}
+    model = "char-gpt" if title == "CharGptShape" else "X"
+    data: dict[str, Any] = {"name": "n", "base_models": [{"name": model}], "training": {}}
+    data["training"]["dataset"] = {} if (title, key) == ("DatasetSpec", "tasks") else {"path": "a"}
     if title == "Task":
         data["training"]["dataset"] = {"tasks": {"t": {"train": "a.jsonl"}}}
     if title == "SoftPrompt":
         data["soft_prompts"] = [{"name": "p"}]
-    if title == "DatasetSpec" and key == "tasks":
-        data["training"]["dataset"] = {}
-    here: Any = data
-    path = ""
-    for step in _HOLDERS[title]:
-        path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else str(step)
-        if isinstance(step, int):
-            if not here:
-                here.append({})
-            here = here[step]
-        else:
-            following = _HOLDERS[title][_HOLDERS[title].index(step) + 1 :]
-            empty: Any = [] if following and following[0] == 0 else {}
-            here = here.setdefault(step, empty)
-    here[key] = value
-    return data, f"{path}.{key}" if path else key
+    path = f"{_HOLDERS[title]}{key}"
+    put(data, path, value)
+    return data, path
 
 
 def _takes(node: Mapping[str, Any], kind: str) -> bool:

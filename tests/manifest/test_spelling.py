@@ -9,7 +9,7 @@ import pytest
 
 from expert.core.errors import ManifestError, Problem
 from expert.manifest.check.problems import unknown_keys
-from expert.manifest.check.spelling import closest_name, correct_spelling
+from expert.manifest.check.spelling import closest
 from expert.manifest.migrate.aliases import (
     CONFIG_ALIASES,
     DATASET_ALIASES,
@@ -43,23 +43,9 @@ KNOWN = sorted(
 )
 
 
-@each(
-    ("wrong", "right"),
-    [
-        *(("lerning_rate", "learning_rate"), ("learningRate", "learning_rate"), ("pth", "path")),
-        *(("epoks", "epochs"), ("epochss", "epochs"), ("rnak", "rank")),
-        ("batchsize", "batch_size"),
-        *(("max_bad_row", "max_bad_rows"), ("field_maping", "field_mapping"), ("sed", "seed")),
-        *(("validation_splitt", "validation_split"), ("decodimg", "decoding")),
-    ],
-)
-def test_a_misspelt_key_is_corrected(wrong, right):
-    assert correct_spelling(wrong, KNOWN) == right
-
-
 def test_a_file_s_neighbour_is_found_by_letters_alone():
-    assert closest_name("rows_v2.json1", ["rows_v2.jsonl", "other.csv"]) == "rows_v2.jsonl"
-    assert closest_name("zzz.csv", ["rows_v2.jsonl", "a"]) is None
+    assert closest("rows_v2.json1", ["rows_v2.jsonl", "other.csv"]) == "rows_v2.jsonl"
+    assert closest("zzz.csv", ["rows_v2.jsonl", "a"]) is None
 
 
 def _read(section: tuple[str, ...], key: str) -> tuple[list[Problem], list[Notice]]:
@@ -96,8 +82,9 @@ TRAINING, DATASET, CONFIG = ("training",), ("training", "dataset"), ("training",
         ((*DATASET, "field_mapping"), "texts", "'text'"),
         (DATASET, "validation_splitt", "'validation_split'"),
         (DATASET, "pth", "'path'"),
-        (CONFIG, "epoks", "'epochs'"),
-        (CONFIG, "epoch", "'epochs'"),
+        *((CONFIG, key, "'epochs'") for key in ("epoks", "epochss", "epoch")),
+        (CONFIG, "learningRate", "'learning_rate'"),
+        (TOP, "batchsize", "'batch_size' under training.config"),
     ],
 )
 def test_a_misspelt_key_is_refused_with_what_was_meant(section, key, meant):

@@ -20,29 +20,6 @@ def test_the_table_holds_at_least_sixty_cards_with_unique_slugs():
     assert len({card.slug for card in CARDS}) == len(CARDS)
 
 
-@each(
-    ("slug", "bf16", "tf32", "fp8"),
-    [
-        ("rtx-3090", 71.2, 35.6, None),
-        ("rtx-4090", 165.2, 82.6, 330.3),
-        ("rtx-5090", 209.5, 104.8, 419.0),
-        ("rtx-a6000", 154.8, 77.4, None),
-        ("rtx-6000-ada", 364.2, 182.1, 728.5),
-        ("rtx-pro-6000", 503.8, 251.9, 1007.6),
-        ("a100-80gb", 312.0, 156.0, None),
-        ("h200", 989.4, 494.7, 1978.9),
-        ("b200", 2250.0, 1125.0, 4500.0),
-        ("rtx-2080-ti", None, None, None),
-    ],
-)
-def test_peaks_are_dense_and_accumulate_in_fp32(slug, bf16, tf32, fp8):
-    card = find_card(slug)
-    assert (card.bf16_tflops, card.tf32_tflops, card.fp8_tflops) == (bf16, tf32, fp8)
-    # Turing's GeForce halves the rate that Titan and Quadro keep.
-    halved = {"rtx-2080-ti": 53.8, "titan-rtx": 130.5, "quadro-rtx-8000": 130.5}
-    assert {slug: find_card(slug).fp16_tflops for slug in halved} == halved
-
-
 @every_card
 def test_every_row_is_physically_possible_and_found_by_its_names(card: Card):
     bf16, fp16, tf32, fp8 = peaks_of(card)

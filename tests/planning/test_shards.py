@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from expert.planning.memory.calibration import calibration_kind
-from expert.planning.memory.memory import NF4_BYTES_PER_WEIGHT, estimate, resting_bytes
+from expert.planning.memory.memory import NF4_BYTES_PER_WEIGHT, estimate
 from expert.planning.memory.shards import (
     COMMUNICATOR_BYTES,
     GATHERED_BLOCKS,
@@ -73,19 +73,6 @@ def test_replicated_is_one_card_and_a_buffer_to_sum_gradients_in():
     assert parts(FULL, engine="sharded", shards=8)["activations"] < whole
 
 
-@each("shards", [2, 4, 8, 64])
-def test_sharded_adapters_divide_the_base_and_keep_the_adapter_whole(shards):
-    alone = parts(LORA)
-    found = parts(LORA, engine="sharded", shards=shards)
-    assert found["base_weights"] == alone["base_weights"] // shards
-    assert {found[key] for key in ("adapter", "optimizer")} == {
-        alone[key] for key in ("adapter", "optimizer")
-    }
-    whole = GATHERED_BLOCKS * 2 * LLAMA.block_parameters + 2 * LLAMA.rest_parameters
-    assert found["gathered_weights"] == whole
-    assert found["activations"] == alone["activations"]
-
-
 def test_a_quantised_base_is_divided_with_its_scales_and_gathered_as_it_is_stored():
     alone = parts(LORA, quantization="int4")
     found = parts(LORA, quantization="int4", engine="sharded", shards=4)
@@ -99,19 +86,6 @@ def test_a_quantised_base_is_divided_with_its_scales_and_gathered_as_it_is_store
     assert int8["base_weights"] == pytest.approx(
         parts(LORA, quantization="int8")["base_weights"] / 4, abs=1
     )
-
-
-@each("shards", [2, 8, 64])
-def test_sharded_full_fine_tuning_divides_masters_gradients_and_moments(shards):
-    found = parts(FULL, engine="sharded", shards=shards)
-    of_each = LLAMA.parameters / shards
-    assert found["base_weights"] == pytest.approx(4 * of_each, abs=1)
-    assert found["gradients"] == pytest.approx(4 * of_each, abs=1)
-    assert found["optimizer"] == pytest.approx(8 * of_each, abs=1)
-    reduced = (4 + 2) * LLAMA.block_parameters + 2 * LLAMA.vocab * LLAMA.hidden
-    assert found["gradient_sum"] == reduced
-    resting = resting_bytes(replace(FULL, engine="sharded", shards=shards))
-    assert resting == pytest.approx(resting_bytes(FULL) / shards, rel=0.02 if shards < 64 else 0.15)
 
 
 def test_the_gradients_of_a_large_vocabulary_come_when_activations_are_gone():

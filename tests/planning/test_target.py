@@ -88,13 +88,12 @@ def test_a_run_that_is_resumed_beside_others_keeps_its_base_unquantised():
 
 
 def test_presets_say_where_they_hold_and_where_they_do_not():
-    found = {(v.card.slug, v.preset.model, v.preset.work.rows): v for v in check_presets()}
-    assert found[("rtx-4080-super", "char-gpt", 128)].fits_card
-    assert found[("rtx-4080-super", "char-gpt", 256)].fits_card  # reportedly too much for 16 GB
+    found = {(card, of.model, of.work.rows): verdict for card, of, verdict in check_presets()}
+    for rows in (128, 256):  # the latter is reportedly too much for 16 GB
+        assert found[("rtx-4080-super", "char-gpt", rows)].startswith("fits: ")
     small = found[("rtx-4090", "Qwen3-0.6B", 16)]
-    assert not small.fits_card
-    assert small.words().startswith(wording("does-not-hold"))
-    assert small.words().endswith(wording("rows-at-once-fit"))
-    assert not found[("rtx-5090", "Llama-3.1-8B", 32)].fits_card
+    assert small.startswith(wording("does-not-hold"))
+    assert small.endswith(wording("rows-at-once-fit"))
+    assert found[("rtx-5090", "Llama-3.1-8B", 32)].startswith(wording("does-not-hold"))
     made = plan(manifest(base_models=[{"name": "Llama-3.1-8B"}]), "rtx-5090")
     assert (made.model.quantization, made.kernels.checkpointing) == ("none", "none")

@@ -125,14 +125,8 @@ def presets() -> None:
     from expert.planning.models.presets import check_presets
 
     rows = [
-        (
-            verdict.card.slug,
-            verdict.preset.model,
-            f"{verdict.preset.work.rows} × {verdict.preset.work.row_tokens} tokens",
-            verdict.preset.settings,
-            verdict.words(),
-        )
-        for verdict in check_presets()
+        (card, of.model, f"{of.work.rows} × {of.work.row_tokens} tokens", of.settings, verdict)
+        for card, of, verdict in check_presets()
     ]
     columns = ("card", "model", "micro-batch", "with", "verdict")
     show_sheet(Sheet(columns, [rows], dim=("with",)), make_console())

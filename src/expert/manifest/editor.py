@@ -1,4 +1,5 @@
-"""A JSON Schema for editors: all layouts and names that are read, old ones as deprecated."""
+"""A JSON Schema for editors: the 2.0 layout, in which older layouts are valid too. Old names of
+training.config are deprecated; elsewhere unknown keys are allowed, and old names among them."""
 
 from __future__ import annotations
 
@@ -7,19 +8,11 @@ from typing import Any, get_args
 
 from expert.manifest.explain import special_names
 from expert.manifest.migrate.aliases import (
-    ADAM_BETAS,
-    AMP_NAMES,
     BASE_MODEL_KEYS,
     CONFIG,
     CONFIG_ALIASES,
-    CONFIG_KEYS,
     DATASET,
-    DATASET_ALIASES,
-    DTYPE_NAMES,
-    LOOSE_CONSTRAINTS,
     LOOSE_DATASET_KEYS,
-    MODEL_NAMES,
-    SHAPE_ALIASES,
 )
 from expert.manifest.migrate.values import CONFIG_VALUES, MODEL_VALUES
 from expert.manifest.schema.expectations import schema
@@ -30,7 +23,6 @@ Schema = dict[str, Any]
 _COMMENTS: Schema = {"^_": {}}
 _NULL: Schema = {"type": "null"}
 _TEXT: Schema = {"type": "string", "minLength": 1}
-_LOOSE_KEYS = [{"$ref": "#/definitions/LooseKeys"}]
 _KEPT = (
     *("type", "enum", "const", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
     *("minLength", "minItems", "maxItems"),
@@ -39,10 +31,7 @@ _ANNOTATIONS = ("description", "default", "deprecated", "deprecationMessage")
 # All other keys may be missing, or be elsewhere in the file.
 _REQUIRED = {"SoftPrompt": ["name"], "Task": ["train"]}
 # Values that migrate/values.py converts in code rather than by its tables.
-_OTHER_WORDS = {
-    "adapter_type": {"qlora": "lora on an int4 base"},
-    "prompt_template": {"vicuna": "auto", "custom": "auto"},
-}
+_OTHER_WORDS = {"adapter_type": {"qlora": "lora on an int4 base"}}
 _OTHER_FORMS: dict[str, list[Schema]] = {
     "target_modules": [{"type": "string", "pattern": ",", "description": "names between commas"}],
     "trackers": [
@@ -57,27 +46,15 @@ def editor_schema() -> Schema:
     """JSON Schema, draft 7; every readable manifest is valid against it."""
     definitions = {name: _section(name, node) for name, node in schema()["$defs"].items()}
     config = definitions["TrainingConfig"]["properties"]
-    model = definitions["BaseModelSpec"]["properties"]
-    dataset = definitions["DatasetSpec"]["properties"]
     _add_spellings(config, CONFIG_VALUES)
-    _add_spellings(model, MODEL_VALUES)
-    loose = _loose_keys()
-    canonical = {key: _read_as(f"{CONFIG}.{key}", _at("TrainingConfig", key)) for key in config}
-    config |= {key: entry for key, entry in loose.items() if key not in config}
-    for name, home in DATASET_ALIASES.items():
-        dataset[name] = _read_as(f"{DATASET}.{home}", _at("DatasetSpec", home))
-    dataset["name"] = {"description": f"read as {DATASET}.path where there is no path"}
+    _add_spellings(definitions["BaseModelSpec"]["properties"], MODEL_VALUES)
+    config |= {key: entry for key, entry in _old_names().items() if key not in config}
+    dataset = definitions["DatasetSpec"]["properties"]
     dataset["validation"] = _widened(dataset["validation"], _TEXT)  # a file of validation rows
-    prompt = definitions["SoftPrompt"]["properties"]
-    prompt["length"] = _read_as("tokens", _at("SoftPrompt", "tokens"))
     training = definitions["Training"]["properties"]
     training["dataset"] = _widened(training["dataset"], _TEXT)
-    training["data"] = _read_as(DATASET, _at("Training", "dataset"))
-    definitions["LooseKeys"] = {"properties": {**canonical, **loose}}
-    definitions["Training"]["allOf"] = _LOOSE_KEYS
-    definitions["Model"] = _model_section()
-    root = {**_section("Manifest", schema()), "allOf": _LOOSE_KEYS}
-    keys = root["properties"] = {**root["properties"], **_old_top_level()}
+    root = _section("Manifest", schema())
+    keys = root["properties"]
     keys["base_models"]["items"] = _widened(keys["base_models"]["items"], _TEXT)
     del keys["base_models"]["minItems"]  # `model` and others fill an empty list
     keys["version"] = _widened(keys["version"], {"type": "number"})
@@ -139,18 +116,20 @@ def _value(node: Mapping[str, Any]) -> Schema:
     return value
 
 
-# --- aliases and older layouts ---------------------------------------------------------------
+# --- other names and values ------------------------------------------------------------------
 
 
-def _at(section: str, key: str) -> Schema:
-    return {"$ref": f"#/definitions/{section}/properties/{key}"}
-
-
-def _read_as(home: str, *values: Schema) -> Schema:
-    """A key under a deprecated name."""
-    text = f"read as {home}"
-    notes = {"description": text, "deprecated": True, "deprecationMessage": text}
-    return {**notes, "anyOf": [*values, _NULL]}
+def _old_names() -> Schema:
+    """Other names that are read in training.config, each with its home."""
+    homes = {name: f"{CONFIG}.{home}" for name, home in CONFIG_ALIASES.items()}
+    homes |= {name: f"{DATASET}.{home}" for name, home in LOOSE_DATASET_KEYS.items()}
+    homes |= {name: f"base_models[].{name}" for name in BASE_MODEL_KEYS}
+    homes |= {name: " and ".join(special.becomes) for name, special in special_names().items()}
+    texts = {name: f"read as {home}" for name, home in homes.items()}
+    return {
+        name: {"description": text, "deprecated": True, "deprecationMessage": text}
+        for name, text in texts.items()
+    }
 
 
 def _widened(entry: Schema, *more: Schema) -> Schema:
@@ -159,66 +138,6 @@ def _widened(entry: Schema, *more: Schema) -> Schema:
     bare = {key: entry[key] for key in entry if key not in _ANNOTATIONS}
     choices = bare.get("anyOf") or bare.get("allOf") or [bare]
     return {**notes, "anyOf": [*choices, *more]}
-
-
-def _loose_keys() -> Schema:
-    """Aliases and special names, allowed in training.config and in the sections above it."""
-    loose = {
-        name: _read_as(f"{CONFIG}.{home}", _at("TrainingConfig", home))
-        for name, home in CONFIG_ALIASES.items()
-        if name not in CONFIG_KEYS
-    }
-    for name, home in LOOSE_DATASET_KEYS.items():
-        loose[name] = _read_as(f"{DATASET}.{home}", _at("DatasetSpec", home))
-    for name in BASE_MODEL_KEYS:
-        loose[name] = _read_as(f"base_models[].{name}", _at("BaseModelSpec", name))
-    for name, special in special_names().items():
-        loose[name] = _read_as(" and ".join(special.becomes), *_special_values(name))
-        loose[name]["markdownDescription"] = special.meaning
-    return loose
-
-
-def _special_values(name: str) -> list[Schema]:
-    words: list[Schema] = [{"enum": ["bfloat16", "float16", "float32", "auto"]}, _TEXT]
-    if name in DTYPE_NAMES:
-        return words
-    if name in AMP_NAMES:
-        return [{"type": "boolean"}, *words]
-    if name in MODEL_NAMES:
-        return [_TEXT]
-    if name in ADAM_BETAS:
-        return [{"type": "number", "minimum": 0, "exclusiveMaximum": 1}]
-    return [{"type": "boolean"}]
-
-
-def _model_section() -> Schema:
-    """`model` of flat layouts: settings of a model, or the shape of the character model."""
-    fields = schema()["$defs"]["BaseModelSpec"]["properties"]
-    settings = {key: _read_as(f"base_models[].{key}", _at("BaseModelSpec", key)) for key in fields}
-    shape = {
-        name: _read_as(f"base_models[].architecture.{home}", _at("CharGptShape", home))
-        for name, home in SHAPE_ALIASES.items()
-        if name != "dropout"  # of the character model or of the adapter; in the loose keys
-    }
-    names = {key: _read_as("base_models[].name", _TEXT) for key in ("name", "type", "base_model")}
-    return {
-        "type": "object",
-        "properties": {**settings, **shape, **names},
-        "patternProperties": _COMMENTS,
-        "allOf": _LOOSE_KEYS,
-    }
-
-
-def _old_top_level() -> Schema:
-    model: Schema = {"$ref": "#/definitions/BaseModelSpec"}
-    settings: Schema = {"$ref": "#/definitions/Model"}
-    old = {
-        "base_model": _read_as("base_models", _TEXT, model),
-        "model": _read_as("base_models", _TEXT, settings),
-        "adapters": _read_as("base_models[].adapters", _at("BaseModelSpec", "adapters")),
-    }
-    old |= {key: _read_as(DATASET, _at("Training", "dataset")) for key in ("dataset", "data")}
-    return old | {key: _read_as(f"constraints.{key}", {}) for key in LOOSE_CONSTRAINTS}
 
 
 def _add_spellings(properties: Schema, table: Mapping[str, Mapping[Any, Any]]) -> None:

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from expert.core.errors import ExpertError
-from expert.manifest.check.problems import closest
+from expert.manifest.check.spelling import closest
 from expert.manifest.migrate.aliases import (
     ADAM_BETAS,
     AMP_NAMES,

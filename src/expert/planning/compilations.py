@@ -118,8 +118,5 @@ def remember_compilation(
         cache=cache_folder(),
         measured_on=datetime.date.today().isoformat(),
     )
-
-    def place(entry: Compilation) -> object:
-        return entry.card, entry.model, entry.step, entry.versions, entry.warm
-
-    remember_record(path, record, place, most=KEPT)
+    keys = ("card", "model", "step", "versions", "warm")
+    remember_record(path, record, keys, most=KEPT)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -118,15 +118,18 @@ def read_records(path: Path, kind: type[Record]) -> list[Record]:
     return valid
 
 
-def remember_record(
-    path: Path, record: Record, place: Callable[[Record], object], *, most: int
-) -> None:
-    """Add a record to a file of the newest `most`; a record with the same `place` is replaced."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with exclusive_lock(path):
-        kept = [old for old in read_records(path, type(record)) if place(old) != place(record)]
-        records = [entry.model_dump() for entry in (*kept, record)][-most:]
-        write_hashed(path, json.dumps(records, indent=1) + "\n")
+def remember_record(path: Path, record: BaseModel, keys: Sequence[str], *, most: int) -> None:
+    """Add a record to a file of the newest `most`; one with the same values of `keys` is
+    replaced."""
+    new = record.model_dump(mode="json")
+    with _rewritten(path) as records:
+        records[:] = [
+            old
+            for old in records
+            if not isinstance(old, dict) or any(old.get(key) != new[key] for key in keys)
+        ]
+        records.append(new)
+        del records[:-most]
 
 
 def read_rates(path: Path) -> list[MeasuredRate]:
@@ -186,29 +189,20 @@ def find_best(rates: Sequence[MeasuredRate], wanted: Mapping[str, Any]) -> Measu
 
 def remember_rate(path: Path, rate: MeasuredRate) -> None:
     """Add a record, replacing only an older one of the same card, model and shape. Settings that
-    the older one decided and this one did not try are kept: a short benchmark tries little.
-
-    Records that this version does not understand are kept; a damaged file is set aside.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with exclusive_lock(path):
-        records = _records(path)
-        kept = [record for record in records if not _same(rate, record)]
-        replaced = [_understood(record) for record in records if _same(rate, record)]
-        older = next(filter(None, reversed(replaced)), rate)
+    the older one decided and this one did not try are kept: a short benchmark tries little."""
+    with _rewritten(path) as records:
+        replaced = [record for record in records if _same(rate, record)]
+        records[:] = [record for record in records if not _same(rate, record)]
+        older = next(filter(None, map(_understood, reversed(replaced))), rate)
         settled = {
             "settings": {**older.settings, **rate.settings},
             "gains": {**older.gains, **rate.gains},
         }
-        kept.append({**rate.model_dump(mode="json"), **settled})
-        write_hashed(path, json.dumps(kept, indent=2) + "\n")
+        records.append({**rate.model_dump(mode="json"), **settled})
 
 
 def forget_rates(path: Path, model: str | None = None) -> int:
-    """Remove the rates of one model or of all; returns the number of removed records.
-
-    Records that this version does not understand are kept; an empty file is removed.
-    """
+    """Remove the rates of one model or of all; returns the number of removed records."""
     if not path.is_file():
         return 0
 
@@ -216,15 +210,10 @@ def forget_rates(path: Path, model: str | None = None) -> int:
         rate = _understood(record)
         return rate is None or model not in (None, rate.model)
 
-    with exclusive_lock(path):
-        records = _records(path)
-        kept = list(filter(stays, records))
-        if kept:
-            write_hashed(path, json.dumps(kept, indent=2) + "\n")
-        else:
-            hash_file(path).unlink(missing_ok=True)
-            path.unlink(missing_ok=True)
-    return len(records) - len(kept)
+    with _rewritten(path) as records:
+        before = len(records)
+        records[:] = filter(stays, records)
+        return before - len(records)
 
 
 def _understood(record: Any) -> MeasuredRate | None:
@@ -245,15 +234,22 @@ def _same(rate: MeasuredRate, record: Any) -> bool:
     return record.get("settings") == rate.settings and similar_row_length(rows, rate.row_tokens)
 
 
-def _records(path: Path) -> list[Any]:
-    """All records in the file, understood or not."""
-    try:
-        records = read_json(path)
-    except FileNotFoundError:
-        return []
-    except ValueError:
-        records = None
-    if isinstance(records, list) and file_integrity(path) != "damaged":
-        return records
-    path.rename(path.with_name(f"{path.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}"))
-    return []
+@contextmanager
+def _rewritten(path: Path) -> Iterator[list[Any]]:
+    """All records of a file, understood by this version or not, which are then written back; an
+    empty file is removed, and a damaged one set aside."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with exclusive_lock(path):
+        records: Any = None
+        with suppress(FileNotFoundError, ValueError):
+            records = read_json(path)
+        if path.is_file() and not (isinstance(records, list) and file_integrity(path) != "damaged"):
+            path.rename(path.with_name(f"{path.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}"))
+            records = None
+        records = records or []
+        yield records
+        if records:
+            write_hashed(path, json.dumps(records, indent=2) + "\n")
+        else:
+            hash_file(path).unlink(missing_ok=True)
+            path.unlink(missing_ok=True)

@@ -20,7 +20,7 @@ from expert.data.examples.column_survey import (
     ColumnSurvey,
 )
 from expert.data.records import DataError
-from expert.manifest.check.spelling import closest_name
+from expert.manifest.check.spelling import closest
 from expert.manifest.schema.dataset import DatasetSpec, FieldMapping
 from expert.manifest.schema.message_names import TOOL_COLUMNS, TRAIN_FIELDS
 
@@ -412,7 +412,7 @@ def _requested_columns(
     for part, column in requested.items():
         if column not in names and (seen.whole or part not in _OPTIONAL):
             key = f"field_mapping.{part}" if mapped.get(part) else "text_field"
-            near = near_column(column, names)
+            near = closest(column, names, 0.8)
             meant = f"did you mean {near!r}? " if near else ""
             raise DataError(
                 f"training.dataset.{key}: there is no column {column!r}  "
@@ -543,13 +543,6 @@ def _no_columns_error(
     elif column := next(conversations, ""):
         fix = f"training.dataset.field_mapping.messages: {column} reads its conversations"
     return DataError(f"{' and '.join(missing)}; {columns_found(names)}  ({fix})")
-
-
-def near_column(column: str, names: Iterable[str]) -> str | None:
-    """The column with the most similar name, if any is close."""
-    by_letters = {name.lower(): name for name in names}
-    near = closest_name(column.lower(), by_letters)
-    return by_letters[near] if near is not None else None
 
 
 def columns_found(names: Iterable[str]) -> str:

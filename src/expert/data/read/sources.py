@@ -17,7 +17,7 @@ from expert.data.read.hub import hub_fingerprint, read_hub
 from expert.data.read.rows import file_format, read_rows
 from expert.data.read.streams import data_error
 from expert.data.records import BadRow, DataError, FilesNotFound, Row, RowsToSkip
-from expert.manifest.check.spelling import closest_name
+from expert.manifest.check.spelling import closest
 from expert.manifest.migrate.aliases import CORPORA
 from expert.manifest.schema.dataset import DatasetSpec
 from expert.manifest.schema.file_formats import COMPRESSED
@@ -325,7 +325,7 @@ class _Finder:
         except OSError:
             fix = "paths are relative to the folder of the manifest"
             return self._not_here(path, what, fix, file)
-        close = closest_name(file.name, beside)
+        close = closest(file.name, beside, 0.8)
         if close:
             return data_error(path, what, f"did you mean {close!r}?")
         return self._not_here(path, what, "check training.dataset.path", file)

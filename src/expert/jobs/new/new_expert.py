@@ -19,7 +19,6 @@ from expert.data.examples.columns import (
     PREFERRED,
     columns_found,
     detect_columns,
-    near_column,
     part_for_column,
 )
 from expert.data.examples.formats import example_of
@@ -38,6 +37,7 @@ from expert.jobs.new.starters import (
     with_tool_calling,
 )
 from expert.judging.domain import NAMES
+from expert.manifest.check.spelling import closest
 from expert.manifest.reader import read_manifest
 from expert.manifest.schema.dataset import DatasetSpec, FieldMapping
 from expert.manifest.schema.manifest import CHAR_GPT, BaseModelSpec
@@ -340,7 +340,7 @@ def _refuse_columns(data: Path, mapped: Mapping[str, str], names: Sequence[str])
     wrong = []
     for part, column in mapped.items():
         if column not in names:
-            near = near_column(column, names)
+            near = closest(column, names, 0.8)
             meant = f"  (did you mean {near!r}?)" if near else ""
             wrong.append(f"--map {part}={column}: {data} has no such column{meant}")
     if wrong:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -12,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from expert.core.errors import Problem
-from expert.manifest.check.spelling import METADATA_WORDS, correct_spelling
+from expert.manifest.check.spelling import METADATA_WORDS, closest, correct_spelling
 from expert.manifest.migrate.aliases import (
     BASE_MODEL_KEYS,
     CONFIG,
@@ -137,21 +136,14 @@ def _fix(got: Any, node: Mapping[str, Any], is_override: bool) -> str:
 
 
 def _fix_of_number(text: str, words: str) -> str:
-    """What to write instead of a text that looks like a number, or like none."""
+    """What to write instead of a text where a number is expected."""
     if text.lower() in ("none", "null"):
         return "write null" if words.endswith("null") else "leave it out for the default"
     if words.startswith("a list"):
         return f"write [{text}]" if "," in text else ""
     if "number" not in words or not text.isascii() or not re.match(r"[-+]?\.?\d", text):
         return ""
-    percent = re.fullmatch(r"(\d+(?:\.\d+)?) ?%", text)
-    if percent and "from 0 to 1" in words:
-        return f"write {float(percent[1]) / 100:g}"
-    if re.fullmatch(r"0+\d+", text):
-        return f"write {int(text)}"
-    if re.fullmatch(r"\d+,\d+", text) and "whole" not in words:
-        return f"write {text.replace(',', '.')}"
-    if re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", text):
+    if re.fullmatch(r"[-+]?((?!0\d)\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", text):
         return "remove the quotes" if math.isfinite(float(text)) else ""
     return "write a plain number"
 
@@ -166,13 +158,6 @@ _FIXES: Mapping[tuple[type, str], str] = {
     (list, "an object"): "write its keys without dashes",
 }
 """By what was given and what is expected."""
-
-
-def closest(word: str, choices: list[str], likeness: float = 0.75) -> str | None:
-    """The choice that `word` is probably a misspelling of, or None."""
-    lower = [choice.lower() for choice in choices]
-    near = difflib.get_close_matches(word.lower(), lower, 1, likeness)
-    return next((choice for choice in choices if choice.lower() == near[0]), None) if near else None
 
 
 def unknown_keys(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from expert.core.errors import Problem
 from expert.core.text import visible
@@ -12,7 +13,7 @@ from expert.manifest.notices import Kind, Notice
 from expert.manifest.schema.config import TrainingConfig
 from expert.manifest.schema.kinds import ADAPTERS, QUANTISED, SCHEDULES, takes
 from expert.manifest.schema.manifest import CHAR_GPT, Manifest
-from expert.manifest.text.item import Item
+from expert.manifest.text.item import Item, join
 
 
 @dataclass
@@ -23,16 +24,17 @@ class Findings:
     problems: list[Problem] = field(default_factory=list)
     notices: list[Notice] = field(default_factory=list)
 
+    @cached_property
+    def items(self) -> dict[str, Item]:
+        """The user's items by their canonical paths."""
+        return dict(_by_path(self.root, ""))
+
     def item(self, path: str) -> Item:
         """The user's item at a canonical path; without a value if there is none."""
-        found = self.root
-        rest = path
-        while rest:
-            inner = _first_step(found, rest)
-            if inner is None:
-                return Item(None, path, found.line)
-            found, rest = inner
-        return found
+        if path in self.items:
+            return self.items[path]
+        above = [at for at in self.items if path.startswith((f"{at}.", f"{at}["))]
+        return Item(None, path, self.items[max(above, key=len, default="")].line)
 
     def wrong(self, path: str, what: str, fix: str) -> None:
         item = self.item(path)
@@ -46,16 +48,11 @@ class Findings:
         self.report("superseded", f"training.config.{key}", text)
 
 
-def _first_step(item: Item, path: str) -> tuple[Item, str] | None:
-    """The item one step down a path, and the rest of the path; keys may contain dots."""
-    index = re.match(r"\[(\d+)\]\.?", path)
-    if index and isinstance(item.value, list):
-        below = item.below(int(index[1]))
-        return (below, path[index.end() :]) if below is not None else None
-    for key in sorted(item.fields(), key=len, reverse=True):
-        if path == key or path.startswith((f"{key}.", f"{key}[")):
-            return item.fields()[key], path[len(key) :].removeprefix(".")
-    return None
+def _by_path(item: Item, path: str) -> Iterator[tuple[str, Item]]:
+    yield path, item
+    entries = enumerate(item.value) if isinstance(item.value, list) else item.fields().items()
+    for key, entry in entries:
+        yield from _by_path(entry, join(path, key))
 
 
 def check_rules(manifest: Manifest, root: Item) -> Findings:

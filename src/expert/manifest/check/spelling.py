@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable
 
 SHORTEST = 4
@@ -52,11 +53,12 @@ def correct_spelling(word: str, known: Iterable[str], *, elsewhere: bool = False
     return min(matches)[1] if matches else None
 
 
-def closest_name(name: str, known: Iterable[str]) -> str | None:
-    """The known name with the fewest edits: a hint for a name that is refused anyway."""
-    near = [other for other in known if _may_match(name, other)]
-    matches = [(edit_distance(name, other), other) for other in near]
-    return min(((e, other) for e, other in matches if e <= _allowed(other)), default=(0, None))[1]
+def closest(word: str, choices: Iterable[str], likeness: float = 0.75) -> str | None:
+    """The choice that is most like `word`, in any case of its letters: a hint for a word that is
+    refused anyway; None if none is as similar."""
+    lower = {choice.lower(): choice for choice in choices}
+    near = difflib.get_close_matches(word.lower(), lower, 1, likeness)
+    return lower[near[0]] if near else None
 
 
 def _plain(word: str) -> str:

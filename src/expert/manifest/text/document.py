@@ -12,6 +12,7 @@ from typing import Literal
 from expert.core.errors import ManifestError, Problem
 from expert.core.files import NotRegular, read_bytes
 from expert.core.text import shell_quoted
+from expert.manifest.check.spelling import closest
 from expert.manifest.schema.file_formats import ALL_ENDINGS
 from expert.manifest.text.item import Item, shown
 
@@ -130,8 +131,6 @@ def _read_bytes(path: Path) -> bytes:
 
 def _near_manifest(path: Path) -> Path | None:
     """A manifest, or a folder with one, whose name is similar to a missing path."""
-    import difflib
-
     beside: list[str] = []
     with contextlib.suppress(OSError):
         beside = [
@@ -139,8 +138,8 @@ def _near_manifest(path: Path) -> Path | None:
             for entry in path.parent.iterdir()
             if manifest_in(entry) or (entry.is_file() and entry.suffix in SUFFIXES)
         ]
-    near = difflib.get_close_matches(path.name, beside, 1, 0.75)
-    return path.with_name(near[0]) if near else None
+    near = closest(path.name, beside)
+    return path.with_name(near) if near else None
 
 
 def _decode(source: str, raw: bytes) -> str:

@@ -12,7 +12,6 @@ import os
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -100,8 +99,8 @@ def calibrations_of(card: str, torch: str | None, path: Path) -> Calibrations:
 
 def remember(probe: MemoryProbe, path: Path) -> None:
     """Add a probe; one of the same card, torch, model, kind and size is replaced."""
-    place = attrgetter("card", "torch", "shape", "kind", "tokens")
-    remember_record(path, probe, place, most=KEPT_PROBES)
+    keys = ("card", "torch", "shape", "kind", "tokens")
+    remember_record(path, probe, keys, most=KEPT_PROBES)
 
 
 def shape_key(shape: ModelShape) -> str:

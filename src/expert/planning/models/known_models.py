@@ -6,10 +6,9 @@ import csv
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from expert.core.files import read_text
-from expert.planning.models.shapes import ModelShape
+from expert.planning.models.shapes import ModelShape, shape_from_config
 
 
 @dataclass(frozen=True)
@@ -54,28 +53,11 @@ def _reduced(key: str, step: int) -> str:
     return "-".join(part for part in key.split("-") if not ignored.fullmatch(part))
 
 
-_OTHER = {"llama_blocks": False}
-_LAYER_NORM = {**_OTHER, "gated_mlp": False, "linear_bias": True, "norm_bias": True}
-_FAMILIES: dict[str, dict[str, Any]] = {
-    "llama": {},
-    "qwen2": {"qkv_bias": True},
-    "qwen3": {"qk_norm": True},
-    "other": _OTHER,
-    "gemma2": {**_OTHER, "norms_per_layer": 4},
-    "gemma3": {**_OTHER, "norms_per_layer": 4, "qk_norm": True},
-    "olmo2": {**_OTHER, "qk_norm": True, "qk_norm_full_width": True},
-    "layer-norm": _LAYER_NORM,
-    "phi2": {**_LAYER_NORM, "norms_per_layer": 1, "head_bias": True},
-    "gpt2": {**_LAYER_NORM, "learned_positions": 1024},
-}
-"""Features of a family's blocks besides their sizes, which are in known_models.csv."""
-
-
 def _known(row: dict[str, str]) -> KnownModel:
-    hub_id, parameters, family = (row.pop(key) for key in ("hub_id", "parameters", "family"))
-    sizes: dict[str, Any] = {name: int(size) for name, size in row.items()}
-    sizes["tied_head"] = bool(sizes["tied_head"])
-    return KnownModel(hub_id, int(parameters), ModelShape(**sizes, **_FAMILIES[family]))
+    """A line of the table: the hub id, the parameters, and numbers as in a config.json."""
+    hub_id, parameters, kind = (row.pop(key) for key in ("hub_id", "parameters", "model_type"))
+    config = {"model_type": kind, **{name: int(size) for name, size in row.items()}}
+    return KnownModel(hub_id, int(parameters), shape_from_config(config))
 
 
 _TABLE = read_text(Path(__file__).with_name("known_models.csv"))

@@ -1,6 +1,6 @@
 """What guides recommend for single cards, and whether it fits.
 
-Each preset is a common recommendation; `verdicts` checks it with the memory model. Plans use
+Each preset is a common recommendation; `check_presets` checks it with the memory model. Plans use
 nothing from here but the batch of the character model.
 """
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from expert.manifest.schema.manifest import CharGptShape
-from expert.planning.machine.cards import Card, find_card
+from expert.planning.machine.cards import find_card
 from expert.planning.memory.memory import GIB, estimate
 from expert.planning.memory.workload import Workload
 from expert.planning.models.known_models import find_known_model
@@ -35,30 +35,6 @@ class Preset:
     model: str
     settings: str
     work: Workload
-
-
-@dataclass(frozen=True)
-class PresetCheck:
-    """A preset on one card: what it needs, what is there, and what fits instead."""
-
-    preset: Preset
-    card: Card
-    needed_gib: float
-    largest_rows: int
-
-    @property
-    def fits_card(self) -> bool:
-        return self.largest_rows >= self.preset.work.rows
-
-    def words(self) -> str:
-        has = f"{self.needed_gib:.1f} of {self.card.memory_gib:.1f} GiB"
-        if self.fits_card:
-            more = self.largest_rows > self.preset.work.rows
-            return f"fits: {has}" + (f"; up to {self.largest_rows} fit" if more else "")
-        if self.largest_rows == 0:
-            return f"does not fit: {has}, not even one row fits"
-        instead = f"a micro-batch of {self.largest_rows}"
-        return f"does not fit: {has}; {instead} fits, with the same rows per step"
 
 
 def _char_preset(rows: int, *cards: str) -> Preset:
@@ -92,18 +68,22 @@ def presets() -> tuple[Preset, ...]:
     )
 
 
-def check_presets() -> list[PresetCheck]:
-    """Every preset on each of its cards: whether it fits, and the largest micro-batch that does."""
+def check_presets() -> list[tuple[str, Preset, str]]:
+    """Every preset on each of its cards: the card, the preset, and whether it fits."""
     checks = []
     for preset in presets():
-        peaks = [
-            estimate(replace(preset.work, rows=rows)).total
-            for rows in range(1, 4 * preset.work.rows + 1)
-        ]
+        rows = preset.work.rows
+        peaks = [estimate(replace(preset.work, rows=n)).total for n in range(1, 4 * rows + 1)]
         for slug in preset.cards:
             card = find_card(slug)
             assert card is not None, slug
-            fit = sum(peak <= card.memory_gib * GIB for peak in peaks)
-            needed = peaks[preset.work.rows - 1] / GIB
-            checks.append(PresetCheck(preset, card, needed, fit))
+            most = sum(peak <= card.memory_gib * GIB for peak in peaks)
+            has = f"{peaks[rows - 1] / GIB:.1f} of {card.memory_gib:.1f} GiB"
+            verdict = f"does not fit: {has}, not even one row fits"
+            if most >= rows:
+                verdict = f"fits: {has}" + (f"; up to {most} fit" if most > rows else "")
+            elif most:
+                instead = f"a micro-batch of {most} fits, with the same rows per step"
+                verdict = f"does not fit: {has}; {instead}"
+            checks.append((slug, preset, verdict))
     return checks

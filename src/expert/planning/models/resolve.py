@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from expert.core.errors import ExpertError
 from expert.core.files import read_json, read_text, sha256_of
-from expert.manifest.check.spelling import closest_name
+from expert.manifest.check.spelling import closest
 from expert.manifest.schema.manifest import CHAR_GPT, BaseModelSpec, CharGptShape
 from expert.planning.measurements import measurements_file
 from expert.planning.models.known_models import KNOWN_MODELS, KnownModel, find_known_model
@@ -91,9 +91,7 @@ def near_model(name: str, folder: Path, environ: Mapping[str, str] = os.environ)
     """An available model with a similar name: built in, in a models folder, or known."""
     there = [path.name for models in models_folders(folder, environ) for path in models.iterdir()]
     known = [basename(model.hub_id) for model in KNOWN_MODELS]
-    by_letters = {title.lower(): title for title in [*known, *there, CHAR_GPT, SMOLLM2, TINY]}
-    near = closest_name(basename(name).lower(), by_letters)
-    return by_letters[near] if near is not None else None
+    return closest(basename(name), [*known, *there, CHAR_GPT, SMOLLM2, TINY], 0.8)
 
 
 def _built_in(name: str) -> ResolvedModel:
