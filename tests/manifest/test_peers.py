@@ -141,9 +141,13 @@ def test_several_sets_become_tasks_unless_their_columns_differ():
             f"{FACTORY}dataset: a\nchat_template: '{{{{ x }}}} saying'\n",
             wording("template-written-out"),
         ),
-        (f"{MINIMAL}task: llm-sft\nparams: {{lr: 0.1}}\n", "unknown section with settings: lr"),
+        (f"{MINIMAL}task: llm-sft\nparams: {{lr: 0.1}}\n", wording("autotrain-not-read")),
         (MINIMAL + "dataset_mixer: {owner/a: 1.0}\n", wording("mixture-is-tasks")),
         (MINIMAL + "lr_scheduler_kwargs: {min_lr_rate: 0.1}\n", wording("rate-is-missing")),
+        *(
+            (f"{MINIMAL}{key}: 0.2\n", wording("share-of-all-steps"))
+            for key in ("eval_steps", "save_steps", "logging_steps")
+        ),
         (MINIMAL + "dataset_mixture: {datasets: [{id: owner/a}]}\n", wording("mixture-is-tasks")),
     ],
 )

@@ -164,8 +164,8 @@ def test_keys_of_other_trainers_are_read_as_ours(line, key, value):
     ("lines", "words"),
     [
         ("lora_r: 16\nlora_alpha: 16\nuse_rslora: true\n", wording("write-alpha-for-same")),
-        ("lora_target_modules: '.*(q|v)_proj'\n", "expected a non-empty list of text"),
-        ("val_size: 500\n", "expected a number from 0 to 1"),
+        ("lora_target_modules: '.*(q|v)_proj'\n", wording("regular-expression-list-names")),
+        ("val_size: 500\n", wording("got-number-rows-share")),
         ("dataset_config: en\n", wording("part-not-given")),
         (
             "epochs: int = EPOCHS\n",

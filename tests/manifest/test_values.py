@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from expert.manifest.migrate.values import CONFIG_VALUES, MODEL_VALUES
+from expert.manifest.migrate.values import CONFIG_VALUES, MODEL_VALUES, REFUSED_METHODS
 from tests.each import each
-from tests.manifest.reading import MINIMAL, notices_of, read, read_data, value_at
+from tests.manifest.reading import MINIMAL, error_of, notices_of, read, read_data, value_at
 from tests.wording import wording
 
 _TABLES = [("config", CONFIG_VALUES), ("model", MODEL_VALUES)]
@@ -64,6 +64,21 @@ def test_capitals_do_not_matter_and_are_not_worth_a_notice():
     assert read_back.manifest.training.config.lr_scheduler == "cosine"
     assert read_back.manifest.base_models[0].quantization == "int4"
     assert read_back.notices == ()
+
+
+@each("word", ["vicuna", "custom", "Vicuna"])
+def test_a_template_without_text_gives_way_to_the_tokenizers_own(word: str):
+    read_back = read_data(_file({}, prompt_template=word))
+    assert read_back.manifest.base_models[0].prompt_template == "auto"
+    assert read_back.notices[0].kind == "superseded"
+    assert read_back.notices[0].text == wording("no-template-tokenizers-own", word=word.lower())
+
+
+@each("method", REFUSED_METHODS)
+def test_a_method_that_is_not_built_is_refused_by_name(method: str):
+    assert error_of(MINIMAL + f"method: {method}") == wording(
+        "problem-line-method-not", method=method
+    )
 
 
 @each("quantization", ["null", "auto", "int4", "nf4", "4bit"])

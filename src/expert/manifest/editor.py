@@ -31,7 +31,10 @@ _ANNOTATIONS = ("description", "default", "deprecated", "deprecationMessage")
 # All other keys may be missing, or be elsewhere in the file.
 _REQUIRED = {"SoftPrompt": ["name"], "Task": ["train"]}
 # Values that migrate/values.py converts in code rather than by its tables.
-_OTHER_WORDS = {"adapter_type": {"qlora": "lora on an int4 base"}}
+_OTHER_WORDS = {
+    "adapter_type": {"qlora": "lora on an int4 base"},
+    "prompt_template": {"vicuna": "auto", "custom": "auto"},
+}
 _OTHER_FORMS: dict[str, list[Schema]] = {
     "target_modules": [{"type": "string", "pattern": ",", "description": "names between commas"}],
     "trackers": [

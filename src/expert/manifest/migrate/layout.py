@@ -32,7 +32,7 @@ from expert.manifest.peers.data_sets import note_defaults, read_hub_parts
 from expert.manifest.peers.defaults import read_lengths
 from expert.manifest.peers.litgpt_torchtune import read_litgpt, read_torchtune
 from expert.manifest.peers.llama_factory import read_llama_factory
-from expert.manifest.peers.mlx import read_mlx
+from expert.manifest.peers.mlx_autotrain import read_mlx, refuse_autotrain
 from expert.manifest.peers.packed_batches import read_packed_batches
 from expert.manifest.peers.sections import move_loader_keys, open_sections, read_python_lines
 from expert.manifest.peers.unsloth_studio import read_unsloth_studio
@@ -99,6 +99,7 @@ def _read_other_trainers(work: Migration) -> None:
     read_litgpt(work)
     read_torchtune(work)
     read_mlx(work)
+    refuse_autotrain(work)
     read_unsloth_studio(work)
     if not work.is_expert_manifest:
         open_sections(work, work.root)

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from expert.manifest.migrate.migration import Entries, Migration, with_value
 from expert.manifest.schema.kinds import Tracker
-from expert.manifest.text.item import Item
+from expert.manifest.text.item import Item, shown
 
 _QWEN = ("qwen", "qwen2", "qwen2.5", "qwen3")
 _CADENCE = {"epochs": "epoch", "step": "steps", "none": "no", False: "no"}
@@ -56,12 +56,19 @@ MODEL_VALUES: Mapping[str, Mapping[Any, Any]] = {
     },
     "prompt_template": {
         **dict.fromkeys(_QWEN, "chatml"),
-        **{"llama2": "llama", "llama3": "tokenizer"},
-        **dict.fromkeys(("default", "vicuna", "custom"), "auto"),
+        **{"llama2": "llama", "llama3": "tokenizer", "default": "auto"},
     },
 }
 # One name, or several: `q_proj, v_proj`. "auto" and "all-linear" are no names.
 _LAYERS = re.compile(r"(?!auto$)\w[\w.]*(\s*,\s*[\w.]+)*,?")
+_INTERVAL_KEYS = {
+    "eval_steps": ", or evaluation_strategy: epoch",
+    "save_steps": ", or save_strategy: epoch",
+    "logging_steps": "",
+}
+# Names in old schemas that never had a template.
+_TEMPLATES_WITHOUT_TEXT = ("vicuna", "custom")
+REFUSED_METHODS = ("rlhf", "dpo", "orpo", "kto", "distillation")
 OTHER_TRACKERS = {
     *("wandb", "mlflow", "comet", "comet_ml", "swanlab", "neptune", "clearml", "azure_ml"),
     *("codecarbon", "dagshub", "dvclive", "flyte", "trackio", "all"),
@@ -80,8 +87,19 @@ def convert_values(work: Migration) -> None:
         _convert_config(work, config.fields())
     for model in _entries(root.get("base_models")):
         _convert(work, model.fields(), MODEL_VALUES)
+        template = model.fields().get("prompt_template")
+        if template is not None and template.value in _TEMPLATES_WITHOUT_TEXT:
+            text = f"there is no {template.value} template; the tokenizer's own is used"
+            work.supersede(template, text)
+            template.value = "auto"
     dataset = root.get("training", "dataset") or Item(None)
     _portable_paths(root, dataset, config or Item(None))
+    share = dataset.get("validation_split")
+    if share is not None and type(share.value) in (int, float) and share.plain() > 1:
+        # `val_size: 500` counts rows in other trainers.
+        del dataset.fields()["validation_split"]
+        what = f"got {shown(share.value)}, a number of rows; here it is a share of them"
+        work.problem(share, what, "write a share such as 0.05, or name the rows: validation_path")
     for number, prompt in enumerate(_entries(root.get("soft_prompts"))):
         length = prompt.fields().pop("length", None)
         if length is not None:
@@ -125,9 +143,14 @@ def _convert(work: Migration, entries: Entries, table: Mapping[str, Mapping[Any,
 def _convert_config(work: Migration, config: Entries) -> None:
     """Convert values that need more than a table: `q_proj,v_proj` is a list of two."""
     targets = config.get("target_modules", Item(None))
-    if isinstance(targets.value, str) and _LAYERS.fullmatch(targets.value):
+    if isinstance(targets.value, str) and re.search(r"[\\(\[*+?|^$]", targets.value):
+        del config["target_modules"]
+        fix = "list the names of the layers, such as [q_proj, v_proj], or write all-linear"
+        work.problem(targets, f"{shown(targets.value)} is a regular expression", fix)
+    elif isinstance(targets.value, str) and _LAYERS.fullmatch(targets.value):
         names = [name.strip() for name in targets.value.split(",") if name.strip()]
         targets.value = [with_value(targets, name) for name in names]
+    _refuse_shares(work, config)
     _convert_trackers(work, config)
     # `warmup_steps: 0.1` is a share of all steps in Transformers 5.
     steps, ratio = (config.get(key, Item(None)) for key in ("warmup_steps", "warmup_ratio"))
@@ -145,6 +168,21 @@ def _convert_config(work: Migration, config: Entries) -> None:
     elif patience.value is False:
         patience.value = None
     _convert_qlora(work, config)
+    method = config.get("method", Item(None))
+    if method.value in REFUSED_METHODS:
+        del config["method"]
+        what = f"{method.value} is not supported: only sft (supervised fine-tuning) is"
+        work.problem(method, what, "use rows with answers and method: sft")
+
+
+def _refuse_shares(work: Migration, config: Entries) -> None:
+    """`save_steps: 0.2` is a share of all steps in Transformers; these are not known yet."""
+    for key, instead in _INTERVAL_KEYS.items():
+        item = config.get(key, Item(None))
+        if isinstance(item.value, float) and 0 < item.value < 1:
+            del config[key]
+            what = f"got {shown(item.value)}, a share of all steps; here it is a number of steps"
+            work.problem(item, what, f"write a whole number{instead}")
 
 
 def _convert_trackers(work: Migration, config: Entries) -> None:

@@ -137,6 +137,16 @@ def _template(work: Migration, zone: Entries, item: Item) -> None:
         work.report("warning", item, text)
 
 
+def _quant_type(work: Migration, _: Entries, item: Item) -> None:
+    if item.value == "nf4":
+        work.report("note", item, "quantization: int4 is NF4")
+    elif item.value == "fp4":
+        what = "fp4 is not supported: quantization: int4 is NF4, which is closer to the weights"
+        work.problem(item, what, "write nf4, or leave it out")
+    else:
+        work.refuse(item, "nf4")
+
+
 def _compute_dtype(work: Migration, zone: Entries, item: Item) -> None:
     zones = [zone, work.root, work.config.fields() if work.config is not None else {}]
     if any(name in section for name in ("bf16", "fp16", *DTYPE_NAMES) for section in zones):
@@ -144,6 +154,21 @@ def _compute_dtype(work: Migration, zone: Entries, item: Item) -> None:
         work.supersede(item, text)
     else:
         zone["torch_dtype"] = item
+
+
+def _double_quant(work: Migration, _: Entries, item: Item) -> None:
+    if item.value is True:
+        work.report("note", item, "quantization: int4 always uses double quantisation")
+    elif item.value is False:
+        work.supersede(item, "int4 always uses double quantisation: 0.4 bits less per weight")
+    else:
+        work.refuse(item, "true or false")
+
+
+def _quant_storage(work: Migration, _: Entries, item: Item) -> None:
+    if str(item.value).removeprefix("torch.") != "uint8":
+        text = "quantised weights are sharded as they are: no other storage type is needed"
+        work.supersede(item, text)
 
 
 def _half(work: Migration, zone: Entries, item: Item) -> None:
@@ -341,7 +366,10 @@ _BITS = {
 }
 CONVERTED: dict[str, Callable[[Migration, Entries, Item], object]] = {
     **_all("template chat_template", _template),
+    **_all("bnb_4bit_quant_type quantization_type", _quant_type),
     "bnb_4bit_compute_dtype": _compute_dtype,
+    **_all("bnb_4bit_use_double_quant double_quantization use_bnb_nested_quant", _double_quant),
+    "bnb_4bit_quant_storage": _quant_storage,
     "quantize": Values("quantization", _BITS, "bnb.nf4, bnb.nf4-dq or bnb.int8-training"),
     **_all("float16 bfloat16 pure_bf16 float32", _half),
     **_all("attn flash_attn", _attention),

@@ -125,13 +125,6 @@ refused: an already quantised base cannot be trained
     > name the original model, and set quantization: int4
     gptq gptq_groupsize gptq_model_v1 gptq_disable_exllama quantization_device_map gptq_* awq_*
     hqq_* eetq_*
-refused unless "nf4": quantization: int4 is NF4, which is closer to the weights than fp4
-    > write nf4, or leave it out
-    bnb_4bit_quant_type quantization_type
-superseded unless true: int4 always uses double quantisation: 0.4 bits less per weight
-    bnb_4bit_use_double_quant double_quantization use_bnb_nested_quant
-superseded unless "uint8", "torch.uint8": quantised weights are sharded as they are
-    bnb_4bit_quant_storage
 refused: quantisation-aware training is not supported
     > remove it; export can quantise later
     qat

@@ -1,4 +1,4 @@
-"""Converts files of mlx-lm."""
+"""Converts files of mlx-lm; refuses those of AutoTrain."""
 
 from __future__ import annotations
 
@@ -133,3 +133,10 @@ def _iterations_to_steps(work: Migration) -> None:
             steps = -(-int_or_zero(item) // passes)
             work.root[key] = with_value(item, steps)
             work.read_as(item, f"training.config.{key}: {steps} (one step is {passes} iterations)")
+
+
+def refuse_autotrain(work: Migration) -> None:
+    params = work.root.get("params", Item(None))
+    if params.fields() and str(work.root.get("task", Item(None)).value).startswith("llm"):
+        what = "settings of AutoTrain are not read"
+        work.problem(params, what, "write them at the top level; docs/COMING_FROM.md has the names")
