@@ -136,14 +136,21 @@ def _fix(got: Any, node: Mapping[str, Any], is_override: bool) -> str:
 
 
 def _fix_of_number(text: str, words: str) -> str:
-    """What to write instead of a text where a number is expected."""
+    """What to write instead of a text that looks like a number, or like none."""
     if text.lower() in ("none", "null"):
         return "write null" if words.endswith("null") else "leave it out for the default"
     if words.startswith("a list"):
         return f"write [{text}]" if "," in text else ""
     if "number" not in words or not text.isascii() or not re.match(r"[-+]?\.?\d", text):
         return ""
-    if re.fullmatch(r"[-+]?((?!0\d)\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", text):
+    percent = re.fullmatch(r"(\d+(?:\.\d+)?) ?%", text)
+    if percent and "from 0 to 1" in words:
+        return f"write {float(percent[1]) / 100:g}"
+    if re.fullmatch(r"0+\d+", text):
+        return f"write {int(text)}"
+    if re.fullmatch(r"\d+,\d+", text) and "whole" not in words:
+        return f"write {text.replace(',', '.')}"
+    if re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", text):
         return "remove the quotes" if math.isfinite(float(text)) else ""
     return "write a plain number"
 
