@@ -155,15 +155,6 @@ def test_parts_that_crash_and_repeat_in_any_order_give_the_bytes_of_one_process(
     ]
 
 
-@each("rows", [1, 2, 5])
-def test_more_parts_than_rows_leave_some_of_them_nothing_to_do(tmp_path, rows):
-    few = source(["good"] * rows)
-    prepare(few, RECIPE, tmp_path / "alone")
-    done = [run_part(few, tmp_path / "tokens", Part(part, 4)) for part in (4, 3, 2, 1)]
-    assert done == [False, False, False, True]
-    assert files(tmp_path / "tokens") == files(tmp_path / "alone")
-
-
 def test_each_part_formats_its_own_rows_only_and_one_that_is_done_reads_nothing_again(tmp_path):
     formatted: list[int] = []
 

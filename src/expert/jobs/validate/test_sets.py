@@ -12,7 +12,6 @@ from expert.core.text import counted
 from expert.data.examples.column_survey import survey_rows
 from expert.data.examples.columns import Columns, ColumnsNotFound, detect_source_columns
 from expert.data.examples.tools import calls_of, with_calls
-from expert.data.plain_text import folder_of_paths
 from expert.data.read.sources import Source, first_row, iterate, resolve_sources
 from expert.data.records import BadRow, DataError, Example, Row, Turn, place_of
 from expert.data.template.templates import Template, TemplateError
@@ -144,6 +143,8 @@ def find_test_set(run: Run, *, named: Path | None) -> TestSet:
 
 def data_folder(folder: RunFolder, plan: RunPlan, beside: Path | None) -> Path | None:
     """The folder that the manifest's paths are relative to; None if the data is gone."""
+    from expert.data.plain_text import folder_of_paths
+
     if beside is not None:
         return beside
     spec = DatasetSpec.model_validate(plan.data.dataset)
