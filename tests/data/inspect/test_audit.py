@@ -17,7 +17,6 @@ from expert.data.inspect.audit import (
     SplitReport,
     duplicates,
     is_empty_answer,
-    joined,
     leaks,
     length_summary,
     near_key,
@@ -136,12 +135,11 @@ def test_lengths_are_summed_up_and_held_against_the_room():
     assert length_summary(documents, room=None)["over_long_share"] is None
 
 
-def test_joined_and_taken_documents_keep_their_places():
-    first, second = collected([talk("a", "1")], "one"), collected([talk("b", "2")] * 2, "two")
-    both = joined([first, second])
-    assert [both.place(n) for n in range(3)] == ["one:1", "two:1", "two:2"]
+def test_taken_documents_keep_their_places():
+    both = collected([talk("a", "1"), talk("b", "2"), talk("b", "2")])
+    assert [both.place(n) for n in range(3)] == ["a.jsonl:1", "a.jsonl:2", "a.jsonl:3"]
     taken = both.take(np.array([2, 0]))
-    assert [taken.place(n) for n in range(2)] == ["two:2", "one:1"]
+    assert [taken.place(n) for n in range(2)] == ["a.jsonl:3", "a.jsonl:1"]
     assert taken.length.tolist() == [both.length[2], both.length[0]]
     columns = [part for part in vars(both).values() if isinstance(part, np.ndarray)]
     assert sum(column.nbytes for column in columns) == 44 * 3
