@@ -82,27 +82,9 @@ def test_opening_documents_does_not_import_pandas(tmp_path):
 
 # --- in shards -----------------------------------------------------------------------------------
 
-document = st.lists(st.integers(0, 99), max_size=8).flatmap(
-    lambda tokens: st.tuples(
-        st.just(tokens), st.just([(0, len(tokens))]) if tokens else st.just([])
-    )
-)
-shards = st.lists(st.lists(document, max_size=5), max_size=4)
-
 
 def flat(some: list[Any]) -> FlatDocuments:
     return FlatDocuments([shard_of([t for t, _ in s], [p for _, p in s]) for s in some])
-
-
-@given(some=shards)
-def test_documents_are_numbered_through_all_shards(some):
-    store = flat(some)
-    documents = [one for shard in some for one in shard]
-    assert len(store) == len(documents)
-    assert store.lengths.tolist() == [len(tokens) for tokens, _ in documents]
-    for number, (tokens, spans) in enumerate(documents):
-        assert store.tokens(number).tolist() == tokens
-        assert [tuple(pair) for pair in store.spans(number).tolist()] == spans
 
 
 def _with_spans(tokens: list[int], marks: list[bool]) -> tuple[list[int], list[tuple[int, int]]]:

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from expert.data.pack.drawing import draw_documents, held_out_warning
 from expert.data.tokens.documents import FlatDocuments
-from expert.data.tokens.encoder import EncodedBatch
-from expert.data.tokens.row_keys import RowKeys, keys_of_batch
+from expert.data.tokens.row_keys import RowKeys
 from tests.data.shards import shard_of
 from tests.each import each
 from tests.wording import wording
@@ -108,21 +107,6 @@ def test_rows_that_repeat_stay_together_as_far_as_the_share_allows(
     assert bool(set(known.whole[train].tolist()) & set(known.whole[held].tolist())) is told
     said = held_out_warning(known, np.array(train), np.array(held))
     assert (wording("much-rows") in said) is told
-
-
-def test_keys_of_a_batch_are_those_of_the_same_documents_on_disk():
-    batch = EncodedBatch(
-        ids=np.array([1, 2, 3, 1, 2, 4], np.int32),
-        lengths=np.array([3, 3], np.int32),
-        spans=np.array([2, 3, 2, 3], np.int32),
-        span_counts=np.array([2, 2], np.int32),
-    )
-    flat = FlatDocuments([shard_of([[1, 2, 3], [1, 2, 4]], [[(2, 3)], [(2, 3)]])])
-    assert np.array_equal(keys_of_batch(batch), RowKeys.of(flat))
-    assert batch.ids[2] != batch.ids[5]
-    found = keys_of_batch(batch)
-    assert found.prompt[0] == found.prompt[1]
-    assert found.whole[0] != found.whole[1]
 
 
 documents = st.lists(

@@ -11,14 +11,13 @@ import torch
 
 from expert.core.world import SINGLE_PROCESS, World
 from expert.data.feed.batches import BatchCounts
-from expert.data.feed.loader import PaddedFeed, PreparedBins, RowsTokenisedLate
+from expert.data.feed.loader import PaddedFeed, PreparedBins
 from expert.data.feed.order import DataOrder
 from expert.data.pack.pack import pack_none
-from expert.data.records import BadRow, DataError, Row, Segment
+from expert.data.records import Row, Segment
 from expert.data.tokens.documents import DocumentStore, write_dataset_files, write_shard
 from expert.data.tokens.encoder import CharacterEncoder
 from tests.data.shards import loader_plan
-from tests.wording import wording
 
 LINES = [f"line {number}: {'la ' * (number % 7)}" for number in range(23)]
 ENCODER = CharacterEncoder("".join(LINES) + "?")
@@ -129,13 +128,3 @@ def test_ranks_share_the_rows_and_a_silent_batch_counts_nothing(prepared):
                 assert bool((batch.labels >= 0).sum() == batch.targets)
                 assert int(batch.target_places[batch.targets]) == batch.labels.numel() - 1
     assert (total, filler) == (whole, 2)
-
-
-def test_tokenising_late_gives_the_batches_that_preparing_gives_and_names_a_bad_row(prepared):
-    late = RowsTokenisedLate(rows=rows(), segments_of=segments_of, encoder=ENCODER, length=LENGTH)
-    expected = [(bins, tokens) for bins, tokens, _, _ in contents(a_feed(prepared, rows=1))]
-    found = [(bins, tokens) for bins, tokens, _, _ in contents(a_feed(late, rows=1))]
-    assert found == expected
-    late.segments_of = lambda row: BadRow(row.file, row.line, "no answer")
-    with pytest.raises(DataError, match=wording("cannot-be-used")):
-        late[2]

@@ -67,16 +67,6 @@ def test_steps_may_be_asked_for_in_any_sequence_and_none_of_nothing():
         DataOrder(0, 4, 0)
 
 
-@given(counts, st.integers(1, 40), seeds, st.integers(1, 50), st.integers(1, 50))
-def test_the_micro_batch_size_does_not_change_the_bins_of_a_step(count, size, seed, one, other):
-    order = DataOrder(count, size, seed)
-    for update in order.steps(0, order.steps_per_epoch):
-        first, second = (micro_batches(update.bins, rows) for rows in (one, other))
-        assert np.concatenate(first).tolist() == np.concatenate(second).tolist()
-        assert max(map(len, first)) <= one
-        assert len(first) == -(-len(update.bins) // one)
-
-
 @each(("epochs", "updates"), [(1, 50), (1.1, 55), (0.1, 5), (0.001, 1), (2.55, 128), (3, 150)])
 def test_a_fraction_of_an_epoch_is_rounded_up_once(epochs: float, updates: int):
     # 1.1 * 50 is 55.00000000000001 in floating point; that must not make 56.

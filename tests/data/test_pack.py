@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 from expert.core.errors import ExpertError
 from expert.core.hashed import file_integrity
-from expert.data.pack import pack as packing
 from expert.data.pack.pack import (
     bins_per_step,
     pack_best_fit,
@@ -124,18 +123,6 @@ def test_best_fit_fills_bins_to_99_percent(lengths: np.ndarray, length: int):
     assert pack_best_fit(lengths, length, 7).statistics().fill >= 0.99
 
 
-def full_enough(index: PackIndex, lengths: np.ndarray) -> bool:
-    """97 % full, the last sequence apart; or, where two or three rows fill a sequence and do not
-    add up to it, as full as longest-first makes it to 4 %, which puts like to like there."""
-    kept = np.minimum(lengths, index.length)
-    if index.bins - 1 <= kept.sum() / (0.97 * index.length):
-        return True
-    _, bins = packing._fit_longest_first(
-        kept.tolist(), packing.BinCapacity(index.length, len(kept))
-    )
-    return kept.mean() > index.length / 3 and index.bins <= 1.04 * bins
-
-
 DRAWN: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
     "equal rows, 22 to 24": lambda rng, count: rng.integers(22, 25, count),
     "long rows, 900 to 1000": lambda rng, count: rng.integers(900, 1001, count),
@@ -166,13 +153,6 @@ TOGETHER = [
     ("paragraphs", 2048),
     ("long rows, 900 to 1000", 2048),
 ]
-
-
-@each("length", [512, 1024, 2048, 4096])
-@each("kind", list(DRAWN)[2:])
-def test_best_fit_fills_97_percent_or_what_long_rows_allow(kind: str, length: int):
-    lengths = drawn(kind, 5000)
-    assert full_enough(pack_best_fit(lengths, length, 7), lengths)
 
 
 # --- what stands together ------------------------------------------------------------------------
@@ -224,13 +204,6 @@ def test_rows_that_share_a_bin_are_random(kind: str, length: int):
     assert stands_together_by_chance(pack_best_fit(lengths, length, 7), lengths)
 
 
-@each(("kind", "length"), [one for one in TOGETHER if one[1] in (384, 512)])
-def test_packing_longest_first_fails_the_randomness_test(kind: str, length: int, monkeypatch):
-    monkeypatch.setattr(packing, "_fit", packing._fit_longest_first)
-    lengths = drawn(kind, 8000)
-    assert not stands_together_by_chance(pack_best_fit(lengths, length, 7), lengths)
-
-
 def test_longest_first_is_used_if_it_saves_bins_without_grouping_lengths():
     lengths = np.random.default_rng(0).choice([100, 101, 900, 905], 4000)
     index = pack_best_fit(lengths, 1024, 7)
@@ -269,14 +242,6 @@ def test_the_pack_index_of_a_seed_never_changes(pack: Pack, known: str):
     assert hashlib.sha256(content).hexdigest()[:16] == known
 
 
-def test_the_seed_alone_decides_how_documents_are_packed():
-    lengths = lognormal_lengths(404, 3_000)
-    for pack in (pack_best_fit, pack_concat):
-        same, again, other = (pieces_of(pack(lengths, 2048, seed)) for seed in (1, 1, 2))
-        assert same == again
-        assert same != other
-
-
 @given(document_lengths, st.integers(5, 40), st.integers(0, 5))
 def test_concat_fills_every_bin_but_the_last_and_goes_on_with_a_cut_document(lengths, length, seed):
     index = pack_concat(lengths, length, seed)
@@ -306,11 +271,6 @@ def test_a_bin_is_closed_when_it_has_as_many_pieces_as_it_may(lengths, length, m
     plain = best_fit(lengths, length, overlong=policy)
     assert max((len(pieces) for pieces in pieces_of(index)), default=0) <= most
     assert sorted(chain(*pieces_of(index))) == sorted(chain(*pieces_of(plain)))
-
-
-def test_bins_with_few_pieces_are_about_as_many_as_the_pieces_need():
-    index = best_fit(lognormal_lengths(20, 4000), 2048, most_pieces=8)
-    assert index.bins == pytest.approx(4000 / 8, rel=0.01)
 
 
 def test_statistics_count_what_packing_saved():

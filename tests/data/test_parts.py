@@ -22,7 +22,6 @@ from hypothesis import strategies as st
 
 from expert.core.publish import DONE
 from expert.core.rundir import waiting_lock
-from expert.data.prepared import PartsLeft
 from expert.data.records import SKIPPED_ROW, BadRow, DataError, Dropped, Row, RowsToSkip, Segment
 from expert.data.tokens import prepare as module
 from expert.data.tokens import shards
@@ -156,15 +155,6 @@ def test_parts_that_crash_and_repeat_in_any_order_give_the_bytes_of_one_process(
     ]
 
 
-@each("rows", [1, 2, 5])
-def test_more_parts_than_rows_leave_some_of_them_nothing_to_do(tmp_path, rows):
-    few = source(["good"] * rows)
-    prepare(few, RECIPE, tmp_path / "alone")
-    done = [run_part(few, tmp_path / "tokens", Part(part, 4)) for part in (4, 3, 2, 1)]
-    assert done == [False, False, False, True]
-    assert files(tmp_path / "tokens") == files(tmp_path / "alone")
-
-
 def test_each_part_formats_its_own_rows_only_and_one_that_is_done_reads_nothing_again(tmp_path):
     formatted: list[int] = []
 
@@ -253,11 +243,6 @@ def test_bad_rows_of_all_parts_together_may_be_too_many(tmp_path):
     assert run_part(limited(4), tmp_path / "tokens", Part(2, 2))
     prepare(limited(4), RECIPE, tmp_path / "alone")
     assert files(tmp_path / "tokens") == files(tmp_path / "alone")
-
-
-def test_missing_parts_are_listed():
-    assert str(PartsLeft((2, 5, 6, 7, 8), 8)) == wording("parts-still-to-do")
-    assert str(PartsLeft((4,), 8)) == wording("a-part-still-to-do")
 
 
 # --- real processes ------------------------------------------------------------------------------

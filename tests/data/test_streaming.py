@@ -8,10 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from expert.data.feed.batches import BatchArrays, fill_batch
-from expert.data.feed.feed import PackedFeed
 from expert.data.feed.streaming import Stream, StreamedRows, StreamPosition, divided
 from expert.data.pack.pack import pack_best_fit
 from expert.data.records import BadRow, DataError, Row, Segment
@@ -152,23 +149,6 @@ def test_fuller_bins_than_there_are_boundaries_for_are_divided():
     assert most.bin_offsets[-1] == index.bin_offsets[-1]
     together = Counter(piece for number in range(most.bins) for piece in most.pieces(number))
     assert together == Counter(p for number in range(index.bins) for p in index.pieces(number))
-
-
-def test_a_stream_is_fed_like_prepared_tokens():
-    stream = a_stream(Source())
-    shape = stream.shape.batch_shape(2, LENGTH)
-    feed = PackedFeed(
-        works(stream),
-        shape,
-        batches_per_step=stream.shape.batches_per_step(2),
-        device=torch.device("cpu"),
-    )
-    expected = list(works(a_stream(Source())))
-    with feed:
-        for fed, work in zip(feed, expected, strict=True):
-            out = BatchArrays.allocate(shape)
-            fill_batch(out, work.index, work.step.bins[:2], work.store)
-            np.testing.assert_array_equal(fed.batches[0].tokens.flatten().numpy(), out.tokens)
 
 
 def test_a_window_without_trained_tokens_makes_no_step():

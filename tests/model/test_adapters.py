@@ -71,13 +71,6 @@ def base_weights(loaded: LoadedModel) -> dict[str, torch.Tensor]:
     return {n: p for n, p in loaded.module.named_parameters() if not p.requires_grad}
 
 
-def test_five_updates_of_all_weights_lower_the_loss(qwen: Path):
-    loaded = load(qwen, "full")
-    losses = train(loaded, packed_batch(), rate=0.005)
-    assert losses[-1] < losses[0] - 0.1
-    assert all(parameter.requires_grad for parameter in loaded.module.parameters())
-
-
 @pytest.mark.parametrize("kind", ["lora", "dora", "ia3", "adalora"])
 def test_transposed_layers_of_gpt2_are_trained(gpt2: Path, kind: str):
     losses = train(load(gpt2, kind, feedforward_modules=[]), packed_batch())
@@ -194,16 +187,6 @@ def test_none_trains_soft_prompts_alone(qwen: Path):
     batch = make_batch([[document] for document in documents(8, 6)], soft_tokens=3)
     losses = train(loaded, batch, rate=0.1)
     assert losses[-1] < losses[0] - 0.01
-
-
-def test_an_adapter_and_soft_prompts_learn_together(qwen: Path):
-    loaded = load(qwen, soft_prompts=[{"name": "style", "tokens": 3}])
-    before = {name: value.clone() for name, value in trainable_tensors(loaded).items()}
-    batch = make_batch([documents(8, 6)], soft_tokens=3)
-    losses = train(loaded, batch)
-    assert losses[-1] < losses[0] - 0.1
-    after = trainable_tensors(loaded)
-    assert all(not torch.equal(before[name], after[name]) for name in before)
 
 
 @each(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from expert.model.attention import IMPLEMENTATIONS, attention_kwargs, register_attention
 from expert.model.blocks import checkpoint_blocks, compile_blocks, compiled_graphs, find_blocks
 from tests.each import each
-from tests.model.test_attention import SMALL, WORDS, a_batch, a_model, logits_of
+from tests.model.test_attention import SMALL, a_batch, a_model, logits_of
 
 # torch's own tracing looks at .grad of every input, and is warned by torch.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
@@ -79,12 +79,6 @@ def test_the_blocks_of_known_families_are_found(family):
     model: Any = a_model(family)
     assert find_blocks(model) == list(model.model.layers)
     assert find_blocks(with_lora(model)) == list(model.model.layers)
-
-
-def test_the_blocks_of_gpt2_are_found():
-    config = transformers.GPT2Config(vocab_size=WORDS, n_embd=16, n_layer=3, n_head=4)
-    model = transformers.GPT2LMHeadModel(config)
-    assert find_blocks(model) == list(model.transformer.h)
 
 
 def test_experts_inside_blocks_are_not_taken_for_blocks():

@@ -268,36 +268,3 @@ def test_a_fresh_adapter_changes_nothing_at_all(qwen: Path, quantization: str, p
             assert torch.equal(fresh, loaded.hidden(batch))
         stir([parameter for _, parameter in loaded.trainable])
         assert not torch.equal(fresh, loaded.hidden(batch))
-
-
-# While it traces any autograd function, as those of quantised products, torch makes one itself.
-@pytest.mark.filterwarnings("ignore:.*autograd.function.Function.*should not be instantiated")
-@pytest.mark.parametrize(
-    ("quantization", "dropout"),
-    [
-        *(("none", 0.2), ("int4", 0.0), ("int8", 0.2)),
-        *(
-            pytest.param(quantization, dropout, marks=pytest.mark.slow)
-            for quantization, dropout in (("none", 0.0), ("int4", 0.2), ("int8", 0.0))
-        ),
-    ],
-)
-def test_an_adapted_layer_compiles_into_one_graph(qwen: Path, quantization: str, dropout: float):
-    loaded = load(qwen, "dora", quantization, dropout=dropout, target_modules=["q_proj"])
-    stir([parameter for _, parameter in loaded.trainable])
-    layer = loaded.causal_lm.model.layers[0].self_attn.q_proj
-    torch._dynamo.reset()  # what other tests compiled counts, too
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=False)
-    results = []
-    for run_layer in (layer, compiled):
-        x = torch.randn(1, 9, 64, generator=torch.Generator().manual_seed(5)).requires_grad_()
-        with torch.random.fork_rng():
-            torch.manual_seed(6)
-            out = run_layer(x)
-        layer.zero_grad()
-        out.square().sum().backward()
-        results.append(
-            [out.detach(), x.grad, *(p.grad for p in layer.parameters() if p.requires_grad)]
-        )
-    for plain, traced in zip(*results, strict=True):
-        torch.testing.assert_close(traced, plain, rtol=FLOAT_ERROR, atol=FLOAT_ERROR * 10)

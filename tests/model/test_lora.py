@@ -174,11 +174,15 @@ def test_autocast_rounds_what_it_would_round():
     torch.testing.assert_close(one, other, rtol=0, atol=limit)
 
 
+# While it traces any autograd function, as those of quantised products, torch makes one itself.
+@pytest.mark.filterwarnings("ignore:.*autograd.function.Function.*should not be instantiated")
+@pytest.mark.parametrize("kind", ["lora", "dora"])
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
-def test_the_compiler_takes_a_layer_whole(llama, quantization):
+def test_the_compiler_takes_a_layer_whole(llama, quantization, kind):
     if quantization != "none":
         pytest.importorskip("bitsandbytes")
-    loaded = load(llama, quantization=quantization)
+    loaded = load(llama, kind, quantization)
+    stir(parameter for _, parameter in loaded.trainable)
     layer = next(each for each in loaded.module.modules() if hasattr(each, "product"))
     x = torch.randn(6, WIDTH, generator=torch.Generator().manual_seed(0)).requires_grad_()
     inputs = [x, *(p for p in layer.parameters() if p.requires_grad)]

@@ -24,6 +24,7 @@ from expert.manifest.schema.dataset import DatasetSpec
 from expert.manifest.schema.file_formats import COMPRESSED, ENDINGS
 from expert.manifest.schema.manifest import CHAR_GPT
 from expert.planning.run_plan import RunPlan
+from expert.planning.survey import local_path
 
 _TEXT_SUFFIXES = tuple(kind + packed for kind in ENDINGS["txt"] for packed in ("", *COMPRESSED))
 FIRST_ROWS = 256
@@ -123,16 +124,23 @@ def _is_plain_text(columns: Columns, example: Example | BadRow | Dropped) -> boo
     return not example.turns if isinstance(example, Example) else columns.kind == "text"
 
 
+def folder_of_paths(plan: RunPlan, spec: DatasetSpec, *others: Path) -> Path | None:
+    """The folder that the paths of a manifest are relative to: above the cache, beside the runs, or
+    one of the others; None if no folder has the training data."""
+    named = [task.train for task in (spec.tasks or {}).values()] or [spec.path or ""]
+    above_cache = Path(plan.data.cache).parents[1:2] if plan.data.cache else ()
+    for place in dict.fromkeys([*above_cache, Path(plan.watch.output_dir).parent, *others]):
+        if all(name in CORPORA or local_path(name, place).exists() for name in named):
+            return place
+    return None
+
+
 def local_rows(plan: RunPlan, spec: DatasetSpec) -> Iterator[Row]:
-    """Good rows of the training files, searched for in the folder of the manifest."""
-    beside = Path(plan.data.cache).parents[1:2] if plan.data.cache else ()
-    for folder in dict.fromkeys([*beside, Path(plan.watch.output_dir).parent]):
-        named = [task.train for task in (spec.tasks or {}).values()] or [spec.path or ""]
-        if not all((folder / name.partition("::")[0]).exists() for name in named):
-            continue
-        for source in resolve_sources(spec, folder).trains:
-            if source.kind != "hub":
-                yield from (row for row in iterate(source) if isinstance(row, Row))
+    """Good rows of the training files, if they are on this machine."""
+    folder = folder_of_paths(plan, spec)
+    for source in resolve_sources(spec, folder).trains if folder is not None else ():
+        if source.kind != "hub":
+            yield from (row for row in iterate(source) if isinstance(row, Row))
 
 
 def _by_preparation(plan: RunPlan) -> bool | None:

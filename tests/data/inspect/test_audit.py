@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import numpy as np
 
 from expert.data.examples.text_warnings import MARKERS, TextWarnings, leftover_markers
@@ -19,7 +17,6 @@ from expert.data.inspect.audit import (
     SplitReport,
     duplicates,
     is_empty_answer,
-    joined,
     leaks,
     length_summary,
     near_key,
@@ -106,19 +103,6 @@ def test_duplicates_are_counted_and_the_first_few_point_to_the_first_occurrence(
     assert found.shown == tuple((f"a.jsonl:{one}", f"a.jsonl:{two}") for one, two in repeats)
 
 
-def test_duplicates_and_leaks_equal_those_of_a_set_of_texts():
-    draw = random.Random(7)
-    train = [talk(str(draw.randrange(40)), str(draw.randrange(3))) for _ in range(200)]
-    other = [talk(str(draw.randrange(80)), str(draw.randrange(3))) for _ in range(100)]
-    assert duplicates(collected(train)).count == len(train) - len(set(train))
-    known = {example.turns[0] for example in train}
-    same = sum(example in set(train) for example in other)
-    asked = sum(example.turns[0] in known for example in other)
-    found = leaks(collected(train), collected(other))
-    assert counts(found) == [same, 0, asked - same]
-    assert 0 < same < asked < 100
-
-
 def test_every_leak_is_counted_once_under_its_gravest_kind_with_both_places():
     train = collected([talk("x", "y"), talk("q", "a"), talk("p", "b")], "train.jsonl")
     other = collected(
@@ -151,12 +135,11 @@ def test_lengths_are_summed_up_and_held_against_the_room():
     assert length_summary(documents, room=None)["over_long_share"] is None
 
 
-def test_joined_and_taken_documents_keep_their_places():
-    first, second = collected([talk("a", "1")], "one"), collected([talk("b", "2")] * 2, "two")
-    both = joined([first, second])
-    assert [both.place(n) for n in range(3)] == ["one:1", "two:1", "two:2"]
+def test_taken_documents_keep_their_places():
+    both = collected([talk("a", "1"), talk("b", "2"), talk("b", "2")])
+    assert [both.place(n) for n in range(3)] == ["a.jsonl:1", "a.jsonl:2", "a.jsonl:3"]
     taken = both.take(np.array([2, 0]))
-    assert [taken.place(n) for n in range(2)] == ["two:2", "one:1"]
+    assert [taken.place(n) for n in range(2)] == ["a.jsonl:3", "a.jsonl:1"]
     assert taken.length.tolist() == [both.length[2], both.length[0]]
     columns = [part for part in vars(both).values() if isinstance(part, np.ndarray)]
     assert sum(column.nbytes for column in columns) == 44 * 3
@@ -300,21 +283,6 @@ def test_rows_that_were_put_together_wrongly_are_warned_about(example, sentence)
         talk("a", "<p><s>old</s> new <s>old</s>"),
         Example(talk("a", '{"name": "Berlin", "arguments": 3}').turns, tools=WEATHER),
         Example((Turn("system", 'Use the "weather" tool.'), *talk("a", "b").turns), tools=WEATHER),
-    ],
-)
-def test_sound_rows_give_no_warning(example):
-    assert told_of(example) == ""
-
-
-def test_one_input_that_is_the_word_none_is_no_placeholder():
-    odd = talk("Translate.\n\nInput:\nNone", "Keine")
-    assert told_of(odd) != ""
-    assert told_of(odd, others=40) == ""
-
-
-@each(
-    "example",
-    [
         talk("MÃE, MAÇÃ, «château», “ă”", "Â"),
         talk("User: Hi.\nAssistant: Hello.\n\nSum up this conversation.", "a"),
         talk("The human: and the assistant:", "a"),
@@ -327,8 +295,14 @@ def test_one_input_that_is_the_word_none_is_no_placeholder():
         Example(talk("a", "b").turns, tools=WEATHER),
     ],
 )
-def test_rows_that_are_only_like_them_are_not(example):
+def test_sound_rows_give_no_warning(example):
     assert told_of(example) == ""
+
+
+def test_one_input_that_is_the_word_none_is_no_placeholder():
+    odd = talk("Translate.\n\nInput:\nNone", "Keine")
+    assert told_of(odd) != ""
+    assert told_of(odd, others=40) == ""
 
 
 def test_answers_that_repeat_the_request_are_told_of_where_most_do():

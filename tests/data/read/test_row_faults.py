@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import random
 from collections.abc import Callable
@@ -133,14 +132,6 @@ def test_what_separates_the_columns_of_a_csv_is_told_by_its_header_and_rows(tmp_
     assert found[0].values == row
 
 
-def test_a_file_of_many_rows_separated_by_semicolons_is_read_to_its_end(tmp_path):
-    rows = [f"{n};{'x' * 90}, y" for n in range(2000)]  # longer than what is looked at
-    packed = gzip.compress("\n".join(["a;b", *rows]).encode())
-    found = good(written(tmp_path, "rows.csv.gz", packed))
-    assert len(found) == 2000
-    assert found[-1]["a"] == "1999"
-
-
 @each("fault", CSV_FAULTS)
 def test_a_broken_record_of_a_csv_is_a_bad_row_with_file_and_line(fault, tmp_path):
     line, reason = CSV_FAULTS[fault]
@@ -153,11 +144,6 @@ def test_a_broken_record_of_a_csv_is_a_bad_row_with_file_and_line(fault, tmp_pat
         (6, {"a": "3", "b": "4"}),
         (7, {"a": "5", "b": "6"}),
     ]
-
-
-def test_a_quote_inside_a_value_is_told_of_in_words(tmp_path):
-    path = written(tmp_path, "rows.tsv", 'a\tb\n"quoted" and more\t2\n')
-    assert outline(path) == [(2, wording("text-after-quotes"))]
 
 
 def test_an_open_quote_swallows_nothing_though_no_other_quote_follows(tmp_path):

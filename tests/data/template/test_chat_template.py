@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from expert.data.records import Example, Segment, Turn
 from expert.data.template.chat_template import ChatTemplate
-from expert.data.template.templates import TemplateError, named_template
+from expert.data.template.templates import TemplateError
 from tests.data.real_rows import REAL_SAMPLES, real_examples
 from tests.data.template.chat_templates import (
     BARE,
@@ -93,16 +93,6 @@ def thought(text: str) -> Turn:
 def test_a_conversation_is_written_by_the_template_and_its_answers_are_found(name, turns, text):
     said = SHAPES[turns] if isinstance(turns, str) else turns
     assert shown(family(name).segments(Example(said))) == text
-
-
-@each("shape", SHAPES)
-def test_a_chatml_template_and_the_chatml_of_that_name_are_the_same(shape):
-    example = Example(SHAPES[shape])
-    named = named_template("chatml", eos="<|im_end|>")
-    own = ChatTemplate(CHATML, eos="<|im_end|>")
-    assert own.segments(example) == named.segments(example)
-    assert own.prompt(example.turns[:-1]) == named.prompt(example.turns[:-1])
-    assert own.stop == named.stop
 
 
 @each("shape", ["user", "system", "input"])

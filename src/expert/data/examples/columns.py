@@ -49,16 +49,8 @@ MEDIA_COLUMNS = frozenset(
 )
 SELECTION_COLUMNS = frozenset(
     {
-        *(
-            *TRAIN_FIELDS,
-            "weights",
-            "mask",
-            "masks",
-            "loss_mask",
-            "completion_mask",
-            "assistant_masks",
-        ),
-        *("split", "is_correct", "correct", "approved", "reward"),
+        *(*TRAIN_FIELDS, "weights", "mask", "masks", "loss_mask", "completion_mask"),
+        *("assistant_masks", "split", "is_correct", "correct", "approved", "reward"),
     }
 ) - {"loss"}
 """Columns that say which rows or answers to train on, or how much. A column "loss" is mostly a

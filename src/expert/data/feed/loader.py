@@ -25,7 +25,7 @@ from expert.data.feed.order import DataOrder, RankBatch, StepBins, rank_batches
 from expert.data.feed.workers import Loader, Restart, WaitLimits, data_loader, load_items
 from expert.data.pack.pack import pack_none
 from expert.data.pack.pack_index import PackIndex
-from expert.data.records import DataError, Row, Segment
+from expert.data.records import Row
 from expert.data.tokens.documents import DocumentStore, FlatDocuments, shard_of
 from expert.data.tokens.encoder import EncodedBatch, Encoder
 from expert.planning.run_plan import LoaderPlan
@@ -64,11 +64,7 @@ class RowsTokenisedLate(Dataset[Any]):
         return len(self.rows)
 
     def __getitem__(self, number: int) -> EncodedBatch:
-        row = self.rows[number]
-        parts = self.segments_of(row)
-        if not isinstance(parts, list) or not all(isinstance(part, Segment) for part in parts):
-            raise DataError(f"{row.place}: cannot be used: {parts}")
-        return self.encoder.encode([parts])
+        return self.encoder.encode([self.segments_of(self.rows[number])])
 
     def together(self, documents: list[EncodedBatch]) -> PaddedBatch:
         """The collate function: pads rows to the longest of the batch."""

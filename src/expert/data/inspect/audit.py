@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import re
 from array import array
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -117,12 +116,15 @@ class ExampleCollector:
         self._places[0].append(self._files.setdefault(file, len(self._files)))
         self._places[1].append(line)
 
-    def add_tokens(self, batch: EncodedBatch, keys: RowKeys, room: int | None = None) -> None:
-        """Add the tokens of the examples added since the last batch; `room`: where rows are cut."""
+    def add_tokens(self, batch: EncodedBatch, keys: RowKeys, room: int | None = None) -> int:
+        """Add the tokens of the examples added since the last batch, and return how many of them
+        are trained on; `room`: where rows are cut."""
         longest = int(batch.lengths.max(initial=0))
         kept = learnt_tokens(batch, longest if room is None else room)
         self._keys.append(keys)
-        self._tokens.append([batch.lengths.astype(np.int32), learnt_tokens(batch), kept])
+        trained = learnt_tokens(batch)
+        self._tokens.append([batch.lengths.astype(np.int32), trained, kept])
+        return int(trained.sum())
 
     def examples(self) -> ExampleTable:
         whole, prompt = np.zeros((2, 0), np.uint64)
@@ -202,18 +204,6 @@ def length_summary(
         "unlearnt": unlearnt,
         "left": int(stays.sum()) - unlearnt,
     }
-
-
-def joined(parts: Sequence[ExampleTable]) -> ExampleTable:
-    """The examples of several sources in one table."""
-    files: dict[str, int] = {}
-    columns: dict[str, list[Any]] = {name: [] for name in COLUMNS}
-    for part in parts:
-        numbers = [files.setdefault(name, len(files)) for name in part.files]
-        renumbered = replace(part, file=np.array(numbers, np.int32)[part.file])
-        for name, values in columns.items():
-            values.append(getattr(renumbered, name))
-    return ExampleTable(tuple(files), **{name: np.concatenate(v) for name, v in columns.items()})
 
 
 @dataclass

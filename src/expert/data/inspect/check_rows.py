@@ -19,7 +19,6 @@ from expert.data.inspect.audit import (
     ExampleTable,
     SplitReport,
     duplicates,
-    joined,
     leaks,
     length_summary,
 )
@@ -36,7 +35,6 @@ from expert.data.pipeline import (
     system_overruled,
 )
 from expert.data.read.folders import unread_files
-from expert.data.read.rows import unusual_separator
 from expert.data.read.sources import Source
 from expert.data.records import BadRow, Dropped, Example, Row
 from expert.data.tokens.row_keys import RowKeys, keys_of_batch
@@ -101,12 +99,11 @@ class _Checker:
 
     def check(self) -> None:
         line, spec = self.line, self.line.spec
-        split, parts = self._read("train")
-        every = joined(parts)
+        split, every, counts = self._read("train")
         keys = RowKeys.joined(self.keys) if self.keys else None
         others = [name for name in ("validation", "test") if line.sources_of(name)]
         chosen, held_out = draw_documents(
-            [len(part) for part in parts],
+            counts,
             line.weights,
             held_out_share=0.0 if "validation" in others else spec.validation_split,
             seed=line.plan.optim.seed,
@@ -127,8 +124,8 @@ class _Checker:
             self.report.doubts += [doubt] if doubt else []
             self._sum_up(SplitReport("validation", split_off=True), every.take(held_out), train)
         for name in others:
-            split, parts = self._read(name)
-            self._sum_up(split, joined(parts), train)
+            split, examples, _ = self._read(name)
+            self._sum_up(split, examples, train)
         self.report.rows = self.picker.shown(line, held_out.tolist())
 
     def _sum_up(
@@ -151,17 +148,19 @@ class _Checker:
         split.leaks = leaks(train, examples) if train is not None else {}
         self.report.splits.append(split)
 
-    def _read(self, name: str) -> tuple[SplitReport, list[ExampleTable]]:
-        split = SplitReport(name)
-        return split, [self._read_source(split, source) for source in self.line.sources_of(name)]
+    def _read(self, name: str) -> tuple[SplitReport, ExampleTable, list[int]]:
+        """The report and the examples of a split, and how many of them each source has."""
+        split, collector = SplitReport(name), ExampleCollector()
+        sources = self.line.sources_of(name)
+        counts = [self._read_source(split, source, collector) for source in sources]
+        return split, collector.examples(), counts
 
-    def _read_source(self, split: SplitReport, source: Source) -> ExampleTable:
+    def _read_source(self, split: SplitReport, source: Source, collector: ExampleCollector) -> int:
         reading = reader_for(self.line, source)
         self._note(split.name, source, reading)
         response = reading.columns.response if reading.columns else ""
-        collector = ExampleCollector()
         waiting: list[tuple[Row, Any]] = []
-        characters = bad_rows = 0
+        characters = bad_rows = examples = trained = 0
         for row, outcome in reading.formatted():
             split.rows += 1
             self.picker.look_at(split.name, row, outcome)
@@ -174,17 +173,17 @@ class _Checker:
                 assert isinstance(row, Row), "only a row has segments"
                 example = self._example(row, source, reading.columns)
                 collector.add(example, row.file, row.line)
+                examples += 1
                 if example is not None:
                     split.texts.note(example, outcome, row.place)
                 waiting.append((row, outcome))
                 characters += sum(len(segment.text) for segment in outcome)
             if len(waiting) >= _BATCH_EXAMPLES or characters >= _BATCH_CHARACTERS:
-                self._encode(split, waiting, collector)
+                trained += self._encode(split, waiting, collector)
                 waiting, characters = [], 0
         if waiting:
-            self._encode(split, waiting, collector)
-        examples = collector.examples()
-        self._judge(f"{split.name} {source.name}", bad_rows, examples)
+            trained += self._encode(split, waiting, collector)
+        self._judge(f"{split.name} {source.name}", bad_rows, examples, trained)
         return examples
 
     def _example(self, row: Row, source: Source, columns: Columns | None) -> Example | None:
@@ -199,25 +198,24 @@ class _Checker:
 
     def _encode(
         self, split: SplitReport, rows: Sequence[tuple[Row, Any]], collector: ExampleCollector
-    ) -> None:
-        """Count the tokens of some examples, and keep the keys that preparing uses."""
+    ) -> int:
+        """Count the tokens of some examples, and keep the keys that preparing uses; returns how
+        many of the tokens are trained on."""
         batch = self.line.encoder.encode([segments for _, segments in rows])
         keys = keys_of_batch(batch)
         if split.name == "train":
             for (row, segments), tokens in zip(rows, batch.lengths.tolist(), strict=True):
                 self.picker.add(row, segments, tokens)
         cut = self.line.plan.data.overlong == "cut"
-        collector.add_tokens(batch, keys, self.room if cut else None)
+        trained = collector.add_tokens(batch, keys, self.room if cut else None)
         self.keys.append(keys)
         self.tokens[split.name] += int(batch.lengths.sum())
         self.tell(split.name, split.rows, self.tokens[split.name])
+        return trained
 
     def _note(self, split: str, source: Source, reading: RowReader) -> None:
         """Note which columns, message fields and files of a folder are used and which are not."""
         notes = []
-        for file in source.files if source.kind == "files" else ():
-            if separator := unusual_separator(file, source.format):
-                notes.append(f"{file.name}: columns are separated by {separator}")
         columns, seen = reading.columns, reading.seen
         if columns is not None and seen is not None:
             doubts = source_column_remarks(self.line, source, columns, seen)
@@ -245,7 +243,7 @@ class _Checker:
             notes += [f"{source.name}: not read: {some_of(unread)}"] if unread else []
         self.report.notes += [each for each in notes if each not in self.report.notes]
 
-    def _judge(self, where: str, bad_rows: int, examples: ExampleTable) -> None:
+    def _judge(self, where: str, bad_rows: int, examples: int, trained: int) -> None:
         allowed = self.line.spec.max_bad_rows
         if bad_rows > allowed:
             self.report.problems.append(
@@ -253,9 +251,9 @@ class _Checker:
                 f"tolerates {allowed}  (fix the data, or --set "
                 f"training.dataset.max_bad_rows={bad_rows})"
             )
-        if not examples.trained.any():
+        if not trained:
             self.report.problems.append(
-                f"{where}: there is nothing to train on: {counted(len(examples), 'example')}, "
+                f"{where}: there is nothing to train on: {counted(examples, 'example')}, "
                 "none of their tokens belongs to an answer  (check training.dataset.field_mapping "
                 "and training.dataset.validation)"
             )

@@ -25,9 +25,7 @@ from expert.jobs.validate.held_out import (
 )
 from expert.judging.cases import OWN_KEYS, Case, is_case_file, read_case_file
 from expert.judging.oracles.calls import CALLS, CallMarks, check_of, marks_of
-from expert.manifest.migrate.aliases import CORPORA
 from expert.manifest.schema.dataset import DatasetSpec
-from expert.planning.survey import local_path
 from expert.run.stored.locate import start_of
 
 if TYPE_CHECKING:
@@ -145,19 +143,15 @@ def find_test_set(run: Run, *, named: Path | None) -> TestSet:
 
 def data_folder(folder: RunFolder, plan: RunPlan, beside: Path | None) -> Path | None:
     """The folder that the manifest's paths are relative to; None if the data is gone."""
+    from expert.data.plain_text import folder_of_paths
+
     if beside is not None:
         return beside
     spec = DatasetSpec.model_validate(plan.data.dataset)
-    named = [task.train for task in (spec.tasks or {}).values()] or [spec.path or ""]
-    cached = Path(plan.data.cache).parents[1:2] if plan.data.cache else ()
     above = folder.path.resolve().parents[1:2]
     manifest = start_of(folder).get("manifest")  # runs and tokens may be on other disks
     started = [Path(str(manifest)).parent] if manifest else []
-    likely = [*cached, Path(plan.watch.output_dir).parent, *above, *started]
-    for place in dict.fromkeys(likely):
-        if all(name in CORPORA or local_path(name, place).exists() for name in named):
-            return place
-    return None
+    return folder_of_paths(plan, spec, *above, *started)
 
 
 def _of_cases(path: Path) -> TestSet:
