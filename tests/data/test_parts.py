@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from expert.core.publish import DONE
 from expert.core.rundir import waiting_lock
+from expert.data.prepared import PartsLeft
 from expert.data.records import SKIPPED_ROW, BadRow, DataError, Dropped, Row, RowsToSkip, Segment
 from expert.data.tokens import prepare as module
 from expert.data.tokens import shards
@@ -243,6 +244,11 @@ def test_bad_rows_of_all_parts_together_may_be_too_many(tmp_path):
     assert run_part(limited(4), tmp_path / "tokens", Part(2, 2))
     prepare(limited(4), RECIPE, tmp_path / "alone")
     assert files(tmp_path / "tokens") == files(tmp_path / "alone")
+
+
+def test_missing_parts_are_listed():
+    assert str(PartsLeft((2, 5, 6, 7, 8), 8)) == wording("parts-still-to-do")
+    assert str(PartsLeft((4,), 8)) == wording("a-part-still-to-do")
 
 
 # --- real processes ------------------------------------------------------------------------------

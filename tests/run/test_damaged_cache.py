@@ -12,7 +12,7 @@ import pytest
 from expert.core import publish
 from expert.core.hashed import file_integrity, hash_file
 from expert.data.pack.pack_index import PackIndex
-from expert.data.prepared import PreparedData
+from expert.data.prepared import PartsLeft, PreparedData
 from expert.run.open import plan, prepare, prepare_part
 from tests.data.damaging import KINDS, damage, files_in, put_back
 from tests.faults.counting import cases
@@ -133,7 +133,7 @@ def test_pieces_of_a_part_that_were_damaged_are_made_again(tmp_path):
     (pieces,) = (tmp_path / "parts" / "datasets_optimized").glob("*/*.parts-*")
     for number, file in enumerate(files_in(pieces)):
         damage(file, "bit", random.Random(number))
-    assert isinstance(prepare_part(manifest, (2, 2)), str)  # nothing says that 1 is done
+    assert isinstance(prepare_part(manifest, (2, 2)), PartsLeft)  # nothing says that 1 is done
     made = prepare_part(manifest, (1, 2))
     assert isinstance(made, PreparedData)
     assert sequences(made) == whole

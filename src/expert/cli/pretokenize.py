@@ -49,6 +49,7 @@ def pretokenize(
     overrides: Overrides = None,
 ) -> None:
     """Tokenize and pack the data ahead of training; otherwise training does it first."""
+    from expert.data.prepared import PartsLeft
     from expert.jobs.pretokenize import manifests_below, try_prepare
     from expert.run.open import prepare_part
 
@@ -61,8 +62,8 @@ def pretokenize(
     if chosen is not None:
         with PreparingView(console, before=initial_text(console)) as tell:
             done = prepare_part(chosen, share, model=model, overrides=changes, tell=tell)
-        if isinstance(done, str):
-            show(console, done)
+        if isinstance(done, PartsLeft):
+            show(console, str(done))
             return
         if part is not None:
             show(console, f"all {share[1]} parts are done")

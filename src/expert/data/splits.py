@@ -14,7 +14,6 @@ from expert.core.files import sha256_of
 from expert.core.hashed import file_integrity, keep_hash, set_damaged_aside
 from expert.core.resources import reporting_disk_full
 from expert.core.rundir import waiting_lock
-from expert.core.text import some_of
 from expert.data.feed.order import DataOrder
 from expert.data.inspect.shared_rows import SharedRows, SplitRows, find_shared
 from expert.data.named_sources import CACHE_KEY
@@ -39,7 +38,7 @@ from expert.data.pipeline import (
     tokenise_job,
     tokens_of,
 )
-from expert.data.prepared import PreparedData, PreparedSplit
+from expert.data.prepared import PartsLeft, PreparedData, PreparedSplit
 from expert.data.records import DataError, Row
 from expert.data.tokens.documents import DocumentStore
 from expert.data.tokens.prepare import (
@@ -147,9 +146,9 @@ def prepare_splits(pipeline: DataPipeline) -> PreparedData | None:
     )
 
 
-def prepare_part(pipeline: DataPipeline, part: Part) -> PreparedData | str:
-    """Tokenise one part of the rows of every split; with the last missing part, prepare the rest,
-    else return in words which parts are missing."""
+def prepare_part(pipeline: DataPipeline, part: Part) -> PreparedData | PartsLeft:
+    """Tokenise one part of the rows of every split; with the last missing part, prepare the
+    rest."""
     # Splits with the same rows share a folder; it is prepared as the first of them.
     folders: dict[Path, tuple[TokeniseJob, Recipe, Path]] = {}
     for split in ("train", "validation", "test"):
@@ -162,11 +161,9 @@ def prepare_part(pipeline: DataPipeline, part: Part) -> PreparedData | str:
     for work, recipe, folder in folders.values():
         make_part(work, recipe, folder, part)
     left = [missing_parts(recipe, folder, part.of) for _, recipe, folder in folders.values()]
-    missing = sorted(set().union(*left))
+    missing = set().union(*left)
     if missing:
-        words = "part {} is" if len(missing) == 1 else "parts {} are"
-        named = words.format(some_of([str(number) for number in missing]))
-        return f"{part.of - len(missing)} of {part.of} parts done; {named} still to do"
+        return PartsLeft(tuple(sorted(missing)), part.of)
     for work, recipe, folder in folders.values():
         publish_parts(work, recipe, folder)
     prepared = prepare_splits(pipeline)

@@ -48,6 +48,7 @@ def try_prepare(
 ) -> PrepareOutcome:
     """Prepare what a manifest names. It is skipped if there is nothing to prepare on this machine,
     and failed if preparing it did not work."""
+    from expert.data.prepared import PartsLeft
     from expert.data.records import DataNotFound
     from expert.data.splits import NothingToPrepare
     from expert.manifest.text.document import is_other_tools_file
@@ -65,6 +66,6 @@ def try_prepare(
         return PrepareOutcome(
             manifest, "failed", f"{error.filename or manifest}: {error.strerror or error}"
         )
-    if isinstance(data, str):
-        return PrepareOutcome(manifest, "unfinished", data)
+    if isinstance(data, PartsLeft):
+        return PrepareOutcome(manifest, "unfinished", str(data))
     return PrepareOutcome(manifest, "prepared", data=data)

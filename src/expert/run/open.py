@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from expert.data.feed.streaming import Stream
     from expert.data.named_sources import NamedSources
     from expert.data.pipeline import DataPipeline, Tell
-    from expert.data.prepared import PreparedData, PreparedSplit
+    from expert.data.prepared import PartsLeft, PreparedData, PreparedSplit
     from expert.planning.draft import ResumedChoices
     from expert.planning.machine.machine import Machine
     from expert.planning.run_plan import RunPlan
@@ -259,11 +259,12 @@ def prepare_part(
     model: str | None = None,
     overrides: tuple[str, ...] = (),
     tell: Tell = lambda name, rows, tokens: None,
-) -> PreparedData | str:
+) -> PreparedData | PartsLeft:
     """`prepare` for the K-th of N processes that share the work; `part` is (K, N), from 1. The last
-    one publishes; the earlier ones return in words which parts are still to do."""
+    one publishes; the earlier ones return the parts still to do."""
     from expert.data import splits
     from expert.data.pipeline import open_pipeline
+    from expert.data.prepared import PartsLeft
     from expert.data.tokens.prepare import Part
 
     read = as_read(manifest, overrides)
@@ -271,14 +272,14 @@ def prepare_part(
     provide_model(read, model)
     opened = open_run(read, data="unread", model=model)
     line = open_pipeline(opened.plan, read, opened.named, tell=tell)
-    prepared: PreparedData | str | None
+    prepared: PreparedData | PartsLeft | None
     with splits.disk_space_for(line):
         if part[1] > 1:
             prepared = splits.prepare_part(line, Part(*part))
         else:
             prepared = splits.prepare_splits(line)
     assert prepared is not None
-    if isinstance(prepared, str):
+    if isinstance(prepared, PartsLeft):
         return prepared
     about_manifest = (Remark.warning("manifest", text) for text in read.warnings)
     return replace(prepared, doubts=(*about_manifest, *prepared.doubts))

@@ -99,6 +99,14 @@ class Blocks:
         """The first row after the block of a row."""
         return (row // self.rows + 1) * self.rows
 
+    def count(self, rows: int) -> int:
+        """How many of `rows` rows belong to the part."""
+        if self.part is None:
+            return rows
+        whole, rest = divmod(rows, self.rows)
+        blocks = len(range(self.part, whole, self.parts))
+        return blocks * self.rows + (rest if whole % self.parts == self.part else 0)
+
 
 @dataclass
 class Piece:
@@ -219,7 +227,7 @@ def make_pieces(
     Pieces that a helper did not finish, because it was killed, are made here.
     """
     if work.row_count is not None:
-        work.expect(-(-work.row_count // (1 if blocks.part is None else blocks.parts)))
+        work.expect(blocks.count(work.row_count))
     this, other = _Pass(work, place, blocks), _Pass(work, place, blocks)
     with helper_process(
         lambda: _run_helper(other, published), wanted=work.with_helper

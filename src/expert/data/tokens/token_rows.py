@@ -358,7 +358,7 @@ def check_tokens(rows: TokenRows, encoder: TextEncoder) -> TokenCheck:
         eos=encoder.special.eos,
     )
     ends = np.array([*encoder.tokenizer.get_added_tokens_decoder(), encoder.eos_id or 0])
-    sampled: list[list[TokenSegment]] = []
+    sampled = _Sample()
     lengths: set[int] = set()
     for row in rows.rows():
         segments = row if isinstance(row, BadRow) else rows.segments_of(row)
@@ -370,14 +370,14 @@ def check_tokens(rows: TokenRows, encoder: TextEncoder) -> TokenCheck:
             check.padding += len(row.values[IDS])
             _count(check, segments, ends)
             lengths.add(sum(len(part.ids) for part in segments))
-            sampled += [segments] if len(sampled) < SAMPLED_ROWS else []
+            sampled.add(segments)
     check.padding -= check.tokens
     check.one_length = lengths.pop() if len(lengths) == 1 and check.rows > 1 else None
-    if sampled:
-        first = np.concatenate([part.ids for part in sampled[0]])
+    if sampled.rows:
+        first = np.concatenate([part.ids for part in sampled.rows[0]])
         in_range = first[first < check.vocabulary][:SAMPLED_TOKENS].tolist()
         check.sample = encoder.decode(in_range)[:SHOWN_CHARACTERS]
-        check.same_again = None if check.beyond else _reencoded_share(sampled, encoder)
+        check.same_again = None if check.beyond else _reencoded_share(sampled.rows, encoder)
     return check
 
 
@@ -391,6 +391,23 @@ def _count(found: TokenCheck, made: Sequence[TokenSegment], ends: Numbers) -> No
     found.beyond += largest >= found.vocabulary
     last_two = made[-1].ids[-2:]  # templates end a turn with a token and a line break
     found.ended += bool(np.isin(last_two, ends).any())
+
+
+class _Sample:
+    """An even sample of rows whose number is not known: the interval doubles as they come."""
+
+    def __init__(self) -> None:
+        self.rows: list[Sequence[TokenSegment]] = []
+        self._apart = 1
+        self._seen = 0
+
+    def add(self, row: Sequence[TokenSegment]) -> None:
+        if self._seen % self._apart == 0:
+            self.rows.append(row)
+        self._seen += 1
+        if len(self.rows) >= 2 * SAMPLED_ROWS:
+            self.rows = self.rows[::2]
+            self._apart *= 2
 
 
 def _reencoded_share(rows: Sequence[Sequence[TokenSegment]], encoder: TextEncoder) -> float | None:
