@@ -44,6 +44,20 @@ def test_clean_data_is_a_table_and_exits_with_0(run, tmp_path):
     assert wording("there-is-no", train=tmp_path / "train.jsonl") in ran.err
 
 
+def test_columns_that_no_commas_separate_are_reported(run, tmp_path):
+    file = an_expert(tmp_path, dataset={"path": "rows.csv"})
+    rows = "".join(f"Count, up to {n};{n}\n" for n in range(40))
+    write(tmp_path / "rows.csv", "Question;Answer\n" + rows)
+    ran = run("dataset", "check", "-m", str(file))
+    assert ran.code == 0, ran.err
+    assert wording("semicolons-separate-its-columns") in ran.out
+    as_json = json.loads(run("dataset", "check", "-m", str(file), "--json").out)
+    assert as_json["notes"] == [
+        wording("semicolons-separate-its-columns"),
+        "rows.csv: instruction=Question, response=Answer",
+    ]
+
+
 def test_duplicates_and_leaks_are_warnings_and_exit_with_0(run, tmp_path):
     dataset = {"path": "train.jsonl", "validation_path": "v.jsonl"}
     file = an_expert(tmp_path, dataset=dataset)

@@ -1,6 +1,6 @@
 """The data pipeline: source → rows → examples → segments → tokens; splits.py continues it.
 
-A `Line` holds its inputs: plan, sources, tokenizer, template, cache. Everything else is a
+A `DataPipeline` holds its inputs: plan, sources, tokenizer, template, cache. Everything else is a
 function of it. With a read-only cache, the same functions return None where something would have
 to be written.
 """

@@ -68,7 +68,7 @@ class BadRow:
 SKIPPED_ROW = Row({}, "", 0)
 """Placeholder for a row that was skipped without parsing it."""
 RowsToSkip = Callable[[], int]
-"""How many of the next rows are not needed; the reader may yield UNREAD for them."""
+"""How many of the next rows are not needed; the reader may yield SKIPPED_ROW for them."""
 
 
 def place_of(file: str, line: int) -> str:

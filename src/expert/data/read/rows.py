@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from expert.core.files import NotRegular
-from expert.data.read.csv_rows import read_csv
+from expert.data.read.csv_rows import SEPARATORS, read_csv, separator_of
 from expert.data.read.json_rows import read_json
 from expert.data.read.row_text import invalid_utf8, object_of
 from expert.data.read.streams import (
@@ -82,6 +82,15 @@ def _file_errors(path: Path) -> Iterator[None]:
         yield
     except (OSError, EOFError, zlib.error) as error:
         raise _unreadable(path, error) from error
+
+
+def unusual_separator(path: Path, format: str | None) -> str:
+    """The column separator of a CSV file in words; "" for commas and other formats."""
+    if file_format(path, format) != "csv":
+        return ""
+    with _file_errors(path), open_text(path) as stream:
+        separator = separator_of(stream)
+    return "" if separator == "," else SEPARATORS[separator]
 
 
 def suffix_format(path: Path) -> str | None:
