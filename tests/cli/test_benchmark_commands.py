@@ -127,7 +127,7 @@ def test_a_setting_in_a_line_shows_what_it_gained():
     )
     late = setting("loader", None, "no time")
     assert result_line(late) == wording("loader-not-measured-by")
-    assert result_line(CLIMBED.rungs[2]) == "  compile: does not apply: for a reason"
+    assert result_line(CLIMBED.rungs[2]) == wording("compile-does-not-apply")
     slower = setting("loader", 90.0, "slower", gain=0.9, cumulative=0.9)
     assert result_line(slower).endswith("loss 2.0000, slower: for a reason")
 

@@ -10,6 +10,7 @@ import pytest
 
 from expert.insight.ladder.comparison import compare
 from expert.insight.ladder.ladder import (
+    MARKS,
     Ladder,
     LadderError,
     SettingResult,
@@ -106,7 +107,7 @@ def test_every_setting_has_a_row_of_the_tables_width():
     by = dict(zip(COLUMNS, rows[1], strict=True))
     assert (by["tokens/s"], by["gain"], by["in all"]) == ("250", "2.50x", "2.50x")
     assert (by["loss"], by["off by"]) == ("2.0000", "+0.10% (±5.0%)")
-    why = ["", "", "does not apply: for a reason", "slower: for a reason"]
+    why = ["", "", f"{MARKS['not here'][1]}: for a reason", "slower: for a reason"]
     assert [row[-1] for row in rows] == why
 
 

@@ -2,8 +2,8 @@
 
 The reference is a share of the card's peak, from the table of rates in planning/choose/rates.py:
 measured on an H200, an estimate on other cards, which is stated. The thresholds follow a guide to
-the RTX 4080 Super with the character GPT: 1500 samples a second are good there, 1000 acceptable,
-below 500 something is wrong.
+the RTX 4080 Super with the character GPT: 1500 samples a second are good there, 2000 excellent,
+1000 acceptable, below 500 something is wrong.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from expert.planning.choose.rates import MEASURED_CARD, is_measured_size, share_of_peak
 
-WRONG, ACCEPTABLE = 500 / 1500, 1000 / 1500
+WRONG, ACCEPTABLE, EXCELLENT = 500 / 1500, 1000 / 1500, 2000 / 1500
 MIN_PARAMETERS = 67e6
 """Half the size of the smallest model in the table: below, launches and not the peak decide."""
 
@@ -27,6 +27,7 @@ class Band:
     because: str
     wrong_below: float
     acceptable_from: float
+    excellent_from: float
 
 
 def expected_band(
@@ -54,4 +55,5 @@ def expected_band(
         because=because,
         wrong_below=reference * WRONG,
         acceptable_from=reference * ACCEPTABLE,
+        excellent_from=reference * EXCELLENT,
     )
