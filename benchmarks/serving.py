@@ -61,7 +61,7 @@ def commands(args: argparse.Namespace) -> dict[str, list[str]]:
         port = str(PORTS["transformers"])
         words = ["serve", str(args.merged), "--device", args.device, "--port", port]
         if args.device == "cuda":  # paged attention needs a GPU
-            words.append("--continuous-batching")
+            words += ["--continuous-batching", "--cb-max-memory-percent", "0.4"]  # others need some
         found["transformers"] = [sys.executable, "-m", "transformers.cli.transformers", *words]
     return found
 
