@@ -20,6 +20,7 @@ from expert.model.fused.block import (
     fuse_blocks,
     fusion_obstacle,
 )
+from expert.model.fused.packing import pack
 from expert.model.fused.product import Product
 from expert.model.load import LoadedModel
 from expert.model.quantised import Float8Linear
@@ -292,6 +293,25 @@ def test_answers_with_a_kv_cache_are_those_of_plain_blocks(tmp_path, family, kin
     fused = a_model(folder, kind=kind, fused=False)
     assert fuse_blocks(fused.blocks, ADAPTER, to_answer=True) == ""
     assert_equal(answered(fused), expected)
+
+
+def test_blocks_without_memory_to_be_packed_still_answer(llama, monkeypatch):
+    expected = answered(a_model(llama, fused=False))
+    packed: list[Any] = []
+
+    def cramped(*given: Any, **more: Any) -> Product:
+        if len(packed) == 6:  # in the second block
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        packed.append(pack(*given, **more))
+        return packed[-1]
+
+    loaded = a_model(llama, fused=False)
+    monkeypatch.setattr("expert.model.fused.block.pack", cramped)
+    with pytest.raises(torch.OutOfMemoryError):
+        fuse_blocks(loaded.blocks, ADAPTER, to_answer=True)
+    fused = [isinstance(block.forward, FusedForward) for block in loaded.blocks]
+    assert fused == [True, False]
+    assert_equal(answered(loaded), expected)
 
 
 @each("kind", ["ia3", "lokr"])

@@ -44,8 +44,8 @@ SMALL_BATCH = 8
 """Largest batch if the size of the KV cache is unknown, or the model cannot batch."""
 JOIN_EVERY = 2
 """On a GPU, tokens of running answers between two prefills: one for several prompts takes little
-longer than one for a single prompt. 32 clients of a 135M model on an H200 got 3,400 tokens/s with
-2, 2,600 with 1 or 4; 128 clients 5,300 to 5,900 with each."""
+longer than one for a single prompt. 32 clients of a 135M model on an H200 got 3,423 tokens/s with
+2, 2,592 with 1, 2,559 with 4; 128 clients 5,777, 5,855 and 5,324."""
 ONE_PASS = 8192
 """On a GPU, prompts with fewer tokens, padding included, are prefilled in one pass."""
 

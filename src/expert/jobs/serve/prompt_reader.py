@@ -2,7 +2,8 @@
 
 Launching the kernels of a pass over a few short prompts takes longer than running them. So prompts
 are padded to a shape whose pass was captured; a shape whose kernels take longer than their launches
-is not captured, and its prompts are not padded.
+is not captured, and its prompts are not padded. On an H200 a prompt of 50 tokens takes a model of
+135M 6 ms instead of 61 (docs/benchmarks/serving-h200.json).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -180,7 +180,10 @@ def load_trained(
 
 
 def fuse_to_answer(loaded: LoadedModel, device: torch.device) -> None:
-    """Fuse the blocks on a GPU if they can be: a token then takes a third of the kernels."""
+    """Fuse the blocks on a GPU if they can be: a step of a 135M model then takes half as long
+    (docs/benchmarks/serving-h200.json)."""
+    import torch
+
     from expert.model.adapters import ADAPTER
     from expert.model.fused.block import fuse_blocks
     from expert.model.fused.kernels import triton_failure
@@ -188,7 +191,8 @@ def fuse_to_answer(loaded: LoadedModel, device: torch.device) -> None:
 
     fusible = loaded.adapter.type in (*LOW_RANK, "full", "none") and loaded.characters is None
     if device.type == "cuda" and fusible and not triton_failure(device):
-        fuse_blocks(loaded.blocks, ADAPTER, to_answer=True)
+        with suppress(torch.OutOfMemoryError):  # blocks without room to be packed stay as they are
+            fuse_blocks(loaded.blocks, ADAPTER, to_answer=True)
 
 
 @contextmanager
