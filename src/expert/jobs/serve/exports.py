@@ -123,13 +123,15 @@ def _decoding(path: Path) -> dict[str, Any]:
     return kept if config.get("do_sample") else {**kept, "temperature": 0.0}
 
 
-def _load(path: Path, plan: RunPlan, trained_on: str, *, device: torch.device) -> Trained:
+def _load(
+    path: Path, plan: RunPlan, trained_on: str, *, device: torch.device, fused: bool
+) -> Trained:
     """`trained_on`: identity of the base's weights in training, if the export records it."""
     from expert.data.template.text_tools import text_tools
     from expert.run.session.identity import BaseWeights
 
     merged = plan.adapter.type == "none"
-    trained = load_base(plan, device=device, fused=merged)
+    trained = load_base(plan, device=device, fused=fused and merged)
     if merged:
         return replace(trained, choice=Choice(name=EXPORT, path=path, step=None))
     here = BaseWeights(plan)()["weights"] or ""
@@ -149,7 +151,8 @@ def _load(path: Path, plan: RunPlan, trained_on: str, *, device: torch.device) -
         encoder, template = text_tools(path, None)
     module.eval().requires_grad_(False)
     loaded = replace(trained.loaded, module=module, adapter=plan.adapter)
-    fuse_to_answer(loaded, device)
+    if fused:
+        fuse_to_answer(loaded, device)
     return replace(
         trained,
         choice=Choice(name=EXPORT, path=path, step=None),

@@ -87,7 +87,8 @@ def load_models(
         loading(f"loading {plan.model.name} and {source.state} of {source.path}")
         key = _base_of(plan)
         shared = bases.get(key) if plan.adapter.type in ADAPTERS else None
-        trained = source.load(device=_loading_device(plan, shared, on))
+        # Fused blocks have weights of their own: they cannot use those of another expert.
+        trained = source.load(device=_loading_device(plan, shared, on), fused=shared is None)
         if shared is not None:
             trained = _on_base(trained, shared, on)
         elif plan.adapter.type != "full":
@@ -213,7 +214,8 @@ def _bases(
                 f"--with-base: {source.path} is merged and has no base  (leave --with-base out)"
             )
         shared = bases.get(_base_of(source.plan))
-        trained = load_base(source.plan, device=_loading_device(source.plan, shared, device))
+        on = _loading_device(source.plan, shared, device)
+        trained = load_base(source.plan, device=on, fused=shared is None)
         if shared is not None:
             trained = _on_base(trained, shared, device)
         name = BASE if not models else f"{BASE}-{len(models) + 1}"
