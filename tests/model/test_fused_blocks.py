@@ -295,9 +295,17 @@ def test_answers_with_a_kv_cache_are_those_of_plain_blocks(tmp_path, family, kin
     assert_equal(answered(fused), expected)
 
 
+def test_doras_scale_is_computed_once_for_answers(llama, monkeypatch):
+    expected = answered(a_model(llama, kind="dora", fused=False))
+    loaded = a_model(llama, kind="dora", fused=False)
+    assert fuse_blocks(loaded.blocks, ADAPTER, to_answer=True) == ""
+    monkeypatch.setattr("expert.model.fused.product.row_scales", pytest.fail)
+    assert_equal(answered(loaded), expected)
+
+
 def test_blocks_without_memory_to_be_packed_still_answer(llama, monkeypatch):
     expected = answered(a_model(llama, fused=False))
-    packed: list[Any] = []
+    packed: list[Product] = []
 
     def cramped(*given: Any, **more: Any) -> Product:
         if len(packed) == 6:  # in the second block

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
+from expert.model.fused.block import FusedForward
+from expert.run.stored.load import fuse_to_answer
 from tests.each import each
 from tests.jobs.runs import (
     copied,
@@ -17,6 +21,7 @@ from tests.jobs.runs import (
     weights_of,
     write_expert,
 )
+from tests.model.models import load, tiny_model
 
 SETTINGS: dict[str, Any] = {"epochs": 1, "micro_batch_size": 2, "save_steps": 2}
 
@@ -53,3 +58,15 @@ def test_a_run_with_fused_blocks_resumes_bit_for_bit(tmp_path, base):
     assert run(manifest, resume=str(half)).folder == half
     assert losses_of(half) == {s: loss for s, loss in losses_of(whole).items() if s > 2}
     assert weights_of(half) == weights_of(whole)
+
+
+@pytest.mark.parametrize(("precision", "fused"), [("fp32", True), ("bf16", False)])
+def test_float32_weights_that_are_rounded_by_autocast_answer_with_plain_blocks(
+    precision, fused, tmp_path, monkeypatch
+):
+    """As a checkpoint of full training has them."""
+    loaded = load(tiny_model(tmp_path / "model", "llama"), "full")
+    loaded = replace(loaded, kernels=loaded.kernels.model_copy(update={"precision": precision}))
+    monkeypatch.setattr("expert.model.fused.kernels.triton_failure", lambda device: "")
+    fuse_to_answer(loaded, torch.device("cuda"))
+    assert isinstance(loaded.blocks[0].forward, FusedForward) == fused

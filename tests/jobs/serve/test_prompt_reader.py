@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -83,14 +84,14 @@ def test_a_shape_that_keeps_the_card_busy_is_neither_captured_nor_padded(capture
     assert not capture.recorded
 
 
-def test_prompts_are_read_without_a_graph_if_there_is_no_memory_for_their_shape(capture):
+def test_prompts_are_read_without_a_graph_if_their_shape_is_too_large(capture, monkeypatch):
+    monkeypatch.setattr(prompt_reader, "MOST_TOKENS", 2 * prompt_reader.WIDTH_MULTIPLE)
     reader = PromptReader(model())
-    reader._most_tokens = 2 * prompt_reader.WIDTH_MULTIPLE
     for _ in range(5):
         reader(GROUPS[0])
         reader(GROUPS[1])
-    assert [shape.replay is not None for shape in reader._shapes.values()] == [True]
     assert list(reader._shapes) == [(2, 32)]
+    assert capture.recorded == 1
 
 
 def test_soft_prompts_are_read_without_a_graph(capture):
@@ -100,16 +101,37 @@ def test_soft_prompts_are_read_without_a_graph(capture):
     assert not capture.recorded
 
 
-def test_a_pass_that_cannot_be_captured_is_computed_and_reported_once(monkeypatch):
-    def refuses(run: Any) -> Any:
-        raise RuntimeError("operation not permitted when stream is capturing")
+FAILURES = {
+    "refused": RuntimeError("operation not permitted when stream is capturing"),
+    "out of memory": torch.OutOfMemoryError("CUDA out of memory"),
+}
 
-    monkeypatch.setattr(answer_steps, "step_capture", lambda device: refuses)
-    monkeypatch.setattr(prompt_reader, "is_launch_bound", lambda run, device: run() is not None)
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_prompts_are_read_without_graphs_once_a_capture_has_failed(failure, capture, monkeypatch):
+    def fails(run: Any) -> Any:
+        raise FAILURES[failure]
+
+    monkeypatch.setattr(answer_steps, "step_capture", lambda device: fails)
     notes: list[str] = []
     served = AnswerModel(models()[0].trained, notes.append)
     reader = PromptReader(served)
-    for _ in range(6):
+    for _ in range(8):
         scores = reader(GROUPS[0])[1]
-    torch.testing.assert_close(scores, served.read(GROUPS[0])[1], rtol=1e-4, atol=1e-4)
-    assert notes == [wording("answers-took-longer-might")]
+    assert torch.equal(scores, served.read(GROUPS[0])[1])
+    assert [note.partition(":")[0] for note in notes] == [wording("prompts-without-graphs")]
+    assert reader._memory is None
+    assert reader._shapes == {}
+
+
+def test_a_card_that_has_failed_is_not_asked_for_memory_when_its_answers_end(monkeypatch):
+    def failed(answer_model: Any) -> int:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    with as_on_a_card() as engine:
+        monkeypatch.setattr(AnswerModel, "free_bytes", failed)
+        lane, ended = engine._lanes["demo"], list[str]()
+        lane.waiting.append(SimpleNamespace(end=ended.append, cancelled=False))
+        lane.fail("the server has failed", waiting=True)
+        lane.drop_idle_cache()
+    assert ended == ["the server has failed"]

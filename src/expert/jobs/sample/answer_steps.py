@@ -141,8 +141,9 @@ class AnswerModel:
 
     def disable_graphs(self, reason: str) -> None:
         """Stop capturing: slower, with the same answers."""
-        self._can_capture = False
-        self.note(f"answers were generated without CUDA graphs, more slowly: a step {reason}")
+        if self._can_capture:
+            self._can_capture = False
+            self.note(f"answers were generated without CUDA graphs, more slowly: a step {reason}")
 
 
 def step_capture(device: torch.device) -> Capture | None:

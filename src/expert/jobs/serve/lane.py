@@ -185,10 +185,10 @@ class Lane:
     def fail(self, reason: str, *, waiting: bool) -> None:
         """End all running rows with this reason; with `waiting`, queued ones too."""
         rows = self.rows
-        self._clear()
         if waiting:
             rows += self.waiting
             self.waiting.clear()
+        self._clear()
         for row in rows:
             row.end(reason)
 

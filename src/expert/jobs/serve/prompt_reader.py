@@ -20,9 +20,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from expert.model.fixed_cache import PromptMemory
+    from expert.parallel.graphs import Capture
 
 WIDTH_MULTIPLE = 32
 """Prompts are padded to a multiple of this, and their number to a power of two."""
+MOST_ROWS = 64
 MOST_TOKENS = 8192
 """Tokens of the largest shape, padding included."""
 MEMORY_BYTES = 2**28
@@ -44,57 +46,114 @@ class _Shape:
     scores: Tensor
     passes: int = 0
     """Passes without a graph: in the first, kernels are loaded and tuned, the second is timed."""
-    launch_bound: bool = True
     replay: Callable[[], None] | None = None
 
 
+@dataclass(eq=False)
+class _Memory:
+    """Memory that all shapes share, since one is read at a time."""
+
+    capture: Capture
+    past: PromptMemory
+    scores: Tensor
+    most_tokens: int
+
+
 class PromptReader:
-    """Reads the prompts of one model; used by one thread."""
+    """Reads the prompts of one model; used by one thread. Nothing is allocated before the first."""
 
     def __init__(self, answer_model: AnswerModel) -> None:
         self._answer_model = answer_model
-        alike = answer_model.fixed and answer_model.soft is None
-        self._capture = answer_model.recorder() if alike else None
-        most_bytes = min(MEMORY_BYTES, MEMORY_SHARE * answer_model.free_bytes())
-        token_bytes = answer_model.kv_bytes_per_token
-        self._most_tokens = min(MOST_TOKENS, int(most_bytes / token_bytes)) if token_bytes else 0
-        self._memory: PromptMemory | None = None
+        self._enabled = answer_model.fixed and answer_model.soft is None
+        self._memory: _Memory | None = None
         self._shapes: dict[tuple[int, int], _Shape] = {}
+        self._busy: set[tuple[int, int]] = set()
+        """Shapes whose kernels take longer than their launches."""
 
     def __call__(self, group: Group) -> tuple[Any, Tensor, Tensor]:
         """What `AnswerModel.read` returns; valid until the next call."""
-        from expert.model.fixed_cache import PromptMemory, last_positions
+        import torch
 
-        shape = self._shape_for(group)
-        if shape is None or not shape.launch_bound:
-            past, scores, mask = self._answer_model.read(group)
-            if self._capture is not None and self._memory is None and self._most_tokens:
-                self._memory = PromptMemory(past, self._most_tokens)
-            return past, scores, mask
-        self._fill(shape, group)
-        self._compute(shape)
+        from expert.parallel.graphs import GraphsUnavailable
+
+        if not self._enabled:
+            return self._answer_model.read(group)
+        found = None
+        try:
+            found = self._read_padded(group)
+        except torch.OutOfMemoryError:
+            self._give_up("needs more memory than there is")
+        except GraphsUnavailable as error:
+            self._give_up(str(error))
+        if found is not None:
+            return found
+        past, scores, mask = self._answer_model.read(group)
+        if self._enabled and self._memory is None:
+            self._memory = self._allocate(past)
+        return past, scores, mask
+
+    def _give_up(self, reason: str) -> None:
+        """Read prompts without graphs from now on, and free their memory."""
+        self._enabled, self._memory, self._shapes = False, None, {}
+        text = f"prompts are read without CUDA graphs, more slowly: a pass {reason}"
+        self._answer_model.note(text)
+
+    def _allocate(self, past: Any) -> _Memory | None:
+        """Memory for a model with such a cache; None, and no graphs, if there is none for them."""
+        import torch
+
+        from expert.model.fixed_cache import PromptMemory
+
+        model, capture = self._answer_model, self._answer_model.recorder()
+        token_bytes = model.kv_bytes_per_token
+        most_bytes = min(MEMORY_BYTES, MEMORY_SHARE * model.free_bytes())
+        tokens = min(MOST_TOKENS, int(most_bytes / token_bytes)) if token_bytes else 0
+        if capture is None or not tokens:
+            self._enabled = False
+            return None
+        try:
+            scores = torch.zeros((MOST_ROWS, model.vocabulary), device=model.device)
+            return _Memory(capture, PromptMemory(past, tokens), scores, tokens)
+        except torch.OutOfMemoryError:
+            self._give_up("needs more memory than there is")
+            return None
+
+    def _read_padded(self, group: Group) -> tuple[Any, Tensor, Tensor] | None:
+        """Read a group in the shape that it is padded to; None if that is not captured."""
+        from expert.model.fixed_cache import last_positions
+        from expert.parallel.graphs import captured
+
         rows, width = len(group), max(map(len, group))
+        key = (2 ** (rows - 1).bit_length(), -(-width // WIDTH_MULTIPLE) * WIDTH_MULTIPLE)
+        shape = self._shape(key)
+        if shape is None or self._memory is None:
+            return None
+        self._fill(shape, group)
+        if shape.replay is None and shape.passes == 2:
+            _, shape.replay = captured(lambda: [self._pass(shape)], self._memory.capture)
+        if shape.replay is not None:
+            shape.replay()
+        elif shape.passes == 0:
+            self._pass(shape)
+        elif not is_launch_bound(lambda: self._pass(shape), shape.ids.device):
+            self._busy.add(key)
+            del self._shapes[key]
+        shape.passes += 1
         past = last_positions(shape.past, rows, width)
         return past, shape.scores[:rows], shape.mask[:rows, -width:]
 
-    def _shape_for(self, group: Group) -> _Shape | None:
-        """The shape that a group is padded to; None if it is read without a graph."""
+    def _shape(self, key: tuple[int, int]) -> _Shape | None:
         import torch
 
-        rows = 2 ** (len(group) - 1).bit_length()
-        width = -(-max(map(len, group)) // WIDTH_MULTIPLE) * WIDTH_MULTIPLE
-        if self._capture is None or self._memory is None or rows * width > self._most_tokens:
+        rows, width = key
+        memory, device = self._memory, self._answer_model.device
+        if memory is None or rows > MOST_ROWS or rows * width > memory.most_tokens:
             return None
-        if (rows, width) not in self._shapes and len(self._shapes) < MOST_SHAPES:
-            device = self._answer_model.device
+        if key not in self._shapes and key not in self._busy and len(self._shapes) < MOST_SHAPES:
             ids = torch.zeros((rows, width), dtype=torch.int64, device=device)
-            self._shapes[rows, width] = _Shape(
-                ids=ids,
-                mask=torch.zeros_like(ids),
-                past=self._memory.for_transformers(rows, width),
-                scores=torch.zeros((rows, self._answer_model.vocabulary), device=device),
-            )
-        return self._shapes.get((rows, width))
+            past = memory.past.for_transformers(rows, width)
+            self._shapes[key] = _Shape(ids, torch.zeros_like(ids), past, memory.scores[:rows])
+        return self._shapes.get(key)
 
     def _fill(self, shape: _Shape, group: Group) -> None:
         import torch
@@ -106,23 +165,6 @@ class PromptReader:
             mask[place, -len(prompt) :] = 1
         shape.ids.copy_(ids)
         shape.mask.copy_(mask)
-
-    def _compute(self, shape: _Shape) -> None:
-        from expert.parallel.graphs import GraphsUnavailable, captured
-
-        if shape.replay is None and shape.passes == 2 and self._capture is not None:
-            try:
-                _, shape.replay = captured(lambda: [self._pass(shape)], self._capture)
-            except GraphsUnavailable as error:
-                self._capture = None
-                self._answer_model.disable_graphs(str(error))
-        if shape.replay is not None:
-            shape.replay()
-        elif shape.passes == 1:
-            shape.launch_bound = is_launch_bound(lambda: self._pass(shape), shape.ids.device)
-        else:
-            self._pass(shape)
-        shape.passes += 1
 
     def _pass(self, shape: _Shape) -> Tensor:
         import torch

@@ -53,6 +53,15 @@ class BlockParts:
     width: int
     """Of a head."""
 
+    def changed(self, change: Callable[[Product], Product]) -> BlockParts:
+        return replace(
+            self,
+            qkv=change(self.qkv),
+            out=change(self.out),
+            gate_up=change(self.gate_up),
+            down=change(self.down),
+        )
+
 
 class QueriesKeysValues(torch.autograd.Function):
     """hidden -> queries, keys, values [sequences, heads, length, width], and hidden again, so that
@@ -200,14 +209,18 @@ def _flat(gradient: Tensor) -> Tensor:
 class FusedForward:
     """The fused `forward` of a block; falls back to the original for calls it does not cover."""
 
-    def __init__(self, block: Any, adapter: str) -> None:
+    def __init__(self, block: Any, adapter: str, *, to_answer: bool = False) -> None:
         self.plain: Callable[..., Any] = block.forward
         self._attention = block.self_attn
         self._window = window_of(block)
         adapted = (layer for layer in layers_of(block) if has_adapter(layer, adapter))
         self._adapted: Any = next(adapted, None)
         self.parts = parts_of(block, adapter)
-        self._evaluated = without_float8_products(self.parts)
+        if to_answer:
+            self.parts = self.parts.changed(Product.for_answers)
+        # Evaluation should predict how the expert answers: it generates with FP8 weights but 16-bit
+        # activations. Rounding them too makes the loss of SmolLM2-135M 1 % higher.
+        self._evaluated = self.parts.changed(lambda product: replace(product, float8=None))
 
     def __call__(
         self,
@@ -282,7 +295,7 @@ def fuse_blocks(blocks: Sequence[nn.Module], adapter: str, *, to_answer: bool = 
         if reason:
             return reason
     for block in blocks:
-        fused: Any = FusedForward(block, adapter)
+        fused: Any = FusedForward(block, adapter, to_answer=to_answer)
         block.forward = fused
     return ""
 
@@ -309,13 +322,6 @@ def parts_of(block: Any, adapter: str) -> BlockParts:
         heads=(queries, keys),
         width=width,
     )
-
-
-def without_float8_products(parts: BlockParts) -> BlockParts:
-    """For evaluation, which should predict how the expert answers: it generates with FP8 weights
-    but 16-bit activations. Rounding them too makes the loss of SmolLM2-135M 1 % higher."""
-    products = {name: getattr(parts, name) for name in ("qkv", "out", "gate_up", "down")}
-    return replace(parts, **{name: replace(one, float8=None) for name, one in products.items()})
 
 
 def window_of(block: Any) -> int | None:

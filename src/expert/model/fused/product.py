@@ -22,7 +22,7 @@ them (`Finish` in kernels.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -83,6 +83,8 @@ class Product:
     dropout: float
     for_swiglu: bool = False
     """The outputs go to SwiGLU, whose kernel can add the adapter."""
+    final_scale: Tensor | None = None
+    """DoRA's scale of every output, if the weights no longer change."""
 
     @property
     def inputs(self) -> int:
@@ -132,7 +134,8 @@ class Product:
             low[:, len(self.firsts) * drops.rank :] = 0
             low_product(x, self.first, drops, self.scaling, low)
         unpacked = self.matrix is None and self.float8 is None
-        weight = self.weight() if unpacked or self.magnitudes is not None else None
+        scaled = self.magnitudes is not None and self.final_scale is None
+        weight = self.weight() if unpacked or scaled else None
         if self.float8 is not None:
             outputs = self.float8.times(x)
             if not self.defers_adapter:
@@ -144,13 +147,22 @@ class Product:
         else:
             weights = self.matrix[: self.outputs].t()
             outputs = both @ weights if added_to is None else torch.addmm(added_to, both, weights)
-        scale, lengths = None, None
-        if self.magnitudes is not None:
-            assert weight is not None
-            scale, lengths = row_scales(
-                self.magnitudes, weight, self.first, self.second, self.scaling
-            )
+        scale, lengths = self.final_scale, None
+        if scaled:
+            scale, lengths = self.row_scales(weight)
         return outputs, SavedForBackward(low.contiguous(), seeds, scale, lengths)
+
+    def row_scales(self, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """DoRA's scale of every output, and the norm of every row of W + s B A."""
+        assert self.magnitudes is not None
+        weight = self.weight() if weight is None else weight
+        return row_scales(self.magnitudes, weight, self.first, self.second, self.scaling)
+
+    def for_answers(self) -> Product:
+        """The same product, whose weights no longer change."""
+        if self.magnitudes is None:
+            return self
+        return replace(self, final_scale=self.row_scales()[0])
 
     def onto(
         self, residual: Tensor, both: Tensor, seeds: Tensor | None = None
