@@ -164,7 +164,7 @@ def test_yaml_with_comments_is_written_as_it_was_read():
             '{\n  "decay": 0.01,\n  "k": 3.0\n}\n',
             "decay: 0.01\nk: 3.0\n",
         ),
-        ({"é": ["日本", "😀 "]}, '{\n  "é": ["日本", "😀 "]\n}\n', 'é: [日本, "\\U0001F600 "]\n'),
+        ({"é": ["日本", "😀\n"]}, '{\n  "é": ["日本", "😀\\n"]\n}\n', 'é: [日本, "😀\\n"]\n'),
         ({"a": "one\ntwo\n", "b": 1}, None, "a: |\n  one\n  two\n\nb: 1\n"),
         ({"a": "one \ntwo"}, None, 'a: "one \\ntwo"\n'),  # blanks at line ends are shown
     ],

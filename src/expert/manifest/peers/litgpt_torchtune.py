@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
 from expert.manifest.migrate.migration import Entries, Migration, take, with_value
-from expert.manifest.peers.data_sets import MESSAGES, NamedDataset, put_rows, put_validation
+from expert.manifest.peers.data_sets import NamedDataset
 from expert.manifest.peers.defaults import default_constant_rate, default_no_clipping
 from expert.manifest.peers.packed_batches import int_or_zero, put_batch_tokens
 from expert.manifest.text.item import Item, shown
@@ -127,9 +126,8 @@ def _put_targets(work: Migration, names: list[str], at: Item) -> None:
 def _litgpt_rows(work: Migration, data: Item) -> None:
     name = data.get("class_path") or data
     fields = (data.get("init_args") or Item(None)).fields()
-    path = fields.pop("json_path", None) or _hub_set(work, name, "path", _LITGPT_SETS)
-    if path is not None:
-        work.place_in_dataset("path", path)
+    word = str(name.value).rpartition(".")[2].lower()
+    _put_source(work, fields.pop("json_path", None), name, _LITGPT_SETS.get(word))
     share = take(fields, "val_split_fraction")
     if share.value is not None:
         work.place_in_dataset("validation_split", share)
@@ -141,16 +139,17 @@ def _litgpt_rows(work: Migration, data: Item) -> None:
     _arguments_without_effect(work, {k: v for k, v in fields.items() if k not in _RUN_SETTINGS})
 
 
-def _hub_set(work: Migration, name: Item, key: str, known: Mapping[str, str]) -> Item | None:
-    """The hub id of a class of rows; another class is a problem."""
-    hub = known.get(str(name.value).rpartition(".")[2].lower())
-    if hub is not None:
-        work.read_as(name, f"training.dataset.{key}: {hub}")
-        return with_value(name, hub)
-    what = f"{shown(name.plain())} is a Python class, which is not run"
-    work.problem(name, what, "set training.dataset.path to a file or a hub id")
-    work.seen.add("no rows")
-    return None
+def _put_source(work: Migration, path: Item | None, name: Item, hub: str | None) -> None:
+    """Set the dataset path: a file, or the hub id of a class; another class is a problem."""
+    if path is not None:
+        work.place_in_dataset("path", path)
+    elif hub is not None:
+        work.dataset.setdefault("path", with_value(name, hub))
+        work.read_as(name, f"training.dataset.path: {hub}")
+    else:
+        what = f"{shown(name.plain())} is a Python class, which is not run"
+        work.problem(name, what, "set training.dataset.path to a file or a hub id")
+        work.seen.add("no rows")
 
 
 def _arguments_without_effect(work: Migration, fields: Entries) -> None:
@@ -209,8 +208,7 @@ def read_torchtune(work: Migration) -> None:
     validation = work.root.get("dataset_val", Item(None))
     if (rows_class := validation.get("_component_")) is not None:
         del work.root["dataset_val"]
-        held_out = _tune_set(work, "validation_path", validation.fields(), rows_class)
-        put_validation(work, validation, [held_out])
+        _put_tune_source(work, "validation_path", validation.fields(), rows_class)
     packs = work.root.get("packing", Item(None)).value is True
     if packs and int_or_zero(length) and int_or_zero(work.root.get("batch_size", Item(None))):
         put_batch_tokens(work, work.root.pop("batch_size"), int_or_zero(length))
@@ -285,7 +283,8 @@ def _tune_rows(work: Migration, fields: Entries, kind: Item) -> None:
         work.root.setdefault("train_on_prompt", with_value(kind, True))
         text = "training.config.train_on_prompt: true (torchtune's default for Alpaca)"
         work.read_as(kind, text)
-    put_rows(work, [_tune_set(work, "path", fields, kind)])
+    _put_tune_source(work, "path", fields, kind)
+    _tune_columns(work, fields)
     for key, home in (("packed", "packing"), ("train_on_input", "train_on_prompt")):
         item = take(fields, key)
         if item.value is not None:
@@ -302,29 +301,40 @@ def _tune_rows(work: Migration, fields: Entries, kind: Item) -> None:
     _arguments_without_effect(work, {k: v for k, v in fields.items() if not known.match(k)})
 
 
-def _tune_set(work: Migration, key: str, fields: Entries, kind: Item) -> NamedDataset:
-    """A file, or a hub id with its split; and the columns. `key`: of training.dataset."""
+def _put_tune_source(work: Migration, key: str, fields: Entries, kind: Item) -> None:
+    """Set `key` of training.dataset to a file, or to a hub id with its split."""
     source, files, split = (take(fields, name) for name in ("source", "data_files", "split"))
     if files.value and source.value in ("json", "csv", "text", "parquet"):
         source = files
         if isinstance(files.value, list) and len(files.value) == 1:
             source = files.value[0]
-    path: Item | None = source
+    hub = _TUNE_SETS.get(str(kind.value).rpartition(".")[2])
+    if source.value is None and hub is not None:
+        source = with_value(kind, hub)
     if not isinstance(source.value, str):
-        path = _hub_set(work, kind, key, _TUNE_SETS if source.value is None else {})
-    part = split if split.value is not None else None
-    return NamedDataset("rows", kind, path, part, mapping=_tune_columns(work, fields))
+        _put_source(work, None, kind, None)
+        return
+    named = NamedDataset("rows", kind, source, split if split.value is not None else None)
+    place = named.source
+    if place is not None:
+        if place.path == kind.path or place.value != source.value:
+            work.read_as(place, f"training.dataset.{key}: {place.value}")
+        work.place_in_dataset(key, place)
 
 
-def _tune_columns(work: Migration, fields: Entries) -> Entries:
+def _tune_columns(work: Migration, fields: Entries) -> None:
     named = take(fields, "column_map").fields()
     parts = _ALPACA_COLUMNS if "instruction" in named else _TUNE_COLUMNS
     mapping = {parts[key]: named.pop(key) for key in [*named] if key in parts}
     _arguments_without_effect(work, named)
     column = take(fields, "conversation_column")
-    if column.value not in (None, *MESSAGES):
+    if column.value not in (None, "messages", "conversations"):
         mapping["messages"] = column
     text = take(fields, "column")
     if text.value:
         mapping["text"] = text
-    return mapping
+    for part, item in mapping.items():
+        work.read_as(item, f"training.dataset.field_mapping.{part}")
+    if mapping:
+        at = next(iter(mapping.values()))
+        work.dataset.setdefault("field_mapping", with_value(at, mapping))

@@ -28,9 +28,22 @@ from expert.manifest.text.item import Item, is_comment, shown
 _TABLE = r"""
 superseded: rows are tokenised once, on all cores
     num_proc dataset_num_proc preprocessing_num_workers dataset_processes
-superseded unless false, true, 0, 2, "no": FSDP2 shards block by block, and checkpoints load on any
-    | number of GPUs: no setting is needed beyond distributed: sharded
-    fsdp_* deepspeed_* megatron_lm_config custom_sharded_layers downcast_bf16
+superseded unless false, 0: each block is one FSDP group, embeddings and head another
+    fsdp_transformer_layer_cls_to_wrap fsdp_auto_wrap_policy fsdp_min_num_params
+    custom_sharded_layers
+superseded unless false, true: FSDP2 prefetches the next block and needs no such setting
+    fsdp_backward_prefetch fsdp_forward_prefetch fsdp_limit_all_gathers fsdp_use_orig_params
+    fsdp_sync_module_states
+superseded: checkpoints load on any number of GPUs
+    fsdp_state_dict_type fsdp_final_state_dict_type
+superseded unless false, true: weights are always memory-mapped while they load
+    fsdp_cpu_ram_efficient_loading
+superseded unless false, 2: FSDP2 is used
+    fsdp_version
+superseded unless false, "no": bf16 and fp16 decide
+    fsdp_mixed_precision fsdp_mixed_precision_policy downcast_bf16
+superseded: settings of FSDP and DeepSpeed have no meaning here beyond distributed: sharded
+    fsdp_* deepspeed_* megatron_lm_config
 superseded: gradients are summed in one buffer, once per step, which needs no setting
     ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph ddp_*
 superseded unless false, 1800: a run sets the time limits of its processes itself
@@ -61,7 +74,7 @@ superseded unless false, "LOCAL_MACHINE": expert launch writes files for cluster
 superseded: threads follow the available cores
     enable_cpu_affinity
 superseded unless false, "no": torch_compile decides
-    dynamo_config dynamo_backend torchdynamo jit_mode_eval use_ipex
+    dynamo_config dynamo_backend
 superseded: TPUs are not supported
     tpu_env tpu_use_cluster tpu_use_sudo tpu_name tpu_zone tpu_num_cores tpu_metrics_debug
 superseded unless false, true: weights are always memory-mapped while they load
@@ -87,8 +100,10 @@ superseded: trackers read accounts, keys and addresses from the environment: WAN
     wandb_entity wandb_mode wandb_api_key mlflow_tracking_uri trackio_space_id
 superseded: trackers get the plan, the curves and the result's path; nothing is uploaded
     hf_mlflow_log_artifacts wandb_* mlflow_* trackio_*
-superseded unless false, true: tokens per second, MFU and memory are in events.jsonl and the report
-    log_peak_memory_stats include_tokens_per_second include_num_input_tokens_seen include_mfu
+superseded unless false, true: tokens per second and memory are always in events.jsonl
+    log_peak_memory_stats include_tokens_per_second include_num_input_tokens_seen
+superseded unless false, true: the report shows the MFU
+    include_mfu
 superseded: expert diagnose shows where the time of a run goes
     profiler profile_steps
 superseded unless false, true: every run gets its own folder, with safetensors
@@ -109,12 +124,18 @@ superseded: evaluation_strategy and eval_steps decide
     do_eval eval_on_start eval_delay eval_accumulation_steps eval_causal_lm_metrics
 superseded: training.decoding sets how answers are generated
     generation_num_beams eval_num_beams
-superseded unless false, true: config.json and tokenizer.json in the base model's folder decide
-    model_type is_llama_derived_model is_mistral_derived_model is_falcon_derived_model tokenizer
-    tokenizer_type tokenizer_config tokenizer_name tokenizer_name_or_path tokenizer_use_fast
-    tokenizer_legacy tokenizer_use_mistral_common use_fast_tokenizer
+superseded unless false, true: the model's config.json and tokenizer.json decide
+    model_type tokenizer_type tokenizer_use_fast tokenizer_legacy use_fast_tokenizer
+superseded: the model's config.json decides
+    is_llama_derived_model is_mistral_derived_model is_falcon_derived_model
+superseded: the tokenizer in the base model's folder is used
+    tokenizer_config tokenizer_name tokenizer_name_or_path tokenizer
+superseded: the tokenizer.json of the base model is used
+    tokenizer_use_mistral_common
 superseded: Python code of a model runs only with --allow-remote-code and a pinned revision
     trust_remote_code
+superseded unless false, true: it follows from the model
+    use_cache lora_fan_in_fan_out max_lora_rank float8_kv_cache fix_tokenizer
 warning: the special tokens of the tokenizer and of the prompt template are used
     special_tokens eot_tokens added_tokens_overrides pad_token eos_token bos_token
 refused: tokens cannot be added to a vocabulary
@@ -214,8 +235,12 @@ superseded: packing leaves almost no padding
     pad_to_sequence_len pad_to_multiple_of padding pad_to_max_length padding_free
 superseded: packing considers all rows; max_seq_length is the length of a sequence
     sample_packing_group_size sample_packing_bin_size max_packed_sequence_len
-superseded unless false, true, -100: padding and prompts do not count in the loss
-    ignore_index ignore_pad_token_for_loss mask_prompt_loss
+superseded unless false, true: columns and the last batch need no setting
+    remove_unused_columns dataset_kwargs dataloader_drop_last
+superseded unless false, true: padding is never trained on
+    ignore_pad_token_for_loss mask_prompt_loss
+superseded unless false, -100: padding and prompts do not count in the loss
+    ignore_index
 refused: every answer of a conversation is trained on
     > exclude earlier answers with weight: 0 in the messages
     mask_history
@@ -228,8 +253,10 @@ refused: inline templates are not read
 refused: system messages come from the rows
     > put it into the rows, as a column or message "system"
     default_system default_system_message
-superseded: reasoning and tool calls are formatted by the model's template
-    enable_thinking template_thinking_key split_thinking tool_format
+superseded: tool calls are formatted by the model's template
+    tool_format
+superseded: reasoning is formatted by the model's template
+    enable_thinking template_thinking_key split_thinking
 refused unless "concat": data sets are mixed by their weights
     > write training.dataset.tasks.<name>.weight
     mix_strategy interleave_probs
@@ -248,8 +275,12 @@ superseded unless false, "auto": torch's own autocast is used
     half_precision_backend
 superseded unless false, true: the plan finds the largest micro-batch that fits
     auto_find_batch_size
+superseded: shapes are fixed, so there is no cache to clear
+    torch_empty_cache_steps
 superseded: on_loss_spike rolls back to the last checkpoint
     loss_watchdog_threshold loss_watchdog_patience
+superseded: garbage collection needs no setting
+    gc_steps gc_collect_steps
 refused unless "nll": the loss is the cross-entropy of the answer tokens
     loss_type
 refused unless "keep_start": the end of a row that is too long is cut off
@@ -270,12 +301,12 @@ superseded unless false, true, "length": loss, perplexity and token accuracy are
     label_names prediction_loss_only batch_eval_metrics length_column_name
 superseded unless false, true: the loss is averaged over all tokens of a step
     average_tokens_across_devices
+superseded: torch_compile decides
+    torchdynamo jit_mode_eval use_ipex
 superseded: the hub token is read from HF_TOKEN or from hf auth login
     token hf_hub_token hf_use_auth_token
 superseded unless false, true: no effect here
-    strict debug test_value use_cache lora_fan_in_fan_out max_lora_rank float8_kv_cache
-    fix_tokenizer remove_unused_columns dataset_kwargs dataloader_drop_last gc_steps
-    gc_collect_steps torch_empty_cache_steps
+    strict debug test_value
 warning: it belongs to preference training, which is not supported
     rl_* kto_* dpo_* orpo_* ppo_* grpo_* pref_* simpo_* reward_* center_rewards_* ref_model* trl_*
 """

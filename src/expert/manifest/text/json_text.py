@@ -1,57 +1,49 @@
-"""Parses JSON with a line for every value: the standard library checks the text, and a tree is made
-of its tokens."""
+"""Parses JSON with a line for every value, which the standard library does not keep."""
 
 from __future__ import annotations
 
-import json
-import math
 import re
 from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from json import decoder
 from json.decoder import JSONDecodeError
 from typing import NoReturn
 
 from expert.core.errors import ManifestError, Problem
-from expert.manifest.text.item import MAX_DEPTH, MAX_ITEMS, Item, Scalar, add_entry, join
+from expert.manifest.text.item import MAX_DEPTH, MAX_ITEMS, Item, add_entry, join
 
-# Of valid JSON; the commas and colons between tokens say nothing more.
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]]|[^\s,:{}\[\]"]+')
-_WORD = re.compile(r"[A-Za-z]+")
+# The standard library's string scanner; typeshed does not list it.
+_scan_string: Callable[[str, int, bool], tuple[str, int]] = getattr(decoder, "scanstring")  # noqa: B009
+_SPACE = re.compile(r"[ \t\r\n]*")
+_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?", re.ASCII)
 _WORDS = {"true": True, "false": False, "null": None}
 _INSTEAD = {
     **{word: f"write {word}" for word in _WORDS},
     "none": "write null",
     **dict.fromkeys(("nan", "inf", "infinity"), "write a number"),
 }
-# What the standard library says of a fault, what is said here, and the fix.
-_FAULTS = (
-    ("Expecting ',' delimiter", '"," expected', "a missing comma?"),
-    ("Expecting ':' delimiter", '":" expected after a key', ""),
-    ("Expecting property name", 'a key in "double quotes" expected', ""),
-    ("Extra data", "text after the end of the object", "remove it"),
-)
 
 
 def parse_json(text: str, source: str) -> tuple[Item, list[Problem]]:
     """The tree of items, and problems that did not stop the parser."""
     if not text.strip():
         return Item(None), []
-    builder = _Builder(text, source)
-    try:
-        json.loads(text, parse_int=str, parse_float=str, parse_constant=str)
-    except JSONDecodeError as error:
-        builder.refuse(error)
-    except RecursionError:
-        builder.fail(0, f"nested more than {MAX_DEPTH} deep", "this is not a manifest")
-    return builder.item(next(builder.tokens), "", 0), builder.problems
+    parser = _Parser(text, source)
+    root = parser.value(parser.skip(0), "", 0)
+    end = parser.skip(parser.position)
+    if end != len(text):
+        parser.fail(end, "text after the end of the object", "remove it")
+    return root, parser.problems
 
 
-class _Builder:
+class _Parser:
     def __init__(self, text: str, source: str) -> None:
         self.text = text
         self.source = source
         self.problems: list[Problem] = []
+        self.position = 0
         self.items = 0
-        self.tokens = _TOKEN.finditer(text)
+        self.where = ""
         self.line_starts = [0, *(match.end() for match in re.finditer("\n", text))]
 
     def line(self, position: int) -> int:
@@ -60,73 +52,104 @@ class _Builder:
     def fail(self, position: int, what: str, fix: str = "") -> NoReturn:
         raise ManifestError(self.source, [Problem("", what, fix, self.line(position))])
 
-    def item(self, token: re.Match[str], path: str, depth: int) -> Item:
+    def skip(self, position: int) -> int:
+        match = _SPACE.match(self.text, position)
+        end = match.end() if match else position
+        if self.text.startswith(("//", "/*", "#"), end):
+            self.fail(end, "JSON has no comments", 'use a key that begins with "_", or YAML')
+        return end
+
+    def value(self, at: int, path: str, depth: int) -> Item:
         self.items += 1
         if self.items > MAX_ITEMS:
-            self.fail(token.start(), f"more than {MAX_ITEMS:,} values", "this is not a manifest")
+            self.fail(at, f"more than {MAX_ITEMS:,} values", "this is not a manifest")
         if depth > MAX_DEPTH:
-            self.fail(token.start(), f"nested more than {MAX_DEPTH} deep", "this is not a manifest")
-        item = Item(None, path, self.line(token.start()))
-        if token[0] == "{":
-            fields: dict[str, Item] = {}
-            while (key := next(self.tokens))[0] != "}":
-                name = self.string(key)
-                entry = self.item(next(self.tokens), join(path, name), depth + 1)
-                entry.line = self.line(key.start())
-                add_entry(fields, name, entry, self.problems)
-            item.value = fields
-        elif token[0] == "[":
-            entries: list[Item] = []
-            while (each := next(self.tokens))[0] != "]":
-                entries.append(self.item(each, join(path, len(entries)), depth + 1))
-            item.value = entries
+            self.fail(at, f"nested more than {MAX_DEPTH} deep", "this is not a manifest")
+        item = Item(None, path, self.line(at))
+        head = self.text[at : at + 1]
+        if head == "{":
+            item.value = self.mapping(at, path, depth)
+        elif head == "[":
+            item.value = self.sequence(at, path, depth)
+        elif head == '"':
+            item.value = self.string(at)
         else:
-            item.value = self.string(token) if token[0][0] == '"' else self.word_or_number(token)
+            item.value = self.word_or_number(at)
         return item
 
-    def string(self, token: re.Match[str]) -> str:
-        text: str = json.loads(token[0])
+    def mapping(self, at: int, path: str, depth: int) -> dict[str, Item]:
+        entries: dict[str, Item] = {}
+        for position in self.entries(at, "}"):
+            if self.text[position : position + 1] != '"':
+                if self.text[position : position + 1] == "'":
+                    self.fail(position, "single quotes", 'JSON needs "double quotes"')
+                self.fail(position, 'a key in "double quotes" expected')
+            key = self.string(position)
+            colon = self.skip(self.position)
+            if self.text[colon : colon + 1] != ":":
+                self.fail(colon, f'":" expected after "{key}"')
+            item = self.value(self.skip(colon + 1), join(path, key), depth + 1)
+            item.line = self.line(position)
+            add_entry(entries, key, item, self.problems)
+            self.where = f'after "{key}"'
+        return entries
+
+    def sequence(self, at: int, path: str, depth: int) -> list[Item]:
+        entries: list[Item] = []
+        for position in self.entries(at, "]"):
+            entries.append(self.value(position, join(path, len(entries)), depth + 1))
+            self.where = "in the list"
+        return entries
+
+    def entries(self, at: int, closing: str) -> Iterator[int]:
+        """The start of each entry between brackets; the caller must parse it before the next."""
+        position = self.skip(at + 1)
+        while self.text[position : position + 1] != closing:
+            yield position
+            position = self.skip(self.position)
+            here = self.text[position : position + 1]
+            if not here:
+                what = f'the file ends before the closing "{closing}"'
+                self.fail(position, what, "is it cut off?")
+            if here not in (",", closing):
+                what = f'"," or "{closing}" expected {self.where}'
+                self.fail(self.position, what, "a missing comma?")
+            if here == ",":
+                position = self.skip(position + 1)
+                if self.text[position : position + 1] == closing:
+                    self.fail(position, f'a "," before "{closing}"', "remove the comma")
+        self.position = position + 1
+
+    def string(self, at: int) -> str:
+        try:
+            text, self.position = _scan_string(self.text, at + 1, True)
+        except JSONDecodeError as error:
+            what = error.msg.lower().removesuffix(" at")
+            fix = 'write "\\\\" for a "\\"' if "escape" in what else ""
+            self.fail(error.pos, f"broken string: {what}", fix)
         try:
             text.encode("utf-8")
         except UnicodeEncodeError:
-            self.fail(token.start(), "broken string: half of a surrogate pair")
+            self.fail(at, "broken string: half of a surrogate pair")
         if "\0" in text:
-            self.fail(token.start(), "broken string: a NUL character", "remove it")
+            self.fail(at, "broken string: a NUL character", "remove it")
         return text
 
-    def word_or_number(self, token: re.Match[str]) -> Scalar:
-        if token[0] in _WORDS:
-            return _WORDS[token[0]]
-        if token[0].lstrip("-").isalpha():  # NaN and Infinity, which the library takes
-            self.fail(token.start(), f"{token[0]} is not JSON", "write a number")
-        if len(token[0]) > 40:
-            self.fail(token.start(), "a number of more than 40 characters")
-        number: int | float = json.loads(token[0])
-        if math.isinf(number):
-            self.fail(token.start(), f"{token[0]} is too large")
-        return number
-
-    def refuse(self, error: JSONDecodeError) -> NoReturn:
-        """Say what is wrong where the standard library stopped, and how to fix it."""
-        at = error.pos
-        if "trailing comma" in error.msg:  # from Python 3.13 on, at the comma
-            at = len(self.text) - len(self.text[at:].lstrip(", \t\r\n"))
-        before, word = self.text[:at].rstrip(), _WORD.match(self.text, at)
-        if "string" in error.msg or "escape" in error.msg or "control" in error.msg:
-            what = error.msg.lower().removesuffix(" at")
-            fix = 'write "\\\\" for a "\\"' if "escape" in what else ""
-            self.fail(at, f"broken string: {what}", fix)
-        if at >= len(self.text):
-            self.fail(at, "the file ends too early", "is it cut off?")
-        if self.text.startswith(("//", "/*", "#"), at):
-            self.fail(at, "JSON has no comments", 'use a key that begins with "_", or YAML')
-        if self.text[at] in "]}" and before.endswith(","):
-            self.fail(at, f'a "," before "{self.text[at]}"', "remove the comma")
-        if self.text[at] == "'":
-            self.fail(at, "single quotes", 'JSON needs "double quotes"')
-        if word and error.msg == "Expecting value":
-            self.fail(at, f"{word[0]} is not JSON", _INSTEAD.get(word[0].lower(), "quote it"))
-        for theirs, ours, fix in _FAULTS:
-            if error.msg.startswith(theirs):
-                self.fail(len(before) - 1 if "','" in theirs else at, ours, fix)
-        self.fail(at, f"{self.text[at]!r} is not JSON")
+    def word_or_number(self, at: int) -> int | float | bool | None:
+        word = re.compile(r"[A-Za-z]+").match(self.text, at)
+        if word:
+            if word[0] not in _WORDS:
+                self.fail(at, f"{word[0]} is not JSON", _INSTEAD.get(word[0].lower(), "quote it"))
+            self.position = word.end()
+            return _WORDS[word[0]]
+        number = _NUMBER.match(self.text, at)
+        if not number:
+            end = at >= len(self.text)
+            self.fail(at, "the file ends too early" if end else f"{self.text[at]!r} is not JSON")
+        self.position = number.end()
+        if len(number[0]) > 40:
+            self.fail(at, "a number of more than 40 characters")
+        value = float(number[0]) if number[1] or number[2] else int(number[0])
+        if value in (float("inf"), float("-inf")):
+            self.fail(at, f"{number[0]} is too large")
+        return value

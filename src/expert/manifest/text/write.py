@@ -73,7 +73,14 @@ def _number(value: float) -> str:
 
 # --- YAML ------------------------------------------------------------------------------------
 
-# Words that some readers take for a boolean or a number.
+# Characters that a parser refuses, changes or breaks lines at.
+_ESCAPED = re.compile(
+    "[^ -~\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]"
+)
+_NAMED_ESCAPES = {"\n": "\\n", "\t": "\\t", "\r": "\\r", '"': '\\"', "\\": "\\\\"}
+_OPENS_WITH_SYNTAX = re.compile(r"[-?:,\[\]{}#&*!|>'\"%@`=~]|\.\.\.|<<")
+_HOLDS_SYNTAX = re.compile(r": | #|:$")
+_FLOW_SYNTAX = re.compile(r"[\[\]{},:?]")
 _OTHER_DIALECTS = re.compile(r"[yYnN]|0o[0-7]+")
 # Parsers look 1024 characters ahead for the colon of a plain key.
 _LONGEST_KEY = 1000
@@ -149,33 +156,44 @@ def _yaml_scalar(value: Scalar, *, in_flow: bool = False) -> str:
 
 
 def _yaml_text(text: str, *, in_flow: bool = False) -> str:
-    """Without quotes if every reader takes it for the same text, else in double quotes."""
-    # Imported here: JSON manifests need no YAML parser.
-    from expert.manifest.text.yaml_text import read_scalar
-
-    is_text = read_scalar(text) == text and not _OTHER_DIALECTS.fullmatch(text)
-    if is_text and _dumped(text, in_flow=in_flow) == text:
+    if not _needs_quotes(text, in_flow=in_flow):
         return text
-    return _dumped(text, in_flow=in_flow, style='"')
+    has_marks = '"' in text or "\\" in text
+    if has_marks and "'" not in text and not _ESCAPED.search(text):
+        return f"'{text}'"
+    return '"' + re.sub(r'["\\]|' + _ESCAPED.pattern, _escape, text) + '"'
 
 
-def _dumped(text: str, *, in_flow: bool, style: str | None = None) -> str:
+def _escape(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    if match[0] in _NAMED_ESCAPES:
+        return _NAMED_ESCAPES[match[0]]
+    return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
+
+
+def _needs_quotes(text: str, *, in_flow: bool) -> bool:
+    # Imported here: JSON manifests need no YAML parser.
     import yaml
 
-    line: str = yaml.safe_dump(
-        [text],
-        default_flow_style=in_flow,
-        default_style=style,
-        allow_unicode=True,
-        width=math.inf,
+    from expert.manifest.text.yaml_text import read_scalar
+
+    if read_scalar(text) != text or text != text.strip() or _ESCAPED.search(text):
+        return True
+    if _OPENS_WITH_SYNTAX.match(text) or _HOLDS_SYNTAX.search(text):
+        return True
+    if in_flow and _FLOW_SYNTAX.search(text):
+        return True
+    # Quote what other YAML readers take for a number, a boolean or a date.
+    resolvers = yaml.SafeLoader.yaml_implicit_resolvers.get(text[:1], [])
+    return any(pattern.match(text) for _, pattern in resolvers) or bool(
+        _OTHER_DIALECTS.fullmatch(text)
     )
-    return line[1:-2] if in_flow else line[2:-1]  # of `[text]` or `- text`
 
 
 def _fits_block_text(text: str) -> bool:
     """Whether `|` preserves the text, even in editors that strip trailing blanks."""
     lines = text.removesuffix("\n").split("\n")
-    if len(lines) < 2 or not text.replace("\n", "").isprintable():
+    if len(lines) < 2 or _ESCAPED.search(text.replace("\n", "")):
         return False
     has_trailing_blanks = any(line != line.rstrip() for line in lines)
     opens_plainly = lines[0] != "" and not lines[0].startswith(" ")
