@@ -169,6 +169,13 @@ def test_a_terminal_has_a_bar_with_rate_and_time_left():
     assert "10.0/s" in wrote.getvalue()
 
 
+def test_what_a_model_writes_cannot_move_the_cursor():
+    from expert.cli.validate import _short
+
+    assert _short("a\x1b[2J\nb\x07") == "a␛[2J b␇"
+    assert len(_short("x" * 1000)) == 160
+
+
 def test_a_judge_command_and_its_bar_are_taken_from_the_command_line(run, tmp_path):
     import sys
 

@@ -7,11 +7,11 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from expert.core import install
 from expert.core.install import NAME, clone_of, pip_install
 
 ROOT = Path(__file__).parents[2]
@@ -32,22 +32,24 @@ def package_in(folder: Path, project: str) -> Path:
     return package
 
 
-def test_a_clone_adds_to_itself_and_any_other_installation_to_the_installed_package(
-    tmp_path, monkeypatch
-):
+def test_a_clone_adds_to_itself_and_any_other_installation_to_the_installed_package(tmp_path):
     clone = tmp_path / "my clone"
     assert clone_of(package_in(clone, f'[project]\nname = "{NAME}"\n')) == clone
     others = ('[project]\nname = "theirs"\n', "[project", "project = 3\n", "")
     for number, other in enumerate(others):
         assert clone_of(package_in(tmp_path / str(number), other)) is None
-    for place, posix, windows in (
-        (clone, f"-e '{clone}[quant,hub]'", f'-e "{clone}[quant,hub]"'),
-        (None, "'expert-trainer[quant,hub]'", '"expert-trainer[quant,hub]"'),
+    site = tmp_path / "site-packages"
+    (site / f"{NAME.replace('-', '_')}-1.0.dist-info").mkdir(parents=True)
+    copied = tmp_path / "0" / "src" / "expert"
+    for package, before, posix, windows in (
+        (clone / "src" / "expert", "", f"-e '{clone}[quant,hub]'", f'-e "{clone}[quant,hub]"'),
+        (site / "expert", "", "'expert-trainer[quant,hub]'", '"expert-trainer[quant,hub]"'),
+        (copied, "in a clone of Expert: ", "-e '.[quant,hub]'", '-e ".[quant,hub]"'),
     ):
-        monkeypatch.setattr(install, "clone_of", lambda package, place=place: place)
-        assert pip_install("quant", "hub", windows=False) == f"pip install {posix}"
-        assert pip_install("quant", "hub", windows=True) == f"pip install {windows}"
-    assert pip_install(windows=False) == "pip install expert-trainer"
+        extras = partial(pip_install, "quant", "hub", package=package)
+        assert extras(windows=False) == f"{before}pip install {posix}"
+        assert extras(windows=True) == f"{before}pip install {windows}"
+    assert pip_install(package=site / "expert", windows=False) == "pip install expert-trainer"
 
 
 def test_this_checkout_knows_itself_without_being_installed():

@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 
 from expert.training.evaluation import EvalResult, NoTargetTokens, evaluate, mean_metrics
 from tests.training.toys import toy_batches, toy_engine
@@ -35,3 +36,16 @@ def test_no_target_tokens_are_an_error():
         mean_metrics(0.0, 0, targets=0, examples=3)
     made = mean_metrics(6.0, 1, targets=4, examples=3)
     assert (made.loss, made.token_accuracy) == (1.5, 0.25)
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 8])
+def test_every_token_counts_the_same_whatever_batch_it_is_in(at_once):
+    model, _, engine = toy_engine()
+    (all_rows,) = toy_batches(8, 8)
+    with torch.no_grad():
+        loss, correct = model.evaluate(all_rows)
+    sums = evaluate(engine, toy_batches(8, at_once))
+    # Batches are summed in float32, the batches' sums in float64.
+    assert float(sums.loss_sum) == pytest.approx(float(loss), rel=1e-6)
+    assert int(sums.correct) == int(correct)
+    assert (sums.targets, sums.examples) == (8, 8)

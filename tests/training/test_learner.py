@@ -118,3 +118,18 @@ def test_weights_of_another_model_are_refused():
     del saved["model"]["gate"]
     with pytest.raises(StateMismatch, match="gate: saved as absent"):
         toy_engine()[1].load(saved)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_loss_that_is_not_finite_counts_although_its_gradients_are(bad):
+    model, learner, engine = toy_engine()
+    update(engine)
+    before = copy_of(learner.tensors())
+    for more in (0.0, bad):
+        loss = model.loss_sum(BATCH) / 4 + more
+        learner.backpropagate(loss)
+        learner.collect(loss.detach())
+    stats = engine.step(step=2, rate=1e-2, max_norm=1.0)
+    assert not bool(stats.applied)
+    assert torch.equal(learner.tensors()["model"]["matrix"], before["model"]["matrix"])
+    assert bool(update(engine).applied)  # and is forgotten with the step

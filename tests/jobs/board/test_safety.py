@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -183,3 +184,23 @@ def test_no_address_leads_out_of_the_folders(place, browser):
     assert answer.status_code in (400, 404)
     assert "root:" not in answer.text
     assert "make_app" not in answer.text
+
+
+def test_a_slow_body_times_out(monkeypatch, folder):
+    monkeypatch.setattr("expert.jobs.board.board.BODY_SECONDS", 0.01)
+    browser = BoardClient(folder)
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        await asyncio.sleep(3600)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    cookie = f"expert_board={browser.guard.cookie}"
+    told = {"host": "127.0.0.1:7373", "cookie": cookie, "content-type": "application/json"}
+    headers = [(key.encode(), value.encode()) for key, value in {**told, **ACTION}.items()]
+    scope = {"type": "http", "method": "POST", "path": f"/run/{browser.id_of(RUN)}/notes",
+             "headers": headers, "query_string": b"", "http_version": "1.1"}  # fmt: skip
+    asyncio.run(browser.guard(scope, receive, send))
+    assert sent[0]["status"] == 408

@@ -193,14 +193,23 @@ def interrupt(holder: Holder) -> None:
     immediately. Another process with the same pid gets no signal."""
     if holder.host != socket.gethostname():
         raise ActionRefused(f"it is running on {holder.host}: stop it there")
-    if not is_running_process(holder) or holder.pid == os.getpid():
-        raise ActionRefused("it is no longer running")
+    opened = None
     try:
-        os.kill(holder.pid, signal.SIGINT)
+        if hasattr(os, "pidfd_open"):
+            opened = os.pidfd_open(holder.pid)
+        if not is_running_process(holder) or holder.pid == os.getpid():
+            raise ActionRefused("it is no longer running")
+        if opened is not None:
+            signal.pidfd_send_signal(opened, signal.SIGINT)
+        else:
+            os.kill(holder.pid, signal.SIGINT)
     except ProcessLookupError:
         raise ActionRefused("it is no longer running") from None
     except PermissionError:
         raise ActionRefused(f"{holder.name} belongs to another user") from None
+    finally:
+        if opened is not None:
+            os.close(opened)
 
 
 def stop_run(run: Path) -> None:
