@@ -166,6 +166,7 @@ def environment_section(run: RunFacts) -> PageSection:
         "Base model": _base(run),
         "Machine": _machine(mapping(environment.get("machine"))),
         "Versions": _versions(environment),
+        "Prepared data": _data_keys(run),
     }
     for title, found in groups.items():
         facts = tuple(found)
@@ -208,6 +209,15 @@ def _versions(environment: Mapping[str, Any]) -> Iterator[Fact]:
     for name, version in (*mapping(environment.get("versions")).items(), *own.items()):
         if version is not None:
             yield str(name), str(version)
+
+
+def _data_keys(run: RunFacts) -> Iterator[Fact]:
+    seen: set[str] = set()
+    for event in run.record.of("data"):
+        folder = str(event.get("folder") or "")
+        if folder and folder not in seen:
+            seen.add(folder)
+            yield folder, f"{'reused' if event.get('hit') else 'made'}: {event.get('because')}"
 
 
 def _results(run: RunFacts) -> list[Block]:
