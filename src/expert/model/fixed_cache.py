@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -186,9 +187,15 @@ class PromptMemory:
 
 
 def last_positions(past: Any, rows: int, width: int) -> Any:
-    """The first rows and last positions of a cache of prompts, which are padded on the left."""
-    layers = [layer.last(rows, width) for layer in past.layers]
-    return importlib.import_module("transformers.cache_utils").Cache(layers=layers)
+    """The keys and values of the first rows at the last positions, as prompts are left-padded."""
+    return SimpleNamespace(
+        layers=[
+            SimpleNamespace(
+                keys=layer.keys[:rows, :, -width:], values=layer.values[:rows, :, -width:]
+            )
+            for layer in past.layers
+        ]
+    )
 
 
 def aligned_length(places: int) -> int:
@@ -202,7 +209,7 @@ def _layer_class() -> Any:
     mixin: Any = importlib.import_module("transformers.cache_utils").CacheLayerMixin
 
     class FixedLayer(mixin):  # type: ignore[misc]
-        def __init__(self, keys: Tensor, values: Tensor, place: Tensor) -> None:
+        def __init__(self, keys: Tensor, values: Tensor, place: Any) -> None:
             super().__init__()
             self.keys, self.values, self._place = keys, values, place
             self.is_initialized = True
@@ -232,31 +239,18 @@ def _layer_class() -> Any:
 
 @functools.cache
 def _prompt_layer_class() -> Any:
-    mixin: Any = importlib.import_module("transformers.cache_utils").CacheLayerMixin
+    """The layer class of `PromptMemory`."""
 
-    class PromptLayer(mixin):  # type: ignore[misc]
+    class PromptLayer(_layer_class()):  # type: ignore[misc]
         def __init__(self, keys: Tensor, values: Tensor) -> None:
-            super().__init__()
-            self.keys, self.values, self.is_initialized = keys, values, True
+            super().__init__(keys, values, place=None)
 
         def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
             self.keys.copy_(keys)
             self.values.copy_(values)
             return keys, values
 
-        def last(self, rows: int, width: int) -> PromptLayer:
-            return PromptLayer(self.keys[:rows, :, -width:], self.values[:rows, :, -width:])
-
-        def lazy_initialization(self, keys: Tensor, values: Tensor) -> None:
-            """Nothing to initialise."""
-
         def get_seq_length(self) -> int:
             return 0
-
-        def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-            return query_length, 0
-
-        def get_max_length(self) -> int:
-            return int(self.keys.shape[2])
 
     return PromptLayer

@@ -108,16 +108,11 @@ class AnswerModel:
 
     def read(self, group: Group) -> tuple[Any, Tensor, Tensor]:
         """Read left-padded prompts: returns the KV cache, the next tokens' scores and the mask."""
-        import torch
-
         soft, soft_tokens = self.soft, self.soft_tokens
         width = max(map(len, group)) + soft_tokens
-        ids = torch.zeros((len(group), width), dtype=torch.int64)
-        mask = torch.zeros_like(ids)
-        for place, prompt in enumerate(group):
-            ids[place, width - len(prompt) :] = torch.tensor(prompt)
+        ids, mask = (part.to(self.device) for part in padded(group, len(group), width))
+        for place, prompt in enumerate(group if soft_tokens else ()):
             mask[place, width - len(prompt) - soft_tokens :] = 1
-        ids, mask = ids.to(self.device), mask.to(self.device)
         inputs = {"input_ids": ids}
         if soft is not None:
             words = self.model.get_input_embeddings()(ids)
@@ -151,6 +146,18 @@ def step_capture(device: torch.device) -> Capture | None:
     from expert.parallel.graphs import CudaCapture
 
     return CudaCapture() if device.type == "cuda" else None
+
+
+def padded(group: Group, rows: int, width: int) -> tuple[Tensor, Tensor]:
+    """The tokens of prompts, padded on the left and below, and the mask of those that are used."""
+    import torch
+
+    ids = torch.zeros((rows, width), dtype=torch.int64)
+    mask = torch.zeros_like(ids)
+    for place, prompt in enumerate(group):
+        ids[place, width - len(prompt) :] = torch.tensor(prompt)
+        mask[place, width - len(prompt) :] = 1
+    return ids, mask
 
 
 def cache_growth(device: str, filled: int, *, captured: bool) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from expert.jobs.sample.answer_steps import AnswerModel, Group
+from expert.jobs.sample.answer_steps import AnswerModel, Group, padded
 
 if TYPE_CHECKING:
     import torch
@@ -128,7 +128,8 @@ class PromptReader:
         shape = self._shape(key)
         if shape is None or self._memory is None:
             return None
-        self._fill(shape, group)
+        for memory, values in zip((shape.ids, shape.mask), padded(group, *key), strict=True):
+            memory.copy_(values)
         if shape.replay is None and shape.passes == 2:
             _, shape.replay = captured(lambda: [self._pass(shape)], self._memory.capture)
         if shape.replay is not None:
@@ -154,17 +155,6 @@ class PromptReader:
             past = memory.past.for_transformers(rows, width)
             self._shapes[key] = _Shape(ids, torch.zeros_like(ids), past, memory.scores[:rows])
         return self._shapes.get(key)
-
-    def _fill(self, shape: _Shape, group: Group) -> None:
-        import torch
-
-        ids = torch.zeros(shape.ids.shape, dtype=torch.int64)
-        mask = torch.zeros_like(ids)
-        for place, prompt in enumerate(group):
-            ids[place, -len(prompt) :] = torch.tensor(prompt)
-            mask[place, -len(prompt) :] = 1
-        shape.ids.copy_(ids)
-        shape.mask.copy_(mask)
 
     def _pass(self, shape: _Shape) -> Tensor:
         import torch

@@ -182,7 +182,8 @@ def load_trained(
 def fuse_to_answer(loaded: LoadedModel, device: torch.device) -> None:
     """Fuse the blocks if that is faster. A step then takes a model of 135M half as long on an H200
     (docs/benchmarks/serving-h200.json), and `tiny` with LoRA 8.7 ms instead of 12.1 on one CPU
-    core, with 32 rows 31 ms instead of 55. Without an adapter a CPU takes 5 to 17 % longer."""
+    core, with 32 rows 31 ms instead of 55. Without an adapter a CPU takes 5 to 17 % longer
+    (fused-answers-cpu.json)."""
     import torch
 
     from expert.model.adapters import ADAPTER
@@ -190,6 +191,7 @@ def fuse_to_answer(loaded: LoadedModel, device: torch.device) -> None:
     from expert.model.fused.kernels import triton_failure
     from expert.model.load import DTYPES
     from expert.model.switches import LOW_RANK
+    from expert.run.session.session import release_memory
 
     kinds = LOW_RANK if device.type == "cpu" else (*LOW_RANK, "full", "none")
     fusible = loaded.adapter.type in kinds and loaded.characters is None
@@ -198,6 +200,7 @@ def fuse_to_answer(loaded: LoadedModel, device: torch.device) -> None:
     if fusible and rounded and not triton_failure(device):
         with suppress(torch.OutOfMemoryError):  # blocks without room to be packed stay as they are
             fuse_blocks(loaded.blocks, ADAPTER, to_answer=True)
+        release_memory(device)  # of the weights that were packed
 
 
 @contextmanager
