@@ -96,7 +96,7 @@ bench-data:           ## data preparation against TRL, then loading; DATA=folder
 	@$(BENCH)/bin/python benchmarks/data_loading.py --tokenizer $(DATA)/tokenizers/qwen3 \
 		--out docs/benchmarks/data-loading.json $(DATA)/sql/train.jsonl $(DATA)/cypher/train.jsonl
 
-check: $(READY)       ## ruff, formatting, spelling, types, rules about the source (layers, circles, wording)
+check: $(READY)       ## ruff, formatting, spelling, types, rules about the source (layers, circles)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/codespell

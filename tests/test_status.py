@@ -12,7 +12,6 @@ import pytest
 from tests.each import each
 from tests.insight.ladders import ladder, setting
 from tests.test_generated_documents import drawing
-from tests.wording import wording
 
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = ROOT / "docs" / "benchmarks"
@@ -52,7 +51,7 @@ def test_only_what_stands_between_the_marks_is_replaced(tmp_path):
     assert "old numbers" not in after
     assert after.startswith("# Status\n\nkept\n\n")
     assert after.endswith("\n\nkept too\n")
-    assert wording("demo-on-test-cpu-times") in after
+    assert "- demo on Test CPU: 250 tokens/s, 2.5 times the baseline" in after
     assert "| ✓ packing | 250 |" in after
     assert draw.status_with(after, section) == after
 
@@ -90,7 +89,12 @@ def test_what_the_gate_says_is_what_was_judged():
     assert f"{100 * 0.95 ** (1 / lengths['sql']):.1f} % of tokens" in rows["sql"]
     assert f"{100 * 0.95 ** (1 / lengths['json']):.2f} % of tokens" in rows["json"]
     cypher = given["cypher"]
-    assert wording("cases-cannot-judged", without_oracle=cypher["without_oracle"]) in rows["cypher"]
+    assert (
+        "{without_oracle} of 400 cases cannot be judged".format(
+            without_oracle=cypher["without_oracle"]
+        )
+        in rows["cypher"]
+    )
     judged_cases = cypher["passed"] + cypher["failed"]
     assert f"of the {judged_cases} judged ones {cypher['passed']} are right" in rows["cypher"]
 
@@ -108,7 +112,7 @@ def test_a_ladder_on_random_weights_says_that_it_tells_nothing_about_quality():
     for name in ("docs/SPEED.md", "STATUS.md"):
         text = " ".join((ROOT / name).read_text(encoding="utf-8").split())
         assert "random" in text
-        assert wording("nothing-about-how-well") in text, name
+        assert "nothing about how well an expert of that size answers" in text, name
 
 
 def test_a_setup_without_make_is_that_of_make():

@@ -16,7 +16,6 @@ from tests.insight.ladders import ladder, setting
 from tests.jobs.benchmark.fake_processes import be_brisk
 from tests.jobs.runs import base_model, write_expert
 from tests.planning.test_measurements import rate as a_rate
-from tests.wording import wording
 
 CLIMBED = ladder(
     setting("baseline", 100.0, cumulative=1.0),
@@ -44,7 +43,7 @@ def test_two_settings_measured_for_real_and_written_where_asked(
     assert list(measured) == ["packing", "attention"]
     assert all(seen["tokens_per_second"] > 0 for seen in measured.values())
     assert found["command"].startswith("expert benchmark -m ")
-    assert wording("attention-plans-attention-kernel") in ran.err
+    assert "[2/2] attention: the plan's attention kernel" in ran.err
     assert json.loads(to.read_text(encoding="utf-8")) == found
     assert to.with_suffix(".md").is_file()
     assert to.with_suffix(".html").is_file()
@@ -54,12 +53,12 @@ def test_two_settings_measured_for_real_and_written_where_asked(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), wording("nothing-to-measure-named")),
-        (("--dataset", "rows.jsonl"), wording("without-manifest-built-in")),
-        (("--only", "rocket", "-m", "{manifest}"), wording("rocket-no-such-setting")),
-        (("--to", "{folder}", "-m", "{manifest}"), wording("is-a-folder")),
-        (("--to", "x.md", "-m", "{manifest}"), wording("result-json-md-written")),
-        (("--compare", "nowhere", "nowhere"), wording("nowhere-no-result-expert")),
+        ((), "nothing to measure"),
+        (("--dataset", "rows.jsonl"), "without a manifest the built-in character GPT is trained"),
+        (("--only", "rocket", "-m", "{manifest}"), "--only rocket: no such setting"),
+        (("--to", "{folder}", "-m", "{manifest}"), "is a folder (--to"),
+        (("--to", "x.md", "-m", "{manifest}"), "the result is JSON, and .md is written next to it"),
+        (("--compare", "nowhere", "nowhere"), "nowhere: not a result of expert benchmark"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_with_the_reason(
@@ -92,7 +91,7 @@ def test_two_results_side_by_side_and_what_differs_between_them(run: Runner, tmp
     assert rows[0].keys() == {"what", "first", "second", "ratio"}
     unlike = (pair[0], str(tmp_path / "c"))
     reported = " ".join(run("benchmark", "--compare", *unlike).out.split())
-    assert wording("these-benchmarks-have-different", dataset=CLIMBED.dataset) in reported
+    assert f"! These benchmarks have different data: {CLIMBED.dataset} and other.jsonl." in reported
     assert f"different models: {CLIMBED.model} and big." in reported
     ran = run("benchmark", "--compare", *unlike, "--json")
     assert "different data" in ran.err
@@ -104,7 +103,7 @@ def test_the_ladder_is_a_sentence_a_table_and_how_it_was_measured():
         shown, file = recorded(terminal=terminal, width=160)
         show_ladder(CLIMBED, shown)
         text = file.getvalue()
-        assert wording("demo-on-test-cpu") in text
+        assert "demo on Test CPU: 250 tokens/s, 2.5 times the baseline" in text
         assert "expert benchmark --quick" in text
         assert "for a reason" in text
         assert "GPU" not in text  # no setting has it: no column
@@ -126,8 +125,8 @@ def test_a_setting_in_a_line_shows_what_it_gained():
         "  packing: 250 tokens/s, 2.50x, in all 2.50x, loss 2.0000"
     )
     late = setting("loader", None, "no time")
-    assert result_line(late) == wording("loader-not-measured-by")
-    assert result_line(CLIMBED.rungs[2]) == wording("compile-does-not-apply")
+    assert result_line(late) == "  loader: not measured by itself: for a reason"
+    assert result_line(CLIMBED.rungs[2]) == "  compile: does not apply: for a reason"
     slower = setting("loader", 90.0, "slower", gain=0.9, cumulative=0.9)
     assert result_line(slower).endswith("loss 2.0000, slower: for a reason")
 
@@ -154,8 +153,8 @@ def test_the_time_left_is_what_the_benchmark_expects_less_what_has_passed(termin
     assert "(about 2 min left)" in text
     assert "(about 3 min left)" in text
     assert ("training 1/10  (about 2 min left)" in text) == terminal
-    assert wording("other-processes-used-cores") in text
-    assert wording("against-the-baseline") in text
+    assert "! other processes used 1.4 of 2 cores meanwhile: rates and gains" in text
+    assert "against the baseline" in text
     assert "(about 15 s left)" in text
 
 
@@ -167,7 +166,7 @@ def test_remembered_winners_are_forgotten_and_the_file_is_named(
     for model in ("tiny-llama", "another"):
         remember_rate(file, a_rate(model=model))
     named = " ".join(run("benchmark", "--forget", "-m", manifest).out.split())
-    assert named.startswith(wording("nothing-was-remembered"))  # of the model of this manifest
+    assert named.startswith("nothing to forget:")  # of the model of this manifest
     ran = run("benchmark", "--forget")
     assert ran.code == 0
     text = "".join(ran.out.split())

@@ -17,7 +17,6 @@ from expert.data.inspect.pick_rows import RowsToShow
 from expert.jobs.datasets.check import check_dataset
 from tests.jobs.datasets.test_datasets import write
 from tests.run.test_preparing import ROWS, an_expert, lines
-from tests.wording import wording
 
 
 def test_clean_data_is_a_table_and_exits_with_0(run, tmp_path):
@@ -26,22 +25,22 @@ def test_clean_data_is_a_table_and_exits_with_0(run, tmp_path):
     rows = [[cell.strip() for cell in line.split("  ") if cell] for line in ran.out.splitlines()]
     table = {cells[0]: cells[1:] for cells in rows if cells}
     assert ran.out.startswith("counter  (prompt template: chatml)\n")
-    assert table["rows read"] == ["120", wording("drawn-from-train")]
+    assert table["rows read"] == ["120", "split from train"]
     assert table["examples"] == ["108", "12"]
-    assert table[wording("also-in-train")] == ["–", "0"]
-    assert wording("nothing-wrong-with-data") in ran.out
+    assert table["also in train"] == ["–", "0"]
+    assert "✓ no problems found in the data" in ran.out
     assert not (tmp_path / "datasets_optimized").exists()
     write(tmp_path / "train.jsonl", lines(ROWS[:1]))  # too few to hold any out
     file = str(tmp_path / "manifest.json")
     ran = run("dataset", "check", "-m", file)
     assert ran.code == 0
-    assert wording("warning-train-example-too") in ran.out
-    assert ran.out.splitlines()[-1] == wording("usable-warning-look-at")
+    assert "warning: train: 1 example, too few to hold any out" in ran.out
+    assert ran.out.splitlines()[-1] == "✓ usable, 1 warning: look at it before training"
     assert run("dataset", "check", "-m", file, "--set", "validation_split=0").code == 0
     (tmp_path / "train.jsonl").unlink()
     ran = run("dataset", "check", "-m", file)
     assert ran.code == 2
-    assert wording("there-is-no", train=tmp_path / "train.jsonl") in ran.err
+    assert "train.jsonl: there is no {train}".format(train=tmp_path / "train.jsonl") in ran.err
 
 
 def test_columns_that_no_commas_separate_are_reported(run, tmp_path):
@@ -50,10 +49,10 @@ def test_columns_that_no_commas_separate_are_reported(run, tmp_path):
     write(tmp_path / "rows.csv", "Question;Answer\n" + rows)
     ran = run("dataset", "check", "-m", str(file))
     assert ran.code == 0, ran.err
-    assert wording("semicolons-separate-its-columns") in ran.out
+    assert "rows.csv: columns are separated by semicolons" in ran.out
     as_json = json.loads(run("dataset", "check", "-m", str(file), "--json").out)
     assert as_json["notes"] == [
-        wording("semicolons-separate-its-columns"),
+        "rows.csv: columns are separated by semicolons",
         "rows.csv: instruction=Question, response=Answer",
     ]
 
@@ -64,16 +63,12 @@ def test_duplicates_and_leaks_are_warnings_and_exit_with_0(run, tmp_path):
     write(tmp_path / "v.jsonl", lines([ROWS[4], ROWS[4]]))
     ran = run("dataset", "check", "-m", str(file))
     assert ran.code == 0
-    assert wording("warning-validation-example-also") in ran.out
+    assert "warning: validation: 1 example also earlier in the split\n" in ran.out
     assert (
-        wording(
-            "warning-validation-examples-also",
-            v=tmp_path / "v.jsonl",
-            train=tmp_path / "train.jsonl",
-        )
-        in ran.out
-    )
-    assert ran.out.splitlines()[-1] == wording("usable-warnings-look-at")
+        "warning: validation: 2 examples also in train (same prompt and "
+        "answer)\n  {v}:1 repeats {train}:5\n"
+    ).format(v=tmp_path / "v.jsonl", train=tmp_path / "train.jsonl") in ran.out
+    assert ran.out.splitlines()[-1] == "✓ usable, 2 warnings: look at them before training"
 
 
 def test_preparing_warns_of_a_validation_file_that_is_trained_on_as_well(run, tmp_path):
@@ -81,15 +76,15 @@ def test_preparing_warns_of_a_validation_file_that_is_trained_on_as_well(run, tm
     write(tmp_path / "v.jsonl", lines([ROWS[4]]))
     ran = run("pretokenize", "-m", str(file))
     assert ran.code == 0, ran.err
-    assert ran.out.count(wording("warning-validation-row-stands")) == 1
+    assert ran.out.count("warning: validation: 1 of 1 row is in the training rows as well") == 1
 
 
 @pytest.mark.parametrize(
     ("name", "text", "what"),
     [
         ("rows.jsonl", "", "is empty"),
-        ("rows.csv", "question,answer\n", wording("has-header-no-rows")),
-        ("rows.json", "[]", wording("has-no-rows")),
+        ("rows.csv", "question,answer\n", "has a header and no rows"),
+        ("rows.json", "[]", "has no rows"),
     ],
 )
 def test_a_file_without_rows_is_named_and_plan_warns_of_it(run, tmp_path, name, text, what):
@@ -99,11 +94,11 @@ def test_a_file_without_rows_is_named_and_plan_warns_of_it(run, tmp_path, name, 
     for command in (("dataset", "check"), ("pretokenize",), ("train", *of_tiny)):
         ran = run(*command, "-m", file)
         assert ran.code == 2
-        assert wording("put-rows-into-name", name=name, what=what) in ran.err
+        assert f"{name}: {what}  (put rows into it, or name another file)" in ran.err
     ran = run("plan", "-m", file)
     assert ran.code == 0
     if not name.endswith(".json"):  # whose rows are counted when they are prepared
-        assert wording("warning-no-rows-to", name=name, what=what) in ran.out
+        assert f"warning: length.rows: there are no rows to train on: {name} {what}" in ran.out
 
 
 def test_too_many_bad_rows_exit_with_2_and_are_listed(run, tmp_path):
@@ -112,8 +107,12 @@ def test_too_many_bad_rows_exit_with_2_and_are_listed(run, tmp_path):
     ran = run("dataset", "check", "-m", str(file))
     assert ran.code == 2
     assert f"train: bad rows\n  {tmp_path / 'train.jsonl'}:121: " in ran.out
-    assert wording("more-kind-at") in ran.out
-    assert ran.err == wording("data-counter-cannot-used")
+    assert "\n  … and 97 more of this kind, at 126, 127, 128, " in ran.out
+    assert ran.err == (
+        "the data of counter cannot be used as it is\n  - train train.jsonl: 102 bad "
+        "rows, and training.dataset.max_bad_rows tolerates 0  (fix the data, or --set "
+        "training.dataset.max_bad_rows=102)\n"
+    )
     tolerated = ("--set", "training.dataset.max_bad_rows=102")
     assert run("dataset", "check", "-m", str(file), *tolerated).code == 0
 
@@ -127,7 +126,7 @@ def test_findings_as_json_hold_every_count_and_the_same_exit_code(run, tmp_path)
     train = found["splits"][0]
     assert (train["rows"], train["bad_rows"], train["empty_answers"]) == (121, 1, 1)
     assert train["duplicates"] == {"count": 0, "shown": []}
-    assert found["warnings"] == [wording("train-row-without-answer")]
+    assert found["warnings"] == ["train: 1 row without an answer"]
     assert len(found["problems"]) == 1
 
 
@@ -137,7 +136,7 @@ def test_a_packed_table_that_is_cut_off_is_reported_in_plain_words(run, tmp_path
     (tmp_path / "t.csv.gz").write_bytes(gzip.compress(text.encode())[:-200])
     ran = run("dataset", "check", "-m", file)
     assert ran.code == 2
-    assert wording("it-cannot-be-unpacked", t=tmp_path / "t.csv.gz") in ran.err
+    assert "{t}: it cannot be unpacked".format(t=tmp_path / "t.csv.gz") in ran.err
     assert "Aborted" not in ran.err
 
 
@@ -150,7 +149,7 @@ def test_data_sets_are_listed_with_who_uses_them(run, tmp_path):
     assert hub == f"hub cache: {tmp_path / 'hf' / 'hub'} (missing)"
     assert datasets == f"datasets cache: {tmp_path / 'hf' / 'datasets'} (missing)"
     made = tmp_path / "experts" / "a" / "datasets_optimized" / "counter"
-    assert tokens == wording("prepared-tokens-counter-not", made=made)
+    assert tokens == f"prepared tokens of counter: {made} (missing)"
     head, row = first.split(), " ".join(rest).split()
     assert head == ["kind", "name", "splits", "rows", "size", "last", "used", "used", "by"]
     file = str(tmp_path / "experts" / "a" / "train.jsonl")
@@ -161,7 +160,7 @@ def test_data_sets_are_listed_with_who_uses_them(run, tmp_path):
     assert " tokens)" in out
     (tmp_path / "empty").mkdir()
     out = run("find-datasets", str(tmp_path / "empty")).out
-    assert out.startswith(wording("no-data-sets-found"))
+    assert out.startswith("no datasets found\nhub cache: ")
     write(tmp_path / "hf" / "hub" / "datasets--org--set" / "blobs" / "a", "x" * 10)
     [found] = json.loads(run("find-datasets", str(tmp_path / "empty"), "--json").out)["datasets"]
     assert (found["kind"], found["name"], found["size"]) == ("hub cache", "org/set", 10)
@@ -175,9 +174,9 @@ def test_consolidating_shows_what_was_copied_and_how_to_use_it(run, tmp_path):
     target = tmp_path / "fast" / "counter" / "train.jsonl"
     assert ran.code == 0
     assert f"  copied: {target}  (" in ran.out
-    assert wording("use-it-with", target=target) in ran.out
+    assert f"  use it with: --set training.dataset.path={target}\n" in ran.out
     broken = tmp_path / "experts" / "b" / "manifest.json"
-    assert ran.err == wording("some-manifests-passed-over", broken=broken)
+    assert ran.err == f"manifests that could not be read\n{broken}: not read: 1 problem\n"
     assert f"  there already: {target}  (" in run("find-datasets", *arguments).out
     [gathered] = json.loads(run("find-datasets", *arguments, "--json").out)["gathered"]
     assert gathered["copies"][0]["done"] == "there already"
@@ -209,7 +208,7 @@ def test_the_table_of_three_splits_with_long_rows_stays_a_table():
 def test_rows_are_shown_with_brackets_that_no_row_holds(run, tmp_path):
     file = an_expert(tmp_path)
     ran = run("dataset", "check", str(file), "--row", "2", "--rows", "0")
-    assert wording("rows-model-sees-line") in ran.out
+    assert "rows as the model sees them; ⟦trained on⟧, ↵ is a line break" in ran.out
     assert (
         "train.jsonl:2 (train, asked for): 38 tokens, 8 trained on; special tokens "
         "<|im_start|> ×2, <|im_end|> ×2\n"
@@ -231,7 +230,7 @@ def test_rows_are_shown_with_brackets_that_no_row_holds(run, tmp_path):
 def test_where_a_row_is_cut_is_shown_with_what_is_lost(run, tmp_path):
     file = an_expert(tmp_path, max_seq_length=38)
     ran = run("dataset", "check", str(file), "--row", "6")
-    cut = wording("cut-at-tokens-lost")
+    cut = "cut at max_seq_length 38: 4 tokens lost, 4 of them would be trained on"
     assert f"⟧\n  ┊ {cut}\n  ✂ " in ran.out
     split = run("dataset", "check", str(file), "--row", "6", "--set", "overlong=split")
     assert "⟧\n  ┊ sequence 2 of 2 starts here\n  │ " in split.out

@@ -6,7 +6,6 @@ from expert.cli.show.display import Sheet, bar_of, plain_lines, show_sheet
 from expert.core.text import count, counted, duration, gib, value_in_words
 from tests.cli.screens import recorded
 from tests.each import each
-from tests.wording import wording
 
 SHEET = Sheet(("key", "value"), [[("a", "1")], [("longer", "[bold]2")]], "title")
 
@@ -54,7 +53,7 @@ def test_long_columns_that_would_be_squeezed_are_paragraphs_under_their_row():
 
 def test_what_follows_a_long_path_is_in_its_own_column_on_the_next_line():
     path = "/a/" + "b" * 90
-    words = wording("keyed-by-content-beside") * 3
+    words = "keyed by content, beside the manifest, " * 3
     rows = [("data.cache", path, words, "preset"), ("k", "v", "why", "machine")]
     lines = plain_lines(Sheet(("key", "value", "because", "source"), [rows]))
     because, source = lines[0].index("because"), lines[0].index("source")

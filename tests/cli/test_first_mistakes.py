@@ -8,7 +8,6 @@ import pytest
 
 from tests.jobs.runs import base_model
 from tests.run.test_preparing import ROWS, lines
-from tests.wording import wording
 
 TINY = "name: fruit\nbase_model: {}\ndataset: {}\nbatch_size: 4\nepochs: 1\nmax_seq_length: 64\n"
 
@@ -28,11 +27,11 @@ def a_trainable_manifest(folder, **more):
 @pytest.mark.parametrize(
     ("wrong", "reported"),
     [
-        ({"model": "tinny"}, wording("did-you-mean-tiny")),
-        ({"rows": "trian.jsonl"}, wording("did-you-mean")),
+        ({"model": "tinny"}, "did you mean 'tiny'?"),
+        ({"rows": "trian.jsonl"}, "did you mean 'train.jsonl'?"),
         (
             {"more": "field_mapping: {instruction: instrukction}\n"},
-            wording("did-you-mean-instruction"),
+            "did you mean 'instruction'?",
         ),
     ],
 )
@@ -44,9 +43,9 @@ def test_a_misspelt_model_file_or_column_is_reported_by_check_and_plan_and_refus
     for command in (("manifest", "check", file), ("plan", file), ("plan", file, "--gpu", "h200")):
         ran = run(*command)
         assert ran.code == 0
-        assert [
-            reported in line for line in ran.out.splitlines() if wording("did-you-mean-2") in line
-        ] == [True]
+        assert [reported in line for line in ran.out.splitlines() if "did you mean" in line] == [
+            True
+        ]
     several = run("plan", file, "--gpu", "h200", "--gpu", "rtx-4090")
     assert several.out.count(reported) >= 1
     checked = json.loads(run("manifest", "check", file, "--json").out)
@@ -61,7 +60,7 @@ def test_a_warning_of_the_manifest_names_its_file_once(run, tmp_path):
     ran = run("train", "-m", file)
     assert ran.code == 0, ran.err
     [reported] = [line for line in ran.out.splitlines() if "mood" in line]
-    assert reported == wording("warning-line-mood-without", file=file)
+    assert reported == f"warning: {file}: line 8: mood: no effect: Expert has no such key"
 
 
 def test_rows_that_were_left_out_are_reported_and_recorded(run, tmp_path):
@@ -70,9 +69,9 @@ def test_rows_that_were_left_out_are_reported_and_recorded(run, tmp_path):
         stream.write("{\n" * 3)
     bad = run("train", "-m", file)
     assert bad.code == 2
-    assert bad.err.startswith(wording("rows-cannot-be-used"))
+    assert bad.err.startswith("3 rows cannot be used\n")
     leave = ("--set", "max_bad_rows=3")
-    reported = wording("warning-bad-rows-left")
+    reported = "warning: 3 bad rows were left out, and kept in "
     made = run("pretokenize", "-m", file, *leave)
     assert (made.code, made.out.count(reported)) == (0, 1)
     ran = run("train", "-m", file, *leave)
@@ -99,18 +98,24 @@ def test_a_run_that_is_resumed_with_other_options_is_reported_which_and_the_whol
     ran = run("train", file, "--resume")
     assert ran.code == 2
     assert ran.err.splitlines() == [
-        wording("belongs-to-another-run", folder=folder),
+        (
+            f"{folder}/checkpoints/step-000006: belongs to another run: it was started with "
+            "other options"
+        ),
         "  - epochs: was 2, is 1",
         "  - schedule.total_steps: was 6, is 3",
-        wording("undo-change-go-on"),
-        wording("go-on-started-expert", file=file),
+        "  (undo the change, or resume anyway with --allow-changed)",
+        f"  resume it as it was started: expert train {file} --epochs 2 --resume",
     ]
     ran = run("train", file, "--epochs", "5", "--set", "seed=7", "--resume", str(folder))
-    assert ran.err.splitlines()[-1] == wording("go-on-started", file=file, folder=folder)
+    assert ran.err.splitlines()[-1] == (
+        f"  resume it as it was started: expert train {file} --epochs 2 --set seed=42 "
+        f"--resume {folder}"
+    )
     monkeypatch.setattr("expert.run.session.session.Session", None)  # nothing is loaded or trained
     ran = run("train", file, "--set", "seed=7", "--epochs=2", "--set", "seed=42", "--resume")
     assert ran.code == 0, ran.err
-    assert wording("nothing-left-to-do", folder=folder) in ran.out
+    assert f"✓ nothing left to do: {folder} is finished\n" in ran.out
     assert f"--epochs N --resume {folder} --allow-changed\n" in ran.out
 
 
@@ -121,17 +126,17 @@ def test_a_run_that_is_resumed_on_other_rows_is_reported_how_many(run, tmp_path)
     ran = run("train", file, "--resume")
     assert ran.code == 2
     reported = ran.err.splitlines()
-    assert reported[1] == wording("the-rows-changed")
+    assert reported[1] == "  - the rows changed (12 → 13)"
     assert reported[2].startswith("  - data.index: was ")
 
 
 @pytest.mark.parametrize(
     ("command", "reported"),
     [
-        (("train", "{file}", "--dry-run"), wording("nothing-was-written")),
+        (("train", "{file}", "--dry-run"), "nothing was written"),
         (("pretokenize", "{folder}"), "cache miss"),
-        (("dataset", "check", "{file}"), wording("nothing-wrong-with")),
-        (("diagnose", "{file}", "--no-kernels"), wording("a-run-would-start")),
+        (("dataset", "check", "{file}"), "no problems found in the data"),
+        (("diagnose", "{file}", "--no-kernels"), "a run would start"),
         (("plan", "{folder}"), "✓ fits"),
     ],
 )
@@ -143,28 +148,31 @@ def test_the_manifest_may_be_named_without_its_option(run, tmp_path, command, re
     assert reported in ran.out
     twice = run(*words, "--manifest", places["file"])
     assert twice.code == 2
-    assert wording("name-one-manifest") in " ".join(twice.err.replace("│", "").split())
+    assert "give one manifest" in " ".join(twice.err.replace("│", "").split())
 
 
 @pytest.mark.parametrize(
     ("command", "reported"),
     [
-        (("validate", "--min-accuracy", "95"), wording("share-between-such")),
-        (("validate", "--domain", "cobol"), wording("cobol-not-one-json")),
-        (("validate", "--limit", "0"), wording("must-be-at-least")),
-        (("validate", "--limit", "some"), wording("expected-a-whole-number")),
-        (("sample", ".", "--prompt", "x", "--temperature", "5"), wording("must-be-at-most")),
-        (("train", "--epochs", "few"), wording("expected-a-number")),
-        (("train", "--device", "gpu"), wording("gpu-not-one-auto")),
+        (("validate", "--min-accuracy", "95"), "must be a share between 0 and 1, such as 0.95"),
+        (("validate", "--domain", "cobol"), "'--domain': 'cobol' is not one of 'json'"),
+        (("validate", "--limit", "0"), "'--limit': must be at least 1"),
+        (("validate", "--limit", "some"), "'--limit': expected a whole number"),
+        (("sample", ".", "--prompt", "x", "--temperature", "5"), "must be at most 2"),
+        (("train", "--epochs", "few"), "'--epochs': expected a number"),
+        (("train", "--device", "gpu"), "'--device': 'gpu' is not one of 'auto'"),
         (("train", "--max-steps", "3"), "--set max_steps=VALUE"),
         (("plan", "--num-train-epochs=3"), "--set epochs=VALUE"),
-        (("validate", "a", "--expert", "b"), wording("b-name-one-expert")),
-        (("dataset", "check"), wording("name-manifest-expert-dataset")),
-        (("benchmark", "--compare", "a", "b"), wording("no-result-expert-benchmark")),
-        (("pretokenize", "--all", "nothere"), wording("nothere-no-such-folder")),
+        (("validate", "a", "--expert", "b"), "a and --expert b: give one expert"),
+        (("dataset", "check"), "give a manifest: expert dataset check FILE"),
+        (
+            ("benchmark", "--compare", "a", "b"),
+            "a: not a result of expert benchmark: there is no such file (name a ladder.json",
+        ),
+        (("pretokenize", "--all", "nothere"), "--all nothere: there is no such folder"),
         (
             ("train", "--dataset", "shakespeare", "--resume", "pyproject.toml"),
-            wording("is-no-folder"),
+            "not a folder",
         ),
     ],
 )
@@ -186,7 +194,7 @@ def test_rows_that_are_missing_are_reported_with_the_script_that_makes_them(run,
     rows.unlink()
     script.touch()
     ran = run(*command, "-m", file)
-    reported = wording("no-python-makes", rows=rows, script=script)
+    reported = f"train.jsonl: there is no {rows} (python {script} makes it)"
     assert reported in " ".join((ran.err + ran.out).split())
 
 
@@ -197,7 +205,7 @@ def test_a_script_beside_the_manifest_is_not_reported_to_make_files_that_are_els
     (tmp_path / "make_data.py").touch()
     ran = run("train", "-m", file, "--dataset", "/nowhere/rows.jsonl")
     assert ran.code == 2
-    assert wording("no-such-file") in ran.err
+    assert "/nowhere/rows.jsonl: there is no such file" in ran.err
     assert "make_data.py" not in ran.err
 
 
@@ -217,4 +225,7 @@ def test_rows_named_in_place_of_a_manifest_are_answered_with_the_command_that_ma
     file.write_text(text, encoding="utf-8")
     ran = run("train", str(file))
     assert ran.code == 2
-    assert wording("data-file-not-manifest", file=file) in ran.err
+    assert (
+        f"this is a data file, not a manifest  (expert new NAME --from {file} makes a "
+        "manifest for it)"
+    ) in ran.err

@@ -19,14 +19,13 @@ from expert.data.tokens import shards as making
 from tests.insight.ladders import ladder, setting
 from tests.jobs.runs import base_model, write_expert
 from tests.jobs.trained_runs import finished
-from tests.wording import wording
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals are POSIX")
 
 SIGNALS = pytest.mark.parametrize(
     ("number", "code", "name"), [(signal.SIGINT, 130, "Ctrl-C"), (signal.SIGTERM, 143, "SIGTERM")]
 )
-PREPARED_STAYS = wording("what-prepared-stays-same")
+PREPARED_STAYS = "prepared data is kept; the same command continues from there"
 PATIENCE_SECONDS = 60.0
 
 
@@ -110,7 +109,10 @@ def test_a_run_that_is_stopped_while_its_data_is_prepared_leaves_no_folder(
     ran = run("train", "-m", str(expert), "--device", "cpu")
     assert ran.code == code
     assert ran.err == ""
-    assert ran.out.endswith(wording("stopped-by-before-first", name=name))
+    assert ran.out.endswith(
+        f"stopped by {name} before the first step: no run was started; prepared data is "
+        "kept; the same command continues from there\n"
+    )
     assert half_written(expert.parent) == []
     assert not (expert.parent / "runs").exists()
 
@@ -129,7 +131,12 @@ def test_a_run_stopped_while_planning_reports_it(run, expert, monkeypatch):
     stopped_in(monkeypatch, opening, "make_plan", signal.SIGTERM)
     ran = run("train", "-m", str(expert), "--device", "cpu")
     assert (ran.code, ran.err) == (143, "")
-    assert ran.out.endswith(wording("stopped-by-before-first", name="SIGTERM"))
+    assert ran.out.endswith(
+        (
+            "stopped by {name} before the first step: no run was started; prepared "
+            "data is kept; the same command continues from there\n"
+        ).format(name="SIGTERM")
+    )
 
 
 @SIGNALS
@@ -142,7 +149,7 @@ def test_a_validation_that_is_stopped_writes_no_verdict(run, monkeypatch, number
     ran = run("validate", "--expert", str(folder), "--device", "cpu", "--limit", "2")
     assert ran.code == code
     last = ran.err.splitlines()[-1]
-    again = wording("no-verdict-written-same")
+    again = "no verdict was written; the same command starts over"
     assert last == f"expert validate: stopped by {name}: {again}"
     assert "Traceback" not in ran.err
     assert not (folder / "validation.json").exists()
@@ -158,7 +165,7 @@ def test_a_benchmark_that_is_stopped_leaves_no_folder(run, expert, monkeypatch, 
 
     monkeypatch.setattr(Benchmark, "run", measure)
     ran = run("benchmark", "-m", str(expert), "--device", "cpu")
-    again = wording("no-result-written-same")
+    again = "no result was written; the same command starts over"
     assert (ran.code, ran.err) == (code, f"expert benchmark: stopped by {name}: {again}\n")
     assert list((expert.parent / "runs" / "benchmarks").iterdir()) == []
 
@@ -179,12 +186,12 @@ def test_a_benchmark_that_is_stopped_keeps_the_settings_that_were_measured(
     ran = run("benchmark", "-m", str(expert), "--device", "cpu")
     file = next((expert.parent / "runs" / "benchmarks").glob("*/ladder.json"))
     assert ran.code == code
-    assert ran.err.startswith(wording("expert-benchmark-stopped-by", name=name))
+    assert ran.err.startswith(f"expert benchmark: stopped by {name}: measurements so far are in ")
     assert str(file) in ran.err
     assert file.with_suffix(".html").is_file()
     kept = json.loads(file.read_text(encoding="utf-8"))
     assert [one["name"] for one in kept["rungs"]] == ["baseline", "packing"]
-    cut_off = wording("cut-off-by-after", name=name)
+    cut_off = f"interrupted by {name} after 'packing': later settings were not measured"
     assert kept["notes"][-1] == cut_off
 
 
@@ -193,7 +200,7 @@ def test_any_other_command_shows_that_it_was_stopped(run, monkeypatch):
 
     stopped_in(monkeypatch, machine, "describe_machine", signal.SIGTERM)
     ran = run("machine")
-    again = wording("same-command-begins-again")
+    again = "the same command starts over"
     assert (ran.code, ran.err) == (143, f"expert machine: stopped by SIGTERM: {again}\n")
 
 
@@ -281,6 +288,6 @@ def test_the_line_is_shown_once_and_needs_no_reader(capsys, monkeypatch):
     end = Interrupted(signal.SIGTERM)
     tell(end, ["--json", "watch"])
     tell(end, ["watch"])
-    assert capsys.readouterr().err == wording("expert-watch-stopped-by")
+    assert capsys.readouterr().err == "expert watch: stopped by SIGTERM: the run itself continues\n"
     monkeypatch.setattr(sys, "stderr", None)  # `2>&-`
     tell(Interrupted(signal.SIGINT), json.loads("[]"))

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from expert.cli.machine import machine_sheet
 from expert.planning.machine.machine import Fact, Gpu, GpuProcess, Machine, unknown
-from tests.wording import wording
 
 GIB = 2**30
 
@@ -55,16 +54,19 @@ def test_the_table_has_a_line_for_every_fact_with_its_source():
     assert {
         "GPU 0 memory 80.0 GiB NVML",
         "GPU 0 memory free 75.8 GiB NVML",
-        wording("gpu-memory-held-by"),
+        (
+            "GPU 0 memory held by python (pid 123) 4.2 GiB; unknown process (pid 9) "
+            "unknown amount NVML"
+        ),
         "GPU 0 busy 37 % NVML",
         "GPU 0 capability 9.0 NVML",
-        wording("gpu-cuda-up-to"),
-        wording("gpu-power-limit-unknown"),
-        wording("gpu-pcie-width-nvml"),
+        "GPU 0 CUDA up to 12.8 NVML",
+        "GPU 0 power limit unknown this card does not report it",
+        "GPU 0 PCIe width x16 NVML at present",
         "CPU Some [bold] CPU /proc/cpuinfo",
         "cores available 2 cgroup v2 cpu.max",
         "memory available 12.0 GiB psutil",
-        wording("disk-free-gib-disk"),
+        "disk free 100.0 GiB disk usage of /",
         "torch 2.9.1 importlib.metadata",
         "peft – not installed",
     } <= set(lines)
@@ -76,11 +78,11 @@ def test_cards_come_first_and_what_is_special_about_them_has_a_row():
     lines = lines_of(replace(MACHINE, gpus=(GPU, second)))
     assert lines[0] == "GPU 0 NVIDIA H100 80GB HBM3 NVML"
     assert lines.index("GPU 1 NVIDIA A100 NVML") < lines.index("CPU Some [bold] CPU /proc/cpuinfo")
-    reason = wording("nvidia-driver-not-installed")
+    reason = "the NVIDIA driver is not installed"
     assert lines_of(replace(MACHINE, gpus=(), gpu_note=reason))[0] == f"GPU none {reason}"
     noted = replace(MACHINE, gpu_note="CUDA_VISIBLE_DEVICES='0' shows 1 of 2 GPUs")
     assert "GPU note CUDA_VISIBLE_DEVICES='0' shows 1 of 2 GPUs" in lines_of(noted)
     idle = replace(GPU, holders=Fact((), "NVML"))
-    assert wording("gpu-memory-held") in lines_of(replace(MACHINE, gpus=(idle,)))
+    assert "GPU 0 memory held by no process NVML" in lines_of(replace(MACHINE, gpus=(idle,)))
     split = replace(GPU, mig_slice=Fact("MIG-1111", "NVML"))
     assert "GPU 0 MIG slice MIG-1111 NVML" in lines_of(replace(MACHINE, gpus=(split,)))

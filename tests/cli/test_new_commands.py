@@ -6,7 +6,6 @@ import json
 import shlex
 
 from tests.cli.running import Runner
-from tests.wording import wording
 
 
 def test_a_new_expert_is_checked_and_planned_with_the_commands_it_names(run: Runner, tmp_path):
@@ -35,7 +34,7 @@ def test_columns_of_a_file_are_shown(run: Runner, tmp_path):
     assert "instruction=q, response=a" in run(*asked).out
     again = run(*asked)
     assert again.code == 2
-    assert wording("is-there-already") in again.err
+    assert "already exists  (choose another name" in again.err
 
 
 def test_plain_text_is_to_be_sampled_rather_than_validated(run: Runner, tmp_path):
@@ -60,7 +59,10 @@ def test_rows_that_cannot_be_used_are_counted_and_the_command_that_lists_them(
         rows.write_text("\n".join(lines) + "\n", encoding="utf-8")
         ran = run("new", name, "--from", str(rows), "-o", str(tmp_path))
         assert ran.code == 0, ran.err
-        reported = wording("first-rows-cannot-used")
+        reported = (
+            "2 of the first 3 rows cannot be used; fix them before training: expert "
+            "dataset check lists them"
+        )
         assert (reported in ran.out) == (name == "some")
 
 
@@ -69,12 +71,15 @@ def test_the_length_and_what_shorter_ones_cut_are_printed(run: Runner, tmp_path)
     long = [{"instruction": f"Say {n}.", "output": "word " * 700} for n in range(20)]
     rows.write_text("".join(json.dumps(row) + "\n" for row in long), encoding="utf-8")
     ran = run("new", "mine", "--from", str(rows), "-o", str(tmp_path))
-    assert wording("base-model-tiny-tiny") in ran.out
+    assert (
+        "  base model tiny: 4 million parameters, to try things out; choose a real one "
+        "with --model Qwen/Qwen3-0.6B\n"
+    ) in ran.out
     assert "  max_seq_length 1024: 20 rows tokenised, the longest " in ran.out
-    assert wording("cuts-rows") in ran.out
+    assert "    512: cuts 100% of the rows and " in ran.out
     other = run("new", "other", "--from", str(rows), "-o", str(tmp_path), "--model", "a/b")
-    assert wording("rows-estimated-from-characters") in other.out
-    assert wording("tokenizer-not-on-machine") in other.out
+    assert "rows estimated from characters" in other.out
+    assert "the tokenizer of a/b is not on this machine" in other.out
     as_json = run("new", "third", "--from", str(rows), "-o", str(tmp_path), "--json")
     assert json.loads(as_json.out)["length"]["length"] == 1024
 
@@ -85,4 +90,4 @@ def test_files_that_are_held_out_by_their_names_are_shown(run, tmp_path):
     for name in ("code", "unit_test"):
         (rows / f"{name}.jsonl").write_text('{"question": "a", "answer": "b"}\n')
     ran = run("new", "mine", "--from", str(rows), "-o", str(tmp_path))
-    assert wording("held-out-by-name") in ran.out
+    assert "  held out as test rows, by name: unit_test.jsonl" in ran.out

@@ -8,7 +8,6 @@ import pytest
 
 from expert.planning.machine.links import LINKS
 from tests.cli.running import EXPERT_JSON
-from tests.wording import wording
 
 ROW = json.dumps({"instruction": "x " * 300, "response": "y " * 200}) + "\n"
 
@@ -29,7 +28,7 @@ def test_four_cards_are_planned_with_engine_memory_communication_and_rate(run, l
     assert "large on 4 × GeForce RTX 4090" in ran.out
     for key in ("engine", "ranks", "link", "sent_bytes", "communication_seconds"):
         assert f"parallel.{key} " in ran.out
-    assert wording("memory-on-each-card") in ran.out
+    assert "peak memory of a step on each card, of " in ran.out
     assert "replicated on 4 × GeForce RTX 4090: " in ran.out
     [rate] = [line for line in ran.out.splitlines() if line.startswith("replicated on ")]
     assert " tokens/s, efficiency " in rate

@@ -13,26 +13,28 @@ import pytest
 import expert.data.pipeline as preparing
 from expert.data.records import DataNotFound
 from tests.run.test_preparing import ROWS, an_expert, lines
-from tests.wording import wording
 
 
 def test_pretokenize_shows_hit_or_miss_and_the_counts(run, tmp_path):
     file = str(an_expert(tmp_path))
     first = run("pretokenize", "--manifest", file, "--part", "1/1")  # which is everything
     assert first.code == 0
-    assert wording("train-cache-miss-nothing") in first.out
-    assert wording("examples-per-sequence") in first.out
-    assert wording("lengths-in-tokens") in first.out
+    assert "train: cache miss: first use of this data" in first.out
+    assert "examples per sequence" in first.out
+    assert "lengths in tokens" in first.out
     # Rows that are held out of the training rows are not counted twice.
     (line,) = [line for line in first.out.splitlines() if line.startswith("rows read")]
-    assert line.split(maxsplit=3)[2:] == ["120", wording("drawn-from-train")]
-    assert wording("train-cache-hit-made") in run("pretokenize", "-m", file).out
+    assert line.split(maxsplit=3)[2:] == ["120", "split from train"]
+    assert (
+        "train: cache hit: made from the same data and settings"
+        in run("pretokenize", "-m", file).out
+    )
     streamed = run("pretokenize", file, "--part", "1/3", "--set", "training.dataset.streaming=true")
     assert streamed.code == 2
     assert "streaming is true" in streamed.err
     nothing = run("pretokenize")
     assert nothing.code == 2
-    assert wording("name-one-manifest-folder") in nothing.err
+    assert "give one manifest, or a folder with --all" in nothing.err
 
 
 def test_pretokenize_shows_the_warnings_about_the_manifest(run, tmp_path):
@@ -66,10 +68,10 @@ def test_pretokenize_continues_past_what_cannot_be_prepared_and_lists_everything
     said = ran.out.splitlines()
     reported = said[said.index("1 prepared, 3 skipped, 0 failed") + 1 :]
     assert reported[0] == f"✓ {tmp_path / 'd-good' / 'manifest.json'}"
-    assert reported[1].startswith(wording("skipped-there-is-no", unmade=unmade))
+    assert reported[1].startswith(f"· {unmade}: skipped: rows/train.jsonl: there is no ")
     assert reported[1].endswith(f"  (python {unmade.parent / 'make_data.py'} makes it)")
-    assert wording("shakespeare-could-not-fetched") in reported[2]
-    assert wording("beside-the-manifest") in reported[2]
+    assert "shakespeare: it could not be fetched" in reported[2]
+    assert "corpora/shakespeare.txt beside the manifest" in reported[2]
     assert "streaming is true" in reported[3]
     broken = an_expert(tmp_path / "c-broken")
     with (broken.parent / "train.jsonl").open("a", encoding="utf-8") as stream:
@@ -80,7 +82,7 @@ def test_pretokenize_continues_past_what_cannot_be_prepared_and_lists_everything
     assert ran.code == 2
     assert "1 prepared, 3 skipped, 2 failed" in ran.out
     assert ran.err.startswith(f"not prepared\n  - {tmp_path / 'a-wrong' / 'manifest.json'}: ")
-    assert wording("row-cannot-used", broken=broken) in ran.err
+    assert f"  - {broken}: a row cannot be used" in ran.err
 
 
 def test_pretokenize_offers_to_make_rows_only_where_rows_are_missing(run, tmp_path, monkeypatch):
@@ -95,8 +97,8 @@ def test_pretokenize_offers_to_make_rows_only_where_rows_are_missing(run, tmp_pa
     ran = run("pretokenize", "--all", str(tmp_path))
     assert ran.code == 2
     assert "0 prepared, 1 skipped, 1 failed" in ran.out
-    assert wording("skipped-could-not-fetched", modelless=modelless) in ran.out
-    assert wording("did-you-mean") in ran.err
+    assert f"{modelless}: skipped: owner/model could not be fetched" in ran.out
+    assert "did you mean 'train.jsonl'?" in ran.err
     assert "make_data.py" not in ran.out + ran.err
 
 
@@ -130,19 +132,19 @@ def test_parts_make_the_cache_that_one_process_makes(run, tmp_path, checks):
     assert [each.code for each in reported] == [0, 0, 0, 0]
     said = [each.out.splitlines() for each in reported]
     assert [each[-1] for each in said[:3]] == [
-        wording("two-of-three-parts-left"),
-        wording("one-of-three-parts-left"),
-        wording("one-of-three-parts-left"),
+        "1 of 3 parts done; parts 1, 3 are still to do",
+        "2 of 3 parts done; part 1 is still to do",
+        "2 of 3 parts done; part 1 is still to do",
     ]
-    assert said[3][0] == wording("all-parts-are-done")
-    assert wording("examples-per-sequence") in reported[3].out
+    assert said[3][0] == "all 3 parts are done"
+    assert "examples per sequence" in reported[3].out
     assert cache(shared) == {
         name: content.replace(bytes(alone.parent), bytes(shared.parent))
         for name, content in cache(alone).items()
     }
     hit = run("pretokenize", str(shared))
     assert hit.out.count("cache hit") == 3
-    assert wording("train-cache-hit-made") in hit.out
+    assert "train: cache hit: made from the same data and settings" in hit.out
     assert run("pretokenize", str(shared), "--part", "2/3").out.count("cache hit") == 3
 
 
@@ -150,7 +152,10 @@ def test_parts_make_the_cache_that_one_process_makes(run, tmp_path, checks):
 def test_what_is_not_a_part_is_refused_with_the_form(run, tmp_path, part):
     ran = run("pretokenize", str(with_splits(tmp_path)), "--part", part)
     assert ran.code == 2
-    assert ran.err.endswith(wording("is-not-a-part", part=repr(part)) + "\n")
+    assert ran.err.endswith(
+        (f"--part {part!r} is not K/N with K from 1 to N  (--part 2/8 is the second of 8 parts)")
+        + "\n"
+    )
     assert not (tmp_path / "datasets_optimized").exists()
 
 
@@ -160,7 +165,7 @@ def test_another_number_of_parts_is_refused_and_changes_nothing(run, tmp_path):
     before = cache(file)
     ran = run("pretokenize", str(file), "--part", "1/2")
     assert ran.code == 2
-    assert wording("parts-are-under-way") in ran.err
+    assert "the work was started in 3 parts (1 done), not 2" in ran.err
     assert cache(file) == before
 
 
@@ -170,7 +175,7 @@ def test_a_part_of_every_manifest_below_a_folder(run, tmp_path):
     assert first.code == 0
     assert "0 prepared, 0 skipped, 0 failed, 2 unfinished" in first.out
     assert [line for line in first.out.splitlines() if line.startswith("·")] == [
-        f"· {file}: " + wording("one-of-two-parts-left") for file in files
+        f"· {file}: " + "1 of 2 parts done; part 2 is still to do" for file in files
     ]
     assert "2 prepared" in run("pretokenize", "--all", str(tmp_path), "--part", "2/2").out
 

@@ -22,7 +22,6 @@ from expert.cli.show.progress import (
 from expert.insight.event_text import step_parts
 from tests.cli.screens import PLAIN_STEP, STARTED, STEP, Screen, recorded
 from tests.each import each
-from tests.wording import wording
 
 # --- between two step lines ----------------------------------------------------------------------
 
@@ -250,7 +249,7 @@ def test_outside_a_terminal_preparing_shows_a_line_now_and_then():
         tell("train rows.jsonl", 2000, 3_000_100)
         tell("train rows.jsonl", 2001, 3_000_200)
     assert file.getvalue().splitlines() == [
-        wording("reading-the-data"),
+        "reading the data …",
         "preparing train rows.jsonl: 2,000 rows, 3.0 M tokens, 600,000 tokens/s",
     ]
 
@@ -264,7 +263,7 @@ def test_commands_that_only_read_rows_say_so_at_once_in_a_terminal_and_later_els
         now[0] += SECONDS_BETWEEN_LINES
         tell("train", 10, 100)
     if terminal:
-        assert wording("reading-data") in file.getvalue()
+        assert "reading the data" in file.getvalue()
     else:
         assert file.getvalue() == "reading train: 10 rows, 100 tokens\n"
 
@@ -296,10 +295,10 @@ def test_in_a_terminal_a_spinner_gives_way_to_bars_and_they_to_the_run():
         view({"event": "step", "step": 2, "loss": 1.0})
     text = file.getvalue()
     order = [
-        wording("reading-data"),
+        "reading the data",
         "train rows.jsonl",
         "demo: tiny",
-        wording("loading-the-model"),
+        "loading the model",
         "loss 1.0",
     ]
     places = [text.index(part) for part in order]
@@ -312,15 +311,15 @@ def test_in_a_terminal_the_spinner_stays_until_the_first_step():
     with RunProgress(console, live=True) as view:
         view({"event": "started", "expert": "demo", "model": "tiny", "total_steps": 2})
         view({"event": "kernels", "lines": ["✓ packing"]})
-        for now, event in (("loading-the-model", before), ("first-step", {"event": "loaded"})):
+        for now, event in (("loading the model", before), ("first step", {"event": "loaded"})):
             view(event)
             drawn = file.tell()
             console.print("a line above the spinner")
-            assert wording(now) in file.getvalue()[drawn:]
+            assert now in file.getvalue()[drawn:]
         view({"event": "step", "step": 1, "loss": 2.0})
         drawn = file.tell()
         console.print("a line above the bar")
-        assert wording("first-step") not in file.getvalue()[drawn:]
+        assert "computing the first step" not in file.getvalue()[drawn:]
 
 
 def test_a_failure_is_reported_by_its_error_while_the_run_is_live():

@@ -14,7 +14,6 @@ import pytest
 from expert.core import events, links
 from tests.insight.pages import FIGURES, finished, step_event, usual, write_run
 from tests.jobs.trained_runs import finished as finished_run
-from tests.wording import wording
 
 
 def test_a_report_is_written_into_the_run_and_the_verdict_is_reported(run, tmp_path):
@@ -22,7 +21,7 @@ def test_a_report_is_written_into_the_run_and_the_verdict_is_reported(run, tmp_p
     ran = run("report", str(folder))
     assert ran.code == 0, ran.err
     learning, verdict, *_, wrote, also = ran.out.splitlines()
-    assert learning.startswith(wording("learning-validation-loss-fell"))
+    assert learning.startswith("learning: The validation loss fell from ")
     assert "-bound: " in verdict or verdict.startswith("unknown: ")
     size = (folder / "report.html").stat().st_size
     assert wrote == f"✓ wrote {folder / 'report.html'}  ({size / 1024:.0f} KiB, 10 figures)"
@@ -77,8 +76,13 @@ def test_a_text_of_the_user_beside_the_page_is_not_overwritten(run, tmp_path):
     (tmp_path / "README.md").write_text("# My own\n", encoding="utf-8")
     ran = run("report", str(folder), "--to", str(tmp_path / "README.html"))
     assert ran.code == 2
-    assert wording("same-page-in-markdown", readme=tmp_path / "README.html") in ran.err
-    assert wording("overwrite-no-report", readme=tmp_path / "README.md") in ran.err
+    assert (
+        "{readme}: its Markdown twin would overwrite".format(readme=tmp_path / "README.html")
+        in ran.err
+    )
+    assert (
+        "overwrite {readme}, which is not a report".format(readme=tmp_path / "README.md") in ran.err
+    )
     assert (tmp_path / "README.md").read_text(encoding="utf-8") == "# My own\n"
     assert not (tmp_path / "README.html").exists()
 
@@ -109,12 +113,12 @@ def test_what_cannot_be_reported_or_written_is_refused_with_the_reason(run, tmp_
     (tmp_path / "file").write_text("x", encoding="utf-8")
     ran = run("report", str(folder), "--to", str(tmp_path / "file"))
     assert ran.code == 2
-    assert wording("no-report-can-written") in ran.err
+    assert "cannot write a report" in ran.err
     assert f"{tmp_path / 'file'}: cannot write" in ran.err
-    assert wording("name-another-place-with") in ran.err
+    assert "another place with --to" in ran.err
     for words, reported in (
-        ((str(folder), "--ladder", str(folder / "plan.json")), wording("no-result-expert")),
-        ((str(folder), str(folder)), wording("name-one-run-others")),
+        ((str(folder), "--ladder", str(folder / "plan.json")), "not a result of expert benchmark"),
+        ((str(folder), str(folder)), "give one run; compare with others by --compare RUN"),
     ):
         ran = run("report", *words)
         assert ran.code == 2
@@ -135,9 +139,9 @@ def test_findings_are_counted_in_the_terminal(run, tmp_path):
     lines = [step_event(n, time_data_wait=2.0, seconds=2.5) for n in range(1, 30)]
     folder = write_run(tmp_path / "run", [usual()[0], *lines, finished(30)])
     ran = run("report", str(folder))
-    assert ran.out.startswith(wording("learning-training-loss-fell"))
+    assert ran.out.startswith("learning: The training loss fell from ")
     assert ran.out.splitlines()[1].startswith("data-bound: ")
-    assert wording("see-page-expert-diagnose", folder=folder) in ran.out
+    assert f"see the page, or expert diagnose {folder}" in ran.out
 
 
 def test_the_loss_of_the_last_line_is_the_same_in_train_watch_and_report(run, tmp_path):
@@ -161,4 +165,4 @@ def test_the_loss_of_the_last_line_is_the_same_in_train_watch_and_report(run, tm
     assert run("report", str(folder), "--to", str(page)).code == 0
     text = page.with_suffix(".md").read_text(encoding="utf-8")
     assert f"{last}" in text
-    assert wording("last-line-at-step", first=first) in text
+    assert f"last log line, at step 6, first {first}" in text

@@ -19,7 +19,6 @@ from expert.run.session.start import started_facts
 from expert.run.stored.resume_command import resume_command_of
 from tests.jobs.runs import base_model, write_expert
 from tests.jobs.trained_runs import CORPUS
-from tests.wording import wording
 
 GO_ON = "resume with: expert "
 SMALL = 'base_models[0].architecture={"layers": 1, "heads": 1, "width": 8, "block_size": 16}'
@@ -76,7 +75,7 @@ def test_a_killed_run_is_resumed_by_the_command_that_watch_and_diagnose_print(ru
     assert run("diagnose", str(folder)).out.count("--epochs 2") >= 1
     again = run(*command)
     assert again.code == 0, again.err
-    assert wording("resumed-at-step") in again.out
+    assert "resumed at step " in again.out
     assert (folder / "final").is_dir()
 
 
@@ -103,7 +102,7 @@ def test_a_run_with_settings_beside_its_text_is_resumed_by_the_printed_command(r
     command = printed_command(run, folder)
     again = run(*command)
     assert again.code == 0, again.err
-    assert wording("resumed-at-step") in again.out
+    assert "resumed at step " in again.out
 
 
 def test_a_run_keeps_its_rows_a_step_on_a_machine_with_less_memory(run, fox, monkeypatch):

@@ -20,7 +20,6 @@ from tests.cli.running import run_without
 from tests.jobs.test_gpu_memory import holder
 from tests.jobs.trained_runs import finished, finished_characters
 from tests.planning.fake_nvml import NO_SUCH_PID, FakeNvml
-from tests.wording import wording
 
 CPU = ("--device", "cpu")
 
@@ -49,23 +48,27 @@ def test_several_answers_are_under_their_prompts(run):
 def test_a_seed_gives_the_same_text_and_one_that_was_drawn_is_reported(run):
     asked = ("sample", str(finished_characters()), "--prompt", "the", "--max-tokens", "30", *CPU)
     first = run(*asked)
-    [line] = [line for line in first.err.splitlines() if line.startswith(wording("the-same-again"))]
+    [line] = [line for line in first.err.splitlines() if line.startswith("repeat it with")]
     seed = line.rpartition(" ")[2]
     again = run(*asked, "--seed", seed)
     assert again.out == first.out
     assert first.out.startswith("the")
-    assert wording("the-same-again") not in again.err
-    assert wording("temperature-with-text-would") in first.err
+    assert "repeat it with" not in again.err
+    assert "temperature 0.8: at 0 the text soon repeats itself" in first.err
 
 
 @pytest.mark.parametrize(
     ("characters", "words", "told"),
     [
-        (True, ("--prompt", "é"), wording("character-not-in-corpus")),
-        (False, ("--prompt", "x", "--checkpoint", "99"), wording("no-checkpoint-update")),
-        (False, ("--prompt", ""), wording("empty-nothing-to-answer")),
-        (False, ("--prompt", "  \n"), wording("empty-nothing-to-answer")),
-        (False, (), wording("nothing-to-answer-given")),  # without a terminal
+        (True, ("--prompt", "é"), "the character 'é' is not in the model's training text"),
+        (
+            False,
+            ("--prompt", "x", "--checkpoint", "99"),
+            "there is no checkpoint of step 99  (there is --checkpoint",
+        ),
+        (False, ("--prompt", ""), "--prompt: is empty  (write a question)"),
+        (False, ("--prompt", "  \n"), "--prompt: is empty  (write a question)"),
+        (False, (), "--prompt: nothing to answer  (add --prompt TEXT, or"),  # without a terminal
     ],
 )
 def test_what_cannot_be_answered_is_refused_before_anything_is_written(
@@ -84,18 +87,18 @@ def test_an_export_shows_where_it_is_and_how_near_and_is_never_written_over(run,
     to = ("--to", str(tmp_path / "out"))
     ran = run("export", str(finished("lora")), *to, "--merged", "--adapter")
     assert ran.code == 2
-    assert wording("and-are-two-exports") in " ".join(ran.err.split())
+    assert "--merged and --adapter: choose one kind of export" in " ".join(ran.err.split())
     ran = run("export", str(finished("lora")), *to, "--merged", *CPU)
     assert ran.code == 0
     lines = ran.out.splitlines()
-    assert lines[1:3] == ["writing …", wording("comparing-logits-on-texts")]
+    assert lines[1:3] == ["writing …", "comparing logits on 3 texts …"]
     assert lines[3].startswith("✓ wrote merged weights (final, fp32, ")
     assert lines[3].endswith(str(tmp_path / "out"))
-    assert lines[4].startswith(wording("logits-on-texts-differ"))
+    assert lines[4].startswith("  logits on 3 texts differ from the trained model's by ")
     before = (tmp_path / "out" / "DONE").read_bytes()
     ran = run("export", str(finished("lora")), *to, *CPU)
     assert ran.code == 2
-    assert wording("already-name-new-folder") in ran.err
+    assert "exists already  (name a new folder: nothing is overwritten)" in ran.err
     assert (tmp_path / "out" / "DONE").read_bytes() == before
     ran = run("export", str(finished("lora")), "--to", str(tmp_path / "two"), "--json", *CPU)
     found = json.loads(ran.out)
@@ -115,13 +118,9 @@ def test_an_export_that_is_refused_is_reported_before_torch_is_imported(tmp_path
     below, system = file / "deep" / "out", Path("/proc/self/out")  # where not even root may write
     refused = [
         (folder, judged, f"{judged}: exists already"),
-        (judged, tmp_path / "out", wording("gate-not-passed-too")),
-        (folder, below, wording("cannot-written-no-folder", to=below, file=file)),
-        *(
-            [(folder, system, wording("cannot-be-written", to=system))]
-            if system.parent.is_dir()
-            else ()
-        ),
+        (judged, tmp_path / "out", "the quality gate failed: too bad"),
+        (folder, below, f"{below}: cannot be written: {file} is not a folder"),
+        *([(folder, system, f"{system}: cannot be written: ")] if system.parent.is_dir() else ()),
     ]
     done = run_without(*(("export", str(run), "--to", str(to)) for run, to, _ in refused))
     for ran, (_, _, words) in zip(done, refused, strict=True):
@@ -146,10 +145,10 @@ def test_without_a_card_that_is_reported_and_nothing_failed(run, cards):
     cards.broken["nvmlInit"] = pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
     ran = run("clear-cuda-cache")
     assert ran.code == 0
-    assert ran.out.startswith(wording("no-gpu-here-no"))
+    assert ran.out.startswith("There is no GPU here, and no GPU memory to free: the NVIDIA driver")
     found = json.loads(run("clear-cuda-cache", "--json").out)
     assert (found["cards"], found["freed_bytes"]) == ([], 0)
-    assert wording("driver-is-not-installed") in found["note"]
+    assert "driver is not installed" in found["note"]
 
 
 def test_holders_are_named_and_what_would_free_their_memory(run, cards):
@@ -159,9 +158,9 @@ def test_holders_are_named_and_what_would_free_their_memory(run, cards):
     assert ran.code == 0
     assert lines[0].startswith("GPU 0 NVIDIA H100 80GB HBM3: ")
     assert f"  pid {NO_SUCH_PID}  Xorg  5.0 GiB" in lines
-    assert wording("ending-would-free-gib") in lines
-    assert wording("command-itself") in lines
-    assert lines[-1].startswith(wording("nothing-freed-pytorchs-cache"))
+    assert "    ending it would free 5.0 GiB" in lines
+    assert "    this command itself" in lines
+    assert lines[-1].startswith("Nothing was freed. PyTorch's GPU memory cache belongs to the")
     [card] = json.loads(run("clear-cuda-cache", "--json").out)["cards"]
     assert card["could_be_freed_bytes"] == 6 * 2**30
     first, second = card["holders"]
@@ -173,18 +172,18 @@ def test_holders_are_named_and_what_would_free_their_memory(run, cards):
 
 def test_a_card_without_processes(run, cards):
     out = run("clear-cuda-cache").out
-    assert wording("no-process-holds-memory") in out
-    assert out.endswith(wording("nothing-freed-no-process"))
+    assert "  no process uses its memory\n" in out
+    assert out.endswith("Nothing was freed: no visible process holds GPU memory.\n")
 
 
 def test_a_driver_that_shows_nothing_about_processes(run, cards):
     for kind in ("Compute", "Graphics"):
         name = f"nvmlDeviceGet{kind}RunningProcesses"
         cards.broken[name] = pynvml.NVML_ERROR_NO_PERMISSION
-    assert wording("who-holds-not-told") in run("clear-cuda-cache").out
+    assert "  processes unknown: unknown: this user may not read it" in run("clear-cuda-cache").out
     [card] = json.loads(run("clear-cuda-cache", "--json").out)["cards"]
     assert card["holders"] is None
-    assert wording("user-may-not-read") in card["note"]
+    assert "this user may not read it" in card["note"]
 
 
 def test_a_prompt_may_come_from_standard_input(run, monkeypatch):
@@ -211,7 +210,7 @@ def test_in_a_terminal_it_answers_line_after_line_until_there_is_none(run, monke
     assert ran.code == 0
     alone = run(*asked, "--prompt", "say cat 2").out
     assert ran.out == alone + alone + "\n"  # it was forgotten in between
-    assert wording("what-said-kept-begins") in ran.err
+    assert "history is kept; /new starts a new conversation; Ctrl-D ends" in ran.err
     assert "new conversation" in ran.err
 
 
@@ -239,6 +238,6 @@ def test_what_cannot_be_answered_is_reported_and_the_next_line_may_be(capsys):
 
     writer = _Writer(Console(), several=False, quiet=False)
     chat(cast(Any, Refusing()), writer, notes.append, read)
-    assert notes[1:] == [wording("no-answer-to-a"), wording("no-answer-to-b")]
-    assert notes[0] == wording("every-line-continued-by")
+    assert notes[1:] == ["no answer to a", "no answer to b"]
+    assert notes[0] == "every line is continued by itself; Ctrl-D ends"
     assert capsys.readouterr().out == "\n"

@@ -10,7 +10,6 @@ import pytest
 from tests.cli.running import run_without
 from tests.jobs.trained_runs import finished
 from tests.run.test_locate import expert_folder
-from tests.wording import wording
 
 
 @pytest.mark.parametrize(
@@ -54,7 +53,7 @@ def test_two_runs_are_compared_by_any_folder_that_means_them(run, tmp_path):
     (tmp_path / "empty").mkdir()
     refused = run("benchmark", "--compare", str(newest.parent), str(tmp_path / "empty"))
     assert refused.code == 2
-    assert wording("not-one-kind-name") in " ".join(refused.err.split())
+    assert "are of different kinds (name two results or two runs)" in " ".join(refused.err.split())
 
 
 def test_a_folder_named_as_manifest_means_the_file_in_it_and_is_reported(run, tmp_path):
@@ -74,8 +73,13 @@ def test_resume_takes_a_folder_of_runs_or_of_an_expert_and_shows_which_run_it_to
     shutil.copytree(folder, home / "runs" / "other-29991231-000000")  # of another expert
     asked = ("train", "-m", str(home / "manifest.json"), "--device", "cpu", "--resume")
     for more, reported in (
-        (("--dry-run",), wording("run-would-go-on", folder=folder)),
-        ((), wording("resumed-at-step-from", step_000006=folder / "checkpoints" / "step-000006")),
+        (("--dry-run",), f"the run would resume {folder}; nothing was written\n"),
+        (
+            (),
+            "resumed at step 6 from {step_000006}\n".format(
+                step_000006=folder / "checkpoints" / "step-000006"
+            ),
+        ),
     ):
         ran = run(*asked, str(home / named), *more)
         assert ran.code == 0, ran.err
@@ -89,4 +93,4 @@ def test_a_folder_without_a_run_cannot_be_resumed(run, tmp_path):
     (tmp_path / "empty").mkdir()
     ran = run("train", "-m", str(expert), "--device", "cpu", "--resume", str(tmp_path / "empty"))
     assert ran.code == 2
-    assert wording("empty-no-run-folder") in ran.err
+    assert "empty: is not a run folder: it has no plan.json" in ran.err

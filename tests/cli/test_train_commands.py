@@ -22,7 +22,6 @@ from tests.cli.running import ROOT
 from tests.each import each
 from tests.jobs.runs import base_model, write_expert
 from tests.jobs.trained_runs import CORPUS
-from tests.wording import wording
 
 SMALL = (
     *("--set", 'base_models[0].architecture={"layers": 1, "heads": 1, "width": 8}'),
@@ -59,9 +58,9 @@ def test_a_run_is_shown_in_plain_lines_and_ends_with_what_to_do_next(run, expert
     ran = run("train", "--manifest", str(expert), "--device", "cpu")
     assert (ran.code, ran.err) == (0, "")
     lines = ran.out.splitlines()
-    assert lines[0] == wording("reading-the-data")
+    assert lines[0] == "reading the data …"
     assert any(line.startswith("demo: ") for line in lines)  # a busy host has lines of preparing
-    assert wording("loading-model") in lines
+    assert "loading the model …" in lines
     assert any(line.startswith("step 2/2  loss ") for line in lines)
     [folder] = (expert.parent / "runs").iterdir()
     assert lines[-4:] == [
@@ -85,7 +84,11 @@ def test_a_run_whose_output_cannot_be_written_continues_to_its_end(run, expert, 
             monkeypatch.setattr("sys.stderr", stream)
         ran = run("train", "-m", str(expert), "--device", "cpu", *as_json)
     assert ran.code == 0
-    reported = wording("output-no-space-left") if "disk" in lost and "both" not in lost else ""
+    reported = (
+        "output: No space left on device: no more output; the run continues\n"
+        if "disk" in lost and "both" not in lost
+        else ""
+    )
     assert ran.err.endswith(reported)
     assert as_json or ran.err == reported
     [folder] = (expert.parent / "runs").iterdir()
@@ -142,7 +145,7 @@ training:
 
 
 EXAMPLE = (ROOT / "examples" / "char-shakespeare" / "config.yaml").read_text(encoding="utf-8")
-NOT_USED = wording("folder-not-used")
+NOT_USED = "config.yaml is not used: "
 
 
 @each(
@@ -151,7 +154,7 @@ NOT_USED = wording("folder-not-used")
         (
             SEED,
             "shakespeare",
-            [wording("settings-those-in-folder")],
+            ["using the settings in config.yaml"],
             {
                 "expert": "char-shakespeare",
                 "model.name": "char-gpt",
@@ -168,9 +171,9 @@ NOT_USED = wording("folder-not-used")
         *(
             (settings, "shakespeare", [NOT_USED, why], {"expert": "char-shakespeare"})
             for settings, why in (
-                ("title: my site\ntheme: dark\n", wording("has-no-section-training")),
+                ("title: my site\ntheme: dark\n", "it has no section 'training'"),
                 ("base_model: tiny\ntraining: {dataset: {path: rows.jsonl}}\n", "it trains tiny"),
-                ("- just\n- a list\n", wording("expected-an-object")),
+                ("- just\n- a list\n", "expected an object"),
             )
         ),
     ],
@@ -195,7 +198,7 @@ def test_settings_beside_a_text_are_used_if_they_are_for_one(
     slip = run("train", "--dataset", text, "--dry-run", "--device", "cpu")
     assert slip.code == 2
     assert "config.yaml" in slip.err
-    assert wording("did-you-mean-batch") in slip.err
+    assert "did you mean 'batch_size'?" in slip.err
 
 
 def flags(**given: Any) -> list[str]:
@@ -243,7 +246,7 @@ def test_the_exit_code_is_that_of_the_run_and_resuming_is_explained(run, expert,
     monkeypatch.setattr("expert.jobs.train.train", lambda read, **more: stopped)
     ran = run("train", "-m", str(expert), "--device", "cpu")
     assert ran.code == 143
-    reported = wording("go-on-with", expert=expert)
+    reported = f"resume with: expert train -m {expert} --device cpu --resume runs/a\n"
     assert ran.out.endswith(reported)
     monkeypatch.setattr("expert.jobs.train.train", lambda read, **more: DONE)
     assert run("train", "-m", str(expert), "--device", "cpu").code == 0
@@ -292,7 +295,11 @@ def test_a_dry_run_shows_plan_and_data_and_writes_nothing(run, expert, tmp_path)
     assert f"  prepared tokens: {expert.parent / 'datasets_optimized' / 'demo'} (none yet)" in (
         ran.out
     )
-    assert ran.out.endswith(wording("run-would-make-folder", runs=expert.parent / "runs"))
+    assert ran.out.endswith(
+        "the run would create a folder in {runs}; nothing was written\n".format(
+            runs=expert.parent / "runs"
+        )
+    )
     found = json.loads(run("train", "-m", str(expert), "--dry-run", "--json").out)
     assert found["plan"]["expert"] == "demo"
     assert found["data"]["sources"][0]["files"] == [str(rows)]
@@ -306,7 +313,7 @@ def test_a_dry_run_that_does_not_fit_exits_with_3(run, tmp_path):
     file.write_text("base_model: microsoft/phi-4\ndataset: a.jsonl\n", encoding="utf-8")
     ran = run("train", "-m", str(file), "--dry-run", "--vram", "2GB")
     assert ran.code == 3
-    assert wording("does-not-fit-2") in ran.out
+    assert "✗ does not fit" in ran.out
 
 
 # --- what is refused -----------------------------------------------------------------------------
@@ -315,19 +322,19 @@ def test_a_dry_run_that_does_not_fit_exits_with_3(run, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ((), wording("nothing-to-train-named")),
-        (("--dataset", "rows.jsonl"), wording("dataset-rows-jsonl-without")),
-        (("--dataset", "nowhere.txt"), wording("dataset-nowhere-txt-there")),
-        (("--manifest", "nowhere.json"), wording("problem-no-such")),
+        ((), "nothing to train  (expert train --manifest FILE; or a text"),
+        (("--dataset", "rows.jsonl"), "--dataset rows.jsonl: without a manifest the built-in"),
+        (("--dataset", "nowhere.txt"), "--dataset nowhere.txt: file not found"),
+        (("--manifest", "nowhere.json"), "nowhere.json: 1 problem\n  - no such file"),
         (
             ("--dataset", "shakespeare", "--resume", "runs/nowhere"),
-            wording("resume-runs-nowhere-there"),
+            "--resume runs/nowhere: folder not found",
         ),
         (
             ("--dataset", "shakespeare", "--device", "cpu", "--vram", "8GB"),
-            wording("limits-memory-card-device"),
+            "--vram limits GPU memory, but device is cpu",
         ),
-        (("--dataset", "shakespeare", "--device", "cuda"), wording("device-cuda-asked-for")),
+        (("--dataset", "shakespeare", "--device", "cuda"), "device is cuda, but no GPU was found"),
         (("--dataset", "shakespeare", "--epochs", "-1"), "training.config.epochs"),
     ],
     ids=lambda value: "" if isinstance(value, tuple) else value[:30],
@@ -392,7 +399,10 @@ def test_a_key_is_set_once_in_the_command_that_resumes(given, key, words):
     assert command == f"expert train {words} --resume runs/a"
 
 
-NO_RUN = wording("stopped-by-ctrl-c-before")
+NO_RUN = (
+    "stopped by Ctrl-C before the first step: no run was started; prepared data is "
+    "kept; the same command continues from there\n"
+)
 
 
 @each("tracked", [False, True])
@@ -419,6 +429,11 @@ def test_ctrl_c_before_the_first_step_is_reported_and_leaves_no_folder(
 
 def test_a_signal_is_acknowledged_past_the_buffers_of_python(capfd):
     _show_stopping(again=False)
-    assert capfd.readouterr().err == wording("stopping-after-update-once")
+    assert (
+        capfd.readouterr().err == "Finishing this step; press Ctrl-C again to stop immediately.\n"
+    )
     _show_stopping(again=True)
-    assert capfd.readouterr().err == wording("stopped-without-saving")
+    assert (
+        capfd.readouterr().err
+        == "Stopped without saving; --resume continues from the last checkpoint, if there is one.\n"
+    )

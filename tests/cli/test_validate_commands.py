@@ -11,7 +11,6 @@ from expert.judging.score import score_of
 from tests.cli.screens import recorded
 from tests.jobs.trained_runs import finished, finished_characters
 from tests.jobs.validated_runs import as_it_was, learnt
-from tests.wording import wording
 
 __all__ = ["as_it_was"]  # a fixture for every test here: the runs are looked at by others too
 CPU = ("--device", "cpu")
@@ -28,7 +27,7 @@ def test_a_gate_that_passes_exits_with_0_and_shows_both_sides(run):
     assert "100.0%" in table["accuracy"]
     assert "0.0%" in table["accuracy"]
     assert "16 won, 0 lost" in ran.out
-    assert wording("the-gate-is-passed") in lines
+    assert "✓ the gate passes" in lines
     assert lines[-1] == f"wrote {learnt() / 'validation.json'}"
 
 
@@ -74,7 +73,7 @@ def test_beside_a_baseline_wrong_answers_are_shown_and_lost_ones_first():
 def test_a_gate_that_fails_exits_with_5_and_shows_why(run):
     ran = run("validate", "--expert", str(finished("lora")), "--limit", "3", *CPU)
     assert ran.code == EXIT_GATE_FAILED == 5
-    assert wording("gate-not-passed-accuracy") in ran.out
+    assert "✗ the gate fails\n  - accuracy 0.0% is below 95.0%\n" in ran.out
     assert "3 wrong answers:" in ran.out
 
 
@@ -82,9 +81,12 @@ def test_a_failed_gate_ends_with_the_next_commands(run, tmp_path):
     folder = str(finished("lora"))
     words = ("validate", "--expert", folder, "--limit", "3", *CPU)
     *_, longer, states = run(*words).out.splitlines()
-    assert longer == wording("next-expert-report-shows", folder=folder)
+    assert longer == (
+        f"next: expert report {folder} shows whether the loss was still falling; if so, "
+        "train longer"
+    )
     again = f"expert {' '.join(words)} --checkpoints all"
-    assert states == wording("finds-best-state-run", again=again)
+    assert states == f"      {again} finds the best checkpoint"
     assert run("report", folder, "--to", str(tmp_path)).code == 0
     compared = run(*again.split()[1:])
     assert compared.code == EXIT_GATE_FAILED
@@ -96,7 +98,7 @@ def test_a_failed_gate_ends_with_the_next_commands(run, tmp_path):
 def test_cases_that_nothing_can_judge_are_not_fixed_by_longer_training():
     score = score_of([None, True], ["1", "2"])
     [reported] = next_lines(Path("runs/a"), score, "expert validate --checkpoints all")
-    assert reported == wording("next-name-cases-can")
+    assert reported == "next: give cases that can be judged (--test-set FILE) or a judge (--domain)"
 
 
 def test_the_facts_as_json_are_those_of_the_file(run):
@@ -120,8 +122,8 @@ def test_all_checkpoints_are_in_one_table(run):
 
 def test_flags_that_make_no_sense_exit_with_2(run):
     for flags, text in (
-        (("--test-set", "nothing.jsonl"), wording("there-is-no-such")),
-        (("--checkpoint", "99"), wording("there-is-no-checkpoint")),
+        (("--test-set", "nothing.jsonl"), "there is no such file"),
+        (("--checkpoint", "99"), "there is no checkpoint of step 99"),
     ):
         ran = run("validate", "--expert", str(learnt()), *flags, *CPU)
         assert ran.code == 2
@@ -136,10 +138,10 @@ def test_plain_text_exits_with_0_and_shows_what_is_known_of_it(run):
     known = {line.split("  ")[0] for line in lines}
     assert {"loss", "perplexity", "token accuracy"} <= known
     assert "accuracy" not in known
-    assert wording("no-gate-no-answer") in lines
+    assert "no gate: there are no answers to judge" in lines
     refused = run("validate", str(finished_characters()), "--min-accuracy", "0.9", *CPU)
     assert refused.code == 2
-    assert wording("no-answer-could-asked") in refused.err
+    assert "the rows have no answers to judge" in refused.err
 
 
 def test_outside_a_terminal_validating_prints_a_line_now_and_then():
@@ -191,14 +193,14 @@ def test_a_judge_command_and_its_bar_are_taken_from_the_command_line(run, tmp_pa
     assert "score 0.4: so so" in ran.out
     ran = run(*asked, "--min-score", "0.4")
     assert ran.code == 0, ran.err
-    assert wording("asked-for-mean-score") in ran.out.splitlines()
+    assert "required: mean score of at least 0.4 by the judge command" in ran.out.splitlines()
 
 
 def test_open_text_is_asked_for_more_from_the_command_line(run):
     asked = ("validate", "--expert", str(learnt()), "--domain", "open", "--limit", "3", *CPU)
     ran = run(*asked)
     assert ran.code == 0, ran.err
-    assert wording("gate-passed-by-loss") in ran.out
+    assert "✓ the gate passes by loss and token accuracy against the base" in ran.out
     ran = run(*asked, "--min-improvement", "1", "--min-token-accuracy", "1")
     assert ran.code == EXIT_GATE_FAILED
-    assert wording("by-at-least") in ran.out
+    assert "by at least 100.0% of it" in ran.out

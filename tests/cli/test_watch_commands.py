@@ -9,7 +9,6 @@ import pytest
 
 from tests.jobs.trained_runs import finished
 from tests.run.test_status import FINISHED, NO_SUCH_PID, STARTED, STEP, a_run
-from tests.wording import wording
 
 
 def facts_of(run, folder) -> dict[str, str]:
@@ -56,9 +55,9 @@ def test_losses_speed_and_memory_of_a_run_on_a_card_are_shown(run, tmp_path):
     a_run(tmp_path / "r", STARTED, STEP | card, *evals, test, ending)
     facts = facts_of(run, tmp_path / "r")
     assert (facts["steps/s"], facts["GPU use"]) == ("2.50", "97 %")
-    assert (facts["peak memory"], facts["test loss"]) == (wording("gib-of-the-gpu"), "1.7500")
-    assert facts[wording("validation-loss-last")] == "1.7500"
-    assert facts[wording("validation-loss-best")] == "1.2500 at step 4"
+    assert (facts["peak memory"], facts["test loss"]) == ("3.0 GiB of the GPU", "1.7500")
+    assert facts["validation loss, last"] == "1.7500"
+    assert facts["validation loss, best"] == "1.2500 at step 4"
     found = json.loads(run("watch", str(tmp_path / "r"), "--json").out)
     assert (found["eval_loss"], found["best_eval_loss"]) == (1.75, 1.25)
     a_run(tmp_path / "n", STARTED, STEP | {"steps_per_second": "nan"})  # as a file has it
@@ -72,8 +71,8 @@ def test_a_torn_file_of_a_dead_run_is_shown_as_far_as_it_goes(run, tmp_path):
     ran = run("watch", str(tmp_path / "r"))
     assert ran.code == 0
     assert ran.out.splitlines()[-3] == "step 4/9  loss 1.5000  lr 1.0e-03"
-    assert ran.out.splitlines()[-2].startswith(wording("trainer-ended-without-word"))
-    go_on = wording("go-on-with-expert-train", r=tmp_path / "r")
+    assert ran.out.splitlines()[-2].startswith("the trainer ended without a final event")
+    go_on = "resume with: expert train --manifest FILE --resume {r}".format(r=tmp_path / "r")
     assert ran.out.splitlines()[-1] == go_on
     assert run("watch", str(tmp_path / "r"), "--once").out.splitlines()[-1] == go_on
     found = json.loads(run("watch", str(tmp_path / "r"), "--json").out)
@@ -91,9 +90,9 @@ def test_events_around_resuming_and_failing_are_shown(run, tmp_path):
     saved = tmp_path / "r" / "checkpoints"
     assert run("watch", str(tmp_path / "r")).out.splitlines()[-6:-1] == [
         f"rejected {saved / 'step-000009'}: DONE is missing",
-        wording("resumed-at-step-4", step_000004=saved / "step-000004"),
+        "resumed at step 4 from {step_000004}".format(step_000004=saved / "step-000004"),
         "  changed: seed: was 1, is 2",
-        wording("took-best-checkpoint-step"),
+        "loaded the best checkpoint: step 4",
         "failed: RuntimeError: [odd]",
     ]
 
@@ -111,7 +110,7 @@ def test_a_stopped_run_is_shown_with_the_command_that_resumes_wherever_it_was_mo
     folder.plan.write_text(json.dumps(plan), encoding="utf-8")
     (home / "manifest.yaml").write_text("name: demo\n", encoding="utf-8")
     ran = run("watch", str(folder.path), *how)
-    last = wording(
-        "go-on-with-expert-train-manifest", manifest=home / "manifest.yaml", path=folder.path
+    last = "resume with: expert train --manifest {manifest} --resume {path}".format(
+        manifest=home / "manifest.yaml", path=folder.path
     )
     assert ran.out.splitlines()[-1] == last

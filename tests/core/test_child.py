@@ -12,7 +12,6 @@ import psutil
 import pytest
 
 from expert.core.process import Child, describe_exit, filtered_stderr
-from tests.wording import wording
 
 PATIENCE = 60.0
 
@@ -84,9 +83,9 @@ def test_grandchildren_are_killed_with_the_child(begun):
 
 
 def test_an_end_in_words():
-    assert describe_exit(0) == wording("ended-with-code")
-    assert describe_exit(-9) == wording("was-ended-by-sigkill")
-    assert describe_exit(-250) == wording("was-ended-by-signal")
+    assert describe_exit(0) == "ended with code 0"
+    assert describe_exit(-9) == "was killed by SIGKILL"
+    assert describe_exit(-250) == "was killed by signal 250"
 
 
 def test_threads_may_stop_it_at_once(begun):

@@ -8,7 +8,6 @@ import pickle
 from expert.core import errors
 from expert.core.errors import EXIT_MEANINGS, ManifestError, Problem
 from tests.each import each
-from tests.wording import wording
 
 
 @each(
@@ -17,7 +16,7 @@ from tests.wording import wording
         (Problem("a.b", "unknown key", "remove it", 3), "line 3: a.b: unknown key  (remove it)"),
         (Problem("a.b", "unknown key", "", 3), "line 3: a.b: unknown key"),
         (Problem("a.b", "unknown key", "remove it"), "a.b: unknown key  (remove it)"),
-        (Problem("", "no such file"), wording("no-such-file-2")),
+        (Problem("", "no such file"), "no such file"),
     ],
 )
 def test_a_problem_says_where_what_and_what_to_do(problem: Problem, text: str):

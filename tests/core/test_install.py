@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from expert.core.install import NAME, clone_of, pip_install
-from tests.wording import wording
 
 ROOT = Path(__file__).parents[2]
 
@@ -45,7 +44,7 @@ def test_a_clone_adds_to_itself_and_any_other_installation_to_the_installed_pack
     for package, before, posix, windows in (
         (clone / "src" / "expert", "", f"-e '{clone}[quant,hub]'", f'-e "{clone}[quant,hub]"'),
         (site / "expert", "", "'expert-trainer[quant,hub]'", '"expert-trainer[quant,hub]"'),
-        (copied, wording("in-a-clone"), "-e '.[quant,hub]'", '-e ".[quant,hub]"'),
+        (copied, "in a clone of Expert: ", "-e '.[quant,hub]'", '-e ".[quant,hub]"'),
     ):
         extras = partial(pip_install, "quant", "hub", package=package)
         assert extras(windows=False) == f"{before}pip install {posix}"

@@ -10,10 +10,9 @@ import pytest
 
 from expert.core.publish import publishing
 from expert.core.rundir import RunFolder, outdated, weights_hash
-from tests.wording import wording
 
-OTHER = wording("other-weights-run-went")
-OLDER = wording("older-weights-does-not")
+OTHER = "is about earlier weights: the run continued since"
+OLDER = "is older than the weights and does not name the weights it judged"
 GATES = PASSED, FAILED = [{"gate": {"passed": passed}} for passed in (True, False)]
 
 

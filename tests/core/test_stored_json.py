@@ -17,22 +17,21 @@ from expert.core.stored_json import (
     read_stored_json,
 )
 from tests.each import each
-from tests.wording import wording
 
 
 @each(
     ("raw", "what"),
     [
-        (b"", wording("json-not-as-written")),
-        (b"{", wording("json-not-as-written")),
-        (b'{"a": NaN}', wording("json-no-number")),
-        (b'{"a": 1e999}', wording("json-too-large")),
-        (b'{"a": ' + b"9" * 400 + b"}", wording("json-too-large")),
-        (b"[" * 101 + b"]" * 101, wording("json-nested")),
-        (b"[" * 90_000, wording("json-nested")),
-        (b'{"a": "\xff"}', wording("json-not-utf-8")),
-        (b"[1]", wording("json-object")),
-        (b"null", wording("json-object")),
+        (b"", "is not JSON as Expert writes it: "),
+        (b"{", "is not JSON as Expert writes it: "),
+        (b'{"a": NaN}', "NaN is not a JSON number"),
+        (b'{"a": 1e999}', "a number is too large"),
+        (b'{"a": ' + b"9" * 400 + b"}", "a number is too large"),
+        (b"[" * 101 + b"]" * 101, "it is nested more than 100 deep"),
+        (b"[" * 90_000, "it is nested more than 100 deep"),
+        (b'{"a": "\xff"}', " of the file is not UTF-8"),
+        (b"[1]", "expected an object"),
+        (b"null", "expected an object"),
     ],
 )
 def test_a_damaged_file_is_refused_by_name(raw: bytes, what: str, tmp_path: Path):

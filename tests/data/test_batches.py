@@ -22,7 +22,6 @@ from expert.data.pack.pack import Overlong, pack_best_fit, pack_concat, pack_non
 from expert.data.pack.pack_index import PackIndex
 from expert.data.tokens.documents import FlatDocuments
 from tests.data.shards import shard_of
-from tests.wording import wording
 
 ARRAYS = ("tokens", "labels", "positions", "soft_mask", "target_places", "boundaries")
 Document = tuple[list[int], list[tuple[int, int]]]
@@ -198,14 +197,14 @@ def test_the_shape_has_boundaries_for_the_fullest_bins_and_no_more():
 def test_more_than_the_shape_holds_is_refused():
     store = gather([([1, 2], []), ([3, 4], []), ([5, 6], [])])
     index = pack_best_fit(store.lengths, 6, 0)
-    with pytest.raises(ValueError, match=wording("documents-in-batch-has")):
+    with pytest.raises(ValueError, match="3 documents in a batch that has boundaries for 2"):
         fill_batch(BatchArrays.allocate(BatchShape(1, 6, 2)), index, [0], store)
-    with pytest.raises(ValueError, match=wording("bins-places-do-not")):
+    with pytest.raises(ValueError, match="1 bins of 6 places do not fit into 1 rows of 4"):
         fill_batch(BatchArrays.allocate(BatchShape(1, 4, 8)), index, [0], store)
-    with pytest.raises(ValueError, match=wording("bins-places-do")):
+    with pytest.raises(ValueError, match="2 bins of 6 places do not fit into 1 rows of 6"):
         fill_batch(BatchArrays.allocate(BatchShape(1, 6, 8)), index, [0, 0], store)
-    with pytest.raises(ValueError, match=wording("padded-row-holds-one")):
+    with pytest.raises(ValueError, match="a padded row holds one document"):
         padded_batch(index, [0], store)
     alone = pack_none(store.lengths, 6)
-    with pytest.raises(ValueError, match=wording("row-does-not-go-into")):
+    with pytest.raises(ValueError, match="a row of 2 places does not fit into 1"):
         padded_batch(alone, [0], store, width=1)

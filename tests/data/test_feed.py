@@ -35,7 +35,6 @@ from expert.data.pack.pack_index import PackIndex
 from expert.data.tokens.documents import FlatDocuments
 from tests.data.shards import shard_of
 from tests.each import each
-from tests.wording import wording
 
 CPU = torch.device("cpu")
 
@@ -162,7 +161,7 @@ def test_errors_of_the_feed_thread_are_raised_in_the_consumer():
     with case.feed(5, works=works()) as feed, pytest.raises(OSError, match="the disk is gone"):
         list(feed)
     few = case.feed(1, batches=2)
-    with few, pytest.raises(ValueError, match=wording("batches-in-update-with")):
+    with few, pytest.raises(ValueError, match="5 batches in a step with room for 2"):
         next(iter(few))
     with case.feed(1, total=9) as feed:
         next(iter(feed))

@@ -14,12 +14,11 @@ from expert.jobs.diagnose.data import check_data
 from expert.run.open import open_run, plan, prepare
 from tests.each import each
 from tests.run.test_preparing import ROWS, an_expert, lines, texts_of
-from tests.wording import wording
 
 WORDS = " ".join(f"word{n}" for n in range(400))
 LONG = [{"instruction": f"Read this. {'word ' * 400}", "output": f"answer {n}"} for n in range(30)]
-TOLD = wording("train-rows-left-out")
-SEED = wording("another-larger-draws-other")
+TOLD = "train: 30 of 60 rows (50%) are left out: the answer starts after max_seq_length"
+SEED = "another training.config.seed or a larger validation_split draws other rows"
 
 
 def an_expert_of(folder: Path, rows: list[dict[str, Any]] | None, **config: Any) -> Path:
@@ -51,12 +50,12 @@ def test_long_texts_are_trained_on_completely(tmp_path, rows):
 @each(
     ("rows", "config", "settled", "because"),
     [
-        (None, {}, "split", wording("plain-text-every-part")),
+        (None, {}, "split", "plain text: every part is trained on"),
         ([{"text": WORDS}], {}, "split", "plain text"),
         ([{"text": "<|user|>\na\n<|end|><|assistant|>\nb\n<|end|>"}], {}, "cut", "with answers"),
-        (ROWS[:3], {}, "cut", wording("rows-with-answers")),
-        (None, {"overlong": "cut"}, "cut", wording("set-in-the-manifest")),
-        (ROWS[:3], {"overlong": "split"}, "split", wording("set-in-the-manifest")),
+        (ROWS[:3], {}, "cut", "rows with answers"),
+        (None, {"overlong": "cut"}, "cut", "set in the manifest"),
+        (ROWS[:3], {"overlong": "split"}, "split", "set in the manifest"),
         ([{"text": WORDS}], {"tokenize": "late", "packing": False}, "cut", "tokenize: late"),
     ],
 )
@@ -71,7 +70,7 @@ def test_rows_that_are_not_here_yet_are_cut_for_now(tmp_path):
     manifest = an_expert(tmp_path, dataset={"path": "someone/rows", "type": "huggingface"})
     decisions = {each.path: each for each in plan(manifest).decisions}
     assert decisions["data.overlong"].value == "cut"
-    assert wording("when-they-are-here") in decisions["data.overlong"].because
+    assert "the kind of rows is not known yet" in decisions["data.overlong"].because
 
 
 # --- rows without trained tokens ------------------------------------------------------------------
@@ -88,7 +87,7 @@ def test_rows_whose_answer_is_cut_off_are_left_out_with_a_warning(tmp_path, pack
         (doubt,) = made.doubts
         assert doubt.text.startswith(TOLD)
         assert "overlong: split" in doubt.text
-        assert wording("the-longest-row-has") in doubt.text
+        assert "the longest row has" in doubt.text
 
 
 def test_rows_with_a_truncated_answer_stay_and_many_give_a_warning(tmp_path):
@@ -98,7 +97,7 @@ def test_rows_with_a_truncated_answer_stay_and_many_give_a_warning(tmp_path):
     made = prepare(an_expert_of(tmp_path / "many", ROWS[:30] + partly))
     assert (made.train.index.examples, made.train.index.overlong.unlearnt) == (33, 0)
     (doubt,) = made.doubts
-    assert doubt.text.startswith(wording("train-rows-lose-end"))
+    assert doubt.text.startswith("train: 3 of 33 rows (9%) are cut at ")
     assert "a larger training.config.max_seq_length" in doubt.text
 
 
@@ -123,7 +122,7 @@ def test_the_places_of_a_soft_prompt_count(tmp_path):
     )
     fits = prepare(manifest, overrides=(f"max_seq_length={room + 60}",))
     assert fits.train.index.overlong.unlearnt == 0
-    with pytest.raises(DataError, match=wording("train-rows-left")):
+    with pytest.raises(DataError, match=r"train: 30 of 30 rows \(100%\) are left out"):
         prepare(manifest, overrides=("max_seq_length=66",))
 
 
@@ -135,7 +134,9 @@ def test_a_split_of_which_no_answer_is_left_is_refused(tmp_path, split):
     for name, file in names.items():
         rows = LONG if name == split else ROWS[:30]
         (tmp_path / file).write_text(lines(rows), encoding="utf-8")
-    words = wording("rows-left-out-larger", split=split)
+    words = (
+        f"{split}: 30 of 30 rows \\(100%\\) are left out: .* \\(a larger training.config.max_seq"
+    )
     for _ in range(2):
         with pytest.raises(DataError, match=words) as refused:
             prepare(manifest)
@@ -152,10 +153,10 @@ def test_the_plan_warns_before_and_after_preparing_and_packing(tmp_path):
         assert remark.path == "training.config.max_seq_length"
         return remark.text
 
-    assert told().startswith(wording("train-rows-tried-left"))
+    assert told().startswith("train: 30 of 60 sampled rows (50%) are left out")
     prepare(manifest, overrides=("max_seq_length=2048",))  # nothing is packed for another one
     assert told().startswith(TOLD)
-    assert wording("the-longest-row-has") in told()
+    assert "the longest row has" in told()
     prepare(manifest)
     assert told().startswith(TOLD)
 
@@ -210,6 +211,6 @@ def test_diagnose_reports_overlong_rows_prepared_or_not(tmp_path):
         facts = check_data(open_run(manifest, data="counted"))
         found = {each.name: each for each in facts.findings}["rows-not-learnt"]
         assert found.severity == "warning"
-        assert found.evidence.startswith(wording("train-left-out", of=of))
+        assert found.evidence.startswith(f"train: 30 of {of} (50%) are left out")
         assert found.fix.startswith("a larger training.config.max_seq_length")
         prepare(manifest)

@@ -33,7 +33,6 @@ from expert.data.tokens.shards import Blocks, Piece, TokeniseJob
 from tests.data.test_prepare import RECIPE, Crash, forks, work
 from tests.data.tokenizers import small_encoder
 from tests.each import each
-from tests.wording import wording
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -185,7 +184,10 @@ def test_another_number_of_parts_is_refused_with_what_to_do(tmp_path, monkeypatc
     with pytest.raises(DataError) as caught:
         run_part(whole, tokens, Part(1, 4))
     [place] = tmp_path.glob("tokens.parts-*")
-    assert str(caught.value) == wording("another-number-of-parts", folder=tokens, place=place)
+    assert str(caught.value) == (
+        f"{tokens}: the work was started in 3 parts (1 done), not 4  (use --part K/3; "
+        f"to divide it differently, stop them and remove {place})"
+    )
     for_parts, later = Blocks.for_parts, tmp_path / "later"
 
     def while_another_begins(parts: int, work: TokeniseJob) -> Blocks:
@@ -239,7 +241,7 @@ def test_bad_rows_of_all_parts_together_may_be_too_many(tmp_path):
         return source(kinds, max_bad_rows=most)
 
     assert not run_part(limited(3), tmp_path / "tokens", Part(1, 2))
-    with pytest.raises(DataError, match=wording("all-bad-rows-of-parts")):
+    with pytest.raises(DataError, match="4 rows cannot be used"):
         run_part(limited(3), tmp_path / "tokens", Part(2, 2))
     assert run_part(limited(4), tmp_path / "tokens", Part(2, 2))
     prepare(limited(4), RECIPE, tmp_path / "alone")
@@ -247,8 +249,8 @@ def test_bad_rows_of_all_parts_together_may_be_too_many(tmp_path):
 
 
 def test_missing_parts_are_listed():
-    assert str(PartsLeft((2, 5, 6, 7, 8), 8)) == wording("parts-still-to-do")
-    assert str(PartsLeft((4,), 8)) == wording("a-part-still-to-do")
+    assert str(PartsLeft((2, 5, 6, 7, 8), 8)) == "3 of 8 parts done; parts 2, 5-8 are still to do"
+    assert str(PartsLeft((4,), 8)) == "7 of 8 parts done; part 4 is still to do"
 
 
 # --- real processes ------------------------------------------------------------------------------
@@ -344,7 +346,10 @@ def test_of_three_processes_one_prepares_and_when_it_dies_the_next_takes_over(tm
     others = [in_a_process(tmp_path, None) for _ in range(2)]
     until(lambda: all(told(tmp_path, other) for other in others))
     host = socket.gethostname()
-    waiting = wording("waiting-for-a-process", pid=first.pid, host=host)
+    waiting = (
+        "waiting while another process is preparing train rows.jsonl: process "
+        f"{first.pid} on {host}"
+    )
     assert [told(tmp_path, other) for other in others] == [[waiting], [waiting]]
     first.kill()
     for process in (first, *others):
@@ -364,7 +369,7 @@ def test_without_locks_the_work_is_done_all_the_same(tmp_path, monkeypatch):
     told: list[str] = []
     with waiting_lock(tmp_path / "x", "training", told.append):
         pass
-    assert told == [wording("no-file-locks", folder=tmp_path)]
+    assert told == [f"{tmp_path}: no file locks here; other processes may do the same work"]
     run_part(work(row_count=100), tmp_path / "tokens", Part(1, 2))
     assert run_part(work(row_count=100), tmp_path / "tokens", Part(2, 2))
     assert (tmp_path / "tokens" / DONE).is_file()

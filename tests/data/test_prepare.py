@@ -29,7 +29,6 @@ from expert.data.tokens.shards import TokeniseJob
 from tests.data.tokenizers import small_encoder
 from tests.each import each
 from tests.faults.counting import cases
-from tests.wording import wording
 
 forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that fork")
 RECIPE = Recipe(data="d", tokenizer="t", template="p", columns="c", learn_prompt=False)
@@ -66,7 +65,7 @@ def test_documents_come_back_as_they_were_encoded_and_the_second_time_is_a_hit(t
     told: list[tuple[int, int]] = []
     telling = work(tell=lambda rows, tokens: told.append((rows, tokens)))
     made = prepare(telling, RECIPE, tmp_path / "tokens")
-    assert (made.hit, made.because) == (False, wording("nothing-was-prepared-yet"))
+    assert (made.hit, made.because) == (False, "first use of this data")
     assert told[-1] == (100, made.statistics.tokens)
     assert told == sorted(told)
     store = DocumentStore(made.folder)
@@ -79,7 +78,7 @@ def test_documents_come_back_as_they_were_encoded_and_the_second_time_is_a_hit(t
         assert store.spans(document).reshape(-1).tolist() == expected.spans.tolist()
         assert store.row(document) == document
     again = prepare(work(), RECIPE, tmp_path / "tokens")
-    assert (again.hit, again.because) == (True, wording("made-from-same-data"))
+    assert (again.hit, again.because) == (True, "made from the same data and settings")
     assert again.statistics == made.statistics
 
 
@@ -99,7 +98,7 @@ def test_the_folder_opens_with_datasets(tmp_path):
     [
         ({"data": "x"}, "the data changed"),
         ({"tokenizer": "x"}, "the tokenizer changed"),
-        ({"template": "x"}, wording("the-prompt-template-changed")),
+        ({"template": "x"}, "the prompt template changed"),
         ({"learn_prompt": True}, "train_on_prompt changed"),
         ({"max_samples": 10}, "max_samples changed"),
         ({"data": "x", "columns": "x"}, "the data and the columns changed"),
@@ -114,7 +113,7 @@ def test_a_miss_says_what_changed(tmp_path, change, words):
 def test_a_neighbour_that_is_renamed_meanwhile_is_not_compared_with(tmp_path, monkeypatch):
     gone = tmp_path / ".tokens" / module.RECIPE
     monkeypatch.setattr(Path, "glob", lambda folder, pattern: iter([gone]))
-    assert module.look(tmp_path / "tokens", RECIPE) == wording("not-prepared-before")
+    assert module.look(tmp_path / "tokens", RECIPE) == "it was not prepared before"
 
 
 def test_a_key_follows_from_the_recipe_and_a_limit_that_is_not_set_keeps_the_one_there_was():
@@ -128,11 +127,11 @@ def test_a_key_follows_from_the_recipe_and_a_limit_that_is_not_set_keeps_the_one
 
 def test_a_folder_made_from_something_else_or_of_other_things_is_refused_and_left_alone(tmp_path):
     prepare(work(), RECIPE, tmp_path / "tokens")
-    with pytest.raises(DataError, match=wording("made-from-something-else")):
+    with pytest.raises(DataError, match="was made from something else: the tokenizer changed"):
         prepare(work(), replace(RECIPE, tokenizer="x"), tmp_path / "tokens")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("mine", encoding="utf-8")
-    with pytest.raises(DataError, match=wording("no-folder-prepared-tokens")):
+    with pytest.raises(DataError, match="is not a prepared-token folder"):
         prepare(work(), RECIPE, tmp_path / "mine")
     assert (tmp_path / "mine" / "thesis.txt").exists()
 
@@ -184,9 +183,12 @@ def with_bad_rows(count: int, bad: set[int]) -> Iterator[Row | BadRow]:
 def test_a_bad_row_stops_with_its_file_and_line(tmp_path):
     with pytest.raises(DataError) as caught:
         prepare(work(rows=lambda: with_bad_rows(50, {20})), RECIPE, tmp_path / "tokens")
-    assert str(caught.value) == wording("row-cannot-used-broken")
+    assert str(caught.value) == (
+        "a row cannot be used\n  - rows.jsonl:21: broken JSON\n  (fix the data, or leave "
+        "them out: --set training.dataset.max_bad_rows=1)"
+    )
     many = work(rows=lambda: with_bad_rows(50, {3, 20, 30}), max_bad_rows=2)
-    with pytest.raises(DataError, match=wording("3-rows-cannot-be")):
+    with pytest.raises(DataError, match="3 rows cannot be used"):
         prepare(many, RECIPE, tmp_path / "other")
     assert not any((tmp_path / name).exists() for name in ("tokens", "other"))
 
@@ -199,10 +201,10 @@ def test_all_bad_rows_are_counted_and_the_first_of_them_named(tmp_path):
             tmp_path / "tokens",
         )
     assert str(caught.value).splitlines() == [
-        wording("rows-cannot-used"),
+        "8 rows cannot be used",
         *(f"  - rows.jsonl:{line}: broken JSON" for line in range(21, 26)),
         "  … and 3 more: a command",
-        wording("mend-data-leave-out"),
+        "  (fix the data, or leave them out: --set training.dataset.max_bad_rows=8)",
     ]
 
 
@@ -210,7 +212,7 @@ def test_all_bad_rows_are_counted_and_the_first_of_them_named(tmp_path):
 def test_if_every_row_is_bad_leaving_them_out_is_not_suggested(tmp_path, bad, left):
     with pytest.raises(DataError) as caught:
         prepare(work(rows=lambda: with_bad_rows(10, bad)), RECIPE, tmp_path / "tokens")
-    assert (wording("or-leave-them-out") in str(caught.value)) is left
+    assert ("or leave them out" in str(caught.value)) is left
 
 
 def test_tolerated_bad_rows_are_kept_aside_and_rows_left_out_counted_by_reason(tmp_path):
@@ -222,7 +224,10 @@ def test_tolerated_bad_rows_are_kept_aside_and_rows_left_out_counted_by_reason(t
     assert (made.statistics.bad_rows, made.statistics.documents) == (2, 28)
     assert made.statistics.dropped == {"shorter than 10": 20}
     rejects = made.folder / "rejects.jsonl"
-    assert made.left_out == wording("bad-rows-left-out", rejects=rejects)
+    assert made.left_out == (
+        f"2 bad rows were left out, and kept in {rejects}; 20 of 50 rows were left out: "
+        "20 shorter than 10"
+    )
     lines = rejects.read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["line"] for line in lines] == [4, 21]
     assert DocumentStore(made.folder).row(3) == 4  # rows keep their numbers
@@ -234,7 +239,7 @@ def test_nothing_to_train_on_is_an_error_before_any_model_loads(tmp_path, count)
     def silent(row: Row) -> list[Segment] | BadRow | Dropped:
         return [Segment(row.values["q"], False)]
 
-    with pytest.raises(DataError, match=wording("nothing-to-learn-rows", count=count)):
+    with pytest.raises(DataError, match=f"there is nothing to train on: {count} rows read"):
         prepare(work(count, segments_of=silent), RECIPE, tmp_path / "tokens")
     assert not (tmp_path / "tokens").exists()
 

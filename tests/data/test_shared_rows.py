@@ -16,7 +16,6 @@ from expert.planning.run_plan import RunPlan
 from expert.run.open import prepare
 from tests.each import each
 from tests.jobs.runs import ROWS, base_model, events_of, run, write_expert
-from tests.wording import wording
 
 NEW = [{"instruction": f"spell {n}", "response": "letters " * n} for n in range(1, 6)]
 SPLITS = ("validation", "test")
@@ -38,7 +37,12 @@ def test_evaluation_rows_that_are_trained_on_are_counted(tmp_path, split):
     made = prepare(file, overrides=("training.dataset.validation_split=0",))
     (doubt,) = made.doubts
     assert doubt.path == f"training.dataset.{split}_path"
-    assert doubt.text == wording("rows-stand-in-training", split=split, file=file)
+    assert doubt.text == (
+        f"{split}: 2 of 4 rows are in the training rows as well (row 3 of {split}.jsonl "
+        f"is row 7 of train.jsonl): the {split} loss is lower than on unseen rows  "
+        f"(remove them from one of the two; expert dataset check --manifest {file} "
+        "lists them)"
+    )
 
 
 def test_rows_that_are_new_or_answer_the_same_otherwise_are_not_told(tmp_path):
@@ -80,7 +84,7 @@ def test_what_rows_are_recognised_by_is_made_once_and_a_single_row_is_told_as_on
     file = an_expert(tmp_path, validation=[ROWS[1]])
     first = prepare(file)
     (told,) = first.doubts
-    assert told.text.startswith(wording("validation-row-stands-in"))
+    assert told.text.startswith("validation: 1 of 1 row is in the training rows as well (row 1 of")
 
     def refuse(documents: Any) -> RowKeys:
         raise AssertionError("the tokens are read again")
@@ -94,7 +98,7 @@ def test_a_run_warns_once_about_shared_validation_rows(tmp_path):
     base = base_model()
     done = run(an_expert(tmp_path, base=base, validation=[*NEW, ROWS[2]]))
     told = [event["text"] for event in events_of(done.folder, "warning")]
-    (doubt,) = [text for text in told if wording("in-training-rows-well") in text]
+    (doubt,) = [text for text in told if "in the training rows as well" in text]
     assert doubt.startswith("validation: 1 of 6 rows")
 
 
@@ -102,7 +106,7 @@ def test_a_plan_warns_of_them_once_they_are_prepared(tmp_path):
     file = an_expert(tmp_path, validation=[ROWS[1]])
 
     def told(plan: RunPlan) -> list[str]:
-        return [each.text for each in plan.remarks if wording("in-training-rows-well") in each.text]
+        return [each.text for each in plan.remarks if "in the training rows as well" in each.text]
 
     assert told(expert.plan(file)) == []
     prepare(file)
@@ -128,4 +132,4 @@ def test_the_diagnosis_before_a_run_finds_them_in_prepared_rows(tmp_path):
         "1 of 4 rows, such as row 4 of validation.jsonl is row 2 of train.jsonl"
     )
     assert validation.numbers == {"rows": 1, "share": 0.25}
-    assert test.title == wording("test-rows-stand-in")
+    assert test.title == "test rows are in the training rows as well"

@@ -22,7 +22,6 @@ from expert.run.open import open_run, prepare
 from tests.data.tokenizers import model_folder, small_tokenizer
 from tests.each import each
 from tests.run.test_preparing import an_expert, texts_of
-from tests.wording import wording
 
 datasets = pytest.importorskip("datasets")
 
@@ -141,7 +140,7 @@ def test_ids_beyond_the_vocabulary_do_not_fit_and_the_rows_are_tokenised_instead
     made = prepare(file)
     assert "FROM city" in texts_of(made, "train")[0]
     assert [doubt.path for doubt in made.doubts] == ["training.config.pretokenized_cache"]
-    assert wording("row-with-ids-beyond") in made.doubts[0].text
+    assert "1 row with ids beyond the tokenizer's 347 tokens (up to 49,000)" in made.doubts[0].text
     assert bytes_below(folder) == before
     assert any("up to 49,000" in remark.text for remark in expert.plan(file).remarks)
 
@@ -152,13 +151,13 @@ def test_ids_of_another_tokenizer_are_known_by_the_text_they_make(tmp_path):
         row["input_ids"] = [(id * 7 + 11) % 300 for id in row["input_ids"]]
     file, folder = cached_expert(tmp_path, rows)
     made = prepare(file)
-    assert wording("same-when-text-tokenised") in made.doubts[0].text
+    assert "are the same when their text is tokenised again" in made.doubts[0].text
     assert "FROM city" in texts_of(made, "train")[0]
     shutil.rmtree(folder)
     save(folder, [{"input_ids": [9_999] * 8}] * 20)
     facts = check_data(open_run(file, data="counted"))
     found = {finding.name: finding for finding in facts.findings}
-    assert wording("beyond-the-tokenizers") in found["token-folder"].evidence
+    assert "beyond the tokenizer's" in found["token-folder"].evidence
 
 
 @each(
@@ -166,18 +165,18 @@ def test_ids_of_another_tokenizer_are_known_by_the_text_they_make(tmp_path):
     [
         (
             lambda row: row.update(input_ids=[9_999] * PADDED, labels=[9_999] * PADDED),
-            wording("beyond-the-tokenizers"),
+            "beyond the tokenizer's",
         ),
         (
             lambda row: row.update(
                 labels=[*row["input_ids"][1:], -100], attention_mask=[1] * PADDED
             ),
-            wording("labels-shifted-by-one"),
+            "labels are input_ids shifted by one place",
         ),
         (lambda row: row.update(labels=[1, 2, 3]), "labels has 3 places and input_ids 64"),
-        (lambda row: row.update(labels=[-100] * PADDED), wording("no-token-to-train")),
+        (lambda row: row.update(labels=[-100] * PADDED), "there is no token to train on"),
         (lambda row: row.update(attention_mask=[2] * PADDED), "attention_mask holds 2"),
-        (lambda row: row.update(labels=1), wording("labels-not-list-numbers")),
+        (lambda row: row.update(labels=1), "'labels' is not a list of numbers"),
     ],
 )
 def test_tokens_that_do_not_fit_are_an_error_where_there_are_no_rows(tmp_path, spoil, told):
@@ -198,7 +197,7 @@ def test_text_beside_the_tokens_is_what_is_fallen_back_to(tmp_path):
     file = token_expert(tmp_path, rows)
     made = prepare(file)
     assert "Row 3." in "".join(texts_of(made, "train") + texts_of(made, "validation"))
-    assert wording("rows-tokenised-instead") in made.doubts[0].text
+    assert "The rows are tokenised instead" in made.doubts[0].text
 
 
 def test_missing_or_undeclared_tokens_give_a_warning(tmp_path):
@@ -240,10 +239,10 @@ def test_tokens_of_equal_length_or_without_eos_give_a_warning(tmp_path):
     text = encoded("".join(f"Row {n} says so.<|im_end|>" for n in range(400)))
     chunks = [text[start : start + 32] for start in range(0, len(text) - 32, 32)]
     file = token_expert(tmp_path / "a", [{"input_ids": ids, "labels": ids} for ids in chunks])
-    assert any(wording("every-row-has-tokens") in doubt.text for doubt in prepare(file).doubts)
+    assert any("every row has 32 tokens" in doubt.text for doubt in prepare(file).doubts)
     rows = [{"input_ids": encoded(f"Row {n} says so.")} for n in range(20)]
     file = token_expert(tmp_path / "b", rows)
-    assert wording("would-not-learn-to") in prepare(file).doubts[0].text
+    assert "would not learn to stop" in prepare(file).doubts[0].text
 
 
 def test_prepared_tokens_of_another_expert_keep_what_they_train_on(tmp_path):
@@ -263,7 +262,7 @@ def test_the_check_of_a_data_set_and_the_plan_understand_tokens(tmp_path):
     report = check_dataset(file)
     assert report.problems == []
     assert report.splits[0].rows == 21
-    assert any(wording("tokens-made-elsewhere-rows") in note for note in report.notes)
+    assert any("tokens made elsewhere, 21 rows" in note for note in report.notes)
     assert not any("remnant" in line for line in report.warnings())
     plan = expert.plan(file)
     assert plan.length.rows in (21, 18)
@@ -289,7 +288,7 @@ def test_a_run_trains_on_tokens_and_is_not_validated_on_them_by_default(tmp_path
     file = token_expert(tmp_path, rows, model="tiny", max_steps=2, device="cpu")
     result = train(file)
     assert result.steps == 2
-    with pytest.raises(NoTestSet, match=wording("its-rows-are-tokens")):
+    with pytest.raises(NoTestSet, match="its rows are tokens"):
         validate(result.folder)
 
 

@@ -28,7 +28,6 @@ from tests.gpu.test_answers_on_card import CrampedOnce
 from tests.jobs.runs import WORDS, place, run, until, write_expert
 from tests.jobs.serve.served import served
 from tests.jobs.serve.test_batched_answers import last_of
-from tests.wording import wording
 
 pytestmark = [pytest.mark.gpu, needs_card]
 card_only = pytest.mark.skipif(not ON_CARD, reason="only a card has memory that can be filled")
@@ -232,7 +231,7 @@ def test_a_card_that_is_full_refuses_questions_and_answers_again_when_it_is_not(
         with full_card():
             errors = all_at_once(engine, "demo", count=FEW)
         assert {type(error) for error in errors} == {Stopped}
-        assert {str(error) for error in errors} == {wording("out-of-memory")}
+        assert {str(error) for error in errors} == {"out of memory"}
         assert all_at_once(engine, "demo") == expected
         until(lambda: not (engine.running or engine.waiting))
 
@@ -250,7 +249,7 @@ def test_a_request_to_a_full_card_gets_503_in_openai_s_shape():
             urlopen(asked)
         error = json.load(refused.value)["error"]
         assert (refused.value.status, error["type"]) == (503, "server_error")
-        assert error["message"] == wording("out-of-memory")
+        assert error["message"] == "out of memory"
         with urlopen(asked) as answer:
             told = json.load(answer)["choices"][0]["message"]["content"]
         assert told == sampled("lora")[0]

@@ -9,7 +9,6 @@ from expert.insight.ladder.comparison import comparison_doubts
 from expert.insight.page.html import page_html
 from tests.each import each
 from tests.insight.pages import page_of, usual, words_of, write_run
-from tests.wording import wording
 
 
 def trained_on(
@@ -45,13 +44,20 @@ HASHED = {"path": "a.jsonl", "rows": 100, "told": "aa"}
 @each(
     ("first", "second", "words"),
     [
-        ({"rows": 1200}, {"path": "/me/b.jsonl", "rows": 300}, wording("these-runs-trained-on")),
+        (
+            {"rows": 1200},
+            {"path": "/me/b.jsonl", "rows": 300},
+            (
+                "These runs were trained on different data (one: a.jsonl (1,200 rows); other: "
+                "b.jsonl (300 rows)): "
+            ),
+        ),
         ({}, {}, None),
         ({}, {"rows": 200}, "different data"),  # the same file with more rows
         # The rows decide, not the name of their file.
         (HASHED, {**HASHED, "path": "/moved/b.jsonl"}, None),
         (HASHED, {**HASHED, "told": "bb"}, "different data"),
-        (HASHED, {**HASHED, "validation": "val.jsonl"}, wording("validated-on-different-rows")),
+        (HASHED, {**HASHED, "validation": "val.jsonl"}, "validated on different rows"),
         (HASHED, {**HASHED, "base": "x"}, "base models"),
     ],
 )

@@ -8,7 +8,6 @@ from typing import Any
 from expert.insight.event_text import lines_of
 from tests.cli.screens import EPOCH, PLAIN_STEP, STARTED, STEP, plain
 from tests.each import each
-from tests.wording import wording
 
 GIB = 2**30
 CARD = {"event": "step", "step": 1, "gpu_memory_bytes": 3 * GIB}
@@ -77,7 +76,10 @@ CUT = STARTED | {"total_steps": 40, "ends_by": "max_steps"}
         (
             {"event": "eval", "step": 300, "loss": 1.65, "perplexity": 5.207, "seconds": 1.2}
             | {"token_accuracy": 0.631, "best": True, "split": "validation"},
-            wording("step-validation-loss-perplexity"),
+            (
+                "step 300  validation loss 1.6500  perplexity 5.207  token accuracy 63.1 %  "
+                "1.2 s  best so far"
+            ),
         ),
         (
             {"event": "saved", "path": "checkpoints/step-000400", "bytes": 2**30, "seconds": 0.8},
@@ -87,11 +89,11 @@ CUT = STARTED | {"total_steps": 40, "ends_by": "max_steps"}
         ({"event": "warning", "text": "[bold]slow disk"}, "warning: [bold]slow disk"),
         (
             {"event": "log_failed", "what": "the file cannot be written", "because": "disk full"},
-            wording("warning-file-cannot-written"),
+            "warning: the file cannot be written: disk full",
         ),
         (
             {"event": "not_finite", "step": 12, "bins": [4, 17], "policy": "skip"},
-            wording("step-not-finite-number"),
+            "step 12: loss is not finite in sequences 4, 17: skip",
         ),
         (
             {"event": "spike", "step": 340, "loss": 9.5, "median": 1.7, "z": 8.13},
@@ -114,8 +116,20 @@ CUT = STARTED | {"total_steps": 40, "ends_by": "max_steps"}
         ),
         ({"event": "stopped", "reason": "no improvement"}, "stopped: no improvement"),
         # threads, if not torch's default
-        ({**RESUMED, "kept": True, "own": 2}, wording("computing-with-thread-run")),
-        ({**LOWERED, "lowered": True}, wording("computing-with-thread-other")),
+        (
+            {**RESUMED, "kept": True, "own": 2},
+            (
+                "computing with 1 thread: as the run began  (OMP_NUM_THREADS=2 uses torch's "
+                "default, whose sums round differently)"
+            ),
+        ),
+        (
+            {**LOWERED, "lowered": True},
+            (
+                "computing with 1 thread: other processes use 1.0 of 2  (OMP_NUM_THREADS=2 "
+                "uses all cores)"
+            ),
+        ),
         # the end: elapsed time, training time, validation loss
         *(
             (
@@ -128,30 +142,35 @@ CUT = STARTED | {"total_steps": 40, "ends_by": "max_steps"}
                 words,
             )
             for seconds, wall, earlier, words in (
-                (6.7, 102.0, 0.0, wording("finished-in-min-s")),
+                (6.7, 102.0, 0.0, "finished in 2 min (6.7 s of it training)"),
                 (700.0, 701.0, None, "finished in 12 min"),
-                (300.0, 30.0, None, wording("finished-in-s-min")),
-                (11.0, 15.0, 8.0, wording("finished-in-s-resumed")),
+                (
+                    300.0,
+                    30.0,
+                    None,
+                    "finished in 30 s (5 min of training including earlier sessions)",
+                ),
+                (11.0, 15.0, 8.0, "finished in 15 s (11 s of training including earlier sessions)"),
             )
         ),
         *(
             ({"event": "finished", "eval_loss": best, "last_eval_loss": last}, words)
             for best, last, words in (
-                (1.2, 1.9, wording("finished-best-validation-loss")),
-                (1.2, 1.2, wording("finished-best-validation")),
-                (None, 1.9, wording("finished-last-validation-loss")),
+                (1.2, 1.9, "finished  best validation loss 1.2000, last 1.9000"),
+                (1.2, 1.2, "finished  best validation loss 1.2000"),
+                (None, 1.9, "finished  last validation loss 1.9000"),
             )
         ),
         (
             {"event": "finished", "loss": 0.1438, "eval_loss": 2.1e-05},
-            wording("finished-mean-loss-best"),
+            "finished  mean loss 0.1438  best validation loss 2.10e-05",
         ),
         # several lines
         (
             STARTED,
             [
                 "expert-json: Qwen/Qwen3-0.6B on NVIDIA H200",
-                wording("steps-epochs-m-tokens"),
+                "900 steps, 3 epochs, 1.2 M tokens per epoch, 4.6 M trainable parameters",
                 "run folder: runs/a",
             ],
         ),
@@ -167,15 +186,18 @@ CUT = STARTED | {"total_steps": 40, "ends_by": "max_steps"}
                 ],
             },
             [
-                wording("fell-back-out-memory"),
-                wording("half-rows-fit"),
+                "fell back: out of memory: 2 GiB too few",
+                "  batch.rows = 4  (half of the rows fit)",
                 "  kernels.compile = no",
             ],
         ),
         (
             {"event": "finished", "loss": 1.1, "eval_loss": 1.2, "seconds": 700.0}
             | {"tokens_per_second": 104_000.0, "final": "runs/a/final"},
-            [wording("finished-in-min-mean"), "final: runs/a/final"],
+            [
+                "finished in 12 min  mean loss 1.1000  best validation loss 1.2000  104,000 tok/s",
+                "final: runs/a/final",
+            ],
         ),
         ({**RESUMED, "kept": True, "own": 1}, []),
         ({**RESUMED, "kept": False, "own": 2}, []),
@@ -219,5 +241,5 @@ def test_whatever_an_event_lacks_nothing_is_raised_and_its_file_reads_like_the_r
 def test_a_run_shows_whether_its_tokens_were_there_and_why():
     hit = {"event": "data", "split": "train", "hit": True, "because": "made from the same data"}
     miss = {"event": "data", "split": "test", "hit": False, "because": "the tokenizer changed"}
-    assert lines_of(hit) == [(wording("train-tokens-made-from"), "dim")]
+    assert lines_of(hit) == [("train: cache hit: made from the same data", "dim")]
     assert lines_of(miss) == [("test: rows tokenised: the tokenizer changed", "dim")]

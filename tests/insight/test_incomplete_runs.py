@@ -20,7 +20,6 @@ from tests.insight.pages import (
     words_of,
     write_run,
 )
-from tests.wording import wording
 
 
 def test_a_run_with_one_step_has_its_figures(tmp_path: Path):
@@ -31,11 +30,11 @@ def test_a_run_with_one_step_has_its_figures(tmp_path: Path):
 
 def test_a_run_that_was_killed_has_a_page_even_before_its_first_step(tmp_path: Path):
     page = page_of(write_run(tmp_path / "run", [started()]))
-    assert wording("no-update-was-logged") in words_of(page)
-    assert (page.kind, page.verdict) == ("killed", wording("run-ended-before-first"))
+    assert "No step was logged" in words_of(page)
+    assert (page.kind, page.verdict) == ("killed", "The run ended before its first step.")
     assert "Speed: unknown." in page.reasons
     page = page_of(write_run(tmp_path / "run", usual()[:-1]))
-    assert wording("ended-without-a-word") in page.reasons
+    assert "ended without a message" in page.reasons
     assert page.tone == "error"
 
 
@@ -48,8 +47,8 @@ def test_damaged_files_are_reported_and_the_rest_is_shown(tmp_path: Path):
     assert "damaged-files" in {finding.name for finding in run_facts(run).findings}
     text = words_of(page)
     assert "2 damaged lines of events.jsonl" in text
-    assert wording("is-missing-or-damaged") in text
-    assert wording("missing-damaged") in text
+    assert "plan.json is missing or damaged" in text
+    assert "environment.json is missing or damaged" in text
     assert "loss" in figures_of(page)
 
 

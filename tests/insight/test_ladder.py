@@ -24,7 +24,6 @@ from expert.insight.ladder.table import COLUMNS, as_markdown, headline, how_meas
 from tests.each import each
 from tests.insight.ladders import ladder, measured, setting
 from tests.insight.pages import write_run
-from tests.wording import wording
 
 CLIMBED = ladder(
     setting("baseline", 100.0, cumulative=1.0),
@@ -54,7 +53,12 @@ FASTER = paired(1.5, 1.5, 1.5)
             "no gain",
             "1.01x ± 0.02 of 'packing', and it needs 2 GiB",
         ),
-        ((0.9, 0.9, 0.91, 0.92, 0.92), "", "slower", wording("fast-packing-last-stays")),
+        (
+            (0.9, 0.9, 0.91, 0.92, 0.92),
+            "",
+            "slower",
+            "0.91x ± 0.02 as fast as 'packing', the last kept setting",
+        ),
     ],
 )
 def test_speed_decides_beyond_the_spread_and_what_costs_nothing_stays_within_it(
@@ -68,9 +72,13 @@ def test_speed_decides_beyond_the_spread_and_what_costs_nothing_stays_within_it(
     ("here", "status", "words"),
     [
         (measured(150.0, loss=2.0019), "kept", ""),
-        (measured(150.0, loss=2.0021), "disagrees", wording("loss-differs-by-allowed")),
-        (measured(150.0, loss=1.99), "disagrees", wording("loss-differs-by")),
-        (measured(150.0, loss=float("nan")), "disagrees", wording("loss-on-held-out-rows")),
+        (measured(150.0, loss=2.0021), "disagrees", "the loss differs by +0.10%, allowed is 0.1%"),
+        (measured(150.0, loss=1.99), "disagrees", "the loss differs by -0.50%, allowed is 0.1%"),
+        (
+            measured(150.0, loss=float("nan")),
+            "disagrees",
+            "the loss on the held-out rows is not a number",
+        ),
         (measured(150.0, loss=None), "kept", ""),  # without held-out rows speed alone decides
     ],
 )
@@ -88,10 +96,10 @@ def test_a_result_is_read_back_as_it_was_written(tmp_path):
 @each(
     ("text", "words"),
     [
-        ("{", wording("no-result-expert")),
-        ("[]", wording("no-result-expert-benchmark-whole")),
-        ('{"format": 99}', wording("format-newer")),
-        ('{"format": 1, "kind": "song"}', wording("no-result-expert-benchmark-kind")),
+        ("{", "not a result of expert benchmark"),
+        ("[]", "not a result of expert benchmark: the whole"),
+        ('{"format": 99}', "is of format 99, newer than 3"),
+        ('{"format": 1, "kind": "song"}', "not a result of expert benchmark: kind"),
     ],
 )
 def test_what_is_no_result_is_refused_in_words(tmp_path, text, words):
@@ -127,19 +135,21 @@ def test_settings_judged_by_their_own_loss_share_a_footnote_by_the_reason():
     row = dict(zip(COLUMNS, table_rows(shown)[1], strict=True))
     assert row["off by"] == "itself -0.09%* (±0.1%)"
     one, two = [line for line in how_measured(shown) if line.startswith("* ")]
-    assert one.startswith(wording("packing-other-rows-share"))
+    assert one.startswith("* packing: other rows share a step, so the weights differ from those")
     assert one.endswith("at most 0.09%")
-    assert two.startswith(wording("attention-fused-loss-dropout"))
+    assert two.startswith("* attention, fused loss: dropout draws other numbers, so")
     assert two.endswith("at most 0.02%")
 
 
 def test_it_is_said_how_the_gain_over_the_baseline_was_got():
     direct = in_turns("baseline", [(100.0, 240.0), (100.0, 250.0), (100.0, 260.0)])
     words = "\n".join(how_measured(ladder(*_pair(), against_baseline=direct)))
-    how = wording("measured-directly-against-baseline")
+    how = "baseline directly at the end (in turns, 3 pairs, 2.50x ± 0.10)"
     assert how in words
-    assert wording("gains-rungs-faster-multiplied") in "\n".join(how_measured(ladder(*_pair())))
-    assert wording("from-baseline-measured-first") in "\n".join(how_measured(CLIMBED))
+    assert "the gains of the faster settings, multiplied" in "\n".join(
+        how_measured(ladder(*_pair()))
+    )
+    assert "over the baseline, measured first" in "\n".join(how_measured(CLIMBED))
 
 
 def test_a_product_of_gains_that_nobody_held_against_the_baseline_is_told_as_a_range():
@@ -153,12 +163,12 @@ def test_a_product_of_gains_that_nobody_held_against_the_baseline_is_told_as_a_r
         setting("packing", 260.0, cumulative=3.0, below="baseline", paired=gained("baseline")),
         setting("compile", 600.0, cumulative=9.0, below="packing", paired=gained("packing")),
     ]
-    assert wording("to-times-the-baseline") in headline(ladder(*settings))
-    assert wording("times-the-baseline") in headline(ladder(*settings[:2]))
+    assert "600 tokens/s, 6.0 to 9.0 times the baseline" in headline(ladder(*settings))
+    assert "260 tokens/s, 3.0 times the baseline" in headline(ladder(*settings[:2]))
     direct = in_turns("baseline", [(100.0, 700.0)] * 2)
     settings[-1] = settings[-1].model_copy(update={"cumulative": 7.0})
     told = headline(ladder(*settings, against_baseline=direct))
-    assert wording("times-baseline") in told
+    assert "600 tokens/s, 7.0 times the baseline" in told
 
 
 def test_what_cannot_be_told_from_the_baseline_is_not_called_so_many_times_as_fast():
@@ -168,7 +178,7 @@ def test_what_cannot_be_told_from_the_baseline_is_not_called_so_many_times_as_fa
         setting("the rest", 150.0, "no difference", gain=1.49, cumulative=1.0, paired=unclear),
     ]
     told = headline(ladder(*settings, against_baseline=unclear))
-    assert wording("not-to-told-from") in told
+    assert "150 tokens/s, no measured difference from the baseline (1.49x ± 0.49)" in told
 
 
 def test_a_loss_that_cannot_be_compared_is_not_said_to_agree():
@@ -176,10 +186,12 @@ def test_a_loss_that_cannot_be_compared_is_not_said_to_agree():
         return setting(name, 250.0, own_difference=0.0, loss_difference=0.2)
 
     settings = [setting("baseline", 100.0, cumulative=1.0), own("packing"), own("attention")]
-    alone = wording("all-rungs-stayed-compute")
+    alone = "; all 2 settings that stayed compute their own loss right"
     assert headline(ladder(*settings)).endswith(alone)
     both = headline(ladder(*settings, setting("fused loss", 270.0, loss_difference=0.0)))
-    agrees = wording("loss-agrees-on-setting")
+    agrees = (
+        "; the loss agrees on the setting that can be compared, and 2 more compute their own right"
+    )
     assert both.endswith(agrees)
 
 
@@ -201,9 +213,12 @@ def test_a_result_of_the_format_before_is_still_read():
 
 
 def test_the_headline_is_the_last_setting_that_held():
-    assert headline(CLIMBED) == wording("demo-on-test")
+    assert headline(CLIMBED) == (
+        "demo on Test CPU: 250 tokens/s, 2.5 times the baseline; the loss agrees on "
+        "the setting that stayed"
+    )
     nothing = ladder(setting("baseline", None, "failed"))
-    assert headline(nothing) == wording("demo-on-test-cpu-nothing")
+    assert headline(nothing) == "demo on Test CPU: nothing could be measured"
 
 
 def test_a_name_cannot_break_out_of_the_markdown_table():
@@ -227,11 +242,11 @@ def test_two_runs_are_compared_by_their_settled_steps_and_the_losses_of_each_spl
         ]
         write_run(tmp_path / name, [*lines, {"event": "finished", "seconds": 4.0}])
     found = {row[0]: row[1:] for row in compare(tmp_path / "one", tmp_path / "two")}
-    assert found[wording("tokens-per-second")] == (100.0, 150.0, 1.5)
+    assert found["tokens per second"] == (100.0, 150.0, 1.5)
     assert found["steps per second"] == (2.0, 4.0, 2.0)
     assert found["training loss"] == (2.0, 2.0, 1.0)
     assert found["validation loss"][:2] == (1.5, 2.5)
-    assert found[wording("best-validation-loss")][:2] == (1.0, 2.0)
+    assert found["best validation loss"][:2] == (1.0, 2.0)
     assert found["test loss"][:2] == (4.0, 5.0)
     assert found["seconds"] == (4.0, 4.0, 1.0)
 
@@ -247,7 +262,13 @@ def test_a_setting_whose_steps_hold_rows_of_one_length_does_not_hold(comparable)
         for here in (mixed, sorted_rows)
     ]
     assert found[0] == ("kept", "")
-    assert found[1] == ("disagrees", wording("rows-one-length-share"))
+    assert found[1] == (
+        "disagrees",
+        (
+            "rows of one length share a step: their mean length varies 15.3 times as much "
+            "as by chance, and such steps train less"
+        ),
+    )
     # Few steps differ by chance.
     few = measured(150.0, clumping=3.5, seconds_per_epoch=32.0)  # 48 rows, 6 steps
     assert verdict(measured(100.0), few, 0.001, paired=FASTER) == ("kept", "")
@@ -293,7 +314,7 @@ def test_a_difference_is_told_only_beyond_the_spread(ratios, difference):
 
 def test_windows_of_different_minutes_carry_the_drift_between_them_into_the_spread():
     steady = one_after_the_other("below", [100.0, 101.0], [110.0, 111.0])
-    assert (steady.how, steady.difference) == (wording("one-after-the-other"), "faster")
+    assert (steady.how, steady.difference) == ("one after the other", "faster")
     drifted = one_after_the_other("below", [100.0, 101.0, 130.0, 131.0], [110.0, 111.0])
     assert len(drifted.ratios) == 8
     assert drifted.difference == "none"
@@ -320,13 +341,16 @@ def on(cores: int, others: float, **more: Any) -> Any:
     ("seen", "words"),
     [
         (on(2, 0.2, threads=2), ""),
-        (on(2, 0.4, threads=2), wording("other-processes-used")),
+        (on(2, 0.4, threads=2), "other processes used 0.4 of 2 cores meanwhile"),
         (on(2, 1.2, threads=1), ""),
-        (on(2, 1.4, threads=1), wording("other-processes-used-1")),
+        (on(2, 1.4, threads=1), "other processes used 1.4 of 2 cores meanwhile"),
         (on(16, 12.0), ""),  # a GPU run needs two cores
-        (on(16, 14.5), wording("other-processes-used-14")),
+        (on(16, 14.5), "other processes used 14.5 of 16 cores meanwhile"),
         (measured(100.0), ""),  # unknown in older results
-        (on(2, 0.0, threads=1, lowered=True), wording("other-processes-use-much")),
+        (
+            on(2, 0.0, threads=1, lowered=True),
+            "other processes use so much of the 2 cores that only 1 thread could run",
+        ),
     ],
 )
 def test_a_setting_is_crowded_if_more_cores_are_needed(seen, words):
@@ -347,11 +371,11 @@ def climbed(*others: float, spread: float = 0.0, gain: float = 2.0) -> Ladder:
     [
         (climbed(0.0, 0.1, 0.2), []),
         (climbed(0.0, 0.1, 1.2), []),  # one setting of three: paired timing corrects for it
-        (climbed(0.0, 0.9, 1.1), [wording("other-processes-used-0")]),
+        (climbed(0.0, 0.9, 1.1), ["other processes used 0.9 of 2 cores meanwhile"]),
         (climbed(0.0, 0.0, spread=26.0), ["windows of 'setting 1' are 26% apart"]),
         (
             climbed(0.0, 0.0, gain=1.0),
-            [wording("what-won-cannot-told")],
+            ["no difference from the baseline was measured: 1.01x ± 0.01"],
         ),
     ],
 )

@@ -12,7 +12,6 @@ from expert.insight.page.html import page_html
 from tests.each import each
 from tests.insight.pages import START, finished, page_of, started, step_event, usual, write_run
 from tests.insight.records import PLAN, evidence, finished_events, record, step_events
-from tests.wording import wording
 
 FALLING = [2.0 * 0.9**n for n in range(50)]
 MEMORISED = [1.2 * 0.9**n for n in range(50)]
@@ -37,19 +36,24 @@ def outcome(losses: list[Any], *more: dict[str, Any]) -> Outcome:
 @each(
     ("losses", "evals", "kind", "words"),
     [
-        (FALLING, (2.0, 1.0, 1.8, KEPT), "overfitted", wording("weights-step-kept")),
+        (FALLING, (2.0, 1.0, 1.8, KEPT), "overfitted", "The weights of step 20 were kept."),
         (FALLING, (1.0, 1.2), "overfitted", ""),  # two evaluations are enough
         (FALLING, (1.5, 1.0, 1.04), "learning", ""),  # noise is not overfitting
-        ([2.0] * 30, (), "not learning", wording("did-not-fall")),
-        ([2.0] * 30, (2.0, 2.0), "not learning", wording("did-not-fall")),
-        ([2.0, 2.01] * 15, (), "not learning", wording("did-not-fall")),
+        ([2.0] * 30, (), "not learning", "did not fall: first 2.0"),
+        ([2.0] * 30, (2.0, 2.0), "not learning", "did not fall: first 2.0"),
+        ([2.0, 2.01] * 15, (), "not learning", "did not fall: first 2.0"),
         ([*FALLING[:30], *([3.0] * 20)], (), "diverged", ""),
         ([*FALLING[:20], "nan"], (), "diverged", ""),
         (FALLING[:3], (STOPPED,), "diverged", ""),
         ([*FALLING, *([0.02] * 10)], (), "learning", ""),  # a loss near zero may double
-        (FALLING, (1.5, 0.9, 0.8), "learning", wording("validation-loss-fell-from")),
-        (FALLING, (), "learning", wording("no-rows-held-out")),
-        (STEEP, (1.80,), "learning", wording("far-above-training-loss")),
+        (
+            FALLING,
+            (1.5, 0.9, 0.8),
+            "learning",
+            "The validation loss fell from 1.5000 to 0.8000 (training",
+        ),
+        (FALLING, (), "learning", "No rows were held out"),
+        (STEEP, (1.80,), "learning", "is far above the training loss"),
         *((FALLING[:lines], (), "unknown", "") for lines in (0, 1, 9)),
     ],
 )
@@ -64,9 +68,9 @@ def test_what_became_of_a_run_is_told_by_its_losses(losses, evals, kind, words):
 def test_a_run_that_memorised_its_rows_is_overfitted():
     found = outcome(MEMORISED, *evals_of(1.01, 1.4, 1.8))
     assert found.kind == "overfitted"
-    assert found.sentence.startswith(wording("validation-loss-rose-from"))
+    assert found.sentence.startswith("The validation loss rose from the first evaluation on: ")
     assert "1.0100 → 1.8000 at step 30" in found.sentence
-    assert found.sentence.endswith(wording("final-weights-last-ones"))
+    assert found.sentence.endswith("The final weights are the last ones, not the best.")
     assert found.fix.startswith("training.config.load_best_model_at_end: true; ")
     assert not found.is_good
 
@@ -74,15 +78,15 @@ def test_a_run_that_memorised_its_rows_is_overfitted():
 def test_a_run_that_was_not_evaluated_yet_is_not_said_to_have_no_rows_held_out():
     plan = {**PLAN, "data": {**PLAN.get("data", {}), "validation": "5% of the rows"}}
     found = judge_learning(evidence(record(finished_events(steps_of(FALLING)), plan)))
-    assert wording("no-evaluation-yet") in found.sentence
-    assert wording("no-rows-held-out") not in found.sentence
+    assert "The held-out rows have not been evaluated" in found.sentence
+    assert "No rows were held out" not in found.sentence
 
 
 def test_early_stopping_is_reported():
     ended = {"event": "finished", "step": 50, "early": True}
     events = finished_events(steps_of(FALLING), *evals_of(1.5, 1.0, 1.01))[:-1]
     found = judge_learning(evidence(record([*events, ended])))
-    assert wording("early-stopping-ended-it") in found.sentence
+    assert "Early stopping ended it" in found.sentence
 
 
 # --- on the page ---------------------------------------------------------------------------------
@@ -97,18 +101,18 @@ def overfitted_run(folder: Path, **files: Any) -> Path:
 def test_the_head_of_an_overfitted_run_is_about_learning_and_nowhere_good(tmp_path: Path):
     page = page_of(overfitted_run(tmp_path / "run"))
     assert (page.kind, page.tone) == ("overfitted", "warning")
-    assert page.verdict.startswith(wording("the-validation-loss-rose"))
+    assert page.verdict.startswith("The validation loss rose")
     assert "Good." not in page.verdict
     assert page.reasons.startswith("Speed: compute-bound. ")
-    assert wording("what-to-do-true") in page.reasons
+    assert "What to do: training.config.load_best_model_at_end: true" in page.reasons
 
 
 def test_a_stopped_run_is_reported_before_all_else(tmp_path: Path):
     stop = {"event": "stopped", "time": START + 40, "step": 30, "reason": "SIGINT"}
     page = page_of(write_run(tmp_path / "run", [*usual()[:-1], stop]))
     assert (page.kind, page.tone) == ("stopped early", "warning")
-    assert page.verdict == wording("run-ended-after-step")
-    assert wording("learning-training-loss") in page.reasons
+    assert page.verdict == "The run ended after step 30 of 30."
+    assert "Learning: The training loss fell" in page.reasons
 
 
 def test_answers_right_and_wrong_come_right_after_the_numbers(tmp_path: Path):

@@ -41,7 +41,6 @@ from tests.insight.pages import (
 )
 from tests.jobs.trained_runs import finished as finished_run
 from tests.jobs.trained_runs import finished_characters
-from tests.wording import wording
 
 
 def page_with(tmp_path: Path, events: list[dict[str, Any]] | None = None, **files: Any) -> Page:
@@ -62,7 +61,7 @@ def test_an_unknown_value_of_the_plan_has_its_reason_beside_it(tmp_path):
 
 def test_the_kind_of_the_verdict_is_shown_once(tmp_path):
     run = run_facts(write_run(tmp_path / "run", usual()))
-    for told in ("compute-bound: good.", wording("compute-bound-crowded")):
+    for told in ("compute-bound: good.", "compute-bound, on crowded cores. It computes."):
         verdict = Verdict(kind="compute-bound", sentence=told)
         page = make_page(replace(run, verdict=verdict, learning=UNKNOWN_LEARNING))
         assert page_markdown(page).lower().count("compute-bound") == 1
@@ -79,7 +78,7 @@ def test_a_real_run_has_every_figure_of_a_cpu_its_data_and_its_hashes():
     listed = json.loads((finished_run("lora") / "final" / "DONE").read_text(encoding="utf-8"))
     assert {row[0]: row[2] for row in hashes.rows} == {n: f["sha256"] for n, f in listed.items()}
     assert page.kind
-    assert wording("the-run-finished") in page.reasons
+    assert "The run finished." in page.reasons
 
 
 def test_a_run_of_a_character_model_has_its_page_too():
@@ -92,8 +91,8 @@ def test_a_cpu_run_shows_its_losses_its_plan_and_why_there_is_nothing_of_a_gpu(t
     page = page_with(tmp_path)
     assert not GPU_FIGURES & set(figures_of(page))
     assert not {"GPU utilization", "MFU", "Peak memory"} & set(cards_of(page))
-    assert wording("gpu-utilisation-run-had") in words_of(page)
-    assert wording("mfu-peak-processor-not") in words_of(page)
+    assert "GPU utilization: the run had no GPU" in words_of(page)
+    assert "MFU: the peak of this processor is unknown" in words_of(page)
     chart: Any = figures_of(page)["loss"].chart
     assert [(line.name, line.look) for line in chart.series] == [
         ("logged loss", "faint"),
@@ -102,7 +101,7 @@ def test_a_cpu_run_shows_its_losses_its_plan_and_why_there_is_nothing_of_a_gpu(t
     ]
     folded = [block.title for block in blocks_of(page) if isinstance(block, Folded)]
     assert "Kernels: device cpu" in folded
-    assert wording("at-defaults-without-meaning") in folded
+    assert "1 at their defaults or not used here" in folded
     first, defaults = grids_of(page, "plan")
     assert first.rows == (("kernels.device", "cpu", "no GPU", "machine"),)
     assert defaults.rows == (("optim.seed", "42", "the default", "preset"),)
@@ -125,7 +124,7 @@ def test_a_gpu_run_has_utilisation_memory_and_power(tmp_path: Path):
     [
         ({}, None),
         ({"throttled_power": 1.0, "throttled_heat": 0.0}, None),  # usual under full load
-        ({"throttled_heat": 0.3}, wording("clock-throttled-by-heat")),
+        ({"throttled_heat": 0.3}, "Throttled in up to 30 % of the samples."),
     ],
 )
 def test_a_clock_throttled_by_heat_is_drawn_and_a_steady_one_is_not(tmp_path, fields, note):
@@ -142,10 +141,10 @@ def test_the_usual_speed_is_shown_with_the_mean_after_the_warm_up(tmp_path: Path
     lines += [step_event(20, tokens=5000, seconds=0.5)]
     cards = cards_of(page_with(tmp_path, [started(), *lines, finished(20)]))
     # Three warm-up steps; then 16 × 1,000 and 5,000 tokens in 17 half seconds.
-    speed = cards[wording("tokens-second")]
+    speed = cards["Tokens per second"]
     assert speed.value == "2,000"
     mean = f"mean {21_000 / 8.5:,.0f}, stalls included"
-    assert speed.note == wording("median-log-lines-over", mean=mean)
+    assert speed.note == f"median of the log lines; {mean}; 1,900 over the whole run"
     assert cards["Steps"].value == "20"
     assert "of 30" in cards["Steps"].note
 
@@ -167,8 +166,11 @@ def test_the_loss_is_that_of_the_last_line_and_the_last_validation_is_named_wher
         for at, loss in ((20, 1.1), (50, 1.5))
     ]
     cards = cards_of(page_with(tmp_path, [started(), *lines, *evals]))
-    assert (cards["Loss"].value, cards["Loss"].note) == ("1.0000", wording("last-line-at"))
-    assert cards["Validation loss"].note.startswith(wording("best-at-step-last"))
+    assert (cards["Loss"].value, cards["Loss"].note) == (
+        "1.0000",
+        "last log line, at step 50, first 1.9800",
+    )
+    assert cards["Validation loss"].note.startswith("best, at step 20, last 1.5000")
 
 
 def test_missing_numbers_are_never_shown_as_zero(tmp_path: Path):
@@ -176,9 +178,9 @@ def test_missing_numbers_are_never_shown_as_zero(tmp_path: Path):
     page = page_with(tmp_path, bare)
     assert set(cards_of(page)) <= {"Duration", "Steps"}
     text = words_of(page)
-    assert wording("loss-no-finite-loss") in text
-    assert wording("validation-loss-nothing-evaluated") in text
-    assert wording("tokens-second-no-update") in text
+    assert "loss: no finite loss was logged" in text
+    assert "validation loss: nothing was evaluated" in text
+    assert "tokens per second: no step was timed" in text
 
 
 def test_a_repeated_step_is_drawn_once(tmp_path: Path):
@@ -238,14 +240,14 @@ def test_cases_without_an_oracle_are_shown_as_neither_right_nor_wrong(tmp_path: 
         "accuracy": 0.5,
         "cases": cases,
         "wins": ["0"],
-        "gate": {"passed": False, "reasons": [wording("cases-have-no-oracle")]},
+        "gate": {"passed": False, "reasons": ["2 of 4 cases have no oracle"]},
         "baseline": {"accuracy": 0.25},
     }
     text = html_of(write_run(tmp_path / "run", usual(), validation=facts))
     assert "Correct answers: 1" in text
-    assert wording("answers-without-oracle-neither") in text
-    assert wording("answers-baseline-had-wrong") in text
-    assert wording("quality-gate-not-passed") in text
+    assert "2 answers not judged" in text
+    assert "1 answers that the baseline got wrong" in text
+    assert "The quality gate fails: 2 of 4 cases have no oracle." in text
     assert "25.0%" in text
 
 
@@ -257,9 +259,9 @@ def test_a_page_on_plain_text_shows_the_loss_and_shows_that_nothing_could_be_jud
         "rows": {"loss": 1.25, "tokens": 900},
     }
     text = html_of(write_run(tmp_path / "run", usual(), validation=facts))
-    assert wording("rows-plain-text-no") in text
+    assert "The rows are plain text: there are no answers to judge." in text
     assert "Loss" in text
-    assert wording("answers-right-rows-plain") in text
+    assert "correct answers: plain text has no answers" in text
 
 
 # --- data ----------------------------------------------------------------------------------------
@@ -283,14 +285,14 @@ def test_a_relative_data_folder_is_found_from_where_the_run_was_started(tmp_path
     page = page_of(run)
     chart: Any = figures_of(page)["row-lengths"].chart
     assert (chart.labels, chart.counts) == (("≤32", "≤64", "≤128"), (3, 0, 2))
-    assert cards_of(page)[wording("tokens-that-are-learnt")].note == "25.0% of all"
-    assert cards_of(page)[wording("rows-left-out")].value == "2"
+    assert cards_of(page)["Tokens trained on"].note == "25.0% of all"
+    assert cards_of(page)["Rows left out"].value == "2"
     assert "why: &lt;i&gt;bad&lt;/i&gt;" in page_html(page)
 
 
 def test_data_that_is_gone_is_reported_as_gone(tmp_path: Path):
     run = write_run(tmp_path / "run", [started(), data_event("/no/such/folder"), *usual()[1:]])
-    assert wording("is-no-longer-there") in words_of(page_of(run))
+    assert "/no/such/folder no longer exists" in words_of(page_of(run))
 
 
 def test_a_page_shows_first_how_good_the_expert_is_and_then_how_fast_it_was_trained(tmp_path: Path):
@@ -305,15 +307,19 @@ def test_a_page_shows_first_how_good_the_expert_is_and_then_how_fast_it_was_trai
     }
     page = page_with(tmp_path, validation=facts)
     assert page.kind == "gate fails"
-    assert page.verdict == wording("answers-right-interval-to")
-    assert page.reasons.startswith(wording("learning-training-loss-fell-from"))
+    assert page.verdict == (
+        "90.0% of 20 answers correct (95 % interval 70.0% to 97.0%); baseline 10.0%; 4 "
+        "of 20 cases were also in the training rows; without them 87.5% are correct; "
+        "only 20 of 60 cases were judged."
+    )
+    assert page.reasons.startswith("Learning: The training loss fell from 2.1850 to 1.0075. ")
     assert " Speed: compute-bound. Good. " in page.reasons
     assert page.tone == "warning"
     card = cards_of(page)["Correct answers"]
     assert next(iter(cards_of(page))) == "Correct answers"
     assert (card.value, card.note) == ("90.0%", "70.0% to 97.0%")
     without = page_of(write_run(tmp_path / "other", usual()))
-    assert wording("nobody-judged-answers-yet") in without.reasons
+    assert "It is not validated yet: run expert validate." in without.reasons
 
 
 def test_every_part_of_the_data_has_its_name_above_it(tmp_path: Path):
@@ -330,7 +336,7 @@ def test_every_part_of_the_data_has_its_name_above_it(tmp_path: Path):
     assert titles == ["Data: train", "Data: validation", "Data: test"]
     rows = {row[0]: row[1] for row in grids_of(page, "data")[0].rows}
     assert rows["columns"] == "instruction: ask, response: say"
-    assert rows[wording("prompts-are-learnt")] == "no"
+    assert rows["prompts are trained on"] == "no"
     assert "row checks" not in rows
 
 
@@ -342,17 +348,19 @@ def test_markdown_has_no_words_on_colours_no_double_bullets_and_no_empty_reasons
     text, html = page_markdown(page), page_html(page)
     for word in ("Faint", "Grey settings", "- ·", "\\`", "reason:"):
         assert word not in text
-    assert wording("faint-log-lines-each") in html
-    assert wording("grey-rungs-left-out") in html
+    assert "Faint: the log lines, each the mean since the one before." in html
+    assert "Grey settings were left out" in html
     assert "- answer: (empty)" in text
 
 
 def test_a_ladder_beside_a_run_shows_with_how_many_threads_each_was_measured(tmp_path: Path):
-    because = wording("other-processes-use-cores")
+    because = "other processes use 1.3 of 2 cores"
     threads = {"event": "threads", "time": START, "threads": 1, "cores": 2, "because": because}
     made = json.loads(some_ladder().model_dump_json()) | {"environment": {"threads": 2}}
     page = page_with(tmp_path, [usual()[0], threads, *usual()[1:]], ladder=made)
-    assert wording("run-itself-with-thread", because=because) in words_of(page)
+    assert f"This run: 2,000 tokens/s, with 1 thread ({because}); the benchmark had 2." in words_of(
+        page
+    )
 
 
 # --- several runs, a ladder ----------------------------------------------------------------------
@@ -372,7 +380,7 @@ def test_compared_runs_share_their_axes_and_differ_in_a_table(tmp_path: Path):
     assert [line.points[-1][0] for line in by_time.series] == [15.0, 30.0, 15.0]
     numbers, plans = grids_of(page, "comparison")
     rows = {row[0]: row[1:] for row in numbers.rows}
-    assert rows[wording("tokens-a-second-mean")] == ("2,000", "1,000", "0.50×", "2,000", "1.00×")
+    assert rows["tokens per second, mean"] == ("2,000", "1,000", "0.50×", "2,000", "1.00×")
     assert ("optim.learning_rate", "0.0001", "5e-05", "0.0001") in plans.rows
     assert all(row[0] == "optim.learning_rate" for row in plans.rows)
     check_harmless(page_html(page))
@@ -395,7 +403,7 @@ def test_compared_runs_have_the_steps_and_tokens_that_their_own_pages_show(tmp_p
     rows = {row[0]: row[1:3] for row in grids_of(page_of(one, two), "comparison")[0].rows}
     assert rows["steps"] == ("33", "66")
     assert rows["tokens"] == ("70", "140")
-    assert rows[wording("duration-without-pauses")] == ("33 s", "53 s")
+    assert rows["duration, without pauses"] == ("33 s", "53 s")
     card = cards_of(page_of(two))["Steps"]
     assert (card.value, card.note) == ("66", "of 66, 2 epochs, 140 tokens")
 
@@ -413,10 +421,10 @@ def test_a_ladder_in_the_run_folder_is_drawn_as_bars(tmp_path: Path):
 def test_a_ladder_alone_makes_a_page_that_warns_in_doubt_and_tells_rates_from_ratios():
     page = ladder_page(some_ladder(), made=START)
     check_harmless(page_html(page))
-    assert wording("demo-on-a-card") in page_markdown(page)
+    assert "demo on a card: 100 tokens/s" in page_markdown(page)
     doubted = some_ladder().model_copy(update={"doubts": ["others used 1.4 of 2 cores"]})
     assert (ladder_page(some_ladder()).tone, ladder_page(doubted).tone) == ("good", "warning")
-    assert wording("not-to-relied-on") in page_markdown(ladder_page(doubted))
+    assert "not to be trusted: others used 1.4 of 2 cores" in page_markdown(ladder_page(doubted))
     direct = in_turns("baseline", [(100.0, 250.0)] * 3)
     settings = [
         setting("baseline", 100.0, cumulative=1.0),

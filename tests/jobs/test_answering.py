@@ -25,7 +25,6 @@ from tests.each import each
 from tests.jobs.runs import WORDS
 from tests.jobs.trained_runs import finished, finished_characters
 from tests.parallel.fake_capture import FakeCapture
-from tests.wording import wording
 
 CPU = torch.device("cpu")
 EVAL_BATCH = {"batch.eval_batch": 3}
@@ -179,7 +178,7 @@ def test_where_cudnns_kernel_fails_answers_and_losses_come_from_others(monkeypat
     torch.backends.cuda.enable_cudnn_sdp(True)
     assert batch_sums(loaded("lora"), rows, note=reported.append) == losses
     assert [text.partition(":")[0] for text in reported] == [
-        wording("cudnns-attention-kernel-failed")
+        "cuDNN's attention kernel failed to run"
     ] * 2
 
 
@@ -279,10 +278,15 @@ def test_a_step_that_cannot_be_captured_is_run_and_reported_once(monkeypatch):
     monkeypatch.setattr(answer_steps, "step_capture", lambda device: refuses)
     notes: list[str] = []
     assert answer_all(loaded("lora"), LENGTHS, GREEDY, rows=3, note=notes.append) == expected
-    assert notes == [wording("answers-took-longer-might")]
+    assert notes == [
+        (
+            "answers were generated without CUDA graphs, more slowly: a step cannot be "
+            "captured: operation not permitted when stream is capturing"
+        )
+    ]
     given = {name: getattr(GREEDY, name) for name in DecodingSettings.__annotations__}
     done = sample(finished("lora"), PROMPTS[:3], plain=False, seed=0, device="cpu", decoding=given)
-    reported = [note for note in done.notes if wording("step-cannot-recorded") in note]
+    reported = [note for note in done.notes if "a step cannot be captured" in note]
     assert len(reported) == 1  # once for all of them
 
 
@@ -315,7 +319,7 @@ def test_a_prompt_that_fills_the_context_is_refused_and_the_others_are_answered(
     config = loaded("lora").loaded.causal_lm.config
     prompts = ["say cat " * config.max_position_embeddings, PROMPTS[0]]
     long, short = answer_all(loaded("lora"), [question(p) for p in prompts], GREEDY)
-    assert (long.refused, long.text) == (wording("prompt-fills-context"), "")
+    assert (long.refused, long.text) == ("the prompt fills the context", "")
     assert (short.text, short.tokens, short.ended) == asked("lora", GREEDY)[0]
 
 
@@ -338,5 +342,5 @@ def test_the_base_has_no_trained_weights_and_the_character_model_has_no_base():
     for name, value in other.loaded.module.named_parameters():
         assert torch.equal(value, own[name]), name
     plan = read_plan(RunFolder(Path(finished_characters())))
-    with pytest.raises(StateNotFound, match=wording("trained-from-scratch-has")):
+    with pytest.raises(StateNotFound, match="is trained from scratch, it has no base"):
         load_base(plan, device=CPU)

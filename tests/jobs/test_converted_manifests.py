@@ -11,7 +11,6 @@ import pytest
 from expert.jobs.manifest import check_manifests
 from expert.run.open import open_run
 from tests.jobs.runs import ROWS, base_model, write_expert
-from tests.wording import wording
 
 
 def opened(file: Path) -> tuple[Any, Any]:
@@ -71,4 +70,4 @@ def test_a_manifest_of_a_model_that_reads_images_fails_the_check(tmp_path):
     (checked,) = check_manifests([file])
     assert checked.error is not None
     assert "base_models[0].name" in str(checked.error)
-    assert wording("llavaforconditionalgeneration-model-read-2") in str(checked.error)
+    assert "(LlavaForConditionalGeneration) is a model for images" in str(checked.error)

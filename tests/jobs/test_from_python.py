@@ -13,7 +13,6 @@ from expert.jobs.sample.sample import sample as sample_job
 from tests.each import each
 from tests.jobs.runs import ROWS, base_model, write_expert
 from tests.jobs.trained_runs import finished
-from tests.wording import wording
 
 GUIDE = Path(__file__).parents[2] / "docs" / "DATA.md"
 
@@ -33,9 +32,12 @@ def test_an_export_is_the_folder_it_wrote(tmp_path):
 @each(
     ("asked", "words"),
     [
-        ({"kind": "merge"}, wording("kind-not-known")),
-        ({"kind": "merged", "dtype": "bfloat16"}, wording("dtype-not-known")),
-        ({"device": "cuda:1"}, wording("device-not-known")),
+        ({"kind": "merge"}, "kind 'merge': is not known  (known: adapter, merged)"),
+        (
+            {"kind": "merged", "dtype": "bfloat16"},
+            "dtype 'bfloat16': is not known  (known: bf16, fp16, fp32)",
+        ),
+        ({"device": "cuda:1"}, "device 'cuda:1': is not known  (known: auto, cuda, cpu)"),
     ],
 )
 def test_an_unknown_kind_dtype_or_device_is_refused(asked, words, tmp_path):

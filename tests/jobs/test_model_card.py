@@ -24,7 +24,6 @@ from expert.run.stored.load import read_plan
 from tests.each import each
 from tests.jobs.runs import base_model, place, run, write_expert
 from tests.jobs.trained_runs import exported, finished, finished_characters, with_plan
-from tests.wording import wording
 
 TEXT_ROWS = [
     {"text": f"the {a} has {n} legs and the {a} runs"} for a in ("cat", "dog") for n in "4567"
@@ -52,7 +51,7 @@ def code_of(out: Path) -> str:
 def filled_in(out: Path, question: str, base: Path) -> str:
     """The card's code with its placeholders filled in."""
     code = code_of(out).replace(FOLDER, str(out))
-    for example in ("Your question", wording("beginning-text")):
+    for example in ("Your question", "The beginning of a text"):
         code = code.replace(json.dumps(example), json.dumps(question))
     code = code.replace('"PATH/TO/THE/BASE"', repr(str(base)))
     assert "PATH/TO" not in code
@@ -110,7 +109,7 @@ def test_what_was_trained_in_bfloat16_is_checked_and_loaded_in_bfloat16(tmp_path
     code = filled_in(
         tmp_path / "out", "say red 1", Path(read_plan(RunFolder(folder)).model.location)
     )
-    assert wording("dtype-trained") in code
+    assert "dtype = torch.bfloat16  # as it was trained" in code
     types = "print({weight.dtype for weight in model.parameters()})"
     [text] = said_by(code + types)
     assert text.endswith("{torch.bfloat16}")  # the adapter too
@@ -191,7 +190,7 @@ def test_a_base_of_unknown_origin_is_named_by_its_weights():
     assert f"model.safetensors with sha256 {sha256_of(weights)[:16]}…" in card
     assert "base_model:" not in card  # hubs would read it as a repository id
     assert "# A lora" not in card
-    assert wording("lora-adapter-for-final") in card
+    assert "A lora adapter for qwen3 (final of the run, fp32)." in card
 
 
 def changed(run_folder: Path, **changes: Any) -> Any:
@@ -223,7 +222,7 @@ def test_a_base_has_a_hub_id_where_its_name_is_one(name, place_, hub_id, tmp_pat
     found = portable_base(plan.model)
     assert found.hub_id == hub_id
     assert "/old" not in "".join((found.name, *found.lines, found.note))
-    assert wording("weights-no-longer-here") in found.note
+    assert "its weights are missing" in found.note
 
 
 # --- what the card says of the training ----------------------------------------------------------

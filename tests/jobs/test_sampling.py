@@ -25,7 +25,6 @@ from tests.data.tokenizers import model_folder
 from tests.each import each
 from tests.jobs.runs import base_model, write_expert
 from tests.jobs.trained_runs import finished, finished_characters, with_plan
-from tests.wording import wording
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -253,17 +252,22 @@ def test_overrides_that_are_unknown_or_out_of_range_are_refused_at_once():
     with pytest.raises(CannotSample) as reported:
         texts(finished_characters(), "the", decoding=given)
     assert str(reported.value).splitlines() == [
-        wording("decoding-unknown"),
-        wording("decoding-too-high"),
-        wording("decoding-too-short"),
+        (
+            "decoding.warmth: is not known  (there are temperature, top_p, top_k, min_p, "
+            "repetition_penalty, max_new_tokens, stop_sequences)"
+        ),
+        "decoding.temperature: got 9.0, expected a number from 0 to 2",
+        "decoding.max_new_tokens: got 0, expected a whole number of at least 1",
     ]
 
 
 def test_settings_the_character_model_lacks_are_reported():
     run = finished_characters()
-    with pytest.raises(CannotSample, match=wording("character-model-knows-temperature")):
+    with pytest.raises(
+        CannotSample, match="--top-p: the character model supports only temperature and"
+    ):
         texts(run, "the", decoding={"top_p": 0.5})
-    with pytest.raises(CannotSample, match=wording("text-continued-has-no")):
+    with pytest.raises(CannotSample, match="--system: continued text has no system"):
         texts(run, "the", system="be brief")
 
 
@@ -273,9 +277,9 @@ def test_settings_the_character_model_lacks_are_reported():
 def test_a_missing_checkpoint_is_reported_with_the_existing_ones():
     folder = RunFolder(finished("lora"))
     offered = r"\(there is --checkpoint final, 3, 6\)"
-    with pytest.raises(StateNotFound, match=wording("no-checkpoint-of-update", offered=offered)):
+    with pytest.raises(StateNotFound, match=f"no checkpoint of step 4  {offered}"):
         choose(folder, "4")
-    with pytest.raises(StateNotFound, match=wording("neither-final-nor-best", offered=offered)):
+    with pytest.raises(StateNotFound, match=f"neither final nor best nor .*{offered}"):
         choose(folder, "latest")
 
 
@@ -291,13 +295,13 @@ def test_the_best_is_the_checkpoint_of_the_best_evaluation(tmp_path):
     run.events.write_text("\n".join(map(json.dumps, events)) + "\n", encoding="utf-8")
     assert choose(run, "best").step == 3
     shutil.rmtree(run.checkpoints / "step-000003")
-    with pytest.raises(StateNotFound, match=wording("best-checkpoint-not-kept")):
+    with pytest.raises(StateNotFound, match="the best checkpoint, step-000003, is not kept"):
         choose(run, "best")
     with run.events.open("a", encoding="utf-8") as stream:
         stream.write(json.dumps({"event": "took_best", "step": 3}) + "\n")
     assert choose(run, "best").path == run.final
     run.events.write_text("", encoding="utf-8")
-    with pytest.raises(StateNotFound, match=wording("no-evaluation-says-checkpoint")):
+    with pytest.raises(StateNotFound, match="no evaluation recorded a best checkpoint"):
         choose(run, "best")
 
 
@@ -305,7 +309,7 @@ def test_a_run_that_has_not_finished_has_no_final(tmp_path):
     run = tmp_path / "run"
     shutil.copytree(finished("lora"), run)
     shutil.rmtree(run / "final")
-    with pytest.raises(StateNotFound, match=wording("no-finished-expert-does")):
+    with pytest.raises(StateNotFound, match=r"there is no finished expert: it does not exist  \("):
         texts(run, "say cat 2")
     assert texts(run, "say cat 2", checkpoint="6") == texts(finished("lora"), "say cat 2")
 
@@ -319,16 +323,18 @@ def test_a_newest_run_that_has_not_finished_names_the_newest_one_that_has(tmp_pa
         shutil.rmtree(unfinished.final)
         with pytest.raises(StateNotFound) as reported:
             choose(runs[2], "final")
-        advice = wording("name-finished", path=offered.path) if offered else "3, 6)"
+        advice = f"; or name {offered.path}, which is finished)" if offered else "3, 6)"
         assert str(reported.value).endswith(advice)
 
 
 def test_a_plan_of_another_version_and_a_missing_card_are_reported(tmp_path, monkeypatch):
     (tmp_path / "plan.json").write_text('{"expert": "x"}', encoding="utf-8")
-    with pytest.raises(Exception, match=wording("no-plan-version-target")):
+    with pytest.raises(
+        Exception, match=r"plan\.json: is not a plan of this version: target: Field"
+    ):
         texts(tmp_path, "hello")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(Exception, match=wording("cuda-torch-finds-no")):
+    with pytest.raises(Exception, match="--device cuda: torch finds no card it can use"):
         pick_device("cuda")
 
 
@@ -357,7 +363,7 @@ def test_a_prompt_that_is_longer_than_the_context_is_refused_with_both_numbers()
         talk.ask("cat " * context)
     words = str(reported.value)
     assert words.startswith("--prompt: has ")
-    assert wording("with-answer-shorten", context=context) in words
+    assert f"is {context:,} with the answer  (shorten it" in words
     assert len(talk._turns) == 0  # the failed prompt was not added
 
 
@@ -368,4 +374,4 @@ def test_an_answer_ends_where_the_context_is_full_and_says_so(monkeypatch):
     monkeypatch.setattr(config, "max_position_embeddings", taken + 1)
     said_now = Conversation(loaded).ask("say cat 2")
     assert (said_now.tokens, said_now.ended) == (1, False)
-    assert said_now.note == wording("cut-after-token-models")
+    assert said_now.note == "cut after 1 token: the model's context is full"

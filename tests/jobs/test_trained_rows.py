@@ -15,7 +15,6 @@ from expert.jobs.validate.validate import validate
 from tests.jobs.runs import ROWS as RUN_ROWS
 from tests.jobs.runs import events_of, run, write_expert
 from tests.jobs.validated_runs import ROWS, YES, own_run, written
-from tests.wording import wording
 
 
 def append_a_row(folder: Path) -> None:
@@ -27,11 +26,11 @@ def test_rows_are_not_held_out_of_data_that_changed_since_the_run(tmp_path):
     folder = own_run(tmp_path)
     assert validate(folder, device="cpu", min_accuracy=0.0).result.rows.examples == 5
     append_a_row(tmp_path)
-    words = wording("held-out-data-changed")
+    words = r"held out of train.jsonl.*: the data changed since the run  \(.*--test-set FILE"
     with pytest.raises(NoTestSet, match=words):
         validate(folder, device="cpu")
     (tmp_path / "datasets_optimized").rename(tmp_path / "elsewhere")
-    with pytest.raises(NoTestSet, match=wording("data-how-rows-read")):
+    with pytest.raises(NoTestSet, match="the data, or how its rows are read, changed since"):
         validate(folder, device="cpu")
     # The refusal comes before anything is prepared from the other rows.
     assert not list(tmp_path.glob("datasets_optimized/tokens-*"))
@@ -55,7 +54,7 @@ def test_rows_that_are_read_otherwise_than_in_the_run_are_told_from_changed_data
         return replace(recipe, columns="others"), place
 
     monkeypatch.setattr(preparing, "recipe_of", with_other_columns)
-    with pytest.raises(NoTestSet, match=wording("those-learnt-columns-changed")):
+    with pytest.raises(NoTestSet, match="are not known: the columns changed since the run"):
         validate(folder, device="cpu")
 
 
@@ -73,7 +72,7 @@ def test_a_run_resumed_with_other_rows_has_no_held_out_rows(tmp_path):
     text = manifest.read_text(encoding="utf-8").replace('"max_steps": 2', '"max_steps": 4')
     manifest.write_text(text, encoding="utf-8")
     run(manifest, resume=str(folder), allow_changed=True)
-    with pytest.raises(NoTestSet, match=wording("went-on-with-other")):
+    with pytest.raises(NoTestSet, match="was resumed with other rows than it started with"):
         validate(folder, device="cpu")
 
 
@@ -88,11 +87,11 @@ def test_trained_rows_are_known_from_events_or_checkpoints(tmp_path, kept):
         assert len(others) < len(lines)
         (folder / "events.jsonl").write_text("\n".join(others) + "\n", encoding="utf-8")
     if kept == "neither":
-        with pytest.raises(NoTestSet, match=wording("does-not-tell-rows")):
+        with pytest.raises(NoTestSet, match="does not record which rows it was trained on"):
             validate(folder, device="cpu")
     else:
         done = validate(folder, device="cpu", min_accuracy=0.0)
-        assert done.test_set == wording("rows-held-out-of")
+        assert done.test_set == "rows held out of train.jsonl"
 
 
 def test_a_run_of_an_earlier_version_is_known_by_the_folder_of_its_tokens(tmp_path):
@@ -105,9 +104,9 @@ def test_a_run_of_an_earlier_version_is_known_by_the_folder_of_its_tokens(tmp_pa
     lines = "".join(json.dumps(event) + "\n" for event in events)
     (folder / "events.jsonl").write_text(lines, encoding="utf-8")
     done = validate(folder, device="cpu", min_accuracy=0.0)
-    assert done.test_set == wording("rows-held-out-of")
+    assert done.test_set == "rows held out of train.jsonl"
     append_a_row(tmp_path)
-    with pytest.raises(NoTestSet, match=wording("data-changed-since-run")):
+    with pytest.raises(NoTestSet, match="the data changed since the run"):
         validate(folder, device="cpu")
 
 
@@ -119,7 +118,11 @@ def test_a_baseline_trained_on_test_rows_is_refused_with_their_number(tmp_path):
     everything = own_run(tmp_path / "c", validation_split=0)
     with pytest.raises(NoTestSet, match="trained on 5 of the 5 rows"):
         validate(folder, baseline=everything, device="cpu")
-    words = wording("b-baseline-has-learnt")
+    words = (
+        r"b.*: the baseline was trained on (\d) of the 5 rows it would be judged by "
+        r"\(rows held out of train.jsonl\)  \(name rows that neither run was trained on "
+        "with --test-set FILE, or compare"
+    )
     with pytest.raises(NoTestSet, match=words):
         validate(folder, baseline=other, device="cpu")
     named = tmp_path / "a" / "test.jsonl"
@@ -144,13 +147,19 @@ def test_a_duplicate_row_that_the_run_was_trained_on_too_is_accepted(tmp_path):
 def test_a_baseline_whose_rows_are_no_more_as_they_were_is_refused_as_the_run_itself(tmp_path):
     folder, other = own_run(tmp_path / "a"), own_run(tmp_path / "b", seed=7)
     append_a_row(tmp_path / "b")
-    words = wording("b-baseline-may-have")
+    words = (
+        "b.*: the baseline may have been trained on the rows it would be judged by "
+        r"\(rows held out of train.jsonl\): the data changed since the run  "
+        r"\(.*--test-set FILE, or restore the data"
+    )
     with pytest.raises(NoTestSet, match=words):
         validate(folder, baseline=other, device="cpu")
     (tmp_path / "b").rename(tmp_path / "c")
     (tmp_path / "c" / "train.jsonl").unlink()
     (moved,) = (tmp_path / "c" / "runs").iterdir()
-    with pytest.raises(NoTestSet, match=wording("may-have-learnt-data")):
+    with pytest.raises(
+        NoTestSet, match=r"may have been trained on .*: its data was moved or deleted"
+    ):
         validate(folder, baseline=moved, device="cpu")
 
 
@@ -178,8 +187,10 @@ def test_cases_trained_on_are_reported_and_left_out_of_the_gate(tmp_path):
     assert [each.learnt for each in done.result.cases] == [True] * 12 + [False] * 10
     assert done.result.standing.score.cases == 10
     [(words, style)] = [line for line in gate_lines(done) if "training rows" in line[0]]
-    assert words.startswith(wording("cases-also-in-training"))
-    assert words.endswith(wording("by-gate-judged"))
+    assert words.startswith(
+        "⚠ 12 of 22 cases were also in the training rows; accuracy without them "
+    )
+    assert words.endswith(" of 10), which the gate counts")
     assert style == "yellow"
     found = written(folder)
     assert (found["learnt"]["cases"], found["learnt"]["others"]) == (12, 10)
@@ -191,8 +202,11 @@ def test_with_too_few_other_cases_the_gate_is_judged_by_all_and_says_so(tmp_path
     folder = own_run_without_validation(tmp_path)
     done = judged_by(folder, [*ROWS[:12], *NEW[:3]])
     assert done.result.standing.score.cases == 15
-    assert done.trained_remark().endswith(wording("too-few-for-gate"))
-    assert judged_by(folder, ROWS[:3]).trained_remark() == wording("cases-also-in")
+    assert done.trained_remark().endswith("too few for the gate, which counts all cases")
+    assert (
+        judged_by(folder, ROWS[:3]).trained_remark()
+        == "3 of 3 cases were also in the training rows: memorised answers pass"
+    )
     assert judged_by(folder, NEW[:3]).trained_remark() == ""
 
 
@@ -200,11 +214,16 @@ def test_a_note_says_why_it_is_unknown_which_cases_were_trained_on(tmp_path):
     folder = own_run_without_validation(tmp_path)
     append_a_row(tmp_path)
     notes = judged_by(folder, NEW[:2]).notes
-    assert any(note.startswith(wording("whether-cases-learnt-cannot")) for note in notes)
+    assert any(
+        note.startswith(
+            "unknown whether the run was trained on these cases: the data and the columns changed"
+        )
+        for note in notes
+    )
     write_expert(tmp_path, "unused", {}, rows=ROWS)
     shutil.rmtree(tmp_path / "datasets_optimized")
     notes = judged_by(folder, NEW[:2]).notes
-    assert wording("whether-cases-learnt") in notes
+    assert "unknown whether the run was trained on these cases: the prepared" in notes
     assert not list(tmp_path.glob("datasets_optimized/tokens-*"))
 
 

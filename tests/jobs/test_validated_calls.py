@@ -30,7 +30,6 @@ from tests.data.template.chat_templates import family, qwen3_source
 from tests.each import each
 from tests.jobs.runs import WORDS, base_model, place, run, write_expert
 from tests.jobs.validated_runs import as_it_was, rows_file, written
-from tests.wording import wording
 
 __all__ = ["as_it_was"]  # a fixture for every test here: the runs are looked at by others too
 
@@ -203,7 +202,7 @@ def test_what_a_row_says_of_its_domain_holds_of_answers_without_calls(tmp_path):
 def test_a_prompt_gets_the_tools_of_the_training_rows_with_a_note():
     found = sample(calling(), ["nobody asked this"], decoding={"max_new_tokens": 64})
     assert found.samples[0].text == WRITTEN
-    assert found.notes[0].startswith(wording("asked-with-tools-first"))
+    assert found.notes[0].startswith("asked with the tools of the first row: ok  (--tools FILE")
 
 
 @pytest.mark.parametrize(
@@ -226,7 +225,7 @@ def test_other_tools_are_taken_from_a_file(tmp_path, text):
 def test_a_file_without_tools_is_refused_in_words(tmp_path, text):
     file = tmp_path / "tools.json"
     file.write_text(text, encoding="utf-8")
-    with pytest.raises(NoTools, match=wording("json-list-functions")):
+    with pytest.raises(NoTools, match="a JSON list of functions"):
         load_expert(calling(), ["x"], tools=file)
-    with pytest.raises(NoTools, match=wording("no-such-file-3")):
+    with pytest.raises(NoTools, match="No such file"):
         load_expert(calling(), ["x"], tools=tmp_path / "gone.json")

@@ -11,7 +11,6 @@ from expert.jobs.export.export import export
 from expert.jobs.validate.validate import validate
 from expert.judging.score import wilson
 from tests.jobs.validated_runs import YES, as_it_was, learnt, own_run, rows_file, written
-from tests.wording import wording
 
 __all__ = ["as_it_was"]  # a fixture for every test here: the runs are looked at by others too
 
@@ -69,7 +68,7 @@ def test_the_interval_and_the_comparison_count_each_conversation_once(tmp_path):
     assert done.result.score.interval == wilson(4, 4)
     assert (done.comparison.cases, done.comparison.rows) == (12, 4)
     assert done.comparison.p_value == pytest.approx(2 * 0.5**4)  # four rows, not twelve answers
-    assert any(note.startswith(wording("every-answer-conversation-case")) for note in done.notes)
+    assert any(note.startswith("every answer of a conversation is a case") for note in done.notes)
     assert "12 cases of 4 rows" in (score_sheet(done).title or "")
 
 
@@ -85,20 +84,20 @@ def test_a_limit_counts_answers_and_the_part_says_of_how_many(tmp_path):
         "rows.jsonl:5, turn 4",
     ]
     assert done.result.rows.examples == 4
-    with pytest.raises(CannotExport, match=wording("passed-by-cases-only")):
+    with pytest.raises(CannotExport, match="passed on only 4 of 12 cases  "):
         export(learnt(), tmp_path / "out", device="cpu")
     whole = validate(learnt(), test_set=rows, device="cpu", checkpoints="all")
     assert len(whole.result.cases) == 12
     assert {len(each.cases) for each in whole.checkpoints} == {12}
     again = validate(learnt(), test_set=rows, device="cpu", limit=8)
-    assert wording("judged-these-cases-kept") in again.notes
+    assert "validation.json, which judged 12 of these cases, is kept" in again.notes
     again.file.unlink()
 
 
 def test_many_answers_of_a_few_conversations_are_too_few_for_an_export(tmp_path):
     rows = rows_file(tmp_path, [talk(*(["a", YES] * 5), id=f"r{n}") for n in range(12)])
     validate(learnt(), test_set=rows, device="cpu", limit=54)
-    words = wording("passed-by-cases")
+    words = "passed on only 54 of 60 cases, from 12 rows"
     with pytest.raises(CannotExport, match=words):
         export(learnt(), tmp_path / "out", device="cpu")
 
@@ -116,7 +115,5 @@ def test_all_answers_of_a_conversation_trained_on_count_as_trained_on(tmp_path):
 def test_held_out_rows_that_are_not_asked_are_reported():
     from expert.jobs.validate.validation import notes_on
 
-    (note,) = (
-        text for text in notes_on((), "text", left_out=4) if wording("more-held-out") in text
-    )
-    assert note.startswith(wording("rows-more-held-out"))
+    (note,) = (text for text in notes_on((), "text", left_out=4) if "more held out" in text)
+    assert note.startswith("4 rows more held out and not asked")

@@ -20,7 +20,6 @@ from expert.run.stored.load import read_plan
 from tests.jobs.runs import base_model, events_of, rewrite_events, run, write_expert
 from tests.jobs.trained_runs import finished, with_plan
 from tests.jobs.validated_runs import TESTS, as_it_was, learnt, rows_file, written
-from tests.wording import wording
 
 __all__ = ["as_it_was"]  # a fixture for every test here: the runs are looked at by others too
 
@@ -62,14 +61,28 @@ def test_a_gate_that_fails_says_why_and_the_answers_are_kept():
     found = written(finished("lora"))
     assert found["gate"]["passed"] is False
     assert len(found["cases"]) == 3
-    assert found["cases"][0]["reason"].startswith(wording("text-another-one"))
+    assert found["cases"][0]["reason"].startswith("the text differs from the expected one")
 
 
 @pytest.mark.parametrize(
     ("verdicts", "rows", "reported"),
     [
-        (49, 49, wording("cases-tell-little-accuracy")),
-        (60, 12, wording("cases-rows-tell-little")),
+        (
+            49,
+            49,
+            (
+                "49 cases are too few to be conclusive: the accuracy lies between 92.7% and "
+                "100.0%; 50 or more"
+            ),
+        ),
+        (
+            60,
+            12,
+            (
+                "60 cases of 12 rows are too few to be conclusive: the accuracy lies between "
+                "75.8% and 100.0%; 50"
+            ),
+        ),
         (50, 50, ""),
         (0, 0, ""),
     ],
@@ -84,7 +97,7 @@ def test_cases_are_few_below_fifty_rows_of_them(verdicts, rows, reported):
 
 def test_rows_that_a_run_held_out_are_found_again_and_were_not_learnt():
     done = validate(finished("lora"), device="cpu", min_accuracy=0.0)
-    assert done.test_set == wording("rows-held-out-of")
+    assert done.test_set == "rows held out of train.jsonl"
     [last] = events_of(finished("lora"), "eval")[-1:]
     assert done.result.rows.examples == 5
     # The same rows as the run's own evaluation: the loss of its last step agrees.
@@ -108,7 +121,7 @@ def test_an_expert_is_named_by_the_folder_of_its_manifest(tmp_path):
     done = validate(learnt().parents[1], device="cpu", limit=4)
     assert done.folder == learnt()
     expert = write_expert(tmp_path, "tiny", {}).parent
-    with pytest.raises(RunFolderError, match=wording("there-is-no-run")):
+    with pytest.raises(RunFolderError, match="there is no run of demo under"):
         validate(expert)
     renamed = expert / "runs" / "the best"
     renamed.mkdir(parents=True)
@@ -116,7 +129,9 @@ def test_an_expert_is_named_by_the_folder_of_its_manifest(tmp_path):
         shutil.copyfile(learnt() / file, renamed / file)
     with pytest.raises(RunFolderError) as refused:
         validate(expert)
-    assert wording("name-a-renamed-run", run=f"'{renamed}'") in str(refused.value)
+    assert "(name a renamed run: {run}; or train it with expert train".format(
+        run=f"'{renamed}'"
+    ) in str(refused.value)
 
 
 def test_cases_of_a_file_are_written_like_training_rows(tmp_path):
@@ -166,10 +181,17 @@ def test_missing_packages_are_reported(monkeypatch):
 @pytest.mark.parametrize(
     ("given", "error", "text"),
     [
-        ({"domain": "cobol"}, UnknownDomain, wording("cobol-is-not-known")),
+        ({"domain": "cobol"}, UnknownDomain, "--domain cobol: is not known"),
         ({"checkpoints": "some"}, CannotValidate, "write --checkpoints all"),
-        ({"limit": 0}, CannotValidate, wording("limit-of-cases")),
-        ({"min_accuracy": 95, "min_score": -1}, CannotValidate, wording("shares-of-one")),
+        ({"limit": 0}, CannotValidate, "limit: got 0, expected a whole number of at least 1"),
+        (
+            {"min_accuracy": 95, "min_score": -1},
+            CannotValidate,
+            (
+                "min_accuracy: got 95, expected a number from 0 to 1\nmin_score: got -1, "
+                "expected a number from 0 to 1"
+            ),
+        ),
     ],
 )
 def test_invalid_arguments_are_refused(given, error, text):
@@ -181,8 +203,8 @@ def test_invalid_arguments_are_refused(given, error, text):
 def test_rows_and_columns_that_cannot_be_read_are_named(tmp_path):
     row = {"instruction": "a", "output": "b"}
     for bad, text in (
-        ({"output": ""}, wording("the-answer-is-empty")),
-        ({"check": 3}, wording("column-check-no-json")),
+        ({"output": ""}, "the answer is empty"),
+        ({"check": 3}, "column 'check' is not a JSON object"),
     ):
         with pytest.raises(DataError, match=text):
             validate(learnt(), test_set=rows_file(tmp_path, [row | bad]), device="cpu")
@@ -190,20 +212,20 @@ def test_rows_and_columns_that_cannot_be_read_are_named(tmp_path):
     path.write_text("a,b\n1,2\n", encoding="utf-8")
     with pytest.raises(NoTestSet) as raised:
         validate(learnt(), test_set=path, device="cpu")
-    assert str(raised.value).startswith(wording("test-set-no-column", path=path))
-    assert str(raised.value).endswith(wording("name-columns-those-rows"))
+    assert str(raised.value).startswith(f"--test-set {path}: no column holds the request")
+    assert str(raised.value).endswith("(name its columns as those of the rows it was trained on)")
 
 
 def test_a_missing_baseline_is_reported_before_anything_is_loaded(monkeypatch):
     monkeypatch.setattr("expert.jobs.validate.validate.find_test_set", None)
-    with pytest.raises(RunFolderError, match=wording("nowhere-no-such-folder")):
+    with pytest.raises(RunFolderError, match="nowhere: there is no such folder"):
         validate(learnt(), baseline="nowhere", device="cpu")
 
 
 def test_a_read_only_run_is_refused_before_anything_is_loaded(monkeypatch):
     monkeypatch.setattr("os.access", lambda path, mode: False)
     monkeypatch.setattr("expert.jobs.validate.validate._evaluate_checkpoint", None)
-    with pytest.raises(CannotValidate, match=wording("verdict-cannot-be-written")):
+    with pytest.raises(CannotValidate, match="is read-only, and the verdict is written there"):
         validate(finished("lora"), device="cpu")
 
 
@@ -214,7 +236,7 @@ def test_data_that_was_moved_is_asked_for(tmp_path):
     with_plan(finished("lora"), copy, **gone)
     there = str(finished("lora").parents[1])
     rewrite_events(copy, lambda text: text.replace(there, str(tmp_path / "gone")))
-    with pytest.raises(NoTestSet, match=wording("data-run-not-where")):
+    with pytest.raises(NoTestSet, match="the run's data was moved or deleted"):
         validate(copy, device="cpu")
 
 

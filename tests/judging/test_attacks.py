@@ -20,7 +20,6 @@ from expert.judging.oracles.oracle import right
 from expert.judging.oracles.typecheck import type_errors
 from tests.each import each
 from tests.judging.judged import case_of
-from tests.wording import wording
 
 SECRET = "swordfish"
 NODES = "CREATE NODE TABLE P(id INT64, name STRING, PRIMARY KEY(id))"
@@ -108,8 +107,8 @@ def test_statements_beyond_the_graph_are_refused(attacked, home, name):
     setup = [NODES, ONE, attack]
     found = attacked("cypher", NAMES, "MATCH (b:P) RETURN b.name AS name", setup=setup)
     assert found.passed is None
-    assert wording("graph-case-cannot-made") in found.reason
-    assert wording("not-allowed-in-setup") in found.reason
+    assert "the graph of the case cannot be made: " in found.reason
+    assert "not allowed in a setup" in found.reason
     assert attacked("cypher", NAMES, attack, setup=[NODES, ONE]).passed is not True
     assert attacked("cypher", attack, NAMES, setup=[NODES, ONE]).passed is None
 
@@ -230,7 +229,7 @@ def test_a_schema_fetches_nothing(attacked, home, listening, reference, key):
         schema["$ref"] = reference.format(home=home, port=listening.port)
     found = attacked("json", "1", '"x"', schema=schema)
     assert found.passed is None
-    assert wording("names-what-not-in") in found.reason
+    assert "refers to something outside it" in found.reason
     assert listening.calls == []
 
 
@@ -261,8 +260,8 @@ def test_a_case_that_never_ends_has_no_oracle(attacked):
     circle = attacked("json", "1", "1", schema={"$ref": "#"})
     large = attacked("sql", "SELECT 1", "SELECT 2", setup=["-- " + "x" * 30_000_000])
     for found, why in (
-        (endless, wording("schema-case-takes-longer")),
-        (circle, wording("refers-to-itself")),
+        (endless, "the schema of the case takes longer than"),
+        (circle, "refers to itself"),
         (large, "characters"),
     ):
         assert (found.passed, why in found.reason) == (None, True)
@@ -322,7 +321,7 @@ def test_a_program_with_paths_in_its_strings_is_by_itself(attacked):
     answer = 'import x from "react"; const y = fetch("/api/users"); let z = "./p0"'
     found = attacked("typescript", "let y = 1", answer, equals=False)
     assert found.kind == "types"
-    assert wording("only-the-compiler") in found.reason
+    assert "only the compiler" in found.reason
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="closed on Linux alone")

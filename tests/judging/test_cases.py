@@ -8,7 +8,6 @@ import pytest
 
 from expert.judging.cases import CasesError, is_case_file, read_case_file
 from tests.each import each
-from tests.wording import wording
 
 
 def write(path, data):
@@ -32,16 +31,16 @@ def test_a_list_of_rows_is_no_file_of_cases(tmp_path):
 @each(
     ("data", "text"),
     [
-        ("{", wording("is-no-json")),
-        ({"version": 2, "cases": []}, wording("version-not-known-write")),
-        ({"cases": []}, wording("cases-no-list-cases")),
-        ({"cases": [3]}, wording("is-no-object")),
-        ({"cases": [{"instruction": "x"}]}, wording("has-no-expected-answer")),
+        ("{", "is not JSON"),
+        ({"version": 2, "cases": []}, "version 2 is not known  (write version: 1)"),
+        ({"cases": []}, "cases: is not a list of cases"),
+        ({"cases": [3]}, "cases[0]: is not an object"),
+        ({"cases": [{"instruction": "x"}]}, "cases[0]: has no expected answer"),
         ({"cases": [{"id": "a", "expected": "x"}]}, "cases[0]: asks nothing"),
         ({"cases": [{"instruction": "x", "expected": "y", "check": 3}]}, "cases[0].check: is no"),
         (
             {"cases": [{"id": 1, "instruction": "x", "expected": "y"}] * 2},
-            wording("was-there-before"),
+            "1 is used by another case",
         ),
         ({"cases": [{"id": [1], "instruction": "x"}] * 2}, "[1] is used by another case"),
         ({"cases": [3] * 9}, ": 9 problems\n"),

@@ -11,7 +11,6 @@ import pytest
 from expert.judging.judge_command import JudgeCommand, JudgeError, score_all
 from tests.each import each
 from tests.judging.judged import case_of
-from tests.wording import wording
 
 READS = "import json, sys\ncases = [json.loads(line) for line in sys.stdin]\n"
 ANSWERS = ["good", "bad", "fair"]
@@ -43,16 +42,16 @@ def test_a_judge_is_told_all_of_a_case_and_scores_come_back_in_the_order_of_the_
 @each(
     ("code", "fault"),
     [
-        ("sys.exit('no key is set')", wording("judge-command-ended-with")),
-        ("print('hello')", wording("wrote-line-not-json")),
-        ("print('[1]')", wording("wrote-line-without-id")),
-        ('print(\'{"id": "9", "score": 1}\')', wording("scored-case-not-asked")),
-        ('print(\'{"id": "1", "score": 7}\')', wording("score-not-between")),
-        ('print(\'{"id": "1", "score": NaN}\')', wording("score-not-between-nan")),
-        ('print(\'{"id": "1", "score": "1"}\')', wording("a-score-that-is")),
-        ('print(\'{"id": "1", "score": 1}\\n\' * 2)', wording("scored-case-twice-line")),
-        ("pass", wording("gave-no-score-for")),
-        ("print('x\\n' * 9)", wording("more-lines-like-these")),
+        ("sys.exit('no key is set')", "the judge command ended with code 1: no key is set"),
+        ("print('hello')", "wrote a line that is not JSON (line 1): hello"),
+        ("print('[1]')", "wrote a line without id and score (line 1)"),
+        ('print(\'{"id": "9", "score": 1}\')', "scored an unknown case: 9"),
+        ('print(\'{"id": "1", "score": 7}\')', "a score that is not between 0 and 1: 7"),
+        ('print(\'{"id": "1", "score": NaN}\')', "a score that is not between 0 and 1: nan"),
+        ('print(\'{"id": "1", "score": "1"}\')', "a score that is not between 0 and 1: 1"),
+        ('print(\'{"id": "1", "score": 1}\\n\' * 2)', "scored a case twice: 1 (line 2)"),
+        ("pass", "has no score for 3 of 3 cases, such as 0"),
+        ("print('x\\n' * 9)", "… and 6 more lines like these"),
     ],
 )
 def test_what_a_judge_does_wrong_is_told_in_words_and_is_no_pass(tmp_path, code, fault):
@@ -69,7 +68,7 @@ def test_a_judge_that_takes_too_long_is_ended_with_what_it_started(tmp_path):
         "subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
     )
     found, faults = scored(tmp_path, code, seconds=3)
-    assert faults == [wording("judge-command-took-longer")]
+    assert faults == ["the judge command took longer than 3 s  (raise it with --judge-seconds)"]
     assert [each.score for each in found] == [1.0, None, None]
 
 

@@ -12,7 +12,6 @@ from expert.judging.oracles.cypher_statements import setup_statements
 from expert.judging.oracles.json_values import difference, parse
 from tests.each import each
 from tests.judging.judged import CALL, OTHER, judged
-from tests.wording import wording
 
 TABLES = [
     "CREATE TABLE t(id INTEGER, name TEXT, age REAL)",
@@ -95,44 +94,44 @@ NO_JSON = '<tool_call>{"name": "f", "arguments": "x"}</tool_call>'
 BY_ID = "MATCH (a:P) RETURN a.id ORDER BY a.id"
 WRONG: dict[str, list[tuple[Any, ...]]] = {
     "json": [
-        (ONE, '{"a": true}', "equal", wording("true-false-instead-number")),
-        (ONE, '{"b": 1}', "equal", wording("object-without-key")),
-        (ONE, '{"a": 1, "b": 2}', "equal", wording("object-with-b-not")),
+        (ONE, '{"a": true}', "equal", "$.a: true or false instead of a number"),
+        (ONE, '{"b": 1}', "equal", "$: an object without the key 'a'"),
+        (ONE, '{"a": 1, "b": 2}', "equal", "$: an object with the extra key 'b'"),
         ("[1, 2]", "[2, 1]", "equal", "$[0]: 2 instead of 1"),
-        ("[1, 2]", "[1]", "equal", wording("entries-instead-of")),
+        ("[1, 2]", "[1]", "equal", "$: 1 entries instead of 2"),
         ('{"a": {"b": "x"}}', '{"a": {"b": "y"}}', "equal", '$.a.b: "y" instead of "x"'),
         ("1e400", "1e401", "equal", "instead of"),
-        (ONE, "", "parse", wording("the-answer-is-empty")),
+        (ONE, "", "parse", "the answer is empty"),
         (ONE, '{"a": 1,}', "parse", "line 1"),
         (ONE, '{"a": 1} and more', "parse", "Extra data"),
-        (ONE, '{"a": 1, "a": 1}', "parse", wording("key-stands-twice-in")),
-        (ONE, "[NaN]", "parse", wording("nan-is-no-json")),
-        (ONE, "[" * 100_000, "parse", wording("nests-brackets-more-deep")),
-        (ONE, '{"a":' * 5_000, "parse", wording("nests-brackets-more-deep")),
+        (ONE, '{"a": 1, "a": 1}', "parse", "the key 'a' occurs twice in an object"),
+        (ONE, "[NaN]", "parse", "NaN is not JSON"),
+        (ONE, "[" * 100_000, "parse", "nests brackets more than 200 deep"),
+        (ONE, '{"a":' * 5_000, "parse", "nests brackets more than 200 deep"),
         (ONE, "9" * 5_000, "parse", "4300 digits"),
-        (ONE, "1e99999999999999999999", "parse", wording("out-of-range")),
+        (ONE, "1e99999999999999999999", "parse", "out of range"),
         (ONE, '"' + "x" * 200_000 + '"', "parse", "more than 100,000"),
     ],
     "sql": [
-        (OLD, "SELECT name FROM t", "rows", wording("rows-instead")),
-        (OLD, "SELECT name, id FROM t WHERE age > 2", "rows", wording("columns-instead-of")),
-        (OLD, "SELECT id FROM t WHERE age > 2", "rows", wording("that-is-not-expected")),
-        (OLD, "SELECT nope FROM t", "run", wording("no-such-column-nope")),
-        (OLD, "Here is your query", "parse", wording("does-not-parse")),
-        (OLD, "", "parse", wording("the-answer-is-empty")),
-        (OLD, f"{OLD}; DROP TABLE t", "parse", wording("statements-instead-of-one")),
-        (OLD, "DELETE FROM t", "run", wording("is-not-a-query")),
-        (f"{OLD} ORDER BY id", f"{OLD} ORDER BY id DESC", "rows", wording("in-another-order")),
-        ("SELECT '1'", "SELECT 1", "rows", wording("that-is-not-expected")),
-        ("DELETE FROM t WHERE id = 1", "DELETE FROM t", "state", wording("left-in-another-state")),
+        (OLD, "SELECT name FROM t", "rows", "3 rows instead of 2"),
+        (OLD, "SELECT name, id FROM t WHERE age > 2", "rows", "2 columns instead of 1"),
+        (OLD, "SELECT id FROM t WHERE age > 2", "rows", "it returns an unexpected row"),
+        (OLD, "SELECT nope FROM t", "run", "no such column: nope"),
+        (OLD, "Here is your query", "parse", "does not parse"),
+        (OLD, "", "parse", "the answer is empty"),
+        (OLD, f"{OLD}; DROP TABLE t", "parse", "2 statements instead of one"),
+        (OLD, "DELETE FROM t", "run", "is not a query"),
+        (f"{OLD} ORDER BY id", f"{OLD} ORDER BY id DESC", "rows", "in another order"),
+        ("SELECT '1'", "SELECT 1", "rows", "it returns an unexpected row"),
+        ("DELETE FROM t WHERE id = 1", "DELETE FROM t", "state", "the tables differ afterwards"),
     ],
     "cypher": [
-        (KNOWN, "MATCH (a:P) RETURN a.name", "rows", wording("rows-instead-of")),
-        (KNOWN, "MATCH (a:P RETURN a", "parse", wording("does-not-parse-line")),
+        (KNOWN, "MATCH (a:P) RETURN a.name", "rows", "2 rows instead of 1"),
+        (KNOWN, "MATCH (a:P RETURN a", "parse", "does not parse: line 1, column"),
         (KNOWN, "MATCH (a:P) RETURN a.nope", "run", "Cannot find property nope"),
-        (KNOWN, "MATCH (a) DETACH DELETE a", "run", wording("is-not-a-query")),
-        (BY_ID, f"{BY_ID} DESC", "rows", wording("in-another-order")),
-        ("CREATE (:P {id: 3})", "CREATE (:P {id: 4})", "state", wording("that-is-not-expected")),
+        (KNOWN, "MATCH (a) DETACH DELETE a", "run", "is not a query"),
+        (BY_ID, f"{BY_ID} DESC", "rows", "in another order"),
+        ("CREATE (:P {id: 3})", "CREATE (:P {id: 4})", "state", "it returns an unexpected row"),
     ],
     "typescript": [
         (ADD, "function f(a: number): string { return b + a }", "equal", ""),
@@ -144,8 +143,8 @@ WRONG: dict[str, list[tuple[Any, ...]]] = {
         ("const a = [1, , 2]", "const a = [1, 2]", "equal", ""),
     ],
     "calls": [
-        (TWO, "It rains.", "calls", wording("no-call-where-f")),
-        (TWO, "", "calls", wording("no-call-where-f")),
+        (TWO, "It rains.", "calls", "no call; f should be called"),
+        (TWO, "", "calls", "no call; f should be called"),
         (TWO, CALL.replace('"f"', '"h"'), "calls", "call 1: h instead of f"),
         (TWO, CALL.replace("2", "3"), "calls", "call 1 of f: $.days: 3 instead of 2"),
         (TWO, CALL.replace("2", '"2"'), "calls", "$.days: a string instead of a number"),
@@ -153,11 +152,11 @@ WRONG: dict[str, list[tuple[Any, ...]]] = {
         (TWO, f"{OTHER}\n{CALL}", "calls", "call 1: g instead of f"),
         (TWO, f"{CALL}\n{OTHER}\n{OTHER}", "calls", "3 calls instead of 2"),
         (TWO, CALL.removesuffix("</tool_call>"), "parse", "call 1: </tool_call> is missing"),
-        (TWO, f"{CALL}<tool_call>{{}}</tool_call>", "parse", wording("call-names-no-function")),
+        (TWO, f"{CALL}<tool_call>{{}}</tool_call>", "parse", "call 2: names no function"),
         (TWO, "<tool_call>f(2)</tool_call>", "parse", "call 1: not JSON: "),
         (TWO, '<tool_call>{"name": "f"}</tool_call>', "parse", "call 1: f has no arguments"),
-        (TWO, NO_JSON, "parse", wording("arguments-f-no")),
-        (TWO, '{"name": "f", "arguments": {}}', "calls", wording("no-call-where-f")),
+        (TWO, NO_JSON, "parse", "the arguments of f are no"),
+        (TWO, '{"name": "f", "arguments": {}}', "calls", "no call; f should be called"),
     ],
     "text": [("the cat", "a cat", "equal", "")],
 }
@@ -173,30 +172,30 @@ def test_another_answer_is_wrong_and_says_why(domain, expected, answer, kind, re
 NOBODY = "MATCH (a:P {id: 9}) RETURN a", "MATCH (a:P {id: 8}) RETURN a"
 UNDECIDED: dict[str, list[tuple[Any, ...]]] = {
     "json": [
-        ("{", "1", {}, wording("expected-answer-no-json")),
-        ("1", "1", {"equals": False}, wording("says-neither-equals-nor")),
-        ("1", "1", {"schema": {"$ref": "https://example.com/x"}}, wording("names-what-not-in")),
-        ("1", "1", {"schema": {"type": 7}}, wording("is-no-json-schema")),
+        ("{", "1", {}, "the expected answer is not JSON"),
+        ("1", "1", {"equals": False}, "has neither equals nor schema"),
+        ("1", "1", {"schema": {"$ref": "https://example.com/x"}}, "refers to something outside it"),
+        ("1", "1", {"schema": {"type": 7}}, "is not a JSON Schema"),
     ],
     "sql": [
-        (f"{OLD}000", f"{OLD}001", {}, wording("returns-no-rows")),
-        (OLD, "SELECT name FROM t", {"setup": []}, wording("no-tables-to-run")),
+        (f"{OLD}000", f"{OLD}001", {}, "returns no rows"),
+        (OLD, "SELECT name FROM t", {"setup": []}, "no tables to run the query on"),
         ("SELECT 0 FROM t", "SELECT 0 FROM t t", {"setup": TABLES[:1]}, "are empty"),
-        ("SELECT nope FROM t", "SELECT id FROM t", {}, wording("does-not-run")),
-        ("not SQL at all", "SELECT id FROM t", {}, wording("the-expected-query")),
-        (OLD, "SELECT 1", {"setup": ["CREATE TABLE"]}, wording("cannot-made-in-sqlite")),
+        ("SELECT nope FROM t", "SELECT id FROM t", {}, "does not run in SQLite"),
+        ("not SQL at all", "SELECT id FROM t", {}, "the expected query"),
+        (OLD, "SELECT 1", {"setup": ["CREATE TABLE"]}, "cannot be made in SQLite"),
         ("DELETE FROM t WHERE id=9", "DELETE FROM t WHERE id=8", {}, "changes nothing"),
     ],
     "cypher": [
         (KNOWN, "MATCH (a:P)-[r]->(b) WHERE type(r) = 'K' RETURN b.name", {}, "dialect"),
-        (KNOWN, "MATCH (a:P) RETURN a.name", {"setup": []}, wording("no-graph-to-run")),
-        ("MATCH (a:P) RETURN type(a)", KNOWN, {}, wording("does-not-run-in")),
-        (*NOBODY, {}, wording("returns-no-rows")),
+        (KNOWN, "MATCH (a:P) RETURN a.name", {"setup": []}, "no graph to run the query on"),
+        ("MATCH (a:P) RETURN type(a)", KNOWN, {}, "does not run in Ladybug"),
+        (*NOBODY, {}, "returns no rows"),
         ("MATCH (a:P {id: 9}) DELETE a", "MATCH (a:P {id: 8}) DELETE a", {}, "changes nothing"),
-        ("MATCH (a) WHERE a.x =~ 'b' RETURN a", KNOWN, {}, wording("not-in-grammar")),
-        (KNOWN, "MATCH (a:P) RETURN a.id", {"setup": ["CREATE NODE"]}, wording("cannot-be-made")),
+        ("MATCH (a) WHERE a.x =~ 'b' RETURN a", KNOWN, {}, "is not in the grammar"),
+        (KNOWN, "MATCH (a:P) RETURN a.id", {"setup": ["CREATE NODE"]}, "cannot be made"),
     ],
-    "typescript": [(ADD, "const x = 1", {"equals": False}, wording("only-compiler-tsc-can"))],
+    "typescript": [(ADD, "const x = 1", {"equals": False}, "only the compiler tsc can check")],
 }
 
 
@@ -221,7 +220,7 @@ def test_a_schema_judges_where_there_are_many_right_answers():
     assert judged("json", "{}", '{"a": 3}', schema=schema).passed is True
     found = judged("json", "{}", '{"a": "x"}', schema=schema)
     assert (found.passed, found.kind) == (False, "schema")
-    assert found.reason == wording("x-not-type-integer")
+    assert found.reason == "$['a']: 'x' is not of type 'integer'"
 
 
 values = st.recursive(

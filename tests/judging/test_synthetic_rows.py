@@ -18,7 +18,6 @@ from expert.judging.oracles.sqlite_sandbox import Column
 from expert.judging.oracles.synthetic_rows import rows_for_query
 from tests.each import each
 from tests.judging.judged import judged
-from tests.wording import wording
 
 CARS = "CREATE TABLE cars (id INTEGER PRIMARY KEY, name TEXT, color TEXT, age INT, school_id INT)"
 SCHOOLS = "CREATE TABLE schools (id INTEGER PRIMARY KEY, city TEXT, rank INT)"
@@ -154,7 +153,7 @@ def test_the_same_rows_are_made_and_only_where_there_are_none():
     nobody = "SELECT name FROM cars WHERE age > 3 AND age < 2"
     found = asked(nobody, "SELECT name FROM cars WHERE 1 = 2")
     assert found.passed is None
-    assert wording("returns-no-rows") in found.reason
+    assert "returns no rows" in found.reason
 
 
 # --- real questions ------------------------------------------------------------------------------

@@ -18,7 +18,6 @@ from expert.manifest.reader import interpret_document, read_manifest
 from expert.manifest.text.document import MAX_BYTES, Format, parse_document, read_document
 from tests.each import each
 from tests.manifest.reading import MINIMAL, files_in
-from tests.wording import wording
 
 
 def _laugh(line: str) -> str:
@@ -130,11 +129,11 @@ def _refusal(path: str | Path) -> str:
 
 def test_a_missing_file_with_nearly_the_name_of_a_manifest_beside_it_names_that(tmp_path: Path):
     (tmp_path / "qa").mkdir()
-    assert _refusal(tmp_path / "qaa") == wording("no-such-file-check")  # no manifest is in it
+    assert _refusal(tmp_path / "qaa") == "no such file  (check the path)"  # no manifest is in it
     for name in ("qa/manifest.yaml", "expert.json"):
         (tmp_path / name).write_text("{}", encoding="utf-8")
     for wrong, meant in (("qaa", "qa"), ("exprt.json", "expert.json")):
-        assert _refusal(tmp_path / wrong) == wording("no-such-file-did", path=tmp_path / meant)
+        assert _refusal(tmp_path / wrong) == f"no such file  (did you mean {tmp_path / meant}?)"
 
 
 def _made(folder: Path, kind: str) -> str | Path:
@@ -162,16 +161,16 @@ def _made(folder: Path, kind: str) -> str | Path:
 @each(
     ("kind", "refusal"),
     [
-        ("missing", wording("no-such-file-check")),
-        ("a folder", wording("folder-name-manifest-file")),
-        ("here", wording("folder-name-manifest-file")),
-        ("below a file", wording("cannot-read-not-directory")),
-        ("a pipe", wording("not-regular-file")),
-        ("a device", wording("not-regular-file")),
-        ("nowhere", wording("not-regular-file")),
-        ("a NUL", wording("cannot-read-embedded-null")),
-        ("5000 letters", wording("cannot-read-file-name")),
-        ("rows", wording("expert-new-name-makes")),
+        ("missing", "no such file  (check the path)"),
+        ("a folder", "is a folder  (name the manifest file inside it)"),
+        ("here", "is a folder  (name the manifest file inside it)"),
+        ("below a file", "cannot be read: Not a directory"),
+        ("a pipe", "is not a regular file"),
+        ("a device", "is not a regular file"),
+        ("nowhere", "is not a regular file"),
+        ("a NUL", "cannot be read: embedded null byte"),
+        ("5000 letters", "cannot be read: File name too long"),
+        ("rows", "expert new NAME --from .*rows.csv makes a manifest"),
     ],
 )
 def test_what_is_not_a_file_is_refused(tmp_path: Path, kind: str, refusal: str):
@@ -184,15 +183,18 @@ def test_a_file_that_may_not_be_read_or_is_larger_than_it_says_is_refused(tmp_pa
     path.write_text(MINIMAL)
     path.chmod(0)
     if not os.access(path, os.R_OK):  # root may read everything
-        assert _refusal(path) == wording("cannot-read-permission-denied")
+        assert _refusal(path) == "cannot be read: Permission denied"
     # Files under /proc have no size; this one has more than a megabyte of NULs behind it.
     refusal = _refusal("/proc/self/pagemap")
-    assert refusal.startswith((wording("the-file-has-bytes"), wording("cannot-read")))
+    assert refusal.startswith(("the file has 1,000,001 bytes", "cannot be read: "))
     path = tmp_path / "m.yaml"
     path.write_text(MINIMAL + "#" * (MAX_BYTES - len(MINIMAL)))
     assert read_document(path).root.get("base_model") is not None
     path.write_text(path.read_text() + "#")
-    assert _refusal(path) == wording("file-has-bytes-manifest", file=path)
+    assert _refusal(path) == (
+        "the file has 1,000,001 bytes; a manifest has at most 1,000,000  (if these are "
+        f"rows: expert new NAME --from {path})"
+    )
 
 
 @each(
@@ -201,7 +203,7 @@ def test_a_file_that_may_not_be_read_or_is_larger_than_it_says_is_refused(tmp_pa
         ("name: x\nauthor: René".encode("latin-1"), "line 2: byte 0xe9 is not UTF-8"),
         (b"name: x\n\nversion: \xed\xa0\x80", "line 3: byte 0xed is not UTF-8"),
         (MINIMAL.encode("utf-16-be"), "line 1: control character U+0000"),
-        (b"\xfe\xff\x00{", wording("the-file-is")),
+        (b"\xfe\xff\x00{", "the file is UTF-16"),
     ],
 )
 def test_bytes_that_are_no_utf_8_are_refused_with_their_line(
@@ -216,9 +218,9 @@ def test_a_symlink_is_followed_and_a_loop_refused(tmp_path: Path):
     (tmp_path / "link.yaml").symlink_to(tmp_path / "real.yaml")
     assert read_manifest(tmp_path / "link.yaml").manifest.name == "link"
     (tmp_path / "loop.yaml").symlink_to(tmp_path / "loop.yaml")
-    assert _refusal(tmp_path / "loop.yaml").startswith(wording("cannot-read-too-many"))
+    assert _refusal(tmp_path / "loop.yaml").startswith("cannot be read: Too many levels")
     (tmp_path / "dangling.yaml").symlink_to(tmp_path / "gone.yaml")
-    assert _refusal(tmp_path / "dangling.yaml") == wording("no-such-file-check")
+    assert _refusal(tmp_path / "dangling.yaml") == "no such file  (check the path)"
 
 
 # --- anything at all --------------------------------------------------------------------------

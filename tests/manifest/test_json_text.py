@@ -14,7 +14,6 @@ from expert.core.errors import ManifestError
 from expert.manifest.text.json_text import parse_json
 from tests.each import each
 from tests.manifest.items import everything
-from tests.wording import wording
 
 SCALARS = (
     st.none()
@@ -78,27 +77,29 @@ def test_a_value_knows_its_path_its_line_and_its_kind():
     item, _ = parse_json("[1, 1.0, 1e3, -0, 5e-5]", "m.json")
     assert [repr(value) for value in everything(item)] == ["1", "1.0", "1000.0", "0", "5e-05"]
     item, problems = parse_json('{"a": 1, "_a": 1,\n"a": 2, "_a": 2, "_a": 3}', "m.json")
-    assert [str(problem) for problem in problems] == [wording("line-key-appears-twice")]
+    assert [str(problem) for problem in problems] == [
+        "line 2: a: key appears twice (first on line 1)  (remove one)"
+    ]
     assert everything(item) == {"a": 1, "_a": 1, "_a_2": 2, "_a_4": 3}
 
 
 @each(
     ("text", "refusal"),
     [
-        ('{"a": .5}', wording("line-is-not-json")),
-        ('{"a": +1}', wording("line-not-json")),
-        ('{"a": 01}', wording("line-expected-after-missing")),
-        ('{"a": ٣}', wording("line-1-is-not")),
-        ('{"a": 1٣}', wording("line-expected-after-missing")),
-        ('{"a": yes}', wording("line-yes-not-json")),
-        ('{"a": FALSE}', wording("line-false-not-json")),
-        ('{"a": inf}', wording("line-inf-not-json")),
+        ('{"a": .5}', "line 1: '.' is not JSON"),
+        ('{"a": +1}', "line 1: '+' is not JSON"),
+        ('{"a": 01}', 'line 1: "," or "}" expected after "a"  (a missing comma?)'),
+        ('{"a": ٣}', "line 1: '٣' is not JSON"),
+        ('{"a": 1٣}', 'line 1: "," or "}" expected after "a"  (a missing comma?)'),
+        ('{"a": yes}', "line 1: yes is not JSON  (quote it)"),
+        ('{"a": FALSE}', "line 1: FALSE is not JSON  (write false)"),
+        ('{"a": inf}', "line 1: inf is not JSON  (write a number)"),
         ('{"a', "line 1: broken string: unterminated string starting"),
         ('{"a": "x', "line 1: broken string: unterminated string starting"),
-        ("[1, 2", wording("line-file-ends-before")),
-        ("[" * 100, wording("line-nested-more-deep")),
-        ("[1," * 6000, wording("line-nested-more-deep")),
-        ("[" + "1," * 6000, wording("line-more-values-no")),
+        ("[1, 2", 'line 1: the file ends before the closing "]"  (is it cut off?)'),
+        ("[" * 100, "line 1: nested more than 60 deep  (this is not a manifest)"),
+        ("[1," * 6000, "line 1: nested more than 60 deep  (this is not a manifest)"),
+        ("[" + "1," * 6000, "line 1: more than 5,000 values  (this is not a manifest)"),
     ],
 )
 def test_a_refusal_says_line_fault_and_remedy(text: str, refusal: str):

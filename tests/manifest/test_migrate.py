@@ -36,7 +36,6 @@ from tests.manifest.reading import (
     read_data,
     steps_of,
 )
-from tests.wording import wording
 
 # Two values of every key that may be written another way; both right, and not the default.
 _FLAGS = (
@@ -152,7 +151,7 @@ def test_a_name_ends_at_its_home_from_every_place_and_may_not_contradict_it(
     (problem,) = [found for found in problems_of(data) if found.what.startswith("is ")]
     assert problem.path == path
     assert f", but {home} is " in problem.what
-    assert problem.fix == wording("keep-one-two")
+    assert problem.fix == "keep one of the two"
 
 
 @each("names", [("name", "train"), ("train", "name"), ("name", "train_file")])
@@ -202,7 +201,7 @@ def test_a_data_set_with_a_path_may_have_a_title():
     assert manifest.training.dataset.path == "a.jsonl"
     told = [str(notice) for notice in read_data(data).notices]
     assert [text.partition("training")[2] for text in told] == [
-        wording("dataset-note-kept-metadata")
+        ".dataset: note: kept as metadata, without effect: name"
     ]
 
 
@@ -237,7 +236,7 @@ def test_other_words_for_the_arithmetic_are_refused(name: str, value: Any):
 def test_a_switch_for_mixed_precision_leaves_the_kind_to_the_plan(name: str):
     on, off = read_data(_file(**{name: True})), read_data(_file(**{name: False}))
     assert on.manifest.training.config.bf16 == "auto"
-    assert on.notices[-1].text == wording("mixed-precision-plan-chooses")
+    assert on.notices[-1].text == "mixed precision: the plan chooses bf16 or fp16"
     assert (off.manifest.training.config.bf16, off.manifest.training.config.fp16) == (False, False)
 
 
@@ -259,7 +258,7 @@ def test_load_in_bits_sets_the_quantization_of_every_model(name: str):
         models = read_data({**data, name: value}).manifest.base_models
         assert [model.quantization for model in models] == [quantization] * 2
     (problem,) = problems_of({**data, name: "x"})
-    assert problem.what == wording("got-x-expected-true")
+    assert problem.what == "got 'x', expected true or false"
 
 
 @pytest.mark.parametrize(
@@ -305,7 +304,9 @@ def test_a_corpus_without_a_model_means_the_character_model():
     for corpus in ("shakespeare", "python-stdlib", "corpus.txt"):
         made = read(f"dataset: {corpus}").manifest
         assert (made.base_models[0].name, made.training.config.adapter_type) == ("char-gpt", "full")
-    assert error_of("dataset: a.jsonl") == wording("problem-line-missing-models")
+    assert error_of("dataset: a.jsonl") == (
+        "m.yaml: 1 problem\n  - line 1: base_models: missing: models it can be trained on  (add it)"
+    )
 
 
 @each("version", ["'1.0'", "1.0", "2.0", "'2.0'", "1", "2", "~"])

@@ -13,7 +13,6 @@ from expert.manifest.migrate.overrides import OverrideError, parse_override
 from expert.manifest.schema.manifest import Manifest
 from tests.each import each
 from tests.manifest.reading import MINIMAL, error_of, notices_of, read
-from tests.wording import wording
 
 OLD = "base_model: {name: X}\nadapters: [{type: lora, r: 8}, {r: 4}]\ndataset: a.jsonl\n"
 
@@ -100,7 +99,7 @@ def test_the_data_set_may_be_given_as_a_path_that_leaves_the_folder():
     manifest = _manifest(MINIMAL, "dataset=../rows.jsonl", "output_dir=/runs")
     assert manifest.training.dataset.path == "../rows.jsonl"
     assert manifest.training.config.output_dir == "/runs"
-    assert wording("may-not-climb-out") in error_of("base_model: X\ndataset: ../rows.jsonl")
+    assert "may not leave its folder" in error_of("base_model: X\ndataset: ../rows.jsonl")
 
 
 @each(
@@ -127,30 +126,30 @@ def test_a_key_of_any_section_is_understood_by_its_name_alone(override: str, hom
         ("epochs", "--set epochs: expected path=value, such as --set training.config.epochs=2"),
         ("=3", "--set =3: expected path=value, such as --set training.config.epochs=2"),
         ("", "--set : expected path=value, such as --set training.config.epochs=2"),
-        ("a..b=3", wording("not-part-path")),
-        ("a[x]=3", wording("set-a-x-3")),
-        ("a[-1]=3", wording("set-a-1-3")),
-        ("a[0]b=3", wording("set-a-0-b")),
-        ("[0]=3", wording("set-0-3-0")),
-        (f"a[{'9' * 5000}]=3", wording("set-a-3-a", value='9' * 5000)),
-        ("tags[5]=x", wording("tags-has-entries-none")),
-        ("name[0]=x", wording("name-has-entries-none")),
-        ("nothing[0]=x", wording("nothing-has-entries-none")),
-        ("tags[0].a=x", wording("is-not-an-object")),
-        ("tags[0].a.b=x", wording("not-object")),
-        ("name=", wording("name-cannot-be-null")),
-        ("training.config=null", wording("config-cannot-be-null")),
-        ("base_model=~", wording("cannot-be-null")),
-        ("description=#1", wording("begins-comment-put-value")),
-        ("a={b: 1, b: 2}", wording("b-line-b-key")),
-        ("validation={deduplicate: true}", wording("several-keys-called-name")),
-        (".".join("a" * 61) + "=1", wording("path-has-more-steps", value=('a.' * 60)[:60])),
+        ("a..b=3", "--set a..b=3: '' is not part of a path"),
+        ("a[x]=3", "--set a[x]=3: 'a[x]' is not part of a path"),
+        ("a[-1]=3", "--set a[-1]=3: 'a[-1]' is not part of a path"),
+        ("a[0]b=3", "--set a[0]b=3: 'a[0]b' is not part of a path"),
+        ("[0]=3", "--set [0]=3: '[0]' is not part of a path"),
+        (f"a[{'9' * 5000}]=3", f"--set a[{'9' * 5000}]=3: 'a[{'9' * 5000}]' is not part of a path"),
+        ("tags[5]=x", "--set tags[5]=x: tags has 1 entries, none at [5]"),
+        ("name[0]=x", "--set name[0]=x: name has 0 entries, none at [0]"),
+        ("nothing[0]=x", "--set nothing[0]=x: nothing has 0 entries, none at [0]"),
+        ("tags[0].a=x", "--set tags[0].a=x: tags[0] is not an object"),
+        ("tags[0].a.b=x", "--set tags[0].a.b=x: tags[0] is not an object"),
+        ("name=", "--set name=: name cannot be null"),
+        ("training.config=null", "--set training.config=null: config cannot be null"),
+        ("base_model=~", "--set base_model=~: base_model cannot be null"),
+        ("description=#1", "--set description=#1: # starts a comment; put the value in quotes"),
+        ("a={b: 1, b: 2}", "b: key appears twice (first on line 1)"),
+        ("validation={deduplicate: true}", "several keys have this name"),
+        (".".join("a" * 61) + "=1", "the path has more than 60 steps"),
     ],
 )  # fmt: skip
 def test_a_wrong_override_is_refused_by_its_text(override: str, text: str):
     with pytest.raises(OverrideError) as caught:
         read(MINIMAL + "name: n\ntags: [a]", overrides=[override])
-    assert str(caught.value) == text
+    assert text in str(caught.value)
     assert caught.value.exit_code == EXIT_USAGE
 
 
@@ -158,19 +157,22 @@ def test_a_wrong_override_is_refused_by_its_text(override: str, text: str):
     ("override", "text"),
     [
         ("epochs={", "--set epochs: 1 problem\n  - line 1: not YAML: "),
-        ("epochs=!!python/none x", wording("epochs-problem-line-yaml")),
-        ("epochs=\ud800", wording("epochs-problem-not-yaml")),
+        ("epochs=!!python/none x", "--set epochs: 1 problem\n  - line 1: the YAML tag !!python"),
+        ("epochs=\ud800", "--set epochs: 1 problem\n  - not YAML: half of a surrogate pair"),
         ("epochs=three", "m.yaml: 1 problem\n  - --set epochs: got 'three' (text), expected"),
         ("training.config.epocs=3", "m.yaml: 1 problem\n  - --set training.config.epocs: unk"),
-        ("model=[1]", wording("problem-model-got-expected")),
-        ("name.foo=3", wording("problem-name-no-object")),
+        ("model=[1]", "m.yaml: 1 problem\n  - --set model: got [1], expected a name or an object"),
+        ("name.foo=3", "--set name.foo: name is not an object, expected text"),
         ("dtype=x", "m.yaml: 1 problem\n  - --set dtype: got 'x', expected bfloat16"),
     ],
 )  # fmt: skip
 def test_a_wrong_value_names_the_override(override: str, text: str):
-    assert error_of(MINIMAL, overrides=[override]).startswith(text)
+    assert text in error_of(MINIMAL, overrides=[override])
     no_list = error_of("base_models: {a: 1}\ndataset: a", overrides=["model=Y"])
-    assert no_list.endswith(wording("got-object-expected-list"))
+    assert no_list.endswith(
+        "base_models: got an object, expected a non-empty list of names or objects  "
+        "(write a list: put '- ' before the first key)"
+    )
 
 
 def test_a_path_is_taken_apart_into_steps():
@@ -202,7 +204,7 @@ def test_a_value_below_an_unknown_section_is_refused():
 def test_a_base_model_may_be_set_by_its_name():
     models = read(MINIMAL, overrides=["base_models[0]=other"]).manifest.base_models
     assert [model.name for model in models] == ["other"]
-    assert wording("value-in-quotes") in error_of(MINIMAL, overrides=["description=a: b"])
+    assert "(put the value in quotes)" in error_of(MINIMAL, overrides=["description=a: b"])
 
 
 def test_runs_go_to_the_home_folder_if_asked(monkeypatch: pytest.MonkeyPatch):

@@ -21,7 +21,6 @@ from tests.manifest.reading import (
     read,
     value_at,
 )
-from tests.wording import wording
 
 AXOLOTL = "base_model: tiny\nsequence_len: 512\nval_set_size: 0.1\nadapter: lora\n"
 LOWEST = "config.lr_scheduler_kwargs.min_lr"
@@ -107,7 +106,7 @@ def test_an_axolotl_file_without_an_adapter_trains_every_weight():
     for line in ("", "adapter:\n"):
         text = entry("path: a.jsonl").replace("adapter: lora\n", line)
         assert read(text).manifest.training.config.adapter_type == "full"
-        assert any(wording("no-adapter-named-every") in n for n in notices_of(text))
+        assert any("no adapter is named: every weight is trained" in n for n in notices_of(text))
     for ours in (entry("path: a.jsonl"), MINIMAL):
         assert read(ours).manifest.training.config.adapter_type == "lora"
 
@@ -119,9 +118,9 @@ def test_several_sets_become_tasks_unless_their_columns_differ():
     tasks = {name: task.train for name, task in (data.tasks or {}).items()}
     assert tasks == {"a": "a.jsonl", "a-2": "deep/a.jsonl"}
     text = axolotl("  - {path: a, field_output: reply}", "  - {path: b, type: completion}")
-    assert wording("b-have-other-columns") in error_of(text)
+    assert "datasets[1]: b and a have different columns or formats" in error_of(text)
     text = axolotl("  - {path: a, max_samples: 5}", "  - {path: b}")
-    assert wording("b-has-other-limit") in error_of(text)
+    assert "b and a have different limits on their rows" in error_of(text)
 
 
 @each(
@@ -130,25 +129,34 @@ def test_several_sets_become_tasks_unless_their_columns_differ():
         *(
             (
                 FACTORY.replace("stage: sft", line) + "dataset: a\n",
-                wording("not-built-only-sft", word=line.partition(": ")[2]),
+                "{word} is not supported: only sft".format(word=line.partition(": ")[2]),
             )
             for line in ("stage: dpo", "stage: ppo", "stage: kto", "stage: rm", "rl: dpo")
         ),
         (f"{FACTORY}dataset: a\nquantization_bit: 3\n", "quantization_bit: got 3, expected 4 or 8"),
-        (f"{FACTORY}dataset: a\nquantization_method: hqq\n", wording("hqq-bases-quantised-with")),
+        (
+            f"{FACTORY}dataset: a\nquantization_method: hqq\n",
+            "'hqq': bases are quantised with bitsandbytes only",
+        ),
         # The letters of a family, as in "saying", say nothing here.
         (
             f"{FACTORY}dataset: a\nchat_template: '{{{{ x }}}} saying'\n",
-            wording("template-written-out"),
+            "chat_template: inline templates are not read",
         ),
-        (f"{MINIMAL}task: llm-sft\nparams: {{lr: 0.1}}\n", wording("autotrain-not-read")),
-        (MINIMAL + "dataset_mixer: {owner/a: 1.0}\n", wording("mixture-is-tasks")),
-        (MINIMAL + "lr_scheduler_kwargs: {min_lr_rate: 0.1}\n", wording("rate-is-missing")),
+        (f"{MINIMAL}task: llm-sft\nparams: {{lr: 0.1}}\n", "settings of AutoTrain are not read"),
+        (MINIMAL + "dataset_mixer: {owner/a: 1.0}\n", "a mixture is written as tasks"),
+        (
+            MINIMAL + "lr_scheduler_kwargs: {min_lr_rate: 0.1}\n",
+            "a share of learning_rate, which is missing",
+        ),
         *(
-            (f"{MINIMAL}{key}: 0.2\n", wording("share-of-all-steps"))
+            (f"{MINIMAL}{key}: 0.2\n", "a share of all steps; here it is a number of steps")
             for key in ("eval_steps", "save_steps", "logging_steps")
         ),
-        (MINIMAL + "dataset_mixture: {datasets: [{id: owner/a}]}\n", wording("mixture-is-tasks")),
+        (
+            MINIMAL + "dataset_mixture: {datasets: [{id: owner/a}]}\n",
+            "a mixture is written as tasks",
+        ),
     ],
 )
 def test_what_is_not_supported_is_refused_with_the_reason(text, words):
@@ -158,26 +166,32 @@ def test_what_is_not_supported_is_refused_with_the_reason(text, words):
 @each(
     ("entry", "words"),
     [
-        ("{path: a, shards: 4}", wording("one-parts-rows")),
-        ("{path: owner/set, data_files: [x.json]}", wording("files-chosen-out-data")),
+        ("{path: a, shards: 4}", "selects one of 4 shards  (training.dataset.max_samples"),
+        ("{path: owner/set, data_files: [x.json]}", "selects files of a data set"),
         ("{path: json, data_files: [x.json, y.json]}", "several files"),
-        ("{type: alpaca}", wording("names-no-data-add")),
-        ("{path: a, field_chosen: good}", wording("preference-rows-only-sft")),
-        ("{path: a, type: input_output}", wording("segments-with-labels-own")),
-        ("{path: a, type: bradley_terry.chat_template}", wording("preference-rows-only")),
+        ("{type: alpaca}", "datasets[0]: has no path  (add path)"),
+        ("{path: a, field_chosen: good}", "datasets[0].field_chosen: preference rows; only sft"),
+        ("{path: a, type: input_output}", "segments with their own labels"),
+        ("{path: a, type: bradley_terry.chat_template}", "preference rows; only sft"),
         (
             "{path: a, message_property_mappings: {role: speaker, content: text}}",
-            wording("role-message-in-key"),
+            "'speaker' is not a known message key for role  (rename it to role or from in the rows",
         ),
         (
             "{path: a, message_property_mappings: {tool_calls: calls}}",
             "'calls' is not a known message key",
         ),
         ("{path: a, message_field_content: said}", "for content  (rename it to content or value"),
-        ("{path: a, roles: {user: [human, customer]}}", wording("customer-speaks-in-messages")),
-        ("{path: a, roles: {assistant: [gpt, system]}}", wording("speaks-as-another")),
-        ("{path: a, roles_to_train: [user, assistant]}", wording("trained-on-there-answers")),
-        ("{path: a, roles_to_train: all}", wording("trained-on-there-answers")),
+        ("{path: a, roles: {user: [human, customer]}}", "'customer' is not a known role"),
+        (
+            "{path: a, roles: {assistant: [gpt, system]}}",
+            "'system' is the role assistant there, but system here",
+        ),
+        (
+            "{path: a, roles_to_train: [user, assistant]}",
+            "but only answers are trained on  (write [assistant]",
+        ),
+        ("{path: a, roles_to_train: all}", "but only answers are trained on  (write [assistant]"),
         (
             "{path: a, message_field_training: learn}",
             "'learn' is not a known message key for train",
@@ -226,7 +240,7 @@ def test_a_key_of_a_set_that_changes_the_rows_is_warned_of():
     silent = notices_of(axolotl("  - {path: a, message_field_training: train, roles_to_train: []}"))
     assert any("roles_to_train: warning: answers" in line for line in silent)
     assert "without effect: base_models[0].prompt_template" in told
-    assert wording("warning-without-effect-system") in told
+    assert "drop_system_message: warning: without effect: system messages are kept" in told
     assert "datasets[0].revision: warning: without" in told
     assert "datasets[0].odd_one: warning: without" in told
 
@@ -297,23 +311,23 @@ def test_packed_sequences_of_trl_and_llama_factory_are_counted_in_tokens(more, t
 @each(
     ("about", "words"),
     [
-        ({"file_name": "a.json", "ranking": True}, wording("x-ranking-preference-rows")),
-        ({"file_name": "a.json", "columns": {"kto_tag": "label"}}, wording("preference-rows-only")),
-        ({"file_name": "a.json", "columns": {"images": "images"}}, wording("the-rows-hold-images")),
-        ({"ms_hub_url": "owner/a"}, wording("rows-read-from-files")),
-        ({"script_url": "load"}, wording("rows-read-from")),
+        ({"file_name": "a.json", "ranking": True}, "x.ranking: preference rows; only sft"),
+        ({"file_name": "a.json", "columns": {"kto_tag": "label"}}, "preference rows; only sft"),
+        ({"file_name": "a.json", "columns": {"images": "images"}}, "the rows contain images"),
+        ({"ms_hub_url": "owner/a"}, "x.ms_hub_url: rows are read from files and from the Hugging"),
+        ({"script_url": "load"}, "x.script_url: rows are read from files"),
         ({"file_name": "a.json", "columns": {"history": "past"}}, "the column 'past'"),
         (
             {"file_name": "a.json", "formatting": "sharegpt", "tags": {"function_tag": "tool"}},
-            wording("speaks-as-assistant"),
+            "'tool' is the role assistant there, but tool here",
         ),
         (
             {"file_name": "a.json", "formatting": "sharegpt", "tags": {"user_tag": "customer"}},
-            wording("customer-speaks-in"),
+            "x.tags.user_tag: 'customer' is not a known role",
         ),
         (
             {"file_name": "a.json", "formatting": "sharegpt", "tags": {"content_tag": "said"}},
-            wording("content-message-in-key"),
+            "x.tags.content_tag: 'said' is not a known message key for content",
         ),
     ],
 )
@@ -330,11 +344,11 @@ def test_names_in_a_list_of_data_sets_are_found_there_or_reported(tmp_path):
     rows = in_folder(tmp_path, f"{FACTORY}dataset: rows.jsonl\n", {}).manifest.training.dataset
     assert rows.path == "rows.jsonl"
     text = refused(tmp_path, f"{FACTORY}dataset: mein\n", {"mine": {"file_name": "mine.json"}})
-    assert wording("mein-is-not-in") in text
+    assert "mein is not in" in text
     assert "(it has mine)" in text
-    assert wording("names-no-data") not in text
+    assert "has no path" not in text
     (tmp_path / "data" / "dataset_info.json").write_text("{", encoding="utf-8")
-    assert wording("dataset-info-json-cannot") in refused(tmp_path, f"{FACTORY}dataset: a,b\n")
+    assert "dataset_info.json cannot be read" in refused(tmp_path, f"{FACTORY}dataset: a,b\n")
 
 
 def test_the_stage_alone_makes_a_file_one_of_llama_factory(tmp_path):
@@ -345,8 +359,8 @@ def test_the_stage_alone_makes_a_file_one_of_llama_factory(tmp_path):
 
 def test_names_without_a_list_say_where_it_was_looked_for(tmp_path):
     text = refused(tmp_path, f"{FACTORY}dataset: mine,yours\n")
-    assert wording("mine-yours-named-in") in text
-    assert wording("names-no-data") not in text
+    assert "mine, yours: there is no dataset_info.json in" in text
+    assert "has no path" not in text
     text = refused(tmp_path, f"{FACTORY}dataset: mine\ndataset_dir: elsewhere\n")
     assert str(tmp_path / "elsewhere") in text
 
@@ -402,24 +416,27 @@ def test_plugins_of_axolotl_are_not_needed_or_not_run():
     text = entry("path: a.jsonl") + "plugins: [axolotl.liger.LigerPlugin, axolotl.kd.KDPlugin]\n"
     told = {notice.path: notice.kind for notice in read(text).notices}
     assert (told["plugins[0]"], told["plugins[1]"]) == ("superseded", "warning")
-    assert any(wording("class-is-not-run") in line for line in notices_of(text))
+    assert any(
+        "'axolotl.kd.KDPlugin' is a Python class, which is not run" in line
+        for line in notices_of(text)
+    )
 
 
 def test_refused_rows_are_one_problem():
     for key in ("dataset_mixture: {datasets: [{id: owner/a}]}", "dataset_mixer: {owner/a: 1}"):
         text = error_of(f"model_name_or_path: tiny\n{key}\n")
-        assert (text.count("\n"), wording("mixture-is-tasks") in text) == (1, True)
+        assert (text.count("\n"), "a mixture is written as tasks" in text) == (1, True)
     assert error_of(entry("type: alpaca")).count("\n") == 1
 
 
 def test_a_class_of_rows_that_nobody_knows_is_refused():
     name = "checkpoint_dir: tiny\ndata: TinyStories\ntrain: {global_batch_size: 2}\n"
-    assert wording("python-class-not-run-2") in error_of(name)
+    assert "data: 'TinyStories' is a Python class, which is not run" in error_of(name)
     text = error_of(
         LITGPT.replace("litgpt.data.JSON", "mine.Rows").replace("json_path: rows.json, ", "")
     )
-    assert wording("python-class-not-run") in text
-    assert wording("names-no-data") not in text
+    assert "'mine.Rows' is a Python class, which is not run" in text
+    assert "has no path" not in text
 
 
 def test_a_data_set_class_of_torchtune_names_its_rows_or_is_refused():
@@ -431,7 +448,7 @@ def test_a_data_set_class_of_torchtune_names_its_rows_or_is_refused():
     masked = known.replace("  packed: true\n", "  packed: true\n  train_on_input: false\n")
     assert not read(masked).manifest.training.config.train_on_prompt
     assert not read(TUNE).manifest.training.config.train_on_prompt
-    assert wording("python-class-not") in error_of(text)
+    assert "instruct_dataset' is a Python class, which is not run" in error_of(text)
 
 
 def test_rows_lengths_and_batches_of_torchtune_are_those_of_its_sections():
@@ -446,7 +463,7 @@ def test_rows_lengths_and_batches_of_torchtune_are_those_of_its_sections():
     found = read(f"{TUNE}mixed_precision: {{enabled: false}}\n")
     assert "mixed_precision" in [notice.path for notice in found.notices]
     system = text.replace("  packed: true\n", "  new_system_prompt: Be brief.\n")
-    assert wording("system-texts-come") in error_of(system)
+    assert "'Be brief.': system messages come from the rows" in error_of(system)
 
 
 def tune_model(arguments: str) -> str:
@@ -486,7 +503,7 @@ def test_arguments_of_torchtunes_classes_are_read(text, path, value):
 def test_arguments_of_torchtunes_classes_that_cannot_be_read_are_reported():
     model = "base_model: tiny\ndataset: a.jsonl\n"
     head = error_of(model + tune_model("apply_lora_to_output: true"))
-    assert wording("head-has-no-adapter") in head
+    assert "the head cannot have an adapter" in head
     assert "lora_attn_modules" in error_of(model + tune_model("lora_attn_modules: q_proj"))
     for kind in ("lora_x", "x"):
         odd = model + tune_model("max_seq_len: 9").replace("lora_x,", f"{kind},")
@@ -510,7 +527,9 @@ def test_iterations_and_scales_of_mlx_are_steps_and_alphas():
     assert (config.max_steps, config.save_steps, config.eval_steps) == (50, 10, 5)
     assert (config.adapter_type, config.rank, config.alpha) == ("dora", 4, 8)
     assert (config.target_modules, config.train_on_prompt) == (["q_proj"], True)
-    assert wording("adapter-on-every-block") in error_of(text + "num_layers: 16\n")
+    assert "the last 16 blocks, but every block gets an adapter here" in error_of(
+        text + "num_layers: 16\n"
+    )
 
 
 def test_every_key_of_mlx_is_read_or_answered():
@@ -521,7 +540,9 @@ def test_every_key_of_mlx_is_read_or_answered():
     assert [notice for notice in found.notices if notice.kind == "warning"] == []
     superseded = {notice.path for notice in found.notices if notice.kind == "superseded"}
     assert superseded >= {"train", "test", "val_batches", "test_batches", "adapter_path"}
-    assert wording("start-from-finished-adapter") in error_of(f"{text}resume_adapter_file: a\n")
+    assert "training cannot start from a finished adapter" in error_of(
+        f"{text}resume_adapter_file: a\n"
+    )
 
 
 @each(
@@ -537,19 +558,34 @@ def test_every_key_of_mlx_is_read_or_answered():
 )
 def test_a_file_of_trl_that_is_silent_about_the_adapter_gets_a_note(more, noted):
     said = notices_of(f"model_name_or_path: tiny\ndataset_name: owner/set\n{more}")
-    assert any(wording("lora-where-trl-trains-all") in line for line in said) == noted
+    assert (
+        any(
+            "note: a lora adapter is trained; TRL's default is all weights," in line
+            for line in said
+        )
+        == noted
+    )
 
 
 def test_a_length_in_tokens_of_litgpt_is_warned_of():
     text = "checkpoint_dir: tiny\ndata: Alpaca\ntrain: {global_batch_size: 2, max_tokens: 1000}\n"
-    assert any(wording("max-tokens-without-effect") in line for line in notices_of(text))
+    assert any(
+        "train.max_tokens: warning: without effect: max_steps or epochs end a run" in line
+        for line in notices_of(text)
+    )
 
 
 @each(
     ("line", "note"),
     [
-        ("assistant_only_loss: true", wording("loss-on-answers-alone")),
-        ("lr_scheduler_type: linear", wording("cosine-where-trl-is-linear")),
+        (
+            "assistant_only_loss: true",
+            (
+                "note: of conversations, only answers are trained on; TRL's default is "
+                "train_on_prompt: true"
+            ),
+        ),
+        ("lr_scheduler_type: linear", "the learning rate falls like a cosine; TRL's default"),
     ],
 )
 def test_a_file_of_trl_that_is_silent_about_the_loss_or_the_schedule_gets_a_note(line, note):

@@ -22,7 +22,6 @@ from tests.manifest.reading import (
     notices_of,
     read,
 )
-from tests.wording import wording
 
 
 @each("path", [*files_in("good"), *files_in("peers", 5)], ids=lambda path: path.name)
@@ -94,7 +93,9 @@ def test_the_released_adapter_is_trained_where_the_config_is_silent():
     assert read(MINIMAL + adapters).manifest.training.config.adapter_type == "dora"
     said = read(MINIMAL + adapters + "adapter_type: lokr\n")
     assert said.manifest.training.config.adapter_type == "lokr"
-    assert str(said.notices[1]) == wording("line-warning-released-dora")
+    assert str(said.notices[1]) == (
+        "line 3: adapters[0].type: warning: released as dora; adapter_type lokr is trained instead"
+    )
 
 
 # --- several problems at once -----------------------------------------------------------------
@@ -111,10 +112,13 @@ def test_all_problems_come_at_once_in_the_order_of_their_lines():
         "base_models:\n  - name: X\n    adapters:\n      - type: lora\n"
         "      - r: 1\n        alpha: []\ndataset: a.jsonl\n"
     )
-    assert wording("line-got-empty-list") in error_of(nested)
+    assert "line 6: base_models[0].adapters[1].alpha: got an empty list" in error_of(nested)
     # A rule about a broken key keeps silent.
     text = error_of(MINIMAL + "training: {config: {save_strategy: steps, save_steps: x}}")
-    assert text == wording("problem-line-got-x")
+    assert text == (
+        "m.yaml: 1 problem\n  - line 3: training.config.save_steps: got 'x' (text), "
+        "expected a whole number of at least 1 or null"
+    )
 
 
 # --- unknown keys -----------------------------------------------------------------------------
@@ -174,4 +178,13 @@ def test_strict_refuses_unknown_keys_everywhere_but_comments():
 
 def test_a_misplaced_key_is_reported_where_it_belongs():
     notices = notices_of(MINIMAL + "training: {decoding: {batch_size: 4}, temperature: 0.1}")
-    assert notices[1:] == [wording("line-warning-kept-metadata"), wording("line-warning-kept")]
+    assert notices[1:] == [
+        (
+            "line 3: training.decoding.batch_size: warning: kept as metadata: 'batch_size' "
+            "belongs under training.config"
+        ),
+        (
+            "line 3: training.temperature: warning: kept as metadata: 'temperature' "
+            "belongs under training.decoding"
+        ),
+    ]

@@ -8,7 +8,6 @@ from typing import Any
 from expert.manifest.schema.expectations import resolve, schema
 from tests.each import each
 from tests.manifest.reading import MINIMAL, problems_of, put, read
-from tests.wording import wording
 
 # Where each model of the schema is in a manifest.
 _HOLDERS = {
@@ -115,17 +114,17 @@ def test_a_wrong_typed_value_is_one_problem_that_names_its_path(title: str, key:
 @each(
     ("key", "value", "expected"),
     [
-        ("rank", 257, wording("whole-number-from-to")),
-        ("rank", 1.5, wording("whole-number-from-to")),
+        ("rank", 257, 'a whole number from 1 to 256 or "auto"'),
+        ("rank", 1.5, 'a whole number from 1 to 256 or "auto"'),
         ("epochs", 0, "a number above 0"),
-        ("learning_rate", 1.01, wording("number-above-at-most")),
-        ("warmup_ratio", 1.01, wording("number-from-to-null")),
-        ("warmup_steps", -1, wording("whole-number-at-least-null")),
-        ("betas", [0.9, 1.0], wording("number-from-to-below")),
-        ("betas", [0.9], wording("list-each-number-from")),
+        ("learning_rate", 1.01, 'a number above 0 and at most 1 or "auto"'),
+        ("warmup_ratio", 1.01, "a number from 0 to 1 or null"),
+        ("warmup_steps", -1, "a whole number of at least 0 or null"),
+        ("betas", [0.9, 1.0], "a number from 0 to below 1"),
+        ("betas", [0.9], "a list of 2, each a number from 0 to below 1"),
         ("target_modules", [], 'a non-empty list of text, "all-linear" or "auto"'),
-        ("vram_limit", "16 apples", wording("memory-size-such-null")),
-        ("bf16", 1, wording("true-false-auto")),
+        ("vram_limit", "16 apples", 'a memory size such as "16GB" or null'),
+        ("bf16", 1, 'true or false or "auto"'),
         ("lr_scheduler_kwargs", 1, "an object"),
         ("trackers", "comet", '"tensorboard", "wandb", "mlflow" or "trackio"'),
     ],

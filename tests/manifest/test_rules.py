@@ -10,7 +10,6 @@ import pytest
 from expert.manifest.check import rules
 from tests.each import each
 from tests.manifest.reading import MANIFESTS, MINIMAL, error_of, notices_of, read
-from tests.wording import wording
 
 CHAR = "base_model: {name: char-gpt, architecture: {heads: 6, width: 384}}\ndataset: shakespeare\n"
 
@@ -107,12 +106,15 @@ TASKS = "base_model: X\ntraining:\n  dataset:\n    tasks:\n      a: {train: x.js
         ),
         (
             "base_models: [X, {name: Y, quantization: int8}]\ndataset: a\nadapter_type: full",
-            wording("problem-line-base-cannot"),
+            (
+                "m.yaml: 1 problem\n  - line 1: base_models[1].quantization: adapter_type full "
+                "cannot train an int8 base  (use quantization: none, or an adapter_type)"
+            ),
         ),
         *(
             (
                 MINIMAL + f"training: {{packaging_checkpoint: '{checkpoint}'}}",
-                wording("got-expected-final-best", checkpoint=checkpoint),
+                f"got {checkpoint!r}, expected final, best or checkpoint-N",
             )
             for checkpoint in ("/etc", "checkpoint-", "checkpoint-1/..", "Final", "weights")
         ),
@@ -138,15 +140,21 @@ def test_a_problem_has_the_path_and_the_line_of_what_is_wrong(text: str, problem
         ("greater_is_better: true\nmetric_for_best_model: eval_token_accuracy", None),
         (
             "greater_is_better: false\nmetric_for_best_model: eval_token_accuracy",
-            wording("line-warning-honoured-though"),
+            "line 3: greater_is_better: warning: applied, although higher accuracy is better",
         ),
         ("adapter_type: full\nrank: auto", None),
-        ("adapter_type: ia3\ndropout: 0.1", wording("ia3-has-no-dropout")),
+        ("adapter_type: ia3\ndropout: 0.1", "line 4: dropout: superseded: ia3 has no dropout"),
         (
             "soft_prompts: [{name: p}]\nadapter_type: none\ndropout: 0.1",
-            wording("line-dropout-superseded-none"),
+            "line 5: dropout: superseded: adapter_type none: only soft prompts are trained",
         ),
-        ("flash_attention_2: true", wording("line-superseded-torchs-own")),
+        (
+            "flash_attention_2: true",
+            (
+                "line 3: flash_attention_2: superseded: torch's own flash kernels are used "
+                "where the card has them; no package is needed"
+            ),
+        ),
     ],
 )
 def test_a_notice_comes_only_where_a_key_is_overruled(text: str, notice: str | None):

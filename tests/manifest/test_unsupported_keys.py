@@ -13,7 +13,6 @@ from expert.manifest.peers.sections import SECTIONS
 from expert.manifest.peers.unsupported_keys import ANSWERS, FAMILIES, answer_to
 from tests.each import each
 from tests.manifest.reading import MINIMAL, WHOLE, error_of, notices_of, read
-from tests.wording import wording
 
 
 def config_of(text: str) -> Any:
@@ -84,8 +83,8 @@ def test_an_empty_key_of_another_trainer_says_nothing():
 
 def test_of_several_keys_for_one_thing_the_first_is_reported_and_the_others_go_with_it():
     text = error_of(MINIMAL + "use_galore: true\ngalore_rank: 8\ngalore_scale: 2.0\n")
-    assert wording("line-true-optimizer-not") in text
-    assert wording("line-goes-with-refused") in text
+    assert "line 3: use_galore: true: that optimizer is not supported  (use" in text
+    assert "line 4: galore_rank: goes with use_galore, which is refused  (remove it too)" in text
     assert text.count("not supported") == 1
 
 
@@ -163,16 +162,22 @@ def test_keys_of_other_trainers_are_read_as_ours(line, key, value):
 @each(
     ("lines", "words"),
     [
-        ("lora_r: 16\nlora_alpha: 16\nuse_rslora: true\n", wording("write-alpha-for-same")),
-        ("lora_target_modules: '.*(q|v)_proj'\n", wording("regular-expression-list-names")),
-        ("val_size: 500\n", wording("got-number-rows-share")),
-        ("dataset_config: en\n", wording("part-not-given")),
+        ("lora_r: 16\nlora_alpha: 16\nuse_rslora: true\n", "write alpha: 64 for the same scale"),
+        (
+            "lora_target_modules: '.*(q|v)_proj'\n",
+            "is a regular expression  (list the names of the layers, such as [q_proj",
+        ),
+        ("val_size: 500\n", "val_size: got 500, a number of rows; here it is a share of them"),
+        ("dataset_config: en\n", "needs dataset_name, which is missing"),
         (
             "epochs: int = EPOCHS\n",
             "epochs: got 'int = EPOCHS', expected a value  (write epochs: VALUE)",
         ),
         ("epochs: int = open('/etc/passwd')\n", "open("),
-        ('validation_path: "data\\train.jsonl"\n', wording("backslash-before-t-n")),
+        (
+            'validation_path: "data\\train.jsonl"\n',
+            "a backslash before t, n, r, f or b is an escape: use / instead",
+        ),
     ],
 )
 def test_what_cannot_be_meant_is_refused_with_what_to_write(lines, words):
@@ -195,12 +200,12 @@ def test_what_cannot_be_meant_is_refused_with_what_to_write(lines, words):
 )
 def test_a_line_of_a_dataclass_has_its_value(line, key, value):
     assert getattr(config_of(line + "\n"), key) == value
-    assert any(wording("a-line-of-python") in each for each in notices_of(MINIMAL + line + "\n"))
+    assert any("a line of Python" in each for each in notices_of(MINIMAL + line + "\n"))
 
 
 def test_a_class_instead_of_its_lines_is_refused_with_what_to_keep():
     text = "from dataclasses import dataclass\n\n@dataclass\nclass Config:\n    epochs: int = 3\n"
-    assert wording("keep-name-type-value") in error_of(text)
+    assert "keep its `name: type = value` lines" in error_of(text)
 
 
 def test_texts_with_an_equals_sign_are_left_alone():
@@ -236,7 +241,7 @@ def test_paths_of_tasks_and_from_the_command_line_too():
 )
 def test_a_model_that_reads_images_is_refused_by_its_name(name):
     text = error_of(f"base_model: '{name}'\ndataset: a.jsonl\n")
-    assert wording("reads-images-sound-only") in text
+    assert "is a model for images or sound; only text is trained" in text
     for other in (
         *("Qwen/Qwen3-0.6B", "mistralai/Devstral-Small-2507", "evolve/evolver-1b", "x/VLite"),
         *("google/gemma-3-1b-it", "HuggingFaceTB/SmolLM2-135M", "tiny", "org/provision-7b"),

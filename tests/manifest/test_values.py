@@ -7,7 +7,6 @@ from typing import Any
 from expert.manifest.migrate.values import CONFIG_VALUES, MODEL_VALUES, REFUSED_METHODS
 from tests.each import each
 from tests.manifest.reading import MINIMAL, error_of, notices_of, read, read_data, value_at
-from tests.wording import wording
 
 _TABLES = [("config", CONFIG_VALUES), ("model", MODEL_VALUES)]
 _WORDS = [
@@ -71,13 +70,17 @@ def test_a_template_without_text_gives_way_to_the_tokenizers_own(word: str):
     read_back = read_data(_file({}, prompt_template=word))
     assert read_back.manifest.base_models[0].prompt_template == "auto"
     assert read_back.notices[0].kind == "superseded"
-    assert read_back.notices[0].text == wording("no-template-tokenizers-own", word=word.lower())
+    assert (
+        read_back.notices[0].text
+        == f"there is no {word.lower()} template; the tokenizer's own is used"
+    )
 
 
 @each("method", REFUSED_METHODS)
 def test_a_method_that_is_not_built_is_refused_by_name(method: str):
-    assert error_of(MINIMAL + f"method: {method}") == wording(
-        "problem-line-method-not", method=method
+    assert error_of(MINIMAL + f"method: {method}") == (
+        f"m.yaml: 1 problem\n  - line 3: method: {method} is not supported: only sft "
+        "(supervised fine-tuning) is  (use rows with answers and method: sft)"
     )
 
 
@@ -87,7 +90,7 @@ def test_qlora_is_lora_on_an_int4_base(quantization: str):
     manifest = read(text).manifest
     assert manifest.training.config.adapter_type == "lora"
     assert manifest.base_models[0].quantization == "int4"
-    assert wording("line-read-lora-on") in notices_of(text)
+    assert "line 3: adapter_type: read as lora on an int4 base" in notices_of(text)
 
 
 def test_the_length_of_a_soft_prompt_is_its_tokens():

@@ -16,7 +16,6 @@ from expert.manifest.text.write import WIDTH, to_json, to_yaml
 from tests.each import each
 from tests.manifest.items import as_item, everything
 from tests.manifest.strategies import KEYS, SCALARS
-from tests.wording import wording
 
 TREES = st.dictionaries(
     KEYS,
@@ -88,7 +87,7 @@ def test_a_number_stays_the_same_number_in_every_reader(value):
 
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
 def test_a_number_that_cannot_be_read_back_is_refused(value):
-    with pytest.raises(ValueError, match=wording("cannot-written-in-manifest")):
+    with pytest.raises(ValueError, match="cannot be written in a manifest"):
         to_json(as_item({"value": value}))
 
 

@@ -14,7 +14,6 @@ from expert.core.errors import ManifestError
 from expert.manifest.text.item import Item
 from expert.manifest.text.yaml_text import parse_yaml, read_scalar
 from tests.each import each
-from tests.wording import wording
 
 # Text that is a number to us and bare text to PyYAML, such as 2e5: we read it as people mean it.
 WORDS = st.text(
@@ -118,11 +117,11 @@ def test_comments_belong_to_the_key_below_or_beside_them():
 @each(
     ("text", "refusal"),
     [
-        ("a: \x07", wording("not-yaml-control-characters")),
-        ("a: \ud800", wording("not-yaml-half-surrogate")),
+        ("a: \x07", "not YAML: control characters are not allowed"),
+        ("a: \ud800", "not YAML: half of a surrogate pair"),
         ('a: "\\ud800"', "line 1: not YAML: found invalid Unicode character escape code"),
         *(
-            (text, wording("line-yaml-tag-refused", refusal=tag))
+            (text, f"line 1: the YAML tag {tag} is refused  (write a plain value)")
             for text, tag in {
                 "a: !<x> 1": "x",
                 "!!set {a}": "!!set",
@@ -131,13 +130,13 @@ def test_comments_belong_to_the_key_below_or_beside_them():
                 "? !t a\n: 1": "!t",
             }.items()
         ),
-        ("a: {<<: [{}, 1]}", wording("line-merges-objects-only")),
-        ("[" * 100, wording("line-nested-more-deep")),
+        ("a: {<<: [{}, 1]}", "line 1: a: << merges objects only  (name an anchor of an object)"),
+        ("[" * 100, "line 1: nested more than 60 deep  (this is not a manifest)"),
         ("[" * 61 + "]" * 61, None),
-        ("[" * 62 + "]" * 62, wording("line-nested-more-deep")),
-        ("a: &a [*a]", wording("line-nested-more-deep")),
-        ("a: &a {<<: *a}", wording("line-nested-more-deep")),
-        ("a:\n" + "- 1\n" * 5001, wording("line-more-values")),
+        ("[" * 62 + "]" * 62, "line 1: nested more than 60 deep  (this is not a manifest)"),
+        ("a: &a [*a]", "line 1: nested more than 60 deep  (this is not a manifest)"),
+        ("a: &a {<<: *a}", "line 1: nested more than 60 deep  (this is not a manifest)"),
+        ("a:\n" + "- 1\n" * 5001, "line 5000: more than 5,000 values  (this is not a manifest)"),
     ],
 )  # fmt: skip
 def test_a_refusal_says_line_fault_and_remedy(text: str, refusal: str | None):

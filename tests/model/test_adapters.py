@@ -22,7 +22,6 @@ from tests.model.models import (
     tiny_model,
     trainable_tensors,
 )
-from tests.wording import wording
 
 KINDS = ("lora", "dora", "ia3", "lokr", "adalora")
 CASES = [
@@ -192,12 +191,39 @@ def test_none_trains_soft_prompts_alone(qwen: Path):
 @each(
     ("folder", "options", "told"),
     [
-        ("qwen", {"target_modules": ["q_proj", "query"]}, wording("query-model-has-no")),
-        ("llama", {"target_modules": ["lm_head"]}, wording("head-carries-no-adapter")),
-        ("qwen", {"kind": "lokr", "quantization": "int4"}, wording("lokr-cannot-trained-on")),
-        ("gpt2", {"kind": "lokr"}, wording("lokr-knows-no-layers")),
-        ("qwen", {"kind": "full", "quantization": "int8"}, wording("base-weights-cannot-trained")),
-        ("qwen", {"kind": "adalora", "total_steps": None}, wording("adalora-prunes-ranks-over")),
+        (
+            "qwen",
+            {"target_modules": ["q_proj", "query"]},
+            (
+                "training.config.target_modules: query: the model has no such linear layer to "
+                "adapt  (choose from down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, "
+                "v_proj)"
+            ),
+        ),
+        ("llama", {"target_modules": ["lm_head"]}, "lm_head: the head cannot have an adapter"),
+        (
+            "qwen",
+            {"kind": "lokr", "quantization": "int4"},
+            (
+                "training.config.adapter_type: lokr cannot be trained on int4 base weights: "
+                "PEFT has no such layer  (use quantization: none, or lora, dora, ia3 or "
+                "adalora)"
+            ),
+        ),
+        ("gpt2", {"kind": "lokr"}, "lokr does not support transposed weights"),
+        (
+            "qwen",
+            {"kind": "full", "quantization": "int8"},
+            "int8 base weights cannot be trained themselves",
+        ),
+        (
+            "qwen",
+            {"kind": "adalora", "total_steps": None},
+            (
+                "training.config.adapter_type: adalora prunes ranks over the whole run and "
+                "needs its length, which is unknown  (set max_steps, or use lora)"
+            ),
+        ),
     ],
 )
 def test_what_cannot_be_adapted_is_refused(qwen, llama, gpt2, folder, options, told):

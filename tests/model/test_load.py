@@ -28,7 +28,6 @@ from tests.model.models import (
     rewrite_config,
     tiny_model,
 )
-from tests.wording import wording
 
 # Float32 keeps 24 bits; packed rows and single documents sum in other orders: some roundings.
 FLOAT_ERROR = 100 * 2**-24
@@ -157,29 +156,40 @@ GPTQ = {"quant_method": "gptq", "bits": 4}
 HARMS: dict[str, tuple[Callable[[Path], object], str]] = {
     "pickled": (
         lambda p: (p / "model.safetensors").rename(p / "pytorch_model.bin"),
-        wording("weights-pickled-can-hide", folder="FOLDER"),
+        (
+            "{folder}: its weights are pickled (pytorch_model.bin), which can run "
+            "code when loaded  (convert them to model.safetensors, or name a model "
+            "that has it)"
+        ).format(folder="FOLDER"),
     ),
-    "no weights": (lambda p: (p / "model.safetensors").unlink(), wording("no-weights-in")),
+    "no weights": (lambda p: (p / "model.safetensors").unlink(), "it contains no weights"),
     "no config": (
         lambda p: (p / "config.json").unlink(),
-        wording("name-folder-transformers-model"),
+        "name the folder of a transformers model, or a hub id",
     ),
     "a torn config": (
         lambda p: (p / "config.json").write_text("{"),
-        wording("name-folder-transformers-model"),
+        "name the folder of a transformers model, or a hub id",
     ),
-    "another config": (lambda p: (p / "config.json").write_text("[]"), wording("not-an-object")),
+    "another config": (lambda p: (p / "config.json").write_text("[]"), "not an object"),
     "a weight is missing": (
         without_one_weight,
-        wording("weights-missing-in-files", folder="FOLDER"),
+        (
+            "{folder}: 1 weights are missing from its files: "
+            "model.layers.1.mlp.up_proj.weight  (fetch the model again; the folder "
+            "is incomplete)"
+        ).format(folder="FOLDER"),
     ),
     "unknown": (
         lambda p: rewrite_config(p, model_type="nobody-knows"),
-        wording("is-one-transformers-knows"),
+        "transformers knows its model_type",
     ),
     "quantised": (
         lambda p: rewrite_config(p, quantization_config=GPTQ),
-        wording("weights-quantised-already-gptq", folder="FOLDER"),
+        (
+            "{folder}: its weights are quantised already (gptq)  (name the model "
+            "they were made from, and quantization)"
+        ).format(folder="FOLDER"),
     ),
 }
 
@@ -198,7 +208,7 @@ def test_a_folder_that_is_no_whole_model_is_refused(tmp_path: Path, harm: str):
 def test_torn_weights_are_refused(tmp_path: Path):
     folder = tiny_model(tmp_path)
     (folder / "model.safetensors").write_bytes(b"\x10\x00")
-    with pytest.raises(InvalidModelFolder, match=wording("not-a-safetensors-file")):
+    with pytest.raises(InvalidModelFolder, match="not a safetensors file, or cut off"):
         load(folder)
 
 
@@ -211,8 +221,15 @@ def test_a_model_that_mixes_places_in_its_own_way_is_refused(tmp_path: Path):
     sizes |= {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]}
     lfm2 = transformers.Lfm2Config(**sizes)
     for config, told in (
-        (bloom, wording("bloomforcausallm-mixes-places-by", folder=tmp_path / "bloom")),
-        (lfm2, wording("mixes-places-by-conv")),
+        (
+            bloom,
+            (
+                "{folder}: BloomForCausalLM mixes positions by a custom attention, "
+                "which cannot keep packed documents apart  (use a model with standard "
+                "attention layers)"
+            ).format(folder=tmp_path / "bloom"),
+        ),
+        (lfm2, "Lfm2ForCausalLM mixes positions by conv, which cannot keep packed documents apart"),
     ):
         folder = tmp_path / config.model_type
         transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
@@ -237,7 +254,11 @@ def foreign(tmp_path: Path) -> Path:
 )
 def test_a_model_with_remote_code_is_refused(foreign: Path, revision: str | None, allowed: bool):
     text = refusal(lambda: load(foreign, revision=revision, allow_remote_code=allowed))
-    assert text == wording("asks-to-run-program", foreign=foreign)
+    assert text == (
+        f"{foreign}: its config.json (auto_map) asks to run code that comes with the "
+        "model  (pin a commit you have read as revision and add --allow-remote-code, "
+        "or use another model)"
+    )
     assert not (foreign.parent / "trace").exists()
 
 
@@ -251,7 +272,7 @@ def test_remote_code_of_another_commit_is_refused(foreign: Path):
     snapshot = foreign.rename(foreign.with_name(COMMIT[::-1]))
     plan = model_plan(snapshot, revision=COMMIT)
     text = refusal(lambda: model_folder(plan, allow_remote_code=True))
-    assert wording("asks-to-run") in text
+    assert "asks to run code that comes with the model" in text
 
 
 def test_a_model_that_transformers_knows_is_built_by_its_own_classes(tmp_path: Path):
@@ -277,7 +298,10 @@ def test_a_model_that_cannot_be_fetched_is_refused(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
     plan = model_plan("nobody/nothing", place="hub")
-    assert refusal(lambda: model_folder(plan)) == wording("not-on-machine-could")
+    assert refusal(lambda: model_folder(plan)) == (
+        "nobody/nothing: it is not on this machine and could not be fetched: no "
+        "network  (check the name and the network, or put its folder into models/)"
+    )
 
 
 def test_a_fetched_model_is_loaded_from_the_cache(qwen: Path, monkeypatch: pytest.MonkeyPatch):
@@ -287,7 +311,7 @@ def test_a_fetched_model_is_loaded_from_the_cache(qwen: Path, monkeypatch: pytes
 
 def test_an_unknown_built_in_model_is_refused():
     plan = model_plan("huge", place="built-in")
-    assert wording("huge-does-not-come") in refusal(lambda: model_folder(plan))
+    assert "huge does not come with this version" in refusal(lambda: model_folder(plan))
     assert built_in_folder("char-gpt") is None
 
 
@@ -311,8 +335,10 @@ def test_a_token_past_the_embedding_is_refused_and_the_last_row_is_not(qwen: Pat
     loaded = load(qwen)
     check_vocabulary(loaded, VOCABULARY - 1)
     check_vocabulary(loaded, None)
-    assert refusal(lambda: check_vocabulary(loaded, VOCABULARY)) == wording(
-        "data-has-token-embedding", qwen=qwen, vocabulary=VOCABULARY, value=VOCABULARY - 1
+    assert refusal(lambda: check_vocabulary(loaded, VOCABULARY)) == (
+        f"{qwen}: the data has token {VOCABULARY}, and the embedding ends at "
+        f"{VOCABULARY - 1}  (the tokenizer has more tokens than the model: use the "
+        "model's own tokenizer)"
     )
 
 

@@ -29,7 +29,6 @@ from tests.model.models import (
     refusal,
     tiny_model,
 )
-from tests.wording import wording
 
 
 @pytest.fixture(scope="module", params=["qwen3", "llama", "gpt2"])
@@ -143,13 +142,19 @@ def test_nothing_is_cast_to_float32_for_training(qwen: Path):
 def test_rows_that_would_be_read_back_wrongly_are_refused(tmp_path: Path):
     folder = tiny_model(tmp_path, intermediate_size=96)
     text = refusal(lambda: load(folder, quantization="int4"))
-    assert text == wording("on-cpu-needs-rows")
+    assert text == (
+        "base_models[].quantization: int4 on a CPU needs rows of whole 64s; "
+        "model.layers.0.mlp.down_proj has rows of 96  (use int8, or quantization: none)"
+    )
 
 
 def test_without_bitsandbytes_the_way_to_it_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     text = refusal(lambda: quantization_config("int4", torch.bfloat16))
-    assert text == wording("needs-package-bitsandbytes", pip_install=pip_install("quant"))
+    assert text == (
+        "base_models[].quantization: int4 needs the package bitsandbytes  "
+        "({pip_install}, or quantization: none)"
+    ).format(pip_install=pip_install("quant"))
 
 
 @pytest.mark.parametrize("quantization", ["none", "bf16", "fp16"])

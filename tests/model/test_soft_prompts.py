@@ -19,7 +19,6 @@ from tests.model.models import (
     make_batch,
     refusal,
 )
-from tests.wording import wording
 
 # Float32 keeps 24 bits; packed rows and single documents sum in other orders: some roundings.
 FLOAT_ERROR = 200 * 2**-24
@@ -121,9 +120,15 @@ def test_prompts_beside_an_adapter_have_folders_of_their_own(qwen: Path, tmp_pat
 @each(
     ("prompts", "told"),
     [
-        ([{"name": "a", "tokens": 2, "init_method": "text"}], wording("text-needs-tokenizer-add")),
-        ([{"name": "a"}, {"name": "a"}], wording("two-prompts-have-same")),
-        *(([{"name": name}], wording("cannot-name-folder")) for name in ("../up", "a/b", "..")),
+        (
+            [{"name": "a", "tokens": 2, "init_method": "text"}],
+            (
+                "soft_prompts: a: init_method text needs an init_text and a tokenizer  (add "
+                "init_text, or use init_method: random)"
+            ),
+        ),
+        ([{"name": "a"}, {"name": "a"}], "two prompts have the same name: a, a"),
+        *(([{"name": name}], "cannot be the name of a folder") for name in ("../up", "a/b", "..")),
     ],
 )
 def test_prompts_that_cannot_be_made_are_refused(prompts, told):

@@ -18,7 +18,6 @@ from tests.cli.test_many_gpus import PATIENCE_SECONDS, pid_of_rank, run_of
 from tests.cli.test_many_gpus import started as start
 from tests.jobs.runs import base_model, events_of, run, saved_steps, write_expert
 from tests.parallel.test_worlds import CLOSE, numbers_of
-from tests.wording import wording
 
 pytestmark = [
     pytest.mark.slow,
@@ -51,7 +50,7 @@ def is_there(pid: int) -> bool:
 def check_ended(folder: Path, err: str, pid: int, rank: int) -> None:
     """The rank is named first, all have ended, and what the others were in is kept."""
     first = err.splitlines()[0]
-    assert first.startswith(wording("rank-does-not-answer", rank=rank)), err
+    assert first.startswith(f"rank {rank} does not answer: "), err
     assert not is_there(pid)
     stacks = folder / "ranks" / f"rank-{1 - rank}.stacks.txt"
     assert "Thread" in stacks.read_text()
@@ -95,7 +94,7 @@ def test_a_rank_that_is_stopped_in_a_save_is_named_and_the_run_continues(
         _, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == EXIT_HUNG, err
     check_ended(folder, err, pid, 0)
-    assert wording("seen-saving", step=20) in err.splitlines()[0]
+    assert f"it was last seen saving the checkpoint of step {20}" in err.splitlines()[0]
     assert 20 not in saved_steps(folder)
     check_continues(manifest, folder, alone)
 

@@ -23,7 +23,6 @@ from expert.core.errors import (
 from expert.parallel import ranks
 from expert.parallel.ranks import Ended, documented_exit_code, start_ranks
 from tests.warm import python
-from tests.wording import wording
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="ranks are started on POSIX systems")
 
@@ -66,7 +65,10 @@ def test_ranks_find_each_other_and_the_first_one_has_the_terminal(capfd):
 def test_a_rank_that_is_killed_ends_all_and_is_named_first():
     ended, told = started("1:kill", "0:hang", "2:hang", number=3)
     assert ended.exit_code == EXIT_RUN_FAILED
-    assert told[0] == wording("rank-ended-by-signal", rank=1, signal="SIGKILL")
+    assert told[0] == (
+        "rank {rank} was killed by {signal}: the system ends processes like "
+        "this when its memory is full: see dmesg"
+    ).format(rank=1, signal="SIGKILL")
 
 
 def test_a_rank_that_does_not_answer_is_named_by_those_that_wait_for_it_and_ended(tmp_path):
@@ -90,7 +92,11 @@ def test_ranks_that_are_started_again_know_where_those_before_left_their_failure
 def test_the_exit_code_and_the_message_are_those_of_the_rank_that_failed(code):
     ended, told = started(f"1:fail={code}", "0:hang")
     assert ended.exit_code == code
-    assert told == [wording("rank-ended-with-code", rank=1, code=code, message="trouble-at 1")]
+    assert told == [
+        "rank {rank} ended with code {code}: {message}".format(
+            rank=1, code=code, message="trouble-at 1"
+        )
+    ]
 
 
 def test_without_a_message_the_last_error_of_the_log_is_shown():
@@ -98,7 +104,7 @@ def test_without_a_message_the_last_error_of_the_log_is_shown():
     assert ended.exit_code == EXIT_RUN_FAILED
     head, where = told[0].splitlines()
     error = "ValueError: row-7 broken"
-    assert head == wording("rank-ended-with-code", rank=1, code=7, message=error)
+    assert head == f"rank {1} ended with code {7}: {error}"
     assert Path(where.split(": ")[1]).read_text() == "ValueError: row-7 broken\ngood bye\n"
 
 
@@ -122,8 +128,8 @@ def test_ranks_that_keep_failing_are_started_again_as_often_as_asked(tmp_path):
     ended, told = started(f"all:words={words}", "1:kill", restarts=2)
     assert ended.exit_code == EXIT_RUN_FAILED
     assert told[1::2] == [
-        wording("starting-all-ranks-again", this=1, limit=2),
-        wording("starting-all-ranks-again", this=2, limit=2),
+        f"starting all ranks again ({1} of {2})",
+        f"starting all ranks again ({2} of {2})",
     ]
     assert len(words.read_text().splitlines()) == 6
 
@@ -148,7 +154,7 @@ def test_what_a_restart_cannot_help_is_not_started_again(tmp_path, code):
 
 def test_a_rank_that_stays_after_the_first_has_ended_is_killed_and_named():
     ended, told = started("1:hang")
-    assert (ended.exit_code, told) == (EXIT_OK, [wording("rank-was-killed", rank=1)])
+    assert (ended.exit_code, told) == (EXIT_OK, [f"rank {1} did not exit and was killed"])
 
 
 def test_documented_exit_codes_are_kept_and_signals_have_one():

@@ -20,7 +20,6 @@ from expert.parallel.watch import (
     unresponsive_rank,
 )
 from tests.each import each
-from tests.wording import wording
 
 LIMIT = 100.0
 STEP = "computing step 12"
@@ -46,7 +45,7 @@ def test_a_rank_that_leaves_no_sign_is_named_with_what_it_was_last_doing():
     assert found(waits(30), computes(), silent={1: quiet - 1}) is None
     rank, text = found(waits(30), computes(), silent={1: quiet + 1, 2: 0.0})
     assert rank == 1
-    assert text == wording("no-sign-of-life", rank=1, seconds=21, doing=STEP)
+    assert text == f"rank {1} does not answer: no sign of life for {21} s; it was last seen {STEP}"
 
 
 def test_a_rank_that_is_saving_may_leave_no_sign_for_as_long_as_its_bytes_take():
@@ -59,14 +58,19 @@ def test_a_rank_that_is_alive_and_stuck_is_named_with_who_waits_for_it():
     assert found(waits(LIMIT - 1), computes(LIMIT + 5)) is None
     rank, text = found(waits(LIMIT + 1), computes(LIMIT + 5))
     assert rank == 1
-    asked = {"rank": 1, "doing": STEP, "seconds": 105, "waiter": 0, "waited": 101}
-    assert text == wording("rank-is-stuck", **asked)
+    assert "rank 1 does not answer" in text
+    assert "rank 0 has waited 101 s" in text
 
 
 def test_a_rank_that_others_wait_for_and_that_leaves_no_sign_is_not_said_to_be_stuck():
     saves = Heartbeat(doing="saving", extra=1.0)
     rank, text = found(saves, waits(LIMIT + 2), silent={0: LIMIT})
-    assert (rank, text) == (0, wording("no-sign-of-life", rank=0, seconds=100, doing="saving"))
+    assert (rank, text) == (
+        0,
+        (
+            "rank {rank} does not answer: no sign of life for {seconds} s; it was last seen {doing}"
+        ).format(rank=0, seconds=100, doing="saving"),
+    )
 
 
 @pytest.mark.parametrize(
@@ -85,7 +89,13 @@ def test_a_rank_that_is_only_slow_is_left_alone(waiting, slow):
 
 def test_where_all_wait_for_each_other_it_is_the_network_and_only_who_sees_all_ranks_says_so():
     rank, text = found(waits(LIMIT + 1), waits(LIMIT + 1))
-    assert (rank, text) == (None, wording("network-does-not-answer", waited=101, doing=STEP))
+    assert (rank, text) == (
+        None,
+        (
+            f"the network between the ranks does not answer: all have waited {101} s for "
+            f"each other, {STEP}"
+        ),
+    )
     assert found(waits(LIMIT + 1), waits(LIMIT + 1), size=3) is None
 
 
@@ -99,7 +109,10 @@ def test_the_limit_is_that_of_the_environment_where_it_is_a_number_of_seconds():
     for wrong in ("4", "soon", "-1", "inf", "nan"):
         with pytest.raises(ExpertError) as raised:
             rank_timeout(600.0, {"EXPERT_RANK_TIMEOUT": wrong})
-        assert str(raised.value) == wording("rank-timeout-is-wrong", given=wrong)
+        assert (
+            str(raised.value)
+            == f"EXPERT_RANK_TIMEOUT={wrong}: expected seconds from 5  (unset it for 600)"
+        )
 
 
 # --- a process alone -----------------------------------------------------------------------------

@@ -18,7 +18,6 @@ from expert.planning.models.shapes import ModelShape
 from expert.planning.plan import make_plan
 from expert.planning.run_plan import RunPlan
 from expert.planning.survey import Survey
-from tests.wording import wording
 
 GIB = 2**30
 NOWHERE = Path("nowhere")
@@ -170,7 +169,7 @@ def decision(plan: RunPlan, path: str) -> tuple[Any, str, str]:
 
 def asked(value: Any) -> tuple[Any, str, str]:
     """A decision with a value from the manifest."""
-    return value, wording("set-in-the-manifest"), "manifest"
+    return value, "set in the manifest", "manifest"
 
 
 def remarks(plan: RunPlan, kind: str) -> list[str]:

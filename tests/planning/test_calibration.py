@@ -23,7 +23,6 @@ from expert.planning.memory.memory import H200, autocast_bytes, estimate, restin
 from expert.planning.memory.workload import Workload
 from tests.each import each
 from tests.planning.planning import decision, manifest, plan, shape_of
-from tests.wording import wording
 
 LLAMA = shape_of("Llama-3.2-1B")
 WORK = Workload(shape=LLAMA, rows=4, row_tokens=2048)
@@ -58,7 +57,7 @@ def test_a_plan_of_the_kind_that_was_probed_counts_as_it_was_measured():
         probe.resting_measured + probe.moving_measured, rel=1e-6
     )
     assert guess.total == pytest.approx(probe.reserved + probe.context_bytes, rel=1e-6)
-    assert because == wording("calibrated-by-run")
+    assert because == "calibrated by a run of 2026-11-15"
     # Other batch sizes scale with the tokens, and the weights stay.
     twice = estimate(replace(WORK, rows=8), calibration)
     assert twice["base_weights"] == guess["base_weights"]
@@ -85,7 +84,7 @@ def test_a_plan_of_the_kind_that_was_probed_counts_as_it_was_measured():
 def test_another_kind_takes_only_the_context_from_a_probe(other):
     calibration, because = Calibrations(probes=(probe_of(WORK),)).of(replace(WORK, **other))
     assert calibration == replace(H200, context_bytes=500 * 2**20)
-    assert because == wording("counted-context-measured-here")
+    assert because == "counted; the context as measured here"
 
 
 def test_probes_are_kept_by_card_and_torch_and_the_newest_of_a_kind_stays(tmp_path):
@@ -138,5 +137,5 @@ def test_a_plan_for_a_card_that_was_probed_says_so(tmp_path):
     after = plan(manifest(config), environ={"EXPERT_HOME": str(tmp_path)})
     assert after.batch.micro_batch > before.batch.micro_batch  # activations took half
     _, because, source = decision(after, "memory.peak_bytes")
-    assert because.endswith(wording("calibrated-by-a-run"))
+    assert because.endswith("(calibrated by a run of 2026-11-15)")
     assert source == "measurement"

@@ -14,7 +14,6 @@ from expert.planning.memory.memory import loss_chunk_for_budget, loss_chunk_rows
 from expert.planning.memory.workload import Workload
 from tests.each import each
 from tests.planning.planning import decision, long_run, shape_of
-from tests.wording import wording
 
 
 def made(card="h200", model="Qwen3-0.6B", base=None, vram=None, **config):
@@ -64,7 +63,7 @@ def test_held_to_8_gb_more_than_one_sequence_is_computed_at_once_unless_written_
     rows = found.batch.micro_batch
     assert rows >= 2
     assert 0 < found.kernels.recomputed_blocks < 28
-    told = wording("blocks-checkpointed-for-rows", rows=rows)
+    told = f"as few blocks as needed to fit a micro-batch of {rows} in 8.0 GiB"
     assert decision(found, "kernels.checkpointing")[1] == told
     one = made(vram="8GB", micro_batch_size=1)
     assert (one.batch.micro_batch, one.kernels.recomputed_blocks) == (1, 0)

@@ -6,7 +6,6 @@ from expert.planning.draft import ResumedChoices
 from expert.planning.survey import Survey
 from tests.each import each
 from tests.planning.planning import decision, manifest, plan
-from tests.wording import wording
 
 PATH = "kernels.fused_blocks"
 
@@ -15,7 +14,7 @@ PATH = "kernels.fused_blocks"
 def test_blocks_of_known_families_are_fused_and_not_compiled(model):
     made = plan(manifest(base_models=[{"name": model}]))
     assert (made.kernels.fused_blocks, made.kernels.compile) == (True, False)
-    assert decision(made, "kernels.compile")[1] == wording("fused-blocks-need-no")
+    assert decision(made, "kernels.compile")[1] == "fused blocks need no compiling"
     config = {"batch_size": 64, "micro_batch_size": 8}
     compiled = {**config, "torch_compile": True}
     peaks = [plan(manifest(c), "h200").memory.peak_bytes for c in (config, compiled)]

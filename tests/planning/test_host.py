@@ -14,7 +14,6 @@ from expert.planning.machine import host
 from expert.planning.machine.machine import Fact
 from tests.each import each
 from tests.planning.fake_nvml import GIB
-from tests.wording import wording
 
 # --- cores ---------------------------------------------------------------------------------------
 
@@ -99,9 +98,11 @@ def test_a_system_without_affinity_is_asked_otherwise_and_says_so(monkeypatch, t
     assert host.cores_available(tmp_path) == Fact(3, "psutil cpu_affinity")
     monkeypatch.delattr(psutil.Process, "cpu_affinity", raising=False)
     monkeypatch.setattr(psutil, "cpu_count", lambda logical: 10)
-    assert host.cores_available(tmp_path) == Fact(10, wording("psutil-system-has-no"))
+    assert host.cores_available(tmp_path) == Fact(
+        10, "psutil cpu_count (this system has no affinity)"
+    )
     monkeypatch.setattr(psutil, "cpu_count", lambda logical: None)
-    assert host.cores_logical() == Fact(None, wording("unknown-psutil-cannot-count"))
+    assert host.cores_logical() == Fact(None, "unknown: psutil cannot count the cores")
 
 
 def test_the_processor_is_named_as_proc_names_it(tmp_path):
@@ -143,7 +144,13 @@ ALL = (Fact(16 * GIB, "psutil"), Fact(12 * GIB, "psutil"))
         (
             BATCH,
             Fact(6 * GIB, "cgroup v2 memory.max of /sys/fs/cgroup/batch/job"),
-            Fact(2 * GIB, wording("cgroup-less-usage-file")),
+            Fact(
+                2 * GIB,
+                (
+                    "cgroup v2 memory.max of /sys/fs/cgroup/batch less its usage (file cache it "
+                    "can drop not counted)"
+                ),
+            ),
         ),
         # No limit leaves the memory of the machine.
         ({}, *ALL),
@@ -171,7 +178,7 @@ def test_memory_is_that_of_the_machine_or_of_the_tightest_group(tmp_path, files,
     assert available.value == 2 * GIB
     total, available = host.ram(write(tmp_path / "unreadable", ROOT | {MAX: str(8 * GIB)}))
     assert (total.value, available.value) == (8 * GIB, None)
-    assert available.source.endswith(wording("limit-but-usage-cannot"))
+    assert available.source.endswith("is a limit, but its usage cannot be read")
 
 
 def test_memory_psutil_cannot_read_is_unknown_with_its_words(monkeypatch, tmp_path):
@@ -188,7 +195,7 @@ def test_memory_psutil_cannot_read_is_unknown_with_its_words(monkeypatch, tmp_pa
 
 def test_a_folder_yet_to_be_made_has_the_space_of_its_nearest_parent(tmp_path, monkeypatch):
     fact = host.disk_free(tmp_path / "runs" / "first")
-    assert fact.source == wording("disk-usage-of", folder=tmp_path)
+    assert fact.source == f"disk usage of {tmp_path}"
     assert (fact.value or 0) > 0
 
     def refuse(place: Path) -> None:
@@ -203,5 +210,7 @@ def test_versions_come_from_metadata_and_absent_or_broken_packages_say_so(monkey
     assert host.package_version("no-such-package-here") == Fact(None, "not installed")
     write(tmp_path, {"halfgone-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: halfgone"})
     monkeypatch.syspath_prepend(tmp_path)
-    unknown = Fact(None, wording("unknown-installed-files-halfgone"))
+    unknown = Fact(
+        None, "unknown: the installed files of halfgone do not record it: reinstall halfgone"
+    )
     assert host.package_version("halfgone") == unknown

@@ -17,7 +17,6 @@ from tests.planning.planning import (
     read,
     remarks,
 )
-from tests.wording import wording
 
 AMPERE_WORDS = "GeForce RTX 3090 (8.6) has bf16 tensor cores"
 
@@ -26,21 +25,33 @@ AMPERE_WORDS = "GeForce RTX 3090 (8.6) has bf16 tensor cores"
     ("config", "card", "expected"),
     [
         ({}, "rtx-3090", ("bf16", AMPERE_WORDS, "machine")),
-        ({}, "t4", ("fp16", wording("has-no-loss-scaling"), "machine")),
-        ({}, "gtx-1660", ("fp16", wording("geforce-gtx-has-no"), "machine")),
+        ({}, "t4", ("fp16", "T4 (7.5) has no bf16; with loss scaling", "machine")),
+        (
+            {},
+            "gtx-1660",
+            ("fp16", "GeForce GTX 1660 (7.5) has no bf16; with loss scaling", "machine"),
+        ),
         ({"bf16": True}, "rtx-3090", asked("bf16")),
-        ({"bf16": True}, "t4", ("fp16", wording("asked-for-but-has"), "fallback")),
+        (
+            {"bf16": True},
+            "t4",
+            ("fp16", "bf16: true, but T4 (7.5) has no bf16: fp16 with loss scaling", "fallback"),
+        ),
         ({"fp16": True}, "rtx-3090", asked("fp16")),
         (
             {"bf16": False, "fp16": False},
             "rtx-3090",
-            ("fp32", wording("and-are-both-false"), "manifest"),
+            ("fp32", "bf16 and fp16 are both false", "manifest"),
         ),
-        ({"bf16": False}, "rtx-3090", ("fp16", wording("ruled-out-loss-scaling"), "machine")),
+        ({"bf16": False}, "rtx-3090", ("fp16", "bf16 is false; with loss scaling", "machine")),
         ({"fp16": False}, "rtx-3090", ("bf16", AMPERE_WORDS, "machine")),
-        ({"fp16": False}, "t4", ("fp32", wording("has-no-ruled-out"), "machine")),
-        ({}, None, ("fp32", wording("fastest-on-most"), "machine")),
-        ({"fp16": True}, None, ("fp32", wording("asked-for-but-trains"), "fallback")),
+        (
+            {"fp16": False},
+            "t4",
+            ("fp32", "T4 (7.5) has no bf16, and fp16 is switched off", "machine"),
+        ),
+        ({}, None, ("fp32", "fastest on most CPUs", "machine")),
+        ({"fp16": True}, None, ("fp32", "fp16: true, but fp16 trains only on a GPU", "fallback")),
     ],
 )
 def test_precision_follows_the_card_and_what_was_asked(config, card, expected):
@@ -49,17 +60,17 @@ def test_precision_follows_the_card_and_what_was_asked(config, card, expected):
     assert made.kernels.loss_scaling == (expected[0] == "fp16")
     if config == {"fp16": True} and card:  # as fast there as bf16
         advised = remarks(plan(manifest(config)), "advice")
-        assert wording("true-fast-on-geforce") in advised
+        assert "kernels.precision: bf16: true is as fast on GeForce RTX 4090 and" in advised
 
 
 def test_blocks_are_not_compiled_where_it_cannot_pay_and_as_asked_with_a_warning():
     padded, p100 = plan(own_blocks({"packing": False})), plan(manifest(), "p100")
     here = machine(gpu("NVIDIA GeForce RTX 4090", 24, (8, 9)), system="Windows-11")
     for made, because in (
-        (padded, wording("widths-padded-rows-vary")),
-        (p100, wording("pcie-older-triton-supports")),
-        (plan(manifest(), None), wording("compiling-not-worth-on")),
-        (plan(manifest(), None, machine=here), wording("triton-does-not-ship")),
+        (padded, "padded rows vary in width: each width would be compiled again"),
+        (p100, "P100 PCIe (6.0) is older than Triton supports (7.0)"),
+        (plan(manifest(), None), "compiling is not worth it on a CPU"),
+        (plan(manifest(), None, machine=here), "Triton does not ship for Windows"),
     ):
         assert decision(made, "kernels.compile") == (False, because, "machine")
     assert plan(own_blocks()).kernels.compile
@@ -69,10 +80,15 @@ def test_blocks_are_not_compiled_where_it_cannot_pay_and_as_asked_with_a_warning
     asked = plan(manifest({"packing": False, "torch_compile": True}))
     windows = plan(manifest({"torch_compile": True}), None, machine=here)
     assert asked.kernels.compile is windows.kernels.compile is True
-    told = wording("widths-padded-rows")
+    told = (
+        "kernels.compile: padded rows vary in width, and each width is compiled again: use packing"
+    )
     assert told in remarks(asked, "warning")
     assert told not in remarks(plan(manifest({"torch_compile": True})), "warning")
-    assert wording("triton-does-not") in remarks(windows, "warning")
+    assert (
+        "kernels.compile: Triton does not ship for Windows: compilation may fall back"
+        in remarks(windows, "warning")
+    )
 
 
 TF32, ATTENTION, OPTIMIZER = "kernels.tf32", "kernels.attention", "optim.optimizer"
@@ -172,7 +188,7 @@ def test_use_sdpa_is_reported_as_superseded_only_where_another_kernel_runs(card,
     told = [text for text in remarks(made, "superseded") if "use_sdpa" in text]
     assert made.kernels.attention == (instead or "sdpa")
     assert len(told) == (instead is not None)
-    assert all(wording("kept-apart-by-attention", instead=instead) in text for text in told)
+    assert all(f"{instead} attention keeps packed rows apart" in text for text in told)
     assert not [n for n in read(manifest({"use_sdpa": True})).notices if "use_sdpa" in n.path]
 
 
@@ -181,7 +197,7 @@ def test_an_fp8_base_stays_one_where_the_card_multiplies_fp8():
         asked = manifest(base_models=[{"name": name, "quantization": "fp8"}])
         assert decision(plan(asked, "rtx-4090"), "model.quantization")[::2] == ("fp8", "manifest")
         made = plan(asked, "rtx-3090")
-        because = wording("no-kernels-for-base")
+        because = "the card has no fp8 arithmetic; int8 takes the same memory"
         assert decision(made, "model.quantization") == ("int8", because, "fallback")
         told = f"model.quantization: quantization fp8: {because}"
         assert told in remarks(made, "superseded")

@@ -23,7 +23,6 @@ from expert.planning.benchmark_settings import (
 from expert.planning.run_plan import RunPlan
 from tests.each import each
 from tests.planning.planning import gpu, machine, manifest, plan
-from tests.wording import wording
 
 GROUND = SettingContext(
     on_gpu=True,
@@ -78,7 +77,7 @@ def test_the_baseline_that_people_begin_with():
 def test_every_setting_changes_what_it_is_about_on_a_card():
     for setting, (name, changed, reason) in zip(SETTINGS, climbed(GROUND), strict=True):
         if name == "CUDA graphs":  # these steps are large
-            assert reason.startswith(wording("false-already-host-keeps"))
+            assert reason.startswith("kernels.cuda_graphs is false already: the host keeps up")
             continue
         assert reason == "", name
         assert set(setting.about) & changed.keys(), name
@@ -95,21 +94,21 @@ def test_all_settings_together_give_the_default_plan():
 def test_what_a_cpu_cannot_do_is_passed_over_with_the_plans_own_reason():
     reasons = {name: reason for name, _, reason in climbed(CPU) if reason}
     assert reasons == {
-        "bf16 + TF32": 'kernels.precision is "fp32" already: ' + wording("fastest-on-most"),
+        "bf16 + TF32": 'kernels.precision is "fp32" already: ' + "fastest on most CPUs",
         "fused AdamW": 'optim.optimizer is "adamw_torch" already: no GPU',
-        "compile": wording("compiling-not-worth-on"),
+        "compile": "compiling is not worth it on a CPU",
         "fused blocks": "kernels.fused_blocks is false already: no GPU",
-        "CUDA graphs": wording("false-already-only-cuda"),
+        "CUDA graphs": "kernels.cuda_graphs is false already: CUDA graphs need a GPU",
     }
 
 
 @each(
     ("name", "ground", "words"),
     [
-        ("pre-tokenised", replace(GROUND, not_late="rows are split"), wording("rows-are-split")),
-        ("packing", replace(GROUND, characters=True), wording("corpus-characters-cut-into")),
-        ("compile", replace(GROUND, packed=False), wording("widths-of-padded-rows")),
-        ("compile", replace(GROUND, windows=True), wording("triton-does-not-ship")),
+        ("pre-tokenised", replace(GROUND, not_late="rows are split"), "rows are split"),
+        ("packing", replace(GROUND, characters=True), "a corpus of characters is cut into blocks"),
+        ("compile", replace(GROUND, packed=False), "padded rows vary"),
+        ("compile", replace(GROUND, windows=True), "Triton does not ship for Windows"),
     ],
 )
 def test_a_setting_that_cannot_be_tried_says_why(name, ground, words):
@@ -135,14 +134,14 @@ def test_a_setting_is_found_however_it_is_written():
 def test_how_far_losses_may_differ_depends_on_what_differs():
     half = {"bf16": False, "fp16": False}
     for before, after, allowed in (
-        ({"fp16": True, "bf16": False}, {"bf16": True}, (0.01, wording("same-rows-in-bits"))),
-        (EXACT | {"attention": "eager"}, EXACT, (0.001, wording("the-same-rows-in"))),
-        (EXACT, half, (0.01, wording("same-rows-in-bits"))),
+        ({"fp16": True, "bf16": False}, {"bf16": True}, (0.01, "the same rows in 16 bits")),
+        (EXACT | {"attention": "eager"}, EXACT, (0.001, "the same rows in float32")),
+        (EXACT, half, (0.01, "the same rows in 16 bits")),
     ):
         assert tolerance(planned(before), planned(after)) == allowed
     for before, after, because in (  # weights trained on other rows are not compared
-        ({}, {"packing": False}, wording("other-rows-share-update")),
-        ({"dropout": 0.1}, {"dropout": 0.1}, wording("dropout-draws-other-numbers")),
+        ({}, {"packing": False}, "other rows share a step"),
+        ({"dropout": 0.1}, {"dropout": 0.1}, "dropout draws other numbers"),
         ({}, {"attention": "eager"}, ""),
     ):
         assert why_not_comparable(planned(before), planned(after)) == because

@@ -18,7 +18,6 @@ from expert.planning.machine.links import (
 from expert.planning.machine.target import choose_target
 from tests.each import each
 from tests.planning.planning import GIB, gpu, machine, target
-from tests.wording import wording
 
 
 def cluster(card: str | None = "rtx-4090", **asked: Any) -> Cluster:
@@ -70,9 +69,9 @@ def test_the_slot_of_a_card_is_the_one_the_driver_reports():
 @each(
     ("asked", "told"),
     [
-        ({"ranks": 3, "nodes": 2}, wording("processes-cannot-divide")),
-        ({"link": "eth100"}, wording("link-between-machines")),
-        ({"ranks": 4, "nodes": 2, "link": "pcie4,nvlink"}, wording("two-links-of-a-kind")),
+        ({"ranks": 3, "nodes": 2}, "3 processes cannot be divided evenly among 2 machines"),
+        ({"link": "eth100"}, "eth100 is between machines, but there is one"),
+        ({"ranks": 4, "nodes": 2, "link": "pcie4,nvlink"}, "two links of one kind"),
     ],
 )
 def test_all_problems_of_an_impossible_cluster_are_reported(asked, told):

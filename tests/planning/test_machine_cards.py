@@ -11,7 +11,6 @@ import pytest
 from expert.planning.machine.machine import Fact, GpuProcess, describe_machine, machine_as_dict
 from tests.each import each
 from tests.planning.fake_nvml import GIB, NO_SUCH_PID, FakeNvml, FakeNVMLError, describe, process
-from tests.wording import wording
 
 # --- cards ---------------------------------------------------------------------------------------
 
@@ -28,10 +27,10 @@ def test_a_card_is_described_with_every_fact_and_its_source():
         **{"driver": "570.86.10", "cuda_driver_version": "12.8"},
     }
     assert vars(gpu) == {name: Fact(value, "NVML") for name, value in told.items()} | {
-        "mig_slice": Fact(None, wording("not-split-by-mig")),
-        "power_limit_watts": Fact(700.0, wording("nvml-enforced-limit")),
-        "pcie_generation": Fact(5, wording("nvml-link-maximum")),
-        "pcie_width": Fact(16, wording("nvml-at-present")),
+        "mig_slice": Fact(None, "not split by MIG"),
+        "power_limit_watts": Fact(700.0, "NVML enforced limit"),
+        "pcie_generation": Fact(5, "NVML link maximum"),
+        "pcie_width": Fact(16, "NVML at present"),
     }
     assert nvml.running == 0
     nvml.broken = {"nvmlShutdown": pynvml.NVML_ERROR_UNINITIALIZED}  # a failing shutdown
@@ -57,9 +56,14 @@ def test_what_nobody_tells_of_holders_is_unknown_and_the_rest_is_kept():
     nvml.broken = {graphics: pynvml.NVML_ERROR_NOT_SUPPORTED}
     holders = describe(nvml).gpus[0].holders
     assert len(holders.value) == 1
-    assert holders.source == wording("nvml-graphics-processes-unknown")
+    assert holders.source == (
+        "NVML; graphics processes unknown: this card or its driver does not report it "
+        "(NVML: some text)"
+    )
     nvml.broken = dict.fromkeys((graphics, compute), pynvml.NVML_ERROR_NO_PERMISSION)
-    assert describe(nvml).gpus[0].holders == Fact(None, wording("unknown-user-may-not"))
+    assert describe(nvml).gpus[0].holders == Fact(
+        None, "unknown: this user may not read it (NVML: some text)"
+    )
 
 
 @each(
@@ -83,7 +87,7 @@ def test_a_call_the_card_does_not_support_makes_only_its_own_facts_unknown(funct
     lost = {name for name, fact in card.items() if fact["source"].startswith("unknown: ")}
     assert lost == fields
     for name in fields:
-        reason = wording("unknown-card-driver-does")
+        reason = "unknown: this card or its driver does not report it (NVML: some text)"
         assert card[name] == {"value": None, "source": reason}
 
 
@@ -99,7 +103,7 @@ def test_pynvmls_own_complaint_about_an_older_driver_is_one_unknown_fact():
     nvml.answers["nvmlDeviceGetComputeRunningProcesses"] = complain
     holders = describe(nvml).gpus[0].holders
     assert holders.value == ()
-    assert wording("compute-processes-unknown-nvidia") in holders.source
+    assert "compute processes unknown: the NVIDIA driver is too old to report it" in holders.source
 
 
 def test_a_card_that_cannot_be_opened_is_named_and_the_others_are_kept():
@@ -112,7 +116,10 @@ def test_a_card_that_cannot_be_opened_is_named_and_the_others_are_kept():
     nvml.answers["nvmlDeviceGetHandleByIndex"] = lost
     machine = describe(nvml)
     assert [gpu.index.value for gpu in machine.gpus] == [0, 2]
-    assert machine.gpu_note == wording("gpu-cannot-opened-driver")
+    assert machine.gpu_note == (
+        "GPU 1 cannot be opened: the driver has lost the card: restart the machine "
+        "(NVML: some text)"
+    )
 
 
 # --- no cards ------------------------------------------------------------------------------------
@@ -121,23 +128,23 @@ def test_a_card_that_cannot_be_opened_is_named_and_the_others_are_kept():
 @each(
     ("code", "words"),
     [
-        (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, wording("nvidia-driver-not-installed")),
-        (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, wording("not-found-install-it")),
+        (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, "the NVIDIA driver is not installed"),
+        (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, " not found): install it"),
         (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, "docker run --gpus all"),
-        (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, wording("installed-but-not-loaded")),
-        (pynvml.NVML_ERROR_NO_PERMISSION, wording("user-may-not-talk")),
-        (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, wording("updated-while-old-one")),
-        (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, wording("restart-the-machine")),
-        (pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, wording("nvidia-driver-too-old")),
-        (pynvml.NVML_ERROR_UNKNOWN, wording("nvml-did-not-start")),
-        (None, wording("nvidia-driver-loaded-but")),  # and finds no card
+        (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, "installed but not loaded: load it (sudo modprobe"),
+        (pynvml.NVML_ERROR_NO_PERMISSION, "this user may not talk to the NVIDIA driver: grant"),
+        (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, "was updated while the old one is still"),
+        (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, "restart the machine"),
+        (pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, "the NVIDIA driver is too old: update it"),
+        (pynvml.NVML_ERROR_UNKNOWN, "NVML did not start: some text"),
+        (None, "the NVIDIA driver is loaded but finds no GPU"),  # and finds no card
     ],
 )
 def test_nvml_that_does_not_start_means_no_cards_and_a_reason_to_act_on(code, words):
     nvml = FakeNvml(cards=0) if code is None else FakeNvml(broken={"nvmlInit": code})
     check_without_cards(nvml, words)
     uncounted = FakeNvml(broken={"nvmlDeviceGetCount": pynvml.NVML_ERROR_UNKNOWN})
-    check_without_cards(uncounted, wording("number-gpus-unknown-nvml"))
+    check_without_cards(uncounted, "the number of GPUs is unknown: NVML: some text")
 
 
 def check_without_cards(nvml: FakeNvml, words: str) -> None:
@@ -188,8 +195,8 @@ def test_cuda_visible_devices_chooses_the_cards_and_their_order(visible, indices
     assert [gpu.index.value for gpu in machine.gpus] == indices
     for hides, note in (
         ("1", "CUDA_VISIBLE_DEVICES='1' shows 1 of 3 GPUs"),
-        ("", wording("hides-every-gpu-found")),
-        ("-1", wording("hides-every-gpu")),
+        ("", "CUDA_VISIBLE_DEVICES='' hides every GPU (3 found): unset it"),
+        ("-1", "CUDA_VISIBLE_DEVICES='-1' hides every GPU (3 found): unset it"),
         ("2,1,0", ""),
     ):
         assert describe(FakeNvml(cards=3), hides).gpu_note == note
@@ -218,22 +225,22 @@ def test_a_split_card_shows_the_memory_of_its_first_slice_and_says_so():
     (gpu,) = machine.gpus
     assert gpu.mig_slice == Fact("MIG-1111", "NVML")
     assert gpu.uuid.value == "GPU-aaaa1111"
-    assert gpu.memory_total_bytes == Fact(10 * GIB, wording("nvml-one-mig-slice"))
-    assert machine.gpu_note == wording("mig-splits-gpu-program")
+    assert gpu.memory_total_bytes == Fact(10 * GIB, "NVML, of one MIG slice")
+    assert machine.gpu_note == "MIG splits GPU 0: a program uses one slice of it"
     (chosen,) = describe(nvml, "MIG-22,MIG-11").gpus
     assert chosen.mig_slice.value == "MIG-2222"
     nvml.slices = []
     (gpu,) = describe(nvml).gpus
     assert gpu.memory_total_bytes.value is None
-    assert wording("has-no-slice-yet") in gpu.memory_total_bytes.source
+    assert "it has no slice yet" in gpu.memory_total_bytes.source
     assert gpu.holders.value is None
 
 
 @each(
     ("code", "source"),
     [
-        (pynvml.NVML_ERROR_NOT_SUPPORTED, wording("not-split-by-mig")),
-        (pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, wording("not-split-by-mig")),
+        (pynvml.NVML_ERROR_NOT_SUPPORTED, "not split by MIG"),
+        (pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, "not split by MIG"),
         (pynvml.NVML_ERROR_UNKNOWN, "unknown: NVML: some text"),
     ],
 )

@@ -30,7 +30,6 @@ from tests.planning.planning import (
     rate,
     remarks,
 )
-from tests.wording import wording
 
 ROWS = Survey(20_000, 20_000 * 400, "test")
 LLAMA = {"name": "Llama-3.1-8B"}
@@ -152,7 +151,11 @@ def test_a_checkpoint_that_the_first_machine_cannot_gather_is_warned_of(
     here = replace(machine(*cards), ram_available_bytes=Fact(free_gib * GIB, "test"))
     found = made(None, config=config, machine=here, ranks=len(cards))
     assert (found.parallel.engine, found.parallel.offload) == ("sharded", card == "4090")
-    told = [text for text in remarks(found, "warning") if wording("gathers-a-checkpoint") in text]
+    told = [
+        text
+        for text in remarks(found, "warning")
+        if "rank 0 gathers a checkpoint in the memory of its machine" in text
+    ]
     assert len(told) == warned
     if card == "H100":
         assert all(f"89.7 GiB, and {free_gib}.0 GiB" in text for text in told)
@@ -179,7 +182,10 @@ def test_an_8_bit_optimizer_is_replaced_if_all_weights_are_sharded(asked, card, 
     found = made(card, config=config, ranks=4)
     assert (found.parallel.engine, found.optim.optimizer) == ("sharded", taken)
     (text,) = remarks(found, "superseded")
-    assert text.startswith(wording("eight-bit-gives-way", asked=asked))
+    assert text.startswith(
+        f"optim.optimizer: optim: {asked}: 8-bit state is quantised in blocks that "
+        "cannot be sharded; "
+    )
     assert found.memory == made(card, config={**config, "optim": taken}, ranks=4).memory
 
 
@@ -259,9 +265,10 @@ def test_too_few_sequences_for_the_ranks_are_reported_with_the_batch_that_fills_
     config = {"batch_size": 16}
     found = made("h200", config=config, ranks=8)
     assert found.batch.sequences_per_update == 3
-    assert wording("too-few-sequences", sequences=3, ranks=8, waiting=5, rows=43) in remarks(
-        found, "warning"
-    )
+    assert (
+        f"parallel.ranks: a step has {3} sequences for {8} ranks: {5} of them have "
+        f"nothing to compute; batch_size: {43} (rows of a step) would fill them"
+    ) in remarks(found, "warning")
     filled = made("h200", config={"batch_size": 43}, ranks=8)
     assert not [t for t in remarks(filled, "warning") if t.startswith("parallel.ranks")]
     counted = replace(COUNTED, sequences_per_step=9)

@@ -12,7 +12,6 @@ import pytest
 from expert.planning.machine.machine import Fact
 from tests.each import each
 from tests.planning.planning import asked, decision, machine, manifest, plan, remarks
-from tests.wording import wording
 
 
 def test_advice_fits_together():
@@ -64,21 +63,51 @@ MORE_THAN_A_STEP = {"batch_size": 3, "packing": False, "micro_batch_size": 5}
 @each(
     ("config", "card", "text"),
     [
-        ({"use_tf32": True}, "t4", wording("asked-for-but")),
-        ({"torch_compile": True}, None, wording("compiling-not-worth")),
-        ({"device": "cpu"}, "h200", wording("device-cpu-plan-asked")),
-        (MISSPELT, "rtx-4090", wording("no-layer-such-name")),
-        (LATE, "rtx-4090", wording("updates-more-whole-run")),
-        ({"dataloader_num_workers": 8}, "h200", wording("prepared-tokens-memory-mapped-fed")),
-        (MORE_THAN_A_STEP, "rtx-4090", wording("step-has-only-sequences")),
-        ({"eval_batch_size": 4096}, "rtx-3060", wording("at-once-will-not")),
+        ({"use_tf32": True}, "t4", "TF32 was requested, but T4 (7.5) has none"),
+        (
+            {"torch_compile": True},
+            None,
+            "compiling is not worth it on a CPU: compilation may fall back",
+        ),
+        ({"device": "cpu"}, "h200", "device: cpu: this plan is for H200 SXM"),
+        (
+            MISSPELT,
+            "rtx-4090",
+            (
+                "no known layer is called q_porj; usual are q_proj, k_proj, v_proj, o_proj, "
+                "gate_proj, up_proj, down_proj"
+            ),
+        ),
+        (
+            LATE,
+            "rtx-4090",
+            (
+                "100 steps are more than the 5 of the whole run: the learning rate never "
+                "reaches its peak"
+            ),
+        ),
+        (
+            {"dataloader_num_workers": 8},
+            "h200",
+            "dataloader_num_workers 8: a thread feeds prepared, memory-mapped tokens",
+        ),
+        (
+            MORE_THAN_A_STEP,
+            "rtx-4090",
+            "a step has only 3 sequences: a micro-batch cannot have more",
+        ),
+        ({"eval_batch_size": 4096}, "rtx-3060", "an evaluation batch of 4096 will not fit"),
         # Costly settings are honoured with a warning.
-        ({"attention": "eager"}, "rtx-4090", wording("eager-attention-keeps-every")),
-        ({"fused_loss": False}, "rtx-4090", wording("whole-logits-stored")),
-        ({"bf16": False, "fp16": False}, "rtx-4090", wording("leaves-tensor-cores-to")),
-        ({"bf16": True}, None, wording("on-cpu-slower")),
-        ({"max_seq_length": 100_000}, "rtx-4090", wording("longer-than-the-positions")),
-        ({"device": "cuda"}, None, wording("cuda-asked-for-but")),
+        ({"attention": "eager"}, "rtx-4090", "eager attention keeps every score"),
+        ({"fused_loss": False}, "rtx-4090", "the full logits are stored"),
+        (
+            {"bf16": False, "fp16": False},
+            "rtx-4090",
+            "fp32 uses the tensor cores only through TF32",
+        ),
+        ({"bf16": True}, None, "bf16 on a CPU is slower than fp32"),
+        ({"max_seq_length": 100_000}, "rtx-4090", "longer than the 40960 positions"),
+        ({"device": "cuda"}, None, "device: cuda, but there is no GPU"),
         ({"deterministic": True, "cudnn_benchmark": True}, "rtx-4090", None),
         ({"learning_rate": 1e-3}, "rtx-4090", None),
     ],
@@ -105,7 +134,7 @@ def characters(config: dict[str, Any], **shape: int) -> dict[str, Any]:
 def test_the_character_model_is_told_what_its_sizes_decide_and_no_adapter_is_advised():
     told = remarks(plan(characters({"max_seq_length": 99, "packing": True})), "superseded")
     assert "data.max_seq_length: max_seq_length: block_size 256 decides" in told
-    assert wording("packing-corpus-cut-into") in told
+    assert "data.packing: packing: a corpus is cut into full blocks anyway" in told
     small = remarks(plan(characters({"micro_batch_size": 192}), None, vram="1GB"), "warning")
     [text] = [text for text in small if "memory.fits" in text]
     assert "lora" not in text
@@ -118,15 +147,17 @@ def test_the_character_model_is_told_what_its_sizes_decide_and_no_adapter_is_adv
 def test_rows_and_workers_that_are_lacking_are_reported(tmp_path):
     evaluates = {"evaluation_strategy": "epoch", "load_best_model_at_end": True}
     told = remarks(plan(with_data(evaluates, validation_split=0)), "warning")
-    assert wording("no-validation-rows-to") in told
-    assert wording("no-evaluation-to-choose") in told
+    assert "watch.evaluation_strategy: there are no validation rows to evaluate" in told
+    assert "watch.load_best: there is no evaluation to choose the best checkpoint by" in told
     streamed = with_data({"dataloader_num_workers": 64}, streaming=True)
     told = remarks(plan(streamed, None, machine=machine(cores=2)), "warning")
-    assert wording("workers-on-cores-get") in told
+    assert "loader.workers: 64 workers on 2 cores slow each other down" in told
     (tmp_path / "train.jsonl").write_text("", encoding="utf-8")
     made = plan(manifest(), folder=tmp_path)
-    assert wording("no-rows-to-train") in remarks(made, "warning")
-    assert decision(made, "length.seconds")[1] == wording("unknown-because-no-rows")
+    assert "length.rows: there are no rows to train on: train.jsonl is empty" in remarks(
+        made, "warning"
+    )
+    assert decision(made, "length.seconds")[1] == "unknown: there are no rows"
     (tmp_path / "train.jsonl").write_text('{"text": "abc"}\n' * 1000, encoding="utf-8")
     here = replace(machine(), disk_free_bytes=Fact(1000, "test"))
     made = plan(manifest(), None, machine=here, folder=tmp_path)
@@ -191,15 +222,39 @@ THIRTEEN = {"batch_size": 13, "packing": False, "micro_batch_size": 5}
 @each(
     ("config", "base", "card", "path", "because"),
     [
-        ({}, PHI4, "gtx-1650", CHECKPOINTING, wording("even-recomputing-everything-does")),
-        ({}, PHI4, "gtx-1650", BASE, wording("smallest-may-chosen-still")),
-        ({}, PHI4, "rtx-4090", BASE, wording("base-does-not-fit")),
-        ({}, PHI4, "gtx-1650", "batch.micro_batch", wording("not-even-fits-gib")),
-        (HALF, {}, "rtx-4090", CHECKPOINTING, wording("selective-half-blocks-more")),
-        ({}, PLAIN_8B, "rtx-4090", CHECKPOINTING, wording("few-blocks-let-at")),
-        (FULL, {}, "h200", BASE, wording("every-weight-trained-needs")),
-        (THIRTEEN, {}, "h200", "batch.accumulation", wording("at-most-make-up")),
-        (FOUR, {}, "h200", "batch.micro_batch", wording("whole-update-fits-gib")),
+        (
+            {},
+            PHI4,
+            "gtx-1650",
+            CHECKPOINTING,
+            "even checkpointing every block does not fit 3.9 GiB",
+        ),
+        ({}, PHI4, "gtx-1650", BASE, "the smallest choice, and still more than 3.9 GiB"),
+        ({}, PHI4, "rtx-4090", BASE, "the base does not fit 23.3 GiB in 16 bits; in NF4 it does"),
+        ({}, PHI4, "gtx-1650", "batch.micro_batch", "not even this fits 3.9 GiB"),
+        (
+            HALF,
+            {},
+            "rtx-4090",
+            CHECKPOINTING,
+            "selective: half of the blocks, more if that does not fit",
+        ),
+        (
+            {},
+            PLAIN_8B,
+            "rtx-4090",
+            CHECKPOINTING,
+            "as few blocks as needed to fit a micro-batch of 1 in 23.3 GiB",
+        ),
+        (FULL, {}, "h200", BASE, "all weights are trained, which needs them unquantised"),
+        (
+            THIRTEEN,
+            {},
+            "h200",
+            "batch.accumulation",
+            "3 × at most 5 make up the 13 sequences of a step",
+        ),
+        (FOUR, {}, "h200", "batch.micro_batch", "a whole step fits 136.2 GiB"),
     ],
 )
 def test_reasons_are_those_of_the_branch_that_was_taken(config, base, card, path, because):

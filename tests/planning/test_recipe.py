@@ -9,7 +9,6 @@ import pytest
 from expert.planning.choose.sequences import SoftPromptsTooLong
 from tests.each import each
 from tests.planning.planning import NO_TENSORS, decision, manifest, plan
-from tests.wording import wording
 
 RELEASED = {"type": "lora", "r": 8, "alpha": 8, "dropout": 0.05, "target_modules": ["q_proj"]}
 
@@ -19,7 +18,7 @@ def test_the_config_falls_back_to_the_released_adapter_and_else_to_rank_16_every
     made = plan(data)
     assert (made.adapter.rank, made.adapter.alpha, made.adapter.dropout) == (8, 8, 0.05)
     assert made.adapter.target_modules == ["q_proj"]
-    assert decision(made, "adapter.rank")[1] == wording("of-the-base-model")
+    assert decision(made, "adapter.rank")[1] == "set in adapters[0] of the base model"
     made = plan(manifest())
     assert (made.adapter.rank, made.adapter.alpha, made.adapter.dropout) == (16, 32, 0)
     assert made.adapter.target_modules == "all-linear"
@@ -34,7 +33,10 @@ def test_soft_prompts_alone_train_only_their_tokens():
     prompts = [{"name": f"part-{number}", "tokens": 512} for number in range(4)]
     with pytest.raises(SoftPromptsTooLong) as caught:  # they fill the length that was left open
         plan(manifest(soft_prompts=prompts))
-    assert str(caught.value) == wording("tokens-leave-no-room")
+    assert str(caught.value) == (
+        "soft_prompts: 2048 tokens leave no room for text in sequences of 2048  (use "
+        "fewer tokens, or a larger training.config.max_seq_length)"
+    )
     prompts[0]["tokens"] = 511
     plan(manifest(soft_prompts=prompts))
 
@@ -122,7 +124,10 @@ def test_the_template_of_a_folder_follows_the_last_part_of_the_model_s_name(
 def test_a_model_of_the_hub_is_asked_by_its_own_template_before_and_after_the_download(tmp_path):
     for name in ("Qwen/Qwen3-0.6B", "Qwen3-0.6B", "openai-community/gpt2"):
         made = plan(manifest(base_models=[{"name": name}]))
-        own = ("tokenizer", wording("tokenizers-own-template-once"))
+        own = (
+            "tokenizer",
+            "the tokenizer's own template once it is downloaded; chatml if it has none",
+        )
         assert decision(made, "model.prompt_template")[:2] == own
         asked = plan(manifest(base_models=[{"name": name, "prompt_template": "phi"}]))
         assert asked.model.prompt_template == "phi"

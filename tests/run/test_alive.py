@@ -16,7 +16,6 @@ from expert.core.rundir import RunFolderMoved, runs_in
 from expert.training import loop
 from expert.training.step import seed_step
 from tests.jobs.runs import base_model, events_of, losses_of, run, saved_steps, write_expert
-from tests.wording import wording
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="folders in use stay")
 CONFIG = {"device": "cpu", "max_steps": 6, "save_steps": 4, "evaluation_strategy": "no"}
@@ -65,8 +64,8 @@ def before_step(monkeypatch: pytest.MonkeyPatch, number: int, does) -> None:
 @pytest.mark.parametrize(
     ("where", "limit", "stack", "step", "said"),
     [
-        ("step", 1.5, "stuck", 3, wording("the-run-hangs-step")),
-        ("loading", 0.5, "stuck_too", 0, wording("the-run-hangs-loading")),
+        ("step", 1.5, "stuck", 3, "the run hangs: it has been computing step"),
+        ("loading", 0.5, "stuck_too", 0, "the run hangs: it has been loading the model"),
     ],
 )
 def test_a_run_that_hangs_ends_with_its_stacks_in_the_run_folder(
@@ -84,7 +83,7 @@ def test_a_run_that_hangs_ends_with_its_stacks_in_the_run_folder(
     assert done.returncode == EXIT_HUNG, done.stderr
     folder = only_run(manifest)
     assert said in done.stderr
-    assert wording("what-it-was-in") + str(folder) in done.stderr
+    assert "stack traces are in " + str(folder) in done.stderr
     assert f"in {stack}\n" in (folder / "stacks.txt").read_text()
     assert events_of(folder, "failed")[-1]["step"] == step
 
@@ -93,7 +92,7 @@ def test_a_run_that_hangs_ends_with_its_stacks_in_the_run_folder(
 def test_a_run_whose_folder_is_renamed_is_saved_there_and_resumes_from_it(manifest, monkeypatch):
     now = manifest.parent / "elsewhere"
     before_step(monkeypatch, 2, lambda: only_run(manifest).rename(now))
-    with pytest.raises(RunFolderMoved, match=wording("was-renamed-to", now=now)) as ended:
+    with pytest.raises(RunFolderMoved, match=f"was renamed to {now} while training") as ended:
         run(manifest)
     assert ended.value.exit_code == EXIT_RUN_FAILED
     assert list((manifest.parent / "runs").iterdir()) == []
@@ -107,7 +106,7 @@ def test_a_run_whose_folder_is_renamed_is_saved_there_and_resumes_from_it(manife
 @pytest.mark.fault(30)
 def test_a_run_whose_folder_is_removed_ends_and_makes_no_other_one(manifest, monkeypatch):
     before_step(monkeypatch, 2, lambda: shutil.rmtree(only_run(manifest)))
-    with pytest.raises(RunFolderMoved, match=wording("was-removed")):
+    with pytest.raises(RunFolderMoved, match="was removed, or emptied, while training"):
         run(manifest)
     assert list((manifest.parent / "runs").iterdir()) == []
 
@@ -126,7 +125,7 @@ def test_a_run_that_has_saved_nothing_is_resumed_at_step_0(manifest, monkeypatch
     monkeypatch.undo()
     assert run(manifest, resume="auto").folder == folder
     told = [event["text"] for event in events_of(folder, "warning")]
-    assert wording("starts-at-step-0") in told
+    assert "nothing was saved yet: this run starts at step 0" in told
     assert losses_of(folder) == losses_of(run(manifest).folder)
 
 

@@ -22,7 +22,6 @@ from expert.run.open import plan
 from expert.run.stored.load import BaseMismatch
 from expert.training.checkpoint import CheckpointError
 from tests.jobs.runs import base_model, events_of, run, write_expert
-from tests.wording import wording
 
 
 @pytest.fixture
@@ -65,7 +64,7 @@ def test_an_adapter_of_tiny_takes_its_base_along_from_wherever_the_run_came(tmp_
     told = json.loads((out / "adapter_config.json").read_text(encoding="utf-8"))
     assert told == {**settings, "base_model_name_or_path": "tiny"}
     card = (out / "README.md").read_text(encoding="utf-8")
-    assert wording("base-tiny-comes-with") in card
+    assert "| base | tiny, which comes with Expert, quantization none |" in card
     assert theirs not in card
     assert str(here) not in card
     weights = (out / "base" / "model.safetensors").read_bytes()
@@ -108,12 +107,12 @@ def test_a_run_trained_on_another_tiny_is_refused(tiny, tmp_path):
         lambda: export(folder, tmp_path / "out", device="cpu"),
     ]
     for use in uses:
-        with pytest.raises(BaseMismatch, match=wording("trained-on-another-tiny")):
+        with pytest.raises(BaseMismatch, match=r"was trained on another `tiny` \(.*train it again"):
             use()
     forget_the_weights(folder)
-    assert wording("does-not-tell-tiny") in sample(folder, ["a"], device="cpu", seed=0).notes[-1]
+    assert "does not record which `tiny`" in sample(folder, ["a"], device="cpu", seed=0).notes[-1]
     done = export(folder, tmp_path / "out", device="cpu")
-    assert wording("does-not-tell-tiny") in done.warnings()[0]
+    assert "does not record which `tiny`" in done.warnings()[0]
 
 
 def test_a_run_is_not_resumed_on_another_tiny(tiny, tmp_path):

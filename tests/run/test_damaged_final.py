@@ -25,7 +25,6 @@ from expert.run.stored.load import BaseMismatch, base_warning, read_plan
 from tests.data.damaging import KINDS, damage, files_in, put_back
 from tests.faults.counting import cases
 from tests.jobs.trained_runs import finished
-from tests.wording import wording
 
 
 @pytest.fixture
@@ -81,11 +80,17 @@ def test_a_damaged_adapter_or_another_base_is_refused_whoever_wants_it(run, use,
     base, out = Path(read_plan(RunFolder(run)).model.location), tmp_path / "out"
     with put_back(base, tmp_path / "kept"):
         damage(base / "model.safetensors", "last byte", random.Random(1))
-        with pytest.raises(BaseMismatch, match=wording("not-the-base-trained-on", run=run)):
+        with pytest.raises(BaseMismatch, match=f"its weights are not those {run} was trained on"):
             USES[use](run, out)
     damage(run / "final" / "adapter_model.safetensors", "bit", random.Random(1))
     publish._sound.clear()
-    with pytest.raises(Damaged, match=wording("adapter-has-other-bytes")):
+    with pytest.raises(
+        Damaged,
+        match=(
+            r"final: it was changed after the run: adapter_model.safetensors does "
+            r"not match its hash"
+        ),
+    ):
         USES[use](run, out)
     assert not out.exists()
     assert not (run / "validation.json").exists()
@@ -99,7 +104,7 @@ def test_another_config_of_the_base_is_told(run, tmp_path):
     with put_back(base, tmp_path / "kept"):
         config = base / "config.json"
         config.write_text(config.read_text() + " ")
-        assert base_warning(folder, plan).startswith(wording("another-config-of-base", base=base))
+        assert base_warning(folder, plan).startswith(f"{base}: config.json changed since training")
     shutil.rmtree(folder.checkpoints)  # nothing is recorded any more
     assert base_warning(folder, plan) == ""
 
@@ -124,7 +129,7 @@ def test_a_damaged_verdict_did_not_pass(run):
     folder.validation.write_text(text.replace("[]", "[ ]", 1), encoding="utf-8")
     found = read_verdict(folder)
     assert found.passed is False
-    assert found.reasons == wording("verdict-other-bytes")
+    assert found.reasons == "the file changed after it was written"
 
 
 def test_an_export_that_was_damaged_is_no_base_to_train_on(tmp_path):

@@ -20,7 +20,6 @@ from expert.training.recovery import (
     OutOfMemory,
     PrecisionUnsupported,
 )
-from tests.wording import wording
 
 CARD = torch.device("cuda")
 
@@ -122,7 +121,7 @@ def test_flash_attention_is_tried_with_the_heads_of_the_model(monkeypatch):
     with pytest.raises(PlanUnsupported) as caught:
         check_attention(plan(attention="flash"), model(num_key_value_heads=2, head_dim=32), CARD)
     assert failure_of(caught.value) == KernelUnavailable(kernel="attention", reason=why)
-    why = wording("outofmemoryerror-cuda-out-memory")
+    why = "OutOfMemoryError: CUDA out of memory."
     check_attention(plan(attention="flash"), model(), CARD)
     assert [facts[2:] for facts in asked] == [
         (torch.bfloat16, 32, 4, 2),

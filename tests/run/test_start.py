@@ -14,7 +14,6 @@ import torch
 from expert.run.session.start import find_free_threads
 from expert.telemetry.cpu import CpuSampler, OtherProcesses, available_cores
 from tests.jobs.runs import base_model, events_of, run, write_expert
-from tests.wording import wording
 
 
 @pytest.fixture
@@ -54,7 +53,7 @@ def test_with_every_core_taken_one_thread_is_left_and_kept_when_the_run_resumes(
     assert progress == [1, 2]
     run(manifest, resume=str(folder / "checkpoints" / "step-000001"))
     told = events_of(folder, "threads")[-1]
-    assert (told["threads"], told["because"]) == (1, wording("as-the-run-began"))
+    assert (told["threads"], told["because"]) == (1, "as the run began")
     assert (told["kept"], told["own"]) == (True, 2)
 
 
@@ -94,4 +93,4 @@ def test_a_run_names_who_takes_its_cores_and_its_diagnosis_too(tmp_path, monkeyp
     found = diagnose_run(folder)
     assert "good" not in found.verdict.sentence
     [busy] = [finding for finding in found.findings if finding.name == "busy-cores"]
-    assert wording("most-all-rustc-pid") in busy.evidence
+    assert "(80 %), most of all rustc (pid 7, " in busy.evidence

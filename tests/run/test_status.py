@@ -14,7 +14,6 @@ from expert.core.rundir import RunFolder, RunFolderError
 from expert.run.stored.locate import find_run
 from expert.run.stored.status import follow_run, run_status
 from tests.each import each
-from tests.wording import wording
 
 NO_SUCH_PID = 2**22 + 7  # above Linux's largest
 STARTED = {
@@ -61,15 +60,15 @@ def test_the_newest_run_is_that_with_the_latest_time_in_its_name_whatever_its_ex
     (tmp_path / "a-20260103-000000").mkdir()  # it was never started
     assert find_run(tmp_path).path.name == "a-20260102-000000-2"
     assert find_run(tmp_path / "z-20260101-000000").path.name == "z-20260101-000000"
-    with pytest.raises(RunFolderError, match=wording("no-run-folder")):
+    with pytest.raises(RunFolderError, match=r"is not a run folder: it has no plan\.json"):
         find_run(tmp_path / "a-20260103-000000")
-    with pytest.raises(RunFolderError, match=wording("no-such-folder")):
+    with pytest.raises(RunFolderError, match="there is no such folder"):
         find_run(tmp_path / "nowhere")
 
 
 def test_without_a_name_the_newest_run_of_this_folder_is_meant(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(RunFolderError, match=wording("runs-no-run")):
+    with pytest.raises(RunFolderError, match=r"runs: there is no run below this folder  \(name a"):
         find_run(None)
     a_run(tmp_path / "runs" / "a-20260101-000000")
     assert find_run(None).path == Path("runs/a-20260101-000000")
@@ -161,7 +160,7 @@ def test_a_run_whose_trainer_lives_is_running_and_one_whose_trainer_died_is_gone
     assert status.fallbacks == ("OutOfMemory: 2 GiB",)
     died = a_run(tmp_path / "b", STARTED, STEP, pid=NO_SUCH_PID)
     assert run_status(died).state == "gone"
-    assert wording("trainer-ended-without-word") in run_status(died).because
+    assert "the trainer ended without a final event" in run_status(died).because
     assert kinds(died, sleep=lambda seconds: None) == ["started", "step"]
     holder = {"pid": 1, "host": "elsewhere", "since": "", "process": ""}
     died.lock_file.write_text(json.dumps(holder), encoding="utf-8")  # on another machine

@@ -29,7 +29,6 @@ from tests.jobs.runs import (
     weights_of,
     write_expert,
 )
-from tests.wording import wording
 
 # Four sequences make a step; dropout is on, so that equal losses mean equal random numbers.
 SETTINGS = {
@@ -136,7 +135,7 @@ def test_a_fallback_is_part_of_the_checkpoint(whole, base, tmp_path, monkeypatch
     assert plan_of(done.folder)["batch"]["micro_batch"] == 1
     decisions = {each["path"]: each for each in plan_of(done.folder)["decisions"]}
     assert decisions["batch.micro_batch"]["source"] == "fallback"
-    assert wording("out-memory-in-training") in decisions["batch.micro_batch"]["because"]
+    assert "out of memory in training" in decisions["batch.micro_batch"]["because"]
     rest = {step: loss for step, loss in losses_of(folder).items() if step > 4}
     assert losses_of(done.folder) == rest
 
@@ -168,10 +167,12 @@ def test_a_model_that_never_fits_ends_with_a_sentence_and_a_code(base, tmp_path,
 
     with monkeypatch.context() as patch:
         patch.setattr(LoadedModel, "evaluate", never)
-        with pytest.raises(RunFailed, match=wording("out-memory-in-evaluation")):
+        with pytest.raises(
+            RunFailed, match="out of memory in evaluation with one sequence at a time"
+        ):
             run(write_expert(tmp_path / "evaluated", base, SETTINGS))
     inject(monkeypatch, out_of_memory_above(0))
-    with pytest.raises(RunFailed, match=wording("out-memory-in")):
+    with pytest.raises(RunFailed, match="out of memory in training with one sequence at a time"):
         run(write_expert(tmp_path, base, SETTINGS))
     assert RunFailed.exit_code == 4
     folder = next((tmp_path / "runs").iterdir())
@@ -244,7 +245,7 @@ def test_the_widest_batch_is_tried_before_the_first_step(base, tmp_path, monkeyp
         done = run(write_expert(tmp_path / "faulty", base, settings))
     assert fallbacks(done.folder) == [{"batch.micro_batch": 4, "batch.accumulation": 2}]
     assert events_of(done.folder, "fell_back")[0]["step"] == 0
-    assert wording("out-memory-in-probe") in events_of(done.folder, "fell_back")[0]["reason"]
+    assert "out of memory in probe" in events_of(done.folder, "fell_back")[0]["reason"]
     tried = [width for update, width in widths if update is None]
     assert tried == [max(width for _, width in widths)] * 2
     began = run(write_expert(tmp_path / "began", base, settings | {"micro_batch_size": 4}))

@@ -27,7 +27,6 @@ from tests.jobs.runs import (
     write_expert,
 )
 from tests.jobs.trainer import ACKNOWLEDGED, GO_ON, HELD, begun, ended
-from tests.wording import wording
 
 # Two epochs of six steps with accumulation, dropout and evaluation.
 SETTINGS = {
@@ -91,7 +90,7 @@ def test_a_signal_saves_the_step_reached_and_the_run_is_resumed_from_there(whole
     wait_for_file(manifest, HELD)
     folder = run_folder(manifest)
     # In the meantime nobody else may train there.
-    with pytest.raises(RunInUse, match=wording("in-use-by-process", pid=process.pid)):
+    with pytest.raises(RunInUse, match=f"is in use by process {process.pid} on "):
         run(manifest, resume=str(folder))
     os.kill(process.pid, signal.SIGTERM)
     wait_for_file(manifest, ACKNOWLEDGED)

@@ -32,7 +32,6 @@ from tests.training.checkpoints import (
     save_in_stages,
     saved,
 )
-from tests.wording import wording
 
 Usage = collections.namedtuple("Usage", "total used free")
 
@@ -97,7 +96,7 @@ def test_a_full_disk_leaves_nothing_and_the_one_before_is_whole(tmp_path: Path, 
     code, text = full_disk(tmp_path / "c", size - 1)
     assert code == 0, text
     assert f"step-000002: {os.strerror(errno.EFBIG)}: " in text
-    assert wording("make-room-and-resume") in text
+    assert "(make room and resume" in text
     assert names(tmp_path / "c") == ["step-000001"]
     assert_is(newest_after(tmp_path / "c"), 1)
 
@@ -118,7 +117,9 @@ def test_the_room_is_looked_at_before_a_byte_is_written(
     with pytest.raises(DiskFull) as refusal:
         check_space(tmp_path / "not" / "yet", 1_000_000_000)
     assert set(asked) == {tmp_path}
-    assert str(refusal.value).startswith(wording("too-little-room-checkpoint", folder=tmp_path))
+    assert str(refusal.value).startswith(
+        f"{tmp_path}/not/yet: too little room: saving needs about 1.1 GiB, 1.1 GiB are free"
+    )
     usage(1_200_000_000)
     check_space(tmp_path, 1_000_000_000)
 

@@ -22,7 +22,6 @@ from expert.training.recovery import (
 )
 from tests.each import each
 from tests.planning.planning import decision, manifest, plan
-from tests.wording import wording
 
 NO_ROOM = OutOfMemory(where="training", message="CUDA out of memory.\nTried to allocate 2 GiB")
 
@@ -175,7 +174,7 @@ def test_attention_falls_from_flex_to_flash_to_sdpa_to_eager(usual):
     for named, following in [("flex", "flash"), ("attention", "sdpa"), ("sdpa", "eager")]:
         here = after(here, KernelUnavailable(kernel=named, reason="no kernel image"))
         assert here.kernels.attention == following
-    assert wording("sdpa-cannot-run-here") in decision(here, "kernels.attention")
+    assert "sdpa cannot run here: no kernel image" in decision(here, "kernels.attention")
     assert plan_after(here, KernelUnavailable(kernel="attention", reason="?")) is None
     flat = changed(usual, kernels={"attention": "flash4"}, data={"flat": True})
     for following, stays in [("flash", True), ("sdpa", False)]:  # masks are for rows
@@ -196,9 +195,7 @@ def test_an_optimizer_without_its_kernel_becomes_the_plain_one(usual, optimizer,
     kernel = "fused_optimizer" if by_role else optimizer
     found = after(before, KernelUnavailable(kernel=kernel, reason="missing"))
     assert changed_values(before, found) == {"optim.optimizer": "adamw_torch"}
-    assert decision(found, "optim.optimizer")[1] == wording(
-        "cannot-run-here-missing", optimizer=optimizer
-    )
+    assert decision(found, "optim.optimizer")[1] == f"{optimizer} cannot run here: missing"
     assert plan_after(found, KernelUnavailable(kernel="adamw_torch", reason="?")) is None
 
 
@@ -257,7 +254,10 @@ def test_a_gpu_that_waits_for_data_gets_other_workers_and_prefetching(
         assert here.loader.persistent_workers is bool(expected[0])
     value, because, source = decision(here, "loader.workers")
     assert (value, source) == (following[-1][0], "fallback")
-    assert thrashing or because == wording("time-went-on-waiting")
+    assert (
+        thrashing
+        or because == "30% of the time was spent waiting for data, with 4 workers on 6 cores"
+    )
     hint = DataBound(share=0.3, workers=value, cores=cores, thrashing=thrashing)
     assert plan_after(here, hint) is None
 

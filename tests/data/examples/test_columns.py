@@ -12,10 +12,12 @@ from expert.data.records import DataError
 from expert.manifest.schema.dataset import DatasetSpec, FieldMapping
 from tests.data.examples.understood import TASKS, understand
 from tests.each import each
-from tests.wording import wording
 
 TALK = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-REMOVE, COPY = wording("remove-those-rows"), wording("or-copy-its-text")
+REMOVE, COPY = (
+    "may say: remove those that should not be",
+    "or copy its text into a column that is used",
+)
 
 
 @each(
@@ -139,14 +141,48 @@ def test_what_a_column_holds_decides_too(row, part, column):
 @each(
     ("names", "asked", "text"),
     [
-        ("a b", {}, wording("no-column-holds-request")),
-        ("question b", {}, wording("no-column-holds-answer")),
-        ("a b", {"field_mapping": FieldMapping(instruction="c")}, wording("no-column-c-columns")),
-        ("a b", {"text_field": "c"}, wording("no-column-c")),
+        (
+            "a b",
+            {},
+            (
+                "no column holds the request (looked for instruction, prompt, question, text, "
+                "sql_prompt, query, request, user, human) and no column holds the answer "
+                "(looked for response, output, answer, completion, text, cypher, sql, reply, "
+                "assistant, query); columns found: a, b  (name them in "
+                "training.dataset.field_mapping: instruction and response, or text where the "
+                "rows are already formatted)"
+            ),
+        ),
+        (
+            "question b",
+            {},
+            (
+                "no column holds the answer (looked for response, output, answer, completion, "
+                "text, cypher, sql, reply, assistant, query); columns found: question, b  "
+                "(name them in training.dataset.field_mapping: instruction and response, or "
+                "text where the rows are already formatted)"
+            ),
+        ),
+        (
+            "a b",
+            {"field_mapping": FieldMapping(instruction="c")},
+            (
+                "training.dataset.field_mapping.instruction: there is no column 'c'  (columns "
+                "found: a, b)"
+            ),
+        ),
+        (
+            "a b",
+            {"text_field": "c"},
+            "training.dataset.text_field: there is no column 'c'  (columns found: a, b)",
+        ),
         (
             "a b",
             {"field_mapping": FieldMapping(text="a", response="b")},
-            wording("either-text-messages-instruction"),
+            (
+                "training.dataset.field_mapping: either text, or messages, or instruction and "
+                "response  (columns found: a, b)"
+            ),
         ),
     ],
 )
@@ -164,7 +200,7 @@ def test_rows_with_good_and_bad_answers_are_refused(names, label):
     columns = names.split()
     row = {**dict.fromkeys(columns, "a"), columns[-1]: label}
     row |= {"messages": [{"role": "user", "content": "a"}]} if "messages" in row else {}
-    words = wording("column-says-each-answer", columns=columns[-1])
+    words = f"the column '{columns[-1]}' says of each answer whether it is good.*preference_rows"
     mapped = {"messages": "messages"} if "messages" in row else {"response": "completion"}
     for mapping in (None, FieldMapping.model_validate(mapped)):
         with pytest.raises(DataError, match=words):
@@ -194,7 +230,7 @@ def test_a_label_that_is_a_word_and_columns_that_are_named_are_taken():
 )
 def test_rows_with_media_are_refused_by_the_column_that_holds_them(row):
     column = list(row)[-1]
-    with pytest.raises(DataError, match=wording("column-holds-images-video", column=column)):
+    with pytest.raises(DataError, match=f"the column '{column}' holds images, video or audio"):
         understand(list(row), row)
     understand(list(row), {**row, column: None})
 
@@ -209,7 +245,9 @@ def test_rows_with_media_are_refused_by_the_column_that_holds_them(row):
 )
 def test_a_mapped_column_that_such_rows_cannot_have_is_refused(row, mapping):
     part = next(part for part, column in mapping.items() if column == "more")
-    with pytest.raises(DataError, match=wording("mapped-and-not-used", part=part)):
+    with pytest.raises(
+        DataError, match=f"field_mapping.{part}: 'more' is not used, since the rows are read as "
+    ):
         understand(list(row), row, field_mapping=FieldMapping(**mapping))
 
 
@@ -222,7 +260,11 @@ def test_a_mapped_column_that_such_rows_cannot_have_is_refused(row, mapping):
         ({"prompt": "q", "response": "a", "system_instruction": "s"}, "system_instruction", COPY),
         ({"prompt": "q", "response": "a", "persona": "p"}, "persona", COPY),
         ({"messages": TALK, "available_tools": "[]"}, "available_tools", COPY),
-        ({"prompt": "q", "response": "a", "label": 1}, "label", wording("label-says-good")),
+        (
+            {"prompt": "q", "response": "a", "label": 1},
+            "label",
+            "if label says which answers are good: training.dataset.preference_rows: preferred",
+        ),
         ({"task": "translate", "input": "a", "output": "b"}, "task", COPY),
         ({"prompt": "q", "response": "a", "split": "x", "history": "h"}, "split", COPY),
         ({"prompt": "q", "response": "a", "split": "x", "history": "h"}, "history", REMOVE),
@@ -243,7 +285,7 @@ def test_only_labels_that_may_be_true_or_false_are_advised_as_preferences(
     row = {"prompt": "q", "response": "a", "label": label}
     text = understand(list(row), row).unused_warning(ColumnSurvey.of([row]))
     assert "label (" in text
-    assert (wording("label-says-good") in text) == may_be_true_or_false
+    assert ("if label says which answers are good:" in text) == may_be_true_or_false
 
 
 def test_tasks_whose_input_says_what_to_do_need_no_warning():
@@ -253,7 +295,7 @@ def test_tasks_whose_input_says_what_to_do_need_no_warning():
 
 def test_single_messages_of_a_tree_are_refused():
     row = {"message_id": "1", "parent_id": None, "role": "prompter", "text": "Hi"}
-    with pytest.raises(DataError, match=wording("single-message-tree")):
+    with pytest.raises(DataError, match="a single message of a tree"):
         understand(list(row), row)
 
 

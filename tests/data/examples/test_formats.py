@@ -12,7 +12,6 @@ from expert.manifest.schema.dataset import FieldMapping
 from expert.manifest.schema.message_names import ROLES
 from tests.data.examples.understood import INSTRUCTION, MESSAGES, TASKS, reason_of, turns_of
 from tests.each import each
-from tests.wording import wording
 
 
 def said(*turns: str) -> list[dict[str, Any]]:
@@ -119,7 +118,11 @@ def test_objects_and_lists_are_trained_on_as_json_only_where_that_is_asked_for(a
     row = {"instruction": "Q", "output": answer}
     assert turns_of(row, json_values=True)[1] == ("assistant", text)
     kind = "a list" if isinstance(answer, list) else "an object"
-    assert reason_of(row) == wording("column-output-holds-not", kind=kind)
+    assert reason_of(row) == (
+        f"column 'output' holds {kind}, not text  (name another column in "
+        "training.dataset.field_mapping; to train on it as JSON text: "
+        "training.dataset.json_values: true)"
+    )
 
 
 @each(
@@ -149,17 +152,26 @@ def test_an_answer_of_a_known_shape_is_what_it_says(answer):
         ({"output": "A"}, "column 'instruction' is missing; columns found: output"),
         ({"instruction": "Q", "output": None}, "column 'output' is null"),
         ({"instruction": None, "output": "A"}, "column 'instruction' is null"),
-        ({"instruction": "Q", "output": ""}, wording("column-output-answer-empty")),
-        ({"instruction": "Q", "output": " \n\t"}, wording("column-output-answer-empty")),
-        ({"instruction": " ", "output": "A"}, wording("column-instruction-request-empty")),
+        ({"instruction": "Q", "output": ""}, "column 'output': the answer is empty"),
+        ({"instruction": "Q", "output": " \n\t"}, "column 'output': the answer is empty"),
+        ({"instruction": " ", "output": "A"}, "column 'instruction': the request is empty"),
         ({"instruction": "Q", "output": math.nan}, "column 'output' holds NaN, not text"),
-        ({"instruction": "Q", "output": True}, wording("column-output-holds-true")),
-        ({"instruction": "Q", "output": False}, wording("column-output-holds-false")),
+        (
+            {"instruction": "Q", "output": True},
+            "column 'output' holds true, not text; write what the model is to answer in words",
+        ),
+        (
+            {"instruction": "Q", "output": False},
+            "column 'output' holds false, not text; write what the model is to answer in words",
+        ),
         (
             {"instruction": "Q", "output": date(2024, 1, 2)},
             "column 'output' holds a date, not text",
         ),
-        ({"instruction": "Q", "input": True, "output": "A"}, wording("column-input-holds-true")),
+        (
+            {"instruction": "Q", "input": True, "output": "A"},
+            "column 'input' holds true, not text; write what the model is to answer in words",
+        ),
         (
             {"instruction": "Q", "chosen": "A", "rejected": "B"},
             "column 'output' is missing; columns found: instruction, chosen, rejected",
@@ -176,7 +188,7 @@ def test_a_bad_row_shows_its_beginning_only_and_a_completion_that_is_no_answer_i
     assert bad.raw == '{"output": "' + "x" * 488
     assert str(bad) == "a.jsonl:3: column 'instruction' is missing; columns found: output"
     row = {"prompt": "Q", "completion": said("user A")}
-    assert reason_of(row) == wording("column-completion-last-message")
+    assert reason_of(row) == "column 'completion': the last message is not an answer"
 
 
 def test_several_turns_keep_their_order_and_every_name_of_a_role_is_known():
@@ -185,7 +197,7 @@ def test_several_turns_keep_their_order_and_every_name_of_a_role_is_known():
     assert turns_of(row) == [(ROLES[name], f"{n}") for n, name in enumerate(names)]
 
 
-UNASKED = wording("answer-to-no-user")
+UNASKED = "an answer without a user turn before it  (remove it, or add the request)"
 
 
 @each(
@@ -193,29 +205,39 @@ UNASKED = wording("answer-to-no-user")
     [
         (None, "column 'messages' is null"),
         ("text", "column 'messages' holds text, not messages"),
-        ([], wording("no-assistant-turn")),
-        (said("user Q"), wording("no-assistant-turn")),
+        ([], "there is no assistant turn"),
+        (said("user Q"), "there is no assistant turn"),
         (said("assistant A"), f"turn 1: {UNASKED}"),
         (said("system S", "assistant A"), f"turn 2: {UNASKED}"),
-        (said("user Q", "assistant A", "assistant B"), wording("turn-two-answers-in")),
-        (said("user Q", "system S", "assistant A"), wording("turn-system-turn-not")),
+        (said("user Q", "assistant A", "assistant B"), "turn 3: two answers in a row"),
+        (said("user Q", "system S", "assistant A"), "turn 2: a system turn that is not the first"),
         (said("user  ", "assistant A"), "turn 1 (user) is empty"),
         (said("user Q", "assistant \n"), "turn 2 (assistant) is empty"),
-        (said("user Q", "tool T"), wording("turn-tool-answers-nobody")),
+        (
+            said("user Q", "tool T"),
+            (
+                "turn 2: a tool result without a call before it  (write the call as "
+                "tool_calls; where the answer has it in its text, give the result the role "
+                "user)"
+            ),
+        ),
         (
             [{"role": "assistant", "content": None, "tool_calls": [{"id": 1}]}],
-            wording("tool-call-has-no"),
+            "messages[1]: a tool call has no name",
         ),
         (said("critic Q"), f"messages[1]: unknown role 'critic'  (known: {', '.join(ROLES)})"),
-        ([{"content": "Q"}], wording("no-role-or-from")),
-        (["Q"], wording("text-not-message")),
-        ([{"role": "user"}], wording("has-no-content")),
-        ([{"role": "user", "content": 3}], wording("content-number")),
+        ([{"content": "Q"}], "messages[1]: no 'role' or 'from'; its fields: content"),
+        (["Q"], "messages[1] is text, not a message"),
+        ([{"role": "user"}], "messages[1]: no content; its fields: role"),
+        ([{"role": "user", "content": 3}], "messages[1]: the content is a number"),
         (
             [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}],
-            wording("part-type-only-text"),
+            "messages[1]: a part of type 'image_url'; only text is trained on",
         ),
-        ([{"role": "user", "content": [4]}], wording("part-type-int-only")),
+        (
+            [{"role": "user", "content": [4]}],
+            "messages[1]: a part of type 'int'; only text is trained on",
+        ),
     ],
 )
 def test_a_conversation_that_cannot_be_used_says_why(messages, reason):
@@ -231,10 +253,10 @@ def test_a_conversation_that_cannot_be_used_says_why(messages, reason):
         ),
         ({"task": "t", "input": "Q"}, "column 'output' is missing; columns found: task, input"),
         ({"task": "t", "input": None, "output": "A"}, "column 'input' is null"),
-        ({"task": "t", "input": "Q", "output": ""}, wording("column-output-answer-empty")),
+        ({"task": "t", "input": "Q", "output": ""}, "column 'output': the answer is empty"),
         (
             {"task": "t", "input": {"error_type": "x"}, "output": "A"},
-            wording("column-input-request-empty"),
+            "column 'input': the request is empty",
         ),
     ],
 )

@@ -10,7 +10,6 @@ from expert.data.records import Example
 from expert.manifest.schema.message_names import ROLES
 from tests.data.examples.understood import TEXT, reason_of, turns_of, understood
 from tests.each import each
-from tests.wording import wording
 
 
 @each("text", ["First Citizen:\nSpeak.\n", "a <|endoftext|> b <| c"])
@@ -72,29 +71,41 @@ def test_what_was_written_with_markers_is_read_back(write, newline, question, an
     [
         (None, "column 'text' is null"),
         (4, "column 'text' holds a number, not text"),
-        ("", wording("column-text-text-empty")),
-        (" \n", wording("column-text-text-empty")),
-        ("Hello <|user|>\nQ\n<|end|>", wording("text-has-turn-markers")),
-        ("a <|im_end|>", wording("text-has-turn")),
-        ("<|end|>\n", wording("text-has-turn-markers-but")),
+        ("", "column 'text': the text is empty"),
+        (" \n", "column 'text': the text is empty"),
+        (
+            "Hello <|user|>\nQ\n<|end|>",
+            "the text has turn markers (<|user|>) but does not begin with one",
+        ),
+        ("a <|im_end|>", "the text has turn markers (<|im_end|>) but does not begin with one"),
+        ("<|end|>\n", "the text has turn markers (<|end|>) but does not begin with one"),
         ("<|im_start|>user\nQ", "ChatML turn 1: <|im_end|> is missing"),
         (
             "<|im_start|>user\nQ<|im_start|>assistant\nA<|im_end|>",
             "ChatML turn 1: <|im_end|> is missing",
         ),
-        ("<|im_start|>user Q<|im_end|>", wording("chatml-turn-no-role")),
+        (
+            "<|im_start|>user Q<|im_end|>",
+            "ChatML turn 1: no role and line break after <|im_start|>",
+        ),
         (
             "<|im_start|>user\nQ<|im_end|>\nstray\n<|im_start|>assistant\nA<|im_end|>",
-            wording("text-outside-turns-stray"),
+            "text outside the turns: 'stray'",
         ),
-        ("<|im_start|>tool\nQ<|im_end|>", wording("tools-in-marked-text")),
+        (
+            "<|im_start|>tool\nQ<|im_end|>",
+            (
+                "tools in marked text are not understood  (write such rows as messages, with "
+                "tool_calls and the role tool)"
+            ),
+        ),
         ("<|im_start|>critic\nQ<|im_end|>", f"unknown role 'critic'  (known: {', '.join(ROLES)})"),
         ("<|user|>\nQ\n", "turn 1 (<|user|>): <|end|> is missing"),
         ("<|user|>\nQ\n<|assistant|>\nA\n<|end|>", "turn 1 (<|user|>): <|end|> is missing"),
-        ("<|user|>\nQ\n<|end|>\n<|end|>", wording("without-turn-before")),
+        ("<|user|>\nQ\n<|end|>\n<|end|>", "<|end|> without a turn before it"),
         ("<|user|>\nQ\n<|end|>\n<|assistant|>\n\n<|end|>", "turn 2 (assistant) is empty"),
-        ("<|user|>\nQ\n<|end|>stray<|assistant|>A<|end|>", wording("text-outside-turns-stray")),
-        ("<|user|>\nQ\n<|end|>", wording("no-assistant-turn")),
+        ("<|user|>\nQ\n<|end|>stray<|assistant|>A<|end|>", "text outside the turns: 'stray'"),
+        ("<|user|>\nQ\n<|end|>", "there is no assistant turn"),
     ],
 )
 def test_a_text_that_cannot_be_used_says_why(text, reason):

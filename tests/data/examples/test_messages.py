@@ -23,7 +23,6 @@ from tests.data.examples.understood import (
 from tests.data.template.chat_templates import family, qwen3_source
 from tests.data.template.test_templates import shown
 from tests.each import each
-from tests.wording import wording
 
 TALK = [
     {"role": "user", "content": "a"},
@@ -57,19 +56,31 @@ def test_an_answer_with_weight_0_is_not_trained_on(template, mask):
 @each(
     ("fields", "reason"),
     [
-        ({"weight": 0.5}, wording("weight-to-leave-answer")),
-        ({"weight": "0"}, wording("weight-to-leave")),
-        ({"train": "no"}, wording("train-no-true-false")),
-        ({"images": ["x.png"]}, wording("field-images-not-understood")),
-        ({"tools": [{"name": "add"}]}, wording("field-tools-not-read")),
-        ({"functions": '[{"name": "add"}]'}, wording("field-functions-not-read")),
-        ({"content": [{"type": "image", "text": ""}, {"text": "a"}]}, wording("part-of-an-image")),
-        ({"content": [{"type": "thinking", "text": "hm"}]}, wording("part-of-thinking")),
+        ({"weight": 0.5}, "messages[2]: weight 0.5; allowed: 1, or 0 to leave the answer out"),
+        ({"weight": "0"}, "messages[2]: weight '0'; allowed: 1, or 0 to leave the answer out"),
+        ({"train": "no"}, "messages[2]: train 'no'; allowed: true or false"),
+        ({"images": ["x.png"]}, "messages[2]: the field 'images' is not understood; only text"),
+        ({"tools": [{"name": "add"}]}, "messages[2]: the field 'tools' of a message is not read: "),
+        (
+            {"functions": '[{"name": "add"}]'},
+            "messages[2]: the field 'functions' of a message is not read: ",
+        ),
+        (
+            {"content": [{"type": "image", "text": ""}, {"text": "a"}]},
+            "messages[2]: a part of type 'image'; only text is trained on",
+        ),
+        (
+            {"content": [{"type": "thinking", "text": "hm"}]},
+            "messages[2]: a part of type 'thinking'; only text is trained on",
+        ),
         ({"train_detail": [{"train": False}]}, "messages[2]: the field 'train_detail' is not"),
-        ({"reasoning_content": ["a"]}, wording("thoughts-one-text-assistant")),
+        (
+            {"reasoning_content": ["a"]},
+            "messages[2]: reasoning is one text, in an assistant message",
+        ),
         (
             {"reasoning_content": "a", "content": "<think>b</think>c"},
-            wording("thoughts-in-field-own"),
+            "messages[2]: reasoning in a field of its own and in the content",
         ),
     ],
 )
@@ -79,9 +90,11 @@ def test_unsupported_training_fields_are_refused(fields, reason):
 
 def test_a_row_of_which_no_answer_is_learnt_or_a_request_alone_is_refused():
     said = [TALK[0], {**TALK[1], "weight": 0}]
-    assert reason_of({"messages": said}, MESSAGES).startswith(wording("no-assistant-turn-learnt"))
+    assert reason_of({"messages": said}, MESSAGES).startswith("no assistant turn is trained on")
     said = [{**TALK[0], "train": True}, TALK[1]]
-    assert wording("train-true-only-answers") in reason_of({"messages": said}, MESSAGES)
+    assert "train is true, but only answers can be selected" in reason_of(
+        {"messages": said}, MESSAGES
+    )
     assert turns_of({"messages": [{**TALK[0], "train": False}, TALK[1]]})
 
 
@@ -141,14 +154,14 @@ def test_the_history_comes_before_the_request_and_is_trained_on():
     columns = understand(list(row), row)
     assert columns.unused(ColumnSurvey.of([row])) == {}
     reason = reason_of({**row, "history": [["a"]]}, columns)
-    assert reason == wording("not-pair-request-answer")
+    assert reason == "history[1]: is not a pair of a request and an answer"
 
 
 def test_a_chosen_conversation_that_repeats_the_request_has_it_once():
     chosen = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     row = {"prompt": "a", "response": chosen}
     assert turns_of(row) == [("user", "a"), ("assistant", "b")]
-    assert wording("holds-another-conversation-prompt") in reason_of({**row, "prompt": "x"})
+    assert "it holds another conversation than 'prompt'" in reason_of({**row, "prompt": "x"})
 
 
 def test_fields_that_are_not_read_are_known():

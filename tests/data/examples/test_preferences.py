@@ -10,7 +10,6 @@ from expert.data.records import DataError, Dropped
 from expert.manifest.schema.dataset import FieldMapping
 from tests.data.examples.understood import example_in, reason_of, turns_of, understand, understood
 from tests.each import each
-from tests.wording import wording
 
 ASKED, GOOD, BAD = "What is 2+2?", "4", "5"
 USER = {"role": "user", "content": ASKED}
@@ -90,8 +89,11 @@ def test_of_labelled_rows_the_good_ones_are_trained_on(row, label, yes, no):
 def test_a_label_that_is_neither_true_nor_false_makes_a_bad_row():
     row = {"prompt": ASKED, "completion": GOOD, "label": True}
     columns = understand(list(row), row, preference_rows="preferred")
-    assert reason_of({**row, "label": None}, columns) == wording("column-label-none-neither")
-    assert wording("label-two-neither") in reason_of({**row, "label": 2}, columns)
+    assert (
+        reason_of({**row, "label": None}, columns)
+        == "column 'label': None is neither true nor false"
+    )
+    assert "2 is neither true nor false" in reason_of({**row, "label": 2}, columns)
 
 
 @each(("row", "told"), [({"prompt": ASKED, "completion": GOOD}, True), (PAIRS["texts"], False)])
@@ -123,7 +125,7 @@ def test_answers_before_the_preferred_one_are_context():
 def test_one_column_cannot_be_the_request_and_the_answer():
     row = {"messages": WHOLE}
     mapping = FieldMapping(instruction="messages", response="messages")
-    with pytest.raises(DataError, match=wording("instruction-response-both-messages")):
+    with pytest.raises(DataError, match="instruction and response are both 'messages'"):
         understand(list(row), row, field_mapping=mapping)
 
 

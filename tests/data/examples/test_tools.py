@@ -13,7 +13,6 @@ from tests.data.examples.understood import example_in, reason_of
 from tests.data.template.chat_templates import CHATML, as_transformers_does, family, qwen3_source
 from tests.data.template.test_templates import shown
 from tests.each import each
-from tests.wording import wording
 
 WEATHER = {
     "type": "function",
@@ -87,18 +86,18 @@ def test_a_models_own_template_is_given_the_tools_and_its_answers_are_learnt(row
 @each("name", [name for name in LAYOUTS if name != "chatml"])
 def test_a_template_without_a_way_to_write_tools_refuses_them(name):
     template, made = named_template(name, eos="</s>"), example_in(OPENAI)
-    with pytest.raises(TemplateError, match=wording("no-way-to-write")):
+    with pytest.raises(TemplateError, match=r"no way to write tools.*prompt_template: chatml"):
         template.segments(made)
-    with pytest.raises(TemplateError, match=wording("no-way-to")):
+    with pytest.raises(TemplateError, match="no way to write tools"):
         template.prompt(made.turns[:2], made.tools)
 
 
 def test_a_models_own_template_that_leaves_tools_out_refuses_them():
-    with pytest.raises(TemplateError, match=wording("does-not-write-tools")):
+    with pytest.raises(TemplateError, match="does not write tools and their calls: 'get_weather'"):
         family(CHATML).segments(example_in(OPENAI))
     row = json.loads(json.dumps(OPENAI).replace("get_weather", "rain"))
     row["messages"][1]["content"] = "Will it rain?"  # no call that was written
-    with pytest.raises(TemplateError, match=wording("does-not-write")):
+    with pytest.raises(TemplateError, match="does not write tools and their calls: the tools"):
         family(CHATML).segments(example_in(row))
 
 
@@ -118,10 +117,13 @@ NO_OBJECT = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arg
 @each(
     ("change", "reason"),
     [
-        ({"tools": "no json"}, wording("column-tools-no-json")),
-        ({"tools": [{"a": 1}]}, wording("column-tools-tool-has")),
-        ({"tools": {"name": "x"}}, wording("column-tools-no-list")),
-        ({"messages": [OPENAI["messages"][1], NO_OBJECT]}, wording("arguments-f-no-json")),
+        ({"tools": "no json"}, "column 'tools': not valid JSON"),
+        ({"tools": [{"a": 1}]}, "column 'tools': tool 1 has no name"),
+        ({"tools": {"name": "x"}}, "column 'tools': not a list of tools"),
+        (
+            {"messages": [OPENAI["messages"][1], NO_OBJECT]},
+            "messages[2]: the arguments of f are not a JSON object",
+        ),
     ],
 )
 def test_tools_and_calls_that_cannot_be_read_are_refused(change, reason):
@@ -218,8 +220,14 @@ def test_words_beside_a_call_that_a_template_leaves_out_are_warned_of():
         made = example_in(given)
         split.texts.note(made, template.segments(made), f"rows.jsonl:{line}")
     assert split.warnings() == [
-        wording("train-examples-with-reasoning"),
-        wording("train-example-with-words"),
+        (
+            "train: 2 examples with reasoning, which the model's own template leaves out: "
+            "the model does not see it: rows.jsonl:1, rows.jsonl:2"
+        ),
+        (
+            "train: 1 example with words beside a call, which the model's own template "
+            "leaves out: the model does not see it: rows.jsonl:1"
+        ),
     ]
 
 
@@ -236,7 +244,12 @@ def test_reasoning_of_earlier_answers_that_a_template_leaves_out_is_warned_of():
     for line, said in enumerate(([ask, answers[0]], [ask, answers[0], ask, answers[1]]), 1):
         made = example_in({"messages": said})
         split.texts.note(made, last_only.segments(made), f"rows.jsonl:{line}")
-    assert split.warnings() == [wording("train-example-with-reasoning")]
+    assert split.warnings() == [
+        (
+            "train: 1 example with reasoning, which the model's own template leaves out: "
+            "the model does not see it: rows.jsonl:2"
+        )
+    ]
 
 
 def test_nulls_that_a_table_puts_into_calls_are_warned_of():
@@ -246,4 +259,4 @@ def test_nulls_that_a_table_puts_into_calls_are_warned_of():
         made = example_in(row)
         split.texts.note(made, chatml().segments(made), f"rows.jsonl:{line}")
     [warning] = split.warnings()
-    assert wording("null-in-tools") in warning
+    assert "train: 1 example with null among its tools or in the arguments of a call" in warning

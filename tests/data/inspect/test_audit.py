@@ -25,7 +25,6 @@ from expert.data.records import BadRow, Example, Segment, Turn
 from expert.data.tokens.row_keys import keys_of_batch
 from tests.data.tokenizers import small_encoder
 from tests.each import each
-from tests.wording import wording
 
 
 def talk(request: str, answer: str, system: str = "") -> Example:
@@ -82,13 +81,13 @@ def test_every_marker_is_found_in_what_is_said(marker):
 @each(
     ("reason", "empty"),
     [
-        (wording("column-output-answer-empty"), True),
+        ("column 'output': the answer is empty", True),
         ("turn 2 (assistant) is empty", True),
-        (wording("no-assistant-turn"), True),
+        ("there is no assistant turn", True),
         ("column 'output' is null", True),
         ("column 'input' is null", False),
         ("turn 1 (user) is empty", False),
-        (wording("column-instruction-request-empty"), False),
+        ("column 'instruction': the request is empty", False),
     ],
 )
 def test_an_empty_answer_is_told_from_other_faults(reason, empty):
@@ -155,11 +154,11 @@ def test_a_split_warns_of_everything_a_person_should_look_at():
     split.leaks = leaks(train, documents)
     split.lengths = length_summary(documents, room=0)
     assert split.warnings() == [
-        wording("test-row-without-answer"),
+        "test: 1 row without an answer",
         "test: template remnant [INST] in 1 example: t:5",
-        wording("test-example-also-earlier"),
+        "test: 1 example also earlier in the split",
         "  t:2 repeats t:1",
-        wording("test-examples-also-in"),
+        "test: 2 examples also in train (same prompt and answer)",
         "  t:1 repeats train:1",
         "  t:2 repeats train:1",
         "test: 2 examples longer than max_seq_length: 4 tokens (100.0%) are lost",
@@ -226,7 +225,7 @@ def test_placeholders_that_nobody_filled_in_are_found(text, found):
 def test_plain_text_that_is_a_conversation_is_warned_about(text, told):
     split = SplitReport("train")
     split.texts.note(Example(text=text), (), "rows:1")
-    assert any(wording("written-as-a-conversation") in line for line in split.warnings()) == told
+    assert any("written as a conversation" in line for line in split.warnings()) == told
 
 
 MESSAGES_AS_JSON = '[{"role": "user", "content": "Name a river."}]'
@@ -247,27 +246,27 @@ def told_of(example: Example, others: int = 0) -> str:
 @each(
     ("example", "sentence"),
     [
-        (talk("Wo liegt MÃ¼nchen?", "a"), wording("wrong-encoding")),
-        (talk("a", "It\u00e2\u20ac\u2122s here."), wording("wrong-encoding")),
-        (Example(text="a \ufffd b"), wording("wrong-encoding")),
+        (talk("Wo liegt MÃ¼nchen?", "a"), "1 example with characters of a wrong encoding"),
+        (talk("a", "It\u00e2\u20ac\u2122s here."), "1 example with characters of a wrong encoding"),
+        (Example(text="a \ufffd b"), "1 example with characters of a wrong encoding"),
         (
             talk("Human: Hi.\nAssistant: Hello.\nHuman: Bye.\nAssistant: ", "a"),
-            wording("as-one-turn"),
+            "the model sees it as one turn",
         ),
-        (talk("\n\nHuman: Hi.\n\nAssistant:", "a"), wording("as-one-turn")),
-        (talk(MESSAGES_AS_JSON, "a"), wording("messages-as-json-text")),
-        (talk("a", MESSAGES_AS_JSON), wording("messages-as-json-text")),
-        (talk(LONG, f"{LONG} The Ucayali."), wording("request-in-the-answer")),
+        (talk("\n\nHuman: Hi.\n\nAssistant:", "a"), "the model sees it as one turn"),
+        (talk(MESSAGES_AS_JSON, "a"), "messages written as JSON text, which is trained on as text"),
+        (talk("a", MESSAGES_AS_JSON), "messages written as JSON text, which is trained on as text"),
+        (talk(LONG, f"{LONG} The Ucayali."), "the whole request in the answer"),
         (
             Example(talk("a", '[{"name": "weather", "arguments": {}}]').turns, tools=WEATHER),
-            wording("calls-as-json-text"),
+            "calls written as JSON text, though the tools are offered",
         ),
         (
             Example(
                 (Turn("system", 'Use <tools>{"name": "weather"}</tools>.'), *talk("a", "b").turns),
                 tools=WEATHER,
             ),
-            wording("tools-twice"),
+            "tools that the system text lists as well",
         ),
     ],
 )
@@ -307,5 +306,5 @@ def test_one_input_that_is_the_word_none_is_no_placeholder():
 
 def test_answers_that_repeat_the_request_are_told_of_where_most_do():
     example = talk(LONG, f"{LONG} The Ucayali.")
-    assert wording("request-in-the-answer") in told_of(example, others=1)
+    assert "the whole request in the answer" in told_of(example, others=1)
     assert told_of(example, others=2) == ""

@@ -17,7 +17,6 @@ from expert.data.records import DataError
 from tests.data import SHARED
 from tests.data.read.source_folders import refusal_while_reading, train_of, values
 from tests.each import each
-from tests.wording import wording
 
 
 @pytest.fixture
@@ -46,10 +45,10 @@ def test_shakespeare_is_the_users_own_file_where_there_is_one(home, monkeypatch)
     asked = answer_with(monkeypatch, AssertionError("nothing is fetched"))
     (home / "corpora").mkdir()
     (home / "corpora" / "shakespeare.txt").write_text("beside the manifest", encoding="utf-8")
-    assert values(train_of(home, "shakespeare")) == [{"text": wording("beside-manifest")}]
+    assert values(train_of(home, "shakespeare")) == [{"text": "beside the manifest"}]
     (home / "own").mkdir()
     monkeypatch.setenv("EXPERT_CORPORA", str(home / "own"))
-    assert values(train_of(home, "shakespeare")) == [{"text": wording("beside-manifest")}]
+    assert values(train_of(home, "shakespeare")) == [{"text": "beside the manifest"}]
     (home / "own" / "shakespeare.txt").write_text("from the environment", encoding="utf-8")
     assert values(train_of(home, "shakespeare", max_chars=4)) == [{"text": "from"}]
     assert asked == []
@@ -71,7 +70,10 @@ def test_shakespeare_is_fetched_once_and_its_checksum_checked(home, monkeypatch)
     assert asked == [SHAKESPEARE_ADDRESS] * 2
 
 
-GIVE_IT = wording("put-text-at-beside")
+GIVE_IT = (
+    "put the text at corpora/shakespeare.txt beside the manifest, or at "
+    "$EXPERT_CORPORA/shakespeare.txt"
+)
 
 
 @each(
@@ -87,16 +89,15 @@ def test_shakespeare_without_a_network_or_another_text_says_where_to_put_the_fil
     failure, reason, home, monkeypatch
 ):
     answer_with(monkeypatch, b"<html>not found</html>")
-    assert refusal_while_reading(train_of(home, "shakespeare")) == wording(
-        "shakespeare-what-came-from", shakespeare_address=SHAKESPEARE_ADDRESS, give_it=GIVE_IT
+    assert refusal_while_reading(train_of(home, "shakespeare")) == (
+        f"shakespeare: the file downloaded from {SHAKESPEARE_ADDRESS} has a wrong "
+        f"checksum  ({GIVE_IT})"
     )
     assert not (home / "cache").exists()
     answer_with(monkeypatch, failure)
-    assert refusal_while_reading(train_of(home, "shakespeare")) == wording(
-        "shakespeare-could-not",
-        shakespeare_address=SHAKESPEARE_ADDRESS,
-        reason=reason,
-        give_it=GIVE_IT,
+    assert (
+        refusal_while_reading(train_of(home, "shakespeare"))
+        == f"shakespeare: it could not be fetched from {SHAKESPEARE_ADDRESS}: {reason}  ({GIVE_IT})"
     )
 
 
@@ -135,4 +136,7 @@ def test_the_standard_library_is_sorted_and_leaves_out_tests_and_installed_packa
     none = tmp_path / "none"
     with pytest.raises(DataError) as caught:
         python_stdlib_text(library=none)
-    assert str(caught.value) == wording("python-stdlib-no-sources-standard", folder=none)
+    assert (
+        str(caught.value)
+        == f"python-stdlib: no sources of the standard library below {none}  (name a text file)"
+    )

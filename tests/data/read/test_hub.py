@@ -24,9 +24,11 @@ from tests.data.read.source_folders import (
     values,
 )
 from tests.each import each
-from tests.wording import wording
 
-CHECK_NETWORK = wording("check-network-download-data")
+CHECK_NETWORK = (
+    "check the network; or download the data set elsewhere and name its folder as "
+    "path, or set HF_HOME to a cache that holds it"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +64,9 @@ def test_an_id_of_the_hub_carries_split_slice_and_configuration(path, expected, 
 def test_a_manifest_that_says_huggingface_means_the_hub_unless_a_folder_is_there(tmp_path):
     assert train_of(tmp_path, "imdb", type="huggingface").kind == "hub"
     assert train_of(tmp_path, "imdb", format="huggingface").kind == "hub"
-    assert refusal(tmp_path, "imdb") == wording("imdb-no-check")
+    assert (
+        refusal(tmp_path, "imdb") == "imdb: there is no FOLDER/imdb  (check training.dataset.path)"
+    )
     assert refusal(tmp_path, "a/b::c::d::e") == (
         "a/b::c::d::e: too many '::'  (write id::split or id::split::configuration)"
     )
@@ -144,14 +148,19 @@ def test_streamed_rows_are_cut_as_the_slice_says(split, expected, monkeypatch, t
     assert [row["n"] for row in values(source)] == expected
     assert module.asked == [("a/b", None, "train", True)]
     share = train_of(tmp_path, "a/b::train[:10%]", streaming=True)
-    assert refusal_while_reading(share) == wording("streamed-rows-can-cut")
+    assert refusal_while_reading(share) == (
+        "a/b::train[:10%]: streamed rows can only be sliced by row number  (write the "
+        "slice as [start:end], or set streaming: false)"
+    )
 
 
 def test_the_hub_without_its_package_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    text = wording("reading-from-hub-needs", pip_install=pip_install("hub"))
+    text = "a/b: reading from the hub needs the package 'datasets'  ({pip_install})".format(
+        pip_install=pip_install("hub")
+    )
     assert refusal_while_reading(train_of(tmp_path, "a/b")) == text
-    with pytest.raises(DataError, match=wording("needs-the-package-datasets")):
+    with pytest.raises(DataError, match="needs the package 'datasets'"):
         content_hash(train_of(tmp_path, "a/b"))
 
 
@@ -160,20 +169,30 @@ def test_the_hub_without_its_package_says_what_to_install(monkeypatch, tmp_path)
     [
         (
             ConnectionError("Couldn't reach 'a/b' on the Hub (LocalEntryNotFoundError)"),
-            wording("hub-could-not-reached"),
+            (
+                "the hub could not be reached: Couldn't reach 'a/b' on the Hub "
+                "(LocalEntryNotFoundError)"
+            ),
             CHECK_NETWORK,
         ),
         (
             FileNotFoundError("Dataset 'a/b' doesn't exist on the Hub\nor cannot be accessed."),
-            wording("hub-does-not-give"),
-            wording("check-id-private-gated"),
+            (
+                "it is not available on the hub: Dataset 'a/b' doesn't exist on the Hub or "
+                "cannot be accessed."
+            ),
+            "check the id; a private or gated data set needs HF_TOKEN in the environment",
         ),
         (
             ValueError('Unknown split "dev".' + "x" * 400),
-            wording("could-not-loaded-from") + "x" * 280 + " …",
-            wording("check-id-split-configuration"),
+            'it could not be loaded from the hub: Unknown split "dev".' + "x" * 280 + " …",
+            "check the id, the split and the configuration: id::split::configuration",
         ),
-        (RuntimeError(), wording("could-not-loaded"), wording("check-id-split-configuration")),
+        (
+            RuntimeError(),
+            "it could not be loaded from the hub: RuntimeError",
+            "check the id, the split and the configuration: id::split::configuration",
+        ),
     ],
     ids=["network", "missing", "split", "silent"],
 )
@@ -204,8 +223,9 @@ def test_a_hub_that_does_not_answer_is_not_asked_again_and_its_cache_is_looked_i
     assert not module.config.HF_HUB_OFFLINE
     assert before == constants.HF_HUB_OFFLINE
     module.failure = ConnectionError("Couldn't reach 'c/d' on the Hub (OfflineModeIsEnabled)")
-    assert refusal_while_reading(train_of(tmp_path, "c/d")) == wording(
-        "hub-could-not", check_network=CHECK_NETWORK
+    assert (
+        refusal_while_reading(train_of(tmp_path, "c/d"))
+        == f"c/d::train: the hub could not be reached: Name or service not known  ({CHECK_NETWORK})"
     )
 
 
@@ -239,7 +259,7 @@ def test_a_hub_that_hangs_costs_one_wait_and_is_asked_again_a_minute_later(monke
     asked = counted_questions(monkeypatch, OSError("timed out"))
     module = hub(monkeypatch, ConnectionError("Couldn't reach 'a/b' on the Hub"))
     for _ in range(3):
-        assert wording("could-not-be-reached") in refusal_while_reading(train_of(tmp_path, "a/b"))
+        assert "could not be reached" in refusal_while_reading(train_of(tmp_path, "a/b"))
     assert (len(asked), len(module.asked)) == (1, 3)  # its cache is looked into each time
     monkeypatch.setattr(reader, "SECONDS_LOST", 1e-9)  # time has passed
     asked = counted_questions(monkeypatch, None)
@@ -256,8 +276,9 @@ def test_a_network_lost_while_streaming_is_told_in_words(monkeypatch, tmp_path):
 
     module = hub(monkeypatch)
     monkeypatch.setattr(module, "load_dataset", lambda *_, **__: Lost(range(1), ""))
-    assert refusal_while_reading(train_of(tmp_path, "a/b", streaming=True)) == wording(
-        "hub-could-not-reached-connection", check_network=CHECK_NETWORK
+    assert (
+        refusal_while_reading(train_of(tmp_path, "a/b", streaming=True))
+        == f"a/b::train: the hub could not be reached: Connection reset by peer  ({CHECK_NETWORK})"
     )
 
 

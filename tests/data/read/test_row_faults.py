@@ -17,12 +17,17 @@ from expert.data.records import BadRow, Row
 from tests.data.read.row_files import good, outline, refusal, write_stream, written
 from tests.each import each
 from tests.faults.counting import cases
-from tests.wording import wording
 
 BROKEN_LINES: dict[str, tuple[bytes, str]] = {
-    "invalid_utf8": (b'{"a": "\xff"}', wording("invalid-byte-at-byte")),
-    "cut_utf8": (b'{"a": "\xc3', wording("invalid-byte-at")),
-    "utf8_surrogate": (b'{"a": "\xed\xa0\x80"}', wording("invalid-byte-at-byte-save")),
+    "invalid_utf8": (
+        b'{"a": "\xff"}',
+        "invalid UTF-8: byte 0xff at byte 8; save the file as UTF-8",
+    ),
+    "cut_utf8": (b'{"a": "\xc3', "invalid UTF-8: byte 0xc3 at byte 8; save the file as UTF-8"),
+    "utf8_surrogate": (
+        b'{"a": "\xed\xa0\x80"}',
+        "invalid UTF-8: byte 0xed at byte 8; save the file as UTF-8",
+    ),
     "missing_comma": (b'{"a": 1 "b": 2}', "broken JSON: expecting ',' delimiter at column 9"),
     "missing_colon": (b'{"a" 1}', "broken JSON: expecting ':' delimiter at column 6"),
     "cut_off": (b'{"a": "x', "broken JSON: unterminated string starting at column 7"),
@@ -30,24 +35,24 @@ BROKEN_LINES: dict[str, tuple[bytes, str]] = {
     "two_objects": (b'{"a": 1} {"b": 2}', "broken JSON: extra data at column 10"),
     "tab_in_text": (b'{"a": "x\ty"}', "broken JSON: invalid control character at column 9"),
     "bare_word": (b"hello", "broken JSON: expecting value at column 1"),
-    "array": (b"[1, 2]", wording("line-holds-array-not")),
-    "text": (b'"a"', wording("line-holds-text-not")),
-    "number": (b"7", wording("line-holds-number-not")),
-    "null": (b"null", wording("line-holds-null-not")),
-    "true": (b"true", wording("line-holds-true-false")),
-    "nul_byte": (b'{"a": "x\0y"}', wording("nul-byte-at-byte")),
-    "only_nul": (b"\0\0\0", wording("nul-byte-at")),
+    "array": (b"[1, 2]", "the line holds an array, not a JSON object"),
+    "text": (b'"a"', "the line holds a text, not a JSON object"),
+    "number": (b"7", "the line holds a number, not a JSON object"),
+    "null": (b"null", "the line holds null, not a JSON object"),
+    "true": (b"true", "the line holds true or false, not a JSON object"),
+    "nul_byte": (b'{"a": "x\0y"}', "NUL byte at byte 9"),
+    "only_nul": (b"\0\0\0", "NUL byte at byte 1"),
     "nul_escape": (rb'{"a": "x\u0000y"}', "NUL character in 'a'"),
     "nested_nul": (rb'{"a": [{"b": "\u0000"}]}', "NUL character in 'a'"),
-    "nul_column": (rb'{"\u0000": 1}', wording("nul-character-in-name")),
+    "nul_column": (rb'{"\u0000": 1}', "NUL character in the name of a column"),
     "lone_high": (rb'{"a": "\ud83d"}', "lone surrogate \\ud83d in 'a'"),
     "lone_low": (rb'{"a": "ok", "b": "\uDE00x"}', "lone surrogate \\ude00 in 'b'"),
     "swapped_pair": (rb'{"a": {"b": "\ude00\ud83d"}}', "lone surrogate \\ude00 in 'a'"),
-    "nan": (b'{"a": NaN}', wording("nan-is-not-json")),
-    "infinity": (b'{"a": [-Infinity]}', wording("is-not-json")),
-    "deep": (b'{"a": ' + b"[" * 100_000, wording("json-nested-too-deeply")),
-    "digits": (b'{"a": ' + b"9" * 5_000 + b"}", wording("json-with-number-too")),
-    "over_5_mb": (b'{"a": "' + b"x" * MAX_ROW_BYTES + b'"}', wording("mb-long-limit-mb")),
+    "nan": (b'{"a": NaN}', "NaN is not JSON"),
+    "infinity": (b'{"a": [-Infinity]}', "-Infinity is not JSON"),
+    "deep": (b'{"a": ' + b"[" * 100_000, "JSON nested too deeply"),
+    "digits": (b'{"a": ' + b"9" * 5_000 + b"}", "JSON with a number of too many digits"),
+    "over_5_mb": (b'{"a": "' + b"x" * MAX_ROW_BYTES + b'"}', "5.0 MB long, the limit is 5 MB"),
 }
 
 
@@ -97,14 +102,20 @@ def test_a_line_of_exactly_the_limit_is_read_and_one_byte_more_is_not(tmp_path):
 
 
 CSV_FAULTS: dict[str, tuple[bytes, str]] = {
-    "too_many": (b"1,2,3", wording("too-many-columns-header")),
-    "too_few": (b"1", wording("too-few-columns-header")),
-    "invalid_utf8": (b"1,\xff", wording("invalid-byte-at-character")),
-    "invalid_and_short": (b"\xff", wording("invalid-byte-at-character-save")),
+    "too_many": (b"1,2,3", "too many columns: 3, the header has 2"),
+    "too_few": (b"1", "too few columns: 1, the header has 2"),
+    "invalid_utf8": (b"1,\xff", "invalid UTF-8: byte 0xff at character 3; save the file as UTF-8"),
+    "invalid_and_short": (
+        b"\xff",
+        "invalid UTF-8: byte 0xff at character 1; save the file as UTF-8",
+    ),
     "nul": (b"1,x\0y", "NUL character in 'b'"),
-    "after_quote": (b'1,"x"y', wording("text-after-quotes")),
-    "open_quote": (b'1,"x', wording("broken-csv-quoted-value")),
-    "over_5_mb": (b"1," + b"x" * MAX_ROW_BYTES, wording("mb-long-limit-mb")),
+    "after_quote": (
+        b'1,"x"y',
+        "broken CSV: text after a quoted value; quotes inside a value are written twice",
+    ),
+    "open_quote": (b'1,"x', "broken CSV: a quoted value is opened and not properly closed"),
+    "over_5_mb": (b"1," + b"x" * MAX_ROW_BYTES, "5.0 MB long, the limit is 5 MB"),
 }
 
 
@@ -149,7 +160,7 @@ def test_a_broken_record_of_a_csv_is_a_bad_row_with_file_and_line(fault, tmp_pat
 def test_an_open_quote_swallows_nothing_though_no_other_quote_follows(tmp_path):
     rows = "".join(f"{n},x\n" for n in range(1000))
     path = written(tmp_path, "rows.csv", 'a,b\n1,"x\n' + rows)
-    reason = wording("broken-csv-quoted-value")
+    reason = "broken CSV: a quoted value is opened and not properly closed"
     found = outline(path)
     assert found[0] == (2, reason)
     assert found[1:] == [(3 + n, {"a": str(n), "b": "x"}) for n in range(1000)]
@@ -158,12 +169,36 @@ def test_an_open_quote_swallows_nothing_though_no_other_quote_follows(tmp_path):
 @each(
     ("content", "text"),
     [
-        (b"a,b,a\n1,2,3\n", wording("header-names-twice-rename")),
-        (b"a,b,,\n1,2,,\n", wording("header-without-names")),
-        (b"a,b\r1,2\r", wording("header-of-cr-alone")),
-        (b"\na,\xff\n", wording("header-invalid-byte-at")),
-        (b"a,\0\n", wording("header-nul-character-in")),
-        (b'a,"b\n1,2\n', wording("header-broken-csv-quoted")),
+        (b"a,b,a\n1,2,3\n", "rows.csv:1: the header names 'a' twice  (rename one of the columns)"),
+        (
+            b"a,b,,\n1,2,,\n",
+            (
+                "rows.csv:1: the header has 2 columns without a name  (name them, or remove "
+                "them; the header is the first line)"
+            ),
+        ),
+        (
+            b"a,b\r1,2\r",
+            (
+                "rows.csv:1: the header: broken CSV: a line break of CR alone; save the file "
+                "with LF or CR LF"
+            ),
+        ),
+        (
+            b"\na,\xff\n",
+            (
+                "rows.csv:2: the header: invalid UTF-8: byte 0xff at character 3; save the "
+                "file as UTF-8  (fix the first line)"
+            ),
+        ),
+        (
+            b"a,\0\n",
+            "rows.csv:1: the header: NUL character in the name of a column  (fix the first line)",
+        ),
+        (
+            b'a,"b\n1,2\n',
+            "rows.csv:1: the header: broken CSV: a quoted value is opened and not properly closed",
+        ),
     ],
     ids=["twice", "nameless", "cr", "utf8", "nul", "quote"],
 )
@@ -174,7 +209,7 @@ def test_a_csv_without_a_usable_header_is_refused(content, text, tmp_path):
 @each(
     ("content", "line", "reason"),
     [
-        (b"fine\r\nb\xfad\nfine", 2, wording("invalid-byte-at-byte-save-file")),
+        (b"fine\r\nb\xfad\nfine", 2, "invalid UTF-8: byte 0xfa at byte 2; save the file as UTF-8"),
         (b"fine\nfine\nx\0", 3, "NUL character"),
     ],
     ids=["utf8", "nul"],
@@ -184,22 +219,28 @@ def test_an_undecodable_text_file_is_one_bad_row(content, line, reason, tmp_path
 
 
 ROW_FAULTS: dict[str, tuple[bytes, str]] = {
-    "invalid_utf8": (b'{"a": "\xff"}', wording("invalid-byte-at-character-row")),
-    "missing_comma": (b'{"a": 1 "b": 2}', wording("broken-json-expecting-delimiter")),
-    "two_objects": (b'{"a": 1} {"b": 2}', wording("broken-json-extra-data")),
-    "nothing": (b"", wording("broken-json-expecting-value")),
-    "array": (b"[1, {}]", wording("row-array-not-json")),
-    "number": (b"7", wording("row-number-not-json")),
-    "broken_word": (b"nul", wording("broken-json-expecting-value")),
-    "nul_byte": (b'{"a": "x\0y"}', wording("nul-byte-at-character")),
+    "invalid_utf8": (
+        b'{"a": "\xff"}',
+        "invalid UTF-8: byte 0xff at character 8 of the row; save the file as UTF-8",
+    ),
+    "missing_comma": (
+        b'{"a": 1 "b": 2}',
+        "broken JSON: expecting ',' delimiter at character 9 of the row",
+    ),
+    "two_objects": (b'{"a": 1} {"b": 2}', "broken JSON: extra data at character 10 of the row"),
+    "nothing": (b"", "broken JSON: expecting value at character 1 of the row"),
+    "array": (b"[1, {}]", "the row is an array, not a JSON object"),
+    "number": (b"7", "the row is a number, not a JSON object"),
+    "broken_word": (b"nul", "broken JSON: expecting value at character 1 of the row"),
+    "nul_byte": (b'{"a": "x\0y"}', "NUL byte at character 9 of the row"),
     "nul_escape": (rb'{"a": "\u0000"}', "NUL character in 'a'"),
     "lone_surrogate": (rb'{"a": "\ud83d"}', "lone surrogate \\ud83d in 'a'"),
-    "nan": (b'{"a": NaN}', wording("nan-is-not-json")),
-    "digits": (b'{"a": ' + b"9" * 5_000 + b"}", wording("json-with-number-too")),
-    "deep": (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", wording("json-nested-too-deeply")),
+    "nan": (b'{"a": NaN}', "NaN is not JSON"),
+    "digits": (b'{"a": ' + b"9" * 5_000 + b"}", "JSON with a number of too many digits"),
+    "deep": (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "JSON nested too deeply"),
     "over_5_mb": (
         b'{"a": ["' + (b"x" * 55 + b',\\"]}') * 100_000 + b'"]}',
-        wording("mb-long-limit"),
+        "6.0 MB long, the limit is 5 MB",
     ),
 }
 
@@ -234,17 +275,77 @@ def test_the_edge_of_a_block_changes_nothing(block, monkeypatch, tmp_path):
 @each(
     ("content", "text"),
     [
-        ('[{"a": 1},\n{"a": 2', wording("array-ends-within-row")),
-        ('[{"a": 1},', wording("row-array-ends-within")),
-        ('[{"a": 1}},\n{"a": 2}]', wording("row-bracket-too-many")),
-        ('[{"a": 1}]\n[{"a": 2}]', wording("more-after-array-one")),
-        ("hello", wording("neither-array-nor-object")),
-        ('{"train": [],\n "test": []}', wording("object-has-no-array")),
-        ('{"train": [{"a": 1}], "test": {"0": "x"}}', wording("object-has-no-array")),
-        ('{"data": [{"a": 1}], "v": 2,\n "test": [{}]}', wording("rows-under-test")),
-        ('{"test": [{}],\n "v": 2, "data": []}', wording("rows-under-test")),
-        ('{"train": [1,\n 2', wording("file-no-whole-json")),
-        ('{"a": "\\u0000"}', wording("nul-character-in-mend")),
+        (
+            '[{"a": 1},\n{"a": 2',
+            (
+                "a.json:2: the array ends within a row  (the file is cut off or damaged; write "
+                "it again)"
+            ),
+        ),
+        (
+            '[{"a": 1},',
+            (
+                "a.json: row 2: the array ends within a row  (the file is cut off or damaged; "
+                "write it again)"
+            ),
+        ),
+        (
+            '[{"a": 1}},\n{"a": 2}]',
+            (
+                "a.json: row 1: a bracket too many after the row  (the file is cut off or "
+                "damaged; write it again)"
+            ),
+        ),
+        (
+            '[{"a": 1}]\n[{"a": 2}]',
+            (
+                "a.json:2: there is more after the array  (one array to a file; a conversation "
+                'on each line is written {"messages": [...]})'
+            ),
+        ),
+        (
+            "hello",
+            (
+                'a.json: neither an array nor an object  (write an array of objects, {"data": '
+                "[...]} or one object a line)"
+            ),
+        ),
+        (
+            '{"train": [],\n "test": []}',
+            (
+                "a.json: the object has no array under \"data\", only 'train', 'test'  (write an "
+                'array of objects, {"data": [...]} or one object a line)'
+            ),
+        ),
+        (
+            '{"train": [{"a": 1}], "test": {"0": "x"}}',
+            (
+                "a.json: the object has no array under \"data\", only 'train', 'test'  (write an "
+                'array of objects, {"data": [...]} or one object a line)'
+            ),
+        ),
+        (
+            '{"data": [{"a": 1}], "v": 2,\n "test": [{}]}',
+            (
+                "a.json: there are rows under 'test' as well as under \"data\"  (save each as a "
+                "file of its own)"
+            ),
+        ),
+        (
+            '{"test": [{}],\n "v": 2, "data": []}',
+            (
+                "a.json: there are rows under 'test' as well as under \"data\"  (save each as a "
+                "file of its own)"
+            ),
+        ),
+        (
+            '{"train": [1,\n 2',
+            (
+                'a.json:2: the JSON is incomplete  (write an array of objects, {"data": [...]} '
+                "or one object a line)"
+            ),
+        ),
+        ('{"a": "\\u0000"}', "a.json:1: NUL character in 'a'  (fix the row)"),
     ],
 )
 def test_a_json_file_that_is_no_array_of_rows_is_refused(content, text, tmp_path):
@@ -276,9 +377,9 @@ def test_rows_of_any_length_are_read_from_arrays_and_objects(tmp_path):
 def test_rows_of_an_array_in_one_line_are_told_by_their_number(tmp_path):
     path = written(tmp_path, "a.json", '[{"a": 1}, 2, {"a": 3},\n4, 5]')
     assert [str(row) for row in read_rows(path) if isinstance(row, BadRow)] == [
-        wording("row-row-number-not", path=path),
-        wording("row-number-not", path=path),
-        wording("row-row-number", path=path),
+        f"{path}: row 2: the row is a number, not a JSON object",
+        f"{path}:2: the row is a number, not a JSON object",
+        f"{path}: row 5: the row is a number, not a JSON object",
     ]
     second = next(row for row in read_rows(path) if isinstance(row, BadRow))
     assert second.to_json() == {"file": str(path), "row": 2, "reason": second.reason, "raw": "2"}

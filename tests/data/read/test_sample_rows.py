@@ -11,7 +11,6 @@ from expert.data.read.sample_rows import SampledRows, sample_rows
 from expert.data.records import BadRow, Row
 from expert.planning import survey
 from tests.each import each
-from tests.wording import wording
 
 
 def jsonl(path: Path, words: list[int]) -> Path:
@@ -96,7 +95,7 @@ def test_of_large_files_parts_are_looked_at_that_lie_all_over_them(tmp_path, mon
     short = jsonl(tmp_path / "a.jsonl", [1] * 5000)
     long = jsonl(tmp_path / "b.jsonl", [20] * 5000)
     found = spread(short, long)
-    assert found.because == wording("lines-mib-spread-over")
+    assert found.because == "estimated from the lines of 0 MiB spread over the file"
     # Of 14 % of the bytes, which are short rows, 2 of 16 parts are sampled: 12.5 %.
     assert found.lines == pytest.approx(10_000, rel=0.1)
     assert found.total(words_in(found)) == pytest.approx(105_000, rel=0.05)

@@ -11,7 +11,6 @@ import pyarrow as pa
 from expert.data.read.folders import unread_files
 from tests.data.read.source_folders import refusal, resolve, train_of, values
 from tests.each import each
-from tests.wording import wording
 
 
 def save(folder: Path, rows: list[dict[str, Any]], *, shards: int = 1, **state: Any) -> None:
@@ -54,23 +53,26 @@ def test_the_splits_of_a_saved_data_set_are_found_by_their_names(tmp_path):
     assert values(sources.validation) == [{"n": 2}]
     assert sources.test is None
     assert values(train_of(tmp_path, "saved::extra")) == [{"n": 3}]
-    assert refusal(tmp_path, "saved::test") == wording("saved-data-set-has")
+    assert refusal(tmp_path, "saved::test") == (
+        "saved::test: the saved data set has no split 'test'; its splits: train, "
+        "validation, extra  (name one: path::split)"
+    )
     assert unread_files(tmp_path / "saved") == ["extra/"]
 
 
 @each(
     ("description", "text"),
     [
-        ("{", wording("cannot-read-expecting-property")),
-        ("[]", wording("no-description-data-set")),
-        ("{}", wording("does-not-name-data")),
+        ("{", "saved/state.json: it cannot be read: Expecting property name"),
+        ("[]", "saved/state.json: it does not describe a data set  (save it again)"),
+        ("{}", "saved/state.json: it does not name the data files  (save the data set again)"),
         (
             '{"_data_files": [{"filename": "../../secret.arrow"}]}',
-            wording("saved-saved-view-another"),
+            "saved: it was saved as a view of another data set  (save the data set again)",
         ),
         (
             '{"_data_files": [], "_indices_data_files": [{"filename": "i.arrow"}]}',
-            wording("saved-saved-view-another"),
+            "saved: it was saved as a view of another data set  (save the data set again)",
         ),
     ],
     ids=["broken", "array", "empty", "outside", "view"],
@@ -86,4 +88,7 @@ def test_splits_outside_the_folder_of_a_saved_data_set_are_refused(splits, tmp_p
     save_splits(tmp_path / "saved", train=[{"n": 1}])
     described = tmp_path / "saved" / "dataset_dict.json"
     described.write_text(f'{{"splits": {splits}}}', encoding="utf-8")
-    assert refusal(tmp_path, "saved") == wording("does-not-name-splits")
+    assert (
+        refusal(tmp_path, "saved")
+        == "FOLDER/saved/dataset_dict.json: it does not name the splits  (save it again)"
+    )

@@ -19,7 +19,6 @@ from expert.manifest.schema.dataset import Task
 from tests.data import FILES
 from tests.data.read.source_folders import fill, names, refusal, resolve, train_of, values
 from tests.each import each
-from tests.wording import wording
 
 # ---- files and folders
 
@@ -46,7 +45,11 @@ def test_a_path_is_relative_to_the_folder_of_the_manifest_or_absolute(tmp_path):
 def test_the_format_of_the_manifest_reads_a_file_without_a_suffix(tmp_path):
     (tmp_path / "rows").write_text("a,b\n1,2\n", encoding="utf-8")
     assert values(train_of(tmp_path, "rows", format="csv")) == [{"a": "1", "b": "2"}]
-    assert refusal(tmp_path, "rows") == wording("name-does-not-tell")
+    assert refusal(tmp_path, "rows") == (
+        "FOLDER/rows: the format is not clear from the name  (set "
+        "training.dataset.format to one of jsonl, json, csv, tsv, txt, parquet, arrow, "
+        "excel)"
+    )
 
 
 @each(
@@ -174,7 +177,10 @@ def test_a_folder_that_cannot_be_opened_is_listed_as_not_read(tmp_path, monkeypa
 
 def test_a_folder_of_several_formats_needs_the_format_said(tmp_path):
     fill(tmp_path, "rows/a.jsonl", "rows/b.jsonl", "rows/c.csv", "rows/README.txt")
-    assert refusal(tmp_path, "rows") == wording("files-several-formats-csv")
+    assert refusal(tmp_path, "rows") == (
+        "FOLDER/rows: files of several formats: 1 csv, 2 jsonl  (choose one with "
+        "training.dataset.format)"
+    )
     source = train_of(tmp_path, "rows", format="jsonl")
     assert names(source, tmp_path) == ["rows/a.jsonl", "rows/b.jsonl"]
     assert values(source) == [{"from": "rows/a.jsonl"}, {"from": "rows/b.jsonl"}]
@@ -183,16 +189,31 @@ def test_a_folder_of_several_formats_needs_the_format_said(tmp_path):
 def test_paths_that_lead_to_no_rows_are_refused_with_what_is_there(tmp_path):
     (tmp_path / "empty").mkdir()
     fill(tmp_path, "held/test.jsonl", "datasets/train.jsonl")
-    fix = wording("put-jsonl-csv-parquet")
-    assert refusal(tmp_path, "empty") == wording("empty-folder-has-no", fix=fix)
-    assert refusal(tmp_path, "held") == wording("held-folder-has-no", fix=fix)
-    assert refusal(tmp_path, "held::dev") == wording("folder-has-no-data", fix=fix)
-    assert refusal(tmp_path, "datasets/train.json1") == wording("no-did-you-mean")
-    assert refusal(tmp_path, "datasets/zzz.csv") == wording("there-is-no-check")
-    assert refusal(tmp_path, "nowhere/train.jsonl") == wording("no-paths-relative-to")
+    fix = "put .jsonl, .csv, .parquet or other data files there"
+    assert refusal(tmp_path, "empty") == f"empty: the folder has no data files for 'train'  ({fix})"
+    assert refusal(tmp_path, "held") == f"held: the folder has no data files for 'train'  ({fix})"
+    assert (
+        refusal(tmp_path, "held::dev")
+        == f"held::dev: the folder has no data files for 'dev'  ({fix})"
+    )
+    assert refusal(tmp_path, "datasets/train.json1") == (
+        "datasets/train.json1: there is no FOLDER/datasets/train.json1  (did you mean "
+        "'train.jsonl'?)"
+    )
+    assert (
+        refusal(tmp_path, "datasets/zzz.csv")
+        == "datasets/zzz.csv: there is no FOLDER/datasets/zzz.csv  (check training.dataset.path)"
+    )
+    assert refusal(tmp_path, "nowhere/train.jsonl") == (
+        "nowhere/train.jsonl: there is no FOLDER/nowhere/train.jsonl  (paths are "
+        "relative to the folder of the manifest)"
+    )
     fill(tmp_path, "train.jsonl")
-    assert refusal(tmp_path, "train.jsonl::test") == wording("file-has-no-splits")
-    assert refusal(tmp_path) == wording("names-no-rows-set")
+    assert (
+        refusal(tmp_path, "train.jsonl::test")
+        == "train.jsonl::test: a file has no splits  (leave out what follows '::')"
+    )
+    assert refusal(tmp_path) == "training.dataset: it names no rows  (set path or tasks)"
 
 
 def test_tasks_keep_their_names_weights_and_files(tmp_path):
@@ -220,7 +241,9 @@ def test_a_broken_row_of_a_source_keeps_its_own_file_and_line(tmp_path):
     (tmp_path / "rows" / "b.jsonl").write_text('{"n": 1}\n\nnull\n', encoding="utf-8")
     found = list(iterate(train_of(tmp_path, "rows")))
     assert [type(row) for row in found] == [Row, Row, BadRow]
-    assert str(found[2]) == wording("line-holds-null", b=tmp_path / "rows" / "b.jsonl")
+    assert str(found[2]) == "{b}:3: the line holds null, not a JSON object".format(
+        b=tmp_path / "rows" / "b.jsonl"
+    )
 
 
 def test_max_chars_is_spent_over_the_text_files_together(tmp_path):
@@ -261,7 +284,9 @@ def test_a_hash_depends_on_the_content_and_not_on_the_name_or_the_rows_taken(tmp
     (tmp_path / "a.jsonl").unlink()
     with pytest.raises(DataError) as caught:
         content_hash(same[0])
-    assert str(caught.value) == wording("cannot-read-no-such", a=tmp_path / "a.jsonl")
+    assert str(caught.value) == "{a}: it cannot be read: No such file or directory".format(
+        a=tmp_path / "a.jsonl"
+    )
 
 
 def test_a_hash_depends_on_how_the_bytes_are_read_and_where_files_end(tmp_path):
@@ -297,7 +322,16 @@ def test_markdown_is_text_alone_and_documentation_next_to_rows(tmp_path):
 
 @each(
     ("files", "told"),
-    [(1, wording("file-of-a-split-empty")), (2, wording("files-of-a-split-empty"))],
+    [
+        (1, "rows: valid.jsonl: is empty  (put rows into it, or name another file)"),
+        (
+            2,
+            (
+                "rows: valid.jsonl, valid2.jsonl: these 2 files have no rows  (put rows into "
+                "it, or name another file)"
+            ),
+        ),
+    ],
 )
 def test_the_empty_files_of_a_split_are_named(files, told, tmp_path):
     fill(tmp_path, "rows/train.jsonl")

@@ -19,25 +19,39 @@ from tests.data import FILES
 from tests.data.read.row_files import RIVERS, refusal, written, zst
 from tests.each import each
 from tests.faults.counting import case
-from tests.wording import wording
 
 
 def test_a_file_that_is_not_there_a_folder_and_a_pipe_are_refused(tmp_path):
-    where = wording("paths-relative-to-folder")
+    where = "paths are relative to the folder of the manifest"
     for name in ("a.jsonl", "a.csv", "a.txt", "a.parquet", "a.arrow", "a.jsonl.gz", "a.jsonl.zst"):
-        assert refusal(tmp_path / name) == wording("there-is-no-such-file", name=name, where=where)
+        assert refusal(tmp_path / name) == f"{name}: there is no such file  ({where})"
         os.mkfifo(tmp_path / name)  # nothing is waited for
-        assert refusal(tmp_path / name) == wording("is-a-pipe", name=name)
+        assert (
+            refusal(tmp_path / name)
+            == f"{name}: is a pipe, not a regular file  (write its output to a file, and name that)"
+        )
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "a.jsonl").mkdir()
-    assert refusal(tmp_path / "b" / "a.jsonl") == wording("folder-not-file-name")
+    assert (
+        refusal(tmp_path / "b" / "a.jsonl")
+        == "a.jsonl: this is a folder, not a file  (name a file in it)"
+    )
 
 
 @each(
     ("error", "words"),
     [
-        (PermissionError(13, "Permission denied"), wording("may-not-read-give")),
-        (OSError(5, "Input/output error"), wording("cannot-read-errno-error")),
+        (
+            PermissionError(13, "Permission denied"),
+            "a.jsonl: permission denied  (give yourself permission to read it)",
+        ),
+        (
+            OSError(5, "Input/output error"),
+            (
+                "a.jsonl: it cannot be read: [Errno 5] Input/output error  (check the disk, or "
+                "copy the file again)"
+            ),
+        ),
     ],
 )
 def test_an_error_of_the_disk_is_told(tmp_path, monkeypatch, error, words):
@@ -51,43 +65,52 @@ def test_an_error_of_the_disk_is_told(tmp_path, monkeypatch, error, words):
 @each("name", ["a.jsonl", "a.json", "a.csv", "a.txt", "a.parquet", "a.arrow"])
 def test_a_packed_file_that_was_cut_off_is_refused(name, tmp_path):
     noise = os.urandom(200_000).hex().encode()
-    fix = wording("file-cut-off-damaged")
+    fix = "the file is cut off or damaged; copy or download it again"
     packed = gzip.compress(b'{"a": "' + noise + b'"}\n' * 3)
     path = written(tmp_path, f"{name}.gz", packed[: len(packed) // 2])
-    assert refusal(path) == wording("gz-cannot-unpacked-compressed", name=name, fix=fix)
+    assert refusal(path) == (
+        f"{name}.gz: it cannot be unpacked: Compressed file ended before the "
+        f"end-of-stream marker was reached  ({fix})"
+    )
     whole = zst(noise, tmp_path / "whole").read_bytes()
     path = written(tmp_path, f"{name}.zst", whole[: len(whole) // 2])
-    assert refusal(path) == wording("zst-cannot-unpacked-truncated", name=name, fix=fix)
+    assert (
+        refusal(path) == f"{name}.zst: it cannot be unpacked: Truncated compressed stream  ({fix})"
+    )
 
 
 def test_what_is_not_packed_at_all_is_refused(tmp_path):
-    fix = wording("file-cut-off-damaged")
+    fix = "the file is cut off or damaged; copy or download it again"
     path = written(tmp_path, "a.jsonl.gz", b'{"a": 1}\n')
-    assert refusal(path) == wording("cannot-unpacked-not-gzipped", fix=fix)
+    assert (
+        refusal(path) == f"a.jsonl.gz: it cannot be unpacked: Not a gzipped file (b'{{\"')  ({fix})"
+    )
     assert refusal(written(tmp_path, "a.jsonl.zst", b'{"a": 1}\n')).startswith(
-        wording("cannot-unpacked-zstd-decompress")
+        "a.jsonl.zst: it cannot be unpacked: ZSTD decompress failed"
     )
     damaged = bytearray(gzip.compress(os.urandom(1000)))
     damaged[12:20] = b"\xff" * 8
     assert refusal(written(tmp_path, "a.jsonl.gz", bytes(damaged))).startswith(
-        wording("cannot-unpacked-error-while")
+        "a.jsonl.gz: it cannot be unpacked: Error -3 while decompressing data"
     )
 
 
 @each(
     ("name", "content", "start"),
     [
-        ("a.parquet", b"not parquet at all", wording("not-whole-parquet-file")),
-        ("a.parquet", b"", wording("not-whole-parquet-file")),
-        ("a.arrow", b"not arrow at all", wording("not-whole-arrow-file")),
-        ("a.arrow", b"", wording("not-whole-arrow-file")),
-        ("a.arrow", b"ARROW1\0\0and no more", wording("not-whole-arrow-file")),
+        ("a.parquet", b"not parquet at all", "a.parquet: not a whole Parquet file: "),
+        ("a.parquet", b"", "a.parquet: not a whole Parquet file: "),
+        ("a.arrow", b"not arrow at all", "a.arrow: not a whole Arrow file: "),
+        ("a.arrow", b"", "a.arrow: not a whole Arrow file: "),
+        ("a.arrow", b"ARROW1\0\0and no more", "a.arrow: not a whole Arrow file: "),
     ],
 )
 def test_a_file_of_another_format_is_refused(name, content, start, tmp_path):
     text = refusal(written(tmp_path, name, content))
     assert text.startswith(start)
-    assert text.endswith(wording("file-cut-off"))
+    assert text.endswith(
+        "  (the file is cut off, damaged or of another format; write or download it again)"
+    )
 
 
 @each("name", ["rivers.parquet", "rivers.arrow", "rivers_file.arrow"])
@@ -106,20 +129,30 @@ def test_a_table_cut_off_at_any_place_is_refused_or_loses_nothing(name, tmp_path
 
 def test_what_is_no_file_of_rows_is_told_for_what_it_is(tmp_path):
     path = written(tmp_path, "a.jsonl", '{"a": 1}\n'.encode("utf-16-le"))
-    assert refusal(path) == wording("text-looks-like-without")
+    assert (
+        refusal(path) == "a.jsonl: the text looks like UTF-16 without its mark  (save it as UTF-8)"
+    )
     pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
-    assert refusal(written(tmp_path, "a.csv", pointer)) == wording("only-git-lfs-pointer")
+    assert (
+        refusal(written(tmp_path, "a.csv", pointer))
+        == "a.csv: only the Git LFS pointer is here, not the data  (run 'git lfs pull')"
+    )
     formats = "jsonl, json, csv, tsv, txt, parquet, arrow, excel"
-    assert refusal(written(tmp_path, "rows", "")) == wording("rows-name-does-not", formats=formats)
+    assert refusal(written(tmp_path, "rows", "")) == (
+        "rows: the format is not clear from the name  (set training.dataset.format to "
+        f"one of {formats})"
+    )
     assert refusal(written(tmp_path, "a.jsonl", ""), format="xml") == (
         f"a.jsonl: unknown format 'xml'  (one of {formats})"
     )
     pq.write_table(pa.table([["x"], ["y"]], ["a", "a"]), tmp_path / "a.parquet")
-    assert wording("two-columns-named-a") in refusal(tmp_path / "a.parquet")
+    assert "two columns are named 'a'" in refusal(tmp_path / "a.parquet")
     with (tmp_path / "b.jsonl").open("wb") as stream:
         stream.write(b'{"a": 1}\n')
         stream.truncate(2**36)
-    assert wording("were-never-written") in refusal(tmp_path / "b.jsonl")
+    assert "most of its 64.0 GiB were never written, and read as zeros" in refusal(
+        tmp_path / "b.jsonl"
+    )
 
 
 @each("name", ["a.jsonl.gz", "a.jsonl.zst", "a.json.gz", "a.txt.gz", "a.csv.zst"])
@@ -127,7 +160,7 @@ def test_a_file_that_unpacks_to_much_more_than_its_size_is_refused(name, tmp_pat
     monkeypatch.setattr("expert.data.read.streams.MOST_UNPACKED", 2**17)
     path, text = tmp_path / name, b'{"a": "x"}\n' * 40_000
     path = zst(text, path) if name.endswith("zst") else written(tmp_path, name, gzip.compress(text))
-    assert wording("as-a-zip-bomb-would") in refusal(path)
+    assert ", as a zip bomb would  (if it is sound: unpack it, or --set " in refusal(path)
     assert refusal(path).endswith("max_unpacked_size=1GB)")
     assert next(iter(read_rows(path, max_unpacked=10**9)))
 
@@ -147,14 +180,16 @@ def test_cells_of_many_megabytes_are_bad_rows(tmp_path):
     assert isinstance(bad, BadRow)
     assert isinstance(last, Row)
     assert (first.values, last.values) == ({"a": "x"}, {"a": "y"})
-    assert (bad.line, bad.reason) == (2, wording("6-mb-long"))
+    assert (bad.line, bad.reason) == (2, "6.0 MB long, the limit is 5 MB")
 
 
 def test_a_value_that_stands_in_every_row_counts_in_every_row(tmp_path, monkeypatch):
     monkeypatch.setattr("expert.data.read.arrow_rows._REPEATED_BYTES", 2**20)
     once = pa.DictionaryArray.from_arrays(pa.array([0] * 5000, pa.int32()), ["x" * 10_000])
     pq.write_table(pa.table({"a": once}), tmp_path / "a.parquet")
-    assert wording("as-a-zip-bomb-would") in refusal(tmp_path / "a.parquet")
+    assert ", as a zip bomb would  (if it is sound: unpack it, or --set " in refusal(
+        tmp_path / "a.parquet"
+    )
 
 
 @each(
@@ -170,7 +205,7 @@ def test_a_key_that_is_there_twice_makes_a_bad_row(name, text, tmp_path):
     bad, row = read_rows(written(tmp_path, name, text.encode()))
     assert isinstance(bad, BadRow)
     assert isinstance(row, Row)
-    assert bad.reason == wording("key-there-twice")
+    assert bad.reason == "the key 'a' occurs more than once"
     assert row.values == {"a": 1}
 
 
@@ -198,6 +233,6 @@ def test_a_parquet_file_that_lies_about_its_rows_is_refused(tmp_path):
                 # Nobody relies on what is told in this place.
                 assert rows == [{"text": str(n)} for n in range(1000)]
     file.write_bytes(good[: places[0]] + as_varint(999) + good[places[0] + len(told) :])
-    with pytest.raises(DataError, match=wording("says-it-has-rows")):
+    with pytest.raises(DataError, match="its metadata says "):
         list(read_rows(file))
     assert len(places) > 2

@@ -11,7 +11,6 @@ from expert.data.read.sample_rows import sample_rows
 from expert.planning.survey import survey_file
 from tests.data.read.row_files import RIVERS, good, outline, refusal, written, xlsx
 from tests.each import each
-from tests.wording import wording
 
 HEADER = list(RIVERS[0])
 SHEET: list[list[Any]] = [HEADER, *([row[name] for name in HEADER] for row in RIVERS)]
@@ -25,7 +24,7 @@ def test_an_array_in_a_file_of_json_lines_is_read_as_the_rows_it_holds(tmp_path,
     assert survey_file(path).rows is None
     assert sample_rows([path], format=None, most=10) is None
     lines = written(tmp_path, name, '[1]\n{"a": 1}\n')  # those are bad rows still
-    assert outline(lines) == [(1, wording("line-holds-array-not")), (2, {"a": 1})]
+    assert outline(lines) == [(1, "the line holds an array, not a JSON object"), (2, {"a": 1})]
 
 
 @each("encoding", ["utf-16", "utf-32"])
@@ -44,7 +43,10 @@ def test_a_text_and_a_csv_in_utf16_are_read(tmp_path):
     assert good(path) == [{"question": "was?", "answer": "grün"}]
     assert sample_rows([path], format=None, most=10) is None
     cut_off = '{"a": "x"}\n'.encode("utf-16")[:-1]
-    assert refusal(written(tmp_path, "a.jsonl", cut_off)) == wording("broken-truncated-data-save")
+    assert (
+        refusal(written(tmp_path, "a.jsonl", cut_off))
+        == "a.jsonl: broken UTF-16: truncated data  (save it as UTF-8)"
+    )
 
 
 @each(
@@ -59,7 +61,10 @@ def test_a_file_whose_name_hides_what_it_holds_is_refused_with_its_right_ending(
     tmp_path, name, content, ending
 ):
     told = refusal(written(tmp_path, name, content))
-    assert told == wording("content-of-another-file", name=name, ending=ending)
+    assert told == (
+        f"{name}: the content is that of a {ending} file  (rename it so that its name "
+        f"ends with {ending})"
+    )
 
 
 @each("name", ["rows.xlsx", "rows.xlsx.gz"])
@@ -81,16 +86,18 @@ def test_cells_of_a_spreadsheet_are_what_a_person_sees(tmp_path):
 
 def test_several_sheets_with_rows_are_refused_and_empty_ones_are_not(tmp_path):
     assert good(xlsx(tmp_path / "a.xlsx", SHEET, [])) == RIVERS
-    assert wording("several-sheets-have-rows") in refusal(xlsx(tmp_path / "b.xlsx", SHEET, SHEET))
+    assert "several sheets have rows: S1 (4 rows), S2 (4 rows)" in refusal(
+        xlsx(tmp_path / "b.xlsx", SHEET, SHEET)
+    )
 
 
 def test_what_is_not_a_spreadsheet_or_cannot_be_read_here_is_refused(tmp_path, monkeypatch):
     path = written(tmp_path, "a.xlsx", b"PK")
-    assert wording("cannot-read-spreadsheet") in refusal(path)
+    assert "it cannot be read as a spreadsheet" in refusal(path)
     twice = xlsx(tmp_path / "b.xlsx", [["a", "a"], ["x", "y"]])
-    assert wording("two-columns-named") in refusal(twice)
+    assert "two columns are named 'a'" in refusal(twice)
     monkeypatch.setitem(sys.modules, "python_calamine", None)
-    assert wording("needs-the-package-python-calamine") in refusal(twice)
+    assert "needs the package 'python-calamine'" in refusal(twice)
 
 
 def test_a_spreadsheet_beside_rows_is_not_read(tmp_path):

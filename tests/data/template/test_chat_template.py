@@ -33,7 +33,6 @@ from tests.data.template.test_templates import (
     text_of,
 )
 from tests.each import each
-from tests.wording import wording
 
 # What is written and what is trained on
 
@@ -146,13 +145,31 @@ LONGER = (USER, ANSWER, USER, ANSWER)
     ("source", "turns", "words"),
     [
         # An answer that the template does not write, and one that it does.
-        (UPPER, LOWER, wording("tokenizers-chat-template-rewrites")),
-        (SHORT, LONGER, wording("tokenizers-chat-template-refuses")),
-        (FAILS, (Turn("user", "x"), ANSWER), wording("tokenizers-chat-template-fails")),
+        (
+            UPPER,
+            LOWER,
+            (
+                "the tokenizer's chat template rewrites turn 2 (assistant) so that its answer "
+                "cannot be found in the text: 'ab'"
+            ),
+        ),
+        (SHORT, LONGER, "the tokenizer's chat template refuses this conversation: too long"),
+        (
+            FAILS,
+            (Turn("user", "x"), ANSWER),
+            (
+                "the tokenizer's chat template fails on this conversation: ZeroDivisionError: "
+                "division by zero"
+            ),
+        ),
         # Nothing ends an answer that another turn follows.
-        (NO_END, LONGER, wording("tokenizers-chat-template-does")),
+        (NO_END, LONGER, "the tokenizer's chat template does not end turn 2 (assistant)"),
         # An answer is left out of longer conversations.
-        (LAST_TWO, LONGER, wording("tokenizers-chat-template")),
+        (
+            LAST_TWO,
+            LONGER,
+            "the tokenizer's chat template does not write turn 2 (assistant) exactly once",
+        ),
     ],
 )
 def test_what_a_template_cannot_write_is_an_error_of_that_row_only(source, turns, words):
@@ -203,7 +220,7 @@ def test_the_date_is_the_same_on_all_days_and_json_is_written_without_escapes():
     template = ChatTemplate("{{ strftime_now('%d %b %Y %H:%M:%S') }}" + CHATML, eos="")
     assert template.prompt([USER]).startswith("26 Jul 2024 00:00:00<|im_start|>")
     assert template.fingerprint != ChatTemplate(CHATML, eos="").fingerprint
-    with pytest.raises(TemplateError, match=wording("only-after-user-turn")):
+    with pytest.raises(TemplateError, match="only after a user or tool turn"):
         template.prompt([USER, ANSWER])
     # Written down once: tokens that were prepared before are found by it.
     known = ChatTemplate(BARE, bos="<s>", eos="</s>").fingerprint

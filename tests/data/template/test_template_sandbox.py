@@ -11,7 +11,6 @@ from expert.data.template.templates import TemplateError
 from tests.data.template.chat_templates import CHATML, as_transformers_does, exchange, family
 from tests.data.template.test_templates import ANSWER, USER, text_of
 from tests.each import each
-from tests.wording import wording
 
 
 def test_the_filters_that_are_charged_do_what_jinjas_do():
@@ -29,30 +28,30 @@ def test_the_filters_that_are_charged_do_what_jinjas_do():
     assert ChatTemplate(source + CHATML, eos="").prompt([USER]).startswith(expected)
 
 
-STOPPED = wording("tokenizers-chat-template-stopped")
-UNSAFE = wording("tokenizers-chat-template-not")
-UNREADABLE = wording("tokenizers-chat-template-cannot")
-TOO_MUCH = STOPPED + wording("makes-far-more-text")
+STOPPED = "the tokenizer's chat template was stopped: "
+UNSAFE = "the tokenizer's chat template is not safe to run: "
+UNREADABLE = "the tokenizer's chat template cannot be read: "
+TOO_MUCH = STOPPED + "it makes far more text than it is given"
 
 
 @each(
     ("hostile", "text"),
     [
-        ("{{ ''.__class__ }}", UNSAFE + wording("str-out-reach")),
-        ("{{ ''['__class__'] }}", UNSAFE + wording("str-out-reach")),
-        ("{{ '' | attr('__class__') }}", UNSAFE + wording("str-out-reach")),
+        ("{{ ''.__class__ }}", UNSAFE + "'__class__' of 'str' is not accessible"),
+        ("{{ ''['__class__'] }}", UNSAFE + "'__class__' of 'str' is not accessible"),
+        ("{{ '' | attr('__class__') }}", UNSAFE + "'__class__' of 'str' is not accessible"),
         ("{{ [] | map(attribute='__class__') | list }}", None),
         ("{{ [''] | map(attribute='__class__') | list }}", UNSAFE),
         ("{{ namespace.__init__.__globals__ }}", UNSAFE),
         ("{{ raise_exception.__globals__ }}", UNSAFE),
         ("{{ strftime_now.__self__ }}", UNSAFE),
         ("{{ self.__init__ }}", UNSAFE),
-        ("{{ dict.fromkeys }}", UNSAFE + wording("fromkeys-type-out-reach")),
-        ("{{ messages.append(1) }}", UNSAFE + wording("append-list-out-reach")),
-        ("{{ '{0.__class__}'.format(1) }}", UNSAFE + wording("format-str-out-reach")),
-        ("{{ 'a'.ljust(9999999999) }}", UNSAFE + wording("ljust-str-out-reach")),
+        ("{{ dict.fromkeys }}", UNSAFE + "'fromkeys' of 'type' is not accessible"),
+        ("{{ messages.append(1) }}", UNSAFE + "'append' of 'list' is not accessible"),
+        ("{{ '{0.__class__}'.format(1) }}", UNSAFE + "'format' of 'str' is not accessible"),
+        ("{{ 'a'.ljust(9999999999) }}", UNSAFE + "'ljust' of 'str' is not accessible"),
         ("{{ (1).to_bytes(9999999999, 'big') }}", UNSAFE),
-        ("{{ '%9999999999d' % 1 }}", UNSAFE + wording("is-for-numbers-here")),
+        ("{{ '%9999999999d' % 1 }}", UNSAFE + "'%' is for numbers here"),
         (
             "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
             TOO_MUCH,
@@ -72,11 +71,11 @@ TOO_MUCH = STOPPED + wording("makes-far-more-text")
         ("{{ 'a' * 9999999999 }}", TOO_MUCH),
         ("{{ [1] * 9999999999 }}", TOO_MUCH),
         ("{{ 9999999999 * 'a' }}", TOO_MUCH),
-        ("{{ 10 ** (10 ** 10) }}", STOPPED + wording("computes-with-enormous-numbers")),
+        ("{{ 10 ** (10 ** 10) }}", STOPPED + "it computes with enormous numbers"),
         (
             "{% set ns = namespace(x=7) %}{% for i in range(60) %}{% set ns.x = ns.x * ns.x %}"
             "{% endfor %}",
-            STOPPED + wording("computes-with-enormous-numbers"),
+            STOPPED + "it computes with enormous numbers",
         ),
         *(
             (
@@ -98,16 +97,28 @@ TOO_MUCH = STOPPED + wording("makes-far-more-text")
         ("{{ ('a' * 90000) | replace('a', 'b' * 90000) }}", TOO_MUCH),
         ("{{ ('a' * 90000).join(['a'] * 9000) }}", TOO_MUCH),
         ("{{ ['a'] * 9000 | join('a' * 90000) }}", TOO_MUCH),
-        ("{{ 'a' | indent(9999999999) }}", STOPPED + wording("indents-by-more-line")),
-        ("{{ [1] | tojson(indent=9999999999) }}", STOPPED + wording("indents-by-more-line")),
+        ("{{ 'a' | indent(9999999999) }}", STOPPED + "it indents by more than a line"),
+        ("{{ [1] | tojson(indent=9999999999) }}", STOPPED + "it indents by more than a line"),
         ("{{ 'a' | center(9999999999) }}", UNREADABLE + "line 1: No filter named 'center'."),
         ("{{ range(9999999999) }}", "OverflowError"),
         ("{{ lipsum(9999) }}", "UndefinedError: 'lipsum' is undefined"),
         ("{% include 'secret' %}", "no loader"),
         ("{% if %}", UNREADABLE + "line 1: "),
         ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", UNREADABLE + "RecursionError"),
-        ("x" * 200_000, wording("tokenizers-chat-template-has", value=200000 + len(CHATML))),
-        ("{{ raise_exception('never') }}", wording("the-tokenizers-chat-template")),
+        (
+            "x" * 200_000,
+            (
+                f"the tokenizer's chat template has {200000 + len(CHATML):,} characters, more "
+                "than 65,536"
+            ),
+        ),
+        (
+            "{{ raise_exception('never') }}",
+            (
+                "the tokenizer's chat template refuses this conversation: never  (it is: user, "
+                "assistant)"
+            ),
+        ),
     ],
 )
 def test_a_hostile_template_is_refused_before_any_row(hostile, text, monkeypatch):
@@ -131,7 +142,7 @@ def test_a_template_that_turns_hostile_or_runs_too_long_stops_the_whole_data_set
     assert not isinstance(caught.value, TemplateError)
     assert str(caught.value).startswith(TOO_MUCH)
     monkeypatch.setattr(template_sandbox, "SECONDS", -1.0)
-    with pytest.raises(DataError, match=wording("stopped-runs-for-more")):
+    with pytest.raises(DataError, match="was stopped: it runs for more than -1 s"):
         ChatTemplate(CHATML, eos="")
 
 
@@ -145,4 +156,7 @@ def test_long_rows_have_a_larger_allowance():
 def test_a_template_that_leaves_out_what_is_said_is_of_no_use(source, role):
     with pytest.raises(DataError) as caught:
         ChatTemplate(source, eos="")
-    assert str(caught.value) == wording("tokenizers-chat-template-leaves", role=role)
+    assert str(caught.value) == (
+        f"the tokenizer's chat template leaves out the {role} turn  (set "
+        "base_models[0].prompt_template: chatml)"
+    )

@@ -19,7 +19,6 @@ from tests.insight.ladders import measured
 from tests.jobs.benchmark.fake_processes import BRISK, Heard, be_brisk, request
 from tests.jobs.runs import events_of, write_expert
 from tests.jobs.trained_runs import CORPUS
-from tests.wording import wording
 
 NAMES = [setting.name for setting in (BASELINE, *SETTINGS)]
 
@@ -50,7 +49,7 @@ def test_every_setting_of_an_expert_on_a_cpu(tmp_path, base, monkeypatch):
         ["bf16 + TF32", "fused AdamW", "compile", "fused blocks", "CUDA graphs"], "not here"
     ) | {name: "not here" for name in ("batch size",) if name in passed}
     assert heard.started == [name for name in NAMES if name not in passed]
-    assert {wording("opening-the-data"), wording("loading-the-model"), "training"} <= heard.doing
+    assert {"opening the data", "loading the model", "training"} <= heard.doing
     for setting in found.kept[1:]:
         held = setting.loss_difference if setting.own_difference is None else setting.own_difference
         assert abs(held) <= setting.tolerance, setting.name
@@ -96,7 +95,7 @@ def test_packing_that_sorts_rows_by_length_is_seen(monkeypatch):
         index = pack.pack_best_fit(lengths, 256, 42)
         seen = _clumping(index, DataOrder(index.bins, 1, 42))
         said[name] = rows_of_one_length(measured(100.0, clumping=seen))
-    assert wording("rows-one-length") in said["sorted"]
+    assert "rows of one length share a step" in said["sorted"]
     assert said["mixed"] == ""
 
 
@@ -119,8 +118,8 @@ def test_the_character_model_can_be_benchmarked_too(tmp_path):
     by = {setting.name: setting for setting in found.rungs}
     assert by["baseline"].status == "kept"
     assert by["attention"].measured is not None
-    assert by["pre-tokenised"].because == wording("corpus-characters-needs-no")
-    assert by["packing"].because == wording("corpus-characters-cut-into")
+    assert by["pre-tokenised"].because == "a corpus of characters needs no tokenizer"
+    assert by["packing"].because == "a corpus of characters is cut into blocks"
     assert found.examples_per_update == 16
     assert found.held_out_rows == BRISK.held_out  # blocks of the corpus, not its one document
     assert not (tmp_path / "home").exists()
@@ -128,7 +127,9 @@ def test_the_character_model_can_be_benchmarked_too(tmp_path):
 
 def test_a_stream_cannot_be_benchmarked(tmp_path, base):
     path = write_expert(tmp_path / "expert", base, {}, dataset={"streaming": True})
-    with pytest.raises(CannotBenchmark, match=wording("stream-has-no-rows")):
+    with pytest.raises(
+        CannotBenchmark, match="a stream has no rows that every setting could see again"
+    ):
         benchmark(request(path), folder=tmp_path / "out")
 
 

@@ -11,7 +11,6 @@ from expert.jobs.benchmark.pace import QUICK, Clock
 from expert.jobs.benchmark.processes import Job, MeasurementFailed, Ready, Window
 from tests.each import each
 from tests.jobs.benchmark.fake_processes import a_job
-from tests.wording import wording
 
 
 def timed(name: str, device: str = "cuda", peak: int = 10) -> Timed:
@@ -105,7 +104,7 @@ class Process:
         (
             (60, 50),
             [("old", False, False, False), ("new", False, True, False)],
-            wording("one-after-the-other"),
+            "one after the other",
             (0, 1),
         ),
     ],
@@ -134,13 +133,13 @@ def test_on_a_card_one_that_has_no_room_beside_another_is_measured_alone(mood):
     paired = machine.compare(old, new)
     assert [beside for _, beside, _, _ in machine.started] == [False, True, False]
     assert new.found["fallbacks"] == []
-    assert paired.how == wording("one-after-the-other")
+    assert paired.how == "one after the other"
     assert not old.alive
 
 
 def test_on_a_cpu_a_setting_that_fails_fails_once():
     machine, old, new = Machine(fails_beside=True), timed("old", "cpu"), timed("new", "cpu")
-    with pytest.raises(MeasurementFailed, match=wording("out-of-memory")):
+    with pytest.raises(MeasurementFailed, match="out of memory"):
         machine.compare(old, new)
     assert len(machine.started) == 2
     assert old.alive

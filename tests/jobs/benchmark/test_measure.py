@@ -20,7 +20,6 @@ from tests.each import each
 from tests.insight.ladders import measured
 from tests.jobs.benchmark.fake_processes import Heard, Played, be_brisk, benchmarked, request
 from tests.jobs.runs import write_expert
-from tests.wording import wording
 
 NAMES = [setting.name for setting in (BASELINE, *SETTINGS)]
 
@@ -41,7 +40,7 @@ def test_settings_that_fail_are_slower_or_disagree_are_left_out_of_later_ones(pa
     given["fused-loss"] = measured(10_000.0, loss=3.0)
     found, played, _ = benchmarked(path, tmp_path / "out", given)
     by = {setting.name: setting for setting in found.rungs}
-    assert (by["loader"].status, by["loader"].because) == ("failed", wording("out-of-memory"))
+    assert (by["loader"].status, by["loader"].because) == ("failed", "out of memory")
     assert by["attention"].status == "slower"
     assert by["fused loss"].status == "disagrees"
     full_plan = played.plans["no-checkpointing"]
@@ -69,7 +68,7 @@ def test_a_setting_with_other_rows_is_judged_by_its_own_loss(path, tmp_path):
     right, wrong = climb(3.0, "right"), climb(3.1, "wrong")
     assert (right.status, right.loss_difference, right.own_difference) == ("kept", 0.5, 0.0)
     assert wrong.status == "disagrees"
-    assert wording("when-computed-in-way") in wrong.because
+    assert "when it is computed in this way" in wrong.because
 
 
 def test_an_interrupted_benchmark_ends_its_processes(path, tmp_path):
@@ -181,7 +180,7 @@ def test_where_memory_does_not_hold_both_a_doubt_times_the_other_again(path, tmp
     found, played, _ = benchmarked(path, tmp_path / "out", answer)
     by = {setting.name: setting for setting in found.rungs}
     assert {setting.paired.how for setting in found.rungs if setting.paired} == {
-        wording("one-after-the-other")
+        "one after the other"
     }
     # Clearly faster is believed; slower than minutes ago is not, before the other was timed again.
     assert [begun[:2] for begun in played.started[:4]] == [
@@ -191,7 +190,7 @@ def test_where_memory_does_not_hold_both_a_doubt_times_the_other_again(path, tmp
         ("pre-tokenised", True),
     ]
     assert (by["pre-tokenised"].status, by["loader"].status) == ("kept", "slower")
-    assert by["loader"].because.endswith(wording("fast-pre-tokenised-last-stays"))
+    assert by["loader"].because.endswith("as fast as 'pre-tokenised', the last kept setting")
 
 
 def time_for(settings: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,7 +236,7 @@ def test_settings_without_time_are_listed_and_measured_together(path, tmp_path, 
     for name in ("packing", "attention", "fused loss", "batch size", "no checkpointing"):
         assert (by[name].status, by[name].measured) == ("no time", None)
         assert name in by["the rest"].adds
-    assert wording("without-more-time") in by["packing"].because
+    assert "without --quick there is more time" in by["packing"].because
     assert by["compile"].status == "not here"  # on a CPU, however much time there is
     rest = by["the rest"]
     assert (rest.status, rest.below) == ("kept", "loader")
@@ -256,7 +255,7 @@ def test_a_benchmark_without_single_settings_is_not_remembered(path, tmp_path, m
     monkeypatch.setattr("expert.jobs.benchmark.benchmark.SettingProcess", Played())
     found = benchmark(request(path), folder=tmp_path / "out", watcher=heard)
     assert found.winner.name == "the rest"
-    assert wording("no-setting-tried-by") in heard.forgotten
+    assert "no setting was measured by itself" in heard.forgotten
     assert not (tmp_path / "home" / "measurements.json").exists()
 
 
@@ -264,7 +263,7 @@ def test_a_rest_that_fails_leaves_the_best_as_it_was(path, tmp_path, monkeypatch
     time_for(2, monkeypatch)
     found, _, _ = benchmarked(path, tmp_path / "out", {"the-rest": "out of memory"})
     by = {setting.name: setting for setting in found.rungs}
-    assert (by["the rest"].status, by["the rest"].because) == ("failed", wording("out-of-memory"))
+    assert (by["the rest"].status, by["the rest"].because) == ("failed", "out of memory")
     assert found.winner.name == "pre-tokenised"
 
 
@@ -289,7 +288,7 @@ def test_a_first_setting_on_crowded_cores_is_measured_again_with_fewer_threads(
         ("loader", 1),
     ]
     assert heard.warned == [
-        wording("other-processes-use")  # as was played
+        "other processes use so much of the 2 cores that only 2 threads could run"  # as was played
     ]
     assert found.doubts == heard.warned
 
@@ -298,7 +297,7 @@ def test_the_best_on_a_busy_machine_is_not_remembered(path, tmp_path, monkeypatc
     heard, played = Heard(), Played(others=1.4, cores=2, threads=1)
     monkeypatch.setattr("expert.jobs.benchmark.benchmark.SettingProcess", played)
     found = benchmark(request(path), folder=tmp_path / "out", watcher=heard)
-    assert heard.forgotten == wording("other-processes-used-1")
+    assert heard.forgotten == "other processes used 1.4 of 2 cores meanwhile"
     assert found.doubts == [heard.forgotten]
     assert not (tmp_path / "home" / "measurements.json").exists()
 
@@ -318,7 +317,7 @@ def test_a_step_that_packs_to_other_rows_is_noted(tmp_path, base, monkeypatch):
     path = write_expert(tmp_path / "expert", base, {"batch_size": 2, "max_seq_length": 128})
     made = Benchmark(request(path), Watcher())
     assert made.rows.examples > 2
-    assert any(wording("rows-not-manifest") in note for note in made.rows.notes)
+    assert any("rows, not the 2 of the manifest" in note for note in made.rows.notes)
 
 
 def test_without_validation_rows_some_are_held_out_with_a_note(tmp_path, base):
@@ -326,7 +325,7 @@ def test_without_validation_rows_some_are_held_out_with_a_note(tmp_path, base):
     path = write_expert(tmp_path / "expert", base, {}, dataset=dataset)
     made = Benchmark(request(path), Watcher())
     assert "training.dataset.validation_split=0.1" in made.rows.overrides
-    assert made.rows.notes[0].startswith(wording("manifest-holds-no-rows"))
+    assert made.rows.notes[0].startswith("the manifest has no validation rows: 10% of the rows")
 
 
 def test_the_result_is_written_as_data_words_and_a_page(path, tmp_path):

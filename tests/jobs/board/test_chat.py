@@ -21,7 +21,6 @@ from tests.jobs.board.board_client import BoardClient, contents, running
 from tests.jobs.runs import until
 from tests.jobs.trained_runs import finished
 from tests.warm import python
-from tests.wording import wording
 
 EMPTY = "empty-20260101-120000"
 HELLO = [{"role": "user", "content": "say red 1"}]
@@ -123,10 +122,10 @@ def test_an_invalid_request_shows_the_error_of_serve(given, loaded):
 def test_a_run_without_an_expert_says_so_and_leaves_the_other_loaded(loaded):
     answer = loaded.post(f"/run/{loaded.id_of(EMPTY)}/load")
     assert answer.status_code == 409
-    assert answer.json()["problem"] == wording("no-expert-yet", name=EMPTY)
+    assert answer.json()["problem"] == f"{EMPTY} has not saved a checkpoint yet"
     assert state(loaded, finished("lora").name) == "ready"
     assert state(loaded, EMPTY) == "other"
-    assert answered(loaded, EMPTY, model="expert") == ("", [wording("expert-not-loaded")])
+    assert answered(loaded, EMPTY, model="expert") == ("", ["The expert is not loaded."])
 
 
 def test_a_read_only_board_does_not_chat(folder):
@@ -169,7 +168,7 @@ def test_idle_models_are_unloaded(asleep, monkeypatch):
     name = finished("lora").name
     child = load(asleep, name)
     until(lambda: not child.is_running)
-    assert wording("chat-idle") in asleep.page(f"/run/{asleep.id_of(name)}/chat")
+    assert "Unloaded: no question for 1.0 s." in asleep.page(f"/run/{asleep.id_of(name)}/chat")
 
 
 def test_loading_another_run_or_stopping_the_board_unloads_models(asleep, folder):
@@ -180,7 +179,10 @@ def test_loading_another_run_or_stopping_the_board_unloads_models(asleep, folder
     second = load(asleep, other)
     assert not first.is_running
     assert state(asleep, name) == "other"
-    assert answered(asleep, other, model="expert") == ("", [wording("expert-was-unloaded")])
+    assert answered(asleep, other, model="expert") == (
+        "",
+        ["The expert was unloaded, or its process ended."],
+    )
     (folder / "expert").mkdir()
     (folder / "expert" / "manifest.yaml").write_text("name: x\n", encoding="utf-8")
     asleep.post(f"/manifest/{asleep.id_of('expert', 'manifest')}/train")
@@ -204,5 +206,5 @@ def test_a_failed_load_shows_the_output_of_serve(folder):
     until(lambda: state(browser, name) == "failed")
     page = browser.page(f"/run/{browser.id_of(name)}/chat")
     assert "plan.json" in page
-    assert wording("other-bytes-than-written") in page
+    assert "changed after it was written" in page
     shutil.rmtree(folder / name)

@@ -24,7 +24,6 @@ from expert.manifest.reader import read_manifest
 from tests.each import each
 from tests.jobs.board.board_client import ACTION, BoardClient
 from tests.warm import python
-from tests.wording import wording
 
 ROWS = b"".join(
     json.dumps({"prompt": f"Is {n} a number?", "response": "yes"}).encode() + b"\n"
@@ -232,7 +231,7 @@ def test_an_invalid_upload_shows_the_error_of_expert_new(tmp_path):
 def test_an_expert_in_a_folder_that_is_not_searched_is_reported(tmp_path):
     answer = send(BoardClient(tmp_path), name="final")
     assert answer.status_code == 409
-    assert wording("folder-not-searched") in answer.json()["problem"]
+    assert "but the board does not search that folder" in answer.json()["problem"]
     assert (tmp_path / "final" / "manifest.json").is_file()
 
 

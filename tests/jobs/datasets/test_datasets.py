@@ -30,7 +30,6 @@ from expert.jobs.pretokenize import manifests_below
 from expert.run.open import prepare
 from tests.each import each
 from tests.run.test_preparing import ROWS, an_expert, lines
-from tests.wording import wording
 
 
 def write(path: Path, content: str) -> Path:
@@ -72,7 +71,10 @@ def test_a_check_counts_what_preparing_counts_and_writes_nothing(tmp_path):
 def test_warnings_about_the_manifest_are_the_first(tmp_path):
     dataset = {"path": "train.jsonl", "streaming": True}
     report = check_dataset(an_expert(tmp_path, dataset=dataset))
-    assert report.warnings()[0].endswith(wording("streams-need-max-steps"))
+    assert report.warnings()[0].endswith(
+        "training.dataset.streaming: the number of rows is not known in advance: set "
+        "training.config.max_steps"
+    )
 
 
 def test_a_batch_boundary_changes_no_count(tmp_path, monkeypatch):
@@ -92,15 +94,24 @@ def test_bad_rows_are_listed_and_are_a_problem_beyond_what_is_tolerated(tmp_path
     train = by_name(report)["train"]
     assert (train.rows, train.bad_rows, train.empty_answers) == (22, 2, 1)
     assert train.first_bad_rows[0].startswith(f"{tmp_path / 'train.jsonl'}:21: ")
-    assert train.first_bad_rows[1] == wording(
-        "column-output-answer", train=tmp_path / "train.jsonl"
+    assert train.first_bad_rows[1] == "{train}:22: column 'output': the answer is empty".format(
+        train=tmp_path / "train.jsonl"
     )
-    assert report.problems == [wording("train-bad-rows-tolerates")]
-    assert report.warnings() == [wording("train-row-without-answer")]
+    assert report.problems == [
+        (
+            "train train.jsonl: 2 bad rows, and training.dataset.max_bad_rows tolerates 0  "
+            "(fix the data, or --set training.dataset.max_bad_rows=2)"
+        )
+    ]
+    assert report.warnings() == ["train: 1 row without an answer"]
     tolerant = check_dataset(file, overrides=("training.dataset.max_bad_rows=2",))
     assert tolerant.problems == []
     short = check_dataset(file, overrides=("training.dataset.validation.min_length=1000",))
-    assert short.problems[-1] == wording("train-nothing-to-learn")
+    assert short.problems[-1] == (
+        "train train.jsonl: there is nothing to train on: 0 examples, none of their "
+        "tokens belongs to an answer  (check training.dataset.field_mapping and "
+        "training.dataset.validation)"
+    )
 
 
 def test_bad_rows_of_one_kind_are_grouped_and_columns_reported(tmp_path):
@@ -109,11 +120,16 @@ def test_bad_rows_of_one_kind_are_grouped_and_columns_reported(tmp_path):
     rows = [{**row, "id": 1} for row in ROWS]
     write(tmp_path / "train.jsonl", lines([*rows, *[empty] * 30, {"instruction": "b"}]))
     report = check_dataset(file)
-    assert report.notes == [wording("columns-in-words")]
+    assert report.notes == [
+        (
+            "train.jsonl: instruction=instruction, input=input, response=output; not "
+            "trained on: id (in 120 rows)"
+        )
+    ]
     reported = report.splits[0].bad_row_lines()
     assert len(reported) == 7
-    assert reported[0].endswith(wording("train-jsonl-121-column"))
-    assert reported[5].startswith(wording("and-25-more-of"))
+    assert reported[0].endswith("train.jsonl:121: column 'output': the answer is empty")
+    assert reported[5].startswith("… and 25 more of this kind, at 126, 127, ")
     assert "is missing" in reported[6]
 
 
@@ -163,7 +179,9 @@ def test_rows_repeated_too_often_to_be_kept_apart_are_reported(tmp_path):
     write(tmp_path / "train.jsonl", lines(ROWS[:2] * 100))
     report = check_dataset(file)
     assert by_name(report)["validation"].lengths["examples"] == 20
-    words = wording("rows-repeat-much-rows")
+    words = (
+        "the rows repeat so much that 20 of 20 rows held out for validation are trained on as well"
+    )
     assert report.doubts[0].startswith(words)
     assert [doubt.text for doubt in prepare(file).doubts] == [report.doubts[0]]
 
@@ -217,8 +235,8 @@ def test_preparing_warns_of_the_text_of_its_first_rows_and_again_from_the_cache(
     write(tmp_path / "train.jsonl", lines([*ROWS[:3], marked]))
     place = f"{tmp_path / 'train.jsonl'}:4"
     reported = [
-        wording("remnant-in-first-rows", place=place),
-        wording("placeholder-in-first-rows", place=place),
+        f"train.jsonl: template remnant [INST] in 1 of the first 4 examples: {place}",
+        f"train.jsonl: placeholder {{{{name}}}} in 1 of the first 4 examples: {place}",
     ]
     assert [doubt.text for doubt in prepare(file).doubts] == reported
     assert [doubt.text for doubt in prepare(file).doubts] == reported
@@ -240,7 +258,7 @@ def test_unused_fields_of_messages_are_named_wherever_messages_are(as_text, tmp_
     row = {"messages": json.dumps(said)} if as_text else {"prompt": said[:1], "completion": "b"}
     file = an_expert(tmp_path, dataset={"path": "train.jsonl", "validation_split": 0})
     write(tmp_path / "train.jsonl", lines([row]))
-    assert wording("unused-fields-mood") in check_dataset(file).notes
+    assert "train.jsonl: unused message fields: mood" in check_dataset(file).notes
 
 
 def test_preferences_that_no_row_has_are_warned_of_when_checking_and_preparing(tmp_path):
@@ -325,7 +343,9 @@ def test_data_files_are_listed_and_files_without_rows_are_not(tmp_path):
     assert len(found_in(tmp_path, data, data)) == 3
     with pytest.raises(DataError) as reported:
         found_in(tmp_path, tmp_path / "absent")
-    assert str(reported.value) == wording("there-is-no-such-folder", absent=tmp_path / "absent")
+    assert str(reported.value) == "{absent}: there is no such folder".format(
+        absent=tmp_path / "absent"
+    )
 
 
 def test_a_link_that_leads_nowhere_and_an_odd_cache_do_not_stop_the_search(tmp_path):
@@ -415,7 +435,7 @@ def test_unreadable_manifests_and_those_of_other_tools_are_skipped_and_reported(
     assert [user.name for user in users] == ["counter"]
     assert unread == [
         f"{broken}: not read: 1 problem",
-        wording("not-read-names-neither", other=other),
+        f"{other}: not read: it names neither a model nor rows to train on",
     ]
 
 
@@ -460,12 +480,11 @@ def test_gathering_again_copies_nothing_and_a_different_file_stays(tmp_path):
     (tmp_path / "fast" / "counter" / "one" / "train.jsonl").unlink()
     with pytest.raises(DataError) as reported:
         consolidate(users, tmp_path / "fast", caches_in(tmp_path))
-    assert str(reported.value) == wording(
-        "nothing-copied-no-file",
-        fast=tmp_path / "fast",
-        target=target,
-        train=tmp_path / "a" / "two" / "train.jsonl",
-    )
+    assert str(reported.value) == (
+        "{fast}: nothing was copied, no file is ever overwritten\n  - "
+        "{target}: exists and differs from {train}\n  (remove what is old, or "
+        "name another folder with --consolidate)"
+    ).format(fast=tmp_path / "fast", target=target, train=tmp_path / "a" / "two" / "train.jsonl")
     assert list(files_below(tmp_path / "fast")) == [str(target)]
     assert target.read_text(encoding="utf-8") == "mine\n"
 
@@ -478,7 +497,7 @@ def test_two_experts_of_one_name_with_different_files_are_refused(tmp_path):
     target = tmp_path / "fast" / "counter" / "train.jsonl"
     with pytest.raises(DataError) as reported:
         consolidate(users, tmp_path / "fast", caches_in(tmp_path))
-    assert wording("two-manifests-name-different", target=target, other=other) in str(
+    assert f"  - {target}: two manifests name different files for it: {other}\n" in str(
         reported.value
     )
     assert not (tmp_path / "fast").exists()
@@ -493,14 +512,14 @@ def test_folders_are_copied_whole_and_what_is_not_copied_is_reported(tmp_path):
     write(tmp_path / "rows" / "train" / "x.jsonl", lines(ROWS))
     users, _ = read_users(tmp_path / "a")
     gathered, corpus = consolidate(users, tmp_path / "my fast disk", caches_in(tmp_path))
-    assert corpus.left == (wording("python-stdlib-corpus-with-name"),)
+    assert corpus.left == ("training.dataset.path: python-stdlib is a built-in corpus, not a file",)
     assert (corpus.copies, corpus.set_options) == ((), "")
     folder = tmp_path / "my fast disk" / "counter" / "rows"
     assert (folder / "train" / "x.jsonl").is_file()
     assert gathered.set_options == f"--set 'training.dataset.path={folder}::train'"
     hub, gone = gathered.left
-    assert wording("not-in-cache-here") in hub
-    assert gone == wording("is-not-there")
+    assert "is not in a cache here" in hub
+    assert gone == "training.dataset.test_path: gone.jsonl is not there"
 
 
 def fill_datasets_cache(caches: Caches) -> None:
@@ -559,10 +578,10 @@ def test_what_datasets_has_cached_is_opened_by_that_package_too(tmp_path):
 @pytest.mark.parametrize(
     ("path", "why"),
     [
-        ("org/other", wording("not-in-cache-here")),
-        ("org/my-set::validation", wording("has-no-split-validation")),
-        ("org/my-set::train[:10]", wording("names-slice-split")),
-        ("org/my-set::train::a/b", wording("no-folder-may-called")),
+        ("org/other", "is not in a cache here"),
+        ("org/my-set::validation", "has no split 'validation'"),
+        ("org/my-set::train[:10]", "names a slice of a split"),
+        ("org/my-set::train::a/b", "that no folder may be called"),
     ],
 )
 def test_hub_rows_that_cannot_be_copied_are_reported_with_the_reason(tmp_path, path, why):
@@ -615,5 +634,8 @@ def test_a_copy_that_differs_is_refused_and_removed(tmp_path, monkeypatch, kept)
     target = tmp_path / "fast" / "counter" / "one" / "train.jsonl"
     with pytest.raises(DataError) as reported:
         consolidate(users, tmp_path / "fast", caches_in(tmp_path))
-    assert str(reported.value) == wording("copy-differs-from-file", target=target, source=source)
+    assert str(reported.value) == (
+        f"{target}: the copy differs from {source}  (the file changed meanwhile, or the "
+        "disk is faulty: copy again)"
+    )
     assert files_below(tmp_path / "fast") == {}

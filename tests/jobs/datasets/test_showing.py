@@ -17,7 +17,6 @@ from expert.manifest.reader import read_manifest
 from expert.run.open import open_run, prepare
 from tests.data.examples.test_tools import OPENAI
 from tests.run.test_preparing import ROWS, an_expert, lines
-from tests.wording import wording
 
 EVERY = RowsToShow(count=1000, most_tokens=None)
 CHAT = [
@@ -111,7 +110,7 @@ def test_soft_prompts_come_before_a_row_and_take_its_room(tmp_path):
     file.write_text(json.dumps(made))
     rows = shown(file)
     assert of_shown(rows) == of_batches(file)
-    assert wording("tokens-soft-prompts-come") in rows[0].notes
+    assert "8 tokens of soft prompts come before it" in rows[0].notes
 
 
 def test_a_text_of_the_character_model_is_shown_in_its_blocks(tmp_path):
@@ -150,7 +149,7 @@ def test_a_row_of_which_nothing_is_trained_on_says_why(tmp_path):
     long = {"instruction": "long " * 60, "output": "end"}
     (tmp_path / "train.jsonl").write_text(lines([*ROWS, long]), encoding="utf-8")
     (row,) = shown(file, RowsToShow(count=0, lines=("121",)))
-    assert row.left_out == wording("nothing-trained-on-comes")
+    assert row.left_out == "the answer starts after max_seq_length 32"
     assert row.trained_tokens == 0
 
 
@@ -163,11 +162,11 @@ def test_rows_are_found_as_messages_name_them(tmp_path):
     third, bad, test = shown(file, RowsToShow(count=0, lines=asked))
     assert third.place.endswith("rows.json: row 3")
     assert "Count to 3." in "".join(one.text for one in third.segments)
-    assert bad.left_out.startswith(wording("a-bad-row"))
+    assert bad.left_out.startswith("a bad row: ")
     assert (test.split, test.place) == ("test", f"{tmp_path / 'test.jsonl'}:2")
-    with pytest.raises(RowNotFound, match=wording("no-such")):
+    with pytest.raises(RowNotFound, match=r"--row 77: there is no such row\n.*--row test.jsonl:9"):
         shown(file, RowsToShow(lines=("77", "test.jsonl:9")))
-    with pytest.raises(RowNotFound, match=wording("seven-not-row")):
+    with pytest.raises(RowNotFound, match="--row seven: not a row"):
         shown(file, RowsToShow(lines=("seven",)))
 
 
@@ -196,9 +195,9 @@ def test_without_the_tokenizer_the_text_is_shown_with_a_note(tmp_path, monkeypat
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     file = an_expert(tmp_path, model="somebody/some-model")
     report = check_dataset(file, show=RowsToShow())
-    assert wording("not-on-machine") in report.problems[0]
+    assert "somebody/some-model is not on this machine" in report.problems[0]
     first = report.rows[0]
-    reported = wording("tokenizer-not-on")
+    reported = "the tokenizer of somebody/some-model is not on this machine: text, no tokens"
     assert (first.notes, first.tokens) == ((reported,), None)
     assert [(one.trained, one.tokens) for one in first.segments] == [(False, None), (True, None)]
     assert first.segments[1].text == "SELECT 1 FROM city;<|im_end|>\n"
@@ -215,4 +214,4 @@ def test_a_plan_fetches_nothing_to_show_a_row(tmp_path, monkeypatch):
     file.write_text(json.dumps({"name": "c", "base_model": "char-gpt", "training": training}))
     read = read_manifest(file)
     row, why = first_row_of(open_run(read, data="unread"), most_tokens=None)
-    assert (row, why) == (None, wording("rows-shakespeare-not-fetched"))
+    assert (row, why) == (None, "the rows of shakespeare are not fetched for it")

@@ -13,7 +13,6 @@ from expert.jobs.diagnose import kernels
 from expert.jobs.diagnose.kernels import TRIALS, difference, try_kernels
 from tests.each import each
 from tests.warm import python
-from tests.wording import wording
 
 CPU = torch.device("cpu")
 
@@ -86,15 +85,15 @@ def test_after_a_kernel_that_ends_its_process_the_others_still_run(stand_in):
         ("exit", "crashed"),
         ("c", "works"),
     ]
-    assert found.tried[1].because == wording("process-ended-by-sigsegv")
-    assert found.tried[3].because == wording("process-ended-with-code")
+    assert found.tried[1].because == "the process was killed by SIGSEGV"
+    assert found.tried[3].because == "the process ended with code 7: illegal memory access"
     assert found.torch == {"version": "9"}
 
 
 def test_after_a_kernel_that_hangs_the_others_still_run(stand_in):
     found = try_kernels("cpu", ["hang", "b"], command=stand_in, seconds=1.0)
     assert [each.state for each in found.tried] == ["too slow", "works"]
-    assert found.tried[0].because == wording("not-done-after-s")
+    assert found.tried[0].because == "not done after 1 s"
 
 
 def test_trials_that_do_not_start_say_why():

@@ -17,9 +17,8 @@ from expert.model import attention
 from expert.model.load import LoadedModel
 from expert.run.open import plan
 from tests.jobs.runs import write_expert
-from tests.wording import wording
 
-LEAK = "packed = unpacked", wording("documents-are-isolated")
+LEAK = "packed = unpacked", "documents are isolated"
 
 
 def compared(folder: Path, base: Path, config: dict[str, Any] | None = None) -> Parity:
@@ -36,7 +35,7 @@ def test_a_packed_plan_holds_every_claim(tmp_path, base):
     assert states(found) == {
         "accumulated = whole": "equal",
         "packed = unpacked": "equal",
-        wording("documents-are-isolated"): "equal",
+        "documents are isolated": "equal",
         "sdpa attention = eager attention": "equal",
         "compiled = eager": "left out",
         "fused loss = plain loss": "equal",
@@ -53,12 +52,12 @@ def test_a_packed_plan_holds_every_claim(tmp_path, base):
 def test_a_padded_plan_is_compared_with_each_row_alone(tmp_path, base):
     found = states(compared(tmp_path, base, {"packing": False}))
     assert found["padded = alone"] == "equal"
-    assert found[wording("documents-are-isolated")] == "left out"
+    assert found["documents are isolated"] == "left out"
 
 
 def test_streamed_rows_are_refused(tmp_path, base):
     manifest = write_expert(tmp_path, base, {"max_steps": 2}, dataset={"streaming": True})
-    with pytest.raises(CannotCompare, match=wording("streamed-rows-cannot-looked")):
+    with pytest.raises(CannotCompare, match="streamed rows cannot be read twice"):
         parity(read_manifest(manifest))
 
 
@@ -105,7 +104,7 @@ def test_each_kernel_that_is_off_by_a_thousandth_and_a_lossy_checkpoint_are_foun
     assert states(compared(tmp_path, base)) == {
         "accumulated = whole": "equal",
         "packed = unpacked": "equal",
-        wording("documents-are-isolated"): "equal",
+        "documents are isolated": "equal",
         "sdpa attention = eager attention": "differs",
         "compiled = eager": "left out",
         "fused loss = plain loss": "differs",

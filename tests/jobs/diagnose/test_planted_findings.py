@@ -30,7 +30,6 @@ from tests.jobs.runs import (
     write_expert,
 )
 from tests.jobs.trained_runs import finished, finished_characters
-from tests.wording import wording
 
 Plant = Callable[[pytest.MonkeyPatch], Any]
 ALARMS = ("error", "warning")
@@ -158,7 +157,7 @@ CASES = [
     Case(
         {
             "small-micro-batch": "you set micro_batch_size: 1",
-            "eager-attention": wording("you-set-attention-eager"),
+            "eager-attention": "you set attention: eager",
             "needless-recomputing": "you set gradient_checkpointing: full",
             "always-clipped": "above max_grad_norm 0.01",
         },
@@ -195,7 +194,7 @@ CASES = [
         severity="error",
     ),
     Case(
-        {"out-of-memory": wording("out-of-memory")},
+        {"out-of-memory": "out of memory"},
         {"max_steps": 6},
         plant=memory_for_one,
         verdict="memory-bound",
@@ -203,7 +202,7 @@ CASES = [
     Case({"whole-logits": "you set fused_loss: false"}, {"fused_loss": False}, severity="note"),
 ]
 SPIKES = Case(
-    {"loss-spikes": wording("times-back-to-checkpoint")},
+    {"loss-spikes": "rollbacks to a checkpoint"},
     {"epochs": 10, "batch_size": 8, "save_steps": 20},
     plant=a_loss_that_spikes,
 )

@@ -26,7 +26,6 @@ from expert.manifest.reader import read_manifest
 from expert.run.session.short_run import SETTLING, ShortRun, short_run
 from tests.each import each
 from tests.jobs.runs import losses_of, run, write_expert
-from tests.wording import wording
 
 
 def test_a_short_run_trains_like_the_run_and_leaves_only_tokens(tmp_path, base):
@@ -80,7 +79,7 @@ def test_a_profile_is_written_whole_and_summed_up_by_purpose(tmp_path, base, cap
     assert any(event.get("name") == "aten::mm" for event in events)
     assert found.updates == 2
     assert 0 < found.busy <= 1
-    assert {"matmul", "attention", wording("norm-and-elementwise")} <= set(found.purposes)
+    assert {"matmul", "attention", "norm and elementwise"} <= set(found.purposes)
     assert sum(found.purposes.values()) == pytest.approx(sum(k.seconds for k in found.kernels))
 
 
@@ -97,8 +96,8 @@ def test_a_profile_is_written_whole_and_summed_up_by_purpose(tmp_path, base, cap
         ("void multi_tensor_apply_kernel<FusedAdamMathFunctor>", "optimizer"),
         ("Memcpy HtoD (Pinned -> Device)", "copy"),
         ("ncclDevKernel_AllReduce_Sum_bf16", "communication"),
-        ("triton_poi_fused_mul_silu_3", wording("norm-and-elementwise")),
-        ("void at::native::vectorized_elementwise_kernel<4>", wording("norm-and-elementwise")),
+        ("triton_poi_fused_mul_silu_3", "norm and elementwise"),
+        ("void at::native::vectorized_elementwise_kernel<4>", "norm and elementwise"),
         ("something else", "other"),
     ],
 )
@@ -151,7 +150,7 @@ def test_the_first_fix_is_the_worst_finding_fixed_by_a_manifest_key():
         finding("saves-only-at-the-end", "warning", ("d=1",), 9.0),
     ]
     assert first_fix(found).name == "large"
-    with pytest.raises(NothingToTry, match=wording("nothing-found-mended-by")):
+    with pytest.raises(NothingToTry, match="no finding is fixed by a key"):
         first_fix([finding("note", "note", ("a=1",)), finding("by hand", "error", ())])
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 
 from expert.jobs.diagnose.storage import LEAST_BYTES, read_speed
-from tests.wording import wording
 
 
 def test_real_bytes_are_read_and_counted_until_the_time_is_over(tmp_path):
@@ -14,7 +13,7 @@ def test_real_bytes_are_read_and_counted_until_the_time_is_over(tmp_path):
     size, seconds, how = read_speed([tmp_path / "a", tmp_path / "b"])
     assert size == 4 * 2**20
     assert seconds > 0
-    assert how in ("direct", wording("through-the-cache"))
+    assert how in ("direct", "through the cache")
     assert read_speed([tmp_path / "a"], seconds=0.0) is None
     assert read_speed([tmp_path / "empty", tmp_path / "absent"]) is None
     (tmp_path / "few").write_bytes(os.urandom(LEAST_BYTES - 1))
@@ -32,4 +31,4 @@ def test_a_file_system_without_direct_reading_is_read_all_the_same(tmp_path, mon
 
     monkeypatch.setattr(os, "open", refusing)
     size, _, how = read_speed([tmp_path / "a"])
-    assert (size, how) == (2**20, wording("through-the-cache"))
+    assert (size, how) == (2**20, "through the cache")

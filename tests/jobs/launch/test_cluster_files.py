@@ -15,7 +15,6 @@ from expert.jobs.launch.cluster import LaunchError, job_name, make_job
 from expert.jobs.launch.submit import SubmitFailed, submit, text_of, write_job
 from expert.manifest.reader import read_manifest
 from tests.jobs.runs import write_expert
-from tests.wording import wording
 
 KUBERNETES = {"image": "me/expert:1", "claim": "data"}
 SKYPILOT = {"accelerator": "H100", "bucket": "s3://mine", "setup": ("pip install expert",)}
@@ -136,11 +135,11 @@ def test_submitting_returns_the_answer_of_the_scheduler(tmp_path, monkeypatch):
     file = write_job(made, None)
     assert file == tmp_path / "expert" / "demo.kubernetes.yaml"
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    with pytest.raises(LaunchError, match=wording("program-not-installed")):
+    with pytest.raises(LaunchError, match="--submit: kubectl is not installed here"):
         submit(made, file)
     fake_program(tmp_path / "bin", "kubectl", 0)
     assert submit(made, file) == f"kubectl apply -f {file}"
     fake_program(tmp_path / "bin", "kubectl", 3)
-    with pytest.raises(SubmitFailed, match=wording("submit-ended-with")) as failed:
+    with pytest.raises(SubmitFailed, match="is written: fix that, then submit it again") as failed:
         submit(made, file)
     assert failed.value.exit_code == EXIT_RUN_FAILED

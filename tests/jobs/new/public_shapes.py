@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tests.data.read.row_files import xlsx
-from tests.wording import wording
 
 Rows = Sequence[dict[str, Any]]
 Said = list[tuple[str, str]]
@@ -182,7 +181,7 @@ INSTRUCTIONS = {
     "alpaca with its formatted text": of_lines(
         *([{**row, "text": "### Instruction: …"} for row in ALPACA]),
         said=BOTH,
-        warned=wording("not-trained-on-text"),
+        warned="columns that are not used: text",
     ),
     "alpaca with system and history": of_array(
         {**ALPACA[0], "system": "Be brief.", "history": [["Hi.", "Hello."]]},
@@ -208,7 +207,11 @@ INSTRUCTIONS = {
         options=("--map", "instruction=problem", "--map", "response=solution"),
     ),
     "columns that nobody knows": of_lines(
-        *renamed(pairs(), q="problem", good="solution"), refused=wording("map-both")
+        *renamed(pairs(), q="problem", good="solution"),
+        refused=(
+            "(--map instruction=COLUMN --map response=COLUMN names them; --map text=COLUMN "
+            "trains on plain text)"
+        ),
     ),
     "several tasks": of_lines(
         {"task": "t", "input": {"instruction": ASK}, "output": ANSWER},
@@ -224,7 +227,7 @@ INSTRUCTIONS = {
     "natural instructions": twice(
         {"definition": ASK2, "input": ASK, "output": ANSWER},
         exchange(ASK, ANSWER),
-        warned=wording("not-read-definition"),
+        warned="columns that are not used: definition (filled in 2 of 2 rows)",
     ),
     "gsm8k": twice(
         {"question": ASK, "answer": "48+24 = <<48+24=72>>72\n#### 72"},
@@ -253,7 +256,7 @@ CHATS = {
             "system": "Other.",
         },
         exchange(ASK, ANSWER, "S."),
-        warned=wording("system-not-read-where"),
+        warned="'system' is ignored where messages begin with their own system text",
     ),
     "sharegpt with tools": twice(
         {
@@ -277,18 +280,23 @@ CHATS = {
                 gpt(ANSWER),
             ]
         },
-        refused=wording("give-the-result-the"),
+        refused="(write the call as tool_calls; where the answer has it in its text, give the ",
     ),
     "a conversation under another name": twice(
-        {"id": 1, "talk": TALK}, refused=wording("reads-its-conversations")
+        {"id": 1, "talk": TALK},
+        refused="columns found: id, talk  (--map messages=talk reads its conversations)",
     ),
     "messages as Python writes them": twice(
-        {"prompt": ASK, "messages": str(TALK)}, kind="csv", refused=wording("holds-no-messages")
+        {"prompt": ASK, "messages": str(TALK)},
+        kind="csv",
+        refused=(
+            "(the column 'messages' holds no messages: it needs a list of them, or its JSON text)"
+        ),
     ),
     "ultrachat": twice(
         {"prompt": ASK, "prompt_id": "1", "messages": TALK},
         TALK_SAID[0],
-        warned=wording("not-trained-on-prompt"),
+        warned="columns that are not used: prompt",
     ),
     "openai with weights": of_lines(
         {"messages": [user(ASK), assistant("x", weight=0), user(ASK2), assistant(ANSWER2)]},
@@ -348,9 +356,13 @@ PREFERENCES = {
     "sharegpt pairs, mapped": twice(
         SHAREGPT_PAIR, BOTH[0], "json", options=("--map", "response=chosen")
     ),
-    "kto": of_lines(*KTO, refused=wording("says-each-answer-whether")),
+    "kto": of_lines(*KTO, refused="says of each answer whether it is good"),
     "kto, preferred": of_lines(*KTO, said=PLAIN_BOTH, options=PREFERRED),
-    "alpaca, preferred": of_lines(*ALPACA, options=PREFERRED, refused=wording("prefers-nothing")),
+    "alpaca, preferred": of_lines(
+        *ALPACA,
+        options=PREFERRED,
+        refused="--preferred: no column says which answers are preferred",
+    ),
     "kto as a table, preferred": Shape("a.csv", table(KTO), PLAIN_BOTH, PREFERRED),
 }
 
@@ -377,21 +389,21 @@ QUERIES = {
     "calls as answers": twice(
         {"query": ASK, "tools": "[]", "answers": '[{"name": "weather"}]'},
         kind="json",
-        refused=wording("map-response-alone"),
+        refused="(--map response=COLUMN names it; --map text=COLUMN trains on plain text)",
     ),
     "calls as answers, mapped": twice(
         {"query": ASK, "tools": "[{}]", "answers": '[{"name": "weather"}]'},
         exchange(ASK, '[{"name": "weather"}]'),
         "json",
         options=("--map", "response=answers"),
-        warned=wording("not-trained-on-tools"),
+        warned="columns that are not used: tools",
     ),
     "calls as answers, tools mapped": twice(
         {"query": ASK, "tools": '[{"name": "weather"}]', "answers": '[{"name": "weather"}]'},
         [("user", ASK), ("user", '"function": {"name":'), ("assistant", '[{"name": "weather"}]')],
         "json",
         options=("--map", "response=answers", "tools=tools"),
-        warned=wording("calls-as-json-text"),
+        warned="calls written as JSON text, though the tools are offered",
     ),
     "prompts and completions with tools": twice(
         {"prompt": [user(ASK)], "completion": [assistant(ANSWER)], "tools": [{"name": "weather"}]},
@@ -400,25 +412,29 @@ QUERIES = {
     "multiple choice": twice(
         {"question": ASK, "passage": INPUT, "choices": ["Nile", "Ucayali"], "answer": 1},
         exchange(ASK, "1"),
-        warned=wording("not-read-choices"),
+        warned=(
+            "columns that are not used: passage (filled in 2 of 2 rows), choices (filled "
+            "in 2 of 2 rows)"
+        ),
     ),
     "several answers": twice(
         {"question": ASK, "rationale": INPUT, "output": ANSWER2, "response": ANSWER},
         exchange(ASK, ANSWER),
-        warned=wording("not-read-solution"),
+        warned="columns that are not used: rationale (filled in 2 of 2 rows), output (filled",
     ),
     "splits in a column": of_lines(
         {"prompt": ASK, "completion": ANSWER, "split": "train"},
         {"prompt": ASK2, "completion": ANSWER2, "split": "test"},
         said=PLAIN_BOTH,
-        warned=wording("not-read-split"),
+        warned="columns that are not used: split (filled in 2 of 2 rows)",
     ),
     "answers as objects": twice(
-        {"prompt": ASK, "completion": {"river": ANSWER}}, refused=wording("as-json-text-option")
+        {"prompt": ASK, "completion": {"river": ANSWER}},
+        refused="(name another column in --map; to train on it as JSON text: --json-values)",
     ),
     "squad": twice(
         {"context": INPUT, "question": ASK, "answers": {"text": ["x"], "start": [0]}},
-        refused=wording("no-column-holds"),
+        refused="no column holds the answer",
     ),
 }
 
@@ -433,7 +449,11 @@ TEXTS = {
         [("text", "It has [Calculator(2+2) → 4] banks.")],
     ),
     "texts with labels": twice(
-        {"text": ASK, "label": 1}, [("text", ASK)], warned=wording("not-read-label")
+        {"text": ASK, "label": 1},
+        [("text", ASK)],
+        warned=(
+            "columns that are not used: label (filled in 2 of 2 rows)  (the rows are plain text; "
+        ),
     ),
     "texts with turns": twice(
         {"text": f"### Human: {ASK}### Assistant: {ANSWER}"},
@@ -461,12 +481,18 @@ TABLES = {
     "csv in cp1252": Shape(
         "a.csv",
         table([{"question": "was?", "answer": "grün"}] * 2, encoding="cp1252"),
-        refused=wording("save-the-file-as"),
+        refused="save the file as UTF-8",
     ),
     "a spreadsheet": Shape("a.xlsx", sheet(ALPACA), BOTH),
-    "a pointer to a spreadsheet": Shape("a.xlsx", POINTER, refused=wording("only-the-pointer")),
-    "a pointer to a table": Shape("a.parquet", POINTER, refused=wording("only-the-pointer")),
-    "a pointer to packed rows": Shape("a.jsonl.gz", POINTER, refused=wording("only-the-pointer")),
+    "a pointer to a spreadsheet": Shape(
+        "a.xlsx", POINTER, refused="only the Git LFS pointer is here, not the data"
+    ),
+    "a pointer to a table": Shape(
+        "a.parquet", POINTER, refused="only the Git LFS pointer is here, not the data"
+    ),
+    "a pointer to packed rows": Shape(
+        "a.jsonl.gz", POINTER, refused="only the Git LFS pointer is here, not the data"
+    ),
 }
 
 MEDIA = {
@@ -482,7 +508,7 @@ MEDIA = {
     ),
     "parts with images": twice(
         {"messages": [{"role": "user", "content": [{"type": "image_url"}]}, TALK[1]]},
-        refused=wording("a-part-of-type"),
+        refused="a part of type 'image_url'",
     ),
 }
 

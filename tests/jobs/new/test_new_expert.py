@@ -17,7 +17,6 @@ from expert.jobs.new.starters import STARTERS
 from expert.manifest.reader import read_manifest
 from expert.run.open import plan
 from tests.each import each
-from tests.wording import wording
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -67,7 +66,9 @@ def test_a_data_set_of_the_hub_is_named_and_not_copied(monkeypatch, tmp_path):
     assert check_dataset(made.manifest).problems == []
     assert not (made.folder / "datasets").exists()
     assert "owner/names" in (made.folder / "README.md").read_text(encoding="utf-8")
-    with pytest.raises(CannotCreate, match=wording("no-such-file").partition(": ")[2]):
+    with pytest.raises(
+        CannotCreate, match="/nowhere/rows.jsonl: there is no such file".partition(": ")[2]
+    ):
         new_expert("other", data=Path("owner/names.jsonl"), into=tmp_path)
 
 
@@ -122,7 +123,7 @@ def test_nothing_is_replaced(tmp_path):
     own = read_manifest(tmp_path / "mine" / "manifest.json").manifest
     assert own.capabilities == ["language:en"]  # that of the rows it begins with
     before = (tmp_path / "mine" / "manifest.json").read_bytes()
-    with pytest.raises(CannotCreate, match=wording("mine-already-choose-another")):
+    with pytest.raises(CannotCreate, match=r"mine: already exists  \(choose another name"):
         new_expert("mine", template="sql", into=tmp_path)
     assert (tmp_path / "mine" / "manifest.json").read_bytes() == before
 
@@ -161,7 +162,7 @@ def test_a_folder_that_another_made_while_the_rows_were_read_is_left_as_it_is(
         return look(*given)
 
     monkeypatch.setattr(module, "_examine_rows", slow)
-    with pytest.raises(CannotCreate, match=wording("mine-already-choose-another")):
+    with pytest.raises(CannotCreate, match=r"mine: already exists  \(choose another name"):
         new_expert("mine", data=file, into=tmp_path)
     assert [path.name for path in notes.parent.iterdir()] == ["notes.txt"]
 
@@ -169,14 +170,14 @@ def test_a_folder_that_another_made_while_the_rows_were_read_is_left_as_it_is(
 @each(
     ("arguments", "words"),
     [
-        ({"name": "../up"}, wording("no-name-for-expert")),
-        ({"name": "a", "template": "perl"}, wording("perl-not-known-known")),
-        ({"name": "a", "data": Path("none.jsonl")}, wording("from-none-jsonl-there")),
-        ({"name": "a", "mapping": ("instruction=q",)}, wording("name-a-file-with")),
+        ({"name": "../up"}, r"'\.\./up': is not a valid name"),
+        ({"name": "a", "template": "perl"}, r"--template perl: is not known  \(known: json, sql"),
+        ({"name": "a", "data": Path("none.jsonl")}, "--from none.jsonl: there is no such file"),
+        ({"name": "a", "mapping": ("instruction=q",)}, "name a file with --from"),
         ({"name": "a", "mapping": ("question",)}, r"--map question: expected PART=COLUMN"),
         (
             {"name": "a", "mapping": ("prompt=q", "instruction=r")},
-            wording("mapped-already"),
+            "--map instruction=r: instruction is mapped to q already",
         ),
     ],
 )
@@ -189,13 +190,33 @@ def test_what_cannot_be_created_is_reported_and_leaves_nothing_behind(arguments,
 @each(
     ("name", "content", "words"),
     [
-        ("notes.pdf", b"%PDF", wording("name-tells-no-format")),
-        ("rows.csv", b"a,a\n1,2\n", wording("names-twice-rename-one")),
-        ("rows.csv", b"question,answer\nwas,gr\xfcn\n", wording("rows-csv-2-invalid")),
-        ("rows.jsonl", b"", wording("no-row-can-read")),
-        ("rows.jsonl", b"not json\n", wording("no-row-can")),
-        ("rows.jsonl", b'{"prompt": "a", "completion": ""}\n', wording("no-row-can-trained")),
-        ("rows.jsonl", b'{"prompt": "a", "completion": ""}\n' * 60, wording("none-of-first-50")),
+        (
+            "notes.pdf",
+            b"%PDF",
+            "notes.pdf: the format is not clear from its name .*one of jsonl, json, csv, .*excel",
+        ),
+        ("rows.csv", b"a,a\n1,2\n", r"names 'a' twice  \(rename one of the columns\)$"),
+        (
+            "rows.csv",
+            b"question,answer\nwas,gr\xfcn\n",
+            "rows.csv:2: invalid UTF-8: byte 0xfc at character 7; save the file as UTF-8",
+        ),
+        (
+            "rows.jsonl",
+            b"",
+            r"no row can be read: it is empty  \(put rows into it; without --from a few rows",
+        ),
+        ("rows.jsonl", b"not json\n", "no row can be read: .*JSON"),
+        (
+            "rows.jsonl",
+            b'{"prompt": "a", "completion": ""}\n',
+            r"no row can be trained on: .*rows\.jsonl:1: column 'completion': the answer is empty",
+        ),
+        (
+            "rows.jsonl",
+            b'{"prompt": "a", "completion": ""}\n' * 60,
+            r"none of the first 50 rows can be trained on: .*rows\.jsonl:1: column 'completion'",
+        ),
     ],
 )
 def test_a_file_without_usable_rows_is_refused_with_its_own_fix(name, content, words, tmp_path):
@@ -213,8 +234,11 @@ def test_missing_columns_are_reported_with_the_existing_ones(tmp_path):
             "mine", data=rows, into=tmp_path, mapping=["instruction=custmer said", "response=x"]
         )
     assert str(caught.value).splitlines() == [
-        wording("said-has-no-such", rows=rows),
-        wording("has-no-such-column", rows=rows),
+        (
+            f"--map instruction=custmer said: {rows} has no such column  (did you mean "
+            "'customer said'?)"
+        ),
+        f"--map response=x: {rows} has no such column",
         "  columns found: customer said, we answered",
     ]
 
@@ -244,7 +268,10 @@ def test_a_folder_of_rows_is_taken_without_the_experts_that_lie_in_it(tmp_path, 
     (tmp_path / "more.csv").write_text("question,answer\na,b\n")
     with pytest.raises(CannotCreate) as caught:
         new_expert("other", data=Path())
-    assert str(caught.value) == wording("files-several-formats")
+    assert str(caught.value) == (
+        "--from .: files of several formats: 1 csv, 1 jsonl  (name one of the files, "
+        "or a folder with files of one format)"
+    )
 
 
 def test_a_split_of_a_saved_data_set_is_named_as_the_error_says(tmp_path):
@@ -253,7 +280,10 @@ def test_a_split_of_a_saved_data_set_is_named_as_the_error_says(tmp_path):
     saved = tmp_path / "saved"
     rows = Dataset.from_list([{"question": "a", "answer": "b"}])
     DatasetDict({"train_sft": rows, "test_sft": rows}).save_to_disk(str(saved))
-    with pytest.raises(CannotCreate, match=re.escape(wording("give-one-to-from", saved=saved))):
+    with pytest.raises(
+        CannotCreate,
+        match=re.escape(f"its splits: train_sft, test_sft  (give one to --from: {saved}/SPLIT)"),
+    ):
         new_expert("mine", data=saved, into=tmp_path)
     assert new_expert("mine", data=saved / "train_sft", into=tmp_path).columns["response"]
 
@@ -263,7 +293,7 @@ def test_a_new_folder_inside_the_saved_data_set_it_is_made_from_is_refused(tmp_p
 
     saved = tmp_path / "saved"
     Dataset.from_list([{"question": "a", "answer": "b"}]).save_to_disk(str(saved))
-    with pytest.raises(CannotCreate, match=wording("would-lie-inside-says")):
+    with pytest.raises(CannotCreate, match=r"would be inside it  \(--output sets where it goes"):
         new_expert("mine", data=saved, into=saved)
     assert new_expert("mine", data=saved, into=tmp_path).columns["response"] == "answer"
 
@@ -306,11 +336,13 @@ def test_a_column_that_promises_a_part_of_what_is_said_and_is_not_read_is_warned
     file = write_rows(tmp_path / "rows.jsonl", [{"question": "a", "answer": "d"}, row])
     made = new_expert("one", data=file, into=tmp_path)
     assert made.columns["input"] == "context"
-    assert made.warning.startswith(wording("not-trained-on-schema"))
+    assert made.warning.startswith("columns that are not used: schema (filled in 1 of 2 rows)")
     talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     row = {"messages": talk, "chat_template_kwargs": {"enable_thinking": False}}
     made = new_expert("two", data=write_rows(tmp_path / "talks.jsonl", [row]), into=tmp_path)
-    assert made.warning.startswith(wording("not-trained-on-kwargs"))
+    assert made.warning.startswith(
+        "columns that are not used: chat_template_kwargs (filled in 1 of 1 row)"
+    )
 
 
 def test_rows_that_call_tools_are_written_in_a_way_that_every_model_has(tmp_path):
@@ -351,7 +383,7 @@ def test_settings_made_for_tiny_are_written_for_tiny_alone(model, settings, tmp_
     warned = [each for each in plan(made.manifest, gpu="rtx-4090").remarks if "tiny" in each.text]
     assert warned == []
     readme = (made.folder / "README.md").read_text(encoding="utf-8")
-    assert (wording("settings-for-tiny") in readme) == (model == "tiny")
+    assert ("`tiny` is a toy model" in readme) == (model == "tiny")
 
 
 def test_a_manifest_of_tiny_on_another_base_is_warned_of_wherever_it_is_looked_at(tmp_path):
@@ -361,8 +393,15 @@ def test_a_manifest_of_tiny_on_another_base_is_warned_of_wherever_it_is_looked_a
     other = ("base_models[0].name=Qwen/Qwen3-0.6B", "training.config.learning_rate=2e-3")
     remarks = plan(made.manifest, overrides=other, gpu="rtx-4090").remarks
     warned = {each.path: each.text for each in remarks if each.kind == "warning"}
-    assert warned["adapter.alpha"] == wording("alpha-with-rank-multiplies")
-    assert warned["optim.learning_rate"] == wording("learning-rate-for-built-in")
+    assert warned["adapter.alpha"] == (
+        "alpha 512 with rank 32 scales the adapter by 16, which suits the built-in "
+        "tiny; on Qwen/Qwen3-0.6B training is likely to diverge  (--set alpha=64, "
+        "twice the rank)"
+    )
+    assert warned["optim.learning_rate"] == (
+        "0.002 is a learning rate for the built-in tiny; usual for lora on "
+        "Qwen/Qwen3-0.6B is 0.0005  (--set learning_rate=0.0005)"
+    )
     [checked] = check_manifests([made.manifest], overrides=other)
     assert [each.path for each in checked.doubts if "tiny" in each.text] == [
         "base_models[0].adapters[0].alpha",
@@ -376,9 +415,9 @@ def test_a_manifest_of_tiny_on_another_base_is_warned_of_wherever_it_is_looked_a
 
 
 def test_a_base_model_that_nobody_knows_or_that_needs_no_manifest_is_refused(tmp_path):
-    with pytest.raises(CannotCreate, match=wording("not-on-you")):
+    with pytest.raises(CannotCreate, match=r"--model qwen3-0.7b: is not on this machine.*did you"):
         new_expert("mine", into=tmp_path, model="qwen3-0.7b")
-    with pytest.raises(CannotCreate, match=wording("char-gpt-needs-no-manifest")):
+    with pytest.raises(CannotCreate, match=r"--model char-gpt: needs no manifest  \(expert train"):
         new_expert("mine", into=tmp_path, model="char-gpt")
     assert not list(tmp_path.iterdir())
 
@@ -427,9 +466,12 @@ def test_a_context_that_is_too_short_is_named_as_what_cuts(tmp_path):
     rows = [{"instruction": "word " * 1500, "output": "a"} for _ in range(20)]
     made = new_expert("mine", data=write_rows(tmp_path / "rows.jsonl", rows), into=tmp_path)
     assert made.length.length == 1024
-    assert made.length.bound == wording("the-model-sees-tokens")
+    assert made.length.bound == "the model sees 1,024 tokens"
     assert (made.length.cuts[0].rows, made.length.cuts[0].answers) == (1.0, 1.0)
-    assert made.length.cuts[0].words() == wording("cuts-rows-answers-rows")
+    assert made.length.cuts[0].words() == (
+        "1024: cuts 100% of the rows and 100% of the answers; 100% of the rows lose "
+        "their whole answer"
+    )
     wider = new_expert("wide", data=tmp_path / "rows.jsonl", into=tmp_path, model="Qwen/Qwen3-0.6B")
     assert wider.length.length == 4096
     assert wider.length.estimated  # its tokenizer is on the hub
@@ -444,5 +486,5 @@ def test_rows_of_a_json_file_are_measured_too_and_text_is_split(tmp_path):
     book.write_text("Call me Ishmael. " * 2000, encoding="utf-8")
     text = new_expert("text", data=book, into=tmp_path).length
     assert (text.length, text.cuts) == (1024, ())
-    assert wording("plain-text-is-split") in text.because
+    assert "plain text is split" in text.because
     assert new_expert("begin", into=tmp_path).length is None

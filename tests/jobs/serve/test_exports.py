@@ -19,7 +19,6 @@ from tests.jobs.runs import base_model
 from tests.jobs.serve.served import served
 from tests.jobs.trained_runs import exported, finished, finished_characters
 from tests.model.models import tiny_model
-from tests.wording import wording
 
 PROMPT = "say red 1"
 
@@ -69,7 +68,7 @@ def test_an_adapter_and_a_merged_folder_answer_as_their_run_does(tmp_path):
 def test_a_base_is_served_beside_an_adapter_and_not_beside_merged_weights():
     (own, base) = load_models([str(exported("lora").folder)], device="cpu", with_base=True)
     assert (own.name, base.name) == ("demo", "base")
-    with pytest.raises(ExpertError, match=wording("merged-has-no-base")):
+    with pytest.raises(ExpertError, match="is merged and has no base"):
         load_models([str(exported("lora", "merged").folder)], device="cpu", with_base=True)
 
 
@@ -84,7 +83,7 @@ def test_a_damaged_export_is_refused(tmp_path):
 def test_another_base_of_the_same_name_is_refused(tmp_path, monkeypatch):
     tiny_model(tmp_path / "qwen3", num_hidden_layers=2, seed=7)
     monkeypatch.setenv("EXPERT_MODELS", str(tmp_path))
-    with pytest.raises(BaseMismatch, match=wording("weights-not-those-of")):
+    with pytest.raises(BaseMismatch, match="its weights are not those"):
         load_models([str(exported("lora").folder)], device="cpu")
 
 
@@ -93,10 +92,10 @@ def test_unsupported_exports_are_refused(tmp_path):
     export(finished_characters(), characters, device="cpu")
     gguf = changed(exported("lora", "merged").folder, tmp_path / "gguf", "x.gguf", b"")
     for folder, more, words in (
-        (characters, {}, wording("characters-not-served")),
-        (gguf, {}, wording("gguf-for-llama-server")),
-        (exported("lora+soft").folder, {}, wording("soft-prompts-of-exports")),
-        (exported("lora").folder, {"checkpoint": "final"}, wording("export-has-one-state")),
+        (characters, {}, "the character model has no conversations to answer"),
+        (gguf, {}, r"is a GGUF file  \(llama-server"),
+        (exported("lora+soft").folder, {}, "soft prompts of exports are not served"),
+        (exported("lora").folder, {"checkpoint": "final"}, "is an export, without checkpoints"),
     ):
         with pytest.raises(ExpertError, match=words):
             load_models([str(folder)], device="cpu", **more)

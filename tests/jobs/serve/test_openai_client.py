@@ -17,7 +17,6 @@ from tests.jobs.runs import WORDS
 from tests.jobs.serve.served import Served, served
 from tests.jobs.test_validated_calls import TOOLS, WRITTEN, calling
 from tests.jobs.trained_runs import finished, finished_characters
-from tests.wording import wording
 
 PROMPTS = [f"say {word} {number} {'please ' * (number % 5)}" for number, word in enumerate(WORDS)]
 LONG = PROMPTS[1]
@@ -187,8 +186,11 @@ def test_without_tools_or_with_an_unreadable_call_an_answer_is_text_and_tools_ma
     assert cut.choices[0].finish_reason == "length"
     assert cut.choices[0].message.content
     (note,) = cut.model_extra["notes"]
-    assert note.startswith(wording("calls-left-as-text"))
-    assert any(wording("trained-with-tools") in n for n in caller.engine.models["demo"].notes)
+    assert note.startswith("calls are left as text: ")
+    assert any(
+        "trained with tools (ok): send tools with every request" in n
+        for n in caller.engine.models["demo"].notes
+    )
     call = {"id": "abcdefghi", "type": "function", "function": {"name": "ok", "arguments": "{}"}}
     given_back = [
         {"role": "user", "content": "say cat 1"},
@@ -205,20 +207,28 @@ def test_without_tools_or_with_an_unreadable_call_an_answer_is_text_and_tools_ma
 @each(
     ("change", "param", "what"),
     [
-        ({"model": "other"}, "model", wording("no-such-model")),
+        ({"model": "other"}, "model", "there is no model 'other'  (models: demo, dora, base)"),
         ({"temperature": 3}, "temperature", ""),
         ({"temperature": "hot"}, "temperature", ""),
         ({"max_tokens": 0}, "max_tokens", ""),
         ({"max_tokens": True}, "max_tokens", ""),
         ({"n": 1000}, "n", ""),
-        ({"stop": ["a"] * 5}, "stop", wording("few-stops")),
-        ({"logprobs": True}, "logprobs", wording("no-probabilities")),
+        ({"stop": ["a"] * 5}, "stop", "stop: up to 4 texts, none of them empty"),
+        (
+            {"logprobs": True},
+            "logprobs",
+            "only false or 0 is supported: probabilities are not reported",
+        ),
         (
             {"response_format": {"type": "json_object"}},
             "response_format",
-            wording("only-plain-text"),
+            "answers are plain text",
         ),
-        ({"tool_choice": "required"}, "tool_choice", wording("model-decides-calls")),
+        (
+            {"tool_choice": "required"},
+            "tool_choice",
+            "the model itself decides whether it calls a tool",
+        ),
         ({"frequency_penalty": 0.5}, "frequency_penalty", ""),
         ({"extra_body": {"best_guess": 1}}, "best_guess", "unknown field"),
         ({"tools": [{"type": "function"}]}, "tools", ""),
@@ -227,7 +237,7 @@ def test_without_tools_or_with_an_unreadable_call_an_answer_is_text_and_tools_ma
         (
             {"messages": [{"role": "assistant", "content": "x"}]},
             "messages",
-            wording("nothing-is-asked"),
+            "the last message must have the role user or tool",
         ),
         ({"messages": [{"role": "user", "content": "x", "mood": 1}]}, "messages", "unknown field"),
         ({"messages": [{"role": "user", "content": "x " * 4000}]}, "messages", ""),
@@ -261,7 +271,7 @@ def test_a_full_queue_is_a_rate_limit_with_a_time_to_wait(here, monkeypatch):
 
 
 def test_the_character_model_is_refused_before_it_is_loaded():
-    with pytest.raises(CannotServe, match=wording("characters-not-served")):
+    with pytest.raises(CannotServe, match="the character model has no conversations to answer"):
         load_models([str(finished_characters())])
-    with pytest.raises(CannotServe, match=wording("two-experts-one-name")):
+    with pytest.raises(CannotServe, match="two experts would be called demo"):
         load_models([str(finished("lora")), str(finished("dora"))])

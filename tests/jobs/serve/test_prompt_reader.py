@@ -15,7 +15,6 @@ from expert.jobs.serve import prompt_reader
 from expert.jobs.serve.prompt_reader import PromptReader
 from tests.jobs.serve.test_batched_answers import all_at_once, alone, as_on_a_card, models
 from tests.parallel.fake_capture import FakeCapture
-from tests.wording import wording
 
 GROUPS = [
     [[5, 9, 30, 7], [8, 6]],
@@ -119,7 +118,9 @@ def test_prompts_are_read_without_graphs_once_a_capture_has_failed(failure, capt
     for _ in range(8):
         scores = reader(GROUPS[0])[1]
     assert torch.equal(scores, served.read(GROUPS[0])[1])
-    assert [note.partition(":")[0] for note in notes] == [wording("prompts-without-graphs")]
+    assert [note.partition(":")[0] for note in notes] == [
+        "prompts are read without CUDA graphs, more slowly"
+    ]
     assert reader._memory is None
     assert reader._shapes == {}
 
