@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from expert.insight.findings import course, feeding, kernels, memory, ranks
+from expert.insight.findings import course, feeding, kernels, memory
 from expert.insight.findings.table import RULES, find
 from expert.insight.findings.verdict import judge
 from expert.insight.record import RunRecord
@@ -234,7 +234,7 @@ def test_other_holders_are_named_as_the_start_saw_them():
 
 def test_every_rule_is_in_the_table_once_and_has_a_test():
     assert len(RULES) > 50
-    files = (course, feeding, kernels, memory, ranks)
+    files = (course, feeding, kernels, memory)
     written = [
         name.replace("_", "-")
         for file in files
@@ -249,35 +249,6 @@ def test_every_rule_is_in_the_table_once_and_has_a_test():
     texts = "".join(file.read_text(encoding="utf-8") for file in files)
     looks = [rule for rule in RULES if rule.look is not None]
     assert [rule.name for rule in looks if f'"{rule.name}"' not in texts] == []
-
-
-# --- several GPUs ---------------------------------------------------------------------------------
-
-RANKS = {"slowest_rank": 2, "slowest_rank_seconds": 0.5, "median_rank_seconds": 0.4}
-CHANGING = [e | {"slowest_rank": n % 4} for n, e in enumerate(step_events(**RANKS))]
-NAMED = {"slow-rank": "rank 2 takes 25"}
-LINK = {"slow-link": ""}
-
-
-@each(
-    ("steps", "told"),
-    [
-        (step_events(**RANKS), NAMED),
-        (step_events(**{**RANKS, "slowest_rank_seconds": 0.42}), {}),  # hardly slower
-        (CHANGING, {"uneven-ranks": ""}),  # a different rank each time: the rows are uneven
-        (step_events(time_communication=10.0), LINK),
-        (
-            step_events(time_communication=1.0, **RANKS),
-            NAMED,
-        ),  # waiting for a rank is not a slow link
-        # 2 s of each step, minus 0.2 s of waiting
-        (step_events(time_communication=10.0, **RANKS), NAMED | {"slow-link": "1.8 s"}),
-    ],
-)
-def test_slow_ranks_uneven_rows_and_slow_links_are_found(steps, told):
-    found = found_in(record(finished_events(steps)))
-    assert {"slow-rank", "uneven-ranks", "slow-link"} & found.keys() == told.keys()
-    assert all(words in found[name].evidence for name, words in told.items())
 
 
 # --- a run on a CPU with neighbours --------------------------------------------------------------

@@ -122,7 +122,6 @@ def plan(
     kept: ResumedChoices | None = None,
     ranks: int = 1,
     nodes: int = 1,
-    link: str | None = None,
     **options: Any,
 ) -> RunPlan:
     """The plan of plain manifest data for a card, without the caches of this machine."""
@@ -139,7 +138,6 @@ def plan(
         kept=kept,
         ranks=ranks,
         nodes=nodes,
-        link=link,
     )
 
 

@@ -14,6 +14,7 @@ from expert.cli.show.options import (
     ManifestFile,
     Overrides,
     Strict,
+    UsageError,
     json_option,
     manifest_option,
     one_manifest,
@@ -47,10 +48,6 @@ _MULTI_GPU_KEYS = (
     "parallel.engine",
     "parallel.shard_ranks",
     "parallel.offload",
-    "parallel.sent_bytes",
-    "parallel.communication_seconds",
-    "parallel.tokens_per_second",
-    "parallel.efficiency",
 )
 _COMPARED_KEYS = (
     "model.quantization",
@@ -85,14 +82,6 @@ def plan(
         str | None, typer.Option(metavar="N|all", help="Plan for this many GPUs per machine.")
     ] = None,
     nodes: Annotated[int | None, typer.Option(help="Machines, each with --gpus.")] = None,
-    link: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME[,NAME]",
-            help="What joins the GPUs of a machine, the machines, or both: pcie3, pcie4, pcie5, "
-            "nvlink; eth10, eth25, eth100, ib400.",
-        ),
-    ] = None,
     model: BaseModelName = None,
     overrides: Overrides = None,
     strict: Strict = False,
@@ -109,7 +98,7 @@ def plan(
         raise typer.BadParameter("give a manifest: expert plan FILE")
     read = read_manifest(chosen, overrides=overrides or (), strict=strict)
     here = describe_machine(read.folder)
-    ranks, machines = ranks_and_machines(gpus, nodes, link, cards_here=len(here.gpus))
+    ranks, machines = ranks_and_machines(gpus, nodes, cards_here=len(here.gpus))
     cards: list[str | None] = [*gpu] if gpu else [None]
     plans = [
         plan_job(
@@ -120,7 +109,6 @@ def plan(
             machine=here,
             ranks=ranks,
             nodes=machines,
-            link=link,
         )
         for card in cards
     ]
@@ -137,31 +125,21 @@ def plan(
         raise typer.Exit(EXIT_DOES_NOT_FIT)
 
 
-def ranks_and_machines(
-    gpus: str | None, nodes: int | None, link: str | None, *, cards_here: int
-) -> tuple[int, int]:
-    """Number of ranks on all machines, and of machines; all problems of the options at once."""
-    from expert.planning.machine.links import ImpossibleCluster, cluster_problems
-
-    problems = []
-    count = 1
+def ranks_and_machines(gpus: str | None, nodes: int | None, *, cards_here: int) -> tuple[int, int]:
+    """Number of ranks on all machines, and of machines."""
+    count, machines = 1, 1 if nodes is None else nodes
     if gpus == "all" and not cards_here:
-        problems.append("--gpus all: there is no GPU here  (give a number, and a card with --gpu)")
-    elif gpus == "all":
+        raise UsageError("--gpus all: there is no GPU here  (give a number, and a card with --gpu)")
+    if gpus == "all":
         count = cards_here
-    elif gpus is not None and not gpus.strip().lstrip("-").isdecimal():
-        problems.append(f"--gpus {gpus}: expected a number or all")
     elif gpus is not None:
+        if not gpus.strip().isdecimal() or not int(gpus):
+            raise UsageError(f"--gpus {gpus}: expected all or a number of GPUs")
         count = int(gpus)
     if gpus is None and nodes is not None:
-        problems.append(f"--nodes {nodes}: how many GPUs each machine has is missing  (add --gpus)")
-    if gpus is None and nodes is None and link is not None:
-        problems.append(f"--link {link}: there is one GPU  (add --gpus)")
-    machines = 1 if nodes is None else nodes
-    found = cluster_problems(ranks=count * max(1, machines), nodes=machines, link=link)
-    problems += found
-    if problems:
-        raise ImpossibleCluster("\n".join(problems))
+        raise UsageError(f"--nodes {nodes}: how many GPUs has each machine?  (add --gpus)")
+    if machines < 1:
+        raise UsageError(f"--nodes {nodes}: a run needs at least one machine")
     return count * machines, machines
 
 
@@ -248,33 +226,15 @@ def _show_memory(plan: RunPlan, console: Console) -> None:
 
 
 def _show_time(plan: RunPlan, console: Console) -> None:
-    _show_rate(plan, console)
+    parallel = plan.parallel
+    if parallel.engine != "single":
+        how = f"{parallel.engine}, offloaded" if parallel.offload else parallel.engine
+        show(console, f"\n{how} on {cards_in_words(plan)}", "bold")
     show(console, f"\n{time_in_words(plan)}", "bold")
     expected = plan.length.expected_parts or {}
     parts = [f"{name} {duration_range(*part)}" for name, part in expected.items() if part[1] >= 1]
     if len(parts) > 1:
         show(console, f"  {', '.join(parts)}", "dim")
-
-
-def _show_rate(plan: RunPlan, console: Console) -> None:
-    """The combined rate of several cards, and the share of communication."""
-    parallel = plan.parallel
-    if parallel.engine == "single":
-        return
-    said = {
-        key: value_in_words(f"parallel.{key}", getattr(parallel, key))
-        for key in ("sent_bytes", "communication_seconds", "tokens_per_second", "efficiency")
-    }
-    rate = f"{said['tokens_per_second']} tokens/s, efficiency {said['efficiency']}"
-    if parallel.tokens_per_second is None:
-        rate = _because(plan, "parallel.tokens_per_second")
-    how = f"{parallel.engine}, offloaded" if parallel.offload else parallel.engine
-    show(console, f"\n{how} on {cards_in_words(plan)}: {rate}", "bold")
-    if parallel.sent_bytes is not None:
-        lasts = said["communication_seconds"] if parallel.communication_seconds else "time unknown"
-        moves = "moves" if parallel.offload else "sends"
-        text = f"  each card {moves} {said['sent_bytes']} a step, {lasts}"
-        show(console, f"{text} ({_because(plan, 'parallel.sent_bytes')})", "dim")
 
 
 def time_in_words(plan: RunPlan) -> str:

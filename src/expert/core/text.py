@@ -97,13 +97,8 @@ def value_in_words(path: str, value: Any) -> str:
         return duration_range(*value)
     if path.endswith("_bytes"):
         return gib(value)
-    if ".seconds" in path or path.endswith("communication_seconds"):
+    if ".seconds" in path:
         return duration(value)
-    if path.endswith("tokens_per_second") and not isinstance(value, float):
-        return "{:,.0f} to {:,.0f}".format(*value)
-    if path.endswith(".efficiency"):
-        low, high = map(percent, value)
-        return low if low == high else f"{low.removesuffix(' %')} to {high}"
     if path.endswith("parameters") or path.endswith("tokens_per_epoch"):
         return count(value)
     if isinstance(value, float):

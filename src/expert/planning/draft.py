@@ -12,8 +12,7 @@ from expert.manifest.schema.dataset import DatasetSpec
 from expert.manifest.schema.manifest import CHAR_GPT, BaseModelSpec, Manifest
 from expert.planning.compilations import Compilation
 from expert.planning.decisions import Decision, Remark, Source
-from expert.planning.machine.links import Cluster
-from expert.planning.machine.target import Target
+from expert.planning.machine.target import Cluster, Target
 from expert.planning.measurements import MeasuredRate
 from expert.planning.memory.calibration import Calibrations
 from expert.planning.models.resolve import ResolvedModel, basename

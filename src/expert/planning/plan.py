@@ -33,7 +33,7 @@ from expert.planning.choose.length import (
     settle_length,
     settle_time,
 )
-from expert.planning.choose.parallel import settle_communication, settle_engine
+from expert.planning.choose.parallel import settle_engine, warn_of_idle_ranks
 from expert.planning.choose.recipe import (
     settle_adapter,
     settle_model,
@@ -46,8 +46,7 @@ from expert.planning.choose.starting_points import tiny_settings_warnings
 from expert.planning.compilations import Compilation, compilations_file
 from expert.planning.draft import SET, PlanDraft, ResumedChoices
 from expert.planning.machine.host import package_version
-from expert.planning.machine.links import choose_cluster, target_per_rank
-from expert.planning.machine.target import Target
+from expert.planning.machine.target import Cluster, Target, target_per_rank
 from expert.planning.measurements import find_best, measurements_file, read_rates, read_records
 from expert.planning.memory.calibration import calibrations_file, calibrations_of
 from expert.planning.memory.workload import Workload
@@ -77,20 +76,18 @@ def make_plan(
     kept: ResumedChoices | None = None,
     ranks: int = 1,
     nodes: int = 1,
-    link: str | None = None,
 ) -> RunPlan:
     """Settle everything the manifest leaves open for this target.
 
     Without measurements, benchmark results are ignored: a benchmark measures for itself. `survey`:
     what is known about the rows; without one, the files are examined. `plain_text`: whether the
     rows are texts without answers, if known. `kept`: choices of a resumed run. `ranks`: processes
-    on all `nodes` together, each with a device like the target; `link`: what connects them
-    (planning/machine/links.py).
+    on all `nodes` together, each with a device like the target.
     """
     spec = choose_model(manifest, model)
     dataset, is_char_model = manifest.training.dataset, spec.name == CHAR_GPT
     torch = package_version("torch").value
-    cluster = choose_cluster(target, ranks=ranks, nodes=nodes, link=link)
+    cluster = Cluster(ranks, nodes)
     target = target_per_rank(target, cluster)
     draft = PlanDraft(
         manifest=manifest,
@@ -162,7 +159,7 @@ def _settle_all(draft: PlanDraft) -> None:
     settle_watching(draft)
     draft.remarks += sanity_warnings(draft.__getitem__, draft["length.total_steps"])
     settle_time(draft, work)
-    settle_communication(draft, work)
+    warn_of_idle_ranks(draft)
     settle_expected_time(draft, work)
     settle_arithmetic(draft, work)
     settle_disk(draft, work)

@@ -178,30 +178,12 @@ class ParallelPlan(Slice):
     ranks: int = 1
     """Processes on all machines together, each with its own device."""
     nodes: int = 1
-    link: str | None = None
-    """Between the cards of a machine, if known."""
-    network: str | None = None
-    """Between machines, if known."""
     shard_ranks: int = 1
     """Ranks that hold one copy of the weights together: those of a machine, or all."""
-    host_link: str | None = None
-    """Between a card and host memory, if something is offloaded."""
     offload: bool = False
     """Shards of weights and optimizer state are kept in host memory."""
     host_bytes: int | None = None
     """Host memory for them on each machine."""
-    sent_bytes: int | None = None
-    """Sent by a card per step."""
-    communication_seconds: float | None = None
-    """Time to send them, part of it while the card computes."""
-    rank_tokens_per_second: tuple[float, float] | None = None
-    """Of one computing rank, from the slowest to the fastest expected."""
-    alone_tokens_per_second: tuple[float, float] | None = None
-    """Of one card computing whole steps alone, if it can."""
-    tokens_per_second: tuple[float, float] | None = None
-    """Of all ranks together, communication included."""
-    efficiency: tuple[float, float] | None = None
-    """Relative to the same number of single cards."""
 
     def share_of(self, sequences: int) -> int:
         """Sequences of a step that the busiest rank computes."""

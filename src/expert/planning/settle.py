@@ -11,10 +11,10 @@ from expert.core.errors import ManifestError, Problem
 from expert.manifest.schema.kinds import SCHEDULES
 from expert.planning.choose.expected_time import scaled, total_range
 from expert.planning.choose.length import MAX_STEPS, max_steps_not_reached
-from expert.planning.choose.parallel import RANKS_PATH, ParallelEstimate, too_few_sequences
+from expert.planning.choose.parallel import RANKS_PATH, too_few_sequences
 from expert.planning.choose.sanity import sanity_warnings
 from expert.planning.decisions import Remark
-from expert.planning.memory.calibration import Calibrations, workload_of
+from expert.planning.memory.calibration import Calibrations
 from expert.planning.memory.fitting import even_split, max_micro_batch
 from expert.planning.run_plan import LengthPlan, RunPlan
 
@@ -62,7 +62,7 @@ def with_counted_rows(plan: RunPlan, counted: PackedCounts, known: Calibrations)
     plan = plan.with_values(changed, because, "measurement") if changed else plan
     others = tuple(remark for remark in plan.remarks if remark not in doubted)
     plan = plan.model_copy(update={"remarks": (*others, *_doubts(plan))})
-    return _with_time_of(_with_communication(plan), before)
+    return _with_time_of(_with_idle_ranks(plan), before)
 
 
 def _doubts(plan: RunPlan) -> list[Remark]:
@@ -73,35 +73,15 @@ def with_stream_rows(plan: RunPlan, sequences: int) -> RunPlan:
     """The plan with the sequences per step from the first rows of a stream: larger micro-batches
     would be partly empty."""
     values = _batches_of(plan, sequences, plan.batch.micro_batch)
-    return _with_communication(
-        plan.with_values(values, "the first rows of the stream", "measurement")
-    )
+    return _with_idle_ranks(plan.with_values(values, "the first rows of the stream", "measurement"))
 
 
-def _with_communication(plan: RunPlan) -> RunPlan:
-    """A plan of several ranks with the traffic of its actual steps."""
-    work, parallel, length = workload_of(plan), plan.parallel, plan.length
-    if parallel.engine == "single":
-        return plan
-    remarks = tuple(remark for remark in plan.remarks if remark.path != RANKS_PATH)
+def _with_idle_ranks(plan: RunPlan) -> RunPlan:
+    """The plan with the warning about idle ranks based on its actual steps."""
     sequences, rows = plan.batch.sequences_per_update, plan.batch.examples_per_update
-    fewer = too_few_sequences(parallel.ranks, sequences, rows) if sequences else None
-    plan = plan.model_copy(update={"remarks": (*remarks, fewer) if fewer else remarks})
-    if work is None or _source_of(plan, "parallel.tokens_per_second") == "measurement":
-        return plan
-    tokens, steps = length.tokens_per_epoch, length.steps_per_epoch
-    known = ParallelEstimate(
-        parallel=parallel,
-        work=work,
-        micro_batches=plan.batch.accumulation,
-        sequences=sequences,
-        step_tokens=tokens / steps if tokens and steps else None,
-        card=plan.target,
-        estimated=_source_of(plan, "parallel.rank_tokens_per_second") == "machine",
-    )
-    for decision in known.decisions():
-        plan = plan.with_values({decision.path: decision.value}, decision.because, decision.source)
-    return plan
+    remarks = tuple(remark for remark in plan.remarks if remark.path != RANKS_PATH)
+    fewer = too_few_sequences(plan.parallel.ranks, sequences, rows) if sequences else None
+    return plan.model_copy(update={"remarks": (*remarks, fewer) if fewer else remarks})
 
 
 def _with_time_of(plan: RunPlan, before: LengthPlan) -> RunPlan:

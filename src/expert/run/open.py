@@ -123,7 +123,6 @@ def open_run(
     resume: str | None = None,
     ranks: int = 1,
     nodes: int = 1,
-    link: str | None = None,
     tell: Tell = lambda name, rows, tokens: None,
 ) -> Opened:
     """Open a manifest to run it (`prepared`: rows are tokenised and packed if needed), to plan it
@@ -133,7 +132,7 @@ def open_run(
     The plan is made once, and again when the rows are counted: they decide whether compiling pays
     and how much is recomputed, while the first plan decides how rows are prepared.
     `resume`: "auto", a checkpoint or a folder that identifies a run. `gpu`, `vram`: the card to
-    plan for; `ranks`, `nodes`, `link`: processes, machines and their interconnect (see make_plan).
+    plan for; `ranks`, `nodes`: processes and machines.
     """
     from expert.planning.machine.machine import describe_machine
 
@@ -151,7 +150,7 @@ def open_run(
     plain_text = _are_plain_text(read, sources, fetch=data != "counted")
 
     asked: dict[str, Any] = {"model": model, "use_measurements": use_measurements}
-    asked |= {"ranks": ranks, "nodes": nodes, "link": link}
+    asked |= {"ranks": ranks, "nodes": nodes}
     plan_with = _planner(target, plain_text, resumed.kept if resumed else None, asked)
     opened = Opened(
         read=read,
@@ -215,10 +214,9 @@ def plan(
     machine: Machine | None = None,
     ranks: int = 1,
     nodes: int = 1,
-    link: str | None = None,
 ) -> RunPlan:
     """Plan a manifest for a card: the named one, one with that much memory, or this machine's;
-    or for several (`ranks` on `nodes` machines, joined by `link`).
+    or for several (`ranks` on `nodes` machines).
 
     Prepared rows are counted, others sampled; nothing is written.
     """
@@ -232,7 +230,6 @@ def plan(
         machine=machine,
         ranks=ranks,
         nodes=nodes,
-        link=link,
     )
     return opened.plan
 

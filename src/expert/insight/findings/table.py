@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from expert.core.files import read_text
-from expert.insight.findings import course, feeding, kernels, memory, ranks
+from expert.insight.findings import course, feeding, kernels, memory
 from expert.insight.findings.evidence import Evidence
 from expert.insight.findings.finding import Finding, Rule, RuleResult, worst_first
 
-_FILES = (feeding, kernels, memory, ranks, course)
+_FILES = (feeding, kernels, memory, course)
 
 
 def _rule(name: str, row: dict[str, Any]) -> Rule:

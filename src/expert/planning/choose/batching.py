@@ -6,7 +6,6 @@ import math
 from dataclasses import asdict, replace
 
 from expert.core.text import counted
-from expert.planning.choose.communication import traffic_of
 from expert.planning.choose.cuda_graphs import PATH as GRAPHS
 from expert.planning.choose.cuda_graphs import choose_capture
 from expert.planning.choose.fastest import (
@@ -65,14 +64,11 @@ def settle_fit(draft: PlanDraft, base: Workload | None, sequences: int | None) -
 
 
 def _with_fewer_micro_batches(draft: PlanDraft, way: TimedFit, most: int) -> Fit:
-    """Sharded weights are sent for each micro-batch. If that takes longer than computing it, every
-    block is checkpointed, provided that makes room for larger micro-batches."""
+    """Offloaded weights are sent to the card for each micro-batch, which takes longer than
+    computing it: every block is checkpointed if that makes room for larger micro-batches."""
     fit = way.fit
     free = draft.config.gradient_checkpointing == draft.config.micro_batch_size == "auto"
-    if not free or not fit.fits or not fit.work.is_sharded or fit.work.rows >= most:
-        return fit
-    sending = traffic_of(fit.work, draft.cluster, 1).hidden_seconds
-    if way.time is None or sending is None or sending <= way.time.computing:
+    if not free or not fit.fits or not fit.work.offload or fit.work.rows >= most:
         return fit
     work = replace(fit.work, recomputed_blocks=fit.work.shape.layers)
     rows = largest_batch(draft, work, most, int(MARGIN * budget_of(draft)))
@@ -128,7 +124,7 @@ def _settle_checkpointing(draft: PlanDraft, fit: Fit, rows: int) -> None:
         because, source = measured[1], "measurement"
     elif not fit.fits:
         because = f"even checkpointing every block does not fit {_gib(draft)}"
-    elif fit.work.is_sharded and count == layers and fit.work.rows > 1:
+    elif fit.work.offload and count == layers and fit.work.rows > 1:
         because = "sending weights takes longer than computing: a larger micro-batch sends less"
     elif count:
         rows = fit.work.rows if draft.config.micro_batch_size != "auto" else rows

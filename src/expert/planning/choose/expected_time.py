@@ -100,10 +100,11 @@ def _rate_of_all(draft: PlanDraft, run: RunShape) -> DeviceRate | str:
     """The rate of all devices together, or why it is not known."""
     if run.work.engine == "single":
         return device_rate(draft, run)
-    shared = draft.decisions["parallel.tokens_per_second"]
-    if shared.value is None:
-        return shared.because.removeprefix("unknown: ")
-    return DeviceRate(shared.value, shared.because, shared.source == "measurement")
+    measured = matching_rate(draft)
+    if measured is None:
+        return "no run on several cards, or with offloaded weights, was measured here yet"
+    because = f"measured on {measured.measured_on} in a run like this one"
+    return DeviceRate(measured_range(measured.tokens_per_second, "run"), because, True)
 
 
 @dataclass(frozen=True)

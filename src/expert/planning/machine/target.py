@@ -45,8 +45,38 @@ class Target:
     """Free disk space beside the manifest, if the plan is for this machine."""
     host_bytes: int | None = None
     """Free host memory, if the plan is for this machine."""
-    pcie: tuple[int, int] | None = None
-    """Generation and width of the card's slot, if the driver reports them."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The processes of a run, on all machines together, each with its own device."""
+
+    ranks: int = 1
+    nodes: int = 1
+
+    def __post_init__(self) -> None:
+        if self.ranks < 1 or self.nodes < 1:
+            raise UnknownTarget("a run needs at least one card on each of its machines")
+        if self.ranks % self.nodes:
+            text = f"{self.ranks} processes cannot be divided evenly among {self.nodes} machines"
+            raise UnknownTarget(text)
+
+    @property
+    def ranks_per_node(self) -> int:
+        return self.ranks // self.nodes
+
+    def share_of(self, sequences: int) -> int:
+        """Sequences of a step that the busiest rank computes."""
+        return -(-sequences // self.ranks)
+
+
+def target_per_rank(target: Target, cluster: Cluster) -> Target:
+    """What one process may use of its machine. Each has its own card; processes on a CPU divide its
+    memory, and all divide the cores of this machine."""
+    processes = cluster.ranks_per_node
+    memory = target.budget_bytes // (processes if target.device == "cpu" else 1)
+    cores = max(1, target.cores // processes) if target.is_this_machine else target.cores
+    return replace(target, budget_bytes=memory, cores=cores)
 
 
 def choose_target(
@@ -123,7 +153,6 @@ def _on_this_gpu(gpu: Gpu, limit: int | None, here: Target) -> Target:
     name = gpu.name.value or "NVIDIA GPU"
     total = gpu.memory_total_bytes.value or 0
     free = gpu.memory_free_bytes.value if gpu.memory_free_bytes.value is not None else total
-    generation, width = gpu.pcie_generation.value, gpu.pcie_width.value
     return replace(
         here,
         name=name,
@@ -132,6 +161,5 @@ def _on_this_gpu(gpu: Gpu, limit: int | None, here: Target) -> Target:
         budget_because="--vram" if limit and limit < free else f"free of {total / GIB:.1f} GiB",
         capability=gpu.capability.value,
         card=card_by_nvml_name(name, total),
-        pcie=(generation, width) if generation and width else None,
         held_bytes=sum(holder.used_bytes or 0 for holder in gpu.holders.value or ()),
     )
