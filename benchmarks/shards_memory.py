@@ -38,6 +38,8 @@ from expert.planning.memory.workload import Workload
 from expert.planning.models.shapes import shape_from_config
 from expert.planning.run_plan import AdapterPlan, KernelPlan, ModelPlan, OptimPlan
 from expert.training.learner import OptimizerLearner
+from expert.training.objectives.next_token import NextToken
+from expert.training.step import forward_backward
 
 SHAPES: dict[str, Any] = {
     "llama-8b": (LlamaConfig, 32, 4096, 14336, 32, 8, 128256),
@@ -241,7 +243,7 @@ def _step_seconds(engine: Sharded, batch: Batch) -> list[float]:
             _forget_peaks()
         began = time.perf_counter()
         for _ in range(2):
-            engine.accumulate(batch, divisor=2 * batch.targets)
+            forward_backward(engine, NextToken(), batch, divisor=2 * batch.targets)
         engine.step(step=step + 1, rate=1e-4, max_norm=1.0)
         if CUDA:
             torch.cuda.synchronize()

@@ -27,6 +27,8 @@ from expert.run.build import Built, build
 from expert.run.open import open_planned
 from expert.run.open import plan as plan_job
 from expert.run.smollm2 import ModelUnavailable, smollm2_folder
+from expert.training.objectives.next_token import NextToken
+from expert.training.step import forward_backward
 from tests.gpu.real_texts import TEXTS
 from tests.jobs.runs import write_expert
 from tests.model.models import Batch
@@ -198,7 +200,9 @@ def answer(built: Built, batches: Sequence[Batch]) -> Answer:
     logits = torch.cat([_logits(built, batch) for batch in batches])
     if learner._scaler is not None:
         _settle_scale(engine, batches, targets)
-    losses = [float(engine.accumulate(batch, divisor=targets)) for batch in batches]
+    losses = [
+        float(forward_backward(engine, NextToken(), batch, divisor=targets)[0]) for batch in batches
+    ]
     if learner._scaler is not None:
         learner._scaler.unscale_(learner._optimizer)
     named = learner._masters.named
@@ -225,7 +229,7 @@ def _settle_scale(engine: Any, batches: Sequence[Batch], targets: int) -> None:
     """Updates of rate 0, until the loss scale is one at which no gradient overflows."""
     for _ in range(20):
         for batch in batches:
-            engine.accumulate(batch, divisor=targets)
+            forward_backward(engine, NextToken(), batch, divisor=targets)
         if bool(engine.step(step=1, rate=0.0, max_norm=0.0).applied):
             return
     raise AssertionError("no loss scale was found")

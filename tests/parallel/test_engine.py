@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from expert.parallel.single_device import SingleDevice
-from tests.training.toys import CPU, ToyModel, toy_batches, toy_engine
+from tests.training.toys import CPU, OBJECTIVE, ToyModel, accumulate, toy_batches, toy_engine
 
 BATCH = toy_batches(6, 6)[0]
 
 
 def test_what_was_accumulated_is_used_once():
     model, _, engine = toy_engine()
-    engine.accumulate(BATCH, divisor=6)
+    accumulate(engine, BATCH, divisor=6)
     engine.step(step=1, rate=1e-2, max_norm=1.0)
     assert model.matrix.grad is None
     assert float(engine.step(step=2, rate=1e-2, max_norm=1.0).grad_norm) == 0.0
@@ -21,7 +21,7 @@ def test_what_was_accumulated_is_used_once():
 
 def test_the_returned_loss_sum_has_no_autograd_graph():
     model, _, engine = toy_engine()
-    total = engine.accumulate(BATCH, divisor=6)
+    total = accumulate(engine, BATCH, divisor=6)
     assert not total.requires_grad
     assert float(total) == pytest.approx(float(model.loss_sum(BATCH).detach()), rel=1e-6)
 
@@ -42,7 +42,7 @@ def test_every_phase_is_timed_and_after_step_sees_gradients():
         phase=phase,
         after_step=lambda step: seen.append((step, model.matrix.grad is not None)),
     )
-    engine.accumulate(BATCH, divisor=6)
+    accumulate(engine, BATCH, divisor=6)
     engine.step(step=5, rate=1e-2, max_norm=1.0)
     assert phases == ["forward", "backward", "optimizer"]
     assert seen == [(5, True)]
@@ -59,6 +59,6 @@ def test_autocast_covers_forward_and_evaluation():
 
     model, learner, _ = toy_engine(Watched())
     engine = SingleDevice(model, learner, device=CPU, autocast=torch.bfloat16)
-    engine.accumulate(BATCH, divisor=6)
-    engine.evaluate(BATCH)
+    accumulate(engine, BATCH, divisor=6)
+    engine.evaluate(OBJECTIVE.evaluate, BATCH)
     assert types == [torch.bfloat16] * 2

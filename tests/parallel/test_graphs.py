@@ -23,7 +23,7 @@ from expert.parallel.single_device import SingleDevice
 from expert.planning.memory.workload import CAPTURED_WIDTHS
 from expert.training import learner
 from tests.parallel.fake_capture import FakeCapture, UndoneStep
-from tests.training.toys import CPU, optim_plan
+from tests.training.toys import CPU, accumulate, optim_plan
 
 PLACES, WORDS = 12, 5
 
@@ -94,7 +94,7 @@ def test_replayed_passes_train_bit_for_bit_like_eager_ones(dtype):
             torch.manual_seed(update)
             for part in range(3):  # the first of them is recorded within a step
                 given = batch(10 * update + part, targets=7 - part)
-                losses[each].append(float(each.accumulate(given, divisor=18)))
+                losses[each].append(float(accumulate(each, given, divisor=18)))
             each.step(step=update + 1, rate=1e-2, max_norm=1.0)
     assert recorder.replayed == 2 * (15 - WARM_UPS)
     assert losses[run] == losses[replayed]
@@ -115,7 +115,7 @@ def test_a_recorded_step_changes_weights_as_one_that_is_run(dtype, monkeypatch):
         for each in (run, replayed):
             torch.manual_seed(update)
             for part in range(2):
-                each.accumulate(batch(10 * update + part), divisor=14)
+                accumulate(each, batch(10 * update + part), divisor=14)
             stats = each.step(step=update + 1, rate=1e-2 / (update + 1), max_norm=0.5)
             assert bool(stats.applied)
             norms[each].append(float(stats.grad_norm))
@@ -130,13 +130,13 @@ def test_a_recorded_step_takes_no_step_that_is_not_finite_and_continues_after_it
     monkeypatch.setattr(learner, "CapturedStep", UndoneStep)
     model, replayed = engine(torch.float32, FakeCapture(), optimizer="adamw_torch_fused")
     for number in range(6):
-        replayed.accumulate(batch(number), divisor=7)
+        accumulate(replayed, batch(number), divisor=7)
         replayed.step(step=number + 1, rate=1e-2, max_norm=1.0)
     before = model.head.detach().clone()
-    replayed.accumulate(batch(6), divisor=0)
+    accumulate(replayed, batch(6), divisor=0)
     assert not bool(replayed.step(step=7, rate=1e-2, max_norm=1.0).applied)
     assert torch.equal(model.head, before)
-    replayed.accumulate(batch(7), divisor=7)
+    accumulate(replayed, batch(7), divisor=7)
     assert bool(replayed.step(step=8, rate=1e-2, max_norm=1.0).applied)
     assert not torch.equal(model.head, before)
 
@@ -148,7 +148,7 @@ def test_a_state_that_was_loaded_is_what_a_recorded_step_continues_with(monkeypa
     def some_updates() -> Tensor:
         for number in range(6):
             torch.manual_seed(number)
-            replayed.accumulate(batch(number), divisor=7)
+            accumulate(replayed, batch(number), divisor=7)
             replayed.step(step=number + 1, rate=1e-2, max_norm=1.0)
         return model.head.detach().clone()
 
@@ -163,7 +163,7 @@ def test_a_state_that_was_loaded_is_what_a_recorded_step_continues_with(monkeypa
 
 def test_a_loss_that_was_given_back_is_not_changed_by_the_next_batch():
     _, replayed = engine(torch.float32, FakeCapture())
-    given = [replayed.accumulate(batch(number), divisor=7) for number in range(WARM_UPS + 2)]
+    given = [accumulate(replayed, batch(number), divisor=7) for number in range(WARM_UPS + 2)]
     assert len({float(loss) for loss in given}) == len(given)
 
 
@@ -173,10 +173,10 @@ def test_gradients_that_were_discarded_leave_no_trace():
     for each in (run, replayed):
         for number in range(WARM_UPS + 2):
             torch.manual_seed(number)
-            each.accumulate(batch(number), divisor=7)
+            accumulate(each, batch(number), divisor=7)
         each.discard()
         torch.manual_seed(9)
-        each.accumulate(batch(9), divisor=7)
+        accumulate(each, batch(9), divisor=7)
         norms.append(float(each.step(step=1, rate=0.0, max_norm=0.0).grad_norm))
     assert norms[0] == norms[1]
 
@@ -186,7 +186,7 @@ def test_every_shape_is_recorded_once_and_not_too_many_of_them():
     _, replayed = engine(torch.float32, recorder)
     for _ in range(WARM_UPS + 3):
         for places in range(PLACES, PLACES + MAX_SHAPES + 3):
-            replayed.accumulate(batch(0, places=places), divisor=7)
+            accumulate(replayed, batch(0, places=places), divisor=7)
     assert recorder.recorded == 2 * MAX_SHAPES
 
 
@@ -195,11 +195,11 @@ def test_passes_that_are_not_compiled_warm_up_once_for_all_shapes():
     recorder = FakeCapture()
     model, replayed = watched(recorder, warm_up_each_shape=False)
     for number, places in enumerate((16, 48, 32, 64, 16, 48)):
-        replayed.accumulate(batch(number, places=places), divisor=7)
+        accumulate(replayed, batch(number, places=places), divisor=7)
     assert model.run == WARM_UPS
     assert recorder.recorded == 2 * 4
     for number in range(WARM_UPS + 1):  # kernels are compiled again for such a number of places
-        replayed.accumulate(batch(number, places=40), divisor=7)
+        accumulate(replayed, batch(number, places=40), divisor=7)
     assert (model.run, recorder.recorded) == (2 * WARM_UPS, 2 * 5)
 
 
@@ -234,7 +234,7 @@ def test_once_a_shape_is_captured_no_number_of_targets_is_run_beside_it(monkeypa
         losses = []
         for each in (plain, replayed):
             torch.manual_seed(number)
-            losses.append(float(each.accumulate(batch(number, targets=targets), divisor=7)))
+            losses.append(float(accumulate(each, batch(number, targets=targets), divisor=7)))
             each.step(step=number + 1, rate=1e-2, max_norm=1.0)
         assert losses[0] == pytest.approx(losses[1], rel=1e-6)
     assert model.run == WARM_UPS
@@ -247,11 +247,11 @@ def test_fewer_targets_are_captured_for_themselves_where_they_come_often(monkeyp
     recorder = FakeCapture()
     model, replayed = watched(recorder)
     for number in range(WARM_UPS + 1):
-        replayed.accumulate(batch(number, targets=9), divisor=7)
+        accumulate(replayed, batch(number, targets=9), divisor=7)
     for number in range(CAPTURE_AFTER):
-        replayed.accumulate(batch(number, targets=3), divisor=7)
+        accumulate(replayed, batch(number, targets=3), divisor=7)
     assert recorder.recorded == 2
-    replayed.accumulate(batch(50, targets=3), divisor=7)
+    accumulate(replayed, batch(50, targets=3), divisor=7)
     assert (recorder.recorded, model.run) == (4, WARM_UPS)
 
 
@@ -261,11 +261,11 @@ def test_a_failed_capture_raises_graphs_unavailable():
 
     model, replayed = engine(torch.float32, refuses)
     for number in range(WARM_UPS):
-        replayed.accumulate(batch(number), divisor=7)
+        accumulate(replayed, batch(number), divisor=7)
     assert model.head.grad is not None
     before = model.head.grad.clone()
     with pytest.raises(GraphsUnavailable, match="not permitted when stream is capturing"):
-        replayed.accumulate(batch(5), divisor=7)
+        accumulate(replayed, batch(5), divisor=7)
     assert torch.equal(model.head.grad, before)
 
 
@@ -275,6 +275,6 @@ def test_out_of_memory_during_capture_is_raised_unchanged():
 
     _, replayed = engine(torch.float32, refuses)
     for number in range(WARM_UPS):
-        replayed.accumulate(batch(number), divisor=7)
+        accumulate(replayed, batch(number), divisor=7)
     with pytest.raises(torch.OutOfMemoryError):
-        replayed.accumulate(batch(5), divisor=7)
+        accumulate(replayed, batch(5), divisor=7)

@@ -13,6 +13,7 @@ from expert.planning.run_plan import RunPlan
 from expert.run.build import Built, build
 from expert.run.open import open_run
 from expert.training.evaluation import evaluate
+from expert.training.objectives.next_token import NextToken
 from tests.jobs.runs import WORDS, base_model, write_expert
 
 CPU = torch.device("cpu")
@@ -52,9 +53,9 @@ def widths_and_loss(
 
     assert data.validation is not None
     with split_batches(plan, data.validation, rows=rows, device=CPU) as batches:
-        sums = evaluate(built.engine, seen(batches))
+        sums = evaluate(built.engine, NextToken(), seen(batches))
     assert sums is not None
-    return widths, sums.loss_sum.item() / sums.targets
+    return widths, sums.sums["loss"].item() / sums.weight
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -99,7 +100,7 @@ def test_all_evaluations_of_a_compiled_run_have_one_shape_and_the_same_loss(open
             with split_batches(compiled, split, rows=3, device=CPU, shape=one) as batches:
                 kept = []
                 for batch in batches:
-                    kept.append(built.engine.evaluate(batch)[0].item())
+                    kept.append(built.engine.evaluate(NextToken().evaluate, batch)["loss"].item())
                     if one is not None:
                         shapes.add((*batch.tokens.shape, *batch.boundaries.shape, batch.whole_rows))
             losses.append(sum(kept))

@@ -6,20 +6,20 @@ import pytest
 import torch
 
 from expert.training.evaluation import EvalResult, NoTargetTokens, evaluate, mean_metrics
-from tests.training.toys import toy_batches, toy_engine
+from tests.training.toys import OBJECTIVE, toy_batches, toy_engine
 
 
 def test_an_evaluation_leaves_no_gradients():
     model, _, engine = toy_engine()
-    sums = evaluate(engine, toy_batches(8, 4))
-    assert not sums.loss_sum.requires_grad
+    sums = evaluate(engine, OBJECTIVE, toy_batches(8, 4))
+    assert not sums.sums["loss"].requires_grad
     assert model.matrix.grad is None
 
 
 def test_an_interrupted_evaluation_returns_none():
     _, _, engine = toy_engine()
     asked = iter([False, True])
-    assert evaluate(engine, toy_batches(8, 2), stop=lambda: next(asked)) is None
+    assert evaluate(engine, OBJECTIVE, toy_batches(8, 2), stop=lambda: next(asked)) is None
 
 
 def test_metrics_go_by_the_names_of_the_manifest():
@@ -43,8 +43,8 @@ def test_every_token_counts_the_same_whatever_batch_it_is_in(at_once):
     (all_rows,) = toy_batches(8, 8)
     with torch.no_grad():
         loss, correct = model.evaluate(all_rows)
-    sums = evaluate(engine, toy_batches(8, at_once))
+    sums = evaluate(engine, OBJECTIVE, toy_batches(8, at_once))
     # Batches are summed in float32, the batches' sums in float64.
-    assert float(sums.loss_sum) == pytest.approx(float(loss), rel=1e-6)
-    assert int(sums.correct) == int(correct)
-    assert (sums.targets, sums.examples) == (8, 8)
+    assert float(sums.sums["loss"]) == pytest.approx(float(loss), rel=1e-6)
+    assert int(sums.sums["correct"]) == int(correct)
+    assert (sums.weight, sums.examples) == (8, 8)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from expert.training.optim import StateMismatch
-from tests.training.toys import ToyModel, toy_batches, toy_engine
+from tests.training.toys import ToyModel, accumulate, toy_batches, toy_engine
 
 BATCH = toy_batches(4, 4)[0]
 
@@ -14,13 +14,13 @@ def copy_of(groups):
 
 
 def update(engine, batch=BATCH, factor=1.0):
-    engine.accumulate(batch, divisor=4)
+    accumulate(engine, batch, divisor=4)
     return engine.step(step=1, rate=1e-2, max_norm=1.0)
 
 
 def overflowing(model, engine):
     """One step whose scaled gradients are not finite."""
-    engine.accumulate(BATCH, divisor=4)
+    accumulate(engine, BATCH, divisor=4)
     model.gate.grad[0] = float("inf")
     return engine.step(step=1, rate=1e-2, max_norm=1.0)
 
@@ -84,7 +84,7 @@ def test_small_steps_on_bfloat16_weights_add_up_in_their_masters():
     _, learner, engine = toy_engine(model)
     start = model.gate.detach().clone()
     for _ in range(10):
-        engine.accumulate(BATCH, divisor=4)
+        accumulate(engine, BATCH, divisor=4)
         engine.step(step=1, rate=1e-5, max_norm=1.0)
     master = learner.tensors()["model"]["gate"]
     assert master.dtype == torch.float32

@@ -11,7 +11,7 @@ from expert.telemetry.meter import Meter
 from expert.telemetry.timeline import Timeline
 from expert.training import recorder as recorder_module
 from expert.training.evaluation import EvalResult
-from expert.training.loop import LoopPlan, Tools, train
+from expert.training.loop import LoopPlan, train
 from expert.training.pressure import AllocatorRetries, DataWait, Pressure, RecompileCounter
 from expert.training.recorder import Recorder
 from expert.training.recovery import RecompileStorm
@@ -19,7 +19,7 @@ from expert.training.schedule import Schedule
 from expert.training.spikes import SkippedSteps, SpikeWatch, Stability
 from expert.training.state import TrainState
 from expert.training.stopping import BestSoFar
-from tests.training.toys import CPU, Counts, toy_batches, toy_engine
+from tests.training.toys import CPU, OBJECTIVE, Counts, toy_batches, toy_engine
 
 PLAN = LoopPlan(
     schedule=Schedule(kind="constant", peak=1e-2, warmup_steps=0, total_steps=10),
@@ -70,11 +70,11 @@ class Run:
                 made_seconds=0.0,
             )
 
-    def evaluate(self, step):
+    def evaluate(self):
         if self.stop_in_evaluation:
             self.signal = 143
             return None
-        self.evaluated.append(step)
+        self.evaluated.append(self.state.done)
         loss = next(self.losses, 1.0)
         return EvalResult(loss=loss, token_accuracy=0.5, targets=4, examples=4)
 
@@ -98,16 +98,27 @@ class Run:
             ),
         )
         follow = {"greater_is_better": False, **best}
-        self.tools = Tools(
-            emit=emit,
-            recorder=recorder,
-            best=BestSoFar("eval_loss", state=state.best, **follow),
-            evaluate=self.evaluate,
-            save=lambda state, due: self.saved.append(state),
-            reached=lambda state: setattr(self, "reached", state),
-            stop_requested=lambda: self.signal,
-        )
-        return train(self.engine, self.feed(state), state, self.plan, self.tools)
+        self.emit, self.recorder, self.state = emit, recorder, state
+        self.best = BestSoFar("eval_loss", state=state.best, **follow)
+        return train(self.engine, OBJECTIVE, self.feed(state), state, self.plan, self)
+
+    def save(self, state, *, due):
+        self.saved.append(state)
+
+    def reached(self, state):
+        self.state = state
+
+    def stop_requested(self):
+        return self.signal
+
+    def save_requested(self):
+        return False
+
+    def rows_in(self, bins):
+        return []
+
+    def shared_hint(self, hint):
+        return hint
 
     def events(self, name):
         return [fact for fact in self.told if fact["event"] == name]
@@ -121,7 +132,7 @@ def test_a_run_takes_every_step_once_and_saves_at_the_end():
     assert (state.done, state.epoch, state.tokens, state.examples) == (10, 1, 240, 40)
     assert state.place == (1, 0, 5)
     assert [saved.done for saved in run.saved] == [10]
-    assert run.reached == state
+    assert run.state == state
 
 
 @pytest.mark.parametrize(
@@ -134,7 +145,7 @@ def test_the_steps_since_the_last_line_are_reported_at_the_end(log_every, told):
     assert [(fact["step"], fact["updates"]) for fact in run.events("step")] == told
     names = [fact["event"] for fact in run.told]
     assert names.index("step") < names.index("eval")  # as where it was due
-    assert run.tools.recorder.meter.run_line()["loss"] is not None
+    assert run.recorder.meter.run_line()["loss"] is not None
 
 
 @pytest.mark.parametrize("known", [True, False])

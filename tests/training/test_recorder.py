@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from expert.telemetry.meter import Meter
 from expert.telemetry.timeline import Timeline
 from expert.training import recorder as recorder_module
 from expert.training.pressure import AllocatorRetries, DataWait, Pressure, RecompileCounter
-from expert.training.recorder import SCALE_HALVINGS, Recorder, StepFacts
+from expert.training.recorder import SCALE_HALVINGS, Recorder
 from expert.training.recovery import NotFinite
 from expert.training.spikes import SpikeWatch
 from expert.training.step import StepStats
@@ -47,24 +48,20 @@ def take(
     clock.now += seconds - waited
     if card is not None:
         card.launch()
-    facts = StepFacts(
-        step=step,
-        epoch=0.5,
-        rate=1e-3,
-        targets=10,
-        real_tokens=20,
-        places=40,
-        examples=2,
-        bins=(step, step + 100),
-        made_seconds=0.125,
+    fed = SimpleNamespace(
+        step=SimpleNamespace(done=step, bins=(step, step + 100)), made_seconds=0.125, copied=None
     )
     stats = StepStats(
         loss_sum=torch.tensor(10 * loss),
         grad_norm=torch.tensor(norm),
         applied=torch.tensor(applied),
-        targets=10,
+        metrics={"margin": torch.tensor(5.0 * step)},
+        weight=10,
+        real_tokens=20,
+        places=40,
+        examples=2,
     )
-    return recorder.end(facts, stats, None)
+    return recorder.end(fed, stats, rate=1e-3, epoch=0.5)
 
 
 def test_every_step_is_reported_with_its_own_loss_and_rates():
@@ -89,6 +86,7 @@ def test_lines_come_when_they_are_due_with_the_mean_since_the_last():
     assert "mean_loss" not in told[0]
     assert told[0]["examples"] == 6
     assert (told[0]["updates"], told[0]["time_feed"], told[0]["padding"]) == (3, 0.375, 0.5)
+    assert told[0]["margin"] == 0.5  # a metric of the objective: (0 + 5 + 10) / 30
 
 
 def test_lines_of_a_card_that_reports_late_cover_their_own_steps_to_the_last(monkeypatch):

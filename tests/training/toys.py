@@ -12,8 +12,11 @@ from torch.nn import Parameter
 from expert.parallel.single_device import SingleDevice
 from expert.planning.run_plan import OptimPlan
 from expert.training.learner import OptimizerLearner
+from expert.training.objectives.next_token import NextToken
+from expert.training.step import forward_backward
 
 CPU = torch.device("cpu")
+OBJECTIVE = NextToken()
 WIDTH = 6
 
 
@@ -105,3 +108,8 @@ def toy_engine(
         model.named, optim_plan(**plan), device=CPU, loss_scaling=loss_scaling
     )
     return model, learner, SingleDevice(model, learner, device=CPU)
+
+
+def accumulate(engine: Any, batch: Any, *, divisor: int) -> Tensor:
+    """Add the gradient of a batch; returns its loss sum."""
+    return forward_backward(engine, OBJECTIVE, batch, divisor=divisor)[0]

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from expert.core.errors import EXIT_RUN_FAILED, ExpertError
+from expert.core.errors import ExpertError
 from expert.core.events import check_event_file_size, plain
 from expert.core.files import sync_folder
 from expert.core.hashed import hash_file, refuse_damaged, write_hashed
@@ -39,18 +39,6 @@ class RunFolderError(ExpertError):
 
 class RunInUse(RunFolderError):
     """Another process is training in this run folder."""
-
-
-class RunFolderMoved(RunFolderError):
-    """The run folder was renamed, removed or emptied during training."""
-
-    exit_code = EXIT_RUN_FAILED
-
-    def __init__(self, path: Path, now: Path | None) -> None:
-        """`now`: the new path if it was renamed."""
-        self.now = now
-        what = "removed, or emptied," if now is None else f"renamed to {now}"
-        super().__init__(f"{path}: was {what} while training")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,32 +174,13 @@ class RunFolder:
         write_hashed(self.path / name, text + "\n", trust_existing=True)
         return self.path / name
 
-    @contextmanager
-    def move_check(self) -> Iterator[Callable[[], None]]:
-        """Yield a function that raises RunFolderMoved if the folder, or its plan, is no longer at
-        its path. Windows does not allow renaming a folder in use."""
-        try:
-            handle = os.open(self.path, os.O_RDONLY)
-        except OSError:
-            yield lambda: None
-            return
-
-        def check() -> None:
-            try:
-                there = os.path.samestat(os.stat(self.path), os.fstat(handle))
-                if there and self.was_started:
-                    return
-            except (FileNotFoundError, NotADirectoryError):
-                there = False
-            except OSError:  # the disk does not respond: the next write reports it
-                return
-            now = None if there else _path_of(handle)
-            raise RunFolderMoved(self.path, now)
-
-        try:
-            yield check
-        finally:
-            os.close(handle)
+    def refuse_missing(self) -> None:
+        """Raise if the folder was moved or removed during training: a checkpoint written now would
+        be a second, useless run folder."""
+        if not self.was_started:
+            raise RunFolderError(
+                f"{self.path}: was moved or removed while training  (put it back, then --resume)"
+            )
 
     @contextmanager
     def locked(self) -> Iterator[Holder | None]:
@@ -223,15 +192,6 @@ class RunFolder:
             os.close(open_plain(self.events, os.O_RDWR))
         with held(self.lock_file) as previous:
             yield previous
-
-
-def _path_of(handle: int) -> Path | None:
-    """The current path of an open folder; None if it was removed or the system cannot tell."""
-    try:
-        path = Path(os.readlink(f"/proc/self/fd/{handle}"))
-        return path if os.path.samestat(path.stat(), os.fstat(handle)) else None
-    except OSError:
-        return None
 
 
 def checkpoint_name(step: int) -> str:

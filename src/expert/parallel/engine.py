@@ -6,7 +6,7 @@ same calls in the same order, so each call may communicate with the other ranks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,11 +19,10 @@ Groups = Mapping[str, Mapping[str, Tensor]]
 """Tensors by group and name, as in a checkpoint."""
 
 
-class HasTargets(Protocol):
-    """What the loop knows of a batch."""
-
-    @property
-    def targets(self) -> int: ...
+LossSum = Callable[[Any, Any], tuple[Tensor, dict[str, Tensor]]]
+"""From model and batch to the summed loss, and sums of further metrics."""
+Sums = Callable[[Any, Any], dict[str, Tensor]]
+"""From model and batch to the sums of an evaluation."""
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -50,14 +49,17 @@ class Engine(Protocol):
     def summed(self, number: Tensor) -> Tensor:
         """Sum a device number over all ranks, without synchronising."""
 
-    def accumulate(self, batch: Any, *, divisor: int) -> Tensor:
-        """Add the gradient of the batch's summed loss / `divisor`; returns this rank's loss sum."""
+    def forward(self, loss_sum: LossSum, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        """The summed loss of this rank's batch and its metrics, in the run's precision."""
+
+    def backward(self, loss: Tensor, *, divisor: int) -> None:
+        """Add the gradient of `loss` / `divisor`, where `loss` is that of the last forward."""
 
     def step(self, *, step: int, rate: float, max_norm: float) -> StepResult:
-        """Step with the gradients of all ranks, and clear them."""
+        """Sum the gradients of all ranks, clip them, step with them and clear them."""
 
-    def evaluate(self, batch: Any) -> tuple[Tensor, Tensor]:
-        """Summed loss and number of correct targets of this rank's batch."""
+    def evaluate(self, sums: Sums, batch: Any) -> dict[str, Tensor]:
+        """The sums of this rank's batch."""
 
     def discard(self) -> None:
         """Drop accumulated gradients."""

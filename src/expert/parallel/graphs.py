@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from expert.core.errors import ExpertError
+from expert.parallel.engine import LossSum
 
 TENSORS = ("tokens", "labels", "positions", "boundaries", "soft_mask", "target_places")
 """The tensors of a batch that a model reads."""
@@ -133,10 +134,10 @@ def captured(
 class Passes(Protocol):
     """What is captured: the engine's forward and backward."""
 
-    def forward(self, batch: Any) -> Tensor:
-        """The summed loss."""
+    def compute(self, loss_sum: LossSum, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        """The summed loss, and sums of further metrics."""
 
-    def backward(self, loss: Tensor) -> None:
+    def backpropagate(self, loss: Tensor) -> None:
         """Set the gradients of the computing parameters."""
 
     def computing(self) -> list[Tensor]:
@@ -151,21 +152,28 @@ class Captured:
     """Its `targets` is the number that the passes compute; a batch may have fewer."""
     divisor: Tensor
     loss: Tensor
+    metrics: dict[str, Tensor]
     share: Tensor
     """The loss divided by the divisor."""
     gradients: list[Tensor | None]
     forward: Replay
     backward: Replay
 
-    def fill(self, batch: Any, divisor: int) -> None:
-        pairs = [
-            (getattr(self.batch, name), tensor)
-            for name in TENSORS
-            if (tensor := getattr(batch, name)) is not None
-        ]
-        for target, tensor in pairs:
-            target.copy_(tensor, non_blocking=True)
+    def replay_forward(self, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        """The summed loss and metrics of a batch of this shape."""
+        for name in TENSORS:
+            tensor = getattr(batch, name)
+            if tensor is not None:
+                getattr(self.batch, name).copy_(tensor, non_blocking=True)
+        self.forward()
+        # Copies: the next replay writes to the same memory.
+        return self.loss.clone(), {name: sums.clone() for name, sums in self.metrics.items()}
+
+    def replay_backward(self, divisor: int) -> tuple[Tensor, list[Tensor | None]]:
+        """The loss / `divisor` and its gradients, valid until the next replay."""
         self.divisor.fill_(divisor)
+        self.backward()
+        return self.share, self.gradients
 
 
 class CapturedPasses:
@@ -180,7 +188,7 @@ class CapturedPasses:
         self._met: dict[Hashable, int] = {}
         self._captured: dict[Hashable, list[Captured]] = {}
 
-    def of(self, batch: Any) -> Captured | None:
+    def of(self, loss_sum: LossSum, batch: Any) -> Captured | None:
         """The captured passes for a batch; None while its shape runs without a graph."""
         shape, targets = _shape(batch), _targets(batch)
         known = self._captured.get(shape)
@@ -201,7 +209,7 @@ class CapturedPasses:
             # More targets are more iterations of kernels that have already run: no warm-up.
             most = int(batch.target_places.shape[0])
             best = self._capture_passes(
-                batch, targets if len(known) < TARGET_COUNTS_PER_SHAPE else most
+                loss_sum, batch, targets if len(known) < TARGET_COUNTS_PER_SHAPE else most
             )
             known.append(best)
         return best
@@ -210,26 +218,28 @@ class CapturedPasses:
         self._met[what] = self._met.get(what, 0) + 1
         return self._met[what]
 
-    def _capture_passes(self, batch: Any, targets: int) -> Captured:
+    def _capture_passes(self, loss_sum: LossSum, batch: Any, targets: int) -> Captured:
         passes = self._passes
         fixed = _fixed(batch, targets)
         divisor = torch.ones((), device=batch.tokens.device)
-        shares: list[Tensor] = []  # the latest, with its autograd graph
+        losses: list[Tensor] = []  # the latest, with its autograd graph
+        names: list[str] = []
 
         def forward() -> CapturedOutputs:
-            loss = passes.forward(fixed)
-            shares[:] = [loss / divisor]
-            return [loss.detach(), shares[0].detach()]
+            loss, metrics = passes.compute(loss_sum, fixed)
+            losses[:], names[:] = [loss], list(metrics)
+            return [loss.detach(), *metrics.values()]
 
         def backward() -> CapturedOutputs:
-            passes.backward(shares.pop())
-            return _take_gradients(passes.computing())
+            share = losses.pop() / divisor
+            passes.backpropagate(share)
+            return [share.detach(), *_take_gradients(passes.computing())]
 
         # The captured backward allocates its own gradients; those of the current step are restored.
         before = _take_gradients(passes.computing())
         try:
-            (loss, share), replay_forward = captured(forward, self._capture)
-            gradients, replay_backward = captured(backward, self._capture)
+            (loss, *metrics), replay_forward = captured(forward, self._capture)
+            (share, *gradients), replay_backward = captured(backward, self._capture)
         finally:
             for parameter, gradient in zip(passes.computing(), before, strict=True):
                 parameter.grad = gradient
@@ -239,6 +249,7 @@ class CapturedPasses:
             batch=fixed,
             divisor=divisor,
             loss=loss,
+            metrics={n: m for n, m in zip(names, metrics, strict=True) if m is not None},
             share=share,
             gradients=gradients,
             forward=replay_forward,

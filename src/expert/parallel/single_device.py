@@ -10,17 +10,10 @@ import torch
 from torch import Tensor
 
 from expert.core.world import SINGLE_PROCESS, World
-from expert.parallel.engine import Groups, HasTargets, StepResult
-from expert.parallel.graphs import Capture, CapturedPasses
+from expert.parallel.engine import Groups, LossSum, StepResult, Sums
+from expert.parallel.graphs import Capture, Captured, CapturedPasses
 
 Phase = Callable[[str], AbstractContextManager[Any]]
-
-
-class Model(Protocol):
-    """A trainable model: summed losses over the target tokens of a batch."""
-
-    def loss_sum(self, batch: Any) -> Tensor: ...
-    def evaluate(self, batch: Any) -> tuple[Tensor, Tensor]: ...
 
 
 class Learner(Protocol):
@@ -45,7 +38,7 @@ class SingleDevice:
 
     def __init__(
         self,
-        model: Model,
+        model: Any,
         learner: Learner,
         *,
         device: torch.device,
@@ -55,14 +48,15 @@ class SingleDevice:
         capture: Capture | None = None,
         warm_up_each_shape: bool = True,
     ) -> None:
-        """`capture`: used to capture passes for replay; None: run them each time.
-        `warm_up_each_shape`: run them for every shape first."""
+        """`model`: what an objective computes its loss from. `capture`: used to capture passes for
+        replay; None: run them each time. `warm_up_each_shape`: run them for every shape first."""
         self.device = device
         self._model, self._learner = model, learner
         self._autocast, self._phase, self._after_step = autocast, phase, after_step
-        self._captured = None
+        self._graphs: CapturedPasses | None = None
+        self._replayed: Captured | None = None  # the graphs of the last forward, if it was a replay
         if capture is not None:
-            self._captured = CapturedPasses(self, capture, warm_up_each_shape=warm_up_each_shape)
+            self._graphs = CapturedPasses(self, capture, warm_up_each_shape=warm_up_each_shape)
 
     def total(self, *counts: int) -> tuple[int, ...]:
         return counts
@@ -70,35 +64,33 @@ class SingleDevice:
     def summed(self, number: Tensor) -> Tensor:
         return number
 
-    def accumulate(self, batch: HasTargets, *, divisor: int) -> Tensor:
-        captured = self._captured.of(batch) if self._captured is not None else None
-        if captured is None:
-            with self._phase("forward"):
-                loss = self.forward(batch)
-            with self._phase("backward"):
-                share = loss / divisor
-                self.backward(share)
-                self._learner.collect(share.detach())
-            return loss.detach()
+    def forward(self, loss_sum: LossSum, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        self._replayed = self._graphs.of(loss_sum, batch) if self._graphs is not None else None
         with self._phase("forward"):
-            captured.fill(batch, divisor)
-            captured.forward()
+            if self._replayed is not None:
+                return self._replayed.replay_forward(batch)
+            return self.compute(loss_sum, batch)
+
+    def backward(self, loss: Tensor, *, divisor: int) -> None:
         with self._phase("backward"):
-            captured.backward()
-            self._learner.take(captured.share, captured.gradients)
-            return captured.loss.clone()
+            if self._replayed is not None:
+                self._learner.take(*self._replayed.replay_backward(divisor))
+                return
+            share = loss / divisor
+            self._learner.backpropagate(share)
+            self._learner.collect(share.detach())
 
-    def forward(self, batch: HasTargets) -> Tensor:
-        """The summed loss of a batch, in the run's precision."""
+    def compute(self, loss_sum: LossSum, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        """A forward pass without a graph; what a graph is captured from."""
         with self._precision():
-            return self._model.loss_sum(batch)
+            return loss_sum(self._model, batch)
 
-    def backward(self, loss: Tensor) -> None:
-        """Set the gradients of the computing parameters."""
+    def backpropagate(self, loss: Tensor) -> None:
+        """Set the gradients of the computing parameters; what a graph is captured from."""
         self._learner.backpropagate(loss)
 
     def computing(self) -> list[Tensor]:
-        """The parameters that get gradients from `backward`."""
+        """The parameters that get gradients."""
         return self._learner.computing()
 
     def step(self, *, step: int, rate: float, max_norm: float) -> StepResult:
@@ -109,9 +101,9 @@ class SingleDevice:
         return applied
 
     @torch.no_grad()
-    def evaluate(self, batch: HasTargets) -> tuple[Tensor, Tensor]:
+    def evaluate(self, sums: Sums, batch: Any) -> dict[str, Tensor]:
         with self._precision():
-            return self._model.evaluate(batch)
+            return sums(self._model, batch)
 
     def discard(self) -> None:
         self._learner.discard()

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from expert.core.errors import ExpertError
@@ -15,13 +14,22 @@ from expert.core.text import counted
 from expert.parallel.engine import Engine
 
 
+class Evaluates(Protocol):
+    """What an evaluation needs of an objective."""
+
+    def weight(self, batch: Any) -> int:
+        """What the loss sum of a batch is a sum over: target tokens, or pairs."""
+
+    def evaluate(self, model: Any, batch: Any) -> dict[str, Tensor]:
+        """Sums over the batch without dropout, among them `loss`."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class EvalSums:
-    """Sums over all target tokens, still on the device."""
+    """Sums over all batches and ranks, still on the device."""
 
-    loss_sum: Tensor
-    correct: Tensor
-    targets: int
+    sums: dict[str, Tensor]
+    weight: int
     examples: int
 
 
@@ -33,6 +41,8 @@ class EvalResult:
     token_accuracy: float
     targets: int
     examples: int
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Further means, of objectives that have them."""
 
     @property
     def perplexity(self) -> float:
@@ -45,6 +55,7 @@ class EvalResult:
             "perplexity": self.perplexity,
             "token_accuracy": self.token_accuracy,
             "tokens": self.targets,
+            **self.metrics,
         }
 
     def metric(self, name: str) -> float:
@@ -73,27 +84,28 @@ def mean_metrics(loss_sum: float, correct: float, *, targets: int, examples: int
 
 
 def evaluate(
-    engine: Engine, batches: Iterable[Any], *, stop: Callable[[], bool] = lambda: False
+    engine: Engine,
+    objective: Evaluates,
+    batches: Iterable[Any],
+    *,
+    stop: Callable[[], bool] = lambda: False,
 ) -> EvalSums | None:
     """Evaluate all batches once, every token weighted equally.
 
     None if `stop` became true meanwhile: a part of the rows is not a result.
     """
-    loss_sum = torch.zeros((), dtype=torch.float64, device=engine.device)
-    correct = torch.zeros((), dtype=torch.int64, device=engine.device)
-    targets = examples = 0
+    sums: dict[str, Tensor] = {}
+    weight = examples = 0
     for batch in batches:
         if stop():
             return None
-        batch_loss, batch_correct = engine.evaluate(batch)
-        loss_sum += batch_loss
-        correct += batch_correct
-        targets += batch.targets
+        for name, value in engine.evaluate(objective.evaluate, batch).items():
+            sums[name] = sums.get(name, 0) + value.double()
+        weight += objective.weight(batch)
         examples += batch.counts.examples
-    targets, examples = engine.total(targets, examples)
+    weight, examples = engine.total(weight, examples)
     return EvalSums(
-        loss_sum=engine.summed(loss_sum),
-        correct=engine.summed(correct),
-        targets=targets,
+        sums={name: engine.summed(value) for name, value in sums.items()},
+        weight=weight,
         examples=examples,
     )

@@ -1,15 +1,16 @@
-"""The training loop: step, record, and evaluate, save or stop when due."""
+"""The training loop: take a batch, step, record; evaluate, save and stop when due."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from expert.parallel.engine import Engine
 from expert.training.evaluation import EvalResult
+from expert.training.objectives.objective import Objective
 from expert.training.pressure import PlanHint
-from expert.training.recorder import Emit, Recorder, StepFacts, Trouble, due
+from expert.training.recorder import Emit, Recorder, Trouble, due
 from expert.training.recovery import LossSpike, NotFinite
 from expert.training.schedule import Schedule, learning_rate
 from expert.training.spikes import Stability
@@ -17,7 +18,19 @@ from expert.training.state import TrainState
 from expert.training.step import seed_step, train_step
 from expert.training.stopping import BestSoFar
 
-RowsOf = Callable[[tuple[int, ...]], list[int | str]]
+RowsIn = Callable[[tuple[int, ...]], list[int | str]]
+"""The data rows in these packed sequences, if known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Due:
+    """What to do between two steps."""
+
+    evaluate: bool = False
+    save: bool = False
+    epoch: int | None = None
+    """The epoch that has just ended."""
+    last: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,28 +51,62 @@ class LoopPlan:
     """Epochs between evaluations, if epochs are not counted in steps."""
     save_epochs: int = 0
 
+    @property
+    def evaluates(self) -> bool:
+        return self.eval_every > 0 or self.eval_epochs > 0
 
-@dataclass(frozen=True, kw_only=True)
-class Tools:
-    """What the loop calls."""
+    def due_after(self, before: int, done: int) -> Due:
+        """What is due after `done` steps, also if it was due at steps that were skipped since
+        `before`."""
 
-    emit: Emit
-    recorder: Recorder
-    best: BestSoFar
-    evaluate: Callable[[int], EvalResult | None]
-    """Evaluates after this many steps; None if a signal interrupted it."""
-    save: Callable[[TrainState, bool], None]
-    """Also gets whether a checkpoint is due by the manifest."""
-    reached: Callable[[TrainState], None]
-    """Gets every new state, so that it is known if an error is raised."""
-    stop_requested: Callable[[], int | None]
-    """The exit code of a received signal."""
-    save_requested: Callable[[], bool] = lambda: False
-    """Whether a checkpoint was requested since the last call."""
-    rows_of: RowsOf = lambda bins: []
-    """The data rows in these packed sequences, if known."""
-    share_with_ranks: Callable[[Any], Any] = lambda found: found
-    """Shares a finding of any rank (None if this rank has none) with all ranks."""
+        def passed(every: int | None) -> bool:
+            return bool(every) and before // every < done // every  # type: ignore[operator]
+
+        last, per_epoch = done == self.total_steps, self.steps_per_epoch
+        return Due(
+            evaluate=passed(self.eval_every) or (last and self.evaluates),
+            save=passed(self.save_every) or last,
+            epoch=done // per_epoch if per_epoch and passed(per_epoch) else None,
+            last=last,
+        )
+
+    def missed_evaluation(self, state: TrainState) -> bool:
+        """Whether a signal prevented the evaluation of this state."""
+        last = state.done == self.total_steps
+        was_due = due(state.done, self.eval_every) or (last and self.evaluates)
+        return state.done > 0 and was_due and state.evaluated != state.done
+
+
+class Run(Protocol):
+    """The run around the loop: what records, evaluates and saves it, and who asks it to stop."""
+
+    @property
+    def emit(self) -> Emit: ...
+    @property
+    def recorder(self) -> Recorder: ...
+    @property
+    def best(self) -> BestSoFar: ...
+
+    def evaluate(self) -> EvalResult | None:
+        """Evaluate the validation rows; None if a signal interrupted it."""
+
+    def save(self, state: TrainState, *, due: bool) -> None:
+        """Write a checkpoint; `due`: by the manifest."""
+
+    def reached(self, state: TrainState) -> None:
+        """Note every new state, so that it is known if an error is raised."""
+
+    def stop_requested(self) -> int | None:
+        """The exit code of a received signal."""
+
+    def save_requested(self) -> bool:
+        """Whether a checkpoint was requested since the last call."""
+
+    def rows_in(self, bins: tuple[int, ...]) -> list[int | str]:
+        """The data rows in these packed sequences, if known."""
+
+    def shared_hint(self, hint: PlanHint | None) -> PlanHint | None:
+        """The hint of any rank, the same on all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,213 +122,147 @@ class Ending:
     hint: PlanHint | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class DueWork:
-    """What to do between two steps."""
-
-    evaluate: bool = False
-    save: bool = False
-    asked: bool = False
-    """A checkpoint was requested."""
-    epoch: int | None = None
-    """The epoch that has just ended."""
-    last: bool = False
-
-
 def train(
-    engine: Engine, steps: Iterable[Any], state: TrainState, plan: LoopPlan, tools: Tools
+    engine: Engine,
+    objective: Objective,
+    steps: Iterable[Any],
+    state: TrainState,
+    plan: LoopPlan,
+    run: Run,
 ) -> tuple[TrainState, Ending]:
-    """Take steps until something ends the loop; returns the state and why it ended."""
-    feed = iter(steps)
-    state, stop = _between_steps(state, _missed_evaluation(state, plan), plan, tools)
-    tools.reached(state)
-    while stop is None and (plan.total_steps is None or state.done < plan.total_steps):
-        tools.recorder.begin(state.done)
-        with tools.recorder.waiting():
-            fed = next(feed, None)
+    """Train until the plan, the data, a signal or trouble ends it; returns the state and why."""
+    feed, ending = iter(steps), None
+    if plan.missed_evaluation(state):
+        state, ending = evaluate_and_save(state, Due(evaluate=True), plan, run)
+    run.reached(state)
+    while ending is None and (plan.total_steps is None or state.done < plan.total_steps):
+        run.recorder.begin(state.done)
+        with run.recorder.waiting():
+            fed = next(feed, None)  # the micro-batches of one step, already on the device
         if fed is None:
             break
         if plan.steps_per_epoch is None and state.done and fed.step.epoch > state.epoch:
-            state, stop = _epoch_ended(state, plan, tools)
-            tools.reached(state)
-            if stop is not None:
+            state, ending = end_epoch(state, plan, run)
+            run.reached(state)
+            if ending is not None:
                 break
-            tools.recorder.begin(state.done)  # the time of the epoch's end is not this step's
-        before = state.done
-        state, troubles = _one_step(engine, fed, state, plan, tools)
-        tools.reached(state)
-        due_work = replace(_due_work(before, state, plan), asked=tools.save_requested())
-        if due_work != DueWork() or tools.stop_requested() is not None:
+            run.recorder.begin(state.done)  # the time of the epoch's end is not this step's
+
+        number, before = fed.step.done, state.done
+        seed_step(plan.seed, number, engine.world.rank)
+        rate = learning_rate(number, plan.schedule)
+        stats = train_step(
+            engine, objective, fed.batches, step=number + 1, rate=rate, max_norm=plan.max_norm
+        )
+        state = state.after(fed.step, stats.real_tokens, stats.examples)
+        per_epoch = plan.steps_per_epoch
+        epoch = state.done / per_epoch if per_epoch else float(fed.step.epoch)
+        troubles = run.recorder.end(fed, stats, rate=rate, epoch=epoch)
+        run.reached(state)
+
+        work, asked = plan.due_after(before, state.done), run.save_requested()
+        if work != Due() or asked or run.stop_requested() is not None:
             # Read outstanding numbers before they are needed to evaluate or save.
-            troubles += tools.recorder.wait_for_numbers()
-        stop = _handle_troubles(troubles, state, plan, tools)
-        if stop is None:
-            if due_work.last:
-                tools.recorder.report_remaining()
-            state, stop = _between_steps(state, due_work, plan, tools)
-            tools.reached(state)
-        if stop is None and not due_work.last:
-            hint = tools.share_with_ranks(tools.recorder.pressure.take_hint())
-            stop = Ending(hint=hint) if hint is not None else None
-    if stop is None:
-        state, stop = _ended(state, plan, tools)
-    if stop.finished or stop.exit_code is not None:
-        tools.recorder.report_remaining()  # after saving: a resumed run reports the whole line
-    return state, stop
+            troubles += run.recorder.wait_for_numbers()
+        ending = judge(troubles, state, plan.stability, emit=run.emit, rows_in=run.rows_in)
+        if ending is None:
+            if work.last:
+                run.recorder.report_remaining()
+            state, ending = evaluate_and_save(state, work, plan, run, asked=asked)
+            run.reached(state)
+        if ending is None and not work.last:
+            hint = run.shared_hint(run.recorder.pressure.take_hint())
+            ending = Ending(hint=hint) if hint is not None else None
+    if ending is None:
+        state, ending = end_of_data(state, plan, run)
+    if ending.finished or ending.exit_code is not None:
+        run.recorder.report_remaining()  # after saving: a resumed run reports the whole line
+    return state, ending
 
 
-def _one_step(
-    engine: Engine, fed: Any, state: TrainState, plan: LoopPlan, tools: Tools
-) -> tuple[TrainState, list[Trouble]]:
-    number = fed.step.done
-    seed_step(plan.seed, number, engine.world.rank)
-    rate = learning_rate(number, plan.schedule)
-    counts, places = fed.counts, sum(batch.tokens.numel() for batch in fed.batches)
-    targets, real_tokens, places, examples = engine.total(
-        counts.targets, counts.real_tokens, places, counts.examples
-    )
-    stats = train_step(
-        engine, fed.batches, step=number + 1, rate=rate, max_norm=plan.max_norm, targets=targets
-    )
-    per_epoch = plan.steps_per_epoch
-    facts = StepFacts(
-        step=number,
-        epoch=(number + 1) / per_epoch if per_epoch else float(fed.step.epoch),
-        rate=rate,
-        targets=stats.targets,
-        real_tokens=real_tokens,
-        places=places,
-        examples=examples,
-        bins=tuple(map(int, fed.step.bins)),
-        made_seconds=fed.made_seconds,
-    )
-    troubles = tools.recorder.end(facts, stats, fed.copied)
-    state = replace(
-        state,
-        done=number + 1,
-        epoch=fed.step.epoch,
-        place=(fed.step.epoch, fed.step.window, fed.step.in_epoch + 1),
-        tokens=state.tokens + real_tokens,
-        examples=state.examples + examples,
-    )
-    return state, troubles
-
-
-def _due_work(before: int, state: TrainState, plan: LoopPlan) -> DueWork:
-    """What is due now, also if it was due at steps that were skipped."""
-
-    def passed(every: int | None) -> bool:
-        return bool(every) and before // every < state.done // every  # type: ignore[operator]
-
-    last = state.done == plan.total_steps
-    return DueWork(
-        evaluate=passed(plan.eval_every) or (last and _evaluates(plan)),
-        save=passed(plan.save_every) or last,
-        epoch=state.done // plan.steps_per_epoch
-        if plan.steps_per_epoch and passed(plan.steps_per_epoch)
-        else None,
-        last=last,
-    )
-
-
-def _epoch_ended(
-    state: TrainState, plan: LoopPlan, tools: Tools
+def evaluate_and_save(
+    state: TrainState, work: Due, plan: LoopPlan, run: Run, *, asked: bool = False
 ) -> tuple[TrainState, Ending | None]:
-    """Work at the end of an epoch, noticed when the next one started."""
-    stop = _handle_troubles(tools.recorder.wait_for_numbers(), state, plan, tools)
-    if stop is not None:
-        return state, stop
+    """Evaluate and save if due or asked; returns an Ending if the run should stop here.
+
+    A stop request does not wait for an evaluation; the resumed run catches up on it.
+    """
+    improved = patience_gone = False
+    eval_loss: float | None = None
+    if work.evaluate and run.stop_requested() is None:
+        with run.recorder.meter.paused() as pause:
+            result = run.evaluate()
+        if result is not None:
+            verdict = run.best.observe(state.done, result.metric(run.best.metric))
+            improved, patience_gone = verdict.improved, verdict.stop
+            fields = {**result.fields(), "best": improved, "seconds": pause.seconds}
+            run.emit("eval", step=state.done, split="validation", **fields)
+            state = replace(state, best=run.best.state(), evaluated=state.done)
+            eval_loss = result.loss
+    if work.epoch is not None:
+        run.emit("epoch", step=state.done, **run.recorder.meter.epoch_line(work.epoch, eval_loss))
+    exit_code = run.stop_requested() if state.done else None
+    wanted = work.save or asked or (improved and plan.save_best)
+    if wanted or patience_gone or exit_code is not None:
+        state = replace(state, **run.recorder.state())
+        with run.recorder.meter.paused():
+            run.save(state, due=work.save)
+        exit_code = run.stop_requested()  # also one that came while saving
+    if exit_code is not None:
+        return state, Ending(exit_code=exit_code)
+    if patience_gone and not work.last:
+        return state, Ending(finished=True, early=True)
+    return state, None
+
+
+def end_epoch(state: TrainState, plan: LoopPlan, run: Run) -> tuple[TrainState, Ending | None]:
+    """Work at the end of a stream's epoch, noticed when the next one started."""
+    ending = judge_pending(state, plan, run)
+    if ending is not None:
+        return state, ending
     epoch, missing = state.epoch + 1, state.evaluated != state.done
-    evaluate = missing and due(epoch, plan.eval_epochs)
-    due_work = DueWork(evaluate=evaluate, save=due(epoch, plan.save_epochs), epoch=epoch)
-    return _between_steps(state, due_work, plan, tools)
-
-
-def _missed_evaluation(state: TrainState, plan: LoopPlan) -> DueWork:
-    """An evaluation that a signal prevented; a resumed run starts with it."""
-    last = state.done == plan.total_steps
-    was_due = due(state.done, plan.eval_every) or (last and _evaluates(plan))
-    return DueWork(evaluate=state.done > 0 and was_due and state.evaluated != state.done)
-
-
-def _evaluates(plan: LoopPlan) -> bool:
-    return plan.eval_every > 0 or plan.eval_epochs > 0
-
-
-def _handle_troubles(
-    troubles: list[Trouble], state: TrainState, plan: LoopPlan, tools: Tools
-) -> Ending | None:
-    """Report every trouble; an Ending for the first one that cannot be skipped."""
-    unanswered = report_troubles(
-        troubles, state, plan.stability, emit=tools.emit, rows_of=tools.rows_of
+    work = Due(
+        evaluate=missing and due(epoch, plan.eval_epochs),
+        save=due(epoch, plan.save_epochs),
+        epoch=epoch,
     )
-    return Ending(trouble=unanswered[0], verdict=unanswered[1]) if unanswered is not None else None
+    return evaluate_and_save(state, work, plan, run)
 
 
-def report_troubles(
-    troubles: list[Trouble], state: TrainState, policy: Stability, *, emit: Emit, rows_of: RowsOf
-) -> tuple[Trouble, str] | None:
-    """Report every trouble with the policy's verdict: skip, ignore, rollback or stop; returns the
-    first one that is neither skipped nor ignored."""
+def end_of_data(state: TrainState, plan: LoopPlan, run: Run) -> tuple[TrainState, Ending]:
+    """No steps are left. If the last one was not known to be the last, do its work now."""
+    ending = judge_pending(state, plan, run)
+    if ending is None and state.done != plan.total_steps:
+        run.recorder.report_remaining()
+        missing = plan.evaluates and state.evaluated != state.done
+        epoch = state.epoch + 1 if plan.steps_per_epoch is None else None
+        work = Due(evaluate=missing, save=True, epoch=epoch, last=True)
+        state, ending = evaluate_and_save(state, work, plan, run)
+    return state, ending or Ending(finished=True)
+
+
+def judge_pending(state: TrainState, plan: LoopPlan, run: Run) -> Ending | None:
+    """Wait for the numbers of all launched steps, and judge them."""
+    troubles = run.recorder.wait_for_numbers()
+    return judge(troubles, state, plan.stability, emit=run.emit, rows_in=run.rows_in)
+
+
+def judge(
+    troubles: list[Trouble], state: TrainState, policy: Stability, *, emit: Emit, rows_in: RowsIn
+) -> Ending | None:
+    """Report every trouble with the policy's verdict: skip, ignore, rollback or stop; an Ending for
+    the first one that is neither skipped nor ignored."""
     for trouble in troubles:
         match trouble.what:
             case NotFinite(step=step, bins=bins):
                 verdict: str = policy.after_not_finite(
                     skips=trouble.skips, rollbacks=state.rollbacks
                 )
-                rows = rows_of(bins)
+                rows = rows_in(bins)
                 emit("not_finite", step=step + 1, bins=list(bins), rows=rows, policy=verdict)
             case LossSpike(step=step, loss=loss, median=median, z=z):
                 verdict = policy.after_spike(rollbacks=state.rollbacks)
                 emit("spike", step=step + 1, loss=loss, median=median, z=z, policy=verdict)
         if verdict not in ("skip", "ignore"):
-            return trouble, verdict
+            return Ending(trouble=trouble, verdict=verdict)
     return None
-
-
-def _between_steps(
-    state: TrainState, due_work: DueWork, plan: LoopPlan, tools: Tools
-) -> tuple[TrainState, Ending | None]:
-    """Evaluate and save if due; returns an Ending if the run should stop here.
-
-    A stop request does not wait for an evaluation; the resumed run catches up on it.
-    """
-    improved = patience_gone = False
-    eval_loss: float | None = None
-    if due_work.evaluate and tools.stop_requested() is None:
-        with tools.recorder.meter.paused() as pause:
-            result = tools.evaluate(state.done)
-        if result is not None:
-            verdict = tools.best.observe(state.done, result.metric(tools.best.metric))
-            improved, patience_gone = verdict.improved, verdict.stop
-            fields = {**result.fields(), "best": improved, "seconds": pause.seconds}
-            tools.emit("eval", step=state.done, split="validation", **fields)
-            state = replace(state, best=tools.best.state(), evaluated=state.done)
-            eval_loss = result.loss
-    if due_work.epoch is not None:
-        facts = tools.recorder.meter.epoch_line(due_work.epoch, eval_loss)
-        tools.emit("epoch", step=state.done, **facts)
-    exit_code = tools.stop_requested() if state.done else None
-    wanted = due_work.save or due_work.asked or (improved and plan.save_best)
-    if wanted or patience_gone or exit_code is not None:
-        state = replace(state, **tools.recorder.state())
-        with tools.recorder.meter.paused():
-            tools.save(state, due_work.save)
-        exit_code = tools.stop_requested()  # also one that came while saving
-    if exit_code is not None:
-        return state, Ending(exit_code=exit_code)
-    if patience_gone and not due_work.last:
-        return state, Ending(finished=True, early=True)
-    return state, None
-
-
-def _ended(state: TrainState, plan: LoopPlan, tools: Tools) -> tuple[TrainState, Ending]:
-    """No steps are left. If the last one was not known to be the last, finish its work now."""
-    stop = _handle_troubles(tools.recorder.wait_for_numbers(), state, plan, tools)
-    if stop is None and state.done != plan.total_steps:
-        tools.recorder.report_remaining()
-        missing = _evaluates(plan) and state.evaluated != state.done
-        epoch = state.epoch + 1 if plan.steps_per_epoch is None else None
-        due_work = DueWork(evaluate=missing, save=True, epoch=epoch, last=True)
-        state, stop = _between_steps(state, due_work, plan, tools)
-    return state, stop or Ending(finished=True)

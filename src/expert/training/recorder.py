@@ -32,19 +32,17 @@ class Emit(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepFacts:
-    """What the host knows of a step when it is launched."""
+class Launched:
+    """What the host knows of a step whose numbers are still on the device."""
 
     step: int
     epoch: float
     rate: float
-    targets: int
-    real_tokens: int
-    places: int
-    examples: int
+    weight: int
     bins: tuple[int, ...]
-    made_seconds: float | None = None
+    made_seconds: float | None
     """Time spent on making its batches; None if worker processes did."""
+    metrics: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,9 +87,11 @@ class Recorder:
         self._loss_scaling = loss_scaling
         self._compiles = compiles
         self._more = more
-        self._pending: dict[int, StepFacts] = {}
-        self._unreported: tuple[StepFacts, float, float] | None = None
+        self._pending: dict[int, Launched] = {}
+        self._unreported: tuple[Launched, float, float] | None = None
         self._phases: dict[str, float] = {}
+        self._metrics: dict[str, float] = {}
+        """Sums since the last line, and under "weight" what they are divided by."""
         self._made: list[float] = []
         self._dry: list[bool] = []
         self._syncs = SyncDetector(device)
@@ -105,32 +105,38 @@ class Recorder:
     def waiting(self) -> AbstractContextManager[None]:
         return self._timeline.phase("data_wait")
 
-    def end(
-        self, facts: StepFacts, stats: StepStats, copied: tuple[Any, Any] | None
-    ) -> list[Trouble]:
+    def end(self, fed: Any, stats: StepStats, *, rate: float, epoch: float) -> list[Trouble]:
         """The step was launched: report and judge earlier ones whose numbers have arrived."""
-        if copied is not None:
-            self._timeline.add_copy(*copied)
+        if fed.copied is not None:
+            self._timeline.add_copy(*fed.copied)
         self._timeline.end()
-        syncs = self._syncs.end()
+        step, syncs = fed.step.done, self._syncs.end()
         if syncs is not None:
-            self._emit("syncs", step=facts.step + 1, count=len(syncs), places=sorted(set(syncs)))
-        self._pending[facts.step] = facts
-        self._late.add(facts.step, [stats.loss_sum, stats.grad_norm, stats.applied])
-        flops = self._flops_per_token
-        fresh = self.meter.fresh
+            self._emit("syncs", step=step + 1, count=len(syncs), places=sorted(set(syncs)))
+        self._pending[step] = Launched(
+            step=step,
+            epoch=epoch,
+            rate=rate,
+            weight=stats.weight,
+            bins=tuple(map(int, fed.step.bins)),
+            made_seconds=fed.made_seconds,
+            metrics=tuple(stats.metrics),
+        )
+        numbers = [stats.loss_sum, stats.grad_norm, stats.applied, *stats.metrics.values()]
+        self._late.add(step, numbers)
+        flops, fresh = self._flops_per_token, self.meter.fresh
         seconds = self.meter.add(
             StepCounts(
-                step=facts.step,
-                real_tokens=facts.real_tokens,
-                places=facts.places,
-                examples=facts.examples,
-                targets=facts.targets,
-                flops=None if flops is None else flops * facts.real_tokens,
+                step=step,
+                real_tokens=stats.real_tokens,
+                places=stats.places,
+                examples=stats.examples,
+                targets=stats.weight,
+                flops=None if flops is None else flops * stats.real_tokens,
             )
         )
         if fresh and self._compiles:
-            self._emit("compiled", step=facts.step + 1, seconds=seconds)
+            self._emit("compiled", step=step + 1, seconds=seconds)
         return self._read(everything=False)
 
     def state(self) -> dict[str, Any]:
@@ -166,63 +172,65 @@ class Recorder:
             if times.ran_dry is not None:
                 self._dry.append(times.ran_dry)
         troubles = []
-        for step, (loss_sum, grad_norm, applied) in late:
-            trouble = self._arrived(self._pending.pop(step), loss_sum, grad_norm, bool(applied))
+        for step, (loss_sum, grad_norm, applied, *metrics) in late:
+            launched = self._pending.pop(step)
+            trouble = self._judge(launched, loss_sum, bool(applied))
             if trouble is not None:
                 troubles.append(trouble)
+            if launched.made_seconds is not None:
+                self._made.append(launched.made_seconds)
+            sums = dict(zip(launched.metrics, metrics, strict=True), weight=launched.weight)
+            for name, value in sums.items():
+                self._metrics[name] = self._metrics.get(name, 0.0) + value
+            self._unreported = (launched, loss_sum / max(1, launched.weight), grad_norm)
+            if due(step + 1, self._log_every) or trouble is not None:
+                self.report_remaining()
         return troubles
 
-    def _arrived(
-        self, facts: StepFacts, loss_sum: float, grad_norm: float, applied: bool
-    ) -> Trouble | None:
-        loss = loss_sum / max(1, facts.targets)
-        if facts.made_seconds is not None:
-            self._made.append(facts.made_seconds)
+    def _judge(self, launched: Launched, loss_sum: float, applied: bool) -> Trouble | None:
+        """Whether a step went wrong: its loss is not finite, or has spiked."""
+        loss = loss_sum / max(1, launched.weight)
         if math.isfinite(loss_sum):
-            self.meter.add_loss(loss_sum, facts.targets)
-        trouble = self._check_step(facts, loss, applied)
-        self._unreported = (facts, loss, grad_norm)
-        if due(facts.step + 1, self._log_every) or trouble is not None:
-            self.report_remaining()
-        return trouble
-
-    def _check_step(self, facts: StepFacts, loss: float, applied: bool) -> Trouble | None:
-        if applied:
-            self.skips = 0
-            spike, high = self.spikes.observe(facts.step, loss), self.spikes.begun
-            if spike is None:
-                if high is not None:
-                    stays = self.spikes.test.stays
-                    fields = {"loss": high.loss, "median": high.median, "z": high.z, "stays": stays}
-                    self._emit("high_loss", step=facts.step + 1, **fields)
-                return None
+            self.meter.add_loss(loss_sum, launched.weight)
+        if not applied:
+            before, self.skips = self.skips, self.skips + 1
+            if self._loss_scaling and math.isfinite(loss) and self.skips <= SCALE_HALVINGS:
+                return None  # float16 overflowed and the scale was halved, as intended
+            return Trouble(what=NotFinite(step=launched.step, bins=launched.bins), skips=before)
+        self.skips = 0
+        spike, high = self.spikes.observe(launched.step, loss), self.spikes.begun
+        if spike is not None:
             return Trouble(what=spike)
-        before, self.skips = self.skips, self.skips + 1
-        if self._loss_scaling and math.isfinite(loss) and self.skips <= SCALE_HALVINGS:
-            return None  # float16 overflowed and the scale was halved, as intended
-        return Trouble(what=NotFinite(step=facts.step, bins=facts.bins), skips=before)
+        if high is not None:
+            stays = self.spikes.test.stays
+            fields = {"loss": high.loss, "median": high.median, "z": high.z, "stays": stays}
+            self._emit("high_loss", step=launched.step + 1, **fields)
+        return None
 
-    def _report(self, facts: StepFacts, loss: float, grad_norm: float) -> None:
+    def _report(self, launched: Launched, loss: float, grad_norm: float) -> None:
         """Emit a line for the steps since the last one; a loss of this step that is not finite
         replaces the mean."""
-        line = self.meter.step_line(facts.step)
+        line = self.meter.step_line(launched.step)
         times: dict[str, float | None] = {
             f"time_{name}": seconds for name, seconds in self._phases.items()
         }
         times["time_feed"] = sum(self._made) if self._made else None
         times["ran_dry"] = sum(self._dry) / len(self._dry) if self._dry else None
-        self._phases, self._made, self._dry = {}, [], []
-        more = self._more(facts.step + 1)
+        weight = max(1.0, self._metrics.pop("weight", 1.0))
+        means = {name: value / weight for name, value in self._metrics.items()}
+        self._phases, self._made, self._dry, self._metrics = {}, [], [], {}
+        more = self._more(launched.step + 1)
         self.pressure.add_facts(more)
         if self._compiles:
             more["recompiles"] = self.pressure.recompiling.since_warm_up
         self._emit(
             "step",
-            step=facts.step + 1,
+            step=launched.step + 1,
             **{**line, "loss": line["loss"] if math.isfinite(loss) else loss},
-            rate=facts.rate,
+            rate=launched.rate,
             grad_norm=grad_norm,
-            epoch=facts.epoch,
+            epoch=launched.epoch,
+            **means,
             **times,
             **more,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from expert.training.spikes import SkippedSteps
@@ -33,6 +33,17 @@ class TrainState:
     """State of the loss-spike detector."""
     sums: dict[str, Any] = field(default_factory=dict)
     """The meter's sums over this epoch and over the run."""
+
+    def after(self, step: Any, tokens: int, examples: int) -> TrainState:
+        """The state after a step of the feed with this many tokens and examples on all ranks."""
+        return replace(
+            self,
+            done=step.done + 1,
+            epoch=step.epoch,
+            place=(step.epoch, step.window, step.in_epoch + 1),
+            tokens=self.tokens + tokens,
+            examples=self.examples + examples,
+        )
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "skipped": self.skipped.to_json()}

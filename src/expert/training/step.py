@@ -1,17 +1,19 @@
-"""One optimizer step."""
+"""One optimizer step: forward and backward every micro-batch, clip, step."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from expert.parallel.engine import Engine, HasTargets
+from expert.parallel.engine import Engine
 from expert.parallel.graphs import GraphsUnavailable
 from expert.parallel.group import PeerFailed
+from expert.training.objectives.objective import Objective
 
 
 class StepInterrupted(Exception):
@@ -23,40 +25,72 @@ class StepInterrupted(Exception):
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class StepStats:
-    """Results of a step; the tensors are on the device and read later."""
+    """Results of a step on all ranks; the tensors are on the device and read later."""
 
     loss_sum: Tensor
+    metrics: dict[str, Tensor]
     grad_norm: Tensor
     applied: Tensor
-    targets: int
+    weight: int
+    """What the loss was divided by: the target tokens of all ranks."""
+    real_tokens: int
+    places: int
+    """Positions that the model computed, with padding."""
+    examples: int
 
 
 def train_step(
     engine: Engine,
-    batches: Sequence[HasTargets],
+    objective: Objective,
+    batches: Sequence[Any],
     *,
     step: int,
     rate: float,
     max_norm: float,
-    targets: int | None = None,
 ) -> StepStats:
-    """Accumulate losses summed over target tokens, divided once by the targets of all ranks, then
-    step. `targets`: of all ranks, if already known."""
-    if targets is None:
-        (targets,) = engine.total(sum(batch.targets for batch in batches))
-    sums = [engine.accumulate(batch, divisor=max(1, targets)) for batch in batches]
+    """Take one step. Losses are summed, and divided once by the weight of all ranks, so that
+    neither the micro-batch size nor the number of ranks changes the gradient."""
+    weight, real_tokens, places, examples = engine.total(
+        sum(objective.weight(batch) for batch in batches),
+        sum(batch.counts.real_tokens for batch in batches),
+        sum(batch.tokens.numel() for batch in batches),
+        sum(batch.counts.examples for batch in batches),
+    )
+    passes = [
+        forward_backward(engine, objective, batch, divisor=max(1, weight)) for batch in batches
+    ]
     try:
-        result = engine.step(step=step, rate=rate, max_norm=max_norm)
+        clipped = engine.step(step=step, rate=rate, max_norm=max_norm)
     except (GraphsUnavailable, PeerFailed):  # raised before any weight changed
         raise
     except Exception as error:
         raise StepInterrupted(f"step {step} failed while changing the weights: {error}") from error
+    sums = {
+        name: engine.summed(torch.stack([metrics[name] for _, metrics in passes]).sum())
+        for name in passes[0][1]
+    }
     return StepStats(
-        loss_sum=engine.summed(torch.stack(sums).sum()),
-        grad_norm=result.grad_norm,
-        applied=result.applied,
-        targets=targets,
+        loss_sum=engine.summed(torch.stack([loss for loss, _ in passes]).sum()),
+        metrics=sums,
+        grad_norm=clipped.grad_norm,
+        applied=clipped.applied,
+        weight=weight,
+        real_tokens=real_tokens,
+        places=places,
+        examples=examples,
     )
+
+
+def forward_backward(
+    engine: Engine, objective: Objective, batch: Any, *, divisor: int
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Add the gradient of a micro-batch; returns its loss sum and metrics.
+
+    A function of its own, so that the autograd graph is gone before the next micro-batch.
+    """
+    loss, metrics = engine.forward(objective.loss_sum, batch)
+    engine.backward(loss, divisor=divisor)
+    return loss.detach(), metrics
 
 
 def seed_step(seed: int, step: int, rank: int = 0) -> None:

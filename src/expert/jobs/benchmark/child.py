@@ -207,12 +207,12 @@ def _measured(
         gpu=run.instruments.gpu,
         fresh=0 if ready.step_seconds > SLOW_SECONDS else WARM_UP,
     )
-    run.now.plan = _with(run.plan, **{"length.total_steps": run.state.done + ENOUGH_STEPS})
+    run.plan = _with(run.plan, **{"length.total_steps": run.state.done + ENOUGH_STEPS})
     while not windows.over:
         _train_checked(run, windows)
     if windows.ends_with_loss:
         numbers = measured_fields(run, events, windows.timed, steps)
-        run.now.built = None
+        run.built = None
         release_memory(run.device)
         send({"measured": numbers | judge()})
 
@@ -278,13 +278,13 @@ def _train_to(run: Session, total: int) -> None:
     """Train up to `total` steps; a smaller micro-batch is the only fallback allowed."""
     from expert.training.step import StepInterrupted
 
-    run.now.plan = _with(run.plan, **{"length.total_steps": total})
+    run.plan = _with(run.plan, **{"length.total_steps": total})
     while run.state.done < total:
         failure, interrupted = None, False
         try:
             _train_checked(run)
         except Exception as error:
-            failure = failure_of(error, run.now.doing, run.plan)
+            failure = failure_of(error, run.doing, run.plan)
             interrupted = isinstance(error, StepInterrupted)
             if failure is None:
                 raise
@@ -310,10 +310,9 @@ def _with(plan: RunPlan, **values: Any) -> RunPlan:
 
 
 def _log_every(run: Session, every: int) -> None:
-    now = run.now
-    now.plan = _with(now.plan, **{"watch.logging_steps": every})
-    timeline = now.built.timeline if now.built is not None else None
-    now.recorder = run.instruments.recorder(now.plan, now.state, timeline)
+    run.plan = _with(run.plan, **{"watch.logging_steps": every})
+    timeline = run.built.timeline if run.built is not None else None
+    run.recorder = run.instruments.recorder(run.plan, run.state, timeline)
 
 
 def _step_seconds(events: list[dict[str, Any]]) -> float:

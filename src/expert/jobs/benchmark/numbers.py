@@ -143,7 +143,7 @@ def judged(run: Session, weights: Groups, job: Job) -> dict[str, Any]:
     found = {
         "loss": _mean(sums),
         "held_out_rows": sums.examples,
-        "held_out_tokens": sums.targets,
+        "held_out_tokens": sums.weight,
     }
     if job.own_loss_too:
         other = _evaluated(run.plan.with_values(own, BECAUSE, "preset"), run, weights, job)
@@ -153,7 +153,7 @@ def judged(run: Session, weights: Groups, job: Job) -> dict[str, Any]:
 
 def _mean(sums: EvalSums) -> float | None:
     """None also if not finite: JSON cannot hold that, and it agrees with nothing."""
-    loss = sums.loss_sum.item() / sums.targets if sums.targets else math.nan
+    loss = sums.sums["loss"].item() / sums.weight if sums.weight else math.nan
     return loss if math.isfinite(loss) else None
 
 
@@ -163,13 +163,14 @@ def _evaluated(plan: RunPlan, run: Session, weights: Groups, job: Job) -> EvalSu
 
     from expert.data.feed.run_data import split_batches
     from expert.training.evaluation import evaluate
+    from expert.training.objectives.next_token import NextToken
 
     split, rows, batches_of = _held_out(plan, run.data, job.pace.held_out)
     built = build(plan, run.data.encoder, device=run.device)
     built.load(weights)
     built.loaded.module.eval()
     with split_batches(plan, split, rows=rows, device=run.device) as batches:
-        sums = evaluate(built.engine, islice(batches, batches_of))
+        sums = evaluate(built.engine, NextToken(), islice(batches, batches_of))
     assert sums is not None
     return sums
 

@@ -256,6 +256,8 @@ class _Comparison:
 
     def isolated(self, built: Built) -> Compared:
         """Change the first document of every sequence: the losses of the others must stay."""
+        from expert.training.objectives.next_token import NextToken
+
         claim = "documents are isolated"
         self._tell(claim)
         sums, targets = [0.0] * 4, 0
@@ -266,7 +268,7 @@ class _Comparison:
             changed = replace(others, tokens=turned), replace(first, tokens=turned)
             targets += others.targets
             for place, part in enumerate((others, changed[0], first, changed[1])):
-                sums[place] += float(built.engine.evaluate(part)[0])
+                sums[place] += float(built.engine.evaluate(NextToken().evaluate, part)["loss"])
         if not targets:
             return skipped(claim, "no sequence holds two documents")
         others_off = off_by(sums[1], sums[0], targets)
@@ -400,21 +402,28 @@ class _Comparison:
         return self.trained(built, rows)
 
     def trained(self, built: Built, batches: Iterable[Batch]) -> TrainingPass:
+        from expert.training.objectives.next_token import NextToken
+        from expert.training.step import forward_backward
+
         loss, targets = 0.0, 0
         for batch in batches:
-            loss += float(built.engine.accumulate(batch, divisor=self.divisor))
+            loss += float(
+                forward_backward(built.engine, NextToken(), batch, divisor=self.divisor)[0]
+            )
             targets += batch.targets
         gradients = kept_gradients(built)
         built.engine.discard()
         return TrainingPass(loss=loss, targets=targets, gradients=gradients)
 
     def step(self, built: Built, number: int) -> None:
+        from expert.training.objectives.next_token import NextToken
         from expert.training.step import seed_step, train_step
 
         seed_step(self.plan.optim.seed, number)
         with closing(self.batches(rows=1)) as batches:
             train_step(
                 built.engine,
+                NextToken(),
                 [next(batches)],
                 step=number + 1,
                 rate=self.plan.optim.learning_rate,

@@ -60,6 +60,7 @@ def batch_sums(
     from expert.data.feed.order import micro_batches
     from expert.data.feed.run_data import evaluation_order, split_batches
     from expert.training.evaluation import evaluate
+    from expert.training.objectives.next_token import NextToken
 
     plan = trained.plan
     # One row per sequence: the loss is the same as packed, and one kernel works on every machine.
@@ -82,7 +83,7 @@ def batch_sums(
                     alone, split, rows=rows, device=trained.device, bins=own
                 ) as batches:
                     counted = _counted(batches, len(examples), tell)
-                    found = [evaluate(engine, [batch]) for batch in counted]
+                    found = [evaluate(engine, NextToken(), [batch]) for batch in counted]
             except RuntimeError as error:
                 again = retry_batch_size(error, rows, note)
             if not again:
@@ -90,7 +91,12 @@ def batch_sums(
             rows = again
         del split  # its tokens are mapped from the folder that is removed
     return [
-        BatchSums(each.loss_sum.item(), int(each.correct.item()), each.targets, each.examples)
+        BatchSums(
+            each.sums["loss"].item(),
+            int(each.sums["correct"].item()),
+            each.weight,
+            each.examples,
+        )
         for each in found
         if each is not None
     ]

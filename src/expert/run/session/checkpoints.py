@@ -71,7 +71,7 @@ class Checkpoints:
         """`base`: hashes the base weights for the checkpoint."""
         from expert.parallel.group import Group
 
-        self.folder, self.base = folder.checkpoints, base
+        self.run, self.folder, self.base = folder, folder.checkpoints, base
         self._emit, self._group = emit, group or Group()
 
     def save(
@@ -93,6 +93,7 @@ class Checkpoints:
 
         if not self._group.world.is_first:
             return
+        self.run.refuse_missing()
         began = time.monotonic()
         there = self.folder / checkpoint_name(state.done)
         if (there / "DONE").is_file() and _holds_state(there, state):

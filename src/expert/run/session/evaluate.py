@@ -28,23 +28,20 @@ def evaluate_validation(session: Session) -> EvalResult | None:
     assert session.data.validation is not None
     with session.instruments.pressure.recompiling.ignored():
         result = evaluate_split(session, session.data.validation)
-    session.now.last_eval = result or session.now.last_eval
+    session.last_eval = result or session.last_eval
     return result
 
 
 def evaluate_split(session: Session, split: PreparedSplit) -> EvalResult | None:
     """Evaluate all rows of a split; None if a signal interrupted it."""
-    from expert.training.evaluation import mean_metrics
-
     began = time.monotonic()
     session.group.at(f"evaluating {split.name}")
     sums = _evaluate_fitting(session, split, most=None)
     if sums is None:
         return None
-    result = mean_metrics(
-        sums.loss_sum.item(),
-        sums.correct.item(),
-        targets=sums.targets,
+    result = session.objective.result(
+        {name: value.item() for name, value in sums.sums.items()},
+        weight=sums.weight,
         examples=sums.examples,
     )
     _record_time(session, split, time.monotonic() - began)
@@ -86,6 +83,7 @@ def _evaluate_fitting(
                 shown = batches if most is not None else _shown(session, split, batches)
                 return evaluate(
                     built.engine,
+                    session.objective,
                     islice(shown, most),
                     stop=lambda: _stop_requested(session),
                 )
@@ -94,7 +92,7 @@ def _evaluate_fitting(
             if not isinstance(failed, OutOfMemory):
                 raise
             if ranks_block_in_passes(session):
-                session.now.doing = "evaluation"  # so that the evaluation batch is halved
+                session.doing = "evaluation"  # so that the evaluation batch is halved
                 raise
             shared_failure(session, failed, error)
             message = failed.message
@@ -134,6 +132,7 @@ def probe(session: Session) -> None:
     import torch
 
     from expert.data.feed.run_data import training_feed
+    from expert.training.step import forward_backward
 
     plan, data, device = session.plan, session.data, session.device
     built = model_of(session)
@@ -141,7 +140,8 @@ def probe(session: Session) -> None:
     reserved: Any = torch.empty(later, dtype=torch.uint8, device=device) if later else None
 
     def try_batch(batch: Batch) -> None:
-        built.engine.accumulate(batch, divisor=max(1, batch.targets))
+        divisor = max(1, session.objective.weight(batch))
+        forward_backward(built.engine, session.objective, batch, divisor=divisor)
         built.engine.discard()
 
     if data.order is not None and plan.is_padded:

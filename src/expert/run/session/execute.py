@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import ExpertError
 from expert.core.files import write_text_atomically
-from expert.core.rundir import RunFolderMoved
 from expert.parallel.watch import NO_LIMIT
 from expert.run.build import PlanUnsupported
 from expert.run.session.checkpoints import checkpoint_size
@@ -28,7 +27,6 @@ from expert.run.session.recover import (
     recover_from_trouble,
     rows_in_bins,
     save_after_data_failure,
-    save_in_moved_folder,
     shared_failure,
 )
 from expert.run.session.session import Session, model_of, save
@@ -36,7 +34,9 @@ from expert.run.session.start import announce, report_data
 
 if TYPE_CHECKING:
     from expert.data.feed.workers import WorkersFailed
+    from expert.training.evaluation import EvalResult
     from expert.training.loop import Ending
+    from expert.training.pressure import PlanHint
     from expert.training.recovery import Failure
     from expert.training.state import TrainState
 
@@ -63,12 +63,8 @@ def run_session(session: Session, *, through: StepWrapper = iter) -> RunResult:
         failure, interrupted, ending = None, False, None
         try:
             ending = attempt(session, through=through)
-        except RunFolderMoved as error:
-            error.args = (f"{error}{save_in_moved_folder(session, error.now)}",)
-            session.emit("failed", step=session.state.done, error=str(error))
-            raise
         except Exception as error:
-            failure = failure_of(error, session.now.doing, session.plan)
+            failure = failure_of(error, session.doing, session.plan)
             interrupted = isinstance(error, StepInterrupted)
             _end_if_peers_cannot_recover(session, failure, error, interrupted=interrupted)
             failure = shared_failure(session, failure, error)
@@ -84,7 +80,7 @@ def run_session(session: Session, *, through: StepWrapper = iter) -> RunResult:
         if ending.hint is not None:
             follow_hint(session, ending.hint)
         elif ending.trouble is not None:
-            recover_from_trouble(session, ending.trouble, ending.verdict)
+            recover_from_trouble(session, ending)
         elif ending.exit_code is not None:
             return stopped(session, ending.exit_code)
         else:
@@ -95,7 +91,7 @@ def _finished(session: Session, *, early: bool) -> RunResult:
     try:
         return finished(session, early=early)
     except Exception as error:
-        failure = failure_of(error, session.now.doing, session.plan)
+        failure = failure_of(error, session.doing, session.plan)
         _end_if_peers_cannot_recover(session, failure, error)
         text = f"{type(error).__name__}: {error}"
         session.emit("failed", step=session.state.done, error=text)
@@ -119,58 +115,77 @@ def _end_if_peers_cannot_recover(
         raise RunFailed(next_start_message(session, failure)) from error
 
 
+class LoopRun:
+    """The session as the training loop sees it."""
+
+    def __init__(self, session: Session, memory: MemoryWatch) -> None:
+        self._session, self._memory = session, memory
+        self.emit, self.recorder, self.best = session.emit, session.recorder, session.best
+
+    def evaluate(self) -> EvalResult | None:
+        return evaluate_validation(self._session)
+
+    def save(self, state: TrainState, *, due: bool) -> None:
+        save(self._session, state, due=due)
+
+    def reached(self, state: TrainState) -> None:
+        session = self._session
+        evaluated = state.evaluated != session.state.evaluated
+        stepped = state.done > session.state.done
+        if evaluated or stepped:
+            self._memory.after_step(disturbed=evaluated)
+        if stepped:
+            session.callbacks.progress(state.done)
+        session.state = state
+
+    def stop_requested(self) -> int | None:
+        return self._session.group.signal
+
+    def save_requested(self) -> bool:
+        return self._session.group.take_save_request()
+
+    def rows_in(self, bins: tuple[int, ...]) -> list[int | str]:
+        return rows_in_bins(self._session.data, bins)
+
+    def shared_hint(self, hint: PlanHint | None) -> PlanHint | None:
+        shared: PlanHint | None = self._session.group.first_not_none(hint)
+        return shared
+
+
 def attempt(session: Session, *, through: StepWrapper = iter) -> Ending:
     """Train from the current state until something ends it."""
     from expert.data.feed.run_data import feed_facts, training_feed
-    from expert.training.loop import Tools, train
+    from expert.training.loop import train
 
-    now, emit, device = session.now, session.emit, session.device
+    emit, device, world = session.emit, session.device, session.group.world
     began = time.monotonic()
-    if now.built is None:  # check with the planned size before loading a model in vain
-        _check_room(session, now.plan.disk.checkpoint_bytes)
+    if session.built is None:  # check with the planned size before loading a model in vain
+        _check_room(session, session.plan.disk.checkpoint_bytes)
     built = model_of(session)
     _probe_once(session)
-    emit("loaded", step=now.state.done, seconds=time.monotonic() - began)
-    memory = MemoryWatch(now.plan, device, session.instruments.gpu, emit)
-    emit("feed", step=now.state.done, **feed_facts(now.plan, now.data))
-    timed = built.timeline.take_event if device.type == "cuda" else None
-    world = session.group.world
+    emit("loaded", step=session.state.done, seconds=time.monotonic() - began)
+    memory = MemoryWatch(session.plan, device, session.instruments.gpu, emit)
+    emit("feed", step=session.state.done, **feed_facts(session.plan, session.data))
     feed = training_feed(
-        now.plan,
-        now.data,
-        now.state,
+        session.plan,
+        session.data,
+        session.state,
         device=device,
-        new_event=timed,
+        new_event=built.timeline.take_event if device.type == "cuda" else None,
         world=world,
         restart=lambda error: _restart_workers(session, error),
-    )
-
-    def reached(state: TrainState) -> None:
-        evaluated, stepped = state.evaluated != now.state.evaluated, state.done > now.state.done
-        if evaluated or stepped:
-            memory.after_step(disturbed=evaluated)
-        if stepped:
-            session.callbacks.progress(state.done)
-        now.state = state
-        session.check_folder()
-
-    tools = Tools(
-        emit=emit,
-        recorder=now.recorder,
-        best=now.best,
-        evaluate=lambda step: evaluate_validation(session),
-        save=lambda state, due: save(session, state, due),
-        reached=reached,
-        stop_requested=lambda: session.group.signal,
-        save_requested=session.group.take_save_request,
-        share_with_ranks=session.group.first_not_none,
-        rows_of=lambda bins: rows_in_bins(now.data, bins),
     )
     session.instruments.pressure.data.restart()
     session.instruments.meter.start()
     with feed as fed:
-        steps = _named(session, through(fed))
-        now.state, ending = train(built.engine, steps, now.state, session.loop_plan, tools)
+        session.state, ending = train(
+            built.engine,
+            session.objective,
+            _named(session, through(fed)),
+            session.state,
+            session.loop_plan,
+            LoopRun(session, memory),
+        )
     return ending
 
 
@@ -202,11 +217,9 @@ def _restart_workers(session: Session, error: WorkersFailed) -> bool:
     if error.stacks:
         with contextlib.suppress(OSError):
             write_text_atomically(session.folder.path / WORKER_STACKS, error.stacks)
-    if session.now.restarted_workers == (
-        MAX_WORKER_RESTARTS if session.group.is_distributed else 1
-    ):
+    if session.restarted_workers == (MAX_WORKER_RESTARTS if session.group.is_distributed else 1):
         return False
-    session.now.restarted_workers += 1
+    session.restarted_workers += 1
     text = f"{error}; all workers were restarted from the same position"
     session.emit("warning", step=session.state.done, text=text)
     return True
@@ -214,14 +227,14 @@ def _restart_workers(session: Session, error: WorkersFailed) -> bool:
 
 def _probe_once(session: Session) -> None:
     """Once per plan, before the next step: check that it fits the device and the disk."""
-    now, plan = session.now, session.plan
+    plan = session.plan
     trial = (plan.batch.micro_batch, plan.kernels, plan.model, plan.optim.optimizer)
-    if now.tried == trial or now.state.done == plan.length.total_steps:
+    if session.tried == trial or session.state.done == plan.length.total_steps:
         return
-    now.doing = "probe"
+    session.doing = "probe"
     _check_room(session, checkpoint_size(model_of(session), plan))
     probe(session)
-    now.doing, now.tried = "training", trial
+    session.doing, session.tried = "training", trial
 
 
 def _check_room(session: Session, needed: int | None) -> None:

@@ -112,7 +112,7 @@ def _result(session: Session, **ending: Any) -> RunResult:
 
 def _best_loss(session: Session) -> float | None:
     """The lowest loss on the validation rows; None if another metric was tracked."""
-    best = session.now.best
+    best = session.best
     return best.best if best.metric == "eval_loss" else None
 
 
@@ -124,7 +124,7 @@ def load_best_checkpoint(session: Session) -> None:
     """Load the best checkpoint if the plan asks for it and it is not the last one."""
     from expert.training.checkpoint import CheckpointError
 
-    best = session.now.best.best_step
+    best = session.best.best_step
     if not session.plan.watch.load_best or best is None or best == session.state.done:
         return
     path = session.folder.checkpoints / checkpoint_name(best)
@@ -135,13 +135,13 @@ def load_best_checkpoint(session: Session) -> None:
         session.emit("warning", step=session.state.done, text=text)
         return
     model_of(session).load(groups)
-    session.now.final_step = best
+    session.final_step = best
     session.emit("took_best", step=best, path=str(path))
 
 
 def last_eval_loss(session: Session) -> float | None:
     """The last validation loss, perhaps from before a resume."""
-    last = session.now.last_eval
+    last = session.last_eval
     if last is not None or not session.evaluates:
         return last.loss if last is not None else None
     return recorded_eval_loss(session.folder)
@@ -163,7 +163,7 @@ def evaluate_test(session: Session) -> EvalResult | None:
     began = time.monotonic()
     result = evaluate_split(session, session.data.test)
     if result is not None:
-        final_step = session.now.final_step
+        final_step = session.final_step
         session.emit(
             "eval",
             step=session.state.done if final_step is None else final_step,
@@ -181,7 +181,6 @@ def publish_final(session: Session) -> Path:
 
     loaded = model_of(session).whole()
     if session.group.world.is_first:
-        session.check_folder()
         needed = bytes_needed({"weights": loaded.weights})
         check_space(session.folder.path, needed)
         seconds = needed / SAVED_BYTES_PER_SECOND

@@ -10,12 +10,11 @@ from expert.core.errors import EXIT_RUN_FAILED
 from expert.core.events import plain
 from expert.core.files import write_text_atomically
 from expert.core.resources import DiskFull
-from expert.core.rundir import RunFolder
 from expert.core.secrets import known_secrets
 from expert.core.stored_json import read_object_or_empty
 from expert.manifest.schema.kinds import SPLITS_WEIGHTS
 from expert.parallel.launch import FAILURE_FILE, last_failure
-from expert.run.session.checkpoints import Checkpoints, fallbacks_of, with_fallbacks
+from expert.run.session.checkpoints import fallbacks_of, with_fallbacks
 from expert.run.session.failures import RunFailed, exhausted_message
 from expert.run.session.session import (
     Session,
@@ -38,10 +37,9 @@ from expert.training.schedule import after_rollback, rollbacks_of
 from expert.training.state import TrainState
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from expert.data.feed.run_data import RunData
     from expert.planning.run_plan import RunPlan
+    from expert.training.loop import Ending
     from expert.training.recorder import Trouble
 
 SHOWN_ROWS = 10
@@ -66,7 +64,7 @@ def shared_failure(
     others, or the one received from another rank."""
     from expert.parallel.group import PeerFailed
 
-    built = session.now.built
+    built = session.built
     if isinstance(error, PeerFailed):
         return failure
     if isinstance(failure, OutOfMemory) and built is not None:
@@ -142,32 +140,31 @@ def switch_plan(
     session: Session, after: RunPlan, failure: Any, *, interrupted: bool = False
 ) -> None:
     """Switch to another plan, after reading and judging the pending numbers of earlier steps."""
-    grave = _read_pending(session)
-    if grave is not None and grave[1] == "stop":
-        recover_from_trouble(session, *grave, sound=not interrupted)
+    ending = _judge_pending(session)
+    if ending is not None and ending.verdict == "stop":
+        recover_from_trouble(session, ending, sound=not interrupted)
     fall_back(session, after, failure)
     if interrupted:
         session.emit("warning", text="optimizer step interrupted; weights may be inconsistent")
-    if grave is not None:
-        recover_from_trouble(session, *grave)
+    if ending is not None:
+        recover_from_trouble(session, ending)
     elif interrupted:
         from_step = session.state.done
         _return_to_checkpoint(session)
         _report_rollback(session, from_step)
 
 
-def _read_pending(session: Session) -> tuple[Trouble, str] | None:
-    """Read the pending numbers and report every trouble; returns the first that cannot be skipped,
-    with its verdict."""
-    from expert.training.loop import report_troubles
+def _judge_pending(session: Session) -> Ending | None:
+    """Read the pending numbers and report every trouble; an Ending for the first that cannot be
+    skipped."""
+    from expert.training.loop import judge
 
-    policy = session.loop_plan.stability
-    return report_troubles(
-        session.now.recorder.wait_for_numbers(),
+    return judge(
+        session.recorder.wait_for_numbers(),
         session.state,
-        policy,
+        session.loop_plan.stability,
         emit=session.emit,
-        rows_of=lambda bins: rows_in_bins(session.data, bins),
+        rows_in=lambda bins: rows_in_bins(session.data, bins),
     )
 
 
@@ -202,23 +199,20 @@ def fall_back(session: Session, after: RunPlan, failure: Any) -> None:
     change_plan(session, after, {decision.path for decision in decisions})
 
 
-def recover_from_trouble(
-    session: Session, trouble: Trouble, verdict: str, *, sound: bool = True
-) -> None:
-    """Return to the last checkpoint and skip the rows that broke the run, or stop.
-
-    `verdict`: rollback or stop; `sound`: no step was interrupted while it changed the weights.
-    """
-    what, kept = trouble.what, ""
-    if verdict == "rollback":
-        _roll_back(session, trouble)
+def recover_from_trouble(session: Session, ending: Ending, *, sound: bool = True) -> None:
+    """Return to the last checkpoint and skip the rows that broke the run, or stop, as the verdict
+    says. `sound`: no step was interrupted while it changed the weights."""
+    assert ending.trouble is not None
+    what, kept = ending.trouble.what, ""
+    if ending.verdict == "rollback":
+        _roll_back(session, ending.trouble)
         return
     if isinstance(what, NotFinite):
         words = f"a loss or gradient of step {what.step + 1} is not finite"
         rows = rows_in_bins(session.data, what.bins)
         words += f"; rows {', '.join(map(str, rows))} were in it" if rows else ""
         if sound:  # a non-finite gradient changes no weights
-            _read_pending(session)
+            _judge_pending(session)
             state, step = session.state, what.step
             kept = _try_save(session, replace(state, skipped=state.skipped.with_window(step, step)))
     else:
@@ -233,24 +227,13 @@ def recover_from_trouble(
 def save_after_data_failure(session: Session) -> str:
     """Save the progress when the data fails, and return a sentence about it; "" if nothing is
     saved: on one of several ranks, before the first step, or after a trouble."""
-    if session.group.is_distributed or not session.state.done or _read_pending(session) is not None:
+    if (
+        session.group.is_distributed
+        or not session.state.done
+        or _judge_pending(session) is not None
+    ):
         return ""
     return _try_save(session, session.state)
-
-
-def save_in_moved_folder(session: Session, now: Path | None) -> str:
-    """Save into the run folder at its new place, and tell the user how to resume from there."""
-    if now is None:
-        return "  (start it again; its progress is lost)"
-    if session.checkpoints is not None:
-        there = RunFolder(now)
-        session = replace(
-            session,
-            folder=there,
-            checkpoints=Checkpoints(there, session.emit, base=session.checkpoints.base),
-            check_folder=lambda: None,
-        )
-    return f"{save_after_data_failure(session)}  (resume it there: --resume {now})"
 
 
 def _try_save(session: Session, state: TrainState) -> str:
@@ -259,7 +242,7 @@ def _try_save(session: Session, state: TrainState) -> str:
     if session.checkpoints is None:
         return ""
     try:
-        save(session, replace(state, **session.now.recorder.state()))
+        save(session, replace(state, **session.recorder.state()))
     except (CheckpointError, DiskFull) as error:
         session.emit("warning", step=state.done, text=f"nothing was saved: {error}")
         return ""
@@ -285,7 +268,7 @@ def _roll_back(session: Session, trouble: Trouble) -> None:
     steps = loop.stability.rewarm_steps(loop.schedule.total_steps - at)
     factor = loop.stability.rate_factor
     schedule = after_rollback(loop.schedule, at=at, rate_factor=factor, steps=steps)
-    session.now.state = replace(
+    session.state = replace(
         session.state, skipped=skipped, rollbacks=rollbacks, schedule=rollbacks_of(schedule)
     )
     _report_rollback(session, from_step)

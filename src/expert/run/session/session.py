@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from expert.core.errors import ExpertError
 from expert.core.events import EventLog, Sink
 from expert.parallel.watch import NO_LIMIT, SAVED_BYTES_PER_SECOND
 from expert.planning.memory.calibration import with_new_estimate
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from expert.planning.run_plan import RunPlan
     from expert.training.evaluation import EvalResult
     from expert.training.loop import LoopPlan
+    from expert.training.objectives.objective import Objective
     from expert.training.recorder import Emit, Recorder
 
 Evaluating = Callable[[str, int, int], None]
@@ -71,10 +71,26 @@ class Start:
     """When the user started waiting for the run, on the monotonic clock."""
 
 
-@dataclass(kw_only=True)
-class Position:
-    """The current position of a run: everything that changes."""
+@dataclass(kw_only=True, eq=False)
+class Session:
+    """A running run: what it was opened with, then where it stands."""
 
+    folder: RunFolder
+    manifest: Manifest
+    start: Start
+    callbacks: Callbacks
+    instruments: Instruments
+    checkpoints: Checkpoints | None
+    """None: a short run that saves nothing."""
+    group: Group
+    """The processes that train together; usually one."""
+    warnings: Warnings
+    objective: Objective
+    restream: Callable[[RunPlan], Stream] | None
+    closing: contextlib.ExitStack
+    """Clean-up at the end of the run, however it ends."""
+
+    # From here on: where the run stands.
     plan: RunPlan
     data: RunData
     state: TrainState
@@ -92,28 +108,6 @@ class Position:
     last_eval: EvalResult | None = None
     restarted_workers: int = 0
 
-
-@dataclass(frozen=True, kw_only=True)
-class Session:
-    """The fixed parts of a run; only `now` changes."""
-
-    folder: RunFolder
-    manifest: Manifest
-    start: Start
-    callbacks: Callbacks
-    instruments: Instruments
-    checkpoints: Checkpoints | None
-    """None: a short run that saves nothing."""
-    group: Group
-    """The processes that train together; usually one."""
-    warnings: Warnings
-    restream: Callable[[RunPlan], Stream] | None
-    check_folder: Callable[[], None]
-    """Raises if the run folder was renamed or removed."""
-    closing: contextlib.ExitStack
-    """Clean-up at the end of the run, however it ends."""
-    now: Position
-
     @property
     def device(self) -> torch.device:
         return self.instruments.device
@@ -121,18 +115,6 @@ class Session:
     @property
     def emit(self) -> Emit:
         return self.instruments.emit
-
-    @property
-    def plan(self) -> RunPlan:
-        return self.now.plan
-
-    @property
-    def data(self) -> RunData:
-        return self.now.data
-
-    @property
-    def state(self) -> TrainState:
-        return self.now.state
 
     @property
     def evaluates(self) -> bool:
@@ -191,6 +173,7 @@ def open_session(
     In a group only the first rank writes events and files.
     """
     from expert.parallel.group import Group
+    from expert.training.objectives.next_token import NextToken
 
     callbacks, group = callbacks or Callbacks(), group or Group()
     first = group.world.is_first
@@ -198,7 +181,6 @@ def open_session(
     device = device_of(plan)
     with contextlib.ExitStack() as closing:
         emit: Emit = _emit_nothing
-        check_folder = closing.enter_context(folder.move_check())
         if first:
             trackers = open_trackers(plan.watch.trackers, folder.path, warnings)
             log = EventLog(folder.events, (*sinks, *trackers))
@@ -225,19 +207,17 @@ def open_session(
             group=group,
             warnings=warnings,
             restream=restream,
-            check_folder=check_folder if first else lambda: None,
+            objective=NextToken(),
             closing=closing,
-            now=Position(
-                plan=plan,
-                data=data,
-                state=state,
-                best=best_so_far(plan, state),
-                recorder=instruments.recorder(plan, state),
-            ),
+            plan=plan,
+            data=data,
+            state=state,
+            best=best_so_far(plan, state),
+            recorder=instruments.recorder(plan, state),
         )
         group.listen(
             lambda: signals.requested,
-            lambda: session.now.recorder.busy_seconds,
+            lambda: session.recorder.busy_seconds,
             signals.take_save_request,
         )
         yield session
@@ -252,30 +232,30 @@ def model_of(session: Session) -> Built:
     from expert.data.feed.run_data import largest_ids
     from expert.model.load import check_vocabulary
 
-    now = session.now
-    if now.built is None:
-        remote = session.start.allow_remote_code
-        if session.checkpoints is not None:  # not earlier: busy cores would count as others'
-            session.checkpoints.base.begin(first=session.group.world.is_first)
-        model = now.plan.model
-        # Download time is unknown.
-        seconds = NO_LIMIT if model.place == "hub" else loading_seconds(Path(model.location))
-        with session.group.work("loading the model", seconds):
-            now.built = build(
-                now.plan,
-                now.data.encoder,
-                device=session.device,
-                allow_remote_code=remote,
-                group=session.group,
-            )
-        for largest in largest_ids(now.data):
-            check_vocabulary(now.built.loaded, largest)
-        now.recorder = session.instruments.recorder(now.plan, now.state, now.built.timeline)
-        session.instruments.pressure.recompiling.restart()
-        if now.weights is not None:
-            now.built.load(now.weights)
-            now.weights = None
-    return now.built
+    if session.built is not None:
+        return session.built
+    plan, data = session.plan, session.data
+    if session.checkpoints is not None:  # not earlier: busy cores would count as others'
+        session.checkpoints.base.begin(first=session.group.world.is_first)
+    # Download time is unknown.
+    hub = plan.model.place == "hub"
+    seconds = NO_LIMIT if hub else loading_seconds(Path(plan.model.location))
+    with session.group.work("loading the model", seconds):
+        built = session.built = build(
+            plan,
+            data.encoder,
+            device=session.device,
+            allow_remote_code=session.start.allow_remote_code,
+            group=session.group,
+        )
+    for largest in largest_ids(data):
+        check_vocabulary(built.loaded, largest)
+    session.recorder = session.instruments.recorder(plan, session.state, built.timeline)
+    session.instruments.pressure.recompiling.restart()
+    if session.weights is not None:
+        built.load(session.weights)
+        session.weights = None
+    return built
 
 
 def loading_seconds(folder: Path) -> float:
@@ -288,10 +268,9 @@ def loading_seconds(folder: Path) -> float:
     return 1.0 + size / SAVED_BYTES_PER_SECOND
 
 
-def save(session: Session, state: TrainState, due: bool = False) -> None:
+def save(session: Session, state: TrainState, *, due: bool = False) -> None:
     """Write a checkpoint; `due`: requested by the manifest."""
-    now = session.now
-    now.state = state
+    session.state = state
     if session.checkpoints is not None:
         from expert.training.checkpoint import bytes_needed
 
@@ -300,29 +279,23 @@ def save(session: Session, state: TrainState, due: bool = False) -> None:
             tensors = model_of(session).tensors()  # every rank takes part, one writes
         seconds = bytes_needed(tensors) / SAVED_BYTES_PER_SECOND
         with group.work(f"saving the checkpoint of step {state.done}", seconds):
-            session.check_folder()
-            try:
-                session.checkpoints.save(state, tensors, now.plan, now.data, due=due)
-            except (OSError, ExpertError):
-                session.check_folder()
-                raise
+            session.checkpoints.save(state, tensors, session.plan, session.data, due=due)
 
 
 def resume(session: Session, checkpoint: Path, *, allow_changed: bool) -> None:
     """Continue from a checkpoint, or from the newest good one in a folder."""
-    now = session.now
     assert session.checkpoints is not None
     options = changed_options(session.folder, session.manifest)
     saved = session.checkpoints.chosen(
-        checkpoint, now.plan, now.data, options=options, allow=allow_changed
+        checkpoint, session.plan, session.data, options=options, allow=allow_changed
     )
     if saved is None:
         return
-    now.plan = with_fallbacks(now.plan, saved.fallbacks)
+    session.plan = with_fallbacks(session.plan, saved.fallbacks)
     _settle_loader(session)
     continue_from(session, saved.state, saved.groups)
-    now.recorder.meter.restore(saved.state.sums)
-    if saved.state.done != now.plan.length.total_steps and session.group.world.is_first:
+    session.recorder.meter.restore(saved.state.sums)
+    if saved.state.done != session.plan.length.total_steps and session.group.world.is_first:
         aside = put_final_aside(session.folder)
         if aside is not None:
             session.emit("warning", text=f"final was renamed to {aside.name}: training continues")
@@ -330,24 +303,22 @@ def resume(session: Session, checkpoint: Path, *, allow_changed: bool) -> None:
 
 def change_plan(session: Session, after: RunPlan, changed: set[str]) -> None:
     """Continue with another plan, keeping weights, optimizer state and loss history."""
-    now = session.now
-    now.plan = with_new_estimate(after, known_calibrations(after.target))
+    session.plan = with_new_estimate(after, known_calibrations(after.target))
     if session.group.world.is_first:
-        session.check_folder()
         try:
-            session.folder.write_json("plan.json", plan_to_store(now.plan))
+            session.folder.write_json("plan.json", plan_to_store(session.plan))
         except OSError as error:
             session.emit("warning", text=f"plan.json cannot be written: {error.strerror}")
-    losses, skips = now.recorder.spikes.state(), now.recorder.skips
-    now.state = replace(now.state, losses=losses, skips=skips)
-    if now.built is not None:
-        now.built.engine.discard()
+    losses, skips = session.recorder.spikes.state(), session.recorder.skips
+    session.state = replace(session.state, losses=losses, skips=skips)
+    if session.built is not None:
+        session.built.engine.discard()
         if any(path.startswith(REBUILD) for path in changed):
-            if now.weights is None:
-                now.weights = copied(now.built.tensors(everywhere=True))
-            now.built = None
+            if session.weights is None:
+                session.weights = copied(session.built.tensors(everywhere=True))
+            session.built = None
         if any(path.startswith((*REBUILD, "batch.micro_batch")) for path in changed):
-            now.recorder.meter.resettle()
+            session.recorder.meter.resettle()
     if any(path.startswith("loader.") for path in changed):
         _settle_loader(session)
     release_memory(session.device)
@@ -355,20 +326,19 @@ def change_plan(session: Session, after: RunPlan, changed: set[str]) -> None:
 
 def continue_from(session: Session, state: TrainState, groups: Groups | None) -> None:
     """Continue from this state with these tensors; without tensors the model starts over."""
-    now = session.now
-    now.state = state
+    session.state = state
     if groups is None:
-        now.built = now.weights = None
-        now.recorder.meter.resettle()
+        session.built = session.weights = None
+        session.recorder.meter.resettle()
         release_memory(session.device)
-    elif now.built is None:
-        now.weights = groups
+    elif session.built is None:
+        session.weights = groups
     else:
-        now.built.load(groups)
-    now.best = best_so_far(now.plan, state)
-    timeline = now.built.timeline if now.built is not None else None
-    now.recorder = session.instruments.recorder(now.plan, state, timeline)
-    now.recorder.meter.restore_losses(state.sums)
+        session.built.load(groups)
+    session.best = best_so_far(session.plan, state)
+    timeline = session.built.timeline if session.built is not None else None
+    session.recorder = session.instruments.recorder(session.plan, state, timeline)
+    session.recorder.meter.restore_losses(state.sums)
 
 
 def copied(groups: Groups) -> Groups:
@@ -388,7 +358,6 @@ def release_memory(device: torch.device) -> None:
 
 
 def _settle_loader(session: Session) -> None:
-    now = session.now
-    session.instruments.pressure.data.workers = now.plan.loader.workers
-    if now.data.stream is not None and session.restream is not None:
-        now.data = replace(now.data, stream=session.restream(now.plan))
+    session.instruments.pressure.data.workers = session.plan.loader.workers
+    if session.data.stream is not None and session.restream is not None:
+        session.data = replace(session.data, stream=session.restream(session.plan))

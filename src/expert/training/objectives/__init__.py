@@ -1,0 +1,1 @@
+"""What a run learns from, one file for each kind."""
