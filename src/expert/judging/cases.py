@@ -68,8 +68,7 @@ def read_case_file(path: Path) -> tuple[str, list[Mapping[str, Any]]]:
     if version != VERSION:
         raise CasesError(f"{path}: version {version!r} is not known  (write version: {VERSION})")
     cases = found.get("cases")
-    problems = _problems(cases)
-    if problems:
+    if problems := _problems(cases):
         lines = [f"{path}: {counted(len(problems), 'problem')}", *problems[:SHOWN_PROBLEMS]]
         raise CasesError("\n".join(lines))
     return str(found.get("domain") or ""), cases

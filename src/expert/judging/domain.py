@@ -15,6 +15,7 @@ class JudgeKind:
 
     file: str
     """Module in judging/oracles with a function `judge(case, answer, how)`."""
+    function: str = "judge"
     names: tuple[str, ...] = ()
     """Other names for it in a manifest."""
     tagged: bool = True
@@ -35,7 +36,7 @@ JUDGES = {
     ),
     "calls": JudgeKind(file="calls", tagged=False),
     "text": JudgeKind(file="text", tagged=False),
-    "open": JudgeKind(file="open_text", tagged=False, title="open text"),
+    "open": JudgeKind(file="text", function="judge_open", tagged=False, title="open text"),
 }
 NAMES = {
     name: domain for domain, kind in JUDGES.items() if kind.tagged for name in (domain, *kind.names)

@@ -74,91 +74,77 @@ def evaluate_gate(
     """Compare a model's results with the requirements, and with the baseline if there is one. Rows
     without answers have no accuracy to require; answers without an oracle do. Open text is compared
     with its `base`."""
-    parts = []
+    parts: list[tuple[str, str]] = []
+    """Requirements, each with the reason against; "" if it is met."""
     if now.scores is not None:
-        parts.append(_check_scores(demands, now.scores))
+        parts.append(
+            (
+                f"mean score of at least {demands.min_score:g} by the judge command",
+                _score_fault(demands, now.scores),
+            )
+        )
     elif now.score.cases:
-        parts.append(_check_accuracy(demands, now.score))
+        asked = f"accuracy of at least {demands.min_accuracy:.1%}"
+        parts.append((asked, _accuracy_fault(demands, now.score)))
     if base is not None:
-        parts += [_check_improvement(demands, now, base), _check_token_accuracy(demands, now, base)]
+        least, asked_for = demands.min_improvement, demands.min_token_accuracy
+        by = f" by at least {least:.1%} of it" if least else ""
+        fault = ""
+        if now.loss is None or base.loss is None:
+            fault = "the loss on the held-out answers is not a number"
+        elif not (now.loss < base.loss and now.loss <= base.loss * (1 - least)):  # also for NaN
+            fault = f"loss {loss(now.loss)} is not below the base's {loss(base.loss)}{by}"
+        parts.append((f"loss on the held-out answers below the base's{by}", fault))
+        share = base.token_accuracy if asked_for is None else asked_for
+        whose, fault = "the base's " if asked_for is None else "", ""
+        if now.token_accuracy is not None and share is not None and now.token_accuracy < share:
+            fault = f"token accuracy {now.token_accuracy:.1%} is below {whose}{share:.1%}"
+        wanted = whose.strip() or f"{share:.1%}"
+        parts.append((f"token accuracy of at least {wanted}", fault))
     if before is not None:
-        parts.append(_check_regression(demands, now, before))
+        asked = f"at most {demands.max_regression:.0%} worse than the baseline"
+        parts.append((asked, _regression(demands.max_regression, now, before)))
     reasons = tuple(fault for _, fault in parts if fault)
     passed = not reasons if parts else None
     return Gate(passed=passed, reasons=reasons, asked=tuple(asked for asked, _ in parts))
 
 
-Part = tuple[str, str]
-"""The requirement, and the reason against; "" if it is met."""
+def _score_fault(demands: GateRequirements, scores: Scores) -> str:
+    without = scores.cases - scores.scored
+    if without > MAX_SHARE_WITHOUT_ORACLE * scores.cases or scores.mean is None:
+        return (
+            f"{without} of {scores.cases} cases have no score of the judge command; at most "
+            f"{MAX_SHARE_WITHOUT_ORACLE:.0%} may"
+        )
+    below = scores.mean < demands.min_score
+    return f"mean score {scores.mean:.3g} is below {demands.min_score:g}" if below else ""
 
 
-def _check_accuracy(demands: GateRequirements, score: Score) -> Part:
-    asked = f"accuracy of at least {demands.min_accuracy:.1%}"
+def _accuracy_fault(demands: GateRequirements, score: Score) -> str:
     if score.share_without_oracle > MAX_SHARE_WITHOUT_ORACLE:
-        return asked, (
+        return (
             f"{score.without_oracle} of {score.cases} cases have no oracle, "
             f"{score.share_without_oracle:.1%}; at most {MAX_SHARE_WITHOUT_ORACLE:.0%} may"
         )
     if score.accuracy is not None and score.accuracy < demands.min_accuracy:
-        return asked, f"accuracy {score.accuracy:.1%} is below {demands.min_accuracy:.1%}"
-    return asked, ""
+        return f"accuracy {score.accuracy:.1%} is below {demands.min_accuracy:.1%}"
+    return ""
 
 
-def _check_scores(demands: GateRequirements, scores: Scores) -> Part:
-    asked = f"mean score of at least {demands.min_score:g} by the judge command"
-    without = scores.cases - scores.scored
-    if without > MAX_SHARE_WITHOUT_ORACLE * scores.cases or scores.mean is None:
-        return asked, (
-            f"{without} of {scores.cases} cases have no score of the judge command; at most "
-            f"{MAX_SHARE_WITHOUT_ORACLE:.0%} may"
-        )
-    if scores.mean < demands.min_score:
-        return asked, f"mean score {scores.mean:.3g} is below {demands.min_score:g}"
-    return asked, ""
-
-
-def _check_improvement(demands: GateRequirements, now: ModelResult, base: ModelResult) -> Part:
-    least = demands.min_improvement
-    by = f" by at least {least:.1%} of it" if least else ""
-    asked = f"loss on the held-out answers below the base's{by}"
-    if now.loss is None or base.loss is None:
-        return asked, "the loss on the held-out answers is not a number"
-    if now.loss < base.loss and now.loss <= base.loss * (1 - least):  # False for NaN
-        return asked, ""
-    return asked, f"loss {loss(now.loss)} is not below the base's {loss(base.loss)}{by}"
-
-
-def _check_token_accuracy(demands: GateRequirements, now: ModelResult, base: ModelResult) -> Part:
-    asked_for = demands.min_token_accuracy
-    least = base.token_accuracy if asked_for is None else asked_for
-    whose = "the base's " if asked_for is None else ""
-    asked = f"token accuracy of at least {whose or f'{least:.1%}'}".strip()
-    if now.token_accuracy is None or least is None:
-        return asked, ""
-    if now.token_accuracy < least:
-        return asked, f"token accuracy {now.token_accuracy:.1%} is below {whose}{least:.1%}"
-    return asked, ""
-
-
-def _check_regression(demands: GateRequirements, now: ModelResult, before: ModelResult) -> Part:
-    """By score or accuracy if both have them, else by the loss on the held-out rows."""
-    most = f"by more than {demands.max_regression:.0%} of it"
-    asked = f"at most {demands.max_regression:.0%} worse than the baseline"
-    mean = (
-        (now.scores.mean if now.scores else None),
-        (before.scores.mean if before.scores else None),
-    )
+def _regression(most: float, now: ModelResult, before: ModelResult) -> str:
+    """How much worse than the baseline, by score or accuracy if both have them, else by the loss on
+    the held-out rows; "" if not by more than `most`."""
+    means = [each.scores.mean if each.scores else None for each in (now, before)]
     for name, (ours, theirs), form in (
-        ("mean score", mean, "{:.3g}"),
+        ("mean score", means, "{:.3g}"),
         ("accuracy", (now.score.accuracy, before.score.accuracy), "{:.1%}"),
     ):
         if ours is not None and theirs is not None:
-            if ours >= theirs * (1 - demands.max_regression):
-                return asked, ""
-            said = f"{name} {form.format(ours)} is below the baseline's {form.format(theirs)}"
-            return asked, f"{said} {most}"
-    if now.loss is not None and before.loss is not None:
-        if now.loss <= before.loss * (1 + demands.max_regression):  # False for NaN
-            return asked, ""
-        return asked, (f"loss {loss(now.loss)} is above the baseline's {loss(before.loss)} {most}")
-    return asked, "the baseline could not be compared: no answer of one of the two was judged"
+            below = f"{name} {form.format(ours)} is below the baseline's {form.format(theirs)}"
+            return "" if ours >= theirs * (1 - most) else f"{below} by more than {most:.0%} of it"
+    if now.loss is None or before.loss is None:
+        return "the baseline could not be compared: no answer of one of the two was judged"
+    if now.loss <= before.loss * (1 + most):  # False for NaN
+        return ""
+    above = f"loss {loss(now.loss)} is above the baseline's {loss(before.loss)}"
+    return f"{above} by more than {most:.0%} of it"

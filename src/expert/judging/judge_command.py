@@ -10,12 +10,10 @@ cases, as the user and in the current folder, and never because a manifest or a 
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from expert.core.errors import ExpertError
 from expert.core.process import run_program
@@ -44,7 +42,7 @@ class JudgeCommand:
     def parts(self) -> list[str]:
         """The program with its arguments; JudgeError if there is no such program."""
         try:
-            parts = shlex.split(self.command, posix=os.name == "posix")
+            parts = shlex.split(self.command)
         except ValueError as error:
             raise JudgeError(f"--judge-command {self.command}: cannot be read: {error}") from None
         if not parts or shutil.which(parts[0]) is None:
@@ -68,10 +66,18 @@ def score_all(
     judge: JudgeCommand, cases: Sequence[Case], answers: Sequence[str]
 ) -> tuple[list[Scored], list[str]]:
     """Every case with its score, and what went wrong with the command, in words."""
-    lines = [
-        json.dumps(_asked(*pair), ensure_ascii=False) for pair in zip(cases, answers, strict=True)
+    asked = [
+        {
+            "id": case.id,
+            "task": case.task,
+            "turns": [{"role": role, "content": text} for role, text in case.turns],
+            "prompt": case.prompt,
+            "expected": case.expected,
+            "answer": answer,
+        }
+        for case, answer in zip(cases, answers, strict=True)
     ]
-    said, fault = _run(judge, "\n".join(lines) + "\n")
+    said, fault = _run(judge, "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in asked))
     found, faults = _read(said, {case.id for case in cases})
     missing = [case.id for case in cases if case.id not in found]
     if missing and not fault:
@@ -79,19 +85,13 @@ def score_all(
             f"has no score for {len(missing)} of {len(cases)} cases, such as {missing[0]}"
         )
     why = fault or "the judge command gave no score"
-    scored = [_scored(found.get(case.id), judge.min_score, why) for case in cases]
+    scored = []
+    for case in cases:
+        score, text = found.get(case.id, (None, f"no score: {why}"))
+        passed = None if score is None else score >= judge.min_score
+        judgement = Judgement(passed=passed, reason=text, kind=JUDGE)
+        scored.append(Scored(judgement=judgement, score=score))
     return scored, [f"the judge command {text}" for text in ([fault] if fault else []) + faults]
-
-
-def _asked(case: Case, answer: str) -> dict[str, Any]:
-    return {
-        "id": case.id,
-        "task": case.task,
-        "turns": [{"role": role, "content": text} for role, text in case.turns],
-        "prompt": case.prompt,
-        "expected": case.expected,
-        "answer": answer,
-    }
 
 
 def _run(judge: JudgeCommand, asked: str) -> tuple[str, str]:
@@ -109,7 +109,7 @@ def _run(judge: JudgeCommand, asked: str) -> tuple[str, str]:
 
 
 def _read(said: str, known: set[str]) -> tuple[dict[str, tuple[float, str]], list[str]]:
-    """Score and reason by id, and which lines could not be read."""
+    """Score and reason by id, and which lines could not be used."""
     found: dict[str, tuple[float, str]] = {}
     faults: list[str] = []
     for number, line in enumerate(said.splitlines(), 1):
@@ -120,35 +120,21 @@ def _read(said: str, known: set[str]) -> tuple[dict[str, tuple[float, str]], lis
         except (ValueError, RecursionError):
             faults.append(f"wrote a line that is not JSON (line {number}): {line[:80]}")
             continue
-        fault = _fault(fact, known, found)
-        if fault:
-            faults.append(f"{fault} (line {number})")
+        whole = isinstance(fact, Mapping) and "id" in fact and "score" in fact
+        case, score = (str(fact["id"]), fact["score"]) if whole else ("", None)
+        if not whole:
+            fault = "wrote a line without id and score"
+        elif case not in known:
+            fault = f"scored an unknown case: {case[:60]}"
+        elif case in found:
+            fault = f"scored a case twice: {case[:60]}"
+        elif not isinstance(score, int | float) or not 0 <= score <= 1:
+            fault = f"gave a score that is not between 0 and 1: {str(score)[:40]}"
         else:
-            found[str(fact["id"])] = float(fact["score"]), str(fact.get("reason") or "")
+            reason = fact.get("reason")
+            found[case] = float(score), f"score {score:g}" + (f": {reason}" if reason else "")
+            continue
+        faults.append(f"{fault} (line {number})")
     more = len(faults) - SHOWN_FAULTS
-    return found, faults[:SHOWN_FAULTS] + (
-        [f"… and {more} more lines like these"] if more > 0 else []
-    )
-
-
-def _fault(fact: Any, known: set[str], found: Mapping[str, Any]) -> str:
-    if not isinstance(fact, Mapping) or "id" not in fact or "score" not in fact:
-        return "wrote a line without id and score"
-    if str(fact["id"]) not in known:
-        return f"scored an unknown case: {str(fact['id'])[:60]}"
-    if str(fact["id"]) in found:
-        return f"scored a case twice: {str(fact['id'])[:60]}"
-    score = fact["score"]
-    if not isinstance(score, int | float) or not 0 <= score <= 1:
-        return f"gave a score that is not between 0 and 1: {str(score)[:40]}"
-    return ""
-
-
-def _scored(found: tuple[float, str] | None, least: float, why: str) -> Scored:
-    if found is None:
-        return Scored(
-            judgement=Judgement(passed=None, reason=f"no score: {why}", kind=JUDGE), score=None
-        )
-    score, reason = found
-    text = f"score {score:g}" + (f": {reason}" if reason else "")
-    return Scored(judgement=Judgement(passed=score >= least, reason=text, kind=JUDGE), score=score)
+    rest = [f"… and {more} more lines like these"] if more > 0 else []
+    return found, faults[:SHOWN_FAULTS] + rest

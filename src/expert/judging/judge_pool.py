@@ -13,10 +13,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from expert.core.process import Child
 from expert.judging.cases import Case
@@ -48,10 +47,8 @@ def judge_all(
     """Judge every answer by its case, in order. `notice` receives what the system could not block
     for the judges."""
     pairs = list(zip(cases, answers, strict=True))
-    several = max(
-        1,
-        min(cores_available(Path("/")).value or 1, MAX_PROCESSES, len(pairs) // CASES_PER_PROCESS),
-    )
+    cores = cores_available(Path("/")).value or 1
+    several = max(1, min(cores, MAX_PROCESSES, len(pairs) // CASES_PER_PROCESS))
     benches: queue.Queue[JudgeProcess] = queue.Queue()
     done, lock = 0, threading.Lock()
 
@@ -80,33 +77,27 @@ def _with_types(
     pairs: Sequence[tuple[Case, str]], found: list[Judgement], tsc: str | None, *, strict: bool
 ) -> list[Judgement]:
     """The judgements, with those left to the compiler made by it if it is installed."""
+
+    def surrounded(case: Case, program: str) -> str:
+        parts = (case.check.get("before"), program, case.check.get("after"))
+        return "\n".join(str(part) for part in parts if part) + "\n"
+
     left = [place for place, judgement in enumerate(found) if judgement.kind == TYPES]
-    if not left or tsc is None:
-        return found
-    for tsx in (False, True):
+    for tsx in (False, True) if tsc is not None else ():
         some = [place for place in left if bool(pairs[place][0].check.get("tsx")) is tsx]
         programs = []
-        for place in some:
-            case, answer = pairs[place]
-            programs += [_surrounded(case, case.expected)]
-            programs += [_surrounded(case, JudgeOptions(strict=strict).inside(answer))]
-        errors = type_errors(programs, tsc, tsx=tsx)
+        for case, answer in (pairs[place] for place in some):
+            own = JudgeOptions(strict=strict).inside(answer)
+            programs += [surrounded(case, case.expected), surrounded(case, own)]
+        errors = type_errors(programs, str(tsc), tsx=tsx)
         if errors is None:
             continue  # stays without an oracle
-        for number, place in enumerate(some):
-            found[place] = _typed(errors[2 * number], errors[2 * number + 1])
+        for place, of_expected, of_answer in zip(some, errors[::2], errors[1::2], strict=True):
+            found[place] = right(TYPES) if of_answer is None else wrong(TYPES, of_answer)
+            if of_expected is not None:
+                why = f"the expected answer has a type error itself: {of_expected}"
+                found[place] = unknown(why)
     return found
-
-
-def _surrounded(case: Case, program: str) -> str:
-    parts = (case.check.get("before"), program, case.check.get("after"))
-    return "\n".join(str(part) for part in parts if part) + "\n"
-
-
-def _typed(of_expected: str | None, of_answer: str | None) -> Judgement:
-    if of_expected is not None:
-        return unknown(f"the expected answer has a type error itself: {of_expected}")
-    return right(TYPES) if of_answer is None else wrong(TYPES, of_answer)
 
 
 class JudgeProcess:
@@ -128,32 +119,32 @@ class JudgeProcess:
     def judge(self, case: Case, answer: str, *, domain: str, strict: bool) -> Judgement:
         """The process's judgement; returns whatever happens in the process."""
         asked = {
-            "case": vars(case),
-            "answer": answer,
-            "domain": domain,
-            "strict": strict,
+            **{"case": vars(case), "answer": answer, "domain": domain, "strict": strict},
             "seconds": self._statement_seconds,
         }
-        fault = _request_problem(asked)
-        if fault:
-            return unknown(fault)
-        if self._child is None or self._child.has_ended:
-            self.stop()
-            self._child = self._start()
+        try:
+            size = len(json.dumps(asked))
+        except RecursionError:
+            return unknown("the check of the case is nested too deep")
+        except (TypeError, ValueError) as error:
+            return unknown(f"the check of the case is not JSON: {error}")
+        if size > MAX_CHARACTERS:
+            return unknown(f"the case has {size:,} characters, more than {MAX_CHARACTERS:,}")
+        child = self._running()
         begun, ends_at = False, time.monotonic() + self._seconds
-        self._child.ask(asked)  # if it has ended, the next line notices
-        while True:
-            message = self._child.next(ends_at)
-            if message is None:
-                late = time.monotonic() >= ends_at
-                self.stop()
-                return _failed_judgement(self._seconds if late else None, begun=begun)
+        child.ask(asked)  # if it has ended, the next line notices
+        while message := child.next(ends_at):
             if message.get("begun"):
                 begun = True
             elif "open" in message:
                 self.open = tuple(map(str, message["open"]))
             else:
                 return Judgement(**message)
+        # No judgement: the answer's fault once the case was understood.
+        late = time.monotonic() >= ends_at
+        self.stop()
+        what = f"takes longer than {self._seconds:g} s" if late else "ends the judging process"
+        return wrong("run", f"the answer {what}") if begun else unknown(f"the case itself {what}")
 
     def stop(self) -> None:
         child, self._child = self._child, None
@@ -163,31 +154,15 @@ class JudgeProcess:
         if folder is not None:
             folder.cleanup()
 
-    def _start(self) -> Child:
-        self._folder = tempfile.TemporaryDirectory(prefix="expert-judge-")
-        # -P: nothing is imported from the user's current folder.
-        return Child(
-            [sys.executable, "-P", "-m", "expert.judging.judge_worker"],
-            cwd=Path(self._folder.name),
-            env={"HOME": self._folder.name},
-            clean=True,
-        )
-
-
-def _request_problem(asked: Mapping[str, Any]) -> str:
-    """Why a case is not passed to a judge; "" if it is."""
-    try:
-        size = len(json.dumps(asked))
-    except RecursionError:
-        return "the check of the case is nested too deep"
-    except (TypeError, ValueError) as error:
-        return f"the check of the case is not JSON: {error}"
-    if size > MAX_CHARACTERS:
-        return f"the case has {size:,} characters, more than {MAX_CHARACTERS:,}"
-    return ""
-
-
-def _failed_judgement(seconds: float | None, *, begun: bool) -> Judgement:
-    """For a process that gave no judgement: the answer's fault once the case was understood."""
-    what = f"takes longer than {seconds:g} s" if seconds else "ends the judging process"
-    return wrong("run", f"the answer {what}") if begun else unknown(f"the case itself {what}")
+    def _running(self) -> Child:
+        if self._child is None or self._child.has_ended:
+            self.stop()
+            self._folder = tempfile.TemporaryDirectory(prefix="expert-judge-")
+            # -P: nothing is imported from the user's current folder.
+            self._child = Child(
+                [sys.executable, "-P", "-m", "expert.judging.judge_worker"],
+                cwd=Path(self._folder.name),
+                env={"HOME": self._folder.name},
+                clean=True,
+            )
+        return self._child

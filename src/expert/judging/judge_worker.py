@@ -30,20 +30,15 @@ def main() -> None:
     _send(answers, {"open": confine(python_folders())})
     for line in sys.stdin:
         restart_cpu_limit()
-        asked = json.loads(line)
-        _answer(asked, answers)
+        found = asdict(_judged(json.loads(line), answers))
+        _send(answers, {**found, "reason": found["reason"][:LONGEST_REASON]})
 
 
-def _answer(asked: dict[str, Any], answers: IO[str]) -> None:
-    turns = tuple((role, text) for role, text in asked["case"].pop("turns"))
-    case = Case(turns=turns, **asked["case"])
-    found = asdict(_judged(asked, case, answers))
-    _send(answers, {**found, "reason": found["reason"][:LONGEST_REASON]})
-
-
-def _judged(asked: dict[str, Any], case: Case, answers: IO[str]) -> Judgement:
+def _judged(asked: dict[str, Any], answers: IO[str]) -> Judgement:
     """The oracle's judgement. A check is any JSON and an answer any text: whatever they break
     affects this case alone, and once the case is understood it is the answer's fault."""
+    turns = tuple((role, text) for role, text in asked["case"].pop("turns"))
+    case = Case(turns=turns, **asked["case"])
     begun = False
 
     def begin() -> None:

@@ -52,8 +52,8 @@ from expert.judging.gate import (
 )
 from expert.judging.judge_command import Scored, score_all
 from expert.judging.judge_pool import judge_all
-from expert.judging.oracles.open_text import OPEN_KIND
 from expert.judging.oracles.oracle import Judgement, wrong
+from expert.judging.oracles.text import OPEN_KIND
 from expert.judging.score import Comparison, compare
 from expert.run.stored.choose_checkpoint import BASE, Choice, choose, states
 from expert.run.stored.load import base_warning, read_plan

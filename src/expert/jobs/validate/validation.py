@@ -13,8 +13,8 @@ from expert.core.text import counted
 from expert.jobs.validate.saved_verdict import ENOUGH_CASES
 from expert.judging.gate import MIN_NEW_CASES, Gate, ModelResult, Scores, gate_score
 from expert.judging.judge_command import JUDGE
-from expert.judging.oracles.open_text import OPEN_KIND
 from expert.judging.oracles.oracle import Judgement, missing_packages
+from expert.judging.oracles.text import OPEN_KIND
 from expert.judging.oracles.typecheck import find_tsc
 from expert.judging.score import Comparison, Score, score_of
 

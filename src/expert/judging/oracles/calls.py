@@ -16,7 +16,14 @@ from expert.judging.answers import DoesNotParse, short
 from expert.judging.cases import Case
 from expert.judging.oracles import text
 from expert.judging.oracles.json_values import difference, parse
-from expert.judging.oracles.oracle import Judgement, JudgeOptions, right, unknown, wrong
+from expert.judging.oracles.oracle import (
+    Judgement,
+    JudgeOptions,
+    expected_part,
+    right,
+    unknown,
+    wrong,
+)
 
 CALLS = "calls"
 UNREADABLE_CALLS = (
@@ -29,7 +36,7 @@ Call = tuple[str, Any]
 """A function and its arguments."""
 
 
-class NotACall(Exception):
+class NotACall(DoesNotParse):
     """Text marked as a call that is not one; the message says why."""
 
 
@@ -50,17 +57,12 @@ def judge(case: Case, answer: str, how: JudgeOptions) -> Judgement:
     `calls` they are read from the expected answer; if it has none, answers are compared as text."""
     marks = CallMarks(**case.check.get("marks") or {})
     given = case.check.get("calls")
-    try:
+    with expected_part("the expected answer: "):
         wanted = _calls_of_check(given) if given else calls_in(case.expected, marks)
-    except (NotACall, DoesNotParse) as fault:
-        return unknown(f"the expected answer: {fault}")
     if given and not _writes(wanted, case.expected, marks):
         return unknown(UNREADABLE_CALLS)
     how.begin()
-    try:
-        found = calls_in(answer, marks)
-    except NotACall as fault:
-        return wrong("parse", str(fault))
+    found = calls_in(answer, marks)
     if not wanted and not found:
         return text.judge(case, answer, JudgeOptions(strict=how.strict))
     place = _difference(wanted, found)

@@ -10,17 +10,17 @@ mark or escape cannot mean something else to it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import groupby
 from typing import Any
 
 from expert.judging.answers import DoesNotParse, check_parseable, short
 from expert.judging.oracles.oracle import import_optional
 
 WRITING = frozenset({"CREATE", "DELETE", "DETACH", "MERGE", "REMOVE", "SET", "DROP", "ADD"})
-_SPACE = frozenset({"SP", "WHITESPACE"})
-_COMMENT = frozenset({"Comment", "COMMENT"})
+_BLANK = frozenset({"SP", "WHITESPACE", "Comment", "COMMENT"})
 _STRINGS = frozenset({"STRING_LITERAL", "CHAR_LITERAL"})
 _REFUSED_RULES = {
     "standaloneCall": "CALL",
@@ -61,13 +61,17 @@ FUNCTIONS = frozenset(
 """Functions that work on values. The database itself refuses those it lacks."""
 
 _TABLES = (["CREATE", "NODE", "TABLE"], ["CREATE", "REL", "TABLE"])
+_TABLE_BODY = re.compile(r"n\((?:[nd(),\[\]]|D[+-]?[dl])*\)")
+_LETTERS = {
+    **dict.fromkeys(("Integer", "DIGIT"), "d"),
+    **dict.fromkeys((*_STRINGS, "FLOAT", "TRUE", "FALSE", "NULL_W"), "l"),
+    "ESC_LITERAL": "n",
+}
+_ESCAPES = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
+_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
 
 Token = tuple[str, str]
 """(kind, text)."""
-
-
-class _AmbiguousToken(Exception):
-    """A token that another lexer might read differently."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,12 +84,8 @@ class ParsedQuery:
     """Why it may not run; "" if it may."""
 
     @property
-    def kinds(self) -> set[str]:
-        return {kind for kind, _ in self.tokens}
-
-    @property
     def reads(self) -> bool:
-        return not self.kinds & WRITING
+        return WRITING.isdisjoint(kind for kind, _ in self.tokens)
 
     @property
     def ordered(self) -> bool:
@@ -96,7 +96,7 @@ class ParsedQuery:
 
     def canonical(self) -> tuple[str, ...]:
         """Equal for queries that differ only in whitespace and keyword case."""
-        words = ("ID", "ESC_LITERAL", "STRING_LITERAL", "CHAR_LITERAL")
+        words = ("ID", "ESC_LITERAL", *_STRINGS)
         return tuple(text if kind in words else text.upper() for kind, text in self.tokens)
 
 
@@ -105,170 +105,121 @@ def parse(text: str) -> ParsedQuery:
     build a graph is `refused`: it can be compared but not run."""
     check_parseable(text)
     # SLL prediction is several times faster; if it fails, full LL decides.
-    modes = import_optional("antlr4.atn.PredictionMode").PredictionMode
-    for mode in (modes.SLL, modes.LL):
-        tree, tokens, complaint = _parsed(text, mode)
+    for mode in ("SLL", "LL"):
+        tree, tokens, complaint = _read(text, mode)
         if not complaint:
-            break
-    else:
-        raise DoesNotParse(f"does not parse: {complaint}")
-    return _statement([token for token in tokens if token[0] != "SEMI"], _forbidden_part(tree))
+            return _statement([each for each in tokens if each[0] != "SEMI"], _forbidden_part(tree))
+    raise DoesNotParse(f"does not parse: {complaint}")
 
 
 @lru_cache(maxsize=256)
 def setup_statements(text: str) -> tuple[ParsedQuery, ...]:
     """The statements of a setup: tables and what fills them; DoesNotParse for any other."""
     check_parseable(text, "the statement")
+    _, tokens, complaint = _read(text)
+    if complaint:
+        raise DoesNotParse(f"does not parse: {complaint}")
     found = []
-    for part in _split(_lexed(text)):
-        words = [token for token in part if token[0] not in _SPACE | _COMMENT]
-        if not words:
+    for is_end, group in groupby(tokens, key=lambda token: token[0] == "SEMI"):
+        part = list(group)
+        words = [token for token in part if token[0] not in _BLANK]
+        if is_end or not words:
             continue
-        found.append(_setup_statement(part, words))
+        try:
+            if [word.upper() for _, word in words[:3]] in _TABLES:
+                _check_table(words)
+                query = _statement(part)
+            else:
+                query = parse("".join(word for _, word in part))
+            why = query.refused
+        except DoesNotParse as fault:
+            why = str(fault)
+        if why:
+            begins = short(" ".join(word for _, word in words[:3]))
+            raise DoesNotParse(
+                f"{begins}: not allowed in a setup, which builds a graph by CREATE NODE TABLE, "
+                f"CREATE REL TABLE, CREATE, MERGE and clauses around them: {why[:160]}"
+            )
+        found.append(query)
     return tuple(found)
 
 
-def _setup_statement(part: Sequence[Token], words: Sequence[Token]) -> ParsedQuery:
-    try:
-        if [word.upper() for _, word in words[:3]] in _TABLES:
-            _check_table(words)
-            found = _statement(part)
-        else:
-            found = parse("".join(word for _, word in part))
-        why = found.refused
-    except DoesNotParse as fault:
-        why = str(fault)
-    if why:
-        begins = short(" ".join(word for _, word in words[:3]))
-        raise DoesNotParse(
-            f"{begins}: not allowed in a setup, which builds a graph by CREATE NODE TABLE, "
-            f"CREATE REL TABLE, CREATE, MERGE and clauses around them: {why[:160]}"
-        )
-    return found
+def _read(text: str, mode: str = "") -> tuple[Any, list[Token], str]:
+    """The tree of a text, its tokens with whitespace and comments, and the first syntax error.
+    Without a prediction mode it is only split into tokens."""
+    antlr, cypher = import_optional("antlr4"), import_optional("antlr4_cypher")
+    base: Any = import_optional("antlr4.error.ErrorListener").ErrorListener
+    faults: list[str] = []
+
+    class KeepFaults(base):  # type: ignore[misc, valid-type, unused-ignore]
+        """By default the parser prints syntax errors."""
+
+        def syntaxError(
+            self, recognizer: Any, symbol: Any, line: int, column: int, message: str, error: Any
+        ) -> None:
+            faults.append(f"line {line}, column {column + 1}: {message[:120]}")
+
+    lexer = cypher.CypherLexer(antlr.InputStream(text))
+    stream = antlr.CommonTokenStream(lexer)
+    parser = cypher.CypherParser(stream)
+    for each in (lexer, parser):
+        each.removeErrorListeners()
+        each.addErrorListener(KeepFaults())
+    tree = None
+    if mode:
+        modes = import_optional("antlr4.atn.PredictionMode").PredictionMode
+        parser._interp.predictionMode = getattr(modes, mode)
+        try:
+            tree = parser.script()
+        except RecursionError:
+            return None, [], "it is nested too deep"
+    else:
+        stream.fill()
+    names = cypher.CypherLexer.symbolicNames
+    tokens = [(names[token.type], token.text) for token in stream.tokens if token.type > 0]
+    return tree, tokens, faults[0] if faults else ""
 
 
 def _statement(tokens: Sequence[Token], refused: str = "") -> ParsedQuery:
     safe = ""
     if not refused:
         try:
-            safe = "".join(_rewritten(token) for token in tokens)
-        except _AmbiguousToken as why:
+            safe = "".join(map(_rewritten, tokens))
+        except ValueError as why:
             refused = str(why)
-    blank = _SPACE | _COMMENT
-    kept = tuple(token for token in tokens if token[0] not in blank)
+    kept = tuple(token for token in tokens if token[0] not in _BLANK)
     return ParsedQuery(tokens=kept, safe=safe, refused=refused)
 
 
 def _rewritten(token: Token) -> str:
     """A token that every lexer reads alike: strings without quotation marks, backslashes or
-    newlines inside, no comments."""
+    newlines inside, no comments. ValueError if another lexer might read it differently."""
     kind, text = token
-    if kind in _COMMENT or kind in _SPACE:
+    if kind in _BLANK:
         return " "
     if kind == "ID" and not re.fullmatch(r"\w+", text):
         # The grammar takes some spaces for letters, U+00A0 among them; the database does not.
-        raise _AmbiguousToken(
-            f"the name {text[:40]!r} has a character that is not a letter or a digit"
-        )
-    if kind == "ESC_LITERAL":
-        if re.search(r"[`\\\x00-\x1f]", text[1:-1]):
-            raise _AmbiguousToken(
-                f"the name {text[:40]} has a quotation mark or a control character"
-            )
+        raise ValueError(f"the name {text[:40]!r} has a character that is not a letter or a digit")
+    if kind == "ESC_LITERAL" and re.search(r"[`\\\x00-\x1f]", text[1:-1]):
+        raise ValueError(f"the name {text[:40]} has a quotation mark or a control character")
+    if kind not in _STRINGS:
         return text
-    if kind in _STRINGS:
-        return "'" + "".join(_escaped(letter) for letter in _value(text)) + "'"
-    return text
 
-
-def _escaped(letter: str) -> str:
-    if letter.isalnum() or letter in " _-.,:;/+*=()[]{}<>@#%&!?|^~$":
-        return letter
-    code = ord(letter)
-    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
-
-
-_ESCAPES = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
-_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
-
-
-def _value(literal: str) -> str:
-    """The value of a string literal."""
-
-    def one(found: re.Match[str]) -> str:
+    def character(found: re.Match[str]) -> str:
         code = found[1] or found[2]
-        if code:
-            number = int(code, 16)
-            if number > 0x10FFFF or 0xD800 <= number <= 0xDFFF:
-                raise _AmbiguousToken(f"{found[0]} is not a character")
-            return chr(number)
-        return _ESCAPES.get(found[3], found[3])
+        if not code:
+            return _ESCAPES.get(found[3], found[3])
+        number = int(code, 16)
+        if number > 0x10FFFF or 0xD800 <= number <= 0xDFFF:
+            raise ValueError(f"{found[0]} is not a character")
+        return chr(number)
 
-    return _ESCAPE.sub(one, literal[1:-1])
+    def escaped(letter: str) -> str:
+        if letter.isalnum() or letter in " _-.,:;/+*=()[]{}<>@#%&!?|^~$":
+            return letter
+        return f"\\u{ord(letter):04x}" if ord(letter) < 0x10000 else f"\\U{ord(letter):08x}"
 
-
-def _split(tokens: Sequence[Token]) -> Iterator[list[Token]]:
-    """Statement by statement; a semicolon inside a string is not a token."""
-    part: list[Token] = []
-    for token in tokens:
-        if token[0] == "SEMI":
-            yield part
-            part = []
-        else:
-            part.append(token)
-    yield part
-
-
-def _lexed(text: str) -> list[Token]:
-    """The tokens of a text, including whitespace and comments."""
-    stream, listener = _stream(text)
-    stream.fill()
-    if listener.first:
-        raise DoesNotParse(f"does not parse: {listener.first}")
-    return _named(stream)
-
-
-def _stream(text: str) -> tuple[Any, Any]:
-    """The token stream of a text, and its error listener."""
-    antlr, listener = import_optional("antlr4"), _listener()
-    lexer = import_optional("antlr4_cypher").CypherLexer(antlr.InputStream(text))
-    lexer.removeErrorListeners()
-    lexer.addErrorListener(listener)
-    return antlr.CommonTokenStream(lexer), listener
-
-
-def _named(stream: Any) -> list[Token]:
-    names = import_optional("antlr4_cypher").CypherLexer.symbolicNames
-    return [(names[token.type], token.text) for token in stream.tokens if token.type > 0]
-
-
-def _parsed(text: str, mode: Any) -> tuple[Any, list[Token], str]:
-    """The tree of a text, its tokens, and the first syntax error."""
-    stream, listener = _stream(text)
-    parser = import_optional("antlr4_cypher").CypherParser(stream)
-    parser._interp.predictionMode = mode
-    parser.removeErrorListeners()
-    parser.addErrorListener(listener)
-    try:
-        tree = parser.script()
-    except RecursionError:
-        return None, [], "it is nested too deep"
-    return tree, _named(stream), str(listener.first)
-
-
-def _listener() -> Any:
-    """Keeps the first syntax error; by default the parser prints all of them."""
-    base: Any = import_optional("antlr4.error.ErrorListener").ErrorListener
-
-    class FirstFault(base):  # type: ignore[misc, valid-type, unused-ignore]
-        first = ""
-
-        def syntaxError(
-            self, recognizer: Any, symbol: Any, line: int, column: int, message: str, error: Any
-        ) -> None:
-            self.first = self.first or f"line {line}, column {column + 1}: {message[:120]}"
-
-    return FirstFault()
+    return f"'{''.join(map(escaped, _ESCAPE.sub(character, text[1:-1])))}'"
 
 
 def _forbidden_part(tree: Any) -> str:
@@ -290,14 +241,6 @@ def _forbidden_part(tree: Any) -> str:
     return ""
 
 
-_BODY = re.compile(r"n\((?:[nd(),\[\]]|D[+-]?[dl])*\)")
-_LETTERS = {
-    **dict.fromkeys(("Integer", "DIGIT"), "d"),
-    **dict.fromkeys((*_STRINGS, "FLOAT", "TRUE", "FALSE", "NULL_W"), "l"),
-    "ESC_LITERAL": "n",
-}
-
-
 def _check_table(words: Sequence[Token]) -> None:
     """Raise unless this is a table definition of Ladybug's dialect and nothing more:
 
@@ -309,18 +252,17 @@ def _check_table(words: Sequence[Token]) -> None:
     text that could name a file, no call. Nothing may follow: AS reads rows from a file, and WITH
     names a storage. The database refuses the rest.
     """
+
+    def letter(kind: str, text: str) -> str:
+        if kind in _LETTERS or text in "(),[]+-":
+            return _LETTERS.get(kind, text)
+        name = re.fullmatch(r"[^\W\d]\w*", text)
+        return "D" if text.upper() == "DEFAULT" else "n" if name else "?"
+
     upper = [word.upper() for _, word in words]
     at = 3 + (upper[1] == "REL" and upper[3:4] == ["GROUP"] and upper[4:5] != ["("])
     at += 3 * (upper[at : at + 3] == ["IF", "NOT", "EXISTS"])
-    shape = "".join(map(_letter, words[at:]))
+    shape = "".join(letter(*word) for word in words[at:])
     inside = [shape[:end].count("(") - shape[:end].count(")") for end in range(2, len(shape))]
-    if not _BODY.fullmatch(shape) or shape.count("(") != shape.count(")") or 0 in inside:
+    if not _TABLE_BODY.fullmatch(shape) or shape.count("(") != shape.count(")") or 0 in inside:
         raise DoesNotParse("a table has a name, columns with types, and literals as defaults")
-
-
-def _letter(token: Token) -> str:
-    kind, text = token
-    if kind in _LETTERS or text in "(),[]+-":
-        return _LETTERS.get(kind, text)
-    name = re.fullmatch(r"[^\W\d]\w*", text)
-    return "D" if text.upper() == "DEFAULT" else "n" if name else "?"

@@ -16,6 +16,7 @@ from expert.judging.oracles.oracle import (
     Judgement,
     JudgeOptions,
     NoOracle,
+    expected_part,
     import_optional,
     right,
     unknown,
@@ -32,13 +33,9 @@ def judge(case: Case, answer: str, how: JudgeOptions) -> Judgement:
     schema)."""
     schema = case.check.get("schema")
     equals = bool(case.check.get("equals", schema is None))
-    try:
+    with expected_part("the expected answer is not JSON: "):
         expected = parse(case.expected) if equals else None
-        validator = _validator(schema, how.seconds) if schema is not None else None
-    except DoesNotParse as fault:
-        return unknown(f"the expected answer is not JSON: {fault}")
-    except NoOracle as none:
-        return unknown(str(none))
+    validator = _validator(schema, how.seconds) if schema is not None else None
     how.begin()
     try:
         value = parse(how.inside(answer))
@@ -97,10 +94,10 @@ def difference(expected: Any, value: Any, path: str = "$") -> str | None:
         missing = [key for key in expected if key not in value]
         more = [key for key in value if key not in expected]
         if missing or more:
-            what = (
+            key = (
                 f"without the key {missing[0]!r}" if missing else f"with the extra key {more[0]!r}"
             )
-            return f"{path}: an object {short(what)}"
+            return f"{path}: an object {short(key)}"
         found = (difference(expected[k], value[k], f"{path}.{short(k)}") for k in expected)
         return next((place for place in found if place is not None), None)
     if isinstance(expected, list):
@@ -111,7 +108,10 @@ def difference(expected: Any, value: Any, path: str = "$") -> str | None:
         return next((place for place in found if place is not None), None)
     if expected == value:
         return None
-    return f"{path}: {_shown(value)} instead of {_shown(expected)}"
+    shown, wanted = (
+        short(json.dumps(each, ensure_ascii=False, default=str)) for each in (value, expected)
+    )
+    return f"{path}: {shown} instead of {wanted}"
 
 
 def _kind(value: Any) -> str:
@@ -132,13 +132,10 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _number(text: str) -> Decimal:
-    try:
-        found = Decimal(text)
-    except DecimalException:
-        raise ValueError(f"the number {short(text)} is out of range") from None
-    if not found.is_finite():
-        raise ValueError(f"the number {short(text)} is out of range")
-    return found
+    with contextlib.suppress(DecimalException):
+        if (found := Decimal(text)).is_finite():
+            return found
+    raise ValueError(f"the number {short(text)} is out of range")
 
 
 def _refuse(name: str) -> Any:
@@ -154,9 +151,8 @@ def _validator(schema: Any, seconds: float) -> Any:
         with _in_time(seconds):
             kind.check_schema(schema)
     except jsonschema.SchemaError as error:
-        raise NoOracle(
-            f"the schema of the case is not a JSON Schema: {short(error.message)}"
-        ) from None
+        why = f"the schema of the case is not a JSON Schema: {short(error.message)}"
+        raise NoOracle(why) from None
     except (_TooLong, RecursionError, OverflowError):
         raise NoOracle("the schema of the case is too large or nested too deep") from None
     # An empty registry: no reference in the schema is fetched.
@@ -165,11 +161,7 @@ def _validator(schema: Any, seconds: float) -> Any:
 
 @contextlib.contextmanager
 def _in_time(seconds: float) -> Iterator[None]:
-    """Raise _TooLong after this many seconds where the system has interval timers; elsewhere the
-    parent ends the process later."""
-    if not hasattr(signal, "setitimer"):
-        yield
-        return
+    """Raise _TooLong after this many seconds."""
 
     def late(*_: object) -> None:
         raise _TooLong
@@ -192,7 +184,3 @@ def _without_decimals(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_decimals(entry) for key, entry in value.items()}
     return value
-
-
-def _shown(value: Any) -> str:
-    return short(json.dumps(value, ensure_ascii=False, default=str))

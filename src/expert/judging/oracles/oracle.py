@@ -1,19 +1,21 @@
 """What all oracles share: each judges one answer by one case.
 
-Each file here has a function `judge(case, answer, how)`; `oracle_for` finds it by domain.
+Each file here has a function `judge(case, answer, how)`; `oracle_for` finds it by domain. It may
+raise NoOracle, and DoesNotParse for the answer.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from expert.core.errors import ExpertError
 from expert.core.install import pip_install
-from expert.judging.answers import unfenced
+from expert.judging.answers import DoesNotParse, unfenced
 from expert.judging.cases import Case
 from expert.judging.domain import JUDGES
 
@@ -61,8 +63,28 @@ def oracle_for(domain: str) -> Oracle:
     """The oracle of a domain; UnknownDomain if there is none."""
     if domain not in JUDGES:
         raise UnknownDomain(f"--domain {domain}: is not known  (known: {', '.join(JUDGES)})")
-    module = importlib.import_module(f"expert.judging.oracles.{JUDGES[domain].file}")
-    return cast(Oracle, module.judge)
+    kind = JUDGES[domain]
+    module = importlib.import_module(f"expert.judging.oracles.{kind.file}")
+    judge: Oracle = getattr(module, kind.function)
+
+    def judged(case: Case, answer: str, how: JudgeOptions) -> Judgement:
+        try:
+            return judge(case, answer, how)
+        except NoOracle as fault:
+            return unknown(str(fault))
+        except DoesNotParse as fault:
+            return wrong("parse", str(fault))
+
+    return judged
+
+
+@contextmanager
+def expected_part(what: str) -> Iterator[None]:
+    """Where an expected answer is parsed: if it does not parse, the case has no oracle."""
+    try:
+        yield
+    except DoesNotParse as fault:
+        raise NoOracle(f"{what}{fault}") from None
 
 
 def missing_packages(domain: str) -> list[str]:

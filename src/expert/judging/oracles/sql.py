@@ -13,6 +13,7 @@ from expert.judging.oracles.oracle import (
     Judgement,
     JudgeOptions,
     NoOracle,
+    expected_part,
     import_optional,
     right,
     unknown,
@@ -47,13 +48,9 @@ def judge(case: Case, answer: str, how: JudgeOptions) -> Judgement:
     queries are not SQLite's. Without a setup, the CREATE TABLE statements of the prompt are used.
     If no table has a row, rows are made around the values of the expected query."""
     dialect = str(case.check.get("dialect") or "sqlite")
-    try:
+    with expected_part("the expected query: "):
         wanted = parse(case.expected, dialect)
-        setup = setup_of(case)
-    except DoesNotParse as fault:
-        return unknown(f"the expected query: {fault}")
-    except NoOracle as fault:
-        return unknown(str(fault))
+    setup = setup_of(case)
     query = _for_sqlite(wanted, case.expected, dialect)
     expected, none = [], ""
     try:
@@ -61,10 +58,7 @@ def judge(case: Case, answer: str, how: JudgeOptions) -> Judgement:
     except NoOracle as fault:
         none = str(fault)
     how.begin()
-    try:
-        found = parse(how.inside(answer), dialect)
-    except DoesNotParse as fault:
-        return wrong("parse", str(fault))
+    found = parse(how.inside(answer), dialect)
     if _canonical(found) == _canonical(wanted):
         return right("equal")
     if not expected:

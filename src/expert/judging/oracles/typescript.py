@@ -16,7 +16,7 @@ from expert.judging.cases import Case
 from expert.judging.oracles.oracle import (
     Judgement,
     JudgeOptions,
-    NoOracle,
+    expected_part,
     import_optional,
     right,
     unknown,
@@ -26,7 +26,7 @@ from expert.judging.oracles.oracle import (
 TYPES = "types"
 """Kind of a judgement that the compiler may still make."""
 _BETWEEN = frozenset({";", ","})
-_CLOSING = frozenset({"}", ")", "]", ">", "|}"})
+_ENDS: list[list[str]] = [[], ["}"], [")"], ["]"], [">"], ["|}"]]
 _MEMBERS = frozenset({"object_type", "interface_body"})
 """Where either of those, or a newline, may separate members."""
 
@@ -35,18 +35,10 @@ def judge(case: Case, answer: str, how: JudgeOptions) -> Judgement:
     """`check` of a case: `equals` (true by default), `tsx`, and for the compiler `before` and
     `after`, TypeScript around the answer that uses its declarations."""
     tsx = bool(case.check.get("tsx"))
-    try:
+    with expected_part("the expected answer: "):
         wanted = tokens(case.expected, tsx=tsx)
-    except NoOracle as fault:
-        return unknown(str(fault))
-    except DoesNotParse as fault:
-        return unknown(f"the expected answer: {fault}")
     how.begin()
-    try:
-        found = tokens(how.inside(answer), tsx=tsx)
-    except DoesNotParse as fault:
-        return wrong("parse", str(fault))
-    if found == wanted:
+    if tokens(how.inside(answer), tsx=tsx) == wanted:
         return right("equal")
     if case.check.get("equals", True):
         return wrong("equal", "the program differs from the expected one")
@@ -71,7 +63,13 @@ def tokens(text: str, *, tsx: bool = False) -> list[str]:
     check_parseable(text)
     tree = _tree(text, tsx=tsx)
     if tree.root_node.has_error:
-        raise DoesNotParse(f"does not parse{_place_of_error(tree)}")
+        wrong_part = (node for node in _nodes(tree) if node.is_error or node.is_missing)
+        what = ""
+        if node := next(wrong_part, None):
+            fault = f"{node.type} is missing" if node.is_missing else "this is not TypeScript"
+            row, column = node.start_point
+            what = f": line {row + 1}, column {column + 1}: {fault}"
+        raise DoesNotParse(f"does not parse{what}")
     words = list(_words(tree))
     return [
         word
@@ -88,14 +86,14 @@ def external_reference(text: str, *, tsx: bool = False) -> str:
         said = node.text.decode("utf-8", "replace") if node.child_count == 0 else ""
         if node.type == "comment" and _DIRECTIVE.match(said):
             return f"names another file: {said[:60]}"
-        if said == "global" and node.parent is not None and node.parent.type == _AMBIENT:
+        above = node.parent.type if node.parent is not None else ""
+        if said == "global" and above == "ambient_declaration":
             return "changes what all programs share: declare global"
         if node.type == "string" and _is_path(node):
             return f"imports another file: {node.text.decode('utf-8', 'replace')[:60]}"
     return ""
 
 
-_AMBIENT = "ambient_declaration"
 _DIRECTIVE = re.compile(r"\s*///\s*<\s*(reference|amd)", re.IGNORECASE)
 _IMPORTING = frozenset({"import_statement", "export_statement", "import_require_clause", "module"})
 
@@ -115,9 +113,6 @@ def _is_path(node: Any) -> bool:
             return True
         above = above.parent
     return False
-
-
-_ENDS: list[list[str]] = [[], *([closing] for closing in sorted(_CLOSING))]
 
 
 def _tree(text: str, *, tsx: bool) -> Any:
@@ -152,12 +147,3 @@ def _words(tree: Any) -> Iterator[str]:
             continue
         if text:
             yield '"' if text == "'" and above == "string" else text
-
-
-def _place_of_error(tree: Any) -> str:
-    for node in _nodes(tree):
-        if node.is_error or node.is_missing:
-            row, column = node.start_point
-            what = f"{node.type} is missing" if node.is_missing else "this is not TypeScript"
-            return f": line {row + 1}, column {column + 1}: {what}"
-    return ""
