@@ -24,7 +24,6 @@ from expert.jobs.pretokenize import manifests_below
 from expert.manifest.reader import read_manifest
 from expert.run.open import as_packed, open_run, plan, prepare
 from tests.data.tokenizers import model_folder, small_tokenizer
-from tests.each import each
 from tests.planning.planning import gpu, machine
 
 ROWS = [
@@ -67,33 +66,6 @@ def texts_of(data: PreparedData, name: str) -> list[str]:
             ids = store.tokens(document)[start:stop].tolist()
             found.append(tokenizer.decode(ids, skip_special_tokens=False))
     return found
-
-
-@each(
-    ("row", "reused"),
-    [
-        ({"messages": TALK, "tools": [{"name": "f", "parameters": {"type": "object"}}]}, True),
-        ({"messages": TALK, "tools": [{"name": "f", "input_schema": {"type": "object"}}]}, False),
-        ({"instruction": "Go.", "input": "", "output": "Done."}, True),
-        ({"instruction": "Go.", "input": [], "output": "Done."}, False),
-        ({"messages": TALK, "system": {}}, False),
-    ],
-)
-def test_tokens_of_rows_that_earlier_versions_read_differently_are_not_reused(
-    row, reused, tmp_path, monkeypatch
-):
-    file = an_expert(tmp_path, max_seq_length=512)
-    filled = {"instruction": "Go.", "input": "x", "output": "Done."} if "output" in row else row
-    named = filled | ({"system": "Be brief."} if "system" in row else {})
-    (tmp_path / "train.jsonl").write_text(lines([named, row, row, row]), encoding="utf-8")
-    with monkeypatch.context() as earlier:
-        earlier.setattr("expert.data.pipeline.was_read_differently", lambda *given: False)
-        before = prepare(file).train.folders[0]
-    for memory in tmp_path.rglob(".texts.json"):
-        memory.unlink()  # an earlier version did not look
-    now = prepare(file)
-    assert (now.train.folders[0].key == before.key) == reused
-    assert not any("input_schema" in text for text in texts_of(now, "train"))
 
 
 def test_rows_are_not_read_again_while_their_files_are_the_same(tmp_path, monkeypatch):

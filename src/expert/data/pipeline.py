@@ -26,7 +26,7 @@ from expert.data.examples.cached_results import (
 from expert.data.examples.checks import RowFilter
 from expert.data.examples.column_survey import ColumnSurvey
 from expert.data.examples.columns import Columns, detect_source_columns
-from expert.data.examples.formats import example_of, was_read_differently
+from expert.data.examples.formats import example_of
 from expert.data.examples.messages import has_other_system_text
 from expert.data.examples.text_warnings import TextWarnings
 from expert.data.named_sources import (
@@ -299,20 +299,7 @@ def _columns_in(line: DataPipeline, source: Source) -> tuple[Columns, ColumnSurv
     if not seen.rows:
         first_row(source)  # raises with the reason
     columns = detect_source_columns(seen, line.spec)
-    # A stream keeps no tokens, and the first row of a text may be all of it.
-    if not streamed and (columns.tools or columns.input or columns.system):
-        as_read = f"how older versions read the first rows of {columns}"
-        looked_at = partial(_read_anew, source, columns)
-        beside = line.cache.beside
-        anew = cached_warnings(source, beside, as_read, looked_at, keep=keep, waits=line.waits)
-        columns = replace(columns, read_anew=bool(anew))
     return columns, seen
-
-
-def _read_anew(source: Source, columns: Columns) -> list[str]:
-    """Where the first row is that older versions read differently, if there is one."""
-    rows = (row for row in islice(iterate(source), FIRST_ROWS) if isinstance(row, Row))
-    return [row.place for row in rows if was_read_differently(row.values, columns)][:1]
 
 
 def _formatter(

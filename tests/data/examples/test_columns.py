@@ -305,12 +305,3 @@ def test_a_mapped_column_that_the_first_window_of_a_stream_lacks_may_come_later(
     assert detect_columns(seen, DatasetSpec(field_mapping=mapping)).input == "context"
     with pytest.raises(DataError, match="no column 'reply'"):
         detect_columns(seen, DatasetSpec(field_mapping=FieldMapping(response="reply")))
-
-
-@each("answer", [{"a": 1}, [1], {"role": "assistant", "content": "A"}])
-def test_tokens_of_answers_that_were_trained_on_as_json_text_are_not_used_again(answer):
-    """The columns decide whether prepared tokens are used."""
-    plain = {"prompt": "Q", "completion": "A"}
-    assert "structured" not in str(understand(list(plain), plain))
-    rows = {**plain, "completion": answer}
-    assert "structured=True" in str(understand(list(rows), rows))

@@ -174,20 +174,6 @@ def test_fields_that_are_not_read_are_known():
     assert unused_fields([{"role": "user", "name": None, "content": "Q", "refusal": None}]) == []
 
 
-def test_tokens_of_an_earlier_message_format_are_not_reused():
-    assert str(MESSAGES) == (
-        "Columns(kind='messages', instruction='', input='', response='', system='', text='', "
-        "messages='messages', read=4)"
-    )
-    asked = [{"prompt": TALK[:1], "completion": TALK[1:]}]
-    assert str(detect_columns(ColumnSurvey.of(asked))).endswith("read=5)")
-    row = {"instruction": "a", "output": "b"}
-    assert str(understand(list(row), row)) == (
-        "Columns(kind='instruction', instruction='instruction', input='', response='output', "
-        "system='', text='', messages='')"
-    )
-
-
 def test_tools_and_a_history_that_later_rows_have_are_read():
     rows: list[dict[str, Any]] = [{"messages": TALK}]
     rows.append({**rows[0], "tools": [{"name": "add"}]})

@@ -10,7 +10,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from expert.data.read import json_rows
 from expert.data.read.rows import read_rows
 from expert.data.read.streams import MAX_ROW_BYTES, RAW_CHARACTERS
 from expert.data.records import BadRow, Row
@@ -258,18 +257,6 @@ def test_a_broken_row_of_an_array_is_a_bad_row_with_file_and_line(fault, wrapper
         (2, {"n": 1}),
         (5, {"n": ']}"['}),
     ]
-
-
-@each("block", [1, 2, 7, 64])
-def test_the_edge_of_a_block_changes_nothing(block, monkeypatch, tmp_path):
-    rows = [{"a": 'q"\\"]}é😀', "b": [{"c": 12}, []]}, {"n": 1}, {"a": "\\"}, {"é": -1.5e3}]
-    text = json.dumps(rows, ensure_ascii=False)
-    path = written(tmp_path, "rows.json", f" {text[:-1]} , 12 , nul ]\n ")
-    whole = outline(path)
-    assert [values for _, values in whole[:4]] == rows
-    assert len(whole) == 6
-    monkeypatch.setattr(json_rows, "_BLOCK_BYTES", block)
-    assert outline(path) == whole
 
 
 @each(

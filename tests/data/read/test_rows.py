@@ -119,14 +119,13 @@ def peak_bytes(work: Callable[[], object]) -> int:
     "name",
     [
         "a.jsonl.gz",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("a.csv.gz", "a.json.gz")),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("a.csv.gz",)),
     ],
 )
 def test_a_line_of_50_mb_is_passed_over_in_bounded_memory(name, tmp_path):
     start, end = {
         "a.jsonl.gz": (b'{"a": "', b'"}\n{"a": "x"}\n'),
         "a.csv.gz": (b"a\n", b"\nx\n"),
-        "a.json.gz": (b'[{"a": "', b'"},\n{"a": "x"}]'),
     }[name]
     with gzip.open(tmp_path / name, "wb", compresslevel=1) as stream:
         stream.write(start)
@@ -134,8 +133,7 @@ def test_a_line_of_50_mb_is_passed_over_in_bounded_memory(name, tmp_path):
             stream.write(b"y" * 1_000_000)
         stream.write(end)
     found: list[Row | BadRow] = []
-    # Measured peaks: 10.3 MB for lines and CSV, 21.6 MB for an array, whose window holds up to
-    # twice the limit and, at the moment it grows, its old text beside the new one.
+    # Measured peak: 10.3 MB.
     rows = read_rows(tmp_path / name, max_unpacked=10**9)
     assert peak_bytes(lambda: found.extend(rows)) < 30_000_000
     bad, row = found
@@ -145,7 +143,7 @@ def test_a_line_of_50_mb_is_passed_over_in_bounded_memory(name, tmp_path):
     assert row.values == {"a": "x"}
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.parquet", "a.arrow"])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.parquet", "a.arrow"])
 def test_memory_does_not_grow_with_the_rows(name, tmp_path):
     small = peak_while_reading(tmp_path, name, 500)
     large = peak_while_reading(tmp_path, name, 3_500)

@@ -16,7 +16,6 @@ from expert.data.examples.column_survey import (
     MESSAGES,
     NUMBER,
     OBJECT,
-    PART,
     ColumnSurvey,
 )
 from expert.data.records import DataError
@@ -76,8 +75,6 @@ EXTRA_CONTENT_COLUMNS = frozenset(
     }
 )
 """The same, except in conversations, whose messages are complete."""
-MESSAGES_READ = 5
-"""Increased when messages are read differently, so that old prepared tokens are not reused."""
 PREFERRED, ALL = "preferred", "all"
 """Values of training.dataset.preference_rows. Only supervised fine-tuning is supported, but it can
 use the preferred answers of preference rows on request."""
@@ -115,27 +112,9 @@ class Columns:
     """Marks the good answers; rows with other answers are left out."""
     json_values: bool = False
     """Lists and objects are trained on as JSON text."""
-    structured: bool = False
-    """Some rows have messages, parts, lists or objects in a column of the exchange. Older versions
-    trained on them as JSON text, and tokens prepared that way are not reused."""
-    read_anew: bool = False
-    """Older versions read some rows differently, and tokens prepared that way are not reused."""
     has_messages: bool = False
     """The request or the answer of some rows consists of messages. Answers among those of the
     request are context and not trained on."""
-
-    def __str__(self) -> str:
-        """Everything that decides how rows are read; part of the cache key. Fields added later
-        appear only if set, so that older keys stay valid."""
-        names = ("kind", "instruction", "input", "response", "system", "text", "messages")
-        later = ("tools", "history", "label", "json_values", "structured", "read_anew")
-        shown = (*names, *(name for name in later if getattr(self, name)))
-        fields = [f"{name}={getattr(self, name)!r}" for name in shown]
-        if self.has_messages or (self.kind == "messages" and self.response):
-            fields += [f"read={MESSAGES_READ}"]
-        elif self.kind == "messages":
-            fields += ["read=4"]  # as before, but for rows refused now
-        return f"Columns({', '.join(fields)})"
 
     def used(self) -> dict[str, str]:
         parts = (
@@ -159,13 +138,12 @@ class Columns:
 
     def unused_warning(self, seen: ColumnSurvey) -> str:
         """A warning about unused columns whose names suggest content; "" if there are none."""
-        whole = self.kind == "messages"
-        telling = CONTENT_COLUMNS if whole else CONTENT_COLUMNS | EXTRA_CONTENT_COLUMNS
+        telling = CONTENT_COLUMNS
+        telling |= frozenset() if self.kind == "messages" else EXTRA_CONTENT_COLUMNS
         if self.kind == "multi_task" and not seen.holds(self.input, OBJECT):
             telling |= {"task"}  # nothing else says what to do with the input
-        read = f"{'' if seen.whole else 'the first '}{counted(seen.rows, 'row')}"
         named = {
-            name: f"{name} (filled in {rows:,} of {read})"
+            name: rows
             for name, rows in self.unused(seen).items()
             if name.strip().lower() in telling
             and (name not in RESPONSE_COLUMNS or seen.readable(name))  # Spider has parsed answers
@@ -176,20 +154,18 @@ class Columns:
         fix = f"to use one, map it in {key}, or copy its text into a column that is used"
         if self.kind == "text":
             fix = f"the rows are plain text; {key} with instruction and response gives them answers"
-        # Words such as pos and neg are classes, which preference_rows does not understand.
-        labels = [
-            name
-            for name in named
-            if name.strip().lower() in _LABELS and seen.holds_only(name, BOOLEAN, NUMBER)
-        ]
-        if labels and self.kind != "text":
-            fix += f"; if {labels[0]} says which answers are good: {_PREFERRED_KEY}"
+        for name in named if self.kind != "text" else ():
+            # Words such as pos and neg are classes, which preference_rows does not understand.
+            if name.strip().lower() in _LABELS and seen.holds_only(name, BOOLEAN, NUMBER):
+                fix += f"; if {name} says which answers are good: {_PREFERRED_KEY}"
         choosing = [name for name in named if name.strip().lower() in SELECTION_COLUMNS]
         if choosing:
             rows = f"all rows are trained on whatever {' and '.join(choosing)} may say"
             chosen = f"{rows}: remove those that should not be"
             fix = chosen if len(choosing) == len(named) else f"{fix}; {chosen}"
-        return f"columns that are not used: {', '.join(named.values())}  ({fix})"
+        of = f"{'' if seen.whole else 'the first '}{counted(seen.rows, 'row')}"
+        listed = ", ".join(f"{name} (filled in {rows:,} of {of})" for name, rows in named.items())
+        return f"columns that are not used: {listed}  ({fix})"
 
     def preference_warning(self, preference_rows: str | None) -> str:
         """The warning if the manifest wants preferred answers and no column marks them; else ""."""
@@ -206,7 +182,16 @@ class Columns:
 def detect_columns(seen: ColumnSurvey, spec: DatasetSpec | None = None) -> Columns:
     """The kind of rows and their columns, from the manifest or by name."""
     spec = spec or DatasetSpec()
-    _refuse_media(seen)
+    known = _by_lower_name(seen.names)
+    for name in seen.names:
+        rows = seen.filled(name)
+        if rows and (name.strip().lower() in MEDIA_COLUMNS or seen.holds(name, MEDIA)):
+            raise DataError(
+                f"the column {name!r} holds images, video or audio (filled in {rows:,} of "
+                f"{counted(seen.rows, 'row')}); only text is trained on  (choose rows without "
+                "media; where the text alone makes sense, remove the column and the rows that "
+                "refer to it)"
+            )
     requested = _requested_columns(seen, spec.field_mapping, spec.text_field)
     if "text" in requested:
         plain = Columns("text", text=requested["text"])
@@ -217,22 +202,22 @@ def detect_columns(seen: ColumnSurvey, spec: DatasetSpec | None = None) -> Colum
         seen, requested, spec.json_values
     )
     if found is None:
-        raise _no_columns_error(seen, _by_lower_name(seen.names), requested)
-    _refuse_single_messages(found, seen)
+        raise _no_columns_error(seen, known, requested)
+    if found.kind == "text" and {"role", "parent_id"} <= known.keys():
+        raise DataError(
+            "each row is a single message of a tree of conversations (columns role and parent_id) "
+            "and would be trained on alone, requests too  (join the messages of each conversation "
+            "into one row with a column messages)"
+        )
     has_messages = False
     if found.kind == "instruction":
         # Tools belong to conversations, also where the answer has its own column.
         parts = (found.instruction, found.response)
         has_messages = any(seen.holds(column, MESSAGES, MESSAGE) for column in parts)
-        offered = _first(TOOL_COLUMNS, _by_lower_name(seen.names)) if has_messages else ""
+        offered = _first(TOOL_COLUMNS, known) if has_messages else ""
         found = replace(found, tools=requested.get("tools") or offered)
     _refuse_unused(requested, found)
-    read = (found.instruction, found.input, found.response, found.system)
-    structured = found.kind == "instruction" and any(
-        seen.holds(column, PART, MESSAGE, LIST, OBJECT) for column in read if column
-    )
-    found = replace(found, label=label, json_values=spec.json_values, structured=structured)
-    return replace(found, has_messages=has_messages)
+    return replace(found, label=label, json_values=spec.json_values, has_messages=has_messages)
 
 
 def part_for_column(name: str) -> str | None:
@@ -251,30 +236,6 @@ def detect_source_columns(seen: ColumnSurvey, spec: DatasetSpec) -> Columns:
         raise ColumnsNotFound(f"{seen.file}: {error}") from None
 
 
-def _refuse_media(seen: ColumnSurvey) -> None:
-    """Refuse rows with images, video or audio: their text makes no sense alone."""
-    for name in seen.names:
-        rows = seen.filled(name)
-        if rows and (name.strip().lower() in MEDIA_COLUMNS or seen.holds(name, MEDIA)):
-            raise DataError(
-                f"the column {name!r} holds images, video or audio (filled in {rows:,} of "
-                f"{counted(seen.rows, 'row')}); only text is trained on  (choose rows without "
-                "media; where the text alone makes sense, remove the column and the rows that "
-                "refer to it)"
-            )
-
-
-def _refuse_single_messages(found: Columns, seen: ColumnSurvey) -> None:
-    """Refuse trees of messages, with one message per row, requests and answers alike."""
-    known = _by_lower_name(seen.names)
-    if found.kind == "text" and {"role", "parent_id"} <= known.keys():
-        raise DataError(
-            "each row is a single message of a tree of conversations (columns role and parent_id) "
-            "and would be trained on alone, requests too  (join the messages of each conversation "
-            "into one row with a column messages)"
-        )
-
-
 def _preferred(seen: ColumnSurvey, requested: dict[str, str], rows: str | None) -> str:
     """For preference pairs, set the response in `asked` to the preferred answers; for labelled
     answers, return the label column. DataError unless the manifest wants the preferred half."""
@@ -290,7 +251,14 @@ def _preferred(seen: ColumnSurvey, requested: dict[str, str], rows: str | None) 
             )
         requested["response"] = chosen
         if not requested.keys() & {"instruction", "messages"}:
-            _find_request(seen, known, requested, chosen)
+            # The request is in messages before the pair, in its own column, or inside the answers.
+            talks = (known[name] for name in (*MESSAGE_COLUMNS, "input") if name in known)
+            talk = next((name for name in talks if seen.holds(name, MESSAGES, CONVERSATION)), "")
+            request = _first((*INSTRUCTION_COLUMNS, "input"), known)
+            if talk or not request or seen.holds(chosen, MESSAGES):
+                requested["messages"] = talk or request or chosen
+            if not talk and not request:
+                del requested["response"]
         return ""
     is_answer = known.keys() & {*MESSAGE_COLUMNS, *RESPONSE_COLUMNS} - {"text"}
     label = _first(_LABELS, known)
@@ -306,24 +274,6 @@ def _preferred(seen: ColumnSurvey, requested: dict[str, str], rows: str | None) 
             f"else: training.dataset.preference_rows: {ALL})"
         )
     return label
-
-
-def _find_request(
-    seen: ColumnSurvey, known: Mapping[str, str], requested: dict[str, str], chosen: str
-) -> None:
-    """Find the request of a preference pair: in its own column, in messages before the pair, or
-    inside the answers."""
-    for name in (*MESSAGE_COLUMNS, "input"):
-        column = known.get(name)
-        if column and seen.holds(column, MESSAGES, CONVERSATION):
-            requested["messages"] = column
-            return
-    request = _first((*INSTRUCTION_COLUMNS, "input"), known)
-    if not request:
-        requested["messages"] = chosen
-        del requested["response"]
-    elif seen.holds(chosen, MESSAGES):
-        requested["messages"] = request
 
 
 def _messages_columns(seen: ColumnSurvey, requested: Mapping[str, str]) -> Columns | None:
@@ -371,8 +321,14 @@ def _exchange_or_text_columns(
                 name: column for name, column in known.items() if any_value or seen.readable(column)
             }
             columns = _instruction_columns(kept, requested, names)
-            if columns:
-                return _with_history(columns, known, seen)
+            if columns is None:
+                continue
+            # Earlier exchanges must be a list: a text named history is not a conversation.
+            history = known.get("history", "")
+            listed = not seen.filled(history) or seen.holds(history, LIST, MESSAGES)
+            if columns.kind == "instruction" and listed:
+                columns = replace(columns, history=history)
+            return columns
     return None
 
 
@@ -410,7 +366,19 @@ def _requested_columns(
                 f"training.dataset.{key}: there is no column {column!r}  "
                 f"({meant}{columns_found(names)})"
             )
-    _refuse_contradictions(requested, names)
+    whole = {"text": {"messages", "instruction", "response"}, "messages": {"instruction"}}
+    if any(part in requested and requested.keys() & excluded for part, excluded in whole.items()):
+        raise DataError(
+            "training.dataset.field_mapping: either text, or messages, or instruction and "
+            f"response  ({columns_found(names)})"
+        )
+    for part, column in requested.items():
+        twice = next((n for n, other in requested.items() if other == column and n != part), None)
+        if twice:
+            fix = "training.dataset.field_mapping.messages is for a column with whole conversations"
+            raise DataError(
+                f"training.dataset.field_mapping: {part} and {twice} are both {column!r}  ({fix})"
+            )
     return requested
 
 
@@ -425,24 +393,6 @@ def _refuse_unused(requested: Mapping[str, str], found: Columns) -> None:
             f"read as {kinds.get(found.kind, 'requests and answers')}  (leave it out, or copy its "
             "text into a column that is used)"
         )
-
-
-def _refuse_contradictions(requested: Mapping[str, str], names: Iterable[str]) -> None:
-    """Refuse parts that exclude each other, and one column for two parts."""
-    whole = {"text": {"messages", "instruction", "response"}, "messages": {"instruction"}}
-    for part, excluded in whole.items():
-        if part in requested and requested.keys() & excluded:
-            raise DataError(
-                "training.dataset.field_mapping: either text, or messages, or instruction and "
-                f"response  ({columns_found(names)})"
-            )
-    for part, column in requested.items():
-        twice = next((n for n, other in requested.items() if other == column and n != part), None)
-        if twice:
-            fix = "training.dataset.field_mapping.messages is for a column with whole conversations"
-            raise DataError(
-                f"training.dataset.field_mapping: {part} and {twice} are both {column!r}  ({fix})"
-            )
 
 
 def _multi_task_columns(
@@ -477,15 +427,6 @@ def _instruction_columns(
     if "text" in known and not requested:
         return Columns("text", text=known["text"])
     return None
-
-
-def _with_history(columns: Columns, known: Mapping[str, str], seen: ColumnSurvey) -> Columns:
-    """Add earlier exchanges, which must be a list: a text named history is not a conversation."""
-    column = known.get("history", "")
-    listed = not seen.filled(column) or seen.holds(column, LIST, MESSAGES)
-    if columns.kind != "instruction" or not column or not listed:
-        return columns
-    return replace(columns, history=column)
 
 
 def _exchange_columns(

@@ -21,7 +21,7 @@ from expert.data.examples.messages import (
     text_of_part,
     turns_in,
 )
-from expert.data.examples.tools import renames_schemas, tools_of
+from expert.data.examples.tools import tools_of
 from expert.data.records import BadRow, Dropped, Example, Row, RowError, Turn
 from expert.manifest.schema.message_names import Role
 
@@ -258,17 +258,6 @@ def _labelled(parts: Values, columns: Columns) -> str:
     return "\n\n".join(block for block in blocks if block)
 
 
-def was_read_differently(values: Values, columns: Columns) -> bool:
-    """Whether older versions read a row differently: they kept the names of schemas in tools, and
-    rejected an empty list and NaN in place of optional text."""
-    if columns.tools and renames_schemas(values.get(columns.tools)):
-        return True
-    optional = [values.get(column) for column in (columns.input, columns.system) if column]
-    if any(map(_is_nan, optional)):
-        return True
-    return not columns.json_values and any(value in ([], {}) for value in optional)
-
-
 # --- values as text ------------------------------------------------------------------------------
 
 
@@ -292,14 +281,10 @@ def _optional_text(values: Values, column: str, columns: Columns) -> str:
     """The text of a column, "" if missing, null, NaN, blank or, unless it is JSON, an empty
     list."""
     value = values.get(column) if column else None
-    empty = value is None or _is_nan(value) or (value in ([], {}) and not columns.json_values)
+    is_nan = type(value) is float and math.isnan(value)  # an empty cell of a table of numbers
+    empty = value is None or is_nan or (value in ([], {}) and not columns.json_values)
     text = "" if empty else _as_text(value, column, columns)
     return "" if text.isspace() else text
-
-
-def _is_nan(value: Any) -> bool:
-    """An empty cell of a table of numbers."""
-    return type(value) is float and math.isnan(value)
 
 
 def _as_text(value: Any, column: str, columns: Columns) -> str:

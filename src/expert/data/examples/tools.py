@@ -45,11 +45,6 @@ def tools_of(value: Any, column: str) -> str:
     return _text([tool if "function" in tool else wrap | {"function": own} for tool, own in pairs])
 
 
-def renames_schemas(value: Any) -> bool:
-    """Whether `tools_of` may rename the schema of a tool."""
-    return any(name in str(value) for name in _SCHEMAS)
-
-
 def _function_in(value: Any, nameless: str) -> Mapping[str, Any]:
     """The function of a tool or a call, bare or under "function"."""
     function = value.get("function", value) if isinstance(value, Mapping) else None

@@ -47,18 +47,17 @@ def read_parquet(
             # With damaged column metadata, reading a row raises; accessing the metadata would
             # crash.
             next(file.iter_batches(1, row_groups=[number]), None)
-        batches = _counted(file.iter_batches(_rows_at_once(groups)), file.metadata, groups, path)
-        yield from rows_of_batches(_up_to(max_unpacked, batches, path), str(path), rows_to_skip)
+        rows = 0
 
+        def batches() -> Iterator[Any]:
+            nonlocal rows
+            for batch in file.iter_batches(_rows_at_once(groups)):
+                rows += batch.num_rows
+                yield batch
 
-def _counted(batches: Iterable[Any], metadata: Any, groups: list[Any], path: Path) -> Iterator[Any]:
-    """The batches, checked against both row counts of the file: Arrow believes one of them and
-    ignores the other."""
-    rows = 0
-    for batch in batches:
-        rows += batch.num_rows
-        yield batch
-    declared = {metadata.num_rows, sum(group.num_rows for group in groups)}
+        yield from rows_of_batches(_up_to(max_unpacked, batches(), path), str(path), rows_to_skip)
+        # Arrow believes one of the two row counts of a file and ignores the other.
+        declared = {file.metadata.num_rows, sum(group.num_rows for group in groups)}
     if declared != {rows}:
         counts = " and ".join(map(str, sorted(declared)))
         what = f"its metadata says {counts} rows, but it has {rows}"
@@ -86,21 +85,16 @@ def _up_to(most: int | None, batches: Iterable[Any], path: Path) -> Iterator[Any
         largest = max((column.dictionary.nbytes for column in repeated), default=1)
         rows = max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, largest)))
         for start in range(0, batch.num_rows, rows):
-            part = (
-                _with_own_values(batch.slice(start, rows)) if repeated else batch.slice(start, rows)
-            )
+            part = batch.slice(start, rows)
+            if repeated:
+                columns = [
+                    column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+                    for column in part.columns
+                ]
+                part = pa.RecordBatch.from_arrays(columns, names=part.schema.names)
             size += part.nbytes
             refuse_bomb(path, most, size, packed, _REPEATED_BYTES)
             yield part
-
-
-def _with_own_values(batch: Any) -> Any:
-    """The batch with dictionary-encoded columns decoded."""
-    columns = [
-        column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
-        for column in batch.columns
-    ]
-    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
 
 def read_arrow(

@@ -6,8 +6,7 @@ import contextlib
 import csv
 import io
 from collections import deque
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
 
 from expert.data.read.row_text import fault_in, undecodable
 from expert.data.read.streams import (
@@ -32,31 +31,24 @@ def separator_of(stream: io.BufferedReader) -> str:
     ties. The sample is parsed like the file, so that separators inside quotes do not count.
     """
     sample = stream.peek(SAMPLE_BYTES)[:SAMPLE_BYTES].decode("utf-8", "surrogateescape")
-    return max(SEPARATORS, key=lambda separator: _share_that_fits(sample, separator))
 
+    def share_that_fits(separator: str) -> float:
+        """The share of records as wide as the header; 0 if there is only one column."""
+        records = []
+        with contextlib.suppress(csv.Error):
+            for record in csv.reader(io.StringIO(sample, newline=""), delimiter=separator):
+                records += [len(record)] if record else []
+        width, *others = records or [0]
+        others = others[:-1] or others  # the last one may be cut off
+        if width < 2:
+            return 0.0
+        return sum(columns == width for columns in others) / len(others) if others else 1.0
 
-def _share_that_fits(sample: str, separator: str) -> float:
-    """The share of records as wide as the header; 0 if there is only one column."""
-    records = []
-    with contextlib.suppress(csv.Error):
-        for record in csv.reader(io.StringIO(sample, newline=""), delimiter=separator):
-            records += [len(record)] if record else []
-    width, *others = records or [0]
-    others = others[:-1] or others  # the last one may be cut off
-    if width < 2:
-        return 0.0
-    return sum(columns == width for columns in others) / len(others) if others else 1.0
+    return max(SEPARATORS, key=share_that_fits)
 
 
 class _RecordTooLong(Exception):
     """A record, or one line of it, is over the limit."""
-
-
-class _Line(NamedTuple):
-    number: int
-    text: str
-    overlong: int = 0
-    """Size of a skipped line; 0 if the text is complete."""
 
 
 class _Lines:
@@ -65,36 +57,29 @@ class _Lines:
 
     def __init__(self, stream: io.BufferedReader) -> None:
         self._coming = numbered_lines(stream)
-        self._again: deque[_Line] = deque()
-        self._size = 0
-        self.record: list[_Line] = []
+        self.again: deque[tuple[int, str, int]] = deque()
+        self.record: list[tuple[int, str, int]] = []
+        """Number and text of each line, and the size of one that was too long to be read."""
 
     def __iter__(self) -> _Lines:
         return self
 
     def __next__(self) -> str:
-        line = self._again.popleft() if self._again else self._next_line()
-        self.record.append(line)
-        self._size += len(line.text)
-        if line.overlong or self._size > MAX_ROW_BYTES + 2:
+        if self.again:
+            number, text, overlong = self.again.popleft()
+        else:
+            number, line = next(self._coming)
+            overlong = line.size if isinstance(line, Overlong) else 0
+            content = line.head if isinstance(line, Overlong) else line
+            text = content.decode("utf-8", "replace" if overlong else "surrogateescape")
+        self.record.append((number, text, overlong))
+        if overlong or sum(len(each) for _, each, _ in self.record) > MAX_ROW_BYTES + 2:
             raise _RecordTooLong
-        return line.text
-
-    def _next_line(self) -> _Line:
-        number, line = next(self._coming)
-        if isinstance(line, Overlong):
-            return _Line(number, line.head.decode("utf-8", "replace"), line.size)
-        return _Line(number, line.decode("utf-8", "surrogateescape"))
-
-    def begin_record(self) -> None:
-        self.record, self._size = [], 0
-
-    def rewind(self) -> None:
-        self._again.extendleft(reversed(self.record[1:]))
+        return text
 
     @property
     def raw(self) -> str:
-        return "".join(line.text for line in self.record)
+        return "".join(text for _, text, _ in self.record)
 
 
 def read_csv(
@@ -106,47 +91,38 @@ def read_csv(
         csv.field_size_limit(MAX_ROW_BYTES + 2)
     lines = _Lines(stream)
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
-    header = _read_header(reader, lines, file)
-    if header is None:
-        return
-    width = len(header)
+    header: list[str] = []
     while True:
-        lines.begin_record()
+        lines.record = []
         try:
             fields = next(reader)
         except StopIteration:
             return
         except (csv.Error, _RecordTooLong) as error:
-            yield _broken(error, lines, file)
-            continue
-        if not fields:
-            continue
-        if len(fields) == width:
-            values = dict(zip(header, fields, strict=True))
-            fault = fault_in(values)
-            if not fault:
-                yield Row(values, file, lines.record[0].number)
-                continue
-        else:
-            many = "many" if len(fields) > width else "few"
-            fault = f"too {many} columns: {len(fields)}, the header has {width}"
-        yield bad_row(file, lines.record[0].number, undecodable(lines.raw) or fault, lines.raw)
-
-
-def _read_header(reader: Iterator[list[str]], lines: _Lines, file: str) -> list[str] | None:
-    """The column names; None if the file is empty."""
-    header: list[str] = []
-    while not header:  # skips blank lines
-        lines.begin_record()
-        try:
-            header = next(reader)
-        except StopIteration:
-            return None
-        except (csv.Error, _RecordTooLong) as error:
             broken = _broken(error, lines, file)
-            raise data_error(f"{file}:{broken.line}", f"the header: {broken.reason}") from error
-    where = f"{file}:{lines.record[0].number}"
-    if fault := undecodable(lines.raw) or fault_in(dict.fromkeys(header)):
+            if not header:
+                where = f"{file}:{broken.line}"
+                raise data_error(where, f"the header: {broken.reason}") from error
+            yield broken
+            continue
+        number = lines.record[0][0]
+        if not header:
+            header = fields  # empty for a blank line
+            _check_header(header, lines.raw, f"{file}:{number}")
+        elif len(fields) == len(header):
+            values = dict(zip(header, fields, strict=True))
+            if not (fault := fault_in(values)):
+                yield Row(values, file, number)
+            else:
+                yield bad_row(file, number, undecodable(lines.raw) or fault, lines.raw)
+        elif fields:
+            many = "many" if len(fields) > len(header) else "few"
+            fault = f"too {many} columns: {len(fields)}, the header has {len(header)}"
+            yield bad_row(file, number, undecodable(lines.raw) or fault, lines.raw)
+
+
+def _check_header(header: Sequence[str], raw: str, where: str) -> None:
+    if fault := undecodable(raw) or fault_in(dict.fromkeys(header)):
         raise data_error(where, f"the header: {fault}", "fix the first line")
     doubled = next((name for name in header if header.count(name) > 1), None)
     if doubled == "":
@@ -154,14 +130,13 @@ def _read_header(reader: Iterator[list[str]], lines: _Lines, file: str) -> list[
         raise data_error(where, what, "name them, or remove them; the header is the first line")
     if doubled is not None:
         raise data_error(where, f"the header names {doubled!r} twice", "rename one of the columns")
-    return header
 
 
 def _broken(error: Exception, lines: _Lines, file: str) -> BadRow:
-    first = lines.record[0]
-    if first.overlong:
-        return bad_row(file, first.number, too_long(first.overlong), first.text)
-    lines.rewind()
+    number, text, overlong = lines.record[0]
+    if overlong:
+        return bad_row(file, number, too_long(overlong), text)
+    lines.again.extendleft(reversed(lines.record[1:]))
     reason = f"broken CSV: {error}"
     too_far = isinstance(error, _RecordTooLong) or "unexpected end" in str(error)
     if too_far or len(lines.record) > 1:
@@ -170,4 +145,4 @@ def _broken(error: Exception, lines: _Lines, file: str) -> BadRow:
         reason = "broken CSV: a line break of CR alone; save the file with LF or CR LF"
     elif "expected after" in str(error):
         reason = "broken CSV: text after a quoted value; quotes inside a value are written twice"
-    return bad_row(file, first.number, undecodable(first.text) or reason, first.text)
+    return bad_row(file, number, undecodable(text) or reason, text)

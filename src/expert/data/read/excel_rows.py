@@ -8,7 +8,7 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from datetime import date, datetime, time
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from expert.data.read.row_text import fault_in
 from expert.data.read.streams import bad_row, data_error, open_seekable, refuse_bomb
@@ -23,7 +23,16 @@ def read_excel(path: Path, max_unpacked: int | None) -> Iterator[Row | BadRow]:
             size = sum(member.file_size for member in zipfile.ZipFile(stream).infolist())
             refuse_bomb(path, max_unpacked, size, stream.seek(0, 2))
         stream.seek(0)
-        book = _opened(stream, str(path))
+        try:
+            calamine = importlib.import_module("python_calamine")
+            book = calamine.CalamineWorkbook.from_filelike(stream)
+        except ImportError:
+            what = "reading spreadsheets needs the package 'python-calamine'"
+            fix = "pip install python-calamine, or save the sheet as CSV"
+            raise data_error(str(path), what, fix) from None
+        except calamine.CalamineError as error:
+            what = f"it cannot be read as a spreadsheet: {error}"
+            raise data_error(str(path), what, "save it again, or as CSV") from error
         sheets = {
             name: book.get_sheet_by_name(name).to_python(skip_empty_area=False)
             for name in book.sheet_names
@@ -35,20 +44,6 @@ def read_excel(path: Path, max_unpacked: int | None) -> Iterator[Row | BadRow]:
         raise data_error(str(path), f"several sheets have rows: {names}", fix)
     for cells in filled.values():
         yield from _rows_of(cells, str(path))
-
-
-def _opened(stream: IO[bytes], file: str) -> Any:
-    try:
-        calamine = importlib.import_module("python_calamine")
-    except ImportError:
-        what = "reading spreadsheets needs the package 'python-calamine'"
-        fix = "pip install python-calamine, or save the sheet as CSV"
-        raise data_error(file, what, fix) from None
-    try:
-        return calamine.CalamineWorkbook.from_filelike(stream)
-    except calamine.CalamineError as error:
-        what = f"it cannot be read as a spreadsheet: {error}"
-        raise data_error(file, what, "save it again, or as CSV") from error
 
 
 def _rows_of(sheet: Sequence[Sequence[Any]], file: str) -> Iterator[Row | BadRow]:

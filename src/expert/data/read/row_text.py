@@ -58,28 +58,23 @@ def object_of(line: bytes) -> dict[str, Any]:
                 values = DECODER.decode(text)  # raises with the position of the rest
         else:
             values = DECODER.decode(text)
+    except UnicodeDecodeError as error:
+        raise RowError(invalid_utf8(line[error.start], f"byte {error.start + 1}")) from None
     except (ValueError, RecursionError) as error:
-        raise RowError(_what_is_wrong(error, line)) from None
+        if (position := line.find(b"\0")) >= 0:
+            raise RowError(f"NUL byte at byte {position + 1}") from None
+        if isinstance(error, json.JSONDecodeError):
+            try:  # again without the line break, which is not part of the row
+                DECODER.decode(error.doc.rstrip("\r\n"))
+            except json.JSONDecodeError as plain:
+                error = plain
+        raise RowError(json_fault(error, f"column {getattr(error, 'pos', 0) + 1}")) from None
     if type(values) is not dict:
         raise RowError(f"the line holds {json_type(values)}, not a JSON object")
     # Only escapes can bring a NUL or a lone surrogate past the two decoders.
     if b"\\u" in line and _SUSPECT.search(line) and (fault := fault_in(values)):
         raise RowError(fault)
     return values
-
-
-def _what_is_wrong(error: ValueError | RecursionError, line: bytes) -> str:
-    if isinstance(error, UnicodeDecodeError):
-        return invalid_utf8(line[error.start], f"byte {error.start + 1}")
-    if (position := line.find(b"\0")) >= 0:
-        return f"NUL byte at byte {position + 1}"
-    if isinstance(error, json.JSONDecodeError):
-        try:  # again without the line break, which is not part of the row
-            DECODER.decode(error.doc.rstrip("\r\n"))
-        except json.JSONDecodeError as plain:
-            error = plain
-        return json_fault(error, f"column {error.pos + 1}")
-    return json_fault(error, "")
 
 
 def json_fault(error: ValueError | RecursionError, place: str) -> str:
@@ -101,24 +96,17 @@ def fault_in(values: Mapping[str, Any]) -> str | None:
     for column, value in values.items():
         if fault := _fault_of_text(column):
             return f"{fault} in the name of a column"
-        fault = _fault_of_text(value) if type(value) is str else _fault_below(value)
-        if fault:
-            return f"{fault} in {column!r}"
-    return None
-
-
-def _fault_below(value: Any) -> str | None:
-    waiting: list[Any] = [value]
-    while waiting:
-        item = waiting.pop()
-        if type(item) is str:
-            if fault := _fault_of_text(item):
-                return fault
-        elif type(item) is dict:
-            waiting += item.keys()
-            waiting += item.values()
-        elif type(item) is list:
-            waiting += item
+        waiting: list[Any] = [value]
+        while waiting:
+            item = waiting.pop()
+            if type(item) is str:
+                if fault := _fault_of_text(item):
+                    return f"{fault} in {column!r}"
+            elif type(item) is dict:
+                waiting += item.keys()
+                waiting += item.values()
+            elif type(item) is list:
+                waiting += item
     return None
 
 

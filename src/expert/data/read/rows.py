@@ -23,13 +23,21 @@ from expert.data.read.streams import (
     open_text,
     too_long,
 )
-from expert.data.records import SKIPPED_ROW, BadRow, DataError, Row, RowError, RowsToSkip
+from expert.data.records import SKIPPED_ROW, BadRow, Row, RowError, RowsToSkip
 from expert.manifest.schema.file_formats import COMPRESSED, ENDINGS, MARKDOWN
 
 FORMATS = tuple(ENDINGS)
 _SUFFIXES = {ending: name for name, endings in ENDINGS.items() for ending in endings}
 _OTHER_NAMES = {"text": "txt", "ndjson": "jsonl", **dict.fromkeys(("xlsx", "xls", "ods"), "excel")}
 _ARRAY_HEAD = 4096
+_FILE_ERRORS: dict[type, tuple[str, str]] = {
+    FileNotFoundError: (
+        "there is no such file",
+        "paths are relative to the folder of the manifest",
+    ),
+    IsADirectoryError: ("this is a folder, not a file", "name a file in it"),
+    PermissionError: ("permission denied", "give yourself permission to read it"),
+}
 
 
 def read_rows(
@@ -78,10 +86,20 @@ def rows_of_lines(lines: bytes, path: Path, *, format: str | None) -> Iterator[R
 
 @contextmanager
 def _file_errors(path: Path) -> Iterator[None]:
+    """Turn the errors of an unreadable file into a DataError with the fix."""
     try:
         yield
+    except NotRegular as error:
+        fix = "write its output to a file, and name that"
+        raise data_error(str(path), str(error.strerror), fix) from error
     except (OSError, EOFError, zlib.error) as error:
-        raise _unreadable(path, error) from error
+        what, fix = f"it cannot be read: {error}", "check the disk, or copy the file again"
+        if type(error) in _FILE_ERRORS:
+            what, fix = _FILE_ERRORS[type(error)]
+        elif path.suffix.lower() in COMPRESSED:
+            what = f"it cannot be unpacked: {error}"
+            fix = "the file is cut off or damaged; copy or download it again"
+        raise data_error(str(path), what, fix) from error
 
 
 def unusual_separator(path: Path, format: str | None) -> str:
@@ -170,21 +188,3 @@ def _first_undecodable(path: Path, max_unpacked: int | None) -> BadRow:
                 reason = invalid_utf8(line[error.start], f"byte {error.start + 1}")
                 return bad_row(str(path), number, reason, line)
     raise data_error(str(path), "the file changed while it was read", "start again")
-
-
-def _unreadable(path: Path, error: Exception) -> DataError:
-    """The error for an unreadable file, with the fix."""
-    if isinstance(error, NotRegular):
-        what, fix = str(error.strerror), "write its output to a file, and name that"
-    elif isinstance(error, FileNotFoundError):
-        what, fix = "there is no such file", "paths are relative to the folder of the manifest"
-    elif isinstance(error, IsADirectoryError):
-        what, fix = "this is a folder, not a file", "name a file in it"
-    elif isinstance(error, PermissionError):
-        what, fix = "permission denied", "give yourself permission to read it"
-    elif path.suffix.lower() in COMPRESSED:
-        what = f"it cannot be unpacked: {error}"
-        fix = "the file is cut off or damaged; copy or download it again"
-    else:
-        what, fix = f"it cannot be read: {error}", "check the disk, or copy the file again"
-    return data_error(str(path), what, fix)

@@ -78,26 +78,18 @@ def open_bytes(path: Path, most: int | None = None) -> io.BufferedReader:
 
         unpacked = pyarrow.input_stream(plain, compression="zstd")
     else:
-        status = os.fstat(plain.fileno())
-        if MOST_TIMES * 512 * getattr(status, "st_blocks", status.st_size) < status.st_size:
-            _refuse_holes(plain, path, most)
+        status, is_sparse = os.fstat(plain.fileno()), False
+        if status.st_size > max(most or MOST_UNPACKED, MOST_TIMES * 512 * status.st_blocks):
+            # Some network file systems report no blocks at all, but no holes either.
+            is_sparse = os.lseek(plain.fileno(), 0, os.SEEK_HOLE) < status.st_size
+            plain.seek(0)
+        if is_sparse:
+            plain.close()
+            what = f"most of its {gib(status.st_size)} were never written, and read as zeros"
+            raise data_error(str(path), what, "write or download it again")
         return plain
     refuse = partial(refuse_bomb, path, most)
     return io.BufferedReader(_Unpacked(unpacked, plain, refuse), _BUFFER_BYTES)
-
-
-def _refuse_holes(plain: IO[bytes], path: Path, most: int | None) -> None:
-    """Refuse a sparse file, which would read as endless zeros."""
-    size = os.fstat(plain.fileno()).st_size
-    try:
-        has_holes = os.lseek(plain.fileno(), 0, os.SEEK_HOLE) < size
-    except (OSError, AttributeError):  # not supported by this system
-        has_holes = False
-    plain.seek(0)
-    if has_holes and size > (most or MOST_UNPACKED):
-        plain.close()
-        what = f"most of its {gib(size)} were never written, and read as zeros"
-        raise data_error(str(path), what, "write or download it again")
 
 
 class _Unpacked(io.RawIOBase):
@@ -134,7 +126,8 @@ def open_text(path: Path, most: int | None = None) -> Iterator[io.BufferedReader
         start = stream.peek(_MARK_BYTES)[:_MARK_BYTES]
         wide = next((name for mark, name in _WIDE_BOMS.items() if start.startswith(mark)), None)
         if wide is not None:
-            yield io.BufferedReader(_Transcoded(stream, wide, str(path)), _BUFFER_BYTES)
+            with _as_utf8(stream, wide, str(path)) as converted:
+                yield converted
             return
         other = next((name for mark, name in _OTHER_CONTENT.items() if start.startswith(mark)), "")
         if other:
@@ -148,27 +141,21 @@ def open_text(path: Path, most: int | None = None) -> Iterator[io.BufferedReader
         yield stream
 
 
-class _Transcoded(io.RawIOBase):
-    """Bytes of another Unicode encoding, converted to UTF-8 while reading."""
-
-    def __init__(self, stream: io.BufferedReader, encoding: str, file: str) -> None:
-        self._text = io.TextIOWrapper(stream, encoding=encoding, newline="")
-        self._encoding, self._file = encoding, file
-        self._left = b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        if not self._left:
-            try:
-                self._left = self._text.read(2**16).encode("utf-8", "surrogatepass")
-            except UnicodeDecodeError as error:
-                what = f"broken {self._encoding.upper()}: {error.reason}"
-                raise data_error(self._file, what, "save it as UTF-8") from None
-        taken, self._left = self._left[: len(buffer)], self._left[len(buffer) :]
-        buffer[: len(taken)] = taken
-        return len(taken)
+@contextmanager
+def _as_utf8(stream: io.BufferedReader, encoding: str, file: str) -> Iterator[Any]:
+    """The text of another Unicode encoding, converted into a temporary file."""
+    with (
+        io.TextIOWrapper(stream, encoding=encoding, newline="") as text,
+        tempfile.TemporaryFile() as converted,
+    ):
+        try:
+            while part := text.read(2**20):
+                converted.write(part.encode("utf-8", "surrogatepass"))
+        except UnicodeDecodeError as error:
+            what = f"broken {encoding.upper()}: {error.reason}"
+            raise data_error(file, what, "save it as UTF-8") from None
+        converted.seek(0)
+        yield converted
 
 
 @contextmanager
