@@ -11,7 +11,6 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from expert.cli import app
 from expert.cli.app import COMMAND_ORDER
 from expert.core.errors import EXIT_MEANINGS
 from tests.cli.running import EXAMPLES, EXPERT_JSON
@@ -38,15 +37,6 @@ def test_help_names_every_exit_code_and_every_command_in_the_order_they_come_to_
     named = [words[1] for words in lines if len(words) > 2 and words[1] in COMMAND_ORDER]
     assert tuple(named) == COMMAND_ORDER
     assert named.index("plan") < named.index("train") < named.index("validate")
-
-
-def test_both_names_are_the_same_command():
-    folder = Path(sys.executable).parent
-    texts = [
-        subprocess.run([folder / name, "--version"], capture_output=True, text=True, check=True)
-        for name in ("expert", "expert-cli")
-    ]
-    assert texts[0].stdout == texts[1].stdout == "expert 0.1.0\n"
 
 
 @pytest.mark.parametrize("file", EXAMPLE_FILES, ids=lambda file: file.parent.name)
@@ -254,47 +244,6 @@ def test_a_reader_that_leaves_a_pipe_gets_no_complaint_and_changes_no_exit_code(
     pipe = f"{sys.executable} -m expert {arguments} | exec true; echo ${{PIPESTATUS[0]}}"
     ran = subprocess.run(["bash", "-c", pipe], capture_output=True, text=True, check=False)
     assert (ran.stdout, ran.stderr) == (f"{code}\n", "")
-
-
-@pytest.mark.skipif(os.name != "posix", reason="a shell closes standard output with >&-")
-@pytest.mark.parametrize("arguments", ["machine --cards", "machine --cards --json", "--help"])
-def test_a_command_without_standard_output_ends_as_it_should(arguments):
-    ended = subprocess.run(
-        ["sh", "-c", f"{sys.executable} -m expert {arguments} >&-"],
-        stderr=subprocess.PIPE,
-        check=False,
-        text=True,
-    )
-    assert (ended.returncode, ended.stderr) == (0, "")
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk that is always full")
-@pytest.mark.parametrize("arguments", ["machine --cards", "machine --cards --json", "--help"])
-def test_what_cannot_be_written_is_an_error_that_is_reported_once(arguments):
-    command = f"{sys.executable} -m expert {arguments} > /dev/full"
-    ran = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
-    assert (ran.returncode, ran.stderr) == (75, "output: No space left on device\n")
-
-
-def test_completion_can_be_shown(run, monkeypatch):
-    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
-    app.command.cache_clear()  # typer looks at this when it makes the options
-    ran = run("--show-completion", "bash")
-    app.command.cache_clear()
-    assert ran.code == 0
-    assert "expert" in ran.out
-
-
-def test_output_that_a_narrow_encoding_cannot_write_still_comes_out(tmp_path):
-    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "HF_HOME": str(tmp_path)}
-    ran = subprocess.run(
-        [sys.executable, "-m", "expert", "manifest", "check", EXPERT_JSON],
-        capture_output=True,
-        env=environment,
-        check=False,
-    )
-    assert ran.returncode == 0
-    assert "✓" in ran.stdout.decode("utf-8")
 
 
 def test_every_view_of_a_plan_has_the_expected_time(run, tmp_path):

@@ -39,30 +39,6 @@ def test_a_wide_table_is_wrapped_within_its_columns():
     assert " ".join(lines).count("word") == 60
 
 
-def test_long_columns_that_would_be_squeezed_are_paragraphs_under_their_row():
-    words = "word " * 30
-    names = ("key", "found", "means", "mends", "gain", "by")
-    sheet = Sheet(names, [[("a.long.key", words, "short", words, "", "me"), ("b",) * 6]])
-    lines = plain_lines(Sheet(names, [[("k" * 40, words, words, words, "", "me")]]))
-    assert max(map(len, lines)) <= 100
-    assert lines[0].split() == ["key", "gain", "by"]
-    assert lines[1].split() == ["k" * 40, "me"]
-    assert [line.split()[0] for line in lines if ":" in line] == ["found:", "means:", "mends:"]
-    assert max(map(len, plain_lines(sheet))) <= 100
-
-
-def test_what_follows_a_long_path_is_in_its_own_column_on_the_next_line():
-    path = "/a/" + "b" * 90
-    words = "keyed by content, beside the manifest, " * 3
-    rows = [("data.cache", path, words, "preset"), ("k", "v", "why", "machine")]
-    lines = plain_lines(Sheet(("key", "value", "because", "source"), [rows]))
-    because, source = lines[0].index("because"), lines[0].index("source")
-    assert lines[1] == f"data.cache  {path}"
-    assert lines[2].startswith(" " * because + "keyed")
-    assert any(line[source:] == "preset" for line in lines)
-    assert lines[-1][because:].split() == ["why", "machine"]
-
-
 @each(
     ("share", "bar"),
     [(0, "····"), (1, "████"), (0.5, "██··"), (2, "████"), (0.25 / 8, "▏···"), (-1, "····")],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import re
-import shutil
 import sys
 from pathlib import Path
 
@@ -23,7 +22,6 @@ from expert.cli.show.display import (
     write_json,
 )
 from tests.cli.damaged_runs import ESCAPES, ended, is_unseen
-from tests.jobs.runs import base_model, write_expert
 
 COLOURS = re.compile(r"\x1b\[[\d;]*m|\x1b\[\?25[lh]|\x1b\[\d?[AKG]|\r")  # those of rich itself
 
@@ -79,17 +77,3 @@ def test_ids_and_answers_of_cases_are_shown_without_their_escape_sequences(
         assert judged.fault == ""
     assert ended("expert", "report", str(trained)).fault == ""
     assert raw((trained / "report.md").read_text(encoding="utf-8")) == set()
-
-
-def test_the_error_of_a_template_is_shown_without_its_escape_sequences(tmp_path: Path):
-    base = Path(shutil.copytree(base_model(1), tmp_path / "base"))
-    config = json.loads((base / "tokenizer_config.json").read_text(encoding="utf-8"))
-    config["chat_template"] = "{{ raise_exception(" + json.dumps(ESCAPES) + ") }}"
-    (base / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
-    (base / "chat_template.jinja").unlink(missing_ok=True)
-    model = {"prompt_template": "tokenizer"}
-    manifest = write_expert(tmp_path / "expert", base, {"max_steps": 1}, model=model)
-    refused = ended("expert", "train", "-m", str(manifest), "--device", "cpu")
-    assert "owned" in refused.text
-    assert refused.code == 2
-    assert refused.fault == ""

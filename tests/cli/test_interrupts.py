@@ -13,8 +13,6 @@ from typing import Any
 
 import pytest
 
-from expert.core.interrupts import Interrupted, raise_on_signals
-from expert.data.tokens import prepare
 from expert.data.tokens import shards as making
 from tests.insight.ladders import ladder, setting
 from tests.jobs.runs import base_model, write_expert
@@ -117,28 +115,6 @@ def test_a_run_that_is_stopped_while_its_data_is_prepared_leaves_no_folder(
     assert not (expert.parent / "runs").exists()
 
 
-def test_preparing_that_is_stopped_before_anything_is_finished_leaves_nothing(
-    run, expert, monkeypatch
-):
-    stopped_in(monkeypatch, prepare, "make_pieces", signal.SIGTERM)
-    assert run("pretokenize", "-m", str(expert)).code == 143
-    assert list(expert.parent.rglob("*.parts-*")) == []
-
-
-def test_a_run_stopped_while_planning_reports_it(run, expert, monkeypatch):
-    from expert.run import open as opening
-
-    stopped_in(monkeypatch, opening, "make_plan", signal.SIGTERM)
-    ran = run("train", "-m", str(expert), "--device", "cpu")
-    assert (ran.code, ran.err) == (143, "")
-    assert ran.out.endswith(
-        (
-            "stopped by {name} before the first step: no run was started; prepared "
-            "data is kept; the same command continues from there\n"
-        ).format(name="SIGTERM")
-    )
-
-
 @SIGNALS
 def test_a_validation_that_is_stopped_writes_no_verdict(run, monkeypatch, number, code, name):
     from expert.jobs.validate import validate as validating
@@ -153,21 +129,6 @@ def test_a_validation_that_is_stopped_writes_no_verdict(run, monkeypatch, number
     assert last == f"expert validate: stopped by {name}: {again}"
     assert "Traceback" not in ran.err
     assert not (folder / "validation.json").exists()
-
-
-@SIGNALS
-def test_a_benchmark_that_is_stopped_leaves_no_folder(run, expert, monkeypatch, number, code, name):
-    from expert.jobs.benchmark.measure import Benchmark
-
-    def measure(self: Benchmark, folder: Path, start: Any) -> Any:
-        (folder / "logs").mkdir()
-        signal.raise_signal(number)
-
-    monkeypatch.setattr(Benchmark, "run", measure)
-    ran = run("benchmark", "-m", str(expert), "--device", "cpu")
-    again = "no result was written; the same command starts over"
-    assert (ran.code, ran.err) == (code, f"expert benchmark: stopped by {name}: {again}\n")
-    assert list((expert.parent / "runs" / "benchmarks").iterdir()) == []
 
 
 @SIGNALS
@@ -252,42 +213,3 @@ def test_a_process_ends_with_the_line_or_at_the_second_signal_at_once(expert, ho
             process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_SECONDS) == 143
         assert process.stderr.read() == reported
-
-
-ENDS = """
-import atexit, os, signal, sys
-from expert.__main__ import main
-atexit.register(os.kill, os.getpid(), signal.SIGINT)
-sys.argv = ["expert", *sys.argv[1:]]
-main()
-"""
-
-
-@pytest.mark.parametrize(("word", "code"), [("--version", 0), ("--wrong", 2)])
-def test_a_signal_while_python_ends_changes_nothing_and_shows_no_traceback(word, code):
-    ended = subprocess.run(
-        [sys.executable, "-c", ENDS, word], capture_output=True, text=True, check=False
-    )
-    assert ended.returncode == code
-    assert "Traceback" not in ended.stderr
-    assert bool(ended.stdout) == (code == 0)
-
-
-def test_only_the_main_thread_can_listen():
-    from concurrent.futures import ThreadPoolExecutor
-
-    before = signal.getsignal(signal.SIGTERM)
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(raise_on_signals).result()
-    assert signal.getsignal(signal.SIGTERM) is before
-
-
-def test_the_line_is_shown_once_and_needs_no_reader(capsys, monkeypatch):
-    from expert.cli.main import show_interrupted as tell
-
-    end = Interrupted(signal.SIGTERM)
-    tell(end, ["--json", "watch"])
-    tell(end, ["watch"])
-    assert capsys.readouterr().err == "expert watch: stopped by SIGTERM: the run itself continues\n"
-    monkeypatch.setattr(sys, "stderr", None)  # `2>&-`
-    tell(Interrupted(signal.SIGINT), json.loads("[]"))

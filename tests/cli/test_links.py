@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
 from pathlib import Path
 
 import pytest
-
-from expert.data.tokens.prepare import Recipe
-from tests.jobs.runs import base_model, write_expert
-from tests.jobs.trained_runs import finished
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="links need a privilege on Windows")
 
@@ -166,17 +161,6 @@ def test_a_pipe_in_a_run_folder_is_refused_and_not_waited_for(run, expert, name)
         assert f"{path}: is a pipe" in ran.err
 
 
-@pytest.mark.parametrize("name", [".lock", "events.jsonl"])
-def test_a_file_with_a_second_name_elsewhere_is_not_written_to(run, expert, outside, name):
-    path = run_of(expert) / name
-    path.unlink(missing_ok=True)
-    os.link(outside / "letter.txt", path)
-    more = ("--allow-changed", "--set", "training.config.max_steps=7")
-    ran = run(*typed("resume", expert), *more)
-    assert ran.code == 2
-    assert f"{path}: has 2 names" in ran.err
-
-
 RUNS, CACHE = "--output FOLDER", "training.config.pretokenized_cache"
 PLACES = [
     ("train", "runs", RUNS),
@@ -209,71 +193,8 @@ def test_a_place_that_is_a_link_is_refused_with_the_option_for_it(
     assert instead in ran.err
 
 
-def test_shards_that_were_started_elsewhere_are_not_finished_there(run, expert, outside):
-    [tokens] = (expert / "datasets_optimized" / "demo").glob("tokens-*")
-    recipe = json.loads((tokens / "recipe.json").read_text(encoding="utf-8"))
-    key = Recipe(**recipe).key()[:12]
-    shutil.rmtree(tokens)
-    own = expert / "tokens"
-    parts = own.with_name(f"{own.name}.parts-{key}")
-    link(parts, outside / "photos")
-    ran = run(
-        *("pretokenize", str(expert / "manifest.json")),
-        *("--set", "training.config.pretokenized_cache=tokens"),
-    )
-    refused(ran, parts, outside / "photos")
-
-
 @pytest.mark.parametrize("key", ["output_dir", "pretokenized_cache"])
 def test_a_manifest_cannot_lead_out_of_its_folder_by_a_link_in_it(run, expert, outside, key):
     link(expert / "way", outside)
     words = ("--set", f"training.config.{key}=way/photos/new")
     refused(run("train", str(expert / "manifest.json"), *words), expert / "way", outside)
-
-
-def test_what_the_user_types_may_be_a_link(run, tmp_path):
-    base = base_model()
-    manifest = write_expert(tmp_path / "own", base, {"max_steps": 1})
-    disk = tmp_path / "other-disk"
-    disk.mkdir()
-    (tmp_path / "own" / "elsewhere").symlink_to(disk)
-    (tmp_path / "way").symlink_to(tmp_path / "own")
-    ran = run(
-        *("train", str(tmp_path / "way" / manifest.name)),
-        *("--output", str(tmp_path / "own" / "elsewhere")),
-    )
-    assert ran.code == 0, ran.err
-    [made] = disk.iterdir()
-    assert (made / "final" / "DONE").is_file()
-    assert run("report", str(tmp_path / "own" / "elsewhere" / made.name)).code == 0
-    assert (made / "report.html").is_file()
-
-
-def test_a_backup_of_a_manifest_is_not_written_through_a_link(run, tmp_path, outside):
-    old = tmp_path / "manifest.json"
-    shutil.copyfile(finished("lora").parents[1] / "manifest.json", old)
-    (tmp_path / "manifest.json.bak").symlink_to(outside / "new.txt")
-    ran = run("manifest", "upgrade", str(old), "--in-place")
-    assert ran.code == 2
-    assert "manifest.json.bak exists" in ran.err
-
-
-@pytest.mark.parametrize("name", ["report.html", "report.md"])
-def test_a_report_is_not_written_through_a_link_where_it_is_put(run, expert, outside, name):
-    place = expert / "reports"
-    link(place / name, outside / "letter.txt")
-    refused(
-        run("report", str(run_of(expert)), "--to", str(place)),
-        place / name,
-        outside / "letter.txt",
-    )
-
-
-@pytest.mark.parametrize("target", ["photos", "empty", "nowhere"])
-def test_an_export_goes_to_no_link(run, expert, outside, tmp_path, target):
-    (tmp_path / "empty").mkdir()
-    to = tmp_path / "exported"
-    to.symlink_to((tmp_path if target == "empty" else outside) / target)
-    ran = run("export", str(run_of(expert)), "--to", str(to))
-    refused(ran, to, to.readlink())
-    assert not any((tmp_path / "empty").iterdir())

@@ -16,10 +16,8 @@ from expert.cli.show.progress import (
     PreparingView,
     RunProgress,
     Stages,
-    fitting,
     initial_text,
 )
-from expert.insight.event_text import step_parts
 from tests.cli.screens import PLAIN_STEP, STARTED, STEP, Screen, recorded
 from tests.each import each
 
@@ -62,14 +60,6 @@ def test_a_step_line_counts_as_progress_output():
     assert every.lines()[-1] == "run folder: runs/a"
 
 
-def test_before_the_first_step_line_the_bar_shows_the_time_left_by_the_pace_of_steps():
-    screen = Screen(terminal=True, width=80)
-    progressed(screen, (0.0, 1), (2.0, 2), (10.0, 6))
-    shown = screen.console.export_text()
-    assert "6/900  ETA 30 min" in shown  # five steps in ten seconds, 894 left
-    assert "1/900  ETA" not in shown  # a single step has no pace
-
-
 def test_the_bar_moves_with_every_step_and_keeps_what_the_last_line_showed():
     screen = Screen(terminal=True)
     with screen.view:
@@ -82,20 +72,6 @@ def test_the_bar_moves_with_every_step_and_keeps_what_the_last_line_showed():
         screen.now = 3.0
         screen.view.progress(121)
     assert re.search(r"121/900  loss 1\.2345", screen.file.getvalue())
-
-
-@pytest.mark.parametrize("last", [899, 900])
-def test_a_bar_that_is_left_shows_the_last_step_however_fast_it_came(last):
-    screen = Screen(terminal=True)
-    with screen.view:
-        screen.view(STARTED)
-        screen.view(STEP | {"step": 898})
-        for step in range(898, last + 1):
-            screen.view.progress(step)
-        screen.view({"event": "finished"})
-    left = re.split("[━╸] ", screen.console.export_text().splitlines()[-2])[-1]
-    assert left.startswith(f"{last}/900  loss 1.2345")
-    assert ("ETA" in left) == (last < 900)
 
 
 # --- the bar -------------------------------------------------------------------------------------
@@ -117,20 +93,6 @@ def test_in_a_terminal_a_step_moves_a_bar_that_fits_a_hundred_columns():
     assert "ETA 60 s" in last.console.export_text()  # of the evaluations that are left
 
 
-def test_the_bar_is_drawn_at_most_ten_times_a_second_and_always_at_the_end():
-    screen = Screen(terminal=True)
-    with screen.view as view:
-        view(STARTED)
-        for step in range(1, 51):
-            view(STEP | {"step": step})
-        assert "50/900" not in screen.file.getvalue()
-        screen.now = 0.2
-        view(STEP | {"step": 51})
-        assert "51/900" in screen.file.getvalue()
-        view(STEP | {"step": 900})
-        assert "900/900" in screen.file.getvalue()
-
-
 @each("end", [(), ({"event": "stopped", "reason": "Ctrl-C"},)], ids=["without an end", "stopped"])
 def test_the_bar_ends_with_the_run_and_a_resumed_run_gets_a_new_one(end):
     screen = Screen(terminal=True)
@@ -143,23 +105,6 @@ def test_the_bar_ends_with_the_run_and_a_resumed_run_gets_a_new_one(end):
         assert "\x1b[?25h" in screen.file.getvalue()  # the cursor is back
         view(STEP)
     assert "120/950" in screen.file.getvalue()[before:]
-
-
-@each("width", [40, 60, 80, 100, 160])
-def test_the_bar_never_takes_more_than_one_line(width):
-    parts = step_parts(STEP, total=900, epochs=3)
-    assert len(fitting(parts, width - 9)) <= width - 9
-    assert fitting(parts, width - 9).startswith("120/900")
-    assert fitting(parts, 20) == "120/900  loss 1.2345"  # the loss is the last to go
-
-
-@each(
-    ("epoch", "shown"),
-    [*((n, "1/3") for n in (1, 0.2, 0)), *((n, "3/3") for n in (3, 2.5, 9)), (1, "1/2.5")],
-)
-def test_the_epoch_is_counted_from_one_as_a_number_or_as_progress(epoch, shown):
-    parts = step_parts(STEP | {"epoch": epoch}, total=900, epochs=float(shown[2:]))
-    assert parts["epoch"] == f"epoch {shown}"
 
 
 @pytest.mark.parametrize("terminal", [False, True])
@@ -212,29 +157,6 @@ def test_a_long_evaluation_has_a_bar_of_its_own_that_goes_when_it_is_over():
     evaluated(screen, (0.0, 0), (1.0, 100), (3.0, 300))
     assert "evaluating validation: 300/5,000 rows  100 rows/s  ETA 47 s" in screen.file.getvalue()
     assert "evaluating" not in screen.lines()[-1]
-
-
-def test_an_evaluation_of_a_moment_is_not_shown():
-    screen = Screen(terminal=True)
-    evaluated(screen, (0.0, 0), (0.5, 2500), (1.9, 5000))
-    assert "evaluating" not in screen.file.getvalue()
-
-
-def test_the_first_batch_of_an_evaluation_which_may_compile_shows_no_pace():
-    lines = evaluated(Screen(terminal=False), (0.0, 0), (40.0, 10), (42.0, 30), (60.0, 210))
-    assert lines[:2] == [
-        "evaluating validation: 10/5,000 rows",
-        "evaluating validation: 210/5,000 rows  10 rows/s  ETA 8 min",
-    ]
-
-
-def test_before_the_first_step_line_the_time_left_has_the_evaluations_in_it():
-    screen = Screen(terminal=True, width=80)
-    with screen.view:
-        screen.view(STARTED | {"total_steps": 40, "evaluation_updates": 100.0})
-        for screen.now, step in ((0.0, 1), (2.0, 3)):
-            screen.view.progress(step)
-    assert "3/40  ETA 2 min" in screen.console.export_text()  # 37 steps and 100
 
 
 # --- around a run ---------------------------------------------------------------------------------
@@ -303,23 +225,6 @@ def test_in_a_terminal_a_spinner_gives_way_to_bars_and_they_to_the_run():
     ]
     places = [text.index(part) for part in order]
     assert places == sorted(places)
-
-
-def test_in_a_terminal_the_spinner_stays_until_the_first_step():
-    console, file = recorded(terminal=True)
-    before = {"event": "warning", "text": "rows were left out"}
-    with RunProgress(console, live=True) as view:
-        view({"event": "started", "expert": "demo", "model": "tiny", "total_steps": 2})
-        view({"event": "kernels", "lines": ["✓ packing"]})
-        for now, event in (("loading the model", before), ("first step", {"event": "loaded"})):
-            view(event)
-            drawn = file.tell()
-            console.print("a line above the spinner")
-            assert now in file.getvalue()[drawn:]
-        view({"event": "step", "step": 1, "loss": 2.0})
-        drawn = file.tell()
-        console.print("a line above the bar")
-        assert "computing the first step" not in file.getvalue()[drawn:]
 
 
 def test_a_failure_is_reported_by_its_error_while_the_run_is_live():

@@ -79,17 +79,6 @@ def test_a_killed_run_is_resumed_by_the_command_that_watch_and_diagnose_print(ru
     assert (folder / "final").is_dir()
 
 
-def test_a_text_without_a_manifest_is_resumed_by_its_name(run, fox):
-    asked = ("--epochs", "1", "--device", "cpu", "--set", SMALL, "--set", "trackers=[]")
-    assert run("train", "--dataset", "fox.txt", *asked).code == 0
-    [folder] = (fox / "runs").iterdir()
-    killed(folder)
-    command = printed_command(run, folder)
-    assert command[:3] == ["train", "--dataset", str(fox / "fox.txt")]
-    again = run(*command)
-    assert again.code == 0, again.err
-
-
 def test_a_run_with_settings_beside_its_text_is_resumed_by_the_printed_command(run, fox):
     shape = "{n_layer: 1, n_head: 1, n_embd: 8, block_size: 16}"
     text = f"name: bard\nmodel: {shape}\ntraining: {{epochs: 1, batch_size: 32, trackers: []}}\n"
@@ -146,21 +135,3 @@ def test_the_resume_command_repeats_vram_only_for_runs_on_a_card(tmp_path):
         facts = started_facts(folder, planned, Start(source=str(file), vram="8 GB"))
         command = f"expert train --manifest {file}{words} --resume {folder.path}"
         assert resume_command_of(folder, {"event": "started", **facts}) == command
-
-
-def test_a_key_that_the_version_of_the_start_did_not_have_is_not_set(tmp_path):
-    file = write_expert(tmp_path, "tiny", {})
-    folder = a_started_run(tmp_path, file)
-    recorded = read_manifest(file, overrides=["seed=7"]).manifest.model_dump(mode="json")
-    del recorded["training"]["config"]["betas"]
-    folder.manifest.write_text(json.dumps(recorded), encoding="utf-8")
-    command = f"expert train --manifest {file} --set seed=7 --resume {folder.path}"
-    assert resume_command_of(folder) == command
-
-
-@pytest.mark.parametrize("text", ["{", "name: [", "training: 3"])
-def test_a_manifest_that_cannot_be_read_today_is_named_all_the_same(tmp_path, text):
-    file = tmp_path / "manifest.yaml"
-    file.write_text(text, encoding="utf-8")
-    folder = a_started_run(tmp_path, file)
-    assert resume_command_of(folder) == f"expert train --manifest {file} --resume {folder.path}"

@@ -37,14 +37,6 @@ def test_one_answer_is_written_alone_to_standard_output(run):
     assert sample["prompt"] == "say cat 2"
 
 
-def test_several_answers_are_under_their_prompts(run):
-    prompts = ("--prompt", "say cat 2", "--prompt", "say [red] 1")
-    ran = run("sample", str(finished("lora")), *prompts, "--max-tokens", "4", *CPU)
-    lines = ran.out.splitlines()
-    assert "> say cat 2" in lines
-    assert "> say [red] 1" in lines
-
-
 def test_a_seed_gives_the_same_text_and_one_that_was_drawn_is_reported(run):
     asked = ("sample", str(finished_characters()), "--prompt", "the", "--max-tokens", "30", *CPU)
     first = run(*asked)
@@ -168,22 +160,6 @@ def test_holders_are_named_and_what_would_free_their_memory(run, cards):
     assert first["command"] is None
     assert second["own"]
     assert "python" in second["command"]
-
-
-def test_a_card_without_processes(run, cards):
-    out = run("clear-cuda-cache").out
-    assert "  no process uses its memory\n" in out
-    assert out.endswith("Nothing was freed: no visible process holds GPU memory.\n")
-
-
-def test_a_driver_that_shows_nothing_about_processes(run, cards):
-    for kind in ("Compute", "Graphics"):
-        name = f"nvmlDeviceGet{kind}RunningProcesses"
-        cards.broken[name] = pynvml.NVML_ERROR_NO_PERMISSION
-    assert "  processes unknown: unknown: this user may not read it" in run("clear-cuda-cache").out
-    [card] = json.loads(run("clear-cuda-cache", "--json").out)["cards"]
-    assert card["holders"] is None
-    assert "this user may not read it" in card["note"]
 
 
 def test_a_prompt_may_come_from_standard_input(run, monkeypatch):

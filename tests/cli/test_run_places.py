@@ -45,17 +45,6 @@ def test_a_run_is_reported_watched_and_diagnosed_where_torch_is_not_installed(tm
     assert machine.code in (0, 2)
 
 
-def test_two_runs_are_compared_by_any_folder_that_means_them(run, tmp_path):
-    newest = Path(str(finished("lora")))
-    ran = run("benchmark", "--compare", str(newest.parent), str(newest.parent.parent))
-    assert ran.code == 0, ran.err
-    assert ran.out.count(f"{newest}\n") == 2  # above its column each
-    (tmp_path / "empty").mkdir()
-    refused = run("benchmark", "--compare", str(newest.parent), str(tmp_path / "empty"))
-    assert refused.code == 2
-    assert "are of different kinds (name two results or two runs)" in " ".join(refused.err.split())
-
-
 def test_a_folder_named_as_manifest_means_the_file_in_it_and_is_reported(run, tmp_path):
     expert = expert_folder(tmp_path / "demo", "manifest.yaml")
     for command in (("plan", "--gpu", "rtx-4090", "--manifest"), ("plan", "--gpu", "rtx-4090")):
@@ -86,11 +75,3 @@ def test_resume_takes_a_folder_of_runs_or_of_an_expert_and_shows_which_run_it_to
         assert f"run: {folder}\n" in ran.err
         assert reported in ran.out
     assert "run: " not in run(*asked, str(folder)).err
-
-
-def test_a_folder_without_a_run_cannot_be_resumed(run, tmp_path):
-    expert = expert_folder(tmp_path / "demo")
-    (tmp_path / "empty").mkdir()
-    ran = run("train", "-m", str(expert), "--device", "cpu", "--resume", str(tmp_path / "empty"))
-    assert ran.code == 2
-    assert "empty: is not a run folder: it has no plan.json" in ran.err

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from expert.cli.show.options import flag_overrides, read_requested_manifest
-from expert.cli.train import _show_stopping
 from expert.core.interrupts import Interrupted
 from expert.run.session.finish import RunResult
 from expert.run.stored.resume_command import command_to_resume, with_resume_value
@@ -106,19 +105,6 @@ def test_flags_overrule_the_manifest_and_the_result_is_json(run, expert, tmp_pat
     assert found["steps"] == plan["length"]["steps_per_epoch"]
     assert found["exit_code"] == 0
     assert "step 1/" in ran.err
-
-
-def test_a_run_on_plain_text_ends_with_the_command_that_continues_one(run, tmp_path):
-    rows = [{"text": f"the cat sat on mat {n}"} for n in range(20)]
-    config = {"max_steps": 1}
-    path = write_expert(tmp_path / "demo", base_model(), config, rows=rows)
-    ran = run("train", str(path), "--device", "cpu")
-    assert ran.code == 0, ran.err
-    [folder] = (path.parent / "runs").iterdir()
-    assert ran.out.splitlines()[-2:] == [
-        f'next: expert sample {folder} --prompt "…"',
-        f"      expert export {folder} --to FOLDER",
-    ]
 
 
 def test_without_a_manifest_a_text_trains_the_character_model(run, tmp_path, monkeypatch):
@@ -229,18 +215,6 @@ def test_other_rows_replace_all_of_the_manifests_own(expert, tmp_path, monkeypat
     assert data.validation_path == "mine.jsonl"
 
 
-def test_tasks_give_way_to_other_rows(tmp_path):
-    manifest = tmp_path / "m.json"
-    tasks = {"a": {"train": "a.jsonl"}, "b": {"train": "b.jsonl"}}
-    data = {"type": "multi_task", "tasks": tasks}
-    text = {"base_model": "x", "training": {"dataset": data}}
-    manifest.write_text(json.dumps(text), encoding="utf-8")
-    read = read_requested_manifest(
-        manifest, "c/d", tuple(flags(dataset="c/d"))
-    ).manifest.training.dataset
-    assert (read.tasks, read.type, read.path) == (None, None, "c/d")
-
-
 def test_the_exit_code_is_that_of_the_run_and_resuming_is_explained(run, expert, monkeypatch):
     stopped = replace(DONE, exit_code=143, final=None)
     monkeypatch.setattr("expert.jobs.train.train", lambda read, **more: stopped)
@@ -307,15 +281,6 @@ def test_a_dry_run_shows_plan_and_data_and_writes_nothing(run, expert, tmp_path)
     assert tree(tmp_path) == before
 
 
-def test_a_dry_run_that_does_not_fit_exits_with_3(run, tmp_path):
-    file = tmp_path / "m.yaml"
-    (tmp_path / "a.jsonl").write_text('{"instruction": "a", "response": "b"}\n', encoding="utf-8")
-    file.write_text("base_model: microsoft/phi-4\ndataset: a.jsonl\n", encoding="utf-8")
-    ran = run("train", "-m", str(file), "--dry-run", "--vram", "2GB")
-    assert ran.code == 3
-    assert "✗ does not fit" in ran.out
-
-
 # --- what is refused -----------------------------------------------------------------------------
 
 
@@ -380,25 +345,6 @@ def test_the_command_that_resumes_is_whole(argv, command):
     assert command_to_resume(argv, Path("runs/a")) == command
 
 
-@each(
-    ("given", "key", "words"),
-    [
-        ("--set max_steps=6", "max_steps", "--set max_steps=3"),
-        ("--set=max_steps=6", "max_steps", "--set max_steps=3"),
-        ("--set training.config.max_steps=6", "max_steps", "--set max_steps=3"),
-        ("--set seed=6", "max_steps", "--set seed=6 --set max_steps=3"),
-        ("--set steps=6", "max_steps", "--set steps=6 --set max_steps=3"),
-        ("--set epochs=2 --epochs 4", "epochs", "--epochs 3"),
-        ("--epochs=4", "epochs", "--epochs 3"),
-        ("-m a.json", "epochs", "-m a.json --epochs 3"),
-    ],
-)
-def test_a_key_is_set_once_in_the_command_that_resumes(given, key, words):
-    options = [(f"training.config.{key}", 3)]
-    command = command_to_resume(["expert", "train", *given.split()], Path("runs/a"), options)
-    assert command == f"expert train {words} --resume runs/a"
-
-
 NO_RUN = (
     "stopped by Ctrl-C before the first step: no run was started; prepared data is "
     "kept; the same command continues from there\n"
@@ -425,15 +371,3 @@ def test_ctrl_c_before_the_first_step_is_reported_and_leaves_no_folder(
     assert (ran.code, ran.err) == (130, "")
     assert ran.out.endswith(NO_RUN)
     assert list((expert.parent / "runs").iterdir()) == []
-
-
-def test_a_signal_is_acknowledged_past_the_buffers_of_python(capfd):
-    _show_stopping(again=False)
-    assert (
-        capfd.readouterr().err == "Finishing this step; press Ctrl-C again to stop immediately.\n"
-    )
-    _show_stopping(again=True)
-    assert (
-        capfd.readouterr().err
-        == "Stopped without saving; --resume continues from the last checkpoint, if there is one.\n"
-    )

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import psutil
 import pytest
 
-from expert.core.process import Child, describe_exit, filtered_stderr
+from expert.core.process import Child, filtered_stderr
 
 PATIENCE = 60.0
 
@@ -80,21 +79,6 @@ def test_grandchildren_are_killed_with_the_child(begun):
             return  # it has ended, and its exit code was not collected
         time.sleep(0.1)
     pytest.fail("it still runs")
-
-
-def test_an_end_in_words():
-    assert describe_exit(0) == "ended with code 0"
-    assert describe_exit(-9) == "was killed by SIGKILL"
-    assert describe_exit(-250) == "was killed by signal 250"
-
-
-def test_threads_may_stop_it_at_once(begun):
-    for _ in range(8):
-        child = begun("sys.stderr.write('over\\n'); sys.stderr.flush(); os.kill(os.getpid(), 9)")
-        child.wait()
-        with ThreadPoolExecutor(4) as threads:
-            codes = list(threads.map(Child.stop, [child] * 4))
-        assert (codes, child.stderr_tail()) == ([-9] * 4, "over")
 
 
 def test_lines_written_past_python_are_left_out_and_others_come_in_order_whatever_is_raised(capfd):

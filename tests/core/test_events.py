@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import resource
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -17,10 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from expert.core import events
 from expert.core.events import EventLog, follow, plain, read_events
 from expert.core.secrets import known_secrets, redacted
-from tests.core.forking import in_child
 from tests.each import each
 from tests.faults.counting import case
 
@@ -96,20 +93,6 @@ def test_every_line_is_valid_json(tmp_path: Path, value: object, stored: object)
     assert (type(found), found) == (type(stored), stored)
 
 
-def test_sinks_get_what_the_file_gets(path: Path):
-    first: list[Any] = []
-    second: list[Any] = []
-
-    def meddling(event: dict[str, Any]) -> None:
-        first.append(dict(event))
-        event.clear()
-
-    with EventLog(path, [meddling, second.append], clock=ticking()) as log:
-        log.emit("step", step=1, loss=float("nan"))
-        log.emit("saved", step=1, path=Path("x"))
-    assert list(read_events(path)) == first == second
-
-
 def test_a_sink_that_fails_is_reported_to_the_others_once_and_does_not_stop_anything(path: Path):
     seen: list[str] = []
     refused: list[str] = []
@@ -162,56 +145,6 @@ def test_a_full_disk_gives_one_warning_and_the_lines_follow_when_there_is_room(
     found = read_events(path)
     assert [event["event"] for event in found] == ["a", "bbb", "c", "d"]
     assert found.damaged >= 1  # the partial lines
-
-
-@pytest.mark.fault(7)
-def test_a_second_full_disk_is_reported_again(path: Path, monkeypatch: pytest.MonkeyPatch):
-    seen: list[dict[str, Any]] = []
-    log = EventLog(path, [seen.append])
-    real_open = os.open
-    for full in (True, True, False, True, True):
-
-        def opened(*args: Any, full: bool = full) -> int:
-            if full:
-                raise OSError(errno.ENOSPC, "full")
-            return real_open(*args)
-
-        monkeypatch.setattr(os, "open", opened)
-        log.emit("x")
-        if log._descriptor is not None:
-            os.close(log._descriptor)
-            log._descriptor = None
-    names = [event["event"] for event in seen]
-    assert names == ["log_failed", "x", "x", "x", "log_failed", "x", "x"]
-
-
-@pytest.mark.fault(7)
-def test_a_file_size_limit_of_the_system_does_not_stop_the_training(path: Path):
-    def train() -> str:
-        seen: list[str] = []
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 100_000))
-        with EventLog(path, [lambda event: seen.append(event["event"])]) as log:
-            for step in range(40):
-                log.emit("step", step=step, loss=1 / 3)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-        return f"{seen.count('log_failed')} {seen.count('step')}"
-
-    assert in_child(train) == (0, "1 40")
-    assert [event["step"] for event in read_events(path)] == list(range(40))
-
-
-def test_lines_that_wait_too_long_are_given_up_and_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(events, "WAITING_LINES", 3)
-    folder = tmp_path / "later"
-    log = EventLog(folder / "events.jsonl")
-    for step in range(5):
-        log.emit("step", step=step)
-    folder.mkdir()
-    log.close()
-    assert [event["step"] for event in lines(log.path)] == [2, 3, 4]
-    assert log.lost == 2
 
 
 def test_threads_write_whole_lines(path: Path):

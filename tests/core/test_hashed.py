@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from expert.core.errors import Damaged
-from expert.core.files import MAX_TEXT_BYTES
 from expert.core.hashed import file_integrity, hash_file, refuse_damaged, write_hashed
 
 
@@ -48,17 +47,6 @@ def test_a_file_is_sound_until_a_byte_of_it_or_of_its_hash_changes(tmp_path):
     refuse_damaged(file, "copy it again")
 
 
-def test_a_text_that_is_too_large_to_be_read_is_refused_without_reading_it(tmp_path, monkeypatch):
-    file = tmp_path / "plan.json"
-    write_hashed(file, "{}")
-    os.truncate(file, MAX_TEXT_BYTES + 1)
-    monkeypatch.setattr("expert.core.hashed.sha256_of", pytest.fail)
-    with pytest.raises(Damaged, match=r"plan\.json"):
-        refuse_damaged(file, "copy it again")
-    hash_file(file).unlink()
-    refuse_damaged(file, "copy it again")  # refused when it is read
-
-
 @pytest.mark.parametrize("old", [True, False], ids=["without a hash", "with a hash"])
 @pytest.mark.parametrize("number", [1, 2])
 def test_a_crash_while_it_is_replaced_leaves_the_old_file_sound(tmp_path, monkeypatch, number, old):
@@ -74,10 +62,3 @@ def test_a_crash_while_it_is_replaced_leaves_the_old_file_sound(tmp_path, monkey
     refuse_damaged(file, "copy it again")
     write_hashed(file, "new", trust_existing=True)
     assert (file.read_text(), file_integrity(file)) == ("new", "sound")
-
-
-def test_a_hash_that_is_a_pipe_is_not_waited_for(tmp_path):
-    file = tmp_path / "plan.json"
-    file.write_text("{}")
-    os.mkfifo(hash_file(file))
-    assert file_integrity(file) == "damaged"

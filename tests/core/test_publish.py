@@ -12,13 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from expert.core import publish
 from expert.core.publish import (
     DONE,
     PublishError,
     damage,
     faults,
-    is_alive,
     publishing,
     remove_leftovers,
 )
@@ -95,16 +93,6 @@ def test_every_byte_reaches_the_disk_before_the_name(
     assert calls[3:] == [f"{temporary}/{DONE}", *folders, "rename", "."]
 
 
-@pytest.mark.fault(3)
-def test_names_of_new_parent_folders_reach_the_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    synced: list[Path] = []
-    monkeypatch.setattr(publish, "sync_folder", synced.append)
-    published(tmp_path / "run" / "checkpoints" / "x")
-    assert synced[:2] == [tmp_path, tmp_path / "run"]
-
-
 @pytest.mark.parametrize("error", [OSError(5, "Input/output error"), KeyboardInterrupt()])
 def test_after_an_exception_in_the_filling_or_the_sealing_nothing_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
@@ -167,17 +155,6 @@ def test_a_link_is_not_published(tmp_path: Path):
     assert names(tmp_path) == []
 
 
-def test_files_that_only_their_owner_could_read_follow_the_folder(tmp_path: Path):
-    old = os.umask(0o022)
-    try:
-        with publishing(tmp_path / "x") as temporary:
-            fill(temporary)
-            (temporary / "a.bin").chmod(0o600)
-    finally:
-        os.umask(old)
-    assert (tmp_path / "x" / "a.bin").stat().st_mode & 0o777 == 0o644
-
-
 def flip(path: Path, offset: int, bit: int) -> None:
     with path.open("r+b") as stream:  # in place: ext4 flushes a file that is written again
         stream.seek(offset)
@@ -213,16 +190,6 @@ def test_a_snapshot_of_the_hub_s_cache_is_hashed_through_its_links(tmp_path: Pat
     assert faults(snapshot) == ["a.bin does not match its hash in DONE"]
     copy = snapshot.parent.rename(snapshot.parents[1] / "copies") / snapshot.name
     assert faults(copy) == ["DONE is not a plain file"]  # links of another folder
-
-
-@each("target", ["/etc/passwd", "../../../outside", "../../blobs", "../../blobs/nothing"])
-def test_a_snapshot_s_link_to_anything_but_a_file_of_its_model_is_refused(tmp_path, target):
-    snapshot = in_hub_cache(tmp_path, published(tmp_path / "x"))
-    shutil.copyfile(snapshot / "a.bin", tmp_path / "outside")
-    (snapshot / "a.bin").unlink()
-    (snapshot / "a.bin").symlink_to(target)
-    (fault,) = faults(snapshot)
-    assert "a.bin" in fault
 
 
 def test_what_the_hub_adds_to_a_copy_is_no_damage(tmp_path: Path):
@@ -306,16 +273,6 @@ def test_sizes_alone_are_compared_without_reading(tmp_path: Path):
     assert damage(target, contents=False) == "a.bin has 1 bytes instead of 100"
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    target = published(tmp_path / "x")
-
-    def fail(path: Path) -> str:
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr(publish, "sha256_of", fail)
-    assert damage(target).startswith("a.bin cannot be read: Input/output error; ")
-
-
 def test_leftovers_of_dead_processes_are_removed_and_those_of_living_ones_stay(tmp_path: Path):
     dead, living = dead_pid(), os.getppid()
     gone = [f".tmp-x-{dead}", f".tmp-delete-step-000100-{dead}", f".tmp-y-{os.getpid()}"]
@@ -329,17 +286,6 @@ def test_leftovers_of_dead_processes_are_removed_and_those_of_living_ones_stay(t
     assert names(tmp_path) == sorted(stay)
     assert [path.name for path in remove_leftovers(tmp_path, alone=True)] == [f".tmp-x-{living}"]
     assert (tmp_path / "x" / "a.bin").is_file()
-
-
-def test_leftovers_of_another_machine_stay_as_nobody_knows_whether_their_makers_live(tmp_path):
-    dead, here = dead_pid(), socket.gethostname()
-    for name in (f".tmp-x@elsewhere-{dead}", f".tmp-x@{here}-{dead}", f".tmp-y@{here}-{dead}"):
-        fill(tmp_path / name)
-    fill(tmp_path / f".tmp-x@elsewhere-{os.getpid()}")
-    assert [path.name for path in remove_leftovers(tmp_path, name="x")] == [f".tmp-x@{here}-{dead}"]
-    assert [path.name for path in remove_leftovers(tmp_path)] == [f".tmp-y@{here}-{dead}"]
-    assert all(map(is_alive, (os.getpid(), 1)))
-    assert not any(map(is_alive, (dead, 0, 10**12)))
 
 
 def test_a_folder_that_is_being_filled_is_not_swept_and_what_was_there_is_no_obstacle(

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import ntpath
 from pathlib import Path, PureWindowsPath
-from types import SimpleNamespace
-from typing import Any
 
-from expert.core import rundir
 from expert.core.rundir import relocated_path
 
 
@@ -52,11 +48,3 @@ class AbsentWindowsPath(PureWindowsPath):
 
     def absolute(self) -> AbsentWindowsPath:
         return self
-
-
-def test_what_lay_on_another_drive_than_the_runs_stays_there(monkeypatch):
-    monkeypatch.setattr(rundir, "Path", AbsentWindowsPath)
-    monkeypatch.setattr(rundir, "os", SimpleNamespace(path=ntpath))
-    runs: Any = AbsentWindowsPath("C:\\fruit\\runs")
-    found = relocated_path("D:\\tokens", runs_then=str(runs), runs_now=runs)
-    assert str(found) == "D:\\tokens"

@@ -14,7 +14,6 @@ from expert.core.resources import (
     disk_full_message,
     free_bytes,
     reporting_disk_full,
-    resource_shortage,
 )
 from tests.each import each
 
@@ -58,9 +57,3 @@ def test_other_errors_pass_and_the_room_of_a_folder_to_come_is_that_of_its_disk(
     with pytest.raises(FileNotFoundError), reporting_disk_full(tmp_path, "it", 1):
         raise OTHER["a missing file"]
     assert free_bytes(tmp_path / "a" / "b") > 0
-
-
-def test_lack_of_memory_is_named_where_the_system_has_no_sysconf(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("expert.core.resources._limit", lambda name: None)
-    monkeypatch.delattr(os, "sysconf_names")
-    assert str(resource_shortage(MemoryError())).startswith("not enough memory")

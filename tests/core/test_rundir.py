@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -146,30 +142,8 @@ def holding(run: RunFolder) -> subprocess.Popen[str]:
     return process
 
 
-class Locks:
-    """Fakes the locks of a file system: granted to everyone, or not supported."""
-
-    def __init__(self, *, there: bool) -> None:
-        self._there = there
-
-    def __call__(self, path: Path, **options: Any) -> Locks:
-        return self
-
-    def acquire(self, *, blocking: bool) -> None:
-        if not self._there:
-            raise OSError(errno.ENOTSUP, "no locks here")
-
-    def release(self) -> None:
-        pass
-
-
 @pytest.mark.fault(30)
-@pytest.mark.parametrize("locks", ["working", "given to everyone", "none"])
-def test_a_living_holder_is_respected_and_a_dead_one_is_not(
-    run: RunFolder, monkeypatch: pytest.MonkeyPatch, locks: str
-):
-    if locks != "working":
-        monkeypatch.setattr("filelock.FileLock", Locks(there=locks != "none"))
+def test_a_living_holder_is_respected_and_a_dead_one_is_not(run: RunFolder):
     with holding(run) as process:
         try:
             for _ in range(2):  # checking must not release the lock
@@ -183,25 +157,6 @@ def test_a_living_holder_is_respected_and_a_dead_one_is_not(
         assert previous.pid == process.pid
         assert json.loads(run.lock_file.read_text())["pid"] == os.getpid()
     assert not run.lock_file.exists()
-
-
-def test_the_name_of_a_dead_holder_is_overwritten_and_the_lock_of_another_is_not_removed(run):
-    longer = {"pid": 999_999_999, "host": "a-long-name." * 9, "since": "", "process": "gone"}
-    run.lock_file.write_text(json.dumps(longer))
-    with run.locked():
-        assert json.loads(run.lock_file.read_text())["pid"] == os.getpid()
-        run.lock_file.unlink()  # a user removed it
-        run.lock_file.write_text("another's")
-    assert run.lock_file.read_text() == "another's"
-
-
-def test_the_systems_lock_counts_before_the_holder_has_written_its_name(run: RunFolder):
-    with run.lock_file.open("w") as other:
-        fcntl.flock(other, fcntl.LOCK_EX)
-        with pytest.raises(RunInUse, match="is in use by another  "), run.locked():
-            pass
-    with run.locked() as previous:
-        assert previous is None
 
 
 def test_a_worker_that_outlives_its_trainer_does_not_keep_the_lock(run: RunFolder):
@@ -233,37 +188,6 @@ def test_a_worker_that_outlives_its_trainer_does_not_keep_the_lock(run: RunFolde
         os.write(writer, b"x")
         for descriptor in (writer, reader, worker_begins, worker_began):
             os.close(descriptor)
-
-
-def test_a_reused_process_id_does_not_hold_the_lock(run: RunFolder):
-    told = {"pid": os.getppid(), "host": socket.gethostname(), "since": "x"}
-    run.lock_file.write_text(json.dumps({**told, "process": "an earlier boot:1"}))
-    with run.locked() as previous:
-        assert previous
-        assert previous.pid == os.getppid()
-
-
-def test_a_holder_on_another_machine_counts_only_where_there_are_no_locks(
-    run: RunFolder, monkeypatch: pytest.MonkeyPatch
-):
-    told = {"pid": 1, "host": "elsewhere", "since": "yesterday", "process": "b:1"}
-    run.lock_file.write_text(json.dumps(told))
-    monkeypatch.setattr("filelock.FileLock", Locks(there=False))
-    with pytest.raises(RunInUse, match="process 1 on elsewhere since yesterday"), run.locked():
-        pass
-    monkeypatch.setattr("filelock.FileLock", Locks(there=True))
-    with run.locked() as previous:
-        assert previous
-        assert previous.host == "elsewhere"
-
-
-def test_an_invalid_lock_file_is_free_and_released_after_an_exception(run: RunFolder):
-    for content in ("", "rubbish", "[]", '{"pid": "x"}', "[" * 5000):
-        run.lock_file.write_text(content)
-        with pytest.raises(ValueError, match="x"), run.locked() as previous:  # noqa: PT012
-            assert previous is None
-            raise ValueError("x")
-        assert not run.lock_file.exists()
 
 
 @pytest.mark.fault(30)

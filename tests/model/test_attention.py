@@ -16,8 +16,6 @@ from expert.model.attention import (
     AttentionUnavailable,
     attention_failure,
     attention_kwargs,
-    document_block_mask,
-    document_mask,
     register_attention,
 )
 from tests.model.models import Batch, documents, make_batch
@@ -113,15 +111,6 @@ def test_a_document_does_not_see_its_neighbours(kind):
     assert torch.equal(before[1], after[1])
 
 
-def test_whole_rows_need_no_mask():
-    model, rows = a_model("Qwen3"), [[16], [16]]
-    whole = a_batch(rows)
-    masked = dataclasses.replace(whole, whole_rows=False)
-    assert attention_kwargs("sdpa", whole) == {"document_mask": None}
-    one, other = logits_of(model, "sdpa", whole), logits_of(model, "sdpa", masked)
-    torch.testing.assert_close(one, other, **LOGITS)
-
-
 @pytest.mark.parametrize("kind", ["eager", "sdpa", "flex"])
 def test_sliding_windows_are_those_of_transformers(kind):
     model, batch = a_model("Mistral", sliding_window=4), a_batch(ROWS)
@@ -134,14 +123,6 @@ def test_sliding_windows_are_those_of_transformers(kind):
     assert (packed - unlimited).abs().max() > 0.1  # the window is narrow enough to matter
 
 
-def test_a_window_is_kept_in_whole_rows_too():
-    model, rows = a_model("Mistral", sliding_window=4), [[16], [16]]
-    with torch.no_grad():
-        one = logits_of(model, "sdpa", a_batch(rows))
-        other = logits_of(model, "eager", a_batch(rows))
-    torch.testing.assert_close(one, other, **LOGITS)
-
-
 @pytest.mark.parametrize("kind", ["eager", "flex"])
 def test_capped_scores_are_those_of_transformers(kind):
     """Gemma 2: caps, windows in every other layer, and a scale of its own."""
@@ -151,20 +132,6 @@ def test_capped_scores_are_those_of_transformers(kind):
         alone = torch.cat(documents_alone(model, batch, "eager"))
         packed = logits_of(model, kind, batch).flatten(0, 1)
     torch.testing.assert_close(packed, alone, **LOGITS)
-
-
-def test_heads_that_are_not_grouped_work_too():
-    register_attention()
-    config = transformers.GPT2Config(
-        vocab_size=WORDS, n_embd=16, n_layer=2, n_head=4, n_positions=16
-    )
-    model, batch = transformers.GPT2LMHeadModel(config).eval(), a_batch(ROWS)
-    with torch.no_grad():
-        alone = torch.cat(documents_alone(model, batch, "eager"))
-        for kind in ("eager", "sdpa"):
-            packed = logits_of(model, kind, batch).flatten(0, 1)
-            # float32 rounds at 6e-8; logits are below 1
-            torch.testing.assert_close(packed, alone, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["eager", "sdpa"])
@@ -192,22 +159,6 @@ def test_transformers_builds_no_mask_for_these_names(monkeypatch):
     monkeypatch.undo()
     register_attention()
     assert seen == [None, None]
-
-
-def test_transformers_takes_every_name():
-    model: Any = a_model("Llama")
-    for name in IMPLEMENTATIONS.values():
-        model.set_attn_implementation(name)
-        assert model.config._attn_implementation == name
-
-
-def test_the_block_mask_is_the_document_mask():
-    positions = a_batch(ROWS).positions
-    blocks, plain = document_block_mask(positions), document_mask(positions)
-    row, place = torch.arange(2)[:, None, None], torch.arange(16)
-    seen = blocks.mask_mod(row, None, place[:, None], place[None, :])
-    assert torch.equal(seen, plain[:, 0])
-    assert plain[0, 0, 8].tolist() == [False] * 7 + [True, True] + [False] * 7
 
 
 def three() -> list[Tensor]:
@@ -246,23 +197,6 @@ def test_what_a_kernel_cannot_do_names_the_kernel_and_another():
         run("eager", three(), mask=torch.ones(1))
     with pytest.raises(AttentionUnavailable, match="'flex': cannot train on a CPU"):
         run("flex", [each.requires_grad_() for each in three()])
-
-
-def test_varlen_attention_options_match_the_torch_version(monkeypatch):
-    def takes(*names: str) -> None:
-        monkeypatch.setattr(attention_file, "_VARLEN_TAKES", frozenset(names))
-
-    takes("window_size", "enable_gqa")  # torch 2.12 and newer
-    assert attention_file._varlen_options(3) == {"window_size": (3, 0), "enable_gqa": True}
-    takes("window_size")  # torch 2.11
-    assert attention_file._varlen_options(-1) == {"window_size": (-1, 0)}
-    takes("is_causal")  # torch 2.10
-    assert attention_file._varlen_options(-1) == {"is_causal": True}
-    with pytest.raises(AttentionUnavailable, match="has no sliding window here"):
-        attention_file._varlen_options(3)
-    monkeypatch.setattr(attention_file, "_VARLEN_ATTN", None)
-    with pytest.raises(AttentionUnavailable, match=r"needs torch 2\.10 or newer"):
-        attention_file._varlen_options(-1)
 
 
 def test_the_probe_says_why_a_kernel_cannot_be_used(monkeypatch):

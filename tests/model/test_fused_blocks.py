@@ -20,10 +20,8 @@ from expert.model.fused.block import (
     fuse_blocks,
     fusion_obstacle,
 )
-from expert.model.fused.packing import pack
 from expert.model.fused.product import Product
 from expert.model.load import LoadedModel
-from expert.model.quantised import Float8Linear
 from expert.model.saving import save_trained
 from tests.each import each
 from tests.model.models import (
@@ -161,16 +159,6 @@ def test_dropout_drops_of_every_layer_what_its_seed_says(llama, monkeypatch, kin
     assert abs(found[0] - whole[0]) > 1e-3
 
 
-def test_dropout_drops_its_share_and_leaves_the_mean(tmp_path):
-    values = dropout._dropped(torch.ones(1000, 100), 7, 0.1)
-    # 100,000 draws: the share is within 3 parts in a thousand, three times its spread.
-    assert float((values == 0).float().mean()) == pytest.approx(0.1, abs=0.003)
-    assert float(values.mean()) == pytest.approx(1, abs=0.004)
-    others = dropout._dropped(torch.ones(1000, 100), 8, 0.1)
-    both = float(((values == 0) & (others == 0)).float().mean())
-    assert both == pytest.approx(0.01, abs=0.001)
-
-
 def test_a_resumed_run_drops_the_same(llama):
     loaded = a_model(llama, dropout=0.3)
     loaded.module.train()
@@ -179,14 +167,6 @@ def test_a_resumed_run_drops_the_same(llama):
     torch.set_rng_state(state)
     assert_equal(outcome(loaded), first, 0)
     assert first[0] != second[0]
-
-
-def test_a_row_of_zeros_has_a_magnitude_that_gets_no_gradient_and_no_nan(llama):
-    loaded = a_model(llama, kind="dora")
-    parts: Any = loaded.blocks[0].forward
-    with torch.no_grad():
-        parts.parts.gate_up.magnitudes.vectors[0][0] = 0.0
-    assert all(gradient.isfinite().all() for gradient in outcome(loaded))
 
 
 @each("quantization", ["int8", "int4"])
@@ -222,13 +202,6 @@ def test_evaluation_of_an_fp8_base_does_not_round_activations(llama, kind):
         assert float(fused.loss_sum(batch)) != pytest.approx(float(unrounded), rel=1e-4)
 
 
-def test_the_last_block_of_an_fp8_base_is_not_quantised(llama):
-    first, last = load(llama, "none", quantization="fp8").blocks
-    kinds = [{type(each) for each in block.modules()} for block in (first, last)]
-    assert [Float8Linear in kind for kind in kinds] == [True, False]
-    assert [nn.Linear in kind for kind in kinds] == [False, True]
-
-
 def test_fp8_products_are_those_of_the_rounded_numbers(tmp_path):
     generator = torch.Generator().manual_seed(3)
     shapes = ((40, 64), (48, 64), (40, 24), (48, 24), (40, 48))
@@ -256,11 +229,6 @@ def test_what_is_recomputed_is_the_same(llama, dropout):
     checkpoint_blocks(loaded.blocks, LAYERS)
     torch.set_rng_state(state)
     assert_equal(outcome(loaded), right, 0)
-
-
-def test_a_second_backward_gives_the_same(tmp_path):
-    loaded = a_model(tiny_model(tmp_path / "model", "qwen3"))
-    assert_equal(outcome(loaded), outcome(loaded), 0)
 
 
 @torch.no_grad()
@@ -301,32 +269,6 @@ def test_doras_scale_is_computed_once_for_answers(llama, monkeypatch):
     assert fuse_blocks(loaded.blocks, ADAPTER, to_answer=True) == ""
     monkeypatch.setattr("expert.model.fused.product.row_scales", pytest.fail)
     assert_equal(answered(loaded), expected)
-
-
-def test_blocks_without_memory_to_be_packed_still_answer(llama, monkeypatch):
-    expected = answered(a_model(llama, fused=False))
-    packed: list[Product] = []
-
-    def cramped(*given: Any, **more: Any) -> Product:
-        if len(packed) == 6:  # in the second block
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        packed.append(pack(*given, **more))
-        return packed[-1]
-
-    loaded = a_model(llama, fused=False)
-    monkeypatch.setattr("expert.model.fused.block.pack", cramped)
-    with pytest.raises(torch.OutOfMemoryError):
-        fuse_blocks(loaded.blocks, ADAPTER, to_answer=True)
-    fused = [isinstance(block.forward, FusedForward) for block in loaded.blocks]
-    assert fused == [True, False]
-    assert_equal(answered(loaded), expected)
-
-
-@each("kind", ["ia3", "lokr"])
-def test_other_adapters_answer_with_plain_blocks(llama, kind):
-    loaded = a_model(llama, kind=kind, fused=False)
-    assert fuse_blocks(loaded.blocks, ADAPTER, to_answer=True)
-    assert not isinstance(loaded.blocks[0].forward, FusedForward)
 
 
 def test_a_quantised_base_answers_with_plain_blocks(llama):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,14 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from expert.model.base_folder import base_reference, built_in_folder, model_folder
-from expert.model.load import LoadedModel, check_vocabulary, load_model
-from expert.planning.models.model_files import InvalidModelFolder
+from expert.model.base_folder import model_folder
+from expert.model.load import LoadedModel, check_vocabulary
 from tests.each import each
 from tests.model.models import (
     VOCABULARY,
-    adapter_plan,
-    char_plan,
     documents,
     kernel_plan,
     load,
@@ -111,17 +107,6 @@ def test_evaluation_is_without_dropout_and_leaves_the_mode_as_it_was(qwen: Path)
     assert not loaded.module.training
 
 
-def test_hidden_states_come_flat_and_in_order(qwen: Path):
-    loaded = load(qwen)
-    batch = make_batch([documents(10), documents(7, seed=1)])
-    hidden = loaded.hidden(batch)
-    assert hidden.shape == (20, 64)
-    alone = loaded.hidden(make_batch([documents(7, seed=1)]))
-    torch.testing.assert_close(hidden[10:17], alone, rtol=1e-4, atol=FLOAT_ERROR * 10)
-    assert loaded.head().shape == (400, 64)
-    assert [type(block).__name__ for block in loaded.blocks] == ["Qwen3DecoderLayer"] * 2
-
-
 @pytest.mark.parametrize(
     ("kind", "precision", "dtype"),
     [
@@ -203,13 +188,6 @@ def test_a_folder_that_is_no_whole_model_is_refused(tmp_path: Path, harm: str):
     text = refusal(lambda: load(folder))
     assert text.startswith(f"{folder}: ")
     assert told.replace("FOLDER", str(folder)) in text
-
-
-def test_torn_weights_are_refused(tmp_path: Path):
-    folder = tiny_model(tmp_path)
-    (folder / "model.safetensors").write_bytes(b"\x10\x00")
-    with pytest.raises(InvalidModelFolder, match="not a safetensors file, or cut off"):
-        load(folder)
 
 
 def test_a_model_that_mixes_places_in_its_own_way_is_refused(tmp_path: Path):
@@ -304,33 +282,6 @@ def test_a_model_that_cannot_be_fetched_is_refused(monkeypatch: pytest.MonkeyPat
     )
 
 
-def test_a_fetched_model_is_loaded_from_the_cache(qwen: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *a, **o: str(qwen))
-    assert model_folder(model_plan("somebody/qwen", place="hub")) == qwen
-
-
-def test_an_unknown_built_in_model_is_refused():
-    plan = model_plan("huge", place="built-in")
-    assert "huge does not come with this version" in refusal(lambda: model_folder(plan))
-    assert built_in_folder("char-gpt") is None
-
-
-def test_the_character_model_is_trained_whole():
-    text = refusal(
-        lambda: load_model(
-            char_plan(), adapter_plan(), kernel_plan(), vocabulary=9, device="cpu", seed=0
-        )
-    )
-    assert "write adapter_type: full" in text
-
-
-def test_the_config_names_our_attention(qwen: Path):
-    config = load(qwen).causal_lm.config
-    assert config._attn_implementation == "expert_sdpa"
-    assert config.use_cache is False
-    assert json.loads((qwen / "config.json").read_text())["model_type"] == "qwen3"
-
-
 def test_a_token_past_the_embedding_is_refused_and_the_last_row_is_not(qwen: Path):
     loaded = load(qwen)
     check_vocabulary(loaded, VOCABULARY - 1)
@@ -340,22 +291,6 @@ def test_a_token_past_the_embedding_is_refused_and_the_last_row_is_not(qwen: Pat
         f"{VOCABULARY - 1}  (the tokenizer has more tokens than the model: use the "
         "model's own tokenizer)"
     )
-
-
-@each(
-    ("plan", "base"),
-    [
-        ({"place": "hf cache"}, ("Qwen/Qwen3-0.6B", "abc")),
-        ({"place": "hf cache", "name": "Qwen3-0.6B", "revision": "v1"}, ("Qwen/Qwen3-0.6B", "abc")),
-        ({"place": "hub", "location": "a/b", "revision": "v1"}, ("a/b", "v1")),
-        ({"place": "models folder", "location": "/m/b", "name": "a/b"}, ("a/b", None)),
-        ({"place": "models folder", "location": "/m/b", "name": "F:/x/b"}, ("/m/b", None)),
-        ({"place": "folder", "location": "/m/b", "name": "m/b"}, ("/m/b", None)),
-    ],
-)
-def test_a_base_is_named_by_its_hub_id_where_it_has_one(plan: Any, base: tuple[str, str | None]):
-    own = {"name": "Qwen/Qwen3-0.6B", "location": "/c/models--Qwen--Qwen3-0.6B/snapshots/abc"}
-    assert base_reference(model_plan("", **{**own, **plan})) == base
 
 
 def test_the_loss_is_computed_in_chunks_of_the_plan(qwen, monkeypatch):

@@ -11,7 +11,6 @@ from torch import Tensor
 from expert.model import loss as loss_module
 from expert.model.loss import (
     Kernel,
-    default_chunk,
     evaluated,
     kernel_for,
     loss_kernel_failure,
@@ -137,46 +136,12 @@ def test_a_frozen_head_gets_no_gradient_and_none_is_allocated(monkeypatch):
     assert case.hidden.grad is not None
 
 
-def test_without_gradients_the_loss_is_the_same_and_none_are_made(monkeypatch):
-    case = a_case(TARGETS["some"])
-    with torch.no_grad(), monkeypatch.context() as patch:
-        patch.setattr(torch, "zeros_like", None)  # what gradients would be written to
-        first, second = case.loss(fused=True, chunk=4), case.loss(fused=True, chunk=4)
-    assert not first.requires_grad
-    assert first == second == case.loss(fused=True, chunk=4)
-
-
 def test_a_second_backward_over_one_loss_is_refused_and_not_wrong():
     case = a_case(TARGETS["some"])
     loss = case.loss(fused=True) * 3
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
-
-
-def test_every_chunk_has_the_same_shape(monkeypatch):
-    shapes = set()
-    real = loss_module._torch_rows
-
-    def seen(logits: Tensor, labels: Tensor, *args: Any, **options: Any) -> Tensor:
-        shapes.add((logits.shape, labels.shape, logits.data_ptr()))
-        return real(logits, labels, *args, **options)
-
-    monkeypatch.setattr(loss_module, "_torch_rows", seen)
-    a_case([True] * 30).loss(fused=True, chunk=8)
-    assert len(shapes) == 1
-
-
-def test_padding_that_holds_no_number_does_not_reach_the_loss():
-    case = a_case([True] * 9)
-    broken = case.hidden.detach().clone()
-    broken[-1] = float("nan")
-    case = dataclasses.replace(case, hidden=broken.requires_grad_())
-    loss = case.loss(fused=True, chunk=5)
-    loss.backward()
-    assert loss.isfinite()
-    assert case.hidden.grad is not None
-    assert case.hidden.grad.isfinite().all()
 
 
 def test_autocast_computes_in_its_type_and_gives_gradients_in_the_weights_own():
@@ -209,19 +174,6 @@ def test_evaluation_gives_the_loss_and_counts_the_hits(learnt, biased, softcap, 
     assert correct == ((best == case.labels) & (case.labels >= 0)).sum()
     assert correct.dtype == torch.int64
     assert not loss.requires_grad
-
-
-def test_a_chunk_of_logits_stays_below_a_gibibyte():
-    cuda = torch.device("cuda")
-    assert default_chunk(151_936, cuda) == 2048
-    assert default_chunk(128_256, cuda) == 4096
-    assert default_chunk(65, cuda) * 65 * 2 < 2**30
-    assert default_chunk(10_000_000, cuda) == 256
-    assert default_chunk(151_936, torch.device("cpu")) == 1024
-
-
-def test_a_cpu_uses_torchs_own_operations():
-    assert kernel_for(torch.device("cpu")) == "torch"
 
 
 @pytest.mark.gpu

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import logging
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from torch import Tensor, nn
 from expert.core.install import pip_install
 from expert.model.load import LoadedModel
 from expert.model.quantised import (
-    bitsandbytes_as_needed,
     dequantised,
     int8_linear,
     quantization_config,
@@ -131,14 +129,6 @@ def test_evaluation_sees_the_model_that_trains_and_leaves_it_trainable(
     assert all(torch.equal(one, two) for (_, one), (_, two) in pairs)
 
 
-def test_nothing_is_cast_to_float32_for_training(qwen: Path):
-    loaded = load(qwen, quantization="int4", precision="bf16")
-    kinds = {p.dtype for n, p in loaded.module.named_parameters()}
-    assert kinds == {torch.bfloat16, torch.uint8}
-    embedding = loaded.causal_lm.get_input_embeddings()
-    assert not embedding(torch.tensor([1])).requires_grad
-
-
 def test_rows_that_would_be_read_back_wrongly_are_refused(tmp_path: Path):
     folder = tiny_model(tmp_path, intermediate_size=96)
     text = refusal(lambda: load(folder, quantization="int4"))
@@ -155,11 +145,6 @@ def test_without_bitsandbytes_the_way_to_it_is_named(monkeypatch: pytest.MonkeyP
         "base_models[].quantization: int4 needs the package bitsandbytes  "
         "({pip_install}, or quantization: none)"
     ).format(pip_install=pip_install("quant"))
-
-
-@pytest.mark.parametrize("quantization", ["none", "bf16", "fp16"])
-def test_names_of_plain_precisions_mean_no_quantisation(quantization: str):
-    assert quantization_config(quantization, torch.bfloat16) is None
 
 
 def test_a_compiled_int8_layer_keeps_no_unpacked_weight_for_the_backward():
@@ -186,22 +171,6 @@ def test_a_compiled_int8_layer_keeps_no_unpacked_weight_for_the_backward():
     assert kept
     assert [tensor.shape for tensor in kept if tensor.shape == rows.shape] == [rows.shape]
     assert [tensor.dtype for tensor in kept if tensor.shape == rows.shape] == [torch.int8]
-
-
-@pytest.mark.parametrize(
-    ("quantization", "seen"), [("none", False), ("fp8", False), ("int4", True)]
-)
-def test_peft_imports_bitsandbytes_only_for_layers_of_its_own(
-    quantization: str, seen: bool, monkeypatch: pytest.MonkeyPatch
-):
-    pytest.importorskip("bitsandbytes")
-    known = importlib.import_module("peft.import_utils").is_bnb_available
-    monkeypatch.delitem(sys.modules, "bitsandbytes")
-    known.cache_clear()
-    with bitsandbytes_as_needed(quantization):
-        assert known() == seen
-    assert known()
-    assert "bitsandbytes" not in sys.modules
 
 
 def test_one_warning_of_bitsandbytes_is_dropped_and_others_pass(caplog: pytest.LogCaptureFixture):

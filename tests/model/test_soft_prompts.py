@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 
-from expert.model.base_folder import text_encoder
 from expert.model.saving import save_trained
 from expert.model.soft_prompts import SoftPrompts, make_soft_prompts
 from tests.each import each
@@ -35,25 +33,6 @@ def made(*prompts: dict[str, Any], seed: int = 0, **options: Any) -> SoftPrompts
 EMBEDDING = torch.randn(50, 8, generator=torch.Generator().manual_seed(1)) * 0.3
 
 
-def test_random_first_values_have_the_spread_of_the_embedding():
-    rows = made({"name": "a", "tokens": 500}).rows()
-    assert rows.shape == (500, 8)
-    # 4,000 draws know their spread to 1 / sqrt(8000) = 1.1 %; five times that.
-    assert rows.std().item() == pytest.approx(EMBEDDING.std().item(), rel=0.055)
-
-
-def test_text_is_repeated_or_cut_to_the_length():
-    long = made({"name": "a", "tokens": 5, "init_method": "text", "init_text": "bc"})
-    assert torch.equal(long.rows(), EMBEDDING[[1, 2, 1, 2, 1]])
-    short = made({"name": "a", "tokens": 2, "init_method": "text", "init_text": "defg"})
-    assert torch.equal(short.rows(), EMBEDDING[[3, 4]])
-
-
-def test_sampled_vocabulary_is_rows_of_the_embedding():
-    rows = made({"name": "a", "tokens": 6, "init_method": "vocab_sample"}).rows()
-    assert (rows[:, None] == EMBEDDING).all(-1).any(-1).all()
-
-
 def test_first_values_depend_on_the_seed_alone():
     wanted = [{"name": "a", "tokens": 4}, {"name": "b", "tokens": 3, "init_method": "vocab_sample"}]
     torch.manual_seed(1)
@@ -77,15 +56,6 @@ def test_several_prompts_lie_one_after_the_other():
     found.sum().backward()
     assert torch.equal(prompts.prompts[0].grad, torch.full((2, 8), 2.0))
     assert torch.equal(prompts.prompts[1].grad, torch.full((3, 8), 2.0))
-
-
-def test_the_model_s_own_tokenizer_reads_the_text(qwen: Path):
-    prompt = {"name": "a", "tokens": 4, "init_method": "text", "init_text": "SELECT name"}
-    loaded = load(qwen, "none", soft_prompts=[prompt])
-    ids = text_encoder(qwen)("SELECT name")
-    assert ids
-    expected = loaded.causal_lm.get_input_embeddings().weight[(ids * 4)[:4]]
-    assert torch.equal(loaded.trainable[0][1], expected)
 
 
 def test_plain_peft_gives_the_logits_of_our_packed_rows(qwen: Path, tmp_path: Path):
@@ -133,10 +103,6 @@ def test_prompts_beside_an_adapter_have_folders_of_their_own(qwen: Path, tmp_pat
 )
 def test_prompts_that_cannot_be_made_are_refused(prompts, told):
     assert told in refusal(lambda: made(*prompts))
-
-
-def test_a_folder_without_tokenizer_cannot_read_a_text(tmp_path: Path):
-    assert "no tokenizer.json" in refusal(lambda: text_encoder(tmp_path))
 
 
 def test_first_values_are_as_large_as_what_a_scaling_embedding_gives():

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
-from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from expert.planning.models.resolve import BUILT_IN
@@ -15,11 +12,6 @@ TINY = BUILT_IN / "tiny"
 pytestmark = pytest.mark.skipif(
     not (TINY / "model.safetensors").is_file(), reason="this build comes without tiny"
 )
-QUESTION = (
-    "<|im_start|>user\nWhich city has the name Oslo ?\n\nSchema:\n"
-    'CREATE TABLE t ("city" TEXT, "name" TEXT)<|im_end|>\n<|im_start|>assistant\n'
-)
-ANSWER = 'SELECT "city" FROM t WHERE "name" = \'Oslo\'<|im_end|>'
 
 
 def test_its_weights_take_at_most_eight_megabytes_in_bfloat16():
@@ -40,18 +32,6 @@ def test_its_tokenizer_writes_turns_and_gives_every_text_back():
     assert tokenizer.decode(tokenizer(text).input_ids) == text
     names = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|pad|>")
     assert [tokenizer(name).input_ids for name in names] == [[0], [1], [2], [3]]
-
-
-@torch.no_grad()
-def test_it_was_trained_on_what_experts_are_asked():
-    """A model that knows nothing has a loss of ln 4096 = 8.3; one that has read SQL is far below
-    a quarter of it on the answer to a question of that kind."""
-    tokenizer = AutoTokenizer.from_pretrained(TINY)
-    model = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
-    asked, said = tokenizer(QUESTION).input_ids, tokenizer(ANSWER).input_ids
-    ids = torch.tensor([asked + said])
-    logits = model(ids).logits[0, len(asked) - 1 : -1]
-    assert cross_entropy(logits, ids[0, len(asked) :]).item() < math.log(4096) / 4
 
 
 def test_its_readme_names_the_sources_and_their_licences():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -81,22 +80,6 @@ def replace_weights(folder: Path) -> None:
     save_file(weights, file, metadata={"format": "pt"})
 
 
-def forget_the_weights(folder: Path) -> None:
-    """A run as versions left it that did not record which weights a name stood for."""
-    plan_file = folder / "plan.json"
-    settled = json.loads(plan_file.read_text(encoding="utf-8"))
-    settled["model"]["revision"] = None
-    write_hashed(plan_file, json.dumps(settled))
-
-
-def test_the_plan_tells_which_tiny_it_is(tiny, tmp_path):
-    manifest = write_expert(tmp_path / "expert", "tiny", {"max_steps": 2})
-    before = plan(manifest).model.revision
-    assert before == hashlib.sha256((tiny / "model.safetensors").read_bytes()).hexdigest()[:16]
-    replace_weights(tiny)
-    assert plan(manifest).model.revision not in (None, before)
-
-
 def test_a_run_trained_on_another_tiny_is_refused(tiny, tmp_path):
     folder = run(write_expert(tmp_path / "expert", "tiny", {"max_steps": 2})).folder
     assert sample(folder, ["say red 1"], device="cpu", seed=0).notes == ()
@@ -109,10 +92,6 @@ def test_a_run_trained_on_another_tiny_is_refused(tiny, tmp_path):
     for use in uses:
         with pytest.raises(BaseMismatch, match=r"was trained on another `tiny` \(.*train it again"):
             use()
-    forget_the_weights(folder)
-    assert "does not record which `tiny`" in sample(folder, ["a"], device="cpu", seed=0).notes[-1]
-    done = export(folder, tmp_path / "out", device="cpu")
-    assert "does not record which `tiny`" in done.warnings()[0]
 
 
 def test_a_run_is_not_resumed_on_another_tiny(tiny, tmp_path):
@@ -122,16 +101,3 @@ def test_a_run_is_not_resumed_on_another_tiny(tiny, tmp_path):
     longer = write_expert(tmp_path / "expert", "tiny", settings | {"max_steps": 3})
     with pytest.raises(CheckpointError, match=r"model\.revision: was "):
         run(longer, resume=str(folder))
-
-
-def test_a_run_that_recorded_no_weights_continues_and_is_reported_so(tiny, tmp_path, monkeypatch):
-    settings = {"max_steps": 2, "save_steps": 1}
-    with monkeypatch.context() as earlier:
-        earlier.setattr("expert.planning.models.resolve.weights_hash_prefix", lambda folder: None)
-        folder = run(write_expert(tmp_path / "expert", "tiny", settings)).folder
-    longer = write_expert(tmp_path / "expert", "tiny", settings)
-    run(longer, resume=str(folder / "checkpoints" / "step-000001"))
-    (told,) = events_of(folder, "resumed")
-    assert [line.partition(", is ")[0] for line in told["changed"]] == [
-        "model.revision: was not set"
-    ]

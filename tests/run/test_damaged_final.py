@@ -14,11 +14,7 @@ from expert.core import publish
 from expert.core.errors import Damaged
 from expert.core.hashed import hash_file
 from expert.core.rundir import RunFolder
-from expert.jobs.validate.saved_verdict import read_verdict
 from expert.jobs.validate.validate import validate
-from expert.model.base_folder import model_folder
-from expert.model.errors import ModelError
-from expert.planning.run_plan import ModelPlan
 from expert.run.open import open_run
 from expert.run.stored.choose_checkpoint import StateNotFound, choose
 from expert.run.stored.load import BaseMismatch, base_warning, read_plan
@@ -119,26 +115,3 @@ def test_a_run_whose_plan_or_manifest_was_damaged_is_neither_used_nor_resumed(ru
         open_run(manifest, resume=str(run))
     hash_file(run / name).unlink()  # as earlier versions left it: nothing is known of it
     RunFolder(run).refuse_damaged()
-
-
-def test_a_damaged_verdict_did_not_pass(run):
-    folder = RunFolder(run)
-    folder.write_json("validation.json", {"gate": {"passed": True, "reasons": []}, "cases": []})
-    assert read_verdict(folder).passed is True
-    text = folder.validation.read_text(encoding="utf-8")
-    folder.validation.write_text(text.replace("[]", "[ ]", 1), encoding="utf-8")
-    found = read_verdict(folder)
-    assert found.passed is False
-    assert found.reasons == "the file changed after it was written"
-
-
-def test_an_export_that_was_damaged_is_no_base_to_train_on(tmp_path):
-    out = expert.export(finished("full"), tmp_path / "out", device="cpu")
-    model = ModelPlan.model_construct(place="folder", location=str(out), name=str(out))
-    for name in ("notes.txt", "README.md"):
-        (out / name).write_text("by its user", encoding="utf-8")
-    assert model_folder(model) == out
-    damage(out / "model.safetensors", "bit", random.Random(4))
-    publish._sound.clear()
-    with pytest.raises(ModelError, match=r"model\.safetensors"):
-        model_folder(model)

@@ -151,15 +151,3 @@ def test_what_the_card_does_goes_into_step_events_as_numbers_without_compiling(m
     assert asked == [(125.0, 125.0), (130.0, 125.0)]
     assert found["power_watts"] == 300.0
     assert not any(isinstance(value, str) for value in found.values())
-
-
-def test_loss_scaling_alone_is_no_state_of_an_optimizer():
-    from expert.run.session.checkpoints import upcoming_optimizer_bytes
-
-    held = {"loss_scale.scale": torch.ones(()), "loss_scale.growth": torch.ones(())}
-    own = {"model": {"w": torch.zeros(10)}, "optimizer": held}
-    built: Any = SimpleNamespace(engine=SimpleNamespace(own_tensors=lambda: own))
-    asked: Any = SimpleNamespace(optim=SimpleNamespace(optimizer="adamw_torch"))
-    assert upcoming_optimizer_bytes(built, asked) == 80  # two float32 moments
-    held["w.exp_avg"] = torch.zeros(10)
-    assert upcoming_optimizer_bytes(built, asked) == 0

@@ -6,11 +6,9 @@ The limits are those of the system on the size of a file, which no writer can ge
 from __future__ import annotations
 
 import resource
-import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 
@@ -18,7 +16,7 @@ from expert.core.publish import damage
 from expert.core.resources import DiskFull
 from expert.data.tokens import prepare
 from expert.run import open as opening
-from expert.run.session import finish, start
+from expert.run.session import finish
 from expert.run.session.session import Session
 from tests.jobs.runs import events_of, run, saved_steps, write_expert
 
@@ -91,26 +89,3 @@ def test_a_result_that_finds_no_room_leaves_the_checkpoints_and_the_run_is_resum
     assert saved_steps(folder) == [2]
     assert run(manifest, resume="auto").folder == folder
     assert damage(folder / "final") == ""
-
-
-@pytest.mark.fault(6)
-def test_a_run_that_finds_no_room_for_its_plan_says_so_and_is_resumed_later(
-    base, tmp_path, monkeypatch
-):
-    manifest = write_expert(tmp_path, base, {"max_steps": 2, "save_steps": 1})
-    folder = run(manifest).folder
-    for path in (folder / "final", folder / "checkpoints" / "step-000002"):
-        shutil.rmtree(path)
-    (folder / "events.jsonl").unlink()
-    record = start.write_run_files
-
-    def limited(*args: Any, **more: Any) -> None:
-        with files_up_to(2000):
-            record(*args, **more)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(start, "write_run_files", limited)
-        with pytest.raises(DiskFull) as full:
-            run(manifest, resume=str(folder))
-    assert str(full.value).startswith(f"{folder}: ")
-    assert run(manifest, resume=str(folder)).exit_code == 0

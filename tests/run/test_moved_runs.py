@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from expert.core.hashed import write_hashed
 from expert.jobs.diagnose.first_fix import read_run_manifest
 from expert.jobs.export.export import export
 from expert.jobs.report import report
@@ -18,7 +17,7 @@ from expert.jobs.validate.validate import validate
 from expert.run.stored.load import read_plan
 from expert.run.stored.locate import find_trained
 from expert.run.stored.status import run_status
-from tests.jobs.runs import base_model, plan_of, rewrite_events, run, write_expert
+from tests.jobs.runs import base_model, plan_of, run, write_expert
 
 
 @pytest.fixture
@@ -77,18 +76,3 @@ def test_a_run_that_was_moved_with_its_expert_needs_nothing_of_where_it_was(frui
     config = json.loads((made.folder / "adapter_config.json").read_text(encoding="utf-8"))
     assert config["base_model_name_or_path"] == "base"
     assert not fruit.exists()
-
-
-def test_a_run_of_an_earlier_version_with_paths_from_its_start_is_read_as_well(fruit, monkeypatch):
-    (folder,) = (fruit / "runs").iterdir()
-    plan = plan_of(folder)
-    plan["data"]["cache"] = "fruit/datasets_optimized/demo"
-    plan["watch"]["output_dir"] = "fruit/runs"
-    plan["model"]["location"] = "fruit/models/base"
-    write_hashed(folder / "plan.json", json.dumps(plan))
-    rewrite_events(folder, lambda text: text.replace(f"{fruit}/", "fruit/"))
-    monkeypatch.chdir(fruit)
-    assert (
-        validate(Path("."), device="cpu", min_accuracy=0.0).test_set
-        == "rows held out of train.jsonl"
-    )

@@ -66,14 +66,6 @@ def test_the_newest_run_is_that_with_the_latest_time_in_its_name_whatever_its_ex
         find_run(tmp_path / "nowhere")
 
 
-def test_without_a_name_the_newest_run_of_this_folder_is_meant(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(RunFolderError, match=r"runs: there is no run below this folder  \(name a"):
-        find_run(None)
-    a_run(tmp_path / "runs" / "a-20260101-000000")
-    assert find_run(None).path == Path("runs/a-20260101-000000")
-
-
 # --- how it stands -------------------------------------------------------------------------------
 
 
@@ -91,13 +83,6 @@ def test_a_finished_run_says_where_it_ended(tmp_path):
     assert status.last_checkpoint == str(tmp_path / "r" / "checkpoints" / "step-000004")
     assert status.final == str(tmp_path / "r" / "final")
     assert status.fallbacks == ()
-
-
-def test_an_evaluation_shows_how_far_a_killed_run_came(tmp_path):
-    evaluated = {"event": "eval", "time": 2.4, "step": 6, "loss": 1.6}
-    test = {"event": "eval", "time": 2.4, "step": 3, "loss": 9.0, "split": "test"}  # of the best
-    status = run_status(a_run(tmp_path / "r", STARTED, STEP, evaluated, test))
-    assert (status.step, status.best_eval_step) == (6, 6)
 
 
 def test_speed_use_of_the_card_and_peak_memory_are_reported(tmp_path):
@@ -141,14 +126,6 @@ def test_the_best_and_the_last_loss_on_the_validation_rows_are_reported_apart(tm
     resumed = {"event": "resumed", "time": 9.0, "step": 3}
     undone = run_status(a_run(tmp_path / "u", STARTED, *evals, resumed))
     assert (undone.eval_loss, undone.best_eval_loss, undone.best_eval_step) == (1.4, 1.4, 3)
-
-
-def test_a_torn_last_line_is_left_out_and_damaged_ones_are_counted(tmp_path):
-    folder = a_run(tmp_path / "r", STARTED)
-    with folder.events.open("a", encoding="utf-8") as stream:
-        stream.write("{broken}\n" + json.dumps(STEP) + "\n" + '{"event": "step", "st')
-    status = run_status(folder)
-    assert (status.step, status.damaged_lines) == (4, 1)
 
 
 def test_a_run_whose_trainer_lives_is_running_and_one_whose_trainer_died_is_gone(tmp_path):

@@ -10,9 +10,8 @@ import pytest
 from safetensors.torch import load_file
 
 from expert.core.publish import damage
-from expert.telemetry.meter import RemainingEvaluations
 from tests.faults.counting import case
-from tests.jobs.runs import ROWS, events_of, losses_of, run, weights_of, write_expert
+from tests.jobs.runs import events_of, losses_of, run, weights_of, write_expert
 
 
 @pytest.fixture(scope="module")
@@ -100,15 +99,6 @@ def test_only_the_newest_checkpoints_and_the_best_are_kept(base, tmp_path):
     assert kept == [f"step-{done.steps - 1:06d}", f"step-{done.steps:06d}"]
 
 
-def test_every_second_epoch_is_kept_whichever_is_the_best(base, tmp_path):
-    settings = {"epochs": 7, "checkpoint_every": 2, "learning_rate": 1e-2}
-    done = run(write_expert(tmp_path, base, settings, rows=ROWS[:16]))
-    an_epoch = done.steps // 7
-    best = {event["step"] for event in events_of(done.folder, "took_best")} or {done.steps}
-    kept = {int(path.name[5:]) for path in (done.folder / "checkpoints").iterdir()}
-    assert kept == {2 * an_epoch, 4 * an_epoch, 6 * an_epoch, done.steps} | best
-
-
 def test_early_stopping_ends_a_run_that_no_longer_improves(base, tmp_path):
     settings = {
         "learning_rate": 1e-9,
@@ -140,18 +130,6 @@ def test_the_best_checkpoint_is_what_the_run_leaves(base, tmp_path):
     }
 
 
-def test_the_last_validation_loss_may_be_from_before_a_resume(tmp_path):
-    from expert.run.session.finish import recorded_eval_loss
-    from tests.run.test_status import a_run
-
-    evals = [
-        {"event": "eval", "step": 3, "split": "validation", "loss": 1.5},
-        {"event": "eval", "step": 3, "split": "test", "loss": 9.0},
-    ]
-    folder = a_run(tmp_path / "r", *evals)
-    assert recorded_eval_loss(folder) == 1.5
-
-
 def test_a_best_checkpoint_that_is_damaged_is_reported_and_the_last_weights_are_kept(
     base, tmp_path
 ):
@@ -167,14 +145,6 @@ def test_a_best_checkpoint_that_is_damaged_is_reported_and_the_last_weights_are_
     told = [event["text"] for event in events_of(done.folder, "warning")]
     assert any("the best cannot be loaded" in text for text in told)
     assert damage(done.folder / "final") == ""
-
-
-def test_a_run_says_once_that_its_validation_rows_are_learned_as_well(base, tmp_path):
-    rows = [{"instruction": f"say {n % 2}", "response": str(n % 2)} for n in range(40)]
-    done = run(write_expert(tmp_path, base, {"epochs": 1}, rows=rows))
-    told = [event["text"] for event in events_of(done.folder, "warning")]
-    (doubt,) = [text for text in told if "the rows repeat so much" in text]
-    assert "4 of 4 rows held out for validation are trained on as well" in doubt
 
 
 def test_the_test_rows_are_reported_with_the_step_whose_weights_they_judge(base, tmp_path):
@@ -223,19 +193,3 @@ def test_a_run_that_max_steps_ends_early_says_how_many_epochs_it_makes(base, tmp
     whole = run(write_expert(tmp_path / "whole", base, {"max_steps": 1000}))
     [started] = events_of(whole.folder, "started")
     assert "epochs_to_come" not in started
-
-
-def test_on_a_cpu_the_trial_before_the_first_step_says_how_long_evaluations_take(
-    base, tmp_path, monkeypatch
-):
-    measured = []
-    remember = RemainingEvaluations.measured
-
-    def watched(self, seconds, *, cost, done=None):
-        measured.append((seconds > 0, cost > 0, done))
-        remember(self, seconds, cost=cost, done=done)
-
-    monkeypatch.setattr(RemainingEvaluations, "measured", watched)
-    settings = {"max_steps": 2, "eval_steps": 2, "eval_batch_size": 1}
-    run(write_expert(tmp_path, base, settings, dataset={"validation_split": 0.5}))
-    assert measured == [(True, True, None), (True, True, 2)]

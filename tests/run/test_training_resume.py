@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import resource
 import shutil
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
-from expert.core.publish import damage
 from expert.core.resources import DiskFull
 from expert.model import load
-from expert.run.session import checkpoints
 from expert.training import checkpoint
 from expert.training.checkpoint import CheckpointError
-from expert.training.state import TrainState
 from tests.each import each
 from tests.jobs.runs import (
     ROWS,
@@ -95,11 +88,6 @@ def test_without_a_good_checkpoint_nothing_is_started_over(whole):
         assert not (copy / "final").exists()
     finally:
         shutil.rmtree(copy)
-
-
-def test_a_run_that_was_never_started_cannot_be_resumed(base, tmp_path):
-    with pytest.raises(Exception, match="there is no run of demo under"):
-        run(write_expert(tmp_path, base, SETTINGS), resume="auto")
 
 
 def overridden(**values):
@@ -185,22 +173,6 @@ def test_a_disk_too_small_for_all_checkpoints_is_reported_before_the_first_step(
 
 
 @pytest.mark.fault(6)
-def test_a_disk_that_fills_up_ends_the_run_with_the_last_checkpoint_whole(
-    base, tmp_path, monkeypatch
-):
-    free = iter([10**12, 10**12, 10**12, 10**12, 5])
-    monkeypatch.setattr(checkpoint, "free_bytes", lambda *_: next(free))
-    with pytest.raises(
-        DiskFull, match=r"saving needs about .*iB, .* are free  \(make room and resume"
-    ):
-        run(write_expert(tmp_path, base, SETTINGS))
-    folder = next((tmp_path / "runs").iterdir())
-    assert saved_steps(folder) == [1, 2]
-    assert damage(folder / "checkpoints" / "step-000002") == ""
-    assert "DiskFull" in events_of(folder, "failed")[0]["error"]
-
-
-@pytest.mark.fault(6)
 def test_a_write_that_fails_leaves_the_checkpoint_before_it_and_can_be_resumed(
     whole, base, tmp_path, monkeypatch
 ):
@@ -233,25 +205,6 @@ def test_a_write_that_fails_leaves_the_checkpoint_before_it_and_can_be_resumed(
     assert weights_of(done.folder) == weights_of(whole[1])
 
 
-@pytest.mark.fault(7)
-def test_an_event_file_that_cannot_be_written_does_not_stop_training(
-    whole, base, tmp_path, monkeypatch
-):
-    seen = []
-    write = os.write
-
-    def full(descriptor, content):
-        if b'"event"' in bytes(content):
-            raise OSError(28, "No space left on device")
-        return write(descriptor, content)
-
-    monkeypatch.setattr(os, "write", full)
-    done = run(write_expert(tmp_path, base, SETTINGS), sinks=[seen.append])
-    assert done.exit_code == 0
-    assert weights_of(done.folder) == weights_of(whole[1])
-    assert [event["event"] for event in seen].count("log_failed") == 1
-
-
 def test_a_resumed_run_has_the_means_of_the_whole_and_nothing_half_made(whole, tmp_path):
     manifest, folder = whole
     copy = copied(folder, tmp_path / "copy")
@@ -268,39 +221,6 @@ def test_a_resumed_run_has_the_means_of_the_whole_and_nothing_half_made(whole, t
     assert run(manifest, resume=str(copy)).exit_code == 0  # with nothing left it keeps its end
     assert not (copy / ".old-final").exists()
     assert weights_of(copy) == weights_of(folder)
-
-
-def test_a_checkpoint_whose_state_has_changed_is_written_again(tmp_path, monkeypatch):
-    """As after a rollback to it that ends with a signal: the window to pass over must be kept."""
-    monkeypatch.setattr(checkpoints, "identity", lambda plan, data, base: {})
-    monkeypatch.setattr(checkpoints, "fallbacks_of", lambda plan: [])
-    told: list[str] = []
-    plan: Any = SimpleNamespace(watch=SimpleNamespace(keep_checkpoints=None))
-    data: Any = None
-    folder: Any = SimpleNamespace(checkpoints=tmp_path)
-    base: Any = dict
-    kept = checkpoints.Checkpoints(folder, lambda event, **_: told.append(event), base=base)
-    groups = {"model": {"w": torch.ones(3)}}
-    state = TrainState(done=4, losses={"history": [[3, 1.5]]}, place=(0, 0, 4))
-    kept.save(state, groups, plan, data)
-    kept.save(replace(state, sums={"run": {"seconds": 9.0}}), groups, plan, data)
-    assert told == ["saved"]
-    changed = replace(state, skipped=state.skipped.with_window(4, 5), rollbacks=1)
-    kept.save(changed, groups, plan, data)
-    assert told == ["saved", "saved"]
-    found = kept.newest()
-    assert found is not None
-    assert found.state == changed
-    assert [path.name for path in tmp_path.iterdir()] == ["step-000004"]
-
-    # Where the new one cannot be written the old one keeps its place.
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(checkpoint, "_write_group", full)
-    with pytest.raises(DiskFull):
-        kept.save(state, groups, plan, data)
-    assert [path.name for path in tmp_path.iterdir()] == ["step-000004"]
 
 
 def test_code_that_comes_with_a_model_runs_only_where_that_is_allowed(whole, tmp_path, monkeypatch):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import re
-import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,13 +11,8 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from expert.core.resources import DiskFull
-from expert.model.load import LoadedModel
-from expert.run.session.checkpoints import Checkpoints
 from expert.run.session.failures import RunFailed
-from expert.telemetry.delayed import DelayedValues
 from expert.telemetry.trackers import TRACKERS
-from expert.training import recorder as recorder_module
 from expert.training.checkpoint import load_checkpoint
 from tests.jobs.runs import (
     ROWS,
@@ -142,22 +135,6 @@ def test_by_default_a_run_stops_at_what_is_not_finite(base, tmp_path, monkeypatc
 
 
 @pytest.mark.fault(15)
-def test_only_so_many_steps_in_a_row_are_skipped(base, tmp_path, monkeypatch):
-    settings = SETTINGS | {"on_not_finite": "skip", "max_skipped_updates": 2}
-    with monkeypatch.context() as patch:
-        inject(patch, at({1, 2, 4}, lambda loss: loss * float("nan")))
-        done = run(write_expert(tmp_path / "two", base, settings))
-    assert [event["step"] for event in events_of(done.folder, "not_finite")] == [2, 3, 5]
-    inject(monkeypatch, at({1, 2, 3, 4}, lambda loss: loss * float("nan")))
-    manifest = write_expert(tmp_path / "three", base, settings)
-    with pytest.raises(RunFailed, match="step 4 is not finite"):
-        run(manifest)
-    # One who resumes cannot start to count again.
-    with pytest.raises(RunFailed, match="step 5 is not finite"):
-        run(manifest, resume="auto")
-
-
-@pytest.mark.fault(15)
 def test_a_rollback_passes_over_the_step_that_was_not_finite(base, tmp_path, monkeypatch):
     inject(monkeypatch, at({3}, lambda loss: loss * float("nan")))
     done = run(write_expert(tmp_path, base, SETTINGS | {"on_not_finite": "rollback"}))
@@ -168,16 +145,6 @@ def test_a_rollback_passes_over_the_step_that_was_not_finite(base, tmp_path, mon
     assert saved_steps(done.folder) == [1, 2, 3, 5, 6]
     rates = {event["step"]: event["rate"] for event in events_of(done.folder, "step")}
     assert rates[5] < 0.25 * rates[3]  # half of the rate, and a warm-up of five steps again
-
-
-def test_the_end_is_saved_although_the_last_step_is_passed_over(base, tmp_path, monkeypatch):
-    inject(monkeypatch, at({5}, lambda loss: loss * float("nan")))
-    settings = SETTINGS | {"on_not_finite": "rollback", "save_steps": 4, "eval_steps": 100}
-    settings.pop("evaluation_strategy")
-    done = run(write_expert(tmp_path, base, settings))
-    assert saved_steps(done.folder) == [4, 5]
-    assert [event["step"] for event in events_of(done.folder, "eval")] == [5]
-    assert events_of(done.folder, "finished")[0]["step"] == 5
 
 
 @pytest.mark.fault(16)
@@ -234,14 +201,6 @@ def test_spikes_without_end_stop_the_run_after_so_many_rollbacks(base, tmp_path,
     assert len(events_of(folder, "rolled_back")) == 2
 
 
-def test_a_spike_is_only_reported_where_the_manifest_says_so(base, tmp_path, monkeypatch):
-    inject(monkeypatch, lambda loss, batch, now: loss * (10 if now.update in range(27, 33) else 1))
-    done = run(write_expert(tmp_path, base, LONG | {"on_loss_spike": "ignore", "max_steps": 33}))
-    assert [event["policy"] for event in events_of(done.folder, "spike")] == ["ignore"]
-    assert events_of(done.folder, "rolled_back") == []
-    assert list(losses_of(done.folder)) == list(range(1, 34))
-
-
 def test_without_a_checkpoint_a_rollback_starts_over(base, tmp_path, monkeypatch):
     inject(monkeypatch, at({2}, lambda loss: loss * float("nan")))
     done = run(write_expert(tmp_path, base, UNSAVED | {"on_not_finite": "rollback"}))
@@ -266,65 +225,6 @@ def test_a_run_that_stops_keeps_what_it_had_learned(base, tmp_path, monkeypatch)
     assert (state["skipped"], state["skips"]) == ([[2, 2]], 1)
     done = run(manifest, resume="auto")
     assert [event["step"] for event in events_of(done.folder, "step")] == [1, 2, 3, 4, 5, 6]
-
-
-def test_a_run_that_stops_and_cannot_save_says_so(base, tmp_path, monkeypatch):
-    def full(*_, **__):
-        raise DiskFull("x: too little room  (make some)")
-
-    inject(monkeypatch, at({2}, lambda loss: loss * float("nan")))
-    monkeypatch.setattr(Checkpoints, "save", full)
-    with pytest.raises(RunFailed, match="step 3 is not finite") as caught:
-        run(write_expert(tmp_path, base, UNSAVED))
-    assert "--resume" not in str(caught.value)
-    folder = next((tmp_path / "runs").iterdir())
-    told = [event["text"] for event in events_of(folder, "warning")]
-    assert any("too little room" in text for text in told)
-
-
-@pytest.mark.fault(16)
-def test_troubles_that_are_read_together_are_reported_and_undone_once(base, tmp_path, monkeypatch):
-    """As on a card, whose numbers come late; here three steps late."""
-
-    def fault(loss, batch, now):
-        if now.update == 5 and batch.tokens.shape[0] == 2:
-            raise torch.OutOfMemoryError("CUDA out of memory.")
-        return loss * float("nan") if now.update in (3, 4) else loss
-
-    inject(monkeypatch, fault)
-    monkeypatch.setattr(recorder_module, "DelayedValues", lambda d: DelayedValues(d, lag=3))
-    done = run(write_expert(tmp_path, base, UNSAVED | {"on_not_finite": "rollback"}))
-    assert [event["step"] for event in events_of(done.folder, "not_finite")] == [4]
-    told = events_of(done.folder, "rolled_back")
-    assert [(e["from_step"], e["to_step"], e["rate_factor"]) for e in told] == [(5, 0, 0.5)]
-    assert told[0]["skipped"] == [[3, 4]]
-
-
-def test_a_run_that_starts_over_holds_no_second_model(base, clean, tmp_path, monkeypatch):
-    """Blocks that are recomputed refer to themselves: only the collector frees them.
-
-    A run was made before: a library's warning about its import holds the frames it was made in.
-    """
-    models, alive = [], []
-
-    inject(monkeypatch, at({2}, lambda loss: loss * float("nan")))
-    faulty = LoadedModel.loss_sum
-    monkeypatch.setattr(LoadedModel, "loss_sum", lambda self, b: (note(self), faulty(self, b))[1])
-
-    def note(loaded):
-        if not models or models[-1]() is not loaded.blocks[0]:
-            alive.append(sum(model() is not None for model in models))
-            models.append(weakref.ref(loaded.blocks[0]))
-
-    settings = UNSAVED | {"on_not_finite": "rollback", "gradient_checkpointing": True}
-    manifest = write_expert(tmp_path, base, settings)
-    gc.collect()
-    gc.disable()
-    try:
-        run(manifest)
-    finally:
-        gc.enable()
-    assert alive == [0, 0]
 
 
 def test_a_tracker_that_fails_at_the_start_is_reported_and_the_run_continues(

@@ -74,25 +74,6 @@ def test_tied_weights_are_written_once_and_come_back_tied(tmp_path: Path):
     assert size < 1.1 * weight.nbytes
 
 
-def test_views_of_one_memory_come_back_as_they_were(tmp_path: Path):
-    memory = torch.randn(60)
-    views = {
-        "whole": memory,
-        "turned": memory.view(6, 10),
-        "left": memory[:30],
-        "right": memory[30:],
-        "across": memory[20:40],
-        "columns": memory.view(6, 10)[:, 3],
-        "wide": memory[:1].expand(5),
-    }
-    assert_same(stored(tmp_path, {"model": views}), {"model": views})
-
-
-def test_saving_a_part_of_a_large_memory_writes_the_part(tmp_path: Path):
-    stored(tmp_path, {"model": {"a": torch.zeros(1_000_000)[:10]}})
-    assert (tmp_path / "step-000001" / "model.safetensors").stat().st_size < 1000
-
-
 def test_a_disk_that_loses_what_was_written_is_seen_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -123,15 +104,6 @@ def test_the_newest_is_found_by_its_step_not_by_its_time(tmp_path: Path):
         saved(tmp_path, step)
     os.utime(tmp_path / "step-000002", (4e9, 4e9))
     assert_is(find_checkpoint(tmp_path).path, 1_000_000)
-
-
-def test_nothing_is_found_where_nothing_is(tmp_path: Path):
-    assert find_checkpoint(tmp_path / "none").path is None
-    for name in ("step-1", "step-abc", "step-0000001", ".bad-step-000001", "final", "step-000001x"):
-        (tmp_path / name).mkdir()
-    found = find_checkpoint(tmp_path)
-    assert (found.path, found.rejected) == (None, [])
-    assert len(names(tmp_path)) == 6
 
 
 # Whether a run may continue

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import shutil
 from pathlib import Path
@@ -10,18 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import settings
 
 from expert.core.publish import publishing
 from expert.training.checkpoint import CheckpointError, load_checkpoint
-from tests.faults.counting import case, cases, scaled
+from tests.faults.counting import case, cases
 from tests.training.checkpoints import (
     FILES,
     assert_is,
-    check_pruning,
     full_disk,
     newest_after,
-    pruning_cases,
     saved,
 )
 
@@ -38,44 +34,6 @@ def test_fifty_full_disks_leave_nothing_behind(tmp_path: Path):
         assert "(make room and resume, keep fewer with" in text
         assert [path.name for path in (tmp_path / "c").iterdir()] == ["step-000001"]
     assert_is(newest_after(tmp_path / "c"), 1)
-
-
-class Durable:
-    """What would be on the disk after a power cut: bytes and names that were synced before it."""
-
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.synced: dict[int, tuple[int, int]] = {}
-        self.renamed: list[Path] = []
-        self._fsync, self._rename = os.fsync, os.rename
-        patch.setattr(os, "fsync", self.fsync)
-        patch.setattr(os, "rename", self.rename)
-
-    def fsync(self, descriptor: int) -> None:
-        found = os.fstat(descriptor)
-        self.synced[found.st_ino] = (found.st_size, found.st_mtime_ns)
-        for target in self.renamed:  # the folder above is synced: the name is on the disk
-            if os.stat(target.parent).st_ino == found.st_ino:
-                self.renamed = [each for each in self.renamed if each != target]
-
-    def rename(self, source: Path, target: Path) -> None:
-        for path in (source, *source.rglob("*")):
-            found = path.stat()
-            state = (found.st_size, found.st_mtime_ns)
-            assert self.synced.get(found.st_ino) == state, f"{path.name}: named before it is safe"
-        self._rename(source, target)
-        self.renamed.append(Path(target))
-
-
-@pytest.mark.fault(3)
-def test_a_thousand_saves_name_nothing_that_a_power_cut_would_take(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    disk = Durable(monkeypatch)
-    for number in cases(1000):
-        path = saved(tmp_path, number)
-        assert disk.renamed == [], "the name is not on the disk"
-        shutil.rmtree(path)
-        disk.synced.clear()
 
 
 class Payload:
@@ -113,11 +71,3 @@ def test_pickles_in_every_file_of_a_checkpoint_are_refused_and_never_run(tmp_pat
         with case(), pytest.raises(CheckpointError):
             load_checkpoint(path)
         assert not canary.exists()
-
-
-@pytest.mark.fault(11)
-@settings(max_examples=scaled(10_000))
-@pruning_cases
-def test_survivors_of_ten_thousand_cases_are_those_of_the_specification(kinds, keep, protect, seed):
-    with case():
-        check_pruning(kinds, keep, protect, seed)

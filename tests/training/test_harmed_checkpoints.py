@@ -18,7 +18,7 @@ from expert.training.checkpoint import CheckpointError, find_checkpoint, load_ch
 from tests.core.test_publish import flip
 from tests.each import each
 from tests.faults.counting import cases
-from tests.training.checkpoints import FILES, assert_is, names, saved
+from tests.training.checkpoints import FILES, assert_is, saved
 
 
 def emptied(path: Path) -> None:
@@ -124,26 +124,6 @@ def test_a_harmed_checkpoint_is_refused_put_aside_and_the_one_before_is_used(
     assert len(sorted(aside.rglob("*"))) == len(before)  # nothing was deleted
     assert find_checkpoint(tmp_path).rejected == []
     assert_is(saved(tmp_path, 2), 2)
-
-
-def test_several_that_were_refused_keep_names_of_their_own(tmp_path: Path):
-    for _ in range(3):
-        emptied(saved(tmp_path, 1))
-        assert find_checkpoint(tmp_path).path is None
-    assert names(tmp_path) == [".bad-step-000001", ".bad-step-000001-2", ".bad-step-000001-3"]
-
-
-def test_one_that_cannot_be_put_aside_is_passed_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    saved(tmp_path, 1)
-    emptied(saved(tmp_path, 2))
-
-    def refuse(source: Path, target: Path) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(os, "rename", refuse)
-    found = find_checkpoint(tmp_path)
-    assert_is(found.path, 1)
-    assert found.rejected == [(tmp_path / "step-000002", "it is empty")]
 
 
 @pytest.mark.fault(24)

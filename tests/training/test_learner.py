@@ -69,15 +69,6 @@ def test_the_scale_is_part_of_the_state_and_continues_as_it_was():
     assert scale_of(twin) == scale_of(learner)
 
 
-def test_a_state_without_a_loss_scale_can_be_loaded_with_loss_scaling():
-    """As after a fall back to float16."""
-    _, learner, engine = toy_engine()
-    update(engine)
-    _, scaled, _ = toy_engine(loss_scaling=True)
-    scaled.load(copy_of(learner.tensors()))
-    assert scale_of(scaled) == 65_536.0
-
-
 def test_small_steps_on_bfloat16_weights_add_up_in_their_masters():
     """Half the spacing of bfloat16 at 1 is 2e-3: single steps of 1e-5 would be rounded away."""
     model = ToyModel(torch.bfloat16)
@@ -92,19 +83,6 @@ def test_small_steps_on_bfloat16_weights_add_up_in_their_masters():
     # AdamW's first steps are about one rate each, and its decay is ten thousandths of that.
     assert (master - start.float()).abs().max() == pytest.approx(1e-4, rel=0.2)
     assert torch.equal(master.bfloat16(), model.gate)
-
-
-def test_gradients_of_a_failed_backward_pass_are_discarded():
-    """Gradients of bfloat16 weights wait at the weights until they are added to the masters'."""
-    for dtype in (torch.float32, torch.bfloat16):
-        clean, broken = ToyModel(dtype), ToyModel(dtype)
-        _, _, clean_engine = toy_engine(clean)
-        _, _, engine = toy_engine(broken)
-        broken.matrix.grad = torch.ones_like(broken.matrix)  # and the gate's was not reached
-        engine.discard()
-        update(engine)
-        update(clean_engine)
-        assert torch.equal(clean.matrix, broken.matrix), dtype
 
 
 def test_weights_of_another_model_are_refused():

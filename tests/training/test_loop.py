@@ -148,17 +148,6 @@ def test_the_steps_since_the_last_line_are_reported_at_the_end(log_every, told):
     assert run.recorder.meter.run_line()["loss"] is not None
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_streams_and_early_stopping_report_their_last_steps(known):
-    plan = replace(PLAN, eval_every=4) if known else replace(PLAN, total_steps=None)
-    run = Run(log_every=100, plan=plan)
-    run.losses = iter([1.0, 2.0])
-    state, _ = run.go(patience=1)
-    [line] = run.events("step")
-    assert (line["step"], line["updates"]) == (state.done, state.done)
-    assert state.done == (8 if known else 10)
-
-
 def test_a_stopped_run_reports_its_steps_and_saves_the_unreported_sums():
     run = Run(log_every=100, stop_at=4)
     run.go()
@@ -222,14 +211,6 @@ def test_an_evaluation_that_was_given_up_comes_first_on_resuming(in_evaluation):
     once = Run(plan=plan)
     once.go(replace(stopped, evaluated=4))
     assert once.evaluated == [8, 10]
-
-
-def test_the_best_is_saved_where_it_is_kept():
-    run = Run(plan=replace(PLAN, eval_every=2, save_best=True))
-    run.losses = iter([3.0, 4.0, 2.0, 2.5, 2.6])
-    run.go()
-    assert [saved.done for saved in run.saved] == [2, 6, 10]
-    assert run.saved[-1].best["best_step"] == 6
 
 
 def test_a_plan_hint_ends_the_loop_after_what_was_due():

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch.nn import Parameter
 
-from expert.parallel.replicated import chunk_ranges
 from expert.training import optim
 from expert.training.optim import MasterWeights
 from tests.training.optimizers import bits, parameters
@@ -63,29 +60,3 @@ def test_gradients_of_float32_parameters_are_copied_into_memory_allocated_once(m
         masters.take([torch.full_like(weight, value)])
         assert torch.equal(weight.grad, torch.full((4, 4), value))
     assert len(allocated) == 1
-
-
-@given(st.lists(st.integers(0, 30)), st.integers(1, 40))
-def test_pieces_are_all_of_them_in_order_and_small_enough(sizes, most):
-    found = chunk_ranges(sizes, most)
-    assert [index for piece in found for index in piece] == list(range(len(sizes)))
-    for piece in found:
-        assert len(piece) == 1 or sum(sizes[index] for index in piece) <= most
-
-
-def test_a_float32_parameter_is_its_own_master():
-    named = sixteen_bit()
-    masters = MasterWeights(named)
-    for (name, parameter), (master_name, master) in zip(named, masters.named, strict=True):
-        assert name == master_name
-        assert (master is parameter) is (parameter.dtype == torch.float32)
-        assert master.dtype == torch.float32
-        assert master.requires_grad
-
-
-def test_a_parameter_without_a_gradient_leaves_its_master_without_one():
-    named = sixteen_bit()
-    masters = MasterWeights(named)
-    named[0][1].grad = torch.ones_like(named[0][1])
-    masters.collect()
-    assert [m.grad is not None for _, m in masters.named] == [True] + 5 * [False]

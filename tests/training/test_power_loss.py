@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -166,100 +165,3 @@ def test_a_power_cut_at_every_prefix_of_writing_a_plan_leaves_the_old_or_the_new
 
     with after_every_call(Disk(folder, tmp_path / "after", check)):
         write_hashed(folder / "plan.json", "new")
-
-
-class Ext4:
-    """A file system in an image: what is in the image is on the disk, whatever the system holds."""
-
-    OPTIONS = "loop,noauto_da_alloc,commit=300"
-    """Nothing is written early: neither bytes because of a rename, nor the journal by a clock."""
-
-    def __init__(self, folder: Path) -> None:
-        self.image, self.disk, self.after = (folder / name for name in ("image", "disk", "after"))
-        self.disk.mkdir()
-        self.after.mkdir()
-
-    @contextmanager
-    def mounted(self) -> Iterator[Path]:
-        with self.image.open("wb") as stream:
-            stream.truncate(8_000_000)
-        command("mkfs.ext4", "-q", "-F", self.image)
-        command("mount", "-o", self.OPTIONS, self.image, self.disk)
-        try:
-            yield self.disk
-        finally:
-            command("umount", self.disk)
-
-    def cut(self, check: Callable[[Path], None], *, journal: bool) -> None:
-        """`journal`: another program has just synced a file, and with it every name."""
-        if journal:
-            with (self.disk / "other").open("wb") as stream:
-                stream.write(b"x")
-                stream.flush()
-                real("fsync")(stream.fileno())
-        copy = self.image.with_name("copy")
-        shutil.copyfile(self.image, copy)
-        command("mount", "-o", "loop", copy, self.after)
-        try:
-            check(self.after)
-        finally:
-            command("umount", self.after)
-
-
-def command(*words: object) -> None:
-    subprocess.run([str(word) for word in words], check=True, capture_output=True, text=True)
-
-
-@pytest.fixture
-def ext4(tmp_path: Path) -> Ext4:
-    made = Ext4(tmp_path)
-    try:
-        with made.mounted():
-            pass
-    except (OSError, subprocess.CalledProcessError) as error:
-        told = str(getattr(error, "stderr", None) or error)
-        pytest.skip(f"no file system can be mounted here: {told.strip()}")
-    return made
-
-
-def cut_at(ext4: Ext4, moment: int, *, journal: bool, syncs: bool = True) -> int:
-    """Save on a new file system with a power cut at one moment; how many moments there are."""
-    reached = 0
-
-    def maybe() -> None:
-        nonlocal reached
-        if reached == moment:
-            with unwatched():
-                ext4.cut(lambda after: one_of_both(after / "c"), journal=journal)
-        reached += 1
-
-    with ext4.mounted() as disk:
-        (disk / "c").mkdir()
-        saved(disk / "c", 1)
-        command("sync", "-f", disk)
-        with after_every_call(maybe, syncs=syncs):
-            save_and_prune(disk / "c")
-    return reached
-
-
-@pytest.mark.fault(3)
-@pytest.mark.slow
-@pytest.mark.parametrize("journal", [False, True], ids=["", "the journal written"])
-def test_a_power_cut_of_a_real_file_system_leaves_a_whole_newest_one(ext4, journal):
-    moments = cut_at(ext4, -1, journal=journal)
-    assert moments > 10
-    for moment in range(moments):
-        with case():
-            cut_at(ext4, moment, journal=journal)
-
-
-@pytest.mark.slow
-def test_a_real_file_system_loses_what_was_not_synced(ext4):
-    """What the test above is worth."""
-
-    def cut_everywhere() -> None:
-        for moment in range(cut_at(ext4, -1, journal=True)):
-            cut_at(ext4, moment, journal=True, syncs=False)
-
-    with pytest.raises(AssertionError):
-        cut_everywhere()

@@ -28,23 +28,12 @@ def test_a_fifth_of_the_time_is_tolerated(share, told):
     assert bool(fed(wait, [share] * 6)[-1]) == told
 
 
-def test_short_waits_in_a_long_window_do_not_add_up_to_a_sign():
-    wait = watch()
-    fed(wait, [1.0] * SETTLING_STEPS)
-    assert fed(wait, [1.0, 0.0, 0.0, 0.0, 0.0, 0.0] * 20) == [None] * 120
-
-
 def test_what_got_better_is_tried_again_and_only_twice_in_all():
     wait = watch()
     fed(wait, [0.0] * SETTLING_STEPS)
     signs = [fed(wait, [share] * 6)[-1] for share in (0.6, 0.4, 0.3, 0.9)]
     assert [bool(hint) for hint in signs] == [True, True, False, False]
     assert not signs[1].thrashing
-
-
-def test_without_a_card_there_is_nothing_to_spill():
-    spilling = AllocatorRetries()
-    assert [spilling.add(facts) for facts in ({}, {"allocator_retries": None})] == [None, None]
 
 
 def test_graphs_of_the_warm_up_and_of_evaluations_are_no_storm():
@@ -62,16 +51,6 @@ def test_graphs_of_the_warm_up_and_of_evaluations_are_no_storm():
     assert hint is not None
     assert hint.count == 5
     assert watched.add() is None  # told once
-
-
-def test_a_model_built_again_may_compile_again():
-    graphs = [0]
-    watched = RecompileCounter(lambda: graphs[0], most=4)
-    for _ in range(STORM_WARMUP_STEPS):
-        watched.add()
-    graphs[0] = 50
-    watched.restart()
-    assert watched.add() is None
 
 
 def test_a_sign_is_kept_until_it_is_taken_and_then_forgotten():

@@ -106,15 +106,6 @@ def test_lines_of_a_card_that_reports_late_cover_their_own_steps_to_the_last(mon
     assert [line["time_feed"] for line in told] == [0.125] * 3
 
 
-def test_times_of_the_phases_are_reported_once():
-    told = []
-    recorder, clock = made(told)
-    for step in range(3):
-        take(recorder, clock, step)
-    recorder.wait_for_numbers()
-    assert [line["time_data_wait"] for line in told] == [0.25, 0.25, 0.25]
-
-
 class Card:
     """A device with a queue: each step takes it 0.1 s, whenever the host has launched it."""
 
@@ -167,16 +158,6 @@ def test_rates_are_the_cards_where_the_host_launches_far_ahead_of_it(log_every, 
         take(recorder, clock, step, seconds=1.0 if step < 4 else 0.002, waited=0.0, card=card)
     rates = [line["tokens_per_second"] for line in told if line["step"] > 5]
     assert rates == pytest.approx([200.0] * len(rates))
-
-
-def test_on_a_cpu_steps_that_take_turns_being_long_are_neither_stretched_nor_shortened():
-    told = []
-    recorder, clock = made(told, log_every=2)
-    for step in range(8):
-        take(recorder, clock, step, seconds=1.0 if step % 2 else 4.0)
-    assert [line["seconds"] for line in told] == [5.0] * 4
-    assert [line["tokens_per_second"] for line in told[2:]] == [8.0] * 2
-    assert recorder.meter.run_line()["seconds"] == 20.0
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, 2.0])
@@ -241,11 +222,3 @@ def test_the_first_step_reports_how_long_compiling_took():
         {"event": "compiled", "step": 1, "seconds": 1.0},
         {"event": "compiled", "step": 4, "seconds": 1.0},
     ]
-
-
-def test_what_is_kept_of_a_recorder_holds_the_sums_of_the_epoch():
-    recorder, clock = made([])
-    take(recorder, clock, 0, loss=3.0)
-    kept = recorder.state()
-    assert (kept["skips"], kept["losses"]) == (0, {"history": [[0, 3.0]], "high": []})
-    assert (kept["sums"]["epoch"]["loss_sum"], kept["sums"]["run"]["loss_targets"]) == (30.0, 10)

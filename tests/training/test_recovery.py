@@ -13,8 +13,6 @@ from expert.training.recovery import (
     DataBound,
     Failure,
     KernelUnavailable,
-    LossSpike,
-    NotFinite,
     OutOfMemory,
     PrecisionUnsupported,
     changes,
@@ -68,16 +66,6 @@ def test_out_of_memory_disables_cuda_graphs_first(usual):
     found = after(recorded, NO_ROOM)
     assert changed_values(recorded, found) == {"kernels.cuda_graphs": False}
     assert after(found, NO_ROOM).batch.micro_batch == 8
-
-
-@each(
-    ("sequences", "micro", "expected"),
-    [(7, 7, (3, 3)), (7, 3, (1, 7)), (2, 64, (2, 1)), (6, 5, (2, 3)), (None, 9, (4, None))],
-)
-def test_odd_batches_are_halved_downwards_and_still_covered(usual, sequences, micro, expected):
-    found = after(with_batch(usual, sequences, micro), NO_ROOM)
-    assert (found.batch.micro_batch, found.batch.accumulation) == expected
-    assert found.batch.sequences_per_update == sequences
 
 
 @each(
@@ -182,12 +170,6 @@ def test_attention_falls_from_flex_to_flash_to_sdpa_to_eager(usual):
         assert (flat.kernels.attention, flat.data.flat) == (following, stays)
 
 
-def test_a_kernel_that_the_plan_does_not_use_changes_nothing(usual):
-    before = changed(usual, kernels={"attention": "sdpa"}, optim={"optimizer": "sgd"})
-    for kernel in ("flash", "adamw_torch_fused", "sgd", "unheard of"):
-        assert plan_after(before, KernelUnavailable(kernel=kernel, reason="?")) is None
-
-
 @each("optimizer", ["adamw_torch_fused", "adamw_bnb_8bit", "paged_adamw_8bit"])
 @each("by_role", [True, False])
 def test_an_optimizer_without_its_kernel_becomes_the_plain_one(usual, optimizer, by_role):
@@ -197,15 +179,6 @@ def test_an_optimizer_without_its_kernel_becomes_the_plain_one(usual, optimizer,
     assert changed_values(before, found) == {"optim.optimizer": "adamw_torch"}
     assert decision(found, "optim.optimizer")[1] == f"{optimizer} cannot run here: missing"
     assert plan_after(found, KernelUnavailable(kernel="adamw_torch", reason="?")) is None
-
-
-@pytest.mark.parametrize("kernel", ["fused_loss", "tf32", "cudnn_benchmark"])
-def test_other_kernels_are_switched_off(usual, kernel):
-    before = changed(usual, kernels={kernel: True})
-    failure = KernelUnavailable(kernel=kernel, reason="?")
-    found = after(before, failure)
-    assert changed_values(before, found) == {f"kernels.{kernel}": False}
-    assert plan_after(found, failure) is None
 
 
 @each(
@@ -260,18 +233,6 @@ def test_a_gpu_that_waits_for_data_gets_other_workers_and_prefetching(
     )
     hint = DataBound(share=0.3, workers=value, cores=cores, thrashing=thrashing)
     assert plan_after(here, hint) is None
-
-
-def test_more_than_the_cores_asked_for_by_hand_are_not_taken_away_while_it_starves(usual):
-    found = after(with_loader(usual, 12, 4), DataBound(share=0.2, workers=12, cores=4))
-    assert (found.loader.workers, found.loader.prefetch) == (12, 8)
-
-
-@pytest.mark.parametrize(
-    "failure", [NotFinite(step=3, bins=(1, 2)), LossSpike(step=3, z=20.0, loss=9.0, median=1.0)]
-)
-def test_spikes_and_non_finite_values_change_no_plan(usual, failure):
-    assert plan_after(usual, failure) is None
 
 
 # --- records -------------------------------------------------------------------------------------

@@ -6,13 +6,11 @@ import json
 import math
 import random
 from pathlib import Path
-from statistics import median
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from expert.training.recovery import LossSpike
 from expert.training.spikes import (
     SkippedSteps,
     SpikeTest,
@@ -107,47 +105,12 @@ def test_rows_that_are_not_learned_yet_spike_alone_when_the_others_are():
     assert alarms(losses) == []
 
 
-@pytest.mark.parametrize("rows", REAL)
-def test_the_losses_of_a_few_rows_spike_without_alarm(rows):
-    losses = REAL[rows]
-    usual = median(losses)
-    assert max(losses[LEAST:]) > 4 * usual  # or they would prove nothing
-    assert alarms(losses) == []
-
-
-@each("at", range(LEAST, 120, 15))
-def test_a_spike_among_the_losses_of_a_few_rows_is_found(at):
-    losses = list(REAL["four rows an update"])
-    losses[at : at + STAYS] = [10 * median(losses[at - LEAST : at])] * STAYS
-    assert alarms(losses) == [at]
-
-
 @pytest.mark.parametrize("updates", [2, 5, 10])
 def test_a_spike_that_takes_a_few_steps_to_build_up_is_found(updates):
     draw = random.Random(5)
     losses = [2.0 * laplace(draw) for _ in range(100)]
     losses += [2.0 * 5 ** ((1 + number) / updates) for number in range(updates)]
     assert alarms([*losses, *[10.0] * STAYS])
-
-
-def test_after_some_steps_a_new_level_is_the_usual_one():
-    losses = [1.0] * 100 + [10.0] * 100
-    # Six of forty are more than a tenth, and the last ten do not count yet.
-    assert alarms_at_once([*losses[:101], 1.0, *losses[101:]])[:2] == [100, 102]
-    assert alarms(losses) == [100]
-    assert alarms([*[1.0] * 100, *[10.0] * 15, 1.0, *[10.0] * 50]) == [100]
-
-
-def test_what_a_spike_was_is_reported():
-    watch = SpikeWatch()
-    for step in range(30):
-        watch.observe(step, 2.0)
-    before = [watch.observe(step, 20.0) for step in range(30, 29 + STAYS)]
-    found = watch.observe(29 + STAYS, 22.0)
-    assert set(before) == {None}
-    # No noise at all, so one hundredth of the median is taken for it: 20 / 0.02.
-    assert found == LossSpike(step=30, loss=20.0, median=2.0, z=20 / 0.02)
-    assert watch.observe(30 + STAYS, 22.0) is None, "it is told once"
 
 
 @each(
@@ -164,15 +127,6 @@ def test_what_a_spike_was_is_reported():
 )
 def test_a_spike_is_a_rise_that_is_high_enough_after_enough_losses(losses, found):
     assert alarms_at_once(losses) == found
-
-
-@pytest.mark.parametrize("least_rise", [0.0, 0.05])
-def test_a_rise_from_a_loss_of_zero_has_a_finite_size(least_rise):
-    watch = SpikeWatch(SpikeTest(least_rise=least_rise, stays=1))
-    assert alarms([0.0] * 40, watch) == []
-    found = watch.observe(40, 1.0)
-    assert found is not None
-    assert math.isfinite(found.z)
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
@@ -213,11 +167,6 @@ def test_numbers_that_are_not_finite_stop_the_run_at_last(policy, expected):
     assert [policy.after_not_finite(skips=n, rollbacks=n) for n in range(3)] == expected
 
 
-@each(("left", "steps"), [(10**6, 100), (1000, 100), (120, 12), (60, 6), (3, 5)])
-def test_the_rate_rises_again_over_a_tenth_of_what_is_left(left, steps):
-    assert Stability().rewarm_steps(left) == steps
-
-
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 9)), max_size=12))
 def test_skipped_steps_are_exactly_those_of_the_windows(windows):
     skipped, expected = SkippedSteps(), set()
@@ -226,8 +175,3 @@ def test_skipped_steps_are_exactly_those_of_the_windows(windows):
         expected |= set(range(first, first + more + 1))
     assert {step for step in range(-5, 90) if step in skipped} == expected
     assert SkippedSteps.from_json(json.loads(json.dumps(skipped.to_json()))) == skipped
-
-
-def test_windows_that_touch_are_one():
-    assert SkippedSteps().with_window(5, 7).with_window(8, 9).windows == ((5, 9),)
-    assert SkippedSteps().with_window(5, 7).with_window(9, 9).windows == ((5, 7), (9, 9))

@@ -8,19 +8,12 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 
 import pytest
 
-from expert.core.errors import EXIT_HANGUP, EXIT_SIGUSR1
-from expert.core.interrupts import show_cursor
 from expert.training import stopping
 from expert.training.stopping import BestSoFar, Observation, Signals
 from tests.each import each
-
-BETTER = Observation(improved=True, stop=False)
-NOT_BETTER = Observation(improved=False, stop=False)
-ENOUGH = Observation(improved=False, stop=True)
 
 
 def follow(best: BestSoFar, values) -> list[Observation]:
@@ -52,14 +45,6 @@ def test_any_gain_is_the_best_and_patience_ends_without_gains_of_the_threshold(
     )
     assert best.best_step == improved.rindex("+")
     assert best.best == values[best.best_step]
-
-
-@each("greater", [True, False])
-@each("wrong", [math.nan, math.inf, -math.inf])
-def test_a_value_that_is_not_finite_is_never_the_best(greater, wrong):
-    best = BestSoFar("eval_loss", greater_is_better=greater, patience=2)
-    assert follow(best, [wrong, 1.0, wrong, wrong]) == [NOT_BETTER, BETTER, NOT_BETTER, ENOUGH]
-    assert (best.best, best.best_step) == (1.0, 1)
 
 
 @each("cut", range(7))
@@ -105,15 +90,6 @@ def test_the_first_signal_sets_the_exit_code_and_the_second_ends_the_process_at_
     assert ends == ["first", "restored", "again", 128 + second]
 
 
-def test_the_handlers_of_before_are_put_back():
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    with Signals() as signals:
-        during = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-        assert signals.requested is None
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
-    assert during != before
-
-
 def test_an_ignored_signal_stays_ignored():
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -123,28 +99,6 @@ def test_an_ignored_signal_stays_ignored():
             assert signals.requested is None
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def test_in_another_thread_nothing_is_set():
-    before = signal.getsignal(signal.SIGTERM)
-    seen = []
-
-    def enter() -> None:
-        with Signals() as signals:
-            seen.append((signal.getsignal(signal.SIGTERM), signals.requested))
-
-    thread = threading.Thread(target=enter)
-    thread.start()
-    thread.join()
-    assert seen == [(before, None)]
-
-
-def test_the_cursor_is_shown_on_terminals_and_nothing_is_written_elsewhere(monkeypatch):
-    written = []
-    monkeypatch.setattr(os, "isatty", lambda stream: stream == 2)
-    monkeypatch.setattr(os, "write", lambda stream, text: written.append((stream, text)))
-    show_cursor()
-    assert written == [(2, b"\x1b[?25h")]
 
 
 # A process that was forked while the run listens, as those that make batches are.
@@ -177,31 +131,3 @@ def test_a_worker_ignores_ctrl_c_and_ends_on_sigterm(numbers):
         assert process.stdout.readline() == "ready\n"
         told, _ = process.communicate("go\n", timeout=30)
     assert told == f"{-signal.SIGTERM}\n"
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
-class TestOtherSignals:
-    def send(self, *numbers: int) -> None:
-        for number in numbers:
-            os.kill(os.getpid(), number)
-
-    def test_a_closed_terminal_is_a_request_and_never_the_second_one(self):
-        before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored under nohup
-        try:
-            with Signals() as signals:
-                self.send(signal.SIGHUP, signal.SIGHUP)
-                assert signals.requested == EXIT_HANGUP
-        finally:
-            signal.signal(signal.SIGHUP, before)
-
-    def test_sigusr1_asks_for_a_checkpoint_once(self):
-        with Signals() as signals:
-            self.send(signal.SIGUSR1)
-            assert signals.requested is None
-            assert [signals.take_save_request(), signals.take_save_request()] == [True, False]
-
-    def test_sigusr1_asks_for_an_end_where_the_plan_says_so(self):
-        with Signals(on_sigusr1="stop") as signals:
-            self.send(signal.SIGUSR1, signal.SIGUSR1)
-            assert signals.requested == EXIT_SIGUSR1
-            assert not signals.take_save_request()

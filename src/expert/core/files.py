@@ -35,8 +35,8 @@ def open_regular(path: Path) -> io.BufferedReader:
     """Open a regular file, following links; OSError for anything else, which could block or never
     end."""
     _refuse_other_kinds(path, os.stat(path))  # merely opening some devices has side effects
-    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-    stream = open(os.open(path, flags | getattr(os, "O_CLOEXEC", 0)), "rb")  # noqa: SIM115 - the caller's
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+    stream = open(os.open(path, flags), "rb")  # noqa: SIM115 - the caller's
     try:
         _refuse_other_kinds(path, os.fstat(stream.fileno()))
     except OSError:
@@ -178,14 +178,12 @@ def _is_run_or_environment(files: Sequence[str]) -> bool:
 
 def sync_file(path: Path) -> None:
     """Make the bytes of a file survive a power cut."""
-    with path.open("rb+") as stream:  # Windows syncs only files open for writing
+    with path.open("rb+") as stream:
         os.fsync(stream.fileno())
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a rename in `folder` survive a power cut; Windows neither can nor needs to."""
-    if os.name == "nt":
-        return
+    """Make a rename in `folder` survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

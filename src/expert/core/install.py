@@ -6,7 +6,6 @@ only the second name of the command.
 
 from __future__ import annotations
 
-import os
 import shlex
 from functools import cache
 from importlib import metadata
@@ -17,15 +16,12 @@ INSTALL_HINT = "`pip install -e .` in a clone of its repository"
 """For other people, in Markdown: no local folder, no wrong index."""
 
 
-def pip_install(
-    *extras: str, package: Path = Path(__file__).parents[1], windows: bool = os.name == "nt"
-) -> str:
+def pip_install(*extras: str, package: Path = Path(__file__).parents[1]) -> str:
     """The command that adds extras to this installation: `pip install 'expert-trainer[quant]'`. pip
     takes the installed package, wherever it came from; a clone need not be installed."""
     folder, more = clone_of(package), f"[{','.join(extras)}]" if extras else ""
     installed = any(metadata.distributions(name=NAME, path=[str(package.parent)]))
-    what = f"{folder or (NAME if installed else '.')}{more}"
-    quoted = f'"{what}"' if windows else shlex.quote(what)  # cmd.exe has no single quotes
+    quoted = shlex.quote(f"{folder or (NAME if installed else '.')}{more}")
     # pip would look for a name that is not installed in an index, where it is somebody else's.
     place = "" if folder or installed else "in a clone of Expert: "
     return f"{place}pip install {'' if installed and not folder else '-e '}{quoted}"

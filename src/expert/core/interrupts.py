@@ -11,12 +11,10 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 
 SHOW_CURSOR = b"\x1b[?25h"
-HANGUP: int | None = getattr(signal, "SIGHUP", None)
+HANGUP = signal.SIGHUP
 """The terminal was closed. Shell, kernel and systemd may each send it: never a second request."""
-WARNING: int | None = getattr(signal, "SIGUSR1", None)
-HANDLED_SIGNALS = tuple(
-    number for number in (signal.SIGINT, signal.SIGTERM, HANGUP, WARNING) if number is not None
-)
+WARNING = signal.SIGUSR1
+HANDLED_SIGNALS = (signal.SIGINT, signal.SIGTERM, HANGUP, WARNING)
 
 
 def signal_label(exit_code: int) -> str:

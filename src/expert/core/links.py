@@ -16,15 +16,8 @@ from pathlib import Path
 from expert.core.errors import ExpertError
 
 SHOWN = 5
-WRITING = os.O_WRONLY | os.O_RDWR
 
-# Windows has neither O_NOFOLLOW nor O_NONBLOCK: there only the check before opening protects.
-_CAREFUL = (
-    getattr(os, "O_NOFOLLOW", 0)
-    | getattr(os, "O_NONBLOCK", 0)
-    | getattr(os, "O_CLOEXEC", 0)
-    | getattr(os, "O_BINARY", 0)
-)
+_CAREFUL = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 KINDS = {
     stat.S_IFIFO: "pipe",
     stat.S_IFSOCK: "socket",
@@ -66,8 +59,7 @@ def refuse_links_inside(folder: Path, *, instead: str = "") -> None:
 
 
 def open_plain(path: Path, flags: int, mode: int = 0o666) -> int:
-    """Open a plain file of a managed folder without blocking; anything else is refused, and so is
-    writing to a file with several hard links."""
+    """Open a plain file of a managed folder without blocking; anything else is refused."""
     fault = _fault(path)
     if fault:
         raise LinkRefused(_message([fault]))
@@ -83,14 +75,9 @@ def open_plain(path: Path, flags: int, mode: int = 0o666) -> int:
         os.close(descriptor)
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     fault = _fault_of(path, status)
-    if fault or (flags & WRITING and status.st_nlink > 1):
+    if fault:
         os.close(descriptor)
-        raise LinkRefused(
-            _message([fault])
-            if fault
-            else f"{path}: has {status.st_nlink} names (hard links), and all of them would change  "
-            "(put a copy in its place)"
-        )
+        raise LinkRefused(_message([fault]))
     return descriptor
 
 
@@ -119,17 +106,10 @@ def _fault(path: Path) -> str:
 
 
 def _fault_of(path: Path, status: os.stat_result) -> str:
-    if _is_link(status):
+    if stat.S_ISLNK(status.st_mode):
         return f"{path}: is a link to {_target(path)}"
     word = KINDS.get(stat.S_IFMT(status.st_mode))
     return f"{path}: is a {word}" if word else ""
-
-
-def _is_link(status: os.stat_result) -> bool:
-    """A symbolic link, or a junction of Windows."""
-    junction = getattr(stat, "IO_REPARSE_TAG_MOUNT_POINT", None)
-    tag = getattr(status, "st_reparse_tag", None)
-    return stat.S_ISLNK(status.st_mode) or (tag is not None and tag == junction)
 
 
 def _target(path: Path) -> str:

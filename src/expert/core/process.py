@@ -30,10 +30,7 @@ TAIL_BYTES = 4000
 """Bytes read from the end of a log to find its last line."""
 LONGEST_LINE = 2**20
 """Longest line read from a process, in characters: its output is held in memory."""
-_REQUIRED_VARIABLES = frozenset(
-    {"PATH", "PYTHONHOME", "LANG", "LANGUAGE", "TZ", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"}
-    | {"SYSTEMROOT", "SYSTEMDRIVE", "PATHEXT", "COMSPEC", "WINDIR", "NUMBER_OF_PROCESSORS"}
-)
+_REQUIRED_VARIABLES = frozenset({"PATH", "PYTHONHOME", "LANG", "LANGUAGE", "TZ", "LD_LIBRARY_PATH"})
 
 
 class Child:
@@ -129,17 +126,14 @@ def _started(
         errors="replace",
         env=env,
         cwd=cwd,
-        start_new_session=os.name == "posix",  # compilers start child processes
+        start_new_session=True,  # compilers start child processes
     )
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
     """Kill a process and everything it started, which may outlive it."""
-    if os.name == "posix":
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-    else:
-        process.kill()
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def run_program(

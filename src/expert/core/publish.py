@@ -9,7 +9,6 @@ import re
 import shutil
 import socket
 import stat
-import sys
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -177,8 +176,6 @@ def is_alive(pid: int) -> bool:
     """Whether a process with this number exists on this machine."""
     if pid <= 0:
         return False
-    if sys.platform == "win32":  # there os.kill would end it
-        return True
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):

@@ -146,7 +146,7 @@ def _limit_error(what: str, limit: str, letter: str) -> ResourceLimitError:
         shown = gib(most) if limit == "AS" else f"{most:,}"
         return ResourceLimitError(f"{what}; the limit is {shown}  (raise it: ulimit -{letter})")
     free = ""
-    if limit == "AS" and "SC_AVPHYS_PAGES" in getattr(os, "sysconf_names", {}):  # not on Windows
+    if limit == "AS":
         pages, size = os.sysconf("SC_AVPHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
         free = f"; {gib(pages * size)} are free on this machine"
     return ResourceLimitError(f"{what}{free}  (end other programs, or use a larger machine)")
@@ -154,9 +154,7 @@ def _limit_error(what: str, limit: str, letter: str) -> ResourceLimitError:
 
 def _limit(name: str) -> int | None:
     """A resource limit set for this process; None if unlimited."""
-    try:
-        import resource
-    except ImportError:  # Windows has none
-        return None
+    import resource
+
     most = resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))[0]
     return None if most == resource.RLIM_INFINITY else most

@@ -3,7 +3,6 @@ its validation is about the current weights."""
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
@@ -20,7 +19,7 @@ from expert.core.events import check_event_file_size, plain
 from expert.core.files import sync_folder
 from expert.core.hashed import hash_file, refuse_damaged, write_hashed
 from expert.core.links import LinkRefused, open_plain, refuse_links, refuse_links_inside
-from expert.core.publish import DONE, damage, fingerprint, is_alive
+from expert.core.publish import damage, fingerprint, is_alive
 from expert.core.resources import disk_full_error, disk_full_message
 from expert.core.secrets import known_secrets
 from expert.core.stored_json import read_object
@@ -28,7 +27,6 @@ from expert.core.text import json_text
 
 TURN_WAIT_SECONDS = 0.2
 
-_LOCKS_UNSUPPORTED = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EINVAL)
 _RUN = re.compile(r"(.+)-(\d{8}-\d{6})(?:-(\d+))?")
 _CHECKPOINT = re.compile(r"step-(\d{6,})")
 
@@ -58,21 +56,6 @@ class Holder:
     def may_live(self) -> bool:
         """False if it is known to be gone: a process of this machine that no longer exists."""
         return self.host != socket.gethostname() or is_alive(self.pid)
-
-    def is_at_work(self, *, has_locks: bool) -> bool:
-        """Whether this process is alive although its lock could be taken.
-
-        Some file systems grant a lock to everyone, so a living holder on this machine counts. One
-        on another machine counts only if there are no locks at all.
-        """
-        if self.host != socket.gethostname():
-            return not has_locks
-        if not is_alive(self.pid):
-            return False
-        process = process_of(self.pid)
-        if not process or not self.process:  # not Linux: the number may have been reused
-            return not has_locks
-        return process == self.process and self.pid != os.getpid()
 
 
 @dataclass(frozen=True)
@@ -267,17 +250,10 @@ def relocated_path(recorded: str, *, runs_then: str, runs_now: Path) -> Path:
     """Where a recorded path is now; if it no longer exists, where it would be.
 
     Data, tokens and runs of an expert are moved together, so the recorded path relative to the
-    folder of runs still holds from the current one. Earlier versions recorded both relative to the
-    folder the run was started in, which is no longer known.
+    folder of runs still holds from the current one.
     """
     then = Path(recorded)
-    if then.is_absolute() != Path(runs_then).is_absolute():
-        return then.absolute()
-    try:
-        way = os.path.relpath(recorded, runs_then)
-    except ValueError:  # on another drive of a Windows machine
-        return then.absolute()
-    beside = Path(os.path.normpath(runs_now.absolute() / way))
+    beside = Path(os.path.normpath(runs_now.absolute() / os.path.relpath(recorded, runs_then)))
     if beside.exists():
         return beside
     # A path that was never beside the runs was not moved with them.
@@ -294,20 +270,20 @@ def held(path: Path) -> Iterator[Holder | None]:
     from filelock import FileLock, Timeout  # takes 20 ms to import
 
     lock = FileLock(path, fallback_to_soft=False)
-    has_locks = True
     try:
         os.close(open_plain(path, os.O_RDWR | os.O_CREAT, 0o644))  # refuses a link
         lock.acquire(blocking=False)
     except Timeout:
-        raise _in_use(path, holder_of(path)) from None
+        holder = holder_of(path)
+        by = f"{holder.name} since {holder.since}" if holder else "another"
+        raise RunInUse(
+            f"{path.parent}: is in use by {by}  (stop that process first; if it is surely gone, "
+            f"remove {path})"
+        ) from None
     except OSError as error:
-        if error.errno not in _LOCKS_UNSUPPORTED:
-            raise _unwritable(path, error) from error
-        has_locks = False
+        raise _unwritable(path, error) from error
     try:
         previous = holder_of(path)
-        if previous is not None and previous.is_at_work(has_locks=has_locks):
-            raise _in_use(path, previous)
         with _holder_recorded(path):
             yield previous
     finally:
@@ -331,8 +307,7 @@ def waiting_lock(path: Path, doing: str, waits: Callable[[str], None]) -> Iterat
     """Hold the lock beside a file or folder; while another process has it, wait and report through
     `waits` who that is and what it is `doing`.
 
-    The lock ends with its process. Without file locks, or on a read-only file system, nobody waits:
-    the lock only saves duplicate work and is not needed for correctness.
+    The lock ends with its process. It only saves duplicate work and is not needed for correctness.
     """
     from filelock import FileLock, Timeout
 
@@ -353,9 +328,8 @@ def waiting_lock(path: Path, doing: str, waits: Callable[[str], None]) -> Iterat
                         waits(f"waiting while another process is {doing}: {holder.name}")
                     time.sleep(TURN_WAIT_SECONDS)
             ours.enter_context(_holder_recorded(file))
-        except (OSError, RunFolderError) as error:
-            if getattr(error, "errno", None) in _LOCKS_UNSUPPORTED:
-                waits(f"{path.parent}: no file locks here; other processes may do the same work")
+        except (OSError, RunFolderError):
+            pass  # a read-only file system: the same work may be done twice
         yield
 
 
@@ -385,14 +359,6 @@ def _write(path: Path) -> os.stat_result:
             return os.fstat(stream.fileno())
     except OSError as error:
         raise _unwritable(path, error) from error
-
-
-def _in_use(path: Path, holder: Holder | None) -> RunInUse:
-    by = f"{holder.name} since {holder.since}" if holder else "another"
-    return RunInUse(
-        f"{path.parent}: is in use by {by}  (stop that process first; if it is surely gone, "
-        f"remove {path})"
-    )
 
 
 def _unwritable(path: Path, error: OSError) -> ExpertError:
@@ -430,21 +396,6 @@ def outdated(found: Mapping[str, Any], folder: RunFolder) -> str:
     state = folder.final
     if isinstance(step, int) and not isinstance(step, bool):
         state = folder.checkpoints / checkpoint_name(step)
-    if isinstance(weights, str):
-        if weights == weights_hash(state):
-            return ""
-        return "is about earlier weights: the run continued since"
-    # Earlier versions did not record which weights were judged, and times may come from copying the
-    # run. A newer time casts doubt on a pass but not on a failure, so a copy never helps a run out.
-    gate = found.get("gate")
-    failed = isinstance(gate, Mapping) and gate.get("passed") is False
-    if failed or _written_at(state / DONE) <= _written_at(folder.validation):
+    if weights == weights_hash(state):
         return ""
-    return "is older than the weights and does not name the weights it judged"
-
-
-def _written_at(file: Path) -> float:
-    try:
-        return file.stat().st_mtime
-    except OSError:
-        return 0.0
+    return "is about earlier weights: the run continued since"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import unicodedata
@@ -61,10 +60,7 @@ def count(number: int) -> str:
 
 def shell_quoted(path: Path | str) -> str:
     """A path as one word of a command to copy."""
-    text = str(path)
-    if os.name == "nt":  # cmd.exe has no single quotes
-        return f'"{text}"' if " " in text else text
-    return shlex.quote(text)
+    return shlex.quote(str(path))
 
 
 def counted(number: int, noun: str) -> str:

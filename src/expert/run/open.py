@@ -20,7 +20,7 @@ from expert.planning.settle import with_counted_rows, with_endless_schedule, wit
 from expert.run.missing import find_missing
 from expert.run.session.memory_watch import known_calibrations
 from expert.run.smollm2 import provide_model
-from expert.run.stored.changes import changed_since, kept_of
+from expert.run.stored.changes import changed_options, kept_of
 from expert.run.stored.locate import run_to_resume, runs_folder
 from expert.run.stored.trained_rows import trained_rows
 
@@ -318,7 +318,7 @@ def _resumed(read: ReadManifest, resume: str) -> Resumed:
     runs = read.manifest.training.config.runs_beside(read.folder)
     folder, checkpoint = run_to_resume(resume, runs=runs, expert=read.manifest.name)
     folder.refuse_damaged()
-    same = not changed_since(folder, read.manifest)
+    same = not changed_options(folder, read.manifest)
     return Resumed(
         folder=folder,
         checkpoint=checkpoint,

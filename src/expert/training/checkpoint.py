@@ -40,14 +40,10 @@ STATE = "state.json"
 SPACE_FACTOR = 1.2  # required free space, as a multiple of a checkpoint's size
 HEADER_BYTES_PER_TENSOR = 256  # a name of 150 characters, type, shape and offsets as JSON
 STATE_BYTES = 65_536
-IDENTITY = ("model", "adapter", "data", "tokenizer", "batch", "schedule", "seed")
-LATER_IDENTITY = {
-    "base": "the base's weights and quantization",
-    "optimizer": "the optimizer's settings",
-    "precision": "the precision",
-    "kernels": "the kernels",
-}
-"""Missing from checkpoints of earlier versions; described for the user."""
+IDENTITY = (
+    *("model", "base", "adapter", "data", "tokenizer", "batch"),
+    *("schedule", "optimizer", "precision", "kernels", "seed"),
+)
 SHOWN_CHARACTERS = 60
 
 
@@ -188,14 +184,9 @@ def check_space(folder: Path, needed: int, count: int = 1) -> None:
 def state_difference(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """The differences that make it another run, one line each; empty if it is the same."""
     lines: list[str] = []
-    for name in (*IDENTITY, *(later for later in LATER_IDENTITY if later in saved)):
+    for name in IDENTITY:
         _compare(name, saved.get(name), now.get(name), lines)
     return lines
-
-
-def not_recorded(saved: Mapping[str, Any]) -> list[str]:
-    """What a checkpoint of an earlier version does not record, in words."""
-    return [words for name, words in LATER_IDENTITY.items() if name not in saved]
 
 
 def _compare(name: str, saved: Any, now: Any, lines: list[str]) -> None:

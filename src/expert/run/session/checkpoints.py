@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from expert.run.session.identity import (
     identity,
     options_affecting_weights,
 )
-from expert.run.stored.changes import Option, changed_orders, what_changed
+from expert.run.stored.changes import Option, what_changed
 from expert.training.state import TrainState
 
 if TYPE_CHECKING:
@@ -170,24 +170,13 @@ class Checkpoints:
             with_fallbacks(plan, found.fallbacks), data, self._group.run_on_rank_0(self.base)
         )
         changed = state_difference(found.identity, now)
-        counted = blocking_differences(changed, options, found.identity, plan)
+        counted = blocking_differences(changed, options)
         if counted and not allow:
-            raise _different_run(found, counted, options, now["data"], plan, data)
-        self._report_unknown(found)
+            raise _different_run(found, counted, options, plan, data)
         if self._group.world.is_first:
             put_aside_after(found.path.parent, found.state.done)
         self._emit("resumed", step=found.state.done, path=str(found.path), changed=changed)
         return found
-
-    def _report_unknown(self, found: LoadedCheckpoint) -> None:
-        """Report what a checkpoint of an earlier version does not record."""
-        from expert.training.checkpoint import not_recorded
-
-        unknown = not_recorded(found.identity)
-        if unknown:
-            what = ", ".join(unknown)
-            text = f"{found.path.name} was saved by an earlier version; not compared: {what}"
-            self._emit("warning", step=found.state.done, text=text)
 
     def check_room(self, needed: int, plan: RunPlan, saves: int | None) -> None:
         """Raise DiskFull unless all checkpoints that will exist together fit on the disk.
@@ -212,20 +201,15 @@ def _different_run(
     found: LoadedCheckpoint,
     changed: list[str],
     options: Sequence[Option],
-    now: Mapping[str, Any],
     plan: RunPlan,
     data: RunData,
 ) -> CheckpointError:
-    """The error for a run started with other settings: the causes first, then what they change.
-    `now`: the data part of the current identity."""
+    """The error for a run started with other settings: the causes first, then what they change."""
     from expert.training.checkpoint import DifferentRun
 
     saved, options = found.identity.get("data", {}), options_affecting_weights(options)
     causes = what_changed(options, saved.get("tokens"), plan, data)
     seen = {cause.partition(":")[0] for cause in causes}
-    if not options:
-        orders = changed_orders(saved, now)
-        causes, seen = [*causes, *orders.values()], {*seen, *orders}
     rest = [line for line in changed if line.partition(":")[0] not in seen]
     why = ": it was started with other options" if options else ""
     lines = "\n".join(f"  - {line}" for line in [*causes, *rest])
@@ -237,8 +221,7 @@ def _different_run(
 
 
 def _is_unscheduled(path: Path) -> bool:
-    """Whether a checkpoint was saved outside the schedule; those of earlier versions do not record
-    it and count as scheduled."""
+    """Whether a checkpoint was saved outside the schedule."""
     from expert.training.checkpoint import CheckpointError, read_state
 
     try:

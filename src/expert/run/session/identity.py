@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from expert.planning.run_plan import ModelPlan, RunPlan
     from expert.run.stored.changes import Option
 
-GROUPED = "in each step"
-"""How rows are grouped by length; earlier versions, which grouped whole steps, stored true."""
 UNQUANTIZED = ("none", "bf16", "fp16")
 """Kinds of `quantization` that leave the base unchanged."""
 
@@ -163,7 +161,7 @@ def _order_of(plan: RunPlan, data: RunData) -> dict[str, Any]:
 
     order: dict[str, Any] = {}
     if plan.is_padded:
-        order["group_by_length"] = GROUPED if plan.data.group_by_length else False
+        order["group_by_length"] = plan.data.group_by_length
     if data.stream is not None:
         order |= {
             "max_seq_length": plan.data.max_seq_length,
@@ -177,21 +175,12 @@ def _order_of(plan: RunPlan, data: RunData) -> dict[str, Any]:
     return order
 
 
-def blocking_differences(
-    changed: Sequence[str], options: Sequence[Option], saved: dict[str, Any], plan: RunPlan
-) -> list[str]:
-    """The differences that forbid resuming. Reported only: another kernel chosen by a machine or a
-    failure, which merely rounds differently, and the unrecorded weights of a built-in base in runs
-    of earlier versions."""
-    unrecorded = plan.model.place == "built-in" and saved.get("model", {}).get("revision") is None
+def blocking_differences(changed: Sequence[str], options: Sequence[Option]) -> list[str]:
+    """The differences that forbid resuming. Another kernel chosen by a machine or a failure, which
+    merely rounds differently, is only reported."""
     asked = {AFFECTS_WEIGHTS.get(path.rpartition(".")[2]) for path, _, _ in options}
-    excused = {"model.revision"} if unrecorded else set()
     paths = [(line, line.partition(":")[0]) for line in changed]
-    return [
-        line
-        for line, path in paths
-        if path not in excused and (not path.startswith("kernels.") or path in asked)
-    ]
+    return [line for line, path in paths if not path.startswith("kernels.") or path in asked]
 
 
 def options_affecting_weights(options: Sequence[Option]) -> list[Option]:

@@ -36,10 +36,7 @@ _RELEVANT_EVENTS = ("started", "data", "finished")
 
 def changed_options(folder: RunFolder, manifest: Manifest) -> list[Option]:
     """The manifest keys that changed since the start of a run."""
-    return _changed(read_object_or_empty(folder.manifest), manifest)
-
-
-def _changed(recorded: dict[str, Any], manifest: Manifest) -> list[Option]:
+    recorded = read_object_or_empty(folder.manifest)
     if not recorded:
         return []
     then = dict(leaves(recorded))
@@ -80,17 +77,6 @@ def kept_of(folder: RunFolder, read: ReadManifest) -> ResumedChoices:
         tf32=tf32 if isinstance(tf32, bool) else None,
         attention=attention if attention in get_args(Attention) else None,
     )
-
-
-def changed_since(folder: RunFolder, manifest: Manifest) -> list[Option]:
-    """The same, without keys that the version of the run did not have."""
-    recorded = read_object_or_empty(folder.manifest)
-    known = [path for path, _ in leaves(recorded)]
-    return [
-        option
-        for option in _changed(recorded, manifest)
-        if any(f"{option[0]}.".startswith(f"{path}.") for path in known)
-    ]
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -140,30 +126,6 @@ def _changed_rows(tokens: Sequence[str] | None, plan: RunPlan, data: RunData) ->
     except (OSError, ValueError, TypeError, KeyError):
         return f"the rows changed (there are {count:,} now)"
     return f"the rows changed ({before:,} → {count:,})"
-
-
-EARLIER = "an earlier version of Expert"
-"""For an order of rows that this version no longer produces."""
-
-
-def changed_orders(saved: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
-    """Why unchanged rows would come in another order than in the run, in words, by identity key.
-    `saved`, `now`: the data parts of the two identities."""
-    reasons: dict[str, str] = {}
-    same_rows = saved.get("tokens") == now.get("tokens")
-    if same_rows and now.get("index") and saved.get("index") != now["index"]:
-        reasons["data.index"] = (
-            f"its rows were packed differently, perhaps by {EARLIER}, and the index it started "
-            f"with, {saved.get('index')}, no longer exists"
-        )
-    if "fitted" in now and "fitted" not in saved:
-        reasons["data.fitted"] = f"{EARLIER} packed the rows of the stream, longest first"
-    if saved.get("group_by_length") is True and now.get("group_by_length"):
-        reasons["data.group_by_length"] = (
-            f"{EARLIER} made each step of rows of one length; now the rows of a step are random, "
-            "and only its micro-batches are sorted"
-        )
-    return reasons
 
 
 def _shown(value: Any) -> str:

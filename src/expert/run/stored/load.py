@@ -99,24 +99,16 @@ def base_warning(folder: RunFolder, plan: RunPlan) -> str:
         )
     base = built_in_folder(plan.model.name)
     here = weights_hash_prefix(base) if base is not None else None
-    trained_on = plan.model.revision
-    if here is None or trained_on == here:
+    if here is None or plan.model.revision == here:
         return ""
-    name = plan.model.name
-    if trained_on is None:
-        return (
-            f"the run does not record which `{name}` it was trained on: an earlier version may "
-            "have shipped another one  (train it again if its answers make no sense)"
-        )
     raise BaseMismatch(
-        f"{folder.path}: was trained on another `{name}` ({trained_on}; this version of Expert "
-        f"comes with {here}): train it again, or use the version of Expert it was made with"
+        f"{folder.path}: was trained on another `{plan.model.name}` ({plan.model.revision}; this "
+        f"version of Expert comes with {here}): train it again, or use the version it was made with"
     )
 
 
 def _base_trained_on(folder: RunFolder) -> dict[str, Any]:
-    """What the newest checkpoint records about the base; empty if there is none, or an earlier
-    version wrote it."""
+    """What the newest checkpoint records about the base; empty if there is none."""
     for _, path in reversed(checkpoints_in(folder.checkpoints)):
         record: Any = read_object_or_empty(path / "state.json")
         for key in ("state", "identity", "base"):
@@ -320,11 +312,10 @@ def _ready_to_answer(
 
 
 def _characters_of(folder: RunFolder) -> str:
-    """The vocabulary of a character model; older runs stored it with the finished expert only."""
-    for place in (folder.path, folder.final):
-        file = place / "vocabulary.json"
-        if file.is_file():
-            return str(read_object(file).get("characters", ""))
+    """The vocabulary of a character model."""
+    file = folder.path / "vocabulary.json"
+    if file.is_file():
+        return str(read_object(file).get("characters", ""))
     raise StateNotFound(
         f"{folder.path}: vocabulary.json is missing: the characters of the model are unknown  "
         "(let the run finish with --resume)"

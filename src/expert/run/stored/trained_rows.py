@@ -26,8 +26,7 @@ class TrainedRows:
     """Short keys of the prepared rows, as in the names of their folders; a key depends on the
     content of the rows and on their formatting."""
     indexes: frozenset[str]
-    """Names of the pack indexes, which depend on the keys and the rows drawn. Empty for runs of
-    earlier versions whose checkpoints are gone."""
+    """Names of the pack indexes, which depend on the keys and the rows drawn."""
     mixed: bool
     """It continued with other rows than it started with."""
     folders: frozenset[Path] = frozenset()
@@ -93,9 +92,8 @@ def _what_changed(new: Sequence[Recipe], gone: Sequence[Mapping[str, Any]]) -> s
 
 
 def trained_rows(folder: RunFolder) -> TrainedRows:
-    """Collected from events and checkpoints: checkpoints may have been removed, and events of
-    earlier versions have no keys."""
-    from expert.data.tokens.prepare import short_key, short_key_of
+    """Collected from events and checkpoints, of which some may be gone."""
+    from expert.data.tokens.prepare import short_key
     from expert.training.checkpoint import CheckpointError, read_state
 
     tokens: set[str] = set()
@@ -105,8 +103,7 @@ def trained_rows(folder: RunFolder) -> TrainedRows:
     for event in read_events(folder.events):
         if event["event"] == "data" and event.get("split") == "train":
             place = Path(str(event.get("folder", "")))
-            key = short_key(str(event["key"])) if event.get("key") else short_key_of(place)
-            tokens.update([key] if key else ())
+            tokens.update([short_key(str(event["key"]))] if event.get("key") else ())
             indexes.update([str(event["index"])] if event.get("index") else ())
             folders.add(place)
         elif event["event"] == "resumed":
