@@ -72,7 +72,7 @@ def test_every_page_is_whole_on_a_screen_and_on_a_phone_light_and_dark(tmp_path)
                     find(driver, "main h1")
                     assert overflow(driver) <= 0, place
                     assert said(driver) == [], place
-                    figures = driver.find_elements("css selector", "figure svg.area")
+                    figures = driver.find_elements("css selector", "figure canvas")
                     assert all(one.size["width"] > 10 for one in figures if one.is_displayed())
                 driver.get(places[0])
                 assert len(driver.find_elements("css selector", "figure")) >= 9

@@ -76,4 +76,4 @@ def test_ids_and_answers_of_cases_are_shown_without_their_escape_sequences(
         assert judged.code in (0, 5), judged.text
         assert judged.fault == ""
     assert ended("expert", "report", str(trained)).fault == ""
-    assert raw((trained / "report.md").read_text(encoding="utf-8")) == set()
+    assert raw((trained / "report.html").read_text(encoding="utf-8")) == set()

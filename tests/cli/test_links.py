@@ -15,7 +15,7 @@ KEPT = "what the user has written\n"
 STEP = "checkpoints/step-000006"
 FILES = (
     *(".lock", "events.jsonl", "plan.json", "manifest.json", "environment.json"),
-    *("validation.json", "report.html", "report.md", "ladder.json", f"{STEP}/state.json"),
+    *("validation.json", "report.html", "ladder.json", f"{STEP}/state.json"),
 )
 FOLDERS = ("checkpoints", "tensorboard", "final", "profile", STEP)
 COMMANDS = {

@@ -20,13 +20,11 @@ def test_a_report_is_written_into_the_run_and_the_verdict_is_reported(run, tmp_p
     folder = shutil.copytree(finished_run("lora"), tmp_path / "runs" / "demo-20260101-000000")
     ran = run("report", str(folder))
     assert ran.code == 0, ran.err
-    learning, verdict, *_, wrote, also = ran.out.splitlines()
+    learning, verdict, *_, wrote = ran.out.splitlines()
     assert learning.startswith("learning: The validation loss fell from ")
     assert "-bound: " in verdict or verdict.startswith("unknown: ")
     size = (folder / "report.html").stat().st_size
     assert wrote == f"✓ wrote {folder / 'report.html'}  ({size / 1024:.0f} KiB, 10 figures)"
-    assert also == f"  and {folder / 'report.md'}"
-    assert (folder / "report.md").read_text(encoding="utf-8").startswith("# demo\n")
     assert not list(folder.glob(".report*"))
 
 
@@ -59,7 +57,7 @@ def test_a_name_that_ends_in_html_is_that_of_the_page(run, tmp_path, monkeypatch
     assert opened.count("events.jsonl") == 1
     reported = json.loads(ran.out)
     assert reported["html"] == str(tmp_path / "out" / "mine.html")
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["mine.html", "mine.md"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["mine.html"]
     page = (tmp_path / "out" / "mine.html").read_text(encoding="utf-8")
     assert page.lower().startswith("<!doctype html>")
     # A report makes room for a newer one.
@@ -69,22 +67,6 @@ def test_a_name_that_ends_in_html_is_that_of_the_page(run, tmp_path, monkeypatch
         run("report", str(folder), "--to", str(tmp_path / "old.html"), "--json").out
     )
     assert reported["html"] == str(tmp_path / "old.html" / "report.html")
-
-
-def test_a_text_of_the_user_beside_the_page_is_not_overwritten(run, tmp_path):
-    folder = write_run(tmp_path / "run", usual(3))
-    (tmp_path / "README.md").write_text("# My own\n", encoding="utf-8")
-    ran = run("report", str(folder), "--to", str(tmp_path / "README.html"))
-    assert ran.code == 2
-    assert (
-        "{readme}: its Markdown twin would overwrite".format(readme=tmp_path / "README.html")
-        in ran.err
-    )
-    assert (
-        "overwrite {readme}, which is not a report".format(readme=tmp_path / "README.md") in ran.err
-    )
-    assert (tmp_path / "README.md").read_text(encoding="utf-8") == "# My own\n"
-    assert not (tmp_path / "README.html").exists()
 
 
 def test_runs_to_compare_may_be_repeated_or_follow(run, tmp_path):
@@ -104,7 +86,7 @@ def test_a_report_that_finds_no_room_names_its_file_and_exits_with_75(run, tmp_p
     monkeypatch.setattr("os.fsync", full)
     ran = run("report", str(folder))
     assert ran.code == 75
-    assert ran.err.startswith(f"{folder / 'report.md'}: {os.strerror(errno.ENOSPC)}: ")
+    assert ran.err.startswith(f"{folder / 'report.html'}: {os.strerror(errno.ENOSPC)}: ")
     assert not list(folder.glob(".report*"))
 
 
@@ -163,6 +145,6 @@ def test_the_loss_of_the_last_line_is_the_same_in_train_watch_and_report(run, tm
     assert [line.split()[-1] for line in once if line.startswith("loss ")] == [last]
     page = tmp_path / "page.html"
     assert run("report", str(folder), "--to", str(page)).code == 0
-    text = page.with_suffix(".md").read_text(encoding="utf-8")
+    text = page.read_text(encoding="utf-8")
     assert f"{last}" in text
     assert f"last log line, at step 6, first {first}" in text

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from expert.insight.ladder.comparison import comparison_doubts
-from expert.insight.page.html import page_html
+from expert.insight.page.render import page_html
 from tests.each import each
 from tests.insight.pages import page_of, usual, words_of, write_run
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from expert.insight.page.html import page_html
+from expert.insight.page.render import page_html
 from tests.each import each
 from tests.insight.pages import (
     check_harmless,

@@ -12,8 +12,7 @@ from expert.insight.ladder.pairs import in_turns
 from expert.insight.page.blocks import Folded, Page
 from expert.insight.page.contents import ladder_page, make_page
 from expert.insight.page.facts import UNKNOWN_LEARNING
-from expert.insight.page.html import page_html
-from expert.insight.page.markdown import page_markdown
+from expert.insight.page.render import page_html
 from expert.insight.page.sections.environment import FIRST_EDGE
 from expert.insight.step.bound import Verdict
 from tests.each import each
@@ -35,6 +34,7 @@ from tests.insight.pages import (
     some_ladder,
     started,
     step_event,
+    text_of,
     usual,
     words_of,
     write_run,
@@ -64,7 +64,7 @@ def test_the_kind_of_the_verdict_is_shown_once(tmp_path):
     for told in ("compute-bound: good.", "compute-bound, on crowded cores. It computes."):
         verdict = Verdict(kind="compute-bound", sentence=told)
         page = make_page(replace(run, verdict=verdict, learning=UNKNOWN_LEARNING))
-        assert page_markdown(page).lower().count("compute-bound") == 1
+        assert f"{page.kind} {page.verdict}".lower().count("compute-bound") == 1
 
 
 def test_a_real_run_has_every_figure_of_a_cpu_its_data_and_its_hashes():
@@ -284,7 +284,11 @@ def test_a_relative_data_folder_is_found_from_where_the_run_was_started(tmp_path
     run = write_run(tmp_path / "runs" / "run", [started(), data_event("tokens-1"), *usual()[1:]])
     page = page_of(run)
     chart: Any = figures_of(page)["row-lengths"].chart
-    assert (chart.labels, chart.counts) == (("≤32", "≤64", "≤128"), (3, 0, 2))
+    assert [(bar.name, bar.words) for bar in chart.bars] == [
+        ("≤32", "3"),
+        ("≤64", "0"),
+        ("≤128", "2"),
+    ]
     assert cards_of(page)["Tokens trained on"].note == "25.0% of all"
     assert cards_of(page)["Rows left out"].value == "2"
     assert "why: &lt;i&gt;bad&lt;/i&gt;" in page_html(page)
@@ -338,19 +342,6 @@ def test_every_part_of_the_data_has_its_name_above_it(tmp_path: Path):
     assert rows["columns"] == "instruction: ask, response: say"
     assert rows["prompts are trained on"] == "no"
     assert "row checks" not in rows
-
-
-def test_markdown_has_no_words_on_colours_no_double_bullets_and_no_empty_reasons(tmp_path: Path):
-    case = {"prompt": "p", "expected": "e", "answer": "", "reason": "", "passed": True}
-    facts = {"accuracy": 1.0, "cases": [case], "gate": {"passed": True, "reasons": []}}
-    made = json.loads(some_ladder().model_dump_json()) | {"environment": {"threads": 2}}
-    page = page_with(tmp_path, usual(steps=60), validation=facts, ladder=made)
-    text, html = page_markdown(page), page_html(page)
-    for word in ("Faint", "Grey settings", "- ·", "\\`", "reason:"):
-        assert word not in text
-    assert "Faint: the log lines, each the mean since the one before." in html
-    assert "Grey settings were left out" in html
-    assert "- answer: (empty)" in text
 
 
 def test_a_ladder_beside_a_run_shows_with_how_many_threads_each_was_measured(tmp_path: Path):
@@ -411,29 +402,28 @@ def test_compared_runs_have_the_steps_and_tokens_that_their_own_pages_show(tmp_p
 def test_a_ladder_in_the_run_folder_is_drawn_as_bars(tmp_path: Path):
     page = page_with(tmp_path, ladder=json.loads(some_ladder().model_dump_json()))
     chart: Any = figures_of(page)["ladder"].chart
-    assert [(bar.name, bar.words, bar.marked) for bar in chart.bars] == [
-        ("baseline", "100", False),
-        ("<b>", "failed", True),
+    assert [(bar.name, bar.words, bar.colour) for bar in chart.bars] == [
+        ("baseline", "100", 1),
+        ("<b>", "failed", 7),
     ]
     check_harmless(page_html(page))
 
 
 def test_a_ladder_alone_makes_a_page_that_warns_in_doubt_and_tells_rates_from_ratios():
-    page = ladder_page(some_ladder(), made=START)
+    page = ladder_page(some_ladder())
     check_harmless(page_html(page))
-    assert "demo on a card: 100 tokens/s" in page_markdown(page)
+    assert page.verdict.startswith("demo on a card: 100 tokens/s")
     doubted = some_ladder().model_copy(update={"doubts": ["others used 1.4 of 2 cores"]})
-    assert (ladder_page(some_ladder()).tone, ladder_page(doubted).tone) == ("good", "warning")
-    assert "not to be trusted: others used 1.4 of 2 cores" in page_markdown(ladder_page(doubted))
+    assert (page.tone, ladder_page(doubted).tone) == ("good", "warning")
+    assert "not to be trusted: others used 1.4 of 2 cores" in page_html(ladder_page(doubted))
     direct = in_turns("baseline", [(100.0, 250.0)] * 3)
     settings = [
         setting("baseline", 100.0, cumulative=1.0),
         setting("packing", 250.0, cumulative=2.5),
     ]
-    markdown = page_markdown(ladder_page(ladder(*settings, against_baseline=direct)))
-    [bars] = [line for line in markdown.splitlines() if line.startswith("| packing")]
-    assert bars.startswith("| packing | 2.50×")
-    assert "| setting | speed |" in markdown
+    text = text_of(page_html(ladder_page(ladder(*settings, against_baseline=direct))))
+    assert "Speed relative to the baseline, by setting" in text
+    assert "2.50×" in text
 
 
 def test_a_verdict_with_warnings_names_them_instead_of_good(tmp_path: Path):

@@ -159,7 +159,7 @@ def test_a_verdict_on_earlier_weights_does_not_count(tmp_path):
     judged = export(folder, tmp_path / "judged", device="cpu")
     assert judged.warnings() == []
     assert "accuracy" in judged.judged
-    before = report(folder).markdown.read_text(encoding="utf-8")
+    before = report(folder).html.read_text(encoding="utf-8")
     assert "gate passes" in before
     assert "ut of date" not in before
     go_on(folder, 6)
@@ -174,7 +174,7 @@ def test_a_verdict_on_earlier_weights_does_not_count(tmp_path):
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     assert "| not judged: the validation is about earlier weights: the run" in card
     assert "quality gate" not in card
-    after = report(folder).markdown.read_text(encoding="utf-8")
+    after = report(folder).html.read_text(encoding="utf-8")
     assert "Validation, out of date" in after
     assert "is about earlier weights: the run continued since" in after
     for reported in ("gate passes", "not validated yet"):

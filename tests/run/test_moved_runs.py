@@ -43,10 +43,10 @@ def judged_from(cwd: Path, expert: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert done.test_set == "rows held out of train.jsonl"
     assert sample(find_trained(expert).path, ["say red 1"], device="cpu")
     made = report(find_trained(expert).path)
-    assert "no longer exists" not in made.markdown.read_text(encoding="utf-8")
+    assert "no longer exists" not in made.html.read_text(encoding="utf-8")
     new = {Path(path).name for path in everything(cwd) - before}
     new = {name for name in new if not name.endswith(".sha256")}
-    assert new <= {"validation.json", "report.html", "report.md"}
+    assert new <= {"validation.json", "report.html"}
 
 
 def test_paths_of_a_run_mean_the_same_from_every_folder(fruit, monkeypatch):

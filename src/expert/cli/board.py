@@ -28,21 +28,22 @@ def board(
     open_it: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
 ) -> None:
     """Show all runs live in a browser, and start, stop and compare them there."""
-    from expert.jobs.board import server
+    from expert.jobs.board import app
     from expert.jobs.board.actions import TOKEN
+    from expert.jobs.board.board import make_board
     from expert.jobs.serve.listen import address_of, listening_socket, refuse_without_packages
 
     refuse_without_packages()
-    made = server.make_board(folders or [Path()], read_only=read_only)
+    made = make_board(folders or [Path()], read_only=read_only)
     token = os.environ.get(TOKEN) or secrets.token_urlsafe(24)
     listening = listening_socket(host, port)
     url = f"{address_of(listening)}/?token={token}"
     console = make_console(needed=False)
-    warning = server.warning_about(host)
+    warning = app.warning_about(host)
     if warning:
         show(console, f"warning: {warning}", "yellow")
     write_line(url, needed=False)  # in full: `show` would hide the token
     show(console, "Ctrl-C ends the board; runs continue.")
     if open_it:
         webbrowser.open(url)
-    server.make_server(made, token=token, host=host).run(sockets=[listening])
+    app.make_server(made, token=token, host=host).run(sockets=[listening])

@@ -37,13 +37,13 @@ def report(
         Path | None,
         typer.Option(
             metavar="FOLDER|FILE.html",
-            help="Write into this folder, or to this file and its .md, instead of the run folder.",
+            help="Write into this folder, or to this file, instead of the run folder.",
         ),
     ] = None,
     open_it: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
     as_json: Annotated[bool, json_option("Print what was written as JSON.")] = False,
 ) -> None:
-    """Write a page about a run, as HTML and Markdown: verdict, curves, settings, environment."""
+    """Write a page about a run, as one HTML file: verdict, curves, settings, environment."""
     from expert.jobs.report import report as report_job
 
     named = runs or []
@@ -74,4 +74,4 @@ def _lines(done: WrittenReport) -> list[Line]:
         where = f"see the page, or expert diagnose {shell_quoted(done.run)}"
         lines.append((f"  {counts}: {where}", _STYLES[bad[0]]))
     size = f"{gib(done.html_bytes)}, {len(done.figures)} figures"
-    return [*lines, (f"✓ wrote {done.html}  ({size})", ""), (f"  and {done.markdown}", "dim")]
+    return [*lines, (f"✓ wrote {done.html}  ({size})", "")]

@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from expert.core.errors import ExpertError
-from expert.core.files import read_bytes, write_text_atomically
+from expert.core.files import write_text_atomically
 from expert.core.links import refuse_links
 from expert.core.resources import disk_full_message
 from expert.insight.ladder.ladder import FILE, Ladder, read_ladder
 from expert.insight.page.blocks import Figure
 from expert.insight.page.contents import make_page
 from expert.insight.page.facts import RunFacts
-from expert.insight.page.html import page_html
-from expert.insight.page.markdown import is_page, page_markdown
+from expert.insight.page.render import page_html
 from expert.jobs.diagnose.diagnose import Diagnosis, diagnose_run
 
 if TYPE_CHECKING:
@@ -26,11 +25,6 @@ if TYPE_CHECKING:
     from expert.insight.step.bound import Verdict
 
 HTML = "report.html"
-MARKDOWN = "report.md"
-
-
-class ReportError(ExpertError):
-    """A report that cannot be written."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +33,6 @@ class WrittenReport:
 
     run: Path
     html: Path
-    markdown: Path
     html_bytes: int
     state: str
     verdict: Verdict
@@ -57,8 +50,8 @@ def report(
     ladder: Path | None = None,
     to: Path | None = None,
 ) -> WrittenReport:
-    """Write report.html and report.md into the run folder, or into the folder `to`; if it ends in
-    .html, it is the page itself."""
+    """Write report.html into the run folder, or into the folder `to`; if it ends in .html, it is
+    the page itself."""
     found = diagnose_run(place)
     others = [diagnose_run(other) for other in compare]
     page = make_page(
@@ -66,22 +59,20 @@ def report(
     )
     html = page_html(page)
     where = found.folder if to is None else to
-    place_html, place_markdown = _places(where)
+    file = where if where.suffix.lower() == ".html" and not where.is_dir() else where / HTML
     try:
-        _refuse_to_overwrite(place_markdown, place_html)
-        write_text_atomically(place_markdown, page_markdown(page))
-        write_text_atomically(place_html, html)
+        refuse_links(file, below=file.parent)
+        write_text_atomically(file, html)
     except OSError as error:
         if disk_full_message(error):
             raise
-        raise ReportError(
+        raise ExpertError(
             f"{where}: cannot write a report: {error.strerror}  (give another place with --to)"
         ) from error
     blocks = (block for section in page.sections for block in section.inside)
     return WrittenReport(
         run=found.folder,
-        html=place_html,
-        markdown=place_markdown,
+        html=file,
         html_bytes=len(html.encode("utf-8")),
         state=found.state,
         verdict=found.verdict,
@@ -90,27 +81,6 @@ def report(
         figures=tuple(block.name for block in blocks if isinstance(block, Figure)),
         compared=tuple(other.folder for other in others),
     )
-
-
-def _places(to: Path) -> tuple[Path, Path]:
-    """The page and its Markdown version."""
-    if to.suffix.lower() == ".html" and not to.is_dir():
-        return to, to.with_suffix(".md")
-    return to / HTML, to / MARKDOWN
-
-
-def _refuse_to_overwrite(markdown: Path, html: Path) -> None:
-    """The user named the page but not its Markdown version: only an earlier report is
-    overwritten."""
-    for place in (markdown, html):
-        refuse_links(place, below=place.parent)
-    if not markdown.exists():
-        return
-    if not is_page(read_bytes(markdown).decode("utf-8", "replace")):
-        raise ReportError(
-            f"{html}: its Markdown twin would overwrite {markdown}, which is not a report  (give "
-            "another place with --to)"
-        )
 
 
 def facts_of(found: Diagnosis) -> RunFacts:
@@ -128,7 +98,7 @@ def facts_of(found: Diagnosis) -> RunFacts:
 
 def ladder_for(record: RunRecord, named: Path | None) -> Ladder | None:
     """The given benchmark result, or the one in the run folder."""
-    if named is not None:
-        return read_ladder(named)
     own = record.folder / FILE
-    return read_ladder(own) if own.is_file() else None
+    if named is None and not own.is_file():
+        return None
+    return read_ladder(named or own)

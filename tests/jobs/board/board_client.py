@@ -10,8 +10,8 @@ from typing import Any
 
 from starlette.testclient import TestClient
 
-from expert.jobs.board.board import Board
-from expert.jobs.board.server import make_app, make_board, make_server
+from expert.jobs.board.app import make_app, make_server
+from expert.jobs.board.board import Board, make_board
 from expert.jobs.serve.listen import listening_socket
 
 TOKEN = "a-token-of-the-tests"

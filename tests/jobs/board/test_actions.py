@@ -29,7 +29,7 @@ from expert.jobs.board.actions import (
     trainer_of,
 )
 from expert.jobs.board.folders import BoardFolders, BoardItem
-from expert.jobs.board.views.job_pages import JobView
+from expert.jobs.board.views import JobView
 from tests.each import each
 from tests.insight.pages import started, step_event, usual, write_run
 from tests.jobs.board.board_client import BoardClient

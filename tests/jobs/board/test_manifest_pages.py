@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from expert.jobs.board.actions import FOLDER, ActionRefused
-from expert.jobs.board.views.manifest_page import (
+from expert.jobs.board.manifest_form import (
     CONFIG,
     GROUPS,
     SECTIONS,
@@ -127,7 +127,7 @@ def test_the_plan_is_that_of_the_card_and_of_what_was_typed(made):
 def test_a_plan_of_unknown_memory_does_not_claim_to_fit(fits, tone, made, monkeypatch):
     plan = {"target": "RTX 4090", "memory": {"peak_bytes": None, "fits": fits}}
     monkeypatch.setattr(
-        "expert.jobs.board.views.manifest_page.run_command", lambda words: (0, json.dumps(plan), "")
+        "expert.jobs.board.manifest_form.run_command", lambda words: (0, json.dumps(plan), "")
     )
     place = f"/manifest/{made.id_of('demo', 'manifest')}/plan"
     shown = made.post(place).json()["html"]
@@ -214,7 +214,7 @@ def test_the_name_of_a_file_stays_in_its_folder(name, tmp_path, monkeypatch):
 
 
 def test_a_file_that_is_too_long_is_refused_and_removed(tmp_path, monkeypatch):
-    monkeypatch.setattr("expert.jobs.board.views.new_page.MAX_BYTES", 100)
+    monkeypatch.setattr("expert.jobs.board.manifest_form.MAX_BYTES", 100)
     answer = send(BoardClient(tmp_path))
     assert answer.status_code == 409
     assert "100" in answer.json()["problem"] or "KiB" in answer.json()["problem"]

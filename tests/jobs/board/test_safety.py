@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from expert.jobs.board.board import MAX_BODY_BYTES
+from expert.jobs.board.routes import MAX_BODY_BYTES
 from expert.jobs.board.safety import POLICY, Guard
 from tests.each import each
 from tests.insight.pages import usual, write_run
@@ -186,7 +186,7 @@ def test_no_address_leads_out_of_the_folders(place, browser):
 
 
 def test_a_slow_body_times_out(monkeypatch, folder):
-    monkeypatch.setattr("expert.jobs.board.board.BODY_SECONDS", 0.01)
+    monkeypatch.setattr("expert.jobs.board.routes.BODY_SECONDS", 0.01)
     browser = BoardClient(folder)
     sent: list[Any] = []
 

@@ -1,4 +1,4 @@
-"""The building blocks of a page, independent of its format: text, numbers, tables and figures."""
+"""What a page is made of, independent of HTML: text, numbers, tables and figures."""
 
 from __future__ import annotations
 
@@ -6,14 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from expert.insight.findings.finding import Finding
+
 Unit = Literal["number", "count", "percent", "bytes", "seconds", "ms", "watts", "si"]
 Tone = Literal["error", "warning", "note", "good", "plain"]
-Look = Literal["line", "faint", "dots"]
 Point = tuple[float, float | None]
 """Position and value; None if nothing finite was measured, which breaks the line."""
 
-MADE_BY = "Made by expert "
-"""The start of every page's footer; it identifies a page."""
+
+class _Kind:
+    @property
+    def kind(self) -> str:
+        """The name by which the template tells blocks and charts apart."""
+        return type(self).__name__
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,43 +26,19 @@ class Series:
     name: str
     points: Sequence[Point]
     colour: int
-    look: Look = "line"
+    look: Literal["line", "faint", "dots"] = "line"
 
 
 @dataclass(frozen=True, kw_only=True)
-class LineChart:
+class LineChart(_Kind):
     series: tuple[Series, ...]
     x_name: str = "step"
     x_unit: Unit = "count"
     unit: Unit = "number"
     from_zero: bool = False
     log: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class StackChart:
-    """Shares along the run: `columns` holds the amount of every part."""
-
-    parts: tuple[str, ...]
-    colours: tuple[int, ...]
-    at: tuple[float, ...]
-    columns: tuple[tuple[float, ...], ...]
-    x_name: str = "step"
-
-
-@dataclass(frozen=True, kw_only=True)
-class BarPart:
-    name: str
-    amount: float
-    words: str
-    colour: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class WideBar:
-    """One bar of several parts, such as an average step."""
-
-    segments: tuple[BarPart, ...]
+    stacked: bool = False
+    """Shares of the sum at every position, one on top of the other."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,54 +47,53 @@ class Bar:
     amount: float | None
     words: str
     note: str = ""
-    marked: bool = False
-    """Grey: left out, failed or slower."""
+    colour: int = 1
+    """7 is grey: left out, failed or slower."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bars:
+class Bars(_Kind):
     bars: tuple[Bar, ...]
 
+    @property
+    def longest(self) -> float:
+        return max((bar.amount or 0.0 for bar in self.bars), default=0.0) or 1.0
+
 
 @dataclass(frozen=True, kw_only=True)
-class Histogram:
-    labels: tuple[str, ...]
-    counts: tuple[int, ...]
-    what: str
+class WideBar(_Kind):
+    """One bar of several parts, such as an average step."""
+
+    bars: tuple[Bar, ...]
+
+    @property
+    def whole(self) -> float:
+        return sum(bar.amount or 0.0 for bar in self.bars) or 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    lane: str
     at: float
     words: str
     tone: Tone = "plain"
 
 
 @dataclass(frozen=True, kw_only=True)
-class EventTimeline:
-    """A timeline with a lane for every kind of event."""
+class Timeline(_Kind):
+    """A lane for every kind of event: its name, its number of events, and those that are drawn."""
 
-    lanes: tuple[str, ...]
-    counts: tuple[int, ...]
-    """Events per lane, including those not drawn."""
-    marks: tuple[Mark, ...]
+    lanes: tuple[tuple[str, int, tuple[Mark, ...]], ...]
     end: float
     """Seconds since the run started, without pauses."""
 
 
-Chart = LineChart | StackChart | WideBar | Bars | Histogram | EventTimeline
-
-
 @dataclass(frozen=True, kw_only=True)
-class Figure:
+class Figure(_Kind):
     name: str
     """Stable, for links and tests."""
     title: str
-    chart: Chart
+    chart: LineChart | Bars | WideBar | Timeline
     note: str = ""
-    look: str = ""
-    """Legend of its colours and lines; left out of Markdown."""
     wide: bool = False
 
 
@@ -125,18 +105,18 @@ class Tile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tiles:
+class Tiles(_Kind):
     cards: tuple[Tile, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Words:
+class Words(_Kind):
     text: str
     tone: Tone = "plain"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grid:
+class Grid(_Kind):
     """A table. Columns in `numbers` are right-aligned; a tone colours a row's first cell."""
 
     columns: tuple[str, ...]
@@ -147,14 +127,22 @@ class Grid:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lines:
+class Lines(_Kind):
     """Short lines, each with a mark."""
 
     lines: tuple[tuple[Tone, str], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class CaseExample:
+class FindingCard(_Kind):
+    """A finding, and its fix as lines of a manifest ("" if it is none)."""
+
+    finding: Finding
+    change: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaseExample(_Kind):
     """A validation case: prompt, expected and answer."""
 
     passed: bool | None
@@ -162,7 +150,7 @@ class CaseExample:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Folded:
+class Folded(_Kind):
     """Details that open on a click."""
 
     title: str
@@ -171,7 +159,7 @@ class Folded:
     """Open by default."""
 
 
-Block = Figure | Tiles | Words | Grid | Lines | CaseExample | Folded
+Block = Figure | Tiles | Words | Grid | Lines | FindingCard | CaseExample | Folded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,4 +180,3 @@ class Page:
     reasons: str
     """The text below the verdict."""
     sections: tuple[PageSection, ...]
-    footer: str

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from expert import __version__
 from expert.insight.ladder.ladder import Ladder
 from expert.insight.ladder.table import headline
-from expert.insight.page.blocks import MADE_BY, Page, PageSection, Tone
+from expert.insight.page.blocks import Page, PageSection, Tone
 from expert.insight.page.facts import RunFacts
 from expert.insight.page.sections.comparison import comparison_section
 from expert.insight.page.sections.curves import learning_section, speed_sections
@@ -37,7 +35,6 @@ def make_page(
     *,
     ladder: Ladder | None = None,
     others: Sequence[RunFacts] = (),
-    made: float | None = None,
 ) -> Page:
     """The page of a run, with other runs on the same axes if there are any."""
     heads = _heads(run)
@@ -54,7 +51,6 @@ def make_page(
         tone=_tone(run),
         reasons=" ".join([*more, _reasons(run)]),
         sections=tuple(_sections(run, ladder, others)),
-        footer=footer(made),
     )
 
 
@@ -99,7 +95,7 @@ def _heads(run: RunFacts) -> list[_Head]:
     return [*heads, _Head("Speed", str(run.verdict.kind), _sentence(run))]
 
 
-def ladder_page(ladder: Ladder, *, made: float | None = None) -> Page:
+def ladder_page(ladder: Ladder) -> Page:
     tone: Tone = "warning" if ladder.doubts else "good"
     return Page(
         title=ladder.name,
@@ -109,14 +105,7 @@ def ladder_page(ladder: Ladder, *, made: float | None = None) -> Page:
         tone="error" if ladder.winner is None else tone,
         reasons="",
         sections=(ladder_section(ladder),),
-        footer=footer(made),
     )
-
-
-def footer(made: float | None) -> str:
-    """The version and the time, now by default."""
-    stamp = time.strftime("%Y-%m-%d %H:%M", time.localtime(made))
-    return f"{MADE_BY}{__version__} on {stamp}. It needs no network and runs no script."
 
 
 def _tone(run: RunFacts) -> Tone:

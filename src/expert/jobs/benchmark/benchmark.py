@@ -21,7 +21,7 @@ from expert.core.links import refuse_links
 from expert.core.rundir import RunFolder
 from expert.insight.ladder.table import as_markdown
 from expert.insight.page.contents import ladder_page
-from expert.insight.page.html import page_html
+from expert.insight.page.render import page_html
 from expert.jobs.benchmark.child import main
 from expert.jobs.benchmark.measure import Benchmark, BenchmarkRequest, CannotBenchmark, Watcher
 from expert.jobs.benchmark.processes import SettingProcess

@@ -15,28 +15,31 @@ from starlette.routing import Route
 from expert.core.rundir import RunFolder
 from expert.jobs.board.actions import (
     ActionRefused,
+    StartedCommand,
     export_command,
     interrupt,
     resume_command,
     stop_run,
     trainer_of,
 )
-from expert.jobs.board.board import Board, board_of, body_of, stream
+from expert.jobs.board.board import Board
 from expert.jobs.board.chat import serve_request
-from expert.jobs.board.notes import notes_in, read_notes, write_notes
-from expert.jobs.board.views.chat_page import ChatView, chat_page, chats_page
-from expert.jobs.board.views.job_pages import JobView, job_page, start_page
-from expert.jobs.board.views.list_page import ListView, list_page, newest_first
-from expert.jobs.board.views.manifest_page import (
+from expert.jobs.board.folders import BoardItem, Kind, notes_in, read_notes, write_notes
+from expert.jobs.board.live import MAX_STREAMS
+from expert.jobs.board.manifest_form import (
+    make_expert,
     manifest_page,
     manifest_values,
     plan_html,
+    remove_upload,
     rows_html,
+    save_upload,
     set_options,
 )
-from expert.jobs.board.views.new_page import make_expert, new_page, remove_upload, save_upload
-from expert.jobs.board.views.run_page import RunView, compare_page, run_page, run_tools
-from expert.jobs.serve.body import RequestError
+from expert.jobs.board.render import page
+from expert.jobs.board.summaries import newest_first
+from expert.jobs.board.views import ChatView, JobView, ListView, RunView, compare_page
+from expert.jobs.serve.body import RequestError, read_body
 from expert.run.stored.choose_checkpoint import states
 
 if TYPE_CHECKING:
@@ -45,6 +48,9 @@ if TYPE_CHECKING:
 Opening = tuple[str, Callable[[], Any]]
 """The key of a view, and how to create it."""
 MAX_COMPARED = 6
+SHOWN_JOBS = 20
+MAX_BODY_BYTES = 256 * 1024
+BODY_SECONDS = 15.0
 TRAINING = "training was started and may need the memory"
 
 
@@ -73,55 +79,102 @@ def routes() -> list[Route]:
     ]
 
 
-# --- pages ---------------------------------------------------------------------------------------
+def _board(request: Request, *, writable: bool = False) -> Board:
+    """The board; refused if it is read-only and the page would change something."""
+    board: Board = request.app.state.board
+    if writable and board.read_only:
+        raise RequestError(403, "This board is read-only.")
+    return board
 
 
-async def _live(request: Request) -> Response:
-    kind = request.path_params.get("kind", "runs")
-    if kind not in VIEWS:
-        raise RequestError(404, "There is no such page.")
-    return await stream(request, *VIEWS[kind](request))
+def _found(request: Request, kind: Kind) -> BoardItem:
+    """The run or manifest in the request's path."""
+    return _board(request).get(request.path_params["id"], kind)
 
 
-async def _list(request: Request) -> Response:
-    board = board_of(request)
-    view = await board.hub.view(*_runs(request))
-    return HTMLResponse(list_page(view, read_only=board.read_only))
+async def _body(request: Request) -> dict[str, Any]:
+    """The JSON object of a POST."""
+    return await read_body(request, most=MAX_BODY_BYTES, seconds=BODY_SECONDS)
 
 
-def _runs(request: Request) -> Opening:
-    board = board_of(request)
-    make = partial(ListView, board.places, board.summaries, read_only=board.read_only)
-    return "runs", make
+# --- views ---------------------------------------------------------------------------------------
 
 
-async def _run(request: Request) -> Response:
-    board = board_of(request)
-    view = await _view(board, request.path_params["id"])
-    found = view.found
-    state = (await run_in_threadpool(board.summaries.of, found)).state
-    tools = [] if board.read_only else run_tools(found, state, board.jobs.of(found.id))
-    html = run_page(view, read_notes(found.path), tools, read_only=board.read_only)
-    return HTMLResponse(html)
+def _list_view(request: Request) -> Opening:
+    board = _board(request)
+    return "runs", partial(ListView, board.places, board.summaries, read_only=board.read_only)
 
 
 def _run_view(request: Request) -> Opening:
-    board = board_of(request)
-    found = board.found(request, "run")
-    return f"run {found.id}", partial(RunView, found, board.summaries)
+    found = _found(request, "run")
+    return f"run {found.id}", partial(RunView, found, _board(request).summaries)
+
+
+def _chat_view(request: Request) -> Opening:
+    found = _board(request, writable=True).get(request.path_params["id"], "run")
+    return f"chat {found.id}", partial(ChatView, found, _board(request).chat)
+
+
+def _job_view(request: Request) -> Opening:
+    board, job = _board(request), _job_of(request)
+    return f"job {job.id}", partial(JobView, job, board.places, read_only=board.read_only)
+
+
+def _job_of(request: Request) -> StartedCommand:
+    job = _board(request).jobs.get(request.path_params["id"])
+    if job is None:
+        raise RequestError(404, "The board has no record of this command.")
+    return job
+
+
+VIEWS = {"runs": _list_view, "run": _run_view, "job": _job_view, "chat": _chat_view}
+
+
+async def _live(request: Request) -> Response:
+    """Stream a view as server-sent events."""
+    hub = _board(request).hub
+    kind = request.path_params.get("kind", "runs")
+    if kind not in VIEWS:
+        raise RequestError(404, "There is no such page.")
+    key, make = VIEWS[kind](request)
+    if request.method == "HEAD":  # asks whether the board is up; a stream would not end
+        return Response(media_type="text/event-stream")
+    if hub.streams >= MAX_STREAMS:
+        raise RequestError(503, "Too many pages are open.")
+    events = hub.stream(await hub.view(key, make), request.query_params.get("seen", ""))
+    return StreamingResponse(events, media_type="text/event-stream")
+
+
+# --- pages ---------------------------------------------------------------------------------------
+
+
+async def _list(request: Request) -> Response:
+    board = _board(request)
+    view = await board.hub.view(*_list_view(request))
+    return HTMLResponse(page("runs", "Runs", here="runs", read_only=board.read_only, view=view))
+
+
+async def _run(request: Request) -> Response:
+    board = _board(request)
+    view = await _searched(board, request.path_params["id"])
+    found = view.found
+    state = (await run_in_threadpool(board.summaries.of, found)).state
+    html = page("run", found.name, read_only=board.read_only, found=found, view=view, state=state,
+                notes=read_notes(found.path), jobs=board.jobs.of(found.id))  # fmt: skip
+    return HTMLResponse(html)
 
 
 async def _compare(request: Request) -> Response:
-    board = board_of(request)
+    board = _board(request)
     names = list(dict.fromkeys(request.query_params.getlist("run")))
     if not 2 <= len(names) <= MAX_COMPARED:
         raise RequestError(400, f"Select 2 to {MAX_COMPARED} runs to compare.")
-    views = [await _view(board, name) for name in names]
+    views = [await _searched(board, name) for name in names]
     html = await run_in_threadpool(compare_page, views, read_only=board.read_only)
     return HTMLResponse(html)
 
 
-async def _view(board: Board, name: str) -> RunView:
+async def _searched(board: Board, name: str) -> RunView:
     """The view of a run, after searching for new runs."""
     await asyncio.to_thread(board.places.search)
     found = board.get(name, "run")
@@ -131,76 +184,58 @@ async def _view(board: Board, name: str) -> RunView:
 
 
 async def _start(request: Request) -> Response:
-    board = _writable_board(request)
+    board = _board(request, writable=True)
     await asyncio.to_thread(board.places.search, now=True)
-    return HTMLResponse(start_page(board.places.manifests(), board.jobs.all()))
+    manifests = sorted(board.places.manifests(), key=lambda found: found.name)
+    jobs = board.jobs.all()[:SHOWN_JOBS]
+    return HTMLResponse(page("start", "Start", here="start", manifests=manifests, jobs=jobs))
 
 
 async def _new(request: Request) -> Response:
-    board = _writable_board(request)
-    return HTMLResponse(new_page(board.places.roots))
+    roots = _board(request, writable=True).places.roots
+    return HTMLResponse(page("new", "New expert", here="new", roots=roots))
 
 
 async def _manifest(request: Request) -> Response:
-    found = _writable_board(request).found(request, "manifest")
+    _board(request, writable=True)
+    found = _found(request, "manifest")
     written = await run_in_threadpool(manifest_values, found.path)
     return HTMLResponse(manifest_page(found, written))
 
 
 async def _chats(request: Request) -> Response:
-    board = _writable_board(request)
+    board = _board(request, writable=True)
     await asyncio.to_thread(board.places.search)
-    return HTMLResponse(await run_in_threadpool(_runs_to_chat_with, board))
 
+    def loadable() -> str:
+        runs = [run for run in board.places.runs() if states(RunFolder(run.path))]
+        shown = sorted(map(board.summaries.of, runs), key=newest_first)
+        return page("chats", "Chat", here="chat", runs=shown)
 
-def _runs_to_chat_with(board: Board) -> str:
-    runs = [run for run in board.places.runs() if states(RunFolder(run.path))]
-    return chats_page(sorted(map(board.summaries.of, runs), key=newest_first))
+    return HTMLResponse(await run_in_threadpool(loadable))
 
 
 async def _chat(request: Request) -> Response:
-    board = _writable_board(request)
-    view = await board.hub.view(*_chat_view(request))
-    return HTMLResponse(chat_page(board.found(request, "run"), view))
-
-
-def _chat_view(request: Request) -> Opening:
-    board = _writable_board(request)
-    found = board.found(request, "run")
-    return f"chat {found.id}", partial(ChatView, found, board.chat)
-
-
-def _writable_board(request: Request) -> Board:
-    """The board; Refused if it is read-only."""
-    board = board_of(request)
-    if board.read_only:
-        raise RequestError(403, "This board is read-only.")
-    return board
+    """Two conversations and one input for both; the script does the rest."""
+    board = _board(request, writable=True)
+    view, found = await board.hub.view(*_chat_view(request)), _found(request, "run")
+    html = page("chat", f"Chat with {found.name}", here="chat", found=found, view=view)
+    return HTMLResponse(html)
 
 
 async def _job(request: Request) -> Response:
-    board = board_of(request)
+    board, job = _board(request), _job_of(request)
     view = await board.hub.view(*_job_view(request))
-    return HTMLResponse(job_page(view, read_only=board.read_only))
-
-
-def _job_view(request: Request) -> Opening:
-    board = board_of(request)
-    job = board.jobs.get(request.path_params["id"])
-    if job is None:
-        raise RequestError(404, "The board has no record of this command.")
-    return f"job {job.id}", partial(JobView, job, board.places, read_only=board.read_only)
-
-
-VIEWS = {"runs": _runs, "run": _run_view, "job": _job_view, "chat": _chat_view}
+    html = page("job", f"{job.what} {job.about}", read_only=board.read_only, job=job, view=view)
+    return HTMLResponse(html)
 
 
 # --- actions -------------------------------------------------------------------------------------
 
 
 async def _train(request: Request) -> Response:
-    board, given = board_of(request), await body_of(request)
-    found = board.found(request, "manifest")
+    board, given = _board(request), await _body(request)
+    found = _found(request, "manifest")
     words = ["train", "--manifest", str(found.path), *set_options(given)]
     job = await run_in_threadpool(board.jobs.start, "train", words, found)
     await run_in_threadpool(board.chat.end, TRAINING)
@@ -208,20 +243,20 @@ async def _train(request: Request) -> Response:
 
 
 async def _plan(request: Request) -> Response:
-    given = await body_of(request)
-    found = board_of(request).found(request, "manifest")
+    given = await _body(request)
+    found = _found(request, "manifest")
     return JSONResponse(await run_in_threadpool(plan_html, found.path, given))
 
 
 async def _rows(request: Request) -> Response:
-    await body_of(request)
-    found = board_of(request).found(request, "manifest")
+    await _body(request)
+    found = _found(request, "manifest")
     return JSONResponse({"html": await run_in_threadpool(rows_html, found.path)})
 
 
 async def _upload(request: Request) -> Response:
     """Receive a data file and create an expert from it."""
-    places, asked = board_of(request).places, request.query_params
+    places, asked = _board(request).places, request.query_params
     try:
         root = places.roots[int(asked.get("root", "0"))]
     except (ValueError, IndexError):
@@ -243,9 +278,8 @@ async def _upload(request: Request) -> Response:
 
 
 async def _act(request: Request) -> Response:
-    board = board_of(request)
-    given = await body_of(request)
-    found = board.found(request, "run")
+    board, given = _board(request), await _body(request)
+    found = _found(request, "run")
     run, what = found.path, request.path_params["action"]
     match what:
         case "stop":
@@ -268,9 +302,9 @@ async def _act(request: Request) -> Response:
 
 async def _load(request: Request) -> Response:
     """Load a run for chat; on the CPU while a run is training on this machine."""
-    board = board_of(request)
-    await body_of(request)
-    found = board.found(request, "run")
+    board = _board(request)
+    await _body(request)
+    found = _found(request, "run")
 
     def load() -> None:
         training = [run.name for run in board.places.runs() if trainer_of(RunFolder(run.path))]
@@ -282,16 +316,14 @@ async def _load(request: Request) -> Response:
 
 async def _ask(request: Request) -> Response:
     """Stream the answer to a message; it ends with the request."""
-    board = board_of(request)
-    question = serve_request(await body_of(request))
-    events = board.chat.answer(board.found(request, "run"), question)
+    question = serve_request(await _body(request))
+    events = _board(request).chat.answer(_found(request, "run"), question)
     return StreamingResponse(events, media_type="text/event-stream")
 
 
 async def _notes(request: Request) -> Response:
-    board = board_of(request)
-    given = await body_of(request)
-    found = board.found(request, "run")
+    given = await _body(request)
+    found = _found(request, "run")
     tags = given.get("tags")
     words = [word.strip() for word in tags.split(",")] if isinstance(tags, str) else tags
     notes = notes_in({"tags": words, "note": given.get("note")})
@@ -300,9 +332,6 @@ async def _notes(request: Request) -> Response:
 
 
 async def _stop_job(request: Request) -> Response:
-    job = board_of(request).jobs.get(request.path_params["id"])
-    await body_of(request)
-    if job is None:
-        raise RequestError(404, "The board has no record of this command.")
-    await run_in_threadpool(interrupt, job.holder)
+    await _body(request)
+    await run_in_threadpool(interrupt, _job_of(request).holder)
     return JSONResponse({"done": "Stopping."})

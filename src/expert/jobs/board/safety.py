@@ -9,6 +9,7 @@ import socket
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, quote, urlencode
 
+from expert.jobs.board.render import page
 from expert.jobs.serve.body import RequestError
 from expert.jobs.serve.listen import host_name, is_address, is_loopback
 
@@ -56,8 +57,6 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         from starlette.responses import HTMLResponse
 
-        from expert.jobs.board.views.layout import plain_page
-
         if scope["type"] != "http":
             return
         headers = {key.decode("latin-1"): value.decode("latin-1") for key, value in
@@ -67,15 +66,18 @@ class Guard:
             welcome = self._check(scope, headers)
             if welcome is not None:
                 cookie = f"{COOKIE}={self.cookie}; HttpOnly; SameSite=Strict; Path=/"
-                answer = HTMLResponse(_welcome(welcome), headers={"set-cookie": cookie})
+                # Not a redirect: browsers do not send SameSite=Strict cookies with one that
+                # started on another site.
+                html = page("welcome", "", place=welcome)
+                answer = HTMLResponse(html, headers={"set-cookie": cookie})
                 await answer(scope, receive, sender)
                 return
             await self.app(scope, receive, sender)
         except RequestError as no:
             asks = no.status == 401
             title = "The board needs its token" if asks else f"{no.status}"
-            text = plain_page(title, str(no), "token" if asks else "")
-            await HTMLResponse(text, no.status)(scope, receive, sender)
+            html = page("message", title, text=str(no), asks=asks, inside=False)
+            await HTMLResponse(html, no.status)(scope, receive, sender)
 
     def _check(self, scope: Scope, headers: dict[str, str]) -> str | None:
         """Raise Refused, or return the path to open if the request has the token."""
@@ -131,13 +133,3 @@ def _with_headers(send: Send) -> Send:
         await send(message)
 
     return sender
-
-
-def _welcome(place: str) -> str:
-    """A page that continues to `place` by itself: browsers do not send SameSite=Strict cookies with
-    a redirect that started on another site."""
-    from expert.insight.page.markup import tag
-
-    refresh = tag("meta", http_equiv="refresh", content=f"0;url={place}")
-    icon = tag("link", rel="icon", href="data:,")
-    return f"<!DOCTYPE html>\n{tag('html', tag('head', refresh, icon), lang='en')}"

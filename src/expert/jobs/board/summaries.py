@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from expert.core.errors import ExpertError
 from expert.core.rundir import RunFolder
 from expert.core.text import duration, loss
 from expert.insight.page.blocks import Point
+from expert.insight.page.series import spans_magnitudes
 from expert.insight.step.anatomy import finite
 from expert.jobs.board.folders import BoardItem
 from expert.jobs.board.reader import EventReader
@@ -34,6 +36,26 @@ class Summary:
     @property
     def state(self) -> str:
         return self.status.state if self.status is not None else "unreadable"
+
+    @property
+    def model(self) -> str:
+        known = self.status is not None and self.status.model
+        return f"{self.status.model} on {self.status.device}" if self.status and known else ""
+
+    @property
+    def curve(self) -> str:
+        """The losses as points of a drawing of 100 by 100; on a log scale if they span much."""
+        known = [(at, value) for at, value in self.losses if value is not None]
+        if len(known) < 2:
+            return ""
+        scale = math.log if spans_magnitudes(known) else float
+        values = [scale(value) for _, value in known]
+        low, high, first = min(values), max(values), known[0][0]
+        wide, tall = known[-1][0] - first or 1.0, high - low or 1.0
+        return " ".join(
+            f"{100 * (at - first) / wide:.1f},{100 * (high - value) / tall:.1f}"
+            for (at, _), value in zip(known, values, strict=True)
+        )
 
     @property
     def progress(self) -> float | None:
@@ -62,6 +84,12 @@ class Summary:
         }
         return {name: write(value) if isinstance(value, int | float) else ""
                 for name, (value, write) in known.items()}  # fmt: skip
+
+
+def newest_first(run: Summary) -> tuple[bool, float, str]:
+    """Sort key: running runs first, then by last event."""
+    last = run.status.last_event if run.status is not None else None
+    return (run.state != "running", -(last or 0.0), run.found.name)
 
 
 class Summaries:

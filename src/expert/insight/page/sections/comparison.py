@@ -11,8 +11,8 @@ from expert.insight.event_text import planned_value
 from expert.insight.ladder.comparison import not_comparable
 from expert.insight.page.blocks import Block, Figure, Grid, PageSection, Point, Words
 from expert.insight.page.facts import RunFacts
-from expert.insight.page.scales import smoothed
 from expert.insight.page.sections.curves import MIN_SMOOTHED, line_figure
+from expert.insight.page.series import smoothed
 from expert.insight.step.anatomy import finite
 
 COLOURS = 6

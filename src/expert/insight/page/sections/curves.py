@@ -6,20 +6,18 @@ from collections.abc import Sequence
 
 from expert.core.text import percent, span
 from expert.insight.page.blocks import (
-    BarPart,
+    Bar,
     Figure,
     LineChart,
-    Look,
     PageSection,
     Point,
     Series,
-    StackChart,
     Unit,
     WideBar,
     Words,
 )
 from expert.insight.page.facts import RunFacts
-from expert.insight.page.scales import smoothed, spans_magnitudes
+from expert.insight.page.series import smoothed, spans_magnitudes
 from expert.insight.step.anatomy import PHASE_NAMES, finite
 
 MIN_SMOOTHED = 20
@@ -65,9 +63,8 @@ def line_figure(
     x: tuple[str, Unit] = ("step", "count"),
 ) -> list[Figure]:
     """A figure of the curves that have values, if any. `x`: name and unit of the axis."""
-    look: Look = "dots" if dots else "line"
     series = tuple(
-        Series(name=label, points=points, colour=colour, look=look)
+        Series(name=label, points=points, colour=colour, look="dots" if dots else "line")
         for label, points, colour in curves
         if has_values(points)
     )
@@ -111,22 +108,24 @@ def _loss(run: RunFacts) -> list[Figure]:
     if not has_values(raw):
         return []
     series = [Series(name="loss", points=raw, colour=1)]
-    note = look = ""
+    note = ""
     if len(raw) >= MIN_SMOOTHED:
         weights = [value or 1.0 for value in run.column("targets")]
         series = [
             Series(name="logged loss", points=raw, colour=1, look="faint"),
             Series(name="training, smoothed", points=smoothed(raw, weights), colour=1),
         ]
-        look = "Faint: the log lines, each the mean since the one before."
-        note = "The smoothed line weights every log line by its tokens."
+        note = (
+            "Faint: the log lines, each the mean since the one before. The smoothed line weights "
+            "every log line by its tokens."
+        )
     evals = [(float(e["step"]), finite(e.get("loss"))) for e in run.evals()]
     if has_values(evals):
         series.append(Series(name="validation", points=evals, colour=2, look="dots"))
     chart = LineChart(
         series=tuple(series), log=spans_magnitudes([p for s in series for p in s.points])
     )
-    return [Figure(name="loss", title="Loss", chart=chart, note=note, look=look, wide=True)]
+    return [Figure(name="loss", title="Loss", chart=chart, note=note, wide=True)]
 
 
 # --- speed ---------------------------------------------------------------------------------------
@@ -202,12 +201,12 @@ def _whole(run: RunFacts) -> list[Figure]:
 def _wide_bar(
     name: str, title: str, names: dict[str, tuple[str, int]], spent: dict[str, float], note: str
 ) -> list[Figure]:
-    segments = tuple(
-        BarPart(name=label, amount=spent[key], words=span(spent[key]), colour=colour)
+    bars = tuple(
+        Bar(name=label, amount=spent[key], words=span(spent[key]), colour=colour)
         for key, (label, colour) in names.items()
         if spent[key] > 0
     )
-    return [Figure(name=name, title=title, chart=WideBar(segments=segments), note=note, wide=True)]
+    return [Figure(name=name, title=title, chart=WideBar(bars=bars), note=note, wide=True)]
 
 
 def _phases(run: RunFacts) -> list[Figure]:
@@ -221,16 +220,15 @@ def _phases(run: RunFacts) -> list[Figure]:
     amounts = {key: run.amounts(f"time_{key}") for key in keys}
     keys = [key for key in keys if any(amounts[key][line] for line in timed)]
     count = min(COLUMNS, len(timed))
-    columns, at = [], []
+    points: dict[str, list[Point]] = {key: [] for key in keys}
     for place in range(count):
         part = timed[place * len(timed) // count : (place + 1) * len(timed) // count]
         updates = sum(run.lines[line].updates for line in part)
-        columns.append(tuple(sum(amounts[key][line] for line in part) / updates for key in keys))
-        at.append(steps[part[len(part) // 2]])
-    chart = StackChart(
-        parts=tuple(PHASES[key][0] for key in keys),
-        colours=tuple(PHASES[key][1] for key in keys),
-        at=tuple(at),
-        columns=tuple(columns),
+        for key in keys:
+            spent = sum(amounts[key][line] for line in part) / updates
+            points[key].append((steps[part[len(part) // 2]], spent))
+    series = tuple(
+        Series(name=PHASES[key][0], points=points[key], colour=PHASES[key][1]) for key in keys
     )
+    chart = LineChart(series=series, unit="ms", stacked=True)
     return [Figure(name="phases", title="Share of every phase", chart=chart, wide=True)]

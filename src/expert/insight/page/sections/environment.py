@@ -14,11 +14,12 @@ from expert.core.stored_json import parse_json, read_object_or_empty
 from expert.core.text import count, counted, gib
 from expert.insight.event_text import planned_value
 from expert.insight.page.blocks import (
+    Bar,
+    Bars,
     Block,
     Figure,
     Folded,
     Grid,
-    Histogram,
     PageSection,
     Tile,
     Tiles,
@@ -130,13 +131,14 @@ def _histogram(facts: Mapping[str, Any], place: int) -> Figure | None:
     labels = [*(f"≤{edge}" for edge in short), f">{short[-1]}" if short else "all"]
     used = [index for index, value in enumerate(counts) if value]
     part = slice(used[0], used[-1] + 1)
-    chart = Histogram(
-        labels=tuple(labels[part]),
-        counts=tuple(round(value or 0) for value in counts[part]),
-        what="rows",
+    bars = tuple(
+        Bar(name=label, amount=value, words=f"{value or 0:,.0f}")
+        for label, value in zip(labels[part], counts[part], strict=True)
     )
     name = "row-lengths" if place == 0 else f"row-lengths-{place + 1}"
-    return Figure(name=name, title="Row lengths in tokens", chart=chart, wide=True)
+    return Figure(
+        name=name, title="Rows by their length in tokens", chart=Bars(bars=bars), wide=True
+    )
 
 
 def _rejects(path: Path) -> Iterator[Fact]:

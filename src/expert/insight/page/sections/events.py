@@ -8,18 +8,18 @@ from expert.core.events import Event
 from expert.insight.event_text import GAP, lines_without_step
 from expert.insight.page.blocks import (
     Block,
-    EventTimeline,
     Figure,
     Folded,
     Grid,
     Lines,
     Mark,
     PageSection,
+    Timeline,
     Tone,
     Words,
 )
 from expert.insight.page.facts import RunFacts
-from expert.insight.page.scales import clock_words
+from expert.insight.page.series import clock_words
 from expert.insight.record import listed
 from expert.insight.step.anatomy import finite
 
@@ -77,8 +77,8 @@ def event_sections(run: RunFacts) -> list[PageSection]:
 
 def _time_line(timed: Timed) -> Figure:
     count = Counter(LANES[event["event"]][0] for event, _ in timed)
+    marks: dict[str, list[Mark]] = {lane: [] for lane, _ in LANES.values() if count[lane]}
     seen: Counter[str] = Counter()
-    marks = []
     for event, at in timed:
         lane, tone = LANES[event["event"]]
         seen[lane] += 1
@@ -87,12 +87,9 @@ def _time_line(timed: Timed) -> Figure:
         step = finite(event.get("step"))
         where = f"step {step:,.0f}: " if step is not None else ""
         words = f"{clock_words(at)}, {where}{in_words(event)}"
-        marks.append(Mark(lane=lane, at=at, words=words, tone=tone))
-    lanes = tuple(dict.fromkeys(lane for lane, _ in LANES.values() if count[lane]))
-    end = max(at for _, at in timed)
-    chart = EventTimeline(
-        lanes=lanes, marks=tuple(marks), end=end, counts=tuple(count[n] for n in lanes)
-    )
+        marks[lane].append(Mark(at=at, words=words, tone=tone))
+    lanes = tuple((lane, count[lane], tuple(found)) for lane, found in marks.items())
+    chart = Timeline(lanes=lanes, end=max(at for _, at in timed))
     return Figure(name="story", title="Timeline", chart=chart, wide=True)
 
 
@@ -122,6 +119,6 @@ def _kernels(run: RunFacts) -> list[PageSection]:
     lines = [str(line) for line in listed(reports[-1].get("lines"))] if reports else []
     if not lines:
         return []
-    tones: dict[str, Tone] = {"✓": "good", "–": "note", "✗": "note"}  # ✗: in older runs
+    tones: dict[str, Tone] = {"✓": "good", "–": "note", "✗": "note"}
     marked = tuple((tones.get(line[:1], "plain"), line.lstrip("✓–✗ ")) for line in lines)
     return [PageSection(name="kernels", title="Kernels", inside=(Lines(lines=marked),))]

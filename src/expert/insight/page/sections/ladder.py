@@ -19,7 +19,7 @@ def ladder_section(ladder: Ladder, run: RunFacts | None = None) -> PageSection:
         name="ladder",
         title=f"{'Speed relative to the baseline' if by_gain else 'Tokens per second'}, by setting",
         chart=Bars(bars=tuple(_bar(setting, by_gain=by_gain) for setting in ladder.rungs)),
-        look=f"Grey settings were left out, for the reason below their names.{HOW * by_gain}",
+        note=f"Grey settings were left out, for the reason below their names.{HOW * by_gain}",
         wide=True,
     )
     numbers = tuple(name for name in COLUMNS if name not in _LEFT)
@@ -48,17 +48,17 @@ def _of_the_run(ladder: Ladder, run: RunFacts) -> list[Words]:
 def _bar(setting: SettingResult, *, by_gain: bool) -> Bar:
     """Its length is the speed relative to the baseline: rates were measured at different times, and
     a busy host makes a better setting look slower."""
-    marked = setting.status not in KEPT_STATUSES
+    colour = 1 if setting.status in KEPT_STATUSES else 7
     if setting.measured is None:
         word = MARKS[setting.status][1]
         note = setting.because or word
-        return Bar(name=setting.name, amount=None, words=word, note=note, marked=marked)
+        return Bar(name=setting.name, amount=None, words=word, note=note, colour=colour)
     rate, gain = setting.measured.tokens_per_second, setting.gain
     worth = f"{gain:.2f}×" if gain is not None else ""
     if setting.status == "no difference":
         worth = "no measurable difference"
     parts = [worth, f"{rate:,.0f} tokens/s" if by_gain else ""]
-    note = setting.because if marked else " · ".join(part for part in parts if part)
+    note = setting.because if colour == 7 else " · ".join(part for part in parts if part)
     amount = setting.cumulative if by_gain else rate
     words = f"{amount:.2f}×" if by_gain else f"{rate:,.0f}"
-    return Bar(name=setting.name, amount=amount, words=words, note=note, marked=marked)
+    return Bar(name=setting.name, amount=amount, words=words, note=note, colour=colour)

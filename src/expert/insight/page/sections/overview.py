@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from expert.core.text import count, counted, duration, gib, loss, percent, times
+from expert.core.text import count, counted, duration, gib, loss, percent
 from expert.insight.findings.finding import Finding
-from expert.insight.page.blocks import Block, Grid, PageSection, Tile, Tiles, Words
+from expert.insight.page.blocks import Block, FindingCard, PageSection, Tile, Tiles, Words
 from expert.insight.page.facts import RunFacts
 from expert.insight.page.sections.validation import Validated
 from expert.insight.step.anatomy import finite
@@ -31,28 +33,28 @@ def numbers_section(run: RunFacts) -> PageSection:
 
 def finding_sections(findings: Sequence[Finding]) -> list[PageSection]:
     """The findings, worst first; no section if there are none."""
-    if not findings:
-        return []
-    return [PageSection(name="findings", title="Findings", inside=(_grid(findings),))]
-
-
-def _grid(findings: Sequence[Finding]) -> Grid:
-    rows = [
-        (
-            found.severity,
-            found.title,
-            "\n".join(text for text in (found.evidence, found.consequence) if text),
-            found.fix or "–",
-            times(found.gain) if found.gain is not None else "–",
-        )
-        for found in findings
-    ]
-    return Grid(
-        columns=("", "finding", "evidence", "fix", "gain"),
-        rows=tuple(rows),
-        numbers=("gain",),
-        tones=tuple(found.severity for found in findings),
+    cards = tuple(
+        FindingCard(finding=one, change=manifest_change(one.overrides)) for one in findings
     )
+    return [PageSection(name="findings", title="Findings", inside=cards)] if cards else []
+
+
+def manifest_change(overrides: Sequence[str]) -> str:
+    """`--set` overrides as YAML for the manifest."""
+    import yaml
+
+    tree: dict[str, Any] = {}
+    for one in overrides:
+        path, _, value = one.partition("=")
+        *above, leaf = path.split(".")
+        here = tree
+        for key in above:
+            here = here.setdefault(key, {})
+        try:
+            here[leaf] = json.loads(value)
+        except ValueError:
+            here[leaf] = value
+    return yaml.safe_dump(tree, sort_keys=False).strip() if tree else ""
 
 
 # --- the cards -----------------------------------------------------------------------------------

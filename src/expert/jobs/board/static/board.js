@@ -1,5 +1,5 @@
 // The board's script: live updates, actions, filters and copying.
-// All HTML it shows was rendered and escaped by the server.
+// All HTML it shows was rendered and escaped by the server; charts.js draws the curves.
 "use strict";
 
 const byId = (id) => document.getElementById(id);
@@ -135,6 +135,7 @@ function connection(state) {
 
 function afterwards() {
   filter();
+  drawCharts();
   const state = document.querySelector("#status [data-state]")?.dataset.state;
   document.querySelectorAll("[data-for]").forEach((element) => {
     element.hidden = !element.dataset.for.split(" ").includes(state);
@@ -341,6 +342,7 @@ document.addEventListener("focusout", () => setTimeout(showWaiting, 0));
 document.addEventListener("mouseout", (event) => {
   if (event.target.closest?.("figure")) setTimeout(showWaiting, 0);
 });
+document.querySelectorAll("figure").forEach((figure) => sources.set(figure, figure.outerHTML));
 afterwards();
 follow();
 planAndRows();

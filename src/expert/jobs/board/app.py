@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -11,11 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import ExpertError
 from expert.core.files import read_bytes
-from expert.insight.page.markup import tag
-from expert.jobs.board.board import Board, board_of
-from expert.jobs.board.folders import BoardFolders
+from expert.jobs.board.board import Board
+from expert.jobs.board.render import page
 from expert.jobs.board.safety import Guard
-from expert.jobs.board.views.layout import page
 from expert.jobs.serve import listen
 from expert.jobs.serve.body import RequestError
 
@@ -26,6 +23,9 @@ if TYPE_CHECKING:
 MAX_CONNECTIONS = 120
 STATIC = {
     "report.css": ("expert.insight.page", "style.css", "text/css"),
+    "uplot.css": ("expert.insight.page", "uplot.min.css", "text/css"),
+    "uplot.js": ("expert.insight.page", "uplot.min.js", "text/javascript"),
+    "charts.js": ("expert.insight.page", "charts.js", "text/javascript"),
     "board.css": ("expert.jobs.board", "static/board.css", "text/css"),
     "icon.svg": ("expert.jobs.board", "static/icon.svg", "image/svg+xml"),
     "chat.js": ("expert.jobs.board", "static/chat.js", "text/javascript"),
@@ -69,21 +69,17 @@ async def _refused(request: Request, error: Exception) -> Response:
     from starlette.responses import HTMLResponse, JSONResponse
 
     status = error.status if isinstance(error, RequestError) else 409
-    why = str(error)
     if request.method == "POST":
-        return JSONResponse({"problem": why}, status_code=status)
-    read_only = board_of(request).read_only
-    inside = tag("div", tag("h1", "Not found" if status == 404 else "Something went wrong"),
-                 tag("p", why), class_="card empty")  # fmt: skip
-    return HTMLResponse(page(str(status), inside, read_only=read_only), status_code=status)
+        return JSONResponse({"problem": str(error)}, status_code=status)
+    title = "Not found" if status == 404 else "Something went wrong"
+    read_only = request.app.state.board.read_only
+    html = page("message", title, read_only=read_only, text=str(error), asks=False, inside=True)
+    return HTMLResponse(html, status_code=status)
 
 
 async def _nothing(request: Request, error: Exception) -> Response:
     status = getattr(error, "status_code", 404)
     return await _refused(request, RequestError(status, "There is no such page."))
-
-
-# --- the server ----------------------------------------------------------------------------------
 
 
 def make_server(board: Board, *, token: str, host: str = "127.0.0.1") -> Any:
@@ -96,10 +92,6 @@ def make_server(board: Board, *, token: str, host: str = "127.0.0.1") -> Any:
 
     app = make_app(board, token=token, host=host)
     return listen.make_server(app, most=MAX_CONNECTIONS, stopping=stopping)
-
-
-def make_board(folders: Sequence[Path], *, read_only: bool) -> Board:
-    return Board(places=BoardFolders.of(folders), read_only=read_only)
 
 
 def warning_about(host: str) -> str:

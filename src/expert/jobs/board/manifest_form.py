@@ -1,31 +1,35 @@
 """The page of a manifest: a form generated from the schema, the plan, and example rows as the model
-sees them. Changes are passed as `--set`; the manifest itself is not changed."""
+sees them; and the creation of an expert from an uploaded file. Changes are passed as `--set`; the
+manifest itself is not changed."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import re
+import secrets
+import shutil
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from expert.core.errors import EXIT_DOES_NOT_FIT, ExpertError
+from expert.core.links import open_plain, refuse_links
 from expert.core.process import run_program
-from expert.core.text import counted, duration_range, gib
-from expert.insight.page.blocks import PageSection, Tile, Tiles, Words
+from expert.core.text import duration_range, gib
+from expert.insight.page.blocks import Block, Tile, Tiles, Words
 from expert.insight.page.facts import RunFacts
-from expert.insight.page.html import block_html
-from expert.insight.page.markup import Markup, joined, tag
 from expert.insight.page.sections.plan import plan_section
 from expert.insight.record import RunRecord, mapping
 from expert.insight.step.anatomy import Anatomy, finite
-from expert.jobs.board.actions import ActionRefused, environment
+from expert.jobs.board.actions import FOLDER, ActionRefused, environment
 from expert.jobs.board.folders import BoardItem
-from expert.jobs.board.views.job_pages import log_html, output_lines
-from expert.jobs.board.views.layout import button, page, title_row
+from expert.jobs.board.render import page, part
+from expert.jobs.board.views import output_lines
 from expert.manifest.explain import KeyHelp, explain
 from expert.planning.machine.cards import CARDS
 
@@ -43,14 +47,18 @@ GROUPS = (
 SHOWN_KEYS = ("epochs", "learning_rate", "batch_size", "max_seq_length", "adapter_type", "rank",
          "packing", "optim")  # fmt: skip
 """Keys shown without opening a group."""
+SECTIONS = ("training", "training.config", "training.dataset", "training.decoding")
+"""Objects without a field, since each of their keys has one."""
 SECONDS = 90.0
 MAX_RUNNING = 2
 MOST_SET, LONGEST_VALUE, LONGEST_OBJECT = 60, 400, 20_000
-SECTIONS = ("training", "training.config", "training.dataset", "training.decoding")
-"""Objects without a field, since each of their keys has one."""
+MAX_BYTES = 2 * 2**30
+IDLE_SECONDS = 20.0
 _SHORT = re.compile(r"^(training\.((config|dataset|decoding)\.)?|base_models\[0\]\.)")
 _ENTRY = r"[^.\[\]=]{1,80}"
 _GPU = re.compile(r"[\w. -]{1,60}")
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,60}")
+_MODEL = re.compile(r"[A-Za-z0-9][\w./-]{0,120}")
 _turns = threading.BoundedSemaphore(MAX_RUNNING)
 
 
@@ -68,44 +76,30 @@ def keys() -> list[tuple[re.Pattern[str], KeyHelp]]:
 
 def manifest_page(found: BoardItem, written: Mapping[str, Any]) -> str:
     """The form; the script requests the plan and the rows."""
-    fields = dict(_fields(written))
+    fields = {path: _field(path, key, value) for _, key in keys()
+              for path, value in _places(key.path, written)}  # fmt: skip
     first = [fields.pop(f"{CONFIG}{name}") for name in SHOWN_KEYS]
     groups = []
     for prefix, title in GROUPS:
         own = [fields.pop(path) for path in list(fields) if path.startswith(prefix)]
-        if own:
-            head = tag("summary", title, " ", tag("small", counted(len(own), "key")))
-            groups.append(tag("details", head, tag("div", *own, class_="fields")))
-    cards = [tag("option", card.name, value=card.slug) for card in CARDS]
-    gpu = tag("select", tag("option", "this machine", value=""), *cards, name="gpu")
-    start = button("Start training", f"/manifest/{found.id}/train", class_="primary", id="start")
-    form = tag(
-        "form", tag("label", "Plan for the GPU", gpu), *first, *groups, id="settings",
-        data_manifest=found.id, class_="card fields", aria_label="training settings",
-    )  # fmt: skip
-    note = "Changes apply to the run you start; the manifest is not changed."
-    return page(
-        found.name,
-        tag("p", tag("a", "Start", href="/start"), f" / {found.where}", class_="crumbs"),
-        title_row(found.name, start),
-        tag("p", note, class_="soft"),
-        tag("div", form, tag("div", "Planning…", id="plan", aria_live="polite"), class_="beside"),
-        tag("h2", "Rows as the model sees them"),
-        tag("div", "Reading rows…", id="rows"),
-        here="start",
-    )
+        groups += [(title, own)] if own else []
+    return page("manifest", found.name, here="start", found=found, first=first, groups=groups,
+                cards=CARDS)  # fmt: skip
 
 
-def _fields(written: Mapping[str, Any]) -> Iterator[tuple[str, Markup]]:
-    """A field for every key by its path; keys of entries once per entry of the manifest."""
-    for _, key in keys():
-        for path, value in _places(key.path, written):
-            yield path, _field(path, key, value)
+def manifest_values(manifest: Path) -> dict[str, Any]:
+    """The manifest in the newest format; empty if it cannot be read."""
+    from expert.manifest.reader import read_manifest
+
+    try:
+        return read_manifest(manifest).manifest.model_dump(mode="json", exclude_unset=True)
+    except (ExpertError, OSError):  # the plan shows the problem
+        return {}
 
 
 def _places(path: str, written: Any) -> Iterator[tuple[str, Any]]:
-    """The paths and values of a key in a manifest; of several base models, only the first, which is
-    trained."""
+    """The paths and values of a key in a manifest, once per entry of a list or object; of several
+    base models, only the first, which is trained."""
     head, mark, rest = re.split(r"(\[\]|\.<name>|$)", path, maxsplit=1)
     for key in head.split("."):
         written = written.get(key) if isinstance(written, Mapping) else None
@@ -123,34 +117,26 @@ def _places(path: str, written: Any) -> Iterator[tuple[str, Any]]:
             yield f"{head}{entry}.{below}", value
 
 
-def _field(path: str, key: KeyHelp, written: Any) -> Markup:
-    is_object = _is_object(key)
+def _field(path: str, key: KeyHelp, written: Any) -> dict[str, Any]:
+    """What the template needs for the field of a key."""
+    is_object = "object" in key.expected
     now = "" if written is None else written if isinstance(written, str) else json.dumps(
         written, indent=2 if is_object else None, ensure_ascii=False)  # fmt: skip
     words = re.findall(r'"([^"]+)"', key.expected)
     if re.search(r"\btrue or false\b|\btrue, false\b", key.expected):
         words = [*words, "true", "false"]
-    is_choice = not re.search(r"number|text|list|path|folder|size", key.expected) and words
+    is_free = re.search(r"number|text|list|path|folder|size", key.expected) or not words
     default = key.default.strip('"')
-    default = "not set" if default in ("", "null") else default
-    about = {"name": path, "title": key.meaning, "data_was": now}
-    if is_object:
-        lines = str(min(12, now.count("\n") + 2))
-        about |= {"placeholder": f"JSON or YAML; default: {default}", "spellcheck": "false"}
-        field = tag("textarea", now, rows=lines, class_="code", autocomplete="off", **about)
-    elif is_choice:
-        options = [tag("option", f"default: {default}", value="")]
-        options += [tag("option", word, value=word, selected="" if word == now else None)
-                    for word in words]  # fmt: skip
-        field = tag("select", *options, **about)
-    else:
-        field = tag("input", value=now, placeholder=default, autocomplete="off", **about)
-    name = tag("span", _SHORT.sub("", path), class_="code")
-    return tag("label", name, field, tag("small", key.meaning))
-
-
-def _is_object(key: KeyHelp) -> bool:
-    return "object" in key.expected
+    return {
+        "path": path,
+        "short": _SHORT.sub("", path),
+        "kind": "object" if is_object else "text" if is_free else "choice",
+        "words": words,
+        "meaning": key.meaning,
+        "default": "not set" if default in ("", "null") else default,
+        "now": now,
+        "rows": min(12, now.count("\n") + 2),
+    }
 
 
 def set_options(given: Mapping[str, Any]) -> list[str]:
@@ -161,11 +147,12 @@ def set_options(given: Mapping[str, Any]) -> list[str]:
     words = []
     for path, value in sorted(changed.items()):  # an object before its keys
         key = next((key for pattern, key in keys() if pattern.fullmatch(path)), None)
-        most = LONGEST_OBJECT if key and _is_object(key) else LONGEST_VALUE
+        is_object = key is not None and "object" in key.expected
+        most = LONGEST_OBJECT if is_object else LONGEST_VALUE
         if key is None or not isinstance(value, str) or len(value) > most:
             raise ActionRefused(f"{path[:60]}: not a key of the form, or its value is too long")
         empty = "null"
-        if _is_object(key):
+        if is_object:
             if "list of" not in key.expected:  # clear it: --set would keep keys that were removed
                 words += ["--set", f"{path}=null"]
             if "null" not in key.expected:
@@ -195,12 +182,13 @@ def plan_html(manifest: Path, given: Mapping[str, Any]) -> dict[str, Any]:
         about = "\n".join(keys_named.findall("\n".join(problems)))
         wrong = [path for path in given.get("set", {})
                  if re.search(rf"^{re.escape(path)}([.\[]|$)", about, re.MULTILINE)]  # fmt: skip
-        return {"html": log_html(problems, name=None), "wrong": wrong}
-    html = joined(*map(block_html, _summary(plan)), *map(block_html, _plan(plan).inside))
-    return {"html": html, "wrong": []}
+        return {"html": part("log", problems), "wrong": wrong}
+    record = RunFacts(record=RunRecord(plan=plan), anatomy=Anatomy(), state="")
+    blocks = [*_summary(plan), *plan_section(record).inside]
+    return {"html": part("plan", blocks), "wrong": []}
 
 
-def _summary(plan: dict[str, Any]) -> list[Tiles | Words]:
+def _summary(plan: dict[str, Any]) -> list[Block]:
     memory, length = mapping(plan.get("memory")), mapping(plan.get("length"))
     cards = []
     peak, budget = finite(memory.get("peak_bytes")), finite(memory.get("budget_bytes"))
@@ -209,30 +197,24 @@ def _summary(plan: dict[str, Any]) -> list[Tiles | Words]:
         cards.append(Tile(name="Memory", value=gib(peak), note=note))
     steps = finite(length.get("total_steps"))
     if steps is not None:
-        cards.append(
-            Tile(name="Steps", value=f"{steps:,.0f}", note=f"{length.get('epochs')} epochs")
-        )
+        note = f"{length.get('epochs')} epochs"
+        cards.append(Tile(name="Steps", value=f"{steps:,.0f}", note=note))
     times = length.get("expected_seconds")
     if isinstance(times, list) and len(times) == 2:
         cards.append(Tile(name="Time", value=duration_range(*times), note="estimate"))
-    target = str(plan.get("target") or "")
+    target, fits = str(plan.get("target") or ""), memory.get("fits")
     words = Words(text=f"Whether it fits {target} is unknown.", tone="note")
-    if memory.get("fits") is True:
-        words = Words(text=f"Fits {target}.", tone="good")
-    elif memory.get("fits") is False:
-        words = Words(text=f"Does not fit {target}.", tone="error")
+    if isinstance(fits, bool):
+        words = Words(text=f"{'Fits' if fits else 'Does not fit'} {target}.",
+                      tone="good" if fits else "error")  # fmt: skip
     return [words, Tiles(cards=tuple(cards))]
 
 
-def _plan(plan: dict[str, Any]) -> PageSection:
-    return plan_section(RunFacts(record=RunRecord(plan=plan), anatomy=Anatomy(), state=""))
-
-
-def rows_html(manifest: Path) -> Markup:
+def rows_html(manifest: Path) -> str:
     """The output of `expert dataset check`: counts, columns, three rows in full."""
     words = ["dataset", "check", "--manifest", str(manifest), "--rows", "3"]
     _, out, errors = run_command(words)
-    return log_html(output_lines(out + errors), name=None)
+    return part("log", output_lines(out + errors))
 
 
 def run_command(words: Sequence[str]) -> tuple[int, str, str]:
@@ -245,11 +227,49 @@ def run_command(words: Sequence[str]) -> tuple[int, str, str]:
     return code, out, errors
 
 
-def manifest_values(manifest: Path) -> dict[str, Any]:
-    """The manifest in the newest format; empty if it cannot be read."""
-    from expert.manifest.reader import read_manifest
+# --- a new expert --------------------------------------------------------------------------------
 
+
+async def save_upload(parts: AsyncIterator[bytes], root: Path, name: str) -> Path:
+    """Write an uploaded file to a new folder below the board's; ActionRefused if it is too large or
+    stalls."""
+    folder = root / FOLDER / f"rows-{secrets.token_hex(6)}"
+    refuse_links(folder, below=root)
+    folder.mkdir(parents=True)
+    file = folder / (re.sub(r"[^\w.-]+", "-", name).strip(".-")[-80:] or "rows.jsonl")
+    seen = 0
     try:
-        return read_manifest(manifest).manifest.model_dump(mode="json", exclude_unset=True)
-    except (ExpertError, OSError):  # the plan shows the problem
-        return {}
+        with open(open_plain(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
+            while True:
+                try:
+                    async with asyncio.timeout(IDLE_SECONDS):
+                        chunk = await anext(parts, None)
+                except TimeoutError:
+                    raise ActionRefused("the upload stalled") from None
+                if chunk is None:
+                    return file
+                seen += len(chunk)
+                if seen > MAX_BYTES:
+                    raise ActionRefused(
+                        f"uploads are limited to {gib(MAX_BYTES)}; use expert new --from FILE"
+                    )
+                await asyncio.to_thread(stream.write, chunk)
+    except BaseException:
+        remove_upload(file)
+        raise
+
+
+def remove_upload(file: Path) -> None:
+    shutil.rmtree(file.parent, ignore_errors=True)
+
+
+def make_expert(rows: Path, root: Path, name: str, model: str) -> Path:
+    """Run `expert new`; returns the manifest, or raises ActionRefused with its error message."""
+    if not _NAME.fullmatch(name) or not _MODEL.fullmatch(model) or ".." in model:
+        raise ActionRefused("name: letters, digits, dots and dashes; model: a name or a hub id")
+    words = ["new", name, "--from", str(rows), "--model", model, "--output", str(root)]
+    code, out, errors = run_command(words)
+    manifest = root / name / "manifest.json"
+    if code != 0 or not manifest.is_file():
+        raise ActionRefused("\n".join(output_lines(errors or out)[:30]))
+    return manifest

@@ -1,0 +1,126 @@
+"""Pages as HTML, from templates. All text is made harmless in one place: `shown`."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from expert import __version__
+from expert.core.secrets import redacted
+from expert.core.text import times, visible
+from expert.insight.page.blocks import Block, LineChart, Page, PageSection
+from expert.insight.page.series import clock_words, listed_values, thinned
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+HERE = Path(str(files("expert.insight.page")))
+MAX_TEXT = 2_000
+"""Characters shown of one text; a row or an error may have a million."""
+
+
+def shown(value: Any) -> Any:
+    """Text as a page shows it: without secrets, with hidden characters visible, cut to a length.
+    The template escapes it; what a template made already stays as it is."""
+    if value is None or hasattr(value, "__html__"):
+        return "" if value is None else value
+    text = redacted(str(value), ())
+    if len(text) > MAX_TEXT:
+        text = f"{text[:MAX_TEXT]}… ({len(text) - MAX_TEXT:,} more characters)"
+    return visible(text, keep="\n\t")
+
+
+def make_environment(*folders: Path, **values: Any) -> Environment:
+    """Templates of these folders and of this one. Every expression passes through `shown` and is
+    escaped; an unknown name is an error."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    made = Environment(
+        loader=FileSystemLoader([*folders, HERE]),
+        autoescape=True,
+        finalize=shown,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.globals |= {"on_board": False, "version": __version__, "clock_words": clock_words}
+    made.globals |= {"times": times, "chart_data": _chart_data, "listed_values": listed_values}
+    made.globals |= values
+    return made
+
+
+@cache
+def _environment() -> Environment:
+    return make_environment()
+
+
+def page_html(page: Page, *, made: float | None = None) -> str:
+    """A page as one file that opens from disk and loads nothing; `made`: now by default.
+
+    The browser runs only the script with this hash, so text that slipped past escaping could do
+    nothing."""
+    script = "".join([
+        f"/*!\n{_file('uplot.LICENSE')}\n*/\n", _file("uplot.min.js"), _file("charts.js"),
+        "drawCharts();\n",
+    ])  # fmt: skip
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return _environment().get_template("report.html").render(
+        page=page,
+        script=_harmless(script),
+        style=_harmless(_file("uplot.min.css") + _file("style.css")),
+        policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "
+        "img-src data:; base-uri 'none'; form-action 'none'",
+        made=time.strftime("%Y-%m-%d %H:%M", time.localtime(made)),
+    )  # fmt: skip
+
+
+def section_html(section: PageSection, environment: Environment | None = None) -> str:
+    """One section with its heading."""
+    blocks: Any = (environment or _environment()).get_template("blocks.html").module
+    return str(blocks.section(section))
+
+
+def blocks_html(blocks: Sequence[Block], environment: Environment | None = None) -> str:
+    template: Any = (environment or _environment()).get_template("blocks.html").module
+    return "".join(str(template.block(block)) for block in blocks)
+
+
+@cache
+def _file(name: str) -> str:
+    return (HERE / name).read_text(encoding="utf-8")
+
+
+def _harmless(text: str) -> Any:
+    from markupsafe import Markup
+
+    return Markup(text)
+
+
+def _chart_data(chart: LineChart) -> Any:
+    """A line chart for charts.js, as JSON for an attribute."""
+    from markupsafe import escape
+
+    series = []
+    for line in chart.series:
+        points = thinned(line.points)
+        series.append({
+            "name": shown(line.name), "colour": line.colour, "look": line.look,
+            "x": [_short(x) for x, _ in points], "y": [_short(y) for _, y in points],
+        })  # fmt: skip
+    facts = {key: getattr(chart, key) for key in
+             ("x_name", "x_unit", "unit", "from_zero", "log", "stacked")}  # fmt: skip
+    return escape(json.dumps({**facts, "series": series}, separators=(",", ":")))
+
+
+def _short(number: float | None) -> float | None:
+    """Six digits are more than a screen shows."""
+    if number is None:
+        return None
+    return int(number) if abs(number) < 2**53 and number == int(number) else float(f"{number:.6g}")

@@ -1,1 +1,0 @@
-"""The pages of the board, one file for each kind."""
