@@ -15,7 +15,6 @@ OWN = {
     "core/rundir.py": "descriptors that open_plain has checked, and /proc",
     "core/events.py": "descriptors that open_plain has checked",
     "core/process.py": "a descriptor that open_plain has checked",
-    "insight/page/html.py": "a file of this package",
     "planning/machine/host.py": "/proc and /sys",
     "telemetry/cpu.py": "/proc",
     "parallel/launch.py": "the source of this package, and a log of its own",

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert import __version__
+from expert.core.files import read_bytes
 from expert.core.secrets import redacted
 from expert.core.text import times, visible
 from expert.insight.page.blocks import Block, LineChart, Page, PageSection
@@ -94,7 +95,7 @@ def blocks_html(blocks: Sequence[Block], environment: Environment | None = None)
 
 @cache
 def _file(name: str) -> str:
-    return (HERE / name).read_text(encoding="utf-8")
+    return read_bytes(HERE / name).decode("utf-8")
 
 
 def _harmless(text: str) -> Any:
