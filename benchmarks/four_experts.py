@@ -34,6 +34,7 @@ from surroundings import environment
 import expert
 from expert.core.files import write_text_atomically
 from expert.planning.benchmark_settings import BASELINE, SettingContext
+from expert.run.open import open_run
 from expert.run.session.short_run import ShortRun, short_run
 
 EXPERTS = Path(__file__).parents[1] / "experts"
@@ -135,7 +136,7 @@ def timed(pair: Pair, args: argparse.Namespace) -> dict[str, Any]:
     updates = {"optimised": args.updates, "plain": args.plain_updates}
     for side, settings in settings_of(pair, ROWS_AT_ONCE).items():
         read = expert.read_manifest(folder / "manifest.json", overrides=settings)
-        result[side] = facts_of(short_run(read, updates=updates[side], model=args.model))
+        result[side] = facts_of(short_run(open_run(read, model=args.model), updates=updates[side]))
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from expert.cli.benchmark import BenchmarkView, result_line, show_ladder
-from expert.planning.benchmark_settings import SETTINGS
 from expert.planning.measurements import remember_rate
 from tests.cli.running import Runner
 from tests.cli.screens import recorded
@@ -43,7 +42,7 @@ def test_two_settings_measured_for_real_and_written_where_asked(
     assert list(measured) == ["packing", "attention"]
     assert all(seen["tokens_per_second"] > 0 for seen in measured.values())
     assert found["command"].startswith("expert benchmark -m ")
-    assert "[2/2] attention: the plan's attention kernel" in ran.err
+    assert "attention: the plan's attention kernel" in ran.err
     assert json.loads(to.read_text(encoding="utf-8")) == found
     assert to.with_suffix(".md").is_file()
     assert to.with_suffix(".html").is_file()
@@ -136,26 +135,20 @@ def test_the_time_left_is_what_the_benchmark_expects_less_what_has_passed(termin
     now = [0.0]
     shown, file = recorded(terminal=terminal, width=160)
     with BenchmarkView(shown, clock=lambda: now[0]) as view:
-        view.setting_started(SETTINGS[0], 1, 11, 120.0)
-        view.setting_progress("training", 5, 10)
-        view.crowded("other processes used 1.4 of 2 cores meanwhile")
+        view.setting_started("pre-tokenised", "tokens", 1, 11, 120.0)
+        view.setting_progress("training", 5)
         now[0] = 20.0
         view.setting_finished(CLIMBED.rungs[0])
-        view.setting_started(SETTINGS[1], 2, 11, 200.0)
+        view.setting_started("loader", "batches", 2, 11, 200.0)
         now[0] = 80.0
-        view.setting_progress("training", 1, 10)
-        view.comparing_with_baseline("packing", 15.0)
+        view.setting_progress("training", 1)
         view.remembered(tmp_path / "measurements.json")
     text = file.getvalue()
     assert str(tmp_path / "measurements.json") in text.replace("\n", "")
     assert "expert benchmark --forget" in text
     assert "baseline: 100 tokens/s" in text
     assert "(about 2 min left)" in text
-    assert "(about 3 min left)" in text
-    assert ("training 1/10  (about 2 min left)" in text) == terminal
-    assert "! other processes used 1.4 of 2 cores meanwhile: rates and gains" in text
-    assert "against the baseline" in text
-    assert "(about 15 s left)" in text
+    assert ("training step 1  (about 2 min left)" in text) == terminal
 
 
 def test_remembered_winners_are_forgotten_and_the_file_is_named(

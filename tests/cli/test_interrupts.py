@@ -135,9 +135,9 @@ def test_a_validation_that_is_stopped_writes_no_verdict(run, monkeypatch, number
 def test_a_benchmark_that_is_stopped_keeps_the_settings_that_were_measured(
     run, expert, monkeypatch, number, code, name
 ):
-    from expert.jobs.benchmark.measure import Benchmark
+    from expert.jobs.benchmark.benchmark import Benchmark
 
-    def measure(self: Benchmark, folder: Path, start: Any) -> Any:
+    def measure(self: Benchmark, folder: Path) -> Any:
         self.partial_result = ladder(
             setting("baseline", 100.0), setting("packing", 250.0, gain=2.5)
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from expert.insight.ladder.comparison import comparison_doubts
+from expert.insight.ladder.comparison import compare
 from expert.insight.page.render import page_html
 from tests.each import each
 from tests.insight.pages import page_of, usual, words_of, write_run
@@ -31,7 +31,7 @@ def trained_on(
 
 
 def doubts(one: Path, other: Path) -> list[str]:
-    found = comparison_doubts(one, other)
+    found = compare(one, other)[1]
     page = page_of(one, other)
     assert all(text in words_of(page) for text in found)  # the page says what the command says
     assert ("different data" in page_html(page)) == any("different data" in t for t in found)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from expert.insight.findings.finding import Finding
-from expert.insight.ladder.pairs import in_turns
 from expert.insight.page.blocks import Folded, Page
 from expert.insight.page.contents import ladder_page, make_page
 from expert.insight.page.facts import UNKNOWN_LEARNING
@@ -415,13 +414,12 @@ def test_a_ladder_alone_makes_a_page_that_warns_in_doubt_and_tells_rates_from_ra
     assert page.verdict.startswith("demo on a card: 100 tokens/s")
     doubted = some_ladder().model_copy(update={"doubts": ["others used 1.4 of 2 cores"]})
     assert (page.tone, ladder_page(doubted).tone) == ("good", "warning")
-    assert "not to be trusted: others used 1.4 of 2 cores" in page_html(ladder_page(doubted))
-    direct = in_turns("baseline", [(100.0, 250.0)] * 3)
+    assert "noisy, do not trust: others used 1.4 of 2 cores" in page_html(ladder_page(doubted))
     settings = [
         setting("baseline", 100.0, cumulative=1.0),
         setting("packing", 250.0, cumulative=2.5),
     ]
-    text = text_of(page_html(ladder_page(ladder(*settings, against_baseline=direct))))
+    text = text_of(page_html(ladder_page(ladder(*settings))))
     assert "Speed relative to the baseline, by setting" in text
     assert "2.50×" in text
 

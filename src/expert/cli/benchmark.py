@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from expert.insight.ladder.ladder import Ladder, SettingResult
     from expert.jobs.benchmark.benchmark import BenchmarkRequest, Watcher
-    from expert.planning.benchmark_settings import Setting
 else:
     Watcher = object  # importing it takes as long as all of --help
 
@@ -164,8 +163,7 @@ class BenchmarkView(Watcher):
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self._console, self._clock = console, clock
-        self._ends_at = clock()
-        self._number, self._of, self._name = 0, 1, ""
+        self._ends_at, self._title = clock(), ""
         self._open = ExitStack()
         self._preparing: Callable[[str, int, int], None] | None = None
         self._bar: Progress | None = None
@@ -184,43 +182,30 @@ class BenchmarkView(Watcher):
         if self._preparing is not None:
             self._preparing(name, rows, tokens)
 
-    def setting_started(self, setting: Setting, number: int, of: int, left: float) -> None:
-        self._of = of
+    def setting_started(self, name: str, adds: str, number: int, of: int, left: float) -> None:
+        self._ends_at, self._title = self._clock() + left, f"[{number}/{of}] {name}"
         if self._preparing is not None:
             self._open.close()
             self._preparing = None
-            self._open_bar()
-        self._next(number, setting.name, left, f"[{number}/{of}] {setting.name}: {setting.adds}")
-
-    def comparing_with_baseline(self, name: str, left: float) -> None:
-        """The last comparison: the winner against the baseline."""
-        title = f"{name} against the baseline"
-        self._next(self._of + 1, title, left, f"'{name}' against the baseline, in turns")
-
-    def _next(self, number: int, name: str, left: float, line: str) -> None:
-        self._number, self._name = number, name
-        self._ends_at = self._clock() + left
-        if self._bar is None:
-            show(self._console, f"{line}{self._left()}")
-        self.setting_progress("", 0, 0)
-
-    def crowded(self, words: str) -> None:
-        """Warn while the user can still do something about it."""
-        fix = "end them, or measure again on an idle machine"
-        show(self._out, f"! {words}: rates and gains are uncertain  ({fix})", "yellow")
-
-    def setting_progress(self, doing: str, done: int, of: int) -> None:
+            if self._console.is_terminal:
+                self._bar = facts_bar(self._console, 24, transient=True)
+                self._open.enter_context(self._bar)
+                self._task = self._bar.add_task("", total=of, facts="")
         if self._bar is None or self._task is None:
-            return
-        share = done / of if of else 0.0
-        words = f"{doing} {done}/{of}" if of else doing
-        facts = f"[{self._number}/{self._of}] {self._name}  {words}{self._left()}"
-        self._bar.update(self._task, completed=self._number - 1 + min(1.0, share), facts=facts)
-        self._bar.refresh()
+            show(self._console, f"{self._title}: {adds}{self._left()}")
+        else:
+            self._bar.update(self._task, completed=number - 1, total=of)
+
+    def setting_progress(self, doing: str, step: int) -> None:
+        if self._bar is not None and self._task is not None:
+            at = f" step {step}" if step else ""
+            self._bar.update(self._task, facts=f"{self._title}  {doing}{at}{self._left()}")
+            self._bar.refresh()
 
     def setting_finished(self, result: SettingResult) -> None:
         style = {"kept": "green", "no difference": "green", "not here": "dim"}
-        show(self._out, result_line(result), style.get(result.status, "yellow"))
+        out = self._bar.console if self._bar else self._console
+        show(out, result_line(result), style.get(result.status, "yellow"))
 
     def benchmark_interrupted(self, ladder: Ladder) -> None:
         self.measured = ladder
@@ -235,60 +220,47 @@ class BenchmarkView(Watcher):
     def not_remembered(self, because: str) -> None:
         show(self._console, f"! later plans will not use the winner: {because}", "yellow")
 
-    @property
-    def _out(self) -> Console:
-        return self._bar.console if self._bar else self._console
-
     def _left(self) -> str:
         return f"  (about {duration(max(1.0, self._ends_at - self._clock()))} left)"
 
-    def _open_bar(self) -> None:
-        if self._console.is_terminal:
-            self._bar = facts_bar(self._console, 24, transient=True)
-            self._open.enter_context(self._bar)
-            self._task = self._bar.add_task("", total=self._of, facts="")
-
 
 def result_line(result: SettingResult) -> str:
-    from expert.insight.ladder.ladder import outcome
-    from expert.insight.ladder.table import gain_words
-
     seen = result.measured
     if seen is None:
-        return f"  {result.name}: {outcome(result)}"
+        return f"  {result.name}: {result.outcome}"
     parts = [f"{seen.tokens_per_second:,.0f} tokens/s"]
     if result.gain is not None:
-        parts.append(gain_words(result))
-    if result.cumulative is not None and result.gain is not None:
-        parts.append(f"in all {result.cumulative:.2f}x")
+        parts.append(f"{result.gain:.2f}x")
+        parts += [f"in all {result.cumulative:.2f}x"] if result.cumulative is not None else []
     if seen.loss is not None:
         parts.append(f"loss {seen.loss:.4f}")
     if result.because:
-        parts.append(outcome(result))
+        parts.append(result.outcome)
     return f"  {result.name}: {', '.join(parts)}"
 
 
 def show_ladder(ladder: Ladder, console: Console) -> None:
     """The headline, the bars, the table, and how it was measured."""
-    from expert.insight.ladder.ladder import KEPT_STATUSES
     from expert.insight.ladder.table import COLUMNS, headline, how_measured, table_rows
 
     show(console, f"\n{headline(ladder)}\n", "bold")
     if console.is_terminal:
         bars = [
-            _bar(setting, ladder) for setting in ladder.rungs if setting.status in KEPT_STATUSES
+            (one.name, one.cumulative or 0.0, f"{one.cumulative or 0.0:.2f}x")
+            for one in ladder.kept
+            if ladder.is_compared_with_baseline
         ]
         show_bars(bars, max((amount for _, amount, _ in bars), default=0.0), console)
     rows = table_rows(ladder)
     room = console.width if console.is_terminal else None
-    kept = [COLUMNS.index(column) for column in _columns(COLUMNS, rows, room)]
+    kept = _columns(COLUMNS, rows, room)
     columns = tuple(COLUMNS[place] for place in kept)
-    show_sheet(Sheet(columns, [[[row[p] for p in kept] for row in rows]]), console)
+    show_sheet(Sheet(columns, [[[row[place] for place in kept] for row in rows]]), console)
     for line in how_measured(ladder):
         show(console, line, "dim")
 
 
-def _columns(columns: tuple[str, ...], rows: list[tuple[str, ...]], room: int | None) -> list[str]:
+def _columns(columns: tuple[str, ...], rows: list[tuple[str, ...]], room: int | None) -> list[int]:
     """The columns with values that fit: a number broken over two lines is unreadable. Markdown and
     HTML have all columns."""
     cells = {column: [row[place] for row in rows] for place, column in enumerate(columns)}
@@ -298,38 +270,28 @@ def _columns(columns: tuple[str, ...], rows: list[tuple[str, ...]], room: int | 
     for column in COLUMNS_TO_DROP:
         if room is not None and sum(widths[c] for c in kept) > room and column in kept:
             kept.remove(column)
-    return kept
-
-
-def _bar(setting: SettingResult, ladder: Ladder) -> tuple[str, float, str]:
-    """The speed relative to the baseline, or tokens per second if that is unknown."""
-    assert setting.measured is not None
-    if ladder.is_compared_with_baseline and setting.cumulative is not None:
-        return setting.name, setting.cumulative, f"{setting.cumulative:.2f}x"
-    rate = setting.measured.tokens_per_second
-    return setting.name, rate, f"{rate:,.0f}"
+    return [columns.index(column) for column in kept]
 
 
 def show_compared(first: Path, second: Path, console: Console, *, as_json: bool) -> None:
     """Two results or two runs, with their ratio."""
-    from expert.insight.ladder.comparison import compare, comparison_doubts
+    from expert.insight.ladder.comparison import compare
 
-    found = compare(first, second)
-    for doubt in comparison_doubts(first, second):  # with --json: on standard error
+    found, doubts = compare(first, second)
+    for doubt in doubts:  # with --json: on standard error
         show(console, f"! {doubt}", "yellow")
     if as_json:
         keys = ("what", "first", "second", "ratio")
         write_json([dict(zip(keys, row, strict=True)) for row in found])
         return
-    lines = [[name, _number(one), _number(two), _times(ratio)] for name, one, two, ratio in found]
+
+    def number(value: float | None) -> str:
+        if value is None:
+            return "–"
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+    lines = [
+        [name, number(one), number(two), "–" if ratio is None else f"{ratio:.3f}x"]
+        for name, one, two, ratio in found
+    ]
     show_sheet(Sheet(("", str(first), str(second), "ratio"), [lines]), console)
-
-
-def _number(value: float | None) -> str:
-    if value is None:
-        return "–"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-
-
-def _times(ratio: float | None) -> str:
-    return "–" if ratio is None else f"{ratio:.3f}x"

@@ -23,6 +23,7 @@ from expert.jobs.diagnose.first_fix import (
 )
 from expert.jobs.diagnose.profile import Span, busy_time, profile, purpose_of, summed
 from expert.manifest.reader import read_manifest
+from expert.run.open import open_run
 from expert.run.session.short_run import SETTLING, ShortRun, short_run
 from tests.each import each
 from tests.jobs.runs import losses_of, run, write_expert
@@ -31,7 +32,7 @@ from tests.jobs.runs import losses_of, run, write_expert
 def test_a_short_run_trains_like_the_run_and_leaves_only_tokens(tmp_path, base):
     config = {"lr_scheduler": "constant", "warmup_steps": 0, "eval_steps": 1, "save_steps": 1}
     manifest = write_expert(tmp_path, base, config | {"max_steps": 2})
-    done = short_run(read_manifest(manifest), updates=3)  # one more than the run
+    done = short_run(open_run(manifest), updates=3)  # one more than the run
     assert done.updates == 3
     assert {"eval", "saved"} & {event["event"] for event in done.events} == set()
     left = {path.name for path in tmp_path.iterdir()}
@@ -60,7 +61,7 @@ def test_a_signal_ends_more_than_the_first_of_two_short_runs(tmp_path, base, sen
             yield update
 
     with pytest.raises(SystemExit) as left:
-        short_run(read_manifest(manifest), updates=5, through=stopping)
+        short_run(open_run(manifest), updates=5, through=stopping)
     assert left.value.code == code
 
 
@@ -177,7 +178,7 @@ def test_the_manifest_of_a_run_is_read_again_with_its_own_data(tmp_path, base):
     again = read_run_manifest(done.folder, ("training.config.batch_size=4",))
     assert again.folder == tmp_path / "expert"
     assert again.manifest.training.config.batch_size == 4
-    assert short_run(again, updates=1).updates == 1
+    assert short_run(open_run(again), updates=1).updates == 1
     with pytest.raises(NothingToTry, match=r"has no manifest\.json"):
         read_run_manifest(tmp_path)
 

@@ -4,61 +4,53 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path, PureWindowsPath
-from typing import NamedTuple
 
 from expert.core.text import counted
 from expert.insight.ladder.ladder import Ladder, LadderError, read_ladder
 from expert.insight.record import RunRecord, mapping, read_run
 from expert.insight.step.anatomy import dissect, median
 
-
-class Data(NamedTuple):
-    """What a run was trained on."""
-
-    hashes: tuple[str, ...]
-    """Hashes of the training rows; empty in older runs."""
-    named: str
-    """File name and number of rows."""
-    rows: int | None
-    validation: str
-    tokenizer: str
-    """The base model, which determines the tokenizer."""
-
-
-def data_of(run: RunRecord) -> Data:
-    prepared = [event for event in run.of("data") if event.get("split") == "train"]
-    hashes = sorted({str(event["rows"]) for event in prepared if event.get("rows")})
-    spec = mapping(run.planned("data.dataset"))
-    path = str(spec.get("path") or ", ".join(mapping(spec.get("tasks"))))
-    rows = run.planned("length.rows")
-    count = rows if isinstance(rows, int) and not isinstance(rows, bool) else None
-    name = PureWindowsPath(path).name or "unknown data"
-    held_out = spec.get("validation_path") or run.planned("data.validation") or ""
-    return Data(
-        hashes=tuple(hashes),
-        named=f"{name} ({counted(count, 'row')})" if count is not None else name,
-        rows=count,
-        validation=str(held_out),
-        tokenizer=str(run.planned("model.name") or ""),
-    )
+Compared = tuple[str, float | None, float | None, float | None]
+"""Name, first value, second value, second / first."""
 
 
 def not_comparable(runs: Sequence[RunRecord], names: Sequence[str]) -> list[str]:
     """Why these runs should not be compared, in sentences; empty if they can be."""
-    found = [data_of(run) for run in runs]
-    first, said = found[0], []
-    if any(_differ(first, other) for other in found[1:]):
-        each = "; ".join(f"{name}: {one.named}" for name, one in zip(names, found, strict=True))
+
+    def differ(values: Sequence[object]) -> bool:
+        return any(value != values[0] for value in values[1:])
+
+    specs = [mapping(run.planned("data.dataset")) for run in runs]
+    paths = [str(spec.get("path") or ", ".join(mapping(spec.get("tasks")))) for spec in specs]
+    files = [PureWindowsPath(path).name or "unknown data" for path in paths]
+    rows = [run.planned("length.rows") for run in runs]
+    hashes = [
+        sorted(
+            {str(e["rows"]) for e in run.of("data") if e.get("rows") and e.get("split") == "train"}
+        )
+        for run in runs
+    ]
+    counts = [count for count in rows if type(count) is int]
+    held_out = [
+        str(spec.get("validation_path") or run.planned("data.validation") or "")
+        for spec, run in zip(specs, runs, strict=True)
+    ]
+    said = []
+    if differ(hashes) if all(hashes) else differ(files) or (counts and differ(counts)):
+        each = "; ".join(
+            f"{name}: {file}" + (f" ({counted(count, 'row')})" if type(count) is int else "")
+            for name, file, count in zip(names, files, rows, strict=True)
+        )
         said.append(
             f"These runs were trained on different data ({each}): their losses are those of "
             "different rows, and do not show which run is better."
         )
-    elif any(first.validation != other.validation for other in found[1:]):
+    elif differ(held_out):
         said.append(
             "These runs were validated on different rows: their validation losses cannot be "
             "compared."
         )
-    if any(first.tokenizer != other.tokenizer for other in found[1:]):
+    if differ([str(run.planned("model.name") or "") for run in runs]):
         said.append(
             "These runs have different base models: their tokens may differ, "
             "so losses per token and tokens a second cannot be compared."
@@ -66,63 +58,47 @@ def not_comparable(runs: Sequence[RunRecord], names: Sequence[str]) -> list[str]
     return said
 
 
-def _differ(one: Data, other: Data) -> bool:
-    """Compares row hashes if both have them, else names and row counts."""
-    if one.hashes and other.hashes:
-        return one.hashes != other.hashes
-    names = one.named.partition(" (")[0] != other.named.partition(" (")[0]
-    return names or (None not in (one.rows, other.rows) and one.rows != other.rows)
-
-
-# --- side by side --------------------------------------------------------------------------------
-
-Compared = tuple[str, float | None, float | None, float | None]
-"""Name, first value, second value, second / first."""
-
-
-def compare(first: Path, second: Path) -> list[Compared]:
-    """Compares two benchmarks setting by setting, or two run folders number by number."""
+def compare(first: Path, second: Path) -> tuple[list[Compared], list[str]]:
+    """Two benchmarks setting by setting, or two run folders number by number; and why they should
+    not be compared."""
     are_runs = [(path / "events.jsonl").is_file() for path in (first, second)]
-    if all(are_runs):
-        pair = [_run_numbers(read_run(path)) for path in (first, second)]
-    elif any(are_runs):
+    if any(are_runs) and not all(are_runs):
         raise LadderError(
             f"--compare: {first} and {second} are of different kinds  "
             "(name two results or two runs)"
         )
+    if all(are_runs):
+        runs = [read_run(path) for path in (first, second)]
+        doubts = not_comparable(runs, [path.resolve().name for path in (first, second)])
+        one, other = map(_run_numbers, runs)
     else:
-        pair = [_ladder_numbers(read_ladder(path)) for path in (first, second)]
-    names = [*pair[0], *(name for name in pair[1] if name not in pair[0])]
-    return [(name, *_ratio(pair[0].get(name), pair[1].get(name))) for name in names]
+        ladders = [read_ladder(path) for path in (first, second)]
+        doubts = _ladder_doubts(*ladders)
+        one, other = map(_ladder_numbers, ladders)
+    rows: list[Compared] = []
+    for name in dict.fromkeys((*one, *other)):
+        before, after = one.get(name), other.get(name)
+        ratio = after / before if before and after is not None else None
+        rows.append((name, before, after, ratio))
+    return rows, doubts
 
 
-def comparison_doubts(first: Path, second: Path) -> list[str]:
-    """Why two results or two runs should not be compared."""
-    if (first / "events.jsonl").is_file():
-        names = [path.resolve().name for path in (first, second)]
-        return not_comparable([read_run(first), read_run(second)], names)
-    one, other = read_ladder(first), read_ladder(second)
-    said = []
-    for what, key in (
-        ("data", "dataset"),
-        ("numbers of training rows", "training_rows"),
-        ("models", "model"),
-        ("adapters", "adapter"),
-        ("quantisations", "quantization"),
-        ("longest sequences", "max_seq_length"),
-        ("rows per step", "examples_per_update"),
-        ("cards", "card"),
-    ):
-        left, right = getattr(one, key), getattr(other, key)
-        if left != right:
-            said.append(f"These benchmarks have different {what}: {left} and {right}.")
-    return said
-
-
-def _ratio(
-    one: float | None, other: float | None
-) -> tuple[float | None, float | None, float | None]:
-    return one, other, other / one if one and other is not None else None
+def _ladder_doubts(one: Ladder, other: Ladder) -> list[str]:
+    keys = {
+        "dataset": "data",
+        "training_rows": "numbers of training rows",
+        "model": "models",
+        "adapter": "adapters",
+        "quantization": "quantisations",
+        "max_seq_length": "longest sequences",
+        "examples_per_update": "rows per step",
+        "card": "cards",
+    }
+    return [
+        f"These benchmarks have different {what}: {getattr(one, key)} and {getattr(other, key)}."
+        for key, what in keys.items()
+        if getattr(one, key) != getattr(other, key)
+    ]
 
 
 def _ladder_numbers(ladder: Ladder) -> dict[str, float | None]:

@@ -11,25 +11,17 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from expert.core.errors import ExpertError
 from expert.core.stored_json import read_stored_json
-from expert.core.text import counted
-from expert.insight.findings.evidence import CROWDED_CORES
-from expert.insight.ladder.pairs import Paired
 
-FORMAT = 3
-"""File version; newer files are refused, older ones are read. 2: settings are timed in turns with
-the one they are compared with (`paired`); other processes and threads are recorded. 3: whether rows
-of one length share a step (`clumping`)."""
-MAX_CLUMPING = 2.0
-"""Allowed ratio of the variance of a step's mean row length to that of random batches. Rows of 22
-to 24 tokens, packed longest first, have 15 of 16, and their best validation loss was 5 to 23 %
-worse; packed in order, 1.1. With few steps chance alone gives more, so five standard deviations are
-allowed."""
+FORMAT = 4
+"""File version; newer files are refused."""
+FILE = "ladder.json"
+EQUAL_WITHIN = 0.02
+"""Rates closer than this count as equal: a shared machine is not steadier."""
 MAX_SPREAD = 0.25
 """Interquartile range as a share of the rate; beyond it the median means nothing. A host with other
 work had 5 to 15 %, two cores with three processes on them 20 to 60 %."""
-HOST_CORES = 2
-"""Cores that a GPU run needs: one launches, one makes batches."""
-FILE = "ladder.json"
+MAX_DRIFT = 0.1
+"""Change of the baseline's rate from the start to the end of the benchmark."""
 
 Status = Literal[
     "kept", "no difference", "no gain", "slower", "disagrees", "failed", "not here", "no time"
@@ -49,19 +41,14 @@ KEPT_STATUSES = ("kept", "no difference")
 """Statuses that later settings build on."""
 
 
-def outcome(setting: SettingResult) -> str:
-    """Why a setting has its status, in words; empty if it was kept."""
-    return ": ".join(filter(None, (MARKS[setting.status][1], setting.because)))
-
-
 class LadderError(ExpertError):
     """A file or folder that is not a benchmark result."""
 
 
 class LadderModel(BaseModel):
-    """A part of the file; unknown keys are errors, so that nothing is lost."""
+    """A part of the file."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(frozen=True, protected_namespaces=())
 
 
 class Measured(LadderModel):
@@ -79,32 +66,22 @@ class Measured(LadderModel):
     gpu_utilization: float | None
     peak_memory_bytes: int | None
     mfu: float | None
-    mfu_because: str
     padding: float | None
     data_wait: float | None
     examples_per_update: float
     updates_measured: int
-    updates_before: int
-    """Steps before the first measured one; `loss` is the loss after `updates_learnt`."""
     updates_learnt: int
+    """Steps after which the loss was evaluated, the same for all settings."""
     compile_seconds: float | None
     loss: float | None
-    """On the held-out rows after `updates_learnt` steps, evaluated alike for all settings."""
-    own_loss: float | None = None
-    """The loss of the same weights and rows, computed as this setting trains, where needed."""
+    """On the held-out rows after `updates_learnt` steps, computed as this setting trains."""
     micro_batch: int
     accumulation: int
     fallbacks: list[str]
-    clumping: float | None = None
-    """Variance of the mean row length of a step over that of rows drawn at random; None if all rows
-    have one length, or in older results."""
-    others: float | None = None
-    """Cores that other processes used while it was timed; the median over the windows."""
-    cores: int | None = None
-    threads: int | None = None
-    """CPU threads; None on a card."""
-    lowered: bool | None = None
-    """Fewer threads than cores, because other processes used the cores at the start."""
+
+    @property
+    def relative_spread(self) -> float:
+        return self.spread / self.tokens_per_second if self.tokens_per_second else 0.0
 
 
 class SettingResult(LadderModel):
@@ -118,29 +95,25 @@ class SettingResult(LadderModel):
     changes: dict[str, tuple[Any, Any]]
     """Differences from the setting below, by plan path: before and after."""
     settings: dict[str, Any]
-    plan_hash: str
     seconds: float
     """Wall time of the whole setting, including start and evaluation."""
     measured: Measured | None = None
     below: str | None = None
     """The setting it was compared with."""
     gain: float | None = None
-    """Speedup over the setting below: the median of the pairs."""
-    paired: Paired | None = None
-    """How the gain was measured; None in format 1, which divided rates of different minutes."""
+    """Speedup over the setting below."""
     cumulative: float | None = None
-    """Speedup over the baseline: the product of the gains of all settings up to this one that were
-    measured as faster. For the best it is the ladder's `against_baseline`, where measured."""
+    """Speedup over the baseline."""
     loss_difference: float | None = None
     """Relative to the loss of the setting below."""
-    own_difference: float | None = None
-    """Difference between the loss computed as this setting trains and the common evaluation, for
-    the same weights. Where the weights cannot match those of the setting below, this is checked
-    against the tolerance instead."""
     tolerance: float | None = None
+    """None if the losses cannot be compared."""
     tolerance_because: str = ""
-    same_rows: bool | None = None
-    """Whether every step had the same rows as in the setting below."""
+
+    @property
+    def outcome(self) -> str:
+        """Why it has its status, in words; empty if it was kept."""
+        return ": ".join(filter(None, (MARKS[self.status][1], self.because)))
 
 
 class Ladder(LadderModel):
@@ -169,8 +142,8 @@ class Ladder(LadderModel):
     environment: dict[str, Any]
     notes: list[str]
     rungs: list[SettingResult]
-    against_baseline: Paired | None = None
-    """The best and the baseline, compared directly at the end."""
+    drift: float | None = None
+    """The baseline's rate at the end, relative to its rate at the start, minus 1."""
     doubts: list[str] = []
     """Why the best cannot be trusted; if any, no later plan uses it."""
 
@@ -179,34 +152,18 @@ class Ladder(LadderModel):
         """The kept settings, from the baseline on."""
         return [setting for setting in self.rungs if setting.status in KEPT_STATUSES]
 
-    def as_text(self) -> str:
-        return json.dumps(self.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n"
-
     @property
     def winner(self) -> SettingResult | None:
         return self.kept[-1] if self.kept else None
 
     @property
     def is_compared_with_baseline(self) -> bool:
-        """Whether the best was compared with the baseline directly; without that, products of gains
-        may be far off and are not shown."""
+        """Whether the speed of every measured setting is known relative to the baseline."""
         seen = [setting for setting in self.rungs if setting.measured is not None]
-        known = bool(seen) and all(setting.cumulative is not None for setting in seen)
-        return known and self.against_baseline is not None
+        return bool(seen) and all(setting.cumulative is not None for setting in seen)
 
-    @property
-    def speedup_range(self) -> tuple[float, float] | None:
-        """Speedup of the best over the baseline, as a range; both ends are equal if it was measured
-        directly. Otherwise it lies between the product of the gains, which multiplies their errors,
-        and the ratio of rates taken at different times."""
-        won, base = self.winner, next((r for r in self.rungs if r.cumulative == 1.0), None)
-        if won is None or won.cumulative is None or won.measured is None:
-            return None
-        measured = self.against_baseline is not None or won is base or won.paired is None
-        if measured or base is None or base.measured is None or won.below == base.name:
-            return won.cumulative, won.cumulative
-        rates = won.measured.tokens_per_second / base.measured.tokens_per_second
-        return min(rates, won.cumulative), max(rates, won.cumulative)
+    def as_text(self) -> str:
+        return json.dumps(self.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n"
 
 
 def read_ladder(path: Path) -> Ladder:
@@ -241,94 +198,48 @@ def read_ladder(path: Path) -> Ladder:
 
 
 def verdict(
-    below: Measured,
-    here: Measured,
-    allowed: float,
-    *,
-    paired: Paired,
-    cost: str = "",
-    comparable: bool = True,
+    below: Measured, here: Measured, against: str, *, tolerance: float | None, cost: str = ""
 ) -> tuple[Status, str]:
-    """The status of a setting: judged by its batches first, then its loss, then its speed.
+    """The status of a setting: judged by its loss first, then by its speed.
 
-    A setting that puts different rows into a step ends up with different weights, so its loss
-    cannot be compared with the one below. Steps whose rows all have one length train worse, and
-    the loss would not show it, so the batches themselves are checked.
-
-    A setting that is faster beyond the spread of the pairs is kept, one that is slower beyond it is
-    left out. Without a measured difference it stays: later settings build on it, and otherwise
+    A setting that is faster beyond the spread of the windows is kept, one that is slower beyond it
+    is left out. Without a measured difference it stays: later settings build on it, and otherwise
     chance would decide. The exception is a setting that costs memory or precision (`cost`).
+    `tolerance`: None if the weights cannot be the same, so that the losses are only shown.
     """
-    if clumped := rows_of_one_length(here):
-        return "disagrees", clumped
-    pair = (here.loss, below.loss) if comparable else (here.own_loss, here.loss)
-    apart = difference(*pair)
-    if apart is None and below.loss is not None:
+    if here.loss is None and below.loss is not None:
         return "disagrees", "the loss on the held-out rows is not a number"
-    if apart is not None and abs(apart) > allowed:
-        way = "" if comparable else " when it is computed in this way"
-        return "disagrees", f"the loss differs by {apart:+.2%}{way}, allowed is {allowed:.1%}"
-    found = paired.difference
-    if found == "slower":
-        return "slower", f"{paired.words} as fast as '{paired.against}', the last kept setting"
-    if found == "none":
-        words = f"{paired.words} of '{paired.against}'"
+    apart = loss_difference(here.loss, below.loss)
+    if apart is not None and tolerance is not None and abs(apart) > tolerance:
+        return "disagrees", f"the loss differs by {apart:+.2%}, allowed is {tolerance:.1%}"
+    gain = here.tokens_per_second / below.tokens_per_second
+    noise = max(EQUAL_WITHIN, math.hypot(here.relative_spread, below.relative_spread))
+    words = f"{gain:.2f}x ± {noise:.2f}"
+    if gain + noise < 1:
+        return "slower", f"{words} as fast as '{against}', the last kept setting"
+    if gain - noise <= 1:
+        words += f" of '{against}'"
         return ("no gain", f"{words}, and it {cost}") if cost else ("no difference", words)
     return "kept", ""
 
 
-def rows_of_one_length(here: Measured) -> str:
-    """Why the steps of a setting train worse; "" if their rows are mixed as well as by chance."""
-    if here.clumping is None:
-        return ""
-    rows = max(1.0, here.samples_per_second * here.seconds_per_epoch)
-    steps = max(1.0, rows / max(1.0, here.examples_per_update))
-    if here.clumping <= max(MAX_CLUMPING, 1 + 5 * math.sqrt(2 / steps)):
-        return ""
-    return (
-        f"rows of one length share a step: their mean length varies {here.clumping:.1f} times as "
-        "much as by chance, and such steps train less"
-    )
-
-
-def difference(loss: float | None, reference: float | None) -> float | None:
+def loss_difference(loss: float | None, reference: float | None) -> float | None:
     """Relative to the other loss; None if one of them is unknown."""
     if loss is None or not reference or loss != loss:
         return None
     return (loss - reference) / abs(reference)
 
 
-# --- trusting it ---------------------------------------------------------------------------------
-
-
-def crowded(seen: Measured) -> str:
-    """How other processes slowed a setting down; empty if they did not, or if that is unknown.
-
-    The same rule as for runs: together they needed more cores than there are.
-    """
-    if seen.others is None or not seen.cores:
-        return ""
-    if seen.lowered:
-        threads = counted(seen.threads or 1, "thread")
-        return (
-            f"other processes use so much of the {seen.cores} cores that only {threads} could run"
-        )
-    needed = min(seen.threads or HOST_CORES, seen.cores)
-    if needed + seen.others <= seen.cores + CROWDED_CORES:
-        return ""
-    return f"other processes used {seen.others:.1f} of {seen.cores} cores meanwhile"
-
-
 def doubts_of(ladder: Ladder) -> list[str]:
     """Why the best must not be used for later plans; empty if it may be."""
-    seen = [setting.measured for setting in ladder.rungs if setting.measured is not None]
-    busy = sorted((one for one in seen if crowded(one)), key=lambda one: one.others or 0.0)
-    found = [crowded(busy[(len(busy) - 1) // 2])] if busy and 2 * len(busy) >= len(seen) else []
-    best, direct = ladder.winner, ladder.against_baseline
+    found, best = [], ladder.winner
+    if ladder.drift is not None and abs(ladder.drift) > MAX_DRIFT:
+        found.append(f"the baseline's rate changed by {ladder.drift:+.0%} meanwhile")
     if best is not None and best.measured is not None:
-        width = best.measured.spread / best.measured.tokens_per_second
+        width = best.measured.relative_spread
         if width > MAX_SPREAD:
             found.append(f"windows of '{best.name}' are {width:.0%} apart")
-    if direct is not None and direct.difference == "none":
-        found.append(f"no difference from the baseline was measured: {direct.words}")
+        noise = max(EQUAL_WITHIN, width)
+        if best.below is not None and best.cumulative and abs(best.cumulative - 1) <= noise:
+            found.append(f"no difference from the baseline was measured: {best.cumulative:.2f}x")
     return found

@@ -17,6 +17,7 @@ from expert.core.rundir import RunFolder
 from expert.insight.findings.finding import Finding, worst_first
 from expert.jobs.validate.test_sets import data_folder
 from expert.manifest.reader import ReadManifest, read_manifest
+from expert.run.open import open_run
 from expert.run.session.short_run import SETTLING, ShortRun, short_run
 from expert.run.stored.load import read_plan
 
@@ -98,12 +99,12 @@ def try_fix(
     tell: Callable[[str], None] = lambda text: None,
     **how: Any,
 ) -> TriedFix:
-    """Measure a fix in two runs; `how`: further arguments of `short_run`."""
+    """Measure a fix in two runs; `how`: further arguments of `run_briefly`."""
     tell("a short run as it is")
-    before = short_run(read(()), updates=SETTLING + updates, **how)
+    before = run_briefly(read(()), updates=SETTLING + updates, **how)
     gc.collect()  # the first run's model makes room for the second's
     tell(f"a short run with {' '.join(overrides)}")
-    after = short_run(read(overrides), updates=SETTLING + updates, **how)
+    after = run_briefly(read(overrides), updates=SETTLING + updates, **how)
     return TriedFix(
         name=name,
         title=title,
@@ -112,6 +113,13 @@ def try_fix(
         before=measured(before),
         after=measured(after),
     )
+
+
+def run_briefly(
+    read: ReadManifest, *, model: str | None = None, vram: str | None = None, **how: Any
+) -> ShortRun:
+    """A short run of a manifest; `how`: further arguments of `short_run`."""
+    return short_run(open_run(read, model=model, vram=vram), **how)
 
 
 def measured(run: ShortRun) -> MeasuredRun:

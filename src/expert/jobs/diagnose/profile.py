@@ -18,8 +18,9 @@ from expert.core.errors import ExpertError
 from expert.core.files import sync_file
 from expert.core.links import refuse_links
 from expert.core.process import filtered_stderr
+from expert.jobs.diagnose.first_fix import run_briefly
 from expert.planning.plan import folder_name
-from expert.run.session.short_run import SETTLING, short_run
+from expert.run.session.short_run import SETTLING
 
 if TYPE_CHECKING:
     from expert.manifest.reader import ReadManifest
@@ -100,11 +101,11 @@ class Span:
 
 def profile(read: ReadManifest, *, updates: int, folder: Path | None = None, **how: Any) -> Profile:
     """Run, profile, write the trace to profile/ next to the manifest, and sum it up; `how`: further
-    arguments of `short_run`."""
+    arguments of `run_briefly`."""
     place = folder or read.folder / "profile"
     refuse_links(place, below=place.parent)
     step_profiler = _StepProfiler(updates)
-    done = short_run(read, updates=SETTLING + updates + 1, through=step_profiler.through, **how)
+    done = run_briefly(read, updates=SETTLING + updates + 1, through=step_profiler.through, **how)
     seen = step_profiler.finish()
     on_gpu = done.plan.kernels.device == "cuda"
     trace = (

@@ -1,21 +1,21 @@
-"""A short run in a temporary folder: the real training loop, nothing is saved."""
+"""A short run: the real training loop, nothing is saved."""
 
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.interrupts import Interrupted
 from expert.core.rundir import RunFolder
-from expert.run.open import open_run
 from expert.run.session.execute import StepWrapper, run_session
 from expert.run.session.session import Start, open_session
 
 if TYPE_CHECKING:
-    from expert.manifest.reader import ReadManifest
     from expert.planning.run_plan import RunPlan
+    from expert.run.open import Opened
 
 SETTLING = 3
 """Steps before measuring: the first compiles, the next fill buffers and caches."""
@@ -39,36 +39,45 @@ class ShortRun:
 
 
 def short_run(
-    read: ReadManifest,
+    opened: Opened,
     *,
     updates: int,
-    model: str | None = None,
-    vram: str | None = None,
+    values: Mapping[str, Any] | None = None,
+    folder: RunFolder | None = None,
+    on_event: Callable[[dict[str, Any]], None] = lambda event: None,
     allow_remote_code: bool = False,
     through: StepWrapper = iter,
 ) -> ShortRun:
-    """Train for `updates` steps, fewer if a stream ends, and keep only the events.
+    """Train for `updates` steps, fewer if a stream ends, in a temporary folder unless one is given.
 
     The plan is that of the full run, so it compiles the same; only its end differs, and may exceed
-    that of a shorter run.
+    that of a shorter run. `values`: plan values that differ as well.
     """
-    full = open_run(read, model=model, vram=vram)
+    if folder is None:
+        with tempfile.TemporaryDirectory(prefix="expert-short-run-") as place:
+            return short_run(
+                opened,
+                updates=updates,
+                values=values,
+                folder=RunFolder.create(Path(place), opened.plan.expert),
+                on_event=on_event,
+                allow_remote_code=allow_remote_code,
+                through=through,
+            )
     cut = {"length.total_steps": updates, "length.max_steps": updates, **WITHOUT_PAUSES}
-    plan = full.plan.with_values(cut, "a short run", "machine")
+    plan = opened.plan.with_values(cut | dict(values or {}), "a short run", "machine")
     events: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory(prefix="expert-short-run-") as place:
-        folder = RunFolder.create(Path(place), plan.expert)
-        opened = open_session(
-            folder=folder,
-            plan=plan,
-            data=full.data,
-            manifest=read.manifest,
-            sinks=(events.append,),
-            start=Start(allow_remote_code=allow_remote_code),
-            keep=False,
-        )
-        with folder.locked(), opened as session:
-            done = run_session(session, through=through)
-        if done.exit_code:  # Ctrl-C also ends the command around this run
-            raise Interrupted(done.exit_code - 128)
-        return ShortRun(plan=session.plan, events=tuple(events), updates=done.steps)
+    session_open = open_session(
+        folder=folder,
+        plan=plan,
+        data=opened.data,
+        manifest=opened.read.manifest,
+        sinks=(events.append, on_event),
+        start=Start(machine=opened.machine, allow_remote_code=allow_remote_code),
+        keep=False,
+    )
+    with folder.locked(), session_open as session:
+        done = run_session(session, through=through)
+    if done.exit_code:  # Ctrl-C also ends the command around this run
+        raise Interrupted(done.exit_code - 128)
+    return ShortRun(plan=session.plan, events=tuple(events), updates=done.steps)

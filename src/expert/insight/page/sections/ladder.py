@@ -9,7 +9,6 @@ from expert.insight.page.blocks import Bar, Bars, Figure, Folded, Grid, Lines, P
 from expert.insight.page.facts import RunFacts
 
 _LEFT = ("setting", "")
-HOW = " The last was measured against the baseline; those before it are products of gains."
 
 
 def ladder_section(ladder: Ladder, run: RunFacts | None = None) -> PageSection:
@@ -19,7 +18,7 @@ def ladder_section(ladder: Ladder, run: RunFacts | None = None) -> PageSection:
         name="ladder",
         title=f"{'Speed relative to the baseline' if by_gain else 'Tokens per second'}, by setting",
         chart=Bars(bars=tuple(_bar(setting, by_gain=by_gain) for setting in ladder.rungs)),
-        note=f"Grey settings were left out, for the reason below their names.{HOW * by_gain}",
+        note="Grey settings were left out, for the reason below their names.",
         wide=True,
     )
     numbers = tuple(name for name in COLUMNS if name not in _LEFT)
