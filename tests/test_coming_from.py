@@ -11,9 +11,9 @@ import yaml
 from pydantic import BaseModel
 
 from expert.core.errors import ManifestError
-from expert.manifest.peers.converted_keys import CONVERTED
+from expert.manifest.peers.keys import CONVERTED
 from expert.manifest.peers.sections import SECTIONS
-from expert.manifest.peers.unsupported_keys import ANSWERS, FAMILIES
+from expert.manifest.peers.unused import ANSWERS, FAMILIES
 from expert.manifest.reader import ReadManifest
 from tests.command_blocks import ROOT
 from tests.each import each
@@ -30,7 +30,7 @@ CONTEXT: dict[str, dict[str, Any]] = {
     "LLaMA-Factory": {"finetuning_type": "lora", "cutoff_len": 64},
     "torchtune": {"model": {"_component_": "torchtune.models.qwen2.lora_qwen2_0_5b"}},
 }
-KINDS = {"superseded": {"superseded"}, "warned": {"warning"}, "noted": {"note", "read as"}}
+KINDS = {"not used": {"not used here"}, "warned": {"warning"}, "noted": {"note", "read as"}}
 
 
 def lines() -> list[tuple[str, str, str]]:
@@ -55,11 +55,10 @@ def written(trainer: str, snippet: str) -> tuple[str, list[str]]:
     if not snippet.startswith("{"):
         said = {snippet.partition(":")[0]: None}
     keys = list(said)
-    rows = ROWS | ({"data"} if "class_path" in snippet or "data: Alpaca" in snippet else set())
     context: dict[str, Any] = dict(CONTEXT.get(trainer, {}))
     if not MODELS & set(keys):
         context["base_model"] = "tiny"
-    if not rows & set(keys):
+    if not ROWS & set(keys):
         context["dataset"] = "rows.jsonl"
     before = {key: value for key, value in context.items() if key not in said}
     text = "".join(f"{key}: {json.dumps(value)}\n" for key, value in before.items())
@@ -85,8 +84,8 @@ def value_at(made: ReadManifest, path: str) -> tuple[bool, Any]:
 def test_every_trainer_has_a_table():
     trainers = {trainer for trainer, _, _ in lines()}
     assert trainers == {
-        *("Axolotl", "LLaMA-Factory", "TRL and Transformers", "Unsloth", "torchtune", "LitGPT"),
-        *("mlx-lm", "Scripts and settings of the tuning guides"),
+        *("Axolotl", "LLaMA-Factory", "TRL and Transformers", "Unsloth", "torchtune"),
+        "Scripts and settings of the tuning guides",
     }
     assert len(lines()) > 130
 

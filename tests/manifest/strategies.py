@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import re
 from collections.abc import Mapping
 from functools import cache
@@ -18,8 +19,6 @@ from expert.manifest.reader import interpret_document
 from expert.manifest.schema.expectations import resolve, schema
 from expert.manifest.schema.manifest import CHAR_GPT, Manifest
 from expert.manifest.text.document import Document, parse_document
-from expert.manifest.text.write import to_json
-from tests.manifest.items import as_item
 
 _CHARACTERS = st.characters(exclude_characters="\x00", exclude_categories=["Cs"])
 TEXTS = st.text(_CHARACTERS, max_size=12) | st.sampled_from(
@@ -40,6 +39,11 @@ METADATA = st.recursive(
     SCALARS,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(METADATA_KEYS, inner, max_size=3),
     max_leaves=4,
+)
+TREES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
+    max_leaves=8,
 )
 EXTRA_KEYS = st.sampled_from(["x-owner", "x note", "x#1", "é"])
 PATHS = st.sampled_from(["a.jsonl", "data/b c.json", "données/ü.txt", "org/set::train"])
@@ -171,7 +175,7 @@ def manifest_of(data: Mapping[str, Any]) -> Manifest:
 
 def document_of(data: Mapping[str, Any]) -> Document:
     """The data as a parsed JSON file."""
-    return parse_document(to_json(as_item(dict(data))), "json")
+    return parse_document(json.dumps(data), "json")
 
 
 def _aliases_of(key: str) -> list[str]:

@@ -146,11 +146,11 @@ def test_an_unknown_key_is_an_error_that_names_the_nearest(key, text):
 @each(
     ("name", "words"),
     [
-        ("ddp_bucket_cap_mb", "Superseded: gradients are summed in one buffer"),
+        ("ddp_bucket_cap_mb", "Not used here: gradients are summed once per step"),
         ("deepspeed", "Read as another key, depending on its value"),
         (
             "training.config.wandb_entity",
-            "Superseded: trackers read accounts, keys and addresses from the environment",
+            "Not used here: trackers read accounts from the environment",
         ),
         ("loraplus_lr_ratio", "Refused: LoRA+ is not supported"),
         ("chat_template", "Read as another key, depending on its value"),

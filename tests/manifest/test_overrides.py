@@ -216,13 +216,12 @@ def test_runs_go_to_the_home_folder_if_asked(monkeypatch: pytest.MonkeyPatch):
 @each(
     "override",
     [
-        *("data=Alpaca", "train.global_batch_size=4", "stage=sft", "iters=5", "model_name=tiny"),
+        *("stage=sft", "model_name=tiny"),
         "dataset._component_=torchtune.datasets.alpaca_dataset",
-        "optimizer={class_path: torch.optim.AdamW, lr: 0.1}",
+        "optimizer={_component_: torch.optim.AdamW, lr: 0.1}",
     ],
 )
 def test_a_name_of_another_trainer_does_not_bring_its_defaults(override: str):
-    """`--set data=Alpaca` is not a file of LitGPT, which without lora_r trains all weights."""
     made, plain = _config(MINIMAL, override), _config(MINIMAL)
     for key in ("adapter_type", "rank", "max_grad_norm", "weight_decay", "train_on_prompt"):
         assert getattr(made, key) == getattr(plain, key), key

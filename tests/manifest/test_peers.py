@@ -1,5 +1,5 @@
-"""Files of Axolotl, LLaMA-Factory, LitGPT and torchtune: what is trained is what they say, or they
-are refused with the reason and the way out."""
+"""Files and keys of Axolotl, LLaMA-Factory, TRL, Unsloth, torchtune, FSDP and DeepSpeed: what is
+trained is what they say, or they are refused with the reason and the way out."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ from typing import Any
 import pytest
 
 from expert.core.errors import ManifestError
+from expert.manifest.migrate.aliases import CONFIG_ALIASES, CONFIG_KEYS, DATASET_KEYS, SPECIAL_NAMES
+from expert.manifest.peers.distributed import DISTRIBUTED_KEYS
+from expert.manifest.peers.keys import CONVERTED
+from expert.manifest.peers.sections import SECTIONS
+from expert.manifest.peers.unused import ANSWERS, FAMILIES, answer_to
 from expert.manifest.reader import ReadManifest, read_manifest
 from tests.each import each
 from tests.manifest.reading import (
@@ -18,13 +23,42 @@ from tests.manifest.reading import (
     WHOLE,
     error_of,
     notices_of,
+    problems_of,
     read,
     value_at,
 )
 
 AXOLOTL = "base_model: tiny\nsequence_len: 512\nval_set_size: 0.1\nadapter: lora\n"
-LOWEST = "config.lr_scheduler_kwargs.min_lr"
 FACTORY = "model_name_or_path: tiny\nstage: sft\nfinetuning_type: lora\ncutoff_len: 512\n"
+TUNE = (MANIFESTS / "peers" / "torchtune.yaml").read_text("utf-8")
+ALPACA = """model: {_component_: torchtune.models.qwen2.qwen2_0_5b}
+checkpointer: {checkpoint_dir: /m/small}
+dataset: {_component_: torchtune.datasets.alpaca_dataset}
+optimizer: {_component_: torch.optim.AdamW, lr: 2e-5}
+"""
+LOWEST = "config.lr_scheduler_kwargs.min_lr"
+
+
+def axolotl(*lines: str) -> str:
+    return AXOLOTL + "\n".join(("datasets:", *lines)) + "\n"
+
+
+def entry(fields: str) -> str:
+    return axolotl(f"  - {{{fields}}}")
+
+
+def tune_model(arguments: str) -> str:
+    component = "_component_: torchtune.models.x.lora_x, lora_rank: 4"
+    return f"{MINIMAL}model: {{{component}, {arguments}}}\n"
+
+
+def tune_rows(arguments: str = "") -> str:
+    component = "_component_: torchtune.datasets.chat_dataset, source: owner/a"
+    return f"base_model: tiny\ndataset: {{{component}, {arguments}}}\n"
+
+
+def trl(more: str) -> str:
+    return f"model_name_or_path: tiny\ndataset: a.jsonl\n{more}"
 
 
 def in_folder(folder: Path, text: str, info: dict[str, Any] | None = None) -> ReadManifest:
@@ -43,30 +77,25 @@ def refused(folder: Path, text: str, info: dict[str, Any] | None = None) -> str:
     return str(caught.value)
 
 
-# --- Axolotl -------------------------------------------------------------------------------------
-
-
-def axolotl(*lines: str) -> str:
-    return AXOLOTL + "\n".join(("datasets:", *lines)) + "\n"
-
-
-def entry(fields: str) -> str:
-    return axolotl(f"  - {{{fields}}}")
+def kinds(made: ReadManifest, key: str) -> set[str]:
+    """The kinds of notices about a key."""
+    return {n.kind for n in made.notices if n.path.replace(": ", ".").split(".")[-1] == key}
 
 
 SCHEDULE = "{_component_: torchtune.training.get_cosine_schedule_with_warmup, num_cycles: 2}"
+LOGGER = "{_component_: torchtune.training.metric_logging.WandBLogger, project: sql}"
 
 
 @each(
     ("text", "path", "value"),
     [
+        # Axolotl
         (entry("path: owner/set, split: 'train[:10%]'"), "data.path", "owner/set::train[:10%]"),
         (entry("path: owner/set, name: en, split: test"), "data.path", "owner/set::test::en"),
         (entry("path: json, data_files: [rows.jsonl]"), "data.path", "rows.jsonl"),
         (axolotl("  - rows.jsonl"), "data.path", "rows.jsonl"),
         (axolotl("  path: rows.jsonl"), "data.path", "rows.jsonl"),
         (entry("path: a.jsonl, ds_type: json, split: train"), "data.path", "a.jsonl"),
-        (entry("path: owner/a, split: train"), "data.path", "owner/a::train"),
         (entry("path: rows.data, ds_type: json"), "data.format", "json"),
         (entry("path: rows.jsonl, shards: 1"), "data.path", "rows.jsonl"),
         (entry("path: a, type: completion"), "data.field_mapping.text", "text"),
@@ -75,213 +104,248 @@ SCHEDULE = "{_component_: torchtune.training.get_cosine_schedule_with_warmup, nu
         (entry("path: a, type: {field_input: about}"), "data.field_mapping.input", "about"),
         (entry("path: a, field_messages: talk"), "data.field_mapping.messages", "talk"),
         (entry("path: a, field_system: persona"), "data.field_mapping.system", "persona"),
-        (entry("path: a, field_tools: api"), "data.field_mapping.tools", "api"),
         (entry("path: a") + "float32: true\n", "config.bf16", False),
-        (
-            MINIMAL + "lr: 1e-5\nlr_scheduler_kwargs: {min_lr_rate: 0.1}\n",
-            LOWEST,
-            1e-6,
-        ),
+        (entry("path: a").replace("adapter: lora\n", ""), "config.adapter_type", "full"),
+        (entry("path: a").replace("adapter: lora", "adapter:"), "config.adapter_type", "full"),
+        (entry("path: a"), "config.adapter_type", "lora"),
         (
             entry("path: a") + "lora_target_linear: true\nlora_target_modules: [q_proj]\n",
             "config.target_modules",
             ["q_proj"],
         ),
-        *(
-            (MINIMAL + rate + "\ncosine_min_lr_ratio: 0.5\n", LOWEST, 5e-4)
-            for rate in ("lr: 1e-3", "training: {config: {learning_rate: 1e-3}}")
+        # LLaMA-Factory
+        (f"{FACTORY}dataset: a.jsonl\n", "config.rank", 8),
+        (f"{FACTORY}dataset: a.jsonl\nlora_rank: 4\n", "config.rank", 4),
+        (FACTORY.replace("lora", "full") + "dataset: a.jsonl\n", "config.rank", "auto"),
+        # torchtune: its defaults where nothing is set, and its sections
+        (ALPACA, "data.path", "tatsu-lab/alpaca"),
+        (ALPACA, "config.train_on_prompt", True),
+        (ALPACA, "config.max_grad_norm", 0),
+        (ALPACA, "config.lr_scheduler", "constant"),
+        (ALPACA, "config.weight_decay", 0.01),
+        (ALPACA, "config.adapter_type", "full"),
+        (f"{ALPACA}clip_grad_norm: 3\n", "config.max_grad_norm", 3),
+        (TUNE, "config.train_on_prompt", False),
+        (tune_model("quantize_base: true, use_dora: true"), "model.quantization", "int4"),
+        (tune_model("quantize_base: true, use_dora: true"), "config.adapter_type", "dora"),
+        (tune_rows("column_map: {conversations: talk}"), "data.field_mapping.messages", "talk"),
+        (
+            tune_rows("column_map: {instruction: a, input: b, output: c}"),
+            "data.field_mapping.input",
+            "b",
+        ),
+        (tune_rows("column_map: {input: b}"), "data.field_mapping.instruction", "b"),
+        (tune_rows("masking_strategy: train_on_all"), "config.train_on_prompt", True),
+        (tune_rows() + "save_every_n_steps: 5\n", "config.save_steps", 5),
+        (
+            tune_rows("packed: true") + "tokenizer: {max_seq_len: 512}\nbatch_size: 2\n",
+            "config.batch_tokens",
+            1024,
         ),
         (f"{MINIMAL}lr_scheduler: {SCHEDULE}\n", "config.lr_scheduler", "cosine"),
         (f"{MINIMAL}lr_scheduler: {SCHEDULE}\n", "config.lr_scheduler_kwargs.num_cycles", 2),
+        # TRL and Unsloth: max_steps alone ends a run there
+        (trl("max_steps: 60\n"), "config.epochs", 60),
+        (trl("max_steps: 60\nnum_train_epochs: 1\n"), "config.epochs", 60),
+        (trl("max_steps: -1\nnum_train_epochs: 1\n"), "config.epochs", 1),
+        (trl("max_steps: 60\nepochs: 1\n"), "config.epochs", 1),
+        (f"{MINIMAL}max_steps: 60\n", "config.epochs", 3),
+        (trl("warmup_steps: 9\nwarmup_ratio: 0.1\n"), "config.warmup_ratio", None),
+        (f"{MINIMAL}warmup_steps: 9\nwarmup_ratio: 0.1\n", "config.warmup_ratio", 0.1),
         # A whole manifest may speak of templates.
         (WHOLE + "template: {a: 1}\n", "model.prompt_template", "auto"),
+        (WHOLE + "stage: beta\n", "config.epochs", 1),
+        (WHOLE + "micro_batch_size: 2\ntrain_on_inputs: true\n", "config.micro_batch_size", 2),
+        # Sections and single keys
+        (f"{MINIMAL}lr: 1e-5\nlr_scheduler_kwargs: {{min_lr_rate: 0.1}}\n", LOWEST, 1e-6),
+        (f"{MINIMAL}lr: 1e-3\ncosine_min_lr_ratio: 0.5\n", LOWEST, 5e-4),
+        (f"{MINIMAL}report_to: [wandb, comet_ml]\n", "config.trackers", ["wandb"]),
+        (f"{MINIMAL}report_to: comet_ml\n", "config.trackers", ["tensorboard"]),
+        (f"{MINIMAL}use_wandb: true\n", "config.trackers", ["tensorboard", "wandb"]),
+        (f"{MINIMAL}wandb_project: sql\nreport_to: none\n", "config.trackers", []),
+        (f"{MINIMAL}wandb_project: ''\n", "config.trackers", ["tensorboard"]),
+        (f"{MINIMAL}mlflow_experiment_name: sql\n", "config.tracker_project", "sql"),
+        (f"{MINIMAL}run_name: first\n", "config.tracker_run_name", "first"),
+        (f"{MINIMAL}metric_logger: {LOGGER}\n", "config.tracker_project", "sql"),
+        (f"{MINIMAL}flash_attn: disabled\n", "config.attention", "eager"),
+        (f"{MINIMAL}attn: kernels-community/vllm-flash-attn3\n", "config.attention", "flash"),
+        (f"{MINIMAL}completion_only_loss: false\n", "config.train_on_prompt", True),
+        (f"{MINIMAL}packing: true\npacking_strategy: wrapped\n", "config.packing", "concat"),
+        (f"{MINIMAL}lora:\n  r: 4\n  alpha: 8\n", "config.rank", 4),
+        (f"{MINIMAL}dataloader: {{num_workers: 3}}\n", "config.dataloader_num_workers", 3),
+        (f"{MINIMAL}training_args: {{num_train_epochs: 2}}\n", "config.epochs", 2),
+        (f"{MINIMAL}training: {{config: {{lora: {{r: 4}}}}}}\n", "config.rank", 4),
+        (f"{MINIMAL}training: {{config: {{optimizer: {{name: sgd}}}}}}\n", "config.optim", "sgd"),
+        (f"{MINIMAL}precision: 16-mixed\n", "config.fp16", True),
+        (f"{MINIMAL}load_in_8bit: false\nload_in_4bit: true\n", "model.quantization", "int4"),
+        (f"{MINIMAL}quantization: int4\nload_in_8bit: false\n", "model.quantization", "int4"),
+        # Lines of a Python dataclass
+        (f"{MINIMAL}bf16: Optional[bool] = None\n", "config.bf16", "auto"),
+        (f"{MINIMAL}warmup_steps: int | None = 200\n", "config.warmup_steps", 200),
+        (f"{MINIMAL}betas: Tuple[float, float] = (0.9, 0.95)\n", "config.betas", (0.9, 0.95)),
+        ("base_model: tiny\ndataset: a=b.jsonl\n", "data.path", "a=b.jsonl"),
     ],
 )
 def test_what_a_file_of_another_trainer_sets(text, path, value):
     assert value_at(read(text), path) == value
 
 
-def test_an_axolotl_file_without_an_adapter_trains_every_weight():
-    """Here lora is the default, there it is none at all."""
-    for line in ("", "adapter:\n"):
-        text = entry("path: a.jsonl").replace("adapter: lora\n", line)
-        assert read(text).manifest.training.config.adapter_type == "full"
-        assert any("no adapter is named: every weight is trained" in n for n in notices_of(text))
-    for ours in (entry("path: a.jsonl"), MINIMAL):
-        assert read(ours).manifest.training.config.adapter_type == "lora"
+@each(
+    ("text", "words"),
+    [
+        *(
+            (FACTORY.replace("stage: sft", line) + "dataset: a\n", "is not supported: only sft")
+            for line in ("stage: dpo", "stage: kto", "rl: dpo")
+        ),
+        (f"{FACTORY}dataset: a\nquantization_bit: 3\n", "quantization_bit: got 3, expected 4 or 8"),
+        (f"{FACTORY}dataset: a\nquantization_method: hqq\n", "with bitsandbytes only"),
+        (f"{MINIMAL}chat_template: '{{{{ x }}}} saying'\n", "inline templates are not read"),
+        (f"{MINIMAL}template: qwen2_vl\n", "a template for images or sound"),
+        (MINIMAL + "lr_scheduler_kwargs: {min_lr_rate: 0.1}\n", "which is missing"),
+        *(
+            (f"{MINIMAL}{key}: 0.2\n", "a share of all steps")
+            for key in ("eval_steps", "save_steps")
+        ),
+        (f"{MINIMAL}use_rslora: true\n", "rsLoRA is not supported"),
+        (f"{MINIMAL}lora_target_modules: '.*(q|v)_proj'\n", "is a regular expression"),
+        (f"{MINIMAL}val_size: 500\n", "a number of rows; here it is a share of them"),
+        (f"{MINIMAL}dataset_config: en\n", "needs dataset_name, which is missing"),
+        (f"{MINIMAL}epochs: int = open('/etc/passwd')\n", "expected a value"),
+        (f"{MINIMAL}iters: 9\n", "files of that trainer are not read"),
+        ("from dataclasses import x\n\n@x\nclass A:\n    epochs: int = 3\n", "type = value` lines"),
+        *(
+            (entry(fields), words)
+            for fields, words in {
+                "path: a, shards: 4": "selects one of 4 shards",
+                "path: owner/set, data_files: [x.json]": "selects files of a data set",
+                "path: json, data_files: [x.json, y.json]": "several files",
+                "type: alpaca": "datasets[0]: has no path",
+                "path: a, field_chosen: good": "datasets[0].field_chosen: preference rows",
+                "path: a, type: input_output": "segments with their own labels",
+                "path: a, type: bradley_terry.chat_template": "preference rows",
+                "path: a, message_field_content: said": "rename it to content or value",
+                "path: a, roles: {user: [human, customer]}": "'customer' is no role here",
+                "path: a, roles: {assistant: [system]}": "'system' is the role system here",
+                "path: a, roles_to_train: all": "only answers are trained on",
+            }.items()
+        ),
+        (axolotl("  - {path: a, field_output: b}", "  - {path: b}"), "have different columns"),
+        (tune_rows("masking_strategy: train_on_last"), "dataset.masking_strategy"),
+        (tune_rows("new_system_prompt: Be brief."), "system messages come from the rows"),
+        (tune_rows().replace(", source: owner/a", ""), "is a Python class, which is not run"),
+        (tune_model("apply_lora_to_output: true"), "the head cannot have an adapter"),
+        (tune_model("lora_attn_modules: q_proj"), "lora_attn_modules"),
+        # Values of the wrong kind never break the reader.
+        *(
+            (f"base_model: tiny\n{text}", "problem")
+            for text in (
+                "datasets: [7, []]\n",
+                "datasets: 'list[int] = [1, (2,)]'\n",
+                "datasets: [{path: {a: 1}, data_files: {b: 2}, roles: {user: {x: 1}}}]\n",
+                "pretraining_dataset: 7\n",
+                "test_datasets: [[]]\n",
+                "model: {_component_: {a: 1}, lora_attn_modules: 3}\ndataset: {_component_: [1]}\n",
+                "finetuning_type: lora\ndataset: {a: 1}\ndataset_dir: [1]\n",
+                "optimizer: {_component_: {a: 1}, init_args: [2]}\n",
+            )
+        ),
+    ],
+)
+def test_what_cannot_be_read_is_refused_with_the_reason(text, words):
+    assert words in error_of(text)
 
 
-def test_several_sets_become_tasks_unless_their_columns_differ():
+# --- keys without a counterpart ------------------------------------------------------------------
+
+KEYS = [*ANSWERS, *(f"{start}x" for start in FAMILIES)]
+
+
+def test_no_key_of_ours_is_listed_as_not_used_and_every_reason_is_short():
+    ours = CONFIG_KEYS | DATASET_KEYS | set(CONFIG_ALIASES) | set(SPECIAL_NAMES)
+    assert not ours & (set(ANSWERS) | set(SECTIONS) | set(CONVERTED))
+    assert not set(ANSWERS) & set(CONVERTED)
+    assert not [key for key in ours if answer_to(key)]
+    for key, answer in {**ANSWERS, **FAMILIES}.items():
+        assert len(answer.reason.split()) <= 8, key
+        assert answer.refused is bool(answer.fix), key
+
+
+@pytest.mark.parametrize(
+    "before",
+    [MINIMAL, MINIMAL + "training:\n  ", WHOLE + "    "],
+    ids=["top", "training", "config"],
+)
+def test_every_key_without_a_counterpart_is_reported_in_every_section(before):
+    """A value that no trainer has: whatever happens here, it is not that."""
+    answers = {key: answer for key in KEYS if (answer := answer_to(key))}
+    assert [*answers] == KEYS
+    indent = before[before.rindex("\n") + 1 :]
+    unused = [key for key, answer in answers.items() if not answer.refused]
+    notices = read(before + f"\n{indent}".join(f"{key}: odd-value" for key in unused)).notices
+    told = {n.path.rpartition(".")[2]: (n.kind, n.text) for n in notices}
+    for key in unused:
+        assert told[key] == ("not used here", answers[key].reason)
+    for key in answers.keys() - unused:
+        text = error_of(f"{before}{key}: odd-value\n")
+        assert answers[key].reason in text
+        assert "unknown key" not in text
+
+
+def test_an_empty_key_of_another_trainer_says_nothing_and_metadata_stays_metadata():
+    keys = [*KEYS, *CONVERTED]
+    notices = read(MINIMAL + "".join(f"{key}:\n" for key in keys)).notices
+    assert {n.path for n in notices} & {*keys} == set()
+    [told] = [n for n in notices_of(WHOLE + "tokens: [a]\nstrict: high\n") if "metadata" in n]
+    assert "tokens" in told
+    assert "strict" in told
+
+
+@each(
+    ("key", "text", "kind"),
+    [
+        ("odd_one", entry("path: a, odd_one: 3"), "not used here"),
+        ("revision", entry("path: a, revision: abc"), "not used here"),
+        ("format", entry("path: a, type: {format: x}"), "not used here"),
+        ("roles_to_train", entry("path: a, roles_to_train: []"), "warning"),
+        ("evals_per_epoch", entry("path: a") + "evals_per_epoch: 4\n", "warning"),
+        ("max_seq_len", tune_model("max_seq_len: 9"), "not used here"),
+        ("template", f"{MINIMAL}template: zephyr\n", "warning"),
+        ("template", f"{MINIMAL}template: llama3\n", "read as"),
+        ("dataset_name", "model_name_or_path: tiny\ndataset_name: owner/set\n", "note"),
+    ],
+)
+def test_what_is_not_done_as_there_is_told(key, text, kind):
+    assert kind in kinds(read(text), key)
+
+
+# --- rows and batches ----------------------------------------------------------------------------
+
+
+def test_several_sets_become_tasks_and_usual_names_in_messages_need_no_mapping():
     text = axolotl("  - {path: a.jsonl, type: alpaca}", "  - {path: deep/a.jsonl, type: alpaca}")
     data = read(text).manifest.training.dataset
     assert data.type == "multi_task"
     tasks = {name: task.train for name, task in (data.tasks or {}).items()}
     assert tasks == {"a": "a.jsonl", "a-2": "deep/a.jsonl"}
-    text = axolotl("  - {path: a, field_output: reply}", "  - {path: b, type: completion}")
-    assert "datasets[1]: b and a have different columns or formats" in error_of(text)
-    text = axolotl("  - {path: a, max_samples: 5}", "  - {path: b}")
-    assert "b and a have different limits on their rows" in error_of(text)
+    names = "field_messages: conversations, message_property_mappings: {role: from}, "
+    names += "roles: {user: [human], assistant: [gpt]}, roles_to_train: [gpt], field_tools: tools"
+    assert read(entry(f"path: a, {names}")).manifest.training.dataset.field_mapping is None
 
 
-@each(
-    ("text", "words"),
-    [
-        *(
-            (
-                FACTORY.replace("stage: sft", line) + "dataset: a\n",
-                "{word} is not supported: only sft".format(word=line.partition(": ")[2]),
-            )
-            for line in ("stage: dpo", "stage: ppo", "stage: kto", "stage: rm", "rl: dpo")
-        ),
-        (f"{FACTORY}dataset: a\nquantization_bit: 3\n", "quantization_bit: got 3, expected 4 or 8"),
-        (
-            f"{FACTORY}dataset: a\nquantization_method: hqq\n",
-            "'hqq': bases are quantised with bitsandbytes only",
-        ),
-        # The letters of a family, as in "saying", say nothing here.
-        (
-            f"{FACTORY}dataset: a\nchat_template: '{{{{ x }}}} saying'\n",
-            "chat_template: inline templates are not read",
-        ),
-        (f"{MINIMAL}task: llm-sft\nparams: {{lr: 0.1}}\n", "settings of AutoTrain are not read"),
-        (MINIMAL + "dataset_mixer: {owner/a: 1.0}\n", "a mixture is written as tasks"),
-        (
-            MINIMAL + "lr_scheduler_kwargs: {min_lr_rate: 0.1}\n",
-            "a share of learning_rate, which is missing",
-        ),
-        *(
-            (f"{MINIMAL}{key}: 0.2\n", "a share of all steps; here it is a number of steps")
-            for key in ("eval_steps", "save_steps", "logging_steps")
-        ),
-        (
-            MINIMAL + "dataset_mixture: {datasets: [{id: owner/a}]}\n",
-            "a mixture is written as tasks",
-        ),
-    ],
-)
-def test_what_is_not_supported_is_refused_with_the_reason(text, words):
-    assert words in error_of(text)
-
-
-@each(
-    ("entry", "words"),
-    [
-        ("{path: a, shards: 4}", "selects one of 4 shards  (training.dataset.max_samples"),
-        ("{path: owner/set, data_files: [x.json]}", "selects files of a data set"),
-        ("{path: json, data_files: [x.json, y.json]}", "several files"),
-        ("{type: alpaca}", "datasets[0]: has no path  (add path)"),
-        ("{path: a, field_chosen: good}", "datasets[0].field_chosen: preference rows; only sft"),
-        ("{path: a, type: input_output}", "segments with their own labels"),
-        ("{path: a, type: bradley_terry.chat_template}", "preference rows; only sft"),
-        (
-            "{path: a, message_property_mappings: {role: speaker, content: text}}",
-            "'speaker' is not a known message key for role  (rename it to role or from in the rows",
-        ),
-        (
-            "{path: a, message_property_mappings: {tool_calls: calls}}",
-            "'calls' is not a known message key",
-        ),
-        ("{path: a, message_field_content: said}", "for content  (rename it to content or value"),
-        ("{path: a, roles: {user: [human, customer]}}", "'customer' is not a known role"),
-        (
-            "{path: a, roles: {assistant: [gpt, system]}}",
-            "'system' is the role assistant there, but system here",
-        ),
-        (
-            "{path: a, roles_to_train: [user, assistant]}",
-            "but only answers are trained on  (write [assistant]",
-        ),
-        ("{path: a, roles_to_train: all}", "but only answers are trained on  (write [assistant]"),
-        (
-            "{path: a, message_field_training: learn}",
-            "'learn' is not a known message key for train",
-        ),
-        (
-            "{path: a, message_field_training_detail: parts}",
-            "for train_detail  (rename it to train_",
-        ),
-        ("{path: a, field_thinking: hmm}", "(rename it to reasoning_content or"),
-    ],
-)
-def test_what_cannot_be_read_of_a_set_is_refused(entry, words):
-    assert words in error_of(axolotl(f"  - {entry}"))
-
-
-@each(
-    "text",
-    [
-        "datasets: [7, []]\n",
-        "datasets: 'list[int] = [1, (2,)]'\n",
-        "datasets: [{path: {a: 1}, data_files: {b: 2}, roles: {user: {x: 1}}}]\n",
-        "pretraining_dataset: 7\n",
-        "test_datasets: [[]]\n",
-        "data: {class_path: [x], init_args: 3}\ntrain: [1]\n",
-        "model: {_component_: {a: 1}, lora_attn_modules: 3}\ndataset: {_component_: [1]}\n",
-        "finetuning_type: lora\ndataset: {a: 1}\ndataset_dir: [1]\n",
-        "optimizer: {_component_: {a: 1}, init_args: [2]}\nlr_scheduler: {class_path: 3}\n",
-    ],
-)
-def test_malformed_sections_of_other_trainers_are_refused(text):
-    assert "problem" in error_of("base_model: tiny\n" + text)
-
-
-def test_usual_names_in_messages_are_understood():
-    entry = "{path: a, field_messages: conversations, message_property_mappings: {role: from, "
-    names = "roles: {user: [human], assistant: [gpt]}, roles_to_train: [gpt], field_system: system"
-    names += ", message_field_training: train_on_turn, field_thinking: thinking, field_tools: tools"
-    made = read(axolotl(f"  - {entry}content: value}}, {names}}}"))
-    assert made.manifest.training.dataset.field_mapping is None
-    assert not [notice for notice in made.notices if notice.kind == "warning"]
-
-
-def test_a_key_of_a_set_that_changes_the_rows_is_warned_of():
-    entry = "{path: a, drop_system_message: true, revision: abc, odd_one: 3, type: {format: x}}"
-    told = "\n".join(notices_of(axolotl(f"  - {entry}")))
-    silent = notices_of(axolotl("  - {path: a, message_field_training: train, roles_to_train: []}"))
-    assert any("roles_to_train: warning: answers" in line for line in silent)
-    assert "without effect: base_models[0].prompt_template" in told
-    assert "drop_system_message: warning: without effect: system messages are kept" in told
-    assert "datasets[0].revision: warning: without" in told
-    assert "datasets[0].odd_one: warning: without" in told
-
-
-def test_packed_sequences_are_counted_in_tokens_and_rows_as_rows():
+def test_packed_sequences_of_axolotl_are_counted_in_tokens_and_rows_as_rows():
     """micro_batch_size counts sequences there, and each holds many rows: 2 rows a step would be a
     batch many times smaller."""
     text = axolotl("  - {path: a}") + "micro_batch_size: 2\ngradient_accumulation_steps: 2\n"
     config = read(text + "sample_packing: true\n").manifest.training.config
     assert (config.batch_size, config.batch_tokens) == ("auto", 2 * 512)
     assert (config.micro_batch_size, config.gradient_accumulation_steps) == ("auto", 2)
-    assert read(text).manifest.training.config.batch_size == 2
     # batch_size is the whole step there; it sets the accumulation, unless that is set.
     both = read(text + "batch_size: 6\n").manifest.training.config
     assert (both.batch_size, both.gradient_accumulation_steps) == (2, 2)
     whole = text.replace("gradient_accumulation_steps: 2", "batch_size: 6")
-    config = read(whole + "sample_packing: true\n").manifest.training.config
-    assert (config.batch_tokens, config.gradient_accumulation_steps) == (2 * 512, 3)
-    ours = read("base_model: tiny\ndataset: a.jsonl\nmicro_batch_size: 2\n").manifest.training
-    assert (ours.config.batch_size, ours.config.micro_batch_size) == ("auto", 2)
-    rows = "train_batch_size: 4\nmicro_batch_size: 2\ntrain_on_inputs: true\n"
-    whole = f"base_model: tiny\ntraining: {{dataset: a.jsonl, config: {{epochs: 1}}}}\n{rows}"
-    ours = read(whole).manifest.training
-    assert (ours.config.batch_size, ours.config.micro_batch_size) == (4, 2)
-
-
-@each("schedule", ["{name: [a]}", '{name: cosine_decay, warmup: "9", arguments: [1.0e-5, 9, 0]}'])
-def test_a_schedule_of_mlx_with_odd_values_is_a_problem_with_its_line(schedule):
-    text = f"model: tiny\ndata: d\niters: 200\nlr_schedule: {schedule}\n"
-    with pytest.raises(ManifestError) as refused:
-        read(text)
-    assert [problem.line for problem in refused.value.problems] == [4]
-
-
-def test_words_of_other_trainers_in_a_whole_manifest_change_nothing():
-    whole = "base_model: tiny\ntraining: {dataset: a.jsonl, config: {epochs: 3}}\n"
-    before = read(whole).manifest.training.config
-    for more in ("stage: beta\n", "config: {epochs: 2, note: x}\n"):
-        assert read(whole + more).manifest.training.config == before
-    flat = read("model_name: tiny\ndataset: a.jsonl\nmax_steps: 100\nepochs: 1\n")
-    assert flat.manifest.training.config.epochs == 1
+    assert read(whole).manifest.training.config.gradient_accumulation_steps == 3
+    ours = read(MINIMAL + "micro_batch_size: 2\n").manifest.training.config
+    assert (ours.batch_size, ours.micro_batch_size) == ("auto", 2)
 
 
 @each(
@@ -295,35 +359,25 @@ def test_words_of_other_trainers_in_a_whole_manifest_change_nothing():
     ],
 )
 def test_packed_sequences_of_trl_and_llama_factory_are_counted_in_tokens(more, tokens):
-    text = f"model_name_or_path: tiny\ndataset: rows.jsonl\nper_device_train_batch_size: 4\n{more}"
-    config = read(text).manifest.training.config
-    assert config.batch_tokens == tokens
-    assert config.batch_size == (4 if tokens is None else "auto")
-    unsloth = read(text.replace("model_name_or_path", "model_name")).manifest.training.config
-    assert unsloth.batch_tokens == tokens
+    text = trl(f"per_device_train_batch_size: 4\n{more}")
+    for key in ("model_name_or_path", "model_name"):
+        config = read(text.replace("model_name_or_path", key)).manifest.training.config
+        assert config.batch_tokens == tokens
+        assert config.batch_size == (4 if tokens is None else "auto")
     ours = read(text.replace("model_name_or_path", "base_model")).manifest
     assert ours.training.config.batch_size == 4
-
-
-# --- LLaMA-Factory -------------------------------------------------------------------------------
 
 
 @each(
     ("about", "words"),
     [
-        ({"file_name": "a.json", "ranking": True}, "x.ranking: preference rows; only sft"),
-        ({"file_name": "a.json", "columns": {"kto_tag": "label"}}, "preference rows; only sft"),
+        ({"file_name": "a.json", "ranking": True}, "x.ranking: preference rows"),
         ({"file_name": "a.json", "columns": {"images": "images"}}, "the rows contain images"),
-        ({"ms_hub_url": "owner/a"}, "x.ms_hub_url: rows are read from files and from the Hugging"),
-        ({"script_url": "load"}, "x.script_url: rows are read from files"),
+        ({"ms_hub_url": "owner/a"}, "x.ms_hub_url: rows are read from files"),
         ({"file_name": "a.json", "columns": {"history": "past"}}, "the column 'past'"),
         (
             {"file_name": "a.json", "formatting": "sharegpt", "tags": {"function_tag": "tool"}},
-            "'tool' is the role assistant there, but tool here",
-        ),
-        (
-            {"file_name": "a.json", "formatting": "sharegpt", "tags": {"user_tag": "customer"}},
-            "x.tags.user_tag: 'customer' is not a known role",
+            "'tool' is the role tool here",
         ),
         (
             {"file_name": "a.json", "formatting": "sharegpt", "tags": {"content_tag": "said"}},
@@ -335,260 +389,123 @@ def test_what_cannot_be_read_of_a_listed_set_is_refused(tmp_path, about, words):
     assert words in refused(tmp_path, f"{FACTORY}dataset: x\n", {"x": about})
 
 
-def test_names_in_a_list_of_data_sets_are_found_there_or_reported(tmp_path):
-    about = {"file_name": "a.json", "columns": {"system": "persona", "prompt": "question"}}
-    listed = {"x": about}
+def test_names_in_dataset_info_are_found_there_or_reported(tmp_path, monkeypatch):
+    listed = {"x": {"file_name": "a.json", "columns": {"system": "persona", "prompt": "question"}}}
     made = in_folder(tmp_path, f"{FACTORY}dataset: x\n", listed).manifest.training.dataset
+    assert made.path == "data/a.json"
     assert made.field_mapping is not None
     assert (made.field_mapping.system, made.field_mapping.instruction) == ("persona", "question")
-    rows = in_folder(tmp_path, f"{FACTORY}dataset: rows.jsonl\n", {}).manifest.training.dataset
+    rows = in_folder(tmp_path, f"{FACTORY}dataset: rows.jsonl\n").manifest.training.dataset
     assert rows.path == "rows.jsonl"
-    text = refused(tmp_path, f"{FACTORY}dataset: mein\n", {"mine": {"file_name": "mine.json"}})
+    text = refused(tmp_path, f"{FACTORY}dataset: mein\n")
     assert "mein is not in" in text
-    assert "(it has mine)" in text
+    assert "(it has x)" in text
+    # As LLaMA-Factory is run: from above both folders.
+    (tmp_path / "examples").mkdir()
+    monkeypatch.chdir(tmp_path)
+    made = in_folder(Path("examples"), f"{FACTORY}dataset: x\n").manifest.training.dataset
+    assert made.path == (tmp_path / "data" / "a.json").as_posix()
+    text = refused(tmp_path, f"{FACTORY}dataset: mine\ndataset_dir: elsewhere\n")
+    assert str(tmp_path / "elsewhere") in text
     assert "has no path" not in text
     (tmp_path / "data" / "dataset_info.json").write_text("{", encoding="utf-8")
     assert "dataset_info.json cannot be read" in refused(tmp_path, f"{FACTORY}dataset: a,b\n")
 
 
-def test_the_stage_alone_makes_a_file_one_of_llama_factory(tmp_path):
-    text = "model_name_or_path: tiny\nstage: sft\ndataset: x\n"
-    made = in_folder(tmp_path, text, {"x": {"file_name": "a.json"}})
-    assert made.manifest.training.dataset.path == "data/a.json"
+# --- FSDP and DeepSpeed --------------------------------------------------------------------------
 
-
-def test_names_without_a_list_say_where_it_was_looked_for(tmp_path):
-    text = refused(tmp_path, f"{FACTORY}dataset: mine,yours\n")
-    assert "mine, yours: there is no dataset_info.json in" in text
-    assert "has no path" not in text
-    text = refused(tmp_path, f"{FACTORY}dataset: mine\ndataset_dir: elsewhere\n")
-    assert str(tmp_path / "elsewhere") in text
-
-
-def test_a_list_in_the_current_folder_names_its_files_whole(tmp_path, monkeypatch):
-    """As LLaMA-Factory is run: from above both folders."""
-    (tmp_path / "examples").mkdir()
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "data").mkdir()
-    listed = json.dumps({"a": {"file_name": "a.json"}})
-    (tmp_path / "data" / "dataset_info.json").write_text(listed, encoding="utf-8")
-    made = in_folder(Path("examples"), f"{FACTORY}dataset: a\n")
-    assert made.manifest.training.dataset.path == (tmp_path / "data" / "a.json").as_posix()
-    text = f"{FACTORY}dataset: a\n"
-    assert in_folder(Path(), text).manifest.training.dataset.path == "data/a.json"
-
-
-# --- templates -----------------------------------------------------------------------------------
-
-
-@each(
-    ("word", "ours", "kind"),
-    [
-        ("alpaca", "alpaca", "read as"),
-        ("chatml", "chatml", "read as"),
-        ("llama3", "auto", "read as"),
-        ("qwen3_nothink", "auto", "read as"),
-        ("tokenizer_default", "auto", "read as"),
-        ("zephyr", "auto", "warning"),
+DUMP = "fsdp: []\nfsdp_config: {min_num_params: 0, xla: false}\ndeepspeed: null\nddp_timeout: 1800"
+ENGINES = {
+    "auto": [
+        *("", DUMP, "fsdp: shard_grad_op", 'fsdp: ""', "fsdp: false", "fsdp_cpu_offload: false"),
+        *("deepspeed: mine.json", "distributed_type: 'NO'"),
+        "deepspeed_config: {zero_stage: 2, offload_param_device: cpu}",
     ],
-)
-@each("key", ["template", "chat_template"])
-def test_templates_of_others_are_ours_or_the_tokenizers(key, word, ours, kind):
-    made = read(f"{FACTORY}dataset: a.jsonl\n{key}: {word}\n")
-    assert made.manifest.base_models[0].prompt_template == ours
-    assert [each.kind for each in made.notices if each.path == key] == [kind]
-
-
-# --- LitGPT and torchtune ------------------------------------------------------------------------
-
-LITGPT, TUNE = (
-    (MANIFESTS / "peers" / f"{name}.yaml").read_text("utf-8") for name in ("litgpt", "torchtune")
-)
-
-
-def test_lora_target_linear_false_without_modules_warns():
-    for more, kinds in (("", ["warning"]), ("lora_target_modules: [q_proj]\n", [])):
-        made = read(entry("path: a.jsonl") + "lora_target_linear: false\n" + more)
-        assert [n.kind for n in made.notices if n.path == "lora_target_linear"] == kinds
-
-
-def test_plugins_of_axolotl_are_not_needed_or_not_run():
-    text = entry("path: a.jsonl") + "plugins: [axolotl.liger.LigerPlugin, axolotl.kd.KDPlugin]\n"
-    told = {notice.path: notice.kind for notice in read(text).notices}
-    assert (told["plugins[0]"], told["plugins[1]"]) == ("superseded", "warning")
-    assert any(
-        "'axolotl.kd.KDPlugin' is a Python class, which is not run" in line
-        for line in notices_of(text)
-    )
-
-
-def test_refused_rows_are_one_problem():
-    for key in ("dataset_mixture: {datasets: [{id: owner/a}]}", "dataset_mixer: {owner/a: 1}"):
-        text = error_of(f"model_name_or_path: tiny\n{key}\n")
-        assert (text.count("\n"), "a mixture is written as tasks" in text) == (1, True)
-    assert error_of(entry("type: alpaca")).count("\n") == 1
-
-
-def test_a_class_of_rows_that_nobody_knows_is_refused():
-    name = "checkpoint_dir: tiny\ndata: TinyStories\ntrain: {global_batch_size: 2}\n"
-    assert "data: 'TinyStories' is a Python class, which is not run" in error_of(name)
-    text = error_of(
-        LITGPT.replace("litgpt.data.JSON", "mine.Rows").replace("json_path: rows.json, ", "")
-    )
-    assert "'mine.Rows' is a Python class, which is not run" in text
-    assert "has no path" not in text
-
-
-def test_a_data_set_class_of_torchtune_names_its_rows_or_is_refused():
-    text = TUNE.replace("  source: json\n  data_files: rows.json\n", "")
-    known = text.replace("instruct_dataset", "alpaca_dataset")
-    training = read(known).manifest.training
-    assert training.dataset.path == "tatsu-lab/alpaca"
-    assert training.config.train_on_prompt  # torchtune's default for these alone
-    masked = known.replace("  packed: true\n", "  packed: true\n  train_on_input: false\n")
-    assert not read(masked).manifest.training.config.train_on_prompt
-    assert not read(TUNE).manifest.training.config.train_on_prompt
-    assert "instruct_dataset' is a Python class, which is not run" in error_of(text)
-
-
-def test_rows_lengths_and_batches_of_torchtune_are_those_of_its_sections():
-    text = TUNE.replace("  source: json\n  data_files: rows.json\n", "  source: owner/a\n")
-    text = text.replace("  packed: true\n", "  packed: true\n  split: part\n")
-    text += "tokenizer: {max_seq_len: 512}\nrun_val_every_n_steps: 9\n"
-    text += "dataset_val: {_component_: x.chat_dataset, source: json, data_files: [b.json]}\n"
-    training = read(text).manifest.training
-    assert (training.dataset.path, training.dataset.validation_path) == ("owner/a::part", "b.json")
-    assert (training.config.max_seq_length, training.config.eval_steps) == (512, 9)
-    assert (training.config.batch_size, training.config.batch_tokens) == ("auto", 2 * 512)
-    found = read(f"{TUNE}mixed_precision: {{enabled: false}}\n")
-    assert "mixed_precision" in [notice.path for notice in found.notices]
-    system = text.replace("  packed: true\n", "  new_system_prompt: Be brief.\n")
-    assert "'Be brief.': system messages come from the rows" in error_of(system)
-
-
-def tune_model(arguments: str) -> str:
-    component = "_component_: torchtune.models.x.lora_x, lora_rank: 4"
-    return f"model: {{{component}, {arguments}}}\n"
-
-
-def tune_rows(arguments: str = "") -> str:
-    component = "_component_: torchtune.datasets.chat_dataset, source: owner/a"
-    return f"dataset: {{{component}, {arguments}}}\n"
-
-
-BOTH = tune_model("quantize_base: true, use_dora: true")
-WHOLE_MAP = tune_rows("column_map: {instruction: a, input: b, output: c}")
-SHORT_MAP = tune_rows("column_map: {input: b, output: c}")
-TALK = tune_rows("column_map: {conversations: talk}")
-
-
-@each(
-    ("text", "path", "value"),
-    [
-        (BOTH, "model.quantization", "int4"),
-        (BOTH, "config.adapter_type", "dora"),
-        (TALK, "data.field_mapping.messages", "talk"),
-        (WHOLE_MAP, "data.field_mapping.input", "b"),
-        (SHORT_MAP, "data.field_mapping.instruction", "b"),
-        (tune_rows("masking_strategy: train_on_all"), "config.train_on_prompt", True),
-        (tune_rows() + "save_every_n_steps: 5\n", "config.save_steps", 5),
-        (tune_rows() + "batch_size_val: 5\n", "config.eval_batch_size", 5),
+    "replicated": [
+        *("distributed: DDP", "fsdp: no_shard", "distributed_type: MULTI_GPU"),
+        *("fsdp_config: {fsdp_sharding_strategy: NO_SHARD}", "deepspeed: ds/ds_z0_config.json"),
     ],
-)
-def test_arguments_of_torchtunes_classes_are_read(text, path, value):
-    rows = "" if "dataset:" in text else "dataset: a.jsonl\n"
-    assert value_at(read(f"base_model: tiny\n{rows}{text}"), path) == value
-
-
-def test_arguments_of_torchtunes_classes_that_cannot_be_read_are_reported():
-    model = "base_model: tiny\ndataset: a.jsonl\n"
-    head = error_of(model + tune_model("apply_lora_to_output: true"))
-    assert "the head cannot have an adapter" in head
-    assert "lora_attn_modules" in error_of(model + tune_model("lora_attn_modules: q_proj"))
-    for kind in ("lora_x", "x"):
-        odd = model + tune_model("max_seq_len: 9").replace("lora_x,", f"{kind},")
-        told = {notice.path: notice.kind for notice in read(odd).notices}
-        assert told["model.max_seq_len"] == "warning"
-    rows = "base_model: tiny\n"
-    last = error_of(rows + tune_rows("masking_strategy: train_on_last"))
-    assert "dataset.masking_strategy" in last
-    images = read(rows + tune_rows("column_map: {image: picture}")).notices
-    assert "dataset.column_map.image" in [notice.path for notice in images]
-
-
-# --- mlx-lm, AutoTrain, mixtures -----------------------------------------------------------------
-
-
-def test_iterations_and_scales_of_mlx_are_steps_and_alphas():
-    text = "model: tiny\ndata: rows.jsonl\niters: 50\nsave_every: 10\nsteps_per_eval: 5\n"
-    text += "lora_parameters: {keys: [self_attn.q_proj], rank: 4, scale: 2.0}\n"
-    text += "fine_tune_type: dora\n"
-    config = read(text + "num_layers: -1\n").manifest.training.config
-    assert (config.max_steps, config.save_steps, config.eval_steps) == (50, 10, 5)
-    assert (config.adapter_type, config.rank, config.alpha) == ("dora", 4, 8)
-    assert (config.target_modules, config.train_on_prompt) == (["q_proj"], True)
-    assert "the last 16 blocks, but every block gets an adapter here" in error_of(
-        text + "num_layers: 16\n"
-    )
-
-
-def test_every_key_of_mlx_is_read_or_answered():
-    text = "model: tiny\ndata: rows.jsonl\niters: 50\nnum_layers: -1\ngrad_accumulation_steps: 2\n"
-    quiet = "train: true\ntest: false\nval_batches: 25\ntest_batches: 9\nadapter_path: adapters\n"
-    found = read(f"{text}{quiet}resume_adapter_file: null\n")
-    assert found.manifest.training.config.gradient_accumulation_steps == 2
-    assert [notice for notice in found.notices if notice.kind == "warning"] == []
-    superseded = {notice.path for notice in found.notices if notice.kind == "superseded"}
-    assert superseded >= {"train", "test", "val_batches", "test_batches", "adapter_path"}
-    assert "training cannot start from a finished adapter" in error_of(
-        f"{text}resume_adapter_file: a\n"
-    )
-
-
-@each(
-    ("more", "noted"),
-    [
-        ("", True),
-        ("use_peft: false\n", False),
-        ("lora_r: 8\n", False),
-        ("full_finetuning: true\n", False),
-        ("use_dora: true\n", False),
-        ("training: {adapter_type: full}\n", False),
+    "sharded": [
+        *("distributed: fsdp", "fsdp: true", "fsdp: hybrid_shard", "fsdp: [auto_wrap]"),
+        *("fsdp: full_shard auto_wrap", "fsdp: [full_shard, auto_wrap, offload]"),
+        *("fsdp_config: {sharding_strategy: 1}", "fsdp_config: {fsdp_version: 2}"),
+        *("fsdp_cpu_offload: true", "deepspeed_config: {deepspeed_config_file: ds_z3.json}"),
+        "deepspeed: deepspeed_configs/zero3_bf16.json",  # by its name: it is not there
     ],
-)
-def test_a_file_of_trl_that_is_silent_about_the_adapter_gets_a_note(more, noted):
-    said = notices_of(f"model_name_or_path: tiny\ndataset_name: owner/set\n{more}")
-    assert (
-        any(
-            "note: a lora adapter is trained; TRL's default is all weights," in line
-            for line in said
-        )
-        == noted
-    )
+}
 
 
-def test_a_length_in_tokens_of_litgpt_is_warned_of():
-    text = "checkpoint_dir: tiny\ndata: Alpaca\ntrain: {global_batch_size: 2, max_tokens: 1000}\n"
-    assert any(
-        "train.max_tokens: warning: without effect: max_steps or epochs end a run" in line
-        for line in notices_of(text)
-    )
+@each(("line", "engine"), [(line, kind) for kind, lines in ENGINES.items() for line in lines])
+def test_keys_of_fsdp_and_deepspeed_set_the_engine(line, engine):
+    assert read(f"{MINIMAL}{line}\n").manifest.training.config.distributed == engine
+    if "\n" not in line:
+        whole = read(f"{WHOLE}    {line}\n").manifest.training.config
+        assert whole.distributed == engine
 
 
-@each(
-    ("line", "note"),
-    [
-        (
-            "assistant_only_loss: true",
-            (
-                "note: of conversations, only answers are trained on; TRL's default is "
-                "train_on_prompt: true"
-            ),
-        ),
-        ("lr_scheduler_type: linear", "the learning rate falls like a cosine; TRL's default"),
-    ],
-)
-def test_a_file_of_trl_that_is_silent_about_the_loss_or_the_schedule_gets_a_note(line, note):
-    text = "model_name_or_path: tiny\ndataset_name: owner/set\n"
-    assert any(note in notice for notice in notices_of(text))
-    assert not any(note in notice for notice in notices_of(f"{text}{line}\n"))
+def test_keys_of_fsdp_mean_the_same_with_and_without_their_prefix():
+    text = (MANIFESTS / "peers" / "fsdp.yaml").read_text(encoding="utf-8")
+    plain, prefixed = (read(each) for each in (text, text.replace("\n  ", "\n  fsdp_")))
+    assert plain.manifest == prefixed.manifest
+    assert [(n.kind, n.text) for n in plain.notices] == [(n.kind, n.text) for n in prefixed.notices]
+
+
+@each(("stage", "engine"), [(0, "replicated"), (1, "auto"), (2, "auto"), (3, "sharded")])
+def test_a_zero_config_is_read_inline_and_from_its_file(tmp_path, stage, engine):
+    zero = {
+        "zero_optimization": {"stage": stage, "overlap_comm": True},
+        "bf16": {"enabled": "auto"},
+        "train_batch_size": "auto",
+        "wall_clock_breakdown": False,
+    }
+    inline = read(f"{MINIMAL}deepspeed: {json.dumps(zero)}\n")
+    assert inline.manifest.training.config.distributed == engine
+    (tmp_path / "ds.json").write_text(json.dumps(zero), encoding="utf-8")
+    made = in_folder(tmp_path, f"{MINIMAL}deepspeed: ds.json\n")
+    assert made.manifest.training.config.distributed == engine
+    [unused] = [n for n in made.notices if n.kind == "not used here"]
+    assert unused.text == "overlap_comm, wall_clock_breakdown"
+    (tmp_path / "ds.json").write_text("[1]", encoding="utf-8")
+    assert "ds.json" in refused(tmp_path, f"{MINIMAL}deepspeed: ds.json\n")
+
+
+def test_values_of_deepspeed_that_contradict_the_manifest_are_named_all_at_once():
+    lines = "max_grad_norm: 0.5\nper_device_train_batch_size: 4\nbf16: false\n"
+    lines += "gradient_accumulation_steps: 2\ndeepspeed:\n  zero_optimization: {stage: 3}\n"
+    lines += "  gradient_clipping: 1.0\n  train_micro_batch_size_per_gpu: 8\n"
+    lines += "  gradient_accumulation_steps: 4\n  bf16: {enabled: true}\n"
+    text = error_of(MINIMAL + lines)
+    for pair in (
+        ("deepspeed.gradient_clipping: is 1.0", "max_grad_norm is 0.5"),
+        ("deepspeed.train_micro_batch_size_per_gpu: is 8", "per_device_train_batch_size is 4"),
+        ("deepspeed.gradient_accumulation_steps: is 4", "gradient_accumulation_steps is 2"),
+        ("deepspeed.bf16.enabled: is true", "bf16 is false"),
+    ):
+        assert all(words in text for words in pair), pair
+    assert len(text.splitlines()) == 5
+
+
+@each("value", [None, False, True, 0, 3, 1.5, "", "x", [], ["x"], {}, {"a": 1}])
+@each("key", DISTRIBUTED_KEYS)
+def test_any_value_is_read_or_refused_and_never_breaks(key, value):
+    found = problems_of({"base_model": "X", "dataset": "a.jsonl", key: value})
+    assert all(key in problem.path for problem in found)
+
+
+# --- models that read images ---------------------------------------------------------------------
+
+
+def test_a_model_that_reads_images_or_sound_is_refused_by_its_name():
+    for name in (
+        *("Qwen/Qwen2-VL-7B-Instruct", "llava-hf/llava-1.5-7b-hf", "HuggingFaceTB/SmolVLM-256M"),
+        *("meta-llama/Llama-3.2-11B-Vision", "x/InternVL3-8B", "mistralai/Pixtral-12B-2409"),
+        *("google/gemma-3-4b-it", "google/gemma-3n-E2B-it", "Qwen/Qwen2.5-Omni-7B"),
+        *("openai/whisper-small", "C:\\models\\Qwen3-VL-4B", "deepseek-ai/deepseek-vl2"),
+    ):
+        assert "only text is trained" in error_of(f"base_model: '{name}'\ndataset: a.jsonl\n"), name
+    for name in (
+        *("Qwen/Qwen3-0.6B", "mistralai/Devstral-Small-2507", "evolve/evolver-1b", "x/VLite"),
+        *("google/gemma-3-1b-it", "HuggingFaceTB/SmolLM2-135M", "tiny", "org/provision-7b"),
+        *("microsoft/phi-2", "x/revision-1b", "Salesforce/codegen-350M-mono"),
+    ):
+        assert read(f"base_model: {name}\ndataset: a.jsonl\n")

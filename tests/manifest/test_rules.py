@@ -143,15 +143,15 @@ def test_a_problem_has_the_path_and_the_line_of_what_is_wrong(text: str, problem
             "line 3: greater_is_better: warning: applied, although higher accuracy is better",
         ),
         ("adapter_type: full\nrank: auto", None),
-        ("adapter_type: ia3\ndropout: 0.1", "line 4: dropout: superseded: ia3 has no dropout"),
+        ("adapter_type: ia3\ndropout: 0.1", "line 4: dropout: not used here: ia3 has no dropout"),
         (
             "soft_prompts: [{name: p}]\nadapter_type: none\ndropout: 0.1",
-            "line 5: dropout: superseded: adapter_type none: only soft prompts are trained",
+            "line 5: dropout: not used here: adapter_type none: only soft prompts are trained",
         ),
         (
             "flash_attention_2: true",
             (
-                "line 3: flash_attention_2: superseded: torch's own flash kernels are used "
+                "line 3: flash_attention_2: not used here: torch's own flash kernels are used "
                 "where the card has them; no package is needed"
             ),
         ),

@@ -1,4 +1,4 @@
-"""YAML as people write it: 2e-5 is a number, dates are text, tags are refused, comments stay."""
+"""YAML as people write it: 2e-5 is a number, dates are text, tags are refused."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TREES = st.recursive(
 
 
 def _plain(text: str) -> Any:
-    item, problems, _ = parse_yaml(text, "m.yaml")
+    item, problems = parse_yaml(text, "m.yaml")
     assert problems == []
     return item.plain()
 
@@ -82,14 +82,14 @@ def test_anchors_are_copied_and_merge_keys_give_way_to_the_users_own():
         "d": {"x": 9, "y": 2},
     }
     assert _plain('{"<<": 5}') == {"<<": 5}
-    item, _, _ = parse_yaml("a: &a\n  x: 1\nb: *a\nc:\n  <<: *a\n", "m.yaml")
+    item, _ = parse_yaml("a: &a\n  x: 1\nb: *a\nc:\n  <<: *a\n", "m.yaml")
     copies = [copy for copy in (item.get("b", "x"), item.get("c", "x")) if copy is not None]
     # The path of the copy, the line of the anchor.
     assert [(copy.path, copy.line) for copy in copies] == [("b.x", 2), ("c.x", 2)]
 
 
 def test_a_value_knows_its_path_and_the_line_of_its_key():
-    item, _, _ = parse_yaml("a:\n  b:\n    - 1\n    - c:\n        2\n", "m.yaml")
+    item, _ = parse_yaml("a:\n  b:\n    - 1\n    - c:\n        2\n", "m.yaml")
     assert [(entry.path, entry.line) for entry in item.walk()] == [
         ("", 1),
         ("a", 1),
@@ -98,20 +98,6 @@ def test_a_value_knows_its_path_and_the_line_of_its_key():
         ("a.b[1]", 4),
         ("a.b[1].c", 4),
     ]
-
-
-def test_comments_belong_to_the_key_below_or_beside_them():
-    text = (
-        "# head\na: 1 # beside\n# over b\nb:  # beside b\n"
-        "  # inner\n  - x, # still x\n  - |\n    # text\n# end\n"
-    )
-    item, _, closing = parse_yaml(text, "m.yaml")
-    found = {entry.path: (entry.above, entry.beside) for entry in item.walk()}
-    assert found["a"] == (["# head"], "# beside")
-    assert found["b"] == (["# over b"], "# beside b")
-    assert found["b[0]"] == (["# inner"], "# still x")
-    assert found["b[1]"] == ([], "")
-    assert closing == ["# end"]
 
 
 @each(

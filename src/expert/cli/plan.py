@@ -40,7 +40,7 @@ _SHOWN_ELSEWHERE = {
 }
 _DEFAULT = "the default"
 _REMARKS = {"warning": "bold yellow", "advice": "cyan", "superseded": "dim"}
-_NOTICES = {"warning": "bold yellow", "superseded": "cyan", "read as": "", "note": "dim"}
+_NOTICES = {"warning": "bold yellow", "not used here": "cyan", "read as": "", "note": "dim"}
 _SAME_FOR_EVERY_CARD = (
     *("training.dataset.", "base_models[", "training.config.max_seq_length", "parallel.ranks"),
 )
@@ -146,7 +146,7 @@ def ranks_and_machines(gpus: str | None, nodes: int | None, *, cards_here: int) 
 def show_notices(read: ReadManifest, console: Console, *, brief: bool) -> None:
     """Keys that were not simply applied; brief: only those that change the run."""
     show(console, f"✓ {read.source}: {read.manifest.name} is valid", "bold green")
-    shown = [n for n in read.notices if not brief or n.kind in ("warning", "superseded")]
+    shown = [n for n in read.notices if not brief or n.kind in ("warning", "not used here")]
     for notice in shown:
         show_notice(notice, console)
     rest = len(read.notices) - len(shown)

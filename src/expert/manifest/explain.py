@@ -25,8 +25,8 @@ from expert.manifest.migrate.aliases import (
     SHAPE_ALIASES,
     canonical_path,
 )
-from expert.manifest.peers.converted_keys import CONVERTED
-from expert.manifest.peers.unsupported_keys import answer_to
+from expert.manifest.peers.keys import CONVERTED
+from expert.manifest.peers.unused import answer_to
 from expert.manifest.schema.expectations import expected, resolve, schema
 
 MODEL = "base_models[]"
@@ -191,8 +191,9 @@ def _of_another_trainer(wanted: str, name: str) -> list[KeyHelp]:
     """Help for a key that only other trainers have."""
     answer, meaning = answer_to(name), ""
     if answer is not None:
-        how = "Refused" if answer.kind is None else answer.kind.capitalize()
-        meaning = f"{how}: {answer.text}{f'; {answer.fix}' if answer.fix else ''}."
+        kind = "Refused" if answer.refused else "Not used here"
+        reason = f": {answer.reason}" if answer.reason else ""
+        meaning = f"{kind}{reason}{f'; {answer.fix}' if answer.fix else ''}."
     elif name in CONVERTED:
         meaning = "Read as another key, depending on its value: see expert manifest check."
     return [KeyHelp(wanted, "a key of another trainer", "", meaning)] if meaning else []

@@ -45,7 +45,7 @@ class Findings:
         self.notices.append(Notice(kind, item.path, text, item.line))
 
     def superseded(self, key: str, text: str) -> None:
-        self.report("superseded", f"training.config.{key}", text)
+        self.report("not used here", f"training.config.{key}", text)
 
 
 def _by_path(item: Item, path: str) -> Iterator[tuple[str, Item]]:
@@ -313,7 +313,7 @@ def _dataset(manifest: Manifest, found: Findings) -> None:
         found.wrong(f"{place}.text_field", what, "keep one of the two")
     if data.max_in_memory_samples:
         text = "tokens are memory-mapped; no rows are held in memory"
-        found.report("superseded", f"{place}.max_in_memory_samples", text)
+        found.report("not used here", f"{place}.max_in_memory_samples", text)
     for key in ("augmentation", "error_injection_ratio"):
         if getattr(data, key, None):
             found.report("note", f"{place}.{key}", "only descriptive: rows are used as they are")

@@ -19,24 +19,15 @@ from expert.manifest.migrate.aliases import (
     SPECIAL_NAMES,
     canonical_path,
 )
-from expert.manifest.migrate.migration import Entries, Migration
+from expert.manifest.migrate.migration import Entries, Migration, with_value
 from expert.manifest.notices import Notice
 from expert.manifest.peers.axolotl import read_axolotl
-from expert.manifest.peers.converted_keys import (
-    SPECIAL,
-    convert_keys,
-    read_methods,
-    read_quantization,
-)
-from expert.manifest.peers.data_sets import note_defaults, read_hub_parts
-from expert.manifest.peers.defaults import read_lengths
-from expert.manifest.peers.litgpt_torchtune import read_litgpt, read_torchtune
+from expert.manifest.peers.keys import SPECIAL, convert_keys, read_methods
 from expert.manifest.peers.llama_factory import read_llama_factory
-from expert.manifest.peers.mlx_autotrain import read_mlx, refuse_autotrain
-from expert.manifest.peers.packed_batches import read_packed_batches
 from expert.manifest.peers.sections import move_loader_keys, open_sections, read_python_lines
-from expert.manifest.peers.unsloth_studio import read_unsloth_studio
-from expert.manifest.peers.unsupported_keys import report_unsupported
+from expert.manifest.peers.torchtune import read_torchtune
+from expert.manifest.peers.trl import read_trl
+from expert.manifest.peers.unused import report_unused
 from expert.manifest.schema.dataset import Decoding
 from expert.manifest.schema.kinds import AdapterType
 from expert.manifest.schema.manifest import CHAR_GPT, BaseModelSpec, CharGptShape
@@ -94,33 +85,25 @@ def _move_config(work: Migration) -> None:
 
 
 def _read_other_trainers(work: Migration) -> None:
-    """Convert keys of Axolotl, LLaMA-Factory, LitGPT, torchtune, mlx-lm, TRL and Unsloth."""
+    """Convert keys of Axolotl, LLaMA-Factory, torchtune, TRL and Unsloth."""
     read_python_lines(work)
-    read_litgpt(work)
     read_torchtune(work)
-    read_mlx(work)
-    refuse_autotrain(work)
-    read_unsloth_studio(work)
     if not work.is_expert_manifest:
         open_sections(work, work.root)
     open_sections(work, work.section("training"))
     if work.config is not None:
         open_sections(work, work.config.fields())
     read_methods(work)
-    read_llama_factory(work, work.folder)
-    read_quantization(work)
-    read_hub_parts(work)
-    note_defaults(work)
+    read_llama_factory(work)
     read_axolotl(work)
-    read_packed_batches(work)
-    read_lengths(work)
+    read_trl(work)
     model = work.root.get("model")
     zones = [work.root, work.section("training")]
     zones += [item.fields() for item in (work.config, model) if item is not None]
     for zone in zones:
         convert_keys(work, zone)
         # `bias` under `model` belongs to the character model, not to an adapter.
-        report_unsupported(work, zone, keep=("bias",) if model and zone is model.value else ())
+        report_unused(work, zone, keep=("bias",) if model and zone is model.value else ())
 
 
 def complete_layout(work: Migration) -> None:
@@ -130,8 +113,7 @@ def complete_layout(work: Migration) -> None:
     version = work.root.get("schema_version")
     if version is not None and str(version.plain()) not in {"1.0", "2.0", "1", "2"}:
         work.report("warning", version, f"unknown version {version.plain()!r}: read by its layout")
-    source = version or Item(None, "schema_version")
-    work.root["schema_version"] = Item("2.0", source.path, source.line, source.above, source.beside)
+    work.root["schema_version"] = with_value(version or Item(None, "schema_version"), "2.0")
     _drop_empty_sections(work)
 
 
@@ -145,7 +127,7 @@ def _move_base_model(work: Migration) -> None:
     elif single is not None:
         del work.root["base_model"]
         if isinstance(single.value, str):
-            single = Item({"name": single}, single.path, single.line, single.above, single.beside)
+            single = Item({"name": single}, single.path, single.line)
         work.root["base_models"] = Item([single], single.path, single.line)
         adapters = work.root.pop("adapters", None)
         if adapters is not None and "adapters" in single.fields():
@@ -176,7 +158,7 @@ def _move_dataset(work: Migration) -> None:
             continue
         target = training.setdefault("dataset", Item({}, item.path, item.line)).fields()
         move_loader_keys(work, item.value)
-        report_unsupported(work, item.value)
+        report_unused(work, item.value)
         _rename_dataset_keys(work, item.value)
         for name, entry in item.value.items():
             if is_comment(name) or name not in DATASET_KEYS:
@@ -230,7 +212,7 @@ def _move_model_section(work: Migration) -> None:
             full_home = f"base_models[0].architecture.{home}"
             work.place(shape.fields(), home, names.pop(key), full_home)
     if "vocab_size" in names:
-        work.supersede(names.pop("vocab_size"), "the vocabulary is taken from the data")
+        work.unused(names.pop("vocab_size"), "the vocabulary is taken from the data")
     _move_loose_keys(work, names)
     for key in [key for key in names if key in BaseModelSpec.model_fields]:
         work.place_in_model(key, names.pop(key))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from expert.core.errors import Problem
+from expert.core.text import counted
 from expert.manifest.migrate.aliases import canonical_path
 from expert.manifest.notices import Kind, Notice
 from expert.manifest.text.item import Item, shown
@@ -125,11 +126,24 @@ class Migration:
     def place_in_model(self, key: str, item: Item) -> None:
         self.place(self.first_base_model, key, item, f"base_models[0].{key}")
 
-    def rename(self, names: Mapping[str, str]) -> None:
-        """Give keys of the top level their names in training.config."""
-        for key in [key for key in names if key in self.root]:
-            home = names[key]
-            self.place(self.root, home, self.root.pop(key), f"training.config.{home}")
+    def put_default(self, key: str, value: str | float, trainer: str) -> None:
+        """Set a key of training.config that another trainer's file leaves to that trainer."""
+        home = f"training.config.{key}"
+        is_set = any(
+            canonical_path(name) == home and (item.value is not None or key in NULL_IS_A_VALUE)
+            for zone in (self.root, self.section("training"))
+            for name, item in zone.items()
+        )
+        if not is_set and not self.is_override and not self.is_expert_manifest:
+            self.root[key] = Item(value, key)
+            self.read_as(self.root[key], f"{home}: {value} ({trainer}'s default)")
+
+    def put_batch_tokens(self, count: Item, length: int) -> None:
+        """Set batch_tokens to `count` packed sequences of `length` tokens: batch_size of Expert
+        counts rows."""
+        self.root["batch_tokens"] = with_value(count, count.whole * length)
+        packed = f"{counted(count.whole, 'packed sequence')} of {length} tokens"
+        self.read_as(count, f"training.config.batch_tokens: {count.whole * length} ({packed})")
 
     def convert(self, zone: Entries, key: str, value: str | bool | float, item: Item) -> None:
         """Replace `item` by `key: value` in the same section, which is moved to its place later."""
@@ -149,11 +163,8 @@ class Migration:
     def read_as(self, item: Item, home: str) -> None:
         self.report("read as", item, home)
 
-    def supersede(self, item: Item, text: str) -> None:
-        self.report("superseded", item, text)
-
-    def without_effect(self, item: Item, text: str) -> None:
-        self.report("warning", item, f"without effect: {text}")
+    def unused(self, item: Item, reason: str = "") -> None:
+        self.report("not used here", item, reason)
 
     def problem(self, item: Item, what: str, fix: str = "") -> None:
         self.problems.append(Problem(item.path, what, fix, item.line))

@@ -39,7 +39,7 @@ def parse_override(text: str) -> tuple[list[str | int], Item]:
         steps.extend(int(index) for index in re.findall(r"\[(\d+)\]", match[2]))
     if len(steps) > MAX_DEPTH:
         raise OverrideError(f"--set {text[:60]}…: the path has more than {MAX_DEPTH} steps")
-    item, problems, _ = parse_yaml(value, f"--set {path}")
+    item, problems = parse_yaml(value, f"--set {path}")
     if problems:
         raise OverrideError(f"--set {text}: {problems[0]}")
     if item.value is None and value.strip().startswith("#"):

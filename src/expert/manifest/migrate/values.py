@@ -90,7 +90,7 @@ def convert_values(work: Migration) -> None:
         template = model.fields().get("prompt_template")
         if template is not None and template.value in _TEMPLATES_WITHOUT_TEXT:
             text = f"there is no {template.value} template; the tokenizer's own is used"
-            work.supersede(template, text)
+            work.unused(template, text)
             template.value = "auto"
     dataset = root.get("training", "dataset") or Item(None)
     _portable_paths(root, dataset, config or Item(None))
@@ -200,7 +200,7 @@ def _convert_trackers(work: Migration, config: Entries) -> None:
         kept = [entry for entry in _entries(trackers) if entry.value not in OTHER_TRACKERS]
         known = ", ".join(str(entry.value) for entry in kept) or "TensorBoard files"
         text = f"not supported: {', '.join(others)}; {known} and events.jsonl are written"
-        work.supersede(trackers, text)
+        work.unused(trackers, text)
         trackers.value = kept
         if not kept:
             del config["trackers"]

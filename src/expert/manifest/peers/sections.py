@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 
 from expert.manifest.migrate.aliases import CONFIG_ALIASES
-from expert.manifest.migrate.migration import Entries, Migration, as_item, with_value
+from expert.manifest.migrate.migration import Entries, Migration, as_item, take, with_value
 from expert.manifest.text.item import Item, is_comment, shown
 
 _LORA = {"r": "rank", "lora_r": "rank"}
@@ -40,10 +40,8 @@ def open_sections(work: Migration, zone: Entries) -> None:
     for key in [key for key in zone if key in SECTIONS and isinstance(zone[key].value, dict)]:
         _spread(work, zone, zone.pop(key).fields(), SECTIONS[key])
     for key, names in (("optimizer", _OPTIMIZER), ("lr_scheduler", _SCHEDULER)):
-        item = zone.get(key)
-        if item is not None and isinstance(item.value, dict):
-            del zone[key]
-            _spread_object(work, zone, item.value, key, names)
+        if isinstance(zone.get(key, Item(None)).value, dict):
+            _spread_class(work, zone, zone.pop(key).fields(), key, names)
 
 
 def _spread(work: Migration, zone: Entries, fields: Entries, names: Mapping[str, str]) -> None:
@@ -52,29 +50,23 @@ def _spread(work: Migration, zone: Entries, fields: Entries, names: Mapping[str,
             work.place(zone, names.get(key, key), item, item.path)
 
 
-def _spread_object(
+def _spread_class(
     work: Migration, zone: Entries, fields: Entries, key: str, names: Mapping[str, str]
 ) -> None:
     """Convert an optimizer or schedule given as a class with arguments."""
-    classes = ("_component_", "class_path")
-    class_name = next((fields.pop(name) for name in classes if name in fields), None)
-    arguments = fields.pop("init_args", None)
-    fields = {**fields, **(arguments.fields() if arguments is not None else {})}
-    fused = fields.pop("fused", None)
+    class_name = fields.pop("_component_", None)
+    fused = take(fields, "fused").value is True
     if class_name is not None:
         word = str(class_name.value).rpartition(".")[2].lower()
-        home, kind = "optim", _optimizer(word, fused is not None and fused.value is True)
+        home, kind = "optim", _optimizer(word, fused)
         if key != "optimizer":
             kinds = [known for known in ("cosine", "linear", "constant") if known in word]
             home, kind = "lr_scheduler", kinds[0] if kinds else ""
         if kind:
-            zone.setdefault(home, with_value(class_name, kind))
-            work.read_as(class_name, f"training.config.{home}: {kind}")
+            work.convert(zone, home, kind, class_name)
         is_set = "weight_decay" in {*fields, *zone}
         if "adamw" in word and not is_set and not work.is_override:
-            zone["weight_decay"] = with_value(class_name, _DECAY_OF_ADAMW)
-            text = f"training.config.weight_decay: {_DECAY_OF_ADAMW} (the default of this class)"
-            work.read_as(class_name, text)
+            work.convert(zone, "weight_decay", _DECAY_OF_ADAMW, class_name)
     cycles = fields.pop("num_cycles", None)
     if cycles is not None:
         options = zone.setdefault("lr_scheduler_kwargs", with_value(cycles, {}))

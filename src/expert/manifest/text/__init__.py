@@ -1,1 +1,1 @@
-"""Reads and writes YAML and JSON with line numbers and comments."""
+"""Reads YAML and JSON with line numbers."""

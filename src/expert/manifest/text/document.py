@@ -1,4 +1,4 @@
-"""Reads a JSON or YAML manifest; each value keeps its line, path and comments."""
+"""Reads a JSON or YAML manifest; each value keeps its line and path."""
 
 from __future__ import annotations
 
@@ -41,7 +41,6 @@ class Document:
     format: Format
     root: Item
     problems: list[Problem] = field(default_factory=list)
-    closing_comments: list[str] = field(default_factory=list)
 
 
 def manifest_in(folder: Path) -> Path | None:
@@ -92,11 +91,10 @@ def parse_document(
         from expert.manifest.text.json_text import parse_json
 
         root, problems = parse_json(text, source)
-        closing: list[str] = []
     else:
         from expert.manifest.text.yaml_text import parse_yaml
 
-        root, problems, closing = parse_yaml(text, source)
+        root, problems = parse_yaml(text, source)
     if not isinstance(root.value, dict):
         what = "the file is empty"
         if root.value is not None:
@@ -106,7 +104,7 @@ def parse_document(
         if rows and all(isinstance(row.value, dict) for row in rows):
             raise _data_file(source)
         raise ManifestError(source, [Problem("", what, fix, root.line)])
-    return Document(source, folder, kind, root, problems, closing)
+    return Document(source, folder, kind, root, problems)
 
 
 def _read_bytes(path: Path) -> bytes:

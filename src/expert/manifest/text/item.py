@@ -1,10 +1,10 @@
-"""One value of a manifest file with its path, line and comments."""
+"""One value of a manifest file with its path and line."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from expert.core.errors import Problem
@@ -21,10 +21,6 @@ class Item:
     value: Scalar | list[Item] | dict[str, Item]
     path: str = ""
     line: int | None = None
-    above: list[str] = field(default_factory=list)
-    """YAML comment lines above the key."""
-    beside: str = ""
-    """YAML comment on the same line."""
     from_command_line: bool = False
     """From --set: trusted, unlike a downloaded file."""
 
@@ -33,9 +29,18 @@ class Item:
         """The last key of the path."""
         return self.path.removeprefix("--set ").rpartition(".")[2]
 
+    @property
+    def whole(self) -> int:
+        """The value if it is a whole number, else 0."""
+        return self.value if type(self.value) is int else 0
+
     def fields(self) -> dict[str, Item]:
         """The entries of a mapping; {} for other values."""
         return self.value if isinstance(self.value, dict) else {}
+
+    def entries(self) -> list[Item]:
+        """The entries of a list; [] for other values."""
+        return self.value if isinstance(self.value, list) else []
 
     def get(self, *keys: str) -> Item | None:
         """The item at a path of keys, or None."""
@@ -44,31 +49,32 @@ class Item:
             item = item.fields().get(key) if item else None
         return item
 
-    def plain(self) -> Any:
-        """Python data without comment keys."""
+    def plain(self, *, comments: bool = False) -> Any:
+        """Python data, without comment keys unless `comments`."""
         if isinstance(self.value, dict):
-            return {k: item.plain() for k, item in self.value.items() if not is_comment(k)}
+            pairs = self.value.items()
+            return {
+                k: v.plain(comments=comments) for k, v in pairs if comments or not is_comment(k)
+            }
         if isinstance(self.value, list):
-            return [item.plain() for item in self.value]
+            return [item.plain(comments=comments) for item in self.value]
         return self.value
 
     def below(self, step: str | int) -> Item | None:
         """The entry of a mapping or list, or None."""
-        if isinstance(self.value, dict):
-            return self.value.get(str(step))
-        if isinstance(self.value, list) and isinstance(step, int) and step < len(self.value):
-            return self.value[step]
-        return None
+        if isinstance(step, int):
+            return (
+                self.value[step]
+                if isinstance(self.value, list) and step < len(self.value)
+                else None
+            )
+        return self.fields().get(step)
 
     def walk(self) -> Iterator[Item]:
         """This item and all items below it, in file order."""
         yield self
-        if isinstance(self.value, dict):
-            for item in self.value.values():
-                yield from item.walk()
-        elif isinstance(self.value, list):
-            for item in self.value:
-                yield from item.walk()
+        for item in [*self.fields().values(), *self.entries()]:
+            yield from item.walk()
 
 
 def is_comment(key: str) -> bool:
@@ -96,14 +102,12 @@ def join(path: str, step: str | int) -> str:
 
 def add_entry(entries: dict[str, Item], key: str, item: Item, problems: list[Problem]) -> None:
     """Put `item` under `key`; a duplicate key is a problem, a duplicate comment gets a number."""
-    if key not in entries:
-        entries[key] = item
-        return
-    if not is_comment(key):
+    if key in entries and not is_comment(key):
         what = f"key appears twice (first on line {entries[key].line})"
         problems.append(Problem(item.path, what, "remove one", item.line))
         return
-    number = 2 if f"{key}_2" not in entries else len(entries) + 1
-    while f"{key}_{number}" in entries:
-        number += 1
-    entries[f"{key}_{number}"] = item
+    name = key
+    if key in entries:
+        number = 2 if f"{key}_2" not in entries else len(entries) + 1
+        name = f"{key}_{number}"
+    entries[name] = item

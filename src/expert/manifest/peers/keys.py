@@ -1,0 +1,420 @@
+"""Keys of other trainers that are converted by a table of values or a function."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, get_args
+
+from expert.manifest.migrate.aliases import (
+    ADAM_BETAS,
+    AMP_NAMES,
+    DTYPE_NAMES,
+    LOAD_IN_NAMES,
+    MODEL_NAMES,
+)
+from expert.manifest.migrate.migration import Entries, Migration, with_value
+from expert.manifest.peers.distributed import DISTRIBUTED_KEYS
+from expert.manifest.schema.kinds import PromptTemplate, Tracker
+from expert.manifest.text.item import Item, shown
+
+OTHER_METHODS = ("dpo", "ppo", "kto", "rm", "orpo", "ipo", "simpo", "grpo", "gdpo", "rloo")
+"""Values of `stage` and `rl` that are not supervised fine-tuning."""
+_MEDIA_TEMPLATE = re.compile(
+    r"_vl\b|_vl_|vl$|llava|pixtral|vision|omni|audio|internvl|minicpm_[vo]|paligemma|mllama|glm4v"
+    r"|voxtral|idefics|smolvlm|moss_?vl|gemma3n"
+)
+_FAMILIES = (
+    *("llama", "qwen", "gemma", "mistral", "phi", "deepseek", "falcon", "yi", "command"),
+    *("cohere", "granite", "olmo", "glm", "exaone", "smollm", "ministral"),
+)
+# Templates with a name of their own; that of a family means the tokenizer's template.
+_OWN_TEMPLATES = [
+    name for name in get_args(PromptTemplate) if not any(family in name for family in _FAMILIES)
+]
+# Names of precisions, with the values of bf16 and fp16.
+_FLOATS = {
+    **dict.fromkeys(("bf16", "bfloat16", "bf16-true", "bf16-mixed"), (True, False)),
+    **dict.fromkeys(("fp16", "float16", "half", "16-true", "16-mixed"), (False, True)),
+    **dict.fromkeys(("fp32", "float32", "float", "no", "32-true"), (False, False)),
+}
+
+Rule = Callable[[Migration, Entries, Item], None]
+
+
+def _values(key: str, values: Mapping[Any, Any], expected: str = "") -> Rule:
+    """A rule that converts values to those of `key`; None: dropped. Text is compared in lower case.
+    Any other value is refused with what is expected, or dropped if that is empty."""
+
+    def rule(work: Migration, zone: Entries, item: Item) -> None:
+        word = item.value.lower() if isinstance(item.value, str) else item.value
+        is_known = isinstance(word, str | bool) and word in values
+        value = values[word] if is_known else None
+        if value is not None:
+            work.convert(zone, key, value, item)
+        elif not is_known and expected:
+            work.refuse(item, expected)
+
+    return rule
+
+
+def _place_later(place: Callable[[Migration, Item], None]) -> Rule:
+    """A rule that needs all other keys in place first."""
+    return lambda work, _, item: work.later.append((place, item))
+
+
+def convert_keys(work: Migration, zone: Entries) -> None:
+    """Convert all CONVERTED keys of a section, with a notice or problem for each."""
+    for key in [key for key in dict.fromkeys([*DISTRIBUTED_KEYS, *zone]) if key in zone]:
+        if key not in CONVERTED or key not in zone:
+            continue
+        if key in _MAY_BE_METADATA and (zone is not work.root or work.is_expert_manifest):
+            continue
+        item = zone.pop(key)
+        if item.value is not None:
+            CONVERTED[key](work, zone, item)
+    options = zone.get("lr_scheduler_kwargs", Item(None)).fields()
+    if "min_lr_rate" in options:
+        work.later.append((_min_rate, options.pop("min_lr_rate")))
+
+
+def read_methods(work: Migration) -> None:
+    """Refuse methods in `stage` (LLaMA-Factory) and `rl` (Axolotl) other than SFT."""
+    for key in ("stage", "rl"):
+        item = work.root.get(key, Item(None))
+        word = str(item.value).lower()
+        if word in OTHER_METHODS:
+            del work.root[key]
+            work.seen.add("another method")
+            what = f"{word} is not supported: only sft (supervised fine-tuning) is"
+            work.problem(item, what, "use rows with answers, and leave the key out")
+        elif key == "rl" and item.value in (None, False):
+            work.root.pop(key, None)
+
+
+# --- keys that stay in their section -------------------------------------------------------------
+
+
+def _template(work: Migration, zone: Entries, item: Item) -> None:
+    """Convert `template` and `chat_template`: a template of that name, or the tokenizer's."""
+    word = str(item.value).lower()
+    if not isinstance(item.value, str):
+        work.refuse(item, "the name of a template")
+    elif "{{" in word or "{%" in word:
+        fix = "put it into the base model's tokenizer_config.json; prompt_template: tokenizer"
+        work.problem(item, "inline templates are not read", f"{fix} uses it")
+    elif _MEDIA_TEMPLATE.search(word):
+        fix = "only text is trained: name a model and a template for text"
+        work.problem(item, f"{word} is a template for images or sound", fix)
+    elif word in _OWN_TEMPLATES:
+        work.convert(zone, "prompt_template", word, item)
+    elif word == "empty":
+        fix = "name the column with the whole text: training.dataset.text_field"
+        work.problem(item, "empty: rows without a template", fix)
+    elif word.startswith("tokenizer_default") or any(name in word for name in _FAMILIES):
+        work.convert(zone, "prompt_template", "auto", item)
+    elif word != "jinja":  # chat_template_jinja is refused
+        work.report("warning", item, f"no {shown(word)} template here; the tokenizer's is used")
+
+
+def _compute_dtype(work: Migration, zone: Entries, item: Item) -> None:
+    zones = [zone, work.root, work.config.fields() if work.config is not None else {}]
+    if any(name in section for name in ("bf16", "fp16", *DTYPE_NAMES) for section in zones):
+        work.unused(item, "bf16 and fp16 decide")
+    else:
+        zone["torch_dtype"] = item
+
+
+def _half(work: Migration, zone: Entries, item: Item) -> None:
+    """Convert `float16`, `bfloat16`, `pure_bf16` and `float32`."""
+    if item.value is True and item.key == "float32":
+        zone["dtype"] = with_value(item, "float32")
+    elif item.value is True:
+        key = "fp16" if item.key == "float16" else "bf16"
+        if zone.get(key, Item(None)).value is False:
+            del zone[key]  # in Axolotl, `float16: true` next to `fp16: false` is valid
+        work.convert(zone, key, True, item)
+
+
+def _attention(work: Migration, zone: Entries, item: Item) -> None:
+    """Convert `attn` and `flash_attn`: a name, or true."""
+    if "flash-attn" in str(item.value).lower():
+        work.convert(zone, "attention", "flash", item)
+    else:
+        _values("attention", _ATTENTION, "auto, flash, sdpa, flex or eager")(work, zone, item)
+
+
+def _percentage(work: Migration, zone: Entries, item: Item) -> None:
+    if isinstance(item.value, bool) or not isinstance(item.value, int | float):
+        work.refuse(item, "a number")
+    else:
+        work.convert(zone, "validation_split", item.value / 100, item)
+
+
+def _bits(work: Migration, zone: Entries, item: Item) -> None:
+    if item.whole in (4, 8):
+        work.convert(zone, "quantization", f"int{item.whole}", item)
+    else:
+        work.refuse(item, "4 or 8")
+
+
+def _bits_method(work: Migration, _: Entries, item: Item) -> None:
+    if item.value not in ("bnb", "bitsandbytes"):
+        what = f"{shown(item.plain())}: bases are quantised with bitsandbytes only"
+        work.problem(item, what, "use bitsandbytes")
+
+
+def _packing_strategy(work: Migration, zone: Entries, item: Item) -> None:
+    """Convert TRL's packing_strategy, which matters only with `packing: true`."""
+    known = {"bfd": "best-fit", "ffd": "best-fit", "wrapped": "concat"}.get(str(item.value))
+    packing = zone.get("packing", Item(None))
+    if known is None:
+        work.refuse(item, "bfd or wrapped")
+    elif packing.value is True:
+        packing.value = known
+        work.read_as(item, f"training.config.packing: {known}")
+
+
+def _tokens(work: Migration, _: Entries, item: Item) -> None:
+    """A list of new tokens, or special tokens by name (old Axolotl files)."""
+    if isinstance(item.value, dict):
+        work.unused(item, "the tokenizer's special tokens are used")
+    elif item.value:
+        work.problem(item, "tokens cannot be added to a vocabulary", "remove it")
+
+
+def _rope_scaling(work: Migration, zone: Entries, item: Item) -> None:
+    """In LLaMA-Factory it is at the top level."""
+    if zone is not work.root or "model_name_or_path" not in zone:
+        zone["rope_scaling"] = item  # reported later
+    else:
+        work.later.append((lambda work, item: work.place_in_model("rope_scaling", item), item))
+
+
+def _revision(work: Migration, item: Item) -> None:
+    if item.value != "main":
+        work.place_in_model("revision", item)
+
+
+def _tracker(name: str, key: str = "") -> Rule:
+    """A rule for a key that turns a tracker on; its value may also set `key`."""
+
+    def rule(work: Migration, zone: Entries, item: Item) -> None:
+        if item.value and key:
+            _text(key)(work, zone, item)
+        if item.value:
+            work.later.append((lambda work, item: _add_tracker(work, item, name), item))
+
+    return rule
+
+
+def _add_tracker(work: Migration, item: Item, name: str) -> None:
+    """Add to the default trackers, unless the file lists its trackers."""
+    config, added = work.section("training", "config"), "trackers by other keys"
+    if "trackers" not in config:
+        work.seen.add(added)
+        config["trackers"] = with_value(item, [with_value(item, "tensorboard")])
+    if added in work.seen:
+        listed = config["trackers"].entries()
+        if name not in [entry.value for entry in listed]:
+            listed.append(with_value(item, name))
+        work.read_as(item, f"training.config.trackers: {name}")
+
+
+def _logger(work: Migration, zone: Entries, item: Item) -> None:
+    """Convert `metric_logger` of torchtune, a class with its arguments."""
+    fields = item.fields()
+    word = str(fields["_component_"].value if "_component_" in fields else item.value).lower()
+    name = next((name for name in get_args(Tracker) if name in word), None)
+    if name is None:
+        work.unused(item, "TensorBoard files and events.jsonl are written")
+    elif "project" in fields:
+        _tracker(name, "tracker_project")(work, zone, fields["project"])
+    else:
+        _tracker(name)(work, zone, item)
+
+
+def _text(key: str) -> Rule:
+    def rule(work: Migration, zone: Entries, item: Item) -> None:
+        if isinstance(item.value, str) and item.value:
+            work.convert(zone, key, item.value, item)
+        elif item.value:
+            work.refuse(item, "text")
+
+    return rule
+
+
+def _run_name(work: Migration, zone: Entries, item: Item) -> None:
+    if zone is work.root and work.is_expert_manifest:
+        zone["run_name"] = item  # metadata
+    else:
+        _text("tracker_run_name")(work, zone, item)
+
+
+# --- keys that are converted last ----------------------------------------------------------------
+
+
+def _min_rate(work: Migration, item: Item) -> None:
+    """Convert `min_lr`, and Axolotl's `cosine_min_lr_ratio` and Transformers' `min_lr_rate`, which
+    are shares of the learning rate."""
+    config = work.section("training", "config")
+    rate = item.value
+    if item.key != "min_lr" and type(rate) in (int, float):
+        peak = config.get("learning_rate", Item(None)).value
+        if type(peak) not in (int, float):
+            work.problem(item, "a share of learning_rate, which is missing", "add learning_rate")
+            return
+        rate = float(f"{rate * peak:.12g}")  # type: ignore[operator]  # 0.1 × 1e-5 is 1.0…2e-06
+    if isinstance(rate, bool) or not isinstance(rate, int | float):
+        work.refuse(item, "a number")
+        return
+    options = config.setdefault("lr_scheduler_kwargs", with_value(item, {}))
+    options.fields()["min_lr"] = with_value(item, rate)
+    work.read_as(item, f"training.config.lr_scheduler_kwargs.min_lr: {rate:g}")
+
+
+def _dtype(work: Migration, item: Item) -> None:
+    word = str(item.plain()).lower().removeprefix("torch.")
+    if item.value is None or word == "auto":
+        work.report("note", item, "auto: the plan chooses the precision")
+        return
+    if not isinstance(item.value, str) or word not in _FLOATS:
+        work.refuse(item, "bfloat16, float16, float32 or auto")
+        return
+    config = work.section("training", "config")
+    flags = dict(zip(("bf16", "fp16"), _FLOATS[word], strict=True))
+    for key, flag in flags.items():
+        if config.get(key, Item(None)).value not in (None, "auto", flag):
+            work.conflict(item, config[key])
+            return
+    config.update({key: with_value(item, flag) for key, flag in flags.items()})
+    text = ", ".join(f"{key}: {shown(flag)}" for key, flag in flags.items())
+    work.read_as(item, f"training.config.{text}")
+
+
+def _amp(work: Migration, item: Item) -> None:
+    if item.value is True:
+        work.read_as(item, "mixed precision: the plan chooses bf16 or fp16")
+    else:
+        _dtype(work, with_value(item, "fp32") if item.value is False else item)
+
+
+def _load_in(work: Migration, item: Item) -> None:
+    if not isinstance(item.value, bool | None):
+        work.refuse(item, "true or false")
+    if not isinstance(item.value, bool):
+        return
+    bits = "int4" if "4bit" in item.path else "int8"
+    first = Item(work.first_base_model)
+    for number, entry in enumerate(work.root["base_models"].entries() or [first]):
+        present = entry.fields().get("quantization", Item(None))
+        is_set = present.value not in (None, "auto")
+        if is_set and item.value is not (present.value == bits):
+            work.conflict(item, present)
+        elif item.value or present.value in (None, "auto", "none"):
+            value = bits if item.value else "none"
+            entry.fields()["quantization"] = with_value(item, value)
+            work.read_as(item, f"base_models[{number}].quantization: {value}")
+
+
+def _adam_beta(work: Migration, item: Item) -> None:
+    if item.value is None:
+        return
+    config, position = work.section("training", "config"), int(item.path[-1]) - 1
+    betas = config.get("betas")
+    if betas is not None and betas.path.endswith("betas"):
+        present = betas.below(position)
+        if present is None or present.plain() != item.plain():
+            work.conflict(item, betas)
+        return
+    if betas is None:
+        betas = config["betas"] = with_value(item, [Item(0.9), Item(0.999)])
+    betas.entries()[position] = item
+    work.read_as(item, f"training.config.betas[{position}]")
+
+
+def _use_dora(work: Migration, item: Item) -> None:
+    config = work.section("training", "config")
+    kind = config.get("adapter_type") or Item("lora")
+    word = str(kind.value or "lora").lower()
+    if not isinstance(item.value, bool | None):
+        work.refuse(item, "true or false")
+    elif item.value and word == "lora":
+        config["adapter_type"] = with_value(item, "dora")
+        work.read_as(item, "training.config.adapter_type: dora")
+    elif item.value is not None and item.value is not (word == "dora"):
+        work.conflict(item, kind)
+
+
+SPECIAL: dict[str, Callable[[Migration, Item], None]] = {
+    **dict.fromkeys(DTYPE_NAMES, _dtype),
+    **dict.fromkeys(AMP_NAMES, _amp),
+    **dict.fromkeys(LOAD_IN_NAMES, _load_in),
+    **dict.fromkeys(MODEL_NAMES, lambda work, item: work.place_in_model("name", item)),
+    **dict.fromkeys(ADAM_BETAS, _adam_beta),
+    "use_dora": _use_dora,
+}
+
+_ATTENTION = {
+    **dict.fromkeys((True, "fa2", "fa3", "flash", "flash_attention_2"), "flash"),
+    **dict.fromkeys(("fa4", "flash_attention_4"), "flash4"),
+    **dict.fromkeys(("disabled", "eager"), "eager"),
+    **dict.fromkeys(("flex", "flex_attention"), "flex"),
+    **{"sdpa": "sdpa", "auto": "auto", False: None},
+}
+_CHECKPOINTING = {"unsloth": "auto", "true": True, True: True, False: False}
+_OVERLONG = {"drop": "drop", "truncate": "cut"}
+_TRUE_OR_FALSE = {True: True, False: False}
+_FIRST_ANSWERS = {True: False, False: True}
+CONVERTED: dict[str, Rule] = {
+    **dict.fromkeys(("template", "chat_template"), _template),
+    "bnb_4bit_compute_dtype": _compute_dtype,
+    "quantization_bit": _bits,
+    "quantization_method": _bits_method,
+    **dict.fromkeys(("float16", "bfloat16", "pure_bf16", "float32"), _half),
+    **dict.fromkeys(("attn", "flash_attn"), _attention),
+    "sdp_attention": _values("attention", {True: "sdpa"}),
+    "eager_attention": _values("attention", {True: "eager"}),
+    "flex_attention": _values("attention", {True: "flex"}),
+    "flash_attention_3": _values("attention", {True: "flash"}),
+    "disable_gradient_checkpointing": _values("gradient_checkpointing", {True: False}),
+    "use_gradient_checkpointing": _values(
+        "gradient_checkpointing", _CHECKPOINTING, 'true, false or "unsloth"'
+    ),
+    "full_finetuning": _values("adapter_type", {True: "full"}),
+    "use_peft": _values("adapter_type", {True: "lora", False: "full"}),
+    "peft_use_dora": lambda work, zone, item: work.place(zone, "use_dora", item, item.path),
+    "excess_length_strategy": _values("overlong", _OVERLONG, "drop or truncate"),
+    "validation_split_percentage": _percentage,
+    **dict.fromkeys(
+        (
+            *("completion_only_loss", "assistant_only_loss", "train_on_responses_only"),
+            *("train_on_completions_only", "mask_prompt"),
+        ),
+        _values("train_on_prompt", _FIRST_ANSWERS, "true or false"),
+    ),
+    "packing_strategy": _packing_strategy,
+    "dataset_streaming": _values("streaming", _TRUE_OR_FALSE, "true or false"),
+    **dict.fromkeys(("use_cpu", "no_cuda"), _values("device", {True: "cpu"})),
+    "tokens": _tokens,
+    "rope_scaling": _rope_scaling,
+    **dict.fromkeys(("model_revision", "revision_of_model"), _place_later(_revision)),
+    **dict.fromkeys(("cosine_min_lr_ratio", "min_lr"), _place_later(_min_rate)),
+    "wandb_project": _tracker("wandb", "tracker_project"),
+    **dict.fromkeys(
+        ("mlflow_project", "mlflow_experiment_name"), _tracker("mlflow", "tracker_project")
+    ),
+    **dict.fromkeys(
+        ("trackio_project", "trackio_project_name"), _tracker("trackio", "tracker_project")
+    ),
+    **{f"use_{name}": _tracker(name) for name in get_args(Tracker)},
+    "metric_logger": _logger,
+    "run_name": _run_name,
+    **dict.fromkeys(
+        ("wandb_name", "wandb_run_name", "mlflow_run_name", "trackio_run_name"),
+        _text("tracker_run_name"),
+    ),
+    **DISTRIBUTED_KEYS,
+}
+# At the top level of an Expert manifest, these may be metadata.
+_MAY_BE_METADATA = (*("tokens", "rope_scaling", "template", "chat_template", "attn", "min_lr"),)
