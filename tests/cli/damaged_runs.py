@@ -36,7 +36,7 @@ COMMANDS: dict[str, list[str]] = {
     "compare": ["report", "RUN", "--compare", "SOUND", "--to", "OUT/compared"],
     "watch": ["watch", "RUN"],
     "status": ["watch", "RUN", "--json"],
-    "diagnose": ["diagnose", "RUN", "--no-kernels"],
+    "diagnose": ["diagnose", "RUN", "--no-timing"],
     "sample": ["sample", "RUN", "--prompt", "say red", "--max-tokens", "2", "--device", "cpu"],
     "export": ["export", "RUN", "--to", "OUT/exported", "--device", "cpu", "--allow-failed"],
     "validate": ["validate", "RUN", "--limit", "2", "--device", "cpu"],

@@ -263,6 +263,6 @@ def test_every_view_of_a_plan_has_the_expected_time(run, tmp_path):
     assert len(checked["expected_seconds"]) == 2
     dry = json.loads(run("train", "--dry-run", file, "--json").out)
     assert len(dry["plan"]["length"]["expected_seconds"]) == 2
-    found = run("diagnose", "--manifest", file, "--json", "--no-kernels").out
+    found = run("diagnose", "--manifest", file, "--json", "--no-timing").out
     reported = [each for each in json.loads(found)["findings"] if each["name"] == "length"]
     assert reported[0]["numbers"]["seconds"] < reported[0]["numbers"]["seconds_at_most"]

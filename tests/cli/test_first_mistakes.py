@@ -136,7 +136,7 @@ def test_a_run_that_is_resumed_on_other_rows_is_reported_how_many(run, tmp_path)
         (("train", "{file}", "--dry-run"), "nothing was written"),
         (("pretokenize", "{folder}"), "cache miss"),
         (("dataset", "check", "{file}"), "no problems found in the data"),
-        (("diagnose", "{file}", "--no-kernels"), "a run would start"),
+        (("diagnose", "{file}", "--no-timing"), "a run would start"),
         (("plan", "{folder}"), "✓ fits"),
     ],
 )

@@ -64,7 +64,7 @@ def test_no_secret_is_in_what_a_run_a_report_and_an_export_write(
         ended("expert", "plan", "-m", str(manifest)),
         ended("expert", "plan", "-m", str(manifest), "--json"),
         ended("expert", "report", str(run)),
-        ended("expert", "diagnose", str(run), "--no-kernels", "--json"),
+        ended("expert", "diagnose", str(run), "--no-timing", "--json"),
         ended("expert", "watch", str(run), "--json"),
         ended("expert", "validate", str(run), "--limit", "2", *word),
         ended("expert", "export", str(run), "--to", str(out / "exported"), "--allow-failed", *word),

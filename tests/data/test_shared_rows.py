@@ -124,7 +124,7 @@ def test_a_plan_warns_of_them_once_they_are_prepared(tmp_path):
 def test_the_diagnosis_before_a_run_finds_them_in_prepared_rows(tmp_path):
     file = an_expert(tmp_path, validation=[*NEW[:3], ROWS[1]], test=[ROWS[0]])
     prepare(file)
-    found = check(read_manifest(file), run_kernels=False, replan=lambda _: read_manifest(file))
+    found = check(read_manifest(file), timed=False, replan=lambda _: read_manifest(file))
     validation, test = [each for each in found.findings if each.name == "rows-shared"]
     assert not [each for each in found.findings if each.name.startswith("plan-")], "told once"
     assert validation.severity == test.severity == "warning"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from expert.jobs.diagnose.first_fix import read_run_manifest
+from expert.jobs.diagnose.short_runs import read_run_manifest
 from expert.jobs.export.export import export
 from expert.jobs.report import report
 from expert.jobs.sample.sample import sample

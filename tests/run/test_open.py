@@ -51,7 +51,7 @@ ONCE = {"machines": 1, "plans": 2, "searches for rows": 1}
 
 
 @pytest.mark.parametrize(
-    "command", [["train"], ["plan"], ["train", "--dry-run"], ["diagnose", "--no-kernels"]]
+    "command", [["train"], ["plan"], ["train", "--dry-run"], ["diagnose", "--no-timing"]]
 )
 def test_a_command_opens_its_manifest_once(run, base, tmp_path, counted, command):
     file = write_expert(tmp_path, base, ONE_STEP)

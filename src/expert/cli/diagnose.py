@@ -20,7 +20,7 @@ from expert.cli.show.options import (
     remote_code_option,
 )
 from expert.core.errors import EXIT_OK
-from expert.core.text import counted, duration, gib, loss, percent, shell_quoted, span, times
+from expert.core.text import counted, gib, loss, percent, shell_quoted, span, times
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,18 +29,13 @@ if TYPE_CHECKING:
     from expert.insight.step.anatomy import RunTimes, StepAnatomy
     from expert.jobs.diagnose.check import Check
     from expert.jobs.diagnose.diagnose import Diagnosis
-    from expert.jobs.diagnose.first_fix import MeasuredRun, TriedFix
-    from expert.jobs.diagnose.kernels import TriedKernel
-    from expert.jobs.diagnose.parity import Parity
-    from expert.jobs.diagnose.profile import Profile
+    from expert.jobs.diagnose.short_runs import Profile, TriedFix
     from expert.manifest.reader import ReadManifest
 
 DIAGNOSE_EPILOG = (
-    "Exit codes: 2 if a finding before a run is an error, so that the run would not start; 4 if "
-    "--parity finds a difference beyond its tolerance."
+    "Exit code 2 if a finding before a run is an error, so that the run would not start."
 )
 MARKS = {"error": "✗ error", "warning": "! warning", "note": "· note", "good": "✓ good"}
-STATES = {"equal": "✓ equal", "differs": "✗ differs", "left out": "· left out"}
 SHOWN_KERNELS = 15
 LONGEST_NAME = 70
 
@@ -48,11 +43,10 @@ WhichRun = Annotated[
     Path | None,
     typer.Argument(help=f"{RUN_HELP} A file: a manifest. Without: this machine."),
 ]
-Card = Annotated[str | None, typer.Option(help="Check for this card; no kernels are run.")]
+Card = Annotated[str | None, typer.Option(help="Check for this card; no step is timed.")]
 CardMemory = Annotated[str | None, typer.Option(help='GPU memory to check for, such as "16GB".')]
-NoKernels = Annotated[bool, typer.Option("--no-kernels", help="Do not run each kernel once.")]
-ParityFlag = Annotated[
-    bool, typer.Option("--parity", help="Compare packed, compiled and fused with the baseline.")
+NoTiming = Annotated[
+    bool, typer.Option("--no-timing", help="Do not train a few steps to estimate the time.")
 ]
 ProfiledSteps = Annotated[
     int | None, typer.Option(min=1, metavar="N", help="Trace N steps of a short run.")
@@ -69,8 +63,7 @@ def diagnose(
     gpu: Card = None,
     vram: CardMemory = None,
     overrides: Overrides = None,
-    no_kernels: NoKernels = False,
-    parity: ParityFlag = False,
+    no_timing: NoTiming = False,
     profile: ProfiledSteps = None,
     try_it: TryIt = False,
     remote_code: Annotated[
@@ -82,28 +75,24 @@ def diagnose(
 
     With a run, only its folder is read: it may still be running, or come from another machine. The
     exit code is then always 0. Without a run the machine is checked, and with --manifest also the
-    data and the configuration.
+    data, the configuration, and how long the run would take.
     """
     if run is not None and run.is_file():  # a run is a folder: this can only be a manifest
         run, manifest = None, one_manifest(run, manifest)
-    modes = {"--parity": parity, "--profile": profile, "--try": try_it}
+    modes = {"--profile": profile, "--try": try_it}
     _refuse_contradictions(run, manifest, gpu, [mode for mode, on in modes.items() if on])
     read = partial(_read, run, manifest, tuple(overrides or ()))
     short: dict[str, Any] = {"model": model, "vram": vram, "allow_remote_code": remote_code}
-    check = partial(_check, read if manifest is not None else None, gpu=gpu, vram=vram, model=model)
+    check = partial(_check, read if manifest is not None else None, gpu=gpu, **short)
     found: Any
     display: Callable[[Any, Console], None]
-    if parity:
-        from expert.jobs.diagnose.parity import parity as parity_job
-
-        found, display = parity_job(read(), **short, tell=_progress), show_parity
-    elif profile is not None:
+    if profile is not None:
         found, display = _profile(read(), run, profile, **short), show_profile
     elif try_it:
-        diagnosed = None if manifest is None else check(run_kernels=False).findings
+        diagnosed = None if manifest is None else check(timed=False).findings
         found, display = _try_first_fix(run, diagnosed, read, **short), show_tried
     elif run is None:
-        found, display = check(run_kernels=not no_kernels), show_check
+        found, display = check(timed=not no_timing), show_check
     else:
         from expert.jobs.diagnose.diagnose import diagnose_run
 
@@ -120,7 +109,7 @@ def _read(
     run: Path | None, manifest: Path | None, overrides: tuple[str, ...], more: tuple[str, ...] = ()
 ) -> ReadManifest:
     """The given manifest, or that of the given run, with further overrides."""
-    from expert.jobs.diagnose.first_fix import read_run_manifest
+    from expert.jobs.diagnose.short_runs import read_run_manifest
     from expert.manifest.reader import read_manifest
     from expert.run.stored.locate import find_trained
 
@@ -158,7 +147,7 @@ def _check(read: Callable[..., ReadManifest] | None, **asked: Any) -> Check:
 
 
 def _profile(read: ReadManifest, run: Path | None, steps: int, **short: Any) -> Profile:
-    from expert.jobs.diagnose.profile import profile
+    from expert.jobs.diagnose.short_runs import profile
     from expert.run.stored.locate import find_trained
 
     _progress(f"a short run, {counted(steps, 'step')} traced")
@@ -174,7 +163,7 @@ def _try_first_fix(
 ) -> TriedFix:
     """Try the fix of the given findings, or if None, of the run's diagnosis."""
     from expert.jobs.diagnose.diagnose import diagnose_run
-    from expert.jobs.diagnose.first_fix import first_fix, try_fix
+    from expert.jobs.diagnose.short_runs import first_fix, try_fix
 
     title, name = "", ""
     keys: tuple[str, ...] = ()
@@ -292,9 +281,7 @@ def _next_command(found: Diagnosis) -> str:
 
 
 def show_check(found: Check, console: Console) -> None:
-    """Kernels, then findings, worst first, then a summary."""
-    if found.trials.tried:
-        _show_trials(found.trials.tried, found.trials.device, console)
+    """Findings, worst first, then a summary."""
     rows = []
     for each in found.findings:
         what = "\n".join(part for part in (each.title, each.evidence) if part)
@@ -318,107 +305,42 @@ def _summary(findings: Sequence[Finding], target: str) -> tuple[str, str]:
     return f"✓ nothing prevents a run on {target}", "bold green"
 
 
-def _show_trials(tried: Sequence[TriedKernel], device: str, console: Console) -> None:
-    marks = {"works": "✓", "absent": "·", "not tried": "·"}
-    rows = []
-    for each in tried:
-        off = ""
-        if each.off_by is not None and each.tolerance is not None:
-            off = f"{each.off_by:.1e} of {each.tolerance:.0e}"
-        took = f"{each.seconds * 1000:.1f} ms" if each.seconds is not None else ""
-        mark = marks.get(each.state, "✗")
-        rows.append((f"{mark} {each.name}", each.state, off, took, each.because))
-    columns = ("kernel", "state", "error, of tolerance", "one call", "because")
-    where = "the GPU" if device == "cuda" else "the CPU"
-    title = f"kernels on {where}, forward and backward, against float32"
-    show_sheet(Sheet(columns, [rows], title, dim=("one call",)), console)
-
-
-def show_parity(found: Parity, console: Console) -> None:
-    """Every claim with its differences and tolerances."""
-    rows = [
-        (
-            STATES[each.state],
-            each.claim,
-            _error_cell(each.loss, each.loss_tolerance),
-            _error_cell(each.gradient, each.gradient_tolerance),
-            each.because,
-        )
-        for each in found.compared
-    ]
-    title = (
-        f"{found.model} on {found.device}: {found.sequences} sequences, {found.targets} targets, "
-        "after one step"
-    )
-    columns = ("", "claim", "loss error (tolerance)", "gradient error (tolerance)", "because")
-    show_sheet(Sheet(columns, [rows], title, dim=("because",)), console)
-    wrong = [each.claim for each in found.compared if each.state == "differs"]
-    if wrong:
-        show(console, f"✗ does not hold: {'; '.join(wrong)}", "bold red")
-    else:
-        show(console, "✓ the fast paths compute the same as the baseline", "bold green")
-
-
-def _error_cell(value: float | None, tolerance: float | None) -> str:
-    return "" if value is None or tolerance is None else f"{value:.1e} ({tolerance:.0e})"
-
-
 def show_profile(found: Profile, console: Console) -> None:
-    """Purposes as bars, then the kernels that took longest."""
-    steps = max(1, found.updates)
-    title = f"{counted(found.updates, 'step')} on {found.device}, {duration(found.seconds / steps)}"
-    show(console, f"{title} each", "bold")
-    ran = sum(found.purposes.values())
-    bars = [
-        (name, seconds, f"{seconds / steps * 1000:.1f} ms  {seconds / ran:.0%}")
-        for name, seconds in found.purposes.items()
-    ]
-    show_bars(bars, ran, console)
-    what = "kernels" if found.on_gpu else "operators"
-    show(
-        console,
-        f"  {what} ran {found.busy:.0%} of the time; {found.gaps} gaps longer than 20 µs, "
-        f"{duration(found.gap_seconds)} in total, the longest "
-        f"{found.longest_gap_seconds * 1e3:.1f} ms",
-    )
+    """The kernels that took longest, and where the trace is."""
+    steps, ran = max(1, found.updates), sum(seconds for _, seconds, _ in found.kernels)
     rows = []
-    for kernel in found.kernels[:SHOWN_KERNELS]:
-        name = kernel.name if len(kernel.name) <= LONGEST_NAME else f"{kernel.name[:67]}..."
-        took = f"{kernel.seconds / steps * 1000:.2f} ms"
-        share = f"{kernel.seconds / ran:.1%}" if ran else ""
-        rows.append((name, kernel.purpose, took, share, f"{kernel.calls / steps:.0f}"))
-    columns = (what[:-1], "purpose", "per step", "share", "calls per step")
-    show_sheet(Sheet(columns, [rows]), console)
+    for name, seconds, calls in found.kernels[:SHOWN_KERNELS]:
+        short = name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 3]}..."
+        share = f"{seconds / ran:.1%}" if ran else ""
+        rows.append((short, f"{1000 * seconds / steps:.2f} ms", share, f"{calls / steps:.0f}"))
+    title = f"{counted(found.updates, 'step')} on {found.device}"
+    columns = ("kernel or operator", "per step", "share", "calls per step")
+    show_sheet(Sheet(columns, [rows], title), console)
     show(console, f"full trace: {found.trace}  (open it at https://ui.perfetto.dev)")
 
 
 def show_tried(found: TriedFix, console: Console) -> None:
-    before, after = _measured(found.before), _measured(found.after)
-    rows = [(name, value, after[name]) for name, value in before.items()]
+    def written(value: float | None, form: Callable[[float], str]) -> str:
+        return "–" if value is None else form(value)
+
+    rows = [
+        (name, *(written(getattr(run, key), form) for run in (found.before, found.after)))
+        for name, key, form in (
+            ("tokens per second", "tokens_per_second", "{:,.0f}".format),
+            ("variation between steps", "relative_spread", "{:.1%}".format),
+            ("one step", "seconds_per_update", span),
+            ("waiting for data", "data_wait", "{:.1%}".format),
+            ("GPU use", "gpu_utilization", "{:.0f} %".format),
+            ("memory", "peak_memory_bytes", gib),
+            ("steps measured", "updates_measured", str),
+            ("mean loss", "loss", loss),
+            ("fell back", "fallbacks", lambda reasons: "; ".join(reasons) or "no"),
+        )
+    ]
     title = f"{found.title}: {' '.join(f'--set {each}' for each in found.overrides)}"
     show_sheet(Sheet(("", "before", "after"), [rows], title), console)
-    if found.gain is None:
-        return
     words = f"{found.gain:.2f}× the tokens per second, measured on {found.device}"
     if not found.certain:
         show(console, f"{words}: within the variation between steps", "bold yellow")
     else:
         show(console, words, "bold green" if found.gain > 1 else "bold yellow")
-
-
-def _measured(run: MeasuredRun) -> dict[str, str]:
-    def written(value: float | None, form: Callable[[float], str]) -> str:
-        return "–" if value is None else form(value)
-
-    return {
-        "tokens per second": written(run.tokens_per_second, "{:,.0f}".format),
-        "variation between steps": written(run.spread, "{:.1%}".format),
-        "one step": f"{(run.seconds_an_update or 0) * 1000:.1f} ms",
-        "waiting for data": written(run.data_wait, "{:.1%}".format),
-        "GPU use": written(run.gpu_utilization, "{:.0f} %".format),
-        "memory": written(run.peak_reserved_bytes, gib),
-        "steps measured": f"{run.updates}",
-        "rows in them": f"{run.examples:,}",
-        "mean loss": written(run.loss, loss),
-        "fell back": "; ".join(run.fallbacks) or "no",
-    }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,8 @@ import pytest
 
 from expert.insight.findings.finding import Finding
 from expert.jobs.diagnose.check import Check, check
+from expert.jobs.diagnose.data import read_speed
+from expert.jobs.gpu_memory import gpu_memory
 from expert.manifest.reader import read_manifest
 from expert.planning.machine.host import unknown
 from expert.planning.machine.machine import Fact, describe_machine
@@ -26,14 +30,53 @@ def whole(manifest: Path, **more: Any) -> Check:
     def read(overrides: tuple[str, ...] = ()) -> Any:
         return read_manifest(manifest, overrides=overrides)
 
-    return check(read(), run_kernels=False, replan=read, **more)
+    return check(read(), replan=read, **{"timed": False, **more})
 
 
 def test_a_machine_alone_can_be_looked_at():
-    found = check(run_kernels=False)
+    found = check(timed=False)
     assert found.exit_code == 0
     assert found.plan is None
-    assert "kernels-not-tried" in {each.name for each in found.findings}
+    assert {"no-gpu", "gpu"} & {each.name for each in found.findings}
+
+
+def test_the_time_of_a_run_is_estimated_by_timing_a_few_steps(tmp_path, base, monkeypatch):
+    manifest = write_expert(tmp_path, base, {})
+    found = checked(manifest, timed=True)
+    numbers = found["length"].numbers
+    assert numbers["seconds"] == pytest.approx(numbers["updates"] * numbers["step_seconds"])
+    assert "timed on this machine" in found["length"].evidence
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"manifest.json", "train.jsonl", "datasets_optimized"}
+
+    def breaks(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("CUDA error: no kernel image\nmore")
+
+    monkeypatch.setattr("expert.jobs.diagnose.check.time_steps", breaks)
+    failed = checked(manifest, timed=True)
+    assert failed["steps-failed"].evidence == "CUDA error: no kernel image"
+    assert "step_seconds" not in failed["length"].numbers
+
+
+def test_real_bytes_are_read_and_counted_until_the_time_is_over(tmp_path, monkeypatch):
+    for name, size in (("a", 3 * 2**20), ("b", 2**20), ("empty", 0)):
+        (tmp_path / name).write_bytes(os.urandom(size))
+    size, seconds, how = read_speed([tmp_path / "a", tmp_path / "b"])
+    assert size == 4 * 2**20
+    assert seconds > 0
+    assert how in ("direct", "through the cache")
+    assert read_speed([tmp_path / "a"], seconds=0.0) is None
+    assert read_speed([tmp_path / "empty", tmp_path / "absent"]) is None
+    plain = os.open
+
+    def refusing(path: Any, flags: int, *rest: Any) -> int:
+        if flags & os.O_DIRECT:  # as on some network file systems
+            raise OSError(22, "Invalid argument")
+        return plain(path, flags, *rest)
+
+    monkeypatch.setattr(os, "open", refusing)
+    size, _, how = read_speed([tmp_path / "b"])
+    assert (size, how) == (2**20, "through the cache")
 
 
 def test_rows_that_are_not_prepared_are_tried_and_then_counted(tmp_path):
@@ -104,8 +147,6 @@ def test_rows_without_answers_are_an_error(tmp_path):
 
 
 def test_a_disk_that_is_too_small_is_an_error_and_one_that_nobody_knows_is_not_judged(tmp_path):
-    from dataclasses import replace
-
     here, manifest = describe_machine(tmp_path), write_expert(tmp_path, "tiny", {})
     small = replace(here, disk_free_bytes=Fact(10, "a test"))
     assert checked(manifest, machine=small)["disk-full"].severity == "error"
@@ -120,11 +161,10 @@ def test_cuda_that_was_asked_for_and_is_not_there_is_an_error(tmp_path):
     assert "cuda-asked" in {each.name for each in found.findings if each.severity == "error"}
 
 
-def test_a_named_card_is_checked_without_trials_and_gets_a_band(tmp_path):
+def test_a_named_card_is_checked_and_gets_a_band(tmp_path):
     manifest = write_expert(tmp_path, "Qwen/Qwen3-0.6B", {"rank": 16})
     found = whole(manifest, gpu="rtx-4090")
     names = {each.name: each for each in found.findings}
-    assert "not this machine's card" in names["kernels-not-tried"].evidence
     assert "no-gpu" not in names
     assert not found.band.measured
     assert names["band"].numbers["reference"] == found.band.reference
@@ -134,8 +174,6 @@ def test_a_named_card_is_checked_without_trials_and_gets_a_band(tmp_path):
 
 
 def test_a_card_of_this_machine_is_looked_at_through_nvml(tmp_path):
-    from expert.jobs.gpu_memory import gpu_memory
-
     nvml = FakeNvml()
     machine = describe_machine(tmp_path, nvml=nvml, environ={})
     manifest = write_expert(tmp_path, "tiny", {"logging_steps": 10})

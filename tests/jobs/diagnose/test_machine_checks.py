@@ -9,8 +9,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from expert.jobs.diagnose.kernels import Trials, TriedKernel
-from expert.jobs.diagnose.machine import built_for, check_gpus, check_kernels, check_torch
+from expert.jobs.diagnose.machine import built_for, check_gpus, check_torch
 from expert.jobs.gpu_memory import gpu_memory
 from expert.planning.machine.machine import Fact, describe_machine
 from tests.each import each
@@ -69,12 +68,6 @@ def test_a_process_in_another_container_is_noticed_by_memory_or_utilization(free
 # --- torch and the driver ------------------------------------------------------------------------
 
 
-def torch_on(facts: dict[str, Any], **more: Any) -> list[tuple[str, str]]:
-    machine = describe_machine(nvml=quiet(), environ={})
-    trials = Trials(device="cuda", tried=(), torch={**FACTS, **facts})
-    return [(each.name, each.severity) for each in check_torch(machine, trials, needed=True)]
-
-
 @each(
     ("facts", "name", "severity"),
     [
@@ -88,14 +81,16 @@ def torch_on(facts: dict[str, Any], **more: Any) -> list[tuple[str, str]]:
     ],
 )
 def test_torch_is_held_to_the_driver_and_the_card(facts, name, severity):
-    assert torch_on(facts) == [(name, severity)]
+    machine = describe_machine(nvml=quiet(), environ={})
+    [found] = check_torch(machine, needed=True, facts={**FACTS, **facts})
+    assert (found.name, found.severity) == (name, severity)
 
 
 def test_a_machine_without_torch_says_so():
     machine = describe_machine(nvml=quiet(), environ={})
     bare = replace(machine, versions={**machine.versions, "torch": Fact(None, "not installed")})
     for needed, severity in ((True, "error"), (False, "warning")):
-        [found] = check_torch(bare, Trials(device="cuda", tried=()), needed=needed)
+        [found] = check_torch(bare, needed=needed)
         assert (found.name, found.severity) == ("no-torch", severity)
 
 
@@ -114,20 +109,3 @@ def test_machine_code_is_for_its_major_version_and_ptx_for_all_later_ones(
     capability, architectures, fits
 ):
     assert built_for(capability, architectures) is fits
-
-
-# --- kernels -------------------------------------------------------------------------------------
-
-
-def test_a_kernel_that_failed_is_a_finding_with_its_reason():
-    crashed = TriedKernel(name="FlexAttention", state="crashed", because="ended by SIGSEGV")
-    works = TriedKernel(name="bf16 matmul", state="works", off_by=0.001, tolerance=0.01)
-    found = check_kernels(Trials(device="cuda", tried=(crashed, works)), None)
-    assert [(each.name, each.severity) for each in found] == [
-        ("kernel-flexattention", "warning"),
-        ("kernels", "good"),
-    ]
-    assert found[0].evidence == "crashed: ended by SIGSEGV"
-    assert "attention: flash" in found[0].fix
-    [none] = check_kernels(Trials(device="cuda", tried=(), note="torch is not installed"), None)
-    assert (none.severity, none.evidence) == ("note", "torch is not installed")

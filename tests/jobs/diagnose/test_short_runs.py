@@ -12,20 +12,20 @@ from typing import Any
 import pytest
 
 from expert.insight.findings.finding import Finding
-from expert.jobs.diagnose.first_fix import (
-    MeasuredRun,
+from expert.jobs.diagnose.short_runs import (
     NothingToTry,
     TriedFix,
     first_fix,
-    measured,
+    profile,
     read_run_manifest,
+    time_steps,
     try_fix,
 )
-from expert.jobs.diagnose.profile import Span, busy_time, profile, purpose_of, summed
 from expert.manifest.reader import read_manifest
 from expert.run.open import open_run
-from expert.run.session.short_run import SETTLING, ShortRun, short_run
+from expert.run.session.short_run import short_run
 from tests.each import each
+from tests.insight.ladders import measured
 from tests.jobs.runs import losses_of, run, write_expert
 
 
@@ -68,7 +68,7 @@ def test_a_signal_ends_more_than_the_first_of_two_short_runs(tmp_path, base, sen
 # --- profiles ------------------------------------------------------------------------------------
 
 
-def test_a_profile_is_written_whole_and_summed_up_by_purpose(tmp_path, base, capfd):
+def test_a_profile_is_written_whole_and_summed_up_by_kernel(tmp_path, base, capfd):
     manifest = write_expert(tmp_path, base, {})
     found = profile(read_manifest(manifest), updates=2)
     assert "USDT" not in capfd.readouterr().err  # printed by torch's profiler
@@ -79,58 +79,8 @@ def test_a_profile_is_written_whole_and_summed_up_by_purpose(tmp_path, base, cap
         events = json.load(stream)["traceEvents"]
     assert any(event.get("name") == "aten::mm" for event in events)
     assert found.updates == 2
-    assert 0 < found.busy <= 1
-    assert {"matmul", "attention", "norm and elementwise"} <= set(found.purposes)
-    assert sum(found.purposes.values()) == pytest.approx(sum(k.seconds for k in found.kernels))
-
-
-@each(
-    ("name", "purpose"),
-    [
-        ("aten::mm", "matmul"),
-        ("nvjet_tst_128x256_64x4_2x1_v_bz_coopA_TNT", "matmul"),
-        ("void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu_bf16>", "matmul"),
-        ("pytorch_flash::flash_fwd_kernel<...>", "attention"),
-        ("fmha_cutlassF_bf16_aligned_64x64_rf_sm80", "attention"),
-        ("triton_tem_fused_flex_attention_0", "attention"),
-        ("_row_kernel", "loss"),
-        ("void multi_tensor_apply_kernel<FusedAdamMathFunctor>", "optimizer"),
-        ("Memcpy HtoD (Pinned -> Device)", "copy"),
-        ("ncclDevKernel_AllReduce_Sum_bf16", "communication"),
-        ("triton_poi_fused_mul_silu_3", "norm and elementwise"),
-        ("void at::native::vectorized_elementwise_kernel<4>", "norm and elementwise"),
-        ("something else", "other"),
-    ],
-)
-def test_kernels_have_a_purpose_by_their_names(name, purpose):
-    assert purpose_of(name) == purpose
-
-
-def span(start: float, end: float, name: str = "aten::mm") -> Span:
-    return Span(name=name, start=start, end=end, own=end - start)
-
-
-def test_time_in_which_something_ran_counts_once():
-    whole, busy, gaps = busy_time([span(0, 100), span(50, 120), span(200, 300), span(310, 320)])
-    assert (whole, busy) == (320, 230)
-    assert gaps == [80]  # 10 µs between two kernels is not a gap
-    assert busy_time([]) == (0.0, 0.0, [])
-
-
-def test_a_profile_of_kernels_adds_calls_of_one_name():
-    found = summed(
-        [span(0, 1e6), span(1e6, 2e6), span(2e6, 3e6, "Memcpy DtoD")],
-        trace="x",
-        device="y",
-        on_gpu=True,
-        updates=1,
-    )
-    assert [(k.name, k.calls, k.seconds) for k in found.kernels] == [
-        ("aten::mm", 2, pytest.approx(2.0)),
-        ("Memcpy DtoD", 1, pytest.approx(1.0)),
-    ]
-    assert found.purposes == {"matmul": pytest.approx(2.0), "copy": pytest.approx(1.0)}
-    assert (found.busy, found.gaps) == (1.0, 0)
+    calls = {name: calls for name, _, calls in found.kernels}
+    assert calls["aten::mm"] % 2 == 0
 
 
 # --- trying a fix --------------------------------------------------------------------------------
@@ -165,8 +115,8 @@ def test_a_fix_is_measured_before_and_after_on_the_same_rows(tmp_path, base):
         overrides=keys,
         updates=2,
     )
-    assert (found.before.updates, found.after.updates) == (2, 2)
-    assert found.before.examples == found.after.examples
+    assert (found.before.updates_measured, found.after.updates_measured) == (2, 2)
+    assert found.before.examples_per_update == found.after.examples_per_update
     # The same arithmetic: recomputing changes no bit of a float32 loss.
     assert found.before.loss == found.after.loss
     assert found.gain > 0
@@ -183,50 +133,17 @@ def test_the_manifest_of_a_run_is_read_again_with_its_own_data(tmp_path, base):
         read_run_manifest(tmp_path)
 
 
-def test_warm_up_steps_are_not_measured():
-    def step(number: int, seconds: float) -> dict[str, Any]:
-        return {
-            "event": "step",
-            "step": number,
-            "seconds": seconds,
-            "tokens": 100,
-            "targets": 50,
-            "examples": 4,
-            "loss": 2.0,
-            "updates": 1,
-        }
-
-    slow = [step(number + 1, 10.0) for number in range(SETTLING)]
-    fast = [step(SETTLING + 1 + number, 0.5) for number in range(4)]
-    done = ShortRun(plan=None, events=(*slow, *fast), updates=SETTLING + 4)
-    found = measured(done)
-    assert (found.updates, found.tokens_per_second, found.spread) == (4, 200.0, 0.0)
-    assert found.loss == 2.0
+def test_slow_steps_are_timed_for_a_limited_time(tmp_path, base, monkeypatch):
+    monkeypatch.setattr("expert.jobs.diagnose.short_runs.TIMED_SECONDS", 0.0)
+    found = time_steps(read_manifest(write_expert(tmp_path, base, {})))
+    assert found.updates_measured == 1  # of two, the first warmed up
+    assert found.seconds_per_update > 0
 
 
-def test_steps_without_a_wait_or_on_an_idle_card_count_as_zero():
-    facts = {"event": "step", "seconds": 1.0, "tokens": 1, "targets": 1, "examples": 1, "loss": 1.0}
-    values = [{"time_data_wait": 0.0, "gpu_utilization": use} for use in (0, 50, 100, 50)]
-    steps = tuple({**facts, **value, "step": SETTLING + 1} for value in values)
-    found = measured(ShortRun(plan=None, events=steps, updates=4))
-    assert (found.data_wait, found.gpu_utilization) == (0.0, 50.0)
-
-
-def test_a_gain_within_the_spread_is_not_certain():
-    facts: dict[str, Any] = {
-        "updates": 4,
-        "seconds": 1.0,
-        "tokens": 1,
-        "examples": 1,
-        "seconds_an_update": 0.25,
-        "loss": 1.0,
-        "data_wait": None,
-        "gpu_utilization": None,
-        "peak_reserved_bytes": None,
-        "fallbacks": (),
-    }
-    before = MeasuredRun(**facts, tokens_per_second=100.0, spread=0.3)
-    names = {"name": "n", "title": "t", "overrides": ("a=1",), "device": "d", "before": before}
-    near = TriedFix(**names, after=MeasuredRun(**facts, tokens_per_second=120.0, spread=0.1))
-    far = TriedFix(**names, after=MeasuredRun(**facts, tokens_per_second=150.0, spread=0.1))
-    assert (near.certain, far.certain) == (False, True)
+@each(("rate", "spread", "certain"), [(120.0, 30.0, False), (150.0, 10.0, True)])
+def test_a_gain_within_the_spread_is_not_certain(rate, spread, certain):
+    names = {"name": "n", "title": "t", "overrides": ("a=1",), "device": "d"}
+    after = measured(rate, spread=spread)
+    tried = TriedFix(**names, before=measured(100.0, spread=5.0), after=after)
+    assert tried.certain is certain
+    assert tried.as_dict()["gain"] == rate / 100

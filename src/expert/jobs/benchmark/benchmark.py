@@ -40,7 +40,8 @@ from expert.insight.ladder.ladder import (
 from expert.insight.ladder.table import as_markdown
 from expert.insight.page.contents import ladder_page
 from expert.insight.page.render import page_html
-from expert.jobs.benchmark.child import Event, Job, MeasurementFailed, events_of
+from expert.jobs.benchmark.child import Job, MeasurementFailed, events_of
+from expert.jobs.benchmark.measured import Event, first_timed_step, measured_of
 from expert.manifest.schema.manifest import CHAR_GPT
 from expert.planning.benchmark_settings import (
     BASELINE,
@@ -66,11 +67,9 @@ from expert.planning.measurements import (
     measurements_file,
     remember_rate,
 )
-from expert.planning.memory.workload import CAPTURED_WIDTHS
 from expert.planning.models.resolve import basename
 from expert.planning.plan import choose_model
 from expert.run.open import open_run, prepare
-from expert.run.session.short_run import SETTLING
 from expert.run.smollm2 import provide_model
 from expert.run.stored.locate import runs_folder
 
@@ -87,11 +86,6 @@ FIRST_EVALUATION = 5
 """Steps after which the first setting evaluates its loss, and again: fewer hardly show a
 difference. The last of them is where all later settings evaluate theirs."""
 MIN_TIMED_STEPS = 3
-CAPTURE_STEPS = 6
-"""Steps: CUDA graphs are captured at the third batch, the optimizer's once its gradients have kept
-their addresses for two."""
-CAPTURE_STEPS_PER_WIDTH = 8
-"""More of them for each width that is captured when it first comes: most come within 30 steps."""
 MAX_OVERRUN = 1.5
 """Times the announced time: no setting is started by itself if the benchmark would end later."""
 REST_IN_SETTINGS = 2
@@ -644,77 +638,6 @@ def _full_names(names: tuple[str, ...]) -> list[str]:
             raise CannotBenchmark(f"--only {name}: no such setting  (settings: {known})")
         found.append(setting.name)
     return found
-
-
-def first_timed_step(plan: RunPlan) -> int:
-    """Steps before the first timed one: they compile, fill caches and capture graphs."""
-    if not plan.kernels.cuda_graphs:
-        return SETTLING
-    return CAPTURE_STEPS + CAPTURE_STEPS_PER_WIDTH * (CAPTURED_WIDTHS if plan.data.flat else 0)
-
-
-def measured_of(
-    plan: RunPlan,
-    events: list[Event],
-    judged: Event | None,
-    first: int,
-    *,
-    window: float,
-    rows: int,
-) -> Measured:
-    """What the events of a run show: rates over windows of steps after the first ones, and the loss
-    of one evaluation."""
-    steps = [event for event in events if event["event"] == "step"]
-    timed = [event for event in steps if event["step"] > first]
-    if not timed:
-        raise MeasurementFailed("the run ended before a step could be timed")
-
-    def mean(key: str) -> float | None:
-        known = [event[key] for event in timed if event.get(key) is not None]
-        return statistics.fmean(known) if known else None
-
-    rates, tokens, seconds = [], 0, 0.0
-    for event in timed:
-        tokens, seconds = tokens + event["tokens"], seconds + event["seconds"]
-        if seconds >= window:
-            rates.append(tokens / seconds)
-            tokens, seconds = 0, 0.0
-    if not rates:  # too fast for a whole window
-        rates = [tokens / seconds]
-    total = sum(event["seconds"] for event in timed)
-    updates = sum(event["updates"] for event in timed)
-    samples = sum(event["examples"] for event in timed) / total
-    fell_back = [event for event in events if event["event"] == "fell_back"]
-    sizes = [
-        c["value"] for e in fell_back for c in e["changes"] if c["path"] == "batch.micro_batch"
-    ]
-    micro_batch = int(sizes[-1]) if sizes else plan.batch.micro_batch
-    peaks = [event["peak_reserved_bytes"] for event in steps if event.get("peak_reserved_bytes")]
-    peaks = peaks or [e["cpu_peak_memory_bytes"] for e in steps if e.get("cpu_peak_memory_bytes")]
-    low, middle, high = (
-        statistics.quantiles(rates, n=4, method="inclusive") if len(rates) > 1 else rates * 3
-    )
-    return Measured(
-        tokens_per_second=middle,
-        windows=rates,
-        spread=high - low,
-        samples_per_second=samples,
-        seconds_per_update=total / updates,
-        seconds_per_epoch=rows / samples,
-        gpu_utilization=mean("gpu_utilization"),
-        peak_memory_bytes=max(peaks, default=None),
-        mfu=mean("mfu"),
-        padding=mean("padding"),
-        data_wait=mean("data_wait"),
-        examples_per_update=sum(event["examples"] for event in timed) / updates,
-        updates_measured=updates,
-        updates_learnt=judged["step"] if judged is not None else timed[-1]["step"],
-        compile_seconds=next((e["seconds"] for e in events if e["event"] == "compiled"), None),
-        loss=judged["loss"] if judged is not None and type(judged["loss"]) is float else None,
-        micro_batch=micro_batch,
-        accumulation=plan.batch.accumulation or 1,
-        fallbacks=[str(event.get("reason", "")) for event in fell_back],
-    )
 
 
 def tried_paths(ladder: Ladder) -> list[str]:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from expert.core.errors import ExpertError
 from expert.core.process import describe_exit, last_line
 from expert.core.secrets import redacted
+from expert.jobs.benchmark.measured import Event
 from expert.manifest.schema.manifest import CHAR_GPT
 
 if TYPE_CHECKING:
@@ -39,8 +40,6 @@ PRELOADED_MODULES = (
 )
 NO_TRACKER_WARNING = ("PYTHONWARNINGS", "ignore:resource_tracker:UserWarning")
 """A killed process leaves semaphores, which Python's tracker cleans up and would report."""
-
-Event = dict[str, Any]
 
 
 class MeasurementFailed(Exception):

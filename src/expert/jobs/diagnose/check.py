@@ -1,7 +1,7 @@
-"""The job behind `expert diagnose` before a run: machine, kernels, data and configuration.
+"""The job behind `expert diagnose` before a run: machine, data, configuration, and the time of a
+run, for which a few steps are trained.
 
-What the plan fixes by itself is a note. Nothing is trained, and nothing is written except cached
-hashes of data files.
+What the plan fixes by itself is a note.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import EXIT_OK, EXIT_USAGE, ExpertError
-from expert.core.text import counted, duration_range
+from expert.core.text import counted, duration, duration_range
 from expert.insight.findings.evidence import Before, evidence_before
 from expert.insight.findings.finding import Finding, worst_first
 from expert.insight.findings.table import BY_NAME, find, finding_from
 from expert.insight.step.bands import Band, expected_band
 from expert.jobs.diagnose.data import DataFacts, check_data
-from expert.jobs.diagnose.kernels import TRIALS, Trials, try_kernels
-from expert.jobs.diagnose.machine import check_gpus, check_kernels, check_torch
+from expert.jobs.diagnose.machine import check_gpus, check_torch
+from expert.jobs.diagnose.short_runs import time_steps
 from expert.jobs.gpu_memory import GpuMemory, gpu_memory
 from expert.manifest.schema.manifest import CHAR_GPT
 from expert.planning.machine.machine import Machine, describe_machine
@@ -36,7 +36,6 @@ class Check:
     """All findings before a run."""
 
     findings: tuple[Finding, ...]
-    trials: Trials
     target: str
     plan: RunPlan | None = None
     band: Band | None = None
@@ -52,9 +51,6 @@ class Check:
         return {
             "target": self.target,
             "findings": [asdict(finding) for finding in self.findings],
-            "torch": self.trials.torch,
-            "kernels": [asdict(each) for each in self.trials.tried],
-            "kernels_note": self.trials.note,
             "band": band,
             "exit_code": self.exit_code,
         }
@@ -66,13 +62,15 @@ def check(
     gpu: str | None = None,
     vram: str | None = None,
     model: str | None = None,
-    run_kernels: bool = True,
+    timed: bool = True,
+    allow_remote_code: bool = False,
     replan: Callable[[tuple[str, ...]], ReadManifest] | None = None,
     tell: Callable[[str], None] = lambda text: None,
     machine: Machine | None = None,
     memory: GpuMemory | None = None,
 ) -> Check:
-    """Check everything. `replan` reads the manifest again with further overrides."""
+    """Check everything. `timed`: train a few steps to estimate the time of the run. `replan` reads
+    the manifest again with further overrides."""
     here = machine or describe_machine(read.folder if read is not None else Path())
     opened = plan = band = None
     if read is None:
@@ -80,12 +78,10 @@ def check(
     else:
         opened = open_run(read, data="counted", gpu=gpu, vram=vram, model=model, machine=here)
         target, plan = opened.target, opened.plan
-    trials = _trials(here, target, plan, named=gpu, wanted=run_kernels, tell=tell)
     found: list[Finding] = []
     if gpu is None:
         found += check_gpus(here, (memory or gpu_memory()).cards)
-        found += check_torch(here, trials, needed=plan is not None)
-    found += check_kernels(trials, plan)
+        found += check_torch(here, needed=plan is not None)
     if opened is not None and plan is not None:
         tell("the data")
         facts = check_data(opened)
@@ -95,43 +91,18 @@ def check(
             found.append(finding_from("cuda-asked", "device: cuda"))
         found += _configuration(opened, facts, replan)
         band = expected(plan, target)
-        found += _length(plan, band)
+        step_seconds = None
+        stopped = any(finding.severity == "error" for finding in found)
+        if timed and target.is_this_machine and not stopped and plan.model.place != "hub":
+            tell("a few steps, to estimate the time")
+            how = {"model": model, "vram": vram, "allow_remote_code": allow_remote_code}
+            try:
+                step_seconds = time_steps(opened.read, **how).seconds_per_update
+            except (ExpertError, RuntimeError) as error:
+                found.append(finding_from("steps-failed", str(error).partition("\n")[0]))
+        found += _length(plan, band, step_seconds)
         found += _remarks(plan, found)
-    return Check(
-        findings=tuple(worst_first(found)),
-        trials=trials,
-        target=target.name,
-        plan=plan,
-        band=band,
-    )
-
-
-def _trials(
-    machine: Machine,
-    target: Target,
-    plan: RunPlan | None,
-    *,
-    named: str | None,
-    wanted: bool,
-    tell: Callable[[str], None],
-) -> Trials:
-    """Run the kernels on this machine's card, or on its CPU if a run would use that."""
-    device = target.device if target.is_this_machine else "cuda"
-    note = ""
-    if named is not None:
-        note = f"{target.name} is not this machine's card"
-    elif not target.is_this_machine:
-        note = "the memory was named, not a card"
-    elif machine.versions["torch"].value is None:
-        note = "torch is not installed"
-    elif not wanted:
-        note = "--no-kernels"
-    if note:
-        return Trials(device=device, tried=(), note=note)
-    compiles = plan is not None and plan.kernels.compile
-    # Compiling for a CPU takes 20 s, and no plan does it by default.
-    names = [name for name in TRIALS if name != "torch.compile" or device == "cuda" or compiles]
-    return try_kernels(device, names, tell=lambda name: tell(f"trying {name}"))
+    return Check(findings=tuple(worst_first(found)), target=target.name, plan=plan, band=band)
 
 
 def _disk(plan: RunPlan, target: Target) -> list[Finding]:
@@ -202,8 +173,8 @@ def expected(plan: RunPlan, target: Target) -> Band | None:
     )
 
 
-def _length(plan: RunPlan, band: Band | None) -> list[Finding]:
-    """Steps, and their time as far as known."""
+def _length(plan: RunPlan, band: Band | None, step_seconds: float | None) -> list[Finding]:
+    """Steps, and their time: as timed on this machine, else as the plan expects."""
     length = plan.length
     numbers: dict[str, float] = {}
     words = ["the number of steps is known when the data has been read"]
@@ -211,7 +182,13 @@ def _length(plan: RunPlan, band: Band | None) -> list[Finding]:
         words, numbers["updates"] = [counted(length.total_steps, "step")], length.total_steps
     decided = [each for each in plan.decisions if each.path == "length.expected_seconds"]
     because = decided[0].because if decided else ""
-    if length.expected_seconds is not None:
+    if step_seconds is not None:
+        numbers["step_seconds"] = step_seconds
+        words.append(f"{duration(step_seconds)} a step, timed on this machine")
+        if length.total_steps is not None:
+            numbers["seconds"] = length.total_steps * step_seconds
+            words.append(f"about {duration(numbers['seconds'])} without evaluating and saving")
+    elif length.expected_seconds is not None:
         low, high = length.expected_seconds
         words.append(f"{duration_range(low, high)} ({because})")
         numbers |= {"seconds": low, "seconds_at_most": high}

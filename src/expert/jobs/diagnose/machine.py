@@ -1,4 +1,4 @@
-"""The machine before a run: the card, its users, the driver, torch, its kernels."""
+"""The machine before a run: the card, its users, the driver, torch."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from expert.insight.findings.finding import Finding
 from expert.insight.findings.table import finding_from
 
 if TYPE_CHECKING:
-    from expert.jobs.diagnose.kernels import Trials, TriedKernel
     from expert.jobs.gpu_memory import CardMemory
     from expert.planning.machine.machine import Machine
     from expert.planning.machine.nvml import Gpu
-    from expert.planning.run_plan import RunPlan
 
 GIB = 2**30
 # What driver and display take of an otherwise idle card: 0.3 to 0.6 GiB.
@@ -75,23 +73,41 @@ def check_use(card: CardMemory, gpu: Gpu) -> Finding | None:
 # --- torch and the driver ------------------------------------------------------------------------
 
 
-def check_torch(machine: Machine, trials: Trials, *, needed: bool) -> list[Finding]:
-    """Whether torch is installed, and fits the driver and the card."""
+def check_torch(
+    machine: Machine, *, needed: bool, facts: dict[str, Any] | None = None
+) -> list[Finding]:
+    """Whether torch is installed, and fits the driver and the card; `facts`: about torch, which is
+    imported for them if not given."""
     if machine.versions["torch"].value is None:
         how = {"severity": "error" if needed else "warning", "fix": f"{pip_install()} installs it"}
-        return [finding_from("no-torch", "no kernel was run", **how)]
-    if not trials.torch or not machine.gpus or trials.device != "cuda":
+        return [finding_from("no-torch", "no kernel can run", **how)]
+    if not machine.gpus:
         return []
-    gpu = machine.gpus[0]
-    reason = torch_mismatch(trials.torch, gpu)
+    gpu, facts = machine.gpus[0], facts or torch_facts()
+    reason = torch_mismatch(facts, gpu)
     if reason:
         return [finding_from("torch-unfit", reason)]
-    built, driver = trials.torch["cuda"], gpu.cuda_driver_version.value
+    built, driver = facts["cuda"], gpu.cuda_driver_version.value
     if driver is not None and _version(built) > _version(driver):
         text = f"torch for CUDA {built}, driver for {driver}: of one major version, so it runs"
         return [finding_from("driver-older", f"{text}; compilers inside torch may not")]
-    version = trials.torch["version"]
-    return [finding_from("torch", f"torch {version} for CUDA {built}, driver for {driver}")]
+    return [
+        finding_from("torch", f"torch {facts['version']} for CUDA {built}, driver for {driver}")
+    ]
+
+
+def torch_facts() -> dict[str, Any]:
+    """What torch was built for, and what it finds."""
+    import torch
+
+    cuda = torch.cuda.is_available()
+    return {
+        "version": torch.__version__,
+        "cuda": torch.version.cuda,
+        "available": cuda,
+        "architectures": torch.cuda.get_arch_list() if cuda else [],
+        "capability": list(torch.cuda.get_device_capability()) if cuda else None,
+    }
 
 
 def torch_mismatch(facts: dict[str, Any], gpu: Gpu) -> str:
@@ -131,68 +147,3 @@ def built_for(capability: tuple[int, ...], architectures: list[str]) -> bool:
         if kind == "compute" and number <= wanted:
             return True
     return False
-
-
-# --- kernels -------------------------------------------------------------------------------------
-
-
-def check_kernels(trials: Trials, plan: RunPlan | None) -> list[Finding]:
-    """One finding for every kernel that failed, and one for all that work."""
-    if not trials.tried:
-        return [finding_from("kernels-not-tried", trials.note or "nothing was run")]
-    used = needed_kernels(plan) if plan is not None else None
-    found = [_failed(each, used) for each in trials.tried if each.bad]
-    works = [each.name for each in trials.tried if each.state == "works"]
-    if works:
-        where = "on the card" if trials.device == "cuda" else "on the CPU"
-        title = f"{len(works)} kernels run {where} and compute correctly"
-        numbers = {"works": len(works), "failed": len(found)}
-        found.append(finding_from("kernels", ", ".join(works), title=title, numbers=numbers))
-    return found
-
-
-def _failed(tried: TriedKernel, used: frozenset[str] | None) -> Finding:
-    changes: dict[str, Any] = {"fix": FIXES[tried.name]} if tried.name in FIXES else {}
-    if used is not None and tried.name not in used:
-        changes |= {"severity": "note", "consequence": "this run does not use it"}
-    return finding_from(
-        "kernel",
-        f"{tried.state}: {tried.because}",
-        name=f"kernel-{tried.name.lower().replace(' ', '-')}",
-        title=f"{tried.name} does not work here",
-        numbers={"off_by": tried.off_by} if tried.off_by is not None else {},
-        **changes,
-    )
-
-
-FIXES = {
-    "torch.compile": "training.config.torch_compile: false, or install a C++ compiler (and "
-    "Triton on a card)",
-    "varlen attention": "training.config.attention: sdpa",
-    "FlashAttention 4": "training.config.attention: flash",
-    "FlexAttention": "training.config.attention: flash",
-    "bf16 matmul": "training.config.bf16: false",
-    "fused AdamW": "training.config.optim: adamw_torch",
-    "fused loss": "training.config.fused_loss: false",
-    "bitsandbytes NF4": "a bitsandbytes that knows this card, or quantization: none",
-    "bitsandbytes 8-bit AdamW": "training.config.optim: adamw_torch_fused",
-}
-
-
-def needed_kernels(plan: RunPlan) -> frozenset[str]:
-    """Names of the trials whose kernels a run of the plan would use."""
-    kernels = plan.kernels
-    used = {
-        "bf16 matmul": kernels.precision == "bf16",
-        "TF32 matmul": kernels.tf32,
-        "varlen attention": kernels.attention == "flash",
-        "FlashAttention 4": kernels.attention == "flash4",
-        "FlexAttention": kernels.attention == "flex",
-        "SDPA": kernels.attention == "sdpa",
-        "fused loss": kernels.fused_loss,
-        "fused AdamW": plan.optim.optimizer == "adamw_torch_fused",
-        "torch.compile": kernels.compile or kernels.attention == "flex",
-        "bitsandbytes NF4": plan.model.quantization == "int4",
-        "bitsandbytes 8-bit AdamW": plan.optim.optimizer in ("adamw_bnb_8bit", "paged_adamw_8bit"),
-    }
-    return frozenset(name for name, needed in used.items() if needed)
