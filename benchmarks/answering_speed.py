@@ -19,13 +19,12 @@ from typing import Any
 import torch
 from surroundings import environment
 
+from expert.answer import cache, steps
+from expert.answer.decoding import DecodingSettings
+from expert.answer.engine import answer_all
 from expert.core.files import write_text_atomically
 from expert.data.records import Example, Turn
-from expert.jobs.sample import answer_steps
-from expert.jobs.sample.decoding import DecodingSettings
-from expert.jobs.validate import answering
 from expert.manifest.reader import read_manifest
-from expert.model import fixed_cache
 from expert.run.open import plan as plan_of
 from expert.run.stored.load import Trained, load_base, pick_device
 
@@ -59,18 +58,18 @@ def timed(
     trained: Trained, questions: list[Example], how: DecodingSettings, way: str
 ) -> dict[str, Any]:
     """All answers in one way, and how long they took."""
-    fixed, recorder = fixed_cache.supports_fixed_cache, answer_steps.step_capture
+    fixed, recorder = cache.supports_fixed_cache, steps.step_capture
     notes: list[str] = []
     if way == "growing":
-        fixed_cache.supports_fixed_cache = lambda model: False  # type: ignore[assignment]
+        cache.supports_fixed_cache = lambda model: False  # type: ignore[assignment]
     if way != "recorded":
-        answer_steps.step_capture = lambda device: None  # type: ignore[assignment]
+        steps.step_capture = lambda device: None  # type: ignore[assignment]
     try:
         began = time.perf_counter()
-        answers = answering.answer_all(trained, questions, how, note=notes.append)
+        answers = answer_all(trained, questions, how, note=notes.append)
         seconds = time.perf_counter() - began
     finally:
-        fixed_cache.supports_fixed_cache, answer_steps.step_capture = fixed, recorder
+        cache.supports_fixed_cache, steps.step_capture = fixed, recorder
     return {"seconds": seconds, "answers": [each.text for each in answers], "notes": notes,
             "tokens": sum(each.tokens for each in answers)}  # fmt: skip
 

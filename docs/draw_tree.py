@@ -18,7 +18,7 @@ LAYERS = (
     ("cli",),
     ("jobs",),
     ("run",),
-    ("training",),
+    ("training", "answer"),
     ("data", "model", "parallel", "telemetry", "judging", "insight"),
     ("planning",),
     ("manifest",),

@@ -13,8 +13,9 @@ from typing import Any
 import openai
 import pytest
 
-from expert.jobs.sample import answer_steps
-from expert.jobs.serve import engine, listen
+from expert.answer import engine as answer_engine
+from expert.answer import steps as answer_steps
+from expert.jobs.serve import listen
 from tests.jobs.runs import until
 from tests.jobs.trained_runs import finished
 
@@ -80,7 +81,7 @@ def test_serve_prints_its_address_an_example_and_a_line_per_request(run):
 )
 def test_running_answers_are_finished_or_cut_after_a_while(run, monkeypatch, grace, ending):
     monkeypatch.setattr(listen, "GRACE", grace)
-    monkeypatch.setattr(engine, "end_tokens", lambda encoder, template: [])
+    monkeypatch.setattr(answer_engine, "end_tokens", lambda encoder, template: [])
     advance = answer_steps.FixedSteps.advance
 
     def slowly(self: Any, tokens: Any) -> None:

@@ -7,18 +7,18 @@ from dataclasses import replace
 import pytest
 import torch
 
+from expert.answer import cache
+from expert.answer import steps as answer_steps
+from expert.answer.engine import answer_all
 from expert.data.records import Example, Turn
-from expert.jobs.sample import answer_steps
-from expert.jobs.validate import answering
 from expert.manifest.reader import read_manifest
-from expert.model import fixed_cache
 from expert.parallel.graphs import CudaCapture
 from expert.planning.models.resolve import SMOLLM2
 from expert.run.open import plan as plan_job
 from expert.run.stored.load import load_base
+from tests.answer.test_answering import GREEDY
 from tests.gpu.real_model import DEVICE, ON_CARD, needs_card, note, real_folder, the_device
 from tests.jobs.runs import write_expert
-from tests.jobs.test_answering import GREEDY
 
 pytestmark = [pytest.mark.gpu, needs_card]
 
@@ -51,9 +51,9 @@ def alike(some, others):
 def test_captured_answers_equal_eager_ones(tmp_path, request, monkeypatch, kind, way):
     model, config = MODELS[kind]
     base = the_base(tmp_path, model, **config)
-    recorded = answering.answer_all(base, QUESTIONS, WAYS[way], note=pytest.fail)
+    recorded = answer_all(base, QUESTIONS, WAYS[way], note=pytest.fail)
     monkeypatch.setattr(answer_steps, "step_capture", lambda device: None)
-    run, again = (answering.answer_all(base, QUESTIONS, WAYS[way]) for _ in range(2))
+    run, again = (answer_all(base, QUESTIONS, WAYS[way]) for _ in range(2))
     shares = {"recorded": alike(recorded, run), "run again": alike(again, run)}
     note("answers.jsonl", request.node.name, shares)
     assert len({each.text for each in run}) > 3
@@ -69,9 +69,9 @@ def test_answers_from_memory_that_stays_are_those_of_a_cache_that_grows(
     # In float32: in bf16 padding rounds otherwise, and what is a tie but for that goes another way
     # from there (SmolLM2, 160 tokens: 40 % of the answers are alike on an H200).
     base = the_base(tmp_path, model, bf16=False, tf32=False)
-    fixed = answering.answer_all(base, QUESTIONS, WAYS["greedy"])
-    monkeypatch.setattr(fixed_cache, "supports_fixed_cache", lambda model: False)
-    growing = answering.answer_all(base, QUESTIONS, WAYS["greedy"])
+    fixed = answer_all(base, QUESTIONS, WAYS["greedy"])
+    monkeypatch.setattr(cache, "supports_fixed_cache", lambda model: False)
+    growing = answer_all(base, QUESTIONS, WAYS["greedy"])
     note("answers.jsonl", request.node.name, {"alike": alike(fixed, growing)})
     assert alike(fixed, growing) > 0.9
 
@@ -98,8 +98,8 @@ class CrampedOnce(CudaCapture):
 @pytest.mark.skipif(not ON_CARD, reason="only a card records")
 def test_answers_go_on_with_fewer_rows_where_memory_ran_out_while_recording(tmp_path, monkeypatch):
     base = the_base(tmp_path, "tiny")
-    half = answering.answer_all(base, QUESTIONS, WAYS["greedy"], rows=len(QUESTIONS) // 2)
+    half = answer_all(base, QUESTIONS, WAYS["greedy"], rows=len(QUESTIONS) // 2)
     monkeypatch.setattr(CrampedOnce, "failed", 0)
     monkeypatch.setattr(answer_steps, "step_capture", lambda device: CrampedOnce())
-    assert answering.answer_all(base, QUESTIONS, WAYS["greedy"], note=pytest.fail) == half
+    assert answer_all(base, QUESTIONS, WAYS["greedy"], note=pytest.fail) == half
     assert CrampedOnce.failed == 1

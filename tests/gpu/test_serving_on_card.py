@@ -17,17 +17,17 @@ from urllib.request import Request, urlopen
 import pytest
 import torch
 
+from expert.answer import steps as answer_steps
 from expert.data.records import Turn
-from expert.jobs.sample import answer_steps
 from expert.jobs.sample.sample import Conversation, load_expert
 from expert.jobs.serve.engine import AnswerEngine, Question, Stopped
 from expert.jobs.serve.models import load_models
 from expert.parallel.graphs import CudaCapture
+from tests.answer.test_scheduling import last_of
 from tests.gpu.real_model import DEVICE, ON_CARD, needs_card, note
 from tests.gpu.test_answers_on_card import CrampedOnce
 from tests.jobs.runs import WORDS, place, run, until, write_expert
 from tests.jobs.serve.served import served
-from tests.jobs.serve.test_batched_answers import last_of
 
 pytestmark = [pytest.mark.gpu, needs_card]
 card_only = pytest.mark.skipif(not ON_CARD, reason="only a card has memory that can be filled")
@@ -130,7 +130,7 @@ def test_clients_at_once_get_the_answers_of_expert_sample(monkeypatch):
         alone = [asyncio.run(last_of(engine, question(1))).text for _ in range(4)]
         assert alone == [expected[1]] * 4
         assert notes == []
-        shapes = engine._lanes["demo"]._reader._shapes.values()
+        shapes = engine._schedulers["demo"]._reader._shapes.values()
         assert any(shape.replay for shape in shapes) == ON_CARD
     assert bool(recorded) == ON_CARD
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from expert.answer.decoding import CannotSample
 from expert.core.rundir import RunFolder
 from expert.data import plain_text as row_kind
 from expert.data.records import Example, Turn
 from expert.data.template.text_tools import text_tools
 from expert.data.tokens.encoder import read_special_tokens
-from expert.jobs.sample.decoding import CannotSample
 from expert.jobs.sample.sample import Conversation, generate, load_expert, prompt_text, sample
 from expert.model.chargpt import load_char_gpt
 from expert.run.open import prepare
@@ -166,7 +166,7 @@ def test_an_answer_stops_at_the_end_token():
     with torch.no_grad():  # a head that only generates the end token
         trained.loaded.causal_lm.get_input_embeddings().weight.zero_()
         trained.loaded.causal_lm.model.norm.weight.zero_()
-    from expert.jobs.sample.decoding import resolve_decoding
+    from expert.answer.decoding import resolve_decoding
     from expert.jobs.sample.sample import LoadedExpert
 
     how, _ = resolve_decoding(trained.plan, {"max_new_tokens": 9})
@@ -361,9 +361,7 @@ def test_a_prompt_that_is_longer_than_the_context_is_refused_with_both_numbers()
     talk = Conversation(loaded)
     with pytest.raises(CannotSample) as reported:
         talk.ask("cat " * context)
-    words = str(reported.value)
-    assert words.startswith("--prompt: has ")
-    assert f"is {context:,} with the answer  (shorten it" in words
+    assert f"the context is {context:,} including the answer" in str(reported.value)
     assert len(talk._turns) == 0  # the failed prompt was not added
 
 

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 import torch
 
+from expert.answer.decoding import resolve_decoding
+from expert.answer.engine import answer_all
+from expert.answer.writer import Answer
 from expert.cli.validate import score_sheet
 from expert.core.rundir import RunFolder
 from expert.data.records import Example, Turn
-from expert.jobs.sample.decoding import resolve_decoding
 from expert.jobs.sample.sample import NoTools, load_expert, sample
-from expert.jobs.validate.answering import GeneratedAnswer, answer_all
 from expert.jobs.validate.held_out import Run
 from expert.jobs.validate.test_sets import find_test_set, with_rendered_answers
 from expert.jobs.validate.validate import _judged_text, validate
@@ -171,7 +172,7 @@ def test_expected_calls_are_those_that_the_template_of_the_model_writes(tmp_path
     # Calls are judged with the special tokens that mark them.
     case = asked_of(TEMPLATE, rows)
     bare = WRITTEN.removeprefix("[CALL]").removesuffix("[/CALL]")
-    given = GeneratedAnswer(text=bare, marked=WRITTEN, tokens=9, ended=True)
+    given = Answer(text=bare, marked=WRITTEN, tokens=9, ended=True)
     assert _judged_text(case, given) == WRITTEN
     assert _judged_text(replace(case, check={}), given) == bare
 

@@ -25,8 +25,8 @@ from expert.jobs.validate.models import (
 )
 from expert.jobs.validate.validate import validate
 from expert.parallel.launch import WorldError
+from tests.answer.test_answering import GREEDY
 from tests.jobs.runs import until
-from tests.jobs.test_answering import GREEDY
 from tests.jobs.trained_runs import finished, finished_characters
 from tests.jobs.validated_runs import as_it_was, learnt, written
 from tests.warm import python
@@ -40,7 +40,7 @@ QUESTIONS = [Example((Turn("user", "x" * size),)) for size in (1, 50, 20, 20, 90
 # Answers with the card it has and what it was asked. `ill` is what it does before that.
 PROGRAM = """
 import json, os, pickle, signal, sys, time
-from expert.jobs.validate.answering import GeneratedAnswer
+from expert.answer.writer import Answer
 card, ill = os.environ["CUDA_VISIBLE_DEVICES"], os.environ.get("ILL", "")
 def say(fact):
     print(json.dumps(fact), flush=True)
@@ -60,7 +60,7 @@ for line in sys.stdin:
     if ill == "hangs":
         time.sleep(600)
     found = [
-        GeneratedAnswer(text=f"{card} {len(row.turns[0].text)}", marked="", tokens=1, ended=True)
+        Answer(text=f"{card} {len(row.turns[0].text)}", marked="", tokens=1, ended=True)
         for row in asked["questions"]
     ]
     with open(order["to"], "wb") as stream:

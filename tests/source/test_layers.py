@@ -15,7 +15,7 @@ LAYERS = (
     ("manifest",),
     ("planning",),
     ("data", "model", "parallel", "telemetry", "insight", "judging"),
-    ("training",),
+    ("training", "answer"),
     ("run",),
     ("jobs",),
     ("cli",),

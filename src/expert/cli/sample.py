@@ -106,7 +106,7 @@ def sample(
 
 def _prompts(given: list[str] | None, *, interactive: bool) -> list[str]:
     """The prompts; empty if they will be typed."""
-    from expert.jobs.sample.decoding import CannotSample
+    from expert.answer.decoding import CannotSample
 
     if not given and not interactive:
         raise CannotSample(

@@ -42,13 +42,9 @@ def test_an_adapter_and_a_merged_folder_answer_as_their_run_does(tmp_path):
     merged = tmp_path / "moved"
     shutil.copytree(exported("lora", "merged").folder, merged)
     (merged / ".gitattributes").write_text("x")  # added by the hub
-    earlier = changed(
-        exported("lora").folder, tmp_path / "earlier", "export.json", b'{"dtype": "fp32"}'
-    )
     (alone,) = sample(finished("lora"), [PROMPT], device="cpu").samples
     cached = in_hub_cache(tmp_path, exported("lora").folder)
-    places = [f"adapter={cached}", f"dora={exported('dora').folder}",
-              f"merged={merged}", f"earlier={earlier}"]  # fmt: skip
+    places = [f"adapter={cached}", f"dora={exported('dora').folder}", f"merged={merged}"]
     with served(*places) as here:
         asked: Any = [{"role": "user", "content": PROMPT}]
         found = {
@@ -57,8 +53,7 @@ def test_an_adapter_and_a_merged_folder_answer_as_their_run_does(tmp_path):
         }
     texts = {name: one.choices[0].message.content for name, one in found.items()}
     (dora,) = sample(finished("dora"), [PROMPT], device="cpu").samples
-    assert texts == {"adapter": alone.text, "merged": alone.text, "earlier": alone.text,
-                     "dora": dora.text}  # fmt: skip
+    assert texts == {"adapter": alone.text, "merged": alone.text, "dora": dora.text}
     models = here.engine.models
     weights = [models[name].trained.loaded.causal_lm.get_input_embeddings().weight.data_ptr()
                for name in ("adapter", "dora")]  # fmt: skip

@@ -15,9 +15,10 @@ from typing import Any
 import openai
 import pytest
 
+from expert.answer import engine as answer_engine
+from expert.answer import steps as answer_steps
 from expert.core.errors import Damaged
-from expert.jobs.sample import answer_steps
-from expert.jobs.serve import engine, listen
+from expert.jobs.serve import listen
 from expert.jobs.serve.app import Limits
 from expert.jobs.serve.listen import CannotServe
 from expert.jobs.serve.models import load_models
@@ -71,7 +72,7 @@ def endless(monkeypatch: pytest.MonkeyPatch) -> None:
         advance(self, tokens)
 
     monkeypatch.setattr(answer_steps.FixedSteps, "advance", slowly)
-    monkeypatch.setattr(engine, "end_tokens", lambda encoder, template: [])
+    monkeypatch.setattr(answer_engine, "end_tokens", lambda encoder, template: [])
 
 
 @each(

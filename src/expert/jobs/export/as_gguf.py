@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from expert.answer.decoding import end_tokens, resolve_decoding
 from expert.core.stored_json import read_object_or_empty
 from expert.data.template.templates import NamedTemplate
 from expert.jobs.export.chat_format import jinja_of
@@ -34,7 +35,6 @@ from expert.jobs.export.model_card import languages
 from expert.jobs.export.modelfile import BASE_FILE, MODELFILE, base_file, context_length, modelfile
 from expert.jobs.export.portable_base import portable_base
 from expert.jobs.export.quality import Quality, QualityCheck
-from expert.jobs.sample.decoding import end_tokens, resolve_decoding
 from expert.manifest.schema.kinds import ADAPTERS
 from expert.manifest.schema.manifest import CHAR_GPT
 from expert.planning.plan import folder_name

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from expert.answer.decoding import resolve_decoding, stop_texts
 from expert.core.install import INSTALL_HINT
-from expert.jobs.sample.decoding import resolve_decoding, stop_texts
 from expert.jobs.sample.sample import prompt_text
 from expert.manifest.schema.kinds import IN_FLOAT32
 from expert.manifest.schema.manifest import CHAR_GPT

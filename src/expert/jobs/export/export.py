@@ -9,6 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from expert.answer.decoding import (
+    DecodingSettings,
+    end_tokens,
+    generation_config,
+    resolve_decoding,
+)
 from expert.core.events import read_events
 from expert.core.publish import publishing
 from expert.core.resources import reporting_disk_full
@@ -48,16 +54,10 @@ from expert.jobs.export.portable_base import copy_base, hub_reference, portable_
 from expert.jobs.export.push import write_export_record
 from expert.jobs.export.quality import ROWS
 from expert.jobs.export.servers import problems
-from expert.jobs.sample.decoding import (
-    DecodingSettings,
-    end_tokens,
-    generation_config,
-    resolve_decoding,
-)
 from expert.jobs.validate.saved_verdict import read_verdict
 from expert.manifest.schema.kinds import ADAPTERS, QUANTISED
 from expert.model.base_folder import copy_tokenizer
-from expert.run.session.session import release_memory
+from expert.model.device_memory import release_memory
 from expert.run.stored.choose_checkpoint import choose
 from expert.run.stored.load import (
     Trained,

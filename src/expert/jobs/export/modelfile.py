@@ -10,8 +10,8 @@ from expert.jobs.export.chat_format import fixed_texts_of, go_template
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from expert.answer.decoding import DecodingSettings
     from expert.data.template.templates import Template
-    from expert.jobs.sample.decoding import DecodingSettings
     from expert.planning.run_plan import ModelPlan
 
 MODELFILE = "Modelfile"

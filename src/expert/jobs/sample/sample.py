@@ -5,26 +5,18 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from expert.answer.decoding import CannotSample, DecodingSettings, resolve_decoding
+from expert.answer.writer import AnswerWriter, Tell
 from expert.core.errors import ExpertError
 from expert.core.files import read_text
-from expert.core.text import counted
 from expert.data.examples.tools import tool_names, tools_of
 from expert.data.records import Example, RowError, Segment, Turn
-from expert.jobs.sample.answer_steps import AnswerModel
-from expert.jobs.sample.answer_writer import AnswerWriter, Tell
-from expert.jobs.sample.decoding import (
-    CannotSample,
-    DecodingSettings,
-    end_tokens,
-    resolve_decoding,
-    stop_texts,
-)
-from expert.jobs.sample.token_choice import TokenChoice
 from expert.run.stored.choose_checkpoint import choose
 from expert.run.stored.load import Trained, base_warning, load_trained, pick_device, read_plan
 from expert.run.stored.locate import find_trained
@@ -216,57 +208,27 @@ def generate(
     tell: Tell = lambda piece: None,
 ) -> Sample:
     """The continuation of `text`, the model's whole input; `prompt`: the user's part of it."""
-    import torch
+    from expert.answer.engine import PromptTooLong, answer_row, finish_rows
+    from expert.answer.steps import AnswerModel
 
-    from expert.data.tokens.encoder import TextEncoder
-
-    trained, how, plain = loaded.trained, loaded.decoding, loaded.plain
-    encoder, template = trained.encoder, trained.template
-    assert isinstance(encoder, TextEncoder)
-    assert template is not None
     notes: list[str] = []
-    answer_model = AnswerModel(trained, notes.append)
-    ids = encoder.encode([[Segment(text, learn=False)]]).ids.tolist()
-    if not ids:
-        raise CannotSample("--prompt: an empty text cannot be continued  (write a word)")
-    room = _room_left(answer_model, len(ids), trained.plan.model.name)
-    fitting = replace(how, max_new_tokens=min(how.max_new_tokens, room))
-    ends = end_tokens(encoder, template)
-    stops = stop_texts(how, encoder, template, plain=plain)
-    writer = AnswerWriter(encoder.tokenizer, ends, stops, tell, strip=not plain)
+    answer_model, plain = AnswerModel(loaded.trained, notes.append), loaded.plain
+    try:
+        row = answer_row(
+            answer_model, text, loaded.decoding, seed=loaded.seed, plain=plain, tell=tell
+        )
+    except PromptTooLong as error:
+        raise CannotSample(f"--prompt: {error}") from None
     begin(prompt, plain)
-    with torch.inference_mode():
-        steps = answer_model.begin([[ids]], fitting.max_new_tokens)
-        tokens = TokenChoice(fitting, {0: ids}, loaded.seed, answer_model)
-        while True:
-            chosen = tokens.of(steps.scores)
-            writer.take(int(chosen))
-            if writer.ended or len(writer.ids) >= fitting.max_new_tokens:
-                break
-            tokens.append_tokens(chosen)
-            steps.advance(chosen)
-    writer.end()
-    if not writer.ended and room < how.max_new_tokens:
-        notes.append(f"cut after {counted(room, 'token')}: the model's context is full")
+    finish_rows(answer_model, [row], alone=True)
+    answer = row.answer()
     return Sample(
         prompt=prompt,
-        text=writer.text(),
-        tokens=len(writer.ids),
-        ended=writer.ended,
-        note="; ".join(notes),
+        text=answer.text,
+        tokens=answer.tokens,
+        ended=answer.ended,
+        note="; ".join(filter(None, [*notes, answer.note])),
     )
-
-
-def _room_left(answer_model: AnswerModel, prompt_tokens: int, model: str) -> int:
-    """Tokens left for an answer; positions beyond the context were never trained."""
-    taken = prompt_tokens + answer_model.soft_tokens
-    if taken >= answer_model.context:
-        raise CannotSample(
-            f"--prompt: has {taken:,} tokens with its template, and the context of "
-            f"{model} is {answer_model.context:,} with the answer  (shorten it, or train an expert "
-            "of a model with a longer context)"
-        )
-    return answer_model.context - taken
 
 
 class NoTools(ExpertError):
@@ -274,32 +236,22 @@ class NoTools(ExpertError):
 
 
 def read_tools(file: Path) -> str:
-    """The tools in a JSON file: a list of them, or a row with a field `tools`."""
+    """The tools in a JSON file: a list of them, or rows with a field `tools`, of the first row."""
     how = "a JSON list of functions as OpenAI has them, or a file of rows with a column tools"
+    value: object = None
     try:
         text = read_text(file)
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "it is not a text file"
+        for part in (text, text.lstrip().partition("\n")[0]):
+            with suppress(ValueError, RecursionError):
+                value = json.loads(part)
+                break
+        tools = tools_of(value.get("tools") if isinstance(value, dict) else value, "tools")
+    except (OSError, UnicodeDecodeError, RowError) as error:
+        why = getattr(error, "strerror", None) or str(error)
         raise NoTools(f"--tools {file}: {why}  ({how})") from None
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        value = _first_line(text)
-    tools = value.get("tools") if isinstance(value, dict) else value
-    try:
-        checked = tools_of(tools, "tools")
-    except RowError as fault:
-        raise NoTools(f"--tools {file}: {fault}  ({how})") from None
-    if not checked:
+    if not tools:
         raise NoTools(f"--tools {file}: there are no tools in it  ({how})")
-    return checked
-
-
-def _first_line(text: str) -> object:
-    try:
-        return json.loads(text.lstrip().partition("\n")[0])
-    except (ValueError, RecursionError):
-        return None
+    return tools
 
 
 class Conversation:

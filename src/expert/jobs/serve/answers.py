@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from expert.jobs.sample.answer_writer import partial_stop_length, stop_position
-from expert.jobs.serve.engine import Finished, TextPiece
+from expert.answer.writer import Answer, partial_stop_length, stop_position
+from expert.jobs.serve.engine import TextPiece
 from expert.judging.oracles.calls import UNREADABLE_CALLS, CallMarks, NotACall, calls_in
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class ParsedAnswer:
     note: str = ""
 
 
-def parse_answer(finished: Finished, marks: CallMarks | None) -> ParsedAnswer:
+def parse_answer(finished: Answer, marks: CallMarks | None) -> ParsedAnswer:
     """The tool calls of an answer and the text before them; invalid calls stay text, with a
     note."""
     if marks is None:
@@ -97,17 +97,17 @@ class Reply:
     id: str = field(default_factory=lambda: secrets.token_hex(12))
     _shown: dict[int, StreamedText] = field(default_factory=dict)
 
-    def whole(self, finished: Sequence[Finished]) -> dict[str, Any]:
+    def whole(self, finished: Sequence[Answer]) -> dict[str, Any]:
         """The complete response with all answers."""
         choices = []
-        for answer in sorted(finished, key=lambda answer: answer.answer):
+        for answer in sorted(finished, key=lambda answer: answer.number):
             found, reason = self._taken(answer)
             if self.chat:
                 calls = {"tool_calls": list(found.calls)} if found.calls else {}
                 message = {"role": "assistant", "content": found.text, "refusal": None, **calls}
-                choices.append(self._choice(answer.answer, reason, message=message))
+                choices.append(self._choice(answer.number, reason, message=message))
             else:
-                choices.append(self._choice(answer.answer, reason, text=found.text))
+                choices.append(self._choice(answer.number, reason, text=found.text))
         return {
             **self._head(chunk=False),
             "choices": choices,
@@ -115,9 +115,9 @@ class Reply:
             **self._noted(),
         }
 
-    def chunks(self, piece: TextPiece | Finished) -> list[dict[str, Any]]:
+    def chunks(self, piece: TextPiece | Answer) -> list[dict[str, Any]]:
         """The chunks to stream for a piece of text, or for the end of an answer."""
-        number, found = piece.answer, []
+        number, found = piece.number, []
         if number not in self._shown:
             self._shown[number] = StreamedText(self.model.marks if self.offers_tools else None)
             if self.chat:
@@ -150,13 +150,13 @@ class Reply:
             "total_tokens": whole,
         }
 
-    def _taken(self, finished: Finished) -> tuple[ParsedAnswer, str]:
+    def _taken(self, finished: Answer) -> tuple[ParsedAnswer, str]:
         self.tokens += finished.tokens
         found = ParsedAnswer(finished.text)
         if self.offers_tools:
             found = parse_answer(finished, self.model.marks)
         self.notes += [note for note in (finished.note, found.note) if note]
-        return found, "tool_calls" if found.calls else finished.reason
+        return found, "tool_calls" if found.calls else "stop" if finished.ended else "length"
 
     def _chunk(
         self, number: int, delta: dict[str, Any], reason: str | None = None

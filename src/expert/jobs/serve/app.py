@@ -6,16 +6,16 @@ import asyncio
 import hmac
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from expert.answer.writer import Answer
 from expert.core.errors import ExpertError
 from expert.jobs.serve.answers import Reply
 from expert.jobs.serve.body import RequestError, read_body
-from expert.jobs.serve.engine import AnswerEngine, Finished, PendingAnswers, Stopped
+from expert.jobs.serve.engine import AnswerEngine, PendingAnswers, Stopped
 from expert.jobs.serve.listen import host_name, is_loopback
-from expert.jobs.serve.models import model_entry
 from expert.jobs.serve.requests import ChatRequest, TextRequest, checked
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
     from starlette.types import Message, Receive, Scope, Send
 
+T = TypeVar("T")
 MAX_BODY_BYTES = 2**20
 """Bytes; 100,000 words take about half of it."""
 BODY_SECONDS = 20
@@ -188,7 +189,7 @@ class Endpoint:
     async def models(self, request: Request) -> Response:
         from starlette.responses import JSONResponse
 
-        data = [model_entry(model) for model in self._engine.models.values()]
+        data = [model.entry() for model in self._engine.models.values()]
         return JSONResponse({"object": "list", "data": data})
 
     async def model(self, request: Request) -> Response:
@@ -197,7 +198,7 @@ class Endpoint:
         model = self._engine.models.get(request.path_params["name"])
         if model is None:
             raise RequestError(404, "there is no such model", param="model", code="model_not_found")
-        return JSONResponse(model_entry(model))
+        return JSONResponse(model.entry())
 
     async def chat(self, request: Request) -> Response:
         return await self._reply(request, ChatRequest)
@@ -217,7 +218,7 @@ class Endpoint:
         entry.model = wanted.model
         question = wanted.question()
         try:
-            pending = await self._engine.ask(question)
+            pending = await _while_connected(request, self._engine.ask(question))
         except RequestError:
             raise
         except ExpertError as fault:  # of the template that cannot write it
@@ -234,32 +235,17 @@ class Endpoint:
             events = self._events(pending, reply, entry)
             headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
             return StreamingResponse(events, 200, headers, "text/event-stream")
-        finished = await self._all(request, pending)
-        response = reply.whole(finished)
-        entry.tokens, entry.note = reply.tokens, "; ".join(reply.notes)
-        return JSONResponse(response)
 
-    async def _all(self, request: Request, pending: PendingAnswers) -> list[Finished]:
-        """All answers; RequestError if the client disconnects first."""
+        async def whole() -> list[Answer]:
+            pieces = pending.pieces(limits.answer_seconds)
+            return [piece async for piece in pieces if isinstance(piece, Answer)]
 
-        async def collect() -> list[Finished]:
-            pieces = pending.pieces(self._limits.answer_seconds)
-            return [piece async for piece in pieces if isinstance(piece, Finished)]
-
-        async def left() -> None:
-            while (await request.receive())["type"] != "http.disconnect":
-                pass
-
-        both = [asyncio.ensure_future(collect()), asyncio.ensure_future(left())]
         try:
-            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-            if not both[0].done():
-                raise RequestError(499, "the client left")
-            return await both[0]  # type: ignore[return-value]
+            response = reply.whole(await _while_connected(request, whole()))
         finally:
             pending.cancel()
-            for task in both:
-                task.cancel()
+        entry.tokens, entry.note = reply.tokens, "; ".join(reply.notes)
+        return JSONResponse(response)
 
     async def _events(
         self, pending: PendingAnswers, reply: Reply, entry: LogEntry
@@ -281,9 +267,26 @@ class Endpoint:
         finally:
             pending.cancel()
             entry.tokens = reply.tokens
-            entry.note = (
-                entry.note or "; ".join(reply.notes) or ("" if ended else "the client left")
-            )
+            left = "" if ended else "the client left"
+            entry.note = entry.note or "; ".join(reply.notes) or left
+
+
+async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which ends with its client: RequestError if that disconnects first."""
+
+    async def left() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    doing, leaving = asyncio.ensure_future(work), asyncio.ensure_future(left())
+    try:
+        await asyncio.wait([doing, leaving], return_when=asyncio.FIRST_COMPLETED)
+        if not doing.done():
+            raise RequestError(499, "the client left")
+        return await doing
+    finally:
+        doing.cancel()
+        leaving.cancel()
 
 
 def _event(data: dict[str, Any]) -> str:

@@ -3,35 +3,38 @@
 engine = AnswerEngine(load_models(["runs/sql"]))
 asked = await engine.ask(Question(model="sql", turns=(Turn("user", "…"),)))
 async for piece in asked.pieces():
-    piece.text  # and at the end one Finished for every answer
+    piece.text  # and at the end one Answer for every answer
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import secrets
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
+from expert.answer.writer import Answer
 from expert.core.text import counted, duration
-from expert.data.records import Segment, Turn
-from expert.jobs.sample.answer_writer import AnswerWriter
-from expert.jobs.sample.decoding import DecodingSettings, end_tokens, stop_texts
+from expert.data.records import Turn
 from expert.jobs.sample.sample import prompt_text
 from expert.jobs.serve.body import RequestError
-from expert.jobs.serve.lane import AnswerRow, Lane
 
 if TYPE_CHECKING:
+    from expert.answer.scheduler import AnswerRow, Scheduler
     from expert.jobs.serve.models import ServedModel
 
 QUEUE = 256
 """Largest number of queued answers."""
 LARGEST_SEED = 2**43
 """Seeds are taken modulo this: generators are seeded with about a million times a seed."""
+PROMPT_SECONDS = 10.0
+"""For a template to write the prompt of a request."""
 
 
 class Stopped(RequestError):
@@ -67,38 +70,27 @@ class TextPiece:
     """A piece of an answer's text."""
 
     text: str
-    answer: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finished:
-    """The end of an answer."""
-
-    text: str
-    """The complete text."""
-    marked: str
-    """The text with special tokens, which mark tool calls in some templates."""
-    tokens: int
-    reason: Literal["stop", "length"]
-    note: str = ""
-    answer: int = 0
+    number: int = 0
 
 
 class PendingAnswers:
     """A question being answered, and its pieces of text."""
 
-    def __init__(self, prompt_tokens: int, loop: asyncio.AbstractEventLoop) -> None:
-        self.prompt_tokens = prompt_tokens
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.rows: list[AnswerRow] = []
-        self._queue: asyncio.Queue[TextPiece | Finished | Stopped] = asyncio.Queue()
+        self._queue: asyncio.Queue[TextPiece | Answer | Stopped] = asyncio.Queue()
         self._loop = loop
 
-    def put(self, piece: TextPiece | Finished | Stopped) -> None:
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.rows[0].prompt)
+
+    def put(self, piece: TextPiece | Answer | Stopped) -> None:
         """Called from the engine's thread."""
         with contextlib.suppress(RuntimeError):  # the event loop is closed
             self._loop.call_soon_threadsafe(self._queue.put_nowait, piece)
 
-    async def pieces(self, seconds: float | None = None) -> AsyncIterator[TextPiece | Finished]:
+    async def pieces(self, seconds: float | None = None) -> AsyncIterator[TextPiece | Answer]:
         """Text as it is generated, if requested, and the end of each answer; Stopped if one failed,
         or took longer than `seconds`."""
         left = len(self.rows)
@@ -112,7 +104,7 @@ class PendingAnswers:
                 raise Stopped(late, 504, "timeout") from None
             if isinstance(piece, Stopped):
                 raise piece
-            left -= isinstance(piece, Finished)
+            left -= isinstance(piece, Answer)
             yield piece
 
     def cancel(self) -> None:
@@ -134,14 +126,18 @@ class AnswerEngine:
     ) -> None:
         """`parallel`: largest batch of a model; None: as many answers as fit in memory. `note`:
         called with problems, from the engine's thread."""
+        from expert.answer.scheduler import Scheduler
+
         self.models = {model.name: model for model in models}
         self.tokens = 0
         """Tokens generated so far."""
-        share = 1 / len(models)
-        self._lanes = {m.name: Lane(m.answer_model, most=parallel, share=share) for m in models}
-        self._queue, self._note = queue, note
+        self._schedulers: dict[str, Scheduler] = {}
         for model in models:
             model.answer_model.note = note
+            self._schedulers[model.name] = Scheduler(
+                model.answer_model, most=parallel, share=1 / len(models)
+            )
+        self._queue, self._note = queue, note
         self._inbox: deque[tuple[str, AnswerRow]] = deque()
         self._wake = threading.Condition()
         self._closed = False
@@ -155,11 +151,16 @@ class AnswerEngine:
     @property
     def waiting(self) -> int:
         """Answers not started yet."""
-        return len(self._inbox) + sum(len(lane.waiting) for lane in self._lanes.values())
+        return len(self._inbox) + sum(len(each.waiting) for each in self._schedulers.values())
 
     @property
     def running(self) -> int:
-        return sum(len(lane.rows) for lane in self._lanes.values())
+        return sum(len(each.rows) for each in self._schedulers.values())
+
+    @property
+    def most(self) -> int:
+        """Largest number of running and queued answers."""
+        return self._queue + sum(each.most for each in self._schedulers.values())
 
     async def ask(self, question: Question) -> PendingAnswers:
         """Put a question into the queue; RequestError if it is refused."""
@@ -168,18 +169,13 @@ class AnswerEngine:
             known = f"there is no model {question.model!r}  (models: {', '.join(self.models)})"
             raise RequestError(404, known, param="model", code="model_not_found")
         self._check_capacity(question.count)
-        # In a thread: templates and tokenizers may take a while.
-        pending = await asyncio.to_thread(_asked, model, question, asyncio.get_running_loop())
+        pending = PendingAnswers(asyncio.get_running_loop())
+        pending.rows = await _in_worker(lambda: _rows(model, question, pending))
         with self._wake:
             self._check_capacity(question.count)
             self._inbox.extend((model.name, row) for row in pending.rows)
             self._wake.notify()
         return pending
-
-    @property
-    def most(self) -> int:
-        """Largest number of running and queued answers."""
-        return self._queue + sum(lane.most for lane in self._lanes.values())
 
     def stop_accepting(self) -> None:
         """Refuse new questions; queued ones are still answered."""
@@ -216,149 +212,135 @@ class AnswerEngine:
         with self._wake:
             self._refusal_reason = self._refusal_reason or reason
             self._take_in()
-        for lane in self._lanes.values():
-            lane.fail(reason, waiting=True)
+        for scheduler in self._schedulers.values():
+            scheduler.fail(reason, waiting=True)
 
     def _answer_all(self) -> None:
         import torch
 
-        for lane in self._lanes.values():
-            if lane.device.type == "cuda":  # the current device is per thread
-                torch.cuda.set_device(lane.device)
+        schedulers = self._schedulers.values()
+        for scheduler in schedulers:
+            if scheduler.device.type == "cuda":  # the current device is per thread
+                torch.cuda.set_device(scheduler.device)
         with torch.inference_mode():
             while True:
                 with self._wake:
-                    while not (self._closed or self._inbox or self._busy):
+                    while not (self._closed or self._inbox or any(s.busy for s in schedulers)):
                         self._wake.wait()
                     self._take_in()
                 if self._closed:
                     return
-                for lane in self._lanes.values():  # models take turns
-                    if lane.busy:
-                        self._turn(lane)
-                    if not lane.busy:
-                        lane.restore_batch_size()
+                for scheduler in schedulers:  # models take turns
+                    if scheduler.busy:
+                        self._turn(scheduler)
+                    if not scheduler.busy:
+                        scheduler.restore_batch_size()
 
     def _take_in(self) -> None:
         while self._inbox:
             name, row = self._inbox.popleft()
-            self._lanes[name].waiting.append(row)
+            self._schedulers[name].waiting.append(row)
 
-    @property
-    def _busy(self) -> bool:
-        return any(lane.busy for lane in self._lanes.values())
+    def _turn(self, scheduler: Scheduler) -> None:
+        from expert.model.device_memory import is_out_of_memory
 
-    def _turn(self, lane: Lane) -> None:
+        failure: Exception | None = None
         try:
-            self.tokens += lane.turn()
-            return
+            self.tokens += scheduler.turn()
         except Exception as error:  # noqa: BLE001 - other questions are still answered
-            reason = _in_a_line(error)
-            again, halve = _can_retry(error)
-        # Outside the except block, where no traceback holds tensors.
-        if again and lane.requeue(halve=halve):
-            smaller = f"; batches of {lane.most} until the queue is empty"
-            reason += smaller if halve else ""
+            failure = error
+        if failure is None:
+            return
+        reason, full = _in_a_line(failure), is_out_of_memory(failure)
+        if scheduler.retry(failure):
+            reason += f"; batches of {scheduler.most} until the queue is empty" if full else ""
         else:
-            lane.fail("out of memory" if halve else "an internal error", waiting=not lane.rows)
+            why = "out of memory" if full else "an internal error"
+            scheduler.fail(why, waiting=not scheduler.rows)
         self._note(reason)
-        for other in self._lanes.values():
+        del failure  # its traceback holds tensors
+        for other in self._schedulers.values():
             other.drop_idle_cache()
-        _release(lane)
+        _release(scheduler)
 
 
 def _in_a_line(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
 
 
-def _can_retry(error: Exception) -> tuple[bool, bool]:
-    """Whether to retry the same rows after an error, and whether to halve the batch."""
-    from expert.model.attention import disable_failed_cudnn
-    from expert.run.session.failures import is_out_of_memory
-
-    if isinstance(error, RuntimeError) and disable_failed_cudnn(error):
-        return True, False
-    out_of_memory = is_out_of_memory(error)
-    return out_of_memory, out_of_memory
-
-
-def _release(lane: Lane) -> None:
+def _release(scheduler: Scheduler) -> None:
     import torch
 
-    from expert.run.session.session import release_memory
+    from expert.model.device_memory import release_memory
 
-    release_memory(lane.device)
-    if lane.device.type == "cuda":
-        torch.cuda.synchronize(lane.device)  # raises if the GPU has failed
+    release_memory(scheduler.device)
+    if scheduler.device.type == "cuda":
+        torch.cuda.synchronize(scheduler.device)  # raises if the GPU has failed
 
 
 # --- a question in tokens -------------------------------------------------------------------------
 
 
-def _asked(
-    model: ServedModel, question: Question, loop: asyncio.AbstractEventLoop
-) -> PendingAnswers:
-    continues = question.text is not None
+async def _in_worker(work: Callable[[], list[AnswerRow]]) -> list[AnswerRow]:
+    """The result of `work`, done in a thread of its own. A template is code of a model's author: if
+    it takes longer than PROMPT_SECONDS, or the client leaves, an exception ends the thread."""
+    result: Future[list[AnswerRow]] = Future()
+    result.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            result.set_result(work())
+        except Exception as error:  # noqa: BLE001 - raised where the result is awaited
+            result.set_exception(error)
+
+    thread = threading.Thread(target=run, name="prompt", daemon=True)
+    thread.start()
+    try:
+        async with asyncio.timeout(PROMPT_SECONDS):
+            return await asyncio.wrap_future(result)
+    except TimeoutError:
+        late = f"the template did not write the prompt within {duration(PROMPT_SECONDS)}"
+        raise RequestError(400, late, param="messages") from None
+    finally:
+        if not result.done():
+            thread_id = ctypes.c_ulong(thread.ident or 0)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(thread_id, ctypes.py_object(SystemExit))
+
+
+def _rows(model: ServedModel, question: Question, pending: PendingAnswers) -> list[AnswerRow]:
+    """The answers to a question, before their first token."""
+    from expert.answer.engine import PromptTooLong, answer_row
+
     if question.text is not None:
         text = prompt_text(model.template, question.text, plain=True)
     else:
         text = model.template.prompt(question.turns, question.tools)
-    encoder: Any = model.trained.encoder
-    ids = encoder.encode([[Segment(text, learn=False)]]).ids.tolist()
-    how, room = _settled(model, question, len(ids))
-    ends = end_tokens(encoder, model.template)
-    stops = [*stop_texts(how, encoder, model.template, plain=continues), *question.stop]
+    how = replace(model.decoding, **question.decoding)
     seed = secrets.randbelow(2**31) if question.seed is None else question.seed % LARGEST_SEED
-    pending = PendingAnswers(len(ids), loop)
-    fitting = replace(how, max_new_tokens=min(how.max_new_tokens, room))
-    note = ""
-    if room < how.max_new_tokens:
-        note = f"cut after {counted(room, 'token')}: the model's context is full"
+    rows: list[AnswerRow] = []
+
+    def end(number: int, failed: str) -> None:
+        pending.put(Stopped(failed) if failed else rows[number].answer())
+
     for number in range(question.count):
         tell = (
             (lambda piece, n=number: pending.put(TextPiece(piece, n))) if question.streams else None
         )
-        writer = AnswerWriter(
-            encoder.tokenizer, ends, stops, tell, strip=not continues, special=bool(question.tools)
-        )
-        end = _end(pending, writer, number, note)
-        pending.rows.append(AnswerRow(ids, fitting, writer, seed=seed, number=number, end=end))
-    return pending
-
-
-def _end(
-    pending: PendingAnswers, writer: AnswerWriter, number: int, note: str
-) -> Callable[[str], None]:
-    def end(failed: str) -> None:
-        if failed:
-            pending.put(Stopped(failed))
-            return
-        pending.put(
-            Finished(
-                text=writer.text(),
-                marked=writer.text(special=True),
-                tokens=len(writer.ids),
-                reason="stop" if writer.ended else "length",
-                note="" if writer.ended else note,
-                answer=number,
+        try:
+            row = answer_row(
+                model.answer_model,
+                text,
+                how,
+                seed=seed,
+                number=number,
+                plain=question.text is not None,
+                special=bool(question.tools),
+                stop=question.stop,
+                tell=tell,
+                end=lambda failed, n=number: end(n, failed),
             )
-        )
-
-    return end
-
-
-def _settled(model: ServedModel, question: Question, tokens: int) -> tuple[DecodingSettings, int]:
-    """Decoding settings, and how many tokens fit into the context."""
-    how = replace(model.decoding, **question.decoding)
-    taken = tokens + model.answer_model.soft_tokens
-    if not tokens:
-        raise RequestError(400, "an empty text cannot be continued", param="messages")
-    if taken >= model.answer_model.context:
-        raise RequestError(
-            400,
-            f"the prompt has {taken:,} tokens with its template, and the context of {model.name} "
-            f"is {model.answer_model.context:,} including the answer  (shorten the prompt)",
-            param="messages",
-            code="context_length_exceeded",
-        )
-    return how, model.answer_model.context - taken
+        except PromptTooLong as error:
+            code = "context_length_exceeded" if text else None
+            raise RequestError(400, str(error), param="messages", code=code) from None
+        rows.append(row)
+    return rows

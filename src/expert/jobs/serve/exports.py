@@ -13,7 +13,6 @@ from expert.core.publish import DONE, cached_damage
 from expert.core.stored_json import read_object, read_object_or_empty
 from expert.jobs.export.portable_base import BASE_COPY
 from expert.jobs.export.push import EXPORT_RECORD
-from expert.jobs.sample.decoding import DecodingSettings
 from expert.jobs.serve.listen import CannotServe
 from expert.manifest.schema.kinds import ADAPTERS, IN_FLOAT32
 from expert.manifest.schema.manifest import CHAR_GPT, BaseModelSpec
@@ -78,7 +77,7 @@ def read_export(path: Path) -> ServedSource:
                            checkpointing="none", recomputed_blocks=None, cudnn_benchmark=False),
         optim=_partly(OptimPlan, seed=0),
         length=_partly(LengthPlan, total_steps=None),
-        decoding=origin.get("decoding") or _decoding(path),
+        decoding=origin.get("decoding") or {},
     )  # fmt: skip
     load = partial(_load, path, plan, base.get("weights") or "")
     has_base = kind != "none"
@@ -114,13 +113,6 @@ def _model(path: Path, settings: dict[str, Any], base: dict[str, Any]) -> ModelP
         parameters=None, architecture=None, quantization=base.get("quantization") or "none",
         prompt_template=None,
     )  # fmt: skip
-
-
-def _decoding(path: Path) -> dict[str, Any]:
-    """Decoding settings of an export by an earlier version; stop sequences are not known."""
-    config = _object(path / "generation_config.json")
-    kept = {key: config[key] for key in DecodingSettings.__annotations__ if config.get(key)}
-    return kept if config.get("do_sample") else {**kept, "temperature": 0.0}
 
 
 def _load(

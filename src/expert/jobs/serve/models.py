@@ -11,12 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from expert.answer.decoding import DecodingSettings, resolve_decoding
 from expert.core.files import read_bytes
 from expert.core.publish import DONE
 from expert.core.text import visible
 from expert.data.examples.tools import tool_names
-from expert.jobs.sample.answer_steps import AnswerModel
-from expert.jobs.sample.decoding import DecodingSettings, resolve_decoding
 from expert.jobs.serve.exports import ServedSource, is_export, read_export
 from expert.jobs.serve.listen import CannotServe
 from expert.jobs.validate.test_sets import call_marks
@@ -37,6 +36,7 @@ from expert.run.stored.locate import find_trained
 if TYPE_CHECKING:
     import torch
 
+    from expert.answer.steps import AnswerModel
     from expert.data.template.templates import Template
     from expert.judging.oracles.calls import CallMarks
     from expert.planning.run_plan import RunPlan
@@ -61,7 +61,11 @@ class ServedModel:
     notes: tuple[str, ...]
     fingerprint: str
     """`system_fingerprint`, which changes with the weights."""
-    created: int
+
+    def entry(self) -> dict[str, Any]:
+        """It in the format of `/v1/models`."""
+        created = int(self.run.stat().st_mtime)
+        return {"id": self.name, "object": "model", "created": created, "owned_by": "expert"}
 
 
 def load_models(
@@ -82,20 +86,35 @@ def load_models(
     on = pick_device(device)
     loaded: list[ServedModel] = []
     bases: dict[str, Trained] = {}
-    for source in sources:
-        plan = source.plan
-        loading(f"loading {plan.model.name} and {source.state} of {source.path}")
-        key = _base_of(plan)
-        shared = bases.get(key) if plan.adapter.type in ADAPTERS else None
+
+    def load(source: ServedSource, load_it: Callable[..., Trained], *, share: bool) -> Trained:
+        """Load a model; if another with its base is loaded, with the layers of that."""
+        plan, key = source.plan, _base_of(source.plan)
+        shared = bases.get(key) if share else None
         # Fused blocks have weights of their own: they cannot use those of another expert.
-        trained = source.load(device=_loading_device(plan, shared, on), fused=shared is None)
+        trained = load_it(device=_loading_device(plan, shared, on), fused=shared is None)
         if shared is not None:
-            trained = _on_base(trained, shared, on)
-        elif plan.adapter.type != "full":
+            return _on_base(trained, shared, on)
+        if plan.adapter.type != "full":
             bases[key] = trained
+        return trained
+
+    for source in sources:
+        loading(f"loading {source.plan.model.name} and {source.state} of {source.path}")
+        trained = load(source, source.load, share=source.plan.adapter.type in ADAPTERS)
         loaded.append(_model(source.name, source, trained, source.notes))
-    if with_base:
-        loaded += _bases(sources, bases, on, taken=names)
+    if not with_base:
+        return loaded
+    for number, source in enumerate({_base_of(one.plan): one for one in sources}.values(), 1):
+        name = BASE if number == 1 else f"{BASE}-{number}"
+        if not source.has_base:
+            raise CannotServe(
+                f"--with-base: {source.path} is merged and has no base  (leave --with-base out)"
+            )
+        if name in names:
+            raise CannotServe(f"--with-base: an expert is called {name}  (name it: NAME=FOLDER)")
+        trained = load(source, partial(load_base, source.plan), share=True)
+        loaded.append(_model(name, source, trained, ()))
     return loaded
 
 
@@ -107,9 +126,13 @@ def _source(place: str, checkpoint: str | None) -> ServedSource:
         found = _run(path, checkpoint)
     elif checkpoint is None:
         found = read_export(Path(path))
-        _refuse_character_model(found.plan, found.path)
     else:
         raise CannotServe(f"--checkpoint: {path} is an export, without checkpoints  (leave it out)")
+    if found.plan.model.name == CHAR_GPT:
+        raise CannotServe(
+            f"{found.path}: the character model has no conversations to answer  (expert sample "
+            "continues its text)"
+        )
     safe = re.sub(r"[^A-Za-z0-9._:-]+", "-", found.name).strip("-._:")
     name = given_name or safe or found.path.name
     if not _NAME.fullmatch(name):
@@ -121,39 +144,25 @@ def _source(place: str, checkpoint: str | None) -> ServedSource:
 
 
 def _run(path: str, checkpoint: str | None) -> ServedSource:
+    from expert.data.plain_text import FirstRow, trained_on_text
+
     folder = find_trained(Path(path))
     plan = read_plan(folder)
-    _refuse_character_model(plan, folder.path)
     choice = choose(folder, checkpoint or plan.watch.packaging_checkpoint)
+    notes, first = [base_warning(folder, plan)], FirstRow(plan)
+    if trained_on_text(plan, first):
+        notes.append("trained on plain text: /v1/completions continues it")
+    elif first.tools:
+        offered = ", ".join(tool_names((), first.tools))
+        notes.append(f"trained with tools ({offered}): send tools with every request")
     return ServedSource(
         name=manifest_of_run(folder).name,
         path=folder.path,
         plan=plan,
         state=choice.name,
         load=partial(load_trained, folder, plan, choice),
-        notes=tuple(filter(None, [base_warning(folder, plan), _prompting_note(plan)])),
+        notes=tuple(filter(None, notes)),
     )
-
-
-def _refuse_character_model(plan: RunPlan, path: Path) -> None:
-    if plan.model.name == CHAR_GPT:
-        raise CannotServe(
-            f"{path}: the character model has no conversations to answer  (expert sample continues "
-            "its text)"
-        )
-
-
-def _prompting_note(plan: RunPlan) -> str:
-    """How to prompt an expert, judging by its training rows."""
-    from expert.data.plain_text import FirstRow, trained_on_text
-
-    first = FirstRow(plan)
-    if trained_on_text(plan, first):
-        return "trained on plain text: /v1/completions continues it"
-    if not first.tools:
-        return ""
-    offered = ", ".join(tool_names((), first.tools))
-    return f"trained with tools ({offered}): send tools with every request"
 
 
 def _loading_device(plan: RunPlan, shared: Trained | None, device: torch.device) -> torch.device:
@@ -201,36 +210,14 @@ def _base_layers(model: Any) -> dict[str, tuple[str, Any]]:
     }
 
 
-def _bases(
-    sources: Sequence[ServedSource],
-    bases: dict[str, Trained],
-    device: torch.device,
-    taken: Sequence[str],
-) -> list[ServedModel]:
-    models: list[ServedModel] = []
-    for source in {_base_of(source.plan): source for source in sources}.values():
-        if not source.has_base:
-            raise CannotServe(
-                f"--with-base: {source.path} is merged and has no base  (leave --with-base out)"
-            )
-        shared = bases.get(_base_of(source.plan))
-        on = _loading_device(source.plan, shared, device)
-        trained = load_base(source.plan, device=on, fused=shared is None)
-        if shared is not None:
-            trained = _on_base(trained, shared, device)
-        name = BASE if not models else f"{BASE}-{len(models) + 1}"
-        if name in taken:
-            raise CannotServe(f"--with-base: an expert is called {name}  (name it: NAME=FOLDER)")
-        models.append(_model(name, source, trained, ()))
-    return models
-
-
 def _model(name: str, source: ServedSource, trained: Trained, notes: Sequence[str]) -> ServedModel:
+    from expert.answer.steps import AnswerModel
+
     template = trained.template
     assert template is not None
     decoding, remarks = resolve_decoding(trained.plan, {})
     if not (answer_model := AnswerModel(trained, remarks.append)).fixed:
-        remarks.append("sliding-window layers: requests are answered one by one, not in a batch")
+        remarks.append("sliding-window layers: only requests that come together share a batch")
     hashes = trained.choice.path / DONE  # of all files; a base has none
     weights = read_bytes(hashes) if hashes.is_file() else name.encode()
     return ServedModel(
@@ -244,10 +231,4 @@ def _model(name: str, source: ServedSource, trained: Trained, notes: Sequence[st
         marks=call_marks(template),
         notes=(*notes, *remarks),
         fingerprint=f"fp_{hashlib.sha256(weights).hexdigest()[:12]}",
-        created=int(source.path.stat().st_mtime),
     )
-
-
-def model_entry(model: ServedModel) -> dict[str, Any]:
-    """A model in the format of `/v1/models`."""
-    return {"id": model.name, "object": "model", "created": model.created, "owned_by": "expert"}

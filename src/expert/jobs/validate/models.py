@@ -19,19 +19,19 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from expert.answer.writer import Answer
 from expert.core.errors import EXIT_RUN_FAILED, ExpertError
 from expert.core.files import open_regular
 from expert.core.process import Child, describe_exit
 from expert.core.rundir import RunFolder
-from expert.jobs.validate.answering import GeneratedAnswer, Note, Tell, answer_all
-from expert.jobs.validate.row_losses import BatchSums, batch_sums, mean_losses
+from expert.jobs.validate.row_losses import BatchSums, Note, Tell, batch_sums, mean_losses
 from expert.run.stored.choose_checkpoint import BASE, Choice
 from expert.run.stored.load import Trained, load_base, load_trained, pick_device, read_plan
 
 if TYPE_CHECKING:
+    from expert.answer.decoding import DecodingSettings
     from expert.data.records import Example
     from expert.data.template.templates import Template
-    from expert.jobs.sample.decoding import DecodingSettings
     from expert.jobs.validate.held_out import Run
     from expert.planning.run_plan import RunPlan
     from expert.training.evaluation import EvalResult
@@ -75,7 +75,9 @@ class ModelWorker:
         how: DecodingSettings,
         seed: int,
         **callbacks: Any,
-    ) -> list[GeneratedAnswer]:
+    ) -> list[Answer]:
+        from expert.answer.engine import answer_all
+
         assert self.trained is not None
         if not numbers:
             return []
@@ -266,7 +268,7 @@ class ValidatedModel:
         *,
         tell: Tell,
         note: Note,
-    ) -> list[GeneratedAnswer]:
+    ) -> list[Answer]:
         """Its answers to every question, in order."""
         shares = dealt_by_size([_size(question) for question in questions], self._models.count)
         asked = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,13 +12,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from expert.data.prepared import PreparedSplit
 from expert.data.records import BadRow, Example, Row, RowsToSkip, Segment
 from expert.data.template.templates import TemplateError
-from expert.jobs.validate.answering import Note, Tell, retry_batch_size
 from expert.run.build import evaluation_engine
 
 if TYPE_CHECKING:
     from expert.model.load import LoadedModel
     from expert.run.stored.load import Trained
     from expert.training.evaluation import EvalResult
+
+
+Tell = Callable[[int, int], None]
+"""Called with the number of finished answers or rows, and the total."""
+Note = Callable[[str], None]
+"""Called with a remark for the user."""
 
 
 class BatchSums(NamedTuple):
@@ -59,6 +64,8 @@ def batch_sums(
 
     from expert.data.feed.order import micro_batches
     from expert.data.feed.run_data import evaluation_order, split_batches
+    from expert.model.attention import disable_failed_cudnn
+    from expert.model.device_memory import is_out_of_memory
     from expert.training.evaluation import evaluate
     from expert.training.objectives.next_token import NextToken
 
@@ -85,7 +92,13 @@ def batch_sums(
                     counted = _counted(batches, len(examples), tell)
                     found = [evaluate(engine, NextToken(), [batch]) for batch in counted]
             except RuntimeError as error:
-                again = retry_batch_size(error, rows, note)
+                if text := disable_failed_cudnn(error):
+                    note(text)
+                    again = rows
+                elif is_out_of_memory(error) and rows > 1:
+                    again = rows // 2
+                else:
+                    raise
             if not again:
                 break
             rows = again
@@ -106,8 +119,8 @@ def batch_sums(
 def _evaluating(trained: Trained) -> Iterator[LoadedModel]:
     """Use training's attention, which separates documents, and afterwards that of generation. SDPA
     has no soft cap on scores, which Gemma 2 needs: it uses eager attention."""
+    from expert.answer.cache import DECODING_ATTENTION
     from expert.model.attention import IMPLEMENTATIONS
-    from expert.model.fixed_cache import DECODING_ATTENTION
 
     loaded = trained.loaded
     if trained.template is None:

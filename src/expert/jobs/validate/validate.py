@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from expert.answer.decoding import DecodingSettings, resolve_decoding
+from expert.answer.writer import Answer
 from expert.core.rundir import weights_hash
-from expert.jobs.sample.decoding import DecodingSettings, resolve_decoding
-from expert.jobs.validate.answering import GeneratedAnswer
 from expert.jobs.validate.held_out import Run, refuse_rows_baseline_trained_on, trained_cases
 from expert.jobs.validate.models import (
     LocalModels,
@@ -381,7 +381,7 @@ def _base_rows(run: Run, task: _Task, before: CheckpointResult | None) -> EvalRe
     return _new_rows(base, task) or task.losses(base, task.test.examples)
 
 
-def _answers(model: ValidatedModel, task: _Task) -> list[GeneratedAnswer]:
+def _answers(model: ValidatedModel, task: _Task) -> list[Answer]:
     if not task.test.every_case:
         return []
     name = model.name
@@ -394,12 +394,12 @@ def _answers(model: ValidatedModel, task: _Task) -> list[GeneratedAnswer]:
     )
 
 
-def _judged_text(case: Case, answer: GeneratedAnswer) -> str:
+def _judged_text(case: Case, answer: Answer) -> str:
     """The text to judge: if tool calls are expected, with the marks around them."""
     return answer.marked if case.check.get("marks") else answer.text
 
 
-def _judged(case: Case, answer: GeneratedAnswer, judgement: Judgement) -> Judged:
+def _judged(case: Case, answer: Answer, judgement: Judgement) -> Judged:
     if answer.refused and judgement.kind == OPEN_KIND:
         judgement = replace(judgement, reason=answer.refused)
     elif answer.refused:

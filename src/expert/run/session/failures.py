@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
 from expert.core.errors import EXIT_RUN_FAILED, ExpertError
+from expert.model.device_memory import is_out_of_memory
 from expert.run.build import PlanUnsupported
 from expert.training.recovery import (
     CompileFailed,
@@ -19,14 +20,6 @@ from expert.training.recovery import (
 if TYPE_CHECKING:
     from expert.planning.run_plan import RunPlan
 
-# Messages of CUDA and the CPU allocator for exhausted memory.
-OUT_OF_MEMORY_MESSAGES = (
-    "can't allocate memory",
-    "CUDA out of memory",
-    "CUDA error: out of memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_ALLOC_FAILED",
-)
 COMPILERS = ("torch._dynamo", "torch._inductor", "triton")
 NOT_DETERMINISTIC = "does not have a deterministic implementation"
 
@@ -88,17 +81,6 @@ def _without_compiler(reason: str, plan: RunPlan | None) -> Failure:
     kernel = "attention" if plan.kernels.attention == "flex" else "fused_loss"
     kernel = "triton" if plan.kernels.fused_blocks else kernel
     return KernelUnavailable(kernel=kernel, reason=reason)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the device or the host ran out of memory."""
-    import torch
-
-    if isinstance(error, torch.OutOfMemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(
-        words in str(error) for words in OUT_OF_MEMORY_MESSAGES
-    )
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from expert.core.events import EventLog, Sink
+from expert.model.device_memory import release_memory
 from expert.parallel.watch import NO_LIMIT, SAVED_BYTES_PER_SECOND
 from expert.planning.memory.calibration import with_new_estimate
 from expert.run.build import Built, build, device_of
@@ -346,15 +346,6 @@ def copied(groups: Groups) -> Groups:
         group: {name: tensor.detach().cpu().clone() for name, tensor in named.items()}
         for group, named in groups.items()
     }
-
-
-def release_memory(device: torch.device) -> None:
-    """Free the memory of dropped models; compiled blocks contain reference cycles."""
-    import torch
-
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
 
 
 def _settle_loader(session: Session) -> None:

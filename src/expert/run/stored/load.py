@@ -179,11 +179,11 @@ def fuse_to_answer(loaded: LoadedModel, device: torch.device) -> None:
     import torch
 
     from expert.model.adapters import ADAPTER
+    from expert.model.device_memory import release_memory
     from expert.model.fused.block import fuse_blocks
     from expert.model.fused.kernels import triton_failure
     from expert.model.load import DTYPES
     from expert.model.switches import LOW_RANK
-    from expert.run.session.session import release_memory
 
     kinds = LOW_RANK if device.type == "cpu" else (*LOW_RANK, "full", "none")
     fusible = loaded.adapter.type in kinds and loaded.characters is None
@@ -282,8 +282,8 @@ def _ready_to_answer(
     plan: RunPlan, choice: Choice, loaded: LoadedModel, device: torch.device
 ) -> Trained:
     """The loaded model with its tokenizer and template: no dropout, no gradients."""
+    from expert.answer.cache import DECODING_ATTENTION, register_decoding_attention
     from expert.data.template.text_tools import text_tools
-    from expert.model.fixed_cache import DECODING_ATTENTION, register_decoding_attention
 
     loaded.module.eval().requires_grad_(False)
     if loaded.characters is not None:

@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 import torch
 
+from expert.answer import cache as answer_cache
+from expert.answer import steps as answer_steps
+from expert.answer.sampler import choose_tokens
+from expert.answer.scheduler import AnswerRow
+from expert.answer.writer import Answer
 from expert.data.records import Turn
-from expert.jobs.sample import answer_steps
 from expert.jobs.sample.sample import Conversation, load_expert
 from expert.jobs.serve import engine as engines
-from expert.jobs.serve import prompt_reader
 from expert.jobs.serve.body import RequestError
-from expert.jobs.serve.engine import AnswerEngine, Finished, Question, Stopped
-from expert.jobs.serve.lane import AnswerRow, choose_tokens
+from expert.jobs.serve.engine import AnswerEngine, Question, Stopped
 from expert.jobs.serve.models import load_models
-from expert.model import fixed_cache
 from tests.jobs.runs import WORDS, until
-from tests.jobs.test_answering import Undone
 from tests.jobs.trained_runs import finished
 
 PROMPTS = [
@@ -55,9 +55,9 @@ def question_for(place: int, **more: Any) -> Question:
     return Question(model="demo", turns=turns, decoding=given, seed=5, streams=place % 2 == 0)
 
 
-async def last_of(engine: AnswerEngine, question: Question) -> Finished:
+async def last_of(engine: AnswerEngine, question: Question) -> Answer:
     found = [piece async for piece in (await engine.ask(question)).pieces()]
-    assert isinstance(found[-1], Finished)
+    assert isinstance(found[-1], Answer)
     return found[-1]
 
 
@@ -69,7 +69,7 @@ def working(kind: str = "lora", **how: Any) -> Iterator[AnswerEngine]:
 
 
 def all_at_once(engine: AnswerEngine, **more: Any) -> list[str]:
-    async def together() -> list[Finished]:
+    async def together() -> list[Answer]:
         return await asyncio.gather(
             *(last_of(engine, question_for(place, **more)) for place in range(len(PROMPTS)))
         )
@@ -85,26 +85,10 @@ def test_batched_answers_equal_expert_sample(parallel, monkeypatch):
     assert len(set(alone())) > 5, "all alike would prove nothing"
 
 
-@pytest.fixture
-def recorder(monkeypatch: Any) -> Any:
-    """A stand-in for CUDA graphs."""
-    found: Any = Undone()
-    record = answer_steps.FixedSteps._capture_step
-
-    def told(self: Any, *args: Any) -> None:
-        found.steps = self
-        record(self, *args)
-
-    monkeypatch.setattr(answer_steps.FixedSteps, "_capture_step", told)
-    monkeypatch.setattr(answer_steps, "step_capture", lambda device: found)
-    monkeypatch.setattr(prompt_reader, "MOST_TOKENS", 0)  # only steps are captured
-    return found
-
-
 @contextmanager
 def as_on_a_card(**how: Any) -> Iterator[AnswerEngine]:
     with working(**how) as engine:
-        engine._lanes["demo"]._on_cpu = False
+        engine._schedulers["demo"]._on_cpu = False
         yield engine
 
 
@@ -154,12 +138,12 @@ def test_the_cache_of_a_batch_stays_within_its_share_of_the_memory(recorder, mon
     advance, used = answer_steps.FixedSteps.advance, list[int]()
 
     def measured(self: Any, tokens: Any) -> None:
-        used.append(self._cache.rows * self._cache.size)
+        used.append(self.rows * self.size)
         advance(self, tokens)
 
     monkeypatch.setattr(answer_steps.FixedSteps, "advance", measured)
     with as_on_a_card() as engine:
-        batch = engine._lanes["demo"]
+        batch = engine._schedulers["demo"]
         batch._budget = 600 * batch._bytes
         assert all_at_once(engine) == alone()
     assert 100 < max(used) <= 600
@@ -174,7 +158,7 @@ def test_a_cache_for_long_rows_is_not_used_for_short_ones(
         caches = []
         for place in (10, 0):
             assert asyncio.run(last_of(engine, question_for(place))).text == alone()[place]
-            caches.append(engine._lanes["demo"]._steps._cache)
+            caches.append(engine._schedulers["demo"]._open.steps)
     assert (caches[0] is caches[1]) == is_kept
     assert caches[0].size > caches[1].size or is_kept
 
@@ -192,29 +176,24 @@ def test_penalties_and_sampling_are_per_row():
             assert all_at_once(engine, **more) == alone("lora", **more)
 
 
-def test_a_model_without_a_fixed_cache_answers_row_by_row(monkeypatch):
-    monkeypatch.setattr(fixed_cache, "supports_fixed_cache", lambda model: False)
+def test_a_model_without_a_fixed_cache_gives_the_same_answers(monkeypatch):
+    monkeypatch.setattr(answer_cache, "supports_fixed_cache", lambda model: False)
     loaded = load_models([f"demo={finished('lora')}"], device="cpu")
-    assert any(
-        "requests are answered one by one, not in a batch" in note for note in loaded[0].notes
-    )
-    engine = AnswerEngine(loaded)
-    try:
+    assert any("only requests that come together share a batch" in n for n in loaded[0].notes)
+    with closing(AnswerEngine(loaded)) as engine:
         assert all_at_once(engine) == alone()
-    finally:
-        engine.close()
 
 
 def test_a_row_whose_token_is_nearly_a_tie_continues_alone_with_the_same_words(monkeypatch):
     expected, begun = alone(), list[int]()  # made here: it begins single rows too
     begin = answer_steps.AnswerModel.begin
 
-    def counted(answer_model: Any, groups: Any, room: int) -> Any:
-        begun.append(len(groups[0]))
-        return begin(answer_model, groups, room)
+    def counted(answer_model: Any, prompts: Any, room: int) -> Any:
+        begun.append(len(prompts))
+        return begin(answer_model, prompts, room)
 
     monkeypatch.setattr(answer_steps.AnswerModel, "begin", counted)
-    monkeypatch.setattr("expert.jobs.serve.lane.TIE", 0.5)
+    monkeypatch.setattr("expert.answer.sampler.TIE", 0.5)
     with working() as engine:
         assert all_at_once(engine) == expected
     assert 3 < begun.count(1) <= len(PROMPTS), "some were tied, and each continued alone once"
@@ -222,7 +201,7 @@ def test_a_row_whose_token_is_nearly_a_tie_continues_alone_with_the_same_words(m
 
 def test_a_likeliest_token_is_doubted_by_its_lead_and_a_drawn_one_is_not():
     class Greedy:
-        penalty = draws = None
+        draws, how = None, models()[0].decoding
 
     scores = torch.tensor([[1.0, 2.0, 0.0], [2.0, 2.0001, 0.0]])
     tokens, doubtful = choose_tokens(scores, [Greedy(), Greedy()], exact=True)
@@ -249,7 +228,7 @@ def test_out_of_memory_halves_the_batch(monkeypatch):
     failing(monkeypatch, torch.OutOfMemoryError("CUDA out of memory"), on=4)
     with working(parallel=16, note=notes.append) as engine:
         assert all_at_once(engine) == alone()
-        until(lambda: engine._lanes["demo"].most == 16)  # restored when idle
+        until(lambda: engine._schedulers["demo"].most == 16)  # restored when idle
     assert [note.partition(":")[0] for note in notes] == ["OutOfMemoryError"]
     assert "until the queue is empty" in notes[0]
 
@@ -258,14 +237,14 @@ def test_a_model_that_lacks_memory_gets_that_of_idle_ones(recorder, monkeypatch)
     run = finished("lora")
     engine = AnswerEngine(load_models([f"demo={run}", f"idle={run}"], device="cpu"))
     with closing(engine):
-        idle = engine._lanes["idle"]
+        idle = engine._schedulers["idle"]
         idle._on_cpu = False
         asyncio.run(last_of(engine, replace(question_for(11), model="idle")))
         until(lambda: not idle.busy)
-        assert idle._steps is not None
+        assert idle._open.steps is not None
         failing(monkeypatch, torch.OutOfMemoryError("CUDA out of memory"), on=2)
         assert all_at_once(engine) == alone()
-        assert idle._steps is None
+        assert idle._open.steps is None
 
 
 def several(engine: AnswerEngine) -> list[str]:
@@ -292,7 +271,7 @@ def test_out_of_memory_in_prefill_halves_the_batch(begun, monkeypatch):
     monkeypatch.setattr(answer_steps.AnswerModel, "read", cramped)
     with working(parallel=8) as engine:
         if begun:
-            engine._lanes["demo"]._prefill_tokens = 40  # a few prompts a turn
+            engine._schedulers["demo"]._prefill_tokens = 40  # a few prompts a turn
         assert several(engine) == [alone()[11]] * 8
     assert 0 < rows[2] < 8
 
@@ -324,7 +303,7 @@ def test_a_prompt_too_large_for_memory_fails_alone(monkeypatch):
 
 def test_an_answer_that_has_ended_is_not_repeated_for_a_row_that_memory_ran_out_for(monkeypatch):
     """Rows outside the batch, of which one ends in the same turn in which the other fails."""
-    monkeypatch.setattr(fixed_cache, "supports_fixed_cache", lambda model: False)
+    monkeypatch.setattr(answer_cache, "supports_fixed_cache", lambda model: False)
     advance, steps = answer_steps.GrowingSteps.advance, []
 
     def step(self: Any, tokens: Any) -> None:

@@ -10,13 +10,13 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from expert.jobs.sample.answer_steps import AnswerModel, FixedSteps, GrowingSteps
-from expert.model.fixed_cache import (
+from expert.answer.cache import (
     DECODING_ATTENTION,
     _decoding_attention,
     register_decoding_attention,
     supports_fixed_cache,
 )
+from expert.answer.steps import AnswerModel, FixedSteps, GrowingSteps
 from tests.model.models import documents, family_config
 
 CPU = torch.device("cpu")
@@ -45,7 +45,7 @@ def fixed(model, groups, *, soft=None, room=100):
 
 
 def growing(model, prompts, *, soft=None):
-    return GrowingSteps(speaker_of(model, soft), [prompts])
+    return GrowingSteps(speaker_of(model, soft), prompts)
 
 
 def said(steps, count: int) -> list[torch.Tensor]:

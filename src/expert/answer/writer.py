@@ -3,10 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 Tell = Callable[[str], None]
 """Gets the text piece by piece."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """The answer to one prompt."""
+
+    text: str
+    marked: str
+    """The same with its special tokens: some templates mark tool calls by them."""
+    tokens: int
+    ended: bool
+    """It ended by itself; otherwise it was cut."""
+    note: str = ""
+    """A remark for the user."""
+    number: int = 0
+    """Which of several answers it is."""
+    refused: str = ""
+    """Why there is no answer."""
 
 
 def stop_position(text: str, stops: Sequence[str]) -> int | None:

@@ -11,16 +11,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from expert.jobs.sample.answer_steps import AnswerModel, Group, padded
+import torch
+from torch import Tensor
 
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-    from expert.model.fixed_cache import PromptMemory
-    from expert.parallel.graphs import Capture
+from expert.answer.cache import PromptMemory, last_positions
+from expert.answer.steps import AnswerModel, Group, padded
+from expert.parallel.graphs import Capture, GraphsUnavailable, captured
 
 WIDTH_MULTIPLE = 32
 """Prompts are padded to a multiple of this, and their number to a power of two."""
@@ -72,10 +70,6 @@ class PromptReader:
 
     def __call__(self, group: Group) -> tuple[Any, Tensor, Tensor]:
         """What `AnswerModel.read` returns; valid until the next call."""
-        import torch
-
-        from expert.parallel.graphs import GraphsUnavailable
-
         if not self._enabled:
             return self._answer_model.read(group)
         found = None
@@ -100,10 +94,6 @@ class PromptReader:
 
     def _allocate(self, past: Any) -> _Memory | None:
         """Memory for a model with such a cache; None, and no graphs, if there is none for them."""
-        import torch
-
-        from expert.model.fixed_cache import PromptMemory
-
         model, capture = self._answer_model, self._answer_model.recorder()
         token_bytes = model.kv_bytes_per_token
         most_bytes = min(MEMORY_BYTES, MEMORY_SHARE * model.free_bytes())
@@ -120,9 +110,6 @@ class PromptReader:
 
     def _read_padded(self, group: Group) -> tuple[Any, Tensor, Tensor] | None:
         """Read a group in the shape that it is padded to; None if that is not captured."""
-        from expert.model.fixed_cache import last_positions
-        from expert.parallel.graphs import captured
-
         rows, width = len(group), max(map(len, group))
         key = (2 ** (rows - 1).bit_length(), -(-width // WIDTH_MULTIPLE) * WIDTH_MULTIPLE)
         shape = self._shape(key)
@@ -144,8 +131,6 @@ class PromptReader:
         return past, shape.scores[:rows], shape.mask[:rows, -width:]
 
     def _shape(self, key: tuple[int, int]) -> _Shape | None:
-        import torch
-
         rows, width = key
         memory, device = self._memory, self._answer_model.device
         if memory is None or rows > MOST_ROWS or rows * width > memory.most_tokens:
@@ -157,8 +142,6 @@ class PromptReader:
         return self._shapes.get(key)
 
     def _pass(self, shape: _Shape) -> Tensor:
-        import torch
-
         width = shape.mask.shape[1]
         whole = torch.ones((width, width), dtype=torch.bool, device=shape.mask.device)
         # Padding attends to itself: attention to nothing would be NaN.
@@ -176,8 +159,6 @@ class PromptReader:
 
 def is_launch_bound(run: Callable[[], Any], device: torch.device) -> bool:
     """Whether the kernels of a function take little longer than launching them."""
-    import torch
-
     event: Any = torch.cuda.Event
     began, ended = event(enable_timing=True), event(enable_timing=True)
     with torch.cuda.device(device):

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from expert.jobs.sample import answer_steps
-from expert.jobs.sample.answer_steps import AnswerModel
-from expert.jobs.serve import prompt_reader
-from expert.jobs.serve.prompt_reader import PromptReader
-from tests.jobs.serve.test_batched_answers import all_at_once, alone, as_on_a_card, models
+from expert.answer import prompt_reader
+from expert.answer import steps as answer_steps
+from expert.answer.prompt_reader import PromptReader
+from expert.answer.steps import AnswerModel
+from tests.answer.test_scheduling import all_at_once, alone, as_on_a_card, models
 from tests.parallel.fake_capture import FakeCapture
 
 GROUPS = [
@@ -68,7 +68,7 @@ def test_answers_from_captured_prompts_equal_expert_sample(capture, monkeypatch)
     with as_on_a_card(parallel=6) as engine:
         for _ in range(4):
             assert all_at_once(engine) == alone()
-        shapes = engine._lanes["demo"]._reader._shapes.values()
+        shapes = engine._schedulers["demo"]._reader._shapes.values()
     assert any(shape.replay for shape in shapes)
 
 
@@ -131,7 +131,7 @@ def test_a_card_that_has_failed_is_not_asked_for_memory_when_its_answers_end(mon
 
     with as_on_a_card() as engine:
         monkeypatch.setattr(AnswerModel, "free_bytes", failed)
-        lane, ended = engine._lanes["demo"], list[str]()
+        lane, ended = engine._schedulers["demo"], list[str]()
         lane.waiting.append(SimpleNamespace(end=ended.append, cancelled=False))
         lane.fail("broken", waiting=True)
         lane.drop_idle_cache()

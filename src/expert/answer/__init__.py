@@ -1,0 +1,1 @@
+"""The one engine behind sample, validate, serve and board: scheduler, cache, sampler."""

@@ -1,0 +1,176 @@
+"""Keys and values at fixed memory addresses, and attention for single-token decoding steps.
+
+Every decoding step then does the same to the same memory, so that it can be captured as a CUDA
+graph.
+"""
+
+from __future__ import annotations
+
+import inspect
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+DECODING_ATTENTION = "expert_answering"
+"""The name under which transformers knows this attention."""
+CACHE_ALIGNMENT = 16
+"""Cache lengths are a multiple of this: kernels need aligned mask rows."""
+
+
+def register_decoding_attention() -> None:
+    """Register this attention with transformers, with SDPA's masks."""
+    AttentionInterface.register(DECODING_ATTENTION, _decoding_attention)
+    AttentionMaskInterface.register(DECODING_ATTENTION, sdpa_mask)
+
+
+def _decoding_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """SDPA; for a single token without copying keys that several heads share."""
+    rows, heads, length, width = query.shape
+    groups = key.shape[1]
+    if others.get("softcap") is not None:
+        return _capped(query, key, value, attention_mask, scaling, others["softcap"]), None
+    if length > 1 or others.get("position_bias") is not None:
+        output: tuple[Tensor, None] = sdpa_attention_forward(
+            module, query, key, value, attention_mask, scaling=scaling, **others
+        )
+        return output
+    # Treat the heads that share keys as several tokens of one head.
+    grouped = query.reshape(rows, groups, heads // groups, width)
+    attended = F.scaled_dot_product_attention(grouped, key, value, attention_mask, scale=scaling)
+    return attended.reshape(rows, 1, heads, value.shape[-1]), None
+
+
+def _capped(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scaling: float | None,
+    cap: float,
+) -> Tensor:
+    """Attention with soft-capped scores, which SDPA does not support."""
+    times = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
+    scores = query @ key.transpose(2, 3) * (scaling or query.shape[-1] ** -0.5)
+    scores = cap * torch.tanh(scores / cap)
+    if mask is None:
+        seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device)
+        mask = seen.tril(scores.shape[-1] - scores.shape[-2])
+    if mask.dtype == torch.bool:
+        # Not infinite: padding positions see nothing, and must not become NaN.
+        least = max(torch.finfo(dtype).min for dtype in (scores.dtype, torch.float32))
+        scores = scores.masked_fill(~mask, least)
+    else:
+        scores = scores + mask
+    shares = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
+    return (shares @ value).transpose(1, 2).contiguous()
+
+
+def supports_fixed_cache(model: Any) -> bool:
+    """Whether every layer of a model keeps all keys and values, and it takes position_ids."""
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        return False
+    layers = DynamicCache(config=model.config).layers
+    return bool(layers) and all(type(layer) is DynamicLayer for layer in layers)
+
+
+def aligned_length(places: int) -> int:
+    """Round up to a multiple of CACHE_ALIGNMENT."""
+    return -(-places // CACHE_ALIGNMENT) * CACHE_ALIGNMENT
+
+
+class FixedLayer(CacheLayerMixin):  # type: ignore[misc]
+    """The keys and values of one layer, written at a position that is read from the device."""
+
+    def __init__(self, keys: Tensor, values: Tensor, place: Any) -> None:
+        super().__init__()
+        self.keys, self.values, self._place = keys, values, place
+        self.is_initialized = True
+
+    @classmethod
+    def like(cls, layer: Any, rows: int, size: int, place: Tensor) -> FixedLayer:
+        """An empty layer, of zeros: unused positions are masked but must not be NaN."""
+        memory = [
+            like.new_zeros((rows, like.shape[1], size, like.shape[3]))
+            for like in (layer.keys, layer.values)
+        ]
+        return cls(*memory, place)
+
+    def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        self.keys.index_copy_(2, self._place, keys)
+        self.values.index_copy_(2, self._place, values)
+        return self.keys, self.values
+
+    def first(self, rows: int) -> FixedLayer:
+        """The first rows, in the same memory."""
+        return FixedLayer(self.keys[:rows], self.values[:rows], self._place)
+
+    def lazy_initialization(self, keys: Tensor, values: Tensor) -> None:
+        """Nothing to initialise."""
+
+    def get_seq_length(self) -> Any:
+        return self._place[0]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.keys.shape[2], 0
+
+    def get_max_length(self) -> int:
+        return int(self.keys.shape[2])
+
+
+class PromptLayer(FixedLayer):
+    """Stores the keys and values of one pass over prompts."""
+
+    def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        self.keys.copy_(keys)
+        self.values.copy_(values)
+        return keys, values
+
+    def get_seq_length(self) -> int:
+        return 0
+
+
+class PromptMemory:
+    """Memory for the keys and values of prompts; all their shapes share it, since one is read at a
+    time."""
+
+    def __init__(self, past: Any, tokens: int) -> None:
+        """For as many tokens of a model with this cache, padding included."""
+        self._layers = [
+            tuple(like.new_empty((tokens, like.shape[1], like.shape[3])) for like in pair)
+            for pair in ((layer.keys, layer.values) for layer in past.layers)
+        ]
+
+    def for_transformers(self, rows: int, width: int) -> Any:
+        """A cache that stores the keys and values of one pass over prompts of this shape."""
+
+        def shaped(memory: Tensor) -> Tensor:
+            part = memory[: rows * width]
+            return part.view(rows, memory.shape[1], width, memory.shape[2])
+
+        return Cache(layers=[PromptLayer(*map(shaped, layer), None) for layer in self._layers])
+
+
+def last_positions(past: Any, rows: int, width: int) -> Any:
+    """The keys and values of the first rows at the last positions, as prompts are left-padded."""
+    layers = [
+        SimpleNamespace(keys=layer.keys[:rows, :, -width:], values=layer.values[:rows, :, -width:])
+        for layer in past.layers
+    ]
+    return SimpleNamespace(layers=layers)
