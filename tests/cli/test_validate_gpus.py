@@ -69,7 +69,7 @@ def started() -> tuple[subprocess.Popen[str], list[psutil.Process]]:
     while "answering" not in process.stdout.readline():
         assert time.monotonic() < end
     children = psutil.Process(process.pid).children()
-    return process, [each for each in children if "expert.jobs.validate.child" in each.cmdline()]
+    return process, [each for each in children if "validate.models" in " ".join(each.cmdline())]
 
 
 @pytest.mark.slow

@@ -1,44 +1,46 @@
 """Models of a validation: loaded in this process, or in one for each card, which does its share.
 
-The processes do not communicate. Rows and results go through files that only this user can access,
-progress through pipes; the results are merged here, in the order of the rows.
+The processes do not communicate; their results are merged here, in the order of the rows.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import pickle
-import shutil
-import signal
+import multiprocessing
+import os
+import queue
+import subprocess
 import sys
-import tempfile
-import time
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import zip_longest
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from expert.answer.writer import Answer
 from expert.core.errors import EXIT_RUN_FAILED, ExpertError
-from expert.core.files import open_regular
-from expert.core.process import Child, describe_exit
+from expert.core.process import describe_exit
 from expert.core.rundir import RunFolder
-from expert.jobs.validate.row_losses import BatchSums, Note, Tell, batch_sums, mean_losses
+from expert.jobs.validate.row_losses import Note, Tell, batch_sums, mean_losses
 from expert.run.stored.choose_checkpoint import BASE, Choice
 from expert.run.stored.load import Trained, load_base, load_trained, pick_device, read_plan
 
 if TYPE_CHECKING:
     from expert.answer.decoding import DecodingSettings
+    from expert.answer.writer import Answer
     from expert.data.records import Example
     from expert.data.template.templates import Template
     from expert.jobs.validate.held_out import Run
-    from expert.planning.run_plan import RunPlan
     from expert.training.evaluation import EvalResult
 
-COMMAND = (sys.executable, "-P", "-m", "expert.jobs.validate.child")
-SECONDS_BETWEEN_LOOKS = 0.05
-OUT_OF_MEMORY = "the system ends processes like this when its memory is full: see dmesg"
+
+class ProcessFailed(ExpertError):
+    """A process of the validation failed; there is no verdict without its share."""
+
+    def __init__(self, message: str, exit_code: int = EXIT_RUN_FAILED) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
 
 
 class ModelWorker:
@@ -62,26 +64,15 @@ class ModelWorker:
         self.trained = None
         gc.collect()
 
-    def losses(
-        self, rows: Sequence[Example], place: int, of: int, **callbacks: Any
-    ) -> list[BatchSums]:
+    def losses(self, rows: Sequence[Example], **how: Any) -> list[Any]:
         assert self.trained is not None
-        return batch_sums(self.trained, rows, place=place, of=of, **callbacks)
+        return batch_sums(self.trained, rows, **how)
 
-    def answers(
-        self,
-        questions: Sequence[Example],
-        numbers: Sequence[int],
-        how: DecodingSettings,
-        seed: int,
-        **callbacks: Any,
-    ) -> list[Answer]:
+    def answers(self, questions: Sequence[Example], **how: Any) -> list[Answer]:
         from expert.answer.engine import answer_all
 
         assert self.trained is not None
-        if not numbers:
-            return []
-        return answer_all(self.trained, questions, how, seed=seed, numbers=numbers, **callbacks)
+        return answer_all(self.trained, questions, **how) if questions else []
 
 
 class LocalModels:
@@ -110,83 +101,95 @@ class LocalModels:
         tell: Callable[[int], None] = lambda done: None,
         note: Note = lambda text: None,
     ) -> list[Any]:
-        (arguments,) = asked
         work = getattr(self._worker, do)
-        return [work(**arguments, tell=lambda done, of: tell(done), note=note)]
+        return [work(**asked[0], tell=lambda done, of: tell(done), note=note)]
 
 
 # --- several cards -------------------------------------------------------------------------------
 
 
-class ProcessFailed(ExpertError):
-    """A process of the validation failed; there is no verdict without its share."""
-
-    exit_code = EXIT_RUN_FAILED
-
-
-class ReportedFailure(ExpertError):
-    """A user error reported by a process, shown as it would be without processes."""
-
-    def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
+COMMAND = (
+    *(sys.executable, "-P", "-c"),
+    "import sys; from expert.jobs.validate.models import work; work(int(sys.argv[1]))",
+)
 
 
 @contextlib.contextmanager
 def models_on_cards(places: Sequence[Mapping[str, str]], device: str) -> Iterator[ModelsOnCards]:
     """Start a process for each environment, which selects its card; end all of them at exit."""
-    folder = Path(tempfile.mkdtemp(prefix="expert-validate-"))
-    work = folder / "work"
-    work.mkdir()
-    kept = False
+    processes: list[_Process] = []
     try:
-        with contextlib.ExitStack() as running:
-            processes = []
-            for number, env in enumerate(places, start=1):
-                name = f"process {number} of {len(places)}"
-                card = env.get("CUDA_VISIBLE_DEVICES")
-                log = folder / f"process-{number}.log"
-                child = Child(COMMAND, log=log, env={**env, "TMPDIR": str(work)})
-                running.callback(child.stop)
-                processes.append(_Process(child, f"{name} ({card})" if card else name, log))
-            yield ModelsOnCards(processes, work, device)
-    except ProcessFailed:
-        kept = True
-        raise
+        for number, env in enumerate(places, start=1):
+            card = env.get("CUDA_VISIBLE_DEVICES")
+            name = f"process {number} of {len(places)}" + (f" ({card})" if card else "")
+            ours, theirs = multiprocessing.Pipe()
+            started = subprocess.Popen(
+                [*COMMAND, str(theirs.fileno())],
+                env={**os.environ, **env},
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # standard output is the parent's, which may write JSON to it
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # Ctrl-C is for the parent
+            )
+            theirs.close()  # so that its end is noticed
+            processes.append(_Process(name, started, ours))
+        yield ModelsOnCards(processes, device)
     finally:
-        shutil.rmtree(work if kept else folder, ignore_errors=True)
+        for process in processes:
+            process.child.kill()
+            process.child.wait()
 
 
-class _Process:
-    def __init__(self, child: Child, name: str, log: Path) -> None:
-        self.child, self.name, self._log = child, name, log
+class _Process(NamedTuple):
+    name: str
+    child: subprocess.Popen[bytes]
+    connection: Any
 
-    def lost(self) -> ProcessFailed:
-        """The error for a process that ended without an answer, with its last output and log."""
-        code = self.child.wait()
-        words = self.child.stderr_tail()
-        if code == -signal.SIGKILL and not words:
-            words = OUT_OF_MEMORY
-        head = f"{self.name} {describe_exit(code)}: {words}".rstrip(": ")
-        where = f"\n  its log: {self._log}" if self._log.stat().st_size else ""
-        return ProcessFailed(f"{head}{where}\n  no verdict was written")
+
+def work(file_descriptor: int) -> None:
+    """The process for one card: does what it is asked through a pipe, until its parent ends."""
+    connection = Connection(file_descriptor)
+    requests: queue.Queue[tuple[str, dict[str, Any]]] = queue.Queue()
+
+    def listen() -> None:
+        """Runs in a thread: if the parent dies, this process ends in the middle of its work."""
+        while True:
+            try:
+                requests.put(connection.recv())
+            except (EOFError, OSError):
+                os._exit(0)
+
+    threading.Thread(target=listen, daemon=True).start()
+    worker = ModelWorker()
+    while True:
+        do, asked = requests.get()
+        if do != "load":
+            asked["tell"] = lambda done, of: connection.send(("done", done))
+            asked["note"] = lambda text: connection.send(("note", text))
+        try:
+            connection.send(("result", getattr(worker, do)(**asked)))
+        except ExpertError as error:
+            connection.send(("failed", (str(error), error.exit_code)))
 
 
 class ModelsOnCards:
     """One process per card, all with the same model loaded."""
 
-    def __init__(self, processes: Sequence[_Process], folder: Path, device: str) -> None:
-        self._processes, self._folder, self._asked_device = processes, folder, device
-        self.device = device
+    def __init__(self, processes: Sequence[_Process], device: str) -> None:
+        self.processes, self._asked_device, self.device = processes, device, device
         """Torch's name for it, once a model was loaded."""
         self.count = len(processes)
 
     def load(self, run: Run, choice: Choice | None) -> ValidatedModel:
+        from expert.data.template.text_tools import text_tools
+
         asked = {"run": run.folder.path, "choice": choice, "device": self._asked_device}
         first, *_ = self.ask("load", [asked] * self.count)
-        self.device = first["device"]
+        self.device, template = first["device"], None
+        if first["tokenizer"] is not None:
+            _, template = text_tools(first["tokenizer"], run.plan.model.prompt_template)
         name, step = (choice.name, choice.step) if choice is not None else (BASE, None)
-        return ValidatedModel(self, name, step, _template(run.plan, first["tokenizer"]))
+        return ValidatedModel(self, name, step, template)
 
     def ask(
         self,
@@ -197,39 +200,36 @@ class ModelsOnCards:
     ) -> list[Any]:
         """The answers of the processes, each to its own arguments. `tell` receives the total done
         by all; equal notes are reported once."""
-        results = [self._folder / f"result-{number}" for number in range(self.count)]
-        for process, arguments, to in zip(self._processes, asked, results, strict=True):
-            file = to.with_suffix(".ask")  # a line may be too long for a pipe
-            file.write_bytes(pickle.dumps((do, arguments)))
-            # If it has ended, that is noticed below.
-            process.child.ask({"ask": str(file), "to": str(to)})
+        waiting = {process.connection: place for place, process in enumerate(self.processes)}
+        results: list[Any] = [None] * self.count
         done, noted = [0] * self.count, dict[str, None]()
-        waiting = dict(enumerate(self._processes))
-        while waiting:
-            for number, process in list(waiting.items()):
-                wait = SECONDS_BETWEEN_LOOKS
-                while fact := process.child.next(time.monotonic() + wait):
-                    wait = 0.0
-                    if "failed" in fact:
-                        raise ReportedFailure(fact["failed"], fact["exit_code"])
-                    if "note" in fact:
-                        noted[fact["note"]] = None
-                    if "done" in fact:
-                        done[number] = fact["done"]
+        try:
+            number = 0
+            for number, process in enumerate(self.processes):
+                process.connection.send((do, asked[number]))
+            while waiting:
+                for ready in wait(list(waiting)):
+                    number = waiting[ready]
+                    kind, value = ready.recv()
+                    if kind == "failed":
+                        raise ProcessFailed(*value)
+                    if kind == "note":
+                        noted[value] = None
+                    elif kind == "done":
+                        done[number] = value
                         tell(sum(done))
-                    if "result" in fact:
-                        del waiting[number]
-                        break
-                if number in waiting and process.child.has_ended:
-                    raise process.lost()
+                    else:
+                        results[number] = value
+                        del waiting[ready]
+        except (EOFError, OSError):
+            lost = self.processes[number]
+            raise ProcessFailed(
+                f"{lost.name} {describe_exit(lost.child.wait())}: no verdict was written  (its "
+                "output is above; the system kills processes when its memory is full: see dmesg)"
+            ) from None
         for text in noted:
             note(text)
-        return [_unpickled(file) for file in results]
-
-
-def _unpickled(file: Path) -> Any:
-    with open_regular(file) as stream:
-        return pickle.load(stream)
+        return results
 
 
 class ValidatedModel:
@@ -252,9 +252,9 @@ class ValidatedModel:
         self._models.ask("unload", [{}] * self._models.count)
 
     def losses(self, rows: Sequence[Example], *, tell: Tell, note: Note) -> EvalResult:
-        count = self._models.count
+        count, of = self._models.count, len(rows)
         asked = [{"rows": rows, "place": place, "of": count} for place in range(count)]
-        found = self._models.ask("losses", asked, _share(tell, len(rows)), note)
+        found = self._models.ask("losses", asked, lambda done: tell(min(done, of), of), note)
         # Batches were dealt in turn: restore their order, and sum as one process does.
         return mean_losses(
             each for turn in zip_longest(*found) for each in turn if each is not None
@@ -270,44 +270,20 @@ class ValidatedModel:
         note: Note,
     ) -> list[Answer]:
         """Its answers to every question, in order."""
-        shares = dealt_by_size([_size(question) for question in questions], self._models.count)
+        # By size in characters, so that each process has long and short ones.
+        sizes = [
+            len(one.tools) + sum(len(turn.text) + len(turn.extra) for turn in one.turns)
+            for one in questions
+        ]
+        order = sorted(range(len(sizes)), key=lambda number: -sizes[number])
+        shares = [order[place :: self._models.count] for place in range(self._models.count)]
         asked = [
             {"questions": [questions[n] for n in own], "numbers": own, "how": how, "seed": seed}
             for own in shares
         ]
-        found = self._models.ask("answers", asked, _share(tell, len(questions)), note)
-        by_number = {
-            number: answer
-            for numbers, answers in zip(shares, found, strict=True)
-            for number, answer in zip(numbers, answers, strict=True)
-        }
-        return [by_number[number] for number in range(len(questions))]
-
-
-def _share(tell: Tell, of: int) -> Callable[[int], None]:
-    return lambda done: tell(min(done, of), of)
-
-
-def dealt_by_size(sizes: Sequence[int], parts: int) -> list[list[int]]:
-    """The numbers 0, 1, … in `parts` lists of about equal size, dealt largest first, back and
-    forth."""
-    order = sorted(range(len(sizes)), key=lambda number: -sizes[number])
-    shares: list[list[int]] = [[] for _ in range(parts)]
-    for place, number in enumerate(order):
-        turn, seat = divmod(place, parts)
-        shares[parts - 1 - seat if turn % 2 else seat].append(number)
-    return [sorted(share) for share in shares]
-
-
-def _size(question: Example) -> int:
-    """In characters: tokens are not counted here."""
-    return len(question.tools) + sum(len(turn.text) + len(turn.extra) for turn in question.turns)
-
-
-def _template(plan: RunPlan, tokenizer: Path | None) -> Template | None:
-    from expert.data.template.text_tools import text_tools
-
-    if tokenizer is None:
-        return None
-    _, template = text_tools(tokenizer, plan.model.prompt_template)
-    return template
+        of = len(questions)
+        found = self._models.ask("answers", asked, lambda done: tell(min(done, of), of), note)
+        answers: dict[int, Answer] = {}
+        for own, said in zip(shares, found, strict=True):
+            answers.update(zip(own, said, strict=True))
+        return [answers[number] for number in range(of)]
