@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from expert.data.tokens import shards as making
+from expert.data.tokens import prepare
 from tests.insight.ladders import ladder, setting
 from tests.jobs.runs import base_model, write_expert
 from tests.jobs.trained_runs import finished
@@ -32,11 +32,6 @@ def expert(tmp_path: Path) -> Path:
     return write_expert(tmp_path / "expert", base_model(), {})
 
 
-@pytest.fixture
-def in_small_shards(monkeypatch):
-    monkeypatch.setattr(making, "SHARD_CHARACTERS", 500)  # the 48 rows are about 2,000
-
-
 def stopped_in(
     monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, number: int, *, call: int = 1
 ) -> None:
@@ -53,57 +48,25 @@ def stopped_in(
     monkeypatch.setattr(owner, name, with_a_signal)
 
 
-def stopped_while_reading(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    """A signal comes when two pieces were handed over, between the rows of the third."""
-    pieces = making._Pass.pieces
-
-    def with_a_signal(this: Any) -> Any:
-        for piece in pieces(this):
-            if piece.index == 2:
-                signal.raise_signal(number)
-            yield piece
-
-    monkeypatch.setattr(making._Pass, "pieces", with_a_signal)
-
-
-def half_written(folder: Path) -> list[Path]:
-    found = [path for path in folder.rglob("*") if path.name.startswith(".data-")]
-    return [path for path in found if path.suffix != ".sha256"]
-
-
 @pytest.mark.fault(5)
 @SIGNALS
-def test_preparing_that_is_stopped_keeps_what_is_finished_and_continues_from_there(
-    run, expert, monkeypatch, in_small_shards, number, code, name
+def test_preparing_that_is_stopped_leaves_nothing_half_written_and_starts_over(
+    run, expert, monkeypatch, number, code, name
 ):
     with monkeypatch.context() as patched:
-        stopped_while_reading(patched, number)
+        stopped_in(patched, prepare, "write_shard", number)
         ran = run("pretokenize", "-m", str(expert))
     assert ran.code == code
     assert ran.err == f"expert pretokenize: stopped by {name}: {PREPARED_STAYS}\n"
-    assert half_written(expert.parent) == []
-    finished = [path.name for path in expert.parent.rglob("*.parts-*/data-*.arrow")]
-    assert len(finished) == 2
-    encoded: list[str] = []
-    with monkeypatch.context() as patched:
-        write = making.Piece.write
-
-        def counted(piece: Any, *rest: Any) -> Any:
-            encoded.append(piece.name)
-            return write(piece, *rest)
-
-        patched.setattr(making.Piece, "write", counted)
-        assert run("pretokenize", "-m", str(expert)).code == 0
-    assert encoded
-    assert set(encoded).isdisjoint(finished)
-    assert list(expert.parent.rglob("*.parts-*")) == []
+    assert list(expert.parent.rglob("data-*.arrow")) == []
+    assert run("pretokenize", "-m", str(expert)).code == 0
 
 
 @SIGNALS
 def test_a_run_that_is_stopped_while_its_data_is_prepared_leaves_no_folder(
-    run, expert, monkeypatch, in_small_shards, number, code, name
+    run, expert, monkeypatch, number, code, name
 ):
-    stopped_while_reading(monkeypatch, number)
+    stopped_in(monkeypatch, prepare, "write_shard", number)
     ran = run("train", "-m", str(expert), "--device", "cpu")
     assert ran.code == code
     assert ran.err == ""
@@ -111,7 +74,7 @@ def test_a_run_that_is_stopped_while_its_data_is_prepared_leaves_no_folder(
         f"stopped by {name} before the first step: no run was started; prepared data is "
         "kept; the same command continues from there\n"
     )
-    assert half_written(expert.parent) == []
+    assert list(expert.parent.rglob("data-*.arrow")) == []
     assert not (expert.parent / "runs").exists()
 
 

@@ -293,7 +293,8 @@ def test_an_index_is_the_same_after_saving_and_opening(pack: Pack, count: int, t
     made = pack(lognormal_lengths(60, count), 100, overlong="split", soft_tokens=3)
     made.save(tmp_path / "a folder" / "index.arrow")
     opened = PackIndex.open(tmp_path / "a folder" / "index.arrow")
-    assert opened.equals(made)
+    for name in PackIndex.__slots__:
+        assert np.array_equal(getattr(opened, name), getattr(made, name)), name
     arrays = (opened.piece_document, opened.piece_start, opened.piece_stop, opened.bin_offsets)
     assert [array.dtype for array in arrays] == ["int32", "int32", "int32", "int64"]
     assert {path.name for path in (tmp_path / "a folder").iterdir()} == {

@@ -1,8 +1,7 @@
-"""Prepared once: keyed by content, resumed after a crash, never half-finished, never stale."""
+"""Prepared once: keyed by content, never half-finished, never stale, on all cores."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import multiprocessing
 import os
@@ -14,23 +13,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import pytest
 
 from expert.core.publish import DONE
+from expert.data import limits
 from expert.data.records import BadRow, DataError, Dropped, Row, Segment
 from expert.data.tokens import prepare as module
-from expert.data.tokens import shards
 from expert.data.tokens.documents import DocumentStore
 from expert.data.tokens.encoder import EncodedBatch
 from expert.data.tokens.prepare import Recipe, prepare
-from expert.data.tokens.shards import TokeniseJob
+from expert.data.tokens.tokenise import TokeniseJob
 from tests.data.tokenizers import small_encoder
 from tests.each import each
 from tests.faults.counting import cases
 
-forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that fork")
 RECIPE = Recipe(data="d", tokenizer="t", template="p", columns="c", learn_prompt=False)
 
 
@@ -53,10 +50,12 @@ def work(
     **changes: Any,
 ) -> TokeniseJob:
     asked: dict[str, Any] = {
-        "rows": lambda rows_to_skip: rows() if rows else good_rows(count),
+        "rows": lambda: rows() if rows else good_rows(count),
         "formatter": lambda: segments_of,
         "encoder": small_encoder(),
-        "shard_rows": 16,
+        "portion_rows": 16,
+        "processes": 2,
+        "row_count": count,
     }
     return TokeniseJob(**asked | changes)
 
@@ -110,21 +109,6 @@ def test_a_miss_says_what_changed(tmp_path, change, words):
     assert (made.hit, made.because) == (False, words)
 
 
-def test_a_neighbour_that_is_renamed_meanwhile_is_not_compared_with(tmp_path, monkeypatch):
-    gone = tmp_path / ".tokens" / module.RECIPE
-    monkeypatch.setattr(Path, "glob", lambda folder, pattern: iter([gone]))
-    assert module.look(tmp_path / "tokens", RECIPE) == "it was not prepared before"
-
-
-def test_a_key_follows_from_the_recipe_and_a_limit_that_is_not_set_keeps_the_one_there_was():
-    recipe = {"columns": "c", "data": "d", "format": 1, "learn_prompt": False, "template": "p"}
-    without = json.dumps({"checks": "", **recipe, "tokenizer": "t"})
-    assert RECIPE.key() == hashlib.sha256(without.encode()).hexdigest()
-    others = [replace(RECIPE, data=str(n)) for n in range(50)]
-    others += [replace(RECIPE, max_samples=n) for n in (None, 1, 2)]
-    assert len({other.key() for other in others}) == 53
-
-
 def test_a_folder_made_from_something_else_or_of_other_things_is_refused_and_left_alone(tmp_path):
     prepare(work(), RECIPE, tmp_path / "tokens")
     with pytest.raises(DataError, match="was made from something else: the tokenizer changed"):
@@ -134,44 +118,6 @@ def test_a_folder_made_from_something_else_or_of_other_things_is_refused_and_lef
     with pytest.raises(DataError, match="is not a prepared-token folder"):
         prepare(work(), RECIPE, tmp_path / "mine")
     assert (tmp_path / "mine" / "thesis.txt").exists()
-
-
-class Crash(Exception):
-    """What a power cut would be."""
-
-
-class CrashingEncoder:
-    """Encodes so many shards, then fails."""
-
-    def __init__(self, shards: int) -> None:
-        self.inner = small_encoder()
-        self.left = shards
-        self.done = 0
-
-    fingerprint = "t"
-    vocabulary = 400
-
-    def encode(self, documents: list[list[Segment]]) -> EncodedBatch:
-        if self.left == 0:
-            raise Crash
-        self.left -= 1
-        self.done += 1
-        return self.inner.encode(documents)
-
-
-def test_shards_finished_before_a_crash_are_not_made_again(tmp_path):
-    folder = tmp_path / "tokens"
-    with pytest.raises(Crash):
-        prepare(work(encoder=CrashingEncoder(4)), RECIPE, folder)
-    assert not folder.exists()
-    again = CrashingEncoder(100)
-    made = prepare(work(encoder=again), RECIPE, folder)
-    assert again.done == 3  # seven shards of sixteen rows, four of them done before
-    straight = prepare(work(), RECIPE, tmp_path / "other")
-    assert made.statistics == straight.statistics
-    one, other = DocumentStore(made.folder), DocumentStore(straight.folder)
-    assert all(np.array_equal(one.tokens(d), other.tokens(d)) for d in range(100))
-    assert [path.name for path in tmp_path.iterdir() if "parts" in path.name] == []
 
 
 def with_bad_rows(count: int, bad: set[int]) -> Iterator[Row | BadRow]:
@@ -194,12 +140,9 @@ def test_a_bad_row_stops_with_its_file_and_line(tmp_path):
 
 
 def test_all_bad_rows_are_counted_and_the_first_of_them_named(tmp_path):
+    bad = work(rows=lambda: with_bad_rows(50, set(range(20, 28))), list_command="a command")
     with pytest.raises(DataError) as caught:
-        prepare(
-            work(rows=lambda: with_bad_rows(50, set(range(20, 28))), list_command="a command"),
-            RECIPE,
-            tmp_path / "tokens",
-        )
+        prepare(bad, RECIPE, tmp_path / "tokens")
     assert str(caught.value).splitlines() == [
         "8 rows cannot be used",
         *(f"  - rows.jsonl:{line}: broken JSON" for line in range(21, 26)),
@@ -244,19 +187,19 @@ def test_nothing_to_train_on_is_an_error_before_any_model_loads(tmp_path, count)
     assert not (tmp_path / "tokens").exists()
 
 
-class SlowEncoder(CrashingEncoder):
-    """Encodes a shard in a hundredth of a second at least."""
+class SlowEncoder:
+    """Encodes a portion in a hundredth of a second at least."""
 
     def encode(self, documents: list[list[Segment]]) -> EncodedBatch:
         time.sleep(0.01)
-        return super().encode(documents)
+        return small_encoder().encode(documents)
 
 
 def build_together(folder: Path, builders: int, kill_after: float) -> list[int | None]:
     """Several processes build one cache; one of them is killed at some moment."""
 
     def build() -> None:
-        prepare(work(200, encoder=SlowEncoder(1000)), RECIPE, folder)
+        prepare(work(200, encoder=SlowEncoder()), RECIPE, folder)
 
     make = multiprocessing.get_context("fork").Process
     running = [make(target=build) for _ in range(builders)]
@@ -269,7 +212,9 @@ def build_together(folder: Path, builders: int, kill_after: float) -> list[int |
     return [process.exitcode for process in running]
 
 
-def rounds_of_builders(tmp_path: Path, rounds: int) -> None:
+@pytest.mark.fault(22)
+@pytest.mark.parametrize("rounds", [1, pytest.param(100, marks=pytest.mark.slow)])
+def test_builders_that_race_and_one_that_is_killed_leave_one_valid_cache(tmp_path, rounds):
     chance = random.Random(7)
     straight = prepare(work(200), RECIPE, tmp_path / "straight")
     for number in cases(rounds):
@@ -283,80 +228,37 @@ def rounds_of_builders(tmp_path: Path, rounds: int) -> None:
         assert left == ["tokens"]
 
 
-@pytest.mark.fault(22)
-@pytest.mark.skipif(os.name == "nt", reason="SIGKILL is POSIX")
-def test_builders_that_race_and_one_that_is_killed_leave_one_valid_cache(tmp_path):
-    rounds_of_builders(tmp_path, 1)
+# --- processes that tokenise ---------------------------------------------------------------------
 
 
-@pytest.mark.fault(22)
-@pytest.mark.slow
-@pytest.mark.skipif(os.name == "nt", reason="SIGKILL is POSIX")
-def test_a_hundred_rounds_of_racing_builders_leave_one_valid_cache_each(tmp_path):
-    rounds_of_builders(tmp_path, 100)
-
-
-@pytest.mark.fault(22)
-def test_a_killed_builder_leaves_nothing_that_looks_finished(tmp_path):
-    folder = tmp_path / "tokens"
-    [code] = build_together(folder, 1, 0.05)
-    if code == 0:
-        pytest.skip("the builder was faster than the kill")
-    assert not (folder / DONE).exists()
-
-
-# --- a second process helps, and nothing depends on it -------------------------------------------
-
-
-def listed(folder: Path) -> dict[str, str]:
-    done = json.loads((folder / DONE).read_text(encoding="utf-8"))
-    return {name: entry["sha256"] for name, entry in done.items()}
-
-
-@forks
-def test_two_processes_make_what_one_makes(tmp_path, monkeypatch):
-    alone = prepare(work(), RECIPE, tmp_path / "alone")
-    made_here = []
-    write = shards.Piece.write
-
-    def counted(piece, place, encoder):
-        made_here.append(piece.first)
-        return write(piece, place, encoder)
-
-    monkeypatch.setattr(shards.Piece, "write", counted)
-    shared = prepare(work(with_helper=True), RECIPE, tmp_path / "shared")
-    assert listed(shared.folder) == listed(alone.folder)
-    assert shared.statistics == alone.statistics
-    assert made_here == [0, 32, 64, 96], "the other shards came from the helper"
-
-
-@forks
-def test_what_a_helper_that_dies_leaves_undone_is_made_all_the_same(tmp_path, monkeypatch):
-    alone = prepare(work(), RECIPE, tmp_path / "alone")
-    monkeypatch.setattr(shards, "_run_helper", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-    made = prepare(work(with_helper=True), RECIPE, tmp_path / "shared")
-    assert listed(made.folder) == listed(alone.folder)
-
-    def no_room() -> int:
-        raise OSError("no room")
-
-    monkeypatch.setattr(os, "fork", no_room)
-    with shards.helper_process(lambda: None, wanted=True) as is_there:
-        assert not is_there
-
-
-@forks
-def test_bad_rows_are_counted_once_whoever_reads_them(tmp_path):
-    def some_bad():
-        return with_bad_rows(100, {3, 20, 40})
+def test_any_number_of_processes_makes_the_same_folder(tmp_path):
+    def hashes(folder: Path) -> dict[str, str]:
+        done = json.loads((folder / DONE).read_text(encoding="utf-8"))
+        return {name: entry["sha256"] for name, entry in done.items()}
 
     before = psutil.Process().children()
-    made = prepare(
-        work(rows=some_bad, with_helper=True, max_bad_rows=3), RECIPE, tmp_path / "tokens"
-    )
-    assert made.statistics.bad_rows == 3
-    lines = (made.folder / "rejects.jsonl").read_text(encoding="utf-8").splitlines()
-    assert [json.loads(line)["line"] for line in lines] == [4, 21, 41]
-    with pytest.raises(DataError, match=r"rows\.jsonl:41: broken"):
-        prepare(work(rows=some_bad, with_helper=True, max_bad_rows=2), RECIPE, tmp_path / "other")
+    made = [
+        prepare(work(processes=count), RECIPE, tmp_path / str(count)).folder for count in (0, 1, 3)
+    ]
+    assert hashes(made[0]) == hashes(made[1]) == hashes(made[2])
     assert psutil.Process().children() == before  # no process is left
+
+
+def test_a_process_that_dies_or_takes_too_much_memory_is_an_error_and_leaves_nothing(
+    tmp_path, monkeypatch
+):
+    def killed(row: Row) -> list[Segment] | BadRow | Dropped:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return []
+
+    def greedy(row: Row) -> list[Segment] | BadRow | Dropped:
+        return [Segment("a" * 2**31, False)]
+
+    before = psutil.Process().children()
+    with pytest.raises(DataError, match="a process that tokenises rows died"):
+        prepare(work(segments_of=killed), RECIPE, tmp_path / "tokens")
+    monkeypatch.setattr(limits, "MEMORY_BYTES", 2**28)
+    with pytest.raises(MemoryError):
+        prepare(work(segments_of=greedy), RECIPE, tmp_path / "tokens")
+    assert not [path for path in tmp_path.iterdir() if "tokens" in path.name and path.is_dir()]
+    assert psutil.Process().children() == before

@@ -41,7 +41,7 @@ def _act(work: dict[str, Any]) -> None:
 
 PHASES = {
     "start": "expert.cli.main._run_command",
-    "preparing": "expert.data.tokens.prepare.make_pieces",
+    "preparing": "expert.data.tokens.prepare._build",
     "loading": "expert.model.load.load_model",
     "step": "expert.training.loop.seed_step",
     "evaluation": "expert.model.load.LoadedModel.evaluate",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import random
 from pathlib import Path
@@ -10,10 +9,8 @@ from pathlib import Path
 import pytest
 
 from expert.core import publish
-from expert.core.hashed import file_integrity, hash_file
-from expert.data.pack.pack_index import PackIndex
-from expert.data.prepared import PartsLeft, PreparedData
-from expert.run.open import plan, prepare, prepare_part
+from expert.data.prepared import PreparedData
+from expert.run.open import plan, prepare
 from tests.data.damaging import KINDS, damage, files_in, put_back
 from tests.faults.counting import cases
 from tests.jobs.runs import events_of, losses_of, run, weights_of, write_expert
@@ -98,20 +95,6 @@ def test_what_was_damaged_is_a_warning_that_names_the_file_and_where_it_was_put(
     assert not prepare(manifest).doubts
 
 
-def test_a_cache_of_an_earlier_version_without_hashes_gives_the_same_and_gets_them(tmp_path):
-    manifest = an_expert(tmp_path)
-    made = prepare(manifest)
-    before, cache = sequences(made), made.train.index_file.parent
-    for file in cache.glob(".*.sha256"):
-        file.unlink()
-    damage(made.train.index_file, "bit", random.Random(3))  # nothing tells, but it is made again
-    again = prepare(manifest)
-    assert sequences(again) == before
-    assert not again.doubts
-    assert file_integrity(made.train.index_file) == "sound"
-    assert hash_file(cache / ".hashes.json").is_file()
-
-
 @pytest.mark.fault(23)
 def test_a_run_on_a_damaged_cache_ends_with_the_same_losses_and_weights(tmp_path, base):
     manifest = write_expert(tmp_path, base, {"epochs": 1})
@@ -123,38 +106,3 @@ def test_a_run_on_a_damaged_cache_ends_with_the_same_losses_and_weights(tmp_path
     assert losses_of(again) == losses_of(first)
     assert weights_of(again) == weights_of(first)
     assert "it was put aside as tokens-" in events_of(again, "data")[0]["because"]
-
-
-def test_pieces_of_a_part_that_were_damaged_are_made_again(tmp_path):
-    whole = sequences(prepare(an_expert(tmp_path / "whole")))
-    manifest = an_expert(tmp_path / "parts")
-    prepare_part(manifest, (1, 2))
-    (pieces,) = (tmp_path / "parts" / "datasets_optimized").glob("*/*.parts-*")
-    for number, file in enumerate(files_in(pieces)):
-        damage(file, "bit", random.Random(number))
-    assert isinstance(prepare_part(manifest, (2, 2)), PartsLeft)  # nothing says that 1 is done
-    made = prepare_part(manifest, (1, 2))
-    assert isinstance(made, PreparedData)
-    assert sequences(made) == whole
-
-
-def test_an_index_without_a_hash_serves_where_nothing_can_be_written_if_it_is_equal(
-    tmp_path, monkeypatch
-):
-    manifest = an_expert(tmp_path)
-    made = prepare(manifest)
-    before, file = sequences(made), made.train.index_file
-    for split in made.splits():
-        hash_file(split.index_file).unlink()
-
-    def refuse(self: PackIndex, path: Path) -> None:
-        raise OSError(errno.EROFS, "Read-only file system", str(path))
-
-    monkeypatch.setattr(PackIndex, "save", refuse)
-    assert sequences(prepare(manifest)) == before
-    data = bytearray(file.read_bytes())
-    at = data.index(made.train.index.piece_stop.tobytes())
-    data[at] ^= 1
-    file.write_bytes(data)
-    with pytest.raises(OSError, match="Read-only"):
-        prepare(manifest)

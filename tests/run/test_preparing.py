@@ -32,9 +32,6 @@ ROWS = [
 ]
 
 
-TALK = [{"role": "user", "content": "Go."}, {"role": "assistant", "content": "Done."}]
-
-
 def lines(rows: list[dict[str, Any]]) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,7 +13,6 @@ from expert.cli.show.options import (
     BaseModelName,
     ManifestFile,
     Overrides,
-    UsageError,
     manifest_option,
     one_manifest,
 )
@@ -36,24 +34,13 @@ def pretokenize(
         Path | None,
         typer.Option("--all", help="Every manifest below this folder whose data is present."),
     ] = None,
-    part: Annotated[
-        str | None,
-        typer.Option(
-            "--part",
-            metavar="K/N",
-            help="Tokenize only the K-th of N parts of the rows; the last to finish publishes. "
-            "Parts may run on several machines with one folder, in any order, and again.",
-        ),
-    ] = None,
     model: BaseModelName = None,
     overrides: Overrides = None,
 ) -> None:
     """Tokenize and pack the data ahead of training; otherwise training does it first."""
-    from expert.data.prepared import PartsLeft
     from expert.jobs.pretokenize import manifests_below, try_prepare
-    from expert.run.open import prepare_part
+    from expert.run.open import prepare
 
-    share = _part(part) if part is not None else (1, 1)
     chosen = one_manifest(file, manifest)
     if (chosen is None) == (everything is None):
         raise typer.BadParameter("give one manifest, or a folder with --all")
@@ -61,36 +48,20 @@ def pretokenize(
     changes = tuple(overrides or ())
     if chosen is not None:
         with PreparingView(console, before=initial_text(console)) as tell:
-            done = prepare_part(chosen, share, model=model, overrides=changes, tell=tell)
-        if isinstance(done, PartsLeft):
-            show(console, str(done))
-            return
-        if part is not None:
-            show(console, f"all {share[1]} parts are done")
+            done = prepare(chosen, model=model, overrides=changes, tell=tell)
         show_prepared(done, console)
         return
     outcomes = []
     for each in manifests_below(everything or Path()):
         show(console, f"\n{each}", "bold")
         with PreparingView(console, before=initial_text(console)) as tell:
-            outcome = try_prepare(each, share, model=model, overrides=changes, tell=tell)
+            outcome = try_prepare(each, model=model, overrides=changes, tell=tell)
         if outcome.data is not None:
             show_prepared(outcome.data, console)
         outcomes.append(outcome)
     _show_outcomes(outcomes, console)
     if any(outcome.state == "failed" for outcome in outcomes):
         raise typer.Exit(EXIT_USAGE)
-
-
-def _part(text: str) -> tuple[int, int]:
-    """K and N of `K/N`."""
-    match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text, re.ASCII)
-    number, of = (int(match[1]), int(match[2])) if match else (0, 0)
-    if not 1 <= number <= of:
-        raise UsageError(
-            f"--part {text!r} is not K/N with K from 1 to N  (--part 2/8 is the second of 8 parts)"
-        )
-    return number, of
 
 
 def show_prepared(data: PreparedData, console: Console) -> None:
@@ -115,16 +86,12 @@ def show_prepared(data: PreparedData, console: Console) -> None:
 
 def _show_outcomes(outcomes: Sequence[PrepareOutcome], console: Console) -> None:
     """The result of every manifest; failures on standard error."""
-    states = ("prepared", "skipped", "failed", "unfinished")
+    states = ("prepared", "skipped", "failed")
     found = {state: [each for each in outcomes if each.state == state] for state in states}
-    counts = (
-        f"{len(each)} {state}" for state, each in found.items() if each or state in states[:3]
-    )
-    show(console, f"\n{', '.join(counts)}", "bold")
+    counts = ", ".join(f"{len(each)} {state}" for state, each in found.items())
+    show(console, f"\n{counts}", "bold")
     for each in found["prepared"]:
         show(console, f"✓ {each.manifest}")
-    for each in found["unfinished"]:
-        show(console, f"· {each.manifest}: {each.reason}")
     for each in found["skipped"]:
         show(console, f"· {each.manifest}: skipped: {each.reason}")
     if found["failed"]:

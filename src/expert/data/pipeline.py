@@ -38,7 +38,7 @@ from expert.data.named_sources import (
 )
 from expert.data.read.sources import Source, first_row, iterate
 from expert.data.read.streams import data_error
-from expert.data.records import BadRow, Dropped, Example, Row, RowOutcome, RowsToSkip, Segment
+from expert.data.records import BadRow, Dropped, Example, Row, RowOutcome, Segment
 from expert.data.template.templates import Template, TemplateError, named_template
 from expert.data.template.text_tools import text_tools
 from expert.data.tokens.encoder import CharacterEncoder, Encoder, tokenizer_folder
@@ -51,8 +51,8 @@ from expert.data.tokens.prepare import (
     read_statistics,
     tokens_folder,
 )
-from expert.data.tokens.shards import TokeniseJob
 from expert.data.tokens.token_rows import TokenColumns
+from expert.data.tokens.tokenise import TokeniseJob
 from expert.manifest.reader import ReadManifest
 from expert.manifest.schema.dataset import DatasetSpec
 from expert.manifest.schema.manifest import CHAR_GPT
@@ -74,8 +74,6 @@ STREAM_WINDOW_ROWS = 4096
 LONG_TEXT = 4000
 """Characters from which the end of a single text is held out; of a shorter text it would be too
 short to be conclusive."""
-MIN_BYTES_FOR_HELPER = 4_000_000
-"""Bytes of data from which a second process pays off: loading its tokenizer takes half a second."""
 
 
 @dataclass(frozen=True)
@@ -97,9 +95,8 @@ class Cache:
 class RowReader:
     """How the rows of one source become segments."""
 
-    rows: Callable[..., Iterator[Row | BadRow]]
-    """Start a new pass over the rows; takes optional `RowsToSkip`. A single text whose end
-    is held out comes as two rows."""
+    rows: Callable[[], Iterator[Row | BadRow]]
+    """Start a new pass over the rows. A single text whose end is held out comes as two rows."""
     segments_of: Callable[[Row], RowOutcome]
     """The outcome of a row, without the manifest's checks."""
     formatter: Callable[[], Callable[[Row], RowOutcome]]
@@ -136,8 +133,6 @@ class DataPipeline:
     manifest_file: str = ""
     has_tokenizer: bool = True
     """False: the model's tokenizer is not on this machine, so rows can only be shown as text."""
-    own_indexes: frozenset[str] = frozenset()
-    """Names of the pack indexes of the run that is being resumed."""
     tell: Tell = lambda name, rows, tokens: None
     most_rows: int | None = None
     """Rows read to detect the columns; None: all."""
@@ -180,7 +175,6 @@ def open_pipeline(
     tell: Tell = lambda name, rows, tokens: None,
     writes: bool = True,
     has_tokenizer: bool = True,
-    own_indexes: frozenset[str] = frozenset(),
 ) -> DataPipeline:
     """Open the pipeline of a manifest; downloads a tokenizer from the hub if needed. With
     `has_tokenizer=False` nothing is downloaded and rows can only be rendered as text."""
@@ -219,7 +213,6 @@ def open_pipeline(
         folder=read.folder,
         manifest_file=read.source,
         has_tokenizer=has_tokenizer,
-        own_indexes=own_indexes,
         tell=tell,
     )
 
@@ -269,7 +262,7 @@ def _make_reader(line: DataPipeline, source: Source) -> RowReader:
             return [Segment(row.values["text"], True)]
 
         return RowReader(
-            lambda *rows_to_skip: _rows(line, source, "text" if apart else "", *rows_to_skip),
+            lambda: _rows(line, source, "text" if apart else ""),
             characters,
             lambda: characters,
             f"characters, {share:g} at the end apart",
@@ -279,7 +272,7 @@ def _make_reader(line: DataPipeline, source: Source) -> RowReader:
     apart = _is_one_text(line, source, columns)
     end = f", {line.spec.validation_split:g} at the end apart" if apart else ""
     return RowReader(
-        lambda *rows_to_skip: _rows(line, source, columns.text if apart else "", *rows_to_skip),
+        lambda: _rows(line, source, columns.text if apart else ""),
         _formatter(line, columns, seen, None),
         lambda: _formatter(line, columns, seen, RowFilter(line.spec.validation)),
         str(columns) + end,
@@ -298,8 +291,7 @@ def _columns_in(line: DataPipeline, source: Source) -> tuple[Columns, ColumnSurv
     seen = cached_survey(source, line.cache.beside, most, keep=keep, waits=line.waits)
     if not seen.rows:
         first_row(source)  # raises with the reason
-    columns = detect_source_columns(seen, line.spec)
-    return columns, seen
+    return detect_source_columns(seen, line.spec), seen
 
 
 def _formatter(
@@ -328,12 +320,10 @@ def _formatter(
     return segments_of
 
 
-def _rows(
-    line: DataPipeline, source: Source, divided: str, rows_to_skip: RowsToSkip = lambda: 0
-) -> Iterator[Row | BadRow]:
+def _rows(line: DataPipeline, source: Source, divided: str) -> Iterator[Row | BadRow]:
     """The rows of a source; `divided`: the column of a text that is split in two."""
     if not divided:
-        yield from iterate(source, rows_to_skip)
+        yield from iterate(source)
         return
     for row in iterate(source):
         if not isinstance(row, Row):
@@ -454,7 +444,7 @@ def tokens_of(line: DataPipeline, source: Source, split: str) -> Prepared | None
         if look(folder, recipe) is not None:
             return None
         return Prepared(folder, True, "prepared", read_statistics(folder), recipe.key())
-    made = prepare(tokenise_job(line, source, split), recipe, folder)
+    made = prepare(_tokenise_job(line, source, split), recipe, folder)
     if made.damaged:
         line.damaged.append(f"{folder}: {made.because}, and made again")
     if source not in line.chosen.checks:
@@ -462,29 +452,26 @@ def tokens_of(line: DataPipeline, source: Source, split: str) -> Prepared | None
     return replace(made, because=f"tokens of {source.name}, made elsewhere; {made.because}")
 
 
-def tokenise_job(line: DataPipeline, source: Source, split: str, part: str = "") -> TokeniseJob:
-    """How to tokenise a source; `part`: shown with the progress."""
+def _tokenise_job(line: DataPipeline, source: Source, split: str) -> TokeniseJob:
+    """How to tokenise a source."""
     checked, reading = line.chosen.checks.get(source), reader_for(line, source)
     name = f"{split} {source.name}"
-    shown = f"{name}, {part}" if part else name
     expect: Callable[[str, int], None] = getattr(line.tell, "expect", lambda name, rows: None)
-    # A second process pays off for enough data and an encoder that holds Python's lock.
-    size = sum(file.stat().st_size for file in source.files if file.is_file())
-    pays = getattr(line.encoder, "by_words", False) and size > MIN_BYTES_FOR_HELPER
+    is_rendered = line.is_text and source not in line.chosen.tokens
+    processes = 1 if reading.in_order else len(os.sched_getaffinity(0))
     return TokeniseJob(
         rows=reading.rows,
         formatter=reading.formatter,
         encoder=line.encoder,
-        in_order=reading.in_order,
+        processes=processes if is_rendered else 0,
         row_count=reading.seen.rows if reading.seen else checked.rows if checked else None,
         made_for=name,
         max_bad_rows=line.spec.max_bad_rows,
         list_command=line.list_command,
-        tell=lambda rows, tokens: line.tell(shown, rows, tokens),
-        expect=lambda rows: expect(shown, rows),
+        tell=lambda rows, tokens: line.tell(name, rows, tokens),
+        expect=lambda rows: expect(name, rows),
         waits=line.waits,
         expected_bytes=line.plan.disk.cache_bytes if split == "train" else None,
-        with_helper=checked is None and pays,
         records={CHECKED: json.dumps(checked.to_json(), indent=2)} if checked else {},
     )
 

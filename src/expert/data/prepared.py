@@ -27,8 +27,6 @@ class PreparedSplit:
     index_hit: bool
     rows: int = 0
     """All rows of the split, including those that packing left out."""
-    packed_before: bool = False
-    """An earlier version packed these rows, for the run that is being resumed."""
 
     @property
     def statistics(self) -> DocumentStatistics:
@@ -79,23 +77,3 @@ class PreparedData:
     def splits(self) -> list[PreparedSplit]:
         splits = (self.train, self.validation, self.test)
         return [split for split in splits if split is not None]
-
-
-@dataclass(frozen=True)
-class PartsLeft:
-    """Which parts are still missing, out of how many."""
-
-    missing: tuple[int, ...]
-    of: int
-
-    def __str__(self) -> str:
-        runs: list[list[int]] = []
-        for part in self.missing:
-            if runs and part == runs[-1][-1] + 1:
-                runs[-1].append(part)
-            else:
-                runs.append([part])
-        named = [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
-        words = "part {} is" if len(self.missing) == 1 else "parts {} are"
-        done = f"{self.of - len(self.missing)} of {self.of} parts done; "
-        return f"{done}{words.format(', '.join(named))} still to do"

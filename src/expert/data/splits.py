@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from expert.core.errors import ExpertError
-from expert.core.files import sha256_of
-from expert.core.hashed import file_integrity, keep_hash, set_damaged_aside
+from expert.core.hashed import file_integrity, set_damaged_aside
 from expert.core.resources import reporting_disk_full
 from expert.core.rundir import waiting_lock
 from expert.data.feed.order import DataOrder
@@ -32,37 +31,25 @@ from expert.data.pipeline import (
     column_remarks,
     columns_read,
     reader_for,
-    recipe_of,
     remarks_on_tokens,
     text_remarks,
-    tokenise_job,
     tokens_of,
 )
-from expert.data.prepared import PartsLeft, PreparedData, PreparedSplit
+from expert.data.prepared import PreparedData, PreparedSplit
 from expert.data.records import DataError, Row
 from expert.data.tokens.documents import DocumentStore
-from expert.data.tokens.prepare import (
-    FREE_SPACE_FIX,
-    PREPARED_DATA,
-    make_part,
-    missing_parts,
-    publish_parts,
-    refuse_other_parts,
-)
+from expert.data.tokens.prepare import FREE_SPACE_FIX, PREPARED_DATA
 from expert.data.tokens.row_keys import RowKeys, load_keys, load_or_make_keys
 from expert.planning.decisions import Remark
 from expert.planning.settle import PackedCounts
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import numpy.typing as npt
 
     from expert.data.feed.loader import RowsTokenisedLate
     from expert.data.feed.streaming import Stream
     from expert.data.tokens.documents import FlatDocuments
-    from expert.data.tokens.prepare import Part, Prepared, Recipe
-    from expert.data.tokens.shards import TokeniseJob
+    from expert.data.tokens.prepare import Prepared
     from expert.manifest.schema.dataset import DatasetSpec
     from expert.planning.choose.sequences import Packing
     from expert.planning.run_plan import RunPlan
@@ -146,31 +133,6 @@ def prepare_splits(pipeline: DataPipeline) -> PreparedData | None:
     )
 
 
-def prepare_part(pipeline: DataPipeline, part: Part) -> PreparedData | PartsLeft:
-    """Tokenise one part of the rows of every split; with the last missing part, prepare the
-    rest."""
-    # Splits with the same rows share a folder; it is prepared as the first of them.
-    folders: dict[Path, tuple[TokeniseJob, Recipe, Path]] = {}
-    for split in ("train", "validation", "test"):
-        for source in pipeline.sources_of(split):
-            recipe, folder = recipe_of(pipeline, source, split)
-            work = tokenise_job(pipeline, source, split, f"part {part.number}/{part.of}")
-            folders.setdefault(folder, (work, recipe, folder))
-    for _, recipe, folder in folders.values():
-        refuse_other_parts(recipe, folder, part)
-    for work, recipe, folder in folders.values():
-        make_part(work, recipe, folder, part)
-    left = [missing_parts(recipe, folder, part.of) for _, recipe, folder in folders.values()]
-    missing = set().union(*left)
-    if missing:
-        return PartsLeft(tuple(sorted(missing)), part.of)
-    for work, recipe, folder in folders.values():
-        publish_parts(work, recipe, folder)
-    prepared = prepare_splits(pipeline)
-    assert prepared is not None
-    return prepared
-
-
 def all_tokens(pipeline: DataPipeline, split: str) -> tuple[Prepared, ...] | None:
     """The tokens of all sources of a split; None if any are missing."""
     tokens = []
@@ -249,53 +211,25 @@ def pack_split(
         most_rows=packing.most_rows,
         leaves_out=bool(len(rows.unlearnt)),
     )
-    file, packed_before = _index_file(pipeline, named)
+    file = pipeline.cache.beside / named.file
     state = file_integrity(file)
     hit, index = state == "sound", None
     if state == "missing" and not pipeline.cache.writes:
         return None
     alone = hit or not pipeline.cache.writes
     with nullcontext() if alone else waiting_lock(file, f"packing {name}", pipeline.waits):
-        if not hit and file_integrity(file) != "sound":
+        state = state if alone else file_integrity(file)
+        if state != "sound":
             index = packed(plan, name, rows, plan.optim.seed, packing, is_text=pipeline.is_text)
             del rows
             index = replace(index, piece_document=documents[index.piece_document].astype("int32"))
             if pipeline.cache.writes:
-                _save_index(pipeline, index, file)
+                if state == "damaged":
+                    pipeline.damaged.append(set_damaged_aside(file, "packed"))
+                index.save(file)
     index = index or PackIndex.open(file)
-    split = PreparedSplit(name, tokens, index, file, hit, len(documents), packed_before)
+    split = PreparedSplit(name, tokens, index, file, hit, len(documents))
     return require_rows(plan, split, drawn_from)
-
-
-def _save_index(pipeline: DataPipeline, index: PackIndex, file: Path) -> None:
-    """Write an index. A damaged one is replaced. One without a hash, from an earlier version, may
-    stay if the folder is read-only and the content is equal."""
-    state = file_integrity(file)
-    if state == "damaged":
-        pipeline.damaged.append(set_damaged_aside(file, "packed"))
-    try:
-        index.save(file)
-    except OSError:
-        if state != "unknown" or not index.equals(PackIndex.open(file)):
-            raise
-
-
-def _index_file(pipeline: DataPipeline, named: IndexName) -> tuple[Path, bool]:
-    """The file of the index, and whether the run being resumed has its own index of the same rows
-    from an earlier version: that one is used, because a run's order must not change."""
-    own, beside = pipeline.own_indexes, pipeline.cache.beside
-    if named.split != "train" or not own or named.file in own:
-        return beside / named.file, False
-    most = 2 * pipeline.plan.batch.examples_per_update
-    before = named.before(own, longest=pipeline.plan.data.max_seq_length, most=most)
-    state = file_integrity(beside / before) if before is not None else "missing"
-    if before is None or state in ("missing", "damaged"):
-        return beside / named.file, before is not None
-    if state == "unknown":  # it cannot be rebuilt, so its current content counts as correct
-        PackIndex.open(beside / before)
-        with suppress(OSError):
-            keep_hash(beside / before, sha256_of(beside / before))
-    return beside / before, True
 
 
 def _packing(pipeline: DataPipeline, name: str, rows: RowsToPack) -> Packing:

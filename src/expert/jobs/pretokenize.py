@@ -1,4 +1,4 @@
-"""The job behind `expert pretokenize`: one manifest or all below a folder, whole or in parts."""
+"""The job behind `expert pretokenize`: one manifest or all below a folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class PrepareOutcome:
     """The result for one manifest, with the reason if it was not prepared."""
 
     manifest: Path
-    state: Literal["prepared", "unfinished", "skipped", "failed"]
+    state: Literal["prepared", "skipped", "failed"]
     reason: str = ""
     data: PreparedData | None = None
 
@@ -39,25 +39,19 @@ def manifests_below(folder: Path) -> list[Path]:
 
 
 def try_prepare(
-    manifest: Path,
-    part: tuple[int, int],
-    *,
-    model: str | None,
-    overrides: tuple[str, ...],
-    tell: Tell,
+    manifest: Path, *, model: str | None, overrides: tuple[str, ...], tell: Tell
 ) -> PrepareOutcome:
     """Prepare what a manifest names. It is skipped if there is nothing to prepare on this machine,
     and failed if preparing it did not work."""
-    from expert.data.prepared import PartsLeft
     from expert.data.records import DataNotFound
     from expert.data.splits import NothingToPrepare
     from expert.manifest.text.document import is_other_tools_file
-    from expert.run.open import prepare_part
+    from expert.run.open import prepare
 
     if is_other_tools_file(manifest):
         return PrepareOutcome(manifest, "skipped", "it names neither a model nor rows to train on")
     try:
-        data = prepare_part(manifest, part, model=model, overrides=overrides, tell=tell)
+        data = prepare(manifest, model=model, overrides=overrides, tell=tell)
     except (DataNotFound, NothingToPrepare) as error:
         return PrepareOutcome(manifest, "skipped", str(error))
     except ExpertError as error:
@@ -66,6 +60,4 @@ def try_prepare(
         return PrepareOutcome(
             manifest, "failed", f"{error.filename or manifest}: {error.strerror or error}"
         )
-    if isinstance(data, PartsLeft):
-        return PrepareOutcome(manifest, "unfinished", str(data))
     return PrepareOutcome(manifest, "prepared", data=data)

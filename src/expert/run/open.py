@@ -20,9 +20,8 @@ from expert.planning.settle import with_counted_rows, with_endless_schedule, wit
 from expert.run.missing import find_missing
 from expert.run.session.memory_watch import known_calibrations
 from expert.run.smollm2 import provide_model
-from expert.run.stored.changes import changed_options, kept_of
+from expert.run.stored.changes import kept_of
 from expert.run.stored.locate import run_to_resume, runs_folder
-from expert.run.stored.trained_rows import trained_rows
 
 if TYPE_CHECKING:
     from expert.core.rundir import RunFolder
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from expert.data.feed.streaming import Stream
     from expert.data.named_sources import NamedSources
     from expert.data.pipeline import DataPipeline, Tell
-    from expert.data.prepared import PartsLeft, PreparedData, PreparedSplit
+    from expert.data.prepared import PreparedData, PreparedSplit
     from expert.planning.draft import ResumedChoices
     from expert.planning.machine.machine import Machine
     from expert.planning.run_plan import RunPlan
@@ -51,8 +50,6 @@ class Resumed:
     """The checkpoint to start from, or the folder of checkpoints for the newest good one."""
     kept: ResumedChoices
     """Choices of its first machine that it keeps on another."""
-    indexes: frozenset[str]
-    """Names of its pack indexes; empty if the manifest changed since."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,42 +239,17 @@ def prepare(
     tell: Tell = lambda name, rows, tokens: None,
 ) -> PreparedData:
     """Tokenise and pack the rows of a manifest; a second call finds them done."""
-    from expert.data.prepared import PreparedData
-
-    prepared = prepare_part(manifest, (1, 1), model=model, overrides=overrides, tell=tell)
-    assert isinstance(prepared, PreparedData)
-    return prepared
-
-
-def prepare_part(
-    manifest: str | Path | ReadManifest,
-    part: tuple[int, int],
-    *,
-    model: str | None = None,
-    overrides: tuple[str, ...] = (),
-    tell: Tell = lambda name, rows, tokens: None,
-) -> PreparedData | PartsLeft:
-    """`prepare` for the K-th of N processes that share the work; `part` is (K, N), from 1. The last
-    one publishes; the earlier ones return the parts still to do."""
     from expert.data import splits
     from expert.data.pipeline import open_pipeline
-    from expert.data.prepared import PartsLeft
-    from expert.data.tokens.prepare import Part
 
     read = as_read(manifest, overrides)
     splits.refuse_streaming(read.manifest.training.dataset)
     provide_model(read, model)
     opened = open_run(read, data="unread", model=model)
     line = open_pipeline(opened.plan, read, opened.named, tell=tell)
-    prepared: PreparedData | PartsLeft | None
     with splits.disk_space_for(line):
-        if part[1] > 1:
-            prepared = splits.prepare_part(line, Part(*part))
-        else:
-            prepared = splits.prepare_splits(line)
+        prepared = splits.prepare_splits(line)
     assert prepared is not None
-    if isinstance(prepared, PartsLeft):
-        return prepared
     about_manifest = (Remark.warning("manifest", text) for text in read.warnings)
     return replace(prepared, doubts=(*about_manifest, *prepared.doubts))
 
@@ -318,12 +290,10 @@ def _resumed(read: ReadManifest, resume: str) -> Resumed:
     runs = read.manifest.training.config.runs_beside(read.folder)
     folder, checkpoint = run_to_resume(resume, runs=runs, expert=read.manifest.name)
     folder.refuse_damaged()
-    same = not changed_options(folder, read.manifest)
     return Resumed(
         folder=folder,
         checkpoint=checkpoint,
         kept=kept_of(folder, read),
-        indexes=trained_rows(folder).indexes if same else frozenset(),
     )
 
 
@@ -384,9 +354,8 @@ def _with_data(opened: Opened, tell: Tell, *, again: bool) -> Opened:
     from expert.data.pipeline import open_pipeline
     from expert.data.splits import disk_space_for, prepare_splits
 
-    plan, read, resumed = opened.plan, opened.read, opened.resumed
-    indexes = resumed.indexes if resumed else frozenset()
-    line = open_pipeline(plan, read, opened.named, tell=tell, own_indexes=indexes)
+    plan, read = opened.plan, opened.read
+    line = open_pipeline(plan, read, opened.named, tell=tell)
     known = known_calibrations(plan.target)
     counts, prepared = None, None
     if not line.spec.streaming:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass, replace
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
@@ -28,7 +28,7 @@ from expert.data.pipeline import STREAM_WINDOW_ROWS
 from expert.data.records import BadRow, DataError, Row, RowOutcome
 from expert.data.tokens.documents import FlatDocuments, shard_of
 from expert.data.tokens.encoder import EncodedBatch, Encoder
-from expert.data.tokens.shards import Piece
+from expert.data.tokens.tokenise import in_portions, tokenise_rows
 from expert.planning.run_plan import LoaderPlan
 
 WINDOW_CHARACTERS = 8_000_000
@@ -68,38 +68,11 @@ class StreamedRows(IterableDataset[StreamWindow]):
         worker = get_worker_info()
         mine, workers = (worker.id, worker.num_workers) if worker else (0, 1)
         segments_of = self.formatter()
-        for number, rows in enumerate(self._cut()):
+        windows = in_portions(self.open_rows(), self.window_rows, WINDOW_CHARACTERS)
+        for number, rows in enumerate(windows):
             if number >= self.first and (number - self.first) % workers == mine:
-                yield self._tokenised(rows, segments_of)
-
-    def _cut(self) -> Iterator[list[Row | BadRow]]:
-        """Windows of `window_rows` rows, or fewer if rows are long."""
-        rows: list[Row | BadRow] = []
-        characters = 0
-        for row in self.open_rows():
-            rows.append(row)
-            characters += _characters(row.values) if isinstance(row, Row) else 0
-            if len(rows) >= self.window_rows or characters >= WINDOW_CHARACTERS:
-                yield rows
-                rows, characters = [], 0
-        if rows:
-            yield rows
-
-    def _tokenised(
-        self, rows: list[Row | BadRow], segments_of: Callable[[Row], RowOutcome]
-    ) -> StreamWindow:
-        piece = Piece(0)
-        for row in rows:
-            piece.add(row if isinstance(row, BadRow) else segments_of(row))
-        return StreamWindow(self.encoder.encode(piece.documents), piece.bad())
-
-
-def _characters(value: Any) -> int:
-    if isinstance(value, str):
-        return len(value)
-    if isinstance(value, dict):
-        return sum(_characters(part) for part in value.values())
-    return sum(_characters(part) for part in value) if isinstance(value, list) else 8
+                made = tokenise_rows(rows, segments_of, self.encoder)
+                yield StreamWindow(made.batch, made.bad)
 
 
 @dataclass(frozen=True)

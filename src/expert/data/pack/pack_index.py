@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterator
-from dataclasses import asdict, dataclass, replace
-from itertools import product
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +18,6 @@ from expert.core.hashed import writing_hashed
 from expert.data.feed.order import ShufflePurpose, shuffled
 from expert.data.tokens.documents import numbers_in
 from expert.data.tokens.encoder import edges_of
-from expert.planning.choose.sequences import LENGTH_MULTIPLE
 
 PackRule = Literal["best-fit", "concat", "none", "blocks"]
 
@@ -133,10 +131,6 @@ class PackIndex:
             padding_to_longest=_padding_to_longest(sizes),
         )
 
-    def equals(self, other: PackIndex) -> bool:
-        mine, its = ([getattr(each, name) for name in self.__slots__] for each in (self, other))
-        return all(np.array_equal(a, b) for a, b in zip(mine, its, strict=True))
-
     def save(self, path: Path) -> None:
         """Write the index as an Arrow file, atomically."""
         fields = [
@@ -194,8 +188,7 @@ def _padding_to_longest(sizes: NDArray[np.int32]) -> int:
 
 NAME_FORMAT = 3
 FITTED = "as they come"
-"""How best-fit packing fills sequences; part of the name. Names of indexes from earlier versions,
-which packed the longest first, do not contain it."""
+"""How best-fit packing fills sequences; part of the name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,30 +210,14 @@ class IndexName:
 
     @property
     def file(self) -> str:
-        return self._file(FITTED if self.packing == "best-fit" else None)
-
-    def before(self, known: Collection[str], *, longest: int, most: int) -> str | None:
-        """The name in `known` of an index of the same rows by an earlier version, which packed the
-        longest first; None if there is none. It may have chosen sequences of another length, up to
-        `longest`, and with another number of rows, up to `most`."""
-        if self.packing != "best-fit":
-            return None
-        wanted = {name for name in known if name.startswith(f"index-{self.split}-")}
-        lengths = {longest, *range(LENGTH_MULTIPLE, longest, LENGTH_MULTIPLE)} if wanted else set()
-        for length, rows in product(lengths, (None, *range(1, most + 1))):
-            if (file := replace(self, length=length, most_rows=rows)._file(None)) in wanted:
-                return file
-        return None
-
-    def _file(self, fitted: str | None) -> str:
         decides: dict[str, Any] = {
             "tokens": list(self.tokens),
             "documents": self.documents,
             "rule": [self.packing, self.length, self.overlong, self.soft_tokens, self.seed],
             "format": NAME_FORMAT,
         }
-        if fitted is not None:
-            decides["fitted"] = fitted
+        if self.packing == "best-fit":
+            decides["fitted"] = FITTED
         if self.most_rows is not None:
             decides["most rows"] = self.most_rows
         if self.leaves_out:

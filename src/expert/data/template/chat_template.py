@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -16,8 +15,8 @@ from expert.data.records import DataError, Example, Segment, Turn
 from expert.data.template.sandbox import (
     CHATML_FIX,
     WRITTEN_DATE,
-    MeteredEnvironment,
     SandboxedTemplate,
+    refuse_costly,
 )
 from expert.data.template.templates import (
     Template,
@@ -29,24 +28,18 @@ from expert.data.template.templates import (
     train_on_whole_text,
     with_trained_answers,
 )
-from expert.data.template.trace import (
-    SLOT_END,
-    SLOT_START,
-    Question,
-    Trace,
-    TracingEnvironment,
-    placeholder,
-    same_answers,
-    tracked,
-)
 from expert.manifest.schema.message_names import Role
 
-_SLOT = re.compile(f"{SLOT_START}([0-9]+){SLOT_END}")
+_SLOT_START, _SLOT_END = "\ue0f0", "\ue0f1"  # private use area: does not occur in text
+_SLOT = re.compile(f"{_SLOT_START}([0-9]+){_SLOT_END}")
 _Parts = tuple[str | int, ...]
 """Text, and the numbers of the turns in between."""
 _SHOWN_CHARACTERS = 40
-# Rows of each shape that are rendered even if the trace covers them, to verify the trace.
-_ROWS_CHECKED = 16
+
+
+def placeholder(place: int) -> str:
+    """Stands for the text of a turn while a template is examined."""
+    return f"{_SLOT_START}{place}{_SLOT_END}"
 
 
 @dataclass(frozen=True)
@@ -61,16 +54,13 @@ class _Answer:
     """The template's text that ends it."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Shape:
     """The template's text around the turns, for one sequence of roles."""
 
     pieces: tuple[tuple[bool, _Parts], ...]
     """Segments (trained on or not) of text and turn numbers."""
     answers: Mapping[int, _Answer]
-    questions: tuple[Question, ...] | None
-    """What the template asks about the texts; None if it does more with them."""
-    checked: int = 0
 
     def segments(self, texts: list[str]) -> list[Segment]:
         return [Segment(_filled(parts, texts), learn) for learn, parts in self.pieces]
@@ -80,7 +70,7 @@ class ChatTemplate(Template):
     """Renders conversations the way the model was trained on them before.
 
     The positions of the answers are known from the shape of the conversation, measured once with
-    placeholders, so that a row needs at most one rendering. If the template changes a text (trims
+    placeholders, so that a row needs one rendering. If the template changes a text (trims
     it, removes reasoning), the beginnings of the conversation are rendered as well: an answer is
     what a rendering with it has beyond one that ends before it. The template is tested on a small
     conversation first.
@@ -89,22 +79,12 @@ class ChatTemplate(Template):
     name = "tokenizer"
 
     def __init__(self, source: str, *, bos: str = "", eos: str = "") -> None:
-        self._source = source
-        self._sandbox = SandboxedTemplate(source, environment=MeteredEnvironment())
-        self._bos, self._eos = bos, eos
+        self._source, self._bos, self._eos = source, bos, eos
         self._variables = {"tools": None, "documents": None, "bos_token": bos, "eos_token": eos}
-        self._watching = threading.Lock()  # one trace at a time
         self._shapes: dict[tuple[Role, ...], _Shape] = {}
-        self._openings: dict[tuple[Role, ...], tuple[_Parts, tuple[Question, ...] | None]] = {}
         self._finish = ""
-        self._folds_system = False
-        exchange = self._probe(("user", "assistant"))
-        try:
-            self._probe(("system", "user", "assistant"))
-        except DataError:
-            self._folds_system = True
-        self._tracer = TracingEnvironment()
-        self._tracing = SandboxedTemplate(source, environment=self._tracer)
+        refuse_costly(self._examine)
+        exchange = self._examine()
         end = exchange.partition(placeholder(1))[2]
         if not end.strip():
             self._finish = eos  # without it no answer would ever end
@@ -112,6 +92,18 @@ class ChatTemplate(Template):
         self.adds_bos = bool(bos) and exchange.startswith(bos)
         # A bos that occurs in every turn marks turns, so plain text does not begin with it.
         self._plain_bos = bos if self.adds_bos and exchange.count(bos) == 1 else ""
+
+    def _examine(self) -> str:
+        """Compile the template and find out whether it has a system turn; returns the text of a
+        question and its answer."""
+        self._sandbox = SandboxedTemplate(self._source)
+        exchange = self._probe(("user", "assistant"))
+        try:
+            self._probe(("system", "user", "assistant"))
+            self._folds_system = False
+        except DataError:
+            self._folds_system = True
+        return exchange
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(ChatTemplate, bos=self._bos, eos=self._eos), (self._source,)
@@ -133,18 +125,11 @@ class ChatTemplate(Template):
             return with_trained_answers(segments, turns, learn_prompt=learn_prompt)
         texts = [turn.text for turn in turns]
         shape = self._shape(tuple([turn.role for turn in turns]))
-        segments = shape.segments(texts)
-        known = shape.questions is not None and same_answers(shape.questions, texts)
-        if not known or shape.checked < _ROWS_CHECKED:
-            text = self._finished(turns)
-            if "".join([segment.text for segment in segments]) != text:
-                if known:
-                    shape.questions = None  # the trace missed something: render every row
-                if learn_prompt and all(turn.learn for turn in turns):
-                    return [Segment(text, learn=True)]
-                segments = self._found(turns, text, shape)
-            elif known:
-                shape.checked += 1
+        segments, text = shape.segments(texts), self._finished(turns)
+        if "".join([segment.text for segment in segments]) != text:  # it changed some turn
+            if learn_prompt and all(turn.learn for turn in turns):
+                return [Segment(text, learn=True)]
+            segments = self._found(turns, text, shape)
         return with_trained_answers(segments, turns, learn_prompt=learn_prompt)
 
     def prompt(self, turns: Sequence[Turn], tools: str = "") -> str:
@@ -167,13 +152,8 @@ class ChatTemplate(Template):
             {"role": turn.role, "content": turn.text, **json.loads(turn.extra or "{}")}
             for turn in turns
         ]
-        traced = type(turns[0].text) is not str
-        sandbox = self._tracing if traced else self._sandbox
         variables = {**self._variables, "tools": json.loads(tools)} if tools else self._variables
-        further = len(tools) + sum([len(turn.extra) for turn in turns])
-        return sandbox.render(
-            messages, add_generation_prompt=generate, further=further, **variables
-        )
+        return self._sandbox.render(messages, add_generation_prompt=generate, **variables)
 
     def _folded(self, turns: Sequence[Turn]) -> Sequence[Turn]:
         """The turns; without a system turn in the template, its text goes into the first user
@@ -200,13 +180,12 @@ class ChatTemplate(Template):
     def _shape(self, roles: tuple[Role, ...]) -> _Shape:
         shape = self._shapes.get(roles)
         if shape is None:
-            with self._watching:
-                shape = self._shapes[roles] = self._measured(roles)
+            shape = self._shapes[roles] = self._measured(roles)
         return shape
 
     def _measured(self, roles: tuple[Role, ...]) -> _Shape:
         """The shape of conversations with these roles, measured with placeholders."""
-        trace, turns = self._placeholders(roles)
+        turns = [Turn(role, placeholder(place)) for place, role in enumerate(roles)]
         text = self._finished(turns)
         measured = {
             place: self._measured_answer(turns, place, text)
@@ -216,26 +195,7 @@ class ChatTemplate(Template):
         pieces = segments_at(text, [span for _, span in measured.values()])
         parts = tuple((piece.learn, _parts(piece.text)) for piece in pieces)
         answers = {place: answer for place, (answer, _) in measured.items()}
-        return _Shape(parts, answers, trace.answers())
-
-    def _placeholders(self, roles: Sequence[Role]) -> tuple[Trace, list[Turn]]:
-        trace = self._tracer.start()
-        said = (tracked(placeholder(place), trace, place) for place in range(len(roles)))
-        return trace, [Turn(role, text) for role, text in zip(roles, said, strict=True)]
-
-    def _opening(self, turns: Sequence[Turn]) -> str:
-        """The text that asks for an answer to these turns; rendered only if needed."""
-        roles = tuple([turn.role for turn in turns])
-        if roles not in self._openings:
-            with self._watching:
-                trace, placeholders = self._placeholders(roles)
-                parts = _parts(self._render(placeholders, generate=True))
-                self._openings[roles] = parts, trace.answers()
-        parts, questions = self._openings[roles]
-        texts = [turn.text for turn in turns]
-        if questions is not None and same_answers(questions, texts):
-            return _filled(parts, texts)
-        return self._render(turns, generate=True)
+        return _Shape(parts, answers)
 
     def _measured_answer(
         self, turns: Sequence[Turn], place: int, text: str
@@ -283,7 +243,7 @@ class ChatTemplate(Template):
         self, turns: Sequence[Turn], place: int, text: str, done: int, answer: _Answer
     ) -> tuple[int, int]:
         """Where an answer begins and ends in the text."""
-        asked = self._opening(turns[:place]) if answer.opened else ""
+        asked = self._render(turns[:place], generate=True) if answer.opened else ""
         opened = answer.opened and len(asked) >= done and text.startswith(asked)
         if opened:
             if place == len(turns) - 1:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property, partial
-from itertools import chain, count, pairwise
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,15 +18,12 @@ import numpy.typing as npt
 from expert.core.files import read_json, read_text, sha256_of
 from expert.core.install import pip_install
 from expert.data.records import DataError, DataNotFound, Segment, TokenSegment
-from expert.data.tokens.text_pieces import PieceEncoder
+from expert.data.tokens.words import WordTokens
 from expert.planning.models.model_files import load_tokenizer_json, tokenizer_errors
 from expert.planning.models.resolve import near_model
 from expert.planning.run_plan import RunPlan
 
 Ids = npt.NDArray[np.int32]
-# Words hold Python's lock, about 30 us for a row of 84 tokens; the tokenizer took 140 us of a core.
-FEW_CORES = 4
-_HAS_AFFINITY = hasattr(os, "sched_getaffinity")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,18 +67,15 @@ class SpecialTokens:
 
 @dataclass(eq=False)
 class TextEncoder:
-    """A fast tokenizer. Segments are encoded together as one text: in pieces that have the same
-    tokens alone, or else whole and separated by offsets. If a token would straddle two segments,
-    they are encoded one by one, as in generation: the prompt first, then the answer."""
+    """A fast tokenizer. Segments are encoded together as one text, and separated by words or by
+    offsets. If a token would straddle two segments, they are encoded one by one, as in generation:
+    the prompt first, then the answer."""
 
     load: Callable[[], Any]
     special: SpecialTokens
     _: KW_ONLY
     template_adds_bos: bool
     fingerprint: str
-
-    def __post_init__(self) -> None:
-        self.by_words = _HAS_AFFINITY and 1 < len(os.sched_getaffinity(0)) <= FEW_CORES
 
     @classmethod
     def of_folder(cls, folder: Path, *, template_adds_bos: bool) -> TextEncoder:
@@ -146,47 +139,38 @@ class TextEncoder:
         return None if number is None else int(number)
 
     @cached_property
-    def _pieces(self) -> PieceEncoder:
-        return PieceEncoder(self.tokenizer)
+    def _words(self) -> WordTokens:
+        return WordTokens(self.tokenizer)
 
     def encode(self, documents: Sequence[Sequence[Segment]]) -> EncodedBatch:
-        """Encode the documents of a shard. With few cores they are assembled from words, whose
-        tokens are cached; with many, the tokenizer, which uses all cores, gets whole lines. Token
-        rows are just concatenated."""
+        """Every document begins with the tokenizer's prefix, which is not trained on. Token rows
+        are just concatenated."""
         if documents and documents[0] and isinstance(documents[0][0], TokenSegment):
             return _batch_of_tokens(documents)
+        ids: list[int] = []
+        lengths, spans, span_counts = [], [], []
+        texts = ["".join([segment.text for segment in segments]) for segments in documents]
+        words = [self._words.cut(text) for text in texts]
         with tokenizer_errors("base_models[].name"):
-            return self._encode(documents, self._pieces, by_words=self.by_words)
-
-    def _encode(
-        self, documents: Sequence[Sequence[Segment]], encoder: PieceEncoder, *, by_words: bool
-    ) -> EncodedBatch:
-        in_pieces = encoder.cut(documents, by_words=by_words)
-        whole = iter(
-            self._encode_whole(
-                [
-                    segments
-                    for segments, pieces in zip(documents, in_pieces, strict=True)
-                    if pieces is None
-                ]
-            )
-        )
-        parts = _Parts(self.prefix)
-        for segments, pieces in zip(documents, in_pieces, strict=True):
-            trained = [segment.learn for segment in segments]
-            if pieces is None:
-                parts.add_tokens(next(whole), trained)
-            else:
-                parts.add_pieces(pieces, trained)
-        return parts.joined(partial(encoder.encode, keep=by_words))
-
-    def _encode_whole(self, documents: Sequence[Sequence[Segment]]) -> Iterator[list[list[int]]]:
-        """The tokens of each segment, for documents that cannot be cut between segments."""
-        texts = ["".join(segment.text for segment in segments) for segments in documents]
-        encodings = self.tokenizer.encode_batch(texts, add_special_tokens=False)
-        for segments, encoding in zip(documents, encodings, strict=True):
-            tokens, edges = self._edges(segments, encoding)
-            yield [tokens[first:last] for first, last in pairwise(edges)]
+            tokens_of = self._words.tokens_of(chain.from_iterable(filter(None, words)))
+            others = [text for text, its in zip(texts, words, strict=True) if its is None]
+            whole = iter(self.tokenizer.encode_batch(others, add_special_tokens=False))
+            for segments, its in zip(documents, words, strict=True):
+                if its is None:
+                    tokens, edges = self._edges(segments, next(whole))
+                else:
+                    tokens, edges = self._edges_of_words(segments, its, tokens_of)
+                before, pairs = len(self.prefix), 0
+                ids += self.prefix
+                ids += tokens
+                for segment, (first, last) in zip(segments, pairwise(edges), strict=True):
+                    if segment.learn and first < last:
+                        spans += [before + first, before + last]
+                        pairs += 1
+                lengths.append(before + len(tokens))
+                span_counts.append(2 * pairs)
+        columns = (np.array(numbers, np.int32) for numbers in (ids, lengths, spans, span_counts))
+        return EncodedBatch(*columns)
 
     def _edges(self, segments: Sequence[Segment], encoding: Any) -> tuple[list[int], list[int]]:
         """The tokens of a document; the index of each segment's first token, and the end."""
@@ -200,6 +184,27 @@ class TextEncoder:
             edges.append(token)
         return encoding.ids, [*edges, len(encoding)]
 
+    def _edges_of_words(
+        self, segments: Sequence[Segment], words: list[str], tokens_of: dict[str, list[int]]
+    ) -> tuple[list[int], list[int]]:
+        """The same for a document in words; a segment may also end between the tokens of one."""
+        parts = [tokens_of[word] for word in words]
+        tokens = list(chain.from_iterable(parts))
+        if len(segments) == 1:
+            return tokens, [0, len(tokens)]
+        ends = list(accumulate(map(len, words)))
+        edges, position, before, done = [0], 0, 0, 0
+        for segment in segments[:-1]:
+            position += len(segment.text)
+            last = bisect_right(ends, position)
+            if position and (last == 0 or ends[last - 1] != position):
+                text = "".join([segment.text for segment in segments])
+                return self._edges(segments, self.tokenizer.encode(text, add_special_tokens=False))
+            before += sum(map(len, parts[done:last]))
+            edges.append(before)
+            done = last
+        return tokens, [*edges, len(tokens)]
+
     def _one_by_one(self, segments: Sequence[Segment]) -> tuple[list[int], list[int]]:
         ids: list[int] = []
         edges = [0]
@@ -207,68 +212,6 @@ class TextEncoder:
             ids += self.tokenizer.encode(segment.text, add_special_tokens=False).ids
             edges.append(len(ids))
         return ids, edges
-
-
-class _Parts:
-    """Collects documents as parts, keeping each distinct part once, and concatenates them in the
-    end. Every document begins with a segment without labels: the tokenizer's prefix."""
-
-    def __init__(self, prefix: list[int]) -> None:
-        self._prefix = prefix
-        # Every new piece gets the next number.
-        self._pieces: defaultdict[str, int] = defaultdict(count().__next__)
-        self._tokens: list[list[int]] = []
-        self._order: list[int] = []
-        """The parts of all documents: piece numbers, or -1 - i for `_tokens[i]`."""
-        self._stretches: list[int] = []
-        """Number of parts in each segment."""
-        self._trained: list[bool] = []
-        self._documents: list[int] = []
-        """Number of segments in each document."""
-
-    def add_pieces(self, pieces: list[list[str]], trained: list[bool]) -> None:
-        self._begin(trained)
-        for segment in pieces:
-            self._order.extend(map(self._pieces.__getitem__, segment))
-            self._stretches.append(len(segment))
-
-    def add_tokens(self, tokens: list[list[int]], trained: list[bool]) -> None:
-        self._begin(trained)
-        for segment in tokens:
-            self._tokens.append(segment)
-            self._order.append(-len(self._tokens))
-            self._stretches.append(1)
-
-    def _begin(self, trained: list[bool]) -> None:
-        if not self._documents:
-            self._tokens.append(self._prefix)
-        self._order.append(-1)
-        self._stretches.append(1)
-        self._trained += [False, *trained]
-        self._documents.append(1 + len(trained))
-
-    def joined(self, encode: Callable[[list[str]], list[list[int]]]) -> EncodedBatch:
-        # Negative numbers index `_tokens` from the end of the table.
-        table = encode(list(self._pieces)) + self._tokens[::-1]
-        order = np.array(self._order, np.int64)
-        sizes = np.array([len(tokens) for tokens in table], np.int64)
-        lengths = sizes[order]
-        ends = edges_of(lengths)
-        edges = ends[edges_of(self._stretches)]
-        of_documents = edges_of(self._documents)
-        document = np.repeat(np.arange(len(self._documents)), self._documents)
-        kept = np.array(self._trained, bool) & (edges[1:] > edges[:-1])
-        pairs = np.stack((edges[:-1], edges[1:]), axis=1) - edges[of_documents[:-1]][document, None]
-        flat = np.fromiter(chain.from_iterable(table), np.int32, int(sizes.sum()))
-        # A token at position p of the result is in the table at p plus the distance between the two
-        # copies of its part.
-        apart = (edges_of(sizes)[:-1][order] - ends[:-1]).repeat(lengths)
-        return EncodedBatch(
-            flat[apart + np.arange(len(apart))],
-            np.diff(edges[of_documents]).astype(np.int32),
-            pairs[kept].reshape(-1).astype(np.int32),
-            2 * np.bincount(document[kept], minlength=len(self._documents)).astype(np.int32),
-        )
 
 
 def edges_of(counts: npt.ArrayLike) -> npt.NDArray[np.int64]:

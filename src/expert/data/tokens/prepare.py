@@ -1,31 +1,30 @@
 """Tokenises once: documents and their answer spans as Arrow files, keyed by everything that
 determines them.
 
-A prepared folder is published complete. Its tokens are made piece by piece in a `.parts` folder
-beside it, so that a crash loses at most one piece. One of several processes works while the others
-wait; on a file system without locks they make the same pieces, and the first to rename wins. With
-`--part` each process makes its own pieces, and the one that finds none missing publishes. The last
-steps write DONE, with the size and sha256 of every file, and rename the folder.
+A prepared folder is published complete: shards are written under a temporary name, then DONE with
+the size and sha256 of every file, then the folder gets its name. An interrupted preparation starts
+over. One of several processes works while the others wait; on a file system without locks they do
+the same work, and the first to rename wins.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import hashlib
 import json
 import os
-import re
-import shutil
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+import numpy as np
 
 from expert.core.files import read_bytes, read_json, read_text
-from expert.core.hashed import file_integrity, free_name, write_hashed
-from expert.core.links import refuse_links, refuse_links_inside
+from expert.core.hashed import free_name
 from expert.core.publish import (
     DONE,
     PublishError,
@@ -37,33 +36,30 @@ from expert.core.publish import (
 from expert.core.resources import disk_full_error, free_bytes
 from expert.core.rundir import waiting_lock
 from expert.core.text import counted
-from expert.data.records import DataError
-from expert.data.tokens.documents import write_dataset_files
-from expert.data.tokens.shards import (
-    Blocks,
-    TokeniseJob,
-    make_pieces,
-    pieces_of,
-    too_many_bad_rows,
-    write_shards,
-)
+from expert.data.records import BadRow, DataError
+from expert.data.tokens.documents import Ids, write_dataset_files, write_shard
+from expert.data.tokens.encoder import EncodedBatch
 from expert.data.tokens.statistics import DocumentStatistics
+from expert.data.tokens.tokenise import TokenisedRows, TokeniseJob, tokenised_portions
 
 FORMAT = 1
 RECIPE = "recipe.json"
 STATISTICS = "statistics.json"
 REJECTS = "rejects.jsonl"
 MADE_FOR = "made_for.txt"
-TRIES = 20
-"""Attempts to rebuild damaged pieces, one piece each."""
 DAMAGED = "the cache was damaged"
 PREPARED_DATA = "the prepared data"
 FREE_SPACE_FIX = (
-    "make room, then give the same command again: it continues; or set "
-    "training.config.pretokenized_cache to a folder on another disk"
+    "make room, then give the same command again; or set training.config.pretokenized_cache to a "
+    "folder on another disk"
 )
 MIN_FREE_SHARE = 0.5
 """Share of the estimated size: with less free space, preparing does not start."""
+SHARD_ROWS = 4096
+SHARD_TOKENS = 4_000_000
+SHOWN_BAD_ROWS = 5
+LOOKED_AT_FURTHER = 100_000
+"""Rows read after too many bad ones, to count the others: takes some seconds."""
 _TOKENS = "tokens-"
 _KEY_DIGITS = 16
 
@@ -83,7 +79,7 @@ class Recipe:
     format: int = FORMAT
 
     def as_dict(self) -> dict[str, Any]:
-        """Omits a limit that is not set, so that keys from before there was one stay valid."""
+        """Without a limit that is not set."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     def key(self) -> str:
@@ -157,40 +153,118 @@ def prepare(work: TokeniseJob, recipe: Recipe, folder: Path) -> Prepared:
     because = "made from the same data and settings"
     state = look(folder, recipe, made_for=work.made_for)
     if state is not None:
-        with waiting_lock(folder, _preparing(work), work.waits):
+        with waiting_lock(folder, f"preparing {work.made_for}", work.waits):
             state = inspect(folder, recipe, made_for=work.made_for)
             if state is None:
                 because = "another process has prepared it meanwhile"
             else:
                 because = state
+                if free_bytes(folder) < MIN_FREE_SHARE * (work.expected_bytes or 0):
+                    raise disk_full_error(
+                        folder, what=PREPARED_DATA, needed=work.expected_bytes, fix=FREE_SPACE_FIX
+                    )
                 _build(work, recipe, folder)
-        trim_memory()
+        # The C library keeps more than 100 MB of freed memory after a data set of any size.
+        ctypes.CDLL(None).malloc_trim(0)
     statistics, damaged = read_statistics(folder), because.startswith(DAMAGED)
     return Prepared(folder, state is None, because, statistics, recipe.key(), damaged)
 
 
-def _preparing(work: TokeniseJob) -> str:
-    return f"preparing {work.made_for}"
-
-
 def _build(work: TokeniseJob, recipe: Recipe, folder: Path) -> None:
-    """Make and publish everything, reusing the pieces of unfinished parts."""
-    blocks = next(iter(_blocks_in_progress(folder, recipe)), Blocks())
-    begun = _pieces_folder(folder, recipe, blocks).exists()
-    if not begun and free_bytes(folder) < MIN_FREE_SHARE * (work.expected_bytes or 0):
-        raise disk_full_error(
-            folder, what=PREPARED_DATA, needed=work.expected_bytes, fix=FREE_SPACE_FIX
+    """Tokenise all rows and publish them."""
+    if work.row_count is not None:
+        work.expect(work.row_count)
+    remove_leftovers(folder.parent, name=folder.name)
+    if _is_empty(folder):
+        folder.rmdir()  # created by the user for the tokens
+    try:
+        with publishing(folder) as temporary:
+            names: list[str] = []
+            total, bad = DocumentStatistics(), list[BadRow]()
+            with closing(tokenised_portions(work)) as portions:  # ends its processes
+                for batch, rows, facts in _shards(work, portions, bad):
+                    names.append(f"data-{len(names):05d}.arrow")
+                    write_shard(temporary / names[-1], batch, rows)
+                    total = total.plus(facts)
+            total.bad_rows = len(bad)
+            if total.trainable_tokens == 0:
+                raise DataError(_nothing_to_train_on(total))
+            write_dataset_files(temporary, names, recipe.key())
+            texts = {
+                RECIPE: json.dumps(recipe.as_dict(), indent=2),
+                STATISTICS: json.dumps(total.to_json(), indent=2),
+                MADE_FOR: work.made_for + "\n",
+                **work.records,
+                REJECTS: "".join(json.dumps(row.to_json()) + "\n" for row in bad),
+            }
+            for name, text in texts.items():
+                (temporary / name).write_text(text, encoding="utf-8")
+    except PublishError:
+        # Another process published first, with the same content.
+        if not is_finished(folder):
+            raise
+
+
+def _shards(
+    work: TokeniseJob, portions: Iterator[TokenisedRows], bad: list[BadRow]
+) -> Iterator[tuple[EncodedBatch, Ids, DocumentStatistics]]:
+    """Portions joined to shards: the documents, their rows, and statistics. Bad rows are added to
+    `bad`, and are an error if there are too many."""
+    batches: list[EncodedBatch] = []
+    numbers: list[Ids] = []
+    dropped: Counter[str] = Counter()
+    done = rows = tokens = told = 0
+    for portion in portions:
+        batches.append(portion.batch)
+        numbers.append(portion.numbers + (done + rows))
+        dropped += portion.dropped
+        rows += portion.rows
+        tokens += len(portion.batch.ids)
+        bad += portion.bad
+        if len(bad) > work.max_bad_rows:
+            raise _too_many_bad_rows(bad, done + rows, portions, work)
+        told += len(portion.batch.ids)
+        work.tell(done + rows, told)
+        if rows >= SHARD_ROWS or tokens >= SHARD_TOKENS:
+            yield _joined(batches, numbers, rows, dropped)
+            batches, numbers, dropped = [], [], Counter()
+            done, rows, tokens = done + rows, 0, 0
+    if rows:
+        yield _joined(batches, numbers, rows, dropped)
+
+
+def _joined(
+    batches: list[EncodedBatch], numbers: list[Ids], rows: int, dropped: Counter[str]
+) -> tuple[EncodedBatch, Ids, DocumentStatistics]:
+    names = ("ids", "lengths", "spans", "span_counts")
+    batch = EncodedBatch(
+        *(np.concatenate([getattr(each, name) for each in batches]) for name in names)
+    )
+    facts = DocumentStatistics.of(batch, rows_in=rows, dropped=dropped)
+    return batch, np.concatenate(numbers), facts
+
+
+def _too_many_bad_rows(
+    bad: list[BadRow], seen: int, coming: Iterator[TokenisedRows], work: TokeniseJob
+) -> DataError:
+    """The error for too many bad rows after `seen` rows: the first ones and how many there are.
+    Counts later rows too, so that not each bad row costs another attempt."""
+    every, looked_at = [*bad], 0
+    for portion in islice(coming, -(-LOOKED_AT_FURTHER // work.portion_rows)):
+        looked_at += portion.rows
+        every += portion.bad
+    least = "at least " if looked_at >= LOOKED_AT_FURTHER else ""
+    words = "a row" if len(every) == 1 else f"{least}{len(every):,} rows"
+    lines = [f"  - {row}" for row in every[:SHOWN_BAD_ROWS]]
+    if rest := len(every) - len(lines):
+        lines.append(
+            f"  … and {rest:,} more" + (f": {work.list_command}" if work.list_command else "")
         )
-    with _pieces_at(blocks, recipe, folder) as place:
-        rows = make_pieces(work, place, blocks, partial(is_finished, folder))
-        _publish(work, recipe, folder, blocks, rows)
-
-
-def trim_memory() -> None:
-    """Return memory used for encoding to the system: the C library keeps more than 100 MB of freed
-    memory after a data set of any size."""
-    with contextlib.suppress(OSError, AttributeError):  # glibc only
-        ctypes.CDLL(None).malloc_trim(0)
+    fix = "fix the data"
+    if len(every) < seen + looked_at:  # else nothing would be left to train on
+        fix += f", or leave them out: --set training.dataset.max_bad_rows={len(every)}"
+    shown = "\n".join(lines)
+    return DataError(f"{words} cannot be used\n{shown}\n  ({fix})")
 
 
 def inspect(folder: Path, recipe: Recipe, *, made_for: str) -> str | None:
@@ -272,7 +346,7 @@ def _why_missing(folder: Path, recipe: Recipe, made_for: str) -> str:
         try:
             other = read_json(neighbour)
             purpose = read_text(neighbour.with_name(MADE_FOR)).strip()
-        except (OSError, ValueError):  # damaged, or from a version that did not record its purpose
+        except (OSError, ValueError):  # damaged
             continue
         if purpose == made_for and isinstance(other, dict):
             return recipe.difference(other)
@@ -308,46 +382,6 @@ def is_finished(folder: Path) -> bool:
     return (folder / DONE).is_file()
 
 
-def _publish(work: TokeniseJob, recipe: Recipe, folder: Path, blocks: Blocks, rows: int) -> None:
-    """Publish the finished pieces, after making those that are missing or damaged."""
-    place = _pieces_folder(folder, recipe, blocks)
-    pieces, tries = pieces_of(place, blocks, rows, check=True), 0
-    while pieces is None and tries < TRIES:
-        tries += 1
-        rows = make_pieces(work, place, blocks, partial(is_finished, folder))
-        pieces = pieces_of(place, blocks, rows, check=True)
-    if is_finished(folder):
-        return
-    if pieces is None:
-        raise DataError(f"{place}: token pieces disappear or change  (remove it, try again)")
-    bad = [row for piece in pieces for row in piece.bad()]
-    if len(bad) > work.max_bad_rows:
-        raise too_many_bad_rows(bad, rows, (), work)
-    remove_leftovers(folder.parent, name=folder.name)
-    if _is_empty(folder):
-        folder.rmdir()  # created by the user for the tokens
-    try:
-        with publishing(folder) as temporary:
-            names, total = write_shards(place, pieces, temporary, work.shard_rows)
-            total.bad_rows = len(bad)
-            if total.trainable_tokens == 0:
-                raise DataError(_nothing_to_train_on(total))
-            write_dataset_files(temporary, names, recipe.key())
-            texts = {
-                RECIPE: json.dumps(recipe.as_dict(), indent=2),
-                STATISTICS: json.dumps(total.to_json(), indent=2),
-                MADE_FOR: work.made_for + "\n",
-                **work.records,
-                REJECTS: "".join(json.dumps(row.to_json()) + "\n" for row in bad),
-            }
-            for name, text in texts.items():
-                (temporary / name).write_text(text, encoding="utf-8")
-    except PublishError:
-        # Another process published first, with the same content.
-        if not is_finished(folder):
-            raise
-
-
 def _nothing_to_train_on(total: DocumentStatistics) -> str:
     left_out = ", ".join(f"{count} {reason}" for reason, count in total.dropped.items())
     detail = f"{counted(total.rows_in, 'row')} read, {total.bad_rows} bad"
@@ -356,115 +390,3 @@ def _nothing_to_train_on(total: DocumentStatistics) -> str:
         f"there is nothing to train on: {detail}, none of the other tokens belongs to an answer  "
         "(check the columns with expert dataset check, or set train_on_prompt: true)"
     )
-
-
-# --- the folder of pieces, and parts -------------------------------------------------------------
-
-
-class Part(NamedTuple):
-    """One of several processes that share the work; counted from 1."""
-
-    number: int
-    of: int
-
-
-def _pieces_folder(folder: Path, recipe: Recipe, blocks: Blocks) -> Path:
-    suffix = f"-{blocks.parts}x{blocks.rows}" if blocks.parts > 1 else ""
-    return folder.with_name(f"{folder.name}.parts-{recipe.key()[:12]}{suffix}")
-
-
-def _blocks_in_progress(folder: Path, recipe: Recipe) -> list[Blocks]:
-    """How rows are distributed over the parts in progress."""
-    own = re.compile(re.escape(_pieces_folder(folder, recipe, Blocks()).name) + r"-(\d+)x(\d+)")
-    names = sorted(os.listdir(folder.parent)) if folder.parent.is_dir() else []
-    matches = filter(None, map(own.fullmatch, names))
-    return [Blocks(int(match[1]), int(match[2])) for match in matches]
-
-
-@contextlib.contextmanager
-def _pieces_at(blocks: Blocks, recipe: Recipe, folder: Path) -> Iterator[Path]:
-    """The folder of the pieces: removed once the tokens are published; after an error it is kept,
-    unless empty, to continue from."""
-    place = _pieces_folder(folder, recipe, blocks)
-    refuse_links(place, below=folder.parent)
-    refuse_links_inside(place)
-    place.mkdir(parents=True, exist_ok=True)
-    try:
-        yield place
-    except FileNotFoundError:
-        # Another process published the folder and removed the pieces.
-        if not is_finished(folder):
-            raise
-    finally:
-        if not _clear(recipe, folder):
-            with contextlib.suppress(OSError):
-                place.rmdir()
-
-
-def _clear(recipe: Recipe, folder: Path) -> bool:
-    """Remove all pieces if the folder is published; processes still making some will notice."""
-    if not is_finished(folder):
-        return False
-    for blocks in (Blocks(), *_blocks_in_progress(folder, recipe)):
-        shutil.rmtree(_pieces_folder(folder, recipe, blocks), ignore_errors=True)
-    return True
-
-
-def make_part(work: TokeniseJob, recipe: Recipe, folder: Path, part: Part) -> None:
-    """Make the pieces of one part, and mark it as done."""
-    with waiting_lock(folder, _preparing(work), work.waits):
-        state = inspect(folder, recipe, made_for=work.made_for)
-    if state is None:
-        _clear(recipe, folder)  # left by an interrupted process
-        return
-    refuse_other_parts(recipe, folder, part)
-    blocks = next(iter(_blocks_in_progress(folder, recipe)), Blocks.for_parts(part.of, work))
-    own, published = replace(blocks, part=part.number - 1), partial(is_finished, folder)
-    with _pieces_at(blocks, recipe, folder) as place:
-        refuse_other_parts(recipe, folder, part)  # started at the same moment
-        if part.number not in _done(place):
-            rows = make_pieces(work, place, own, published)
-            if not published():
-                write_hashed(place / f"part-{part.number}.json", json.dumps(rows))
-    trim_memory()
-
-
-def missing_parts(recipe: Recipe, folder: Path, parts: int) -> set[int]:
-    if is_finished(folder):
-        return set()
-    places = [
-        _pieces_folder(folder, recipe, blocks) for blocks in _blocks_in_progress(folder, recipe)
-    ]
-    return set(range(1, parts + 1)) - {part for place in places for part in _done(place)}
-
-
-def publish_parts(work: TokeniseJob, recipe: Recipe, folder: Path) -> None:
-    """Publish the pieces of all parts, unless another process has."""
-    with waiting_lock(folder, _preparing(work), work.waits):
-        for blocks in [] if is_finished(folder) else _blocks_in_progress(folder, recipe):
-            with _pieces_at(blocks, recipe, folder) as place:
-                _publish(work, recipe, folder, blocks, max(_done(place).values()))
-
-
-def refuse_other_parts(recipe: Recipe, folder: Path, part: Part) -> None:
-    """Raise if the work was started with another number of parts."""
-    for blocks in _blocks_in_progress(folder, recipe):
-        if blocks.parts != part.of and not is_finished(folder):
-            place = _pieces_folder(folder, recipe, blocks)
-            raise DataError(
-                f"{folder}: the work was started in {blocks.parts} parts ({len(_done(place))} "
-                f"done), not {part.of}  (use --part K/{blocks.parts}; to divide it differently, "
-                f"stop them and remove {place})"
-            )
-
-
-def _done(place: Path) -> dict[int, int]:
-    """The parts that are done, and how many rows each has counted."""
-    done = {}
-    for path in place.glob("part-*.json"):
-        if file_integrity(path) != "sound":  # those of earlier versions are done again
-            continue
-        with contextlib.suppress(OSError, ValueError):
-            rows = int(read_json(path))
-            done[int(path.stem.removeprefix("part-"))] = rows
-    return done

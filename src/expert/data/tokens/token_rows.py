@@ -28,7 +28,6 @@ from expert.data.records import (
     Dropped,
     Row,
     RowError,
-    RowsToSkip,
     TokenSegment,
 )
 from expert.data.tokens.documents import numbers_in
@@ -103,11 +102,11 @@ class TokenRows:
         self.columns = columns
         self._pad, self._eos = (encoder.pad_id, encoder.eos_id) if encoder else (None, None)
 
-    def rows(self, rows_to_skip: RowsToSkip = lambda: 0) -> Iterator[Row | BadRow]:
+    def rows(self) -> Iterator[Row | BadRow]:
         if self.source.kind == "saved":
             rows = _arrow_rows(self.source.files, self.columns.used)
             return limit_rows(self.source.max_samples, rows)
-        return iterate(self.source, rows_to_skip)
+        return iterate(self.source)
 
     def segments_of(self, row: Row) -> list[TokenSegment] | BadRow | Dropped:
         """The tokens of a row without padding, in segments that are trained on or not."""

@@ -101,7 +101,7 @@ def restore_split(run: Run, *, make: bool = True) -> RestoredSplit:
     read = ReadManifest(manifest_of_run(folder), str(folder.manifest), place)
     trained = trained_rows(folder)
     named = sources_of(spec, place, read.manifest.training.config.pretokenized_cache)
-    line = open_pipeline(plan, read, named, own_indexes=trained.indexes)
+    line = open_pipeline(plan, read, named)
     trains = line.sources_of("train")
     recipes = [recipe_of(line, source, "train") for source in trains]
     difference = trained.difference_to([recipe for recipe, _ in recipes], line.cache.folder)
@@ -111,7 +111,7 @@ def restore_split(run: Run, *, make: bool = True) -> RestoredSplit:
         raise TrainedRowsUnknown("the prepared rows are gone")
     prepared = prepare_splits(line)
     assert prepared is not None
-    if not (trained.has_index(prepared.train.index_file.name) or prepared.train.packed_before):
+    if not trained.has_index(prepared.train.index_file.name):
         raise TrainedRowsUnknown("other rows would be held out now than in the run")
     return RestoredSplit(line, trains, prepared)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from expert.data.prepared import PreparedSplit
-from expert.data.records import BadRow, Example, Row, RowsToSkip, Segment
+from expert.data.records import BadRow, Example, Row, Segment
 from expert.data.template.templates import TemplateError
 from expert.run.build import evaluation_engine
 
@@ -141,7 +141,7 @@ def _prepared(trained: Trained, examples: Sequence[Example], place: Path) -> Pre
     from expert.data.pack.pack import pack_none
     from expert.data.tokens.documents import DocumentStore
     from expert.data.tokens.prepare import Recipe, prepare
-    from expert.data.tokens.shards import TokeniseJob
+    from expert.data.tokens.tokenise import TokeniseJob
 
     plan, template = trained.plan, trained.template
 
@@ -154,7 +154,7 @@ def _prepared(trained: Trained, examples: Sequence[Example], place: Path) -> Pre
         except TemplateError as error:
             return BadRow(row.file, row.line, str(error))
 
-    def rows(rows_to_skip: RowsToSkip) -> Iterator[Row]:
+    def rows() -> Iterator[Row | BadRow]:
         return (Row({}, "test set", number + 1) for number in range(len(examples)))
 
     recipe = Recipe(

@@ -1,4 +1,4 @@
-"""Pieces of a text have, end to end, the tokens of the whole."""
+"""Words of a text have, end to end, the tokens of the whole."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from expert.data.read.rows import read_rows
 from expert.data.records import Example, Row, Segment
 from expert.data.template.templates import named_template
 from expert.data.tokens.encoder import SpecialTokens, TextEncoder
-from expert.data.tokens.text_pieces import PieceEncoder, find_cuts, without_normalizer
+from expert.data.tokens.words import WordTokens, word_pattern
 from tests.data import SHARED
 from tests.data.examples.understood import understand
 from tests.data.tokenizers import qwen3_encoder, small_tokenizer
@@ -52,11 +52,13 @@ def encoded_whole(
 ) -> list[tuple[list[int], list[list[int]]]]:
     """Tokens and trained spans of every document, encoded as one text and separated by offsets."""
     made = []
-    for segments, parts in zip(documents, encoder._encode_whole(documents), strict=True):
-        ends = np.cumsum([len(part) for part in parts]).tolist()
-        pairs = zip([0, *ends], ends, segments, strict=False)
+    for segments in documents:
+        text = "".join(segment.text for segment in segments)
+        encoding = encoder.tokenizer.encode(text, add_special_tokens=False)
+        tokens, edges = encoder._edges(segments, encoding)
+        pairs = zip(edges, edges[1:], segments, strict=False)
         spans = [[first, last] for first, last, segment in pairs if segment.learn and first < last]
-        made.append(([token for part in parts for token in part], spans))
+        made.append((tokens, spans))
     return made
 
 
@@ -83,44 +85,16 @@ documents = st.lists(st.builds(Segment, texts, st.booleans()), min_size=1, max_s
 @given(batch=st.lists(documents, min_size=1, max_size=4))
 def test_documents_are_encoded_as_whole_texts_are(kind, batch):
     encoder = encoder_of(tokenizer_of(kind))
-    # Some twice: pieces that repeat are encoded once.
-    batch = batch + batch[:2]
-    whole = encoded_whole(encoder, batch)
-    for encoder.by_words in (False, True):
-        assert encoded(encoder, batch) == whole
-
-
-def test_lines_that_repeat_are_pieces_and_the_others_stay_together():
-    pieces = PieceEncoder(tokenizer_of("qwen"))
-    one = [Segment("user\nHow many?\n\nSum up.\nSchema:\n  id\n", False)]
-    other = [Segment("user\nWho?\n\nSchema:\n  id\n", False)]
-    assert pieces.cut([one, other]) == [
-        [["user\n", "How many?\n\nSum up.\n", "Schema:\n  id\n"]],
-        [["user\n", "Who?\n\n", "Schema:\n  id\n"]],
-    ]
+    batch = batch + batch[:2]  # some twice: words that repeat are encoded once
+    assert encoded(encoder, batch) == encoded_whole(encoder, batch)
 
 
 def test_ascii_text_is_cut_into_the_words_of_the_tokenizer():
-    pieces = PieceEncoder(tokenizer_of("qwen"))
-    texts = ["it's  a (test), 12\n\n<x>\tend ", "naïve it's"]
-    cut = pieces.cut([[Segment(text, True)] for text in texts], by_words=True)
-    words = [*("it", "'s", " ", " a", " (", "test", "),", " ", "1", "2"), "\n\n", "<x", ">"]
-    words += ["\tend", " "]
-    assert cut == [[words], [["naïve it's"]]]
-
-
-def test_segments_that_meet_inside_a_word_or_at_no_cut_are_not_cut():
-    pieces = PieceEncoder(tokenizer_of("qwen"))
-    for first, second, by_words, cut in (
-        ("one two", " three", True, [["one", " two"], [" three"]]),
-        ("one tw", "o three", True, None),
-        ("a\n", "b", False, [["a\n"], ["b"]]),
-        ("a\n", " b", False, None),
-        ("a", "b", False, None),
-    ):
-        meeting = [[Segment(first, False), Segment(second, True)]]
-        assert pieces.cut(meeting, by_words=by_words) == [cut]
-    made = encoder_of(pieces.tokenizer).encode([])  # nothing is encoded as nothing
+    words = WordTokens(tokenizer_of("qwen"))
+    found = [*("it", "'s", " ", " a", " (", "test", "),", " ", "1", "2"), "\n\n", "<x", ">"]
+    assert words.cut("it's  a (test), 12\n\n<x>\tend ") == [*found, "\tend", " "]
+    assert words.cut("naïve it's") is None
+    made = encoder_of(tokenizer_of("qwen")).encode([])  # nothing is encoded as nothing
     assert [len(part) for part in (made.ids, made.lengths, made.spans, made.span_counts)] == [0] * 4
 
 
@@ -139,17 +113,10 @@ UNKNOWN: dict[str, Callable[[Any], Any]] = {
 @each("change", UNKNOWN.values(), ids=UNKNOWN)
 def test_text_for_an_unknown_tokenizer_is_never_cut(change):
     tokenizer = tokenizer_of("gpt2")
-    assert find_cuts(tokenizer) is not None
+    assert word_pattern(tokenizer) is not None
     change(tokenizer)
-    assert find_cuts(tokenizer) is None
-    assert PieceEncoder(tokenizer).cut([[Segment("a\nb", True)]]) == [None]
-
-
-def test_a_normalizer_is_left_out_only_if_added_tokens_do_not_pass_it():
-    tokenizer = tokenizer_of("qwen")
-    assert without_normalizer(tokenizer).normalizer is None
-    tokenizer.add_tokens([AddedToken("K", normalized=True)])
-    assert without_normalizer(tokenizer) is tokenizer
+    assert word_pattern(tokenizer) is None
+    assert WordTokens(tokenizer).cut("a\nb") is None
 
 
 def rows_of(path: Path, most: int | None = None) -> list[list[Segment]]:
@@ -166,12 +133,7 @@ REAL = sorted(path.relative_to(SHARED).as_posix() for path in SHARED.rglob("*.js
 @pytest.mark.skipif(not REAL, reason="the real data is not beside this checkout")
 @pytest.mark.parametrize("most", [100, pytest.param(None, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", REAL or ["absent"])
-def test_real_rows_in_pieces_have_the_tokens_and_spans_of_whole_rows(
-    name, most, monkeypatch: pytest.MonkeyPatch
-):
+def test_real_rows_in_words_have_the_tokens_and_spans_of_whole_rows(name, most):
     documents, encoder = rows_of(SHARED / name, most), qwen3_encoder()
-    assert find_cuts(encoder.tokenizer) is not None
-    whole = encoded_whole(encoder, documents)
-    for by_words in (False, True):
-        monkeypatch.setattr(encoder, "by_words", by_words)
-        assert encoded(encoder, documents) == whole
+    assert word_pattern(encoder.tokenizer) is not None
+    assert encoded(encoder, documents) == encoded_whole(encoder, documents)
