@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import multiprocessing
-import os
 import resource
 import signal
 from collections.abc import Callable, Iterator
+
+import psutil
 
 MEMORY_BYTES = 4 * 2**30
 """What a limited process may use beyond what it was forked with; a shard of rows takes 0.2 GB."""
@@ -30,10 +31,8 @@ def limit_this_process() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    with open("/proc/self/statm", encoding="ascii") as file:
-        present = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    most = present + MEMORY_BYTES
+    most = psutil.Process().memory_info().vms + MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (most if hard < 0 else min(most, hard), hard))
     signal.signal(signal.SIGALRM, _stop)
 
