@@ -512,8 +512,8 @@ def test_folders_are_copied_whole_and_what_is_not_copied_is_reported(tmp_path):
     write(tmp_path / "rows" / "train" / "x.jsonl", lines(ROWS))
     users, _ = read_users(tmp_path / "a")
     gathered, corpus = consolidate(users, tmp_path / "my fast disk", caches_in(tmp_path))
-    assert corpus.left == ("training.dataset.path: python-stdlib is a built-in corpus, not a file",)
-    assert (corpus.copies, corpus.set_options) == ((), "")
+    assert corpus.left == ["training.dataset.path: python-stdlib is a built-in corpus, not a file"]
+    assert (corpus.copies, corpus.set_options) == ([], "")
     folder = tmp_path / "my fast disk" / "counter" / "rows"
     assert (folder / "train" / "x.jsonl").is_file()
     assert gathered.set_options == f"--set 'training.dataset.path={folder}::train'"
@@ -551,7 +551,7 @@ def test_rows_of_the_hub_are_gathered_from_its_caches_and_read_without_them(tmp_
     file = an_expert(tmp_path / "a", dataset=dataset)
     users, _ = read_users(tmp_path / "a")
     [gathered] = consolidate(users, tmp_path / "fast", caches)
-    assert gathered.left == ()
+    assert gathered.left == []
     target = tmp_path / "fast" / "counter" / "org--my-set"
     assert gathered.set_options == (
         f"--set training.dataset.path={target}::train "
@@ -589,7 +589,7 @@ def test_hub_rows_that_cannot_be_copied_are_reported_with_the_reason(tmp_path, p
     fill_datasets_cache(caches)
     an_expert(tmp_path / "a", dataset={"path": path})
     [gathered] = consolidate(read_users(tmp_path / "a")[0], tmp_path / "fast", caches)
-    assert gathered.copies == ()
+    assert gathered.copies == []
     assert why in gathered.left[0]
 
 

@@ -12,18 +12,17 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from expert.core.files import read_bytes, read_text, sha256_of, write_text_atomically
+from expert.core.files import sha256_of, write_text_atomically
 from expert.core.stored_json import read_object_or_empty
-from expert.data.read.sources import find_source, first_row
+from expert.data.read.folders import SPLIT_NAMES, files_by_split
 from expert.data.records import DataError
 from expert.jobs.datasets.find import DatasetUser, same_id
 from expert.manifest.migrate.aliases import CORPORA
-from expert.manifest.schema.dataset import DatasetSpec
 from expert.planning.plan import folder_name
 from expert.planning.survey import local_path, looks_local
 
@@ -50,26 +49,20 @@ class Copy:
     done: Literal["copied", "there already"]
 
 
-@dataclass(frozen=True)
+@dataclass
 class ConsolidatedExpert:
     """What `--consolidate` did for one expert, and the options that use the copies."""
 
     expert: str
     manifest: str
-    copies: tuple[Copy, ...]
-    set_options: str
-    left: tuple[str, ...]
+    copies: list[Copy] = field(default_factory=list)
+    set_options: str = ""
+    left: list[str] = field(default_factory=list)
     """What was not copied, and why."""
 
 
-@dataclass
-class _CopyPlan:
-    user: DatasetUser
-    files: list[tuple[Path, Path]] = field(default_factory=list)
-    texts: dict[Path, str] = field(default_factory=dict)
-    """Files that describe the copies, by path."""
-    options: list[str] = field(default_factory=list)
-    left: list[str] = field(default_factory=list)
+class NotCached(Exception):
+    """Why hub rows cannot be copied."""
 
 
 def consolidate(
@@ -78,90 +71,72 @@ def consolidate(
     """Copy the data of every manifest into DEST/<expert>/, hub data from its caches; raises before
     copying if anything conflicts."""
     destination = destination.resolve()
-    plans = [_plan_copies(user, destination, caches) for user in users]
+    plans: list[tuple[ConsolidatedExpert, dict[Path, Path]]] = []
+    texts: dict[Path, str] = {}
+    for user in users:
+        done, files = ConsolidatedExpert(user.name, user.source), {}
+        folder = destination / folder_name(user.name)
+        options = []
+        for key, value in user.paths.items():
+            found = local_path(value, user.folder)
+            if value in CORPORA:
+                done.left.append(f"{key}: {value} is a built-in corpus, not a file")
+            elif not found.exists() and looks_local(value, user.folder):
+                done.left.append(f"{key}: {value} is not there")
+            elif not found.exists():
+                try:
+                    named, suffix, copied, described = _cached_rows(value, caches)
+                except NotCached as why:
+                    done.left.append(f"{key}: {value} {why}")
+                    continue
+                target = folder / named
+                files |= {target / place: file.resolve() for place, file in copied.items()}
+                texts |= {target / place: text for place, text in described.items()}
+                options.append(f"{key}={target}{suffix}")
+            else:
+                # Below the manifest's folder, a/train.jsonl and b/train.jsonl stay apart.
+                own, home = found.resolve(), user.folder.resolve()
+                inside = own != home and own.is_relative_to(home)
+                target = folder / (own.relative_to(home) if inside else own.name)
+                every = [found] if found.is_file() else sorted(found.rglob("*"))
+                files |= {target / p.relative_to(found): p for p in every if p.is_file()}
+                options.append(f"{key}={target}{''.join(value.partition('::')[1:])}")
+        done.set_options = " ".join(f"--set {shlex.quote(option)}" for option in options)
+        plans.append((done, files))
+    digests = _refuse_conflicts(plans, destination)
+    for done, files in plans:
+        done.copies = [_copy(file, target, digests[target]) for target, file in files.items()]
+    for target, text in texts.items():  # last: without them it is not a dataset yet
+        if not target.exists():
+            write_text_atomically(target, text)
+    return [done for done, _ in plans]
+
+
+def _refuse_conflicts(
+    plans: Sequence[tuple[ConsolidatedExpert, dict[Path, Path]]], destination: Path
+) -> dict[Path, str]:
+    """The digest of every file by its target; DataError if one differs from what is there."""
     wanted: dict[Path, str] = {}
     problems = []
-    for source, target in (pair for plan in plans for pair in plan.files):
+    for target, source in (pair for _, files in plans for pair in files.items()):
         digest = sha256_of(source)
         if wanted.setdefault(target, digest) != digest:
             problems.append(f"{target}: two manifests name different files for it: {source}")
         elif target.exists() and (not target.is_file() or sha256_of(target) != digest):
             problems.append(f"{target}: exists and differs from {source}")
-    for target, text in (pair for plan in plans for pair in plan.texts.items()):
-        if target.exists() and (not target.is_file() or read_bytes(target) != text.encode()):
-            problems.append(f"{target}: exists and describes something else")
     if problems:
         shown = "\n".join(f"  - {problem}" for problem in dict.fromkeys(problems))
         raise DataError(
             f"{destination}: nothing was copied, no file is ever overwritten\n{shown}\n"
             "  (remove what is old, or name another folder with --consolidate)"
         )
-    return [_gather(plan, wanted) for plan in plans]
+    return wanted
 
 
-def _plan_copies(user: DatasetUser, destination: Path, caches: Caches) -> _CopyPlan:
-    plan = _CopyPlan(user)
-    folder = destination / folder_name(user.name)
-    for key, value in user.paths.items():
-        found = local_path(value, user.folder)
-        if value in CORPORA:
-            plan.left.append(f"{key}: {value} is a built-in corpus, not a file")
-        elif not found.exists() and looks_local(value, user.folder):
-            plan.left.append(f"{key}: {value} is not there")
-        elif not found.exists():
-            _plan_hub_copy(plan, key, value, folder, caches)
-        else:
-            target = folder / _path_in_copy(found, user.folder)
-            files = [found] if found.is_file() else sorted(found.rglob("*"))
-            plan.files += [
-                (path, target / path.relative_to(found)) for path in files if path.is_file()
-            ]
-            _, marks, split = value.partition("::")
-            plan.options.append(f"--set {shlex.quote(f'{key}={target}{marks}{split}')}")
-    return plan
-
-
-def _plan_hub_copy(plan: _CopyPlan, key: str, value: str, folder: Path, caches: Caches) -> None:
-    try:
-        copy_name, path, files, texts = cached_rows(value, caches)
-    except NotCached as why:
-        plan.left.append(f"{key}: {value} {why}")
-        return
-    target = folder / copy_name
-    plan.files += [(file.resolve(), target / place) for place, file in files.items()]
-    plan.texts |= {target / place: text for place, text in texts.items()}
-    plan.options.append(f"--set {shlex.quote(f'{key}={target}{path}')}")
-
-
-def _path_in_copy(path: Path, folder: Path) -> Path:
-    """The path below the manifest's folder, so that a/train.jsonl and b/train.jsonl stay apart; the
-    name alone for files elsewhere."""
-    path, folder = path.resolve(), folder.resolve()
-    if path != folder and path.is_relative_to(folder):
-        return path.relative_to(folder)
-    return Path(path.name)
-
-
-def _gather(plan: _CopyPlan, digests: Mapping[Path, str]) -> ConsolidatedExpert:
-    copies = []
-    for source, target in dict.fromkeys(plan.files):
-        done: Literal["copied", "there already"] = "there already"
-        if not target.exists():
-            _copy_verified(source, target, digests[target])
-            done = "copied"
-        size = target.stat().st_size
-        copies.append(Copy(str(source), str(target), size, digests[target], done))
-    for target, text in plan.texts.items():  # last: without them it is not a dataset yet
-        if not target.exists():
-            write_text_atomically(target, text)
-    options = " ".join(plan.options)
-    return ConsolidatedExpert(
-        plan.user.name, plan.user.source, tuple(copies), options, tuple(plan.left)
-    )
-
-
-def _copy_verified(source: Path, target: Path, digest: str) -> None:
+def _copy(source: Path, target: Path, digest: str) -> Copy:
     """Copy under a temporary name, verify the copy, and only then rename it."""
+    if target.exists():
+        return Copy(str(source), str(target), target.stat().st_size, digest, "there already")
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
@@ -174,112 +149,68 @@ def _copy_verified(source: Path, target: Path, digest: str) -> None:
         os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
+    return Copy(str(source), str(target), target.stat().st_size, digest, "copied")
 
 
-# --- rows of the hub -----------------------------------------------------------------------------
-
-
-CachedRows = tuple[str, dict[Path, Path], dict[Path, str]]
-"""What names the rows in a copy, after its folder: "" or `::split`; its files by their path in the
-copy, and the texts next to them."""
-
-
-class NotCached(Exception):
-    """Why hub rows cannot be copied."""
-
-
-def cached_rows(value: str, caches: Caches) -> tuple[str, *CachedRows]:
-    """The files behind `id::split::configuration`, after a name for their copy; NotCached if they
-    are not here."""
+def _cached_rows(value: str, caches: Caches) -> tuple[str, str, dict[Path, Path], dict[Path, str]]:
+    """Of `id::split::configuration`: the name of a copy, what follows it to name the rows (""
+    or `::split`), its files by their path in the copy, and the texts next to them."""
     name, *parts = value.split("::")
     split, config = [*parts, "", ""][:2]
     split = split or "train"
-    if not all(_PLAIN.fullmatch(part) for part in (split.partition("[")[0], config) if part):
-        raise NotCached("names a split or a configuration that no folder may be called")
     if "[" in split:
         raise NotCached(f"names a slice of a split, which a copy cannot: take {name}::train")
+    if not all(_PLAIN.fullmatch(part) for part in (split, config) if part):
+        raise NotCached("names a split or a configuration that no folder may be called")
     copy_name = name.replace("/", "--") + (f"--{config}" if config else "")
-    cached = _in_datasets_cache(name, config, caches.datasets)
-    if cached is not None:
-        return copy_name, *_saved_dataset_files(split, cached)
-    snapshot = _snapshot(name, caches.hub)
-    if snapshot is None:
-        raise NotCached(f"is not in a cache here ({caches.datasets} and {caches.hub}): fetch it")
-    return copy_name, *_data_folder_files(split, config, snapshot)
-
-
-def _in_datasets_cache(name: str, config: str, cache: Path) -> Path | None:
-    """The folder of a configuration; if it was made several times, the newest."""
-    infos = [
-        info
-        for folder in sorted(cache.glob("*"))
-        if same_id(folder.name.replace("___", "/"), name)
-        for info in folder.glob(f"{config or '*'}/**/dataset_info.json")
+    made = [f for f in caches.datasets.glob("*") if same_id(f.name.replace("___", "/"), name)]
+    configs = {info for folder in made for info in folder.glob(config or "*") if info.is_dir()}
+    configs = {each for each in configs if each.name == "default"} or configs
+    if len(configs) == 1:
+        infos = configs.pop().rglob("dataset_info.json")
+        newest = max(infos, key=lambda info: info.stat().st_mtime, default=None)
+        if newest is not None:
+            return copy_name, f"::{split}", *_saved_dataset(split, newest)
+    folders = [
+        folder
+        for folder in caches.hub.glob("datasets--*")
+        if same_id(folder.name.removeprefix("datasets--").replace("--", "/"), name)
     ]
-    if not config:
-        plain = [info for info in infos if info.relative_to(cache).parts[1] == "default"]
-        configs = {info.relative_to(cache).parts[1] for info in infos}
-        infos = plain or (infos if len(configs) == 1 else [])
-    newest = max(infos, key=lambda info: info.stat().st_mtime, default=None)
-    return newest.parent if newest is not None else None
+    states = [state for folder in folders for state in (folder / "snapshots").glob("*")]
+    if not states:
+        raise NotCached(f"is not in a cache here ({caches.datasets} and {caches.hub}): fetch it")
+    top = max(states, key=lambda state: state.stat().st_mtime) / config
+    try:
+        by_split = files_by_split(top, None)
+    except DataError as error:
+        raise NotCached(f"is in {top}, in a form that is not read: {error}") from None
+    own = by_split[SPLIT_NAMES.get(split)] if split in SPLIT_NAMES else []
+    files = own or (by_split[None] if split == "train" else [])
+    if not files:
+        raise NotCached(f"has no data files of {split!r} in {top}")
+    suffix = f"::{split}" if own else ""
+    return copy_name, suffix, {file.relative_to(top): file for file in files}, {}
 
 
-def _saved_dataset_files(split: str, cached: Path) -> CachedRows:
+def _saved_dataset(split: str, info_file: Path) -> tuple[dict[Path, Path], dict[Path, str]]:
+    """The Arrow files of every split that `datasets` cached, and what describes them."""
     from expert.data.tokens.documents import dataset_files
 
-    info = read_object_or_empty(cached / "dataset_info.json")
+    folder, info = info_file.parent, read_object_or_empty(info_file)
     splits = info.get("splits")
     names = [each for each in splits if _PLAIN.fullmatch(each)] if isinstance(splits, dict) else []
     if split not in names:
-        raise NotCached(f"has no split {split!r} in {cached}; its splits: {', '.join(names)}")
+        raise NotCached(f"has no split {split!r} in {folder}; its splits: {', '.join(names)}")
     copied: dict[Path, Path] = {}
-    texts: dict[Path, str] = {}
+    texts = {Path("dataset_dict.json"): json.dumps({"splits": names})}
     prefix = re.escape(str(info.get("dataset_name") or "")) or ".+"
     for each in names:
         # `name-train.arrow` or its parts; not what `map` has left next to them.
         shape = re.compile(rf"{prefix}-{re.escape(each)}(-\d+-of-\d+)?\.arrow")
-        files = sorted(path for path in cached.glob("*.arrow") if shape.fullmatch(path.name))
+        files = sorted(path for path in folder.glob("*.arrow") if shape.fullmatch(path.name))
         if not files:
-            raise NotCached(f"has no Arrow files of {each!r} in {cached}")
+            raise NotCached(f"has no Arrow files of {each!r} in {folder}")
         copied |= {Path(each, file.name): file for file in files}
-        described = dataset_files([file.name for file in files], cached.name)
+        described = dataset_files([file.name for file in files], folder.name)
         texts |= {Path(each, file): text for file, text in described.items()}
-    texts[Path("dataset_dict.json")] = json.dumps({"splits": names})
-    return f"::{split}", copied, texts
-
-
-def _snapshot(name: str, cache: Path) -> Path | None:
-    """The files of the newest downloaded revision: of the branch main, if known."""
-    for folder in sorted(cache.glob("datasets--*")):
-        if not same_id(folder.name.removeprefix("datasets--").replace("--", "/"), name):
-            continue
-        try:
-            main = read_text(folder / "refs" / "main").strip()
-        except OSError:
-            main = ""
-        if main and (folder / "snapshots" / main).is_dir():
-            return folder / "snapshots" / main
-        states = [path for path in (folder / "snapshots").glob("*") if path.is_dir()]
-        if states:
-            return max(states, key=lambda path: path.stat().st_mtime)
-    return None
-
-
-def _data_folder_files(split: str, config: str, snapshot: Path) -> CachedRows:
-    """The data files as uploaded, if their names show the split."""
-    top = snapshot / config
-    if not top.is_dir():
-        raise NotCached(f"has no folder of its configuration {config!r} in {snapshot}")
-    why = ""
-    for path in (f"::{split}", *([""] if split == "train" else [])):
-        try:
-            source = find_source(f"{top}{path}", "train", DatasetSpec(path=str(top)), top)
-            first_row(source)
-        except DataError as error:
-            why = why or str(error).partition("  (")[0]
-            continue
-        # If all files are the rows, every file except those that describe the repository.
-        every = (p for p in sorted(top.rglob("*")) if p.is_file() and p.suffix.lower() != ".md")
-        read = source.files if path else [p for p in every if not p.name.startswith(".")]
-        return path, {file.relative_to(top): file for file in read}, {}
-    raise NotCached(f"is in {snapshot}, in a form that is not read from a folder: {why}")
+    return copied, texts
