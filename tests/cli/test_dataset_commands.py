@@ -13,7 +13,7 @@ from expert.cli.dataset import _facts
 from expert.cli.show.display import Sheet, plain_lines
 from expert.cli.show.rows import show_rows
 from expert.data.inspect.audit import SplitReport
-from expert.data.inspect.pick_rows import RowsToShow
+from expert.data.inspect.shown_rows import RowsToShow
 from expert.jobs.datasets.check import check_dataset
 from tests.jobs.datasets.test_datasets import write
 from tests.run.test_preparing import ROWS, an_expert, lines
@@ -287,7 +287,7 @@ def test_what_is_not_shown_of_a_text_is_counted_beside_the_row(run, tmp_path):
     rows = [{"text": "one two three " * 400}, {"text": "four"}]
     write(tmp_path / "train.jsonl", lines(rows))
     out = run("dataset", "check", str(file), "--row", "1").out
-    assert out.count("  ┊ sequence ") == 2  # the second and the last
+    assert out.count("  ┊ sequence ") == 3  # the second and the last two
     assert " tokens not shown: --full shows all\n" in out
     full = run("dataset", "check", str(file), "--row", "1", "--full").out
     assert "not shown" not in full

@@ -67,7 +67,7 @@ def check(
 ) -> None:
     """Read every row as training would, without writing; show some as the model sees them and
     report every problem."""
-    from expert.data.inspect.pick_rows import DEFAULT_ROWS, JSON_TOKENS, SCREEN_TOKENS, RowsToShow
+    from expert.data.inspect.shown_rows import DEFAULT_ROWS, JSON_TOKENS, SCREEN_TOKENS, RowsToShow
     from expert.jobs.datasets.check import check_dataset
 
     chosen = one_manifest(file, manifest)

@@ -179,7 +179,7 @@ def _dry_run(
     read: ReadManifest, console: Console, asked: dict[str, Any], gpus: str | None, *, as_json: bool
 ) -> None:
     """Plan, data, a row and the run folder; the exit code says whether it fits."""
-    from expert.data.inspect.pick_rows import JSON_TOKENS, SCREEN_TOKENS
+    from expert.data.inspect.shown_rows import JSON_TOKENS, SCREEN_TOKENS
     from expert.jobs.datasets.check import first_row_of
     from expert.run.open import open_run, refuse_missing_gpu
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from expert.data.feed.batches import IGNORED, BatchArrays, BatchShape, fill_batch
-from expert.data.inspect.pick_rows import RowNotFound, RowsToShow
-from expert.data.inspect.shown_rows import ShownRow
+from expert.data.inspect.shown_rows import RowNotFound, RowsToShow, ShownRow
 from expert.jobs.datasets.check import check_dataset, first_row_of
 from expert.manifest.reader import read_manifest
 from expert.run.open import open_run, prepare

@@ -22,8 +22,7 @@ from expert.data.inspect.audit import (
     leaks,
     length_summary,
 )
-from expert.data.inspect.pick_rows import RowPicker, RowsToShow
-from expert.data.inspect.shown_rows import ShownRow
+from expert.data.inspect.shown_rows import RowPicker, RowsToShow, ShownRow
 from expert.data.pack.drawing import draw_documents, held_out_warning
 from expert.data.pack.overlong_rows import left_out_warning
 from expert.data.pipeline import (

@@ -1,4 +1,4 @@
-"""A row as the model sees it, read back from the arrays of a batch.
+"""Rows as the model sees them: which are shown, and each read back from the arrays of a batch.
 
 A row is rendered, tokenised, cut and put into a batch by the functions that training uses, with the
 plan of the run. The ids and labels shown are those of the batch; this module only decodes them and
@@ -7,33 +7,55 @@ marks which tokens are trained on, which are context and which are lost.
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import PurePath
 
 import numpy as np
 from numpy.typing import NDArray
 
+from expert.core.errors import ExpertError
 from expert.core.text import counted
 from expert.data.feed.batches import IGNORED, BatchArrays, BatchShape, fill_batch
 from expert.data.pack.pack_index import PackIndex
 from expert.data.pack.packing import packed, rows_to_pack
-from expert.data.pipeline import DataPipeline
+from expert.data.pipeline import DataPipeline, reader_for
 from expert.data.records import BadRow, Dropped, Row, RowOutcome, Segment, place_of
 from expert.data.tokens.documents import FlatDocuments, shard_of
 from expert.data.tokens.encoder import Encoder
 from expert.planning.choose.sequences import Packing
 
+DEFAULT_ROWS = 3
+SCREEN_TOKENS = 400
+"""About how many tokens of a row are displayed: a screenful."""
+JSON_TOKENS = 20_000
+"""The same in JSON output; a row may be a text of a hundred megabytes."""
+FIRST, LONGEST, DRAWN, ASKED = "the first", "the longest", "random", "asked for"
 CONTEXT_TOKENS = 8
 """Decoded before a segment and removed again: some tokenizers drop the space of a first word."""
 MAX_SEGMENTS = 40
 SHOWN_PIECES = 3
-"""Sequences shown of a row that is split into more: the first two and the last."""
 MIN_SHOWN_TOKENS = 24
 """Tokens of a segment that are always shown."""
 BINS_TOGETHER = 64
 _REPLACEMENT_CHARACTER = "\ufffd"
+
+
+class RowNotFound(ExpertError):
+    """A requested row that is not in the files."""
+
+
+@dataclass(frozen=True)
+class RowsToShow:
+    """How many rows to show, and at which lines (`17` or `train.jsonl:17`)."""
+
+    count: int = DEFAULT_ROWS
+    lines: tuple[str, ...] = ()
+    most_tokens: int | None = SCREEN_TOKENS
+    """About how many tokens of each are displayed; None: all."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +76,7 @@ class ShownSegment:
     """Tokens between `text` and `after` that are not displayed."""
     after: str = ""
     is_gap: bool = False
-    """Stands for many segments that are not displayed."""
+    """Stands for the middle of very many segments, which is not displayed."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +100,116 @@ class ShownRow:
     special_tokens: dict[str, int] = field(default_factory=dict)
     """How often each special token occurs, in order of appearance."""
     segments: tuple[ShownSegment, ...] = ()
+
+
+@dataclass
+class _Candidate:
+    row: Row | BadRow
+    made: RowOutcome
+    number: int
+    """The document number within its split; -1 if it is not a document."""
+    tokens: int = 0
+
+
+class RowPicker:
+    """Sees every row of a check once, and keeps those to show."""
+
+    def __init__(self, asked: RowsToShow) -> None:
+        self.asked = asked
+        self._seen = self._good = 0
+        self._first: _Candidate | None = None
+        self._longest: _Candidate | None = None
+        self._drawn: list[_Candidate] = []
+        self._random = random.Random(0)  # the same file shows the same rows
+        self._named = [_line_named(text) for text in asked.lines]
+        self._found: dict[int, list[tuple[str, _Candidate]]] = {}
+
+    def add(self, row: Row, segments: list[Segment], tokens: int) -> None:
+        """Offer the next good training row with its segments and token count."""
+        candidate = _Candidate(row, segments, self._seen, tokens)
+        self._seen += 1
+        if self.asked.count <= 0:
+            return
+        self._first = self._first or candidate
+        if self._longest is None or tokens > self._longest.tokens:
+            self._longest = candidate
+        # Reservoir sampling: each row is equally likely to be kept.
+        if len(self._drawn) < self.asked.count:
+            self._drawn.append(candidate)
+        elif (place := self._random.randrange(self._seen)) < len(self._drawn):
+            self._drawn[place] = candidate
+
+    def look_at(self, split: str, row: Row | BadRow, made: RowOutcome) -> None:
+        """Offer any row of any split, to find those requested by line."""
+        good = split == "train" and isinstance(made, list)
+        self._good += good
+        for number, (file, line) in enumerate(self._named):
+            # The path of the file, or the end of it.
+            end = PurePath(file.replace("\\", "/")).parts
+            same = row.file == file or PurePath(row.file).parts[-len(end) :] == end
+            if abs(row.line) == line and (same if file else split == "train"):
+                candidate = _Candidate(row, made, self._good - 1 if good else -1)
+                self._found.setdefault(number, []).append((split, candidate))
+
+    def shown(self, line: DataPipeline, held_out: Sequence[int] = ()) -> list[ShownRow]:
+        """The rows to show, requested ones first; `held_out`: documents drawn for validation."""
+        missing = [text for n, text in enumerate(self.asked.lines) if n not in self._found]
+        if missing:
+            where = "a bare number is a line of the training files; FILE:LINE one of any file"
+            absent = [f"--row {text}: there is no such row" for text in missing]
+            raise RowNotFound("\n".join([*absent, f"  ({where})"]))
+        validation = set(held_out)
+        named = (pair for number in sorted(self._found) for pair in self._found[number])
+        wanted = [(split, one, ASKED) for split, one in named]
+        wanted += [("train", one, because) for one, because in self._chosen()]
+        return [
+            show_row(
+                line,
+                one.row,
+                one.made,
+                "validation" if one.number in validation else split,
+                because,
+                most_tokens=self.asked.most_tokens,
+            )
+            for split, one, because in wanted
+        ]
+
+    def _chosen(self) -> Iterator[tuple[_Candidate, str]]:
+        if self._first is None or self._longest is None:
+            return
+        ends = {self._longest.number} if self.asked.count == 1 else set()
+        ends = ends or {self._first.number, self._longest.number}
+        others = [candidate for candidate in self._drawn if candidate.number not in ends]
+        room = self.asked.count - len(ends)
+        chosen = sorted(others[: max(0, room)], key=lambda candidate: candidate.number)
+        if self._first.number in ends and self._first is not self._longest:
+            yield self._first, FIRST
+        yield from ((candidate, DRAWN) for candidate in chosen)
+        both = self._first is self._longest and self._seen > 1
+        yield self._longest, f"{FIRST} and {LONGEST}" if both else LONGEST
+
+
+def _line_named(text: str) -> tuple[str, int]:
+    """Parse `17`, `train.jsonl:17` or `rows.json: row 17`, the forms used in messages."""
+    file, _, line = text.rpartition(":")
+    line = line.strip().removeprefix("row").strip()
+    if not line.isdecimal() or not int(line):
+        raise RowNotFound(
+            f"--row {text}: not a row  (give its line, as 17, or file and line, as train.jsonl:17)"
+        )
+    return file.strip(), int(line)
+
+
+def rows_as_text(line: DataPipeline, asked: RowsToShow) -> list[ShownRow]:
+    """Rows to show without a tokenizer; the longest is by characters."""
+    picker = RowPicker(asked)
+    for split in ("train", "validation", "test"):
+        for source in line.sources_of(split):
+            for row, outcome in reader_for(line, source).formatted():
+                picker.look_at(split, row, outcome)
+                if split == "train" and isinstance(row, Row) and isinstance(outcome, list):
+                    picker.add(row, outcome, sum(len(each.text) for each in outcome))
+    return picker.shown(line)
 
 
 def show_row(
@@ -224,10 +356,21 @@ def _shown_segments(
     changes = np.flatnonzero((np.diff(state) != 0) | is_special[1:]) + 1
     edges = [0, *changes.tolist(), len(state)] if len(state) else [0]
     stretches = list(pairwise(edges))
-    kept, gap = _kept(stretches, seen, most_tokens)
-    room = _room([stop - start for start, stop in kept], most_tokens)
+    gap: tuple[int, int] | None = None
+    # Of a row that is split into many sequences, the first two and the end are enough.
+    half = MAX_SEGMENTS // 2 if seen.piece.max(initial=0) < SHOWN_PIECES else 2
+    if most_tokens is not None and len(stretches) > 2 * half:
+        gap = stretches[half - 1][1], stretches[-half][0]
+        stretches = stretches[:half] + stretches[-half:]
+    room = None
+    sizes = [stop - start for start, stop in stretches]
+    if most_tokens is not None and sum(sizes) > most_tokens:
+        # What short segments do not need goes to the long ones.
+        short = [size for size in sizes if size <= MIN_SHOWN_TOKENS]
+        room = (most_tokens - sum(short)) // max(1, len(sizes) - len(short))
+        room = max(MIN_SHOWN_TOKENS, room)
     segments: list[ShownSegment] = []
-    for start, stop in kept:
+    for start, stop in stretches:
         if gap is not None and start == gap[1]:
             hidden = gap[1] - gap[0]
             segments.append(ShownSegment("", False, hidden, not_shown=hidden, is_gap=True))
@@ -257,40 +400,6 @@ def _as_text(segments: Sequence[Segment], most: int | None) -> tuple[ShownSegmen
             text, after = text[: most // 2], text[most // 2 + hidden :]
         shown.append(ShownSegment(text, segment.learn, None, not_shown=hidden, after=after))
     return tuple(shown)
-
-
-def _kept(
-    stretches: list[tuple[int, int]], seen: SeenTokens, most_tokens: int | None
-) -> tuple[list[tuple[int, int]], tuple[int, int] | None]:
-    """The ranges to show, and the range of tokens that is hidden: the middle of very many ranges,
-    or of a row that is split into many sequences."""
-    if most_tokens is None or not stretches:
-        return stretches, None
-    last = int(seen.piece.max(initial=0))
-    first, end = MAX_SEGMENTS // 2, MAX_SEGMENTS // 2
-    if last >= SHOWN_PIECES:
-        pieces = [int(seen.piece[start]) for start, _ in stretches]
-        first = sum(0 <= piece < SHOWN_PIECES - 1 for piece in pieces)
-        end = sum(piece in (-1, last) for piece in pieces)
-    first, end = min(first, MAX_SEGMENTS), min(end, MAX_SEGMENTS)
-    if first + end >= len(stretches):
-        return stretches, None
-    gap = stretches[first - 1][1], stretches[-end][0]
-    return stretches[:first] + stretches[-end:], gap
-
-
-def _room(sizes: list[int], most_tokens: int | None) -> int | None:
-    """Tokens to show per range for about `most_tokens` in all: what short ranges do not need goes
-    to the long ones. None: show everything."""
-    if most_tokens is None or sum(sizes) <= most_tokens:
-        return None
-    left = most_tokens
-    for number, size in enumerate(sorted(sizes)):
-        share = left // (len(sizes) - number)
-        if size > share:
-            return max(MIN_SHOWN_TOKENS, share)
-        left -= size
-    return None
 
 
 def _shortened(

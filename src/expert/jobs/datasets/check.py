@@ -12,8 +12,7 @@ from expert.run.open import Opened, open_run
 
 if TYPE_CHECKING:
     from expert.data.inspect.check_rows import DatasetReport
-    from expert.data.inspect.pick_rows import RowsToShow
-    from expert.data.inspect.shown_rows import ShownRow
+    from expert.data.inspect.shown_rows import RowsToShow, ShownRow
     from expert.data.pipeline import Tell
 
 
@@ -31,7 +30,7 @@ def check_dataset(
     tokens of a split that were read so far.
     """
     from expert.data.inspect.check_rows import DatasetReport, check_rows
-    from expert.data.inspect.pick_rows import RowsToShow, rows_as_text
+    from expert.data.inspect.shown_rows import RowsToShow, rows_as_text
     from expert.data.pipeline import open_pipeline
 
     opened = open_run(manifest, data="unread", model=model, overrides=overrides)
@@ -54,8 +53,7 @@ def check_dataset(
 
 def first_row_of(opened: Opened, *, most_tokens: int | None) -> tuple[ShownRow | None, str]:
     """The first good training row under a plan; None and the reason if it is not available."""
-    from expert.data.inspect.pick_rows import FIRST
-    from expert.data.inspect.shown_rows import show_row
+    from expert.data.inspect.shown_rows import FIRST, show_row
     from expert.data.pipeline import open_pipeline, reader_for
 
     plan = opened.plan
