@@ -27,11 +27,10 @@ from expert.data.read.folders import files_by_split, saved_splits, unread_files
 from expert.data.read.rows import FORMATS, suffix_format
 from expert.data.read.sources import Source, iterate, resolve_sources
 from expert.data.records import BadRow, DataError, Dropped, Example, Row
-from expert.jobs.new.row_lengths import LengthChoice, choose_length, measure_rows
+from expert.jobs.new.row_lengths import LengthChoice, choose_length
 from expert.jobs.new.starters import (
     STARTERS,
     NewBaseModel,
-    Starter,
     manifest_of,
     readme_of,
     with_tool_calling,
@@ -126,7 +125,12 @@ def new_expert(
     dataset, as owner/name, is only named in the manifest.
     """
     folder = (into or Path()) / name
-    _refuse(name, folder)
+    if not _NAME.fullmatch(name):
+        raise CannotCreate(
+            f"{name!r}: is not a valid name  (letters, digits, dots and dashes; --output sets "
+            "where the folder goes)"
+        )
+    _refuse_full(folder)
     chosen = NAMES.get(template or "", template)
     if chosen is not None and chosen not in STARTERS:
         raise CannotCreate(f"--template {template}: is not known  (known: {', '.join(STARTERS)})")
@@ -141,17 +145,17 @@ def new_expert(
     chosen = chosen or "text"
     kind = with_tool_calling(STARTERS[chosen]) if facts["calls"] else STARTERS[chosen]
     on_hub = data is not None and _is_on_hub(data)
-    if data is not None and on_hub:
-        path, rows = data.as_posix(), data
-    else:
-        path = f"datasets/{data.resolve().name if data else 'train.jsonl'}"
-        rows = folder / path
+    path = f"datasets/{data.resolve().name if data else 'train.jsonl'}"
+    path = data.as_posix() if data is not None and on_hub else path
+    rows = data if data is not None and on_hub else folder / path
     if data is not None:  # the language of these rows is unknown
         able = tuple(each for each in kind.capabilities if each != "language:en")
         kind = replace(kind, capabilities=able)
     with _removed_on_failure(folder):
         if data is None:
-            _write_examples(kind, rows)
+            rows.parent.mkdir(parents=True)
+            lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in kind.rows)
+            write_text_atomically(rows, "".join(lines))
         elif not on_hub:
             _copy_rows(data, rows, folder)
         epochs = EPOCHS_FOR_FEW_ROWS if len(_first_rows(rows, FEW_ROWS)) < FEW_ROWS else EPOCHS
@@ -159,14 +163,9 @@ def new_expert(
 
         def write(base: NewBaseModel) -> None:
             """Write the manifest for a base model; it must read without complaints."""
-            dataset = {"path": path, **asked}
-            calls = facts["calls"]
-            document = manifest_of(
-                folder.name, kind, dataset, base=base, epochs=epochs, calls=calls
-            )
-            write_text_atomically(
-                manifest, json.dumps(document, indent=2, ensure_ascii=False) + "\n"
-            )
+            dataset, calls = {"path": path, **asked}, facts["calls"]
+            made = manifest_of(folder.name, kind, dataset, base=base, epochs=epochs, calls=calls)
+            write_text_atomically(manifest, json.dumps(made, indent=2, ensure_ascii=False) + "\n")
             read_manifest(manifest, strict=True)
 
         write(base)
@@ -188,12 +187,6 @@ def new_expert(
     )
 
 
-def _write_examples(kind: Starter, rows: Path) -> None:
-    rows.parent.mkdir(parents=True)
-    lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in kind.rows)
-    write_text_atomically(rows, "".join(lines))
-
-
 @contextmanager
 def _removed_on_failure(folder: Path) -> Iterator[None]:
     """Remove what was made in a new or empty folder if it cannot be finished, so that the same
@@ -209,16 +202,6 @@ def _removed_on_failure(folder: Path) -> Iterator[None]:
         if folder.is_dir() and not existed:
             folder.rmdir()
         raise
-
-
-def _refuse(name: str, folder: Path) -> None:
-    """Refuse names that are not valid folder names, and folders that are not empty."""
-    if not _NAME.fullmatch(name):
-        raise CannotCreate(
-            f"{name!r}: is not a valid name  (letters, digits, dots and dashes; --output sets "
-            "where the folder goes)"
-        )
-    _refuse_full(folder)
 
 
 def _refuse_full(folder: Path) -> None:
@@ -249,12 +232,8 @@ def _base(name: str, folder: Path) -> NewBaseModel:
 def _length(manifest: Path) -> LengthChoice | None:
     """The max_seq_length for the rows of a new manifest; None if none of them can be used."""
     opened = open_run(manifest, data="unread")
-    known, plan = measure_rows(opened), opened.plan
-    if known is None:
-        return None
-    shape = resolve_model(BaseModelSpec(name=plan.model.name), manifest.parent).shape
-    context = shape.context if shape else None
-    return choose_length(known, context=context, splits=plan.data.overlong == "split")
+    shape = resolve_model(BaseModelSpec(name=opened.plan.model.name), manifest.parent).shape
+    return choose_length(opened, shape.context if shape else None)
 
 
 def _dataset_keys(
@@ -372,11 +351,11 @@ def _first_rows(data: Path, most: int = SAMPLED_ROWS) -> list[Row | BadRow]:
 
 def _held_out(folder: Path) -> dict[str, tuple[str, ...]]:
     """The files of a folder that are not trained on but held out, by split."""
-    sources = resolve_sources(DatasetSpec(path=str(folder.absolute())), Path())
-    found = {"validation": sources.validation, "test": sources.test}
+    top = folder.absolute()
+    sources = resolve_sources(DatasetSpec(path=str(top)), Path())
     return {
-        split: tuple(str(file.relative_to(folder.absolute())) for file in source.files)
-        for split, source in found.items()
+        split: tuple(str(file.relative_to(top)) for file in source.files)
+        for split, source in (("validation", sources.validation), ("test", sources.test))
         if source is not None
     }
 
@@ -413,18 +392,16 @@ def _copy_rows(data: Path, rows: Path, folder: Path) -> None:
 
 def _domain(examples: Sequence[Example]) -> str:
     """The domain that every answer looks like; text if they do not agree."""
+
+    def is_json(text: str) -> bool:
+        """Whether a text is an object or a list; a bare number or word could be anything."""
+        try:
+            return isinstance(json.loads(text), dict | list)
+        except (ValueError, RecursionError):
+            return False
+
     answers = [turn.text for one in examples for turn in one.turns if turn.role == "assistant"]
-    if answers and all(map(_is_json, answers)):
-        return "json"
-    for domain, start in _STARTS.items():
-        if answers and all(start.match(answer) for answer in answers):
-            return domain
-    return "text"
-
-
-def _is_json(text: str) -> bool:
-    """Whether a text is an object or a list; a bare number or word could be anything."""
-    try:
-        return isinstance(json.loads(text), dict | list)
-    except (ValueError, RecursionError):
-        return False
+    looks = {"json": is_json, **{name: start.match for name, start in _STARTS.items()}}
+    return next(
+        (name for name, fits in looks.items() if answers and all(map(fits, answers))), "text"
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -16,9 +17,6 @@ from expert.data.read.sources import Source
 from expert.data.records import BadRow, Row
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from expert.data.pipeline import DataPipeline, RowReader
     from expert.run.open import Opened
 
@@ -75,79 +73,9 @@ class LengthChoice:
     """What kept it from being longer; "" if nothing did."""
 
 
-@dataclass(frozen=True, eq=False)
-class RowLengths:
-    """Token counts of some rows, and where their answers start and end."""
-
-    lengths: NDArray[np.int64]
-    spans: NDArray[np.int64]
-    """(start, stop) of all answers, shape [n, 2]."""
-    owners: NDArray[np.int64]
-    """The row of each answer."""
-    weights: NDArray[np.float64]
-    """How many rows of the files each one represents."""
-    estimated: bool
-
-    def cut_by(self, length: int) -> LengthCut:
-        import numpy as np
-
-        count = len(self.lengths)
-        sizes = self.spans[:, 1] - self.spans[:, 0]
-        # The first token is never a label: nothing precedes it.
-        kept = np.clip(self.spans, 1, max(1, length))
-        before = np.bincount(self.owners, weights=sizes, minlength=count)
-        after = np.bincount(self.owners, weights=kept[:, 1] - kept[:, 0], minlength=count)
-        over = self.lengths > length
-        total = float((before * self.weights).sum())
-        left = np.where(over, after, before)
-        return LengthCut(
-            length,
-            rows=float((over * self.weights).sum() / self.weights.sum()),
-            answer_tokens=float(((before - left) * self.weights).sum() / total) if total else 0.0,
-            answers=float(((over & (left == 0)) * self.weights).sum() / self.weights.sum()),
-        )
-
-
-def choose_length(known: RowLengths, *, context: int | None, splits: bool) -> LengthChoice:
-    """The smallest usual length that cuts almost nothing, within the model's context.
-
-    `splits`: longer rows are split into several sequences, as plain text is.
-    """
-    most = min(USUAL_LENGTHS[-1], context or USUAL_LENGTHS[-1])
-    usual = [length for length in USUAL_LENGTHS if length <= most] or [most]
-    usual = usual if usual[-1] == most else [*usual, most]
-    longest = int(known.lengths.max(initial=0))
-    how = "estimated from characters" if known.estimated else "tokenised"
-    looked = f"{counted(len(known.lengths), 'row')} {how}, the longest {longest:,} tokens"
-    if splits:
-        length = min(2048, most)
-        because = f"plain text is split into sequences of this length, nothing is lost; {looked}"
-        return LengthChoice(length, because, longest, len(known.lengths), known.estimated)
-    cuts = [known.cut_by(length) for length in usual]
-    fitting = [one for one in cuts if one.rows <= MAX_CUT_SHARE]
-    chosen = fitting[0] if fitting else cuts[-1]
-    shorter = tuple(one for one in reversed(cuts) if one.length < chosen.length)
-    bound = ""
-    if not fitting and most == context:
-        bound = f"the model sees {most:,} tokens"
-    elif not fitting:
-        bound = "longer ones need much memory: set it yourself where the card has room"
-    return LengthChoice(
-        chosen.length,
-        looked,
-        longest,
-        len(known.lengths),
-        known.estimated,
-        cuts=(chosen, *shorter),
-        bound=bound,
-    )
-
-
-# --- looking at the rows -------------------------------------------------------------------------
-
-
-def measure_rows(opened: Opened) -> RowLengths | None:
-    """Token counts of rows sampled across the training files; None if no row can be used."""
+def choose_length(opened: Opened, context: int | None) -> LengthChoice | None:
+    """The smallest usual max_seq_length that cuts almost no row of a plan, within the model's
+    context; None if no row can be used."""
     import numpy as np
 
     from expert.data.pipeline import reader_for
@@ -161,15 +89,50 @@ def measure_rows(opened: Opened) -> RowLengths | None:
     if not good:
         return None
     documents = [segments for segments, _ in good]
+    weights = np.asarray([weight for _, weight in good], np.float64)
     if line.has_tokenizer:
         batch = line.encoder.encode(documents)
         owners = np.repeat(np.arange(len(documents)), batch.span_counts // 2)
-        lengths, spans = batch.lengths.astype(np.int64), batch.spans.astype(np.int64)
+        lengths, spans = batch.lengths.astype(np.int64), batch.spans.astype(np.int64).reshape(-1, 2)
     else:
-        lengths, spans, owners = (np.asarray(each, np.int64) for each in _estimated(documents))
-    weights = np.asarray([weight for _, weight in good], np.float64)
-    estimated = not line.has_tokenizer
-    return RowLengths(lengths, spans.reshape(-1, 2), owners, weights, estimated)
+        lengths, spans, owners = _estimated(documents)
+
+    def cut_by(length: int) -> LengthCut:
+        # The first token is never a label: nothing precedes it.
+        kept = np.clip(spans, 1, max(1, length))
+        before, after = (
+            np.bincount(owners, weights=each[:, 1] - each[:, 0], minlength=len(lengths))
+            for each in (spans, kept)
+        )
+        over = lengths > length
+        left = np.where(over, after, before)
+        total = float((before * weights).sum())
+        return LengthCut(
+            length,
+            rows=float((over * weights).sum() / weights.sum()),
+            answer_tokens=float(((before - left) * weights).sum() / total) if total else 0.0,
+            answers=float(((over & (left == 0)) * weights).sum() / weights.sum()),
+        )
+
+    most = min(USUAL_LENGTHS[-1], context or USUAL_LENGTHS[-1])
+    usual = sorted({*(length for length in USUAL_LENGTHS if length <= most), most})
+    longest, estimated = int(lengths.max(initial=0)), not line.has_tokenizer
+    how = "estimated from characters" if estimated else "tokenised"
+    looked = f"{counted(len(lengths), 'row')} {how}, the longest {longest:,} tokens"
+    if opened.plan.data.overlong == "split":
+        because = f"plain text is split into sequences of this length, nothing is lost; {looked}"
+        return LengthChoice(min(2048, most), because, longest, len(lengths), estimated)
+    cuts = [cut_by(length) for length in usual]
+    fitting = [one for one in cuts if one.rows <= MAX_CUT_SHARE]
+    chosen = fitting[0] if fitting else cuts[-1]
+    shorter = tuple(one for one in reversed(cuts) if one.length < chosen.length)
+    bound = ""
+    if not fitting and most == context:
+        bound = f"the model sees {most:,} tokens"
+    elif not fitting:
+        bound = "longer ones need much memory: set it yourself where the card has room"
+    found = (chosen.length, looked, longest, len(lengths), estimated)
+    return LengthChoice(*found, cuts=(chosen, *shorter), bound=bound)
 
 
 def _line(opened: Opened) -> DataPipeline:
@@ -178,10 +141,8 @@ def _line(opened: Opened) -> DataPipeline:
     plan, read, named = opened.plan, opened.read, opened.named
     # A hub tokenizer is not downloaded for this.
     if plan.model.place != "hub" and Path(plan.model.location).is_dir():
-        try:
+        with suppress(ExpertError):  # a folder with an unreadable tokenizer: training reports it
             return open_pipeline(plan, read, named, writes=False)
-        except ExpertError:
-            pass  # a folder with an unreadable tokenizer: training reports it
     return open_pipeline(plan, read, named, writes=False, has_tokenizer=False)
 
 
@@ -205,8 +166,10 @@ def _sampled_rows(source: Source, reading: RowReader) -> list[tuple[Row, float]]
     return [(row, 1.0) for row in kept if isinstance(row, Row)]
 
 
-def _estimated(documents: Sequence[Any]) -> tuple[list[int], list[tuple[int, int]], list[int]]:
+def _estimated(documents: Sequence[Any]) -> Any:
     """Lengths, answer positions and their rows, from the bytes of the text."""
+    import numpy as np
+
     lengths, spans, owners = [], [], []
     for number, segments in enumerate(documents):
         place = 0.0
@@ -217,4 +180,5 @@ def _estimated(documents: Sequence[Any]) -> tuple[list[int], list[tuple[int, int
                 owners.append(number)
             place += size
         lengths.append(round(place))
-    return lengths, spans, owners
+    arrays = [np.asarray(each, np.int64) for each in (lengths, spans, owners)]
+    return arrays[0], arrays[1].reshape(-1, 2), arrays[2]
