@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from expert.insight.step.anatomy import StepAnatomy, dissect, finite, log_lines, numbers, run_times
-from tests.each import each
+from expert.insight.step.anatomy import StepAnatomy, dissect, log_lines, run_times
 from tests.insight.records import finished_events, planned, record, step_events
 
 
@@ -45,14 +44,6 @@ def test_lines_after_a_compilation_or_a_fallback_have_not_settled():
     again = {"event": "compiled", "step": 5}
     events = [{"event": "started", "step": 0}, *steps[:4], change, again, *steps[4:]]
     assert [line.settled for line in log_lines(events)] == [False] * 3 + [True, False, False]
-
-
-def test_steps_of_a_line_are_counted_by_step_numbers():
-    steps = step_events(4, every=10, updates=None)
-    assert [line.updates for line in log_lines(steps)] == [10, 10, 10, 10]
-    steps, again = step_events(3, updates=None), step_events(2, updates=None)[1]
-    events = [*steps, {"event": "rolled_back", "step": 5}, again]
-    assert [line.updates for line in log_lines(events)] == [5, 5, 5, 5]
 
 
 def test_the_step_of_incomplete_events():
@@ -102,18 +93,3 @@ def test_pauses_between_sessions_do_not_count():
     ]
     times = run_times(events)
     assert (times.total, times.training) == (10.0, 10.0)
-
-
-@each(
-    ("values", "found"),
-    [
-        ([1.5, 2], [1.5, 2]),
-        ([None, None], [None, None]),
-        ([1.0, None, "nan", True, 1e300], [1.0, None, None, None, None]),
-        ([1.0, float("inf")], [1.0, None]),
-        ([1, 1e300], [1, None]),
-        ([], []),
-    ],
-)
-def test_numbers_equals_finite_of_each_value(values, found):
-    assert numbers(values) == found == [finite(value) for value in values]

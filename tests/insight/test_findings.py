@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from expert.insight.findings import course, feeding, kernels, memory
 from expert.insight.findings.table import RULES, find
 from expert.insight.findings.verdict import judge
@@ -172,14 +170,6 @@ def test_recomputing_is_left_alone_where_memory_is_short():
     assert "16-fit" in found.evidence
 
 
-def test_harmless_syncs_are_notes_and_earlier_failures_are_ignored():
-    plan = planned(batch__micro_batch=4, batch__accumulation=4)
-    found = found_in(record(finished_events(step_events(), SYNC), plan))
-    assert found["host-sync"].severity == "note"
-    events = [{"event": "failed", "error": "x"}, *finished_events(step_events())]
-    assert "failed" not in found_in(record(events))
-
-
 @each(
     ("last", "kept", "severity"),
     [(1.06, False, "note"), (1.5, False, "warning"), (1.5, True, "note")],
@@ -214,14 +204,6 @@ def test_a_run_whose_every_step_is_clipped_is_told_and_a_few_are_not():
     without = planned(optim__max_grad_norm=0.0)
     steps = finished_events(step_events(20, grad_norm=3.0))
     assert "always-clipped" not in found_in(record(steps, without))
-
-
-def test_the_gain_of_faster_feeding():
-    steps = step_events(time_data_wait=1.5, seconds=3.0, time_feed=3.0)
-    found = found_in(record(finished_events(steps)))["slow-disk"]
-    assert found.gain == pytest.approx(2.0, abs=0.01)
-    assert found.numbers["tokens_read_per_second"] == pytest.approx(130_000 / 3)
-    assert "217 kB/s were read (43,333 tokens/s)" in found.evidence  # five bytes a token
 
 
 def test_other_holders_are_named_as_the_start_saw_them():
@@ -272,18 +254,6 @@ def test_busy_cores_are_found():
     assert verdict.fix == finding.fix
 
 
-@each(
-    ("threads", "others", "cores"),
-    [(2, 0.0, 2), (2, 0.1, 2), (1, 0.5, 2), (4, 0.4, 8)],
-)
-def test_free_cores_are_not_reported(threads, others, cores):
-    run = crowded_run(threads, others, cores=cores)
-    assert "busy-cores" not in found_in(run)
-    assert judge(evidence(run)).sentence.startswith("compute-bound: good.")
-    untold = record(finished_events(step_events(cpu_others=0.9)), planned(**ON_CPU), gpus=())
-    assert "busy-cores" not in found_in(untold)  # a run that does not record its threads
-
-
 def test_a_single_thread_whose_core_is_taken_is_told_and_nobody_calls_that_good():
     """A run was once called good while others used 80 % of two cores."""
     run = crowded_run(1, 0.8)
@@ -315,15 +285,6 @@ def test_beside_a_gpu_cores_that_are_all_taken_are_told(dry, severity):
     assert "the device waits where the host has no core" in finding.consequence
     free = record(finished_events(step_events(cpu_others=0.5)))
     assert "busy-cores" not in found_in(free)
-
-
-def test_a_device_that_computes_padding_is_not_called_good():
-    run = record(finished_events(step_events(padding=0.45)), planned(data__packing="none"))
-    verdict = judge(evidence(run))
-    assert verdict.sentence.startswith("compute-bound, but 45 % of what is computed is padding.")
-    assert verdict.fix == "training.config.packing: true"
-    healthy = judge(evidence(record(finished_events(step_events()))))
-    assert healthy.sentence.startswith("compute-bound: good.")
 
 
 def test_slow_copies_out_of_page_locked_memory_are_not_mended_by_page_locking():

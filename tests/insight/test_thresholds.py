@@ -160,14 +160,6 @@ def test_findings_on_both_sides_of_their_threshold(name, steps, plan, told):
     assert level(name, step_events(**steps), planned(requested, **plan)) == told
 
 
-@each(("kind", "gain"), [("full", 1.35), ("selective", 1.175)])
-def test_the_gain_of_keeping_activations(kind, gain):
-    changes = {"kernels__checkpointing": kind, "kernels__recomputed_blocks": 2}
-    plan = planned(("kernels.checkpointing",), **changes, memory__parts={"activations": GIB})
-    found = found_in(record(finished_events(step_events()), plan))["needless-recomputing"]
-    assert found.gain == pytest.approx(gain)
-
-
 @each(
     ("seconds", "requested", "told"),
     [
@@ -188,14 +180,6 @@ def test_the_gain_of_keeping_activations(kind, gain):
 def test_evaluating_and_saving(kind, name, path, seconds, requested, told):
     plan = planned((path,) if requested else ())
     assert level(name, step_events(), plan, *pauses(kind, *seconds)) == told
-
-
-def test_the_gain_of_evaluating_less_leaves_it_a_twentieth():
-    plan = planned(("watch.eval_steps",))
-    run = record(finished_events(step_events(), *pauses("eval", 9.0, 9.0)), plan)
-    training = 12 * 1.4934
-    expected = (training + 18) / (training + 0.05 * training)
-    assert found_in(run)["evaluation-often"].gain == pytest.approx(expected)
 
 
 def test_short_pauses_are_not_reported():

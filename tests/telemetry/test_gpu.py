@@ -12,12 +12,9 @@ import pytest
 
 from expert.telemetry import gpu as gpu_module
 from expert.telemetry.gpu import (
-    POWER_THROTTLE_BITS,
-    THERMAL_THROTTLE_BITS,
     GpuSampler,
     allocator_stats,
 )
-from tests.each import each
 from tests.planning.fake_nvml import GIB, FakeNvml, FakeNVMLError, process
 from tests.telemetry.clocks import HandClock
 
@@ -82,35 +79,6 @@ def test_step_fields_average_since_the_last_line_and_fall_back_to_the_newest(clo
     assert fields["throttled_heat"] == 0.0
 
 
-def test_use_and_power_are_unknown_until_steps_ran_for_as_long_as_nvml_averages(clock):
-    sampler = sampled(BusyNvml(), clock, 0, 40, 100)
-    began = clock.now - 1  # the second sample still averages over the time before
-    steady = sampler.step_fields(began, steady_since=began)
-    assert (steady["gpu_utilization"], steady["power_watts"]) == (100.0, 612.5)
-    early = sampler.step_fields(clock.now, steady_since=clock.now)
-    assert (early["gpu_utilization"], early["power_watts"]) == (None, None)
-    assert early["gpu_memory_bytes"] == 3 * GIB
-
-
-@each(
-    ("bits", "power", "heat"),
-    [
-        (pynvml.nvmlClocksThrottleReasonNone, False, False),
-        (pynvml.nvmlClocksThrottleReasonGpuIdle, False, False),
-        (pynvml.nvmlClocksThrottleReasonHwThermalSlowdown, False, True),
-        (pynvml.nvmlClocksThrottleReasonSwThermalSlowdown, False, True),
-        (pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown, True, False),
-        (
-            pynvml.nvmlClocksThrottleReasonSwPowerCap | pynvml.nvmlClocksThrottleReasonHwSlowdown,
-            True,
-            True,
-        ),
-    ],
-)
-def test_nvmls_bits_are_read_as_the_driver_means_them(bits, power, heat):
-    assert (bool(bits & POWER_THROTTLE_BITS), bool(bits & THERMAL_THROTTLE_BITS)) == (power, heat)
-
-
 def test_a_value_the_card_does_not_report_is_none_and_the_rest_stays(clock):
     nvml = BusyNvml(broken={"nvmlDeviceGetPowerUsage": pynvml.NVML_ERROR_NOT_SUPPORTED})
     for listed in ([], [process(os.getpid(), None)]):  # this process is not listed, or hidden
@@ -149,13 +117,6 @@ def test_without_nvml_every_value_is_none_and_no_thread_starts(gpu, nvml):
     assert set(sampler.step_fields(0.0).values()) == {None}
 
 
-def test_a_number_is_cudas_number(clock, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2")
-    sample = sampled(BusyNvml(cards=3), clock, gpu=0).sample()
-    assert sample is not None
-    assert sample.utilization_percent == 100.0  # 98, and 2 for the third card
-
-
 def test_of_a_split_card_the_memory_is_the_slices(clock):
     nvml = BusyNvml()
     nvml.split, nvml.slices = 1, ["MIG-1111"]
@@ -182,22 +143,6 @@ def test_the_thread_samples_until_it_is_stopped_and_nvml_is_released():
     assert nvml.running == 0
     assert not any(thread.name == "gpu-sampler" for thread in threading.enumerate())
     assert sampler.step_fields(0.0)["power_watts"] == 500.0
-
-
-def test_an_error_in_the_thread_ends_only_sampling():
-    nvml = BusyNvml()
-    failed = threading.Event()
-
-    def surprise(card: int) -> int:
-        failed.set()
-        raise OSError("the library is gone")
-
-    nvml.answers["nvmlDeviceGetPowerUsage"] = surprise
-    with GpuSampler(0, interval=0.001, nvml=nvml) as sampler:
-        assert failed.wait(30)
-        assert sampler._thread is not None
-        sampler._thread.join(30)
-        assert not sampler._thread.is_alive()
 
 
 def test_the_allocators_counters_are_read_by_name(monkeypatch):

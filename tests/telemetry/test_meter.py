@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from expert.telemetry import meter as meter_module
 from expert.telemetry.meter import Meter, RemainingEvaluations, StepCounts
 from expert.telemetry.timeline import StepTimes
 from tests.each import each
@@ -67,14 +66,6 @@ def test_mfu_is_the_arithmetic_done_of_what_the_card_could_do(peak, flops, mfu):
     assert meter.step_line()["mfu"] == mfu
 
 
-def test_the_wait_for_data_is_a_share_of_the_steps_that_were_measured(meter, clock):
-    make(meter, clock, 1.0, 1.0, 1.0)
-    meter.add_times(times(1, wall=1.0, data_wait=1.0))
-    meter.add_times(times(2, wall=3.0, data_wait=0.0))
-    assert meter.step_line(2)["data_wait"] == 0.25
-    assert meter.step_line(3)["data_wait"] is None
-
-
 def test_a_host_far_ahead_of_its_device_does_not_make_steps_faster(meter, clock):
     """As with captured passes, which launch immediately: three steps settle, two are counted."""
     make(meter, clock, 1.0, 1.0, 1.0, 0.01, 0.01, flops=800.0)
@@ -93,18 +84,6 @@ def test_a_host_far_ahead_of_its_device_does_not_make_steps_faster(meter, clock)
     assert meter.step_line(7)["tokens_per_second"] == 30.0
 
 
-def test_sums_of_a_checkpoint_without_device_times_keep_their_seconds(clock):
-    """Like those saved by an earlier version."""
-    saved = {"updates": 100, "seconds": 10.0, "tokens": 9000, "settled_seconds": 10.0,
-             "settled_tokens": 9000, "settled_updates": 100}  # fmt: skip
-    resumed = Meter(clock)
-    resumed.restore({"run": saved})
-    make(resumed, clock, 1.0, 1.0, 1.0, 0.5, 0.5)
-    for step in (4, 5):
-        resumed.add_times(times(step, wall=1.0, data_wait=0.0))
-    assert resumed.run_line()["seconds"] == 10 + 3 + 2.0
-
-
 def test_the_time_left_leaves_out_compiling_and_pauses(meter, clock):
     make(meter, clock, 60.0, 20.0, 20.0)
     assert meter.eta_seconds() is None
@@ -113,17 +92,6 @@ def test_the_time_left_leaves_out_compiling_and_pauses(meter, clock):
         clock.turn(500)
     make(meter, clock, 4.0, first=5)
     assert meter.eta_seconds() == 94 * 3.0
-
-
-def test_the_time_left_is_unknown_without_an_end_and_zero_after_the_last_step_from_0(clock):
-    endless = Meter(clock, settling=0)
-    make(endless, clock, 1.0)
-    assert endless.eta_seconds() is None
-    ending = Meter(clock, settling=0, total_steps=3)
-    make(ending, clock, 1.0, 1.0, first=0)
-    assert ending.eta_seconds() == 1.0
-    make(ending, clock, 1.0, 1.0, first=2)
-    assert ending.eta_seconds() == 0.0
 
 
 def test_after_a_fallback_the_next_steps_settle_again(meter, clock):
@@ -202,14 +170,6 @@ def test_an_epoch_line_ends_its_epoch_and_the_run_continues(meter, clock):
     assert (meter.run_line()["loss"], meter.run_line()["seconds"]) == (2.0, 3.0)
 
 
-def test_old_steps_are_let_go(clock, monkeypatch):
-    monkeypatch.setattr(meter_module, "KEPT_STEPS", 2)
-    meter = Meter(clock)
-    make(meter, clock, 1.0, 1.0, 1.0)
-    assert meter.step_line()["updates"] == 2
-    assert meter.run_line()["seconds"] == 3.0
-
-
 def test_rates_leave_out_the_steps_that_compile_and_the_seconds_do_not(meter, clock):
     make(meter, clock, 60.0)
     assert meter.step_line()["tokens_per_second"] == 1.5  # nothing else is known yet
@@ -232,17 +192,6 @@ def test_a_resumed_meter_continues_with_its_sums(meter, clock):
     assert other.run_line() == meter.run_line()
     assert other.epoch_line(1) == meter.epoch_line(1)
     assert other.run_line()["loss"] == 1.5
-
-
-def test_a_line_that_was_begun_before_a_resume_has_the_mean_of_all_its_steps(meter, clock):
-    make(meter, clock, 1.0, loss_sum=50.0)
-    other = Meter(clock)
-    other.restore(meter.state())
-    for one in (meter, other):
-        make(one, clock, 1.0, first=1, loss_sum=150.0)
-    ours, theirs = meter.step_line(), other.step_line()
-    assert ours["loss"] == theirs["loss"] == 2.0
-    assert ours["targets"] == theirs["targets"]
 
 
 def test_losses_of_steps_that_were_undone_are_forgotten_and_their_time_is_not(meter, clock):
@@ -272,14 +221,6 @@ def test_evaluations_to_come_are_those_on_the_way_and_the_last(total, every, lef
     assert {done: ahead.evaluations(done) for done in left} == left
 
 
-def test_a_finished_evaluation_is_not_remaining():
-    ahead = RemainingEvaluations(total_steps=40, every=10, at_end=True, validation=1.0)
-    ahead.measured(5.0, cost=1.0, done=10)
-    assert ahead.evaluations(10) == 3
-    ahead.measured(5.0, cost=1.0, done=40)
-    assert ahead.evaluations(40) == 0
-
-
 def test_the_time_left_has_the_evaluations_in_it_before_and_after_one_was_measured():
     clock = HandClock()
     ahead = RemainingEvaluations(total_steps=4, at_end=True, validation=60.0, test=30.0)
@@ -290,12 +231,3 @@ def test_the_time_left_has_the_evaluations_in_it_before_and_after_one_was_measur
     assert meter.eta_seconds() == 90.0
     ahead.measured(20.0, cost=60.0, done=4)  # three times as fast as expected
     assert meter.eta_seconds() == 10.0
-
-
-def test_an_evaluation_that_was_measured_says_how_long_the_next_ones_take():
-    clock = HandClock()
-    ahead = RemainingEvaluations(total_steps=30, every=10, at_end=True, validation=6.0, test=3.0)
-    meter = Meter(clock, total_steps=30, ahead=ahead, settling=0)
-    make(meter, clock, *[1.0] * 10, first=0)
-    ahead.measured(12.0, cost=6.0, done=10)
-    assert meter.eta_seconds() == 20.0 + 2 * 12.0 + 6.0

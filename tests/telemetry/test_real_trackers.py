@@ -6,7 +6,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import signal
 import struct
 import subprocess
 import sys
@@ -252,29 +251,3 @@ def test_a_server_that_is_not_there_is_said_once_and_stops_nothing(offline, tmp_
     assert done.exit_code == 0
     [told] = [e["text"] for e in events_of(done.folder, "warning") if "MLflow" in e["text"]]
     assert "are no longer written: " in told
-
-
-@needs
-@pytest.mark.skipif(os.name == "nt", reason="SIGKILL is of POSIX")
-def test_of_a_killed_run_a_tracker_keeps_what_was_said_before(offline, tmp_path, monkeypatch, name):
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
-    settings = SETTINGS | {"max_steps": 50, "trackers": [name]}
-    manifest = write_expert(tmp_path, base_model(), settings)
-    command = [sys.executable, "-m", "expert", "train", "-m", str(manifest), "--device", "cpu"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if line.startswith(b"saved"):
-                process.send_signal(signal.SIGKILL)
-                break
-    [folder] = [path for path in (tmp_path / "runs").iterdir() if (path / "plan.json").exists()]
-    wanted = expected(folder)
-    found: Points = {}
-    for _ in range(100):  # the tracker process ends by itself once the run is gone
-        if (folder / "trackers" / f"{name}.json").exists():
-            found = READERS[name](folder)[0]
-        if found.keys() >= wanted.keys():
-            break
-        signal.sigtimedwait([], 0.2)
-    assert found == {key: wanted[key] for key in found}
-    assert found.keys() >= wanted.keys()

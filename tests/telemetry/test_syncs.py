@@ -44,10 +44,3 @@ def test_other_warnings_are_shown_again(modes):
         watch.begin()
         warnings.warn("something else", stacklevel=1)
         assert watch.end() == []
-
-
-def test_nothing_is_recorded_on_a_cpu(modes):
-    watch = SyncDetector(torch.device("cpu"))
-    watch.begin()
-    assert watch.end() is None
-    assert modes == []

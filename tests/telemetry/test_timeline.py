@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from expert.telemetry import timeline as timeline_module
 from expert.telemetry.timeline import PHASES, StepTimes, Timeline
 from tests.telemetry.clocks import HandClock
 
@@ -94,28 +93,6 @@ def test_on_the_cpu_phases_take_the_time_of_the_clock(on_host, clock):
     assert on_host.ready(lag=0) == [StepTimes(step=7, wall=1.75, phases=phases)]
 
 
-def test_phases_of_all_micro_batches_of_a_step_add_up(on_host, on_device, clock, device):
-    for timeline, take in ((on_host, clock.turn), (on_device, device.work)):
-        timeline.begin(1)
-        for seconds in (1.0, 2.0, 4.0):
-            with timeline.phase("forward"):
-                take(seconds)
-            with timeline.phase("backward"):
-                take(2 * seconds)
-        timeline.end()
-        [times] = timeline.drain()
-        assert (times.phases["forward"], times.phases["backward"]) == (7.0, 14.0)
-
-
-def test_phases_that_round_to_more_than_the_wall_time_leave_nothing_over(on_device, device):
-    launch(on_device, device, 1, forward=1.0)
-    begin, _, _, end = device.made
-    end.at = begin.at + 0.999
-    device.reached = device.now
-    [times] = on_device.drain()
-    assert times.phases["other"] == 0.0
-
-
 def test_device_time_is_reported_apart_from_host_time(on_device, clock, device):
     on_device.begin(1)
     with on_device.phase("data_wait"):
@@ -186,29 +163,6 @@ def test_a_step_that_fails_is_forgotten_and_its_error_comes_through(on_device, d
     assert len(device.made) == before + 1  # nothing is recorded on a device that may be broken
     launch(on_device, device, 1)
     assert [times.step for times in on_device.drain()] == [1]
-
-
-def test_phases_outside_a_step_measure_nothing_and_a_step_begun_twice_counts_once(
-    on_device, device
-):
-    with on_device.phase("forward"):
-        device.work(5.0)
-    on_device.begin(1)
-    with on_device.phase("forward"):
-        device.work(3.0)
-    device.work(1.0)
-    launch(on_device, device, 1, forward=1.0)
-    [times] = on_device.drain()
-    assert (times.wall, times.phases["forward"]) == (1.0, 1.0)
-    assert len(device.made) == 4  # events of the first attempt were reused
-
-
-def test_steps_that_nobody_reads_are_dropped_and_counted(on_device, device, monkeypatch):
-    monkeypatch.setattr(timeline_module, "KEPT_STEPS", 3)
-    for step in range(10):
-        launch(on_device, device, step)
-    assert [times.step for times in on_device.drain()] == [7, 8, 9]
-    assert len(device.made) <= 4 * 4
 
 
 @given(

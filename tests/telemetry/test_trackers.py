@@ -132,12 +132,6 @@ def test_events_become_points_of_every_curve_they_have_a_value_for(desk):
     ]
 
 
-def test_files_are_brought_up_to_date_at_the_moments_that_matter(desk):
-    told = ("started", "eval", "step", "saved", "step", "finished", "stopped")
-    [writer] = desk.shown(*({"event": event, "step": n} for n, event in enumerate(told)))
-    assert writer.flushes == 4
-
-
 @pytest.mark.parametrize("events", [[STEP] * 3, [{"event": "started", "step": 0}]])
 def test_a_full_disk_is_said_once_in_the_middle_or_at_the_end_and_not_raised(desk, events):
     desk.full = True
@@ -170,10 +164,6 @@ def test_the_thread_of_tensorboard_that_finds_no_room_prints_nothing(tmp_path, c
     assert "File too large" in said
     assert len(said.splitlines()) == 1
     assert capfd.readouterr().err == ""
-
-
-def test_a_run_that_never_began_opens_nothing(desk):
-    assert desk.shown({"event": "warning", "text": "x"}, {"event": "failed", "step": 0}) == []
 
 
 class Stuck:
@@ -236,21 +226,6 @@ def test_the_end_of_a_tracker_s_process_is_said_once_with_its_reason(code, told)
     sink.close()
     [sentence] = said
     assert "are no longer written: " + told in sentence.replace("its process ", "")
-
-
-def test_what_the_process_of_a_tracker_says_is_handed_on_and_its_prints_are_not():
-    code = (
-        "print('noise')\n"
-        "for line in sys.stdin:\n"
-        "    if json.loads(line)['event'] == 'close': break\n"
-        "    print(json.dumps({'said': 'offline'}))\n"
-        "print(json.dumps({'closed': True}))"
-    )
-    said: list[str] = []
-    sink = Tracker(child(code), Path("run"), warn=said.append)
-    sink(STEP)
-    sink.close()
-    assert said == ["offline"]
 
 
 def test_a_process_that_hangs_is_ended(monkeypatch):

@@ -247,14 +247,6 @@ def test_a_healthy_run_draws_no_alarm(kind, tmp_path):
     assert found.step_verdict.kind == "compute-bound"
 
 
-def test_a_healthy_run_with_rows_alone_draws_no_alarm(tmp_path, base):
-    same = [{"instruction": f"say {n:02}", "response": "cat and dog"} for n in range(48)]
-    config = {**PADDED, "epochs": 2, "micro_batch_size": 8, "group_by_length": True}
-    folder = run_undisturbed(write_expert(tmp_path / "made", base, config, rows=same)).folder
-    found = diagnosed(folder, tmp_path)
-    assert [each.name for each in found.findings if each.severity in ALARMS] == []
-
-
 def test_a_run_shorter_than_its_log_interval_can_be_diagnosed(tmp_path):
     config = {"max_steps": 5, "logging_steps": 1000}
     done = run(write_expert(tmp_path / "own", base_model(), config))
