@@ -18,7 +18,7 @@ from expert.core.rundir import RunFolder
 from expert.jobs.export.card_code import FOLDER, PromptFormat
 from expert.jobs.export.export import export
 from expert.jobs.export.model_card import CardFacts, languages, model_card
-from expert.jobs.export.portable_base import SMOLLM2_HUB, portable_base
+from expert.jobs.export.portable_base import portable_base
 from expert.jobs.sample.sample import sample
 from expert.run.stored.load import read_plan
 from tests.each import each
@@ -196,15 +196,6 @@ def test_a_base_of_unknown_origin_is_named_by_its_weights():
 def changed(run_folder: Path, **changes: Any) -> Any:
     plan = read_plan(RunFolder(run_folder))
     return plan.model_copy(update={"model": plan.model.model_copy(update=changes)})
-
-
-def test_smollm2_is_named_by_its_hub_id_and_its_rounded_weights_are_told():
-    home = {"place": "models folder", "location": "/home/me/.cache/models/smollm2-135m"}
-    plan = changed(finished("lora"), name="smollm2-135m", **home)
-    card = model_card(plan, exported("lora"), CardFacts())
-    assert card.startswith(f'---\nbase_model: "{SMOLLM2_HUB}"\n')
-    assert "rounded to 4 bits" in card
-    assert "/home/me" not in card
 
 
 @each(

@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from contextlib import contextmanager
 from itertools import count
 
-import pytest
-import torch
-
-from expert.run.session.start import find_free_threads
 from expert.telemetry.cpu import CpuSampler, OtherProcesses, available_cores
 from tests.jobs.runs import base_model, events_of, run, write_expert
-
-
-@pytest.fixture
-def free_to_choose(monkeypatch):
-    """No word of the user's, and two threads as torch would have them on two cores."""
-    before = torch.get_num_threads()
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
 
 
 @contextmanager
@@ -35,37 +20,6 @@ def neighbours(count: int):
         for process in processes:
             process.kill()
             process.wait()
-
-
-def test_with_every_core_taken_one_thread_is_left_and_kept_when_the_run_resumes(
-    tmp_path, free_to_choose
-):
-    manifest = write_expert(tmp_path, base_model(), {"max_steps": 2, "save_steps": 1})
-    progress: list[int] = []
-    with neighbours(len(available_cores())):
-        found = find_free_threads(2)
-        folder = run(manifest, progress=progress.append).folder
-    assert (found.count, found.lowered) == (1, True)
-    [told] = events_of(folder, "threads")
-    assert (told["threads"], told["lowered"]) == (1, True)
-    assert all(0 <= step["cpu_others"] <= 1 for step in events_of(folder, "step"))
-    assert torch.get_num_threads() == 2
-    assert progress == [1, 2]
-    run(manifest, resume=str(folder / "checkpoints" / "step-000001"))
-    told = events_of(folder, "threads")[-1]
-    assert (told["threads"], told["because"]) == (1, "as the run began")
-    assert (told["kept"], told["own"]) == (True, 2)
-
-
-def test_a_run_resumed_on_another_machine_chooses_again(tmp_path, free_to_choose):
-    manifest = write_expert(tmp_path, base_model(), {"max_steps": 2, "save_steps": 1})
-    folder = run(manifest).folder
-    with (folder / "events.jsonl").open("a", encoding="utf-8") as events:
-        events.write(json.dumps({"event": "threads", "threads": 64, "cores": 640}) + "\n")
-    run(manifest, resume=str(folder / "checkpoints" / "step-000001"))
-    told = events_of(folder, "threads")[-1]
-    assert told["threads"] <= len(available_cores())
-    assert told["kept"] is False
 
 
 def test_a_run_names_who_takes_its_cores_and_its_diagnosis_too(tmp_path, monkeypatch):

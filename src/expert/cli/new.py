@@ -49,7 +49,7 @@ def new(
         str,
         typer.Option(
             metavar="NAME",
-            help="The base model: a folder, a name or a hub id; settings fit its size.",
+            help="The base: a folder, a name, a hub id or a GGUF file; settings fit its size.",
         ),
     ] = "tiny",
     output: Annotated[Path | None, output_option("Parent folder; default: this one.")] = None,

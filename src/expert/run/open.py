@@ -19,7 +19,6 @@ from expert.planning.plan import choose_model, make_plan
 from expert.planning.settle import with_counted_rows, with_endless_schedule, with_stream_rows
 from expert.run.missing import find_missing
 from expert.run.session.memory_watch import known_calibrations
-from expert.run.smollm2 import provide_model
 from expert.run.stored.changes import kept_of
 from expert.run.stored.locate import run_to_resume, runs_folder
 
@@ -134,10 +133,8 @@ def open_run(
     from expert.planning.machine.machine import describe_machine
 
     began, read, runs = time.monotonic(), as_read(manifest, overrides), data == "prepared"
-    if runs:
-        if resume in (None, "auto"):
-            runs_folder(read)  # refuses a link before hours of preparing
-        provide_model(read, model)
+    if runs and resume in (None, "auto"):
+        runs_folder(read)  # refuses a link before hours of preparing
     resumed = _resumed(read, resume) if resume is not None else None
     here = machine or describe_machine(read.folder)
     device = read.manifest.training.config.device
@@ -244,7 +241,6 @@ def prepare(
 
     read = as_read(manifest, overrides)
     splits.refuse_streaming(read.manifest.training.dataset)
-    provide_model(read, model)
     opened = open_run(read, data="unread", model=model)
     line = open_pipeline(opened.plan, read, opened.named, tell=tell)
     with splits.disk_space_for(line):

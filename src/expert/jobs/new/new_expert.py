@@ -49,6 +49,7 @@ from expert.planning.models.resolve import (
     resolve_model,
 )
 from expert.planning.survey import looks_local
+from expert.run.gguf_base import base_from_gguf
 from expert.run.open import open_run
 
 EPOCHS = 3
@@ -134,6 +135,8 @@ def new_expert(
     chosen = NAMES.get(template or "", template)
     if chosen is not None and chosen not in STARTERS:
         raise CannotCreate(f"--template {template}: is not known  (known: {', '.join(STARTERS)})")
+    if model.endswith(".gguf"):
+        model = str(base_from_gguf(Path(model)))
     base = _base(model, folder)
     asked = _dataset_keys(data, mapping, preferred=preferred, json_values=json_values)
     facts: dict[str, Any] = {"columns": {}, "has_answers": True, "calls": False}

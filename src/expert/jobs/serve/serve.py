@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from expert.core.text import counted, duration, visible
+from expert.core.text import duration, visible
 from expert.jobs.serve.app import ANSWER_SECONDS, Limits, LogEntry, make_app
 from expert.jobs.serve.engine import QUEUE, AnswerEngine
 from expert.jobs.serve.exports import EXPORT
@@ -115,7 +115,6 @@ def serving(
     listening = listening_socket(host, port)
     try:
         models = load_models(places, **which)
-        _settle_threads(models[0].trained.device.type, note)
         engine = AnswerEngine(models, parallel=parallel, queue=queue, note=note)
     except BaseException:
         listening.close()
@@ -139,18 +138,6 @@ def http_server(engine: AnswerEngine, app: Any) -> uvicorn.Server:
     """The HTTP server of an engine, with a connection for every running or queued answer."""
     most = engine.most + SPARE
     return make_server(app, most=most, stopping=engine.stop_accepting, stopped=engine.cut)
-
-
-def _settle_threads(device: str, note: Callable[[str], None]) -> None:
-    """On a CPU, use no more threads than idle cores: they wait for each other."""
-    import torch
-
-    from expert.run.session.start import find_free_threads
-
-    chosen = find_free_threads(torch.get_num_threads())
-    if device == "cpu" and chosen.count != torch.get_num_threads():
-        torch.set_num_threads(chosen.count)
-        note(f"computing with {counted(chosen.count, 'thread')}: {chosen.because}")
 
 
 def _token(given: str, host: str) -> tuple[str, str]:

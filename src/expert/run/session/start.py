@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +12,11 @@ from expert.core.resources import disk_full_error, disk_full_message
 from expert.core.rundir import RunFolder, RunFolderError
 from expert.core.stored_json import read_object_or_empty
 from expert.planning.machine.host import cores_available
-from expert.planning.machine.threads import NAMES, Threads, choose_threads, resumed_threads
+from expert.planning.machine.threads import choose_threads
 from expert.run.build import environment
 from expert.run.session.session import Session, Start
 from expert.run.stored.locate import plan_to_store
-from expert.telemetry.cpu import available_cores, busy_seconds
+from expert.telemetry.cpu import available_cores
 
 if TYPE_CHECKING:
     from expert.data.feed.run_data import RunData
@@ -25,17 +24,9 @@ if TYPE_CHECKING:
     from expert.planning.machine.machine import Machine
     from expert.planning.run_plan import LengthPlan, RunPlan
 
-LOOK_SECONDS = 0.2
-"""The kernel counts core time in 1/100 s: enough to resolve a twentieth of a core."""
 
-
-def announce(
-    session: Session, *, threads: int | None = None, look_seconds: float = LOOK_SECONDS
-) -> None:
-    """Write manifest, plan and environment, and report the start.
-
-    `threads`: for a CPU run; None: as many as cores are found free within `look_seconds`.
-    """
+def announce(session: Session) -> None:
+    """Write manifest, plan and environment, and report the start."""
     from expert.model.loss import loss_kernel_failure
     from expert.model.switches import list_switches
 
@@ -47,7 +38,7 @@ def announce(
     facts = started_facts(session.folder, plan, session.start)
     emit("started", step=session.state.done, **facts, evaluation_updates=cost)
     if device.type == "cpu":
-        _settle_threads(session, threads, look_seconds)
+        _settle_threads(session)
     session.warnings.begin(emit)
     emit("kernels", lines=[str(line) for line in list_switches(plan, device)])
     trouble = loss_kernel_failure(device) if plan.kernels.fused_loss else ""
@@ -156,58 +147,23 @@ def _rows_hash(folder: Path) -> str | None:
     return str(rows) if rows else None
 
 
-# --- threads of a CPU run: chosen at the start, kept when the same machine resumes it -------------
-
-
-def _settle_threads(session: Session, given: int | None, seconds: float) -> None:
-    """Use as many threads as there are free cores, report it, and restore torch's number later."""
+def _settle_threads(session: Session) -> None:
+    """Use the planned number of CPU threads, report it, and restore torch's number later."""
     import torch
 
-    before = torch.get_num_threads()
-    chosen = Threads(given, "as given") if given else _threads_before(session, before)
-    chosen = chosen or find_free_threads(before, seconds)
+    own, recorded = torch.get_num_threads(), {}
+    if session.state.done:
+        events = [e for e in read_events(session.folder.events) if e.get("event") == "threads"]
+        recorded = events[-1] if events else {}
+    granted = cores_available(Path("/")).value or own
+    threads, because = choose_threads(
+        own=own, granted=granted, recorded=recorded, environ=os.environ
+    )
     if session.plan.kernels.deterministic:
-        chosen = Threads(before, "deterministic: the same parts are added every time")
-    if chosen.count != before:
-        torch.set_num_threads(chosen.count)
-        session.closing.callback(torch.set_num_threads, before)
-    session.emit(
-        "threads",
-        step=session.state.done,
-        threads=chosen.count,
-        cores=len(available_cores()),
-        because=chosen.because,
-        lowered=chosen.lowered,
-        kept=chosen.kept,
-        own=before,
-    )
-
-
-def find_free_threads(own: int, seconds: float = LOOK_SECONDS) -> Threads:
-    """The number of threads for now; a number set by the user is taken without looking."""
-    busy = 0.0
-    if own > 1 and not any(os.environ.get(name) for name in NAMES):
-        began, worked = time.monotonic(), busy_seconds()
-        time.sleep(seconds)
-        busy = (busy_seconds() - worked) / (time.monotonic() - began)
-    return choose_threads(
-        own=own,
-        granted=_granted(own),
-        cores=len(available_cores()),
-        busy=max(0.0, busy),
-        environ=os.environ,
-    )
-
-
-def _granted(own: int) -> int:
-    return cores_available(Path("/")).value or own
-
-
-def _threads_before(session: Session, own: int) -> Threads | None:
-    """The threads of the resumed run, if it had as many cores."""
-    if not session.state.done or any(os.environ.get(name) for name in NAMES):
-        return None
-    events = [e for e in read_events(session.folder.events) if e.get("event") == "threads"]
-    if not events:
-        return None
-    return resumed_threads(events[-1], granted=_granted(own), cores=len(available_cores()))
+        threads, because = own, "deterministic: the same parts are added every time"
+    if threads != own:
+        torch.set_num_threads(threads)
+        session.closing.callback(torch.set_num_threads, own)
+    cores = len(available_cores())
+    facts = {"threads": threads, "cores": cores, "because": because, "own": own}
+    session.emit("threads", step=session.state.done, **facts)
