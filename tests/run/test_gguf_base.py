@@ -35,9 +35,9 @@ def test_a_gguf_file_becomes_a_folder_with_the_logits_and_the_end_of_its_expert(
     base = base_from_gguf(made.folder / made.file)
     assert base == base_from_gguf(made.folder / made.file)  # made once
     assert base.parent == home / "models"
-    ours, theirs = (AutoTokenizer.from_pretrained(place) for place in (base, merged))
-    assert ours.eos_token == theirs.eos_token
-    text = ours("Write this record as JSON: city=rome", return_tensors="pt").input_ids
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    assert tokenizer.eos_token == "<|im_end|>"  # the end of an answer, as the file says
+    text = tokenizer("Write this record as JSON: city=rome", return_tensors="pt").input_ids
     with torch.no_grad():
         found, expected = (
             AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32)(text).logits

@@ -2,24 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from contextlib import contextmanager
 from itertools import count
 
 from expert.telemetry.cpu import CpuSampler, OtherProcesses, available_cores
 from tests.jobs.runs import base_model, events_of, run, write_expert
-
-
-@contextmanager
-def neighbours(count: int):
-    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
-    try:
-        yield
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
 
 
 def test_a_run_names_who_takes_its_cores_and_its_diagnosis_too(tmp_path, monkeypatch):
