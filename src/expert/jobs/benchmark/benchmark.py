@@ -70,7 +70,6 @@ from expert.planning.measurements import (
 from expert.planning.models.resolve import basename
 from expert.planning.plan import choose_model
 from expert.run.open import open_run, prepare
-from expert.run.smollm2 import provide_model
 from expert.run.stored.locate import runs_folder
 
 if TYPE_CHECKING:
@@ -231,7 +230,6 @@ class Benchmark:
                 "training.dataset.streaming: a stream has no rows that every setting could see "
                 "again  (--set training.dataset.streaming=false)"
             )
-        provide_model(first, request.model)
         self.machine = describe_machine(first.folder)
         self.full_plan = self._plan(first)
         """The plan without a benchmark: every choice left to it."""
