@@ -18,7 +18,6 @@ OWN = {
     "planning/machine/host.py": "/proc and /sys",
     "telemetry/cpu.py": "/proc",
     "parallel/launch.py": "the source of this package, and a log of its own",
-    "run/smollm2.py": "a member of an archive",
 }
 READS = {"read_text", "read_bytes"}
 WORDS = re.compile(r"\b(?:open|read_text|read_bytes)\b")
