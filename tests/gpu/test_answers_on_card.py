@@ -13,11 +13,10 @@ from expert.answer.engine import answer_all
 from expert.data.records import Example, Turn
 from expert.manifest.reader import read_manifest
 from expert.parallel.graphs import CudaCapture
-from expert.planning.models.resolve import SMOLLM2
 from expert.run.open import plan as plan_job
 from expert.run.stored.load import load_base
 from tests.answer.test_answering import GREEDY
-from tests.gpu.real_model import DEVICE, ON_CARD, needs_card, note, real_folder, the_device
+from tests.gpu.real_model import DEVICE, ON_CARD, SMOLLM2, needs_card, note, real_folder, the_device
 from tests.jobs.runs import write_expert
 
 pytestmark = [pytest.mark.gpu, needs_card]

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from expert.planning.models.resolve import SMOLLM2
-from tests.gpu.real_model import note
+from tests.gpu.real_model import SMOLLM2, note
 from tests.gpu.test_recovery_on_card import FIRST_LOSS, expert_of
 from tests.gpu.trainer import in_own_process
 from tests.jobs.runs import events_of, plan_of

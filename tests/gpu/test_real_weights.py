@@ -29,12 +29,12 @@ from expert.jobs.train import train
 from expert.model import adapters
 from expert.model.blocks import compiled_graphs
 from expert.model.loss import kernel_for
-from expert.planning.models.resolve import SMOLLM2
 from tests.gpu.real_model import (
     DEVICE,
     FASTEST,
     LENGTH,
     ON_CARD,
+    SMOLLM2,
     Answer,
     Distance,
     Setting,

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from expert.manifest.schema.types import parse_size
-from expert.planning.models.resolve import SMOLLM2
 from expert.run.open import plan
-from tests.gpu.real_model import DEVICE, ON_CARD, needs_card, note, real_folder
+from tests.gpu.real_model import DEVICE, ON_CARD, SMOLLM2, needs_card, note, real_folder
 from tests.gpu.real_texts import TEXTS
 from tests.gpu.trainer import in_own_process
 from tests.jobs.runs import events_of, losses_of, plan_of, weights_of, write_expert
