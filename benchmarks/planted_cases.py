@@ -148,7 +148,7 @@ CASES = [
         {**PADDED, "batch_size": 16},
         ("data-bound",),
         sequences=None,
-        plant=lambda: slowed(loader.PreparedBins, "__getitems__", 1.5),
+        plant=lambda: slowed(loader, "padded_batch", 1.5),
         also=("padding-waste", "short-rows-alone", "below-the-band"),
     ),
     Case(

@@ -10,9 +10,9 @@ from expert.data.tokens.documents import Shard
 from expert.planning.run_plan import LoaderPlan
 
 
-def loader_plan(workers: int = 0, *, persistent: bool = False) -> LoaderPlan:
+def loader_plan(workers: int = 0) -> LoaderPlan:
     """A loader that pins nothing."""
-    return LoaderPlan(workers=workers, prefetch=2, persistent_workers=persistent, pin_memory=False)
+    return LoaderPlan(workers=workers, prefetch=2, persistent_workers=False, pin_memory=False)
 
 
 def shard_of(tokens: Sequence[Sequence[int]], spans: Sequence[Sequence[tuple[int, int]]]) -> Shard:

@@ -1,4 +1,4 @@
-"""Padded batches from torch's DataLoader, and the slow way that tokenises late."""
+"""Padded batches, made here or by workers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from expert.core.world import SINGLE_PROCESS, World
 from expert.data.feed.batches import BatchCounts
-from expert.data.feed.loader import PaddedFeed, PreparedBins
+from expert.data.feed.loader import MakeBatch, PaddedFeed, from_prepared
 from expert.data.feed.order import DataOrder
 from expert.data.pack.pack import pack_none
 from expert.data.records import Row, Segment
@@ -35,15 +35,14 @@ def rows() -> list[Row]:
 
 
 @pytest.fixture
-def prepared(tmp_path: Path) -> PreparedBins:
+def prepared(tmp_path: Path) -> MakeBatch:
     batch = ENCODER.encode([segments_of(row) for row in rows()])
     spans = np.concatenate([[6, length] for length in batch.lengths]).astype(np.int32)
     batch = type(batch)(batch.ids, batch.lengths, spans, batch.span_counts)
     write_shard(tmp_path / "data-00000.arrow", batch, np.arange(len(LINES), dtype=np.int32))
     write_dataset_files(tmp_path, ["data-00000.arrow"], "f" * 16)
-    index = pack_none(DocumentStore(tmp_path).lengths, LENGTH, overlong="cut")
-    index.save(tmp_path / "index.arrow")
-    return PreparedBins([tmp_path], tmp_path / "index.arrow")
+    store = DocumentStore(tmp_path)
+    return from_prepared(pack_none(store.lengths, LENGTH, overlong="cut"), store)
 
 
 def an_order(grouped: bool = False) -> DataOrder:
@@ -75,11 +74,10 @@ def contents(feed: PaddedFeed) -> list[tuple[Any, ...]]:
         ]
 
 
-@pytest.mark.parametrize("options", [{"workers": 1}, {"workers": 2, "persistent": True}])
-def test_workers_change_nothing_but_who_makes_the_batches(prepared, options):
+def test_workers_change_nothing_but_who_makes_the_batches(prepared):
     alone = contents(a_feed(prepared))
     assert len(alone) == 2 * 14
-    assert contents(a_feed(prepared, **options)) == alone
+    assert contents(a_feed(prepared, workers=2)) == alone
 
 
 def test_a_row_is_a_document_padded_to_the_longest_and_its_targets_have_labels(prepared):

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from expert.core.publish import DONE
-from expert.data import limits
+from expert.data import processes
 from expert.data.records import BadRow, DataError, Dropped, Row, Segment
 from expert.data.tokens import prepare as module
 from expert.data.tokens.documents import DocumentStore
@@ -255,9 +255,9 @@ def test_a_process_that_dies_or_takes_too_much_memory_is_an_error_and_leaves_not
         return [Segment("a" * 2**31, False)]
 
     before = psutil.Process().children()
-    with pytest.raises(DataError, match="a process that tokenises rows died"):
+    with pytest.raises(DataError, match=r"cannot be tokenised: a worker process died.*SIGKILL"):
         prepare(work(segments_of=killed), RECIPE, tmp_path / "tokens")
-    monkeypatch.setattr(limits, "MEMORY_BYTES", 2**28)
+    monkeypatch.setattr(processes, "MEMORY_BYTES", 2**28)
     with pytest.raises(MemoryError):
         prepare(work(segments_of=greedy), RECIPE, tmp_path / "tokens")
     assert not [path for path in tmp_path.iterdir() if "tokens" in path.name and path.is_dir()]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from expert.data.feed.streaming import Stream, StreamedRows, StreamPosition, divided
+from expert.data.feed.streaming import Stream, StreamPosition, divided
 from expert.data.pack.pack import pack_best_fit
 from expert.data.records import BadRow, DataError, Row, Segment
 from expert.data.tokens.encoder import CharacterEncoder
@@ -48,9 +48,10 @@ def pack(store, seed):
 
 
 def a_stream(source: Source, workers: int = 0, pack=pack, encoder=ENCODER, **more) -> Stream:
-    streamed = StreamedRows(source, lambda: segments_of, encoder, window_rows=40)
-    options = loader_plan(workers=workers)
-    return Stream(streamed, pack, examples_per_update=10, seed=2, options=options, **more)
+    more |= {"window_rows": 40, "options": loader_plan(workers=workers)}
+    return Stream(
+        source, lambda: segments_of, encoder, pack, examples_per_update=10, seed=2, **more
+    )
 
 
 def texts_of(work) -> list[str]:

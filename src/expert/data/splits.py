@@ -46,7 +46,7 @@ from expert.planning.settle import PackedCounts
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from expert.data.feed.loader import RowsTokenisedLate
+    from expert.data.feed.loader import MakeBatch
     from expert.data.feed.streaming import Stream
     from expert.data.tokens.documents import FlatDocuments
     from expert.data.tokens.prepare import Prepared
@@ -265,7 +265,7 @@ def packed_counts(plan: RunPlan, split: PreparedSplit) -> PackedCounts:
 
 def stream_of(pipeline: DataPipeline) -> Stream:
     """The training rows, tokenised and packed while they are read."""
-    from expert.data.feed.streaming import Stream, StreamedRows
+    from expert.data.feed.streaming import Stream
 
     source = pipeline.chosen.sources.train
     if source is None:
@@ -284,7 +284,9 @@ def stream_of(pipeline: DataPipeline) -> Stream:
         return packed(plan, "train", rows, seed, packing, is_text=pipeline.is_text)
 
     return Stream(
-        StreamedRows(reading.rows, reading.formatter, pipeline.encoder),
+        reading.rows,
+        reading.formatter,
+        pipeline.encoder,
         pack,
         examples_per_update=plan.batch.examples_per_update,
         seed=plan.optim.seed,
@@ -293,23 +295,23 @@ def stream_of(pipeline: DataPipeline) -> Stream:
     )
 
 
-def late_rows(pipeline: DataPipeline, split: PreparedSplit) -> RowsTokenisedLate:
-    """The rows of a split as text, one per sequence, all in memory.
+def late_rows(pipeline: DataPipeline, split: PreparedSplit) -> MakeBatch:
+    """Batches of the rows of a split, which are in memory as text, one per sequence.
 
     The prepared data decides which rows are used and in what order, so a run trains on the same
     rows; a row is tokenised again each time it is in a batch.
     """
-    from expert.data.feed.loader import RowsTokenisedLate
+    from expert.data.feed.loader import from_text
 
     source = pipeline.chosen.sources.train
     assert source is not None
     reading = reader_for(pipeline, source)
     texts, store = list(reading.rows()), split.open()
     rows = [texts[store.row(int(document))] for document in split.index.piece_document]
-    return RowsTokenisedLate(
-        rows=[row for row in rows if isinstance(row, Row)],
-        segments_of=reading.segments_of,
-        encoder=pipeline.encoder,
-        length=pipeline.plan.data.max_seq_length,
-        soft_tokens=pipeline.plan.soft_tokens,
+    return from_text(
+        [row for row in rows if isinstance(row, Row)],
+        reading.segments_of,
+        pipeline.encoder,
+        pipeline.plan.data.max_seq_length,
+        pipeline.plan.soft_tokens,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from expert.data import limits
+from expert.data import processes
 from expert.data.records import DataError, Example, Turn
 from expert.data.template.chat_template import ChatTemplate
 from expert.data.template.templates import TemplateError
@@ -38,8 +38,8 @@ GROWING = (
     ],
 )
 def test_a_hostile_template_is_refused_before_any_row(hostile, text, monkeypatch):
-    monkeypatch.setattr(limits, "RENDERING_SECONDS", 0.5)
-    monkeypatch.setattr(limits, "MEMORY_BYTES", 2**28)
+    monkeypatch.setattr(processes, "RENDERING_SECONDS", 0.5)
+    monkeypatch.setattr(processes, "MEMORY_BYTES", 2**28)
     with pytest.raises(DataError) as caught:
         ChatTemplate(hostile + CHATML, eos="")
     assert text in str(caught.value)

@@ -57,9 +57,9 @@ def slow_reads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def slow_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that take long to make, in the loop itself."""
-    from expert.data.feed.loader import PreparedBins
+    from expert.data.feed import loader
 
-    slowed(monkeypatch, PreparedBins, "__getitems__", 0.2)
+    slowed(monkeypatch, loader, "padded_batch", 0.2)
 
 
 def slow_pauses(monkeypatch: pytest.MonkeyPatch) -> None:

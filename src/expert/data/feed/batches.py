@@ -204,9 +204,7 @@ def _counted_from(firsts: Numbers, counts: Numbers) -> NDArray[np.int64]:
 
 
 class PaddedBatch(NamedTuple):
-    """One document per row, padded on the right. Arrays rather than tensors, because they may come
-    from a worker: torch would put tensors into shared memory, which is 64 MB in many containers,
-    and lose those that do not fit."""
+    """One document per row, padded on the right, as arrays: they may come from a worker."""
 
     tokens: Any
     labels: Any
@@ -217,7 +215,7 @@ class PaddedBatch(NamedTuple):
     counts: BatchCounts
 
     def pin_memory(self) -> PaddedBatch:
-        """The same as tensors in page-locked memory; called by the DataLoader's thread."""
+        """The same as tensors in page-locked memory."""
         import torch
 
         *arrays, counts = self

@@ -1,4 +1,4 @@
-"""Padded batches from torch's DataLoader: one document per row, grouped by length or not.
+"""Padded batches: one document per row, grouped by length or not, made here or by workers.
 
 Also the usual approach, kept as a fair baseline: rows are tokenised one by one when a batch needs
 them, and nothing is prepared.
@@ -9,100 +9,60 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Container, Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Dataset, Sampler
 
 from expert.core.world import SINGLE_PROCESS, World
 from expert.data.feed.batches import IGNORED, BatchCounts, PaddedBatch, padded_batch
 from expert.data.feed.feed import Batch, FedStep
 from expert.data.feed.order import DataOrder, RankBatch, StepBins, rank_batches
-from expert.data.feed.workers import Loader, Restart, WaitLimits, data_loader, load_items
 from expert.data.pack.pack import pack_none
 from expert.data.pack.pack_index import PackIndex
+from expert.data.processes import Restart, in_workers
 from expert.data.records import Row
-from expert.data.tokens.documents import DocumentStore, FlatDocuments, shard_of
-from expert.data.tokens.encoder import EncodedBatch, Encoder
+from expert.data.tokens.documents import FlatDocuments, shard_of
+from expert.data.tokens.encoder import Encoder
 from expert.planning.run_plan import LoaderPlan
 
-
-class PreparedBins(Dataset[Any]):
-    """Prepared documents as padded batches; every worker maps the files itself."""
-
-    def __init__(self, folders: Sequence[Path], index_file: Path) -> None:
-        self._folders = tuple(folders)
-        self._index_file = index_file
-        self._opened: tuple[PackIndex, DocumentStore] | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_opened": None}  # memory maps cannot be pickled
-
-    def __getitems__(self, bins: list[int]) -> PaddedBatch:
-        if self._opened is None:
-            self._opened = PackIndex.open(self._index_file), DocumentStore(*self._folders)
-        index, store = self._opened
-        return padded_batch(index, bins, store)
+MakeBatch = Callable[[NDArray[np.int64]], PaddedBatch]
+"""Makes the batch of some bins."""
 
 
-@dataclass(eq=False, kw_only=True)
-class RowsTokenisedLate(Dataset[Any]):
-    """Rows as text, tokenised one by one on demand: the slow way, for comparison. Overlong rows are
+def from_prepared(index: PackIndex, store: FlatDocuments) -> MakeBatch:
+    """Batches of prepared documents; workers share the mapped files."""
+    return lambda bins: padded_batch(index, bins, store)
+
+
+def from_text(
+    rows: Sequence[Row],
+    segments_of: Callable[[Row], Any],
+    encoder: Encoder,
+    length: int,
+    soft_tokens: int,
+) -> MakeBatch:
+    """Batches of rows that are tokenised on demand: the slow way, for comparison. Overlong rows are
     always cut, even where preparing would split them."""
 
-    rows: Sequence[Row]
-    segments_of: Callable[[Row], Any]
-    encoder: Encoder
-    length: int
-    soft_tokens: int = 0
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, number: int) -> EncodedBatch:
-        return self.encoder.encode([self.segments_of(self.rows[number])])
-
-    def together(self, documents: list[EncodedBatch]) -> PaddedBatch:
-        """The collate function: pads rows to the longest of the batch."""
-        store = FlatDocuments([shard_of(document) for document in documents])
-        index = pack_none(store.lengths, self.length, overlong="cut", soft_tokens=self.soft_tokens)
+    def make(bins: NDArray[np.int64]) -> PaddedBatch:
+        made = encoder.encode([segments_of(rows[number]) for number in bins])
+        store = FlatDocuments([shard_of(made)])
+        index = pack_none(store.lengths, length, overlong="cut", soft_tokens=soft_tokens)
         return padded_batch(index, range(index.bins), store)
 
-
-def return_batch(batch: Any) -> Any:
-    """The collate function for a dataset that returns whole batches."""
-    return batch
-
-
-class MicroBatches(Sampler[list[int]]):
-    """The bins of each batch of one epoch; `steps` is set before the epoch begins."""
-
-    def __init__(self, rows: int, world: World) -> None:
-        super().__init__()
-        self._rows, self._world = rows, world
-        self.steps: list[StepBins] = []
-        self.first = 0
-        """Batches of the epoch that were already loaded."""
-
-    def of(self, step: StepBins) -> list[RankBatch]:
-        """This rank's batches of a step."""
-        return rank_batches(step.bins, self._rows, self._world)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        batches = (batch for step in self.steps for batch in self.of(step))
-        for batch in islice(batches, self.first, None):
-            yield batch.bins.tolist()
+    return make
 
 
 @dataclass(eq=False)
 class PaddedFeed:
     """The steps of an order, in padded batches of varying width."""
 
-    dataset: Dataset[Any]
+    make: MakeBatch
     order: DataOrder
     _: KW_ONLY
     done: int
@@ -114,60 +74,50 @@ class PaddedFeed:
     skipped: Container[int] = ()
     world: World = SINGLE_PROCESS
     patience: float = math.inf
-    """Seconds without a batch after which idle workers count as hanging."""
+    """Seconds without a batch after which workers count as hanging."""
     restart: Restart = lambda error: False
 
     def __post_init__(self) -> None:
-        self._sampler = MicroBatches(self.rows, self.world)
-        self._loader: Loader | None = None
+        self._batches = in_workers(
+            lambda: self.make,
+            self._bins,
+            self.options.workers,
+            ahead=self.options.prefetch,
+            patience=self.patience,
+            restart=self.restart,
+        )
 
-    def _begin(self, first: int) -> Loader:
-        """The loader from batch `first` of the epoch on; reused if its workers still run."""
-        self._sampler.first = first
-        if self._loader is None or self._loader.ended:
-            dataset, options = self.dataset, self.options
-            self._loader = data_loader(
-                dataset,
-                options,
-                batch_sampler=self._sampler,
-                collate_fn=dataset.together
-                if isinstance(dataset, RowsTokenisedLate)
-                else return_batch,
-                persistent_workers=options.persistent_workers and options.workers > 0,
-                pin_memory=options.pin_memory and self.device.type == "cuda",
-            )
-        return self._loader
+    def _steps(self) -> Iterator[tuple[StepBins, list[RankBatch]]]:
+        # With a copy of the order: workers are ahead, and an order remembers one epoch.
+        for step in replace(self.order).steps(self.done, self.total):
+            if step.done not in self.skipped:
+                yield step, rank_batches(step.bins, self.rows, self.world)
+
+    def _bins(self, made: int) -> Iterator[NDArray[np.int64]]:
+        return islice((batch.bins for _, own in self._steps() for batch in own), made, None)
 
     def __enter__(self) -> PaddedFeed:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._sampler.steps = []
-        if self._loader is not None:
-            self._loader.end()
+        self._batches.close()
 
     def __iter__(self) -> Iterator[FedStep]:
-        left = self.order.steps(self.done, self.total)
-        for steps in _by_epoch(step for step in left if step.done not in self.skipped):
-            self._sampler.steps = steps
-            batches = load_items(self._begin, lambda: WaitLimits(self.patience), self.restart)
-            for step in steps:
-                yield self._taken(step, batches)
-
-    def _taken(self, step: StepBins, batches: Iterator[PaddedBatch]) -> FedStep:
-        began = time.perf_counter()
-        own = self._sampler.of(step)
-        padded = [next(batches) for _ in own]
-        waited = time.perf_counter() - began
-        sent = tuple(
-            on_device(tensors, batch, self.device, soft=self.soft)
-            for tensors, batch in zip(padded, own, strict=True)
-        )
-        return FedStep(
-            step=step,
-            batches=sent,
-            made_seconds=waited if self.options.workers == 0 else None,
-        )
+        pins = self.options.pin_memory and self.device.type == "cuda"
+        for step, own in self._steps():
+            began = time.perf_counter()
+            padded = [next(self._batches) for _ in own]
+            waited = time.perf_counter() - began
+            yield FedStep(
+                step=step,
+                batches=tuple(
+                    on_device(
+                        made.pin_memory() if pins else made, batch, self.device, soft=self.soft
+                    )
+                    for made, batch in zip(padded, own, strict=True)
+                ),
+                made_seconds=waited if self.options.workers == 0 else None,
+            )
 
 
 def on_device(
@@ -208,15 +158,3 @@ def padded_rows(
     """The documents of some bins on the device, one per row."""
     made = padded_batch(index, some.bins, store, width)
     return on_device(made, some, device, soft=index.soft_tokens > 0)
-
-
-def _by_epoch(steps: Iterator[StepBins]) -> Iterator[list[StepBins]]:
-    """Group steps by epoch: one pass of the DataLoader each."""
-    epoch: list[StepBins] = []
-    for step in steps:
-        if epoch and epoch[-1].epoch != step.epoch:
-            yield epoch
-            epoch = []
-        epoch.append(step)
-    if epoch:
-        yield epoch

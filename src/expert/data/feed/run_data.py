@@ -15,20 +15,15 @@ from numpy.typing import NDArray
 from expert.core.world import SINGLE_PROCESS, World
 from expert.data.feed.batches import BatchShape
 from expert.data.feed.feed import Batch, PackedFeed, StepWork, widths_of
-from expert.data.feed.loader import (
-    PaddedFeed,
-    PreparedBins,
-    RowsTokenisedLate,
-    padded_rows,
-)
+from expert.data.feed.loader import MakeBatch, PaddedFeed, from_prepared, padded_rows
 from expert.data.feed.order import DataOrder, StepBins, micro_batches, rank_batches
 from expert.data.feed.streaming import Stream, StreamPosition
-from expert.data.feed.workers import Restart
 from expert.data.pack.overlong_rows import remarks_on_stream
 from expert.data.pack.pack import shifted_blocks
 from expert.data.pack.pack_index import PackIndex
 from expert.data.pipeline import DataPipeline, column_remarks, columns_read, text_remarks
 from expert.data.prepared import PreparedData, PreparedSplit
+from expert.data.processes import Restart
 from expert.data.splits import data_order, late_rows, split_from_files, stream_of
 from expert.data.tokens.documents import DocumentStore
 from expert.data.tokens.encoder import Encoder
@@ -64,8 +59,8 @@ class RunData:
     encoder: Encoder
     soft: bool
     """Every document begins with a soft prompt."""
-    late: RowsTokenisedLate | None = None
-    """The training rows as text, if they are tokenised when a batch needs them."""
+    late: MakeBatch | None = None
+    """Makes batches of text, if training rows are tokenised when a batch needs them."""
     columns: tuple[str, ...] = ()
     """For each source of training rows: which columns are used and which are not."""
     doubts: tuple[str, ...] = ()
@@ -148,9 +143,8 @@ def training_feed(
         split, order = data.prepared
         assert total is not None, "known once rows are packed"
         if plan.is_padded:
-            folders = [prepared.folder for prepared in split.folders]
             return PaddedFeed(
-                data.late if data.late is not None else PreparedBins(folders, split.index_file),
+                data.late or from_prepared(split.index, split.open()),
                 order,
                 done=state.done,
                 total=total,

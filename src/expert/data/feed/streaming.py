@@ -2,7 +2,7 @@
 
 A window is a number of consecutive rows of bounded size. Its batches depend only on the seed, the
 epoch and its number, so that the position in a stream is three numbers, and the number of workers
-makes no difference: they share the windows, and the DataLoader takes them in turn.
+makes no difference.
 """
 
 from __future__ import annotations
@@ -10,25 +10,25 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass, replace
-from itertools import pairwise
+from functools import partial
+from itertools import islice, pairwise
 from typing import NamedTuple
 
 import numpy as np
-from torch.utils.data import IterableDataset, get_worker_info
 
 from expert.core.text import counted
 from expert.core.world import SINGLE_PROCESS, World
 from expert.data.feed.batches import BatchShape
 from expert.data.feed.feed import StepWork
 from expert.data.feed.order import ShufflePurpose, StepBins, shuffled
-from expert.data.feed.workers import Loader, Restart, WaitLimits, data_loader, load_items
 from expert.data.pack.pack import bins_per_step
 from expert.data.pack.pack_index import PackIndex
 from expert.data.pipeline import STREAM_WINDOW_ROWS
+from expert.data.processes import Restart, in_workers
 from expert.data.records import BadRow, DataError, Row, RowOutcome
 from expert.data.tokens.documents import FlatDocuments, shard_of
 from expert.data.tokens.encoder import EncodedBatch, Encoder
-from expert.data.tokens.tokenise import in_portions, tokenise_rows
+from expert.data.tokens.tokenise import TokenisedRows, in_portions, tokenise_rows
 from expert.planning.run_plan import LoaderPlan
 
 WINDOW_CHARACTERS = 8_000_000
@@ -39,40 +39,12 @@ Pack = Callable[[FlatDocuments, int], PackIndex]
 """Packs documents into bins with a seed."""
 
 
-class StreamWindow(NamedTuple):
-    """Consecutive rows, tokenised."""
-
-    documents: EncodedBatch
-    bad: list[BadRow]
-
-
 class StreamPosition(NamedTuple):
     """The position in a stream: the next step."""
 
     epoch: int = 0
     window: int = 0
     step: int = 0
-
-
-@dataclass(eq=False)
-class StreamedRows(IterableDataset[StreamWindow]):
-    """The windows of one pass over the rows, from `first` on; each worker tokenises its share."""
-
-    open_rows: Callable[[], Iterator[Row | BadRow]]
-    formatter: Callable[[], Callable[[Row], RowOutcome]]
-    encoder: Encoder
-    window_rows: int = STREAM_WINDOW_ROWS
-    first: int = 0
-
-    def __iter__(self) -> Iterator[StreamWindow]:
-        worker = get_worker_info()
-        mine, workers = (worker.id, worker.num_workers) if worker else (0, 1)
-        segments_of = self.formatter()
-        windows = in_portions(self.open_rows(), self.window_rows, WINDOW_CHARACTERS)
-        for number, rows in enumerate(windows):
-            if number >= self.first and (number - self.first) % workers == mine:
-                made = tokenise_rows(rows, segments_of, self.encoder)
-                yield StreamWindow(made.batch, made.bad)
 
 
 @dataclass(frozen=True)
@@ -96,13 +68,17 @@ class StreamShape:
 class Stream:
     """Steps from rows that are read as needed."""
 
-    rows: StreamedRows
+    open_rows: Callable[[], Iterator[Row | BadRow]]
+    """Start a new pass over the rows."""
+    formatter: Callable[[], Callable[[Row], RowOutcome]]
+    encoder: Encoder
     pack: Pack
     _: KW_ONLY
     examples_per_update: int
     seed: int
     options: LoaderPlan
     max_bad_rows: int = 0
+    window_rows: int = STREAM_WINDOW_ROWS
 
     def __post_init__(self) -> None:
         self._bad_rows = 0
@@ -111,24 +87,24 @@ class Stream:
         self.shape = self._look_ahead()
 
     def _look_ahead(self) -> StreamShape:
-        self.rows.first = 0
-        first = next(iter(self.rows), None)
-        if first is None or not len(first.documents.lengths):
+        rows = next(self._cut(), None)
+        first = self._tokeniser()(rows) if rows else None
+        if first is None or not len(first.batch.lengths):
             self._judge(first.bad if first else [])
             raise DataError("the stream has no rows that can be used")
-        if not len(first.documents.spans):
+        if not len(first.batch.spans):
             raise DataError(
                 "there is nothing to train on in the first rows of the stream: none of their "
                 "tokens belongs to an answer  (check the columns with expert dataset check)"
             )
-        index = self.pack(FlatDocuments([shard_of(first.documents)]), self.seed)
+        index = self.pack(FlatDocuments([shard_of(first.batch)]), self.seed)
         if not index.bins:
             raise DataError(
-                f"the first {counted(len(first.documents.lengths), 'row')} of the stream: the "
+                f"the first {counted(len(first.batch.lengths), 'row')} of the stream: the "
                 f"answer starts after max_seq_length {index.length}  (a larger "
                 "training.config.max_seq_length)"
             )
-        self.first_rows = len(first.documents.lengths)
+        self.first_rows = len(first.batch.lengths)
         self.first_left_out = index.overlong.unlearnt
         pieces = int(np.diff(index.bin_offsets).max())
         whole = pieces == 1 and index.rule == "none"
@@ -158,24 +134,29 @@ class Stream:
                 yield replace(work, step=replace(work.step, done=done))
                 done += 1
 
+    def _cut(self) -> Iterator[list[Row | BadRow]]:
+        return in_portions(self.open_rows(), self.window_rows, WINDOW_CHARACTERS)
+
+    def _tokeniser(self) -> Callable[[list[Row | BadRow]], TokenisedRows]:
+        return partial(tokenise_rows, segments_of=self.formatter(), encoder=self.encoder)
+
     def _epoch(
         self, place: StreamPosition, patience: float, restart: Restart
     ) -> Iterator[StepWork]:
         self._bad_rows = 0  # the same rows come again in every epoch
-
-        def begin(count: int) -> Loader:
-            self.rows.first = place.window + count
-            return data_loader(self.rows, self.options, batch_size=None)
-
-        def patient() -> WaitLimits:
-            # Rows before the first window are read again, which may take any time.
-            return WaitLimits(patience, math.inf) if self.rows.first else WaitLimits(patience)
-
-        for number, window in enumerate(load_items(begin, patient, restart), start=place.window):
+        windows = in_workers(
+            self._tokeniser,
+            lambda made: islice(self._cut(), place.window + made, None),
+            self.options.workers,
+            ahead=self.options.prefetch,
+            patience=patience,
+            restart=restart,
+        )
+        for number, window in enumerate(windows, start=place.window):
             self._judge(window.bad)
             skipped = place.step if number == place.window else 0
-            if len(window.documents.lengths):
-                yield from self._window(place.epoch, number, window.documents, skipped)
+            if len(window.batch.lengths):
+                yield from self._window(place.epoch, number, window.batch, skipped)
 
     def _window(
         self, epoch: int, number: int, documents: EncodedBatch, skipped: int

@@ -19,7 +19,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from expert.data.limits import (
+from expert.data.processes import (
     MEMORY_BYTES,
     RENDERING_SECONDS,
     LimitReached,

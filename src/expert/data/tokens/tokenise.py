@@ -1,24 +1,19 @@
 """Rows to tokens, in order, on all cores.
 
-This process reads the rows and hands them out in portions. Forked processes, which have limits on
-memory and time, render and encode them: a chat template is a foreign program.
+This process reads the rows and hands them out in portions; forked processes render and encode them.
 """
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from expert.data.limits import MEMORY_BYTES, limit_this_process
+from expert.data.processes import MEMORY_BYTES, CannotStartWorkers, WorkersFailed, in_workers
 from expert.data.records import BadRow, DataError, Dropped, Row, RowOutcome, Segment
 from expert.data.tokens.encoder import EncodedBatch, Encoder, Ids
 
@@ -26,8 +21,6 @@ PORTION_ROWS = 512
 # A tokenizer needs about 150 bytes per token while encoding: this limits it to 0.15 GB a process.
 PORTION_CHARACTERS = 4_000_000
 PORTION_SECONDS = 600.0
-PORTIONS_AHEAD = 2
-"""Portions that wait for each process, so that none is idle while this one reads."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,67 +110,20 @@ def _characters(value: Any) -> int:
 
 def tokenised_portions(work: TokeniseJob) -> Iterator[TokenisedRows]:
     """All rows of a source, tokenised, in order."""
-    portions = in_portions(work.rows(), work.portion_rows, PORTION_CHARACTERS)
-    wanted = min(work.processes, -(-(work.row_count or 1) // work.portion_rows))
-    if work.processes == 0:
-        segments_of = work.formatter()
-        for portion in portions:
-            yield tokenise_rows(portion, segments_of, work.encoder)
-        return
-    with _pool(work, max(1, wanted)) as pool:
-        waiting: deque[Future[TokenisedRows]] = deque()
-        for portion in portions:
-            waiting.append(pool.submit(_tokenise, portion))
-            if len(waiting) > wanted * PORTIONS_AHEAD:
-                yield waiting.popleft().result(PORTION_SECONDS)
-        while waiting:
-            yield waiting.popleft().result(PORTION_SECONDS)
+    getattr(work.encoder, "prefix", None)  # loads the tokenizer once, before processes share it
+    processes = min(work.processes, -(-max(1, work.row_count or 1) // work.portion_rows))
 
+    def begin() -> Callable[[list[Row | BadRow]], TokenisedRows]:
+        return partial(tokenise_rows, segments_of=work.formatter(), encoder=work.encoder)
 
-@contextmanager
-def _pool(work: TokeniseJob, processes: int) -> Iterator[ProcessPoolExecutor]:
-    """Forked processes, which share the tokenizer's memory; killed if anything goes wrong."""
-    getattr(work.encoder, "prefix", None)  # loads the tokenizer once, before it is shared
-    before = set(multiprocessing.active_children())
-    # Every process encodes on one core; without this, the tokenizer warns of being forked.
-    outer = os.environ.get("TOKENIZERS_PARALLELISM")
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    pool = ProcessPoolExecutor(
-        processes,
-        multiprocessing.get_context("fork"),
-        initializer=_begin,
-        initargs=(work.formatter, work.encoder),
-    )
+    def portions(count: int) -> Iterator[list[Row | BadRow]]:
+        return in_portions(work.rows(), work.portion_rows, PORTION_CHARACTERS)
+
     try:
-        yield pool
-        pool.shutdown()
-    except BaseException as error:
-        for child in set(multiprocessing.active_children()) - before:
-            child.kill()
-        pool.shutdown(cancel_futures=True)
-        if isinstance(error, BrokenProcessPool | TimeoutError):
-            what = "died" if isinstance(error, BrokenProcessPool) else "makes no progress"
-            raise DataError(
-                f"a process that tokenises {work.made_for or 'rows'} {what}: rows may need more "
-                f"than {MEMORY_BYTES // 2**30} GiB or the memory of this machine  (shorten the "
-                "longest rows, or set base_models[0].prompt_template: chatml)"
-            ) from error
-        raise
-    finally:
-        os.environ.pop("TOKENIZERS_PARALLELISM")
-        if outer is not None:
-            os.environ["TOKENIZERS_PARALLELISM"] = outer
-
-
-_own: tuple[Callable[[Row], RowOutcome], Encoder]
-"""In a process of the pool: how it tokenises."""
-
-
-def _begin(formatter: Callable[[], Callable[[Row], RowOutcome]], encoder: Encoder) -> None:
-    global _own
-    limit_this_process()
-    _own = formatter(), encoder
-
-
-def _tokenise(portion: list[Row | BadRow]) -> TokenisedRows:
-    return tokenise_rows(portion, *_own)
+        yield from in_workers(begin, portions, processes, patience=PORTION_SECONDS)
+    except (WorkersFailed, CannotStartWorkers) as error:
+        raise DataError(
+            f"{work.made_for or 'the rows'}: cannot be tokenised: {error}; rows may need more than "
+            f"{MEMORY_BYTES // 2**30} GiB or the memory of this machine  (shorten the longest "
+            "rows, or set base_models[0].prompt_template: chatml)"
+        ) from error

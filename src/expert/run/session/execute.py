@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import ExpertError
-from expert.core.files import write_text_atomically
 from expert.parallel.watch import NO_LIMIT
 from expert.run.build import PlanUnsupported
 from expert.run.session.checkpoints import checkpoint_size
@@ -33,7 +31,7 @@ from expert.run.session.session import Session, model_of, save
 from expert.run.session.start import announce, report_data
 
 if TYPE_CHECKING:
-    from expert.data.feed.workers import WorkersFailed
+    from expert.data.processes import WorkersFailed
     from expert.training.evaluation import EvalResult
     from expert.training.loop import Ending
     from expert.training.pressure import PlanHint
@@ -41,7 +39,6 @@ if TYPE_CHECKING:
     from expert.training.state import TrainState
 
 MAX_WORKER_RESTARTS = 10
-WORKER_STACKS = "workers.stacks.txt"
 StepWrapper = Callable[[Iterable[Any]], Iterable[Any]]
 """Wraps the steps on their way to the loop, for observers outside the run."""
 
@@ -213,10 +210,7 @@ def _named(session: Session, steps: Iterable[Any]) -> Iterator[Any]:
 
 def _restart_workers(session: Session, error: WorkersFailed) -> bool:
     """Restart the workers once per run, before saving and ending it; more often while other ranks
-    are in the middle of a step and nothing could be saved. Their stacks go to the run folder."""
-    if error.stacks:
-        with contextlib.suppress(OSError):
-            write_text_atomically(session.folder.path / WORKER_STACKS, error.stacks)
+    are in the middle of a step and nothing could be saved."""
     if session.restarted_workers == (MAX_WORKER_RESTARTS if session.group.is_distributed else 1):
         return False
     session.restarted_workers += 1

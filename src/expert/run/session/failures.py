@@ -34,7 +34,7 @@ def failure_of(
     plan: RunPlan | None = None,
 ) -> Failure | None:
     """The failure behind an exception; None if another plan would not help."""
-    from expert.data.feed.workers import CannotStartWorkers
+    from expert.data.processes import CannotStartWorkers
     from expert.model.attention import CUDNN_FAILED, AttentionUnavailable
     from expert.parallel.graphs import GraphsUnavailable
     from expert.parallel.group import PeerFailed
