@@ -123,6 +123,8 @@ def write_run(
     text = "".join(json.dumps(event) + "\n" for event in events)
     (folder / "events.jsonl").write_text(text, encoding="utf-8")
     for name, content in {"plan": plan, **files}.items():
+        if name == "validation" and isinstance(content, dict):
+            content = {"weights": "", **content}  # about the present weights: there are none
         (folder / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
     return folder
 

@@ -12,8 +12,8 @@ import typer
 from expert.cli.show.display import Sheet, make_console, show, show_sheet, write_json
 from expert.cli.show.options import RUN_HELP, json_option
 from expert.cli.show.progress import RunProgress
-from expert.core.text import duration, loss
-from expert.insight.event_text import bytes_in_words, three_digits, worded
+from expert.core.text import duration, gib, loss
+from expert.insight.event_text import three_digits
 
 if TYPE_CHECKING:
     from expert.run.stored.status import RunStatus
@@ -70,8 +70,8 @@ def status_sheet(status: RunStatus) -> Sheet:
         "tokens/s": _written(status.tokens_per_second, "{:,.0f}".format),
         "steps/s": _written(status.steps_per_second, three_digits),
         "GPU use": _written(status.gpu_utilization, "{:.0f} %".format),
-        "peak memory": worded(status.gpu_peak_memory_bytes, "{} of the GPU", bytes_in_words)
-        or worded(status.cpu_peak_memory_bytes, "{} RAM", bytes_in_words),
+        "peak memory": _written(status.gpu_peak_memory_bytes, lambda n: f"{gib(n)} of the GPU")
+        or _written(status.cpu_peak_memory_bytes, lambda n: f"{gib(n)} RAM"),
         "time left": duration(left) if isinstance(left, int | float) else None,
         "last checkpoint": status.last_checkpoint or "none yet",
         "fallbacks": "\n".join(status.fallbacks) or "none",

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from expert.insight.ladder.ladder import Ladder
 from expert.insight.ladder.table import headline
-from expert.insight.page.blocks import Page, PageSection, Tone
+from expert.insight.page.blocks import Page, Tone
 from expert.insight.page.facts import RunFacts
 from expert.insight.page.sections.comparison import comparison_section
 from expert.insight.page.sections.curves import learning_section, speed_sections
@@ -31,33 +30,16 @@ ENDED_EARLY = {"stopped": "stopped early", "failed": "failed", "gone": "killed"}
 
 
 def make_page(
-    run: RunFacts,
-    *,
-    ladder: Ladder | None = None,
-    others: Sequence[RunFacts] = (),
+    run: RunFacts, *, ladder: Ladder | None = None, others: Sequence[RunFacts] = ()
 ) -> Page:
     """The page of a run, with other runs on the same axes if there are any."""
-    heads = _heads(run)
+    (_, kind, sentence), *rest = _heads(run)
     model, device = run.started.get("model"), run.started.get("device")
     more = [
-        f"{name}: {sentence}" if kind == name.lower() else f"{name}: {kind}. {sentence}"
-        for name, kind, sentence in heads[1:]
+        f"{name}: {text}" if word == name.lower() else f"{name}: {word}. {text}"
+        for name, word, text in rest
     ]
-    return Page(
-        title=run.expert,
-        subtitle=f"{model} on {device} · {run.name}" if model and device else run.name,
-        kind=heads[0].kind,
-        verdict=heads[0].sentence,
-        tone=_tone(run),
-        reasons=" ".join([*more, _reasons(run)]),
-        sections=tuple(_sections(run, ladder, others)),
-    )
-
-
-def _sections(
-    run: RunFacts, ladder: Ladder | None, others: Sequence[RunFacts]
-) -> list[PageSection]:
-    return [
+    sections = [
         numbers_section(run),
         *validation_sections(run),  # first, as readers look for the answers
         *finding_sections(run.findings),
@@ -66,33 +48,19 @@ def _sections(
         *speed_sections(run),
         *([ladder_section(ladder, run)] if ladder is not None else []),
         *event_sections(run),
-        plan_section(run),
+        plan_section(run.record),
         *data_sections(run),
         environment_section(run),
     ]
-
-
-class _Head(NamedTuple):
-    """One answer to "how did it go?"."""
-
-    about: str
-    kind: str
-    sentence: str
-
-
-def _heads(run: RunFacts) -> list[_Head]:
-    """How it went, the most important first: answers, how it ended, learning, speed."""
-    heads = []
-    answers = Validated(run.record.verdict or {}).sentence()
-    if answers is not None:
-        heads.append(_Head("Answers", *answers))
-    if run.state in ENDED_EARLY:
-        of = f" of {run.total_steps:,.0f}" if run.total_steps else ""
-        done = f"after step {run.updates:,.0f}{of}" if run.updates else "before its first step"
-        heads.append(_Head("Ending", ENDED_EARLY[run.state], f"The run ended {done}."))
-    if run.learning.kind != "unknown":
-        heads.append(_Head("Learning", run.learning.kind, run.learning.sentence))
-    return [*heads, _Head("Speed", str(run.verdict.kind), _sentence(run))]
+    return Page(
+        title=str(run.started.get("expert") or run.record.plan.get("expert") or run.name),
+        subtitle=f"{model} on {device} · {run.name}" if model and device else run.name,
+        kind=kind,
+        verdict=sentence,
+        tone=_tone(run),
+        reasons=" ".join([*more, _reasons(run)]),
+        sections=tuple(sections),
+    )
 
 
 def ladder_page(ladder: Ladder) -> Page:
@@ -106,6 +74,29 @@ def ladder_page(ladder: Ladder) -> Page:
         reasons="",
         sections=(ladder_section(ladder),),
     )
+
+
+def _heads(run: RunFacts) -> list[tuple[str, str, str]]:
+    """How it went: about what, in a word, in a sentence; the most important first."""
+    heads = []
+    answers = Validated(run.record.verdict or {}).sentence()
+    if answers is not None:
+        heads.append(("Answers", *answers))
+    if run.state in ENDED_EARLY:
+        of = f" of {run.total_steps:,.0f}" if run.total_steps else ""
+        done = f"after step {run.updates:,.0f}{of}" if run.updates else "before its first step"
+        heads.append(("Ending", ENDED_EARLY[run.state], f"The run ended {done}."))
+    if run.learning.kind != "unknown":
+        heads.append(("Learning", run.learning.kind, run.learning.sentence))
+    # The kind is shown above the sentence. With warnings it does not start with "Good." but names
+    # what to fix.
+    speed = run.verdict.sentence.removeprefix(run.verdict.kind).lstrip(":, ")
+    speed = speed[:1].upper() + speed[1:]
+    bad = [one for one in run.findings
+           if one.name not in ABOUT_LEARNING and one.severity in ("error", "warning")]  # fmt: skip
+    if bad and speed.startswith("Good. "):
+        speed = f"{speed.removeprefix('Good. ')} To fix: {bad[0].title}."
+    return [*heads, ("Speed", str(run.verdict.kind), speed)]
 
 
 def _tone(run: RunFacts) -> Tone:
@@ -124,18 +115,6 @@ def _tone(run: RunFacts) -> Tone:
     if run.verdict.kind != "compute-bound":
         return "warning"
     return "good" if run.verdict.sentence.startswith("compute-bound: good.") else "note"
-
-
-def _sentence(run: RunFacts) -> str:
-    """The verdict without its kind, which is shown above it. With warnings it does not start with
-    "Good." but names what to fix."""
-    rest = run.verdict.sentence.removeprefix(run.verdict.kind).lstrip(":, ")
-    rest = rest[:1].upper() + rest[1:]
-    of_speed = [one for one in run.findings if one.name not in ABOUT_LEARNING]
-    bad = [one for one in of_speed if one.severity in ("error", "warning")]
-    if bad and rest.startswith("Good. "):
-        return f"{rest.removeprefix('Good. ')} To fix: {bad[0].title}."
-    return rest
 
 
 def _reasons(run: RunFacts) -> str:

@@ -22,10 +22,9 @@ from expert.core.links import open_plain, refuse_links
 from expert.core.process import run_program
 from expert.core.text import duration_range, gib
 from expert.insight.page.blocks import Block, Tile, Tiles, Words
-from expert.insight.page.facts import RunFacts
 from expert.insight.page.sections.plan import plan_section
 from expert.insight.record import RunRecord, mapping
-from expert.insight.step.anatomy import Anatomy, finite
+from expert.insight.step.anatomy import finite
 from expert.jobs.board.actions import FOLDER, ActionRefused, environment
 from expert.jobs.board.folders import BoardItem
 from expert.jobs.board.render import page, part
@@ -183,8 +182,7 @@ def plan_html(manifest: Path, given: Mapping[str, Any]) -> dict[str, Any]:
         wrong = [path for path in given.get("set", {})
                  if re.search(rf"^{re.escape(path)}([.\[]|$)", about, re.MULTILINE)]  # fmt: skip
         return {"html": part("log", problems), "wrong": wrong}
-    record = RunFacts(record=RunRecord(plan=plan), anatomy=Anatomy(), state="")
-    blocks = [*_summary(plan), *plan_section(record).inside]
+    blocks = [*_summary(plan), *plan_section(RunRecord(plan=plan)).inside]
     return {"html": part("plan", blocks), "wrong": []}
 
 

@@ -23,7 +23,7 @@ from expert.insight.step.anatomy import PHASE_NAMES, finite
 MIN_SMOOTHED = 20
 """Fewer points are readable without smoothing."""
 COLUMNS = 100
-"""Columns of the figure of phases along the run."""
+"""Positions of the figure of phases along the run."""
 STEADY_CLOCK_SHARE = 0.9
 """A clock that stays above this share of its highest is steady."""
 _COLOURS = {"data_wait": 2, "copy": 6, "forward": 1, "backward": 4, "communication": 5,
@@ -77,12 +77,19 @@ def line_figure(
     return [Figure(name=name, title=title, chart=chart, note=note)]
 
 
+def smooth_loss(run: RunFacts) -> list[Point]:
+    """The loss, smoothed if there are enough log lines; each counts by its tokens."""
+    raw = run.points("loss")
+    if len(raw) < MIN_SMOOTHED:
+        return raw
+    return smoothed(raw, [value or 1.0 for value in run.column("targets")])
+
+
 # --- learning ------------------------------------------------------------------------------------
 
 
 def learning_section(run: RunFacts) -> PageSection:
     """The loss, and what drives it."""
-    accuracy = [(float(e["step"]), finite(e.get("token_accuracy"))) for e in run.evals()]
     # Without the steps that a rollback skipped: they had the learning rate from before it.
     rates = [
         (step, rate)
@@ -91,40 +98,34 @@ def learning_section(run: RunFacts) -> PageSection:
     ]
     limit = finite(run.record.planned("optim.max_grad_norm"))
     clipped = f"Clipped at {limit:g}." if limit else ""
+    accuracy = ("token accuracy", run.eval_points("token_accuracy"), 2)
     norm = ("gradient norm", run.points("grad_norm"), 5)
     figures = (
         *_loss(run),
-        *line_figure("accuracy", "Validation token accuracy", ("token accuracy", accuracy, 2),
-                     unit="percent", dots=True),
+        *line_figure("accuracy", "Validation token accuracy", accuracy, unit="percent", dots=True),
         *line_figure("rate", "Learning rate", ("learning rate", rates, 4), from_zero=True),
         *line_figure("gradient-norm", "Gradient norm", norm, log=True, note=clipped),
-    )  # fmt: skip
+    )
     nothing = Words(text="No step was logged, so there is nothing to draw.", tone="note")
     return PageSection(name="learning", title="Learning", inside=figures or (nothing,))
 
 
 def _loss(run: RunFacts) -> list[Figure]:
-    raw = run.points("loss")
+    raw, evals = run.points("loss"), run.eval_points("loss")
     if not has_values(raw):
         return []
-    series = [Series(name="loss", points=raw, colour=1)]
-    note = ""
+    series, note = [Series(name="loss", points=raw, colour=1)], ""
     if len(raw) >= MIN_SMOOTHED:
-        weights = [value or 1.0 for value in run.column("targets")]
         series = [
             Series(name="logged loss", points=raw, colour=1, look="faint"),
-            Series(name="training, smoothed", points=smoothed(raw, weights), colour=1),
+            Series(name="training, smoothed", points=smooth_loss(run), colour=1),
         ]
-        note = (
-            "Faint: the log lines, each the mean since the one before. The smoothed line weights "
-            "every log line by its tokens."
-        )
-    evals = [(float(e["step"]), finite(e.get("loss"))) for e in run.evals()]
+        note = "Faint: the log lines, each the mean since the one before. The smoothed line "
+        note += "weights every log line by its tokens."
     if has_values(evals):
         series.append(Series(name="validation", points=evals, colour=2, look="dots"))
-    chart = LineChart(
-        series=tuple(series), log=spans_magnitudes([p for s in series for p in s.points])
-    )
+    log = spans_magnitudes([point for line in series for point in line.points])
+    chart = LineChart(series=tuple(series), log=log)
     return [Figure(name="loss", title="Loss", chart=chart, note=note, wide=True)]
 
 
@@ -134,11 +135,15 @@ def _loss(run: RunFacts) -> list[Figure]:
 def speed_sections(run: RunFacts) -> list[PageSection]:
     """Throughput and GPU use along the run, then where a step and the run spent their time."""
     rate = ("tokens per second", run.points("tokens_per_second"), 1)
+    shares = [(x, None if y is None else 0.01 * y) for x, y in run.points("gpu_utilization")]
+    used = [("GPU utilization", shares, 3), ("MFU", run.points("mfu"), 4)]
+    use = " and ".join(name for name, points, _ in used if has_values(points))
+    about = "Utilization is the share of time in which any kernel ran." if run.on_gpu else ""
     memory = [(name, run.points(key), colour) for name, key, colour in MEMORY]
     power = ("power", run.points("power_watts"), 2)
     rates = [
         *line_figure("throughput", "Tokens per second", rate, unit="si", from_zero=True),
-        *_utilisation(run),
+        *line_figure("utilisation", use, *used, unit="percent", from_zero=True, note=about),
         *line_figure("memory", "GPU memory", *memory, unit="bytes", from_zero=True),
         *line_figure("power", "Power", power, unit="watts", from_zero=True),
         *_clock(run),
@@ -154,19 +159,11 @@ def speed_sections(run: RunFacts) -> list[PageSection]:
     return sections
 
 
-def _utilisation(run: RunFacts) -> list[Figure]:
-    shares = [(x, None if y is None else 0.01 * y) for x, y in run.points("gpu_utilization")]
-    curves = [("GPU utilization", shares, 3), ("MFU", run.points("mfu"), 4)]
-    title = " and ".join(name for name, points, _ in curves if has_values(points))
-    note = "Utilization is the share of time in which any kernel ran." if run.on_gpu else ""
-    return line_figure("utilisation", title, *curves, unit="percent", from_zero=True, note=note)
-
-
 def _clock(run: RunFacts) -> list[Figure]:
     """The GPU clock if it was throttled by heat or unsteady; a flat line is not worth a figure, and
     reaching the power limit is usual."""
     throttled = [share for share in run.column("throttled_heat") if share]
-    clocks = run.values("sm_clock_mhz")
+    clocks = [value for value in run.column("sm_clock_mhz") if value is not None]
     if not clocks or (not throttled and min(clocks) > STEADY_CLOCK_SHARE * max(clocks)):
         return []
     note = f"Throttled in up to {percent(max(throttled))} of the samples." if throttled else ""
@@ -210,25 +207,24 @@ def _wide_bar(
 
 
 def _phases(run: RunFacts) -> list[Figure]:
-    """The share of every phase along the run, each column covering equally many log lines."""
-    forward, steps = run.column("time_forward"), run.step_numbers
-    timed = [place for place, seconds in enumerate(forward) if seconds is not None]
-    if not timed:
-        return []
+    """The share of every phase along the run, each position covering equally many log lines."""
+    steps = run.amounts("step")
+    timed = [place for place, spent in enumerate(run.column("time_forward")) if spent is not None]
     beside = run.anatomy.step is not None and run.anatomy.step.copies_beside
-    keys = [key for key in PHASES if key != "compute" and not (beside and key == "copy")]
-    amounts = {key: run.amounts(f"time_{key}") for key in keys}
-    keys = [key for key in keys if any(amounts[key][line] for line in timed)]
     count = min(COLUMNS, len(timed))
-    points: dict[str, list[Point]] = {key: [] for key in keys}
-    for place in range(count):
-        part = timed[place * len(timed) // count : (place + 1) * len(timed) // count]
-        updates = sum(run.lines[line].updates for line in part)
-        for key in keys:
-            spent = sum(amounts[key][line] for line in part) / updates
-            points[key].append((steps[part[len(part) // 2]], spent))
-    series = tuple(
-        Series(name=PHASES[key][0], points=points[key], colour=PHASES[key][1]) for key in keys
-    )
-    chart = LineChart(series=series, unit="ms", stacked=True)
+    parts = [timed[n * len(timed) // count : (n + 1) * len(timed) // count] for n in range(count)]
+    series = []
+    for key, (name, colour) in PHASES.items():
+        amounts = run.amounts(f"time_{key}")
+        if key == "compute" or (beside and key == "copy") or not any(amounts[n] for n in timed):
+            continue
+        points = [
+            (steps[part[len(part) // 2]],
+             sum(amounts[n] for n in part) / sum(run.lines[n].updates for n in part))
+            for part in parts
+        ]  # fmt: skip
+        series.append(Series(name=name, points=points, colour=colour))
+    if not series:
+        return []
+    chart = LineChart(series=tuple(series), unit="ms", stacked=True)
     return [Figure(name="phases", title="Share of every phase", chart=chart, wide=True)]

@@ -38,41 +38,49 @@ _COLUMN = re.compile(r"(\w+)='([^']*)'")
 _RECIPE_NAMES = {"learn_prompt": "prompts are trained on", "checks": "row checks"}
 
 
+def _facts_grid(title: str, facts: tuple[Fact, ...]) -> Folded:
+    grid = Grid(columns=("fact", "value"), rows=facts, code=("value",))
+    return Folded(title=title, inside=(grid,))
+
+
 # --- prepared data -------------------------------------------------------------------------------
 
 
 def data_sections(run: RunFacts) -> list[PageSection]:
     """Every prepared-token folder of the run that still exists."""
-    folders: dict[str, list[str]] = {}
+    folders: dict[str, dict[str, None]] = {}
     for event in run.record.of("data"):
         if event.get("folder"):
-            splits = folders.setdefault(str(event["folder"]), [])
-            split = str(event.get("split", "train"))
-            splits.extend([split] if split not in splits else [])
-    sections = []
-    for place, (folder, splits) in enumerate(folders.items()):
-        inside = tuple(_prepared(run.record, folder, ", ".join(splits), place))
-        name = f"data-{place + 1}" if place else "data"
-        sections.append(
-            PageSection(name=name, title=f"Data: {' and '.join(splits)}", inside=inside)
+            folders.setdefault(str(event["folder"]), {})[str(event.get("split", "train"))] = None
+    if not folders:
+        nothing = Words(text="The run recorded no prepared data.", tone="note")
+        return [PageSection(name="data", title="Data", inside=(nothing,))]
+    return [
+        PageSection(
+            name=f"data-{place}" if place > 1 else "data",
+            title=f"Data: {' and '.join(splits)}",
+            inside=tuple(_prepared(run.record, folder, ", ".join(splits), place)),
         )
-    nothing = Words(text="The run recorded no prepared data.", tone="note")
-    return sections or [PageSection(name="data", title="Data", inside=(nothing,))]
+        for place, (folder, splits) in enumerate(folders.items(), 1)
+    ]
 
 
 def _prepared(record: RunRecord, folder: str, splits: str, place: int) -> Iterator[Block]:
-    there = next((path for path in candidates(record, folder) if path.is_dir()), None)
+    # The run may have been moved, and a relative path depends on the folder it was started in.
+    output = record.planned("watch.output_dir")
+    then = output if isinstance(output, str) and output else "runs"
+    now = record.folder.resolve().parent
+    candidates = (relocated_path(folder, runs_then=then, runs_now=now), now / folder)
+    there = next((path for path in candidates if path.is_dir()), None)
     facts = read_object_or_empty(there / "statistics.json") if there is not None else {}
     if there is None or not facts:
         why = "no longer exists" if there is None else "has no readable statistics.json"
         yield Words(text=f"{folder} {why}, so its numbers are unknown.", tone="note")
         return
     yield Tiles(cards=tuple(_data_cards(facts)))
-    figure = _histogram(facts, place)
-    if figure is not None:
-        yield figure
+    yield from _histogram(facts, "row-lengths" if place == 1 else f"row-lengths-{place}")
     rows = (("folder", folder), ("used for", splits), *_recipe(there / "recipe.json"))
-    yield Folded(title="Where it is and how it was made", inside=(_facts_grid(rows),))
+    yield _facts_grid("Where it is and how it was made", rows)
     rejects = tuple(_rejects(there / "rejects.jsonl"))
     if rejects:
         grid = Grid(columns=("row", "reason"), rows=rejects)
@@ -90,15 +98,6 @@ def _recipe(recipe: Path) -> Iterator[Fact]:
             text = ", ".join(used) or value
         if text != "":
             yield _RECIPE_NAMES.get(name, name), str(text)
-
-
-def candidates(record: RunRecord, folder: str) -> list[Path]:
-    """Where the folder may be: the run may have been moved, and a relative path depends on the
-    folder it was started in."""
-    output = record.planned("watch.output_dir")
-    then = output if isinstance(output, str) and output else "runs"
-    now = record.folder.resolve().parent
-    return [relocated_path(folder, runs_then=then, runs_now=now), now / folder]
 
 
 def _data_cards(facts: Mapping[str, Any]) -> Iterator[Tile]:
@@ -122,23 +121,19 @@ def _data_cards(facts: Mapping[str, Any]) -> Iterator[Tile]:
         yield Tile(name="Rows left out", value=f"{sum(out.values()):,.0f}", note=why)
 
 
-def _histogram(facts: Mapping[str, Any], place: int) -> Figure | None:
+def _histogram(facts: Mapping[str, Any], name: str) -> Iterator[Figure]:
     counts = [finite(value) for value in listed(facts.get("histogram"))]
-    if not counts or None in counts or not any(counts) or min(c or 0.0 for c in counts) < 0:
-        return None
+    if not any(counts) or None in counts or min(value or 0.0 for value in counts) < 0:
+        return
     edges = [FIRST_EDGE << power for power in range(len(counts) - 1)]
     short = [f"{edge // 1024}k" if edge >= 1024 else str(edge) for edge in edges]
     labels = [*(f"≤{edge}" for edge in short), f">{short[-1]}" if short else "all"]
     used = [index for index, value in enumerate(counts) if value]
-    part = slice(used[0], used[-1] + 1)
     bars = tuple(
-        Bar(name=label, amount=value, words=f"{value or 0:,.0f}")
-        for label, value in zip(labels[part], counts[part], strict=True)
+        Bar(name=labels[index], amount=counts[index], words=f"{counts[index] or 0:,.0f}")
+        for index in range(used[0], used[-1] + 1)
     )
-    name = "row-lengths" if place == 0 else f"row-lengths-{place + 1}"
-    return Figure(
-        name=name, title="Rows by their length in tokens", chart=Bars(bars=bars), wide=True
-    )
+    yield Figure(name=name, title="Row lengths in tokens", chart=Bars(bars=bars), wide=True)
 
 
 def _rejects(path: Path) -> Iterator[Fact]:
@@ -159,70 +154,50 @@ def _rejects(path: Path) -> Iterator[Fact]:
 
 def environment_section(run: RunFacts) -> PageSection:
     """Facts in groups; anything not recorded is left out."""
-    environment = run.record.environment
+    environment, plan = run.record.environment, run.record.plan
     inside: list[Block] = []
     if not environment:
         text = "environment.json is missing or damaged: versions and machine are unknown."
         inside.append(Words(text=text, tone="warning"))
-    groups = {
-        "Base model": _base(run),
-        "Machine": _machine(mapping(environment.get("machine"))),
-        "Versions": _versions(environment),
-        "Prepared data": _data_keys(run),
+    own = {name: environment.get(name) for name in ("python", "cuda", "platform")}
+    versions = {**mapping(environment.get("versions")), **own}
+    data = {
+        str(event["folder"]): f"{'reused' if event.get('hit') else 'made'}: {event.get('because')}"
+        for event in reversed(run.record.of("data"))
+        if event.get("folder")
     }
-    for title, found in groups.items():
-        facts = tuple(found)
+    groups: dict[str, list[Fact]] = {
+        "Base model": [
+            (key.replace("_", " "), planned_value(f"model.{key}", value))
+            for key, value in mapping(plan.get("model")).items()
+            if value is not None and not isinstance(value, dict | list)
+        ],
+        "Machine": list(_machine(mapping(environment.get("machine")))),
+        "Versions": [(str(name), str(text)) for name, text in versions.items() if text is not None],
+        "Prepared data": list(reversed(data.items())),
+    }
+    for title, facts in groups.items():
         if facts:
-            inside.append(Folded(title=f"{title}: {facts[0][1]}", inside=(_facts_grid(facts),)))
-    inside.extend(_results(run))
+            inside.append(_facts_grid(f"{title}: {facts[0][1]}", tuple(facts)))
+    inside.extend(_hashes(run))
     return PageSection(name="environment", title="Environment and hashes", inside=tuple(inside))
-
-
-def _facts_grid(facts: tuple[Fact, ...]) -> Grid:
-    return Grid(columns=("fact", "value"), rows=facts, code=("value",))
-
-
-def _base(run: RunFacts) -> Iterator[Fact]:
-    for key, value in mapping(run.record.plan.get("model")).items():
-        if value is not None and not isinstance(value, dict | list):
-            yield key.replace("_", " "), planned_value(f"model.{key}", value)
 
 
 def _machine(machine: Mapping[str, Any]) -> Iterator[Fact]:
     if not machine.get("gpus") and machine.get("gpu_note"):
         yield "GPU", f"none: {machine['gpu_note']}"
-    for key in ("cpu_model", "cores_available", "cores_logical", "ram_total_bytes", "os"):
-        yield from _fact("", key, machine.get(key))
+    keys = ("cpu_model", "cores_available", "cores_logical", "ram_total_bytes", "os")
+    facts = [("", key, machine.get(key)) for key in keys]
     for place, gpu in enumerate(listed(machine.get("gpus"))):
-        for key, fact in mapping(gpu).items():
-            yield from _fact(f"GPU {place} ", key, fact)
+        facts += [(f"GPU {place} ", str(key), fact) for key, fact in mapping(gpu).items()]
+    for prefix, key, fact in facts:  # which may be recorded with its source
+        value = fact.get("value") if isinstance(fact, dict) and "value" in fact else fact
+        if value is not None and not isinstance(value, dict):
+            name = key.removesuffix("_bytes").replace("_", " ")
+            yield f"{prefix}{name}", planned_value(key, value)
 
 
-def _fact(prefix: str, key: str, fact: object) -> Iterator[Fact]:
-    """A fact about the machine, which may be recorded with its source."""
-    value = fact.get("value") if isinstance(fact, dict) and "value" in fact else fact
-    if value is not None and not isinstance(value, dict):
-        name = key.removesuffix("_bytes").replace("_", " ")
-        yield f"{prefix}{name}", planned_value(key, value)
-
-
-def _versions(environment: Mapping[str, Any]) -> Iterator[Fact]:
-    own = {name: environment.get(name) for name in ("python", "cuda", "platform")}
-    for name, version in (*mapping(environment.get("versions")).items(), *own.items()):
-        if version is not None:
-            yield str(name), str(version)
-
-
-def _data_keys(run: RunFacts) -> Iterator[Fact]:
-    seen: set[str] = set()
-    for event in run.record.of("data"):
-        folder = str(event.get("folder") or "")
-        if folder and folder not in seen:
-            seen.add(folder)
-            yield folder, f"{'reused' if event.get('hit') else 'made'}: {event.get('because')}"
-
-
-def _results(run: RunFacts) -> list[Block]:
+def _hashes(run: RunFacts) -> list[Block]:
     """The files of the finished expert as listed in DONE."""
     files = read_object_or_empty(run.record.folder / "final" / "DONE")
     if not files:

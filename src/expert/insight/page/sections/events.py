@@ -50,75 +50,69 @@ SHOWN = 200
 MARKS_A_LANE = 400
 """Marks drawn in one lane; if there are more, every n-th."""
 
-Timed = list[tuple[Event, float]]
+Timed = tuple[str, str, str, str, float]
+"""After, step, kind and details in words; and the seconds since the start."""
 
 
 def event_sections(run: RunFacts) -> list[PageSection]:
     """The timeline with its tables, and the kernel report."""
     timed = [
-        (event, at)
+        _timed(event, at)
         for event, at in zip(run.record.events, run.clock, strict=True)
         if event["event"] in LANES
     ]
+    reports = run.record.of("kernels")
+    lines = [str(line) for line in listed(reports[-1].get("lines"))] if reports else []
+    kernels = []
+    if lines:
+        tones: dict[str, Tone] = {"✓": "good", "–": "note", "✗": "note"}
+        marked = tuple((tones.get(line[:1], "plain"), line.lstrip("✓–✗ ")) for line in lines)
+        kernels = [PageSection(name="kernels", title="Kernels", inside=(Lines(lines=marked),))]
     if not timed:
-        return _kernels(run)
+        return kernels
     inside: list[Block] = [_time_line(timed)]
-    notable = [(event, at) for event, at in timed if event["event"] not in ROUTINE]
-    routine = [(event, at) for event, at in timed if event["event"] in ROUTINE]
+    notable = [one for one in timed if one[2] not in ROUTINE]
+    routine = [one for one in timed if one[2] in ROUTINE]
     if notable:
         inside.append(_table(notable))
-    if not any(event["event"] in ("fell_back", "rolled_back") for event, _ in timed):
+    if not any(kind in ("fell_back", "rolled_back") for _, _, kind, _, _ in timed):
         inside.append(Words(text="No fallback or rollback was needed.", tone="good"))
     if routine:
         title = "Evaluations, checkpoints and starts"
         inside.append(Folded(title=title, inside=(_table(routine),)))
-    return [PageSection(name="story", title="What happened", inside=tuple(inside)), *_kernels(run)]
+    return [PageSection(name="story", title="What happened", inside=tuple(inside)), *kernels]
 
 
-def _time_line(timed: Timed) -> Figure:
-    count = Counter(LANES[event["event"]][0] for event, _ in timed)
+def _timed(event: Event, at: float) -> Timed:
+    step = finite(event.get("step"))
+    details = " – ".join(text.strip() for text, _ in lines_without_step(event))
+    details = details.replace(f"{GAP}(", " (").replace(GAP, ", ")
+    at_step = f"{step:,.0f}" if step is not None else "–"
+    return clock_words(at), at_step, str(event["event"]), details, at
+
+
+def _time_line(timed: list[Timed]) -> Figure:
+    count = Counter(LANES[kind][0] for _, _, kind, _, _ in timed)
     marks: dict[str, list[Mark]] = {lane: [] for lane, _ in LANES.values() if count[lane]}
     seen: Counter[str] = Counter()
-    for event, at in timed:
-        lane, tone = LANES[event["event"]]
+    for after, step, kind, details, at in timed:
+        lane, tone = LANES[kind]
         seen[lane] += 1
         if seen[lane] % (1 + count[lane] // MARKS_A_LANE) and tone == "plain":
             continue
-        step = finite(event.get("step"))
-        where = f"step {step:,.0f}: " if step is not None else ""
-        words = f"{clock_words(at)}, {where}{in_words(event)}"
-        marks[lane].append(Mark(at=at, words=words, tone=tone))
+        where = f"step {step}: " if step != "–" else ""
+        marks[lane].append(Mark(at=at, words=f"{after}, {where}{details}", tone=tone))
     lanes = tuple((lane, count[lane], tuple(found)) for lane, found in marks.items())
-    chart = Timeline(lanes=lanes, end=max(at for _, at in timed))
+    chart = Timeline(lanes=lanes, end=max(one[4] for one in timed))
     return Figure(name="story", title="Timeline", chart=chart, wide=True)
 
 
-def _table(timed: Timed) -> Grid:
-    rows, tones = [], []
-    for event, at in timed[:SHOWN]:
-        step, kind = finite(event.get("step")), str(event["event"])
-        at_step = f"{step:,.0f}" if step is not None else "–"
-        rows.append((clock_words(at), at_step, kind.replace("_", " "), in_words(event)))
-        tones.append(LANES[kind][1])
+def _table(timed: list[Timed]) -> Grid:
+    rows = [(after, step, kind.replace("_", " "), details)
+            for after, step, kind, details, _ in timed[:SHOWN]]  # fmt: skip
+    tones = [LANES[one[2]][1] for one in timed[:SHOWN]]
     if len(timed) > SHOWN:
         rows.append(("…", "…", "", f"{len(timed) - SHOWN:,} more in events.jsonl"))
         tones.append("plain")
     columns = ("after", "step", "event", "details")
     return Grid(columns=columns, rows=tuple(rows), numbers=columns[:2], tones=tuple(tones))
-
-
-def in_words(event: Event) -> str:
-    """An event in one line, without its step."""
-    text = " – ".join(text.strip() for text, _ in lines_without_step(event))
-    return text.replace(f"{GAP}(", " (").replace(GAP, ", ")
-
-
-def _kernels(run: RunFacts) -> list[PageSection]:
-    """What was enabled and what was not, at the last start."""
-    reports = run.record.of("kernels")
-    lines = [str(line) for line in listed(reports[-1].get("lines"))] if reports else []
-    if not lines:
-        return []
-    tones: dict[str, Tone] = {"✓": "good", "–": "note", "✗": "note"}
-    marked = tuple((tones.get(line[:1], "plain"), line.lstrip("✓–✗ ")) for line in lines)
-    return [PageSection(name="kernels", title="Kernels", inside=(Lines(lines=marked),))]

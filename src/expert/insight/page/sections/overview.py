@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from expert.core.text import count, counted, duration, gib, loss, percent
@@ -13,16 +13,16 @@ from expert.insight.page.facts import RunFacts
 from expert.insight.page.sections.validation import Validated
 from expert.insight.step.anatomy import finite
 
-Measured = Tile | str
-"""A number, or why there is none."""
+Measured = tuple[str, str, str] | tuple[str, str]
+"""Name, value and note; or a name and why there is no value."""
 
 
 def numbers_section(run: RunFacts) -> PageSection:
     """The key numbers, and why others are missing."""
-    measured = {name: measure(run) for name, measure in _NUMBERS.items()}
-    cards = tuple(card for card in measured.values() if isinstance(card, Tile))
-    missing = [f"{name}: {why}" for name, why in measured.items() if isinstance(why, str)]
-    inside: list[Block] = [Tiles(cards=cards)]
+    measured = [_answers(run), *_losses(run), *_speeds(run), _memory(run), *_lengths(run)]
+    cards = [Tile(name=one[0], value=one[1], note=one[2]) for one in measured if len(one) == 3]
+    missing = [f"{one[0]}: {one[1]}" for one in measured if len(one) == 2]
+    inside: list[Block] = [Tiles(cards=tuple(cards))]
     if missing:
         inside.append(Words(text=f"Not shown. {'; '.join(missing)}.", tone="note"))
     if run.record.damaged_lines:
@@ -57,101 +57,94 @@ def manifest_change(overrides: Sequence[str]) -> str:
     return yaml.safe_dump(tree, sort_keys=False).strip() if tree else ""
 
 
-# --- the cards -----------------------------------------------------------------------------------
+# --- the numbers ---------------------------------------------------------------------------------
 
 
 def _answers(run: RunFacts) -> Measured:
+    name = "correct answers"
     if run.record.validation is None:
-        return "not validated yet"
+        return name, "not validated yet"
     if run.record.outdated:
-        return f"validation.json {run.record.outdated}"
+        return name, f"validation.json {run.record.outdated}"
     found = Validated(run.record.validation)
     gate = {True: ", gate passes", False: ", gate fails", None: ""}[found.gate]
     if found.mean_score is not None:
-        note = f"mean score of the judge command{gate}"
-        return Tile(name="Answers", value=f"{found.mean_score:.3g}", note=note)
+        return "Answers", f"{found.mean_score:.3g}", f"mean score of the judge command{gate}"
     if found.is_open_text:
         note = f"loss on held-out answers, base {loss(found.base_loss or 0.0)}{gate}"
-        return Tile(name="Answers", value=loss(found.new_loss or 0.0), note=note)
+        return "Answers", loss(found.new_loss or 0.0), note
     if found.accuracy is None:
-        return "plain text has no answers" if found.is_plain_text else "not judged"
+        return name, "plain text has no answers" if found.is_plain_text else "not judged"
     note = f"of {counted(len(found.cases), 'case')}{gate}"
-    return Tile(name="Correct answers", value=f"{found.accuracy:.1%}", note=note)
+    return "Correct answers", f"{found.accuracy:.1%}", note
 
 
-def _loss(run: RunFacts) -> Measured:
+def _losses(run: RunFacts) -> Iterator[Measured]:
     if run.last_loss is None:
-        return "no finite loss was logged" if run.steps else "no step was logged"
-    first = finite(run.steps[0].get("loss"))
-    began = f", first {loss(first)}" if first is not None and len(run.steps) > 1 else ""
-    step, last = run.last_loss
-    return Tile(name="Loss", value=loss(last), note=f"last log line, at step {step:,.0f}{began}")
-
-
-def _eval_loss(run: RunFacts) -> Measured:
+        yield "loss", "no finite loss was logged" if run.steps else "no step was logged"
+    else:
+        step, last = run.last_loss
+        first = finite(run.steps[0].get("loss"))
+        began = f", first {loss(first)}" if first is not None and len(run.steps) > 1 else ""
+        yield "Loss", loss(last), f"last log line, at step {step:,.0f}{began}"
     best = run.best_eval
     if best is None:
-        return "nothing was evaluated" if not run.evals() else "no finite loss was measured"
+        why = "no finite loss was measured" if run.evals else "nothing was evaluated"
+        yield "validation loss", why
+        return
     perplexity, right = finite(best.get("perplexity")), finite(best.get("token_accuracy"))
-    last = finite(run.evals()[-1].get("loss"))
+    newest = finite(run.evals[-1].get("loss"))
     notes = [f"best, at step {best['step']:,}"]
-    notes += [f"last {loss(last)}"] if last is not None and last > best["loss"] else []
+    notes += [f"last {loss(newest)}"] if newest is not None and newest > best["loss"] else []
     notes += [f"perplexity {perplexity:.4g}"] if perplexity is not None else []
     notes += [f"token accuracy {right:.1%}"] if right is not None else []
-    return Tile(name="Validation loss", value=loss(best["loss"]), note=", ".join(notes))
+    yield "Validation loss", loss(best["loss"]), ", ".join(notes)
 
 
-def _speed(run: RunFacts) -> Measured:
-    """The median, as in the verdict; the mean next to it includes stalls."""
+def _speeds(run: RunFacts) -> Iterator[Measured]:
+    """The median, as in the verdict, with the mean next to it, which includes stalls; then use."""
     usual = run.anatomy.step.tokens_per_second if run.anatomy.step is not None else None
     mean, whole = run.tokens_per_second, finite(run.finished.get("tokens_per_second"))
     if usual is None and mean is None:
-        return "no step was timed"
-    notes = ["median of the log lines" if usual is not None else "mean after warm-up"]
-    notes += [f"mean {mean:,.0f}, stalls included"] if None not in (usual, mean) else []
-    notes += [f"{whole:,.0f} over the whole run"] if whole is not None else []
-    value = usual if usual is not None else mean
-    return Tile(name="Tokens per second", value=f"{value:,.0f}", note="; ".join(notes))
-
-
-def _utilization(run: RunFacts) -> Measured:
-    mean = run.average("gpu_utilization")
-    if mean is None:
-        return "not measured" if run.on_gpu else "the run had no GPU"
-    return Tile(name="GPU utilization", value=f"{mean:.0f} %", note="mean after warm-up")
-
-
-def _mfu(run: RunFacts) -> Measured:
-    mean = run.average("mfu")
-    if mean is None:
+        yield "tokens per second", "no step was timed"
+    else:
+        notes = ["median of the log lines" if usual is not None else "mean after warm-up"]
+        notes += [f"mean {mean:,.0f}, stalls included"] if None not in (usual, mean) else []
+        notes += [f"{whole:,.0f} over the whole run"] if whole is not None else []
+        yield "Tokens per second", f"{mean if usual is None else usual:,.0f}", "; ".join(notes)
+    used, mfu = run.average("gpu_utilization"), run.average("mfu")
+    if used is None:
+        yield "GPU utilization", "not measured" if run.on_gpu else "the run had no GPU"
+    else:
+        yield "GPU utilization", f"{used:.0f} %", "mean after warm-up"
+    if mfu is None:
         known = finite(run.record.planned("length.peak_flops")) is not None
-        return "not measured" if known else "the peak of this processor is unknown"
-    return Tile(name="MFU", value=percent(mean), note="of the card's peak FLOP/s")
+        yield "MFU", "not measured" if known else "the peak of this processor is unknown"
+    else:
+        yield "MFU", percent(mfu), "of the card's peak FLOP/s"
 
 
 def _memory(run: RunFacts) -> Measured:
-    if run.memory_peak is None:
-        host = [size for size in run.column("cpu_peak_memory_bytes") if size is not None]
-        if run.on_gpu or not host:
-            return "not measured"
-        return Tile(name="Peak memory", value=gib(max(host)), note="RAM of the process")
-    size, whose = run.memory_peak
-    planned = finite(run.record.planned("memory.peak_bytes"))
-    note = whose + (f"; planned {gib(planned)}" if planned else "")
-    return Tile(name="Peak memory", value=gib(size), note=note)
+    if run.memory_peak is not None:
+        size, whose = run.memory_peak
+        planned = finite(run.record.planned("memory.peak_bytes"))
+        return "Peak memory", gib(size), whose + (f"; planned {gib(planned)}" if planned else "")
+    host = [size for size in run.column("cpu_peak_memory_bytes") if size is not None]
+    if run.on_gpu or not host:
+        return "peak memory", "not measured"
+    return "Peak memory", gib(max(host)), "RAM of the process"
 
 
-def _duration(run: RunFacts) -> Measured:
+def _lengths(run: RunFacts) -> Iterator[Measured]:
     if run.seconds is None:
-        return "no event has a time"
-    trained = run.anatomy.run.training
-    note = f"{duration(trained)} of it in steps" if trained else ""
-    return Tile(name="Duration", value=duration(run.seconds), note=note)
-
-
-def _steps(run: RunFacts) -> Measured:
+        yield "duration", "no event has a time"
+    else:
+        trained = run.anatomy.run.training
+        note = f"{duration(trained)} of it in steps" if trained else ""
+        yield "Duration", duration(run.seconds), note
     if not run.steps or run.updates is None:
-        return "no step was logged"
+        yield "steps", "no step was logged"
+        return
     whole, total = run.record.of("epoch"), run.total_steps
     epoch = finite(run.steps[-1].get("epoch"))
     if whole and run.updates == finite(whole[-1].get("step")):
@@ -159,17 +152,4 @@ def _steps(run: RunFacts) -> Measured:
     notes = [f"of {total:,.0f}"] if total else []
     notes += [f"{epoch:.4g} epoch{'' if epoch == 1 else 's'}"] if epoch is not None else []
     notes += [f"{count(round(run.tokens))} tokens"] if run.tokens else []
-    return Tile(name="Steps", value=f"{run.updates:,.0f}", note=", ".join(notes))
-
-
-_NUMBERS: dict[str, Callable[[RunFacts], Measured]] = {
-    "correct answers": _answers,
-    "loss": _loss,
-    "validation loss": _eval_loss,
-    "tokens per second": _speed,
-    "GPU utilization": _utilization,
-    "MFU": _mfu,
-    "peak memory": _memory,
-    "duration": _duration,
-    "steps": _steps,
-}
+    yield "Steps", f"{run.updates:,.0f}", ", ".join(notes)

@@ -16,7 +16,6 @@ SHOWN_CASES = 20
 OPEN_CASES = 3
 """Wrong ones and correct ones that are open by default."""
 TEXTS = ("id", "prompt", "expected", "answer", "baseline answer", "reason")
-WORDS = (("wrong", False), ("correct", True))
 Case = Mapping[str, Any]
 
 
@@ -29,12 +28,18 @@ class Validated:
         self.facts = facts
         self.gate = passed if isinstance(passed, bool) else None
         self.reasons = "; ".join(str(reason) for reason in listed(gate.get("reasons")))
-        self.cases: list[Case] = _with_baseline_answers(facts)
+        baseline = mapping(facts.get("baseline"))
+        others = [mapping(case) for case in listed(baseline.get("cases"))]
+        answers = {str(case.get("id")): case.get("answer") for case in others}
+        self.cases: list[Case] = [
+            {**case, "baseline answer": answers.get(str(case.get("id")))}
+            for case in map(mapping, listed(facts.get("cases")))
+        ]
         self.is_plain_text = facts.get("cases") == []
         self.has_no_gate = self.gate is None and "passed" in gate
         self.accuracy = finite(facts.get("accuracy"))
         self.mean_score = finite(facts.get("mean_score"))
-        self.baseline = finite(mapping(facts.get("baseline")).get("accuracy"))
+        self.baseline = finite(baseline.get("accuracy"))
         self.base_loss = finite(mapping(facts.get("base")).get("loss"))
         new = mapping(facts.get("new_rows")) or rows
         self.new_loss = finite(new.get("loss"))
@@ -102,14 +107,6 @@ class Validated:
             yield Tile(name="Cases", value=f"{len(self.cases):,}", note=note)
 
 
-def _with_baseline_answers(facts: Mapping[str, Any]) -> list[Case]:
-    """The cases, each with the baseline's answer if there is one."""
-    others = [mapping(case) for case in listed(mapping(facts.get("baseline")).get("cases"))]
-    answers = {str(case.get("id")): case.get("answer") for case in others}
-    cases = [mapping(case) for case in listed(facts.get("cases"))]
-    return [{**case, "baseline answer": answers.get(str(case.get("id")))} for case in cases]
-
-
 def validation_sections(run: RunFacts) -> list[PageSection]:
     """The validation; nothing if there was none."""
     if run.record.validation is None:
@@ -125,13 +122,25 @@ def validation_sections(run: RunFacts) -> list[PageSection]:
     cards = tuple(found.cards())
     inside += [Tiles(cards=cards)] if cards else []
     inside += [] if old else _gate(found)
-    for word, passed in WORDS:
-        cases = [case for case in found.cases if case.get("passed") is passed]
+    by_verdict = {
+        word: [case for case in found.cases if case.get("passed") is passed]
+        for word, passed in (("wrong", False), ("correct", True))
+    }
+    for word, cases in by_verdict.items():
         some = tuple(map(_example, cases[:OPEN_CASES]))
         of = f"{len(some)} of {len(cases):,}" if len(some) < len(cases) else f"{len(cases):,}"
         if some:
             inside.append(Folded(title=f"{word.title()} answers: {of}", inside=some, shown=True))
-    for title, cases in _groups(found):
+    groups = {}
+    for verdict, key in (("wrong", "wins"), ("right", "losses")):
+        ids = {str(name) for name in listed(found.facts.get(key))}
+        same = [case for case in found.cases if str(case.get("id")) in ids]
+        groups[f"answers that the baseline got {verdict}"] = same
+    groups |= {f"more {word} answers": cases[OPEN_CASES:] for word, cases in by_verdict.items()}
+    neither = [case for case in found.cases if not isinstance(case.get("passed"), bool)]
+    groups["answers of open text"] = [one for one in neither if one.get("kind") == "open"]
+    groups["answers not judged"] = [one for one in neither if one.get("kind") != "open"]
+    for title, cases in groups.items():
         if cases:
             shown = tuple(map(_example, cases[:SHOWN_CASES]))
             more = f", the first {SHOWN_CASES}" if len(cases) > SHOWN_CASES else ""
@@ -157,22 +166,6 @@ def _gate(found: Validated) -> list[Block]:
         blocks.append(Words(text=f"Required: {wanted}{why}.", tone="note"))
     doubts = [f"{text[:1].upper()}{text[1:]}." for text in found.doubts()]
     return [*blocks, *(Words(text=text, tone="warning") for text in doubts)]
-
-
-def _groups(found: Validated) -> Iterator[tuple[str, list[Case]]]:
-    """Titled groups of cases; cases without a verdict are neither correct nor wrong."""
-    for title, key in (
-        ("answers that the baseline got wrong", "wins"),
-        ("answers that the baseline got right", "losses"),
-    ):
-        ids = {str(name) for name in listed(found.facts.get(key))}
-        yield title, [case for case in found.cases if str(case.get("id")) in ids]
-    for word, passed in WORDS:  # beyond those that are open by default
-        cases = [case for case in found.cases if case.get("passed") is passed]
-        yield f"more {word} answers", cases[OPEN_CASES:]
-    neither = [case for case in found.cases if not isinstance(case.get("passed"), bool)]
-    yield "answers of open text", [case for case in neither if case.get("kind") == "open"]
-    yield "answers not judged", [case for case in neither if case.get("kind") != "open"]
 
 
 def _example(case: Case) -> CaseExample:
