@@ -1,8 +1,7 @@
 """How near the memory of a plan comes to what its run takes, on a card.
 
-Of every kind of run (adapter, base, kernels) one is made first, whose two points, at rest and at
-the peak, calibrate the plans of its kind. Then others with other batch sizes are planned with
-that, run, and held to their plans. Real rows, random weights of real shapes, four updates each.
+Every kind of run (adapter, base, kernels) is planned and run with several batch sizes, and held to
+its plan. Real rows, random weights of real shapes, four updates each.
 
     python benchmarks/memory_plans.py --data FOLDER --out FILE [--only TEXT ...]
 
@@ -12,7 +11,6 @@ FOLDER holds corpus.jsonl (a `text` column) and tok/ (a tokenizer).
 import argparse
 import gc
 import json
-import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -24,8 +22,8 @@ from training_speed import write_model
 
 import expert
 from expert.core.events import read_events
-from expert.planning.memory.calibration import calibrations_file, workload_of
 from expert.planning.memory.memory import estimate
+from expert.planning.memory.workload import workload_of
 from expert.planning.run_plan import RunPlan
 
 LORA = {"adapter_type": "lora", "rank": 16, "alpha": 32}
@@ -34,18 +32,18 @@ FAST = {"torch_compile": True, "attention": "flex"}
 PLAIN = {"torch_compile": False, "attention": "flash"}
 KEPT = {"gradient_checkpointing": False}
 AGAIN = {"gradient_checkpointing": True}
-# name, shape, settings, rows of the run that calibrates, rows of those that are held to it
-KINDS: list[tuple[str, str, dict[str, Any], int, tuple[int, ...]]] = [
-    ("0.6b lora", "qwen3-0.6b", {**LORA, **FAST, **KEPT}, 4, (8, 16, 24)),
-    ("0.6b lora recomputed", "qwen3-0.6b", {**LORA, **PLAIN, **AGAIN}, 8, (16, 32)),
-    ("0.6b lora uncompiled", "qwen3-0.6b", {**LORA, **PLAIN, **KEPT}, 4, (8, 16)),
-    ("0.6b nf4", "qwen3-0.6b", {**LORA, **PLAIN, **KEPT, "base": "int4"}, 4, (8, 16)),
-    ("0.6b full", "qwen3-0.6b", {**FULL, **PLAIN, **KEPT}, 4, (8, 16)),
-    ("0.6b full recomputed", "qwen3-0.6b", {**FULL, **PLAIN, **AGAIN}, 4, (16,)),
-    ("8b lora", "llama-8b", {**LORA, **FAST, **KEPT}, 1, (4, 8)),
-    ("8b lora recomputed", "llama-8b", {**LORA, **PLAIN, **AGAIN}, 4, (8, 16)),
-    ("8b nf4", "llama-8b", {**LORA, **PLAIN, **KEPT, "base": "int4"}, 1, (4,)),
-    ("8b nf4 recomputed", "llama-8b", {**LORA, **PLAIN, **AGAIN, "base": "int4"}, 4, (8, 16)),
+# name, shape, settings, rows
+KINDS: list[tuple[str, str, dict[str, Any], tuple[int, ...]]] = [
+    ("0.6b lora", "qwen3-0.6b", {**LORA, **FAST, **KEPT}, (4, 8, 16, 24)),
+    ("0.6b lora recomputed", "qwen3-0.6b", {**LORA, **PLAIN, **AGAIN}, (8, 16, 32)),
+    ("0.6b lora uncompiled", "qwen3-0.6b", {**LORA, **PLAIN, **KEPT}, (4, 8, 16)),
+    ("0.6b nf4", "qwen3-0.6b", {**LORA, **PLAIN, **KEPT, "base": "int4"}, (4, 8, 16)),
+    ("0.6b full", "qwen3-0.6b", {**FULL, **PLAIN, **KEPT}, (4, 8, 16)),
+    ("0.6b full recomputed", "qwen3-0.6b", {**FULL, **PLAIN, **AGAIN}, (4, 16)),
+    ("8b lora", "llama-8b", {**LORA, **FAST, **KEPT}, (1, 4, 8)),
+    ("8b lora recomputed", "llama-8b", {**LORA, **PLAIN, **AGAIN}, (4, 8, 16)),
+    ("8b nf4", "llama-8b", {**LORA, **PLAIN, **KEPT, "base": "int4"}, (1, 4)),
+    ("8b nf4 recomputed", "llama-8b", {**LORA, **PLAIN, **AGAIN, "base": "int4"}, (4, 8, 16)),
 ]
 
 
@@ -115,28 +113,18 @@ def main() -> None:
     args = parser.parse_args()
     args.work = Path(tempfile.mkdtemp(prefix="memory-"))
     args.data = args.data.resolve()
-    os.environ["EXPERT_HOME"] = str(args.work / "home")
-    probes = calibrations_file()
     results: list[dict[str, Any]] = []
-    for name, shape, settings, calibrating, held in KINDS:
+    for name, shape, settings, batches in KINDS:
         if args.only and not any(text in name for text in args.only):
             continue
-        for rows in (calibrating, *held):
-            kept = probes.read_text(encoding="utf-8") if probes.exists() else None
+        for rows in batches:
             try:
                 result = run_once(shape, rows, settings, args)
             except Exception as error:  # noqa: BLE001 - the others are still worth measuring
                 result = {"rows": rows, "error": f"{type(error).__name__}: {error}"[:2000]}
-            role = "calibrates" if rows == calibrating else "held to its plan"
-            results.append({"case": name, "role": role, **result})
-            if rows != calibrating and kept is not None:
-                probes.write_text(kept, encoding="utf-8")  # only the first of a kind calibrates
+            results.append({"case": name, **result})
             print(line_of(results[-1]), flush=True)
-            record = {
-                "environment": environment(),
-                "probes": json.loads(probes.read_text()) if probes.exists() else [],
-                "results": results,
-            }
+            record = {"environment": environment(), "results": results}
             args.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
@@ -147,7 +135,7 @@ def line_of(result: dict[str, Any]) -> str:
     planned, counted = (result[key] / measured - 1 for key in ("planned_bytes", "counted_bytes"))
     return (
         f"{result['case']:24} {result['rows']:3} rows  {measured / 1e9:6.1f} GB  "
-        f"plan {planned:+6.1%}  counted {counted:+6.1%}  {result['role']}"
+        f"plan {planned:+6.1%}  counted {counted:+6.1%}"
     )
 
 

@@ -46,7 +46,6 @@ def _no_matter_what_the_machine_does() -> Iterator[None]:
     time is reported as zero. fsync does nothing (20 tests of whole runs took 19.4 s with it, 12.0 s
     without); tests about durability patch `os.fsync` themselves."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("expert.run.session.run_rate.LEAST_SECONDS", float("inf"))
         patch.setattr(
             "expert.telemetry.cpu.CpuSampler", lambda: CpuSampler(busy=own_seconds, own=own_seconds)
         )

@@ -135,28 +135,6 @@ def test_other_faults_are_named_with_their_evidence():
     )
     failed = record([*step_events(4), {"event": "failed", "error": "ValueError: a row"}])
     check_told("failed", failed, "ValueError: a row")
-    plan = planned(length__tokens_per_second=100_000.0)
-    because = {"because": "measured on 2026-01-01 in a run like this one", "source": "measurement"}
-    plan["decisions"] = [{"path": "length.tokens_per_second", **because}]
-    slow = record(finished_events(step_events(tokens_per_second=50_000.0)), plan)
-    words = "50,000 tokens/s; 100,000 tokens/s measured on 2026-01-01"
-    check_told("below-measured-rate", slow, words)
-
-
-@each(
-    ("rate", "threads", "told"),
-    [
-        (50_000.0, {"threads": 2, "own": 2, "lowered": False}, True),
-        (50_000.0, {"threads": 1, "own": 2, "lowered": True}, False),
-        (50_000.0, {"threads": 1, "own": 2, "lowered": False}, False),
-    ],
-)
-def test_only_a_run_with_as_many_threads_is_held_against_a_measured_rate(rate, threads, told):
-    """A faster run is never reported: seconds and tokens of a plan are estimates."""
-    steps = step_events(tokens_per_second=rate)
-    plan = planned(length__tokens_per_second=100_000.0, length__seconds=1.0)
-    run = record(finished_events(steps, {"event": "threads", "cores": 2, **threads}), plan)
-    assert ("below-measured-rate" in found_in(run)) == told
 
 
 def test_recomputing_is_left_alone_where_memory_is_short():

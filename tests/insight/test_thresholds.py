@@ -144,15 +144,6 @@ def full(share: float) -> dict[str, Any]:
             )
             for seconds, every, told in ((0.04, 1, "note"), (0.06, 1, None), (0.04, 10, None))
         ),
-        *(
-            (
-                "below-measured-rate",
-                {"tokens_per_second": rate},
-                {"length__tokens_per_second": 100_000.0},
-                told,
-            )
-            for rate, told in ((71_000.0, None), (69_000.0, "warning"))
-        ),
     ],
 )
 def test_findings_on_both_sides_of_their_threshold(name, steps, plan, told):

@@ -12,7 +12,6 @@ from expert.manifest.text.document import parse_document
 from expert.planning.draft import ResumedChoices
 from expert.planning.machine.machine import Fact, Gpu, GpuProcess, Machine, unknown
 from expert.planning.machine.target import Target, choose_target
-from expert.planning.measurements import MeasuredRate
 from expert.planning.models.known_models import find_known_model
 from expert.planning.models.shapes import ModelShape
 from expert.planning.plan import make_plan
@@ -84,23 +83,6 @@ def manifest(config: Mapping[str, Any] | None = None, **changes: Any) -> dict[st
 def own_blocks(config: Mapping[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
     """The same with the model's own blocks, which may be compiled."""
     return manifest({"fused_blocks": False, **(config or {})}, **changes)
-
-
-def rate(**changes: Any) -> MeasuredRate:
-    """A measured rate of Qwen3-0.6B with LoRA."""
-    facts: dict[str, Any] = {
-        "card": "rtx-4090",
-        "model": "qwen3-0.6b",
-        "adapter": "lora",
-        "quantization": "none",
-        "tokens_per_second": 1000.0,
-        "measured_on": "2026-01-02",
-        "command": "expert benchmark",
-        "max_seq_length": 2048,
-        "packing": "best-fit",
-        "parameters": 596_049_920,
-    }
-    return MeasuredRate(**{**facts, **changes})
 
 
 def read(data: Mapping[str, Any], folder: Path = NOWHERE) -> ReadManifest:

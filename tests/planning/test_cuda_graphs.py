@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from expert.planning.memory.calibration import workload_of
 from expert.planning.memory.memory import estimate
+from expert.planning.memory.workload import workload_of
 from expert.planning.survey import Survey
 from tests.each import each
 from tests.planning.planning import GIB, long_run, plan

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import pytest
-
 from expert.planning.choose.fastest import LITTLE_USED
-from expert.planning.choose.rates import pass_seconds
-from expert.planning.machine.cards import find_card
 from expert.planning.memory.fitting import even_split
 from expert.planning.memory.memory import loss_chunk_for_budget, loss_chunk_rows
-from expert.planning.memory.workload import Workload
 from tests.each import each
-from tests.planning.planning import decision, long_run, shape_of
+from tests.planning.planning import decision, long_run
 
 
 def made(card="h200", model="Qwen3-0.6B", base=None, vram=None, **config):
@@ -81,46 +74,6 @@ def test_blocks_are_not_checkpointed_for_rows_that_gain_less_than_that_costs():
     assert found.kernels.recomputed_blocks - one.kernels.recomputed_blocks < 8
     slow = made("rtx-3060", model="Llama-3.1-8B", base={"quantization": "int4"})
     assert slow.batch.micro_batch == 1
-
-
-@pytest.mark.parametrize("quantization", ["none", "int4"])
-def test_a_pass_has_a_fixed_time_that_is_longer_where_weights_are_unpacked(quantization):
-    shape = shape_of("Llama-3.1-8B")
-    work = Workload(shape=shape, rows=1, row_tokens=2048, quantization=quantization)
-    peak = 1e12 * find_card("h200").bf16_tflops
-
-    def rate(tokens: int) -> float:
-        return tokens / pass_seconds(work, tokens=tokens, mean_tokens=430, peak=peak).seconds
-
-    # 15,458 and 16,415 tokens/s as it is, 12,629 and 16,222 in 4 bits, one row or eight at a time.
-    ratio = {"none": 15_458 / 16_415, "int4": 12_629 / 16_222}[quantization]
-    assert rate(2048) / rate(8 * 2048) == pytest.approx(ratio, rel=0.03)
-    slower = pass_seconds(
-        replace(work, quantization="int4"), tokens=2048, mean_tokens=430, peak=1e15, bandwidth=1000
-    )
-    assert slower.computing > 0.17  # 36 ms on the H200, whose memory is 4.8 times as fast
-
-
-@each(
-    ("tokens", "captured", "rate"),
-    # peers-h200.json: 7 passes over one row of 2,048, or 4 over two, in which the last is empty.
-    [
-        (14_275 / 7, True, 16_019),
-        (14_275 / 7, False, 12_766),
-        (4_096, True, 15_298 * 4 * 4_096 / 14_275),
-        (4_096, False, 14_753 * 4 * 4_096 / 14_275),
-    ],
-)
-def test_fused_blocks_on_a_4_bit_base_take_the_seconds_that_were_measured(tokens, captured, rate):
-    shape, peak = shape_of("Llama-3.1-8B"), 1e12 * find_card("h200").bf16_tflops
-    work = Workload(
-        shape=shape, rows=2, row_tokens=2048, quantization="int4", adapter="lora", rank=16,
-        fused_blocks=True, captured=captured,
-    )  # fmt: skip
-    found = pass_seconds(work, tokens=tokens, mean_tokens=430, peak=peak)
-    # The table has the share of the peak with FlexAttention; these runs had FlashAttention 4, with
-    # which 8B is 6 % faster (flash4-h200.json), and were on machines that differ by 3 %.
-    assert tokens / found.seconds == pytest.approx(rate, rel=0.09)
 
 
 def test_logits_take_a_small_part_of_a_small_card():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -11,11 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from expert.planning.machine.machine import Fact
-from expert.planning.measurements import MeasuredRate
-from expert.planning.memory.calibration import Calibrations, with_new_estimate, workload_of
+from expert.planning.memory.workload import workload_of
 from expert.planning.run_plan import RunPlan
-from expert.planning.settle import PackedCounts, with_counted_rows, with_stream_rows
-from expert.planning.survey import Survey
+from expert.planning.survey import PackedRows, Survey
 from tests.each import each
 from tests.manifest.strategies import any_manifest
 from tests.planning.planning import (
@@ -26,28 +23,19 @@ from tests.planning.planning import (
     machine,
     manifest,
     plan,
-    rate,
     remarks,
 )
 
 ROWS = Survey(20_000, 20_000 * 400, "test")
 LLAMA = {"name": "Llama-3.1-8B"}
-COUNTED = PackedCounts(
-    rows=20_000,
-    sequences=4_000,
-    length=1_900,
-    tokens=8_000_000,
-    sequences_per_step=26,
-    steps_per_epoch=154,
-    steps=462,
-)
+COUNTED = replace(ROWS, packed=PackedRows(20_000, 4_000, 1_900, 0.99, tokens=8_000_000))
 
 
 def made(
     card: str | None = "rtx-4090", *, config: Any = None, base: Any = None, **options: Any
 ) -> RunPlan:
     data = manifest({"batch_size": 128, **(config or {})}, base_models=[base or LLAMA])
-    return plan(data, card, survey=ROWS, **options)
+    return plan(data, card, **{"survey": ROWS, **options})
 
 
 # --- the engine ----------------------------------------------------------------------------------
@@ -232,18 +220,17 @@ def test_rows_and_sequences_of_a_step_do_not_depend_on_the_ranks(data, card, ran
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8, 25, 32])
 def test_counted_rows_are_divided_among_ranks(ranks):
-    before = made("h200", ranks=ranks)
-    found = with_counted_rows(before, COUNTED, Calibrations())
+    found = made("h200", ranks=ranks, survey=COUNTED)
     share = -(-26 // ranks)
     assert found.batch.sequences_per_update == 26
+    assert (found.length.steps_per_epoch, found.length.total_steps) == (154, 462)
     assert found.batch.micro_batch <= share
     assert found.batch.accumulation == -(-share // found.batch.micro_batch)
     work = workload_of(found)
     assert work.rows <= share
     assert work.engine == found.parallel.engine
-    again = with_new_estimate(found, Calibrations())
-    assert again.fits
-    streamed = with_stream_rows(before, 10)
+    assert found.fits
+    streamed = made("h200", ranks=ranks, survey=Survey(None, None, "seen", step_sequences=10))
     assert streamed.batch.micro_batch <= -(-10 // ranks)
 
 
@@ -263,31 +250,9 @@ def test_too_few_sequences_for_the_ranks_are_reported_with_the_batch_that_fills_
     ) in remarks(found, "warning")
     filled = made("h200", config={"batch_size": 43}, ranks=8)
     assert not [t for t in remarks(filled, "warning") if t.startswith("parallel.ranks")]
-    counted = replace(COUNTED, sequences_per_step=9)
-    settled = with_counted_rows(found, counted, Calibrations())
+    counted = replace(ROWS, packed=PackedRows(16, 9, 1_900, 0.99, tokens=8_000))
+    settled = made("h200", config=config, ranks=8, survey=counted)
     assert not [t for t in remarks(settled, "warning") if t.startswith("parallel.ranks")]
-
-
-# --- time ----------------------------------------------------------------------------------------
-
-
-def with_rates(tmp_path, *rates: MeasuredRate, ranks: int) -> RunPlan:
-    file = tmp_path / "measurements.json"
-    file.write_text(json.dumps([each.model_dump() for each in rates]), encoding="utf-8")
-    return made(ranks=ranks, environ={"EXPERT_HOME": str(tmp_path)})
-
-
-def test_a_rate_of_one_card_is_no_rate_of_four_and_the_other_way_round(tmp_path):
-    llama = {"model": "llama-3.1-8b", "parameters": 8_030_261_248, "row_tokens": 400.0}
-    one = rate(**llama, settings={"kernels.precision": "bf16"})
-    four = rate(**llama, settings={"parallel.ranks": 4}, tokens_per_second=3600.0)
-    assert with_rates(tmp_path, one, four, ranks=1).length.tokens_per_second == 1000.0
-    assert with_rates(tmp_path, one, ranks=4).length.tokens_per_second is None
-    found = with_rates(tmp_path, one, four, ranks=4)
-    assert found.length.tokens_per_second == 3600.0
-    low, high = found.length.expected_seconds
-    assert 0 < low < high
-    assert with_rates(tmp_path, one, ranks=4).length.expected_seconds is None
 
 
 def test_processes_on_a_cpu_get_a_plan():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from expert.core.errors import ManifestError
 from expert.manifest.schema.config import TrainingConfig
 from expert.manifest.schema.expectations import schema
 from expert.planning.machine.cards import CARDS
-from expert.planning.memory.memory import IMPORTED_BYTES
+from expert.planning.memory.memory import IMPORTED_BYTES, estimate, with_new_estimate
+from expert.planning.memory.workload import workload_of
 from expert.planning.plan import UnknownModel
 from expert.planning.run_plan import RunPlan
 from tests.each import each
@@ -229,61 +231,6 @@ def test_data_that_is_there_gives_steps_and_sequences(tmp_path):
     assert made.memory.workload["row_tokens"] == 2048
 
 
-LONG_ROWS = (json.dumps({"text": "word " * 300}) + "\n") * 4000
-
-
-def expected(made: RunPlan) -> Any:
-    return made.length.expected_seconds
-
-
-def test_a_card_that_was_never_used_gets_an_estimate_that_says_what_it_rests_on(tmp_path):
-    (tmp_path / "train.jsonl").write_text(LONG_ROWS, encoding="utf-8")
-    made = plan(manifest(), folder=tmp_path)
-    assert decision(made, "length.seconds")[:2] == (
-        None,
-        "unknown: no run like this one was measured yet (qwen3-0.6b on rtx-4090)",
-    )
-    value, because, source = decision(made, "length.expected_seconds")
-    assert source == "machine"
-    assert because.startswith("estimated: ")
-    assert because.endswith("of the peak of GeForce RTX 4090, from runs on an H200")
-    floor = made.length.seconds_at_peak
-    assert floor < value[0] < value[1]
-    h200 = expected(plan(manifest(), "h200", folder=tmp_path))
-    assert h200[1] < value[1]
-    cpu = plan(manifest(), None, folder=tmp_path)
-    assert (
-        decision(cpu, "length.expected_seconds")[1]
-        == "estimated roughly: 10 to 60 GFLOP/s on each of 8 cores (a Xeon reached 39 to 49)"
-    )
-    assert expected(cpu)[0] > 10 * value[0]
-    evaluated = [
-        (plan(manifest(config), folder=tmp_path).length.expected_parts or {})["evaluate"][0]
-        for config in ({"evaluation_strategy": "no"}, {}, {"eval_steps": 10})
-    ]
-    assert evaluated[0] == 0 < evaluated[1] < evaluated[2]
-    nowhere = decision(plan(manifest()), "length.expected_seconds")
-    assert nowhere[:2] == (None, "unknown: train.jsonl is not there")
-    at_most = decision(plan(manifest({"max_steps": 10})), "length.expected_seconds")
-    assert at_most[0] is None
-
-
-def test_a_card_known_by_its_memory_spans_the_cards_that_have_as_much(tmp_path):
-    (tmp_path / "train.jsonl").write_text(LONG_ROWS, encoding="utf-8")
-    made = plan(manifest(), None, vram="24GB", folder=tmp_path)
-    assert "cards with as much memory" in decision(made, "length.expected_seconds")[1]
-    low, high = expected(made)
-    named = expected(plan(manifest(), "rtx-4090", folder=tmp_path))
-    assert low <= named[0] < named[1] <= high
-    no_floor = decision(made, "length.seconds_at_peak")[:2]
-    assert no_floor == (None, "unknown: the peak of a card with 24 GiB is not known")
-    strange = plan(manifest(), None, vram="500GB", folder=tmp_path)
-    assert decision(strange, "length.expected_seconds")[:2] == (
-        None,
-        "unknown: the peak of a card with 500 GiB is not known",
-    )
-
-
 def test_a_value_is_changed_by_a_path_that_the_plan_has():
     made = plan(manifest())
     changed = made.with_values({"batch.micro_batch": 3}, "why", "fallback")
@@ -292,3 +239,12 @@ def test_a_value_is_changed_by_a_path_that_the_plan_has():
     for path in ("batch.rows_at_once", "batches.micro_batch", "expert", "decoding.temperature"):
         with pytest.raises(ValueError, match=path):
             made.with_values({path: 3}, "why", "fallback")
+
+
+def test_a_plan_knows_its_workload_and_is_estimated_again_after_a_fallback():
+    made = plan(manifest())
+    work = workload_of(made)
+    assert estimate(work).total == made.memory.peak_bytes
+    less = made.with_values({"batch.micro_batch": 1}, "a test", "fallback")
+    expected = estimate(replace(work, rows=1, accumulates=made.batch.accumulation != 1))
+    assert with_new_estimate(less).memory.peak_bytes == expected.total < estimate(work).total

@@ -157,7 +157,7 @@ def test_rows_and_workers_that_are_lacking_are_reported(tmp_path):
     assert "length.rows: there are no rows to train on: train.jsonl is empty" in remarks(
         made, "warning"
     )
-    assert decision(made, "length.seconds")[1] == "unknown: there are no rows"
+    assert decision(made, "length.expected_seconds")[1] == "unknown: there are no rows"
     (tmp_path / "train.jsonl").write_text('{"text": "abc"}\n' * 1000, encoding="utf-8")
     here = replace(machine(), disk_free_bytes=Fact(1000, "test"))
     made = plan(manifest(), None, machine=here, folder=tmp_path)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from expert.planning.choose.sequences import concatenation_of, packing_of
-from expert.planning.memory.calibration import workload_of
 from expert.planning.memory.memory import captured_gradient_bytes
-from expert.planning.memory.workload import CAPTURED_WIDTHS
+from expert.planning.memory.workload import CAPTURED_WIDTHS, workload_of
 from expert.planning.run_plan import RunPlan
 from expert.planning.survey import PackedRows, Survey
 from tests.each import each
@@ -42,7 +41,7 @@ def test_rows_that_continue_in_the_next_sequence_make_steps_of_the_rows_asked_fo
 
 def packed(fill: float) -> Survey:
     """Very many rows, 8 per sequence of 2,048 positions."""
-    rows = PackedRows(rows=8_000_000, sequences=1_000_000, length=2048, fill=fill)
+    rows = PackedRows(8_000_000, 1_000_000, 2048, fill, tokens=int(1_000_000 * 2048 * fill))
     return Survey(8_000_000, int(2048e6 * fill), "prepared rows", "prepared", 2048, rows)
 
 
@@ -96,7 +95,7 @@ def test_captured_sequences_with_much_padding_are_laid_end_to_end_in_a_few_width
 
 def test_steps_of_long_and_short_rows_are_captured_where_launching_takes_longer():
     """Ten rows in five sequences: with one width 2.4 times as much would be computed."""
-    rows = PackedRows(rows=10_000, sequences=5_000, length=2048, fill=0.41)
+    rows = PackedRows(10_000, 5_000, 2048, 0.41, tokens=int(5_000 * 2048 * 0.41))
     survey = Survey(10_000, 4_280_000, "prepared rows", "prepared", 2048, rows)
     made = plan(manifest({"batch_size": 10, "fused_blocks": "auto"}), "h200", survey=survey)
     assert (made.kernels.cuda_graphs, made.data.flat) == (True, True)
@@ -123,7 +122,7 @@ def test_without_boundaries_it_is_the_fill_that_decides():
 def on_cpu(**config):
     data = manifest({"max_seq_length": 1024, "batch_size": 128, **config})
     length = min(data["training"]["config"]["max_seq_length"], 8192)
-    rows = PackedRows(rows=6000, sequences=900, length=length, fill=0.98)
+    rows = PackedRows(6000, 900, length, 0.98, tokens=int(900 * length * 0.98))
     survey = Survey(6000, 879 * length, "prepared rows", "prepared", length - 24, rows)
     return plan(data, None, survey=survey if config.get("packing", True) is True else None)
 
@@ -177,7 +176,7 @@ CARDS = ("rtx-3060", "rtx-4090", "l40s", "a100", "h200", None)
 
 def asking_for(rows: int, card: str | None, *, exact: bool = True, **config):
     """An 8B model with 4 packed sequences per step and a requested micro-batch of `rows`."""
-    packed = PackedRows(rows=6000, sequences=1500, length=2048, fill=0.99)
+    packed = PackedRows(6000, 1500, 2048, 0.99, tokens=int(1500 * 2048 * 0.99))
     survey = Survey(6000, 3_000_000, "prepared rows", "prepared", 2000, packed if exact else None)
     name = "Qwen3-0.6B" if card is None else "Llama-3.1-8B"
     data = manifest(

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from expert.planning.memory.calibration import calibration_kind
 from expert.planning.memory.memory import NF4_BYTES_PER_WEIGHT, estimate
 from expert.planning.memory.shards import (
     COMMUNICATOR_BYTES,
@@ -110,17 +109,3 @@ def test_what_is_offloaded_is_in_the_memory_of_the_machine_and_not_on_the_card()
     assert host_bytes(offloaded, 0) == 16 * LLAMA.parameters // 4
     assert host_bytes(replace(offloaded, adapter="lora"), 100) == 25
     assert host_bytes(FULL, 100) == 0
-
-
-def test_runs_on_several_cards_calibrate_no_single_one():
-    kinds = {
-        calibration_kind(LORA),
-        calibration_kind(replace(LORA, engine="replicated")),
-        calibration_kind(replace(LORA, engine="sharded", shards=4)),
-        calibration_kind(replace(LORA, engine="sharded", shards=8)),
-        calibration_kind(replace(LORA, engine="sharded", shards=8, offload=True)),
-    }
-    assert len(kinds) == 5
-    assert (
-        calibration_kind(LORA).count(",") == 6
-    )  # unchanged, so that stored probes are still found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from expert.planning.choose import cuda_graphs as recording
+from expert.planning.choose import fastest
 from expert.run import build as building
 from expert.training import learner
 from tests.jobs.runs import events_of, losses_of, plan_of, run, weights_of, write_expert
@@ -60,7 +60,7 @@ def test_a_run_that_cannot_be_recorded_continues_without(base, tmp_path, monkeyp
     def refuses(passes):
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(recording, "_cannot_capture", lambda *_, **__: "")
+    monkeypatch.setattr(fastest, "_obstacle", lambda *_, **__: "")
     monkeypatch.setattr(
         building, "capture_for", lambda plan, device: refuses if plan.kernels.cuda_graphs else None
     )

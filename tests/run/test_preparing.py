@@ -22,7 +22,7 @@ from expert.data.tokens.encoder import CharacterEncoder, TextEncoder
 from expert.data.tokens.row_keys import RowKeys
 from expert.jobs.pretokenize import manifests_below
 from expert.manifest.reader import read_manifest
-from expert.run.open import as_packed, open_run, plan, prepare
+from expert.run.open import open_run, plan, prepare
 from tests.data.tokenizers import model_folder, small_tokenizer
 from tests.planning.planning import gpu, machine
 
@@ -87,16 +87,6 @@ def test_an_update_of_short_rows_has_the_rows_that_the_manifest_says(tmp_path):
     assert made.length.total_steps == pytest.approx(index.examples / 4, rel=0.1)
 
 
-def test_a_known_rate_gives_the_time_of_the_rows_that_were_counted(tmp_path):
-    manifest = an_expert(tmp_path, batch_size=4, epochs=3)
-    split = prepare(manifest).train
-    known = expert.plan(manifest).with_values(
-        {"length.tokens_per_second": 1000.0}, "measured", "measurement"
-    )
-    made = as_packed(known, split)
-    assert made.length.seconds == pytest.approx(3 * split.index.statistics().tokens / 1000)
-
-
 def test_another_batch_size_packs_anew_and_the_same_one_does_not(tmp_path):
     first = prepare(an_expert(tmp_path, batch_size=4, max_seq_length=512))
     again = prepare(an_expert(tmp_path, batch_size=4, max_seq_length=512))
@@ -116,11 +106,6 @@ def test_all_sequences_of_an_update_go_at_once_where_they_fit_once_they_are_coun
     assert (made.batch.sequences_per_update or 0) > 1
     assert made.batch.micro_batch == made.batch.sequences_per_update
     assert made.batch.accumulation == 1
-    # And where fewer sequences had been reckoned with before.
-    wrong = {"batch.sequences_per_update": 1, "batch.micro_batch": 1, "batch.accumulation": 1}
-    before = made.with_values(wrong, "estimated", "machine")
-    split = prepare(manifest).train
-    assert as_packed(before, split).batch == made.batch
 
 
 @pytest.mark.parametrize("packing", [True, False])

@@ -10,8 +10,8 @@ import pytest
 from expert.core.errors import ManifestError
 from expert.data.records import DataError
 from expert.manifest.reader import read_manifest
-from expert.planning.memory.calibration import workload_of
-from expert.planning.memory.memory import H200, estimate
+from expert.planning.memory.memory import estimate
+from expert.planning.memory.workload import workload_of
 from expert.run.open import open_run
 from expert.training import pressure
 from expert.training.pressure import DataWait
@@ -88,7 +88,7 @@ def test_the_memory_of_a_stream_is_that_of_the_batch_its_first_rows_make(base, t
     work = workload_of(settled)
     assert work is not None
     assert work.rows == settled.batch.micro_batch
-    parts = estimate(work, H200).on("cpu")
+    parts = estimate(work).on("cpu")
     assert (settled.memory.parts, settled.memory.peak_bytes) == (parts, sum(parts.values()))
     assert settled.memory.peak_bytes < before.memory.peak_bytes
 

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 # Shown elsewhere (memory as bars) or too large for a cell.
 _SHOWN_ELSEWHERE = {
-    "length.expected_parts",
     "memory.parts",
     "memory.workload",
     "decoding",
@@ -231,10 +230,6 @@ def _show_time(plan: RunPlan, console: Console) -> None:
         how = f"{parallel.engine}, offloaded" if parallel.offload else parallel.engine
         show(console, f"\n{how} on {cards_in_words(plan)}", "bold")
     show(console, f"\n{time_in_words(plan)}", "bold")
-    expected = plan.length.expected_parts or {}
-    parts = [f"{name} {duration_range(*part)}" for name, part in expected.items() if part[1] >= 1]
-    if len(parts) > 1:
-        show(console, f"  {', '.join(parts)}", "dim")
 
 
 def time_in_words(plan: RunPlan) -> str:
@@ -242,9 +237,8 @@ def time_in_words(plan: RunPlan) -> str:
     because = _because(plan, "length.expected_seconds")
     if plan.length.expected_seconds is None:
         return f"expected time: {because or 'unknown'}"
-    kind = "estimated" if because.startswith("estimated") else "from a rate measured here before"
     expected = duration_range(*plan.length.expected_seconds)
-    return f"expected time: {expected} on {cards_in_words(plan)}, {kind}"
+    return f"expected time: {expected} on {cards_in_words(plan)}, {because}"
 
 
 def _show_remarks(plan: RunPlan, console: Console) -> None:

@@ -145,12 +145,9 @@ def _prepared(line: DataPipeline) -> Counts | None:
 
 
 def counts_of(line: DataPipeline, train: PreparedSplit) -> Counts:
-    survey = _survey(line, train.folders)
-    if line.plan.data.packing != "none":
-        index, fill = train.index, train.index.statistics().fill
-        packed = PackedRows(index.examples, index.bins, index.length, fill)
-        survey = replace(survey, packed=packed)
-    return Counts(survey, train)
+    index, seen = train.index, train.index.statistics()
+    packed = PackedRows(index.examples, index.bins, index.length, seen.fill, seen.tokens)
+    return Counts(replace(_survey(line, train.folders), packed=packed), train)
 
 
 def _survey(line: DataPipeline, tokens: Sequence[Prepared]) -> Survey:

@@ -41,7 +41,6 @@ from expert.data.tokens.documents import DocumentStore
 from expert.data.tokens.prepare import FREE_SPACE_FIX, PREPARED_DATA
 from expert.data.tokens.row_keys import RowKeys, load_keys, load_or_make_keys
 from expert.planning.decisions import Remark
-from expert.planning.settle import PackedCounts
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -244,20 +243,6 @@ def data_order(plan: RunPlan, split: PreparedSplit) -> DataOrder:
     count = bins_per_step(index, plan.batch.examples_per_update)
     grouped = index.bin_lengths() if plan.data.group_by_length else None
     return DataOrder(index.bins, count, plan.optim.seed, grouped)
-
-
-def packed_counts(plan: RunPlan, split: PreparedSplit) -> PackedCounts:
-    """Counts of the packed rows, which the plan is settled by."""
-    index, order = split.index, data_order(plan, split)
-    return PackedCounts(
-        rows=index.examples,
-        sequences=index.bins,
-        length=index.length,
-        tokens=index.statistics().tokens,
-        sequences_per_step=order.bins_per_step,
-        steps_per_epoch=order.steps_per_epoch,
-        steps=order.steps_in(plan.length.epochs),
-    )
 
 
 # --- rows that are tokenised while training ------------------------------------------------------

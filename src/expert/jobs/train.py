@@ -142,7 +142,6 @@ def _run(
 ) -> RunResult:
     """A run from its first step, or from a checkpoint, to its end; every rank calls this."""
     from expert.run.session.execute import run_session
-    from expert.run.session.run_rate import remember_run
     from expert.run.session.session import Callbacks, Start, open_session
     from expert.run.session.session import resume as resume_from
 
@@ -168,8 +167,6 @@ def _run(
         if checkpoint is not None:
             resume_from(session, checkpoint, allow_changed=allow_changed)
         result = run_session(session)
-        if result.final is not None and group.world.size == 1:
-            remember_run(session)
         return replace(result, warnings=opened.warnings)
 
 

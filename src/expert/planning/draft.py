@@ -10,13 +10,11 @@ from typing import Any, Literal
 from expert.manifest.schema.config import TrainingConfig
 from expert.manifest.schema.dataset import DatasetSpec
 from expert.manifest.schema.manifest import CHAR_GPT, BaseModelSpec, Manifest
-from expert.planning.compilations import Compilation
 from expert.planning.decisions import Decision, Remark, Source
 from expert.planning.machine.target import Cluster, Target
 from expert.planning.measurements import MeasuredRate
-from expert.planning.memory.calibration import Calibrations
 from expert.planning.models.resolve import ResolvedModel, basename
-from expert.planning.survey import Survey
+from expert.planning.survey import PackedRows, Survey
 
 SET = "set in the manifest"
 KEPT = "kept from the run being resumed"
@@ -48,10 +46,6 @@ class PlanDraft:
     survey: Survey
     plain_text: bool | None
     """Whether the rows are texts without answers; None if not known yet."""
-    rates: tuple[MeasuredRate, ...]
-    calibrations: Calibrations
-    compilations: tuple[Compilation, ...]
-    """Compile times measured on this machine."""
     kept: ResumedChoices
     best: MeasuredRate | None = None
     """The fastest in a benchmark of this card, model and shape."""
@@ -148,6 +142,11 @@ class PlanDraft:
         return bool(self["data.packing"] != "none")
 
     @property
+    def packed_rows(self) -> PackedRows | None:
+        """What the rows were packed into; None if they are not prepared yet, or never packed."""
+        return self.survey.packed if self.packed else None
+
+    @property
     def overlong(self) -> tuple[Literal["cut", "split", "drop"], str, Source]:
         """What happens to overlong rows, why, and the source of that choice."""
         asked = self.config.overlong
@@ -204,13 +203,6 @@ class PlanDraft:
             "packing": self["data.packing"],
             "parameters": self.parameters,
         }
-
-    @property
-    def row_tokens(self) -> float | None:
-        """Mean tokens of a row; the blocks of a corpus have one length."""
-        if self.is_char_model:
-            return float(self["data.max_seq_length"])
-        return self.survey.mean_tokens
 
     @property
     def card_label(self) -> str:

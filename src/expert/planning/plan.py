@@ -9,15 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from expert.core.errors import ExpertError
-from expert.core.hashed import file_integrity, hash_file
 from expert.core.text import gib
 from expert.manifest.schema.kinds import QUANTISED
 from expert.manifest.schema.manifest import CHAR_GPT, BaseModelSpec, Manifest
 from expert.planning.choose.batching import settle_fit
-from expert.planning.choose.compiling import choose_compile
-from expert.planning.choose.cuda_graphs import settle_graphs_without_sizes
-from expert.planning.choose.expected_time import settle_expected_time
-from expert.planning.choose.fused_blocks import choose_fused_blocks
+from expert.planning.choose.blocks import choose_compile, choose_fused_blocks
+from expert.planning.choose.fastest import settle_expected_time, settle_graphs_without_sizes
 from expert.planning.choose.kernels import (
     base_quantization,
     choose_attention,
@@ -31,7 +28,6 @@ from expert.planning.choose.length import (
     settle_arithmetic,
     settle_disk,
     settle_length,
-    settle_time,
 )
 from expert.planning.choose.parallel import settle_engine, warn_of_idle_ranks
 from expert.planning.choose.recipe import (
@@ -43,12 +39,9 @@ from expert.planning.choose.recipe import (
 from expert.planning.choose.sanity import sanity_warnings
 from expert.planning.choose.sequences import settle_sequences, settle_step, settle_widths
 from expert.planning.choose.starting_points import tiny_settings_warnings
-from expert.planning.compilations import Compilation, compilations_file
 from expert.planning.draft import SET, PlanDraft, ResumedChoices
-from expert.planning.machine.host import package_version
 from expert.planning.machine.target import Cluster, Target, target_per_rank
-from expert.planning.measurements import find_best, measurements_file, read_rates, read_records
-from expert.planning.memory.calibration import calibrations_file, calibrations_of
+from expert.planning.measurements import MeasuredRate, find_best, measurements_file, read_rates
 from expert.planning.memory.workload import Workload
 from expert.planning.models.resolve import basename, resolve_model
 from expert.planning.run_plan import RunPlan
@@ -86,7 +79,6 @@ def make_plan(
     """
     spec = choose_model(manifest, model)
     dataset, is_char_model = manifest.training.dataset, spec.name == CHAR_GPT
-    torch = package_version("torch").value
     cluster = Cluster(ranks, nodes)
     target = target_per_rank(target, cluster)
     draft = PlanDraft(
@@ -97,14 +89,10 @@ def make_plan(
         target=target,
         cluster=cluster,
         survey=survey or survey_data(dataset, folder, characters=is_char_model),
-        rates=tuple(read_rates(measurements_file(environ))) if use_measurements else (),
-        calibrations=calibrations_of(target.name, torch, calibrations_file(environ)),
-        compilations=tuple(read_records(compilations_file(environ), Compilation)),
         plain_text=plain_text,
         kept=kept or ResumedChoices(),
     )
-    _warn_of_damaged_measurements(draft, environ)
-    _settle_all(draft)
+    _settle_all(draft, read_rates(measurements_file(environ)) if use_measurements else [])
     return RunPlan.model_validate(
         {
             "expert": manifest.name,
@@ -116,24 +104,14 @@ def make_plan(
     )
 
 
-def _warn_of_damaged_measurements(draft: PlanDraft, environ: Mapping[str, str]) -> None:
-    for file_of in (measurements_file, calibrations_file, compilations_file):
-        if file_integrity(file := file_of(environ)) == "damaged":
-            draft.warn(
-                "measurements",
-                f"{file}: changed after it was written: its measurements are not used  "
-                f"(remove {hash_file(file).name} if you changed it yourself)",
-            )
-
-
-def _settle_all(draft: PlanDraft) -> None:
+def _settle_all(draft: PlanDraft, benchmarks: list[MeasuredRate]) -> None:
     """Make every choice, each after those it depends on."""
     settle_model(draft)
     rank, targets = settle_adapter(draft)
     choose_precision(draft)
     choose_tf32(draft)
     settle_sequences(draft)
-    draft.best = find_best(draft.rates, draft.rate_key(base_quantization(draft)))
+    draft.best = find_best(benchmarks, draft.rate_key(base_quantization(draft)))
     choose_switches(draft)
     choose_loss_chunk(draft)
     choose_optimizer(draft)
@@ -158,7 +136,6 @@ def _settle_all(draft: PlanDraft) -> None:
         draft.warn(path, text)
     settle_watching(draft)
     draft.remarks += sanity_warnings(draft.__getitem__, draft["length.total_steps"])
-    settle_time(draft, work)
     warn_of_idle_ranks(draft)
     settle_expected_time(draft, work)
     settle_arithmetic(draft, work)
@@ -240,8 +217,6 @@ def _settle_workers(draft: PlanDraft) -> int:
         if asked > cores:
             draft.warn(path, f"{asked} workers on {cores} cores slow each other down")
         return int(draft.settle(path, asked, SET, "manifest"))
-    elif draft.target.windows:
-        because = "starting processes is slow on Windows"
     else:
         most, what = PADDED_WORKERS, "rows are padded ahead"
         if streaming:

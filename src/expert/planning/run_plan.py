@@ -117,16 +117,11 @@ class LengthPlan(Slice):
     tokens_per_epoch: int | None
     steps_per_epoch: int | None
     total_steps: int | None
-    seconds: float | None
-    seconds_at_peak: float | None
-    tokens_per_second: float | None = None
-    """Measured in a run like this one; determines `seconds`."""
     flops_per_token: float | None = None
     peak_flops: float | None = None
     expected_seconds: tuple[float, float] | None = None
-    """From the command to the end of the run, at best and at worst."""
-    expected_parts: dict[str, tuple[float, float]] | None = None
-    """Its parts: prepare, start, compile, train, evaluate."""
+    """From the start to the end of the run, at best and at worst; None where nothing like it was
+    measured."""
 
 
 class WatchPlan(Slice):
@@ -167,7 +162,7 @@ class MemoryPlan(Slice):
     parts: dict[str, int] | None
     fits: bool | None
     workload: dict[str, Any] | None = None
-    """The estimated workload; memory.calibration restores a Workload from it."""
+    """The estimated workload; memory.workload restores a Workload from it."""
 
 
 class ParallelPlan(Slice):
@@ -234,6 +229,10 @@ class RunPlan(Slice):
             changed[path] = Decision(path=path, value=value, because=because, source=source)
         decisions = [changed.pop(decision.path, decision) for decision in self.decisions]
         return RunPlan.model_validate({**tree, "decisions": [*decisions, *changed.values()]})
+
+    def source_of(self, path: str) -> str:
+        """Where a value of the plan comes from."""
+        return next((each.source for each in self.decisions if each.path == path), "machine")
 
     @property
     def soft_tokens(self) -> int:

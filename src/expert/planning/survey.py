@@ -26,7 +26,7 @@ _WIDE_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 @dataclass(frozen=True)
 class PackedRows:
-    """What the training rows were packed into."""
+    """The prepared training rows: what they were packed into, or one sequence for each."""
 
     rows: int
     sequences: int
@@ -34,11 +34,17 @@ class PackedRows:
     """Positions in a sequence."""
     fill: float
     """Share of the positions that hold a token."""
+    tokens: int
+    """In all sequences together."""
 
     @property
     def rows_per_sequence(self) -> float:
         """Mean rows per sequence."""
         return self.rows / max(1, self.sequences)
+
+    def step_sequences(self, examples: int) -> int:
+        """Sequences of a step that holds this many rows on average."""
+        return sequences_for(examples, rows=self.rows, sequences=self.sequences)
 
 
 def sequences_for(examples: int, *, rows: int, sequences: int) -> int:
@@ -59,7 +65,9 @@ class Survey:
     longest_tokens: int | None = None
     """Length of the longest row, if all were counted."""
     packed: PackedRows | None = None
-    """If they have been packed."""
+    """If they have been prepared."""
+    step_sequences: int | None = None
+    """Sequences of a step of a stream, by its first rows."""
 
     @property
     def mean_tokens(self) -> float | None:

@@ -11,7 +11,7 @@ from expert.core.errors import ExpertError
 from expert.core.install import NAME
 from expert.manifest.schema.kinds import SPLITS_WEIGHTS
 from expert.planning.machine.host import package_version
-from expert.planning.memory.memory import H200
+from expert.planning.memory.memory import CONTEXT_BYTES
 from expert.telemetry.timeline import Timeline
 from expert.training.recovery import KernelUnavailable, PrecisionUnsupported
 
@@ -289,7 +289,7 @@ def cap_memory(plan: RunPlan, device: torch.device) -> None:
     cap, share = plan.memory.cap_bytes, 1.0  # undoes the cap of an earlier plan
     if cap is not None:
         total = torch.cuda.get_device_properties(device).total_memory
-        context = (plan.memory.parts or {}).get("cuda_context", H200.context_bytes)
+        context = (plan.memory.parts or {}).get("cuda_context", CONTEXT_BYTES)
         share = min(1.0, max(0.01, (cap - context - CONTEXT_GROWTH) / total))
     torch.cuda.set_per_process_memory_fraction(share, device)
 

@@ -3,22 +3,23 @@ Everything that plans, prepares, trains or measures calls `open_run` and passes 
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from expert.core.errors import ExpertError
+from expert.core.errors import ExpertError, ManifestError, Problem
 from expert.manifest.reader import ReadManifest, read_manifest
+from expert.planning.choose.recipe import NEEDS_END
 from expert.planning.decisions import Remark
 from expert.planning.machine.target import Target, choose_target
-from expert.planning.memory.calibration import with_new_estimate
+from expert.planning.memory.fitting import even_split
 from expert.planning.models.resolve import resolve_model
 from expert.planning.plan import choose_model, make_plan
-from expert.planning.settle import with_counted_rows, with_endless_schedule, with_stream_rows
+from expert.planning.survey import Survey
 from expert.run.missing import find_missing
-from expert.run.session.memory_watch import known_calibrations
 from expert.run.stored.changes import kept_of
 from expert.run.stored.locate import run_to_resume, runs_folder
 
@@ -29,11 +30,10 @@ if TYPE_CHECKING:
     from expert.data.feed.streaming import Stream
     from expert.data.named_sources import NamedSources
     from expert.data.pipeline import DataPipeline, Tell
-    from expert.data.prepared import PreparedData, PreparedSplit
+    from expert.data.prepared import PreparedData
     from expert.planning.draft import ResumedChoices
     from expert.planning.machine.machine import Machine
     from expert.planning.run_plan import RunPlan
-    from expert.planning.survey import Survey
 
 DataState = Literal["prepared", "counted", "unread"]
 
@@ -60,8 +60,8 @@ class Opened:
     target: Target
     plan: RunPlan
     """Both shown and executed."""
-    plan_with: Callable[[ReadManifest, Survey | None], RunPlan]
-    """Plans another reading of the manifest for the same machine, model and rows."""
+    asked: Mapping[str, Any]
+    """What else the plan was made with, as make_plan takes it."""
     sources: NamedSources | ExpertError | OSError
     """The row sources, or the error from finding them."""
     resumed: Resumed | None
@@ -94,9 +94,15 @@ class Opened:
 
     def replanned(self, read: ReadManifest) -> RunPlan:
         """The plan for another reading of the same manifest, without counting rows again."""
-        counts = self.counts
-        plan = self.plan_with(read, counts.survey if counts else None)
-        return as_packed(plan, counts.packed if counts else None)
+        return self.plan_of(read, self.counts.survey if self.counts else None)
+
+    def plan_of(self, read: ReadManifest, survey: Survey | None) -> RunPlan:
+        """The plan of a reading of the manifest for this machine, given what is known of its
+        rows."""
+        asked = dict(self.asked)
+        if read.manifest.training.config.overlong != "auto":
+            asked["plain_text"] = None
+        return make_plan(read.manifest, self.target, folder=read.folder, survey=survey, **asked)
 
     def restream(self, plan: RunPlan) -> Stream:
         """Reopen the stream with the workers of another plan."""
@@ -125,8 +131,7 @@ def open_run(
     (`counted`: prepared rows are counted, others sampled; nothing is written), or to plan it by the
     size of its files (`unread`).
 
-    The plan is made once, and again when the rows are counted: they decide whether compiling pays
-    and how much is recomputed, while the first plan decides how rows are prepared.
+    The first plan decides how rows are prepared; the one that counts is made with their counts.
     `resume`: "auto", a checkpoint or a folder that identifies a run. `gpu`, `vram`: the card to
     plan for; `ranks`, `nodes`: processes and machines.
     """
@@ -141,17 +146,20 @@ def open_run(
     cards = ranks // nodes if nodes > 0 else ranks
     target = choose_target(here, gpu=gpu, vram=vram, device=device, cards=cards)
     sources = _sources(read, fetch=data != "counted")
-    plain_text = _are_plain_text(read, sources, fetch=data != "counted")
-
-    asked: dict[str, Any] = {"model": model, "use_measurements": use_measurements}
-    asked |= {"ranks": ranks, "nodes": nodes}
-    plan_with = _planner(target, plain_text, resumed.kept if resumed else None, asked)
+    asked = {
+        "model": model,
+        "use_measurements": use_measurements,
+        "ranks": ranks,
+        "nodes": nodes,
+        "kept": resumed.kept if resumed else None,
+        "plain_text": _are_plain_text(read, sources, fetch=data != "counted"),
+    }
     opened = Opened(
         read=read,
         machine=here,
         target=target,
-        plan=plan_with(read, None),
-        plan_with=plan_with,
+        plan=make_plan(read.manifest, target, folder=read.folder, **asked),
+        asked=asked,
         sources=sources,
         resumed=resumed,
         vram=vram,
@@ -159,43 +167,43 @@ def open_run(
     )
     if runs:
         refuse_missing_gpu(opened)
-        return _with_data(opened, tell, again=True)
+        return _with_data(opened, tell)
     return _counted(opened, model) if data == "counted" else opened
 
 
-def _planner(
-    target: Target, plain_text: bool | None, kept: ResumedChoices | None, asked: dict[str, Any]
-) -> Callable[[ReadManifest, Survey | None], RunPlan]:
-    """A function that plans a reading of the manifest for this target; `asked`: for make_plan."""
-
-    def plan_with(read: ReadManifest, survey: Survey | None) -> RunPlan:
-        asks = read.manifest.training.config.overlong == "auto"
-        return make_plan(
-            read.manifest,
-            target,
-            folder=read.folder,
-            survey=survey,
-            plain_text=plain_text if asks else None,
-            kept=kept,
-            **asked,
-        )
-
-    return plan_with
-
-
 def open_planned(plan: RunPlan, read: ReadManifest, machine: Machine) -> Opened:
-    """Open the data of an existing plan; only its counts change."""
+    """Open the data of an existing plan; nothing is chosen again, only steps are counted."""
+    from expert.data.feed.run_data import run_data
+    from expert.data.pipeline import open_pipeline
+
+    sources = _sources(read, fetch=True)
     opened = Opened(
         read=read,
         machine=machine,
         target=choose_target(machine, device=plan.kernels.device),
         plan=plan,
-        plan_with=lambda other, survey: plan,
-        sources=_sources(read, fetch=True),
+        asked={},
+        sources=sources,
         resumed=None,
         began=time.monotonic(),
     )
-    return _with_data(opened, lambda name, rows, tokens: None, again=False)
+    line = open_pipeline(plan, read, opened.named, tell=lambda name, rows, tokens: None)
+    data = run_data(line, _prepared(line))
+    if data.order is not None:
+        share = plan.parallel.share_of(data.order.bins_per_step)
+        micro = min(plan.batch.micro_batch, share)
+        if plan.source_of("batch.micro_batch") != "manifest":
+            micro, _ = even_split(share, micro, on_gpu=plan.kernels.device == "cuda")
+        total = data.order.steps_in(plan.length.epochs)
+        values = {
+            "batch.sequences_per_update": data.order.bins_per_step,
+            "batch.micro_batch": micro,
+            "batch.accumulation": math.ceil(share / micro),
+            "length.steps_per_epoch": data.order.steps_per_epoch,
+            "length.total_steps": min(total, plan.length.max_steps or total),
+        }
+        plan = plan.with_values(values, "prepared rows", "measurement")
+    return replace(opened, plan=plan, line=replace(line, plan=plan), run_data=data)
 
 
 def plan(
@@ -325,7 +333,7 @@ def _counted(opened: Opened, model: str | None) -> Opened:
     if not isinstance(opened.sources, Exception):
         counts = count_rows(opened.read, plan, opened.sources)
     if counts is not None:
-        plan = as_packed(opened.plan_with(opened.read, counts.survey), counts.packed)
+        plan = opened.plan_of(opened.read, counts.survey)
     absent = find_missing(opened.read, model=model)
     about_rows = counts.remarks if counts is not None else ()
     remarks: tuple[Remark, ...] = (*plan.remarks, *absent.remarks, *about_rows)
@@ -333,38 +341,37 @@ def _counted(opened: Opened, model: str | None) -> Opened:
     return replace(opened, plan=plan, counts=counts)
 
 
-def as_packed(plan: RunPlan, train: PreparedSplit | None) -> RunPlan:
-    """The plan with the step counts of the packed rows, as in the run itself."""
-    from expert.data.splits import packed_counts
-
-    if train is None:
-        return plan
-    return with_counted_rows(plan, packed_counts(plan, train), known_calibrations(plan.target))
-
-
-def _with_data(opened: Opened, tell: Tell, *, again: bool) -> Opened:
-    """Opened to run: prepare the rows if needed and settle the plan by them; `again`: plan once
-    more with their counts."""
+def _with_data(opened: Opened, tell: Tell) -> Opened:
+    """Opened to run: prepare the rows if needed, and plan by their counts."""
     from expert.data.count import counts_of
     from expert.data.feed.run_data import run_data
     from expert.data.pipeline import open_pipeline
-    from expert.data.splits import disk_space_for, prepare_splits
 
-    plan, read = opened.plan, opened.read
-    line = open_pipeline(plan, read, opened.named, tell=tell)
-    known = known_calibrations(plan.target)
-    counts, prepared = None, None
-    if not line.spec.streaming:
-        with disk_space_for(line):
-            prepared = prepare_splits(line)
-        assert prepared is not None
+    read, counts = opened.read, None
+    line = open_pipeline(opened.plan, read, opened.named, tell=tell)
+    prepared = _prepared(line)
+    if prepared is not None:
         counts = counts_of(line, prepared.train)
-        if again:
-            plan = opened.plan_with(read, counts.survey)
-        plan = as_packed(plan, prepared.train)
-        line = replace(line, plan=plan)
+        line = replace(line, plan=opened.plan_of(read, counts.survey))
     data = run_data(line, prepared)
     if data.stream is not None:
-        plan = with_stream_rows(plan, data.stream.shape.bins_per_step)
-    plan = with_endless_schedule(with_new_estimate(plan, known))
-    return replace(opened, plan=plan, counts=counts, line=line, run_data=data)
+        sequences = data.stream.shape.bins_per_step
+        seen = Survey(None, None, "the first rows of the stream", step_sequences=sequences)
+        line = replace(line, plan=opened.plan_of(read, seen))
+    endless = [remark.path for remark in line.plan.remarks if remark.text == NEEDS_END]
+    if endless:
+        fix = "set training.config.max_steps"
+        raise ManifestError(read.source, [Problem(path, NEEDS_END, fix) for path in endless])
+    return replace(opened, plan=line.plan, counts=counts, line=line, run_data=data)
+
+
+def _prepared(line: DataPipeline) -> PreparedData | None:
+    """The rows tokenised and packed; None if they are streamed."""
+    from expert.data.splits import disk_space_for, prepare_splits
+
+    if line.spec.streaming:
+        return None
+    with disk_space_for(line):
+        prepared = prepare_splits(line)
+    assert prepared is not None
+    return prepared

@@ -23,8 +23,6 @@ LOGGING_SHARE = 0.2
 SKIPPED_SHARE = 0.05
 """float16 finds its loss scale within a few skipped steps; one step in twenty is too many."""
 LINES_TO_JUDGE = 20
-BELOW_MEASURED = 0.7
-"""Two runs with the same settings differ by a few percent on a card; this is not chance."""
 CLIPPED_SHARE = 0.95
 """A few clipped steps are what the limit is for; nearly all of them point to the learning rate."""
 CLIPPED_LINES = 10
@@ -152,27 +150,6 @@ def logging_often(found: Evidence) -> RuleResult | None:
         f"{percent(step.share('other'))} of a step is neither feeding nor computing",
         keys=(f"logging_steps={max(10, round(1 / step.wall))}",),
         numbers={"lines_per_second": lines, "other_share": step.share("other")},
-    )
-
-
-def below_measured_rate(found: Evidence) -> RuleResult | None:
-    """Slower than this card was in a comparable run. The planner matched model, length, packing and
-    settings; runs with fewer threads because of other processes are excluded here."""
-    expected, step = found.amount("length.tokens_per_second"), found.step
-    rate = step.tokens_per_second if step is not None else None
-    if (
-        not expected
-        or rate is None
-        or rate >= BELOW_MEASURED * expected
-        or found.was_slowed_by_others
-    ):
-        return None  # other processes are a separate finding
-    because = found.decision("length.tokens_per_second").get("because")
-    return RuleResult(
-        f"{rate:,.0f} tokens/s; {expected:,.0f} tokens/s {because}",
-        consequence=f"{percent(rate / expected)} of the speed it had",
-        gain=expected / rate if rate else None,
-        numbers={"tokens_per_second": rate, "expected": expected},
     )
 
 
@@ -308,7 +285,7 @@ def long_run(found: Evidence) -> RuleResult | None:
     if found.before is None:
         return None
     expected = found.planned("length.expected_seconds") or (0.0, 0.0)
-    seconds = found.amount("length.seconds") or math.sqrt(expected[0] * expected[1])
+    seconds = math.sqrt(expected[0] * expected[1])
     if seconds <= LONG_RUN_SECONDS:
         return None
     tokens = (found.amount("length.tokens_per_epoch") or 0) * (found.amount("length.epochs") or 0)

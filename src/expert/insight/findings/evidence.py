@@ -12,13 +12,10 @@ from expert.insight.step.anatomy import Anatomy, StepAnatomy, finite, median, nu
 from expert.insight.step.bands import Band, expected_band
 from expert.manifest.schema.manifest import CHAR_GPT, Manifest
 from expert.planning.machine.cards import card_by_nvml_name
-from expert.planning.memory.memory import H200
+from expert.planning.memory.memory import CONTEXT_BYTES
 
 if TYPE_CHECKING:
     from expert.planning.run_plan import RunPlan
-
-CONTEXT_BYTES = H200.context_bytes
-"""What a process uses on a card outside torch's allocator."""
 
 CROWDED_CORES = 0.3
 """Share of the cores that other processes may use; above it, threads are lowered."""

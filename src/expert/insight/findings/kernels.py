@@ -15,9 +15,9 @@ from expert.insight.record import listed
 from expert.planning.choose.kernels import COMPILE_SPEEDUP
 from expert.planning.choose.rates import COLD_COMPILE
 from expert.planning.machine.cards import VOLTA, card_by_nvml_name
-from expert.planning.memory.calibration import workload_of
 from expert.planning.memory.fitting import MARGIN
 from expert.planning.memory.memory import activation_bytes
+from expert.planning.memory.workload import workload_of
 from expert.planning.run_plan import RunPlan
 
 RECOMPILES_PER_UPDATE = 0.1

@@ -6,17 +6,17 @@ import math
 from dataclasses import asdict, replace
 
 from expert.core.text import counted
-from expert.planning.choose.cuda_graphs import PATH as GRAPHS
-from expert.planning.choose.cuda_graphs import choose_capture
 from expert.planning.choose.fastest import (
+    GRAPHS,
     TimedFit,
+    choose_capture,
     max_rank_sequences,
-    micro_batch_split,
     pass_limit,
 )
 from expert.planning.choose.kernels import base_quantization
 from expert.planning.decisions import Source
 from expert.planning.draft import KEPT, SET, PlanDraft
+from expert.planning.machine.cards import AMPERE
 from expert.planning.memory.fitting import (
     CPU_TOKENS_PER_PASS,
     MARGIN,
@@ -24,16 +24,20 @@ from expert.planning.memory.fitting import (
     budget_of,
     estimate_here,
     eval_bytes,
+    even_split,
     fits,
     largest_batch,
     peak_bytes,
     suggest_fit,
 )
-from expert.planning.memory.memory import GIB
+from expert.planning.memory.memory import GIB, base_bytes
+from expert.planning.memory.shards import MASTER_BYTES
 from expert.planning.memory.workload import Workload
 
 LARGEST_EVAL_BATCH = 64
 CHECKPOINTING = "kernels.checkpointing"
+SLOT_BYTES_PER_SECOND = (12e9, 25e9)
+"""Between a card and its machine: PCIe 3 before Ampere, PCIe 4, with 16 lanes."""
 
 
 def settle_fit(draft: PlanDraft, base: Workload | None, sequences: int | None) -> Workload | None:
@@ -64,13 +68,20 @@ def settle_fit(draft: PlanDraft, base: Workload | None, sequences: int | None) -
 
 
 def _with_fewer_micro_batches(draft: PlanDraft, way: TimedFit, most: int) -> Fit:
-    """Offloaded weights are sent to the card for each micro-batch, which takes longer than
-    computing it: every block is checkpointed if that makes room for larger micro-batches."""
-    fit = way.fit
+    """Offloaded weights are sent to the card for each micro-batch. If that takes longer than
+    computing it, every block is checkpointed, provided that makes room for larger micro-batches."""
+    fit, work = way.fit, way.fit.work
     free = draft.config.gradient_checkpointing == draft.config.micro_batch_size == "auto"
-    if not free or not fit.fits or not fit.work.offload or fit.work.rows >= most:
+    if not free or not fit.fits or not work.offload or work.rows >= most or way.time is None:
         return fit
-    work = replace(fit.work, recomputed_blocks=fit.work.shape.layers)
+    sent = 2 * sum(base_bytes(work))
+    if work.is_full_finetune:  # weights for forward and backward, and gradients back
+        sent = 3 * MASTER_BYTES * work.shape.parameters
+    card = draft.target.card
+    speed = SLOT_BYTES_PER_SECOND[card.capability >= AMPERE] if card is not None else math.inf
+    if sent / work.shards / speed <= way.time.computing:
+        return fit
+    work = replace(work, recomputed_blocks=work.shape.layers)
     rows = largest_batch(draft, work, most, int(MARGIN * budget_of(draft)))
     if rows <= fit.work.rows:
         return fit
@@ -170,13 +181,13 @@ def _settle_micro_batch(
         if asked > most:
             text = f"{whose} only {counted(most, 'sequence')}: a micro-batch cannot have more"
             draft.warn(path, text)
-            if not draft.packed or draft.survey.packed is not None:
+            if not draft.packed or draft.packed_rows is not None:
                 micro, because = most, f"{whole}; micro_batch_size {asked} is more"
     elif sequences is None:
         micro, because = largest, f"the most that fits {gib}; less if a step has fewer"
     else:
         share = draft.cluster.share_of(sequences)
-        micro, _ = micro_batch_split(draft, share, largest)
+        micro, _ = even_split(share, largest, on_gpu=draft.on_gpu)
         because = f"up to {largest} fit {gib}"
         if largest == most:
             because = f"{whole} fits {gib}"
@@ -184,7 +195,7 @@ def _settle_micro_batch(
             because = f"a CPU is fastest with about {CPU_TOKENS_PER_PASS:,} tokens per micro-batch"
         measured = draft.measured(path)
         if measured is not None and fit.fits and measured[0] < micro:
-            micro, _ = micro_batch_split(draft, share, measured[0])
+            micro, _ = even_split(share, measured[0], on_gpu=draft.on_gpu)
             because, source = f"a micro-batch of {measured[0]} was {measured[1]}", "measurement"
     if not fit.fits:
         because = f"not even this fits {gib}"
@@ -252,9 +263,7 @@ def _settle_memory(draft: PlanDraft, work: Workload) -> None:
     parts = dict(estimate_here(draft, work))
     largest = sorted(parts.items(), key=lambda part: -part[1])[:3]
     words = ", ".join(f"{name.replace('_', ' ')} {size / GIB:.1f}" for name, size in largest)
-    _, how = draft.calibrations.of(work)
-    source: Source = "measurement" if how.startswith("calibrated") else "machine"
-    draft.settle("memory.peak_bytes", peak, f"estimate in GiB: {words} ({how})", source)
+    draft.settle("memory.peak_bytes", peak, f"estimate in GiB: {words}")
     stored = {**asdict(work), "targets": sorted(work.targets)}
     draft.settle("memory.workload", stored, "the estimated workload")
     draft.settle("memory.parts", parts, "estimate by purpose")

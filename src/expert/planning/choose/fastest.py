@@ -11,10 +11,12 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from expert.planning.choose.length import peaks_of, total_tokens
-from expert.planning.choose.rates import PassSeconds, pass_seconds
-from expert.planning.choose.sequences import captured_fill, occupied
-from expert.planning.draft import PlanDraft
+from expert.manifest.schema.kinds import ADAPTERS, SPLITS_WEIGHTS
+from expert.planning.choose.length import peak_flops_range, total_tokens
+from expert.planning.choose.rates import COLD_COMPILE, MEASURED_CARD, PassSeconds, pass_seconds
+from expert.planning.choose.sequences import captured_fill, captured_flat, occupied
+from expert.planning.decisions import Source
+from expert.planning.draft import SET, PlanDraft
 from expert.planning.memory.fitting import (
     MARGIN,
     Fit,
@@ -26,7 +28,8 @@ from expert.planning.memory.fitting import (
     peak_bytes,
     with_fewest_checkpointed,
 )
-from expert.planning.memory.workload import Workload
+from expert.planning.memory.workload import CAPTURED_WIDTHS, Workload
+from expert.planning.survey import local_path, survey_file
 
 WORTH = 0.98
 """A way that gives something up must be this much faster: the table is not more precise."""
@@ -35,6 +38,15 @@ AS_FAST = 1.02
 """If less than LITTLE_USED of the memory would be used, larger micro-batches are taken even if the
 table rates them only equally fast: fewer passes depend less on the host."""
 ROWS_TRIED = 8
+# Measured over expected seconds of a step on the H200: 0.85 to 1.17 for the 29 recorded runs whose
+# settings a plan would choose; up to 2.1 for those that waited for launches on shared cores.
+EXPECTED, WAITING_FOR_LAUNCHES = (0.8, 1.3), 2.3
+START_SECONDS = (10.0, 40.0)
+"""Of whole runs, outside preparing, compiling and their steps (training-speed-h200.json)."""
+EVALUATION = 0.4
+"""Relative to training on as many tokens: a forward pass, in larger batches."""
+GRAPHS = "kernels.cuda_graphs"
+NOT_ENOUGH_MEMORY = "too little memory: captured passes keep theirs"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,12 +64,156 @@ class TimedFit:
         return self.passes * self.time.seconds if self.time is not None else math.inf
 
 
+@dataclass(frozen=True, kw_only=True)
+class CaptureChoice:
+    """Whether passes are captured, why, and the resulting way through a step."""
+
+    way: TimedFit
+    value: bool
+    because: str
+    source: Source = "machine"
+    warning: str = ""
+
+
+def choose_capture(draft: PlanDraft, base: Workload, sequences: int | None) -> CaptureChoice:
+    """Capture if the manifest says so, or if the GPU would wait for its host. `base`: compiled or
+    not. Settles nothing."""
+    asked, plain = draft.config.use_cuda_graphs, fastest_fit(draft, base, sequences)
+
+    def no(because: str, source: Source = "machine") -> CaptureChoice:
+        warning = ""
+        if asked is True:
+            source, warning = "fallback", f"use_cuda_graphs: true, but {because}"
+        return CaptureChoice(
+            way=plain, value=False, because=because, source=source, warning=warning
+        )
+
+    if asked is False:
+        return no(SET, "manifest")
+    obstacle = _obstacle_of(draft, plain.fit.work)
+    if obstacle:
+        return no(obstacle)
+    flat = not base.compiled and captured_flat(draft, base.attention)
+    evaluated = draft.config.eval_batch_size
+    captured = replace(
+        base,
+        captured=True,
+        widths=CAPTURED_WIDTHS if flat else 1,
+        evaluated_rows=None if evaluated == "auto" else evaluated,
+        evaluated_row_tokens=draft["data.max_seq_length"],
+    )
+    way = fastest_fit(draft, captured, sequences)
+    # It must fit with the same quantisation and engine, and be possible to capture.
+    work, before = way.fit.work, plain.fit.work
+    has_room = way.fit.fits or not plain.fit.fits
+    has_room &= (work.quantization, work.engine) == (before.quantization, before.engine)
+    has_room &= not _obstacle_of(draft, work)
+    measured = draft.measured(GRAPHS)
+    if asked is True:
+        if not has_room:
+            return no(NOT_ENOUGH_MEMORY)
+        return CaptureChoice(way=way, value=True, because=SET, source="manifest")
+    if draft.config.deterministic:
+        return no("a resumed run starts uncaptured: the bits might differ")
+    if measured is not None and measured[0] and not has_room:
+        return no(NOT_ENOUGH_MEMORY)
+    if measured is not None:
+        way = way if measured[0] else plain
+        return CaptureChoice(way=way, value=measured[0], because=measured[1], source="measurement")
+    if plain.time is None:
+        return no("the compute time of a pass is not known")
+    computing, launching = 1e3 * plain.time.computing, 1e3 * plain.time.launching
+    times = f"about {computing:.0f} ms of compute, {launching:.0f} ms of launches per pass"
+    saved = 1 - way.step_seconds / plain.step_seconds
+    if has_room and way.step_seconds < WORTH * plain.step_seconds:
+        because = f"expected to save {saved:.0%} of the time: {times}"
+        return CaptureChoice(way=way, value=True, because=because)
+    if WORTH * launching <= computing:
+        return no(f"the host keeps up: {times}")
+    if not has_room:
+        return no(f"{NOT_ENOUGH_MEMORY} ({times})")
+    return no(
+        f"captured passes keep their memory: with what still fits they are no faster ({times})"
+    )
+
+
+def settle_graphs_without_sizes(draft: PlanDraft) -> None:
+    """For a model of unknown size: as the manifest says, else no graphs."""
+    asked = draft.config.use_cuda_graphs
+    obstacle = _obstacle(
+        draft,
+        engine=draft["parallel.engine"],
+        recomputes=draft["kernels.checkpointing"] != "none",
+        compiled=draft["kernels.compile"],
+    )
+    if asked is True and obstacle:
+        draft.settle(GRAPHS, False, obstacle, "fallback")
+        draft.warn(GRAPHS, f"use_cuda_graphs: true, but {obstacle}")
+    elif asked != "auto":
+        draft.settle(GRAPHS, asked, SET, "manifest")
+    else:
+        draft.settle(GRAPHS, False, obstacle or "the compute time of a pass is not known")
+
+
+def _obstacle_of(draft: PlanDraft, work: Workload) -> str:
+    recomputes = work.recomputed_blocks > 0
+    return _obstacle(draft, engine=work.engine, recomputes=recomputes, compiled=work.compiled)
+
+
+def _obstacle(draft: PlanDraft, *, engine: str, recomputes: bool, compiled: bool) -> str:
+    """Why passes cannot be captured at all, or ""."""
+    if not draft.on_gpu:
+        return "CUDA graphs need a GPU"
+    if engine in SPLITS_WEIGHTS:
+        return "sharded weights are gathered for each pass, which is not captured"
+    if not (draft.packed or draft.is_char_model):
+        return "padded rows vary in width: each width would be captured again"
+    adapter = ADAPTERS.get(draft.config.adapter_type)
+    if adapter is not None and adapter.not_captured:
+        return adapter.not_captured
+    if recomputes and _uses_dropout(draft):
+        return "checkpointed blocks with dropout save the random state, which a graph cannot"
+    mode = draft.config.torch_compile_mode
+    if compiled and mode in ("reduce-overhead", "max-autotune"):
+        return f"torch_compile_mode {mode} captures graphs of its own"
+    return ""
+
+
+def _uses_dropout(draft: PlanDraft) -> bool:
+    """Whether blocks draw random numbers; the character model has its own dropout."""
+    shape = draft.model.architecture
+    return bool(draft["adapter.dropout"] or (shape is not None and shape.dropout))
+
+
+# --- the fastest micro-batch ---------------------------------------------------------------------
+
+
 def fastest_fit(draft: PlanDraft, base: Workload, sequences: int | None) -> TimedFit:
-    """The fastest way that fits, compiled and captured or not as in `base`. `sequences`: per step,
-    if known."""
-    most = max_rank_sequences(draft, sequences)
+    """The fastest way that fits, compiled and captured or not as in `base`: with what fits without
+    giving anything up, or with a larger micro-batch and more checkpointed blocks. `sequences`: per
+    step, if known."""
+    most, config = max_rank_sequences(draft, sequences), draft.config
     fit = find_fit(draft, base, most, limit=pass_limit(draft, base.row_tokens, most))
-    return _with_more_rows(draft, _timed(draft, fit, sequences), sequences)
+    way = best = _timed(draft, fit, most)
+    measured = draft.measured("kernels.checkpointing") or draft.measured("batch.micro_batch")
+    free = config.gradient_checkpointing == config.micro_batch_size == "auto" and not measured
+    if not free or not fit.fits or way.time is None or fit.work.is_sharded:
+        return way
+    if fit.work.captured and _uses_dropout(draft):  # then blocks cannot be checkpointed
+        return way
+    budget = int(MARGIN * budget_of(draft))
+    for rows in _more_rows(draft, fit.work.rows, most):
+        work = replace(fit.work, rows=rows, accumulates=rows < most, recomputed_blocks=0)
+        work = with_fewest_checkpointed(draft, work, budget)
+        if peak_bytes(draft, work) > budget or not has_host_memory(draft, work):
+            break
+        other = _timed(draft, Fit(work, True), most)
+        micro = even_split(most, best.fit.work.rows, on_gpu=draft.on_gpu)[0]
+        taken = peak_bytes(draft, replace(best.fit.work, rows=micro))
+        unused = taken < LITTLE_USED * budget_of(draft)
+        if other.step_seconds < (AS_FAST if unused else WORTH) * best.step_seconds:
+            best = replace(other, checkpointed_for=rows)
+    return best
 
 
 def max_rank_sequences(draft: PlanDraft, sequences: int | None) -> int:
@@ -72,14 +228,9 @@ def pass_limit(draft: PlanDraft, row_tokens: int, most: int) -> int:
     return max_useful_batch(on_gpu=draft.on_gpu, even=even, row_tokens=row_tokens, most=most)
 
 
-def micro_batch_split(draft: PlanDraft, sequences: int, largest: int) -> tuple[int, int]:
-    """The micro-batch size and the passes that make up `sequences`."""
-    return even_split(sequences, largest, on_gpu=draft.on_gpu)
-
-
 def pass_seconds_of(draft: PlanDraft, work: Workload, passes: int) -> PassSeconds | None:
     """The time of one of `passes` passes of a step; None if the card's peak is unknown."""
-    peak = peaks_of(draft, work.precision)[0] if draft.on_gpu else None
+    peak = peak_flops_range(draft, work.precision) if draft.on_gpu else None
     if peak is None:
         return None
     card = draft.target.card
@@ -99,7 +250,7 @@ def _pass_tokens(draft: PlanDraft, work: Workload, passes: int) -> float:
     tokens, steps = total_tokens(draft), int(draft["length.total_steps"] or 0)
     if not tokens or not steps:
         return float(work.tokens)
-    known = draft.survey.packed
+    known = draft.packed_rows
     fill = 1.0
     fixed = work.compiled or work.captured or work.attention == "flex"
     if known is not None and fixed:
@@ -113,52 +264,71 @@ def _pass_tokens(draft: PlanDraft, work: Workload, passes: int) -> float:
     return min(float(work.tokens), of_a_pass)
 
 
-def _timed(draft: PlanDraft, fit: Fit, sequences: int | None) -> TimedFit:
-    rows, passes = micro_batch_split(draft, max_rank_sequences(draft, sequences), fit.work.rows)
+def _timed(draft: PlanDraft, fit: Fit, most: int) -> TimedFit:
+    rows, passes = even_split(most, fit.work.rows, on_gpu=draft.on_gpu)
     return TimedFit(
         fit=fit, passes=passes, time=pass_seconds_of(draft, replace(fit.work, rows=rows), passes)
     )
 
 
-def _with_more_rows(draft: PlanDraft, way: TimedFit, sequences: int | None) -> TimedFit:
-    """The way, or a faster one with a larger micro-batch and more checkpointed blocks."""
-    best, config, most = way, draft.config, max_rank_sequences(draft, sequences)
-    measured = draft.measured("kernels.checkpointing") or draft.measured("batch.micro_batch")
-    free = config.gradient_checkpointing == config.micro_batch_size == "auto" and not measured
-    if not free or not way.fit.fits or way.time is None or way.fit.work.is_sharded:
-        return way
-    if way.fit.work.captured and uses_dropout(draft):  # then blocks cannot be checkpointed
-        return way
-    budget = int(MARGIN * budget_of(draft))
-    for rows in _more_rows(draft, way.fit.work.rows, most):
-        work = replace(way.fit.work, rows=rows, accumulates=rows < most, recomputed_blocks=0)
-        work = with_fewest_checkpointed(draft, work, budget)
-        if peak_bytes(draft, work) > budget or not has_host_memory(draft, work):
-            break
-        other = _timed(draft, Fit(work, True), sequences)
-        micro = micro_batch_split(draft, most, best.fit.work.rows)[0]
-        taken = peak_bytes(draft, replace(best.fit.work, rows=micro))
-        unused = taken < LITTLE_USED * budget_of(draft)
-        if other.step_seconds < (AS_FAST if unused else WORTH) * best.step_seconds:
-            best = replace(other, checkpointed_for=rows)
-    return best
-
-
-def uses_dropout(draft: PlanDraft) -> bool:
-    """Whether blocks draw random numbers; the character model has its own dropout."""
-    shape = draft.model.architecture
-    return bool(draft["adapter.dropout"] or (shape is not None and shape.dropout))
-
-
 def _more_rows(draft: PlanDraft, rows: int, most: int) -> Iterator[int]:
     """Larger micro-batch sizes that divide a step evenly, ascending: first one by one, then
     doubling."""
-    before, largest = micro_batch_split(draft, most, rows)[0], rows
+    before, largest = even_split(most, rows, on_gpu=draft.on_gpu)[0], rows
     for tried in range(2 * ROWS_TRIED):
         largest += 1 if tried < ROWS_TRIED else largest
         if largest > most:
             return
-        micro, _ = micro_batch_split(draft, most, largest)
+        micro, _ = even_split(most, largest, on_gpu=draft.on_gpu)
         if micro > max(rows, before):
             before = micro
             yield micro
+
+
+# --- the whole run -------------------------------------------------------------------------------
+
+
+def settle_expected_time(draft: PlanDraft, work: Workload | None) -> None:
+    """The time from the start to the end of the run, as a range, on the card that was measured."""
+    path, steps, tokens = (
+        "length.expected_seconds",
+        draft["length.total_steps"],
+        total_tokens(draft),
+    )
+    if work is None:
+        draft.unknown(draft.resolved.shape_from, path)
+        return
+    if not steps or not tokens:
+        empty = draft["length.rows"] == 0
+        draft.unknown("there are no rows" if empty else draft.survey.because, path)
+        return
+    passes = draft["batch.accumulation"] or 1
+    time = pass_seconds_of(draft, work, passes)
+    if draft.card_key != MEASURED_CARD or work.engine != "single" or time is None:
+        draft.settle(path, None, "unknown until it runs: only single H200 cards were measured")
+        return
+    least, most = EXPECTED
+    if time.launching > time.computing:
+        most = WAITING_FOR_LAUNCHES
+    trained = steps * passes * time.seconds
+    trained *= 1 + EVALUATION * _evaluated_tokens(draft, steps) / tokens
+    compiling = COLD_COMPILE if work.compiled else 0.0
+    seconds = (
+        START_SECONDS[0] + 0.4 * compiling + least * trained,
+        START_SECONDS[1] + 1.3 * compiling + most * trained,
+    )
+    draft.settle(path, seconds, "estimated from runs on an H200, without preparing the rows")
+
+
+def _evaluated_tokens(draft: PlanDraft, steps: int) -> float:
+    """Tokens of all evaluations of the run together."""
+    data, strategy = draft.dataset, draft["watch.evaluation_strategy"]
+    every, per_epoch = draft["watch.eval_steps"], draft["length.steps_per_epoch"]
+    if strategy == "no":
+        return 0.0
+    tokens = (draft.survey.tokens or 0) * data.validation_split
+    if data.validation_path:
+        tokens = survey_file(local_path(data.validation_path, draft.folder)).tokens or 0
+    if strategy == "steps" and every:
+        return float(tokens * (steps // every + 1))
+    return float(tokens * max(1, math.ceil(steps / per_epoch / draft["watch.eval_every_epochs"])))

@@ -103,7 +103,7 @@ def choose_attention(draft: PlanDraft, fused_seconds: float | None) -> None:
     What replaces use_sdpa depends on the card, which is only known here. `fused_seconds`: the
     training time with fused blocks and nothing else compiled.
     """
-    known = draft.survey.packed
+    known = draft.packed_rows
     full = known is None or known.fill >= FULL_ENOUGH  # FlexAttention needs a fixed width
     long = full and (fused_seconds or 0) > FLEX_PAYS_AFTER_SECONDS
     brief = fused_seconds is not None and fused_seconds < FLASH4_PAYS_AFTER_SECONDS

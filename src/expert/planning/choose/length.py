@@ -1,4 +1,4 @@
-"""How long the run is: steps, tokens, measured time, and disk space."""
+"""How long the run is: steps, tokens, arithmetic, and disk space."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from fractions import Fraction
 
 from expert.core.text import counted
 from expert.manifest.schema.kinds import OPTIMIZERS
-from expert.planning.decisions import Remark
+from expert.planning.decisions import Source
 from expert.planning.draft import PlanDraft
 from expert.planning.machine.cards import CARDS, MEMORY_TOLERANCE, Card
-from expert.planning.measurements import MeasuredRate, find_rate, ranks_of, speed_settings
 from expert.planning.memory.workload import Workload, flops_per_token
 
 MAX_STEPS = "length.max_steps"
@@ -33,14 +32,15 @@ def _whole_training_rows(draft: PlanDraft, length: int) -> int | None:
 
 
 def settle_length(draft: PlanDraft) -> None:
-    """Rows, tokens and steps, as far as the data can be counted."""
-    length, survey = draft["data.max_seq_length"], draft.survey
+    """Rows, tokens and steps: as prepared, or as far as the data can be counted."""
+    length, survey, known = draft["data.max_seq_length"], draft.survey, draft.survey.packed
     draft.settle_from_config("length.epochs", "epochs")
-    limit = draft.config.max_steps or None
+    limit, epochs = draft.config.max_steps or None, draft.config.epochs
     draft.settle_from_config(MAX_STEPS, "max_steps", limit)
+    examples = draft["batch.examples_per_update"]
     whole = rows = _whole_training_rows(draft, length)
-    if survey.packed is not None:
-        rows = survey.packed.rows
+    if draft.packed_rows is not None:
+        rows = draft.packed_rows.rows
     elif rows is not None:
         rows *= draft.parts_per_row(length)  # each part of a split row is a row
     if rows is None:
@@ -50,36 +50,37 @@ def settle_length(draft: PlanDraft) -> None:
             draft.settle("length.total_steps", limit, "max_steps", "manifest")
         return
     draft.settle("length.rows", rows, f"{survey.because}, without those for validation")
-    if survey.tokens is None:
+    how = "characters" if draft.is_char_model else survey.tokens_from
+    if known is not None:
+        draft.settle("length.tokens_per_epoch", known.tokens, "prepared", "measurement")
+    elif survey.tokens is None:
         draft.unknown(survey.because, "length.tokens_per_epoch")
     else:
         all_rows = survey.rows or max(1, survey.tokens // length)
         kept = survey.tokens * (whole or 0) / all_rows if all_rows else 0.0
         if draft.overlong[0] != "split" and not draft.is_char_model:
             kept = min(kept, float(rows * length))
-        how = "characters" if draft.is_char_model else survey.tokens_from
         draft.settle("length.tokens_per_epoch", int(kept), how)
-    examples, epochs = draft["batch.examples_per_update"], draft.config.epochs
-    steps = math.ceil(rows / examples)
-    because = f"{counted(rows, 'row')}, {examples} per step"
-    draft.settle("length.steps_per_epoch", steps, because)
+    steps, because = math.ceil(rows / examples), f"{counted(rows, 'row')}, {examples} per step"
+    source: Source = "machine"
+    if known is not None:
+        each = known.step_sequences(examples)
+        steps, source = math.ceil(known.sequences / each), "measurement"
+        because = f"prepared: {known.rows:,} rows in {known.sequences:,} sequences, {each} per step"
+    draft.settle("length.steps_per_epoch", steps, because, source)
     total = math.ceil(steps * Fraction(str(epochs)))  # 1.1 × 50 is 55, not 55.0…01
     because = f"{steps} × {_epochs(epochs)}"
     if limit and limit < total:
         total, because = limit, "max_steps"
     elif limit and limit > total:
-        draft.remarks.append(max_steps_not_reached(limit, updates=total, epochs=epochs))
-    draft.settle("length.total_steps", total, because)
+        ends = (
+            f"{_epochs(epochs)} {'ends' if epochs == 1 else 'end'} after {counted(total, 'step')}"
+        )
+        text = f"{ends}, before the {limit} of max_steps  (raise epochs to train longer)"
+        draft.supersede(MAX_STEPS, text)
+    draft.settle("length.total_steps", total, because, source)
     if rows == 0:
         draft.warn("length.rows", f"there are no rows to train on: {survey.because}")
-
-
-def max_steps_not_reached(max_steps: int, *, updates: int, epochs: float) -> Remark:
-    """The remark that the epochs end before max_steps."""
-    ends = "ends" if epochs == 1 else "end"
-    over = f"{_epochs(epochs)} {ends} after {counted(updates, 'step')}"
-    text = f"{over}, before the {max_steps} of max_steps  (raise epochs to train longer)"
-    return Remark(kind="superseded", path=MAX_STEPS, text=text)
 
 
 def _epochs(number: float) -> str:
@@ -95,79 +96,28 @@ def total_tokens(draft: PlanDraft) -> float | None:
     return float(per_epoch) * float(total) / float(steps)
 
 
-def peak_flops(draft: PlanDraft, precision: str) -> float | None:
-    """Dense peak of the card in this precision, FLOP/s; None if unknown."""
-    card = draft.target.card
-    return peak_of(card, precision) if card is not None and draft.on_gpu else None
-
-
 def peak_of(card: Card, precision: str) -> float | None:
     """Published dense peak of a card, FLOP/s."""
     rate = {"bf16": card.bf16_tflops, "fp16": card.fp16_tflops, "fp32": card.tf32_tflops}[precision]
     return rate * 1e12 if rate else None
 
 
-def peaks_of(draft: PlanDraft, precision: str) -> tuple[tuple[float, float] | None, str]:
-    """Peak of the card and its name; for a card known only by its memory, from the slowest to the
-    fastest with as much. None with the reason if unknown."""
-    peak, size = peak_flops(draft, precision), draft.target.budget_bytes
-    if peak is not None:
-        return (peak, peak), draft.target.name
-    if draft.target.card is None and not draft.target.is_this_machine:
-        alike = [
-            (peak_of(card, precision), card.name)
-            for card in CARDS
-            if abs(card.memory_gib * 2**30 / size - 1) <= MEMORY_TOLERANCE
-        ]
-        known = sorted((peak, name) for peak, name in alike if peak is not None)
-        if known:
-            (slow, first), (fast, last) = known[0], known[-1]
-            return (slow, fast), f"cards with as much memory, {first} to {last}"
-    return None, f"the peak of {draft.target.name} is not known"
-
-
-def matching_rate(draft: PlanDraft, ranks: int | None = None) -> MeasuredRate | None:
-    """The rate measured in a run like this one; `ranks`: with this many processes instead of its
-    own number."""
-    ranks = ranks or draft.cluster.ranks
-    settled = {path: decision.value for path, decision in draft.decisions.items()}
-    settled |= speed_settings(draft.decisions, cores=None if draft.on_gpu else draft.target.cores)
-    # Unknown if rows are tokenised on the fly.
-    row_tokens = None if draft.config.tokenize == "late" else draft.row_tokens
-    wanted = draft.rate_key(str(settled["model.quantization"])) | {"row_tokens": row_tokens}
-    rates = [rate for rate in draft.rates if ranks_of(rate) == ranks]
-    return find_rate(rates, wanted, settled)
-
-
-def settle_time(draft: PlanDraft, work: Workload | None) -> None:
-    """Seconds from a measured rate, and the lower bound from the card's peak."""
-    tokens, rate = total_tokens(draft), matching_rate(draft)
-    path, seconds = "length.tokens_per_second", "length.seconds"
-    unmeasured = f"no run like this one was measured yet ({draft.model_key} on {draft.card_key})"
-    if rate is None:
-        draft.unknown(unmeasured, path)
-    else:
-        measured = f"measured on {rate.measured_on} in a run like this one"
-        draft.settle(path, rate.tokens_per_second, measured, "measurement")
-    if tokens is None:
-        rows = draft["length.rows"]
-        draft.unknown("there are no rows" if rows == 0 else draft.survey.because, seconds)
-    elif rate is None:
-        draft.unknown(unmeasured, seconds)
-    else:
-        because = f"{rate.tokens_per_second:,.0f} tokens/s measured on {rate.measured_on}"
-        draft.settle(seconds, tokens / rate.tokens_per_second, because, "measurement")
-    path = "length.seconds_at_peak"
-    if tokens is None or work is None:
-        draft.unknown(draft.survey.because if tokens is None else draft.resolved.shape_from, path)
-    elif (peak := peak_flops(draft, work.precision)) is None:
-        draft.unknown(f"the peak of {draft.target.name} is not known", path)
-    else:
-        ranks = draft.cluster.ranks
-        flops = flops_per_token(work, draft.mean_document(work.row_tokens))
-        floor = tokens * flops / (peak * ranks)
-        whose = "the card's full peak" if ranks == 1 else f"the full peak of {ranks} cards"
-        draft.settle(path, floor, f"arithmetic alone at {whose}; no run can be faster")
+def peak_flops_range(draft: PlanDraft, precision: str) -> tuple[float, float] | None:
+    """Dense peak of the card, FLOP/s, twice; for a card known only by its memory, from the slowest
+    to the fastest with as much. None if unknown."""
+    target = draft.target
+    if target.card is not None:
+        peak = peak_of(target.card, precision) if draft.on_gpu else None
+        return (peak, peak) if peak is not None else None
+    if target.is_this_machine:
+        return None
+    alike = [
+        card
+        for card in CARDS
+        if abs(card.memory_gib * 2**30 / target.budget_bytes - 1) <= MEMORY_TOLERANCE
+    ]
+    known = [peak for card in alike if (peak := peak_of(card, precision)) is not None]
+    return (min(known), max(known)) if known else None
 
 
 def settle_arithmetic(draft: PlanDraft, work: Workload | None) -> None:
@@ -180,7 +130,8 @@ def settle_arithmetic(draft: PlanDraft, work: Workload | None) -> None:
         flops = flops_per_token(replace(work, recomputed_blocks=0), mean)
         because = f"documents of {mean:.0f} tokens; checkpointed blocks are counted once"
         draft.settle(path, flops, because)
-    peak, path = peak_flops(draft, str(draft["kernels.precision"])), "length.peak_flops"
+    card, path = draft.target.card if draft.on_gpu else None, "length.peak_flops"
+    peak = peak_of(card, str(draft["kernels.precision"])) if card is not None else None
     if peak is None:
         draft.unknown(f"the peak of {draft.target.name} is not known", path)
     else:

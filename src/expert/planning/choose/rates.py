@@ -1,21 +1,17 @@
-"""The table of rates that plans are based on: speeds of runs on an H200, by model and path.
+"""The one table of speeds that plans are based on: runs on an H200, by model size and kernels.
 
 It decides whether blocks are compiled and passes captured, the micro-batch size and the expected
-time; nothing else guesses a speed. A measured rate of a run or a benchmark takes precedence
-(planning/measurements.py).
+time; nothing else guesses a speed. What `expert benchmark` found to be fastest on a card takes
+precedence (planning/measurements.py).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
 from expert.planning.memory.workload import Workload, flops_per_token
-
-Range = tuple[float, float]
-"""From the shortest to the longest, or the slowest to the fastest, expected value."""
 
 MEASURED_CARD = "h200"
 MEASURED_BANDWIDTH = 4800.0
@@ -34,28 +30,16 @@ _SHARES = (
 _SAME_SIZE = 1.25
 """A model within this factor of a measured one counts as measured."""
 _CHARACTER_SHARES = (0.165, 0.285)  # char-gpt-h200.json: 0.165; 0.278 and 0.297
-_ON_THE_MEASURED_CARD = (0.65, 1.20)
-_ON_OTHER_CARDS = (0.55, 1.35)
-"""Factors for the share of the peak: cards differ in memory bandwidth, clocks and cooling."""
-# Seconds the host needs to launch the forward and backward of a block. The slow end is from
-# shared cores beside the H200: with graphs 0.5 to 0.7 ms (experts-h200.json), compiled 2.8 to 4.3,
-# eager 7.7 to 9.1 (small-updates-h200.json, ladder-expert-h200.json); fused 3.4 to 4.9
-# (small-steps-h200.json).
-_LAUNCH: Mapping[str, Range] = {
-    "recorded": (0.15e-3, 0.8e-3),
-    "fused": (0.4e-3, 5.0e-3),
-    "compiled": (0.4e-3, 4.5e-3),
-    "eager": (0.6e-3, 9.5e-3),
-}
-# The same for a typical host, to decide by: eager 2.2 ms with sixteen dedicated cores, 8 on shared
-# ones; compiled about half of that; fused 3.4 to 4.9 on shared ones. Blocks without adapters: 2.6
-# and 2.1 ms for the character GPT (small-updates-h200.json, ladder-char-gpt-h200.json).
-_ADAPTED = {"recorded": 0.1e-3, "fused": 3.0e-3, "compiled": 2.0e-3, "eager": 4.2e-3}
-_USUAL_LAUNCH: Mapping[str, Mapping[str, float]] = {
+# Seconds that a usual host needs to launch forward and backward of a block: eager 2.2 ms with
+# sixteen dedicated cores, 8 on shared ones; compiled about half of that; fused 3.4 to 4.9 on shared
+# ones (small-steps-h200.json). Blocks without adapters: 2.6 and 2.1 ms for the character GPT
+# (small-updates-h200.json, ladder-char-gpt-h200.json).
+_ADAPTED = {"captured": 0.1e-3, "fused": 3.0e-3, "compiled": 2.0e-3, "eager": 4.2e-3}
+_LAUNCH = {
     "adapter": _ADAPTED,
     # Weights are unpacked by kernels of their own (peers-h200.json: 8B on NF4 in 16 and 24 GB).
     "4-bit adapter": {**_ADAPTED, "fused": 4.5e-3},
-    "plain": {"recorded": 0.1e-3, "fused": 2.1e-3, "compiled": 2.1e-3, "eager": 2.6e-3},
+    "plain": {"captured": 0.1e-3, "fused": 2.1e-3, "compiled": 2.1e-3, "eager": 2.6e-3},
 }
 BLOCK_SECONDS = {"compiled": 0.24e-3, "eager": 0.35e-3}
 """Fixed time of a block in a pass, however few its tokens: kernel tails, small tiles. Compiled, 8B
@@ -68,50 +52,11 @@ a time, captured, ran at 16,019 tokens/s in fused blocks and in bf16 at 18,163 (
 compiled layer by layer 12,629 and 16,222."""
 _UNPACKED_WEIGHTS = 218e6
 """Weights of the block in that measurement."""
-_SLOWER = {"int4": 0.75, "int8": 0.9, "fp8": 0.9}
-"""Cost of a quantised base: 8B in 24 GB ran at 0.39 of the peak, unquantised at 0.50."""
 _FLOAT8 = 1.37
 """8B with an FP8 base in fused blocks: 24,802 tokens/s instead of 18,054, in bf16
 (flash4-h200.json). Smaller models gain less."""
-_SLOW_ATTENTION = 0.6
-_DORA = 0.9  # 8b dora nf4 against 8b nf4
-_WITHOUT_FUSED_LOSS = 0.85
-_PADDED_FILL = 0.6  # unpacked rows, padded to the longest of a batch
-# A CPU: 39 to 49 GFLOP/s per core on two cores of a Xeon (ladder-expert-json-cpu.json,
-# cpu-at-once); other processors and many cores were not measured, so the range is wide.
-_CPU_FLOPS_A_CORE = (10e9, 60e9)
-_CPU_CORES = 0.8  # more cores help less: exponent of the core count at the slow end
-_SAME_RUN = (0.9, 1.15)  # runs of one plan on one machine differ by a few percent
-_LADDER = (0.75, 1.1)
-"""A benchmark measures the best setting in short windows; a run also logs and saves."""
-_OTHERWISE_SET = (0.5, 1.6)
 COLD_COMPILE = 30.0
-"""Seconds that compiling adds before the first step, 16 cores, 0.6B on an H200; earlier sessions in
-training-speed-h200.json and the ladders took 18 to 28."""
-WARM_COMPILE = 4.0
-"""The same with torch's cache: 3.5 s instead of 31.6."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunShape:
-    """What the time of a run depends on, apart from the machine."""
-
-    work: Workload
-    tokens: float
-    """Trained on over the whole run."""
-    steps: int
-    micro_batches: float
-    """Per step."""
-    mean_tokens: float
-    """Per row."""
-    packed: bool
-    characters: bool = False
-    evaluated_tokens: float = 0.0
-    """Over all evaluations."""
-    unprepared_tokens: float = 0.0
-    """Still to be tokenised."""
-    compile_seconds: float = COLD_COMPILE
-    """If blocks are compiled."""
+"""Seconds that compiling adds before the first step, 16 cores, 0.6B on an H200."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +86,8 @@ def pass_seconds(
     of its memory, if known."""
     fast = work.compiled or work.is_fused
     share = share_of_peak(work.shape.parameters, compiled=fast, characters=characters)
-    share *= _float8_gain(work)
+    if work.quantization == "fp8" and work.is_fused:
+        share *= _between([(1e9, 1.0), (8e9, _FLOAT8)], work.shape.parameters)
     fixed = work.shape.layers * BLOCK_SECONDS["compiled" if fast else "eager"]
     if work.quantization == "int4":
         size = work.shape.block_linear_parameters / _UNPACKED_WEIGHTS
@@ -150,24 +96,14 @@ def pass_seconds(
         fixed += work.shape.layers * seconds * size * slower
     kind = "plain" if work.adapter in ("full", "none") else "adapter"
     kind = "4-bit adapter" if kind == "adapter" and work.quantization == "int4" else kind
+    path = "captured" if work.captured else "fused" if work.is_fused else ""
+    path = path or ("compiled" if work.compiled else "eager")
+    # Checkpointed blocks launch their forward again: a third of forward and backward.
+    blocks = work.shape.layers + work.recomputed_blocks / 3
     return PassSeconds(
         computing=tokens * flops_per_token(work, mean_tokens) / (share * peak) + fixed,
-        launching=_launched_blocks(work) * _USUAL_LAUNCH[kind][_launch_path(work)],
+        launching=blocks * _LAUNCH[kind][path],
     )
-
-
-def _launch_path(work: Workload) -> str:
-    """What decides the time to launch a block: a key of _LAUNCH."""
-    if work.captured:
-        return "recorded"
-    if work.is_fused:
-        return "fused"
-    return "compiled" if work.compiled else "eager"
-
-
-def _launched_blocks(work: Workload) -> float:
-    """Checkpointed blocks launch their forward again: a third of forward and backward."""
-    return work.shape.layers + work.recomputed_blocks / 3
 
 
 def share_of_peak(parameters: int, *, compiled: bool, characters: bool) -> float:
@@ -180,57 +116,6 @@ def share_of_peak(parameters: int, *, compiled: bool, characters: bool) -> float
 def is_measured_size(parameters: int) -> bool:
     """Whether a model is about as large as one in the table."""
     return any(abs(math.log(parameters / size)) <= math.log(_SAME_SIZE) for size, *_ in _SHARES)
-
-
-def _float8_gain(work: Workload) -> float:
-    if work.quantization != "fp8" or not work.is_fused:
-        return 1.0
-    return _between([(1e9, 1.0), (8e9, _FLOAT8)], work.shape.parameters)
-
-
-def gpu_rate(run: RunShape, *, peak: Range, measured_card: bool) -> Range:
-    """Tokens per second in training, from the slowest to the fastest expected.
-
-    `peak`: dense FLOP/s of the card, as a range if only the kind of card is known.
-    """
-    spread = _ON_THE_MEASURED_CARD if measured_card else _ON_OTHER_CARDS
-    work = run.work
-    fast = work.compiled or work.is_fused
-    share = share_of_peak(work.shape.parameters, compiled=fast, characters=run.characters)
-    share *= _float8_gain(work)
-    low, high = (share * times for times in spread)
-    low *= _slowdown(run)
-    flops = flops_per_token(work, run.mean_tokens)
-    tokens = run.tokens / max(1, run.steps)
-    blocks = run.micro_batches * _launched_blocks(work)
-    least, most = (blocks * seconds for seconds in _LAUNCH[_launch_path(work)])
-    slowest = max(tokens * flops / (low * peak[0]), most)
-    fastest = max(tokens * flops / (high * peak[1]), least)
-    return tokens / slowest, tokens / fastest
-
-
-def cpu_rate(run: RunShape, cores: int) -> Range:
-    """The same for a CPU, known only roughly."""
-    flops = flops_per_token(run.work, run.mean_tokens)
-    low = _CPU_FLOPS_A_CORE[0] * cores**_CPU_CORES * _slowdown(run)
-    return low / flops, _CPU_FLOPS_A_CORE[1] * cores / flops
-
-
-def measured_range(tokens_per_second: float, kind: str) -> Range:
-    """The range around a rate measured in the same run, a benchmark, or with other settings."""
-    spread = {"run": _SAME_RUN, "ladder": _LADDER, "other": _OTHERWISE_SET}[kind]
-    return tokens_per_second * spread[0], tokens_per_second * spread[1]
-
-
-def _slowdown(run: RunShape) -> float:
-    """Slowdown at the slow end, apart from the model size."""
-    work = run.work
-    times = _SLOWER.get(work.quantization, 1.0)
-    times *= _DORA if work.adapter == "dora" else 1.0
-    times *= 1.0 if work.fused_loss or run.characters else _WITHOUT_FUSED_LOSS
-    times *= 1.0 if run.packed or run.characters else _PADDED_FILL
-    slow = work.attention == "eager" or (work.attention == "sdpa" and run.packed)
-    return times * (_SLOW_ATTENTION if slow else 1.0)
 
 
 def _between(points: list[tuple[float, float]], size: float) -> float:

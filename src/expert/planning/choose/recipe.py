@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from expert.core.files import read_json
-from expert.manifest.schema.kinds import ADAPTERS, takes
+from expert.manifest.schema.kinds import ADAPTERS, SCHEDULES, takes
 from expert.manifest.schema.manifest import Adapter, CharGptShape
 from expert.planning.draft import SET, PlanDraft
 from expert.planning.models.resolve import basename
@@ -22,6 +22,7 @@ SCRATCH_RATE = 1e-3
 SECONDS_WITHOUT_PROGRESS, SECONDS_TO_COMPILE = 60.0, 600.0
 DEFAULT_WARMUP_RATIO = 0.03
 STREAMED_SAVE_STEPS = 500
+NEEDS_END = "needs the total number of steps, which a stream does not have"
 # Matched against the last part of a model's name; "yi" and "phi" are short and must begin it.
 _TEMPLATES = (
     (r"qwen|^yi-", "chatml"),
@@ -166,23 +167,46 @@ def settle_optimisation(draft: PlanDraft) -> None:
         rate = ADAPTERS[kind].rate if kind in ADAPTERS else others[kind]
         because = f"usual for {kind}"
     draft.choose("optim.learning_rate", "learning_rate", rate, because, "preset")
-    draft.settle_from_config("optim.scheduler", "lr_scheduler")
-    options = config.lr_scheduler_kwargs.model_dump(exclude_none=True)
-    draft.settle_from_config("optim.scheduler_options", "lr_scheduler_kwargs", options)
+    _settle_schedule(draft)
+    for key in ("weight_decay", "betas", "seed"):
+        draft.settle_from_config(f"optim.{key}", key)
+    draft.settle_from_config("optim.epsilon", "adam_epsilon")
+    draft.settle_from_config("optim.max_grad_norm", "max_grad_norm", config.max_grad_norm or 0.0)
+
+
+def _settle_schedule(draft: PlanDraft) -> None:
+    """The schedule and its warm-up. A stream without max_steps has no last step: a constant rate
+    replaces a default schedule; one that the manifest names is refused when it is run."""
+    config = draft.config
+    endless = draft.dataset.streaming and not config.max_steps
+    because = "a stream has no last step; set max_steps"
+    needs_end = {
+        "lr_scheduler": SCHEDULES[config.lr_scheduler].needs_end,
+        "warmup_ratio": config.warmup_ratio is not None,
+    }
+    asked = [key for key, needs in needs_end.items() if needs and key in config.model_fields_set]
+    for key in asked if endless else ():
+        draft.warn(f"training.config.{key}", NEEDS_END)
+    if endless and needs_end["lr_scheduler"] and "lr_scheduler" not in asked:
+        draft.settle("optim.scheduler", "constant", because)
+        draft.settle("optim.scheduler_options", {}, because)
+    else:
+        draft.settle_from_config("optim.scheduler", "lr_scheduler")
+        options = config.lr_scheduler_kwargs.model_dump(exclude_none=True)
+        draft.settle_from_config("optim.scheduler_options", "lr_scheduler_kwargs", options)
     if config.warmup_ratio is not None:
         draft.settle("optim.warmup_steps", None, "warmup_ratio is set", "manifest")
         draft.settle_from_config("optim.warmup_ratio", "warmup_ratio")
     elif config.warmup_steps is not None:
         draft.settle_from_config("optim.warmup_steps", "warmup_steps")
         draft.settle("optim.warmup_ratio", None, "warmup_steps is set", "manifest")
+    elif endless:
+        draft.settle("optim.warmup_steps", None, because)
+        draft.settle("optim.warmup_ratio", None, because)
     else:
         draft.settle("optim.warmup_steps", None, "warmup_ratio is used", "preset")
         because = "a short warm-up steadies the first steps"
         draft.settle("optim.warmup_ratio", DEFAULT_WARMUP_RATIO, because, "preset")
-    for key in ("weight_decay", "betas", "seed"):
-        draft.settle_from_config(f"optim.{key}", key)
-    draft.settle_from_config("optim.epsilon", "adam_epsilon")
-    draft.settle_from_config("optim.max_grad_norm", "max_grad_norm", config.max_grad_norm or 0.0)
 
 
 def settle_watching(draft: PlanDraft) -> None:

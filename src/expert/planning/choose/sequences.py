@@ -10,7 +10,6 @@ from expert.core.text import counted
 from expert.planning.decisions import Source
 from expert.planning.draft import KEPT, SET, PlanDraft
 from expert.planning.models.presets import char_gpt_batch
-from expert.planning.survey import sequences_for
 
 DEFAULT_EXAMPLES_PER_STEP = 16
 DEFAULT_LENGTH = 2048
@@ -84,7 +83,7 @@ def concatenation_of(examples: int, *, mean: float, length: int) -> Packing:
 
 def settle_widths(draft: PlanDraft) -> None:
     """Whether padding is removed from batches, or they are trimmed to the fullest sequence."""
-    path, known = "data.trim", draft.survey.packed
+    path, known = "data.trim", draft.packed_rows
     fixed, captured = "", draft["kernels.cuda_graphs"]
     if captured and not captured_flat(draft, draft["kernels.attention"]):
         fixed = "CUDA graphs need a fixed width"
@@ -110,7 +109,7 @@ def settle_widths(draft: PlanDraft) -> None:
 
 def _settle_flat(draft: PlanDraft, fixed: str) -> bool:
     """Whether the sequences of a batch lie end to end. `fixed`: why widths are fixed, or ""."""
-    path, known = "data.flat", draft.survey.packed
+    path, known = "data.flat", draft.packed_rows
     by_boundaries = draft["kernels.attention"] in VARLEN_ATTENTION
     if fixed or not (draft.packed and draft.on_gpu and by_boundaries):
         draft.settle(path, False, fixed or "sequences are rows of a matrix for this attention")
@@ -140,7 +139,7 @@ def occupied(draft: PlanDraft, passes: int, rows: int) -> float:
 def captured_flat(draft: PlanDraft, attention: str) -> bool:
     """Whether uncompiled passes over rows laid end to end would be captured in a few widths: each
     keeps its gradients, which are small for adapters only."""
-    known = draft.survey.packed
+    known = draft.packed_rows
     narrow = attention in VARLEN_ATTENTION and draft.config.adapter_type != "full"
     if not narrow or not draft.packed or known is None:
         return False
@@ -207,33 +206,39 @@ def settle_step(draft: PlanDraft) -> tuple[int | None, int]:
     """Rows per step, independent of card and memory. Returns the sequences they fill, and the
     positions in each that memory is planned for: all of them while the longest row is unknown."""
     examples = _settle_examples(draft)
-    length, survey = draft["data.max_seq_length"], draft.survey
+    length, survey, known = draft["data.max_seq_length"], draft.survey, draft.survey.packed
     path, long = "batch.sequences_per_update", "data.sequence_length"
     if not draft.packed:
         draft.settle(path, examples, "one row per sequence")
-        draft.settle(long, length, "rows are cut to it")
-        return examples, length
-    if survey.mean_tokens is None:
-        draft.unknown(f"row lengths are not known: {survey.because}", path)
+        width = known.length if known is not None else length
+        draft.settle(long, width, "rows are cut to it" if width == length else "the longest row")
+        return examples, width
+    if survey.mean_tokens is None and known is None:
+        if survey.step_sequences is not None:
+            draft.settle(path, survey.step_sequences, survey.because, "measurement")
+        else:
+            draft.unknown(f"row lengths are not known: {survey.because}", path)
         draft.settle(long, length, "max_seq_length; less if rows are short")
-        return None, length
-    mean = survey.mean_tokens / draft.parts_per_row(length)
-    packing = _packing(draft, examples, mean, length)
-    rows_per_sequence = max(1.0, PACKED_FILL * packing.length / mean)
-    if packing.most_rows is not None:
-        rows_per_sequence = examples / packing.sequences
-    if survey.packed is not None:
-        rows_per_sequence = survey.packed.rows_per_sequence
+        return survey.step_sequences, length
+    if known is not None:
+        sequences, positions = known.step_sequences(examples), known.length
+        rows_per_sequence, source = known.rows_per_sequence, "measurement"
+    else:
+        mean = (survey.mean_tokens or 0) / draft.parts_per_row(length)
+        packing = _expected_packing(draft, examples, mean, length)
+        sequences, positions = packing.sequences, packing.length
+        rows_per_sequence, source = max(1.0, PACKED_FILL * positions / mean), "machine"
+        if packing.most_rows is not None:
+            rows_per_sequence = examples / sequences
     because = f"{examples} rows, about {rows_per_sequence:.1f} per sequence ({survey.because})"
-    if survey.packed is not None:
-        because = f"{because}, {survey.packed.fill:.0%} full"
-    draft.settle(path, packing.sequences, because)
+    if known is not None:
+        because = f"{because}, {known.fill:.0%} full"
+    draft.settle(path, sequences, because, source)
     because = "max_seq_length"
-    if packing.length < length:
-        hold = counted(packing.sequences, "sequence")
-        because = f"{hold} of this length: {examples} rows on average"
-    draft.settle(long, packing.length, because)
-    return packing.sequences, length if survey.longest_tokens is None else packing.length
+    if positions < length:
+        because = f"{counted(sequences, 'sequence')} of this length: {examples} rows on average"
+    draft.settle(long, positions, because)
+    return sequences, length if survey.longest_tokens is None else positions
 
 
 def _settle_examples(draft: PlanDraft) -> int:
@@ -267,7 +272,7 @@ def _rows_for_batch_tokens(draft: PlanDraft, tokens: int) -> tuple[int, str]:
     """The rows per step if the manifest gives tokens per step; the same for every step."""
     path, packed, length = (
         "batch.tokens_per_step",
-        draft.survey.packed,
+        draft.packed_rows,
         draft["data.max_seq_length"],
     )
     times = draft.config.gradient_accumulation_steps
@@ -286,12 +291,9 @@ def _rows_for_batch_tokens(draft: PlanDraft, tokens: int) -> tuple[int, str]:
     return rows_of_tokens(tokens, mean), f"batch_tokens {tokens:,}, {mean:.0f} tokens per row"
 
 
-def _packing(draft: PlanDraft, examples: int, mean: float, length: int) -> Packing:
-    """The packing of the prepared rows, or an estimate from what is known."""
-    known, soft = draft.survey.packed, draft.soft_tokens
-    if known is not None:
-        sequences = sequences_for(examples, rows=known.rows, sequences=known.sequences)
-        return Packing(sequences, known.length, None)
+def _expected_packing(draft: PlanDraft, examples: int, mean: float, length: int) -> Packing:
+    """The packing to expect of rows that are not prepared yet."""
+    soft = draft.soft_tokens
     if draft.config.packing == "concat":
         return concatenation_of(examples, mean=mean + soft, length=length)
     long = draft.survey.longest_tokens

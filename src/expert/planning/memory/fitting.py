@@ -7,14 +7,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from expert.manifest.schema.kinds import OPTIMIZERS
-from expert.manifest.schema.manifest import CHAR_GPT
 from expert.manifest.schema.types import parse_size
 from expert.planning.draft import PlanDraft
-from expert.planning.memory.calibration import Calibrations, workload_of
 from expert.planning.memory.memory import MemoryEstimate, base_bytes, estimate
 from expert.planning.memory.shards import host_bytes
 from expert.planning.memory.workload import Workload
-from expert.planning.run_plan import RunPlan
 
 # Choices leave a twentieth of the budget free: the estimate is off by up to 4 %, and the
 # allocator's overhead by more.
@@ -182,9 +179,9 @@ def peak_bytes(draft: PlanDraft, work: Workload) -> int:
 
 
 def estimate_here(draft: PlanDraft, work: Workload) -> MemoryEstimate:
-    """The estimate for this device, calibrated by similar runs on this card."""
+    """The estimate for this device."""
     device = "cuda" if draft.on_gpu else "cpu"
-    return estimate(work, draft.calibrations.of(work)[0]).on(device)
+    return estimate(work).on(device)
 
 
 def fits(draft: PlanDraft, work: Workload) -> bool:
@@ -207,30 +204,6 @@ def _most(limit: int, has_room: Callable[[int], bool]) -> int:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if has_room(middle) else (low, middle - 1)
     return low
-
-
-def max_micro_batch(plan: RunPlan, calibrations: Calibrations, sequences: int) -> int:
-    """How many of a rank's sequences per step fit the plan's memory with its current checkpointing
-    and are worth one pass; at least one."""
-    work = workload_of(plan)
-    if work is None or not plan.fits:
-        return plan.batch.micro_batch
-    calibration, _ = calibrations.of(work)
-
-    def peak(rows: int) -> int:
-        guess = estimate(replace(work, rows=rows, accumulates=rows < sequences), calibration)
-        return guess.on(plan.kernels.device).total
-
-    budget = plan.memory.budget_bytes
-    if peak(1) <= int(MARGIN * budget):
-        budget = int(MARGIN * budget)
-    limit = max_useful_batch(
-        on_gpu=plan.kernels.device == "cuda",
-        even=plan.data.packing != "none" or plan.model.name == CHAR_GPT,
-        row_tokens=work.row_tokens,
-        most=sequences,
-    )
-    return max(1, min(limit, _most(sequences, lambda rows: peak(rows) <= budget)))
 
 
 def even_split(sequences: int, largest: int, *, on_gpu: bool = False) -> tuple[int, int]:
@@ -257,8 +230,7 @@ def eval_bytes(draft: PlanDraft, work: Workload) -> int:
     """Peak of an evaluation step, which keeps the tensors of only one block."""
     guess = estimate_here(draft, work)
     one_block = replace(work, shape=replace(work.shape, layers=1), recomputed_blocks=0)
-    calibration, _ = draft.calibrations.of(work)
-    return guess.total - guess["activations"] + estimate(one_block, calibration)["activations"]
+    return guess.total - guess["activations"] + estimate(one_block)["activations"]
 
 
 def suggest_fit(draft: PlanDraft, work: Workload) -> str:

@@ -17,19 +17,20 @@ memory in addition:
     + evaluation                  one block's tensors and a chunk of logits, with a float32 copy
 
 What a block keeps per token is counted tensor by tensor in `saved_per_token`; constants that cannot
-be counted (context, slack, how much more an uncompiled block keeps) are in `Calibration`, each with
-its measurement. `benchmarks/memory_peaks.py` takes those measurements,
-`docs/benchmarks/memory-h200.json` holds them and a test compares this file with them.
+be counted (context, slack, how much more an uncompiled block keeps) stand with their measurement.
+`benchmarks/memory_peaks.py` takes those measurements, `docs/benchmarks/memory-h200.json` holds them
+and a test compares this file with them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
 from expert.manifest.schema.kinds import ADAPTERS, OPTIMIZERS, QUANTISED
 from expert.planning.memory.shards import COMMUNICATOR_BYTES, shared_parts, slack_bytes
-from expert.planning.memory.workload import Workload
+from expert.planning.memory.workload import Workload, workload_of
+from expert.planning.run_plan import RunPlan
 
 GIB = 2**30
 MIB = 2**20
@@ -59,22 +60,11 @@ PRECISION_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 NF4_BYTES_PER_WEIGHT = 0.5 + 1 / 64 + 4 / (64 * 256)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Calibration:
-    """Constants that cannot be counted, for H200, torch 2.11: docs/benchmarks/memory-h200.json."""
-
-    context_bytes: int = 840 * MIB
-    """CUDA context, library handles and loaded kernels: 751-843 MiB, median 835."""
-    slack: float = 0.05
-    """What the caching allocator holds beyond the peak: median 2.7 %, 90 % below 7 %."""
-    resting: float = 1.0
-    """Measured over counted bytes that stay between steps."""
-    moving: float = 1.0
-    """Measured over counted bytes that come and go within a step."""
-
-
-H200 = Calibration()
-
+# What cannot be counted, for H200 and torch 2.11 (docs/benchmarks/memory-h200.json).
+CONTEXT_BYTES = 840 * MIB
+"""CUDA context, library handles and loaded kernels: 751-843 MiB, median 835."""
+ALLOCATOR_SLACK = 0.05
+"""What the caching allocator holds beyond the peak: median 2.7 %, 90 % below 7 %."""
 
 _NOT_ALWAYS = ("gathered_weights", "gradient_sum", "captured_gradients", "evaluation")
 """Of several cards: blocks of sharded weights, gathered while they compute, and buffers that reduce
@@ -101,15 +91,8 @@ class MemoryEstimate(dict[str, int]):
         return MemoryEstimate({**self, "cuda_context": 0, "libraries": IMPORTED_BYTES})
 
 
-RESTING = (
-    *("base_weights", "quantisation_tables", "adapter", "optimizer", "data_buffers"),
-    "libraries",
-)
-"""What stays between steps; everything else comes and goes."""
-
-
 @lru_cache(maxsize=1024)  # the search for what fits repeats workloads
-def estimate(work: Workload, calibration: Calibration = H200) -> MemoryEstimate:
+def estimate(work: Workload) -> MemoryEstimate:
     """The peak of a training step, by purpose."""
     weights, tables = base_bytes(work)
     trainable = work.trainable_parameters
@@ -135,15 +118,12 @@ def estimate(work: Workload, calibration: Calibration = H200) -> MemoryEstimate:
             "captured_gradients": captured_gradient_bytes(work),
             "evaluation": evaluation_bytes(work),
         }
-    sizes = {
-        name: int((calibration.resting if name in RESTING else calibration.moving) * size)
-        for name, size in parts.items()
-    }
-    sizes["base_weights"] += int(calibration.moving * autocast_bytes(work))
-    slack = int(calibration.slack * sum(sizes.values()))
+    sizes = {name: int(size) for name, size in parts.items()}
+    sizes["base_weights"] += autocast_bytes(work)
+    slack = int(ALLOCATOR_SLACK * sum(sizes.values()))
     if work.is_sharded:
         slack = max(slack, slack_bytes(work, PRECISION_BYTES[work.precision]))
-    context = calibration.context_bytes + (0 if work.engine == "single" else COMMUNICATOR_BYTES)
+    context = CONTEXT_BYTES + (0 if work.engine == "single" else COMMUNICATOR_BYTES)
     sizes |= {"cuda_context": context, "allocator_slack": slack}
     return MemoryEstimate({n: size for n, size in sizes.items() if size or n not in _NOT_ALWAYS})
 
@@ -178,12 +158,6 @@ def autocast_bytes(work: Workload) -> int:
     shape = work.shape
     matrices = shape.layers * shape.block_linear_parameters
     return PRECISION_BYTES[work.precision] * (matrices + shape.vocab * shape.hidden)
-
-
-def resting_bytes(work: Workload) -> int:
-    """Counted bytes that stay between steps."""
-    parts = estimate(work)
-    return sum(parts[name] for name in RESTING) - autocast_bytes(work)
 
 
 def adapter_bytes(work: Workload) -> int:
@@ -404,3 +378,18 @@ def loss_chunk_for_budget(vocabulary: int, budget: int) -> int | None:
 
 def _power_of_two(rows: int) -> int:
     return max(256, min(4096, 1 << max(0, rows.bit_length() - 1)))
+
+
+def with_new_estimate(plan: RunPlan) -> RunPlan:
+    """The plan with its memory estimated again, after a fallback changed batches or kernels."""
+    work = workload_of(plan)
+    if work is None:
+        return plan
+    parts = dict(estimate(work).on(plan.kernels.device))
+    peak = sum(parts.values())
+    values = {
+        "memory.peak_bytes": peak,
+        "memory.parts": parts,
+        "memory.fits": peak <= plan.memory.budget_bytes,
+    }
+    return plan.with_values(values, "estimate for the current plan", "machine")

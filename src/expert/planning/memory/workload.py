@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
-from expert.manifest.schema.kinds import ADAPTERS, SPLITS_WEIGHTS
+from expert.manifest.schema.kinds import ADAPTERS, QUANTISED, SPLITS_WEIGHTS
 from expert.planning.models.shapes import ModelShape
+from expert.planning.run_plan import RunPlan
 
 CAPTURED_WIDTHS = 7
 """Widths of batches without padding that are captured as CUDA graphs; more pad little less."""
@@ -121,3 +122,41 @@ def flops_per_token(work: Workload, mean_document: float) -> float:
     else:
         total += 6.0 * work.trainable_parameters
     return total + (2.0 * blocks + attention) * work.recomputed_blocks / s.layers
+
+
+def workload_of(plan: RunPlan) -> Workload | None:
+    """The workload of the plan as it is now; None if the model's sizes are unknown."""
+    stored = plan.memory.workload
+    if stored is None:
+        return None
+    base = Workload(
+        **{
+            **stored,
+            "shape": ModelShape(**stored["shape"]),
+            "targets": frozenset(stored["targets"]),
+        }
+    )
+    kernels, quantization, micro = plan.kernels, plan.model.quantization, plan.batch.micro_batch
+    sequences, parallel = plan.batch.sequences_per_update, plan.parallel
+    return replace(
+        base,
+        rows=min(micro, parallel.share_of(sequences)) if sequences else micro,
+        row_tokens=plan.data.sequence_length or base.row_tokens,
+        quantization=quantization if quantization in QUANTISED else "none",
+        precision=kernels.precision,
+        attention=kernels.attention,
+        compiled=kernels.compile,
+        fused_blocks=kernels.fused_blocks,
+        fused_loss=kernels.fused_loss,
+        recomputed_blocks=kernels.recomputed_blocks or 0,
+        optimizer=plan.optim.optimizer,
+        accumulates=plan.batch.accumulation != 1,
+        engine=parallel.engine,
+        shards=parallel.shard_ranks,
+        offload=parallel.offload,
+        loss_rows=kernels.loss_chunk,
+        captured=kernels.cuda_graphs,
+        widths=CAPTURED_WIDTHS if kernels.cuda_graphs and plan.data.flat else 1,
+        evaluated_rows=plan.batch.eval_batch if kernels.cuda_graphs else None,
+        evaluated_row_tokens=plan.data.max_seq_length if kernels.cuda_graphs else None,
+    )

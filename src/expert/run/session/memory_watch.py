@@ -1,38 +1,20 @@
-"""Measures the GPU memory of a run, reports it, and stores it for later plans."""
+"""Measures the GPU memory of a run's first steps and reports it beside the plan's estimate."""
 
 from __future__ import annotations
 
-import datetime
 from typing import TYPE_CHECKING
 
-from expert.planning.machine.host import package_version
-from expert.planning.memory.calibration import (
-    Calibrations,
-    MemoryProbe,
-    calibration_kind,
-    calibrations_file,
-    calibrations_of,
-    remember,
-    shape_key,
-    workload_of,
-)
-from expert.planning.memory.memory import H200, estimate, resting_bytes
+from expert.planning.memory.memory import CONTEXT_BYTES
 
 if TYPE_CHECKING:
     import torch
 
-    from expert.planning.memory.workload import Workload
     from expert.planning.run_plan import RunPlan
     from expert.telemetry.gpu import GpuSampler
     from expert.training.recorder import Emit
 
 STEPS = 3
 """The first creates the optimizer state and compiles; by the third nothing new is allocated."""
-
-
-def known_calibrations(card: str) -> Calibrations:
-    """What earlier runs on this card with this torch measured."""
-    return calibrations_of(card, package_version("torch").value, calibrations_file())
 
 
 class MemoryWatch:
@@ -49,7 +31,6 @@ class MemoryWatch:
         varies = plan.data.trim or plan.data.flat
         measures = device.type == "cuda" and not (plan.kernels.cuda_graphs or varies)
         self._left = STEPS if measures and plan.memory.workload else 0
-        self._work: Workload | None = workload_of(plan) if self._left else None
         if self._left:
             # Trial batches have left their blocks with the allocator.
             torch.cuda.empty_cache()
@@ -60,30 +41,21 @@ class MemoryWatch:
         if not self._left:
             return
         self._left = 0 if disturbed else self._left - 1
-        if self._left == 0 and not disturbed:
-            self._report(self._measured())
-
-    def _measured(self) -> MemoryProbe:
+        if self._left or disturbed:
+            return
         import torch
 
-        assert self._work is not None
-        work, device = self._work, self._device
-        stats = torch.cuda.memory_stats(device)
-        peak, rest = stats["allocated_bytes.all.peak"], stats["allocated_bytes.all.current"]
-        counted = resting_bytes(work)
-        return MemoryProbe(
-            card=self._plan.target,
-            torch=package_version("torch").value or "",
-            shape=shape_key(work.shape),
-            kind=calibration_kind(work),
-            tokens=work.tokens,
-            resting_counted=counted,
-            resting_measured=rest,
-            moving_counted=estimate(work).allocated - counted,
-            moving_measured=peak - rest,
-            reserved=stats["reserved_bytes.all.peak"],
-            context_bytes=self._context(stats["reserved_bytes.all.current"]),
-            measured_on=datetime.date.today().isoformat(),
+        stats = torch.cuda.memory_stats(self._device)
+        reserved = stats["reserved_bytes.all.peak"]
+        context = self._context(stats["reserved_bytes.all.current"])
+        self._emit(
+            "memory",
+            planned_bytes=self._plan.memory.peak_bytes,
+            measured_bytes=reserved + context,
+            allocated_bytes=stats["allocated_bytes.all.peak"],
+            resting_bytes=stats["allocated_bytes.all.current"],
+            reserved_bytes=reserved,
+            context_bytes=context,
         )
 
     def _context(self, reserved: int) -> int:
@@ -100,21 +72,4 @@ class MemoryWatch:
         if used is None and not shared:
             free, total = torch.cuda.mem_get_info(self._device)
             used = total - free
-        return max(0, used - reserved) if used is not None else H200.context_bytes
-
-    def _report(self, probe: MemoryProbe) -> None:
-        measured = probe.reserved + probe.context_bytes
-        self._emit(
-            "memory",
-            planned_bytes=self._plan.memory.peak_bytes,
-            measured_bytes=measured,
-            allocated_bytes=probe.resting_measured + probe.moving_measured,
-            resting_bytes=probe.resting_measured,
-            reserved_bytes=probe.reserved,
-            context_bytes=probe.context_bytes,
-        )
-        try:
-            remember(probe, calibrations_file())
-        except OSError as error:
-            text = f"the memory measurement could not be stored: {error.strerror}"
-            self._emit("warning", text=text)
+        return max(0, used - reserved) if used is not None else CONTEXT_BYTES

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from expert.core.events import EventLog, Sink
 from expert.model.device_memory import release_memory
 from expert.parallel.watch import NO_LIMIT, SAVED_BYTES_PER_SECOND
-from expert.planning.memory.calibration import with_new_estimate
+from expert.planning.memory.memory import with_new_estimate
 from expert.run.build import Built, build, device_of
 from expert.run.session.checkpoints import Checkpoints, put_final_aside, with_fallbacks
 from expert.run.session.identity import BaseWeights
 from expert.run.session.instruments import Instruments, best_so_far, instruments_for, loop_plan
-from expert.run.session.memory_watch import known_calibrations
 from expert.run.stored.changes import changed_options
 from expert.run.stored.locate import plan_to_store
 from expert.telemetry.trackers import close_trackers, open_trackers
@@ -303,7 +302,7 @@ def resume(session: Session, checkpoint: Path, *, allow_changed: bool) -> None:
 
 def change_plan(session: Session, after: RunPlan, changed: set[str]) -> None:
     """Continue with another plan, keeping weights, optimizer state and loss history."""
-    session.plan = with_new_estimate(after, known_calibrations(after.target))
+    session.plan = with_new_estimate(after)
     if session.group.world.is_first:
         try:
             session.folder.write_json("plan.json", plan_to_store(session.plan))
