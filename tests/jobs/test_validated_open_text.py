@@ -12,8 +12,7 @@ from expert.cli.validate import gate_lines, score_sheet
 from expert.jobs.export.checks import CannotExport
 from expert.jobs.export.export import export
 from expert.jobs.report import report
-from expert.jobs.validate.requirements import CannotValidate
-from expert.jobs.validate.validate import validate
+from expert.jobs.validate.validate import CannotValidate, validate
 from expert.judging.judge_command import JudgeError
 from tests.each import each
 from tests.jobs.runs import WORDS, base_model, place, run, write_expert
