@@ -33,7 +33,7 @@ def manifest(tmp_path: Path) -> Path:
     [
         (["a.json", "b.json", "--max-restarts", "2"], 2),
         (["--each-gpu"], 1),
-        (["--each-gpu", "a.json", "--max-restarts", "2"], 2),
+        (["--each-gpu", "a.json", "--max-restarts", "2"], 1),
         (["--max-restarts", "1", "a.json"], 1),
     ],
 )
@@ -50,7 +50,7 @@ def test_an_incomplete_launch_environment_and_missing_gpus_are_refused(run, mani
     ran = run("train", str(manifest), "--device", "cpu")
     assert ran.code == EXIT_USAGE
     assert "the variables of torchrun do not describe a world" in ran.err
-    assert len(ran.err.splitlines()) == 4
+    assert len(ran.err.splitlines()) == 4  # three variables are missing
 
 
 def test_unused_gpus_are_mentioned(run, manifest, monkeypatch):
@@ -147,7 +147,7 @@ def test_a_rank_that_is_killed_is_named_and_the_run_resumes_with_max_restarts(ma
     os.kill(pid_of_rank(rank, manifest), signal.SIGKILL)
     _, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == EXIT_OK, err
-    first, again = [line for line in err.splitlines() if "rank" in line]
+    first, again = [line for line in err.splitlines() if "rank" in line and "its log" not in line]
     assert first.startswith(f"rank {rank} ")
     assert again == f"starting all ranks again ({1} of {1})"
     (folder,) = (manifest.parent / "runs").iterdir()

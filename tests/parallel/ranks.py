@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import socket
 import traceback
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from expert.core.world import World
 from tests.forked import forked
@@ -28,18 +28,13 @@ class Ended:
     exit_code: int | None = 0
 
 
-def free_port() -> int:
-    with closing(socket.socket()) as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
 @dataclass
 class Started:
     """Processes that are under way, and what each of them will say at its end."""
 
     processes: list[Any]
     ends: list[Connection]
+    store: Any
 
     def ended(self) -> list[Ended]:
         found = [_received(end) for end in self.ends]
@@ -54,11 +49,13 @@ class Started:
 def started(size: int, does: Callable[..., Any], *given: Any, spawn: bool = False) -> Started:
     """`does(world, *given)` in as many processes. `spawn`: a process that is to use a card must not
     be a fork."""
-    port, found = free_port(), Started([], [])
+    # Kept by this process, as by torchrun's agent.
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    found = Started([], [], store)
     for rank in range(size):
         here, there = multiprocessing.Pipe()
         world = World(rank=rank, size=size, local_rank=rank, local_size=size)
-        process = (spawned if spawn else forked)(_rank, world, port, there, does, given)
+        process = (spawned if spawn else forked)(_rank, world, store.port, there, does, given)
         there.close()
         found.ends.append(here)
         found.processes.append(process)
@@ -98,6 +95,7 @@ def _rank(world: World, port: int, end: Connection, does: Callable[..., Any], gi
 
     torch.set_num_threads(1)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    os.environ.update(TORCHELASTIC_USE_AGENT_STORE="True")
     try:
         ended = Ended(made=does(world, *given))
     except BaseException:  # noqa: BLE001 - told to the test
@@ -111,9 +109,8 @@ def trained(world: World, manifest: Path, options: dict[str, Any]) -> Any:
     from expert.parallel.group import open_group
     from expert.run.open import open_run
 
-    limit = options.pop("limit", 120)
     device = options.pop("device", "cpu")  # a card is shared by all of them
-    with open_group(world, device=device, share_card=True, limit=limit) as group:
+    with open_group(world, device=device, share_card=True) as group:
         if world.is_first:
             opened = open_run(
                 manifest, resume=options.pop("resume", None), ranks=world.size, nodes=world.nodes

@@ -5,17 +5,13 @@ from __future__ import annotations
 import shlex
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from expert.cli.plan import show_warnings
 from expert.cli.show import options
 from expert.cli.show.display import make_console, show, write_line
-
-if TYPE_CHECKING:
-    from expert.jobs.launch.cluster import ClusterJob
-    from expert.manifest.reader import ReadManifest
 
 
 class ClusterKind(StrEnum):
@@ -118,27 +114,20 @@ def launch(
     read = options.read_requested_manifest(chosen, None, changes)
     asked |= {"setup": tuple(setup or ()), "overrides": changes}
     job = cluster.make_job(read, on.value, **asked)
-    _write_and_submit(job, read, to, submit=submit)
-
-
-def _write_and_submit(job: ClusterJob, read: ReadManifest, to: str | None, *, submit: bool) -> None:
-    """Print the job file, or write it and optionally submit it."""
-    from expert.jobs.launch import submit as submitting
-
     if to == "-" and submit:
         raise options.UsageError("--to - prints the file: --submit needs one  (leave one out)")
     if to == "-":
-        write_line(submitting.text_of(job))
+        write_line(job.text)
         return
     if submit:
-        submitting.require_program(job.on)
+        cluster.require_program(job.on)
     console = make_console()
     show_warnings(read, console)
-    written = submitting.write_job(job, Path(to) if to else None)
-    show(console, f"✓ {written}: {job.ranks} ranks, {job.gpus} on each of {job.nodes} machines")
-    command = shlex.join(submitting.submit_command(job, written))
+    written = cluster.write_job(job, Path(to) if to else None)
+    show(console, f"✓ {written}: {job.ranks} ranks, {gpus} on each of {nodes} machines")
+    command = shlex.join(cluster.submit_command(job, written))
     if not submit:
         show(console, f"next: {command}")
         return
     show(console, command, "dim")
-    show(console, submitting.submit(job, written))
+    show(console, cluster.submit(job, written))

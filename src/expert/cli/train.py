@@ -15,13 +15,19 @@ from typer.core import TyperCommand
 
 from expert.cli.plan import show_notices, show_plan, show_warnings
 from expert.cli.show import options
-from expert.cli.show.display import make_console, show, show_problems, write_json
+from expert.cli.show.display import (
+    Sheet,
+    make_console,
+    show,
+    show_problems,
+    show_sheet,
+    write_json,
+)
 from expert.cli.show.progress import PreparingView, RunProgress, Stages
 from expert.cli.show.rows import show_rows
-from expert.cli.show.several_runs import RunsView, show_runs
 from expert.core.errors import EXIT_DOES_NOT_FIT, EXIT_OK, ExpertError
 from expert.core.interrupts import Interrupted, show_cursor
-from expert.core.text import counted, gib, shell_quoted
+from expert.core.text import counted, gib, loss, shell_quoted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -116,7 +122,7 @@ def train(
     as_json: options.ResultAsJson = False,
 ) -> None:
     """Train an expert from its manifest, or the built-in character GPT on a text."""
-    from expert.jobs.launch.joining import joined
+    from expert.jobs.launch.ranks import joined
     from expert.parallel.launch import stop_with_parent, world_from_environment
     from expert.run.open import check_base
 
@@ -149,7 +155,7 @@ def train(
     stage = Stages(console)
     if world.size == 1 and console.is_terminal:
         stage("loading PyTorch")
-    with stage, joined(world, read, (*flags, *(overrides or ())), tell=_show_waiting) as group:
+    with stage, joined(world, read, (*flags, *(overrides or ()))) as group:
         stage()
         if world.is_first:
             show_warnings(read, console)
@@ -231,7 +237,7 @@ def _show_resumed(opened: Opened, resume: str | None) -> None:
 def _run(
     read: ReadManifest, console: Console, asked: dict[str, Any], gpus: str | None, **allowed: Any
 ) -> tuple[RunResult, RunPlan]:
-    from expert.jobs.launch.local_ranks import given_command
+    from expert.jobs.launch.ranks import given_command
     from expert.jobs.train import train as train_job
     from expert.parallel.launch import redirect_output
     from expert.run.open import open_run
@@ -285,7 +291,7 @@ def _show_stopping(again: bool) -> None:
 
 def _show_result(result: RunResult, plan: RunPlan, console: Console, *, as_json: bool) -> None:
     from expert.data.plain_text import trained_on_text
-    from expert.jobs.launch.local_ranks import given_command
+    from expert.jobs.launch.ranks import given_command
     from expert.run.stored.resume_command import command_to_resume
 
     if as_json:
@@ -332,10 +338,8 @@ def _refuse_contradictions(
         problems.append("several manifests: give one manifest, or train each with --each-gpu")
     if each_gpu and (manifest is not None or not files):
         problems.append("--each-gpu: name the manifests, such as --each-gpu a.json b.json")
-    if max_restarts and gpus is None:
+    if max_restarts and (gpus is None or each_gpu):
         problems.append("--max-restarts needs --gpus  (torchrun has its own --max-restarts)")
-    if max_restarts and each_gpu:
-        problems.append("--max-restarts is for one run, --each-gpu for several")
     if problems:
         raise options.UsageError("\n".join(problems))
 
@@ -345,7 +349,7 @@ def _start_ranks(read: ReadManifest, gpus: str, max_restarts: int) -> None:
     it the only visible one and return."""
     from expert.core.rundir import RunFolder
     from expert.jobs.launch.cards import choose_cards
-    from expert.jobs.launch.local_ranks import train_on_ranks
+    from expert.jobs.launch.ranks import train_on_ranks
     from expert.planning.machine.machine import describe_machine
     from expert.run.stored.locate import has_saved
     from expert.run.stored.resume_command import command_to_resume
@@ -361,14 +365,10 @@ def _start_ranks(read: ReadManifest, gpus: str, max_restarts: int) -> None:
     if ended.exit_code == EXIT_OK:
         raise typer.Exit
     show_cursor()  # the first rank may have been killed
-    if ended.failed and ended.run is not None and has_saved(RunFolder(ended.run)):
+    if ended.message and ended.run is not None and has_saved(RunFolder(ended.run)):
         command = command_to_resume(sys.argv, ended.run)
         show(make_console(error=True), f"resume with: {command}")
     raise typer.Exit(ended.exit_code)
-
-
-def _show_waiting(text: str) -> None:
-    show(make_console(error=True), text, "dim")
 
 
 def _show_rank_message(text: str) -> None:
@@ -402,11 +402,21 @@ def _train_each(
     console = make_console(error=as_json, needed=False)
     given = with_resume_value(sys.argv[sys.argv.index("train") + 1 :])
     words = _options_of(context, given, without=("--gpus", "--each-gpu", "--json"))
-    with RunsView(console) as view:
-        runs, code = train_each(files, words, cards.environment_per_card(os.environ), show=view)
-    show_runs(runs, console, as_json=as_json)
+    places = cards.environment_per_card(os.environ)
+    runs, code = train_each(files, words, places, tell=lambda text: show(console, text))
+    if as_json:
+        write_json([asdict(run) for run in runs], needed=False)
+    else:
+        columns = ("manifest", "ended", "loss", "eval loss", "run")
+        rows = [[str(run.manifest), run.text, *_outcome(run.result)] for run in runs]
+        show_sheet(Sheet(columns, [rows]), console)
     if code != EXIT_OK:
         raise typer.Exit(code)
+
+
+def _outcome(result: dict[str, Any]) -> list[str]:
+    losses = [result.get("loss"), result.get("eval_loss")]
+    return [*("" if each is None else loss(each) for each in losses), str(result.get("folder", ""))]
 
 
 def _options_of(

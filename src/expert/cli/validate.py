@@ -168,12 +168,11 @@ def _plain(value: Any) -> Any:
 def _refuse_several_starts() -> None:
     """Raise if torchrun or Slurm started this command several times: each process would do all the
     work and write the same file."""
-    from expert.parallel.launch import started_by
+    from expert.parallel.launch import world_from_environment
 
-    starter = started_by()
-    if starter:
+    if world_from_environment().size > 1:
         raise UsageError(
-            f"{starter} has started expert validate several times  (start it once: --gpus all "
+            "torchrun has started expert validate several times  (start it once: --gpus all "
             "shares the work among the cards)"
         )
 

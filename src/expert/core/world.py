@@ -52,8 +52,8 @@ class Failure:
     time: float
     of_another: bool = False
     """Caused by the failure of another process."""
-    blamed: int | None = None
-    """The rank that stopped responding, if that is the cause."""
+    exit_code: int | None = None
+    """That the process was about to exit with."""
 
 
 def record_failure(
@@ -61,7 +61,6 @@ def record_failure(
     *,
     exit_code: int,
     of_another: bool = False,
-    blamed: int | None = None,
     env: Mapping[str, str] = os.environ,
 ) -> None:
     """Leave the message of a failing process for its launcher: torchrun, `expert train --gpus` or a
@@ -71,8 +70,8 @@ def record_failure(
         return
     # torchrun reports the earliest as the cause, so consequences are dated later.
     when = time.time() + (SECONDS_LATER if of_another else 0.0)
-    more = {"py_callstack": "", "timestamp": str(when), "of_another": of_another}
-    more |= {"exit_code": exit_code, "blamed": blamed}
+    more = {"py_callstack": "", "timestamp": str(int(when)), "of_another": of_another}
+    more |= {"exit_code": exit_code}
     failure = {"message": redacted(message), "extraInfo": more}
     with contextlib.suppress(OSError):  # the failure itself matters more
         write_text_atomically(Path(name), json.dumps({"message": failure}))
@@ -86,7 +85,7 @@ def recorded_failure(file: Path) -> Failure | None:
             return Failure(failure, file.stat().st_mtime)
         more = failure["extraInfo"]
         of_another = more.get("of_another") is True
-        blamed, when = more.get("blamed"), float(more["timestamp"])
-        return Failure(str(failure["message"]), when, of_another, blamed)
+        when, code = float(more["timestamp"]), more.get("exit_code")
+        return Failure(str(failure["message"]), when, of_another, code)
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -9,12 +9,10 @@ from __future__ import annotations
 import atexit
 import contextlib
 import datetime
-import os
 import pickle
-import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,23 +20,23 @@ import torch
 import torch.distributed as dist
 
 from expert.core.errors import EXIT_RUN_FAILED, ExpertError
-from expert.core.text import span
 from expert.core.world import SINGLE_PROCESS, World
-from expert.parallel.launch import master_address
-from expert.parallel.meeting import RendezvousFailed, meet
-from expert.parallel.watch import LIMIT_SECONDS, NO_LIMIT, Watch
+from expert.parallel.hang import HangTimer
 
-HEAD = 4
-"""Numbers in the header of every exchange."""
+HEAD = 3
+"""Numbers in the header of every exchange: status, request, whether something was found."""
 NUMBERS = 6
 """Maximum number of payload numbers."""
+SUM_SECONDS = 1800.0
+"""Timeout of sums. Ranks wait longer in exchanges, as while rank 0 saves: there the timer of each
+process finds what hangs."""
 EXCHANGE_DAYS = 30
-"""Practically unlimited: rank 0 may be writing a large checkpoint. The watch finds ranks that do
-not answer."""
 POLL_SECONDS = 0.2
 FAILED = 1
 SAVE = 1
 """In the field of a signal's exit code: a checkpoint is requested."""
+LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting")
+"""Parts of error messages of gloo and NCCL when another process has ended or does not answer."""
 
 Made = TypeVar("Made")
 
@@ -50,14 +48,8 @@ class PeerFailed(ExpertError):
     of_another = True
 
     def __init__(self, rank: int | None, failure: Any, text: str) -> None:
-        self.rank, self.failure, self.text = rank, failure, text
-        who = "" if text.startswith("rank ") else "another rank failed: "
-        super().__init__(f"{who}{text}" if rank is None else f"rank {rank} failed: {text}")
-
-
-TIMED_OUT = "Timed out waiting"
-LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", TIMED_OUT)
-"""Parts of error messages of gloo and NCCL when another process has ended or does not answer."""
+        self.failure = failure
+        super().__init__(f"{'another rank' if rank is None else f'rank {rank}'} failed: {text}")
 
 
 class Group:
@@ -72,21 +64,21 @@ class Group:
         world: World = SINGLE_PROCESS,
         *,
         is_distributed: bool | None = None,
-        watch: Watch | None = None,
+        ends_hangs: bool = False,
     ) -> None:
-        """`is_distributed`: whether to use the network; None: if there are several ranks."""
+        """`is_distributed`: whether to use the network; None: if there are several ranks.
+        `ends_hangs`: this process may be ended if it hangs."""
         self.world = world
         self.is_distributed = world.size > 1 if is_distributed is None else is_distributed
         self._requested: Callable[[], int | None] = lambda: None
         self._signal: int | None = None
         self._wanted: Callable[[], bool] = lambda: False
         self._save = False
-        self._busy: Callable[[], float] = lambda: 0.0
-        self._paces: list[float] = []
         self._waits = 0
         self._found: Any = None
         self._any_found = False
-        self._watch = watch
+        self._ends_hangs = ends_hangs
+        self._timer: HangTimer | None = None
         # A separate group, so that these messages never mix with a sum in progress.
         self._message_group: Any = None
         if self.is_distributed:
@@ -94,47 +86,38 @@ class Group:
             self._message_group = dist.new_group(backend="gloo", timeout=long)
 
     def listen(
-        self,
-        requested: Callable[[], int | None],
-        busy: Callable[[], float] = lambda: 0.0,
-        wanted: Callable[[], bool] = lambda: False,
+        self, requested: Callable[[], int | None], wanted: Callable[[], bool] = lambda: False
     ) -> None:
-        """Report to the other ranks, from now on: requests by signals to this rank, the seconds of
-        a step it was busy, and whether a checkpoint is `wanted` (called once per exchange)."""
-        self._requested, self._busy, self._wanted = requested, busy, wanted
+        """Report to the other ranks, from now on: requests by signals to this rank, and whether a
+        checkpoint is `wanted` (called once per exchange)."""
+        self._requested, self._wanted = requested, wanted
 
-    def rank_fields(self) -> dict[str, Any]:
-        """The rank that takes longest for its share of a step, and the median of all."""
-        if not self.is_distributed or not any(self._paces):
-            return {}
-        slowest = max(self._paces)
-        return {
-            "slowest_rank": self._paces.index(slowest),
-            "slowest_rank_seconds": slowest,
-            "median_rank_seconds": statistics.median(self._paces),
-        }
+    # --- hangs
 
-    def at(self, doing: str, extra: float = 0.0) -> None:
-        """Record what this rank is doing, for the watch."""
-        if self._watch is not None:
-            self._watch.at(doing, extra)
-
-    def work(self, doing: str, extra: float = NO_LIMIT) -> AbstractContextManager[None]:
-        """Something for which the others wait longer than the limit: by `extra` seconds, or as long
-        as this process lives."""
-        return nullcontext() if self._watch is None else self._watch.work(doing, extra)
-
-    def watch_for_hangs(
+    @contextmanager
+    def watched(
         self, folder: Path, report: Callable[[str], None], *, limit: float, computes: bool
-    ) -> None:
-        """If the run hangs, write stack traces to its folder and pass the message to `report`
-        before this process ends. `limit`: seconds, for a single process; 0: never; `computes`: on
-        the CPU."""
-        if self._watch is None:
-            return
-        self._watch.report_to(folder / "ranks" if self.is_distributed else folder, report)
-        if not self.is_distributed and limit:
-            self._watch.watch_single_process(limit, computes=computes)
+    ) -> Iterator[None]:
+        """End this process with its stacks, in the run folder, if it makes no `progress` for
+        `limit` seconds (0: never). `report` gets the message; `computes`: on the CPU."""
+        if self._ends_hangs and limit:
+            name = f"ranks/rank-{self.world.rank}.stacks.txt"
+            stacks = folder / (name if self.is_distributed else "stacks.txt")
+            self._timer = HangTimer(stacks, report, limit=limit, computes=computes)
+        try:
+            yield
+        finally:
+            if self._timer is not None:
+                self._timer.close()
+                self._timer = None
+
+    def progress(self, extra: float | None = 0.0) -> None:
+        """This process does not hang; what comes next may take `extra` seconds beyond the limit.
+        None: as what is going on."""
+        if self._timer is not None:
+            self._timer.push(extra)
+
+    # --- requests
 
     @property
     def signal(self) -> int | None:
@@ -147,25 +130,27 @@ class Group:
         asked, self._save = self._save, False
         return asked
 
+    # --- exchanges
+
     def total(self, *numbers: int) -> tuple[int, ...]:
         if not self.is_distributed:
             return numbers
         return tuple(map(sum, zip(*self.exchange(*numbers), strict=True)))
 
-    def exchange(self, *numbers: int) -> list[tuple[int, ...]]:
-        """The numbers of every rank; raises PeerFailed if one of them has failed."""
+    def exchange(self, *numbers: int, extra: float = 0.0) -> list[tuple[int, ...]]:
+        """The numbers of every rank; raises PeerFailed if one of them has failed. `extra`: seconds
+        beyond the limit that the others may take to get here."""
+        self.progress(extra)
         if not self.is_distributed:
-            if self._watch is not None:
-                self._watch.beat()
             return [numbers]
         messages = self._all(0, numbers)
         if any(message[0] == FAILED for message in messages):
             raise PeerFailed(*self._first_failure(None))
         return [message[HEAD : HEAD + len(numbers)] for message in messages]
 
-    def barrier(self) -> None:
+    def barrier(self, extra: float = 0.0) -> None:
         """Continue together, or raise PeerFailed."""
-        self.exchange()
+        self.exchange(extra=extra)
 
     def failed(self, failure: Any, text: str) -> Any:
         """Tell the other ranks that this one failed; returns the failure that all act on: that of
@@ -182,22 +167,19 @@ class Group:
         """The result of `make` on rank 0, which may take hours; the others wait."""
         if not self.is_distributed:
             return make()
-        store, key = _store(), f"made by first {self._waits}"
+        store, key = dist.distributed_c10d._get_default_store(), f"made by first {self._waits}"
         self._waits += 1
-
-        def publish(result: Any) -> None:
-            store.set(key, pickle.dumps(result))
-
         if self.world.is_first:
             try:
                 made = make()
             except BaseException as error:
-                publish((None, f"{error}" or type(error).__name__))
+                store.set(key, pickle.dumps((None, f"{error}" or type(error).__name__)))
                 raise
-            publish((made, ""))
+            store.set(key, pickle.dumps((made, "")))
             return made
         try:
             while not store.check([key]):
+                self.progress(None)
                 time.sleep(POLL_SECONDS)
             made, failed = pickle.loads(store.get(key))
         except (dist.DistNetworkError, dist.DistStoreError) as error:
@@ -224,59 +206,51 @@ class Group:
         value, self._found = self._found, None
         return next(gathered for gathered in self.gather(value) if gathered is not None)
 
-    def end_all(self, text: str) -> None:
-        """Tell the other ranks to end, whatever they are doing: for failures during something that
-        they cannot finish without this rank."""
-        if self._watch is not None:
-            self._watch.end_all(f"rank {self.world.rank} failed: {text}")
+    def exit_barrier(self) -> None:
+        """Wait until rank 0 has finished writing: the launcher ends all ranks when one has
+        ended."""
+        self.run_on_rank_0(lambda: None)
+        self.barrier()
+
+    # --- ranks that end
+
+    def explain_end(self, text: str) -> None:
+        """Leave a message for the other ranks, which only notice that this one has ended."""
+        if self.is_distributed:
+            with contextlib.suppress(RuntimeError):
+                explained = f"rank {self.world.rank}: {text}"
+                dist.distributed_c10d._get_default_store().set("why ended", explained)
 
     def lost(self, error: BaseException) -> PeerFailed | None:
         """The error to report if `error` means that another rank is gone."""
-        chain: list[BaseException | None] = [error, error.__cause__]
-        if not self.is_distributed or not any(map(_is_peer_error, chain)):
+        if not self.is_distributed or not any(map(_is_peer_error, (error, error.__cause__))):
             return None
-        why = self._watch.why_ended() if self._watch is not None else ""
-        if not why and self._watch is not None and any(TIMED_OUT in str(part) for part in chain):
-            waited, doing = span(self._watch.limit), self._watch.doing
-            why = f"rank {self.world.rank} has waited {waited} for the sums of the others, {doing}"
-            self._watch.end_all(why, silent=True)
-        return PeerFailed(None, None, why or "it has ended or does not answer any more")
-
-    def exit_barrier(self) -> None:
-        """Wait until rank 0 has finished writing: it may host the store, and the launcher may end
-        all ranks when one has ended."""
-        with self.work("leaving"):
-            self.run_on_rank_0(lambda: None)
-            self.barrier()
-
-    def close(self) -> None:
-        """Stop using the store. A thread inside it when the interpreter ends would abort the
-        process."""
-        if self._watch is not None:
-            self._watch.close()
+        why = "it has ended or does not answer any more"
+        with contextlib.suppress(RuntimeError):  # the launcher is gone too
+            store = dist.distributed_c10d._get_default_store()
+            if store.check(["why ended"]):
+                why = store.get("why ended").decode()
+        return PeerFailed(None, None, why)
 
     def _all(self, status: int, numbers: tuple[int, ...]) -> list[tuple[int, ...]]:
-        """A raw exchange: status, signal, pace, whether something was found, and numbers of every
+        """A raw exchange: status, request, whether something was found, and numbers of every
         rank."""
         assert len(numbers) <= NUMBERS
-        pace = round(self._busy() * 1e6)
         asked = self._requested() or (SAVE if self._wanted() else 0)
-        message = [status, asked, pace, int(self._found is not None), *numbers]
+        message = [status, asked, int(self._found is not None), *numbers]
         message += [0] * (NUMBERS - len(numbers))
         sent = torch.tensor(message, dtype=torch.int64)
         got = [torch.empty_like(sent) for _ in range(self.world.size)]
-        with self._waiting():
-            dist.all_gather(got, sent, group=self._message_group)
+        dist.all_gather(got, sent, group=self._message_group)
+        self.progress()
         messages = [tuple(fields.tolist()) for fields in got]
         asked = max(fields[1] for fields in messages)
         self._signal = asked if asked > SAVE else None
         self._save = self._save or asked == SAVE
-        self._paces = [fields[2] / 1e6 for fields in messages]
-        if any(fields[0] == FAILED for fields in messages):
+        failed = any(fields[0] == FAILED for fields in messages)
+        if failed:
             self._found = None  # it concerned a plan that is over
-        self._any_found = any(fields[3] for fields in messages) and not any(
-            fields[0] for fields in messages
-        )
+        self._any_found = not failed and any(fields[2] for fields in messages)
         return messages
 
     def _first_failure(self, mine: tuple[int, Any, str] | None) -> tuple[int, Any, str]:
@@ -288,12 +262,13 @@ class Group:
 
     def _gathered(self, mine: Any) -> list[Any]:
         values: list[Any] = [None] * self.world.size
-        with self._waiting():
-            dist.all_gather_object(values, mine, group=self._message_group)
+        dist.all_gather_object(values, mine, group=self._message_group)
         return values
 
-    def _waiting(self) -> AbstractContextManager[None]:
-        return nullcontext() if self._watch is None else self._watch.waiting()
+
+def _is_peer_error(error: BaseException | None) -> bool:
+    kinds = dist.DistBackendError | dist.DistNetworkError
+    return isinstance(error, kinds) or any(words in str(error) for words in LOST)
 
 
 def open_single_process_group(device: torch.device) -> None:
@@ -306,71 +281,28 @@ def open_single_process_group(device: torch.device) -> None:
     atexit.register(lambda: dist.is_initialized() and dist.destroy_process_group())
 
 
-def _is_peer_error(error: BaseException | None) -> bool:
-    kinds = dist.DistBackendError | dist.DistNetworkError
-    return isinstance(error, kinds) or any(words in str(error) for words in LOST)
-
-
-def _store() -> Any:
-    return dist.distributed_c10d._get_default_store()
-
-
 @contextmanager
-def open_group(
-    world: World,
-    *,
-    device: str,
-    share_card: bool = False,
-    limit: float = LIMIT_SECONDS,
-    tell: Callable[[str], None] = lambda text: None,
-) -> Iterator[Group]:
-    """Open the group of this run's ranks, by the addresses in the environment.
+def open_group(world: World, *, device: str, share_card: bool = False) -> Iterator[Group]:
+    """Open the group of this run's ranks, by the addresses that torchrun has set.
 
     GPU tensors use NCCL, unless ranks share a GPU, which NCCL refuses: then gloo, through the host.
-    Everything else uses gloo. `limit`: seconds after which a rank that does not come or answer is
-    considered lost; `tell` gets messages about what is being waited for.
+    Everything else uses gloo.
     """
     if world.size == 1:
-        with contextlib.closing(Group(world, watch=Watch(world, None))) as group:
-            yield group
+        yield Group(world, ends_hangs=True)
         return
     backend = "gloo"
     if device == "cuda":
         # One GPU is visible if the cluster gives each process its own, or if ranks share it.
-        cards = torch.cuda.device_count()
-        torch.cuda.set_device(world.local_rank % cards)
+        torch.cuda.set_device(world.local_rank % torch.cuda.device_count())
         backend = "gloo" if share_card else "cpu:gloo,cuda:nccl"
-    hosted_by_rank_0 = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    # torch elastic's store outlives its ranks: after a restart, ranks must not find the addresses
-    # of the previous ones.
-    name = f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-    store = meet(
-        world,
-        master_address(),
-        limit=limit,
-        hosted_by_rank_0=hosted_by_rank_0,
-        name=name,
-        tell=tell,
+    dist.init_process_group(
+        backend,
+        rank=world.rank,
+        world_size=world.size,
+        timeout=datetime.timedelta(seconds=SUM_SECONDS),
     )
     try:
-        dist.init_process_group(
-            backend,
-            store=store,
-            rank=world.rank,
-            world_size=world.size,
-            timeout=datetime.timedelta(seconds=limit),
-        )
-        watch = Watch(world, store, limit=limit, hosted_by_rank_0=hosted_by_rank_0)
-        group = Group(world, watch=watch)
-    except RuntimeError as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        fix = "set GLOO_SOCKET_IFNAME to the interface that joins the machines"
-        raise RendezvousFailed(
-            f"all ranks have come, but cannot talk to each other: {reason}  ({fix})"
-        ) from error
-    watch.start()
-    try:
-        yield group
+        yield Group(world, ends_hangs=True)
     finally:
-        group.close()
         dist.destroy_process_group()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,7 @@ import pytest
 import yaml
 
 from expert.core.errors import EXIT_RUN_FAILED, EXIT_USAGE
-from expert.jobs.launch.cluster import LaunchError, job_name, make_job
-from expert.jobs.launch.submit import SubmitFailed, submit, text_of, write_job
+from expert.jobs.launch.cluster import LaunchError, job_name, make_job, submit, write_job
 from expert.manifest.reader import read_manifest
 from tests.jobs.runs import write_expert
 
@@ -30,40 +28,49 @@ def directives(script: str) -> dict[str, str]:
     return {name: value for name, _, value in (line.partition("=") for line in lines)}
 
 
-def test_a_slurm_script_has_a_task_for_each_rank_and_bash_reads_it(tmp_path):
+def test_a_slurm_script_starts_torchrun_once_on_each_machine(tmp_path):
     setup = ("module load cuda", 'export MODE="a b"')
     made = job(tmp_path / "my expert", "slurm", time="1-02:00:00", partition="gpu", setup=setup)
-    script = text_of(made)
-    done = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    asked = directives(script)
-    assert asked["nodes"] == "2"
-    assert asked["ntasks-per-node"] == asked["gpus-per-node"] == "4"
-    assert (asked["time"], asked["partition"], asked["signal"]) == (
-        "1-02:00:00",
-        "gpu",
-        "B:USR1@120",
-    )
+    asked = directives(made.text)
+    assert (asked["nodes"], asked["ntasks-per-node"], asked["gpus-per-node"]) == ("2", "1", "4")
+    assert (asked["time"], asked["partition"]) == ("1-02:00:00", "gpu")
+    assert asked["signal"] == "B:USR1@120"
     assert "requeue" in asked
-    assert "\n".join(setup) in script
-    command = next(line for line in script.splitlines() if " train " in line)
-    manifest = f"'{tmp_path / 'my expert' / 'manifest.json'}'"
-    wanted = f'-P -m expert train --manifest {manifest} --output "$runs" --resume if-any &'
-    assert command.strip() == f"{sys.executable} {wanted}"
-    on_cpu = text_of(job(tmp_path, "slurm", config={"device": "cpu"}))
-    assert "gpus-per-node" not in directives(on_cpu)
+    assert "\n".join(setup) in made.text
+    (command,) = [line for line in made.text.splitlines() if " train " in line]
+    assert "torch.distributed.run --nnodes 2 --nproc-per-node 4" in command
+    assert '--node-rank "$SLURM_NODEID" --master-addr "$first" --master-port "$port"' in command
+    assert '--output "$runs" --resume if-any' in command
+    on_cpu = job(tmp_path, "slurm", config={"device": "cpu"})
+    assert "gpus-per-node" not in directives(on_cpu.text)
     assert job_name("My Expert_v2 (SQL)") == "my-expert-v2-sql"  # as every scheduler takes it
     assert job_name("…") == "expert"
     assert len(job_name("x" * 100)) == 40
 
 
-def test_a_job_without_restarts_is_not_given_the_default_number(tmp_path):
-    assert job(tmp_path, "slurm", restarts=0).restarts == 0
+@pytest.mark.parametrize(
+    ("code", "restarts", "asked", "ended"),
+    [(0, 3, "", 0), (2, 3, "", 2), (75, 3, "", 75), (4, 3, "requeue 7", 0), (4, 0, "", 4)],
+)
+def test_a_slurm_job_is_requeued_after_a_crash_but_not_if_it_would_fail_again(
+    code, restarts, asked, ended, tmp_path
+):
+    programs = tmp_path / "bin"
+    fake_program(programs, "srun", f'echo "$@" > {tmp_path}/started\nexit {code}')
+    requeue = f"[ $1 = requeue ] && echo $1 $2 > {tmp_path}/asked; echo host"
+    fake_program(programs, "scontrol", requeue)
+    made = job(tmp_path / "my expert", "slurm", restarts=restarts, shared=str(tmp_path / "a b"))
+    env = {"PATH": f"{programs}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "host"}
+    done = subprocess.run(["bash"], input=made.text, text=True, env=env, check=False)
+    assert done.returncode == ended
+    assert "train --manifest" in (tmp_path / "started").read_text()
+    assert (tmp_path / "asked").is_file() is bool(asked)
+    assert (tmp_path / "a b" / "runs" / "demo-7").is_dir()
 
 
 def test_kubernetes_has_a_pod_for_each_machine_and_a_name_for_the_first(tmp_path):
     made = job(tmp_path, "kubernetes", **KUBERNETES, overrides=("epochs=2",), warning=90)
-    service, started = yaml.safe_load_all(text_of(made))
+    service, started = yaml.safe_load_all(made.text)
     spec = started["spec"]
     assert (spec["completions"], spec["parallelism"]) == (2, 2)
     assert spec["completionMode"] == "Indexed"
@@ -85,13 +92,13 @@ def test_kubernetes_has_a_pod_for_each_machine_and_a_name_for_the_first(tmp_path
 
 def test_one_machine_needs_no_torchrun_so_that_its_exit_code_is_seen(tmp_path):
     for on, more in (("kubernetes", KUBERNETES), ("skypilot", SKYPILOT)):
-        text = text_of(job(tmp_path, on, nodes=1, **more))
+        text = job(tmp_path, on, nodes=1, **more).text
         assert "torch.distributed" not in text
         assert "--gpus 4" in text
 
 
 def test_skypilot_keeps_what_it_saves_in_the_bucket(tmp_path):
-    (task,) = yaml.safe_load_all(text_of(job(tmp_path, "skypilot", **SKYPILOT, spot=True)))
+    (task,) = yaml.safe_load_all(job(tmp_path, "skypilot", **SKYPILOT, spot=True).text)
     assert task["num_nodes"] == 2
     assert task["resources"]["accelerators"] == "H100:4"
     assert task["resources"]["use_spot"] is True
@@ -110,7 +117,7 @@ def test_skypilot_keeps_what_it_saves_in_the_bucket(tmp_path):
         ("kubernetes", {}, 2),
         ("skypilot", {}, 3),
         ("skypilot", {"partition": "x", "claim": "y", **SKYPILOT}, 2),
-        ("slurm", {"time": "soon", "partition": "a\n#SBATCH --x", "shared": "here"}, 3),
+        ("slurm", {"time": "so on", "partition": "a\n#SBATCH --x", "shared": "here"}, 3),
         ("skypilot", {**SKYPILOT, "bucket": "mine"}, 1),
     ],
 )
@@ -123,10 +130,10 @@ def test_what_is_missing_or_does_not_belong_there_is_refused_all_at_once(
     assert len(str(refused.value).splitlines()) == problems + 1
 
 
-def fake_program(folder: Path, name: str, code: int) -> None:
+def fake_program(folder: Path, name: str, does: str) -> None:
     folder.mkdir(exist_ok=True)
     file = folder / name
-    file.write_text(f'#!/bin/sh\necho "{name} $*"\nexit {code}\n')
+    file.write_text(f"#!/bin/sh\n{does}\n")
     file.chmod(0o755)
 
 
@@ -137,9 +144,9 @@ def test_submitting_returns_the_answer_of_the_scheduler(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     with pytest.raises(LaunchError, match="--submit: kubectl is not installed here"):
         submit(made, file)
-    fake_program(tmp_path / "bin", "kubectl", 0)
+    fake_program(tmp_path / "bin", "kubectl", 'echo "kubectl $*"')
     assert submit(made, file) == f"kubectl apply -f {file}"
-    fake_program(tmp_path / "bin", "kubectl", 3)
-    with pytest.raises(SubmitFailed, match="is written: fix that, then submit it again") as failed:
+    fake_program(tmp_path / "bin", "kubectl", "exit 3")
+    with pytest.raises(LaunchError, match="is written: fix that, then submit it again") as failed:
         submit(made, file)
     assert failed.value.exit_code == EXIT_RUN_FAILED

@@ -67,7 +67,7 @@ def remote_code_option(what: str) -> Any:
 
 def manifest_file(place: Path | None) -> Path | None:
     """The manifest file; for a folder the one in it, whose path is shown."""
-    from expert.jobs.launch.local_ranks import COMMAND_VARIABLE
+    from expert.jobs.launch.ranks import COMMAND_VARIABLE
     from expert.manifest.text.document import manifest_in
 
     if place is None or not place.is_dir():

@@ -5,6 +5,7 @@ even if that is killed."""
 from __future__ import annotations
 
 import json
+import os
 import re
 import secrets
 import subprocess
@@ -22,7 +23,7 @@ from expert.core.rundir import RunFolder
 from expert.core.text import duration
 from expert.jobs.board.actions import TAIL_BYTES, ActionRefused, environment
 from expert.jobs.board.folders import BoardItem
-from expert.parallel.launch import PARENT_PIPE
+from expert.parallel.launch import FOLLOWED
 from expert.run.stored.choose_checkpoint import FINAL, states
 
 NAMES = ("expert", "base")
@@ -49,13 +50,13 @@ class ServeProcess:
     _last_output: str = ""
 
     def start(self, words: list[str]) -> None:
-        # It ends when its standard input is closed, which happens when the board ends.
-        more = {"EXPERT_SERVE_TOKEN": self.token, PARENT_PIPE: "0"}
+        more = {"EXPERT_SERVE_TOKEN": self.token, FOLLOWED: str(os.getpid())}
         self._folder = tempfile.TemporaryDirectory(prefix="expert-chat-")
         self._log = Path(self._folder.name) / "log"
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "expert", *words], stdin=subprocess.PIPE, stdout=log,
+                [sys.executable, "-m", "expert", *words], stdin=subprocess.DEVNULL,
+                stdout=log,
                 stderr=subprocess.STDOUT, env={**environment(), **more}, start_new_session=True,
             )  # fmt: skip
 
@@ -96,8 +97,6 @@ class ServeProcess:
             time.sleep(0.2)
         self._last_output = self.output
         self._folder.cleanup()
-        assert self.process.stdin is not None
-        self.process.stdin.close()
 
 
 class Chat:

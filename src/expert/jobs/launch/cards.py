@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from expert.core.text import counted
-from expert.parallel.launch import WorldError, started_by
+from expert.parallel.launch import WorldError, world_from_environment
 from expert.planning.machine.machine import Machine
 from expert.planning.machine.nvml import Gpu
 from expert.planning.machine.threads import NAMES
@@ -44,9 +44,8 @@ def choose_cards(requested: str, machine: Machine, *, device: str, env: Mapping[
     """The GPUs meant by `all`, a number of GPUs or a list such as `0,2`, counted among the visible
     ones. Raises with all problems."""
     problems = []
-    starter = started_by(env)
-    if starter:
-        problems.append(f"{starter} has started this process as one of several  (leave --gpus out)")
+    if world_from_environment(env).size > 1:
+        problems.append("torchrun has started this process as one of several  (leave --gpus out)")
     on_cpu = device == "cpu"
     chosen, ranks, wrong = _parse(requested, () if on_cpu else machine.gpus, on_cpu=on_cpu)
     problems += wrong

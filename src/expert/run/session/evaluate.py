@@ -35,7 +35,7 @@ def evaluate_validation(session: Session) -> EvalResult | None:
 def evaluate_split(session: Session, split: PreparedSplit) -> EvalResult | None:
     """Evaluate all rows of a split; None if a signal interrupted it."""
     began = time.monotonic()
-    session.group.at(f"evaluating {split.name}")
+    session.group.progress()
     sums = _evaluate_fitting(session, split, most=None)
     if sums is None:
         return None

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import ExpertError
-from expert.parallel.watch import NO_LIMIT
+from expert.parallel.hang import NO_LIMIT
 from expert.run.build import PlanUnsupported
 from expert.run.session.checkpoints import checkpoint_size
 from expert.run.session.evaluate import evaluate_validation, probe
@@ -47,11 +47,13 @@ def run_session(session: Session, *, through: StepWrapper = iter) -> RunResult:
     """Train; after a failure adapt the plan and try again, until the run ends."""
     from expert.training.step import StepInterrupted
 
-    session.group.watch_for_hangs(
-        session.folder.path,
-        lambda text: session.emit("failed", step=session.state.done, error=text),
-        limit=session.plan.watch.hang_seconds,
-        computes=session.device.type == "cpu",
+    session.closing.enter_context(
+        session.group.watched(
+            session.folder.path,
+            lambda text: session.emit("failed", step=session.state.done, error=text),
+            limit=session.plan.watch.hang_seconds,
+            computes=session.device.type == "cpu",
+        )
     )
     announce(session)
     report_data(session)
@@ -193,7 +195,7 @@ def _named(session: Session, steps: Iterable[Any]) -> Iterator[Any]:
     # Workers have their own watchdog; a resumed stream first reads what was already read.
     slow = NO_LIMIT if session.plan.loader.workers or session.data.stream is not None else 0.0
     while True:
-        session.group.at("waiting for data", slow)
+        session.group.progress(slow)
         try:
             fed = next(coming, None)
         except Exception as error:
@@ -204,7 +206,7 @@ def _named(session: Session, steps: Iterable[Any]) -> Iterator[Any]:
             raise
         if fed is None:
             return
-        session.group.at(f"computing step {fed.step.done + 1}")
+        session.group.progress()
         yield fed
 
 

@@ -13,10 +13,9 @@ from expert.core.interrupts import signal_label
 from expert.core.publish import publishing
 from expert.core.resources import reporting_disk_full
 from expert.core.rundir import RunFolder, checkpoint_name
-from expert.parallel.watch import SAVED_BYTES_PER_SECOND
 from expert.run.session.checkpoints import load
 from expert.run.session.evaluate import evaluate_split
-from expert.run.session.session import Session, loading_seconds, model_of
+from expert.run.session.session import Session, loading_seconds, model_of, saving_seconds
 
 if TYPE_CHECKING:
     from expert.data.feed.run_data import RunData
@@ -47,9 +46,8 @@ class RunResult:
 def finished(session: Session, *, early: bool) -> RunResult:
     keeps = session.checkpoints is not None
     if keeps:
-        seconds = loading_seconds(session.folder.checkpoints)
-        with session.group.work("loading the best checkpoint", seconds):
-            load_best_checkpoint(session)
+        session.group.progress(loading_seconds(session.folder.checkpoints))
+        load_best_checkpoint(session)
     test = evaluate_test(session) if keeps else None
     session.group.barrier()
     if session.group.signal is not None:
@@ -183,15 +181,14 @@ def publish_final(session: Session) -> Path:
     if session.group.world.is_first:
         needed = bytes_needed({"weights": loaded.weights})
         check_space(session.folder.path, needed)
-        seconds = needed / SAVED_BYTES_PER_SECOND
+        session.group.progress(saving_seconds(session, needed))
         final = session.folder.final
         with (
-            session.group.work("writing the result", seconds),
             reporting_disk_full(
                 final, "the result", needed, fix="free some space and resume the run"
             ),
             publishing(final) as folder,
         ):
             save_trained(loaded, folder)
-    session.group.barrier()  # a rank that ends before rank 0 has written would look failed
+    session.group.barrier(saving_seconds(session))  # ends no rank before rank 0 has written
     return session.folder.final

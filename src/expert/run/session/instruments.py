@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from expert.data.feed.run_data import RunData
     from expert.data.prepared import PreparedSplit
-    from expert.parallel.group import Group
     from expert.planning.run_plan import RunPlan
     from expert.training.loop import LoopPlan
     from expert.training.recorder import Emit, MoreFields, Recorder
@@ -39,7 +38,6 @@ class Instruments:
     gpu: GpuSampler | None
     pressure: Pressure
     meter: Meter
-    group: Group
 
     def recorder(
         self, plan: RunPlan, state: TrainState, timeline: Timeline | None = None
@@ -64,7 +62,7 @@ class Instruments:
 
 
 def instruments_for(
-    plan: RunPlan, data: RunData, *, device: torch.device, emit: Emit, group: Group
+    plan: RunPlan, data: RunData, *, device: torch.device, emit: Emit
 ) -> Instruments:
     from expert.model.blocks import compiled_graphs
 
@@ -72,7 +70,6 @@ def instruments_for(
     return Instruments(
         device=device,
         emit=emit,
-        group=group,
         gpu=GpuSampler(device.index or 0) if device.type == "cuda" else None,
         pressure=Pressure(
             data=DataWait(workers=plan.loader.workers, cores=len(available_cores())),
@@ -92,11 +89,10 @@ def device_fields(instruments: Instruments, *, workers: int) -> MoreFields:
     """GPU or CPU fields of a step event: numbers only, as text would be searched for secrets.
     Compiling steps are excluded, as they are from the rates: the card is idle then."""
     gpu, meter, sampled_at = instruments.gpu, instruments.meter, time.monotonic()
-    cores, ranks = _core_fields(instruments.emit, workers), instruments.group.rank_fields
+    cores = _core_fields(instruments.emit, workers)
     if gpu is None:
         return lambda step: {
             **cores(step),
-            **ranks(),
             "cpu_peak_memory_bytes": peak_memory_bytes(),
         }
 
@@ -108,7 +104,6 @@ def device_fields(instruments: Instruments, *, workers: int) -> MoreFields:
             **gpu.step_fields(max(since, steady), steady_since=steady),
             **allocator_stats(instruments.device),
             **cores(step),
-            **ranks(),
         }
 
     return fields

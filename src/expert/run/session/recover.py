@@ -93,7 +93,7 @@ def end_all(session: Session, failure: Failure | None, error: BaseException) -> 
         }
         write_text_atomically(path, json.dumps(plain(kept, known_secrets())))
     session.emit("failed", step=session.state.done, error=text)
-    session.group.end_all(text)
+    session.group.explain_end(text)
 
 
 def apply_stored_failure(session: Session) -> None:
@@ -287,8 +287,9 @@ def _report_rollback(session: Session, from_step: int) -> None:
 
 def _return_to_checkpoint(session: Session) -> None:
     """Continue from the newest good checkpoint, or start over without one."""
-    with session.group.work("loading a checkpoint", loading_seconds(session.folder.checkpoints)):
-        loaded = session.checkpoints.newest() if session.checkpoints is not None else None
+    session.group.progress(loading_seconds(session.folder.checkpoints))
+    loaded = session.checkpoints.newest() if session.checkpoints is not None else None
+    session.group.progress()
     kept = session.state
     state = loaded.state if loaded is not None else TrainState()
     continue_from(

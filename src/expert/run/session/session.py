@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from expert.core.events import EventLog, Sink
 from expert.model.device_memory import release_memory
-from expert.parallel.watch import NO_LIMIT, SAVED_BYTES_PER_SECOND
+from expert.parallel.hang import NO_LIMIT, SAVED_BYTES_PER_SECOND
 from expert.planning.memory.memory import with_new_estimate
 from expert.run.build import Built, build, device_of
 from expert.run.session.checkpoints import Checkpoints, put_final_aside, with_fallbacks
@@ -193,7 +193,7 @@ def open_session(
                 on_sigusr1=plan.watch.on_sigusr1,
             )
         )
-        instruments = instruments_for(plan, data, device=device, emit=emit, group=group)
+        instruments = instruments_for(plan, data, device=device, emit=emit)
         if instruments.gpu is not None:
             closing.enter_context(instruments.gpu)
         session = Session(
@@ -214,11 +214,7 @@ def open_session(
             best=best_so_far(plan, state),
             recorder=instruments.recorder(plan, state),
         )
-        group.listen(
-            lambda: signals.requested,
-            lambda: session.recorder.busy_seconds,
-            signals.take_save_request,
-        )
+        group.listen(lambda: signals.requested, signals.take_save_request)
         yield session
 
 
@@ -239,14 +235,15 @@ def model_of(session: Session) -> Built:
     # Download time is unknown.
     hub = plan.model.place == "hub"
     seconds = NO_LIMIT if hub else loading_seconds(Path(plan.model.location))
-    with session.group.work("loading the model", seconds):
-        built = session.built = build(
-            plan,
-            data.encoder,
-            device=session.device,
-            allow_remote_code=session.start.allow_remote_code,
-            group=session.group,
-        )
+    session.group.progress(seconds)
+    built = session.built = build(
+        plan,
+        data.encoder,
+        device=session.device,
+        allow_remote_code=session.start.allow_remote_code,
+        group=session.group,
+    )
+    session.group.progress()
     for largest in largest_ids(data):
         check_vocabulary(built.loaded, largest)
     session.recorder = session.instruments.recorder(plan, session.state, built.timeline)
@@ -267,18 +264,23 @@ def loading_seconds(folder: Path) -> float:
     return 1.0 + size / SAVED_BYTES_PER_SECOND
 
 
+def saving_seconds(session: Session, needed: int = 0) -> float:
+    """How long writing weights may take beyond the hang limit; ranks other than the first, which
+    wait for that, know it from the plan alone."""
+    return max(needed, session.plan.disk.checkpoint_bytes or 0) / SAVED_BYTES_PER_SECOND
+
+
 def save(session: Session, state: TrainState, *, due: bool = False) -> None:
     """Write a checkpoint; `due`: requested by the manifest."""
     session.state = state
     if session.checkpoints is not None:
         from expert.training.checkpoint import bytes_needed
 
-        group = session.group
-        with group.work(f"gathering the checkpoint of step {state.done}", 0.0):
-            tensors = model_of(session).tensors()  # every rank takes part, one writes
-        seconds = bytes_needed(tensors) / SAVED_BYTES_PER_SECOND
-        with group.work(f"saving the checkpoint of step {state.done}", seconds):
-            session.checkpoints.save(state, tensors, session.plan, session.data, due=due)
+        tensors = model_of(session).tensors()  # every rank takes part, one writes
+        seconds = saving_seconds(session, bytes_needed(tensors))
+        session.group.progress(seconds)
+        session.checkpoints.save(state, tensors, session.plan, session.data, due=due)
+        session.group.barrier(seconds)
 
 
 def resume(session: Session, checkpoint: Path, *, allow_changed: bool) -> None:
