@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from expert.core.errors import EXIT_RUN_FAILED, ExpertError
-from expert.core.files import write_text_atomically
+from expert.core.files import read_text, write_text_atomically
 from expert.core.text import counted
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def make_job(read: ReadManifest, on: SchedulerName, **options: Any) -> ClusterJo
         trim_blocks=True, keep_trailing_newline=True, undefined=jinja2.ChainableUndefined
     )
     environment.filters |= {"json": json.dumps, "quoted": shlex.quote}
-    template = (Path(__file__).parent / "templates" / f"{on}.jinja").read_text(encoding="utf-8")
+    template = read_text(Path(__file__).parent / "templates" / f"{on}.jinja")
     namespace = given.get("namespace")
     text = environment.from_string(template).render(
         **given
