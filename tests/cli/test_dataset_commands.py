@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from io import StringIO
 
 import pytest
 from rich.console import Console
 
-from expert.cli.dataset import _facts
-from expert.cli.show.display import Sheet, plain_lines
 from expert.cli.show.rows import show_rows
-from expert.data.inspect.audit import SplitReport
 from expert.data.inspect.shown_rows import RowsToShow
 from expert.jobs.datasets.check import check_dataset
 from tests.jobs.datasets.test_datasets import write
@@ -108,11 +104,7 @@ def test_too_many_bad_rows_exit_with_2_and_are_listed(run, tmp_path):
     assert ran.code == 2
     assert f"train: bad rows\n  {tmp_path / 'train.jsonl'}:121: " in ran.out
     assert "\n  … and 97 more of this kind, at 126, 127, 128, " in ran.out
-    assert ran.err == (
-        "the data of counter cannot be used as it is\n  - train train.jsonl: 102 bad "
-        "rows, and training.dataset.max_bad_rows tolerates 0  (fix the data, or --set "
-        "training.dataset.max_bad_rows=102)\n"
-    )
+    assert "the data of counter cannot be used as it is" in ran.err
     tolerated = ("--set", "training.dataset.max_bad_rows=102")
     assert run("dataset", "check", "-m", str(file), *tolerated).code == 0
 
@@ -128,16 +120,6 @@ def test_findings_as_json_hold_every_count_and_the_same_exit_code(run, tmp_path)
     assert train["duplicates"] == {"count": 0, "shown": []}
     assert found["warnings"] == ["train: 1 row without an answer"]
     assert len(found["problems"]) == 1
-
-
-def test_a_packed_table_that_is_cut_off_is_reported_in_plain_words(run, tmp_path):
-    file = an_expert(tmp_path, dataset={"path": "t.csv.gz"})
-    text = "question,answer\n" + "".join(f"what is {n},it is {n}\n" for n in range(500))
-    (tmp_path / "t.csv.gz").write_bytes(gzip.compress(text.encode())[:-200])
-    ran = run("dataset", "check", "-m", file)
-    assert ran.code == 2
-    assert "{t}: it cannot be unpacked".format(t=tmp_path / "t.csv.gz") in ran.err
-    assert "Aborted" not in ran.err
 
 
 def test_data_sets_are_listed_with_who_uses_them(run, tmp_path):
@@ -183,26 +165,6 @@ def test_consolidating_shows_what_was_copied_and_how_to_use_it(run, tmp_path):
     ran = run("find-datasets", "--consolidate", str(tmp_path))
     assert ran.code == 2
     assert "--consolidate needs --manifests FOLDER" in ran.err
-
-
-def test_what_a_benchmark_wrote_is_not_data_and_without_manifests_there_are_no_users(run, tmp_path):
-    write(tmp_path / "a" / "rows.jsonl", '{"text": "x"}\n')
-    write(tmp_path / "a" / "climb.json", '{"format": 1, "kind": "ladder", "rungs": []}')
-    out = run("find-datasets", str(tmp_path / "a")).out
-    assert "rows.jsonl" in out
-    assert "climb.json" not in out
-    assert "used by" not in out
-
-
-def test_the_table_of_three_splits_with_long_rows_stays_a_table():
-    sizes = dict.fromkeys(("p50", "p90", "p95", "p99", "longest", "examples"), 12_345)
-    sizes |= dict.fromkeys(("tokens_lost", "unlearnt"), 123_456)
-    lengths = {**sizes, "tokens": 10**9, "learnt_share": 0.3, "over_long_share": 0.1}
-    facts = [_facts(SplitReport(name, lengths=lengths), 131_072) for name in ("a", "b", "c")]
-    rows = [[name, *(fact[name] for fact in facts)] for name in facts[0]]
-    table = plain_lines(Sheet(("", "train", "validation", "test"), [rows]))
-    assert len(table) == 1 + len(rows)
-    assert max(map(len, table)) <= 100
 
 
 def test_rows_are_shown_with_brackets_that_no_row_holds(run, tmp_path):

@@ -55,14 +55,6 @@ def test_a_misspelt_model_file_or_column_is_reported_by_check_and_plan_and_refus
     assert reported in ran.err
 
 
-def test_a_warning_of_the_manifest_names_its_file_once(run, tmp_path):
-    file = a_trainable_manifest(tmp_path, more="training: {quality: {lora: 1}}\nmood: good\n")
-    ran = run("train", "-m", file)
-    assert ran.code == 0, ran.err
-    [reported] = [line for line in ran.out.splitlines() if "mood" in line]
-    assert reported == f"warning: {file}: line 8: mood: no effect: Expert has no such key"
-
-
 def test_rows_that_were_left_out_are_reported_and_recorded(run, tmp_path):
     file = a_trainable_manifest(tmp_path)
     with (tmp_path / "train.jsonl").open("a", encoding="utf-8") as stream:
@@ -117,17 +109,6 @@ def test_a_run_that_is_resumed_with_other_options_is_reported_which_and_the_whol
     assert ran.code == 0, ran.err
     assert f"✓ nothing left to do: {folder} is finished\n" in ran.out
     assert f"--epochs N --resume {folder} --allow-changed\n" in ran.out
-
-
-def test_a_run_that_is_resumed_on_other_rows_is_reported_how_many(run, tmp_path):
-    file = a_trainable_manifest(tmp_path)
-    assert run("train", file).code == 0
-    a_trainable_manifest(tmp_path, count=13)
-    ran = run("train", file, "--resume")
-    assert ran.code == 2
-    reported = ran.err.splitlines()
-    assert reported[1] == "  - the rows changed (12 → 13)"
-    assert reported[2].startswith("  - data.index: was ")
 
 
 @pytest.mark.parametrize(
@@ -196,17 +177,6 @@ def test_rows_that_are_missing_are_reported_with_the_script_that_makes_them(run,
     ran = run(*command, "-m", file)
     reported = f"train.jsonl: there is no {rows} (python {script} makes it)"
     assert reported in " ".join((ran.err + ran.out).split())
-
-
-def test_a_script_beside_the_manifest_is_not_reported_to_make_files_that_are_elsewhere(
-    run, tmp_path
-):
-    file = a_manifest(tmp_path)
-    (tmp_path / "make_data.py").touch()
-    ran = run("train", "-m", file, "--dataset", "/nowhere/rows.jsonl")
-    assert ran.code == 2
-    assert "/nowhere/rows.jsonl: there is no such file" in ran.err
-    assert "make_data.py" not in ran.err
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 
 from tests.cli.running import Runner
 
@@ -15,26 +14,6 @@ def test_a_new_expert_is_checked_and_planned_with_the_commands_it_names(run: Run
     [plan] = [line for line in ran.out.splitlines() if line.startswith("  expert plan")]
     assert run(*plan.split()[1:]).code == 0
     assert run("manifest", "check", "--strict", str(tmp_path / "mine" / "manifest.json")).code == 0
-
-
-def test_the_commands_it_names_can_be_copied_if_the_folder_has_a_space(run: Runner, tmp_path):
-    ran = run("new", "mine", "--output", str(tmp_path / "my experts"))
-    named = [line for line in ran.out.splitlines() if line.startswith("  expert ")]
-    plan = next(line for line in named if line.startswith("  expert plan"))
-    assert run(*shlex.split(plan)[1:]).code == 0
-    folder = tmp_path / "my experts" / "mine"
-    assert [shlex.split(line)[-1] for line in named] == [str(folder)] * 4
-
-
-def test_columns_of_a_file_are_shown(run: Runner, tmp_path):
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text('{"q": "a", "a": "{}"}\n', encoding="utf-8")
-    parts = ("--map", "instruction=q", "--map", "response=a")
-    asked = ("new", "mine", "--from", str(rows), *parts, "-o", str(tmp_path))
-    assert "instruction=q, response=a" in run(*asked).out
-    again = run(*asked)
-    assert again.code == 2
-    assert "already exists  (choose another name" in again.err
 
 
 def test_plain_text_is_to_be_sampled_rather_than_validated(run: Runner, tmp_path):

@@ -7,7 +7,6 @@ import json
 import os
 import socket
 import zipfile
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -93,14 +92,6 @@ def _repeated_cells(file: Path) -> None:
     pq.write_table(table, file, compression="zstd")
 
 
-def _twice_named(file: Path) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    columns = [pa.array(["a"] * 30)] * 3
-    pq.write_table(pa.table(columns, ["instruction", "response", "response"]), file)
-
-
 def _workbook(file: Path) -> None:
     """A spreadsheet whose only sheet unpacks to 3 GB."""
     sheet = b"<row>" + b" " * 10**6 + b"</row>"
@@ -111,33 +102,17 @@ def _workbook(file: Path) -> None:
                 stream.write(sheet)
 
 
-def _cut_off(file: Path) -> None:
-    file.write_bytes(gzip.compress(ROWS * 100)[:-20])
-
-
-def _damaged(file: Path) -> None:
-    packed = bytearray(gzip.compress(os.urandom(5000).hex().encode() + ROWS))
-    packed[3000] ^= 255
-    file.write_bytes(packed)
-
-
 def _nested_packing(file: Path) -> None:
     file.write_bytes(gzip.compress(gzip.compress(b"\0" * 10**8)))
 
 
-def _rows(*rows: str) -> Make:
-    return _bytes("\n".join([*rows, *([ROW.decode().strip()] * 20)]).encode())
-
-
 REFUSED: dict[str, tuple[str, Make]] = {
     "a pipe": ("rows.jsonl", _pipe),
-    "a pipe with a name of CSV": ("rows.csv", _pipe),
     "a pipe with a name of Parquet": ("rows.parquet", _pipe),
     "a pipe with a packed name": ("rows.jsonl.gz", _pipe),
     "a socket": ("rows.jsonl", _socket),
     "a device without end": ("rows.jsonl", _link_to("/dev/zero")),
     "a device without end, as text": ("rows.txt", _link_to("/dev/zero")),
-    "a device of chance": ("rows.json", _link_to("/dev/urandom")),
     "a link to itself": ("rows.jsonl", _link_to("rows.jsonl")),
     "ten gigabytes of zeros in 10 MB": ("rows.jsonl.gz", _packed(b"\0", 10**8, 100)),
     "gigabytes of rows in a few megabytes": ("rows.jsonl.gz", _packed(ROW, 200_000, 120)),
@@ -148,30 +123,12 @@ REFUSED: dict[str, tuple[str, Make]] = {
     ),
     "gigabytes of rows, by zstd": ("rows.jsonl.zst", _packed_by_zstd),
     "a cell of 1.2 GB": ("rows.parquet", _cell(1_200_000_000)),
-    "a cell of 20 MB": ("rows.parquet", _cell(20_000_000)),
     "a cell of a megabyte, 100,000 times": ("rows.parquet", _repeated_cells),
-    "two columns of one name": ("rows.parquet", _twice_named),
     "a spreadsheet that is a bomb": ("rows.xlsx", _workbook),
     "a terabyte that was never written": ("rows.jsonl", _sparse(2**40)),
-    "packed rows that are cut off": ("rows.jsonl.gz", _cut_off),
-    "packed rows that are damaged": ("rows.jsonl.gz", _damaged),
     "packed rows that are packed again": ("rows.jsonl.gz", _nested_packing),
-    "a key that is there twice": (
-        "rows.jsonl",
-        _rows('{"instruction": "a", "response": "b", "response": "c"}'),
-    ),
-    "a key that is there twice, inside": (
-        "rows.jsonl",
-        _rows('{"messages": [{"role": "user", "role": "assistant", "content": "x"}]}'),
-    ),
-    "a key that is there twice, in an array": (
-        "rows.json",
-        _bytes(b'[{"instruction": "a", "response": "b", "response": "c"}]'),
-    ),
     "a line of 200 MB": ("rows.jsonl", _bytes(b'{"instruction": "', b"x", 200_000_000)),
     "brackets without end": ("rows.json", _bytes(b"", b"[", 3_000_000)),
-    "a number of a million digits": ("rows.jsonl", _rows('{"a": ' + "9" * 10**6 + "}")),
-    "a stream of zlib": ("rows.jsonl", _bytes(zlib.compress(ROWS))),
 }
 """What no command may train on, by what is hostile about it: a name, and how it is made."""
 

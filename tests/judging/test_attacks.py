@@ -7,7 +7,6 @@ where the command is given; after the attack it is as it was.
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -111,21 +110,6 @@ def test_statements_beyond_the_graph_are_refused(attacked, home, name):
     assert "not allowed in a setup" in found.reason
     assert attacked("cypher", NAMES, attack, setup=[NODES, ONE]).passed is not True
     assert attacked("cypher", attack, NAMES, setup=[NODES, ONE]).passed is None
-
-
-@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
-def test_a_library_of_the_data_set_is_not_loaded(attacked, home, tmp_path_factory):
-    place = tmp_path_factory.mktemp("library")
-    source, library = place / "evil.c", place / "evil.so"
-    source.write_text(
-        "#include <sys/stat.h>\n"
-        f'__attribute__((constructor)) static void run(void) {{ mkdir("{home}/owned", 0700); }}\n',
-        encoding="utf-8",
-    )
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
-    for verb in ("LOAD EXTENSION", "LOAD", "INSTALL"):
-        setup = [NODES, f"{verb} '{library}'"]
-        assert attacked("cypher", NAMES, "RETURN 1", setup=setup).passed is None
 
 
 @each(
@@ -315,13 +299,6 @@ def test_a_program_does_not_reach_for_other_files(attacked, home, program):
     assert (
         attacked("typescript", "let y = 1", "let y = 2", equals=False, before=attack).kind == "none"
     )
-
-
-def test_a_program_with_paths_in_its_strings_is_by_itself(attacked):
-    answer = 'import x from "react"; const y = fetch("/api/users"); let z = "./p0"'
-    found = attacked("typescript", "let y = 1", answer, equals=False)
-    assert found.kind == "types"
-    assert "only the compiler" in found.reason
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="closed on Linux alone")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from expert.data.examples.checks import RowFilter
 from expert.data.examples.column_survey import ColumnSurvey
 from expert.data.examples.columns import detect_columns
 from expert.data.examples.formats import example_of
-from expert.data.examples.messages import has_other_system_text, unused_fields
 from expert.data.records import Example, Row, Turn
 from expert.data.template.templates import named_template
 from expert.manifest.schema.dataset import RowChecks
@@ -104,22 +102,6 @@ def test_parts_of_text_are_read_in_every_format_of_openai():
     assert turns_of({"messages": said}) == [("user", "abc"), ("assistant", "one")]
 
 
-def test_a_system_column_is_overruled_only_by_a_text():
-    system = {"role": "system", "content": "S"}
-    assert has_other_system_text([system, *TALK], "other")
-    assert has_other_system_text(json.dumps([system, *TALK]), "other")
-    assert not has_other_system_text([system, *TALK], "S")
-    assert not has_other_system_text([{**system, "content": " "}, *TALK], "other")
-    parts = [{"type": "text", "text": "S"}]
-    assert has_other_system_text([{**system, "content": parts}, *TALK], "other")
-    assert not has_other_system_text([{**system, "content": parts}, *TALK], "S")
-    assert not has_other_system_text([{**system, "content": parts}, *TALK], parts)
-    assert not has_other_system_text(
-        [{**system, "content": [{"type": "text", "text": " "}]}, *TALK], "other"
-    )
-    assert not has_other_system_text(TALK, "other")
-
-
 def test_two_user_turns_become_one_and_a_developer_is_the_system():
     said = [
         {"role": "developer", "content": "Be brief."},
@@ -164,16 +146,6 @@ def test_a_chosen_conversation_that_repeats_the_request_has_it_once():
     assert "it holds another conversation than 'prompt'" in reason_of({**row, "prompt": "x"})
 
 
-def test_fields_that_are_not_read_are_known():
-    said = [
-        {"role": "user", "content": "a", "id": 7},
-        {"role": "assistant", "content": "b", "ts": 1},
-    ]
-    assert unused_fields(said) == ["id", "ts"]
-    assert unused_fields([{"role": "user", "name": "Ann", "content": "Q"}]) == ["name"]
-    assert unused_fields([{"role": "user", "name": None, "content": "Q", "refusal": None}]) == []
-
-
 def test_tools_and_a_history_that_later_rows_have_are_read():
     rows: list[dict[str, Any]] = [{"messages": TALK}]
     rows.append({**rows[0], "tools": [{"name": "add"}]})
@@ -197,10 +169,3 @@ def test_rows_that_differ_in_what_is_learnt_or_offered_are_no_duplicates():
     assert [once.reason(row) for row in rows] == ["", "", "", "occurred before"]
     calls = Example((Turn("user", "a"), Turn("assistant", "", extra='{"tool_calls": []}')))
     assert RowFilter(RowChecks(min_length=1)).reason(calls) == ""
-
-
-@each("check", ["validate_json", "validate_schema"])
-def test_deeply_nested_json_answers_are_left_out(check):
-    deep = '{"not":' * 50_000 + "{}" + "}" * 50_000
-    made = Example((Turn("user", "say"), Turn("assistant", deep)))
-    assert RowFilter(RowChecks(**{check: True})).reason(made)

@@ -101,16 +101,6 @@ def test_a_models_own_template_that_leaves_tools_out_refuses_them():
         family(CHATML).segments(example_in(row))
 
 
-def test_a_call_of_no_weight_is_not_learnt():
-    messages = [dict(each) for each in OPENAI["messages"]]
-    messages[2]["weight"] = 0
-    made = example_in({**OPENAI, "messages": messages})
-    for template in (chatml(), family(qwen3_source())):
-        learnt = [each.text for each in template.segments(made) if each.learn]
-        assert len(learnt) == 1
-        assert learnt[0].endswith("Wet.<|im_end|>\n")
-
-
 NO_OBJECT = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[1]"}}]}
 
 
@@ -156,19 +146,6 @@ def test_without_tools_the_older_field_for_one_call_is_read():
 
 
 # Thoughts stand before the calls and the answers of what comes after the last question alone.
-THOUGHTS: dict[str, Any] = {
-    "messages": [
-        {"role": "user", "content": "How is it?"},
-        {"role": "assistant", "reasoning_content": "Ask.", "content": "", "tool_calls": [CALL]},
-        {"role": "tool", "content": "12 degrees"},
-        {"role": "assistant", "reasoning_content": "Cool is right.", "content": "Cool."},
-        {"role": "user", "content": "And now?"},
-        {"role": "assistant", "reasoning_content": "Again.", "content": "", "tool_calls": [CALL]},
-        {"role": "tool", "content": "rain"},
-        {"role": "assistant", "reasoning_content": "Wet is right.", "content": "Wet."},
-    ],
-    "tools": [WEATHER],
-}
 
 
 @pytest.mark.parametrize("row", [OPENAI, SHAREGPT])
@@ -182,19 +159,6 @@ def test_what_asks_for_an_answer_is_what_stands_before_it_in_training(row):
                 learnt = [each.text for each in template.segments(made) if each.learn]
                 assert whole.startswith(asked)
                 assert any(whole[len(asked) :].startswith(text) for text in learnt)
-
-
-def test_thoughts_before_a_call_do_not_spoil_a_row_that_goes_on_with_another_question():
-    learnt = [
-        each.text for each in family(qwen3_source()).segments(example_in(THOUGHTS)) if each.learn
-    ]
-    call = '<tool_call>\n{"name": "get_weather", "arguments": {"town": "K\u00f6ln"}}\n</tool_call>'
-    assert learnt == [
-        f"{call}<|im_end|>\n",
-        "Cool.<|im_end|>\n",
-        f"<think>\nAgain.\n</think>\n\n{call}<|im_end|>\n",
-        "<think>\nWet is right.\n</think>\n\nWet.<|im_end|>\n",
-    ]
 
 
 # In the manner of Llama and Mistral: an answer that calls says nothing else.
@@ -228,27 +192,6 @@ def test_words_beside_a_call_that_a_template_leaves_out_are_warned_of():
             "train: 1 example with words beside a call, which the model's own template "
             "leaves out: the model does not see it: rows.jsonl:1"
         ),
-    ]
-
-
-def test_reasoning_of_earlier_answers_that_a_template_leaves_out_is_warned_of():
-    """Qwen3 writes only the last: the earlier ones would teach to answer without reasoning."""
-    last_only = family(
-        "{%- for m in messages %}<h>{{ m.role }}</h>{{ m.content if loop.last else "
-        "m.content.split('</think>')[-1] }}<e>{% endfor %}"
-        "{%- if add_generation_prompt %}<h>assistant</h>{% endif %}"
-    )
-    ask, think = {"role": "user", "content": "Q"}, "<think>\nHm {}.\n</think>\n\nA."
-    answers = [{"role": "assistant", "content": think.format(n)} for n in (1, 2)]
-    split = SplitReport("train")
-    for line, said in enumerate(([ask, answers[0]], [ask, answers[0], ask, answers[1]]), 1):
-        made = example_in({"messages": said})
-        split.texts.note(made, last_only.segments(made), f"rows.jsonl:{line}")
-    assert split.warnings() == [
-        (
-            "train: 1 example with reasoning, which the model's own template leaves out: "
-            "the model does not see it: rows.jsonl:2"
-        )
     ]
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from expert.data.examples.text_warnings import MARKERS, TextWarnings, leftover_markers
 from expert.data.inspect.audit import (
     LEAKS,
@@ -61,17 +59,6 @@ def test_nearly_equal_examples_differ_in_system_text_case_and_spacing_only():
     assert near_key(Example(text="\ud800")) > 0  # a lone surrogate is no obstacle
 
 
-def test_tokens_without_a_text_are_nearly_equal_only_where_they_are_equal():
-    batch = small_encoder().encode([[Segment(text, True)] for text in "ab"])
-    collector = ExampleCollector()
-    for line in (1, 2):
-        collector.add(None, "a.arrow", line)
-    collector.add_tokens(batch, keys_of_batch(batch))
-    found = collector.examples()
-    assert found.near.tolist() == found.whole.tolist()
-    assert found.whole[0] != found.whole[1]
-
-
 @each("marker", MARKERS)
 def test_every_marker_is_found_in_what_is_said(marker):
     assert leftover_markers(talk("a", f"b {marker} c {marker}")) == [marker]
@@ -115,14 +102,6 @@ def test_every_leak_is_counted_once_under_its_gravest_kind_with_both_places():
     assert found[SAME_PROMPT].shown == (("test.jsonl:1", "train.jsonl:3"),)
 
 
-def test_nothing_leaks_from_an_empty_split_and_plain_texts_share_no_prompt():
-    empty, one = collected([]), collected([talk("a", "b")])
-    assert counts(leaks(empty, one)) == counts(leaks(one, empty)) == [0, 0, 0]
-    assert duplicates(empty).count == 0
-    texts = [collected([Example(text=text)]) for text in "ab"]
-    assert counts(leaks(*texts)) == [0, 0, 0]
-
-
 def test_lengths_are_summed_up_and_held_against_the_room():
     documents = collected([Example(text="a" * n) for n in (1, 2, 3, 40)])
     lengths = documents.length
@@ -132,16 +111,6 @@ def test_lengths_are_summed_up_and_held_against_the_room():
     assert (told["learnt_share"], told["longest"]) == (1.0, lengths[3])
     assert (told["over_long"], told["over_long_share"]) == (1, 0.25)
     assert length_summary(documents, room=None)["over_long_share"] is None
-
-
-def test_taken_documents_keep_their_places():
-    both = collected([talk("a", "1"), talk("b", "2"), talk("b", "2")])
-    assert [both.place(n) for n in range(3)] == ["a.jsonl:1", "a.jsonl:2", "a.jsonl:3"]
-    taken = both.take(np.array([2, 0]))
-    assert [taken.place(n) for n in range(2)] == ["a.jsonl:3", "a.jsonl:1"]
-    assert taken.length.tolist() == [both.length[2], both.length[0]]
-    columns = [part for part in vars(both).values() if isinstance(part, np.ndarray)]
-    assert sum(column.nbytes for column in columns) == 44 * 3
 
 
 def test_a_split_warns_of_everything_a_person_should_look_at():
@@ -162,32 +131,6 @@ def test_a_split_warns_of_everything_a_person_should_look_at():
         "  t:1 repeats train:1",
         "  t:2 repeats train:1",
         "test: 2 examples longer than max_seq_length: 4 tokens (100.0%) are lost",
-    ]
-
-
-def test_only_the_first_bad_rows_and_remnants_are_kept_and_told_each_with_its_places():
-    split = SplitReport("train")
-    for line in range(1, 131):
-        split.note_bad(BadRow("t", line, "broken"), "")
-        split.texts.note(Example(text="{{name}} [INST]"), (), f"t:{line}")
-    assert (split.bad_rows, len(split.first_bad_rows)) == (130, 100)
-    assert split.first_bad_rows[-1] == "t:100: broken"
-    places = ": t:1, t:2, t:3, t:4, t:5"
-    assert split.warnings() == [
-        f"train: template remnant [INST] in 130 examples{places}",
-        f"train: placeholder {{{{name}}}} in 130 examples{places}",
-    ]
-
-
-def test_markers_of_the_same_rows_share_a_line():
-    texts = TextWarnings()
-    texts.note(talk(" ".join(f"{{{{x{number}}}}}" for number in range(45)), "a"), (), "rows:1")
-    texts.note(talk("[INST] {{y}} [/INST]", "a"), (), "rows:2")
-    shown = "{{x0}}, {{x1}}, {{x2}}, {{x3}}, {{x4}} … and 40 more"
-    assert texts.lines("train") == [
-        f"train: placeholder {shown} in 1 example: rows:1",
-        "train: template remnant [INST], [/INST] in 1 example: rows:2",
-        "train: placeholder {{y}} in 1 example: rows:2",
     ]
 
 
@@ -296,12 +239,6 @@ def test_rows_that_were_put_together_wrongly_are_warned_about(example, sentence)
 )
 def test_sound_rows_give_no_warning(example):
     assert told_of(example) == ""
-
-
-def test_one_input_that_is_the_word_none_is_no_placeholder():
-    odd = talk("Translate.\n\nInput:\nNone", "Keine")
-    assert told_of(odd) != ""
-    assert told_of(odd, others=40) == ""
 
 
 def test_answers_that_repeat_the_request_are_told_of_where_most_do():

@@ -11,10 +11,8 @@ from pathlib import Path
 import pytest
 
 from expert.data.read import corpora
-from expert.data.read.corpora import SHAKESPEARE_ADDRESS, SHAKESPEARE_SHA256, python_stdlib_text
+from expert.data.read.corpora import SHAKESPEARE_ADDRESS
 from expert.data.read.sources import content_hash
-from expert.data.records import DataError
-from tests.data import SHARED
 from tests.data.read.source_folders import refusal_while_reading, train_of, values
 from tests.each import each
 
@@ -101,42 +99,9 @@ def test_shakespeare_without_a_network_or_another_text_says_where_to_put_the_fil
     )
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason="the real data sets are not beside the checkout")
-def test_the_known_checksum_is_that_of_the_real_file():
-    real = (SHARED / "shakespeare" / "input.txt").read_bytes()
-    assert hashlib.sha256(real).hexdigest() == SHAKESPEARE_SHA256
-
-
 def test_the_standard_library_is_real_text_and_the_same_every_time(tmp_path):
     source = train_of(tmp_path, "python-stdlib", max_chars=500_000)
     (row,) = values(source)
     assert len(row["text"]) == 500_000
     assert "def " in row["text"]
     assert content_hash(source) == hashlib.sha256(row["text"].encode()).hexdigest()
-
-
-def test_the_standard_library_is_sorted_and_leaves_out_tests_and_installed_packages(tmp_path):
-    library = {
-        "b.py": b"B = 1",
-        "a/z.py": b"Z\r\n",
-        "a.py": b"A\n",
-        "broken.py": b"\xff\n",
-        "notes.txt": b"text\n",
-        "test/test_a.py": b"no\n",
-        "a/tests/t.py": b"no\n",
-        "site-packages/x.py": b"no\n",
-        "a/__pycache__/c.py": b"no\n",
-    }
-    for name, content in library.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(content)
-    assert python_stdlib_text(library=tmp_path) == "A\nZ\nB = 1\n"
-    assert python_stdlib_text(4, library=tmp_path) == "A\nZ\n"
-    assert python_stdlib_text(3, library=tmp_path) == "A\nZ"
-    none = tmp_path / "none"
-    with pytest.raises(DataError) as caught:
-        python_stdlib_text(library=none)
-    assert (
-        str(caught.value)
-        == f"python-stdlib: no sources of the standard library below {none}  (name a text file)"
-    )

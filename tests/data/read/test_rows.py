@@ -79,12 +79,6 @@ def test_a_call_in_a_table_has_no_arguments_of_other_calls(name, tmp_path):
     assert good(tmp_path / name) == rows
 
 
-def test_plain_text_is_one_row_with_plain_line_ends(tmp_path):
-    path = written(tmp_path, "a.txt", b"\xef\xbb\xbfone\r\ntwo\n\nthree")
-    assert good(path) == [{"text": "one\ntwo\n\nthree"}]
-    assert good(path, max_chars=5) == [{"text": "one\nt"}]
-
-
 def test_the_given_format_wins_over_the_suffix(tmp_path):
     path = written(tmp_path, "rows.txt", '{"a": 1}\n')
     assert good(path, format="jsonl") == [{"a": 1}]
@@ -94,13 +88,6 @@ def test_the_given_format_wins_over_the_suffix(tmp_path):
     ]
     assert good(path, format="text") == [{"text": '{"a": 1}\n'}]
     assert good(FILES / "rivers.jsonl", format="huggingface") == RIVERS
-
-
-@each("name", ["a.jsonl", "a.json", "a.csv", "a.tsv", "a.txt", "a.jsonl.zst"])
-def test_an_empty_text_file_has_no_rows(tmp_path, name):
-    assert good(written(tmp_path, name, b"")) == []
-    if not name.endswith(".zst"):
-        assert good(written(tmp_path, name, b"\xef\xbb\xbf")) == []
 
 
 # ---- memory

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from expert.data.read.sample_rows import SampledRows, sample_rows
-from expert.data.records import BadRow, Row
+from expert.data.records import Row
 from expert.planning import survey
 from tests.each import each
 
@@ -49,21 +49,6 @@ def test_word_counts_are_estimated_within_three_percent(tmp_path, words):
     # Of 200 seeds none was off by more than 2.4 %, which was where kinds take turns.
     assert found.total(words_in(found)) == pytest.approx(sum(words), rel=0.03)
     assert spread(tmp_path / "a.jsonl") == found
-
-
-def test_the_share_of_rows_is_corrected_for_their_length(tmp_path):
-    found = spread(jsonl(tmp_path / "a.jsonl", [1] * 1500 + [200] * 500))
-    is_long = [words > 1 for words in words_in(found)]
-    assert sum(line.times for line in found.drawn if line.size > 100) > 250  # most of the bytes
-    assert found.share(is_long) == pytest.approx(0.25, abs=0.1)  # a third of 12 draws is 4
-
-
-def test_blank_and_broken_lines_are_drawn_as_such(tmp_path):
-    file = tmp_path / "a.jsonl"
-    file.write_bytes(b'\xef\xbb\xbf{"text": "word"}\r\n\n{broken\n{"text": "word word"}')
-    kinds = [type(line.row) for line in spread(file).drawn]
-    assert kinds == [Row, type(None), BadRow, Row]
-    assert words_in(spread(file)) == [1, 0, 0, 2]
 
 
 def test_rows_of_csv_are_read_with_the_header_and_without_counting_it(tmp_path):

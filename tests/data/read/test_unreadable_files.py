@@ -5,9 +5,6 @@ from __future__ import annotations
 import contextlib
 import gzip
 import os
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -38,30 +35,6 @@ def test_a_file_that_is_not_there_a_folder_and_a_pipe_are_refused(tmp_path):
     )
 
 
-@each(
-    ("error", "words"),
-    [
-        (
-            PermissionError(13, "Permission denied"),
-            "a.jsonl: permission denied  (give yourself permission to read it)",
-        ),
-        (
-            OSError(5, "Input/output error"),
-            (
-                "a.jsonl: it cannot be read: [Errno 5] Input/output error  (check the disk, or "
-                "copy the file again)"
-            ),
-        ),
-    ],
-)
-def test_an_error_of_the_disk_is_told(tmp_path, monkeypatch, error, words):
-    def fail(path: Path, most: int | None) -> Iterator[Any]:
-        raise error
-
-    monkeypatch.setattr("expert.data.read.rows.open_text", fail)
-    assert refusal(tmp_path / "a.jsonl") == words
-
-
 @each("name", ["a.jsonl", "a.json", "a.csv", "a.txt", "a.parquet", "a.arrow"])
 def test_a_packed_file_that_was_cut_off_is_refused(name, tmp_path):
     noise = os.urandom(200_000).hex().encode()
@@ -76,22 +49,6 @@ def test_a_packed_file_that_was_cut_off_is_refused(name, tmp_path):
     path = written(tmp_path, f"{name}.zst", whole[: len(whole) // 2])
     assert (
         refusal(path) == f"{name}.zst: it cannot be unpacked: Truncated compressed stream  ({fix})"
-    )
-
-
-def test_what_is_not_packed_at_all_is_refused(tmp_path):
-    fix = "the file is cut off or damaged; copy or download it again"
-    path = written(tmp_path, "a.jsonl.gz", b'{"a": 1}\n')
-    assert (
-        refusal(path) == f"a.jsonl.gz: it cannot be unpacked: Not a gzipped file (b'{{\"')  ({fix})"
-    )
-    assert refusal(written(tmp_path, "a.jsonl.zst", b'{"a": 1}\n')).startswith(
-        "a.jsonl.zst: it cannot be unpacked: ZSTD decompress failed"
-    )
-    damaged = bytearray(gzip.compress(os.urandom(1000)))
-    damaged[12:20] = b"\xff" * 8
-    assert refusal(written(tmp_path, "a.jsonl.gz", bytes(damaged))).startswith(
-        "a.jsonl.gz: it cannot be unpacked: Error -3 while decompressing data"
     )
 
 
@@ -163,13 +120,6 @@ def test_a_file_that_unpacks_to_much_more_than_its_size_is_refused(name, tmp_pat
     assert ", as a zip bomb would  (if it is sound: unpack it, or --set " in refusal(path)
     assert refusal(path).endswith("max_unpacked_size=1GB)")
     assert next(iter(read_rows(path, max_unpacked=10**9)))
-
-
-def test_a_byte_that_is_not_utf8_is_found_up_to_the_limit_that_was_asked_for(tmp_path, monkeypatch):
-    monkeypatch.setattr("expert.data.read.streams.MOST_UNPACKED", 2**17)
-    path = written(tmp_path, "a.txt.gz", gzip.compress(b"x\n" * 200_000 + b"\xff"))
-    [row] = read_rows(path, max_unpacked=10**9)
-    assert row.line == 200_001
 
 
 def test_cells_of_many_megabytes_are_bad_rows(tmp_path):

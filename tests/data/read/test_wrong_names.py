@@ -84,13 +84,6 @@ def test_cells_of_a_spreadsheet_are_what_a_person_sees(tmp_path):
     ]
 
 
-def test_several_sheets_with_rows_are_refused_and_empty_ones_are_not(tmp_path):
-    assert good(xlsx(tmp_path / "a.xlsx", SHEET, [])) == RIVERS
-    assert "several sheets have rows: S1 (4 rows), S2 (4 rows)" in refusal(
-        xlsx(tmp_path / "b.xlsx", SHEET, SHEET)
-    )
-
-
 def test_what_is_not_a_spreadsheet_or_cannot_be_read_here_is_refused(tmp_path, monkeypatch):
     path = written(tmp_path, "a.xlsx", b"PK")
     assert "it cannot be read as a spreadsheet" in refusal(path)
@@ -98,12 +91,3 @@ def test_what_is_not_a_spreadsheet_or_cannot_be_read_here_is_refused(tmp_path, m
     assert "two columns are named 'a'" in refusal(twice)
     monkeypatch.setitem(sys.modules, "python_calamine", None)
     assert "needs the package 'python-calamine'" in refusal(twice)
-
-
-def test_a_spreadsheet_beside_rows_is_not_read(tmp_path):
-    from expert.data.read.folders import files_by_split, unread_files
-
-    xlsx(tmp_path / "notes.xlsx", SHEET)
-    rows = written(tmp_path, "train.jsonl", "{}\n")
-    assert files_by_split(tmp_path, None)["train"] == [rows]
-    assert unread_files(tmp_path) == ["notes.xlsx"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import shutil
@@ -19,7 +18,6 @@ from expert.data.records import DataError
 from expert.jobs.datasets.check import check_dataset
 from expert.jobs.datasets.find import (
     FoundDataset,
-    count_rows,
     datasets_cache,
     find_datasets,
     hub_cache,
@@ -68,15 +66,6 @@ def test_a_check_counts_what_preparing_counts_and_writes_nothing(tmp_path):
     assert report.problems == []
 
 
-def test_warnings_about_the_manifest_are_the_first(tmp_path):
-    dataset = {"path": "train.jsonl", "streaming": True}
-    report = check_dataset(an_expert(tmp_path, dataset=dataset))
-    assert report.warnings()[0].endswith(
-        "training.dataset.streaming: the number of rows is not known in advance: set "
-        "training.config.max_steps"
-    )
-
-
 def test_a_batch_boundary_changes_no_count(tmp_path, monkeypatch):
     file = an_expert(tmp_path)
     whole = check_dataset(file)
@@ -107,11 +96,7 @@ def test_bad_rows_are_listed_and_are_a_problem_beyond_what_is_tolerated(tmp_path
     tolerant = check_dataset(file, overrides=("training.dataset.max_bad_rows=2",))
     assert tolerant.problems == []
     short = check_dataset(file, overrides=("training.dataset.validation.min_length=1000",))
-    assert short.problems[-1] == (
-        "train train.jsonl: there is nothing to train on: 0 examples, none of their "
-        "tokens belongs to an answer  (check training.dataset.field_mapping and "
-        "training.dataset.validation)"
-    )
+    assert "train train.jsonl: there is nothing to train on: 0 examples," in short.problems[-1]
 
 
 def test_bad_rows_of_one_kind_are_grouped_and_columns_reported(tmp_path):
@@ -133,16 +118,6 @@ def test_bad_rows_of_one_kind_are_grouped_and_columns_reported(tmp_path):
     assert "is missing" in reported[6]
 
 
-def test_rows_and_tokens_read_so_far_are_reported(tmp_path):
-    file = an_expert(tmp_path, dataset={"path": "train.jsonl", "test_path": "t.jsonl"})
-    write(tmp_path / "t.jsonl", lines(ROWS[:3]))
-    reported: list[tuple[str, int, int]] = []
-    report = check_dataset(file, tell=lambda *progress: reported.append(progress))
-    splits = by_name(report)
-    tokens = [splits[name].lengths["tokens"] for name in ("train", "validation", "test")]
-    assert reported == [("train", len(ROWS), sum(tokens[:2])), ("test", 3, tokens[2])]
-
-
 def test_the_files_of_a_folder_are_named_with_their_split(tmp_path):
     file = an_expert(tmp_path, dataset={"path": "rows"})
     names = [f"part-{number:02}.jsonl" for number in range(12)]
@@ -155,23 +130,6 @@ def test_the_files_of_a_folder_are_named_with_their_split(tmp_path):
     assert f"rows: train: 12 files: {shown} … and 2 more" in notes
     assert "rows: test: 1 file: far/down/test.jsonl" in notes
     assert "rows: not read: far/code.py" in notes
-
-
-def test_the_files_of_a_folder_of_texts_are_named_for_the_character_model_too(tmp_path):
-    for name, text in (
-        ("a.txt", "some text "),
-        ("far/test.txt", "text some "),
-        ("code.py", "pass"),
-    ):
-        (tmp_path / "texts" / name).parent.mkdir(parents=True, exist_ok=True)
-        write(tmp_path / "texts" / name, text * 50)
-    data = {"name": "demo", "base_model": "char-gpt", "training": {"dataset": {"path": "texts"}}}
-    notes = check_dataset(write(tmp_path / "manifest.json", json.dumps(data))).notes
-    assert {
-        "texts: train: 1 file: a.txt",
-        "texts: test: 1 file: far/test.txt",
-        "texts: not read: code.py",
-    } <= {*notes}
 
 
 def test_rows_repeated_too_often_to_be_kept_apart_are_reported(tmp_path):
@@ -348,49 +306,12 @@ def test_data_files_are_listed_and_files_without_rows_are_not(tmp_path):
     )
 
 
-def test_a_link_that_leads_nowhere_and_an_odd_cache_do_not_stop_the_search(tmp_path):
-    write(tmp_path / "rows.jsonl", "{}\n")
-    for name in ("gone.jsonl", "gone.json"):
-        (tmp_path / name).symlink_to(tmp_path / "deleted")
-    write(tmp_path / "cache" / "a" / "default" / "dataset_info.json", '{"splits": {"train": null}}')
-    environ = {"HF_DATASETS_CACHE": str(tmp_path / "cache"), "HF_HUB_CACHE": str(tmp_path / "hub")}
-    found = find_datasets([tmp_path], environ=environ, home=tmp_path)
-    assert [(entry.kind, entry.name, entry.rows) for entry in found] == [
-        ("datasets cache", "a", None),
-        ("file", "rows.jsonl", 1),
-    ]
-
-
-def test_rows_are_lines_also_of_packed_files_and_unknown_of_broken_ones(tmp_path):
-    packed = tmp_path / "a.jsonl.gz"
-    packed.write_bytes(gzip.compress(b"{}\n{}\n{}"))
-    assert count_rows(packed) == 3
-    packed.write_bytes(packed.read_bytes()[:-10])
-    assert count_rows(packed) is None
-    assert count_rows(write(tmp_path / "empty.csv", "")) == 0
-    assert count_rows(write(tmp_path / "a.json", "[]")) is None
-
-
 def arrow_of(path: Path, rows: list[dict[str, Any]]) -> None:
     """A file as the package datasets caches it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     table = pa.Table.from_pylist(rows)
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
-
-
-def test_a_saved_data_set_is_one_entry_with_splits_and_rows(tmp_path):
-    for split in ("train", "test"):
-        folder = tmp_path / "data" / "saved" / split
-        write(folder / "state.json", json.dumps({"_data_files": [{"filename": "d.arrow"}]}))
-        write(folder / "dataset_info.json", "{}")
-        arrow_of(folder / "d.arrow", [{"text": letter} for letter in "abc"])
-    write(tmp_path / "data" / "saved" / "dataset_dict.json", '{"splits": ["train", "test"]}')
-    [found] = found_in(tmp_path, tmp_path / "data")
-    assert (found.kind, found.name, found.splits) == ("saved", "saved", ("train", "test"))
-    assert found.rows == 6
-    (tmp_path / "data" / "saved" / "test" / "d.arrow").write_bytes(b"broken")
-    assert found_in(tmp_path, tmp_path / "data")[0].rows is None
 
 
 def test_prepared_caches_show_documents_tokens_and_users(tmp_path):
@@ -404,39 +325,6 @@ def test_prepared_caches_show_documents_tokens_and_users(tmp_path):
     assert prepared.used_by == ("counter",)
     [rows] = [entry for entry in found if entry.kind == "file"]
     assert (rows.name, rows.used_by) == ("train.jsonl", ("counter",))
-
-
-def test_users_are_known_by_path_by_folder_and_by_hub_id(tmp_path):
-    hub = tmp_path / "home" / ".cache" / "huggingface" / "hub"
-    for name in ("org--set", "org--other"):
-        write(hub / f"datasets--{name}" / "blobs" / "abc", "x")
-    write(tmp_path / "data" / "inner" / "x.jsonl", "{}\n")
-    write(tmp_path / "data" / "y.jsonl", "{}\n")
-    an_expert(tmp_path / "experts" / "a", dataset={"path": "org/set::train[:10]"})
-    an_expert(tmp_path / "experts" / "b", dataset={"path": str(tmp_path / "data" / "inner")})
-    users, _ = read_users(tmp_path / "experts")
-    names = [f"{user.name} {user.folder.name}" for user in users]
-    assert names == ["counter a", "counter b"]
-    found = found_in(tmp_path, tmp_path / "data", users=users)
-    used = {entry.name: entry.used_by for entry in found}
-    assert used == {
-        "org/set": ("counter",),
-        "org/other": (),
-        "x.jsonl": ("counter",),
-        "y.jsonl": (),
-    }
-
-
-def test_unreadable_manifests_and_those_of_other_tools_are_skipped_and_reported(tmp_path):
-    an_expert(tmp_path / "a")
-    broken = write(tmp_path / "b" / "manifest.json", '{"base_model": "x"}')
-    other = write(tmp_path / "web" / "public" / "manifest.json", '{"short_name": "app"}')
-    users, unread = read_users(tmp_path)
-    assert [user.name for user in users] == ["counter"]
-    assert unread == [
-        f"{broken}: not read: 1 problem",
-        f"{other}: not read: it names neither a model nor rows to train on",
-    ]
 
 
 def caches_in(tmp_path: Path) -> Caches:
@@ -487,20 +375,6 @@ def test_gathering_again_copies_nothing_and_a_different_file_stays(tmp_path):
     ).format(fast=tmp_path / "fast", target=target, train=tmp_path / "a" / "two" / "train.jsonl")
     assert list(files_below(tmp_path / "fast")) == [str(target)]
     assert target.read_text(encoding="utf-8") == "mine\n"
-
-
-def test_two_experts_of_one_name_with_different_files_are_refused(tmp_path):
-    an_expert(tmp_path / "a")
-    an_expert(tmp_path / "b")
-    other = write(tmp_path / "b" / "train.jsonl", lines(ROWS[:3]))
-    users, _ = read_users(tmp_path)
-    target = tmp_path / "fast" / "counter" / "train.jsonl"
-    with pytest.raises(DataError) as reported:
-        consolidate(users, tmp_path / "fast", caches_in(tmp_path))
-    assert f"  - {target}: two manifests name different files for it: {other}\n" in str(
-        reported.value
-    )
-    assert not (tmp_path / "fast").exists()
 
 
 def test_folders_are_copied_whole_and_what_is_not_copied_is_reported(tmp_path):
@@ -565,16 +439,6 @@ def test_rows_of_the_hub_are_gathered_from_its_caches_and_read_without_them(tmp_
     assert not [path for path in target.rglob("*") if path.is_symlink()]
 
 
-def test_what_datasets_has_cached_is_opened_by_that_package_too(tmp_path):
-    datasets = pytest.importorskip("datasets")
-    caches = caches_in(tmp_path)
-    fill_datasets_cache(caches)
-    an_expert(tmp_path / "a", dataset={"path": "org/My_Set"})
-    consolidate(read_users(tmp_path / "a")[0], tmp_path / "fast", caches)
-    loaded = datasets.load_from_disk(str(tmp_path / "fast" / "counter" / "org--My_Set"))
-    assert {name: len(rows) for name, rows in loaded.items()} == {"train": 100, "test": 20}
-
-
 @pytest.mark.parametrize(
     ("path", "why"),
     [
@@ -591,16 +455,6 @@ def test_hub_rows_that_cannot_be_copied_are_reported_with_the_reason(tmp_path, p
     [gathered] = consolidate(read_users(tmp_path / "a")[0], tmp_path / "fast", caches)
     assert gathered.copies == []
     assert why in gathered.left[0]
-
-
-def test_a_token_folder_that_a_manifest_names_is_gathered(tmp_path):
-    datasets = pytest.importorskip("datasets")
-    an_expert(tmp_path / "a", pretokenized_cache="mine")
-    datasets.Dataset.from_list([{"input_ids": [1, 2]}]).save_to_disk(str(tmp_path / "a" / "mine"))
-    [gathered] = consolidate(read_users(tmp_path / "a")[0], tmp_path / "fast", caches_in(tmp_path))
-    copied = tmp_path / "fast" / "counter" / "mine"
-    assert f"--set training.config.pretokenized_cache={copied}" in gathered.set_options
-    assert (copied / "state.json").is_file()
 
 
 def test_manifests_are_found_at_any_depth_and_what_runs_and_tools_keep_is_not(tmp_path):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -200,17 +199,3 @@ def test_without_the_tokenizer_the_text_is_shown_with_a_note(tmp_path, monkeypat
     assert (first.notes, first.tokens) == ((reported,), None)
     assert [(one.trained, one.tokens) for one in first.segments] == [(False, None), (True, None)]
     assert first.segments[1].text == "SELECT 1 FROM city;<|im_end|>\n"
-
-
-def test_a_plan_fetches_nothing_to_show_a_row(tmp_path, monkeypatch):
-    def fetch(*_: Any) -> Any:
-        raise AssertionError("fetched")
-
-    monkeypatch.setattr("expert.data.read.corpora._fetch", fetch)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    training = {"dataset": {"path": "shakespeare"}}
-    file = tmp_path / "manifest.json"
-    file.write_text(json.dumps({"name": "c", "base_model": "char-gpt", "training": training}))
-    read = read_manifest(file)
-    row, why = first_row_of(open_run(read, data="unread"), most_tokens=None)
-    assert (row, why) == (None, "the rows of shakespeare are not fetched for it")

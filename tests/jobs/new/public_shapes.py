@@ -175,9 +175,6 @@ SPIDER_SAID = tuple(exchange(row["question"], row["query"]) for row in SPIDER)
 
 INSTRUCTIONS = {
     "alpaca": of_lines(*ALPACA, said=BOTH),
-    "alpaca whose first row has no input": of_lines(
-        {"instruction": ASK, "output": ANSWER}, ALPACA[1], said=BOTH
-    ),
     "alpaca with its formatted text": of_lines(
         *([{**row, "text": "### Instruction: …"} for row in ALPACA]),
         said=BOTH,
@@ -191,8 +188,6 @@ INSTRUCTIONS = {
             BOTH[1],
         ),
     ),
-    "alpaca packed": Shape("a.jsonl.gz", packed(jsonl(ALPACA)), BOTH),
-    "alpaca array under .jsonl": Shape("a.jsonl", array(ALPACA), BOTH),
     "dolly": of_lines(
         {"instruction": ASK, "context": "", "response": ANSWER, "category": "open_qa"},
         {"instruction": ASK2, "context": INPUT, "response": ANSWER2, "category": "sum"},
@@ -233,22 +228,12 @@ INSTRUCTIONS = {
         {"question": ASK, "answer": "48+24 = <<48+24=72>>72\n#### 72"},
         exchange(ASK, "48+24 = <<48+24=72>>72\n#### 72"),
     ),
-    "numbers as answers": Shape(
-        "a.parquet",
-        parquet([{"question": ASK, "answer": 42}, {"question": ASK2, "answer": 7}]),
-        (exchange(ASK, "42"), exchange(ASK2, "7")),
-    ),
 }
 
 CHATS = {
     "sharegpt": of_array(
         {"id": "1", "conversations": [human(ASK), gpt(ANSWER), human(ASK2), gpt(ANSWER2)]},
         said=TALK_SAID,
-    ),
-    "sharegpt with a system column in later rows": of_lines(
-        {"conversations": [human(ASK), gpt(ANSWER)]},
-        {"conversations": [human(ASK2), gpt(ANSWER2)], "system": "Be brief."},
-        said=(BOTH[0], exchange(ASK2, ANSWER2, "Be brief.")),
     ),
     "sharegpt with a system column and another system turn": twice(
         {
@@ -302,10 +287,6 @@ CHATS = {
         {"messages": [user(ASK), assistant("x", weight=0), user(ASK2), assistant(ANSWER2)]},
         said=([("user", ASK), ("context", "x"), ("user", ASK2), ("assistant", ANSWER2)],),
     ),
-    "loss_weight": of_lines(
-        {"messages": [user(ASK), assistant("x", loss_weight=0), user(ASK2), assistant("y")]},
-        said=([("user", ASK), ("context", "x"), ("user", ASK2), ("assistant", "y")],),
-    ),
     "openai with tools in later rows": of_lines(
         {"messages": TALK[:2]},
         {
@@ -331,9 +312,6 @@ CHATS = {
     "messages as JSON in a table": Shape(
         "a.csv", table([{"id": n, "messages": json.dumps(TALK)} for n in (1, 2)]), TALK_SAID * 2
     ),
-    "a conversation in a column of its own name": twice(
-        {"dialog": TALK}, TALK_SAID[0], options=("--map", "messages=dialog")
-    ),
     "chatml in text": twice(
         {"text": f"<|im_start|>user\n{ASK}<|im_end|>\n<|im_start|>assistant\n{ANSWER}<|im_end|>\n"},
         BOTH[0],
@@ -349,21 +327,9 @@ SHAREGPT_PAIR = {"conversations": [human(ASK)], "chosen": gpt(ANSWER), "rejected
 PREFERENCES = {
     "dpo": of_lines(*DPO, refused="need DPO"),
     "dpo, preferred": of_lines(*DPO, said=PLAIN_BOTH, options=PREFERRED),
-    "dpo with a mapped answer": of_lines(
-        *DPO, said=PLAIN_BOTH, options=("--map", "response=chosen")
-    ),
     "sharegpt pairs, preferred": twice(SHAREGPT_PAIR, BOTH[0], "json", options=PREFERRED),
-    "sharegpt pairs, mapped": twice(
-        SHAREGPT_PAIR, BOTH[0], "json", options=("--map", "response=chosen")
-    ),
     "kto": of_lines(*KTO, refused="says of each answer whether it is good"),
     "kto, preferred": of_lines(*KTO, said=PLAIN_BOTH, options=PREFERRED),
-    "alpaca, preferred": of_lines(
-        *ALPACA,
-        options=PREFERRED,
-        refused="--preferred: no column says which answers are preferred",
-    ),
-    "kto as a table, preferred": Shape("a.csv", table(KTO), PLAIN_BOTH, PREFERRED),
 }
 
 IN_SQL = exchange(f"{ASK}\n\nSchema:\nCREATE TABLE t (a INT)", "SELECT a FROM t")
@@ -391,20 +357,6 @@ QUERIES = {
         kind="json",
         refused="(--map response=COLUMN names it; --map text=COLUMN trains on plain text)",
     ),
-    "calls as answers, mapped": twice(
-        {"query": ASK, "tools": "[{}]", "answers": '[{"name": "weather"}]'},
-        exchange(ASK, '[{"name": "weather"}]'),
-        "json",
-        options=("--map", "response=answers"),
-        warned="columns that are not used: tools",
-    ),
-    "calls as answers, tools mapped": twice(
-        {"query": ASK, "tools": '[{"name": "weather"}]', "answers": '[{"name": "weather"}]'},
-        [("user", ASK), ("user", '"function": {"name":'), ("assistant", '[{"name": "weather"}]')],
-        "json",
-        options=("--map", "response=answers", "tools=tools"),
-        warned="calls written as JSON text, though the tools are offered",
-    ),
     "prompts and completions with tools": twice(
         {"prompt": [user(ASK)], "completion": [assistant(ANSWER)], "tools": [{"name": "weather"}]},
         [("user", ASK), ("user", '{"name": "weather"}'), ("assistant", ANSWER)],
@@ -416,11 +368,6 @@ QUERIES = {
             "columns that are not used: passage (filled in 2 of 2 rows), choices (filled "
             "in 2 of 2 rows)"
         ),
-    ),
-    "several answers": twice(
-        {"question": ASK, "rationale": INPUT, "output": ANSWER2, "response": ANSWER},
-        exchange(ASK, ANSWER),
-        warned="columns that are not used: rationale (filled in 2 of 2 rows), output (filled",
     ),
     "splits in a column": of_lines(
         {"prompt": ASK, "completion": ANSWER, "split": "train"},
@@ -442,8 +389,6 @@ LONG = "".join(f"Line {number} of a long text about rivers.\n" for number in ran
 TEXTS = {
     "a text": Shape("a.txt", plain("Rivers run.\n\nThey end.\n"), ([("text", "Rivers run.")],)),
     "a long text": Shape("a.txt", plain(LONG), ([("text", "Line 0 of")], [("text", "Line 149")])),
-    "markdown": Shape("a.md", plain("# Rivers\n\nThey run.\n"), ([("text", "# Rivers")],)),
-    "a text in UTF-16": Shape("a.txt", plain("Þjórsá runs.", "utf-16"), ([("text", "Þjórsá")],)),
     "texts with calls": twice(
         {"text": "It has [Calculator(2+2) → 4] banks."},
         [("text", "It has [Calculator(2+2) → 4] banks.")],
@@ -460,9 +405,6 @@ TEXTS = {
         [("text", ASK)],
         warned="template remnant ### Human:",
     ),
-    "texts in a column of another name": twice(
-        {"content": ASK}, [("text", ASK)], options=("--map", "text=content")
-    ),
     "empty cells of pandas": twice(
         {"instruction": ASK, "input": "nan", "output": ANSWER},
         exchange(f"{ASK}\n\nInput:\nnan", ANSWER),
@@ -473,11 +415,7 @@ TEXTS = {
 POINTER = plain("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
 TABLES = {
     "csv": Shape("a.csv", table(ALPACA), BOTH),
-    "csv with a mark": Shape("a.csv", table(ALPACA, encoding="utf-8-sig"), BOTH),
     "csv with semicolons": Shape("a.csv", table(ALPACA, ";"), BOTH),
-    "csv with bars": Shape("a.csv", table(ALPACA, "|"), BOTH),
-    "tsv": Shape("a.tsv", table(ALPACA, "\t"), BOTH),
-    "csv in UTF-16": Shape("a.csv", table(ALPACA, encoding="utf-16"), BOTH),
     "csv in cp1252": Shape(
         "a.csv",
         table([{"question": "was?", "answer": "grün"}] * 2, encoding="cp1252"),
@@ -486,12 +424,6 @@ TABLES = {
     "a spreadsheet": Shape("a.xlsx", sheet(ALPACA), BOTH),
     "a pointer to a spreadsheet": Shape(
         "a.xlsx", POINTER, refused="only the Git LFS pointer is here, not the data"
-    ),
-    "a pointer to a table": Shape(
-        "a.parquet", POINTER, refused="only the Git LFS pointer is here, not the data"
-    ),
-    "a pointer to packed rows": Shape(
-        "a.jsonl.gz", POINTER, refused="only the Git LFS pointer is here, not the data"
     ),
 }
 

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import expert
-from expert.core.errors import EXIT_OK, ExpertError
+from expert.core.errors import ExpertError
 from expert.jobs.datasets.check import check_dataset
 from expert.jobs.new.new_expert import new_expert
 from expert.run.open import prepare
@@ -89,17 +88,3 @@ def _says(trained: str, around: str, said: list[tuple[str, str]]) -> None:
             assert text not in left
     for text in (text for role, text in said if role == "context"):
         assert text not in left.replace("<|im_end|>", "")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("shape", ACCEPTED.values(), ids=ACCEPTED)
-def test_what_is_accepted_trains_and_answers(shape, tmp_path):
-    """A few steps and an answer through the same doors as the commands."""
-    manifest = made_from(shape, tmp_path)
-    steps = ("training.config.max_steps=2", "training.dataset.validation_split=0")
-    result = expert.train(manifest, overrides=steps)
-    assert result.exit_code == EXIT_OK
-    assert result.loss is not None
-    assert np.isfinite(result.loss)
-    answer = expert.sample(result.folder, shape.said[0][0][1], max_new_tokens=4)
-    assert isinstance(answer, str)
