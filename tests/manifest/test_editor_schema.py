@@ -127,13 +127,12 @@ def test_old_names_and_superseded_keys_of_the_config_are_deprecated():
 
 
 @each(("key", "words"), [*CONFIG_VALUES.items(), *MODEL_VALUES.items()])
-def test_every_other_spelling_of_a_value_is_valid_in_any_case(key, words):
+def test_every_other_spelling_of_a_value_is_valid(key, words):
     for word in words:
-        for spelling in [word, word.upper(), word.title()] if isinstance(word, str) else [word]:
-            data = with_config()
-            model, config = data["base_models"][0], data["training"]["config"]
-            (model if key in MODEL_VALUES else config)[key] = spelling
-            assert faults(data) == [], spelling
+        data = with_config()
+        model, config = data["base_models"][0], data["training"]["config"]
+        (model if key in MODEL_VALUES else config)[key] = word
+        assert faults(data) == [], word
 
 
 # Things the reader takes that are in no table.
@@ -151,7 +150,6 @@ ODD = [
     with_config(target_modules="q_proj, v_proj"),
     with_config(target_modules="all"),
     with_config(adapter_type="qlora"),
-    with_config(adapter_type="QLoRA"),
     with_config(report_to="none"),
     with_config(trackers=["none"]),
     with_config(early_stopping=True, evaluation_strategy="epochs"),
@@ -161,7 +159,7 @@ ODD = [
     with_config(torch_dtype="torch.bfloat16"),
     with_config(precision="BF16"),
     with_config(use_amp=False),
-    with_config(quantization="NF4", val_path="b.jsonl"),
+    with_config(quantization="nf4", val_path="b.jsonl"),
     with_config(save_strategy=False),
     {"base_model": "X", "training": {"dataset": {"train": "a.jsonl", "validation": "b.jsonl"}}},
 ]

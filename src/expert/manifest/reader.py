@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from expert.core.errors import ManifestError, Problem
 from expert.core.secrets import remember_secrets
-from expert.manifest.check.problems import invalid_paths, schema_problems, unknown_keys
+from expert.manifest.check.problems import schema_problems, unknown_keys
 from expert.manifest.check.rules import Findings, check_rules
 from expert.manifest.migrate.aliases import CONFIG
 from expert.manifest.migrate.layout import complete_layout, migrate
@@ -116,8 +116,9 @@ def _validate(root: Item, reported: set[str]) -> tuple[Manifest | None, list[Pro
     try:
         return Manifest.model_validate(data), []
     except ValidationError as error:
-        problems = [p for p in schema_problems(error, root) if p.path not in reported]
-        for place in invalid_paths(error, root):
+        found = schema_problems(error, root)
+        problems = [problem for problem in found.values() if problem.path not in reported]
+        for place in found:
             _remove(data, place)
     try:
         return Manifest.model_validate(data), problems

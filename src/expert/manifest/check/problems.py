@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -28,98 +27,63 @@ from expert.manifest.schema.expectations import expected, resolve, schema, schem
 from expert.manifest.schema.types import MAX_NUMBER
 from expert.manifest.text.item import Item, is_comment, join, shown
 
+Steps = tuple[str | int, ...]
 _KINDS = {int: "a whole number", float: "a number", str: "text"}
 
 
-def schema_problems(error: ValidationError, root: Item) -> list[Problem]:
-    """One problem per value that violates the schema."""
-    problems: dict[tuple[str | int, ...], Problem] = {}
+def schema_problems(error: ValidationError, root: Item) -> dict[Steps, Problem]:
+    """The problem of every value that violates the schema, by the value's canonical path."""
+    problems: dict[Steps, Problem] = {}
     for detail in error.errors(include_url=False, include_context=False):
         place, problem = _problem(detail, root)
         problems.setdefault(place, problem)
     # `[1]` is neither a list of text nor "auto": report the entry, not the list.
     outer = {place[:length] for place in problems for length in range(len(place))}
-    return [problem for place, problem in problems.items() if place not in outer]
+    return {place: problem for place, problem in problems.items() if place not in outer}
 
 
-def invalid_paths(error: ValidationError, root: Item) -> list[tuple[str | int, ...]]:
-    """Canonical paths of the values that violate the schema."""
-    return [_locate(root, tuple(detail["loc"]))[1] for detail in error.errors()]
-
-
-def _problem(detail: Mapping[str, Any], root: Item) -> tuple[tuple[str | int, ...], Problem]:
+def _problem(detail: Mapping[str, Any], root: Item) -> tuple[Steps, Problem]:
     """The canonical path of a violation, and its problem."""
-    location = tuple(detail["loc"])
-    if detail["type"] == "missing" and isinstance(location[-1], str):
-        item, canonical = _locate(root, location[:-1])
-        place = (*canonical, location[-1])
-        node = schema_at(place) or {}
-        meaning = str(node.get("description", "")).rstrip(".").split(";")[0]
+    item, place = root, ()
+    for step in detail["loc"]:  # its steps may also name branches of a union
+        below = item.below(step)
+        if below is not None:
+            item, place = below, (*place, step)
+    last = detail["loc"][-1]
+    if detail["type"] == "missing" and isinstance(last, str):
+        place = place if place[-1:] == (last,) else (*place, last)
+        meaning = str((schema_at(place) or {}).get("description", "")).rstrip(".").split(";")[0]
         what = f"missing: {meaning[:1].lower()}{meaning[1:]}"
-        item = item.below(location[-1]) or Item(None, join(item.path, location[-1]), item.line)
-        return place, Problem(item.path, what, "add it", item.line)
-    item, canonical = _locate(root, location)
-    node = schema_at(canonical) or {}
+        return place, Problem(join(item.path, last), what, "add it", item.line)
+    node = schema_at(place) or {}
     got = item.plain()
-    override = _override_below(item)
-    if override is not None:
-        what = f"{item.path} is not an object, expected {expected(node)}"
-        return canonical, Problem(override.path, what)
+    if isinstance(item.value, dict) and not item.from_command_line:
+        # A value that --set put below a key, such as `name.foo`, made `name` an object.
+        override = next((inner for inner in item.walk() if inner.from_command_line), None)
+        if override is not None:
+            what = f"{item.path} is not an object, expected {expected(node)}"
+            return place, Problem(override.path, what)
+    what = f"got {_show(got)}, expected {expected(node)}"
     if isinstance(got, int | float) and got > MAX_NUMBER:
         what = f"got {shown(got)}, which is too large"
     elif got == "":
         what = f"is empty, expected {expected(node)}"
-    else:
-        what = f"got {_show(got)}, expected {expected(node)}"
-    fix = _fix(got, node, item.from_command_line)
-    return canonical, Problem(item.path, what, fix, item.line)
-
-
-def _override_below(item: Item) -> Item | None:
-    """The value that --set put below a key, such as `name.foo`, which made `name` an object."""
-    if not isinstance(item.value, dict) or item.from_command_line:
-        return None
-    return next((inner for inner in item.walk() if inner.from_command_line), None)
-
-
-def _locate(root: Item, location: tuple[str | int, ...]) -> tuple[Item, tuple[str | int, ...]]:
-    """The item at a pydantic location, whose steps may also name branches of a union."""
-    item = root
-    canonical: list[str | int] = []
-    for step in location:
-        below = item.below(step)
-        if below is not None:
-            item = below
-            canonical.append(step)
-    return item, tuple(canonical)
+    return place, Problem(item.path, what, _fix(got, node, item.from_command_line), item.line)
 
 
 def _show(value: Any) -> str:
-    if value is None or isinstance(value, bool):
-        return shown(value)
     if isinstance(value, list):
         return f"a list of {len(value)}" if value else "an empty list"
     if isinstance(value, dict):
         return "an object"
-    return f"{shown(value)} ({_KINDS[type(value)]})"
+    kind = _KINDS.get(type(value))
+    return f"{shown(value)} ({kind})" if kind else shown(value)
 
 
 def _fix(got: Any, node: Mapping[str, Any], is_override: bool) -> str:
     words = expected(node)
     if isinstance(got, str):
-        if "true or false" in words and got.lower() in _BOOLEANS:
-            return "remove the quotes"
-        choices = [
-            str(value)
-            for choice in node.get("anyOf", [node])
-            for value in resolve(choice).get("enum", [])
-        ]
-        near = closest(got, choices)
-        if near:
-            return f"did you mean {near!r}?"
-        if words == _MODELS:
-            return f"write base_model: {got}"
-        return _fix_of_number(got.strip(), words)
+        return _fix_of_text(got.strip(), node, words)
     if type(got) is int and got in (0, 1) and "true or false" in words:
         return f"write {'true' if got else 'false'}"
     if isinstance(got, int | float) and "memory size" in words:
@@ -135,36 +99,37 @@ def _fix(got: Any, node: Mapping[str, Any], is_override: bool) -> str:
     return _FIXES.get((type(got), words), "")
 
 
-def _fix_of_number(text: str, words: str) -> str:
-    """What to write instead of a text that looks like a number, or like none."""
+def _fix_of_text(text: str, node: Mapping[str, Any], words: str) -> str:
+    choices = [resolve(choice).get("enum", []) for choice in node.get("anyOf", [node])]
+    near = closest(text, [str(value) for values in choices for value in values])
+    if near:
+        return f"did you mean {near!r}?"
+    if words == _MODELS:
+        return f"write base_model: {text}"
     if text.lower() in ("none", "null"):
         return "write null" if words.endswith("null") else "leave it out for the default"
+    if "true or false" in words and text.lower() in _BOOLEANS:
+        return "remove the quotes"
     if words.startswith("a list"):
         return f"write [{text}]" if "," in text else ""
-    if "number" not in words or not text.isascii() or not re.match(r"[-+]?\.?\d", text):
-        return ""
-    percent = re.fullmatch(r"(\d+(?:\.\d+)?) ?%", text)
-    if percent and "from 0 to 1" in words:
-        return f"write {float(percent[1]) / 100:g}"
-    if re.fullmatch(r"0+\d+", text):
-        return f"write {int(text)}"
-    if re.fullmatch(r"\d+,\d+", text) and "whole" not in words:
-        return f"write {text.replace(',', '.')}"
-    if re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", text):
-        return "remove the quotes" if math.isfinite(float(text)) else ""
-    return "write a plain number"
+    if "number" in words and re.fullmatch(r"[-+]?([1-9]\d*|0)?(\.\d*)?([eE]-?\d{1,2})?", text):
+        return "remove the quotes"
+    return "write a plain number" if "number" in words and re.match(r"[-+]?\.?\d", text) else ""
 
 
 _BOOLEANS = {"true", "false", "yes", "no", "on", "off"}
 _MODELS = "a non-empty list of names or objects"
 _DASH = "write a list: put '- ' before the first key"
+# By what was given and what is expected.
 _FIXES: Mapping[tuple[type, str], str] = {
     (list, "a name or an object"): "several base models are written as base_models: [a, b]",
     (list, "a path or an object"): "several data sets are written under training.dataset.tasks",
     **dict.fromkeys(((dict, _MODELS), (dict, "a list of objects")), _DASH),
     (list, "an object"): "write its keys without dashes",
 }
-"""By what was given and what is expected."""
+
+
+# --- unknown keys --------------------------------------------------------------------------------
 
 
 def unknown_keys(
@@ -181,56 +146,42 @@ def unknown_keys(
     problems: list[Problem] = []
     notices: list[Notice] = []
     kept: dict[str, list[Item]] = {}
-    for number, (item, key, node, closed) in enumerate(_unknown(root, schema())):
-        # A hint compares with every known key, 0.4 ms: 200 are enough for any file.
+    for number, (item, key, node) in enumerate(_unknown(root, schema())):
         given = next((inner for inner in item.walk() if inner.from_command_line), None)
-        intended = _misspelt(key, node) if number < 200 else None
-        hint = _hint(key, node, given is not None) if number < 200 and not intended else ""
-        at = given or item
+        # A hint compares with every known key, 0.4 ms: 200 are enough for any file.
+        hint, is_certain = _hint(key, node, given is not None) if number < 200 else ("", False)
+        at, at_top = given or item, item.path == key
         settings = [name for name in item.fields() if canonical_path(name)]
-        if top_level_only and not flat and item.path == key and settings and not intended:
+        is_closed = node.get("additionalProperties") is False
+        is_setting = (flat or top_level_only) and at_top and hint.startswith(_DID_YOU_MEAN)
+        if top_level_only and not flat and at_top and settings and not is_certain:
             what = f"unknown section with settings: {', '.join(settings[:6])}"
             problems.append(Problem(at.path, what, "move its keys to the top level", at.line))
-        elif (flat or top_level_only) and item.path == key and hint.startswith(_DID_YOU_MEAN):
-            problems.append(Problem(at.path, "unknown key", hint, at.line))
-        elif closed or strict or given is not None or intended:
-            fix = _suggestion(intended, given is not None) if intended else hint
-            if not fix and closed:
-                fix = _known_keys_text(node)
-            elif not fix:
-                list_keys = "see expert manifest explain for every key"
-                fix = list_keys if given is not None else "remove it"
+        elif is_closed or strict or given is not None or is_certain or is_setting:
+            fix = "see expert manifest explain for every key" if given is not None else "remove it"
+            fix = hint or (_known_keys_text(node) if is_closed else fix)
             problems.append(Problem(at.path, "unknown key", fix, at.line))
-        elif hint:
-            notices.append(Notice("warning", item.path, f"kept as metadata: {hint}", item.line))
-        elif flat and item.path == key:
-            text = "no effect: Expert has no such key"
+        elif hint or (flat and at_top):
+            text = f"kept as metadata: {hint}" if hint else "no effect: Expert has no such key"
             notices.append(Notice("warning", item.path, text, item.line))
         elif key != "error_injection_ratio":  # a rule reports it
             section = item.path.removesuffix(key).removesuffix(".")
             kept.setdefault(section, []).append(item)
-    return problems, notices + [_metadata_notice(*each) for each in kept.items()]
+    for section, items in kept.items():  # one notice for all metadata: real manifests have a lot
+        names = [item.path.removeprefix(f"{section}.") for item in items]
+        more = f" and {len(names) - 20} more" if len(names) > 20 else ""
+        text = f"kept as metadata, without effect: {', '.join(names[:20])}{more}"
+        notices.append(Notice("note", section or "top level", text, items[0].line))
+    return problems, notices
 
 
-def _metadata_notice(section: str, items: list[Item]) -> Notice:
-    """One notice for all metadata of a section: real manifests have a lot."""
-    names = [item.path.removeprefix(f"{section}.") for item in items]
-    more = f" and {len(names) - 20} more" if len(names) > 20 else ""
-    text = f"kept as metadata, without effect: {', '.join(names[:20])}{more}"
-    return Notice("note", section or "top level", text, items[0].line)
-
-
-def _unknown(
-    item: Item, node: Mapping[str, Any]
-) -> Iterator[tuple[Item, str, Mapping[str, Any], bool]]:
-    """Unknown keys: the item, its key, the schema of its section, and whether that is closed."""
+def _unknown(item: Item, node: Mapping[str, Any]) -> Iterator[tuple[Item, str, Mapping[str, Any]]]:
+    """Unknown keys: the item, its key, and the schema of its section."""
     node = resolve(node)
     choices = [resolve(choice) for choice in node.get("anyOf", [node])]
-    if isinstance(item.value, list):
-        inner = next((choice["items"] for choice in choices if "items" in choice), None)
-        for entry in item.value if inner else []:
-            yield from _unknown(entry, inner or {})
-        return
+    inner = next((choice["items"] for choice in choices if "items" in choice), None)
+    for entry in item.entries() if inner else []:
+        yield from _unknown(entry, inner or {})
     section = next((choice for choice in choices if "properties" in choice), None)
     objects = [choice for choice in choices if choice.get("type") == "object"]
     extra = objects[0].get("additionalProperties") if objects else None
@@ -240,20 +191,47 @@ def _unknown(
         if section is not None and key in section["properties"]:
             yield from _unknown(entry, section["properties"][key])
         elif section is not None:
-            yield entry, key, section, section.get("additionalProperties") is False
+            yield entry, key, section
         elif isinstance(extra, Mapping):
             yield from _unknown(entry, extra)
 
 
-def _misspelt(key: str, node: Mapping[str, Any]) -> str | None:
-    """The key of this section that `key` is a misspelling of, or None.
-
-    Some sections may also hold settings of training.config. There only a clear misspelling of one
-    counts, because the same sections may hold metadata.
-    """
-    if key in _every_name():
-        return None
+def _hint(key: str, node: Mapping[str, Any], is_override: bool) -> tuple[str, bool]:
+    """What was meant, in words, and whether it is certain. Where metadata is allowed, only a clear
+    misspelling is: checkpoint_path is not a misspelt checkpoint_step."""
     title = str(node.get("title"))
+    is_closed = node.get("additionalProperties") is False
+    in_config, takes_settings = title == "TrainingConfig", title in ("Manifest", "Training")
+    here = [name for name in node["properties"] if name not in _DESCRIPTIVE]
+    meant = _misspelt(key, title, here) if key not in _every_name() else None
+    if meant:
+        return _suggestion(meant, is_override), True
+    near = _MEANT.get(title, {}).get(key)
+    names = [*here, *(CONFIG_ALIASES if in_config else ())]
+    near = near or closest(key, names, 0.72 if is_closed else 0.85)
+    if near and key not in METADATA_WORDS:
+        return f"{_DID_YOU_MEAN} {near!r}?", False
+    home = _other_home(key)
+    if home:
+        section, dot, name = home.rpartition(".")
+        where = f"under {section}" if dot and not is_override else f"at {home!r}"
+        if section.endswith("[]") and not is_override:
+            where = f"in an entry of {section[:-2]}"
+        as_name = f", as {name!r}" if dot and name != key and not is_override else ""
+        return f"{key!r} belongs {where}{as_name}", False
+    if in_config or key in METADATA_WORDS or not (takes_settings or title == "DatasetSpec"):
+        return "", False
+    name = key.replace("-", "_")
+    near = closest(name, CONFIG_KEYS, 0.85 if title == "Manifest" and not is_override else 0.72)
+    near = near or (closest(name, _LOOSE_NAMES, 0.85) if takes_settings else None)
+    if near is None:
+        return "", False
+    return _suggestion(canonical_path(near) or near, is_override), False
+
+
+def _misspelt(key: str, title: str, here: list[str]) -> str | None:
+    """The key that `key` is a clear misspelling of: one of this section, or a setting, which some
+    sections may also hold."""
     section, dot, _ = key.partition(".")
     if title == "Manifest" and dot and section in ("base_models", "training"):
         # A path as for --set; as a key it would be metadata.
@@ -261,39 +239,11 @@ def _misspelt(key: str, node: Mapping[str, Any]) -> str | None:
         return last if last in _LOOSE_KEYS else section
     if title == "Training" and f"{key}s" in CONFIG_KEYS and key not in METADATA_WORDS:
         return f"{CONFIG}.{key}s"
-    here = [name for name in node["properties"] if name not in _DESCRIPTIVE]
     near = correct_spelling(key, [*here, *_NAMES_TOO.get(title, ())])
-    if near or title not in _TAKES_LOOSE_KEYS:
+    if near or title not in ("Manifest", "Training"):
         return near
     near = correct_spelling(key, _LOOSE_KEYS, elsewhere=True)
     return near and (canonical_path(near) or near)
-
-
-def _hint(key: str, node: Mapping[str, Any], is_override: bool) -> str:
-    closed = node.get("additionalProperties") is False
-    in_config = node.get("title") == "TrainingConfig"
-    here = [name for name in node["properties"] if name not in _DESCRIPTIVE]
-    # Where metadata is allowed, checkpoint_path is not a misspelt checkpoint_step.
-    likeness = 0.72 if closed else 0.85
-    near = _MEANT.get(str(node.get("title")), {}).get(key)
-    near = near or closest(key, here + (list(CONFIG_ALIASES) if in_config else []), likeness)
-    if near and key not in METADATA_WORDS:
-        return f"{_DID_YOU_MEAN} {near!r}?"
-    home = _other_home(key)
-    if home:
-        return f"{key!r} belongs {_place(key, home, is_override)}"
-    if in_config or key in METADATA_WORDS:
-        return ""
-    at_top = node.get("title") == "Manifest"  # metadata is allowed: only clear misspellings
-    settings = [*CONFIG_KEYS, *(CONFIG_ALIASES if at_top else ())]
-    near = closest(key.replace("-", "_"), settings, 0.88 if at_top and not is_override else 0.75)
-    if near and node.get("title") in {"Manifest", "Training", "DatasetSpec"}:
-        return _suggestion(f"{CONFIG}.{CONFIG_ALIASES.get(near, near)}", is_override)
-    # Similar enough for a hint, not for an error: too short, or like a name of another trainer.
-    doubtful = (
-        correct_spelling(key, _LOOSE_NAMES) if node.get("title") in _TAKES_LOOSE_KEYS else None
-    )
-    return _suggestion(canonical_path(doubtful) or doubtful, is_override) if doubtful else ""
 
 
 def _suggestion(path: str, is_override: bool) -> str:
@@ -304,15 +254,6 @@ def _suggestion(path: str, is_override: bool) -> str:
     return f"{_DID_YOU_MEAN} {key!r} under {section}?"
 
 
-def _place(key: str, home: str, is_override: bool) -> str:
-    """Where a key belongs: a path for --set; in a file, the section."""
-    section, dot, name = home.rpartition(".")
-    if is_override or not dot:
-        return f"at {home!r}"
-    where = f"in an entry of {section[:-2]}" if section.endswith("[]") else f"under {section}"
-    return where if name == key else f"{where}, as {name!r}"
-
-
 _DID_YOU_MEAN = "did you mean"
 # Keys without effect on training: similar keys are metadata, not misspellings.
 _DESCRIPTIVE = {
@@ -321,24 +262,15 @@ _DESCRIPTIVE = {
     *("tags", "purpose", "sha256", "scaling", "size_bytes", "checkpoint_step", "checkpoint"),
     "alternative_checkpoints",
 }
-# Sections that may hold settings of training.config and training.dataset.
-_TAKES_LOOSE_KEYS = ("Manifest", "Training")
-_LOOSE_NAMES = (
-    *CONFIG_KEYS,
-    *CONFIG_ALIASES,
-    *SPECIAL_NAMES,
-    *LOOSE_DATASET_KEYS,
-    *BASE_MODEL_KEYS,
-    *("dataset", "base_model", "adapters"),
-)
-# Without aliases. Aliases are similar to names that mean something else: `lora` is not `lora_r`,
-# `local_rank` not `lora_rank`.
+# Settings that may be outside their section. Without aliases, which are similar to names that mean
+# something else: `lora` is not `lora_r`, `local_rank` not `lora_rank`.
 _LOOSE_KEYS = (
     *CONFIG_KEYS,
     *(name for name, key in LOOSE_DATASET_KEYS.items() if name == key),
     *BASE_MODEL_KEYS,
     *("dataset", "base_model", "adapters"),
 )
+_LOOSE_NAMES = (*_LOOSE_KEYS, *CONFIG_ALIASES, *SPECIAL_NAMES, *LOOSE_DATASET_KEYS)
 _NAMES_TOO = {
     "TrainingConfig": (*CONFIG_ALIASES, *SPECIAL_NAMES),
     "DatasetSpec": tuple(DATASET_ALIASES),
@@ -364,21 +296,17 @@ def _every_name() -> frozenset[str]:
     """All keys and aliases: a key of another section is misplaced, not misspelt."""
     sections = [schema(), *schema()["$defs"].values()]
     own = {name for section in sections for name in section.get("properties", ())}
-    return frozenset(
-        own | {*_LOOSE_NAMES, *(name for more in _NAMES_TOO.values() for name in more)}
-    )
+    return frozenset(own.union(_LOOSE_NAMES, *_NAMES_TOO.values()))
 
 
 def _other_home(key: str) -> str | None:
     if key in _AMBIGUOUS:
         return None
-    home = canonical_path(key)
-    if home:
-        return home
     for title, place in _SECTION_PATHS.items():
-        if key in schema()["$defs"][title]["properties"]:
+        if key in schema()["$defs"][title]["properties"] and not canonical_path(key):
             return f"{place}.{key}"
-    return key if key in ("training", "base_models", "soft_prompts") else None
+    is_top = key in ("training", "base_models", "soft_prompts")
+    return canonical_path(key) or (key if is_top else None)
 
 
 def _known_keys_text(node: Mapping[str, Any]) -> str:

@@ -1,16 +1,15 @@
-"""Rules across keys: values that are valid alone, but contradict or supersede each other."""
+"""Rules across keys: values that are valid alone, but contradict or overrule each other."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from expert.core.errors import Problem
 from expert.core.text import visible
 from expert.manifest.notices import Kind, Notice
-from expert.manifest.schema.config import TrainingConfig
 from expert.manifest.schema.kinds import ADAPTERS, QUANTISED, SCHEDULES, takes
 from expert.manifest.schema.manifest import CHAR_GPT, Manifest
 from expert.manifest.text.item import Item, join
@@ -44,7 +43,7 @@ class Findings:
         item = self.item(path)
         self.notices.append(Notice(kind, item.path, text, item.line))
 
-    def superseded(self, key: str, text: str) -> None:
+    def not_used(self, key: str, text: str) -> None:
         self.report("not used here", f"training.config.{key}", text)
 
 
@@ -64,36 +63,32 @@ def check_rules(manifest: Manifest, root: Item) -> Findings:
 
 def _adapter(manifest: Manifest, found: Findings) -> None:
     config = manifest.training.config
-    given = config.model_fields_set
-    kind = config.adapter_type
-    if kind in ADAPTERS:
-        _adapter_options(config, found)
-    if kind in ("full", "none"):
-        reason = "all weights are trained" if kind == "full" else "only soft prompts are trained"
-        for key in ("rank", "alpha", "dropout", "target_modules"):
-            if key in given and getattr(config, key) != "auto":
-                found.superseded(key, f"adapter_type {kind}: {reason}")
+    kind, targets = config.adapter_type, config.target_modules
+    given = [key for key in config.model_fields_set if getattr(config, key) != "auto"]
+    reason = "all weights are trained" if kind == "full" else "only soft prompts are trained"
+    for key in sorted({"rank", "alpha", "dropout", "target_modules"}.intersection(given)):
+        if kind not in ADAPTERS:
+            found.not_used(key, f"adapter_type {kind}: {reason}")
+        elif key in ("rank", "alpha") and not takes(kind, key):
+            found.wrong(f"training.config.{key}", f"{kind} has no {key}", "remove it")
+        elif key == "dropout" and not takes(kind, key) and config.dropout:
+            found.not_used("dropout", f"{kind} has no dropout")
     if kind == "none" and not manifest.soft_prompts:
         what = "none trains only soft prompts, but soft_prompts is empty"
         found.wrong("training.config.adapter_type", what, "add soft_prompts or choose an adapter")
-    feedforward = takes(kind, "feedforward_modules")
-    if config.feedforward_modules and not feedforward:
-        found.superseded("feedforward_modules", f"only for ia3; {kind} uses target_modules")
-    targets = config.target_modules
-    if config.feedforward_modules and feedforward and isinstance(targets, list):
-        stray = sorted(set(config.feedforward_modules) - set(targets))
-        if stray:
-            what = f"{', '.join(stray)} not among target_modules"
-            found.wrong(
-                "training.config.feedforward_modules", what, "add them there or remove them"
-            )
+    stray = set(config.feedforward_modules).difference(targets if isinstance(targets, list) else ())
+    if config.feedforward_modules and not takes(kind, "feedforward_modules"):
+        found.not_used("feedforward_modules", f"only for ia3; {kind} uses target_modules")
+    elif stray and isinstance(targets, list):
+        what = f"{', '.join(sorted(stray))} not among target_modules"
+        path = "training.config.feedforward_modules"
+        found.wrong(path, what, "add them there or remove them")
     for number, model in enumerate(manifest.base_models):
-        is_quantised = model.quantization in QUANTISED
         path = f"base_models[{number}].quantization"
-        if kind == "full" and is_quantised and model.name != CHAR_GPT:
+        if model.quantization in QUANTISED and kind == "full" and model.name != CHAR_GPT:
             what = f"adapter_type full cannot train an {model.quantization} base"
             found.wrong(path, what, "use quantization: none, or an adapter_type")
-        if kind in ADAPTERS and not ADAPTERS[kind].quantised and is_quantised:
+        if model.quantization in QUANTISED and kind in ADAPTERS and not ADAPTERS[kind].quantised:
             what = f"{kind} does not work on an {model.quantization} base"
             found.wrong(path, what, "use quantization: none, or adapter_type: lora")
         for position, adapter in enumerate(model.adapters):
@@ -104,24 +99,28 @@ def _adapter(manifest: Manifest, found: Findings) -> None:
                 found.report("warning", f"base_models[{number}].adapters[{position}].type", text)
 
 
-def _adapter_options(config: TrainingConfig, found: Findings) -> None:
-    kind, given = config.adapter_type, config.model_fields_set
-    for key in ("rank", "alpha"):
-        if key in given and not takes(kind, key) and getattr(config, key) != "auto":
-            found.wrong(f"training.config.{key}", f"{kind} has no {key}", "remove it")
-    if not takes(kind, "dropout") and "dropout" in given and config.dropout not in ("auto", 0):
-        found.superseded("dropout", f"{kind} has no dropout")
+# Models for images or sound, by the last part of their name or path. Other names are checked by
+# their config.json once it is read.
+_MEDIA_MODEL = re.compile(
+    r"(?:^|[-_.\d])(?:vl|vlm|vl2|vision|v?omni|audio|ocr)(?:$|[-_.\d])"
+    r"|llava|internvl|pixtral|paligemma|idefics|moondream|smolvlm|minicpm-[vo]\b|fuyu|florence-2"
+    r"|gemma-3-(?:4|12|27)b|llama-4-|cogvlm|molmo|kosmos|mllama|whisper|voxtral|blip2?|glm-4(?:\.\d)?v|gemma-?3n|got-ocr",
+    re.IGNORECASE,
+)
 
 
-def _char_model(manifest: Manifest, found: Findings) -> None:
+def _models(manifest: Manifest, found: Findings) -> None:
     for number, model in enumerate(manifest.base_models):
-        place = f"base_models[{number}]"
+        place, shape = f"base_models[{number}]", model.architecture
+        last = re.split(r"[\\/]", model.name.rstrip("\\/"))[-1]
+        if _MEDIA_MODEL.search(last):
+            what = f"{model.name!r} is a model for images or sound; only text is trained"
+            found.wrong(f"{place}.name", what, "name a text-only model")
         if model.name != CHAR_GPT:
-            if model.architecture is not None:
+            if shape is not None:
                 what = f"only {CHAR_GPT} takes an architecture"
                 found.wrong(f"{place}.architecture", what, "remove it")
             continue
-        shape = model.architecture
         if shape is not None and shape.width % shape.heads:
             what = f"width {shape.width} is not a multiple of heads {shape.heads}"
             found.wrong(f"{place}.architecture", what, "change one of them")
@@ -135,46 +134,19 @@ def _char_model(manifest: Manifest, found: Findings) -> None:
             found.wrong("soft_prompts", f"{CHAR_GPT} takes no soft prompts", "remove them")
 
 
-# Models for images or sound, by the last part of their name or path. Other names are checked by
-# their config.json once it is read.
-_MEDIA_MODEL = re.compile(
-    r"(?:^|[-_.\d])(?:vl|vlm|vl2|vision|v?omni|audio|ocr)(?:$|[-_.\d])"
-    r"|llava|internvl|pixtral|paligemma|idefics|moondream|smolvlm|minicpm-[vo]\b|fuyu|florence-2"
-    r"|gemma-3-(?:4|12|27)b|llama-4-|cogvlm|molmo|kosmos|mllama|whisper|voxtral|blip2?|glm-4(?:\.\d)?v|gemma-?3n|got-ocr",
-    re.IGNORECASE,
-)
-
-
-def _text_models(manifest: Manifest, found: Findings) -> None:
-    for number, model in enumerate(manifest.base_models):
-        last = re.split(r"[\\/]", model.name.rstrip("\\/"))[-1]
-        if _MEDIA_MODEL.search(last):
-            what = f"{model.name!r} is a model for images or sound; only text is trained"
-            found.wrong(f"base_models[{number}].name", what, "name a text-only model")
-
-
-def _precision(manifest: Manifest, found: Findings) -> None:
-    config = manifest.training.config
+def _steps(manifest: Manifest, found: Findings) -> None:
+    """Precision, schedule and batch."""
+    config, path = manifest.training.config, "training.config.batch_tokens"
     if config.bf16 is True and config.fp16 is True:
         found.wrong("training.config.fp16", "bf16 and fp16 are both true", "keep one of the two")
-
-
-def _schedule(manifest: Manifest, found: Findings) -> None:
-    config = manifest.training.config
     allowed = SCHEDULES[config.lr_scheduler].options
     for key in sorted(config.lr_scheduler_kwargs.model_fields_set):
         if key not in allowed and getattr(config.lr_scheduler_kwargs, key) is not None:
             what = f"{config.lr_scheduler} takes {' and '.join(allowed) or 'no options'}"
             found.wrong(f"training.config.lr_scheduler_kwargs.{key}", what, "remove it")
     if config.warmup_ratio is not None and config.warmup_steps:
-        found.superseded("warmup_steps", f"warmup_ratio {config.warmup_ratio:g} takes precedence")
-
-
-def _batch(manifest: Manifest, found: Findings) -> None:
-    config, path = manifest.training.config, "training.config.batch_tokens"
-    if config.batch_tokens is None:
-        return
-    if config.batch_size != "auto":
+        found.not_used("warmup_steps", f"warmup_ratio {config.warmup_ratio:g} takes precedence")
+    if config.batch_tokens is not None and config.batch_size != "auto":
         what = f"sets the size of a step, and so does batch_size ({config.batch_size})"
         fix = "keep one of the two"
         if found.item("training.config.batch_size").from_command_line:
@@ -182,92 +154,87 @@ def _batch(manifest: Manifest, found: Findings) -> None:
         elif found.item(path).from_command_line:
             fix = "add --set batch_size=auto"
         found.wrong(path, what, fix)
-    if manifest.training.dataset.streaming:
+    if config.batch_tokens is not None and manifest.training.dataset.streaming:
         what = "streamed rows are not counted in advance, so tokens cannot be converted to rows"
         found.wrong(path, what, "write batch_size: rows per step")
 
 
-def _packing(manifest: Manifest, found: Findings) -> None:
-    config = manifest.training.config
+def _sequences(manifest: Manifest, found: Findings) -> None:
+    """Packing, streaming, and tokenize: late, a baseline for benchmarks: single rows, tokenised
+    when needed."""
+    config, data = manifest.training.config, manifest.training.dataset
     if config.group_by_length is True and config.packing is not False:
-        found.superseded(
-            "group_by_length", "packing leaves no padding to avoid (set packing: false to use it)"
-        )
+        text = "packing leaves no padding to avoid (set packing: false to use it)"
+        found.not_used("group_by_length", text)
     if config.dataloader_persistent_workers is True and config.dataloader_num_workers == 0:
-        found.superseded("dataloader_persistent_workers", "there are no workers")
-    if config.pretokenized_cache and manifest.training.dataset.streaming:
-        found.superseded("pretokenized_cache", "streaming: true keeps no cache")
-    if manifest.training.dataset.streaming and not config.max_steps:
+        found.not_used("dataloader_persistent_workers", "there are no workers")
+    if config.pretokenized_cache and data.streaming:
+        found.not_used("pretokenized_cache", "streaming: true keeps no cache")
+    if data.streaming and not config.max_steps:
         text = "the number of rows is not known in advance: set training.config.max_steps"
         found.report("warning", "training.dataset.streaming", text)
-    if manifest.training.dataset.streaming and config.epochs % 1:
+    if data.streaming and config.epochs % 1:
         what = f"{config.epochs:g}, but the length of an epoch of a stream is not known in advance"
         fix = "use a whole number, with max_steps to stop earlier; or set streaming: false"
         found.wrong("training.config.epochs", what, fix)
-
-
-def _tokenising(manifest: Manifest, found: Findings) -> None:
-    """tokenize: late is a baseline for benchmarks: single rows, tokenised when needed."""
-    config, path = manifest.training.config, "training.config.tokenize"
     if config.tokenize != "late":
         return
-    if any(model.name == CHAR_GPT for model in manifest.base_models):
-        what = f"late, but the tokens of {CHAR_GPT} are the characters of its corpus"
-        found.wrong(path, what, "remove it")
-    elif manifest.training.dataset.streaming:
-        what = "late, but streamed rows are always tokenised while training"
-        found.wrong(path, what, "remove it, or set streaming: false")
-    elif manifest.training.dataset.tasks:
-        what = "late, but mixing several tasks needs prepared tokens"
-        found.wrong(path, what, "remove it, or use one path")
-    elif config.packing is not False:
-        what = "late, but packing needs prepared tokens"
-        found.wrong(path, what, "set packing: false too, or remove it")
-    elif config.overlong == "split":
-        what = "late, but splitting rows needs prepared tokens"
-        found.wrong(path, what, "set overlong: cut too, or remove it")
+    is_char_model = any(model.name == CHAR_GPT for model in manifest.base_models)
+    for applies, what, fix in (
+        (is_char_model, f"the tokens of {CHAR_GPT} are the characters of its corpus", "remove it"),
+        (
+            data.streaming,
+            "streamed rows are always tokenised while training",
+            "remove it, or set streaming: false",
+        ),
+        (data.tasks, "mixing several tasks needs prepared tokens", "remove it, or use one path"),
+        (
+            config.packing is not False,
+            "packing needs prepared tokens",
+            "set packing: false too, or remove it",
+        ),
+        (
+            config.overlong == "split",
+            "splitting rows needs prepared tokens",
+            "set overlong: cut too, or remove it",
+        ),
+    ):
+        if applies:
+            found.wrong("training.config.tokenize", f"late, but {what}", fix)
+            return
 
 
-def _attention(manifest: Manifest, found: Findings) -> None:
+_NOT_USED = {
+    "use_unsloth": "the built-in fused kernels replace it",
+    "memory_efficient_attention": "flash attention and SDPA are both memory-efficient",
+    "memory_clear_every": "shapes are fixed, so there is no cache to clear",
+    "cuda_graph_warmup_steps": "graphs are captured after two warm-up passes",
+    "activation_checkpointing": "gradient_checkpointing decides",
+}
+
+
+def _kernels(manifest: Manifest, found: Findings) -> None:
     config = manifest.training.config
-    if config.flash_attention_2:
-        text = "torch's own flash kernels are used where the card has them; no package is needed"
-        if config.attention not in ("auto", "flash"):
-            text = f"attention: {config.attention} takes precedence"
-        found.superseded("flash_attention_2", text)
-    elif config.flash_attention_2 is False and config.attention == "auto":
-        text = "false means not requested: the plan chooses. Set attention: sdpa or eager"
-        found.report("note", "training.config.flash_attention_2", text)
-    if config.use_sdpa is True and config.attention != "auto":
-        found.superseded("use_sdpa", f"attention: {config.attention} takes precedence")
-    elif config.use_sdpa is False and config.attention == "auto":
-        text = "false means not requested: the plan chooses. Set attention: eager to force it"
-        found.report("note", "training.config.use_sdpa", text)
-    if config.attention == "sdpa" and config.packing not in (False, "auto"):
-        text = "packed rows with SDPA need a dense mask: memory and time grow quadratically"
-        found.report("warning", "training.config.attention", text)
-
-
-def _superseded_switches(manifest: Manifest, found: Findings) -> None:
-    config = manifest.training.config
-    for key, because in _SUPERSEDED.items():
+    for key, reason in _NOT_USED.items():
         if getattr(config, key):
-            found.superseded(key, because(config))
+            found.not_used(key, reason)
     if config.gradient_checkpointing_kwargs.use_reentrant:
         path = "gradient_checkpointing_kwargs.use_reentrant"
-        found.superseded(path, "the non-reentrant implementation is always used")
-
-
-_SUPERSEDED: dict[str, Callable[[TrainingConfig], str]] = {
-    "use_unsloth": lambda _: "the built-in fused kernels replace it",
-    "memory_efficient_attention": lambda _: "flash attention and SDPA are both memory-efficient",
-    "memory_clear_every": lambda _: "shapes are fixed, so there is no cache to clear",
-    "cuda_graph_warmup_steps": lambda _: "graphs are captured after two warm-up passes",
-    "activation_checkpointing": lambda c: (
-        f"gradient_checkpointing decides ({str(c.gradient_checkpointing).lower()}); "
-        'its "selective" keeps what is expensive to recompute'
-    ),
-}
+        found.not_used(path, "the non-reentrant implementation is always used")
+    chosen = config.attention
+    if config.flash_attention_2:
+        text = "torch's own flash kernels are used where the card has them; no package is needed"
+        is_other = chosen not in ("auto", "flash")
+        found.not_used("flash_attention_2", f"attention: {chosen} decides" if is_other else text)
+    if config.use_sdpa is True and chosen != "auto":
+        found.not_used("use_sdpa", f"attention: {chosen} decides")
+    for key in ("flash_attention_2", "use_sdpa"):
+        if getattr(config, key) is False and chosen == "auto":
+            text = "false means not requested: the plan chooses. Set attention to force a kernel"
+            found.report("note", f"training.config.{key}", text)
+    if chosen == "sdpa" and config.packing not in (False, "auto"):
+        text = "packed rows with SDPA need a dense mask: memory and time grow quadratically"
+        found.report("warning", "training.config.attention", text)
 
 
 def _cadence(manifest: Manifest, found: Findings) -> None:
@@ -275,7 +242,7 @@ def _cadence(manifest: Manifest, found: Findings) -> None:
     for key, name in (("save_steps", "save_strategy"), ("eval_steps", "evaluation_strategy")):
         steps, strategy = getattr(config, key), getattr(config, name)
         if steps and strategy in ("epoch", "no"):
-            found.superseded(key, f"{name} is {strategy}")
+            found.not_used(key, f"{name} is {strategy}")
         if steps is None and strategy == "steps":
             what = f"steps, but {key} is not given"
             found.wrong(f"training.config.{name}", what, f"add {key}")
@@ -322,7 +289,8 @@ def _dataset(manifest: Manifest, found: Findings) -> None:
 
 
 def _descriptive(manifest: Manifest, found: Findings) -> None:
-    decoding = manifest.training.decoding
+    """Keys without effect, soft prompts, and the checkpoint that is exported."""
+    decoding, prompts = manifest.training.decoding, manifest.soft_prompts
     if decoding.use_grammar:
         text = "only descriptive: parsers check the answers; no grammar constrains them"
         found.report("note", "training.decoding.use_grammar", text)
@@ -333,11 +301,14 @@ def _descriptive(manifest: Manifest, found: Findings) -> None:
         if model.rope_scaling:
             text = "only descriptive: positions follow the model's config.json"
             found.report("note", f"base_models[{number}].rope_scaling", text)
-    for number, prompt in enumerate(manifest.soft_prompts):
+    for number, prompt in enumerate(prompts):
         if prompt.init_method == "text" and not prompt.init_text:
             what = "init_method is text, but there is no init_text"
             found.wrong(f"soft_prompts[{number}].init_text", what, "add the text")
-    _soft_prompt_length(manifest, found)
+    length, tokens = manifest.training.config.max_seq_length, sum(p.tokens for p in prompts)
+    if length != "auto" and tokens >= length and manifest.base_models[0].name != CHAR_GPT:
+        what = f"{tokens} tokens leave no room for text in the {length} of max_seq_length"
+        found.wrong("soft_prompts", what, "use fewer tokens, or a larger max_seq_length")
     checkpoint = manifest.training.packaging_checkpoint
     if not re.fullmatch(r"final|best|checkpoint-[0-9]+", checkpoint):
         what = f"got {checkpoint!r}, expected final, best or checkpoint-N"
@@ -345,24 +316,6 @@ def _descriptive(manifest: Manifest, found: Findings) -> None:
     if not re.fullmatch(r"\d+\.\d+\.\d+([-+].*)?", manifest.version):
         text = f"{manifest.version!r} is not of the form x.y.z"
         found.report("warning", "version", text)
-
-
-def _soft_prompt_length(manifest: Manifest, found: Findings) -> None:
-    """Soft prompts take up part of every sequence."""
-    length = manifest.training.config.max_seq_length
-    tokens = sum(prompt.tokens for prompt in manifest.soft_prompts)
-    if length != "auto" and tokens >= length and manifest.base_models[0].name != CHAR_GPT:
-        what = f"{tokens} tokens leave no room for text in the {length} of max_seq_length"
-        found.wrong("soft_prompts", what, "use fewer tokens, or a larger max_seq_length")
-
-
-def written_paths(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """Keys of folders that are written to, with their values."""
-    config = manifest.training.config
-    if config.output_dir:
-        yield "training.config.output_dir", config.output_dir
-    if config.pretokenized_cache:
-        yield "training.config.pretokenized_cache", config.pretokenized_cache
 
 
 def read_paths(manifest: Manifest) -> Iterator[tuple[str, str]]:
@@ -397,8 +350,11 @@ def _names(manifest: Manifest, found: Findings) -> None:
 
 def _paths(manifest: Manifest, found: Findings) -> None:
     """Paths may not leave the folder, as a manifest may come from anyone; paths of --set may."""
-    written = dict(written_paths(manifest))
-    for path, value in [*read_paths(manifest), *written.items()]:
+    config, models = manifest.training.config, enumerate(manifest.base_models)
+    folders = {"output_dir": config.output_dir, "pretokenized_cache": config.pretokenized_cache}
+    written = {f"training.config.{key}": value for key, value in folders.items() if value}
+    paths = {**dict(read_paths(manifest)), **written}
+    for path, value in paths.items():
         if not value.isprintable():
             fix = "remove it"
             if re.search(r"[\t\n\r\f\b]", value):
@@ -406,22 +362,15 @@ def _paths(manifest: Manifest, found: Findings) -> None:
             found.wrong(path, f"{value!r} contains a control character", fix)
         if found.item(path).from_command_line:
             continue
-        steps = re.split(r"[\\/]", value)
-        if ".." in steps:
+        if ".." in re.split(r"[\\/]", value):
             what = f"{value!r}: a path in a manifest may not leave its folder"
             instead = "a path inside it" if path in written else "the absolute path"
             found.wrong(path, what, f"use {instead}, or --set {path}={value}")
-    for path, value in written.items():
-        is_absolute = re.match(r"[\\/~]|[A-Za-z]:", value)
-        if is_absolute and not found.item(path).from_command_line:
+        if path in written and re.match(r"[\\/~]|[A-Za-z]:", value):
             what = f"{value!r}: a manifest may write only inside its own folder"
             found.wrong(path, what, f"use a relative path, or --set {path}={value}")
-
-
-def _variables(manifest: Manifest, found: Findings) -> None:
-    models = enumerate(manifest.base_models)
-    names = [(f"base_models[{number}].name", model.name) for number, model in models]
-    for path, value in [*names, *read_paths(manifest), *written_paths(manifest)]:
+    names = {f"base_models[{number}].name": model.name for number, model in models}
+    for path, value in {**names, **paths}.items():
         is_variable = re.search(r"\$\w|\$\{|%\w+%", value)
         if is_variable and not found.item(path).from_command_line:
             what = f"{value!r}: environment variables are not expanded"
@@ -429,20 +378,6 @@ def _variables(manifest: Manifest, found: Findings) -> None:
 
 
 _RULES = (
-    _adapter,
-    _char_model,
-    _text_models,
-    _precision,
-    _schedule,
-    _batch,
-    _packing,
-    _tokenising,
-    _attention,
-    _superseded_switches,
-    _cadence,
-    _dataset,
-    _descriptive,
-    _names,
-    _paths,
-    _variables,
+    *(_adapter, _models, _steps, _sequences, _kernels, _cadence, _dataset, _descriptive),
+    *(_names, _paths),
 )
