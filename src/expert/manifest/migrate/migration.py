@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from expert.core.errors import Problem
 from expert.core.text import counted
-from expert.manifest.migrate.aliases import canonical_path
+from expert.manifest.migrate.aliases import BASE_MODEL_KEYS, canonical_path
 from expert.manifest.notices import Kind, Notice
 from expert.manifest.text.item import Item, shown
 
@@ -153,7 +153,8 @@ class Migration:
             return
         zone[key] = with_value(item, value)
         text = value if isinstance(value, str) else shown(value)
-        self.read_as(item, f"{canonical_path(key) or f'base_models[0].{key}'}: {text}")
+        in_model = f"base_models[0].{key}" if key in BASE_MODEL_KEYS else key
+        self.read_as(item, f"{canonical_path(key) or in_model}: {text}")
 
     # --- reporting ---------------------------------------------------------------------------
 
@@ -175,3 +176,24 @@ class Migration:
 
     def refuse(self, item: Item, expected: str, fix: str = "") -> None:
         self.problem(item, f"got {shown(item.plain())}, expected {expected}", fix)
+
+
+def convert_values_to(key: str, values: Mapping[Any, Any], expected: str = "") -> Rule:
+    """A rule that converts values to those of `key`; None: dropped. Text is compared in lower case.
+    Any other value is refused with what is expected, or dropped if that is empty."""
+
+    def rule(work: Migration, zone: Entries, item: Item) -> None:
+        word = item.value.lower() if isinstance(item.value, str) else item.value
+        # In Python 1 == True, so compare types too.
+        known = [
+            value for name, value in values.items() if type(name) is type(word) and name == word
+        ]
+        if known and known[0] is not None:
+            work.convert(zone, key, known[0], item)
+        elif not known and expected:
+            work.refuse(item, expected)
+
+    return rule
+
+
+Rule = Callable[[Migration, Entries, Item], None]

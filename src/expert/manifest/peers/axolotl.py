@@ -6,8 +6,6 @@ from expert.manifest.migrate.migration import Entries, Migration, take, with_val
 from expert.manifest.peers.rows import (
     PREFERENCES,
     NamedDataset,
-    check_message_key,
-    check_roles,
     put_rows,
     put_validation,
     title_of,
@@ -29,17 +27,17 @@ _COLUMNS = {
 _FORMATS = ("json", "jsonl", "csv", "parquet", "text", "arrow")
 _TEXT_TYPES = ("completion", "pretrain", "pretraining")
 _PREFERENCE_TYPES = ("bradley_terry", "stepwise_supervised", "chatml.intel", "llama3.ultra")
-_MESSAGE_KEYS = {
-    "message_field_role": "role",
-    "message_field_content": "content",
-    "message_field_training": "train",
-    "message_field_training_detail": "train_detail",
-    "field_thinking": "reasoning",
-}
 _CADENCES = {"evals_per_epoch": "evaluation_strategy", "saves_per_epoch": "save_strategy"}
 _NOT_USED = {
     **dict.fromkeys(("type", "conversation", "chat_template"), "columns and template format rows"),
     "drop_system_message": "system messages are kept",
+    **dict.fromkeys(
+        (
+            *("message_property_mappings", "message_field_role", "message_field_content", "roles"),
+            *("message_field_training", "message_field_training_detail", "field_thinking"),
+        ),
+        "the usual names of roles are read",
+    ),
     "revision": "the latest version on the hub is read",
 }
 
@@ -149,7 +147,7 @@ def _data_set(work: Migration, entry: Item) -> NamedDataset | None:
     named = NamedDataset("rows", entry)
     _read_location(work, fields, named)
     _read_columns(work, fields, named)
-    _check_messages(work, fields)
+    _check_training(work, fields)
     for key in ("field_mapping", "max_samples"):
         if key in fields:
             named.more[key] = fields.pop(key)
@@ -222,14 +220,8 @@ def _read_columns(work: Migration, fields: Entries, named: NamedDataset) -> None
             work.unused(item, "prompt_template formats the rows")
 
 
-def _check_messages(work: Migration, fields: Entries) -> None:
-    """Check the names of keys and roles in conversations."""
-    for part, item in take(fields, "message_property_mappings").fields().items():
-        check_message_key(work, part, item)
-    for key, part in _MESSAGE_KEYS.items():
-        check_message_key(work, part, take(fields, key))
-    for role, names in take(fields, "roles").fields().items():
-        check_roles(work, names.entries() or [names], role)
+def _check_training(work: Migration, fields: Entries) -> None:
+    """Refuse what trains on anything but answers."""
     trained = take(fields, "roles_to_train")
     speakers = trained.entries() or [trained]
     if any(ROLES.get(str(name.value)) != "assistant" for name in speakers if name.value):

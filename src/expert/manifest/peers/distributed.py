@@ -8,24 +8,22 @@ from pathlib import Path
 
 from expert.core.files import read_json
 from expert.manifest.migrate.aliases import CONFIG_ALIASES
-from expert.manifest.migrate.migration import Entries, Migration, as_item, take
+from expert.manifest.migrate.migration import Entries, Migration, as_item, convert_values_to, take
 from expert.manifest.text.item import Item, is_comment
 
 _MAX_BYTES = 1_000_000
-_AUTO = "auto (replicated where everything fits each GPU, else sharded)"
-_OFFLOADED = "the plan offloads what does not fit"
-# FSDP's sharding_strategy, by name and by number; none: the plan chooses.
+# FSDP's sharding_strategy, by name and by number.
 _STRATEGIES = {
-    **dict.fromkeys(("full_shard", "1", "hybrid_shard", "4", "true"), "sharded"),
-    **dict.fromkeys(("shard_grad_op", "2", "hybrid_shard_zero2", "_hybrid_shard_zero2", "5"), ""),
-    **dict.fromkeys(("no_shard", "3"), "replicated"),
+    **dict.fromkeys(("full_shard", "1", 1, "hybrid_shard", "4", 4, "true"), "sharded"),
+    **dict.fromkeys(("shard_grad_op", "2", 2, "hybrid_shard_zero2", "5", 5), "auto"),
+    **dict.fromkeys(("no_shard", "3", 3), "replicated"),
 }
 # ZeRO-1 and 2 shard gradients and optimizer state, which are small for adapters.
-_STAGES = {0: "replicated", 1: "", 2: "", 3: "sharded"}
+_STAGES = {0: "replicated", 1: "auto", 2: "auto", 3: "sharded"}
 _TYPES = {
     **dict.fromkeys(("multi_gpu", "multi_cpu", "ddp"), "replicated"),
     **dict.fromkeys(("fsdp", "fsdp2"), "sharded"),
-    **dict.fromkeys(("no", "deepspeed"), ""),
+    **dict.fromkeys(("no", False, "deepspeed"), None),  # YAML reads a bare NO as false
 }
 _STAGE_IN_A_NAME = re.compile(r"(?:zero|stage|z|ds)[-_]?([0-3])(?!\d)", re.IGNORECASE)
 _DEEPSPEED_VALUES = {
@@ -35,30 +33,19 @@ _DEEPSPEED_VALUES = {
 }
 
 
-def _set_engine(work: Migration, zone: Entries, value: str, item: Item) -> None:
-    if value:
-        work.convert(zone, "distributed", value, item)
-    else:
-        work.read_as(item, f"training.config.distributed: {_AUTO}")
-
-
-# --- FSDP ----------------------------------------------------------------------------------------
-
-
 def _fsdp(work: Migration, zone: Entries, item: Item) -> None:
     """Convert `fsdp`: words such as `full_shard auto_wrap`, a list of them, or true."""
     if item.value in (False, "", []):
         return
     parts = [str(each.value) for each in item.entries()] or str(item.value).split()
     words = {word.lower().strip(",") for word in parts}
-    strategies = {_STRATEGIES[word] for word in words if word in _STRATEGIES} or {"sharded"}
     if words - _STRATEGIES.keys() - {"offload", "auto_wrap"} or isinstance(item.value, dict):
         work.refuse(item, "full_shard, shard_grad_op, hybrid_shard, no_shard, offload, auto_wrap")
         return
-    for value in strategies:
-        _set_engine(work, zone, value, item)
+    for value in {_STRATEGIES[word] for word in words if word in _STRATEGIES} or {"sharded"}:
+        work.convert(zone, "distributed", value, item)
     if "offload" in words:
-        work.unused(item, _OFFLOADED)
+        work.unused(item, "the plan offloads what does not fit")
 
 
 def _fsdp_config(work: Migration, zone: Entries, item: Item) -> None:
@@ -68,48 +55,12 @@ def _fsdp_config(work: Migration, zone: Entries, item: Item) -> None:
     entries = {f"fsdp_{k.removeprefix('fsdp_')}": v for k, v in fields.items() if not is_comment(k)}
     is_told = {"fsdp", "distributed"} & zone.keys() or "fsdp_sharding_strategy" in entries
     if entries and not is_told:
-        _set_engine(work, zone, "sharded", item)
+        work.convert(zone, "distributed", "sharded", item)
     for name, entry in entries.items():
         if name not in FSDP_KEYS:
             zone[name] = entry  # reported as not used
         elif entry.value is not None:
             FSDP_KEYS[name](work, zone, entry)
-
-
-def _strategy(work: Migration, zone: Entries, item: Item) -> None:
-    value = _STRATEGIES.get(str(item.value).lower())
-    if value is None:
-        work.refuse(item, "FULL_SHARD, SHARD_GRAD_OP, HYBRID_SHARD or NO_SHARD")
-    else:
-        _set_engine(work, zone, value, item)
-
-
-def _offload(work: Migration, zone: Entries, item: Item) -> None:
-    if item.value is True:
-        is_alone = "fsdp_config" not in item.path and "distributed" not in zone
-        if is_alone and item.key == "fsdp_cpu_offload":
-            _set_engine(work, zone, "sharded", item)  # torchtune has no other key for FSDP
-        work.unused(item, _OFFLOADED)
-    elif item.value is not False:
-        work.refuse(item, "true or false")
-
-
-def _checkpointing(work: Migration, zone: Entries, item: Item) -> None:
-    if item.value is True:
-        work.convert(zone, "gradient_checkpointing", True, item)
-    elif item.value is not False:
-        work.refuse(item, "true or false")
-
-
-FSDP_KEYS = {
-    "fsdp_sharding_strategy": _strategy,
-    "fsdp_offload_params": _offload,
-    "fsdp_cpu_offload": _offload,
-    "fsdp_activation_checkpointing": _checkpointing,
-}
-
-
-# --- DeepSpeed and accelerate --------------------------------------------------------------------
 
 
 def _deepspeed(work: Migration, zone: Entries, item: Item) -> None:
@@ -121,14 +72,10 @@ def _deepspeed(work: Migration, zone: Entries, item: Item) -> None:
     file = take(fields, "deepspeed_config_file")
     if isinstance(file.value, str) and file.value not in ("", "none"):
         _deepspeed(work, zone, file)
-    details = {**take(fields, "zero_optimization").fields()}
-    stage = details.pop("stage", None) or fields.pop("zero_stage", None)
-    if stage is not None and (type(stage.value) is not int or stage.value not in _STAGES):
-        work.refuse(stage, "0, 1, 2 or 3")
-    elif stage is not None:
-        _set_engine(work, zone, _STAGES[stage.value], stage)  # type: ignore[index]
-    elif fields and file.value is None:
-        _set_engine(work, zone, "", item)
+    fields |= take(fields, "zero_optimization").fields()
+    stage = fields.pop("stage", None) or fields.pop("zero_stage", None)
+    if stage is not None:
+        convert_values_to("distributed", _STAGES, "0, 1, 2 or 3")(work, zone, stage)
     for key, home in _DEEPSPEED_VALUES.items():
         entry = take(fields, key)
         if entry.value not in (None, "auto"):
@@ -137,7 +84,7 @@ def _deepspeed(work: Migration, zone: Entries, item: Item) -> None:
         enabled = take(fields, key).get("enabled") or Item(None)
         if isinstance(enabled.value, bool):
             _set_or_compare(work, zone, key, enabled, only_compare=not enabled.value)
-    names = [name for name in (*details, *fields) if {**details, **fields}[name].value != "auto"]
+    names = [name for name, entry in fields.items() if entry.value != "auto"]
     if names:
         work.unused(item, f"{', '.join(sorted(names))}")
 
@@ -157,15 +104,6 @@ def _set_or_compare(
     if not only_compare and "batch_tokens" not in {**zone, **config}:
         zone[home] = item
         work.read_as(item, f"training.config.{home}")
-
-
-def _distributed_type(work: Migration, zone: Entries, item: Item) -> None:
-    """Convert `distributed_type` of accelerate's config file."""
-    value = _TYPES.get(str(item.value).lower())
-    if value is None and item.value is not False:  # YAML reads a bare NO as false
-        work.refuse(item, "NO, MULTI_GPU, FSDP or DEEPSPEED")
-    elif value:
-        _set_engine(work, zone, value, item)
 
 
 def _object(work: Migration, item: Item, expected: str) -> Item:
@@ -196,8 +134,21 @@ def _object(work: Migration, item: Item, expected: str) -> Item:
     return as_item({"zero_optimization": {"stage": int(stage[1])}}, item, named.name)
 
 
+FSDP_KEYS = {
+    "fsdp_sharding_strategy": convert_values_to(
+        "distributed", _STRATEGIES, "FULL_SHARD, SHARD_GRAD_OP, HYBRID_SHARD or NO_SHARD"
+    ),
+    "fsdp_cpu_offload": convert_values_to(
+        "distributed", {True: "sharded", False: None}, "true or false"
+    ),
+    "fsdp_activation_checkpointing": convert_values_to(
+        "gradient_checkpointing", {True: True, False: None}, "true or false"
+    ),
+}
 DISTRIBUTED_KEYS = {
-    "distributed_type": _distributed_type,
+    "distributed_type": convert_values_to(
+        "distributed", _TYPES, "NO, MULTI_GPU, FSDP or DEEPSPEED"
+    ),
     "fsdp_config": _fsdp_config,
     "fsdp": _fsdp,
     **FSDP_KEYS,

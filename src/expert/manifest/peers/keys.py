@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, get_args
+from collections.abc import Callable
+from typing import get_args
 
 from expert.manifest.migrate.aliases import (
     ADAM_BETAS,
@@ -13,7 +13,13 @@ from expert.manifest.migrate.aliases import (
     LOAD_IN_NAMES,
     MODEL_NAMES,
 )
-from expert.manifest.migrate.migration import Entries, Migration, with_value
+from expert.manifest.migrate.migration import (
+    Entries,
+    Migration,
+    Rule,
+    convert_values_to,
+    with_value,
+)
 from expert.manifest.peers.distributed import DISTRIBUTED_KEYS
 from expert.manifest.schema.kinds import PromptTemplate, Tracker
 from expert.manifest.text.item import Item, shown
@@ -38,24 +44,6 @@ _FLOATS = {
     **dict.fromkeys(("fp16", "float16", "half", "16-true", "16-mixed"), (False, True)),
     **dict.fromkeys(("fp32", "float32", "float", "no", "32-true"), (False, False)),
 }
-
-Rule = Callable[[Migration, Entries, Item], None]
-
-
-def _values(key: str, values: Mapping[Any, Any], expected: str = "") -> Rule:
-    """A rule that converts values to those of `key`; None: dropped. Text is compared in lower case.
-    Any other value is refused with what is expected, or dropped if that is empty."""
-
-    def rule(work: Migration, zone: Entries, item: Item) -> None:
-        word = item.value.lower() if isinstance(item.value, str) else item.value
-        is_known = isinstance(word, str | bool) and word in values
-        value = values[word] if is_known else None
-        if value is not None:
-            work.convert(zone, key, value, item)
-        elif not is_known and expected:
-            work.refuse(item, expected)
-
-    return rule
 
 
 def _place_later(place: Callable[[Migration, Item], None]) -> Rule:
@@ -125,43 +113,11 @@ def _compute_dtype(work: Migration, zone: Entries, item: Item) -> None:
         zone["torch_dtype"] = item
 
 
-def _half(work: Migration, zone: Entries, item: Item) -> None:
-    """Convert `float16`, `bfloat16`, `pure_bf16` and `float32`."""
-    if item.value is True and item.key == "float32":
-        zone["dtype"] = with_value(item, "float32")
-    elif item.value is True:
-        key = "fp16" if item.key == "float16" else "bf16"
-        if zone.get(key, Item(None)).value is False:
-            del zone[key]  # in Axolotl, `float16: true` next to `fp16: false` is valid
-        work.convert(zone, key, True, item)
-
-
-def _attention(work: Migration, zone: Entries, item: Item) -> None:
-    """Convert `attn` and `flash_attn`: a name, or true."""
-    if "flash-attn" in str(item.value).lower():
-        work.convert(zone, "attention", "flash", item)
-    else:
-        _values("attention", _ATTENTION, "auto, flash, sdpa, flex or eager")(work, zone, item)
-
-
 def _percentage(work: Migration, zone: Entries, item: Item) -> None:
     if isinstance(item.value, bool) or not isinstance(item.value, int | float):
         work.refuse(item, "a number")
     else:
         work.convert(zone, "validation_split", item.value / 100, item)
-
-
-def _bits(work: Migration, zone: Entries, item: Item) -> None:
-    if item.whole in (4, 8):
-        work.convert(zone, "quantization", f"int{item.whole}", item)
-    else:
-        work.refuse(item, "4 or 8")
-
-
-def _bits_method(work: Migration, _: Entries, item: Item) -> None:
-    if item.value not in ("bnb", "bitsandbytes"):
-        what = f"{shown(item.plain())}: bases are quantised with bitsandbytes only"
-        work.problem(item, what, "use bitsandbytes")
 
 
 def _packing_strategy(work: Migration, zone: Entries, item: Item) -> None:
@@ -173,22 +129,6 @@ def _packing_strategy(work: Migration, zone: Entries, item: Item) -> None:
     elif packing.value is True:
         packing.value = known
         work.read_as(item, f"training.config.packing: {known}")
-
-
-def _tokens(work: Migration, _: Entries, item: Item) -> None:
-    """A list of new tokens, or special tokens by name (old Axolotl files)."""
-    if isinstance(item.value, dict):
-        work.unused(item, "the tokenizer's special tokens are used")
-    elif item.value:
-        work.problem(item, "tokens cannot be added to a vocabulary", "remove it")
-
-
-def _rope_scaling(work: Migration, zone: Entries, item: Item) -> None:
-    """In LLaMA-Factory it is at the top level."""
-    if zone is not work.root or "model_name_or_path" not in zone:
-        zone["rope_scaling"] = item  # reported later
-    else:
-        work.later.append((lambda work, item: work.place_in_model("rope_scaling", item), item))
 
 
 def _revision(work: Migration, item: Item) -> None:
@@ -219,19 +159,6 @@ def _add_tracker(work: Migration, item: Item, name: str) -> None:
         if name not in [entry.value for entry in listed]:
             listed.append(with_value(item, name))
         work.read_as(item, f"training.config.trackers: {name}")
-
-
-def _logger(work: Migration, zone: Entries, item: Item) -> None:
-    """Convert `metric_logger` of torchtune, a class with its arguments."""
-    fields = item.fields()
-    word = str(fields["_component_"].value if "_component_" in fields else item.value).lower()
-    name = next((name for name in get_args(Tracker) if name in word), None)
-    if name is None:
-        work.unused(item, "TensorBoard files and events.jsonl are written")
-    elif "project" in fields:
-        _tracker(name, "tracker_project")(work, zone, fields["project"])
-    else:
-        _tracker(name)(work, zone, item)
 
 
 def _text(key: str) -> Rule:
@@ -362,6 +289,7 @@ _ATTENTION = {
     **dict.fromkeys(("flex", "flex_attention"), "flex"),
     **{"sdpa": "sdpa", "auto": "auto", False: None},
 }
+_KERNELS = "auto, flash, sdpa, flex or eager"
 _CHECKPOINTING = {"unsloth": "auto", "true": True, True: True, False: False}
 _OVERLONG = {"drop": "drop", "truncate": "cut"}
 _TRUE_OR_FALSE = {True: True, False: False}
@@ -369,35 +297,34 @@ _FIRST_ANSWERS = {True: False, False: True}
 CONVERTED: dict[str, Rule] = {
     **dict.fromkeys(("template", "chat_template"), _template),
     "bnb_4bit_compute_dtype": _compute_dtype,
-    "quantization_bit": _bits,
-    "quantization_method": _bits_method,
-    **dict.fromkeys(("float16", "bfloat16", "pure_bf16", "float32"), _half),
-    **dict.fromkeys(("attn", "flash_attn"), _attention),
-    "sdp_attention": _values("attention", {True: "sdpa"}),
-    "eager_attention": _values("attention", {True: "eager"}),
-    "flex_attention": _values("attention", {True: "flex"}),
-    "flash_attention_3": _values("attention", {True: "flash"}),
-    "disable_gradient_checkpointing": _values("gradient_checkpointing", {True: False}),
-    "use_gradient_checkpointing": _values(
+    "quantization_bit": convert_values_to("quantization", {4: "int4", 8: "int8"}, "4 or 8"),
+    "float16": convert_values_to("fp16", {True: True}),
+    **dict.fromkeys(("bfloat16", "pure_bf16"), convert_values_to("bf16", {True: True})),
+    "float32": convert_values_to("dtype", {True: "float32"}),
+    **dict.fromkeys(("attn", "flash_attn"), convert_values_to("attention", _ATTENTION, _KERNELS)),
+    "sdp_attention": convert_values_to("attention", {True: "sdpa"}),
+    "eager_attention": convert_values_to("attention", {True: "eager"}),
+    "flex_attention": convert_values_to("attention", {True: "flex"}),
+    "flash_attention_3": convert_values_to("attention", {True: "flash"}),
+    "disable_gradient_checkpointing": convert_values_to("gradient_checkpointing", {True: False}),
+    "use_gradient_checkpointing": convert_values_to(
         "gradient_checkpointing", _CHECKPOINTING, 'true, false or "unsloth"'
     ),
-    "full_finetuning": _values("adapter_type", {True: "full"}),
-    "use_peft": _values("adapter_type", {True: "lora", False: "full"}),
+    "full_finetuning": convert_values_to("adapter_type", {True: "full"}),
+    "use_peft": convert_values_to("adapter_type", {True: "lora", False: "full"}),
     "peft_use_dora": lambda work, zone, item: work.place(zone, "use_dora", item, item.path),
-    "excess_length_strategy": _values("overlong", _OVERLONG, "drop or truncate"),
+    "excess_length_strategy": convert_values_to("overlong", _OVERLONG, "drop or truncate"),
     "validation_split_percentage": _percentage,
     **dict.fromkeys(
         (
             *("completion_only_loss", "assistant_only_loss", "train_on_responses_only"),
             *("train_on_completions_only", "mask_prompt"),
         ),
-        _values("train_on_prompt", _FIRST_ANSWERS, "true or false"),
+        convert_values_to("train_on_prompt", _FIRST_ANSWERS, "true or false"),
     ),
     "packing_strategy": _packing_strategy,
-    "dataset_streaming": _values("streaming", _TRUE_OR_FALSE, "true or false"),
-    **dict.fromkeys(("use_cpu", "no_cuda"), _values("device", {True: "cpu"})),
-    "tokens": _tokens,
-    "rope_scaling": _rope_scaling,
+    "dataset_streaming": convert_values_to("streaming", _TRUE_OR_FALSE, "true or false"),
+    **dict.fromkeys(("use_cpu", "no_cuda"), convert_values_to("device", {True: "cpu"})),
     **dict.fromkeys(("model_revision", "revision_of_model"), _place_later(_revision)),
     **dict.fromkeys(("cosine_min_lr_ratio", "min_lr"), _place_later(_min_rate)),
     "wandb_project": _tracker("wandb", "tracker_project"),
@@ -408,7 +335,6 @@ CONVERTED: dict[str, Rule] = {
         ("trackio_project", "trackio_project_name"), _tracker("trackio", "tracker_project")
     ),
     **{f"use_{name}": _tracker(name) for name in get_args(Tracker)},
-    "metric_logger": _logger,
     "run_name": _run_name,
     **dict.fromkeys(
         ("wandb_name", "wandb_run_name", "mlflow_run_name", "trackio_run_name"),

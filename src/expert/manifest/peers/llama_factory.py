@@ -12,8 +12,6 @@ from expert.manifest.migrate.migration import Migration, with_value
 from expert.manifest.peers.rows import (
     PREFERENCES,
     NamedDataset,
-    check_message_key,
-    check_roles,
     put_rows,
     put_validation,
 )
@@ -30,7 +28,6 @@ _ALPACA = (
     ("query", "input", "input"),
     ("response", "response", "output"),
 )
-_SPEAKERS = {"observation": "tool", "function": "assistant"}
 _OTHER_PLACES = ("ms_hub_url", "om_hub_url", "script_url", "cloud_file_name")
 
 
@@ -119,7 +116,6 @@ def _data_set(
     """One entry of dataset_info.json."""
     named = NamedDataset(name, item)
     columns: Mapping[str, Any] = about["columns"] if isinstance(about.get("columns"), dict) else {}
-    tags: Mapping[str, Any] = about["tags"] if isinstance(about.get("tags"), dict) else {}
 
     def at(value: Any, key: str) -> Item:
         return Item(value if isinstance(value, str | int) else None, f"{INFO}: {name}.{key}")
@@ -155,12 +151,8 @@ def _data_set(
         refuse("columns.history", what, "rename it to history in the rows")
     if about.get("formatting", "alpaca") in ("sharegpt", "openai"):
         named.map_column("messages", at(columns.get("messages"), "columns.messages"))
-        for tag, word in tags.items():
-            part = tag.removesuffix("_tag")
-            if part in ("role", "content"):
-                check_message_key(work, part, at(word, f"tags.{tag}"))
-            elif part != tag:
-                check_roles(work, [at(word, f"tags.{tag}")], _SPEAKERS.get(part, part))
+        if about.get("tags"):
+            work.unused(at(None, "tags"), "the usual names of roles are read")
     elif set(columns) == {"prompt"} and "text_field" in work.dataset:  # stage: pt
         named.mapping["text"] = at(columns["prompt"], "columns.prompt")
         del work.dataset["text_field"]

@@ -7,16 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from expert.manifest.migrate.migration import Entries, Migration, with_value
-from expert.manifest.schema.message_names import REASONING_FIELDS, ROLES, TRAIN_DETAIL, TRAIN_FIELDS
-from expert.manifest.text.item import Item, shown
+from expert.manifest.text.item import Item
 
-_MESSAGE_KEYS = {
-    "role": ("role", "from"),
-    "content": ("content", "value"),
-    "train": TRAIN_FIELDS,
-    "train_detail": (TRAIN_DETAIL,),
-    **dict.fromkeys(REASONING_FIELDS, REASONING_FIELDS),
-}
 PREFERENCES = (
     "preference rows; only sft (supervised fine-tuning) is supported",
     "docs/DATA.md shows how to train on the preferred answers",
@@ -72,9 +64,7 @@ def put_rows(work: Migration, sets: Sequence[NamedDataset]) -> None:
         work.seen.add("no rows")
         return
     for named in sets:
-        for part, column in named.mapping.items():
-            if column.value != part:
-                work.read_as(column, f"training.dataset.field_mapping.{part}")
+        put_mapping(work, named)
         part_of_hub = named.split if named.split.value is not None else named.subset
         if named.source is not None and part_of_hub.value is not None:
             work.read_as(part_of_hub, f"path: {named.source.value}")
@@ -83,11 +73,18 @@ def put_rows(work: Migration, sets: Sequence[NamedDataset]) -> None:
         _put_tasks(work, sets)
     elif first.source is not None:
         work.place_in_dataset("path", first.source)
-    if first.mapping:
-        at = next(iter(first.mapping.values()))
-        work.dataset.setdefault("field_mapping", with_value(at, first.mapping))
     for key, item in first.more.items():
         work.place_in_dataset(key, item)
+
+
+def put_mapping(work: Migration, named: NamedDataset) -> None:
+    """Write the columns to training.dataset.field_mapping; those of the first data set."""
+    for part, column in named.mapping.items():
+        if column.value != part:
+            work.read_as(column, f"training.dataset.field_mapping.{part}")
+    if named.mapping:
+        at = next(iter(named.mapping.values()))
+        work.dataset.setdefault("field_mapping", with_value(at, named.mapping))
 
 
 def _put_tasks(work: Migration, sets: Sequence[NamedDataset]) -> None:
@@ -123,20 +120,3 @@ def title_of(path: str) -> str:
     """A name for the data set at a path."""
     last = re.split(r"[\\/]", path.split("::")[0].rstrip("\\/"))[-1]
     return last.removesuffix(".jsonl").removesuffix(".json") or "rows"
-
-
-def check_message_key(work: Migration, part: str, item: Item) -> None:
-    """Refuse keys of messages that are not read, such as another name for `role` or `from`."""
-    known = _MESSAGE_KEYS.get(part, (part,))
-    if item.value not in (None, *known):
-        what = f"{shown(item.plain())} is not a known message key for {part}"
-        work.problem(item, what, f"rename it to {' or '.join(known)} in the rows")
-
-
-def check_roles(work: Migration, names: Sequence[Item], role: str) -> None:
-    """Refuse role names that are unknown, or known as another role."""
-    for item in names:
-        known = ROLES.get(item.value) if isinstance(item.value, str) else None
-        if item.value is not None and known != ROLES.get(role, known or role):
-            what = f"{shown(item.plain())} is {f'the role {known}' if known else 'no role'} here"
-            work.problem(item, what, "use the roles system, user and assistant in the rows")

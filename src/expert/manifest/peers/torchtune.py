@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from expert.manifest.migrate.migration import Entries, Migration, take, with_value
-from expert.manifest.peers.rows import NamedDataset
+from expert.manifest.migrate.migration import (
+    Entries,
+    Migration,
+    convert_values_to,
+    take,
+    with_value,
+)
+from expert.manifest.peers.rows import NamedDataset, put_mapping
 from expert.manifest.text.item import Item, is_comment, shown
 
 _SETS = {
@@ -17,10 +23,10 @@ _SETS = {
 }
 _COLUMNS = {
     **{"input": "instruction", "output": "response", "system": "system", "tools": "tools"},
-    **dict.fromkeys(("messages", "conversations"), "messages"),
+    **dict.fromkeys(("messages", "conversations", "conversation_column"), "messages"),
+    "column": "text",
 }
-_ALPACA_COLUMNS = {**_COLUMNS, "instruction": "instruction", "input": "input"}
-_MASKS = {"train_on_all": True, "train_on_assistant": False}
+# The key here, or the reason why there is none.
 _NAMES = {
     "enable_activation_checkpointing": "gradient_checkpointing",
     "log_every_n_steps": "logging_steps",
@@ -34,20 +40,21 @@ _NOT_USED = {
     "mixed_precision": "dtype decides",
     "max_steps_per_epoch": "max_steps limits the whole run",
 }
+_MASKS = {"train_on_all": True, "train_on_assistant": False}
+_ARGUMENTS = {"packed": "packing", "train_on_input": "train_on_prompt"}
 
 
 def read_torchtune(work: Migration) -> None:
-    root = work.root
-    model, rows = (root.get(key, Item(None)) for key in ("model", "dataset"))
+    root, none = work.root, Item(None)
+    model, rows = (root.get(key, none) for key in ("model", "dataset"))
     model_class, rows_class = model.get("_component_"), rows.get("_component_")
     if model_class is None and rows_class is None:
         return
-    checkpointer = take(root, "checkpointer")
-    folder = checkpointer.get("checkpoint_dir") or Item(None)
+    folder = take(root, "checkpointer").get("checkpoint_dir") or none
     if isinstance(folder.value, str):
         root.setdefault("base_model", folder)
         work.read_as(folder, "base_models[0].name")
-    length = root.get("tokenizer", Item(None)).get("max_seq_len") or Item(None)
+    length = root.get("tokenizer", none).get("max_seq_len") or none
     if length.value is not None:
         work.place(root, "max_seq_length", length, "training.config.max_seq_length")
     if model_class is not None:
@@ -56,18 +63,17 @@ def read_torchtune(work: Migration) -> None:
     if rows_class is not None:
         del root["dataset"]
         _read_rows(work, rows.fields(), rows_class)
-    validation = root.get("dataset_val", Item(None))
+    validation = root.get("dataset_val", none)
     if (rows_class := validation.get("_component_")) is not None:
         del root["dataset_val"]
         _put_source(work, "validation_path", validation.fields(), rows_class)
-    packs = root.get("packing", Item(None)).value is True
-    if packs and length.whole and root.get("batch_size", Item(None)).whole:
+    packs = root.get("packing", none).value is True
+    if packs and length.whole and root.get("batch_size", none).whole:
         work.put_batch_tokens(root.pop("batch_size"), length.whole)
-    if "clip_grad_norm" not in root:
-        work.put_default("max_grad_norm", 0, "torchtune")
     for key in [key for key in _NAMES if key in root]:
         work.place(root, _NAMES[key], root.pop(key), f"training.config.{_NAMES[key]}")
-    if root.get("lr_scheduler", Item(None)).value is None:
+    work.put_default("max_grad_norm", 0, "torchtune")
+    if root.get("lr_scheduler", none).value is None:
         root.pop("lr_scheduler", None)
         work.put_default("lr_scheduler", "constant", "torchtune")
         if "warmup_ratio" not in root:
@@ -80,35 +86,33 @@ def read_torchtune(work: Migration) -> None:
 
 def _read_model(work: Migration, fields: Entries, name: Item) -> None:
     """Convert a model class: its name gives the kind of adapter, its arguments the rest."""
-    word = str(name.value).rpartition(".")[2]
-    kind = "qlora" if word.startswith("qlora_") else "lora" if word.startswith("lora_") else "full"
-    del fields["_component_"]
-    if kind != "full":
-        quantises = take(fields, "quantize_base").value is True or kind == "qlora"
-        kind = "qlora" if quantises else "lora"
-        if take(fields, "use_dora").value is True:
-            kind = "dora"
-            if quantises:
-                work.root.setdefault("quantization", with_value(name, "int4"))
-        modules, mlp = take(fields, "lora_attn_modules"), take(fields, "apply_lora_to_mlp")
-        if not isinstance(modules.value, list | None):
-            work.refuse(modules, "a list of layers")
-        names = [str(layer.value) for layer in modules.entries()]
-        names = ["o_proj" if layer == "output_proj" else layer for layer in names]
-        names += ["gate_proj", "up_proj", "down_proj"] if mlp.value is True else []
-        if names:
-            at = modules if modules.entries() else mlp
-            listed = with_value(at, [with_value(at, layer) for layer in names])
-            work.root.setdefault("lora_target_modules", listed)
-            work.read_as(at, f"training.config.target_modules: {', '.join(names)}")
-        head = take(fields, "apply_lora_to_output")
-        if head.value is True:
-            work.problem(head, "the head cannot have an adapter", "write false")
-        for key in ("lora_rank", "lora_alpha", "lora_dropout"):
-            if key in fields:
-                work.root.setdefault(key, fields.pop(key))
-    work.root.setdefault("adapter_type", with_value(name, kind))
-    work.read_as(name, f"training.config.adapter_type: {kind}")
+    root, word = work.root, str(name.value).rpartition(".")[2]
+    is_lora = word.startswith(("lora_", "qlora_"))
+    dora, quantised, modules, mlp, head = (
+        take(fields, key)
+        for key in (
+            *("use_dora", "quantize_base", "lora_attn_modules", "apply_lora_to_mlp"),
+            "apply_lora_to_output",
+        )
+    )
+    kind = "dora" if dora.value is True else "lora"
+    root.setdefault("adapter_type", with_value(name, kind if is_lora else "full"))
+    work.read_as(name, f"training.config.adapter_type: {root['adapter_type'].value}")
+    if quantised.value is True or word.startswith("qlora_"):
+        work.convert(root, "quantization", "int4", quantised if quantised.value else name)
+    if not isinstance(modules.value, list | None):
+        work.refuse(modules, "a list of layers")
+    names = [str(layer.value).replace("output_proj", "o_proj") for layer in modules.entries()]
+    names += ["gate_proj", "up_proj", "down_proj"] if mlp.value is True else []
+    if names:
+        at = modules if modules.entries() else mlp
+        root.setdefault("target_modules", with_value(at, [with_value(at, n) for n in names]))
+        work.read_as(at, f"training.config.target_modules: {', '.join(names)}")
+    if head.value is True:
+        work.problem(head, "the head cannot have an adapter", "write false")
+    for key in ("lora_rank", "lora_alpha", "lora_dropout"):
+        if key in fields:
+            root.setdefault(key, fields.pop(key))
     _report_arguments(work, fields)
 
 
@@ -118,32 +122,24 @@ def _read_rows(work: Migration, fields: Entries, kind: Item) -> None:
         work.root.setdefault("train_on_prompt", with_value(kind, True))
         work.read_as(kind, "training.config.train_on_prompt: true (torchtune's default for Alpaca)")
     _put_source(work, "path", fields, kind)
-    for key, home in (("packed", "packing"), ("train_on_input", "train_on_prompt")):
-        item = take(fields, key)
-        if item.value is not None:
-            work.place(work.root, home, item, f"training.config.{home}")
+    for key in [key for key in _ARGUMENTS if key in fields]:
+        home = _ARGUMENTS[key]
+        work.place(work.root, home, fields.pop(key), f"training.config.{home}")
     mask = take(fields, "masking_strategy")
-    if isinstance(mask.value, str) and mask.value in _MASKS:
-        work.convert(work.root, "train_on_prompt", _MASKS[mask.value], mask)
-    elif mask.value is not None:
-        work.refuse(mask, " or ".join(_MASKS))
-    system = take(fields, "new_system_prompt")
-    if system.value:
-        work.root["default_system"] = system  # refused later
-    columns = take(fields, "column_map").fields()
-    parts = _ALPACA_COLUMNS if "instruction" in columns else _COLUMNS
+    if mask.value is not None:
+        convert_values_to("train_on_prompt", _MASKS, " or ".join(_MASKS))(work, work.root, mask)
+    if "new_system_prompt" in fields:
+        work.root["default_system"] = fields.pop("new_system_prompt")  # refused later
+    columns = {**fields, **take(fields, "column_map").fields()}
+    parts = {**_COLUMNS, **({"input": "input"} if "instruction" in columns else {})}
     named = NamedDataset("rows", kind)
-    for key in [key for key in columns if key in parts]:
-        named.mapping[parts[key]] = columns.pop(key)
-    _report_arguments(work, columns)
-    named.map_column("messages", take(fields, "conversation_column"))
-    named.map_column("text", take(fields, "column"))
-    for part, item in named.mapping.items():
-        work.read_as(item, f"training.dataset.field_mapping.{part}")
-    if named.mapping:
-        at = next(iter(named.mapping.values()))
-        work.dataset.setdefault("field_mapping", with_value(at, named.mapping))
-    fields.pop("conversation_style", None)
+    for key, item in columns.items():
+        if key in parts or key == "instruction":
+            fields.pop(key, None)
+            named.map_column(parts.get(key, key), item)
+        elif key not in fields:
+            work.unused(item, "an argument of a class")
+    put_mapping(work, named)
     _report_arguments(work, fields)
 
 
@@ -168,5 +164,5 @@ def _put_source(work: Migration, key: str, fields: Entries, kind: Item) -> None:
 
 def _report_arguments(work: Migration, fields: Entries) -> None:
     for key, item in fields.items():
-        if item.value is not None and not is_comment(key):
+        if item.value is not None and not is_comment(key) and key != "conversation_style":
             work.unused(item, "an argument of a class")

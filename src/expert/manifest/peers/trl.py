@@ -19,7 +19,6 @@ _LOSS_KEYS = {
     *("completion_only_loss", "assistant_only_loss", "train_on_responses_only"),
     *("train_on_prompt", "train_on_inputs"),
 }
-_SCHEDULES = {"lr_scheduler_type", "lr_scheduler", "scheduler"}
 
 
 def read_trl(work: Migration) -> None:
@@ -73,19 +72,13 @@ def _read_packed_batches(work: Migration) -> None:
 
 
 def _note_defaults(work: Migration) -> None:
-    """Note the differences to TRL, which trains all weights, on prompts too, at a linear rate."""
-    at = work.root.get("dataset_name")
-    keys = [*work.root, *work.section("training")]
-    if at is None:
-        return
-    if not any(map(_ADAPTER_KEYS.fullmatch, keys)):
+    """Note the differences to TRL, which trains all weights, on prompts too."""
+    at, keys = work.root.get("dataset_name"), {*work.root, *work.section("training")}
+    if at is not None and not any(map(_ADAPTER_KEYS.fullmatch, keys)):
         text = "a lora adapter is trained; TRL's default is all weights, use_peft: false here"
         work.report("note", at, text)
-    if not _LOSS_KEYS & {*keys}:
+    if at is not None and not _LOSS_KEYS & keys:
         text = "only answers are trained on; TRL's default for conversations: train_on_prompt: true"
-        work.report("note", at, text)
-    if not _SCHEDULES & {*keys}:
-        text = "the learning rate falls like a cosine; TRL's default is lr_scheduler_type: linear"
         work.report("note", at, text)
 
 

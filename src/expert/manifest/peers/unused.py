@@ -33,23 +33,25 @@ not used
     include_num_input_tokens_seen data_seed ignore_data_skip do_train overwrite_output_dir
     save_safetensors save_first_step save_on_each_node accelerator_config use_cpu_offload use_cache
     gradient_checkpointing_use_reentrant task_type lora_task_type peft_type low_cpu_mem_usage
-    lora_fan_in_fan_out test_value
+    lora_fan_in_fan_out test_value token hf_hub_token hf_use_auth_token logging_dir plot_loss
+    metric_logger profiler profile_steps do_eval eval_on_start eval_delay eval_accumulation_steps
+    device_map dynamo_config dynamo_backend bnb_4bit_quant_storage llm_int8_threshold
+    llm_int8_enable_fp32_cpu_offload llm_int8_skip_modules upcast_layernorm upcast_lmhead_output
+    upcast_sdpa gpu_memory_utilization max_lora_rank float8_kv_cache fast_inference vllm_* infer_*
+    sglang_* enable_activation_offloading activation_offloading use_reentrant_gc use_unsloth_gc
+    loss_watchdog_threshold loss_watchdog_patience tool_format enable_thinking template_thinking_key
+    split_thinking buffer_size image_max_pixels video_max_pixels image_size image_resize_algorithm
+    freeze_vision_tower freeze_multi_modal_projector video_fps media_dir finetune_vision_layers
 not used: rows are tokenised once, on all cores
     num_proc dataset_num_proc preprocessing_num_workers dataset_processes
 not used: prepared tokens are cached by content
     dataset_prepared_path tokenized_path overwrite_cache skip_prepare_dataset
 not used: expert export --push uploads the result
     push_to_hub push_dataset_to_hub hub_*
-not used: the hub token is read from HF_TOKEN
-    token hf_hub_token hf_use_auth_token
-not used: TensorBoard files are in the run folder
-    logging_dir plot_loss
 not used: trackers has tensorboard, wandb, mlflow and trackio
     comet_* use_comet swanlab_* use_swanlab neptune_* otel_* use_otel*
 not used: trackers read accounts from the environment
     wandb_* mlflow_* trackio_* hf_mlflow_log_artifacts
-not used: expert diagnose shows where time goes
-    profiler profile_steps
 not used: checkpoints keep the optimizer's state too
     save_only_model save_adapter_weights_only
 not used: expert train --resume continues a run
@@ -57,8 +59,6 @@ not used: expert train --resume continues a run
 not used: expert validate judges answers, as training.decoding says
     do_predict predict_with_generate eval_table_size eval_max_new_tokens eval_causal_lm_metrics
     generation_num_beams eval_num_beams
-not used: evaluation_strategy and eval_steps decide
-    do_eval eval_on_start eval_delay eval_accumulation_steps
 not used: the model's config.json and tokenizer decide
     model_type tokenizer_type tokenizer_use_fast tokenizer_legacy use_fast_tokenizer
     tokenizer_config tokenizer_name tokenizer_name_or_path tokenizer tokenizer_use_mistral_common
@@ -71,13 +71,6 @@ not used: code runs only with --allow-remote-code
 not used: packing leaves almost no padding
     pad_to_sequence_len pad_to_multiple_of padding pad_to_max_length padding_free eval_packing
     sample_packing_group_size sample_packing_bin_size max_packed_sequence_len eval_sample_packing
-not used: distributed decides the placement
-    device_map
-not used: torch_compile decides
-    dynamo_config dynamo_backend
-not used: only text is trained
-    image_max_pixels video_max_pixels image_size image_resize_algorithm freeze_vision_tower
-    freeze_multi_modal_projector video_fps media_dir finetune_vision_layers
 not used: it belongs to preference training
     rl_* kto_* dpo_* orpo_* ppo_* grpo_* pref_* simpo_* reward_* center_rewards_* ref_model* trl_*
 refused: label smoothing is not supported
@@ -94,7 +87,7 @@ refused: custom templates are read from the base model
     > put it into its tokenizer_config.json; prompt_template: tokenizer uses it
     chat_template_path tokenizer_chat_template chat_template_jinja chat_template_kwargs
 refused: tokens cannot be added to a vocabulary
-    new_special_tokens add_special_tokens add_tokens new_special_tokens_config resize_vocab
+    tokens new_special_tokens add_special_tokens add_tokens new_special_tokens_config resize_vocab
 refused: use betas, adam_epsilon and weight_decay
     optim_args
 refused unless true: rows are shuffled with the seed
@@ -104,25 +97,16 @@ refused: rows are shuffled with the seed
 # --- PEFT, bitsandbytes and Unsloth
 not used unless true: int4 has double quantisation
     bnb_4bit_use_double_quant double_quantization use_bnb_nested_quant
-not used: weights keep their own storage type
-    bnb_4bit_quant_storage
-not used: int8 has no outlier threshold
-    llm_int8_threshold llm_int8_enable_fp32_cpu_offload llm_int8_skip_modules
-not used: norms and the loss are in float32
-    upcast_layernorm upcast_lmhead_output upcast_sdpa
 not used: the plan chooses fused kernels
     lora_mlp_kernel lora_qkv_kernel lora_o_kernel lora_embedding_kernel fused_attn_kernel
     flash_optimum xformers_attention s2_attention shift_attn liger_kernel_config torchdistx_path
     liger_* flash_attn_* unsloth_* cut_cross_entropy_*
-not used: the plan checkpoints activations as memory needs
-    enable_activation_offloading activation_offloading use_reentrant_gc use_unsloth_gc
-not used: vram_limit limits the memory
-    gpu_memory_utilization
-not used: answers are generated by torch itself
-    max_lora_rank float8_kv_cache fast_inference vllm_* infer_* sglang_*
 refused unless "nf4": int4 is NF4
     > write nf4, or leave it out
     bnb_4bit_quant_type quantization_type
+refused unless "bnb", "bitsandbytes": bases are quantised with bitsandbytes only
+    > use bitsandbytes
+    quantization_method
 refused: an already quantised base cannot be trained
     > name the original model, and set quantization: int4
     gptq gptq_* awq_* hqq_* eetq_* quantization_device_map
@@ -162,14 +146,8 @@ refused: that optimizer is not supported
     use_galore use_apollo use_badam use_adam_mini use_muon optim_target_modules galore_* apollo_*
     badam_* adam_mini_* muon_* lion_*
 # --- Axolotl and LLaMA-Factory
-not used: on_loss_spike rolls back to a checkpoint
-    loss_watchdog_threshold loss_watchdog_patience
-not used: templates of the model format them
-    tool_format enable_thinking template_thinking_key split_thinking
 not used: Python classes are not run
     plugins
-not used: streamed rows are shuffled in windows
-    buffer_size
 refused unless false, "turn", "all": the end of answers is trained on
     train_on_eos
 refused: training starts from the base model's weights
