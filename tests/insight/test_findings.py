@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from expert.insight.findings import course, feeding, kernels, memory
-from expert.insight.findings.table import RULES, find
+from expert.insight.findings.table import BY_NAME, find
 from expert.insight.findings.verdict import judge
 from expert.insight.record import RunRecord
 from tests.each import each
@@ -193,7 +193,7 @@ def test_other_holders_are_named_as_the_start_saw_them():
 
 
 def test_every_rule_is_in_the_table_once_and_has_a_test():
-    assert len(RULES) > 50
+    assert len(BY_NAME) > 50
     files = (course, feeding, kernels, memory)
     written = [
         name.replace("_", "-")
@@ -203,11 +203,13 @@ def test_every_rule_is_in_the_table_once_and_has_a_test():
         and not name.startswith("_")
         and function.__annotations__.get("return") == "RuleResult | None"
     ]
-    assert sorted(written) == sorted(rule.name for rule in RULES if rule.look is not None)
+    assert sorted(written) == sorted(
+        rule.name for rule in BY_NAME.values() if rule.look is not None
+    )
     tests = Path(__file__).parents[1]
     files = [*tests.glob("insight/test_*.py"), *tests.glob("jobs/**/test_planted*.py")]
     texts = "".join(file.read_text(encoding="utf-8") for file in files)
-    looks = [rule for rule in RULES if rule.look is not None]
+    looks = [rule for rule in BY_NAME.values() if rule.look is not None]
     assert [rule.name for rule in looks if f'"{rule.name}"' not in texts] == []
 
 

@@ -40,7 +40,6 @@ def finding_from(
     target = choose_target(describe_machine(manifest.parent), gpu=gpu)
     before = Before(
         capability=target.capability,
-        windows=False,
         cores=8,
         gpu_here="",
         named_card=False,
@@ -84,7 +83,6 @@ PLANTED: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     ({"optim": "adamw_torch"}, {}, "plain-optimizer", "warning"),
     ({"fused_loss": False}, {}, "whole-logits", "warning"),
     ({"torch_compile": False, "fused_blocks": False, "epochs": 1e8}, {}, "compile-off", "warning"),
-    ({"torch_compile": True}, {"windows": True}, "compile-cannot", "warning"),
     ({"torch_compile": True}, {"capability": (6, 1)}, "compile-cannot", "warning"),
     ({"torch_compile": True, **PADDED}, {}, "compile-padded", "warning"),
     ({"save_strategy": "no"}, {}, "saves-only-at-the-end", "warning"),

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from expert.insight.findings.finding import Finding
+from expert.insight.findings.verdict import Verdict
 from expert.insight.page.blocks import Folded, Page
 from expert.insight.page.contents import ladder_page, make_page
 from expert.insight.page.facts import UNKNOWN_LEARNING
 from expert.insight.page.render import page_html
 from expert.insight.page.sections.environment import FIRST_EDGE
-from expert.insight.step.bound import Verdict
 from tests.each import each
 from tests.insight.ladders import ladder, setting
 from tests.insight.pages import (

@@ -80,9 +80,6 @@ def full(share: float) -> dict[str, Any]:
         # Five million tokens read per second.
         ("slow-disk", {"time_data_wait": 1.0, "seconds": 2.5, "time_feed": 0.027}, {}, "warning"),
         ("slow-feed", {"time_data_wait": 1.0, "seconds": 2.5, "time_feed": 0.025}, {}, "warning"),
-        # Old runs do not record whether the device ran dry.
-        ("launch-bound", {"ran_dry": None, "gpu_utilization": 71.0}, {}, None),
-        ("launch-bound", {"ran_dry": None, "gpu_utilization": 69.0}, {}, "warning"),
         ("launch-bound", {"ran_dry": 0.4, "gpu_utilization": 90.0}, {}, None),
         ("launch-bound", {"ran_dry": 0.5, "gpu_utilization": 90.0}, {}, "warning"),
         ("launch-bound", {"ran_dry": 1.0, "gpu_utilization": 97.0}, {}, None),

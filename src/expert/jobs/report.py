@@ -20,9 +20,9 @@ from expert.jobs.diagnose.diagnose import Diagnosis, diagnose_run
 
 if TYPE_CHECKING:
     from expert.insight.findings.finding import Finding
+    from expert.insight.findings.verdict import Verdict
     from expert.insight.outcome import Outcome
     from expert.insight.record import RunRecord
-    from expert.insight.step.bound import Verdict
 
 HTML = "report.html"
 

@@ -54,7 +54,6 @@ class Before:
     """What is known of a run that has not started, besides its plan."""
 
     capability: tuple[int, int] | None
-    windows: bool
     cores: int
     gpu_here: str
     """Name of this machine's card; empty if there is none."""
@@ -143,12 +142,9 @@ class Evidence:
     # --- the machine ---------------------------------------------------------------------------
 
     @property
-    def _machine(self) -> Mapping[str, Any]:
-        return mapping(self.run.environment.get("machine"))
-
-    @property
     def gpus(self) -> list[Mapping[str, Any]]:
-        return [gpu for gpu in listed(self._machine.get("gpus")) if isinstance(gpu, dict)]
+        machine = mapping(self.run.environment.get("machine"))
+        return [gpu for gpu in listed(machine.get("gpus")) if isinstance(gpu, dict)]
 
     def gpu_fact(self, name: str) -> Any:
         """A fact about the first card, the one a run uses."""
@@ -178,7 +174,8 @@ class Evidence:
     def cores(self) -> int | None:
         if self.before is not None:
             return self.before.cores
-        found = mapping(self._machine.get("cores_available")).get("value")
+        machine = mapping(self.run.environment.get("machine"))
+        found = mapping(machine.get("cores_available")).get("value")
         return found if isinstance(found, int) else None
 
     @property
@@ -210,21 +207,17 @@ class Evidence:
 
     @property
     def feed_kind(self) -> str:
-        """packed, padded, stream or late; without a feed event, what the plan implies."""
-        kind = self.newest("feed").get("kind")
-        if isinstance(kind, str):
-            return kind
-        if self.planned("data.tokenize") == "late":
-            return "late"
-        return "padded" if self.planned("data.packing") == "none" else "packed"
+        """packed, padded, stream or late; before a run, what the plan implies."""
+        alone = "padded" if self.planned("data.packing") == "none" else "packed"
+        planned = "late" if self.planned("data.tokenize") == "late" else alone
+        return str(self.newest("feed").get("kind", planned))
 
     @property
     def workers(self) -> int:
         """Processes that make batches; packed batches are filled by a thread."""
-        workers = number(self.newest("feed"), "workers")
-        if workers is not None:
-            return int(workers)
-        return 0 if self.feed_kind == "packed" else int(self.amount("loader.workers") or 0)
+        planned = 0 if self.feed_kind == "packed" else self.amount("loader.workers")
+        seen = number(self.newest("feed"), "workers")
+        return int((planned if seen is None else seen) or 0)
 
     @property
     def syncs(self) -> int:

@@ -1,13 +1,9 @@
-"""A finding, and the rules that findings come from."""
+"""A finding, and what a rule says of one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
-
-if TYPE_CHECKING:
-    from expert.insight.findings.evidence import Evidence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 Severity = Literal["error", "warning", "note", "good"]
 ORDER: dict[Severity, int] = {"error": 0, "warning": 1, "note": 2, "good": 3}
@@ -47,53 +43,3 @@ class RuleResult:
 
     def __init__(self, evidence: str, **changes: Any) -> None:
         self.evidence, self.changes = evidence, changes
-
-
-RuleFunction = Callable[["Evidence"], RuleResult | None]
-"""Examines the plan before a run or the events after it; None if nothing is wrong."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rule:
-    """A row of the table: a possible finding, its consequence and its fix."""
-
-    name: str
-    title: str
-    look: RuleFunction | None = None
-    """None for findings that only jobs/diagnose makes, from the machine or the rows."""
-    consequence: str = ""
-    keys: tuple[str, ...] = ()
-    """The fix as keys of training.config, such as "packing=true"."""
-    fix: str = ""
-    """The fix in words; the keys by default."""
-    severity: Severity = "warning"
-    repeats: tuple[str, ...] = ()
-    """Plan warnings, by the start of their path, that this finding repeats with more evidence."""
-
-    def find(self, found: Evidence) -> Finding | None:
-        answer = self.look(found) if self.look is not None else None
-        return None if answer is None else self.finding(answer)
-
-    def finding(self, answer: RuleResult) -> Finding:
-        """The table row with this evidence."""
-        changes = dict(answer.changes)
-        keys: tuple[str, ...] = changes.pop("keys", self.keys)
-        if "fix" not in changes:
-            changes["fix"] = self.fix if keys == self.keys and self.fix else in_words(keys)
-        row = Finding(
-            name=self.name,
-            severity=self.severity,
-            title=self.title,
-            evidence=answer.evidence,
-            consequence=self.consequence,
-            overrides=tuple(
-                key if "." in key.partition("=")[0] else f"{CONFIG}.{key}" for key in keys
-            ),
-        )
-        return replace(row, **changes)
-
-
-def in_words(keys: tuple[str, ...]) -> str:
-    """`training.config.bf16: auto and fp16: auto`."""
-    words = " and ".join(key.replace("=", ": ", 1) for key in keys)
-    return words if not words or "." in keys[0].partition("=")[0] else f"{CONFIG}.{words}"

@@ -74,9 +74,8 @@ def _bytes_saved_by_checkpointing(found: Evidence) -> float | None:
     except (ValidationError, KeyError, TypeError):
         work = None
     if work is not None:
-        kept = replace(work, recomputed_blocks=0)
-        return float(activation_bytes(kept) - activation_bytes(work))
-    # For older plans: one block's activations are at most everything that is kept now.
+        return float(activation_bytes(replace(work, recomputed_blocks=0)) - activation_bytes(work))
+    # A model of unknown shape: a block's activations are at most everything that is kept now.
     blocks, now = found.amount("kernels.recomputed_blocks"), found.part("activations")
     return blocks * now if blocks and now else None
 
@@ -134,9 +133,7 @@ def compile_failed(found: Evidence) -> RuleResult | None:
 def kernel_fell_back(found: Evidence) -> RuleResult | None:
     """A different kernel or precision replaced the planned one."""
     lost = found.fell_back("KernelUnavailable") or found.fell_back("PrecisionUnsupported")
-    return (
-        RuleResult(str(lost.get("reason") or "the reason is unknown")) if lost is not None else None
-    )
+    return RuleResult(str(lost.get("reason") or "the reason is unknown")) if lost else None
 
 
 def too_short_to_compile(found: Evidence) -> RuleResult | None:
@@ -158,17 +155,13 @@ def too_short_to_compile(found: Evidence) -> RuleResult | None:
 def compile_off(found: Evidence) -> RuleResult | None:
     if found.planned("kernels.compile") is not False or not found.on_gpu:
         return None
-    requested, setting_words = (
-        found.requested("kernels.compile"),
-        found.setting_words("kernels.compile"),
-    )
+    if not found.requested("kernels.compile"):
+        return None
+    setting_words, trained = found.setting_words("kernels.compile"), found.anatomy.run.training
     if found.before is None:
-        trained = found.anatomy.run.training
-        if not requested or trained < COMPILE_PAYS_OFF_SECONDS:
+        if trained < COMPILE_PAYS_OFF_SECONDS:
             return None
         return RuleResult(f"{setting_words}; {span(trained)} of training", gain=COMPILE_SPEEDUP)
-    if not requested:
-        return None
     other = found.before.replan((f"{CONFIG}.torch_compile=auto",))
     if other is None or not other.kernels.compile:
         return None
@@ -188,8 +181,6 @@ def compile_cannot(found: Evidence) -> RuleResult | None:
             title="blocks are compiled for a CPU",
             consequence="compiling takes longer than it gains",
         )
-    if before.windows:
-        return RuleResult("Triton does not ship for Windows")
     if before.capability is not None and before.capability < VOLTA:
         return RuleResult("the card is older than compute capability 7.0")
     if not found.padded:

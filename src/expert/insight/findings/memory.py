@@ -51,17 +51,17 @@ def launch_bound(found: Evidence) -> RuleResult | None:
     retries = found.retries_per_update >= RETRIES_PER_UPDATE
     if is_significant_wait(step.of("data_wait"), step) or retries:
         return None
-    dry, use = step.ran_dry, step.gpu_utilization
+    dry, use = step.ran_dry or 0.0, step.gpu_utilization
     tokens = (step.tokens or 0.0) / found.micro_batches
-    ran_dry = f"the device ran dry in {percent(dry)} of the steps; " if dry is not None else ""
     used = f"GPU utilization {percent(use)}; " if use is not None else ""
     fix, keys = launch_fix(found)
     return RuleResult(
-        f"{ran_dry}{used}{span(step.wall)} a step, {tokens:,.0f} tokens a micro-batch",
+        f"the device ran dry in {percent(dry)} of the steps; {used}{span(step.wall)} a step, "
+        f"{tokens:,.0f} tokens a micro-batch",
         fix=fix,
         keys=keys,
         gain=1 / use if use else None,
-        numbers={"ran_dry": dry or 0.0, "tokens_per_micro_batch": tokens},
+        numbers={"ran_dry": dry, "tokens_per_micro_batch": tokens},
     )
 
 

@@ -6,11 +6,13 @@ nothing about its kernels, so feeding is judged before computing.
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
 from expert.core.text import gib, percent, span, times
 from expert.insight.findings.evidence import Evidence
 from expert.insight.record import listed
 from expert.insight.step.anatomy import StepAnatomy, number
-from expert.insight.step.bound import Gain, Kind, Verdict
 from expert.planning.choose.kernels import NO_CHECKPOINTING_SPEEDUP
 
 WAITING_SHARE = 0.10
@@ -26,9 +28,6 @@ none of its phases (copies of 1.01 s in steps of 1.00 s: docs/benchmarks/planted
 """
 DRY_SHARE = 0.5
 """Half of the steps were launched too late: the host sets the pace."""
-LOW_UTILIZATION = 0.7
-"""For older runs, which do not record whether the device ran dry: 0.58 was seen launch-bound on an
-H200, 0.91 and more where it was not (docs/benchmarks/char-gpt-h200.json)."""
 FULL_UTILIZATION = 0.97
 """A device this busy loses nothing even if its queue runs dry once in each step: on an H200 an 8B
 model on NF4 weights did so in every step, at 100 % (training-speed-h200.json)."""
@@ -40,6 +39,51 @@ MIN_PAUSE_SECONDS = 2.0
 """Less evaluating and saving in total is not worth a change, whatever its share."""
 PAUSE_BUDGET_SHARE = 0.05
 """Allowed time of evaluating or saving relative to training; sets the advised interval."""
+
+
+Kind = Literal[
+    "data-bound",
+    "copy-bound",
+    "launch-bound",
+    "sync-bound",
+    "memory-bound",
+    "compute-bound",
+    "evaluation-bound",
+    "saving-bound",
+    "start-bound",
+    "unknown",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gain:
+    """One change, its largest possible speedup, and how that was computed."""
+
+    what: str
+    factor: float
+    reckoned: str
+
+    def __str__(self) -> str:
+        return f"{self.what}: {times(self.factor)} ({self.reckoned})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What limits the run; `gains` is empty if nothing can be gained."""
+
+    kind: Kind
+    sentence: str
+    fix: str = ""
+    overrides: tuple[str, ...] = ()
+    """The fix as `--set` takes it, if a key alone fixes it."""
+    gains: tuple[Gain, ...] = ()
+
+    @property
+    def gain(self) -> float | None:
+        return max((gain.factor for gain in self.gains), default=None)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "gain": self.gain, "gains": [asdict(g) for g in self.gains]}
 
 
 def judge(found: Evidence) -> Verdict:
@@ -204,9 +248,7 @@ def gain_without_checkpointing(found: Evidence) -> float:
 
 def is_starved(step: StepAnatomy) -> bool:
     """Whether the device repeatedly waits for the host."""
-    dry, use = step.ran_dry, step.gpu_utilization
-    if dry is None:
-        return use is not None and use < LOW_UTILIZATION
+    dry, use = step.ran_dry or 0.0, step.gpu_utilization
     return dry >= DRY_SHARE and (use is None or use < FULL_UTILIZATION)
 
 
@@ -214,8 +256,7 @@ def _host(found: Evidence, step: StepAnatomy) -> Verdict | None:
     """The device waits for the host, which stops to read from it or launches too slowly."""
     if not found.on_gpu or not is_starved(step):
         return None
-    use, dry = step.gpu_utilization, step.ran_dry
-    seen = f"in {percent(dry)} of the steps" if dry is not None else f"(use {percent(use or 0)})"
+    use, seen = step.gpu_utilization, f"in {percent(step.ran_dry or 0)} of the steps"
     gains: tuple[Gain, ...] = ()
     if use is not None and 0 < use < 1:
         reckoned = f"a kernel ran {percent(use)} of the time: 1 / {use:.2f}"

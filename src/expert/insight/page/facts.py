@@ -7,11 +7,11 @@ from functools import cached_property
 
 from expert.core.events import Event
 from expert.insight.findings.finding import Finding
+from expert.insight.findings.verdict import Verdict
 from expert.insight.outcome import Outcome
 from expert.insight.page.blocks import Point
 from expert.insight.record import RunRecord, listed
 from expert.insight.step.anatomy import Anatomy, LogLine, finite, numbers, session_clock
-from expert.insight.step.bound import Verdict
 
 UNKNOWN_SPEED = Verdict(kind="unknown", sentence="")
 UNKNOWN_LEARNING = Outcome(kind="unknown", sentence="")

@@ -151,7 +151,6 @@ def _configuration(
     card = machine.gpus[0] if machine.gpus else None
     before = Before(
         capability=target.capability,
-        windows=(machine.os.value or "").startswith("Windows"),
         cores=target.cores,
         gpu_here=(card.name.value or "a GPU") if card is not None else "",
         named_card=not target.is_this_machine,

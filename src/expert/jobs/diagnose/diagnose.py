@@ -10,11 +10,10 @@ from expert.core.rundir import RunFolder
 from expert.insight.findings.evidence import Evidence
 from expert.insight.findings.finding import Finding, worst_first
 from expert.insight.findings.table import find, finding_from
-from expert.insight.findings.verdict import judge, judge_step
+from expert.insight.findings.verdict import Verdict, judge, judge_step
 from expert.insight.outcome import Outcome, judge_learning
 from expert.insight.record import RunRecord, read_run
 from expert.insight.step.anatomy import Anatomy, dissect
-from expert.insight.step.bound import Verdict
 from expert.run.stored.locate import find_trained
 from expert.run.stored.resume_command import resume_command_of
 from expert.run.stored.status import RESUMABLE, State, status_by
