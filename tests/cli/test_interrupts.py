@@ -136,10 +136,10 @@ def test_a_signal_that_was_ignored_from_the_start_stays_ignored(run):
 
 WAITS_FOR_A_SIGNAL = f"""
 import sys, time
-from expert.data.tokens import shards
+from expert.data.tokens import prepare
 swallow = sys.argv.pop() == "swallow"  # as callbacks of compiled code do
 
-def waits(this):
+def waits(*job):
     try:
         print("there", flush=True)
         time.sleep({PATIENCE_SECONDS})
@@ -150,7 +150,7 @@ def waits(this):
         time.sleep({PATIENCE_SECONDS})
     yield
 
-shards._Pass.pieces = waits
+prepare._shards = waits
 from expert.__main__ import main
 main()
 """

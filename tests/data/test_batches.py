@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -192,19 +191,3 @@ def test_the_shape_has_boundaries_for_the_fullest_bins_and_no_more():
     assert BatchShape.for_index(index, 3, multiple=1).max_documents == 14
     assert BatchShape.for_index(index, 3, multiple=8).max_documents == 16
     assert BatchShape.for_index(index, 100, multiple=1).max_documents == 113
-
-
-def test_more_than_the_shape_holds_is_refused():
-    store = gather([([1, 2], []), ([3, 4], []), ([5, 6], [])])
-    index = pack_best_fit(store.lengths, 6, 0)
-    with pytest.raises(ValueError, match="3 documents in a batch that has boundaries for 2"):
-        fill_batch(BatchArrays.allocate(BatchShape(1, 6, 2)), index, [0], store)
-    with pytest.raises(ValueError, match="1 bins of 6 places do not fit into 1 rows of 4"):
-        fill_batch(BatchArrays.allocate(BatchShape(1, 4, 8)), index, [0], store)
-    with pytest.raises(ValueError, match="2 bins of 6 places do not fit into 1 rows of 6"):
-        fill_batch(BatchArrays.allocate(BatchShape(1, 6, 8)), index, [0, 0], store)
-    with pytest.raises(ValueError, match="a padded row holds one document"):
-        padded_batch(index, [0], store)
-    alone = pack_none(store.lengths, 6)
-    with pytest.raises(ValueError, match="a row of 2 places does not fit into 1"):
-        padded_batch(alone, [0], store, width=1)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,14 +16,12 @@ from hypothesis import strategies as st
 from expert.data.tokens.documents import (
     DocumentStore,
     FlatDocuments,
-    numbers_in,
     write_dataset_files,
     write_shard,
 )
 from expert.data.tokens.encoder import EncodedBatch
 from expert.data.tokens.statistics import DocumentStatistics
 from tests.data.shards import shard_of
-from tests.each import each
 
 
 def encoded(tokens: list[list[int]], spans: list[list[int]]) -> EncodedBatch:
@@ -59,14 +56,6 @@ def test_documents_of_all_folders_and_shards_are_counted_through(tmp_path):
     assert not store.tokens(0).flags.owndata, "they lie in the mapped file"
     assert not store.spans(5).flags.owndata
     assert not store.tokens(0).flags.writeable
-
-
-@each("kind", [pa.int32(), pa.int64()])
-def test_numbers_of_an_arrow_array_are_seen_through_its_offset(kind):
-    column = pa.array([1, 2, 3, 4], kind)
-    assert numbers_in(column[1:3]).tolist() == [2, 3]
-    assert numbers_in(column).dtype == str(kind)
-    assert numbers_in(column[4:]).tolist() == []
 
 
 def test_opening_documents_does_not_import_pandas(tmp_path):
@@ -131,12 +120,3 @@ def shard(*ids: int) -> DocumentStatistics:
     spans = [[0, len(ids)]] if ids else []
     batch = encoded([list(ids)] if ids else [], spans)
     return DocumentStatistics.of(batch, rows_in=1, dropped={})
-
-
-def test_the_largest_token_of_all_shards_is_kept():
-    total = DocumentStatistics()
-    for part in (shard(3, 9, 4), shard(), shard(7, 8)):
-        total = total.plus(part)
-    assert (total.tokens, total.largest_id) == (5, 9)
-    assert DocumentStatistics.from_json(total.to_json()) == total
-    assert DocumentStatistics().largest_id is None

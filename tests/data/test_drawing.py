@@ -50,11 +50,6 @@ def test_the_draw_is_the_same_for_the_same_seed_and_another_for_another():
     assert np.random.get_state()[1].tolist() == before  # type: ignore[index]
 
 
-@given(count=st.integers(2, 500), hundredths=st.integers(0, 100), seed=st.integers(0, 2**32 - 1))
-def test_exactly_the_asked_share_is_split_off_rounded_up(count, hundredths, seed):
-    assert len(held_out(count, hundredths / 100, seed)) == -(-count * hundredths // 100)
-
-
 def keys(prompts: list[int], answers: list[int] | None = None) -> RowKeys:
     """Documents of a token of prompt and a token of answer, of which the answer is trained on."""
     answers = answers if answers is not None else [0] * len(prompts)

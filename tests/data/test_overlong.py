@@ -10,8 +10,7 @@ import pytest
 
 from expert.data.records import DataError
 from expert.jobs.datasets.check import check_dataset
-from expert.jobs.diagnose.data import check_data
-from expert.run.open import open_run, plan, prepare
+from expert.run.open import plan, prepare
 from tests.each import each
 from tests.run.test_preparing import ROWS, an_expert, lines, texts_of
 
@@ -64,13 +63,6 @@ def test_the_plan_settles_it_with_a_reason(tmp_path, rows, config, settled, beca
     (decision,) = [each for each in made.decisions if each.path == "data.overlong"]
     assert (made.data.overlong, decision.value) == (settled, settled)
     assert because in decision.because
-
-
-def test_rows_that_are_not_here_yet_are_cut_for_now(tmp_path):
-    manifest = an_expert(tmp_path, dataset={"path": "someone/rows", "type": "huggingface"})
-    decisions = {each.path: each for each in plan(manifest).decisions}
-    assert decisions["data.overlong"].value == "cut"
-    assert "the kind of rows is not known yet" in decisions["data.overlong"].because
 
 
 # --- rows without trained tokens ------------------------------------------------------------------
@@ -161,38 +153,6 @@ def test_the_plan_warns_before_and_after_preparing_and_packing(tmp_path):
     assert told().startswith(TOLD)
 
 
-@each("overlong", ["cut", "drop"])
-def test_the_plan_warns_of_what_preparing_refuses(tmp_path, overlong):
-    manifest = an_expert_of(tmp_path, LONG, overlong=overlong)
-    with pytest.raises(DataError) as refused:
-        prepare(manifest)
-    assert str(refused.value) in [each.text for each in plan(manifest).remarks]
-
-
-@each(
-    ("long_rows", "split", "other_rows_would_do"),
-    [(range(60), "train", False), (range(40), "validation", False), (None, "validation", True)],
-)
-def test_other_rows_are_advised_only_where_those_that_are_learnt_have_answers(
-    tmp_path, long_rows, split, other_rows_would_do
-):
-    dataset = {"path": "train.jsonl", "validation_split": 0.03}
-    manifest = an_expert(tmp_path, dataset=dataset)
-    rows = [{"instruction": f"Say {n}.", "output": f"number {n}"} for n in range(60)]
-    (tmp_path / "train.jsonl").write_text(lines(rows), encoding="utf-8")
-    made = prepare(manifest).validation
-    assert made is not None
-    held_out = {int(number) for number in made.index.piece_document}
-    for number in {*(long_rows or ()), *held_out}:
-        rows[number] = {**rows[number], "instruction": f"Say {number}. {'word ' * 400}"}
-    (tmp_path / "train.jsonl").write_text(lines(rows), encoding="utf-8")
-    with pytest.raises(
-        DataError, match=rf"^{split}: .*larger training\.config\.max_seq"
-    ) as refused:
-        prepare(manifest)
-    assert (SEED in str(refused.value)) == other_rows_would_do
-
-
 def test_dataset_check_reports_overlong_rows_and_lost_tokens(tmp_path):
     manifest = an_expert_of(tmp_path, ROWS[:30] + LONG)
     report = check_dataset(manifest)
@@ -203,14 +163,3 @@ def test_dataset_check_reports_overlong_rows_and_lost_tokens(tmp_path):
     assert any("30 examples longer than max_seq_length: " in line for line in report.warnings())
     whole = check_dataset(manifest, overrides=("overlong=split",))
     assert (whole.splits[0].lengths["tokens_lost"], whole.splits[0].not_learnt) == (0, "")
-
-
-def test_diagnose_reports_overlong_rows_prepared_or_not(tmp_path):
-    manifest = an_expert_of(tmp_path, ROWS[:30] + LONG)
-    for of in ("the first 60 rows", "60 rows"):
-        facts = check_data(open_run(manifest, data="counted"))
-        found = {each.name: each for each in facts.findings}["rows-not-learnt"]
-        assert found.severity == "warning"
-        assert found.evidence.startswith(f"train: 30 of {of} (50%) are left out")
-        assert found.fix.startswith("a larger training.config.max_seq_length")
-        prepare(manifest)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable
@@ -17,9 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from expert.core.errors import ExpertError
-from expert.core.hashed import file_integrity
 from expert.data.pack.pack import (
-    bins_per_step,
     pack_best_fit,
     pack_blocks,
     pack_concat,
@@ -100,11 +97,6 @@ def test_pieces_without_trained_tokens_are_left_out_and_counted(pack):
         assert (found, index.overlong.unlearnt, index.examples) == ({1, 4}, 2, 2)
     else:  # documents 0 and the first part of 3 go; the rest of 3 stays
         assert (found, index.overlong.unlearnt, index.examples) == ({1, 3, 4}, 1, 4)
-
-
-def test_a_soft_prompt_as_long_as_the_bin_is_refused():
-    with pytest.raises(ValueError, match="no room for a token: 0 places are left"):
-        pack_best_fit(np.array([3]), 8, 0, soft_tokens=8)
 
 
 @each(
@@ -203,32 +195,6 @@ def test_rows_that_share_a_bin_are_random(kind: str, length: int):
     assert stands_together_by_chance(pack_best_fit(lengths, length, 7), lengths)
 
 
-def test_longest_first_is_used_if_it_saves_bins_without_grouping_lengths():
-    lengths = np.random.default_rng(0).choice([100, 101, 900, 905], 4000)
-    index = pack_best_fit(lengths, 1024, 7)
-    assert index.statistics().fill >= 0.97  # 94 % as they come
-    assert likeness(in_sequences(index)) < 0
-
-
-def test_short_and_long_documents_of_all_parts_of_the_data_are_spread_over_the_bins():
-    count = 20_000
-    index = pack_best_fit(lognormal_lengths(404, count), 2048, 7)
-    # Plain best-fit leaves bins of nothing but short ones: 13 times the mean for these lengths.
-    pieces = np.diff(index.bin_offsets)
-    assert pieces.max() <= 4 * pieces.mean() + 1
-    assert pieces.std() < 0.5 * pieces.mean()
-    quarters = np.array_split(index.piece_document, 4)
-    table = np.array([np.histogram(part, bins=4, range=(0, count))[0] for part in quarters])
-    # 1,250 are expected in each field, with a deviation of 31 by chance.
-    assert np.abs(table - count / 16).max() < 200
-    bins = pieces_of(index)
-    longest = [max(stop for _, _, stop in some) for some in bins]
-    assert abs(np.corrcoef(longest, np.arange(index.bins))[0, 1]) < 0.07, "longest first"
-    # Two numbers drawn at random from 0 to n lie n / 3 apart on average.
-    gaps = [abs(some[0][0] - some[1][0]) for some in bins if len(some) > 1]
-    assert np.mean(gaps) == pytest.approx(count / 3, rel=0.1)
-
-
 @each(
     ("pack", "known"),
     [(best_fit, "02f00d5b7294abdb"), (concat, "6d5f2275813239ca"), (pack_none, "4dd52240265db8ad")],
@@ -249,19 +215,6 @@ def test_concat_fills_every_bin_but_the_last_and_goes_on_with_a_cut_document(len
         document, _, stop = before[-1]
         goes_on = stop < lengths[document]
         assert after[0][:2] == (document, stop) if goes_on else after[0][1] == 0
-
-
-def test_a_step_has_as_many_examples_packed_as_unpacked():
-    lengths = lognormal_lengths(404, 20_000)
-    for pack in (pack_best_fit, pack_concat):
-        index = pack(lengths, 2048, 3)
-        bins = bins_per_step(index, 64)
-        assert bins * index.examples / index.bins == pytest.approx(64, rel=0.05)
-        # The same number of steps for the same number of rows.
-        assert index.bins / bins == pytest.approx(len(lengths) / 64, rel=0.05)
-    index = pack_best_fit(np.full(100, 10), 1000, 0)
-    assert (index.bins, bins_per_step(index, 1)) == (1, 1)
-    assert bins_per_step(pack_none(np.array([], int), 10), 8) == 1
 
 
 @given(document_lengths, st.integers(5, 40), st.integers(1, 6), policies)
@@ -319,22 +272,6 @@ def test_opening_an_index_copies_nothing(tmp_path: Path):
     assert not any(array.flags.owndata or array.flags.writeable for array in arrays)
 
 
-def test_an_index_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch):
-    path = tmp_path / "index.arrow"
-    pack_none(np.array([1, 2, 3]), 10).save(path)
-
-    def fail(*_: object) -> None:
-        raise OSError("no space left on the device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", fail)
-        with pytest.raises(OSError, match="no space left"):
-            pack_none(np.array([1] * 50), 10).save(path)
-    assert {path.name for path in tmp_path.iterdir()} == {"index.arrow", ".index.arrow.sha256"}
-    assert file_integrity(path) == "sound"
-    assert PackIndex.open(path).bins == 3
-
-
 @each("damage", ["text", "truncated", "foreign", "another version"])
 def test_a_file_that_is_no_index_is_named_and_may_be_deleted(damage: str, tmp_path: Path):
     path = tmp_path / "index.arrow"
@@ -354,17 +291,6 @@ def test_a_file_that_is_no_index_is_named_and_may_be_deleted(damage: str, tmp_pa
         PackIndex.open(path)
     assert str(error.value).startswith(str(path))
     assert str(error.value).endswith("delete it and it will be made again")
-
-
-def test_blocks_of_a_long_text_are_shifted_in_every_epoch():
-    lengths = np.array([1000, 90], np.int32)
-    index = pack_blocks(lengths, 32)
-    starts = {
-        epoch: set(shifted_blocks(index, lengths, seed=1, epoch=epoch).piece_start.tolist())
-        for epoch in range(6)
-    }
-    assert len({frozenset(found) for found in starts.values()}) > 3
-    assert starts[2] == set(shifted_blocks(index, lengths, seed=1, epoch=2).piece_start.tolist())
 
 
 @given(st.lists(st.integers(1, 700), min_size=1, max_size=5), st.integers(2, 40), st.integers(0, 9))

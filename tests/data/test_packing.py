@@ -66,15 +66,6 @@ def test_sequences_are_as_they_were_as_full_and_as_long_as_the_rows_allow():
     assert best_packing(np.arange(10, 41, dtype=np.int32), 1, 512, shortest=40) == (1, 40, 1)
 
 
-@pytest.mark.parametrize("longest", [28, 900])
-def test_few_rows_are_not_spread_over_sequences_because_the_last_one_is_not_full(longest):
-    """180 rows make 11 steps of 16 and one of 4: sequences need not be halved for that."""
-    lengths = np.random.default_rng(0).integers(22, 29, 180)
-    lengths[0] = longest
-    made = best_packing(lengths.astype(np.int32), 16, 1024, shortest=1024)
-    assert made == (1, 1024, 16)
-
-
 @given(examples=st.integers(1, 80), mean=st.integers(8, 1000))
 def test_steps_of_concatenated_rows_have_the_requested_rows(examples, mean):
     lengths = np.full(4000, mean)

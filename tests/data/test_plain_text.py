@@ -6,9 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from expert.core.rundir import RunFolder
 from expert.data.plain_text import trained_on_text
-from expert.jobs.validate.test_sets import data_folder
 from expert.planning.run_plan import RunPlan
 from tests.each import each
 from tests.planning.planning import manifest, plan
@@ -40,25 +38,6 @@ def test_the_first_row_says_whether_it_is_a_text_or_a_conversation(
 ):
     (tmp_path / "train.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
     assert trained_on_text(planned(tmp_path, **dataset)) is is_text
-
-
-def test_rows_are_found_beside_the_runs_where_nothing_lies_above_the_cache(tmp_path: Path):
-    (tmp_path / "train.jsonl").write_text('{"text": "once upon"}\n', encoding="utf-8")
-    stream = planned(tmp_path, streaming=True)
-    assert stream.data.cache is None
-    assert trained_on_text(stream)
-    for cache in ("/cache", "cache"):
-        made = planned(tmp_path).with_values({"data.cache": cache}, "", "manifest")
-        assert trained_on_text(made)
-        assert data_folder(RunFolder(tmp_path / "runs" / "a"), made, None) == tmp_path
-
-
-@each("task", [{"text": "once upon"}, CHAT])
-def test_the_first_task_decides_for_all(task: dict[str, str], tmp_path: Path):
-    (tmp_path / "a.jsonl").write_text(json.dumps(task) + "\n", encoding="utf-8")
-    data = manifest()
-    data["training"]["dataset"] = {"tasks": {"a": {"train": "a.jsonl"}}}
-    assert trained_on_text(plan(data, None, folder=tmp_path)) is ("text" in task)
 
 
 @each("kinds", [["text"], ["messages"], ["text", "messages"], []])

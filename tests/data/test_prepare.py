@@ -109,17 +109,6 @@ def test_a_miss_says_what_changed(tmp_path, change, words):
     assert (made.hit, made.because) == (False, words)
 
 
-def test_a_folder_made_from_something_else_or_of_other_things_is_refused_and_left_alone(tmp_path):
-    prepare(work(), RECIPE, tmp_path / "tokens")
-    with pytest.raises(DataError, match="was made from something else: the tokenizer changed"):
-        prepare(work(), replace(RECIPE, tokenizer="x"), tmp_path / "tokens")
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.txt").write_text("mine", encoding="utf-8")
-    with pytest.raises(DataError, match="is not a prepared-token folder"):
-        prepare(work(), RECIPE, tmp_path / "mine")
-    assert (tmp_path / "mine" / "thesis.txt").exists()
-
-
 def with_bad_rows(count: int, bad: set[int]) -> Iterator[Row | BadRow]:
     for number, row in enumerate(good_rows(count)):
         yield BadRow("rows.jsonl", number + 1, "broken JSON", "{") if number in bad else row

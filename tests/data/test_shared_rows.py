@@ -10,12 +10,11 @@ import expert
 from expert.data.count import count_rows
 from expert.data.named_sources import named_sources
 from expert.data.tokens.row_keys import RowKeys
-from expert.jobs.diagnose.check import check
 from expert.manifest.reader import read_manifest
 from expert.planning.run_plan import RunPlan
 from expert.run.open import prepare
 from tests.each import each
-from tests.jobs.runs import ROWS, base_model, events_of, run, write_expert
+from tests.jobs.runs import ROWS, write_expert
 
 NEW = [{"instruction": f"spell {n}", "response": "letters " * n} for n in range(1, 6)]
 SPLITS = ("validation", "test")
@@ -72,12 +71,6 @@ def test_rows_of_several_tasks_are_named_by_the_file_they_stand_in(tmp_path):
     assert shared.example == "row 2 of b-v.jsonl is row 2 of b-t.jsonl"
 
 
-def test_rows_that_bad_ones_stand_before_keep_their_number(tmp_path):
-    file = an_expert(tmp_path, validation=[NEW[0], {"instruction": 3}, ROWS[5]])
-    (shared,) = prepare(file, overrides=("training.dataset.max_bad_rows=1",)).shared
-    assert shared.example.startswith("row 3 of validation.jsonl")
-
-
 def test_what_rows_are_recognised_by_is_made_once_and_a_single_row_is_told_as_one(
     tmp_path, monkeypatch
 ):
@@ -92,14 +85,6 @@ def test_what_rows_are_recognised_by_is_made_once_and_a_single_row_is_told_as_on
     monkeypatch.setattr(RowKeys, "of", refuse)
     again = prepare(file)
     assert again.shared == first.shared != ()
-
-
-def test_a_run_warns_once_about_shared_validation_rows(tmp_path):
-    base = base_model()
-    done = run(an_expert(tmp_path, base=base, validation=[*NEW, ROWS[2]]))
-    told = [event["text"] for event in events_of(done.folder, "warning")]
-    (doubt,) = [text for text in told if "in the training rows as well" in text]
-    assert doubt.startswith("validation: 1 of 6 rows")
 
 
 def test_a_plan_warns_of_them_once_they_are_prepared(tmp_path):
@@ -119,17 +104,3 @@ def test_a_plan_warns_of_them_once_they_are_prepared(tmp_path):
     counts = count_rows(read, plan, named_sources(read))
     assert counts is not None
     assert counts.packed is not None, "and finds the packed rows without them"
-
-
-def test_the_diagnosis_before_a_run_finds_them_in_prepared_rows(tmp_path):
-    file = an_expert(tmp_path, validation=[*NEW[:3], ROWS[1]], test=[ROWS[0]])
-    prepare(file)
-    found = check(read_manifest(file), timed=False, replan=lambda _: read_manifest(file))
-    validation, test = [each for each in found.findings if each.name == "rows-shared"]
-    assert not [each for each in found.findings if each.name.startswith("plan-")], "told once"
-    assert validation.severity == test.severity == "warning"
-    assert validation.evidence == (
-        "1 of 4 rows, such as row 4 of validation.jsonl is row 2 of train.jsonl"
-    )
-    assert validation.numbers == {"rows": 1, "share": 0.25}
-    assert test.title == "test rows are in the training rows as well"

@@ -16,7 +16,6 @@ from expert.data.named_sources import CHECKED
 from expert.data.prepared import PreparedData
 from expert.data.records import DataError
 from expert.jobs.datasets.check import check_dataset
-from expert.jobs.datasets.find import find_datasets, read_users
 from expert.jobs.diagnose.data import check_data
 from expert.run.open import open_run, prepare
 from tests.data.tokenizers import model_folder, small_tokenizer
@@ -189,17 +188,6 @@ def test_tokens_that_do_not_fit_are_an_error_where_there_are_no_rows(tmp_path, s
             ask(file)
 
 
-def test_text_beside_the_tokens_is_what_is_fallen_back_to(tmp_path):
-    rows = [
-        {**token_row(n, labels=False), "input_ids": [9_999] * PADDED, "text": f"Row {n}."}
-        for n in range(20)
-    ]
-    file = token_expert(tmp_path, rows)
-    made = prepare(file)
-    assert "Row 3." in "".join(texts_of(made, "train") + texts_of(made, "validation"))
-    assert "The rows are tokenised instead" in made.doubts[0].text
-
-
 def test_missing_or_undeclared_tokens_give_a_warning(tmp_path):
     file = an_expert(tmp_path, dataset={"path": "train.jsonl", "use_pretokenized": True})
     made = prepare(file)
@@ -245,17 +233,6 @@ def test_tokens_of_equal_length_or_without_eos_give_a_warning(tmp_path):
     assert "would not learn to stop" in prepare(file).doubts[0].text
 
 
-def test_prepared_tokens_of_another_expert_keep_what_they_train_on(tmp_path):
-    other = an_expert(tmp_path / "other")
-    made = prepare(other)
-    folder = made.train.folders[0].folder
-    file = an_expert(tmp_path / "own", dataset={"path": str(folder), "use_pretokenized": True})
-    again = prepare(file)
-    assert again.train.folders[0].statistics.trainable_tokens == (
-        made.train.folders[0].statistics.trainable_tokens
-    )
-
-
 def test_the_check_of_a_data_set_and_the_plan_understand_tokens(tmp_path):
     file = token_expert(tmp_path, [*ROWS, token_row(3)])
     before = sorted(tmp_path.rglob("*"))
@@ -268,14 +245,6 @@ def test_the_check_of_a_data_set_and_the_plan_understand_tokens(tmp_path):
     assert plan.length.rows in (21, 18)
     assert not [remark.text for remark in plan.remarks if "dataset" in remark.path]
     assert sorted(tmp_path.rglob("*")) == before, "neither of them writes anything"
-
-
-def test_token_folders_are_found_with_who_uses_them(tmp_path):
-    cached_expert(tmp_path, ROWS)
-    users, _ = read_users(tmp_path)
-    found = find_datasets([tmp_path], environ={}, home=tmp_path / "home", users=users)
-    tokens = next(entry for entry in found if entry.kind == "tokenised")
-    assert (tokens.rows, tokens.tokens, tokens.used_by) == (20, 20 * PADDED, ("counter",))
 
 
 def test_a_run_trains_on_tokens_and_is_not_validated_on_them_by_default(tmp_path):
@@ -301,21 +270,3 @@ def test_files_of_tokens_are_read_like_a_saved_folder(tmp_path):
     other = prepare(file, overrides=("training.dataset.path=tokens.parquet",))
     assert sorted(trained_texts(made)) == sorted(trained_texts(other))
     assert len(trained_texts(made)) == 20
-
-
-def test_each_task_may_have_tokens_of_its_own(tmp_path):
-    for name, numbers in (("one", range(10)), ("two", range(10, 30))):
-        save(tmp_path / name, [token_row(n) for n in numbers])
-    tasks = {name: {"train": name} for name in ("one", "two")}
-    file = an_expert(tmp_path, dataset={"tasks": tasks, "use_pretokenized": True})
-    assert len(trained_texts(prepare(file))) == 30
-
-
-def test_beside_a_folder_that_may_only_be_read_nothing_is_written(tmp_path, monkeypatch):
-    file = an_expert(tmp_path / "own")
-    folder = save(tmp_path / "shared" / "tokens", ROWS)
-    monkeypatch.setattr("os.access", lambda path, mode: "shared" not in str(path))
-    before = bytes_below(tmp_path / "shared")
-    made = prepare(file, overrides=(f"pretokenized_cache={folder}",))
-    assert made.train.folders[0].folder.is_relative_to(tmp_path / "own" / "datasets_optimized")
-    assert bytes_below(tmp_path / "shared") == before

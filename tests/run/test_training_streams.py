@@ -9,11 +9,6 @@ import pytest
 
 from expert.core.errors import ManifestError
 from expert.data.records import DataError
-from expert.manifest.reader import read_manifest
-from expert.planning.memory.memory import estimate
-from expert.planning.memory.workload import workload_of
-from expert.run.open import open_run
-from expert.training import pressure
 from expert.training.pressure import DataWait
 from tests.jobs.runs import (
     ROWS,
@@ -69,28 +64,6 @@ def test_a_stream_trains_to_the_end_of_its_rows(streamed):
     decisions = {each["path"]: each for each in plan_of(folder)["decisions"]}
     assert decisions["optim.scheduler"]["value"] == "constant"
     assert "max_steps" in decisions["optim.scheduler"]["because"]
-
-
-def test_a_batch_of_a_stream_has_room_for_no_more_sequences_than_a_step_makes(base, tmp_path):
-    settings = {"micro_batch_size": "auto", "max_seq_length": 256, "batch_size": 6, "epochs": 1}
-    folder = run(write_stream(tmp_path / "short", base, settings)).folder
-    batch = plan_of(folder)["batch"]
-    assert (batch["sequences_per_update"], batch["micro_batch"], batch["accumulation"]) == (1, 1, 1)
-    assert max(event["padding"] for event in events_of(folder, "step")) < 0.5
-
-
-def test_the_memory_of_a_stream_is_that_of_the_batch_its_first_rows_make(base, tmp_path):
-    settings = {"micro_batch_size": "auto", "max_seq_length": 256, "batch_size": 6}
-    read = read_manifest(write_stream(tmp_path, base, settings))
-    before = open_run(read, data="unread").plan
-    settled = open_run(read).plan
-    assert settled.batch.micro_batch < before.batch.micro_batch
-    work = workload_of(settled)
-    assert work is not None
-    assert work.rows == settled.batch.micro_batch
-    parts = estimate(work).on("cpu")
-    assert (settled.memory.parts, settled.memory.peak_bytes) == (parts, sum(parts.values()))
-    assert settled.memory.peak_bytes < before.memory.peak_bytes
 
 
 def test_a_schedule_of_a_stream_needs_max_steps(base, tmp_path):
@@ -168,23 +141,6 @@ def test_a_thread_that_feeds_too_slowly_is_reported_once(base, tmp_path, monkeyp
         told.count("50% of the time is spent waiting for data; no loader setting would help") == 1
     )
     assert list(losses_of(done.folder)) == list(range(1, 25))
-
-
-def test_repeated_allocator_retries_count_as_out_of_memory(base, tmp_path, monkeypatch):
-    from expert.run.session import instruments
-
-    retries = iter([0, 1, 1, 2, 3, 4, 4, 4, 4, 5, 6, 7, 8, 9, 10, 11])
-    fields = lambda step: {"allocator_retries": next(retries, 11)}  # noqa: E731
-    monkeypatch.setattr(instruments, "device_fields", lambda *_, **__: fields)
-    done = run(write_expert(tmp_path, base, SETTINGS | {"save_steps": 100}))
-    told = [
-        (event["failure"], event["step"], event["changes"][0]["value"])
-        for event in events_of(done.folder, "fell_back")
-    ]
-    assert told[0] == ("OutOfMemory", 6, 1)  # it grew on lines four, five and six
-    assert "empty its cache 3 times" in events_of(done.folder, "fell_back")[0]["reason"]
-    assert done.steps == 12
-    assert pressure.RETRYING_LINES == 3
 
 
 def test_a_stream_whose_workers_change_reads_the_same_rows(streamed, base, tmp_path, monkeypatch):

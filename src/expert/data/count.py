@@ -222,10 +222,14 @@ def _read_source(
     if not rows:
         return None
     times, because = 1.0, "rows counted"
-    recorded = _rows_in_footers(source) if read > MAX_COUNTED_ROWS else None
-    if recorded is not None:
+    if read <= MAX_COUNTED_ROWS:
+        pass
+    elif all(path.suffix.lower() == ".parquet" for path in source.files):
+        from pyarrow.parquet import read_metadata
+
+        recorded = sum(int(read_metadata(path).num_rows) for path in source.files)
         times, because = recorded / read, "rows according to the files' metadata"
-    elif read > MAX_COUNTED_ROWS:
+    else:
         whole = sum(path.stat().st_size for path in source.files if path.is_file())
         if any(path.suffix.lower() in _PACKED for path in source.files) or not whole:
             return None
@@ -243,15 +247,6 @@ def _read_source(
         return None
     good = round(rows * len(used) / len(lengths))
     return good, good * sum(used) / len(used), because, remarks
-
-
-def _rows_in_footers(source: Source) -> int | None:
-    """Rows according to the footers of parquet files; None for other files."""
-    if any(path.suffix.lower() != ".parquet" for path in source.files):
-        return None
-    import pyarrow.parquet
-
-    return sum(int(pyarrow.parquet.read_metadata(path).num_rows) for path in source.files)
 
 
 def _tokenised(

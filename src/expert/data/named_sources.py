@@ -169,8 +169,16 @@ def choose_sources(
         checks[source] = before or check_tokens(tokens[source], encoder)
         checks[source].max_bad_rows = spec.max_bad_rows
         mismatches += [f"{source.name}: {text}" for text in checks[source].mismatches]
-    if mismatches:
-        return _fall_back_to_rows(named, mismatches)
+    why = "; ".join(mismatches)
+    if mismatches and named.rows is None:
+        raise TokenMismatch(
+            f"{named.key}: these tokens cannot be used with this model: {why}  (tokenise with the "
+            "model's own tokenizer, or name the rows they were made from in training.dataset.path)"
+        )
+    if mismatches and named.rows is not None:
+        text = f"{named.key}: the tokens do not fit and are not used: {why}. The rows are"
+        text += " tokenised instead  (remove the key, or tokenise again)"
+        return ChosenSources(named.rows, remarks=(Remark.warning(named.key, text),))
     doubts = [text for check in checks.values() for text in check.doubts()]
     remarks = [Remark.warning(named.key, text) for text in doubts]
     if spec.validation is not None:
@@ -179,24 +187,12 @@ def choose_sources(
     return ChosenSources(named.tokens, tokens, checks, tuple(remarks))
 
 
-def _fall_back_to_rows(named: NamedSources, mismatches: list[str]) -> ChosenSources:
-    why = "; ".join(mismatches)
-    if named.rows is None:
-        raise TokenMismatch(
-            f"{named.key}: these tokens cannot be used with this model: {why}  (tokenise with the "
-            "model's own tokenizer, or name the rows they were made from in training.dataset.path)"
-        )
-    text = f"{named.key}: the tokens do not fit and are not used: {why}. The rows are"
-    text += " tokenised instead  (remove the key, or tokenise again)"
-    return ChosenSources(named.rows, remarks=(Remark.warning(named.key, text),))
-
-
 def stored_check(folder: Path) -> TokenCheck | None:
     """The check made when the tokens were converted; None if they were not, or it is damaged."""
     file = folder / CHECKED
     try:
         if sha256_of(file) != listed_hash(folder, CHECKED):
             return None
-        return TokenCheck.from_json(read_json(file))
+        return TokenCheck(**read_json(file))
     except (OSError, ValueError, TypeError, AttributeError):
         return None

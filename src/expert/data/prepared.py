@@ -38,11 +38,6 @@ class PreparedSplit:
             total = total.plus(prepared.statistics)
         return total
 
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest row in its files."""
-        return max((each.statistics.longest for each in self.folders), default=0)
-
     def __repr__(self) -> str:
         index = self.index
         rows = f"{index.examples:,} rows in {index.bins:,} sequences of {index.length:,} tokens"

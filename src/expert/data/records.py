@@ -117,21 +117,12 @@ class Segment:
     text: str
     learn: bool
 
-    @property
-    def size(self) -> int:
-        """Characters; bounds the memory that tokenising takes."""
-        return len(self.text)
-
 
 @dataclass(frozen=True, slots=True)
 class TokenSegment(Segment):
     """A piece that is already tokenised; it has no text."""
 
     ids: npt.NDArray[np.int32]
-
-    @property
-    def size(self) -> int:
-        return len(self.ids)
 
 
 RowOutcome = list[Segment] | BadRow | Dropped

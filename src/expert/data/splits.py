@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ from expert.data.named_sources import CACHE_KEY
 from expert.data.pack.drawing import draw_documents, held_out_warning
 from expert.data.pack.overlong_rows import remarks_on_length, require_rows
 from expert.data.pack.pack import bins_per_step
-from expert.data.pack.pack_index import IndexName, PackIndex
+from expert.data.pack.pack_index import PackIndex, index_name
 from expert.data.pack.packing import (
     RowsToPack,
     packed,
@@ -198,19 +197,14 @@ def pack_split(
     rows = rows_to_pack(plan, store, documents, is_text=pipeline.is_text)
     del store
     packing = _packing(pipeline, name, rows)
-    named = IndexName(
-        split=name,
-        tokens=tuple(prepared.key for prepared in tokens),
-        documents=hashlib.sha256(np.ascontiguousarray(documents).data).hexdigest(),
-        packing=plan.data.packing,
-        length=packing.length,
-        overlong=plan.data.overlong,
-        soft_tokens=plan.soft_tokens,
-        seed=plan.optim.seed,
-        most_rows=packing.most_rows,
+    file = pipeline.cache.beside / index_name(
+        plan,
+        name,
+        tokens=[prepared.key for prepared in tokens],
+        documents=documents,
+        packing=packing,
         leaves_out=bool(len(rows.unlearnt)),
     )
-    file = pipeline.cache.beside / named.file
     state = file_integrity(file)
     hit, index = state == "sound", None
     if state == "missing" and not pipeline.cache.writes:

@@ -103,14 +103,6 @@ def test_the_prompt_is_what_stands_before_the_answer_in_training(name, shape):
 words = st.text(alphabet="aä 🙂\n<|/think_", min_size=1)
 
 
-@given(question=words, answer=words)
-@pytest.mark.parametrize("name", ["chatml", "brackets", "bare", "opened", "generation"])
-def test_prompt_and_training_agree_whatever_is_said(name, question, answer):
-    template = TEMPLATES[name]
-    example = Example((Turn("user", question), Turn("assistant", answer)))
-    check_segments(template, example)
-
-
 TEMPLATES = {name: family(name) for name in FAMILIES}
 
 
@@ -131,7 +123,6 @@ def test_the_text_is_that_of_a_plain_rendering_whatever_is_said(name, example):
     assert [segment.learn for segment in segments] == [False, True] * len(answers)
 
 
-REPLACED = CHATML.replace("message.content +", "message.content | replace('b', 'c') +")
 UPPER = THINKING.replace("{{- content +", "{{- content | upper +")
 SHORT = "{% if messages | length > 2 %}{{ raise_exception('too long') }}{% endif %}" + CHATML
 FAILS = "{% if 'x' in messages[0].content %}{{ 1 / 0 }}{% endif %}" + CHATML
@@ -178,12 +169,6 @@ def test_what_a_template_cannot_write_is_an_error_of_that_row_only(source, turns
     with pytest.raises(TemplateError) as caught:
         template.segments(Example(turns))
     assert str(caught.value) == words
-
-
-def test_answers_are_found_where_a_template_changes_them_or_does_not_end_them():
-    assert shown(ChatTemplate(REPLACED, eos="").segments(Example(LOWER))).count("[[") == 2
-    text = shown(ChatTemplate(NO_END, eos="</s>").segments(Example((USER, ANSWER))))
-    assert text == "Q[[A</s>]]"
 
 
 # Tokens at the beginning and the end

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 from itertools import pairwise
 from typing import get_args
@@ -15,7 +14,6 @@ from expert.data.records import DataError, Example, Segment, Turn
 from expert.data.template.templates import (
     LAYOUTS,
     Template,
-    TemplateError,
     named_template,
 )
 from expert.manifest.schema.kinds import PromptTemplate
@@ -140,13 +138,6 @@ def test_a_question_at_the_end_is_rendered_but_not_trained_on(name):
     assert following.startswith(text_of(segments))
 
 
-@each("label", ["Schema", "Context", "Input"])
-def test_alpaca_gives_the_first_block_of_material_a_heading(label):
-    turn = Turn("user", f"Q\n\n{label}:\nX\n\nInput:\nY")
-    text = named("alpaca").prompt([turn])
-    assert text == f"### Instruction:\nQ\n\n### {label}:\nX\n\nInput:\nY\n\n### Response:\n"
-
-
 @each("name", LAYOUTS)
 def test_plain_text_is_trained_on_with_its_eos_also_after_pickling(name):
     for template in (named(name), pickle.loads(pickle.dumps(named(name)))):
@@ -162,12 +153,6 @@ def test_a_template_knows_what_ends_an_answer_and_leaves_a_bos_to_the_encoder():
     # Unless it is the marker that opens a turn.
     assert named_template("chatml", eos="<|im_end|>", bos="<|im_start|>").adds_bos
     assert not named_template("chatml", eos="<|im_end|>").adds_bos
-
-
-def test_a_template_has_a_fingerprint_of_all_that_decides_its_text():
-    prints = {named_template(name, eos=eos).fingerprint for name in LAYOUTS for eos in ("a", "b")}
-    assert len(prints) == 2 * len(LAYOUTS)
-    assert named("phi").fingerprint == named("phi").fingerprint
 
 
 @each("name", LAYOUTS)
@@ -187,16 +172,3 @@ def test_a_template_without_an_end_and_an_unknown_one_are_refused(name):
         "unknown prompt template 'vicuna'  (known: alpaca, chatml, llama, mistral, "
         "phi, deepseek, gemma)"
     )
-
-
-@each("turns", [[], [SYSTEM], [USER, ANSWER]])
-def test_nothing_is_generated_without_a_question(turns):
-    with pytest.raises(TemplateError) as caught:
-        named("chatml").prompt(turns)
-    assert str(caught.value) == "an answer can be generated only after a user or tool turn"
-
-
-def test_json_text_needs_no_escaping_in_any_template():
-    answer = json.dumps({"a": "{eos} {bos} {}"})
-    for name in LAYOUTS:
-        assert answer in text_of(named(name).segments(Example((USER, Turn("assistant", answer)))))

@@ -7,6 +7,7 @@ from the GPU. On a CPU the model reads the buffer directly.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from expert.core.world import SINGLE_PROCESS, World
 from expert.data.feed.batches import BatchArrays, BatchCounts, BatchShape, fill_batch
-from expert.data.feed.order import DataOrder, RankBatch, StepBins, rank_batches
+from expert.data.feed.order import DataOrder, StepBins, rank_batches
 from expert.data.pack.pack_index import PackIndex
 from expert.data.tokens.documents import FlatDocuments
 
@@ -159,11 +160,6 @@ class _Slot:
                 self.copied[1].record(stream)
             self.sent.record(stream)
 
-    def wait_until_sent(self) -> None:
-        """Wait until the host buffer may be filled again; only the thread waits, not the model."""
-        if self.sent is not None:
-            self.sent.synchronize()
-
     def take(self) -> None:
         """Let the model's stream read the content from here on."""
         if self.sent is not None:
@@ -263,32 +259,32 @@ class PackedFeed:
             began = time.perf_counter()
             for work in self.works:
                 found_seconds = time.perf_counter() - began
-                slot = self._next_free()
-                if slot is None:
-                    return
-                slot.wait_until_sent()
+                slot = None
+                while slot is None:
+                    if self._closed.is_set():
+                        return
+                    with contextlib.suppress(queue.Empty):
+                        slot = self._free.get(timeout=POLL_SECONDS)
+                if slot.sent is not None:
+                    slot.sent.synchronize()  # only this thread waits, not the model
                 self._ready.put(self._fill(slot, work, found_seconds))
                 began = time.perf_counter()
             self._ready.put(None)
         except BaseException as error:  # noqa: BLE001 - raised again in __iter__
             self._ready.put(error)
 
-    def _next_free(self) -> _Slot | None:
-        while not self._closed.is_set():
-            try:
-                return self._free.get(timeout=POLL_SECONDS)
-            except queue.Empty:
-                continue
-        return None
-
     def _fill(self, slot: _Slot, work: StepWork, found_seconds: float) -> tuple[_Slot, FedStep]:
         began = time.perf_counter()
         batches = rank_batches(work.step.bins, self.shape.rows, self.world)
         shapes = [self._rows_of(work.index, batch.bins) for batch in batches]
         counts = [
-            self._fill_one(out.shaped(*shape), work, batch)
+            fill_batch(out.shaped(*shape), work.index, batch.bins, work.store, flat=self.flat)
             for out, shape, batch in zip(slot.arrays, shapes, batches, strict=False)
         ]
+        for number, batch in enumerate(batches):
+            if batch.filler and number < len(counts):
+                slot.arrays[number].shaped(*shapes[number]).clear_labels()
+                counts[number] = BatchCounts()
         if len(counts) < len(batches):
             room = len(slot.arrays)
             raise ValueError(f"{len(batches)} batches in a step with room for {room}")
@@ -308,13 +304,6 @@ class PackedFeed:
             )
         )
         return slot, FedStep(step=work.step, batches=fed, made_seconds=seconds, copied=slot.copied)
-
-    def _fill_one(self, out: BatchArrays, work: StepWork, batch: RankBatch) -> BatchCounts:
-        counts = fill_batch(out, work.index, batch.bins, work.store, flat=self.flat)
-        if not batch.filler:
-            return counts
-        out.clear_labels()
-        return BatchCounts()
 
     def _rows_of(self, index: PackIndex, bins: NDArray[np.int64]) -> tuple[int, int]:
         """Rows and row length of a batch."""

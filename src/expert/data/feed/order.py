@@ -25,7 +25,7 @@ class ShufflePurpose(IntEnum):
     PIECES = 0
     BINS = 1
     EPOCH = 2
-    BASELINE = 4  # 3 was the order of batches grouped by length
+    BASELINE = 4
     SAMPLE = 5
     WINDOW = 6
     SHIFT = 7
@@ -95,11 +95,6 @@ class DataOrder:
         """Steps in this many epochs, rounded up; 1.1 epochs of 50 steps are 55."""
         return math.ceil(Fraction(str(epochs)) * self.steps_per_epoch)
 
-    def step_of_bins(self) -> NDArray[np.int64]:
-        steps = np.empty(self.count, np.int64)
-        steps[self.epoch(0)] = np.arange(self.count) // self.bins_per_step
-        return steps
-
     def step(self, done: int) -> StepBins:
         """The step that follows after `done` steps."""
         epoch, step = divmod(done, self.steps_per_epoch)
@@ -109,15 +104,6 @@ class DataOrder:
     def steps(self, done: int, total: int) -> Iterator[StepBins]:
         """The remaining steps up to `total` after `done`."""
         return map(self.step, range(done, total))
-
-
-def clumping(sizes: NDArray[np.integer[Any]], groups: NDArray[np.int64]) -> float | None:
-    """How unevenly sizes are distributed over groups: the variance of group sums relative to random
-    groups. 1 for a shuffle; the number of rows in a group if all of a group have the same size.
-    None if all sizes are equal."""
-    away = sizes - sizes.mean() if len(sizes) else np.zeros(1)
-    spread = float((away**2).sum())
-    return float((np.bincount(groups, weights=away) ** 2).sum()) / spread if spread else None
 
 
 def micro_batches(bins: NDArray[np.int64], rows: int) -> list[NDArray[np.int64]]:

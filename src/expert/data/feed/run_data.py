@@ -25,7 +25,6 @@ from expert.data.pipeline import DataPipeline, column_remarks, columns_read, tex
 from expert.data.prepared import PreparedData, PreparedSplit
 from expert.data.processes import Restart
 from expert.data.splits import data_order, late_rows, split_from_files, stream_of
-from expert.data.tokens.documents import DocumentStore
 from expert.data.tokens.encoder import Encoder
 from expert.planning.memory.workload import CAPTURED_WIDTHS
 from expert.planning.run_plan import RunPlan
@@ -158,8 +157,7 @@ def training_feed(
         shape = BatchShape.for_index(split.index, rows)
         batches = -(-order.bins_per_step // (rows * world.size))
         whole_rows = has_whole_rows(split)
-        steps = order.steps(state.done, total)
-        works = _prepared_works(steps, split.index, split.open(), seed=plan.optim.seed)
+        works = _prepared_works(plan, split, order.steps(state.done, total))
         if plan.data.flat and plan.kernels.cuda_graphs:
             widths = widths_of(order, split.index, rows, CAPTURED_WIDTHS, world)
     return PackedFeed(
@@ -190,14 +188,14 @@ def feed_facts(plan: RunPlan, data: RunData) -> dict[str, Any]:
 
 
 def _prepared_works(
-    steps: Iterator[StepBins], index: PackIndex, store: DocumentStore, *, seed: int
+    plan: RunPlan, split: PreparedSplit, steps: Iterator[StepBins]
 ) -> Iterator[StepWork]:
     """Steps over prepared tokens; blocks of a corpus are shifted in every epoch."""
-    epoch, here = 0, index
+    store, epoch, here = split.open(), 0, split.index
     for step in steps:
-        if index.rule == "blocks" and step.epoch != epoch:
+        if here.rule == "blocks" and step.epoch != epoch:
             epoch = step.epoch
-            here = shifted_blocks(index, store.lengths, seed=seed, epoch=epoch)
+            here = shifted_blocks(split.index, store.lengths, seed=plan.optim.seed, epoch=epoch)
         yield StepWork(step, here, store)
 
 

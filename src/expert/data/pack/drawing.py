@@ -49,27 +49,21 @@ def draw_documents(
 def held_out_warning(keys: RowKeys, train: Numbers, held_out: Numbers) -> str:
     """A warning if held-out rows, or their prompts with another answer, are trained on; else ""."""
     trained = int(np.isin(keys.whole[held_out], keys.whole[train]).sum())
-    if not trained:
-        return _prompt_warning(keys, train, held_out)
-    rows = f"{trained} of {counted(len(held_out), 'row')}"
-    return (
-        f"the rows repeat so much that {rows} held out for validation are trained on as well: "
-        "their loss shows what was memorised  (remove copies, or name other rows in "
-        "training.dataset.validation_path)"
-    )
-
-
-def _prompt_warning(keys: RowKeys, train: Numbers, held_out: Numbers) -> str:
-    """The same for prompts: there are too few to keep all rows with a prompt on one side."""
-    shared = int(np.isin(keys.prompt[held_out], keys.prompt[train]).sum())
-    if not shared:
-        return ""
+    shared = trained or int(np.isin(keys.prompt[held_out], keys.prompt[train]).sum())
     rows = f"{shared} of {counted(len(held_out), 'row')}"
-    return (
-        f"{rows} held out for validation repeat prompts of training rows, with another answer: "
-        "the loss on them says little about new prompts  (name rows with other prompts in "
-        "training.dataset.validation_path)"
-    )
+    if trained:
+        return (
+            f"the rows repeat so much that {rows} held out for validation are trained on as well: "
+            "their loss shows what was memorised  (remove copies, or name other rows in "
+            "training.dataset.validation_path)"
+        )
+    if shared:  # there are too few prompts to keep all rows with a prompt on one side
+        return (
+            f"{rows} held out for validation repeat prompts of training rows, with another answer: "
+            "the loss on them says little about new prompts  (name rows with other prompts in "
+            "training.dataset.validation_path)"
+        )
+    return ""
 
 
 def _held_out(total: int, share: float, seed: int, keys: RowKeys | None) -> NDArray[np.bool_]:

@@ -58,7 +58,7 @@ def _truncation_warning(plan: RunPlan, split: PreparedSplit) -> str:
     return (
         f"{split.name}: {cut:,} of {split.rows:,} rows ({share:.0%}) are cut at max_seq_length "
         f"{plan.data.max_seq_length} and lose the end of their answers (the longest row has "
-        f"{split.longest:,} tokens)  (a larger {MAX_LENGTH})"
+        f"{split.statistics.longest:,} tokens)  (a larger {MAX_LENGTH})"
     )
 
 
@@ -69,7 +69,9 @@ def remarks_on_length(
     texts: list[str] = []
     for each in filter(None, splits):
         unlearnt = each.index.overlong.unlearnt
-        texts.append(left_out_warning(plan, each.name, unlearnt, each.rows, each.longest))
+        texts.append(
+            left_out_warning(plan, each.name, unlearnt, each.rows, each.statistics.longest)
+        )
         texts.append(_truncation_warning(plan, each) if cut else "")
     return [Remark.warning(MAX_LENGTH, text) for text in texts if text]
 
@@ -92,7 +94,7 @@ def require_rows(
     if split.index.bins or not (dropped or unlearnt):
         return split
     if unlearnt:
-        text = left_out_warning(plan, split.name, unlearnt, split.rows, split.longest)
+        text = left_out_warning(plan, split.name, unlearnt, split.rows, split.statistics.longest)
         # If training rows are left out as well, other rows would not help.
         if drawn_from is not None and not drawn_from.index.overlong.unlearnt:
             text += "; another training.config.seed or a larger validation_split draws other rows"

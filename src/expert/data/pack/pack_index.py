@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +18,8 @@ from expert.core.hashed import writing_hashed
 from expert.data.feed.order import ShufflePurpose, shuffled
 from expert.data.tokens.documents import numbers_in
 from expert.data.tokens.encoder import edges_of
+from expert.planning.choose.sequences import Packing
+from expert.planning.run_plan import RunPlan
 
 PackRule = Literal["best-fit", "concat", "none", "blocks"]
 
@@ -191,36 +193,29 @@ FITTED = "as they come"
 """How best-fit packing fills sequences; part of the name."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class IndexName:
-    """Everything that determines an index."""
-
-    split: str
-    tokens: tuple[str, ...]
-    documents: str
-    """A hash of the numbers of the selected rows."""
-    packing: str
-    length: int
-    overlong: str
-    soft_tokens: int
-    seed: int
-    most_rows: int | None
-    leaves_out: bool
-    """Rows without tokens to train on are left out."""
-
-    @property
-    def file(self) -> str:
-        decides: dict[str, Any] = {
-            "tokens": list(self.tokens),
-            "documents": self.documents,
-            "rule": [self.packing, self.length, self.overlong, self.soft_tokens, self.seed],
-            "format": NAME_FORMAT,
-        }
-        if self.packing == "best-fit":
-            decides["fitted"] = FITTED
-        if self.most_rows is not None:
-            decides["most rows"] = self.most_rows
-        if self.leaves_out:
-            decides["left out"] = "what is not learnt"
-        key = hashlib.sha256(json.dumps(decides).encode("utf-8")).hexdigest()[:16]
-        return f"index-{self.split}-{key}.arrow"
+def index_name(
+    plan: RunPlan,
+    split: str,
+    *,
+    tokens: Sequence[str],
+    documents: NDArray[np.integer[Any]],
+    packing: Packing,
+    leaves_out: bool,
+) -> str:
+    """The file name of an index, which follows from everything that determines it. `leaves_out`:
+    rows without tokens to train on are left out."""
+    data = plan.data
+    decides: dict[str, Any] = {
+        "tokens": list(tokens),
+        "documents": hashlib.sha256(np.ascontiguousarray(documents).data).hexdigest(),
+        "rule": [data.packing, packing.length, data.overlong, plan.soft_tokens, plan.optim.seed],
+        "format": NAME_FORMAT,
+    }
+    if data.packing == "best-fit":
+        decides["fitted"] = FITTED
+    if packing.most_rows is not None:
+        decides["most rows"] = packing.most_rows
+    if leaves_out:
+        decides["left out"] = "what is not learnt"
+    key = hashlib.sha256(json.dumps(decides).encode("utf-8")).hexdigest()[:16]
+    return f"index-{split}-{key}.arrow"

@@ -63,7 +63,10 @@ class _Shape:
     answers: Mapping[int, _Answer]
 
     def segments(self, texts: list[str]) -> list[Segment]:
-        return [Segment(_filled(parts, texts), learn) for learn, parts in self.pieces]
+        return [
+            Segment("".join([p if isinstance(p, str) else texts[p] for p in parts]), learn)
+            for learn, parts in self.pieces
+        ]
 
 
 class ChatTemplate(Template):
@@ -344,10 +347,6 @@ def _without_reasoning(turn: Turn) -> Turn:
         return turn
     said = turn.text.rpartition("</think>")[2].lstrip("\n")
     return replace(turn, text=said)
-
-
-def _filled(parts: _Parts, texts: list[str]) -> str:
-    return "".join([part if isinstance(part, str) else texts[part] for part in parts])
 
 
 def _parts(text: str) -> _Parts:

@@ -350,47 +350,27 @@ def tokenizer_folder(plan: RunPlan, folder: Path) -> Path:
     """
     if plan.model.place != "hub":
         return Path(plan.model.location)
+    name = plan.model.location
     try:
         from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+        from huggingface_hub.errors import HfHubHTTPError
     except ImportError:
         raise DataNotFound(
-            f"{plan.model.location} is not on this machine  (put its folder into models/, or "
+            f"{name} is not on this machine  (put its folder into models/, or "
             f"{pip_install('hub')} to fetch it)"
         ) from None
     files = ["tokenizer*", "special_tokens_map.json", "chat_template*", "vocab*", "merges.txt"]
     try:
-        downloaded = snapshot_download(
-            plan.model.location, revision=plan.model.revision, allow_patterns=files
-        )
-    except LocalEntryNotFoundError as error:
+        return Path(snapshot_download(name, revision=plan.model.revision, allow_patterns=files))
+    except (HfHubHTTPError, OSError, ValueError) as error:  # also if the hub cannot be reached
+        cause = error.__cause__ or error
+        reason = str(cause).splitlines()[0].rstrip(".") if str(cause) else type(cause).__name__
+        near = near_model(plan.model.name, folder)
+        base = name.rpartition("/")[2]
+        meant = f"did you mean {near!r}? If not, " if near and near.lower() != base.lower() else ""
         raise DataNotFound(
-            _unreachable(plan.model.location, error, _suggest(plan, folder))
+            f"{name} is not on this machine and could not be fetched from the hub: {reason}  "
+            f"({meant}fetch it where there is a network, with 'hf download {name} --local-dir "
+            f"{base}', and put that folder into models/ beside the manifest or name its path; or "
+            "set HF_HOME to a cache that holds it)"
         ) from None
-    except (HfHubHTTPError, OSError, ValueError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DataNotFound(
-            f"{plan.model.location} is not on this machine and could not be fetched from the hub: "
-            f"{reason}  ({_suggest(plan, folder)}put its folder into models/ beside the manifest)"
-        ) from None
-    return Path(downloaded)
-
-
-def _suggest(plan: RunPlan, folder: Path) -> str:
-    """A suggestion if a model with a similar, but not the same, name exists."""
-    near = near_model(plan.model.name, folder)
-    if near is None or near.lower() == plan.model.name.rpartition("/")[2].lower():
-        return ""
-    return f"did you mean {near!r}? If not, "
-
-
-def _unreachable(name: str, error: Exception, meant: str) -> str:
-    """The error if the hub cannot be reached, with what to do."""
-    cause = error.__cause__ or error
-    why = str(cause).splitlines()[0].rstrip(".") if str(cause) else type(cause).__name__
-    return (
-        f"{name} is not on this machine, and the hub cannot be reached: {why}  ({meant}fetch it "
-        f"where there is a network, with 'hf download {name} --local-dir "
-        f"{name.rpartition('/')[2]}', and put that folder into models/ beside the manifest or name "
-        "its path; or set HF_HOME to a cache that holds it)"
-    )

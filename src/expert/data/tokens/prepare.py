@@ -15,7 +15,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -188,7 +188,14 @@ def _build(work: TokeniseJob, recipe: Recipe, folder: Path) -> None:
                     total = total.plus(facts)
             total.bad_rows = len(bad)
             if total.trainable_tokens == 0:
-                raise DataError(_nothing_to_train_on(total))
+                left_out = ", ".join(f"{number} {why}" for why, number in total.dropped.items())
+                detail = f"{counted(total.rows_in, 'row')} read, {total.bad_rows} bad"
+                detail += f", left out: {left_out}" if left_out else ""
+                raise DataError(
+                    f"there is nothing to train on: {detail}, none of the other tokens belongs to "
+                    "an answer  (check the columns with expert dataset check, or set "
+                    "train_on_prompt: true)"
+                )
             write_dataset_files(temporary, names, recipe.key())
             texts = {
                 RECIPE: json.dumps(recipe.as_dict(), indent=2),
@@ -339,25 +346,15 @@ def look(folder: Path, recipe: Recipe, *, made_for: str = "") -> str | None:
 
 def _why_missing(folder: Path, recipe: Recipe, made_for: str) -> str:
     """Compare with the newest neighbour of the same split, to explain what changed."""
-    neighbours = sorted(folder.parent.glob(f"*/{RECIPE}"), key=_written_at, reverse=True)
-    if not neighbours:
-        return "first use of this data"
+    found: list[tuple[float, dict[str, Any]]] = []
+    neighbours = list(folder.parent.glob(f"*/{RECIPE}"))
     for neighbour in neighbours:
-        try:
-            other = read_json(neighbour)
-            purpose = read_text(neighbour.with_name(MADE_FOR)).strip()
-        except (OSError, ValueError):  # damaged
-            continue
-        if purpose == made_for and isinstance(other, dict):
-            return recipe.difference(other)
-    return "it was not prepared before"
-
-
-def _written_at(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:  # another process has just published or removed its folder
-        return 0.0
+        with suppress(OSError, ValueError):  # damaged, or just removed by another process
+            if read_text(neighbour.with_name(MADE_FOR)).strip() == made_for:
+                found.append((neighbour.stat().st_mtime, read_json(neighbour)))
+    if found:
+        return recipe.difference(max(found, key=lambda one: one[0])[1])
+    return "it was not prepared before" if neighbours else "first use of this data"
 
 
 def find_damage(folder: Path, recipe: Recipe) -> str:
@@ -380,13 +377,3 @@ def read_statistics(folder: Path) -> DocumentStatistics:
 def is_finished(folder: Path) -> bool:
     """DONE is written last, before the folder gets its name."""
     return (folder / DONE).is_file()
-
-
-def _nothing_to_train_on(total: DocumentStatistics) -> str:
-    left_out = ", ".join(f"{count} {reason}" for reason, count in total.dropped.items())
-    detail = f"{counted(total.rows_in, 'row')} read, {total.bad_rows} bad"
-    detail += f", left out: {left_out}" if left_out else ""
-    return (
-        f"there is nothing to train on: {detail}, none of the other tokens belongs to an answer  "
-        "(check the columns with expert dataset check, or set train_on_prompt: true)"
-    )

@@ -11,30 +11,17 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from expert.core.text import counted
-from expert.data.read.arrow_rows import arrow_errors, rows_of_batches
-from expert.data.read.sources import Source, first_row, iterate, limit_rows
-from expert.data.records import (
-    BadRow,
-    DataError,
-    Dropped,
-    Row,
-    RowError,
-    TokenSegment,
-)
-from expert.data.tokens.documents import numbers_in
-from expert.data.tokens.encoder import TextEncoder, edges_of
+from expert.data.read.sources import Source, first_row, iterate
+from expert.data.records import BadRow, DataError, Dropped, Row, RowError, TokenSegment
+from expert.data.tokens.encoder import TextEncoder
 
 FORMAT = 1
-_BATCH_ROWS = 1000
 IDS = "input_ids"
 MASK = "attention_mask"
 LABELS = "labels"
@@ -103,9 +90,6 @@ class TokenRows:
         self._pad, self._eos = (encoder.pad_id, encoder.eos_id) if encoder else (None, None)
 
     def rows(self) -> Iterator[Row | BadRow]:
-        if self.source.kind == "saved":
-            rows = _arrow_rows(self.source.files, self.columns.used)
-            return limit_rows(self.source.max_samples, rows)
         return iterate(self.source)
 
     def segments_of(self, row: Row) -> list[TokenSegment] | BadRow | Dropped:
@@ -160,7 +144,14 @@ class TokenRows:
             return np.ones(len(ids), np.bool_)
         labels = _numbers(values, name)
         if name == SPANS:
-            return _in_spans(labels, len(ids))
+            trained = np.zeros(len(ids), np.bool_)
+            if len(labels) % 2 or (
+                len(labels) and not 0 <= labels.min() <= labels.max() <= len(ids)
+            ):
+                raise RowError(f"{SPANS} are not pairs of places in the row")
+            for start, stop in labels.reshape(-1, 2):
+                trained[start:stop] = True
+            return trained
         _same_length(ids, labels, name)
         if name != LABELS:
             return np.not_equal(labels, 0)
@@ -177,56 +168,8 @@ class TokenRows:
         return trained
 
 
-def _arrow_rows(files: Sequence[Path], names: Sequence[str]) -> Iterator[Row | BadRow]:
-    """The rows of saved Arrow files, as views of the mapped file: converting to Python numbers
-    would take 5 times as long. Anything but plain lists of integers is read that way."""
-    for path in files:
-        number = 0
-        with arrow_errors(path, "Arrow"), pa.memory_map(str(path)) as stream:
-            for whole in pa.ipc.open_stream(stream):
-                batch = whole.select([name for name in names if name in whole.schema.names])
-                for start in range(0, batch.num_rows, _BATCH_ROWS):
-                    part = batch.slice(start, _BATCH_ROWS)
-                    yield from _rows_of(part, str(path), number)
-                    number += part.num_rows
-
-
-def _rows_of(batch: Any, file: str, first: int) -> Iterator[Row | BadRow]:
-    columns = [found for column in batch.columns if (found := _lists_in(column)) is not None]
-    if len(columns) < len(batch.schema.names):
-        for row in rows_of_batches([batch], file):
-            yield replace(row, line=first + row.line)
-        return
-    for number in range(batch.num_rows):
-        values = {
-            name: flat[ends[number] : ends[number + 1]]
-            for name, (flat, ends) in zip(batch.schema.names, columns, strict=True)
-        }
-        yield Row(values, file, first + number + 1)
-
-
-def _lists_in(column: Any) -> tuple[Numbers, Numbers] | None:
-    """The flattened numbers of a column of lists, and where each begins; None for other columns."""
-    kind = column.type
-    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-    is_list = is_list or pa.types.is_fixed_size_list(kind)
-    if not is_list or not pa.types.is_integer(kind.value_type) or column.null_count:
-        return None
-    try:
-        column.validate(full=True)
-    except pa.ArrowInvalid:
-        return None
-    flat = pc.list_flatten(column)
-    if flat.null_count:
-        return None
-    lengths = numbers_in(pc.list_value_length(column).cast(pa.int64()))
-    return numbers_in(flat).astype(np.int64), edges_of(lengths)
-
-
 def _numbers(values: Mapping[str, Any], name: str) -> Numbers:
     value = values.get(name)
-    if isinstance(value, np.ndarray):
-        return value
     if not isinstance(value, list | tuple):
         what = "is null" if value is None else "is not a list of numbers"
         raise RowError(f"column {name!r} {what}")
@@ -236,15 +179,6 @@ def _numbers(values: Mapping[str, Any], name: str) -> Numbers:
     if numbers is None or numbers.dtype.kind not in "ib":
         raise RowError(f"column {name!r} is not a list of whole numbers")
     return numbers.astype(np.int64)
-
-
-def _in_spans(spans: Numbers, length: int) -> npt.NDArray[np.bool_]:
-    trained = np.zeros(length, np.bool_)
-    if len(spans) % 2 or (len(spans) and not 0 <= spans.min() <= spans.max() <= length):
-        raise RowError(f"{SPANS} are not pairs of places in the row")
-    for start, stop in spans.reshape(-1, 2):
-        trained[start:stop] = True
-    return trained
 
 
 def _same_length(ids: Numbers, other: Numbers, name: str) -> None:
@@ -281,14 +215,13 @@ class TokenCheck:
     """The beginning of the first row as text."""
     max_bad_rows: int = 0
     """How many are tolerated."""
+    not_known: str = (
+        "Not recorded in the folder and not visible in the ids: the exact tokenizer and the prompt "
+        "template"
+    )
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "not_known": UNKNOWN}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> TokenCheck:
-        known = {name: value for name, value in data.items() if name != "not_known"}
-        return cls(**known)
+        return asdict(self)
 
     @property
     def mismatches(self) -> list[str]:
@@ -336,15 +269,9 @@ class TokenCheck:
             f"{self.longest:,} tokens{padding}; {self.trained_tokens / max(1, self.tokens):.1%} of "
             f"the tokens are trained on; columns: {', '.join(self.used)}{ignored}",
             f"{self.name}: checked: no id beyond {self.largest_id:,} of {self.vocabulary:,}{again}."
-            f" {UNKNOWN}",
+            f" {self.not_known}",
             f"{self.name}: the first row begins: {self.sample!r}",
         ]
-
-
-UNKNOWN = (
-    "Not recorded in the folder and not visible in the ids: the exact tokenizer and the prompt"
-    " template"
-)
 
 
 def check_tokens(rows: TokenRows, encoder: TextEncoder) -> TokenCheck:
@@ -357,8 +284,9 @@ def check_tokens(rows: TokenRows, encoder: TextEncoder) -> TokenCheck:
         eos=encoder.special.eos,
     )
     ends = np.array([*encoder.tokenizer.get_added_tokens_decoder(), encoder.eos_id or 0])
-    sampled = _Sample()
+    sampled: list[Sequence[TokenSegment]] = []
     lengths: set[int] = set()
+    apart = 1  # an even sample of rows whose number is not known: the interval doubles
     for row in rows.rows():
         segments = row if isinstance(row, BadRow) else rows.segments_of(row)
         check.rows += 1
@@ -366,47 +294,28 @@ def check_tokens(rows: TokenRows, encoder: TextEncoder) -> TokenCheck:
             check.bad_rows += 1
             check.first_bad = check.first_bad or str(segments)
         elif isinstance(segments, list) and isinstance(row, Row):
-            check.padding += len(row.values[IDS])
-            _count(check, segments, ends)
-            lengths.add(sum(len(part.ids) for part in segments))
-            sampled.add(segments)
-    check.padding -= check.tokens
+            ids = np.concatenate([part.ids for part in segments])
+            largest = int(ids.max())
+            lengths.add(len(ids))
+            check.tokens += len(ids)
+            check.padding += len(row.values[IDS]) - len(ids)
+            check.longest = max(check.longest, len(ids))
+            check.trained_tokens += sum(len(part.ids) for part in segments if part.learn)
+            check.largest_id = max(check.largest_id, largest)
+            check.beyond += largest >= check.vocabulary
+            # Templates end a turn with a token and a line break.
+            check.ended += bool(np.isin(segments[-1].ids[-2:], ends).any())
+            if (check.rows - 1) % apart == 0:
+                sampled.append(segments)
+            if len(sampled) >= 2 * SAMPLED_ROWS:
+                sampled, apart = sampled[::2], 2 * apart
     check.one_length = lengths.pop() if len(lengths) == 1 and check.rows > 1 else None
-    if sampled.rows:
-        first = np.concatenate([part.ids for part in sampled.rows[0]])
+    if sampled:
+        first = np.concatenate([part.ids for part in sampled[0]])
         in_range = first[first < check.vocabulary][:SAMPLED_TOKENS].tolist()
         check.sample = encoder.decode(in_range)[:SHOWN_CHARACTERS]
-        check.same_again = None if check.beyond else _reencoded_share(sampled.rows, encoder)
+        check.same_again = None if check.beyond else _reencoded_share(sampled, encoder)
     return check
-
-
-def _count(found: TokenCheck, made: Sequence[TokenSegment], ends: Numbers) -> None:
-    length = sum(len(part.ids) for part in made)
-    largest = max(int(part.ids.max()) for part in made)
-    found.tokens += length
-    found.longest = max(found.longest, length)
-    found.trained_tokens += sum(len(part.ids) for part in made if part.learn)
-    found.largest_id = max(found.largest_id, largest)
-    found.beyond += largest >= found.vocabulary
-    last_two = made[-1].ids[-2:]  # templates end a turn with a token and a line break
-    found.ended += bool(np.isin(last_two, ends).any())
-
-
-class _Sample:
-    """An even sample of rows whose number is not known: the interval doubles as they come."""
-
-    def __init__(self) -> None:
-        self.rows: list[Sequence[TokenSegment]] = []
-        self._apart = 1
-        self._seen = 0
-
-    def add(self, row: Sequence[TokenSegment]) -> None:
-        if self._seen % self._apart == 0:
-            self.rows.append(row)
-        self._seen += 1
-        if len(self.rows) >= 2 * SAMPLED_ROWS:
-            self.rows = self.rows[::2]
-            self._apart *= 2
 
 
 def _reencoded_share(rows: Sequence[Sequence[TokenSegment]], encoder: TextEncoder) -> float | None:
