@@ -192,15 +192,12 @@ def test_upgrade_in_place_keeps_a_backup_and_comments(run, tmp_path):
     assert "base_models:" in file.read_text(encoding="utf-8")
 
 
-def test_the_machine_its_cards_and_presets_are_listed(run):
+def test_the_machine_and_its_cards_are_listed(run):
     assert "cores available" in run("machine").out
     facts = json.loads(run("machine", "--json").out)
     assert {"value", "source"} == facts["cores_available"].keys()
     assert "rtx-4090" in run("machine", "--cards").out
     assert len(json.loads(run("machine", "--cards", "--json").out)) >= 60
-    out = run("presets").out
-    assert "fits: " in out
-    assert "does not fit: " in out
 
 
 def test_a_fault_of_our_own_is_reported_in_plain_words_and_kept_in_a_file(run, monkeypatch):
@@ -232,7 +229,6 @@ def test_a_fault_of_our_own_is_reported_in_plain_words_and_kept_in_a_file(run, m
             for arguments, code in (
                 ("train --help", 0),
                 ("plan nowhere.json 2>&1", 2),
-                ("presets", 0),
                 ("manifest explain", 0),
                 (f"plan -m {EXAMPLES / 'llama-8b' / 'manifest.yaml'} --vram 2GB --json", 3),
             )
@@ -246,23 +242,16 @@ def test_a_reader_that_leaves_a_pipe_gets_no_complaint_and_changes_no_exit_code(
     assert (ran.stdout, ran.stderr) == (f"{code}\n", "")
 
 
-def test_every_view_of_a_plan_has_the_expected_time(run, tmp_path):
+def test_every_view_of_a_plan_has_the_expected_time_or_says_that_it_is_unknown(run, tmp_path):
     from tests.run.test_preparing import an_expert
 
     file = str(an_expert(tmp_path, model="tiny"))
-    for command in (("plan",), ("train", "--dry-run"), ("manifest", "check")):
+    for command in (("plan",), ("train", "--dry-run"), ("plan", "--gpu", "h200")):
         ran = run(*command, file)
         [line] = [each for each in ran.out.splitlines() if each.strip().startswith("expected time")]
-        assert " on " in line
-        assert line.endswith(", estimated")
+        assert (" on H200" if "h200" in command else "unknown until it runs") in line
     cards = run("plan", file, "--gpu", "rtx-4090", "--gpu", "h200").out
     assert "length.expected_seconds " in cards
-    low, high = json.loads(run("plan", file, "--json").out)["length"]["expected_seconds"]
+    planned = json.loads(run("plan", file, "--gpu", "h200", "--json").out)
+    low, high = planned["length"]["expected_seconds"]
     assert 0 < low < high
-    [checked] = json.loads(run("manifest", "check", file, "--json").out)
-    assert len(checked["expected_seconds"]) == 2
-    dry = json.loads(run("train", "--dry-run", file, "--json").out)
-    assert len(dry["plan"]["length"]["expected_seconds"]) == 2
-    found = run("diagnose", "--manifest", file, "--json", "--no-timing").out
-    reported = [each for each in json.loads(found)["findings"] if each["name"] == "length"]
-    assert reported[0]["numbers"]["seconds"] < reported[0]["numbers"]["seconds_at_most"]

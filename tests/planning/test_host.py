@@ -92,19 +92,6 @@ def test_the_tightest_of_affinity_and_quotas_gives_the_cores(tmp_path, files, co
     assert host.cores_available(write(tmp_path, files)) == Fact(cores, source)
 
 
-def test_a_system_without_affinity_is_asked_otherwise_and_says_so(monkeypatch, tmp_path):
-    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
-    monkeypatch.setattr(psutil.Process, "cpu_affinity", lambda self: [0, 2, 4], raising=False)
-    assert host.cores_available(tmp_path) == Fact(3, "psutil cpu_affinity")
-    monkeypatch.delattr(psutil.Process, "cpu_affinity", raising=False)
-    monkeypatch.setattr(psutil, "cpu_count", lambda logical: 10)
-    assert host.cores_available(tmp_path) == Fact(
-        10, "psutil cpu_count (this system has no affinity)"
-    )
-    monkeypatch.setattr(psutil, "cpu_count", lambda logical: None)
-    assert host.cores_logical() == Fact(None, "unknown: psutil cannot count the cores")
-
-
 def test_the_processor_is_named_as_proc_names_it(tmp_path):
     text = "processor\t: 0\nmodel name\t: AMD EPYC 9654 96-Core Processor"
     roots = write(tmp_path, {"proc/cpuinfo": text})

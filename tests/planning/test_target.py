@@ -1,4 +1,4 @@
-"""The target of a plan, and presets checked with the memory model."""
+"""The target of a plan."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from functools import partial
 
 import pytest
 
+from expert.planning.choose.sequences import char_gpt_batch
 from expert.planning.draft import ResumedChoices
 from expert.planning.machine.machine import Fact
 from expert.planning.machine.target import UnknownTarget, choose_target
-from expert.planning.models.presets import char_gpt_batch, check_presets
 from tests.each import each
 from tests.planning.planning import GIB, gpu, machine, manifest, plan
 
@@ -84,15 +84,3 @@ def test_a_run_that_is_resumed_beside_others_keeps_its_base_unquantised():
     again = plan(large, None, machine=beside, kept=ResumedChoices(quantization="none"))
     assert again.model.quantization == "none"
     assert not again.fits, "that is told, and nothing else is computed in silence"
-
-
-def test_presets_say_where_they_hold_and_where_they_do_not():
-    found = {(card, of.model, of.work.rows): verdict for card, of, verdict in check_presets()}
-    for rows in (128, 256):  # the latter is reportedly too much for 16 GB
-        assert found[("rtx-4080-super", "char-gpt", rows)].startswith("fits: ")
-    small = found[("rtx-4090", "Qwen3-0.6B", 16)]
-    assert small.startswith("does not fit: ")
-    assert small.endswith("fits, with the same rows per step")
-    assert found[("rtx-5090", "Llama-3.1-8B", 32)].startswith("does not fit: ")
-    made = plan(manifest(base_models=[{"name": "Llama-3.1-8B"}]), "rtx-5090")
-    assert (made.model.quantization, made.kernels.checkpointing) == ("none", "none")

@@ -41,7 +41,6 @@ _COMMANDS: dict[str, Any] = {
     "manifest": manifest.app,
     "dataset": dataset.app,
     "machine": machine.machine,
-    "presets": machine.presets,
     "plan": plan.plan,
     "pretokenize": pretokenize.pretokenize,
     "train": train.train,

@@ -1,4 +1,4 @@
-"""`expert machine`, `expert presets` and `expert clear-cuda-cache`."""
+"""`expert machine` and `expert clear-cuda-cache`."""
 
 from __future__ import annotations
 
@@ -118,18 +118,6 @@ def _holders(processes: tuple[GpuProcess, ...]) -> str:
 
 def _size(amount: int | None) -> str:
     return "unknown amount" if amount is None else gib(amount)
-
-
-def presets() -> None:
-    """Settings that guides recommend for single cards, checked with the memory model."""
-    from expert.planning.models.presets import check_presets
-
-    rows = [
-        (card, of.model, f"{of.work.rows} × {of.work.row_tokens} tokens", of.settings, verdict)
-        for card, of, verdict in check_presets()
-    ]
-    columns = ("card", "model", "micro-batch", "with", "verdict")
-    show_sheet(Sheet(columns, [rows], dim=("with",)), make_console())
 
 
 def clear_cuda_cache(

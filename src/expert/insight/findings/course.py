@@ -284,11 +284,15 @@ def no_warm_up(found: Evidence) -> RuleResult | None:
 def long_run(found: Evidence) -> RuleResult | None:
     if found.before is None:
         return None
-    expected = found.planned("length.expected_seconds") or (0.0, 0.0)
-    seconds = math.sqrt(expected[0] * expected[1])
+    tokens = (found.amount("length.tokens_per_epoch") or 0) * (found.amount("length.epochs") or 0)
+    expected = found.planned("length.expected_seconds")
+    if expected:
+        seconds = math.sqrt(expected[0] * expected[1])
+    else:  # at half of the card's peak, which few runs reach
+        flops = found.amount("length.flops_per_token") or 0
+        seconds = 2 * tokens * flops / (found.amount("length.peak_flops") or math.inf)
     if seconds <= LONG_RUN_SECONDS:
         return None
-    tokens = (found.amount("length.tokens_per_epoch") or 0) * (found.amount("length.epochs") or 0)
     characters = found.written("dataset", "max_chars")
     limit = "training.dataset.max_chars" if characters else f"{CONFIG}.max_steps"
     return RuleResult(

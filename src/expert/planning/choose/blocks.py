@@ -61,8 +61,6 @@ def _cannot_fuse(draft: PlanDraft) -> str:
         return "made for LoRA and DoRA"
     if not draft.on_gpu and draft.config.fused_blocks == "auto":
         return "no GPU"
-    if draft.on_gpu and draft.target.windows:
-        return "Triton does not ship for Windows"
     able = draft.has_capability(AMPERE) or not draft.on_gpu
     if not able or draft["kernels.precision"] == "fp16":
         return "needs bf16"
@@ -107,8 +105,6 @@ def _cannot_compile(draft: PlanDraft) -> str:
     """Why compilation does not work or pay here at all, or ""."""
     if not draft.on_gpu:
         return "compiling is not worth it on a CPU"
-    if draft.target.windows:
-        return "Triton does not ship for Windows"
     if not draft.has_capability(VOLTA):
         return f"{draft.card_label} is older than Triton supports (7.0)"
     return ""

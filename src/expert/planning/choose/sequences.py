@@ -9,7 +9,6 @@ from expert.core.errors import ExpertError
 from expert.core.text import counted
 from expert.planning.decisions import Source
 from expert.planning.draft import KEPT, SET, PlanDraft
-from expert.planning.models.presets import char_gpt_batch
 
 DEFAULT_EXAMPLES_PER_STEP = 16
 DEFAULT_LENGTH = 2048
@@ -30,6 +29,10 @@ FULL_ENOUGH = 0.9
 """Below this fill batches vary in width: memory is planned for the widest."""
 LENGTH_MULTIPLE = 8
 """Sequence lengths are multiples of this, which suits tensor cores."""
+
+
+# Rows per step for the character GPT from this many GiB on, from its guide.
+CHAR_BATCHES = ((20, 192), (14, 128), (0, 96))
 
 
 class SoftPromptsTooLong(ExpertError):
@@ -261,6 +264,13 @@ def _settle_examples(draft: PlanDraft) -> int:
     if times > 1:
         because, source = f"{rows} × gradient_accumulation_steps {times}", "manifest"
     return int(draft.settle("batch.examples_per_update", rows * times, because, source))
+
+
+def char_gpt_batch(memory_bytes: int) -> tuple[int, str]:
+    """Rows per step for the character GPT, and why."""
+    least, batch = next(pair for pair in CHAR_BATCHES if memory_bytes >= pair[0] * 2**30)
+    words = f"from {least} GiB on" if least else "below 14 GiB"
+    return batch, f"the character GPT's preset {words}"
 
 
 def rows_of_tokens(tokens: int, mean: float) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -21,7 +20,11 @@ PACKAGES = (
     *("torch", "transformers", "peft", "datasets", "pyarrow", "tokenizers", "bitsandbytes"),
     *("liger-kernel", "flash-attn", "flash-attn-4", "triton", "torchao", "accelerate"),
 )
-NOT_INSTALLED = "not installed"
+# (limit, usage, file cache it can drop) of memory in a control group, by cgroup version.
+_MEMORY_FILES = {
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    2: ("memory.max", "memory.current", "inactive_file"),
+}
 
 
 @dataclass(frozen=True)
@@ -37,46 +40,16 @@ def unknown(reason: str) -> Fact[Never]:
     return Fact(None, f"unknown: {reason}")
 
 
-# --- processor -----------------------------------------------------------------------------------
-
-
 def cpu_model(roots: Path) -> Fact[str]:
     """The processor's name, or the architecture if no name is recorded."""
-    for line in _lines(roots / "proc/cpuinfo"):
+    import platform
+
+    for line in _read(roots / "proc/cpuinfo").splitlines():
         key, _, value = line.partition(":")
         if key.strip().lower() == "model name" and value.strip():
             return Fact(value.strip(), "/proc/cpuinfo")
-    named = _cpu_model_elsewhere()
-    if named is not None:
-        return named
-    import platform
-
     processor = platform.processor() or platform.machine()
     return Fact(processor, "platform") if processor else unknown("the system does not name it")
-
-
-def _cpu_model_elsewhere() -> Fact[str] | None:
-    """The name recorded by macOS (sysctl) or Windows (the registry)."""
-    if sys.platform == "darwin":
-        import subprocess
-
-        command = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
-        try:
-            answer = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
-        except (OSError, subprocess.SubprocessError):
-            return None
-        return Fact(answer.stdout.strip(), "sysctl machdep.cpu.brand_string")
-    if sys.platform == "win32":
-        import winreg
-
-        path = r"HARDWARE\DESCRIPTION\System\CentralProcessor\0"
-        try:
-            with winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, path) as key:
-                name = winreg.QueryValueEx(key, "ProcessorNameString")[0]
-        except OSError:
-            return None
-        return Fact(str(name).strip(), "Windows registry")
-    return None
 
 
 def cores_logical() -> Fact[int]:
@@ -89,51 +62,23 @@ def cores_logical() -> Fact[int]:
 
 def cores_available(roots: Path) -> Fact[int]:
     """Hardware threads this process may use: the smaller of affinity and CPU quota."""
-    allowed = _cores_by_affinity()
-    quotas = list(_cpu_quotas(roots))
-    if not quotas:
-        return allowed
-    cores, source = min(quotas)
-    granted = max(1, math.floor(cores))
-    if allowed.value is not None and allowed.value <= granted:
-        return allowed
-    return Fact(granted, f"{source} ({cores:g} cores)")
-
-
-def _cores_by_affinity() -> Fact[int]:
-    """Cores the scheduler may use for this process; Windows has another call, macOS none."""
-    import psutil
-
-    ask_linux = getattr(os, "sched_getaffinity", None)
-    if ask_linux is not None:
-        return Fact(len(ask_linux(0)), "sched_getaffinity")
-    process = psutil.Process()
-    ask_windows = getattr(process, "cpu_affinity", None)
-    if ask_windows is not None:
-        return Fact(len(ask_windows()), "psutil cpu_affinity")
-    logical = cores_logical()
-    if logical.value is None:
-        return logical
-    return Fact(logical.value, "psutil cpu_count (this system has no affinity)")
-
-
-def _cpu_quotas(roots: Path) -> Iterator[tuple[float, str]]:
-    """(cores, source) of every control group that limits this process."""
-    for version, folder in control_groups(roots, "cpu"):
-        where = _shown(folder, roots)
+    allowed = len(os.sched_getaffinity(0))
+    quotas = []
+    for version, folder in _control_groups(roots, "cpu"):
+        name, period = "cpu.max", ""
         if version == 2:
-            quota, _, period = _read(folder / "cpu.max").partition(" ")
-            source = f"cgroup v2 cpu.max of {where}"
+            quota, _, period = _read(folder / name).partition(" ")
         else:
-            quota = _read(folder / "cpu.cfs_quota_us")
-            period = _read(folder / "cpu.cfs_period_us")
-            source = f"cgroup v1 cpu.cfs_quota_us of {where}"
+            name = "cpu.cfs_quota_us"
+            quota, period = _read(folder / name), _read(folder / "cpu.cfs_period_us")
         # "max" and -1 both mean no limit
         if quota.isdecimal() and period.isdecimal() and int(period) > 0:
-            yield int(quota) / int(period), source
-
-
-# --- memory and disk -----------------------------------------------------------------------------
+            where = f"cgroup v{version} {name} of {_shown(folder, roots)}"
+            quotas.append((int(quota) / int(period), where))
+    cores, source = min(quotas, default=(math.inf, ""))
+    if allowed <= max(1, cores):
+        return Fact(allowed, "sched_getaffinity")
+    return Fact(max(1, math.floor(cores)), f"{source} ({cores:g} cores)")
 
 
 def ram(roots: Path) -> tuple[Fact[int], Fact[int]]:
@@ -144,40 +89,26 @@ def ram(roots: Path) -> tuple[Fact[int], Fact[int]]:
         memory = psutil.virtual_memory()
     except (OSError, RuntimeError) as error:
         return unknown(f"psutil: {error}"), unknown(f"psutil: {error}")
-    # a limit at or above the installed memory, such as v1's 2**63 - 4096, limits nothing
-    limits = [limit for limit in _memory_limits(roots) if limit[0] < memory.total]
-    if not limits:
-        return Fact(memory.total, "psutil"), Fact(memory.available, "psutil")
-    limit, _, group = min(limits, key=lambda entry: entry[0])
-    total = Fact(limit, group)
-    available, source = memory.available, "psutil"
-    for _, headroom, group in limits:
-        if headroom is None:
-            return total, unknown(f"{group} is a limit, but its usage cannot be read")
-        if headroom < available:
-            available = headroom
-            source = f"{group} less its usage (file cache it can drop not counted)"
-    return total, Fact(available, source)
-
-
-def _memory_limits(roots: Path) -> Iterator[tuple[int, int | None, str]]:
-    """(limit, headroom, source) of every control group; no headroom if its usage is unreadable."""
-    for version, folder in control_groups(roots, "memory"):
-        limit_name, usage_name, cache_name = (
-            ("memory.max", "memory.current", "inactive_file")
-            if version == 2
-            else ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-        )
+    total, available = Fact(memory.total, "psutil"), Fact(memory.available, "psutil")
+    for version, folder in _control_groups(roots, "memory"):
+        limit_name, usage_name, cache_name = _MEMORY_FILES[version]
         limit, usage = _read(folder / limit_name), _read(folder / usage_name)
-        if not limit.isdecimal():  # "max", or the root group, which has no such file
+        # a limit at or above the installed memory, such as v1's 2**63 - 4096, limits nothing
+        if not limit.isdecimal() or int(limit) >= memory.total:
             continue
-        headroom = None
-        if usage.isdecimal():
-            # inactive file pages are dropped on demand, so they do not count as used
-            held = max(0, int(usage) - _stat(folder / "memory.stat", cache_name))
-            headroom = max(0, int(limit) - held)
-        source = f"cgroup v{version} {limit_name} of {_shown(folder, roots)}"
-        yield int(limit), headroom, source
+        group = f"cgroup v{version} {limit_name} of {_shown(folder, roots)}"
+        if int(limit) < (total.value or 0):
+            total = Fact(int(limit), group)
+        if not usage.isdecimal():
+            available = unknown(f"{group} is a limit, but its usage cannot be read")
+            continue
+        stats = (line.partition(" ") for line in _read(folder / "memory.stat").splitlines())
+        dropped = next((int(n) for key, _, n in stats if key == cache_name and n.isdecimal()), 0)
+        left = max(0, int(limit) - max(0, int(usage) - dropped))
+        if available.value is not None and left < available.value:
+            how = f"{group} less its usage (file cache it can drop not counted)"
+            available = Fact(left, how)
+    return total, available
 
 
 def disk_free(folder: Path) -> Fact[int]:
@@ -194,49 +125,33 @@ def disk_free(folder: Path) -> Fact[int]:
     return unknown(f"neither {folder} nor a folder above it exists")
 
 
-# --- control groups ------------------------------------------------------------------------------
-
-
-def control_groups(roots: Path, controller: str) -> Iterator[tuple[int, Path]]:
+def _control_groups(roots: Path, controller: str) -> Iterator[tuple[int, Path]]:
     """(cgroup version, folder) of each group around this process, innermost first.
 
     A container may see its host's path in /proc/self/cgroup while only its own part is mounted;
     missing folders are skipped, and the mount itself then has the limits.
     """
     mount = roots / "sys/fs/cgroup"
-    for line in _lines(roots / "proc/self/cgroup"):
+    for line in _read(roots / "proc/self/cgroup").splitlines():
         number, _, rest = line.partition(":")
-        names, _, path = rest.partition(":")
-        if number == "0" and not names:
-            yield from ((2, folder) for folder in _upwards(mount, path))
-        elif controller in names.split(","):
-            joined = mount / names  # "cpu,cpuacct", to which "cpu" is a link on some systems
-            top = joined if joined.is_dir() else mount / controller
-            yield from ((1, folder) for folder in _upwards(top, path))
-
-
-def _upwards(top: Path, path: str) -> Iterator[Path]:
-    """The existing folders from top/path up to top."""
-    names = [name for name in path.strip().split("/") if name]
-    if ".." in names:  # the process was moved in from outside; only the mount is visible
-        names = []
-    for count in range(len(names), -1, -1):
-        folder = top.joinpath(*names[:count])
-        if folder.is_dir():
-            yield folder
+        controllers, _, path = rest.partition(":")
+        version, top = 2, mount
+        if number != "0" or controllers:
+            if controller not in controllers.split(","):
+                continue
+            joined = mount / controllers  # "cpu,cpuacct", to which "cpu" is a link on some systems
+            version, top = 1, joined if joined.is_dir() else mount / controller
+        names = [name for name in path.strip().split("/") if name]
+        if ".." in names:  # the process was moved in from outside; only the mount is visible
+            names = []
+        for count in range(len(names), -1, -1):
+            folder = top.joinpath(*names[:count])
+            if folder.is_dir():
+                yield version, folder
 
 
 def _shown(folder: Path, roots: Path) -> str:
     return "/" + folder.relative_to(roots).as_posix()
-
-
-def _stat(path: Path, name: str) -> int:
-    """One number of a "name number" file, 0 if absent."""
-    for line in _lines(path):
-        key, _, value = line.partition(" ")
-        if key == name and value.isdecimal():
-            return int(value)
-    return 0
 
 
 def _read(path: Path) -> str:
@@ -247,13 +162,6 @@ def _read(path: Path) -> str:
         return ""
 
 
-def _lines(path: Path) -> list[str]:
-    return _read(path).splitlines()
-
-
-# --- software ------------------------------------------------------------------------------------
-
-
 @cache
 def package_version(name: str) -> Fact[str]:
     """An installed package's version, without importing it; cached, as each takes 2 ms."""
@@ -262,7 +170,7 @@ def package_version(name: str) -> Fact[str]:
     try:
         version: str | None = metadata.version(name)
     except metadata.PackageNotFoundError:
-        return Fact(None, NOT_INSTALLED)
+        return Fact(None, "not installed")
     except KeyError:  # raised by newer Pythons where older ones return None
         version = None
     if not version:

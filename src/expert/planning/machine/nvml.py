@@ -6,7 +6,6 @@ card (laptops, containers, WSL, unified memory, MIG): that fact is then unknown,
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,10 +25,9 @@ FUNCTION_NOT_FOUND = 13
 GPU_IS_LOST = 15
 LIB_RM_VERSION_MISMATCH = 18
 
-_LIBRARY = "nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1"
 _WHY_NO_NVML = {
     LIBRARY_NOT_FOUND: (
-        f"the NVIDIA driver is not installed ({_LIBRARY} not found): install it, "
+        "the NVIDIA driver is not installed (libnvidia-ml.so.1 not found): install it, "
         "or start the container with its GPUs (docker run --gpus all)"
     ),
     DRIVER_NOT_LOADED: (
@@ -91,8 +89,6 @@ class Gpu:
 def describe_gpus(nvml: ModuleType | None = None) -> tuple[tuple[Gpu, ...], str]:
     """Every card of the machine in NVML's order, and why some or all are missing."""
     if nvml is None:
-        if sys.platform == "darwin":
-            return (), "NVIDIA has no driver for macOS"
         try:
             import pynvml
         except ImportError:
@@ -175,7 +171,10 @@ def _read_gpu(nvml: ModuleType, index: int, card: Any, part: Any, mig_slice: Fac
         utilisation_percent=ask(lambda: int(nvml.nvmlDeviceGetUtilizationRates(card).gpu)),
         capability=ask(lambda: _pair(nvml.nvmlDeviceGetCudaComputeCapability(card))),
         driver=ask(lambda: str(nvml.nvmlSystemGetDriverVersion())),
-        cuda_driver_version=ask(lambda: _cuda_version(nvml.nvmlSystemGetCudaDriverVersion())),
+        # 12080 means 12.8
+        cuda_driver_version=ask(
+            lambda: "{}.{}".format(*divmod(nvml.nvmlSystemGetCudaDriverVersion() // 10, 100))
+        ),
         power_limit_watts=ask(
             lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(card) / 1000, "NVML enforced limit"
         ),
@@ -211,8 +210,9 @@ def _holders(nvml: ModuleType, handle: Any) -> Fact[tuple[GpuProcess, ...]]:
 
 
 def _nvml_process_name(nvml: ModuleType, pid: int) -> str | None:
+    """The name of a process that is not visible from this container."""
     path = _ask(nvml, lambda: str(nvml.nvmlSystemGetProcessName(pid))).value or ""
-    return path.replace("\\", "/").rsplit("/", 1)[-1] or None
+    return path.rsplit("/", 1)[-1] or None
 
 
 # --- asking --------------------------------------------------------------------------------------
@@ -243,8 +243,3 @@ def _why(error: Exception) -> str:
 def _pair(value: Sequence[int]) -> tuple[int, int]:
     major, minor = value
     return int(major), int(minor)
-
-
-def _cuda_version(number: int) -> str:
-    """ "12.8" for 12080."""
-    return f"{number // 1000}.{number % 1000 // 10}"

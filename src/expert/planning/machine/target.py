@@ -35,7 +35,6 @@ class Target:
     card: Card | None
     cores: int
     is_this_machine: bool
-    windows: bool
     total_bytes: int
     """All memory within --vram, including what others hold now: choices that change the training
     depend on it, so that a run can be resumed beside other programs."""
@@ -104,7 +103,6 @@ def choose_target(
         card=None,
         cores=cores,
         is_this_machine=False,
-        windows=(machine.os.value or "").startswith("Windows"),
     )
     if gpu is not None:
         return _on_card(gpu, limit, elsewhere)
