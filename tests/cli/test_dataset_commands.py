@@ -86,12 +86,12 @@ def test_preparing_warns_of_a_validation_file_that_is_trained_on_as_well(run, tm
 def test_a_file_without_rows_is_named_and_plan_warns_of_it(run, tmp_path, name, text, what):
     file = str(an_expert(tmp_path, dataset={"path": name}))
     write(tmp_path / name, text)
-    of_tiny = ("--set", "base_models.0.name=tiny")  # a folder that is not a model is reported first
-    for command in (("dataset", "check"), ("pretokenize",), ("train", *of_tiny)):
-        ran = run(*command, "-m", file)
+    of_tiny = ("--set", "base_models[0].name=tiny")  # a folder that is not a model is reported first
+    for command in (("dataset", "check"), ("pretokenize",), ("train",)):
+        ran = run(*command, *of_tiny, "-m", file)
         assert ran.code == 2
         assert f"{name}: {what}  (put rows into it, or name another file)" in ran.err
-    ran = run("plan", "-m", file)
+    ran = run("plan", "-m", file, *of_tiny)
     assert ran.code == 0
     if not name.endswith(".json"):  # whose rows are counted when they are prepared
         assert f"warning: length.rows: there are no rows to train on: {name} {what}" in ran.out
