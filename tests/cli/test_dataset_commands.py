@@ -86,7 +86,10 @@ def test_preparing_warns_of_a_validation_file_that_is_trained_on_as_well(run, tm
 def test_a_file_without_rows_is_named_and_plan_warns_of_it(run, tmp_path, name, text, what):
     file = str(an_expert(tmp_path, dataset={"path": name}))
     write(tmp_path / name, text)
-    of_tiny = ("--set", "base_models[0].name=tiny")  # a folder that is not a model is reported first
+    of_tiny = (
+        "--set",
+        "base_models[0].name=tiny",
+    )  # a folder that is not a model is reported first
     for command in (("dataset", "check"), ("pretokenize",), ("train",)):
         ran = run(*command, *of_tiny, "-m", file)
         assert ran.code == 2

@@ -54,7 +54,6 @@ def test_a_data_set_of_the_hub_is_named_and_not_copied(monkeypatch, tmp_path):
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     monkeypatch.setattr(hub, "_unreachable", lambda: None)
-    hub._lost.cache_clear()
     hub._opened.cache_clear()
     made = new_expert("mine", data=Path("owner/names"), into=tmp_path)
     assert set(asked) == {("owner/names", "train")}

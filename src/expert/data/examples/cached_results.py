@@ -82,29 +82,26 @@ def _has_files(source: Source) -> bool:
 
 def _cached(memory: Path, state: str, make: Callable[[], Any], keep: bool, waits: Waits) -> Any:
     """The stored value of a state, or a new one; one process makes it while others wait."""
-    known = _read_cache(memory)
+
+    def stored() -> dict[str, Any]:
+        """Empty if damaged or without a hash, since a wrong hash or column would train on the
+        wrong rows."""
+        with contextlib.suppress(OSError, ValueError):
+            if file_integrity(memory) == "sound" and isinstance(known := read_json(memory), dict):
+                return known
+        return {}
+
+    known = stored()
     if state in known or not keep:
         return known[state] if state in known else make()
     with waiting_lock(memory, "reading the rows", waits):
-        known = _read_cache(memory)
+        known = stored()
         if state not in known:
             known[state] = make()
             kept = dict(list(known.items())[-STATES_KEPT:])
             with contextlib.suppress(OSError):  # a read-only cache: made again at each start
                 write_hashed(memory, json.dumps(kept, indent=2))
     return known[state]
-
-
-def _read_cache(memory: Path) -> dict[str, Any]:
-    """Stored values; empty if damaged or without a hash, since a wrong hash or column would train
-    on the wrong rows."""
-    if file_integrity(memory) != "sound":
-        return {}
-    try:
-        known = read_json(memory)
-    except (OSError, ValueError):
-        return {}
-    return known if isinstance(known, dict) else {}
 
 
 def _state(source: Source) -> str:

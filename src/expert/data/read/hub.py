@@ -6,10 +6,9 @@ import hashlib
 import importlib
 import json
 import re
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any
 
 from expert.core.install import pip_install
@@ -18,8 +17,6 @@ from expert.data.records import BadRow, DataError, Row
 
 SECONDS_TO_ANSWER = 5.0
 """Without an answer by then, the hub is unreachable; its client would try six times, for 25 s."""
-SECONDS_LOST = 60.0
-"""How long an unreachable hub is not asked again; a notebook's network may come back."""
 _SLICE = re.compile(r"(?P<split>[^\[]+)\[(?P<start>\d*):(?P<end>\d*)\]")
 _NETWORK = ("connect", "offline", "network", "resolve", "timed out", "max retries", "unreachable")
 
@@ -72,7 +69,7 @@ def _opened(name: str, config: str | None, split: str, streaming: bool) -> Any:
     """Open a data set. Cached, because a command opens it several times (to plan, hash and read):
     the hub is asked once, and all see the same rows."""
     datasets = importlib.import_module("datasets")
-    lost = _lost(int(time.monotonic() // SECONDS_LOST))
+    lost = _unreachable()
     try:
         with _offline(datasets, lost is not None):
             return datasets.load_dataset(name, config, split=split, streaming=streaming)
@@ -81,14 +78,9 @@ def _opened(name: str, config: str | None, split: str, streaming: bool) -> Any:
         raise _hub_error(name, split, why, certain=why is lost) from error
 
 
-@lru_cache(maxsize=1)
-def _lost(minute: int) -> Exception | None:
-    """Why the hub cannot be reached, asked once for all data sets; None if it can."""
-    return _unreachable()
-
-
+@cache
 def _unreachable() -> Exception | None:
-    """Why the hub does not answer; None if it does."""
+    """Why the hub does not answer, asked once for all data sets; None if it does."""
     try:
         endpoint = importlib.import_module("huggingface_hub.constants").ENDPOINT
         session = importlib.import_module("huggingface_hub").get_session()
