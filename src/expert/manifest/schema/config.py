@@ -227,7 +227,7 @@ class TrainingConfig(StrictSection):
     hang_timeout: NonNegativeFloat | Auto = AUTO
     """Seconds without progress, beyond twice the longest step so far, after which a run counts as
     hanging: stack traces are written to the run folder, and it ends with exit code 70. The first
-    time of anything may take ten times as long. auto: 60, or 600 if steps may compile or rows are
+    steps may take ten times as long. auto: 60, or 600 if steps may compile or rows are
     streamed; 0: never."""
     on_sigusr1: Literal["save", "stop"] = "save"
     """On SIGUSR1, which Slurm can send before a job's time limit: save and continue, or save and
