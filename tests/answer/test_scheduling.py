@@ -149,20 +149,6 @@ def test_the_cache_of_a_batch_stays_within_its_share_of_the_memory(recorder, mon
     assert 100 < max(used) <= 600
 
 
-@pytest.mark.parametrize(("oversized", "is_kept"), [(1, False), (9, True)])
-def test_a_cache_for_long_rows_is_not_used_for_short_ones(
-    oversized, is_kept, recorder, monkeypatch
-):
-    monkeypatch.setattr(answer_steps, "OVERSIZED", oversized)
-    with as_on_a_card() as engine:
-        caches = []
-        for place in (10, 0):
-            assert asyncio.run(last_of(engine, question_for(place))).text == alone()[place]
-            caches.append(engine._schedulers["demo"]._open.steps)
-    assert (caches[0] is caches[1]) == is_kept
-    assert caches[0].size > caches[1].size or is_kept
-
-
 @pytest.mark.parametrize("kind", ["soft", "lora+soft"])
 def test_soft_prompts_stand_before_rows_that_join(kind):
     with working(kind, parallel=5) as engine:
@@ -174,14 +160,6 @@ def test_penalties_and_sampling_are_per_row():
     with working() as engine:
         for more in ({"repetition_penalty": 1.3}, drawn):
             assert all_at_once(engine, **more) == alone("lora", **more)
-
-
-def test_a_model_without_a_fixed_cache_gives_the_same_answers(monkeypatch):
-    monkeypatch.setattr(answer_cache, "supports_fixed_cache", lambda model: False)
-    loaded = load_models([f"demo={finished('lora')}"], device="cpu")
-    assert any("only requests that come together share a batch" in n for n in loaded[0].notes)
-    with closing(AnswerEngine(loaded)) as engine:
-        assert all_at_once(engine) == alone()
 
 
 def test_a_row_whose_token_is_nearly_a_tie_continues_alone_with_the_same_words(monkeypatch):
@@ -245,35 +223,6 @@ def test_a_model_that_lacks_memory_gets_that_of_idle_ones(recorder, monkeypatch)
         failing(monkeypatch, torch.OutOfMemoryError("CUDA out of memory"), on=2)
         assert all_at_once(engine) == alone()
         assert idle._open.steps is None
-
-
-def several(engine: AnswerEngine) -> list[str]:
-    """Eight answers to one question, started together."""
-
-    async def texts() -> list[str]:
-        eight = await engine.ask(replace(question_for(11), count=8, streams=False))
-        return [piece.text async for piece in eight.pieces()]
-
-    return asyncio.run(texts())
-
-
-@pytest.mark.parametrize("begun", [False, True])
-def test_out_of_memory_in_prefill_halves_the_batch(begun, monkeypatch):
-    """The prompts of a new batch, or of rows that join one."""
-    read, rows = answer_steps.AnswerModel.read, []
-
-    def cramped(answer_model: Any, group: Any) -> Any:
-        rows.append(len(group))
-        if len(rows) == 2 if begun else len(rows) == 1:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return read(answer_model, group)
-
-    monkeypatch.setattr(answer_steps.AnswerModel, "read", cramped)
-    with working(parallel=8) as engine:
-        if begun:
-            engine._schedulers["demo"]._prefill_tokens = 40  # a few prompts a turn
-        assert several(engine) == [alone()[11]] * 8
-    assert 0 < rows[2] < 8
 
 
 def test_a_prompt_too_large_for_memory_fails_alone(monkeypatch):

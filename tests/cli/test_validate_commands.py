@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
-from expert.cli.validate import ValidatingView, next_lines
+from expert.cli.validate import ValidatingView
 from expert.core.errors import EXIT_GATE_FAILED
-from expert.judging.score import score_of
 from tests.cli.screens import recorded
 from tests.jobs.trained_runs import finished, finished_characters
 from tests.jobs.validated_runs import as_it_was, learnt
@@ -95,12 +93,6 @@ def test_a_failed_gate_ends_with_the_next_commands(run, tmp_path):
     assert "next:" not in as_json.out + as_json.err
 
 
-def test_cases_that_nothing_can_judge_are_not_fixed_by_longer_training():
-    score = score_of([None, True], ["1", "2"])
-    [reported] = next_lines(Path("runs/a"), score, "expert validate --checkpoints all")
-    assert reported == "next: give cases that can be judged (--test-set FILE) or a judge (--domain)"
-
-
 def test_the_facts_as_json_are_those_of_the_file(run):
     ran = run("validate", "--expert", str(learnt()), "--limit", "4", "--json", *CPU)
     found = json.loads(ran.out)
@@ -144,20 +136,6 @@ def test_plain_text_exits_with_0_and_shows_what_is_known_of_it(run):
     assert "the rows have no answers to judge" in refused.err
 
 
-def test_outside_a_terminal_validating_prints_a_line_now_and_then():
-    now, (console, wrote) = [100.0], recorded(terminal=False)
-    with ValidatingView(console, clock=lambda: now[0]) as view:
-        view("final: answering", 0, 300)
-        for done in range(1, 13):
-            now[0] += 1
-            view("final: answering", 10 * done, 300)
-    assert wrote.getvalue().splitlines() == [
-        "final: answering …",
-        "final: answering: 50 of 300, 10.0/s, 25 s left",
-        "final: answering: 100 of 300, 10.0/s, 20 s left",
-    ]
-
-
 def test_a_terminal_has_a_bar_with_rate_and_time_left():
     now, (console, wrote) = [0.0], recorded(terminal=True, width=120)
     with ValidatingView(console, clock=lambda: now[0]) as view:
@@ -194,13 +172,3 @@ def test_a_judge_command_and_its_bar_are_taken_from_the_command_line(run, tmp_pa
     ran = run(*asked, "--min-score", "0.4")
     assert ran.code == 0, ran.err
     assert "required: mean score of at least 0.4 by the judge command" in ran.out.splitlines()
-
-
-def test_open_text_is_asked_for_more_from_the_command_line(run):
-    asked = ("validate", "--expert", str(learnt()), "--domain", "open", "--limit", "3", *CPU)
-    ran = run(*asked)
-    assert ran.code == 0, ran.err
-    assert "✓ the gate passes by loss and token accuracy against the base" in ran.out
-    ran = run(*asked, "--min-improvement", "1", "--min-token-accuracy", "1")
-    assert ran.code == EXIT_GATE_FAILED
-    assert "by at least 100.0% of it" in ran.out

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -15,7 +14,7 @@ import pytest
 import torch
 
 from expert.cli.show.display import make_console
-from expert.core.errors import EXIT_INTERRUPTED, EXIT_RUN_FAILED, EXIT_USAGE
+from expert.core.errors import EXIT_INTERRUPTED, EXIT_USAGE
 from tests.cli.running import ROOT
 from tests.jobs.validated_runs import as_it_was, learnt
 
@@ -83,15 +82,3 @@ def test_ctrl_c_ends_all_processes_and_writes_no_verdict():
     assert "no verdict was written" in err
     assert not any(child.is_running() for child in children)
     assert not (learnt() / "validation.json").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(os.name != "posix", reason="signals are POSIX")
-def test_a_process_that_is_killed_is_named_and_there_is_no_verdict():
-    process, (_, second) = started()
-    second.kill()
-    _, err = process.communicate(timeout=PATIENCE_SECONDS)
-    assert process.returncode == EXIT_RUN_FAILED
-    assert err.startswith("{name} was killed by SIGKILL".format(name="process 2 of 2"))
-    assert not (learnt() / "validation.json").exists()
-    assert not Path(f"/proc/{second.pid}").exists()

@@ -12,7 +12,6 @@ import torch
 
 from expert.answer.decoding import CannotSample
 from expert.core.rundir import RunFolder
-from expert.data import plain_text as row_kind
 from expert.data.records import Example, Turn
 from expert.data.template.text_tools import text_tools
 from expert.data.tokens.encoder import read_special_tokens
@@ -56,19 +55,6 @@ def said(tokenizer: Any, ids: list[int]) -> str:
     """The text of the tokens up to the one that ends an answer."""
     text: str = tokenizer.decode(ids, skip_special_tokens=False)
     return text.partition("<|im_end|>")[0].strip()
-
-
-def test_the_first_training_row_is_read_once(monkeypatch):
-    asked = []
-    local_rows = row_kind.local_rows
-
-    def counted(plan, spec):
-        asked.append(spec.path)
-        return local_rows(plan, spec)
-
-    monkeypatch.setattr(row_kind, "local_rows", counted)
-    texts(finished("lora"), "say cat 1")
-    assert asked == ["train.jsonl"]
 
 
 # --- the text the model is given -----------------------------------------------------------------
@@ -261,16 +247,6 @@ def test_overrides_that_are_unknown_or_out_of_range_are_refused_at_once():
     ]
 
 
-def test_settings_the_character_model_lacks_are_reported():
-    run = finished_characters()
-    with pytest.raises(
-        CannotSample, match="--top-p: the character model supports only temperature and"
-    ):
-        texts(run, "the", decoding={"top_p": 0.5})
-    with pytest.raises(CannotSample, match="--system: continued text has no system"):
-        texts(run, "the", system="be brief")
-
-
 # --- which state ---------------------------------------------------------------------------------
 
 
@@ -312,19 +288,6 @@ def test_a_run_that_has_not_finished_has_no_final(tmp_path):
     with pytest.raises(StateNotFound, match=r"there is no finished expert: it does not exist  \("):
         texts(run, "say cat 2")
     assert texts(run, "say cat 2", checkpoint="6") == texts(finished("lora"), "say cat 2")
-
-
-def test_a_newest_run_that_has_not_finished_names_the_newest_one_that_has(tmp_path):
-    names = ("demo-20260101-000000", "demo-20260102-000000", "demo-20260103-000000")
-    for name in (*names, "other-20260104-000000"):
-        shutil.copytree(finished("lora"), tmp_path / name)
-    runs = [RunFolder(tmp_path / name) for name in names]
-    for unfinished, offered in ((runs[2], runs[1]), (runs[1], runs[0]), (runs[0], None)):
-        shutil.rmtree(unfinished.final)
-        with pytest.raises(StateNotFound) as reported:
-            choose(runs[2], "final")
-        advice = f"; or name {offered.path}, which is finished)" if offered else "3, 6)"
-        assert str(reported.value).endswith(advice)
 
 
 def test_a_plan_of_another_version_and_a_missing_card_are_reported(tmp_path, monkeypatch):

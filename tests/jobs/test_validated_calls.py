@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,11 @@ from expert.jobs.validate.held_out import Run
 from expert.jobs.validate.test_sets import find_test_set, with_rendered_answers
 from expert.jobs.validate.validate import _judged_text, validate
 from expert.judging.cases import Case
-from expert.judging.oracles.calls import CALLS, CallMarks, check_of
+from expert.judging.oracles.calls import CALLS
 from expert.judging.oracles.oracle import JudgeOptions, oracle_for
 from expert.run.stored.choose_checkpoint import choose
 from expert.run.stored.load import load_trained, read_plan
-from tests.data.template.chat_templates import family, qwen3_source
+from tests.data.template.chat_templates import family
 from tests.each import each
 from tests.jobs.runs import WORDS, base_model, place, run, write_expert
 from tests.jobs.validated_runs import as_it_was, rows_file, written
@@ -175,26 +175,6 @@ def test_expected_calls_are_those_that_the_template_of_the_model_writes(tmp_path
     given = Answer(text=bare, marked=WRITTEN, tokens=9, ended=True)
     assert _judged_text(case, given) == WRITTEN
     assert _judged_text(replace(case, check={}), given) == bare
-
-
-def test_the_empty_thought_of_qwen3_is_not_a_mark_of_a_call(tmp_path):
-    case = asked_of(qwen3_source(), rows_file(tmp_path, [row("a")]))
-    assert case.expected == f"<think>\n\n</think>\n\n{IN_CHATML}"
-    assert case.check["marks"] == asdict(CallMarks())
-
-
-def test_what_a_row_says_of_its_domain_holds_of_answers_without_calls(tmp_path):
-    reported = {"role": "tool", "content": "done"}
-    last = {"role": "assistant", "content": '{"done": true}'}
-    rows = [row("a", call(yes=True), reported, last, domain="json", check={"schema": {}})]
-    folder = RunFolder(calling())
-    test = find_test_set(Run(folder, read_plan(folder), None), named=rows_file(tmp_path, rows))
-    first, second = (case for case, _ in test.asked())
-    assert (first.domain, first.check) == (
-        CALLS,
-        check_of([{"name": "ok", "arguments": {"yes": True}}]),
-    )
-    assert (second.domain, second.check) == ("json", {"schema": {}})
 
 
 # --- asked by hand -------------------------------------------------------------------------------

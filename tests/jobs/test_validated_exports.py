@@ -52,14 +52,6 @@ def test_a_validation_that_cannot_be_read_is_no_pass(tmp_path):
             export(copy, tmp_path / "out", device="cpu")
 
 
-def test_another_state_than_the_one_that_passed_is_exported_with_a_warning(tmp_path):
-    passed = {"gate": {"passed": True, "reasons": []}, "checkpoint": "final"}
-    copy = with_validation(tmp_path, passed)
-    assert export(copy, tmp_path / "one", device="cpu").warnings() == []
-    done = export(copy, tmp_path / "two", device="cpu", checkpoint="3")
-    assert "final passed the quality gate, but step-000003 is exported" in done.warnings()[0]
-
-
 def test_a_partial_validation_does_not_replace_a_full_one():
     from expert.cli.validate import gate_lines
 
@@ -179,21 +171,3 @@ def test_a_verdict_on_earlier_weights_does_not_count(tmp_path):
     assert "is about earlier weights: the run continued since" in after
     for reported in ("gate passes", "not validated yet"):
         assert reported not in after
-
-
-def test_a_partial_validation_replaces_an_outdated_one(tmp_path):
-    folder = own_run(tmp_path / "own", validation_split=0.5)
-    cases = len(validate(folder, device="cpu").result.cases)
-    assert cases > 2
-    go_on(folder, 4)
-    few = validate(folder, device="cpu", limit=2)
-    assert few.file.name == "validation.json"
-    assert len(written(folder)["cases"]) == 2
-
-
-def test_the_best_state_is_judged_under_its_name(tmp_path):
-    from tests.jobs.trained_runs import finished
-
-    done = validate(finished("lora"), device="cpu", limit=2, checkpoint="best")
-    assert done.result.name == "best (step-000006)"
-    done.file.unlink()  # other tests export this run

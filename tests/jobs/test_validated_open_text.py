@@ -99,19 +99,6 @@ def test_open_text_that_is_no_better_than_the_base_fails_and_is_not_exported(tmp
         export(learnt(), tmp_path / "out", device="cpu")
 
 
-def test_the_base_generates_nothing_and_a_baseline_does():
-    done = validate(teller(), device="cpu", baseline="base", limit=2)
-    assert done.base == done.baseline.rows
-    assert len(done.baseline.cases) == 2
-    assert done.gate.asked[-1] == "at most 5% worse than the baseline"
-
-
-def test_a_person_may_ask_for_an_exact_match():
-    exact = validate(teller(), device="cpu", domain="text", limit=2)
-    assert exact.gate.reasons == ("accuracy 0.0% is below 95.0%",)
-    assert (exact.because, exact.base) == ("--domain text", None)
-
-
 @pytest.mark.parametrize("domain", ["text", "open"])
 def test_a_domain_in_the_manifest_wins(tmp_path, domain):
     config = {"max_steps": 1, "save_steps": 1}
@@ -208,18 +195,6 @@ def test_plain_text_has_a_loss_and_no_gate_and_may_be_exported(run, tmp_path):
     assert "quality gate" not in card
 
 
-def test_an_accuracy_that_is_asked_of_plain_text_is_refused_with_a_remedy():
-    with pytest.raises(CannotValidate) as raised:
-        validate(learnt_text(), device="cpu", min_accuracy=0.9)
-    text = str(raised.value)
-    assert text.startswith(
-        "--min-accuracy 0.9: rows held out of train.jsonl: the rows have no answers"
-    )
-    assert "compare the loss with --baseline" in text
-    assert "--test-set FILE" in text
-    assert validate(learnt_text(), device="cpu", min_accuracy=0.0).gate.passed is None
-
-
 def test_the_loss_of_plain_text_is_held_to_that_of_a_baseline(tmp_path):
     done = validate(learnt_text(), device="cpu", baseline="base")
     assert done.result.rows.loss < done.baseline.rows.loss
@@ -230,19 +205,6 @@ def test_the_loss_of_plain_text_is_held_to_that_of_a_baseline(tmp_path):
     worse = validate(learnt(), device="cpu", baseline="base", test_set=file, max_regression=0.0)
     assert worse.gate.passed is False
     assert worse.gate.reasons[0].startswith("loss ")
-
-
-def test_a_part_of_a_text_and_another_state_do_not_take_the_place_of_the_validated(tmp_path):
-    validate(learnt_text(), device="cpu")
-    part = validate(learnt_text(), device="cpu", limit=1)
-    assert part.file.name == "validation-partial.json"
-    assert "validation.json, which looked at 2 of these rows, is kept" in part.notes
-    part.file.unlink()
-    out = export(learnt_text(), tmp_path / "out", device="cpu", checkpoint="1")
-    assert out.warnings()[0].startswith(
-        "final was validated, but step-000001 is exported  (validate it with expert "
-        "validate --expert "
-    )
 
 
 def test_conversations_are_not_put_to_a_model_that_continues_text(tmp_path):

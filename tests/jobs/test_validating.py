@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import json
-import shutil
-from dataclasses import replace
 
 import pytest
 
 import expert
-from expert.core.rundir import RunFolder, RunFolderError
 from expert.data.records import DataError
-from expert.jobs.validate.test_sets import NoTestSet, data_folder
+from expert.jobs.validate.test_sets import NoTestSet
 from expert.jobs.validate.validate import CannotValidate, validate
 from expert.jobs.validate.validation import few_cases
-from expert.judging.domain import JUDGES
 from expert.judging.oracles.oracle import UnknownDomain
-from expert.run.stored.load import read_plan
-from tests.jobs.runs import base_model, events_of, rewrite_events, run, write_expert
+from tests.jobs.runs import events_of, rewrite_events
 from tests.jobs.trained_runs import finished, with_plan
 from tests.jobs.validated_runs import TESTS, as_it_was, learnt, rows_file, written
 
@@ -64,37 +59,6 @@ def test_a_gate_that_fails_says_why_and_the_answers_are_kept():
     assert found["cases"][0]["reason"].startswith("the text differs from the expected one")
 
 
-@pytest.mark.parametrize(
-    ("verdicts", "rows", "reported"),
-    [
-        (
-            49,
-            49,
-            (
-                "49 cases are too few to be conclusive: the accuracy lies between 92.7% and "
-                "100.0%; 50 or more"
-            ),
-        ),
-        (
-            60,
-            12,
-            (
-                "60 cases of 12 rows are too few to be conclusive: the accuracy lies between "
-                "75.8% and 100.0%; 50"
-            ),
-        ),
-        (50, 50, ""),
-        (0, 0, ""),
-    ],
-)
-def test_cases_are_few_below_fifty_rows_of_them(verdicts, rows, reported):
-    from expert.judging.score import score_of
-
-    note = few_cases(score_of([True] * verdicts, [str(n % rows) for n in range(verdicts)]))
-    assert note.startswith(reported)
-    assert bool(note) == bool(reported)
-
-
 def test_rows_that_a_run_held_out_are_found_again_and_were_not_learnt():
     done = validate(finished("lora"), device="cpu", min_accuracy=0.0)
     assert done.test_set == "rows held out of train.jsonl"
@@ -115,23 +79,6 @@ def test_all_checkpoints_are_compared_and_the_best_is_named():
     accuracies = [each.score.accuracy or 0.0 for each in done.checkpoints]
     assert done.best.score.accuracy == max(accuracies)
     assert len({each.rows.loss for each in done.checkpoints}) > 1
-
-
-def test_an_expert_is_named_by_the_folder_of_its_manifest(tmp_path):
-    done = validate(learnt().parents[1], device="cpu", limit=4)
-    assert done.folder == learnt()
-    expert = write_expert(tmp_path, "tiny", {}).parent
-    with pytest.raises(RunFolderError, match="there is no run of demo under"):
-        validate(expert)
-    renamed = expert / "runs" / "the best"
-    renamed.mkdir(parents=True)
-    for file in ("plan.json", "events.jsonl"):
-        shutil.copyfile(learnt() / file, renamed / file)
-    with pytest.raises(RunFolderError) as refused:
-        validate(expert)
-    assert "(name a renamed run: {run}; or train it with expert train".format(
-        run=f"'{renamed}'"
-    ) in str(refused.value)
 
 
 def test_cases_of_a_file_are_written_like_training_rows(tmp_path):
@@ -172,12 +119,6 @@ def test_a_hostile_row_of_a_test_set_is_judged_by_nobody(tmp_path, monkeypatch):
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_missing_packages_are_reported(monkeypatch):
-    monkeypatch.setitem(JUDGES, "json", replace(JUDGES["json"], packages=("no_such_package",)))
-    done = validate(learnt(), device="cpu", limit=2)
-    assert any("no-such-package not installed" in note for note in done.notes)
-
-
 @pytest.mark.parametrize(
     ("given", "error", "text"),
     [
@@ -216,12 +157,6 @@ def test_rows_and_columns_that_cannot_be_read_are_named(tmp_path):
     assert str(raised.value).endswith("(name its columns as those of the rows it was trained on)")
 
 
-def test_a_missing_baseline_is_reported_before_anything_is_loaded(monkeypatch):
-    monkeypatch.setattr("expert.jobs.validate.validate.find_test_set", None)
-    with pytest.raises(RunFolderError, match="nowhere: there is no such folder"):
-        validate(learnt(), baseline="nowhere", device="cpu")
-
-
 def test_a_read_only_run_is_refused_before_anything_is_loaded(monkeypatch):
     monkeypatch.setattr("os.access", lambda path, mode: False)
     monkeypatch.setattr("expert.jobs.validate.validate._evaluate_checkpoint", None)
@@ -238,14 +173,3 @@ def test_data_that_was_moved_is_asked_for(tmp_path):
     rewrite_events(copy, lambda text: text.replace(there, str(tmp_path / "gone")))
     with pytest.raises(NoTestSet, match="the run's data was moved or deleted"):
         validate(copy, device="cpu")
-
-
-def test_rows_are_found_by_the_manifest_where_runs_and_tokens_lie_elsewhere(tmp_path):
-    """For example on other disks; the run recorded where its manifest was."""
-    manifest = write_expert(tmp_path / "expert", base_model(), {"epochs": 1})
-    elsewhere = (
-        f"training.config.output_dir={tmp_path / 'disk' / 'runs'}",
-        f"training.config.pretokenized_cache={tmp_path / 'disk2' / 'tokens' / 'one'}",
-    )
-    folder = RunFolder(run(manifest, overrides=elsewhere).folder)
-    assert data_folder(folder, read_plan(folder), None) == tmp_path / "expert"

@@ -6,7 +6,6 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -194,7 +193,6 @@ class ValidatingView:
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self._console, self._clock = console, clock
-        self._shown = ExitStack()
         self._bar: Any = None
         self._now, self._printed, self._pace = "", 0.0, Pace()
 
@@ -204,34 +202,32 @@ class ValidatingView:
 
             columns = (
                 rich.TextColumn("[bold]{task.description}"),
-                rich.BarColumn(),
-                rich.MofNCompleteColumn(),
-                rich.TextColumn("{task.fields[rate]}"),
-                rich.TimeRemainingColumn(),
+                *(rich.BarColumn(), rich.MofNCompleteColumn()),
+                *(rich.TextColumn("{task.fields[rate]}"), rich.TimeRemainingColumn()),
             )
-            bar = rich.Progress(*columns, console=self._console, transient=True)
-            self._bar = self._shown.enter_context(bar)
+            self._bar = rich.Progress(*columns, console=self._console, transient=True)
             self._bar.add_task("", total=None, rate="")
+            self._bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._shown.close()
+        if self._bar is not None:
+            self._bar.stop()
 
     def __call__(self, what: str, done: int, of: int) -> None:
         """Report progress; `of` is 0 if the total is unknown."""
-        now = self._clock()
-        if what != self._now:
-            self._now, self._pace = what, Pace((0, now))
-            if self._bar is None:
-                self._printed = now
-                show(self._console, f"{what} …", "dim")
-            else:
-                self._bar.reset(self._bar.task_ids[0], description=what, total=of or None)
+        now, is_new = self._clock(), what != self._now
+        if is_new:
+            self._now, self._pace, self._printed = what, Pace((0, now)), now
         pace = self._pace.rate(done, now)
         rate = f"{pace:.1f}/s" if pace else ""
         if self._bar is not None:
+            if is_new:
+                self._bar.reset(self._bar.task_ids[0], description=what, total=of or None)
             task = self._bar.task_ids[0]
             self._bar.update(task, completed=done, total=of or None, rate=rate)
+        elif is_new:
+            show(self._console, f"{what} …", "dim")
         elif of and done < of and now - self._printed >= SECONDS_BETWEEN_LINES:
             self._printed = now
             left = f", {duration((of - done) / pace)} left" if pace else ""
@@ -265,9 +261,11 @@ def _show_validation(done: Validation, console: Console) -> None:
 
 def score_sheet(done: Validation) -> Sheet:
     """The scores, next to the baseline if there is one; tasks below."""
-    sides = {done.result.name: done.result}
+    sides: dict[str, CheckpointResult] = {done.result.name: done.result}
     if done.baseline is not None:
-        sides[f"baseline: {_baseline_name(done)}"] = done.baseline
+        other = done.baseline
+        name = other.name if other.run == str(done.folder) else f"{other.name} of {other.run}"
+        sides[f"baseline: {name}"] = other
     facts = {name: _facts(side) for name, side in sides.items()}
     if done.base is not None and (done.baseline is None or done.baseline.name != "base"):
         facts["base"] = _loss_facts(done.base)
@@ -275,31 +273,29 @@ def score_sheet(done: Validation) -> Sheet:
         [name, *(each.get(name, "–") for each in facts.values())]
         for name in facts[done.result.name]
     ]
+
+    def share(name: str, task: str) -> str:
+        score = sides[name].by_task().get(task) if name in sides else None
+        return f"{_percent(score.accuracy)} of {score.judged}" if score is not None else "–"
+
     tasks = [
-        [f"  {task}", *(_task_share(sides.get(name), task) for name in facts)]
+        [f"  {task}", *(share(name, task) for name in facts)]
         for task in done.result.by_task()
         if done.result.score.cases
     ]
-    title = f"{done.expert} on {done.model}: {_test_set_in_words(done)} ({done.test_set})"
-    return Sheet(("", *facts), [rows, tasks], title=title)
-
-
-def _task_share(side: CheckpointResult | None, task: str) -> str:
-    score = side.by_task().get(task) if side is not None else None
-    return f"{_percent(score.accuracy)} of {score.judged}" if score is not None else "–"
-
-
-def _test_set_in_words(done: Validation) -> str:
-    """`16 cases, judged as json`; if rows have several answers each, `16 cases of 4 rows`."""
+    # `16 cases, judged as json`; if rows have several answers each, `16 cases of 4 rows`.
     judged = done.result.cases
-    if not judged:
-        return f"no answers, {counted(done.result.rows.targets, 'token')}"
-    cases, rows = len(judged), len({each.row for each in judged})
-    of = f" of {counted(rows, 'row')}" if rows != cases else ""
-    domains = (each.case.domain or done.domain for each in judged)
-    ways = dict.fromkeys((JUDGES[name].title or name) for name in domains)
+    count = len({each.row for each in judged})
+    of = f" of {counted(count, 'row')}" if count != len(judged) else ""
+    ways = dict.fromkeys(
+        JUDGES[name].title or name for name in (each.case.domain or done.domain for each in judged)
+    )
     by = f"scored by {done.judge}" if done.judge else f"judged as {' and '.join(ways)}"
-    return f"{counted(cases, 'case')}{of}, {by}"
+    words = f"{counted(len(judged), 'case')}{of}, {by}"
+    if not judged:
+        words = f"no answers, {counted(done.result.rows.targets, 'token')}"
+    title = f"{done.expert} on {done.model}: {words} ({done.test_set})"
+    return Sheet(("", *facts), [rows, tasks], title=title)
 
 
 def _checkpoint_sheet(done: Validation) -> Sheet:
@@ -352,34 +348,36 @@ def next_lines(folder: Path, score: Score, again: str, *, judge: bool = False) -
 
 
 def _facts(side: CheckpointResult) -> dict[str, str]:
-    known = _loss_facts(side.rows)
-    if not side.cases:
+    known, total = _loss_facts(side.rows), len(side.cases)
+    if not total:
         return known
-    score, exact, facts = side.score, _matches(side), {}
-    counts = " / ".join(map(str, (score.passed, score.failed, score.without_oracle)))
-    if side.is_scored:
-        mean = "–" if side.scores.mean is None else f"{side.scores.mean:.3g}"
-        facts["mean score"] = f"{mean} of {side.scores.scored}"
-        facts["enough / too low / no score"] = counts
-        facts |= exact | known
-    elif score.cases:
-        facts["accuracy"] = _percent(score.accuracy)
-        facts["95 % interval"] = _interval(score.interval)
-        facts["correct / wrong / not judged"] = counts
-        facts |= exact | known
-    else:  # open text: an exact match is shown, but not required
-        facts |= known | {f"{name} (not required)": text for name, text in exact.items()}
-    rate = side.tokens / side.seconds if side.seconds > 0 else 0.0
-    facts["generated"] = f"{side.tokens:,} tokens in {duration(side.seconds)}, {rate:,.0f}/s"
-    return facts
-
-
-def _matches(side: CheckpointResult) -> dict[str, str]:
-    total = len(side.cases)
-    return {
+    score = side.score
+    exact = {
         "exact match": _percent(sum(each.exact for each in side.cases) / total),
         "match ignoring whitespace": _percent(sum(each.normalised for each in side.cases) / total),
     }
+    counts = " / ".join(map(str, (score.passed, score.failed, score.without_oracle)))
+    if side.is_scored:
+        mean = "–" if side.scores.mean is None else f"{side.scores.mean:.3g}"
+        facts = {
+            "mean score": f"{mean} of {side.scores.scored}",
+            "enough / too low / no score": counts,
+            **exact,
+            **known,
+        }
+    elif score.cases:
+        facts = {
+            "accuracy": _percent(score.accuracy),
+            "95 % interval": _interval(score.interval),
+            "correct / wrong / not judged": counts,
+            **exact,
+            **known,
+        }
+    else:  # open text: an exact match is shown, but not required
+        facts = known | {f"{name} (not required)": text for name, text in exact.items()}
+    rate = side.tokens / side.seconds if side.seconds > 0 else 0.0
+    facts["generated"] = f"{side.tokens:,} tokens in {duration(side.seconds)}, {rate:,.0f}/s"
+    return facts
 
 
 def _loss_facts(rows: EvalResult) -> dict[str, str]:
@@ -425,12 +423,6 @@ def _cases(cases: Sequence[Judged], title: str, style: str) -> list[Line]:
         if each.judgement.reason:
             lines.append((f"    {_short(each.judgement.reason)}", "dim"))
     return lines
-
-
-def _baseline_name(done: Validation) -> str:
-    assert done.baseline is not None
-    other = done.baseline
-    return other.name if other.run == str(done.folder) else f"{other.name} of {other.run}"
 
 
 def _percent(share: float | None) -> str:

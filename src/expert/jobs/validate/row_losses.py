@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from expert.data.prepared import PreparedSplit
 from expert.data.records import BadRow, Example, Row, Segment
@@ -89,8 +89,11 @@ def batch_sums(
                 with split_batches(
                     alone, split, rows=rows, device=trained.device, bins=own
                 ) as batches:
-                    counted = _counted(batches, len(examples), tell)
-                    found = [evaluate(engine, NextToken(), [batch]) for batch in counted]
+                    found, done = [], 0
+                    for batch in batches:
+                        found.append(evaluate(engine, NextToken(), [batch]))
+                        done += batch.counts.examples
+                        tell(min(done, len(examples)), len(examples))
             except RuntimeError as error:
                 if text := disable_failed_cudnn(error):
                     note(text)
@@ -170,11 +173,3 @@ def _prepared(trained: Trained, examples: Sequence[Example], place: Path) -> Pre
         soft_tokens=len(soft.rows()) if soft is not None else 0,
     )
     return PreparedSplit("test", (tokens,), index, place / "index.arrow", False)
-
-
-def _counted(batches: Iterator[Any], of: int, tell: Tell) -> Iterator[Any]:
-    done = 0
-    for batch in batches:
-        yield batch
-        done += batch.counts.examples
-        tell(min(done, of), of)
