@@ -182,10 +182,10 @@ def test_batches_that_are_shared_out_are_those_of_one_process(most, monkeypatch)
     assert len(expected) == 3
     own = evaluation.evaluate
 
-    def small_card(engine, batches):
+    def small_card(engine, objective, batches):
         if len(batches[0].tokens) > most:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return own(engine, batches)
+        return own(engine, objective, batches)
 
     found = [batch_sums(trained, rows, place=place, of=4) for place in (0, 1, 3)]
     assert found == [[expected[0]], [expected[1]], []]
