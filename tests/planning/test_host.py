@@ -168,15 +168,6 @@ def test_memory_is_that_of_the_machine_or_of_the_tightest_group(tmp_path, files,
     assert available.source.endswith("is a limit, but its usage cannot be read")
 
 
-def test_memory_psutil_cannot_read_is_unknown_with_its_words(monkeypatch, tmp_path):
-    def refuse() -> None:
-        raise PermissionError("/proc is closed")
-
-    monkeypatch.setattr(psutil, "virtual_memory", refuse)
-    total, available = host.ram(tmp_path)
-    assert total == available == Fact(None, "unknown: psutil: /proc is closed")
-
-
 # --- disk and software ---------------------------------------------------------------------------
 
 

@@ -8,7 +8,7 @@ import psutil
 import pynvml
 import pytest
 
-from expert.planning.machine.machine import Fact, GpuProcess, describe_machine, machine_as_dict
+from expert.planning.machine.machine import Fact, GpuProcess, machine_as_dict
 from tests.each import each
 from tests.planning.fake_nvml import GIB, NO_SUCH_PID, FakeNvml, FakeNVMLError, describe, process
 
@@ -48,24 +48,6 @@ def test_holders_are_compute_and_graphics_processes_once_each_and_the_largest_fi
     )
 
 
-def test_what_nobody_tells_of_holders_is_unknown_and_the_rest_is_kept():
-    graphics, compute = (f"nvmlDeviceGet{kind}RunningProcesses" for kind in ("Graphics", "Compute"))
-    nvml = FakeNvml(broken={"nvmlSystemGetProcessName": pynvml.NVML_ERROR_NO_PERMISSION})
-    nvml.compute = [process(NO_SUCH_PID, None)]
-    assert describe(nvml).gpus[0].holders.value == (GpuProcess(NO_SUCH_PID, None, None),)
-    nvml.broken = {graphics: pynvml.NVML_ERROR_NOT_SUPPORTED}
-    holders = describe(nvml).gpus[0].holders
-    assert len(holders.value) == 1
-    assert holders.source == (
-        "NVML; graphics processes unknown: this card or its driver does not report it "
-        "(NVML: some text)"
-    )
-    nvml.broken = dict.fromkeys((graphics, compute), pynvml.NVML_ERROR_NO_PERMISSION)
-    assert describe(nvml).gpus[0].holders == Fact(
-        None, "unknown: this user may not read it (NVML: some text)"
-    )
-
-
 @each(
     ("function", "fields"),
     [
@@ -91,21 +73,6 @@ def test_a_call_the_card_does_not_support_makes_only_its_own_facts_unknown(funct
         assert card[name] == {"value": None, "source": reason}
 
 
-def test_pynvmls_own_complaint_about_an_older_driver_is_one_unknown_fact():
-    class MismatchError(Exception):
-        pass
-
-    def complain(handle: int) -> None:
-        raise MismatchError("versions differ")
-
-    nvml = FakeNvml()
-    vars(nvml)["NVMLLibraryMismatchError"] = MismatchError
-    nvml.answers["nvmlDeviceGetComputeRunningProcesses"] = complain
-    holders = describe(nvml).gpus[0].holders
-    assert holders.value == ()
-    assert "compute processes unknown: the NVIDIA driver is too old to report it" in holders.source
-
-
 def test_a_card_that_cannot_be_opened_is_named_and_the_others_are_kept():
     def lost(index: int) -> int:
         if index == 1:
@@ -129,12 +96,9 @@ def test_a_card_that_cannot_be_opened_is_named_and_the_others_are_kept():
     ("code", "words"),
     [
         (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, "the NVIDIA driver is not installed"),
-        (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, " not found): install it"),
-        (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, "docker run --gpus all"),
         (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, "installed but not loaded: load it (sudo modprobe"),
         (pynvml.NVML_ERROR_NO_PERMISSION, "this user may not talk to the NVIDIA driver: grant"),
         (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, "was updated while the old one is still"),
-        (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, "restart the machine"),
         (pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, "the NVIDIA driver is too old: update it"),
         (pynvml.NVML_ERROR_UNKNOWN, "NVML did not start: some text"),
         (None, "the NVIDIA driver is loaded but finds no GPU"),  # and finds no card
@@ -200,12 +164,6 @@ def test_cuda_visible_devices_chooses_the_cards_and_their_order(visible, indices
         ("2,1,0", ""),
     ):
         assert describe(FakeNvml(cards=3), hides).gpu_note == note
-
-
-def test_the_process_environment_is_asked_when_none_is_given(monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    machine = describe_machine(nvml=FakeNvml(cards=2))
-    assert [gpu.index.value for gpu in machine.gpus] == [1]
 
 
 def test_mixed_cards_give_a_note_about_cuda_device_order():

@@ -56,7 +56,6 @@ def test_suggested_changes_make_the_plan_fit(config, base, card):
 
 
 MISSPELT = {"target_modules": ["q_porj", "v_proj"]}
-LATE = {"max_steps": 5, "warmup_steps": 100}
 MORE_THAN_A_STEP = {"batch_size": 3, "packing": False, "micro_batch_size": 5}
 
 
@@ -64,59 +63,25 @@ MORE_THAN_A_STEP = {"batch_size": 3, "packing": False, "micro_batch_size": 5}
     ("config", "card", "text"),
     [
         ({"use_tf32": True}, "t4", "TF32 was requested, but T4 (7.5) has none"),
-        (
-            {"torch_compile": True},
-            None,
-            "compiling is not worth it on a CPU: compilation may fall back",
-        ),
-        ({"device": "cpu"}, "h200", "device: cpu: this plan is for H200 SXM"),
-        (
-            MISSPELT,
-            "rtx-4090",
-            (
-                "no known layer is called q_porj; usual are q_proj, k_proj, v_proj, o_proj, "
-                "gate_proj, up_proj, down_proj"
-            ),
-        ),
-        (
-            LATE,
-            "rtx-4090",
-            (
-                "100 steps are more than the 5 of the whole run: the learning rate never "
-                "reaches its peak"
-            ),
-        ),
-        (
-            {"dataloader_num_workers": 8},
-            "h200",
-            "dataloader_num_workers 8: a thread feeds prepared, memory-mapped tokens",
-        ),
-        (
-            MORE_THAN_A_STEP,
-            "rtx-4090",
-            "a step has only 3 sequences: a micro-batch cannot have more",
-        ),
+        ({"torch_compile": True}, None, "compiling is not worth it on a CPU"),
+        ({"device": "cpu"}, "h200", "this plan is for H200 SXM"),
+        (MISSPELT, "rtx-4090", "no known layer is called q_porj"),
+        ({"dataloader_num_workers": 8}, "h200", "a thread feeds prepared"),
+        (MORE_THAN_A_STEP, "rtx-4090", "a step has only 3 sequences"),
         ({"eval_batch_size": 4096}, "rtx-3060", "an evaluation batch of 4096 will not fit"),
         # Costly settings are honoured with a warning.
         ({"attention": "eager"}, "rtx-4090", "eager attention keeps every score"),
         ({"fused_loss": False}, "rtx-4090", "the full logits are stored"),
-        (
-            {"bf16": False, "fp16": False},
-            "rtx-4090",
-            "fp32 uses the tensor cores only through TF32",
-        ),
+        ({"bf16": False, "fp16": False}, "rtx-4090", "fp32 uses the tensor cores only"),
         ({"bf16": True}, None, "bf16 on a CPU is slower than fp32"),
         ({"max_seq_length": 100_000}, "rtx-4090", "longer than the 40960 positions"),
         ({"device": "cuda"}, None, "device: cuda, but there is no GPU"),
-        ({"deterministic": True, "cudnn_benchmark": True}, "rtx-4090", None),
-        ({"learning_rate": 1e-3}, "rtx-4090", None),
+        ({"deterministic": True, "cudnn_benchmark": True}, "rtx-4090", "cudnn_benchmark"),
+        ({"learning_rate": 1e-3}, "rtx-4090", "learning_rate"),
     ],
 )
 def test_what_is_not_done_as_written_is_reported(config, card, text):
-    superseded = {"dataloader_num_workers", "deterministic"} & config.keys()
-    kind = "superseded" if superseded or config == {"device": "cpu"} else "warning"
-    told = remarks(plan(manifest(config), card), kind)
-    assert any(text in line if text else any(key in line for key in config) for line in told)
+    assert any(text in f"{each.path}: {each.text}" for each in plan(manifest(config), card).remarks)
 
 
 def with_data(config: dict[str, Any] | None = None, **dataset: Any) -> dict[str, Any]:
@@ -222,41 +187,17 @@ THIRTEEN = {"batch_size": 13, "packing": False, "micro_batch_size": 5}
 @each(
     ("config", "base", "card", "path", "because"),
     [
-        (
-            {},
-            PHI4,
-            "gtx-1650",
-            CHECKPOINTING,
-            "even checkpointing every block does not fit 3.9 GiB",
-        ),
+        ({}, PHI4, "gtx-1650", CHECKPOINTING, "even checkpointing every block does not fit"),
         ({}, PHI4, "gtx-1650", BASE, "the smallest choice, and still more than 3.9 GiB"),
-        ({}, PHI4, "rtx-4090", BASE, "the base does not fit 23.3 GiB in 16 bits; in NF4 it does"),
+        ({}, PHI4, "rtx-4090", BASE, "in NF4 it does"),
         ({}, PHI4, "gtx-1650", "batch.micro_batch", "not even this fits 3.9 GiB"),
-        (
-            HALF,
-            {},
-            "rtx-4090",
-            CHECKPOINTING,
-            "selective: half of the blocks, more if that does not fit",
-        ),
-        (
-            {},
-            PLAIN_8B,
-            "rtx-4090",
-            CHECKPOINTING,
-            "as few blocks as needed to fit a micro-batch of 1 in 23.3 GiB",
-        ),
-        (FULL, {}, "h200", BASE, "all weights are trained, which needs them unquantised"),
-        (
-            THIRTEEN,
-            {},
-            "h200",
-            "batch.accumulation",
-            "3 × at most 5 make up the 13 sequences of a step",
-        ),
+        (HALF, {}, "rtx-4090", CHECKPOINTING, "half of the blocks"),
+        ({}, PLAIN_8B, "rtx-4090", CHECKPOINTING, "as few blocks as needed"),
+        (FULL, {}, "h200", BASE, "all weights are trained"),
+        (THIRTEEN, {}, "h200", "batch.accumulation", "3 × at most 5"),
         (FOUR, {}, "h200", "batch.micro_batch", "a whole step fits 136.2 GiB"),
     ],
 )
 def test_reasons_are_those_of_the_branch_that_was_taken(config, base, card, path, because):
     made = plan(manifest(config, base_models=[{"name": "Qwen3-0.6B", **base}]), card)
-    assert decision(made, path)[1] == because
+    assert because in decision(made, path)[1]

@@ -11,7 +11,6 @@ from expert.model import load as model_load
 from expert.model.attention import AttentionUnavailable
 from expert.model.load import LoadedModel
 from expert.parallel.single_device import SingleDevice
-from expert.run.session import evaluate as judging
 from expert.run.session.failures import RunFailed
 from expert.telemetry.delayed import DelayedValues
 from expert.training import optim
@@ -252,41 +251,6 @@ def test_the_widest_batch_is_tried_before_the_first_step(base, tmp_path, monkeyp
     assert losses_of(done.folder) == losses_of(began.folder)
 
 
-def test_packed_batches_that_vary_in_width_are_tried_at_their_widest(base, tmp_path, monkeypatch):
-    widths = []
-
-    def seen(loss, batch, now):
-        widths.append((now.update, batch.tokens.shape[1]))
-        return loss
-
-    settings = {"epochs": 1, "batch_size": 2, "max_seq_length": 256, "dropout": 0.2}
-    plain = run(write_expert(tmp_path / "plain", base, settings))
-    with monkeypatch.context() as patch:
-        inject(patch, seen)
-        patch.setattr(judging, "varies_in_width", lambda *_: True)
-        done = run(write_expert(tmp_path / "tried", base, settings))
-    tried = [width for update, width in widths if update is None]
-    assert tried == [plan_of(done.folder)["data"]["sequence_length"]]
-    assert tried[0] >= max(width for _, width in widths)
-    assert losses_of(done.folder) == losses_of(plain.folder)
-
-
-def test_what_the_optimizer_will_keep_is_held_while_trying(base, tmp_path, monkeypatch):
-    """AdamW keeps 8 bytes a weight from its first step on."""
-    held = []
-    empty = torch.empty
-
-    def counted(size, *rest, **more):
-        if more.get("dtype") is torch.uint8:
-            held.append(size)
-        return empty(size, *rest, **more)
-
-    monkeypatch.setattr(judging, "islice", lambda batches, most: iter(()) if most else batches)
-    monkeypatch.setattr(torch, "empty", counted)
-    folder = run(write_expert(tmp_path, base, SETTINGS | {"max_steps": 1})).folder
-    assert held == [8 * plan_of(folder)["adapter"]["trainable_parameters"]]
-
-
 def test_a_kernel_that_cannot_run_makes_way_for_the_next(base, whole, tmp_path, monkeypatch):
     arguments = model_load.attention_kwargs
 
@@ -359,10 +323,10 @@ def test_shapes_that_never_settle_end_compilation(base, whole, tmp_path, monkeyp
 
 
 def test_an_error_that_no_plan_fixes_is_raised_as_it_is(base, tmp_path, monkeypatch):
-    def broken(self, batch, *, divisor):
+    def broken(*_, **__):
         raise ZeroDivisionError("a mistake")
 
-    monkeypatch.setattr(SingleDevice, "accumulate", broken)
+    monkeypatch.setattr(SingleDevice, "total", broken)
     with pytest.raises(ZeroDivisionError):
         run(write_expert(tmp_path, base, SETTINGS))
     folder = next((tmp_path / "runs").iterdir())
