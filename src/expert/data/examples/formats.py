@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from expert.data.examples.columns import Columns, Kind, columns_found
-from expert.data.examples.marked_text import marked_turns, transcript_turns
 from expert.data.examples.messages import (
     conversation,
     decoded_messages,
@@ -27,6 +27,18 @@ from expert.manifest.schema.message_names import Role
 
 METADATA_OF_A_TASK = frozenset({"instruction", "error_type"})
 RAW_CHARACTERS = 500
+CHATML_START = "<|im_start|>"
+CHATML_END = "<|im_end|>"
+LEGACY_END = "<|end|>"
+END_OF_TEXT = "<|endoftext|>"
+
+_LEGACY_TAG = re.compile(r"<\|(system|user|assistant|end)\|>")
+_LEGACY_BEGINNING = re.compile(r"\s*<\|(?:system|user|assistant)\|>")
+_ANY_MARKER = re.compile(r"<\|(?:im_start|im_end|system|user|assistant|end)\|>")
+_ROLE_LINE = re.compile(r"[ \t]*(\w+)[ \t]*(?:\r\n|\n|\r)")
+_SPEAKER = re.compile(r"(?:\A\s*|\n\n)(Human|User|Assistant|System): ?")
+_EDGES = re.compile(r"\A(?:\r\n|\n|\r)|(?:\r\n|\n|\r)\Z")
+_SHOWN_CHARACTERS = 40
 _TRUTHS = {"true": True, "1": True, "false": False, "0": False}
 Values = Mapping[str, Any]
 
@@ -67,8 +79,14 @@ def _instruction_example(values: Values, columns: Columns) -> Example:
     if type(request) is not str:
         request = _required_text(values, columns.instruction, columns)
     material = _optional_text(values, columns.input, columns)
-    if material:
-        request = _with_input(request, columns.input, material)
+    if material and (not request or request.isspace()):
+        request = material
+    elif material:
+        name = columns.input.lower()
+        label = "Context" if "context" in name else "Input"
+        if "CREATE TABLE" in material or "schema" in name:
+            label = "Schema"
+        request = f"{request}\n\n{label}:\n{material}"
     _refuse_empty(request, columns.instruction, "the request is empty")
     system = _optional_text(values, columns.system, columns)
     offered = _offered(values, columns)
@@ -115,17 +133,6 @@ def _history(pairs: Any, column: str) -> list[Turn]:
 def _exchange(system: str, request: str, answer: str) -> Example:
     turns = (Turn("user", request), Turn("assistant", answer))
     return Example((Turn("system", system), *turns)) if system else Example(turns)
-
-
-def _with_input(request: str, column: str, material: str) -> str:
-    """The request with the input under a label, or the input alone if there is no request."""
-    if not request or request.isspace():
-        return material
-    name = column.lower()
-    label = "Context" if "context" in name else "Input"
-    if "CREATE TABLE" in material or "schema" in name:
-        label = "Schema"
-    return f"{request}\n\n{label}:\n{material}"
 
 
 def _prompt_completion_example(
@@ -203,7 +210,7 @@ def _turns_of(value: Any, values: Values, columns: Columns) -> list[Turn]:
         messages = decoded_messages(value)
         if messages is not None:
             return turns_in(messages, column)
-        marked = marked_turns(value) or transcript_turns(value)
+        marked = _marked_turns(value) or _transcript_turns(value)
         if marked:
             return [Turn(_marked_role(name), text) for name, text in marked]
         if columns.response:
@@ -218,7 +225,7 @@ def _text_example(values: Values, columns: Columns) -> Example:
     if type(text) is not str:
         raise _wrong_value(values, columns.text, "text")
     _refuse_empty(text, columns.text, "the text is empty")
-    marked = marked_turns(text)
+    marked = _marked_turns(text)
     if marked is None:
         return Example(text=text)
     return conversation(Turn(_marked_role(name), body) for name, body in marked)
@@ -241,21 +248,80 @@ def _multi_task_example(values: Values, columns: Columns) -> Example:
     _refuse_empty(answer, columns.response, "the answer is empty")
     task_input = values.get(columns.input)
     if isinstance(task_input, Mapping):
-        request = _labelled(task_input, columns)
+        # The instruction, followed by the other parts under their names.
+        blocks = [_optional_text(task_input, "instruction", columns)]
+        for name in (name for name in task_input if name not in METADATA_OF_A_TASK):
+            if text := _optional_text(task_input, name, columns):
+                blocks.append(f"{name.replace('_', ' ').capitalize()}:\n{text}")
+        request = "\n\n".join(block for block in blocks if block)
     else:
         request = _required_text(values, columns.input, columns)
     _refuse_empty(request, columns.input, "the request is empty")
     return _exchange(_optional_text(values, columns.system, columns), request, answer)
 
 
-def _labelled(parts: Values, columns: Columns) -> str:
-    """The instruction, followed by the other parts under their names."""
-    blocks = [_optional_text(parts, "instruction", columns)]
-    for name in parts:
-        text = "" if name in METADATA_OF_A_TASK else _optional_text(parts, name, columns)
-        if text:
-            blocks.append(f"{name.replace('_', ' ').capitalize()}:\n{text}")
-    return "\n\n".join(block for block in blocks if block)
+# --- text with turn markers -----------------------------------------------------------------------
+
+
+def _marked_turns(text: str) -> list[tuple[str, str]] | None:
+    """(role, text) of every turn; None for plain text without markers."""
+    if "<|" not in text:
+        return None
+    if text.lstrip().startswith(CHATML_START):
+        return _chatml_turns(text)
+    if _LEGACY_BEGINNING.match(text):
+        return _legacy_turns(text)
+    marker = _ANY_MARKER.search(text)
+    if marker is None:
+        return None
+    raise RowError(f"the text has turn markers ({marker[0]}) but does not begin with one")
+
+
+def _transcript_turns(text: str) -> list[tuple[str, str]] | None:
+    """(role, text) of a conversation written as "Human: … Assistant: …", separated by blank lines;
+    None for other text."""
+    parts = _SPEAKER.split(text)
+    if len(parts) < 3 or parts[0].strip():
+        return None
+    turns = zip(parts[1::2], parts[2::2], strict=True)
+    return [(name.lower(), said.strip("\n")) for name, said in turns]
+
+
+def _chatml_turns(text: str) -> list[tuple[str, str]]:
+    turns = []
+    for number, part in enumerate(text.split(CHATML_START)[1:], 1):
+        line = _ROLE_LINE.match(part)
+        if line is None:
+            raise RowError(f"ChatML turn {number}: no role and line break after {CHATML_START}")
+        body, end, rest = part[line.end() :].partition(CHATML_END)
+        if not end:
+            raise RowError(f"ChatML turn {number}: {CHATML_END} is missing")
+        _nothing_outside(rest)
+        turns.append((line[1], body))
+    return turns
+
+
+def _legacy_turns(text: str) -> list[tuple[str, str]]:
+    turns: list[tuple[str, str]] = []
+    # [before, tag, text, tag, text, …]: every second text is between two turns.
+    parts = _LEGACY_TAG.split(text)
+    for at in range(1, len(parts), 4):
+        role, body = parts[at], parts[at + 1]
+        if role == "end":
+            raise RowError(f"{LEGACY_END} without a turn before it")
+        if parts[at + 2 : at + 3] != ["end"]:
+            raise RowError(f"turn {len(turns) + 1} (<|{role}|>): {LEGACY_END} is missing")
+        _nothing_outside(parts[at + 3])
+        # One line break on either side belongs to the marker.
+        turns.append((role, _EDGES.sub("", body)))
+    return turns
+
+
+def _nothing_outside(gap: str) -> None:
+    """Allow only blanks or an end of text between and after turns."""
+    left = gap.strip()
+    if left and left != END_OF_TEXT:
+        raise RowError(f"text outside the turns: {left[:_SHOWN_CHARACTERS]!r}")
 
 
 # --- values as text ------------------------------------------------------------------------------

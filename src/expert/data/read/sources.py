@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any, Literal
@@ -185,19 +186,14 @@ def first_row(source: Source) -> Row:
     # In a folder, the files of one split may be empty.
     of_folder = [file.name for file in source.files if file.name != PurePath(source.name).name]
     where = f"{source.name}: {some_of(of_folder)}" if of_folder else source.name
-    raise data_error(where, _what_is_empty(source), "put rows into it, or name another file")
-
-
-def _what_is_empty(source: Source) -> str:
-    """Why there are no rows."""
+    what = "has no rows"
     if len(source.files) > 1:
-        return f"these {len(source.files)} files have no rows"
-    if source.files and source.files[0].is_file():
-        if not source.files[0].stat().st_size:
-            return "is empty"
-        if file_format(source.files[0], source.format) in ("csv", "tsv"):
-            return "has a header and no rows"
-    return "has no rows"
+        what = f"these {len(source.files)} files have no rows"
+    elif source.files and not source.files[0].stat().st_size:
+        what = "is empty"
+    elif source.files and file_format(source.files[0], source.format) in ("csv", "tsv"):
+        what = "has a header and no rows"
+    raise data_error(where, what, "put rows into it, or name another file")
 
 
 def content_hash(source: Source) -> str:
@@ -320,15 +316,13 @@ class _Finder:
         """The error for a missing path. With a similar name it is misspelt, and no file is
         missing."""
         what = f"there is no {file}" if str(file) != path else "there is no such file"
-        try:
+        fix, beside = "paths are relative to the folder of the manifest", []
+        with suppress(OSError):
             beside = [entry.name for entry in file.parent.iterdir()]
-        except OSError:
-            fix = "paths are relative to the folder of the manifest"
-            return self._not_here(path, what, fix, file)
-        close = closest(file.name, beside, 0.8)
-        if close:
+            fix = "check training.dataset.path"
+        if close := closest(file.name, beside, 0.8):
             return data_error(path, what, f"did you mean {close!r}?")
-        return self._not_here(path, what, "check training.dataset.path", file)
+        return self._not_here(path, what, fix, file)
 
     def _not_here(self, path: str, what: str, fix: str, wanted: Path) -> FilesNotFound:
         """The error for missing files, with the command that makes them if there is one."""
