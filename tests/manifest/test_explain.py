@@ -55,21 +55,6 @@ def test_a_key_is_reported_with_its_range_default_meaning_and_other_names():
     )
 
 
-@each(
-    ("key", "default"),
-    [
-        ("seed", "42"),
-        ("max_steps", "null"),
-        ("training.dataset", "required"),
-        ("betas", "[0.9, 0.999]"),
-        ("training.config", ""),
-        ("training.dataset.streaming", "false"),
-    ],
-)
-def test_the_default_is_shown_as_it_would_be_written(key, default):
-    assert explain(key)[0].default == default
-
-
 @each("key", sorted(CONFIG_KEYS))
 def test_every_config_key_is_found_alone_with_its_path_and_outside_its_section(key):
     path = f"training.config.{key}"

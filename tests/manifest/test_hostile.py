@@ -37,66 +37,33 @@ _CONFIG = '"base_model": "X", "dataset": "a.jsonl", "training": {"config": {%s}}
 # Built only when its test runs: together they are 50 MB.
 HOSTILE: dict[str, Any] = {
     "20_mb.json": lambda: "[" + "1," * 10_000_000 + "1]",
-    "20_mb.yaml": lambda: "a: 1\n" * 4_000_000,
     "brackets.json": lambda: "[" * 999_999,
-    "brackets.yaml": lambda: "[" * 999_999,
     "braces.json": lambda: '{"a":' * 199_999,
-    "braces.yaml": lambda: "{a: " * 249_999,
     "dashes.yaml": lambda: "- " * 499_999,
-    "questions.yaml": lambda: "? " * 499_999,
-    "deep.yaml": lambda: "".join(f"{' ' * depth}a:\n" for depth in range(1400)),
     "flat_keys.json": lambda: "{" + _flat('"k#": 1,\n')[:-1] + "}",
-    "flat_keys.yaml": lambda: _flat("k#: 1\n"),
     "flat_list.yaml": lambda: "a: [" + "1," * 499_000 + "]",
-    "few_keys_long_line.yaml": lambda: "a: [" + "1," * 4_990 + "]" + " " * 900_000 + "\nb: [",
     "doubled_comments.json": lambda: "{" + ",".join(['"_c": 1'] * 4_998) + ', "x": 1}',
-    "doubled_keys.json": lambda: "{" + ",".join(['"c": 1'] * 4_990) + "}",
     "unknown_keys.json": lambda: "{" + ",".join(f'"epohcs{n}": 1' for n in range(4_990)) + "}",
-    "unknown_config.json": lambda: (
-        "{" + _CONFIG % ",".join(f'"epohcs{n}": 1' for n in range(4_980)) + "}"
-    ),
     "wrong_entries.json": lambda: (
         "{" + _CONFIG % ('"target_modules": [' + ",".join(["1"] * 4_980) + "]") + "}"
     ),
     "comments.yaml": lambda: "#\n" * 499_000 + "a: 1\n",
-    "anchors.yaml": lambda: "a: [" + ",".join(f"&a{n} 1" for n in range(80_000)) + "]",
     "laugh_mapping.yaml": lambda: _laugh("{p: #, q: #, r: #}"),
-    "laugh_list.yaml": lambda: _laugh("[#, #, #]"),
     "laugh_merge.yaml": lambda: "a0: &a0 {x: 1}\n" + _laugh("{<<: [#, #, #]}").partition("\n")[2],
     "recursive_list.yaml": lambda: "a: &a [*a]",
-    "recursive_mapping.yaml": lambda: "a: &a {b: *a}",
     "recursive_merge.yaml": lambda: "a: &a {<<: *a}",
     "os_system.yaml": lambda: "a: !!python/object/apply:os.system ['touch hostile']",
-    "subprocess.yaml": lambda: "!!python/object/new:subprocess.Popen [['touch', 'hostile']]",
-    "tag_directive.yaml": lambda: "%TAG ! tag:yaml.org,2002:python/\n---\na: !name:os.system x",
-    "custom_tag.yaml": lambda: "a: !include /etc/passwd",
     "huge_integer.json": lambda: '{"seed": ' + "9" * 900_000 + "}",
-    "huge_integer.yaml": lambda: MINIMAL + "seed: " + "9" * 900_000,
-    "huge_exponent.json": lambda: '{"seed": 1e999999999}',
     "huge_exponent.yaml": lambda: MINIMAL + "seed: 1e999999999",
     "nan.json": lambda: '{"lr": NaN}',
-    "nan.yaml": lambda: MINIMAL + "lr: .nan",
-    "infinity.json": lambda: '{"lr": Infinity}',
-    "infinity.yaml": lambda: MINIMAL + "lr: -.inf",
     "nul_bytes.json": lambda: "\0" * 1000,
     "nul_in_text.yaml": lambda: MINIMAL + 'name: "a\\0b"',
     "utf_16.yaml": lambda: MINIMAL.encode("utf-16"),
-    "utf_32.json": lambda: b"{}".decode().encode("utf-32"),
-    "latin.json": lambda: b'{"name": "\xe9"}',
     "lone_surrogate.json": lambda: '{"name": "\\udc00"}',
     "raw_surrogate.yaml": lambda: b"name: \xed\xa0\x80",
     "long_key.json": lambda: '{"' + "k" * 990_000 + '": 1}',
     "climbing.yaml": lambda: "base_model: X\ndataset: ../../etc/passwd",
-    "climbing_output.yaml": lambda: MINIMAL + "output_dir: ../../root",
-    "climbing_backwards.yaml": lambda: MINIMAL + "pretokenized_cache: '..\\..\\x'",
-    "percent.yaml": lambda: "%" * 999_000,
-    "newlines.yaml": lambda: "\n" * 999_999,
-    "newlines.json": lambda: "\n" * 999_999,
-    "only_spaces.json": lambda: " " * 999_999,
-    "quotes.json": lambda: '"' * 999_999,
-    "quotes.yaml": lambda: "'" * 999_999,
     "backslashes.json": lambda: '"' + "\\" * 999_990,
-    "ampersands.yaml": lambda: "&" * 999_999,
     "colons.yaml": lambda: ": " * 499_999,
 }  # fmt: skip
 
@@ -125,15 +92,6 @@ def _refusal(path: str | Path) -> str:
         read_manifest(path)
     assert caught.value.source == str(path)
     return str(caught.value.problems[0])
-
-
-def test_a_missing_file_with_nearly_the_name_of_a_manifest_beside_it_names_that(tmp_path: Path):
-    (tmp_path / "qa").mkdir()
-    assert _refusal(tmp_path / "qaa") == "no such file  (check the path)"  # no manifest is in it
-    for name in ("qa/manifest.yaml", "expert.json"):
-        (tmp_path / name).write_text("{}", encoding="utf-8")
-    for wrong, meant in (("qaa", "qa"), ("exprt.json", "expert.json")):
-        assert _refusal(tmp_path / wrong) == f"no such file  (did you mean {tmp_path / meant}?)"
 
 
 def _made(folder: Path, kind: str) -> str | Path:
@@ -213,16 +171,6 @@ def test_bytes_that_are_no_utf_8_are_refused_with_their_line(
     assert _refusal(tmp_path / "m.yaml").partition("  (")[0] == refusal
 
 
-def test_a_symlink_is_followed_and_a_loop_refused(tmp_path: Path):
-    (tmp_path / "real.yaml").write_text(MINIMAL)
-    (tmp_path / "link.yaml").symlink_to(tmp_path / "real.yaml")
-    assert read_manifest(tmp_path / "link.yaml").manifest.name == "link"
-    (tmp_path / "loop.yaml").symlink_to(tmp_path / "loop.yaml")
-    assert _refusal(tmp_path / "loop.yaml").startswith("cannot be read: Too many levels")
-    (tmp_path / "dangling.yaml").symlink_to(tmp_path / "gone.yaml")
-    assert _refusal(tmp_path / "dangling.yaml") == "no such file  (check the path)"
-
-
 # --- anything at all --------------------------------------------------------------------------
 
 FUZZ = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
@@ -260,7 +208,6 @@ _OVERRIDES = (
         _TREES,
     )
 )
-_GOOD = [path for path in files_in("good") if path.suffix == ".json"]
 LAYOUT_2_0 = (files_in("good")[0].parent / "layout_2_0.json").read_text()
 
 
@@ -288,23 +235,6 @@ def test_any_tree_is_read_or_refused(tree: dict[str, Any]):
 def test_any_text_is_read_or_refused(text: str):
     _read_or_refuse(text, "json")
     _read_or_refuse(text, "yaml")
-
-
-@pytest.mark.fault(26)
-@FUZZ
-@given(st.data())
-def test_a_real_manifest_with_a_change_is_read_or_refused(data: st.DataObject):
-    tree = json.loads(data.draw(st.sampled_from(_GOOD)).read_text(encoding="utf-8-sig"))
-    for _ in range(data.draw(st.integers(1, 3))):
-        here = tree
-        while isinstance(here, dict | list) and here:
-            steps = sorted(here) if isinstance(here, dict) else range(len(here))
-            step = data.draw(st.sampled_from(steps))
-            if not isinstance(here[step], dict | list) or data.draw(st.integers(0, 3)) == 0:
-                here[step] = data.draw(_TREES)
-                break
-            here = here[step]
-    _read_or_refuse(json.dumps(tree), "json")
 
 
 @pytest.mark.fault(26)

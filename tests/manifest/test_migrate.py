@@ -194,17 +194,6 @@ def test_an_option_changes_the_file_of_validation_rows_and_nothing_else(written,
     assert bool(found.validation) == isinstance(written.get("validation"), dict)
 
 
-def test_a_data_set_with_a_path_may_have_a_title():
-    data = _file()
-    data["training"]["dataset"]["name"] = "rows of birds"
-    manifest = read_data(data).manifest
-    assert manifest.training.dataset.path == "a.jsonl"
-    told = [str(notice) for notice in read_data(data).notices]
-    assert [text.partition("training")[2] for text in told] == [
-        ".dataset: note: kept as metadata, without effect: name"
-    ]
-
-
 @each("name", [*DTYPE_NAMES, *AMP_NAMES])
 @each(
     ("word", "bf16", "fp16"),
@@ -230,14 +219,6 @@ def test_other_words_for_the_arithmetic_are_refused(name: str, value: Any):
     (problem,) = problems_of(_file(**{name: value}))
     assert problem.path == name
     assert problem.what.endswith(", expected bfloat16, float16, float32 or auto")
-
-
-@pytest.mark.parametrize("name", AMP_NAMES)
-def test_a_switch_for_mixed_precision_leaves_the_kind_to_the_plan(name: str):
-    on, off = read_data(_file(**{name: True})), read_data(_file(**{name: False}))
-    assert on.manifest.training.config.bf16 == "auto"
-    assert on.notices[-1].text == "mixed precision: the plan chooses bf16 or fp16"
-    assert (off.manifest.training.config.bf16, off.manifest.training.config.fp16) == (False, False)
 
 
 def test_an_auto_flag_gives_way_to_the_word_and_a_contradiction_is_reported():
@@ -293,13 +274,6 @@ def test_use_dora_means_the_adapter_kind(text: str, kind: str):
     assert "use_dora: is false, but adapter_type is 'dora'" in contradiction
 
 
-def test_a_model_section_may_hold_all_that_a_base_model_holds():
-    text = "dataset: a.jsonl\nmodel: {base_model: X, revision: abc, sha256: '', rope_scaling: yarn}"
-    model = read(text).manifest.base_models[0]
-    found = (model.name, model.revision, model.sha256, model.rope_scaling)
-    assert found == ("X", "abc", "", "yarn")
-
-
 def test_a_corpus_without_a_model_means_the_character_model():
     for corpus in ("shakespeare", "python-stdlib", "corpus.txt"):
         made = read(f"dataset: {corpus}").manifest
@@ -307,13 +281,6 @@ def test_a_corpus_without_a_model_means_the_character_model():
     assert error_of("dataset: a.jsonl") == (
         "m.yaml: 1 problem\n  - line 1: base_models: missing: models it can be trained on  (add it)"
     )
-
-
-@each("version", ["'1.0'", "1.0", "2.0", "'2.0'", "1", "2", "~"])
-def test_a_known_schema_version_raises_no_notice(version: str):
-    read_back = read(f"schema_version: {version}\n{MINIMAL}")
-    assert read_back.manifest.schema_version == "2.0"
-    assert len(read_back.notices) == 1
 
 
 def test_null_means_unset_except_where_it_is_a_value():

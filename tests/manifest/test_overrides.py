@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from expert.core.errors import EXIT_USAGE, ExpertError
-from expert.manifest.migrate.overrides import OverrideError, parse_override
+from expert.core.errors import EXIT_USAGE
+from expert.manifest.migrate.overrides import OverrideError
 from expert.manifest.schema.manifest import Manifest
 from tests.each import each
 from tests.manifest.reading import MINIMAL, error_of, notices_of, read
@@ -175,36 +174,10 @@ def test_a_wrong_value_names_the_override(override: str, text: str):
     )
 
 
-def test_a_path_is_taken_apart_into_steps():
-    steps, item = parse_override("a.b[0][12].c d=x")
-    assert steps == ["a", "b", 0, 12, "c d"]
-    assert (item.value, item.from_command_line) == ("x", True)
-    assert issubclass(OverrideError, ExpertError)
-
-
-@each(
-    ("override", "key", "value"),
-    [
-        ("config.epochs=2", "config.epochs", 2),
-        ("decoding.top_k=5", "decoding.top_k", 5),
-        ("decoding={top_k: 5}", "decoding.top_k", 5),
-    ],
-)
-def test_a_section_of_training_needs_no_training_before_it(override: str, key: str, value: object):
-    training = read(MINIMAL, overrides=[override]).manifest.training
-    assert attrgetter(key)(training) == value
-
-
 def test_a_value_below_an_unknown_section_is_refused():
     """As metadata it would have no effect, without a word."""
     for text in (MINIMAL, f"{MINIMAL}foo: {{a: 1}}\n"):
         assert "--set foo.bar: " in error_of(text, overrides=["foo.bar=1"])
-
-
-def test_a_base_model_may_be_set_by_its_name():
-    models = read(MINIMAL, overrides=["base_models[0]=other"]).manifest.base_models
-    assert [model.name for model in models] == ["other"]
-    assert "(put the value in quotes)" in error_of(MINIMAL, overrides=["description=a: b"])
 
 
 def test_runs_go_to_the_home_folder_if_asked(monkeypatch: pytest.MonkeyPatch):

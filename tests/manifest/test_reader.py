@@ -19,7 +19,6 @@ from tests.manifest.reading import (
     error_of,
     files_in,
     notices_and_keys,
-    notices_of,
     read,
 )
 
@@ -174,17 +173,3 @@ def test_strict_refuses_unknown_keys_everywhere_but_comments():
         "  - line 5: training.decoding.stop: unknown key  (remove it)\n"
         "  - line 6: soft_prompts[0].size: unknown key  (remove it)"
     )
-
-
-def test_a_misplaced_key_is_reported_where_it_belongs():
-    notices = notices_of(MINIMAL + "training: {decoding: {batch_size: 4}, temperature: 0.1}")
-    assert notices[1:] == [
-        (
-            "line 3: training.decoding.batch_size: warning: kept as metadata: 'batch_size' "
-            "belongs under training.config"
-        ),
-        (
-            "line 3: training.temperature: warning: kept as metadata: 'temperature' "
-            "belongs under training.decoding"
-        ),
-    ]

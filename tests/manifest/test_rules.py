@@ -11,8 +11,6 @@ from expert.manifest.check import rules
 from tests.each import each
 from tests.manifest.reading import MANIFESTS, MINIMAL, error_of, notices_of, read
 
-CHAR = "base_model: {name: char-gpt, architecture: {heads: 6, width: 384}}\ndataset: shakespeare\n"
-
 
 def _texts(method: str) -> list[str]:
     """The longest fixed piece of text of every call of found.wrong or found.report in rules.py."""
@@ -80,14 +78,6 @@ def test_every_rule_is_shown_by_a_manifest(method: str, folder: str, least: int)
 )
 def test_a_rule_leaves_right_settings_alone(text: str):
     assert read(MINIMAL + text).manifest.name == "m"
-
-
-def test_rows_may_be_read_from_anywhere_but_above_and_the_character_model_reads():
-    places = ("/data/rows.jsonl", "C:/rows.jsonl", "~/rows.jsonl", "a b.jsonl")
-    for path in (*places, "org/x::train[:10%]"):
-        assert read(f"base_model: X\ndataset: {path!r}").manifest.training.dataset.path == path
-    assert read(CHAR).manifest.training.config.adapter_type == "full"
-    assert read(CHAR + "quantization: bf16").manifest.base_models[0].quantization == "bf16"
 
 
 TASKS = "base_model: X\ntraining:\n  dataset:\n    tasks:\n      a: {train: x.jsonl}\n"

@@ -9,7 +9,6 @@ import pytest
 
 from expert.core.errors import ManifestError, Problem
 from expert.manifest.check.problems import unknown_keys
-from expert.manifest.check.spelling import closest
 from expert.manifest.migrate.aliases import (
     CONFIG_ALIASES,
     DATASET_ALIASES,
@@ -40,11 +39,6 @@ KNOWN = sorted(
         *SPECIAL_NAMES,
     }
 )
-
-
-def test_a_file_s_neighbour_is_found_by_letters_alone():
-    assert closest("rows_v2.json1", ["rows_v2.jsonl", "other.csv"]) == "rows_v2.jsonl"
-    assert closest("zzz.csv", ["rows_v2.jsonl", "a"]) is None
 
 
 def _read(section: tuple[str, ...], key: str) -> tuple[list[Problem], list[Notice]]:
@@ -138,16 +132,6 @@ def test_no_key_of_a_shipped_manifest_counts_as_misspelt(path):
     assert read_manifest(path).manifest.name
     refused = {key for key in _keys(data) - set(KNOWN) if _told((), key)}
     assert refused == set()
-
-
-def test_no_key_that_the_documents_show_is_taken_for_a_slip():
-    shown: set[str] = set()
-    for path in [*(DOCUMENTS / "docs").glob("*.md"), DOCUMENTS / "README.md"]:
-        shown |= set(
-            re.findall(r"""["`]([a-z][a-z0-9_]+)["`]:""", path.read_text(encoding="utf-8"))
-        )
-    assert len(shown) > 10
-    assert {key for key in shown if _told((), key) or _told(("training", "dataset"), key)} == set()
 
 
 def _problems(text: str) -> list[str]:

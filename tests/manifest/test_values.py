@@ -58,13 +58,6 @@ def test_a_value_may_be_written_shorter(line: str, path: str, value: Any):
     assert versions == ["1.0", "2", "1.2.3"]
 
 
-def test_capitals_do_not_matter_and_are_not_worth_a_notice():
-    read_back = read_data(_file({"lr_scheduler": "Cosine", "method": "SFT"}, quantization="INT4"))
-    assert read_back.manifest.training.config.lr_scheduler == "cosine"
-    assert read_back.manifest.base_models[0].quantization == "int4"
-    assert read_back.notices == ()
-
-
 @each("word", ["vicuna", "custom", "Vicuna"])
 def test_a_template_without_text_gives_way_to_the_tokenizers_own(word: str):
     read_back = read_data(_file({}, prompt_template=word))

@@ -44,7 +44,8 @@ def schema_problems(error: ValidationError, root: Item) -> dict[Steps, Problem]:
 
 def _problem(detail: Mapping[str, Any], root: Item) -> tuple[Steps, Problem]:
     """The canonical path of a violation, and its problem."""
-    item, place = root, ()
+    item = root
+    place: Steps = ()
     for step in detail["loc"]:  # its steps may also name branches of a union
         below = item.below(step)
         if below is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 from expert.core.files import read_json
 from expert.manifest.migrate.aliases import CONFIG_ALIASES
@@ -13,14 +14,14 @@ from expert.manifest.text.item import Item, is_comment
 
 _MAX_BYTES = 1_000_000
 # FSDP's sharding_strategy, by name and by number.
-_STRATEGIES = {
+_STRATEGIES: dict[Any, str] = {
     **dict.fromkeys(("full_shard", "1", 1, "hybrid_shard", "4", 4, "true"), "sharded"),
     **dict.fromkeys(("shard_grad_op", "2", 2, "hybrid_shard_zero2", "5", 5), "auto"),
     **dict.fromkeys(("no_shard", "3", 3), "replicated"),
 }
 # ZeRO-1 and 2 shard gradients and optimizer state, which are small for adapters.
 _STAGES = {0: "replicated", 1: "auto", 2: "auto", 3: "sharded"}
-_TYPES = {
+_TYPES: dict[Any, str | None] = {
     **dict.fromkeys(("multi_gpu", "multi_cpu", "ddp"), "replicated"),
     **dict.fromkeys(("fsdp", "fsdp2"), "sharded"),
     **dict.fromkeys(("no", False, "deepspeed"), None),  # YAML reads a bare NO as false

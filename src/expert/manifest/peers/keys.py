@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import get_args
+from typing import Any, get_args
 
 from expert.manifest.migrate.aliases import (
     ADAM_BETAS,
@@ -282,7 +282,7 @@ SPECIAL: dict[str, Callable[[Migration, Item], None]] = {
     "use_dora": _use_dora,
 }
 
-_ATTENTION = {
+_ATTENTION: dict[Any, str | None] = {
     **dict.fromkeys((True, "fa2", "fa3", "flash", "flash_attention_2"), "flash"),
     **dict.fromkeys(("fa4", "flash_attention_4"), "flash4"),
     **dict.fromkeys(("disabled", "eager"), "eager"),
@@ -290,7 +290,7 @@ _ATTENTION = {
     **{"sdpa": "sdpa", "auto": "auto", False: None},
 }
 _KERNELS = "auto, flash, sdpa, flex or eager"
-_CHECKPOINTING = {"unsloth": "auto", "true": True, True: True, False: False}
+_CHECKPOINTING: dict[Any, str | bool] = {"unsloth": "auto", "true": True, True: True, False: False}
 _OVERLONG = {"drop": "drop", "truncate": "cut"}
 _TRUE_OR_FALSE = {True: True, False: False}
 _FIRST_ANSWERS = {True: False, False: True}

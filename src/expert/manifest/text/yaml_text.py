@@ -145,6 +145,7 @@ class _Builder:
                 for number, child in enumerate(node.value)
             ]
         else:
+            assert isinstance(node, yaml.ScalarNode)
             text = str(node.value)
             item.value = text if node.style else read_scalar(text)  # a style means quotes
             if "\0" in text:
