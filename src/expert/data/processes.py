@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import math
 import multiprocessing
 import os
@@ -45,6 +46,8 @@ def limit_this_process() -> None:
     Ctrl-C is for the parent, which ends its children."""
     global _limited
     _limited = True
+    # Garbage of the parent may be CUDA graphs and events, whose destructors abort a forked process.
+    gc.freeze()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
