@@ -46,11 +46,10 @@ class ActionRefused(ExpertError):
 
 @dataclass(frozen=True, kw_only=True)
 class StartedCommand:
-    """A command started by a page."""
+    """A command started by a page: train, validate or export."""
 
     id: str
     what: str
-    """train, validate or export."""
     about: str
     """The name of its run or manifest."""
     subject: str
@@ -59,10 +58,6 @@ class StartedCommand:
     holder: Holder
     """Its process, recognised again after a restart of the board."""
     folder: Path = field(compare=False)
-
-    @property
-    def log(self) -> Path:
-        return self.folder / f"{self.id}.log"
 
     @property
     def words(self) -> str:
@@ -87,22 +82,39 @@ class StartedCommand:
     def output(self) -> str:
         """The end of its log."""
         try:
-            with open(open_plain(self.log, os.O_RDONLY), "rb") as stream:
-                size = os.fstat(stream.fileno()).st_size
-                stream.seek(max(0, size - TAIL_BYTES))
-                return stream.read(TAIL_BYTES).decode("utf-8", "replace")
+            log = open_plain(self.folder / f"{self.id}.log", os.O_RDONLY)
         except (OSError, ExpertError):
             return ""
+        with open(log, "rb") as stream:
+            stream.seek(max(0, os.fstat(log).st_size - TAIL_BYTES))
+            return stream.read(TAIL_BYTES).decode("utf-8", "replace")
+
+    def keep_exit_code(self, process: subprocess.Popen[bytes]) -> None:
+        """Run in a thread: wait for the process and record how it ended."""
+        code = process.wait()
+        with suppress(OSError):
+            write_text_atomically(self.folder / f"{self.id}.end.json", json.dumps({"code": code}))
 
 
 class Jobs:
-    """All jobs of these folders, including those of earlier boards."""
+    """All commands started in these folders, including those of earlier boards."""
 
     def __init__(self, roots: Sequence[Path]) -> None:
         self._known: dict[str, StartedCommand] = {}
         self._lock = threading.Lock()
-        for root in roots:
-            self._known |= {job.id: job for job in _recorded(root / FOLDER)}
+        for folder in (root / FOLDER for root in roots):
+            if folder.is_symlink():
+                continue
+            records = [path for path in folder.glob("*.json") if not path.stem.endswith(".end")]
+            for path in sorted(records)[-KEPT_JOBS:]:
+                record: dict[str, Any] = read_object_or_empty(path)
+                with suppress(KeyError, TypeError, ValueError):  # not a record
+                    words = {key: str(record[key]) for key in ("what", "about", "subject")}
+                    command = tuple(str(word) for word in record["command"])
+                    self._known[path.stem] = StartedCommand(
+                        id=path.stem, command=command, holder=Holder(**record["holder"]),
+                        folder=folder, **words,
+                    )  # fmt: skip
 
     def all(self) -> list[StartedCommand]:
         return sorted(self._known.values(), key=lambda job: job.holder.since, reverse=True)
@@ -111,7 +123,7 @@ class Jobs:
         return self._known.get(name)
 
     def of(self, subject: str) -> list[StartedCommand]:
-        """Jobs of one run or manifest, newest first."""
+        """Commands of one run or manifest, newest first."""
         return [job for job in self.all() if job.subject == subject]
 
     def start(self, what: str, command: Sequence[str], found: BoardItem) -> StartedCommand:
@@ -132,21 +144,19 @@ class Jobs:
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL
             with open(open_plain(folder / f"{name}.log", flags, 0o600), "wb") as log:
                 process = subprocess.Popen(
-                    [sys.executable, "-m", "expert", *command],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    env=environment(),
+                    [sys.executable, "-m", "expert", *command], stdin=subprocess.DEVNULL,
+                    stdout=log, stderr=subprocess.STDOUT, env=environment(),
                     start_new_session=True,  # not affected by the board's terminal
-                )
+                )  # fmt: skip
             holder = Holder(pid=process.pid, host=socket.gethostname(),
                             since=time.strftime("%Y-%m-%d %H:%M:%S"),
                             process=process_of(process.pid))  # fmt: skip
             job = StartedCommand(id=name, what=what, about=found.name, subject=found.id,
                       command=tuple(command), holder=holder, folder=folder)  # fmt: skip
-            _record(job)
+            record = {**asdict(job), "folder": None}
+            write_text_atomically(folder / f"{name}.json", json_text(record) + "\n")
             self._known[name] = job
-        threading.Thread(target=_wait, args=(process, job), daemon=True).start()
+        threading.Thread(target=job.keep_exit_code, args=(process,), daemon=True).start()
         return job
 
 
@@ -195,14 +205,10 @@ def interrupt(holder: Holder) -> None:
         raise ActionRefused(f"it is running on {holder.host}: stop it there")
     opened = None
     try:
-        if hasattr(os, "pidfd_open"):
-            opened = os.pidfd_open(holder.pid)
+        opened = os.pidfd_open(holder.pid)  # stays that process, whatever gets its number
         if not is_running_process(holder) or holder.pid == os.getpid():
             raise ActionRefused("it is no longer running")
-        if opened is not None:
-            signal.pidfd_send_signal(opened, signal.SIGINT)
-        else:
-            os.kill(holder.pid, signal.SIGINT)
+        signal.pidfd_send_signal(opened, signal.SIGINT)
     except ProcessLookupError:
         raise ActionRefused("it is no longer running") from None
     except PermissionError:
@@ -236,32 +242,3 @@ def environment() -> dict[str, str]:
     """The environment of a command: the board's without its token, with output for a page."""
     kept = {name: value for name, value in os.environ.items() if name != TOKEN}
     return {**kept, "NO_COLOR": "1", "COLUMNS": "110", "PYTHONUNBUFFERED": "1"}
-
-
-def _wait(process: subprocess.Popen[bytes], job: StartedCommand) -> None:
-    code = process.wait()
-    with suppress(OSError):
-        write_text_atomically(job.folder / f"{job.id}.end.json", json.dumps({"code": code}))
-
-
-def _record(job: StartedCommand) -> None:
-    record = {**asdict(job), "folder": None}
-    write_text_atomically(job.folder / f"{job.id}.json", json_text(record) + "\n")
-
-
-def _recorded(folder: Path) -> list[StartedCommand]:
-    """The newest jobs of earlier boards; unreadable records are skipped."""
-    if not folder.is_dir() or folder.is_symlink():
-        return []
-    files = sorted(path for path in folder.glob("*.json") if not path.name.endswith(".end.json"))
-    jobs = []
-    for path in files[-KEPT_JOBS:]:
-        record: dict[str, Any] = read_object_or_empty(path)
-        with suppress(KeyError, TypeError, ValueError):
-            words = {key: str(record[key]) for key in ("what", "about", "subject")}
-            holder = Holder(**record["holder"])
-            command = tuple(str(word) for word in record["command"])
-            jobs.append(
-                StartedCommand(id=path.stem, command=command, holder=holder, folder=folder, **words)
-            )
-    return jobs

@@ -14,7 +14,6 @@ import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,8 +25,6 @@ from expert.jobs.board.folders import BoardItem
 from expert.parallel.launch import FOLLOWED
 from expert.run.stored.choose_checkpoint import FINAL, states
 
-NAMES = ("expert", "base")
-"""The names of the two models in the child process."""
 FIELDS = ("model", "messages", "temperature", "max_tokens", "seed")
 IDLE_SECONDS = 15 * 60.0
 """The models are unloaded after this long without a question, to free GPU memory."""
@@ -37,28 +34,24 @@ _ADDRESS = re.compile(r"^serving (http://127\.0\.0\.1:\d+)/v1$", re.MULTILINE)
 State = Literal["none", "other", "loading", "ready", "failed"]
 
 
-@dataclass
 class ServeProcess:
-    """`expert serve` of one run."""
+    """`expert serve` of one run; `note`: a remark for the page, or ""."""
 
-    found: BoardItem
-    note: str
-    """A remark for the page, or ""."""
-    token: str = field(default_factory=lambda: secrets.token_urlsafe(24))
-    used: float = field(default_factory=time.monotonic)
-    ended_because: str = ""
-    _last_output: str = ""
-
-    def start(self, words: list[str]) -> None:
-        more = {"EXPERT_SERVE_TOKEN": self.token, FOLLOWED: str(os.getpid())}
+    def __init__(self, found: BoardItem, note: str, words: list[str]) -> None:
+        self.found, self.note = found, note
+        self.token = secrets.token_urlsafe(24)
+        self.used = time.monotonic()
+        self.ended_because = ""
+        self._last_output = ""
         self._folder = tempfile.TemporaryDirectory(prefix="expert-chat-")
         self._log = Path(self._folder.name) / "log"
+        more = {"EXPERT_SERVE_TOKEN": self.token, FOLLOWED: str(os.getpid())}
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "expert", *words], stdin=subprocess.DEVNULL,
-                stdout=log,
+                [sys.executable, "-m", "expert", *words], stdin=subprocess.DEVNULL, stdout=log,
                 stderr=subprocess.STDOUT, env={**environment(), **more}, start_new_session=True,
             )  # fmt: skip
+        threading.Thread(target=self._watch, daemon=True).start()
 
     @property
     def output(self) -> str:
@@ -89,8 +82,8 @@ class ServeProcess:
             self.process.kill()
             self.process.wait()
 
-    def watch(self) -> None:
-        """Run in a thread: end it when unused, and keep its output."""
+    def _watch(self) -> None:
+        """End it when unused, and keep its output."""
         while self.is_running:
             if time.monotonic() - self.used > IDLE_SECONDS:
                 self.end(f"no question for {duration(IDLE_SECONDS)}")
@@ -113,7 +106,7 @@ class Chat:
         if not saved:
             raise ActionRefused(f"{found.name} has not saved a checkpoint yet")
         note = f"On the CPU, because {training} is training on this machine." if training else ""
-        words = ["serve", f"{NAMES[0]}={found.path}", "--with-base", "--port", "0", "--quiet"]
+        words = ["serve", f"expert={found.path}", "--with-base", "--port", "0", "--quiet"]
         words += ["--queue", str(MOST_WAITING), "--time-limit", str(ANSWER_SECONDS)]
         words += [] if saved[-1] == FINAL else ["--checkpoint", saved[-1]]
         words += ["--device", "cpu"] if training else []
@@ -123,9 +116,7 @@ class Chat:
                 if child.found.id == found.id:
                     return
                 child.end(f"{found.name} was loaded instead")
-            self._child = child = ServeProcess(found, note)
-            child.start(words)
-        threading.Thread(target=child.watch, daemon=True).start()
+            self._child = ServeProcess(found, note, words)
 
     def end(self, because: str = "the board ended") -> None:
         with self._lock:
@@ -147,14 +138,17 @@ class Chat:
             return "failed", f"Unloaded: {child.ended_because}.", ""
         return "failed", "expert serve ended:", child.output
 
-    async def answer(self, found: BoardItem, question: Mapping[str, Any]) -> AsyncIterator[bytes]:
-        """The server's events as they arrive; problems are events, too."""
+    async def answer(self, found: BoardItem, body: Mapping[str, Any]) -> AsyncIterator[bytes]:
+        """The server's events as they arrive; problems are events, too. The server checks the
+        fields of the question."""
         import httpx
 
         child = self._child
         if child is None or child.found.id != found.id or not (address := child.address):
             yield _problem("The expert is not loaded.")
             return
+        question = {key: body[key] for key in FIELDS if body.get(key) is not None}
+        question |= {"stream": True, "stream_options": {"include_usage": True}}
         place, head = f"{address}/v1/chat/completions", {"authorization": f"Bearer {child.token}"}
         patience = httpx.Timeout(10.0, read=ANSWER_SECONDS + 60.0)
         child.used = time.monotonic()
@@ -164,7 +158,11 @@ class Chat:
                 client.stream("POST", place, json=question, headers=head) as answer,
             ):
                 if answer.status_code != 200:
-                    yield _problem(_words(await answer.aread()))
+                    try:
+                        text = str(json.loads(await answer.aread())["error"]["message"])
+                    except (ValueError, KeyError, TypeError):
+                        text = "The expert did not answer."
+                    yield _problem(text)
                     return
                 async for part in answer.aiter_bytes():
                     child.used = time.monotonic()
@@ -173,18 +171,5 @@ class Chat:
             yield _problem("The expert was unloaded, or its process ended.")
 
 
-def serve_request(body: Mapping[str, Any]) -> dict[str, Any]:
-    """A request for `expert serve`, which checks the fields."""
-    given = {key: body[key] for key in FIELDS if body.get(key) is not None}
-    return {**given, "stream": True, "stream_options": {"include_usage": True}}
-
-
 def _problem(text: str) -> bytes:
     return f"data: {json.dumps({'error': {'message': text}})}\n\n".encode()
-
-
-def _words(body: bytes) -> str:
-    try:
-        return str(json.loads(body)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return "The expert did not answer."

@@ -112,7 +112,12 @@ class BoardFolders:
             if run.events.is_file() or (run.was_started and run.environment.is_file()):
                 yield BoardItem(_name_of(folder), "run", folder, root)
                 continue
-            inside = _inside(folder)
+            try:  # files and folders by name, and whether each is a folder; links are skipped
+                with os.scandir(folder) as entries:
+                    inside = {entry.name: entry.is_dir(follow_symlinks=False)
+                              for entry in entries if not entry.is_symlink()}  # fmt: skip
+            except OSError:
+                continue
             for name in FILE_NAMES[:3]:  # config.yaml may belong to anything
                 if name in inside and not inside[name]:
                     yield BoardItem(_name_of(folder / name), "manifest", folder / name, root)
@@ -129,19 +134,6 @@ def is_inside(path: Path, root: Path) -> bool:
         return path.resolve(strict=True) == path and path.is_relative_to(root)
     except (OSError, RuntimeError):
         return False
-
-
-def _inside(folder: Path) -> dict[str, bool]:
-    """Files and folders by name, and whether each is a folder; links are skipped."""
-    is_dir = {}
-    try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                if not entry.is_symlink():
-                    is_dir[entry.name] = entry.is_dir(follow_symlinks=False)
-    except OSError:
-        return {}
-    return is_dir
 
 
 def _name_of(path: Path) -> str:

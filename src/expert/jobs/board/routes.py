@@ -23,7 +23,6 @@ from expert.jobs.board.actions import (
     trainer_of,
 )
 from expert.jobs.board.board import Board
-from expert.jobs.board.chat import serve_request
 from expert.jobs.board.folders import BoardItem, Kind, notes_in, read_notes, write_notes
 from expert.jobs.board.live import MAX_STREAMS
 from expert.jobs.board.manifest_form import (
@@ -66,15 +65,10 @@ def routes() -> list[Route]:
         Route("/new", _new),
         Route("/upload/rows", _upload, methods=["POST"]),
         Route("/manifest/{id}", _manifest),
-        Route("/manifest/{id}/plan", _plan, methods=["POST"]),
-        Route("/manifest/{id}/rows", _rows, methods=["POST"]),
-        Route("/manifest/{id}/train", _train, methods=["POST"]),
-        Route("/run/{id}/notes", _notes, methods=["POST"]),
+        Route("/manifest/{id}/{action}", _of_manifest, methods=["POST"]),
         Route("/chat", _chats),
         Route("/run/{id}/chat", _chat),
-        Route("/run/{id}/load", _load, methods=["POST"]),
-        Route("/run/{id}/ask", _ask, methods=["POST"]),
-        Route("/run/{id}/{action}", _act, methods=["POST"]),
+        Route("/run/{id}/{action}", _of_run, methods=["POST"]),
         Route("/job/{id}/stop", _stop_job, methods=["POST"]),
     ]
 
@@ -233,25 +227,27 @@ async def _job(request: Request) -> Response:
 # --- actions -------------------------------------------------------------------------------------
 
 
-async def _train(request: Request) -> Response:
+async def _of_manifest(request: Request) -> Response:
+    """The plan with the settings of the form, the rows as the model sees them, or a new run."""
     board, given = _board(request), await _body(request)
     found = _found(request, "manifest")
-    words = ["train", "--manifest", str(found.path), *set_options(given)]
-    job = await run_in_threadpool(board.jobs.start, "train", words, found)
-    await run_in_threadpool(board.chat.end, TRAINING)
+    match request.path_params["action"]:
+        case "plan":
+            return JSONResponse(await run_in_threadpool(plan_html, found.path, given))
+        case "rows":
+            return JSONResponse({"html": await run_in_threadpool(rows_html, found.path)})
+        case "train":
+            words = ["train", "--manifest", str(found.path), *set_options(given)]
+            return await _started(board, "train", words, found)
+    raise RequestError(404, "There is no such action.")
+
+
+async def _started(board: Board, what: str, words: list[str], found: BoardItem) -> Response:
+    """Start a command and open its page; training may need the memory of the chat."""
+    job = await run_in_threadpool(board.jobs.start, what, words, found)
+    if what == "train":
+        await run_in_threadpool(board.chat.end, TRAINING)
     return JSONResponse({"go": f"/job/{job.id}"})
-
-
-async def _plan(request: Request) -> Response:
-    given = await _body(request)
-    found = _found(request, "manifest")
-    return JSONResponse(await run_in_threadpool(plan_html, found.path, given))
-
-
-async def _rows(request: Request) -> Response:
-    await _body(request)
-    found = _found(request, "manifest")
-    return JSONResponse({"html": await run_in_threadpool(rows_html, found.path)})
 
 
 async def _upload(request: Request) -> Response:
@@ -277,58 +273,39 @@ async def _upload(request: Request) -> Response:
     return JSONResponse({"go": f"/manifest/{found.id}"})
 
 
-async def _act(request: Request) -> Response:
+async def _of_run(request: Request) -> Response:
     board, given = _board(request), await _body(request)
-    found = _found(request, "run")
-    run, what = found.path, request.path_params["action"]
+    found, what = _found(request, "run"), request.path_params["action"]
+    run = found.path
     match what:
         case "stop":
             await run_in_threadpool(stop_run, run)
             return JSONResponse({"done": "Stopping: the run finishes its step and saves."})
         case "resume":
-            what, words = "train", await run_in_threadpool(resume_command, run)
+            words = await run_in_threadpool(resume_command, run)
+            return await _started(board, "train", words, found)
         case "validate":
             base = ["--baseline", "base"] if given.get("base") is True else []
-            words = ["validate", "--expert", str(run), *base]
+            return await _started(board, what, ["validate", "--expert", str(run), *base], found)
         case "export":
             words = export_command(found, merged=given.get("merged") is True)
-        case _:
-            raise RequestError(404, "There is no such action.")
-    job = await run_in_threadpool(board.jobs.start, what, words, found)
-    if what == "train":
-        await run_in_threadpool(board.chat.end, TRAINING)
-    return JSONResponse({"go": f"/job/{job.id}"})
-
-
-async def _load(request: Request) -> Response:
-    """Load a run for chat; on the CPU while a run is training on this machine."""
-    board = _board(request)
-    await _body(request)
-    found = _found(request, "run")
-
-    def load() -> None:
-        training = [run.name for run in board.places.runs() if trainer_of(RunFolder(run.path))]
-        board.chat.load(found, next(iter(training), ""))
-
-    await run_in_threadpool(load)
-    return JSONResponse({})
-
-
-async def _ask(request: Request) -> Response:
-    """Stream the answer to a message; it ends with the request."""
-    question = serve_request(await _body(request))
-    events = _board(request).chat.answer(_found(request, "run"), question)
-    return StreamingResponse(events, media_type="text/event-stream")
-
-
-async def _notes(request: Request) -> Response:
-    given = await _body(request)
-    found = _found(request, "run")
-    tags = given.get("tags")
-    words = [word.strip() for word in tags.split(",")] if isinstance(tags, str) else tags
-    notes = notes_in({"tags": words, "note": given.get("note")})
-    await run_in_threadpool(write_notes, found.path, notes)
-    return JSONResponse({"go": f"/run/{found.id}"})
+            return await _started(board, what, words, found)
+        case "notes":
+            tags = given.get("tags")
+            split = [word.strip() for word in tags.split(",")] if isinstance(tags, str) else tags
+            notes = notes_in({"tags": split, "note": given.get("note")})
+            await run_in_threadpool(write_notes, run, notes)
+            return JSONResponse({"go": f"/run/{found.id}"})
+        case "load":
+            # For chat; on the CPU while a run is training on this machine.
+            runs = board.places.runs()
+            training = [one.name for one in runs if trainer_of(RunFolder(one.path))]
+            await run_in_threadpool(board.chat.load, found, next(iter(training), ""))
+            return JSONResponse({})
+        case "ask":  # streams the answer; it ends with the request
+            events = board.chat.answer(found, given)
+            return StreamingResponse(events, media_type="text/event-stream")
+    raise RequestError(404, "There is no such action.")
 
 
 async def _stop_job(request: Request) -> Response:

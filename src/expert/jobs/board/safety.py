@@ -61,7 +61,15 @@ class Guard:
             return
         headers = {key.decode("latin-1"): value.decode("latin-1") for key, value in
                    scope["headers"]}  # fmt: skip
-        sender = _with_headers(send)
+
+        async def sender(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                present = {key.lower() for key, _ in message["headers"]}
+                ours = [(key.encode(), value.encode()) for key, value in HEADERS.items()]
+                missing = [pair for pair in ours if pair[0] not in present]
+                message = {**message, "headers": [*message["headers"], *missing]}
+            await send(message)
+
         try:
             welcome = self._check(scope, headers)
             if welcome is not None:
@@ -121,15 +129,3 @@ class Guard:
         pairs = (pair.strip().partition("=") for pair in cookies.split(";"))
         values = [value for name, _, value in pairs if name == COOKIE]
         return any(hmac.compare_digest(value.encode(), self.cookie.encode()) for value in values)
-
-
-def _with_headers(send: Send) -> Send:
-    async def sender(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            present = {key.lower() for key, _ in message["headers"]}
-            ours = [(key.encode(), value.encode()) for key, value in HEADERS.items()]
-            missing = [pair for pair in ours if pair[0] not in present]
-            message = {**message, "headers": [*message["headers"], *missing]}
-        await send(message)
-
-    return sender

@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from expert.core.errors import ExpertError
 from expert.core.rundir import RunFolder
@@ -39,8 +37,8 @@ class Summary:
 
     @property
     def model(self) -> str:
-        known = self.status is not None and self.status.model
-        return f"{self.status.model} on {self.status.device}" if self.status and known else ""
+        status = self.status
+        return f"{status.model} on {status.device}" if status and status.model else ""
 
     @property
     def curve(self) -> str:
@@ -66,21 +64,19 @@ class Summary:
 
     @property
     def numbers(self) -> dict[str, str]:
-        """Numbers to show, by label; "" if unknown."""
+        """Numbers to show, by label; "" if unknown. Event files store "nan" as text."""
         status = self.status
         if status is None:
             return {}
         total = f" / {status.total_steps:,}" if status.total_steps else ""
-        last = next((value for _, value in reversed(self.losses) if value is not None), None)
-        left = status.eta_seconds if self.state == "running" else None
-        known: dict[str, tuple[Any, Callable[[Any], str]]] = {
+        known = {
             "step": (status.step, lambda n: f"{n:,}{total}"),
-            "loss": (last, loss),
+            "loss": (next((y for _, y in reversed(self.losses) if y is not None), None), loss),
             "validation loss": (status.eval_loss, loss),
             "best validation": (status.best_eval_loss, loss),
             "tokens/s": (status.tokens_per_second, "{:,.0f}".format),
             "GPU": (status.gpu_utilization, "{:.0f} %".format),
-            "left": (left, duration),
+            "left": (status.eta_seconds if self.state == "running" else None, duration),
         }
         return {name: write(value) if isinstance(value, int | float) else ""
                 for name, (value, write) in known.items()}  # fmt: skip
@@ -102,12 +98,25 @@ class Summaries:
 
     def of(self, found: BoardItem) -> Summary:
         with self._lock:
-            files = _files(RunFolder(found.path))
+            folder = RunFolder(found.path)
+            files = (_mark(folder.events), _mark(folder.lock_file))
             known = self._known.get(found.path)
             # Files do not show that a trainer has died.
             if known is not None and known[0] == files and known[1].state != "running":
                 return known[1]
-            summary = self._read(found)
+            reader = self._readers.setdefault(found.path, EventReader(folder.events, LINES))
+            try:
+                reader.read_new()
+                status = status_by(reader.events, folder, damaged_lines=reader.damaged)
+                losses = {
+                    step: finite(event.get("loss"))
+                    for event in reader.events
+                    if event["event"] == "step" and (step := finite(event.get("step"))) is not None
+                }
+                ordered = tuple(sorted(losses.items()))
+                summary = Summary(found=found, status=status, losses=ordered)
+            except (ExpertError, OSError, ValueError) as error:
+                summary = Summary(found=found, status=None, problem=str(error))
             self._known[found.path] = (files, summary)
             if summary.state != "running":
                 self._readers.pop(found.path, None)
@@ -116,33 +125,15 @@ class Summaries:
     def forget(self, kept: set[Path]) -> None:
         """Drop the summaries of all other runs."""
         with self._lock:
-            for path in [path for path in self._known if path not in kept]:
+            for path in self._known.keys() - kept:
                 self._known.pop(path)
                 self._readers.pop(path, None)
 
-    def _read(self, found: BoardItem) -> Summary:
-        folder = RunFolder(found.path)
-        reader = self._readers.setdefault(found.path, EventReader(folder.events, LINES))
-        try:
-            reader.read_new()
-            status = status_by(reader.events, folder, damaged_lines=reader.damaged)
-        except (ExpertError, OSError, ValueError) as error:
-            self._readers.pop(found.path, None)
-            return Summary(found=found, status=None, problem=str(error))
-        losses: dict[float, float | None] = {}
-        for event in reader.events:
-            step = finite(event.get("step"))
-            if event["event"] == "step" and step is not None:
-                losses[step] = finite(event.get("loss"))
-        return Summary(found=found, status=status, losses=tuple(sorted(losses.items())))
 
-
-def _files(folder: RunFolder) -> object:
-    marks: list[object] = []
-    for file in (folder.events, folder.lock_file):
-        try:
-            status = os.lstat(file)
-            marks.append((status.st_ino, status.st_size, status.st_mtime_ns))
-        except OSError:
-            marks.append(None)
-    return tuple(marks)
+def _mark(file: Path) -> object:
+    """Changes when the file does."""
+    try:
+        status = os.lstat(file)
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns
