@@ -82,12 +82,11 @@ class StartedCommand:
     def output(self) -> str:
         """The end of its log."""
         try:
-            log = open_plain(self.folder / f"{self.id}.log", os.O_RDONLY)
+            with open(open_plain(self.folder / f"{self.id}.log", os.O_RDONLY), "rb") as stream:
+                stream.seek(max(0, os.fstat(stream.fileno()).st_size - TAIL_BYTES))
+                return stream.read(TAIL_BYTES).decode("utf-8", "replace")
         except (OSError, ExpertError):
             return ""
-        with open(log, "rb") as stream:
-            stream.seek(max(0, os.fstat(log).st_size - TAIL_BYTES))
-            return stream.read(TAIL_BYTES).decode("utf-8", "replace")
 
     def keep_exit_code(self, process: subprocess.Popen[bytes]) -> None:
         """Run in a thread: wait for the process and record how it ended."""
