@@ -20,7 +20,6 @@ from tests.insight.pages import usual, write_run
 from tests.jobs.board.board_client import BoardClient, contents, running
 from tests.jobs.runs import until
 from tests.jobs.trained_runs import finished
-from tests.warm import python
 
 EMPTY = "empty-20260101-120000"
 HELLO = [{"role": "user", "content": "say red 1"}]
@@ -61,16 +60,14 @@ def loaded(folder: Path) -> Iterator[BoardClient]:
     name = finished("lora").name
     before = contents(folder)
     assert state(browser, name) == "none"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "executable", python())
-        assert browser.post(f"/run/{browser.id_of(name)}/load").status_code == 200
+    assert browser.post(f"/run/{browser.id_of(name)}/load").status_code == 200
     assert state(browser, name) == "loading"
     until(lambda: state(browser, name) != "loading")
     assert state(browser, name) == "ready", child_of(browser).output
     yield browser
     child = child_of(browser)
-    child.process.stdin.close()  # as the system does when the board is killed
-    until(lambda: not child.is_running)
+    browser.board.chat.end()
+    assert not child.is_running
     until(lambda: not child._log.parent.exists())
     assert contents(folder) == before  # neither the run nor anything next to it changed
 
