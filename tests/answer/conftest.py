@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from expert.answer import steps
@@ -10,6 +12,8 @@ from tests.parallel.fake_capture import FakeCapture
 
 class Undone(FakeCapture):
     """As on a card, a captured step is not executed: what it changed is undone."""
+
+    steps: Any
 
     def __call__(self, run):
         changed = [self.steps._positions, self.steps._mask, self.steps.place]

@@ -230,8 +230,10 @@ def test_a_card_that_is_full_refuses_questions_and_answers_again_when_it_is_not(
         until(lambda: not engine.running)
         with full_card():
             errors = all_at_once(engine, "demo", count=FEW)
-        assert {type(error) for error in errors} == {Stopped}
-        assert {str(error) for error in errors} == {"out of memory"}
+        # What the engine frees itself may be enough for one of them.
+        refused = [error for error in errors if isinstance(error, Stopped)]
+        assert {str(error) for error in refused} == {"out of memory"}
+        assert {each for each in errors if isinstance(each, str)} <= set(expected)
         assert all_at_once(engine, "demo") == expected
         until(lambda: not (engine.running or engine.waiting))
 

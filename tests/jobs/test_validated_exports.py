@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from expert.core.hashed import write_hashed
+from expert.core.rundir import weights_hash
 from expert.jobs.export.checks import CannotExport
 from expert.jobs.export.export import export
 from expert.jobs.report import report
@@ -23,7 +24,8 @@ __all__ = ["as_it_was"]  # an autouse fixture: other tests read these runs too
 def with_validation(tmp_path: Path, found: object) -> Path:
     copy = tmp_path / "demo-20260101-000000"
     shutil.copytree(finished("lora"), copy)
-    text = found if isinstance(found, str) else json.dumps(found)
+    weights = weights_hash(copy / "final")
+    text = json.dumps({"weights": weights, **found}) if isinstance(found, dict) else str(found)
     write_hashed(copy / "validation.json", text)
     return copy
 
@@ -79,6 +81,7 @@ def test_a_gate_that_a_few_of_the_rows_passed_is_not_enough_for_an_export(tmp_pa
         export(copy, tmp_path / "out", device="cpu")
     done = export(copy, tmp_path / "out", device="cpu", allow_failed=True)
     assert "the quality gate passed on only 5 of 40 cases" in done.warnings()[0]
+    passed["weights"] = weights_hash(copy / "final")
     many = {**passed, "cases": cases * 10, "partial": {"test_set": "rows", "of": 4000}}
     write_hashed(copy / "validation.json", json.dumps(many))
     assert export(copy, tmp_path / "two", device="cpu").judged == "50 cases, a part of 4000"
@@ -98,6 +101,7 @@ def test_an_export_names_a_bar_that_is_lower_than_usual(tmp_path):
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     assert "| quality gate | passed (final), asked for at least 10% |" in card
     usual = {**found, "accuracy": 1.0, "cases": [{}], "settings": {"min_accuracy": 0.95}}
+    usual["weights"] = weights_hash(copy / "final")
     write_hashed(copy / "validation.json", json.dumps(usual))
     assert export(copy, tmp_path / "two", device="cpu").judged == "accuracy 100.0% of 1 case"
 

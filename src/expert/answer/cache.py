@@ -6,6 +6,7 @@ graph.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
-from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
@@ -95,8 +96,14 @@ def aligned_length(places: int) -> int:
     return -(-places // CACHE_ALIGNMENT) * CACHE_ALIGNMENT
 
 
-class FixedLayer(CacheLayerMixin):  # type: ignore[misc]
+_LAYER: Any = importlib.import_module("transformers.cache_utils").CacheLayerMixin  # is untyped
+
+
+class FixedLayer(_LAYER):  # type: ignore[misc]
     """The keys and values of one layer, written at a position that is read from the device."""
+
+    keys: Tensor
+    values: Tensor
 
     def __init__(self, keys: Tensor, values: Tensor, place: Any) -> None:
         super().__init__()
@@ -106,11 +113,11 @@ class FixedLayer(CacheLayerMixin):  # type: ignore[misc]
     @classmethod
     def like(cls, layer: Any, rows: int, size: int, place: Tensor) -> FixedLayer:
         """An empty layer, of zeros: unused positions are masked but must not be NaN."""
-        memory = [
+        keys, values = (
             like.new_zeros((rows, like.shape[1], size, like.shape[3]))
             for like in (layer.keys, layer.values)
-        ]
-        return cls(*memory, place)
+        )
+        return cls(keys, values, place)
 
     def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         self.keys.index_copy_(2, self._place, keys)
@@ -164,7 +171,8 @@ class PromptMemory:
             part = memory[: rows * width]
             return part.view(rows, memory.shape[1], width, memory.shape[2])
 
-        return Cache(layers=[PromptLayer(*map(shaped, layer), None) for layer in self._layers])
+        layers = [PromptLayer(shaped(keys), shaped(values), None) for keys, values in self._layers]
+        return Cache(layers=layers)
 
 
 def last_positions(past: Any, rows: int, width: int) -> Any:

@@ -319,8 +319,8 @@ def _rows(model: ServedModel, question: Question, pending: PendingAnswers) -> li
     seed = secrets.randbelow(2**31) if question.seed is None else question.seed % LARGEST_SEED
     rows: list[AnswerRow] = []
 
-    def end(number: int, failed: str) -> None:
-        pending.put(Stopped(failed) if failed else rows[number].answer())
+    def end(number: int) -> Callable[[str], None]:
+        return lambda failed: pending.put(Stopped(failed) if failed else rows[number].answer())
 
     for number in range(question.count):
         tell = (
@@ -337,7 +337,7 @@ def _rows(model: ServedModel, question: Question, pending: PendingAnswers) -> li
                 special=bool(question.tools),
                 stop=question.stop,
                 tell=tell,
-                end=lambda failed, n=number: end(n, failed),
+                end=end(number),
             )
         except PromptTooLong as error:
             code = "context_length_exceeded" if text else None

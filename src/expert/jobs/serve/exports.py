@@ -65,8 +65,8 @@ def read_export(path: Path) -> ServedSource:
     if (path / "soft_prompts").is_dir() or kind not in (*ADAPTERS, "none"):
         raise CannotServe(f"{path}: soft prompts of exports are not served  (serve its run)")
     base: dict[str, Any] = origin.get("base") or {}
-    # Only the parts that loading and sampling need: reading any other raises.
-    plan = RunPlan.model_construct(
+    plan: RunPlan = _partly(
+        RunPlan,
         expert=str(origin.get("name") or path.name),
         model=_model(path, settings, base),
         adapter=AdapterPlan(type=kind, rank=None, alpha=None, dropout=0.0, target_modules=None,
@@ -75,8 +75,8 @@ def read_export(path: Path) -> ServedSource:
                            loss_scaling=False, attention="sdpa", fused_loss=False, compile=False,
                            compile_mode="default", compile_backend="inductor",
                            checkpointing="none", recomputed_blocks=None, cudnn_benchmark=False),
-        optim=OptimPlan.model_construct(seed=0),
-        length=LengthPlan.model_construct(total_steps=None),
+        optim=_partly(OptimPlan, seed=0),
+        length=_partly(LengthPlan, total_steps=None),
         decoding=origin.get("decoding") or {},
     )  # fmt: skip
     load = partial(_load, path, plan, base.get("weights") or "")
@@ -84,6 +84,11 @@ def read_export(path: Path) -> ServedSource:
     return ServedSource(
         name=plan.expert, path=path, plan=plan, state=EXPORT, load=load, has_base=has_base
     )
+
+
+def _partly(kind: Any, **values: Any) -> Any:
+    """A plan with these values only: reading any other raises."""
+    return kind.model_construct(**values)
 
 
 def _object(path: Path) -> dict[str, Any]:

@@ -208,6 +208,7 @@ class ModelsOnCards:
             for number, process in enumerate(self.processes):
                 process.connection.send((do, asked[number]))
             while waiting:
+                ready: Any
                 for ready in wait(list(waiting)):
                     number = waiting[ready]
                     kind, value = ready.recv()
