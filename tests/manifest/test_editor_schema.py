@@ -109,13 +109,6 @@ def test_a_wrong_value_is_wrong_to_the_editor_and_to_the_reader(key, value):
     assert not reads(with_config(**{key: value}))
 
 
-def test_keys_that_begin_with_an_underscore_are_free_at_any_depth():
-    data = with_config(_why={"any": ["thing"]}, lr_scheduler_kwargs={"_x": 1})
-    data["_x"] = data["base_models"][0]["_x"] = data["training"]["dataset"]["_x"] = 3
-    data["training"]["dataset"]["tasks"] = {"_x": "text", "a": {"train": "a.jsonl", "_x": 1}}
-    assert faults(data) == []
-
-
 def test_old_names_and_superseded_keys_of_the_config_are_deprecated():
     keys = SCHEMA["definitions"]["TrainingConfig"]["properties"]
     for name in [*CONFIG_ALIASES, *SPECIAL_NAMES, *LOOSE_DATASET_KEYS, *CONFIG_KEYS]:

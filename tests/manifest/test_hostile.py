@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from expert.core.errors import ManifestError
 from expert.manifest.migrate.overrides import OverrideError
 from expert.manifest.reader import interpret_document, read_manifest
-from expert.manifest.text.document import MAX_BYTES, Format, parse_document, read_document
+from expert.manifest.text.document import Format, parse_document
 from tests.each import each
 from tests.manifest.reading import MINIMAL, files_in
 
@@ -134,25 +134,6 @@ def _made(folder: Path, kind: str) -> str | Path:
 def test_what_is_not_a_file_is_refused(tmp_path: Path, kind: str, refusal: str):
     told = _refusal(_made(tmp_path, kind))
     assert re.search(refusal, told) if kind == "rows" else told == refusal
-
-
-def test_a_file_that_may_not_be_read_or_is_larger_than_it_says_is_refused(tmp_path: Path):
-    path = tmp_path / "m.json"
-    path.write_text(MINIMAL)
-    path.chmod(0)
-    if not os.access(path, os.R_OK):  # root may read everything
-        assert _refusal(path) == "cannot be read: Permission denied"
-    # Files under /proc have no size; this one has more than a megabyte of NULs behind it.
-    refusal = _refusal("/proc/self/pagemap")
-    assert refusal.startswith(("the file has 1,000,001 bytes", "cannot be read: "))
-    path = tmp_path / "m.yaml"
-    path.write_text(MINIMAL + "#" * (MAX_BYTES - len(MINIMAL)))
-    assert read_document(path).root.get("base_model") is not None
-    path.write_text(path.read_text() + "#")
-    assert _refusal(path) == (
-        "the file has 1,000,001 bytes; a manifest has at most 1,000,000  (if these are "
-        f"rows: expert new NAME --from {path})"
-    )
 
 
 @each(

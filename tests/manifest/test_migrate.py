@@ -154,14 +154,6 @@ def test_a_name_ends_at_its_home_from_every_place_and_may_not_contradict_it(
     assert problem.fix == "keep one of the two"
 
 
-@each("names", [("name", "train"), ("train", "name"), ("name", "train_file")])
-def test_the_title_of_a_data_set_is_not_its_path_where_another_key_names_the_rows(names):
-    said = {"name": "My rows", "train": "a.jsonl", "train_file": "a.jsonl"}
-    rows = {name: said[name] for name in names}
-    found = read_data({"base_model": "X", "training": {"dataset": rows}})
-    assert found.manifest.training.dataset.path == "a.jsonl"
-
-
 def test_files_of_the_three_splits_may_be_named_by_the_splits_alone():
     files = {"train": "a.jsonl", "validation": "b.jsonl", "test": "c.jsonl"}
     found = read_data({"base_model": "X", "training": {"dataset": files}})
@@ -256,33 +248,6 @@ def test_one_beta_leaves_the_other_alone(name: str, betas: tuple[float, float]):
     )
 
 
-@each(
-    ("text", "kind"),
-    [
-        ("use_dora: true", "dora"),
-        ("use_dora: true\nfinetuning_type: lora", "dora"),
-        ("adapter_type: LoRA\nuse_dora: true", "dora"),
-        ("adapter_type: dora\nuse_dora: true", "dora"),
-        ("use_dora: false", "lora"),
-        ("use_dora: null\nadapter_type: dora", "dora"),
-        ("use_dora: false\nadapter_type: ia3", "ia3"),
-    ],
-)
-def test_use_dora_means_the_adapter_kind(text: str, kind: str):
-    assert read(MINIMAL + text).manifest.training.config.adapter_type == kind
-    contradiction = error_of(MINIMAL + "use_dora: false\nadapter_type: dora")
-    assert "use_dora: is false, but adapter_type is 'dora'" in contradiction
-
-
-def test_a_corpus_without_a_model_means_the_character_model():
-    for corpus in ("shakespeare", "python-stdlib", "corpus.txt"):
-        made = read(f"dataset: {corpus}").manifest
-        assert (made.base_models[0].name, made.training.config.adapter_type) == ("char-gpt", "full")
-    assert error_of("dataset: a.jsonl") == (
-        "m.yaml: 1 problem\n  - line 1: base_models: missing: models it can be trained on  (add it)"
-    )
-
-
 def test_null_means_unset_except_where_it_is_a_value():
     config = read(MINIMAL + "lr: null\nlearning_rate: 0.1\nepochs: 2\nnum_epochs: ~").manifest
     assert (config.training.config.learning_rate, config.training.config.epochs) == (0.1, 2)
@@ -291,3 +256,14 @@ def test_null_means_unset_except_where_it_is_a_value():
     assert "is 1.0, but training.config.max_grad_norm is null" in error_of(
         MINIMAL + "grad_clip: 1.0\ntraining: {config: {max_grad_norm: null}}"
     )
+
+
+def test_a_corpus_without_a_model_means_the_character_model_and_use_dora_the_adapter_kind():
+    for corpus in ("shakespeare", "python-stdlib", "corpus.txt"):
+        made = read(f"dataset: {corpus}").manifest
+        assert (made.base_models[0].name, made.training.config.adapter_type) == ("char-gpt", "full")
+    assert "base_models: missing" in error_of("dataset: a.jsonl")
+    for lines, kind in (("use_dora: true", "dora"), ("use_dora: false\nadapter_type: ia3", "ia3")):
+        assert read(MINIMAL + lines).manifest.training.config.adapter_type == kind
+    contradiction = error_of(MINIMAL + "use_dora: false\nadapter_type: dora")
+    assert "use_dora: is false, but adapter_type is 'dora'" in contradiction

@@ -61,7 +61,11 @@ def interpret_document(
     work = migrate(root, document.folder)
     overridden = apply_overrides(root, overrides)
     complete_layout(work)
-    _add_default_name(root, document)
+    if root.get("name") is None:  # the file's, or the folder's for manifest.* and config.*
+        name = Path(document.source).stem
+        if name.lower() in {"manifest", "config"}:
+            name = document.folder.resolve().name or name
+        root.fields()["name"] = Item(name, "name")
     convert_values(work)
     notices = [*work.notices, *overridden.notices]
     problems += [*work.problems, *overridden.problems]
@@ -136,14 +140,3 @@ def _remove(data: Any, place: tuple[str | int, ...]) -> None:
             return
         data = data[step]
     holder.pop(key, None)
-
-
-def _add_default_name(root: Item, document: Document) -> None:
-    """Default name: the file's, or the folder's for manifest.* and config.*."""
-    if root.get("name") is not None:
-        return
-    path = Path(document.source)
-    name = path.stem
-    if name.lower() in {"manifest", "config"}:
-        name = document.folder.resolve().name or name
-    root.fields()["name"] = Item(name, "name")

@@ -126,9 +126,8 @@ def _move_base_model(work: Migration) -> None:
         del work.root["base_model"]
     elif single is not None:
         del work.root["base_model"]
-        if isinstance(single.value, str):
-            single = Item({"name": single}, single.path, single.line)
-        work.root["base_models"] = Item([single], single.path, single.line)
+        single = with_value(single, {"name": single}) if isinstance(single.value, str) else single
+        work.root["base_models"] = with_value(single, [single])
         adapters = work.root.pop("adapters", None)
         if adapters is not None and "adapters" in single.fields():
             work.place(single.fields(), "adapters", adapters, "base_models[0].adapters")
@@ -137,8 +136,7 @@ def _move_base_model(work: Migration) -> None:
     elif several is not None and isinstance(several.value, list):
         for position, entry in enumerate(several.value):
             if isinstance(entry.value, str):
-                name = Item(entry.value, entry.path, entry.line)
-                several.value[position] = Item({"name": name}, entry.path, entry.line)
+                several.value[position] = with_value(entry, {"name": entry})
 
 
 def _move_dataset(work: Migration) -> None:
@@ -169,9 +167,7 @@ def _move_dataset(work: Migration) -> None:
 
 def _as_dataset(item: Item) -> Item:
     """A path becomes an object with a path."""
-    if not isinstance(item.value, str):
-        return item
-    return Item({"path": item}, item.path, item.line)
+    return with_value(item, {"path": item}) if isinstance(item.value, str) else item
 
 
 def _rename_dataset_keys(work: Migration, entries: Entries) -> None:

@@ -61,6 +61,7 @@ MODEL_VALUES: Mapping[str, Mapping[Any, Any]] = {
 }
 # One name, or several: `q_proj, v_proj`. "auto" and "all-linear" are no names.
 _LAYERS = re.compile(r"(?!auto$)\w[\w.]*(\s*,\s*[\w.]+)*,?")
+_ABSOLUTE = re.compile(r"[\\/]|[A-Za-z]:")
 _INTERVAL_KEYS = {
     "eval_steps": ", or evaluation_strategy: epoch",
     "save_steps": ", or save_strategy: epoch",
@@ -77,7 +78,7 @@ OTHER_TRACKERS = {
 
 
 def convert_values(work: Migration) -> None:
-    root = Item(work.root)
+    root, none = Item(work.root), Item(None)
     version = root.get("version")
     if version is not None and type(version.value) in (int, float):
         version.value = str(version.value)  # YAML reads a bare 1.0 as a number
@@ -85,22 +86,22 @@ def convert_values(work: Migration) -> None:
     if config is not None:
         _convert(work, config.fields(), CONFIG_VALUES)
         _convert_config(work, config.fields())
-    for model in _entries(root.get("base_models")):
+    for model in (root.get("base_models") or none).entries():
         _convert(work, model.fields(), MODEL_VALUES)
         template = model.fields().get("prompt_template")
         if template is not None and template.value in _TEMPLATES_WITHOUT_TEXT:
             text = f"there is no {template.value} template; the tokenizer's own is used"
             work.unused(template, text)
             template.value = "auto"
-    dataset = root.get("training", "dataset") or Item(None)
-    _portable_paths(root, dataset, config or Item(None))
+    dataset = root.get("training", "dataset") or none
+    _portable_paths(root, dataset, config or none)
     share = dataset.get("validation_split")
     if share is not None and type(share.value) in (int, float) and share.plain() > 1:
         # `val_size: 500` counts rows in other trainers.
         del dataset.fields()["validation_split"]
         what = f"got {shown(share.value)}, a number of rows; here it is a share of them"
         work.problem(share, what, "write a share such as 0.05, or name the rows: validation_path")
-    for number, prompt in enumerate(_entries(root.get("soft_prompts"))):
+    for number, prompt in enumerate((root.get("soft_prompts") or none).entries()):
         length = prompt.fields().pop("length", None)
         if length is not None:
             work.place(prompt.fields(), "tokens", length, f"soft_prompts[{number}].tokens")
@@ -108,21 +109,18 @@ def convert_values(work: Migration) -> None:
 
 def _portable_paths(root: Item, dataset: Item, config: Item) -> None:
     """Replace backslashes in relative Windows paths; messages show absolute ones as written."""
-    tasks = dataset.get("tasks") or Item(None)
+    none = Item(None)
+    tasks = (dataset.get("tasks") or none).fields().values()
+    models, prompts = (root.get(key) or none for key in ("base_models", "soft_prompts"))
     paths = [dataset.get(key) for key in ("path", "validation_path", "test_path")]
     paths += [config.get(key) for key in ("output_dir", "pretokenized_cache")]
-    paths += [task.get(k) for task in tasks.fields().values() for k in ("train", "valid", "test")]
-    paths += [model.get("name") for model in _entries(root.get("base_models"))]
-    paths += [prompt.get("path") for prompt in _entries(root.get("soft_prompts"))]
+    paths += [task.get(k) for task in tasks for k in ("train", "valid", "test")]
+    paths += [model.get("name") for model in models.entries()]
+    paths += [prompt.get("path") for prompt in prompts.entries()]
     for item in paths:
-        if item is None or not isinstance(item.value, str):
-            continue
-        if not re.match(r"[\\/]|[A-Za-z]:", item.value):
-            item.value = item.value.replace("\\", "/")
-
-
-def _entries(item: Item | None) -> list[Item]:
-    return item.value if item is not None and isinstance(item.value, list) else []
+        path = item.value if item is not None else None
+        if item is not None and isinstance(path, str) and not _ABSOLUTE.match(path):
+            item.value = path.replace("\\", "/")
 
 
 def _convert(work: Migration, entries: Entries, table: Mapping[str, Mapping[Any, Any]]) -> None:
@@ -150,7 +148,13 @@ def _convert_config(work: Migration, config: Entries) -> None:
     elif isinstance(targets.value, str) and _LAYERS.fullmatch(targets.value):
         names = [name.strip() for name in targets.value.split(",") if name.strip()]
         targets.value = [with_value(targets, name) for name in names]
-    _refuse_shares(work, config)
+    for key, instead in _INTERVAL_KEYS.items():
+        item = config.get(key, Item(None))
+        if isinstance(item.value, float) and 0 < item.value < 1:
+            # `save_steps: 0.2` is a share of all steps in Transformers; these are not known yet.
+            del config[key]
+            what = f"got {shown(item.value)}, a share of all steps; here it is a number of steps"
+            work.problem(item, what, f"write a whole number{instead}")
     _convert_trackers(work, config)
     # `warmup_steps: 0.1` is a share of all steps in Transformers 5.
     steps, ratio = (config.get(key, Item(None)) for key in ("warmup_steps", "warmup_ratio"))
@@ -175,16 +179,6 @@ def _convert_config(work: Migration, config: Entries) -> None:
         work.problem(method, what, "use rows with answers and method: sft")
 
 
-def _refuse_shares(work: Migration, config: Entries) -> None:
-    """`save_steps: 0.2` is a share of all steps in Transformers; these are not known yet."""
-    for key, instead in _INTERVAL_KEYS.items():
-        item = config.get(key, Item(None))
-        if isinstance(item.value, float) and 0 < item.value < 1:
-            del config[key]
-            what = f"got {shown(item.value)}, a share of all steps; here it is a number of steps"
-            work.problem(item, what, f"write a whole number{instead}")
-
-
 def _convert_trackers(work: Migration, config: Entries) -> None:
     """Drop unsupported trackers of `report_to` with a notice; they do not affect training."""
     trackers = config.get("trackers")
@@ -194,10 +188,10 @@ def _convert_trackers(work: Migration, config: Entries) -> None:
         trackers.value = [with_value(trackers, trackers.value)]
     if trackers.plain() == ["none"]:
         trackers.value = []
-    names = [entry.value for entry in _entries(trackers) if isinstance(entry.value, str)]
+    names = [entry.value for entry in trackers.entries() if isinstance(entry.value, str)]
     others = [name for name in names if name in OTHER_TRACKERS]
     if others and trackers.path.endswith("report_to"):
-        kept = [entry for entry in _entries(trackers) if entry.value not in OTHER_TRACKERS]
+        kept = [entry for entry in trackers.entries() if entry.value not in OTHER_TRACKERS]
         known = ", ".join(str(entry.value) for entry in kept) or "TensorBoard files"
         text = f"not supported: {', '.join(others)}; {known} and events.jsonl are written"
         work.unused(trackers, text)
@@ -210,7 +204,7 @@ def _convert_qlora(work: Migration, config: Entries) -> None:
     adapter = config.get("adapter_type")
     if adapter is None or adapter.value != "qlora":
         return
-    for model in _entries(work.root.get("base_models")):
+    for model in work.root.get("base_models", Item(None)).entries():
         bits = model.fields().get("quantization")
         if bits is None or bits.value in (None, "auto"):
             model.fields()["quantization"] = with_value(adapter, "int4")
