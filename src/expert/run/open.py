@@ -146,7 +146,7 @@ def open_run(
     cards = ranks // nodes if nodes > 0 else ranks
     target = choose_target(here, gpu=gpu, vram=vram, device=device, cards=cards)
     sources = _sources(read, fetch=data != "counted")
-    asked = {
+    asked: dict[str, Any] = {
         "model": model,
         "use_measurements": use_measurements,
         "ranks": ranks,

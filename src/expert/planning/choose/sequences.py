@@ -225,18 +225,18 @@ def settle_step(draft: PlanDraft) -> tuple[int | None, int]:
         return survey.step_sequences, length
     if known is not None:
         sequences, positions = known.step_sequences(examples), known.length
-        rows_per_sequence, source = known.rows_per_sequence, "measurement"
+        rows_per_sequence = known.rows_per_sequence
     else:
         mean = (survey.mean_tokens or 0) / draft.parts_per_row(length)
         packing = _expected_packing(draft, examples, mean, length)
         sequences, positions = packing.sequences, packing.length
-        rows_per_sequence, source = max(1.0, PACKED_FILL * positions / mean), "machine"
+        rows_per_sequence = max(1.0, PACKED_FILL * positions / mean)
         if packing.most_rows is not None:
             rows_per_sequence = examples / sequences
     because = f"{examples} rows, about {rows_per_sequence:.1f} per sequence ({survey.because})"
     if known is not None:
         because = f"{because}, {known.fill:.0%} full"
-    draft.settle(path, sequences, because, source)
+    draft.settle(path, sequences, because, "machine" if known is None else "measurement")
     because = "max_seq_length"
     if positions < length:
         because = f"{counted(sequences, 'sequence')} of this length: {examples} rows on average"
