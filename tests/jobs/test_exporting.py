@@ -20,7 +20,7 @@ from expert.core.links import LinkRefused
 from expert.core.publish import damage
 from expert.core.resources import DiskFull
 from expert.core.rundir import RunFolder
-from expert.jobs.export.card_code import PromptFormat
+from expert.jobs.export.card import CardFacts, PromptFormat, model_card
 from expert.jobs.export.checks import CannotExport
 from expert.jobs.export.comparison import (
     LARGEST,
@@ -32,7 +32,6 @@ from expert.jobs.export.comparison import (
 )
 from expert.jobs.export.export import export
 from expert.jobs.export.exported import Exported
-from expert.jobs.export.model_card import CardFacts, model_card
 from expert.run.stored.choose_checkpoint import StateNotFound, choose
 from expert.run.stored.load import Trained, load_trained, pick_device, read_plan
 from tests.each import each

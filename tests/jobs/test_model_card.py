@@ -15,9 +15,8 @@ import pytest
 import yaml
 
 from expert.core.rundir import RunFolder
-from expert.jobs.export.card_code import FOLDER, PromptFormat
+from expert.jobs.export.card import FOLDER, CardFacts, PromptFormat, languages, model_card
 from expert.jobs.export.export import export
-from expert.jobs.export.model_card import CardFacts, languages, model_card
 from expert.jobs.export.portable_base import portable_base
 from expert.jobs.sample.sample import sample
 from expert.run.stored.load import read_plan

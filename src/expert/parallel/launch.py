@@ -5,6 +5,7 @@ Imports no torch: the command line uses it before anything is loaded.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import signal
@@ -169,16 +170,20 @@ def redirect_output(run: Path, world: World) -> None:
 def stop_with_parent(env: Mapping[str, str] = os.environ) -> None:
     """Stop this process with SIGTERM when the process that started it has died, and end it a while
     later. Nothing else would: a rank is not in the terminal's process group."""
+    import psutil
+
     if env.get(FOLLOWED):
-        parent = int(env[FOLLOWED])
+        pid = int(env[FOLLOWED])
     elif env.get("TORCHELASTIC_RUN_ID"):
-        parent = os.getppid()
+        pid = os.getppid()
     else:
         return
 
     def follow() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.5)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            parent = psutil.Process(pid)
+            while parent.is_running() and parent.status() != psutil.STATUS_ZOMBIE:
+                time.sleep(0.5)
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(END_SECONDS)
         os.kill(os.getpid(), signal.SIGKILL)

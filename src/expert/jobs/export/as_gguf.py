@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from expert.answer.decoding import end_tokens, resolve_decoding
 from expert.core.stored_json import read_object_or_empty
 from expert.data.template.templates import NamedTemplate
+from expert.jobs.export.card import languages
 from expert.jobs.export.chat_format import jinja_of
 from expert.jobs.export.checks import CannotExport
 from expert.jobs.export.comparison import Difference, Expected, compare, logits_of
@@ -31,7 +32,6 @@ from expert.jobs.export.gguf_file.file import (
     write_model,
 )
 from expert.jobs.export.gguf_file.vocabulary import Vocabulary, vocabulary
-from expert.jobs.export.model_card import languages
 from expert.jobs.export.modelfile import BASE_FILE, MODELFILE, base_file, context_length, modelfile
 from expert.jobs.export.portable_base import portable_base
 from expert.jobs.export.quality import Quality, QualityCheck

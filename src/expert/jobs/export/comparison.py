@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.data.records import Segment
-from expert.jobs.export.card_code import PromptFormat, keeps_adapter_dtype
+from expert.jobs.export.card import PromptFormat, keeps_adapter_dtype
 from expert.jobs.export.portable_base import BASE_COPY
 from expert.jobs.sample.sample import prompt_text
 from expert.manifest.schema.kinds import QUANTISED

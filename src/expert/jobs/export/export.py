@@ -26,7 +26,7 @@ from expert.jobs.export.as_gguf import (
     write_gguf_adapter,
     write_gguf_model,
 )
-from expert.jobs.export.card_code import prompt_format_of
+from expert.jobs.export.card import CardFacts, model_card, prompt_format_of
 from expert.jobs.export.chat_format import jinja_of
 from expert.jobs.export.checks import (
     CannotExport,
@@ -49,7 +49,6 @@ from expert.jobs.export.comparison import (
 )
 from expert.jobs.export.exported import Exported, ExportRequest
 from expert.jobs.export.gguf_file.types import UNQUANTISED
-from expert.jobs.export.model_card import CardFacts, model_card
 from expert.jobs.export.portable_base import copy_base, hub_reference, portable_base
 from expert.jobs.export.push import write_export_record
 from expert.jobs.export.quality import ROWS

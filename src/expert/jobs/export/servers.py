@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING, NamedTuple
 
-from expert.jobs.export.card_code import FOLDER
 from expert.manifest.schema.manifest import CHAR_GPT
 
 if TYPE_CHECKING:
@@ -15,6 +14,7 @@ if TYPE_CHECKING:
     from expert.jobs.export.portable_base import PortableBase
     from expert.planning.run_plan import RunPlan
 
+FOLDER = "PATH/TO/THIS/FOLDER"
 VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values that vLLM accepts for --max-lora-rank (default 16)."""
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
