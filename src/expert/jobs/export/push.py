@@ -91,12 +91,21 @@ def write_export_record(
 def check_push(repository: str) -> HfApi:
     """The client of the hub; raises if a push would be refused, before minutes are spent on an
     export."""
+    from huggingface_hub import HfApi, constants, get_token
+
     if not _REPOSITORY.fullmatch(repository):
         raise CannotPush(
             f"--push: {repository!r} is not the name of a repository  (write user/name or "
             "organisation/name)"
         )
-    api = _hub_client()
+    if constants.HF_HUB_OFFLINE:
+        raise CannotPush("--push: HF_HUB_OFFLINE is set  (unset it to push)")
+    if not get_token():
+        raise CannotPush(
+            "--push: there is no token for the hub  (set HF_TOKEN in the environment, or run hf "
+            "auth login)"
+        )
+    api = HfApi(library_name=NAME, library_version=__version__)
     with _readable_errors(repository):
         api.whoami()
     return api
@@ -136,77 +145,48 @@ def push(
     list_files: Callable[[dict[str, int]], None] = lambda files: None,
     tell: Callable[[str], None] = lambda what: None,
 ) -> Pushed:
-    """Upload an exported folder; a new repository is private unless `public`."""
+    """Upload an exported folder in one commit; a new repository is private unless `public`. Files
+    that are on the hub already are not sent again."""
     check_export(folder, allow_failed=allow_failed)
     files = file_sizes(folder)
+    origin = read_object_or_empty(folder / EXPORT_RECORD)
+    message = f"{origin.get('run', folder.name)}: {origin.get('checkpoint')}, {origin.get('kind')}"
+
+    def asked(action: Callable[[], Any]) -> Any:
+        with _readable_errors(repository):
+            return _with_retries(action, tell=tell)
+
     try:
         api = check_push(repository)
         list_files(files)
-        with _readable_errors(repository):
-            _with_retries(
-                lambda: api.create_repo(repository, private=not public, exist_ok=True), tell=tell
+        asked(lambda: api.create_repo(repository, private=not public, exist_ok=True))
+        info = asked(lambda: api.model_info(repository))
+        if info.private and public:
+            raise CannotPush(
+                f"{repository}: is private on the hub, and a push does not change that  (leave out "
+                "--public, or change it on its page there)"
             )
-            info = _with_retries(lambda: api.model_info(repository), tell=tell)
-        if bool(info.private) is public:
-            raise CannotPush(_visibility(repository, is_public=not public))
-        known = {file.rfilename for file in info.siblings or ()}
-        url = _upload(api, folder, repository, files, tell)
+        if not info.private and not public:
+            raise CannotPush(
+                f"{repository}: is public on the hub  (add --public, or name another repository)"
+            )
+        commit = asked(
+            lambda: api.upload_folder(
+                repo_id=repository, folder_path=folder, commit_message=message, ignore_patterns=[]
+            )
+        )
     except Interrupted as end:
         again = f"expert export {shell_quoted(folder)} --push {repository}"
         end.left = f"nothing was pushed; {again} continues"
         raise
+    known = {file.rfilename for file in info.siblings or ()}
     return Pushed(
         repository=repository,
-        url=url,
+        url=str(commit.commit_url),
         private=not public,
         files=files,
         others=sorted(known - {*files, ".gitattributes"}),
     )
-
-
-def _visibility(repository: str, *, is_public: bool) -> str:
-    if is_public:
-        return f"{repository}: is public on the hub  (add --public, or name another repository)"
-    return (
-        f"{repository}: is private on the hub, and a push does not change that  (leave out "
-        "--public, or change it on its page there)"
-    )
-
-
-def _upload(
-    api: HfApi,
-    folder: Path,
-    repository: str,
-    files: dict[str, int],
-    tell: Callable[[str], None],
-) -> str:
-    """Upload all files in one commit and return its URL; files on the hub are not sent again."""
-    from huggingface_hub import CommitOperationAdd
-
-    parts = [CommitOperationAdd(path_in_repo=n, path_or_fileobj=str(folder / n)) for n in files]
-    origin = read_object_or_empty(folder / EXPORT_RECORD)
-    message = f"{origin.get('run', folder.name)}: {origin.get('checkpoint')}, {origin.get('kind')}"
-
-    with _readable_errors(repository):
-        commit = _with_retries(
-            lambda: api.create_commit(repository, operations=parts, commit_message=message),
-            tell=tell,
-        )
-    return str(commit.commit_url)
-
-
-def _hub_client() -> HfApi:
-    """The hub client; CannotPush without a token or offline."""
-    from huggingface_hub import HfApi, constants, get_token
-
-    if constants.HF_HUB_OFFLINE:
-        raise CannotPush("--push: HF_HUB_OFFLINE is set  (unset it to push)")
-    if not get_token():
-        raise CannotPush(
-            "--push: there is no token for the hub  (set HF_TOKEN in the environment, or run hf "
-            "auth login)"
-        )
-    return HfApi(library_name=NAME, library_version=__version__)
 
 
 def _with_retries(action: Callable[[], Any], *, tell: Callable[[str], None]) -> Any:
